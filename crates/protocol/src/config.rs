@@ -1,0 +1,86 @@
+//! What the machines of one job are told at their construction, checked there.
+
+use core::time::Duration;
+use fanin_wire::{CHUNK_ELEMENTS, Generation, JobId, ShardId, WORKERS_MAX};
+
+/// Most slots of one job in one shard.
+pub const SLOTS_MAX: u16 = 16384;
+
+/// One job as one shard sees it: the same on the switch and on every worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct JobConfig {
+    /// The job's id, drawn by the switch.
+    pub id: JobId,
+    /// How often the job was restarted.
+    pub generation: Generation,
+    /// Number of workers, 1 to [`WORKERS_MAX`].
+    pub workers: u8,
+    /// Slots of the pool in this shard, 1 to [`SLOTS_MAX`]; each has two versions.
+    pub slots: u16,
+    /// Elements of a chunk, one of [`CHUNK_ELEMENTS`].
+    pub elements: u16,
+    /// The shard.
+    pub shard: ShardId,
+    /// Whether the job goes on after its switch lost its memory: sums may be handed back.
+    pub resumed: bool,
+}
+
+impl JobConfig {
+    /// The configuration, if every number is within its limit.
+    pub fn check(self) -> Result<Self, ConfigError> {
+        if self.workers == 0 || u32::from(self.workers) > WORKERS_MAX {
+            return Err(ConfigError::Workers(self.workers));
+        }
+        if self.slots == 0 || self.slots > SLOTS_MAX {
+            return Err(ConfigError::Slots(self.slots));
+        }
+        if !CHUNK_ELEMENTS.contains(&usize::from(self.elements)) {
+            return Err(ConfigError::Elements(self.elements));
+        }
+        Ok(self)
+    }
+
+    /// Bitmap of all workers.
+    pub(crate) const fn everyone(&self) -> u64 {
+        u64::MAX >> (64 - self.workers as u32)
+    }
+}
+
+/// When a worker sends again what was not answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RetransmissionConfig {
+    /// Never sooner than this.
+    pub floor: Duration,
+    /// Never later than this, however often it was in vain.
+    pub ceiling: Duration,
+}
+
+impl Default for RetransmissionConfig {
+    fn default() -> Self {
+        // SwitchML §6.3 uses 1 ms on hosts that poll; a host that sleeps between packets answers a little later.
+        Self { floor: Duration::from_millis(2), ceiling: Duration::from_secs(1) }
+    }
+}
+
+/// A number outside its limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ConfigError {
+    /// No job has so many workers.
+    Workers(u8),
+    /// No pool has so many slots.
+    Slots(u16),
+    /// No packet carries so many elements.
+    Elements(u16),
+}
+
+impl core::fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            Self::Workers(n) => write!(f, "{n} workers: a job has 1 to {WORKERS_MAX}"),
+            Self::Slots(n) => write!(f, "{n} slots: a pool has 1 to {SLOTS_MAX}"),
+            Self::Elements(n) => write!(f, "{n} elements a chunk: one of {CHUNK_ELEMENTS:?}"),
+        }
+    }
+}
+
+impl core::error::Error for ConfigError {}

@@ -1,0 +1,137 @@
+//! The contract that every machine shares.
+//!
+//! A machine owns no socket, no clock and no thread. Its driver calls it in this order, forever:
+//!
+//! 1. [`Endpoint::handle_packet`] for each packet that came, [`Endpoint::handle_timeout`] when
+//!    [`Endpoint::poll_timeout`] has passed, and the machine's own mutations (submit, abort, ...) as they come;
+//! 2. then drain: [`Endpoint::poll_transmit`] until it returns `None`, [`Endpoint::poll_event`] until it returns `None`;
+//! 3. then sleep until [`Endpoint::poll_timeout`] or the next packet.
+//!
+//! Several packets may be handled before one drain: that is how answers gather into trains.
+
+use core::time::Duration;
+
+/// A point in time as the driver counts it: nanoseconds since an origin of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub struct Instant(pub u64);
+
+impl Instant {
+    /// Time since `earlier`; zero if that is later.
+    #[must_use]
+    pub const fn since(self, earlier: Self) -> Duration {
+        Duration::from_nanos(self.0.saturating_sub(earlier.0))
+    }
+}
+
+impl core::ops::Add<Duration> for Instant {
+    type Output = Self;
+
+    fn add(self, delay: Duration) -> Self {
+        Self(self.0.saturating_add(u64::try_from(delay.as_nanos()).unwrap_or(u64::MAX)))
+    }
+}
+
+/// A run of packets of one size (the last may be shorter) for the same recipients: the unit of input and output.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Transmit<'a, A> {
+    /// Every one of these gets the same bytes.
+    pub to: &'a [A],
+    /// Bytes written to the driver's buffer.
+    pub bytes: usize,
+    /// Bytes of each packet; the last may have fewer.
+    pub segment_bytes: usize,
+}
+
+/// What a machine did with a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It counted.
+    Absorb,
+    /// It completed a slot: the result goes to every worker.
+    Multicast,
+    /// Its sender lacks a result that is still here: it goes to that one alone.
+    ReplyUnicast,
+    /// It had no effect.
+    Drop(Reason),
+}
+
+/// Why a packet had no effect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Reason {
+    /// Not a packet of ours: too short, wrong magic, impossible field.
+    Malformed,
+    /// Another version of the wire format.
+    Version,
+    /// No such job here.
+    UnknownJob,
+    /// A generation of the job that is over, or has not begun here.
+    Generation,
+    /// A worker, shard or slot that the job does not have.
+    OutOfRange,
+    /// A payload of another length than the job's chunks.
+    ChunkLength,
+    /// A packet kind that this machine does not take, or not now.
+    Unexpected,
+    /// A contribution that was counted before (SwitchML Alg. 3, line 23).
+    Duplicate,
+    /// A turn of the slot that is over.
+    Stale,
+    /// A turn of the slot that cannot have begun.
+    Ahead,
+    /// The job was aborted.
+    Aborted,
+}
+
+impl Reason {
+    /// All reasons, in order: one counter each.
+    pub const ALL: [Self; 11] = [
+        Self::Malformed,
+        Self::Version,
+        Self::UnknownJob,
+        Self::Generation,
+        Self::OutOfRange,
+        Self::ChunkLength,
+        Self::Unexpected,
+        Self::Duplicate,
+        Self::Stale,
+        Self::Ahead,
+        Self::Aborted,
+    ];
+
+    /// Its name in metrics.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Malformed => "malformed",
+            Self::Version => "version",
+            Self::UnknownJob => "unknown_job",
+            Self::Generation => "generation",
+            Self::OutOfRange => "out_of_range",
+            Self::ChunkLength => "chunk_length",
+            Self::Unexpected => "unexpected",
+            Self::Duplicate => "duplicate",
+            Self::Stale => "stale",
+            Self::Ahead => "ahead",
+            Self::Aborted => "aborted",
+        }
+    }
+}
+
+/// A protocol state machine.
+pub trait Endpoint {
+    /// How the driver names a peer: a socket address, or a node of the simulator.
+    type Address: Copy;
+    /// What the machine tells its owner.
+    type Event;
+
+    /// Takes one packet as it came from the network.
+    fn handle_packet(&mut self, now: Instant, from: Self::Address, packet: &[u8]) -> Verdict;
+    /// Acts on what is due at `now`.
+    fn handle_timeout(&mut self, now: Instant);
+    /// Writes the next train into `train` (64 KiB always suffice; not less than one packet) and says whom it is for.
+    fn poll_transmit(&mut self, now: Instant, train: &mut [u8]) -> Option<Transmit<'_, Self::Address>>;
+    /// The next thing that the owner should know.
+    fn poll_event(&mut self) -> Option<Self::Event>;
+    /// When [`Self::handle_timeout`] is to be called, if at all.
+    fn poll_timeout(&self) -> Option<Instant>;
+}

@@ -1,0 +1,405 @@
+//! One job's pool of slots (SwitchML Algorithms 1 and 3).
+//!
+//! A slot has two versions that are used in turn. While one gathers contributions the other keeps the previous sum and
+//! answers a worker whose result was lost: no worker can be more than one exchange behind, because the next exchange
+//! completes only when every worker has contributed to it, which it does only after it has the previous result (§4.5).
+//!
+//! Beyond the paper, a packet carries the full number of its exchange and not only its lowest bit, the pool version.
+//! A duplicate that the network held back for two exchanges is recognised by it instead of being added.
+
+use alloc::collections::VecDeque;
+use alloc::vec;
+use alloc::vec::Vec;
+use fanin_wire::{
+    AbortReason, Collective, Kind, Preamble, SlotHeader, SlotIndex, SlotPacket, WORKERS_MAX, WorkerId,
+};
+
+use super::write_abort;
+use crate::run::{Run, is_after};
+use crate::{JobConfig, Reason, Transmit, Verdict};
+
+/// How far a job is, in one shard or summed over several.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct JobProgress {
+    /// Slots that gather contributions now.
+    pub slots_in_use: u32,
+    /// For each worker, the slots that wait for it.
+    pub waiting_for: [u32; WORKERS_MAX as usize],
+    /// Exchanges completed since the job began.
+    pub completed: u64,
+    /// Contributions that came again.
+    pub retransmitted: u64,
+}
+
+/// One of a slot's two versions.
+#[derive(Clone, Copy, Debug)]
+struct Version {
+    /// Which workers' contributions are in: the paper's `seen`, and by its population `count`.
+    worker_bitmap: u64,
+    /// The exchange that it holds.
+    exchange: u32,
+    chunk: u32,
+    /// What is being reduced; `None` until the version is first used.
+    collective: Option<Collective>,
+    /// Elements of the payload: none for an exchange of exponents alone.
+    elements: u16,
+    next_exponent: i16,
+    /// Who fixed `collective`, to name in a disagreement.
+    first: WorkerId,
+}
+
+impl Version {
+    const UNUSED: Self = Self {
+        worker_bitmap: 0,
+        exchange: 0,
+        chunk: 0,
+        collective: None,
+        elements: 0,
+        next_exponent: i16::MIN,
+        first: WorkerId(0),
+    };
+}
+
+/// Whether the job can go on.
+#[derive(Clone, Copy, Debug)]
+enum Abortion {
+    None,
+    /// Found here; the owner has not heard of it.
+    New(AbortReason),
+    Known(AbortReason),
+}
+
+#[derive(Debug)]
+pub(super) struct SlotPool<A> {
+    config: JobConfig,
+    slots: Vec<[Version; 2]>,
+    /// The sums: of slot `i`, version `v` at `(2 i + v) * elements`.
+    sums: Vec<i32>,
+    /// Where each worker's last packet came from.
+    addresses: [Option<A>; WORKERS_MAX as usize],
+    /// The known addresses, in a row for [`Transmit`].
+    recipients: Vec<A>,
+    /// Completed exchanges whose results are still to be sent.
+    results: VecDeque<(SlotIndex, u32)>,
+    /// Results that one worker asks for again. As long as `results` at most: more are dropped and asked for again.
+    replies: VecDeque<(WorkerId, SlotIndex, u32)>,
+    abortion: Abortion,
+    /// Bitmap of workers to be told of the abortion.
+    abort_pending: u64,
+    completed: u64,
+    retransmitted: u64,
+}
+
+impl<A: Copy + PartialEq> SlotPool<A> {
+    pub(super) fn new(config: JobConfig) -> Self {
+        let slots = usize::from(config.slots);
+        Self {
+            config,
+            slots: vec![[Version::UNUSED; 2]; slots],
+            sums: vec![0; 2 * slots * usize::from(config.elements)],
+            addresses: [None; WORKERS_MAX as usize],
+            recipients: Vec::with_capacity(usize::from(config.workers)),
+            results: VecDeque::with_capacity(2 * slots),
+            replies: VecDeque::with_capacity(2 * slots),
+            abortion: Abortion::None,
+            abort_pending: 0,
+            completed: 0,
+            retransmitted: 0,
+        }
+    }
+
+    pub(super) fn receive(&mut self, from: A, packet: &SlotPacket<'_>) -> Result<Verdict, Reason> {
+        let SlotPacket { preamble, header, payload } = packet;
+        if preamble.generation != self.config.generation {
+            return Err(Reason::Generation);
+        }
+        let worker = preamble.worker;
+        if worker.0 >= self.config.workers || header.slot.0 >= self.config.slots {
+            return Err(Reason::OutOfRange);
+        }
+        if !payload.is_empty() && payload.len() != usize::from(self.config.elements) * 4 {
+            return Err(Reason::ChunkLength);
+        }
+        self.remember_address(worker, from);
+        if !matches!(self.abortion, Abortion::None) {
+            self.abort_pending |= worker.bit();
+            return Err(Reason::Aborted);
+        }
+        match preamble.kind {
+            Kind::Restore => self.restore(packet),
+            _ => self.contribute(packet),
+        }
+    }
+
+    /// Algorithm 3, with exchange numbers in place of clearing the other version's bits.
+    fn contribute(&mut self, packet: &SlotPacket<'_>) -> Result<Verdict, Reason> {
+        let SlotPacket { preamble, header, payload } = packet;
+        let everyone = self.config.everyone();
+        let (current, other) = versions(&mut self.slots, header);
+        let new = current.collective.is_none() || is_after(header.exchange, current.exchange);
+        if new {
+            // The sum in this version may be overwritten only when nobody can ask for it any more.
+            let in_turn = match other.collective {
+                Some(_) => {
+                    other.worker_bitmap == everyone && other.exchange.wrapping_add(1) == header.exchange
+                }
+                None => header.exchange == 0 || self.config.resumed,
+            };
+            if !in_turn {
+                return Err(Reason::Ahead);
+            }
+            *current = Version {
+                worker_bitmap: 0,
+                exchange: header.exchange,
+                chunk: header.chunk,
+                collective: Some(header.collective),
+                elements: (payload.len() / 4) as u16,
+                next_exponent: header.next_exponent,
+                first: preamble.worker,
+            };
+        } else if header.exchange != current.exchange {
+            return Err(Reason::Stale);
+        }
+        if current.worker_bitmap & preamble.worker.bit() != 0 {
+            self.retransmitted += 1;
+            if current.worker_bitmap != everyone {
+                return Err(Reason::Duplicate);
+            }
+            return self.queue_reply(preamble.worker, header);
+        }
+        if current.collective != Some(header.collective) || current.chunk != header.chunk {
+            if let Some(collective) = current.collective {
+                let first = (current.first, collective);
+                let second = (preamble.worker, header.collective);
+                self.stop(Abortion::New(AbortReason::Mismatch { first, second }));
+            }
+            return Err(Reason::Aborted);
+        }
+        if usize::from(current.elements) * 4 != payload.len() {
+            return Err(Reason::ChunkLength);
+        }
+        current.worker_bitmap |= preamble.worker.bit();
+        current.next_exponent = current.next_exponent.max(header.next_exponent);
+        let complete = current.worker_bitmap == everyone;
+        let sum = sum_of(&mut self.sums, &self.config, header, payload.len() / 4);
+        if new {
+            fanin_quant::store_le(sum, payload);
+        } else {
+            fanin_quant::add_le(sum, payload);
+        }
+        if complete {
+            self.completed += 1;
+            self.results.push_back((header.slot, header.exchange));
+            return Ok(Verdict::Multicast);
+        }
+        Ok(Verdict::Absorb)
+    }
+
+    /// Takes a sum back from a worker that has it, after this switch lost its memory.
+    fn restore(&mut self, packet: &SlotPacket<'_>) -> Result<Verdict, Reason> {
+        let SlotPacket { preamble, header, payload } = packet;
+        if !self.config.resumed {
+            return Err(Reason::Unexpected);
+        }
+        let everyone = self.config.everyone();
+        let (current, _) = versions(&mut self.slots, header);
+        if current.collective.is_some() {
+            if current.exchange == header.exchange && current.worker_bitmap == everyone {
+                self.retransmitted += 1;
+                return self.queue_reply(preamble.worker, header);
+            }
+            if is_after(current.exchange, header.exchange) {
+                return Err(Reason::Stale);
+            }
+        }
+        *current = Version {
+            worker_bitmap: everyone,
+            exchange: header.exchange,
+            chunk: header.chunk,
+            collective: Some(header.collective),
+            elements: (payload.len() / 4) as u16,
+            next_exponent: header.next_exponent,
+            first: preamble.worker,
+        };
+        fanin_quant::store_le(sum_of(&mut self.sums, &self.config, header, payload.len() / 4), payload);
+        self.completed += 1;
+        self.results.push_back((header.slot, header.exchange));
+        Ok(Verdict::Multicast)
+    }
+
+    fn queue_reply(&mut self, worker: WorkerId, header: &SlotHeader) -> Result<Verdict, Reason> {
+        if self.replies.len() >= 2 * self.slots.len() {
+            return Err(Reason::Duplicate);
+        }
+        self.replies.push_back((worker, header.slot, header.exchange));
+        Ok(Verdict::ReplyUnicast)
+    }
+
+    fn remember_address(&mut self, worker: WorkerId, from: A) {
+        let known = &mut self.addresses[usize::from(worker.0)];
+        if *known != Some(from) {
+            *known = Some(from);
+            self.recipients.clear();
+            self.recipients.extend(self.addresses.iter().flatten());
+        }
+    }
+
+    pub(super) fn abort(&mut self, reason: AbortReason) {
+        if matches!(self.abortion, Abortion::None) {
+            self.stop(Abortion::Known(reason));
+        }
+    }
+
+    fn stop(&mut self, abortion: Abortion) {
+        self.abortion = abortion;
+        self.abort_pending = self.config.everyone();
+        self.results.clear();
+        self.replies.clear();
+    }
+
+    /// The reason, once, if the data path itself found that the job cannot go on.
+    pub(super) fn take_new_abort(&mut self) -> Option<AbortReason> {
+        let Abortion::New(reason) = self.abortion else { return None };
+        self.abortion = Abortion::Known(reason);
+        Some(reason)
+    }
+
+    /// Whether [`Self::poll_transmit`] would return something. Forgets what is no longer worth sending.
+    pub(super) fn has_pending(&mut self) -> bool {
+        while let Some(&(slot, exchange)) = self.results.front() {
+            if self.finished(slot, exchange).is_some() {
+                break;
+            }
+            self.results.pop_front();
+        }
+        while let Some(&(worker, slot, exchange)) = self.replies.front() {
+            if self.finished(slot, exchange).is_some() && self.addresses[usize::from(worker.0)].is_some() {
+                break;
+            }
+            self.replies.pop_front();
+        }
+        while self.abort_pending != 0 && self.addresses[self.abort_pending.trailing_zeros() as usize].is_none() {
+            self.abort_pending &= self.abort_pending - 1;
+        }
+        self.abort_pending != 0 || !self.results.is_empty() || !self.replies.is_empty()
+    }
+
+    pub(super) fn poll_transmit(&mut self, train: &mut [u8]) -> Option<Transmit<'_, A>> {
+        match self.abortion {
+            Abortion::None => {}
+            Abortion::New(reason) | Abortion::Known(reason) => {
+                let worker = self.abort_pending.trailing_zeros() as usize;
+                self.abort_pending &= self.abort_pending.wrapping_sub(1);
+                let bytes = write_abort(&self.config, reason, train);
+                let to = self.addresses.get(worker)?.as_slice();
+                return Some(Transmit { to, bytes, segment_bytes: bytes });
+            }
+        }
+        let mut run = Run::default();
+        while let Some(&(slot, exchange)) = self.results.front() {
+            let Some(version) = self.finished(slot, exchange) else {
+                self.results.pop_front();
+                continue;
+            };
+            if !run.takes(usize::from(version.elements), train.len()) {
+                break;
+            }
+            let part = &mut train[run.bytes..];
+            run.bytes += write_result(&self.config, &self.sums, slot, &version, WorkerId::ALL, part);
+            self.results.pop_front();
+        }
+        if run.bytes > 0 {
+            return Some(run.to(&self.recipients));
+        }
+        let worker = self.replies.front()?.0;
+        while let Some(&(to, slot, exchange)) = self.replies.front() {
+            let finished = self.finished(slot, exchange);
+            match finished {
+                _ if to != worker => break,
+                Some(version) if !run.takes(usize::from(version.elements), train.len()) => break,
+                Some(version) => {
+                    let part = &mut train[run.bytes..];
+                    run.bytes += write_result(&self.config, &self.sums, slot, &version, worker, part);
+                }
+                None => {}
+            }
+            self.replies.pop_front();
+        }
+        (run.bytes > 0).then(|| run.to(self.addresses[usize::from(worker.0)].as_slice()))
+    }
+
+    /// The version that still holds the finished sum of this exchange.
+    fn finished(&self, slot: SlotIndex, exchange: u32) -> Option<Version> {
+        let version = self.slots[slot.index()][(exchange & 1) as usize];
+        let finished = version.exchange == exchange && version.worker_bitmap == self.config.everyone();
+        finished.then_some(version)
+    }
+
+    pub(super) fn progress(&self) -> JobProgress {
+        let everyone = self.config.everyone();
+        let mut progress = JobProgress {
+            slots_in_use: 0,
+            waiting_for: [0; WORKERS_MAX as usize],
+            completed: self.completed,
+            retransmitted: self.retransmitted,
+        };
+        for versions in &self.slots {
+            let gathering = versions.iter().find(|v| v.collective.is_some() && v.worker_bitmap != everyone);
+            let Some(version) = gathering else { continue };
+            progress.slots_in_use += 1;
+            let mut missing = everyone & !version.worker_bitmap;
+            while missing != 0 {
+                progress.waiting_for[missing.trailing_zeros() as usize] += 1;
+                missing &= missing - 1;
+            }
+        }
+        progress
+    }
+}
+
+/// The version that a packet means, and the other one.
+fn versions<'a>(slots: &'a mut [[Version; 2]], header: &SlotHeader) -> (&'a mut Version, &'a Version) {
+    let [zero, one] = &mut slots[header.slot.index()];
+    if header.pool_version() == 0 { (zero, one) } else { (one, zero) }
+}
+
+/// The first `elements` of the sum that a packet means.
+fn sum_of<'a>(
+    sums: &'a mut [i32],
+    config: &JobConfig,
+    header: &SlotHeader,
+    elements: usize,
+) -> &'a mut [i32] {
+    let at = (2 * header.slot.index() + header.pool_version()) * usize::from(config.elements);
+    &mut sums[at..at + elements]
+}
+
+fn write_result(
+    config: &JobConfig,
+    sums: &[i32],
+    slot: SlotIndex,
+    version: &Version,
+    worker: WorkerId,
+    out: &mut [u8],
+) -> usize {
+    let Some(collective) = version.collective else { return 0 };
+    let preamble = Preamble {
+        kind: Kind::Result,
+        job: config.id,
+        generation: config.generation,
+        worker,
+        shard: config.shard,
+    };
+    let header = SlotHeader {
+        slot,
+        next_exponent: version.next_exponent,
+        exchange: version.exchange,
+        chunk: version.chunk,
+        collective,
+    };
+    let elements = usize::from(version.elements);
+    let at = (2 * slot.index() + header.pool_version()) * usize::from(config.elements);
+    SlotPacket::write(out, &preamble, &header, elements, |payload| {
+        fanin_quant::write_le(&sums[at..at + elements], payload);
+    })
+}

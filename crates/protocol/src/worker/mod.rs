@@ -1,0 +1,484 @@
+//! The worker: cuts tensors into chunks, keeps one packet in flight a slot, sends again what was not answered
+//! (SwitchML Algorithms 2 and 4).
+//!
+//! All tensors of a job form one stream of chunks (Appendix B): chunk `g` of the stream goes through slot `g mod s`, so
+//! every worker finds the same slot for the same chunk without a word, and the slots stay busy across tensors.
+//!
+//! A packet carries the exponent of the block that its slot carries next (§4.6). When that block is not there yet (the
+//! tensor after this one was not submitted, or this is the first), the exponent is [`Exponent::UNKNOWN`], the maximum of
+//! all workers is so too, and they all spend one exchange without payload on agreeing: a probe. Integers need none.
+
+mod retransmission;
+mod stream;
+#[cfg(test)]
+mod tests;
+
+use alloc::collections::VecDeque;
+use alloc::vec;
+use alloc::vec::Vec;
+use core::time::Duration;
+use fanin_quant::{Exponent, Scale};
+use fanin_wire::{
+    Abort, AbortReason, Dtype, Kind, Op, Preamble, SlotHeader, SlotIndex, SlotPacket, WireError, WorkerId,
+};
+
+use crate::run::{Run, is_after};
+use crate::{Endpoint, Instant, JobConfig, Reason, RetransmissionConfig, Tensor, Transmit, Verdict};
+use retransmission::{InFlight, RoundTrip};
+use stream::Stream;
+
+/// Slots that are sent again at a time while no result comes at all: somebody is late, and a packet or two will find
+/// out when he is there; the whole window would only load the switch.
+const STALLED_RETRANSMISSIONS: usize = 32;
+
+/// One shard of one worker. `A` names the switch, `T` holds a tensor's memory.
+#[derive(Debug)]
+pub struct Worker<A, T> {
+    config: JobConfig,
+    worker: WorkerId,
+    switch: [A; 1],
+    retransmission: RetransmissionConfig,
+    state: State,
+    stream: Stream<T>,
+    slots: Vec<Slot>,
+    /// Payload of each slot's last result: the worker's own shadow copy, from which a switch that lost its memory
+    /// gets the sum back although the tensor may long be in other hands.
+    last_payloads: Vec<u8>,
+    /// Slots whose packet is to be sent, each once.
+    ready: VecDeque<SlotIndex>,
+    in_flight: InFlight,
+    round_trip: RoundTrip,
+    last_progress: Instant,
+    /// While nothing comes back: when to try again.
+    stalled_until: Option<Instant>,
+    events: VecDeque<WorkerEvent<T>>,
+    statistics: WorkerStatistics,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Running,
+    /// Between a lost switch and the one that takes over.
+    Suspended,
+    Aborted,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Slot {
+    /// The exchange that is in flight or comes next; as many are completed (wrapping).
+    exchange: u32,
+    /// The stream's chunk that the slot carries in it.
+    chunk: u64,
+    /// What all agreed on for that chunk.
+    exponent: Exponent,
+    phase: Phase,
+    /// Header of the last result, `None` before the first.
+    last: Option<SlotHeader>,
+    /// Whether the last result had a payload.
+    last_has_payload: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// Nothing to send.
+    Idle,
+    /// Waits in `ready` for its first packet of the exchange.
+    Ready,
+    /// Sent once at `since`; a round trip can be measured.
+    Sent { since: Instant },
+    /// Sent more than once: which copy an answer answers is not known (Karn's rule).
+    SentAgain,
+    /// Hands the last sum back before its own exchange goes on.
+    Restoring,
+}
+
+/// What a worker tells its owner.
+#[derive(Debug)]
+pub enum WorkerEvent<T> {
+    /// The tensor holds the sum.
+    Completed(T),
+    /// The job cannot go on. What is outstanding stays with the worker until [`Worker::abandon`].
+    Aborted(AbortReason),
+}
+
+/// Counters of one worker's shard.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WorkerStatistics {
+    /// Packets sent, retransmissions included.
+    pub packets_sent: u64,
+    /// Packets that came.
+    pub packets_received: u64,
+    /// Packets sent again.
+    pub retransmissions: u64,
+    /// Packets without effect, by [`Reason`].
+    pub dropped: [u64; Reason::ALL.len()],
+    /// Smoothed round trip, from a packet to its result: the slowest worker's delay is in it.
+    pub smoothed_rtt: Duration,
+    /// Tensors completed.
+    pub completed: u64,
+}
+
+impl<A: Copy, T: Tensor> Worker<A, T> {
+    /// A worker of an admitted job.
+    ///
+    /// # Panics
+    /// When the configuration was not checked, or the worker is not one of the job's: admission does that.
+    #[must_use]
+    pub fn new(config: JobConfig, worker: WorkerId, switch: A, retransmission: RetransmissionConfig) -> Self {
+        let config = config.check().expect("a job is checked at admission");
+        assert!(worker.0 < config.workers, "rank {} of {} workers", worker.0, config.workers);
+        let slots = usize::from(config.slots);
+        let slot = |index| Slot {
+            exchange: 0,
+            chunk: index,
+            exponent: Exponent::UNKNOWN,
+            phase: Phase::Idle,
+            last: None,
+            last_has_payload: false,
+        };
+        Self {
+            config,
+            worker,
+            switch: [switch],
+            retransmission,
+            state: State::Running,
+            stream: Stream::new(usize::from(config.elements)),
+            slots: (0..u64::from(config.slots)).map(slot).collect(),
+            last_payloads: vec![0; slots * usize::from(config.elements) * 4],
+            ready: VecDeque::with_capacity(slots),
+            in_flight: InFlight::new(config.slots),
+            round_trip: RoundTrip::new(retransmission),
+            last_progress: Instant(0),
+            stalled_until: None,
+            events: VecDeque::new(),
+            statistics: WorkerStatistics::default(),
+        }
+    }
+
+    /// Appends a tensor to the stream. Every worker of the job must submit alike tensors in the same order.
+    ///
+    /// # Panics
+    /// When the tensor has more than `u32::MAX` elements: the owner splits those.
+    pub fn submit(&mut self, mut tensor: T, op: Op) {
+        if tensor.elements().count() == 0 {
+            self.stream.skip();
+            self.complete(tensor);
+            return;
+        }
+        let begin = self.stream.end();
+        self.stream.push(tensor, op);
+        if self.state != State::Running {
+            return;
+        }
+        let first_round = begin + u64::from(self.config.slots);
+        for chunk in begin..self.stream.end().min(first_round) {
+            let index = (chunk % u64::from(self.config.slots)) as u16;
+            let slot = &mut self.slots[usize::from(index)];
+            // A slot that is behind gets there by itself, result by result.
+            if slot.chunk == chunk && slot.phase == Phase::Idle {
+                slot.phase = Phase::Ready;
+                self.ready.push_back(SlotIndex(index));
+            }
+        }
+    }
+
+    /// Tensors submitted and not completed.
+    #[must_use]
+    pub fn outstanding(&self) -> usize {
+        self.stream.outstanding()
+    }
+
+    /// Stops sending and taking, because the switch is gone. Returns how many exchanges each slot has completed,
+    /// wrapping: what a new switch needs to know to find out who lacks which sum.
+    pub fn suspend(&mut self) -> Vec<u32> {
+        if self.state == State::Running {
+            self.state = State::Suspended;
+        }
+        self.ready.clear();
+        self.in_flight = InFlight::new(self.config.slots);
+        self.stalled_until = None;
+        for slot in &mut self.slots {
+            slot.phase = Phase::Idle;
+        }
+        self.slots.iter().map(|slot| slot.exchange).collect()
+    }
+
+    /// Goes on under a switch with empty memory. The sums of the slots in `restore` are handed back to it first,
+    /// because some worker lacks them.
+    pub fn resume(&mut self, config: JobConfig, switch: A, restore: &[SlotIndex]) {
+        self.config = JobConfig { slots: self.config.slots, elements: self.config.elements, ..config };
+        self.switch = [switch];
+        self.state = State::Running;
+        self.round_trip = RoundTrip::new(self.retransmission);
+        for index in restore {
+            if let Some(slot) = self.slots.get_mut(index.index()).filter(|slot| slot.last.is_some()) {
+                slot.phase = Phase::Restoring;
+                self.ready.push_back(*index);
+            }
+        }
+        for index in 0..self.config.slots {
+            if self.slots[usize::from(index)].phase == Phase::Idle {
+                self.advance(SlotIndex(index));
+            }
+        }
+    }
+
+    /// Gives everything outstanding back, undefined in part, and ends the worker.
+    pub fn abandon(&mut self) -> impl Iterator<Item = T> + '_ {
+        self.suspend();
+        self.state = State::Aborted;
+        self.stream.drain()
+    }
+
+    /// Counters since the start.
+    #[must_use]
+    pub fn statistics(&self) -> WorkerStatistics {
+        WorkerStatistics { smoothed_rtt: self.round_trip.smoothed(), ..self.statistics }
+    }
+
+    /// Makes an idle slot ready if the stream has a chunk for it.
+    fn advance(&mut self, index: SlotIndex) {
+        let slot = &mut self.slots[index.index()];
+        slot.phase = if slot.chunk < self.stream.end() { Phase::Ready } else { Phase::Idle };
+        if slot.phase == Phase::Ready {
+            self.ready.push_back(index);
+        }
+    }
+
+    fn complete(&mut self, tensor: T) {
+        self.statistics.completed += 1;
+        self.events.push_back(WorkerEvent::Completed(tensor));
+    }
+
+    fn receive(&mut self, now: Instant, packet: &[u8]) -> Result<Verdict, Reason> {
+        let malformed = |error| match error {
+            WireError::Version { .. } => Reason::Version,
+            _ => Reason::Malformed,
+        };
+        let preamble = Preamble::parse(packet).map_err(malformed)?;
+        if preamble.job != self.config.id {
+            return Err(Reason::UnknownJob);
+        }
+        if preamble.generation != self.config.generation || self.state == State::Suspended {
+            return Err(Reason::Generation);
+        }
+        if preamble.shard != self.config.shard
+            || (preamble.worker != self.worker && preamble.worker != WorkerId::ALL)
+        {
+            return Err(Reason::OutOfRange);
+        }
+        if self.state == State::Aborted {
+            return Err(Reason::Aborted);
+        }
+        match preamble.kind {
+            Kind::Result => {
+                let packet = SlotPacket::parse(preamble, packet).map_err(malformed)?;
+                self.take_result(now, &packet)
+            }
+            Kind::Abort => {
+                let abort = Abort::parse(preamble, packet).map_err(malformed)?;
+                self.suspend();
+                self.state = State::Aborted;
+                self.events.push_back(WorkerEvent::Aborted(abort.reason));
+                Ok(Verdict::Absorb)
+            }
+            Kind::Update | Kind::Restore => Err(Reason::Unexpected),
+        }
+    }
+
+    fn take_result(&mut self, now: Instant, packet: &SlotPacket<'_>) -> Result<Verdict, Reason> {
+        let SlotPacket { header, payload, .. } = packet;
+        let index = header.slot;
+        let slot = self.slots.get_mut(index.index()).ok_or(Reason::OutOfRange)?;
+        match slot.phase {
+            // The answer to a sum that was handed back: this worker has it already.
+            Phase::Restoring if header.exchange == slot.exchange.wrapping_sub(1) => {
+                self.in_flight.remove(index);
+                self.progressed(now, None);
+                // Still in `ready` if a retransmission was due: it will send the slot's own exchange instead.
+                if self.ready.contains(&index) {
+                    self.ready.retain(|queued| *queued != index);
+                }
+                self.advance(index);
+                return Ok(Verdict::Absorb);
+            }
+            _ if is_after(slot.exchange, header.exchange) => return Err(Reason::Stale),
+            _ if header.exchange != slot.exchange => return Err(Reason::Ahead),
+            Phase::Sent { .. } | Phase::SentAgain => {}
+            // A sum of our exchange without our part cannot be.
+            Phase::Idle | Phase::Ready | Phase::Restoring => return Err(Reason::Ahead),
+        }
+        let Some(mut place) = self.stream.locate(slot.chunk) else { return Err(Reason::Unexpected) };
+        let probe = is_probe(slot.exponent, place.collective().dtype);
+        if header.collective != place.collective() || header.chunk != place.chunk() {
+            return Err(Reason::Unexpected);
+        }
+        let elements = if probe { 0 } else { usize::from(self.config.elements) };
+        if payload.len() != elements * 4 {
+            return Err(Reason::ChunkLength);
+        }
+        if let Phase::Sent { since } = slot.phase {
+            self.round_trip.measure(now.since(since));
+        }
+        let again = slot.phase == Phase::SentAgain;
+        let mut finished = None;
+        if !probe {
+            let workers = u32::from(self.config.workers);
+            let scale = Scale::new(slot.exponent, workers);
+            let op = place.collective().op;
+            let range = place.range();
+            place.elements().dequantize(range, payload, &scale, workers, op);
+            let at = index.index() * usize::from(self.config.elements) * 4;
+            self.last_payloads[at..at + payload.len()].copy_from_slice(payload);
+            slot.chunk += u64::from(self.config.slots);
+            finished = place.finish_chunk();
+        }
+        slot.exponent = Exponent::from_bits(header.next_exponent);
+        slot.exchange = slot.exchange.wrapping_add(1);
+        slot.last = Some(*header);
+        slot.last_has_payload = !probe;
+        self.in_flight.remove(index);
+        if again {
+            // Its retransmission may be due but not sent yet.
+            self.ready.retain(|queued| *queued != index);
+        }
+        self.progressed(now, finished);
+        self.advance(index);
+        Ok(Verdict::Absorb)
+    }
+
+    fn progressed(&mut self, now: Instant, finished: Option<T>) {
+        self.last_progress = now;
+        self.stalled_until = None;
+        self.round_trip.reset_backoff();
+        if let Some(tensor) = finished {
+            self.complete(tensor);
+        }
+    }
+
+    /// Writes the slot's packet into `run` if it fits; `None` when it belongs to another train.
+    fn write(&mut self, index: SlotIndex, run: &mut Run, train: &mut [u8]) -> Option<()> {
+        let elements = usize::from(self.config.elements);
+        let slot = self.slots[index.index()];
+        let mut preamble = Preamble {
+            kind: Kind::Update,
+            job: self.config.id,
+            generation: self.config.generation,
+            worker: self.worker,
+            shard: self.config.shard,
+        };
+        if slot.phase == Phase::Restoring {
+            let header = slot.last?;
+            let elements_sent = if slot.last_has_payload { elements } else { 0 };
+            if !run.takes(elements_sent, train.len()) {
+                return None;
+            }
+            preamble.kind = Kind::Restore;
+            let at = index.index() * elements * 4;
+            let last = &self.last_payloads[at..at + elements_sent * 4];
+            let part = &mut train[run.bytes..];
+            run.bytes += SlotPacket::write(part, &preamble, &header, elements_sent, |payload| {
+                payload.copy_from_slice(last);
+            });
+            return Some(());
+        }
+        let place = self.stream.locate(slot.chunk)?;
+        let (collective, chunk) = (place.collective(), place.chunk());
+        let probe = is_probe(slot.exponent, collective.dtype);
+        let elements_sent = if probe { 0 } else { elements };
+        if !run.takes(elements_sent, train.len()) {
+            return None;
+        }
+        let announced = if probe { slot.chunk } else { slot.chunk + u64::from(self.config.slots) };
+        let header = SlotHeader {
+            slot: index,
+            next_exponent: self.stream.exponent(announced).bits(),
+            exchange: slot.exchange,
+            chunk,
+            collective,
+        };
+        let mut place = self.stream.locate(slot.chunk)?;
+        let scale = Scale::new(slot.exponent, u32::from(self.config.workers));
+        let part = &mut train[run.bytes..];
+        run.bytes += SlotPacket::write(part, &preamble, &header, elements_sent, |payload| {
+            if !probe {
+                let range = place.range();
+                place.elements().quantize(range, &scale, payload);
+            }
+        });
+        Some(())
+    }
+}
+
+/// Whether the exchange only agrees on an exponent, because nobody knows it yet.
+fn is_probe(exponent: Exponent, dtype: Dtype) -> bool {
+    exponent == Exponent::UNKNOWN && dtype != Dtype::Int32
+}
+
+impl<A: Copy, T: Tensor> Endpoint for Worker<A, T> {
+    type Address = A;
+    type Event = WorkerEvent<T>;
+
+    fn handle_packet(&mut self, now: Instant, _from: A, packet: &[u8]) -> Verdict {
+        self.statistics.packets_received += 1;
+        let verdict = self.receive(now, packet).unwrap_or_else(Verdict::Drop);
+        if let Verdict::Drop(reason) = verdict {
+            self.statistics.dropped[reason as usize] += 1;
+        }
+        verdict
+    }
+
+    /// Algorithm 4, lines 20 to 22.
+    fn handle_timeout(&mut self, now: Instant) {
+        if self.poll_timeout().is_none_or(|due| due > now) {
+            return;
+        }
+        let timeout = self.round_trip.timeout();
+        let stalled = now.since(self.last_progress) >= timeout;
+        let at_most = if stalled { STALLED_RETRANSMISSIONS } else { usize::MAX };
+        for _ in 0..at_most {
+            let Some((index, sent)) = self.in_flight.oldest() else { break };
+            if sent + timeout > now {
+                break;
+            }
+            self.in_flight.remove(index);
+            let slot = &mut self.slots[index.index()];
+            if slot.phase != Phase::Restoring {
+                slot.phase = Phase::SentAgain;
+            }
+            self.ready.push_back(index);
+            self.statistics.retransmissions += 1;
+        }
+        if stalled {
+            self.round_trip.back_off();
+            self.stalled_until = Some(now + self.round_trip.timeout());
+        }
+    }
+
+    fn poll_transmit(&mut self, now: Instant, train: &mut [u8]) -> Option<Transmit<'_, A>> {
+        let mut run = Run::default();
+        while let Some(&index) = self.ready.front() {
+            if self.write(index, &mut run, train).is_none() {
+                break;
+            }
+            self.ready.pop_front();
+            self.in_flight.push(index, now);
+            self.statistics.packets_sent += 1;
+            let slot = &mut self.slots[index.index()];
+            if slot.phase == Phase::Ready {
+                slot.phase = Phase::Sent { since: now };
+            }
+        }
+        (run.bytes > 0).then(|| run.to(&self.switch))
+    }
+
+    fn poll_event(&mut self) -> Option<WorkerEvent<T>> {
+        self.events.pop_front()
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        let (_, sent) = self.in_flight.oldest()?;
+        let due = sent + self.round_trip.timeout();
+        Some(self.stalled_until.map_or(due, |until| due.max(until)))
+    }
+}

@@ -1,0 +1,147 @@
+//! When to send again: what is in flight, oldest first, and how long a round trip takes.
+
+use alloc::vec::Vec;
+use core::time::Duration;
+use fanin_wire::SlotIndex;
+
+use crate::{Instant, RetransmissionConfig};
+
+/// Slots in flight in the order of sending: a list threaded through a table, so that every operation is O(1) and
+/// none allocates.
+#[derive(Debug)]
+pub(super) struct InFlight {
+    /// One link a slot, and one more that is both ends of the list.
+    links: Vec<Link>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Link {
+    previous: u16,
+    next: u16,
+    sent: Instant,
+}
+
+impl InFlight {
+    pub(super) fn new(slots: u16) -> Self {
+        // A link to itself is in no list; for the last one that means empty.
+        let links = (0..=slots).map(|own| Link { previous: own, next: own, sent: Instant(0) }).collect();
+        Self { links }
+    }
+
+    pub(super) fn oldest(&self) -> Option<(SlotIndex, Instant)> {
+        let ends = self.links.len() - 1;
+        let first = usize::from(self.links[ends].next);
+        (first != ends).then(|| (SlotIndex(first as u16), self.links[first].sent))
+    }
+
+    /// Puts a slot at the end of the list, wherever it was.
+    pub(super) fn push(&mut self, slot: SlotIndex, sent: Instant) {
+        self.remove(slot);
+        let ends = self.links.len() - 1;
+        let last = self.links[ends].previous;
+        self.links[slot.index()] = Link { previous: last, next: ends as u16, sent };
+        self.links[usize::from(last)].next = slot.0;
+        self.links[ends].previous = slot.0;
+    }
+
+    /// Takes a slot out, if it is in.
+    pub(super) fn remove(&mut self, slot: SlotIndex) {
+        let Link { previous, next, sent } = self.links[slot.index()];
+        self.links[usize::from(previous)].next = next;
+        self.links[usize::from(next)].previous = previous;
+        self.links[slot.index()] = Link { previous: slot.0, next: slot.0, sent };
+    }
+}
+
+/// The retransmission timeout from measured round trips, as RFC 6298 has it for TCP.
+#[derive(Debug)]
+pub(super) struct RoundTrip {
+    config: RetransmissionConfig,
+    smoothed: Option<Duration>,
+    variation: Duration,
+    backoff: u32,
+}
+
+impl RoundTrip {
+    /// Before the first measurement.
+    const INITIAL_TIMEOUT: Duration = Duration::from_millis(50);
+
+    pub(super) const fn new(config: RetransmissionConfig) -> Self {
+        Self { config, smoothed: None, variation: Duration::ZERO, backoff: 0 }
+    }
+
+    /// RFC 6298 (2.2) and (2.3).
+    pub(super) fn measure(&mut self, round_trip: Duration) {
+        match self.smoothed {
+            None => {
+                self.smoothed = Some(round_trip);
+                self.variation = round_trip / 2;
+            }
+            Some(smoothed) => {
+                self.variation = (self.variation * 3 + smoothed.abs_diff(round_trip)) / 4;
+                self.smoothed = Some((smoothed * 7 + round_trip) / 8);
+            }
+        }
+    }
+
+    pub(super) fn smoothed(&self) -> Duration {
+        self.smoothed.unwrap_or_default()
+    }
+
+    pub(super) fn timeout(&self) -> Duration {
+        let measured = self.smoothed.map_or(Self::INITIAL_TIMEOUT, |smoothed| smoothed + self.variation * 4);
+        let timeout = measured.max(self.config.floor).saturating_mul(1 << self.backoff.min(16));
+        timeout.min(self.config.ceiling.max(self.config.floor))
+    }
+
+    pub(super) const fn back_off(&mut self) {
+        self.backoff = self.backoff.saturating_add(1);
+    }
+
+    pub(super) const fn reset_backoff(&mut self) {
+        self.backoff = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slots_leave_in_the_order_of_sending_and_from_the_middle() {
+        let mut list = InFlight::new(4);
+        assert_eq!(list.oldest(), None);
+        for (slot, at) in [(2, 10), (0, 20), (3, 30)] {
+            list.push(SlotIndex(slot), Instant(at));
+        }
+        list.remove(SlotIndex(0));
+        list.push(SlotIndex(2), Instant(40));
+        assert_eq!(list.oldest(), Some((SlotIndex(3), Instant(30))));
+        list.remove(SlotIndex(3));
+        list.remove(SlotIndex(1));
+        assert_eq!(list.oldest(), Some((SlotIndex(2), Instant(40))));
+        list.remove(SlotIndex(2));
+        assert_eq!(list.oldest(), None);
+    }
+
+    #[test]
+    fn the_timeout_follows_the_round_trip_between_floor_and_ceiling() {
+        let ms = Duration::from_millis;
+        let mut rtt = RoundTrip::new(RetransmissionConfig { floor: ms(2), ceiling: ms(100) });
+        assert_eq!(rtt.timeout(), RoundTrip::INITIAL_TIMEOUT);
+        for _ in 0..100 {
+            rtt.measure(Duration::from_micros(100));
+        }
+        assert_eq!(rtt.timeout(), ms(2));
+        for _ in 0..100 {
+            rtt.measure(ms(10));
+        }
+        assert!(rtt.timeout() >= ms(10) && rtt.timeout() < ms(12), "{:?}", rtt.timeout());
+        for _ in 0..10 {
+            rtt.back_off();
+        }
+        assert_eq!(rtt.timeout(), ms(100));
+        rtt.reset_backoff();
+        assert!(rtt.timeout() < ms(12));
+    }
+}

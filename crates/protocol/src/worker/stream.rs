@@ -1,0 +1,139 @@
+//! The tensors of a job as one continuous stream of chunks (SwitchML Appendix B).
+
+use alloc::collections::VecDeque;
+use core::ops::Range;
+use fanin_quant::Exponent;
+use fanin_wire::{Collective, Op};
+
+use crate::{Elements, Tensor};
+
+#[derive(Debug)]
+pub(super) struct Stream<T> {
+    /// Elements of a chunk.
+    chunk_elements: usize,
+    /// Unfinished tensors by their first chunk, and finished ones behind an unfinished one.
+    entries: VecDeque<Entry<T>>,
+    /// Number of the chunk after the last.
+    end: u64,
+    /// Number of the next tensor.
+    sequence: u16,
+    outstanding: usize,
+}
+
+#[derive(Debug)]
+struct Entry<T> {
+    /// `None` once finished and given back.
+    tensor: Option<T>,
+    collective: Collective,
+    first_chunk: u64,
+    chunks_left: u64,
+}
+
+/// A chunk and the tensor that it belongs to.
+pub(super) struct Place<'a, T> {
+    stream: &'a mut Stream<T>,
+    entry: usize,
+    chunk: u64,
+}
+
+impl<T: Tensor> Stream<T> {
+    pub(super) const fn new(chunk_elements: usize) -> Self {
+        Self { chunk_elements, entries: VecDeque::new(), end: 0, sequence: 0, outstanding: 0 }
+    }
+
+    pub(super) const fn end(&self) -> u64 {
+        self.end
+    }
+
+    pub(super) const fn outstanding(&self) -> usize {
+        self.outstanding
+    }
+
+    /// Counts a tensor without elements: it has a number, and no chunk.
+    pub(super) const fn skip(&mut self) {
+        self.sequence = self.sequence.wrapping_add(1);
+    }
+
+    /// Appends a tensor that has elements.
+    pub(super) fn push(&mut self, mut tensor: T, op: Op) {
+        let elements = tensor.elements();
+        let (count, dtype) = (elements.count(), elements.dtype());
+        let collective = Collective {
+            sequence: self.sequence,
+            dtype,
+            op,
+            elements: u32::try_from(count).expect("the owner splits tensors of over u32::MAX elements"),
+        };
+        let chunks = count.div_ceil(self.chunk_elements) as u64;
+        self.entries.push_back(Entry {
+            tensor: Some(tensor),
+            collective,
+            first_chunk: self.end,
+            chunks_left: chunks,
+        });
+        self.end += chunks;
+        self.sequence = self.sequence.wrapping_add(1);
+        self.outstanding += 1;
+    }
+
+    /// The unfinished tensor that has this chunk.
+    pub(super) fn locate(&mut self, chunk: u64) -> Option<Place<'_, T>> {
+        if chunk >= self.end {
+            return None;
+        }
+        let entry = self.entries.partition_point(|entry| entry.first_chunk <= chunk).checked_sub(1)?;
+        self.entries[entry].tensor.is_some().then_some(Place { stream: self, entry, chunk })
+    }
+
+    /// The exponent of a chunk's block; unknown if the chunk is not there yet.
+    pub(super) fn exponent(&mut self, chunk: u64) -> Exponent {
+        self.locate(chunk).map_or(Exponent::UNKNOWN, |mut place| {
+            let range = place.range();
+            place.elements().exponent(range)
+        })
+    }
+
+    /// Takes all unfinished tensors out.
+    pub(super) fn drain(&mut self) -> impl Iterator<Item = T> + '_ {
+        self.outstanding = 0;
+        self.entries.drain(..).filter_map(|entry| entry.tensor)
+    }
+}
+
+impl<T: Tensor> Place<'_, T> {
+    pub(super) fn collective(&self) -> Collective {
+        self.stream.entries[self.entry].collective
+    }
+
+    /// Number of the chunk within its tensor.
+    pub(super) fn chunk(&self) -> u32 {
+        // A tensor has at most u32::MAX elements, so its chunks fit.
+        (self.chunk - self.stream.entries[self.entry].first_chunk) as u32
+    }
+
+    /// The chunk's elements; the tensor's last chunk may have fewer.
+    pub(super) fn range(&self) -> Range<usize> {
+        let begin = self.chunk() as usize * self.stream.chunk_elements;
+        begin..(begin + self.stream.chunk_elements).min(self.collective().elements as usize)
+    }
+
+    pub(super) fn elements(&mut self) -> Elements<'_> {
+        let entry = &mut self.stream.entries[self.entry];
+        entry.tensor.as_mut().expect("a place is in an unfinished tensor").elements()
+    }
+
+    /// Counts the chunk as done; the tensor if it was its last.
+    pub(super) fn finish_chunk(self) -> Option<T> {
+        let entry = &mut self.stream.entries[self.entry];
+        entry.chunks_left -= 1;
+        if entry.chunks_left > 0 {
+            return None;
+        }
+        let tensor = entry.tensor.take();
+        self.stream.outstanding -= 1;
+        while self.stream.entries.front().is_some_and(|entry| entry.tensor.is_none()) {
+            self.stream.entries.pop_front();
+        }
+        tensor
+    }
+}

@@ -1,0 +1,357 @@
+//! Workers and a switch joined by hand, without loss unless a test makes it.
+
+use alloc::vec;
+use alloc::vec::Vec;
+use fanin_wire::{Generation, JobId, ShardId};
+
+use super::*;
+use crate::Switch;
+
+const ELEMENTS: usize = 256;
+
+#[derive(Debug, Clone, PartialEq)]
+enum Numbers {
+    Float(Vec<f32>),
+    Bfloat(Vec<u16>),
+    Half(Vec<u16>),
+    Int(Vec<i32>),
+}
+
+impl Tensor for Numbers {
+    fn elements(&mut self) -> crate::Elements<'_> {
+        match self {
+            Self::Float(x) => crate::Elements::Float32(x),
+            Self::Bfloat(x) => crate::Elements::Bfloat16(x),
+            Self::Half(x) => crate::Elements::Float16(x),
+            Self::Int(x) => crate::Elements::Int32(x),
+        }
+    }
+}
+
+struct Rack {
+    switch: Switch<usize>,
+    workers: Vec<Worker<(), Numbers>>,
+    now: Instant,
+    /// Exchanges that had no payload.
+    probes: usize,
+    done: Vec<Vec<Numbers>>,
+}
+
+impl Rack {
+    fn new(workers: u8, slots: u16) -> Self {
+        let config = JobConfig {
+            id: JobId(1),
+            generation: Generation(0),
+            workers,
+            slots,
+            elements: ELEMENTS as u16,
+            shard: ShardId(0),
+            resumed: false,
+        };
+        let mut switch = Switch::new(ShardId(0));
+        switch.add_job(config);
+        let worker = |w| Worker::new(config, WorkerId(w), (), RetransmissionConfig::default());
+        Self {
+            switch,
+            workers: (0..workers).map(worker).collect(),
+            now: Instant(0),
+            probes: 0,
+            done: vec![Vec::new(); usize::from(workers)],
+        }
+    }
+
+    /// Carries packets until nobody has any. `lost` may take some.
+    fn settle(&mut self, mut lost: impl FnMut(&[u8]) -> bool) {
+        let mut train = vec![0; 65536];
+        loop {
+            let mut moved = false;
+            for w in 0..self.workers.len() {
+                while let Some(sent) = self.workers[w].poll_transmit(self.now, &mut train) {
+                    moved = true;
+                    let (bytes, segment) = (sent.bytes, sent.segment_bytes);
+                    for packet in train[..bytes].chunks(segment).filter(|packet| !lost(packet)) {
+                        self.probes += usize::from(packet.len() == fanin_wire::SLOT_HEADER_BYTES);
+                        self.switch.handle_packet(self.now, w, packet);
+                    }
+                }
+            }
+            while let Some(sent) = self.switch.poll_transmit(self.now, &mut train) {
+                moved = true;
+                let (to, bytes, segment) = (sent.to.to_vec(), sent.bytes, sent.segment_bytes);
+                for w in to {
+                    for packet in train[..bytes].chunks(segment).filter(|packet| !lost(packet)) {
+                        self.workers[w].handle_packet(self.now, (), packet);
+                    }
+                }
+            }
+            for (worker, done) in self.workers.iter_mut().zip(&mut self.done) {
+                while let Some(event) = worker.poll_event() {
+                    let WorkerEvent::Completed(tensor) = event else { panic!("{event:?}") };
+                    done.push(tensor);
+                }
+            }
+            if !moved {
+                return;
+            }
+        }
+    }
+
+    /// Jumps to the next timer of any worker; false when none runs.
+    fn sleep(&mut self) -> bool {
+        let Some(due) = self.workers.iter().filter_map(Endpoint::poll_timeout).min() else { return false };
+        self.now = due;
+        self.workers.iter_mut().for_each(|worker| worker.handle_timeout(due));
+        true
+    }
+}
+
+#[test]
+fn tensors_of_any_length_and_type_form_one_stream() {
+    let mut rack = Rack::new(3, 4);
+    let lengths = [1, 255, 256, 257, 0, 256 * 4 * 3 + 17, 5];
+    for w in 0..3 {
+        for (i, length) in lengths.into_iter().enumerate() {
+            let value = |j: usize| (j % 97) as i32 + w as i32;
+            let tensor = match i % 2 {
+                0 => Numbers::Int((0..length).map(value).collect()),
+                _ => Numbers::Float((0..length).map(|j| value(j) as f32).collect()),
+            };
+            rack.workers[w].submit(tensor, Op::Sum);
+        }
+    }
+    rack.settle(|_| false);
+    for done in &mut rack.done {
+        assert_eq!(done.len(), lengths.len());
+        done.sort_by_key(|tensor| match tensor {
+            Numbers::Int(x) => (0, x.len()),
+            Numbers::Float(x) => (1, x.len()),
+            _ => unreachable!(),
+        });
+        for tensor in done {
+            match tensor {
+                Numbers::Int(x) => assert!(x.iter().enumerate().all(|(j, x)| *x == 3 * (j % 97) as i32 + 3)),
+                Numbers::Float(x) => {
+                    for (j, x) in x.iter().enumerate() {
+                        assert!((x - (3 * (j % 97) + 3) as f32).abs() < 1e-5, "{j}: {x}");
+                    }
+                }
+                _ => unreachable!(),
+            }
+        }
+    }
+    assert!(rack.workers.iter().all(|worker| worker.outstanding() == 0));
+}
+
+#[test]
+fn only_the_first_block_of_a_busy_slot_needs_a_probe() {
+    let mut rack = Rack::new(2, 4);
+    for worker in &mut rack.workers {
+        // Ten rounds of four slots, in two tensors that are both there from the start.
+        for _ in 0..2 {
+            worker.submit(Numbers::Float(vec![1.0; 20 * ELEMENTS]), Op::Sum);
+        }
+    }
+    rack.settle(|_| false);
+    assert_eq!(rack.probes, 2 * 4, "one a slot and worker");
+    // After a pause the exponents are unknown again.
+    for worker in &mut rack.workers {
+        worker.submit(Numbers::Float(vec![1.0; ELEMENTS]), Op::Sum);
+    }
+    rack.settle(|_| false);
+    assert_eq!(rack.probes, 2 * 5);
+    assert_eq!(rack.done[0].len(), 3);
+}
+
+#[test]
+fn integers_need_no_probe() {
+    let mut rack = Rack::new(2, 2);
+    for worker in &mut rack.workers {
+        worker.submit(Numbers::Int(vec![i32::MAX; 3 * ELEMENTS]), Op::Sum);
+    }
+    rack.settle(|_| false);
+    assert_eq!(rack.probes, 0);
+    assert_eq!(rack.done[1], [Numbers::Int(vec![-2; 3 * ELEMENTS])], "int32 wraps, as in PyTorch");
+}
+
+#[test]
+fn the_average_divides_on_the_workers() {
+    let mut rack = Rack::new(4, 2);
+    for (w, worker) in rack.workers.iter_mut().enumerate() {
+        worker.submit(Numbers::Float(vec![w as f32; 300]), Op::Average);
+        worker.submit(Numbers::Int(vec![-(w as i32) - 1; 3]), Op::Average);
+    }
+    rack.settle(|_| false);
+    for done in rack.done {
+        assert_eq!(done[1], Numbers::Int(vec![-2; 3]), "-10 / 4, towards zero");
+        let Numbers::Float(x) = &done[0] else { panic!() };
+        assert!(x.iter().all(|x| (x - 1.5).abs() < 1e-6), "{x:?}");
+    }
+}
+
+#[test]
+fn half_precision_is_summed_and_rounded_once() {
+    let mut rack = Rack::new(2, 2);
+    for worker in &mut rack.workers {
+        worker.submit(Numbers::Half(vec![0x3c00; 10]), Op::Sum); // 1.0
+        worker.submit(Numbers::Bfloat(vec![0x3f80; 10]), Op::Sum); // 1.0
+    }
+    rack.settle(|_| false);
+    assert_eq!(rack.done[0], [Numbers::Half(vec![0x4000; 10]), Numbers::Bfloat(vec![0x4000; 10])]);
+}
+
+#[test]
+fn nan_and_infinity_reach_every_worker_and_no_other_block() {
+    let mut rack = Rack::new(2, 2);
+    let mut x = vec![1.0; 4 * ELEMENTS];
+    rack.workers[1].submit(Numbers::Float(x.clone()), Op::Sum);
+    x[3] = f32::NAN;
+    x[ELEMENTS + 5] = f32::NEG_INFINITY;
+    rack.workers[0].submit(Numbers::Float(x), Op::Sum);
+    rack.settle(|_| false);
+    for done in rack.done {
+        let [Numbers::Float(x)] = &done[..] else { panic!() };
+        assert!(x[3].is_nan());
+        assert_eq!(x[ELEMENTS + 5], f32::NEG_INFINITY);
+        assert!(x[..2 * ELEMENTS].iter().all(|x| !x.is_finite()), "no silent garbage in a poisoned block");
+        assert!(x[2 * ELEMENTS..].iter().all(|x| *x == 2.0));
+    }
+}
+
+#[test]
+fn what_is_lost_is_sent_again_and_only_that() {
+    let mut rack = Rack::new(2, 8);
+    for worker in &mut rack.workers {
+        worker.submit(Numbers::Int((0..8 * ELEMENTS as i32).collect()), Op::Sum);
+    }
+    let mut count = 0;
+    rack.settle(|_| {
+        count += 1;
+        count == 3 // one packet on the way up
+    });
+    assert!(rack.done.iter().all(Vec::is_empty));
+    while rack.sleep() {
+        rack.settle(|_| false);
+    }
+    let expected = Numbers::Int((0..8 * ELEMENTS as i32).map(|x| 2 * x).collect());
+    assert!(rack.done.iter().all(|done| *done == [expected.clone()]));
+    assert_eq!(rack.workers[0].statistics().retransmissions, 1);
+    assert_eq!(rack.workers[1].statistics().retransmissions, 1, "it waited for the same slot");
+}
+
+#[test]
+fn a_worker_that_waits_for_a_late_one_backs_off_and_sends_little() {
+    let mut rack = Rack::new(2, 512);
+    rack.workers[0].submit(Numbers::Int(vec![1; 512 * ELEMENTS]), Op::Sum);
+    rack.settle(|_| false);
+    while rack.now < Instant(3_000_000_000) && rack.sleep() {
+        rack.settle(|_| false);
+    }
+    let sent_again = rack.workers[0].statistics().retransmissions;
+    assert!(sent_again <= 10 * STALLED_RETRANSMISSIONS as u64, "{sent_again} packets in three seconds");
+    rack.workers[1].submit(Numbers::Int(vec![1; 512 * ELEMENTS]), Op::Sum);
+    rack.settle(|_| false);
+    assert_eq!(rack.done[0], [Numbers::Int(vec![2; 512 * ELEMENTS])]);
+}
+
+#[test]
+fn an_abort_stops_everything_and_gives_the_tensors_back() {
+    let mut rack = Rack::new(2, 2);
+    rack.workers[0].submit(Numbers::Int(vec![1; 5000]), Op::Sum);
+    rack.workers[0].submit(Numbers::Int(vec![2; 7]), Op::Sum);
+    rack.settle(|_| false);
+    rack.switch.abort_job(JobId(1), AbortReason::Expelled(WorkerId(1)));
+    let mut train = vec![0; 65536];
+    let sent = rack.switch.poll_transmit(rack.now, &mut train).unwrap();
+    assert_eq!(sent.to, [0]);
+    let bytes = sent.bytes;
+    assert_eq!(rack.workers[0].handle_packet(rack.now, (), &train[..bytes]), Verdict::Absorb);
+    assert!(matches!(
+        rack.workers[0].poll_event(),
+        Some(WorkerEvent::Aborted(AbortReason::Expelled(WorkerId(1))))
+    ));
+    assert_eq!(rack.workers[0].abandon().count(), 2);
+    assert_eq!(rack.workers[0].poll_transmit(rack.now, &mut train), None);
+    assert_eq!(rack.workers[0].poll_timeout(), None);
+}
+
+#[test]
+fn packets_that_are_not_for_this_worker_have_no_effect() {
+    let mut rack = Rack::new(2, 1);
+    for worker in &mut rack.workers {
+        worker.submit(Numbers::Int(vec![1; 10]), Op::Sum);
+    }
+    let mut train = vec![0; 65536];
+    for w in 0..2 {
+        let bytes = rack.workers[w].poll_transmit(rack.now, &mut train).unwrap().bytes;
+        rack.switch.handle_packet(rack.now, w, &train[..bytes]);
+    }
+    let bytes = rack.switch.poll_transmit(rack.now, &mut train).unwrap().bytes;
+    let good = train[..bytes].to_vec();
+    let damaged = |at: usize, byte: u8| {
+        let mut packet = good.clone();
+        packet[at] = byte;
+        packet
+    };
+    let worker = &mut rack.workers[0];
+    for (packet, reason) in [
+        (good[..40].to_vec(), Reason::Malformed),
+        (damaged(4, 99), Reason::UnknownJob),
+        (damaged(8, 1), Reason::Generation),
+        (damaged(10, 1), Reason::OutOfRange),
+        (damaged(11, 1), Reason::OutOfRange),
+        (damaged(12, 1), Reason::OutOfRange),
+        (damaged(3, 1), Reason::Unexpected),
+        (damaged(16, 1), Reason::Ahead),
+        (damaged(19, 255), Reason::Stale),
+        (damaged(20, 1), Reason::Unexpected),
+        (damaged(28, 11), Reason::Unexpected),
+        (good[..32].to_vec(), Reason::ChunkLength),
+    ] {
+        assert_eq!(worker.handle_packet(rack.now, (), &packet), Verdict::Drop(reason), "{reason:?}");
+    }
+    assert_eq!(worker.handle_packet(rack.now, (), &good), Verdict::Absorb);
+    assert_eq!(worker.handle_packet(rack.now, (), &good), Verdict::Drop(Reason::Stale));
+}
+
+#[test]
+fn after_the_switch_lost_its_memory_the_sum_is_still_exact() {
+    let mut rack = Rack::new(3, 2);
+    let tensor = |w: usize| Numbers::Int((0..6 * ELEMENTS as i32).map(|x| x * (w as i32 + 1)).collect());
+    for w in 0..3 {
+        rack.workers[w].submit(tensor(w), Op::Sum);
+    }
+    // Everything to worker 2 is lost from the fifth packet on: it falls one exchange behind.
+    let mut train = vec![0; 65536];
+    for w in 0..3 {
+        let bytes = rack.workers[w].poll_transmit(rack.now, &mut train).unwrap().bytes;
+        for packet in train[..bytes].chunks(packet_bytes()) {
+            rack.switch.handle_packet(rack.now, w, packet);
+        }
+    }
+    let bytes = rack.switch.poll_transmit(rack.now, &mut train).unwrap().bytes;
+    for w in 0..2 {
+        for packet in train[..bytes].chunks(packet_bytes()) {
+            rack.workers[w].handle_packet(rack.now, (), packet);
+        }
+    }
+    let completed: Vec<_> = rack.workers.iter_mut().map(Worker::suspend).collect();
+    assert_eq!(completed, [[1, 1], [1, 1], [0, 0]]);
+    // A fresh switch under the same job; workers 0 and 1 hand one slot back each.
+    let config = JobConfig { generation: Generation(1), resumed: true, ..rack.workers[0].config };
+    rack.switch = Switch::new(ShardId(0));
+    rack.switch.add_job(config);
+    let restore: [&[SlotIndex]; 3] = [&[SlotIndex(0)], &[SlotIndex(1)], &[]];
+    for (worker, restore) in rack.workers.iter_mut().zip(restore) {
+        worker.resume(config, (), restore);
+    }
+    rack.settle(|_| false);
+    while rack.sleep() {
+        rack.settle(|_| false);
+    }
+    let expected = Numbers::Int((0..6 * ELEMENTS as i32).map(|x| x * 6).collect());
+    assert!(rack.done.iter().all(|done| *done == [expected.clone()]));
+}
+
+fn packet_bytes() -> usize {
+    fanin_wire::packet_bytes(ELEMENTS)
+}

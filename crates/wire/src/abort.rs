@@ -1,0 +1,78 @@
+//! The packet that ends a job, with the reason in it.
+
+use crate::preamble::PREAMBLE_BYTES;
+use crate::{Collective, Kind, Preamble, WireError, WorkerId, bytes_at};
+
+/// Length of an abort packet in bytes.
+pub const ABORT_BYTES: usize = PREAMBLE_BYTES + 4 + 2 * Collective::BYTES;
+
+/// Why a job cannot go on. It names who is to blame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AbortReason {
+    /// The worker's heartbeat stopped.
+    Expelled(WorkerId),
+    /// The worker left while others still needed it.
+    Left(WorkerId),
+    /// Two workers fed unlike tensors into one slot.
+    Mismatch {
+        /// The worker that came first, and what it is reducing.
+        first: (WorkerId, Collective),
+        /// The worker that disagreed with it, and what that one is reducing.
+        second: (WorkerId, Collective),
+    },
+    /// The switch is shutting down.
+    SwitchStopped,
+}
+
+/// A checked abort packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Abort {
+    /// Job and addressee.
+    pub preamble: Preamble,
+    /// Why.
+    pub reason: AbortReason,
+}
+
+impl Abort {
+    /// Reads what follows the preamble of an abort packet.
+    pub fn parse(preamble: Preamble, packet: &[u8]) -> Result<Self, WireError> {
+        if preamble.kind != Kind::Abort {
+            return Err(WireError::Kind(preamble.kind as u8));
+        }
+        let truncated = WireError::Truncated { need: ABORT_BYTES, have: packet.len() };
+        let [code, a, b, _] = bytes_at(packet, PREAMBLE_BYTES).ok_or(truncated)?;
+        let first = bytes_at(packet, PREAMBLE_BYTES + 4).ok_or(truncated)?;
+        let second = bytes_at(packet, PREAMBLE_BYTES + 4 + Collective::BYTES).ok_or(truncated)?;
+        let reason = match code {
+            1 => AbortReason::Expelled(WorkerId(a)),
+            2 => AbortReason::Left(WorkerId(a)),
+            3 => AbortReason::Mismatch {
+                first: (WorkerId(a), Collective::parse(first)?),
+                second: (WorkerId(b), Collective::parse(second)?),
+            },
+            4 => AbortReason::SwitchStopped,
+            _ => return Err(WireError::Field("reason")),
+        };
+        Ok(Self { preamble, reason })
+    }
+
+    /// The packet as bytes.
+    #[must_use]
+    pub fn to_bytes(&self) -> [u8; ABORT_BYTES] {
+        let mut out = [0; ABORT_BYTES];
+        out[..PREAMBLE_BYTES].copy_from_slice(&self.preamble.to_bytes());
+        let at = PREAMBLE_BYTES;
+        match self.reason {
+            AbortReason::Expelled(worker) => out[at..at + 2].copy_from_slice(&[1, worker.0]),
+            AbortReason::Left(worker) => out[at..at + 2].copy_from_slice(&[2, worker.0]),
+            AbortReason::Mismatch { first, second } => {
+                out[at..at + 3].copy_from_slice(&[3, first.0.0, second.0.0]);
+                let (one, two) = (at + 4, at + 4 + Collective::BYTES);
+                out[one..two].copy_from_slice(&first.1.to_bytes());
+                out[two..two + Collective::BYTES].copy_from_slice(&second.1.to_bytes());
+            }
+            AbortReason::SwitchStopped => out[at] = 4,
+        }
+        out
+    }
+}

@@ -1,0 +1,74 @@
+//! What fanin puts on the wire: packet formats, and nothing that acts on them.
+//!
+//! A packet is a [`Preamble`] that every protocol shares, then the header of its kind, then a payload. All fields are
+//! little-endian and at fixed offsets, so that a bounded program (XDP) finds them without parsing options. Parsing is
+//! checked once, here; what comes out cannot be out of its range. `docs/wire.md` is the same in words, `golden/` the same
+//! in bytes.
+//!
+//! Deliberately absent: sockets, floats, state, and any dependency.
+#![no_std]
+#![forbid(unsafe_code)]
+
+mod abort;
+mod ids;
+mod preamble;
+mod slot;
+
+pub use abort::{ABORT_BYTES, Abort, AbortReason};
+pub use ids::{Generation, JobId, ShardId, SlotIndex, WORKERS_MAX, WorkerId};
+pub use preamble::{Kind, MAGIC, PREAMBLE_BYTES, Preamble, SHARD_OFFSET, VERSION};
+pub use slot::{
+    CHUNK_ELEMENTS, CHUNK_ELEMENTS_DEFAULT, Collective, Dtype, Op, SLOT_HEADER_BYTES, SlotHeader, SlotPacket,
+    chunk_elements_for_mtu, packet_bytes,
+};
+
+/// Why a datagram is not a packet of ours. Counted by the receiver, never fatal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WireError {
+    /// Shorter than the header that its kind needs.
+    Truncated {
+        /// Bytes that the header needs.
+        need: usize,
+        /// Bytes that came.
+        have: usize,
+    },
+    /// The first two bytes are not [`MAGIC`].
+    Magic(u16),
+    /// A version that this build does not speak.
+    Version {
+        /// The sender's version.
+        theirs: u8,
+        /// Ours, [`VERSION`].
+        ours: u8,
+    },
+    /// No packet kind has this number.
+    Kind(u8),
+    /// A field holds a value outside its range.
+    Field(&'static str),
+    /// The payload is none of the lengths that the kind allows.
+    PayloadLength(usize),
+}
+
+impl core::fmt::Display for WireError {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match *self {
+            Self::Truncated { need, have } => {
+                write!(f, "packet of {have} bytes is shorter than its header of {need}")
+            }
+            Self::Magic(magic) => write!(f, "not a fanin packet (magic {magic:#06x})"),
+            Self::Version { theirs, ours } => {
+                write!(f, "wire version {theirs} where this build speaks {ours}")
+            }
+            Self::Kind(kind) => write!(f, "unknown packet kind {kind}"),
+            Self::Field(name) => write!(f, "field {name} is out of range"),
+            Self::PayloadLength(bytes) => write!(f, "payload of {bytes} bytes is not a chunk"),
+        }
+    }
+}
+
+impl core::error::Error for WireError {}
+
+/// Reads `N` bytes at `at`; `None` when the slice ends before.
+fn bytes_at<const N: usize>(packet: &[u8], at: usize) -> Option<[u8; N]> {
+    packet.get(at..at.checked_add(N)?)?.try_into().ok()
+}

@@ -1,0 +1,85 @@
+//! The twelve bytes that open every packet of every protocol.
+
+use crate::{Generation, JobId, ShardId, WireError, WorkerId, bytes_at};
+
+/// The first two bytes of every packet, little-endian.
+pub const MAGIC: u16 = 0xfa51;
+/// The version of the formats in this crate. Any change of meaning or offset raises it.
+pub const VERSION: u8 = 1;
+/// Length of the preamble in bytes.
+pub const PREAMBLE_BYTES: usize = 12;
+/// Where the shard stands: a socket filter steers by this byte alone.
+pub const SHARD_OFFSET: usize = 11;
+
+/// What a packet is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Kind {
+    /// Worker to switch: a contribution to a slot; without payload only its exponent.
+    Update = 1,
+    /// Switch to workers: the sum of a slot.
+    Result = 2,
+    /// Worker to a switch that lost its memory: the sum that a slot had, handed back.
+    Restore = 3,
+    /// Switch to workers: the job cannot go on, with the reason.
+    Abort = 4,
+}
+
+impl Kind {
+    fn parse(byte: u8) -> Result<Self, WireError> {
+        Ok(match byte {
+            1 => Self::Update,
+            2 => Self::Result,
+            3 => Self::Restore,
+            4 => Self::Abort,
+            other => return Err(WireError::Kind(other)),
+        })
+    }
+}
+
+/// Who sent what for which job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Preamble {
+    /// What the packet is for.
+    pub kind: Kind,
+    /// The job that it belongs to.
+    pub job: JobId,
+    /// The job's generation when it was sent.
+    pub generation: Generation,
+    /// The worker that sent it, or to whom it goes ([`WorkerId::ALL`] for all).
+    pub worker: WorkerId,
+    /// The shard that it belongs to.
+    pub shard: ShardId,
+}
+
+impl Preamble {
+    /// Reads and checks the preamble at the start of `packet`.
+    pub fn parse(packet: &[u8]) -> Result<Self, WireError> {
+        let head: [u8; PREAMBLE_BYTES] =
+            bytes_at(packet, 0).ok_or(WireError::Truncated { need: PREAMBLE_BYTES, have: packet.len() })?;
+        let [m0, m1, version, kind, j0, j1, j2, j3, g0, g1, worker, shard] = head;
+        let magic = u16::from_le_bytes([m0, m1]);
+        if magic != MAGIC {
+            return Err(WireError::Magic(magic));
+        }
+        if version != VERSION {
+            return Err(WireError::Version { theirs: version, ours: VERSION });
+        }
+        Ok(Self {
+            kind: Kind::parse(kind)?,
+            job: JobId(u32::from_le_bytes([j0, j1, j2, j3])),
+            generation: Generation(u16::from_le_bytes([g0, g1])),
+            worker: WorkerId(worker),
+            shard: ShardId(shard),
+        })
+    }
+
+    /// The preamble as bytes.
+    #[must_use]
+    pub fn to_bytes(&self) -> [u8; PREAMBLE_BYTES] {
+        let [m0, m1] = MAGIC.to_le_bytes();
+        let [j0, j1, j2, j3] = self.job.0.to_le_bytes();
+        let [g0, g1] = self.generation.0.to_le_bytes();
+        [m0, m1, VERSION, self.kind as u8, j0, j1, j2, j3, g0, g1, self.worker.0, self.shard.0]
+    }
+}

@@ -1,0 +1,236 @@
+//! The SwitchML packet: one chunk of a tensor for one slot (SwitchML §4.3 to §4.6).
+
+use crate::preamble::PREAMBLE_BYTES;
+use crate::{Kind, Preamble, SlotIndex, WireError, bytes_at};
+
+/// Preamble and slot header together, in bytes; the payload follows.
+pub const SLOT_HEADER_BYTES: usize = 32;
+/// Elements a packet when nothing is known of the path (SwitchML §5).
+pub const CHUNK_ELEMENTS_DEFAULT: usize = 256;
+/// The payload lengths, in elements of four bytes. A short list, so that a bounded program can unroll each.
+/// 352 fills an Ethernet frame of 1500 bytes under IPv4 and IPv6, 2048 one of 9000.
+pub const CHUNK_ELEMENTS: [usize; 4] = [256, 352, 1024, 2048];
+
+/// IPv6 and UDP headers: the larger of the two that a datagram may carry.
+const IP_UDP_BYTES: usize = 48;
+
+/// The largest chunk, in elements, whose packet passes a path of `mtu` bytes unfragmented;
+/// `None` when even the smallest does not.
+#[must_use]
+pub fn chunk_elements_for_mtu(mtu: usize) -> Option<usize> {
+    CHUNK_ELEMENTS.into_iter().rev().find(|&elements| packet_bytes(elements) + IP_UDP_BYTES <= mtu)
+}
+
+/// Length of the UDP payload that carries a chunk of `elements`.
+#[must_use]
+pub const fn packet_bytes(elements: usize) -> usize {
+    SLOT_HEADER_BYTES + elements * 4
+}
+
+/// Type of a tensor's elements. On the wire each is an int32 (SwitchML §4.6).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Dtype {
+    /// IEEE binary32.
+    Float32 = 1,
+    /// IEEE binary16.
+    Float16 = 2,
+    /// The upper half of a binary32.
+    Bfloat16 = 3,
+    /// Two's complement; summed natively, wrapping.
+    Int32 = 4,
+}
+
+impl Dtype {
+    fn parse(byte: u8) -> Result<Self, WireError> {
+        Ok(match byte {
+            1 => Self::Float32,
+            2 => Self::Float16,
+            3 => Self::Bfloat16,
+            4 => Self::Int32,
+            _ => return Err(WireError::Field("dtype")),
+        })
+    }
+
+    /// Bytes of one element in the tensor.
+    #[must_use]
+    pub const fn element_bytes(self) -> usize {
+        match self {
+            Self::Float32 | Self::Int32 => 4,
+            Self::Float16 | Self::Bfloat16 => 2,
+        }
+    }
+
+    /// PyTorch's and NumPy's name of the type.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Float32 => "float32",
+            Self::Float16 => "float16",
+            Self::Bfloat16 => "bfloat16",
+            Self::Int32 => "int32",
+        }
+    }
+}
+
+impl core::str::FromStr for Dtype {
+    type Err = WireError;
+
+    fn from_str(name: &str) -> Result<Self, WireError> {
+        [Self::Float32, Self::Float16, Self::Bfloat16, Self::Int32]
+            .into_iter()
+            .find(|dtype| dtype.name() == name)
+            .ok_or(WireError::Field("dtype"))
+    }
+}
+
+/// What becomes of the sum. The switch only adds; the workers divide (SwitchML §4.3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Op {
+    /// The sum itself.
+    Sum = 1,
+    /// The sum divided by the number of workers.
+    Average = 2,
+}
+
+impl Op {
+    fn parse(byte: u8) -> Result<Self, WireError> {
+        Ok(match byte {
+            1 => Self::Sum,
+            2 => Self::Average,
+            _ => return Err(WireError::Field("op")),
+        })
+    }
+}
+
+/// What all workers must agree on before their numbers may be added.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Collective {
+    /// Number of the all-reduce within the job; wraps.
+    pub sequence: u16,
+    /// Element type of the tensor.
+    pub dtype: Dtype,
+    /// Sum or average.
+    pub op: Op,
+    /// Elements of the tensor (of the shard's part of it).
+    pub elements: u32,
+}
+
+impl core::fmt::Display for Collective {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        let op = match self.op {
+            Op::Sum => "sum",
+            Op::Average => "average",
+        };
+        write!(f, "{op} of {} {} (all-reduce {})", self.elements, self.dtype.name(), self.sequence)
+    }
+}
+
+impl Collective {
+    pub(crate) const BYTES: usize = 8;
+
+    pub(crate) fn parse(bytes: [u8; Self::BYTES]) -> Result<Self, WireError> {
+        let [s0, s1, dtype, op, e0, e1, e2, e3] = bytes;
+        Ok(Self {
+            sequence: u16::from_le_bytes([s0, s1]),
+            dtype: Dtype::parse(dtype)?,
+            op: Op::parse(op)?,
+            elements: u32::from_le_bytes([e0, e1, e2, e3]),
+        })
+    }
+
+    pub(crate) fn to_bytes(self) -> [u8; Self::BYTES] {
+        let [s0, s1] = self.sequence.to_le_bytes();
+        let [e0, e1, e2, e3] = self.elements.to_le_bytes();
+        [s0, s1, self.dtype as u8, self.op as u8, e0, e1, e2, e3]
+    }
+}
+
+/// Which slot, which turn of it, and which chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SlotHeader {
+    /// The slot.
+    pub slot: SlotIndex,
+    /// Largest exponent of the slot's next chunk: the sender's, or in a result the workers' maximum
+    /// (SwitchML §4.6, look-ahead of one block).
+    pub next_exponent: i16,
+    /// Turn of the slot; wraps. Its lowest bit is the pool version (SwitchML §4.5); the rest tells an old
+    /// duplicate from a new contribution however long the network held it.
+    pub exchange: u32,
+    /// Number of the chunk within its tensor.
+    pub chunk: u32,
+    /// The tensor.
+    pub collective: Collective,
+}
+
+impl SlotHeader {
+    /// Which of the slot's two versions this exchange uses.
+    #[must_use]
+    pub const fn pool_version(&self) -> usize {
+        (self.exchange & 1) as usize
+    }
+}
+
+/// A checked update, result or restore packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SlotPacket<'a> {
+    /// Sender and job.
+    pub preamble: Preamble,
+    /// Slot and chunk.
+    pub header: SlotHeader,
+    /// Little-endian int32 elements: none, or as many as [`CHUNK_ELEMENTS`] lists.
+    pub payload: &'a [u8],
+}
+
+impl<'a> SlotPacket<'a> {
+    /// Reads what follows the preamble of an update, result or restore packet.
+    pub fn parse(preamble: Preamble, packet: &'a [u8]) -> Result<Self, WireError> {
+        if preamble.kind == Kind::Abort {
+            return Err(WireError::Kind(Kind::Abort as u8));
+        }
+        let truncated = WireError::Truncated { need: SLOT_HEADER_BYTES, have: packet.len() };
+        let head: [u8; SLOT_HEADER_BYTES - PREAMBLE_BYTES] =
+            bytes_at(packet, PREAMBLE_BYTES).ok_or(truncated)?;
+        let [s0, s1, n0, n1, e0, e1, e2, e3, c0, c1, c2, c3, collective @ ..] = head;
+        let payload = packet.get(SLOT_HEADER_BYTES..).ok_or(truncated)?;
+        let elements = payload.len() / 4;
+        if !payload.len().is_multiple_of(4) || (elements != 0 && !CHUNK_ELEMENTS.contains(&elements)) {
+            return Err(WireError::PayloadLength(payload.len()));
+        }
+        Ok(Self {
+            preamble,
+            header: SlotHeader {
+                slot: SlotIndex(u16::from_le_bytes([s0, s1])),
+                next_exponent: i16::from_le_bytes([n0, n1]),
+                exchange: u32::from_le_bytes([e0, e1, e2, e3]),
+                chunk: u32::from_le_bytes([c0, c1, c2, c3]),
+                collective: Collective::parse(collective)?,
+            },
+            payload,
+        })
+    }
+
+    /// Writes a packet to the start of `out`, its payload of `elements` through `fill`, and returns its length.
+    ///
+    /// # Panics
+    /// When `out` is shorter than [`packet_bytes`]: the caller sizes its buffer by it.
+    pub fn write(
+        out: &mut [u8],
+        preamble: &Preamble,
+        header: &SlotHeader,
+        elements: usize,
+        fill: impl FnOnce(&mut [u8]),
+    ) -> usize {
+        let bytes = packet_bytes(elements);
+        let out = &mut out[..bytes];
+        out[..PREAMBLE_BYTES].copy_from_slice(&preamble.to_bytes());
+        out[12..14].copy_from_slice(&header.slot.0.to_le_bytes());
+        out[14..16].copy_from_slice(&header.next_exponent.to_le_bytes());
+        out[16..20].copy_from_slice(&header.exchange.to_le_bytes());
+        out[20..24].copy_from_slice(&header.chunk.to_le_bytes());
+        out[24..32].copy_from_slice(&header.collective.to_bytes());
+        fill(&mut out[SLOT_HEADER_BYTES..]);
+        bytes
+    }
+}

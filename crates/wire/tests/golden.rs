@@ -1,0 +1,122 @@
+//! The bytes on the wire, as `golden/packets.txt` has them for readers in every language.
+
+use fanin_wire::*;
+use std::collections::BTreeMap;
+
+fn golden() -> BTreeMap<String, Vec<u8>> {
+    include_str!("../golden/packets.txt")
+        .lines()
+        .filter(|line| !line.is_empty() && !line.starts_with('#'))
+        .map(|line| {
+            let (name, hex) = line.split_once(' ').expect("name and hex");
+            let hex: String = hex.split_whitespace().collect();
+            let byte = |at: usize| u8::from_str_radix(&hex[at..at + 2], 16).expect("hex");
+            (name.to_owned(), (0..hex.len()).step_by(2).map(byte).collect())
+        })
+        .collect()
+}
+
+fn preamble(kind: Kind, worker: WorkerId) -> Preamble {
+    Preamble { kind, job: JobId(0xdead_beef), generation: Generation(0x0102), worker, shard: ShardId(1) }
+}
+
+fn header() -> SlotHeader {
+    SlotHeader {
+        slot: SlotIndex(0x0304),
+        next_exponent: -5,
+        exchange: 0x1122_3345,
+        chunk: 0x0a0b_0c0d,
+        collective: Collective { sequence: 7, dtype: Dtype::Bfloat16, op: Op::Average, elements: 1_000_000 },
+    }
+}
+
+#[test]
+fn slot_packets_are_the_golden_bytes_both_ways() {
+    for (name, kind, worker, elements) in [
+        ("update_256", Kind::Update, WorkerId(3), 256),
+        ("probe", Kind::Update, WorkerId(3), 0),
+        ("result_256", Kind::Result, WorkerId::ALL, 256),
+        ("restore_256", Kind::Restore, WorkerId(63), 256),
+    ] {
+        // The file has the header; the payload counts up from -1.
+        let mut expected = golden()[name].clone();
+        for value in 0..elements as i32 {
+            expected.extend((value - 1).to_le_bytes());
+        }
+        let mut out = vec![0; packet_bytes(elements)];
+        let bytes = SlotPacket::write(&mut out, &preamble(kind, worker), &header(), elements, |payload| {
+            for (value, out) in (-1i32..).zip(payload.chunks_exact_mut(4)) {
+                out.copy_from_slice(&value.to_le_bytes());
+            }
+        });
+        assert_eq!(bytes, out.len());
+        assert_eq!(out, expected, "{name}");
+        let parsed = SlotPacket::parse(Preamble::parse(&out).unwrap(), &out).unwrap();
+        assert_eq!(parsed.preamble, preamble(kind, worker));
+        assert_eq!(parsed.header, header());
+        assert_eq!(parsed.header.pool_version(), 1);
+        assert_eq!(parsed.payload.len(), elements * 4);
+    }
+}
+
+#[test]
+fn abort_packets_are_the_golden_bytes_both_ways() {
+    let short = Collective { elements: 100, ..header().collective };
+    let long = Collective { elements: 200, dtype: Dtype::Float32, ..short };
+    for (name, reason) in [
+        ("abort_expelled", AbortReason::Expelled(WorkerId(9))),
+        ("abort_left", AbortReason::Left(WorkerId(2))),
+        (
+            "abort_mismatch",
+            AbortReason::Mismatch { first: (WorkerId(0), short), second: (WorkerId(5), long) },
+        ),
+        ("abort_switch_stopped", AbortReason::SwitchStopped),
+    ] {
+        let abort = Abort { preamble: preamble(Kind::Abort, WorkerId::ALL), reason };
+        let bytes = abort.to_bytes();
+        assert_eq!(bytes.as_slice(), golden()[name], "{name}");
+        assert_eq!(Abort::parse(Preamble::parse(&bytes).unwrap(), &bytes), Ok(abort));
+    }
+}
+
+#[test]
+fn another_version_is_refused_with_both_versions() {
+    let mut bytes = golden()["probe"].clone();
+    bytes[2] = 9;
+    assert_eq!(Preamble::parse(&bytes), Err(WireError::Version { theirs: 9, ours: VERSION }));
+}
+
+#[test]
+fn an_ethernet_frame_of_1500_carries_352_elements_and_one_of_9000_carries_2048() {
+    assert_eq!(chunk_elements_for_mtu(1500), Some(352));
+    assert_eq!(chunk_elements_for_mtu(9000), Some(2048));
+    assert_eq!(chunk_elements_for_mtu(1280), Some(256));
+    assert_eq!(chunk_elements_for_mtu(576), None);
+}
+
+mod any_bytes {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn parsing_arbitrary_bytes_never_panics(bytes in proptest::collection::vec(any::<u8>(), 0..1500)) {
+            if let Ok(preamble) = Preamble::parse(&bytes) {
+                let _ = SlotPacket::parse(preamble, &bytes);
+                let _ = Abort::parse(preamble, &bytes);
+            }
+        }
+
+        #[test]
+        fn parsing_a_damaged_packet_never_panics(at in 0usize..32, byte in any::<u8>(), length in 0usize..1056) {
+            let mut bytes = golden()["update_256"].clone();
+            bytes[at] = byte;
+            bytes.resize(length, 0);
+            if let Ok(preamble) = Preamble::parse(&bytes)
+                && let Ok(packet) = SlotPacket::parse(preamble, &bytes)
+            {
+                prop_assert!(CHUNK_ELEMENTS.contains(&(packet.payload.len() / 4)) || packet.payload.is_empty());
+            }
+        }
+    }
+}
