@@ -255,6 +255,9 @@ impl<A: Copy + PartialEq> SlotPool<A> {
         self.abort_pending = self.config.everyone();
         self.results.clear();
         self.replies.clear();
+        // The reason is all that is still needed.
+        self.slots = Vec::new();
+        self.sums = Vec::new();
     }
 
     /// The reason, once, if the data path itself found that the job cannot go on.
@@ -278,7 +281,9 @@ impl<A: Copy + PartialEq> SlotPool<A> {
             }
             self.replies.pop_front();
         }
-        while self.abort_pending != 0 && self.addresses[self.abort_pending.trailing_zeros() as usize].is_none() {
+        while self.abort_pending != 0
+            && self.addresses[self.abort_pending.trailing_zeros() as usize].is_none()
+        {
             self.abort_pending &= self.abort_pending - 1;
         }
         self.abort_pending != 0 || !self.results.is_empty() || !self.replies.is_empty()

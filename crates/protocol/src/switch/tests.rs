@@ -122,7 +122,10 @@ fn a_contribution_that_comes_twice_counts_once() {
     let first = Contribution { value: 4, ..Default::default() };
     assert_eq!(first.to(&mut switch), Verdict::Absorb);
     assert_eq!(first.to(&mut switch), Verdict::Drop(Reason::Duplicate));
-    assert_eq!(Contribution { worker: 1, value: 5, ..Default::default() }.to(&mut switch), Verdict::Multicast);
+    assert_eq!(
+        Contribution { worker: 1, value: 5, ..Default::default() }.to(&mut switch),
+        Verdict::Multicast
+    );
     assert_eq!(sent(&mut switch), [(vec![0, 1], 9, 0)]);
 }
 

@@ -19,7 +19,8 @@ use alloc::vec::Vec;
 use core::time::Duration;
 use fanin_quant::{Exponent, Scale};
 use fanin_wire::{
-    Abort, AbortReason, Dtype, Kind, Op, Preamble, SlotHeader, SlotIndex, SlotPacket, WireError, WorkerId,
+    Abort, AbortReason, Dtype, Generation, Kind, Op, Preamble, SlotHeader, SlotIndex, SlotPacket, WireError,
+    WorkerId,
 };
 
 use crate::run::{Run, is_after};
@@ -180,6 +181,12 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
                 self.ready.push_back(SlotIndex(index));
             }
         }
+    }
+
+    /// The job's generation that it takes part in.
+    #[must_use]
+    pub const fn generation(&self) -> Generation {
+        self.config.generation
     }
 
     /// Tensors submitted and not completed.

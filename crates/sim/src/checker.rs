@@ -1,0 +1,154 @@
+//! What must hold whatever the network does.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use fanin_protocol::{Instant, Verdict};
+use fanin_wire::{AbortReason, Generation, Kind, Preamble, SlotPacket};
+
+use crate::scenario::Scenario;
+use crate::tensors::{Copy, wrong_element};
+
+/// A rule that was broken.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Violation {
+    /// A tensor came back with an element that is not the sum.
+    WrongSum {
+        /// The worker that got it.
+        worker: u8,
+        /// Which tensor.
+        tensor: usize,
+        /// The first wrong element.
+        element: usize,
+    },
+    /// Two workers got different bits.
+    Disagreement {
+        /// The later worker.
+        worker: u8,
+        /// Which tensor.
+        tensor: usize,
+    },
+    /// A tensor came back more than once.
+    CompletedTwice {
+        /// The worker.
+        worker: u8,
+        /// Which tensor.
+        tensor: usize,
+    },
+    /// A contribution was added a second time.
+    AddedTwice {
+        /// The worker.
+        worker: u8,
+        /// The slot.
+        slot: u16,
+        /// The exchange.
+        exchange: u32,
+    },
+    /// A slot's version was overwritten while a worker still lacked what it held.
+    SlotReusedEarly {
+        /// The worker that lacks it.
+        worker: u8,
+        /// The slot.
+        slot: u16,
+        /// The exchange that took its place.
+        exchange: u32,
+    },
+    /// The job neither ended nor failed.
+    NoProgress {
+        /// Tensors that each worker has.
+        completed: Vec<usize>,
+        /// When the world was stopped.
+        at: Instant,
+    },
+    /// A worker failed for a reason that the scenario does not give.
+    WrongAbort {
+        /// The worker.
+        worker: u8,
+        /// Its reason.
+        reason: AbortReason,
+    },
+    /// A machine had more to send than its tables can hold, or the network more in it than the machines may have sent.
+    Unbounded {
+        /// What grew.
+        what: &'static str,
+        /// How far.
+        size: usize,
+    },
+}
+
+pub(crate) struct Checker<'a> {
+    scenario: &'a Scenario,
+    chunk_elements: usize,
+    /// Contributions that counted: generation, slot, exchange, worker.
+    added: BTreeSet<(Generation, u16, u32, u8)>,
+    /// Exchanges of each slot that each worker has the result of.
+    received: BTreeMap<(u8, u16), u32>,
+    results: BTreeMap<usize, Vec<u32>>,
+    pub(crate) completed: Vec<BTreeSet<usize>>,
+}
+
+impl<'a> Checker<'a> {
+    pub(crate) fn new(scenario: &'a Scenario, chunk_elements: usize) -> Self {
+        Self {
+            scenario,
+            chunk_elements,
+            added: BTreeSet::new(),
+            received: BTreeMap::new(),
+            results: BTreeMap::new(),
+            completed: vec![BTreeSet::new(); usize::from(scenario.workers)],
+        }
+    }
+
+    /// The switch has handled a packet.
+    pub(crate) fn at_switch(&mut self, packet: &[u8], verdict: Verdict) -> Result<(), Violation> {
+        if !matches!(verdict, Verdict::Absorb | Verdict::Multicast) {
+            return Ok(());
+        }
+        let Some(packet) = slot_packet(packet) else { return Ok(()) };
+        let (slot, exchange) = (packet.header.slot.0, packet.header.exchange);
+        let worker = packet.preamble.worker.0;
+        if packet.preamble.kind == Kind::Update
+            && !self.added.insert((packet.preamble.generation, slot, exchange, worker))
+        {
+            return Err(Violation::AddedTwice { worker, slot, exchange });
+        }
+        // The version held exchange - 2; nobody may still need that.
+        for worker in 0..self.scenario.workers {
+            let received = self.received.get(&(worker, slot)).copied().unwrap_or(0);
+            if received + 1 < exchange {
+                return Err(Violation::SlotReusedEarly { worker, slot, exchange });
+            }
+        }
+        Ok(())
+    }
+
+    /// A worker has handled a packet.
+    pub(crate) fn at_worker(&mut self, worker: u8, packet: &[u8], verdict: Verdict) {
+        let result = slot_packet(packet).filter(|packet| packet.preamble.kind == Kind::Result);
+        if let (Verdict::Absorb, Some(packet)) = (verdict, result) {
+            let received = self.received.entry((worker, packet.header.slot.0)).or_default();
+            // The answer to a sum handed back is for an exchange that the worker has.
+            *received = (*received).max(packet.header.exchange + 1);
+        }
+    }
+
+    pub(crate) fn completed(&mut self, worker: u8, result: &Copy) -> Result<(), Violation> {
+        let tensor = result.index;
+        if !self.completed[usize::from(worker)].insert(tensor) {
+            return Err(Violation::CompletedTwice { worker, tensor });
+        }
+        let bits = result.bits();
+        if let Some(first) = self.results.get(&tensor) {
+            return if *first == bits { Ok(()) } else { Err(Violation::Disagreement { worker, tensor }) };
+        }
+        if let Some(element) = wrong_element(self.scenario, result, self.chunk_elements) {
+            return Err(Violation::WrongSum { worker, tensor, element });
+        }
+        self.results.insert(tensor, bits);
+        Ok(())
+    }
+}
+
+fn slot_packet(packet: &[u8]) -> Option<SlotPacket<'_>> {
+    let preamble = Preamble::parse(packet).ok()?;
+    SlotPacket::parse(preamble, packet).ok()
+}

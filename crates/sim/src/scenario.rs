@@ -1,0 +1,116 @@
+//! What a seed stands for.
+
+use std::time::Duration;
+
+use fanin_protocol::Instant;
+use fanin_wire::{Dtype, Op};
+use oorandom::Rand64;
+
+/// One tensor of the job: the same on every worker but for its numbers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TensorShape {
+    /// Element type.
+    pub dtype: Dtype,
+    /// Sum or average.
+    pub op: Op,
+    /// Number of elements.
+    pub elements: usize,
+}
+
+/// The switch loses its memory at `at` and is back after `down`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Restart {
+    /// When it dies.
+    pub at: Instant,
+    /// For how long it is away.
+    pub down: Duration,
+}
+
+/// A job and everything that goes wrong with it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Scenario {
+    /// The seed that it was drawn from, and that the network's dice start with.
+    pub seed: u64,
+    /// Workers of the job.
+    pub workers: u8,
+    /// Slots of its pool.
+    pub slots: u16,
+    /// The tensors, in order.
+    pub tensors: Vec<TensorShape>,
+    /// Longest pause of a worker between two tensors.
+    pub pause: Duration,
+    /// Chance that a packet is lost.
+    pub loss: f64,
+    /// Chance that a packet arrives twice.
+    pub duplication: f64,
+    /// Chance that a packet is held back for up to `held_back`.
+    pub reordering: f64,
+    /// The longest that a packet is held back.
+    pub held_back: Duration,
+    /// Shortest time of a packet on its way; the longest is three times it.
+    pub delay: Duration,
+    /// A worker that dies, and when.
+    pub crash: Option<(u8, Instant)>,
+    /// Restarts of the switch, in order.
+    pub restarts: Vec<Restart>,
+}
+
+impl Scenario {
+    /// Draws a scenario. One in eight has a perfect network, one in eight a worker that crashes, one in three a switch
+    /// that restarts, up to three times.
+    #[must_use]
+    pub fn from_seed(seed: u64) -> Self {
+        let mut dice = Rand64::new(u128::from(seed) ^ 0xfa51_0000_0000);
+        let workers = match dice.rand_range(0..10) {
+            0 => 1,
+            1..=7 => dice.rand_range(2..6) as u8,
+            8 => dice.rand_range(6..17) as u8,
+            _ => 64,
+        };
+        let slots = [1, 2, 3, 8, 17][dice.rand_range(0..5) as usize];
+        let budget = if workers > 16 { 1500 } else { 12_000 };
+        let tensors = (0..dice.rand_range(1..6)).map(|_| shape(&mut dice, budget)).collect();
+        let perfect = dice.rand_range(0..8) == 0;
+        let mut chance = |most: f64| if perfect { 0.0 } else { dice.rand_float() * most };
+        let (loss, duplication, reordering) = (chance(0.2), chance(0.2), chance(0.3));
+        let moment = |dice: &mut Rand64| Instant(dice.rand_range(0..80_000_000));
+        let crash = (dice.rand_range(0..8) == 0)
+            .then(|| (dice.rand_range(0..u64::from(workers)) as u8, moment(&mut dice)));
+        let mut restarts = Vec::new();
+        if crash.is_none() && dice.rand_range(0..3) == 0 {
+            let mut at = moment(&mut dice);
+            for _ in 0..dice.rand_range(1..4) {
+                let down = Duration::from_millis(dice.rand_range(1..400));
+                restarts.push(Restart { at, down });
+                at = at + down + Duration::from_millis(dice.rand_range(1..800));
+            }
+        }
+        Self {
+            seed,
+            workers,
+            slots,
+            tensors,
+            pause: Duration::from_micros(dice.rand_range(0..30_000)),
+            loss,
+            duplication,
+            reordering,
+            held_back: Duration::from_micros(dice.rand_range(1..60_000)),
+            delay: Duration::from_micros(dice.rand_range(5..500)),
+            crash,
+            restarts,
+        }
+    }
+}
+
+fn shape(dice: &mut Rand64, budget: u64) -> TensorShape {
+    let dtype =
+        [Dtype::Float32, Dtype::Float16, Dtype::Bfloat16, Dtype::Int32][dice.rand_range(0..4) as usize];
+    let op = [Op::Sum, Op::Average][dice.rand_range(0..2) as usize];
+    let elements = match dice.rand_range(0..6) {
+        0 => 0,
+        1 => 1,
+        2 => 256,
+        _ => dice.rand_range(1..budget),
+    };
+    TensorShape { dtype, op, elements: elements as usize }
+}

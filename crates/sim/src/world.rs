@@ -1,0 +1,589 @@
+//! The world itself: one switch, the workers of one job, and the network between them.
+
+use std::time::Duration;
+
+use fanin_protocol::control::{
+    Admission, Command, HeartbeatReply, JoinDecision, JoinRequest, Refusal, Registry, RegistryConfig, Resume,
+    Ticket,
+};
+use fanin_protocol::{
+    Endpoint, Instant, JobConfig, RetransmissionConfig, Switch, SwitchEvent, Transmit, Verdict, Worker,
+    WorkerEvent,
+};
+use fanin_wire::{AbortReason, Generation, JobId, ShardId, WorkerId};
+use oorandom::Rand64;
+
+use crate::agenda::Agenda;
+use crate::checker::{Checker, Violation};
+use crate::scenario::Scenario;
+use crate::tensors::Copy;
+
+/// How often a worker says that it lives.
+const HEARTBEAT: Duration = Duration::from_millis(50);
+/// After how long the switch believes that it does not.
+const HEARTBEAT_TIMEOUT: Duration = Duration::from_millis(400);
+/// How long the world may take.
+const DEADLINE: Instant = Instant(120_000_000_000);
+/// A path that carries chunks of 256 elements.
+const MTU: usize = 1280;
+const CHUNK_ELEMENTS: usize = 256;
+
+/// What a run was like.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Report {
+    /// Virtual time at the end.
+    pub ended: Instant,
+    /// Packets handed to the network.
+    pub packets: u64,
+    /// Those that it lost.
+    pub lost: u64,
+    /// Packets that workers sent again.
+    pub retransmissions: u64,
+    /// Times that the job went on under a new switch.
+    pub resumptions: u64,
+    /// A digest of everything that happened, in order.
+    pub digest: u64,
+}
+
+enum Event {
+    ToSwitch {
+        from: u8,
+        packet: Vec<u8>,
+    },
+    ToWorker {
+        worker: u8,
+        packet: Vec<u8>,
+    },
+    /// The machine's timer, or nothing if it moved.
+    Timer {
+        worker: u8,
+    },
+    Submit {
+        worker: u8,
+    },
+    Ask {
+        worker: u8,
+        incarnation: u32,
+        question: Question,
+    },
+    Answer {
+        worker: u8,
+        answer: Answer,
+    },
+    Heartbeat {
+        worker: u8,
+    },
+    Tick {
+        incarnation: u32,
+    },
+    WorkerDies {
+        worker: u8,
+    },
+    SwitchDies {
+        down: Duration,
+    },
+    SwitchIsBack,
+}
+
+enum Question {
+    Join(Option<Resume>),
+    Heartbeat(JobId, Generation),
+}
+
+enum Answer {
+    Admitted(Box<Admission>),
+    Heartbeat(JobId, Generation, HeartbeatReply),
+    /// The switch says no.
+    Refused(Refusal),
+    /// Nobody listens there, or the connection broke.
+    Broken,
+}
+
+struct Node {
+    machine: Option<Worker<(), Copy>>,
+    /// Job and generation while joined.
+    joined: Option<(JobId, Generation)>,
+    alive: bool,
+    submitted: usize,
+    failed: Option<AbortReason>,
+}
+
+struct Fabric {
+    dice: Rand64,
+    agenda: Agenda<Event>,
+    now: Instant,
+    packets: u64,
+    lost: u64,
+}
+
+struct World<'a> {
+    scenario: &'a Scenario,
+    fabric: Fabric,
+    checker: Checker<'a>,
+    switch: Option<(Switch<u8>, Registry)>,
+    /// How often the switch was started.
+    incarnation: u32,
+    waiting: Vec<(Ticket, u8)>,
+    nodes: Vec<Node>,
+    resumptions: u64,
+    digest: u64,
+    train: Vec<u8>,
+}
+
+/// Plays a scenario to its end.
+///
+/// # Errors
+/// The first rule that was broken.
+pub fn run(scenario: &Scenario) -> Result<Report, Violation> {
+    let mut world = World::new(scenario);
+    world.play()?;
+    let retransmissions = |node: &Node| node.machine.as_ref().map_or(0, |m| m.statistics().retransmissions);
+    Ok(Report {
+        ended: world.fabric.now,
+        packets: world.fabric.packets,
+        lost: world.fabric.lost,
+        retransmissions: world.nodes.iter().map(retransmissions).sum(),
+        resumptions: world.resumptions,
+        digest: world.digest,
+    })
+}
+
+impl Fabric {
+    /// Puts a packet on its way: it arrives never, once or twice, some time.
+    fn carry(&mut self, scenario: &Scenario, mut event: impl FnMut() -> Event) {
+        self.packets += 1;
+        if self.dice.rand_float() < scenario.loss {
+            self.lost += 1;
+            return;
+        }
+        let copies = if self.dice.rand_float() < scenario.duplication { 2 } else { 1 };
+        for _ in 0..copies {
+            let mut delay = self.between(scenario.delay, scenario.delay * 3);
+            if self.dice.rand_float() < scenario.reordering {
+                delay += self.between(Duration::ZERO, scenario.held_back);
+            }
+            self.agenda.at(self.now + delay, event());
+        }
+    }
+
+    fn between(&mut self, least: Duration, most: Duration) -> Duration {
+        let (least, most) = (least.as_nanos() as u64, most.as_nanos() as u64);
+        Duration::from_nanos(self.dice.rand_range(least..most.max(least) + 1))
+    }
+
+    /// The control connection: slow and reliable.
+    fn tell(&mut self, scenario: &Scenario, event: Event) {
+        let delay = self.between(scenario.delay * 2, scenario.delay * 20);
+        self.agenda.at(self.now + delay, event);
+    }
+}
+
+impl<'a> World<'a> {
+    fn new(scenario: &'a Scenario) -> Self {
+        let node = |_| Node { machine: None, joined: None, alive: true, submitted: 0, failed: None };
+        let mut world = Self {
+            scenario,
+            fabric: Fabric {
+                dice: Rand64::new(u128::from(scenario.seed)),
+                agenda: Agenda::new(),
+                now: Instant(0),
+                packets: 0,
+                lost: 0,
+            },
+            checker: Checker::new(scenario, CHUNK_ELEMENTS),
+            switch: None,
+            incarnation: 0,
+            waiting: Vec::new(),
+            nodes: (0..scenario.workers).map(node).collect(),
+            resumptions: 0,
+            digest: 0,
+            train: vec![0; 65536],
+        };
+        world.start_switch();
+        for worker in 0..scenario.workers {
+            world.ask(worker, Question::Join(None));
+            world.fabric.agenda.at(Instant(0), Event::Heartbeat { worker });
+        }
+        if let Some((worker, at)) = scenario.crash {
+            world.fabric.agenda.at(at, Event::WorkerDies { worker });
+        }
+        for restart in &scenario.restarts {
+            world.fabric.agenda.at(restart.at, Event::SwitchDies { down: restart.down });
+        }
+        world
+    }
+
+    fn play(&mut self) -> Result<(), Violation> {
+        while !self.settled() {
+            let completed = || self.checker.completed.iter().map(std::collections::BTreeSet::len).collect();
+            let Some((now, event)) = self.fabric.agenda.next().filter(|(now, _)| *now < DEADLINE) else {
+                return Err(Violation::NoProgress { completed: completed(), at: self.fabric.now });
+            };
+            self.fabric.now = now;
+            self.happen(event)?;
+            self.check_bounds()?;
+        }
+        Ok(())
+    }
+
+    /// Whether every living worker has all its tensors or knows why not.
+    fn settled(&self) -> bool {
+        let tensors = self.scenario.tensors.len();
+        self.nodes
+            .iter()
+            .zip(&self.checker.completed)
+            .all(|(node, completed)| !node.alive || node.failed.is_some() || completed.len() == tensors)
+    }
+
+    /// Memory is bounded: every packet in the network was in a slot's turn or a retransmission of it.
+    fn check_bounds(&self) -> Result<(), Violation> {
+        // Two copies of each packet, up and down; a timeout may send a slot again some times within the longest delay.
+        let slots = usize::from(self.scenario.slots) * usize::from(self.scenario.workers);
+        let most = 400 + 200 * slots;
+        let size = self.fabric.agenda.len();
+        if size > most { Err(Violation::Unbounded { what: "network", size }) } else { Ok(()) }
+    }
+
+    fn happen(&mut self, event: Event) -> Result<(), Violation> {
+        let now = self.fabric.now;
+        match event {
+            Event::ToSwitch { from, packet } => {
+                if let Some((switch, _)) = &mut self.switch {
+                    let verdict = switch.handle_packet(now, from, &packet);
+                    self.note(&packet, verdict);
+                    self.checker.at_switch(&packet, verdict)?;
+                    self.drain_switch()?;
+                }
+            }
+            Event::ToWorker { worker, packet } => {
+                let node = &mut self.nodes[usize::from(worker)];
+                if let Some(machine) = node.machine.as_mut().filter(|_| node.alive) {
+                    let verdict = machine.handle_packet(now, (), &packet);
+                    self.note(&packet, verdict);
+                    self.checker.at_worker(worker, &packet, verdict);
+                    self.drain_worker(worker)?;
+                }
+            }
+            Event::Timer { worker } => {
+                let node = &mut self.nodes[usize::from(worker)];
+                if let Some(machine) = node.machine.as_mut().filter(|_| node.alive)
+                    && machine.poll_timeout().is_some_and(|due| due <= now)
+                {
+                    machine.handle_timeout(now);
+                    self.drain_worker(worker)?;
+                }
+            }
+            Event::Submit { worker } => self.submit(worker)?,
+            Event::Ask { worker, incarnation, question } => self.answer(worker, incarnation, question)?,
+            Event::Answer { worker, answer } => self.hear(worker, answer)?,
+            Event::Heartbeat { worker } => {
+                let node = &self.nodes[usize::from(worker)];
+                if node.alive && node.failed.is_none() {
+                    if let Some((job, generation)) = node.joined {
+                        self.ask(worker, Question::Heartbeat(job, generation));
+                    }
+                    self.fabric.agenda.at(now + HEARTBEAT, Event::Heartbeat { worker });
+                }
+            }
+            Event::Tick { incarnation } => {
+                if incarnation == self.incarnation
+                    && let Some((_, registry)) = &mut self.switch
+                {
+                    let commands = registry.tick(now);
+                    self.fabric.agenda.at(now + HEARTBEAT, Event::Tick { incarnation });
+                    self.obey(commands)?;
+                }
+            }
+            Event::WorkerDies { worker } => {
+                self.nodes[usize::from(worker)].alive = false;
+                // Its connection breaks, and the switch notices if it was waiting for the others.
+                if let (Some((_, registry)), Some(at)) =
+                    (&mut self.switch, self.waiting.iter().position(|(_, w)| *w == worker))
+                {
+                    registry.withdraw(self.waiting.swap_remove(at).0);
+                }
+            }
+            Event::SwitchDies { down } => {
+                self.switch = None;
+                for (_, worker) in std::mem::take(&mut self.waiting) {
+                    self.fabric.tell(self.scenario, Event::Answer { worker, answer: Answer::Broken });
+                }
+                self.fabric.agenda.at(now + down, Event::SwitchIsBack);
+            }
+            Event::SwitchIsBack => self.start_switch(),
+        }
+        Ok(())
+    }
+
+    fn start_switch(&mut self) {
+        self.incarnation += 1;
+        let config = RegistryConfig {
+            heartbeat_timeout: HEARTBEAT_TIMEOUT,
+            join_timeout: Duration::from_secs(20),
+            ..RegistryConfig::default()
+        };
+        let mut ids = Rand64::new(u128::from(self.scenario.seed) << 8 | u128::from(self.incarnation));
+        let registry = Registry::new(config, Box::new(move || ids.rand_u64() as u32));
+        self.switch = Some((Switch::new(ShardId(0)), registry.expect("the limits are not zero")));
+        let incarnation = self.incarnation;
+        self.fabric.agenda.at(self.fabric.now, Event::Tick { incarnation });
+    }
+
+    fn ask(&mut self, worker: u8, question: Question) {
+        let incarnation = self.incarnation;
+        self.fabric.tell(self.scenario, Event::Ask { worker, incarnation, question });
+    }
+
+    /// The switch hears a question, if it still runs.
+    fn answer(&mut self, worker: u8, incarnation: u32, question: Question) -> Result<(), Violation> {
+        let now = self.fabric.now;
+        let alive = self.nodes[usize::from(worker)].alive;
+        let Some((_, registry)) = self.switch.as_mut().filter(|_| incarnation == self.incarnation && alive)
+        else {
+            self.fabric.tell(self.scenario, Event::Answer { worker, answer: Answer::Broken });
+            return Ok(());
+        };
+        match question {
+            Question::Heartbeat(job, generation) => {
+                let reply = registry.heartbeat(now, job, WorkerId(worker), generation);
+                let answer = Answer::Heartbeat(job, generation, reply);
+                self.fabric.tell(self.scenario, Event::Answer { worker, answer });
+            }
+            Question::Join(resume) => {
+                let request = JoinRequest {
+                    job: "job".into(),
+                    rank: worker.into(),
+                    world_size: self.scenario.workers.into(),
+                    slots: Some(self.scenario.slots),
+                    mtu: MTU,
+                    rate_bps: None,
+                    rtt: Duration::ZERO,
+                    wire_version: fanin_wire::VERSION,
+                    resume,
+                };
+                match registry.join(now, request) {
+                    JoinDecision::Waiting(ticket) => self.waiting.push((ticket, worker)),
+                    JoinDecision::Complete { ticket, tickets, outcome } => {
+                        self.waiting.push((ticket, worker));
+                        match outcome {
+                            Ok(admission) => self.admit(&tickets, &admission),
+                            Err(reason) => self.refuse(&tickets, &reason),
+                        }
+                    }
+                    JoinDecision::Refused { reason } => {
+                        let answer = Answer::Refused(reason);
+                        self.fabric.tell(self.scenario, Event::Answer { worker, answer });
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn admit(&mut self, tickets: &[Ticket], admission: &Admission) {
+        if let Some((switch, _)) = &mut self.switch {
+            switch.add_job(job_config(admission));
+        }
+        self.resumptions += u64::from(admission.resumed);
+        for (ticket, worker) in std::mem::take(&mut self.waiting) {
+            if tickets.contains(&ticket) {
+                let answer = Answer::Admitted(Box::new(admission.clone()));
+                self.fabric.tell(self.scenario, Event::Answer { worker, answer });
+            } else {
+                self.waiting.push((ticket, worker));
+            }
+        }
+    }
+
+    fn refuse(&mut self, tickets: &[Ticket], reason: &Refusal) {
+        for (ticket, worker) in std::mem::take(&mut self.waiting) {
+            if tickets.contains(&ticket) {
+                let answer = Answer::Refused(reason.clone());
+                self.fabric.tell(self.scenario, Event::Answer { worker, answer });
+            } else {
+                self.waiting.push((ticket, worker));
+            }
+        }
+    }
+
+    fn obey(&mut self, commands: Vec<Command>) -> Result<(), Violation> {
+        for command in commands {
+            let Some((switch, _)) = &mut self.switch else { break };
+            match command {
+                Command::Abort { job, reason } => switch.abort_job(job, reason),
+                Command::Remove { job } => switch.remove_job(job),
+                Command::Refuse { tickets, reason } => self.refuse(&tickets, &reason),
+            }
+        }
+        self.drain_switch()
+    }
+
+    /// A worker hears the answer to its question.
+    fn hear(&mut self, worker: u8, answer: Answer) -> Result<(), Violation> {
+        let node = &mut self.nodes[usize::from(worker)];
+        if !node.alive || node.failed.is_some() {
+            return Ok(());
+        }
+        match answer {
+            Answer::Admitted(admission) => {
+                let config = job_config(&admission);
+                node.joined = Some((config.id, config.generation));
+                match &mut node.machine {
+                    Some(machine) => {
+                        let restore = admission
+                            .restore
+                            .get(usize::from(worker))
+                            .and_then(|shards| shards.first())
+                            .map_or(&[][..], Vec::as_slice);
+                        machine.resume(config, (), restore);
+                    }
+                    None => {
+                        let id = WorkerId(worker);
+                        node.machine = Some(Worker::new(config, id, (), RetransmissionConfig::default()));
+                        self.fabric.agenda.at(self.fabric.now, Event::Submit { worker });
+                    }
+                }
+                self.drain_worker(worker)
+            }
+            Answer::Heartbeat(job, generation, reply) => {
+                if node.joined != Some((job, generation)) {
+                    return Ok(()); // of a job that is over
+                }
+                match reply {
+                    HeartbeatReply::Alive { .. } => Ok(()),
+                    HeartbeatReply::Unknown => {
+                        self.rejoin(worker);
+                        Ok(())
+                    }
+                    HeartbeatReply::Aborted(reason) => self.fail(worker, reason),
+                }
+            }
+            // A rank that died before the job began is missed, not expelled.
+            Answer::Refused(Refusal::JoinTimeout { missing }) => {
+                let dead = missing.iter().next().unwrap_or_default();
+                self.fail(worker, AbortReason::Expelled(dead))
+            }
+            Answer::Refused(_) | Answer::Broken => {
+                self.rejoin(worker);
+                Ok(())
+            }
+        }
+    }
+
+    /// Joins, with what the worker still has of the job.
+    fn rejoin(&mut self, worker: u8) {
+        let node = &mut self.nodes[usize::from(worker)];
+        let was_joined = node.joined.take();
+        // A refused heartbeat and a refused join may both come; only one of them asks again.
+        if node.machine.is_some() && was_joined.is_none() && self.waiting.iter().any(|(_, w)| *w == worker) {
+            return;
+        }
+        let resume = node.machine.as_mut().map(|machine| Resume {
+            generation: machine.generation(),
+            slots: self.scenario.slots,
+            elements: CHUNK_ELEMENTS as u16,
+            shards: 1,
+            completed: vec![machine.suspend()],
+        });
+        self.ask(worker, Question::Join(resume));
+    }
+
+    fn fail(&mut self, worker: u8, reason: AbortReason) -> Result<(), Violation> {
+        let expected = self.scenario.crash.map(|(worker, _)| AbortReason::Expelled(WorkerId(worker)));
+        if expected != Some(reason) {
+            return Err(Violation::WrongAbort { worker, reason });
+        }
+        self.nodes[usize::from(worker)].failed = Some(reason);
+        Ok(())
+    }
+
+    fn submit(&mut self, worker: u8) -> Result<(), Violation> {
+        let node = &mut self.nodes[usize::from(worker)];
+        let Some(machine) = node.machine.as_mut().filter(|_| node.alive) else { return Ok(()) };
+        if let Some(shape) = self.scenario.tensors.get(node.submitted) {
+            machine.submit(Copy::contribution(self.scenario, node.submitted, worker), shape.op);
+            node.submitted += 1;
+            let pause = self.fabric.between(Duration::ZERO, self.scenario.pause);
+            self.fabric.agenda.at(self.fabric.now + pause, Event::Submit { worker });
+        }
+        self.drain_worker(worker)
+    }
+
+    fn drain_worker(&mut self, worker: u8) -> Result<(), Violation> {
+        let now = self.fabric.now;
+        let node = &mut self.nodes[usize::from(worker)];
+        let Some(machine) = &mut node.machine else { return Ok(()) };
+        let mut sent = 0;
+        while let Some(Transmit { bytes, segment_bytes, .. }) = machine.poll_transmit(now, &mut self.train) {
+            for packet in self.train[..bytes].chunks(segment_bytes) {
+                sent += 1;
+                self.fabric
+                    .carry(self.scenario, || Event::ToSwitch { from: worker, packet: packet.to_vec() });
+            }
+        }
+        if sent > usize::from(self.scenario.slots) {
+            return Err(Violation::Unbounded { what: "worker's window", size: sent });
+        }
+        if let Some(due) = machine.poll_timeout() {
+            self.fabric.agenda.at(due.max(now), Event::Timer { worker });
+        }
+        let mut failed = None;
+        while let Some(event) = machine.poll_event() {
+            match event {
+                WorkerEvent::Completed(tensor) => self.checker.completed(worker, &tensor)?,
+                WorkerEvent::Aborted(reason) => failed = Some(reason),
+            }
+        }
+        failed.map_or(Ok(()), |reason| self.fail(worker, reason))
+    }
+
+    fn drain_switch(&mut self) -> Result<(), Violation> {
+        let now = self.fabric.now;
+        let Some((switch, registry)) = &mut self.switch else { return Ok(()) };
+        let mut trains = 0;
+        while let Some(Transmit { to, bytes, segment_bytes }) = switch.poll_transmit(now, &mut self.train) {
+            trains += 1;
+            let to = to.to_vec();
+            for packet in self.train[..bytes].chunks(segment_bytes) {
+                for &worker in &to {
+                    let event = || Event::ToWorker { worker, packet: packet.to_vec() };
+                    self.fabric.carry(self.scenario, event);
+                }
+            }
+        }
+        // One result or reply a packet handled, or an abort for every worker.
+        if trains > 1 + usize::from(self.scenario.workers) {
+            return Err(Violation::Unbounded { what: "switch's answers", size: trains });
+        }
+        while let Some(SwitchEvent::Aborted { job, reason }) = switch.poll_event() {
+            registry.aborted(now, job, reason);
+        }
+        Ok(())
+    }
+
+    /// Mixes what happened into the digest (FNV-1a).
+    fn note(&mut self, packet: &[u8], verdict: Verdict) {
+        let verdict = match verdict {
+            Verdict::Absorb => 1,
+            Verdict::Multicast => 2,
+            Verdict::ReplyUnicast => 3,
+            Verdict::Drop(reason) => 4 + reason as u8,
+        };
+        let time = self.fabric.now.0.to_le_bytes();
+        for byte in packet.iter().take(64).chain(&time).chain([&verdict]) {
+            self.digest = (self.digest ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+        }
+    }
+}
+
+fn job_config(admission: &Admission) -> JobConfig {
+    JobConfig {
+        id: admission.job,
+        generation: admission.generation,
+        workers: admission.world_size,
+        slots: admission.slots,
+        elements: admission.elements,
+        shard: ShardId(0),
+        resumed: admission.resumed,
+    }
+}
