@@ -1,0 +1,87 @@
+# The commands of README.md; `.ci/run` runs `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+RUST_SOURCES := $(shell find crates -name '*.rs' -o -name '*.toml' -o -name '*.proto') Cargo.toml Cargo.lock
+PYTHON_SOURCES := $(shell find python -name '*.py' -o -name '*.pyi') pyproject.toml
+
+.PHONY: help build demo test lint test-rust test-python fuzz bench clean tools
+.DELETE_ON_ERROR:
+
+help:
+	@echo 'make build   a working $(BIN)/fanin'
+	@echo 'make demo    train a small GPT with 4 workers, a switch summing their gradients, beside Gloo (2 minutes)'
+	@echo 'make test    everything that CI runs'
+	@echo 'make bench   the kernels beside memcpy'
+	@echo 'make fuzz    the fuzz targets, briefly'
+	@echo 'make clean   remove what was built'
+
+# One line for each tool that is missing, with the command that installs it.
+tools:
+	@ok=1; need() { command -v $$1 >/dev/null 2>&1 || { echo "missing: $$1. Install it with: $$2" >&2; ok=0; }; }; \
+	need cargo "sudo apt-get install -y rustup && rustup default stable"; \
+	need cc "sudo apt-get install -y gcc"; \
+	need $(PYTHON) "sudo apt-get install -y python3"; \
+	[ $$ok = 1 ] || exit 1; \
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "missing: Python 3.11 or newer ($(PYTHON) is `$(PYTHON) -V`). Install it with: sudo apt-get install -y python3.11, then: make PYTHON=python3.11" >&2; exit 1; }; \
+	$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || \
+	  { echo "missing: Python's venv module. Install it with: sudo apt-get install -y python3-venv" >&2; exit 1; }; \
+	cargo --version | awk '{ split($$2, v, "."); exit !(v[1] > 1 || v[2] >= 89) }' || \
+	  { echo "missing: Rust 1.89 or newer (`cargo --version`). Install it with: rustup update stable" >&2; exit 1; }
+
+$(STAMP): pyproject.toml | tools
+	[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -c 'import tomllib; print("\n".join(tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["dev"]))' > $(VENV)/requirements.txt
+	$(BIN)/python -m pip install --quiet --requirement $(VENV)/requirements.txt
+	touch $@
+
+$(BIN)/fanin: $(STAMP) $(RUST_SOURCES) $(PYTHON_SOURCES)
+	VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/maturin develop --release
+	touch $@
+
+build: $(BIN)/fanin
+
+demo: build
+	$(BIN)/python examples/compare.py
+
+test: lint test-rust test-python
+
+lint: build
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets --quiet -- -D warnings
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+test-rust: tools
+	cargo test --workspace --quiet
+	cargo bench --package fanin-quant --quiet -- --test
+	$(MAKE) --no-print-directory fuzz
+
+test-python: build
+	$(BIN)/python -m pytest
+
+# libFuzzer without cargo-fuzz: the coverage that it needs comes from stable compiler flags.
+FUZZ_SECONDS ?= 8
+FUZZ_TARGET := $(shell rustc -vV 2>/dev/null | sed -n 's/host: //p')
+FUZZ_FLAGS := --cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
+  -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
+  -Cllvm-args=-sanitizer-coverage-trace-compares -Ccodegen-units=1
+fuzz: tools
+	@command -v c++ >/dev/null || { echo "missing: c++. Install it with: sudo apt-get install -y g++" >&2; exit 1; }
+	cd fuzz && RUSTFLAGS="$(FUZZ_FLAGS)" cargo build --quiet --release --target $(FUZZ_TARGET) --target-dir ../target/fuzz
+	@for target in parse switch; do \
+	  echo "fuzz $$target, $(FUZZ_SECONDS) s"; \
+	  target/fuzz/$(FUZZ_TARGET)/release/$$target -max_total_time=$(FUZZ_SECONDS) -max_len=2000 \
+	    -artifact_prefix=target/fuzz/ 2>target/fuzz/$$target.log || { tail -30 target/fuzz/$$target.log; exit 1; }; \
+	  tail -1 target/fuzz/$$target.log; \
+	done
+
+bench: tools
+	cargo bench --package fanin-quant
+
+clean:
+	rm -rf target fuzz/target $(VENV)

@@ -1,0 +1,210 @@
+//! Throughput of the kernels over a 25 MB gradient (DDP's default bucket), one packet-sized block a call as the data
+//! path does, beside `memcpy` of the same buffer in the same run.
+//!
+//! After the criterion report comes a table of the shares of `memcpy`'s bandwidth, where bandwidth is bytes of the
+//! gradient as `f32` a second. `path` is what a worker does to send: the exponent of a block one pool ahead, the scale,
+//! the quantisation. `_train` writes into the buffer of one train of packets, again and again, as the data path does;
+//! the others write 25 MB, as `memcpy` does.
+//!
+//! `cargo bench -p fanin-quant` for all, `-- --quick` for a first look, `-- --test` to see that it runs, `-- Avx2` for
+//! one instruction set (with `memcpy` left out, there are no shares).
+
+use std::cell::RefCell;
+use std::hint::black_box;
+use std::time::Instant;
+
+use criterion::{Criterion, Throughput};
+use fanin_quant::{Divisor, Isa, Kernels, Scale};
+
+/// Blocks of 1408 and 1024 bytes.
+const BLOCK_ELEMENTS: [usize; 2] = [352, 256];
+/// About 25 MB, in whole trains of whole blocks of either size.
+const ELEMENTS: usize = 25_000_000 / 4 / GRAIN * GRAIN;
+const GRAIN: usize = 352 * 256 * 2;
+const GRADIENT_BYTES: usize = 4 * ELEMENTS;
+/// Blocks between taking an exponent and sending the block: the slots of one pool.
+const POOL_BLOCKS: usize = 128;
+/// Blocks of one train of packets.
+const TRAIN_BLOCKS: usize = 32;
+const WORKERS: u32 = 8;
+
+fn main() {
+    let mut bench = Bench { criterion: Criterion::default().configure_from_args(), rows: Vec::new() };
+    memcpy(&mut bench, "memcpy/before");
+    for isa in Isa::ALL {
+        match Kernels::of(isa) {
+            Some(kernels) => {
+                for block in BLOCK_ELEMENTS {
+                    float32(&mut bench, kernels, block);
+                    float16(&mut bench, kernels, block);
+                }
+            }
+            None => println!("{isa:?}: not on this machine"),
+        }
+    }
+    memcpy(&mut bench, "memcpy/after");
+    bench.criterion.final_summary();
+    // A test run measures nothing worth printing.
+    if !std::env::args().any(|argument| argument == "--test") {
+        bench.print_shares();
+    }
+}
+
+/// Measured twice, for the better one: everything else is held against it.
+fn memcpy(bench: &mut Bench, name: &str) {
+    let source = gradient();
+    let mut target = vec![0.0f32; ELEMENTS];
+    bench.measure(name.into(), || target.copy_from_slice(black_box(&source)));
+}
+
+fn float32(bench: &mut Bench, kernels: &Kernels, block: usize) {
+    let name = |kernel: &str| format!("{:?}/{kernel}/{block}", kernels.isa());
+    let source = gradient();
+    let mut payload = vec![0u8; GRADIENT_BYTES];
+    let mut train = vec![0u8; 4 * TRAIN_BLOCKS * block];
+    let mut target = vec![0.0f32; ELEMENTS];
+    let mut pool = vec![0i32; POOL_BLOCKS * block];
+    let scale = Scale::new(kernels.exponent_f32(&source), WORKERS);
+
+    bench.measure(name("exponent_f32"), || {
+        for x in black_box(&source).chunks_exact(block) {
+            black_box(kernels.exponent_f32(x));
+        }
+    });
+    bench.measure(name("quantize_f32"), || {
+        for (x, q) in black_box(&source).chunks_exact(block).zip(payload.chunks_exact_mut(4 * block)) {
+            kernels.quantize_f32(x, black_box(&scale), q);
+        }
+    });
+    bench.measure(name("quantize_f32_train"), || {
+        for xs in black_box(&source).chunks_exact(TRAIN_BLOCKS * block) {
+            for (x, q) in xs.chunks_exact(block).zip(train.chunks_exact_mut(4 * block)) {
+                kernels.quantize_f32(x, black_box(&scale), q);
+            }
+        }
+    });
+    bench.measure(name("path_f32"), || send(kernels, black_box(&source), block, &mut payload));
+    bench.measure(name("path_f32_train"), || send(kernels, black_box(&source), block, &mut train));
+    bench.measure(name("dequantize_f32"), || {
+        for (a, y) in black_box(&payload).chunks_exact(4 * block).zip(target.chunks_exact_mut(block)) {
+            kernels.dequantize_f32(a, black_box(&scale), Divisor::Workers, y);
+        }
+    });
+    bench.measure(name("add_le"), || {
+        for packets in black_box(&payload).chunks(4 * POOL_BLOCKS * block) {
+            for (p, slot) in packets.chunks_exact(4 * block).zip(pool.chunks_exact_mut(block)) {
+                kernels.add_le(slot, p);
+            }
+        }
+    });
+}
+
+fn float16(bench: &mut Bench, kernels: &Kernels, block: usize) {
+    let name = |kernel: &str| format!("{:?}/{kernel}/{block}", kernels.isa());
+    let source: Vec<u16> = gradient().iter().map(|&x| half::f16::from_f32(x).to_bits()).collect();
+    let mut payload = vec![0u8; GRADIENT_BYTES];
+    let mut target = vec![0u16; ELEMENTS];
+    let scale = Scale::new(kernels.exponent_f16(&source), WORKERS);
+
+    bench.measure(name("exponent_f16"), || {
+        for x in black_box(&source).chunks_exact(block) {
+            black_box(kernels.exponent_f16(x));
+        }
+    });
+    type Quantize = fn(&Kernels, &[u16], &Scale, &mut [u8]);
+    let quantize: [(&str, Quantize); 2] =
+        [("quantize_f16", Kernels::quantize_f16), ("quantize_bf16", Kernels::quantize_bf16)];
+    for (kernel, quantize) in quantize {
+        bench.measure(name(kernel), || {
+            for (x, q) in black_box(&source).chunks_exact(block).zip(payload.chunks_exact_mut(4 * block)) {
+                quantize(kernels, x, black_box(&scale), q);
+            }
+        });
+    }
+    type Dequantize = fn(&Kernels, &[u8], &Scale, Divisor, &mut [u16]);
+    let dequantize: [(&str, Dequantize); 2] =
+        [("dequantize_f16", Kernels::dequantize_f16), ("dequantize_bf16", Kernels::dequantize_bf16)];
+    for (kernel, dequantize) in dequantize {
+        bench.measure(name(kernel), || {
+            for (a, y) in black_box(&payload).chunks_exact(4 * block).zip(target.chunks_exact_mut(block)) {
+                dequantize(kernels, a, black_box(&scale), Divisor::Workers, y);
+            }
+        });
+    }
+}
+
+/// A worker's way to send a gradient, into a buffer that is used from its start again when it is full.
+fn send(kernels: &Kernels, source: &[f32], block: usize, out: &mut [u8]) {
+    let mut exponents = [kernels.exponent_f32(&source[..block]); POOL_BLOCKS];
+    let ahead = source.chunks_exact(block).cycle().skip(POOL_BLOCKS);
+    let blocks = source.chunks_exact(block).zip(ahead);
+    let mut index = 0;
+    let mut at = 0;
+    for (x, ahead) in blocks {
+        let scale = Scale::new(exponents[index], WORKERS);
+        kernels.quantize_f32(x, &scale, &mut out[at..at + 4 * block]);
+        exponents[index] = kernels.exponent_f32(ahead);
+        index = (index + 1) % POOL_BLOCKS;
+        at += 4 * block;
+        if at == out.len() {
+            at = 0;
+            black_box(&mut *out);
+        }
+    }
+}
+
+/// Values of many magnitudes and both signs; a linear congruential generator, so that every run sees the same.
+fn gradient() -> Vec<f32> {
+    let mut state = 1u32;
+    (0..ELEMENTS)
+        .map(|_| {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            state.cast_signed() as f32 * 2.0f32.powi(-31 - (state >> 8 & 7) as i32)
+        })
+        .collect()
+}
+
+/// Criterion, and what it measured: it does not hand its own figures out.
+struct Bench {
+    criterion: Criterion,
+    /// Name and seconds.
+    rows: Vec<(String, f64)>,
+}
+
+impl Bench {
+    fn measure(&mut self, name: String, mut work: impl FnMut()) {
+        let samples = RefCell::new(Vec::new());
+        let mut group = self.criterion.benchmark_group("kernels");
+        group.throughput(Throughput::Bytes(GRADIENT_BYTES as u64)).sample_size(10);
+        group.measurement_time(std::time::Duration::from_secs(1));
+        group.warm_up_time(std::time::Duration::from_millis(300));
+        group.bench_function(name.as_str(), |bencher| {
+            bencher.iter_custom(|iterations| {
+                let begin = Instant::now();
+                for _ in 0..iterations {
+                    work();
+                }
+                let elapsed = begin.elapsed();
+                samples.borrow_mut().push(elapsed.as_secs_f64() / iterations as f64);
+                elapsed
+            });
+        });
+        group.finish();
+        // The best sample: on a shared machine all noise is delay.
+        if let Some(best) = samples.into_inner().into_iter().reduce(f64::min) {
+            self.rows.push((name, best));
+        }
+    }
+
+    fn print_shares(&self) {
+        let memcpys = self.rows.iter().filter(|(name, _)| name.starts_with("memcpy"));
+        let Some(memcpy) = memcpys.map(|&(_, seconds)| seconds).reduce(f64::min) else {
+            return;
+        };
+        println!("\n{:<36} {:>8} {:>16}", "kernel", "GB/s", "share of memcpy");
+        for (name, seconds) in &self.rows {
+            let rate = GRADIENT_BYTES as f64 / seconds / 1e9;
+            println!("{name:<36} {rate:>8.2} {:>14.0} %", 100.0 * memcpy / seconds);
+        }
+    }
+}

@@ -1,0 +1,199 @@
+//! The kernels with AVX-512 F, BW and VL: as `avx2`, with registers of twice the width.
+
+use core::arch::x86_64::*;
+
+use crate::avx2::prefetch_ahead;
+use crate::integer::ELEMENT_BYTES;
+use crate::scalar;
+use crate::scale::Finite;
+
+/// Elements of one step: an `f64` register full.
+const STEP: usize = 8;
+/// Elements of one iteration.
+const ITERATION: usize = 4 * STEP;
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+pub(crate) fn magnitude_f32(block: &[f32]) -> u32 {
+    /// Elements of one register.
+    const LANES: usize = 16;
+    let unsigned = _mm512_set1_epi32(0x7fff_ffff);
+    let step = |max: &mut __m512i, x: &[f32; LANES]| {
+        prefetch_ahead(x);
+        // SAFETY: `x` is 64 readable bytes; the load needs no alignment.
+        let x = unsafe { _mm512_loadu_si512(x.as_ptr().cast()) };
+        *max = _mm512_max_epu32(*max, _mm512_and_si512(x, unsigned));
+    };
+    let (iterations, last) = block.as_chunks::<{ 4 * LANES }>();
+    let (last, rest) = last.as_chunks::<LANES>();
+    // Four accumulators: a maximum waits for the one before.
+    let mut max = [_mm512_setzero_si512(); 4];
+    for iteration in iterations {
+        for (max, x) in max.iter_mut().zip(iteration.as_chunks().0) {
+            step(max, x);
+        }
+    }
+    for (max, x) in max.iter_mut().zip(last) {
+        step(max, x);
+    }
+    let max = _mm512_max_epu32(_mm512_max_epu32(max[0], max[1]), _mm512_max_epu32(max[2], max[3]));
+    scalar::magnitude_f32(rest).max(_mm512_reduce_max_epu32(max))
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+pub(crate) fn magnitude_16(block: &[u16]) -> u16 {
+    /// Elements of one register.
+    const LANES: usize = 32;
+    let unsigned = _mm512_set1_epi16(0x7fff);
+    let step = |max: &mut __m512i, x: &[u16; LANES]| {
+        prefetch_ahead(x);
+        // SAFETY: `x` is 64 readable bytes; the load needs no alignment.
+        let x = unsafe { _mm512_loadu_si512(x.as_ptr().cast()) };
+        *max = _mm512_max_epu16(*max, _mm512_and_si512(x, unsigned));
+    };
+    let (iterations, last) = block.as_chunks::<{ 4 * LANES }>();
+    let (last, rest) = last.as_chunks::<LANES>();
+    let mut max = [_mm512_setzero_si512(); 4];
+    for iteration in iterations {
+        for (max, x) in max.iter_mut().zip(iteration.as_chunks().0) {
+            step(max, x);
+        }
+    }
+    for (max, x) in max.iter_mut().zip(last) {
+        step(max, x);
+    }
+    let max = _mm512_max_epu16(_mm512_max_epu16(max[0], max[1]), _mm512_max_epu16(max[2], max[3]));
+    let max = _mm256_max_epu16(_mm512_castsi512_si256(max), _mm512_extracti64x4_epi64::<1>(max));
+    let max = _mm_max_epu16(_mm256_castsi256_si128(max), _mm256_extracti128_si256::<1>(max));
+    // The instruction finds a minimum; the complement turns the order round.
+    let least = _mm_minpos_epu16(_mm_xor_si128(max, _mm_set1_epi16(-1)));
+    scalar::magnitude_16(rest).max(!(_mm_cvtsi128_si32(least) as u16))
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+pub(crate) fn quantize_f32(block: &[f32], scale: &Finite, out: &mut [u8]) {
+    quantize(block, scale, out, |x| load_f32(x), scalar::quantize_f32);
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+pub(crate) fn quantize_f16(block: &[u16], scale: &Finite, out: &mut [u8]) {
+    let widen = |x: &[u16; STEP]| _mm256_cvtph_ps(load_16(x));
+    quantize(block, scale, out, widen, scalar::quantize_f16);
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+pub(crate) fn quantize_bf16(block: &[u16], scale: &Finite, out: &mut [u8]) {
+    let widen =
+        |x: &[u16; STEP]| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(load_16(x))));
+    quantize(block, scale, out, widen, scalar::quantize_bf16);
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+pub(crate) fn dequantize_f32(sums: &[u8], inverse: f64, out: &mut [f32]) {
+    dequantize(sums, inverse, out, |y, out| store_f32(y, out), scalar::dequantize_f32);
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+pub(crate) fn dequantize_f16(sums: &[u8], inverse: f64, out: &mut [u16]) {
+    let narrow = |y, out: &mut [u16; STEP]| store_16(_mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(y), out);
+    dequantize(sums, inverse, out, narrow, scalar::dequantize_f16);
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+pub(crate) fn dequantize_bf16(sums: &[u8], inverse: f64, out: &mut [u16]) {
+    let narrow = |y, out: &mut [u16; STEP]| {
+        // As the specification, less its NaNs: a finite scale makes none.
+        let bits = _mm256_castps_si256(y);
+        let last = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
+        let rounded = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), last);
+        let upper = _mm256_srli_epi32::<16>(rounded);
+        // Not VPMOVDW, which some processors are slow to store.
+        let (low, high) = (_mm256_castsi256_si128(upper), _mm256_extracti128_si256::<1>(upper));
+        store_16(_mm_packus_epi32(low, high), out);
+    };
+    dequantize(sums, inverse, out, narrow, scalar::dequantize_bf16);
+}
+
+/// Compiled for the wider registers, the specification is already as fast as memory.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+pub(crate) fn add_le(acc: &mut [i32], payload: &[u8]) {
+    scalar::add_le(acc, payload);
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+fn quantize<T>(
+    block: &[T],
+    scale: &Finite,
+    out: &mut [u8],
+    widen: impl Fn(&[T; STEP]) -> __m256,
+    rest: impl Fn(&[T], &Finite, &mut [u8]),
+) {
+    let factor = _mm512_set1_pd(scale.factor);
+    let limit = _mm512_set1_pd(scale.limit);
+    let negative_limit = _mm512_set1_pd(-scale.limit);
+    let (xs, xs_rest) = block.as_chunks::<ITERATION>();
+    let (qs, qs_rest) = out.as_chunks_mut::<{ ITERATION * ELEMENT_BYTES }>();
+    for (x, q) in xs.iter().zip(qs) {
+        let steps = x.as_chunks::<STEP>().0.iter();
+        for (x, q) in steps.zip(q.as_chunks_mut::<{ STEP * ELEMENT_BYTES }>().0) {
+            let scaled = _mm512_mul_pd(_mm512_cvtps_pd(widen(x)), factor);
+            let below = _mm512_min_pd(scaled, limit);
+            let clamped = _mm512_max_pd(below, negative_limit);
+            let integers = _mm512_cvtpd_epi32(clamped);
+            // SAFETY: `q` is 32 writable bytes; the store needs no alignment.
+            unsafe { _mm256_storeu_si256(q.as_mut_ptr().cast(), integers) }
+        }
+    }
+    rest(xs_rest, scale, qs_rest);
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+fn dequantize<T>(
+    sums: &[u8],
+    inverse: f64,
+    out: &mut [T],
+    narrow: impl Fn(__m256, &mut [T; STEP]),
+    rest: impl Fn(&[u8], f64, &mut [T]),
+) {
+    let factor = _mm512_set1_pd(inverse);
+    let (sums, sums_rest) = sums.as_chunks::<{ ITERATION * ELEMENT_BYTES }>();
+    let (ys, ys_rest) = out.as_chunks_mut::<ITERATION>();
+    for (a, y) in sums.iter().zip(ys) {
+        let steps = a.as_chunks::<{ STEP * ELEMENT_BYTES }>().0.iter();
+        for (a, y) in steps.zip(y.as_chunks_mut::<STEP>().0) {
+            // SAFETY: `a` is 32 readable bytes; the load needs no alignment.
+            let a = unsafe { _mm256_loadu_si256(a.as_ptr().cast()) };
+            narrow(_mm512_cvtpd_ps(_mm512_mul_pd(_mm512_cvtepi32_pd(a), factor)), y);
+        }
+    }
+    rest(sums_rest, inverse, ys_rest);
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+fn load_f32(x: &[f32; STEP]) -> __m256 {
+    // SAFETY: `x` is 32 readable bytes; the load needs no alignment.
+    unsafe { _mm256_loadu_ps(x.as_ptr()) }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+fn store_f32(y: __m256, out: &mut [f32; STEP]) {
+    // SAFETY: `out` is 32 writable bytes; the store needs no alignment.
+    unsafe { _mm256_storeu_ps(out.as_mut_ptr(), y) }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+fn load_16(x: &[u16; STEP]) -> __m128i {
+    // SAFETY: `x` is 16 readable bytes; the load needs no alignment.
+    unsafe { _mm_loadu_si128(x.as_ptr().cast()) }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+fn store_16(y: __m128i, out: &mut [u16; STEP]) {
+    // SAFETY: `out` is 16 writable bytes; the store needs no alignment.
+    unsafe { _mm_storeu_si128(out.as_mut_ptr().cast(), y) }
+}

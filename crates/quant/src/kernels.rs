@@ -1,0 +1,257 @@
+//! The choice of an implementation, made once at run time.
+
+use core::sync::atomic::{AtomicU8, Ordering};
+
+use crate::class;
+use crate::exponent::Exponent;
+use crate::float16::{bf16_from_f32, f16_from_f32, f32_from_bf16, f32_from_f16};
+use crate::integer::assert_lengths;
+use crate::scale::{Divisor, Finite, Kind, Scale};
+
+/// An instruction set that the kernels are written for, worst first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Isa {
+    /// Any machine.
+    Scalar,
+    /// x86-64 with AVX2 and F16C (Haswell, Zen).
+    Avx2,
+    /// x86-64 with AVX-512 F, BW and VL (Skylake-SP, Zen 4).
+    Avx512,
+}
+
+impl Isa {
+    /// Every instruction set, worst first.
+    pub const ALL: [Self; 3] = [Self::Scalar, Self::Avx2, Self::Avx512];
+
+    /// Whether this machine has it. Asks the processor; slow in a virtual machine.
+    #[must_use]
+    pub fn available(self) -> bool {
+        match self {
+            Self::Scalar => true,
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => x86::avx2(),
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => x86::avx512(),
+            #[cfg(not(target_arch = "x86_64"))]
+            Self::Avx2 | Self::Avx512 => false,
+        }
+    }
+
+    fn table(self) -> &'static Kernels {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => &AVX2,
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => &AVX512,
+            _ => &SCALAR,
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    cpufeatures::new!(cpu_avx2, "avx2", "fma");
+    cpufeatures::new!(cpu_avx512, "avx512f", "avx512bw", "avx512vl");
+
+    pub(super) fn avx2() -> bool {
+        cpu_avx2::get() && f16c()
+    }
+
+    pub(super) fn avx512() -> bool {
+        cpu_avx512::get() && avx2()
+    }
+
+    /// CPUID leaf 1, ECX bit 29: the one feature that `cpufeatures` does not know. Its registers are AVX's.
+    fn f16c() -> bool {
+        // Safe from Rust 1.94 on, unsafe before.
+        #[allow(unused_unsafe)]
+        // SAFETY: every x86-64 processor has CPUID with leaf 1.
+        let leaf = unsafe { core::arch::x86_64::__cpuid(1) };
+        leaf.ecx >> 29 & 1 == 1
+    }
+}
+
+/// The kernels of one instruction set.
+///
+/// The table is private and only handed out for an [`Isa`] that is available: that is what makes calling it sound.
+pub struct Kernels {
+    isa: Isa,
+    magnitude_f32: unsafe fn(&[f32]) -> u32,
+    magnitude_16: unsafe fn(&[u16]) -> u16,
+    quantize_f32: unsafe fn(&[f32], &Finite, &mut [u8]),
+    quantize_f16: unsafe fn(&[u16], &Finite, &mut [u8]),
+    quantize_bf16: unsafe fn(&[u16], &Finite, &mut [u8]),
+    dequantize_f32: unsafe fn(&[u8], f64, &mut [f32]),
+    dequantize_f16: unsafe fn(&[u8], f64, &mut [u16]),
+    dequantize_bf16: unsafe fn(&[u8], f64, &mut [u16]),
+    add_le: unsafe fn(&mut [i32], &[u8]),
+}
+
+macro_rules! table {
+    ($isa:ident, $module:ident) => {
+        Kernels {
+            isa: Isa::$isa,
+            magnitude_f32: crate::$module::magnitude_f32,
+            magnitude_16: crate::$module::magnitude_16,
+            quantize_f32: crate::$module::quantize_f32,
+            quantize_f16: crate::$module::quantize_f16,
+            quantize_bf16: crate::$module::quantize_bf16,
+            dequantize_f32: crate::$module::dequantize_f32,
+            dequantize_f16: crate::$module::dequantize_f16,
+            dequantize_bf16: crate::$module::dequantize_bf16,
+            add_le: crate::$module::add_le,
+        }
+    };
+}
+
+static SCALAR: Kernels = table!(Scalar, scalar);
+#[cfg(target_arch = "x86_64")]
+static AVX2: Kernels = table!(Avx2, avx2);
+#[cfg(target_arch = "x86_64")]
+static AVX512: Kernels = table!(Avx512, avx512);
+
+impl Kernels {
+    /// The best kernels of this machine. After the first call, one relaxed load.
+    #[inline]
+    #[must_use]
+    pub fn detected() -> &'static Self {
+        const UNDETECTED: u8 = u8::MAX;
+        static BEST: AtomicU8 = AtomicU8::new(UNDETECTED);
+
+        #[cold]
+        fn detect() -> &'static Kernels {
+            let best = Isa::ALL.into_iter().rfind(|isa| isa.available()).unwrap_or(Isa::Scalar);
+            // Racing threads store the same value, and it guards no other memory: relaxed is enough.
+            BEST.store(best as u8, Ordering::Relaxed);
+            best.table()
+        }
+
+        const AVX2: u8 = Isa::Avx2 as u8;
+        const AVX512: u8 = Isa::Avx512 as u8;
+        match BEST.load(Ordering::Relaxed) {
+            UNDETECTED => detect(),
+            AVX512 => Isa::Avx512.table(),
+            AVX2 => Isa::Avx2.table(),
+            _ => Isa::Scalar.table(),
+        }
+    }
+
+    /// The kernels of one instruction set, if this machine has it. For tests and benchmarks.
+    #[must_use]
+    pub fn of(isa: Isa) -> Option<&'static Self> {
+        isa.available().then(|| isa.table())
+    }
+
+    /// Which instruction set these kernels are written for.
+    #[must_use]
+    pub fn isa(&self) -> Isa {
+        self.isa
+    }
+
+    /// See [`crate::exponent_f32`].
+    #[must_use]
+    pub fn exponent_f32(&self, block: &[f32]) -> Exponent {
+        // SAFETY: a table is only handed out where its instruction set is available.
+        Exponent::of_magnitude(unsafe { (self.magnitude_f32)(block) })
+    }
+
+    /// See [`crate::exponent_f16`].
+    #[must_use]
+    pub fn exponent_f16(&self, block: &[u16]) -> Exponent {
+        // SAFETY: a table is only handed out where its instruction set is available.
+        let magnitude = unsafe { (self.magnitude_16)(block) };
+        Exponent::of_magnitude(f32_from_f16(magnitude).to_bits())
+    }
+
+    /// See [`crate::exponent_bf16`].
+    #[must_use]
+    pub fn exponent_bf16(&self, block: &[u16]) -> Exponent {
+        // SAFETY: a table is only handed out where its instruction set is available.
+        let magnitude = unsafe { (self.magnitude_16)(block) };
+        Exponent::of_magnitude(f32_from_bf16(magnitude).to_bits())
+    }
+
+    /// See [`crate::quantize_f32`].
+    pub fn quantize_f32(&self, block: &[f32], scale: &Scale, out: &mut [u8]) {
+        quantize(block, scale, out, self.quantize_f32, |x| x);
+    }
+
+    /// See [`crate::quantize_f16`].
+    pub fn quantize_f16(&self, block: &[u16], scale: &Scale, out: &mut [u8]) {
+        quantize(block, scale, out, self.quantize_f16, f32_from_f16);
+    }
+
+    /// See [`crate::quantize_bf16`].
+    pub fn quantize_bf16(&self, block: &[u16], scale: &Scale, out: &mut [u8]) {
+        quantize(block, scale, out, self.quantize_bf16, f32_from_bf16);
+    }
+
+    /// See [`crate::dequantize_f32`].
+    pub fn dequantize_f32(&self, sums: &[u8], scale: &Scale, divisor: Divisor, out: &mut [f32]) {
+        dequantize(sums, scale, divisor, out, self.dequantize_f32, |x| x);
+    }
+
+    /// See [`crate::dequantize_f16`].
+    pub fn dequantize_f16(&self, sums: &[u8], scale: &Scale, divisor: Divisor, out: &mut [u16]) {
+        dequantize(sums, scale, divisor, out, self.dequantize_f16, f16_from_f32);
+    }
+
+    /// See [`crate::dequantize_bf16`].
+    pub fn dequantize_bf16(&self, sums: &[u8], scale: &Scale, divisor: Divisor, out: &mut [u16]) {
+        dequantize(sums, scale, divisor, out, self.dequantize_bf16, bf16_from_f32);
+    }
+
+    /// See [`crate::add_le`].
+    pub fn add_le(&self, acc: &mut [i32], payload: &[u8]) {
+        assert_lengths(acc.len(), payload.len());
+        // SAFETY: a table is only handed out where its instruction set is available.
+        unsafe { (self.add_le)(acc, payload) }
+    }
+}
+
+/// Blocks without a finite exponent are rare and carry no values: one plain loop serves every instruction set.
+#[inline]
+fn quantize<T: Copy>(
+    block: &[T],
+    scale: &Scale,
+    out: &mut [u8],
+    finite: unsafe fn(&[T], &Finite, &mut [u8]),
+    widen: impl Fn(T) -> f32,
+) {
+    assert_lengths(block.len(), out.len());
+    match &scale.kind {
+        // SAFETY: `finite` is from a table, which is only handed out where its instruction set is available.
+        Kind::Finite(scale) => unsafe { finite(block, scale, out) },
+        Kind::Zero => out.fill(0),
+        Kind::NonFinite => {
+            for (&x, q) in block.iter().zip(out.as_chunks_mut().0) {
+                *q = class::encode(widen(x)).to_le_bytes();
+            }
+        }
+    }
+}
+
+/// The way back of [`quantize`].
+#[inline]
+fn dequantize<T: Copy>(
+    sums: &[u8],
+    scale: &Scale,
+    divisor: Divisor,
+    out: &mut [T],
+    finite: unsafe fn(&[u8], f64, &mut [T]),
+    narrow: impl Fn(f32) -> T,
+) {
+    assert_lengths(out.len(), sums.len());
+    match &scale.kind {
+        // SAFETY: `finite` is from a table, which is only handed out where its instruction set is available.
+        Kind::Finite(scale) => unsafe { finite(sums, scale.inverse(divisor), out) },
+        // Whatever the sums are: no worker had anything but zeros to add.
+        Kind::Zero => out.fill(narrow(0.0)),
+        Kind::NonFinite => {
+            for (a, y) in sums.as_chunks().0.iter().zip(out) {
+                *y = narrow(class::decode(i32::from_le_bytes(*a)));
+            }
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! Quantisation: floating-point gradients to 32-bit integers that a switch can add, and back.
+//!
+//! The arithmetic is SwitchML's block floating point (§4.6, Appendix E): the elements of one packet, a *block*, share
+//! one power-of-two [`Exponent`]; each is scaled by `f = (2^31 - 1) / (n * 2^m)` ([`Scale`]) and rounded to an `i32`,
+//! so that the sum over `n` workers cannot overflow and is the same whatever the order of arrival.
+//!
+//! The way of a gradient through this crate:
+//!
+//! 1. a worker takes the exponent of a block that it will send soon ([`exponent_f32`]) and announces it;
+//! 2. the switch answers with the maximum over the workers, which becomes the block's [`Scale`];
+//! 3. the worker quantises the block straight into a packet ([`quantize_f32`]);
+//! 4. the switch adds packets into a slot and writes the result ([`store_le`], [`add_le`], [`write_le`]);
+//! 5. the worker dequantises the result straight into the gradient ([`dequantize_f32`]).
+//!
+//! `int32` tensors skip the scaling ([`copy_i32`], [`read_i32`]).
+//!
+//! Map: `exponent` (the shared exponent), `scale` (what a block's exponent makes of its elements), `class` (blocks with
+//! a NaN or an infinity), `float16` (conversions of f16 and bf16), `scalar` (**the specification** of every kernel),
+//! `avx2` and `avx512` (equal to it bit for bit, which the property tests hold), `kernels` (the choice between them, made
+//! once at run time), `integer` (the kernels on `i32`).
+//!
+//! Like all of Rust, the kernels assume the default floating-point environment: a thread that flushes subnormals to zero
+//! must not run them.
+//!
+//! Deliberately absent: packets, slots, zero-padding of a short last block (the caller's), allocation, errors. All
+//! lengths are the caller's own arithmetic, so a mismatch is an assertion; every *value*, also one that came from the
+//! network, is accepted without a panic.
+#![no_std]
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod class;
+mod exponent;
+mod float16;
+mod integer;
+mod kernels;
+mod scalar;
+mod scale;
+
+pub use exponent::Exponent;
+pub use integer::{copy_i32, read_i32, store_le, write_le};
+#[doc(hidden)]
+pub use kernels::{Isa, Kernels};
+pub use scale::{Divisor, Scale, WORKERS_MAX};
+
+/// The shared exponent of a block of `f32`; [`Exponent::ZERO`] for an empty one.
+#[must_use]
+pub fn exponent_f32(block: &[f32]) -> Exponent {
+    Kernels::detected().exponent_f32(block)
+}
+
+/// The shared exponent of a block of IEEE half-precision elements, given as raw bits.
+#[must_use]
+pub fn exponent_f16(block: &[u16]) -> Exponent {
+    Kernels::detected().exponent_f16(block)
+}
+
+/// The shared exponent of a block of bfloat16 elements, given as raw bits.
+#[must_use]
+pub fn exponent_bf16(block: &[u16]) -> Exponent {
+    Kernels::detected().exponent_bf16(block)
+}
+
+/// Quantises a block into little-endian `i32` at any alignment.
+///
+/// # Panics
+/// If `out` is not four bytes an element.
+pub fn quantize_f32(block: &[f32], scale: &Scale, out: &mut [u8]) {
+    Kernels::detected().quantize_f32(block, scale, out);
+}
+
+/// [`quantize_f32`] for IEEE half-precision elements (raw bits), converted exactly to `f32` first.
+///
+/// # Panics
+/// If `out` is not four bytes an element.
+pub fn quantize_f16(block: &[u16], scale: &Scale, out: &mut [u8]) {
+    Kernels::detected().quantize_f16(block, scale, out);
+}
+
+/// [`quantize_f32`] for bfloat16 elements (raw bits), converted exactly to `f32` first.
+///
+/// # Panics
+/// If `out` is not four bytes an element.
+pub fn quantize_bf16(block: &[u16], scale: &Scale, out: &mut [u8]) {
+    Kernels::detected().quantize_bf16(block, scale, out);
+}
+
+/// Turns little-endian sums `A` back into values: `A / f`, or their mean over the workers (see [`Divisor`]), rounded to
+/// the nearest `f32`, ties to even; what is too large for the type becomes an infinity.
+///
+/// # Panics
+/// If `sums` is not four bytes an element.
+pub fn dequantize_f32(sums: &[u8], scale: &Scale, divisor: Divisor, out: &mut [f32]) {
+    Kernels::detected().dequantize_f32(sums, scale, divisor, out);
+}
+
+/// [`dequantize_f32`], then rounded to IEEE half precision (raw bits), ties to even.
+///
+/// # Panics
+/// If `sums` is not four bytes an element.
+pub fn dequantize_f16(sums: &[u8], scale: &Scale, divisor: Divisor, out: &mut [u16]) {
+    Kernels::detected().dequantize_f16(sums, scale, divisor, out);
+}
+
+/// [`dequantize_f32`], then rounded to bfloat16 (raw bits), ties to even.
+///
+/// # Panics
+/// If `sums` is not four bytes an element.
+pub fn dequantize_bf16(sums: &[u8], scale: &Scale, divisor: Divisor, out: &mut [u16]) {
+    Kernels::detected().dequantize_bf16(sums, scale, divisor, out);
+}
+
+/// Adds a payload of little-endian `i32` to a slot's accumulator, wrapping: quantised sums cannot overflow (SwitchML
+/// Theorem 2), and native integers wrap as they do in the tensor library.
+///
+/// # Panics
+/// If `payload` is not four bytes an element.
+pub fn add_le(acc: &mut [i32], payload: &[u8]) {
+    Kernels::detected().add_le(acc, payload);
+}

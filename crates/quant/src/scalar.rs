@@ -1,0 +1,93 @@
+//! The specification: every kernel as one plain loop. What an implementation for an instruction set does is right if it
+//! equals this bit for bit.
+//!
+//! Callers have checked the lengths.
+
+use crate::float16::{bf16_from_f32, f16_from_f32, f32_from_bf16, f32_from_f16};
+use crate::scale::Finite;
+
+/// The largest magnitude of a block, as the bits of an `f32` without the sign: ordered as the values are, infinities
+/// above all numbers, NaNs above infinities.
+#[inline]
+pub(crate) fn magnitude_f32(block: &[f32]) -> u32 {
+    block.iter().fold(0, |max, x| max.max(x.to_bits() & 0x7fff_ffff))
+}
+
+/// As [`magnitude_f32`], for both 16-bit formats: their bits are ordered likewise.
+#[inline]
+pub(crate) fn magnitude_16(block: &[u16]) -> u16 {
+    block.iter().fold(0, |max, x| max.max(x & 0x7fff))
+}
+
+#[inline]
+pub(crate) fn quantize_f32(block: &[f32], scale: &Finite, out: &mut [u8]) {
+    for (&x, q) in block.iter().zip(out.as_chunks_mut().0) {
+        *q = quantize(x, scale).to_le_bytes();
+    }
+}
+
+#[inline]
+pub(crate) fn quantize_f16(block: &[u16], scale: &Finite, out: &mut [u8]) {
+    for (&x, q) in block.iter().zip(out.as_chunks_mut().0) {
+        *q = quantize(f32_from_f16(x), scale).to_le_bytes();
+    }
+}
+
+#[inline]
+pub(crate) fn quantize_bf16(block: &[u16], scale: &Finite, out: &mut [u8]) {
+    for (&x, q) in block.iter().zip(out.as_chunks_mut().0) {
+        *q = quantize(f32_from_bf16(x), scale).to_le_bytes();
+    }
+}
+
+#[inline]
+pub(crate) fn dequantize_f32(sums: &[u8], inverse: f64, out: &mut [f32]) {
+    for (a, y) in sums.as_chunks().0.iter().zip(out) {
+        *y = dequantize(i32::from_le_bytes(*a), inverse);
+    }
+}
+
+#[inline]
+pub(crate) fn dequantize_f16(sums: &[u8], inverse: f64, out: &mut [u16]) {
+    for (a, y) in sums.as_chunks().0.iter().zip(out) {
+        *y = f16_from_f32(dequantize(i32::from_le_bytes(*a), inverse));
+    }
+}
+
+#[inline]
+pub(crate) fn dequantize_bf16(sums: &[u8], inverse: f64, out: &mut [u16]) {
+    for (a, y) in sums.as_chunks().0.iter().zip(out) {
+        *y = bf16_from_f32(dequantize(i32::from_le_bytes(*a), inverse));
+    }
+}
+
+#[inline]
+pub(crate) fn add_le(acc: &mut [i32], payload: &[u8]) {
+    for (a, p) in acc.iter_mut().zip(payload.as_chunks().0) {
+        *a = a.wrapping_add(i32::from_le_bytes(*p));
+    }
+}
+
+/// One element. The comparisons are those of MINPD and MAXPD, which yield their second operand for a NaN: a NaN in a
+/// block that was announced as finite becomes the limit.
+#[inline]
+fn quantize(x: f32, scale: &Finite) -> i32 {
+    let scaled = f64::from(x) * scale.factor;
+    let below = if scaled < scale.limit { scaled } else { scale.limit };
+    let clamped = if below > -scale.limit { below } else { -scale.limit };
+    round_ties_even(clamped)
+}
+
+/// `f64::round_ties_even` is not in `core`. At 1.5 * 2^52 the last bit of an `f64` is worth 1, so that the addition
+/// rounds and leaves the integer, in two's complement, in the low bits.
+#[inline]
+fn round_ties_even(x: f64) -> i32 {
+    const INTEGERS: f64 = (3u64 << 51) as f64;
+    (x + INTEGERS).to_bits() as i32
+}
+
+/// One sum: a single multiplication, then a single rounding to `f32`.
+#[inline]
+fn dequantize(sum: i32, inverse: f64) -> f32 {
+    (f64::from(sum) * inverse) as f32
+}

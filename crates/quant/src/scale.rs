@@ -1,0 +1,135 @@
+//! What a block's exponent and the number of workers make of its elements.
+
+use crate::Exponent;
+
+/// The most workers that can share a sum: the width of the worker bitmap on the wire.
+pub const WORKERS_MAX: u32 = 64;
+
+/// The largest magnitude that the sum of all workers may reach.
+const SUM_MAX: i32 = i32::MAX;
+
+/// What a sum is divided by when it is turned back into a value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Divisor {
+    /// Nothing: the sum over the workers.
+    One,
+    /// The number of workers: their mean.
+    Workers,
+}
+
+/// How the elements of one block are written as integers, and their sums read.
+///
+/// | exponent | an element is written as | a sum is read as |
+/// |---|---|---|
+/// | finite `m` | `round_ties_even(clamp(x * f, -L, L))`, `f = (2^31 - 1) / (n * 2^m)`, `L = floor((2^31 - 1) / n)` | `A * inverse` |
+/// | [`ZERO`](Exponent::ZERO) | 0 | 0 |
+/// | [`NON_FINITE`](Exponent::NON_FINITE), [`UNKNOWN`](Exponent::UNKNOWN) | its class: finite, +inf, -inf or NaN | what IEEE addition of the classes gives; NaN where all were finite, for their values were not carried |
+///
+/// All in `f64`, each step rounded to nearest, ties to even. `f` is SwitchML's scaling factor (§4.6). The paper's
+/// Theorem 2 asks for a slightly smaller one, so that rounding cannot carry a sum past `2^31 - 1`; the clamp does that
+/// here, also where `|x| = 2^m` exactly and where an element is larger than the exponent announced. It moves a
+/// value by less than 1, so that Theorem 1 (`|sum of x - A / f| <= n / f`) holds all the same.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Scale {
+    pub(crate) kind: Kind,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Kind {
+    Zero,
+    Finite(Finite),
+    NonFinite,
+}
+
+/// The constants of a block that has a finite exponent.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Finite {
+    /// `f`.
+    pub factor: f64,
+    /// `L`, an integer.
+    pub limit: f64,
+    /// `1 / f`.
+    inverse: f64,
+    /// `1 / (f * n)`.
+    inverse_mean: f64,
+}
+
+impl Scale {
+    /// The scale of a block with this exponent (the maximum over the workers), summed over `workers` workers.
+    ///
+    /// # Panics
+    /// If `workers` is not in `1..=`[`WORKERS_MAX`].
+    #[must_use]
+    pub fn new(exponent: Exponent, workers: u32) -> Self {
+        assert!((1..=WORKERS_MAX).contains(&workers), "{workers} workers, not 1..={WORKERS_MAX}");
+        let kind = match exponent.finite() {
+            Some(m) => Kind::Finite(Finite::new(m, workers)),
+            None if exponent == Exponent::ZERO => Kind::Zero,
+            None => Kind::NonFinite,
+        };
+        Self { kind }
+    }
+
+    /// The scaling factor `f`, where the block has one.
+    #[must_use]
+    pub fn factor(&self) -> Option<f64> {
+        match self.kind {
+            Kind::Finite(finite) => Some(finite.factor),
+            Kind::Zero | Kind::NonFinite => None,
+        }
+    }
+}
+
+impl Finite {
+    fn new(m: i16, workers: u32) -> Self {
+        let n = f64::from(workers);
+        let sum_max = f64::from(SUM_MAX);
+        // The division by a power of two is exact, so f is within half an ulp of its definition; likewise the inverses.
+        Self {
+            factor: sum_max / n * power_of_two(-m),
+            // n <= 64 makes the quotient fit; integer division is the floor.
+            limit: f64::from(SUM_MAX / workers as i32),
+            inverse: n / sum_max * power_of_two(m),
+            inverse_mean: 1.0 / sum_max * power_of_two(m),
+        }
+    }
+
+    /// The one multiplier that turns a sum into a value.
+    pub fn inverse(&self, divisor: Divisor) -> f64 {
+        match divisor {
+            Divisor::One => self.inverse,
+            Divisor::Workers => self.inverse_mean,
+        }
+    }
+}
+
+/// `2^m` for the exponents that a block or its inverse can have.
+fn power_of_two(m: i16) -> f64 {
+    debug_assert!((-149..=149).contains(&m));
+    f64::from_bits(((i64::from(m) + 1023) as u64) << (f64::MANTISSA_DIGITS - 1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn powers_of_two_are_exact() {
+        assert_eq!(power_of_two(0), 1.0);
+        assert_eq!(power_of_two(-3), 0.125);
+        assert_eq!(power_of_two(-149), f64::from(f32::from_bits(1)));
+        assert_eq!(power_of_two(127), f64::from(f32::from_bits(0x7f00_0000)));
+    }
+
+    #[test]
+    fn factor_of_one_worker_fills_the_integer() {
+        let scale = Scale::new(Exponent::from_bits(0), 1);
+        assert_eq!(scale.factor(), Some(2_147_483_647.0));
+    }
+
+    #[test]
+    #[should_panic(expected = "65 workers, not 1..=64")]
+    fn more_workers_than_the_bitmap_holds_are_refused() {
+        let _ = Scale::new(Exponent::ZERO, 65);
+    }
+}

@@ -1,0 +1,188 @@
+//! Every implementation equals the specification bit for bit: any bit pattern, any length, any alignment.
+
+use fanin_quant::{Divisor, Exponent, Isa, Kernels, Scale};
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+/// More than two iterations of the widest kernel, so that main loop, last registers and rest all run.
+const ELEMENTS_MAX: usize = 300;
+const ALIGNMENTS: usize = 64;
+
+fn scalar() -> &'static Kernels {
+    Kernels::of(Isa::Scalar).expect("any machine has it")
+}
+
+/// The other implementations that this machine can run.
+fn others() -> impl Iterator<Item = &'static Kernels> {
+    Isa::ALL.into_iter().filter(|&isa| isa != Isa::Scalar).filter_map(Kernels::of)
+}
+
+/// Bits of an `f32`: uniform patterns are mostly huge or tiny, so also ordinary values and the special ones.
+fn f32_bits() -> impl Strategy<Value = u32> {
+    prop_oneof![
+        3 => any::<u32>(),
+        4 => (-1.0f32..1.0).prop_map(f32::to_bits),
+        1 => prop::sample::select(vec![
+            0,
+            1,
+            0x007f_ffff,
+            0x0080_0000,
+            0x3f80_0000,
+            0x7f7f_ffff,
+            0x7f80_0000,
+            0x7f80_0001,
+            0x7fc0_0000,
+            0x7fff_ffff,
+        ])
+        .prop_flat_map(|bits: u32| prop::sample::select(vec![bits, bits | 0x8000_0000])),
+    ]
+}
+
+fn f32_block() -> impl Strategy<Value = Vec<f32>> {
+    vec(f32_bits().prop_map(f32::from_bits), 0..ELEMENTS_MAX)
+}
+
+fn u16_block() -> impl Strategy<Value = Vec<u16>> {
+    vec(
+        prop_oneof![
+            any::<u16>(),
+            prop::sample::select(vec![0, 0x8000, 0x7bff, 0x7c00, 0x7e00, 0x7f7f, 0x7f80, 0x7fc0])
+        ],
+        0..ELEMENTS_MAX,
+    )
+}
+
+fn sums() -> impl Strategy<Value = Vec<i32>> {
+    vec(prop_oneof![any::<i32>(), -70..70, Just(i32::MIN), Just(i32::MAX)], 0..ELEMENTS_MAX)
+}
+
+fn scale() -> impl Strategy<Value = Scale> {
+    let exponent = prop_oneof![8 => -149i16..=128, 3 => -4i16..=4, 1 => any::<i16>()];
+    (exponent, 1u32..=64).prop_map(|(bits, workers)| Scale::new(Exponent::from_bits(bits), workers))
+}
+
+fn divisor() -> impl Strategy<Value = Divisor> {
+    prop_oneof![Just(Divisor::One), Just(Divisor::Workers)]
+}
+
+/// A payload of `len` bytes that begins `offset` bytes after an allocation does, filled by `write`.
+fn payload_at(offset: usize, len: usize, write: impl Fn(&mut [u8])) -> Vec<u8> {
+    let mut bytes = vec![0xa5; offset + len + 1];
+    write(&mut bytes[offset..offset + len]);
+    assert_eq!(bytes[offset + len], 0xa5, "wrote past the end");
+    assert!(bytes[..offset].iter().all(|&b| b == 0xa5), "wrote before the beginning");
+    bytes.drain(..offset);
+    bytes.truncate(len);
+    bytes
+}
+
+/// The bytes of `sums` from `offset` on.
+fn bytes_at(offset: usize, sums: &[i32]) -> Vec<u8> {
+    let mut bytes = vec![0; offset];
+    bytes.extend(sums.iter().flat_map(|sum| sum.to_le_bytes()));
+    bytes
+}
+
+fn f32_to_bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|x| x.to_bits()).collect()
+}
+
+proptest! {
+    #[test]
+    fn exponents_are_equal(block in f32_block(), halves in u16_block(), skip in 0..4usize) {
+        let block = &block[skip.min(block.len())..];
+        let halves = &halves[skip.min(halves.len())..];
+        for kernels in others() {
+            prop_assert_eq!(kernels.exponent_f32(block), scalar().exponent_f32(block), "{:?}", kernels.isa());
+            prop_assert_eq!(kernels.exponent_f16(halves), scalar().exponent_f16(halves), "{:?}", kernels.isa());
+            prop_assert_eq!(kernels.exponent_bf16(halves), scalar().exponent_bf16(halves), "{:?}", kernels.isa());
+        }
+    }
+
+    #[test]
+    fn exponents_of_finite_blocks_are_equal(block in vec(-1.0f32..1.0, 0..ELEMENTS_MAX), peak in any::<prop::sample::Index>()) {
+        // One element stands out, at any place: each lane and the rest must be looked at.
+        let mut block = block;
+        if !block.is_empty() {
+            let at = peak.index(block.len());
+            block[at] = -1e30;
+        }
+        for kernels in others() {
+            prop_assert_eq!(kernels.exponent_f32(&block), scalar().exponent_f32(&block), "{:?}", kernels.isa());
+        }
+    }
+
+    #[test]
+    fn quantised_f32_is_equal(block in f32_block(), scale in scale(), offset in 0..ALIGNMENTS, skip in 0..4usize) {
+        let block = &block[skip.min(block.len())..];
+        let quantise = |kernels: &Kernels| payload_at(offset, 4 * block.len(), |out| kernels.quantize_f32(block, &scale, out));
+        for kernels in others() {
+            prop_assert_eq!(quantise(kernels), quantise(scalar()), "{:?}", kernels.isa());
+        }
+    }
+
+    #[test]
+    fn quantised_16_bit_formats_are_equal(block in u16_block(), scale in scale(), offset in 0..ALIGNMENTS, skip in 0..4usize) {
+        let block = &block[skip.min(block.len())..];
+        let f16 = |kernels: &Kernels| payload_at(offset, 4 * block.len(), |out| kernels.quantize_f16(block, &scale, out));
+        let bf16 = |kernels: &Kernels| payload_at(offset, 4 * block.len(), |out| kernels.quantize_bf16(block, &scale, out));
+        for kernels in others() {
+            prop_assert_eq!(f16(kernels), f16(scalar()), "{:?}", kernels.isa());
+            prop_assert_eq!(bf16(kernels), bf16(scalar()), "{:?}", kernels.isa());
+        }
+    }
+
+    #[test]
+    fn dequantised_values_are_equal(sums in sums(), scale in scale(), divisor in divisor(), offset in 0..ALIGNMENTS) {
+        let bytes = bytes_at(offset, &sums);
+        let f32 = |kernels: &Kernels| {
+            let mut out = vec![1.0f32; sums.len()];
+            kernels.dequantize_f32(&bytes[offset..], &scale, divisor, &mut out);
+            f32_to_bits(&out)
+        };
+        let f16 = |kernels: &Kernels| {
+            let mut out = vec![1u16; sums.len()];
+            kernels.dequantize_f16(&bytes[offset..], &scale, divisor, &mut out);
+            out
+        };
+        let bf16 = |kernels: &Kernels| {
+            let mut out = vec![1u16; sums.len()];
+            kernels.dequantize_bf16(&bytes[offset..], &scale, divisor, &mut out);
+            out
+        };
+        for kernels in others() {
+            prop_assert_eq!(f32(kernels), f32(scalar()), "{:?}", kernels.isa());
+            prop_assert_eq!(f16(kernels), f16(scalar()), "{:?}", kernels.isa());
+            prop_assert_eq!(bf16(kernels), bf16(scalar()), "{:?}", kernels.isa());
+        }
+    }
+
+    #[test]
+    fn sums_of_slots_are_equal(pairs in vec((any::<i32>(), any::<i32>()), 0..ELEMENTS_MAX), offset in 0..ALIGNMENTS) {
+        let (acc, contribution): (Vec<i32>, Vec<i32>) = pairs.into_iter().unzip();
+        let expected: Vec<i32> = acc.iter().zip(&contribution).map(|(a, b)| a.wrapping_add(*b)).collect();
+        let bytes = bytes_at(offset, &contribution);
+        for kernels in others().chain([scalar()]) {
+            let mut acc = acc.clone();
+            kernels.add_le(&mut acc, &bytes[offset..]);
+            prop_assert_eq!(&acc, &expected, "{:?}", kernels.isa());
+        }
+    }
+}
+
+#[test]
+fn every_f16_and_bf16_is_widened_equally() {
+    let every: Vec<u16> = (0..=u16::MAX).collect();
+    for m in [-24, -3, 16, 128] {
+        let scale = Scale::new(Exponent::from_bits(m), 3);
+        for kernels in others() {
+            let run = |kernels: &Kernels| {
+                let mut out = (vec![0; 4 * every.len()], vec![0; 4 * every.len()]);
+                kernels.quantize_f16(&every, &scale, &mut out.0);
+                kernels.quantize_bf16(&every, &scale, &mut out.1);
+                out
+            };
+            assert!(run(kernels) == run(scalar()), "{:?}, m = {m}", kernels.isa());
+        }
+    }
+}

@@ -1,0 +1,35 @@
+//! Any bytes: parsing returns, and what it accepts it writes back the same.
+#![no_main]
+
+use fanin_wire::{Abort, MAGIC, Preamble, SlotPacket, VERSION};
+use libfuzzer_sys::fuzz_target;
+
+fn parse(bytes: &[u8]) {
+    let Ok(preamble) = Preamble::parse(bytes) else { return };
+    if let Ok(packet) = SlotPacket::parse(preamble, bytes) {
+        let mut out = vec![0; bytes.len()];
+        let elements = packet.payload.len() / 4;
+        let written = SlotPacket::write(&mut out, &preamble, &packet.header, elements, |payload| {
+            payload.copy_from_slice(packet.payload);
+        });
+        assert_eq!(&out[..written], bytes);
+    }
+    if let Ok(abort) = Abort::parse(preamble, bytes) {
+        let again = abort.to_bytes();
+        assert_eq!(Abort::parse(preamble, &again), Ok(abort));
+    }
+}
+
+fuzz_target!(|bytes: &[u8]| {
+    parse(bytes);
+    // Three bytes decide whether it is ours at all: with them right the rest is reached.
+    let mut ours = bytes.to_vec();
+    if let Some(head) = ours.first_chunk_mut() {
+        let [m0, m1] = MAGIC.to_le_bytes();
+        *head = [m0, m1, VERSION];
+    }
+    parse(&ours);
+    // So is a payload of a length that counts.
+    ours.resize(32 + 1024, 0);
+    parse(&ours);
+});

@@ -1,0 +1,97 @@
+//! Which room may import which (ARCHITECTURE.md), read from the workspace itself.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::process::Command;
+
+use cargo_metadata::{DependencyKind, MetadataCommand};
+
+/// Room, and the rooms that it may import.
+const ALLOWED: [(&str, &[&str]); 9] = [
+    ("wire", &[]),
+    ("quant", &[]),
+    ("protocol", &["wire", "quant"]),
+    ("sim", &["protocol", "wire", "quant"]),
+    ("udp", &["protocol", "wire"]),
+    ("controller", &["protocol", "wire", "udp"]),
+    ("cli", &["protocol", "wire", "udp", "controller", "sim"]),
+    ("python", &["protocol", "wire", "udp", "controller", "cli", "sim"]),
+    ("rooms", &[]),
+];
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).expect("tests/rooms is two below the root")
+}
+
+#[test]
+fn rooms_import_only_what_they_may() {
+    let metadata = MetadataCommand::new().current_dir(root()).no_deps().exec().expect("cargo metadata");
+    let allowed = BTreeMap::from(ALLOWED);
+    let mut rooms = BTreeSet::new();
+    for package in &metadata.packages {
+        let room = package.name.strip_prefix("fanin-").expect("rooms are named fanin-*").to_owned();
+        let may = allowed.get(room.as_str()).unwrap_or_else(|| panic!("{room} is not in ARCHITECTURE.md's table"));
+        for dependency in &package.dependencies {
+            // A test may use what its room may not.
+            let Some(imported) = dependency.name.strip_prefix("fanin-") else { continue };
+            if dependency.kind == DependencyKind::Normal {
+                assert!(may.contains(&imported), "{room} must not import {imported}");
+            }
+        }
+        rooms.insert(room);
+    }
+    assert_eq!(rooms, ALLOWED.map(|(room, _)| room.to_owned()).into(), "the table names every room");
+}
+
+#[test]
+fn wire_has_no_dependency_at_all() {
+    let metadata = MetadataCommand::new().current_dir(root()).no_deps().exec().expect("cargo metadata");
+    let wire = metadata.packages.iter().find(|package| package.name == "fanin-wire").expect("wire");
+    assert!(wire.dependencies.iter().all(|dependency| dependency.kind == DependencyKind::Development));
+}
+
+#[test]
+fn protocol_links_without_an_operating_system() {
+    let build = |features: &[&str]| {
+        Command::new(env!("CARGO"))
+            .args(["build", "--quiet", "--target-dir"])
+            .arg(root().join("target/no_os"))
+            .args(features)
+            .current_dir(root().join("tests/no_os"))
+            // Flags for the workspace's own tests must not reach this build.
+            .env_remove("RUSTFLAGS")
+            .output()
+            .expect("cargo runs")
+    };
+    let without = build(&[]);
+    assert!(without.status.success(), "{}", String::from_utf8_lossy(&without.stderr));
+    let with = build(&["--features", "with_std"]);
+    let said = String::from_utf8_lossy(&with.stderr);
+    assert!(!with.status.success() && said.contains("panic_impl"), "the check cannot fail: {said}");
+}
+
+#[test]
+fn unsafe_code_lives_only_where_it_must() {
+    for room in ["wire", "protocol", "sim", "controller", "cli"] {
+        let lib = std::fs::read_to_string(root().join("crates").join(room).join("src/lib.rs")).expect("lib.rs");
+        assert!(lib.contains("#![forbid(unsafe_code)]"), "{room} must forbid unsafe code");
+    }
+}
+
+#[test]
+fn no_committed_file_names_a_download_host() {
+    let listing = Command::new("git").args(["ls-files", "-z"]).current_dir(root()).output().expect("git");
+    assert!(listing.status.success());
+    let files = String::from_utf8(listing.stdout).expect("paths are UTF-8");
+    for file in files.split_terminator('\0') {
+        assert!(!file.ends_with("uv.lock"), "{file} is committed");
+        // Cargo.lock names the registry by its canonical address, whatever host served it; this file names the others.
+        if file.ends_with("Cargo.lock") || file.ends_with("imports.rs") {
+            continue;
+        }
+        let Ok(text) = std::fs::read_to_string(root().join(file)) else { continue };
+        for host in ["index-url", "extra-index", "pypi.org/simple", "find-links", "/root/", "/work/"] {
+            assert!(!text.contains(host), "{file} names {host}");
+        }
+    }
+}
