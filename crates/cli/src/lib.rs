@@ -1,0 +1,97 @@
+//! The `fanin` command: one file a subcommand.
+//!
+//! It stands outside the way of a gradient: it starts a switch, or asks one. The Python package calls [`main`] as well, for
+//! all but `fanin run`, which it does itself.
+//!
+//! Deliberately absent: anything that decides.
+#![forbid(unsafe_code)]
+
+mod arguments;
+mod output;
+mod run;
+mod status;
+mod switch;
+mod version;
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Exit status of a command line that cannot be understood.
+const USAGE: u8 = 2;
+
+#[derive(Debug, Parser)]
+#[command(
+    name = "fanin",
+    version,
+    about = "Sums gradients on the way: in-network aggregation for ordinary machines and ordinary Ethernet",
+    after_help = "Examples:\n  \
+        fanin run --nproc-per-node 4 train.py      train with 4 workers and a switch of their own\n  \
+        fanin switch --listen 0.0.0.0:4800         serve jobs of other machines\n  \
+        fanin status --switch 10.0.0.9:4800        who waits for whom",
+    disable_help_subcommand = true
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Run(run::Arguments),
+    Switch(switch::Arguments),
+    Status(status::Arguments),
+    Version(version::Arguments),
+}
+
+/// Runs the command line `args`, of which the first is the program's name. Returns 0, 1 when the command failed, or 2 when
+/// it could not be understood.
+pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let cli = match Cli::try_parse_from(args) {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Help goes to stdout and is no error. Who closed our output does not want to hear of it.
+            let _ = error.print();
+            return ExitCode::from(if error.use_stderr() { USAGE } else { 0 });
+        }
+    };
+    let result = match cli.command {
+        Command::Run(arguments) => run::run(&arguments),
+        Command::Switch(arguments) => switch::run(&arguments),
+        Command::Status(arguments) => status::run(&arguments),
+        Command::Version(arguments) => version::run(&arguments),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("fanin: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn help_lists_run_and_shows_examples() {
+        let help = Cli::command().render_help().to_string();
+        for text in ["torchrun plus an embedded switch", "Examples:", "fanin status --switch"] {
+            assert!(help.contains(text), "{help}");
+        }
+    }
+
+    #[test]
+    fn run_takes_the_options_of_torchrun_unchanged() {
+        let line = ["fanin", "run", "--nproc-per-node", "4", "train.py", "--steps", "10"];
+        assert!(Cli::try_parse_from(line).is_ok());
+    }
+}

@@ -1,0 +1,12 @@
+//! Standard output that may be closed: `fanin status | head -1` is no error.
+
+use std::io::{self, Write};
+
+/// Prints a line, and flushes it, so that a program that waits for it gets it.
+pub(crate) fn line(text: &str) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    match writeln!(out, "{text}").and_then(|()| out.flush()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        result => result,
+    }
+}

@@ -1,0 +1,24 @@
+//! `fanin run`, which lives in the Python package: it starts Python processes.
+
+use std::ffi::OsString;
+
+/// Launch training: torchrun plus an embedded switch
+///
+/// Takes torchrun's options and script unchanged, and starts a switch for the workers unless --switch names one.
+#[derive(Debug, clap::Args)]
+#[command(
+    disable_help_flag = true,
+    after_help = "Example:\n  fanin run --nproc-per-node 4 train.py --epochs 3"
+)]
+pub(crate) struct Arguments {
+    /// torchrun's options, the script, and the script's own arguments
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "OPTIONS SCRIPT ARGUMENTS")]
+    _args: Vec<OsString>,
+}
+
+pub(crate) fn run(_: &Arguments) -> anyhow::Result<()> {
+    anyhow::bail!(
+        "fanin run is part of the Python package, and this is the command without it; install the package (pip install \
+         fanin) and use its fanin, or python -m fanin run"
+    )
+}

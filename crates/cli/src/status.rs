@@ -1,0 +1,258 @@
+//! `fanin status`: what a switch does.
+
+use std::time::Duration;
+
+use comfy_table::{Cell, CellAlignment, Table, presets};
+use fanin_controller::{JobStatus, JobStatusState, SwitchStatus, switch_status};
+use fanin_wire::AbortReason;
+use serde::Serialize;
+
+use crate::arguments::{SWITCH_DEFAULT, seconds};
+use crate::output;
+
+/// Show a switch's jobs and slots, and who waits for whom
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:\n  \
+    fanin status\n  \
+    fanin status --switch 10.0.0.9:4800 --json\n  \
+    watch -n1 fanin status")]
+pub(crate) struct Arguments {
+    /// The switch
+    #[arg(long, value_name = "HOST:PORT", default_value = SWITCH_DEFAULT, env = "FANIN_SWITCH")]
+    switch: String,
+    /// Seconds to wait for an answer
+    #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = seconds)]
+    timeout: Duration,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Report<'a> {
+    switch: &'a str,
+    version: &'a str,
+    wire_version: u32,
+    shards: u32,
+    pool: Pool,
+    jobs: Vec<Job<'a>>,
+}
+
+/// In slots of 256 elements, each shard.
+#[derive(Serialize)]
+struct Pool {
+    slots: u32,
+    free: u32,
+}
+
+#[derive(Serialize)]
+struct Job<'a> {
+    job: &'a str,
+    world_size: u8,
+    #[serde(flatten)]
+    state: State,
+}
+
+#[derive(Serialize)]
+#[serde(tag = "state", rename_all = "snake_case")]
+enum State {
+    Gathering {
+        joined: Vec<u8>,
+        missing: Vec<u8>,
+    },
+    Running {
+        id: u32,
+        generation: u16,
+        slots: u16,
+        elements: u16,
+        slots_in_use: u32,
+        waiting_for: Vec<Waiting>,
+        left: Vec<u8>,
+        completed: u64,
+        retransmitted: u64,
+    },
+    Aborted {
+        id: u32,
+        reason: String,
+    },
+}
+
+#[derive(Serialize)]
+struct Waiting {
+    rank: u8,
+    slots: u32,
+}
+
+pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let status = switch_status(&arguments.switch, arguments.timeout)?;
+    let report = report(&arguments.switch, &status);
+    let text = if arguments.json { serde_json::to_string(&report)? } else { table(&report) };
+    Ok(output::line(&text)?)
+}
+
+fn report<'a>(switch: &'a str, status: &'a SwitchStatus) -> Report<'a> {
+    Report {
+        switch,
+        version: &status.version,
+        wire_version: status.wire_version,
+        shards: status.shards,
+        pool: Pool { slots: status.pool_slots, free: status.pool_free },
+        jobs: status
+            .jobs
+            .iter()
+            .map(|job| Job { job: &job.name, world_size: job.world_size, state: state(job) })
+            .collect(),
+    }
+}
+
+fn state(job: &JobStatus) -> State {
+    match &job.state {
+        JobStatusState::Gathering { present } => {
+            let is_here = |rank: &u8| present.contains(fanin_wire::WorkerId(*rank));
+            let (joined, missing) = (0..job.world_size).partition(is_here);
+            State::Gathering { joined, missing }
+        }
+        JobStatusState::Running {
+            job,
+            generation,
+            slots,
+            elements,
+            slots_in_use,
+            waiting_for,
+            completed,
+            retransmitted,
+            left,
+        } => State::Running {
+            id: job.0,
+            generation: generation.0,
+            slots: *slots,
+            elements: *elements,
+            slots_in_use: *slots_in_use,
+            waiting_for: waiting_for
+                .iter()
+                .map(|(rank, slots)| Waiting { rank: rank.0, slots: *slots })
+                .collect(),
+            left: left.iter().map(|rank| rank.0).collect(),
+            completed: *completed,
+            retransmitted: *retransmitted,
+        },
+        JobStatusState::Aborted { job, reason } => State::Aborted { id: job.0, reason: explain(reason) },
+    }
+}
+
+fn explain(reason: &AbortReason) -> String {
+    match reason {
+        AbortReason::Expelled(rank) => format!("rank {} was lost", rank.0),
+        AbortReason::Left(rank) => format!("rank {} left", rank.0),
+        AbortReason::Mismatch { first, second } => {
+            format!("ranks {} and {} disagree: {} against {}", first.0.0, second.0.0, first.1, second.1)
+        }
+        AbortReason::SwitchStopped => "the switch stops".into(),
+    }
+}
+
+fn table(report: &Report<'_>) -> String {
+    let Pool { slots, free } = report.pool;
+    let head = format!(
+        "switch {}: fanin {}, wire version {}, {} shard{}, {} of {slots} slots in use",
+        report.switch,
+        report.version,
+        report.wire_version,
+        report.shards,
+        if report.shards == 1 { "" } else { "s" },
+        slots.saturating_sub(free),
+    );
+    if report.jobs.is_empty() {
+        return format!("{head}\nno jobs");
+    }
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    table.set_header(["JOB", "RANKS", "STATE", "SLOTS", "IN USE", "SUMS", "RESENT", "WAITS FOR"]);
+    for job in &report.jobs {
+        let number = |number: u64| Cell::new(number).set_alignment(CellAlignment::Right);
+        let mut row = vec![Cell::new(job.job), number(job.world_size.into())];
+        match &job.state {
+            State::Gathering { missing, .. } => {
+                row.push(Cell::new("joining"));
+                row.extend((0..4).map(|_| Cell::new("")));
+                row.push(Cell::new(ranks(missing.iter().map(u8::to_string))));
+            }
+            State::Running { slots, slots_in_use, completed, retransmitted, waiting_for, .. } => {
+                row.push(Cell::new("running"));
+                let numbers = [u64::from(*slots), u64::from(*slots_in_use), *completed, *retransmitted];
+                row.extend(numbers.map(number));
+                let waits = |waiting: &Waiting| format!("{} ({} slots)", waiting.rank, waiting.slots);
+                row.push(Cell::new(ranks(waiting_for.iter().map(waits))));
+            }
+            State::Aborted { reason, .. } => {
+                row.push(Cell::new("aborted"));
+                row.extend((0..4).map(|_| Cell::new("")));
+                row.push(Cell::new(format!("nobody: {reason}")));
+            }
+        }
+        table.add_row(row);
+    }
+    format!("{head}\n{}", table.trim_fmt())
+}
+
+fn ranks(ranks: impl Iterator<Item = String>) -> String {
+    let ranks: Vec<String> = ranks.collect();
+    match ranks.len() {
+        0 => "nobody".into(),
+        1 => format!("rank {}", ranks[0]),
+        _ => format!("ranks {}", ranks.join(", ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fanin_protocol::control::Ranks;
+    use fanin_wire::{Generation, JobId, WorkerId};
+
+    fn status() -> SwitchStatus {
+        let job = |name: &str, state| JobStatus { name: name.into(), world_size: 3, state };
+        let running = JobStatusState::Running {
+            job: JobId(9),
+            generation: Generation(1),
+            slots: 64,
+            elements: 352,
+            slots_in_use: 12,
+            waiting_for: vec![(WorkerId(2), 12)],
+            completed: 1000,
+            retransmitted: 3,
+            left: Ranks(0),
+        };
+        SwitchStatus {
+            version: "0.1.0".into(),
+            wire_version: 1,
+            shards: 1,
+            pool_slots: 1024,
+            pool_free: 896,
+            jobs: vec![job("gpt", running), job("late", JobStatusState::Gathering { present: Ranks(0b101) })],
+        }
+    }
+
+    #[test]
+    fn the_table_says_who_waits_for_whom() {
+        let status = status();
+        let text = table(&report("box:4800", &status));
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(
+            lines[0],
+            "switch box:4800: fanin 0.1.0, wire version 1, 1 shard, 128 of 1024 slots in use"
+        );
+        assert!(lines[2].contains("running") && lines[2].ends_with("rank 2 (12 slots)"), "{text}");
+        assert!(lines[3].contains("joining") && lines[3].ends_with("rank 1"), "{text}");
+    }
+
+    #[test]
+    fn the_json_is_for_programs() {
+        let status = status();
+        let json = serde_json::to_value(report("box:4800", &status)).expect("serialisable");
+        assert_eq!(json["pool"]["free"], 896);
+        assert_eq!(json["jobs"][0]["state"], "running");
+        assert_eq!(json["jobs"][0]["waiting_for"][0]["rank"], 2);
+        assert_eq!(json["jobs"][1]["missing"][0], 1);
+    }
+}

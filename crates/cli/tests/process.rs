@@ -1,0 +1,232 @@
+//! The `fanin` command as a process: what it prints, how it ends, and what the workers make of its death.
+
+use std::io::{BufRead, BufReader};
+use std::net::TcpListener;
+use std::process::{Child, ChildStdout, Command, ExitStatus, Output, Stdio};
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use fanin_controller::{Session, SessionConfig, SessionError};
+use fanin_udp::RawTensor;
+use fanin_wire::{Dtype, Op};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+/// Longer than anything here takes on a busy machine; only a hang reaches it.
+const HANG: Duration = Duration::from_secs(60);
+
+fn fanin(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_fanin"));
+    command.args(arguments).env_remove("FANIN_SWITCH").env_remove("FANIN_LOG");
+    command
+}
+
+fn output(arguments: &[&str]) -> Output {
+    fanin(arguments).output().expect("the command runs")
+}
+
+fn text(bytes: &[u8]) -> &str {
+    std::str::from_utf8(bytes).expect("text")
+}
+
+/// A switch process, killed when the test ends.
+struct Switch {
+    process: Child,
+    address: String,
+    stdout: BufReader<ChildStdout>,
+}
+
+impl Switch {
+    /// Starts one, and returns when it listens.
+    fn start(listen: &str) -> Self {
+        let mut process = fanin(&["switch", "--listen", listen, "--json", "--log", "warn"])
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("the command runs");
+        let mut stdout = BufReader::new(process.stdout.take().expect("piped"));
+        let mut line = String::new();
+        stdout.read_line(&mut line).expect("a line");
+        let listening: serde_json::Value = serde_json::from_str(&line).expect("JSON");
+        assert_eq!(listening["event"], "listening", "{line}");
+        let address = listening["address"].as_str().expect("an address").to_owned();
+        Self { process, address, stdout }
+    }
+
+    fn signal(mut self, signal: Signal) -> ExitStatus {
+        kill(Pid::from_raw(self.process.id() as i32), signal).expect("it lives");
+        self.process.wait().expect("it ends")
+    }
+}
+
+impl Drop for Switch {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+fn connect(address: &str, rank: u32, change: impl FnOnce(&mut SessionConfig)) -> Session {
+    let mut config = SessionConfig::new(address, "restart", rank, 2);
+    change(&mut config);
+    Session::connect(config).expect("admitted")
+}
+
+/// Sums `tensor` over all ranks, in place.
+fn all_reduce(session: &Session, tensor: &mut Vec<i32>) -> Result<(), SessionError> {
+    let (sender, done) = mpsc::channel();
+    // SAFETY: the tensor is borrowed until `done` was called, below; where that never happens, the process ends.
+    let raw = unsafe { RawTensor::new(tensor.as_mut_ptr().cast(), tensor.len(), Dtype::Int32) };
+    session.submit(raw.expect("a tensor"), Op::Sum, move |result| {
+        let _ = sender.send(result);
+    });
+    done.recv_timeout(HANG).unwrap_or_else(|_| {
+        eprintln!("an all-reduce hangs");
+        std::process::abort()
+    })
+}
+
+#[test]
+fn a_switch_ends_cleanly_on_sigterm_and_sigint_and_frees_its_port() {
+    let first = Switch::start("127.0.0.1:0");
+    let address = first.address.clone();
+    assert_eq!(first.signal(Signal::SIGTERM).code(), Some(0));
+    let second = Switch::start(&address);
+    assert_eq!(second.signal(Signal::SIGINT).code(), Some(0));
+}
+
+#[test]
+fn the_line_for_people_names_the_address_and_the_metrics() {
+    let mut process = fanin(&["switch", "--listen", "127.0.0.1:0"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("runs");
+    let mut line = String::new();
+    BufReader::new(process.stdout.take().expect("piped")).read_line(&mut line).expect("a line");
+    process.kill().expect("it lives");
+    process.wait().expect("it ends");
+    assert!(line.contains("listens on 127.0.0.1:") && line.contains("/metrics"), "{line}");
+}
+
+#[test]
+fn status_shows_an_idle_switch() {
+    let switch = Switch::start("127.0.0.1:0");
+    let shown = output(&["status", "--switch", &switch.address]);
+    assert!(shown.status.success() && text(&shown.stdout).ends_with("no jobs\n"), "{shown:?}");
+    let json = output(&["status", "--switch", &switch.address, "--json"]);
+    let json: serde_json::Value = serde_json::from_slice(&json.stdout).expect("JSON");
+    assert_eq!(
+        (json["pool"]["free"].as_u64(), json["jobs"].as_array().map(Vec::len)),
+        (Some(65_536), Some(0))
+    );
+}
+
+#[test]
+fn errors_are_one_line_with_cause_and_cure_and_exit_code_1() {
+    let free =
+        TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a free port");
+    let nobody = output(&["status", "--switch", &free.to_string(), "--timeout", "0.3"]);
+    assert_eq!(nobody.status.code(), Some(1));
+    let message = text(&nobody.stderr);
+    assert!(message.starts_with(&format!("fanin: switch {free} did not answer")), "{message}");
+    assert_eq!(message.lines().count(), 1, "{message}");
+
+    let switch = Switch::start("127.0.0.1:0");
+    let taken = output(&["switch", "--listen", &switch.address, "--log", "warn"]);
+    assert_eq!(taken.status.code(), Some(1));
+    assert!(text(&taken.stderr).contains("is in use"), "{taken:?}");
+
+    let run = output(&["run", "--nproc-per-node", "4", "train.py"]);
+    assert_eq!(run.status.code(), Some(1));
+    assert!(text(&run.stderr).contains("pip install fanin"), "{run:?}");
+}
+
+#[test]
+fn a_command_line_that_cannot_be_understood_exits_with_2_and_help_with_0() {
+    for line in [
+        &["switch", "--listen", "nowhere"][..],
+        &["switch", "--pool-slots", "0"],
+        &["switch", "--heartbeat-timeout", "-1"],
+        &["nonsense"],
+        &[],
+    ] {
+        assert_eq!(output(line).status.code(), Some(2), "{line:?}");
+    }
+    assert_eq!(output(&["--help"]).status.code(), Some(0));
+    let help = output(&["switch", "--help"]);
+    assert!(help.status.success() && text(&help.stdout).contains("Examples:"), "{help:?}");
+}
+
+#[test]
+fn versions_are_told_to_people_and_programs() {
+    assert!(text(&output(&["version"]).stdout).starts_with("fanin 0."));
+    let json: serde_json::Value =
+        serde_json::from_slice(&output(&["version", "--json"]).stdout).expect("JSON");
+    assert_eq!(json["wire_version"], fanin_wire::VERSION);
+}
+
+#[test]
+fn sums_stay_exact_when_the_switch_is_killed_and_comes_back() {
+    const ROUNDS: i32 = 60;
+    const LENGTH: usize = 300_000;
+    let switch = Switch::start("127.0.0.1:0");
+    let address = switch.address.clone();
+    let (progress, rounds) = mpsc::channel();
+    let ranks: Vec<_> = (0..2)
+        .map(|rank| {
+            let (address, progress) = (address.clone(), progress.clone());
+            thread::spawn(move || {
+                let session = connect(&address, rank, |_| {});
+                for round in 0..ROUNDS {
+                    let mut tensor: Vec<i32> = (0..LENGTH as i32).map(|i| i ^ round).collect();
+                    all_reduce(&session, &mut tensor).expect("the switch comes back in time");
+                    assert!(
+                        (0..).zip(&tensor).all(|(i, sum): (i32, _)| *sum == 2 * (i ^ round)),
+                        "round {round}"
+                    );
+                    let _ = progress.send(round);
+                }
+                session.job().expect("open").generation.0
+            })
+        })
+        .collect();
+    let mut switch = Some(switch);
+    for death in 1..=2 {
+        while rounds.recv_timeout(HANG).expect("rounds go on") < 15 * death {}
+        // SIGKILL: no farewell.
+        drop(switch.take());
+        switch = Some(Switch::start(&address));
+    }
+    for rank in ranks {
+        assert_eq!(rank.join().expect("no panic"), 2, "each restart is a generation");
+    }
+}
+
+#[test]
+fn a_switch_that_does_not_come_back_is_a_typed_error_in_time() {
+    let switch = Switch::start("127.0.0.1:0");
+    let ranks: Vec<_> = (0..2)
+        .map(|rank| {
+            let address = switch.address.clone();
+            thread::spawn(move || {
+                connect(&address, rank, |config| config.switch_timeout = Duration::from_secs(1))
+            })
+        })
+        .collect();
+    let sessions: Vec<Session> = ranks.into_iter().map(|rank| rank.join().expect("no panic")).collect();
+    drop(switch);
+    let began = Instant::now();
+    let error = all_reduce(&sessions[0], &mut vec![1; 1000]).expect_err("no switch");
+    assert!(matches!(error, SessionError::SwitchLost { .. }), "{error}");
+    assert!(began.elapsed() < HANG / 2);
+}
+
+#[test]
+fn nothing_but_its_line_is_printed_to_stdout() {
+    let mut switch = Switch::start("127.0.0.1:0");
+    kill(Pid::from_raw(switch.process.id() as i32), Signal::SIGTERM).expect("it lives");
+    let mut rest = String::new();
+    std::io::Read::read_to_string(&mut switch.stdout, &mut rest).expect("text");
+    assert_eq!(rest, "");
+}

@@ -1,0 +1,154 @@
+//! Joining a job, for the first time or again after its switch restarted.
+
+use std::time::{Duration, Instant};
+
+use fanin_protocol::JobConfig;
+use fanin_protocol::control::{Ranks, Refusal};
+use fanin_wire::{Generation, JobId, ShardId, SlotIndex, VERSION};
+
+use super::connection::{Connection, explain};
+use super::session::SessionConfig;
+use super::status::{JobStatusState, SwitchStatus};
+use crate::SessionError;
+use crate::convert::{Malformed, narrow};
+use crate::proto;
+
+/// A job as the switch admitted this rank to it.
+#[derive(Clone, Debug)]
+pub(super) struct Admitted {
+    pub job: JobConfig,
+    pub shards: usize,
+    /// For each shard the slots that this rank hands back.
+    pub restore: Vec<Vec<SlotIndex>>,
+    pub heartbeat_timeout: Duration,
+}
+
+/// What a rank remembers of a job that its switch forgot.
+pub(super) struct Memory {
+    pub job: JobConfig,
+    pub completed: Vec<Vec<u32>>,
+}
+
+impl From<&Memory> for proto::Resume {
+    fn from(memory: &Memory) -> Self {
+        let counts = |exchanges: &Vec<u32>| proto::Counts { exchanges: exchanges.clone() };
+        Self {
+            generation: memory.job.generation.0.into(),
+            slots: memory.job.slots.into(),
+            elements: memory.job.elements.into(),
+            completed: memory.completed.iter().map(counts).collect(),
+        }
+    }
+}
+
+/// Joins the job, and waits up to `patience` for all other ranks.
+pub(super) async fn join(
+    connection: &mut Connection,
+    config: &SessionConfig,
+    patience: Duration,
+    memory: Option<&Memory>,
+) -> Result<Admitted, SessionError> {
+    let switch = connection.switch.clone();
+    let mtu = fanin_udp::path_mtu(connection.address)
+        .map_err(|error| SessionError::Local { what: "finding the path's MTU", cause: error.to_string() })?;
+    let request = proto::JoinRequest {
+        wire_version: VERSION.into(),
+        job: config.job.clone(),
+        rank: config.rank,
+        world_size: config.world_size,
+        slots: config.slots.map(u32::from),
+        mtu_bytes: u32::try_from(mtu).unwrap_or(u32::MAX),
+        rate_bps: super::path::rate_bps(connection.address),
+        rtt_ns: u64::try_from(connection.rtt.as_nanos()).unwrap_or(u64::MAX),
+        resume: memory.map(proto::Resume::from),
+    };
+    let began = Instant::now();
+    let timed_out = |missing_ranks| SessionError::JoinTimeout {
+        switch: switch.clone(),
+        job: config.job.clone(),
+        missing_ranks,
+        waited: began.elapsed(),
+    };
+    let mut asking = connection.client.clone();
+    let joining = connection.client.join(request);
+    tokio::pin!(joining);
+    let reply = match tokio::time::timeout(patience, &mut joining).await {
+        Ok(reply) => reply,
+        // Asked while this rank still waits: its place in the gathering keeps the job visible.
+        Err(_) => return Err(timed_out(missing(&mut asking, config).await)),
+    };
+    let reply = reply.map_err(|status| SessionError::SwitchLost {
+        switch: switch.clone(),
+        cause: format!("while joining: {}", explain(&status)),
+    })?;
+    let malformed = |malformed: Malformed| SessionError::NotASwitch {
+        switch: switch.clone(),
+        cause: malformed.to_string(),
+    };
+    match reply.into_inner().outcome.ok_or(Malformed("outcome")).map_err(malformed)? {
+        proto::join_reply::Outcome::Admission(admission) => Admitted::try_from(admission).map_err(malformed),
+        proto::join_reply::Outcome::Refusal(refusal) => {
+            Err(match Refusal::try_from(refusal).map_err(malformed)? {
+                Refusal::JoinTimeout { missing } => timed_out(missing),
+                Refusal::VersionMismatch { theirs, ours } => {
+                    // The switch's "ours" is the other one's here.
+                    SessionError::ProtocolVersionMismatch { switch, ours: theirs.into(), theirs: ours.into() }
+                }
+                reason => SessionError::JoinRefused { switch, job: config.job.clone(), reason },
+            })
+        }
+    }
+}
+
+/// The ranks that the gathering lacks; none if the switch does not say.
+async fn missing(
+    client: &mut proto::control_client::ControlClient<tonic::transport::Channel>,
+    config: &SessionConfig,
+) -> Ranks {
+    let question = client.status(proto::StatusRequest { job: Some(config.job.clone()) });
+    let Ok(Ok(reply)) = tokio::time::timeout(Duration::from_secs(1), question).await else {
+        return Ranks::default();
+    };
+    let status = SwitchStatus::try_from(reply.into_inner());
+    let of_job = |status: SwitchStatus| {
+        status.jobs.iter().find_map(|job| match job.state {
+            JobStatusState::Gathering { present } => Some(Ranks::all(job.world_size).without(present)),
+            _ => None,
+        })
+    };
+    status.ok().and_then(of_job).unwrap_or_default()
+}
+
+impl TryFrom<proto::Admission> for Admitted {
+    type Error = Malformed;
+
+    fn try_from(admission: proto::Admission) -> Result<Self, Malformed> {
+        let job = JobConfig {
+            id: JobId(admission.job_id),
+            generation: Generation(narrow(admission.generation, "generation")?),
+            workers: narrow(admission.world_size, "world_size")?,
+            slots: narrow(admission.slots, "slots")?,
+            elements: narrow(admission.elements, "elements")?,
+            shard: ShardId(0),
+            resumed: admission.resumed,
+        };
+        let job = job.check().map_err(|_| Malformed("job"))?;
+        let shards: u8 = narrow(admission.shards, "shards")?;
+        let slot = |slot: u32| match narrow(slot, "restore")? {
+            slot if slot < job.slots => Ok(SlotIndex(slot)),
+            _ => Err(Malformed("restore")),
+        };
+        let mut restore: Vec<Vec<SlotIndex>> = Vec::new();
+        for shard in admission.restore {
+            restore.push(shard.slots.into_iter().map(slot).collect::<Result<_, _>>()?);
+        }
+        if admission.resumed && restore.len() != usize::from(shards) {
+            return Err(Malformed("restore"));
+        }
+        let heartbeat_timeout = Duration::from_millis(admission.heartbeat_timeout_ms);
+        if heartbeat_timeout.is_zero() {
+            return Err(Malformed("heartbeat_timeout_ms"));
+        }
+        Ok(Self { job, shards: shards.into(), restore, heartbeat_timeout })
+    }
+}

@@ -1,0 +1,156 @@
+//! The control connection to a switch, opened and checked.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use fanin_wire::VERSION;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Status};
+
+use crate::SessionError;
+use crate::proto::control_client::ControlClient;
+use crate::proto::{StatusReply, StatusRequest};
+
+/// The port where none is given.
+const PORT_DEFAULT: u16 = 4800;
+/// Between two attempts to reach a switch that is not there.
+pub(super) const RETRY: Duration = Duration::from_millis(200);
+/// Keeps dead connections from being mistaken for silent ones.
+const KEEP_ALIVE: Duration = Duration::from_secs(2);
+
+/// A switch that answered.
+#[derive(Clone, Debug)]
+pub(super) struct Connection {
+    /// Host and port as the user gave them, for messages.
+    pub switch: String,
+    /// The address that answered.
+    pub address: SocketAddr,
+    /// Time of a TCP handshake with it.
+    pub rtt: Duration,
+    pub client: ControlClient<Channel>,
+}
+
+/// Adds the default port to a bare host, and brackets to a bare IPv6 address.
+fn with_port(switch: &str) -> Result<(String, u16), SessionError> {
+    let wrong = |cause: &str| SessionError::Address { switch: switch.into(), cause: cause.into() };
+    if switch.is_empty() || switch.contains(|c: char| c.is_whitespace() || c == '/') {
+        return Err(wrong("not a host name"));
+    }
+    if let Ok(ip) = switch.parse::<std::net::Ipv6Addr>() {
+        return Ok((format!("[{ip}]:{PORT_DEFAULT}"), PORT_DEFAULT));
+    }
+    let port = match switch.rsplit_once(':') {
+        Some((host, _)) if host.is_empty() => return Err(wrong("no host before the colon")),
+        Some((_, port)) if !port.ends_with(']') => port,
+        _ => return Ok((format!("{switch}:{PORT_DEFAULT}"), PORT_DEFAULT)),
+    };
+    let port: u16 = port.parse().map_err(|_| wrong("not a port number"))?;
+    if port == 0 {
+        return Err(wrong("port 0 cannot be reached"));
+    }
+    Ok((switch.into(), port))
+}
+
+impl Connection {
+    /// Finds the switch, trying again until `patience` is over, and checks that it is one of our version.
+    pub async fn open(switch: &str, patience: Duration) -> Result<(Self, StatusReply), SessionError> {
+        let (switch, port) = with_port(switch)?;
+        let began = Instant::now();
+        loop {
+            let left = patience.saturating_sub(began.elapsed()).max(Duration::from_millis(1));
+            let attempt = tokio::time::timeout(left, Self::reach(&switch)).await;
+            let cause = match attempt {
+                Ok(Ok((address, rtt))) => return Self::greet(switch, address, rtt, patience).await,
+                Ok(Err(cause)) => cause.to_string(),
+                Err(_) => "no answer".into(),
+            };
+            if began.elapsed() + RETRY >= patience {
+                return Err(SessionError::SwitchUnreachable { switch, port, waited: patience, cause });
+            }
+            tokio::time::sleep(RETRY).await;
+        }
+    }
+
+    /// The first of the host's addresses that takes a TCP connection, and the handshake's time.
+    async fn reach(switch: &str) -> std::io::Result<(SocketAddr, Duration)> {
+        let mut last = std::io::Error::new(std::io::ErrorKind::NotFound, "the name has no address");
+        for address in tokio::net::lookup_host(switch).await? {
+            let began = Instant::now();
+            match tokio::net::TcpStream::connect(address).await {
+                Ok(_) => return Ok((address, began.elapsed())),
+                Err(error) => last = error,
+            }
+        }
+        Err(last)
+    }
+
+    async fn greet(
+        switch: String,
+        address: SocketAddr,
+        rtt: Duration,
+        patience: Duration,
+    ) -> Result<(Self, StatusReply), SessionError> {
+        let not_a_switch = |cause: String| SessionError::NotASwitch { switch: switch.clone(), cause };
+        let endpoint = Endpoint::from_shared(format!("http://{address}"))
+            .map_err(|error| not_a_switch(error.to_string()))?
+            .connect_timeout(patience)
+            .tcp_nodelay(true)
+            .http2_keep_alive_interval(KEEP_ALIVE)
+            .keep_alive_timeout(KEEP_ALIVE)
+            .keep_alive_while_idle(true);
+        let mut client = ControlClient::new(endpoint.connect_lazy());
+        // Of no job: only whether it is a switch, and which version.
+        let question = StatusRequest { job: Some(String::new()) };
+        let status = match tokio::time::timeout(patience, client.status(question)).await {
+            Ok(Ok(reply)) => reply.into_inner(),
+            Ok(Err(status)) => return Err(not_a_switch(explain(&status))),
+            Err(_) => return Err(not_a_switch("it did not answer a status request".into())),
+        };
+        if status.wire_version != u32::from(VERSION) {
+            return Err(SessionError::ProtocolVersionMismatch {
+                switch,
+                ours: VERSION.into(),
+                theirs: status.wire_version,
+            });
+        }
+        Ok((Self { switch, address, rtt, client }, status))
+    }
+}
+
+/// What a failed call means, in few words.
+pub(super) fn explain(status: &Status) -> String {
+    if status.code() == Code::Unimplemented {
+        return "it does not know the call".into();
+    }
+    // The transport's own message is "transport error"; what happened stands at the end of the chain.
+    let mut cause: Option<&dyn std::error::Error> = std::error::Error::source(status);
+    let mut text = status.message().to_owned();
+    while let Some(error) = cause {
+        text = error.to_string();
+        cause = error.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bare_host_gets_the_default_port() {
+        let port = |switch| with_port(switch).map(|(switch, _)| switch);
+        assert_eq!(port("box").as_deref(), Ok("box:4800"));
+        assert_eq!(port("box:1234").as_deref(), Ok("box:1234"));
+        assert_eq!(port("10.0.0.9").as_deref(), Ok("10.0.0.9:4800"));
+        assert_eq!(port("::1").as_deref(), Ok("[::1]:4800"));
+        assert_eq!(port("[::1]").as_deref(), Ok("[::1]:4800"));
+        assert_eq!(port("[::1]:9").as_deref(), Ok("[::1]:9"));
+    }
+
+    #[test]
+    fn an_address_that_is_none_is_refused_before_anything_is_sent() {
+        for switch in ["", ":4800", "box:", "box:port", "box:70000", "box:0", "http://box:4800", "a b"] {
+            assert!(matches!(with_port(switch), Err(SessionError::Address { .. })), "{switch}");
+        }
+    }
+}

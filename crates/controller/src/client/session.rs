@@ -1,0 +1,252 @@
+//! A worker's whole connection to its switch.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use fanin_protocol::{JobConfig, RetransmissionConfig, WorkerStatistics};
+use fanin_udp::{Failure, RawTensor, WorkerConfig, WorkerDriver};
+use fanin_wire::{Op, WorkerId};
+use tokio::runtime::{Builder, Runtime};
+
+use super::admission::join;
+use super::connection::Connection;
+use super::pending::{AllReduce, Pending};
+use super::watch::watch;
+use crate::SessionError;
+use crate::proto::LeaveRequest;
+
+/// How long a closing session waits for the switch to hear of it.
+const FAREWELL: Duration = Duration::from_secs(1);
+
+/// What a session is told at its start.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SessionConfig {
+    /// The switch as `host:port`; the port is 4800 where it is missing.
+    pub switch: String,
+    /// Name of the job: ranks with the same name meet.
+    pub job: String,
+    /// This process's rank.
+    pub rank: u32,
+    /// Ranks of the job.
+    pub world_size: u32,
+    /// Slots a shard; computed from the path where it is `None`.
+    pub slots: Option<u16>,
+    /// How long one all-reduce may take.
+    pub timeout: Duration,
+    /// How long to look for the switch at the start.
+    pub connect_timeout: Duration,
+    /// How long to wait for the other ranks at the start. The switch has a limit of its own.
+    pub join_timeout: Duration,
+    /// How long a switch may be gone before the session gives up; at most `timeout`.
+    pub switch_timeout: Duration,
+    /// When packets are sent again.
+    pub retransmission: RetransmissionConfig,
+}
+
+impl SessionConfig {
+    /// A session with the usual time limits.
+    #[must_use]
+    pub fn new(switch: impl Into<String>, job: impl Into<String>, rank: u32, world_size: u32) -> Self {
+        Self {
+            switch: switch.into(),
+            job: job.into(),
+            rank,
+            world_size,
+            slots: None,
+            timeout: Duration::from_secs(300),
+            connect_timeout: Duration::from_secs(5),
+            join_timeout: Duration::from_secs(300),
+            switch_timeout: Duration::from_secs(30),
+            retransmission: RetransmissionConfig::default(),
+        }
+    }
+}
+
+/// What the session's threads share.
+pub(super) struct Shared {
+    pub config: SessionConfig,
+    /// As it is named in messages.
+    pub switch: String,
+    pub rank: WorkerId,
+    pub driver: WorkerDriver,
+    pub pending: Arc<Pending>,
+    /// The job as it is now; a restart of the switch changes it.
+    pub job: Mutex<JobConfig>,
+}
+
+impl Shared {
+    /// Ends the session with an error: all that is outstanding, and all that comes.
+    pub fn fail(&self, error: SessionError) {
+        tracing::error!(%error, rank = self.rank.0, "the session ends");
+        self.driver.fail(Failure::Because(Arc::new(error)));
+    }
+
+    pub fn job(&self) -> JobConfig {
+        *self.job.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn set_job(&self, job: JobConfig) {
+        *self.job.lock().unwrap_or_else(PoisonError::into_inner) = job;
+    }
+}
+
+/// A rank of a running job. Dropping it leaves the job.
+///
+/// Its methods block and must not be called from an asynchronous task; they may be called from several threads.
+pub struct Session {
+    shared: Option<Arc<Shared>>,
+    connection: Connection,
+    runtime: Option<Runtime>,
+    world_size: u32,
+}
+
+impl Session {
+    /// Finds the switch, joins the job, and returns when every rank has.
+    ///
+    /// # Errors
+    /// When the switch is not there, is none, or speaks another version; when it refuses the rank; when other ranks do not
+    /// come in time.
+    pub fn connect(config: SessionConfig) -> Result<Self, SessionError> {
+        let local =
+            |what| move |error: std::io::Error| SessionError::Local { what, cause: error.to_string() };
+        let runtime = Builder::new_multi_thread()
+            .worker_threads(1)
+            .thread_name("fanin-session")
+            .enable_all()
+            .build()
+            .map_err(local("starting a thread"))?;
+        let (connection, admitted) = runtime.block_on(async {
+            let (mut connection, _) = Connection::open(&config.switch, config.connect_timeout).await?;
+            let admitted = join(&mut connection, &config, config.join_timeout, None).await?;
+            Ok((connection, admitted))
+        })?;
+        // The switch admitted the rank, so it is below 64.
+        let rank = WorkerId(config.rank as u8);
+        let driver = WorkerDriver::start(WorkerConfig {
+            job: admitted.job,
+            worker: rank,
+            switch: connection.address,
+            shards: admitted.shards,
+            retransmission: config.retransmission,
+        })
+        .map_err(local("opening the data path"))?;
+        let world_size = config.world_size;
+        let shared = Arc::new(Shared {
+            switch: connection.switch.clone(),
+            rank,
+            driver,
+            pending: Arc::default(),
+            job: Mutex::new(admitted.job),
+            config,
+        });
+        tracing::info!(
+            switch = connection.switch,
+            job = shared.config.job,
+            rank = rank.0,
+            slots = admitted.job.slots,
+            elements = admitted.job.elements,
+            "joined"
+        );
+        runtime.spawn(watch(Arc::clone(&shared), connection.clone(), admitted.heartbeat_timeout));
+        Ok(Self { shared: Some(shared), connection, runtime: Some(runtime), world_size })
+    }
+
+    /// Starts the sum of `tensor` over all ranks, in place. All ranks must submit alike tensors in the same order.
+    ///
+    /// `done` is called once, by a thread of the data path (or by this call, when the session has ended): it must be quick.
+    /// Until then the tensor must not be touched.
+    pub fn submit(
+        &self,
+        tensor: RawTensor,
+        op: Op,
+        done: impl FnOnce(Result<(), SessionError>) + Send + 'static,
+    ) {
+        let Some(shared) = &self.shared else {
+            drop(tensor);
+            return done(Err(SessionError::Closed));
+        };
+        let pending = Arc::clone(&shared.pending);
+        let switch = shared.switch.clone();
+        let number = pending.insert(AllReduce {
+            since: Instant::now(),
+            elements: tensor.elements(),
+            dtype: tensor.dtype(),
+            op,
+        });
+        // It holds no reference to the driver: a thread of the driver would otherwise wait for itself to end.
+        let done = move |result: Result<(), Failure>| {
+            pending.remove(number);
+            done(result.map_err(|failure| SessionError::from_failure(&failure, &switch)));
+        };
+        shared.driver.submit(tensor, op, Box::new(done));
+    }
+
+    /// This process's rank.
+    #[must_use]
+    pub fn rank(&self) -> u32 {
+        self.shared.as_ref().map_or(0, |shared| shared.config.rank)
+    }
+
+    /// Ranks of the job.
+    #[must_use]
+    pub const fn world_size(&self) -> u32 {
+        self.world_size
+    }
+
+    /// The switch as `host:port`.
+    #[must_use]
+    pub fn switch(&self) -> &str {
+        &self.connection.switch
+    }
+
+    /// The job as it was admitted: slots, chunk elements, generation. `None` after [`Self::close`].
+    #[must_use]
+    pub fn job(&self) -> Option<JobConfig> {
+        self.shared.as_ref().map(|shared| shared.job())
+    }
+
+    /// All-reduces that are not done.
+    #[must_use]
+    pub fn outstanding(&self) -> usize {
+        self.shared.as_ref().map_or(0, |shared| shared.driver.outstanding())
+    }
+
+    /// Counters of the data path.
+    #[must_use]
+    pub fn statistics(&self) -> WorkerStatistics {
+        self.shared.as_ref().map(|shared| shared.driver.statistics()).unwrap_or_default()
+    }
+
+    /// Leaves the job. What is outstanding fails with [`SessionError::Closed`]; when this returns no tensor is touched.
+    /// A second call has no effect.
+    pub fn close(&mut self) {
+        let (Some(shared), Some(runtime)) = (self.shared.take(), self.runtime.take()) else { return };
+        shared.driver.fail(Failure::Because(Arc::new(SessionError::Closed)));
+        let message = LeaveRequest { job_id: shared.job().id.0, rank: shared.rank.0.into() };
+        let leave = self.connection.client.leave(message);
+        let left = runtime.block_on(async { tokio::time::timeout(FAREWELL, leave).await });
+        if !matches!(left, Ok(Ok(_))) {
+            tracing::debug!(rank = shared.rank.0, "the switch did not hear that the rank leaves");
+        }
+        // Ends the watch, and with it the other reference to the driver.
+        runtime.shutdown_timeout(FAREWELL);
+        // Joins the data path's threads.
+        drop(shared);
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+impl std::fmt::Debug for Session {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Session")
+            .field("switch", &self.connection.switch)
+            .field("rank", &self.rank())
+            .field("world_size", &self.world_size)
+            .finish_non_exhaustive()
+    }
+}

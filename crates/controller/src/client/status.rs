@@ -1,0 +1,144 @@
+//! What a switch says about itself.
+
+use std::time::Duration;
+
+use fanin_protocol::control::Ranks;
+use fanin_wire::{AbortReason, Generation, JobId, WorkerId};
+
+use super::connection::Connection;
+use crate::SessionError;
+use crate::convert::{Malformed, narrow};
+use crate::proto;
+
+/// What a switch does.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SwitchStatus {
+    /// Version of the switch's package.
+    pub version: String,
+    /// Version of its packets.
+    pub wire_version: u32,
+    /// Its shards.
+    pub shards: u32,
+    /// Slots of 256 elements in each shard.
+    pub pool_slots: u32,
+    /// Those that no job has.
+    pub pool_free: u32,
+    /// Its jobs.
+    pub jobs: Vec<JobStatus>,
+}
+
+/// What a job does.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct JobStatus {
+    /// Its name.
+    pub name: String,
+    /// Its ranks.
+    pub world_size: u8,
+    /// What it does.
+    pub state: JobStatusState,
+}
+
+/// What a job does.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum JobStatusState {
+    /// It waits for ranks to join.
+    Gathering {
+        /// The ranks that are here.
+        present: Ranks,
+    },
+    /// It runs.
+    Running {
+        /// Its id.
+        job: JobId,
+        /// Its generation.
+        generation: Generation,
+        /// Slots a shard.
+        slots: u16,
+        /// Elements of a chunk.
+        elements: u16,
+        /// Slots that gather contributions now, over all shards.
+        slots_in_use: u32,
+        /// Ranks that slots wait for, and how many slots.
+        waiting_for: Vec<(WorkerId, u32)>,
+        /// Exchanges completed.
+        completed: u64,
+        /// Contributions that came again.
+        retransmitted: u64,
+        /// Ranks that left.
+        left: Ranks,
+    },
+    /// It was aborted.
+    Aborted {
+        /// Its id.
+        job: JobId,
+        /// Why.
+        reason: AbortReason,
+    },
+}
+
+/// Asks a switch what it does. Must not be called from an asynchronous task.
+///
+/// # Errors
+/// When it does not answer in `patience`, or is no switch.
+pub fn switch_status(switch: &str, patience: Duration) -> Result<SwitchStatus, SessionError> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| SessionError::Local { what: "starting a runtime", cause: error.to_string() })?;
+    let status = runtime.block_on(async {
+        let (mut connection, _) = Connection::open(switch, patience).await?;
+        let lost = |cause: String| SessionError::NotASwitch { switch: switch.into(), cause };
+        let reply = connection.client.status(proto::StatusRequest { job: None });
+        let reply = tokio::time::timeout(patience, reply).await.map_err(|_| lost("it fell silent".into()))?;
+        let reply = reply.map_err(|status| lost(super::connection::explain(&status)))?;
+        SwitchStatus::try_from(reply.into_inner()).map_err(|malformed| lost(malformed.to_string()))
+    });
+    runtime.shutdown_background();
+    status
+}
+
+impl TryFrom<proto::StatusReply> for SwitchStatus {
+    type Error = Malformed;
+
+    fn try_from(reply: proto::StatusReply) -> Result<Self, Malformed> {
+        Ok(Self {
+            version: reply.version,
+            wire_version: reply.wire_version,
+            shards: reply.shards,
+            pool_slots: reply.pool_slots,
+            pool_free: reply.pool_free,
+            jobs: reply.jobs.into_iter().map(JobStatus::try_from).collect::<Result<_, _>>()?,
+        })
+    }
+}
+
+impl TryFrom<proto::Job> for JobStatus {
+    type Error = Malformed;
+
+    fn try_from(job: proto::Job) -> Result<Self, Malformed> {
+        use proto::job::State;
+        let state = match job.state.ok_or(Malformed("state"))? {
+            State::Gathering(gathering) => JobStatusState::Gathering { present: Ranks(gathering.present) },
+            State::Running(running) => JobStatusState::Running {
+                job: JobId(running.job_id),
+                generation: Generation(narrow(running.generation, "generation")?),
+                slots: narrow(running.slots, "slots")?,
+                elements: narrow(running.elements, "elements")?,
+                slots_in_use: running.slots_in_use,
+                waiting_for: (0..64)
+                    .map(WorkerId)
+                    .zip(running.waiting_for)
+                    .filter(|(_, slots)| *slots > 0)
+                    .collect(),
+                completed: running.completed,
+                retransmitted: running.retransmitted,
+                left: Ranks(running.left),
+            },
+            State::Aborted(aborted) => JobStatusState::Aborted {
+                job: JobId(aborted.job_id),
+                reason: aborted.reason.ok_or(Malformed("reason"))?.try_into()?,
+            },
+        };
+        Ok(Self { name: job.name, world_size: narrow(job.world_size, "world_size")?, state })
+    }
+}

@@ -1,0 +1,241 @@
+//! The task that keeps a session honest: heartbeats, the switch's return, ranks that left, deadlines.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use fanin_protocol::control::Ranks;
+use fanin_wire::{AbortReason, WorkerId};
+use tokio::time::timeout;
+
+use super::admission::{Memory, join};
+use super::connection::{Connection, RETRY, explain};
+use super::session::Shared;
+use super::status::{JobStatusState, SwitchStatus};
+use crate::SessionError;
+use crate::proto::heartbeat_reply::State;
+use crate::proto::{HeartbeatRequest, StatusRequest};
+
+/// How often deadlines are looked at.
+const TICK: Duration = Duration::from_millis(100);
+/// Heartbeats within the timeout after which the switch expels a silent rank: four may be lost.
+const HEARTBEATS: u32 = 5;
+/// How long nothing may move before a rank that left is blamed for it.
+const STANDSTILL: Duration = Duration::from_secs(2);
+/// How long the switch may take to say whom it waits for.
+const STATUS_PATIENCE: Duration = Duration::from_secs(1);
+
+/// What a heartbeat found.
+enum Pulse {
+    Alive {
+        left: Ranks,
+    },
+    /// The switch does not know the job: it restarted.
+    Forgotten,
+    Aborted(AbortReason),
+    Unreachable(String),
+}
+
+/// When a session last saw something move.
+struct Progress {
+    marker: u64,
+    since: Instant,
+}
+
+struct Watch {
+    shared: Arc<Shared>,
+    connection: Connection,
+    left: Ranks,
+    /// Since when the switch does not answer, and what was the matter last.
+    silent: Option<(Instant, String)>,
+    progress: Progress,
+}
+
+/// Watches a session until it ends. Runs on the session's own runtime, which is all that may stop it.
+pub(super) async fn watch(shared: Arc<Shared>, connection: Connection, heartbeat_timeout: Duration) {
+    let progress = Progress { marker: shared.driver.progress_marker(), since: Instant::now() };
+    let mut watch = Watch { shared, connection, left: Ranks::default(), silent: None, progress };
+    if let Err(error) = watch.run(heartbeat_timeout / HEARTBEATS).await {
+        watch.shared.fail(error);
+        // The rank still lives: a switch that does not hear so would blame it for what another one did.
+        watch.linger(heartbeat_timeout / HEARTBEATS).await;
+    }
+}
+
+impl Watch {
+    async fn run(&mut self, interval: Duration) -> Result<(), SessionError> {
+        let mut next_heartbeat = Instant::now();
+        loop {
+            if Instant::now() >= next_heartbeat {
+                let pulse = self.heartbeat(interval).await;
+                next_heartbeat =
+                    Instant::now() + if matches!(pulse, Pulse::Unreachable(_)) { RETRY } else { interval };
+                self.act_on(pulse).await?;
+            }
+            self.check_deadline().await?;
+            self.check_departures().await?;
+            let pause = next_heartbeat.saturating_duration_since(Instant::now()).min(TICK);
+            tokio::time::sleep(pause).await;
+        }
+    }
+
+    /// Goes on with heartbeats for a session that has failed, until it is closed or the switch forgets it.
+    async fn linger(&mut self, interval: Duration) {
+        while matches!(self.heartbeat(interval).await, Pulse::Alive { .. }) {
+            tokio::time::sleep(interval).await;
+        }
+    }
+
+    async fn heartbeat(&mut self, patience: Duration) -> Pulse {
+        let job = self.shared.job();
+        let message = HeartbeatRequest {
+            job_id: job.id.0,
+            rank: self.shared.rank.0.into(),
+            generation: job.generation.0.into(),
+        };
+        let reply = match timeout(patience.max(RETRY), self.connection.client.heartbeat(message)).await {
+            Err(_) => return Pulse::Unreachable("no answer to heartbeats".into()),
+            Ok(Err(status)) => return Pulse::Unreachable(explain(&status)),
+            Ok(Ok(reply)) => reply.into_inner(),
+        };
+        match reply.state {
+            Some(State::Alive(alive)) => Pulse::Alive { left: Ranks(alive.left) },
+            Some(State::Unknown(_)) => Pulse::Forgotten,
+            Some(State::Aborted(reason)) => match reason.try_into() {
+                Ok(reason) => Pulse::Aborted(reason),
+                Err(malformed) => Pulse::Unreachable(malformed.to_string()),
+            },
+            None => Pulse::Unreachable("an answer without a state".into()),
+        }
+    }
+
+    async fn act_on(&mut self, pulse: Pulse) -> Result<(), SessionError> {
+        match pulse {
+            Pulse::Alive { left } => {
+                self.left = left;
+                self.silent = None;
+                Ok(())
+            }
+            Pulse::Aborted(reason) => Err(SessionError::from_abort(reason, &self.shared.switch)),
+            Pulse::Forgotten => self.rejoin().await,
+            Pulse::Unreachable(cause) => {
+                let since = self.silent.take().map_or_else(Instant::now, |(since, _)| since);
+                let gone = since.elapsed();
+                if self.patience(since).is_zero() {
+                    return Err(self.lost(gone, &cause));
+                }
+                // The data path goes on meanwhile: it may be only the control connection that suffers.
+                self.silent = Some((since, cause));
+                Ok(())
+            }
+        }
+    }
+
+    /// How much longer a switch that is gone since then may be gone: no longer than the oldest all-reduce may take.
+    fn patience(&self, gone_since: Instant) -> Duration {
+        let config = &self.shared.config;
+        let of_switch = config.switch_timeout.min(config.timeout).saturating_sub(gone_since.elapsed());
+        let oldest = self.shared.pending.oldest();
+        oldest
+            .map_or(of_switch, |oldest| config.timeout.saturating_sub(oldest.since.elapsed()).min(of_switch))
+    }
+
+    fn lost(&self, gone: Duration, cause: &str) -> SessionError {
+        SessionError::SwitchLost {
+            switch: self.shared.switch.clone(),
+            cause: format!("gone for {:.1} s ({cause})", gone.as_secs_f64()),
+        }
+    }
+
+    /// Joins the job again under a switch that restarted, and goes on where it stopped.
+    async fn rejoin(&mut self) -> Result<(), SessionError> {
+        let since = self.silent.take().map_or_else(Instant::now, |(since, _)| since);
+        let completed = self.shared.driver.suspend();
+        let memory = Memory { job: self.shared.job(), completed };
+        tracing::warn!(
+            switch = self.shared.switch,
+            rank = self.shared.rank.0,
+            "the switch restarted; joining again"
+        );
+        loop {
+            let left = self.patience(since);
+            let cause = match join(&mut self.connection, &self.shared.config, left, Some(&memory)).await {
+                Ok(admitted) => {
+                    self.shared
+                        .driver
+                        .resume(admitted.job, self.connection.address, &admitted.restore)
+                        .map_err(|error| self.lost(since.elapsed(), &error.to_string()))?;
+                    self.shared.set_job(admitted.job);
+                    self.progress.since = Instant::now();
+                    tracing::info!(generation = admitted.job.generation.0, "joined again");
+                    return Ok(());
+                }
+                Err(SessionError::JoinTimeout { missing_ranks, .. }) => {
+                    let who = if missing_ranks.is_empty() {
+                        "some ranks".into()
+                    } else {
+                        format!("rank {missing_ranks}")
+                    };
+                    return Err(
+                        self.lost(since.elapsed(), &format!("it restarted, but {who} did not join again"))
+                    );
+                }
+                Err(SessionError::SwitchLost { cause, .. }) => cause,
+                Err(error) => return Err(error),
+            };
+            if self.patience(since).is_zero() {
+                return Err(self.lost(since.elapsed(), &cause));
+            }
+            tokio::time::sleep(RETRY).await;
+        }
+    }
+
+    /// Ends the session when the oldest all-reduce took too long, and asks the switch whom to blame.
+    async fn check_deadline(&mut self) -> Result<(), SessionError> {
+        let Some(oldest) = self.shared.pending.oldest() else { return Ok(()) };
+        let waited = oldest.since.elapsed();
+        if waited < self.shared.config.timeout {
+            return Ok(());
+        }
+        if let Some((since, cause)) = &self.silent {
+            return Err(self.lost(since.elapsed(), cause));
+        }
+        Err(SessionError::AllReduceTimeout {
+            missing_ranks: self.awaited().await.unwrap_or_default(),
+            waited,
+            switch: self.shared.switch.clone(),
+            tensor: oldest.to_string(),
+        })
+    }
+
+    /// Ends the session when it waits in vain for a rank that left.
+    async fn check_departures(&mut self) -> Result<(), SessionError> {
+        let marker = self.shared.driver.progress_marker();
+        let waits = self.shared.pending.oldest().is_some();
+        if marker != self.progress.marker || !waits {
+            self.progress = Progress { marker, since: Instant::now() };
+            return Ok(());
+        }
+        if self.left.is_empty() || self.progress.since.elapsed() < STANDSTILL {
+            return Ok(());
+        }
+        // A rank that left after it gave all it owed is not to blame: only one that a slot waits for.
+        let awaited = self.awaited().await.unwrap_or_default();
+        let to_blame: Option<WorkerId> = awaited.iter().find(|rank| self.left.contains(*rank));
+        self.progress.since = Instant::now();
+        to_blame.map_or(Ok(()), |rank| Err(SessionError::RankLeft { rank }))
+    }
+
+    /// The ranks whose contributions the switch waits for; `None` when it does not say.
+    async fn awaited(&mut self) -> Option<Ranks> {
+        let question = StatusRequest { job: Some(self.shared.config.job.clone()) };
+        let reply = timeout(STATUS_PATIENCE, self.connection.client.status(question)).await.ok()?.ok()?;
+        let status = SwitchStatus::try_from(reply.into_inner()).ok()?;
+        let id = self.shared.job().id;
+        status.jobs.into_iter().find_map(|job| match job.state {
+            JobStatusState::Running { job, waiting_for, .. } if job == id => {
+                Some(waiting_for.into_iter().map(|(rank, _)| rank).collect())
+            }
+            _ => None,
+        })
+    }
+}

@@ -1,0 +1,281 @@
+//! Between the control protocol's messages and the types of the rooms below. What comes from the network is checked here.
+
+use fanin_protocol::control::{Ranks, Refusal, ResumeField};
+use fanin_wire::{AbortReason, Collective, Op, WorkerId};
+
+use crate::proto;
+
+/// A message that no fanin sends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the message's {0} is missing or out of range")]
+pub struct Malformed(pub &'static str);
+
+/// A number as the type that the rooms below use.
+pub(crate) fn narrow<T: TryFrom<u32>>(value: u32, field: &'static str) -> Result<T, Malformed> {
+    T::try_from(value).map_err(|_| Malformed(field))
+}
+
+fn worker(rank: u32) -> Result<WorkerId, Malformed> {
+    narrow(rank, "rank").map(WorkerId)
+}
+
+impl From<Refusal> for proto::Refusal {
+    fn from(refusal: Refusal) -> Self {
+        use proto::refusal as message;
+        use proto::refusal::Reason;
+        let reason = match refusal {
+            Refusal::VersionMismatch { theirs, ours } => {
+                Reason::VersionMismatch(message::VersionMismatch { theirs: theirs.into(), ours: ours.into() })
+            }
+            Refusal::JobName { bytes } => {
+                Reason::JobName(message::JobName { bytes: u32::try_from(bytes).unwrap_or(u32::MAX) })
+            }
+            Refusal::TooManyJobs { max } => Reason::TooManyJobs(message::TooManyJobs { max }),
+            Refusal::RankOutOfRange { rank, world_size } => {
+                Reason::RankOutOfRange(message::RankOutOfRange { rank, world_size })
+            }
+            Refusal::TooManyWorkers { asked } => Reason::TooManyWorkers(message::TooManyWorkers { asked }),
+            Refusal::WorldSizeMismatch { rank, asked, job_has } => {
+                Reason::WorldSizeMismatch(message::WorldSizeMismatch { rank, asked, job_has })
+            }
+            Refusal::DuplicateRank { rank } => Reason::DuplicateRank(message::DuplicateRank { rank }),
+            Refusal::JobRunning { rank, world_size } => {
+                Reason::JobRunning(message::JobRunning { rank, world_size })
+            }
+            Refusal::SlotsOutOfRange { asked } => {
+                Reason::SlotsOutOfRange(message::SlotsOutOfRange { asked: asked.into() })
+            }
+            Refusal::SlotsMismatch { rank, asked, job_has } => {
+                Reason::SlotsMismatch(message::SlotsMismatch {
+                    rank,
+                    asked: asked.into(),
+                    job_has: job_has.into(),
+                })
+            }
+            Refusal::MtuTooSmall { mtu, need } => Reason::MtuTooSmall(message::MtuTooSmall { mtu, need }),
+            Refusal::PoolExhausted { asked, free } => {
+                Reason::PoolExhausted(message::PoolExhausted { asked, free })
+            }
+            Refusal::ResumeMismatch { rank, field, rank_has, job_has } => {
+                Reason::ResumeMismatch(message::ResumeMismatch {
+                    rank,
+                    field: message::resume_mismatch::Field::from(field).into(),
+                    rank_has,
+                    job_has,
+                })
+            }
+            Refusal::ResumeGap { ahead, behind, shard, slot } => Reason::ResumeGap(message::ResumeGap {
+                ahead: ahead.0.into(),
+                behind: behind.0.into(),
+                shard: shard.into(),
+                slot: slot.into(),
+            }),
+            Refusal::JoinTimeout { missing } => {
+                Reason::JoinTimeout(message::JoinTimeout { missing: missing.0 })
+            }
+            Refusal::SwitchStopping => Reason::SwitchStopping(message::SwitchStopping {}),
+        };
+        Self { reason: Some(reason) }
+    }
+}
+
+impl TryFrom<proto::Refusal> for Refusal {
+    type Error = Malformed;
+
+    fn try_from(refusal: proto::Refusal) -> Result<Self, Malformed> {
+        use proto::refusal::Reason;
+        Ok(match refusal.reason.ok_or(Malformed("reason"))? {
+            Reason::VersionMismatch(m) => {
+                Self::VersionMismatch { theirs: narrow(m.theirs, "theirs")?, ours: narrow(m.ours, "ours")? }
+            }
+            Reason::JobName(m) => Self::JobName { bytes: narrow(m.bytes, "bytes")? },
+            Reason::TooManyJobs(m) => Self::TooManyJobs { max: m.max },
+            Reason::RankOutOfRange(m) => Self::RankOutOfRange { rank: m.rank, world_size: m.world_size },
+            Reason::TooManyWorkers(m) => Self::TooManyWorkers { asked: m.asked },
+            Reason::WorldSizeMismatch(m) => {
+                Self::WorldSizeMismatch { rank: m.rank, asked: m.asked, job_has: m.job_has }
+            }
+            Reason::DuplicateRank(m) => Self::DuplicateRank { rank: m.rank },
+            Reason::JobRunning(m) => Self::JobRunning { rank: m.rank, world_size: m.world_size },
+            Reason::SlotsOutOfRange(m) => Self::SlotsOutOfRange { asked: narrow(m.asked, "asked")? },
+            Reason::SlotsMismatch(m) => Self::SlotsMismatch {
+                rank: m.rank,
+                asked: narrow(m.asked, "asked")?,
+                job_has: narrow(m.job_has, "job_has")?,
+            },
+            Reason::MtuTooSmall(m) => Self::MtuTooSmall { mtu: m.mtu, need: m.need },
+            Reason::PoolExhausted(m) => Self::PoolExhausted { asked: m.asked, free: m.free },
+            Reason::ResumeMismatch(m) => Self::ResumeMismatch {
+                rank: m.rank,
+                field: m.field().into(),
+                rank_has: m.rank_has,
+                job_has: m.job_has,
+            },
+            Reason::ResumeGap(m) => Self::ResumeGap {
+                ahead: worker(m.ahead)?,
+                behind: worker(m.behind)?,
+                shard: narrow(m.shard, "shard")?,
+                slot: narrow(m.slot, "slot")?,
+            },
+            Reason::JoinTimeout(m) => Self::JoinTimeout { missing: Ranks(m.missing) },
+            Reason::SwitchStopping(_) => Self::SwitchStopping,
+        })
+    }
+}
+
+impl From<ResumeField> for proto::refusal::resume_mismatch::Field {
+    fn from(field: ResumeField) -> Self {
+        match field {
+            ResumeField::Resumed => Self::Resumed,
+            ResumeField::Generation => Self::Generation,
+            ResumeField::Slots => Self::Slots,
+            ResumeField::Elements => Self::Elements,
+            ResumeField::Shards => Self::Shards,
+            ResumeField::Counts => Self::Counts,
+        }
+    }
+}
+
+impl From<proto::refusal::resume_mismatch::Field> for ResumeField {
+    fn from(field: proto::refusal::resume_mismatch::Field) -> Self {
+        use proto::refusal::resume_mismatch::Field;
+        match field {
+            Field::Resumed => Self::Resumed,
+            Field::Generation => Self::Generation,
+            Field::Slots => Self::Slots,
+            Field::Elements => Self::Elements,
+            Field::Shards => Self::Shards,
+            Field::Counts => Self::Counts,
+        }
+    }
+}
+
+impl From<AbortReason> for proto::AbortReason {
+    fn from(reason: AbortReason) -> Self {
+        use proto::abort_reason::{Mismatch, Reason, SwitchStopped};
+        let reason = match reason {
+            AbortReason::Expelled(rank) => Reason::Expelled(rank.0.into()),
+            AbortReason::Left(rank) => Reason::Left(rank.0.into()),
+            AbortReason::Mismatch { first, second } => Reason::Mismatch(Mismatch {
+                first_rank: first.0.0.into(),
+                first: Some(first.1.into()),
+                second_rank: second.0.0.into(),
+                second: Some(second.1.into()),
+            }),
+            AbortReason::SwitchStopped => Reason::SwitchStopped(SwitchStopped {}),
+        };
+        Self { reason: Some(reason) }
+    }
+}
+
+impl TryFrom<proto::AbortReason> for AbortReason {
+    type Error = Malformed;
+
+    fn try_from(reason: proto::AbortReason) -> Result<Self, Malformed> {
+        use proto::abort_reason::Reason;
+        let collective =
+            |message: Option<proto::Collective>| message.ok_or(Malformed("collective"))?.try_into();
+        Ok(match reason.reason.ok_or(Malformed("reason"))? {
+            Reason::Expelled(rank) => Self::Expelled(worker(rank)?),
+            Reason::Left(rank) => Self::Left(worker(rank)?),
+            Reason::Mismatch(m) => Self::Mismatch {
+                first: (worker(m.first_rank)?, collective(m.first)?),
+                second: (worker(m.second_rank)?, collective(m.second)?),
+            },
+            Reason::SwitchStopped(_) => Self::SwitchStopped,
+        })
+    }
+}
+
+impl From<Collective> for proto::Collective {
+    fn from(collective: Collective) -> Self {
+        let op = match collective.op {
+            Op::Sum => proto::collective::Op::Sum,
+            Op::Average => proto::collective::Op::Average,
+        };
+        Self {
+            sequence: collective.sequence.into(),
+            dtype: collective.dtype.name().into(),
+            op: op.into(),
+            elements: collective.elements,
+        }
+    }
+}
+
+impl TryFrom<proto::Collective> for Collective {
+    type Error = Malformed;
+
+    fn try_from(message: proto::Collective) -> Result<Self, Malformed> {
+        Ok(Self {
+            sequence: narrow(message.sequence, "sequence")?,
+            dtype: message.dtype.parse().map_err(|_| Malformed("dtype"))?,
+            op: match message.op() {
+                proto::collective::Op::Sum => Op::Sum,
+                proto::collective::Op::Average => Op::Average,
+                proto::collective::Op::Unspecified => return Err(Malformed("op")),
+            },
+            elements: message.elements,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fanin_wire::Dtype;
+
+    #[test]
+    fn every_refusal_survives_the_wire() {
+        let refusals = [
+            Refusal::VersionMismatch { theirs: 2, ours: 1 },
+            Refusal::JobName { bytes: 129 },
+            Refusal::TooManyJobs { max: 3 },
+            Refusal::RankOutOfRange { rank: 4, world_size: 4 },
+            Refusal::TooManyWorkers { asked: 65 },
+            Refusal::WorldSizeMismatch { rank: 1, asked: 2, job_has: 3 },
+            Refusal::DuplicateRank { rank: 1 },
+            Refusal::JobRunning { rank: 1, world_size: 2 },
+            Refusal::SlotsOutOfRange { asked: 0 },
+            Refusal::SlotsMismatch { rank: 1, asked: 64, job_has: 65 },
+            Refusal::MtuTooSmall { mtu: 576, need: 1104 },
+            Refusal::PoolExhausted { asked: 512, free: 64 },
+            Refusal::ResumeMismatch { rank: 1, field: ResumeField::Counts, rank_has: 3, job_has: 4 },
+            Refusal::ResumeGap { ahead: WorkerId(1), behind: WorkerId(0), shard: 2, slot: 3 },
+            Refusal::JoinTimeout { missing: Ranks(0b101) },
+            Refusal::SwitchStopping,
+        ];
+        for refusal in refusals {
+            assert_eq!(Refusal::try_from(proto::Refusal::from(refusal)), Ok(refusal));
+        }
+        assert_eq!(Refusal::try_from(proto::Refusal { reason: None }), Err(Malformed("reason")));
+    }
+
+    #[test]
+    fn every_abort_reason_survives_the_wire() {
+        let collective =
+            |elements| Collective { sequence: 7, dtype: Dtype::Bfloat16, op: Op::Average, elements };
+        let reasons = [
+            AbortReason::Expelled(WorkerId(3)),
+            AbortReason::Left(WorkerId(63)),
+            AbortReason::Mismatch {
+                first: (WorkerId(0), collective(1)),
+                second: (WorkerId(1), collective(2)),
+            },
+            AbortReason::SwitchStopped,
+        ];
+        for reason in reasons {
+            assert_eq!(AbortReason::try_from(proto::AbortReason::from(reason)), Ok(reason));
+        }
+    }
+
+    #[test]
+    fn numbers_out_of_range_are_malformed_not_cut() {
+        let reason = proto::abort_reason::Reason::Expelled(256);
+        assert_eq!(
+            AbortReason::try_from(proto::AbortReason { reason: Some(reason) }),
+            Err(Malformed("rank"))
+        );
+        let collective = proto::Collective { sequence: 1, dtype: "float64".into(), op: 1, elements: 1 };
+        assert_eq!(Collective::try_from(collective), Err(Malformed("dtype")));
+    }
+}

@@ -1,0 +1,227 @@
+//! What can go wrong for a worker, as one value that names cause and cure. The Python exceptions mirror it.
+
+use std::time::Duration;
+
+use fanin_protocol::control::{Ranks, Refusal};
+use fanin_udp::Failure;
+use fanin_wire::{AbortReason, Collective, WorkerId};
+
+/// Why a session could not be, or ended.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SessionError {
+    /// The switch's address is not one.
+    #[error("switch address {switch:?} is no host:port ({cause}); give it like 10.0.0.9:4800")]
+    Address {
+        /// As it was given.
+        switch: String,
+        /// What is wrong with it.
+        cause: String,
+    },
+    /// Nobody answered at the switch's address.
+    #[error(
+        "switch {switch} did not answer within {} ({cause}); is it running (fanin switch) and is UDP+TCP {port} open?",
+        seconds(*waited)
+    )]
+    SwitchUnreachable {
+        /// Host and port.
+        switch: String,
+        /// Its port.
+        port: u16,
+        /// How long it was tried.
+        waited: Duration,
+        /// The last thing that went wrong.
+        cause: String,
+    },
+    /// Something answered that is no switch.
+    #[error("{switch} answered, but it is not a fanin switch ({cause}); check host and port")]
+    NotASwitch {
+        /// Host and port.
+        switch: String,
+        /// What was unexpected.
+        cause: String,
+    },
+    /// Switch and worker speak different versions.
+    #[error(
+        "switch {switch} speaks wire version {theirs}, this process {ours}; install the same version of fanin on both"
+    )]
+    ProtocolVersionMismatch {
+        /// Host and port.
+        switch: String,
+        /// This process's wire version.
+        ours: u32,
+        /// The switch's.
+        theirs: u32,
+    },
+    /// The switch did not admit the rank.
+    #[error("switch {switch} refused job {job:?}: {reason}")]
+    JoinRefused {
+        /// Host and port.
+        switch: String,
+        /// The job.
+        job: String,
+        /// Why.
+        reason: Refusal,
+    },
+    /// Other ranks did not join in time.
+    #[error(
+        "job {job:?} at switch {switch} is incomplete after {}: {} did not join; running, with the same job name and \
+         switch?",
+        seconds(*waited), named(*missing_ranks)
+    )]
+    JoinTimeout {
+        /// Host and port.
+        switch: String,
+        /// The job.
+        job: String,
+        /// Ranks that did not join.
+        missing_ranks: Ranks,
+        /// How long was waited.
+        waited: Duration,
+    },
+    /// Two ranks reduce different tensors at the same place of the stream.
+    #[error(
+        "ranks {} and {} disagree: rank {} reduces {}, rank {} reduces {}; every rank must reduce the same tensors in the \
+         same order",
+        first.0.0, second.0.0, first.0.0, first.1, second.0.0, second.1
+    )]
+    CollectiveMismatch {
+        /// The rank that came first, and its tensor (a shard's part of it).
+        first: (WorkerId, Collective),
+        /// The rank that disagreed, and its tensor.
+        second: (WorkerId, Collective),
+    },
+    /// A rank is gone.
+    #[error("rank {} is lost: the switch no longer hears from it; look at that rank's log", rank.0)]
+    RankLost {
+        /// The rank.
+        rank: WorkerId,
+    },
+    /// A rank left while others still needed it.
+    #[error(
+        "rank {} left the job while other ranks still wait for it; every rank must take part in every all-reduce",
+        rank.0
+    )]
+    RankLeft {
+        /// The rank.
+        rank: WorkerId,
+    },
+    /// The switch is gone, or came back without all ranks.
+    #[error("switch {switch} was lost: {cause}; start it again (fanin switch) and the job anew")]
+    SwitchLost {
+        /// Host and port.
+        switch: String,
+        /// How that was found.
+        cause: String,
+    },
+    /// An all-reduce did not complete in time.
+    #[error(
+        "all-reduce of {tensor} over switch {switch} did not complete within {}: {}",
+        seconds(*waited), blamed(*missing_ranks)
+    )]
+    AllReduceTimeout {
+        /// Ranks whose contributions the switch waits for; empty when it waits for none, or could not say.
+        missing_ranks: Ranks,
+        /// How long was waited.
+        waited: Duration,
+        /// Host and port.
+        switch: String,
+        /// The tensor.
+        tensor: String,
+    },
+    /// This machine would not give what a session needs.
+    #[error("{what} failed on this machine: {cause}")]
+    Local {
+        /// What was tried.
+        what: &'static str,
+        /// The operating system's answer.
+        cause: String,
+    },
+    /// The session was closed.
+    #[error("the session is closed; connect again")]
+    Closed,
+}
+
+impl SessionError {
+    /// What a worker of switch `switch` makes of an abort.
+    pub(crate) fn from_abort(reason: AbortReason, switch: &str) -> Self {
+        match reason {
+            AbortReason::Expelled(rank) => Self::RankLost { rank },
+            AbortReason::Left(rank) => Self::RankLeft { rank },
+            AbortReason::Mismatch { first, second } => Self::CollectiveMismatch { first, second },
+            AbortReason::SwitchStopped => {
+                Self::SwitchLost { switch: switch.into(), cause: "it was shut down".into() }
+            }
+        }
+    }
+
+    /// What a worker of switch `switch` makes of the driver's failure.
+    pub(crate) fn from_failure(failure: &Failure, switch: &str) -> Self {
+        match failure {
+            Failure::Aborted(reason) => Self::from_abort(*reason, switch),
+            Failure::Stopped => Self::Closed,
+            Failure::Because(cause) => cause
+                .downcast_ref::<Self>()
+                .cloned()
+                .unwrap_or_else(|| Self::Local { what: "the data path", cause: cause.to_string() }),
+        }
+    }
+}
+
+/// A duration for a person: `5 s`, `0.25 s`.
+fn seconds(duration: Duration) -> String {
+    let text = format!("{:.2}", duration.as_secs_f64());
+    format!("{} s", text.trim_end_matches('0').trim_end_matches('.'))
+}
+
+fn named(ranks: Ranks) -> String {
+    match ranks.len() {
+        0 => "some ranks".into(),
+        1 => format!("rank {ranks}"),
+        _ => format!("ranks {ranks}"),
+    }
+}
+
+fn blamed(missing: Ranks) -> String {
+    if missing.is_empty() {
+        return "the switch waits for no rank, or could not be asked; look at the other ranks' errors and the network".into();
+    }
+    format!("the switch has no contribution of {}; look at the log there", named(missing))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_say_what_happened_to_whom_and_what_to_do() {
+        let unreachable = SessionError::SwitchUnreachable {
+            switch: "10.0.0.9:4800".into(),
+            port: 4800,
+            waited: Duration::from_secs(5),
+            cause: "connection refused".into(),
+        };
+        assert_eq!(
+            unreachable.to_string(),
+            "switch 10.0.0.9:4800 did not answer within 5 s (connection refused); is it running (fanin switch) and is \
+             UDP+TCP 4800 open?"
+        );
+        let timeout = SessionError::AllReduceTimeout {
+            missing_ranks: Ranks(0b110),
+            waited: Duration::from_millis(1500),
+            switch: "10.0.0.9:4800".into(),
+            tensor: "sum of 7 float32".into(),
+        };
+        assert_eq!(
+            timeout.to_string(),
+            "all-reduce of sum of 7 float32 over switch 10.0.0.9:4800 did not complete within 1.5 s: the switch has no \
+             contribution of ranks 1 and 2; look at the log there"
+        );
+    }
+
+    #[test]
+    fn a_whole_number_of_seconds_keeps_its_zeros() {
+        assert_eq!(seconds(Duration::from_secs(120)), "120 s");
+        assert_eq!(seconds(Duration::from_secs(100)), "100 s");
+        assert_eq!(seconds(Duration::from_millis(250)), "0.25 s");
+    }
+}

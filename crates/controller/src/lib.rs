@@ -1,0 +1,20 @@
+//! The input and output of control: how a worker finds its switch, joins a job, and learns that something is wrong.
+//!
+//! From the top: a [`SwitchServer`] is a whole switch, the data path (`fanin-udp`) and the control connection under one port
+//! number; a [`Session`] is a worker's whole connection to it. Every decision is made in `fanin_protocol::control`; here it
+//! is asked for, carried out and reported. A gradient passes this room only as a pointer on its way to the driver.
+//!
+//! Deliberately absent: policy, packets, and Python.
+
+mod client;
+mod convert;
+mod error;
+mod proto;
+mod server;
+
+pub use client::{JobStatus, JobStatusState, Session, SessionConfig, SwitchStatus, switch_status};
+pub use error::SessionError;
+pub use server::{ServerError, SwitchServer, SwitchServerConfig};
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,266 @@
+//! The registry joined to the data path: decisions are taken under one lock and carried out before it is released, so that
+//! no rank is told of a job that the data path does not know.
+
+use std::collections::HashMap;
+use std::sync::mpsc::Receiver;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use fanin_protocol::JobConfig;
+use fanin_protocol::control::{
+    Admission, Command, HeartbeatReply, JobState, JobView, JoinDecision, JoinRequest, Pool, Refusal,
+    Registry, RegistryConfig, Ticket,
+};
+use fanin_udp::SwitchDriver;
+use fanin_wire::{AbortReason, Generation, JobId, ShardId, WorkerId};
+use tokio::sync::oneshot;
+
+/// What a waiting rank is told.
+pub(super) type Outcome = Result<Admission, NotAdmitted>;
+
+/// Why a rank is not admitted.
+#[derive(Clone, Debug)]
+pub(super) enum NotAdmitted {
+    /// The registry refused it.
+    Refused(Refusal),
+    /// The data path failed; a fault of ours.
+    DataPath(String),
+}
+
+/// A rank's place in a gathering. Dropping it withdraws the rank, if it still waits.
+pub(super) struct Place<'a> {
+    jobs: &'a Jobs,
+    ticket: Ticket,
+    outcome: oneshot::Receiver<Outcome>,
+}
+
+impl Place<'_> {
+    /// Waits until every rank is here, or the gathering is given up.
+    pub async fn outcome(&mut self) -> Outcome {
+        (&mut self.outcome).await.unwrap_or(Err(NotAdmitted::Refused(Refusal::SwitchStopping)))
+    }
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        let mut state = self.jobs.lock();
+        if state.waiting.remove(&self.ticket).is_some() {
+            state.registry.withdraw(self.ticket);
+        }
+    }
+}
+
+/// Whether a rank waits or has its answer.
+pub(super) enum Joined<'a> {
+    Waiting(Place<'a>),
+    Done(Outcome),
+}
+
+/// A job as `Status` and the metrics see it.
+#[derive(Clone, Debug)]
+pub(super) struct JobSnapshot {
+    pub name: String,
+    pub world_size: u8,
+    pub state: JobState,
+}
+
+/// All jobs of a switch.
+pub(super) struct Jobs {
+    state: Mutex<State>,
+    pub driver: SwitchDriver,
+    /// The registry counts time from here.
+    origin: Instant,
+}
+
+struct State {
+    registry: Registry,
+    waiting: HashMap<Ticket, oneshot::Sender<Outcome>>,
+    events: Receiver<(JobId, AbortReason)>,
+    refusals: HashMap<&'static str, u64>,
+}
+
+impl Jobs {
+    pub fn new(registry: Registry, driver: SwitchDriver, events: Receiver<(JobId, AbortReason)>) -> Self {
+        let state = State { registry, waiting: HashMap::new(), events, refusals: HashMap::new() };
+        Self { state: Mutex::new(state), driver, origin: Instant::now() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // A panic in one call must not end all others: the registry's own methods leave it consistent.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn now(&self) -> fanin_protocol::Instant {
+        fanin_protocol::Instant::default() + self.origin.elapsed()
+    }
+
+    pub fn join(&self, request: JoinRequest) -> Joined<'_> {
+        let (job, rank, world_size) = (request.job.clone(), request.rank, request.world_size);
+        let mut state = self.lock();
+        match state.registry.join(self.now(), request) {
+            JoinDecision::Waiting(ticket) => {
+                tracing::debug!(job, rank, world_size, "a rank waits");
+                let (sender, outcome) = oneshot::channel();
+                state.waiting.insert(ticket, sender);
+                Joined::Waiting(Place { jobs: self, ticket, outcome })
+            }
+            JoinDecision::Complete { ticket, tickets, outcome } => {
+                let outcome =
+                    outcome.map_err(NotAdmitted::Refused).and_then(|job| self.configure(&mut state, job));
+                match &outcome {
+                    Ok(admitted) => tracing::info!(
+                        job,
+                        id = admitted.job.0,
+                        generation = admitted.generation.0,
+                        world_size,
+                        slots = admitted.slots,
+                        elements = admitted.elements,
+                        "a job runs"
+                    ),
+                    Err(reason) => tracing::warn!(job, world_size, ?reason, "a job is not admitted"),
+                }
+                for other in tickets.into_iter().filter(|other| *other != ticket) {
+                    state.answer(other, outcome.clone());
+                }
+                if let Err(NotAdmitted::Refused(reason)) = &outcome {
+                    state.count_refusal(*reason);
+                }
+                Joined::Done(outcome)
+            }
+            JoinDecision::Refused { reason } => {
+                tracing::warn!(job, rank, world_size, %reason, "a rank is refused");
+                state.count_refusal(reason);
+                Joined::Done(Err(NotAdmitted::Refused(reason)))
+            }
+        }
+    }
+
+    /// Makes room for an admitted job in the data path, before any rank hears of it.
+    fn configure(&self, state: &mut State, admission: Admission) -> Outcome {
+        let config = JobConfig {
+            id: admission.job,
+            generation: admission.generation,
+            workers: admission.world_size,
+            slots: admission.slots,
+            elements: admission.elements,
+            shard: ShardId(0),
+            resumed: admission.resumed,
+        };
+        match self.driver.add_job(config) {
+            Ok(()) => Ok(admission),
+            Err(error) => {
+                let commands = state.registry.aborted(self.now(), admission.job, AbortReason::SwitchStopped);
+                self.carry_out(state, commands);
+                Err(NotAdmitted::DataPath(error.to_string()))
+            }
+        }
+    }
+
+    pub fn heartbeat(&self, job: JobId, rank: WorkerId, generation: Generation) -> HeartbeatReply {
+        self.lock().registry.heartbeat(self.now(), job, rank, generation)
+    }
+
+    pub fn leave(&self, job: JobId, rank: WorkerId) {
+        let mut state = self.lock();
+        let command = state.registry.leave(job, rank);
+        tracing::debug!(id = job.0, rank = rank.0, "a rank leaves");
+        self.carry_out(&mut state, command);
+    }
+
+    /// Acts on what the data path found out and on what is overdue.
+    pub fn tick(&self) {
+        let mut state = self.lock();
+        let now = self.now();
+        let events: Vec<_> = state.events.try_iter().collect();
+        for (job, reason) in events {
+            tracing::warn!(id = job.0, ?reason, "the data path aborts a job");
+            // One shard found out; the others must hear of it.
+            self.driver.abort_job(job, reason);
+            let command = state.registry.aborted(now, job, reason);
+            self.carry_out(&mut state, command);
+        }
+        let commands = state.registry.tick(now);
+        self.carry_out(&mut state, commands);
+    }
+
+    /// Ends all jobs and admits no more.
+    pub fn stop(&self) {
+        let mut state = self.lock();
+        let commands = state.registry.stop(self.now());
+        self.carry_out(&mut state, commands);
+    }
+
+    fn carry_out(&self, state: &mut State, commands: impl IntoIterator<Item = Command>) {
+        for command in commands {
+            match command {
+                Command::Abort { job, reason } => {
+                    tracing::warn!(id = job.0, ?reason, "a job is aborted");
+                    self.driver.abort_job(job, reason);
+                }
+                Command::Remove { job } => {
+                    tracing::info!(id = job.0, "a job is over");
+                    self.driver.remove_job(job);
+                }
+                Command::Refuse { tickets, reason } => {
+                    tracing::warn!(%reason, "a gathering is given up");
+                    state.count_refusal(reason);
+                    for ticket in tickets {
+                        state.answer(ticket, Err(NotAdmitted::Refused(reason)));
+                    }
+                }
+            }
+        }
+    }
+
+    pub fn config(&self) -> RegistryConfig {
+        *self.lock().registry.config()
+    }
+
+    pub fn pool(&self) -> Pool {
+        self.lock().registry.pool()
+    }
+
+    pub fn snapshot(&self) -> Vec<JobSnapshot> {
+        let owned = |view: JobView<'_>| JobSnapshot {
+            name: view.name.into(),
+            world_size: view.world_size,
+            state: view.state,
+        };
+        self.lock().registry.jobs().map(owned).collect()
+    }
+
+    /// Whether some rank of an ended job has not heard how it ended.
+    pub fn has_untold(&self) -> bool {
+        let mut state = self.lock();
+        let now = self.now();
+        let commands = state.registry.tick(now);
+        self.carry_out(&mut state, commands);
+        state.registry.jobs().any(|view| matches!(view.state, JobState::Aborted { .. }))
+    }
+
+    /// Refused joins by reason.
+    pub fn refusals(&self) -> Vec<(&'static str, u64)> {
+        let mut refusals: Vec<_> = self.lock().refusals.iter().map(|(name, count)| (*name, *count)).collect();
+        refusals.sort_unstable();
+        refusals
+    }
+}
+
+impl State {
+    fn answer(&mut self, ticket: Ticket, outcome: Outcome) {
+        if let Some(sender) = self.waiting.remove(&ticket) {
+            // The rank may have hung up just now. It is silent then, and expelled.
+            let _ = sender.send(outcome);
+        }
+    }
+
+    fn count_refusal(&mut self, reason: Refusal) {
+        *self.refusals.entry(reason.name()).or_default() += 1;
+    }
+}
+
+impl std::fmt::Debug for Jobs {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Jobs").field("driver", &self.driver).finish_non_exhaustive()
+    }
+}

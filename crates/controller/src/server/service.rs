@@ -1,0 +1,160 @@
+//! The control protocol as the switch serves it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use fanin_protocol::control::{Admission, HeartbeatReply, JobState, JoinRequest, Resume};
+use fanin_wire::{Generation, JobId, VERSION, WorkerId};
+use tonic::{Request, Response, Status};
+
+use super::jobs::{JobSnapshot, Jobs, Joined, NotAdmitted};
+use crate::convert::{Malformed, narrow};
+use crate::proto::{self, control_server::Control};
+
+/// Answers the workers.
+pub(super) struct ControlService {
+    pub jobs: Arc<Jobs>,
+}
+
+impl From<Malformed> for Status {
+    fn from(malformed: Malformed) -> Self {
+        Self::invalid_argument(malformed.to_string())
+    }
+}
+
+#[tonic::async_trait]
+impl Control for ControlService {
+    async fn join(&self, request: Request<proto::JoinRequest>) -> Result<Response<proto::JoinReply>, Status> {
+        let request = join_request(request.into_inner())?;
+        let rank = request.rank;
+        let outcome = match self.jobs.join(request) {
+            // When the rank hangs up, this future is dropped, and its place with it.
+            Joined::Waiting(mut place) => place.outcome().await,
+            Joined::Done(outcome) => outcome,
+        };
+        let outcome = match outcome {
+            Ok(admission) => {
+                let timeout = self.jobs.config().heartbeat_timeout;
+                proto::join_reply::Outcome::Admission(admission_for(&admission, rank, timeout))
+            }
+            Err(NotAdmitted::Refused(reason)) => proto::join_reply::Outcome::Refusal(reason.into()),
+            Err(NotAdmitted::DataPath(cause)) => return Err(Status::internal(cause)),
+        };
+        Ok(Response::new(proto::JoinReply { outcome: Some(outcome) }))
+    }
+
+    async fn heartbeat(
+        &self,
+        request: Request<proto::HeartbeatRequest>,
+    ) -> Result<Response<proto::HeartbeatReply>, Status> {
+        use proto::heartbeat_reply::{Alive, State, Unknown};
+        let request = request.into_inner();
+        let rank = WorkerId(narrow(request.rank, "rank")?);
+        let generation = Generation(narrow(request.generation, "generation")?);
+        let state = match self.jobs.heartbeat(JobId(request.job_id), rank, generation) {
+            HeartbeatReply::Alive { left } => State::Alive(Alive { left: left.0 }),
+            HeartbeatReply::Unknown => State::Unknown(Unknown {}),
+            HeartbeatReply::Aborted(reason) => State::Aborted(reason.into()),
+        };
+        Ok(Response::new(proto::HeartbeatReply { state: Some(state) }))
+    }
+
+    async fn leave(
+        &self,
+        request: Request<proto::LeaveRequest>,
+    ) -> Result<Response<proto::LeaveReply>, Status> {
+        let request = request.into_inner();
+        self.jobs.leave(JobId(request.job_id), WorkerId(narrow(request.rank, "rank")?));
+        Ok(Response::new(proto::LeaveReply {}))
+    }
+
+    async fn status(
+        &self,
+        request: Request<proto::StatusRequest>,
+    ) -> Result<Response<proto::StatusReply>, Status> {
+        let wanted = request.into_inner().job;
+        let (config, pool) = (self.jobs.config(), self.jobs.pool());
+        let jobs = self.jobs.snapshot().into_iter();
+        let jobs = jobs
+            .filter(|job| wanted.as_ref().is_none_or(|wanted| *wanted == job.name))
+            .map(|job| describe(&self.jobs, job))
+            .collect();
+        Ok(Response::new(proto::StatusReply {
+            version: env!("CARGO_PKG_VERSION").into(),
+            wire_version: VERSION.into(),
+            shards: config.shards.into(),
+            pool_slots: pool.slots,
+            pool_free: pool.free,
+            jobs,
+        }))
+    }
+}
+
+fn join_request(message: proto::JoinRequest) -> Result<JoinRequest, Malformed> {
+    let resume = |resume: proto::Resume| {
+        Ok(Resume {
+            generation: Generation(narrow(resume.generation, "generation")?),
+            slots: narrow(resume.slots, "slots")?,
+            elements: narrow(resume.elements, "elements")?,
+            shards: u8::try_from(resume.completed.len()).map_err(|_| Malformed("completed"))?,
+            completed: resume.completed.into_iter().map(|counts| counts.exchanges).collect(),
+        })
+    };
+    Ok(JoinRequest {
+        job: message.job,
+        rank: message.rank,
+        world_size: message.world_size,
+        slots: message.slots.map(|slots| narrow(slots, "slots")).transpose()?,
+        mtu: narrow(message.mtu_bytes, "mtu_bytes")?,
+        rate_bps: message.rate_bps,
+        rtt: Duration::from_nanos(message.rtt_ns),
+        wire_version: narrow(message.wire_version, "wire_version")?,
+        resume: message.resume.map(resume).transpose()?,
+    })
+}
+
+/// What one rank is told of its job.
+fn admission_for(admission: &Admission, rank: u32, heartbeat_timeout: Duration) -> proto::Admission {
+    let own = usize::try_from(rank).ok().and_then(|rank| admission.restore.get(rank));
+    let slots = |shard: &Vec<fanin_wire::SlotIndex>| proto::Slots {
+        slots: shard.iter().map(|slot| slot.0.into()).collect(),
+    };
+    proto::Admission {
+        job_id: admission.job.0,
+        generation: admission.generation.0.into(),
+        world_size: admission.world_size.into(),
+        slots: admission.slots.into(),
+        elements: admission.elements.into(),
+        shards: admission.shards.into(),
+        resumed: admission.resumed,
+        restore: own.map(|shards| shards.iter().map(slots).collect()).unwrap_or_default(),
+        heartbeat_timeout_ms: u64::try_from(heartbeat_timeout.as_millis()).unwrap_or(u64::MAX),
+    }
+}
+
+/// A job with its progress, which the data path is asked for.
+fn describe(jobs: &Jobs, job: JobSnapshot) -> proto::Job {
+    use proto::job::{Aborted, Gathering, Running, State};
+    let state = match job.state {
+        JobState::Gathering { present } => State::Gathering(Gathering { present: present.0 }),
+        JobState::Running { job: id, generation, slots, elements, left } => {
+            let progress = jobs.driver.progress(id);
+            let waiting_for = progress.map(|progress| progress.waiting_for.to_vec()).unwrap_or_default();
+            State::Running(Running {
+                job_id: id.0,
+                generation: generation.0.into(),
+                slots: slots.into(),
+                elements: elements.into(),
+                left: left.0,
+                slots_in_use: progress.map_or(0, |progress| progress.slots_in_use),
+                waiting_for: waiting_for.into_iter().take(job.world_size.into()).collect(),
+                completed: progress.map_or(0, |progress| progress.completed),
+                retransmitted: progress.map_or(0, |progress| progress.retransmitted),
+            })
+        }
+        JobState::Aborted { job: id, reason } => {
+            State::Aborted(Aborted { job_id: id.0, reason: Some(reason.into()) })
+        }
+    };
+    proto::Job { name: job.name, world_size: job.world_size.into(), state: Some(state) }
+}

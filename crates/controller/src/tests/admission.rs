@@ -1,0 +1,176 @@
+//! Who may join, and what the others are told.
+
+use std::io::Write;
+use std::net::TcpListener;
+
+use fanin_protocol::control::{Ranks, Refusal};
+
+use super::*;
+use crate::proto::control_client::ControlClient;
+use crate::proto::{JoinRequest, join_reply::Outcome, refusal::Reason};
+use crate::{JobStatusState, ServerError, switch_status};
+
+fn refused(config: SessionConfig) -> Refusal {
+    match Session::connect(config).expect_err("refused") {
+        SessionError::JoinRefused { reason, .. } => reason,
+        other => panic!("{other}"),
+    }
+}
+
+/// Lets rank 0 of job "wait" wait, until what it waits for happens or the switch stops.
+fn rank_that_waits(
+    switch: &SwitchServer,
+    world_size: u32,
+) -> thread::JoinHandle<Result<Session, SessionError>> {
+    let config = config(switch, "wait", 0, world_size);
+    let waiting = thread::spawn(move || Session::connect(config));
+    let address = switch.address().to_string();
+    while switch_status(&address, HANG).expect("a status").jobs.is_empty() {
+        thread::sleep(Duration::from_millis(5));
+    }
+    waiting
+}
+
+#[test]
+fn a_duplicate_rank_and_another_world_size_are_refused_and_the_job_goes_on() {
+    let switch = switch();
+    let waiting = rank_that_waits(&switch, 2);
+    assert_eq!(refused(config(&switch, "wait", 0, 2)), Refusal::DuplicateRank { rank: 0 });
+    let mismatch = Refusal::WorldSizeMismatch { rank: 2, asked: 3, job_has: 2 };
+    assert_eq!(refused(config(&switch, "wait", 2, 3)), mismatch);
+    let second = Session::connect(config(&switch, "wait", 1, 2)).expect("admitted");
+    let first = waiting.join().expect("no panic").expect("admitted");
+    assert_eq!(refused(config(&switch, "wait", 1, 2)), Refusal::JobRunning { rank: 1, world_size: 2 });
+    drop((first, second));
+}
+
+#[test]
+fn an_exhausted_pool_says_asked_and_free() {
+    let switch = switch_with(|config| config.pool_slots = 1000);
+    let greedy = SessionConfig { slots: Some(512), ..config(&switch, "greedy", 0, 1) };
+    // The loopback interface carries chunks of 2048 elements, eight slots of 256 each.
+    assert_eq!(refused(greedy), Refusal::PoolExhausted { asked: 4096, free: 1000 });
+}
+
+#[test]
+fn more_ranks_than_a_bitmap_holds_are_refused() {
+    let switch = switch();
+    assert_eq!(refused(config(&switch, "many", 0, 65)), Refusal::TooManyWorkers { asked: 65 });
+}
+
+#[test]
+fn ranks_that_do_not_come_are_named_by_whoever_is_first_to_lose_patience() {
+    let hasty = switch_with(|config| config.join_timeout = Duration::from_millis(200));
+    let missing = |result: Result<Session, SessionError>| match result.expect_err("incomplete") {
+        SessionError::JoinTimeout { missing_ranks, .. } => missing_ranks,
+        other => panic!("{other}"),
+    };
+    assert_eq!(missing(Session::connect(config(&hasty, "a", 1, 3))), Ranks(0b101));
+    let patient = switch();
+    let own = SessionConfig { join_timeout: Duration::from_millis(200), ..config(&patient, "b", 2, 3) };
+    assert_eq!(missing(Session::connect(own)), Ranks(0b011));
+}
+
+#[test]
+fn a_rank_that_hangs_up_while_it_waits_gives_its_place_back() {
+    let switch = switch();
+    let hasty = SessionConfig { join_timeout: Duration::from_millis(50), ..config(&switch, "wait", 0, 2) };
+    Session::connect(hasty).expect_err("incomplete");
+    let address = switch.address().to_string();
+    while !switch_status(&address, HANG).expect("a status").jobs.is_empty() {
+        thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(connect_all(&switch, "wait", 2, |_| {}).len(), 2);
+}
+
+#[test]
+fn no_switch_is_a_typed_error_that_names_the_port() {
+    let free =
+        TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a free port");
+    let mut config = SessionConfig::new(free.to_string(), "none", 0, 1);
+    config.connect_timeout = Duration::from_millis(300);
+    let error = Session::connect(config).expect_err("nobody there");
+    assert!(
+        matches!(&error, SessionError::SwitchUnreachable { port, .. } if *port == free.port()),
+        "{error}"
+    );
+    let message = error.to_string();
+    assert!(message.contains("did not answer within 0.3 s") && message.contains("fanin switch"), "{message}");
+}
+
+#[test]
+fn what_answers_and_is_no_switch_is_told_so() {
+    let answers: [&'static [u8]; 3] = [b"", b"SSH-2.0-OpenSSH_9.6\r\n", b"HTTP/1.1 400 Bad Request\r\n\r\n"];
+    for answer in answers {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let address = listener.local_addr().expect("bound");
+        thread::spawn(move || {
+            for connection in listener.incoming().take(8) {
+                let _ = connection.and_then(|mut connection| connection.write_all(answer));
+            }
+        });
+        let mut config = SessionConfig::new(address.to_string(), "none", 0, 1);
+        config.connect_timeout = Duration::from_secs(2);
+        let error = Session::connect(config).expect_err("no switch");
+        assert!(matches!(error, SessionError::NotASwitch { .. }), "{error}");
+    }
+}
+
+#[test]
+fn another_wire_version_is_refused_with_both() {
+    let switch = switch();
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let reply = runtime.block_on(async {
+        let mut client =
+            ControlClient::connect(format!("http://{}", switch.address())).await.expect("a switch");
+        let request =
+            JoinRequest { wire_version: 99, job: "new".into(), world_size: 1, ..JoinRequest::default() };
+        client.join(request).await.expect("an answer").into_inner()
+    });
+    let Some(Outcome::Refusal(refusal)) = reply.outcome else { panic!("admitted") };
+    let Some(Reason::VersionMismatch(mismatch)) = refusal.reason else { panic!("{refusal:?}") };
+    assert_eq!((mismatch.theirs, mismatch.ours), (99, fanin_wire::VERSION.into()));
+}
+
+#[test]
+fn a_taken_port_says_so() {
+    let first = switch();
+    let second = SwitchServer::start(SwitchServerConfig::new(first.address())).expect_err("taken");
+    assert!(matches!(second, ServerError::PortInUse { protocol: "TCP", .. }), "{second}");
+    let udp = std::net::UdpSocket::bind("127.0.0.1:0").expect("a free port");
+    let address = udp.local_addr().expect("bound");
+    let third = SwitchServer::start(SwitchServerConfig::new(address)).expect_err("taken");
+    assert!(matches!(third, ServerError::PortInUse { protocol: "UDP", .. }), "{third}");
+}
+
+#[test]
+fn limits_are_checked_when_the_switch_starts() {
+    let start = |change: fn(&mut SwitchServerConfig)| {
+        let mut config = SwitchServerConfig::new(([127, 0, 0, 1], 0).into());
+        change(&mut config);
+        SwitchServer::start(config).expect_err("a limit")
+    };
+    assert!(matches!(start(|config| config.shards = 0), ServerError::Shards(0)));
+    assert!(matches!(start(|config| config.shards = 1000), ServerError::Shards(1000)));
+    assert!(matches!(start(|config| config.pool_slots = 0), ServerError::Config(_)));
+}
+
+#[test]
+fn the_status_shows_a_running_job() {
+    let switch = switch();
+    let sessions = connect_all(&switch, "shown", 2, |config| config.slots = Some(64));
+    let waiting = submit(&sessions[0], vec![1_i32; 10_000], Op::Sum);
+    let address = switch.address().to_string();
+    let waited_for = loop {
+        let status = switch_status(&address, HANG).expect("a status");
+        let [job] = &status.jobs[..] else { panic!("{status:?}") };
+        let JobStatusState::Running { waiting_for, slots: 64, .. } = &job.state else { panic!("{job:?}") };
+        if !waiting_for.is_empty() {
+            break waiting_for.clone();
+        }
+        thread::sleep(Duration::from_millis(5));
+    };
+    assert!(waited_for.iter().all(|(rank, _)| rank.0 == 1), "{waited_for:?}");
+    assert_eq!(submit(&sessions[1], vec![2_i32; 10_000], Op::Sum).wait(), Ok(vec![3; 10_000]));
+    assert_eq!(waiting.wait(), Ok(vec![3; 10_000]));
+}

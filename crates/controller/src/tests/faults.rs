@@ -1,0 +1,115 @@
+//! Ranks and switches that go wrong: every other rank hears the same, with a name in it.
+
+use fanin_protocol::control::Ranks;
+use fanin_wire::WorkerId;
+
+use super::*;
+use crate::proto::control_client::ControlClient;
+use crate::proto::{JoinRequest, join_reply::Outcome};
+
+/// Joins as a rank that then dies: no packet, no heartbeat, no farewell.
+fn rank_that_dies(switch: &SwitchServer, job: &str, rank: u32, world_size: u32) -> thread::JoinHandle<()> {
+    let address = switch.address();
+    let request = JoinRequest {
+        wire_version: fanin_wire::VERSION.into(),
+        job: job.into(),
+        rank,
+        world_size,
+        mtu_bytes: 65_535,
+        ..JoinRequest::default()
+    };
+    thread::spawn(move || {
+        let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+        let reply = runtime.block_on(async {
+            let mut client = ControlClient::connect(format!("http://{address}")).await.expect("a switch");
+            client.join(request).await.expect("an answer").into_inner()
+        });
+        assert!(matches!(reply.outcome, Some(Outcome::Admission(_))), "{reply:?}");
+    })
+}
+
+#[test]
+fn a_rank_that_dies_is_named_to_every_other() {
+    let switch = switch_with(|config| config.heartbeat_timeout = Duration::from_secs(1));
+    let dying = rank_that_dies(&switch, "dying", 2, 3);
+    let living: Vec<_> = (0..2)
+        .map(|rank| {
+            let config = config(&switch, "dying", rank, 3);
+            thread::spawn(move || {
+                let session = Session::connect(config).expect("admitted");
+                submit(&session, vec![1_i32; 100_000], Op::Sum).wait()
+            })
+        })
+        .collect();
+    dying.join().expect("no panic");
+    for rank in living {
+        assert_eq!(rank.join().expect("no panic"), Err(SessionError::RankLost { rank: WorkerId(2) }));
+    }
+}
+
+#[test]
+fn ranks_that_disagree_are_told_both_tensors() {
+    let switch = switch();
+    let sessions = connect_all(&switch, "mismatch", 2, |_| {});
+    let first = submit(&sessions[0], vec![1_i32; 1000], Op::Sum);
+    let second = submit(&sessions[1], vec![1_i32; 1001], Op::Sum);
+    for result in [first.wait(), second.wait()] {
+        let error = result.expect_err("a mismatch");
+        let SessionError::CollectiveMismatch { first, second } = &error else { panic!("{error}") };
+        let mut elements = [first.1.elements, second.1.elements];
+        elements.sort_unstable();
+        assert_eq!(elements, [1000, 1001]);
+        assert_ne!(first.0, second.0);
+    }
+    let later = submit(&sessions[0], vec![1_i32; 10], Op::Sum).wait();
+    assert!(matches!(later, Err(SessionError::CollectiveMismatch { .. })), "an ended session stays ended");
+}
+
+#[test]
+fn an_all_reduce_that_takes_too_long_names_who_is_missing() {
+    let switch = switch();
+    let sessions = connect_all(&switch, "late", 3, |config| config.timeout = Duration::from_millis(500));
+    let waiting: Vec<_> =
+        sessions[..2].iter().map(|session| submit(session, vec![1.0_f32; 7], Op::Sum)).collect();
+    for all_reduce in waiting {
+        let error = all_reduce.wait().expect_err("rank 2 gives nothing");
+        let SessionError::AllReduceTimeout { missing_ranks, waited, tensor, .. } = &error else {
+            panic!("{error}")
+        };
+        assert_eq!(*missing_ranks, Ranks(0b100));
+        assert!(*waited >= Duration::from_millis(500));
+        assert_eq!(tensor, "7 float32 elements (sum)");
+    }
+}
+
+#[test]
+fn a_rank_that_left_is_blamed_when_others_wait_for_it() {
+    let switch = switch_with(|config| config.heartbeat_timeout = Duration::from_secs(1));
+    let mut sessions = connect_all(&switch, "left", 2, |_| {});
+    let mut leaving = sessions.pop().expect("two");
+    leaving.close();
+    let result = submit(&sessions[0], vec![1_i32; 10], Op::Sum).wait();
+    assert_eq!(result, Err(SessionError::RankLeft { rank: WorkerId(1) }));
+}
+
+#[test]
+fn a_switch_that_stops_tells_every_rank() {
+    let switch = switch();
+    let address = switch.address().to_string();
+    let sessions = connect_all(&switch, "stopped", 2, |_| {});
+    let waiting = submit(&sessions[0], vec![1_i32; 10], Op::Sum);
+    switch.stop();
+    let error = waiting.wait().expect_err("the switch stopped");
+    assert_eq!(error, SessionError::SwitchLost { switch: address, cause: "it was shut down".into() });
+}
+
+#[test]
+fn a_closed_session_fails_what_is_under_way_and_what_comes() {
+    let switch = switch();
+    let mut sessions = connect_all(&switch, "closed", 2, |_| {});
+    let waiting = submit(&sessions[0], vec![1_i32; 10], Op::Sum);
+    sessions[0].close();
+    assert_eq!(waiting.wait(), Err(SessionError::Closed));
+    assert_eq!(submit(&sessions[0], vec![1_i32; 10], Op::Sum).wait(), Err(SessionError::Closed));
+    sessions[0].close();
+}

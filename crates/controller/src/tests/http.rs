@@ -1,0 +1,70 @@
+//! What a browser, Prometheus and a stranger find on the switch's ports.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream, UdpSocket};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::*;
+
+fn fetch(address: SocketAddr, path: &str) -> String {
+    let mut connection = TcpStream::connect(address).expect("a switch");
+    let request = format!("GET {path} HTTP/1.1\r\nHost: switch\r\nConnection: close\r\n\r\n");
+    connection.write_all(request.as_bytes()).expect("sent");
+    let mut answer = String::new();
+    connection.read_to_string(&mut answer).expect("an answer");
+    answer
+}
+
+/// The value of the metric whose line begins with `name`.
+fn metric(text: &str, name: &str) -> u64 {
+    let line = text.lines().find(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(' ')));
+    let line = line.unwrap_or_else(|| panic!("no {name} in {text}"));
+    line.rsplit(' ').next().and_then(|value| value.parse().ok()).expect("a number")
+}
+
+#[test]
+fn health_and_metrics_are_served_beside_grpc() {
+    let switch = switch();
+    assert!(fetch(switch.address(), "/healthz").ends_with("\r\n\r\nok\n"));
+    let sessions = connect_all(&switch, "metrics", 2, |config| config.slots = Some(32));
+    let sums: Vec<_> = sessions.iter().map(|session| submit(session, vec![1_i32; 20_480], Op::Sum)).collect();
+    assert!(sums.into_iter().all(|sum| sum.wait().is_ok()));
+    let text = fetch(switch.address(), "/metrics");
+    assert!(text.starts_with("HTTP/1.1 200 OK") && text.contains("application/openmetrics-text"), "{text}");
+    assert_eq!(metric(&text, "fanin_jobs{state=\"running\"}"), 1);
+    assert_eq!(metric(&text, "fanin_slots{state=\"in_use\"}"), 32 * 8);
+    assert!(metric(&text, "fanin_results_total") >= 10);
+    assert!(metric(&text, "fanin_packets_total{verdict=\"absorb\"}") >= 10);
+    assert!(text.trim_end().ends_with("# EOF"));
+}
+
+#[test]
+fn noise_on_both_ports_changes_no_sum_and_is_counted() {
+    let switch = switch();
+    let address = switch.address();
+    let sessions = connect_all(&switch, "noise", 2, |_| {});
+    let stop = Arc::new(AtomicBool::new(false));
+    let noise = {
+        let stop = Arc::clone(&stop);
+        thread::spawn(move || {
+            let socket = UdpSocket::bind("127.0.0.1:0").expect("a socket");
+            while !stop.load(Ordering::Relaxed) {
+                let bytes: [u8; 64] = rand::random();
+                let _ = socket.send_to(&bytes[..usize::from(bytes[0]) % 64], address);
+                if let Ok(mut connection) = TcpStream::connect(address) {
+                    let _ = connection.write_all(&bytes);
+                }
+                thread::sleep(Duration::from_millis(1));
+            }
+        })
+    };
+    for round in 0..20 {
+        let sums: Vec<_> =
+            sessions.iter().map(|session| submit(session, vec![round; 50_000], Op::Sum)).collect();
+        assert!(sums.into_iter().all(|sum| sum.wait() == Ok(vec![2 * round; 50_000])));
+    }
+    stop.store(true, Ordering::Relaxed);
+    noise.join().expect("no panic");
+    assert!(metric(&fetch(address, "/metrics"), "fanin_packets_dropped_total{reason=\"malformed\"}") > 0);
+}

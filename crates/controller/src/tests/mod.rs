@@ -1,0 +1,91 @@
+//! Switches and sessions on the loopback interface.
+
+mod admission;
+mod faults;
+mod http;
+mod sums;
+
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use fanin_udp::RawTensor;
+use fanin_wire::{Dtype, Op};
+
+use crate::{Session, SessionConfig, SessionError, SwitchServer, SwitchServerConfig};
+
+/// Longer than anything here takes on a busy machine; only a hang reaches it.
+const HANG: Duration = Duration::from_secs(60);
+
+fn switch_with(change: impl FnOnce(&mut SwitchServerConfig)) -> SwitchServer {
+    let mut config = SwitchServerConfig::new(([127, 0, 0, 1], 0).into());
+    change(&mut config);
+    SwitchServer::start(config).expect("a free port")
+}
+
+fn switch() -> SwitchServer {
+    switch_with(|_| {})
+}
+
+fn config(switch: &SwitchServer, job: &str, rank: u32, world_size: u32) -> SessionConfig {
+    SessionConfig::new(switch.address().to_string(), job, rank, world_size)
+}
+
+/// Connects all ranks at once, as their processes would.
+fn connect_all(
+    switch: &SwitchServer,
+    job: &str,
+    world_size: u32,
+    change: impl Fn(&mut SessionConfig),
+) -> Vec<Session> {
+    let connecting: Vec<_> = (0..world_size)
+        .map(|rank| {
+            let mut config = config(switch, job, rank, world_size);
+            change(&mut config);
+            thread::spawn(move || Session::connect(config))
+        })
+        .collect();
+    connecting.into_iter().map(|rank| rank.join().expect("no panic").expect("admitted")).collect()
+}
+
+/// A number that a tensor can hold.
+trait Element: Copy + Send + 'static {
+    const DTYPE: Dtype;
+}
+
+impl Element for f32 {
+    const DTYPE: Dtype = Dtype::Float32;
+}
+
+impl Element for i32 {
+    const DTYPE: Dtype = Dtype::Int32;
+}
+
+/// An all-reduce under way, which owns its tensor.
+struct UnderWay<T> {
+    tensor: Vec<T>,
+    done: mpsc::Receiver<Result<(), SessionError>>,
+}
+
+impl<T> UnderWay<T> {
+    fn wait(self) -> Result<Vec<T>, SessionError> {
+        match self.done.recv_timeout(HANG) {
+            Ok(result) => result.map(|()| self.tensor),
+            Err(error) => {
+                // The session may still write to it.
+                std::mem::forget(self.tensor);
+                panic!("an all-reduce hangs: {error}");
+            }
+        }
+    }
+}
+
+fn submit<T: Element>(session: &Session, mut tensor: Vec<T>, op: Op) -> UnderWay<T> {
+    let (sender, done) = mpsc::channel();
+    // SAFETY: `UnderWay` keeps the tensor where it is, untouched, until `done` was called.
+    let raw = unsafe { RawTensor::new(tensor.as_mut_ptr().cast(), tensor.len(), T::DTYPE) };
+    session.submit(raw.expect("a tensor"), op, move |result| {
+        let _ = sender.send(result);
+    });
+    UnderWay { tensor, done }
+}

@@ -1,0 +1,230 @@
+//! The ranks of one job name that wait for each other.
+
+use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
+use core::time::Duration;
+
+use fanin_wire::{
+    CHUNK_ELEMENTS, Generation, VERSION, WORKERS_MAX, WorkerId, chunk_elements_for_mtu, packet_bytes,
+};
+
+use super::pool_size::RATE_DEFAULT_BPS;
+use super::restore::restorers;
+use super::{JOB_NAME_BYTES_MAX, JoinRequest, Path, Ranks, Refusal, Resume, ResumeField, Ticket, pool_slots};
+use crate::Instant;
+use crate::config::SLOTS_MAX;
+
+/// IPv6 and UDP headers, which the smallest chunk needs besides its packet.
+const IP_UDP_BYTES: usize = 48;
+
+/// What a checked request leaves to remember.
+#[derive(Debug)]
+struct Waiting {
+    ticket: Ticket,
+    slots: Option<u16>,
+    elements: u16,
+    rate_bps: u64,
+    rtt: Duration,
+    resume: Option<Resume>,
+}
+
+/// Ranks that joined and wait for the rest.
+#[derive(Debug)]
+pub(super) struct Gathering {
+    world_size: u8,
+    deadline: Instant,
+    waiting: BTreeMap<WorkerId, Waiting>,
+}
+
+/// What a complete gathering decides.
+#[derive(Debug)]
+pub(super) struct Plan {
+    pub generation: Generation,
+    pub slots: u16,
+    pub elements: u16,
+    pub resumed: bool,
+    pub restore: Vec<Vec<Vec<fanin_wire::SlotIndex>>>,
+}
+
+/// Checks what can be checked of a request by itself, and returns its rank and world size.
+pub(super) fn check(request: &JoinRequest, shards: u8) -> Result<(WorkerId, u8), Refusal> {
+    if request.wire_version != VERSION {
+        return Err(Refusal::VersionMismatch { theirs: request.wire_version, ours: VERSION });
+    }
+    let name = &request.job;
+    if name.is_empty() || name.len() > JOB_NAME_BYTES_MAX || name.chars().any(char::is_control) {
+        return Err(Refusal::JobName { bytes: name.len() });
+    }
+    if request.world_size > WORKERS_MAX {
+        return Err(Refusal::TooManyWorkers { asked: request.world_size });
+    }
+    if request.rank >= request.world_size {
+        return Err(Refusal::RankOutOfRange { rank: request.rank, world_size: request.world_size });
+    }
+    if let Some(asked) = request.slots.filter(|slots| *slots == 0 || *slots > SLOTS_MAX) {
+        return Err(Refusal::SlotsOutOfRange { asked });
+    }
+    let need = |elements: usize| packet_bytes(elements) + IP_UDP_BYTES;
+    let too_small = |need: usize| Refusal::MtuTooSmall {
+        mtu: u32::try_from(request.mtu).unwrap_or(u32::MAX),
+        need: u32::try_from(need).unwrap_or(u32::MAX),
+    };
+    if chunk_elements_for_mtu(request.mtu).is_none() {
+        return Err(too_small(need(CHUNK_ELEMENTS[0])));
+    }
+    if let Some(resume) = &request.resume {
+        check_resume(request.rank, resume, shards)?;
+        if need(usize::from(resume.elements)) > request.mtu {
+            return Err(too_small(need(usize::from(resume.elements))));
+        }
+    }
+    Ok((WorkerId(request.rank as u8), request.world_size as u8))
+}
+
+/// Checks that a memory of a job is one that a switch like this one can have given.
+fn check_resume(rank: u32, resume: &Resume, shards: u8) -> Result<(), Refusal> {
+    let mismatch =
+        |field, rank_has: u32, job_has: u32| Refusal::ResumeMismatch { rank, field, rank_has, job_has };
+    let saturate = |length: usize| u32::try_from(length).unwrap_or(u32::MAX);
+    if resume.shards != shards {
+        return Err(mismatch(ResumeField::Shards, resume.shards.into(), shards.into()));
+    }
+    if resume.slots == 0 || resume.slots > SLOTS_MAX {
+        return Err(mismatch(ResumeField::Slots, resume.slots.into(), SLOTS_MAX.into()));
+    }
+    if !CHUNK_ELEMENTS.contains(&usize::from(resume.elements)) {
+        return Err(mismatch(ResumeField::Elements, resume.elements.into(), saturate(CHUNK_ELEMENTS[0])));
+    }
+    if resume.completed.len() != usize::from(shards) {
+        return Err(mismatch(ResumeField::Shards, saturate(resume.completed.len()), shards.into()));
+    }
+    match resume.completed.iter().find(|counts| counts.len() != usize::from(resume.slots)) {
+        Some(counts) => Err(mismatch(ResumeField::Counts, saturate(counts.len()), resume.slots.into())),
+        None => Ok(()),
+    }
+}
+
+impl Gathering {
+    pub fn new(world_size: u8, deadline: Instant) -> Self {
+        Self { world_size, deadline, waiting: BTreeMap::new() }
+    }
+
+    /// Lets a rank wait, whose request passed [`check`], or says why it does not belong here.
+    pub fn join(&mut self, rank: WorkerId, ticket: Ticket, request: JoinRequest) -> Result<(), Refusal> {
+        let asked_by = request.rank;
+        if request.world_size != u32::from(self.world_size) {
+            return Err(Refusal::WorldSizeMismatch {
+                rank: asked_by,
+                asked: request.world_size,
+                job_has: self.world_size.into(),
+            });
+        }
+        if self.waiting.contains_key(&rank) {
+            return Err(Refusal::DuplicateRank { rank: asked_by });
+        }
+        if let (Some(asked), Some(job_has)) = (request.slots, self.slots_asked())
+            && asked != job_has
+        {
+            return Err(Refusal::SlotsMismatch { rank: asked_by, asked, job_has });
+        }
+        if let Some(other) = self.waiting.values().next() {
+            agree_on_resume(asked_by, request.resume.as_ref(), other.resume.as_ref())?;
+        }
+        let elements = chunk_elements_for_mtu(request.mtu).map_or(0, |elements| elements as u16);
+        self.waiting.insert(
+            rank,
+            Waiting {
+                ticket,
+                slots: request.slots,
+                elements,
+                rate_bps: request.rate_bps.filter(|rate| *rate > 0).unwrap_or(RATE_DEFAULT_BPS),
+                rtt: request.rtt,
+                resume: request.resume,
+            },
+        );
+        Ok(())
+    }
+
+    /// Removes a rank that gave up; true if it was here.
+    pub fn withdraw(&mut self, ticket: Ticket) -> bool {
+        let before = self.waiting.len();
+        self.waiting.retain(|_, waiting| waiting.ticket != ticket);
+        self.waiting.len() != before
+    }
+
+    pub fn deadline(&self) -> Instant {
+        self.deadline
+    }
+
+    pub fn world_size(&self) -> u8 {
+        self.world_size
+    }
+
+    pub fn present(&self) -> Ranks {
+        self.waiting.keys().copied().collect()
+    }
+
+    pub fn missing(&self) -> Ranks {
+        Ranks::all(self.world_size).without(self.present())
+    }
+
+    pub fn tickets(&self) -> Vec<Ticket> {
+        self.waiting.values().map(|waiting| waiting.ticket).collect()
+    }
+
+    fn slots_asked(&self) -> Option<u16> {
+        self.waiting.values().find_map(|waiting| waiting.slots)
+    }
+
+    /// What the job will be, once every rank is here.
+    pub fn plan(&self, shards: u8, receive_buffer_bytes: usize) -> Result<Plan, Refusal> {
+        let resumes: Vec<&Resume> =
+            self.waiting.values().filter_map(|waiting| waiting.resume.as_ref()).collect();
+        if let Some(first) = resumes.first() {
+            let completed: Vec<&[Vec<u32>]> =
+                resumes.iter().map(|resume| resume.completed.as_slice()).collect();
+            return Ok(Plan {
+                // May wrap: the job id is new as well, so that no packet of the old generation passes.
+                generation: Generation(first.generation.0.wrapping_add(1)),
+                slots: first.slots,
+                elements: first.elements,
+                resumed: true,
+                restore: restorers(&completed)?,
+            });
+        }
+        let fold = |start: u64, of: fn(&Waiting) -> u64, pick: fn(u64, u64) -> u64| {
+            self.waiting.values().map(of).fold(start, pick)
+        };
+        // `check` let no rank in whose path cannot carry the smallest chunk.
+        let elements = fold(u16::MAX.into(), |waiting| waiting.elements.into(), u64::min) as u16;
+        let path = Path {
+            rate_bps: fold(u64::MAX, |waiting| waiting.rate_bps, u64::min),
+            rtt: self.waiting.values().map(|waiting| waiting.rtt).max().unwrap_or_default(),
+            world_size: self.world_size,
+            elements,
+            shards,
+            receive_buffer_bytes,
+        };
+        let slots = self.slots_asked().unwrap_or_else(|| pool_slots(&path));
+        Ok(Plan { generation: Generation(0), slots, elements, resumed: false, restore: Vec::new() })
+    }
+}
+
+/// Whether two ranks remember the same job.
+fn agree_on_resume(rank: u32, asked: Option<&Resume>, other: Option<&Resume>) -> Result<(), Refusal> {
+    let facts = |resume: Option<&Resume>| {
+        [
+            (ResumeField::Resumed, u32::from(resume.is_some())),
+            (ResumeField::Generation, resume.map_or(0, |resume| resume.generation.0.into())),
+            (ResumeField::Slots, resume.map_or(0, |resume| resume.slots.into())),
+            (ResumeField::Elements, resume.map_or(0, |resume| resume.elements.into())),
+        ]
+    };
+    let differs = facts(asked).into_iter().zip(facts(other)).find(|(rank_has, job_has)| rank_has != job_has);
+    match differs {
+        Some(((field, rank_has), (_, job_has))) => {
+            Err(Refusal::ResumeMismatch { rank, field, rank_has, job_has })
+        }
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,25 @@
+//! Which jobs a switch serves: admission, liveness, and the end of a job.
+//!
+//! A [`Registry`] is told what happened and when; it answers with a decision that carries its reason, and the shell around
+//! it (the `controller` room) acts on it: it answers a waiting rank, configures the data path, counts, logs. One value makes
+//! the log line, the metric and the error message.
+//!
+//! Deliberately absent: sockets, a clock, and any packet. The data path never asks the registry.
+
+mod gathering;
+mod pool_size;
+mod ranks;
+mod refusal;
+mod registry;
+mod request;
+mod restore;
+
+pub use pool_size::{
+    HOST_PROCESSING, Path, RATE_DEFAULT_BPS, SLOTS_AUTOMATIC_MAX, SLOTS_AUTOMATIC_MIN, pool_slots,
+};
+pub use ranks::Ranks;
+pub use refusal::{Refusal, ResumeField};
+pub use registry::{
+    Command, ConfigError, HeartbeatReply, JobState, JobView, JoinDecision, Pool, Registry, RegistryConfig,
+};
+pub use request::{Admission, JOB_NAME_BYTES_MAX, JoinRequest, Resume, Ticket};

@@ -1,0 +1,133 @@
+//! How many slots a job needs (SwitchML Appendix C), and what they cost.
+
+use core::time::Duration;
+
+use fanin_wire::packet_bytes;
+
+/// Rate of an interface that does not tell.
+pub const RATE_DEFAULT_BPS: u64 = 10_000_000_000;
+
+/// What the hosts add to the network's round trip. "The delay here refers to the end-to-end delay, including the end-host
+/// processing time" (SwitchML Appendix C), which a TCP connection's round trip does not show. A train of 64 KiB takes 52 µs
+/// at 10 Gbit/s, and four stages hold one at a time: the worker quantises it, the switch adds it, the switch sends the
+/// results, the worker reads them. About 200 µs.
+pub const HOST_PROCESSING: Duration = Duration::from_micros(200);
+
+/// Fewest slots a shard that are chosen without a request: below it, trains are too short to pay for their system calls.
+pub const SLOTS_AUTOMATIC_MIN: u16 = 64;
+/// Most slots a shard that are chosen without a request.
+pub const SLOTS_AUTOMATIC_MAX: u16 = 4096;
+
+/// Elements that a slot of the switch's pool is counted in.
+const UNIT_ELEMENTS: u32 = 256;
+
+/// What decides a pool's size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Path {
+    /// The slowest rank's rate.
+    pub rate_bps: u64,
+    /// The furthest rank's round trip.
+    pub rtt: Duration,
+    /// Ranks of the job.
+    pub world_size: u8,
+    /// Elements of a chunk.
+    pub elements: u16,
+    /// Shards among which the stream is divided.
+    pub shards: u8,
+    /// What the kernel granted to each of the switch's sockets.
+    pub receive_buffer_bytes: usize,
+}
+
+/// Slots a shard: the bandwidth-delay product in packets, rounded up to a power of two (SwitchML Appendix C: `s · b`
+/// matches it), divided among the shards, and between [`SLOTS_AUTOMATIC_MIN`] and [`SLOTS_AUTOMATIC_MAX`].
+///
+/// The receive buffer has the last word, for what overruns it is lost: all workers may send a whole pool at once. Half of
+/// it is used, since the kernel counts its own bookkeeping of each packet against the buffer too.
+#[must_use]
+pub fn pool_slots(path: &Path) -> u16 {
+    let packet = packet_bytes(usize::from(path.elements)) as u128;
+    let delay = path.rtt.saturating_add(HOST_PROCESSING).as_nanos();
+    let product_bytes = u128::from(path.rate_bps).saturating_mul(delay) / (8 * 1_000_000_000);
+    let wanted = product_bytes.div_ceil(packet).div_ceil(u128::from(path.shards.max(1)));
+    let wanted = wanted.clamp(SLOTS_AUTOMATIC_MIN.into(), SLOTS_AUTOMATIC_MAX.into());
+    let wanted = u16::try_from(wanted).map_or(SLOTS_AUTOMATIC_MAX, u16::next_power_of_two);
+
+    let fit = path.receive_buffer_bytes as u128 / 2 / packet / u128::from(path.world_size.max(1));
+    let fit = u16::try_from(fit).unwrap_or(SLOTS_AUTOMATIC_MAX).clamp(1, SLOTS_AUTOMATIC_MAX);
+    wanted.min(1 << fit.ilog2())
+}
+
+/// What a job of `slots` slots of `elements` takes of a shard's pool, in slots of 256 elements.
+#[must_use]
+pub(super) fn pool_units(slots: u16, elements: u16) -> u32 {
+    u32::from(slots) * u32::from(elements).div_ceil(UNIT_ELEMENTS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const MIB: usize = 1 << 20;
+
+    fn path(rate_bps: u64, rtt_us: u64) -> Path {
+        Path {
+            rate_bps,
+            rtt: Duration::from_micros(rtt_us),
+            world_size: 4,
+            elements: 256,
+            shards: 1,
+            receive_buffer_bytes: 16 * MIB,
+        }
+    }
+
+    #[test]
+    fn ten_gigabit_needs_the_next_power_of_two_above_its_product() {
+        // 10 Gbit/s over 50 + 200 µs are 312500 bytes, 296 packets of 1056.
+        assert_eq!(pool_slots(&path(10_000_000_000, 50)), 512);
+        assert_eq!(pool_slots(&Path { elements: 352, ..path(10_000_000_000, 50) }), 256);
+    }
+
+    #[test]
+    fn shards_divide_the_product() {
+        assert_eq!(pool_slots(&Path { shards: 4, ..path(10_000_000_000, 50) }), 128);
+    }
+
+    #[test]
+    fn extremes_are_clamped() {
+        assert_eq!(pool_slots(&path(1, 0)), 64);
+        assert_eq!(
+            pool_slots(&path(u64::MAX, u64::MAX)),
+            2048,
+            "the receive buffer holds 1985 packets of each worker"
+        );
+        assert_eq!(pool_slots(&Path { receive_buffer_bytes: 1 << 40, ..path(u64::MAX, u64::MAX) }), 4096);
+    }
+
+    #[test]
+    fn a_small_receive_buffer_wins_over_the_minimum() {
+        // The usual limit of an unprivileged process, 208 KiB, for 8 workers: 12 packets each, so 8.
+        let small = Path { world_size: 8, receive_buffer_bytes: 212_992, ..path(10_000_000_000, 50) };
+        assert_eq!(pool_slots(&small), 8);
+        assert_eq!(pool_slots(&Path { receive_buffer_bytes: 0, ..small }), 1);
+    }
+
+    #[test]
+    fn a_slot_of_352_elements_counts_two() {
+        assert_eq!([256, 352, 1024, 2048].map(|elements| pool_units(64, elements)), [64, 128, 256, 512]);
+    }
+
+    proptest! {
+        #[test]
+        fn a_pool_is_a_power_of_two_that_fits_the_buffer(
+            rate_bps: u64, rtt_ns: u64, world_size in 1_u8..=64, shards: u8, receive_buffer_bytes in 0_usize..1 << 40,
+            elements in prop::sample::select(alloc::vec![256_u16, 352, 1024, 2048]),
+        ) {
+            let rtt = Duration::from_nanos(rtt_ns);
+            let slots = pool_slots(&Path { rate_bps, rtt, world_size, elements, shards, receive_buffer_bytes });
+            let bytes = usize::from(slots) * usize::from(world_size) * packet_bytes(usize::from(elements));
+            prop_assert!(slots.is_power_of_two() && slots <= SLOTS_AUTOMATIC_MAX);
+            prop_assert!(slots == 1 || bytes <= receive_buffer_bytes / 2);
+        }
+    }
+}

@@ -1,0 +1,254 @@
+//! Why a rank may not join. One value makes the log line, the metric and the message.
+
+use fanin_wire::{WORKERS_MAX, WorkerId};
+
+use super::{JOB_NAME_BYTES_MAX, Ranks};
+use crate::config::SLOTS_MAX;
+
+/// Why a rank may not join a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// The rank speaks another version of the wire format.
+    VersionMismatch {
+        /// The rank's.
+        theirs: u8,
+        /// The switch's.
+        ours: u8,
+    },
+    /// The job's name is empty, too long, or not printable.
+    JobName {
+        /// Its length.
+        bytes: usize,
+    },
+    /// The switch serves as many jobs as it may.
+    TooManyJobs {
+        /// The limit.
+        max: u32,
+    },
+    /// The rank is not below the world size.
+    RankOutOfRange {
+        /// The rank.
+        rank: u32,
+        /// What it said is the world size.
+        world_size: u32,
+    },
+    /// More ranks than a slot's worker bitmap has bits.
+    TooManyWorkers {
+        /// The world size that was asked for.
+        asked: u32,
+    },
+    /// The ranks disagree on the number of ranks.
+    WorldSizeMismatch {
+        /// The rank that is refused.
+        rank: u32,
+        /// The world size that it gave.
+        asked: u32,
+        /// The world size that the waiting ranks gave.
+        job_has: u32,
+    },
+    /// Another process has the same rank.
+    DuplicateRank {
+        /// The rank.
+        rank: u32,
+    },
+    /// A job of that name is complete and runs.
+    JobRunning {
+        /// The rank that is refused.
+        rank: u32,
+        /// Ranks of the running job.
+        world_size: u32,
+    },
+    /// A pool size that no job may have.
+    SlotsOutOfRange {
+        /// Slots a shard that were asked for.
+        asked: u16,
+    },
+    /// Ranks ask for different pool sizes.
+    SlotsMismatch {
+        /// The rank that is refused.
+        rank: u32,
+        /// Slots a shard that it asked for.
+        asked: u16,
+        /// Slots a shard that a waiting rank asked for.
+        job_has: u16,
+    },
+    /// Not even the smallest chunk passes the rank's path.
+    MtuTooSmall {
+        /// The path's MTU in bytes.
+        mtu: u32,
+        /// The MTU that is needed, in bytes.
+        need: u32,
+    },
+    /// The switch has too few free slots.
+    PoolExhausted {
+        /// Slots of 256 elements that the job needs in each shard.
+        asked: u32,
+        /// Slots of 256 elements that are free in each shard.
+        free: u32,
+    },
+    /// The rank and its job (or the switch) disagree on the job that is to be resumed.
+    ResumeMismatch {
+        /// The rank that is refused.
+        rank: u32,
+        /// What they disagree on.
+        field: ResumeField,
+        /// The rank's value.
+        rank_has: u32,
+        /// The other value.
+        job_has: u32,
+    },
+    /// Two ranks are further apart than one exchange of a slot can bring them (SwitchML §4.5).
+    ResumeGap {
+        /// The rank that completed more exchanges.
+        ahead: WorkerId,
+        /// The rank that completed fewer.
+        behind: WorkerId,
+        /// The shard of the slot.
+        shard: u8,
+        /// The slot.
+        slot: u16,
+    },
+    /// Other ranks did not come in time.
+    JoinTimeout {
+        /// The ranks that did not come.
+        missing: Ranks,
+    },
+    /// The switch is shutting down.
+    SwitchStopping,
+}
+
+/// What ranks that resume a job must agree on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ResumeField {
+    /// Whether the job is resumed (1) or begun (0).
+    Resumed,
+    /// The generation that was running.
+    Generation,
+    /// Slots a shard.
+    Slots,
+    /// Elements of a chunk.
+    Elements,
+    /// Shards of the switch.
+    Shards,
+    /// Number of exchange counts in a shard.
+    Counts,
+}
+
+impl ResumeField {
+    /// Its name in a message.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Resumed => "resumed",
+            Self::Generation => "generation",
+            Self::Slots => "slots",
+            Self::Elements => "elements",
+            Self::Shards => "shards",
+            Self::Counts => "counts",
+        }
+    }
+}
+
+impl Refusal {
+    /// Its name in metrics and logs.
+    #[must_use]
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::VersionMismatch { .. } => "version_mismatch",
+            Self::JobName { .. } => "job_name",
+            Self::TooManyJobs { .. } => "too_many_jobs",
+            Self::RankOutOfRange { .. } => "rank_out_of_range",
+            Self::TooManyWorkers { .. } => "too_many_workers",
+            Self::WorldSizeMismatch { .. } => "world_size_mismatch",
+            Self::DuplicateRank { .. } => "duplicate_rank",
+            Self::JobRunning { .. } => "job_running",
+            Self::SlotsOutOfRange { .. } => "slots_out_of_range",
+            Self::SlotsMismatch { .. } => "slots_mismatch",
+            Self::MtuTooSmall { .. } => "mtu_too_small",
+            Self::PoolExhausted { .. } => "pool_exhausted",
+            Self::ResumeMismatch { .. } => "resume_mismatch",
+            Self::ResumeGap { .. } => "resume_gap",
+            Self::JoinTimeout { .. } => "join_timeout",
+            Self::SwitchStopping => "switch_stopping",
+        }
+    }
+}
+
+impl core::fmt::Display for Refusal {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match *self {
+            Self::VersionMismatch { theirs, ours } => write!(
+                f,
+                "this process speaks wire version {theirs}, the switch {ours}; install the same fanin on both"
+            ),
+            Self::JobName { bytes } => write!(
+                f,
+                "a job name of {bytes} bytes; give a printable name of 1 to {JOB_NAME_BYTES_MAX} bytes"
+            ),
+            Self::TooManyJobs { max } => write!(
+                f,
+                "the switch serves {max} jobs already, its limit; wait until one ends (see fanin status) or use another \
+                 switch"
+            ),
+            Self::RankOutOfRange { rank, world_size } => {
+                write!(f, "rank {rank} in a world of {world_size}; ranks count from 0 to world_size - 1")
+            }
+            Self::TooManyWorkers { asked } => write!(
+                f,
+                "a world of {asked} ranks, where one switch sums for at most {WORKERS_MAX}; use fewer ranks a job"
+            ),
+            Self::WorldSizeMismatch { rank, asked, job_has } => write!(
+                f,
+                "rank {rank} says world_size {asked}, the ranks that wait for it say {job_has}; start all with the same \
+                 world_size, or use another job name"
+            ),
+            Self::DuplicateRank { rank } => write!(
+                f,
+                "rank {rank} has joined already; give each process a rank of its own, or use another job name"
+            ),
+            Self::JobRunning { rank, world_size } => write!(
+                f,
+                "rank {rank} comes too late: the job runs with its {world_size} ranks; use another job name, or wait until \
+                 it ends (see fanin status)"
+            ),
+            Self::SlotsOutOfRange { asked } => {
+                write!(f, "a pool of {asked} slots; ask for 1 to {SLOTS_MAX}, or leave it to fanin")
+            }
+            Self::SlotsMismatch { rank, asked, job_has } => write!(
+                f,
+                "rank {rank} asks for {asked} slots, another rank for {job_has}; set the same for all, or for none"
+            ),
+            Self::MtuTooSmall { mtu, need } => write!(
+                f,
+                "the path to the switch has an MTU of {mtu} bytes, fanin needs {need}; raise it, or use another path"
+            ),
+            Self::PoolExhausted { asked, free } => write!(
+                f,
+                "the job asks for {asked} slots, the switch has {free} free (slots of 256 elements, each shard); ask for \
+                 fewer slots, wait until a job ends, or start the switch with more (--pool-slots)"
+            ),
+            Self::ResumeMismatch { rank, field, rank_has, job_has } => write!(
+                f,
+                "the job cannot be resumed: rank {rank} has {} {rank_has}, the job {job_has}; start the job afresh under \
+                 the name, and the switch with the options that it had",
+                field.name()
+            ),
+            Self::ResumeGap { ahead, behind, shard, slot } => write!(
+                f,
+                "the job cannot be resumed: rank {} is more than one exchange ahead of rank {} in slot {slot} of shard \
+                 {shard}; start the job afresh",
+                ahead.0, behind.0
+            ),
+            Self::JoinTimeout { missing } => {
+                let (noun, verb) = if missing.len() == 1 { ("rank", "is it") } else { ("ranks", "are they") };
+                write!(
+                    f,
+                    "{noun} {missing} did not join in time; {verb} running, with the same job name and switch?"
+                )
+            }
+            Self::SwitchStopping => f.write_str("the switch is shutting down; start it again (fanin switch)"),
+        }
+    }
+}
+
+impl core::error::Error for Refusal {}

@@ -1,0 +1,513 @@
+//! All jobs of a switch, from the first rank that asks to the last that leaves.
+
+use alloc::boxed::Box;
+use alloc::collections::BTreeMap;
+use alloc::string::String;
+use alloc::vec::Vec;
+use core::time::Duration;
+
+use fanin_wire::{AbortReason, Generation, JobId, WorkerId};
+
+use super::gathering::{Gathering, check};
+use super::pool_size::pool_units;
+use super::{Admission, JoinRequest, Ranks, Refusal, Ticket};
+use crate::Instant;
+
+#[cfg(test)]
+mod tests;
+
+/// Limits of a registry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RegistryConfig {
+    /// Shards of the switch.
+    pub shards: u8,
+    /// Slots of 256 elements in each shard, for all jobs together.
+    pub pool_slots: u32,
+    /// What the kernel granted to each of the switch's sockets.
+    pub receive_buffer_bytes: usize,
+    /// Most jobs that gather or run at once.
+    pub jobs_max: u32,
+    /// A rank that is silent for longer is expelled.
+    pub heartbeat_timeout: Duration,
+    /// A gathering that is not complete after this is given up.
+    pub join_timeout: Duration,
+    /// How long the reason of an abort is kept for ranks that have not heard it.
+    pub abort_memory: Duration,
+}
+
+impl Default for RegistryConfig {
+    fn default() -> Self {
+        Self {
+            shards: 1,
+            pool_slots: 65_536,
+            receive_buffer_bytes: 16 << 20,
+            jobs_max: 256,
+            heartbeat_timeout: Duration::from_secs(5),
+            join_timeout: Duration::from_secs(120),
+            abort_memory: Duration::from_secs(60),
+        }
+    }
+}
+
+/// A limit that would make a registry useless.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConfigError {
+    /// The field that is zero.
+    pub field: &'static str,
+}
+
+impl core::fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "{} is zero; it must be at least one", self.field)
+    }
+}
+
+impl core::error::Error for ConfigError {}
+
+/// What becomes of a rank that asks to join.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum JoinDecision {
+    /// It waits for other ranks.
+    Waiting(Ticket),
+    /// It was the last one: all of them get the same answer.
+    Complete {
+        /// The asking rank's own ticket; it is among `tickets`.
+        ticket: Ticket,
+        /// All ranks' tickets, by rank.
+        tickets: Vec<Ticket>,
+        /// The job, which runs from now on, or why it cannot.
+        outcome: Result<Admission, Refusal>,
+    },
+    /// It alone is refused.
+    Refused {
+        /// Why.
+        reason: Refusal,
+    },
+}
+
+/// The answer to a heartbeat.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HeartbeatReply {
+    /// The job runs.
+    Alive {
+        /// Ranks that left it.
+        left: Ranks,
+    },
+    /// No such job, generation or rank here: the worker joins again.
+    Unknown,
+    /// The job was aborted.
+    Aborted(AbortReason),
+}
+
+/// What the shell must do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Command {
+    /// Tell the job's workers that it is over.
+    Abort {
+        /// The job.
+        job: JobId,
+        /// Why.
+        reason: AbortReason,
+    },
+    /// Forget the job.
+    Remove {
+        /// The job.
+        job: JobId,
+    },
+    /// Answer ranks that wait.
+    Refuse {
+        /// Who.
+        tickets: Vec<Ticket>,
+        /// Why.
+        reason: Refusal,
+    },
+}
+
+/// The switch's slots, in slots of 256 elements a shard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pool {
+    /// All.
+    pub slots: u32,
+    /// Those that no job has.
+    pub free: u32,
+}
+
+/// What a job looks like from outside.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct JobView<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// Ranks of it.
+    pub world_size: u8,
+    /// What it does.
+    pub state: JobState,
+}
+
+/// What a job does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum JobState {
+    /// It waits for ranks.
+    Gathering {
+        /// The ranks that are here.
+        present: Ranks,
+    },
+    /// It runs.
+    Running {
+        /// Its id.
+        job: JobId,
+        /// Its generation.
+        generation: Generation,
+        /// Slots a shard.
+        slots: u16,
+        /// Elements of a chunk.
+        elements: u16,
+        /// Ranks that left it.
+        left: Ranks,
+    },
+    /// It was aborted; the reason is kept for a while.
+    Aborted {
+        /// Its id.
+        job: JobId,
+        /// Why.
+        reason: AbortReason,
+    },
+}
+
+#[derive(Debug)]
+struct Job {
+    name: String,
+    generation: Generation,
+    world_size: u8,
+    slots: u16,
+    elements: u16,
+    left: Ranks,
+    life: Life,
+}
+
+#[derive(Debug)]
+enum Life {
+    Running { heartbeats: Vec<Instant> },
+    Aborted { reason: AbortReason, since: Instant, heard: Ranks },
+}
+
+impl Job {
+    fn is_running(&self) -> bool {
+        matches!(self.life, Life::Running { .. })
+    }
+
+    /// The rank that has been silent the longest, if longer than `timeout`.
+    fn silent(&self, now: Instant, timeout: Duration) -> Option<WorkerId> {
+        let Life::Running { heartbeats } = &self.life else { return None };
+        (0..self.world_size)
+            .map(WorkerId)
+            .zip(heartbeats)
+            .filter(|(rank, last)| !self.left.contains(*rank) && now.since(**last) > timeout)
+            .min_by_key(|(_, last)| **last)
+            .map(|(rank, _)| rank)
+    }
+
+    /// Whether the reason of its abort has no one left to tell.
+    fn is_spent(&self, now: Instant, memory: Duration) -> bool {
+        let Life::Aborted { since, heard, .. } = self.life else { return false };
+        now.since(since) > memory || Ranks::all(self.world_size).without(heard).without(self.left).is_empty()
+    }
+}
+
+/// The jobs of a switch. See the module's documentation.
+pub struct Registry {
+    config: RegistryConfig,
+    /// Draws job ids.
+    generator: Box<dyn FnMut() -> u32 + Send>,
+    gatherings: BTreeMap<String, Gathering>,
+    jobs: BTreeMap<JobId, Job>,
+    free: u32,
+    next_ticket: u64,
+    last_tick: Option<Instant>,
+    stopping: bool,
+}
+
+impl Registry {
+    /// An empty registry. `generator` draws job ids: seeded by the caller, at random where a switch may restart, so that a
+    /// packet for an earlier switch's job is not taken for this one's.
+    pub fn new(
+        config: RegistryConfig,
+        generator: Box<dyn FnMut() -> u32 + Send>,
+    ) -> Result<Self, ConfigError> {
+        let must_not_be_zero = [
+            ("shards", config.shards == 0),
+            ("pool_slots", config.pool_slots == 0),
+            ("jobs_max", config.jobs_max == 0),
+            ("heartbeat_timeout", config.heartbeat_timeout.is_zero()),
+            ("join_timeout", config.join_timeout.is_zero()),
+        ];
+        if let Some((field, _)) = must_not_be_zero.into_iter().find(|(_, zero)| *zero) {
+            return Err(ConfigError { field });
+        }
+        Ok(Self {
+            config,
+            generator,
+            gatherings: BTreeMap::new(),
+            jobs: BTreeMap::new(),
+            free: config.pool_slots,
+            next_ticket: 0,
+            last_tick: None,
+            stopping: false,
+        })
+    }
+
+    /// A rank asks to join a job. It waits until all have, or is refused.
+    pub fn join(&mut self, now: Instant, request: JoinRequest) -> JoinDecision {
+        match self.try_join(now, request) {
+            Ok(decision) => decision,
+            Err(reason) => JoinDecision::Refused { reason },
+        }
+    }
+
+    fn try_join(&mut self, now: Instant, request: JoinRequest) -> Result<JoinDecision, Refusal> {
+        if self.stopping {
+            return Err(Refusal::SwitchStopping);
+        }
+        let (rank, world_size) = check(&request, self.config.shards)?;
+        if let Some(running) = self.jobs.values().find(|job| job.is_running() && job.name == request.job) {
+            return Err(Refusal::JobRunning { rank: request.rank, world_size: running.world_size.into() });
+        }
+        let name = request.job.clone();
+        if !self.gatherings.contains_key(&name) {
+            let jobs = self.gatherings.len() + self.jobs.values().filter(|job| job.is_running()).count();
+            if jobs >= self.config.jobs_max as usize {
+                return Err(Refusal::TooManyJobs { max: self.config.jobs_max });
+            }
+        }
+        let deadline = now + self.config.join_timeout;
+        let gathering =
+            self.gatherings.entry(name.clone()).or_insert_with(|| Gathering::new(world_size, deadline));
+        let ticket = Ticket(self.next_ticket);
+        // An empty gathering agrees with anyone, so a refusal never leaves one behind.
+        gathering.join(rank, ticket, request)?;
+        self.next_ticket += 1;
+        if !gathering.missing().is_empty() {
+            return Ok(JoinDecision::Waiting(ticket));
+        }
+        let tickets = gathering.tickets();
+        let outcome = self.admit(now, &name);
+        self.gatherings.remove(&name);
+        Ok(JoinDecision::Complete { ticket, tickets, outcome })
+    }
+
+    /// Turns a complete gathering into a running job, if there are slots for it.
+    fn admit(&mut self, now: Instant, name: &str) -> Result<Admission, Refusal> {
+        let gathering = &self.gatherings[name];
+        let world_size = gathering.world_size();
+        let plan = gathering.plan(self.config.shards, self.config.receive_buffer_bytes)?;
+        let asked = pool_units(plan.slots, plan.elements);
+        if asked > self.free {
+            return Err(Refusal::PoolExhausted { asked, free: self.free });
+        }
+        self.free -= asked;
+        let id = self.unused_id();
+        self.jobs.insert(
+            id,
+            Job {
+                name: name.into(),
+                generation: plan.generation,
+                world_size,
+                slots: plan.slots,
+                elements: plan.elements,
+                left: Ranks::default(),
+                life: Life::Running { heartbeats: (0..world_size).map(|_| now).collect() },
+            },
+        );
+        Ok(Admission {
+            job: id,
+            generation: plan.generation,
+            world_size,
+            slots: plan.slots,
+            elements: plan.elements,
+            shards: self.config.shards,
+            resumed: plan.resumed,
+            restore: plan.restore,
+        })
+    }
+
+    /// A random id that no job here has.
+    fn unused_id(&mut self) -> JobId {
+        let mut id = JobId((self.generator)());
+        // At most `2 * jobs_max` ids are taken, so this ends however poor the generator is.
+        while self.jobs.contains_key(&id) {
+            id = JobId(id.0.wrapping_add(1));
+        }
+        id
+    }
+
+    /// A rank that waited is gone.
+    pub fn withdraw(&mut self, ticket: Ticket) {
+        self.gatherings
+            .retain(|_, gathering| !(gathering.withdraw(ticket) && gathering.present().is_empty()));
+    }
+
+    /// A rank says that it lives, and hears how its job is.
+    pub fn heartbeat(
+        &mut self,
+        now: Instant,
+        job: JobId,
+        rank: WorkerId,
+        generation: Generation,
+    ) -> HeartbeatReply {
+        let Some(job) = self.jobs.get_mut(&job) else { return HeartbeatReply::Unknown };
+        if job.generation != generation || rank.0 >= job.world_size {
+            return HeartbeatReply::Unknown;
+        }
+        match &mut job.life {
+            Life::Running { heartbeats } => {
+                heartbeats[usize::from(rank.0)] = now;
+                HeartbeatReply::Alive { left: job.left }
+            }
+            Life::Aborted { reason, heard, .. } => {
+                heard.insert(rank);
+                HeartbeatReply::Aborted(*reason)
+            }
+        }
+    }
+
+    /// A rank leaves. When all have, the job ends.
+    pub fn leave(&mut self, job: JobId, rank: WorkerId) -> Option<Command> {
+        let entry = self.jobs.get_mut(&job).filter(|entry| rank.0 < entry.world_size)?;
+        entry.left.insert(rank);
+        (entry.left == Ranks::all(entry.world_size)).then(|| self.remove(job))
+    }
+
+    /// The data path found a reason to abort a job. Returns what the shell must still do for jobs that are forgotten early.
+    pub fn aborted(&mut self, now: Instant, job: JobId, reason: AbortReason) -> Option<Command> {
+        let entry = self.jobs.get_mut(&job).filter(|entry| entry.is_running())?;
+        entry.life = Life::Aborted { reason, since: now, heard: Ranks::default() };
+        // The slots are free at once: the data path answers an aborted job's packets from the reason alone.
+        self.free += pool_units(entry.slots, entry.elements);
+        self.forget_surplus()
+    }
+
+    /// Drops the abort that is longest known, if more are kept than jobs may run.
+    fn forget_surplus(&mut self) -> Option<Command> {
+        let mut aborted: Vec<(Instant, JobId)> = Vec::new();
+        for (id, job) in &self.jobs {
+            if let Life::Aborted { since, .. } = job.life {
+                aborted.push((since, *id));
+            }
+        }
+        if aborted.len() <= self.config.jobs_max as usize {
+            return None;
+        }
+        aborted.iter().min().copied().map(|(_, oldest)| self.remove(oldest))
+    }
+
+    /// Acts on what is overdue: silent ranks, incomplete gatherings, aborts that all have heard.
+    pub fn tick(&mut self, now: Instant) -> Vec<Command> {
+        let mut commands = Vec::new();
+        self.gatherings.retain(|_, gathering| {
+            let overdue = now >= gathering.deadline();
+            if overdue {
+                let reason = Refusal::JoinTimeout { missing: gathering.missing() };
+                commands.push(Command::Refuse { tickets: gathering.tickets(), reason });
+            }
+            !overdue
+        });
+        self.forgive_own_silence(now);
+        let silent = |(id, job): (&JobId, &Job)| Some((*id, job.silent(now, self.config.heartbeat_timeout)?));
+        let expelled: Vec<(JobId, WorkerId)> = self.jobs.iter().filter_map(silent).collect();
+        for (job, rank) in expelled {
+            let reason = AbortReason::Expelled(rank);
+            commands.push(Command::Abort { job, reason });
+            commands.extend(self.aborted(now, job, reason));
+        }
+        let memory = self.config.abort_memory;
+        let spent: Vec<JobId> =
+            self.jobs.iter().filter(|(_, job)| job.is_spent(now, memory)).map(|(id, _)| *id).collect();
+        commands.extend(spent.into_iter().map(|job| self.remove(job)));
+        commands
+    }
+
+    /// A switch that was not scheduled for long heard nobody: it must not take its own silence for the ranks'.
+    fn forgive_own_silence(&mut self, now: Instant) {
+        let asleep = self.last_tick.is_some_and(|last| now.since(last) > self.config.heartbeat_timeout / 2);
+        self.last_tick = Some(now);
+        if asleep {
+            for job in self.jobs.values_mut() {
+                if let Life::Running { heartbeats } = &mut job.life {
+                    heartbeats.fill(now);
+                }
+            }
+        }
+    }
+
+    /// The switch shuts down: ends every job and admits no more.
+    pub fn stop(&mut self, now: Instant) -> Vec<Command> {
+        self.stopping = true;
+        let mut commands = Vec::new();
+        for gathering in core::mem::take(&mut self.gatherings).values() {
+            commands.push(Command::Refuse { tickets: gathering.tickets(), reason: Refusal::SwitchStopping });
+        }
+        let running: Vec<JobId> =
+            self.jobs.iter().filter(|(_, job)| job.is_running()).map(|(id, _)| *id).collect();
+        for job in running {
+            let reason = AbortReason::SwitchStopped;
+            commands.push(Command::Abort { job, reason });
+            commands.extend(self.aborted(now, job, reason));
+        }
+        commands
+    }
+
+    /// Forgets a job and takes its slots back.
+    fn remove(&mut self, id: JobId) -> Command {
+        if let Some(job) = self.jobs.remove(&id)
+            && job.is_running()
+        {
+            self.free += pool_units(job.slots, job.elements);
+        }
+        Command::Remove { job: id }
+    }
+
+    /// The limits.
+    #[must_use]
+    pub const fn config(&self) -> &RegistryConfig {
+        &self.config
+    }
+
+    /// The slots that are taken and free.
+    #[must_use]
+    pub const fn pool(&self) -> Pool {
+        Pool { slots: self.config.pool_slots, free: self.free }
+    }
+
+    /// All jobs: those that gather by name, then those that were admitted by id.
+    pub fn jobs(&self) -> impl Iterator<Item = JobView<'_>> {
+        let gathering = self.gatherings.iter().map(|(name, gathering)| JobView {
+            name,
+            world_size: gathering.world_size(),
+            state: JobState::Gathering { present: gathering.present() },
+        });
+        let admitted = self.jobs.iter().map(|(id, job)| JobView {
+            name: &job.name,
+            world_size: job.world_size,
+            state: match job.life {
+                Life::Running { .. } => JobState::Running {
+                    job: *id,
+                    generation: job.generation,
+                    slots: job.slots,
+                    elements: job.elements,
+                    left: job.left,
+                },
+                Life::Aborted { reason, .. } => JobState::Aborted { job: *id, reason },
+            },
+        });
+        gathering.chain(admitted)
+    }
+}
+
+impl core::fmt::Debug for Registry {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Registry")
+            .field("gatherings", &self.gatherings)
+            .field("jobs", &self.jobs)
+            .field("free", &self.free)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,461 @@
+//! Timelines of a registry, and what holds after any sequence of operations.
+
+use alloc::string::ToString;
+use alloc::vec;
+
+use fanin_wire::{SlotIndex, VERSION};
+use proptest::prelude::*;
+
+use super::*;
+use crate::control::{Resume, ResumeField};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn at(seconds: u64) -> Instant {
+    Instant(seconds * 1_000_000_000)
+}
+
+fn registry() -> Registry {
+    let mut last = 40;
+    let config = RegistryConfig { pool_slots: 2048, jobs_max: 3, ..RegistryConfig::default() };
+    let generator = move || {
+        last += 1;
+        last
+    };
+    Registry::new(config, Box::new(generator)).expect("valid limits")
+}
+
+fn ask(job: &str, rank: u32, world_size: u32) -> JoinRequest {
+    JoinRequest {
+        job: job.into(),
+        rank,
+        world_size,
+        slots: Some(64),
+        mtu: 1500,
+        rate_bps: None,
+        rtt: Duration::from_micros(50),
+        wire_version: VERSION,
+        resume: None,
+    }
+}
+
+fn resuming(rank: u32, world_size: u32, completed: &[u32]) -> JoinRequest {
+    let slots = completed.len() as u16;
+    let resume = Resume {
+        generation: Generation(4),
+        slots,
+        elements: 352,
+        shards: 1,
+        completed: vec![completed.to_vec()],
+    };
+    JoinRequest { resume: Some(resume), ..ask("a", rank, world_size) }
+}
+
+/// Joins all ranks of a job and returns its admission.
+fn start(registry: &mut Registry, now: Instant, job: &str, world_size: u32) -> Admission {
+    for rank in 0..world_size - 1 {
+        assert!(matches!(registry.join(now, ask(job, rank, world_size)), JoinDecision::Waiting(_)));
+    }
+    match registry.join(now, ask(job, world_size - 1, world_size)) {
+        JoinDecision::Complete { outcome: Ok(admission), .. } => admission,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn refusal(registry: &mut Registry, request: JoinRequest) -> Refusal {
+    match registry.join(at(0), request) {
+        JoinDecision::Refused { reason } | JoinDecision::Complete { outcome: Err(reason), .. } => reason,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn ranks_wait_until_the_last_one_comes_and_all_get_the_same_admission() {
+    let mut registry = registry();
+    assert_eq!(registry.join(at(0), ask("a", 2, 3)), JoinDecision::Waiting(Ticket(0)));
+    assert_eq!(registry.join(at(1), ask("a", 0, 3)), JoinDecision::Waiting(Ticket(1)));
+    let decision = registry.join(at(2), JoinRequest { mtu: 9000, ..ask("a", 1, 3) });
+    let admission = Admission {
+        job: JobId(41),
+        generation: Generation(0),
+        world_size: 3,
+        slots: 64,
+        elements: 352,
+        shards: 1,
+        resumed: false,
+        restore: vec![],
+    };
+    let tickets = vec![Ticket(1), Ticket(2), Ticket(0)];
+    assert_eq!(decision, JoinDecision::Complete { ticket: Ticket(2), tickets, outcome: Ok(admission) });
+    assert_eq!(registry.pool(), Pool { slots: 2048, free: 2048 - 128 });
+}
+
+#[test]
+fn one_request_for_slots_holds_for_all() {
+    let mut registry = registry();
+    registry.join(at(0), JoinRequest { slots: None, ..ask("a", 0, 2) });
+    let decision = registry.join(at(0), JoinRequest { slots: Some(100), ..ask("a", 1, 2) });
+    assert!(matches!(decision, JoinDecision::Complete { outcome: Ok(Admission { slots: 100, .. }), .. }));
+}
+
+#[test]
+fn without_a_request_the_slowest_rank_and_the_furthest_decide() {
+    let mut registry = registry();
+    let free = |rate_bps, rtt_us, rank| JoinRequest {
+        slots: None,
+        rate_bps,
+        rtt: Duration::from_micros(rtt_us),
+        ..ask("a", rank, 2)
+    };
+    registry.join(at(0), free(None, 0, 0));
+    let decision = registry.join(at(0), free(Some(5_000_000_000), 600, 1));
+    // 5 Gbit/s over 800 µs are 500000 bytes, 348 packets of 1440.
+    assert!(matches!(decision, JoinDecision::Complete { outcome: Ok(Admission { slots: 512, .. }), .. }));
+}
+
+#[test]
+fn each_refusal_has_its_cause() {
+    let mut registry = registry();
+    registry.join(at(0), ask("a", 0, 2));
+    let mut refused = |request| refusal(&mut registry, request);
+    let version = JoinRequest { wire_version: 9, ..ask("b", 0, 1) };
+    assert_eq!(refused(version), Refusal::VersionMismatch { theirs: 9, ours: VERSION });
+    assert_eq!(refused(ask("", 0, 1)), Refusal::JobName { bytes: 0 });
+    assert_eq!(refused(ask("a\nb", 0, 1)), Refusal::JobName { bytes: 3 });
+    assert_eq!(refused(ask(&"x".repeat(129), 0, 1)), Refusal::JobName { bytes: 129 });
+    assert_eq!(refused(ask("b", 0, 65)), Refusal::TooManyWorkers { asked: 65 });
+    assert_eq!(refused(ask("b", 2, 2)), Refusal::RankOutOfRange { rank: 2, world_size: 2 });
+    assert_eq!(refused(ask("b", 0, 0)), Refusal::RankOutOfRange { rank: 0, world_size: 0 });
+    assert_eq!(refused(ask("a", 1, 3)), Refusal::WorldSizeMismatch { rank: 1, asked: 3, job_has: 2 });
+    assert_eq!(refused(ask("a", 0, 2)), Refusal::DuplicateRank { rank: 0 });
+    let slots = |slots, rank| JoinRequest { slots: Some(slots), ..ask("a", rank, 2) };
+    assert_eq!(refused(slots(0, 1)), Refusal::SlotsOutOfRange { asked: 0 });
+    assert_eq!(refused(slots(16385, 1)), Refusal::SlotsOutOfRange { asked: 16385 });
+    assert_eq!(refused(slots(65, 1)), Refusal::SlotsMismatch { rank: 1, asked: 65, job_has: 64 });
+    let mtu = JoinRequest { mtu: 1103, ..ask("b", 0, 1) };
+    assert_eq!(refused(mtu), Refusal::MtuTooSmall { mtu: 1103, need: 1104 });
+    assert_eq!(registry.jobs().count(), 1, "a refusal leaves nothing behind");
+}
+
+#[test]
+fn a_job_beyond_the_pool_is_refused_for_all_its_ranks_with_asked_and_free() {
+    let mut registry = registry();
+    start(&mut registry, at(0), "a", 1);
+    registry.join(at(0), JoinRequest { slots: None, ..ask("b", 0, 2) });
+    // 1000 slots of 352 elements count as 2000 of 256; 128 of 2048 are taken.
+    let decision = registry.join(at(0), JoinRequest { slots: Some(1000), ..ask("b", 1, 2) });
+    let reason = Refusal::PoolExhausted { asked: 2000, free: 1920 };
+    let tickets = vec![Ticket(1), Ticket(2)];
+    assert_eq!(decision, JoinDecision::Complete { ticket: Ticket(2), tickets, outcome: Err(reason) });
+    assert_eq!(registry.jobs().count(), 1, "the gathering is gone, so that the ranks may ask for less");
+    let message = reason.to_string();
+    assert!(message.contains("asks for 2000 slots") && message.contains("1920 free"), "{message}");
+}
+
+#[test]
+fn the_number_of_jobs_is_limited() {
+    let mut registry = registry();
+    start(&mut registry, at(0), "a", 1);
+    registry.join(at(0), ask("b", 0, 2));
+    registry.join(at(0), ask("c", 0, 2));
+    assert_eq!(refusal(&mut registry, ask("d", 0, 1)), Refusal::TooManyJobs { max: 3 });
+    assert!(matches!(registry.join(at(0), ask("c", 1, 2)), JoinDecision::Complete { .. }));
+}
+
+#[test]
+fn a_running_job_takes_no_more_ranks_until_it_ends() {
+    let mut registry = registry();
+    let job = start(&mut registry, at(0), "a", 2).job;
+    assert_eq!(refusal(&mut registry, ask("a", 1, 2)), Refusal::JobRunning { rank: 1, world_size: 2 });
+    assert_eq!(registry.leave(job, WorkerId(0)), None);
+    assert_eq!(registry.leave(job, WorkerId(0)), None, "leaving twice counts once");
+    assert_eq!(registry.leave(job, WorkerId(1)), Some(Command::Remove { job }));
+    assert_eq!(registry.pool().free, 2048);
+    let again = start(&mut registry, at(0), "a", 2);
+    assert_eq!((again.job, again.generation), (JobId(42), Generation(0)));
+}
+
+#[test]
+fn a_gathering_that_stays_incomplete_is_given_up_and_names_the_missing() {
+    let mut registry = registry();
+    registry.join(at(0), ask("a", 1, 4));
+    registry.join(at(100), ask("a", 3, 4));
+    assert_eq!(registry.tick(at(119)), vec![]);
+    let reason = Refusal::JoinTimeout { missing: Ranks(0b0101) };
+    assert_eq!(registry.tick(at(120)), vec![Command::Refuse { tickets: vec![Ticket(0), Ticket(1)], reason }]);
+    assert!(reason.to_string().starts_with("ranks 0 and 2 did not join in time"));
+    assert_eq!(registry.jobs().count(), 0);
+}
+
+#[test]
+fn a_rank_that_disconnects_while_it_waits_may_come_again() {
+    let mut registry = registry();
+    registry.join(at(0), ask("a", 0, 3));
+    registry.join(at(0), ask("a", 1, 3));
+    registry.withdraw(Ticket(0));
+    assert!(matches!(registry.join(at(1), ask("a", 0, 3)), JoinDecision::Waiting(_)));
+    registry.withdraw(Ticket(1));
+    registry.withdraw(Ticket(2));
+    assert_eq!(registry.jobs().count(), 0, "the last one to go closes the door");
+}
+
+#[test]
+fn a_silent_rank_is_expelled_and_every_other_hears_of_it_once() {
+    let mut registry = registry();
+    let Admission { job, generation, .. } = start(&mut registry, at(0), "a", 3);
+    let beat = |registry: &mut Registry, now, rank| registry.heartbeat(now, job, WorkerId(rank), generation);
+    for second in 1..=5 {
+        assert_eq!(registry.tick(at(second)), vec![]);
+        assert_eq!(beat(&mut registry, at(second), 0), HeartbeatReply::Alive { left: Ranks(0) });
+        assert_eq!(beat(&mut registry, at(second), 2), HeartbeatReply::Alive { left: Ranks(0) });
+    }
+    let reason = AbortReason::Expelled(WorkerId(1));
+    assert_eq!(registry.tick(at(5) + Duration::from_nanos(1)), vec![Command::Abort { job, reason }]);
+    assert_eq!(registry.pool().free, 2048);
+    assert_eq!(beat(&mut registry, at(6), 0), HeartbeatReply::Aborted(reason));
+    assert_eq!(beat(&mut registry, at(6), 2), HeartbeatReply::Aborted(reason));
+    assert_eq!(registry.tick(at(7)), vec![], "rank 1 has not heard");
+    assert_eq!(beat(&mut registry, at(8), 1), HeartbeatReply::Aborted(reason));
+    assert_eq!(registry.tick(at(8)), vec![Command::Remove { job }]);
+    assert_eq!(beat(&mut registry, at(9), 1), HeartbeatReply::Unknown);
+}
+
+#[test]
+fn an_abort_that_nobody_asks_about_is_forgotten() {
+    let mut registry = registry();
+    let job = start(&mut registry, at(0), "a", 2).job;
+    assert_eq!(registry.aborted(at(1), job, AbortReason::Expelled(WorkerId(0))), None);
+    assert_eq!(registry.tick(at(61)), vec![]);
+    assert_eq!(registry.tick(at(62)), vec![Command::Remove { job }]);
+}
+
+#[test]
+fn an_aborted_job_may_be_joined_afresh_at_once() {
+    let mut registry = registry();
+    let old = start(&mut registry, at(0), "a", 1);
+    registry.aborted(at(1), old.job, AbortReason::SwitchStopped);
+    let new = start(&mut registry, at(1), "a", 1);
+    assert_ne!(old.job, new.job);
+    let reply = registry.heartbeat(at(2), old.job, WorkerId(0), old.generation);
+    assert_eq!(reply, HeartbeatReply::Aborted(AbortReason::SwitchStopped));
+    let reply = registry.heartbeat(at(2), new.job, WorkerId(0), new.generation);
+    assert_eq!(reply, HeartbeatReply::Alive { left: Ranks(0) });
+}
+
+#[test]
+fn a_rank_that_left_is_not_expelled_and_the_others_hear_that_it_left() {
+    let mut registry = registry();
+    let Admission { job, generation, .. } = start(&mut registry, at(0), "a", 2);
+    registry.leave(job, WorkerId(1));
+    for second in 1..20 {
+        assert_eq!(registry.tick(at(second)), vec![]);
+        let reply = registry.heartbeat(at(second), job, WorkerId(0), generation);
+        assert_eq!(reply, HeartbeatReply::Alive { left: Ranks(0b10) });
+    }
+}
+
+#[test]
+fn a_heartbeat_of_another_generation_or_rank_is_unknown() {
+    let mut registry = registry();
+    let job = start(&mut registry, at(0), "a", 2).job;
+    assert_eq!(registry.heartbeat(at(1), job, WorkerId(0), Generation(1)), HeartbeatReply::Unknown);
+    assert_eq!(registry.heartbeat(at(1), job, WorkerId(2), Generation(0)), HeartbeatReply::Unknown);
+    assert_eq!(registry.heartbeat(at(1), JobId(7), WorkerId(0), Generation(0)), HeartbeatReply::Unknown);
+    assert_eq!(registry.leave(job, WorkerId(200)), None);
+}
+
+#[test]
+fn a_switch_that_was_not_scheduled_expels_nobody_for_it() {
+    let mut registry = registry();
+    start(&mut registry, at(0), "a", 2);
+    assert_eq!(registry.tick(at(1)), vec![]);
+    assert_eq!(registry.tick(at(100)), vec![]);
+    for second in 101..=105 {
+        assert_eq!(registry.tick(at(second)), vec![]);
+    }
+    assert!(matches!(registry.tick(at(106))[..], [Command::Abort { .. }]));
+}
+
+#[test]
+fn a_stopping_switch_ends_everything_and_admits_nothing() {
+    let mut registry = registry();
+    let job = start(&mut registry, at(0), "a", 1).job;
+    registry.join(at(0), ask("b", 0, 2));
+    let reason = Refusal::SwitchStopping;
+    assert_eq!(
+        registry.stop(at(1)),
+        vec![
+            Command::Refuse { tickets: vec![Ticket(1)], reason },
+            Command::Abort { job, reason: AbortReason::SwitchStopped },
+        ]
+    );
+    assert_eq!(refusal(&mut registry, ask("c", 0, 1)), reason);
+}
+
+#[test]
+fn a_forgotten_job_resumes_in_the_next_generation_and_says_who_restores_what() {
+    let mut registry = registry();
+    registry.join(at(0), resuming(1, 2, &[8, 8, 9]));
+    let decision = registry.join(at(0), resuming(0, 2, &[8, 9, 8]));
+    let JoinDecision::Complete { outcome: Ok(admission), .. } = decision else { panic!("{decision:?}") };
+    assert_eq!((admission.generation, admission.slots, admission.elements), (Generation(5), 3, 352));
+    assert!(admission.resumed);
+    assert_eq!(admission.restore, vec![vec![vec![SlotIndex(1)]], vec![vec![SlotIndex(2)]]]);
+}
+
+#[test]
+fn ranks_that_remember_different_jobs_are_told_what_differs() {
+    let differ = |change: fn(&mut Resume)| {
+        let mut registry = registry();
+        registry.join(at(0), resuming(0, 2, &[1, 1]));
+        let mut request = resuming(1, 2, &[1, 1]);
+        request.resume.as_mut().map(change);
+        match refusal(&mut registry, request) {
+            Refusal::ResumeMismatch { rank: 1, field, rank_has, job_has } => (field, rank_has, job_has),
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(differ(|resume| resume.generation = Generation(3)), (ResumeField::Generation, 3, 4));
+    assert_eq!(differ(|resume| resume.elements = 256), (ResumeField::Elements, 256, 352));
+    assert_eq!(differ(|resume| resume.elements = 300), (ResumeField::Elements, 300, 256));
+    assert_eq!(differ(|resume| resume.shards = 2), (ResumeField::Shards, 2, 1));
+    assert_eq!(differ(|resume| resume.completed.clear()), (ResumeField::Shards, 0, 1));
+    assert_eq!(differ(|resume| resume.completed[0].push(1)), (ResumeField::Counts, 3, 2));
+    let mut registry = registry();
+    registry.join(at(0), resuming(0, 2, &[1, 1]));
+    assert_eq!(
+        refusal(&mut registry, ask("a", 1, 2)),
+        Refusal::ResumeMismatch { rank: 1, field: ResumeField::Resumed, rank_has: 0, job_has: 1 }
+    );
+}
+
+#[test]
+fn a_resume_that_cannot_be_is_refused_for_all() {
+    let mut registry = registry();
+    registry.join(at(0), resuming(0, 2, &[1, 5]));
+    let reason = refusal(&mut registry, resuming(1, 2, &[1, 7]));
+    assert_eq!(reason, Refusal::ResumeGap { ahead: WorkerId(1), behind: WorkerId(0), shard: 0, slot: 1 });
+    assert_eq!(registry.jobs().count(), 0);
+}
+
+#[test]
+fn a_limit_of_zero_is_refused_at_construction() {
+    let zero = RegistryConfig { jobs_max: 0, ..RegistryConfig::default() };
+    let refused = Registry::new(zero, Box::new(|| 0)).map(|_| ());
+    assert_eq!(refused, Err(ConfigError { field: "jobs_max" }));
+}
+
+#[derive(Clone, Debug)]
+enum Operation {
+    Join { job: u8, rank: u32, world_size: u32, slots: u16 },
+    Withdraw { ticket: u64 },
+    Heartbeat { job: usize, rank: u8 },
+    Leave { job: usize, rank: u8 },
+    Abort { job: usize },
+    Tick { after: Duration },
+}
+
+fn operation() -> impl Strategy<Value = Operation> {
+    prop_oneof![
+        6 => (0_u8..5, 0_u32..4, 1_u32..4, 1_u16..1000)
+            .prop_map(|(job, rank, world_size, slots)| Operation::Join { job, rank, world_size, slots }),
+        1 => (0_u64..60).prop_map(|ticket| Operation::Withdraw { ticket }),
+        2 => (0_usize..8, 0_u8..4).prop_map(|(job, rank)| Operation::Heartbeat { job, rank }),
+        2 => (0_usize..8, 0_u8..4).prop_map(|(job, rank)| Operation::Leave { job, rank }),
+        1 => (0_usize..8).prop_map(|job| Operation::Abort { job }),
+        2 => (0_u64..40).prop_map(|seconds| Operation::Tick { after: SECOND * seconds as u32 }),
+    ]
+}
+
+/// Slots that the running jobs hold, counted anew.
+fn held(registry: &Registry) -> u32 {
+    let units = |view: JobView<'_>| match view.state {
+        JobState::Running { slots, elements, .. } => pool_units(slots, elements),
+        _ => 0,
+    };
+    registry.jobs().map(units).sum()
+}
+
+proptest! {
+    #[test]
+    fn slots_are_conserved_answers_are_given_once_and_memory_is_bounded(
+        operations in prop::collection::vec(operation(), 0..120)
+    ) {
+        let mut registry = registry();
+        let mut now = at(0);
+        let mut admitted: Vec<Admission> = Vec::new();
+        let mut waiting: Vec<Ticket> = Vec::new();
+        for operation in operations {
+            let mut answered: Vec<Ticket> = Vec::new();
+            match operation {
+                Operation::Join { job, rank, world_size, slots } => {
+                    let name = char::from(b'a' + job).to_string();
+                    match registry.join(now, JoinRequest { slots: Some(slots), ..ask(&name, rank, world_size) }) {
+                        JoinDecision::Waiting(ticket) => waiting.push(ticket),
+                        JoinDecision::Complete { ticket, tickets, outcome } => {
+                            prop_assert_eq!(tickets.len() as u32, world_size);
+                            waiting.push(ticket);
+                            answered.extend(tickets);
+                            if let Ok(admission) = outcome {
+                                prop_assert!(admitted.iter().all(|other| other.job != admission.job));
+                                admitted.push(admission);
+                            }
+                        }
+                        JoinDecision::Refused { .. } => {}
+                    }
+                }
+                Operation::Withdraw { ticket } => {
+                    registry.withdraw(Ticket(ticket));
+                    waiting.retain(|waiting| *waiting != Ticket(ticket));
+                }
+                Operation::Heartbeat { job, rank } => {
+                    if let Some(admission) = admitted.get(job) {
+                        registry.heartbeat(now, admission.job, WorkerId(rank), admission.generation);
+                    }
+                }
+                Operation::Leave { job, rank } => {
+                    admitted.get(job).map(|admission| registry.leave(admission.job, WorkerId(rank)));
+                }
+                Operation::Abort { job } => {
+                    let reason = AbortReason::Left(WorkerId(0));
+                    admitted.get(job).map(|admission| registry.aborted(now, admission.job, reason));
+                }
+                Operation::Tick { after } => {
+                    now = now + after;
+                    for command in registry.tick(now) {
+                        if let Command::Refuse { tickets, .. } = command {
+                            answered.extend(tickets);
+                        }
+                    }
+                }
+            }
+            for ticket in answered {
+                let position = waiting.iter().position(|waiting| *waiting == ticket);
+                prop_assert!(position.is_some(), "{:?} is answered twice, or never waited", ticket);
+                position.map(|position| waiting.swap_remove(position));
+            }
+            let pool = registry.pool();
+            prop_assert_eq!(pool.slots - pool.free, held(&registry));
+            prop_assert!(registry.jobs().count() <= 6, "three jobs and three aborts");
+            let mut running = Vec::new();
+            for view in registry.jobs() {
+                if !matches!(view.state, JobState::Aborted { .. }) {
+                    prop_assert!(!running.contains(&view.name), "two jobs of one name");
+                    running.push(view.name);
+                }
+            }
+        }
+        // In the end nobody waits for ever, and all slots are back.
+        let mut refused = 0;
+        for round in 1..100 {
+            for command in registry.tick(now + SECOND * 2 * round) {
+                if let Command::Refuse { tickets, .. } = command {
+                    refused += tickets.len();
+                }
+            }
+        }
+        prop_assert_eq!(refused, waiting.len());
+        prop_assert_eq!(registry.pool(), Pool { slots: 2048, free: 2048 });
+        prop_assert_eq!(registry.jobs().count(), 0);
+    }
+}

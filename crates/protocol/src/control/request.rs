@@ -1,0 +1,83 @@
+//! What a rank asks for, and what it gets.
+
+use alloc::string::String;
+use alloc::vec::Vec;
+use core::time::Duration;
+
+use fanin_wire::{Generation, JobId, SlotIndex};
+
+use super::Ranks;
+
+/// Longest job name in bytes.
+pub const JOB_NAME_BYTES_MAX: usize = 128;
+
+/// A rank's wish to join a job, as it came from the network: nothing in it is trusted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct JoinRequest {
+    /// Name of the job; ranks with the same name meet.
+    pub job: String,
+    /// The asking rank.
+    pub rank: u32,
+    /// Ranks of the job, as the asking rank believes.
+    pub world_size: u32,
+    /// Slots a shard, where the user overrides the computed pool size.
+    pub slots: Option<u16>,
+    /// MTU of the rank's path to the switch in bytes.
+    pub mtu: usize,
+    /// Rate of the rank's interface, where it is known.
+    pub rate_bps: Option<u64>,
+    /// The rank's round trip to the switch.
+    pub rtt: Duration,
+    /// The wire version that the rank speaks.
+    pub wire_version: u8,
+    /// What the rank still has of a job that a switch forgot.
+    pub resume: Option<Resume>,
+}
+
+/// A rank's memory of a job whose switch restarted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Resume {
+    /// The generation that was running.
+    pub generation: Generation,
+    /// Slots a shard.
+    pub slots: u16,
+    /// Elements of a chunk.
+    pub elements: u16,
+    /// Shards of the switch.
+    pub shards: u8,
+    /// Completed exchanges of each slot of each shard; they wrap.
+    pub completed: Vec<Vec<u32>>,
+}
+
+/// Names one waiting rank towards the shell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Ticket(pub u64);
+
+/// A job as it was admitted: the same for all ranks, but for what each restores.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Admission {
+    /// Drawn at random.
+    pub job: JobId,
+    /// 0, or one more than the generation that is resumed.
+    pub generation: Generation,
+    /// Ranks of the job.
+    pub world_size: u8,
+    /// Slots a shard.
+    pub slots: u16,
+    /// Elements of a chunk.
+    pub elements: u16,
+    /// Shards of the switch.
+    pub shards: u8,
+    /// Whether it continues a job that a switch forgot.
+    pub resumed: bool,
+    /// For each rank and shard the slots whose last result that rank hands back. Empty unless resumed.
+    pub restore: Vec<Vec<Vec<SlotIndex>>>,
+}
+
+impl Admission {
+    /// All ranks of the job.
+    #[must_use]
+    pub const fn ranks(&self) -> Ranks {
+        Ranks::all(self.world_size)
+    }
+}

@@ -1,0 +1,191 @@
+//! `Client`: one membership of one rank in one job on one switch.
+
+use crate::error::to_python;
+use crate::interruptible::duration;
+use crate::ledger::Completion;
+use crate::membership::Membership;
+use crate::pending::{Collective, Pending};
+use fanin_controller::{SessionConfig, SessionError};
+use fanin_protocol::Reason;
+use fanin_udp::RawTensor;
+use fanin_wire::{Dtype, Op};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// "No timeout" in a form that a deadline can be computed from.
+const TIMEOUT_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
+
+/// One membership of one rank in one job on one switch.
+///
+/// The constructor blocks, without the interpreter's lock, until all ranks have joined; `timeout` (seconds) bounds that, and
+/// later each all-reduce. `slots` is the number of slots a shard, computed from the path where it is None. Raises the errors
+/// of `fanin.errors`.
+#[pyclass(frozen, module = "fanin._fanin")]
+pub(crate) struct Client {
+    membership: Arc<Membership>,
+    rank: u32,
+    world_size: u32,
+    timeout: f64,
+}
+
+#[pymethods]
+impl Client {
+    #[new]
+    #[pyo3(signature = (switch, job, rank, world_size, *, timeout=300.0, slots=None))]
+    fn new(
+        py: Python<'_>,
+        switch: String,
+        job: String,
+        rank: u32,
+        world_size: u32,
+        timeout: f64,
+        slots: Option<u16>,
+    ) -> PyResult<Self> {
+        let limit = duration(Some(timeout))?.unwrap_or(TIMEOUT_MAX).min(TIMEOUT_MAX);
+        let usual = SessionConfig::new(switch, job, rank, world_size);
+        let config = SessionConfig {
+            slots,
+            timeout: limit,
+            join_timeout: limit,
+            connect_timeout: usual.connect_timeout.min(limit),
+            switch_timeout: usual.switch_timeout.min(limit),
+            ..usual
+        };
+        let membership = Arc::new(Membership::join(py, config)?);
+        Ok(Self { membership, rank, world_size, timeout })
+    }
+
+    /// The switch, as it was given.
+    #[getter]
+    fn switch(&self) -> &str {
+        &self.membership.switch
+    }
+
+    /// Name of the job.
+    #[getter]
+    fn job(&self) -> &str {
+        &self.membership.job
+    }
+
+    /// This process's rank, from 0.
+    #[getter]
+    const fn rank(&self) -> u32 {
+        self.rank
+    }
+
+    /// Number of ranks.
+    #[getter]
+    const fn world_size(&self) -> u32 {
+        self.world_size
+    }
+
+    /// Seconds that joining, and each all-reduce, may take.
+    #[getter]
+    const fn timeout(&self) -> f64 {
+        self.timeout
+    }
+
+    /// Starts an in-place all-reduce of `elements` contiguous elements at `address`.
+    ///
+    /// `keep` is held until completion: it owns the memory, which nobody may touch meanwhile. With `notify`, the `Pending`
+    /// is also handed out by `next_completion` once it is done. Every rank submits in the same order.
+    ///
+    /// Raises `Closed`, and `ValueError` for another dtype than float32, float16, bfloat16 and int32 or an address that is
+    /// not aligned for it. All else is told by the `Pending`.
+    #[expect(clippy::too_many_arguments, reason = "the signature is Python's")]
+    fn submit<'py>(
+        &self,
+        py: Python<'py>,
+        address: usize,
+        elements: usize,
+        dtype: &str,
+        average: bool,
+        keep: Py<PyAny>,
+        notify: bool,
+    ) -> PyResult<Bound<'py, Pending>> {
+        let dtype: Dtype = dtype.parse().map_err(|_| {
+            PyValueError::new_err(format!("dtype {dtype:?}: one of float32, float16, bfloat16 and int32"))
+        })?;
+        // SAFETY: Python's side of the contract, as documented: `keep` owns the memory, which only we use until the end. The
+        // ledger holds it until the driver has called back.
+        let tensor =
+            unsafe { RawTensor::new(std::ptr::with_exposed_provenance_mut(address), elements, dtype) }
+                .map_err(|error| PyValueError::new_err(error.to_string()))?;
+        let op = if average { Op::Average } else { Op::Sum };
+        let collective = Collective { elements, dtype, op };
+        let ledger = &self.membership.ledger;
+        ledger.reap(py);
+        let completion = Arc::new(Completion::default());
+        // All Python objects are made before the session is locked: making one may run the garbage collector, and with it
+        // somebody's destructor that closes this client.
+        let (ticket, pending) = ledger.enter(notify, |ticket| {
+            let (completion, membership) = (Arc::clone(&completion), Arc::clone(&self.membership));
+            Bound::new(py, Pending::new(keep, ticket, collective, completion, membership))
+        })?;
+        let membership = Arc::downgrade(&self.membership);
+        let done = move |outcome| {
+            completion.set(outcome);
+            // Gone only when the client is, and with it every entry that this one could be missing from.
+            if let Some(membership) = membership.upgrade() {
+                membership.ledger.finish(ticket);
+            }
+        };
+        let submitted = self.membership.with_session(|session| session.submit(tensor, op, done));
+        if submitted.is_none() {
+            ledger.cancel(ticket);
+            return Err(to_python(py, &SessionError::Closed));
+        }
+        Ok(pending)
+    }
+
+    /// The next `Pending` that is done and was submitted with `notify`. Blocks, without the interpreter's lock; None once the
+    /// client is closed and drained. Several threads may call it.
+    fn next_completion(&self, py: Python<'_>) -> PyResult<Option<Py<Pending>>> {
+        self.membership.ledger.reap(py);
+        self.membership.ledger.next(py)
+    }
+
+    /// Counters of this membership: packets sent, received and sent again, packets without effect by reason, the smoothed
+    /// round trip in nanoseconds, all-reduces completed and outstanding.
+    fn statistics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let (statistics, outstanding) = py.detach(|| {
+            self.membership
+                .with_session(|session| (session.statistics(), session.outstanding()))
+                .unwrap_or_default()
+        });
+        let counters = PyDict::new(py);
+        counters.set_item("packets_sent", statistics.packets_sent)?;
+        counters.set_item("packets_received", statistics.packets_received)?;
+        counters.set_item("retransmissions", statistics.retransmissions)?;
+        counters.set_item("smoothed_rtt_ns", statistics.smoothed_rtt.as_nanos())?;
+        counters.set_item("completed", statistics.completed)?;
+        counters.set_item("outstanding", outstanding)?;
+        for reason in Reason::ALL {
+            counters.set_item(format!("dropped_{}", reason.name()), statistics.dropped[reason as usize])?;
+        }
+        Ok(counters)
+    }
+
+    /// Leaves the job and fails what is outstanding with `Closed`. Idempotent.
+    fn close(&self, py: Python<'_>) {
+        py.detach(|| self.membership.leave());
+        self.membership.ledger.reap(py);
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        let attached = Python::try_attach(|py| {
+            py.detach(|| self.membership.leave());
+            // Nobody can fetch them any more, and they hold the membership that holds them.
+            self.membership.ledger.abandon(py);
+        });
+        if attached.is_none() {
+            // The interpreter is ending; its objects end with the process.
+            self.membership.leave();
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! Rust's errors as the exceptions of `fanin.errors`: one class a kind, with the same fields.
+
+use fanin_controller::SessionError;
+use fanin_protocol::control::{Ranks, Refusal};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+/// The exception for `error`; the error of importing `fanin.errors` if that fails.
+pub(crate) fn to_python(py: Python<'_>, error: &SessionError) -> PyErr {
+    make(py, error).unwrap_or_else(|error| error)
+}
+
+fn make(py: Python<'_>, error: &SessionError) -> PyResult<PyErr> {
+    let fields = PyDict::new(py);
+    let class = match error {
+        SessionError::Address { .. } | SessionError::SwitchUnreachable { .. } => "SwitchUnreachable",
+        SessionError::NotASwitch { .. } => "NotASwitch",
+        SessionError::ProtocolVersionMismatch { ours, theirs, .. } => {
+            fields.set_item("ours", ours)?;
+            fields.set_item("theirs", theirs)?;
+            "ProtocolVersionMismatch"
+        }
+        SessionError::JoinRefused { reason, .. } => refused(*reason, &fields)?,
+        SessionError::JoinTimeout { missing_ranks, .. } => missing(*missing_ranks, &fields, "JoinTimeout")?,
+        SessionError::AllReduceTimeout { missing_ranks, .. } => {
+            missing(*missing_ranks, &fields, "AllReduceTimeout")?
+        }
+        SessionError::CollectiveMismatch { .. } => "CollectiveMismatch",
+        SessionError::RankLost { rank } => {
+            fields.set_item("rank", rank.0)?;
+            "RankLost"
+        }
+        SessionError::RankLeft { rank } => {
+            fields.set_item("rank", rank.0)?;
+            "RankLeft"
+        }
+        SessionError::SwitchLost { .. } => "SwitchLost",
+        SessionError::Closed => "Closed",
+        SessionError::Local { .. } => "FaninError",
+    };
+    let class = py.import("fanin.errors")?.getattr(class)?;
+    Ok(PyErr::from_value(class.call((error.to_string(),), Some(&fields))?))
+}
+
+fn refused(reason: Refusal, fields: &Bound<'_, PyDict>) -> PyResult<&'static str> {
+    Ok(match reason {
+        // Told from the switch's side, where the other is the rank.
+        Refusal::VersionMismatch { theirs, ours } => {
+            fields.set_item("ours", theirs)?;
+            fields.set_item("theirs", ours)?;
+            "ProtocolVersionMismatch"
+        }
+        Refusal::DuplicateRank { .. } => "DuplicateRank",
+        Refusal::WorldSizeMismatch { .. } => "WorldSizeMismatch",
+        Refusal::RankOutOfRange { .. } | Refusal::TooManyWorkers { .. } => "RankOutOfRange",
+        Refusal::PoolExhausted { asked, free } => {
+            fields.set_item("asked", asked)?;
+            fields.set_item("free", free)?;
+            "PoolExhausted"
+        }
+        Refusal::JoinTimeout { missing: ranks } => missing(ranks, fields, "JoinTimeout")?,
+        Refusal::SwitchStopping => "SwitchLost",
+        Refusal::JobName { .. }
+        | Refusal::TooManyJobs { .. }
+        | Refusal::JobRunning { .. }
+        | Refusal::SlotsOutOfRange { .. }
+        | Refusal::SlotsMismatch { .. }
+        | Refusal::MtuTooSmall { .. }
+        | Refusal::ResumeMismatch { .. }
+        | Refusal::ResumeGap { .. } => "JoinRefused",
+    })
+}
+
+fn missing(ranks: Ranks, fields: &Bound<'_, PyDict>, class: &'static str) -> PyResult<&'static str> {
+    let ranks: Vec<u32> = ranks.iter().map(|rank| rank.0.into()).collect();
+    fields.set_item("missing_ranks", ranks)?;
+    Ok(class)
+}

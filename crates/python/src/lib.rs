@@ -1,0 +1,36 @@
+//! `fanin._fanin`: what Python sees of fanin. One file a class.
+//!
+//! On the way of a gradient this room turns an address and a length into a tensor for the driver, and keeps the Python
+//! object that owns the memory alive until the sum is in it. The interpreter's lock is held by no thread that waits, and
+//! the I/O threads never take it: what they finish, a Python thread picks up (`ledger`).
+//!
+//! Deliberately absent: torch, NumPy, the protocol, and any decision.
+
+mod client;
+mod command_line;
+mod error;
+mod interruptible;
+mod ledger;
+mod membership;
+mod pending;
+mod switch;
+
+/// The Rust binding: sockets, protocol and threads. It knows no torch and no NumPy, only memory.
+#[pyo3::pymodule]
+mod _fanin {
+    use pyo3::prelude::*;
+
+    #[pymodule_export]
+    use crate::client::Client;
+    #[pymodule_export]
+    use crate::command_line::main;
+    #[pymodule_export]
+    use crate::pending::Pending;
+    #[pymodule_export]
+    use crate::switch::Switch;
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        module.add("version", env!("CARGO_PKG_VERSION"))
+    }
+}

@@ -1,0 +1,142 @@
+//! A rank's membership in a job: the session, and the all-reduces that Python still has to hear of.
+
+use crate::error::to_python;
+use crate::interruptible;
+use crate::ledger::Ledger;
+use crate::pending::Collective;
+use fanin_controller::{JobStatusState, Session, SessionConfig, SessionError, switch_status};
+use fanin_protocol::control::Ranks;
+use pyo3::prelude::*;
+use rustix::process::{Pid, getpid};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock};
+use std::thread;
+use std::time::Duration;
+
+/// How long the switch may take to say for whom an all-reduce waits.
+const STATUS_PATIENCE: Duration = Duration::from_secs(1);
+
+/// What a client and its all-reduces share. It lives until the last of them is gone.
+pub(crate) struct Membership {
+    pub(crate) switch: String,
+    pub(crate) job: String,
+    /// `None` once closed. Never held while Python code may run, as that could close it.
+    session: RwLock<Option<Session>>,
+    /// The process that joined. One that it forked inherits the object, but not the threads behind it.
+    owner: Pid,
+    pub(crate) ledger: Ledger,
+}
+
+impl Membership {
+    /// Joins; returns when all ranks have, or a signal handler raised.
+    pub(crate) fn join(py: Python<'_>, config: SessionConfig) -> PyResult<Self> {
+        let (switch, job) = (config.switch.clone(), config.job.clone());
+        let session = connect(py, config)?.map_err(|error| to_python(py, &error))?;
+        Ok(Self {
+            switch,
+            job,
+            session: RwLock::new(Some(session)),
+            owner: getpid(),
+            ledger: Ledger::default(),
+        })
+    }
+
+    /// What `with` makes of the session; `None` once it is closed, and in a forked process.
+    pub(crate) fn with_session<R>(&self, with: impl FnOnce(&Session) -> R) -> Option<R> {
+        if self.is_forked() {
+            return None;
+        }
+        self.session.read().unwrap_or_else(PoisonError::into_inner).as_ref().map(with)
+    }
+
+    /// Leaves the job. When this returns no memory is touched any more. Blocks: call it without the interpreter's lock.
+    pub(crate) fn leave(&self) {
+        if self.is_forked() {
+            // The membership is the parent's; and a lock that another of its threads held at the fork stays locked here.
+            return;
+        }
+        let session = self.session.write().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(mut session) = session {
+            session.close();
+        }
+        self.ledger.close();
+    }
+
+    fn is_forked(&self) -> bool {
+        getpid() != self.owner
+    }
+
+    /// The exception for a wait that was too short, naming the ranks that the switch waits for.
+    pub(crate) fn wait_timed_out(&self, py: Python<'_>, waited: Duration, what: &Collective) -> PyErr {
+        let error = py.detach(|| SessionError::AllReduceTimeout {
+            missing_ranks: self.missing_ranks(),
+            waited,
+            switch: self.switch.clone(),
+            tensor: what.to_string(),
+        });
+        to_python(py, &error)
+    }
+
+    /// None when the switch cannot be asked.
+    fn missing_ranks(&self) -> Ranks {
+        let Ok(status) = switch_status(&self.switch, STATUS_PATIENCE) else { return Ranks::default() };
+        let jobs = status.jobs.into_iter().filter(|job| job.name == self.job);
+        jobs.flat_map(|job| match job.state {
+            JobStatusState::Running { waiting_for, .. } => waiting_for,
+            _ => Vec::new(),
+        })
+        .map(|(rank, _)| rank)
+        .collect()
+    }
+}
+
+impl Drop for Membership {
+    fn drop(&mut self) {
+        if self.is_forked() {
+            // Closing would wait for threads that this process does not have.
+            std::mem::forget(self.session.get_mut().unwrap_or_else(PoisonError::into_inner).take());
+        }
+    }
+}
+
+/// Connects on a thread of its own, so that this one can look for signals. A session that comes when nobody waits for it
+/// any more is closed at once.
+fn connect(py: Python<'_>, config: SessionConfig) -> PyResult<Result<Session, SessionError>> {
+    type Meeting = (Mutex<State>, Condvar);
+    enum State {
+        Waiting,
+        Gone,
+        Connected(Box<Result<Session, SessionError>>),
+    }
+    let meeting: Arc<Meeting> = Arc::new((Mutex::new(State::Waiting), Condvar::new()));
+    let theirs = Arc::clone(&meeting);
+    thread::Builder::new().name("fanin-join".into()).spawn(move || {
+        let session = Session::connect(config);
+        let mut state = interruptible::lock(&theirs.0);
+        if matches!(*state, State::Waiting) {
+            *state = State::Connected(Box::new(session));
+            theirs.1.notify_one();
+        } else {
+            drop(state);
+            drop(session);
+        }
+    })?;
+    let connected = interruptible::wait(py, &meeting.0, &meeting.1, None, |state| {
+        match std::mem::replace(state, State::Waiting) {
+            State::Connected(session) => Some(*session),
+            other => {
+                *state = other;
+                None
+            }
+        }
+    });
+    match connected {
+        Ok(Some(session)) => Ok(session),
+        // Without a timeout there is no third case.
+        Ok(None) => Ok(Err(SessionError::Closed)),
+        Err(interrupt) => {
+            let state = std::mem::replace(&mut *interruptible::lock(&meeting.0), State::Gone);
+            py.detach(|| drop(state));
+            Err(interrupt)
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! `Pending`: an all-reduce under way.
+
+use crate::error::to_python;
+use crate::interruptible::{duration, lock};
+use crate::ledger::{Completion, Ticket};
+use crate::membership::Membership;
+use fanin_wire::{Dtype, Op};
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::gc::{PyTraverseError, PyVisit};
+use pyo3::prelude::*;
+use std::sync::{Arc, Mutex};
+
+/// An all-reduce under way. Made by `Client.submit`.
+#[pyclass(frozen, module = "fanin._fanin")]
+pub(crate) struct Pending {
+    /// What the memory belongs to. The garbage collector may clear it once the client holds this object no longer.
+    keep: Mutex<Option<Py<PyAny>>>,
+    ticket: Ticket,
+    collective: Collective,
+    completion: Arc<Completion>,
+    membership: Arc<Membership>,
+}
+
+/// What is reduced, for messages.
+#[derive(Clone, Copy)]
+pub(crate) struct Collective {
+    pub(crate) elements: usize,
+    pub(crate) dtype: Dtype,
+    pub(crate) op: Op,
+}
+
+impl std::fmt::Display for Collective {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let op = match self.op {
+            Op::Sum => "sum",
+            Op::Average => "average",
+        };
+        write!(f, "{} {} elements ({op})", self.elements, self.dtype.name())
+    }
+}
+
+impl Pending {
+    pub(crate) const fn new(
+        keep: Py<PyAny>,
+        ticket: Ticket,
+        collective: Collective,
+        completion: Arc<Completion>,
+        membership: Arc<Membership>,
+    ) -> Self {
+        Self { keep: Mutex::new(Some(keep)), ticket, collective, completion, membership }
+    }
+}
+
+#[pymethods]
+impl Pending {
+    /// The object that was given to `submit`.
+    #[getter]
+    fn keep(&self, py: Python<'_>) -> Option<Py<PyAny>> {
+        lock(&self.keep).as_ref().map(|keep| keep.clone_ref(py))
+    }
+
+    /// Blocks until the sum is in the memory; other Python threads run meanwhile.
+    ///
+    /// Raises the typed error of `fanin.errors` if the all-reduce failed, and `AllReduceTimeout` when it is not over after
+    /// `timeout` seconds. It stays under way then, and the memory in use.
+    #[pyo3(signature = (timeout=None))]
+    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+        let timeout = duration(timeout)?;
+        match (self.completion.wait(py, timeout)?, timeout) {
+            (Some(outcome), _) => {
+                self.membership.ledger.seen(self.ticket);
+                outcome.map_err(|error| to_python(py, &error))
+            }
+            (None, Some(timeout)) => Err(self.membership.wait_timed_out(py, timeout, &self.collective)),
+            (None, None) => Err(PyRuntimeError::new_err("a wait without timeout timed out")),
+        }
+    }
+
+    /// Whether `wait` would return, or raise the error of the all-reduce, at once.
+    fn done(&self) -> bool {
+        self.completion.outcome().is_some()
+    }
+
+    /// Why the all-reduce failed; None if it did not, or is still under way.
+    fn exception(&self, py: Python<'_>) -> Option<PyErr> {
+        self.completion.outcome()?.err().map(|error| to_python(py, &error))
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        // Held by another thread: then it is in use, and certainly no garbage.
+        match self.keep.try_lock() {
+            Ok(keep) => visit.call(&*keep),
+            Err(_) => Ok(()),
+        }
+    }
+
+    fn __clear__(&self) {
+        // While the all-reduce is under way the ledger holds this object, so that it is no garbage.
+        let keep = lock(&self.keep).take();
+        drop(keep);
+    }
+}

@@ -1,0 +1,86 @@
+//! `Switch`: a switch inside this process.
+
+use crate::interruptible::{duration, lock};
+use fanin_controller::{ServerError, SwitchServer, SwitchServerConfig};
+use pyo3::exceptions::{PyOSError, PyValueError};
+use pyo3::prelude::*;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::sync::Mutex;
+
+/// A switch inside this process, on threads of its own.
+///
+/// `listen` is host:port for TCP and UDP; port 0 takes a free one, and `address` tells which. `pool_slots` is the number of
+/// slots of 256 elements for all jobs together; a rank that is silent for `heartbeat_timeout` seconds is expelled.
+///
+/// Raises `OSError` when the address cannot be listened on, and `ValueError` for a number out of its range.
+#[pyclass(frozen, module = "fanin._fanin")]
+pub(crate) struct Switch {
+    address: SocketAddr,
+    server: Mutex<Option<SwitchServer>>,
+}
+
+#[pymethods]
+impl Switch {
+    #[new]
+    #[pyo3(signature = (listen="127.0.0.1:0", *, pool_slots=None, heartbeat_timeout=None))]
+    fn new(
+        py: Python<'_>,
+        listen: &str,
+        pool_slots: Option<u32>,
+        heartbeat_timeout: Option<f64>,
+    ) -> PyResult<Self> {
+        let heartbeat_timeout = duration(heartbeat_timeout)?;
+        py.detach(|| {
+            let mut config = SwitchServerConfig::new(resolve(listen)?);
+            config.pool_slots = pool_slots.unwrap_or(config.pool_slots);
+            config.heartbeat_timeout = heartbeat_timeout.unwrap_or(config.heartbeat_timeout);
+            let server = SwitchServer::start(config).map_err(|error| to_python(&error))?;
+            Ok(Self { address: server.address(), server: Mutex::new(Some(server)) })
+        })
+    }
+
+    /// Where it listens, as host:port.
+    #[getter]
+    fn address(&self) -> String {
+        self.address.to_string()
+    }
+
+    /// Tells all ranks that the switch goes, and ends it. Idempotent.
+    fn stop(&self, py: Python<'_>) {
+        py.detach(|| {
+            let server = lock(&self.server).take();
+            if let Some(server) = server {
+                server.stop();
+            }
+        });
+    }
+}
+
+impl Drop for Switch {
+    fn drop(&mut self) {
+        // Detached when it can be: the farewell takes time. An interpreter that is ending cannot.
+        if Python::try_attach(|py| self.stop(py)).is_none() {
+            drop(lock(&self.server).take());
+        }
+    }
+}
+
+fn resolve(listen: &str) -> PyResult<SocketAddr> {
+    let wrong = |cause: String| {
+        PyValueError::new_err(format!(
+            "listen={listen:?} is no host:port ({cause}); give it like 127.0.0.1:0"
+        ))
+    };
+    let mut addresses = listen.to_socket_addrs().map_err(|error| wrong(error.to_string()))?;
+    addresses.next().ok_or_else(|| wrong("no such host".into()))
+}
+
+fn to_python(error: &ServerError) -> PyErr {
+    let message = error.to_string();
+    match error {
+        ServerError::PortInUse { .. } | ServerError::Bind { .. } | ServerError::Runtime(_) => {
+            PyOSError::new_err(message)
+        }
+        ServerError::Shards(_) | ServerError::Config(_) => PyValueError::new_err(message),
+    }
+}

@@ -1,0 +1,75 @@
+//! One shard's part of a tensor, and the count of parts that are still out.
+
+use crate::{Done, Failure, RawTensor};
+use fanin_protocol::{Elements, Tensor};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// An all-reduce that waits for its parts. It calls `done` when the last part is gone, whatever became of the parts: from
+/// then on nobody here can reach the tensor's memory.
+pub(crate) struct AllReduce {
+    failure: Mutex<Option<Failure>>,
+    done: Mutex<Option<Done>>,
+    outstanding: Arc<AtomicUsize>,
+}
+
+impl AllReduce {
+    /// Counted in `outstanding` until `done` was called.
+    pub(crate) fn new(done: Done, outstanding: Arc<AtomicUsize>) -> Arc<Self> {
+        outstanding.fetch_add(1, Ordering::Relaxed);
+        Arc::new(Self { failure: Mutex::new(None), done: Mutex::new(Some(done)), outstanding })
+    }
+
+    pub(crate) fn fail(&self, failure: Failure) {
+        self.failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(failure);
+    }
+}
+
+impl Drop for AllReduce {
+    fn drop(&mut self) {
+        let failure = self.failure.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        let done = self.done.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        // Before the callback: who was told that it is done must not count it any more.
+        self.outstanding.fetch_sub(1, Ordering::Release);
+        if let Some(done) = done {
+            done(failure.map_or(Ok(()), Err));
+        }
+    }
+}
+
+/// A part of a tensor on its way through a machine. Dropping it without [`Part::complete`] fails the all-reduce, so that a
+/// machine that is lost with its thread answers too.
+pub(crate) struct Part {
+    tensor: RawTensor,
+    all_reduce: Option<Arc<AllReduce>>,
+}
+
+impl Part {
+    pub(crate) const fn new(tensor: RawTensor, all_reduce: Arc<AllReduce>) -> Self {
+        Self { tensor, all_reduce: Some(all_reduce) }
+    }
+
+    pub(crate) fn complete(mut self) {
+        self.all_reduce = None;
+    }
+
+    pub(crate) fn fail(mut self, failure: Failure) {
+        if let Some(all_reduce) = self.all_reduce.take() {
+            all_reduce.fail(failure);
+        }
+    }
+}
+
+impl Drop for Part {
+    fn drop(&mut self) {
+        if let Some(all_reduce) = self.all_reduce.take() {
+            all_reduce.fail(Failure::Stopped);
+        }
+    }
+}
+
+impl Tensor for Part {
+    fn elements(&mut self) -> Elements<'_> {
+        self.tensor.as_elements()
+    }
+}

@@ -1,0 +1,35 @@
+//! What became of trains and system calls.
+
+/// Counters of one socket, or of all sockets of a driver.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct IoStatistics {
+    /// Trains that the kernel delivered; without `UDP_GRO` each is one packet.
+    pub trains_received: u64,
+    /// Packets in them.
+    pub packets_received: u64,
+    /// Trains that the kernel took; without `UDP_SEGMENT` each is one packet.
+    pub trains_sent: u64,
+    /// Packets in them.
+    pub packets_sent: u64,
+    /// Packets that were not sent because the socket stayed full. The protocol sends them again.
+    pub packets_given_up: u64,
+    /// ICMP errors, such as a port on which nobody listens.
+    pub unreachable: u64,
+    /// System calls that failed in any other way.
+    pub failed: u64,
+    /// Times that the thread went to sleep.
+    pub sleeps: u64,
+}
+
+impl std::ops::AddAssign for IoStatistics {
+    fn add_assign(&mut self, other: Self) {
+        self.trains_received += other.trains_received;
+        self.packets_received += other.packets_received;
+        self.trains_sent += other.trains_sent;
+        self.packets_sent += other.packets_sent;
+        self.packets_given_up += other.packets_given_up;
+        self.unreachable += other.unreachable;
+        self.failed += other.failed;
+        self.sleeps += other.sleeps;
+    }
+}

@@ -1,0 +1,298 @@
+//! A UDP socket that sends and receives trains: many packets of one size in one system call.
+
+use crate::IoStatistics;
+use crate::socket::set_int_option;
+use quinn_udp::{BATCH_SIZE, RecvMeta, UdpSocketState};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::io::{self, ErrorKind, IoSliceMut};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::os::fd::{AsFd, BorrowedFd};
+
+/// Bytes of the buffer for one train: no UDP datagram, and no train that the kernel joins, is longer.
+pub(crate) const TRAIN_BYTES: usize = 1 << 16;
+
+/// Bytes of the buffer for one packet where the kernel joins none: the longest chunk, and room to see that one is longer.
+const PACKET_BYTES: usize = 8448;
+
+/// Bytes of all receive buffers together. They are filled and read in turn, so they should stay in a core's L2 cache beside
+/// the slots; four trains a system call are enough that its price no longer shows.
+const RECEIVE_BYTES: usize = 4 * TRAIN_BYTES;
+
+/// Most bytes that one IPv4 datagram carries, and so one train: the kernel segments it only on its way out.
+const DATAGRAM_BYTES_MAX: usize = 65_507;
+
+/// How long a full socket may take to drain before a train is given up. The protocol sends it again after a timeout that is
+/// no shorter; to wait longer would only stop the thread from receiving.
+const SEND_PATIENCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 2_000_000 };
+
+/// Attempts a train, of which each may be refused once for a full socket or for an old ICMP error.
+const SEND_ATTEMPTS: usize = 4;
+
+/// Whether the kernel cuts and joins trains.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Offload {
+    /// When it can (`UDP_SEGMENT`, `UDP_GRO`); else each packet is a system call. The rule.
+    #[default]
+    Detect,
+    /// Never: to try the path that older kernels take.
+    Never,
+}
+
+/// A peer of a socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Peer {
+    pub(crate) remote: SocketAddr,
+    /// Our address that the peer spoke to, where the socket has several: an answer from another one would not be heard by a
+    /// connected peer.
+    pub(crate) local: Option<IpAddr>,
+}
+
+impl From<SocketAddr> for Peer {
+    fn from(remote: SocketAddr) -> Self {
+        Self { remote, local: None }
+    }
+}
+
+/// The memory that packets are received into, allocated once.
+pub(crate) struct ReceiveBuffers {
+    memory: Box<[u8]>,
+    meta: [RecvMeta; BATCH_SIZE],
+}
+
+impl ReceiveBuffers {
+    pub(crate) fn new() -> Self {
+        Self { memory: vec![0; RECEIVE_BYTES].into(), meta: [RecvMeta::default(); BATCH_SIZE] }
+    }
+}
+
+pub(crate) struct TrainSocket {
+    socket: UdpSocket,
+    state: UdpSocketState,
+    offload: Offload,
+    /// Bytes of one receive buffer.
+    buffer_bytes: usize,
+    /// Whether the socket is bound to all addresses of the machine.
+    wildcard: bool,
+    pub(crate) statistics: IoStatistics,
+}
+
+impl TrainSocket {
+    pub(crate) fn new(socket: UdpSocket, offload: Offload) -> io::Result<Self> {
+        let state = UdpSocketState::new((&socket).into())?;
+        let mut joins = state.gro_segments() > 1;
+        if offload == Offload::Never && joins {
+            set_int_option(&socket, libc::SOL_UDP, libc::UDP_GRO, 0)?;
+            joins = false;
+        }
+        // quinn-udp asks for time stamps, which nobody reads here and the kernel would take for each packet.
+        set_int_option(&socket, libc::SOL_SOCKET, libc::SO_TIMESTAMPNS, 0)?;
+        let wildcard = socket.local_addr()?.ip().is_unspecified();
+        let buffer_bytes = if joins { TRAIN_BYTES } else { PACKET_BYTES };
+        Ok(Self { socket, state, offload, buffer_bytes, wildcard, statistics: IoStatistics::default() })
+    }
+
+    pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    /// Receives the trains that are here, as many as one system call takes, and hands each packet to `take`.
+    /// Returns the number of trains; zero when there are none.
+    pub(crate) fn receive(
+        &mut self,
+        buffers: &mut ReceiveBuffers,
+        mut take: impl FnMut(Peer, &[u8]),
+    ) -> usize {
+        let count = (RECEIVE_BYTES / self.buffer_bytes).min(BATCH_SIZE);
+        let mut memory = buffers.memory.chunks_exact_mut(self.buffer_bytes);
+        let mut slices: [IoSliceMut<'_>; BATCH_SIZE] =
+            std::array::from_fn(|_| IoSliceMut::new(memory.next().unwrap_or_default()));
+        let received =
+            self.state.recv((&self.socket).into(), &mut slices[..count], &mut buffers.meta[..count]);
+        let trains = match received {
+            Ok(trains) => trains,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return 0,
+            Err(error) => {
+                self.count_error(&error);
+                return 0;
+            }
+        };
+        self.statistics.trains_received += trains as u64;
+        for (meta, bytes) in buffers.meta.iter().zip(&slices).take(trains) {
+            let peer = Peer { remote: meta.addr, local: if self.wildcard { meta.dst_ip } else { None } };
+            let train = &bytes[..meta.len.min(bytes.len())];
+            if train.is_empty() {
+                self.statistics.packets_received += 1;
+                take(peer, train);
+            }
+            for packet in train.chunks(meta.stride.max(1)) {
+                self.statistics.packets_received += 1;
+                take(peer, packet);
+            }
+        }
+        trains
+    }
+
+    /// Sends a run of packets of `segment_bytes`, the last perhaps shorter, in as few system calls as the kernel allows.
+    /// What cannot be sent is counted and forgotten: the protocol sends it again.
+    pub(crate) fn send(&mut self, to: Peer, train: &[u8], segment_bytes: usize) {
+        let segment_bytes = segment_bytes.clamp(1, DATAGRAM_BYTES_MAX);
+        let mut rest = train;
+        while !rest.is_empty() {
+            let (now, later) =
+                rest.split_at((self.segments_max(segment_bytes) * segment_bytes).min(rest.len()));
+            match self.send_train(to, now, segment_bytes) {
+                Sent::Yes => {
+                    self.statistics.trains_sent += 1;
+                    self.statistics.packets_sent += now.len().div_ceil(segment_bytes) as u64;
+                    rest = later;
+                }
+                Sent::CutSmaller => {}
+                Sent::No => {
+                    self.statistics.packets_given_up += rest.len().div_ceil(segment_bytes) as u64;
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Segments of one train.
+    fn segments_max(&self, segment_bytes: usize) -> usize {
+        match self.offload {
+            Offload::Detect => self.state.max_gso_segments().min(DATAGRAM_BYTES_MAX / segment_bytes).max(1),
+            Offload::Never => 1,
+        }
+    }
+
+    fn send_train(&mut self, to: Peer, train: &[u8], segment_bytes: usize) -> Sent {
+        let transmit = quinn_udp::Transmit {
+            destination: to.remote,
+            ecn: None,
+            contents: train,
+            segment_size: Some(segment_bytes),
+            src_ip: to.local,
+        };
+        for _ in 0..SEND_ATTEMPTS {
+            let segments_before = self.state.max_gso_segments();
+            let Err(error) = self.state.try_send((&self.socket).into(), &transmit) else {
+                return Sent::Yes;
+            };
+            if error.kind() == ErrorKind::WouldBlock {
+                let mut fds = [PollFd::from_borrowed_fd(self.socket.as_fd(), PollFlags::OUT)];
+                if !matches!(poll(&mut fds, Some(&SEND_PATIENCE)), Ok(1..)) {
+                    return Sent::No;
+                }
+                continue;
+            }
+            if self.state.max_gso_segments() < segments_before && train.len() > segment_bytes {
+                // A network driver that cannot segment says so only now; quinn-udp has taken note.
+                return Sent::CutSmaller;
+            }
+            if !self.count_error(&error) {
+                return Sent::No;
+            }
+            // An ICMP error of an earlier packet was waiting; this packet was not tried.
+        }
+        Sent::No
+    }
+
+    /// Counts an error, and says whether it was only news of an earlier packet (ICMP).
+    fn count_error(&mut self, error: &io::Error) -> bool {
+        // Whether anybody is there is for the control plane to judge.
+        let news = matches!(
+            error.kind(),
+            ErrorKind::ConnectionRefused | ErrorKind::HostUnreachable | ErrorKind::NetworkUnreachable
+        );
+        if news {
+            self.statistics.unreachable += 1;
+        } else {
+            self.statistics.failed += 1;
+        }
+        news
+    }
+}
+
+enum Sent {
+    Yes,
+    /// Not, but in smaller trains it may go.
+    CutSmaller,
+    No,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::socket::{bind, connect};
+    use std::net::Ipv4Addr;
+
+    fn pair(listen: Ipv4Addr, offload: Offload) -> (TrainSocket, TrainSocket, SocketAddr) {
+        let (mut sockets, mut address) = bind(SocketAddr::from((listen, 0)), 1).unwrap();
+        if listen.is_unspecified() {
+            // Not the address from which the kernel would answer by itself.
+            address.set_ip(Ipv4Addr::new(127, 0, 0, 2).into());
+        }
+        let server = TrainSocket::new(sockets.remove(0), offload).unwrap();
+        let client = TrainSocket::new(connect(address).unwrap(), offload).unwrap();
+        (server, client, address)
+    }
+
+    /// All packets that come until there are `count`, with who sent them.
+    fn packets(socket: &mut TrainSocket, count: usize) -> Vec<(Peer, Vec<u8>)> {
+        let (mut buffers, mut packets) = (ReceiveBuffers::new(), Vec::new());
+        while packets.len() < count {
+            let mut fds = [PollFd::from_borrowed_fd(socket.socket.as_fd(), PollFlags::IN)];
+            poll(&mut fds, None).unwrap();
+            socket.receive(&mut buffers, |peer, packet| packets.push((peer, packet.to_vec())));
+        }
+        packets
+    }
+
+    #[test]
+    fn a_train_arrives_packet_by_packet_with_and_without_offload() {
+        for offload in [Offload::Detect, Offload::Never] {
+            let (mut server, mut client, address) = pair(Ipv4Addr::LOCALHOST, offload);
+            for (packet_bytes, bytes) in
+                [(1056usize, 60 * 1056), (1440, 45 * 1440 - 7), (8224, 7 * 8224), (32, 64), (48, 48)]
+            {
+                let train: Vec<u8> = (0..bytes).map(|i| (i % 251) as u8).collect();
+                client.send(address.into(), &train, packet_bytes);
+                let received = packets(&mut server, train.chunks(packet_bytes).count());
+                let expected: Vec<_> = train.chunks(packet_bytes).collect();
+                assert_eq!(received.iter().map(|(_, packet)| &packet[..]).collect::<Vec<_>>(), expected);
+            }
+            assert_eq!(client.statistics.packets_sent, server.statistics.packets_received);
+            if offload == Offload::Never {
+                assert_eq!(client.statistics.trains_sent, client.statistics.packets_sent);
+                assert_eq!(server.statistics.trains_received, server.statistics.packets_received);
+            }
+        }
+    }
+
+    #[test]
+    fn an_empty_datagram_is_a_packet() {
+        let (mut server, client, _) = pair(Ipv4Addr::LOCALHOST, Offload::Detect);
+        client.socket.send(&[]).unwrap();
+        assert_eq!(packets(&mut server, 1)[0].1, b"");
+    }
+
+    #[test]
+    fn the_answer_comes_from_the_address_that_was_asked() {
+        let (mut server, mut client, address) = pair(Ipv4Addr::UNSPECIFIED, Offload::Detect);
+        client.send(address.into(), b"question", 8);
+        let (peer, _) = packets(&mut server, 1).remove(0);
+        assert_eq!(peer.local, Some(address.ip()));
+        server.send(peer, b"answer", 6);
+        // The client is connected: it hears `address` alone.
+        assert_eq!(packets(&mut client, 1)[0].1, b"answer");
+    }
+
+    #[test]
+    fn nobody_listening_is_counted_and_no_more() {
+        let (server, mut client, address) = pair(Ipv4Addr::LOCALHOST, Offload::Detect);
+        drop(server);
+        for _ in 0..3 {
+            client.send(address.into(), b"hello", 5);
+        }
+        assert!(client.statistics.unreachable > 0);
+        assert_eq!((client.statistics.failed, client.statistics.packets_given_up), (0, 0));
+    }
+}

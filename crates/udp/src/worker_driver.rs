@@ -1,0 +1,385 @@
+//! A worker on real sockets: one thread and one connected socket a shard.
+
+use crate::io_loop::{self, Shard};
+use crate::mailbox::{Post, mailbox};
+use crate::part::{AllReduce, Part};
+use crate::socket::{check_shards, connect};
+use crate::train_socket::{Peer, TrainSocket};
+use crate::{Failure, IoStatistics, Offload, RawTensor};
+use fanin_protocol::{JobConfig, RetransmissionConfig, Worker, WorkerEvent, WorkerStatistics};
+use fanin_wire::{Op, ShardId, SlotIndex, WorkerId};
+use std::io;
+use std::net::SocketAddr;
+use std::ops::{ControlFlow, Range};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::SyncSender;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+
+/// Told once what became of an all-reduce, usually by an I/O thread: it must be quick, must not block, and must not panic.
+pub type Done = Box<dyn FnOnce(Result<(), Failure>) + Send>;
+
+/// Most elements of one collective on the wire; a longer tensor is reduced in pieces. Half of what the header can say.
+const PIECE_ELEMENTS_MAX: usize = 1 << 31;
+
+/// One worker of an admitted job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WorkerConfig {
+    /// The job, as the switch admitted it; its `shard` is ignored.
+    pub job: JobConfig,
+    /// Which of the job's workers this is.
+    pub worker: WorkerId,
+    /// The switch.
+    pub switch: SocketAddr,
+    /// Shards of the switch, 1 to [`crate::SHARDS_MAX`].
+    pub shards: usize,
+    /// When to send again.
+    pub retransmission: RetransmissionConfig,
+}
+
+/// A running worker. Dropping it fails what is outstanding, then stops and joins its threads.
+#[derive(Debug)]
+pub struct WorkerDriver {
+    shared: Arc<Shared>,
+    config: WorkerConfig,
+    offload: Offload,
+    threads: Vec<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    posts: Vec<Post<Command>>,
+    /// Held while an all-reduce is handed to the shards, so that all shards see the same order. Holds why nothing is taken
+    /// any more.
+    ended: Mutex<Option<Failure>>,
+    outstanding: Arc<AtomicUsize>,
+    progress: AtomicU64,
+}
+
+enum Command {
+    Submit(Part, Op),
+    Suspend(SyncSender<Vec<u32>>),
+    Resume {
+        config: JobConfig,
+        switch: SocketAddr,
+        socket: TrainSocket,
+        restore: Vec<SlotIndex>,
+        reply: SyncSender<()>,
+    },
+    Fail(Failure),
+    Statistics(SyncSender<(WorkerStatistics, IoStatistics)>),
+    Stop,
+}
+
+impl WorkerDriver {
+    /// Opens the sockets and starts the threads.
+    ///
+    /// # Errors
+    /// When a number of `config` is outside its limit, or there is no route to the switch.
+    pub fn start(config: WorkerConfig) -> io::Result<Self> {
+        Self::start_with_offload(config, Offload::Detect)
+    }
+
+    /// As [`Self::start`], saying whether the kernel may cut and join trains.
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    pub fn start_with_offload(config: WorkerConfig, offload: Offload) -> io::Result<Self> {
+        let job = checked(config.job)?;
+        check_shards(config.shards)?;
+        if config.worker.0 >= job.workers {
+            return Err(invalid(format!("worker {} of a job of {}", config.worker.0, job.workers)));
+        }
+        let sockets = connect_all(config.switch, config.shards, offload)?;
+        let (posts, mailboxes): (Vec<_>, Vec<_>) =
+            (0..config.shards).map(|_| mailbox()).collect::<io::Result<Vec<_>>>()?.into_iter().unzip();
+        let shared = Arc::new(Shared {
+            posts,
+            ended: Mutex::new(None),
+            outstanding: Arc::default(),
+            progress: AtomicU64::new(0),
+        });
+        let threads = Vec::with_capacity(config.shards);
+        let mut driver = Self { shared, config, offload, threads };
+        for ((index, socket), mailbox) in (0u8..).zip(sockets).zip(mailboxes) {
+            let job = JobConfig { shard: ShardId(index), ..job };
+            let switch = Peer::from(config.switch);
+            let shard = WorkerShard {
+                machine: Worker::new(job, config.worker, switch, config.retransmission),
+                shared: Arc::clone(&driver.shared),
+            };
+            driver.threads.push(
+                thread::Builder::new()
+                    .name(format!("fanin-worker-{index}"))
+                    .spawn(move || io_loop::run(shard, socket, &mailbox))?,
+            );
+        }
+        Ok(driver)
+    }
+
+    /// Starts the sum of `tensor` over all workers, in place. All workers must submit alike tensors in the same order.
+    ///
+    /// Each shard takes a contiguous part of whole chunks. `done` is called once, when no thread here can reach the tensor
+    /// any more: by the I/O thread that was last to finish, or in this call when the worker has ended. All-reduces finish in
+    /// order, but the calls for two that finish together may overlap.
+    pub fn submit(&self, tensor: RawTensor, op: Op, done: Done) {
+        let all_reduce = AllReduce::new(done, Arc::clone(&self.shared.outstanding));
+        let ended = self.shared.ended();
+        if let Some(failure) = ended.clone() {
+            drop(ended);
+            all_reduce.fail(failure);
+            return;
+        }
+        let mut refused = Vec::new();
+        let chunk = usize::from(self.config.job.elements);
+        let mut parts =
+            parts(tensor.elements(), chunk, self.shared.posts.len(), PIECE_ELEMENTS_MAX).peekable();
+        let mut all_reduce = Some(all_reduce);
+        while let Some((shard, range)) = parts.next() {
+            // The last part takes our reference with it: the I/O threads finish the all-reduce, not this one.
+            let reference = if parts.peek().is_some() { all_reduce.clone() } else { all_reduce.take() };
+            let Some(reference) = reference else { break };
+            // SAFETY: the ranges are disjoint, and `tensor` itself is not used.
+            let part = Part::new(unsafe { tensor.part(range) }, reference);
+            refused.extend(self.shared.posts[shard].send(Command::Submit(part, op)).err());
+        }
+        // Dropping what a lost thread refused may call `done`; not under the lock.
+        drop(ended);
+        drop(refused);
+    }
+
+    /// Stops sending and taking, because the switch is gone; what is outstanding waits. Returns for each shard how many
+    /// exchanges each slot has completed, wrapping.
+    #[must_use]
+    pub fn suspend(&self) -> Vec<Vec<u32>> {
+        self.shared.posts.iter().map(|post| post.ask(Command::Suspend).unwrap_or_default()).collect()
+    }
+
+    /// Goes on under a switch with empty memory, handing the sums of the slots in `restore` (one list a shard) back to it.
+    /// The job keeps its chunk length, slots and shards. The sockets are new: nothing of the old switch is left in them.
+    ///
+    /// # Errors
+    /// When the job does not keep what it must, there is no route to the switch, or the worker has ended. The worker stays
+    /// suspended then.
+    pub fn resume(
+        &self,
+        config: JobConfig,
+        switch: SocketAddr,
+        restore: &[Vec<SlotIndex>],
+    ) -> io::Result<()> {
+        let config = checked(config)?;
+        let (job, shards) = (self.config.job, self.shared.posts.len());
+        if (config.elements, config.slots, config.workers, restore.len())
+            != (job.elements, job.slots, job.workers, shards)
+        {
+            let message = format!(
+                "a job of {} workers, {} slots of {} elements and {shards} shards cannot go on with {}, {}, {} and {}",
+                job.workers,
+                job.slots,
+                job.elements,
+                config.workers,
+                config.slots,
+                config.elements,
+                restore.len(),
+            );
+            return Err(invalid(message));
+        }
+        if let Some(failure) = self.shared.ended().clone() {
+            return Err(io::Error::other(failure));
+        }
+        let sockets = connect_all(switch, shards, self.offload)?;
+        for (((index, post), socket), restore) in (0u8..).zip(&self.shared.posts).zip(sockets).zip(restore) {
+            let config = JobConfig { shard: ShardId(index), ..config };
+            let restore = restore.clone();
+            post.ask(|reply| Command::Resume { config, switch, socket, restore, reply })
+                .ok_or_else(|| io::Error::other(Failure::Stopped))?;
+        }
+        Ok(())
+    }
+
+    /// Ends everything outstanding, and everything that is submitted later, with `failure`. The first failure stays.
+    pub fn fail(&self, failure: Failure) {
+        self.shared.fail(failure);
+    }
+
+    /// All-reduces whose `done` was not called yet.
+    #[must_use]
+    pub fn outstanding(&self) -> usize {
+        self.shared.outstanding.load(Ordering::Acquire)
+    }
+
+    /// Packets that counted, so far: while it moves, the job does.
+    #[must_use]
+    pub fn progress_marker(&self) -> u64 {
+        self.shared.progress.load(Ordering::Relaxed)
+    }
+
+    /// Counters over all shards. `completed` counts all-reduces (pieces of very long ones apart) that every shard has
+    /// finished, `smoothed_rtt` is the slowest shard's.
+    #[must_use]
+    pub fn statistics(&self) -> WorkerStatistics {
+        self.all_statistics().map(|(shard, _)| shard).reduce(add_statistics).unwrap_or_default()
+    }
+
+    /// System calls and what became of them, over all shards.
+    #[must_use]
+    pub fn io_statistics(&self) -> IoStatistics {
+        self.all_statistics().fold(IoStatistics::default(), |mut sum, (_, shard)| {
+            sum += shard;
+            sum
+        })
+    }
+
+    /// Fails what is outstanding and joins the threads: afterwards no tensor is touched and `done` of each was called.
+    pub fn stop(self) {
+        drop(self);
+    }
+
+    fn all_statistics(&self) -> impl Iterator<Item = (WorkerStatistics, IoStatistics)> {
+        self.shared.posts.iter().filter_map(|post| post.ask(Command::Statistics))
+    }
+}
+
+impl Drop for WorkerDriver {
+    fn drop(&mut self) {
+        self.shared.fail(Failure::Stopped);
+        for post in &self.shared.posts {
+            let _ = post.send(Command::Stop);
+        }
+        for thread in self.threads.drain(..) {
+            // A `done` that held the last reference to the driver drops it on an I/O thread, which cannot await itself.
+            if thread.thread().id() != thread::current().id() {
+                // A thread that panicked has said so on standard error.
+                let _ = thread.join();
+            }
+        }
+    }
+}
+
+impl Shared {
+    fn ended(&self) -> MutexGuard<'_, Option<Failure>> {
+        self.ended.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn fail(&self, failure: Failure) {
+        let mut ended = self.ended();
+        if ended.is_some() {
+            return;
+        }
+        *ended = Some(failure.clone());
+        // Under the lock: what was submitted before is in the mailboxes before this.
+        for post in &self.posts {
+            let _ = post.send(Command::Fail(failure.clone()));
+        }
+    }
+}
+
+fn connect_all(switch: SocketAddr, shards: usize, offload: Offload) -> io::Result<Vec<TrainSocket>> {
+    (0..shards).map(|_| TrainSocket::new(connect(switch)?, offload)).collect()
+}
+
+fn checked(job: JobConfig) -> io::Result<JobConfig> {
+    job.check().map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))
+}
+
+fn invalid(message: String) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, message)
+}
+
+/// How a tensor is cut: pieces of at most `piece_max` elements, and each piece into one part of whole chunks a shard (all
+/// but the last part, whose last chunk may be shorter). Every shard gets a part of every piece, if only an empty one, so
+/// that all of them count collectives alike.
+fn parts(
+    elements: usize,
+    chunk: usize,
+    shards: usize,
+    piece_max: usize,
+) -> impl Iterator<Item = (usize, Range<usize>)> {
+    (0..elements.div_ceil(piece_max).max(1)).flat_map(move |piece| {
+        let begin = piece * piece_max;
+        let length = (elements - begin).min(piece_max);
+        let chunks = length.div_ceil(chunk);
+        let cut = move |shard: usize| begin + (chunks * shard / shards * chunk).min(length);
+        (0..shards).map(move |shard| (shard, cut(shard)..cut(shard + 1)))
+    })
+}
+
+fn add_statistics(mut sum: WorkerStatistics, shard: WorkerStatistics) -> WorkerStatistics {
+    sum.packets_sent += shard.packets_sent;
+    sum.packets_received += shard.packets_received;
+    sum.retransmissions += shard.retransmissions;
+    for (sum, shard) in sum.dropped.iter_mut().zip(shard.dropped) {
+        *sum += shard;
+    }
+    sum.smoothed_rtt = sum.smoothed_rtt.max(shard.smoothed_rtt);
+    sum.completed = sum.completed.min(shard.completed);
+    sum
+}
+
+struct WorkerShard {
+    machine: Worker<Peer, Part>,
+    shared: Arc<Shared>,
+}
+
+impl Shard for WorkerShard {
+    type Machine = Worker<Peer, Part>;
+    type Command = Command;
+
+    fn machine(&mut self) -> &mut Worker<Peer, Part> {
+        &mut self.machine
+    }
+
+    /// A reply fails when nobody waits for it any more; that is no concern of ours.
+    fn command(&mut self, command: Command, socket: &mut TrainSocket) -> ControlFlow<()> {
+        match command {
+            Command::Submit(part, op) => self.machine.submit(part, op),
+            Command::Suspend(reply) => {
+                let _ = reply.send(self.machine.suspend());
+            }
+            Command::Resume { config, switch, socket: new, restore, reply } => {
+                let statistics = socket.statistics;
+                *socket = new;
+                socket.statistics = statistics;
+                self.machine.resume(config, Peer::from(switch), &restore);
+                let _ = reply.send(());
+            }
+            Command::Fail(failure) => {
+                for part in self.machine.abandon() {
+                    part.fail(failure.clone());
+                }
+            }
+            Command::Statistics(reply) => {
+                let _ = reply.send((self.machine.statistics(), socket.statistics));
+            }
+            Command::Stop => return ControlFlow::Break(()),
+        }
+        ControlFlow::Continue(())
+    }
+
+    fn event(&mut self, event: WorkerEvent<Part>) {
+        match event {
+            WorkerEvent::Completed(part) => part.complete(),
+            // The other shards' tensors are halves of the same ones.
+            WorkerEvent::Aborted(reason) => self.shared.fail(Failure::Aborted(reason)),
+        }
+    }
+
+    fn progress(&mut self, packets: u64) {
+        self.shared.progress.fetch_add(packets, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tensor_is_cut_into_contiguous_parts_of_whole_chunks() {
+        let cut = |elements, shards, piece_max| parts(elements, 4, shards, piece_max).collect::<Vec<_>>();
+        assert_eq!(cut(10, 1, 100), [(0, 0..10)]);
+        assert_eq!(cut(10, 2, 100), [(0, 0..4), (1, 4..10)]);
+        assert_eq!(cut(3, 2, 100), [(0, 0..0), (1, 0..3)]);
+        assert_eq!(cut(0, 2, 100), [(0, 0..0), (1, 0..0)]);
+        assert_eq!(cut(25, 2, 16), [(0, 0..8), (1, 8..16), (0, 16..20), (1, 20..25)]);
+    }
+}

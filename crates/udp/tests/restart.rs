@@ -1,0 +1,104 @@
+//! A switch that loses its memory in the midst of an all-reduce, and one that takes over on its port.
+
+mod common;
+
+use common::{Cluster, finished};
+use fanin_protocol::JobConfig;
+use fanin_udp::{Offload, SwitchConfig, SwitchDriver, WorkerDriver};
+use fanin_wire::{Dtype, Generation, Op, SlotIndex};
+
+/// For each worker and shard the slots whose last sum it has and another worker lacks. The first that has it gives it.
+fn restore(completed: &[Vec<Vec<u32>>]) -> Vec<Vec<Vec<SlotIndex>>> {
+    let mut restore: Vec<Vec<Vec<SlotIndex>>> =
+        completed.iter().map(|shards| vec![Vec::new(); shards.len()]).collect();
+    for shard in 0..completed[0].len() {
+        for slot in 0..completed[0][shard].len() {
+            let counts: Vec<u32> = completed.iter().map(|worker| worker[shard][slot]).collect();
+            let (least, most) = (counts.iter().min().unwrap(), counts.iter().max().unwrap());
+            assert!(most - least <= 1, "nobody is more than one exchange behind");
+            if most > least {
+                let giver = counts.iter().position(|count| count == most).unwrap();
+                restore[giver][shard].push(SlotIndex(slot as u16));
+            }
+        }
+    }
+    restore
+}
+
+#[test]
+fn sums_survive_a_switch_that_loses_its_memory() {
+    for shards in 1..=2 {
+        let mut cluster = Cluster::start(3, shards, Offload::Detect);
+        cluster.all_reduce_integers(10_000);
+        let length = 600_000;
+        let mut tensors: Vec<Vec<i32>> =
+            (0..3).map(|rank| (0..length).map(|i| i * 5 + rank).collect()).collect();
+        let waits: Vec<_> = cluster
+            .workers
+            .iter()
+            .zip(&mut tensors)
+            .map(|(worker, tensor)| common::submit(worker, tensor, Dtype::Int32, Op::Sum))
+            .collect();
+        for generation in 2..5 {
+            let marks: Vec<u64> = cluster.workers.iter().map(WorkerDriver::progress_marker).collect();
+            while cluster.outstanding() > 0
+                && cluster
+                    .workers
+                    .iter()
+                    .zip(&marks)
+                    .any(|(worker, mark)| worker.progress_marker() < mark + 100)
+            {
+                std::thread::yield_now();
+            }
+            let listen = cluster.switch.local_addr();
+            // Gone before its successor binds the port.
+            let Cluster { switch, workers, job } = cluster;
+            switch.shutdown();
+            let completed: Vec<_> = workers.iter().map(WorkerDriver::suspend).collect();
+            let job = JobConfig { generation: Generation(generation), resumed: true, ..job };
+            let switch = SwitchDriver::bind(SwitchConfig { listen, shards }).unwrap();
+            switch.add_job(job).unwrap();
+            for (worker, restore) in workers.iter().zip(restore(&completed)) {
+                worker.resume(job, switch.local_addr(), &restore).unwrap();
+            }
+            cluster = Cluster { switch, workers, job };
+        }
+        waits.iter().for_each(|wait| finished(wait).unwrap());
+        let expected: Vec<i32> = (0..length).map(|i| i * 15 + 3).collect();
+        for (rank, tensor) in tensors.iter().enumerate() {
+            assert!(tensor == &expected, "worker {rank}, {shards} shards");
+        }
+        cluster.all_reduce_integers(10_000);
+    }
+}
+
+#[test]
+fn a_job_that_changed_its_shape_cannot_go_on() {
+    let cluster = Cluster::start(1, 1, Offload::Detect);
+    let worker = &cluster.workers[0];
+    let _ = worker.suspend();
+    let switch = cluster.switch.local_addr();
+    let good = JobConfig { generation: Generation(2), resumed: true, ..cluster.job };
+    for bad in [
+        JobConfig { elements: 1024, ..good },
+        JobConfig { slots: 8, ..good },
+        JobConfig { workers: 2, ..good },
+        JobConfig { slots: 0, ..good },
+    ] {
+        assert_eq!(
+            worker.resume(bad, switch, &[vec![]]).unwrap_err().kind(),
+            std::io::ErrorKind::InvalidInput
+        );
+    }
+    assert!(worker.resume(good, switch, &[]).is_err(), "a list of slots a shard");
+    cluster.switch.add_job(good).unwrap();
+    worker.resume(good, switch, &[vec![]]).unwrap();
+    cluster.all_reduce_integers(1000);
+}
+
+#[test]
+fn a_worker_that_has_failed_stays_failed() {
+    let cluster = Cluster::start(1, 1, Offload::Detect);
+    cluster.workers[0].fail(fanin_udp::Failure::Stopped);
+    assert!(cluster.workers[0].resume(cluster.job, cluster.switch.local_addr(), &[vec![]]).is_err());
+}

@@ -1,0 +1,41 @@
+"""fanin sums gradients on the way: a switch adds what the ranks send, in place of a ring.
+
+- PyTorch: ``torch.distributed.init_process_group("fanin")`` (see `fanin.torch`)
+- NumPy and everything else: `connect`, then `Group.all_reduce`
+- command line: ``fanin run``, ``fanin switch``
+
+Importing this package has no effects: no threads, no sockets, no environment reads, no torch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fanin import errors as errors
+    from fanin._fanin import version as __version__
+    from fanin.group import Group as Group
+    from fanin.group import Handle as Handle
+    from fanin.group import connect as connect
+
+# Loaded on first use: `import torch` imports this package through the entry point of the backend,
+# and neither NumPy nor the binding should be charged to programs that use something else.
+_HOMES = {
+    "Group": ("fanin.group", "Group"),
+    "Handle": ("fanin.group", "Handle"),
+    "connect": ("fanin.group", "connect"),
+    "__version__": ("fanin._fanin", "version"),
+}
+
+__all__ = ["Group", "Handle", "__version__", "connect", "errors"]
+
+
+def __getattr__(name: str) -> object:
+    import importlib
+
+    if name == "errors":
+        return importlib.import_module("fanin.errors")
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, attribute = _HOMES[name]
+    return getattr(importlib.import_module(module), attribute)

@@ -1,0 +1,23 @@
+"""Where the switch is: explicit argument, then the environment, then an error that names the cure."""
+
+from __future__ import annotations
+
+import os
+
+from fanin.errors import SwitchUnreachable
+
+SWITCH_VARIABLE = "FANIN_SWITCH"
+
+
+def switch_address(explicit: str | None = None) -> str:
+    """The switch's "host:port".
+
+    Raises `SwitchUnreachable` when neither the argument nor the environment gives one.
+    """
+    address = explicit or os.environ.get(SWITCH_VARIABLE)
+    if not address:
+        raise SwitchUnreachable(
+            "no switch was named: start the program with `fanin run --nproc-per-node N ...` (which embeds "
+            f"one), or start one with `fanin switch` and set {SWITCH_VARIABLE}=host:port on every rank"
+        )
+    return address

@@ -1,0 +1,86 @@
+"""The Rust binding: sockets, protocol and threads. It knows no torch and no NumPy, only memory."""
+
+from typing import Literal
+
+DType = Literal["float32", "float16", "bfloat16", "int32"]
+
+version: str
+
+class Client:
+    """One membership of one rank in one job on one switch.
+
+    The constructor blocks, without the GIL, until all ranks have joined.
+    """
+
+    def __new__(
+        cls,
+        switch: str,
+        job: str,
+        rank: int,
+        world_size: int,
+        *,
+        timeout: float = 300.0,
+        slots: int | None = None,
+    ) -> Client: ...
+    @property
+    def switch(self) -> str: ...
+    @property
+    def job(self) -> str: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def world_size(self) -> int: ...
+    @property
+    def timeout(self) -> float: ...
+    def submit(
+        self,
+        address: int,
+        elements: int,
+        dtype: DType,
+        average: bool,
+        keep: object,
+        notify: bool,
+    ) -> Pending:
+        """Starts an in-place all-reduce of `elements` contiguous elements at `address`.
+
+        `keep` is held until completion. With `notify`, the `Pending` is also handed out by
+        `next_completion` once it is done. Every rank submits in the same order.
+        """
+
+    def next_completion(self) -> Pending | None:
+        """Blocks, without the GIL; None once the client is closed and drained.
+
+        Several threads may call it.
+        """
+
+    def statistics(self) -> dict[str, int]: ...
+    def close(self) -> None:
+        """Leaves the job and fails what is outstanding. Idempotent."""
+
+class Pending:
+    """An all-reduce under way."""
+
+    @property
+    def keep(self) -> object: ...
+    def wait(self, timeout: float | None = None) -> None:
+        """Blocks, without the GIL; raises the typed error of `fanin.errors`."""
+
+    def done(self) -> bool: ...
+    def exception(self) -> Exception | None: ...
+
+class Switch:
+    """A switch inside this process, on threads of its own."""
+
+    def __new__(
+        cls,
+        listen: str = "127.0.0.1:0",
+        *,
+        pool_slots: int | None = None,
+        heartbeat_timeout: float | None = None,
+    ) -> Switch: ...
+    @property
+    def address(self) -> str: ...
+    def stop(self) -> None: ...
+
+def main(argv: list[str]) -> int:
+    """The command line without `run`: switch, status, version. Returns the exit status."""

@@ -1,0 +1,131 @@
+"""What can go wrong, as types: one class for each variant of the Rust enums, with the same fields.
+
+Each error is made as ``Class(message, **fields)`` (the binding does so) and its fields are attributes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class FaninError(RuntimeError):
+    """Base of everything that fanin raises about the network, the switch and the other ranks.
+
+    A `RuntimeError`, because that is what programs written for other backends catch.
+    """
+
+    def __init__(self, message: str = "", **fields: object) -> None:
+        super().__init__(message)
+        self.message = message
+        for name, value in fields.items():
+            setattr(self, name, value)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Exceptions cross process borders (multiprocessing, torchelastic); `args` holds the message only.
+        return type(self), (self.message,), dict(self.__dict__)
+
+
+class SwitchUnreachable(FaninError):
+    """Nothing answers at the switch's address, or no address was given."""
+
+
+class NotASwitch(FaninError):
+    """Something answers at the switch's address, and it is not a fanin switch."""
+
+
+class ProtocolVersionMismatch(FaninError):
+    """The switch speaks another version of the protocol."""
+
+    def __init__(self, message: str = "", *, ours: int = -1, theirs: int = -1) -> None:
+        super().__init__(message, ours=ours, theirs=theirs)
+
+    ours: int
+    theirs: int
+
+
+class JoinRefused(FaninError):
+    """The switch refused this rank; the subclasses and the message say why."""
+
+
+class DuplicateRank(JoinRefused):
+    """Another process holds this rank in this job."""
+
+
+class WorldSizeMismatch(JoinRefused):
+    """The job was opened with another world size."""
+
+
+class PoolExhausted(JoinRefused):
+    """The switch has fewer free slots than the job asked for."""
+
+    def __init__(self, message: str = "", *, asked: int = -1, free: int = -1) -> None:
+        super().__init__(message, asked=asked, free=free)
+
+    asked: int
+    free: int
+
+
+class RankOutOfRange(JoinRefused):
+    """The rank is not in ``range(world_size)``, or the world is larger than a switch can serve."""
+
+
+class _MissingRanks(FaninError):
+    def __init__(self, message: str = "", *, missing_ranks: Sequence[int] = ()) -> None:
+        super().__init__(message, missing_ranks=list(missing_ranks))
+
+    missing_ranks: list[int]
+
+
+class JoinTimeout(_MissingRanks):
+    """Not all ranks joined the job in time; `missing_ranks` names them."""
+
+
+class AllReduceTimeout(_MissingRanks):
+    """An all-reduce did not complete in time; `missing_ranks` names those that did not contribute."""
+
+
+class CollectiveMismatch(FaninError):
+    """The ranks disagree about an all-reduce: its length, its dtype, or its place in the order."""
+
+
+class _OneRank(FaninError):
+    def __init__(self, message: str = "", *, rank: int = -1) -> None:
+        super().__init__(message, rank=rank)
+
+    rank: int
+
+
+class RankLost(_OneRank):
+    """A rank stopped answering (killed, crashed, cut off) while it was needed."""
+
+
+class RankLeft(_OneRank):
+    """A rank left the job while the others still needed it."""
+
+
+class SwitchLost(FaninError):
+    """The switch stopped answering, and did not come back in time."""
+
+
+class Closed(FaninError):
+    """The group was closed, here, while this all-reduce was outstanding or before it was started."""
+
+
+__all__ = [
+    "AllReduceTimeout",
+    "Closed",
+    "CollectiveMismatch",
+    "DuplicateRank",
+    "FaninError",
+    "JoinRefused",
+    "JoinTimeout",
+    "NotASwitch",
+    "PoolExhausted",
+    "ProtocolVersionMismatch",
+    "RankLeft",
+    "RankLost",
+    "RankOutOfRange",
+    "SwitchLost",
+    "SwitchUnreachable",
+    "WorldSizeMismatch",
+]

@@ -1,0 +1,144 @@
+"""All-reduce of NumPy arrays: one membership of this process in a job on a switch."""
+
+from __future__ import annotations
+
+import threading
+from types import TracebackType
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from fanin import _fanin
+from fanin._address import switch_address
+
+Op: TypeAlias = Literal["sum", "avg"]
+Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+
+SUPPORTED: dict[str, _fanin.DType] = {
+    "float32": "float32",
+    "float16": "float16",
+    "bfloat16": "bfloat16",  # the dtype of the package ml_dtypes; NumPy has none of its own
+    "int32": "int32",
+}
+
+
+class Handle:
+    """An all-reduce under way. The array must not be touched before `wait` returns."""
+
+    def __init__(
+        self, array: Array, pending: _fanin.Pending | None = None, staged: Array | None = None
+    ) -> None:
+        self._array = array
+        self._pending = pending
+        self._staged = staged
+        self._lock = threading.Lock()
+
+    def wait(self, timeout: float | None = None) -> Array:
+        """Blocks until the result is in the array, and returns the array.
+
+        `timeout` is in seconds; without it the group's timeout applies. Raises the typed error of
+        `fanin.errors` if the all-reduce failed.
+        """
+        if self._pending is not None:
+            self._pending.wait(timeout)
+        with self._lock:  # two threads may wait; the copy back is done once
+            if self._staged is not None:
+                self._array[...] = self._staged.reshape(self._array.shape)
+                self._staged = None
+        return self._array
+
+    def done(self) -> bool:
+        """Whether `wait` would return (or raise) at once."""
+        return self._pending is None or self._pending.done()
+
+
+class Group:
+    """A job's ranks, as seen by one of them. Made by `connect`; a context manager."""
+
+    def __init__(self, client: _fanin.Client) -> None:
+        self._client = client
+
+    @property
+    def rank(self) -> int:
+        """This process's rank, from 0."""
+        return self._client.rank
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks the job has."""
+        return self._client.world_size
+
+    @property
+    def client(self) -> _fanin.Client:
+        """The membership itself, for what this class does not offer."""
+        return self._client
+
+    def all_reduce(self, array: Array, op: Op = "sum") -> Array:
+        """Sums (or averages) the array over all ranks, in place, and returns it.
+
+        All ranks call with the same length, dtype and op, in the same order. float32, float16, int32
+        (and bfloat16 of ml_dtypes); any shape; writable. int32 is exact, and "avg" of it rounds towards
+        zero. Floats are summed as block-scaled integers: bit-identical on all ranks.
+
+        Raises `TypeError` (dtype), `ValueError` (op, read-only array), or the errors of `fanin.errors`.
+        """
+        return self.all_reduce_async(array, op).wait()
+
+    def all_reduce_async(self, array: Array, op: Op = "sum") -> Handle:
+        """As `all_reduce`, but returns at once; several may be outstanding."""
+        if op not in ("sum", "avg"):
+            raise ValueError(f'op is {op!r}; supported: "sum", "avg"')
+        name = array.dtype.name
+        if name not in SUPPORTED or not array.dtype.isnative:
+            raise TypeError(
+                f"cannot all-reduce dtype {array.dtype}; supported: {', '.join(SUPPORTED)}"
+                " (native byte order)"
+            )
+        if not array.flags.writeable:
+            raise ValueError(
+                "the array is read-only, and the result is written into it: pass a copy"
+            )
+        if array.size == 0:
+            return Handle(array)
+        contiguous = array.flags.c_contiguous and array.flags.aligned
+        staged = array if contiguous else array.copy(order="C")
+        pending = self._client.submit(
+            staged.ctypes.data, staged.size, SUPPORTED[name], op == "avg", staged, False
+        )
+        return Handle(array, pending, None if contiguous else staged)
+
+    def statistics(self) -> dict[str, int]:
+        """Counters of this membership: packets, retransmissions, ..."""
+        return self._client.statistics()
+
+    def close(self) -> None:
+        """Leaves the job; what is outstanding fails with `fanin.errors.Closed`. Idempotent."""
+        self._client.close()
+
+    def __enter__(self) -> Group:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def connect(
+    switch: str | None = None,
+    *,
+    job: str,
+    rank: int,
+    world_size: int,
+    timeout: float = 300.0,
+) -> Group:
+    """Joins `job` as `rank` of `world_size`; blocks until all ranks have joined.
+
+    `switch` is "host:port"; without it the environment's FANIN_SWITCH is used. `timeout` (seconds) bounds
+    the joining and, later, every all-reduce. Raises the errors of `fanin.errors`.
+    """
+    client = _fanin.Client(switch_address(switch), job, rank, world_size, timeout=timeout)
+    return Group(client)

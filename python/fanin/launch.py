@@ -1,0 +1,98 @@
+"""`fanin run`: torchrun, with a switch in the launcher unless one is named.
+
+The parser is torchrun's own, so every flag means what it means there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+from fanin._address import SWITCH_VARIABLE
+from fanin.errors import FaninError
+
+DESCRIPTION = """\
+Starts the ranks of a training program, as torchrun does, with a switch that sums their gradients.
+The program says init_process_group("fanin"). All flags of torchrun are accepted."""
+
+EXAMPLES = """\
+examples:
+  one machine, four ranks, a switch inside the launcher:
+    fanin run --nproc-per-node 4 train.py --epochs 3
+  two machines and a switch on a third (there: fanin switch --listen 0.0.0.0:4800):
+    fanin run --switch 10.0.0.9:4800 --nnodes 2 --nproc-per-node 8 \\
+        --rdzv-backend c10d --rdzv-endpoint 10.0.0.1:29500 train.py
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """torchrun's parser with our group of arguments."""
+    from torch.distributed.run import get_args_parser
+
+    made: argparse.ArgumentParser = get_args_parser()
+    made.prog = "fanin run"
+    made.description = DESCRIPTION
+    made.epilog = EXAMPLES
+    made.formatter_class = argparse.RawDescriptionHelpFormatter
+    ours = made.add_argument_group("fanin")
+    ours.add_argument(
+        "--switch",
+        metavar="ADDR:PORT",
+        default=None,
+        help=f"the switch that sums (default: ${SWITCH_VARIABLE}; without that, one inside this launcher, "
+        "which serves this machine only)",
+    )
+    return made
+
+
+def run(argv: list[str]) -> int:
+    """Runs the ranks to their end. Returns the exit status."""
+    parsed = parser()
+    args = parsed.parse_args(argv)
+    named = args.switch or os.environ.get(SWITCH_VARIABLE)
+    if not named and _nodes_max(parsed, args.nnodes) > 1:
+        parsed.error(
+            "with more than one node the ranks need a switch that all of them can reach: start one with "
+            "`fanin switch --listen 0.0.0.0:4800`, and pass --switch ADDR:PORT on every node"
+        )
+    if named:
+        return _launch(args, named)
+    from fanin._fanin import Switch
+
+    try:
+        switch = Switch()
+    except FaninError as error:
+        print(f"fanin run: {error}", file=sys.stderr)
+        return 1
+    try:
+        return _launch(args, switch.address)
+    finally:
+        switch.stop()
+
+
+def _nodes_max(parsed: argparse.ArgumentParser, nnodes: str) -> int:
+    """torchrun's `--nnodes` is "N" or "MIN:MAX"."""
+    try:
+        return int(nnodes.rpartition(":")[2])
+    except ValueError:
+        parsed.error(f"--nnodes is {nnodes!r}: a number, or MIN:MAX")
+
+
+def _launch(args: argparse.Namespace, switch: str) -> int:
+    import torch.distributed.run as torchrun
+    from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, record
+
+    os.environ[SWITCH_VARIABLE] = switch  # the ranks inherit it
+    try:
+        record(torchrun.run)(args)
+    except ChildFailedError:
+        return 1  # torchrun has printed which rank failed, and how
+    except SignalException as stopped:
+        # torchrun has ended the ranks; the status is the shell's convention.
+        print(f"fanin run: stopped by {stopped.sigval.name}", file=sys.stderr)
+        return 128 + int(stopped.sigval)
+    except KeyboardInterrupt:
+        return 130  # before torchrun had started anything
+    return 0

@@ -1,0 +1,63 @@
+"""The backend "fanin" of torch.distributed, and a DDP communication hook.
+
+`import torch` registers the backend by itself, through the entry-point group ``torch.backends``; where
+that is switched off (``TORCH_DEVICE_BACKEND_AUTOLOAD=0``), ``import fanin.torch`` registers it.
+
+    torch.distributed.init_process_group("fanin")     # the switch: FANIN_SWITCH, or `fanin run`
+
+All-reduces (SUM, AVG) of float32, float16, bfloat16 and int32 CPU tensors are summed by the switch;
+every other collective, op, dtype and device is served by a Gloo group over the same store.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Backend, _DistributedBackendOptions
+
+    from fanin.torch.hook import HookState as HookState
+    from fanin.torch.hook import allreduce_hook as allreduce_hook
+
+__all__ = ["HookState", "allreduce_hook"]
+
+BACKEND = "fanin"
+
+
+def _register() -> None:
+    """Makes the name "fanin" known to torch.distributed. Cheap, repeatable, and never raises.
+
+    It runs inside `import torch`, where an exception would take torch away from every program.
+    """
+    try:
+        from torch import distributed
+
+        if not distributed.is_available() or hasattr(distributed.Backend, BACKEND.upper()):
+            return
+        distributed.Backend.register_backend(
+            BACKEND, _create, extended_api=True, devices=["cpu", "cuda"]
+        )
+    except Exception:  # a torch that we do not know: its users lose this backend, not torch
+        import logging
+
+        logging.getLogger(__name__).debug("backend %r not registered", BACKEND, exc_info=True)
+
+
+def _create(options: _DistributedBackendOptions, backend_options: object | None) -> Backend:
+    from fanin.torch.backend import create
+
+    return create(options, backend_options)
+
+
+def __getattr__(name: str) -> object:
+    if name in __all__:
+        from fanin.torch import hook
+
+        return getattr(hook, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+# After the definitions: when this import is what first imports torch, torch comes back for `_register`.
+import torch as _torch  # noqa: E402, F401
+
+_register()

@@ -1,0 +1,111 @@
+"""The backend "fanin": all-reduces go to the switch, everything else to Gloo."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+from torch import Tensor
+from torch._C import _distributed_c10d as c10d
+from torch._C._distributed_c10d import ReduceOp, Work
+from torch.distributed import PrefixStore, Store
+
+from fanin.torch import handles
+from fanin.torch.channel import Channel, serves
+from fanin.torch.delegating import DelegatingBackend
+from fanin.torch.membership import agree
+
+_debugged: list[FaninBackend] = []
+
+
+def create(
+    options: c10d._DistributedBackendOptions, backend_options: object | None
+) -> FaninBackend:
+    """What torch.distributed calls for `init_process_group("fanin")` and `new_group`."""
+    if backend_options is not None:
+        raise TypeError(
+            "the backend fanin takes no pg_options: name the switch with FANIN_SWITCH=host:port, "
+            "or start the program with `fanin run`"
+        )
+    backend = FaninBackend(
+        options.store, options.group_rank, options.group_size, options.timeout, options.group_id
+    )
+    if c10d.get_debug_level() == c10d.DebugLevel.DETAIL:
+        # Torch then wraps the backend in a C++ one that keeps only its C++ half alive.
+        _debugged.append(backend)
+    return backend
+
+
+class FaninBackend(DelegatingBackend):
+    """One rank of one group. The constructor blocks until all ranks have joined the job.
+
+    A group of one rank needs no switch. Raises the errors of `fanin.errors`.
+    """
+
+    def __init__(self, store: Store, rank: int, size: int, timeout: timedelta, group: str) -> None:
+        membership = agree(store, rank, size, group)
+        client = membership.connect(rank, size, timeout.total_seconds()) if size > 1 else None
+        try:
+            super().__init__(PrefixStore("gloo/", membership.store), rank, size, timeout)
+        except BaseException:
+            if client is not None:
+                client.close()
+            raise
+        self._channel = Channel(client)
+        self._timeout = timeout
+        self._group = group
+        self._all_reduces = 0
+        handles.install()
+
+    def allreduce(self, tensors: Sequence[Tensor], opts: c10d.AllreduceOptions) -> Work:
+        work = self._sum(tensors, opts)
+        return super().allreduce(tensors, opts) if work is None else self._issued(work)
+
+    def allreduce_coalesced(
+        self, tensors: Sequence[Tensor], opts: c10d.AllreduceCoalescedOptions
+    ) -> Work:
+        work = self._sum(tensors, opts)
+        return super().allreduce_coalesced(tensors, opts) if work is None else self._issued(work)
+
+    def _sum(self, tensors: Sequence[Tensor], opts: c10d.AllreduceOptions) -> Work | None:
+        """The all-reduce on the switch; None if it is not one that the switch serves."""
+        average = opts.reduceOp == ReduceOp.AVG
+        if not (average or opts.reduceOp == ReduceOp.SUM) or not all(map(serves, tensors)):
+            return None
+        self._all_reduces += 1
+        # A synchronous call keeps its work to itself: nobody can ask for a future.
+        return self._channel.all_reduce(tensors, average=average, notify=opts.asyncOp)
+
+    @property
+    def supports_splitting(self) -> bool:
+        return True
+
+    def split(
+        self, store: Store, ranks: Sequence[int], opts: c10d.Backend.Options
+    ) -> FaninBackend | None:
+        """A backend for some of this one's ranks: a job of its own on the switch."""
+        if self.rank() not in ranks:
+            return None
+        return FaninBackend(
+            store, list(ranks).index(self.rank()), len(ranks), opts._timeout, opts.group_name
+        )
+
+    @property
+    def options(self) -> c10d.Backend.Options:
+        return c10d.Backend.Options("fanin", self._timeout)
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self._all_reduces + super()._get_sequence_number_for_group()
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """For works to come. The one that the group was made with remains an upper bound."""
+        super().set_timeout(timeout)
+        self._channel.timeout = timeout.total_seconds()
+
+    def shutdown(self) -> None:
+        self._channel.close()
+        super().shutdown()
+
+    def abort(self) -> None:
+        self._channel.close()
+        super().abort()

@@ -1,0 +1,101 @@
+"""Tensors in, works out: what the backend and the communication hook share."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from functools import partial
+from typing import Final
+
+import torch
+
+from fanin import _fanin
+from fanin.torch.completions import Completions
+from fanin.torch.work import FaninWork, Part
+
+DTYPES: Final[dict[torch.dtype, _fanin.DType]] = {
+    torch.float32: "float32",
+    torch.float16: "float16",
+    torch.bfloat16: "bfloat16",
+    torch.int32: "int32",
+}
+
+# How long closing waits for callbacks that are running, in seconds.
+CLOSE_TIMEOUT = 5.0
+
+
+def serves(tensor: torch.Tensor) -> bool:
+    """Whether the switch can sum such a tensor: the same answer on every rank."""
+    return tensor.dtype in DTYPES and tensor.device.type == "cpu" and tensor.layout == torch.strided
+
+
+class Channel:
+    """One client with its completion threads.
+
+    Without a client (a group of one rank) every sum is what it was, and completes at once.
+    """
+
+    def __init__(self, client: _fanin.Client | None) -> None:
+        self._client = client
+        self._completions = Completions(client) if client is not None else None
+        # For wait(); None leaves it to the timeout that the client was made with.
+        self.timeout: float | None = None
+        # Also at exit: a thread that comes back from Rust to a finalised interpreter dies hard, and the
+        # other ranks are to hear that this one left, in place of losing it.
+        self._close = (
+            weakref.finalize(self, _close, client, self._completions)
+            if client is not None and self._completions is not None
+            else None
+        )
+
+    def all_reduce(
+        self, tensors: Sequence[torch.Tensor], *, average: bool, notify: bool
+    ) -> FaninWork:
+        """Starts summing each tensor in place; all must be ones that `serves` accepts.
+
+        With `notify` the future of the work is completed by the completion threads; without it, asking
+        for the future costs a thread.
+        """
+        if self._client is None or self._completions is None:
+            return FaninWork(tensors, [], notified=notify)
+        parts = [_part(tensor) for tensor in tensors if tensor.numel() > 0]
+        work = FaninWork(tensors, parts, notified=notify, timeout=self.timeout)
+        if not parts:
+            return work
+        if notify:
+            self._completions.ensure_running()
+        for part in list(parts):
+            memory = part.memory
+            assert memory is not None  # nothing is settled before it was submitted
+            try:
+                part.pending = self._client.submit(
+                    memory.data_ptr(),
+                    memory.numel(),
+                    DTYPES[memory.dtype],
+                    average,
+                    part,
+                    notify,
+                )
+            except Exception as error:
+                work.failed_to_start(error)
+                break
+        return work
+
+    def close(self) -> None:
+        """Leaves the job; what is outstanding fails with `fanin.errors.Closed`. Idempotent."""
+        if self._close is not None:
+            self._close()
+
+
+def _part(tensor: torch.Tensor) -> Part:
+    # Detached: writing into a leaf that requires grad is no business of autograd here.
+    target = tensor.detach()
+    if target.is_contiguous() and not target.is_neg():
+        return Part(target, None)
+    staged = torch.empty(target.shape, dtype=target.dtype).copy_(target)
+    return Part(staged, partial(target.copy_, staged))
+
+
+def _close(client: _fanin.Client, completions: Completions) -> None:
+    client.close()
+    completions.join(CLOSE_TIMEOUT)

@@ -1,0 +1,79 @@
+"""The threads that complete futures.
+
+Callbacks run on the completing thread, and a callback may wait for another all-reduce (PowerSGD's does).
+So completions are taken by leader and followers: a thread that takes one while no other waits for the
+next first starts another thread. Never fewer than one waits, and callbacks may nest without bound.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+from fanin import _fanin
+from fanin.torch.work import Part
+
+# Threads beyond these leave once their callback is done.
+IDLE_MAX = 2
+
+log = logging.getLogger(__name__)
+
+
+class Completions:
+    """Hands finished all-reduces of one client to their works. Starts no thread before `ensure_running`."""
+
+    def __init__(self, client: _fanin.Client) -> None:
+        self._client = client
+        self._lock = threading.Lock()
+        self._idle = 0
+        self._threads: set[threading.Thread] = set()
+
+    def ensure_running(self) -> None:
+        """To be called before an all-reduce is submitted with `notify`."""
+        with self._lock:
+            if not self._threads:
+                self._start()
+
+    def join(self, timeout: float) -> None:
+        """Waits for the threads, once the client is closed: each still delivers what it holds."""
+        with self._lock:
+            threads = [
+                thread for thread in self._threads if thread is not threading.current_thread()
+            ]
+        for thread in threads:
+            thread.join(timeout)
+
+    def _start(self) -> None:
+        # Daemons: a callback that never returns must not keep the process. Those that wait are ended by
+        # closing the client, at the latest at exit (see `channel`).
+        thread = threading.Thread(target=self._run, name="fanin-completion", daemon=True)
+        self._threads.add(thread)
+        self._idle += (
+            1  # counted by the starter, so that two completions do not start two followers
+        )
+        thread.start()
+
+    def _run(self) -> None:
+        try:
+            while True:
+                pending = self._client.next_completion()
+                with self._lock:
+                    self._idle -= 1
+                    if pending is None:
+                        return
+                    if self._idle == 0:
+                        self._start()
+                part = pending.keep
+                if isinstance(part, Part):
+                    try:
+                        part.completed(pending)
+                    except Exception:
+                        log.exception("a completed all-reduce could not be delivered")
+                del pending, part
+                with self._lock:
+                    if self._idle >= IDLE_MAX:
+                        return
+                    self._idle += 1
+        finally:
+            with self._lock:
+                self._threads.discard(threading.current_thread())

@@ -1,0 +1,81 @@
+"""A DDP communication hook: gradients through the switch, everything else through any other backend."""
+
+# No postponed annotations here: DDP compares the hook's annotations with the classes themselves.
+
+import weakref
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook as plain_hook
+
+from fanin.group import Group
+from fanin.group import connect as connect_group
+from fanin.torch.channel import Channel, serves
+from fanin.torch.membership import new_job, own_or
+
+_channels: weakref.WeakKeyDictionary[Group, Channel] = weakref.WeakKeyDictionary()
+
+
+class HookState:
+    """What `allreduce_hook` needs: a membership of the process group's ranks in a job on a switch.
+
+        dist.init_process_group("gloo")
+        model = DistributedDataParallel(model)
+        model.register_comm_hook(HookState(), allreduce_hook)
+
+    Collective: all ranks of `process_group` (None: the default group) make one, at the same place in
+    their program. `switch` is "host:port"; else the environment's FANIN_SWITCH, else that of rank 0.
+    `timeout` in seconds. Raises the errors of `fanin.errors`.
+    """
+
+    def __init__(
+        self,
+        switch: str | None = None,
+        process_group: dist.ProcessGroup | None = None,
+        *,
+        timeout: float = 300.0,
+    ) -> None:
+        self.process_group = process_group
+        rank, world_size = dist.get_rank(process_group), dist.get_world_size(process_group)
+        agreed: list[Any] = [new_job("ddp-hook", switch) if rank == 0 else None]
+        dist.broadcast_object_list(agreed, group=process_group, group_src=0)
+        job, root_switch = agreed[0]
+        self.group = connect_group(
+            switch or own_or(root_switch),
+            job=job,
+            rank=rank,
+            world_size=world_size,
+            timeout=timeout,
+        )
+
+    def close(self) -> None:
+        """Leaves the job. The hook must not be called afterwards. Idempotent."""
+        self.group.close()
+
+
+def allreduce_hook(
+    state: HookState | Group, bucket: dist.GradBucket
+) -> torch.futures.Future[torch.Tensor]:
+    """Averages a bucket of gradients over the ranks, on the switch.
+
+    `state` is a `HookState`, or a `fanin.Group` with the ranks of DDP's process group. Buckets that the
+    switch does not serve (float64, CUDA) are averaged by DDP's process group (a Group: the default one).
+    """
+    tensor = bucket.buffer()
+    if not serves(tensor):
+        return plain_hook(getattr(state, "process_group", None), bucket)
+    work = _channel(state).all_reduce([tensor], average=True, notify=True)
+    return work.get_future().then(_first)
+
+
+def _first(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
+    return future.value()[0]
+
+
+def _channel(state: HookState | Group) -> Channel:
+    group = state if isinstance(state, Group) else state.group
+    channel = _channels.get(group)
+    if channel is None:
+        channel = _channels[group] = Channel(group.client)
+    return channel

@@ -1,0 +1,247 @@
+"""Work and futures of the all-reduces that the switch serves.
+
+A `FaninWork` is settled exactly once, by whoever learns first that it is done: a thread in `wait`, or a
+completion thread. Its future is completed by a completion thread only, as callbacks may block.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+
+import torch
+from torch._C._distributed_c10d import Work
+
+from fanin import _fanin
+from fanin.torch.handles import FindableWork
+
+Tensors = list[torch.Tensor]
+TensorsFuture = torch.futures.Future[Tensors]
+
+
+class Part:
+    """One tensor of a work. It is the client's `keep`, so that the memory outlives the transfer."""
+
+    def __init__(self, memory: torch.Tensor, finish: Callable[[], object] | None) -> None:
+        self.memory: torch.Tensor | None = memory
+        self.finish = finish
+        self.work: FaninWork | None = None
+        self.pending: _fanin.Pending | None = None
+
+    def completed(self, pending: _fanin.Pending) -> None:
+        """For completion threads, which can be here before the submitting thread has `pending`."""
+        self.pending = pending
+        work = self.work
+        if work is not None:
+            work.part_completed()
+
+
+def seconds(timeout: timedelta | float | None) -> float | None:
+    """Torch's ways of saying "no timeout given" (zero, negative) become None."""
+    if timeout is None:
+        return None
+    value = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
+    return value if value > 0 else None
+
+
+class FaninWork(FindableWork):
+    """An all-reduce of some tensors, under way or done."""
+
+    def __init__(
+        self,
+        tensors: Sequence[torch.Tensor],
+        parts: list[Part],
+        *,
+        notified: bool,
+        timeout: float | None = None,
+    ) -> None:
+        super().__init__()
+        self._tensors = list(tensors)
+        self._parts = parts
+        self._notified = notified
+        self._timeout = timeout
+        self._lock = threading.Lock()
+        self._awaited = len(parts)
+        self._settled = not parts
+        self._error: Exception | None = None
+        self._future: TensorsFuture | None = None
+        self._delivered = False
+        for part in parts:
+            part.work = self
+
+    def failed_to_start(self, error: Exception) -> None:
+        """The client refused a part, and so those after it. Reported as all other failures are.
+
+        The parts before it are under way: the work is settled when they are done.
+        """
+        with self._lock:
+            self._error = error
+            refused = [part for part in self._parts if part.pending is None]
+            self._parts = [part for part in self._parts if part.pending is not None]
+            for part in refused:
+                part.work = None
+            self._awaited -= len(refused)
+            if not self._parts:
+                self._settled = True
+
+    def part_completed(self) -> None:
+        """For completion threads: one more part is done. Settles and delivers after the last."""
+        with self._lock:
+            self._awaited -= 1
+            if self._awaited > 0:
+                return
+        self._settle()
+        self.deliver()
+
+    def deliver(self) -> None:
+        """Completes the future, if somebody asked for one. Runs the callbacks: may block."""
+        with self._lock:
+            future = self._future
+            if future is None or self._delivered or not self._settled:
+                return
+            self._delivered = True
+        if self._error is None:
+            future.set_result(self._tensors)
+        else:
+            future.set_exception(self._error)
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Blocks until the sum is in the tensors. Raises the typed error of `fanin.errors`.
+
+        Without a timeout (zero) the one of the group applies.
+        """
+        limit = seconds(timeout) or self._timeout
+        for pending in self._pendings():
+            try:
+                pending.wait(limit)
+            except Exception:
+                if not pending.done():
+                    raise  # only this wait ran out of time: the all-reduce may still complete
+        self._settle()
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def _pendings(self) -> list[_fanin.Pending]:
+        with self._lock:
+            return [part.pending for part in self._parts if part.pending is not None]
+
+    def _settle(self) -> None:
+        """Once all parts are done: copies back what was staged, lets go of the memory.
+
+        It also cuts the cycle work -> part -> pending -> part -> work, part of which is in Rust.
+        """
+        with self._lock:
+            if self._settled:
+                return
+            for part in self._parts:
+                if self._error is None and part.pending is not None:
+                    self._error = part.pending.exception()
+            for part in self._parts:
+                if self._error is None and part.finish is not None:
+                    try:
+                        part.finish()
+                    except Exception as error:  # for the waiter: this thread has nobody to tell
+                        self._error = error
+                part.finish = part.memory = part.work = part.pending = None
+            self._parts = []
+            self._settled = True
+
+    def _make_future(self) -> TensorsFuture:
+        """A future of the tensors."""
+        with self._lock:
+            future = self._future
+            if future is None:
+                future = self._future = torch.futures.Future()
+                watch = not self._settled and not self._notified
+                complete = self._settled
+            else:
+                watch = complete = False
+        if complete:
+            self.deliver()
+        elif watch:
+            # The caller had said that nobody would ask (a synchronous call), and yet somebody does.
+            threading.Thread(target=self._watch, name="fanin-future", daemon=True).start()
+        # DDP's reducer crashes on a future that was given an exception directly; it handles one whose
+        # callback raised.
+        return future.then(_value)
+
+    def _watch(self) -> None:
+        try:
+            self.wait()
+        except Exception:
+            with self._lock:
+                if not self._settled:  # ran out of its own timeout
+                    return
+        self.deliver()
+
+    def is_completed(self) -> bool:
+        if self._settled:
+            return True
+        if not all(pending.done() for pending in self._pendings()):
+            return False
+        self._settle()  # what was staged is copied back before anybody is told
+        return True
+
+    def is_success(self) -> bool:
+        return self.is_completed() and self._error is None
+
+    def exception(self) -> Exception | None:
+        return self._error if self.is_completed() else None
+
+    def result(self) -> Tensors:
+        return self._tensors
+
+    def synchronize(self) -> None:
+        self.wait()
+
+
+def _value(future: TensorsFuture) -> Tensors:
+    return future.value()
+
+
+class WorkGroup(FindableWork):
+    """Several works as one: the end of a coalescing region."""
+
+    def __init__(self, works: Sequence[Work]) -> None:
+        super().__init__()
+        self._works = list(works)
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Waits for all of them, also after a failure; raises the first error."""
+        first: Exception | None = None
+        for work in self._works:
+            try:
+                work.wait(timeout)
+            except Exception as error:
+                first = first or error
+        if first is not None:
+            raise first
+        return True
+
+    def _make_future(self) -> TensorsFuture:
+        return torch.futures.collect_all([work.get_future() for work in self._works]).then(_flatten)
+
+    def is_completed(self) -> bool:
+        return all(work.is_completed() for work in self._works)
+
+    def is_success(self) -> bool:
+        return all(work.is_success() for work in self._works)
+
+    def exception(self) -> Exception | None:
+        return next((e for e in (work.exception() for work in self._works) if e), None)
+
+    def result(self) -> Tensors:
+        return [tensor for work in self._works for tensor in work.result()]
+
+    def synchronize(self) -> None:
+        self.wait()
+
+
+def _flatten(futures: torch.futures.Future[list[TensorsFuture]]) -> Tensors:
+    flat: Tensors = []
+    for future in futures.value():
+        value = future.wait()
+        flat.extend(value if isinstance(value, list) else [value])
+    return flat

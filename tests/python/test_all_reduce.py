@@ -1,0 +1,170 @@
+"""The backend's own all-reduces: every dtype, every shape, exact where it can be."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from conftest import Launch
+from ranks import Me
+
+FLOATS = {torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}  # bits of the significand
+
+
+def values(dtype: torch.dtype, length: int, rank: int) -> torch.Tensor:
+    dice = torch.Generator().manual_seed(rank)
+    if dtype == torch.int32:
+        return torch.randint(-(2**28), 2**28, (length,), generator=dice, dtype=dtype)
+    # Magnitudes over many powers of two, as gradients have.
+    scale = torch.exp2(torch.randint(-12, 3, (length,), generator=dice).float())
+    return (torch.randn(length, generator=dice) * scale).to(dtype)
+
+
+def error_bound(parts: list[torch.Tensor], divisor: int) -> torch.Tensor:
+    """SwitchML, Theorem 1: |sum - result| <= n / f with f = (2^31 - 1) / (n 2^m).
+
+    2^m is at most twice the largest magnitude. To that comes the rounding to the tensor's own dtype.
+    """
+    n = len(parts)
+    exact = torch.stack(parts).double()
+    quantised = n * n * 2 * exact.abs().max() / (2**31 - 1) / divisor
+    rounding = (exact.sum(0) / divisor).abs() * 2.0 ** -FLOATS[parts[0].dtype]
+    # The smallest subnormal of float16 is the spacing near zero.
+    return quantised + rounding + (2.0**-24 if parts[0].dtype == torch.float16 else 0.0)
+
+
+def reduce(me: Me, dtype: torch.dtype, lengths: list[int], average: bool) -> list[torch.Tensor]:
+    me.init()
+    op = dist.ReduceOp.AVG if average else dist.ReduceOp.SUM
+    results = []
+    for length in lengths:
+        tensor = values(dtype, length, me.rank)
+        dist.all_reduce(tensor, op=op)
+        results.append(tensor)
+    return results
+
+
+@pytest.mark.parametrize("average", [False, True], ids=["sum", "avg"])
+@pytest.mark.parametrize("dtype", [*FLOATS, torch.int32], ids=str)
+def test_every_dtype_is_within_the_bound_and_the_same_on_all_ranks(
+    launch: Launch, dtype: torch.dtype, average: bool
+) -> None:
+    lengths = [1, 2, 255, 256, 257, 100_003]
+    world_size = 3
+    by_rank = launch(reduce, world_size, dtype, lengths, average).results()
+    for index, length in enumerate(lengths):
+        parts = [values(dtype, length, rank) for rank in range(world_size)]
+        result = by_rank[0][index]
+        for other in by_rank[1:]:
+            assert torch.equal(result, other[index])  # bit-identical
+        if dtype == torch.int32:
+            exact = torch.stack(parts).sum(0)  # in int64
+            if average:
+                exact = torch.div(exact, world_size, rounding_mode="trunc")
+            assert torch.equal(result.long(), exact)
+        else:
+            divisor = world_size if average else 1
+            exact = torch.stack(parts).double().sum(0) / divisor
+            bound = error_bound(parts, divisor)
+            assert ((result.double() - exact).abs() <= bound).all()
+
+
+def awkward(me: Me) -> None:
+    me.init()
+    n = me.world_size
+    square = torch.arange(12, dtype=torch.int32).reshape(3, 4)
+    transposed = square.t()
+    dist.all_reduce(transposed)
+    assert torch.equal(square, n * torch.arange(12, dtype=torch.int32).reshape(3, 4))
+
+    channels_last = torch.ones(2, 3, 4, 4).contiguous(memory_format=torch.channels_last)
+    # Ranks need not agree about strides, only about shape.
+    image = channels_last if me.rank == 0 else channels_last.contiguous()
+    image.mul_(torch.arange(3.0).view(1, 3, 1, 1))
+    dist.all_reduce(image)
+    expected = n * torch.arange(3.0).view(1, 3, 1, 1).expand(2, 3, 4, 4)
+    torch.testing.assert_close(image, expected, rtol=1e-6, atol=1e-6)
+
+    every_other = torch.zeros(20)
+    work = dist.all_reduce(every_other[::2].add_(1), async_op=True)
+    assert work is not None
+    work.wait()
+    assert every_other.tolist() == [n, 0] * 10
+
+    for empty in (torch.empty(0), torch.empty(3, 0, dtype=torch.bfloat16)):
+        dist.all_reduce(empty)
+        work = dist.all_reduce(empty, async_op=True)
+        assert work is not None
+        assert work.get_future().wait()[0].shape == empty.shape
+
+    scalar = torch.tensor(2.0)
+    dist.all_reduce(scalar)
+    assert scalar.item() == 2 * n
+
+    leaf = torch.ones(5, requires_grad=True)
+    dist.all_reduce(leaf)
+    assert leaf.tolist() == [n] * 5
+    assert leaf.requires_grad
+
+    zeros = torch.zeros(1000)
+    dist.all_reduce(zeros)
+    assert not zeros.any()
+
+
+def test_awkward_tensors(launch: Launch) -> None:
+    launch(awkward, 2).results()
+
+
+def large(me: Me, length: int) -> tuple[int, int]:
+    me.init()
+    tensor = torch.arange(length, dtype=torch.int32)
+    dist.all_reduce(tensor)
+    wrong = (tensor != me.world_size * torch.arange(length, dtype=torch.int32)).sum().item()
+    floats = torch.ones(length // 4)
+    dist.all_reduce(floats, op=dist.ReduceOp.AVG)
+    return int(wrong), int(((floats - 1).abs() > 1e-6).sum())
+
+
+def test_thirty_million_elements(launch: Launch) -> None:
+    assert launch(large, 2, 30_000_000).results() == [(0, 0), (0, 0)]
+
+
+def outstanding(me: Me) -> None:
+    me.init()
+    tensors = [torch.full((1 + 997 * i,), i, dtype=torch.int32) for i in range(30)]
+    works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+    for index in reversed(range(30)):
+        work = works[index]
+        assert work is not None
+        work.wait()
+        assert work.is_completed()
+        assert work.is_success()
+        assert (tensors[index] == index * me.world_size).all()
+
+
+def test_many_outstanding_are_awaited_in_any_order(launch: Launch) -> None:
+    launch(outstanding, 2).results()
+
+
+def alone(me: Me) -> list[float]:
+    me.init()
+    tensor = torch.tensor([0.1, 1e30])
+    dist.all_reduce(tensor, op=dist.ReduceOp.AVG)
+    dist.barrier()
+    return tensor.tolist()
+
+
+def test_a_group_of_one_rank_needs_no_switch(launch: Launch) -> None:
+    assert launch(alone, 1, at="").results() == [torch.tensor([0.1, 1e30]).tolist()]
+
+
+def too_many(me: Me) -> str:
+    try:
+        dist.init_process_group("fanin", store=dist.HashStore(), rank=0, world_size=65)
+    except RuntimeError as error:
+        return str(error)
+    return "accepted"
+
+
+def test_more_ranks_than_a_switch_can_serve_are_refused_at_once(launch: Launch) -> None:
+    assert "64" in launch(too_many, 1).result(0)

@@ -1,0 +1,128 @@
+"""Works and futures: chains, callbacks that wait for other collectives, polling."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from conftest import Launch
+from ranks import Me, wait_until
+
+from fanin import errors
+
+Future = torch.futures.Future
+
+
+def future_of(tensor: torch.Tensor) -> Any:
+    work = dist.all_reduce(tensor, async_op=True)
+    assert work is not None
+    return work.get_future()
+
+
+def chains(me: Me) -> None:
+    me.init()
+    n = me.world_size
+    value = future_of(torch.ones(3)).then(lambda f: f.value()[0] * 2).then(lambda f: f.value() + 1)
+    assert value.wait().tolist() == [2 * n + 1] * 3
+
+    # Strided: the future's tensors hold the sum as well.
+    assert future_of(torch.ones(4, 4, dtype=torch.int32).t()).wait()[0].sum() == 16 * n
+
+    def nested(future: Any) -> torch.Tensor:
+        """PowerSGD does this: a callback that blocks on another all-reduce."""
+        inner = future_of(future.value()[0]).wait()[0]
+        return future_of(inner).wait()[0]
+
+    for _ in range(8):
+        assert future_of(torch.ones(5, dtype=torch.int32)).then(nested).wait()[0].item() == n**3
+
+    # A callback that waits for a future that exists already, and completes after its own.
+    first, second = (torch.ones(3, dtype=torch.int32) for _ in range(2))
+    started = threading.Event()
+    early = future_of(first)
+    waiting = early.then(lambda f: (started.wait(), late[0].wait())[1][0].sum().item())
+    late = [future_of(second)]
+    started.set()
+    assert waiting.wait() == 3 * n
+
+
+def test_chains_and_callbacks_that_wait_for_other_all_reduces(launch: Launch) -> None:
+    launch(chains, 2).results()
+
+
+def polling(me: Me) -> None:
+    me.init()
+    if me.rank == 1:
+        me.hear()
+    work = dist.all_reduce(torch.ones(3), async_op=True)
+    assert work is not None
+    if me.rank == 0:
+        assert not work.is_completed()
+        with pytest.raises(errors.AllReduceTimeout):
+            work.wait(timedelta(milliseconds=50))
+        me.say("rank 0 waited")
+    wait_until(work.is_completed, "is_completed() turns true")
+    assert work.is_success()
+    assert work.exception() is None
+    assert work.wait()
+    # A delegated one, too.
+    delegated = dist.all_reduce(torch.ones(3, dtype=torch.float64), async_op=True)
+    assert delegated is not None
+    wait_until(delegated.is_completed, "is_completed() of a delegated work turns true")
+
+
+def test_a_work_can_be_polled_and_its_wait_can_run_out_of_time(launch: Launch) -> None:
+    ranks = launch(polling, 2)
+    assert ranks.hear(0) == "rank 0 waited"
+    ranks.tell(1, "go")
+    ranks.results()
+
+
+def dropped(me: Me) -> int:
+    me.init()
+    for _ in range(50):
+        dist.all_reduce(torch.ones(100_000), async_op=True)  # nobody keeps tensor or work
+    last = torch.ones(1, dtype=torch.int32)
+    dist.all_reduce(last)
+    return int(last.item())
+
+
+def test_works_that_nobody_waits_for_keep_their_memory(launch: Launch) -> None:
+    assert launch(dropped, 2).results() == [2, 2]
+
+
+def quiet(me: Me) -> list[str]:
+    me.init()
+    for _ in range(3):
+        dist.all_reduce(torch.ones(10))
+    return [t.name for t in threading.enumerate() if t.name.startswith("fanin")]
+
+
+def test_synchronous_all_reduces_start_no_thread(launch: Launch) -> None:
+    assert launch(quiet, 2).results() == [[], []]
+
+
+def closed(me: Me) -> str:
+    me.init()
+    work = dist.all_reduce(torch.ones(3), async_op=True) if me.rank == 0 else None
+    if work is None:
+        me.hear()
+        return "left"
+    future = work.get_future()
+    dist.destroy_process_group()
+    with pytest.raises(RuntimeError, match="Closed"):
+        future.wait()
+    with pytest.raises(errors.Closed):
+        work.wait()
+    return "closed"
+
+
+def test_destroying_the_group_fails_what_is_outstanding(launch: Launch) -> None:
+    ranks = launch(closed, 2)
+    assert ranks.result(0) == "closed"
+    ranks.tell(1, "go")
+    assert ranks.result(1) == "left"
