@@ -62,7 +62,7 @@ def run(argv: list[str]) -> int:
 
     try:
         switch = Switch()
-    except FaninError as error:
+    except (OSError, FaninError) as error:
         print(f"fanin run: {error}", file=sys.stderr)
         return 1
     try:

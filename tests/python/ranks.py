@@ -23,7 +23,16 @@ import torch.distributed as dist
 DEADLINE = 60.0
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch", "torch.nn.parallel", "fanin.torch.backend", "fanin.group"])
+_context.set_forkserver_preload(
+    [
+        "numpy",
+        "torch._dynamo",  # DistributedDataParallel imports it when one is made
+        "torch.distributed.fsdp",
+        "torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook",
+        "fanin.torch.backend",
+        "fanin.torch.hook",
+    ]
+)
 
 
 def wait_until(condition: Callable[[], bool], what: str, deadline: float = DEADLINE) -> None:
@@ -100,7 +109,7 @@ class Ranks:
 
     def hear(self, rank: int, deadline: float = DEADLINE) -> Any:
         """The next thing that the rank said."""
-        kind, value = self._next(rank, deadline)
+        kind, value = self.next(rank, deadline)
         assert kind == "said", f"rank {rank} ended in place of speaking: {value}"
         return value
 
@@ -122,7 +131,7 @@ class Ranks:
 
     def outcome(self, rank: int, deadline: float = DEADLINE) -> Any:
         """What the rank's body returned, or a `Failure`."""
-        kind, value = self._next(rank, deadline)
+        kind, value = self.next(rank, deadline)
         assert kind == "ended", f"rank {rank} said {value!r} and nobody listened"
         return value
 
@@ -138,7 +147,8 @@ class Ranks:
         for pipe in self._pipes:
             pipe.close()
 
-    def _next(self, rank: int, deadline: float) -> tuple[str, Any]:
+    def next(self, rank: int, deadline: float = DEADLINE) -> tuple[str, Any]:
+        """The next message of the rank: ("said", what) or ("ended", outcome)."""
         pipe = self._pipes[rank]
         assert pipe.poll(deadline), f"rank {rank} was silent for {deadline} s"
         try:

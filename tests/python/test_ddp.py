@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -81,7 +82,7 @@ def test_the_hook_takes_a_group_and_falls_back_for_other_dtypes(launch: Launch) 
 
 
 def broken_backward(me: Me) -> tuple[str, str]:
-    me.init(timeout=__import__("datetime").timedelta(seconds=20))
+    me.init(timeout=timedelta(seconds=20))
     model = DistributedDataParallel(nn.Linear(4, 4))
     loss = model(torch.ones(2, 4)).sum()
     me.say("forward done")

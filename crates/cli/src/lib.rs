@@ -18,7 +18,9 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-/// Exit status of a command line that cannot be understood.
+const SUCCESS: u8 = 0;
+const FAILURE: u8 = 1;
+/// The command line cannot be understood; the same number as clap's and most shells'.
 const USAGE: u8 = 2;
 
 #[derive(Debug, Parser)]
@@ -45,15 +47,19 @@ enum Command {
     Version(version::Arguments),
 }
 
-/// Runs the command line `args`, of which the first is the program's name. Returns 0, 1 when the command failed, or 2 when
-/// it could not be understood.
+/// Runs the command line `args`, of which the first is the program's name.
 pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
+    ExitCode::from(exit_status(args))
+}
+
+/// As [`main`], with the status as a number: 0, 1 when the command failed, or 2 when it could not be understood.
+pub fn exit_status(args: impl IntoIterator<Item = OsString>) -> u8 {
     let cli = match Cli::try_parse_from(args) {
         Ok(cli) => cli,
         Err(error) => {
             // Help goes to stdout and is no error. Who closed our output does not want to hear of it.
             let _ = error.print();
-            return ExitCode::from(if error.use_stderr() { USAGE } else { 0 });
+            return if error.use_stderr() { USAGE } else { SUCCESS };
         }
     };
     let result = match cli.command {
@@ -63,10 +69,10 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Version(arguments) => version::run(&arguments),
     };
     match result {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(()) => SUCCESS,
         Err(error) => {
             eprintln!("fanin: {error:#}");
-            ExitCode::FAILURE
+            FAILURE
         }
     }
 }

@@ -40,7 +40,12 @@ struct Switch {
 impl Switch {
     /// Starts one, and returns when it listens.
     fn start(listen: &str) -> Self {
-        let mut process = fanin(&["switch", "--listen", listen, "--json", "--log", "warn"])
+        Self::start_with(listen, &[])
+    }
+
+    fn start_with(listen: &str, options: &[&str]) -> Self {
+        let mut process = fanin(&["switch", "--listen", listen, "--json", "--log", "error"])
+            .args(options)
             .stdout(Stdio::piped())
             .spawn()
             .expect("the command runs");
@@ -166,11 +171,11 @@ fn versions_are_told_to_people_and_programs() {
     assert_eq!(json["wire_version"], fanin_wire::VERSION);
 }
 
-#[test]
-fn sums_stay_exact_when_the_switch_is_killed_and_comes_back() {
+/// Lets two ranks sum while the switch is killed twice, each time to come back.
+fn survive_two_deaths(options: &[&str]) {
     const ROUNDS: i32 = 60;
     const LENGTH: usize = 300_000;
-    let switch = Switch::start("127.0.0.1:0");
+    let switch = Switch::start_with("127.0.0.1:0", options);
     let address = switch.address.clone();
     let (progress, rounds) = mpsc::channel();
     let ranks: Vec<_> = (0..2)
@@ -196,7 +201,7 @@ fn sums_stay_exact_when_the_switch_is_killed_and_comes_back() {
         while rounds.recv_timeout(HANG).expect("rounds go on") < 15 * death {}
         // SIGKILL: no farewell.
         drop(switch.take());
-        switch = Some(Switch::start(&address));
+        switch = Some(Switch::start_with(&address, options));
     }
     for rank in ranks {
         assert_eq!(rank.join().expect("no panic"), 2, "each restart is a generation");
@@ -204,20 +209,58 @@ fn sums_stay_exact_when_the_switch_is_killed_and_comes_back() {
 }
 
 #[test]
+fn sums_stay_exact_when_the_switch_is_killed_and_comes_back() {
+    survive_two_deaths(&[]);
+}
+
+#[test]
+fn sums_stay_exact_over_deaths_with_several_shards_too() {
+    survive_two_deaths(&["--shards", "3"]);
+}
+
+/// Two ranks of a job, of which the first gives up soon when the switch is gone.
+fn hasty_and_patient(switch: &Switch) -> (Session, Session) {
+    let patient = {
+        let address = switch.address.clone();
+        thread::spawn(move || connect(&address, 1, |_| {}))
+    };
+    let hasty = connect(&switch.address, 0, |config| config.switch_timeout = Duration::from_secs(2));
+    (hasty, patient.join().expect("no panic"))
+}
+
+#[test]
+fn a_rank_that_does_not_join_a_restarted_switch_is_named() {
+    let switch = Switch::start("127.0.0.1:0");
+    let address = switch.address.clone();
+    let (hasty, mut other) = hasty_and_patient(&switch);
+    drop(switch);
+    other.close();
+    let _switch = Switch::start(&address);
+    let error = all_reduce(&hasty, &mut vec![1; 1000]).expect_err("rank 1 is gone");
+    assert!(
+        matches!(&error, SessionError::SwitchLost { cause, .. } if cause.contains("rank 1 did not")),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_switch_that_comes_back_with_other_shards_refuses_with_both_numbers() {
+    let switch = Switch::start("127.0.0.1:0");
+    let address = switch.address.clone();
+    let (hasty, _patient) = hasty_and_patient(&switch);
+    drop(switch);
+    let _switch = Switch::start_with(&address, &["--shards", "2"]);
+    let error = all_reduce(&hasty, &mut vec![1; 1000]).expect_err("another switch");
+    assert!(error.to_string().contains("rank 0 has shards 1, the job 2"), "{error}");
+}
+
+#[test]
 fn a_switch_that_does_not_come_back_is_a_typed_error_in_time() {
     let switch = Switch::start("127.0.0.1:0");
-    let ranks: Vec<_> = (0..2)
-        .map(|rank| {
-            let address = switch.address.clone();
-            thread::spawn(move || {
-                connect(&address, rank, |config| config.switch_timeout = Duration::from_secs(1))
-            })
-        })
-        .collect();
-    let sessions: Vec<Session> = ranks.into_iter().map(|rank| rank.join().expect("no panic")).collect();
+    let (hasty, _patient) = hasty_and_patient(&switch);
     drop(switch);
     let began = Instant::now();
-    let error = all_reduce(&sessions[0], &mut vec![1; 1000]).expect_err("no switch");
+    let error = all_reduce(&hasty, &mut vec![1; 1000]).expect_err("no switch");
     assert!(matches!(error, SessionError::SwitchLost { .. }), "{error}");
     assert!(began.elapsed() < HANG / 2);
 }

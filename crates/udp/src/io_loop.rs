@@ -16,7 +16,7 @@ const TRAINS_PER_ROUND: usize = 8;
 const SPINS: usize = 16;
 
 /// Cores below which the thread sleeps at once. A core that spins is one that the peer, or the training, waits for: on two
-/// cores with a switch and two workers, 8 spins cost a tenth of the rate and a fifth of the latency, 128 more than half.
+/// cores with a switch and two workers, 8 spins cost a tenth of the rate and a quarter more latency, 128 half of the rate.
 const SPIN_CORES_MIN: usize = 8;
 
 /// What a driver puts around a machine.
@@ -45,7 +45,8 @@ pub(crate) fn run<S: Shard>(mut shard: S, mut socket: TrainSocket, mailbox: &Mai
         while let Some(command) = mailbox.take() {
             busy = true;
             if shard.command(command, &mut socket).is_break() {
-                // What is complete was so before the command.
+                // What came before the command is still said: to the network, such as an abort, and to the owner.
+                transmit(&mut shard, &mut socket, &mut train, clock.now());
                 while let Some(event) = shard.machine().poll_event() {
                     shard.event(event);
                 }

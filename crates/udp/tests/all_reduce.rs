@@ -177,6 +177,20 @@ fn an_abort_fails_what_is_outstanding_and_what_comes_later_on_every_shard() {
 }
 
 #[test]
+fn a_switch_that_stops_at_once_still_sends_its_abort() {
+    let Cluster { switch, workers, job } = Cluster::start(2, 2, Offload::Detect);
+    let mut tensor = vec![1i32; 1000];
+    let wait = common::submit(&workers[0], &mut tensor, Dtype::Int32, Op::Sum);
+    // It knows only the address of those that it heard.
+    while switch.statistics().absorb < 4 {
+        std::thread::yield_now();
+    }
+    switch.abort_job(job.id, AbortReason::SwitchStopped);
+    switch.shutdown();
+    assert!(matches!(finished(&wait), Err(Failure::Aborted(AbortReason::SwitchStopped))));
+}
+
+#[test]
 fn unlike_tensors_end_the_job_naming_both_workers_and_the_owner_hears_of_it() {
     let cluster = Cluster::start(2, 1, Offload::Detect);
     let events = cluster.switch.events().unwrap();

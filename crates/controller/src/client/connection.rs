@@ -40,7 +40,7 @@ fn with_port(switch: &str) -> Result<(String, u16), SessionError> {
         return Ok((format!("[{ip}]:{PORT_DEFAULT}"), PORT_DEFAULT));
     }
     let port = match switch.rsplit_once(':') {
-        Some((host, _)) if host.is_empty() => return Err(wrong("no host before the colon")),
+        Some(("", _)) => return Err(wrong("no host before the colon")),
         Some((_, port)) if !port.ends_with(']') => port,
         _ => return Ok((format!("{switch}:{PORT_DEFAULT}"), PORT_DEFAULT)),
     };

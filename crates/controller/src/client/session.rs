@@ -107,19 +107,29 @@ impl Session {
     /// When the switch is not there, is none, or speaks another version; when it refuses the rank; when other ranks do not
     /// come in time.
     pub fn connect(config: SessionConfig) -> Result<Self, SessionError> {
-        let local =
-            |what| move |error: std::io::Error| SessionError::Local { what, cause: error.to_string() };
         let runtime = Builder::new_multi_thread()
             .worker_threads(1)
             .thread_name("fanin-session")
             .enable_all()
             .build()
-            .map_err(local("starting a thread"))?;
-        let (connection, admitted) = runtime.block_on(async {
-            let (mut connection, _) = Connection::open(&config.switch, config.connect_timeout).await?;
-            let admitted = join(&mut connection, &config, config.join_timeout, None).await?;
-            Ok((connection, admitted))
-        })?;
+            .map_err(|error| SessionError::Local { what: "starting a thread", cause: error.to_string() })?;
+        match runtime.block_on(Self::join(config)) {
+            Ok((shared, connection, heartbeat_timeout)) => {
+                let world_size = shared.config.world_size;
+                runtime.spawn(watch(Arc::clone(&shared), connection.clone(), heartbeat_timeout));
+                Ok(Self { shared: Some(shared), connection, runtime: Some(runtime), world_size })
+            }
+            Err(error) => {
+                // Not dropped, which would wait for a name server that does not answer.
+                runtime.shutdown_background();
+                Err(error)
+            }
+        }
+    }
+
+    async fn join(config: SessionConfig) -> Result<(Arc<Shared>, Connection, Duration), SessionError> {
+        let (mut connection, _) = Connection::open(&config.switch, config.connect_timeout).await?;
+        let admitted = join(&mut connection, &config, config.join_timeout, None).await?;
         // The switch admitted the rank, so it is below 64.
         let rank = WorkerId(config.rank as u8);
         let driver = WorkerDriver::start(WorkerConfig {
@@ -128,27 +138,31 @@ impl Session {
             switch: connection.address,
             shards: admitted.shards,
             retransmission: config.retransmission,
-        })
-        .map_err(local("opening the data path"))?;
-        let world_size = config.world_size;
-        let shared = Arc::new(Shared {
+        });
+        let driver = match driver {
+            Ok(driver) => driver,
+            Err(error) => {
+                leave(&mut connection, admitted.job, rank).await;
+                return Err(SessionError::Local { what: "opening the data path", cause: error.to_string() });
+            }
+        };
+        tracing::info!(
+            switch = connection.switch,
+            job = config.job,
+            rank = rank.0,
+            slots = admitted.job.slots,
+            elements = admitted.job.elements,
+            "joined"
+        );
+        let shared = Shared {
             switch: connection.switch.clone(),
             rank,
             driver,
             pending: Arc::default(),
             job: Mutex::new(admitted.job),
             config,
-        });
-        tracing::info!(
-            switch = connection.switch,
-            job = shared.config.job,
-            rank = rank.0,
-            slots = admitted.job.slots,
-            elements = admitted.job.elements,
-            "joined"
-        );
-        runtime.spawn(watch(Arc::clone(&shared), connection.clone(), admitted.heartbeat_timeout));
-        Ok(Self { shared: Some(shared), connection, runtime: Some(runtime), world_size })
+        };
+        Ok((Arc::new(shared), connection, admitted.heartbeat_timeout))
     }
 
     /// Starts the sum of `tensor` over all ranks, in place. All ranks must submit alike tensors in the same order.
@@ -161,10 +175,7 @@ impl Session {
         op: Op,
         done: impl FnOnce(Result<(), SessionError>) + Send + 'static,
     ) {
-        let Some(shared) = &self.shared else {
-            drop(tensor);
-            return done(Err(SessionError::Closed));
-        };
+        let Some(shared) = &self.shared else { return done(Err(SessionError::Closed)) };
         let pending = Arc::clone(&shared.pending);
         let switch = shared.switch.clone();
         let number = pending.insert(AllReduce {
@@ -222,16 +233,20 @@ impl Session {
     pub fn close(&mut self) {
         let (Some(shared), Some(runtime)) = (self.shared.take(), self.runtime.take()) else { return };
         shared.driver.fail(Failure::Because(Arc::new(SessionError::Closed)));
-        let message = LeaveRequest { job_id: shared.job().id.0, rank: shared.rank.0.into() };
-        let leave = self.connection.client.leave(message);
-        let left = runtime.block_on(async { tokio::time::timeout(FAREWELL, leave).await });
-        if !matches!(left, Ok(Ok(_))) {
-            tracing::debug!(rank = shared.rank.0, "the switch did not hear that the rank leaves");
-        }
+        runtime.block_on(leave(&mut self.connection, shared.job(), shared.rank));
         // Ends the watch, and with it the other reference to the driver.
         runtime.shutdown_timeout(FAREWELL);
         // Joins the data path's threads.
         drop(shared);
+    }
+}
+
+/// Tells the switch that a rank is done, if it listens.
+async fn leave(connection: &mut Connection, job: JobConfig, rank: WorkerId) {
+    let message = LeaveRequest { job_id: job.id.0, rank: rank.0.into() };
+    let left = tokio::time::timeout(FAREWELL, connection.client.leave(message)).await;
+    if !matches!(left, Ok(Ok(_))) {
+        tracing::debug!(rank = rank.0, "the switch did not hear that the rank leaves");
     }
 }
 

@@ -31,8 +31,10 @@ const FAREWELL: Duration = Duration::from_millis(500);
 const HANG_UP: Duration = Duration::from_millis(500);
 /// Ports that are tried when any will do: a TCP port that is free may be taken for UDP.
 const PORT_ATTEMPTS: usize = 16;
-/// The largest message: a resume of the largest pool in a few shards.
-const MESSAGE_BYTES_MAX: usize = 4 << 20;
+/// Below this, pools are cut to less than what a fast path needs (see `pool_slots`).
+const RECEIVE_BUFFER_BYTES_MIN: usize = 4 << 20;
+/// The largest message is a resume: 64 shards of 16384 slots, whose counts take up to five bytes each.
+const MESSAGE_BYTES_MAX: usize = 6 << 20;
 
 /// What a switch is told at its start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -130,6 +132,12 @@ impl SwitchServer {
             join_timeout: config.join_timeout,
             ..RegistryConfig::default()
         };
+        if limits.receive_buffer_bytes < RECEIVE_BUFFER_BYTES_MIN {
+            tracing::warn!(
+                granted_bytes = limits.receive_buffer_bytes,
+                "the kernel grants small receive buffers, so pools will be small; raise net.core.rmem_max"
+            );
+        }
         // From the operating system, not from a seed: a restarted switch must not draw the ids of the one before.
         let registry = Registry::new(limits, Box::new(rand::random::<u32>))?;
         let events = driver.events().unwrap_or_else(|| std::sync::mpsc::channel().1);

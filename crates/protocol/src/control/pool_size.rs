@@ -98,8 +98,8 @@ mod tests {
         assert_eq!(pool_slots(&path(1, 0)), 64);
         assert_eq!(
             pool_slots(&path(u64::MAX, u64::MAX)),
-            2048,
-            "the receive buffer holds 1985 packets of each worker"
+            1024,
+            "the buffer has room for 1985 packets a worker"
         );
         assert_eq!(pool_slots(&Path { receive_buffer_bytes: 1 << 40, ..path(u64::MAX, u64::MAX) }), 4096);
     }

@@ -230,6 +230,20 @@ fn an_abort_that_nobody_asks_about_is_forgotten() {
 }
 
 #[test]
+fn no_more_aborts_are_kept_than_jobs_may_run() {
+    let mut registry = registry();
+    let abort = |registry: &mut Registry, second| {
+        let job = start(registry, at(second), "a", 1).job;
+        (job, registry.aborted(at(second), job, AbortReason::Expelled(WorkerId(0))))
+    };
+    let (oldest, _) = abort(&mut registry, 0);
+    assert_eq!(abort(&mut registry, 1).1, None);
+    assert_eq!(abort(&mut registry, 2).1, None);
+    assert_eq!(abort(&mut registry, 3).1, Some(Command::Remove { job: oldest }));
+    assert_eq!(registry.jobs().count(), 3);
+}
+
+#[test]
 fn an_aborted_job_may_be_joined_afresh_at_once() {
     let mut registry = registry();
     let old = start(&mut registry, at(0), "a", 1);
@@ -348,6 +362,7 @@ fn a_limit_of_zero_is_refused_at_construction() {
 #[derive(Clone, Debug)]
 enum Operation {
     Join { job: u8, rank: u32, world_size: u32, slots: u16 },
+    Resume { job: u8, rank: u32, world_size: u32, completed: [u32; 2] },
     Withdraw { ticket: u64 },
     Heartbeat { job: usize, rank: u8 },
     Leave { job: usize, rank: u8 },
@@ -359,12 +374,18 @@ fn operation() -> impl Strategy<Value = Operation> {
     prop_oneof![
         6 => (0_u8..5, 0_u32..4, 1_u32..4, 1_u16..1000)
             .prop_map(|(job, rank, world_size, slots)| Operation::Join { job, rank, world_size, slots }),
+        4 => (0_u8..5, 0_u32..4, 1_u32..4, prop::array::uniform2(0_u32..3))
+            .prop_map(|(job, rank, world_size, completed)| Operation::Resume { job, rank, world_size, completed }),
         1 => (0_u64..60).prop_map(|ticket| Operation::Withdraw { ticket }),
         2 => (0_usize..8, 0_u8..4).prop_map(|(job, rank)| Operation::Heartbeat { job, rank }),
         2 => (0_usize..8, 0_u8..4).prop_map(|(job, rank)| Operation::Leave { job, rank }),
         1 => (0_usize..8).prop_map(|job| Operation::Abort { job }),
         2 => (0_u64..40).prop_map(|seconds| Operation::Tick { after: SECOND * seconds as u32 }),
     ]
+}
+
+fn job_name(job: u8) -> &'static str {
+    ["a", "b", "c", "d", "e"][usize::from(job)]
 }
 
 /// Slots that the running jobs hold, counted anew.
@@ -387,10 +408,18 @@ proptest! {
         let mut waiting: Vec<Ticket> = Vec::new();
         for operation in operations {
             let mut answered: Vec<Ticket> = Vec::new();
-            match operation {
+            let request = match operation {
                 Operation::Join { job, rank, world_size, slots } => {
-                    let name = char::from(b'a' + job).to_string();
-                    match registry.join(now, JoinRequest { slots: Some(slots), ..ask(&name, rank, world_size) }) {
+                    Some(JoinRequest { slots: Some(slots), ..ask(job_name(job), rank, world_size) })
+                }
+                Operation::Resume { job, rank, world_size, completed } => {
+                    Some(JoinRequest { job: job_name(job).into(), ..resuming(rank, world_size, &completed) })
+                }
+                _ => None,
+            };
+            match operation {
+                Operation::Join { world_size, .. } | Operation::Resume { world_size, .. } => {
+                    match registry.join(now, request.expect("made above")) {
                         JoinDecision::Waiting(ticket) => waiting.push(ticket),
                         JoinDecision::Complete { ticket, tickets, outcome } => {
                             prop_assert_eq!(tickets.len() as u32, world_size);

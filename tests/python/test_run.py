@@ -1,0 +1,157 @@
+"""`fanin run`: torchrun with a switch inside, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import psutil
+import pytest
+from ranks import DEADLINE, wait_until
+
+LOOP = """
+import os
+import torch
+import torch.distributed as dist
+import fanin.torch
+
+dist.init_process_group("fanin")
+dist.barrier()
+os.write(1, f"ready {os.getpid()} {os.environ['FANIN_SWITCH']}\\n".encode())
+tensor = torch.ones(1000)
+while True:
+    dist.all_reduce(tensor)
+    tensor.fill_(1)
+"""
+
+SUM = """
+import torch
+import torch.distributed as dist
+import fanin.torch
+
+dist.init_process_group("fanin")
+tensor = torch.tensor([1 + dist.get_rank()], dtype=torch.int32)
+dist.all_reduce(tensor)
+assert tensor.item() == 3, tensor
+dist.destroy_process_group()
+"""
+
+
+def fanin(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "fanin", *arguments]
+
+
+def clean_environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name != "FANIN_SWITCH"}
+
+
+def test_a_program_runs_with_a_switch_in_the_launcher(tmp_path: Path) -> None:
+    (tmp_path / "sum.py").write_text(SUM)
+    command = fanin("run", "--nproc-per-node", "2", str(tmp_path / "sum.py"))
+    done = subprocess.run(command, env=clean_environment(), timeout=DEADLINE, check=False)
+    assert done.returncode == 0
+
+
+def test_a_failing_program_gives_a_failing_status(tmp_path: Path) -> None:
+    (tmp_path / "fail.py").write_text("raise SystemExit(3)")
+    done = subprocess.run(
+        fanin("run", "--nproc-per-node", "1", str(tmp_path / "fail.py")),
+        env=clean_environment(),
+        timeout=DEADLINE,
+        check=False,
+        capture_output=True,
+    )
+    assert done.returncode == 1
+
+
+@pytest.mark.parametrize("to_group", [False, True], ids=["launcher", "process group"])
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_leaves_no_process_behind(
+    tmp_path: Path, sent: signal.Signals, to_group: bool
+) -> None:
+    (tmp_path / "loop.py").write_text(LOOP)
+    launcher = subprocess.Popen(
+        fanin("run", "--nproc-per-node", "2", str(tmp_path / "loop.py")),
+        env=clean_environment(),
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    family: list[psutil.Process] = []
+    try:
+        assert launcher.stdout is not None
+        # Blocks until both ranks have spoken, or all have died.
+        ready = [line for line in (launcher.stdout.readline() for _ in range(2)) if line]
+        assert len(ready) == 2
+        family = psutil.Process(launcher.pid).children(recursive=True)
+        assert {int(line.split()[1]) for line in ready} <= {child.pid for child in family}
+        if to_group:
+            os.killpg(launcher.pid, sent)
+        else:
+            os.kill(launcher.pid, sent)
+        launcher.wait(20)
+        assert launcher.returncode == 128 + sent
+        wait_until(lambda: not any(map(alive, family)), "all children have ended", 5)
+    finally:
+        for process in [launcher, *filter(alive, family)]:
+            process.kill()
+        launcher.wait(DEADLINE)
+        launcher.stdout.close()  # type: ignore[union-attr]
+
+
+def alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_several_nodes_without_a_switch_are_an_error() -> None:
+    done = subprocess.run(
+        fanin("run", "--nnodes", "1:2", "train.py"),
+        env=clean_environment(),
+        timeout=DEADLINE,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert "--switch" in done.stderr
+
+
+def test_help_names_run_and_its_examples() -> None:
+    for arguments, expected in ((["--help"], "run"), (["run", "--help"], "--switch")):
+        done = subprocess.run(
+            fanin(*arguments), timeout=DEADLINE, check=True, capture_output=True, text=True
+        )
+        assert expected in done.stdout
+
+
+def test_importing_fanin_imports_neither_torch_nor_numpy() -> None:
+    program = "import sys, fanin, fanin.errors; assert not {'torch', 'numpy'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", program], timeout=DEADLINE, check=True)
+
+
+def installed() -> bool:
+    try:
+        return "torch.backends" in {e.group for e in metadata.distribution("fanin").entry_points}
+    except metadata.PackageNotFoundError:
+        return False
+
+
+@pytest.mark.skipif(not installed(), reason="fanin is on the path, but not installed")
+def test_importing_torch_is_enough() -> None:
+    program = (
+        "import sys, torch; assert torch.distributed.Backend.FANIN == 'fanin'; "
+        "assert 'fanin._fanin' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], timeout=DEADLINE, check=True)
+
+
+def test_importing_fanin_torch_first_works() -> None:
+    program = "import fanin.torch, torch; assert torch.distributed.Backend.FANIN == 'fanin'"
+    subprocess.run([sys.executable, "-c", program], timeout=DEADLINE, check=True)

@@ -1,0 +1,41 @@
+"""The golden packets, read by docs/wire.md's table and nothing of the project's."""
+
+import struct
+from pathlib import Path
+
+GOLDEN = Path(__file__).parents[2] / "crates/wire/golden/packets.txt"
+PREAMBLE = struct.Struct("<HBBIHBB")
+SLOT = struct.Struct("<HhIIHBBI")
+ABORT = struct.Struct("<BBBxHBBIHBBI")
+
+
+def packets() -> dict[str, bytes]:
+    lines = GOLDEN.read_text().splitlines()
+    pairs = (line.split(" ", 1) for line in lines if line and not line.startswith("#"))
+    return {name: bytes.fromhex(text) for name, text in pairs}
+
+
+def test_slot_packets_are_as_documented() -> None:
+    golden = packets()
+    kinds = {"update_256": (1, 3), "probe": (1, 3), "result_256": (2, 255), "restore_256": (3, 63)}
+    for name, (kind, worker) in kinds.items():
+        preamble = PREAMBLE.unpack_from(golden[name])
+        assert preamble == (0xFA51, 1, kind, 0xDEADBEEF, 0x0102, worker, 1), name
+        header = SLOT.unpack_from(golden[name], PREAMBLE.size)
+        assert header == (0x0304, -5, 0x11223345, 0x0A0B0C0D, 7, 3, 2, 1_000_000), name
+        assert len(golden[name]) == PREAMBLE.size + SLOT.size == 32
+
+
+def test_abort_packets_are_as_documented() -> None:
+    golden = packets()
+    none = (0, 0, 0, 0, 0, 0, 0, 0)
+    reasons = {
+        "abort_expelled": (1, 9, 0, *none),
+        "abort_left": (2, 2, 0, *none),
+        "abort_mismatch": (3, 0, 5, 7, 3, 2, 100, 7, 1, 2, 200),
+        "abort_switch_stopped": (4, 0, 0, *none),
+    }
+    for name, fields in reasons.items():
+        assert PREAMBLE.unpack_from(golden[name])[2] == 4
+        assert ABORT.unpack_from(golden[name], PREAMBLE.size) == fields, name
+        assert len(golden[name]) == PREAMBLE.size + ABORT.size
