@@ -1,9 +1,10 @@
 //! `fanin switch`: serves jobs until it is told to stop.
 
+use std::io::IsTerminal;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use fanin_controller::{SwitchServer, SwitchServerConfig};
 use serde::Serialize;
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -95,9 +96,15 @@ fn automatic_shards() -> usize {
 }
 
 fn log(filter: &str) -> anyhow::Result<()> {
-    let filter = EnvFilter::try_new(filter)
-        .with_context(|| format!("--log {filter:?} is no log filter; try error, warn, info or debug"))?;
+    let filter = EnvFilter::try_new(filter).map_err(|error| {
+        anyhow!("--log {filter:?} is no filter ({error}); try error, warn, info or debug")
+    })?;
+    let colours = std::io::stderr().is_terminal();
     // Who embeds the command may log already; then its logs get ours.
-    let _ = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).try_init();
+    let _ = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_ansi(colours)
+        .with_writer(std::io::stderr)
+        .try_init();
     Ok(())
 }

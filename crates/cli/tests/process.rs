@@ -142,6 +142,13 @@ fn errors_are_one_line_with_cause_and_cure_and_exit_code_1() {
     assert_eq!(taken.status.code(), Some(1));
     assert!(text(&taken.stderr).contains("is in use"), "{taken:?}");
 
+    let elsewhere = output(&["switch", "--listen", "203.0.113.1:0"]);
+    assert_eq!(
+        (elsewhere.status.code(), text(&elsewhere.stderr).lines().count()),
+        (Some(1), 1),
+        "{elsewhere:?}"
+    );
+
     let run = output(&["run", "--nproc-per-node", "4", "train.py"]);
     assert_eq!(run.status.code(), Some(1));
     assert!(text(&run.stderr).contains("pip install fanin"), "{run:?}");

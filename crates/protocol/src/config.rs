@@ -57,8 +57,9 @@ pub struct RetransmissionConfig {
 
 impl Default for RetransmissionConfig {
     fn default() -> Self {
-        // SwitchML §6.3 uses 1 ms on hosts that poll; a host that sleeps between packets answers a little later.
-        Self { floor: Duration::from_millis(2), ceiling: Duration::from_secs(1) }
+        // SwitchML §6.3 uses 1 ms on hosts that poll with cores to spare. Where workers share cores, a scheduler's time slices
+        // are longer than that, and every wait for one would look like a loss.
+        Self { floor: Duration::from_millis(10), ceiling: Duration::from_secs(1) }
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use fanin_sim::{Report, Scenario, run};
 
 /// Seeds 0 to this; the same in CI and at the desk.
-const SEEDS: u64 = 4000;
+const SEEDS: u64 = 20_000;
 
 fn play(seed: u64) -> Report {
     let scenario = Scenario::from_seed(seed);
@@ -43,8 +43,8 @@ fn every_seed_keeps_every_rule() {
         }
     });
     // The scenarios must really be hostile, or the rules were kept for nothing.
-    assert!(lost.into_inner() > 100_000);
-    assert!(resumptions.into_inner() > 500);
+    assert!(lost.into_inner() > 500_000);
+    assert!(resumptions.into_inner() > 2_500);
 }
 
 #[test]

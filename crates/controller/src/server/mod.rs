@@ -82,14 +82,14 @@ pub enum ServerError {
         protocol: &'static str,
     },
     /// The address cannot be listened on.
-    #[error("cannot listen on {address} ({protocol}): {source}; is it an address of this machine?")]
+    #[error("cannot listen on {address} ({protocol}): {cause}; is it an address of this machine?")]
     Bind {
         /// The address.
         address: SocketAddr,
         /// TCP or UDP.
         protocol: &'static str,
         /// The operating system's answer.
-        source: io::Error,
+        cause: io::Error,
     },
     /// A switch of so many shards cannot be.
     #[error("{0} shards: a switch has 1 to {SHARDS_MAX}")]
@@ -204,9 +204,9 @@ impl Drop for SwitchServer {
 /// Binds TCP, then UDP under the same number.
 fn bind(listen: SocketAddr, shards: usize) -> Result<(TcpListener, SwitchDriver), ServerError> {
     let failed = |protocol, address| {
-        move |source: io::Error| match source.kind() {
+        move |cause: io::Error| match cause.kind() {
             io::ErrorKind::AddrInUse => ServerError::PortInUse { address, protocol },
-            _ => ServerError::Bind { address, protocol, source },
+            _ => ServerError::Bind { address, protocol, cause },
         }
     };
     let mut attempts = if listen.port() == 0 { PORT_ATTEMPTS } else { 1 };

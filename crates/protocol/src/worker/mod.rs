@@ -326,6 +326,7 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
         }
         if let Phase::Sent { since } = slot.phase {
             self.round_trip.measure(now.since(since));
+            self.in_flight.answered(index);
         }
         let again = slot.phase == Phase::SentAgain;
         let mut finished = None;
@@ -351,6 +352,9 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
         }
         self.progressed(now, finished);
         self.advance(index);
+        while let Some(lost) = self.in_flight.overtaken() {
+            self.send_again(lost);
+        }
         Ok(Verdict::Absorb)
     }
 
@@ -361,6 +365,17 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
         if let Some(tensor) = finished {
             self.complete(tensor);
         }
+    }
+
+    /// Queues what is in flight in a slot once more.
+    fn send_again(&mut self, index: SlotIndex) {
+        self.in_flight.remove(index);
+        let slot = &mut self.slots[index.index()];
+        if slot.phase != Phase::Restoring {
+            slot.phase = Phase::SentAgain;
+        }
+        self.ready.push_back(index);
+        self.statistics.retransmissions += 1;
     }
 
     /// Writes the slot's packet into `run` if it fits; `None` when it belongs to another train.
@@ -448,13 +463,7 @@ impl<A: Copy, T: Tensor> Endpoint for Worker<A, T> {
             if sent + timeout > now {
                 break;
             }
-            self.in_flight.remove(index);
-            let slot = &mut self.slots[index.index()];
-            if slot.phase != Phase::Restoring {
-                slot.phase = Phase::SentAgain;
-            }
-            self.ready.push_back(index);
-            self.statistics.retransmissions += 1;
+            self.send_again(index);
         }
         if stalled {
             self.round_trip.back_off();

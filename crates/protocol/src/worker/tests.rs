@@ -239,6 +239,22 @@ fn what_is_lost_is_sent_again_and_only_that() {
 }
 
 #[test]
+fn an_overtaken_packet_is_sent_again_before_its_timeout() {
+    let mut rack = Rack::new(3, 64);
+    for worker in &mut rack.workers {
+        worker.submit(Numbers::Int(vec![7; 64 * 10 * ELEMENTS]), Op::Sum);
+    }
+    let mut count = 0;
+    // One packet on the way up, one on the way down.
+    rack.settle(|_| {
+        count += 1;
+        count == 100 || count == 1000
+    });
+    assert_eq!(rack.now, Instant(0), "no timer was needed");
+    assert!(rack.done.iter().all(|done| *done == [Numbers::Int(vec![21; 64 * 10 * ELEMENTS])]));
+}
+
+#[test]
 fn a_worker_that_waits_for_a_late_one_backs_off_and_sends_little() {
     let mut rack = Rack::new(2, 512);
     rack.workers[0].submit(Numbers::Int(vec![1; 512 * ELEMENTS]), Op::Sum);
