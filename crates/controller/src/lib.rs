@@ -5,16 +5,14 @@
 //! is asked for, carried out and reported. A gradient passes this room only as a pointer on its way to the driver.
 //!
 //! Deliberately absent: policy, packets, and Python.
+#![forbid(unsafe_code)]
 
 mod client;
 mod convert;
 mod error;
-mod proto;
+pub mod proto;
 mod server;
 
 pub use client::{JobStatus, JobStatusState, Session, SessionConfig, SwitchStatus, switch_status};
 pub use error::SessionError;
 pub use server::{ServerError, SwitchServer, SwitchServerConfig};
-
-#[cfg(test)]
-mod tests;

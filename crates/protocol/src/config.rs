@@ -59,7 +59,8 @@ impl Default for RetransmissionConfig {
     fn default() -> Self {
         // SwitchML §6.3 uses 1 ms on hosts that poll with cores to spare. Where workers share cores, a scheduler's time slices
         // are longer than that, and every wait for one would look like a loss.
-        Self { floor: Duration::from_millis(10), ceiling: Duration::from_secs(1) }
+        // Who waits in vain sends few packets at a time, so it may ask often: a late worker is noticed within the ceiling.
+        Self { floor: Duration::from_millis(10), ceiling: Duration::from_millis(250) }
     }
 }
 

@@ -96,8 +96,12 @@ impl RoundTrip {
         Self { config, smoothed: None, variation: Duration::ZERO, backoff: 0 }
     }
 
-    /// RFC 6298 (2.2) and (2.3).
+    /// RFC 6298 (2.2) and (2.3), but that no sample counts for more than twice the mean. A result waits for every worker, so
+    /// the round trip of one contains the timeouts of the others; unbounded, they would all drive each other up.
     pub(super) fn measure(&mut self, round_trip: Duration) {
+        let round_trip = self
+            .smoothed
+            .map_or(round_trip, |smoothed| round_trip.min((smoothed * 2).max(self.config.floor)));
         match self.smoothed {
             None => {
                 self.smoothed = Some(round_trip);
@@ -179,11 +183,15 @@ mod tests {
             rtt.measure(ms(10));
         }
         assert!(rtt.timeout() >= ms(10) && rtt.timeout() < ms(12), "{:?}", rtt.timeout());
+        for i in 0..1000 {
+            rtt.measure(if i % 5 == 0 { ms(500) } else { ms(10) });
+        }
+        assert!(rtt.timeout() < ms(50), "some late workers do not make it much longer: {:?}", rtt.timeout());
         for _ in 0..10 {
             rtt.back_off();
         }
         assert_eq!(rtt.timeout(), ms(100));
         rtt.reset_backoff();
-        assert!(rtt.timeout() < ms(12));
+        assert!(rtt.timeout() < ms(50));
     }
 }

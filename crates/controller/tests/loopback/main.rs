@@ -12,7 +12,7 @@ use std::time::Duration;
 use fanin_udp::RawTensor;
 use fanin_wire::{Dtype, Op};
 
-use crate::{Session, SessionConfig, SessionError, SwitchServer, SwitchServerConfig};
+use fanin_controller::{Session, SessionConfig, SessionError, SwitchServer, SwitchServerConfig};
 
 /// Longer than anything here takes on a busy machine; only a hang reaches it.
 const HANG: Duration = Duration::from_secs(60);

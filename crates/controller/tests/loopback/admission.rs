@@ -6,9 +6,9 @@ use std::net::TcpListener;
 use fanin_protocol::control::{Ranks, Refusal};
 
 use super::*;
-use crate::proto::control_client::ControlClient;
-use crate::proto::{JoinRequest, join_reply::Outcome, refusal::Reason};
-use crate::{JobStatusState, ServerError, switch_status};
+use fanin_controller::proto::control_client::ControlClient;
+use fanin_controller::proto::{JoinRequest, join_reply::Outcome, refusal::Reason};
+use fanin_controller::{JobStatusState, ServerError, switch_status};
 
 fn refused(config: SessionConfig) -> Refusal {
     match Session::connect(config).expect_err("refused") {

@@ -4,8 +4,8 @@ use fanin_protocol::control::Ranks;
 use fanin_wire::WorkerId;
 
 use super::*;
-use crate::proto::control_client::ControlClient;
-use crate::proto::{JoinRequest, join_reply::Outcome};
+use fanin_controller::proto::control_client::ControlClient;
+use fanin_controller::proto::{JoinRequest, join_reply::Outcome};
 
 /// Joins as a rank that then dies: no packet, no heartbeat, no farewell.
 fn rank_that_dies(switch: &SwitchServer, job: &str, rank: u32, world_size: u32) -> thread::JoinHandle<()> {
