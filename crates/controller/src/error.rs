@@ -85,7 +85,7 @@ pub enum SessionError {
         first.0.0, second.0.0, first.0.0, first.1, second.0.0, second.1
     )]
     CollectiveMismatch {
-        /// The rank that came first, and its tensor (a shard's part of it).
+        /// The rank that came first, and its tensor.
         first: (WorkerId, Collective),
         /// The rank that disagreed, and its tensor.
         second: (WorkerId, Collective),

@@ -87,4 +87,10 @@ impl Elements<'_> {
 pub trait Tensor {
     /// Its elements; always the same number and type.
     fn elements(&mut self) -> Elements<'_>;
+
+    /// Number of elements of the user's tensor, of which this may be one shard's part: what the workers compare, and what
+    /// a person is told when they disagree. At most `u32::MAX`.
+    fn whole_elements(&mut self) -> usize {
+        self.elements().count()
+    }
 }

@@ -41,12 +41,14 @@ impl Drop for AllReduce {
 /// machine that is lost with its thread answers too.
 pub(crate) struct Part {
     tensor: RawTensor,
+    /// Elements of the whole that this is a part of.
+    whole: usize,
     all_reduce: Option<Arc<AllReduce>>,
 }
 
 impl Part {
-    pub(crate) const fn new(tensor: RawTensor, all_reduce: Arc<AllReduce>) -> Self {
-        Self { tensor, all_reduce: Some(all_reduce) }
+    pub(crate) const fn new(tensor: RawTensor, whole: usize, all_reduce: Arc<AllReduce>) -> Self {
+        Self { tensor, whole, all_reduce: Some(all_reduce) }
     }
 
     pub(crate) fn complete(mut self) {
@@ -71,5 +73,9 @@ impl Drop for Part {
 impl Tensor for Part {
     fn elements(&mut self) -> Elements<'_> {
         self.tensor.as_elements()
+    }
+
+    fn whole_elements(&mut self) -> usize {
+        self.whole
     }
 }

@@ -135,12 +135,12 @@ impl WorkerDriver {
         let mut parts =
             parts(tensor.elements(), chunk, self.shared.posts.len(), PIECE_ELEMENTS_MAX).peekable();
         let mut all_reduce = Some(all_reduce);
-        while let Some((shard, range)) = parts.next() {
+        while let Some(Cut { shard, range, piece }) = parts.next() {
             // The last part takes our reference with it: the I/O threads finish the all-reduce, not this one.
             let reference = if parts.peek().is_some() { all_reduce.clone() } else { all_reduce.take() };
             let Some(reference) = reference else { break };
             // SAFETY: the ranges are disjoint, and `tensor` itself is not used.
-            let part = Part::new(unsafe { tensor.part(range) }, reference);
+            let part = Part::new(unsafe { tensor.part(range) }, piece, reference);
             refused.extend(self.shared.posts[shard].send(Command::Submit(part, op)).err());
         }
         // Dropping what a lost thread refused may call `done`; not under the lock.
@@ -286,21 +286,25 @@ fn invalid(message: String) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, message)
 }
 
+/// What one shard does of a tensor.
+struct Cut {
+    shard: usize,
+    /// Elements of the tensor.
+    range: Range<usize>,
+    /// Elements of the piece that all shards do together: one collective on the wire.
+    piece: usize,
+}
+
 /// How a tensor is cut: pieces of at most `piece_max` elements, and each piece into one part of whole chunks a shard (all
 /// but the last part, whose last chunk may be shorter). Every shard gets a part of every piece, if only an empty one, so
 /// that all of them count collectives alike.
-fn parts(
-    elements: usize,
-    chunk: usize,
-    shards: usize,
-    piece_max: usize,
-) -> impl Iterator<Item = (usize, Range<usize>)> {
+fn parts(elements: usize, chunk: usize, shards: usize, piece_max: usize) -> impl Iterator<Item = Cut> {
     (0..elements.div_ceil(piece_max).max(1)).flat_map(move |piece| {
         let begin = piece * piece_max;
         let length = (elements - begin).min(piece_max);
         let chunks = length.div_ceil(chunk);
         let cut = move |shard: usize| begin + (chunks * shard / shards * chunk).min(length);
-        (0..shards).map(move |shard| (shard, cut(shard)..cut(shard + 1)))
+        (0..shards).map(move |shard| Cut { shard, range: cut(shard)..cut(shard + 1), piece: length })
     })
 }
 
@@ -375,7 +379,9 @@ mod tests {
 
     #[test]
     fn a_tensor_is_cut_into_contiguous_parts_of_whole_chunks() {
-        let cut = |elements, shards, piece_max| parts(elements, 4, shards, piece_max).collect::<Vec<_>>();
+        let cut = |elements, shards, piece_max| {
+            parts(elements, 4, shards, piece_max).map(|cut| (cut.shard, cut.range)).collect::<Vec<_>>()
+        };
         assert_eq!(cut(10, 1, 100), [(0, 0..10)]);
         assert_eq!(cut(10, 2, 100), [(0, 0..4), (1, 4..10)]);
         assert_eq!(cut(3, 2, 100), [(0, 0..0), (1, 0..3)]);

@@ -113,7 +113,7 @@ pub struct Collective {
     pub dtype: Dtype,
     /// Sum or average.
     pub op: Op,
-    /// Elements of the tensor (of the shard's part of it).
+    /// Elements of the whole tensor, of which a shard may carry a part.
     pub elements: u32,
 }
 

@@ -25,6 +25,8 @@ struct Entry<T> {
     /// `None` once finished and given back.
     tensor: Option<T>,
     collective: Collective,
+    /// Elements here; `collective` has those of the whole tensor.
+    elements: usize,
     first_chunk: u64,
     chunks_left: u64,
 }
@@ -56,18 +58,20 @@ impl<T: Tensor> Stream<T> {
 
     /// Appends a tensor that has elements.
     pub(super) fn push(&mut self, mut tensor: T, op: Op) {
+        let whole = tensor.whole_elements();
         let elements = tensor.elements();
         let (count, dtype) = (elements.count(), elements.dtype());
         let collective = Collective {
             sequence: self.sequence,
             dtype,
             op,
-            elements: u32::try_from(count).expect("the owner splits tensors of over u32::MAX elements"),
+            elements: u32::try_from(whole).expect("the owner splits tensors of over u32::MAX elements"),
         };
         let chunks = count.div_ceil(self.chunk_elements) as u64;
         self.entries.push_back(Entry {
             tensor: Some(tensor),
             collective,
+            elements: count,
             first_chunk: self.end,
             chunks_left: chunks,
         });
@@ -114,7 +118,7 @@ impl<T: Tensor> Place<'_, T> {
     /// The chunk's elements; the tensor's last chunk may have fewer.
     pub(super) fn range(&self) -> Range<usize> {
         let begin = self.chunk() as usize * self.stream.chunk_elements;
-        begin..(begin + self.stream.chunk_elements).min(self.collective().elements as usize)
+        begin..(begin + self.stream.chunk_elements).min(self.stream.entries[self.entry].elements)
     }
 
     pub(super) fn elements(&mut self) -> Elements<'_> {
