@@ -3,7 +3,8 @@
     fanin run --nproc-per-node 4 examples/gpt.py
     torchrun --nproc-per-node 4 examples/gpt.py --backend gloo
 
-The only line that knows of fanin is the one that says `init_process_group`. Seeds are fixed: two runs
+The only line that knows of fanin is the one that says `init_process_group`. Seeds are fixed: two
+runs
 with the same arguments see the same data and start from the same parameters.
 """
 
@@ -42,6 +43,7 @@ class Block(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
+        """Map (batch, length, width) to the same shape."""
         batch, length, width = x.shape
         query, key, value = (
             part.view(batch, length, self.heads, -1).transpose(1, 2)
@@ -49,7 +51,8 @@ class Block(nn.Module):
         )
         y = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + self.attention_out(y.transpose(1, 2).reshape(batch, length, width))
-        return x + self.feed_forward(self.norm_2(x))
+        out: Tensor = x + self.feed_forward(self.norm_2(x))
+        return out
 
 
 class Gpt(nn.Module):
@@ -64,12 +67,15 @@ class Gpt(nn.Module):
         self.head = nn.Linear(width, VOCABULARY, bias=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
+        """Map codes (batch, length) to logits (batch, length, vocabulary)."""
         positions = torch.arange(tokens.shape[1])
-        return self.head(self.norm(self.blocks(self.tokens(tokens) + self.positions(positions))))
+        x = self.blocks(self.tokens(tokens) + self.positions(positions))
+        logits: Tensor = self.head(self.norm(x))
+        return logits
 
 
 def standard_library() -> Tensor:
-    """The text of this Python's own library, as character codes: the same on every rank."""
+    """Return the text of this Python's own library as character codes, alike on every rank."""
     root = Path(sysconfig.get_path("stdlib"))
     text = bytearray()
     for path in sorted(root.rglob("*.py")):
@@ -82,12 +88,14 @@ def standard_library() -> Tensor:
 
 
 def batch_of(text: Tensor, size: int, context: int, dice: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Draw sequences, and the same shifted by one character."""
     starts = torch.randint(len(text) - context - 1, (size,), generator=dice)
     rows = torch.stack([text[start : start + context + 1] for start in starts]).long()
     return rows[:, :-1], rows[:, 1:]
 
 
 def arguments() -> argparse.Namespace:
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--backend", choices=["fanin", "gloo"], default="fanin")
     parser.add_argument("--steps", type=int, default=200)
@@ -103,6 +111,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
+    """Train."""
     args = arguments()
     # Ranks on one machine share its cores; threads of theirs would only fight over them.
     local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -127,7 +136,7 @@ def main() -> None:
         logits = model(inputs)
         loss = functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         # In float64, so that the report adds no error of its own to what it reports.
         mean = loss.detach().double()

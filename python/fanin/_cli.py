@@ -6,7 +6,7 @@ import sys
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs one command line and returns its exit status."""
+    """Run one command line and return its exit status."""
     argv = sys.argv[1:] if arguments is None else arguments
     if argv and argv[0] == "run":
         from fanin.launch import run

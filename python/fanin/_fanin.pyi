@@ -41,7 +41,7 @@ class Client:
         keep: object,
         notify: bool,
     ) -> Pending:
-        """Starts an in-place all-reduce of `elements` contiguous elements at `address`.
+        """Start an in-place all-reduce of `elements` contiguous elements at `address`.
 
         `keep` is held until completion. With `notify`, the `Pending` is also handed out by
         `next_completion` once it is done. Every rank submits in the same order.
@@ -83,4 +83,4 @@ class Switch:
     def stop(self) -> None: ...
 
 def main(argv: list[str]) -> int:
-    """The command line without `run`: switch, status, version. Returns the exit status."""
+    """Run the command line without `run`: switch, status, version. Return the exit status."""

@@ -1,7 +1,10 @@
-"""What can go wrong, as types: one class for each variant of the Rust enums, with the same fields.
+"""What can go wrong, as types: one class for each variant of the Rust enums, with its fields.
 
-Each error is made as ``Class(message, **fields)`` (the binding does so) and its fields are attributes.
+Each error is made as ``Class(message, **fields)`` (the binding does so); fields are attributes.
 """
+
+# The names are those of the Rust enums, which say what happened: no "Error" at their end.
+# ruff: noqa: N818
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ class FaninError(RuntimeError):
             setattr(self, name, value)
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Exceptions cross process borders (multiprocessing, torchelastic); `args` holds the message only.
+        # Exceptions cross process borders (multiprocessing); `args` holds the message only.
         return type(self), (self.message,), dict(self.__dict__)
 
 
@@ -81,7 +84,7 @@ class JoinTimeout(_MissingRanks):
 
 
 class AllReduceTimeout(_MissingRanks):
-    """An all-reduce did not complete in time; `missing_ranks` names those that did not contribute."""
+    """An all-reduce did not complete in time; `missing_ranks` did not contribute."""
 
 
 class CollectiveMismatch(FaninError):
@@ -108,7 +111,7 @@ class SwitchLost(FaninError):
 
 
 class Closed(FaninError):
-    """The group was closed, here, while this all-reduce was outstanding or before it was started."""
+    """The group was closed, here, before this all-reduce was done (or started)."""
 
 
 __all__ = [

@@ -60,7 +60,7 @@ class Group:
 
     @property
     def rank(self) -> int:
-        """This process's rank, from 0."""
+        """The rank of this process, from 0."""
         return self._client.rank
 
     @property
@@ -74,13 +74,14 @@ class Group:
         return self._client
 
     def all_reduce(self, array: Array, op: Op = "sum") -> Array:
-        """Sums (or averages) the array over all ranks, in place, and returns it.
+        """Sum (or average) the array over all ranks, in place, and returns it.
 
-        All ranks call with the same length, dtype and op, in the same order. float32, float16, int32
-        (and bfloat16 of ml_dtypes); any shape; writable. int32 is exact, and "avg" of it rounds towards
-        zero. Floats are summed as block-scaled integers: bit-identical on all ranks.
+        All ranks call with the same length, dtype and op, in the same order. float32, float16,
+        int32 (and bfloat16 of ml_dtypes); any shape; writable. int32 is exact, and "avg" of it
+        rounds towards zero. Floats are summed as block-scaled integers (SwitchML §4.6), with the
+        same bits on all ranks.
 
-        Raises `TypeError` (dtype), `ValueError` (op, read-only array), or the errors of `fanin.errors`.
+        Raises `TypeError` (dtype), `ValueError` (op, read-only array), or `fanin.errors`.
         """
         return self.all_reduce_async(array, op).wait()
 
@@ -135,10 +136,10 @@ def connect(
     world_size: int,
     timeout: float = 300.0,
 ) -> Group:
-    """Joins `job` as `rank` of `world_size`; blocks until all ranks have joined.
+    """Join `job` as `rank` of `world_size`; blocks until all ranks have joined.
 
-    `switch` is "host:port"; without it the environment's FANIN_SWITCH is used. `timeout` (seconds) bounds
-    the joining and, later, every all-reduce. Raises the errors of `fanin.errors`.
+    `switch` is "host:port"; without it the environment's FANIN_SWITCH is used. `timeout` (seconds)
+    bounds the joining and, later, every all-reduce. Raises the errors of `fanin.errors`.
     """
     client = _fanin.Client(switch_address(switch), job, rank, world_size, timeout=timeout)
     return Group(client)

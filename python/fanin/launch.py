@@ -27,7 +27,7 @@ examples:
 
 
 def parser() -> argparse.ArgumentParser:
-    """torchrun's parser with our group of arguments."""
+    """Return torchrun's parser with our group of arguments."""
     from torch.distributed.run import get_args_parser
 
     made: argparse.ArgumentParser = get_args_parser()
@@ -40,21 +40,21 @@ def parser() -> argparse.ArgumentParser:
         "--switch",
         metavar="ADDR:PORT",
         default=None,
-        help=f"the switch that sums (default: ${SWITCH_VARIABLE}; without that, one inside this launcher, "
-        "which serves this machine only)",
+        help=f"the switch that sums (default: ${SWITCH_VARIABLE}; without that, one inside this "
+        "launcher, which serves this machine only)",
     )
     return made
 
 
 def run(argv: list[str]) -> int:
-    """Runs the ranks to their end. Returns the exit status."""
+    """Run the ranks to their end. Returns the exit status."""
     parsed = parser()
     args = parsed.parse_args(argv)
     named = args.switch or os.environ.get(SWITCH_VARIABLE)
     if not named and _nodes_max(parsed, args.nnodes) > 1:
         parsed.error(
-            "with more than one node the ranks need a switch that all of them can reach: start one with "
-            "`fanin switch --listen 0.0.0.0:4800`, and pass --switch ADDR:PORT on every node"
+            "with more than one node the ranks need a switch that all of them can reach: start one "
+            "with `fanin switch --listen 0.0.0.0:4800`, and pass --switch ADDR:PORT on every node"
         )
     if named:
         return _launch(args, named)
@@ -72,7 +72,7 @@ def run(argv: list[str]) -> int:
 
 
 def _nodes_max(parsed: argparse.ArgumentParser, nnodes: str) -> int:
-    """torchrun's `--nnodes` is "N" or "MIN:MAX"."""
+    """Parse torchrun's `--nnodes`, which is "N" or "MIN:MAX"."""
     try:
         return int(nnodes.rpartition(":")[2])
     except ValueError:

@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from ranks import Ranks, wait_until
-
 from fanin import _fanin
+from ranks import Ranks, wait_until
 
 
 @pytest.fixture(scope="session")
@@ -44,7 +43,7 @@ class SwitchProcess:
 
     def __init__(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
-            self.address = "127.0.0.1:{}".format(free.getsockname()[1])
+            self.address = f"127.0.0.1:{free.getsockname()[1]}"
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:

@@ -1,8 +1,8 @@
 """Real processes that play the ranks of a job, for the suites here.
 
-A suite names a module-level function ``body(me, *args)``; `launch` runs it once a rank. Processes are
-forked from a server that has torch loaded, so that a test costs milliseconds, not an import. Everything
-waits for a condition with a deadline; nothing sleeps and hopes.
+A suite names a module-level function ``body(me, *args)``; `launch` runs it once a rank. Processes
+are forked from a server that has torch loaded, so that a test costs milliseconds, not an import.
+Everything waits for a condition with a deadline; nothing sleeps and hopes.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
 
 DEADLINE = 60.0
 
@@ -84,7 +85,7 @@ class Ranks:
         self, body: Callable[..., Any], world_size: int, switch: str, args: tuple[Any, ...]
     ) -> None:
         # As torchrun does: the launcher has the store, the ranks are its clients.
-        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self.world_size = world_size
         self._pipes: list[Connection] = []
         self.processes = []
@@ -162,7 +163,8 @@ class Ranks:
 
 
 def _send(pipe: Connection, what: tuple[str, Any]) -> None:
-    # Pickled by hand: the pipe's own pickler would send tensors as files of a process that has gone.
+    # Pickled by hand: the pipe's own pickler would send tensors as files of a process that has
+    # gone.
     pipe.send_bytes(pickle.dumps(what))
 
 

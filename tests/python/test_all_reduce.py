@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from conftest import Launch
 from ranks import Me
+from torch._C._distributed_c10d import HashStore
 
 FLOATS = {torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}  # bits of the significand
 
@@ -23,7 +24,8 @@ def values(dtype: torch.dtype, length: int, rank: int) -> torch.Tensor:
 def error_bound(parts: list[torch.Tensor], divisor: int) -> torch.Tensor:
     """SwitchML, Theorem 1: |sum - result| <= n / f with f = (2^31 - 1) / (n 2^m).
 
-    2^m is at most twice the largest magnitude. To that comes the rounding to the tensor's own dtype.
+    2^m is at most twice the largest magnitude. To that comes the rounding to the tensor's own
+    dtype.
     """
     n = len(parts)
     exact = torch.stack(parts).double()
@@ -158,9 +160,9 @@ def test_a_group_of_one_rank_needs_no_switch(launch: Launch) -> None:
     assert launch(alone, 1, at="").results() == [torch.tensor([0.1, 1e30]).tolist()]
 
 
-def too_many(me: Me) -> str:
+def too_many(_: Me) -> str:
     try:
-        dist.init_process_group("fanin", store=dist.HashStore(), rank=0, world_size=65)
+        dist.init_process_group("fanin", store=HashStore(), rank=0, world_size=65)
     except RuntimeError as error:
         return str(error)
     return "accepted"

@@ -5,16 +5,14 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
+import fanin.torch
 import pytest
 import torch
-import torch.distributed as dist
 from conftest import Launch
 from ranks import Me
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
-
-import fanin.torch
 
 STEPS = 12
 
@@ -73,7 +71,8 @@ def hook_with_a_group(me: Me) -> list[float]:
         model = DistributedDataParallel(nn.Linear(3, 1))
         model.register_comm_hook(group, fanin.torch.allreduce_hook)
         model(torch.full((1, 3), float(me.rank))).sum().backward()
-        return gradients + model.module.weight.grad.flatten().tolist()
+        gradients += model.module.weight.grad.flatten().tolist()
+        return [float(gradient) for gradient in gradients]
 
 
 def test_the_hook_takes_a_group_and_falls_back_for_other_dtypes(launch: Launch) -> None:
@@ -109,12 +108,13 @@ def test_backward_raises_cleanly_when_a_rank_is_killed(launch: Launch) -> None:
 
 
 def fully_sharded(me: Me) -> float:
+    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
     me.init("cpu:fanin")
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
-    fully_shard(model, mesh=dist.init_device_mesh("cpu", (me.world_size,)))
+    fully_shard(model, mesh=init_device_mesh("cpu", (me.world_size,)))
     model(torch.full((2, 8), float(me.rank))).sum().backward()
     gradient = next(model.parameters()).grad
     assert gradient is not None

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from conftest import Launch
 from ranks import Me
+from torch._C import _distributed_c10d as c10d
 from torch.distributed.distributed_c10d import _coalescing_manager
 
 
@@ -30,7 +31,7 @@ def other_reductions(me: Me) -> None:
     complex_sum = torch.full((2,), 1 + 2j)
     dist.all_reduce(complex_sum)
     assert complex_sum.tolist() == [n * (1 + 2j)] * 2
-    sparse = torch.sparse_coo_tensor([[rank]], [1.0], (n,))
+    sparse = torch.sparse_coo_tensor(torch.tensor([[rank]]), torch.ones(1), (n,))
     dist.all_reduce(sparse)
     assert sparse.to_dense().tolist() == [1.0] * n
 
@@ -178,7 +179,7 @@ def detailed(me: Me) -> float:
 
 
 def detailed_debug(me: Me) -> float:
-    dist.set_debug_level(dist.DebugLevel.DETAIL)
+    c10d.set_debug_level(c10d.DebugLevel.DETAIL)
     return detailed(me)
 
 

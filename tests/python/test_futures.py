@@ -10,9 +10,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from conftest import Launch
-from ranks import Me, wait_until
-
 from fanin import errors
+from ranks import Me, wait_until
 
 Future = torch.futures.Future
 
@@ -35,7 +34,8 @@ def chains(me: Me) -> None:
     def nested(future: Any) -> torch.Tensor:
         """PowerSGD does this: a callback that blocks on another all-reduce."""
         inner = future_of(future.value()[0]).wait()[0]
-        return future_of(inner).wait()[0]
+        outer: torch.Tensor = future_of(inner).wait()[0]
+        return outer
 
     for _ in range(8):
         assert future_of(torch.ones(5, dtype=torch.int32)).then(nested).wait()[0].item() == n**3
@@ -43,9 +43,10 @@ def chains(me: Me) -> None:
     # A callback that waits for a future that exists already, and completes after its own.
     first, second = (torch.ones(3, dtype=torch.int32) for _ in range(2))
     started = threading.Event()
+    late: list[Any] = []
     early = future_of(first)
-    waiting = early.then(lambda f: (started.wait(), late[0].wait())[1][0].sum().item())
-    late = [future_of(second)]
+    waiting = early.then(lambda _: (started.wait(), late[0].wait())[1][0].sum().item())
+    late.append(future_of(second))
     started.set()
     assert waiting.wait() == 3 * n
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from conftest import Launch
 from ranks import Me
 
 
-def total(value: int, group: dist.ProcessGroup | None = None) -> int:
+def total(value: int, group: Any = None) -> int:
     tensor = torch.tensor([value], dtype=torch.int32)
     dist.all_reduce(tensor, group=group)
     return int(tensor.item())
@@ -26,9 +28,8 @@ def subgroups(me: Me) -> None:
         dist.destroy_process_group(pair)
     assert total(1) == 3
 
-    split = dist.split_group(split_ranks=[[0, 1], [2]])
-    assert split is not None
-    assert total(me.rank + 1, split) == (3 if me.rank < 2 else 3)
+    split: Any = dist.split_group(split_ranks=[[0, 1], [2]])
+    assert total(me.rank + 1, split) == 3
     assert dist.get_backend(split) == "fanin"
 
 
@@ -68,7 +69,8 @@ def named(me: Me) -> str:
     me.init()
     group = dist.group.WORLD
     assert group is not None
-    return group._get_backend(torch.device("cpu")).getBackendName()
+    backend: Any = group._get_backend(torch.device("cpu"))
+    return str(backend.getBackendName())
 
 
 def test_the_backend_is_called_fanin(launch: Launch) -> None:

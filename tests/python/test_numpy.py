@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import fanin
 import numpy as np
 import pytest
 from conftest import Launch
 from ranks import Me
-
-import fanin
 
 JOB = "numpy"
 
@@ -55,7 +54,7 @@ def test_sums_and_averages_of_arrays_of_every_kind(launch: Launch) -> None:
         assert all(isinstance(value, int) for value in got["statistics"].values())
 
 
-def several(me: Me) -> list[float]:
+def several(me: Me) -> list[int]:
     with group(me, "numpy-several") as ours:
         arrays = [np.full(5000 + i, i, dtype=np.int32) for i in range(20)]
         handles = [ours.all_reduce_async(array) for array in arrays]
@@ -103,5 +102,5 @@ def test_what_cannot_be_summed_is_refused_with_a_reason(launch: Launch) -> None:
 
 def test_a_missing_switch_address_names_the_cure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FANIN_SWITCH", raising=False)
-    with pytest.raises(fanin.errors.SwitchUnreachable, match="fanin switch.*FANIN_SWITCH"):
+    with pytest.raises(fanin.errors.SwitchUnreachable, match=r"fanin switch.*FANIN_SWITCH"):
         fanin.connect(job="nowhere", rank=0, world_size=1)

@@ -1,7 +1,7 @@
 """The backend "fanin" of torch.distributed, and a DDP communication hook.
 
-`import torch` registers the backend by itself, through the entry-point group ``torch.backends``; where
-that is switched off (``TORCH_DEVICE_BACKEND_AUTOLOAD=0``), ``import fanin.torch`` registers it.
+`import torch` registers the backend by itself, through the entry-point group ``torch.backends``;
+where that is switched off (``TORCH_DEVICE_BACKEND_AUTOLOAD=0``), ``import fanin.torch`` does it.
 
     torch.distributed.init_process_group("fanin")     # the switch: FANIN_SWITCH, or `fanin run`
 
@@ -25,7 +25,7 @@ BACKEND = "fanin"
 
 
 def _register() -> None:
-    """Makes the name "fanin" known to torch.distributed. Cheap, repeatable, and never raises.
+    """Make the name "fanin" known to torch.distributed. Cheap, repeatable, and never raises.
 
     It runs inside `import torch`, where an exception would take torch away from every program.
     """
@@ -44,6 +44,10 @@ def _register() -> None:
 
 
 def _create(options: _DistributedBackendOptions, backend_options: object | None) -> Backend:
+    from torch import __version__ as version
+
+    if version < "2.14":
+        raise RuntimeError(f"the backend fanin needs torch 2.14 or later, and this is {version}")
     from fanin.torch.backend import create
 
     return create(options, backend_options)
@@ -57,7 +61,7 @@ def __getattr__(name: str) -> object:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-# After the definitions: when this import is what first imports torch, torch comes back for `_register`.
+# After the definitions: if this is what first imports torch, torch comes back for `_register`.
 import torch as _torch  # noqa: E402, F401
 
 _register()

@@ -1,5 +1,8 @@
 """The backend "fanin": all-reduces go to the switch, everything else to Gloo."""
 
+# The methods are torch's, and documented there.
+# ruff: noqa: D102
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -7,8 +10,7 @@ from datetime import timedelta
 
 from torch import Tensor
 from torch._C import _distributed_c10d as c10d
-from torch._C._distributed_c10d import ReduceOp, Work
-from torch.distributed import PrefixStore, Store
+from torch._C._distributed_c10d import PrefixStore, ReduceOp, Store, Work
 
 from fanin.torch import handles
 from fanin.torch.channel import Channel, serves
@@ -21,7 +23,7 @@ _debugged: list[FaninBackend] = []
 def create(
     options: c10d._DistributedBackendOptions, backend_options: object | None
 ) -> FaninBackend:
-    """What torch.distributed calls for `init_process_group("fanin")` and `new_group`."""
+    """Make one rank's backend, for `init_process_group("fanin")` and `new_group`."""
     if backend_options is not None:
         raise TypeError(
             "the backend fanin takes no pg_options: name the switch with FANIN_SWITCH=host:port, "
@@ -68,7 +70,7 @@ class FaninBackend(DelegatingBackend):
         return super().allreduce_coalesced(tensors, opts) if work is None else self._issued(work)
 
     def _sum(self, tensors: Sequence[Tensor], opts: c10d.AllreduceOptions) -> Work | None:
-        """The all-reduce on the switch; None if it is not one that the switch serves."""
+        """Start the all-reduce on the switch; None if it is not one that the switch serves."""
         average = opts.reduceOp == ReduceOp.AVG
         if not (average or opts.reduceOp == ReduceOp.SUM) or not all(map(serves, tensors)):
             return None
@@ -83,7 +85,7 @@ class FaninBackend(DelegatingBackend):
     def split(
         self, store: Store, ranks: Sequence[int], opts: c10d.Backend.Options
     ) -> FaninBackend | None:
-        """A backend for some of this one's ranks: a job of its own on the switch."""
+        """Make a backend for some of this one's ranks: a job of its own on the switch."""
         if self.rank() not in ranks:
             return None
         return FaninBackend(

@@ -40,8 +40,8 @@ class Channel:
         self._completions = Completions(client) if client is not None else None
         # For wait(); None leaves it to the timeout that the client was made with.
         self.timeout: float | None = None
-        # Also at exit: a thread that comes back from Rust to a finalised interpreter dies hard, and the
-        # other ranks are to hear that this one left, in place of losing it.
+        # Also at exit: a thread that comes back from Rust to a finalised interpreter dies hard, and
+        # the other ranks are to hear that this one left, in place of losing it.
         self._close = (
             weakref.finalize(self, _close, client, self._completions)
             if client is not None and self._completions is not None
@@ -51,9 +51,10 @@ class Channel:
     def all_reduce(
         self, tensors: Sequence[torch.Tensor], *, average: bool, notify: bool
     ) -> FaninWork:
-        """Starts summing each tensor in place; all must be ones that `serves` accepts.
+        """Start summing each tensor in place; all must be ones that `serves` accepts.
 
-        With `notify` the future of the work is completed by the completion threads; without it, asking
+        With `notify` the future of the work is completed by the completion threads; without it,
+        asking
         for the future costs a thread.
         """
         if self._client is None or self._completions is None:
@@ -68,7 +69,7 @@ class Channel:
             memory = part.memory
             assert memory is not None  # nothing is settled before it was submitted
             try:
-                part.pending = self._client.submit(
+                pending = self._client.submit(
                     memory.data_ptr(),
                     memory.numel(),
                     DTYPES[memory.dtype],
@@ -79,6 +80,8 @@ class Channel:
             except Exception as error:
                 work.failed_to_start(error)
                 break
+            if part.work is not None:  # else a completion thread was faster, and has settled it
+                part.pending = pending
         return work
 
     def close(self) -> None:

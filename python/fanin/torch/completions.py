@@ -1,8 +1,12 @@
 """The threads that complete futures.
 
-Callbacks run on the completing thread, and a callback may wait for another all-reduce (PowerSGD's does).
-So completions are taken by leader and followers: a thread that takes one while no other waits for the
-next first starts another thread. Never fewer than one waits, and callbacks may nest without bound.
+Callbacks run on the completing thread, and a callback may wait for another all-reduce (PowerSGD's
+does). So completions are taken by leader and followers: a thread that takes one while no other
+waits for the next first starts another thread. Never fewer than one waits, and callbacks may nest
+without bound.
+
+Callbacks of different all-reduces may so run at the same time. A program whose callbacks start
+all-reduces of their own must see to it that all ranks start them in one order, as on Gloo.
 """
 
 from __future__ import annotations
@@ -20,7 +24,10 @@ log = logging.getLogger(__name__)
 
 
 class Completions:
-    """Hands finished all-reduces of one client to their works. Starts no thread before `ensure_running`."""
+    """Hands finished all-reduces of one client to their works.
+
+    Starts no thread before `ensure_running`.
+    """
 
     def __init__(self, client: _fanin.Client) -> None:
         self._client = client
@@ -29,13 +36,13 @@ class Completions:
         self._threads: set[threading.Thread] = set()
 
     def ensure_running(self) -> None:
-        """To be called before an all-reduce is submitted with `notify`."""
+        """Start the first thread: to be called before submitting with `notify`."""
         with self._lock:
             if not self._threads:
                 self._start()
 
     def join(self, timeout: float) -> None:
-        """Waits for the threads, once the client is closed: each still delivers what it holds."""
+        """Wait for the threads, once the client is closed: each still delivers what it holds."""
         with self._lock:
             threads = [
                 thread for thread in self._threads if thread is not threading.current_thread()
@@ -44,13 +51,12 @@ class Completions:
             thread.join(timeout)
 
     def _start(self) -> None:
-        # Daemons: a callback that never returns must not keep the process. Those that wait are ended by
-        # closing the client, at the latest at exit (see `channel`).
+        # Daemons: a callback that never returns must not keep the process. Those that wait are
+        # ended by closing the client, at the latest at exit (see `channel`).
         thread = threading.Thread(target=self._run, name="fanin-completion", daemon=True)
         self._threads.add(thread)
-        self._idle += (
-            1  # counted by the starter, so that two completions do not start two followers
-        )
+        # Counted by the starter, so that two completions do not start two followers.
+        self._idle += 1
         thread.start()
 
     def _run(self) -> None:

@@ -1,18 +1,21 @@
 """Every collective that a backend can have, handed to an inner Gloo group.
 
-The switch sums; it does not broadcast, gather or scatter. A program that ran on Gloo must run on fanin,
-so whatever `backend.FaninBackend` does not take itself falls through to here.
+The switch sums; it does not broadcast, gather or scatter. A program that ran on Gloo must run on
+fanin, so whatever `backend.FaninBackend` does not take itself falls through to here.
 """
+
+# The methods are torch's, and documented there.
+# ruff: noqa: D102, N802
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import Any
 
 from torch import Tensor
 from torch._C import _distributed_c10d as c10d
-from torch._C._distributed_c10d import Work
-from torch.distributed import ProcessGroupGloo, Store
+from torch._C._distributed_c10d import ProcessGroupGloo, Store, Work
 
 from fanin.torch.handles import DelegatedWork, FindableWork
 from fanin.torch.work import WorkGroup
@@ -25,7 +28,8 @@ class DelegatingBackend(c10d.Backend):
 
     def __init__(self, store: Store, rank: int, size: int, timeout: timedelta) -> None:
         super().__init__(rank, size)
-        self._gloo = ProcessGroupGloo(store, rank, size, timeout)
+        # Any: torch's stubs declare next to nothing of it.
+        self._gloo: Any = ProcessGroupGloo(store, rank, size, timeout)
         # The works of the coalescing region that is open, if one is.
         self._coalescing: list[Work] | None = None
 
@@ -41,7 +45,7 @@ class DelegatingBackend(c10d.Backend):
         self._coalescing = []
 
     def end_coalescing(self) -> Work:
-        """The work that covers all that was issued since `start_coalescing`."""
+        """Return the work that covers all that was issued since `start_coalescing`."""
         works, self._coalescing = self._coalescing or [], None
         return WorkGroup(works)
 
@@ -86,8 +90,10 @@ class DelegatingBackend(c10d.Backend):
     ) -> Work:
         return self._issued(self._gloo.allgather_coalesced(outputs, inputs, opts))
 
-    def all_gather_single(self, output: Tensor, input: Tensor, opts: c10d.AllgatherOptions) -> Work:
-        return self._issued(self._gloo.all_gather_single(output, input, opts))
+    def all_gather_single(
+        self, output: Tensor, source: Tensor, opts: c10d.AllgatherOptions
+    ) -> Work:
+        return self._issued(self._gloo.all_gather_single(output, source, opts))
 
     def all_gather_single_coalesced(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: c10d.AllgatherOptions
@@ -110,9 +116,9 @@ class DelegatingBackend(c10d.Backend):
         return self._issued(self._gloo.reduce_scatter(outputs, inputs, opts))
 
     def reduce_scatter_single(
-        self, output: Tensor, input: Tensor, opts: c10d.ReduceScatterOptions
+        self, output: Tensor, source: Tensor, opts: c10d.ReduceScatterOptions
     ) -> Work:
-        return self._issued(self._gloo.reduce_scatter_single(output, input, opts))
+        return self._issued(self._gloo.reduce_scatter_single(output, source, opts))
 
     def reduce_scatter_single_coalesced(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: c10d.ReduceScatterOptions
@@ -122,14 +128,14 @@ class DelegatingBackend(c10d.Backend):
     def all_to_all_single(
         self,
         output: Tensor,
-        input: Tensor,
+        source: Tensor,
         output_split_sizes: Sequence[int],
         input_split_sizes: Sequence[int],
         opts: c10d.AllToAllOptions,
     ) -> Work:
         return self._issued(
             self._gloo.all_to_all_single(
-                output, input, list(output_split_sizes), list(input_split_sizes), opts
+                output, source, list(output_split_sizes), list(input_split_sizes), opts
             )
         )
 
@@ -160,7 +166,8 @@ class DelegatingBackend(c10d.Backend):
     alltoall_base = all_to_all_single
 
     def _get_sequence_number_for_group(self) -> int:
-        return self._gloo._get_sequence_number_for_group()
+        number: int = self._gloo._get_sequence_number_for_group()
+        return number
 
     def _set_sequence_number_for_group(self) -> None:
         """Nothing to agree on: numbers begin at zero on every rank."""

@@ -1,10 +1,14 @@
 """Makes `is_completed()` and its kin tell the truth for works of Python backends.
 
 Torch 2.15 wraps the work that a Python backend returns in a C++ object which forwards `wait` and
-`get_future` only (`PyWorkHolder` in PyProcessGroup.hpp): its `is_completed()` is False for ever, so that
-a program which polls would hang, and its `source_rank()` raises, so that a receive from any source fails.
-Here those methods first find the work inside. Works of C++ backends are left as they are.
+`get_future` only (`PyWorkHolder` in PyProcessGroup.hpp): its `is_completed()` is False for ever, so
+that a program which polls would hang, and its `source_rank()` raises, so that a receive from any
+source fails. Here those methods first find the work inside. Works of C++ backends are left as they
+are.
 """
+
+# The methods are torch's, and documented there.
+# ruff: noqa: D102
 
 from __future__ import annotations
 
@@ -81,7 +85,7 @@ class DelegatedWork(FindableWork):
 
 
 def install() -> None:
-    """Called when the first backend is made, so that programs without one see torch unchanged."""
+    """Put this in place: when the first backend is made, so that others see torch unchanged."""
     global _installed
     with _install_once:
         if _installed:
@@ -102,7 +106,7 @@ def _forwarding(name: str, original: Callable[[Work], Any]) -> Callable[[Work], 
 
 
 def _behind(work: Work) -> Work | None:
-    """The `FindableWork` that torch wrapped, if it is one."""
+    """Return the `FindableWork` that torch wrapped, if it is one."""
     if type(work) is not Work:
         return None
     _question.asked, _question.answer = True, None

@@ -1,4 +1,4 @@
-"""A DDP communication hook: gradients through the switch, everything else through any other backend."""
+"""A DDP communication hook: gradients through the switch, the rest through any backend."""
 
 # No postponed annotations here: DDP compares the hook's annotations with the classes themselves.
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook as plain_hook
 
 from fanin.group import Group
@@ -24,9 +25,9 @@ class HookState:
         model = DistributedDataParallel(model)
         model.register_comm_hook(HookState(), allreduce_hook)
 
-    Collective: all ranks of `process_group` (None: the default group) make one, at the same place in
-    their program. `switch` is "host:port"; else the environment's FANIN_SWITCH, else that of rank 0.
-    `timeout` in seconds. Raises the errors of `fanin.errors`.
+    Collective: all ranks of `process_group` (None: the default group) make one, at the same place
+    in their program. `switch` is "host:port"; else the environment's FANIN_SWITCH, else that of
+    rank 0. `timeout` in seconds. Raises the errors of `fanin.errors`.
     """
 
     def __init__(
@@ -55,22 +56,30 @@ class HookState:
 
 
 def allreduce_hook(
-    state: HookState | Group, bucket: dist.GradBucket
+    state: HookState | Group, bucket: GradBucket
 ) -> torch.futures.Future[torch.Tensor]:
     """Averages a bucket of gradients over the ranks, on the switch.
 
-    `state` is a `HookState`, or a `fanin.Group` with the ranks of DDP's process group. Buckets that the
-    switch does not serve (float64, CUDA) are averaged by DDP's process group (a Group: the default one).
+    `state` is a `HookState`, or a `fanin.Group` with the ranks of DDP's process group. Buckets that
+    the switch does not serve (float64, CUDA) are averaged by DDP's process group (a Group: the
+    default one).
     """
     tensor = bucket.buffer()
     if not serves(tensor):
-        return plain_hook(getattr(state, "process_group", None), bucket)
+        return plain_hook(_process_group(state), bucket)
     work = _channel(state).all_reduce([tensor], average=True, notify=True)
     return work.get_future().then(_first)
 
 
 def _first(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
     return future.value()[0]
+
+
+def _process_group(state: HookState | Group) -> dist.ProcessGroup:
+    given = state.process_group if isinstance(state, HookState) else None
+    group = given or dist.group.WORLD
+    assert group is not None  # DDP has one
+    return group
 
 
 def _channel(state: HookState | Group) -> Channel:

@@ -8,7 +8,7 @@ import re
 import secrets
 from dataclasses import dataclass
 
-from torch.distributed import PrefixStore, Store
+from torch._C._distributed_c10d import PrefixStore, Store
 
 from fanin import _fanin
 from fanin._address import SWITCH_VARIABLE, switch_address
@@ -29,27 +29,28 @@ class Membership:
     """A part of the group's store that no other generation uses."""
 
     def connect(self, rank: int, world_size: int, timeout: float) -> _fanin.Client:
-        """Joins the job; blocks until all ranks have. Raises the errors of `fanin.errors`."""
+        """Join the job; blocks until all ranks have. Raises the errors of `fanin.errors`."""
         switch = switch_address(own_or(self.switch))
         return _fanin.Client(switch, self.job, rank, world_size, timeout=timeout)
 
 
 def new_job(name: str, switch: str | None = None) -> tuple[str, str | None]:
-    """Rank 0's decision: a job that no other run has, and its switch, if it knows one."""
+    """Decide, on rank 0: a job that no other run has, and its switch, if it knows one."""
     kept = re.sub(r"[^A-Za-z0-9_.-]", "_", name)[:NAME_MAX]
     return f"torch-{secrets.token_hex(8)}-{kept}", switch or os.environ.get(SWITCH_VARIABLE)
 
 
 def own_or(switch_of_rank_0: str | None) -> str | None:
-    """A rank's own environment comes first: it may reach the switch by another address."""
+    """Prefer a rank's own environment: it may reach the switch by another address."""
     return os.environ.get(SWITCH_VARIABLE) or switch_of_rank_0
 
 
 def agree(store: Store, rank: int, world_size: int, group: str) -> Membership:
     """Rank 0 decides, the others read.
 
-    Keys of a store outlive destroy_process_group + init_process_group, so generations are numbered: the
-    n-th join belongs to generation (n-1) // world_size, as a generation begins after the one before ended.
+    Keys of a store outlive destroy_process_group + init_process_group, so generations are numbered:
+    the n-th join belongs to generation (n-1) // world_size, as a generation begins after the one
+    before ended.
     """
     generation = (store.add("fanin/joins", 1) - 1) // world_size
     mine = PrefixStore(f"fanin/{generation}/", store)

@@ -1,8 +1,11 @@
 """Work and futures of the all-reduces that the switch serves.
 
-A `FaninWork` is settled exactly once, by whoever learns first that it is done: a thread in `wait`, or a
-completion thread. Its future is completed by a completion thread only, as callbacks may block.
+A `FaninWork` is settled exactly once, by whoever learns first that it is done: a thread in `wait`,
+or a completion thread. Its future is completed by a completion thread only, as callbacks may block.
 """
+
+# The methods are torch's, and documented there.
+# ruff: noqa: D102
 
 from __future__ import annotations
 
@@ -31,9 +34,9 @@ class Part:
 
     def completed(self, pending: _fanin.Pending) -> None:
         """For completion threads, which can be here before the submitting thread has `pending`."""
-        self.pending = pending
         work = self.work
-        if work is not None:
+        if work is not None:  # else settled already; holding on to `pending` would make a cycle
+            self.pending = pending
             work.part_completed()
 
 
@@ -71,9 +74,10 @@ class FaninWork(FindableWork):
             part.work = self
 
     def failed_to_start(self, error: Exception) -> None:
-        """The client refused a part, and so those after it. Reported as all other failures are.
+        """Note that the client refused a part, and so those after it.
 
-        The parts before it are under way: the work is settled when they are done.
+        It is reported as all other failures are. The parts before it are under way: the work is
+        settled when they are done.
         """
         with self._lock:
             self._error = error
@@ -84,6 +88,9 @@ class FaninWork(FindableWork):
             self._awaited -= len(refused)
             if not self._parts:
                 self._settled = True
+            all_done = self._notified and self._awaited == 0
+        if all_done:  # by completion threads that could not know that nothing more would come
+            self._settle()
 
     def part_completed(self) -> None:
         """For completion threads: one more part is done. Settles and delivers after the last."""
@@ -104,7 +111,7 @@ class FaninWork(FindableWork):
         if self._error is None:
             future.set_result(self._tensors)
         else:
-            future.set_exception(self._error)
+            future.set_exception(self._error)  # type: ignore[arg-type]  # the stub is wrong
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Blocks until the sum is in the tensors. Raises the typed error of `fanin.errors`.
@@ -149,7 +156,7 @@ class FaninWork(FindableWork):
             self._settled = True
 
     def _make_future(self) -> TensorsFuture:
-        """A future of the tensors."""
+        """Return a future of the tensors."""
         with self._lock:
             future = self._future
             if future is None:
@@ -163,8 +170,8 @@ class FaninWork(FindableWork):
         elif watch:
             # The caller had said that nobody would ask (a synchronous call), and yet somebody does.
             threading.Thread(target=self._watch, name="fanin-future", daemon=True).start()
-        # DDP's reducer crashes on a future that was given an exception directly; it handles one whose
-        # callback raised.
+        # DDP's reducer crashes on a future that was given an exception directly; it handles one
+        # whose callback raised.
         return future.then(_value)
 
     def _watch(self) -> None:
@@ -209,7 +216,7 @@ class WorkGroup(FindableWork):
         self._works = list(works)
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Waits for all of them, also after a failure; raises the first error."""
+        """Wait for all of them, also after a failure; raises the first error."""
         first: Exception | None = None
         for work in self._works:
             try:
