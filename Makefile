@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 RUST_SOURCES := $(shell find crates -name '*.rs' -o -name '*.toml' -o -name '*.proto') Cargo.toml Cargo.lock
 PYTHON_SOURCES := $(shell find python -name '*.py' -o -name '*.pyi') pyproject.toml
 
-.PHONY: help build demo test lint test-rust test-python fuzz bench clean tools
+.PHONY: help build demo test lint test-rust test-python fuzz bench clean tools test-tools
 .DELETE_ON_ERROR:
 
 help:
@@ -49,14 +49,20 @@ demo: build
 
 test: lint test-rust test-python
 
-lint: build
+lint: test-tools build
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --quiet -- -D warnings
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
-test-rust: tools
+# What tests need beyond a build.
+test-tools: tools
+	@cargo fmt --version >/dev/null 2>&1 && cargo clippy --version >/dev/null 2>&1 || \
+	  { echo "missing: rustfmt or clippy. Install them with: rustup component add rustfmt clippy" >&2; exit 1; }
+	@command -v c++ >/dev/null || { echo "missing: c++. Install it with: sudo apt-get install -y g++" >&2; exit 1; }
+
+test-rust: test-tools
 	cargo test --workspace --quiet
 	cargo bench --package fanin-quant --quiet -- --test
 	$(MAKE) --no-print-directory fuzz
@@ -70,8 +76,7 @@ FUZZ_TARGET := $(shell rustc -vV 2>/dev/null | sed -n 's/host: //p')
 FUZZ_FLAGS := --cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
   -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
   -Cllvm-args=-sanitizer-coverage-trace-compares -Ccodegen-units=1
-fuzz: tools
-	@command -v c++ >/dev/null || { echo "missing: c++. Install it with: sudo apt-get install -y g++" >&2; exit 1; }
+fuzz: test-tools
 	cd fuzz && RUSTFLAGS="$(FUZZ_FLAGS)" cargo build --quiet --release --target $(FUZZ_TARGET) --target-dir ../target/fuzz
 	@for target in parse switch; do \
 	  echo "fuzz $$target, $(FUZZ_SECONDS) s"; \
