@@ -6,13 +6,14 @@ STAMP := $(VENV)/.installed
 RUST_SOURCES := $(shell find crates -name '*.rs' -o -name '*.toml' -o -name '*.proto') Cargo.toml Cargo.lock
 PYTHON_SOURCES := $(shell find python -name '*.py' -o -name '*.pyi') pyproject.toml
 
-.PHONY: help build demo test lint test-rust test-python fuzz bench clean tools test-tools
+.PHONY: help build demo test lint test-rust test-python test-torch fuzz bench clean tools test-tools
 .DELETE_ON_ERROR:
 
 help:
 	@echo 'make build   a working $(BIN)/fanin'
 	@echo 'make demo    train a small GPT with 4 workers, a switch summing their gradients, beside Gloo (2 minutes)'
 	@echo 'make test    everything that CI runs'
+	@echo 'make test-torch  PyTorch'"'"'s own distributed tests, on fanin and on Gloo'
 	@echo 'make bench   the kernels beside memcpy'
 	@echo 'make fuzz    the fuzz targets, briefly'
 	@echo 'make clean   remove what was built'
@@ -69,6 +70,22 @@ test-rust: test-tools
 
 test-python: build
 	$(BIN)/python -m pytest
+
+# PyTorch's own tests beside Gloo: all of them with 2 ranks, those of groups also with more. A quarter of an hour.
+TORCH_GROUPS := --only *group* --only *gather_object* --only *hierarchical* --only *monitored*
+test-torch: build
+	@mkdir -p target/torch_suite; set -ef; \
+	for size in 2 4 8; do \
+	  only=; [ $$size = 2 ] || only="$(TORCH_GROUPS)"; \
+	  for backend in fanin gloo; do \
+	    $(BIN)/python tests/torch_suite/run.py --backend $$backend --world-size $$size $$only \
+	      --json target/torch_suite/$$backend-$$size.json; \
+	  done; \
+	done; \
+	status=0; for size in 2 4 8; do \
+	  $(BIN)/python tests/torch_suite/compare.py target/torch_suite/fanin-$$size.json \
+	    target/torch_suite/gloo-$$size.json || status=1; \
+	done; exit $$status
 
 # libFuzzer without cargo-fuzz: the coverage that it needs comes from stable compiler flags.
 FUZZ_SECONDS ?= 8

@@ -1,9 +1,18 @@
 //! Any sequence of packets at a switch with two jobs: nothing panics, and answers stay within the pool.
 #![no_main]
 
-use fanin_protocol::{Endpoint, Instant, JobConfig, Switch};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use fanin_protocol::{Endpoint, Instant, JobConfig, Switch, Verdict};
 use fanin_wire::{Generation, JobId, MAGIC, ShardId, VERSION};
 use libfuzzer_sys::fuzz_target;
+
+const SLOTS: u16 = 3;
+const WORKERS: u8 = 2;
+
+/// Inputs, and packets that reached a slot: a driver whose packets are all foreign would test nothing.
+static INPUTS: AtomicU64 = AtomicU64::new(0);
+static COUNTED: AtomicU64 = AtomicU64::new(0);
 
 fuzz_target!(|bytes: &[u8]| {
     let mut switch: Switch<u8> = Switch::new(ShardId(0));
@@ -11,8 +20,8 @@ fuzz_target!(|bytes: &[u8]| {
         switch.add_job(JobConfig {
             id: JobId(id),
             generation: Generation(0),
-            workers: 2,
-            slots: 3,
+            workers: WORKERS,
+            slots: SLOTS,
             elements: 256,
             shard: ShardId(0),
             resumed,
@@ -20,21 +29,34 @@ fuzz_target!(|bytes: &[u8]| {
     }
     let mut train = vec![0; 65536];
     let mut packet = vec![0; 32 + 1024];
-    for header in bytes.chunks(22) {
-        // The fields that a random packet would hardly ever have right, then the fuzzer's.
+    for event in bytes.chunks(6) {
+        let at = |i: usize| event.get(i).copied().unwrap_or(0);
+        let choice = at(0);
+        // The fields that a random packet would hardly ever have right are right; the others are the fuzzer's.
         packet[..2].copy_from_slice(&MAGIC.to_le_bytes());
         packet[2] = VERSION;
-        packet[3] = header[0];
-        packet[4..8].copy_from_slice(&[header[0] >> 4, 0, 0, 0]);
-        packet[8..12].copy_from_slice(&[0, 0, header.get(1).copied().unwrap_or(0), 0]);
-        packet[12..12 + header.len().saturating_sub(2)].copy_from_slice(header.get(2..).unwrap_or(&[]));
-        let length = if header[0] & 8 == 0 { packet.len() } else { 32 };
-        switch.handle_packet(Instant(0), header[0], &packet[..length]);
+        packet[3] = 1 + (choice & 1) * 2; // update or restore
+        packet[4..12].copy_from_slice(&[1 + (choice >> 1 & 1), 0, 0, 0, 0, 0, at(1) & 3, 0]);
+        packet[12..16].copy_from_slice(&[at(1) >> 2 & 3, 0, at(2), at(3)]);
+        packet[16..20].copy_from_slice(&(u32::from(at(4) & 15)).wrapping_sub(4).to_le_bytes());
+        packet[20..24].copy_from_slice(&u32::from(at(4) >> 6).to_le_bytes());
+        packet[24..32].copy_from_slice(&[0, 0, 1 + (at(5) & 3), 1 + (at(5) >> 7), 100, 0, 0, 0]);
+        packet[32] = at(5);
+        let length = if choice & 8 == 0 { packet.len() } else { 32 };
+        let verdict = switch.handle_packet(Instant(0), at(1) & 3, &packet[..length]);
+        COUNTED.fetch_add(u64::from(!matches!(verdict, Verdict::Drop(_))), Ordering::Relaxed);
+        if choice & 16 != 0 {
+            continue; // several packets before one drain
+        }
         let mut sent = 0;
         while let Some(transmit) = switch.poll_transmit(Instant(0), &mut train) {
-            sent += transmit.to.len();
-            assert!(sent <= 64 * 12, "more answers than the pools can hold");
+            sent += transmit.bytes.div_ceil(transmit.segment_bytes) * transmit.to.len();
         }
+        // A result to each worker and a reply, for each packet since the last drain.
+        let most = bytes.len().div_ceil(6) * usize::from(WORKERS + 1);
+        assert!(sent <= most + 2 * usize::from(WORKERS), "{sent} answers");
         while switch.poll_event().is_some() {}
     }
+    let inputs = INPUTS.fetch_add(1, Ordering::Relaxed);
+    assert!(inputs < 10_000 || COUNTED.load(Ordering::Relaxed) > 1000, "no packet reaches a slot");
 });

@@ -1,4 +1,4 @@
-"""The console script `fanin`: `run` here, because it is torchrun; everything else in Rust."""
+"""The console script `fanin`: what needs Python or starts it is here, everything else in Rust."""
 
 from __future__ import annotations
 
@@ -8,10 +8,19 @@ import sys
 def main(arguments: list[str] | None = None) -> int:
     """Run one command line and return its exit status."""
     argv = sys.argv[1:] if arguments is None else arguments
-    if argv and argv[0] == "run":
-        from fanin.launch import run
+    match argv[:1]:
+        case ["run"]:
+            from fanin.launch import run
 
-        return run(argv[1:])
+            return run(argv[1:])
+        case ["bench"]:
+            from fanin import bench
+
+            return bench.main(argv[1:])
+        case ["netlab"]:
+            from fanin.netlab.command import main as netlab
+
+            return netlab(argv[1:])
     from fanin import _fanin
 
     return _fanin.main(argv)

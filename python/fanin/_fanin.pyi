@@ -32,6 +32,9 @@ class Client:
     def world_size(self) -> int: ...
     @property
     def timeout(self) -> float: ...
+    def set_timeout(self, seconds: float) -> None:
+        """Bound each all-reduce, those under way as well."""
+
     def submit(
         self,
         address: int,

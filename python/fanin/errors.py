@@ -84,7 +84,10 @@ class JoinTimeout(_MissingRanks):
 
 
 class AllReduceTimeout(_MissingRanks):
-    """An all-reduce did not complete in time; `missing_ranks` did not contribute."""
+    """An all-reduce did not complete in time; `missing_ranks` did not contribute.
+
+    The time counts from its submission, or from the end of the one before it if that is later.
+    """
 
 
 class CollectiveMismatch(FaninError):

@@ -10,6 +10,7 @@ import numpy as np
 
 from fanin import _fanin
 from fanin._address import switch_address
+from fanin.errors import RankOutOfRange
 
 Op: TypeAlias = Literal["sum", "avg"]
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
@@ -22,12 +23,17 @@ SUPPORTED: dict[str, _fanin.DType] = {
 }
 
 
+# As many as fit into a slot's worker bitmap.
+WORLD_SIZE_MAX = 64
+
+
 class Handle:
     """An all-reduce under way. The array must not be touched before `wait` returns."""
 
     def __init__(
-        self, array: Array, pending: _fanin.Pending | None = None, staged: Array | None = None
+        self, group: Group, array: Array, pending: _fanin.Pending, staged: Array | None
     ) -> None:
+        self._group = group  # a group that nobody holds is closed, and what is under way fails
         self._array = array
         self._pending = pending
         self._staged = staged
@@ -39,8 +45,7 @@ class Handle:
         `timeout` is in seconds; without it the group's timeout applies. Raises the typed error of
         `fanin.errors` if the all-reduce failed.
         """
-        if self._pending is not None:
-            self._pending.wait(timeout)
+        self._pending.wait(timeout)
         with self._lock:  # two threads may wait; the copy back is done once
             if self._staged is not None:
                 self._array[...] = self._staged.reshape(self._array.shape)
@@ -49,7 +54,7 @@ class Handle:
 
     def done(self) -> bool:
         """Whether `wait` would return (or raise) at once."""
-        return self._pending is None or self._pending.done()
+        return self._pending.done()
 
 
 class Group:
@@ -81,7 +86,9 @@ class Group:
         rounds towards zero. Floats are summed as block-scaled integers (SwitchML §4.6), with the
         same bits on all ranks.
 
-        Raises `TypeError` (dtype), `ValueError` (op, read-only array), or `fanin.errors`.
+        Raises `TypeError` (dtype), `ValueError` (op, read-only array), or `fanin.errors`. After a
+        `KeyboardInterrupt` the sum is still under way and writes into the array: leave the array
+        alone until the group is closed.
         """
         return self.all_reduce_async(array, op).wait()
 
@@ -99,14 +106,12 @@ class Group:
             raise ValueError(
                 "the array is read-only, and the result is written into it: pass a copy"
             )
-        if array.size == 0:
-            return Handle(array)
         contiguous = array.flags.c_contiguous and array.flags.aligned
         staged = array if contiguous else array.copy(order="C")
         pending = self._client.submit(
             staged.ctypes.data, staged.size, SUPPORTED[name], op == "avg", staged, False
         )
-        return Handle(array, pending, None if contiguous else staged)
+        return Handle(self, array, pending, None if contiguous else staged)
 
     def statistics(self) -> dict[str, int]:
         """Counters of this membership: packets, retransmissions, ..."""
@@ -139,7 +144,13 @@ def connect(
     """Join `job` as `rank` of `world_size`; blocks until all ranks have joined.
 
     `switch` is "host:port"; without it the environment's FANIN_SWITCH is used. `timeout` (seconds)
-    bounds the joining and, later, every all-reduce. Raises the errors of `fanin.errors`.
+    bounds the joining and, later, every all-reduce (see `fanin.errors.AllReduceTimeout`). Raises
+    the errors of `fanin.errors`.
     """
+    if not 0 <= rank < world_size <= WORLD_SIZE_MAX:
+        raise RankOutOfRange(
+            f"rank {rank} of world size {world_size}: ranks count from 0 to the world size less 1, "
+            f"and a job has at most {WORLD_SIZE_MAX}"
+        )
     client = _fanin.Client(switch_address(switch), job, rank, world_size, timeout=timeout)
     return Group(client)

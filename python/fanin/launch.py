@@ -66,6 +66,11 @@ def run(argv: list[str]) -> int:
         print(f"fanin run: {error}", file=sys.stderr)
         return 1
     try:
+        print(
+            f"fanin run: the switch is at {switch.address} "
+            f"(fanin status --switch {switch.address})",
+            file=sys.stderr,
+        )
         return _launch(args, switch.address)
     finally:
         switch.stop()
@@ -87,8 +92,9 @@ def _launch(args: argparse.Namespace, switch: str) -> int:
     os.environ[SWITCH_VARIABLE] = switch  # the ranks inherit it
     try:
         record(torchrun.run)(args)
-    except ChildFailedError:
-        return 1  # torchrun has printed which rank failed, and how
+    except ChildFailedError as failed:
+        print(failed, file=sys.stderr)  # which rank failed first, how, and where its traceback is
+        return 1
     except SignalException as stopped:
         # torchrun has ended the ranks; the status is the shell's convention.
         print(f"fanin run: stopped by {stopped.sigval.name}", file=sys.stderr)

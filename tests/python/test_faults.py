@@ -5,9 +5,12 @@ from __future__ import annotations
 import http.server
 import os
 import random
+import re
 import socket
+import struct
 import threading
 import time
+import urllib.request
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from datetime import timedelta
@@ -20,7 +23,8 @@ import torch
 import torch.distributed as dist
 from conftest import Launch, SwitchProcess
 from fanin import _fanin, errors
-from ranks import DEADLINE, Failure, Me
+from ranks import DEADLINE, Failure, Me, wait_until
+from test_wire import PREAMBLE, SLOT
 
 
 def in_threads(*calls: Callable[[], Any]) -> list[Future[Any]]:
@@ -77,6 +81,78 @@ def test_ranks_that_disagree_about_the_world_size(switch: str) -> None:
     kinds = {type(future.exception()) for future in futures}
     assert errors.WorldSizeMismatch in kinds
     assert type(None) not in kinds
+    told = next(
+        str(future.exception())
+        for future in futures
+        if isinstance(future.exception(), errors.WorldSizeMismatch)
+    )
+    assert re.search(r"says world_size [23], .* say [23];", told), told
+
+
+@pytest.mark.parametrize(
+    ("rank", "world_size"), [(-1, 2), (2, 2), (0, 0), (0, 65), (0, 2**40), (2**40, 2**41)]
+)
+def test_a_rank_that_cannot_be_is_refused_before_anything_is_sent(
+    rank: int, world_size: int
+) -> None:
+    with pytest.raises(errors.RankOutOfRange, match=f"rank {rank} of world size {world_size}"):
+        join("no-such-switch:1", "impossible", rank, world_size)()
+
+
+# A gRPC server of one's own, in bytes: HTTP/2 frames (RFC 9113) with literal headers.
+
+SETTINGS, HEADERS, DATA, END_STREAM, ACK = 4, 1, 0, 1, 1
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+    return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
+
+
+def answers_in_order(listener: socket.socket, answers: list[bytes]) -> None:
+    """Answers the calls of one client with these messages, whatever they ask."""
+    while answers:
+        connection, _ = listener.accept()
+        with connection, connection.makefile("rb") as stream:
+            if not stream.read(24):  # only to see whether somebody is there
+                continue
+            connection.sendall(frame(SETTINGS, 0, 0))
+            while answers and len(head := stream.read(9)) == 9:
+                length = int.from_bytes(head[:3], "big")
+                kind, flags, number = struct.unpack(">BBI", head[3:])
+                stream.read(length)
+                if kind == SETTINGS and not flags & ACK:
+                    connection.sendall(frame(SETTINGS, ACK, 0))
+                if kind == DATA and flags & END_STREAM:
+                    message = answers.pop(0)
+                    began = b"\x88" + b"\x00\x0ccontent-type\x10application/grpc"  # :status 200
+                    ended = b"\x00\x0bgrpc-status\x010"
+                    connection.sendall(
+                        frame(HEADERS, 4, number, began)
+                        + frame(DATA, 0, number, struct.pack(">BI", 0, len(message)) + message)
+                        + frame(HEADERS, 4 | END_STREAM, number, ended)
+                    )
+            stream.read()  # until the client hangs up
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        # StatusReply: wire_version = 9.
+        [b"\x10\x09"],
+        # The status of our version, and JoinReply: refusal: version_mismatch: theirs = 1, ours = 9.
+        [b"\x10\x01", b"\x12\x06\x0a\x04\x08\x01\x10\x09"],
+    ],
+    ids=["status", "join"],
+)
+def test_a_switch_of_another_version_is_told_from_ours(answers: list[bytes]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=answers_in_order, args=(listener, answers), daemon=True)
+        thread.start()
+        with pytest.raises(errors.ProtocolVersionMismatch) as caught:
+            join(f"127.0.0.1:{listener.getsockname()[1]}", "old", 0, 1, timeout=5)()
+        thread.join(DEADLINE)
+    assert (caught.value.ours, caught.value.theirs) == (1, 9)
+    assert "wire version 9, this process 1" in str(caught.value)
 
 
 def test_ranks_that_never_come_are_named(switch: str) -> None:
@@ -95,8 +171,10 @@ def test_a_pool_that_is_too_small_says_how_much_was_asked_and_is_free() -> None:
             _fanin.Client(switch.address, "big", 0, 1, timeout=5, slots=4096)
         error = caught.value
         assert error.asked > error.free
-        assert str(error.asked) in str(error)
-        assert str(error.free) in str(error)
+        assert error.free == 64
+        # Of 256 elements each, as the pool is; a slot of the job may be larger.
+        assert error.asked % 4096 == 0
+        assert re.search(rf"{error.asked}\b.*\b{error.free}\b", str(error)), error
     finally:
         switch.stop()
 
@@ -128,8 +206,75 @@ def test_ranks_that_disagree_are_told(switch: str, ours: Any, theirs: Any) -> No
     )
     for future in futures:
         assert isinstance(future.exception(), errors.CollectiveMismatch)
+        for array in (ours, theirs):
+            assert f"sum of {array.size} {array.dtype}" in str(future.exception())
+        assert re.search(r"ranks (0 and 1|1 and 0) disagree", str(future.exception()))
     first.close()
     second.close()
+
+
+def test_an_empty_array_against_one_that_is_not(switch: str) -> None:
+    first, second = pair(switch, "empty")
+    empty, full = np.ones(0, np.float32), np.ones(5, np.float32)
+    # Nothing is sent of the empty array, so that its own end tells nothing yet.
+    assert first.all_reduce(empty) is empty
+    handles = [first.all_reduce_async(full.copy())]
+    handles += [second.all_reduce_async(full.copy()) for _ in range(2)]
+    for handle in handles:
+        with pytest.raises(errors.CollectiveMismatch, match="sum of 5 float32"):
+            handle.wait()
+    first.close()
+    second.close()
+
+
+def empty_or_not(me: Me) -> None:
+    me.init(timeout=timedelta(seconds=20))
+    dist.all_reduce(torch.ones(0 if me.rank == 0 else 5))
+    dist.all_reduce(torch.ones(5))
+
+
+def test_an_empty_tensor_against_one_that_is_not(launch: Launch) -> None:
+    ranks = launch(empty_or_not, 2)
+    for rank in range(2):
+        failure = ranks.outcome(rank)
+        assert isinstance(failure, Failure)
+        assert failure.kind == "CollectiveMismatch"
+
+
+def served_or_not(me: Me) -> None:
+    me.init()
+    dist.set_timeout(timedelta(seconds=2))
+    dist.all_reduce(torch.ones(5, dtype=torch.float32 if me.rank == 0 else torch.float64))
+
+
+def test_a_dtype_that_is_served_against_one_that_is_not(launch: Launch) -> None:
+    ranks = launch(served_or_not, 2)
+    failure = ranks.outcome(0)
+    assert isinstance(failure, Failure)
+    assert failure.kind == "AllReduceTimeout"
+    assert failure.fields["missing_ranks"] == [1]
+    assert "dtype, op or device that the switch does not serve" in failure.message
+    assert isinstance(ranks.outcome(1), Failure)
+
+
+def patient(me: Me) -> float:
+    me.init(timeout=timedelta(seconds=4))
+    dist.set_timeout(timedelta(seconds=DEADLINE))
+    tensor = torch.ones(1)
+    if me.rank == 1:
+        me.hear()
+    me.say("all-reduce")
+    dist.all_reduce(tensor)
+    return tensor.item()
+
+
+def test_the_timeout_of_a_group_can_be_lengthened(launch: Launch) -> None:
+    ranks = launch(patient, 2)
+    assert ranks.hear(0) == "all-reduce"
+    time.sleep(5)  # longer than the timeout that the group was made with
+    ranks.tell(1, "go")
+    assert ranks.hear(1) == "all-reduce"
+    assert ranks.results() == [2, 2]
 
 
 def test_a_rank_that_leaves_is_named(switch: str) -> None:
@@ -178,17 +323,35 @@ def test_a_rank_killed_in_mid_all_reduce_is_named_by_the_others(launch: Launch) 
         assert "1" in failure.message
 
 
-def loop_of_numpy(me: Me, timeout: float) -> None:
-    group = fanin.connect(job="dying-switch", rank=me.rank, world_size=2, timeout=timeout)
+Sum = Callable[[Any], object]
+
+
+def by_numpy(me: Me, timeout: float) -> Sum:
+    """An all-reduce in place of NumPy arrays, by `fanin.connect`."""
+    return fanin.connect(job="by-numpy", rank=me.rank, world_size=2, timeout=timeout).all_reduce
+
+
+def by_torch(me: Me, timeout: float) -> Sum:
+    """The same, by the torch backend."""
+    me.init(timeout=timedelta(seconds=timeout))
+    return lambda array: dist.all_reduce(torch.from_numpy(array))
+
+
+both_ways = pytest.mark.parametrize("way", [by_numpy, by_torch])
+
+
+def endless_loop(me: Me, way: Callable[[Me, float], Sum], timeout: float) -> None:
+    all_reduce = way(me, timeout)
     me.say("running")
     while True:
-        group.all_reduce(np.ones(1_000_000, np.float32))
+        all_reduce(np.ones(1_000_000, np.float32))
 
 
+@both_ways
 def test_a_switch_that_is_killed_is_reported_within_the_timeout(
-    launch: Launch, switch_process: SwitchProcess
+    launch: Launch, switch_process: SwitchProcess, way: Callable[[Me, float], Sum]
 ) -> None:
-    ranks = launch(loop_of_numpy, 2, 5.0, at=switch_process.address)
+    ranks = launch(endless_loop, 2, way, 5.0, at=switch_process.address)
     for rank in range(2):
         assert ranks.hear(rank) == "running"
     began = time.monotonic()
@@ -200,23 +363,24 @@ def test_a_switch_that_is_killed_is_reported_within_the_timeout(
     assert time.monotonic() - began < 15
 
 
-def exact_loop(me: Me) -> int:
+def exact_loop(me: Me, way: Callable[[Me, float], Sum]) -> int:
     """Counts wrong elements over all-reduces, some before and some after the switch restarts."""
-    group = fanin.connect(job="restarts", rank=me.rank, world_size=2, timeout=40)
+    all_reduce = way(me, 40)
     base = np.arange(500_000, dtype=np.int32)
     wrong = after = 0
     restarted = False
     while after < 10:
         array = base * (me.rank + 1)
-        group.all_reduce(array)
+        all_reduce(array)
         wrong += int((array != 3 * base).sum())
         if not restarted:
             me.say("running")
             # All ranks stop after the same number: rank 0 decides, and says so with the next sum.
-            restarted = bool(group.all_reduce(flag(me))[0])
+            decision = flag(me)
+            all_reduce(decision)
+            restarted = bool(decision[0])
         else:
             after += 1
-    group.close()
     return wrong
 
 
@@ -225,10 +389,11 @@ def flag(me: Me) -> Any:
     return np.array([1 if heard else 0], dtype=np.int32)
 
 
+@both_ways
 def test_sums_are_exact_across_a_restart_of_the_switch(
-    launch: Launch, switch_process: SwitchProcess
+    launch: Launch, switch_process: SwitchProcess, way: Callable[[Me, float], Sum]
 ) -> None:
-    ranks = launch(exact_loop, 2, at=switch_process.address)
+    ranks = launch(exact_loop, 2, way, at=switch_process.address)
     for _ in range(3):
         for rank in range(2):
             assert ranks.hear(rank) == "running"
@@ -287,6 +452,32 @@ def test_random_bytes_on_both_ports_do_no_harm(launch: Launch, switch: str) -> N
         enough.set()
         for thread in threads:
             thread.join()
+
+
+def test_packets_that_are_not_for_a_switch_are_counted_by_reason() -> None:
+    noisy = _fanin.Switch()
+    host, port = noisy.address.split(":")
+
+    def dropped() -> dict[str, int]:
+        with urllib.request.urlopen(f"http://{noisy.address}/metrics", timeout=5) as page:
+            text = page.read().decode()
+        found = re.findall(r'^fanin_packets_dropped_total\{reason="(\w+)"\} (\d+)$', text, re.M)
+        return {reason: int(count) for reason, count in found if count != "0"}
+
+    # docs/wire.md: magic, version, kind, job, generation, worker, shard; then a slot's header.
+    preambles = {
+        "malformed": (0xBEEF, 1, 1, 7, 0, 0, 0),
+        "version": (0xFA51, 2, 1, 7, 0, 0, 0),
+        "unknown_job": (0xFA51, 1, 1, 7, 0, 0, 0),
+        "out_of_range": (0xFA51, 1, 1, 7, 0, 0, 200),
+    }
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:
+            for fields in preambles.values():
+                udp.sendto(PREAMBLE.pack(*fields) + bytes(SLOT.size), (host, int(port)))
+        wait_until(lambda: dropped() == dict.fromkeys(preambles, 1), "each is counted once", 10)
+    finally:
+        noisy.stop()
 
 
 def test_errors_survive_pickling() -> None:

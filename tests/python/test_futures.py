@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
@@ -10,7 +12,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from conftest import Launch
-from fanin import errors
+from fanin import _fanin, errors
+from fanin.torch.channel import Channel
 from ranks import Me, wait_until
 
 Future = torch.futures.Future
@@ -53,6 +56,77 @@ def chains(me: Me) -> None:
 
 def test_chains_and_callbacks_that_wait_for_other_all_reduces(launch: Launch) -> None:
     launch(chains, 2).results()
+
+
+def settled_first(me: Me) -> None:
+    """However the end of a work is learned first, its future is completed as well."""
+    me.init()
+    for learn in ("wait", "poll"):
+        for _ in range(200):
+            work = dist.all_reduce(torch.ones(3, dtype=torch.int32), async_op=True)
+            assert work is not None
+            future: Any = work.get_future()
+            called = threading.Event()
+            then = future.then(lambda _, called=called: called.set())
+            if learn == "wait":
+                work.wait()
+            else:
+                wait_until(work.is_completed, "is_completed() turns true")
+            wait_until(future.done, f"the future is completed after a {learn}")
+            wait_until(then.done, f"the callback runs after a {learn}")
+            assert called.is_set()
+            assert future.value()[0].tolist() == [me.world_size] * 3
+
+
+def test_a_future_is_completed_also_if_somebody_waits_for_the_work(launch: Launch) -> None:
+    launch(settled_first, 2).results()
+
+
+@pytest.fixture
+def channels(switch: str, request: pytest.FixtureRequest) -> Iterator[list[Channel]]:
+    """Both ranks of a job, in this process."""
+    with ThreadPoolExecutor(2) as pool:
+        clients = pool.map(lambda rank: _fanin.Client(switch, request.node.name, rank, 2), (0, 1))
+        made = [Channel(client) for client in clients]
+    yield made
+    for channel in made:
+        channel.close()
+
+
+def test_without_a_thread_for_followers_futures_are_still_completed(
+    channels: list[Channel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, left = threading.Thread.start, [*channels]
+
+    def start_few(thread: threading.Thread) -> None:
+        if not left:
+            raise RuntimeError("can't start new thread")
+        left.pop()
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_few)
+    for _ in range(5):
+        futures = [
+            channel.all_reduce([torch.ones(2)], average=False, notify=True).get_future()
+            for channel in channels
+        ]
+        for future in futures:
+            wait_until(future.done, "the future is completed")
+            assert future.value()[0].tolist() == [2, 2]
+    assert not left
+
+
+def test_a_future_of_a_work_that_nobody_was_to_be_notified_of(channels: list[Channel]) -> None:
+    first, second = channels
+    tensors = [torch.ones(3), torch.ones(4).to(torch.bfloat16)]
+    early = first.all_reduce(tensors, average=True, notify=False).get_future()
+    assert not early.done()
+    work = second.all_reduce([t.clone() for t in tensors], average=True, notify=False)
+    wait_until(early.done, "the future is completed")
+    work.wait()
+    late = work.get_future()
+    assert late.done()
+    assert [t.shape for t in late.value()] == [t.shape for t in early.value()]
 
 
 def polling(me: Me) -> None:

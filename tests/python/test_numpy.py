@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import fanin
@@ -67,6 +68,16 @@ def several(me: Me) -> list[int]:
 def test_several_outstanding_all_reduces_may_be_awaited_in_any_order(launch: Launch) -> None:
     expected = [2 * i for i in range(20)] * 2
     assert launch(several, 2).results() == [expected, expected]
+
+
+def test_a_handle_keeps_its_group(launch: Launch) -> None:
+    assert launch(orphaned, 2).results() == [[2, 2, 2]] * 2
+
+
+def orphaned(me: Me) -> Any:
+    handle = group(me, "numpy-orphaned").all_reduce_async(np.ones(3, dtype=np.int32))
+    gc.collect()
+    return handle.wait().tolist()
 
 
 def refused(me: Me) -> list[str]:

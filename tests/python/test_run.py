@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -64,8 +65,42 @@ def test_a_failing_program_gives_a_failing_status(tmp_path: Path) -> None:
         timeout=DEADLINE,
         check=False,
         capture_output=True,
+        text=True,
     )
     assert done.returncode == 1
+    assert "Root Cause" in done.stderr
+    assert "fail.py FAILED" in done.stderr
+    assert re.search(r"exitcode\s*: 3\b", done.stderr)
+
+
+STATUS = """
+import os, subprocess, sys, torch
+import torch.distributed as dist
+
+dist.init_process_group("fanin")
+dist.barrier()
+if dist.get_rank() == 0:
+    switch = os.environ["FANIN_SWITCH"]
+    subprocess.run([sys.executable, "-m", "fanin", "status", "--switch", switch], check=True)
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def test_a_run_says_where_its_switch_is(tmp_path: Path) -> None:
+    (tmp_path / "status.py").write_text(STATUS)
+    done = subprocess.run(
+        fanin("run", "--nproc-per-node", "2", str(tmp_path / "status.py")),
+        env=clean_environment(),
+        timeout=DEADLINE,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    line = re.search(r"the switch is at (\S+) \(fanin status --switch (\S+)\)$", done.stderr, re.M)
+    assert line, done.stderr
+    assert line[1] == line[2]
+    assert f"switch {line[1]}" in done.stdout
 
 
 @pytest.mark.parametrize("to_group", [False, True], ids=["launcher", "process group"])

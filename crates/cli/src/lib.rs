@@ -1,12 +1,15 @@
 //! The `fanin` command: one file a subcommand.
 //!
 //! It stands outside the way of a gradient: it starts a switch, or asks one. The Python package calls [`main`] as well, for
-//! all but `fanin run`, which it does itself.
+//! all but `fanin run`, `bench` and `netlab`, which it does itself.
 //!
 //! Deliberately absent: anything that decides.
 #![forbid(unsafe_code)]
 
 mod arguments;
+mod bench;
+mod doctor;
+mod netlab;
 mod output;
 mod run;
 mod status;
@@ -31,7 +34,8 @@ const USAGE: u8 = 2;
     after_help = "Examples:\n  \
         fanin run --nproc-per-node 4 train.py      train with 4 workers and a switch of their own\n  \
         fanin switch --listen 0.0.0.0:4800         serve jobs of other machines\n  \
-        fanin status --switch 10.0.0.9:4800        who waits for whom",
+        fanin status --switch 10.0.0.9:4800        who waits for whom\n  \
+        fanin doctor --switch 10.0.0.9:4800        why it is not reached, or slow",
     disable_help_subcommand = true
 )]
 struct Cli {
@@ -44,6 +48,9 @@ enum Command {
     Run(run::Arguments),
     Switch(switch::Arguments),
     Status(status::Arguments),
+    Doctor(doctor::Arguments),
+    Bench(bench::Arguments),
+    Netlab(netlab::Arguments),
     Version(version::Arguments),
 }
 
@@ -66,6 +73,9 @@ pub fn exit_status(args: impl IntoIterator<Item = OsString>) -> u8 {
         Command::Run(arguments) => run::run(&arguments),
         Command::Switch(arguments) => switch::run(&arguments),
         Command::Status(arguments) => status::run(&arguments),
+        Command::Doctor(arguments) => doctor::run(&arguments),
+        Command::Bench(arguments) => bench::run(&arguments),
+        Command::Netlab(arguments) => netlab::run(&arguments),
         Command::Version(arguments) => version::run(&arguments),
     };
     match result {
@@ -90,7 +100,13 @@ mod tests {
     #[test]
     fn help_lists_run_and_shows_examples() {
         let help = Cli::command().render_help().to_string();
-        for text in ["torchrun plus an embedded switch", "Examples:", "fanin status --switch"] {
+        for text in [
+            "torchrun plus an embedded switch",
+            "beside Gloo",
+            "network namespaces",
+            "Examples:",
+            "fanin status --switch",
+        ] {
             assert!(help.contains(text), "{help}");
         }
     }

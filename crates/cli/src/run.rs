@@ -17,8 +17,13 @@ pub(crate) struct Arguments {
 }
 
 pub(crate) fn run(_: &Arguments) -> anyhow::Result<()> {
+    in_python("run")
+}
+
+/// The answer of every subcommand that the Python package runs before this one is asked.
+pub(crate) fn in_python(name: &str) -> anyhow::Result<()> {
     anyhow::bail!(
-        "fanin run is part of the Python package, and this is the command without it; install the package (pip install \
-         fanin) and use its fanin, or python -m fanin run"
+        "fanin {name} is part of the Python package, and this is the command without it; install the package (pip \
+         install fanin) and use its fanin, or python -m fanin {name}"
     )
 }

@@ -140,7 +140,7 @@ fn state(job: &JobStatus) -> State {
     }
 }
 
-fn explain(reason: &AbortReason) -> String {
+pub(crate) fn explain(reason: &AbortReason) -> String {
     match reason {
         AbortReason::Expelled(rank) => format!("rank {} was lost", rank.0),
         AbortReason::Left(rank) => format!("rank {} left", rank.0),

@@ -41,9 +41,9 @@ pub(crate) struct Arguments {
     /// Seconds after which a silent rank is expelled [default: 5]
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     heartbeat_timeout: Option<Duration>,
-    /// Seconds after which a job whose ranks have not all joined is given up [default: 120]
+    /// Most seconds that ranks may wait for the rest of their job, whatever timeout they have [default: 3600]
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
-    join_timeout: Option<Duration>,
+    join_timeout_max: Option<Duration>,
     /// What to log to stderr: error, warn, info, debug, or a filter such as fanin_controller=debug
     #[arg(long, value_name = "FILTER", default_value = "info", env = "FANIN_LOG")]
     log: String,
@@ -70,7 +70,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         shards: arguments.shards.unwrap_or_else(automatic_shards),
         pool_slots: arguments.pool_slots.unwrap_or(defaults.pool_slots),
         heartbeat_timeout: arguments.heartbeat_timeout.unwrap_or(defaults.heartbeat_timeout),
-        join_timeout: arguments.join_timeout.unwrap_or(defaults.join_timeout),
+        join_timeout_max: arguments.join_timeout_max.unwrap_or(defaults.join_timeout_max),
         ..defaults
     };
     let switch = SwitchServer::start(config)?;

@@ -149,9 +149,13 @@ fn errors_are_one_line_with_cause_and_cure_and_exit_code_1() {
         "{elsewhere:?}"
     );
 
-    let run = output(&["run", "--nproc-per-node", "4", "train.py"]);
-    assert_eq!(run.status.code(), Some(1));
-    assert!(text(&run.stderr).contains("pip install fanin"), "{run:?}");
+    for line in
+        [&["run", "--nproc-per-node", "4", "train.py"][..], &["bench", "allreduce"], &["netlab", "up"]]
+    {
+        let elsewhere = output(line);
+        assert_eq!(elsewhere.status.code(), Some(1));
+        assert!(text(&elsewhere.stderr).contains("pip install fanin"), "{elsewhere:?}");
+    }
 }
 
 #[test]

@@ -96,6 +96,19 @@ pub enum SessionError {
         /// The rank.
         rank: WorkerId,
     },
+    /// This process's own rank was expelled.
+    #[error(
+        "this rank ({}) was expelled: switch {switch} did not hear from it for {} (suspended, swapping or cut off?)",
+        rank.0, seconds(*silence)
+    )]
+    Expelled {
+        /// The rank.
+        rank: WorkerId,
+        /// Host and port.
+        switch: String,
+        /// The silence that the switch allows.
+        silence: Duration,
+    },
     /// A rank left while others still needed it.
     #[error(
         "rank {} left the job while other ranks still wait for it; every rank must take part in every all-reduce",
@@ -141,23 +154,45 @@ pub enum SessionError {
     Closed,
 }
 
+/// A rank, as far as the wording of its errors depends on it.
+#[derive(Clone, Debug)]
+pub(crate) struct Member {
+    /// The switch as it is named in messages.
+    pub switch: String,
+    pub rank: WorkerId,
+    /// After so much silence the switch expels it.
+    pub heartbeat_timeout: Duration,
+}
+
+impl Member {
+    /// The switch expelled this rank.
+    pub fn expelled(&self) -> SessionError {
+        SessionError::Expelled {
+            rank: self.rank,
+            switch: self.switch.clone(),
+            silence: self.heartbeat_timeout,
+        }
+    }
+}
+
 impl SessionError {
-    /// What a worker of switch `switch` makes of an abort.
-    pub(crate) fn from_abort(reason: AbortReason, switch: &str) -> Self {
+    /// What `member` makes of an abort.
+    pub(crate) fn from_abort(reason: AbortReason, member: &Member) -> Self {
         match reason {
+            AbortReason::Expelled(rank) if rank == member.rank => member.expelled(),
             AbortReason::Expelled(rank) => Self::RankLost { rank },
             AbortReason::Left(rank) => Self::RankLeft { rank },
             AbortReason::Mismatch { first, second } => Self::CollectiveMismatch { first, second },
             AbortReason::SwitchStopped => {
-                Self::SwitchLost { switch: switch.into(), cause: "it was shut down".into() }
+                Self::SwitchLost { switch: member.switch.clone(), cause: "it was shut down".into() }
             }
         }
     }
 
-    /// What a worker of switch `switch` makes of the driver's failure.
-    pub(crate) fn from_failure(failure: &Failure, switch: &str) -> Self {
+    /// What `member` makes of the driver's failure.
+    pub(crate) fn from_failure(failure: &Failure, member: &Member) -> Self {
         match failure {
-            Failure::Aborted(reason) => Self::from_abort(*reason, switch),
+            Failure::Aborted(reason) => Self::from_abort(*reason, member),
             Failure::Stopped => Self::Closed,
             Failure::Because(cause) => cause
                 .downcast_ref::<Self>()
@@ -215,6 +250,24 @@ mod tests {
             timeout.to_string(),
             "all-reduce of sum of 7 float32 over switch 10.0.0.9:4800 did not complete within 1.5 s: the switch has no \
              contribution of ranks 1 and 2; look at the log there"
+        );
+    }
+
+    #[test]
+    fn a_rank_that_was_expelled_is_told_so_and_the_others_who_it_was() {
+        let told = |rank| {
+            let member = Member {
+                switch: "10.0.0.9:4800".into(),
+                rank: WorkerId(rank),
+                heartbeat_timeout: Duration::from_secs(5),
+            };
+            SessionError::from_abort(AbortReason::Expelled(WorkerId(1)), &member)
+        };
+        assert_eq!(told(0), SessionError::RankLost { rank: WorkerId(1) });
+        assert_eq!(
+            told(1).to_string(),
+            "this rank (1) was expelled: switch 10.0.0.9:4800 did not hear from it for 5 s (suspended, swapping or cut \
+             off?)"
         );
     }
 

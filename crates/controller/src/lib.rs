@@ -13,6 +13,9 @@ mod error;
 pub mod proto;
 mod server;
 
-pub use client::{JobStatus, JobStatusState, Session, SessionConfig, SwitchStatus, switch_status};
+pub use client::{
+    Cancel, HEARTBEATS_PER_TIMEOUT, JobStatus, JobStatusState, Probe, ProbeReport, ProbeSum, Route, Session,
+    SessionConfig, SwitchStatus, interface_rate_bps, resolve_switch, route, switch_status,
+};
 pub use error::SessionError;
 pub use server::{ServerError, SwitchServer, SwitchServerConfig};

@@ -49,7 +49,7 @@ impl JobConfig {
 /// When a worker sends again what was not answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RetransmissionConfig {
-    /// Never sooner than this.
+    /// No sooner than this after the mean round trip.
     pub floor: Duration,
     /// Never later than this, however often it was in vain.
     pub ceiling: Duration,

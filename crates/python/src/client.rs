@@ -1,7 +1,7 @@
 //! `Client`: one membership of one rank in one job on one switch.
 
-use crate::error::to_python;
-use crate::interruptible::duration;
+use crate::error::{rank_out_of_range, to_python};
+use crate::interruptible::{duration, lock};
 use crate::ledger::Completion;
 use crate::membership::Membership;
 use crate::pending::{Collective, Pending};
@@ -9,10 +9,10 @@ use fanin_controller::{SessionConfig, SessionError};
 use fanin_protocol::Reason;
 use fanin_udp::RawTensor;
 use fanin_wire::{Dtype, Op};
-use pyo3::exceptions::PyValueError;
+use pyo3::exceptions::{PyOverflowError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// "No timeout" in a form that a deadline can be computed from.
@@ -28,7 +28,7 @@ pub(crate) struct Client {
     membership: Arc<Membership>,
     rank: u32,
     world_size: u32,
-    timeout: f64,
+    timeout: Mutex<f64>,
 }
 
 #[pymethods]
@@ -39,23 +39,23 @@ impl Client {
         py: Python<'_>,
         switch: String,
         job: String,
-        rank: u32,
-        world_size: u32,
+        rank: &Bound<'_, PyAny>,
+        world_size: &Bound<'_, PyAny>,
         timeout: f64,
         slots: Option<u16>,
     ) -> PyResult<Self> {
-        let limit = duration(Some(timeout))?.unwrap_or(TIMEOUT_MAX).min(TIMEOUT_MAX);
+        let (rank, world_size) = ranks(rank, world_size)?;
+        let limit = limit(timeout)?;
         let usual = SessionConfig::new(switch, job, rank, world_size);
         let config = SessionConfig {
             slots,
             timeout: limit,
             join_timeout: limit,
             connect_timeout: usual.connect_timeout.min(limit),
-            switch_timeout: usual.switch_timeout.min(limit),
             ..usual
         };
         let membership = Arc::new(Membership::join(py, config)?);
-        Ok(Self { membership, rank, world_size, timeout })
+        Ok(Self { membership, rank, world_size, timeout: Mutex::new(timeout) })
     }
 
     /// The switch, as it was given.
@@ -82,10 +82,20 @@ impl Client {
         self.world_size
     }
 
-    /// Seconds that joining, and each all-reduce, may take.
+    /// Seconds that each all-reduce may take, from its submission or from the end of the one before it.
     #[getter]
-    const fn timeout(&self) -> f64 {
-        self.timeout
+    fn timeout(&self) -> f64 {
+        *lock(&self.timeout)
+    }
+
+    /// Changes `timeout`, for what is under way too. No effect once the client is closed.
+    fn set_timeout(&self, py: Python<'_>, seconds: f64) -> PyResult<()> {
+        let limit = limit(seconds)?;
+        let changed = py.detach(|| self.membership.with_session(|session| session.set_timeout(limit)));
+        if changed.is_some() {
+            *lock(&self.timeout) = seconds;
+        }
+        Ok(())
     }
 
     /// Starts an in-place all-reduce of `elements` contiguous elements at `address`.
@@ -116,7 +126,7 @@ impl Client {
                 .map_err(|error| PyValueError::new_err(error.to_string()))?;
         let op = if average { Op::Average } else { Op::Sum };
         let collective = Collective { elements, dtype, op };
-        let ledger = &self.membership.ledger;
+        let Some(ledger) = self.membership.ledger() else { return Err(to_python(py, &SessionError::Closed)) };
         ledger.reap(py);
         let completion = Arc::new(Completion::default());
         // All Python objects are made before the session is locked: making one may run the garbage collector, and with it
@@ -130,7 +140,7 @@ impl Client {
             completion.set(outcome);
             // Gone only when the client is, and with it every entry that this one could be missing from.
             if let Some(membership) = membership.upgrade() {
-                membership.ledger.finish(ticket);
+                membership.finish(ticket);
             }
         };
         let submitted = self.membership.with_session(|session| session.submit(tensor, op, done));
@@ -142,18 +152,21 @@ impl Client {
     }
 
     /// The next `Pending` that is done and was submitted with `notify`. Blocks, without the interpreter's lock; None once the
-    /// client is closed and drained. Several threads may call it.
+    /// client is closed and drained, and in a forked process. Several threads may call it.
     fn next_completion(&self, py: Python<'_>) -> PyResult<Option<Py<Pending>>> {
-        self.membership.ledger.reap(py);
-        self.membership.ledger.next(py)
+        let Some(ledger) = self.membership.ledger() else { return Ok(None) };
+        ledger.reap(py);
+        ledger.next(py)
     }
 
     /// Counters of this membership: packets sent, received and sent again, packets without effect by reason, the smoothed
     /// round trip in nanoseconds, all-reduces completed and outstanding.
     fn statistics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let (statistics, outstanding) = py.detach(|| {
+        let (statistics, io, outstanding) = py.detach(|| {
             self.membership
-                .with_session(|session| (session.statistics(), session.outstanding()))
+                .with_session(|session| {
+                    (session.statistics(), session.io_statistics(), session.outstanding())
+                })
                 .unwrap_or_default()
         });
         let counters = PyDict::new(py);
@@ -162,6 +175,10 @@ impl Client {
         counters.set_item("retransmissions", statistics.retransmissions)?;
         counters.set_item("smoothed_rtt_ns", statistics.smoothed_rtt.as_nanos())?;
         counters.set_item("completed", statistics.completed)?;
+        counters.set_item("trains_sent", io.trains_sent)?;
+        counters.set_item("trains_received", io.trains_received)?;
+        counters.set_item("packets_given_up", io.packets_given_up)?;
+        counters.set_item("sleeps", io.sleeps)?;
         counters.set_item("outstanding", outstanding)?;
         for reason in Reason::ALL {
             counters.set_item(format!("dropped_{}", reason.name()), statistics.dropped[reason as usize])?;
@@ -172,7 +189,9 @@ impl Client {
     /// Leaves the job and fails what is outstanding with `Closed`. Idempotent.
     fn close(&self, py: Python<'_>) {
         py.detach(|| self.membership.leave());
-        self.membership.ledger.reap(py);
+        if let Some(ledger) = self.membership.ledger() {
+            ledger.reap(py);
+        }
     }
 }
 
@@ -181,11 +200,31 @@ impl Drop for Client {
         let attached = Python::try_attach(|py| {
             py.detach(|| self.membership.leave());
             // Nobody can fetch them any more, and they hold the membership that holds them.
-            self.membership.ledger.abandon(py);
+            if let Some(ledger) = self.membership.ledger() {
+                ledger.abandon(py);
+            }
         });
         if attached.is_none() {
             // The interpreter is ending; its objects end with the process.
             self.membership.leave();
         }
     }
+}
+
+/// A timeout in seconds as a duration from which a deadline can be computed.
+fn limit(seconds: f64) -> PyResult<Duration> {
+    Ok(duration(Some(seconds))?.unwrap_or(TIMEOUT_MAX).min(TIMEOUT_MAX))
+}
+
+/// Numbers that no message to the switch can hold are refused as it would refuse them.
+fn ranks(rank: &Bound<'_, PyAny>, world_size: &Bound<'_, PyAny>) -> PyResult<(u32, u32)> {
+    let py = rank.py();
+    let number = |value: &Bound<'_, PyAny>| value.extract::<u32>();
+    number(rank).and_then(|rank| Ok((rank, number(world_size)?))).map_err(|error| {
+        if error.is_instance_of::<PyOverflowError>(py) {
+            rank_out_of_range(py, rank, world_size)
+        } else {
+            error
+        }
+    })
 }

@@ -2,6 +2,7 @@
 
 use fanin_controller::SessionError;
 use fanin_protocol::control::{Ranks, Refusal};
+use fanin_wire::WORKERS_MAX;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -26,7 +27,7 @@ fn make(py: Python<'_>, error: &SessionError) -> PyResult<PyErr> {
             missing(*missing_ranks, &fields, "AllReduceTimeout")?
         }
         SessionError::CollectiveMismatch { .. } => "CollectiveMismatch",
-        SessionError::RankLost { rank } => {
+        SessionError::RankLost { rank } | SessionError::Expelled { rank, .. } => {
             fields.set_item("rank", rank.0)?;
             "RankLost"
         }
@@ -38,8 +39,24 @@ fn make(py: Python<'_>, error: &SessionError) -> PyResult<PyErr> {
         SessionError::Closed => "Closed",
         SessionError::Local { .. } => "FaninError",
     };
+    raise(py, class, error.to_string(), &fields)
+}
+
+/// The exception for a rank or a world size that is no number of the control protocol.
+pub(crate) fn rank_out_of_range(
+    py: Python<'_>,
+    rank: &Bound<'_, PyAny>,
+    world_size: &Bound<'_, PyAny>,
+) -> PyErr {
+    let message = format!(
+        "rank {rank} in a world of {world_size}; ranks count from 0 to world_size - 1, and a job has 1 to {WORKERS_MAX}"
+    );
+    raise(py, "RankOutOfRange", message, &PyDict::new(py)).unwrap_or_else(|error| error)
+}
+
+fn raise(py: Python<'_>, class: &str, message: String, fields: &Bound<'_, PyDict>) -> PyResult<PyErr> {
     let class = py.import("fanin.errors")?.getattr(class)?;
-    Ok(PyErr::from_value(class.call((error.to_string(),), Some(&fields))?))
+    Ok(PyErr::from_value(class.call((message,), Some(fields))?))
 }
 
 fn refused(reason: Refusal, fields: &Bound<'_, PyDict>) -> PyResult<&'static str> {

@@ -2,9 +2,9 @@
 
 use crate::error::to_python;
 use crate::interruptible;
-use crate::ledger::Ledger;
+use crate::ledger::{Ledger, Ticket};
 use crate::pending::Collective;
-use fanin_controller::{JobStatusState, Session, SessionConfig, SessionError, switch_status};
+use fanin_controller::{Cancel, JobStatusState, Session, SessionConfig, SessionError, switch_status};
 use fanin_protocol::control::Ranks;
 use pyo3::prelude::*;
 use rustix::process::{Pid, getpid};
@@ -23,7 +23,7 @@ pub(crate) struct Membership {
     session: RwLock<Option<Session>>,
     /// The process that joined. One that it forked inherits the object, but not the threads behind it.
     owner: Pid,
-    pub(crate) ledger: Ledger,
+    ledger: Ledger,
 }
 
 impl Membership {
@@ -48,6 +48,16 @@ impl Membership {
         self.session.read().unwrap_or_else(PoisonError::into_inner).as_ref().map(with)
     }
 
+    /// `None` in a forked process, where another thread of the parent may have held its locks for ever.
+    pub(crate) fn ledger(&self) -> Option<&Ledger> {
+        (!self.is_forked()).then_some(&self.ledger)
+    }
+
+    /// For the I/O threads, which no forked process has.
+    pub(crate) fn finish(&self, ticket: Ticket) {
+        self.ledger.finish(ticket);
+    }
+
     /// Leaves the job. When this returns no memory is touched any more. Blocks: call it without the interpreter's lock.
     pub(crate) fn leave(&self) {
         if self.is_forked() {
@@ -61,7 +71,7 @@ impl Membership {
         self.ledger.close();
     }
 
-    fn is_forked(&self) -> bool {
+    pub(crate) fn is_forked(&self) -> bool {
         getpid() != self.owner
     }
 
@@ -98,8 +108,8 @@ impl Drop for Membership {
     }
 }
 
-/// Connects on a thread of its own, so that this one can look for signals. A session that comes when nobody waits for it
-/// any more is closed at once.
+/// Connects on a thread of its own, so that this one can look for signals. When one raises, the joining ends, and a session
+/// that came all the same is closed.
 fn connect(py: Python<'_>, config: SessionConfig) -> PyResult<Result<Session, SessionError>> {
     type Meeting = (Mutex<State>, Condvar);
     enum State {
@@ -109,8 +119,10 @@ fn connect(py: Python<'_>, config: SessionConfig) -> PyResult<Result<Session, Se
     }
     let meeting: Arc<Meeting> = Arc::new((Mutex::new(State::Waiting), Condvar::new()));
     let theirs = Arc::clone(&meeting);
+    let cancel = Cancel::default();
+    let cancelled = cancel.clone();
     thread::Builder::new().name("fanin-join".into()).spawn(move || {
-        let session = Session::connect(config);
+        let session = Session::connect_unless(config, &cancelled);
         let mut state = interruptible::lock(&theirs.0);
         if matches!(*state, State::Waiting) {
             *state = State::Connected(Box::new(session));
@@ -135,6 +147,7 @@ fn connect(py: Python<'_>, config: SessionConfig) -> PyResult<Result<Session, Se
         Ok(None) => Ok(Err(SessionError::Closed)),
         Err(interrupt) => {
             let state = std::mem::replace(&mut *interruptible::lock(&meeting.0), State::Gone);
+            cancel.cancel();
             py.detach(|| drop(state));
             Err(interrupt)
         }

@@ -4,6 +4,7 @@ use crate::error::to_python;
 use crate::interruptible::{duration, lock};
 use crate::ledger::{Completion, Ticket};
 use crate::membership::Membership;
+use fanin_controller::SessionError;
 use fanin_wire::{Dtype, Op};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::gc::{PyTraverseError, PyVisit};
@@ -66,9 +67,14 @@ impl Pending {
     #[pyo3(signature = (timeout=None))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         let timeout = duration(timeout)?;
+        if self.membership.is_forked() {
+            return Err(to_python(py, &SessionError::Closed));
+        }
         match (self.completion.wait(py, timeout)?, timeout) {
             (Some(outcome), _) => {
-                self.membership.ledger.seen(self.ticket);
+                if let Some(ledger) = self.membership.ledger() {
+                    ledger.seen(self.ticket);
+                }
                 outcome.map_err(|error| to_python(py, &error))
             }
             (None, Some(timeout)) => Err(self.membership.wait_timed_out(py, timeout, &self.collective)),
@@ -78,11 +84,14 @@ impl Pending {
 
     /// Whether `wait` would return, or raise the error of the all-reduce, at once.
     fn done(&self) -> bool {
-        self.completion.outcome().is_some()
+        self.membership.is_forked() || self.completion.outcome().is_some()
     }
 
     /// Why the all-reduce failed; None if it did not, or is still under way.
     fn exception(&self, py: Python<'_>) -> Option<PyErr> {
+        if self.membership.is_forked() {
+            return Some(to_python(py, &SessionError::Closed));
+        }
         self.completion.outcome()?.err().map(|error| to_python(py, &error))
     }
 

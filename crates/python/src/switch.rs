@@ -6,6 +6,7 @@ use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Mutex;
+use std::time::Duration;
 
 /// A switch inside this process, on threads of its own.
 ///
@@ -32,6 +33,8 @@ impl Switch {
         let heartbeat_timeout = duration(heartbeat_timeout)?;
         py.detach(|| {
             let mut config = SwitchServerConfig::new(resolve(listen)?);
+            // Its ranks are this program's, and wait as long as they were told to.
+            config.join_timeout_max = Duration::MAX;
             config.pool_slots = pool_slots.unwrap_or(config.pool_slots);
             config.heartbeat_timeout = heartbeat_timeout.unwrap_or(config.heartbeat_timeout);
             let server = SwitchServer::start(config).map_err(|error| to_python(&error))?;

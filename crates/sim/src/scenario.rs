@@ -49,6 +49,8 @@ pub struct Scenario {
     pub held_back: Duration,
     /// Shortest time of a packet on its way; the longest is three times it.
     pub delay: Duration,
+    /// The longest that a driver gathers packets before it asks its machine for answers.
+    pub round: Duration,
     /// A worker that dies, and when.
     pub crash: Option<(u8, Instant)>,
     /// Restarts of the switch, in order.
@@ -96,6 +98,7 @@ impl Scenario {
             reordering,
             held_back: Duration::from_micros(dice.rand_range(1..60_000)),
             delay: Duration::from_micros(dice.rand_range(5..500)),
+            round: Duration::from_micros(dice.rand_range(0..3) * dice.rand_range(0..2_000)),
             crash,
             restarts,
         }

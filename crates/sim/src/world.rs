@@ -58,6 +58,11 @@ enum Event {
     Timer {
         worker: u8,
     },
+    /// The driver has handled what there was, and asks the machine for its answers.
+    DrainWorker {
+        worker: u8,
+    },
+    DrainSwitch,
     Submit {
         worker: u8,
     },
@@ -104,6 +109,8 @@ struct Node {
     /// Job and generation while joined.
     joined: Option<(JobId, Generation)>,
     alive: bool,
+    /// A drain is on the agenda.
+    drains: bool,
     submitted: usize,
     failed: Option<AbortReason>,
 }
@@ -123,6 +130,10 @@ struct World<'a> {
     switch: Option<(Switch<u8>, Registry)>,
     /// How often the switch was started.
     incarnation: u32,
+    /// A drain of the switch is on the agenda.
+    switch_drains: bool,
+    /// Packets that the switch has handled since its last drain.
+    handled: usize,
     waiting: Vec<(Ticket, u8)>,
     nodes: Vec<Node>,
     resumptions: u64,
@@ -180,7 +191,8 @@ impl Fabric {
 
 impl<'a> World<'a> {
     fn new(scenario: &'a Scenario) -> Self {
-        let node = |_| Node { machine: None, joined: None, alive: true, submitted: 0, failed: None };
+        let node =
+            |_| Node { machine: None, joined: None, alive: true, drains: false, submitted: 0, failed: None };
         let mut world = Self {
             scenario,
             fabric: Fabric {
@@ -193,6 +205,8 @@ impl<'a> World<'a> {
             checker: Checker::new(scenario, CHUNK_ELEMENTS),
             switch: None,
             incarnation: 0,
+            switch_drains: false,
+            handled: 0,
             waiting: Vec::new(),
             nodes: (0..scenario.workers).map(node).collect(),
             resumptions: 0,
@@ -252,16 +266,24 @@ impl<'a> World<'a> {
                     let verdict = switch.handle_packet(now, from, &packet);
                     self.note(&packet, verdict);
                     self.checker.at_switch(&packet, verdict)?;
-                    self.drain_switch()?;
+                    self.handled += 1;
+                    if !std::mem::replace(&mut self.switch_drains, true) {
+                        let wait = self.fabric.between(Duration::ZERO, self.scenario.round);
+                        self.fabric.agenda.at(now + wait, Event::DrainSwitch);
+                    }
                 }
             }
             Event::ToWorker { worker, packet } => {
                 let node = &mut self.nodes[usize::from(worker)];
                 if let Some(machine) = node.machine.as_mut().filter(|_| node.alive) {
                     let verdict = machine.handle_packet(now, (), &packet);
+                    let drains = std::mem::replace(&mut node.drains, true);
                     self.note(&packet, verdict);
                     self.checker.at_worker(worker, &packet, verdict);
-                    self.drain_worker(worker)?;
+                    if !drains {
+                        let wait = self.fabric.between(Duration::ZERO, self.scenario.round);
+                        self.fabric.agenda.at(now + wait, Event::DrainWorker { worker });
+                    }
                 }
             }
             Event::Timer { worker } => {
@@ -272,6 +294,14 @@ impl<'a> World<'a> {
                     machine.handle_timeout(now);
                     self.drain_worker(worker)?;
                 }
+            }
+            Event::DrainWorker { worker } => {
+                self.nodes[usize::from(worker)].drains = false;
+                self.drain_worker(worker)?;
+            }
+            Event::DrainSwitch => {
+                self.switch_drains = false;
+                self.drain_switch()?;
             }
             Event::Submit { worker } => self.submit(worker)?,
             Event::Ask { worker, incarnation, question } => self.answer(worker, incarnation, question)?,
@@ -317,11 +347,7 @@ impl<'a> World<'a> {
 
     fn start_switch(&mut self) {
         self.incarnation += 1;
-        let config = RegistryConfig {
-            heartbeat_timeout: HEARTBEAT_TIMEOUT,
-            join_timeout: Duration::from_secs(20),
-            ..RegistryConfig::default()
-        };
+        let config = RegistryConfig { heartbeat_timeout: HEARTBEAT_TIMEOUT, ..RegistryConfig::default() };
         let mut ids = Rand64::new(u128::from(self.scenario.seed) << 8 | u128::from(self.incarnation));
         let registry = Registry::new(config, Box::new(move || ids.rand_u64() as u32));
         self.switch = Some((Switch::new(ShardId(0)), registry.expect("the limits are not zero")));
@@ -358,6 +384,7 @@ impl<'a> World<'a> {
                     mtu: MTU,
                     rate_bps: None,
                     rtt: Duration::ZERO,
+                    patience: Duration::from_secs(20),
                     wire_version: fanin_wire::VERSION,
                     resume,
                 };
@@ -540,9 +567,9 @@ impl<'a> World<'a> {
     fn drain_switch(&mut self) -> Result<(), Violation> {
         let now = self.fabric.now;
         let Some((switch, registry)) = &mut self.switch else { return Ok(()) };
-        let mut trains = 0;
+        let mut answers = 0;
         while let Some(Transmit { to, bytes, segment_bytes }) = switch.poll_transmit(now, &mut self.train) {
-            trains += 1;
+            answers += bytes.div_ceil(segment_bytes);
             let to = to.to_vec();
             for packet in self.train[..bytes].chunks(segment_bytes) {
                 for &worker in &to {
@@ -551,9 +578,11 @@ impl<'a> World<'a> {
                 }
             }
         }
-        // One result or reply a packet handled, or an abort for every worker.
-        if trains > 1 + usize::from(self.scenario.workers) {
-            return Err(Violation::Unbounded { what: "switch's answers", size: trains });
+        // One result or reply a packet handled, of replies two a slot at most, or an abort for every worker.
+        let handled = std::mem::take(&mut self.handled);
+        let slots = usize::from(self.scenario.slots);
+        if answers > handled.min(4 * slots) + usize::from(self.scenario.workers) {
+            return Err(Violation::Unbounded { what: "switch's answers", size: answers });
         }
         while let Some(SwitchEvent::Aborted { job, reason }) = switch.poll_event() {
             registry.aborted(now, job, reason);

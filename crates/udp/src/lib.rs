@@ -14,6 +14,7 @@ mod failure;
 mod io_loop;
 mod mailbox;
 mod part;
+mod probe;
 mod raw_tensor;
 mod socket;
 mod statistics;
@@ -22,6 +23,7 @@ mod train_socket;
 mod worker_driver;
 
 pub use failure::Failure;
+pub use probe::{SocketProbe, probe_socket};
 pub use raw_tensor::{RawTensor, RawTensorError};
 pub use socket::{SHARDS_MAX, path_mtu};
 pub use statistics::IoStatistics;

@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, AsRawFd};
 pub const SHARDS_MAX: usize = 64;
 
 /// Buffer asked of the kernel, in bytes, in each direction: eight workers' windows of trains with the kernel's overhead.
-const BUFFER_BYTES: usize = 16 << 20;
+pub(crate) const BUFFER_BYTES: usize = 16 << 20;
 
 /// Not in the libc crate on all targets; `include/uapi/asm-generic/socket.h`.
 const SO_ATTACH_REUSEPORT_CBPF: libc::c_int = 51;

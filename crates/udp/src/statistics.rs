@@ -11,7 +11,7 @@ pub struct IoStatistics {
     pub trains_sent: u64,
     /// Packets in them.
     pub packets_sent: u64,
-    /// Packets that were not sent because the socket stayed full. The protocol sends them again.
+    /// Packets that the kernel did not take: the socket stayed full, or refused them. The protocol sends them again.
     pub packets_given_up: u64,
     /// ICMP errors, such as a port on which nobody listens.
     pub unreachable: u64,

@@ -120,8 +120,8 @@ impl WorkerDriver {
     /// Starts the sum of `tensor` over all workers, in place. All workers must submit alike tensors in the same order.
     ///
     /// Each shard takes a contiguous part of whole chunks. `done` is called once, when no thread here can reach the tensor
-    /// any more: by the I/O thread that was last to finish, or in this call when the worker has ended. All-reduces finish in
-    /// order, but the calls for two that finish together may overlap.
+    /// any more: by the I/O thread that was last to finish, or in this call when the worker has ended. They may
+    /// finish in another order than they were submitted in, and the calls for two that finish together may overlap.
     pub fn submit(&self, tensor: RawTensor, op: Op, done: Done) {
         let all_reduce = AllReduce::new(done, Arc::clone(&self.shared.outstanding));
         let ended = self.shared.ended();
@@ -214,8 +214,8 @@ impl WorkerDriver {
         self.shared.progress.load(Ordering::Relaxed)
     }
 
-    /// Counters over all shards. `completed` counts all-reduces (pieces of very long ones apart) that every shard has
-    /// finished, `smoothed_rtt` is the slowest shard's.
+    /// Counters over all shards. `completed` is what the slowest shard has finished, pieces of very long tensors
+    /// apart; `smoothed_rtt` is the slowest shard's.
     #[must_use]
     pub fn statistics(&self) -> WorkerStatistics {
         self.all_statistics().map(|(shard, _)| shard).reduce(add_statistics).unwrap_or_default()

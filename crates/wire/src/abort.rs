@@ -1,7 +1,7 @@
 //! The packet that ends a job, with the reason in it.
 
 use crate::preamble::PREAMBLE_BYTES;
-use crate::{Collective, Kind, Preamble, WireError, WorkerId, bytes_at};
+use crate::{Collective, Kind, Preamble, WORKERS_MAX, WireError, WorkerId, bytes_at};
 
 /// Length of an abort packet in bytes.
 pub const ABORT_BYTES: usize = PREAMBLE_BYTES + 4 + 2 * Collective::BYTES;
@@ -42,6 +42,9 @@ impl Abort {
         let truncated = WireError::Truncated { need: ABORT_BYTES, have: packet.len() };
         let [code, a, b, _] = bytes_at(packet, PREAMBLE_BYTES).ok_or(truncated)?;
         let first = bytes_at(packet, PREAMBLE_BYTES + 4).ok_or(truncated)?;
+        if u32::from(a.max(b)) >= WORKERS_MAX {
+            return Err(WireError::Field("worker"));
+        }
         let second = bytes_at(packet, PREAMBLE_BYTES + 4 + Collective::BYTES).ok_or(truncated)?;
         let reason = match code {
             1 => AbortReason::Expelled(WorkerId(a)),

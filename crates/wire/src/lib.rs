@@ -2,7 +2,8 @@
 //!
 //! A packet is a [`Preamble`] that every protocol shares, then the header of its kind, then a payload. All fields are
 //! little-endian and at fixed offsets, so that a bounded program (XDP) finds them without parsing options. Parsing is
-//! checked once, here; what comes out cannot be out of its range. `docs/wire.md` is the same in words, `golden/` the same
+//! checked once, here; what comes out is one of the values that the format has; whether a job has such a worker or slot, its
+//! machines know. `docs/wire.md` is the same in words, `golden/` the same
 //! in bytes.
 //!
 //! Deliberately absent: sockets, floats, state, and any dependency.

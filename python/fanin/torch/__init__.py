@@ -6,7 +6,13 @@ where that is switched off (``TORCH_DEVICE_BACKEND_AUTOLOAD=0``), ``import fanin
     torch.distributed.init_process_group("fanin")     # the switch: FANIN_SWITCH, or `fanin run`
 
 All-reduces (SUM, AVG) of float32, float16, bfloat16 and int32 CPU tensors are summed by the switch;
-every other collective, op, dtype and device is served by a Gloo group over the same store.
+every other collective, op, dtype and device is served by a Gloo group over the same store. The
+choice is each rank's own: where the ranks' dtypes, ops or devices differ such that some go to Gloo,
+the all-reduce ends with `fanin.errors.AllReduceTimeout`.
+
+The switch's sums are written into a tensor's memory while Python runs on. From `all_reduce` until
+its work is done, also if a timeout ended a `wait`, neither use the tensor nor resize or free its
+storage (`resize_`, `untyped_storage().resize_`, `set_`): the memory is held by its address.
 """
 
 from __future__ import annotations

@@ -100,9 +100,10 @@ class FaninBackend(DelegatingBackend):
         return self._all_reduces + super()._get_sequence_number_for_group()
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """For works to come. The one that the group was made with remains an upper bound."""
+        """Replace the timeout of every all-reduce, on the switch and on Gloo."""
         super().set_timeout(timeout)
-        self._channel.timeout = timeout.total_seconds()
+        self._channel.set_timeout(timeout.total_seconds())
+        self._timeout = timeout
 
     def shutdown(self) -> None:
         self._channel.close()

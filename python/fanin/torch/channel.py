@@ -38,8 +38,6 @@ class Channel:
     def __init__(self, client: _fanin.Client | None) -> None:
         self._client = client
         self._completions = Completions(client) if client is not None else None
-        # For wait(); None leaves it to the timeout that the client was made with.
-        self.timeout: float | None = None
         # Also at exit: a thread that comes back from Rust to a finalised interpreter dies hard, and
         # the other ranks are to hear that this one left, in place of losing it.
         self._close = (
@@ -54,17 +52,15 @@ class Channel:
         """Start summing each tensor in place; all must be ones that `serves` accepts.
 
         With `notify` the future of the work is completed by the completion threads; without it,
-        asking
-        for the future costs a thread.
+        asking for the future costs a thread. Empty tensors are submitted as well: they count in the
+        order that the ranks must agree about.
         """
         if self._client is None or self._completions is None:
             return FaninWork(tensors, [], notified=notify)
-        parts = [_part(tensor) for tensor in tensors if tensor.numel() > 0]
-        work = FaninWork(tensors, parts, notified=notify, timeout=self.timeout)
-        if not parts:
-            return work
+        parts = [_part(tensor) for tensor in tensors]
         if notify:
             self._completions.ensure_running()
+        work = FaninWork(tensors, parts, notified=notify)
         for part in list(parts):
             memory = part.memory
             assert memory is not None  # nothing is settled before it was submitted
@@ -80,9 +76,13 @@ class Channel:
             except Exception as error:
                 work.failed_to_start(error)
                 break
-            if part.work is not None:  # else a completion thread was faster, and has settled it
-                part.pending = pending
+            work.started(part, pending)
         return work
+
+    def set_timeout(self, seconds: float) -> None:
+        """Bound each all-reduce, in place of the timeout that the client was made with."""
+        if self._client is not None:
+            self._client.set_timeout(seconds)
 
     def close(self) -> None:
         """Leaves the job; what is outstanding fails with `fanin.errors.Closed`. Idempotent."""

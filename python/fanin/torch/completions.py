@@ -54,10 +54,11 @@ class Completions:
         # Daemons: a callback that never returns must not keep the process. Those that wait are
         # ended by closing the client, at the latest at exit (see `channel`).
         thread = threading.Thread(target=self._run, name="fanin-completion", daemon=True)
-        self._threads.add(thread)
-        # Counted by the starter, so that two completions do not start two followers.
-        self._idle += 1
         thread.start()
+        # Counted by the starter, whose lock keeps the thread from counting before, so that two
+        # completions do not start two followers; and only now, as there may be no thread to be had.
+        self._threads.add(thread)
+        self._idle += 1
 
     def _run(self) -> None:
         try:
@@ -65,10 +66,14 @@ class Completions:
                 pending = self._client.next_completion()
                 with self._lock:
                     self._idle -= 1
-                    if pending is None:
-                        return
-                    if self._idle == 0:
-                        self._start()
+                if pending is None:
+                    return
+                try:
+                    with self._lock:
+                        if self._idle == 0:
+                            self._start()
+                except RuntimeError:  # this machine has no thread left; the next one may find one
+                    log.exception("no further thread: callbacks that wait for others may hang")
                 part = pending.keep
                 if isinstance(part, Part):
                     try:

@@ -1,7 +1,8 @@
 """Work and futures of the all-reduces that the switch serves.
 
 A `FaninWork` is settled exactly once, by whoever learns first that it is done: a thread in `wait`,
-or a completion thread. Its future is completed by a completion thread only, as callbacks may block.
+or a completion thread. A future that was asked for before that is completed by a completion thread
+only, as callbacks may block.
 """
 
 # The methods are torch's, and documented there.
@@ -9,6 +10,7 @@ or a completion thread. Its future is completed by a completion thread only, as 
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -17,6 +19,7 @@ import torch
 from torch._C._distributed_c10d import Work
 
 from fanin import _fanin
+from fanin.errors import AllReduceTimeout
 from fanin.torch.handles import FindableWork
 
 Tensors = list[torch.Tensor]
@@ -29,15 +32,15 @@ class Part:
     def __init__(self, memory: torch.Tensor, finish: Callable[[], object] | None) -> None:
         self.memory: torch.Tensor | None = memory
         self.finish = finish
+        # For the completion thread, which delivers also what was settled before it came.
         self.work: FaninWork | None = None
         self.pending: _fanin.Pending | None = None
 
     def completed(self, pending: _fanin.Pending) -> None:
         """For completion threads, which can be here before the submitting thread has `pending`."""
-        work = self.work
-        if work is not None:  # else settled already; holding on to `pending` would make a cycle
-            self.pending = pending
-            work.part_completed()
+        work, self.work = self.work, None
+        if work is not None:
+            work.part_completed(self, pending)
 
 
 def seconds(timeout: timedelta | float | None) -> float | None:
@@ -57,21 +60,26 @@ class FaninWork(FindableWork):
         parts: list[Part],
         *,
         notified: bool,
-        timeout: float | None = None,
     ) -> None:
         super().__init__()
         self._tensors = list(tensors)
         self._parts = parts
         self._notified = notified
-        self._timeout = timeout
         self._lock = threading.Lock()
         self._awaited = len(parts)
         self._settled = not parts
         self._error: Exception | None = None
         self._future: TensorsFuture | None = None
         self._delivered = False
-        for part in parts:
-            part.work = self
+        if notified:
+            for part in parts:
+                part.work = self
+
+    def started(self, part: Part, pending: _fanin.Pending) -> None:
+        """Note that a part is under way. It may be done by now, and all of the work settled."""
+        with self._lock:
+            if not self._settled:
+                part.pending = pending
 
     def failed_to_start(self, error: Exception) -> None:
         """Note that the client refused a part, and so those after it.
@@ -92,8 +100,9 @@ class FaninWork(FindableWork):
         if all_done:  # by completion threads that could not know that nothing more would come
             self._settle()
 
-    def part_completed(self) -> None:
+    def part_completed(self, part: Part, pending: _fanin.Pending) -> None:
         """For completion threads: one more part is done. Settles and delivers after the last."""
+        self.started(part, pending)
         with self._lock:
             self._awaited -= 1
             if self._awaited > 0:
@@ -118,13 +127,14 @@ class FaninWork(FindableWork):
 
         Without a timeout (zero) the one of the group applies.
         """
-        limit = seconds(timeout) or self._timeout
+        limit = seconds(timeout)
         for pending in self._pendings():
             try:
                 pending.wait(limit)
-            except Exception:
+            except Exception as error:
                 if not pending.done():
-                    raise  # only this wait ran out of time: the all-reduce may still complete
+                    # Only this wait ran out of time: the all-reduce may still complete.
+                    raise _hinted(error) from None
         self._settle()
         if self._error is not None:
             raise self._error
@@ -137,21 +147,22 @@ class FaninWork(FindableWork):
     def _settle(self) -> None:
         """Once all parts are done: copies back what was staged, lets go of the memory.
 
-        It also cuts the cycle work -> part -> pending -> part -> work, part of which is in Rust.
+        It also cuts the cycle part -> pending -> part, part of which is in Rust.
         """
         with self._lock:
             if self._settled:
                 return
             for part in self._parts:
                 if self._error is None and part.pending is not None:
-                    self._error = part.pending.exception()
+                    error = part.pending.exception()
+                    self._error = None if error is None else _hinted(error)
             for part in self._parts:
                 if self._error is None and part.finish is not None:
                     try:
                         part.finish()
                     except Exception as error:  # for the waiter: this thread has nobody to tell
                         self._error = error
-                part.finish = part.memory = part.work = part.pending = None
+                part.finish = part.memory = part.pending = None
             self._parts = []
             self._settled = True
 
@@ -175,12 +186,10 @@ class FaninWork(FindableWork):
         return future.then(_value)
 
     def _watch(self) -> None:
-        try:
-            self.wait()
-        except Exception:
-            with self._lock:
-                if not self._settled:  # ran out of its own timeout
-                    return
+        for pending in self._pendings():
+            with contextlib.suppress(Exception):  # told by the future
+                pending.wait()
+        self._settle()
         self.deliver()
 
     def is_completed(self) -> bool:
@@ -202,6 +211,16 @@ class FaninWork(FindableWork):
 
     def synchronize(self) -> None:
         self.wait()
+
+
+def _hinted(error: Exception) -> Exception:
+    """Name the cause of a timeout that is torch's own: a rank whose all-reduce went to Gloo."""
+    if not isinstance(error, AllReduceTimeout) or not error.missing_ranks:
+        return error
+    hint = (
+        "or that rank called all_reduce with a dtype, op or device that the switch does not serve"
+    )
+    return AllReduceTimeout(f"{error.message}, {hint}", missing_ranks=error.missing_ranks)
 
 
 def _value(future: TensorsFuture) -> Tensors:

@@ -30,7 +30,8 @@ fn rooms_import_only_what_they_may() {
     let mut rooms = BTreeSet::new();
     for package in &metadata.packages {
         let room = package.name.strip_prefix("fanin-").expect("rooms are named fanin-*").to_owned();
-        let may = allowed.get(room.as_str()).unwrap_or_else(|| panic!("{room} is not in ARCHITECTURE.md's table"));
+        let may =
+            allowed.get(room.as_str()).unwrap_or_else(|| panic!("{room} is not in ARCHITECTURE.md's table"));
         for dependency in &package.dependencies {
             // A test may use what its room may not.
             let Some(imported) = dependency.name.strip_prefix("fanin-") else { continue };
@@ -73,7 +74,8 @@ fn protocol_links_without_an_operating_system() {
 #[test]
 fn unsafe_code_lives_only_where_it_must() {
     for room in ["wire", "protocol", "sim", "controller", "cli"] {
-        let lib = std::fs::read_to_string(root().join("crates").join(room).join("src/lib.rs")).expect("lib.rs");
+        let lib =
+            std::fs::read_to_string(root().join("crates").join(room).join("src/lib.rs")).expect("lib.rs");
         assert!(lib.contains("#![forbid(unsafe_code)]"), "{room} must forbid unsafe code");
     }
 }

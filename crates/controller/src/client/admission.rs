@@ -21,6 +21,8 @@ pub(super) struct Admitted {
     /// For each shard the slots that this rank hands back.
     pub restore: Vec<Vec<SlotIndex>>,
     pub heartbeat_timeout: Duration,
+    /// Another one in a heartbeat's reply means that the switch restarted.
+    pub switch_instance: u64,
 }
 
 /// What a rank remembers of a job that its switch forgot.
@@ -61,6 +63,7 @@ pub(super) async fn join(
         rate_bps: super::path::rate_bps(connection.address),
         rtt_ns: u64::try_from(connection.rtt.as_nanos()).unwrap_or(u64::MAX),
         resume: memory.map(proto::Resume::from),
+        patience_ms: u64::try_from(patience.as_millis()).unwrap_or(u64::MAX),
     };
     let began = Instant::now();
     let timed_out = |missing_ranks| SessionError::JoinTimeout {
@@ -149,6 +152,7 @@ impl TryFrom<proto::Admission> for Admitted {
         if heartbeat_timeout.is_zero() {
             return Err(Malformed("heartbeat_timeout_ms"));
         }
-        Ok(Self { job, shards: shards.into(), restore, heartbeat_timeout })
+        let switch_instance = admission.switch_instance;
+        Ok(Self { job, shards: shards.into(), restore, heartbeat_timeout, switch_instance })
     }
 }

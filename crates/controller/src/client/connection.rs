@@ -1,5 +1,6 @@
 //! The control connection to a switch, opened and checked.
 
+use std::io;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
@@ -31,7 +32,7 @@ pub(super) struct Connection {
 }
 
 /// Adds the default port to a bare host, and brackets to a bare IPv6 address.
-fn with_port(switch: &str) -> Result<(String, u16), SessionError> {
+pub(super) fn with_port(switch: &str) -> Result<(String, u16), SessionError> {
     let wrong = |cause: &str| SessionError::Address { switch: switch.into(), cause: cause.into() };
     if switch.is_empty() || switch.contains(|c: char| c.is_whitespace() || c == '/') {
         return Err(wrong("not a host name"));
@@ -58,7 +59,7 @@ impl Connection {
         let began = Instant::now();
         loop {
             let left = patience.saturating_sub(began.elapsed()).max(Duration::from_millis(1));
-            let attempt = tokio::time::timeout(left, Self::reach(&switch)).await;
+            let attempt = tokio::time::timeout(left, Self::reach(&switch, left)).await;
             let cause = match attempt {
                 Ok(Ok((address, rtt))) => return Self::greet(switch, address, rtt, patience).await,
                 Ok(Err(cause)) => cause.to_string(),
@@ -71,17 +72,10 @@ impl Connection {
         }
     }
 
-    /// The first of the host's addresses that takes a TCP connection, and the handshake's time.
-    async fn reach(switch: &str) -> std::io::Result<(SocketAddr, Duration)> {
-        let mut last = std::io::Error::new(std::io::ErrorKind::NotFound, "the name has no address");
-        for address in tokio::net::lookup_host(switch).await? {
-            let began = Instant::now();
-            match tokio::net::TcpStream::connect(address).await {
-                Ok(_) => return Ok((address, began.elapsed())),
-                Err(error) => last = error,
-            }
-        }
-        Err(last)
+    async fn reach(switch: &str, patience: Duration) -> io::Result<(SocketAddr, Duration)> {
+        let began = Instant::now();
+        let addresses: Vec<SocketAddr> = tokio::net::lookup_host(switch).await?.collect();
+        first_to_answer(&addresses, patience.saturating_sub(began.elapsed())).await
     }
 
     async fn greet(
@@ -117,6 +111,22 @@ impl Connection {
     }
 }
 
+/// The first of a host's addresses that takes a TCP connection, and the handshake's time. Each gets its share of `patience`:
+/// one behind which packets vanish must not keep us from the next.
+async fn first_to_answer(addresses: &[SocketAddr], patience: Duration) -> io::Result<(SocketAddr, Duration)> {
+    let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
+    for address in addresses {
+        let began = Instant::now();
+        let share = patience / u32::try_from(addresses.len()).unwrap_or(u32::MAX);
+        match tokio::time::timeout(share, tokio::net::TcpStream::connect(address)).await {
+            Ok(Ok(_)) => return Ok((*address, began.elapsed())),
+            Ok(Err(error)) => last = error,
+            Err(_) => last = io::Error::new(io::ErrorKind::TimedOut, "no answer"),
+        }
+    }
+    Err(last)
+}
+
 /// What a failed call means, in few words.
 pub(super) fn explain(status: &Status) -> String {
     if status.code() == Code::Unimplemented {
@@ -135,6 +145,22 @@ pub(super) fn explain(status: &Status) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn an_address_that_swallows_packets_does_not_hide_the_next_one() {
+        // Its queue holds one connection, which nobody accepts; the kernel drops what comes after.
+        let silent = tokio::net::TcpSocket::new_v4().expect("a socket");
+        silent.bind(([127, 0, 0, 1], 0).into()).expect("a free port");
+        let silent = silent.listen(0).expect("listening");
+        let silent_address = silent.local_addr().expect("bound");
+        let _queued = tokio::net::TcpStream::connect(silent_address).await.expect("queued");
+        let answers = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let answers_address = answers.local_addr().expect("bound");
+        let addresses = [silent_address, answers_address];
+        let found = first_to_answer(&addresses, Duration::from_secs(2)).await.expect("the second answers");
+        assert_eq!(found.0, answers_address);
+        assert!(found.1 < Duration::from_secs(1), "the round trip is that of the address that answered");
+    }
 
     #[test]
     fn a_bare_host_gets_the_default_port() {

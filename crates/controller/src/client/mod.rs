@@ -4,9 +4,13 @@ mod admission;
 mod connection;
 mod path;
 mod pending;
+mod probe;
 mod session;
 mod status;
 mod watch;
 
-pub use session::{Session, SessionConfig};
+pub use path::{Route, interface_rate_bps, route};
+pub use probe::{Probe, ProbeReport, ProbeSum, resolve_switch};
+pub use session::{Cancel, Session, SessionConfig};
 pub use status::{JobStatus, JobStatusState, SwitchStatus, switch_status};
+pub use watch::HEARTBEATS_PER_TIMEOUT;

@@ -4,9 +4,34 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 
 use nix::ifaddrs::getifaddrs;
 
+/// How packets to a switch leave this machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Route {
+    /// The address that they are sent from.
+    pub local: IpAddr,
+    /// The interface that has this address.
+    pub interface: Option<String>,
+    /// Its rate; `None` where it does not tell, as virtual ones do not.
+    pub rate_bps: Option<u64>,
+}
+
+/// Asks the kernel how it would send to `switch`; `None` when it would not. Nothing is sent.
+#[must_use]
+pub fn route(switch: SocketAddr) -> Option<Route> {
+    let local = local_address(switch)?;
+    let interface = interface_of(local);
+    let rate_bps = interface.as_deref().and_then(interface_rate_bps);
+    Some(Route { local, interface, rate_bps })
+}
+
 /// The rate of the interface through which `switch` is reached; `None` where it does not tell, as virtual ones do not.
 pub(super) fn rate_bps(switch: SocketAddr) -> Option<u64> {
-    let interface = interface_of(local_address(switch)?)?;
+    route(switch)?.rate_bps
+}
+
+/// The rate of an interface of this machine, in bits a second; `None` where it does not tell.
+#[must_use]
+pub fn interface_rate_bps(interface: &str) -> Option<u64> {
     if interface.contains('/') {
         return None;
     }

@@ -9,6 +9,7 @@ use fanin_wire::{Dtype, Op};
 /// One all-reduce under way.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct AllReduce {
+    /// Its submission, or the end of the one before it if that came later: a long queue that moves is not late.
     pub since: Instant,
     pub elements: usize,
     pub dtype: Dtype,
@@ -33,6 +34,8 @@ pub(super) struct Pending(Mutex<Table>);
 struct Table {
     next: u64,
     under_way: BTreeMap<u64, AllReduce>,
+    /// When one ended last.
+    last_end: Option<Instant>,
 }
 
 impl Pending {
@@ -50,11 +53,43 @@ impl Pending {
     }
 
     pub fn remove(&self, number: u64) {
-        self.lock().under_way.remove(&number);
+        let mut table = self.lock();
+        // One that was overtaken is no nearer to its end.
+        let is_oldest = table.under_way.first_key_value().is_some_and(|(oldest, _)| *oldest == number);
+        table.under_way.remove(&number);
+        if is_oldest {
+            table.last_end = Some(Instant::now());
+        }
     }
 
     /// The one that was submitted first.
     pub fn oldest(&self) -> Option<AllReduce> {
-        self.lock().under_way.first_key_value().map(|(_, all_reduce)| *all_reduce)
+        let table = self.lock();
+        let oldest = *table.under_way.first_key_value()?.1;
+        let since = table.last_end.map_or(oldest.since, |end| end.max(oldest.since));
+        Some(AllReduce { since, ..oldest })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn time_counts_from_the_later_of_submission_and_the_end_of_the_one_before() {
+        let pending = Pending::default();
+        let long_ago = Instant::now() - Duration::from_secs(100);
+        let all_reduce = AllReduce { since: long_ago, elements: 1, dtype: Dtype::Int32, op: Op::Sum };
+        let [first, second, third] = [(), (), ()].map(|()| pending.insert(all_reduce));
+        pending.remove(third);
+        assert_eq!(pending.oldest().map(|oldest| oldest.since), Some(long_ago), "only overtaken");
+        let before = Instant::now();
+        pending.remove(first);
+        assert!(pending.oldest().is_some_and(|oldest| oldest.since >= before), "the queue moved");
+        pending.remove(second);
+        let later = Instant::now() + Duration::from_secs(100);
+        pending.insert(AllReduce { since: later, ..all_reduce });
+        assert_eq!(pending.oldest().map(|oldest| oldest.since), Some(later), "the queue was empty meanwhile");
     }
 }

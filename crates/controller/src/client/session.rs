@@ -1,18 +1,22 @@
 //! A worker's whole connection to its switch.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use fanin_protocol::{JobConfig, RetransmissionConfig, WorkerStatistics};
-use fanin_udp::{Failure, RawTensor, WorkerConfig, WorkerDriver};
+use fanin_udp::{Failure, IoStatistics, RawTensor, WorkerConfig, WorkerDriver};
 use fanin_wire::{Op, WorkerId};
 use tokio::runtime::{Builder, Runtime};
+use tokio::sync::Notify;
+use tokio::task::JoinHandle;
 
 use super::admission::join;
 use super::connection::Connection;
 use super::pending::{AllReduce, Pending};
 use super::watch::watch;
 use crate::SessionError;
+use crate::error::Member;
 use crate::proto::LeaveRequest;
 
 /// How long a closing session waits for the switch to hear of it.
@@ -31,11 +35,11 @@ pub struct SessionConfig {
     pub world_size: u32,
     /// Slots a shard; computed from the path where it is `None`.
     pub slots: Option<u16>,
-    /// How long one all-reduce may take.
+    /// How long one all-reduce may take, from its submission or from the end of the one before it.
     pub timeout: Duration,
     /// How long to look for the switch at the start.
     pub connect_timeout: Duration,
-    /// How long to wait for the other ranks at the start. The switch has a limit of its own.
+    /// How long to wait for the other ranks at the start; the switch may have a lower limit.
     pub join_timeout: Duration,
     /// How long a switch may be gone before the session gives up; at most `timeout`.
     pub switch_timeout: Duration,
@@ -62,12 +66,23 @@ impl SessionConfig {
     }
 }
 
+/// Ends a [`Session::connect_unless`] that is under way on another thread.
+#[derive(Clone, Debug, Default)]
+pub struct Cancel(Arc<Notify>);
+
+impl Cancel {
+    /// The rank wants to join no more. May be called before the connecting begins, too.
+    pub fn cancel(&self) {
+        self.0.notify_one();
+    }
+}
+
 /// What the session's threads share.
 pub(super) struct Shared {
     pub config: SessionConfig,
-    /// As it is named in messages.
-    pub switch: String,
-    pub rank: WorkerId,
+    pub member: Arc<Member>,
+    /// [`SessionConfig::timeout`] as it is now, in nanoseconds.
+    timeout_ns: AtomicU64,
     pub driver: WorkerDriver,
     pub pending: Arc<Pending>,
     /// The job as it is now; a restart of the switch changes it.
@@ -77,12 +92,20 @@ pub(super) struct Shared {
 impl Shared {
     /// Ends the session with an error: all that is outstanding, and all that comes.
     pub fn fail(&self, error: SessionError) {
-        tracing::error!(%error, rank = self.rank.0, "the session ends");
+        tracing::error!(%error, rank = self.member.rank.0, "the session ends");
         self.driver.fail(Failure::Because(Arc::new(error)));
     }
 
     pub fn job(&self) -> JobConfig {
         *self.job.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn timeout(&self) -> Duration {
+        Duration::from_nanos(self.timeout_ns.load(Ordering::Relaxed))
+    }
+
+    fn set_timeout(&self, timeout: Duration) {
+        self.timeout_ns.store(nanoseconds(timeout), Ordering::Relaxed);
     }
 
     pub fn set_job(&self, job: JobConfig) {
@@ -107,16 +130,33 @@ impl Session {
     /// When the switch is not there, is none, or speaks another version; when it refuses the rank; when other ranks do not
     /// come in time.
     pub fn connect(config: SessionConfig) -> Result<Self, SessionError> {
+        Self::connect_unless(config, &Cancel::default())
+    }
+
+    /// As [`Self::connect`], until `cancel` is called: the rank's place in the job is free again then.
+    ///
+    /// # Errors
+    /// As [`Self::connect`]; [`SessionError::Closed`] when it was cancelled.
+    pub fn connect_unless(config: SessionConfig, cancel: &Cancel) -> Result<Self, SessionError> {
         let runtime = Builder::new_multi_thread()
             .worker_threads(1)
             .thread_name("fanin-session")
             .enable_all()
             .build()
             .map_err(|error| SessionError::Local { what: "starting a thread", cause: error.to_string() })?;
-        match runtime.block_on(Self::join(config)) {
-            Ok((shared, connection, heartbeat_timeout)) => {
+        let joined = runtime.block_on(async {
+            tokio::select! {
+                joined = Self::join(config) => joined,
+                // Dropping the call tells the switch, which gives the place back.
+                () = cancel.0.notified() => Err(SessionError::Closed),
+            }
+        });
+        match joined {
+            Ok((shared, connection, switch_instance)) => {
                 let world_size = shared.config.world_size;
-                runtime.spawn(watch(Arc::clone(&shared), connection.clone(), heartbeat_timeout));
+                let watching = runtime.spawn(watch(Arc::clone(&shared), connection.clone(), switch_instance));
+                let failing = Arc::clone(&shared);
+                runtime.spawn(supervise(watching, move |error| failing.fail(error)));
                 Ok(Self { shared: Some(shared), connection, runtime: Some(runtime), world_size })
             }
             Err(error) => {
@@ -127,7 +167,7 @@ impl Session {
         }
     }
 
-    async fn join(config: SessionConfig) -> Result<(Arc<Shared>, Connection, Duration), SessionError> {
+    async fn join(config: SessionConfig) -> Result<(Arc<Shared>, Connection, u64), SessionError> {
         let (mut connection, _) = Connection::open(&config.switch, config.connect_timeout).await?;
         let admitted = join(&mut connection, &config, config.join_timeout, None).await?;
         // The switch admitted the rank, so it is below 64.
@@ -155,14 +195,18 @@ impl Session {
             "joined"
         );
         let shared = Shared {
-            switch: connection.switch.clone(),
-            rank,
+            member: Arc::new(Member {
+                switch: connection.switch.clone(),
+                rank,
+                heartbeat_timeout: admitted.heartbeat_timeout,
+            }),
+            timeout_ns: AtomicU64::new(nanoseconds(config.timeout)),
             driver,
             pending: Arc::default(),
             job: Mutex::new(admitted.job),
             config,
         };
-        Ok((Arc::new(shared), connection, admitted.heartbeat_timeout))
+        Ok((Arc::new(shared), connection, admitted.switch_instance))
     }
 
     /// Starts the sum of `tensor` over all ranks, in place. All ranks must submit alike tensors in the same order.
@@ -177,7 +221,7 @@ impl Session {
     ) {
         let Some(shared) = &self.shared else { return done(Err(SessionError::Closed)) };
         let pending = Arc::clone(&shared.pending);
-        let switch = shared.switch.clone();
+        let member = Arc::clone(&shared.member);
         let number = pending.insert(AllReduce {
             since: Instant::now(),
             elements: tensor.elements(),
@@ -187,9 +231,16 @@ impl Session {
         // It holds no reference to the driver: a thread of the driver would otherwise wait for itself to end.
         let done = move |result: Result<(), Failure>| {
             pending.remove(number);
-            done(result.map_err(|failure| SessionError::from_failure(&failure, &switch)));
+            done(result.map_err(|failure| SessionError::from_failure(&failure, &member)));
         };
         shared.driver.submit(tensor, op, Box::new(done));
+    }
+
+    /// Changes [`SessionConfig::timeout`], for what is under way too.
+    pub fn set_timeout(&self, timeout: Duration) {
+        if let Some(shared) = &self.shared {
+            shared.set_timeout(timeout);
+        }
     }
 
     /// This process's rank.
@@ -228,12 +279,18 @@ impl Session {
         self.shared.as_ref().map(|shared| shared.driver.statistics()).unwrap_or_default()
     }
 
+    /// Trains and system calls of the data path.
+    #[must_use]
+    pub fn io_statistics(&self) -> IoStatistics {
+        self.shared.as_ref().map(|shared| shared.driver.io_statistics()).unwrap_or_default()
+    }
+
     /// Leaves the job. What is outstanding fails with [`SessionError::Closed`]; when this returns no tensor is touched.
     /// A second call has no effect.
     pub fn close(&mut self) {
         let (Some(shared), Some(runtime)) = (self.shared.take(), self.runtime.take()) else { return };
         shared.driver.fail(Failure::Because(Arc::new(SessionError::Closed)));
-        runtime.block_on(leave(&mut self.connection, shared.job(), shared.rank));
+        runtime.block_on(leave(&mut self.connection, shared.job(), shared.member.rank));
         // Ends the watch, and with it the other reference to the driver.
         runtime.shutdown_timeout(FAREWELL);
         // Joins the data path's threads.
@@ -241,8 +298,22 @@ impl Session {
     }
 }
 
+/// Ends the session if its watch panics: nobody else would notice a switch that is gone, or a deadline.
+async fn supervise(watching: JoinHandle<()>, fail: impl FnOnce(SessionError)) {
+    if let Err(error) = watching.await
+        && error.is_panic()
+    {
+        fail(SessionError::Local { what: "watching the session", cause: error.to_string() });
+    }
+}
+
+/// Saturates after five centuries.
+fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
 /// Tells the switch that a rank is done, if it listens.
-async fn leave(connection: &mut Connection, job: JobConfig, rank: WorkerId) {
+pub(super) async fn leave(connection: &mut Connection, job: JobConfig, rank: WorkerId) {
     let message = LeaveRequest { job_id: job.id.0, rank: rank.0.into() };
     let left = tokio::time::timeout(FAREWELL, connection.client.leave(message)).await;
     if !matches!(left, Ok(Ok(_))) {
@@ -263,5 +334,27 @@ impl std::fmt::Debug for Session {
             .field("rank", &self.rank())
             .field("world_size", &self.world_size)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_watch_that_panics_ends_the_session() {
+        let mut failed = None;
+        supervise(tokio::spawn(async { panic!("on purpose") }), |error| failed = Some(error)).await;
+        assert!(
+            matches!(failed, Some(SessionError::Local { what: "watching the session", .. })),
+            "{failed:?}"
+        );
+    }
+
+    #[tokio::test]
+    async fn a_watch_that_is_stopped_by_a_close_fails_nothing() {
+        let watching = tokio::spawn(std::future::pending());
+        watching.abort();
+        supervise(watching, |error| panic!("{error}")).await;
     }
 }

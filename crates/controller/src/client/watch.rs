@@ -18,7 +18,7 @@ use crate::proto::{HeartbeatRequest, StatusRequest};
 /// How often deadlines are looked at.
 const TICK: Duration = Duration::from_millis(100);
 /// Heartbeats within the timeout after which the switch expels a silent rank: four may be lost.
-const HEARTBEATS: u32 = 5;
+pub const HEARTBEATS_PER_TIMEOUT: u32 = 5;
 /// How long nothing may move before a rank that left is blamed for it.
 const STANDSTILL: Duration = Duration::from_secs(2);
 /// How long the switch may take to say whom it waits for.
@@ -29,8 +29,10 @@ enum Pulse {
     Alive {
         left: Ranks,
     },
-    /// The switch does not know the job: it restarted.
-    Forgotten,
+    /// The switch does not know the job.
+    Forgotten {
+        switch_instance: u64,
+    },
     Aborted(AbortReason),
     Unreachable(String),
 }
@@ -44,6 +46,8 @@ struct Progress {
 struct Watch {
     shared: Arc<Shared>,
     connection: Connection,
+    /// The switch that admitted the rank, as opposed to one that took its place.
+    switch_instance: u64,
     left: Ranks,
     /// Since when the switch does not answer, and what was the matter last.
     silent: Option<(Instant, String)>,
@@ -51,13 +55,15 @@ struct Watch {
 }
 
 /// Watches a session until it ends. Runs on the session's own runtime, which is all that may stop it.
-pub(super) async fn watch(shared: Arc<Shared>, connection: Connection, heartbeat_timeout: Duration) {
+pub(super) async fn watch(shared: Arc<Shared>, connection: Connection, switch_instance: u64) {
+    let interval = shared.member.heartbeat_timeout / HEARTBEATS_PER_TIMEOUT;
     let progress = Progress { marker: shared.driver.progress_marker(), since: Instant::now() };
-    let mut watch = Watch { shared, connection, left: Ranks::default(), silent: None, progress };
-    if let Err(error) = watch.run(heartbeat_timeout / HEARTBEATS).await {
+    let mut watch =
+        Watch { shared, connection, switch_instance, left: Ranks::default(), silent: None, progress };
+    if let Err(error) = watch.run(interval).await {
         watch.shared.fail(error);
         // The rank still lives: a switch that does not hear so would blame it for what another one did.
-        watch.linger(heartbeat_timeout / HEARTBEATS).await;
+        watch.linger(interval).await;
     }
 }
 
@@ -80,7 +86,7 @@ impl Watch {
 
     /// Goes on with heartbeats for a session that has failed, until it is closed or the switch forgets it.
     async fn linger(&mut self, interval: Duration) {
-        while matches!(self.heartbeat(interval).await, Pulse::Alive { .. }) {
+        while matches!(self.heartbeat(interval).await, Pulse::Alive { .. } | Pulse::Unreachable(_)) {
             tokio::time::sleep(interval).await;
         }
     }
@@ -89,7 +95,7 @@ impl Watch {
         let job = self.shared.job();
         let message = HeartbeatRequest {
             job_id: job.id.0,
-            rank: self.shared.rank.0.into(),
+            rank: self.shared.member.rank.0.into(),
             generation: job.generation.0.into(),
         };
         let reply = match timeout(patience.max(RETRY), self.connection.client.heartbeat(message)).await {
@@ -99,7 +105,7 @@ impl Watch {
         };
         match reply.state {
             Some(State::Alive(alive)) => Pulse::Alive { left: Ranks(alive.left) },
-            Some(State::Unknown(_)) => Pulse::Forgotten,
+            Some(State::Unknown(_)) => Pulse::Forgotten { switch_instance: reply.switch_instance },
             Some(State::Aborted(reason)) => match reason.try_into() {
                 Ok(reason) => Pulse::Aborted(reason),
                 Err(malformed) => Pulse::Unreachable(malformed.to_string()),
@@ -115,8 +121,12 @@ impl Watch {
                 self.silent = None;
                 Ok(())
             }
-            Pulse::Aborted(reason) => Err(SessionError::from_abort(reason, &self.shared.switch)),
-            Pulse::Forgotten => self.rejoin().await,
+            Pulse::Aborted(reason) => Err(SessionError::from_abort(reason, &self.shared.member)),
+            // It aborted the job so long ago that it forgot why; and this rank did not ask meanwhile.
+            Pulse::Forgotten { switch_instance } if switch_instance == self.switch_instance => {
+                Err(self.shared.member.expelled())
+            }
+            Pulse::Forgotten { .. } => self.rejoin().await,
             Pulse::Unreachable(cause) => {
                 let since = self.silent.take().map_or_else(Instant::now, |(since, _)| since);
                 let gone = since.elapsed();
@@ -132,16 +142,16 @@ impl Watch {
 
     /// How much longer a switch that is gone since then may be gone: no longer than the oldest all-reduce may take.
     fn patience(&self, gone_since: Instant) -> Duration {
-        let config = &self.shared.config;
-        let of_switch = config.switch_timeout.min(config.timeout).saturating_sub(gone_since.elapsed());
+        let of_all_reduce = self.shared.timeout();
+        let of_switch =
+            self.shared.config.switch_timeout.min(of_all_reduce).saturating_sub(gone_since.elapsed());
         let oldest = self.shared.pending.oldest();
-        oldest
-            .map_or(of_switch, |oldest| config.timeout.saturating_sub(oldest.since.elapsed()).min(of_switch))
+        oldest.map_or(of_switch, |oldest| of_all_reduce.saturating_sub(oldest.since.elapsed()).min(of_switch))
     }
 
     fn lost(&self, gone: Duration, cause: &str) -> SessionError {
         SessionError::SwitchLost {
-            switch: self.shared.switch.clone(),
+            switch: self.shared.member.switch.clone(),
             cause: format!("gone for {:.1} s ({cause})", gone.as_secs_f64()),
         }
     }
@@ -152,8 +162,8 @@ impl Watch {
         let completed = self.shared.driver.suspend();
         let memory = Memory { job: self.shared.job(), completed };
         tracing::warn!(
-            switch = self.shared.switch,
-            rank = self.shared.rank.0,
+            switch = self.shared.member.switch,
+            rank = self.shared.member.rank.0,
             "the switch restarted; joining again"
         );
         loop {
@@ -165,6 +175,7 @@ impl Watch {
                         .resume(admitted.job, self.connection.address, &admitted.restore)
                         .map_err(|error| self.lost(since.elapsed(), &error.to_string()))?;
                     self.shared.set_job(admitted.job);
+                    self.switch_instance = admitted.switch_instance;
                     self.progress.since = Instant::now();
                     tracing::info!(generation = admitted.job.generation.0, "joined again");
                     return Ok(());
@@ -193,7 +204,7 @@ impl Watch {
     async fn check_deadline(&mut self) -> Result<(), SessionError> {
         let Some(oldest) = self.shared.pending.oldest() else { return Ok(()) };
         let waited = oldest.since.elapsed();
-        if waited < self.shared.config.timeout {
+        if waited < self.shared.timeout() {
             return Ok(());
         }
         if let Some((since, cause)) = &self.silent {
@@ -202,7 +213,7 @@ impl Watch {
         Err(SessionError::AllReduceTimeout {
             missing_ranks: self.awaited().await.unwrap_or_default(),
             waited,
-            switch: self.shared.switch.clone(),
+            switch: self.shared.member.switch.clone(),
             tensor: oldest.to_string(),
         })
     }

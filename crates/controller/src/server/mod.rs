@@ -12,12 +12,13 @@ use std::time::{Duration, Instant};
 use axum::http::{StatusCode, header};
 use axum::response::IntoResponse;
 use axum::routing::get;
-use axum::serve::ListenerExt;
 use fanin_protocol::control::{ConfigError, Registry, RegistryConfig};
 use fanin_udp::{SHARDS_MAX, SwitchConfig, SwitchDriver};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
+use tonic::service::Routes;
+use tonic::transport::server::TcpIncoming;
 
 use self::jobs::Jobs;
 use self::service::ControlService;
@@ -47,8 +48,8 @@ pub struct SwitchServerConfig {
     pub pool_slots: u32,
     /// A rank that is silent for longer is expelled.
     pub heartbeat_timeout: Duration,
-    /// A job whose ranks have not all joined after this is given up.
-    pub join_timeout: Duration,
+    /// A job whose ranks have not all joined is given up when they lose patience, and after this at the latest.
+    pub join_timeout_max: Duration,
 }
 
 impl SwitchServerConfig {
@@ -61,7 +62,7 @@ impl SwitchServerConfig {
             shards: 1,
             pool_slots: registry.pool_slots,
             heartbeat_timeout: registry.heartbeat_timeout,
-            join_timeout: registry.join_timeout,
+            join_timeout_max: registry.join_timeout_max,
         }
     }
 }
@@ -129,7 +130,7 @@ impl SwitchServer {
             pool_slots: config.pool_slots,
             receive_buffer_bytes: driver.receive_buffer_bytes(),
             heartbeat_timeout: config.heartbeat_timeout,
-            join_timeout: config.join_timeout,
+            join_timeout_max: config.join_timeout_max,
             ..RegistryConfig::default()
         };
         if limits.receive_buffer_bytes < RECEIVE_BUFFER_BYTES_MIN {
@@ -153,7 +154,7 @@ impl SwitchServer {
         let listener = runtime
             .block_on(async { tokio::net::TcpListener::from_std(listener) })
             .map_err(ServerError::Runtime)?;
-        let serving = runtime.spawn(serve(listener, Arc::clone(&jobs), hung_up));
+        let serving = runtime.spawn(serve(listener, Arc::clone(&jobs), config.heartbeat_timeout, hung_up));
         let ticking = Arc::clone(&jobs);
         runtime.spawn(async move {
             let mut interval = tokio::time::interval(TICK);
@@ -224,23 +225,32 @@ fn bind(listen: SocketAddr, shards: usize) -> Result<(TcpListener, SwitchDriver)
 }
 
 /// Serves gRPC and plain HTTP on one port until `hung_up` resolves.
-async fn serve(listener: tokio::net::TcpListener, jobs: Arc<Jobs>, hung_up: oneshot::Receiver<()>) {
-    let control = ControlServer::new(ControlService { jobs: Arc::clone(&jobs) })
+///
+/// A host that vanished while its rank waited for others sends no farewell: only an unanswered ping, after `silence` at most
+/// twice, ends its call and gives its place back.
+async fn serve(
+    listener: tokio::net::TcpListener,
+    jobs: Arc<Jobs>,
+    silence: Duration,
+    hung_up: oneshot::Receiver<()>,
+) {
+    let control = ControlServer::new(ControlService { jobs: Arc::clone(&jobs), instance: rand::random() })
         .max_decoding_message_size(MESSAGE_BYTES_MAX)
         .max_encoding_message_size(MESSAGE_BYTES_MAX);
-    let router = tonic::service::Routes::new(control)
+    let router = Routes::new(control)
         .into_axum_router()
         .route("/healthz", get(async || "ok\n"))
         .route("/metrics", get(async move || scrape(&jobs)));
-    let listener = listener.tap_io(|connection| {
-        if let Err(error) = connection.set_nodelay(true) {
-            tracing::debug!(%error, "TCP_NODELAY was refused");
-        }
-    });
-    let hung_up = async {
-        let _ = hung_up.await;
-    };
-    if let Err(error) = axum::serve(listener, router).with_graceful_shutdown(hung_up).await {
+    let served = tonic::transport::Server::builder()
+        .accept_http1(true)
+        .http2_keepalive_interval(Some(silence))
+        .http2_keepalive_timeout(Some(silence))
+        .add_routes(Routes::from(router))
+        .serve_with_incoming_shutdown(TcpIncoming::from(listener).with_nodelay(Some(true)), async {
+            let _ = hung_up.await;
+        })
+        .await;
+    if let Err(error) = served {
         tracing::error!(%error, "the control connection ended");
     }
 }

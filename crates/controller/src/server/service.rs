@@ -14,6 +14,8 @@ use crate::proto::{self, control_server::Control};
 /// Answers the workers.
 pub(super) struct ControlService {
     pub jobs: Arc<Jobs>,
+    /// Tells this switch from the one before and the one after.
+    pub instance: u64,
 }
 
 impl From<Malformed> for Status {
@@ -35,7 +37,7 @@ impl Control for ControlService {
         let outcome = match outcome {
             Ok(admission) => {
                 let timeout = self.jobs.config().heartbeat_timeout;
-                proto::join_reply::Outcome::Admission(admission_for(&admission, rank, timeout))
+                proto::join_reply::Outcome::Admission(admission_for(&admission, rank, timeout, self.instance))
             }
             Err(NotAdmitted::Refused(reason)) => proto::join_reply::Outcome::Refusal(reason.into()),
             Err(NotAdmitted::DataPath(cause)) => return Err(Status::internal(cause)),
@@ -56,7 +58,7 @@ impl Control for ControlService {
             HeartbeatReply::Unknown => State::Unknown(Unknown {}),
             HeartbeatReply::Aborted(reason) => State::Aborted(reason.into()),
         };
-        Ok(Response::new(proto::HeartbeatReply { state: Some(state) }))
+        Ok(Response::new(proto::HeartbeatReply { state: Some(state), switch_instance: self.instance }))
     }
 
     async fn leave(
@@ -108,13 +110,19 @@ fn join_request(message: proto::JoinRequest) -> Result<JoinRequest, Malformed> {
         mtu: narrow(message.mtu_bytes, "mtu_bytes")?,
         rate_bps: message.rate_bps,
         rtt: Duration::from_nanos(message.rtt_ns),
+        patience: Duration::from_millis(message.patience_ms),
         wire_version: narrow(message.wire_version, "wire_version")?,
         resume: message.resume.map(resume).transpose()?,
     })
 }
 
 /// What one rank is told of its job.
-fn admission_for(admission: &Admission, rank: u32, heartbeat_timeout: Duration) -> proto::Admission {
+fn admission_for(
+    admission: &Admission,
+    rank: u32,
+    heartbeat_timeout: Duration,
+    switch_instance: u64,
+) -> proto::Admission {
     let own = usize::try_from(rank).ok().and_then(|rank| admission.restore.get(rank));
     let slots = |shard: &Vec<fanin_wire::SlotIndex>| proto::Slots {
         slots: shard.iter().map(|slot| slot.0.into()).collect(),
@@ -129,6 +137,7 @@ fn admission_for(admission: &Admission, rank: u32, heartbeat_timeout: Duration) 
         resumed: admission.resumed,
         restore: own.map(|shards| shards.iter().map(slots).collect()).unwrap_or_default(),
         heartbeat_timeout_ms: u64::try_from(heartbeat_timeout.as_millis()).unwrap_or(u64::MAX),
+        switch_instance,
     }
 }
 

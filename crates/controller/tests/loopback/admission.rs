@@ -5,10 +5,11 @@ use std::net::TcpListener;
 
 use fanin_protocol::control::{Ranks, Refusal};
 
+use super::scripted::Script;
 use super::*;
 use fanin_controller::proto::control_client::ControlClient;
-use fanin_controller::proto::{JoinRequest, join_reply::Outcome, refusal::Reason};
-use fanin_controller::{JobStatusState, ServerError, switch_status};
+use fanin_controller::proto::{self, join_reply::Outcome, refusal::Reason};
+use fanin_controller::{Cancel, JobStatusState, ServerError, switch_status};
 
 fn refused(config: SessionConfig) -> Refusal {
     match Session::connect(config).expect_err("refused") {
@@ -24,11 +25,17 @@ fn rank_that_waits(
 ) -> thread::JoinHandle<Result<Session, SessionError>> {
     let config = config(switch, "wait", 0, world_size);
     let waiting = thread::spawn(move || Session::connect(config));
+    wait_for_jobs(switch, 1);
+    waiting
+}
+
+fn wait_for_jobs(switch: &SwitchServer, jobs: usize) {
     let address = switch.address().to_string();
-    while switch_status(&address, HANG).expect("a status").jobs.is_empty() {
+    let began = std::time::Instant::now();
+    while switch_status(&address, HANG).expect("a status").jobs.len() != jobs {
+        assert!(began.elapsed() < HANG, "the switch keeps its jobs");
         thread::sleep(Duration::from_millis(5));
     }
-    waiting
 }
 
 #[test]
@@ -60,7 +67,7 @@ fn more_ranks_than_a_bitmap_holds_are_refused() {
 
 #[test]
 fn ranks_that_do_not_come_are_named_by_whoever_is_first_to_lose_patience() {
-    let hasty = switch_with(|config| config.join_timeout = Duration::from_millis(200));
+    let hasty = switch_with(|config| config.join_timeout_max = Duration::from_millis(200));
     let missing = |result: Result<Session, SessionError>| match result.expect_err("incomplete") {
         SessionError::JoinTimeout { missing_ranks, .. } => missing_ranks,
         other => panic!("{other}"),
@@ -76,11 +83,89 @@ fn a_rank_that_hangs_up_while_it_waits_gives_its_place_back() {
     let switch = switch();
     let hasty = SessionConfig { join_timeout: Duration::from_millis(50), ..config(&switch, "wait", 0, 2) };
     Session::connect(hasty).expect_err("incomplete");
-    let address = switch.address().to_string();
-    while !switch_status(&address, HANG).expect("a status").jobs.is_empty() {
-        thread::sleep(Duration::from_millis(5));
-    }
+    wait_for_jobs(&switch, 0);
     assert_eq!(connect_all(&switch, "wait", 2, |_| {}).len(), 2);
+}
+
+#[test]
+fn a_rank_that_cancels_while_it_waits_gives_its_place_back() {
+    let switch = switch();
+    let cancel = Cancel::default();
+    let (waiting, cancelled) = (config(&switch, "wait", 0, 2), cancel.clone());
+    let waiting = thread::spawn(move || Session::connect_unless(waiting, &cancelled));
+    wait_for_jobs(&switch, 1);
+    cancel.cancel();
+    assert_eq!(waiting.join().expect("no panic").expect_err("cancelled"), SessionError::Closed);
+    wait_for_jobs(&switch, 0);
+    assert_eq!(connect_all(&switch, "wait", 2, |_| {}).len(), 2);
+}
+
+#[test]
+fn a_host_that_vanishes_while_its_rank_waits_loses_its_place() {
+    let switch = switch_with(|config| config.heartbeat_timeout = Duration::from_millis(300));
+    // Nothing runs on it between two calls: its connection stays open, and answers no ping.
+    let host = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let address = format!("http://{}", switch.address());
+    host.spawn(async move {
+        let mut client = ControlClient::connect(address).await.expect("a switch");
+        client.join(request("wait", 0, 2, 2 * HANG)).await
+    });
+    let status = || switch_status(&switch.address().to_string(), HANG).expect("a status");
+    while status().jobs.is_empty() {
+        host.block_on(async { tokio::time::sleep(Duration::from_millis(5)).await });
+    }
+    wait_for_jobs(&switch, 0);
+}
+
+#[test]
+fn the_switch_waits_as_long_as_the_rank_asks() {
+    let switch = switch();
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let reply = runtime.block_on(async {
+        let mut client =
+            ControlClient::connect(format!("http://{}", switch.address())).await.expect("a switch");
+        let asked = request("hasty", 0, 2, Duration::from_millis(100));
+        tokio::time::timeout(HANG, client.join(asked)).await.expect("given up").expect("an answer")
+    });
+    let Some(Outcome::Refusal(refusal)) = reply.into_inner().outcome else { panic!("admitted") };
+    assert!(matches!(refusal.reason, Some(Reason::JoinTimeout(missing)) if missing.missing == 0b10));
+}
+
+#[test]
+fn a_rank_asks_for_its_own_patience() {
+    let scripted = Script {
+        join: |request| {
+            let refusal = proto::refusal::TooManyJobs { max: request.patience_ms as u32 };
+            Outcome::Refusal(proto::Refusal { reason: Some(Reason::TooManyJobs(refusal)) })
+        },
+        ..Script::default()
+    }
+    .play();
+    let mut config = SessionConfig::new(scripted.address.to_string(), "patient", 0, 1);
+    config.join_timeout = Duration::from_secs(4000);
+    assert_eq!(refused(config), Refusal::TooManyJobs { max: 4_000_000 });
+}
+
+#[test]
+fn a_worker_tells_its_own_version_from_the_switch_s() {
+    let ours = u32::from(fanin_wire::VERSION);
+    let by_status = Script { wire_version: 99, ..Script::default() };
+    let by_refusal = Script {
+        join: |_| {
+            // From where the switch stands.
+            let mismatch = proto::refusal::VersionMismatch { theirs: fanin_wire::VERSION.into(), ours: 99 };
+            Outcome::Refusal(proto::Refusal { reason: Some(Reason::VersionMismatch(mismatch)) })
+        },
+        ..Script::default()
+    };
+    for script in [by_status, by_refusal] {
+        let scripted = script.play();
+        let switch = scripted.address.to_string();
+        let error = Session::connect(SessionConfig::new(&*switch, "new", 0, 1)).expect_err("refused");
+        let message = format!("switch {switch} speaks wire version 99, this process {ours};");
+        assert!(error.to_string().starts_with(&message), "{error}");
+        assert_eq!(error, SessionError::ProtocolVersionMismatch { switch, ours, theirs: 99 });
+    }
 }
 
 #[test]

@@ -3,21 +3,20 @@
 use fanin_protocol::control::Ranks;
 use fanin_wire::WorkerId;
 
+use super::scripted::Script;
 use super::*;
 use fanin_controller::proto::control_client::ControlClient;
-use fanin_controller::proto::{JoinRequest, join_reply::Outcome};
+use fanin_controller::proto::join_reply::Outcome;
+use fanin_controller::proto::{
+    AbortReason,
+    abort_reason::Reason,
+    heartbeat_reply::{Alive, State, Unknown},
+};
 
 /// Joins as a rank that then dies: no packet, no heartbeat, no farewell.
 fn rank_that_dies(switch: &SwitchServer, job: &str, rank: u32, world_size: u32) -> thread::JoinHandle<()> {
     let address = switch.address();
-    let request = JoinRequest {
-        wire_version: fanin_wire::VERSION.into(),
-        job: job.into(),
-        rank,
-        world_size,
-        mtu_bytes: 65_535,
-        ..JoinRequest::default()
-    };
+    let request = request(job, rank, world_size, HANG);
     thread::spawn(move || {
         let runtime = tokio::runtime::Runtime::new().expect("a runtime");
         let reply = runtime.block_on(async {
@@ -79,6 +78,56 @@ fn an_all_reduce_that_takes_too_long_names_who_is_missing() {
         assert_eq!(*missing_ranks, Ranks(0b100));
         assert!(*waited >= Duration::from_millis(500));
         assert_eq!(tensor, "7 float32 elements (sum)");
+    }
+}
+
+#[test]
+fn a_timeout_that_is_changed_holds_for_what_is_under_way() {
+    let switch = switch();
+    let sessions = connect_all(&switch, "shortened", 2, |config| config.timeout = HANG);
+    let waiting = submit(&sessions[0], vec![1_i32; 10], Op::Sum);
+    sessions[0].set_timeout(Duration::from_millis(100));
+    assert!(matches!(waiting.wait(), Err(SessionError::AllReduceTimeout { .. })));
+
+    let sessions =
+        connect_all(&switch, "lengthened", 2, |config| config.timeout = Duration::from_millis(500));
+    let waiting = submit(&sessions[0], vec![1_i32; 10], Op::Sum);
+    sessions[0].set_timeout(HANG);
+    thread::sleep(Duration::from_secs(1));
+    let second = submit(&sessions[1], vec![1_i32; 10], Op::Sum);
+    assert_eq!(waiting.wait(), Ok(vec![2; 10]));
+    assert_eq!(second.wait(), Ok(vec![2; 10]));
+}
+
+#[test]
+fn a_rank_that_was_expelled_says_so_whether_or_not_the_switch_remembers() {
+    let remembers: fn(u32) -> Option<State> =
+        |_| Some(State::Aborted(AbortReason { reason: Some(Reason::Expelled(1)) }));
+    let forgot: fn(u32) -> Option<State> = |_| Some(State::Unknown(Unknown {}));
+    for heartbeat in [remembers, forgot] {
+        let scripted = Script { heartbeat, ..Script::default() }.play();
+        let switch = scripted.address.to_string();
+        let session = Session::connect(SessionConfig::new(&*switch, "a", 1, 2)).expect("admitted");
+        let error = submit(&session, vec![1_i32; 10], Op::Sum).wait().expect_err("expelled");
+        let silence = Duration::from_millis(250);
+        assert_eq!(error, SessionError::Expelled { rank: WorkerId(1), switch, silence });
+    }
+}
+
+#[test]
+fn a_failed_session_lives_on_for_the_switch_though_a_heartbeat_is_lost() {
+    let heartbeat: fn(u32) -> Option<State> =
+        |number| (number % 3 != 0).then_some(State::Alive(Alive { left: 0 }));
+    let scripted = Script { heartbeat, ..Script::default() }.play();
+    let mut config = SessionConfig::new(scripted.address.to_string(), "a", 0, 2);
+    config.timeout = Duration::from_millis(100);
+    let session = Session::connect(config).expect("admitted");
+    submit(&session, vec![1_i32; 10], Op::Sum).wait().expect_err("nobody sums");
+    let heartbeats = || scripted.heartbeats.load(std::sync::atomic::Ordering::Relaxed);
+    let (before, began) = (heartbeats(), std::time::Instant::now());
+    while heartbeats() < before + 7 {
+        assert!(began.elapsed() < HANG, "it fell silent");
+        thread::sleep(Duration::from_millis(5));
     }
 }
 

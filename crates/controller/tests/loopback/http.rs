@@ -5,6 +5,12 @@ use std::net::{SocketAddr, TcpStream, UdpSocket};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use fanin_protocol::Reason;
+use fanin_wire::{
+    Collective, Generation, JobId, Kind, Preamble, ShardId, SlotHeader, SlotIndex, SlotPacket, WorkerId,
+    packet_bytes,
+};
+
 use super::*;
 
 fn fetch(address: SocketAddr, path: &str) -> String {
@@ -67,4 +73,66 @@ fn noise_on_both_ports_changes_no_sum_and_is_counted() {
     stop.store(true, Ordering::Relaxed);
     noise.join().expect("no panic");
     assert!(metric(&fetch(address, "/metrics"), "fanin_packets_dropped_total{reason=\"malformed\"}") > 0);
+}
+
+#[test]
+fn every_reason_to_drop_a_packet_is_counted_and_changes_no_sum() {
+    let switch = switch();
+    let sessions = connect_all(&switch, "dropped", 2, |config| config.slots = Some(32));
+    let job = sessions[0].job().expect("open");
+    let preamble = Preamble {
+        kind: Kind::Update,
+        job: job.id,
+        generation: job.generation,
+        worker: WorkerId(0),
+        shard: ShardId(0),
+    };
+    // Of a slot that the sum below, of one chunk, does not use.
+    let collective = Collective { sequence: 0, dtype: Dtype::Int32, op: Op::Sum, elements: 1 };
+    let header = SlotHeader { slot: SlotIndex(31), next_exponent: 0, exchange: 0, chunk: 0, collective };
+    let packet = |preamble: Preamble, header: SlotHeader, elements: usize| {
+        let mut bytes = vec![0; packet_bytes(elements)];
+        SlotPacket::write(&mut bytes, &preamble, &header, elements, |_| {});
+        bytes
+    };
+    let socket = UdpSocket::bind("127.0.0.1:0").expect("a socket");
+    let send = |bytes: Vec<u8>| socket.send_to(&bytes, switch.address()).expect("sent");
+    let dropped = |reason: Reason| {
+        let name = format!("fanin_packets_dropped_total{{reason=\"{}\"}}", reason.name());
+        metric(&fetch(switch.address(), "/metrics"), &name)
+    };
+    let send_and_see = |reason: Reason, bytes: Vec<u8>| {
+        let (before, began) = (dropped(reason), std::time::Instant::now());
+        send(bytes);
+        while dropped(reason) == before {
+            assert!(began.elapsed() < HANG, "{} is not counted", reason.name());
+            thread::sleep(Duration::from_millis(5));
+        }
+    };
+
+    let mut version = packet(preamble, header, 0);
+    version[2] = fanin_wire::VERSION + 1;
+    send_and_see(Reason::Malformed, vec![0; 5]);
+    send_and_see(Reason::Version, version);
+    let with = |preamble| packet(preamble, header, 0);
+    send_and_see(Reason::UnknownJob, with(Preamble { job: JobId(job.id.0 ^ 1), ..preamble }));
+    let later = Generation(job.generation.0 + 1);
+    send_and_see(Reason::Generation, with(Preamble { generation: later, ..preamble }));
+    send_and_see(Reason::OutOfRange, with(Preamble { worker: WorkerId(2), ..preamble }));
+    send_and_see(Reason::OutOfRange, packet(preamble, SlotHeader { slot: SlotIndex(32), ..header }, 0));
+    send_and_see(Reason::ChunkLength, packet(preamble, header, 256));
+    send_and_see(Reason::Unexpected, with(Preamble { kind: Kind::Result, ..preamble }));
+    let ahead = SlotHeader { exchange: 1, ..header };
+    send_and_see(Reason::Ahead, packet(preamble, ahead, 0));
+    let sums: Vec<_> = sessions.iter().map(|session| submit(session, vec![3_i32; 10], Op::Sum)).collect();
+    assert!(sums.into_iter().all(|sum| sum.wait() == Ok(vec![6; 10])));
+
+    // From here on the packets count as rank 0's own.
+    send(packet(preamble, header, 0));
+    send_and_see(Reason::Duplicate, packet(preamble, header, 0));
+    let stale = SlotHeader { exchange: 0_u32.wrapping_sub(2), ..header };
+    send_and_see(Reason::Stale, packet(preamble, stale, 0));
+    let other = Preamble { worker: WorkerId(1), ..preamble };
+    send_and_see(Reason::Aborted, packet(other, SlotHeader { chunk: 1, ..header }, 0));
+    assert!(Reason::ALL.iter().all(|reason| dropped(*reason) > 0));
 }

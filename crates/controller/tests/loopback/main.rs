@@ -3,6 +3,7 @@
 mod admission;
 mod faults;
 mod http;
+mod scripted;
 mod sums;
 
 use std::sync::mpsc;
@@ -12,6 +13,7 @@ use std::time::Duration;
 use fanin_udp::RawTensor;
 use fanin_wire::{Dtype, Op};
 
+use fanin_controller::proto::JoinRequest;
 use fanin_controller::{Session, SessionConfig, SessionError, SwitchServer, SwitchServerConfig};
 
 /// Longer than anything here takes on a busy machine; only a hang reaches it.
@@ -29,6 +31,19 @@ fn switch() -> SwitchServer {
 
 fn config(switch: &SwitchServer, job: &str, rank: u32, world_size: u32) -> SessionConfig {
     SessionConfig::new(switch.address().to_string(), job, rank, world_size)
+}
+
+/// What a rank asks without a session.
+fn request(job: &str, rank: u32, world_size: u32, patience: Duration) -> JoinRequest {
+    JoinRequest {
+        wire_version: fanin_wire::VERSION.into(),
+        job: job.into(),
+        rank,
+        world_size,
+        mtu_bytes: 65_535,
+        patience_ms: patience.as_millis() as u64,
+        ..JoinRequest::default()
+    }
 }
 
 /// Connects all ranks at once, as their processes would.

@@ -32,7 +32,9 @@ struct Waiting {
 #[derive(Debug)]
 pub(super) struct Gathering {
     world_size: u8,
+    /// When the most patient of the ranks that came loses patience, but not after `limit`.
     deadline: Instant,
+    limit: Instant,
     waiting: BTreeMap<WorkerId, Waiting>,
 }
 
@@ -105,12 +107,19 @@ fn check_resume(rank: u32, resume: &Resume, shards: u8) -> Result<(), Refusal> {
 }
 
 impl Gathering {
-    pub fn new(world_size: u8, deadline: Instant) -> Self {
-        Self { world_size, deadline, waiting: BTreeMap::new() }
+    /// A gathering that begins now, and is given up at `limit` whatever its ranks ask for.
+    pub fn new(world_size: u8, now: Instant, limit: Instant) -> Self {
+        Self { world_size, deadline: now, limit, waiting: BTreeMap::new() }
     }
 
     /// Lets a rank wait, whose request passed [`check`], or says why it does not belong here.
-    pub fn join(&mut self, rank: WorkerId, ticket: Ticket, request: JoinRequest) -> Result<(), Refusal> {
+    pub fn join(
+        &mut self,
+        now: Instant,
+        rank: WorkerId,
+        ticket: Ticket,
+        request: JoinRequest,
+    ) -> Result<(), Refusal> {
         let asked_by = request.rank;
         if request.world_size != u32::from(self.world_size) {
             return Err(Refusal::WorldSizeMismatch {
@@ -130,6 +139,7 @@ impl Gathering {
         if let Some(other) = self.waiting.values().next() {
             agree_on_resume(asked_by, request.resume.as_ref(), other.resume.as_ref())?;
         }
+        self.deadline = self.deadline.max(now + request.patience).min(self.limit);
         let elements = chunk_elements_for_mtu(request.mtu).map_or(0, |elements| elements as u16);
         self.waiting.insert(
             rank,

@@ -29,8 +29,8 @@ pub struct RegistryConfig {
     pub jobs_max: u32,
     /// A rank that is silent for longer is expelled.
     pub heartbeat_timeout: Duration,
-    /// A gathering that is not complete after this is given up.
-    pub join_timeout: Duration,
+    /// A gathering is given up when its ranks lose patience, and after this at the latest.
+    pub join_timeout_max: Duration,
     /// How long the reason of an abort is kept for ranks that have not heard it.
     pub abort_memory: Duration,
 }
@@ -43,7 +43,7 @@ impl Default for RegistryConfig {
             receive_buffer_bytes: 16 << 20,
             jobs_max: 256,
             heartbeat_timeout: Duration::from_secs(5),
-            join_timeout: Duration::from_secs(120),
+            join_timeout_max: Duration::from_secs(3600),
             abort_memory: Duration::from_secs(60),
         }
     }
@@ -238,7 +238,7 @@ impl Registry {
             ("pool_slots", config.pool_slots == 0),
             ("jobs_max", config.jobs_max == 0),
             ("heartbeat_timeout", config.heartbeat_timeout.is_zero()),
-            ("join_timeout", config.join_timeout.is_zero()),
+            ("join_timeout_max", config.join_timeout_max.is_zero()),
         ];
         if let Some((field, _)) = must_not_be_zero.into_iter().find(|(_, zero)| *zero) {
             return Err(ConfigError { field });
@@ -278,12 +278,12 @@ impl Registry {
                 return Err(Refusal::TooManyJobs { max: self.config.jobs_max });
             }
         }
-        let deadline = now + self.config.join_timeout;
+        let limit = now + self.config.join_timeout_max;
         let gathering =
-            self.gatherings.entry(name.clone()).or_insert_with(|| Gathering::new(world_size, deadline));
+            self.gatherings.entry(name.clone()).or_insert_with(|| Gathering::new(world_size, now, limit));
         let ticket = Ticket(self.next_ticket);
         // An empty gathering agrees with anyone, so a refusal never leaves one behind.
-        gathering.join(rank, ticket, request)?;
+        gathering.join(now, rank, ticket, request)?;
         self.next_ticket += 1;
         if !gathering.missing().is_empty() {
             return Ok(JoinDecision::Waiting(ticket));

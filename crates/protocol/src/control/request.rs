@@ -28,6 +28,8 @@ pub struct JoinRequest {
     pub rate_bps: Option<u64>,
     /// The rank's round trip to the switch.
     pub rtt: Duration,
+    /// How long the rank will wait for the others.
+    pub patience: Duration,
     /// The wire version that the rank speaks.
     pub wire_version: u8,
     /// What the rank still has of a job that a switch forgot.

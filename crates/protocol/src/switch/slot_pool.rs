@@ -25,7 +25,7 @@ pub struct JobProgress {
     pub slots_in_use: u32,
     /// For each worker, the slots that wait for it.
     pub waiting_for: [u32; WORKERS_MAX as usize],
-    /// Exchanges completed since the job began.
+    /// Exchanges completed, or handed back, since this switch took the job in.
     pub completed: u64,
     /// Contributions that came again.
     pub retransmitted: u64,
@@ -79,9 +79,9 @@ pub(super) struct SlotPool<A> {
     addresses: [Option<A>; WORKERS_MAX as usize],
     /// The known addresses, in a row for [`Transmit`].
     recipients: Vec<A>,
-    /// Completed exchanges whose results are still to be sent.
+    /// Completed exchanges whose results are still to be sent: at most one a packet since the last drain.
     results: VecDeque<(SlotIndex, u32)>,
-    /// Results that one worker asks for again. As long as `results` at most: more are dropped and asked for again.
+    /// Results that one worker asks for again, at most two a slot: more are dropped, and asked for once more.
     replies: VecDeque<(WorkerId, SlotIndex, u32)>,
     abortion: Abortion,
     /// Bitmap of workers to be told of the abortion.
@@ -143,7 +143,8 @@ impl<A: Copy + PartialEq> SlotPool<A> {
                 Some(_) => {
                     other.worker_bitmap == everyone && other.exchange.wrapping_add(1) == header.exchange
                 }
-                None => header.exchange == 0 || self.config.resumed,
+                // A resumed job begins wherever it was; but what gathers already is not overtaken.
+                None => header.exchange == 0 || (self.config.resumed && current.collective.is_none()),
             };
             if !in_turn {
                 return Err(Reason::Ahead);

@@ -281,6 +281,29 @@ fn a_sum_handed_back_answers_the_worker_that_lacked_it() {
 }
 
 #[test]
+fn what_gathers_in_a_resumed_job_is_not_overtaken() {
+    let mut switch = switch(JobConfig { resumed: true, ..config(2, 1) });
+    assert_eq!(Contribution { exchange: 4, value: 5, ..Default::default() }.to(&mut switch), Verdict::Absorb);
+    let ahead = Contribution { exchange: 6, worker: 1, ..Default::default() };
+    assert_eq!(ahead.to(&mut switch), Verdict::Drop(Reason::Ahead));
+    let other = Contribution { exchange: 4, worker: 1, value: 6, ..Default::default() };
+    assert_eq!(other.to(&mut switch), Verdict::Multicast);
+    assert_eq!(sent(&mut switch), [(vec![0, 1], 11, 0)]);
+}
+
+#[test]
+fn a_flood_of_retransmissions_before_one_drain_is_answered_twice_a_slot_at_most() {
+    let mut switch = switch(config(1, 3));
+    Contribution::default().to(&mut switch);
+    sent(&mut switch);
+    let verdicts: Vec<_> = (0..100).map(|_| Contribution::default().to(&mut switch)).collect();
+    let answered = verdicts.iter().filter(|verdict| **verdict == Verdict::ReplyUnicast).count();
+    assert_eq!(answered, 6);
+    assert_eq!(verdicts[6..], vec![Verdict::Drop(Reason::Duplicate); 94]);
+    assert_eq!(sent(&mut switch).len(), 6);
+}
+
+#[test]
 fn jobs_share_a_switch_and_not_a_slot() {
     let mut switch = switch(config(1, 1));
     switch.add_job(JobConfig { id: JobId(8), ..config(1, 1) });

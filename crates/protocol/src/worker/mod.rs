@@ -49,7 +49,8 @@ pub struct Worker<A, T> {
     ready: VecDeque<SlotIndex>,
     in_flight: InFlight,
     round_trip: RoundTrip,
-    last_progress: Instant,
+    /// When a result came last, or the first packet left since the worker (again) began.
+    last_progress: Option<Instant>,
     /// While nothing comes back: when to try again.
     stalled_until: Option<Instant>,
     events: VecDeque<WorkerEvent<T>>,
@@ -149,7 +150,7 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
             ready: VecDeque::with_capacity(slots),
             in_flight: InFlight::new(config.slots),
             round_trip: RoundTrip::new(retransmission),
-            last_progress: Instant(0),
+            last_progress: None,
             stalled_until: None,
             events: VecDeque::new(),
             statistics: WorkerStatistics::default(),
@@ -211,12 +212,16 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
     }
 
     /// Goes on under a switch with empty memory. The sums of the slots in `restore` are handed back to it first,
-    /// because some worker lacks them.
+    /// because some worker lacks them. A worker that was aborted or abandoned stays so.
     pub fn resume(&mut self, config: JobConfig, switch: A, restore: &[SlotIndex]) {
+        if self.state == State::Aborted {
+            return;
+        }
         self.config = JobConfig { slots: self.config.slots, elements: self.config.elements, ..config };
         self.switch = [switch];
         self.state = State::Running;
         self.round_trip = RoundTrip::new(self.retransmission);
+        self.last_progress = None;
         for index in restore {
             if let Some(slot) = self.slots.get_mut(index.index()).filter(|slot| slot.last.is_some()) {
                 slot.phase = Phase::Restoring;
@@ -266,8 +271,11 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
         if preamble.job != self.config.id {
             return Err(Reason::UnknownJob);
         }
-        if preamble.generation != self.config.generation || self.state == State::Suspended {
+        if preamble.generation != self.config.generation {
             return Err(Reason::Generation);
+        }
+        if self.state == State::Suspended {
+            return Err(Reason::Unexpected);
         }
         if preamble.shard != self.config.shard
             || (preamble.worker != self.worker && preamble.worker != WorkerId::ALL)
@@ -302,10 +310,8 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
             Phase::Restoring if header.exchange == slot.exchange.wrapping_sub(1) => {
                 self.in_flight.remove(index);
                 self.progressed(now, None);
-                // Still in `ready` if a retransmission was due: it will send the slot's own exchange instead.
-                if self.ready.contains(&index) {
-                    self.ready.retain(|queued| *queued != index);
-                }
+                // A retransmission may be due; the slot's own exchange takes its place.
+                self.ready.retain(|queued| *queued != index);
                 self.advance(index);
                 return Ok(Verdict::Absorb);
             }
@@ -325,7 +331,10 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
             return Err(Reason::ChunkLength);
         }
         if let Phase::Sent { since } = slot.phase {
-            self.round_trip.measure(now.since(since));
+            // A probe is small and finds empty queues: it tells nothing of a window of full packets.
+            if !probe {
+                self.round_trip.measure(now.since(since));
+            }
             self.in_flight.answered(index);
         }
         let again = slot.phase == Phase::SentAgain;
@@ -359,9 +368,8 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
     }
 
     fn progressed(&mut self, now: Instant, finished: Option<T>) {
-        self.last_progress = now;
+        self.last_progress = Some(now);
         self.stalled_until = None;
-        self.round_trip.reset_backoff();
         if let Some(tensor) = finished {
             self.complete(tensor);
         }
@@ -456,7 +464,7 @@ impl<A: Copy, T: Tensor> Endpoint for Worker<A, T> {
             return;
         }
         let timeout = self.round_trip.timeout();
-        let stalled = now.since(self.last_progress) >= timeout;
+        let stalled = self.last_progress.is_some_and(|last| now.since(last) >= timeout);
         let at_most = if stalled { STALLED_RETRANSMISSIONS } else { usize::MAX };
         for _ in 0..at_most {
             let Some((index, sent)) = self.in_flight.oldest() else { break };
@@ -465,8 +473,8 @@ impl<A: Copy, T: Tensor> Endpoint for Worker<A, T> {
             }
             self.send_again(index);
         }
+        self.round_trip.back_off(now);
         if stalled {
-            self.round_trip.back_off();
             self.stalled_until = Some(now + self.round_trip.timeout());
         }
     }
@@ -479,6 +487,7 @@ impl<A: Copy, T: Tensor> Endpoint for Worker<A, T> {
             }
             self.ready.pop_front();
             self.in_flight.push(index, now);
+            self.last_progress.get_or_insert(now);
             self.statistics.packets_sent += 1;
             let slot = &mut self.slots[index.index()];
             if slot.phase == Phase::Ready {

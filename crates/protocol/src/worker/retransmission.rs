@@ -86,6 +86,7 @@ pub(super) struct RoundTrip {
     smoothed: Option<Duration>,
     variation: Duration,
     backoff: u32,
+    backed_off: Option<Instant>,
 }
 
 impl RoundTrip {
@@ -93,21 +94,26 @@ impl RoundTrip {
     const INITIAL_TIMEOUT: Duration = Duration::from_millis(50);
 
     pub(super) const fn new(config: RetransmissionConfig) -> Self {
-        Self { config, smoothed: None, variation: Duration::ZERO, backoff: 0 }
+        Self { config, smoothed: None, variation: Duration::ZERO, backoff: 0, backed_off: None }
     }
 
-    /// RFC 6298 (2.2) and (2.3), but that no sample counts for more than twice the mean. A result waits for every worker, so
-    /// the round trip of one contains the timeouts of the others; unbounded, they would all drive each other up.
+    /// Takes the round trip of a packet that was sent once: RFC 6298 (2.2) and (2.3). Only that ends a back-off (5.7):
+    /// while everything is sent twice, nothing shows that the timeout is long enough.
+    ///
+    /// A result waits for every worker, so a round trip contains the timeouts of the others. No sample counts for more than
+    /// twice the mean, or they would all drive each other up; one beyond the ceiling tells of a late worker, not of the path.
     pub(super) fn measure(&mut self, round_trip: Duration) {
-        let round_trip = self
-            .smoothed
-            .map_or(round_trip, |smoothed| round_trip.min((smoothed * 2).max(self.config.floor)));
+        self.backoff = 0;
+        if round_trip > self.config.ceiling {
+            return;
+        }
         match self.smoothed {
             None => {
                 self.smoothed = Some(round_trip);
                 self.variation = round_trip / 2;
             }
             Some(smoothed) => {
+                let round_trip = round_trip.min((smoothed * 2).max(self.config.floor));
                 self.variation = (self.variation * 3 + smoothed.abs_diff(round_trip)) / 4;
                 self.smoothed = Some((smoothed * 7 + round_trip) / 8);
             }
@@ -118,18 +124,20 @@ impl RoundTrip {
         self.smoothed.unwrap_or_default()
     }
 
+    /// The floor is a margin above the mean: results come in trains, between which a packet ages without a sample.
     pub(super) fn timeout(&self) -> Duration {
-        let measured = self.smoothed.map_or(Self::INITIAL_TIMEOUT, |smoothed| smoothed + self.variation * 4);
-        let timeout = measured.max(self.config.floor).saturating_mul(1 << self.backoff.min(16));
+        let margin = (self.variation * 4).max(self.config.floor);
+        let measured = self.smoothed.map_or(Self::INITIAL_TIMEOUT, |smoothed| smoothed + margin);
+        let timeout = measured.saturating_mul(1 << self.backoff.min(16));
         timeout.min(self.config.ceiling.max(self.config.floor))
     }
 
-    pub(super) const fn back_off(&mut self) {
-        self.backoff = self.backoff.saturating_add(1);
-    }
-
-    pub(super) const fn reset_backoff(&mut self) {
-        self.backoff = 0;
+    /// Doubles the timeout, once in a timeout: the packets of one window run out one after the other.
+    pub(super) fn back_off(&mut self, now: Instant) {
+        if self.backed_off.is_none_or(|last| now.since(last) >= self.timeout()) {
+            self.backoff = self.backoff.saturating_add(1);
+            self.backed_off = Some(now);
+        }
     }
 }
 
@@ -170,28 +178,48 @@ mod tests {
         assert_eq!(list.overtaken(), None);
     }
 
+    fn ms(ms: u64) -> Duration {
+        Duration::from_millis(ms)
+    }
+
     #[test]
-    fn the_timeout_follows_the_round_trip_between_floor_and_ceiling() {
-        let ms = Duration::from_millis;
+    fn the_timeout_is_the_round_trip_and_a_margin_and_never_above_the_ceiling() {
         let mut rtt = RoundTrip::new(RetransmissionConfig { floor: ms(2), ceiling: ms(100) });
         assert_eq!(rtt.timeout(), RoundTrip::INITIAL_TIMEOUT);
         for _ in 0..100 {
-            rtt.measure(Duration::from_micros(100));
-        }
-        assert_eq!(rtt.timeout(), ms(2));
-        for _ in 0..100 {
             rtt.measure(ms(10));
         }
-        assert!(rtt.timeout() >= ms(10) && rtt.timeout() < ms(12), "{:?}", rtt.timeout());
+        assert!(rtt.timeout() >= ms(12) && rtt.timeout() < ms(13), "{:?}", rtt.timeout());
         for i in 0..1000 {
-            rtt.measure(if i % 5 == 0 { ms(500) } else { ms(10) });
+            rtt.measure(if i % 5 == 0 { ms(90) } else { ms(10) });
         }
         assert!(rtt.timeout() < ms(50), "some late workers do not make it much longer: {:?}", rtt.timeout());
-        for _ in 0..10 {
-            rtt.back_off();
+        let before = rtt.timeout();
+        for _ in 0..100 {
+            rtt.measure(ms(3000));
+        }
+        assert_eq!(rtt.timeout(), before, "a wait for a late worker is no round trip");
+        for _ in 0..100 {
+            rtt.measure(ms(99));
         }
         assert_eq!(rtt.timeout(), ms(100));
-        rtt.reset_backoff();
-        assert!(rtt.timeout() < ms(50));
+    }
+
+    #[test]
+    fn a_timeout_doubles_once_in_its_own_length_until_a_packet_that_was_sent_once_is_answered() {
+        let mut rtt = RoundTrip::new(RetransmissionConfig { floor: ms(2), ceiling: ms(100) });
+        for _ in 0..100 {
+            rtt.measure(ms(8));
+        }
+        let at = |ms: u64| Instant(ms * 1_000_000);
+        rtt.back_off(at(100));
+        let doubled = rtt.timeout();
+        assert!(doubled >= ms(20));
+        rtt.back_off(at(101));
+        assert_eq!(rtt.timeout(), doubled, "the next packet of the same window");
+        rtt.back_off(at(130));
+        assert_eq!(rtt.timeout(), doubled * 2);
+        rtt.measure(ms(8));
+        assert!(rtt.timeout() < ms(11));
     }
 }

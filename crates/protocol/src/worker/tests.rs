@@ -291,6 +291,44 @@ fn an_abort_stops_everything_and_gives_the_tensors_back() {
 }
 
 #[test]
+fn a_suspended_worker_hears_nothing_and_an_abandoned_one_does_not_rise() {
+    let mut rack = Rack::new(2, 2);
+    rack.workers[0].submit(Numbers::Int(vec![1; 5000]), Op::Sum);
+    rack.settle(|_| false);
+    rack.switch.abort_job(JobId(1), AbortReason::Expelled(WorkerId(1)));
+    let mut train = vec![0; 65536];
+    let bytes = rack.switch.poll_transmit(rack.now, &mut train).unwrap().bytes;
+    let worker = &mut rack.workers[0];
+    worker.suspend();
+    // The old switch's last word is not about the job as it goes on.
+    assert_eq!(worker.handle_packet(rack.now, (), &train[..bytes]), Verdict::Drop(Reason::Unexpected));
+    assert!(worker.poll_event().is_none());
+    let config = JobConfig { generation: Generation(1), resumed: true, ..worker.config };
+    worker.resume(config, (), &[]);
+    assert!(worker.poll_transmit(rack.now, &mut train).is_some(), "it goes on");
+    assert_eq!(worker.abandon().count(), 1);
+    worker.resume(config, (), &[SlotIndex(0)]);
+    assert_eq!(worker.poll_transmit(rack.now, &mut train), None);
+    assert_eq!(worker.poll_timeout(), None);
+}
+
+#[test]
+fn tensors_may_finish_out_of_order() {
+    let mut rack = Rack::new(2, 4);
+    for worker in &mut rack.workers {
+        worker.submit(Numbers::Int(vec![1; 10]), Op::Sum);
+        worker.submit(Numbers::Int(vec![2; 20]), Op::Sum);
+    }
+    let mut first = true;
+    rack.settle(|_| core::mem::take(&mut first));
+    assert_eq!(rack.done[1], [Numbers::Int(vec![4; 20])]);
+    while rack.sleep() {
+        rack.settle(|_| false);
+    }
+    assert_eq!(rack.done[1], [Numbers::Int(vec![4; 20]), Numbers::Int(vec![2; 10])]);
+}
+
+#[test]
 fn packets_that_are_not_for_this_worker_have_no_effect() {
     let mut rack = Rack::new(2, 1);
     for worker in &mut rack.workers {
@@ -370,4 +408,48 @@ fn after_the_switch_lost_its_memory_the_sum_is_still_exact() {
 
 fn packet_bytes() -> usize {
     fanin_wire::packet_bytes(ELEMENTS)
+}
+
+#[test]
+fn a_path_that_becomes_slow_is_not_flooded() {
+    let (slots, rounds) = (64u16, 50usize);
+    let mut rack = Rack::new(1, slots);
+    let chunks = usize::from(slots) * rounds;
+    rack.workers[0].submit(Numbers::Int(vec![1; chunks * ELEMENTS]), Op::Sum);
+    // Up and down again in 1 ms, and after the fifth round in 80 ms, as when a queue fills up.
+    let way = |now: Instant| Duration::from_micros(if now < Instant(5_000_000) { 500 } else { 40_000 });
+    let mut train = vec![0; 65536];
+    let mut network: VecDeque<(Instant, bool, Vec<u8>)> = VecDeque::new();
+    while rack.done[0].is_empty() {
+        while let Some(sent) = rack.workers[0].poll_transmit(rack.now, &mut train) {
+            let (bytes, segment) = (sent.bytes, sent.segment_bytes);
+            for packet in train[..bytes].chunks(segment) {
+                network.push_back((rack.now + way(rack.now), true, packet.to_vec()));
+            }
+        }
+        while let Some(sent) = rack.switch.poll_transmit(rack.now, &mut train) {
+            let (bytes, segment) = (sent.bytes, sent.segment_bytes);
+            for packet in train[..bytes].chunks(segment) {
+                network.push_back((rack.now + way(rack.now), false, packet.to_vec()));
+            }
+        }
+        while let Some(WorkerEvent::Completed(tensor)) = rack.workers[0].poll_event() {
+            rack.done[0].push(tensor);
+        }
+        network.make_contiguous().sort_by_key(|(at, ..)| *at);
+        let arrival = network.front().map(|(at, ..)| *at);
+        let timer = rack.workers[0].poll_timeout();
+        rack.now = arrival.into_iter().chain(timer).min().unwrap_or(rack.now).max(rack.now);
+        rack.workers[0].handle_timeout(rack.now);
+        while network.front().is_some_and(|(at, ..)| *at <= rack.now) {
+            let (_, up, packet) = network.pop_front().unwrap();
+            if up {
+                rack.switch.handle_packet(rack.now, 0, &packet);
+            } else {
+                rack.workers[0].handle_packet(rack.now, (), &packet);
+            }
+        }
+    }
+    let again = rack.workers[0].statistics().retransmissions;
+    assert!(again <= 4 * u64::from(slots), "{again} of {chunks} packets were sent again");
 }

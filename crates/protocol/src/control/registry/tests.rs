@@ -34,6 +34,7 @@ fn ask(job: &str, rank: u32, world_size: u32) -> JoinRequest {
         mtu: 1500,
         rate_bps: None,
         rtt: Duration::from_micros(50),
+        patience: SECOND * 120,
         wire_version: VERSION,
         resume: None,
     }
@@ -179,12 +180,30 @@ fn a_running_job_takes_no_more_ranks_until_it_ends() {
 fn a_gathering_that_stays_incomplete_is_given_up_and_names_the_missing() {
     let mut registry = registry();
     registry.join(at(0), ask("a", 1, 4));
-    registry.join(at(100), ask("a", 3, 4));
+    registry.join(at(100), JoinRequest { patience: SECOND * 10, ..ask("a", 3, 4) });
     assert_eq!(registry.tick(at(119)), vec![]);
     let reason = Refusal::JoinTimeout { missing: Ranks(0b0101) };
     assert_eq!(registry.tick(at(120)), vec![Command::Refuse { tickets: vec![Ticket(0), Ticket(1)], reason }]);
     assert!(reason.to_string().starts_with("ranks 0 and 2 did not join in time"));
     assert_eq!(registry.jobs().count(), 0);
+}
+
+#[test]
+fn the_most_patient_rank_decides_how_long_a_gathering_lasts() {
+    let mut registry = registry();
+    registry.join(at(0), ask("a", 0, 3));
+    registry.join(at(10), JoinRequest { patience: SECOND * 600, ..ask("a", 1, 3) });
+    assert_eq!(registry.tick(at(609)), vec![]);
+    assert!(matches!(registry.tick(at(610))[..], [Command::Refuse { .. }]));
+}
+
+#[test]
+fn no_patience_outlasts_the_limit_of_the_switch() {
+    let mut registry = registry();
+    registry.join(at(0), JoinRequest { patience: Duration::MAX, ..ask("a", 0, 3) });
+    registry.join(at(3000), JoinRequest { patience: Duration::MAX, ..ask("a", 1, 3) });
+    assert_eq!(registry.tick(at(3599)), vec![]);
+    assert!(matches!(registry.tick(at(3600))[..], [Command::Refuse { .. }]));
 }
 
 #[test]

@@ -1,0 +1,138 @@
+//! `fanin doctor`: what stands between this machine and a switch, and what mends it.
+//!
+//! Each check has a limit and makes findings; a check that needs an earlier one that failed is listed as not made.
+
+mod data_path;
+mod finding;
+mod jobs;
+mod machine;
+mod reach;
+mod stranger;
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use fanin_controller::{Probe, ProbeReport, SessionError, SwitchStatus, route};
+use fanin_udp::{path_mtu, probe_socket};
+
+use self::finding::{Check, Examination, Finding};
+use self::machine::Window;
+use crate::arguments::seconds;
+
+/// Find out why workers here do not reach a switch, or are slow
+///
+/// Checks name, TCP and UDP (by a job of one rank, which takes a few slots for a moment), path MTU, segmentation offload,
+/// socket buffers, interface, heartbeat, versions, and ranks that are missing. Needs no root. Each finding comes with what
+/// mends it.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Exit status:\n  \
+    0  no problem; there may be warnings: training works, but not as well as it could\n  \
+    1  a problem: training would fail\n  \
+    2  the command line cannot be understood\n\n\
+    Examples:\n  \
+    fanin doctor                                  the switch of FANIN_SWITCH, or of this machine\n  \
+    fanin doctor --switch 10.0.0.9:4800\n  \
+    fanin doctor --json | jq '.findings[] | select(.verdict != \"ok\")'\n  \
+    fanin doctor && torchrun train.py             train only if it can work")]
+pub(crate) struct Arguments {
+    /// The switch [default: FANIN_SWITCH, or 127.0.0.1:4800]
+    #[arg(long, value_name = "HOST:PORT")]
+    switch: Option<String>,
+    /// Seconds that each step of a check may take
+    #[arg(long, value_name = "SECONDS", default_value = "3", value_parser = seconds)]
+    timeout: Duration,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let environment = std::env::var_os("FANIN_SWITCH").map(|value| value.to_string_lossy().into_owned());
+    let (switch, chosen) = reach::choose(arguments.switch.as_deref(), environment.as_deref());
+    let mut examination = Examination::new(&switch, arguments.json);
+    examination.note(chosen)?;
+    examine(&mut examination, &switch, arguments.timeout)?;
+    examination.finish()
+}
+
+fn examine(examination: &mut Examination, switch: &str, patience: Duration) -> anyhow::Result<()> {
+    let (name, addresses) = match reach::resolve(switch, patience) {
+        Ok((name, addresses, finding)) => {
+            examination.note(finding)?;
+            (name, addresses)
+        }
+        Err(finding) => {
+            examination.note(finding)?;
+            examination.skip(&Check::AFTER_NAME);
+            return Ok(());
+        }
+    };
+    let (address, findings, probe) = reach::control(&name, &addresses, patience);
+    examination.note_all(findings)?;
+    let Some(mut probe) = probe else {
+        examination.note_all(local(address, None, None))?;
+        examination.skip(&Check::OF_SWITCH);
+        return Ok(());
+    };
+    let status = match probe.status() {
+        Ok(status) => status,
+        Err(error) => {
+            examination.note(reach::lost(&error))?;
+            examination.note_all(local(address, None, None))?;
+            examination.skip(&Check::OF_SWITCH);
+            return Ok(());
+        }
+    };
+    examination.note(reach::version(&status))?;
+    let report = probe.all_reduce();
+    examination.note(data_path::udp(&report, address))?;
+    examination.note_all(local(address, Some((&probe, &status)), Some(&report)))?;
+    match &report {
+        Ok(report) => examination.note(data_path::heartbeat(report))?,
+        Err(_) => examination.skip(&[Check::Heartbeat]),
+    }
+    examination.note(jobs::pool(&status))?;
+    examination.note_all(jobs::jobs(&status, &name))?;
+    Ok(())
+}
+
+/// What this machine says about the way to `address`, with what the switch added to it.
+fn local(
+    address: SocketAddr,
+    switch: Option<(&Probe, &SwitchStatus)>,
+    report: Option<&Result<ProbeReport, SessionError>>,
+) -> Vec<Finding> {
+    // Read after the probe, whose packets may have taught the kernel a smaller MTU.
+    let mtu = path_mtu(address);
+    let mut findings = vec![data_path::mtu(&mtu, address, report)];
+    let route = route(address);
+    match probe_socket(address) {
+        Ok(socket) => {
+            let window = Window {
+                rate_bps: route.as_ref().and_then(|route| route.rate_bps),
+                rtt: rtt(switch.map(|(probe, _)| probe), report),
+                shards: switch.map_or(1, |(_, status)| u8::try_from(status.shards).unwrap_or(u8::MAX)),
+                elements: data_path::chunk_elements(&mtu, report),
+            };
+            let io = report.and_then(|report| report.as_ref().ok()).map(|report| report.io);
+            findings.push(machine::offload(&socket, io.as_ref(), route.as_ref()));
+            findings.push(machine::buffers(&socket, &window));
+        }
+        Err(error) => {
+            findings.push(Finding::problem(
+                Check::Buffers,
+                format!("this machine gives no socket to {address}: {error}"),
+                format!("ip route get {}", address.ip()),
+            ));
+        }
+    }
+    findings.push(machine::interface(address, route.as_ref()));
+    findings
+}
+
+/// The shortest round trip that was seen: a longer one was waiting for a processor, not for the path.
+fn rtt(probe: Option<&Probe>, report: Option<&Result<ProbeReport, SessionError>>) -> Duration {
+    let heartbeats = report.and_then(|report| report.as_ref().ok()).map(|report| &report.heartbeats[..]);
+    let shortest = heartbeats.and_then(<[Duration]>::first).copied();
+    probe.map(Probe::handshake).into_iter().chain(shortest).min().unwrap_or_default()
+}

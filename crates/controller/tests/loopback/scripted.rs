@@ -1,0 +1,91 @@
+//! A control connection that says what a test wants: another version, a lost memory.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use fanin_controller::proto::control_server::{Control, ControlServer};
+use fanin_controller::proto::{
+    Admission, HeartbeatReply, HeartbeatRequest, JoinReply, JoinRequest, LeaveReply, LeaveRequest,
+    StatusReply, StatusRequest, heartbeat_reply::State, join_reply::Outcome,
+};
+use tokio::runtime::Runtime;
+use tonic::transport::server::TcpIncoming;
+use tonic::{Request, Response, Status};
+
+/// What it is named in every reply.
+pub const INSTANCE: u64 = 7;
+
+pub struct Script {
+    pub wire_version: u32,
+    pub join: fn(JoinRequest) -> Outcome,
+    /// Answers the heartbeat of this number; `None` fails the call.
+    pub heartbeat: fn(u32) -> Option<State>,
+}
+
+impl Default for Script {
+    fn default() -> Self {
+        Self { wire_version: fanin_wire::VERSION.into(), join: admit, heartbeat: |_| None }
+    }
+}
+
+/// Admits every rank to a job, beating every 50 ms.
+fn admit(request: JoinRequest) -> Outcome {
+    Outcome::Admission(Admission {
+        job_id: 1,
+        world_size: request.world_size,
+        slots: 1,
+        elements: 256,
+        shards: 1,
+        heartbeat_timeout_ms: 250,
+        switch_instance: INSTANCE,
+        ..Admission::default()
+    })
+}
+
+/// A running script. Dropping it ends it.
+pub struct Scripted {
+    pub address: SocketAddr,
+    pub heartbeats: Arc<AtomicU32>,
+    _runtime: Runtime,
+}
+
+struct Player {
+    script: Script,
+    heartbeats: Arc<AtomicU32>,
+}
+
+impl Script {
+    pub fn play(self) -> Scripted {
+        let runtime = Runtime::new().expect("a runtime");
+        let bound = tokio::net::TcpListener::bind("127.0.0.1:0");
+        let listener = runtime.block_on(bound).expect("a free port");
+        let address = listener.local_addr().expect("bound");
+        let heartbeats = Arc::new(AtomicU32::new(0));
+        let player = Player { script: self, heartbeats: Arc::clone(&heartbeats) };
+        let server = tonic::transport::Server::builder().add_service(ControlServer::new(player));
+        runtime.spawn(server.serve_with_incoming(TcpIncoming::from(listener)));
+        Scripted { address, heartbeats, _runtime: runtime }
+    }
+}
+
+#[tonic::async_trait]
+impl Control for Player {
+    async fn join(&self, request: Request<JoinRequest>) -> Result<Response<JoinReply>, Status> {
+        Ok(Response::new(JoinReply { outcome: Some((self.script.join)(request.into_inner())) }))
+    }
+
+    async fn heartbeat(&self, _: Request<HeartbeatRequest>) -> Result<Response<HeartbeatReply>, Status> {
+        let number = self.heartbeats.fetch_add(1, Ordering::Relaxed);
+        let state = (self.script.heartbeat)(number).ok_or_else(|| Status::unavailable("as scripted"))?;
+        Ok(Response::new(HeartbeatReply { state: Some(state), switch_instance: INSTANCE }))
+    }
+
+    async fn leave(&self, _: Request<LeaveRequest>) -> Result<Response<LeaveReply>, Status> {
+        Ok(Response::new(LeaveReply {}))
+    }
+
+    async fn status(&self, _: Request<StatusRequest>) -> Result<Response<StatusReply>, Status> {
+        Ok(Response::new(StatusReply { wire_version: self.script.wire_version, ..StatusReply::default() }))
+    }
+}

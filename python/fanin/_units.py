@@ -1,0 +1,88 @@
+"""Rates as tc writes them, sizes as people write them, losses as netem writes them."""
+
+from __future__ import annotations
+
+import re
+from argparse import ArgumentTypeError
+
+_RATE = re.compile(r"(\d+(?:\.\d+)?)([kmgt]?)(i?)(bit|bps)", re.IGNORECASE)
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kmg])(i?))?b?", re.IGNORECASE)
+_PREFIXES = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+
+
+def rate_bps(text: str) -> int:
+    """Parse tc's "500mbit", "1gbit", "1gibit", "10mbps" (bytes): bits per second."""
+    match = _RATE.fullmatch(text)
+    if match is None:
+        raise ArgumentTypeError(f"{text!r} is no rate; write it as tc does: 500mbit, 1gbit")
+    number, prefix, binary, unit = match.groups()
+    bits = float(number) * _factor(prefix, binary) * (8 if unit.lower() == "bps" else 1)
+    if bits < 1000:
+        raise ArgumentTypeError(f"{text!r} is less than 1kbit")
+    return int(bits)
+
+
+def size_bytes(text: str) -> int:
+    """Parse "25MB" (10^6), "100MiB" (2^20), "4096": bytes."""
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        raise ArgumentTypeError(
+            f"{text!r} is no size; write 4KB, 25MB, 100MiB or a number of bytes"
+        )
+    number, prefix, binary = match.groups(default="")
+    size = int(float(number) * _factor(prefix, binary))
+    if size < 1:
+        raise ArgumentTypeError(f"{text!r} is empty")
+    return size
+
+
+def loss_fraction(text: str) -> float:
+    """Parse "0.1%", or "0.001": the fraction of packets that is lost, in 0 to 0.5."""
+    try:
+        fraction = float(text[:-1]) / 100 if text.endswith("%") else float(text)
+    except ValueError:
+        raise ArgumentTypeError(f"{text!r} is no loss; write 1% or 0.01") from None
+    if not 0 <= fraction <= 0.5:
+        raise ArgumentTypeError(
+            f"{text!r} would lose {100 * fraction:g} % of packets; write 1% or 0.01, at most 50%"
+        )
+    return fraction
+
+
+def shown_rate(bps: int) -> str:
+    """Return the rate as tc writes it."""
+    return _short(bps, ("bit", "kbit", "mbit", "gbit", "tbit"))
+
+
+def shown_links(bps: int | None, loss: float | None, mtu: int) -> str:
+    """Return the links of a laboratory in words."""
+    rate = "unshaped" if bps is None else shown_rate(bps)
+    lost = "" if loss is None else f", loss {100 * loss:g} %"
+    return f"{rate} links, MTU {mtu}{lost}"
+
+
+def shown_size(size: int) -> str:
+    """Return the size in the largest decimal unit that it reaches."""
+    return _short(size, (" B", " kB", " MB", " GB"))
+
+
+def shown_time(seconds: float) -> str:
+    """Return the time with the unit in which people think of it."""
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.0f} us"
+    return f"{seconds * 1e3:.2f} ms" if seconds < 0.1 else f"{seconds * 1e3:.1f} ms"
+
+
+def _factor(prefix: str, binary: str) -> int:
+    base: int = 1024 if binary else 1000
+    power = _PREFIXES[prefix.lower()]
+    factor: int = base**power
+    return factor
+
+
+def _short(value: float, units: tuple[str, ...]) -> str:
+    unit = 0
+    while value >= 1000 and unit + 1 < len(units):
+        value /= 1000
+        unit += 1
+    return f"{value:.4g}{units[unit]}"

@@ -1,0 +1,204 @@
+"""`fanin bench allreduce`: the options, the order of the rounds, what is written."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+from argparse import ArgumentTypeError
+from collections.abc import Callable
+from datetime import UTC, datetime
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TypeVar
+
+from fanin import _signals, _units
+from fanin.bench import BenchError
+from fanin.bench.progress import progress
+from fanin.errors import FaninError
+from fanin.netlab import WORKERS_MAX
+from fanin.netlab.command import add_link_arguments
+
+FORMAT = 1
+"""Of the JSON. A field may be added without a new number."""
+
+WORKERS_DEFAULT = [4]
+WORKERS_SWEEP = [2, 4, 8]
+SIZES_DEFAULT = [25_000_000]
+SIZES_SWEEP = [4_000, 64_000, 1_000_000, 5_000_000, 25_000_000]
+_T = TypeVar("_T")
+
+DESCRIPTION = """\
+All-reduces through the PyTorch backend. With --rate, --loss or --mtu the ranks run in a laboratory
+of network namespaces (see fanin netlab; needs root), else on this machine's loopback.
+
+fanin and Gloo are two groups of the same ranks, and take turns, round by round. A round begins at a
+moment that all ranks are told beforehand, on the clock that they share; its time ends when the last
+rank has its sums. Every sum is checked: against the exact one, within the stated error, and for
+equal bits on all ranks. CPU seconds are those of the ranks' and the switch's processes during the
+rounds of a backend; what the kernel does for shaped links on its own account is in none."""
+
+EXAMPLES = """\
+examples:
+  fanin bench allreduce --workers 4 --size 25MB --repeat 20
+  sudo fanin bench allreduce --workers 8 --rate 1gbit --size 25MB --json result.json
+  sudo fanin bench allreduce --workers 4 --rate 1gbit --loss 1% --size 25MB
+  sudo fanin bench allreduce --sweep --rate 1gbit --plot tat.png
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the options."""
+    made = argparse.ArgumentParser(
+        prog="fanin bench allreduce",
+        description=DESCRIPTION,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    made.add_argument(
+        "--workers",
+        type=_listed(_workers),
+        metavar="N[,N..]",
+        help="ranks (default: 4; with --sweep: 2,4,8)",
+    )
+    made.add_argument(
+        "--size",
+        type=_listed(_units.size_bytes),
+        metavar="S[,S..]",
+        help="bytes on each rank: 4KB, 25MB, 100MiB (default: 25MB; with --sweep: 4KB to 25MB)",
+    )
+    made.add_argument(
+        "--sweep", action="store_true", help="sizes and workers where not given, and a plot"
+    )
+    made.add_argument(
+        "--buckets",
+        type=_positive,
+        default=1,
+        metavar="B",
+        help="tensors of S/B bytes, in flight at once",
+    )
+    made.add_argument(
+        "--dtype", choices=["float32", "float16", "bfloat16", "int32"], default="float32"
+    )
+    made.add_argument(
+        "--repeat", type=_positive, default=10, metavar="K", help="rounds (default: 10)"
+    )
+    made.add_argument(
+        "--warmup",
+        type=_not_negative,
+        default=2,
+        metavar="W",
+        help="rounds before, checked and not counted (default: 2)",
+    )
+    made.add_argument(
+        "--calls",
+        type=_positive,
+        metavar="C",
+        help="all-reduces one after the other in a round, whose time is divided by them "
+        "(default: 32 for less than 64 kB, where waking the ranks would be most of it; else 1)",
+    )
+    made.add_argument(
+        "--baseline", choices=["gloo", "none"], default="gloo", help="whom to take turns with"
+    )
+    made.add_argument(
+        "--timeout",
+        type=_positive,
+        default=120,
+        metavar="SECONDS",
+        help="of a collective (default: 120)",
+    )
+    links = made.add_argument_group("links of the laboratory (needs root)")
+    add_link_arguments(links)
+    out = made.add_argument_group("output")
+    out.add_argument("--json", type=Path, metavar="FILE", help="all samples, machine, versions")
+    out.add_argument(
+        "--plot",
+        type=Path,
+        metavar="FILE.png",
+        help="time over size (default with --sweep: bench.png)",
+    )
+    return made
+
+
+def main(argv: list[str]) -> int:
+    """Run `fanin bench allreduce ARGV` and return its exit status."""
+    args = parser().parse_args(argv)
+    try:
+        return _run(args, ["fanin", "bench", "allreduce", *argv])
+    except FaninError as error:
+        print(f"fanin bench: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _run(args: argparse.Namespace, command: list[str]) -> int:
+    plot_path: Path | None = args.plot or (Path("bench.png") if args.sweep else None)
+    # Now, and not after minutes of measuring.
+    _require("numpy", "torch", *(["matplotlib"] if plot_path else []))
+    from fanin.bench import machine
+    from fanin.bench.measure import backends, measure
+    from fanin.bench.report import LEGEND, table
+
+    sizes = args.size or (SIZES_SWEEP if args.sweep else SIZES_DEFAULT)
+    counts = args.workers or (WORKERS_SWEEP if args.sweep else WORKERS_DEFAULT)
+    began = datetime.now(UTC).isoformat(timespec="seconds")
+    where = machine.machine()  # its load, too, before ours
+    rounds = len(counts) * len(sizes) * (args.warmup + args.repeat) * len(backends(args))
+    with _signals.as_exit(), progress(rounds) as advance:
+        runs = measure(args, counts, sizes, advance)
+    for run in runs:
+        print(table(run) + "\n")
+    print(LEGEND)
+    if args.json is not None:
+        document = {
+            "format": FORMAT,
+            "command": shlex.join(command),
+            "began": began,
+            "commit": machine.commit(),
+            "machine": where,
+            "versions": machine.versions(),
+            "runs": [run.as_json() for run in runs],
+        }
+        args.json.write_text(json.dumps(document, indent=1) + "\n")
+    if plot_path is not None:
+        from fanin.bench.plot import draw
+
+        draw(runs, plot_path)
+        print(f"plot: {plot_path}")
+    return 0
+
+
+def _require(*modules: str) -> None:
+    missing = [module for module in modules if find_spec(module) is None]
+    if missing:
+        raise BenchError(f'missing: {", ".join(missing)}; install with: pip install "fanin[bench]"')
+
+
+def _workers(text: str) -> int:
+    number = _positive(text)
+    if number > WORKERS_MAX:
+        raise ArgumentTypeError(f"{number} workers: at most {WORKERS_MAX}")
+    return number
+
+
+def _positive(text: str) -> int:
+    number = _not_negative(text)
+    if number == 0:
+        raise ArgumentTypeError("0: at least 1")
+    return number
+
+
+def _not_negative(text: str) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        number = -1
+    if number < 0:
+        raise ArgumentTypeError(f"{text!r} is no whole number")
+    return number
+
+
+def _listed(parse: Callable[[str], _T]) -> Callable[[str], list[_T]]:
+    return lambda text: [parse(part) for part in text.split(",")]

@@ -1,0 +1,89 @@
+"""The order of the rounds, and the verdict on their sums."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+import torch
+
+from fanin.bench import BenchError
+from fanin.bench.progress import Advance
+from fanin.bench.rank import PATTERN_MAX, Round
+from fanin.bench.report import title
+from fanin.bench.result import Run, Setting, error_allowed, figures
+from fanin.bench.stage import Links, Sample, Stage, stage
+from fanin.netlab import MTU_DEFAULT
+
+# Below this size, waking the ranks would be most of the time of a single call.
+SMALL_BYTES = 64_000
+CALLS_SMALL = 32
+
+
+def measure(
+    args: argparse.Namespace, counts: Sequence[int], sizes: Sequence[int], advance: Advance
+) -> list[Run]:
+    """Measure each size with each number of workers.
+
+    Raises `BenchError`, and `fanin.netlab.NetlabError`.
+    """
+    links = None
+    if not args.rate is args.loss is args.mtu is None:
+        links = Links(args.rate, args.loss, args.mtu or MTU_DEFAULT)
+    runs = []
+    for workers in counts:
+        with stage(workers, links, backends(args), args.timeout) as ready:
+            for size in sizes:
+                setting = Setting(
+                    workers=workers,
+                    size_bytes=size,
+                    dtype=args.dtype,
+                    element_bytes=_dtype(args.dtype).itemsize,
+                    buckets=args.buckets,
+                    calls=args.calls or (CALLS_SMALL if size < SMALL_BYTES else 1),
+                    links=links,
+                )
+                runs.append(_take_turns(ready, setting, args, advance))
+    return runs
+
+
+def backends(args: argparse.Namespace) -> tuple[str, ...]:
+    """Return who takes turns."""
+    return ("fanin",) if args.baseline == "none" else ("fanin", "gloo")
+
+
+def _take_turns(ready: Stage, setting: Setting, args: argparse.Namespace, advance: Advance) -> Run:
+    samples: dict[str, list[Sample]] = {backend: [] for backend in backends(args)}
+    for repeat in range(-args.warmup, args.repeat):
+        for backend, taken in samples.items():
+            advance(f"{title(setting)}, {backend}")
+            sample = ready.round(
+                Round(
+                    backend=backend,
+                    dtype=setting.dtype,
+                    elements=setting.elements,
+                    buckets=setting.buckets,
+                    calls=setting.calls,
+                )
+            )
+            _check(backend, setting, sample)
+            if repeat >= 0:
+                taken.append(sample)
+    return Run(setting, {backend: figures(setting, taken) for backend, taken in samples.items()})
+
+
+def _check(backend: str, setting: Setting, sample: Sample) -> None:
+    dtype = _dtype(setting.dtype)
+    epsilon = torch.finfo(dtype).eps if dtype.is_floating_point else 0.0
+    allowed = error_allowed(backend, epsilon, setting.workers, PATTERN_MAX)
+    if not sample.error_max <= allowed:  # true of a NaN, too
+        raise BenchError(
+            f"{backend}: a sum is off by {sample.error_max:g}, and {allowed:g} is allowed: "
+            f"{title(setting)}"
+        )
+
+
+def _dtype(name: str) -> torch.dtype:
+    found = getattr(torch, name)
+    assert isinstance(found, torch.dtype)
+    return found

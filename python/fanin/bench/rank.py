@@ -1,0 +1,207 @@
+"""One rank of the benchmark: a process that does rounds as it is told, and checks every sum."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import signal
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from fanin import netlab
+from fanin._address import SWITCH_VARIABLE
+
+# The elements are whole numbers up to this, so that their sum is known exactly.
+PATTERN_MAX = 127
+_PERIOD = 97
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank runs, and with whom."""
+
+    rank: int
+    world_size: int
+    namespace: str | None
+    """None: this machine's own network, over loopback."""
+    interface: str
+    rendezvous: str
+    """A file through which the ranks find each other: it needs no network, and loses nothing."""
+    switch: str
+    timeout_s: float
+    backends: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Round:
+    """What all ranks do next."""
+
+    backend: str
+    dtype: str
+    elements: int
+    """Of each tensor."""
+    buckets: int
+    """Tensors in flight at once."""
+    calls: int
+    """How often, one after the other, on other tensors each time."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What a rank saw of its round. Times are the machine's monotonic clock, in seconds."""
+
+    began: float
+    ended: float
+    cpu_s: float
+    retransmissions: int
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a rank's sums were."""
+
+    digest: str
+    error_max: float
+    """Largest absolute difference from the exact sum."""
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A rank's last words."""
+
+    text: str
+
+
+def play(place: Place, parent: Connection) -> None:
+    """Be that rank until the parent hangs up."""
+    # Ctrl-C reaches the whole process group; the parent decides what becomes of us.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # EOFError, OSError: the parent has hung up.
+    with contextlib.suppress(EOFError, OSError):
+        try:
+            _play(place, parent)
+        except EOFError:
+            raise
+        except Exception:
+            parent.send(Failed(traceback.format_exc()))
+    # No orderly farewell: other ranks may be gone already.
+    os._exit(0)
+
+
+def _play(place: Place, parent: Connection) -> None:
+    if place.namespace is not None:
+        netlab.enter(place.namespace)
+    os.environ[SWITCH_VARIABLE] = place.switch
+    os.environ["GLOO_SOCKET_IFNAME"] = place.interface
+    torch.set_num_threads(1)
+    timeout = timedelta(seconds=place.timeout_s)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{place.rendezvous}",
+        rank=place.rank,
+        world_size=place.world_size,
+        timeout=timeout,
+    )
+    groups: dict[str, Any] = {"gloo": dist.group.WORLD}
+    if "fanin" in place.backends:
+        groups["fanin"] = dist.new_group(backend="fanin", timeout=timeout)
+    parent.send("joined")
+    inputs: Inputs | None = None
+    while True:
+        round_, number = parent.recv()
+        if inputs is None or not inputs.fit(round_):
+            inputs = Inputs(round_, place)
+        inputs.fill(number)
+        parent.send("ready")
+        begin: float = parent.recv()
+        parent.send(_measure(inputs, groups[round_.backend], round_, begin))
+        parent.send(inputs.verdict(number))
+
+
+def _measure(inputs: Inputs, group: Any, round_: Round, begin: float) -> Timing:
+    retransmissions = _retransmissions(group, round_.backend)
+    # The barrier: a moment that all ranks were told, on the clock that they share. A barrier of
+    # messages would let the first rank go long before the last.
+    time.sleep(max(0.0, begin - time.monotonic()))
+    cpu = time.process_time()
+    began = time.monotonic()
+    for call in inputs.calls:
+        if len(call) == 1:
+            dist.all_reduce(call[0], group=group)
+        else:
+            for work in [dist.all_reduce(t, group=group, async_op=True) for t in call]:
+                work.wait()
+    ended = time.monotonic()
+    cpu = time.process_time() - cpu
+    return Timing(began, ended, cpu, _retransmissions(group, round_.backend) - retransmissions)
+
+
+class Inputs:
+    """The tensors of a rank: a known pattern, another one each round."""
+
+    def __init__(self, round_: Round, place: Place) -> None:
+        self._shape = (round_.dtype, round_.elements, round_.buckets, round_.calls)
+        dtype: torch.dtype = getattr(torch, round_.dtype)
+        ramp = torch.arange(round_.elements, dtype=torch.int32)
+        patterns = [(ramp + 31 * rank) % _PERIOD - 48 for rank in range(place.world_size)]
+        self._world_size = place.world_size
+        self._mine = patterns[place.rank].to(dtype)
+        self._sum = torch.stack(patterns).sum(0, dtype=torch.int32).to(torch.float32)
+        self.calls = [
+            [torch.empty(round_.elements, dtype=dtype) for _ in range(round_.buckets)]
+            for _ in range(round_.calls)
+        ]
+
+    def fit(self, round_: Round) -> bool:
+        """Whether these are the tensors of such a round."""
+        return self._shape == (round_.dtype, round_.elements, round_.buckets, round_.calls)
+
+    def fill(self, number: int) -> None:
+        """Write the inputs of that round."""
+        for i, tensor in enumerate(self._tensors()):
+            torch.add(self._mine, _offset(number, i), out=tensor)
+
+    def verdict(self, number: int) -> Verdict:
+        """Compare the sums of that round."""
+        digest = hashlib.blake2b(digest_size=16)
+        error = 0.0
+        for i, tensor in enumerate(self._tensors()):
+            digest.update(tensor.view(torch.uint8).numpy().data)
+            off = (
+                tensor.to(torch.float32).sub_(self._sum).sub_(self._world_size * _offset(number, i))
+            )
+            # Not max(): a NaN must not compare as small.
+            worst = off.abs_().max().item()
+            error = worst if not worst <= error else error
+        return Verdict(digest.hexdigest(), error)
+
+    def _tensors(self) -> Sequence[torch.Tensor]:
+        return [tensor for call in self.calls for tensor in call]
+
+
+def _offset(number: int, tensor: int) -> int:
+    return (5 * number + 3 * tensor) % 73
+
+
+def _retransmissions(group: Any, backend: str) -> int:
+    if backend == "fanin":
+        # What torch hands out for a Python backend is the object itself.
+        channel = group._get_backend(torch.device("cpu"))._channel
+        return int(channel._client.statistics()["retransmissions"])
+    # Of the network namespace; on loopback, of the machine.
+    head, values = [
+        line.split()
+        for line in Path("/proc/self/net/snmp").read_text().splitlines()
+        if line.startswith("Tcp:")
+    ]
+    return int(values[head.index("RetransSegs")])

@@ -1,0 +1,59 @@
+"""The figures, for people."""
+
+from __future__ import annotations
+
+from fanin._units import shown_links, shown_size, shown_time
+from fanin.bench.result import Figures, Run, Setting
+
+_HEAD = ("", "median", "min", "max", "elements/s", "of bound", "ranks", "switch", "resent", "error")
+
+
+def title(setting: Setting) -> str:
+    """Return the setting in a line."""
+    links = setting.links
+    where = "loopback" if links is None else shown_links(links.rate_bps, links.loss, links.mtu)
+    tensors = f" in {setting.buckets} tensors" if setting.buckets > 1 else ""
+    calls = f", {setting.calls} calls a round" if setting.calls > 1 else ""
+    return (
+        f"{setting.workers} workers, {where}: "
+        f"{shown_size(setting.payload_bytes)} of {setting.dtype}{tensors}{calls}"
+    )
+
+
+def table(run: Run) -> str:
+    """Return the setting's figures as a table."""
+    bound = run.setting.bound_s
+    rows = [_HEAD, *(_row(name, figures) for name, figures in run.backends.items())]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD))]
+    lines = [
+        "  ".join(
+            cell.ljust(width) if column == 0 else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+    lines.insert(0, title(run.setting) + ("" if bound is None else f"; bound {shown_time(bound)}"))
+    if run.ratio is not None:
+        lines.append(f"fanin is {run.ratio:.2f} times as fast as Gloo")
+    return "\n".join(lines)
+
+
+LEGEND = """\
+times: of one all-reduce, on the slowest rank; of bound: payload / (rate x time); ranks, switch: CPU
+seconds a gigabyte, all ranks together; resent: packets in all rounds; error: the largest absolute
+one in any sum."""
+
+
+def _row(name: str, figures: Figures) -> tuple[str, ...]:
+    return (
+        name,
+        shown_time(figures.median_s),
+        shown_time(figures.min_s),
+        shown_time(figures.max_s),
+        f"{figures.elements_per_s:.3g}",
+        "-" if figures.bound_share is None else f"{100 * figures.bound_share:.1f} %",
+        f"{figures.ranks_cpu_s_per_gb:.2f}",
+        f"{figures.switch_cpu_s_per_gb:.2f}" if name == "fanin" else "-",
+        str(figures.retransmissions),
+        f"{figures.error_max:.1e}" if figures.error_max else "0",
+    )

@@ -1,0 +1,125 @@
+"""What a benchmark found, and the figures that follow from it."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from fanin.bench.stage import Links, Sample
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What was measured."""
+
+    workers: int
+    size_bytes: int
+    """Of all tensors of a call together."""
+    dtype: str
+    element_bytes: int
+    buckets: int
+    calls: int
+    links: Links | None
+    """None: loopback."""
+
+    @property
+    def elements(self) -> int:
+        """Of each tensor."""
+        return max(1, self.size_bytes // self.element_bytes // self.buckets)
+
+    @property
+    def payload_bytes(self) -> int:
+        """As `size_bytes`, in whole elements."""
+        return self.elements * self.element_bytes * self.buckets
+
+    @property
+    def bound_s(self) -> float | None:
+        """The time of the payload on a link: nobody who sends every byte once can be faster."""
+        if self.links is None or self.links.rate_bps is None:
+            return None
+        return 8 * self.payload_bytes / self.links.rate_bps
+
+
+@dataclass(frozen=True)
+class Figures:
+    """One backend in one setting."""
+
+    samples: Sequence[Sample]
+    median_s: float
+    """Tensor aggregation time: of a call, all its tensors, on the slowest rank."""
+    min_s: float
+    max_s: float
+    elements_per_s: float
+    """Elements summed a second at the median (the SwitchML paper's ATE/s)."""
+    bound_share: float | None
+    ranks_cpu_s_per_gb: float
+    """CPU seconds of all ranks together for 10^9 bytes of a rank's tensor."""
+    switch_cpu_s_per_gb: float
+    retransmissions: int
+    error_max: float
+
+
+@dataclass(frozen=True)
+class Run:
+    """All backends in one setting."""
+
+    setting: Setting
+    backends: Mapping[str, Figures]
+
+    @property
+    def ratio(self) -> float | None:
+        """How many times faster than Gloo fanin is, at the medians."""
+        if not {"fanin", "gloo"} <= set(self.backends):
+            return None
+        return self.backends["gloo"].median_s / self.backends["fanin"].median_s
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it for `json.dumps`."""
+        return {
+            **asdict(self.setting),
+            "place": "loopback" if self.setting.links is None else "laboratory",
+            "elements": self.setting.elements * self.setting.buckets,
+            "payload_bytes": self.setting.payload_bytes,
+            "bound_s": self.setting.bound_s,
+            "ratio_to_gloo": self.ratio,
+            "backends": {name: asdict(figures) for name, figures in self.backends.items()},
+        }
+
+
+def figures(setting: Setting, samples: Sequence[Sample]) -> Figures:
+    """Work out the figures of one backend."""
+    times = [sample.time_s for sample in samples]
+    median = statistics.median(times)
+    gigabytes = setting.payload_bytes * setting.calls * len(samples) / 1e9
+    return Figures(
+        samples=samples,
+        median_s=median,
+        min_s=min(times),
+        max_s=max(times),
+        elements_per_s=setting.elements * setting.buckets / median,
+        bound_share=None if setting.bound_s is None else setting.bound_s / median,
+        ranks_cpu_s_per_gb=sum(sample.ranks_cpu_s for sample in samples) / gigabytes,
+        switch_cpu_s_per_gb=sum(sample.switch_cpu_s for sample in samples) / gigabytes,
+        retransmissions=sum(sample.retransmissions for sample in samples),
+        error_max=max(sample.error_max for sample in samples),
+    )
+
+
+def error_allowed(backend: str, epsilon: float, workers: int, largest: int) -> float:
+    """Return how far from the exact sum an element may be.
+
+    ``largest`` is the largest absolute value of an input; ``epsilon`` is the dtype's, and 0 that of
+    an integer.
+    """
+    if epsilon == 0:
+        return 0.0
+    sum_largest = workers * largest
+    if backend == "gloo":
+        # Each of the n - 1 additions rounds by at most half an epsilon of what is there by then.
+        return (workers - 1) * epsilon / 2 * sum_largest
+    # SwitchML, Appendix E, Theorem 1: n / f, where f = (2^31 - 1) / (n 2^m) and no input exceeds
+    # 2^m; and the sum is rounded to the dtype.
+    power = 1 << (largest - 1).bit_length()
+    return workers**2 * power / (2**31 - 1) + epsilon / 2 * sum_largest

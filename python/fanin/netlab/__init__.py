@@ -1,0 +1,41 @@
+"""`fanin netlab`: a network of shaped, lossy links on one machine, to try things and to measure.
+
+Each worker is a network namespace (`w0`, `w1`, ..) with one link to the namespace `sw`, in which a
+bridge joins the links and carries the switch's address. All that is known about a laboratory is
+read from the namespaces themselves, so that one left half-built by a crash can still be seen and
+removed. Only namespaces whose names begin with ``fanin-`` are touched.
+"""
+
+from fanin.netlab.kernel import NetlabError
+from fanin.netlab.lab import (
+    INTERFACE,
+    MTU_DEFAULT,
+    SWITCH,
+    SWITCH_ADDRESS,
+    WORKERS_MAX,
+    Netlab,
+    address,
+    down,
+    enter,
+    members,
+    names,
+    processes,
+)
+from fanin.netlab.state import describe
+
+__all__ = [
+    "INTERFACE",
+    "MTU_DEFAULT",
+    "SWITCH",
+    "SWITCH_ADDRESS",
+    "WORKERS_MAX",
+    "Netlab",
+    "NetlabError",
+    "address",
+    "describe",
+    "down",
+    "enter",
+    "members",
+    "names",
+    "processes",
+]

@@ -1,0 +1,156 @@
+"""`fanin netlab`: the subcommands."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+
+from fanin import _signals, _units
+from fanin.netlab.kernel import (
+    NetlabError,
+    checked_name,
+    inside,
+    namespace_of,
+    require_root,
+    require_tools,
+)
+from fanin.netlab.lab import MTU_DEFAULT, SWITCH_ADDRESS, Netlab, address, down, members
+from fanin.netlab.state import describe
+
+EXAMPLES = """\
+examples (as root):
+  fanin netlab up --workers 4 --rate 1gbit --loss 0.1%
+  fanin netlab exec sw -- fanin switch --listen 10.77.0.254:4800 &
+  fanin netlab exec w0 -- fanin status --switch 10.77.0.254:4800
+  fanin netlab status
+  fanin netlab down
+"""
+
+
+def _parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        prog="fanin netlab",
+        description="A laboratory of network namespaces: workers w0, w1, .. (10.77.0.1, .2, ..), "
+        f"each with a link to sw ({SWITCH_ADDRESS}), which is for the switch. Needs root.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = made.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def command(name: str, text: str) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=text, description=text)
+        sub.add_argument("--name", default="", help="one of several laboratories on this machine")
+        return sub
+
+    up = command("up", "Build the laboratory, in place of the one that there is.")
+    up.add_argument("--workers", type=int, required=True, metavar="N")
+    add_link_arguments(up)
+    execute = command("exec", "Run a command in w0, w1, .. or sw.")
+    execute.add_argument("member", metavar="MEMBER", help="w0, w1, .. or sw")
+    execute.add_argument("argv", metavar="-- COMMAND ...", nargs=argparse.REMAINDER)
+    command("down", "Remove the laboratory, whole or half-built, and end what runs in it.")
+    status = command("status", "Show the laboratory's links.")
+    status.add_argument("--json", action="store_true", help="for programs")
+    return made
+
+
+def add_link_arguments(parser: argparse._ActionsContainer) -> None:
+    """Add --rate, --loss and --mtu, as `fanin netlab up` and `fanin bench` have them."""
+    parser.add_argument(
+        "--rate",
+        type=_units.rate_bps,
+        metavar="R",
+        help="of each link, both ways, as tc writes it: 500mbit, 1gbit (default: unshaped)",
+    )
+    parser.add_argument(
+        "--loss",
+        type=_units.loss_fraction,
+        metavar="P",
+        help="of packets on each link in each direction: 0.1%% or 0.001; without segmentation "
+        "offload, so that a packet is a packet, which costs CPU time: compare with a loss of 0 "
+        "(default: none, and trains stay whole)",
+    )
+    parser.add_argument(
+        "--mtu", type=int, metavar="M", help=f"of each link, bytes (default: {MTU_DEFAULT})"
+    )
+
+
+def main(argv: list[str]) -> int:
+    """Run `fanin netlab ARGV` and return its exit status."""
+    parser = _parser()
+    args = parser.parse_args(argv)
+    try:
+        checked_name(args.name)
+        match args.command:
+            case "up":
+                return _up(args)
+            case "exec":
+                return _exec(parser, args)
+            case "down":
+                gone = down(args.name)
+                print(f"removed {' '.join(gone)}" if gone else "there was no laboratory")
+            case "status":
+                return _status(args)
+    except NetlabError as error:
+        print(f"fanin netlab: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _up(args: argparse.Namespace) -> int:
+    lab = Netlab(
+        args.workers,
+        rate_bps=args.rate,
+        loss=args.loss,
+        mtu=args.mtu if args.mtu is not None else MTU_DEFAULT,
+        name=args.name,
+    )
+    with _signals.as_exit():
+        lab.up()
+    print(
+        f"{lab.workers} workers, w0 at {address(0)} to w{lab.workers - 1} at "
+        f"{address(lab.workers - 1)}, sw at {SWITCH_ADDRESS}; "
+        f"{_units.shown_links(lab.rate_bps, lab.loss, lab.mtu)}"
+    )
+    return 0
+
+
+def _exec(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
+    command = args.argv[1:] if args.argv[:1] == ["--"] else args.argv
+    if not command:
+        parser.error("exec: no command; say: fanin netlab exec w0 -- COMMAND ...")
+    require_root()
+    require_tools("ip")
+    if args.member not in (there := members(args.name)):
+        found = f"there are {' '.join(there)}" if there else "there is none; see: fanin netlab up"
+        raise NetlabError(f"no {args.member} in the laboratory: {found}")
+    sys.stdout.flush()
+    execute = inside(namespace_of(args.name, args.member), command)
+    os.execvp(execute[0], execute)
+
+
+def _status(args: argparse.Namespace) -> int:
+    state = describe(args.name)
+    if args.json:
+        print(json.dumps(state))
+        return 0
+    if not state["workers"] and state["switch"] is None:
+        print("no laboratory")
+        return 0
+    switch = state["switch"]
+    print(f"sw   {(switch and switch['address']) or 'missing'}")
+    for worker in state["workers"]:
+        rates = [
+            "unshaped" if bps is None else _units.shown_rate(bps)
+            for bps in (worker["up_rate_bps"], worker["down_rate_bps"])
+        ]
+        print(
+            f"{worker['name']:<4} {worker['address'] or 'no address':<12} "
+            f"{'connected' if worker['connected'] else 'not connected'}, "
+            f"MTU {worker['mtu_bytes']}, up {rates[0]}, down {rates[1]}, "
+            f"loss {100 * (worker['down_loss'] or 0):g} %, processes {len(worker['processes'])}"
+        )
+    print(f"packets lost on purpose: {state['packets_lost']}")
+    return 0

@@ -1,0 +1,168 @@
+"""`fanin bench`: what it writes. Nothing here is about speed."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from argparse import ArgumentTypeError
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fanin import _units
+from fanin.bench.result import Setting, error_allowed, figures
+from fanin.bench.stage import Links, Sample
+from ranks import DEADLINE
+from test_netlab import needs_lab
+
+
+def bench(directory: Path, *arguments: str) -> tuple[str, dict[str, Any]]:
+    command = [sys.executable, "-m", "fanin", "bench", "allreduce", "--json", "result.json"]
+    done = subprocess.run(
+        [*command, *arguments],
+        timeout=2 * DEADLINE,
+        check=False,
+        capture_output=True,
+        text=True,
+        cwd=directory,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout, json.loads((directory / "result.json").read_text())
+
+
+def test_a_sweep_over_loopback_writes_all_samples_and_a_plot(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason='the plot needs pip install "fanin[bench]"')
+    shown, written = bench(
+        tmp_path,
+        *("--sweep", "--workers", "2,3", "--size", "4KB,1MB"),
+        *("--repeat", "2", "--warmup", "1", "--plot", "time.png"),
+    )
+    assert shown.count("times as fast as Gloo") == 4
+    assert (tmp_path / "time.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    assert written["format"] == 1
+    assert written["command"].startswith("fanin bench allreduce --json")
+    assert written["machine"]["cores"] > 0
+    assert written["versions"]["torch"]
+    runs = written["runs"]
+    assert [(run["workers"], run["payload_bytes"]) for run in runs] == [
+        (2, 4_000),
+        (2, 1_000_000),
+        (3, 4_000),
+        (3, 1_000_000),
+    ]
+    for run in runs:
+        assert run["place"] == "loopback"
+        assert run["bound_s"] is None
+        assert set(run["backends"]) == {"fanin", "gloo"}
+        for found in run["backends"].values():
+            assert len(found["samples"]) == 2
+            assert found["min_s"] <= found["median_s"] <= found["max_s"]
+            assert found["ranks_cpu_s_per_gb"] > 0
+            assert all(len(s["rank_times_s"]) == run["workers"] for s in found["samples"])
+        ratio = run["backends"]["gloo"]["median_s"] / run["backends"]["fanin"]["median_s"]
+        assert run["ratio_to_gloo"] == pytest.approx(ratio)
+
+
+def test_buckets_of_another_dtype_are_checked_too(tmp_path: Path) -> None:
+    _, written = bench(
+        tmp_path,
+        *("--workers", "2", "--size", "40KB", "--buckets", "4", "--dtype", "bfloat16"),
+        *("--repeat", "1", "--warmup", "0", "--calls", "2"),
+    )
+    (run,) = written["runs"]
+    assert (run["buckets"], run["calls"], run["payload_bytes"]) == (4, 2, 40_000)
+
+
+@needs_lab
+def test_a_bench_in_the_laboratory_knows_its_links(tmp_path: Path) -> None:
+    _, written = bench(
+        tmp_path,
+        *("--workers", "2", "--rate", "200mbit", "--loss", "1%", "--mtu", "1400"),
+        *("--size", "100KB", "--repeat", "1", "--warmup", "0", "--baseline", "none"),
+    )
+    (run,) = written["runs"]
+    assert run["place"] == "laboratory"
+    assert run["links"] == {"rate_bps": 200_000_000, "loss": 0.01, "mtu": 1400}
+    assert run["bound_s"] == pytest.approx(0.004)
+    assert set(run["backends"]) == {"fanin"}
+    assert run["ratio_to_gloo"] is None
+
+
+def test_figures_follow_from_the_samples() -> None:
+    setting = Setting(
+        workers=2,
+        size_bytes=1_000_000,
+        dtype="float32",
+        element_bytes=4,
+        buckets=1,
+        calls=1,
+        links=Links(rate_bps=100_000_000),
+    )
+    samples = [
+        Sample(
+            time_s=time_s,
+            rank_times_s=(time_s, time_s),
+            ranks_cpu_s=0.001,
+            switch_cpu_s=0.002,
+            retransmissions=3,
+            error_max=0.0,
+        )
+        for time_s in (0.1, 0.4, 0.2)
+    ]
+    found = figures(setting, samples)
+    assert (found.median_s, found.min_s, found.max_s) == (0.2, 0.1, 0.4)
+    assert found.elements_per_s == pytest.approx(250_000 / 0.2)
+    assert found.bound_share == pytest.approx(0.08 / 0.2)
+    assert found.ranks_cpu_s_per_gb == pytest.approx(1.0)
+    assert found.switch_cpu_s_per_gb == pytest.approx(2.0)
+    assert found.retransmissions == 9
+
+
+def test_the_error_allowed_is_the_stated_one() -> None:
+    assert error_allowed("gloo", 0.0, 8, 127) == 0
+    # n^2 2^m / (2^31 - 1), and half a unit of the sum's last place.
+    epsilon = math.ldexp(1, -23)
+    expected = 64 * 128 / (2**31 - 1) + epsilon / 2 * 8 * 127
+    assert error_allowed("fanin", epsilon, 8, 127) == pytest.approx(expected)
+
+
+def test_units_are_those_of_tc_and_of_people() -> None:
+    assert _units.rate_bps("500mbit") == 500_000_000
+    assert _units.rate_bps("1Gbit") == 10**9
+    assert _units.rate_bps("10mbps") == 80_000_000
+    assert _units.rate_bps("1kibit") == 1024
+    assert _units.size_bytes("25MB") == 25_000_000
+    assert _units.size_bytes("100MiB") == 100 * 2**20
+    assert _units.size_bytes("4096") == 4096
+    assert _units.loss_fraction("0.1%") == pytest.approx(0.001)
+    assert _units.loss_fraction("0.01") == 0.01
+    assert _units.shown_rate(1_500_000_000) == "1.5gbit"
+    for parse, text in (
+        (_units.rate_bps, "500"),
+        (_units.size_bytes, "big"),
+        (_units.loss_fraction, "1"),
+    ):
+        with pytest.raises(ArgumentTypeError, match=text):
+            parse(text)
+
+
+def test_what_is_missing_is_named_before_anything_is_measured(tmp_path: Path) -> None:
+    program = """
+import importlib.util, sys
+find = importlib.util.find_spec
+from fanin.bench import command
+command.find_spec = lambda name: None if name == "matplotlib" else find(name)
+sys.exit(command.main(["--plot", "time.png"]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        timeout=DEADLINE,
+        check=False,
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 1
+    assert 'pip install "fanin[bench]"' in done.stderr

@@ -1,0 +1,227 @@
+"""`fanin netlab`: links that are there, are shaped, lose packets, and go away again."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from conftest import Launch
+from fanin import netlab
+from fanin.netlab import INTERFACE, SWITCH, SWITCH_ADDRESS, Netlab, NetlabError
+from ranks import DEADLINE, Me, wait_until
+from torch._C._distributed_c10d import FileStore
+
+MISSING = [tool for tool in ("ip", "tc", "nft") if shutil.which(tool) is None]
+needs_lab = pytest.mark.skipif(
+    os.geteuid() != 0 or bool(MISSING),
+    reason=f"not root, or missing: {', '.join(MISSING) or 'nothing'} "
+    "(apt-get install iproute2 nftables)",
+)
+NAME = "test"
+
+# Answers each datagram with what it was, to whom it came from.
+ECHO = f"""
+import socket
+echo = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+echo.setsockopt(socket.SOL_SOCKET, 33, 1 << 22)  # SO_RCVBUFFORCE
+echo.bind(("{SWITCH_ADDRESS}", 7))
+print("ready", flush=True)
+while True:
+    echo.sendto(*echo.recvfrom(65535))
+"""
+
+# Sends trains of 10 datagrams, one system call each, and prints how many datagrams came back.
+TRAINS = f"""
+import socket, sys
+out = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+out.setsockopt(socket.SOL_UDP, 103, 100)  # UDP_SEGMENT
+out.setsockopt(socket.SOL_SOCKET, 33, 1 << 22)  # SO_RCVBUFFORCE
+for _ in range(int(sys.argv[1])):
+    out.sendto(bytes(1000), ("{SWITCH_ADDRESS}", 7))
+back = 0
+out.settimeout(2)
+try:
+    while back < 10 * int(sys.argv[1]):
+        back += len(out.recv(2000)) == 100
+except TimeoutError:
+    pass
+print(back)
+"""
+
+
+def fanin(*arguments: str, **keywords: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "fanin", "netlab", *arguments]
+    return subprocess.run(
+        command, timeout=DEADLINE, check=False, capture_output=True, text=True, **keywords
+    )
+
+
+@pytest.fixture(autouse=True)
+def _cleared() -> Iterator[None]:
+    yield
+    if os.geteuid() == 0 and not MISSING:
+        netlab.down(NAME)
+
+
+def echoed(lab: Netlab, trains: int) -> int:
+    """How many of ten times so many datagrams go from w0 to the switch and back."""
+    server = lab.popen(SWITCH, [sys.executable, "-c", ECHO], stdout=subprocess.PIPE, text=True)
+    try:
+        assert server.stdout is not None
+        assert server.stdout.readline() == "ready\n"
+        client = lab.popen(
+            "w0", [sys.executable, "-c", TRAINS, str(trains)], stdout=subprocess.PIPE, text=True
+        )
+        return int(client.communicate(timeout=DEADLINE)[0])
+    finally:
+        server.kill()
+        server.communicate()
+
+
+@needs_lab
+def test_packets_go_through_and_the_laboratory_goes_away() -> None:
+    up = fanin("up", "--name", NAME, "--workers", "2", "--mtu", "1400")
+    assert up.returncode == 0, up.stderr
+    lab = Netlab(2, name=NAME)
+    assert echoed(lab, 3) == 30
+    shown = fanin("exec", "--name", NAME, "w1", "--", "ip", "-json", "address", "show", INTERFACE)
+    (link,) = json.loads(shown.stdout)
+    assert (link["mtu"], link["addr_info"][0]["local"]) == (1400, netlab.address(1))
+    assert fanin("exec", "--name", NAME, "w1", "--", "sh", "-c", "exit 7").returncode == 7
+    down = fanin("down", "--name", NAME)
+    assert (down.returncode, down.stdout) == (0, "removed w0 w1 sw\n")
+    assert netlab.members(NAME) == []
+    again = fanin("down", "--name", NAME)
+    assert (again.returncode, again.stdout) == (0, "there was no laboratory\n")
+
+
+@needs_lab
+def test_links_are_shaped_both_ways() -> None:
+    with Netlab(2, rate_bps=50_000_000, name=NAME) as lab:
+        for member, interface in (("w1", INTERFACE), (SWITCH, "w1")):
+            command = ["tc", "-n", lab.namespace(member), "-j", "qdisc", "show", "dev", interface]
+            (qdisc,) = json.loads(subprocess.check_output(command))
+            assert (qdisc["kind"], qdisc["options"]["rate"]) == ("tbf", 50_000_000 / 8)
+        state = json.loads(fanin("status", "--name", NAME, "--json").stdout)
+    assert state["switch"]["address"] == SWITCH_ADDRESS
+    for worker in state["workers"]:
+        assert worker["connected"]
+        assert (worker["up_rate_bps"], worker["down_rate_bps"]) == (50_000_000, 50_000_000)
+
+
+@needs_lab
+def test_links_lose_single_packets_of_a_train() -> None:
+    with Netlab(1, loss=0.2, name=NAME) as lab:
+        back = echoed(lab, 40)
+        state = netlab.describe(NAME)
+    assert (state["workers"][0]["up_loss"], state["workers"][0]["down_loss"]) == (0.2, 0.2)
+    # Of 400 packets out and 320 back, 144 are expected to be lost, give or take 10; if trains were
+    # lost as one, it could be 80 at most.
+    assert 80 < state["packets_lost"] <= 400 - back
+
+
+@needs_lab
+def test_up_replaces_what_there_is_and_down_clears_what_is_half_built() -> None:
+    Netlab(3, name=NAME).up()
+    Netlab(1, name=NAME).up()
+    assert netlab.members(NAME) == ["w0", SWITCH]
+    # As after a crash: a namespace with no link, none for the switch, and something running.
+    netlab.down(NAME)
+    half = f"fanin-{NAME}-w4"
+    subprocess.run(["ip", "netns", "add", half], check=True)
+    left = subprocess.Popen(["ip", "netns", "exec", half, "sleep", "1000"])
+    wait_until(lambda: netlab.processes(NAME, "w4") == [left.pid], "it runs")
+    assert "missing" in fanin("status", "--name", NAME).stdout
+    assert fanin("down", "--name", NAME).stdout == "removed w4\n"
+    assert left.wait(DEADLINE) == -signal.SIGTERM
+    assert netlab.members(NAME) == []
+
+
+@needs_lab
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_and_an_exception_leave_no_laboratory(sent: signal.Signals) -> None:
+    program = f"""
+import time
+from fanin.netlab import Netlab
+with Netlab(1, name={NAME!r}):
+    print("up", flush=True)
+    time.sleep(1000)
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+    assert netlab.members(NAME)
+    process.send_signal(sent)
+    process.communicate(timeout=DEADLINE)
+    assert netlab.members(NAME) == []
+    with pytest.raises(ZeroDivisionError), Netlab(1, name=NAME):
+        _ = 1 / 0
+    assert netlab.members(NAME) == []
+
+
+def sums_over_the_laboratory(me: Me, namespaces: list[str], meeting: str) -> list[float]:
+    netlab.enter(namespaces[me.rank])
+    os.environ["GLOO_SOCKET_IFNAME"] = INTERFACE
+    store = FileStore(meeting, me.world_size)
+    me.init("fanin", store=store, rank=me.rank, world_size=me.world_size)
+    tensor = torch.arange(200_000, dtype=torch.float32).remainder_(113).mul_(me.rank + 1)
+    dist.all_reduce(tensor)
+    expected = np.arange(200_000) % 113 * 3
+    return [float(np.abs(tensor.numpy() - expected).max()), float(tensor.double().sum())]
+
+
+@needs_lab
+def test_an_all_reduce_over_links_that_lose_a_hundredth_is_exact(
+    launch: Launch, tmp_path: Any
+) -> None:
+    with Netlab(2, loss=0.01, name=NAME) as lab:
+        listen = f"{SWITCH_ADDRESS}:4800"
+        command = [sys.executable, "-m", "fanin", "switch", "--listen", listen, "--json"]
+        switch = lab.popen(SWITCH, command, stdout=subprocess.PIPE, text=True)
+        try:
+            assert switch.stdout is not None
+            assert json.loads(switch.stdout.readline())["address"] == listen
+            spaces = [lab.namespace("w0"), lab.namespace("w1")]
+            ranks = launch(sums_over_the_laboratory, 2, spaces, str(tmp_path / "store"), at=listen)
+            first, second = ranks.results()
+        finally:
+            switch.terminate()
+            switch.communicate()
+        assert netlab.describe(NAME)["packets_lost"] > 0
+    assert first == second
+    assert first[0] == 0
+
+
+@needs_lab
+def test_what_is_not_there_is_named() -> None:
+    missing = fanin("exec", "--name", NAME, "w0", "--", "true")
+    assert missing.returncode == 1
+    assert missing.stderr.count("\n") == 1
+    assert "fanin netlab up" in missing.stderr
+    assert fanin("up", "--name", NAME, "--workers", "1", "--rate", "fast").returncode == 2
+
+
+def test_without_root_or_tools_one_line_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "geteuid", lambda: 1000)
+        with pytest.raises(NetlabError, match="sudo"):
+            Netlab(1, name=NAME).up()
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(NetlabError, match="apt-get install -y iproute2 nftables"):
+        Netlab(1, loss=0.1, name=NAME).up()
