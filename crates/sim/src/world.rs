@@ -425,7 +425,7 @@ impl<'a> World<'a> {
     fn refuse(&mut self, tickets: &[Ticket], reason: &Refusal) {
         for (ticket, worker) in std::mem::take(&mut self.waiting) {
             if tickets.contains(&ticket) {
-                let answer = Answer::Refused(reason.clone());
+                let answer = Answer::Refused(*reason);
                 self.fabric.tell(self.scenario, Event::Answer { worker, answer });
             } else {
                 self.waiting.push((ticket, worker));
