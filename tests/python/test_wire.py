@@ -31,9 +31,8 @@ def test_abort_packets_are_as_documented() -> None:
     none = (0, 0, 0, 0, 0, 0, 0, 0)
     reasons = {
         "abort_expelled": (1, 9, 0, *none),
-        "abort_left": (2, 2, 0, *none),
-        "abort_mismatch": (3, 0, 5, 7, 3, 2, 100, 7, 1, 2, 200),
-        "abort_switch_stopped": (4, 0, 0, *none),
+        "abort_mismatch": (2, 0, 5, 7, 3, 2, 100, 7, 1, 2, 200),
+        "abort_switch_stopped": (3, 0, 0, *none),
     }
     for name, fields in reasons.items():
         assert PREAMBLE.unpack_from(golden[name])[2] == 4

@@ -143,7 +143,6 @@ fn state(job: &JobStatus) -> State {
 pub(crate) fn explain(reason: &AbortReason) -> String {
     match reason {
         AbortReason::Expelled(rank) => format!("rank {} was lost", rank.0),
-        AbortReason::Left(rank) => format!("rank {} left", rank.0),
         AbortReason::Mismatch { first, second } => {
             format!("ranks {} and {} disagree: {} against {}", first.0.0, second.0.0, first.1, second.1)
         }

@@ -155,7 +155,6 @@ impl From<AbortReason> for proto::AbortReason {
         use proto::abort_reason::{Mismatch, Reason, SwitchStopped};
         let reason = match reason {
             AbortReason::Expelled(rank) => Reason::Expelled(rank.0.into()),
-            AbortReason::Left(rank) => Reason::Left(rank.0.into()),
             AbortReason::Mismatch { first, second } => Reason::Mismatch(Mismatch {
                 first_rank: first.0.0.into(),
                 first: Some(first.1.into()),
@@ -177,7 +176,6 @@ impl TryFrom<proto::AbortReason> for AbortReason {
             |message: Option<proto::Collective>| message.ok_or(Malformed("collective"))?.try_into();
         Ok(match reason.reason.ok_or(Malformed("reason"))? {
             Reason::Expelled(rank) => Self::Expelled(worker(rank)?),
-            Reason::Left(rank) => Self::Left(worker(rank)?),
             Reason::Mismatch(m) => Self::Mismatch {
                 first: (worker(m.first_rank)?, collective(m.first)?),
                 second: (worker(m.second_rank)?, collective(m.second)?),
@@ -256,7 +254,6 @@ mod tests {
             |elements| Collective { sequence: 7, dtype: Dtype::Bfloat16, op: Op::Average, elements };
         let reasons = [
             AbortReason::Expelled(WorkerId(3)),
-            AbortReason::Left(WorkerId(63)),
             AbortReason::Mismatch {
                 first: (WorkerId(0), collective(1)),
                 second: (WorkerId(1), collective(2)),

@@ -168,11 +168,11 @@ fn an_abort_fails_what_is_outstanding_and_what_comes_later_on_every_shard() {
     let mut first = vec![1i32; 100_000];
     // Worker 1 never contributes.
     let wait = common::submit(&cluster.workers[0], &mut first, Dtype::Int32, Op::Sum);
-    cluster.switch.abort_job(cluster.job.id, AbortReason::Left(WorkerId(1)));
-    assert!(matches!(finished(&wait), Err(Failure::Aborted(AbortReason::Left(WorkerId(1))))));
+    cluster.switch.abort_job(cluster.job.id, AbortReason::Expelled(WorkerId(1)));
+    assert!(matches!(finished(&wait), Err(Failure::Aborted(AbortReason::Expelled(WorkerId(1))))));
     let mut second = vec![1i32; 10];
     let wait = common::submit(&cluster.workers[0], &mut second, Dtype::Int32, Op::Sum);
-    assert!(matches!(finished(&wait), Err(Failure::Aborted(AbortReason::Left(WorkerId(1))))));
+    assert!(matches!(finished(&wait), Err(Failure::Aborted(AbortReason::Expelled(WorkerId(1))))));
     assert_eq!(cluster.workers[0].outstanding(), 0);
 }
 

@@ -11,8 +11,6 @@ pub const ABORT_BYTES: usize = PREAMBLE_BYTES + 4 + 2 * Collective::BYTES;
 pub enum AbortReason {
     /// The worker's heartbeat stopped.
     Expelled(WorkerId),
-    /// The worker left while others still needed it.
-    Left(WorkerId),
     /// Two workers fed unlike tensors into one slot.
     Mismatch {
         /// The worker that came first, and what it is reducing.
@@ -48,12 +46,11 @@ impl Abort {
         let second = bytes_at(packet, PREAMBLE_BYTES + 4 + Collective::BYTES).ok_or(truncated)?;
         let reason = match code {
             1 => AbortReason::Expelled(WorkerId(a)),
-            2 => AbortReason::Left(WorkerId(a)),
-            3 => AbortReason::Mismatch {
+            2 => AbortReason::Mismatch {
                 first: (WorkerId(a), Collective::parse(first)?),
                 second: (WorkerId(b), Collective::parse(second)?),
             },
-            4 => AbortReason::SwitchStopped,
+            3 => AbortReason::SwitchStopped,
             _ => return Err(WireError::Field("reason")),
         };
         Ok(Self { preamble, reason })
@@ -67,14 +64,13 @@ impl Abort {
         let at = PREAMBLE_BYTES;
         match self.reason {
             AbortReason::Expelled(worker) => out[at..at + 2].copy_from_slice(&[1, worker.0]),
-            AbortReason::Left(worker) => out[at..at + 2].copy_from_slice(&[2, worker.0]),
             AbortReason::Mismatch { first, second } => {
-                out[at..at + 3].copy_from_slice(&[3, first.0.0, second.0.0]);
+                out[at..at + 3].copy_from_slice(&[2, first.0.0, second.0.0]);
                 let (one, two) = (at + 4, at + 4 + Collective::BYTES);
                 out[one..two].copy_from_slice(&first.1.to_bytes());
                 out[two..two + Collective::BYTES].copy_from_slice(&second.1.to_bytes());
             }
-            AbortReason::SwitchStopped => out[at] = 4,
+            AbortReason::SwitchStopped => out[at] = 3,
         }
         out
     }

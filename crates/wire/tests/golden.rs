@@ -65,7 +65,6 @@ fn abort_packets_are_the_golden_bytes_both_ways() {
     let long = Collective { elements: 200, dtype: Dtype::Float32, ..short };
     for (name, reason) in [
         ("abort_expelled", AbortReason::Expelled(WorkerId(9))),
-        ("abort_left", AbortReason::Left(WorkerId(2))),
         (
             "abort_mismatch",
             AbortReason::Mismatch { first: (WorkerId(0), short), second: (WorkerId(5), long) },

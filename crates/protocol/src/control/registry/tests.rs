@@ -465,7 +465,7 @@ proptest! {
                     admitted.get(job).map(|admission| registry.leave(admission.job, WorkerId(rank)));
                 }
                 Operation::Abort { job } => {
-                    let reason = AbortReason::Left(WorkerId(0));
+                    let reason = AbortReason::Expelled(WorkerId(0));
                     admitted.get(job).map(|admission| registry.aborted(now, admission.job, reason));
                 }
                 Operation::Tick { after } => {
