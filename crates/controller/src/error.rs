@@ -181,7 +181,6 @@ impl SessionError {
         match reason {
             AbortReason::Expelled(rank) if rank == member.rank => member.expelled(),
             AbortReason::Expelled(rank) => Self::RankLost { rank },
-            AbortReason::Left(rank) => Self::RankLeft { rank },
             AbortReason::Mismatch { first, second } => Self::CollectiveMismatch { first, second },
             AbortReason::SwitchStopped => {
                 Self::SwitchLost { switch: member.switch.clone(), cause: "it was shut down".into() }
