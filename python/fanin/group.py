@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from fanin import _fanin
-from fanin._address import switch_address
+from fanin._environment import pool_slots, switch_address
 from fanin.errors import RankOutOfRange
 
 Op: TypeAlias = Literal["sum", "avg"]
@@ -140,17 +140,21 @@ def connect(
     rank: int,
     world_size: int,
     timeout: float = 300.0,
+    slots: int | None = None,
 ) -> Group:
     """Join `job` as `rank` of `world_size`; blocks until all ranks have joined.
 
     `switch` is "host:port"; without it the environment's FANIN_SWITCH is used. `timeout` (seconds)
-    bounds the joining and, later, every all-reduce (see `fanin.errors.AllReduceTimeout`). Raises
-    the errors of `fanin.errors`.
+    bounds the joining and, later, every all-reduce (see `fanin.errors.AllReduceTimeout`). `slots`
+    is the size of the job's pool in each of the switch's shards, else FANIN_SLOTS, else the switch
+    takes it from the bandwidth-delay product. Raises the errors of `fanin.errors`.
     """
     if not 0 <= rank < world_size <= WORLD_SIZE_MAX:
         raise RankOutOfRange(
             f"rank {rank} of world size {world_size}: ranks count from 0 to the world size less 1, "
             f"and a job has at most {WORLD_SIZE_MAX}"
         )
-    client = _fanin.Client(switch_address(switch), job, rank, world_size, timeout=timeout)
+    client = _fanin.Client(
+        switch_address(switch), job, rank, world_size, timeout=timeout, slots=pool_slots(slots)
+    )
     return Group(client)

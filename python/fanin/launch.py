@@ -9,7 +9,7 @@ import argparse
 import os
 import sys
 
-from fanin._address import SWITCH_VARIABLE
+from fanin._environment import SWITCH_VARIABLE
 from fanin.errors import FaninError
 
 DESCRIPTION = """\

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from fanin import netlab
-from fanin._address import SWITCH_VARIABLE
+from fanin._environment import SWITCH_VARIABLE
 
 # The elements are whole numbers up to this, so that their sum is known exactly.
 PATTERN_MAX = 127

@@ -1,0 +1,40 @@
+"""What is taken from the environment where no argument says it."""
+
+from __future__ import annotations
+
+import os
+
+from fanin.errors import SwitchUnreachable
+
+SWITCH_VARIABLE = "FANIN_SWITCH"
+SLOTS_VARIABLE = "FANIN_SLOTS"
+SLOTS_MAX = 16384
+
+
+def switch_address(explicit: str | None = None) -> str:
+    """Return the switch's "host:port".
+
+    Raises `SwitchUnreachable` when neither the argument nor the environment gives one.
+    """
+    address = explicit or os.environ.get(SWITCH_VARIABLE)
+    if not address:
+        raise SwitchUnreachable(
+            "no switch was named: start the program with `fanin run --nproc-per-node N ...` (which "
+            f"embeds one), or start one with `fanin switch` and set {SWITCH_VARIABLE}=host:port on "
+            "every rank"
+        )
+    return address
+
+
+def pool_slots(explicit: int | None = None) -> int | None:
+    """Return the slots a shard that the job asks for; None lets the switch choose them.
+
+    Raises `ValueError` when the argument or FANIN_SLOTS is not a number of slots.
+    """
+    text = os.environ.get(SLOTS_VARIABLE) if explicit is None else str(explicit)
+    if not text:
+        return None
+    if not (text.isdecimal() and 1 <= int(text) <= SLOTS_MAX):
+        name = SLOTS_VARIABLE if explicit is None else "slots"
+        raise ValueError(f"{name} is {text!r}: it must be a number from 1 to {SLOTS_MAX}")
+    return int(text)
