@@ -54,6 +54,8 @@ def main() -> None:
         right = (model.module(pixels[test]).argmax(dim=1) == digits[test]).float().mean().item()
     if dist.get_rank() == 0:
         print(f"accuracy {right:.3f} on {len(test)} digits, after {args.epochs} epochs", flush=True)
+    # No rank tears its connections down while another still works: Gloo may abort when they close.
+    dist.barrier()
     dist.destroy_process_group()
 
 

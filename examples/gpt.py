@@ -157,6 +157,8 @@ def main() -> None:
             "tokens_per_second": args.steps * tokens_per_step / seconds,
         }
         Path(args.json).write_text(json.dumps(curve), encoding="utf-8")
+    # No rank tears its connections down while another still works: Gloo may abort when they close.
+    dist.barrier()
     dist.destroy_process_group()
 
 
