@@ -13,6 +13,9 @@ use crate::SessionError;
 use crate::convert::{Malformed, narrow};
 use crate::proto;
 
+/// How much longer a rank waits that has run out of patience, for what the switch has to say to it.
+const LAST_ANSWER: Duration = Duration::from_secs(1);
+
 /// A job as the switch admitted this rank to it.
 #[derive(Clone, Debug)]
 pub(super) struct Admitted {
@@ -77,8 +80,19 @@ pub(super) async fn join(
     tokio::pin!(joining);
     let reply = match tokio::time::timeout(patience, &mut joining).await {
         Ok(reply) => reply,
-        // Asked while this rank still waits: its place in the gathering keeps the job visible.
-        Err(_) => return Err(timed_out(missing(&mut asking, config).await)),
+        Err(_) => {
+            // Asked while this rank still waits: its place in the gathering keeps the job visible.
+            let missing = missing(&mut asking, config).await;
+            // Unless the switch ended the gathering at this very moment: then its answer is on the way.
+            let answer = async {
+                if missing.is_empty() {
+                    tokio::time::timeout(LAST_ANSWER, &mut joining).await.ok()
+                } else {
+                    None
+                }
+            };
+            answer.await.ok_or_else(|| timed_out(missing))?
+        }
     };
     let reply = reply.map_err(|status| SessionError::SwitchLost {
         switch: switch.clone(),
@@ -109,7 +123,7 @@ async fn missing(
     config: &SessionConfig,
 ) -> Ranks {
     let question = client.status(proto::StatusRequest { job: Some(config.job.clone()) });
-    let Ok(Ok(reply)) = tokio::time::timeout(Duration::from_secs(1), question).await else {
+    let Ok(Ok(reply)) = tokio::time::timeout(LAST_ANSWER, question).await else {
         return Ranks::default();
     };
     let status = SwitchStatus::try_from(reply.into_inner());
