@@ -159,8 +159,8 @@ impl WorkerDriver {
     /// The job keeps its chunk length, slots and shards. The sockets are new: nothing of the old switch is left in them.
     ///
     /// # Errors
-    /// When the job does not keep what it must, there is no route to the switch, or the worker has ended. The worker stays
-    /// suspended then.
+    /// When the job does not keep what it must, there is no route to the switch, or the worker has ended or ends
+    /// meanwhile.
     pub fn resume(
         &self,
         config: JobConfig,
@@ -194,7 +194,8 @@ impl WorkerDriver {
             post.ask(|reply| Command::Resume { config, switch, socket, restore, reply })
                 .ok_or_else(|| io::Error::other(Failure::Stopped))?;
         }
-        Ok(())
+        // It may have failed meanwhile; the shards stay as that left them.
+        self.shared.ended().clone().map_or(Ok(()), |failure| Err(io::Error::other(failure)))
     }
 
     /// Ends everything outstanding, and everything that is submitted later, with `failure`. The first failure stays.

@@ -19,8 +19,8 @@ pub use abort::{ABORT_BYTES, Abort, AbortReason};
 pub use ids::{Generation, JobId, ShardId, SlotIndex, WORKERS_MAX, WorkerId};
 pub use preamble::{Kind, MAGIC, PREAMBLE_BYTES, Preamble, SHARD_OFFSET, VERSION};
 pub use slot::{
-    CHUNK_ELEMENTS, CHUNK_ELEMENTS_DEFAULT, Collective, Dtype, Op, SLOT_HEADER_BYTES, SlotHeader, SlotPacket,
-    chunk_elements_for_mtu, packet_bytes,
+    CHUNK_ELEMENTS, CHUNK_ELEMENTS_DEFAULT, Collective, Dtype, IP_UDP_BYTES, Op, SLOT_HEADER_BYTES,
+    SlotHeader, SlotPacket, chunk_elements_for_mtu, packet_bytes,
 };
 
 /// Why a datagram is not a packet of ours. Counted by the receiver, never fatal.

@@ -12,7 +12,7 @@ pub const CHUNK_ELEMENTS_DEFAULT: usize = 256;
 pub const CHUNK_ELEMENTS: [usize; 4] = [256, 352, 1024, 2048];
 
 /// IPv6 and UDP headers: the larger of the two that a datagram may carry.
-const IP_UDP_BYTES: usize = 48;
+pub const IP_UDP_BYTES: usize = 48;
 
 /// The largest chunk, in elements, whose packet passes a path of `mtu` bytes unfragmented;
 /// `None` when even the smallest does not.

@@ -13,6 +13,7 @@ are.
 from __future__ import annotations
 
 import threading
+from abc import abstractmethod
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -45,8 +46,9 @@ class FindableWork(Work):
             return _no_future
         return self._make_future()
 
+    @abstractmethod
     def _make_future(self) -> torch.futures.Future[Any]:
-        raise NotImplementedError
+        """Return the future that `get_future` is asked for."""
 
 
 class DelegatedWork(FindableWork):

@@ -6,15 +6,15 @@ use std::time::Duration;
 
 use fanin_controller::{HEARTBEATS_PER_TIMEOUT, ProbeReport, ProbeSum, SessionError};
 use fanin_protocol::control::Refusal;
-use fanin_wire::{CHUNK_ELEMENTS, CHUNK_ELEMENTS_DEFAULT, chunk_elements_for_mtu, packet_bytes};
+use fanin_wire::{
+    CHUNK_ELEMENTS, CHUNK_ELEMENTS_DEFAULT, IP_UDP_BYTES, chunk_elements_for_mtu, packet_bytes,
+};
 
 use super::finding::{Check, Finding};
 use super::reach::open_port;
 
 type Outcome = Result<ProbeReport, SessionError>;
 
-/// IPv6 and UDP headers, by which a packet is shorter than what the path must carry.
-const IP_UDP_BYTES: usize = 48;
 /// MTU of an ordinary Ethernet, and one that passes most tunnels.
 const MTU_ETHERNET: usize = 1500;
 const MTU_TUNNEL: usize = 1280;

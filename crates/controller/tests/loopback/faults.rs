@@ -93,6 +93,7 @@ fn a_timeout_that_is_changed_holds_for_what_is_under_way() {
         connect_all(&switch, "lengthened", 2, |config| config.timeout = Duration::from_millis(500));
     let waiting = submit(&sessions[0], vec![1_i32; 10], Op::Sum);
     sessions[0].set_timeout(HANG);
+    // Longer than the timeout was: nothing can be waited for where nothing is to happen.
     thread::sleep(Duration::from_secs(1));
     let second = submit(&sessions[1], vec![1_i32; 10], Op::Sum);
     assert_eq!(waiting.wait(), Ok(vec![2; 10]));

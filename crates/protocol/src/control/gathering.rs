@@ -5,7 +5,8 @@ use alloc::vec::Vec;
 use core::time::Duration;
 
 use fanin_wire::{
-    CHUNK_ELEMENTS, Generation, VERSION, WORKERS_MAX, WorkerId, chunk_elements_for_mtu, packet_bytes,
+    CHUNK_ELEMENTS, Generation, IP_UDP_BYTES, VERSION, WORKERS_MAX, WorkerId, chunk_elements_for_mtu,
+    packet_bytes,
 };
 
 use super::pool_size::RATE_DEFAULT_BPS;
@@ -13,9 +14,6 @@ use super::restore::restorers;
 use super::{JOB_NAME_BYTES_MAX, JoinRequest, Path, Ranks, Refusal, Resume, ResumeField, Ticket, pool_slots};
 use crate::Instant;
 use crate::config::SLOTS_MAX;
-
-/// IPv6 and UDP headers, which the smallest chunk needs besides its packet.
-const IP_UDP_BYTES: usize = 48;
 
 /// What a checked request leaves to remember.
 #[derive(Debug)]
