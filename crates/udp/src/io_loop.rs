@@ -9,7 +9,7 @@ use std::ops::ControlFlow;
 
 /// Trains that are handled before the machine may answer. More of them gather more answers into one train; but a worker
 /// whose answer waits has its window closed meanwhile.
-const TRAINS_PER_ROUND: usize = 8;
+const TRAINS_PER_ROUND: usize = 16;
 
 /// Attempts to receive before the thread sleeps, where there are cores to spare. An attempt costs about half a microsecond,
 /// to sleep and be woken several: a peer that answers at once is heard awake.
