@@ -7,9 +7,9 @@ use fanin_protocol::{Endpoint, Instant, Verdict};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::ops::ControlFlow;
 
-/// Trains that are handled before the machine may answer. More of them gather more answers into one train; but a worker
-/// whose answer waits has its window closed meanwhile.
-const TRAINS_PER_ROUND: usize = 16;
+/// Bytes that are handled before the machine may answer: sixteen trains, or as much in single packets. More of them gather
+/// more answers into one train; but a worker whose answer waits has its window closed meanwhile.
+const ROUND_BYTES: usize = 16 * TRAIN_BYTES;
 
 /// Attempts to receive before the thread sleeps, where there are cores to spare. An attempt costs about half a microsecond,
 /// to sleep and be woken several: a peer that answers at once is heard awake.
@@ -82,11 +82,12 @@ fn receive<S: Shard>(
     buffers: &mut ReceiveBuffers,
     clock: Clock,
 ) -> bool {
-    let (mut trains, mut counted) = (0, 0);
-    while trains < TRAINS_PER_ROUND {
+    let (mut any, mut bytes, mut counted) = (false, 0, 0);
+    while bytes < ROUND_BYTES {
         let now = clock.now();
         let machine = shard.machine();
         let received = socket.receive(buffers, |peer, packet| {
+            bytes += packet.len();
             if !matches!(machine.handle_packet(now, peer, packet), Verdict::Drop(_)) {
                 counted += 1;
             }
@@ -94,12 +95,12 @@ fn receive<S: Shard>(
         if received == 0 {
             break;
         }
-        trains += received;
+        any = true;
     }
     if counted > 0 {
         shard.progress(counted);
     }
-    trains > 0
+    any
 }
 
 fn transmit<S: Shard>(shard: &mut S, socket: &mut TrainSocket, train: &mut [u8], now: Instant) -> bool {
