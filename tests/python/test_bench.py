@@ -108,6 +108,7 @@ def test_figures_follow_from_the_samples() -> None:
             switch_cpu_s=0.002,
             retransmissions=3,
             error_max=0.0,
+            digest="",
         )
         for time_s in (0.1, 0.4, 0.2)
     ]
