@@ -125,7 +125,9 @@ BFLOAT16 = Command(
     *(8, 25 * MB, "--rate 1gbit", "--wire-dtype bfloat16"),
 )
 HALF = Command("8, 500 Mbit/s, 25 MB", 8, 25 * MB, "--rate 500mbit")
-HALF_LONG = Command("8, 500 Mbit/s, 100 MB", 8, 100 * MB, "--rate 500mbit", _ALONE, repeat=3)
+HALF_LONG = Command(
+    "8, 500 Mbit/s, 100 MB", 8, 100 * MB, "--rate 500mbit", f"{_ALONE} --warmup 1", repeat=3
+)
 JUMBO = Command("8, 1 Gbit/s, MTU 9000, 25 MB", 8, 25 * MB, "--rate 1gbit --mtu 9000")
 # An MTU is what makes it a laboratory, of links as fast as the machine.
 UNSHAPED = Command("4, unshaped, 25 MB", 4, 25 * MB, "--mtu 1500", repeat=15)
