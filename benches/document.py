@@ -176,12 +176,11 @@ def _kernels(measured: Measured) -> str:
     command = f"`{measured.kernels_command}`"
     if measured.kernels_broken is not None:
         return f"{command}: {measured.kernels_broken}.\n"
-    memcpy = max(k.gb_per_s for k in measured.kernels if k.name.startswith("memcpy"))
+    memcpy = max(kernel.gb_per_s for kernel in measured.kernels if kernel.is_memcpy)
     shares: dict[tuple[str, str], dict[str, int]] = {}
     for kernel in measured.kernels:
-        isa, _, rest = kernel.name.partition("/")
-        if isa != "memcpy":
-            name, _, block = rest.partition("/")
+        if not kernel.is_memcpy:
+            isa, name, block = kernel.name.split("/")
             shares.setdefault((name, block), {})[isa] = kernel.memcpy_percent
     sets = list(dict.fromkeys(isa for of_kernel in shares.values() for isa in of_kernel))
     text = f"""\

@@ -116,7 +116,7 @@ def fanin_samples(run: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 MB = 1_000_000
 _ALONE = "--baseline none"
 
-GIGABIT = Command("8, 1 Gbit/s, 25 MB", 8, 25 * MB, "--rate 1gbit", repeat=7)
+GIGABIT = Command("8, 1 Gbit/s, 25 MB", 8, 25 * MB, "--rate 1gbit")
 BUCKETS = Command(
     "8, 1 Gbit/s, 25 tensors of 1 MB in flight", 8, 25 * MB, "--rate 1gbit", "--buckets 25"
 )
