@@ -74,7 +74,13 @@ def generated(measured: Measured) -> str:
         _head(measured),
         "## Asked and measured\n",
         _table(
-            ["workers, links, tensor", "asked", "measured", "", "`fanin bench allreduce ..`"],
+            [
+                "workers, links, tensor",
+                "asked",
+                "measured; fanin's time",
+                "",
+                "`fanin bench allreduce ..`",
+            ],
             [_check_row(measured, check) for check in measured.checks],
         ),
         "## Time and CPU time\n",
@@ -130,7 +136,7 @@ def _check_row(measured: Measured, check: Check) -> list[str]:
     shown = "-"
     if measured.broken_of(check) is None:
         time_s = statistics.median(median_s(run[check.command], "fanin") for run in measured.rounds)
-        shown = f"{_spread(measured.figures(check), '{:.2f}'.format)}, {shown_time(time_s)}"
+        shown = f"{_spread(measured.figures(check), '{:.2f}'.format)}; {shown_time(time_s)}"
         verdict = f"**{verdict}**"
     return [check.command.what, check.asked(), shown, verdict, command]
 
@@ -186,7 +192,8 @@ def _kernels(measured: Measured) -> str:
     text = f"""\
 {command}: shares of `memcpy`'s {memcpy:.0f} GB/s in the same run, in per cent, on one core. The aim
 is 70 for float32. `path` is what a worker does to send: exponent, then quantisation; `_train`
-writes into the buffer of a train of packets, as the data path does.
+writes into the buffer of a train of packets, as the data path does. Bytes are those of the gradient
+as float32, whatever it is.
 """
     return (
         text

@@ -114,7 +114,9 @@ def _measure(measured: document.Measured, into: Path) -> dict[str, Any]:
     for command in commands:
         if (why := _missing(command, usage)) is not None:
             measured.broken[command] = f"skipped: {why}"
-    steps = rounds * (len(commands) - len(measured.broken)) + 2
+    steps = rounds * (len(commands) - len(measured.broken))
+    if measured.only is None:
+        steps += 1 if measured.quick else 2  # the picture, and the kernels
     raw: list[dict[str, Any]] = []
     with progress(steps) as bar:
         for number in range(rounds):

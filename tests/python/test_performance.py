@@ -142,7 +142,7 @@ def test_verdicts_are_of_the_median_over_rounds_of_what_was_compared_within_each
     assert [measured.verdict(check) for check in checks] == ["missed", "met", "met"]
     text = document.generated(measured)
     assert "commit `0123456789ab` with uncommitted changes" in text
-    assert "| at least 3 times as fast as Gloo | 4.00 (2.50 to 4.00), 400.0 ms | **met** |" in text
+    assert "| at least 3 times as fast as Gloo | 4.00 (2.50 to 4.00); 400.0 ms | **met** |" in text
 
 
 def test_other_bits_are_no_success_however_fast() -> None:
