@@ -14,7 +14,7 @@ help:
 	@echo 'make demo    train a small GPT with 4 workers, a switch summing their gradients, beside Gloo (2 minutes)'
 	@echo 'make test    everything that CI runs'
 	@echo 'make test-torch  PyTorch'"'"'s own distributed tests, on fanin and on Gloo'
-	@echo 'make bench   the kernels beside memcpy'
+	@echo 'make bench   docs/performance.md: fanin beside Gloo, the kernels beside memcpy; as root, else rows are skipped (20 minutes)'
 	@echo 'make fuzz    the fuzz targets, briefly'
 	@echo 'make clean   remove what was built'
 
@@ -102,8 +102,9 @@ fuzz: test-tools
 	  tail -1 target/fuzz/$$target.log; \
 	done
 
-bench: tools
-	cargo bench --package fanin-quant
+# Also `$(BIN)/python benches/performance.py --only TEXT` for some rows, and `--quick` to see that all run.
+bench: build
+	$(BIN)/python benches/performance.py
 
 clean:
 	rm -rf target fuzz/target $(VENV)

@@ -40,6 +40,9 @@ def test_a_sweep_over_loopback_writes_all_samples_and_a_plot(tmp_path: Path) -> 
         *("--repeat", "2", "--warmup", "1", "--plot", "time.png"),
     )
     assert shown.count("times as fast as Gloo") == 4
+    for head in ("median", "min", "max", "elements/s", "of bound", "ranks", "switch"):
+        assert f" {head} " in shown
+    assert "CPU\nseconds a gigabyte" in shown
     assert (tmp_path / "time.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     assert written["format"] == 1
     assert written["command"].startswith("fanin bench allreduce --json")
@@ -60,6 +63,7 @@ def test_a_sweep_over_loopback_writes_all_samples_and_a_plot(tmp_path: Path) -> 
             assert len(found["samples"]) == 2
             assert found["min_s"] <= found["median_s"] <= found["max_s"]
             assert found["ranks_cpu_s_per_gb"] > 0
+            assert len({s["digest"] for s in found["samples"]}) == 2  # a round is not the last one
             assert all(len(s["rank_times_s"]) == run["workers"] for s in found["samples"])
         ratio = run["backends"]["gloo"]["median_s"] / run["backends"]["fanin"]["median_s"]
         assert run["ratio_to_gloo"] == pytest.approx(ratio)
@@ -108,6 +112,7 @@ def test_figures_follow_from_the_samples() -> None:
             switch_cpu_s=0.002,
             retransmissions=3,
             error_max=0.0,
+            digest="",
         )
         for time_s in (0.1, 0.4, 0.2)
     ]

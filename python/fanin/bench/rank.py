@@ -153,10 +153,15 @@ class Inputs:
         self._shape = (round_.dtype, round_.elements, round_.buckets, round_.calls)
         dtype: torch.dtype = getattr(torch, round_.dtype)
         ramp = torch.arange(round_.elements, dtype=torch.int32)
-        patterns = [(ramp + 31 * rank) % _PERIOD - 48 for rank in range(place.world_size)]
         self._world_size = place.world_size
-        self._mine = patterns[place.rank].to(dtype)
-        self._sum = torch.stack(patterns).sum(0, dtype=torch.int32).to(torch.float32)
+        # One pattern at a time: all of them on every rank would be more than a machine has.
+        total = torch.zeros_like(ramp)
+        for rank in range(place.world_size):
+            pattern = (ramp + 31 * rank) % _PERIOD - 48
+            total += pattern
+            if rank == place.rank:
+                self._mine = pattern.to(dtype)
+        self._sum = total.to(torch.float32)
         self.calls = [
             [torch.empty(round_.elements, dtype=dtype) for _ in range(round_.buckets)]
             for _ in range(round_.calls)

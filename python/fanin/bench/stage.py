@@ -54,6 +54,8 @@ class Sample:
     switch_cpu_s: float
     retransmissions: int
     error_max: float
+    digest: str
+    """Of the sums, equal on all ranks. What a round's inputs are depends on its number alone."""
 
 
 class Stage:
@@ -106,6 +108,7 @@ class Stage:
             if self._shared and wanted.backend == "gloo"
             else sum(resent),
             error_max=max(verdict.error_max for verdict in verdicts),
+            digest=verdicts[0].digest,
         )
 
     def wait_joined(self) -> None:

@@ -1,0 +1,220 @@
+"""The document: what was asked, what was measured, and how to measure it again."""
+
+from __future__ import annotations
+
+import shlex
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fanin._units import shown_time
+from kernels import Kernel
+from rows import Check, Command, commands, fanin_samples, median_s
+
+BEGIN = "<!-- what stands from here to the next mark is written by `make bench` -->"
+END = "<!-- written by `make bench` to here -->"
+
+_SKELETON = f"# Performance\n\n{BEGIN}\n{END}\n"
+
+
+@dataclass
+class Measured:
+    """All that a run of the program found."""
+
+    where: Mapping[str, Any]
+    """Commit, machine, versions, time: as in the JSON of `fanin bench allreduce`."""
+    checks: Sequence[Check]
+    rounds: list[Mapping[Command, Mapping[str, Any]]] = field(default_factory=list)
+    broken: dict[Command, str] = field(default_factory=dict)
+    """Why a command has no result: "skipped: ..", "failed: ..", as the program says it."""
+    kernels: Sequence[Kernel] = ()
+    kernels_command: str = ""
+    kernels_broken: str | None = None
+    picture: Path | None = None
+    picture_command: str = ""
+    picture_broken: str | None = None
+    quick: bool = False
+    only: str | None = None
+    """What the names of all its rows have, where there are others."""
+
+    def broken_of(self, check: Check) -> str | None:
+        """Return why the check cannot be made."""
+        return next((self.broken[c] for c in check.needs() if c in self.broken), None)
+
+    def figures(self, check: Check) -> list[float]:
+        """Return the check's figure of each round."""
+        return [check.figure(found) for found in self.rounds]
+
+    def verdict(self, check: Check) -> str:
+        """Return "met", "missed", or why there is none."""
+        if (reason := self.broken_of(check)) is not None:
+            return reason
+        if not all(check.bits_agree(found) for found in self.rounds):
+            return "missed: other bits"
+        return "met" if check.met(statistics.median(self.figures(check))) else "missed"
+
+
+def rewritten(text: str | None, generated: str) -> str:
+    """Return the document with a new generated part; all else in it is kept.
+
+    Raises `ValueError` where it has no marks that say what is generated.
+    """
+    before, begin, rest = (_SKELETON if text is None else text).partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"the marks are missing: {BEGIN} and {END}")
+    return f"{before}{BEGIN}\n\n{generated}\n{END}{after}"
+
+
+def generated(measured: Measured) -> str:
+    """Return the generated part."""
+    parts = [
+        _head(measured),
+        "## Asked and measured\n",
+        _table(
+            [
+                "workers, links, tensor",
+                "asked",
+                "measured; fanin's time",
+                "",
+                "`fanin bench allreduce ..`",
+            ],
+            [_check_row(measured, check) for check in measured.checks],
+        ),
+        "## Time and CPU time\n",
+        _TIMES,
+        _table(
+            [
+                *("workers, links, tensor", "bound", "fanin", "Gloo", "CPU: fanin's ranks"),
+                *("its switch", "Gloo's ranks", "sent again"),
+            ],
+            [_time_row(measured, command) for command in commands(measured.checks)],
+        ),
+        _picture(measured),
+        "## Kernels\n",
+        _kernels(measured),
+    ]
+    return "\n".join(parts)
+
+
+def _head(measured: Measured) -> str:
+    where = measured.where
+    machine, versions = where["machine"], where["versions"]
+    commit, _, dirty = (where["commit"] or "unknown").partition("-")
+    load = ", ".join(f"{average:.2f}" for average in machine["load_average"])
+    told = ""
+    if measured.quick:
+        told = "**Quick: tiny sizes, to see that it runs. Nothing here is about speed.**\n\n"
+    elif measured.only is not None:
+        told = f"**Only the rows with `{measured.only}`.**\n\n"
+    changed = " with uncommitted changes" if dirty else ""
+    return f"""\
+{told}`make bench` at commit `{commit[:12]}`{changed}, {where["began"]}.
+{machine["cpu"]}, {machine["cores"]} cores, {machine["kernel"]}, load average before {load};
+fanin {versions["fanin"]}, torch {versions["torch"]}, Python {versions["python"]}.
+
+Rounds: {len(measured.rounds)}, each of all commands, forwards and backwards by turns, so that what
+is compared ran within minutes. A command's time in a round is the median of its repeats, each from
+a common start to the last rank's last sum; fanin and Gloo take turns within a command. What is
+shown is the median over the rounds (minimum to maximum). Every sum is checked: against the exact
+one, and bit by bit between the ranks. The bound is payload / rate: nobody who sends every byte once
+is faster.
+"""
+
+
+_TIMES = """\
+CPU seconds for a gigabyte of a rank's tensor, all ranks together; what the kernel does for shaped
+links on its own account is in none. Sent again: fanin's packets, in all rounds.
+"""
+
+
+def _check_row(measured: Measured, check: Check) -> list[str]:
+    command = f"`{shlex.join(check.command.arguments())}`"
+    verdict = measured.verdict(check)
+    shown = "-"
+    if measured.broken_of(check) is None:
+        time_s = statistics.median(median_s(run[check.command], "fanin") for run in measured.rounds)
+        shown = f"{_spread(measured.figures(check), '{:.2f}'.format)}; {shown_time(time_s)}"
+        verdict = f"**{verdict}**"
+    return [check.command.what, check.asked(), shown, verdict, command]
+
+
+def _time_row(measured: Measured, command: Command) -> list[str]:
+    if command in measured.broken:
+        return [command.what, *["-"] * 7]
+    runs = [found[command] for found in measured.rounds]
+    bound = runs[0]["bound_s"]
+    backends = runs[0]["backends"]
+
+    def times(backend: str) -> str:
+        if backend not in backends:
+            return "-"
+        return _spread([median_s(run, backend) for run in runs], shown_time)
+
+    def cpu(backend: str, who: str) -> str:
+        if backend not in backends:
+            return "-"
+        return f"{statistics.median(run['backends'][backend][who] for run in runs):.1f}"
+
+    resent = sum(s["retransmissions"] for run in runs for s in fanin_samples(run))
+    return [
+        command.what,
+        "-" if bound is None else shown_time(bound),
+        times("fanin"),
+        times("gloo"),
+        cpu("fanin", "ranks_cpu_s_per_gb"),
+        cpu("fanin", "switch_cpu_s_per_gb"),
+        cpu("gloo", "ranks_cpu_s_per_gb"),
+        str(resent),
+    ]
+
+
+def _picture(measured: Measured) -> str:
+    command = f"`{measured.picture_command}`"
+    if measured.picture is None:
+        return f"Time over size ({command}): {measured.picture_broken}.\n"
+    return f"![Time over size, fanin beside Gloo]({measured.picture.name})\n\n{command}\n"
+
+
+def _kernels(measured: Measured) -> str:
+    command = f"`{measured.kernels_command}`"
+    if measured.kernels_broken is not None:
+        return f"{command}: {measured.kernels_broken}.\n"
+    memcpy = max(kernel.gb_per_s for kernel in measured.kernels if kernel.is_memcpy)
+    shares: dict[tuple[str, str], dict[str, int]] = {}
+    for kernel in measured.kernels:
+        if not kernel.is_memcpy:
+            isa, name, block = kernel.name.split("/")
+            shares.setdefault((name, block), {})[isa] = kernel.memcpy_percent
+    sets = list(dict.fromkeys(isa for of_kernel in shares.values() for isa in of_kernel))
+    text = f"""\
+{command}: shares of `memcpy`'s {memcpy:.0f} GB/s in the same run, in per cent, on one core. The aim
+is 70 for float32. `path` is what a worker does to send: exponent, then quantisation; `_train`
+writes into the buffer of a train of packets, as the data path does. Bytes are those of the gradient
+as float32, whatever it is.
+"""
+    return (
+        text
+        + "\n"
+        + _table(
+            ["kernel", "elements a block", *sets],
+            [
+                [f"`{name}`", block, *(str(of_kernel.get(isa, "-")) for isa in sets)]
+                for (name, block), of_kernel in shares.items()
+            ],
+        )
+    )
+
+
+def _spread(values: Sequence[float], shown: Callable[[float], str]) -> str:
+    median = shown(statistics.median(values))
+    if len(values) == 1:
+        return median
+    return f"{median} ({shown(min(values))} to {shown(max(values))})"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
