@@ -49,10 +49,6 @@ class Job:
         self.devices = plug_in(patch)
         self.channels = [Channel(client) for client in self.clients]
 
-    def submitted(self, rank: int) -> int:
-        """How many all-reduces the rank's client was given that are not over."""
-        return self.clients[rank].statistics()["outstanding"]
-
     def close(self) -> None:
         for device in self.devices:
             if device.producer is not None:
@@ -80,6 +76,10 @@ def start(channel: Channel, tensor: torch.Tensor) -> Any:
     return channel.all_reduce([tensor], average=False, notify=True)
 
 
+def wait_for_length(copies: list[int], length: int) -> None:
+    wait_until(lambda: len(copies) == length, f"copy {length} is made")
+
+
 def test_a_segment_is_on_the_network_while_the_next_is_copied_out(job: Job) -> None:
     slow, other = job.devices
     slow.out.stop()
@@ -91,7 +91,7 @@ def test_a_segment_is_on_the_network_while_the_next_is_copied_out(job: Job) -> N
     for copied in (1, 2, 3):
         slow.out.step()
         # Its sum is back at rank 1 before rank 0 has copied the next one out.
-        wait_until(lambda n=copied: len(other.copied_in) == n, "the segment's sum arrives")
+        wait_for_length(other.copied_in, copied)
         assert len(slow.copied_out) == copied
         assert not works[0].is_completed()
     # The network is done, and the future: the device is not, and whoever waits does.
@@ -436,6 +436,18 @@ def alone_on_a_device(me: Me) -> list[float]:
 
 def test_a_group_of_one_rank(launch: Launch) -> None:
     assert launch(alone_on_a_device, 1, at="").results() == [[1.0] * 3]
+
+
+def cuda_alone(me: Me) -> float:
+    me.init("cpu:gloo,cuda:fanin")
+    tensor = torch.ones(3)
+    dist.all_reduce(tensor)
+    return tensor.sum().item()
+
+
+def test_the_backend_may_be_chosen_for_cuda_alone(launch: Launch) -> None:
+    """Also where there is no CUDA device: a program may use the host's tensors only."""
+    assert launch(cuda_alone, 2).results() == [6.0, 6.0]
 
 
 def inference(me: Me) -> list[float]:

@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 
 import torch
@@ -84,7 +84,7 @@ class CudaCopies:
             for device, mark in marks.items():
                 stream = self._of(device).into
                 stream.wait_event(mark)
-                current.enter_context(torch.cuda.stream(stream))
+                current.enter_context(_current(stream))
             future.set_result(tensors)
 
     def _of(self, device: torch.device) -> _Streams:
@@ -96,6 +96,14 @@ class CudaCopies:
             return streams
 
 
+@contextmanager
+def _current(stream: torch.cuda.Stream) -> Iterator[None]:
+    # The device first, as leaving `torch.cuda.stream` alone would go back to the device of a fresh
+    # thread, number 0, and make a context on it, of some hundred megabytes, in every rank.
+    with torch.cuda.device(stream.device), torch.cuda.stream(stream):
+        yield
+
+
 def _stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch's
 
@@ -104,7 +112,7 @@ def _copy(
     stream: torch.cuda.Stream, source: torch.Tensor, target: torch.Tensor
 ) -> torch.cuda.Event:
     # In inference mode also tensors that were made in it may be written to.
-    with torch.inference_mode(), torch.cuda.stream(stream):
+    with torch.inference_mode(), _current(stream):
         target.copy_(source, non_blocking=True)
         return _mark(stream)
 

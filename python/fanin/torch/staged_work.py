@@ -116,7 +116,12 @@ class StagedWork(AllReduceWork):
                 self.deliver()
 
     def _complete(self, future: TensorsFuture) -> None:
-        self._copies.complete(future, self._tensors, self._marks)
+        try:
+            self._copies.complete(future, self._tensors, self._marks)
+        except Exception as error:  # the device's; a future that nobody completes would hang
+            if future.done():
+                raise
+            future.set_exception(error)  # type: ignore[arg-type]  # the stub is wrong
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Block the host until the network is done, and the current stream until the sum is there.
@@ -131,10 +136,13 @@ class StagedWork(AllReduceWork):
         if not settled:
             assert limit is not None
             raise _out_of_time(limit, pending)
-        for device, mark in self._marks.items():
-            self._copies.block_stream(device, mark)
-        if self._error is not None:
-            raise self._error
+        try:
+            # After a failure too: some of the tensors may still be copied into.
+            for device, mark in self._marks.items():
+                self._copies.block_stream(device, mark)
+        finally:
+            if self._error is not None:
+                raise self._error
         return True
 
     def _make_future(self) -> TensorsFuture:

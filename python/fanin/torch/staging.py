@@ -27,9 +27,10 @@ from fanin.torch.copies import Copies, Mark
 from fanin.torch.staged_work import StagedWork
 from fanin.torch.work import Kept
 
-# Large enough that what Python does for a segment (about 0.1 ms) hides behind its transfer, also at
-# 25 Gbit/s; small enough that its copies, of which the first and the last are not hidden, take
-# little: 0.2 ms at 20 GB/s. A constant, as all ranks must cut alike.
+# Large enough that what Python does for a segment (about 0.1 ms, more when the training holds the
+# GIL) hides behind its transfer, of 1.3 ms at 25 Gbit/s; small enough that its copies, of which the
+# first and the last are not hidden, take little: 0.2 ms at 20 GB/s. On loopback, with a stand-in
+# for the copies, 1, 2 and 4 MiB were alike. A constant, as all ranks must cut alike.
 SEGMENT_BYTES: Final = 4 << 20
 
 # Host memory that one membership pins at most: 64 MiB. A few segments each are on the way out, on
