@@ -37,6 +37,9 @@ def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(staging, "BUFFERS_MAX", 4)
 
 
+SOON = timedelta(seconds=DEADLINE)
+
+
 class Job:
     """Both ranks of a job in this process, each with a device of its own."""
 
@@ -156,11 +159,18 @@ def test_host_tensors_keep_their_place_behind_device_tensors(
     on_device = [integers(3 * ELEMENTS, rank) for rank in (0, 1)]
     on_host = [torch.ones(7 * ELEMENTS) for _ in (0, 1)]
     asked = threading.Event()
+    stage = job.channels[0]._staging
+    assert stage is not None
+    flush = stage.flush
+
+    def told_flush() -> None:
+        asked.set()
+        flush()
+
+    monkeypatch.setattr(stage, "flush", told_flush)
 
     def both(rank: int) -> None:
         first = start(job.channels[rank], on_device[rank])
-        if rank == 0:
-            asked.set()
         second = start(job.channels[rank], on_host[rank])
         first.wait()
         second.wait()
@@ -168,6 +178,7 @@ def test_host_tensors_keep_their_place_behind_device_tensors(
     with ThreadPoolExecutor(2) as pool:
         done = [pool.submit(both, rank) for rank in (0, 1)]
         assert asked.wait(DEADLINE)
+        assert job.clients[0].statistics()["outstanding"] == 0
         slow.out.go()
         for future in done:
             future.result(DEADLINE)
@@ -258,7 +269,7 @@ def test_a_failure_in_the_middle_is_told_once_and_gives_the_buffers_back(
         fail(job)
         device.out.go()
     with pytest.raises(kind) as raised:
-        mine.wait()
+        mine.wait(SOON)
     if fail is not fail_by_closing:
         assert str(raised.value) == "the device is broken"
     assert mine.is_completed()
@@ -268,15 +279,15 @@ def test_a_failure_in_the_middle_is_told_once_and_gives_the_buffers_back(
         # Only this rank's copy is lost: the order of the segments is not.
         device.fail_copies_in = False
         other = start(job.channels[1], integers(5, 0))
-        theirs.wait()
-        other.wait()
-        next_one.wait()
+        theirs.wait(SOON)
+        other.wait(SOON)
+        next_one.wait(SOON)
         assert torch.equal(tensors[1], integers(10 * ELEMENTS, 2))
     else:
         with pytest.raises(RuntimeError):
-            next_one.wait()
+            next_one.wait(SOON)
         with pytest.raises(errors.RankLeft):  # at once, without a timeout
-            theirs.wait()
+            theirs.wait(SOON)
     wait_until(lambda: sorted(told) == ["first", "next"], "both futures are told")
     job.channels[0].close()
     assert told.count("first") == 1
