@@ -5,10 +5,18 @@ where that is switched off (``TORCH_DEVICE_BACKEND_AUTOLOAD=0``), ``import fanin
 
     torch.distributed.init_process_group("fanin")     # the switch: FANIN_SWITCH, or `fanin run`
 
-All-reduces (SUM, AVG) of float32, float16, bfloat16 and int32 CPU tensors are summed by the switch;
-every other collective, op, dtype and device is served by a Gloo group over the same store. The
-choice is each rank's own: where the ranks' dtypes, ops or devices differ such that some go to Gloo,
-the all-reduce ends with `fanin.errors.AllReduceTimeout`.
+All-reduces (SUM, AVG) of float32, float16, bfloat16 and int32 tensors on the CPU or on CUDA devices
+are summed by the switch; every other collective, op, dtype and device is served by a Gloo group
+over the same store. The choice is each rank's own: where the ranks' dtypes or ops differ such that
+some go to Gloo, the all-reduce ends with `fanin.errors.AllReduceTimeout`.
+
+CUDA tensors pass through pinned host memory, in segments of 4 MiB, copied while others are on the
+network. An all-reduce comes after what the current stream was given before it. `Work.wait()` blocks
+the host until the network is done, so that it can raise, and then the current stream until the sum
+is copied in; the work's future orders the streams of its users by itself. The group's timeout
+bounds each segment. The ranks' tensors are all on the CPU or all on CUDA devices: a rank that
+differs is told of by `fanin.errors.CollectiveMismatch`, unless the tensor is one segment. An
+all-reduce cannot be captured into a CUDA graph, and none may be under way during a capture.
 
 The switch's sums are written into a tensor's memory while Python runs on. From `all_reduce` until
 its work is done, also if a timeout ended a `wait`, neither use the tensor nor resize or free its

@@ -74,6 +74,8 @@ class FaninBackend(DelegatingBackend):
         average = opts.reduceOp == ReduceOp.AVG
         if not (average or opts.reduceOp == ReduceOp.SUM) or not all(map(serves, tensors)):
             return None
+        if len({tensor.device.type for tensor in tensors}) > 1:
+            return None
         self._all_reduces += 1
         # A synchronous call keeps its work to itself: nobody can ask for a future.
         return self._channel.all_reduce(tensors, average=average, notify=opts.asyncOp)

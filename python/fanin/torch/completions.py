@@ -15,7 +15,7 @@ import logging
 import threading
 
 from fanin import _fanin
-from fanin.torch.work import Part
+from fanin.torch.work import Kept
 
 # Threads beyond these leave once their callback is done.
 IDLE_MAX = 2
@@ -74,13 +74,13 @@ class Completions:
                             self._start()
                 except RuntimeError:  # this machine has no thread left; the next one may find one
                     log.exception("no further thread: callbacks that wait for others may hang")
-                part = pending.keep
-                if isinstance(part, Part):
+                kept = pending.keep
+                if isinstance(kept, Kept):
                     try:
-                        part.completed(pending)
+                        kept.completed(pending)
                     except Exception:
                         log.exception("a completed all-reduce could not be delivered")
-                del pending, part
+                del pending, kept
                 with self._lock:
                     if self._idle >= IDLE_MAX:
                         return

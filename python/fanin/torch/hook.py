@@ -52,6 +52,9 @@ class HookState:
 
     def close(self) -> None:
         """Leaves the job. The hook must not be called afterwards. Idempotent."""
+        channel = _channels.pop(self.group, None)
+        if channel is not None:
+            channel.close()
         self.group.close()
 
 
@@ -61,7 +64,7 @@ def allreduce_hook(
     """Averages a bucket of gradients over the ranks, on the switch.
 
     `state` is a `HookState`, or a `fanin.Group` with the ranks of DDP's process group. Buckets that
-    the switch does not serve (float64, CUDA) are averaged by DDP's process group (a Group: the
+    the switch does not serve (float64) are averaged by DDP's process group (a Group: the
     default one).
     """
     tensor = bucket.buffer()

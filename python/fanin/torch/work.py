@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 
 import torch
 from torch._C._distributed_c10d import Work
@@ -26,8 +28,16 @@ Tensors = list[torch.Tensor]
 TensorsFuture = torch.futures.Future[Tensors]
 
 
-class Part:
-    """One tensor of a work. It is the client's `keep`, so that the memory outlives the transfer."""
+class Kept(ABC):
+    """What a client keeps while an all-reduce is under way, so that the memory outlives it."""
+
+    @abstractmethod
+    def completed(self, pending: _fanin.Pending) -> None:
+        """For completion threads, which can be here before the submitting thread has `pending`."""
+
+
+class Part(Kept):
+    """One tensor of a work."""
 
     def __init__(self, memory: torch.Tensor, finish: Callable[[], object] | None) -> None:
         self.memory: torch.Tensor | None = memory
@@ -37,7 +47,6 @@ class Part:
         self.pending: _fanin.Pending | None = None
 
     def completed(self, pending: _fanin.Pending) -> None:
-        """For completion threads, which can be here before the submitting thread has `pending`."""
         work, self.work = self.work, None
         if work is not None:
             work.part_completed(self, pending)
@@ -51,7 +60,47 @@ def seconds(timeout: timedelta | float | None) -> float | None:
     return value if value > 0 else None
 
 
-class FaninWork(FindableWork):
+class AllReduceWork(FindableWork):
+    """What the works of all-reduces share: one outcome, told to waiters and to one future."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        super().__init__()
+        self._tensors = list(tensors)
+        self._lock = threading.Lock()
+        self._settled = False
+        self._error: Exception | None = None
+        self._future: TensorsFuture | None = None
+        self._delivered = False
+
+    def deliver(self) -> None:
+        """Completes the future, if somebody asked for one. Runs the callbacks: may block."""
+        with self._lock:
+            future = self._future
+            if future is None or self._delivered or not self._settled:
+                return
+            self._delivered = True
+        if self._error is None:
+            self._complete(future)
+        else:
+            future.set_exception(self._error)  # type: ignore[arg-type]  # the stub is wrong
+
+    def _complete(self, future: TensorsFuture) -> None:
+        future.set_result(self._tensors)
+
+    def is_success(self) -> bool:
+        return self.is_completed() and self._error is None
+
+    def exception(self) -> Exception | None:
+        return self._error if self.is_completed() else None
+
+    def result(self) -> Tensors:
+        return self._tensors
+
+    def synchronize(self) -> None:
+        self.wait()
+
+
+class FaninWork(AllReduceWork):
     """An all-reduce of some tensors, under way or done."""
 
     def __init__(
@@ -61,16 +110,11 @@ class FaninWork(FindableWork):
         *,
         notified: bool,
     ) -> None:
-        super().__init__()
-        self._tensors = list(tensors)
+        super().__init__(tensors)
         self._parts = parts
         self._notified = notified
-        self._lock = threading.Lock()
         self._awaited = len(parts)
         self._settled = not parts
-        self._error: Exception | None = None
-        self._future: TensorsFuture | None = None
-        self._delivered = False
         if notified:
             for part in parts:
                 part.work = self
@@ -110,18 +154,6 @@ class FaninWork(FindableWork):
         self._settle()
         self.deliver()
 
-    def deliver(self) -> None:
-        """Completes the future, if somebody asked for one. Runs the callbacks: may block."""
-        with self._lock:
-            future = self._future
-            if future is None or self._delivered or not self._settled:
-                return
-            self._delivered = True
-        if self._error is None:
-            future.set_result(self._tensors)
-        else:
-            future.set_exception(self._error)  # type: ignore[arg-type]  # the stub is wrong
-
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Blocks until the sum is in the tensors. Raises the typed error of `fanin.errors`.
 
@@ -134,7 +166,7 @@ class FaninWork(FindableWork):
             except Exception as error:
                 if not pending.done():
                     # Only this wait ran out of time: the all-reduce may still complete.
-                    raise _hinted(error) from None
+                    raise hinted(error) from None
         self._settle()
         if self._error is not None:
             raise self._error
@@ -155,7 +187,7 @@ class FaninWork(FindableWork):
             for part in self._parts:
                 if self._error is None and part.pending is not None:
                     error = part.pending.exception()
-                    self._error = None if error is None else _hinted(error)
+                    self._error = None if error is None else hinted(error)
             for part in self._parts:
                 if self._error is None and part.finish is not None:
                     try:
@@ -183,7 +215,7 @@ class FaninWork(FindableWork):
             threading.Thread(target=self._watch, name="fanin-future", daemon=True).start()
         # DDP's reducer crashes on a future that was given an exception directly; it handles one
         # whose callback raised.
-        return future.then(_value)
+        return future.then(value_of)
 
     def _watch(self) -> None:
         for pending in self._pendings():
@@ -200,20 +232,8 @@ class FaninWork(FindableWork):
         self._settle()  # what was staged is copied back before anybody is told
         return True
 
-    def is_success(self) -> bool:
-        return self.is_completed() and self._error is None
 
-    def exception(self) -> Exception | None:
-        return self._error if self.is_completed() else None
-
-    def result(self) -> Tensors:
-        return self._tensors
-
-    def synchronize(self) -> None:
-        self.wait()
-
-
-def _hinted(error: Exception) -> Exception:
+def hinted(error: Exception) -> Exception:
     """Name the cause of a timeout that is torch's own: a rank whose all-reduce went to Gloo."""
     if not isinstance(error, AllReduceTimeout) or not error.missing_ranks:
         return error
@@ -223,7 +243,8 @@ def _hinted(error: Exception) -> Exception:
     return AllReduceTimeout(f"{error.message}, {hint}", missing_ranks=error.missing_ranks)
 
 
-def _value(future: TensorsFuture) -> Tensors:
+def value_of(future: TensorsFuture) -> Tensors:
+    """Return the value: for `then`, as a callback that raises is an error that DDP survives."""
     return future.value()
 
 
@@ -247,7 +268,14 @@ class WorkGroup(FindableWork):
         return True
 
     def _make_future(self) -> TensorsFuture:
-        return torch.futures.collect_all([work.get_future() for work in self._works]).then(_flatten)
+        collected = torch.futures.collect_all([work.get_future() for work in self._works])
+        devices = {device for work in self._works for device in getattr(work, "devices", ())}
+        if not devices:
+            return collected.then(_flatten)
+        # What is collected has no devices of its own, and so would have what follows from it.
+        future: TensorsFuture = torch.futures.Future(devices=list(devices))
+        collected.add_done_callback(partial(_relay, future))
+        return future.then(value_of)
 
     def is_completed(self) -> bool:
         return all(work.is_completed() for work in self._works)
@@ -263,6 +291,15 @@ class WorkGroup(FindableWork):
 
     def synchronize(self) -> None:
         self.wait()
+
+
+def _relay(future: TensorsFuture, collected: torch.futures.Future[list[TensorsFuture]]) -> None:
+    try:
+        flat = _flatten(collected)  # lets the current streams wait for the tensors
+    except Exception as error:
+        future.set_exception(error)  # type: ignore[arg-type]  # the stub is wrong
+    else:
+        future.set_result(flat)
 
 
 def _flatten(futures: torch.futures.Future[list[TensorsFuture]]) -> Tensors:

@@ -1,0 +1,176 @@
+"""Works of all-reduces whose tensors are staged: on the network first, then on the device.
+
+Such a work is *settled* when the network is done and the last copy is queued on the device. From
+then on the device's streams order what follows, as with NCCL: `wait` blocks the host until then,
+because that is how errors can be raised, and lets the current stream wait for the copies.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+
+import torch
+
+from fanin import _fanin
+from fanin.errors import AllReduceTimeout
+from fanin.torch.copies import Copies, Mark
+from fanin.torch.work import AllReduceWork, TensorsFuture, hinted, seconds, value_of
+
+# How long a wait that has run out of time asks whom the network waits for, in seconds.
+A_MOMENT = 1e-3
+
+
+class StagedWork(AllReduceWork):
+    """An all-reduce of some tensors of devices, under way or done."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor], copies: Copies) -> None:
+        super().__init__(tensors)
+        self._copies = copies
+        self._changed = threading.Condition(self._lock)
+        # Contiguous copies on the device, and the tensors that they are of.
+        self._strided: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._marks: dict[torch.device, Mark] = {}
+        self._awaited = 0
+        # What was submitted last: to ask it whom the network waits for.
+        self._pending: _fanin.Pending | None = None
+        self.devices = tuple(copies.future_devices(self._tensors))
+
+    @classmethod
+    def alone(cls, tensors: Sequence[torch.Tensor], copies: Copies) -> StagedWork:
+        """Make the work of a group of one rank: done as soon as the tensors are made."""
+        work = cls(tensors, copies)
+        for tensor in tensors:
+            work._marks[tensor.device] = copies.begin(tensor)
+        work._settled = True
+        return work
+
+    def begin(self) -> Iterator[tuple[torch.Tensor, Mark]]:
+        """Yield each tensor's elements as a flat tensor, and the mark from which on they are there.
+
+        For the thread that asks for the all-reduce, whose current streams make the tensors.
+        """
+        for tensor in self._tensors:
+            # Detached: writing into a leaf that requires grad is no business of autograd here.
+            target = tensor.detach()
+            ready = self._copies.begin(target)
+            if not target.is_contiguous() or target.is_neg():
+                compact = torch.empty(target.shape, dtype=target.dtype, device=target.device)
+                self._strided.append((compact.copy_(target), target))
+                target, ready = compact, self._copies.begin(compact)
+            self._marks[target.device] = ready
+            yield target.view(-1), ready
+
+    def expect(self, segments: int) -> None:
+        """Note how many segments there are, before the first is under way."""
+        self._awaited = segments
+
+    def started(self, pending: _fanin.Pending) -> None:
+        """Note that one more segment is under way. The work may be settled by now."""
+        with self._lock:
+            if not self._settled:
+                self._pending = pending
+
+    def failed(self, error: Exception) -> None:
+        """Note why this work will fail; the first reason is the one that is told."""
+        with self._lock:
+            if self._error is None:
+                self._error = hinted(error)
+
+    def segment_done(self, error: Exception | None) -> bool:
+        """Note that one more segment is copied in, or failed. True after the last one."""
+        if error is not None:
+            self.failed(error)
+        with self._lock:
+            self._awaited -= 1
+            if self._awaited > 0:
+                return False
+        self._finish()
+        with self._changed:
+            self._pending = None
+            self._strided = []
+            self._settled = True
+            self._changed.notify_all()
+        return True
+
+    def _finish(self) -> None:
+        """Queue the last copies. Nobody else is here: all segments are done, nothing is settled."""
+        try:
+            if self._error is None:
+                for compact, target in self._strided:
+                    self._copies.copy_in(compact, target)
+            for device in self._marks:
+                self._marks[device] = self._copies.arrived(device)
+        except Exception as error:  # for the waiter: this thread has nobody to tell
+            self._error = self._error or error
+
+    def deliver_elsewhere(self) -> None:
+        """Complete the future, if somebody asked for one, on a thread that may block."""
+        with self._lock:
+            asked = self._future is not None
+        if asked:
+            try:
+                threading.Thread(target=self.deliver, name="fanin-future", daemon=True).start()
+            except RuntimeError:  # there is no thread left: late is better than never
+                self.deliver()
+
+    def _complete(self, future: TensorsFuture) -> None:
+        try:
+            self._copies.complete(future, self._tensors, self._marks)
+        except Exception as error:  # the device's; a future that nobody completes would hang
+            if future.done():
+                raise
+            future.set_exception(error)  # type: ignore[arg-type]  # the stub is wrong
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Block the host until the network is done, and the current stream until the sum is there.
+
+        Raises the typed error of `fanin.errors`. Without a timeout (zero) the one of the group
+        applies, which bounds each segment on the network.
+        """
+        limit = seconds(timeout)
+        with self._changed:
+            settled = self._changed.wait_for(lambda: self._settled, limit)
+            pending = self._pending
+        if not settled:
+            assert limit is not None
+            raise _out_of_time(limit, pending)
+        try:
+            # After a failure too: some of the tensors may still be copied into.
+            for device, mark in self._marks.items():
+                self._copies.block_stream(device, mark)
+        finally:
+            if self._error is not None:
+                raise self._error
+        return True
+
+    def _make_future(self) -> TensorsFuture:
+        with self._lock:
+            future = self._future
+            if future is None:
+                future = self._future = torch.futures.Future(devices=list(self.devices))
+            settled = self._settled
+        if settled:
+            self.deliver()
+        return future.then(value_of)
+
+    def is_completed(self) -> bool:
+        """Whether the sum is in the tensors, for streams that did not wait as well."""
+        return self._settled and all(map(self._copies.reached, self._marks.values()))
+
+
+def _out_of_time(limit: float, pending: _fanin.Pending | None) -> AllReduceTimeout:
+    """Say why only this wait ran out of time; the all-reduce may still complete."""
+    message = f"an all_reduce of device tensors was not over after {limit:g} s"
+    if pending is None:
+        return AllReduceTimeout(f"{message}; nothing of it has left the device yet")
+    missing: list[int] = []
+    try:
+        pending.wait(A_MOMENT)
+    except AllReduceTimeout as error:
+        missing = error.missing_ranks
+    except Exception:  # it failed meanwhile: the next wait tells
+        pass
+    names = ", ".join(map(str, missing)) or "none that the switch knows of"
+    return AllReduceTimeout(f"{message}; ranks not heard from: {names}", missing_ranks=missing)

@@ -1,0 +1,320 @@
+"""CUDA tensors, on a GPU. All ranks share one GPU where there is but one.
+
+`test_staging.py` tries the same logic without a GPU.
+"""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+from typing import Any
+
+import fanin.torch
+import pytest
+import test_all_reduce
+import torch
+import torch.distributed as dist
+from conftest import Launch
+from fanin import errors
+from fanin.torch import staging
+from ranks import DEADLINE, Me
+from torch import nn
+from torch.distributed.distributed_c10d import _coalescing_manager
+from torch.nn.parallel import DistributedDataParallel
+
+pytestmark = pytest.mark.skipif(
+    not torch.cuda.is_available(),
+    reason="no CUDA device: test_staging.py tries the logic with a stand-in for the copies",
+)
+
+# More segments than there are buffers, and a last one that is not full.
+LENGTH = staging.SEGMENT_BYTES // 4 * (staging.BUFFERS_MAX + 2) + 17
+
+
+def device_of(me: Me, other: int = 0) -> torch.device:
+    device = torch.device("cuda", (me.rank + other) % torch.cuda.device_count())
+    if other == 0:
+        torch.cuda.set_device(device)
+    return device
+
+
+def every_dtype(me: Me, dtype: torch.dtype, lengths: list[int], average: bool) -> Any:
+    device = device_of(me)
+    me.init()
+    op = dist.ReduceOp.AVG if average else dist.ReduceOp.SUM
+    results = []
+    for length in lengths:
+        tensor = test_all_reduce.values(dtype, length, me.rank).to(device)
+        dist.all_reduce(tensor, op=op)
+        results.append(tensor.cpu())
+    return results
+
+
+@pytest.mark.parametrize("average", [False, True], ids=["sum", "avg"])
+@pytest.mark.parametrize("dtype", [*test_all_reduce.FLOATS, torch.int32], ids=str)
+def test_every_dtype_is_within_the_bound_and_the_same_on_all_ranks(
+    launch: Launch, dtype: torch.dtype, average: bool
+) -> None:
+    segment = staging.SEGMENT_BYTES // dtype.itemsize
+    lengths = [1, 257, segment, 2 * segment + 3]
+    by_rank = launch(every_dtype, 3, dtype, lengths, average).results()
+    divisor = 3 if average else 1
+    for index, length in enumerate(lengths):
+        parts = [test_all_reduce.values(dtype, length, rank) for rank in range(3)]
+        result = by_rank[0][index]
+        assert all(torch.equal(result, other[index]) for other in by_rank[1:])
+        exact = torch.stack(parts).double().sum(0) / divisor
+        if dtype == torch.int32:
+            assert torch.equal(result.double(), exact.trunc())
+        else:
+            bound = test_all_reduce.error_bound(parts, divisor)
+            assert ((result.double() - exact).abs() <= bound).all()
+
+
+def streams(me: Me) -> None:
+    """Producers and consumers on streams of the user's; results of each round feed the next."""
+    device = device_of(me)
+    me.init()
+    side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch's
+    expected = torch.arange(LENGTH, dtype=torch.int32, device=device)
+    for _ in range(5):
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(50_000_000)  # type: ignore[no-untyped-call]  # torch's
+            tensor = torch.arange(LENGTH, dtype=torch.int32, device=device)  # after the sleep
+            work = dist.all_reduce(tensor, async_op=True)
+            assert work is not None
+            work.wait()
+            doubled = tensor * 2  # on the stream that waited
+            del tensor
+        other = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch's
+        other.wait_stream(side)
+        with torch.cuda.stream(other):
+            doubled.record_stream(other)
+            assert torch.equal(doubled, expected * 2 * me.world_size)
+
+
+def test_streams_are_waited_for_and_wait(launch: Launch) -> None:
+    launch(streams, 2).results()
+
+
+def futures(me: Me) -> None:
+    device = device_of(me)
+    me.init()
+    n = me.world_size
+
+    def future_of(tensor: torch.Tensor) -> Any:
+        work = dist.all_reduce(tensor, async_op=True)
+        assert work is not None
+        return work.get_future()
+
+    def nested(future: Any) -> Any:
+        return future_of(future.value()[0]).wait()[0]
+
+    for _ in range(5):
+        tensor = torch.arange(LENGTH, dtype=torch.int32, device=device)
+        chained = future_of(tensor).then(lambda f: f.value()[0] + 1)
+        expected = n * torch.arange(LENGTH, dtype=torch.int32, device=device) + 1
+        assert torch.equal(chained.wait(), expected)
+        twice = future_of(torch.ones(7, device=device)).then(nested).wait()
+        assert twice.tolist() == [n * n] * 7
+    work = dist.all_reduce(torch.ones(3, device=device), async_op=True)
+    assert work is not None
+    work.wait()
+    assert work.get_future().wait()[0].tolist() == [n] * 3
+    torch.cuda.synchronize(device)
+    assert work.is_completed()
+    assert work.is_success()
+
+
+def test_futures_and_callbacks(launch: Launch) -> None:
+    launch(futures, 2).results()
+
+
+def awkward(me: Me) -> None:
+    device = device_of(me)
+    me.init()
+    n = me.world_size
+    square = torch.arange(12, dtype=torch.int32, device=device).reshape(3, 4)
+    dist.all_reduce(square.t())
+    assert torch.equal(square.cpu(), n * torch.arange(12, dtype=torch.int32).reshape(3, 4))
+    large = torch.ones(3000, 1001, device=device)
+    dist.all_reduce(large[:, ::2])
+    assert large[:, ::2].eq(n).all()
+    assert large[:, 1::2].eq(1).all()
+    whole = torch.zeros(1000, device=device)
+    dist.all_reduce(whole[100:200].add_(1))  # an offset into the storage
+    assert whole.sum().item() == 100 * n
+    for empty in (torch.empty(0, device=device), torch.empty(3, 0, device=device)):
+        dist.all_reduce(empty)
+    scalar = torch.tensor(2.0, device=device)
+    dist.all_reduce(scalar)
+    assert scalar.item() == 2 * n
+    leaf = torch.ones(5, device=device, requires_grad=True)
+    dist.all_reduce(leaf)
+    assert leaf.tolist() == [n] * 5
+    with torch.inference_mode():
+        inference = torch.ones(3, 5, device=device)
+        dist.all_reduce(inference.t())
+    assert inference.sum().item() == 15 * n
+    # Between tensors on the host, in the order of the calls.
+    mixed = [torch.ones(LENGTH // 3, device=device), torch.ones(5000), torch.ones(3, device=device)]
+    works = [dist.all_reduce(tensor, async_op=True) for tensor in mixed]
+    for work, tensor in zip(works, mixed, strict=True):
+        assert work is not None
+        work.wait()
+        assert tensor.eq(n).all()
+    # None of the switch's: Gloo has them.
+    doubles = torch.ones(4, dtype=torch.float64, device=device)
+    dist.all_reduce(doubles)
+    assert doubles.tolist() == [n] * 4
+    maximum = torch.tensor([float(me.rank)], device=device)
+    dist.all_reduce(maximum, op=dist.ReduceOp.MAX)
+    assert maximum.item() == n - 1
+    dist.broadcast(maximum.fill_(me.rank), src=0)
+    assert maximum.item() == 0
+    dist.barrier()
+
+
+def test_awkward_tensors_and_what_goes_to_gloo(launch: Launch) -> None:
+    launch(awkward, 2).results()
+
+
+def dropped(me: Me) -> int:
+    """Memory of tensors that nobody holds must not be handed on while copies run."""
+    device = device_of(me)
+    me.init()
+    for _ in range(20):
+        dist.all_reduce(torch.ones(LENGTH // 8, device=device), async_op=True)
+        torch.full((LENGTH // 8,), 1e9, device=device)
+    kept = torch.ones(LENGTH, dtype=torch.int32, device=device)
+    dist.all_reduce(kept)
+    return int(kept.sum().item())
+
+
+def test_works_that_nobody_waits_for(launch: Launch) -> None:
+    assert launch(dropped, 2).results() == [2 * LENGTH] * 2
+
+
+def coalesced(me: Me) -> None:
+    device = device_of(me)
+    me.init()
+    tensors = [torch.ones(n, dtype=torch.int32, device=device) for n in (3, 0, LENGTH)]
+    with _coalescing_manager(device=device, async_ops=True) as manager:
+        for tensor in tensors:
+            dist.all_reduce(tensor)
+    sums: Any = manager.works[0].get_future().then(lambda future: torch.cat(future.value()))
+    assert sums.wait().eq(me.world_size).all()
+    manager.wait()
+    future: Any = dist.all_reduce_coalesced(tensors, async_op=True)
+    assert torch.cat(future.wait()).eq(me.world_size**2).all()
+
+
+def test_coalescing_regions(launch: Launch) -> None:
+    launch(coalesced, 2).results()
+
+
+def another_device(me: Me) -> None:
+    device_of(me)
+    device = device_of(me, other=1)
+    me.init()
+    assert torch.cuda.current_device() != device.index
+    tensor = torch.arange(LENGTH, dtype=torch.int32, device=device)
+    work = dist.all_reduce(tensor, async_op=True)
+    assert work is not None
+    value = work.get_future().then(lambda f: f.value()[0] * 2).wait()
+    assert torch.equal(value, 2 * me.world_size * torch.arange(LENGTH, device=device).int())
+    assert torch.equal(value, 2 * tensor)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_a_tensor_on_another_device_than_the_current_one(launch: Launch) -> None:
+    launch(another_device, 2).results()
+
+
+def captured(me: Me) -> float:
+    device = device_of(me)
+    me.init()
+    tensor = torch.ones(3, device=device)
+    dist.all_reduce(tensor)
+    torch.cuda.synchronize(device)
+    graph = torch.cuda.CUDAGraph()
+    with pytest.raises(RuntimeError, match="cannot be captured"), torch.cuda.graph(graph):
+        dist.all_reduce(tensor)
+    torch.cuda.synchronize(device)
+    dist.all_reduce(tensor)
+    return tensor.sum().item()
+
+
+def test_capture_into_a_graph_is_refused(launch: Launch) -> None:
+    assert launch(captured, 2).results() == [12.0, 12.0]
+
+
+def beside_gloo(me: Me) -> list[float]:
+    device = device_of(me)
+    me.init("cpu:gloo,cuda:fanin")
+    tensors = [torch.ones(3), torch.ones(3, device=device)]
+    for tensor in tensors:
+        dist.all_reduce(tensor)
+    names = [t.name for t in threading.enumerate()]
+    assert "fanin-copy-out" in names
+    return [tensor.sum().item() for tensor in tensors]
+
+
+def test_beside_gloo_for_host_tensors(launch: Launch) -> None:
+    assert launch(beside_gloo, 2).results() == [[6.0, 6.0]] * 2
+
+
+def train(me: Me, backend: str, hook: bool) -> list[torch.Tensor]:
+    device = device_of(me)
+    me.init(backend)
+    torch.manual_seed(3)
+    network = nn.Sequential(nn.Linear(32, 64), nn.BatchNorm1d(64), nn.Tanh(), nn.Linear(64, 4))
+    model = DistributedDataParallel(network.to(device), bucket_cap_mb=0.01)
+    state = fanin.torch.HookState() if hook else None
+    if state is not None:
+        model.register_comm_hook(state, fanin.torch.allreduce_hook)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    dice = torch.Generator().manual_seed(me.rank)
+    for _ in range(12):
+        optimizer.zero_grad()
+        model(torch.randn(16, 32, generator=dice).to(device)).square().mean().backward()
+        optimizer.step()
+    if state is not None:
+        state.close()
+    return [parameter.detach().cpu() for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize("hook", [False, True], ids=["backend", "hook"])
+def test_ddp_trains_as_on_gloo(launch: Launch, hook: bool) -> None:
+    ours = launch(train, 2, "gloo" if hook else "fanin", hook).results()
+    gloo = launch(train, 2, "gloo", False).results()
+    for mine, theirs, reference in zip(ours[0], ours[1], gloo[0], strict=True):
+        assert torch.equal(mine, theirs)
+        assert (mine - reference).abs().max().item() <= 1e-6
+
+
+def killed(me: Me) -> list[str]:
+    device = device_of(me)
+    me.init(timeout=timedelta(seconds=DEADLINE))
+    tensor = torch.ones(LENGTH, device=device)
+    dist.all_reduce(tensor)
+    me.say("ready")
+    me.hear()
+    work = dist.all_reduce(tensor, async_op=True)
+    assert work is not None
+    with pytest.raises(RuntimeError, match="RankLost"):
+        work.get_future().wait()
+    with pytest.raises(errors.RankLost):
+        work.wait()
+    dist.destroy_process_group()
+    return [t.name for t in threading.enumerate() if t.name.startswith("fanin")]
+
+
+def test_a_killed_rank_fails_the_others_and_leaves_no_thread(launch: Launch) -> None:
+    ranks = launch(killed, 3)
+    for rank in range(3):
+        assert ranks.hear(rank) == "ready"
+    ranks.kill(2)
+    for rank in (0, 1):
+        ranks.tell(rank, "go")
+    assert [ranks.result(rank) for rank in (0, 1)] == [[], []]
