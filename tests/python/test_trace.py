@@ -168,7 +168,9 @@ def halves(me: Me, file: str) -> None:
     os.environ["FANIN_TRACE"] = file
     me.init("gloo")
     groups = [dist.new_group([0, 1], backend="fanin"), dist.new_group([2, 3], backend="fanin")]
-    dist.all_reduce(torch.ones(1000), group=groups[me.rank // 2])
+    group = groups[me.rank // 2]
+    assert isinstance(group, dist.ProcessGroup)
+    dist.all_reduce(torch.ones(1000), group=group)
     dist.destroy_process_group()
 
 
@@ -199,7 +201,7 @@ def test_a_killed_process_leaves_a_readable_file(launch: Launch, tmp_path: Path)
     for rank in range(2):
         ranks.kill(rank)
     for file in files:
-        # As the viewers read it: killed within a write, the last line and the bracket may be missing.
+        # As the viewers read it: killed within a write, the end of the array may be missing.
         text = file.read_text().rstrip()
         if not text.endswith("]"):
             text = text[: text.rindex("\n")].rstrip(",\n") + "]"
