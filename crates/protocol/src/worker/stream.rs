@@ -130,12 +130,14 @@ impl<T: Tensor> Place<'_, T> {
     }
 
     /// Notes that a packet of the tensor goes out. The first counts; a minimum is no branch, and every packet comes by.
+    #[inline]
     pub(super) fn sent(&mut self, now: Instant) {
         let entry = &mut self.stream.entries[self.entry];
         entry.first_sent = entry.first_sent.min(now);
     }
 
     /// Counts the chunk as done; the tensor, and when it was sent and summed, if it was its last.
+    #[inline]
     pub(super) fn finish_chunk(self, now: Instant) -> Option<(T, TensorTimes)> {
         let entry = &mut self.stream.entries[self.entry];
         entry.chunks_left -= 1;
