@@ -175,7 +175,7 @@ impl Session {
     async fn join(config: SessionConfig) -> Result<(Arc<Shared>, Connection, u64), SessionError> {
         let trace = config.trace.as_ref().map(|trace| {
             SessionTrace::open(trace, &config.job).map_err(|error| SessionError::Local {
-                what: "opening the trace file",
+                what: "opening the trace file (FANIN_TRACE)",
                 cause: format!("{}: {error}", trace.file.display()),
             })
         });
