@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from fanin.errors import SwitchUnreachable
 
 SWITCH_VARIABLE = "FANIN_SWITCH"
 SLOTS_VARIABLE = "FANIN_SLOTS"
 SLOTS_MAX = 16384
+TRACE_VARIABLE = "FANIN_TRACE"
+# torchrun's: unlike the rank in a job, it is another one in every process of a run.
+RANK_VARIABLE = "RANK"
 
 
 def switch_address(explicit: str | None = None) -> str:
@@ -38,3 +42,22 @@ def pool_slots(explicit: int | None = None) -> int | None:
         name = SLOTS_VARIABLE if explicit is None else "slots"
         raise ValueError(f"{name} is {text!r}: it must be a number from 1 to {SLOTS_MAX}")
     return int(text)
+
+
+def trace(rank: int) -> tuple[str, int] | None:
+    """Return the file of this process's timeline, and the rank that it has there; None without.
+
+    FANIN_TRACE=DIR/NAME.json asks for one a rank: DIR/NAME.0.json and so on. The rank is torchrun's
+    (RANK), so that the processes of a run never share a file; without it, `rank`, that of the job.
+
+    Raises `ValueError` when FANIN_TRACE names no file.
+    """
+    text = os.environ.get(TRACE_VARIABLE)
+    if not text:
+        return None
+    launched = os.environ.get(RANK_VARIABLE, "")
+    number = int(launched) if launched.isdecimal() else rank
+    path = Path(text).absolute()
+    if text.endswith("/") or not path.name or path.is_dir():
+        raise ValueError(f"{TRACE_VARIABLE} is {text!r}: it must name a file, such as trace.json")
+    return str(path.with_name(f"{path.stem}.{number}{path.suffix}")), number

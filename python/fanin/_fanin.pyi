@@ -21,6 +21,7 @@ class Client:
         *,
         timeout: float = 300.0,
         slots: int | None = None,
+        trace: tuple[str, int] | None = None,
     ) -> Client: ...
     @property
     def switch(self) -> str: ...

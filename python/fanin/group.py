@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from fanin import _fanin
-from fanin._environment import pool_slots, switch_address
+from fanin._environment import pool_slots, switch_address, trace
 from fanin.errors import RankOutOfRange
 
 Op: TypeAlias = Literal["sum", "avg"]
@@ -155,6 +155,12 @@ def connect(
             f"and a job has at most {WORLD_SIZE_MAX}"
         )
     client = _fanin.Client(
-        switch_address(switch), job, rank, world_size, timeout=timeout, slots=pool_slots(slots)
+        switch_address(switch),
+        job,
+        rank,
+        world_size,
+        timeout=timeout,
+        slots=pool_slots(slots),
+        trace=trace(rank),
     )
     return Group(client)

@@ -41,13 +41,14 @@ def launch(switch: str) -> Iterator[Launch]:
 class SwitchProcess:
     """`fanin switch` as a user runs it, so that it can be killed."""
 
-    def __init__(self) -> None:
+    def __init__(self, *options: str) -> None:
+        self.options = options
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.address = f"127.0.0.1:{free.getsockname()[1]}"
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "fanin", "switch", "--listen", self.address]
+        command = [sys.executable, "-m", "fanin", "switch", "--listen", self.address, *self.options]
         process = subprocess.Popen(command)
         self.process = process
 

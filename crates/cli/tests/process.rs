@@ -82,7 +82,7 @@ fn all_reduce(session: &Session, tensor: &mut Vec<i32>) -> Result<(), SessionErr
     let (sender, done) = mpsc::channel();
     // SAFETY: the tensor is borrowed until `done` was called, below; where that never happens, the process ends.
     let raw = unsafe { RawTensor::new(tensor.as_mut_ptr().cast(), tensor.len(), Dtype::Int32) };
-    session.submit(raw.expect("a tensor"), Op::Sum, move |result| {
+    session.submit(raw.expect("a tensor"), Op::Sum, move |result, _| {
         let _ = sender.send(result);
     });
     done.recv_timeout(HANG).unwrap_or_else(|_| {

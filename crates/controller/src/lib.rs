@@ -14,8 +14,9 @@ pub mod proto;
 mod server;
 
 pub use client::{
-    Cancel, HEARTBEATS_PER_TIMEOUT, JobStatus, JobStatusState, Probe, ProbeReport, ProbeSum, Route, Session,
-    SessionConfig, SwitchStatus, interface_rate_bps, resolve_switch, route, switch_status,
+    Cancel, HEARTBEATS_PER_TIMEOUT, HandOver, JobStatus, JobStatusState, Probe, ProbeReport, ProbeSum, Route,
+    Session, SessionConfig, SwitchStatus, TraceConfig, interface_rate_bps, resolve_switch, route,
+    switch_status,
 };
 pub use error::SessionError;
 pub use server::{ServerError, SwitchServer, SwitchServerConfig};

@@ -22,4 +22,4 @@ pub use config::{ConfigError, JobConfig, RetransmissionConfig, SLOTS_MAX};
 pub use endpoint::{Endpoint, Instant, Reason, Transmit, Verdict};
 pub use switch::{JobProgress, Switch, SwitchEvent, SwitchStatistics};
 pub use tensor::{Elements, Tensor};
-pub use worker::{Worker, WorkerEvent, WorkerStatistics};
+pub use worker::{TensorTimes, Worker, WorkerEvent, WorkerStatistics};

@@ -5,13 +5,14 @@ use crate::interruptible::{duration, lock};
 use crate::ledger::Completion;
 use crate::membership::Membership;
 use crate::pending::{Collective, Pending};
-use fanin_controller::{SessionConfig, SessionError};
+use fanin_controller::{SessionConfig, SessionError, TraceConfig};
 use fanin_protocol::Reason;
 use fanin_udp::RawTensor;
 use fanin_wire::{Dtype, Op};
 use pyo3::exceptions::{PyOverflowError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -21,8 +22,8 @@ const TIMEOUT_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
 /// One membership of one rank in one job on one switch.
 ///
 /// The constructor blocks, without the interpreter's lock, until all ranks have joined; `timeout` (seconds) bounds that, and
-/// later each all-reduce. `slots` is the number of slots a shard, computed from the path where it is None. Raises the errors
-/// of `fanin.errors`.
+/// later each all-reduce. `slots` is the number of slots a shard, computed from the path where it is None. `trace` is the file
+/// of a timeline and the rank that this process has in it. Raises the errors of `fanin.errors`.
 #[pyclass(frozen, module = "fanin._fanin")]
 pub(crate) struct Client {
     membership: Arc<Membership>,
@@ -34,7 +35,8 @@ pub(crate) struct Client {
 #[pymethods]
 impl Client {
     #[new]
-    #[pyo3(signature = (switch, job, rank, world_size, *, timeout=300.0, slots=None))]
+    #[pyo3(signature = (switch, job, rank, world_size, *, timeout=300.0, slots=None, trace=None))]
+    #[expect(clippy::too_many_arguments, reason = "the signature is Python's")]
     fn new(
         py: Python<'_>,
         switch: String,
@@ -43,12 +45,14 @@ impl Client {
         world_size: &Bound<'_, PyAny>,
         timeout: f64,
         slots: Option<u16>,
+        trace: Option<(PathBuf, u32)>,
     ) -> PyResult<Self> {
         let (rank, world_size) = ranks(rank, world_size)?;
         let limit = limit(timeout)?;
         let usual = SessionConfig::new(switch, job, rank, world_size);
         let config = SessionConfig {
             slots,
+            trace: trace.map(|(file, rank)| TraceConfig { file, rank }),
             timeout: limit,
             join_timeout: limit,
             connect_timeout: usual.connect_timeout.min(limit),
@@ -136,8 +140,8 @@ impl Client {
             Bound::new(py, Pending::new(keep, ticket, collective, completion, membership))
         })?;
         let membership = Arc::downgrade(&self.membership);
-        let done = move |outcome| {
-            completion.set(outcome);
+        let done = move |outcome, hand_over| {
+            completion.set(outcome, hand_over);
             // Gone only when the client is, and with it every entry that this one could be missing from.
             if let Some(membership) = membership.upgrade() {
                 membership.finish(ticket);

@@ -5,6 +5,7 @@
 
 use crate::interruptible::{self, lock};
 use crate::pending::Pending;
+use fanin_controller::HandOver;
 use pyo3::prelude::*;
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Condvar, Mutex};
@@ -17,13 +18,23 @@ pub(crate) type Outcome = Result<(), fanin_controller::SessionError>;
 #[derive(Default)]
 pub(crate) struct Completion {
     outcome: Mutex<Option<Outcome>>,
+    /// Taken by the first Python thread that has the outcome.
+    hand_over: Mutex<Option<HandOver>>,
     changed: Condvar,
 }
 
 impl Completion {
-    pub(crate) fn set(&self, outcome: Outcome) {
+    pub(crate) fn set(&self, outcome: Outcome, hand_over: HandOver) {
+        *lock(&self.hand_over) = Some(hand_over);
         *lock(&self.outcome) = Some(outcome);
         self.changed.notify_all();
+    }
+
+    /// A Python thread has the outcome, and the interpreter's lock.
+    pub(crate) fn taken(&self) {
+        if let Some(hand_over) = lock(&self.hand_over).take() {
+            hand_over.taken();
+        }
     }
 
     pub(crate) fn outcome(&self) -> Option<Outcome> {
@@ -132,6 +143,7 @@ impl Ledger {
             }
             let Some(ticket) = next else { return Ok(None) };
             if let Some(pending) = self.take(ticket) {
+                pending.get().taken();
                 return Ok(Some(pending));
             }
         }

@@ -50,6 +50,11 @@ impl Pending {
     ) -> Self {
         Self { keep: Mutex::new(Some(keep)), ticket, collective, completion, membership }
     }
+
+    /// For the trace: Python has it.
+    pub(crate) fn taken(&self) {
+        self.completion.taken();
+    }
 }
 
 #[pymethods]
@@ -72,6 +77,7 @@ impl Pending {
         }
         match (self.completion.wait(py, timeout)?, timeout) {
             (Some(outcome), _) => {
+                self.taken();
                 if let Some(ledger) = self.membership.ledger() {
                     ledger.seen(self.ticket);
                 }

@@ -557,7 +557,7 @@ impl<'a> World<'a> {
         let mut failed = None;
         while let Some(event) = machine.poll_event() {
             match event {
-                WorkerEvent::Completed(tensor) => self.checker.completed(worker, &tensor)?,
+                WorkerEvent::Completed(tensor, _) => self.checker.completed(worker, &tensor)?,
                 WorkerEvent::Aborted(reason) => failed = Some(reason),
             }
         }

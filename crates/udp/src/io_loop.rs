@@ -34,7 +34,7 @@ pub(crate) trait Shard {
 
 /// Runs `shard` until a command ends it.
 pub(crate) fn run<S: Shard>(mut shard: S, mut socket: TrainSocket, mailbox: &Mailbox<S::Command>) {
-    let clock = Clock::start();
+    let clock = Clock;
     let mut buffers = ReceiveBuffers::new();
     let mut train = vec![0; TRAIN_BYTES];
     let cores = std::thread::available_parallelism().map_or(1, usize::from);

@@ -22,7 +22,9 @@ mod switch_driver;
 mod train_socket;
 mod worker_driver;
 
+pub use clock::Clock;
 pub use failure::Failure;
+pub use part::PartTimes;
 pub use probe::{SocketProbe, probe_socket};
 pub use raw_tensor::{RawTensor, RawTensorError};
 pub use socket::{SHARDS_MAX, path_mtu};

@@ -1,14 +1,25 @@
 //! One shard's part of a tensor, and the count of parts that are still out.
 
 use crate::{Done, Failure, RawTensor};
-use fanin_protocol::{Elements, Tensor};
+use fanin_protocol::{Elements, Tensor, TensorTimes};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+
+/// When one shard was at work on its part of an all-reduce, by [`crate::Clock`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PartTimes {
+    /// The shard.
+    pub shard: usize,
+    /// From its first packet to its last result, over all pieces of a very long tensor.
+    pub times: TensorTimes,
+}
 
 /// An all-reduce that waits for its parts. It calls `done` when the last part is gone, whatever became of the parts: from
 /// then on nobody here can reach the tensor's memory.
 pub(crate) struct AllReduce {
     failure: Mutex<Option<Failure>>,
+    /// Of the shards that are done.
+    times: Mutex<Vec<PartTimes>>,
     done: Mutex<Option<Done>>,
     outstanding: Arc<AtomicUsize>,
 }
@@ -17,7 +28,23 @@ impl AllReduce {
     /// Counted in `outstanding` until `done` was called.
     pub(crate) fn new(done: Done, outstanding: Arc<AtomicUsize>) -> Arc<Self> {
         outstanding.fetch_add(1, Ordering::Relaxed);
-        Arc::new(Self { failure: Mutex::new(None), done: Mutex::new(Some(done)), outstanding })
+        Arc::new(Self {
+            failure: Mutex::new(None),
+            times: Mutex::default(),
+            done: Mutex::new(Some(done)),
+            outstanding,
+        })
+    }
+
+    fn note(&self, shard: usize, times: TensorTimes) {
+        let mut all = self.times.lock().unwrap_or_else(PoisonError::into_inner);
+        match all.iter_mut().find(|part| part.shard == shard) {
+            Some(PartTimes { times: whole, .. }) => {
+                whole.first_sent = whole.first_sent.min(times.first_sent);
+                whole.last_result = whole.last_result.max(times.last_result);
+            }
+            None => all.push(PartTimes { shard, times }),
+        }
     }
 
     pub(crate) fn fail(&self, failure: Failure) {
@@ -28,11 +55,12 @@ impl AllReduce {
 impl Drop for AllReduce {
     fn drop(&mut self) {
         let failure = self.failure.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        let times = std::mem::take(self.times.get_mut().unwrap_or_else(PoisonError::into_inner));
         let done = self.done.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         // Before the callback: who was told that it is done must not count it any more.
         self.outstanding.fetch_sub(1, Ordering::Release);
         if let Some(done) = done {
-            done(failure.map_or(Ok(()), Err));
+            done(failure.map_or(Ok(times), Err));
         }
     }
 }
@@ -41,18 +69,27 @@ impl Drop for AllReduce {
 /// machine that is lost with its thread answers too.
 pub(crate) struct Part {
     tensor: RawTensor,
+    shard: usize,
     /// Elements of the whole that this is a part of.
     whole: usize,
     all_reduce: Option<Arc<AllReduce>>,
 }
 
 impl Part {
-    pub(crate) const fn new(tensor: RawTensor, whole: usize, all_reduce: Arc<AllReduce>) -> Self {
-        Self { tensor, whole, all_reduce: Some(all_reduce) }
+    pub(crate) const fn new(
+        tensor: RawTensor,
+        shard: usize,
+        whole: usize,
+        all_reduce: Arc<AllReduce>,
+    ) -> Self {
+        Self { tensor, shard, whole, all_reduce: Some(all_reduce) }
     }
 
-    pub(crate) fn complete(mut self) {
-        self.all_reduce = None;
+    /// Without `times` when the part is empty.
+    pub(crate) fn complete(mut self, times: Option<TensorTimes>) {
+        if let (Some(all_reduce), Some(times)) = (self.all_reduce.take(), times) {
+            all_reduce.note(self.shard, times);
+        }
     }
 
     pub(crate) fn fail(mut self, failure: Failure) {

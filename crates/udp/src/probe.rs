@@ -58,7 +58,7 @@ impl WorkerDriver {
         // when no thread of the driver can reach the tensor any more. Moving the vector does not move the memory.
         let raw = unsafe { RawTensor::new(tensor.as_mut_ptr().cast(), tensor.len(), Dtype::Float32) };
         match raw {
-            Ok(raw) => self.submit(raw, op, Box::new(move |result| done(result.map(|()| tensor)))),
+            Ok(raw) => self.submit(raw, op, Box::new(move |result| done(result.map(|_| tensor)))),
             Err(error) => done(Err(Failure::Because(Arc::new(error)))),
         }
     }

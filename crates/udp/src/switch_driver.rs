@@ -185,6 +185,9 @@ fn add_progress(mut sum: JobProgress, shard: JobProgress) -> JobProgress {
     }
     sum.completed += shard.completed;
     sum.retransmitted += shard.retransmitted;
+    for (sum, shard) in sum.lateness.iter_mut().zip(shard.lateness) {
+        *sum += shard;
+    }
     sum
 }
 

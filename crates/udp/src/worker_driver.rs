@@ -2,7 +2,7 @@
 
 use crate::io_loop::{self, Shard};
 use crate::mailbox::{Post, mailbox};
-use crate::part::{AllReduce, Part};
+use crate::part::{AllReduce, Part, PartTimes};
 use crate::socket::{check_shards, connect};
 use crate::train_socket::{Peer, TrainSocket};
 use crate::{Failure, IoStatistics, Offload, RawTensor};
@@ -16,8 +16,9 @@ use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 
-/// Told once what became of an all-reduce, usually by an I/O thread: it must be quick, must not block, and must not panic.
-pub type Done = Box<dyn FnOnce(Result<(), Failure>) + Send>;
+/// Told once what became of an all-reduce, and when its parts were on their way (shards whose part was empty apart). It is
+/// usually called by an I/O thread: it must be quick, must not block, and must not panic.
+pub type Done = Box<dyn FnOnce(Result<Vec<PartTimes>, Failure>) + Send>;
 
 /// Most elements of one collective on the wire; a longer tensor is reduced in pieces. Half of what the header can say.
 const PIECE_ELEMENTS_MAX: usize = 1 << 31;
@@ -140,7 +141,7 @@ impl WorkerDriver {
             let reference = if parts.peek().is_some() { all_reduce.clone() } else { all_reduce.take() };
             let Some(reference) = reference else { break };
             // SAFETY: the ranges are disjoint, and `tensor` itself is not used.
-            let part = Part::new(unsafe { tensor.part(range) }, piece, reference);
+            let part = Part::new(unsafe { tensor.part(range) }, shard, piece, reference);
             refused.extend(self.shared.posts[shard].send(Command::Submit(part, op)).err());
         }
         // Dropping what a lost thread refused may call `done`; not under the lock.
@@ -363,7 +364,7 @@ impl Shard for WorkerShard {
 
     fn event(&mut self, event: WorkerEvent<Part>) {
         match event {
-            WorkerEvent::Completed(part) => part.complete(),
+            WorkerEvent::Completed(part, times) => part.complete(times),
             // The other shards' tensors are halves of the same ones.
             WorkerEvent::Aborted(reason) => self.shared.fail(Failure::Aborted(reason)),
         }

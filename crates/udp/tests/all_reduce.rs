@@ -4,7 +4,7 @@ mod common;
 
 use common::{Cluster, finished};
 use fanin_protocol::Reason;
-use fanin_udp::{Failure, Offload, RawTensor};
+use fanin_udp::{Clock, Failure, Offload, RawTensor};
 use fanin_wire::{AbortReason, Dtype, Kind, Op, SHARD_OFFSET, WorkerId, packet_bytes};
 use std::net::UdpSocket;
 use std::sync::Arc;
@@ -92,6 +92,34 @@ fn many_outstanding_all_reduces_finish_each_with_its_own_sum() {
     for rank in tensors {
         for (tensor, n) in rank.iter().zip(&lengths) {
             assert_eq!(tensor, &vec![*n as i32 * 3; *n]);
+        }
+    }
+}
+
+#[test]
+fn every_shard_says_when_it_was_at_work() {
+    let cluster = Cluster::start(2, 2, Offload::Detect);
+    let mut tensors = vec![vec![1i32; 10_000]; 2];
+    let before = Clock.now();
+    let waits: Vec<_> = cluster
+        .workers
+        .iter()
+        .zip(&mut tensors)
+        .map(|(worker, tensor)| {
+            let (sender, receiver) = std::sync::mpsc::channel();
+            // SAFETY: the tensors outlive the waits below.
+            let raw = unsafe { RawTensor::new(tensor.as_mut_ptr().cast(), 10_000, Dtype::Int32) }.unwrap();
+            worker.submit(raw, Op::Sum, Box::new(move |result| drop(sender.send(result))));
+            receiver
+        })
+        .collect();
+    for wait in waits {
+        let mut parts = wait.recv().unwrap().unwrap();
+        parts.sort_by_key(|part| part.shard);
+        assert_eq!(parts.iter().map(|part| part.shard).collect::<Vec<_>>(), [0, 1]);
+        for part in parts {
+            assert!(before <= part.times.first_sent && part.times.first_sent < part.times.last_result);
+            assert!(part.times.last_result <= Clock.now());
         }
     }
 }

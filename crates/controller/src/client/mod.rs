@@ -7,10 +7,12 @@ mod pending;
 mod probe;
 mod session;
 mod status;
+mod trace;
 mod watch;
 
 pub use path::{Route, interface_rate_bps, route};
 pub use probe::{Probe, ProbeReport, ProbeSum, resolve_switch};
 pub use session::{Cancel, Session, SessionConfig};
 pub use status::{JobStatus, JobStatusState, SwitchStatus, switch_status};
+pub use trace::{HandOver, TraceConfig};
 pub use watch::HEARTBEATS_PER_TIMEOUT;

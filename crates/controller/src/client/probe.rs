@@ -271,8 +271,11 @@ struct Pulse {
 
 impl Pulse {
     async fn beat(&mut self, connection: &mut Connection) {
-        let message =
-            HeartbeatRequest { job_id: self.job.id.0, rank: 0, generation: self.job.generation.0.into() };
+        let message = HeartbeatRequest {
+            job_id: self.job.id.0,
+            generation: self.job.generation.0.into(),
+            ..HeartbeatRequest::default()
+        };
         let began = Instant::now();
         match timeout(self.patience, connection.client.heartbeat(message)).await {
             Ok(Ok(_)) => self.trips.push(began.elapsed()),

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use fanin_protocol::{JobConfig, RetransmissionConfig, WorkerStatistics};
-use fanin_udp::{Failure, IoStatistics, RawTensor, WorkerConfig, WorkerDriver};
+use fanin_udp::{Clock, Failure, IoStatistics, PartTimes, RawTensor, WorkerConfig, WorkerDriver};
 use fanin_wire::{Op, WorkerId};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::Notify;
@@ -14,6 +14,7 @@ use tokio::task::JoinHandle;
 use super::admission::join;
 use super::connection::Connection;
 use super::pending::{AllReduce, Pending};
+use super::trace::{self, HandOver, SessionTrace, TraceConfig};
 use super::watch::watch;
 use crate::SessionError;
 use crate::error::Member;
@@ -45,6 +46,8 @@ pub struct SessionConfig {
     pub switch_timeout: Duration,
     /// When packets are sent again.
     pub retransmission: RetransmissionConfig,
+    /// Where to write a timeline, if at all.
+    pub trace: Option<TraceConfig>,
 }
 
 impl SessionConfig {
@@ -62,6 +65,7 @@ impl SessionConfig {
             join_timeout: Duration::from_secs(300),
             switch_timeout: Duration::from_secs(30),
             retransmission: RetransmissionConfig::default(),
+            trace: None,
         }
     }
 }
@@ -84,6 +88,7 @@ pub(super) struct Shared {
     /// [`SessionConfig::timeout`] as it is now, in nanoseconds.
     timeout_ns: AtomicU64,
     pub driver: WorkerDriver,
+    trace: Option<SessionTrace>,
     pub pending: Arc<Pending>,
     /// The job as it is now; a restart of the switch changes it.
     pub job: Mutex<JobConfig>,
@@ -168,6 +173,14 @@ impl Session {
     }
 
     async fn join(config: SessionConfig) -> Result<(Arc<Shared>, Connection, u64), SessionError> {
+        let trace = config.trace.as_ref().map(|trace| {
+            SessionTrace::open(trace, &config.job).map_err(|error| SessionError::Local {
+                what: "opening the trace file (FANIN_TRACE)",
+                cause: format!("{}: {error}", trace.file.display()),
+            })
+        });
+        // First of all: a run whose timeline was asked for should not begin without one.
+        let trace = trace.transpose()?;
         let (mut connection, _) = Connection::open(&config.switch, config.connect_timeout).await?;
         let admitted = join(&mut connection, &config, config.join_timeout, None).await?;
         // The switch admitted the rank, so it is below 64.
@@ -202,6 +215,7 @@ impl Session {
             }),
             timeout_ns: AtomicU64::new(nanoseconds(config.timeout)),
             driver,
+            trace,
             pending: Arc::default(),
             job: Mutex::new(admitted.job),
             config,
@@ -212,26 +226,31 @@ impl Session {
     /// Starts the sum of `tensor` over all ranks, in place. All ranks must submit alike tensors in the same order.
     ///
     /// `done` is called once, by a thread of the data path (or by this call, when the session has ended): it must be quick.
-    /// Until then the tensor must not be touched.
+    /// Until then the tensor must not be touched. It hands the [`HandOver`] on to who waits for the result.
     pub fn submit(
         &self,
         tensor: RawTensor,
         op: Op,
-        done: impl FnOnce(Result<(), SessionError>) + Send + 'static,
+        done: impl FnOnce(Result<(), SessionError>, HandOver) + Send + 'static,
     ) {
-        let Some(shared) = &self.shared else { return done(Err(SessionError::Closed)) };
+        let Some(shared) = &self.shared else {
+            return done(Err(SessionError::Closed), HandOver::default());
+        };
         let pending = Arc::clone(&shared.pending);
         let member = Arc::clone(&shared.member);
-        let number = pending.insert(AllReduce {
-            since: Instant::now(),
-            elements: tensor.elements(),
-            dtype: tensor.dtype(),
-            op,
-        });
+        let (elements, dtype) = (tensor.elements(), tensor.dtype());
+        let number = pending.insert(AllReduce { since: Instant::now(), elements, dtype, op });
+        let trace = shared.trace.clone().map(|trace| (trace, Clock.now()));
         // It holds no reference to the driver: a thread of the driver would otherwise wait for itself to end.
-        let done = move |result: Result<(), Failure>| {
+        let done = move |result: Result<Vec<PartTimes>, Failure>| {
             pending.remove(number);
-            done(result.map_err(|failure| SessionError::from_failure(&failure, &member)));
+            let result = result.map_err(|failure| SessionError::from_failure(&failure, &member));
+            let Some((trace, submitted)) = trace else { return done(result.map(drop), HandOver::default()) };
+            let times =
+                result.as_ref().map_or_else(|error| Err(error.to_string()), |times| Ok(times.clone()));
+            let all_reduce = trace::AllReduce { number, elements, dtype, op };
+            let hand_over = trace.done(all_reduce, submitted, times);
+            done(result.map(drop), hand_over);
         };
         shared.driver.submit(tensor, op, Box::new(done));
     }
@@ -293,8 +312,12 @@ impl Session {
         runtime.block_on(leave(&mut self.connection, shared.job(), shared.member.rank));
         // Ends the watch, and with it the other reference to the driver.
         runtime.shutdown_timeout(FAREWELL);
+        let trace = shared.trace.clone();
         // Joins the data path's threads.
         drop(shared);
+        if let Some(trace) = trace {
+            trace.flush();
+        }
     }
 }
 

@@ -93,10 +93,12 @@ impl Watch {
 
     async fn heartbeat(&mut self, patience: Duration) -> Pulse {
         let job = self.shared.job();
+        let rtt = self.shared.driver.statistics().smoothed_rtt;
         let message = HeartbeatRequest {
             job_id: job.id.0,
             rank: self.shared.member.rank.0.into(),
             generation: job.generation.0.into(),
+            smoothed_rtt_ns: u64::try_from(rtt.as_nanos()).ok().filter(|rtt| *rtt > 0),
         };
         let reply = match timeout(patience.max(RETRY), self.connection.client.heartbeat(message)).await {
             Err(_) => return Pulse::Unreachable("no answer to heartbeats".into()),

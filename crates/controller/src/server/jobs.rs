@@ -1,10 +1,10 @@
 //! The registry joined to the data path: decisions are taken under one lock and carried out before it is released, so that
 //! no rank is told of a job that the data path does not know.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::mpsc::Receiver;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use fanin_protocol::JobConfig;
 use fanin_protocol::control::{
@@ -77,11 +77,19 @@ struct State {
     waiting: HashMap<Ticket, oneshot::Sender<Outcome>>,
     events: Receiver<(JobId, AbortReason)>,
     refusals: HashMap<&'static str, u64>,
+    /// What the ranks of running jobs measured; an entry goes with its job.
+    round_trips: HashMap<JobId, BTreeMap<WorkerId, Duration>>,
 }
 
 impl Jobs {
     pub fn new(registry: Registry, driver: SwitchDriver, events: Receiver<(JobId, AbortReason)>) -> Self {
-        let state = State { registry, waiting: HashMap::new(), events, refusals: HashMap::new() };
+        let state = State {
+            registry,
+            waiting: HashMap::new(),
+            events,
+            refusals: HashMap::new(),
+            round_trips: HashMap::new(),
+        };
         Self { state: Mutex::new(state), driver, origin: Instant::now() }
     }
 
@@ -156,8 +164,26 @@ impl Jobs {
         }
     }
 
-    pub fn heartbeat(&self, job: JobId, rank: WorkerId, generation: Generation) -> HeartbeatReply {
-        self.lock().registry.heartbeat(self.now(), job, rank, generation)
+    /// A rank lives, and has measured this round trip.
+    pub fn heartbeat(
+        &self,
+        job: JobId,
+        rank: WorkerId,
+        generation: Generation,
+        rtt: Option<Duration>,
+    ) -> HeartbeatReply {
+        let mut state = self.lock();
+        let reply = state.registry.heartbeat(self.now(), job, rank, generation);
+        if let (HeartbeatReply::Alive { .. }, Some(rtt)) = (&reply, rtt) {
+            // Of a rank that the job has, so that no more can be entered than there are ranks.
+            state.round_trips.entry(job).or_default().insert(rank, rtt);
+        }
+        reply
+    }
+
+    /// The round trips that a job's ranks have told.
+    pub fn round_trips(&self, job: JobId) -> BTreeMap<WorkerId, Duration> {
+        self.lock().round_trips.get(&job).cloned().unwrap_or_default()
     }
 
     pub fn leave(&self, job: JobId, rank: WorkerId) {
@@ -198,6 +224,7 @@ impl Jobs {
                     self.driver.abort_job(job, reason);
                 }
                 Command::Remove { job } => {
+                    state.round_trips.remove(&job);
                     tracing::info!(id = job.0, "a job is over");
                     self.driver.remove_job(job);
                 }

@@ -1,16 +1,19 @@
 //! What Prometheus reads. Nothing is counted here: the machines count, and are asked at each scrape.
 
+use std::collections::BTreeMap;
 use std::fmt::Error;
 use std::sync::Arc;
+use std::time::Duration;
 
-use fanin_protocol::Reason;
-use fanin_protocol::control::JobState;
+use fanin_protocol::control::{JobState, Ranks};
+use fanin_protocol::{JobProgress, Reason};
+use fanin_wire::WorkerId;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
-use prometheus_client::registry::Registry;
+use prometheus_client::registry::{Registry, Unit};
 
-use super::jobs::Jobs;
+use super::jobs::{JobSnapshot, Jobs};
 
 /// The content type of [`text`].
 pub(super) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -68,9 +71,103 @@ impl Collector for Scrape {
         let received = [("trains", io.trains_received), ("packets", io.packets_received)];
         counters(&mut encoder, "fanin_received", "Units that the sockets received", "unit", &received)?;
         let sent = [("trains", io.trains_sent), ("packets", io.packets_sent)];
-        counters(&mut encoder, "fanin_sent", "Units that the sockets sent", "unit", &sent)
+        counters(&mut encoder, "fanin_sent", "Units that the sockets sent", "unit", &sent)?;
+        let running: Vec<_> = snapshot.iter().filter_map(|job| RunningJob::ask(jobs, job)).collect();
+        of_jobs(&mut encoder, &running)?;
+        of_ranks(&mut encoder, &running)
     }
 }
+
+/// A running job, as the data path and its ranks see it. There are no series of any other, nor of a rank that left.
+struct RunningJob<'a> {
+    name: &'a str,
+    /// Over all shards.
+    slots: u64,
+    ranks: Vec<WorkerId>,
+    progress: JobProgress,
+    round_trips: BTreeMap<WorkerId, Duration>,
+}
+
+impl<'a> RunningJob<'a> {
+    fn ask(jobs: &Jobs, job: &'a JobSnapshot) -> Option<Self> {
+        let JobState::Running { job: id, slots, left, .. } = job.state else { return None };
+        Some(Self {
+            name: &job.name,
+            slots: u64::from(slots) * jobs.driver.shards() as u64,
+            ranks: Ranks::all(job.world_size).without(left).iter().collect(),
+            // It may have ended since.
+            progress: jobs.driver.progress(id)?,
+            round_trips: jobs.round_trips(id),
+        })
+    }
+}
+
+/// `job` and `instance` are what Prometheus itself calls the things that it asks.
+const JOB: &str = "job_name";
+
+fn of_jobs(encoder: &mut DescriptorEncoder<'_>, jobs: &[RunningJob<'_>]) -> Result<(), Error> {
+    let name = "fanin_job_pool_slots";
+    let mut family =
+        encoder.encode_descriptor(name, "Slots of the job, over all shards", None, MetricType::Gauge)?;
+    for job in jobs {
+        family.encode_family(&[(JOB, job.name)])?.encode_gauge(&job.slots)?;
+    }
+    let mut counter = |name, help, value: fn(&JobProgress) -> u64| {
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+        for job in jobs {
+            let labels = [(JOB, job.name)];
+            let mut metric = family.encode_family(&labels)?;
+            metric.encode_counter::<NoLabelSet, u64, f64>(&value(&job.progress), None)?;
+        }
+        Ok(())
+    };
+    counter("fanin_job_results", "Sums that the job's slots completed", |progress| progress.completed)?;
+    counter("fanin_job_retransmissions", "Contributions to the job that came again", |progress| {
+        progress.retransmitted
+    })
+}
+
+fn of_ranks(encoder: &mut DescriptorEncoder<'_>, jobs: &[RunningJob<'_>]) -> Result<(), Error> {
+    let mut of_ranks = |name, help, unit: Option<Unit>, kind, value: Value| {
+        let mut family = encoder.encode_descriptor(name, help, unit.as_ref(), kind)?;
+        for job in jobs {
+            for rank in &job.ranks {
+                let Some(value) = value(job, *rank) else { continue };
+                let label = rank.0.to_string();
+                let labels = [(JOB, job.name), ("rank", label.as_str())];
+                let mut metric = family.encode_family(&labels)?;
+                match kind {
+                    MetricType::Counter => metric.encode_counter::<NoLabelSet, f64, f64>(&value, None)?,
+                    _ => metric.encode_gauge(&value)?,
+                }
+            }
+        }
+        Ok::<_, Error>(())
+    };
+    of_ranks(
+        "fanin_slots_waiting",
+        "Slots that wait for the rank now",
+        None,
+        MetricType::Gauge,
+        |job, rank| Some(f64::from(job.progress.waiting_for[usize::from(rank.0)])),
+    )?;
+    of_ranks(
+        "fanin_round_trip",
+        "From a packet of the rank to its result, smoothed, as the rank last told",
+        Some(Unit::Seconds),
+        MetricType::Gauge,
+        |job, rank| job.round_trips.get(&rank).map(Duration::as_secs_f64),
+    )?;
+    of_ranks(
+        "fanin_lateness",
+        "How much later than the first one the rank's contributions came, summed over all contributions",
+        Some(Unit::Seconds),
+        MetricType::Counter,
+        |job, rank| Some(job.progress.lateness[usize::from(rank.0)].as_secs_f64()),
+    )
+}
+
+type Value = fn(&RunningJob<'_>, WorkerId) -> Option<f64>;
 
 fn gauges(
     encoder: &mut DescriptorEncoder<'_>,

@@ -53,7 +53,8 @@ impl Control for ControlService {
         let request = request.into_inner();
         let rank = WorkerId(narrow(request.rank, "rank")?);
         let generation = Generation(narrow(request.generation, "generation")?);
-        let state = match self.jobs.heartbeat(JobId(request.job_id), rank, generation) {
+        let rtt = request.smoothed_rtt_ns.map(Duration::from_nanos);
+        let state = match self.jobs.heartbeat(JobId(request.job_id), rank, generation, rtt) {
             HeartbeatReply::Alive { left } => State::Alive(Alive { left: left.0 }),
             HeartbeatReply::Unknown => State::Unknown(Unknown {}),
             HeartbeatReply::Aborted(reason) => State::Aborted(reason.into()),

@@ -45,6 +45,89 @@ fn health_and_metrics_are_served_beside_grpc() {
     assert!(text.trim_end().ends_with("# EOF"));
 }
 
+/// The value of a rank's series; `None` when there is none.
+fn of_rank(text: &str, name: &str, job: &str, rank: usize) -> Option<f64> {
+    let series = format!("{name}{{job_name=\"{job}\",rank=\"{rank}\"}} ");
+    text.lines().find_map(|line| line.strip_prefix(&series)?.parse().ok())
+}
+
+/// Asks for the metrics until `found` finds what it looks for.
+fn scrape_until<T>(address: SocketAddr, what: &str, mut found: impl FnMut(&str) -> Option<T>) -> T {
+    let began = std::time::Instant::now();
+    loop {
+        let text = fetch(address, "/metrics");
+        if let Some(found) = found(&text) {
+            return found;
+        }
+        assert!(began.elapsed() < HANG, "never {what}: {text}");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn a_late_rank_is_seen_in_its_own_series_which_go_when_it_leaves() {
+    const SLOTS: u16 = 32;
+    let switch = switch_with(|config| config.heartbeat_timeout = Duration::from_secs(1));
+    let address = switch.address();
+    let mut sessions = connect_all(&switch, "late", 3, |config| config.slots = Some(SLOTS));
+    // One exchange in each slot, without a probe.
+    let chunk = usize::from(sessions[0].job().expect("open").elements);
+    let tensor = || vec![1_i32; usize::from(SLOTS) * chunk];
+
+    let began = std::time::Instant::now();
+    let first: Vec<_> = sessions[..2].iter().map(|session| submit(session, tensor(), Op::Sum)).collect();
+    let waiting = |text: &str, rank| of_rank(text, "fanin_slots_waiting", "late", rank);
+    scrape_until(address, "waiting for rank 2 alone", |text| {
+        let waiting = [0, 1, 2].map(|rank| waiting(text, rank).expect("a series"));
+        (waiting == [0.0, 0.0, f64::from(SLOTS)]).then_some(())
+    });
+    let punctual = began.elapsed();
+    let all_but_one_here = std::time::Instant::now();
+    while all_but_one_here.elapsed() <= punctual * 2 {
+        thread::sleep(Duration::from_millis(5));
+    }
+    let late = all_but_one_here.elapsed();
+    let last = submit(&sessions[2], tensor(), Op::Sum);
+    assert!(first.into_iter().chain([last]).all(|sum| sum.wait().is_ok()));
+
+    let text = fetch(address, "/metrics");
+    let lateness =
+        [0, 1, 2].map(|rank| of_rank(&text, "fanin_lateness_seconds_total", "late", rank).expect("a series"));
+    let slots = f64::from(SLOTS);
+    assert!(lateness[0].max(lateness[1]) <= slots * punctual.as_secs_f64(), "{lateness:?}");
+    assert!(lateness[2] >= slots * late.as_secs_f64(), "{lateness:?}");
+    assert_eq!(metric(&text, "fanin_job_results_total{job_name=\"late\"}"), u64::from(SLOTS));
+    assert_eq!(metric(&text, "fanin_job_pool_slots{job_name=\"late\"}"), u64::from(SLOTS));
+
+    // Packets that were sent again measure nothing, so there may have to be some more sums.
+    scrape_until(address, "a round trip of each rank", |text| {
+        let sums: Vec<_> = sessions.iter().map(|session| submit(session, tensor(), Op::Sum)).collect();
+        assert!(sums.into_iter().all(|sum| sum.wait().is_ok()));
+        let trips = (0..3).map(|rank| of_rank(text, "fanin_round_trip_seconds", "late", rank));
+        let trips: Vec<f64> = trips.collect::<Option<_>>()?;
+        assert!(trips.iter().all(|trip| *trip > 0.0), "{trips:?}");
+        Some(())
+    });
+
+    sessions.remove(1).close();
+    let text = fetch(address, "/metrics");
+    for name in ["fanin_slots_waiting", "fanin_round_trip_seconds", "fanin_lateness_seconds_total"] {
+        let here = [0, 1, 2].map(|rank| of_rank(&text, name, "late", rank).is_some());
+        assert_eq!(here, [true, false, true], "{name}");
+    }
+    drop(sessions);
+    let text = fetch(address, "/metrics");
+    assert!(!text.contains("job_name"), "{text}");
+}
+
+#[test]
+fn a_job_cannot_forge_series_by_its_name() {
+    let switch = switch();
+    let _session = connect_all(&switch, "a\"} 1 \\", 1, |_| {});
+    let text = fetch(switch.address(), "/metrics");
+    assert!(text.contains("fanin_job_pool_slots{job_name=\"a\\\"} 1 \\\\\"} "), "{text}");
+}
+
 #[test]
 fn noise_on_both_ports_changes_no_sum_and_is_counted() {
     let switch = switch();

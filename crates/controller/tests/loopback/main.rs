@@ -99,7 +99,7 @@ fn submit<T: Element>(session: &Session, mut tensor: Vec<T>, op: Op) -> UnderWay
     let (sender, done) = mpsc::channel();
     // SAFETY: `UnderWay` keeps the tensor where it is, untouched, until `done` was called.
     let raw = unsafe { RawTensor::new(tensor.as_mut_ptr().cast(), tensor.len(), T::DTYPE) };
-    session.submit(raw.expect("a tensor"), op, move |result| {
+    session.submit(raw.expect("a tensor"), op, move |result, _| {
         let _ = sender.send(result);
     });
     UnderWay { tensor, done }

@@ -113,7 +113,7 @@ impl<A: Copy + PartialEq> Switch<A> {
         self.jobs.get(&job).map(SlotPool::progress)
     }
 
-    fn receive(&mut self, from: A, packet: &[u8]) -> Result<Verdict, Reason> {
+    fn receive(&mut self, now: Instant, from: A, packet: &[u8]) -> Result<Verdict, Reason> {
         let malformed = |error| match error {
             WireError::Version { .. } => Reason::Version,
             _ => Reason::Malformed,
@@ -127,7 +127,7 @@ impl<A: Copy + PartialEq> Switch<A> {
             return Err(Reason::Unexpected);
         }
         let packet = SlotPacket::parse(preamble, packet).map_err(malformed)?;
-        let verdict = pool.receive(from, &packet);
+        let verdict = pool.receive(now, from, &packet);
         if let Some(reason) = pool.take_new_abort() {
             self.events.push_back(SwitchEvent::Aborted { job: preamble.job, reason });
         }
@@ -147,8 +147,8 @@ impl<A: Copy + PartialEq> Endpoint for Switch<A> {
     type Address = A;
     type Event = SwitchEvent;
 
-    fn handle_packet(&mut self, _now: Instant, from: A, packet: &[u8]) -> Verdict {
-        let verdict = self.receive(from, packet).unwrap_or_else(Verdict::Drop);
+    fn handle_packet(&mut self, now: Instant, from: A, packet: &[u8]) -> Verdict {
+        let verdict = self.receive(now, from, packet).unwrap_or_else(Verdict::Drop);
         self.statistics.count(verdict);
         verdict
     }

@@ -10,13 +10,14 @@
 use alloc::collections::VecDeque;
 use alloc::vec;
 use alloc::vec::Vec;
+use core::time::Duration;
 use fanin_wire::{
     AbortReason, Collective, Kind, Preamble, SlotHeader, SlotIndex, SlotPacket, WORKERS_MAX, WorkerId,
 };
 
 use super::write_abort;
 use crate::run::{Run, is_after};
-use crate::{JobConfig, Reason, Transmit, Verdict};
+use crate::{Instant, JobConfig, Reason, Transmit, Verdict};
 
 /// How far a job is, in one shard or summed over several.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,6 +30,8 @@ pub struct JobProgress {
     pub completed: u64,
     /// Contributions that came again.
     pub retransmitted: u64,
+    /// For each worker, how much later than the first one its contributions came: the sum over all slots and exchanges.
+    pub lateness: [Duration; WORKERS_MAX as usize],
 }
 
 /// One of a slot's two versions.
@@ -73,6 +76,8 @@ enum Abortion {
 pub(super) struct SlotPool<A> {
     config: JobConfig,
     slots: Vec<[Version; 2]>,
+    /// When the first contribution came to what each slot gathers.
+    began: Vec<Instant>,
     /// The sums: of slot `i`, version `v` at `(2 i + v) * elements`.
     sums: Vec<i32>,
     /// Where each worker's last packet came from.
@@ -88,6 +93,8 @@ pub(super) struct SlotPool<A> {
     abort_pending: u64,
     completed: u64,
     retransmitted: u64,
+    /// [`JobProgress::lateness`] in nanoseconds. It wraps, which a reader of counters takes for a restart.
+    lateness_ns: [u64; WORKERS_MAX as usize],
 }
 
 impl<A: Copy + PartialEq> SlotPool<A> {
@@ -96,6 +103,7 @@ impl<A: Copy + PartialEq> SlotPool<A> {
         Self {
             config,
             slots: vec![[Version::UNUSED; 2]; slots],
+            began: vec![Instant(0); slots],
             sums: vec![0; 2 * slots * usize::from(config.elements)],
             addresses: [None; WORKERS_MAX as usize],
             recipients: Vec::with_capacity(usize::from(config.workers)),
@@ -105,10 +113,16 @@ impl<A: Copy + PartialEq> SlotPool<A> {
             abort_pending: 0,
             completed: 0,
             retransmitted: 0,
+            lateness_ns: [0; WORKERS_MAX as usize],
         }
     }
 
-    pub(super) fn receive(&mut self, from: A, packet: &SlotPacket<'_>) -> Result<Verdict, Reason> {
+    pub(super) fn receive(
+        &mut self,
+        now: Instant,
+        from: A,
+        packet: &SlotPacket<'_>,
+    ) -> Result<Verdict, Reason> {
         let SlotPacket { preamble, header, payload } = packet;
         if preamble.generation != self.config.generation {
             return Err(Reason::Generation);
@@ -127,12 +141,12 @@ impl<A: Copy + PartialEq> SlotPool<A> {
         }
         match preamble.kind {
             Kind::Restore => self.restore(packet),
-            _ => self.contribute(packet),
+            _ => self.contribute(now, packet),
         }
     }
 
     /// Algorithm 3, with exchange numbers in place of clearing the other version's bits.
-    fn contribute(&mut self, packet: &SlotPacket<'_>) -> Result<Verdict, Reason> {
+    fn contribute(&mut self, now: Instant, packet: &SlotPacket<'_>) -> Result<Verdict, Reason> {
         let SlotPacket { preamble, header, payload } = packet;
         let everyone = self.config.everyone();
         let (current, other) = versions(&mut self.slots, header);
@@ -184,8 +198,12 @@ impl<A: Copy + PartialEq> SlotPool<A> {
         let complete = current.worker_bitmap == everyone;
         let sum = sum_of(&mut self.sums, &self.config, header, payload.len() / 4);
         if new {
+            self.began[header.slot.index()] = now;
             fanin_quant::store_le(sum, payload);
         } else {
+            let late_ns = now.0.saturating_sub(self.began[header.slot.index()].0);
+            let lateness_ns = &mut self.lateness_ns[usize::from(preamble.worker.0)];
+            *lateness_ns = lateness_ns.wrapping_add(late_ns);
             fanin_quant::add_le(sum, payload);
         }
         if complete {
@@ -258,6 +276,7 @@ impl<A: Copy + PartialEq> SlotPool<A> {
         self.replies.clear();
         // The reason is all that is still needed.
         self.slots = Vec::new();
+        self.began = Vec::new();
         self.sums = Vec::new();
     }
 
@@ -348,6 +367,7 @@ impl<A: Copy + PartialEq> SlotPool<A> {
             waiting_for: [0; WORKERS_MAX as usize],
             completed: self.completed,
             retransmitted: self.retransmitted,
+            lateness: self.lateness_ns.map(Duration::from_nanos),
         };
         for versions in &self.slots {
             let gathering = versions.iter().find(|v| v.collective.is_some() && v.worker_bitmap != everyone);

@@ -2,6 +2,7 @@
 
 use alloc::vec;
 use alloc::vec::Vec;
+use core::time::Duration;
 use fanin_wire::*;
 
 use super::*;
@@ -127,6 +128,29 @@ fn a_contribution_that_comes_twice_counts_once() {
         Verdict::Multicast
     );
     assert_eq!(sent(&mut switch), [(vec![0, 1], 9, 0)]);
+}
+
+#[test]
+fn lateness_is_what_a_worker_comes_after_the_first_and_a_duplicate_is_none() {
+    let mut switch = switch(config(3, 2));
+    // (time, worker, slot, exchange)
+    let arrivals = [
+        (10, 0, 0, 0),
+        (15, 1, 0, 0),
+        (20, 1, 1, 0),
+        (20, 0, 1, 0),
+        (500, 0, 0, 0),
+        (1010, 2, 0, 0),
+        (1020, 2, 1, 0),
+        (6000, 2, 0, 1),
+        (6100, 0, 0, 1),
+    ];
+    for (at, worker, slot, exchange) in arrivals {
+        let packet = Contribution { worker, slot, exchange, ..Default::default() }.packet();
+        switch.handle_packet(Instant(at), worker, &packet);
+    }
+    let lateness = switch.progress(JobId(7)).unwrap().lateness;
+    assert_eq!(lateness[..4].iter().map(Duration::as_nanos).collect::<Vec<_>>(), [100, 5, 2000, 0]);
 }
 
 #[test]
@@ -429,7 +453,7 @@ fn appendix_a_example_execution() {
 
     for w in [W1, W2, W3] {
         assert_eq!(x.reaches_worker(w, &response), Verdict::Absorb);
-        let Some(WorkerEvent::Completed(Numbers(sum))) = x.workers[w].poll_event() else {
+        let Some(WorkerEvent::Completed(Numbers(sum), _)) = x.workers[w].poll_event() else {
             panic!("w{} is not done", w + 1)
         };
         assert_eq!(sum, [vec![111; ELEMENTS], vec![222; ELEMENTS]].concat());

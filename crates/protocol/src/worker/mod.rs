@@ -94,11 +94,20 @@ enum Phase {
     Restoring,
 }
 
+/// When a tensor was on its way, by the driver's clock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TensorTimes {
+    /// Its first packet was written.
+    pub first_sent: Instant,
+    /// Its last result came.
+    pub last_result: Instant,
+}
+
 /// What a worker tells its owner.
 #[derive(Debug)]
 pub enum WorkerEvent<T> {
-    /// The tensor holds the sum.
-    Completed(T),
+    /// The tensor holds the sum. A tensor without elements was never sent, and has no times.
+    Completed(T, Option<TensorTimes>),
     /// The job cannot go on. What is outstanding stays with the worker until [`Worker::abandon`].
     Aborted(AbortReason),
 }
@@ -164,7 +173,7 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
     pub fn submit(&mut self, mut tensor: T, op: Op) {
         if tensor.elements().count() == 0 {
             self.stream.skip();
-            self.complete(tensor);
+            self.complete(tensor, None);
             return;
         }
         let begin = self.stream.end();
@@ -257,9 +266,9 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
         }
     }
 
-    fn complete(&mut self, tensor: T) {
+    fn complete(&mut self, tensor: T, times: Option<TensorTimes>) {
         self.statistics.completed += 1;
-        self.events.push_back(WorkerEvent::Completed(tensor));
+        self.events.push_back(WorkerEvent::Completed(tensor, times));
     }
 
     fn receive(&mut self, now: Instant, packet: &[u8]) -> Result<Verdict, Reason> {
@@ -348,7 +357,7 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
             let at = index.index() * usize::from(self.config.elements) * 4;
             self.last_payloads[at..at + payload.len()].copy_from_slice(payload);
             slot.chunk += u64::from(self.config.slots);
-            finished = place.finish_chunk();
+            finished = place.finish_chunk(now);
         }
         slot.exponent = Exponent::from_bits(header.next_exponent);
         slot.exchange = slot.exchange.wrapping_add(1);
@@ -367,11 +376,11 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
         Ok(Verdict::Absorb)
     }
 
-    fn progressed(&mut self, now: Instant, finished: Option<T>) {
+    fn progressed(&mut self, now: Instant, finished: Option<(T, TensorTimes)>) {
         self.last_progress = Some(now);
         self.stalled_until = None;
-        if let Some(tensor) = finished {
-            self.complete(tensor);
+        if let Some((tensor, times)) = finished {
+            self.complete(tensor, Some(times));
         }
     }
 
@@ -387,7 +396,7 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
     }
 
     /// Writes the slot's packet into `run` if it fits; `None` when it belongs to another train.
-    fn write(&mut self, index: SlotIndex, run: &mut Run, train: &mut [u8]) -> Option<()> {
+    fn write(&mut self, now: Instant, index: SlotIndex, run: &mut Run, train: &mut [u8]) -> Option<()> {
         let elements = usize::from(self.config.elements);
         let slot = self.slots[index.index()];
         let mut preamble = Preamble {
@@ -428,6 +437,7 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
             collective,
         };
         let mut place = self.stream.locate(slot.chunk)?;
+        place.sent(now);
         let scale = Scale::new(slot.exponent, u32::from(self.config.workers));
         let part = &mut train[run.bytes..];
         run.bytes += SlotPacket::write(part, &preamble, &header, elements_sent, |payload| {
@@ -482,7 +492,7 @@ impl<A: Copy, T: Tensor> Endpoint for Worker<A, T> {
     fn poll_transmit(&mut self, now: Instant, train: &mut [u8]) -> Option<Transmit<'_, A>> {
         let mut run = Run::default();
         while let Some(&index) = self.ready.front() {
-            if self.write(index, &mut run, train).is_none() {
+            if self.write(now, index, &mut run, train).is_none() {
                 break;
             }
             self.ready.pop_front();

@@ -5,7 +5,7 @@ use core::ops::Range;
 use fanin_quant::Exponent;
 use fanin_wire::{Collective, Op};
 
-use crate::{Elements, Tensor};
+use crate::{Elements, Instant, Tensor, TensorTimes};
 
 #[derive(Debug)]
 pub(super) struct Stream<T> {
@@ -29,6 +29,8 @@ struct Entry<T> {
     elements: usize,
     first_chunk: u64,
     chunks_left: u64,
+    /// When the first of its packets was written; far in the future before.
+    first_sent: Instant,
 }
 
 /// A chunk and the tensor that it belongs to.
@@ -74,6 +76,7 @@ impl<T: Tensor> Stream<T> {
             elements: count,
             first_chunk: self.end,
             chunks_left: chunks,
+            first_sent: Instant(u64::MAX),
         });
         self.end += chunks;
         self.sequence = self.sequence.wrapping_add(1);
@@ -126,18 +129,27 @@ impl<T: Tensor> Place<'_, T> {
         entry.tensor.as_mut().expect("a place is in an unfinished tensor").elements()
     }
 
-    /// Counts the chunk as done; the tensor if it was its last.
-    pub(super) fn finish_chunk(self) -> Option<T> {
+    /// Notes that a packet of the tensor goes out. The first counts; a minimum is no branch, and every packet comes by.
+    #[inline]
+    pub(super) fn sent(&mut self, now: Instant) {
+        let entry = &mut self.stream.entries[self.entry];
+        entry.first_sent = entry.first_sent.min(now);
+    }
+
+    /// Counts the chunk as done; the tensor, and when it was sent and summed, if it was its last.
+    #[inline]
+    pub(super) fn finish_chunk(self, now: Instant) -> Option<(T, TensorTimes)> {
         let entry = &mut self.stream.entries[self.entry];
         entry.chunks_left -= 1;
         if entry.chunks_left > 0 {
             return None;
         }
+        let times = TensorTimes { first_sent: entry.first_sent, last_result: now };
         let tensor = entry.tensor.take();
         self.stream.outstanding -= 1;
         while self.stream.entries.front().is_some_and(|entry| entry.tensor.is_none()) {
             self.stream.entries.pop_front();
         }
-        tensor
+        tensor.map(|tensor| (tensor, times))
     }
 }

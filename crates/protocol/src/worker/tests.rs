@@ -86,7 +86,7 @@ impl Rack {
             }
             for (worker, done) in self.workers.iter_mut().zip(&mut self.done) {
                 while let Some(event) = worker.poll_event() {
-                    let WorkerEvent::Completed(tensor) = event else { panic!("{event:?}") };
+                    let WorkerEvent::Completed(tensor, _) = event else { panic!("{event:?}") };
                     done.push(tensor);
                 }
             }
@@ -103,6 +103,39 @@ impl Rack {
         self.workers.iter_mut().for_each(|worker| worker.handle_timeout(due));
         true
     }
+}
+
+#[test]
+fn a_tensor_says_when_its_first_packet_left_and_its_last_result_came() {
+    let Rack { mut switch, mut workers, .. } = Rack::new(1, 2);
+    let worker = &mut workers[0];
+    let mut train = vec![0; 65536];
+    // Three chunks, and one behind them that waits for a slot; and one that nothing is sent of.
+    for chunks in [3, 1, 0] {
+        worker.submit(Numbers::Int(vec![1; chunks * ELEMENTS]), Op::Sum);
+    }
+    for (sent, came) in [(10, 20), (30, 40)] {
+        while let Some(Transmit { bytes, segment_bytes, .. }) =
+            worker.poll_transmit(Instant(sent), &mut train)
+        {
+            for packet in train[..bytes].chunks(segment_bytes) {
+                switch.handle_packet(Instant(sent), 0, packet);
+            }
+        }
+        while let Some(Transmit { bytes, segment_bytes, .. }) =
+            switch.poll_transmit(Instant(came), &mut train)
+        {
+            for packet in train[..bytes].chunks(segment_bytes) {
+                worker.handle_packet(Instant(came), (), packet);
+            }
+        }
+    }
+    let mut times = Vec::new();
+    while let Some(WorkerEvent::Completed(Numbers::Int(tensor), at)) = worker.poll_event() {
+        times.push((tensor.len() / ELEMENTS, at.map(|at| (at.first_sent.0, at.last_result.0))));
+    }
+    times.sort_unstable();
+    assert_eq!(times, [(0, None), (1, Some((30, 40))), (3, Some((10, 40)))]);
 }
 
 #[test]
@@ -433,7 +466,7 @@ fn a_path_that_becomes_slow_is_not_flooded() {
                 network.push_back((rack.now + way(rack.now), false, packet.to_vec()));
             }
         }
-        while let Some(WorkerEvent::Completed(tensor)) = rack.workers[0].poll_event() {
+        while let Some(WorkerEvent::Completed(tensor, _)) = rack.workers[0].poll_event() {
             rack.done[0].push(tensor);
         }
         network.make_contiguous().sort_by_key(|(at, ..)| *at);

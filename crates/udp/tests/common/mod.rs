@@ -95,7 +95,7 @@ pub fn submit<E>(worker: &WorkerDriver, tensor: &mut [E], dtype: Dtype, op: Op) 
     let (sender, receiver) = channel();
     // SAFETY: every test keeps the tensor, and its hands off it, until the result came.
     let tensor = unsafe { RawTensor::new(tensor.as_mut_ptr().cast(), tensor.len(), dtype) }.unwrap();
-    worker.submit(tensor, op, Box::new(move |result| drop(sender.send(result))));
+    worker.submit(tensor, op, Box::new(move |result| drop(sender.send(result.map(drop)))));
     receiver
 }
 

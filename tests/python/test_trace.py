@@ -1,0 +1,262 @@
+"""FANIN_TRACE: a timeline of every rank, as Chrome's trace viewer and Perfetto read it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fanin
+import fanin.torch
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from conftest import Launch, SwitchProcess
+from fanin import _environment, errors
+from ranks import Me, wait_until
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+PHASES = ["queued", "exchanging", "completing"]
+# Chrome counts in microseconds with a fraction; fanin's clock in nanoseconds.
+HALF_A_NANOSECOND = 0.0005
+
+Event = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def two_shards() -> Iterator[str]:
+    switch = SwitchProcess("--shards", "2")
+    switch.start()
+    yield switch.address
+    switch.kill()
+
+
+def end(event: Event) -> float:
+    return float(event["ts"] + event["dur"])
+
+
+def same(a: float, b: float) -> bool:
+    return abs(a - b) < HALF_A_NANOSECOND
+
+
+def backend(me: Me, file: str) -> int:
+    os.environ["FANIN_TRACE"] = file
+    me.init()
+    for length in (20_000, 100_000):
+        dist.all_reduce(torch.ones(length))
+    works = [dist.all_reduce(torch.ones(50_000), async_op=True) for _ in range(4)]
+    for work in works:
+        assert work is not None
+        work.get_future().wait()
+    dist.destroy_process_group()
+    return 6
+
+
+def hook(me: Me, file: str) -> int:
+    os.environ["FANIN_TRACE"] = file
+    me.init("gloo")
+    state = fanin.torch.HookState()
+    model = DistributedDataParallel(nn.Linear(100, 100))
+    model.register_comm_hook(state, fanin.torch.allreduce_hook)
+    for _ in range(3):
+        model(torch.ones(2, 100)).sum().backward()
+    state.close()
+    return 3
+
+
+def arrays(me: Me, file: str) -> int:
+    os.environ["FANIN_TRACE"] = file
+    with fanin.connect(job="traced", rank=me.rank, world_size=me.world_size) as group:
+        for _ in range(3):
+            group.all_reduce(np.ones(30_000, np.float32))
+    return 3
+
+
+@pytest.mark.parametrize(
+    ("body", "world_size"),
+    [(backend, 4), (hook, 2), (arrays, 2)],
+    ids=["backend", "hook", "arrays"],
+)
+def test_each_all_reduce_is_in_the_trace_once_a_rank_and_shard(
+    launch: Launch,
+    two_shards: str,
+    tmp_path: Path,
+    body: Callable[[Me, str], int],
+    world_size: int,
+) -> None:
+    counts = launch(body, world_size, str(tmp_path / "trace.json"), at=two_shards).results()
+    files = [tmp_path / f"trace.{rank}.json" for rank in range(world_size)]
+    assert sorted(tmp_path.iterdir()) == files
+    # Joined as docs/operations.md says.
+    events = [event for file in files for event in json.loads(file.read_text())]
+
+    names = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    processes = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert sorted(processes) == list(range(world_size))
+    assert all(name.startswith(f"rank {rank} ") for rank, name in processes.items())
+
+    rows: defaultdict[tuple[int, int], list[Event]] = defaultdict(list)
+    for event in events:
+        if event["ph"] == "X":
+            rows[event["pid"], event["tid"]].append(event)
+    assert rows.keys() <= names.keys()
+
+    found: dict[tuple[int, int, int], list[Event]] = {}
+    handed_over = []
+    for row, slices in rows.items():
+        open_until: list[float] = []
+        for event in sorted(slices, key=lambda e: (e["ts"], -e["dur"])):
+            # A slice is inside or behind the one that began before it.
+            while open_until and open_until[-1] <= event["ts"] + HALF_A_NANOSECOND:
+                open_until.pop()
+            assert not open_until or end(event) <= open_until[-1] + HALF_A_NANOSECOND
+            open_until.append(end(event))
+        if names[row].startswith("program of "):
+            handed_over += [(row[0], e["args"]["number"]) for e in slices]
+            continue
+        for whole in (e for e in slices if e["name"].startswith("all-reduce ")):
+            number, shard = whole["args"]["number"], whole["args"]["shard"]
+            assert names[row].startswith(f"shard {shard} of ")
+            assert (row[0], shard, number) not in found
+            phases = [e for e in slices if e["name"] in PHASES and e["args"]["number"] == number]
+            assert [e["name"] for e in phases] == PHASES
+            assert same(phases[0]["ts"], whole["ts"])
+            assert same(end(phases[0]), phases[1]["ts"])
+            assert same(end(phases[1]), phases[2]["ts"])
+            assert same(end(phases[2]), end(whole))
+            assert phases[1]["dur"] > 0
+            found[row[0], shard, number] = phases
+
+    expected = {
+        (rank, shard, number)
+        for rank in range(world_size)
+        for shard in range(2)
+        for number in range(counts[rank])
+    }
+    assert found.keys() == expected
+    assert sorted(handed_over) == sorted({(rank, number) for rank, _, number in expected})
+    # One clock for all: nobody has a sum to which somebody else has not sent anything yet.
+    for shard in range(2):
+        for number in range(counts[0]):
+            exchanges = [found[rank, shard, number][1] for rank in range(world_size)]
+            assert max(e["ts"] for e in exchanges) <= min(map(end, exchanges))
+
+
+def again(me: Me, file: str) -> None:
+    os.environ["FANIN_TRACE"] = file
+    for _ in range(2):
+        me.init()
+        dist.all_reduce(torch.ones(1000))
+        dist.destroy_process_group()
+
+
+def test_groups_of_one_process_follow_each_other_in_one_file(
+    launch: Launch, tmp_path: Path
+) -> None:
+    launch(again, 2, str(tmp_path / "trace.json")).results()
+    events = json.loads((tmp_path / "trace.1.json").read_text())
+    assert len({e["args"]["job"] for e in events if e["name"] == "all-reduce 0"}) == 2
+
+
+def halves(me: Me, file: str) -> None:
+    """Two groups with a rank 0 each."""
+    os.environ["FANIN_TRACE"] = file
+    me.init("gloo")
+    groups = [dist.new_group([0, 1], backend="fanin"), dist.new_group([2, 3], backend="fanin")]
+    group = groups[me.rank // 2]
+    assert isinstance(group, dist.ProcessGroup)
+    dist.all_reduce(torch.ones(1000), group=group)
+    dist.destroy_process_group()
+
+
+def test_equal_ranks_of_different_groups_do_not_share_a_file(
+    launch: Launch, tmp_path: Path
+) -> None:
+    launch(halves, 4, str(tmp_path / "trace.json")).results()
+    for rank in range(4):
+        events = json.loads((tmp_path / f"trace.{rank}.json").read_text())
+        assert {e["pid"] for e in events} == {rank}
+        assert sum(e["name"] == "all-reduce 0" for e in events) == 1
+
+
+def endless(me: Me, file: str) -> None:
+    os.environ["FANIN_TRACE"] = file
+    me.init()
+    while True:
+        dist.all_reduce(torch.ones(1000))
+
+
+def test_a_killed_process_leaves_a_readable_file(launch: Launch, tmp_path: Path) -> None:
+    ranks = launch(endless, 2, str(tmp_path / "trace.json"))
+    files = [tmp_path / f"trace.{rank}.json" for rank in range(2)]
+    wait_until(
+        lambda: all(file.exists() and "all-reduce 5" in file.read_text() for file in files),
+        "the traces grow",
+    )
+    for rank in range(2):
+        ranks.kill(rank)
+    for file in files:
+        # As the viewers read it: killed within a write, the end of the array may be missing.
+        text = file.read_text().rstrip()
+        if not text.endswith("]"):
+            text = text[: text.rindex("\n")].rstrip(",\n") + "]"
+        numbers = [e["args"]["number"] for e in json.loads(text) if e["name"].startswith("all-r")]
+        assert numbers[:6] == list(range(6))
+
+
+def lost(me: Me, file: str) -> str:
+    os.environ["FANIN_TRACE"] = file
+    me.init()
+    if me.rank == 1:
+        me.say("here")
+        me.hear()
+    try:
+        dist.all_reduce(torch.ones(1000))
+    except RuntimeError as error:
+        dist.destroy_process_group()
+        return str(error)
+    return "summed"
+
+
+def test_a_failed_all_reduce_is_in_the_trace_with_its_error(launch: Launch, tmp_path: Path) -> None:
+    ranks = launch(lost, 2, str(tmp_path / "trace.json"))
+    assert ranks.hear(1) == "here"
+    ranks.kill(1)
+    assert "rank 1 is lost" in ranks.result(0)
+    events = json.loads((tmp_path / "trace.0.json").read_text())
+    (failed,) = (e for e in events if e["name"] == "all-reduce 0")
+    assert "rank 1 is lost" in failed["args"]["error"]
+
+
+def test_a_file_that_cannot_be_written_is_told_before_anything_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("FANIN_TRACE", "/nowhere/trace.json")
+    with pytest.raises(
+        errors.FaninError, match=r"trace file .* /nowhere/trace\.\d+\.json: No such"
+    ):
+        fanin.connect("no-such-switch:1", job="traced", rank=0, world_size=2)
+
+
+def test_the_file_is_named_by_the_rank_of_the_process(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.delenv("FANIN_TRACE", raising=False)
+    assert _environment.trace(3) is None
+    monkeypatch.setenv("FANIN_TRACE", f"{tmp_path}/run.v2.json")
+    assert _environment.trace(3) == (f"{tmp_path}/run.v2.3.json", 3)
+    monkeypatch.setenv("RANK", "12")
+    assert _environment.trace(3) == (f"{tmp_path}/run.v2.12.json", 12)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FANIN_TRACE", "trace")
+    assert _environment.trace(3) == (f"{tmp_path}/trace.12", 12)
+    for directory in (f"{tmp_path}/", str(tmp_path), "/"):
+        monkeypatch.setenv("FANIN_TRACE", directory)
+        with pytest.raises(ValueError, match="must name a file"):
+            _environment.trace(3)
