@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from conftest import Launch
-from ranks import Me
+from ranks import Me, sums_on_switch
 
 
 def total(value: int, group: Any = None) -> int:
@@ -35,6 +35,50 @@ def subgroups(me: Me) -> None:
 
 def test_new_group_and_split_group(launch: Launch) -> None:
     launch(subgroups, 3).results()
+
+
+def job_of(group: Any) -> str:
+    backend: Any = group._get_backend(torch.device("cpu"))
+    return str(backend._channel._client.job)
+
+
+MEMBERS = [[0, 1, 2], [1, 2, 3], [0, 2, 3], [0, 3], [1, 2], [0, 1, 2, 3]]
+# Not a multiple of a chunk, and longer than a window: the groups' packets are under way together.
+ELEMENTS = 200_001
+
+
+def overlapping(me: Me) -> list[str | None]:
+    """Sums in all groups at the same time; each rank begins with another group."""
+    me.init()
+    groups: list[Any] = [dist.new_group(members) for members in MEMBERS]
+    mine = [index for index, members in enumerate(MEMBERS) if me.rank in members]
+    # Each rank takes its groups in an order of its own, and each group its sums in one order.
+    order = mine[me.rank % len(mine) :] + mine[: me.rank % len(mine)]
+    base = torch.arange(ELEMENTS, dtype=torch.int32)
+    tensors = {(i, turn): base * (i + 1) + me.rank + turn for i in order for turn in range(3)}
+    works = [
+        dist.all_reduce(tensors[i, turn], group=groups[i], async_op=True)
+        for turn in range(3)
+        for i in order
+    ]
+    for work in works:
+        assert work is not None
+        work.wait()
+    for (i, turn), tensor in tensors.items():
+        n = len(MEMBERS[i])
+        assert torch.equal(tensor, n * (base * (i + 1) + turn) + sum(MEMBERS[i])), (i, turn)
+    for i in mine:
+        assert sums_on_switch(groups[i]) == 3
+    assert sums_on_switch() == 0
+    return [job_of(group) if i in mine else None for i, group in enumerate(groups)]
+
+
+def test_overlapping_groups_sum_at_the_same_time_each_as_a_job_of_its_own(launch: Launch) -> None:
+    jobs = list(zip(*launch(overlapping, 4).results(), strict=True))
+    for members, names in zip(MEMBERS, jobs, strict=True):
+        assert len(set(names) - {None}) == 1
+        assert [rank for rank, name in enumerate(names) if name is not None] == members
+    assert len({name for names in jobs for name in names} - {None}) == len(MEMBERS)
 
 
 def again(me: Me) -> list[int]:
