@@ -86,7 +86,8 @@ def sums_on_switch(group: Any = None) -> int:
 
     Shows that a result that is right did not come about behind the switch's back.
     """
-    backend: Any = (group or dist.group.WORLD)._get_backend(torch.device("cpu"))
+    chosen: Any = group or dist.group.WORLD
+    backend: Any = chosen._get_backend(torch.device("cpu"))
     if isinstance(backend, dist.ProcessGroupGloo):
         return 0
     return int(backend._channel._client.statistics()["completed"])

@@ -134,8 +134,9 @@ def train_in_mode(me: Me, mode: str) -> tuple[list[torch.Tensor], int]:
         for number in range(STEPS):
             step(number)
     if mode == "bucket view":
-        gradients = [p.grad.untyped_storage().data_ptr() for p in model.parameters()]
-        assert len(set(gradients)) < len(gradients)  # they are views of the buckets
+        gradients: list[Any] = [parameter.grad for parameter in model.parameters()]
+        storages = {gradient.untyped_storage().data_ptr() for gradient in gradients}
+        assert len(storages) < len(gradients)  # they are views of the buckets
     return [parameter.detach().clone() for parameter in model.parameters()], sums_on_switch()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -124,6 +125,12 @@ def test_send_and_receive(launch: Launch) -> None:
     launch(point_to_point, 2).results()
 
 
+def unlike(world_size: int) -> None:
+    with _coalescing_manager():
+        dist.all_reduce(torch.ones(3))
+        dist.all_gather_single(torch.empty(2 * world_size), torch.ones(2))
+
+
 def coalesced(me: Me) -> None:
     me.init()
     n = me.world_size
@@ -151,15 +158,13 @@ def coalesced(me: Me) -> None:
     dist.all_reduce(after)
     assert after.tolist() == [n] * 3
 
-
     # A region that torch refuses leaves nothing behind that would swallow what comes after it.
-    with pytest.raises(RuntimeError, match="mixed types"), _coalescing_manager():
-        dist.all_reduce(torch.ones(3))
-        dist.all_gather_single(torch.empty(2 * n), torch.ones(2))
+    with pytest.raises(RuntimeError, match="mixed types"):
+        unlike(n)
     before = sums_on_switch()
     after = torch.full((1000,), me.rank + 1.0)
     dist.all_reduce(after)
-    assert after.unique().tolist() == [n * (n + 1) / 2]
+    assert after.tolist() == [n * (n + 1) / 2] * 1000
     assert sums_on_switch() == before + 1
 
     # What FSDP2 does: gathers and reduce-scatters, each kind in one region.
@@ -200,7 +205,7 @@ def objects(me: Me) -> None:
         box: list[Any] = [None, None]
         assert dist.recv_object_list(box, src=0) == 0
         assert box == [expected[0], "and another"]
-    pair = dist.new_group([0, 2])
+    pair: Any = dist.new_group([0, 2])
     if rank != 1:
         everyone: list[Any] = [None] * 2
         dist.all_gather_object(everyone, ours, group=pair)
@@ -274,23 +279,26 @@ def test_functional_collectives(launch: Launch) -> None:
 def detailed(me: Me) -> Any:
     """Training, and ranks that disagree, under torch's own checks of every collective."""
     c10d.set_debug_level(c10d.DebugLevel.DETAIL)
-    gloo, ours = me.on_both(few_steps)
     me.init()
-    dist.barrier()
+    trained = few_steps(me)
     mismatches = []
-    for lengths, ops in (((3, 4), "all_reduce"), ((3, 3), "broadcast")):
+    first: list[Any] = [dist.all_reduce, dist.all_reduce]
+    second: list[Any] = [dist.all_reduce, partial(dist.broadcast, src=0)]
+    for lengths, calls in (((3, 4), first), ((3, 3), second)):
         tensor = torch.ones(lengths[me.rank])
         with pytest.raises(RuntimeError) as caught:
-            if me.rank == 0 or ops == "all_reduce":
-                dist.all_reduce(tensor)
-            else:
-                dist.broadcast(tensor, src=0)
+            calls[me.rank](tensor)
         mismatches.append(str(caught.value))
         assert tensor.tolist() == [1.0] * lengths[me.rank]  # refused before anything was added
     after = torch.ones(3)
     dist.all_reduce(after)
     assert after.tolist() == [me.world_size] * 3
-    return gloo, ours, mismatches
+    return trained, mismatches
+
+
+def plain(me: Me) -> torch.Tensor:
+    me.init("gloo")
+    return few_steps(me)
 
 
 def few_steps(me: Me) -> torch.Tensor:
@@ -301,11 +309,13 @@ def few_steps(me: Me) -> torch.Tensor:
         optimizer.zero_grad()
         model(torch.full((3, 20), me.rank + step / 8)).square().mean().backward()
         optimizer.step()
-    return model.module.weight.detach().clone()
+    weight: torch.Tensor = model.module.weight.detach().clone()
+    return weight
 
 
 def test_detail_debug_mode_trains_and_reports_ranks_that_disagree(launch: Launch) -> None:
-    for gloo, ours, (unlike_shapes, unlike_collectives) in launch(detailed, 2).results():
+    gloo = launch(plain, 2).results()[0]
+    for ours, (unlike_shapes, unlike_collectives) in launch(detailed, 2).results():
         assert (gloo - ours).abs().max() <= 1e-6
         for message in (unlike_shapes, unlike_collectives):
             assert "Detected mismatch between collectives on ranks" in message

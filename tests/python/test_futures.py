@@ -84,8 +84,13 @@ def observe(me: Me) -> dict[str, Any]:
     order: list[str] = []
     work = dist.all_reduce(tensor, async_op=True)
     future = work.get_future()
-    first = future.then(lambda f: (order.append("first"), f.value()[0].shape)[1])
-    second = first.then(lambda f: (order.append("second"), f.value().numel())[1])
+
+    def noted(name: str, value: Any) -> Any:
+        order.append(name)
+        return value
+
+    first = future.then(lambda f: noted("first", f.value()[0].shape))
+    second = first.then(lambda f: noted("second", f.value().numel()))
     failing = future.then(lambda _: 1 // 0)
     called = threading.Event()
     future.add_done_callback(lambda _: called.set())
@@ -99,7 +104,7 @@ def observe(me: Me) -> dict[str, Any]:
     works: Any = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
     for work in reversed(works):
         work.wait()
-    seen["many"] = [tensor.unique().tolist() == [n * (n - 1) / 2] for tensor in tensors]
+    seen["many"] = [bool((tensor == n * (n - 1) / 2).all()) for tensor in tensors]
     outputs = [torch.empty(2) for _ in range(n)]
     work = dist.all_gather(outputs, torch.full((2,), float(me.rank)), async_op=True)
     seen["delegated"] = [work.wait(), outputs[1].tolist(), work.is_success()]
