@@ -19,6 +19,7 @@ RANKS = 4
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 Batches = Iterator[tuple[torch.Tensor, torch.Tensor]]
+Task = Callable[[int], tuple[nn.Module, torch.optim.Optimizer, Batches]]
 
 
 def digits(rank: int) -> tuple[nn.Module, torch.optim.Optimizer, Batches]:
@@ -57,7 +58,7 @@ def gpt(rank: int) -> tuple[nn.Module, torch.optim.Optimizer, Batches]:
     return model, torch.optim.AdamW(model.parameters(), lr=1e-3), batches()
 
 
-def train(me: Me, make: Callable[[int], Any], steps: int) -> tuple[list[float], int]:
+def train(me: Me, make: Task, steps: int) -> tuple[list[float], int]:
     """The loss of each step, averaged over the ranks, and the number of the switch's sums."""
     torch.manual_seed(20)
     model, optimizer, batches = make(me.rank)
@@ -67,7 +68,7 @@ def train(me: Me, make: Callable[[int], Any], steps: int) -> tuple[list[float], 
     for step in range(steps):
         inputs, targets = next(batches)
         logits = ddp(inputs)
-        loss = nn.functional.cross_entropy(logits.flatten(0, -2), targets.flatten())
+        loss: Any = nn.functional.cross_entropy(logits.flatten(0, -2), targets.flatten())
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -76,7 +77,7 @@ def train(me: Me, make: Callable[[int], Any], steps: int) -> tuple[list[float], 
     return (losses / me.world_size).tolist(), sums_on_switch()
 
 
-def train_on_both(me: Me, make: Callable[[int], Any], steps: int) -> Any:
+def train_on_both(me: Me, make: Task, steps: int) -> Any:
     return me.on_both(train, make, steps)
 
 
@@ -84,14 +85,14 @@ TASKS = {"digits": (digits, 60), "gpt": (gpt, 40)}
 
 # By how much the two losses may differ at any step, for each type that values have on the wire.
 #
-# int32: an element of a sum is off by at most n / f, f = (2^31 - 1) / (n * 2^m) (SwitchML, Theorem 1;
-# docs/protocols/switchml.md), so one of an average of 4 ranks by 2^-29 of 2^m, the power of two
+# int32: an element of a sum is off by at most n / f, f = (2^31 - 1) / (n * 2^m) (SwitchML, Theorem
+# 1; docs/protocols/switchml.md), so one of an average of 4 ranks by 2^-29 of 2^m, the power of two
 # above its block's largest value. Gloo's own sums round to 2^-24 of an element, three times.
-# What that does to a loss was measured: noise of this size (uniform in +-2^(m - 29), blocks of 352)
-# added to all averaged gradients of a Gloo run moves the curves by 6e-8 (digits) and 2.4e-7 (gpt) at
-# most: half a unit in the last place of the loss. 1e-6 is four and two such units. Defects move
-# them more, by the same experiment: one chunk of one rank left out of one sum by 9e-4 and 1e-5 at
-# least; a scale that is wrong by 1e-5 throughout by 1e-5 (digits; Adam does not see scales).
+# What that does to a loss was measured: noise of this size (uniform in +-2^(m - 29), in blocks of
+# 352) added to all averaged gradients of a Gloo run moves the curves by 6e-8 (digits) and 2.4e-7
+# (gpt) at most: half a unit in the last place of the loss. 1e-6 is four and two such units. Defects
+# move them more, by the same experiment: one chunk of one rank left out of one sum by 9e-4 and 1e-5
+# at least; a scale wrong by 1e-5 throughout by 1e-5 (digits; Adam does not see scales).
 BOUNDS: dict[str, dict[str, float]] = {"int32": {"digits": 1e-6, "gpt": 1e-6}}
 
 

@@ -17,5 +17,5 @@ pub use client::{
     Cancel, HEARTBEATS_PER_TIMEOUT, JobStatus, JobStatusState, Probe, ProbeReport, ProbeSum, Route, Session,
     SessionConfig, SwitchStatus, interface_rate_bps, resolve_switch, route, switch_status,
 };
-pub use error::SessionError;
+pub use error::{AllReduceError, SessionError, Tensor};
 pub use server::{ServerError, SwitchServer, SwitchServerConfig};

@@ -13,10 +13,10 @@ use tokio::task::JoinHandle;
 
 use super::admission::join;
 use super::connection::Connection;
-use super::pending::{AllReduce, Pending};
+use super::pending::Pending;
 use super::watch::watch;
 use crate::SessionError;
-use crate::error::Member;
+use crate::error::{AllReduceError, Member, Tensor};
 use crate::proto::LeaveRequest;
 
 /// How long a closing session waits for the switch to hear of it.
@@ -213,27 +213,34 @@ impl Session {
     ///
     /// `done` is called once, by a thread of the data path (or by this call, when the session has ended): it must be quick.
     /// Until then the tensor must not be touched.
+    ///
+    /// Returns the all-reduce as errors name it.
+    ///
+    /// # Errors
+    /// [`SessionError::Closed`] after [`Self::close`]: nothing is submitted then, and `done` not called.
     pub fn submit(
         &self,
         tensor: RawTensor,
         op: Op,
-        done: impl FnOnce(Result<(), SessionError>) + Send + 'static,
-    ) {
-        let Some(shared) = &self.shared else { return done(Err(SessionError::Closed)) };
+        done: impl FnOnce(Result<(), AllReduceError>) + Send + 'static,
+    ) -> Result<Tensor, SessionError> {
+        let shared = self.shared.as_ref().ok_or(SessionError::Closed)?;
         let pending = Arc::clone(&shared.pending);
         let member = Arc::clone(&shared.member);
-        let number = pending.insert(AllReduce {
-            since: Instant::now(),
-            elements: tensor.elements(),
-            dtype: tensor.dtype(),
-            op,
-        });
+        let submitted = Instant::now();
+        let name = pending.insert(tensor.elements(), tensor.dtype(), op, submitted);
         // It holds no reference to the driver: a thread of the driver would otherwise wait for itself to end.
         let done = move |result: Result<(), Failure>| {
-            pending.remove(number);
-            done(result.map_err(|failure| SessionError::from_failure(&failure, &member)));
+            pending.remove(name.number);
+            done(result.map_err(|failure| AllReduceError {
+                cause: SessionError::from_failure(&failure, &member),
+                tensor: name,
+                switch: member.switch.clone(),
+                waited: submitted.elapsed(),
+            }));
         };
         shared.driver.submit(tensor, op, Box::new(done));
+        Ok(name)
     }
 
     /// Changes [`SessionConfig::timeout`], for what is under way too.
