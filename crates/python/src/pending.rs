@@ -63,9 +63,7 @@ impl Pending {
                 }
                 outcome.map_err(|error| all_reduce_to_python(py, &error))
             }
-            (None, Some(timeout), Some(tensor)) => {
-                Err(self.membership.wait_timed_out(py, timeout, *tensor))
-            }
+            (None, Some(timeout), Some(tensor)) => Err(self.membership.wait_timed_out(py, timeout, *tensor)),
             (None, ..) => Err(PyRuntimeError::new_err("a wait without timeout timed out")),
         }
     }

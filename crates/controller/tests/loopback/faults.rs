@@ -5,7 +5,6 @@ use fanin_wire::WorkerId;
 
 use super::scripted::Script;
 use super::*;
-use fanin_controller::{AllReduceError, Tensor};
 use fanin_controller::proto::control_client::ControlClient;
 use fanin_controller::proto::join_reply::Outcome;
 use fanin_controller::proto::{
@@ -13,6 +12,7 @@ use fanin_controller::proto::{
     abort_reason::Reason,
     heartbeat_reply::{Alive, State, Unknown},
 };
+use fanin_controller::{AllReduceError, Tensor};
 
 /// Joins as a rank that then dies: no packet, no heartbeat, no farewell.
 fn rank_that_dies(switch: &SwitchServer, job: &str, rank: u32, world_size: u32) -> thread::JoinHandle<()> {
