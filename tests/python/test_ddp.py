@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 from typing import Any
 
@@ -198,4 +199,5 @@ def test_backward_raises_cleanly_when_a_rank_is_killed(launch: Launch) -> None:
         kind, message = ranks.result(rank)
         assert kind == "RuntimeError"
         assert "RankLost" in message
+        assert re.search(r"this ended the sum of 20 float32 \(all-reduce \d+\)", message), message
         assert "2" in message

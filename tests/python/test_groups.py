@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from conftest import Launch
 from ranks import Me, sums_on_switch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 
 def total(value: int, group: Any = None) -> int:
@@ -98,6 +102,38 @@ def test_two_runs_at_a_time_on_one_switch_do_not_meet(launch: Launch) -> None:
     runs = [launch(again, 2) for _ in range(2)]
     for run in runs:
         assert run.results() == [[2, 4, 6]] * 2
+
+
+def beside_gloo(me: Me, default: str, other: str) -> tuple[list[float], int]:
+    """DDP on a group of another backend than the default one's."""
+    me.init(default)
+    group = dist.new_group(backend=other)
+    torch.manual_seed(6)
+    model = DistributedDataParallel(nn.Linear(9, 2), process_group=group)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(3):
+        optimizer.zero_grad()
+        model(torch.full((2, 9), me.rank + step / 4)).square().mean().backward()
+        optimizer.step()
+    assert total(1) == total(1, group) == 2
+    trained = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+    return trained.tolist(), sums_on_switch(group)
+
+
+def test_a_group_of_fanin_beside_one_of_gloo_and_the_reverse(launch: Launch) -> None:
+    (ours, sums), _ = launch(beside_gloo, 2, "gloo", "fanin").results()
+    (theirs, none), _ = launch(beside_gloo, 2, "fanin", "gloo").results()
+    assert ours == pytest.approx(theirs, abs=1e-6)
+    assert (sums, none) == (4, 0)
+
+
+def by_a_file(me: Me, file: str) -> int:
+    me.init(init_method=f"file://{file}", rank=me.rank, world_size=me.world_size)
+    return total(me.rank + 1)
+
+
+def test_ranks_that_meet_in_a_file(launch: Launch, tmp_path: Path) -> None:
+    assert launch(by_a_file, 2, str(tmp_path / "store")).results() == [3, 3]
 
 
 def mixed(me: Me) -> None:

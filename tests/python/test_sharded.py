@@ -14,6 +14,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
 from torch.nn.parallel import DistributedDataParallel
 
 STEPS = 6
@@ -131,6 +136,38 @@ def test_a_zero_redundancy_optimizer_equals_gloos_and_that_of_one_process(launch
         assert ours[2] >= STEPS
     # Rank 1 got the states of all parameters, those too that rank 0 had.
     assert results[1][1][1] == sorted(parameter.numel() for parameter in expected)
+
+
+def tensor_parallel(me: Me) -> tuple[list[torch.Tensor], int]:
+    """Data-parallel in one dimension of a mesh, and layers cut in the other."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "model"))
+    replica, _ = divmod(me.rank, 2)
+    model = network()
+    plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+    parallelize_module(model, mesh["model"], plan)
+    optimizer = sgd(model.parameters())
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        model(batch(replica, step)).square().mean().backward()
+        for parameter in model.parameters():
+            gradient: Any = parameter.grad
+            local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+            dist.all_reduce(local, op=dist.ReduceOp.AVG, group=mesh.get_group("data"))
+        optimizer.step()
+    whole = [p.full_tensor() if isinstance(p, DTensor) else p for p in model.parameters()]
+    return [parameter.detach() for parameter in whole], sums_on_switch(mesh.get_group("model"))
+
+
+def tensor_parallel_on_both(me: Me) -> Any:
+    return me.on_both(tensor_parallel)
+
+
+def test_layers_cut_over_ranks_train_as_on_gloo_and_in_one_process(launch: Launch) -> None:
+    expected = alone(2, sgd)
+    for (gloo, _), (ours, sums) in launch(tensor_parallel_on_both, 4).results():
+        assert furthest(ours, gloo) <= BOUND
+        assert furthest(ours, expected) <= BOUND
+        assert sums >= STEPS  # what the rows' layer sums, at least
 
 
 def meshes(me: Me) -> None:
