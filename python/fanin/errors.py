@@ -9,6 +9,18 @@ Each error is made as ``Class(message, **fields)`` (the binding does so); fields
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Tensor(NamedTuple):
+    """Which all-reduce of a job an error is about: every rank calls the same one by its number."""
+
+    number: int
+    """Its number among the job's (a torch group's) all-reduces, from 0; empty tensors count."""
+    elements: int
+    dtype: str
+    op: str
+    """"sum" or "avg"."""
 
 
 class FaninError(RuntimeError):
@@ -16,6 +28,14 @@ class FaninError(RuntimeError):
 
     A `RuntimeError`, because that is what programs written for other backends catch.
     """
+
+    tensor: Tensor | None = None
+    """The all-reduce that this error ended. A timeout's message also names one before it, which was
+    waited for, if there is one."""
+    switch: str | None = None
+    """The switch, as "host:port"."""
+    waited: float | None = None
+    """How long was waited, in seconds."""
 
     def __init__(self, message: str = "", **fields: object) -> None:
         super().__init__(message)
@@ -39,8 +59,10 @@ class NotASwitch(FaninError):
 class ProtocolVersionMismatch(FaninError):
     """The switch speaks another version of the protocol."""
 
-    def __init__(self, message: str = "", *, ours: int = -1, theirs: int = -1) -> None:
-        super().__init__(message, ours=ours, theirs=theirs)
+    def __init__(
+        self, message: str = "", *, ours: int = -1, theirs: int = -1, **fields: object
+    ) -> None:
+        super().__init__(message, ours=ours, theirs=theirs, **fields)
 
     ours: int
     theirs: int
@@ -61,8 +83,10 @@ class WorldSizeMismatch(JoinRefused):
 class PoolExhausted(JoinRefused):
     """The switch has fewer free slots than the job asked for."""
 
-    def __init__(self, message: str = "", *, asked: int = -1, free: int = -1) -> None:
-        super().__init__(message, asked=asked, free=free)
+    def __init__(
+        self, message: str = "", *, asked: int = -1, free: int = -1, **fields: object
+    ) -> None:
+        super().__init__(message, asked=asked, free=free, **fields)
 
     asked: int
     free: int
@@ -73,8 +97,10 @@ class RankOutOfRange(JoinRefused):
 
 
 class _MissingRanks(FaninError):
-    def __init__(self, message: str = "", *, missing_ranks: Sequence[int] = ()) -> None:
-        super().__init__(message, missing_ranks=list(missing_ranks))
+    def __init__(
+        self, message: str = "", *, missing_ranks: Sequence[int] = (), **fields: object
+    ) -> None:
+        super().__init__(message, missing_ranks=list(missing_ranks), **fields)
 
     missing_ranks: list[int]
 
@@ -95,8 +121,8 @@ class CollectiveMismatch(FaninError):
 
 
 class _OneRank(FaninError):
-    def __init__(self, message: str = "", *, rank: int = -1) -> None:
-        super().__init__(message, rank=rank)
+    def __init__(self, message: str = "", *, rank: int = -1, **fields: object) -> None:
+        super().__init__(message, rank=rank, **fields)
 
     rank: int
 
@@ -133,5 +159,6 @@ __all__ = [
     "RankOutOfRange",
     "SwitchLost",
     "SwitchUnreachable",
+    "Tensor",
     "WorldSizeMismatch",
 ]

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
@@ -66,6 +67,30 @@ class Me:
         """Waits for the test's `Ranks.tell`."""
         assert self.parent.poll(DEADLINE), "the test said nothing"
         return self.parent.recv()
+
+    def on_both(self, program: Callable[..., Any], *args: Any) -> tuple[Any, Any]:
+        """What `program(me, *args)` returns on Gloo and on fanin, one after the other."""
+        results = []
+        for backend in ("gloo", "fanin"):
+            self.init(backend)
+            results.append(program(self, *args))
+            # No rank tears its connections down while another still works.
+            dist.barrier()
+            dist.destroy_process_group()
+        gloo, fanin = results
+        return gloo, fanin
+
+
+def sums_on_switch(group: Any = None) -> int:
+    """How many all-reduces of this rank the switch has summed for the group: 0 on Gloo.
+
+    Shows that a result that is right did not come about behind the switch's back.
+    """
+    chosen: Any = group or dist.group.WORLD
+    backend: Any = chosen._get_backend(torch.device("cpu"))
+    if isinstance(backend, dist.ProcessGroupGloo):
+        return 0
+    return int(backend._channel._client.statistics()["completed"])
 
 
 @dataclass
@@ -171,8 +196,6 @@ def _send(pipe: Connection, what: tuple[str, Any]) -> None:
 def _play(
     body: Callable[..., Any], me: Me, environment: dict[str, str], args: tuple[Any, ...]
 ) -> None:
-    import torch
-
     os.environ.update(environment)
     torch.set_num_threads(1)
     try:

@@ -93,6 +93,10 @@ def awkward(me: Me) -> None:
     work.wait()
     assert every_other.tolist() == [n, 0] * 10
 
+    expanded = torch.full((3, 1), me.rank + 1.0).expand(3, 4)
+    dist.all_reduce(expanded)
+    assert expanded.tolist() == [[n * (n + 1) / 2] * 4] * 3
+
     for empty in (torch.empty(0), torch.empty(3, 0, dtype=torch.bfloat16)):
         dist.all_reduce(empty)
         work = dist.all_reduce(empty, async_op=True)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
+from functools import partial
+from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from conftest import Launch
-from ranks import Me
+from ranks import Me, sums_on_switch
 from torch._C import _distributed_c10d as c10d
 from torch.distributed.distributed_c10d import _coalescing_manager
+from torch.nn.parallel import DistributedDataParallel
 
 
 def other_reductions(me: Me) -> None:
@@ -120,6 +125,12 @@ def test_send_and_receive(launch: Launch) -> None:
     launch(point_to_point, 2).results()
 
 
+def unlike(world_size: int) -> None:
+    with _coalescing_manager():
+        dist.all_reduce(torch.ones(3))
+        dist.all_gather_single(torch.empty(2 * world_size), torch.ones(2))
+
+
 def coalesced(me: Me) -> None:
     me.init()
     n = me.world_size
@@ -147,9 +158,82 @@ def coalesced(me: Me) -> None:
     dist.all_reduce(after)
     assert after.tolist() == [n] * 3
 
+    # A region that torch refuses leaves nothing behind that would swallow what comes after it.
+    with pytest.raises(RuntimeError, match="mixed types"):
+        unlike(n)
+    before = sums_on_switch()
+    after = torch.full((1000,), me.rank + 1.0)
+    dist.all_reduce(after)
+    assert after.tolist() == [n * (n + 1) / 2] * 1000
+    assert sums_on_switch() == before + 1
+
+    # What FSDP2 does: gathers and reduce-scatters, each kind in one region.
+    parts = [torch.full((length,), me.rank + 1.0) for length in (2, 5)]
+    wholes = [torch.empty(n * len(part)) for part in parts]
+    with _coalescing_manager(async_ops=True) as manager:
+        for whole, part in zip(wholes, parts, strict=True):
+            dist.all_gather_single(whole, part)
+    manager.wait()
+    for whole, part in zip(wholes, parts, strict=True):
+        assert whole.tolist() == [1.0] * len(part) + [2.0] * len(part)
+    with _coalescing_manager():
+        for whole, part in zip(wholes, parts, strict=True):
+            dist.reduce_scatter_single(part, whole)
+    for part in parts:
+        assert part.tolist() == [n * (me.rank + 1.0)] * len(part)
+
 
 def test_coalescing_regions_communicate(launch: Launch) -> None:
     launch(coalesced, 2).results()
+
+
+def objects(me: Me) -> None:
+    """Objects whose pickles differ in length from rank to rank."""
+    me.init()
+    rank, n = me.rank, me.world_size
+    ours = {"rank": rank, "text": "x" * 1000 * rank}
+    expected = [{"rank": i, "text": "x" * 1000 * i} for i in range(n)]
+    gathered: list[Any] | None = [None] * n if rank == 1 else None
+    dist.gather_object(ours, gathered, dst=1)
+    assert gathered == (expected if rank == 1 else None)
+    got: list[Any] = [None]
+    dist.scatter_object_list(got, expected if rank == 0 else None, src=0)
+    assert got == [ours]
+    if rank == 0:
+        dist.send_object_list([ours, "and another"], dst=2)
+    elif rank == 2:
+        box: list[Any] = [None, None]
+        assert dist.recv_object_list(box, src=0) == 0
+        assert box == [expected[0], "and another"]
+    pair: Any = dist.new_group([0, 2])
+    if rank != 1:
+        everyone: list[Any] = [None] * 2
+        dist.all_gather_object(everyone, ours, group=pair)
+        assert everyone == [expected[0], expected[2]]
+
+
+def test_objects_of_different_lengths(launch: Launch) -> None:
+    launch(objects, 3).results()
+
+
+def barred(me: Me) -> str:
+    me.init()
+    if me.rank == 0:
+        with pytest.raises(RuntimeError) as caught:
+            dist.monitored_barrier(timeout=timedelta(seconds=1), wait_all_ranks=True)
+        me.say(str(caught.value))
+    else:
+        me.hear()
+    return "still here"
+
+
+def test_a_monitored_barrier_names_the_ranks_that_do_not_come(launch: Launch) -> None:
+    ranks = launch(barred, 3)
+    message = ranks.hear(0)
+    assert re.search(r"Ranks 1, 2 failed to pass monitoredBarrier", message), message
+    for rank in (1, 2):
+        ranks.tell(rank, "go")
+    assert ranks.results() == ["still here"] * 3
 
 
 def functional(me: Me) -> None:
@@ -158,30 +242,83 @@ def functional(me: Me) -> None:
     me.init()
     group = dist.group.WORLD
     assert group is not None
+    rank, n = me.rank, me.world_size
     ours = torch.arange(4, dtype=torch.int32)
-    assert torch.equal(collectives.all_reduce(ours, "sum", group) + 0, me.world_size * ours)
+    summed = collectives.all_reduce(ours, "sum", group)
+    assert torch.equal(summed + 0, n * ours)
+    assert torch.equal(ours, torch.arange(4, dtype=torch.int32))  # not in place
+    averaged = collectives.all_reduce(torch.full((3,), float(rank)), "avg", group)
+    assert averaged.tolist() == [(n - 1) / 2] * 3
     many = collectives.all_reduce_coalesced([ours, ours + 1], "sum", group)
-    assert torch.equal(many[1] + 0, me.world_size * (ours + 1))
-    gathered = collectives.all_gather_tensor(ours, 0, group) + 0
-    assert torch.equal(gathered, ours.repeat(me.world_size))
+    assert torch.equal(many[0] + 0, n * ours)
+    assert torch.equal(many[1] + 0, n * (ours + 1))
+    assert sums_on_switch() == 4
+    highest = collectives.all_reduce(ours * rank, "max", group)
+    assert torch.equal(highest + 0, ours * (n - 1))
+    gathered = collectives.all_gather_tensor(ours + rank, 0, group) + 0
+    assert torch.equal(gathered, torch.cat([ours + i for i in range(n)]))
+    gathered = collectives.all_gather_tensor((ours + rank).view(2, 2), 1, group) + 0
+    assert torch.equal(gathered, torch.cat([(ours + i).view(2, 2) for i in range(n)], 1))
+    reduced = collectives.reduce_scatter_tensor(torch.arange(2 * n), "sum", 0, group) + 0
+    assert reduced.tolist() == [n * 2 * rank, n * (2 * rank + 1)]
+    exchanged = collectives.all_to_all_single(torch.full((n,), rank), None, None, group) + 0
+    assert exchanged.tolist() == list(range(n))
+    assert (collectives.broadcast(ours + rank, 1, group) + 0).tolist() == [1, 2, 3, 4]
+    # With gradients: an all-reduce forwards is one backwards.
+    x = torch.full((3,), rank + 1.0, requires_grad=True)
+    y = collectives.all_gather_tensor_autograd(x, 0, group)
+    (y * (rank + 1)).sum().backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == [n * (n + 1) / 2] * 3
 
 
 def test_functional_collectives(launch: Launch) -> None:
     launch(functional, 2).results()
 
 
-def detailed(me: Me) -> float:
-    me.init()
-    tensor = torch.ones(3)
-    dist.all_reduce(tensor)
-    dist.barrier()
-    return tensor[0].item()
-
-
-def detailed_debug(me: Me) -> float:
+def detailed(me: Me) -> Any:
+    """Training, and ranks that disagree, under torch's own checks of every collective."""
     c10d.set_debug_level(c10d.DebugLevel.DETAIL)
-    return detailed(me)
+    me.init()
+    trained = few_steps(me)
+    mismatches = []
+    first: list[Any] = [dist.all_reduce, dist.all_reduce]
+    second: list[Any] = [dist.all_reduce, partial(dist.broadcast, src=0)]
+    for lengths, calls in (((3, 4), first), ((3, 3), second)):
+        tensor = torch.ones(lengths[me.rank])
+        with pytest.raises(RuntimeError) as caught:
+            calls[me.rank](tensor)
+        mismatches.append(str(caught.value))
+        assert tensor.tolist() == [1.0] * lengths[me.rank]  # refused before anything was added
+    after = torch.ones(3)
+    dist.all_reduce(after)
+    assert after.tolist() == [me.world_size] * 3
+    return trained, mismatches
 
 
-def test_detail_debug_mode(launch: Launch) -> None:
-    assert launch(detailed_debug, 2).results() == [2.0, 2.0]
+def plain(me: Me) -> torch.Tensor:
+    me.init("gloo")
+    return few_steps(me)
+
+
+def few_steps(me: Me) -> torch.Tensor:
+    torch.manual_seed(2)
+    model = DistributedDataParallel(torch.nn.Linear(20, 5))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(4):
+        optimizer.zero_grad()
+        model(torch.full((3, 20), me.rank + step / 8)).square().mean().backward()
+        optimizer.step()
+    weight: torch.Tensor = model.module.weight.detach().clone()
+    return weight
+
+
+def test_detail_debug_mode_trains_and_reports_ranks_that_disagree(launch: Launch) -> None:
+    gloo = launch(plain, 2).results()[0]
+    for ours, (unlike_shapes, unlike_collectives) in launch(detailed, 2).results():
+        assert (gloo - ours).abs().max() <= 1e-6
+        for message in (unlike_shapes, unlike_collectives):
+            assert "Detected mismatch between collectives on ranks" in message
+        assert re.search(r"TensorShape=\[[34]\].*TensorShape=\[[34]\]", unlike_shapes, re.S)
+        assert "ALLREDUCE" in unlike_collectives
+        assert "BROADCAST" in unlike_collectives

@@ -58,6 +58,72 @@ def test_chains_and_callbacks_that_wait_for_other_all_reduces(launch: Launch) ->
     launch(chains, 2).results()
 
 
+def observe(me: Me) -> dict[str, Any]:
+    """What a program can see of works and futures."""
+    n = me.world_size
+    seen: dict[str, Any] = {}
+    tensor = torch.full((5,), 2.0)
+    seen["a synchronous call returns"] = dist.all_reduce(tensor)
+    seen["and has summed"] = tensor.tolist() == [2.0 * n] * 5
+
+    work: Any = dist.all_reduce(tensor, async_op=True)
+    seen["wait"] = [work.wait(), work.wait(timedelta(seconds=5))]
+    seen["sum"] = tensor.tolist() == [2.0 * n * n] * 5
+    seen["state"] = [work.is_completed(), work.is_success(), work.exception()]
+    future = work.get_future()
+    seen["a future asked for after the end"] = future.wait()[0].data_ptr() == tensor.data_ptr()
+
+    work = dist.all_reduce(tensor, async_op=True)
+    future = work.get_future()
+    values = future.wait()
+    seen["value"] = [type(values), len(values), values[0].data_ptr() == tensor.data_ptr()]
+    seen["future"] = [type(future), future.done(), future.value()[0] is not None]
+    # Not before a wait: Gloo completes the future first.
+    seen["both are done"] = [work.wait(), work.is_completed()]
+
+    order: list[str] = []
+    work = dist.all_reduce(tensor, async_op=True)
+    future = work.get_future()
+
+    def noted(name: str, value: Any) -> Any:
+        order.append(name)
+        return value
+
+    first = future.then(lambda f: noted("first", f.value()[0].shape))
+    second = first.then(lambda f: noted("second", f.value().numel()))
+    failing = future.then(lambda _: 1 // 0)
+    called = threading.Event()
+    future.add_done_callback(lambda _: called.set())
+    seen["chain"] = [second.wait(), first.wait(), list(order), called.wait(10)]
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        failing.wait()
+    seen["collected"] = len(torch.futures.wait_all([future, first, second]))
+
+    # Several at once, waited for in the other order; one waits for less time than there is.
+    tensors = [torch.full((length,), float(me.rank)) for length in (1, 70_000, 3)]
+    works: Any = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+    for work in reversed(works):
+        work.wait()
+    seen["many"] = [bool((tensor == n * (n - 1) / 2).all()) for tensor in tensors]
+    outputs = [torch.empty(2) for _ in range(n)]
+    work = dist.all_gather(outputs, torch.full((2,), float(me.rank)), async_op=True)
+    seen["delegated"] = [work.wait(), outputs[1].tolist(), work.is_success()]
+    return seen
+
+
+def observe_on_both(me: Me) -> Any:
+    return me.on_both(observe)
+
+
+def test_a_program_sees_the_same_works_and_futures_as_on_gloo(launch: Launch) -> None:
+    for gloo, ours in launch(observe_on_both, 2).results():
+        assert ours == gloo
+        assert ours["value"] == [list, 1, True]
+        assert ours["chain"] == [5, torch.Size([5]), ["first", "second"], True]
+        assert ours["sum"]
+        assert all(ours["many"])
+
+
 def settled_first(me: Me) -> None:
     """However the end of a work is learned first, its future is completed as well."""
     me.init()

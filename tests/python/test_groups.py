@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from conftest import Launch
-from ranks import Me
+from ranks import Me, sums_on_switch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 
 def total(value: int, group: Any = None) -> int:
@@ -37,6 +41,50 @@ def test_new_group_and_split_group(launch: Launch) -> None:
     launch(subgroups, 3).results()
 
 
+def job_of(group: Any) -> str:
+    backend: Any = group._get_backend(torch.device("cpu"))
+    return str(backend._channel._client.job)
+
+
+MEMBERS = [[0, 1, 2], [1, 2, 3], [0, 2, 3], [0, 3], [1, 2], [0, 1, 2, 3]]
+# Not a multiple of a chunk, and longer than a window: the groups' packets are under way together.
+ELEMENTS = 200_001
+
+
+def overlapping(me: Me) -> list[str | None]:
+    """Sums in all groups at the same time; each rank begins with another group."""
+    me.init()
+    groups: list[Any] = [dist.new_group(members) for members in MEMBERS]
+    mine = [index for index, members in enumerate(MEMBERS) if me.rank in members]
+    # Each rank takes its groups in an order of its own, and each group its sums in one order.
+    order = mine[me.rank % len(mine) :] + mine[: me.rank % len(mine)]
+    base = torch.arange(ELEMENTS, dtype=torch.int32)
+    tensors = {(i, turn): base * (i + 1) + me.rank + turn for i in order for turn in range(3)}
+    works = [
+        dist.all_reduce(tensors[i, turn], group=groups[i], async_op=True)
+        for turn in range(3)
+        for i in order
+    ]
+    for work in works:
+        assert work is not None
+        work.wait()
+    for (i, turn), tensor in tensors.items():
+        n = len(MEMBERS[i])
+        assert torch.equal(tensor, n * (base * (i + 1) + turn) + sum(MEMBERS[i])), (i, turn)
+    for i in mine:
+        assert sums_on_switch(groups[i]) == 3
+    assert sums_on_switch() == 0
+    return [job_of(group) if i in mine else None for i, group in enumerate(groups)]
+
+
+def test_overlapping_groups_sum_at_the_same_time_each_as_a_job_of_its_own(launch: Launch) -> None:
+    jobs = list(zip(*launch(overlapping, 4).results(), strict=True))
+    for members, names in zip(MEMBERS, jobs, strict=True):
+        assert len(set(names) - {None}) == 1
+        assert [rank for rank, name in enumerate(names) if name is not None] == members
+    assert len({name for names in jobs for name in names} - {None}) == len(MEMBERS)
+
+
 def again(me: Me) -> list[int]:
     sums = []
     for generation in range(3):
@@ -54,6 +102,38 @@ def test_two_runs_at_a_time_on_one_switch_do_not_meet(launch: Launch) -> None:
     runs = [launch(again, 2) for _ in range(2)]
     for run in runs:
         assert run.results() == [[2, 4, 6]] * 2
+
+
+def beside_gloo(me: Me, default: str, other: str) -> tuple[list[float], int]:
+    """DDP on a group of another backend than the default one's."""
+    me.init(default)
+    group = dist.new_group(backend=other)
+    torch.manual_seed(6)
+    model = DistributedDataParallel(nn.Linear(9, 2), process_group=group)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(3):
+        optimizer.zero_grad()
+        model(torch.full((2, 9), me.rank + step / 4)).square().mean().backward()
+        optimizer.step()
+    assert total(1) == total(1, group) == 2
+    trained = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+    return trained.tolist(), sums_on_switch(group)
+
+
+def test_a_group_of_fanin_beside_one_of_gloo_and_the_reverse(launch: Launch) -> None:
+    (ours, sums), _ = launch(beside_gloo, 2, "gloo", "fanin").results()
+    (theirs, none), _ = launch(beside_gloo, 2, "fanin", "gloo").results()
+    assert ours == pytest.approx(theirs, abs=1e-6)
+    assert (sums, none) == (4, 0)
+
+
+def by_a_file(me: Me, file: str) -> int:
+    me.init(init_method=f"file://{file}", rank=me.rank, world_size=me.world_size)
+    return total(me.rank + 1)
+
+
+def test_ranks_that_meet_in_a_file(launch: Launch, tmp_path: Path) -> None:
+    assert launch(by_a_file, 2, str(tmp_path / "store")).results() == [3, 3]
 
 
 def mixed(me: Me) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from compare import compare
 
 RUN = Path(__file__).parents[1] / "torch_suite" / "run.py"
 
@@ -47,6 +48,28 @@ TESTS = [
     "test_grads_same_across_ranks_with_no_sync",
     "test_static_graph_api_cpu",
 ]
+
+
+def table(**outcomes: str) -> dict[str, dict[str, Any]]:
+    return {name: {"outcome": what, "reason": "so"} for name, what in outcomes.items()}
+
+
+def test_the_comparison_hides_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    gloo = table(a="passed", b="passed", c="skipped", d="failed")
+    equal = table(a="passed", b="passed", c="skipped", d="failed")
+    assert compare(equal, gloo, {}) == 0
+    printed = capsys.readouterr().out
+    assert "skipped under fanin (1):\n  so (1)\n    c\n" in printed  # by name
+    assert "failed under both (1):\n  d: failed" in printed
+    for outcome in ("failed", "skipped"):
+        behind = equal | table(b=outcome)
+        assert compare(behind, gloo, {}) == 1
+        assert compare(behind, gloo, {"b": "a reason"}) == 0
+        assert f"b: {outcome}, because a reason" in capsys.readouterr().out
+    # Exceptions that are none: one passes, one fails under Gloo too, one is skipped by both.
+    for name in ("a", "c", "d"):
+        assert compare(equal, gloo, {name: "a reason"}) == 1
+    assert compare(equal, gloo, {"elsewhere": "only with more ranks"}) == 0
 
 
 @pytest.fixture(scope="module")

@@ -83,8 +83,8 @@ fn all_reduce(session: &Session, tensor: &mut Vec<i32>) -> Result<(), SessionErr
     // SAFETY: the tensor is borrowed until `done` was called, below; where that never happens, the process ends.
     let raw = unsafe { RawTensor::new(tensor.as_mut_ptr().cast(), tensor.len(), Dtype::Int32) };
     session.submit(raw.expect("a tensor"), Op::Sum, move |result, _| {
-        let _ = sender.send(result);
-    });
+        let _ = sender.send(result.map_err(|error| error.cause));
+    })?;
     done.recv_timeout(HANG).unwrap_or_else(|_| {
         eprintln!("an all-reduce hangs");
         std::process::abort()

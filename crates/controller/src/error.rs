@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use fanin_protocol::control::{Ranks, Refusal};
 use fanin_udp::Failure;
-use fanin_wire::{AbortReason, Collective, WorkerId};
+use fanin_wire::{AbortReason, Collective, Dtype, Op, WorkerId};
 
 /// Why a session could not be, or ended.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -128,7 +128,7 @@ pub enum SessionError {
     },
     /// An all-reduce did not complete in time.
     #[error(
-        "all-reduce of {tensor} over switch {switch} did not complete within {}: {}",
+        "{tensor} over switch {switch} did not complete within {}: {}",
         seconds(*waited), blamed(*missing_ranks)
     )]
     AllReduceTimeout {
@@ -138,8 +138,8 @@ pub enum SessionError {
         waited: Duration,
         /// Host and port.
         switch: String,
-        /// The tensor.
-        tensor: String,
+        /// The one that took too long.
+        tensor: Tensor,
     },
     /// This machine would not give what a session needs.
     #[error("{what} failed on this machine: {cause}")]
@@ -152,6 +152,59 @@ pub enum SessionError {
     /// The session was closed.
     #[error("the session is closed; connect again")]
     Closed,
+}
+
+/// Which all-reduce of a job an error is about: every rank calls the same one by the same number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tensor {
+    /// Its number among the job's all-reduces, from 0; empty tensors count.
+    pub number: u64,
+    /// Elements of the tensor.
+    pub elements: usize,
+    /// Their type.
+    pub dtype: Dtype,
+    /// Sum or average.
+    pub op: Op,
+}
+
+impl std::fmt::Display for Tensor {
+    /// As [`Collective`] does it.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let op = match self.op {
+            Op::Sum => "sum",
+            Op::Average => "average",
+        };
+        write!(f, "{op} of {} {} (all-reduce {})", self.elements, self.dtype.name(), self.number)
+    }
+}
+
+/// How one all-reduce failed: why its session ended, and what that did to this tensor.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{}", self.message())]
+pub struct AllReduceError {
+    /// What happened.
+    pub cause: SessionError,
+    /// The tensor that was not summed.
+    pub tensor: Tensor,
+    /// The switch as `host:port`.
+    pub switch: String,
+    /// Time since the submission.
+    pub waited: Duration,
+}
+
+impl AllReduceError {
+    fn message(&self) -> String {
+        match &self.cause {
+            // It says all of that itself.
+            SessionError::AllReduceTimeout { tensor, .. } if *tensor == self.tensor => self.cause.to_string(),
+            cause => format!(
+                "{cause}; this ended the {} over switch {} after {}",
+                self.tensor,
+                self.switch,
+                seconds(self.waited)
+            ),
+        }
+    }
 }
 
 /// A rank, as far as the wording of its errors depends on it.
@@ -243,13 +296,31 @@ mod tests {
             missing_ranks: Ranks(0b110),
             waited: Duration::from_millis(1500),
             switch: "10.0.0.9:4800".into(),
-            tensor: "sum of 7 float32".into(),
+            tensor: TENSOR,
         };
-        assert_eq!(
-            timeout.to_string(),
-            "all-reduce of sum of 7 float32 over switch 10.0.0.9:4800 did not complete within 1.5 s: the switch has no \
-             contribution of ranks 1 and 2; look at the log there"
-        );
+        let says_all = "sum of 7 float32 (all-reduce 5) over switch 10.0.0.9:4800 did not complete within 1.5 s: the switch \
+                        has no contribution of ranks 1 and 2; look at the log there";
+        assert_eq!(timeout.to_string(), says_all);
+        let of_tensor = |tensor, cause: &SessionError| {
+            let waited = Duration::from_millis(2500);
+            let switch = "10.0.0.9:4800".into();
+            AllReduceError { cause: cause.clone(), tensor, switch, waited }.to_string()
+        };
+        assert_eq!(of_tensor(TENSOR, &timeout), says_all);
+        let queued = Tensor { number: 6, elements: 1, dtype: Dtype::Int32, op: Op::Average };
+        let also = "; this ended the average of 1 int32 (all-reduce 6) over switch 10.0.0.9:4800 after 2.5 s";
+        assert_eq!(of_tensor(queued, &timeout), format!("{says_all}{also}"));
+        let lost = SessionError::RankLost { rank: WorkerId(3) };
+        assert_eq!(of_tensor(queued, &lost), format!("{lost}{also}"));
+    }
+
+    const TENSOR: Tensor = Tensor { number: 5, elements: 7, dtype: Dtype::Float32, op: Op::Sum };
+
+    #[test]
+    fn a_tensor_is_named_as_the_wire_names_it() {
+        let (dtype, op) = (TENSOR.dtype, TENSOR.op);
+        let on_the_wire = Collective { sequence: 5, dtype, op, elements: 7 };
+        assert_eq!(TENSOR.to_string(), on_the_wire.to_string());
     }
 
     #[test]

@@ -4,7 +4,7 @@ use crate::error::{rank_out_of_range, to_python};
 use crate::interruptible::{duration, lock};
 use crate::ledger::Completion;
 use crate::membership::Membership;
-use crate::pending::{Collective, Pending};
+use crate::pending::Pending;
 use fanin_controller::{SessionConfig, SessionError, TraceConfig};
 use fanin_protocol::Reason;
 use fanin_udp::RawTensor;
@@ -129,7 +129,6 @@ impl Client {
             unsafe { RawTensor::new(std::ptr::with_exposed_provenance_mut(address), elements, dtype) }
                 .map_err(|error| PyValueError::new_err(error.to_string()))?;
         let op = if average { Op::Average } else { Op::Sum };
-        let collective = Collective { elements, dtype, op };
         let Some(ledger) = self.membership.ledger() else { return Err(to_python(py, &SessionError::Closed)) };
         ledger.reap(py);
         let completion = Arc::new(Completion::default());
@@ -137,7 +136,7 @@ impl Client {
         // somebody's destructor that closes this client.
         let (ticket, pending) = ledger.enter(notify, |ticket| {
             let (completion, membership) = (Arc::clone(&completion), Arc::clone(&self.membership));
-            Bound::new(py, Pending::new(keep, ticket, collective, completion, membership))
+            Bound::new(py, Pending::new(keep, ticket, completion, membership))
         })?;
         let membership = Arc::downgrade(&self.membership);
         let done = move |outcome, hand_over| {
@@ -148,10 +147,11 @@ impl Client {
             }
         };
         let submitted = self.membership.with_session(|session| session.submit(tensor, op, done));
-        if submitted.is_none() {
+        let Some(Ok(tensor)) = submitted else {
             ledger.cancel(ticket);
             return Err(to_python(py, &SessionError::Closed));
-        }
+        };
+        pending.get().submitted(tensor);
         Ok(pending)
     }
 

@@ -1,8 +1,8 @@
 //! Rust's errors as the exceptions of `fanin.errors`: one class a kind, with the same fields.
 
-use fanin_controller::SessionError;
+use fanin_controller::{AllReduceError, SessionError, Tensor};
 use fanin_protocol::control::{Ranks, Refusal};
-use fanin_wire::WORKERS_MAX;
+use fanin_wire::{Op, WORKERS_MAX};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -11,20 +11,66 @@ pub(crate) fn to_python(py: Python<'_>, error: &SessionError) -> PyErr {
     make(py, error).unwrap_or_else(|error| error)
 }
 
+/// The exception for an all-reduce that failed: that of its cause, which also names the tensor.
+pub(crate) fn all_reduce_to_python(py: Python<'_>, error: &AllReduceError) -> PyErr {
+    let make = || {
+        let fields = PyDict::new(py);
+        let class = class_of(py, &error.cause, &fields)?;
+        if !matches!(error.cause, SessionError::AllReduceTimeout { .. }) {
+            fields.set_item("waited", error.waited.as_secs_f64())?;
+        }
+        fields.set_item("switch", &error.switch)?;
+        fields.set_item("tensor", name(py, &error.tensor)?)?;
+        raise(py, class, error.to_string(), &fields)
+    };
+    make().unwrap_or_else(|error| error)
+}
+
+/// The `fanin.errors.Tensor` of an all-reduce.
+fn name<'py>(py: Python<'py>, tensor: &Tensor) -> PyResult<Bound<'py, PyAny>> {
+    let op = match tensor.op {
+        Op::Sum => "sum",
+        Op::Average => "avg",
+    };
+    let class = py.import("fanin.errors")?.getattr("Tensor")?;
+    class.call1((tensor.number, tensor.elements, tensor.dtype.name(), op))
+}
+
 fn make(py: Python<'_>, error: &SessionError) -> PyResult<PyErr> {
     let fields = PyDict::new(py);
-    let class = match error {
-        SessionError::Address { .. } | SessionError::SwitchUnreachable { .. } => "SwitchUnreachable",
+    let class = class_of(py, error, &fields)?;
+    raise(py, class, error.to_string(), &fields)
+}
+
+/// The name of the exception's class; enters its fields.
+fn class_of(py: Python<'_>, error: &SessionError, fields: &Bound<'_, PyDict>) -> PyResult<&'static str> {
+    Ok(match error {
+        SessionError::SwitchUnreachable { switch, waited, .. } => {
+            fields.set_item("switch", switch)?;
+            fields.set_item("waited", waited.as_secs_f64())?;
+            "SwitchUnreachable"
+        }
+        SessionError::Address { .. } => "SwitchUnreachable",
         SessionError::NotASwitch { .. } => "NotASwitch",
         SessionError::ProtocolVersionMismatch { ours, theirs, .. } => {
             fields.set_item("ours", ours)?;
             fields.set_item("theirs", theirs)?;
             "ProtocolVersionMismatch"
         }
-        SessionError::JoinRefused { reason, .. } => refused(*reason, &fields)?,
-        SessionError::JoinTimeout { missing_ranks, .. } => missing(*missing_ranks, &fields, "JoinTimeout")?,
-        SessionError::AllReduceTimeout { missing_ranks, .. } => {
-            missing(*missing_ranks, &fields, "AllReduceTimeout")?
+        SessionError::JoinRefused { switch, reason, .. } => {
+            fields.set_item("switch", switch)?;
+            refused(*reason, fields)?
+        }
+        SessionError::JoinTimeout { switch, missing_ranks, waited, .. } => {
+            fields.set_item("switch", switch)?;
+            fields.set_item("waited", waited.as_secs_f64())?;
+            missing(*missing_ranks, fields, "JoinTimeout")?
+        }
+        SessionError::AllReduceTimeout { missing_ranks, waited, switch, tensor } => {
+            fields.set_item("switch", switch)?;
+            fields.set_item("waited", waited.as_secs_f64())?;
+            fields.set_item("tensor", name(py, tensor)?)?;
+            missing(*missing_ranks, fields, "AllReduceTimeout")?
         }
         SessionError::CollectiveMismatch { .. } => "CollectiveMismatch",
         SessionError::RankLost { rank } | SessionError::Expelled { rank, .. } => {
@@ -38,8 +84,7 @@ fn make(py: Python<'_>, error: &SessionError) -> PyResult<PyErr> {
         SessionError::SwitchLost { .. } => "SwitchLost",
         SessionError::Closed => "Closed",
         SessionError::Local { .. } => "FaninError",
-    };
-    raise(py, class, error.to_string(), &fields)
+    })
 }
 
 /// The exception for a rank or a world size that is no number of the control protocol.

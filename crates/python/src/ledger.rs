@@ -12,7 +12,7 @@ use std::sync::{Condvar, Mutex};
 use std::time::Duration;
 
 /// What became of an all-reduce.
-pub(crate) type Outcome = Result<(), fanin_controller::SessionError>;
+pub(crate) type Outcome = Result<(), fanin_controller::AllReduceError>;
 
 /// The end of one all-reduce, awaited by Python threads and set by an I/O thread.
 #[derive(Default)]

@@ -3,8 +3,7 @@
 use crate::error::to_python;
 use crate::interruptible;
 use crate::ledger::{Ledger, Ticket};
-use crate::pending::Collective;
-use fanin_controller::{Cancel, JobStatusState, Session, SessionConfig, SessionError, switch_status};
+use fanin_controller::{Cancel, JobStatusState, Session, SessionConfig, SessionError, Tensor, switch_status};
 use fanin_protocol::control::Ranks;
 use pyo3::prelude::*;
 use rustix::process::{Pid, getpid};
@@ -76,12 +75,12 @@ impl Membership {
     }
 
     /// The exception for a wait that was too short, naming the ranks that the switch waits for.
-    pub(crate) fn wait_timed_out(&self, py: Python<'_>, waited: Duration, what: &Collective) -> PyErr {
+    pub(crate) fn wait_timed_out(&self, py: Python<'_>, waited: Duration, tensor: Tensor) -> PyErr {
         let error = py.detach(|| SessionError::AllReduceTimeout {
             missing_ranks: self.missing_ranks(),
             waited,
             switch: self.switch.clone(),
-            tensor: what.to_string(),
+            tensor,
         });
         to_python(py, &error)
     }

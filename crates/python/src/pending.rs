@@ -1,15 +1,14 @@
 //! `Pending`: an all-reduce under way.
 
-use crate::error::to_python;
+use crate::error::{all_reduce_to_python, to_python};
 use crate::interruptible::{duration, lock};
 use crate::ledger::{Completion, Ticket};
 use crate::membership::Membership;
-use fanin_controller::SessionError;
-use fanin_wire::{Dtype, Op};
+use fanin_controller::{SessionError, Tensor};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 /// An all-reduce under way. Made by `Client.submit`.
 #[pyclass(frozen, module = "fanin._fanin")]
@@ -17,38 +16,25 @@ pub(crate) struct Pending {
     /// What the memory belongs to. The garbage collector may clear it once the client holds this object no longer.
     keep: Mutex<Option<Py<PyAny>>>,
     ticket: Ticket,
-    collective: Collective,
+    /// Its name, once the session has given it one: before anybody can wait.
+    tensor: OnceLock<Tensor>,
     completion: Arc<Completion>,
     membership: Arc<Membership>,
-}
-
-/// What is reduced, for messages.
-#[derive(Clone, Copy)]
-pub(crate) struct Collective {
-    pub(crate) elements: usize,
-    pub(crate) dtype: Dtype,
-    pub(crate) op: Op,
-}
-
-impl std::fmt::Display for Collective {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let op = match self.op {
-            Op::Sum => "sum",
-            Op::Average => "average",
-        };
-        write!(f, "{} {} elements ({op})", self.elements, self.dtype.name())
-    }
 }
 
 impl Pending {
     pub(crate) const fn new(
         keep: Py<PyAny>,
         ticket: Ticket,
-        collective: Collective,
         completion: Arc<Completion>,
         membership: Arc<Membership>,
     ) -> Self {
-        Self { keep: Mutex::new(Some(keep)), ticket, collective, completion, membership }
+        Self { keep: Mutex::new(Some(keep)), ticket, tensor: OnceLock::new(), completion, membership }
+    }
+
+    /// It was submitted, and errors are to call it so.
+    pub(crate) fn submitted(&self, tensor: Tensor) {
+        let _ = self.tensor.set(tensor);
     }
 
     /// For the trace: Python has it.
@@ -75,16 +61,16 @@ impl Pending {
         if self.membership.is_forked() {
             return Err(to_python(py, &SessionError::Closed));
         }
-        match (self.completion.wait(py, timeout)?, timeout) {
-            (Some(outcome), _) => {
+        match (self.completion.wait(py, timeout)?, timeout, self.tensor.get()) {
+            (Some(outcome), ..) => {
                 self.taken();
                 if let Some(ledger) = self.membership.ledger() {
                     ledger.seen(self.ticket);
                 }
-                outcome.map_err(|error| to_python(py, &error))
+                outcome.map_err(|error| all_reduce_to_python(py, &error))
             }
-            (None, Some(timeout)) => Err(self.membership.wait_timed_out(py, timeout, &self.collective)),
-            (None, None) => Err(PyRuntimeError::new_err("a wait without timeout timed out")),
+            (None, Some(timeout), Some(tensor)) => Err(self.membership.wait_timed_out(py, timeout, *tensor)),
+            (None, ..) => Err(PyRuntimeError::new_err("a wait without timeout timed out")),
         }
     }
 
@@ -98,7 +84,7 @@ impl Pending {
         if self.membership.is_forked() {
             return Some(to_python(py, &SessionError::Closed));
         }
-        self.completion.outcome()?.err().map(|error| to_python(py, &error))
+        self.completion.outcome()?.err().map(|error| all_reduce_to_python(py, &error))
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {

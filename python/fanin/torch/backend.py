@@ -45,7 +45,7 @@ class FaninBackend(DelegatingBackend):
     """
 
     def __init__(self, store: Store, rank: int, size: int, timeout: timedelta, group: str) -> None:
-        membership = agree(store, rank, size, group)
+        membership = agree(store, rank, size, group, timeout)
         client = membership.connect(rank, size, timeout.total_seconds()) if size > 1 else None
         try:
             super().__init__(PrefixStore("gloo/", membership.store), rank, size, timeout)

@@ -113,7 +113,15 @@ def _part(tensor: torch.Tensor) -> Part:
     if target.is_contiguous() and not target.is_neg():
         return Part(target, None)
     staged = torch.empty(target.shape, dtype=target.dtype).copy_(target)
-    return Part(staged, partial(target.copy_, staged))
+    return Part(staged, partial(_copy_back, target, staged))
+
+
+def _copy_back(target: torch.Tensor, staged: torch.Tensor) -> None:
+    # An expanded tensor has one element under many indices, and all of them have the same sum.
+    for dimension, stride in enumerate(target.stride()):
+        if stride == 0 and target.shape[dimension] > 1:
+            target, staged = target.narrow(dimension, 0, 1), staged.narrow(dimension, 0, 1)
+    target.copy_(staged)
 
 
 def _submit(

@@ -7,11 +7,14 @@ import os
 import re
 import secrets
 from dataclasses import dataclass
+from datetime import timedelta
 
+from torch._C import _DistStoreError as DistStoreError
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from fanin import _fanin
 from fanin._environment import SWITCH_VARIABLE, pool_slots, switch_address, trace
+from fanin.errors import JoinTimeout
 
 # What is kept of a group's name in the job's, for people who read the switch's status.
 NAME_MAX = 24
@@ -53,8 +56,10 @@ def own_or(switch_of_rank_0: str | None) -> str | None:
     return os.environ.get(SWITCH_VARIABLE) or switch_of_rank_0
 
 
-def agree(store: Store, rank: int, world_size: int, group: str) -> Membership:
+def agree(store: Store, rank: int, world_size: int, group: str, timeout: timedelta) -> Membership:
     """Rank 0 decides, the others read.
+
+    Raises `fanin.errors.JoinTimeout` if rank 0 does not come in time.
 
     Keys of a store outlive destroy_process_group + init_process_group, so generations are numbered:
     the n-th join belongs to generation (n-1) // world_size, as a generation begins after the one
@@ -64,5 +69,14 @@ def agree(store: Store, rank: int, world_size: int, group: str) -> Membership:
     mine = PrefixStore(f"fanin/{generation}/", store)
     if rank == 0:
         mine.set("job", json.dumps(new_job(f"{group or 'group'}-{generation}")))
+    try:
+        mine.wait(["job"], timeout)
+    except DistStoreError as error:
+        raise JoinTimeout(
+            f"group {group!r}: rank 0 made no job within {timeout.total_seconds():g} s; does every "
+            "rank make the same groups, in the same order?",
+            missing_ranks=[0],
+            waited=timeout.total_seconds(),
+        ) from error
     job, switch = json.loads(mine.get("job"))
     return Membership(job, switch, mine)

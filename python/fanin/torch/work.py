@@ -240,7 +240,8 @@ def hinted(error: Exception) -> Exception:
     hint = (
         "or that rank called all_reduce with a dtype, op or device that the switch does not serve"
     )
-    return AllReduceTimeout(f"{error.message}, {hint}", missing_ranks=error.missing_ranks)
+    fields = {name: value for name, value in vars(error).items() if name != "message"}
+    return AllReduceTimeout(f"{error.message}, {hint}", **fields)
 
 
 def value_of(future: TensorsFuture) -> Tensors:

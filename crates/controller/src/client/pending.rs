@@ -6,24 +6,14 @@ use std::time::Instant;
 
 use fanin_wire::{Dtype, Op};
 
+use crate::error::Tensor;
+
 /// One all-reduce under way.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct AllReduce {
     /// Its submission, or the end of the one before it if that came later: a long queue that moves is not late.
     pub since: Instant,
-    pub elements: usize,
-    pub dtype: Dtype,
-    pub op: Op,
-}
-
-impl std::fmt::Display for AllReduce {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let op = match self.op {
-            Op::Sum => "sum",
-            Op::Average => "average",
-        };
-        write!(f, "{} {} elements ({op})", self.elements, self.dtype.name())
-    }
+    pub tensor: Tensor,
 }
 
 /// All-reduces under way, in the order in which they were submitted. One lock an all-reduce, none a packet.
@@ -43,13 +33,13 @@ impl Pending {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes an all-reduce, and returns the number under which it is to be removed.
-    pub fn insert(&self, all_reduce: AllReduce) -> u64 {
+    /// Notes an all-reduce that begins now, and returns its name.
+    pub fn insert(&self, elements: usize, dtype: Dtype, op: Op, now: Instant) -> Tensor {
         let mut table = self.lock();
-        let number = table.next;
+        let tensor = Tensor { number: table.next, elements, dtype, op };
         table.next += 1;
-        table.under_way.insert(number, all_reduce);
-        number
+        table.under_way.insert(tensor.number, AllReduce { since: now, tensor });
+        tensor
     }
 
     pub fn remove(&self, number: u64) {
@@ -80,8 +70,8 @@ mod tests {
     fn time_counts_from_the_later_of_submission_and_the_end_of_the_one_before() {
         let pending = Pending::default();
         let long_ago = Instant::now() - Duration::from_secs(100);
-        let all_reduce = AllReduce { since: long_ago, elements: 1, dtype: Dtype::Int32, op: Op::Sum };
-        let [first, second, third] = [(), (), ()].map(|()| pending.insert(all_reduce));
+        let insert = |now| pending.insert(1, Dtype::Int32, Op::Sum, now).number;
+        let [first, second, third] = [(), (), ()].map(|()| insert(long_ago));
         pending.remove(third);
         assert_eq!(pending.oldest().map(|oldest| oldest.since), Some(long_ago), "only overtaken");
         let before = Instant::now();
@@ -89,7 +79,7 @@ mod tests {
         assert!(pending.oldest().is_some_and(|oldest| oldest.since >= before), "the queue moved");
         pending.remove(second);
         let later = Instant::now() + Duration::from_secs(100);
-        pending.insert(AllReduce { since: later, ..all_reduce });
+        insert(later);
         assert_eq!(pending.oldest().map(|oldest| oldest.since), Some(later), "the queue was empty meanwhile");
     }
 }

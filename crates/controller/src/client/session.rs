@@ -13,11 +13,11 @@ use tokio::task::JoinHandle;
 
 use super::admission::join;
 use super::connection::Connection;
-use super::pending::{AllReduce, Pending};
-use super::trace::{self, HandOver, SessionTrace, TraceConfig};
+use super::pending::Pending;
+use super::trace::{HandOver, SessionTrace, TraceConfig};
 use super::watch::watch;
 use crate::SessionError;
-use crate::error::Member;
+use crate::error::{AllReduceError, Member, Tensor};
 use crate::proto::LeaveRequest;
 
 /// How long a closing session waits for the switch to hear of it.
@@ -227,32 +227,40 @@ impl Session {
     ///
     /// `done` is called once, by a thread of the data path (or by this call, when the session has ended): it must be quick.
     /// Until then the tensor must not be touched. It hands the [`HandOver`] on to who waits for the result.
+    ///
+    /// Returns the all-reduce as errors name it.
+    ///
+    /// # Errors
+    /// [`SessionError::Closed`] after [`Self::close`]: nothing is submitted then, and `done` not called.
     pub fn submit(
         &self,
         tensor: RawTensor,
         op: Op,
-        done: impl FnOnce(Result<(), SessionError>, HandOver) + Send + 'static,
-    ) {
-        let Some(shared) = &self.shared else {
-            return done(Err(SessionError::Closed), HandOver::default());
-        };
+        done: impl FnOnce(Result<(), AllReduceError>, HandOver) + Send + 'static,
+    ) -> Result<Tensor, SessionError> {
+        let shared = self.shared.as_ref().ok_or(SessionError::Closed)?;
         let pending = Arc::clone(&shared.pending);
         let member = Arc::clone(&shared.member);
-        let (elements, dtype) = (tensor.elements(), tensor.dtype());
-        let number = pending.insert(AllReduce { since: Instant::now(), elements, dtype, op });
+        let submitted = Instant::now();
+        let name = pending.insert(tensor.elements(), tensor.dtype(), op, submitted);
         let trace = shared.trace.clone().map(|trace| (trace, Clock.now()));
         // It holds no reference to the driver: a thread of the driver would otherwise wait for itself to end.
         let done = move |result: Result<Vec<PartTimes>, Failure>| {
-            pending.remove(number);
-            let result = result.map_err(|failure| SessionError::from_failure(&failure, &member));
+            pending.remove(name.number);
+            let result = result.map_err(|failure| AllReduceError {
+                cause: SessionError::from_failure(&failure, &member),
+                tensor: name,
+                switch: member.switch.clone(),
+                waited: submitted.elapsed(),
+            });
             let Some((trace, submitted)) = trace else { return done(result.map(drop), HandOver::default()) };
             let times =
-                result.as_ref().map_or_else(|error| Err(error.to_string()), |times| Ok(times.clone()));
-            let all_reduce = trace::AllReduce { number, elements, dtype, op };
-            let hand_over = trace.done(all_reduce, submitted, times);
+                result.as_ref().map_or_else(|error| Err(error.cause.to_string()), |times| Ok(times.clone()));
+            let hand_over = trace.done(name, submitted, times);
             done(result.map(drop), hand_over);
         };
         shared.driver.submit(tensor, op, Box::new(done));
+        Ok(name)
     }
 
     /// Changes [`SessionConfig::timeout`], for what is under way too.

@@ -16,8 +16,10 @@ use std::time::Duration;
 
 use fanin_protocol::Instant;
 use fanin_udp::{Clock, PartTimes};
-use fanin_wire::{Dtype, Op};
+use fanin_wire::Op;
 use serde::Serialize;
+
+use crate::error::Tensor;
 
 /// All-reduces that wait to be written. More are left out, and counted.
 const QUEUE_MAX: usize = 4096;
@@ -68,20 +70,10 @@ enum RowKind {
 /// One shard's part of an all-reduce that is done, or all of one that failed.
 #[derive(Debug)]
 struct Done {
-    all_reduce: AllReduce,
+    all_reduce: Tensor,
     submitted: Instant,
     part: Result<PartTimes, String>,
     done: Instant,
-}
-
-/// What the trace says of an all-reduce.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct AllReduce {
-    /// Its number in the session: the same on all ranks.
-    pub number: u64,
-    pub elements: usize,
-    pub dtype: Dtype,
-    pub op: Op,
 }
 
 #[derive(Debug)]
@@ -137,7 +129,7 @@ impl SessionTrace {
     /// An all-reduce is done. Never blocks.
     pub fn done(
         &self,
-        all_reduce: AllReduce,
+        all_reduce: Tensor,
         submitted: Instant,
         outcome: Result<Vec<PartTimes>, String>,
     ) -> HandOver {
@@ -410,6 +402,7 @@ fn micros(time: Instant) -> f64 {
 mod tests {
     use super::*;
     use fanin_protocol::TensorTimes;
+    use fanin_wire::Dtype;
     use serde_json::Value;
 
     /// A file of this test alone, which goes with it.
@@ -449,7 +442,7 @@ mod tests {
     fn done(number: u64, submitted: u64, done: u64) -> Done {
         let times = TensorTimes { first_sent: Instant(submitted + 1), last_result: Instant(done - 1) };
         Done {
-            all_reduce: AllReduce { number, elements: 10, dtype: Dtype::Float32, op: Op::Sum },
+            all_reduce: Tensor { number, elements: 10, dtype: Dtype::Float32, op: Op::Sum },
             submitted: Instant(submitted),
             part: Ok(PartTimes { shard: 0, times }),
             done: Instant(done),
@@ -528,7 +521,7 @@ mod tests {
         let scratch = Scratch::new("shared");
         let [first, second] =
             ["one", "two"].map(|job| SessionTrace::open(&scratch.config(), job).expect("open"));
-        let all_reduce = |number| AllReduce { number, elements: 1, dtype: Dtype::Int32, op: Op::Average };
+        let all_reduce = |number| Tensor { number, elements: 1, dtype: Dtype::Int32, op: Op::Average };
         for number in 0..2 * QUEUE_MAX as u64 {
             first.done(all_reduce(number), Clock.now(), Err("x".into()));
         }

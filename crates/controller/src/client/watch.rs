@@ -216,7 +216,7 @@ impl Watch {
             missing_ranks: self.awaited().await.unwrap_or_default(),
             waited,
             switch: self.shared.member.switch.clone(),
-            tensor: oldest.to_string(),
+            tensor: oldest.tensor,
         })
     }
 

@@ -12,6 +12,7 @@ use fanin_controller::proto::{
     abort_reason::Reason,
     heartbeat_reply::{Alive, State, Unknown},
 };
+use fanin_controller::{AllReduceError, Tensor};
 
 /// Joins as a rank that then dies: no packet, no heartbeat, no farewell.
 fn rank_that_dies(switch: &SwitchServer, job: &str, rank: u32, world_size: u32) -> thread::JoinHandle<()> {
@@ -68,6 +69,10 @@ fn ranks_that_disagree_are_told_both_tensors() {
 fn an_all_reduce_that_takes_too_long_names_who_is_missing() {
     let switch = switch();
     let sessions = connect_all(&switch, "late", 3, |config| config.timeout = Duration::from_millis(500));
+    // An empty one has a number as well.
+    for session in &sessions {
+        assert_eq!(submit(session, Vec::<f32>::new(), Op::Sum).wait(), Ok(vec![]));
+    }
     let waiting: Vec<_> =
         sessions[..2].iter().map(|session| submit(session, vec![1.0_f32; 7], Op::Sum)).collect();
     for all_reduce in waiting {
@@ -77,7 +82,32 @@ fn an_all_reduce_that_takes_too_long_names_who_is_missing() {
         };
         assert_eq!(*missing_ranks, Ranks(0b100));
         assert!(*waited >= Duration::from_millis(500));
-        assert_eq!(tensor, "7 float32 elements (sum)");
+        assert_eq!(tensor.to_string(), "sum of 7 float32 (all-reduce 1)");
+    }
+}
+
+#[test]
+fn every_all_reduce_that_a_lost_rank_ends_is_named() {
+    let switch = switch();
+    let mut sessions = connect_all(&switch, "named", 2, |_| {});
+    let (sender, ended) = mpsc::channel();
+    let mut tensors = [vec![1.0_f32; 7], vec![1.0_f32; 8]];
+    for tensor in &mut tensors {
+        let sender = sender.clone();
+        // SAFETY: both live, untouched, until both calls were made.
+        let raw = unsafe { RawTensor::new(tensor.as_mut_ptr().cast(), tensor.len(), Dtype::Float32) };
+        let done = move |result: Result<(), AllReduceError>, _| {
+            let _ = sender.send(result);
+        };
+        sessions[0].submit(raw.expect("a tensor"), Op::Average, done).expect("it is open");
+    }
+    sessions.pop().expect("two").close();
+    for (number, elements) in [(0, 7), (1, 8)] {
+        let error = ended.recv_timeout(HANG).expect("no hang").expect_err("rank 1 left");
+        assert_eq!(error.cause, SessionError::RankLeft { rank: WorkerId(1) });
+        assert_eq!(error.tensor, Tensor { number, elements, dtype: Dtype::Float32, op: Op::Average });
+        assert_eq!(error.switch, switch.address().to_string());
+        assert!(error.waited > Duration::ZERO);
     }
 }
 

@@ -99,8 +99,12 @@ fn submit<T: Element>(session: &Session, mut tensor: Vec<T>, op: Op) -> UnderWay
     let (sender, done) = mpsc::channel();
     // SAFETY: `UnderWay` keeps the tensor where it is, untouched, until `done` was called.
     let raw = unsafe { RawTensor::new(tensor.as_mut_ptr().cast(), tensor.len(), T::DTYPE) };
-    session.submit(raw.expect("a tensor"), op, move |result, _| {
-        let _ = sender.send(result);
+    let closed = sender.clone();
+    let submitted = session.submit(raw.expect("a tensor"), op, move |result, _| {
+        let _ = sender.send(result.map_err(|error| error.cause));
     });
+    if let Err(error) = submitted {
+        let _ = closed.send(Err(error));
+    }
     UnderWay { tensor, done }
 }
