@@ -70,7 +70,10 @@ impl core::str::FromStr for WireDtype {
     type Err = WireError;
 
     fn from_str(name: &str) -> Result<Self, WireError> {
-        Self::ALL.into_iter().find(|wire_dtype| wire_dtype.name() == name).ok_or(WireError::Field("wire_dtype"))
+        Self::ALL
+            .into_iter()
+            .find(|wire_dtype| wire_dtype.name() == name)
+            .ok_or(WireError::Field("wire_dtype"))
     }
 }
 

@@ -83,15 +83,20 @@ fn bfloat16_packets_are_the_golden_bytes_both_ways() {
             expected.extend((0x3f80 + bits).to_le_bytes());
         }
         let mut out = vec![0xa5; expected.len()];
-        let bytes =
-            SlotPacket::write(&mut out, &preamble(kind, worker), &header_of_bfloat16(), elements, |payload| {
+        let bytes = SlotPacket::write(
+            &mut out,
+            &preamble(kind, worker),
+            &header_of_bfloat16(),
+            elements,
+            |payload| {
                 if !payload.is_empty() {
                     let elements = begin_bfloat16_payload(payload, -7);
                     for (bits, out) in (0x3f80u16..).zip(elements.chunks_exact_mut(2)) {
                         out.copy_from_slice(&bits.to_le_bytes());
                     }
                 }
-            });
+            },
+        );
         assert_eq!(bytes, out.len());
         assert_eq!(out, expected, "{name}");
         let parsed = SlotPacket::parse(Preamble::parse(&out).unwrap(), &out).unwrap();
