@@ -8,7 +8,7 @@ use crate::pending::{Collective, Pending};
 use fanin_controller::{SessionConfig, SessionError};
 use fanin_protocol::Reason;
 use fanin_udp::RawTensor;
-use fanin_wire::{Dtype, Op};
+use fanin_wire::{Dtype, Op, WireDtype};
 use pyo3::exceptions::{PyOverflowError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -21,8 +21,9 @@ const TIMEOUT_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
 /// One membership of one rank in one job on one switch.
 ///
 /// The constructor blocks, without the interpreter's lock, until all ranks have joined; `timeout` (seconds) bounds that, and
-/// later each all-reduce. `slots` is the number of slots a shard, computed from the path where it is None. Raises the errors
-/// of `fanin.errors`.
+/// later each all-reduce. `slots` is the number of slots a shard, computed from the path where it is None. `wire_dtype` says how
+/// floats travel, "int32" or "bfloat16", the same on all ranks. Raises the errors of `fanin.errors`, and `ValueError` for
+/// another wire dtype.
 #[pyclass(frozen, module = "fanin._fanin")]
 pub(crate) struct Client {
     membership: Arc<Membership>,
@@ -34,7 +35,8 @@ pub(crate) struct Client {
 #[pymethods]
 impl Client {
     #[new]
-    #[pyo3(signature = (switch, job, rank, world_size, *, timeout=300.0, slots=None))]
+    #[pyo3(signature = (switch, job, rank, world_size, *, timeout=300.0, slots=None, wire_dtype="int32"))]
+    #[expect(clippy::too_many_arguments, reason = "the signature is Python's")]
     fn new(
         py: Python<'_>,
         switch: String,
@@ -43,12 +45,17 @@ impl Client {
         world_size: &Bound<'_, PyAny>,
         timeout: f64,
         slots: Option<u16>,
+        wire_dtype: &str,
     ) -> PyResult<Self> {
+        let wire_dtype: WireDtype = wire_dtype.parse().map_err(|_| {
+            PyValueError::new_err(format!("wire_dtype {wire_dtype:?}: one of int32 and bfloat16"))
+        })?;
         let (rank, world_size) = ranks(rank, world_size)?;
         let limit = limit(timeout)?;
         let usual = SessionConfig::new(switch, job, rank, world_size);
         let config = SessionConfig {
             slots,
+            wire_dtype,
             timeout: limit,
             join_timeout: limit,
             connect_timeout: usual.connect_timeout.min(limit),

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use fanin_protocol::Reason;
 use fanin_wire::{
-    Collective, Generation, JobId, Kind, Preamble, ShardId, SlotHeader, SlotIndex, SlotPacket, WorkerId,
-    packet_bytes,
+    Collective, Generation, JobId, Kind, Preamble, ShardId, SlotHeader, SlotIndex, SlotPacket, WireDtype,
+    WorkerId, packet_bytes,
 };
 
 use super::*;
@@ -88,7 +88,13 @@ fn every_reason_to_drop_a_packet_is_counted_and_changes_no_sum() {
         shard: ShardId(0),
     };
     // Of a slot that the sum below, of one chunk, does not use.
-    let collective = Collective { sequence: 0, dtype: Dtype::Int32, op: Op::Sum, elements: 1 };
+    let collective = Collective {
+        sequence: 0,
+        dtype: Dtype::Int32,
+        op: Op::Sum,
+        elements: 1,
+        wire_dtype: WireDtype::Int32,
+    };
     let header = SlotHeader { slot: SlotIndex(31), next_exponent: 0, exchange: 0, chunk: 0, collective };
     let packet = |preamble: Preamble, header: SlotHeader, elements: usize| {
         let mut bytes = vec![0; packet_bytes(elements)];

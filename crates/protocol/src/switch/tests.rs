@@ -16,6 +16,7 @@ fn config(workers: u8, slots: u16) -> JobConfig {
         workers,
         slots,
         elements: ELEMENTS as u16,
+        wire_dtype: WireDtype::Int32,
         shard: ShardId(0),
         resumed: false,
     }
@@ -27,7 +28,13 @@ fn switch(config: JobConfig) -> Switch<u8> {
     switch
 }
 
-const SUM: Collective = Collective { sequence: 0, dtype: Dtype::Int32, op: Op::Sum, elements: 1000 };
+const SUM: Collective = Collective {
+    sequence: 0,
+    dtype: Dtype::Int32,
+    op: Op::Sum,
+    elements: 1000,
+    wire_dtype: WireDtype::Int32,
+};
 
 /// A contribution of `value` in every element.
 struct Contribution {

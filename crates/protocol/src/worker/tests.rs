@@ -39,12 +39,17 @@ struct Rack {
 
 impl Rack {
     fn new(workers: u8, slots: u16) -> Self {
+        Self::with_wire_dtype(workers, slots, WireDtype::Int32)
+    }
+
+    fn with_wire_dtype(workers: u8, slots: u16, wire_dtype: WireDtype) -> Self {
         let config = JobConfig {
             id: JobId(1),
             generation: Generation(0),
             workers,
             slots,
             elements: ELEMENTS as u16,
+            wire_dtype,
             shard: ShardId(0),
             resumed: false,
         };

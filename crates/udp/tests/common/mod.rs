@@ -3,7 +3,7 @@
 
 use fanin_protocol::{JobConfig, RetransmissionConfig};
 use fanin_udp::{Failure, Offload, RawTensor, SwitchConfig, SwitchDriver, WorkerConfig, WorkerDriver};
-use fanin_wire::{Dtype, Generation, JobId, Op, ShardId, WorkerId};
+use fanin_wire::{Dtype, Generation, JobId, Op, ShardId, WireDtype, WorkerId};
 use std::net::{SocketAddr, UdpSocket};
 use std::sync::mpsc::{Receiver, channel};
 
@@ -20,6 +20,7 @@ pub fn job(workers: usize) -> JobConfig {
         workers: workers as u8,
         slots: 16,
         elements: 256,
+        wire_dtype: WireDtype::Int32,
         shard: ShardId(0),
         resumed: false,
     }

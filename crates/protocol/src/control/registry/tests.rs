@@ -36,6 +36,7 @@ fn ask(job: &str, rank: u32, world_size: u32) -> JoinRequest {
         rtt: Duration::from_micros(50),
         patience: SECOND * 120,
         wire_version: VERSION,
+        wire_dtype: WireDtype::Int32,
         resume: None,
     }
 }
@@ -82,6 +83,7 @@ fn ranks_wait_until_the_last_one_comes_and_all_get_the_same_admission() {
         world_size: 3,
         slots: 64,
         elements: 352,
+        wire_dtype: WireDtype::Int32,
         shards: 1,
         resumed: false,
         restore: vec![],
