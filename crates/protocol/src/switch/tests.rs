@@ -1,5 +1,8 @@
 //! The switch on its own, then with real workers in the paper's example execution.
 
+mod bfloat16;
+
+use alloc::string::ToString;
 use alloc::vec;
 use alloc::vec::Vec;
 use fanin_wire::*;

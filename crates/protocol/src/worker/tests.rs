@@ -1,5 +1,7 @@
 //! Workers and a switch joined by hand, without loss unless a test makes it.
 
+mod bfloat16;
+
 use alloc::vec;
 use alloc::vec::Vec;
 use fanin_wire::{Generation, JobId, ShardId};
