@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+from typing import Literal, TypeAlias
 
 from fanin.errors import SwitchUnreachable
 
 SWITCH_VARIABLE = "FANIN_SWITCH"
 SLOTS_VARIABLE = "FANIN_SLOTS"
 SLOTS_MAX = 16384
+WIRE_DTYPE_VARIABLE = "FANIN_WIRE_DTYPE"
+
+WireDtype: TypeAlias = Literal["int32", "bfloat16"]
 
 
 def switch_address(explicit: str | None = None) -> str:
@@ -38,3 +42,17 @@ def pool_slots(explicit: int | None = None) -> int | None:
         name = SLOTS_VARIABLE if explicit is None else "slots"
         raise ValueError(f"{name} is {text!r}: it must be a number from 1 to {SLOTS_MAX}")
     return int(text)
+
+
+def wire_dtype(explicit: str | None = None) -> WireDtype:
+    """Return how the job's floats travel: as "int32" unless somebody says otherwise.
+
+    Raises `ValueError` when the argument or FANIN_WIRE_DTYPE is no wire dtype.
+    """
+    text = os.environ.get(WIRE_DTYPE_VARIABLE) or "int32" if explicit is None else explicit
+    if text == "int32":
+        return "int32"
+    if text == "bfloat16":
+        return "bfloat16"
+    name = WIRE_DTYPE_VARIABLE if explicit is None else "wire_dtype"
+    raise ValueError(f'{name} is {text!r}: it must be "int32" or "bfloat16"')
