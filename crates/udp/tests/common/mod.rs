@@ -30,7 +30,18 @@ impl Cluster {
     pub fn start(workers: usize, shards: usize, offload: Offload) -> Self {
         let listen = SocketAddr::from(([127, 0, 0, 1], 0));
         let switch = SwitchDriver::bind_with_offload(SwitchConfig { listen, shards }, offload).unwrap();
-        let job = job(workers);
+        Self::join(switch, job(workers), workers, shards, offload)
+    }
+
+    /// A job whose floats travel as bfloat16.
+    pub fn start_bfloat16(workers: usize, shards: usize) -> Self {
+        let listen = SocketAddr::from(([127, 0, 0, 1], 0));
+        let switch = SwitchDriver::bind(SwitchConfig { listen, shards }).unwrap();
+        let job = JobConfig { wire_dtype: WireDtype::Bfloat16, ..job(workers) };
+        Self::join(switch, job, workers, shards, Offload::Detect)
+    }
+
+    fn join(switch: SwitchDriver, job: JobConfig, workers: usize, shards: usize, offload: Offload) -> Self {
         switch.add_job(job).unwrap();
         let worker = |rank| worker(job, rank, switch.local_addr(), shards, offload);
         Self { workers: (0..workers).map(worker).collect(), switch, job }
