@@ -39,7 +39,10 @@ class Setting:
 
     @property
     def bound_s(self) -> float | None:
-        """The time of the payload on a link: nobody who sends every byte once can be faster."""
+        """The time of the payload on a link.
+
+        Nobody who sends every byte once can be faster; who rounds them to fewer can.
+        """
         if self.links is None or self.links.rate_bps is None:
             return None
         return 8 * self.payload_bytes / self.links.rate_bps
