@@ -18,9 +18,9 @@ fn exponent(elements: &[f32]) -> Exponent {
     elements.iter().map(|&x| exponent_f32(&[x])).max().expect("a worker")
 }
 
-/// One element of each worker through the switch, in the order given.
-fn sum_on_wire(elements: &[f32]) -> [u8; 2] {
-    let scale = Scale::fixed_point(exponent(elements), elements.len() as u32);
+/// One element of each worker through the switch, in the order given, in a block of this exponent.
+fn sum_on_wire(elements: &[f32], exponent: Exponent) -> [u8; 2] {
+    let scale = Scale::fixed_point(exponent, elements.len() as u32);
     let (mut slot, mut payload) = ([0x55], [0; 2]);
     for (worker, &x) in elements.iter().enumerate() {
         encode_f32(&[x], &mut payload);
@@ -34,21 +34,25 @@ fn sum_on_wire(elements: &[f32]) -> [u8; 2] {
     payload
 }
 
-fn sum(elements: &[f32], divisor: Divisor) -> f32 {
+fn sum_in_block(elements: &[f32], exponent: Exponent, divisor: Divisor) -> f32 {
     let mut out = [0.0];
-    decode_f32(&sum_on_wire(elements), divisor, elements.len() as u32, &mut out);
+    decode_f32(&sum_on_wire(elements, exponent), divisor, elements.len() as u32, &mut out);
     out[0]
 }
 
+fn sum(elements: &[f32], divisor: Divisor) -> f32 {
+    sum_in_block(elements, exponent(elements), divisor)
+}
+
 /// `k` of `docs/wire.md`, in its own words.
-fn k(elements: &[f32]) -> Option<i32> {
+fn k(elements: &[f32], exponent: Exponent) -> Option<i32> {
     let log2_ceil = (0..).find(|c| 1 << c >= elements.len()).expect("at most 64");
-    exponent(elements).finite().map(|m| 30 - log2_ceil - i32::from(m))
+    exponent.finite().map(|m| 30 - log2_ceil - i32::from(m))
 }
 
 /// The sum as `docs/wire.md` defines it, in arithmetic of another kind.
-fn specified(elements: &[f32]) -> f32 {
-    let Some(k) = k(elements) else { return 0.0 };
+fn specified(elements: &[f32], exponent: Exponent) -> f32 {
+    let Some(k) = k(elements, exponent) else { return 0.0 };
     let contribution = |x: &f32| {
         let rounded = f64::from(bf16::from_f32(*x)).clamp(-2f64.powi(128), 2f64.powi(128));
         (rounded * 2f64.powi(k)).round_ties_even() as i64
@@ -58,11 +62,17 @@ fn specified(elements: &[f32]) -> f32 {
     bf16::from_f32((sum as f64 * 2f64.powi(-k)) as f32).to_f32()
 }
 
-/// Numbers whose sum an `f64` holds exactly: integers of 24 bits, at most 20 binary orders of magnitude apart.
-fn elements() -> impl Strategy<Value = Vec<f32>> {
+/// Numbers whose sum an `f64` holds exactly: integers of 24 bits, at most 20 binary orders of magnitude apart; and the
+/// exponent of a block in which they are, which may hold larger ones.
+fn elements() -> impl Strategy<Value = (Vec<f32>, Exponent)> {
     let number = (-(1i32 << 24)..=1 << 24, -20i32..=0);
-    (vec(number, WORKERS), -129i32..=103).prop_map(|(numbers, size)| {
-        numbers.into_iter().map(|(x, e)| (f64::from(x) * 2f64.powi(e + size)) as f32).collect()
+    let above = prop_oneof![Just(0i16), 0i16..=32];
+    (vec(number, WORKERS), -129i32..=103, above).prop_map(|(numbers, size, above)| {
+        let scaled = |(x, e): (i32, i32)| (f64::from(x) * 2f64.powi(e + size)) as f32;
+        let elements: Vec<f32> = numbers.into_iter().map(scaled).collect();
+        let own = exponent(&elements);
+        let block = own.finite().map_or(own, |m| Exponent::from_bits((m + above).min(Exponent::MAX.bits())));
+        (elements, block)
     })
 }
 
@@ -70,23 +80,23 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
     #[test]
-    fn the_sum_is_the_specified_one_whatever_the_order(elements in elements(), seed: u64) {
+    fn the_sum_is_the_specified_one_whatever_the_order((elements, block) in elements(), seed: u64) {
         let mut shuffled = elements.clone();
         shuffled.sort_by_key(|x| u64::from(x.to_bits()).wrapping_mul(seed | 1));
-        let expected = specified(&elements).to_bits();
-        prop_assert_eq!(sum(&elements, Divisor::One).to_bits(), expected);
-        prop_assert_eq!(sum(&shuffled, Divisor::One).to_bits(), expected);
+        let expected = specified(&elements, block).to_bits();
+        prop_assert_eq!(sum_in_block(&elements, block, Divisor::One).to_bits(), expected);
+        prop_assert_eq!(sum_in_block(&shuffled, block, Divisor::One).to_bits(), expected);
     }
 
     #[test]
-    fn the_sum_is_within_the_stated_error(elements in elements()) {
-        let Some(k) = k(&elements) else { return Ok(()) };
+    fn the_sum_is_within_the_stated_error((elements, block) in elements()) {
+        let Some(k) = k(&elements, block) else { return Ok(()) };
         let n = elements.len() as f64;
         let exact: f64 = elements.iter().map(|&x| f64::from(x)).sum();
         let sizes: f64 = elements.iter().map(|&x| f64::from(x.abs())).sum();
         let before_result = U * sizes + n * 2f64.powi(-k - 1) + n * HALF_SUBNORMAL;
         let bound = before_result + U_RESULT * (exact.abs() + before_result);
-        let result = sum(&elements, Divisor::One);
+        let result = sum_in_block(&elements, block, Divisor::One);
         if result.is_infinite() {
             prop_assert!(exact.abs() + bound >= 2f64.powi(128) - 2f64.powi(119));
         } else {
@@ -94,7 +104,7 @@ proptest! {
             prop_assert!(off <= bound, "{off:e} > {bound:e}");
         }
         // The mean is divided in f32; f16 and bfloat16 are rounded once more.
-        let mean = sum(&elements, Divisor::Workers);
+        let mean = sum_in_block(&elements, block, Divisor::Workers);
         if mean.is_finite() {
             let off = (f64::from(mean) - exact / n).abs();
             let size = exact.abs() + bound;
@@ -103,9 +113,9 @@ proptest! {
     }
 
     #[test]
-    fn a_sum_that_is_handed_back_stays_what_it_was(elements in elements()) {
-        let wire = sum_on_wire(&elements);
-        let scale = Scale::fixed_point_sum(exponent(&elements), elements.len() as u32);
+    fn a_sum_that_is_handed_back_stays_what_it_was((elements, block) in elements()) {
+        let wire = sum_on_wire(&elements, block);
+        let scale = Scale::fixed_point_sum(block, elements.len() as u32);
         let (mut slot, mut again) = ([7], [0; 2]);
         store_bf16(&mut slot, &wire, &scale);
         write_bf16(&slot, &scale, &mut again);
@@ -171,7 +181,7 @@ fn nans_and_infinities_arrive_as_ieee_addition_gives_them_and_can_be_handed_back
             let result = sum(elements, divisor);
             assert!(result == expected || (result.is_nan() && expected.is_nan()), "{elements:?}: {result}");
         }
-        let wire = sum_on_wire(elements);
+        let wire = sum_on_wire(elements, exponent(elements));
         let scale = Scale::fixed_point_sum(exponent(elements), elements.len() as u32);
         let (mut slot, mut again) = ([7], [0; 2]);
         store_bf16(&mut slot, &wire, &scale);
