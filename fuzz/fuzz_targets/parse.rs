@@ -8,8 +8,7 @@ fn parse(bytes: &[u8]) {
     let Ok(preamble) = Preamble::parse(bytes) else { return };
     if let Ok(packet) = SlotPacket::parse(preamble, bytes) {
         let mut out = vec![0; bytes.len()];
-        let elements = packet.payload.len() / 4;
-        let written = SlotPacket::write(&mut out, &preamble, &packet.header, elements, |payload| {
+        let written = SlotPacket::write(&mut out, &preamble, &packet.header, packet.elements(), |payload| {
             payload.copy_from_slice(packet.payload);
         });
         assert_eq!(&out[..written], bytes);
@@ -29,7 +28,9 @@ fuzz_target!(|bytes: &[u8]| {
         *head = [m0, m1, VERSION];
     }
     parse(&ours);
-    // So is a payload of a length that counts.
-    ours.resize(32 + 1024, 0);
-    parse(&ours);
+    // So is a payload of a length that counts, as int32 and as bfloat16.
+    for length in [32 + 1024, 32 + 4 + 1024] {
+        ours.resize(length, 0);
+        parse(&ours);
+    }
 });

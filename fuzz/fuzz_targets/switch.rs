@@ -1,10 +1,10 @@
-//! Any sequence of packets at a switch with two jobs: nothing panics, and answers stay within the pool.
+//! Any sequence of packets at a switch with a job of int32 and one of bfloat16: nothing panics, and answers stay within the pool.
 #![no_main]
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use fanin_protocol::{Endpoint, Instant, JobConfig, Switch, Verdict};
-use fanin_wire::{Generation, JobId, MAGIC, ShardId, VERSION};
+use fanin_wire::{Generation, JobId, MAGIC, ShardId, VERSION, WireDtype};
 use libfuzzer_sys::fuzz_target;
 
 const SLOTS: u16 = 3;
@@ -16,19 +16,20 @@ static COUNTED: AtomicU64 = AtomicU64::new(0);
 
 fuzz_target!(|bytes: &[u8]| {
     let mut switch: Switch<u8> = Switch::new(ShardId(0));
-    for (id, resumed) in [(1, false), (2, true)] {
+    for (id, resumed, wire_dtype) in [(1, false, WireDtype::Int32), (2, true, WireDtype::Bfloat16)] {
         switch.add_job(JobConfig {
             id: JobId(id),
             generation: Generation(0),
             workers: WORKERS,
             slots: SLOTS,
             elements: 256,
+            wire_dtype,
             shard: ShardId(0),
             resumed,
         });
     }
     let mut train = vec![0; 65536];
-    let mut packet = vec![0; 32 + 1024];
+    let mut packet = vec![0; 32 + 4 + 1024];
     for event in bytes.chunks(6) {
         let at = |i: usize| event.get(i).copied().unwrap_or(0);
         let choice = at(0);
@@ -40,9 +41,12 @@ fuzz_target!(|bytes: &[u8]| {
         packet[12..16].copy_from_slice(&[at(1) >> 2 & 3, 0, at(2), at(3)]);
         packet[16..20].copy_from_slice(&(u32::from(at(4) & 15)).wrapping_sub(4).to_le_bytes());
         packet[20..24].copy_from_slice(&u32::from(at(4) >> 6).to_le_bytes());
+        let bfloat16 = choice & 32 != 0;
         packet[24..32].copy_from_slice(&[0, 0, 1 + (at(5) & 3), 1 + (at(5) >> 7), 100, 0, 0, 0]);
-        packet[32] = at(5);
-        let length = if choice & 8 == 0 { packet.len() } else { 32 };
+        packet[26] |= u8::from(bfloat16) << 7;
+        packet[32..36].copy_from_slice(&[at(5), if bfloat16 { at(3) } else { 0 }, 0, 0]);
+        packet[36] = at(5);
+        let length = if choice & 8 != 0 { 32 } else { packet.len() - if bfloat16 { 0 } else { 4 } };
         let verdict = switch.handle_packet(Instant(0), at(1) & 3, &packet[..length]);
         COUNTED.fetch_add(u64::from(!matches!(verdict, Verdict::Drop(_))), Ordering::Relaxed);
         if choice & 16 != 0 {

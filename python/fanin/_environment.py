@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 from fanin.errors import SwitchUnreachable
 
@@ -13,6 +14,9 @@ SLOTS_MAX = 16384
 TRACE_VARIABLE = "FANIN_TRACE"
 # torchrun's: unlike the rank in a job, it is another one in every process of a run.
 RANK_VARIABLE = "RANK"
+WIRE_DTYPE_VARIABLE = "FANIN_WIRE_DTYPE"
+
+WireDtype: TypeAlias = Literal["int32", "bfloat16"]
 
 
 def switch_address(explicit: str | None = None) -> str:
@@ -61,3 +65,17 @@ def trace(rank: int) -> tuple[str, int] | None:
     if text.endswith("/") or not path.name or path.is_dir():
         raise ValueError(f"{TRACE_VARIABLE} is {text!r}: it must name a file, such as trace.json")
     return str(path.with_name(f"{path.stem}.{number}{path.suffix}")), number
+
+
+def wire_dtype(explicit: str | None = None) -> WireDtype:
+    """Return how the job's floats travel: as "int32" unless somebody says otherwise.
+
+    Raises `ValueError` when the argument or FANIN_WIRE_DTYPE is no wire dtype.
+    """
+    text = os.environ.get(WIRE_DTYPE_VARIABLE) or "int32" if explicit is None else explicit
+    if text == "int32":
+        return "int32"
+    if text == "bfloat16":
+        return "bfloat16"
+    name = WIRE_DTYPE_VARIABLE if explicit is None else "wire_dtype"
+    raise ValueError(f'{name} is {text!r}: it must be "int32" or "bfloat16"')

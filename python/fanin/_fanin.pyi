@@ -3,6 +3,7 @@
 from typing import Literal
 
 DType = Literal["float32", "float16", "bfloat16", "int32"]
+WireDtype = Literal["int32", "bfloat16"]
 
 version: str
 
@@ -21,6 +22,7 @@ class Client:
         *,
         timeout: float = 300.0,
         slots: int | None = None,
+        wire_dtype: WireDtype = "int32",
         trace: tuple[str, int] | None = None,
     ) -> Client: ...
     @property

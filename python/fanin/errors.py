@@ -80,6 +80,10 @@ class WorldSizeMismatch(JoinRefused):
     """The job was opened with another world size."""
 
 
+class WireDtypeMismatch(JoinRefused):
+    """The ranks of the job asked for different wire dtypes; those that had joined hear it, too."""
+
+
 class PoolExhausted(JoinRefused):
     """The switch has fewer free slots than the job asked for."""
 
@@ -160,5 +164,6 @@ __all__ = [
     "SwitchLost",
     "SwitchUnreachable",
     "Tensor",
+    "WireDtypeMismatch",
     "WorldSizeMismatch",
 ]

@@ -9,7 +9,8 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from fanin import _fanin
-from fanin._environment import pool_slots, switch_address, trace
+from fanin._environment import WireDtype, pool_slots, switch_address, trace
+from fanin._environment import wire_dtype as resolved_wire_dtype
 from fanin.errors import RankOutOfRange
 
 Op: TypeAlias = Literal["sum", "avg"]
@@ -84,7 +85,7 @@ class Group:
         All ranks call with the same length, dtype and op, in the same order. float32, float16,
         int32 (and bfloat16 of ml_dtypes); any shape; writable. int32 is exact, and "avg" of it
         rounds towards zero. Floats are summed as block-scaled integers (SwitchML §4.6), with the
-        same bits on all ranks.
+        same bits on all ranks; how far a sum may be off, `connect` says.
 
         Raises `TypeError` (dtype), `ValueError` (op, read-only array), or `fanin.errors`. After a
         `KeyboardInterrupt` the sum is still under way and writes into the array: leave the array
@@ -141,6 +142,7 @@ def connect(
     world_size: int,
     timeout: float = 300.0,
     slots: int | None = None,
+    wire_dtype: WireDtype | None = None,
 ) -> Group:
     """Join `job` as `rank` of `world_size`; blocks until all ranks have joined.
 
@@ -148,6 +150,14 @@ def connect(
     bounds the joining and, later, every all-reduce (see `fanin.errors.AllReduceTimeout`). `slots`
     is the size of the job's pool in each of the switch's shards, else FANIN_SLOTS, else the switch
     takes it from the bandwidth-delay product. Raises the errors of `fanin.errors`.
+
+    `wire_dtype` says how floats travel, the same on all ranks; else FANIN_WIRE_DTYPE, else "int32":
+    four bytes an element, and a sum is off by at most n^2 2^m / 2^31 (n ranks; 2^m: the largest
+    absolute value in a packet, rounded up to a power of two). With "bfloat16" two bytes, half the
+    time on the network: each contribution and the sum are rounded to eight significant bits, so
+    that a sum is off by at most 2^-8 (the sum of the contributions' absolute values) + 2^-8 |sum|,
+    and what is small beside that (docs/protocols/switchml.md); 2^128 and more becomes an infinity,
+    also of an average. int32 arrays are exact either way.
     """
     if not 0 <= rank < world_size <= WORLD_SIZE_MAX:
         raise RankOutOfRange(
@@ -161,6 +171,7 @@ def connect(
         world_size,
         timeout=timeout,
         slots=pool_slots(slots),
+        wire_dtype=resolved_wire_dtype(wire_dtype),
         trace=trace(rank),
     )
     return Group(client)

@@ -26,12 +26,24 @@ def test_slot_packets_are_as_documented() -> None:
         assert len(golden[name]) == PREAMBLE.size + SLOT.size == 32
 
 
+def test_bfloat16_packets_are_as_documented() -> None:
+    golden = packets()
+    kinds = {"update": (1, 3), "probe": (1, 3), "result": (2, 255), "restore": (3, 63)}
+    for kind, (number, worker) in kinds.items():
+        packet = golden[f"{kind}_bfloat16" + ("" if kind == "probe" else "_512")]
+        assert PREAMBLE.unpack_from(packet)[2:] == (number, 0xDEADBEEF, 0x0102, worker, 1), kind
+        header = SLOT.unpack_from(packet, PREAMBLE.size)
+        assert header == (0x0304, -5, 0x11223345, 0x0A0B0C0D, 7, 0x80 | 3, 2, 1_000_000), kind
+        assert packet[32:] == (b"" if kind == "probe" else struct.pack("<hH", -7, 0)), kind
+
+
 def test_abort_packets_are_as_documented() -> None:
     golden = packets()
     none = (0, 0, 0, 0, 0, 0, 0, 0)
     reasons = {
         "abort_expelled": (1, 9, 0, *none),
         "abort_mismatch": (2, 0, 5, 7, 3, 2, 100, 7, 1, 2, 200),
+        "abort_mismatch_of_wire_dtypes": (2, 0, 5, 7, 3, 2, 100, 7, 0x83, 2, 100),
         "abort_switch_stopped": (3, 0, 0, *none),
     }
     for name, fields in reasons.items():

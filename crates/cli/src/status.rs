@@ -65,6 +65,7 @@ enum State {
         generation: u16,
         slots: u16,
         elements: u16,
+        wire_dtype: &'static str,
         slots_in_use: u32,
         waiting_for: Vec<Waiting>,
         left: Vec<u8>,
@@ -117,6 +118,7 @@ fn state(job: &JobStatus) -> State {
             generation,
             slots,
             elements,
+            wire_dtype,
             slots_in_use,
             waiting_for,
             completed,
@@ -127,6 +129,7 @@ fn state(job: &JobStatus) -> State {
             generation: generation.0,
             slots: *slots,
             elements: *elements,
+            wire_dtype: wire_dtype.name(),
             slots_in_use: *slots_in_use,
             waiting_for: waiting_for
                 .iter()
@@ -166,18 +169,21 @@ fn table(report: &Report<'_>) -> String {
     }
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
-    table.set_header(["JOB", "RANKS", "STATE", "SLOTS", "IN USE", "SUMS", "RESENT", "WAITS FOR"]);
+    table.set_header(["JOB", "RANKS", "STATE", "WIRE", "SLOTS", "IN USE", "SUMS", "RESENT", "WAITS FOR"]);
     for job in &report.jobs {
         let number = |number: u64| Cell::new(number).set_alignment(CellAlignment::Right);
         let mut row = vec![Cell::new(job.job), number(job.world_size.into())];
         match &job.state {
             State::Gathering { missing, .. } => {
                 row.push(Cell::new("joining"));
-                row.extend((0..4).map(|_| Cell::new("")));
+                row.extend((0..5).map(|_| Cell::new("")));
                 row.push(Cell::new(ranks(missing.iter().map(u8::to_string))));
             }
-            State::Running { slots, slots_in_use, completed, retransmitted, waiting_for, .. } => {
+            State::Running {
+                wire_dtype, slots, slots_in_use, completed, retransmitted, waiting_for, ..
+            } => {
                 row.push(Cell::new("running"));
+                row.push(Cell::new(wire_dtype));
                 let numbers = [u64::from(*slots), u64::from(*slots_in_use), *completed, *retransmitted];
                 row.extend(numbers.map(number));
                 let waits = |waiting: &Waiting| format!("{} ({} slots)", waiting.rank, waiting.slots);
@@ -185,7 +191,7 @@ fn table(report: &Report<'_>) -> String {
             }
             State::Aborted { reason, .. } => {
                 row.push(Cell::new("aborted"));
-                row.extend((0..4).map(|_| Cell::new("")));
+                row.extend((0..5).map(|_| Cell::new("")));
                 row.push(Cell::new(format!("nobody: {reason}")));
             }
         }
@@ -207,7 +213,7 @@ fn ranks(ranks: impl Iterator<Item = String>) -> String {
 mod tests {
     use super::*;
     use fanin_protocol::control::Ranks;
-    use fanin_wire::{Generation, JobId, WorkerId};
+    use fanin_wire::{Generation, JobId, WireDtype, WorkerId};
 
     fn status() -> SwitchStatus {
         let job = |name: &str, state| JobStatus { name: name.into(), world_size: 3, state };
@@ -216,6 +222,7 @@ mod tests {
             generation: Generation(1),
             slots: 64,
             elements: 352,
+            wire_dtype: WireDtype::Bfloat16,
             slots_in_use: 12,
             waiting_for: vec![(WorkerId(2), 12)],
             completed: 1000,
@@ -241,7 +248,7 @@ mod tests {
             lines[0],
             "switch box:4800: fanin 0.1.0, wire version 1, 1 shard, 128 of 1024 slots in use"
         );
-        assert!(lines[2].contains("running") && lines[2].ends_with("rank 2 (12 slots)"), "{text}");
+        assert!(lines[2].contains("running  bfloat16") && lines[2].ends_with("rank 2 (12 slots)"), "{text}");
         assert!(lines[3].contains("joining") && lines[3].ends_with("rank 1"), "{text}");
     }
 
@@ -251,6 +258,7 @@ mod tests {
         let json = serde_json::to_value(report("box:4800", &status)).expect("serialisable");
         assert_eq!(json["pool"]["free"], 896);
         assert_eq!(json["jobs"][0]["state"], "running");
+        assert_eq!(json["jobs"][0]["wire_dtype"], "bfloat16");
         assert_eq!(json["jobs"][0]["waiting_for"][0]["rank"], 2);
         assert_eq!(json["jobs"][1]["missing"][0], 1);
     }

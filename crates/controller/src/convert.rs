@@ -1,7 +1,7 @@
 //! Between the control protocol's messages and the types of the rooms below. What comes from the network is checked here.
 
 use fanin_protocol::control::{Ranks, Refusal, ResumeField};
-use fanin_wire::{AbortReason, Collective, Op, WorkerId};
+use fanin_wire::{AbortReason, Collective, Op, WireDtype, WorkerId};
 
 use crate::proto;
 
@@ -17,6 +17,23 @@ pub(crate) fn narrow<T: TryFrom<u32>>(value: u32, field: &'static str) -> Result
 
 fn worker(rank: u32) -> Result<WorkerId, Malformed> {
     narrow(rank, "rank").map(WorkerId)
+}
+
+impl From<WireDtype> for proto::WireDtype {
+    fn from(wire_dtype: WireDtype) -> Self {
+        match wire_dtype {
+            WireDtype::Int32 => Self::Int32,
+            WireDtype::Bfloat16 => Self::Bfloat16,
+        }
+    }
+}
+
+/// A wire dtype as it came: a number that we do not know must not be taken for the default.
+pub(crate) fn wire_dtype(number: i32) -> Result<WireDtype, Malformed> {
+    match proto::WireDtype::try_from(number).map_err(|_| Malformed("wire_dtype"))? {
+        proto::WireDtype::Int32 => Ok(WireDtype::Int32),
+        proto::WireDtype::Bfloat16 => Ok(WireDtype::Bfloat16),
+    }
 }
 
 impl From<Refusal> for proto::Refusal {
@@ -50,6 +67,14 @@ impl From<Refusal> for proto::Refusal {
                     rank,
                     asked: asked.into(),
                     job_has: job_has.into(),
+                })
+            }
+            Refusal::WireDtypeMismatch { rank, asked, other_rank, job_has } => {
+                Reason::WireDtypeMismatch(message::WireDtypeMismatch {
+                    rank,
+                    asked: proto::WireDtype::from(asked).into(),
+                    other_rank,
+                    job_has: proto::WireDtype::from(job_has).into(),
                 })
             }
             Refusal::MtuTooSmall { mtu, need } => Reason::MtuTooSmall(message::MtuTooSmall { mtu, need }),
@@ -102,6 +127,12 @@ impl TryFrom<proto::Refusal> for Refusal {
                 rank: m.rank,
                 asked: narrow(m.asked, "asked")?,
                 job_has: narrow(m.job_has, "job_has")?,
+            },
+            Reason::WireDtypeMismatch(m) => Self::WireDtypeMismatch {
+                rank: m.rank,
+                asked: wire_dtype(m.asked)?,
+                other_rank: m.other_rank,
+                job_has: wire_dtype(m.job_has)?,
             },
             Reason::MtuTooSmall(m) => Self::MtuTooSmall { mtu: m.mtu, need: m.need },
             Reason::PoolExhausted(m) => Self::PoolExhausted { asked: m.asked, free: m.free },
@@ -196,6 +227,7 @@ impl From<Collective> for proto::Collective {
             dtype: collective.dtype.name().into(),
             op: op.into(),
             elements: collective.elements,
+            wire_dtype: proto::WireDtype::from(collective.wire_dtype).into(),
         }
     }
 }
@@ -213,6 +245,7 @@ impl TryFrom<proto::Collective> for Collective {
                 proto::collective::Op::Unspecified => return Err(Malformed("op")),
             },
             elements: message.elements,
+            wire_dtype: wire_dtype(message.wire_dtype)?,
         })
     }
 }
@@ -235,6 +268,12 @@ mod tests {
             Refusal::JobRunning { rank: 1, world_size: 2 },
             Refusal::SlotsOutOfRange { asked: 0 },
             Refusal::SlotsMismatch { rank: 1, asked: 64, job_has: 65 },
+            Refusal::WireDtypeMismatch {
+                rank: 1,
+                asked: WireDtype::Bfloat16,
+                other_rank: 2,
+                job_has: WireDtype::Int32,
+            },
             Refusal::MtuTooSmall { mtu: 576, need: 1104 },
             Refusal::PoolExhausted { asked: 512, free: 64 },
             Refusal::ResumeMismatch { rank: 1, field: ResumeField::Counts, rank_has: 3, job_has: 4 },
@@ -250,13 +289,18 @@ mod tests {
 
     #[test]
     fn every_abort_reason_survives_the_wire() {
-        let collective =
-            |elements| Collective { sequence: 7, dtype: Dtype::Bfloat16, op: Op::Average, elements };
+        let collective = |elements, wire_dtype| Collective {
+            sequence: 7,
+            dtype: Dtype::Bfloat16,
+            op: Op::Average,
+            elements,
+            wire_dtype,
+        };
         let reasons = [
             AbortReason::Expelled(WorkerId(3)),
             AbortReason::Mismatch {
-                first: (WorkerId(0), collective(1)),
-                second: (WorkerId(1), collective(2)),
+                first: (WorkerId(0), collective(1, WireDtype::Int32)),
+                second: (WorkerId(1), collective(2, WireDtype::Bfloat16)),
             },
             AbortReason::SwitchStopped,
         ];
@@ -272,7 +316,14 @@ mod tests {
             AbortReason::try_from(proto::AbortReason { reason: Some(reason) }),
             Err(Malformed("rank"))
         );
-        let collective = proto::Collective { sequence: 1, dtype: "float64".into(), op: 1, elements: 1 };
-        assert_eq!(Collective::try_from(collective), Err(Malformed("dtype")));
+        let collective = |dtype: &str, wire_dtype| proto::Collective {
+            sequence: 1,
+            dtype: dtype.into(),
+            op: 1,
+            elements: 1,
+            wire_dtype,
+        };
+        assert_eq!(Collective::try_from(collective("float64", 0)), Err(Malformed("dtype")));
+        assert_eq!(Collective::try_from(collective("float32", 2)), Err(Malformed("wire_dtype")));
     }
 }

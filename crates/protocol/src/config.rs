@@ -1,7 +1,7 @@
 //! What the machines of one job are told at their construction, checked there.
 
 use core::time::Duration;
-use fanin_wire::{CHUNK_ELEMENTS, Generation, JobId, ShardId, WORKERS_MAX};
+use fanin_wire::{CHUNK_ELEMENTS, Dtype, Generation, JobId, ShardId, WORKERS_MAX, WireDtype};
 
 /// Most slots of one job in one shard.
 pub const SLOTS_MAX: u16 = 16384;
@@ -17,8 +17,10 @@ pub struct JobConfig {
     pub workers: u8,
     /// Slots of the pool in this shard, 1 to [`SLOTS_MAX`]; each has two versions.
     pub slots: u16,
-    /// Elements of a chunk, one of [`CHUNK_ELEMENTS`].
+    /// Elements of a chunk, one of [`CHUNK_ELEMENTS`]; twice as many where they travel as bfloat16.
     pub elements: u16,
+    /// How the elements of float tensors travel.
+    pub wire_dtype: WireDtype,
     /// The shard.
     pub shard: ShardId,
     /// Whether the job goes on after its switch lost its memory: sums may be handed back.
@@ -38,6 +40,22 @@ impl JobConfig {
             return Err(ConfigError::Elements(self.elements));
         }
         Ok(self)
+    }
+
+    /// Elements of a chunk of a tensor.
+    #[must_use]
+    pub const fn chunk_elements(&self, dtype: Dtype) -> usize {
+        self.wire_dtype.of_tensor(dtype).chunk_elements(self.elements as usize)
+    }
+
+    /// The most elements that a chunk can have.
+    pub(crate) const fn chunk_elements_max(&self) -> usize {
+        self.wire_dtype.chunk_elements(self.elements as usize)
+    }
+
+    /// The longest payload.
+    pub(crate) const fn payload_bytes_max(&self) -> usize {
+        self.wire_dtype.payload_bytes(self.chunk_elements_max())
     }
 
     /// Bitmap of all workers.

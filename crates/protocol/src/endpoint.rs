@@ -70,6 +70,8 @@ pub enum Reason {
     OutOfRange,
     /// A payload of another length than the job's chunks.
     ChunkLength,
+    /// A bfloat16 payload with another exponent than all workers agreed on for its chunk.
+    Exponent,
     /// A packet kind that this machine does not take, or not now.
     Unexpected,
     /// A contribution that was counted before (SwitchML Alg. 3, line 23).
@@ -84,13 +86,14 @@ pub enum Reason {
 
 impl Reason {
     /// All reasons, in order: one counter each.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Malformed,
         Self::Version,
         Self::UnknownJob,
         Self::Generation,
         Self::OutOfRange,
         Self::ChunkLength,
+        Self::Exponent,
         Self::Unexpected,
         Self::Duplicate,
         Self::Stale,
@@ -108,6 +111,7 @@ impl Reason {
             Self::Generation => "generation",
             Self::OutOfRange => "out_of_range",
             Self::ChunkLength => "chunk_length",
+            Self::Exponent => "exponent",
             Self::Unexpected => "unexpected",
             Self::Duplicate => "duplicate",
             Self::Stale => "stale",

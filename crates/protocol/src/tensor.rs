@@ -62,6 +62,29 @@ impl Elements<'_> {
         padding.fill(0);
     }
 
+    /// Writes the block in `range` as bfloat16, padded with zeros to the length of `elements`. Integers never travel so.
+    pub(crate) fn encode(&self, range: core::ops::Range<usize>, elements: &mut [u8]) {
+        let (values, padding) = elements.split_at_mut(range.len() * 2);
+        match self {
+            Self::Float32(x) => fanin_quant::encode_f32(&x[range], values),
+            Self::Float16(x) => fanin_quant::encode_f16(&x[range], values),
+            Self::Bfloat16(x) => fanin_quant::copy_bf16(&x[range], values),
+            Self::Int32(_) => values.fill(0),
+        }
+        padding.fill(0);
+    }
+
+    /// Replaces the block in `range` by the bfloat16 sums in `elements`.
+    pub(crate) fn decode(&mut self, range: core::ops::Range<usize>, elements: &[u8], workers: u32, op: Op) {
+        let sums = &elements[..range.len() * 2];
+        match self {
+            Self::Float32(x) => fanin_quant::decode_f32(sums, divisor(op), workers, &mut x[range]),
+            Self::Float16(x) => fanin_quant::decode_f16(sums, divisor(op), workers, &mut x[range]),
+            Self::Bfloat16(x) => fanin_quant::decode_bf16(sums, divisor(op), workers, &mut x[range]),
+            Self::Int32(_) => {}
+        }
+    }
+
     /// Replaces the block in `range` by the sums in `payload`.
     pub(crate) fn dequantize(
         &mut self,
@@ -72,16 +95,20 @@ impl Elements<'_> {
         op: Op,
     ) {
         let sums = &payload[..range.len() * 4];
-        let divisor = match op {
-            Op::Sum => Divisor::One,
-            Op::Average => Divisor::Workers,
-        };
+        let divisor = divisor(op);
         match self {
             Self::Float32(x) => fanin_quant::dequantize_f32(sums, scale, divisor, &mut x[range]),
             Self::Float16(x) => fanin_quant::dequantize_f16(sums, scale, divisor, &mut x[range]),
             Self::Bfloat16(x) => fanin_quant::dequantize_bf16(sums, scale, divisor, &mut x[range]),
             Self::Int32(x) => fanin_quant::read_i32(sums, divisor, workers, &mut x[range]),
         }
+    }
+}
+
+const fn divisor(op: Op) -> Divisor {
+    match op {
+        Op::Sum => Divisor::One,
+        Op::Average => Divisor::Workers,
     }
 }
 

@@ -8,7 +8,7 @@ use crate::pending::Pending;
 use fanin_controller::{SessionConfig, SessionError, TraceConfig};
 use fanin_protocol::Reason;
 use fanin_udp::RawTensor;
-use fanin_wire::{Dtype, Op};
+use fanin_wire::{Dtype, Op, WireDtype};
 use pyo3::exceptions::{PyOverflowError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -22,8 +22,9 @@ const TIMEOUT_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
 /// One membership of one rank in one job on one switch.
 ///
 /// The constructor blocks, without the interpreter's lock, until all ranks have joined; `timeout` (seconds) bounds that, and
-/// later each all-reduce. `slots` is the number of slots a shard, computed from the path where it is None. `trace` is the file
-/// of a timeline and the rank that this process has in it. Raises the errors of `fanin.errors`.
+/// later each all-reduce. `slots` is the number of slots a shard, computed from the path where it is None. `wire_dtype` says how
+/// floats travel, "int32" or "bfloat16", the same on all ranks. `trace` is the file of a timeline and the rank that this process
+/// has in it. Raises the errors of `fanin.errors`, and `ValueError` for another wire dtype.
 #[pyclass(frozen, module = "fanin._fanin")]
 pub(crate) struct Client {
     membership: Arc<Membership>,
@@ -35,7 +36,7 @@ pub(crate) struct Client {
 #[pymethods]
 impl Client {
     #[new]
-    #[pyo3(signature = (switch, job, rank, world_size, *, timeout=300.0, slots=None, trace=None))]
+    #[pyo3(signature = (switch, job, rank, world_size, *, timeout=300.0, slots=None, wire_dtype="int32", trace=None))]
     #[expect(clippy::too_many_arguments, reason = "the signature is Python's")]
     fn new(
         py: Python<'_>,
@@ -45,13 +46,18 @@ impl Client {
         world_size: &Bound<'_, PyAny>,
         timeout: f64,
         slots: Option<u16>,
+        wire_dtype: &str,
         trace: Option<(PathBuf, u32)>,
     ) -> PyResult<Self> {
+        let wire_dtype: WireDtype = wire_dtype.parse().map_err(|_| {
+            PyValueError::new_err(format!("wire_dtype {wire_dtype:?}: one of int32 and bfloat16"))
+        })?;
         let (rank, world_size) = ranks(rank, world_size)?;
         let limit = limit(timeout)?;
         let usual = SessionConfig::new(switch, job, rank, world_size);
         let config = SessionConfig {
             slots,
+            wire_dtype,
             trace: trace.map(|(file, rank)| TraceConfig { file, rank }),
             timeout: limit,
             join_timeout: limit,

@@ -114,6 +114,7 @@ fn refused(reason: Refusal, fields: &Bound<'_, PyDict>) -> PyResult<&'static str
         }
         Refusal::DuplicateRank { .. } => "DuplicateRank",
         Refusal::WorldSizeMismatch { .. } => "WorldSizeMismatch",
+        Refusal::WireDtypeMismatch { .. } => "WireDtypeMismatch",
         Refusal::RankOutOfRange { .. } | Refusal::TooManyWorkers { .. } => "RankOutOfRange",
         Refusal::PoolExhausted { asked, free } => {
             fields.set_item("asked", asked)?;

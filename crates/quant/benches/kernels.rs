@@ -37,6 +37,7 @@ fn main() {
                 for block in BLOCK_ELEMENTS {
                     float32(&mut bench, kernels, block);
                     float16(&mut bench, kernels, block);
+                    bfloat16_on_wire(&mut bench, kernels, 2 * block);
                 }
             }
             None => println!("{isa:?}: not on this machine"),
@@ -131,6 +132,69 @@ fn float16(bench: &mut Bench, kernels: &Kernels, block: usize) {
             }
         });
     }
+}
+
+/// Both ends of a job whose floats travel as bfloat16: twice the elements a packet.
+fn bfloat16_on_wire(bench: &mut Bench, kernels: &Kernels, block: usize) {
+    let name = |kernel: &str| format!("{:?}/{kernel}/{block}", kernels.isa());
+    let source = gradient();
+    let halves: Vec<u16> = source.iter().map(|&x| half::f16::from_f32(x).to_bits()).collect();
+    let mut payload = vec![0u8; GRADIENT_BYTES / 2];
+    let mut train = vec![0u8; 2 * TRAIN_BLOCKS * block];
+    let mut target = vec![0.0f32; ELEMENTS];
+    let mut target_halves = vec![0u16; ELEMENTS];
+    let mut pool = vec![0i32; POOL_BLOCKS * block];
+    let scale = Scale::fixed_point(kernels.exponent_f32(&source), WORKERS);
+
+    bench.measure(name("encode_f32_train"), || {
+        for xs in black_box(&source).chunks_exact(TRAIN_BLOCKS * block) {
+            for (x, e) in xs.chunks_exact(block).zip(train.chunks_exact_mut(2 * block)) {
+                kernels.encode_f32(x, e);
+            }
+            black_box(&mut train);
+        }
+    });
+    bench.measure(name("encode_f16"), || {
+        for (x, e) in black_box(&halves).chunks_exact(block).zip(payload.chunks_exact_mut(2 * block)) {
+            kernels.encode_f16(x, e);
+        }
+    });
+    bench.measure(name("encode_f32"), || {
+        for (x, e) in black_box(&source).chunks_exact(block).zip(payload.chunks_exact_mut(2 * block)) {
+            kernels.encode_f32(x, e);
+        }
+    });
+    bench.measure(name("decode_f32"), || {
+        for (s, y) in black_box(&payload).chunks_exact(2 * block).zip(target.chunks_exact_mut(block)) {
+            kernels.decode_f32(s, Divisor::Workers, WORKERS, y);
+        }
+    });
+    type Decode = fn(&Kernels, &[u8], Divisor, u32, &mut [u16]);
+    let decode: [(&str, Decode); 2] =
+        [("decode_f16", Kernels::decode_f16), ("decode_bf16", Kernels::decode_bf16)];
+    for (kernel, decode) in decode {
+        bench.measure(name(kernel), || {
+            for (s, y) in
+                black_box(&payload).chunks_exact(2 * block).zip(target_halves.chunks_exact_mut(block))
+            {
+                decode(kernels, s, Divisor::Workers, WORKERS, y);
+            }
+        });
+    }
+    bench.measure(name("add_bf16"), || {
+        for packets in black_box(&payload).chunks(2 * POOL_BLOCKS * block) {
+            for (p, slot) in packets.chunks_exact(2 * block).zip(pool.chunks_exact_mut(block)) {
+                kernels.add_bf16(slot, p, black_box(&scale));
+            }
+        }
+    });
+    bench.measure(name("write_bf16"), || {
+        for packets in payload.chunks_mut(2 * POOL_BLOCKS * block) {
+            for (p, slot) in packets.chunks_exact_mut(2 * block).zip(black_box(&pool).chunks_exact(block)) {
+                kernels.write_bf16(slot, black_box(&scale), p);
+            }
+        }
+    });
 }
 
 /// A worker's way to send a gradient, into a buffer that is used from its start again when it is full.

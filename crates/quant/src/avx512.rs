@@ -119,6 +119,46 @@ pub(crate) fn add_le(acc: &mut [i32], payload: &[u8]) {
     scalar::add_le(acc, payload);
 }
 
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+pub(crate) fn encode_f32(block: &[f32], out: &mut [u8]) {
+    scalar::encode_f32(block, out);
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+pub(crate) fn decode_f32(sums: &[u8], divisor: f32, out: &mut [f32]) {
+    scalar::decode_f32(sums, divisor, out);
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+pub(crate) fn decode_bf16(sums: &[u8], divisor: f32, out: &mut [u16]) {
+    scalar::decode_bf16(sums, divisor, out);
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+pub(crate) fn encode_f16(block: &[u16], out: &mut [u8]) {
+    scalar::encode_f16(block, out);
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+pub(crate) fn decode_f16(sums: &[u8], divisor: f32, out: &mut [u16]) {
+    scalar::decode_f16(sums, divisor, out);
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+pub(crate) fn store_bf16(acc: &mut [i32], payload: &[u8], scale: &Finite) {
+    scalar::store_bf16(acc, payload, scale);
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+pub(crate) fn add_bf16(acc: &mut [i32], payload: &[u8], scale: &Finite) {
+    scalar::add_bf16(acc, payload, scale);
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+pub(crate) fn write_bf16(acc: &[i32], inverse: f64, out: &mut [u8]) {
+    scalar::write_bf16(acc, inverse, out);
+}
+
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 fn quantize<T>(

@@ -5,7 +5,7 @@ use core::sync::atomic::{AtomicU8, Ordering};
 use crate::class;
 use crate::exponent::Exponent;
 use crate::float16::{bf16_from_f32, f16_from_f32, f32_from_bf16, f32_from_f16};
-use crate::integer::assert_lengths;
+use crate::integer::{assert_bf16_lengths, assert_lengths};
 use crate::scale::{Divisor, Finite, Kind, Scale};
 
 /// An instruction set that the kernels are written for, worst first.
@@ -86,6 +86,14 @@ pub struct Kernels {
     dequantize_f16: unsafe fn(&[u8], f64, &mut [u16]),
     dequantize_bf16: unsafe fn(&[u8], f64, &mut [u16]),
     add_le: unsafe fn(&mut [i32], &[u8]),
+    encode_f32: unsafe fn(&[f32], &mut [u8]),
+    encode_f16: unsafe fn(&[u16], &mut [u8]),
+    decode_f32: unsafe fn(&[u8], f32, &mut [f32]),
+    decode_f16: unsafe fn(&[u8], f32, &mut [u16]),
+    decode_bf16: unsafe fn(&[u8], f32, &mut [u16]),
+    store_bf16: unsafe fn(&mut [i32], &[u8], &Finite),
+    add_bf16: unsafe fn(&mut [i32], &[u8], &Finite),
+    write_bf16: unsafe fn(&[i32], f64, &mut [u8]),
 }
 
 macro_rules! table {
@@ -101,6 +109,14 @@ macro_rules! table {
             dequantize_f16: crate::$module::dequantize_f16,
             dequantize_bf16: crate::$module::dequantize_bf16,
             add_le: crate::$module::add_le,
+            encode_f32: crate::$module::encode_f32,
+            encode_f16: crate::$module::encode_f16,
+            decode_f32: crate::$module::decode_f32,
+            decode_f16: crate::$module::decode_f16,
+            decode_bf16: crate::$module::decode_bf16,
+            store_bf16: crate::$module::store_bf16,
+            add_bf16: crate::$module::add_bf16,
+            write_bf16: crate::$module::write_bf16,
         }
     };
 }
@@ -208,6 +224,91 @@ impl Kernels {
         // SAFETY: a table is only handed out where its instruction set is available.
         unsafe { (self.add_le)(acc, payload) }
     }
+
+    /// See [`crate::encode_f32`].
+    pub fn encode_f32(&self, block: &[f32], out: &mut [u8]) {
+        assert_bf16_lengths(block.len(), out.len());
+        // SAFETY: a table is only handed out where its instruction set is available.
+        unsafe { (self.encode_f32)(block, out) }
+    }
+
+    /// See [`crate::encode_f16`].
+    pub fn encode_f16(&self, block: &[u16], out: &mut [u8]) {
+        assert_bf16_lengths(block.len(), out.len());
+        // SAFETY: a table is only handed out where its instruction set is available.
+        unsafe { (self.encode_f16)(block, out) }
+    }
+
+    /// See [`crate::decode_f32`].
+    pub fn decode_f32(&self, sums: &[u8], divisor: Divisor, workers: u32, out: &mut [f32]) {
+        assert_bf16_lengths(out.len(), sums.len());
+        // SAFETY: a table is only handed out where its instruction set is available.
+        unsafe { (self.decode_f32)(sums, divisor.value(workers), out) }
+    }
+
+    /// See [`crate::decode_f16`].
+    pub fn decode_f16(&self, sums: &[u8], divisor: Divisor, workers: u32, out: &mut [u16]) {
+        assert_bf16_lengths(out.len(), sums.len());
+        // SAFETY: a table is only handed out where its instruction set is available.
+        unsafe { (self.decode_f16)(sums, divisor.value(workers), out) }
+    }
+
+    /// See [`crate::decode_bf16`].
+    pub fn decode_bf16(&self, sums: &[u8], divisor: Divisor, workers: u32, out: &mut [u16]) {
+        assert_bf16_lengths(out.len(), sums.len());
+        // SAFETY: a table is only handed out where its instruction set is available.
+        unsafe { (self.decode_bf16)(sums, divisor.value(workers), out) }
+    }
+
+    /// See [`crate::store_bf16`].
+    pub fn store_bf16(&self, acc: &mut [i32], payload: &[u8], scale: &Scale) {
+        assert_bf16_lengths(acc.len(), payload.len());
+        match &scale.kind {
+            // SAFETY: a table is only handed out where its instruction set is available.
+            Kind::Finite(scale) => unsafe { (self.store_bf16)(acc, payload, scale) },
+            Kind::Zero => acc.fill(0),
+            Kind::NonFinite => {
+                for (a, class) in acc.iter_mut().zip(classes(payload)) {
+                    *a = class;
+                }
+            }
+        }
+    }
+
+    /// See [`crate::add_bf16`].
+    pub fn add_bf16(&self, acc: &mut [i32], payload: &[u8], scale: &Scale) {
+        assert_bf16_lengths(acc.len(), payload.len());
+        match &scale.kind {
+            // SAFETY: a table is only handed out where its instruction set is available.
+            Kind::Finite(scale) => unsafe { (self.add_bf16)(acc, payload, scale) },
+            Kind::Zero => {}
+            Kind::NonFinite => {
+                for (a, class) in acc.iter_mut().zip(classes(payload)) {
+                    *a = a.wrapping_add(class);
+                }
+            }
+        }
+    }
+
+    /// See [`crate::write_bf16`].
+    pub fn write_bf16(&self, acc: &[i32], scale: &Scale, out: &mut [u8]) {
+        assert_bf16_lengths(acc.len(), out.len());
+        match &scale.kind {
+            // SAFETY: a table is only handed out where its instruction set is available.
+            Kind::Finite(scale) => unsafe { (self.write_bf16)(acc, scale.inverse(Divisor::One), out) },
+            Kind::Zero => out.fill(0),
+            Kind::NonFinite => {
+                for (&a, s) in acc.iter().zip(out.as_chunks_mut().0) {
+                    *s = bf16_from_f32(class::decode(a)).to_le_bytes();
+                }
+            }
+        }
+    }
+}
+
+/// The classes of a bfloat16 payload's elements.
+fn classes(payload: &[u8]) -> impl Iterator<Item = i32> + '_ {
+    payload.as_chunks().0.iter().map(|bits| class::encode(f32_from_bf16(u16::from_le_bytes(*bits))))
 }
 
 /// Blocks without a finite exponent are rare and carry no values: one plain loop serves every instruction set.

@@ -14,6 +14,10 @@
 //!
 //! `int32` tensors skip the scaling ([`copy_i32`], [`read_i32`]).
 //!
+//! In a job whose floats travel as bfloat16, steps 3 to 5 are: the worker rounds ([`encode_f32`]), the switch adds in fixed
+//! point ([`Scale::fixed_point`], [`store_bf16`], [`add_bf16`]) and rounds the sum ([`write_bf16`]), the worker widens
+//! ([`decode_f32`]).
+//!
 //! Map: `exponent` (the shared exponent), `scale` (what a block's exponent makes of its elements), `class` (blocks with
 //! a NaN or an infinity), `float16` (conversions of f16 and bf16), `scalar` (**the specification** of every kernel),
 //! `avx2` and `avx512` (equal to it bit for bit, which the property tests hold), `kernels` (the choice between them, made
@@ -110,6 +114,82 @@ pub fn dequantize_f16(sums: &[u8], scale: &Scale, divisor: Divisor, out: &mut [u
 /// If `sums` is not four bytes an element.
 pub fn dequantize_bf16(sums: &[u8], scale: &Scale, divisor: Divisor, out: &mut [u16]) {
     Kernels::detected().dequantize_bf16(sums, scale, divisor, out);
+}
+
+/// Rounds a block to little-endian bfloat16 at any alignment, to nearest, ties to even. A NaN stays a NaN; what is at
+/// least half way from the largest bfloat16 to 2^128 becomes an infinity.
+///
+/// # Panics
+/// If `out` is not two bytes an element.
+pub fn encode_f32(block: &[f32], out: &mut [u8]) {
+    Kernels::detected().encode_f32(block, out);
+}
+
+/// [`encode_f32`] for IEEE half-precision elements (raw bits), converted exactly to `f32` first.
+///
+/// # Panics
+/// If `out` is not two bytes an element.
+pub fn encode_f16(block: &[u16], out: &mut [u8]) {
+    Kernels::detected().encode_f16(block, out);
+}
+
+/// Writes bfloat16 elements (raw bits) as they are.
+///
+/// # Panics
+/// If `out` is not two bytes an element.
+pub fn copy_bf16(block: &[u16], out: &mut [u8]) {
+    integer::copy_bf16(block, out);
+}
+
+/// Turns little-endian bfloat16 sums back into values, or into their mean over the workers: divided in `f32`, which for
+/// sums as they are is exact.
+///
+/// # Panics
+/// If `sums` is not two bytes an element, or `workers` is not in `1..=`[`WORKERS_MAX`].
+pub fn decode_f32(sums: &[u8], divisor: Divisor, workers: u32, out: &mut [f32]) {
+    Kernels::detected().decode_f32(sums, divisor, workers, out);
+}
+
+/// [`decode_f32`], then rounded to IEEE half precision (raw bits), ties to even.
+///
+/// # Panics
+/// If `sums` is not two bytes an element, or `workers` is not in `1..=`[`WORKERS_MAX`].
+pub fn decode_f16(sums: &[u8], divisor: Divisor, workers: u32, out: &mut [u16]) {
+    Kernels::detected().decode_f16(sums, divisor, workers, out);
+}
+
+/// [`decode_f32`], then rounded to bfloat16 (raw bits), ties to even.
+///
+/// # Panics
+/// If `sums` is not two bytes an element, or `workers` is not in `1..=`[`WORKERS_MAX`].
+pub fn decode_bf16(sums: &[u8], divisor: Divisor, workers: u32, out: &mut [u16]) {
+    Kernels::detected().decode_bf16(sums, divisor, workers, out);
+}
+
+/// Replaces a slot's accumulator by a bfloat16 payload in the fixed point of `scale`, one of [`Scale::fixed_point`] or
+/// [`Scale::fixed_point_sum`].
+///
+/// # Panics
+/// If `payload` is not two bytes an element.
+pub fn store_bf16(acc: &mut [i32], payload: &[u8], scale: &Scale) {
+    Kernels::detected().store_bf16(acc, payload, scale);
+}
+
+/// Adds a bfloat16 payload to a slot's accumulator in the fixed point of `scale`, that of [`Scale::fixed_point`].
+///
+/// # Panics
+/// If `payload` is not two bytes an element.
+pub fn add_bf16(acc: &mut [i32], payload: &[u8], scale: &Scale) {
+    Kernels::detected().add_bf16(acc, payload, scale);
+}
+
+/// Writes a slot's accumulator in fixed point as a bfloat16 payload: `A * 2^-k`, rounded to `f32` and then to bfloat16, both
+/// to nearest, ties to even.
+///
+/// # Panics
+/// If `out` is not two bytes an element.
+pub fn write_bf16(acc: &[i32], scale: &Scale, out: &mut [u8]) {
+    Kernels::detected().write_bf16(acc, scale, out);
 }
 
 /// Adds a payload of little-endian `i32` to a slot's accumulator, wrapping: quantised sums cannot overflow (SwitchML

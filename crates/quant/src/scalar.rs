@@ -68,6 +68,68 @@ pub(crate) fn add_le(acc: &mut [i32], payload: &[u8]) {
     }
 }
 
+#[inline]
+pub(crate) fn encode_f32(block: &[f32], out: &mut [u8]) {
+    for (&x, e) in block.iter().zip(out.as_chunks_mut().0) {
+        *e = bf16_from_f32(x).to_le_bytes();
+    }
+}
+
+#[inline]
+pub(crate) fn encode_f16(block: &[u16], out: &mut [u8]) {
+    for (&x, e) in block.iter().zip(out.as_chunks_mut().0) {
+        *e = bf16_from_f32(f32_from_f16(x)).to_le_bytes();
+    }
+}
+
+#[inline]
+pub(crate) fn decode_f32(sums: &[u8], divisor: f32, out: &mut [f32]) {
+    for (s, y) in sums.as_chunks().0.iter().zip(out) {
+        *y = decode(*s, divisor);
+    }
+}
+
+#[inline]
+pub(crate) fn decode_f16(sums: &[u8], divisor: f32, out: &mut [u16]) {
+    for (s, y) in sums.as_chunks().0.iter().zip(out) {
+        *y = f16_from_f32(decode(*s, divisor));
+    }
+}
+
+#[inline]
+pub(crate) fn decode_bf16(sums: &[u8], divisor: f32, out: &mut [u16]) {
+    for (s, y) in sums.as_chunks().0.iter().zip(out) {
+        *y = bf16_from_f32(decode(*s, divisor));
+    }
+}
+
+#[inline]
+pub(crate) fn store_bf16(acc: &mut [i32], payload: &[u8], scale: &Finite) {
+    for (a, p) in acc.iter_mut().zip(payload.as_chunks().0) {
+        *a = quantize(f32_from_bf16(u16::from_le_bytes(*p)), scale);
+    }
+}
+
+#[inline]
+pub(crate) fn add_bf16(acc: &mut [i32], payload: &[u8], scale: &Finite) {
+    for (a, p) in acc.iter_mut().zip(payload.as_chunks().0) {
+        *a = a.wrapping_add(quantize(f32_from_bf16(u16::from_le_bytes(*p)), scale));
+    }
+}
+
+#[inline]
+pub(crate) fn write_bf16(acc: &[i32], inverse: f64, out: &mut [u8]) {
+    for (&a, s) in acc.iter().zip(out.as_chunks_mut().0) {
+        *s = bf16_from_f32(dequantize(a, inverse)).to_le_bytes();
+    }
+}
+
+/// One bfloat16 of the wire, over `divisor`: a single rounding to `f32`.
+#[inline]
+fn decode(sum: [u8; 2], divisor: f32) -> f32 {
+    f32_from_bf16(u16::from_le_bytes(sum)) / divisor
+}
+
 /// One element. The comparisons are those of MINPD and MAXPD, which yield their second operand for a NaN: a NaN in a
 /// block that was announced as finite becomes the limit.
 #[inline]

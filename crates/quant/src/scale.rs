@@ -7,6 +7,8 @@ pub const WORKERS_MAX: u32 = 64;
 
 /// The largest magnitude that the sum of all workers may reach.
 const SUM_MAX: i32 = i32::MAX;
+/// The same in fixed point, as a power of two.
+const SUM_MAX_LOG2: i16 = 30;
 
 /// What a sum is divided by when it is turned back into a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,6 +17,23 @@ pub enum Divisor {
     One,
     /// The number of workers: their mean.
     Workers,
+}
+
+impl Divisor {
+    /// What a sum over `workers` is divided by.
+    pub(crate) fn value(self, workers: u32) -> f32 {
+        assert_workers(workers);
+        match self {
+            Self::One => 1.0,
+            // At most 64: exact.
+            Self::Workers => workers as f32,
+        }
+    }
+}
+
+/// A number of workers that no job has is our own bug.
+pub(crate) fn assert_workers(workers: u32) {
+    assert!((1..=WORKERS_MAX).contains(&workers), "{workers} workers, not 1..={WORKERS_MAX}");
 }
 
 /// How the elements of one block are written as integers, and their sums read.
@@ -61,13 +80,49 @@ impl Scale {
     /// If `workers` is not in `1..=`[`WORKERS_MAX`].
     #[must_use]
     pub fn new(exponent: Exponent, workers: u32) -> Self {
-        assert!((1..=WORKERS_MAX).contains(&workers), "{workers} workers, not 1..={WORKERS_MAX}");
+        assert_workers(workers);
         let kind = match exponent.finite() {
             Some(m) => Kind::Finite(Finite::new(m, workers)),
             None if exponent == Exponent::ZERO => Kind::Zero,
             None => Kind::NonFinite,
         };
         Self { kind }
+    }
+
+    /// The fixed point in which a switch adds bfloat16 contributions: an element is written as
+    /// `round_ties_even(clamp(x * 2^k, -L, L))`, `k = 30 - ceil(log2(n)) - m`, `L = 2^(30 - ceil(log2(n)))`, and a sum is read
+    /// as `A * 2^-k`, so that shifts and additions are all that a switch needs. Exponents without a finite value are treated
+    /// as by [`Scale::new`].
+    ///
+    /// # Panics
+    /// If `workers` is not in `1..=`[`WORKERS_MAX`].
+    #[must_use]
+    pub fn fixed_point(exponent: Exponent, workers: u32) -> Self {
+        Self::of_fixed_point(exponent, workers, SUM_MAX_LOG2 - log2_ceil(workers))
+    }
+
+    /// As [`Self::fixed_point`] for a number that is a whole sum already: it is cut to `2^30` only. A sum that was read and
+    /// rounded to bfloat16 is an integer in this scale, and reads as the very same bits again.
+    ///
+    /// # Panics
+    /// If `workers` is not in `1..=`[`WORKERS_MAX`].
+    #[must_use]
+    pub fn fixed_point_sum(exponent: Exponent, workers: u32) -> Self {
+        Self::of_fixed_point(exponent, workers, SUM_MAX_LOG2)
+    }
+
+    fn of_fixed_point(exponent: Exponent, workers: u32, limit_log2: i16) -> Self {
+        let mut scale = Self::new(exponent, workers);
+        if let (Kind::Finite(finite), Some(m)) = (&mut scale.kind, exponent.finite()) {
+            let k = SUM_MAX_LOG2 - log2_ceil(workers) - m;
+            *finite = Finite {
+                factor: power_of_two(k),
+                limit: power_of_two(limit_log2),
+                inverse: power_of_two(-k),
+                inverse_mean: power_of_two(-k) / f64::from(workers),
+            };
+        }
+        scale
     }
 
     /// The scaling factor `f`, where the block has one.
@@ -103,9 +158,14 @@ impl Finite {
     }
 }
 
-/// `2^m` for the exponents that a block or its inverse can have.
+/// The smallest `c` with `workers <= 2^c`.
+fn log2_ceil(workers: u32) -> i16 {
+    workers.next_power_of_two().trailing_zeros() as i16
+}
+
+/// `2^m` for the exponents that a block, its fixed point or their inverse can have.
 fn power_of_two(m: i16) -> f64 {
-    debug_assert!((-149..=149).contains(&m));
+    debug_assert!((-179..=179).contains(&m));
     f64::from_bits(((i64::from(m) + 1023) as u64) << (f64::MANTISSA_DIGITS - 1))
 }
 

@@ -61,6 +61,14 @@ fn scale() -> impl Strategy<Value = Scale> {
     (exponent, 1u32..=64).prop_map(|(bits, workers)| Scale::new(Exponent::from_bits(bits), workers))
 }
 
+fn fixed_point() -> impl Strategy<Value = Scale> {
+    let exponent = prop_oneof![8 => -149i16..=128, 3 => -4i16..=4, 1 => any::<i16>()];
+    (exponent, 1u32..=64, any::<bool>()).prop_map(|(bits, workers, whole)| {
+        let scale = if whole { Scale::fixed_point_sum } else { Scale::fixed_point };
+        scale(Exponent::from_bits(bits), workers)
+    })
+}
+
 fn divisor() -> impl Strategy<Value = Divisor> {
     prop_oneof![Just(Divisor::One), Just(Divisor::Workers)]
 }
@@ -154,6 +162,69 @@ proptest! {
             prop_assert_eq!(f32(kernels), f32(scalar()), "{:?}", kernels.isa());
             prop_assert_eq!(f16(kernels), f16(scalar()), "{:?}", kernels.isa());
             prop_assert_eq!(bf16(kernels), bf16(scalar()), "{:?}", kernels.isa());
+        }
+    }
+
+    #[test]
+    fn what_travels_as_bfloat16_is_equal(block in f32_block(), halves in u16_block(), offset in 0..ALIGNMENTS, skip in 0..4usize) {
+        let block = &block[skip.min(block.len())..];
+        let halves = &halves[skip.min(halves.len())..];
+        let f32 = |kernels: &Kernels| payload_at(offset, 2 * block.len(), |out| kernels.encode_f32(block, out));
+        let f16 = |kernels: &Kernels| payload_at(offset, 2 * halves.len(), |out| kernels.encode_f16(halves, out));
+        for kernels in others() {
+            prop_assert_eq!(f32(kernels), f32(scalar()), "{:?}", kernels.isa());
+            prop_assert_eq!(f16(kernels), f16(scalar()), "{:?}", kernels.isa());
+        }
+    }
+
+    #[test]
+    fn bfloat16_sums_are_read_equally(sums in u16_block(), workers in 1u32..=64, divisor in divisor(), offset in 0..ALIGNMENTS) {
+        let mut bytes = vec![0; offset];
+        bytes.extend(sums.iter().flat_map(|sum| sum.to_le_bytes()));
+        let f32 = |kernels: &Kernels| {
+            let mut out = vec![1.0f32; sums.len()];
+            kernels.decode_f32(&bytes[offset..], divisor, workers, &mut out);
+            f32_to_bits(&out)
+        };
+        type Decode = fn(&Kernels, &[u8], Divisor, u32, &mut [u16]);
+        let sixteen = |kernels: &Kernels, decode: Decode| {
+            let mut out = vec![1u16; sums.len()];
+            decode(kernels, &bytes[offset..], divisor, workers, &mut out);
+            out
+        };
+        for kernels in others() {
+            prop_assert_eq!(f32(kernels), f32(scalar()), "{:?}", kernels.isa());
+            for decode in [Kernels::decode_f16 as Decode, Kernels::decode_bf16] {
+                prop_assert_eq!(sixteen(kernels, decode), sixteen(scalar(), decode), "{:?}", kernels.isa());
+            }
+        }
+    }
+
+    #[test]
+    fn bfloat16_is_added_equally(
+        pairs in vec((any::<u16>(), any::<i32>()), 0..ELEMENTS_MAX), scale in fixed_point(), offset in 0..ALIGNMENTS
+    ) {
+        let (contribution, acc): (Vec<u16>, Vec<i32>) = pairs.into_iter().unzip();
+        let mut bytes = vec![0; offset];
+        bytes.extend(contribution.iter().flat_map(|bits| bits.to_le_bytes()));
+        let slots = |kernels: &Kernels| {
+            let (mut added, mut stored) = (acc.clone(), acc.clone());
+            kernels.add_bf16(&mut added, &bytes[offset..], &scale);
+            kernels.store_bf16(&mut stored, &bytes[offset..], &scale);
+            (added, stored)
+        };
+        let written =
+            |kernels: &Kernels| payload_at(offset, 2 * acc.len(), |out| kernels.write_bf16(&acc, &scale, out));
+        // As adding is to quantise, and then to add.
+        let mut quantised = vec![0; 4 * acc.len()];
+        scalar().quantize_bf16(&contribution, &scale, &mut quantised);
+        let mut added = acc.clone();
+        scalar().add_le(&mut added, &quantised);
+        let mut stored = vec![0; acc.len()];
+        fanin_quant::store_le(&mut stored, &quantised);
+        for kernels in others().chain([scalar()]) {
+            prop_assert_eq!(slots(kernels), (added.clone(), stored.clone()), "{:?}", kernels.isa());
+            prop_assert_eq!(written(kernels), written(scalar()), "{:?}", kernels.isa());
         }
     }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use fanin_protocol::Instant;
-use fanin_wire::{Dtype, Op};
+use fanin_wire::{Dtype, Op, WireDtype};
 use oorandom::Rand64;
 
 /// One tensor of the job: the same on every worker but for its numbers.
@@ -35,6 +35,8 @@ pub struct Scenario {
     pub workers: u8,
     /// Slots of its pool.
     pub slots: u16,
+    /// How the elements of float tensors travel.
+    pub wire_dtype: WireDtype,
     /// The tensors, in order.
     pub tensors: Vec<TensorShape>,
     /// Longest pause of a worker between two tensors.
@@ -59,7 +61,7 @@ pub struct Scenario {
 
 impl Scenario {
     /// Draws a scenario. One in eight has a perfect network, one in eight a worker that crashes, one in three a switch
-    /// that restarts, up to three times.
+    /// that restarts, up to three times; in one of three floats travel as bfloat16.
     #[must_use]
     pub fn from_seed(seed: u64) -> Self {
         let mut dice = Rand64::new(u128::from(seed) ^ 0xfa51_0000_0000);
@@ -101,6 +103,9 @@ impl Scenario {
             round: Duration::from_micros(dice.rand_range(0..3) * dice.rand_range(0..2_000)),
             crash,
             restarts,
+            // Last, so that all else is as the seed always had it.
+            wire_dtype: [WireDtype::Int32, WireDtype::Int32, WireDtype::Bfloat16]
+                [dice.rand_range(0..3) as usize],
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use fanin_protocol::{Elements, Tensor};
 use fanin_quant::{Exponent, Scale};
-use fanin_wire::{Dtype, Op};
+use fanin_wire::{Dtype, Op, WireDtype};
 use half::{bf16, f16};
 use oorandom::Rand64;
 
@@ -86,6 +86,16 @@ impl Copy {
         }
     }
 
+    /// Whether element `i` is `value`, rounded to its type.
+    fn is(&self, i: usize, value: f32) -> bool {
+        match &self.numbers {
+            Numbers::Float32(x) => x[i].to_bits() == value.to_bits(),
+            Numbers::Float16(x) => x[i] == f16::from_f32(value).to_bits(),
+            Numbers::Bfloat16(x) => x[i] == bf16::from_f32(value).to_bits(),
+            Numbers::Int32(_) => false,
+        }
+    }
+
     fn block_exponent(&self, range: std::ops::Range<usize>) -> Exponent {
         match &self.numbers {
             Numbers::Float32(x) => fanin_quant::exponent_f32(&x[range]),
@@ -99,7 +109,8 @@ impl Copy {
 /// The first element of `result` that is not the sum of all workers' contributions, if any.
 ///
 /// Integers must be exact. Floats must be within n/f of the exact sum (SwitchML Theorem 1), and half a unit in the last place
-/// of their type for the one rounding at the end.
+/// of their type for the one rounding at the end. Floats that travelled as bfloat16 must be within the error that
+/// `docs/protocols/switchml.md` states, and besides be the very bits that it defines, whatever the order of arrival.
 pub(crate) fn wrong_element(scenario: &Scenario, result: &Copy, chunk_elements: usize) -> Option<usize> {
     let TensorShape { dtype, op, elements } = scenario.tensors[result.index];
     let n = u32::from(scenario.workers);
@@ -115,6 +126,7 @@ pub(crate) fn wrong_element(scenario: &Scenario, result: &Copy, chunk_elements: 
             sums[i] != expected
         });
     }
+    let on_wire = scenario.wire_dtype.of_tensor(dtype);
     let divisor = if op == Op::Average { f64::from(n) } else { 1.0 };
     let half_unit = match dtype {
         Dtype::Float32 => f64::from(f32::EPSILON) / 2.0,
@@ -135,6 +147,18 @@ pub(crate) fn wrong_element(scenario: &Scenario, result: &Copy, chunk_elements: 
                 !(value == expected || (value.is_nan() && expected.is_nan()))
             });
         }
+        if on_wire == WireDtype::Bfloat16 {
+            let fixed_point = FixedPoint::new(exponent, n);
+            return range.into_iter().find(|&i| {
+                let exact: f64 = parts.iter().map(|part| part.value(i)).sum();
+                let sizes: f64 = parts.iter().map(|part| part.value(i).abs()).sum();
+                let error = fixed_point.error(exact, sizes, n);
+                let bound = (error + (exact.abs() + error) * half_unit * 1.01) / divisor + smallest;
+                let sum = fixed_point.sum(parts.iter().map(|part| part.value(i)));
+                let expected = if op == Op::Average { sum / n as f32 } else { sum };
+                (result.value(i) - exact / divisor).abs() > bound || !result.is(i, expected)
+            });
+        }
         let error = Scale::new(exponent, n).factor().map_or(0.0, |f| f64::from(n) / f);
         range.into_iter().find(|&i| {
             let exact: f64 = parts.iter().map(|part| part.value(i)).sum::<f64>() / divisor;
@@ -142,4 +166,34 @@ pub(crate) fn wrong_element(scenario: &Scenario, result: &Copy, chunk_elements: 
             (result.value(i) - exact).abs() > bound
         })
     })
+}
+
+/// A sum that travelled as bfloat16, as its definition reads, in arithmetic that has no order: integers.
+struct FixedPoint {
+    /// `2^k`; none where all contributions are zero.
+    factor: Option<f64>,
+}
+
+impl FixedPoint {
+    fn new(exponent: Exponent, workers: u32) -> Self {
+        let bits_of_workers = (0..).find(|bits| workers <= 1 << bits).unwrap_or(0);
+        let k = exponent.finite().map(|m| 30 - bits_of_workers - i32::from(m));
+        Self { factor: k.map(|k| 2f64.powi(k)) }
+    }
+
+    fn sum(&self, contributions: impl Iterator<Item = f64>) -> f32 {
+        let Some(factor) = self.factor else { return 0.0 };
+        // Exact: a contribution is an f32.
+        let rounded = |x: f64| f64::from(bf16::from_f32(x as f32));
+        let sum: i64 = contributions.map(|x| (rounded(x) * factor).round_ties_even() as i64).sum();
+        f32::from(bf16::from_f32((sum as f64 / factor) as f32))
+    }
+
+    /// How far the sum may be from `exact`; `sizes` is the sum of the contributions' absolute values.
+    fn error(&self, exact: f64, sizes: f64, workers: u32) -> f64 {
+        let unit = 2f64.powi(-8);
+        let Some(factor) = self.factor else { return 0.0 };
+        let contributions = unit * sizes + f64::from(workers) / factor / 2.0;
+        contributions + (unit + 2f64.powi(-23)) * (exact.abs() + contributions)
+    }
 }

@@ -202,7 +202,7 @@ impl<'a> World<'a> {
                 packets: 0,
                 lost: 0,
             },
-            checker: Checker::new(scenario, CHUNK_ELEMENTS),
+            checker: Checker::new(scenario, scenario.wire_dtype.chunk_elements(CHUNK_ELEMENTS)),
             switch: None,
             incarnation: 0,
             switch_drains: false,
@@ -386,6 +386,7 @@ impl<'a> World<'a> {
                     rtt: Duration::ZERO,
                     patience: Duration::from_secs(20),
                     wire_version: fanin_wire::VERSION,
+                    wire_dtype: self.scenario.wire_dtype,
                     resume,
                 };
                 match registry.join(now, request) {
@@ -612,6 +613,7 @@ fn job_config(admission: &Admission) -> JobConfig {
         workers: admission.world_size,
         slots: admission.slots,
         elements: admission.elements,
+        wire_dtype: admission.wire_dtype,
         shard: ShardId(0),
         resumed: admission.resumed,
     }

@@ -132,7 +132,7 @@ impl WorkerDriver {
             return;
         }
         let mut refused = Vec::new();
-        let chunk = usize::from(self.config.job.elements);
+        let chunk = self.config.job.chunk_elements(tensor.dtype());
         let mut parts =
             parts(tensor.elements(), chunk, self.shared.posts.len(), PIECE_ELEMENTS_MAX).peekable();
         let mut all_reduce = Some(all_reduce);
@@ -157,7 +157,7 @@ impl WorkerDriver {
     }
 
     /// Goes on under a switch with empty memory, handing the sums of the slots in `restore` (one list a shard) back to it.
-    /// The job keeps its chunk length, slots and shards. The sockets are new: nothing of the old switch is left in them.
+    /// The job keeps its chunk length, wire dtype, slots and shards. The sockets are new: nothing of the old switch is left in them.
     ///
     /// # Errors
     /// When the job does not keep what it must, there is no route to the switch, or the worker has ended or ends
@@ -170,17 +170,20 @@ impl WorkerDriver {
     ) -> io::Result<()> {
         let config = checked(config)?;
         let (job, shards) = (self.config.job, self.shared.posts.len());
-        if (config.elements, config.slots, config.workers, restore.len())
-            != (job.elements, job.slots, job.workers, shards)
+        if (config.elements, config.wire_dtype, config.slots, config.workers, restore.len())
+            != (job.elements, job.wire_dtype, job.slots, job.workers, shards)
         {
             let message = format!(
-                "a job of {} workers, {} slots of {} elements and {shards} shards cannot go on with {}, {}, {} and {}",
+                "a job of {} workers, {} slots of {} elements ({}) and {shards} shards cannot go on with {}, {}, {} ({}) \
+                 and {}",
                 job.workers,
                 job.slots,
                 job.elements,
+                job.wire_dtype.name(),
                 config.workers,
                 config.slots,
                 config.elements,
+                config.wire_dtype.name(),
                 restore.len(),
             );
             return Err(invalid(message));

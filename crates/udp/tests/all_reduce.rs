@@ -64,6 +64,28 @@ fn floats_come_out_as_their_sum_or_average() {
 }
 
 #[test]
+fn floats_travel_as_bfloat16_and_integers_do_not() {
+    for shards in 1..=3 {
+        let cluster = Cluster::start_bfloat16(3, shards);
+        for length in [1, 511, 512, 513, 50_001] {
+            // Of seven bits, so that their sums are exact.
+            let value = |rank: usize, i: usize| (i % 40 + rank) as f32;
+            let mut tensors: Vec<Vec<f32>> =
+                (0..3).map(|rank| (0..length).map(|i| value(rank, i)).collect()).collect();
+            cluster.all_reduce(&mut tensors, Dtype::Float32, Op::Sum);
+            let expected: Vec<f32> = (0..length).map(|i| 3.0 * value(1, i)).collect();
+            assert!(tensors.iter().all(|tensor| *tensor == expected), "{length} elements, {shards} shards");
+            cluster.all_reduce_integers(length);
+        }
+        // And two thirds in bfloat16 are 171 / 256.
+        let mut tensors = vec![vec![1.0f32 / 3.0; 5]; 3];
+        tensors[2].fill(0.0);
+        cluster.all_reduce(&mut tensors, Dtype::Float32, Op::Sum);
+        assert_eq!(tensors, vec![vec![171.0 / 256.0; 5]; 3]);
+    }
+}
+
+#[test]
 fn half_precision_sums_of_small_integers_are_exact() {
     // 1.0, 2.0 and 3.0 of each type.
     for (dtype, one, two, three) in

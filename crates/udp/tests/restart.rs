@@ -82,6 +82,7 @@ fn a_job_that_changed_its_shape_cannot_go_on() {
     for bad in [
         JobConfig { elements: 1024, ..good },
         JobConfig { slots: 8, ..good },
+        JobConfig { wire_dtype: fanin_wire::WireDtype::Bfloat16, ..good },
         JobConfig { workers: 2, ..good },
         JobConfig { slots: 0, ..good },
     ] {

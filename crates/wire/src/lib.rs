@@ -14,14 +14,16 @@ mod abort;
 mod ids;
 mod preamble;
 mod slot;
+mod wire_dtype;
 
 pub use abort::{ABORT_BYTES, Abort, AbortReason};
 pub use ids::{Generation, JobId, ShardId, SlotIndex, WORKERS_MAX, WorkerId};
 pub use preamble::{Kind, MAGIC, PREAMBLE_BYTES, Preamble, SHARD_OFFSET, VERSION};
 pub use slot::{
     CHUNK_ELEMENTS, CHUNK_ELEMENTS_DEFAULT, Collective, Dtype, IP_UDP_BYTES, Op, SLOT_HEADER_BYTES,
-    SlotHeader, SlotPacket, chunk_elements_for_mtu, packet_bytes,
+    SlotHeader, SlotPacket, chunk_elements_for_mtu, chunk_packet_bytes, packet_bytes,
 };
+pub use wire_dtype::{WireDtype, begin_bfloat16_payload, bfloat16_payload};
 
 /// Why a datagram is not a packet of ours. Counted by the receiver, never fatal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

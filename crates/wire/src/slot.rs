@@ -1,33 +1,41 @@
 //! The SwitchML packet: one chunk of a tensor for one slot (SwitchML §4.3 to §4.6).
 
 use crate::preamble::PREAMBLE_BYTES;
-use crate::{Kind, Preamble, SlotIndex, WireError, bytes_at};
+use crate::{Kind, Preamble, SlotIndex, WireDtype, WireError, bfloat16_payload, bytes_at};
 
 /// Preamble and slot header together, in bytes; the payload follows.
 pub const SLOT_HEADER_BYTES: usize = 32;
 /// Elements a packet when nothing is known of the path (SwitchML §5).
 pub const CHUNK_ELEMENTS_DEFAULT: usize = 256;
-/// The payload lengths, in elements of four bytes. A short list, so that a bounded program can unroll each.
+/// The payload lengths, in elements of four bytes. A short list, so that a bounded program can unroll each. As bfloat16
+/// a payload has twice as many elements.
 /// 352 fills an Ethernet frame of 1500 bytes under IPv4 and IPv6, 2048 one of 9000.
 pub const CHUNK_ELEMENTS: [usize; 4] = [256, 352, 1024, 2048];
 
 /// IPv6 and UDP headers: the larger of the two that a datagram may carry.
 pub const IP_UDP_BYTES: usize = 48;
 
-/// The largest chunk, in elements, whose packet passes a path of `mtu` bytes unfragmented;
+/// The largest of [`CHUNK_ELEMENTS`] whose packet passes a path of `mtu` bytes unfragmented;
 /// `None` when even the smallest does not.
 #[must_use]
-pub fn chunk_elements_for_mtu(mtu: usize) -> Option<usize> {
-    CHUNK_ELEMENTS.into_iter().rev().find(|&elements| packet_bytes(elements) + IP_UDP_BYTES <= mtu)
+pub fn chunk_elements_for_mtu(mtu: usize, wire_dtype: WireDtype) -> Option<usize> {
+    let fits = |size_class: &usize| chunk_packet_bytes(*size_class, wire_dtype) + IP_UDP_BYTES <= mtu;
+    CHUNK_ELEMENTS.into_iter().rev().find(fits)
 }
 
-/// Length of the UDP payload that carries a chunk of `elements`.
+/// Length of the UDP payload that carries a chunk of `elements` as int32.
 #[must_use]
 pub const fn packet_bytes(elements: usize) -> usize {
     SLOT_HEADER_BYTES + elements * 4
 }
 
-/// Type of a tensor's elements. On the wire each is an int32 (SwitchML §4.6).
+/// The longest UDP payload of a job whose chunks have `size_class`, one of [`CHUNK_ELEMENTS`].
+#[must_use]
+pub const fn chunk_packet_bytes(size_class: usize, wire_dtype: WireDtype) -> usize {
+    SLOT_HEADER_BYTES + wire_dtype.payload_bytes(wire_dtype.chunk_elements(size_class))
+}
+
+/// Type of a tensor's elements. How they travel is their [`WireDtype`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Dtype {
@@ -115,6 +123,8 @@ pub struct Collective {
     pub op: Op,
     /// Elements of the whole tensor, of which a shard may carry a part.
     pub elements: u32,
+    /// How its elements travel: as int32 where `dtype` is int32.
+    pub wire_dtype: WireDtype,
 }
 
 impl core::fmt::Display for Collective {
@@ -123,27 +133,45 @@ impl core::fmt::Display for Collective {
             Op::Sum => "sum",
             Op::Average => "average",
         };
-        write!(f, "{op} of {} {} (all-reduce {})", self.elements, self.dtype.name(), self.sequence)
+        write!(f, "{op} of {} {}", self.elements, self.dtype.name())?;
+        match self.wire_dtype {
+            WireDtype::Int32 => {}
+            WireDtype::Bfloat16 => f.write_str(" sent as bfloat16")?,
+        }
+        write!(f, " (all-reduce {})", self.sequence)
     }
 }
 
 impl Collective {
     pub(crate) const BYTES: usize = 8;
+    /// The bit of the dtype's byte that says bfloat16 on the wire.
+    const BFLOAT16_ON_WIRE: u8 = 0x80;
 
     pub(crate) fn parse(bytes: [u8; Self::BYTES]) -> Result<Self, WireError> {
         let [s0, s1, dtype, op, e0, e1, e2, e3] = bytes;
+        let wire_dtype =
+            if dtype & Self::BFLOAT16_ON_WIRE == 0 { WireDtype::Int32 } else { WireDtype::Bfloat16 };
+        let dtype = Dtype::parse(dtype & !Self::BFLOAT16_ON_WIRE)?;
+        if wire_dtype.of_tensor(dtype) != wire_dtype {
+            return Err(WireError::Field("dtype"));
+        }
         Ok(Self {
             sequence: u16::from_le_bytes([s0, s1]),
-            dtype: Dtype::parse(dtype)?,
+            dtype,
             op: Op::parse(op)?,
             elements: u32::from_le_bytes([e0, e1, e2, e3]),
+            wire_dtype,
         })
     }
 
     pub(crate) fn to_bytes(self) -> [u8; Self::BYTES] {
         let [s0, s1] = self.sequence.to_le_bytes();
         let [e0, e1, e2, e3] = self.elements.to_le_bytes();
-        [s0, s1, self.dtype as u8, self.op as u8, e0, e1, e2, e3]
+        let wire_dtype = match self.wire_dtype {
+            WireDtype::Int32 => 0,
+            WireDtype::Bfloat16 => Self::BFLOAT16_ON_WIRE,
+        };
+        [s0, s1, self.dtype as u8 | wire_dtype, self.op as u8, e0, e1, e2, e3]
     }
 }
 
@@ -179,7 +207,8 @@ pub struct SlotPacket<'a> {
     pub preamble: Preamble,
     /// Slot and chunk.
     pub header: SlotHeader,
-    /// Little-endian int32 elements: none, or as many as [`CHUNK_ELEMENTS`] lists.
+    /// Little-endian elements: none, or as many as [`CHUNK_ELEMENTS`] lists; as bfloat16 twice as many, and before them
+    /// what [`bfloat16_payload`] splits off.
     pub payload: &'a [u8],
 }
 
@@ -194,9 +223,16 @@ impl<'a> SlotPacket<'a> {
             bytes_at(packet, PREAMBLE_BYTES).ok_or(truncated)?;
         let [s0, s1, n0, n1, e0, e1, e2, e3, c0, c1, c2, c3, collective @ ..] = head;
         let payload = packet.get(SLOT_HEADER_BYTES..).ok_or(truncated)?;
-        let elements = payload.len() / 4;
-        if !payload.len().is_multiple_of(4) || (elements != 0 && !CHUNK_ELEMENTS.contains(&elements)) {
+        let collective = Collective::parse(collective)?;
+        let wire_dtype = collective.wire_dtype;
+        let is_chunk = |elements: usize| {
+            elements == 0 || CHUNK_ELEMENTS.iter().any(|class| wire_dtype.chunk_elements(*class) == elements)
+        };
+        if !wire_dtype.payload_elements(payload.len()).is_some_and(is_chunk) {
             return Err(WireError::PayloadLength(payload.len()));
+        }
+        if wire_dtype == WireDtype::Bfloat16 && !payload.is_empty() && bfloat16_payload(payload).is_none() {
+            return Err(WireError::Field("zero"));
         }
         Ok(Self {
             preamble,
@@ -205,16 +241,22 @@ impl<'a> SlotPacket<'a> {
                 next_exponent: i16::from_le_bytes([n0, n1]),
                 exchange: u32::from_le_bytes([e0, e1, e2, e3]),
                 chunk: u32::from_le_bytes([c0, c1, c2, c3]),
-                collective: Collective::parse(collective)?,
+                collective,
             },
             payload,
         })
     }
 
+    /// Elements of the payload.
+    #[must_use]
+    pub fn elements(&self) -> usize {
+        self.header.collective.wire_dtype.payload_elements(self.payload.len()).unwrap_or(0)
+    }
+
     /// Writes a packet to the start of `out`, its payload of `elements` through `fill`, and returns its length.
     ///
     /// # Panics
-    /// When `out` is shorter than [`packet_bytes`]: the caller sizes its buffer by it.
+    /// When `out` is shorter than the packet: the caller sizes its buffer by [`chunk_packet_bytes`].
     pub fn write(
         out: &mut [u8],
         preamble: &Preamble,
@@ -222,7 +264,7 @@ impl<'a> SlotPacket<'a> {
         elements: usize,
         fill: impl FnOnce(&mut [u8]),
     ) -> usize {
-        let bytes = packet_bytes(elements);
+        let bytes = SLOT_HEADER_BYTES + header.collective.wire_dtype.payload_bytes(elements);
         let out = &mut out[..bytes];
         out[..PREAMBLE_BYTES].copy_from_slice(&preamble.to_bytes());
         out[12..14].copy_from_slice(&header.slot.0.to_le_bytes());

@@ -26,8 +26,19 @@ fn header() -> SlotHeader {
         next_exponent: -5,
         exchange: 0x1122_3345,
         chunk: 0x0a0b_0c0d,
-        collective: Collective { sequence: 7, dtype: Dtype::Bfloat16, op: Op::Average, elements: 1_000_000 },
+        collective: Collective {
+            sequence: 7,
+            dtype: Dtype::Bfloat16,
+            op: Op::Average,
+            elements: 1_000_000,
+            wire_dtype: WireDtype::Int32,
+        },
     }
+}
+
+fn header_of_bfloat16() -> SlotHeader {
+    let collective = Collective { wire_dtype: WireDtype::Bfloat16, ..header().collective };
+    SlotHeader { collective, ..header() }
 }
 
 #[test]
@@ -60,6 +71,60 @@ fn slot_packets_are_the_golden_bytes_both_ways() {
 }
 
 #[test]
+fn bfloat16_packets_are_the_golden_bytes_both_ways() {
+    for (name, kind, worker, elements) in [
+        ("update_bfloat16_512", Kind::Update, WorkerId(3), 512),
+        ("probe_bfloat16", Kind::Update, WorkerId(3), 0),
+        ("result_bfloat16_512", Kind::Result, WorkerId::ALL, 512),
+        ("restore_bfloat16_512", Kind::Restore, WorkerId(63), 512),
+    ] {
+        let mut expected = golden()[name].clone();
+        for bits in 0..elements as u16 {
+            expected.extend((0x3f80 + bits).to_le_bytes());
+        }
+        let mut out = vec![0xa5; expected.len()];
+        let bytes = SlotPacket::write(
+            &mut out,
+            &preamble(kind, worker),
+            &header_of_bfloat16(),
+            elements,
+            |payload| {
+                if !payload.is_empty() {
+                    let elements = begin_bfloat16_payload(payload, -7);
+                    for (bits, out) in (0x3f80u16..).zip(elements.chunks_exact_mut(2)) {
+                        out.copy_from_slice(&bits.to_le_bytes());
+                    }
+                }
+            },
+        );
+        assert_eq!(bytes, out.len());
+        assert_eq!(out, expected, "{name}");
+        let parsed = SlotPacket::parse(Preamble::parse(&out).unwrap(), &out).unwrap();
+        assert_eq!(parsed.header, header_of_bfloat16());
+        assert_eq!(parsed.elements(), elements);
+        let payload = bfloat16_payload(parsed.payload).map(|(exponent, elements)| (exponent, elements.len()));
+        assert_eq!(payload, (elements > 0).then_some((-7, 2 * elements)));
+    }
+}
+
+#[test]
+fn a_payload_of_the_other_wire_dtype_is_malformed() {
+    let parse = |bytes: &[u8]| SlotPacket::parse(Preamble::parse(bytes).unwrap(), bytes).map(|_| ());
+    let mut packet = golden()["update_bfloat16_512"].clone();
+    packet.resize(32 + 1024, 0);
+    assert_eq!(parse(&packet), Err(WireError::PayloadLength(1024)));
+    packet.resize(32 + 4 + 1024, 0);
+    assert_eq!(parse(&packet), Ok(()));
+    packet[34] = 1;
+    assert_eq!(parse(&packet), Err(WireError::Field("zero")));
+    packet[34] = 0;
+    packet[26] = 0x03; // as int32
+    assert_eq!(parse(&packet), Err(WireError::PayloadLength(1028)));
+    packet[26] = 0x84; // int32 as bfloat16
+    assert_eq!(parse(&packet), Err(WireError::Field("dtype")));
+}
+
+#[test]
 fn abort_packets_are_the_golden_bytes_both_ways() {
     let short = Collective { elements: 100, ..header().collective };
     let long = Collective { elements: 200, dtype: Dtype::Float32, ..short };
@@ -68,6 +133,13 @@ fn abort_packets_are_the_golden_bytes_both_ways() {
         (
             "abort_mismatch",
             AbortReason::Mismatch { first: (WorkerId(0), short), second: (WorkerId(5), long) },
+        ),
+        (
+            "abort_mismatch_of_wire_dtypes",
+            AbortReason::Mismatch {
+                first: (WorkerId(0), short),
+                second: (WorkerId(5), Collective { wire_dtype: WireDtype::Bfloat16, ..short }),
+            },
         ),
         ("abort_switch_stopped", AbortReason::SwitchStopped),
     ] {
@@ -87,10 +159,16 @@ fn another_version_is_refused_with_both_versions() {
 
 #[test]
 fn an_ethernet_frame_of_1500_carries_352_elements_and_one_of_9000_carries_2048() {
-    assert_eq!(chunk_elements_for_mtu(1500), Some(352));
-    assert_eq!(chunk_elements_for_mtu(9000), Some(2048));
-    assert_eq!(chunk_elements_for_mtu(1280), Some(256));
-    assert_eq!(chunk_elements_for_mtu(576), None);
+    for wire_dtype in WireDtype::ALL {
+        assert_eq!(chunk_elements_for_mtu(1500, wire_dtype), Some(352));
+        assert_eq!(chunk_elements_for_mtu(9000, wire_dtype), Some(2048));
+        assert_eq!(chunk_elements_for_mtu(1280, wire_dtype), Some(256));
+        assert_eq!(chunk_elements_for_mtu(576, wire_dtype), None);
+    }
+    // A bfloat16 payload is the four bytes of its exponent longer.
+    assert_eq!(chunk_elements_for_mtu(1488, WireDtype::Int32), Some(352));
+    assert_eq!(chunk_elements_for_mtu(1491, WireDtype::Bfloat16), Some(256));
+    assert_eq!(chunk_elements_for_mtu(1492, WireDtype::Bfloat16), Some(352));
 }
 
 mod any_bytes {
@@ -114,7 +192,8 @@ mod any_bytes {
             if let Ok(preamble) = Preamble::parse(&bytes)
                 && let Ok(packet) = SlotPacket::parse(preamble, &bytes)
             {
-                prop_assert!(CHUNK_ELEMENTS.contains(&(packet.payload.len() / 4)) || packet.payload.is_empty());
+                let class = packet.elements() / packet.header.collective.wire_dtype.chunk_elements(1);
+                prop_assert!(CHUNK_ELEMENTS.contains(&class) || packet.payload.is_empty());
             }
         }
     }

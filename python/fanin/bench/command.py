@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from fanin import _signals, _units
+from fanin._environment import wire_dtype
 from fanin.bench import BenchError
 from fanin.bench.progress import progress
 from fanin.errors import FaninError
@@ -82,6 +83,11 @@ def parser() -> argparse.ArgumentParser:
         "--dtype", choices=["float32", "float16", "bfloat16", "int32"], default="float32"
     )
     made.add_argument(
+        "--wire-dtype",
+        choices=["int32", "bfloat16"],
+        help="how fanin's floats travel (default: FANIN_WIRE_DTYPE, else int32)",
+    )
+    made.add_argument(
         "--repeat", type=_positive, default=10, metavar="K", help="rounds (default: 10)"
     )
     made.add_argument(
@@ -141,6 +147,10 @@ def _run(args: argparse.Namespace, command: list[str]) -> int:
     from fanin.bench.measure import backends, measure
     from fanin.bench.report import LEGEND, table
 
+    try:
+        args.wire_dtype = wire_dtype(args.wire_dtype)
+    except ValueError as error:
+        raise BenchError(str(error)) from None
     sizes = args.size or (SIZES_SWEEP if args.sweep else SIZES_DEFAULT)
     counts = args.workers or (WORKERS_SWEEP if args.sweep else WORKERS_DEFAULT)
     began = datetime.now(UTC).isoformat(timespec="seconds")

@@ -32,12 +32,13 @@ def measure(
         links = Links(args.rate, args.loss, args.mtu or MTU_DEFAULT)
     runs = []
     for workers in counts:
-        with stage(workers, links, backends(args), args.timeout) as ready:
+        with stage(workers, links, backends(args), args.timeout, args.wire_dtype) as ready:
             for size in sizes:
                 setting = Setting(
                     workers=workers,
                     size_bytes=size,
                     dtype=args.dtype,
+                    wire_dtype=args.wire_dtype,
                     element_bytes=_dtype(args.dtype).itemsize,
                     buckets=args.buckets,
                     calls=args.calls or (CALLS_SMALL if size < SMALL_BYTES else 1),
@@ -75,7 +76,7 @@ def _take_turns(ready: Stage, setting: Setting, args: argparse.Namespace, advanc
 def _check(backend: str, setting: Setting, sample: Sample) -> None:
     dtype = _dtype(setting.dtype)
     epsilon = torch.finfo(dtype).eps if dtype.is_floating_point else 0.0
-    allowed = error_allowed(backend, epsilon, setting.workers, PATTERN_MAX)
+    allowed = error_allowed(backend, epsilon, setting.workers, PATTERN_MAX, setting.wire_dtype)
     if not sample.error_max <= allowed:  # true of a NaN, too
         raise BenchError(
             f"{backend}: a sum is off by {sample.error_max:g}, and {allowed:g} is allowed: "

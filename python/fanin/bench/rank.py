@@ -19,7 +19,8 @@ import torch
 import torch.distributed as dist
 
 from fanin import netlab
-from fanin._environment import SWITCH_VARIABLE
+from fanin._environment import SWITCH_VARIABLE, WireDtype
+from fanin.torch.options import Options
 
 # The elements are whole numbers up to this, so that their sum is known exactly.
 PATTERN_MAX = 127
@@ -40,6 +41,7 @@ class Place:
     switch: str
     timeout_s: float
     backends: tuple[str, ...]
+    wire_dtype: WireDtype
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,8 @@ def _play(place: Place, parent: Connection) -> None:
     )
     groups: dict[str, Any] = {"gloo": dist.group.WORLD}
     if "fanin" in place.backends:
-        groups["fanin"] = dist.new_group(backend="fanin", timeout=timeout)
+        options = Options(wire_dtype=place.wire_dtype)
+        groups["fanin"] = dist.new_group(backend="fanin", timeout=timeout, pg_options=options)
     parent.send("joined")
     inputs: Inputs | None = None
     while True:

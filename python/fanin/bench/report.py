@@ -13,10 +13,11 @@ def title(setting: Setting) -> str:
     links = setting.links
     where = "loopback" if links is None else shown_links(links.rate_bps, links.loss, links.mtu)
     tensors = f" in {setting.buckets} tensors" if setting.buckets > 1 else ""
+    wire = f" sent as {setting.wire_dtype}" if setting.wire_dtype != "int32" else ""
     calls = f", {setting.calls} calls a round" if setting.calls > 1 else ""
     return (
         f"{setting.workers} workers, {where}: "
-        f"{shown_size(setting.payload_bytes)} of {setting.dtype}{tensors}{calls}"
+        f"{shown_size(setting.payload_bytes)} of {setting.dtype}{wire}{tensors}{calls}"
     )
 
 

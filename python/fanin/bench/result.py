@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from fanin._environment import WireDtype
 from fanin.bench.stage import Links, Sample
 
 
@@ -18,6 +19,8 @@ class Setting:
     size_bytes: int
     """Of all tensors of a call together."""
     dtype: str
+    wire_dtype: WireDtype
+    """How fanin's floats travel."""
     element_bytes: int
     buckets: int
     calls: int
@@ -36,7 +39,10 @@ class Setting:
 
     @property
     def bound_s(self) -> float | None:
-        """The time of the payload on a link: nobody who sends every byte once can be faster."""
+        """The time of the payload on a link.
+
+        Nobody who sends every byte once can be faster; who rounds them to fewer can.
+        """
         if self.links is None or self.links.rate_bps is None:
             return None
         return 8 * self.payload_bytes / self.links.rate_bps
@@ -107,7 +113,9 @@ def figures(setting: Setting, samples: Sequence[Sample]) -> Figures:
     )
 
 
-def error_allowed(backend: str, epsilon: float, workers: int, largest: int) -> float:
+def error_allowed(
+    backend: str, epsilon: float, workers: int, largest: int, wire_dtype: WireDtype
+) -> float:
     """Return how far from the exact sum an element may be.
 
     ``largest`` is the largest absolute value of an input; ``epsilon`` is the dtype's, and 0 that of
@@ -119,7 +127,14 @@ def error_allowed(backend: str, epsilon: float, workers: int, largest: int) -> f
     if backend == "gloo":
         # Each of the n - 1 additions rounds by at most half an epsilon of what is there by then.
         return (workers - 1) * epsilon / 2 * sum_largest
+    power = 1 << (largest - 1).bit_length()  # 2^m
+    if wire_dtype == "bfloat16":
+        # docs/protocols/switchml.md: each contribution is rounded to bfloat16 and to 2^-k, and the
+        # sum to bfloat16.
+        factor = 2**30 / (1 << (workers - 1).bit_length()) / power  # 2^k
+        contributions = 2**-8 * sum_largest + workers / factor / 2
+        rounded_once = contributions + (2**-8 + 2**-23) * (sum_largest + contributions)
+        return rounded_once + epsilon / 2 * (sum_largest + rounded_once)
     # SwitchML, Appendix E, Theorem 1: n / f, where f = (2^31 - 1) / (n 2^m) and no input exceeds
     # 2^m; and the sum is rounded to the dtype.
-    power = 1 << (largest - 1).bit_length()
     return workers**2 * power / (2**31 - 1) + epsilon / 2 * sum_largest

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fanin import netlab
+from fanin._environment import WireDtype
 from fanin.bench import BenchError
 from fanin.bench.rank import Failed, Place, Round, Timing, Verdict, play
 from fanin.netlab import INTERFACE, MTU_DEFAULT, SWITCH, SWITCH_ADDRESS, Netlab
@@ -148,7 +149,11 @@ class Stage:
 
 @contextlib.contextmanager
 def stage(
-    workers: int, links: Links | None, backends: tuple[str, ...], timeout_s: float
+    workers: int,
+    links: Links | None,
+    backends: tuple[str, ...],
+    timeout_s: float,
+    wire_dtype: WireDtype,
 ) -> Iterator[Stage]:
     """Set the stage and clear it afterwards; without links, on loopback.
 
@@ -181,6 +186,7 @@ def stage(
                         switch=address,
                         timeout_s=timeout_s,
                         backends=backends,
+                        wire_dtype=wire_dtype,
                     )
                     for rank in range(workers)
                 ]

@@ -5,6 +5,8 @@ where that is switched off (``TORCH_DEVICE_BACKEND_AUTOLOAD=0``), ``import fanin
 
     torch.distributed.init_process_group("fanin")     # the switch: FANIN_SWITCH, or `fanin run`
 
+With ``pg_options=fanin.torch.Options(wire_dtype="bfloat16")`` gradients travel in half the bytes.
+
 All-reduces (SUM, AVG) of float32, float16, bfloat16 and int32 tensors on the CPU or on CUDA devices
 are summed by the switch; every other collective, op, dtype and device is served by a Gloo group
 over the same store. The choice is each rank's own: where the ranks' dtypes or ops differ such that
@@ -32,8 +34,9 @@ if TYPE_CHECKING:
 
     from fanin.torch.hook import HookState as HookState
     from fanin.torch.hook import allreduce_hook as allreduce_hook
+    from fanin.torch.options import Options as Options
 
-__all__ = ["HookState", "allreduce_hook"]
+__all__ = ["HookState", "Options", "allreduce_hook"]
 
 BACKEND = "fanin"
 
@@ -68,6 +71,10 @@ def _create(options: _DistributedBackendOptions, backend_options: object | None)
 
 
 def __getattr__(name: str) -> object:
+    if name == "Options":
+        from fanin.torch.options import Options
+
+        return Options
     if name in __all__:
         from fanin.torch import hook
 

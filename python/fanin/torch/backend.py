@@ -12,10 +12,12 @@ from torch import Tensor
 from torch._C import _distributed_c10d as c10d
 from torch._C._distributed_c10d import PrefixStore, ReduceOp, Store, Work
 
+from fanin._environment import WireDtype
 from fanin.torch import handles
 from fanin.torch.channel import Channel, serves
 from fanin.torch.delegating import DelegatingBackend
 from fanin.torch.membership import agree
+from fanin.torch.options import Options, wire_dtype_of
 
 _debugged: list[FaninBackend] = []
 
@@ -24,13 +26,21 @@ def create(
     options: c10d._DistributedBackendOptions, backend_options: object | None
 ) -> FaninBackend:
     """Make one rank's backend, for `init_process_group("fanin")` and `new_group`."""
-    if backend_options is not None:
+    if backend_options is None:
+        backend_options = Options()
+    if not isinstance(backend_options, Options):
         raise TypeError(
-            "the backend fanin takes no pg_options: name the switch with FANIN_SWITCH=host:port, "
-            "or start the program with `fanin run`"
+            f"pg_options is a {type(backend_options).__name__}: the backend fanin takes "
+            "fanin.torch.Options. Name the switch with FANIN_SWITCH=host:port, or start the "
+            "program with `fanin run`"
         )
     backend = FaninBackend(
-        options.store, options.group_rank, options.group_size, options.timeout, options.group_id
+        options.store,
+        options.group_rank,
+        options.group_size,
+        options.timeout,
+        options.group_id,
+        backend_options.wire_dtype,
     )
     if c10d.get_debug_level() == c10d.DebugLevel.DETAIL:
         # Torch then wraps the backend in a C++ one that keeps only its C++ half alive.
@@ -44,9 +54,21 @@ class FaninBackend(DelegatingBackend):
     A group of one rank needs no switch. Raises the errors of `fanin.errors`.
     """
 
-    def __init__(self, store: Store, rank: int, size: int, timeout: timedelta, group: str) -> None:
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        size: int,
+        timeout: timedelta,
+        group: str,
+        wire_dtype: WireDtype,
+    ) -> None:
         membership = agree(store, rank, size, group, timeout)
-        client = membership.connect(rank, size, timeout.total_seconds()) if size > 1 else None
+        client = (
+            membership.connect(rank, size, timeout.total_seconds(), wire_dtype)
+            if size > 1
+            else None
+        )
         try:
             super().__init__(PrefixStore("gloo/", membership.store), rank, size, timeout)
         except BaseException:
@@ -56,6 +78,7 @@ class FaninBackend(DelegatingBackend):
         self._channel = Channel(client)
         self._timeout = timeout
         self._group = group
+        self._wire_dtype = wire_dtype
         self._all_reduces = 0
         handles.install()
 
@@ -91,7 +114,12 @@ class FaninBackend(DelegatingBackend):
         if self.rank() not in ranks:
             return None
         return FaninBackend(
-            store, list(ranks).index(self.rank()), len(ranks), opts._timeout, opts.group_name
+            store,
+            list(ranks).index(self.rank()),
+            len(ranks),
+            opts._timeout,
+            opts.group_name,
+            wire_dtype_of(opts) or self._wire_dtype,
         )
 
     @property

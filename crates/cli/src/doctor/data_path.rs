@@ -7,7 +7,7 @@ use std::time::Duration;
 use fanin_controller::{HEARTBEATS_PER_TIMEOUT, ProbeReport, ProbeSum, SessionError};
 use fanin_protocol::control::Refusal;
 use fanin_wire::{
-    CHUNK_ELEMENTS, CHUNK_ELEMENTS_DEFAULT, IP_UDP_BYTES, chunk_elements_for_mtu, packet_bytes,
+    CHUNK_ELEMENTS, CHUNK_ELEMENTS_DEFAULT, IP_UDP_BYTES, WireDtype, chunk_elements_for_mtu, packet_bytes,
 };
 
 use super::finding::{Check, Finding};
@@ -120,7 +120,7 @@ pub(super) fn chunk_elements(mtu: &io::Result<usize>, report: Option<&Outcome>) 
     if let Some(Ok(report)) = report {
         return report.job.elements;
     }
-    let elements = mtu.as_ref().ok().and_then(|mtu| chunk_elements_for_mtu(*mtu));
+    let elements = mtu.as_ref().ok().and_then(|mtu| chunk_elements_for_mtu(*mtu, WireDtype::Int32));
     elements.unwrap_or(CHUNK_ELEMENTS_DEFAULT) as u16
 }
 
@@ -136,7 +136,7 @@ pub(super) fn mtu(mtu: &io::Result<usize>, address: SocketAddr, report: Option<&
             );
         }
     };
-    let Some(elements) = chunk_elements_for_mtu(mtu) else {
+    let Some(elements) = chunk_elements_for_mtu(mtu, WireDtype::Int32) else {
         let need = packet_bytes(CHUNK_ELEMENTS[0]) + IP_UDP_BYTES;
         return Finding::problem(
             Check::Mtu,
@@ -235,6 +235,7 @@ mod tests {
                 workers: 1,
                 slots: 8,
                 elements: 352,
+                wire_dtype: Default::default(),
                 shard: ShardId(0),
                 resumed: false,
             },

@@ -7,7 +7,7 @@ use std::time::Duration;
 use fanin_controller::{Route, interface_rate_bps};
 use fanin_protocol::control::{self, RATE_DEFAULT_BPS, pool_slots};
 use fanin_udp::{IoStatistics, SocketProbe};
-use fanin_wire::packet_bytes;
+use fanin_wire::{WireDtype, packet_bytes};
 
 use super::finding::{Check, Finding};
 
@@ -31,6 +31,7 @@ impl Window {
             rtt: self.rtt,
             world_size: ranks,
             elements: self.elements,
+            wire_dtype: WireDtype::Int32,
             shards: self.shards,
             receive_buffer_bytes: usize::MAX,
         });

@@ -10,7 +10,7 @@ use super::connection::{Connection, explain};
 use super::session::SessionConfig;
 use super::status::{JobStatusState, SwitchStatus};
 use crate::SessionError;
-use crate::convert::{Malformed, narrow};
+use crate::convert::{Malformed, narrow, wire_dtype};
 use crate::proto;
 
 /// How much longer a rank waits that has run out of patience, for what the switch has to say to it.
@@ -67,6 +67,7 @@ pub(super) async fn join(
         rtt_ns: u64::try_from(connection.rtt.as_nanos()).unwrap_or(u64::MAX),
         resume: memory.map(proto::Resume::from),
         patience_ms: u64::try_from(patience.as_millis()).unwrap_or(u64::MAX),
+        wire_dtype: proto::WireDtype::from(config.wire_dtype).into(),
     };
     let began = Instant::now();
     let timed_out = |missing_ranks| SessionError::JoinTimeout {
@@ -103,7 +104,15 @@ pub(super) async fn join(
         cause: malformed.to_string(),
     };
     match reply.into_inner().outcome.ok_or(Malformed("outcome")).map_err(malformed)? {
-        proto::join_reply::Outcome::Admission(admission) => Admitted::try_from(admission).map_err(malformed),
+        proto::join_reply::Outcome::Admission(admission) => {
+            let admitted = Admitted::try_from(admission).map_err(malformed)?;
+            if admitted.job.wire_dtype != config.wire_dtype {
+                let wanted = config.wire_dtype.name();
+                let cause = format!("it does not know wire dtype {wanted}; install the same fanin on both");
+                return Err(SessionError::NotASwitch { switch, cause });
+            }
+            Ok(admitted)
+        }
         proto::join_reply::Outcome::Refusal(refusal) => {
             Err(match Refusal::try_from(refusal).map_err(malformed)? {
                 Refusal::JoinTimeout { missing } => timed_out(missing),
@@ -146,6 +155,7 @@ impl TryFrom<proto::Admission> for Admitted {
             workers: narrow(admission.world_size, "world_size")?,
             slots: narrow(admission.slots, "slots")?,
             elements: narrow(admission.elements, "elements")?,
+            wire_dtype: wire_dtype(admission.wire_dtype)?,
             shard: ShardId(0),
             resumed: admission.resumed,
         };

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use fanin_protocol::{JobConfig, RetransmissionConfig, WorkerStatistics};
 use fanin_udp::{Clock, Failure, IoStatistics, PartTimes, RawTensor, WorkerConfig, WorkerDriver};
-use fanin_wire::{Op, WorkerId};
+use fanin_wire::{Op, WireDtype, WorkerId};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
@@ -36,6 +36,8 @@ pub struct SessionConfig {
     pub world_size: u32,
     /// Slots a shard; computed from the path where it is `None`.
     pub slots: Option<u16>,
+    /// How the elements of float tensors travel; the same on every rank.
+    pub wire_dtype: WireDtype,
     /// How long one all-reduce may take, from its submission or from the end of the one before it.
     pub timeout: Duration,
     /// How long to look for the switch at the start.
@@ -60,6 +62,7 @@ impl SessionConfig {
             rank,
             world_size,
             slots: None,
+            wire_dtype: WireDtype::Int32,
             timeout: Duration::from_secs(300),
             connect_timeout: Duration::from_secs(5),
             join_timeout: Duration::from_secs(300),
@@ -205,6 +208,7 @@ impl Session {
             rank = rank.0,
             slots = admitted.job.slots,
             elements = admitted.job.elements,
+            wire_dtype = admitted.job.wire_dtype.name(),
             "joined"
         );
         let shared = Shared {

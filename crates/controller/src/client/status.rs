@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use fanin_protocol::control::Ranks;
-use fanin_wire::{AbortReason, Generation, JobId, WorkerId};
+use fanin_wire::{AbortReason, Generation, JobId, WireDtype, WorkerId};
 
 use super::connection::Connection;
 use crate::SessionError;
-use crate::convert::{Malformed, narrow};
+use crate::convert::{Malformed, narrow, wire_dtype};
 use crate::proto;
 
 /// What a switch does.
@@ -54,8 +54,10 @@ pub enum JobStatusState {
         generation: Generation,
         /// Slots a shard.
         slots: u16,
-        /// Elements of a chunk.
+        /// Elements of a chunk; twice as many where they travel as bfloat16.
         elements: u16,
+        /// How the elements of float tensors travel.
+        wire_dtype: WireDtype,
         /// Slots that gather contributions now, over all shards.
         slots_in_use: u32,
         /// Ranks that slots wait for, and how many slots.
@@ -124,6 +126,7 @@ impl TryFrom<proto::Job> for JobStatus {
                 generation: Generation(narrow(running.generation, "generation")?),
                 slots: narrow(running.slots, "slots")?,
                 elements: narrow(running.elements, "elements")?,
+                wire_dtype: wire_dtype(running.wire_dtype)?,
                 slots_in_use: running.slots_in_use,
                 waiting_for: (0..64)
                     .map(WorkerId)

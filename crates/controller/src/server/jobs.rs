@@ -123,6 +123,7 @@ impl Jobs {
                         world_size,
                         slots = admitted.slots,
                         elements = admitted.elements,
+                        wire_dtype = admitted.wire_dtype.name(),
                         "a job runs"
                     ),
                     Err(reason) => tracing::warn!(job, world_size, ?reason, "a job is not admitted"),
@@ -151,6 +152,7 @@ impl Jobs {
             workers: admission.world_size,
             slots: admission.slots,
             elements: admission.elements,
+            wire_dtype: admission.wire_dtype,
             shard: ShardId(0),
             resumed: admission.resumed,
         };

@@ -8,7 +8,7 @@ use fanin_wire::{Generation, JobId, VERSION, WorkerId};
 use tonic::{Request, Response, Status};
 
 use super::jobs::{JobSnapshot, Jobs, Joined, NotAdmitted};
-use crate::convert::{Malformed, narrow};
+use crate::convert::{Malformed, narrow, wire_dtype};
 use crate::proto::{self, control_server::Control};
 
 /// Answers the workers.
@@ -113,6 +113,7 @@ fn join_request(message: proto::JoinRequest) -> Result<JoinRequest, Malformed> {
         rtt: Duration::from_nanos(message.rtt_ns),
         patience: Duration::from_millis(message.patience_ms),
         wire_version: narrow(message.wire_version, "wire_version")?,
+        wire_dtype: wire_dtype(message.wire_dtype)?,
         resume: message.resume.map(resume).transpose()?,
     })
 }
@@ -139,6 +140,7 @@ fn admission_for(
         restore: own.map(|shards| shards.iter().map(slots).collect()).unwrap_or_default(),
         heartbeat_timeout_ms: u64::try_from(heartbeat_timeout.as_millis()).unwrap_or(u64::MAX),
         switch_instance,
+        wire_dtype: proto::WireDtype::from(admission.wire_dtype).into(),
     }
 }
 
@@ -147,7 +149,7 @@ fn describe(jobs: &Jobs, job: JobSnapshot) -> proto::Job {
     use proto::job::{Aborted, Gathering, Running, State};
     let state = match job.state {
         JobState::Gathering { present } => State::Gathering(Gathering { present: present.0 }),
-        JobState::Running { job: id, generation, slots, elements, left } => {
+        JobState::Running { job: id, generation, slots, elements, wire_dtype, left } => {
             let progress = jobs.driver.progress(id);
             let waiting_for = progress.map(|progress| progress.waiting_for.to_vec()).unwrap_or_default();
             State::Running(Running {
@@ -160,6 +162,7 @@ fn describe(jobs: &Jobs, job: JobSnapshot) -> proto::Job {
                 waiting_for: waiting_for.into_iter().take(job.world_size.into()).collect(),
                 completed: progress.map_or(0, |progress| progress.completed),
                 retransmitted: progress.map_or(0, |progress| progress.retransmitted),
+                wire_dtype: proto::WireDtype::from(wire_dtype).into(),
             })
         }
         JobState::Aborted { job: id, reason } => {

@@ -4,6 +4,7 @@ use std::io::Write;
 use std::net::TcpListener;
 
 use fanin_protocol::control::{Ranks, Refusal};
+use fanin_wire::WireDtype;
 
 use super::scripted::Script;
 use super::*;
@@ -49,6 +50,32 @@ fn a_duplicate_rank_and_another_world_size_are_refused_and_the_job_goes_on() {
     let first = waiting.join().expect("no panic").expect("admitted");
     assert_eq!(refused(config(&switch, "wait", 1, 2)), Refusal::JobRunning { rank: 1, world_size: 2 });
     drop((first, second));
+}
+
+#[test]
+fn ranks_that_disagree_on_the_wire_dtype_are_both_told_and_their_place_is_free() {
+    let switch = switch();
+    let waiting = rank_that_waits(&switch, 2);
+    let unlike = SessionConfig { wire_dtype: WireDtype::Bfloat16, ..config(&switch, "wait", 1, 2) };
+    let (asked, job_has) = (WireDtype::Bfloat16, WireDtype::Int32);
+    let mismatch = Refusal::WireDtypeMismatch { rank: 1, asked, other_rank: 0, job_has };
+    assert_eq!(refused(unlike), mismatch);
+    let told = waiting.join().expect("no panic").expect_err("refused");
+    assert!(matches!(told, SessionError::JoinRefused { reason, .. } if reason == mismatch), "{told}");
+    let agreed = connect_all(&switch, "wait", 2, |config| config.wire_dtype = WireDtype::Bfloat16);
+    assert!(agreed.iter().all(|session| session.job().is_some_and(|job| job.wire_dtype == asked)));
+}
+
+#[test]
+fn a_switch_that_knows_of_int32_alone_is_not_taken_for_one_that_knows_better() {
+    let scripted = Script::default().play();
+    let config = |wire_dtype| SessionConfig {
+        wire_dtype,
+        ..SessionConfig::new(scripted.address.to_string(), "old", 0, 1)
+    };
+    let error = Session::connect(config(WireDtype::Bfloat16)).expect_err("it does not know it");
+    assert!(error.to_string().contains("does not know wire dtype bfloat16; install"), "{error}");
+    Session::connect(config(WireDtype::Int32)).expect("admitted");
 }
 
 #[test]

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use fanin_protocol::Reason;
 use fanin_wire::{
-    Collective, Generation, JobId, Kind, Preamble, ShardId, SlotHeader, SlotIndex, SlotPacket, WorkerId,
-    packet_bytes,
+    Collective, Generation, JobId, Kind, Preamble, ShardId, SlotHeader, SlotIndex, SlotPacket, WireDtype,
+    WorkerId, begin_bfloat16_payload, chunk_packet_bytes, packet_bytes,
 };
 
 use super::*;
@@ -161,7 +161,10 @@ fn noise_on_both_ports_changes_no_sum_and_is_counted() {
 #[test]
 fn every_reason_to_drop_a_packet_is_counted_and_changes_no_sum() {
     let switch = switch();
-    let sessions = connect_all(&switch, "dropped", 2, |config| config.slots = Some(32));
+    let sessions = connect_all(&switch, "dropped", 2, |config| {
+        config.slots = Some(32);
+        config.wire_dtype = WireDtype::Bfloat16;
+    });
     let job = sessions[0].job().expect("open");
     let preamble = Preamble {
         kind: Kind::Update,
@@ -170,8 +173,14 @@ fn every_reason_to_drop_a_packet_is_counted_and_changes_no_sum() {
         worker: WorkerId(0),
         shard: ShardId(0),
     };
-    // Of a slot that the sum below, of one chunk, does not use.
-    let collective = Collective { sequence: 0, dtype: Dtype::Int32, op: Op::Sum, elements: 1 };
+    // Of slots that the sum below, of one chunk, does not use.
+    let collective = Collective {
+        sequence: 0,
+        dtype: Dtype::Int32,
+        op: Op::Sum,
+        elements: 1,
+        wire_dtype: WireDtype::Int32,
+    };
     let header = SlotHeader { slot: SlotIndex(31), next_exponent: 0, exchange: 0, chunk: 0, collective };
     let packet = |preamble: Preamble, header: SlotHeader, elements: usize| {
         let mut bytes = vec![0; packet_bytes(elements)];
@@ -216,6 +225,19 @@ fn every_reason_to_drop_a_packet_is_counted_and_changes_no_sum() {
     let stale = SlotHeader { exchange: 0_u32.wrapping_sub(2), ..header };
     send_and_see(Reason::Stale, packet(preamble, stale, 0));
     let other = Preamble { worker: WorkerId(1), ..preamble };
+    let bfloat16 = |preamble: Preamble, exponent: i16| {
+        let wire_dtype = WireDtype::Bfloat16;
+        let collective = Collective { dtype: Dtype::Float32, wire_dtype, ..collective };
+        let header = SlotHeader { slot: SlotIndex(30), collective, ..header };
+        let mut bytes = vec![0; chunk_packet_bytes(job.elements.into(), wire_dtype)];
+        let elements = job.chunk_elements(Dtype::Float32);
+        SlotPacket::write(&mut bytes, &preamble, &header, elements, |payload| {
+            begin_bfloat16_payload(payload, exponent);
+        });
+        bytes
+    };
+    send(bfloat16(preamble, 1));
+    send_and_see(Reason::Exponent, bfloat16(other, 2));
     send_and_see(Reason::Aborted, packet(other, SlotHeader { chunk: 1, ..header }, 0));
     assert!(Reason::ALL.iter().all(|reason| dropped(*reason) > 0));
 }

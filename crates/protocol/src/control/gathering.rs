@@ -5,8 +5,8 @@ use alloc::vec::Vec;
 use core::time::Duration;
 
 use fanin_wire::{
-    CHUNK_ELEMENTS, Generation, IP_UDP_BYTES, VERSION, WORKERS_MAX, WorkerId, chunk_elements_for_mtu,
-    packet_bytes,
+    CHUNK_ELEMENTS, Generation, IP_UDP_BYTES, VERSION, WORKERS_MAX, WireDtype, WorkerId,
+    chunk_elements_for_mtu, chunk_packet_bytes,
 };
 
 use super::pool_size::RATE_DEFAULT_BPS;
@@ -21,6 +21,7 @@ struct Waiting {
     ticket: Ticket,
     slots: Option<u16>,
     elements: u16,
+    wire_dtype: WireDtype,
     rate_bps: u64,
     rtt: Duration,
     resume: Option<Resume>,
@@ -42,6 +43,7 @@ pub(super) struct Plan {
     pub generation: Generation,
     pub slots: u16,
     pub elements: u16,
+    pub wire_dtype: WireDtype,
     pub resumed: bool,
     pub restore: Vec<Vec<Vec<fanin_wire::SlotIndex>>>,
 }
@@ -64,12 +66,12 @@ pub(super) fn check(request: &JoinRequest, shards: u8) -> Result<(WorkerId, u8),
     if let Some(asked) = request.slots.filter(|slots| *slots == 0 || *slots > SLOTS_MAX) {
         return Err(Refusal::SlotsOutOfRange { asked });
     }
-    let need = |elements: usize| packet_bytes(elements) + IP_UDP_BYTES;
+    let need = |elements: usize| chunk_packet_bytes(elements, request.wire_dtype) + IP_UDP_BYTES;
     let too_small = |need: usize| Refusal::MtuTooSmall {
         mtu: u32::try_from(request.mtu).unwrap_or(u32::MAX),
         need: u32::try_from(need).unwrap_or(u32::MAX),
     };
-    if chunk_elements_for_mtu(request.mtu).is_none() {
+    if chunk_elements_for_mtu(request.mtu, request.wire_dtype).is_none() {
         return Err(too_small(need(CHUNK_ELEMENTS[0])));
     }
     if let Some(resume) = &request.resume {
@@ -134,17 +136,27 @@ impl Gathering {
         {
             return Err(Refusal::SlotsMismatch { rank: asked_by, asked, job_has });
         }
-        if let Some(other) = self.waiting.values().next() {
+        if let Some((other_rank, other)) = self.waiting.iter().next() {
+            if request.wire_dtype != other.wire_dtype {
+                return Err(Refusal::WireDtypeMismatch {
+                    rank: asked_by,
+                    asked: request.wire_dtype,
+                    other_rank: other_rank.0.into(),
+                    job_has: other.wire_dtype,
+                });
+            }
             agree_on_resume(asked_by, request.resume.as_ref(), other.resume.as_ref())?;
         }
         self.deadline = self.deadline.max(now + request.patience).min(self.limit);
-        let elements = chunk_elements_for_mtu(request.mtu).map_or(0, |elements| elements as u16);
+        let elements =
+            chunk_elements_for_mtu(request.mtu, request.wire_dtype).map_or(0, |elements| elements as u16);
         self.waiting.insert(
             rank,
             Waiting {
                 ticket,
                 slots: request.slots,
                 elements,
+                wire_dtype: request.wire_dtype,
                 rate_bps: request.rate_bps.filter(|rate| *rate > 0).unwrap_or(RATE_DEFAULT_BPS),
                 rtt: request.rtt,
                 resume: request.resume,
@@ -186,6 +198,8 @@ impl Gathering {
 
     /// What the job will be, once every rank is here.
     pub fn plan(&self, shards: u8, receive_buffer_bytes: usize) -> Result<Plan, Refusal> {
+        // `join` let no rank in that asks for another.
+        let wire_dtype = self.waiting.values().next().map(|waiting| waiting.wire_dtype).unwrap_or_default();
         let resumes: Vec<&Resume> =
             self.waiting.values().filter_map(|waiting| waiting.resume.as_ref()).collect();
         if let Some(first) = resumes.first() {
@@ -196,6 +210,7 @@ impl Gathering {
                 generation: Generation(first.generation.0.wrapping_add(1)),
                 slots: first.slots,
                 elements: first.elements,
+                wire_dtype,
                 resumed: true,
                 restore: restorers(&completed)?,
             });
@@ -210,11 +225,13 @@ impl Gathering {
             rtt: self.waiting.values().map(|waiting| waiting.rtt).max().unwrap_or_default(),
             world_size: self.world_size,
             elements,
+            wire_dtype,
             shards,
             receive_buffer_bytes,
         };
         let slots = self.slots_asked().unwrap_or_else(|| pool_slots(&path));
-        Ok(Plan { generation: Generation(0), slots, elements, resumed: false, restore: Vec::new() })
+        let (generation, restore) = (Generation(0), Vec::new());
+        Ok(Plan { generation, slots, elements, wire_dtype, resumed: false, restore })
     }
 }
 

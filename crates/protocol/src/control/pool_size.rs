@@ -2,7 +2,7 @@
 
 use core::time::Duration;
 
-use fanin_wire::packet_bytes;
+use fanin_wire::{WireDtype, chunk_packet_bytes};
 
 /// Rate of an interface that does not tell.
 pub const RATE_DEFAULT_BPS: u64 = 10_000_000_000;
@@ -30,8 +30,10 @@ pub struct Path {
     pub rtt: Duration,
     /// Ranks of the job.
     pub world_size: u8,
-    /// Elements of a chunk.
+    /// Elements of a chunk; twice as many where they travel as bfloat16.
     pub elements: u16,
+    /// How they travel.
+    pub wire_dtype: WireDtype,
     /// Shards among which the stream is divided.
     pub shards: u8,
     /// What the kernel granted to each of the switch's sockets.
@@ -45,7 +47,7 @@ pub struct Path {
 /// it is used, since the kernel counts its own bookkeeping of each packet against the buffer too.
 #[must_use]
 pub fn pool_slots(path: &Path) -> u16 {
-    let packet = packet_bytes(usize::from(path.elements)) as u128;
+    let packet = chunk_packet_bytes(usize::from(path.elements), path.wire_dtype) as u128;
     let delay = path.rtt.saturating_add(HOST_PROCESSING).as_nanos();
     let product_bytes = u128::from(path.rate_bps).saturating_mul(delay) / (8 * 1_000_000_000);
     let wanted = product_bytes.div_ceil(packet).div_ceil(u128::from(path.shards.max(1)));
@@ -57,10 +59,12 @@ pub fn pool_slots(path: &Path) -> u16 {
     wanted.min(1 << fit.ilog2())
 }
 
-/// What a job of `slots` slots of `elements` takes of a shard's pool, in slots of 256 elements.
+/// What a job of `slots` slots of `elements` takes of a shard's pool, in slots of 256 elements. An element is added as an
+/// int32 however it travels.
 #[must_use]
-pub(super) fn pool_units(slots: u16, elements: u16) -> u32 {
-    u32::from(slots) * u32::from(elements).div_ceil(UNIT_ELEMENTS)
+pub(super) fn pool_units(slots: u16, elements: u16, wire_dtype: WireDtype) -> u32 {
+    let added = wire_dtype.chunk_elements(elements.into()) as u32;
+    u32::from(slots) * added.div_ceil(UNIT_ELEMENTS)
 }
 
 #[cfg(test)]
@@ -76,6 +80,7 @@ mod tests {
             rtt: Duration::from_micros(rtt_us),
             world_size: 4,
             elements: 256,
+            wire_dtype: WireDtype::Int32,
             shards: 1,
             receive_buffer_bytes: 16 * MIB,
         }
@@ -114,7 +119,18 @@ mod tests {
 
     #[test]
     fn a_slot_of_352_elements_counts_two() {
-        assert_eq!([256, 352, 1024, 2048].map(|elements| pool_units(64, elements)), [64, 128, 256, 512]);
+        let units = |wire_dtype| [256, 352, 1024, 2048].map(|elements| pool_units(64, elements, wire_dtype));
+        assert_eq!(units(WireDtype::Int32), [64, 128, 256, 512]);
+        assert_eq!(units(WireDtype::Bfloat16), [128, 192, 512, 1024], "twice the elements, added as int32");
+    }
+
+    #[test]
+    fn a_window_counts_the_exponents_in_bfloat16_payloads() {
+        // Room for 64 packets of 1440 bytes from each of 4 workers, and not for 64 of 1444.
+        let tight =
+            Path { elements: 352, receive_buffer_bytes: 2 * 4 * 64 * 1440, ..path(10_000_000_000, 50) };
+        assert_eq!(pool_slots(&tight), 64);
+        assert_eq!(pool_slots(&Path { wire_dtype: WireDtype::Bfloat16, ..tight }), 32);
     }
 
     proptest! {
@@ -122,10 +138,13 @@ mod tests {
         fn a_pool_is_a_power_of_two_that_fits_the_buffer(
             rate_bps: u64, rtt_ns: u64, world_size in 1_u8..=64, shards: u8, receive_buffer_bytes in 0_usize..1 << 40,
             elements in prop::sample::select(alloc::vec![256_u16, 352, 1024, 2048]),
+            wire_dtype in prop::sample::select(WireDtype::ALL.to_vec()),
         ) {
             let rtt = Duration::from_nanos(rtt_ns);
-            let slots = pool_slots(&Path { rate_bps, rtt, world_size, elements, shards, receive_buffer_bytes });
-            let bytes = usize::from(slots) * usize::from(world_size) * packet_bytes(usize::from(elements));
+            let path = Path { rate_bps, rtt, world_size, elements, wire_dtype, shards, receive_buffer_bytes };
+            let slots = pool_slots(&path);
+            let packet = chunk_packet_bytes(usize::from(elements), wire_dtype);
+            let bytes = usize::from(slots) * usize::from(world_size) * packet;
             prop_assert!(slots.is_power_of_two() && slots <= SLOTS_AUTOMATIC_MAX);
             prop_assert!(slots == 1 || bytes <= receive_buffer_bytes / 2);
         }

@@ -1,6 +1,6 @@
 //! Why a rank may not join. One value makes the log line, the metric and the message.
 
-use fanin_wire::{WORKERS_MAX, WorkerId};
+use fanin_wire::{WORKERS_MAX, WireDtype, WorkerId};
 
 use super::{JOB_NAME_BYTES_MAX, Ranks};
 use crate::config::SLOTS_MAX;
@@ -71,6 +71,17 @@ pub enum Refusal {
         asked: u16,
         /// Slots a shard that a waiting rank asked for.
         job_has: u16,
+    },
+    /// Ranks ask for different wire dtypes. No sum can come of it, so the ranks that wait are refused as well.
+    WireDtypeMismatch {
+        /// The rank that came last.
+        rank: u32,
+        /// The wire dtype that it asked for.
+        asked: WireDtype,
+        /// A rank that waited for it.
+        other_rank: u32,
+        /// The wire dtype that the waiting ranks asked for.
+        job_has: WireDtype,
     },
     /// Not even the smallest chunk passes the rank's path.
     MtuTooSmall {
@@ -164,6 +175,7 @@ impl Refusal {
             Self::JobRunning { .. } => "job_running",
             Self::SlotsOutOfRange { .. } => "slots_out_of_range",
             Self::SlotsMismatch { .. } => "slots_mismatch",
+            Self::WireDtypeMismatch { .. } => "wire_dtype_mismatch",
             Self::MtuTooSmall { .. } => "mtu_too_small",
             Self::PoolExhausted { .. } => "pool_exhausted",
             Self::ResumeMismatch { .. } => "resume_mismatch",
@@ -217,6 +229,13 @@ impl core::fmt::Display for Refusal {
             Self::SlotsMismatch { rank, asked, job_has } => write!(
                 f,
                 "rank {rank} asks for {asked} slots, another rank for {job_has}; set the same for all, or for none"
+            ),
+            Self::WireDtypeMismatch { rank, asked, other_rank, job_has } => write!(
+                f,
+                "rank {rank} asks for wire dtype {}, rank {other_rank} for {}; set the same for all ranks (wire_dtype, or \
+                 FANIN_WIRE_DTYPE), or for none",
+                asked.name(),
+                job_has.name()
             ),
             Self::MtuTooSmall { mtu, need } => write!(
                 f,

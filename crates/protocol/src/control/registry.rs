@@ -6,7 +6,7 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use core::time::Duration;
 
-use fanin_wire::{AbortReason, Generation, JobId, WorkerId};
+use fanin_wire::{AbortReason, Generation, JobId, WireDtype, WorkerId};
 
 use super::gathering::{Gathering, check};
 use super::pool_size::pool_units;
@@ -69,11 +69,11 @@ impl core::error::Error for ConfigError {}
 pub enum JoinDecision {
     /// It waits for other ranks.
     Waiting(Ticket),
-    /// It was the last one: all of them get the same answer.
+    /// It was the last one, or it asks for what the others cannot go along with: all of them get the same answer.
     Complete {
         /// The asking rank's own ticket; it is among `tickets`.
         ticket: Ticket,
-        /// All ranks' tickets, by rank.
+        /// All ranks' tickets.
         tickets: Vec<Ticket>,
         /// The job, which runs from now on, or why it cannot.
         outcome: Result<Admission, Refusal>,
@@ -159,8 +159,10 @@ pub enum JobState {
         generation: Generation,
         /// Slots a shard.
         slots: u16,
-        /// Elements of a chunk.
+        /// Elements of a chunk; twice as many where they travel as bfloat16.
         elements: u16,
+        /// How the elements of float tensors travel.
+        wire_dtype: WireDtype,
         /// Ranks that left it.
         left: Ranks,
     },
@@ -180,6 +182,7 @@ struct Job {
     world_size: u8,
     slots: u16,
     elements: u16,
+    wire_dtype: WireDtype,
     left: Ranks,
     life: Life,
 }
@@ -191,6 +194,11 @@ enum Life {
 }
 
 impl Job {
+    /// What it takes of a shard's pool.
+    fn pool_units(&self) -> u32 {
+        pool_units(self.slots, self.elements, self.wire_dtype)
+    }
+
     fn is_running(&self) -> bool {
         matches!(self.life, Life::Running { .. })
     }
@@ -283,7 +291,17 @@ impl Registry {
             self.gatherings.entry(name.clone()).or_insert_with(|| Gathering::new(world_size, now, limit));
         let ticket = Ticket(self.next_ticket);
         // An empty gathering agrees with anyone, so a refusal never leaves one behind.
-        gathering.join(now, rank, ticket, request)?;
+        match gathering.join(now, rank, ticket, request) {
+            // All are of one program, started differently: those that wait would wait in vain.
+            Err(reason @ Refusal::WireDtypeMismatch { .. }) => {
+                self.next_ticket += 1;
+                let mut tickets = gathering.tickets();
+                tickets.push(ticket);
+                self.gatherings.remove(&name);
+                return Ok(JoinDecision::Complete { ticket, tickets, outcome: Err(reason) });
+            }
+            joined => joined?,
+        }
         self.next_ticket += 1;
         if !gathering.missing().is_empty() {
             return Ok(JoinDecision::Waiting(ticket));
@@ -299,7 +317,7 @@ impl Registry {
         let gathering = &self.gatherings[name];
         let world_size = gathering.world_size();
         let plan = gathering.plan(self.config.shards, self.config.receive_buffer_bytes)?;
-        let asked = pool_units(plan.slots, plan.elements);
+        let asked = pool_units(plan.slots, plan.elements, plan.wire_dtype);
         if asked > self.free {
             return Err(Refusal::PoolExhausted { asked, free: self.free });
         }
@@ -313,6 +331,7 @@ impl Registry {
                 world_size,
                 slots: plan.slots,
                 elements: plan.elements,
+                wire_dtype: plan.wire_dtype,
                 left: Ranks::default(),
                 life: Life::Running { heartbeats: (0..world_size).map(|_| now).collect() },
             },
@@ -323,6 +342,7 @@ impl Registry {
             world_size,
             slots: plan.slots,
             elements: plan.elements,
+            wire_dtype: plan.wire_dtype,
             shards: self.config.shards,
             resumed: plan.resumed,
             restore: plan.restore,
@@ -381,7 +401,7 @@ impl Registry {
         let entry = self.jobs.get_mut(&job).filter(|entry| entry.is_running())?;
         entry.life = Life::Aborted { reason, since: now, heard: Ranks::default() };
         // The slots are free at once: the data path answers an aborted job's packets from the reason alone.
-        self.free += pool_units(entry.slots, entry.elements);
+        self.free += entry.pool_units();
         self.forget_surplus()
     }
 
@@ -460,7 +480,7 @@ impl Registry {
         if let Some(job) = self.jobs.remove(&id)
             && job.is_running()
         {
-            self.free += pool_units(job.slots, job.elements);
+            self.free += job.pool_units();
         }
         Command::Remove { job: id }
     }
@@ -493,6 +513,7 @@ impl Registry {
                     generation: job.generation,
                     slots: job.slots,
                     elements: job.elements,
+                    wire_dtype: job.wire_dtype,
                     left: job.left,
                 },
                 Life::Aborted { reason, .. } => JobState::Aborted { job: *id, reason },

@@ -4,7 +4,7 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use core::time::Duration;
 
-use fanin_wire::{Generation, JobId, SlotIndex};
+use fanin_wire::{Generation, JobId, SlotIndex, WireDtype};
 
 use super::Ranks;
 
@@ -28,6 +28,8 @@ pub struct JoinRequest {
     pub rate_bps: Option<u64>,
     /// The rank's round trip to the switch.
     pub rtt: Duration,
+    /// How the elements of the job's float tensors travel, as the asking rank wishes.
+    pub wire_dtype: WireDtype,
     /// How long the rank will wait for the others.
     pub patience: Duration,
     /// The wire version that the rank speaks.
@@ -66,8 +68,10 @@ pub struct Admission {
     pub world_size: u8,
     /// Slots a shard.
     pub slots: u16,
-    /// Elements of a chunk.
+    /// Elements of a chunk; twice as many where they travel as bfloat16.
     pub elements: u16,
+    /// How the elements of float tensors travel.
+    pub wire_dtype: WireDtype,
     /// Shards of the switch.
     pub shards: u8,
     /// Whether it continues a job that a switch forgot.

@@ -11,8 +11,10 @@ use alloc::collections::VecDeque;
 use alloc::vec;
 use alloc::vec::Vec;
 use core::time::Duration;
+use fanin_quant::{Exponent, Scale};
 use fanin_wire::{
-    AbortReason, Collective, Kind, Preamble, SlotHeader, SlotIndex, SlotPacket, WORKERS_MAX, WorkerId,
+    AbortReason, Collective, Kind, Preamble, SlotHeader, SlotIndex, SlotPacket, WORKERS_MAX, WireDtype,
+    WorkerId, begin_bfloat16_payload, bfloat16_payload,
 };
 
 use super::write_abort;
@@ -46,6 +48,8 @@ struct Version {
     collective: Option<Collective>,
     /// Elements of the payload: none for an exchange of exponents alone.
     elements: u16,
+    /// The exponent in a bfloat16 payload, the same in all contributions.
+    exponent: Exponent,
     next_exponent: i16,
     /// Who fixed `collective`, to name in a disagreement.
     first: WorkerId,
@@ -58,9 +62,15 @@ impl Version {
         chunk: 0,
         collective: None,
         elements: 0,
+        exponent: Exponent::ZERO,
         next_exponent: i16::MIN,
         first: WorkerId(0),
     };
+
+    /// How its sum travels.
+    fn wire_dtype(&self) -> WireDtype {
+        self.collective.map_or(WireDtype::Int32, |collective| collective.wire_dtype)
+    }
 }
 
 /// Whether the job can go on.
@@ -78,7 +88,7 @@ pub(super) struct SlotPool<A> {
     slots: Vec<[Version; 2]>,
     /// When the first contribution came to what each slot gathers.
     began: Vec<Instant>,
-    /// The sums: of slot `i`, version `v` at `(2 i + v) * elements`.
+    /// The sums: of slot `i`, version `v` at `(2 i + v) * chunk_elements_max`. Those of bfloat16 are in fixed point.
     sums: Vec<i32>,
     /// Where each worker's last packet came from.
     addresses: [Option<A>; WORKERS_MAX as usize],
@@ -104,7 +114,7 @@ impl<A: Copy + PartialEq> SlotPool<A> {
             config,
             slots: vec![[Version::UNUSED; 2]; slots],
             began: vec![Instant(0); slots],
-            sums: vec![0; 2 * slots * usize::from(config.elements)],
+            sums: vec![0; 2 * slots * config.chunk_elements_max()],
             addresses: [None; WORKERS_MAX as usize],
             recipients: Vec::with_capacity(usize::from(config.workers)),
             results: VecDeque::with_capacity(2 * slots),
@@ -131,7 +141,12 @@ impl<A: Copy + PartialEq> SlotPool<A> {
         if worker.0 >= self.config.workers || header.slot.0 >= self.config.slots {
             return Err(Reason::OutOfRange);
         }
-        if !payload.is_empty() && payload.len() != usize::from(self.config.elements) * 4 {
+        // A job of int32 has no room for the elements of a bfloat16 payload.
+        let wire_dtype = header.collective.wire_dtype;
+        let chunk_elements = wire_dtype.chunk_elements(self.config.elements.into());
+        if !payload.is_empty()
+            && (packet.elements() != chunk_elements || chunk_elements > self.config.chunk_elements_max())
+        {
             return Err(Reason::ChunkLength);
         }
         self.remember_address(worker, from);
@@ -149,6 +164,7 @@ impl<A: Copy + PartialEq> SlotPool<A> {
     fn contribute(&mut self, now: Instant, packet: &SlotPacket<'_>) -> Result<Verdict, Reason> {
         let SlotPacket { preamble, header, payload } = packet;
         let everyone = self.config.everyone();
+        let bfloat16 = bfloat16_of(packet);
         let (current, other) = versions(&mut self.slots, header);
         let new = current.collective.is_none() || is_after(header.exchange, current.exchange);
         if new {
@@ -168,7 +184,8 @@ impl<A: Copy + PartialEq> SlotPool<A> {
                 exchange: header.exchange,
                 chunk: header.chunk,
                 collective: Some(header.collective),
-                elements: (payload.len() / 4) as u16,
+                elements: packet.elements() as u16,
+                exponent: bfloat16.map_or(Exponent::ZERO, |(exponent, _)| exponent),
                 next_exponent: header.next_exponent,
                 first: preamble.worker,
             };
@@ -190,21 +207,31 @@ impl<A: Copy + PartialEq> SlotPool<A> {
             }
             return Err(Reason::Aborted);
         }
-        if usize::from(current.elements) * 4 != payload.len() {
+        if usize::from(current.elements) != packet.elements() {
             return Err(Reason::ChunkLength);
+        }
+        if bfloat16.is_some_and(|(exponent, _)| exponent != current.exponent) {
+            return Err(Reason::Exponent);
         }
         current.worker_bitmap |= preamble.worker.bit();
         current.next_exponent = current.next_exponent.max(header.next_exponent);
         let complete = current.worker_bitmap == everyone;
-        let sum = sum_of(&mut self.sums, &self.config, header, payload.len() / 4);
         if new {
             self.began[header.slot.index()] = now;
-            fanin_quant::store_le(sum, payload);
         } else {
             let late_ns = now.0.saturating_sub(self.began[header.slot.index()].0);
             let lateness_ns = &mut self.lateness_ns[usize::from(preamble.worker.0)];
             *lateness_ns = lateness_ns.wrapping_add(late_ns);
-            fanin_quant::add_le(sum, payload);
+        }
+        let sum = sum_of(&mut self.sums, &self.config, header, packet.elements());
+        match (bfloat16, new) {
+            (None, true) => fanin_quant::store_le(sum, payload),
+            (None, false) => fanin_quant::add_le(sum, payload),
+            (Some((exponent, elements)), _) => {
+                let scale = Scale::fixed_point(exponent, self.config.workers.into());
+                let add = if new { fanin_quant::store_bf16 } else { fanin_quant::add_bf16 };
+                add(sum, elements, &scale);
+            }
         }
         if complete {
             self.completed += 1;
@@ -221,6 +248,7 @@ impl<A: Copy + PartialEq> SlotPool<A> {
             return Err(Reason::Unexpected);
         }
         let everyone = self.config.everyone();
+        let bfloat16 = bfloat16_of(packet);
         let (current, _) = versions(&mut self.slots, header);
         if current.collective.is_some() {
             if current.exchange == header.exchange && current.worker_bitmap == everyone {
@@ -236,11 +264,20 @@ impl<A: Copy + PartialEq> SlotPool<A> {
             exchange: header.exchange,
             chunk: header.chunk,
             collective: Some(header.collective),
-            elements: (payload.len() / 4) as u16,
+            elements: packet.elements() as u16,
+            exponent: bfloat16.map_or(Exponent::ZERO, |(exponent, _)| exponent),
             next_exponent: header.next_exponent,
             first: preamble.worker,
         };
-        fanin_quant::store_le(sum_of(&mut self.sums, &self.config, header, payload.len() / 4), payload);
+        let sum = sum_of(&mut self.sums, &self.config, header, packet.elements());
+        match bfloat16 {
+            None => fanin_quant::store_le(sum, payload),
+            Some((exponent, elements)) => {
+                // A whole sum and not one worker's part. It is written as the same bits again.
+                let scale = Scale::fixed_point_sum(exponent, self.config.workers.into());
+                fanin_quant::store_bf16(sum, elements, &scale);
+            }
+        }
         self.completed += 1;
         self.results.push_back((header.slot, header.exchange));
         Ok(Verdict::Multicast)
@@ -326,7 +363,7 @@ impl<A: Copy + PartialEq> SlotPool<A> {
                 self.results.pop_front();
                 continue;
             };
-            if !run.takes(usize::from(version.elements), train.len()) {
+            if !run.takes(version.wire_dtype(), usize::from(version.elements), train.len()) {
                 break;
             }
             let part = &mut train[run.bytes..];
@@ -341,7 +378,11 @@ impl<A: Copy + PartialEq> SlotPool<A> {
             let finished = self.finished(slot, exchange);
             match finished {
                 _ if to != worker => break,
-                Some(version) if !run.takes(usize::from(version.elements), train.len()) => break,
+                Some(version)
+                    if !run.takes(version.wire_dtype(), usize::from(version.elements), train.len()) =>
+                {
+                    break;
+                }
                 Some(version) => {
                     let part = &mut train[run.bytes..];
                     run.bytes += write_result(&self.config, &self.sums, slot, &version, worker, part);
@@ -396,8 +437,18 @@ fn sum_of<'a>(
     header: &SlotHeader,
     elements: usize,
 ) -> &'a mut [i32] {
-    let at = (2 * header.slot.index() + header.pool_version()) * usize::from(config.elements);
+    let at = (2 * header.slot.index() + header.pool_version()) * config.chunk_elements_max();
     &mut sums[at..at + elements]
+}
+
+/// The exponent and the elements of a payload, where it is bfloat16.
+fn bfloat16_of<'a>(packet: &SlotPacket<'a>) -> Option<(Exponent, &'a [u8])> {
+    match packet.header.collective.wire_dtype {
+        WireDtype::Int32 => None,
+        WireDtype::Bfloat16 => {
+            bfloat16_payload(packet.payload).map(|(bits, elements)| (Exponent::from_bits(bits), elements))
+        }
+    }
 }
 
 fn write_result(
@@ -424,8 +475,14 @@ fn write_result(
         collective,
     };
     let elements = usize::from(version.elements);
-    let at = (2 * slot.index() + header.pool_version()) * usize::from(config.elements);
-    SlotPacket::write(out, &preamble, &header, elements, |payload| {
-        fanin_quant::write_le(&sums[at..at + elements], payload);
+    let at = (2 * slot.index() + header.pool_version()) * config.chunk_elements_max();
+    let sum = &sums[at..at + elements];
+    SlotPacket::write(out, &preamble, &header, elements, |payload| match collective.wire_dtype {
+        WireDtype::Int32 => fanin_quant::write_le(sum, payload),
+        WireDtype::Bfloat16 if payload.is_empty() => {}
+        WireDtype::Bfloat16 => {
+            let scale = Scale::fixed_point(version.exponent, config.workers.into());
+            fanin_quant::write_bf16(sum, &scale, begin_bfloat16_payload(payload, version.exponent.bits()));
+        }
     })
 }

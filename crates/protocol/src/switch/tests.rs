@@ -1,5 +1,8 @@
 //! The switch on its own, then with real workers in the paper's example execution.
 
+mod bfloat16;
+
+use alloc::string::ToString;
 use alloc::vec;
 use alloc::vec::Vec;
 use core::time::Duration;
@@ -17,6 +20,7 @@ fn config(workers: u8, slots: u16) -> JobConfig {
         workers,
         slots,
         elements: ELEMENTS as u16,
+        wire_dtype: WireDtype::Int32,
         shard: ShardId(0),
         resumed: false,
     }
@@ -28,7 +32,13 @@ fn switch(config: JobConfig) -> Switch<u8> {
     switch
 }
 
-const SUM: Collective = Collective { sequence: 0, dtype: Dtype::Int32, op: Op::Sum, elements: 1000 };
+const SUM: Collective = Collective {
+    sequence: 0,
+    dtype: Dtype::Int32,
+    op: Op::Sum,
+    elements: 1000,
+    wire_dtype: WireDtype::Int32,
+};
 
 /// A contribution of `value` in every element.
 struct Contribution {

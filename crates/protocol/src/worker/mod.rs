@@ -19,8 +19,8 @@ use alloc::vec::Vec;
 use core::time::Duration;
 use fanin_quant::{Exponent, Scale};
 use fanin_wire::{
-    Abort, AbortReason, Dtype, Generation, Kind, Op, Preamble, SlotHeader, SlotIndex, SlotPacket, WireError,
-    WorkerId,
+    Abort, AbortReason, Collective, Dtype, Generation, Kind, Op, Preamble, SlotHeader, SlotIndex, SlotPacket,
+    WireDtype, WireError, WorkerId, begin_bfloat16_payload, bfloat16_payload,
 };
 
 use crate::run::{Run, is_after};
@@ -153,9 +153,9 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
             switch: [switch],
             retransmission,
             state: State::Running,
-            stream: Stream::new(usize::from(config.elements)),
+            stream: Stream::new(usize::from(config.elements), config.wire_dtype),
             slots: (0..u64::from(config.slots)).map(slot).collect(),
-            last_payloads: vec![0; slots * usize::from(config.elements) * 4],
+            last_payloads: vec![0; slots * config.payload_bytes_max()],
             ready: VecDeque::with_capacity(slots),
             in_flight: InFlight::new(config.slots),
             round_trip: RoundTrip::new(retransmission),
@@ -226,7 +226,8 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
         if self.state == State::Aborted {
             return;
         }
-        self.config = JobConfig { slots: self.config.slots, elements: self.config.elements, ..config };
+        let JobConfig { slots, elements, wire_dtype, .. } = self.config;
+        self.config = JobConfig { slots, elements, wire_dtype, ..config };
         self.switch = [switch];
         self.state = State::Running;
         self.round_trip = RoundTrip::new(self.retransmission);
@@ -335,9 +336,16 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
         if header.collective != place.collective() || header.chunk != place.chunk() {
             return Err(Reason::Unexpected);
         }
-        let elements = if probe { 0 } else { usize::from(self.config.elements) };
-        if payload.len() != elements * 4 {
+        let elements = if probe { 0 } else { self.config.chunk_elements(header.collective.dtype) };
+        if packet.elements() != elements {
             return Err(Reason::ChunkLength);
+        }
+        let bfloat16 = match header.collective.wire_dtype {
+            WireDtype::Bfloat16 => bfloat16_payload(payload),
+            WireDtype::Int32 => None,
+        };
+        if bfloat16.is_some_and(|(exponent, _)| exponent != slot.exponent.bits()) {
+            return Err(Reason::Exponent);
         }
         if let Phase::Sent { since } = slot.phase {
             // A probe is small and finds empty queues: it tells nothing of a window of full packets.
@@ -350,11 +358,15 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
         let mut finished = None;
         if !probe {
             let workers = u32::from(self.config.workers);
-            let scale = Scale::new(slot.exponent, workers);
             let op = place.collective().op;
             let range = place.range();
-            place.elements().dequantize(range, payload, &scale, workers, op);
-            let at = index.index() * usize::from(self.config.elements) * 4;
+            if let Some((_, sums)) = bfloat16 {
+                place.elements().decode(range, sums, workers, op);
+            } else {
+                let scale = Scale::new(slot.exponent, workers);
+                place.elements().dequantize(range, payload, &scale, workers, op);
+            }
+            let at = index.index() * self.config.payload_bytes_max();
             self.last_payloads[at..at + payload.len()].copy_from_slice(payload);
             slot.chunk += u64::from(self.config.slots);
             finished = place.finish_chunk(now);
@@ -397,7 +409,6 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
 
     /// Writes the slot's packet into `run` if it fits; `None` when it belongs to another train.
     fn write(&mut self, now: Instant, index: SlotIndex, run: &mut Run, train: &mut [u8]) -> Option<()> {
-        let elements = usize::from(self.config.elements);
         let slot = self.slots[index.index()];
         let mut preamble = Preamble {
             kind: Kind::Update,
@@ -408,13 +419,14 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
         };
         if slot.phase == Phase::Restoring {
             let header = slot.last?;
-            let elements_sent = if slot.last_has_payload { elements } else { 0 };
-            if !run.takes(elements_sent, train.len()) {
+            let Collective { dtype, wire_dtype, .. } = header.collective;
+            let elements_sent = if slot.last_has_payload { self.config.chunk_elements(dtype) } else { 0 };
+            if !run.takes(wire_dtype, elements_sent, train.len()) {
                 return None;
             }
             preamble.kind = Kind::Restore;
-            let at = index.index() * elements * 4;
-            let last = &self.last_payloads[at..at + elements_sent * 4];
+            let at = index.index() * self.config.payload_bytes_max();
+            let last = &self.last_payloads[at..at + wire_dtype.payload_bytes(elements_sent)];
             let part = &mut train[run.bytes..];
             run.bytes += SlotPacket::write(part, &preamble, &header, elements_sent, |payload| {
                 payload.copy_from_slice(last);
@@ -424,8 +436,8 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
         let place = self.stream.locate(slot.chunk)?;
         let (collective, chunk) = (place.collective(), place.chunk());
         let probe = is_probe(slot.exponent, collective.dtype);
-        let elements_sent = if probe { 0 } else { elements };
-        if !run.takes(elements_sent, train.len()) {
+        let elements_sent = if probe { 0 } else { self.config.chunk_elements(collective.dtype) };
+        if !run.takes(collective.wire_dtype, elements_sent, train.len()) {
             return None;
         }
         let announced = if probe { slot.chunk } else { slot.chunk + u64::from(self.config.slots) };
@@ -438,12 +450,21 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
         };
         let mut place = self.stream.locate(slot.chunk)?;
         place.sent(now);
-        let scale = Scale::new(slot.exponent, u32::from(self.config.workers));
+        let workers = u32::from(self.config.workers);
         let part = &mut train[run.bytes..];
         run.bytes += SlotPacket::write(part, &preamble, &header, elements_sent, |payload| {
-            if !probe {
-                let range = place.range();
-                place.elements().quantize(range, &scale, payload);
+            if probe {
+                return;
+            }
+            let range = place.range();
+            match collective.wire_dtype {
+                WireDtype::Int32 => {
+                    place.elements().quantize(range, &Scale::new(slot.exponent, workers), payload);
+                }
+                WireDtype::Bfloat16 => {
+                    let elements = begin_bfloat16_payload(payload, slot.exponent.bits());
+                    place.elements().encode(range, elements);
+                }
             }
         });
         Some(())

@@ -3,14 +3,15 @@
 use alloc::collections::VecDeque;
 use core::ops::Range;
 use fanin_quant::Exponent;
-use fanin_wire::{Collective, Op};
+use fanin_wire::{Collective, Op, WireDtype};
 
 use crate::{Elements, Instant, Tensor, TensorTimes};
 
 #[derive(Debug)]
 pub(super) struct Stream<T> {
-    /// Elements of a chunk.
-    chunk_elements: usize,
+    /// Elements of a chunk as int32.
+    size_class: usize,
+    wire_dtype: WireDtype,
     /// Unfinished tensors by their first chunk, and finished ones behind an unfinished one.
     entries: VecDeque<Entry<T>>,
     /// Number of the chunk after the last.
@@ -25,6 +26,8 @@ struct Entry<T> {
     /// `None` once finished and given back.
     tensor: Option<T>,
     collective: Collective,
+    /// Elements of a chunk.
+    chunk_elements: usize,
     /// Elements here; `collective` has those of the whole tensor.
     elements: usize,
     first_chunk: u64,
@@ -41,8 +44,8 @@ pub(super) struct Place<'a, T> {
 }
 
 impl<T: Tensor> Stream<T> {
-    pub(super) const fn new(chunk_elements: usize) -> Self {
-        Self { chunk_elements, entries: VecDeque::new(), end: 0, sequence: 0, outstanding: 0 }
+    pub(super) const fn new(size_class: usize, wire_dtype: WireDtype) -> Self {
+        Self { size_class, wire_dtype, entries: VecDeque::new(), end: 0, sequence: 0, outstanding: 0 }
     }
 
     pub(super) const fn end(&self) -> u64 {
@@ -68,11 +71,14 @@ impl<T: Tensor> Stream<T> {
             dtype,
             op,
             elements: u32::try_from(whole).expect("the owner splits tensors of over u32::MAX elements"),
+            wire_dtype: self.wire_dtype.of_tensor(dtype),
         };
-        let chunks = count.div_ceil(self.chunk_elements) as u64;
+        let chunk_elements = collective.wire_dtype.chunk_elements(self.size_class);
+        let chunks = count.div_ceil(chunk_elements) as u64;
         self.entries.push_back(Entry {
             tensor: Some(tensor),
             collective,
+            chunk_elements,
             elements: count,
             first_chunk: self.end,
             chunks_left: chunks,
@@ -120,8 +126,9 @@ impl<T: Tensor> Place<'_, T> {
 
     /// The chunk's elements; the tensor's last chunk may have fewer.
     pub(super) fn range(&self) -> Range<usize> {
-        let begin = self.chunk() as usize * self.stream.chunk_elements;
-        begin..(begin + self.stream.chunk_elements).min(self.stream.entries[self.entry].elements)
+        let entry = &self.stream.entries[self.entry];
+        let begin = self.chunk() as usize * entry.chunk_elements;
+        begin..(begin + entry.chunk_elements).min(entry.elements)
     }
 
     pub(super) fn elements(&mut self) -> Elements<'_> {

@@ -1,5 +1,7 @@
 //! Workers and a switch joined by hand, without loss unless a test makes it.
 
+mod bfloat16;
+
 use alloc::vec;
 use alloc::vec::Vec;
 use fanin_wire::{Generation, JobId, ShardId};
@@ -39,12 +41,17 @@ struct Rack {
 
 impl Rack {
     fn new(workers: u8, slots: u16) -> Self {
+        Self::with_wire_dtype(workers, slots, WireDtype::Int32)
+    }
+
+    fn with_wire_dtype(workers: u8, slots: u16, wire_dtype: WireDtype) -> Self {
         let config = JobConfig {
             id: JobId(1),
             generation: Generation(0),
             workers,
             slots,
             elements: ELEMENTS as u16,
+            wire_dtype,
             shard: ShardId(0),
             resumed: false,
         };

@@ -3,7 +3,7 @@
 
 use fanin_protocol::{JobConfig, RetransmissionConfig};
 use fanin_udp::{Failure, Offload, RawTensor, SwitchConfig, SwitchDriver, WorkerConfig, WorkerDriver};
-use fanin_wire::{Dtype, Generation, JobId, Op, ShardId, WorkerId};
+use fanin_wire::{Dtype, Generation, JobId, Op, ShardId, WireDtype, WorkerId};
 use std::net::{SocketAddr, UdpSocket};
 use std::sync::mpsc::{Receiver, channel};
 
@@ -20,6 +20,7 @@ pub fn job(workers: usize) -> JobConfig {
         workers: workers as u8,
         slots: 16,
         elements: 256,
+        wire_dtype: WireDtype::Int32,
         shard: ShardId(0),
         resumed: false,
     }
@@ -29,7 +30,18 @@ impl Cluster {
     pub fn start(workers: usize, shards: usize, offload: Offload) -> Self {
         let listen = SocketAddr::from(([127, 0, 0, 1], 0));
         let switch = SwitchDriver::bind_with_offload(SwitchConfig { listen, shards }, offload).unwrap();
-        let job = job(workers);
+        Self::join(switch, job(workers), workers, shards, offload)
+    }
+
+    /// A job whose floats travel as bfloat16.
+    pub fn start_bfloat16(workers: usize, shards: usize) -> Self {
+        let listen = SocketAddr::from(([127, 0, 0, 1], 0));
+        let switch = SwitchDriver::bind(SwitchConfig { listen, shards }).unwrap();
+        let job = JobConfig { wire_dtype: WireDtype::Bfloat16, ..job(workers) };
+        Self::join(switch, job, workers, shards, Offload::Detect)
+    }
+
+    fn join(switch: SwitchDriver, job: JobConfig, workers: usize, shards: usize, offload: Offload) -> Self {
         switch.add_job(job).unwrap();
         let worker = |rank| worker(job, rank, switch.local_addr(), shards, offload);
         Self { workers: (0..workers).map(worker).collect(), switch, job }

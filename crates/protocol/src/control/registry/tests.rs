@@ -36,6 +36,7 @@ fn ask(job: &str, rank: u32, world_size: u32) -> JoinRequest {
         rtt: Duration::from_micros(50),
         patience: SECOND * 120,
         wire_version: VERSION,
+        wire_dtype: WireDtype::Int32,
         resume: None,
     }
 }
@@ -82,6 +83,7 @@ fn ranks_wait_until_the_last_one_comes_and_all_get_the_same_admission() {
         world_size: 3,
         slots: 64,
         elements: 352,
+        wire_dtype: WireDtype::Int32,
         shards: 1,
         resumed: false,
         restore: vec![],
@@ -134,7 +136,9 @@ fn each_refusal_has_its_cause() {
     assert_eq!(refused(slots(16385, 1)), Refusal::SlotsOutOfRange { asked: 16385 });
     assert_eq!(refused(slots(65, 1)), Refusal::SlotsMismatch { rank: 1, asked: 65, job_has: 64 });
     let mtu = JoinRequest { mtu: 1103, ..ask("b", 0, 1) };
-    assert_eq!(refused(mtu), Refusal::MtuTooSmall { mtu: 1103, need: 1104 });
+    assert_eq!(refused(mtu.clone()), Refusal::MtuTooSmall { mtu: 1103, need: 1104 });
+    let bfloat16 = JoinRequest { wire_dtype: WireDtype::Bfloat16, mtu: 1107, ..mtu };
+    assert_eq!(refused(bfloat16), Refusal::MtuTooSmall { mtu: 1107, need: 1108 });
     assert_eq!(registry.jobs().count(), 1, "a refusal leaves nothing behind");
 }
 
@@ -151,6 +155,40 @@ fn a_job_beyond_the_pool_is_refused_for_all_its_ranks_with_asked_and_free() {
     assert_eq!(registry.jobs().count(), 1, "the gathering is gone, so that the ranks may ask for less");
     let message = reason.to_string();
     assert!(message.contains("asks for 2000 slots") && message.contains("1920 free"), "{message}");
+}
+
+#[test]
+fn ranks_that_disagree_on_the_wire_dtype_are_all_told_the_same() {
+    let mut registry = registry();
+    let bfloat16 = |rank| JoinRequest { wire_dtype: WireDtype::Bfloat16, ..ask("a", rank, 4) };
+    registry.join(at(0), bfloat16(3));
+    registry.join(at(0), bfloat16(1));
+    let decision = registry.join(at(0), ask("a", 2, 4));
+    let (asked, job_has) = (WireDtype::Int32, WireDtype::Bfloat16);
+    let reason = Refusal::WireDtypeMismatch { rank: 2, asked, other_rank: 1, job_has };
+    let tickets = vec![Ticket(1), Ticket(0), Ticket(2)];
+    assert_eq!(decision, JoinDecision::Complete { ticket: Ticket(2), tickets, outcome: Err(reason) });
+    assert_eq!(registry.jobs().count(), 0, "the gathering is gone");
+    let message = reason.to_string();
+    assert!(
+        message.starts_with("rank 2 asks for wire dtype int32, rank 1 for bfloat16; set the same"),
+        "{message}"
+    );
+}
+
+#[test]
+fn a_job_of_bfloat16_takes_its_accumulators_from_the_pool_and_gives_them_back() {
+    let mut registry = registry();
+    let request = JoinRequest { wire_dtype: WireDtype::Bfloat16, ..ask("a", 0, 1) };
+    let decision = registry.join(at(0), request);
+    let JoinDecision::Complete { outcome: Ok(admission), .. } = decision else { panic!("{decision:?}") };
+    assert_eq!((admission.elements, admission.wire_dtype), (352, WireDtype::Bfloat16));
+    // 64 slots of 704 elements, which count as three slots of 256 each.
+    assert_eq!(registry.pool(), Pool { slots: 2048, free: 2048 - 192 });
+    let state = registry.jobs().next().map(|view| view.state);
+    assert!(matches!(state, Some(JobState::Running { wire_dtype: WireDtype::Bfloat16, .. })), "{state:?}");
+    registry.leave(admission.job, WorkerId(0));
+    assert_eq!(registry.pool().free, 2048);
 }
 
 #[test]
@@ -380,7 +418,7 @@ fn a_limit_of_zero_is_refused_at_construction() {
 
 #[derive(Clone, Debug)]
 enum Operation {
-    Join { job: u8, rank: u32, world_size: u32, slots: u16 },
+    Join { job: u8, rank: u32, world_size: u32, slots: u16, wire_dtype: WireDtype },
     Resume { job: u8, rank: u32, world_size: u32, completed: [u32; 2] },
     Withdraw { ticket: u64 },
     Heartbeat { job: usize, rank: u8 },
@@ -391,8 +429,8 @@ enum Operation {
 
 fn operation() -> impl Strategy<Value = Operation> {
     prop_oneof![
-        6 => (0_u8..5, 0_u32..4, 1_u32..4, 1_u16..1000)
-            .prop_map(|(job, rank, world_size, slots)| Operation::Join { job, rank, world_size, slots }),
+        6 => (0_u8..5, 0_u32..4, 1_u32..4, 1_u16..1000, prop::sample::select(WireDtype::ALL.to_vec()))
+            .prop_map(|(job, rank, world_size, slots, wire_dtype)| Operation::Join { job, rank, world_size, slots, wire_dtype }),
         4 => (0_u8..5, 0_u32..4, 1_u32..4, prop::array::uniform2(0_u32..3))
             .prop_map(|(job, rank, world_size, completed)| Operation::Resume { job, rank, world_size, completed }),
         1 => (0_u64..60).prop_map(|ticket| Operation::Withdraw { ticket }),
@@ -410,7 +448,7 @@ fn job_name(job: u8) -> &'static str {
 /// Slots that the running jobs hold, counted anew.
 fn held(registry: &Registry) -> u32 {
     let units = |view: JobView<'_>| match view.state {
-        JobState::Running { slots, elements, .. } => pool_units(slots, elements),
+        JobState::Running { slots, elements, wire_dtype, .. } => pool_units(slots, elements, wire_dtype),
         _ => 0,
     };
     registry.jobs().map(units).sum()
@@ -428,8 +466,8 @@ proptest! {
         for operation in operations {
             let mut answered: Vec<Ticket> = Vec::new();
             let request = match operation {
-                Operation::Join { job, rank, world_size, slots } => {
-                    Some(JoinRequest { slots: Some(slots), ..ask(job_name(job), rank, world_size) })
+                Operation::Join { job, rank, world_size, slots, wire_dtype } => {
+                    Some(JoinRequest { slots: Some(slots), wire_dtype, ..ask(job_name(job), rank, world_size) })
                 }
                 Operation::Resume { job, rank, world_size, completed } => {
                     Some(JoinRequest { job: job_name(job).into(), ..resuming(rank, world_size, &completed) })
@@ -441,7 +479,13 @@ proptest! {
                     match registry.join(now, request.expect("made above")) {
                         JoinDecision::Waiting(ticket) => waiting.push(ticket),
                         JoinDecision::Complete { ticket, tickets, outcome } => {
-                            prop_assert_eq!(tickets.len() as u32, world_size);
+                            match outcome {
+                                // Not all of them need be there to see that they cannot agree.
+                                Err(Refusal::WireDtypeMismatch { .. }) => {
+                                    prop_assert!((2..=world_size).contains(&(tickets.len() as u32)));
+                                }
+                                _ => prop_assert_eq!(tickets.len() as u32, world_size),
+                            }
                             waiting.push(ticket);
                             answered.extend(tickets);
                             if let Ok(admission) = outcome {

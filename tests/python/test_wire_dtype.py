@@ -1,0 +1,213 @@
+"""Floats that travel as bfloat16: how far off the sums are, and who decides that they do."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import fanin
+import fanin.torch
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from conftest import Launch
+from fanin._environment import wire_dtype
+from ranks import Failure, Me
+from test_all_reduce import FLOATS, values
+from torch._C import _distributed_c10d as c10d
+
+# Elements of a chunk, by the path's MTU.
+CHUNK_MIN = 512
+CHUNK_MAX = 4096
+LENGTHS = [1, 511, 512, 513, 100_003]
+# Unit roundoffs: of a contribution; of a sum, which is rounded to float32 first; of what a worker
+# makes of it, divided in float32 and rounded to its own dtype.
+CONTRIBUTION = 2.0**-8
+SUM = 2.0**-8 + 2.0**-23
+
+
+def error_bound(parts: list[torch.Tensor], divisor: int) -> torch.Tensor:
+    """docs/protocols/switchml.md, "Floats as bfloat16", in float64."""
+    n = len(parts)
+    exact = torch.stack(parts).double()
+    log2_n = (n - 1).bit_length()
+    # 2^m is at most twice the largest magnitude, and 2^-k = 2^(m + ceil(log2 n) - 30).
+    unit = 2 * exact.abs().max() * 2.0 ** (log2_n - 30)
+    contributions = CONTRIBUTION * exact.abs().sum(0) + n * unit / 2
+    off = contributions + SUM * (exact.sum(0).abs() + contributions)
+    own = 2.0 ** -FLOATS[parts[0].dtype] + 2.0**-24
+    size = exact.sum(0).abs() + off
+    smallest = 2.0**-25 if parts[0].dtype == torch.float16 else 0.0
+    return (off + own * size) / divisor + smallest
+
+
+def reduce(me: Me, dtype: torch.dtype, average: bool) -> list[torch.Tensor]:
+    me.init(pg_options=fanin.torch.Options(wire_dtype="bfloat16"))
+    op = dist.ReduceOp.AVG if average else dist.ReduceOp.SUM
+    tensors = [values(dtype, length, me.rank) for length in LENGTHS]
+    for tensor in tensors:
+        dist.all_reduce(tensor, op=op)
+    return tensors
+
+
+@pytest.mark.parametrize("average", [False, True], ids=["sum", "avg"])
+@pytest.mark.parametrize("dtype", [*FLOATS, torch.int32], ids=str)
+def test_every_dtype_is_within_the_bound_and_the_same_on_all_ranks(
+    launch: Launch, dtype: torch.dtype, average: bool
+) -> None:
+    world_size = 3
+    by_rank = launch(reduce, world_size, dtype, average).results()
+    for index, length in enumerate(LENGTHS):
+        parts = [values(dtype, length, rank) for rank in range(world_size)]
+        result = by_rank[0][index]
+        for other in by_rank[1:]:
+            assert torch.equal(result, other[index])  # bit-identical
+        if dtype == torch.int32:
+            exact = torch.stack(parts).sum(0)  # in int64
+            if average:
+                exact = torch.div(exact, world_size, rounding_mode="trunc")
+            assert torch.equal(result.long(), exact)
+            continue
+        divisor = world_size if average else 1
+        exact = torch.stack(parts).double().sum(0) / divisor
+        off = (result.double() - exact).abs()
+        assert (off <= error_bound(parts, divisor)).all()
+        if length > 1000 and dtype == torch.float32:
+            assert (off > 2.0**-10 * exact.abs()).any(), "it did not travel as bfloat16"
+
+
+def special(me: Me) -> list[float]:
+    with fanin.connect(
+        job="wire-special", rank=me.rank, world_size=me.world_size, wire_dtype="bfloat16"
+    ) as group:
+        array = np.ones(2 * CHUNK_MAX, np.float32)
+        if me.rank == 0:
+            array[:4] = np.nan, np.inf, -np.inf, np.inf
+        if me.rank == 1:
+            array[3] = -np.inf
+        group.all_reduce(array)
+        assert not np.isfinite(array[:CHUNK_MIN]).any(), "no silent garbage in a poisoned block"
+        assert (array[CHUNK_MAX:] == 2).all()
+        largest = np.full(3, np.finfo(np.float32).max, np.float32)
+        group.all_reduce(largest, "avg")
+        assert np.isinf(largest).all(), "the sum is out of range, as stated"
+        difference = np.full(3, (-1) ** me.rank * np.finfo(np.float32).max, np.float32)
+        assert (group.all_reduce(difference) == 0).all()
+        return [float(x) for x in array[:4]]
+
+
+def test_nan_and_infinity_reach_every_rank(launch: Launch) -> None:
+    for first in launch(special, 2).results():
+        assert np.isnan(first[0])
+        assert first[1:3] == [np.inf, -np.inf]
+        assert np.isnan(first[3])
+
+
+def on_switch(switch: str, job: str) -> str:
+    command = [sys.executable, "-m", "fanin", "status", "--switch", switch, "--json"]
+    report = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+    (found,) = (entry["wire_dtype"] for entry in report["jobs"] if job in entry["job"])
+    return str(found)
+
+
+def test_an_argument_goes_before_the_environment_and_that_before_the_default(
+    switch: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def connected(job: str, **arguments: Any) -> str:
+        with fanin.connect(switch, job=job, rank=0, world_size=1, **arguments):
+            return on_switch(switch, job)
+
+    monkeypatch.delenv("FANIN_WIRE_DTYPE", raising=False)
+    assert connected("wire-default") == "int32"
+    assert connected("wire-argument", wire_dtype="bfloat16") == "bfloat16"
+    monkeypatch.setenv("FANIN_WIRE_DTYPE", "bfloat16")
+    assert connected("wire-environment") == "bfloat16"
+    assert connected("wire-before-environment", wire_dtype="int32") == "int32"
+    assert fanin.torch.Options().wire_dtype == "bfloat16"
+    assert fanin.torch.Options(wire_dtype="int32").wire_dtype == "int32"
+    monkeypatch.setenv("FANIN_WIRE_DTYPE", "")
+    assert wire_dtype() == "int32"
+
+
+def test_what_is_no_wire_dtype_is_refused_with_the_cure(
+    switch: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ValueError, match=r'^wire_dtype is .*\'fp8\'.*"int32" or "bfloat16"$'):
+        fanin.connect(switch, job="wire-bad", rank=0, world_size=1, wire_dtype="fp8")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"^wire_dtype is ''"):
+        fanin.torch.Options(wire_dtype="")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"one of int32 and bfloat16"):
+        fanin._fanin.Client(switch, "wire-bad", 0, 1, wire_dtype="fp8")  # type: ignore[arg-type]
+    monkeypatch.setenv("FANIN_WIRE_DTYPE", "float16")
+    with pytest.raises(ValueError, match=r"^FANIN_WIRE_DTYPE is 'float16'"):
+        fanin.connect(switch, job="wire-bad", rank=0, world_size=1)
+
+
+def groups(me: Me) -> dict[str, str]:
+    """The wire dtype of each group's job, as the switch has it."""
+    os.environ["FANIN_WIRE_DTYPE"] = "bfloat16"
+    me.init()
+    int32: Any = dist.new_group(pg_options=fanin.torch.Options(wire_dtype="int32"))
+    split: Any = dist.split_group(int32, [[0, 1]])
+    explicit: Any = dist.split_group(
+        int32, [[0, 1]], pg_options=fanin.torch.Options(wire_dtype="bfloat16")
+    )
+    found = {}
+    for name, group in (
+        ("default", dist.group.WORLD),
+        ("new", int32),
+        ("split", split),
+        ("explicit", explicit),
+    ):
+        backend: Any = group._get_backend(torch.device("cpu"))  # type: ignore[union-attr]
+        found[name] = on_switch(me.switch, backend._channel._client.job)
+    dist.barrier()
+    return found
+
+
+def test_each_group_has_its_own_options(launch: Launch) -> None:
+    expected = {"default": "bfloat16", "new": "int32", "split": "int32", "explicit": "bfloat16"}
+    assert launch(groups, 2).results() == [expected, expected]
+
+
+def foreign(me: Me) -> None:
+    me.init(pg_options=c10d.Backend.Options("gloo"))
+
+
+def test_options_of_another_backend_are_refused_with_the_cure(launch: Launch) -> None:
+    ranks = launch(foreign, 1)
+    outcome = ranks.outcome(0)
+    assert isinstance(outcome, Failure)
+    assert outcome.kind == "TypeError"
+    assert "fanin.torch.Options" in outcome.message
+
+
+def differs(me: Me, how: str) -> None:
+    dtype: Any = ["int32", "bfloat16"][me.rank]
+    if how == "environment":
+        os.environ["FANIN_WIRE_DTYPE"] = dtype
+        me.init()
+    elif how == "options":
+        me.init(pg_options=fanin.torch.Options(wire_dtype=dtype))
+    else:
+        me.init("gloo")
+        fanin.torch.HookState(wire_dtype=dtype)
+
+
+@pytest.mark.parametrize("how", ["environment", "options", "hook"])
+def test_ranks_that_disagree_all_get_the_same_clear_error(launch: Launch, how: str) -> None:
+    ranks = launch(differs, 2, how)
+    outcomes = [ranks.outcome(rank) for rank in range(2)]
+    for outcome in outcomes:
+        assert isinstance(outcome, Failure)
+        assert outcome.kind == "WireDtypeMismatch", outcome.text
+    messages = {outcome.message for outcome in outcomes}
+    assert len(messages) == 1
+    (message,) = messages
+    assert "rank 0" in message
+    assert "rank 1" in message
+    assert "FANIN_WIRE_DTYPE" in message
