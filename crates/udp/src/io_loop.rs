@@ -11,6 +11,10 @@ use std::ops::ControlFlow;
 /// more answers into one train; but a worker whose answer waits has its window closed meanwhile.
 const ROUND_BYTES: usize = 16 * TRAIN_BYTES;
 
+/// What a packet counts at least in a round. An empty datagram costs as much time as a full one: a stranger who sends them as
+/// fast as they are read would else keep the thread from its answers, its timers and its commands.
+const PACKET_BYTES_MIN: usize = 1024;
+
 /// Attempts to receive before the thread sleeps, where there are cores to spare. An attempt costs about half a microsecond,
 /// to sleep and be woken several: a peer that answers at once is heard awake.
 const SPINS: usize = 16;
@@ -87,7 +91,7 @@ fn receive<S: Shard>(
         let now = clock.now();
         let machine = shard.machine();
         let received = socket.receive(buffers, |peer, packet| {
-            bytes += packet.len();
+            bytes += packet.len().max(PACKET_BYTES_MIN);
             if !matches!(machine.handle_packet(now, peer, packet), Verdict::Drop(_)) {
                 counted += 1;
             }
@@ -128,5 +132,63 @@ fn sleep<C>(timeout: Option<Instant>, socket: &mut TrainSocket, mailbox: &Mailbo
     let _ = poll(&mut fds, timeout.as_ref());
     if fds[1].revents().contains(PollFlags::IN) {
         mailbox.silence();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Offload;
+    use crate::socket::{bind, connect};
+    use fanin_protocol::{Reason, Transmit};
+    use std::net::{Ipv4Addr, SocketAddr};
+
+    /// Counts packets, and drops them.
+    struct Counter(usize);
+
+    impl Endpoint for Counter {
+        type Address = Peer;
+        type Event = ();
+
+        fn handle_packet(&mut self, _: Instant, _: Peer, _: &[u8]) -> Verdict {
+            self.0 += 1;
+            Verdict::Drop(Reason::Malformed)
+        }
+        fn handle_timeout(&mut self, _: Instant) {}
+        fn poll_transmit(&mut self, _: Instant, _: &mut [u8]) -> Option<Transmit<'_, Peer>> {
+            None
+        }
+        fn poll_event(&mut self) -> Option<()> {
+            None
+        }
+        fn poll_timeout(&self) -> Option<Instant> {
+            None
+        }
+    }
+
+    impl Shard for Counter {
+        type Machine = Self;
+        type Command = ();
+
+        fn machine(&mut self) -> &mut Self {
+            self
+        }
+        fn command(&mut self, (): (), _: &mut TrainSocket) -> ControlFlow<()> {
+            ControlFlow::Continue(())
+        }
+        fn event(&mut self, (): ()) {}
+    }
+
+    #[test]
+    fn a_round_ends_however_small_the_packets_are() {
+        const SENT: usize = 4 * ROUND_BYTES / PACKET_BYTES_MIN;
+        let (mut sockets, address) = bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), 1).unwrap();
+        let mut server = TrainSocket::new(sockets.remove(0), Offload::Detect).unwrap();
+        let mut client = TrainSocket::new(connect(address).unwrap(), Offload::Detect).unwrap();
+        client.send(address.into(), &[0; SENT], 1);
+        let (mut counter, mut buffers) = (Counter(0), ReceiveBuffers::new());
+        assert!(receive(&mut counter, &mut server, &mut buffers, Clock));
+        // A round ends between two system calls, of which each takes a few trains of at most 128 packets.
+        assert!((1..SENT / 2).contains(&counter.0), "{} of {SENT} packets in one round", counter.0);
     }
 }

@@ -247,3 +247,26 @@ impl Shard for SwitchShard {
         let _ = self.events.send((job, reason));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn progress_is_summed_over_the_shards() {
+        let shard = |number: u32| {
+            let mut shard = JobProgress {
+                slots_in_use: number,
+                waiting_for: [0; 64],
+                completed: 10 * u64::from(number),
+                retransmitted: 100 * u64::from(number),
+                lateness: [Duration::ZERO; 64],
+            };
+            shard.waiting_for[63] = number;
+            shard.lateness[2] = Duration::from_nanos(number.into());
+            shard
+        };
+        assert_eq!(add_progress(shard(3), shard(4)), shard(7));
+    }
+}

@@ -293,3 +293,44 @@ impl std::fmt::Debug for Jobs {
         f.debug_struct("Jobs").field("driver", &self.driver).finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fanin_udp::SwitchConfig;
+
+    #[test]
+    fn a_round_trip_is_kept_for_a_rank_of_a_job_and_goes_with_the_job() {
+        let driver =
+            SwitchDriver::bind(SwitchConfig { listen: ([127, 0, 0, 1], 0).into(), shards: 1 }).unwrap();
+        let events = driver.events().unwrap();
+        let registry = Registry::new(RegistryConfig::default(), Box::new(|| 7)).unwrap();
+        let jobs = Jobs::new(registry, driver, events);
+        let request = JoinRequest {
+            job: "job".into(),
+            rank: 0,
+            world_size: 1,
+            slots: Some(1),
+            mtu: 1500,
+            rate_bps: None,
+            rtt: Duration::ZERO,
+            wire_dtype: fanin_wire::WireDtype::Int32,
+            patience: Duration::from_secs(1),
+            wire_version: fanin_wire::VERSION,
+            resume: None,
+        };
+        let Joined::Done(Ok(Admission { job, generation, .. })) = jobs.join(request) else {
+            panic!("not admitted")
+        };
+        let trip = Some(Duration::from_micros(50));
+        for (job, rank) in [(job, 0), (job, 1), (JobId(8), 0)] {
+            jobs.heartbeat(job, WorkerId(rank), generation, trip);
+        }
+        jobs.heartbeat(job, WorkerId(0), generation, None);
+        let expected = HashMap::from([(job, BTreeMap::from([(WorkerId(0), Duration::from_micros(50))]))]);
+        assert_eq!(jobs.lock().round_trips, expected);
+        jobs.leave(job, WorkerId(0));
+        jobs.heartbeat(job, WorkerId(0), generation, trip);
+        assert!(jobs.lock().round_trips.is_empty());
+    }
+}

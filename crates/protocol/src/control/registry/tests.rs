@@ -139,6 +139,12 @@ fn each_refusal_has_its_cause() {
     assert_eq!(refused(mtu.clone()), Refusal::MtuTooSmall { mtu: 1103, need: 1104 });
     let bfloat16 = JoinRequest { wire_dtype: WireDtype::Bfloat16, mtu: 1107, ..mtu };
     assert_eq!(refused(bfloat16), Refusal::MtuTooSmall { mtu: 1107, need: 1108 });
+    // What it remembers is not cut anew for a path that became narrower.
+    let bfloat16 = JoinRequest { wire_dtype: WireDtype::Bfloat16, mtu: 1491, ..resuming(0, 1, &[1]) };
+    assert_eq!(
+        refused(JoinRequest { job: "b".into(), ..bfloat16 }),
+        Refusal::MtuTooSmall { mtu: 1491, need: 1492 }
+    );
     assert_eq!(registry.jobs().count(), 1, "a refusal leaves nothing behind");
 }
 
@@ -189,6 +195,20 @@ fn a_job_of_bfloat16_takes_its_accumulators_from_the_pool_and_gives_them_back() 
     assert!(matches!(state, Some(JobState::Running { wire_dtype: WireDtype::Bfloat16, .. })), "{state:?}");
     registry.leave(admission.job, WorkerId(0));
     assert_eq!(registry.pool().free, 2048);
+}
+
+#[test]
+fn a_chunk_of_bfloat16_leaves_room_for_its_exponent_on_the_path() {
+    let mut registry = registry();
+    let mut elements = |mtu, wire_dtype, name: &str| {
+        let request = JoinRequest { mtu, wire_dtype, ..ask(name, 0, 1) };
+        let decision = registry.join(at(0), request);
+        let JoinDecision::Complete { outcome: Ok(admission), .. } = decision else { panic!("{decision:?}") };
+        admission.elements
+    };
+    assert_eq!(elements(1491, WireDtype::Int32, "a"), 352);
+    assert_eq!(elements(1491, WireDtype::Bfloat16, "b"), 256);
+    assert_eq!(elements(1492, WireDtype::Bfloat16, "c"), 352);
 }
 
 #[test]
