@@ -16,7 +16,14 @@ import torch
 from fanin import _fanin
 from fanin.errors import AllReduceTimeout
 from fanin.torch.copies import Copies, Mark
-from fanin.torch.work import AllReduceWork, TensorsFuture, hinted, seconds, value_of
+from fanin.torch.work import (
+    AllReduceWork,
+    TensorsFuture,
+    each_once,
+    hinted,
+    seconds,
+    value_of,
+)
 
 # How long a wait that has run out of time asks whom the network waits for, in seconds.
 A_MOMENT = 1e-3
@@ -99,6 +106,7 @@ class StagedWork(AllReduceWork):
         try:
             if self._error is None:
                 for compact, target in self._strided:
+                    target, compact = each_once(target, compact)
                     self._copies.copy_in(compact, target)
             for device in self._marks:
                 self._marks[device] = self._copies.arrived(device)

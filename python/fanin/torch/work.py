@@ -244,6 +244,19 @@ def hinted(error: Exception) -> Exception:
     return AllReduceTimeout(f"{error.message}, {hint}", **fields)
 
 
+def each_once(
+    target: torch.Tensor, compact: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the parts of a tensor and of its sum with which to write each element once.
+
+    An expanded tensor has one element under many indices, and all of them have the same sum.
+    """
+    for dimension, stride in enumerate(target.stride()):
+        if stride == 0 and target.shape[dimension] > 1:
+            target, compact = target.narrow(dimension, 0, 1), compact.narrow(dimension, 0, 1)
+    return target, compact
+
+
 def value_of(future: TensorsFuture) -> Tensors:
     """Return the value: for `then`, as a callback that raises is an error that DDP survives."""
     return future.value()
