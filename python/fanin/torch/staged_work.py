@@ -14,7 +14,7 @@ from datetime import timedelta
 import torch
 
 from fanin import _fanin
-from fanin.errors import AllReduceTimeout
+from fanin.errors import AllReduceTimeout, FaninError
 from fanin.torch.copies import Copies, Mark
 from fanin.torch.work import (
     AllReduceWork,
@@ -170,15 +170,19 @@ class StagedWork(AllReduceWork):
 
 def _out_of_time(limit: float, pending: _fanin.Pending | None) -> AllReduceTimeout:
     """Say why only this wait ran out of time; the all-reduce may still complete."""
-    message = f"an all_reduce of device tensors was not over after {limit:g} s"
+    said = f"an all_reduce of device tensors was not over after {limit:g} s"
     if pending is None:
-        return AllReduceTimeout(f"{message}; nothing of it has left the device yet")
-    missing: list[int] = []
+        return AllReduceTimeout(f"{said}; nothing of it has left the device yet", waited=limit)
     try:
         pending.wait(A_MOMENT)
-    except AllReduceTimeout as error:
-        missing = error.missing_ranks
-    except Exception:  # it failed meanwhile: the next wait tells
-        pass
-    names = ", ".join(map(str, missing)) or "none that the switch knows of"
-    return AllReduceTimeout(f"{message}; ranks not heard from: {names}", missing_ranks=missing)
+    except FaninError as error:  # it names the segment; if that has failed, the next wait tells
+        missing: list[int] = getattr(error, "missing_ranks", [])
+        names = ", ".join(map(str, missing)) or "none that the switch knows of"
+        return AllReduceTimeout(
+            f"{said} (switch {error.switch}); ranks not heard from: {names}",
+            missing_ranks=missing,
+            tensor=error.tensor,
+            switch=error.switch,
+            waited=limit,
+        )
+    return AllReduceTimeout(f"{said}; all that has left the device is summed", waited=limit)
