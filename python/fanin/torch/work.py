@@ -244,9 +244,7 @@ def hinted(error: Exception) -> Exception:
     return AllReduceTimeout(f"{error.message}, {hint}", **fields)
 
 
-def each_once(
-    target: torch.Tensor, compact: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+def each_once(target: torch.Tensor, compact: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the parts of a tensor and of its sum with which to write each element once.
 
     An expanded tensor has one element under many indices, and all of them have the same sum.
