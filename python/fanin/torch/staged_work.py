@@ -22,7 +22,6 @@ from fanin.torch.work import (
     each_once,
     hinted,
     seconds,
-    value_of,
 )
 
 # How long a wait that has run out of time asks whom the network waits for, in seconds.
@@ -129,7 +128,8 @@ class StagedWork(AllReduceWork):
         except Exception as error:  # the device's; a future that nobody completes would hang
             if future.done():
                 raise
-            future.set_exception(error)  # type: ignore[arg-type]  # the stub is wrong
+            self._error = error
+            future.set_result([])  # `_outcome` raises
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Block the host until the network is done, and the current stream until the sum is there.
@@ -149,8 +149,7 @@ class StagedWork(AllReduceWork):
             for device, mark in self._marks.items():
                 self._copies.block_stream(device, mark)
         finally:
-            if self._error is not None:
-                raise self._error
+            self._raise_failure()
         return True
 
     def _make_future(self) -> TensorsFuture:
@@ -161,7 +160,7 @@ class StagedWork(AllReduceWork):
             settled = self._settled
         if settled:
             self.deliver()
-        return future.then(value_of)
+        return future.then(self._outcome)
 
     def is_completed(self) -> bool:
         """Whether the sum is in the tensors, for streams that did not wait as well."""
