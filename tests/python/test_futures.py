@@ -16,7 +16,7 @@ import torch.distributed as dist
 from conftest import Launch
 from fanin import _fanin, errors
 from fanin.torch.channel import Channel
-from ranks import Me, wait_until
+from ranks import DEADLINE, Me, wait_until
 
 Future = torch.futures.Future
 
@@ -301,3 +301,19 @@ def failures(me: Me) -> None:
 def test_a_failed_all_reduce_keeps_nothing_of_the_program(launch: Launch) -> None:
     """The error's traceback has the program's frames, and these have the work and the future."""
     launch(failures, 2).results()
+
+
+def test_a_channel_may_be_closed_by_the_garbage_collector_wherever_that_runs(switch: str) -> None:
+    channel = Channel(_fanin.Client(switch, "collected", 0, 1))
+    channel.all_reduce([torch.ones(3)], average=False, notify=True).wait()
+    completions = channel._completions
+    assert completions is not None
+
+    def collect() -> None:
+        with completions._lock:
+            channel.close()
+
+    thread = threading.Thread(target=collect, daemon=True)
+    thread.start()
+    thread.join(DEADLINE)
+    assert not thread.is_alive()
