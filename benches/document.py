@@ -109,10 +109,11 @@ def _head(measured: Measured) -> str:
         told = "**Quick: tiny sizes, to see that it runs. Nothing here is about speed.**\n\n"
     elif measured.only is not None:
         told = f"**Only the rows with `{measured.only}`.**\n\n"
+    kernel = machine["kernel"].partition("-")[0]  # what follows names somebody's build of it
     changed = " with uncommitted changes" if dirty else ""
     return f"""\
 {told}`make bench` at commit `{commit[:12]}`{changed}, {where["began"]}.
-{machine["cpu"]}, {machine["cores"]} cores, {machine["kernel"]}, load average before {load};
+{machine["cpu"]}, {machine["cores"]} cores, {kernel}, load average before {load};
 fanin {versions["fanin"]}, torch {versions["torch"]}, Python {versions["python"]}.
 
 Rounds: {len(measured.rounds)}, each of all commands, forwards and backwards by turns, so that what

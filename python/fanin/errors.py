@@ -13,7 +13,10 @@ from typing import NamedTuple
 
 
 class Tensor(NamedTuple):
-    """Which all-reduce of a job an error is about: every rank calls the same one by its number."""
+    """Which all-reduce of a job an error is about: every rank calls the same one by its number.
+
+    Of a CUDA tensor it is a segment, which is an all-reduce of its own.
+    """
 
     number: int
     """Its number among the job's (a torch group's) all-reduces, from 0; empty tensors count."""
@@ -31,7 +34,7 @@ class FaninError(RuntimeError):
 
     tensor: Tensor | None = None
     """The all-reduce that this error ended. A timeout's message also names one before it, which was
-    waited for, if there is one."""
+    waited for, if there is one. None where nothing of it was on the network."""
     switch: str | None = None
     """The switch, as "host:port"."""
     waited: float | None = None

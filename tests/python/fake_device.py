@@ -111,6 +111,8 @@ class FakeDevice:
     def copy_in(self, source: torch.Tensor, target: torch.Tensor) -> Mark:
         if self.fail_copies_in:
             raise RuntimeError("the device is broken")
+        # Torch's copies refuse it when they are queued.
+        assert torch._debug_has_internal_overlap(target) != 1, "an element is written twice"
 
         def operation() -> None:
             _copy(source, target)

@@ -141,6 +141,9 @@ def awkward(me: Me) -> None:
     dist.all_reduce(large[:, ::2])
     assert large[:, ::2].eq(n).all()
     assert large[:, 1::2].eq(1).all()
+    expanded = torch.full((3, 1), me.rank + 1.0, device=device).expand(3, 4)
+    dist.all_reduce(expanded)
+    assert expanded.tolist() == [[n * (n + 1) / 2] * 4] * 3
     whole = torch.zeros(1000, device=device)
     dist.all_reduce(whole[100:200].add_(1))  # an offset into the storage
     assert whole.sum().item() == 100 * n

@@ -13,6 +13,7 @@ import fanin
 import numpy as np
 import pytest
 from conftest import SwitchProcess
+from fanin import _environment
 from ranks import wait_until
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -130,3 +131,15 @@ def test_the_manual_lists_every_metric_with_its_type_and_labels(
         assert labels == series[name], name
     for name in re.findall(r"\bfanin_(?!torch|cli|controller)\w+", text):
         assert name in series, f"{name} in docs/operations.md"
+
+
+def listed_under(heading: str) -> set[str]:
+    """The first column of the manual's table there."""
+    section = (DOCS / "operations.md").read_text().split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    return set(re.findall(r"^\| `(\w+)` \|", section, re.M))
+
+
+def test_the_manual_lists_every_error_and_every_variable() -> None:
+    assert listed_under("Errors") == set(fanin.errors.__all__) - {"Tensor"}
+    variables = {value for name, value in vars(_environment).items() if name.endswith("_VARIABLE")}
+    assert listed_under("Environment") == variables - {_environment.RANK_VARIABLE} | {"FANIN_LOG"}

@@ -161,9 +161,10 @@ def test_ranks_that_never_come_are_named(switch: str) -> None:
         join(switch, "absent", 1, 4, timeout=2)()
     assert caught.value.missing_ranks == [0, 2, 3]
     assert "ranks 0, 2 and 3 did not join" in str(caught.value)
-    assert f"at switch {switch} is incomplete after 2" in str(caught.value)
+    assert f"at switch {switch} is incomplete after " in str(caught.value)
     assert caught.value.switch == switch
-    assert caught.value.waited == pytest.approx(2, abs=1.5)
+    assert caught.value.waited is not None
+    assert caught.value.waited > 1.9
     assert caught.value.tensor is None
 
 
@@ -341,7 +342,7 @@ def test_a_rank_that_does_not_take_part_is_named(switch: str) -> None:
         error = caught.value
         # The one that this error ends, which waited for the one that took too long.
         assert error.tensor == errors.Tensor(1 if elements > 7 else 2, elements, "float32", "avg")
-        assert re.search(r"within 2(\.\d+)? s: .* no contribution of rank 1;", str(error))
+        assert re.search(r"within \d+(\.\d+)? s: .* no contribution of rank 1;", str(error))
         assert ("this ended the average of 7 float32 (all-reduce 2)" in str(error)) == (
             elements == 7
         )

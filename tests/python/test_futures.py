@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -14,7 +16,7 @@ import torch.distributed as dist
 from conftest import Launch
 from fanin import _fanin, errors
 from fanin.torch.channel import Channel
-from ranks import Me, wait_until
+from ranks import DEADLINE, Me, wait_until
 
 Future = torch.futures.Future
 
@@ -267,3 +269,51 @@ def test_destroying_the_group_fails_what_is_outstanding(launch: Launch) -> None:
     assert ranks.result(0) == "closed"
     ranks.tell(1, "go")
     assert ranks.result(1) == "left"
+
+
+class Canary:
+    """Something of the program's that can be watched."""
+
+
+def fail(me: Me, group: Any) -> weakref.ref[Canary]:
+    """A program that catches the error and holds work, future and error until it returns."""
+    canary = Canary()
+    work: Any = dist.all_reduce(torch.ones(3 + me.rank), group=group, async_op=True)
+    future = work.get_future()
+    with pytest.raises(RuntimeError, match="CollectiveMismatch"):
+        future.wait()
+    with pytest.raises(errors.CollectiveMismatch) as first:
+        work.wait()
+    with pytest.raises(errors.CollectiveMismatch) as second:
+        work.wait()
+    assert str(first.value) == str(second.value)
+    assert first.value.tensor == second.value.tensor is not None
+    return weakref.ref(canary)
+
+
+def failures(me: Me) -> None:
+    me.init()
+    gone = [fail(me, dist.new_group()) for _ in range(3)]
+    gc.collect()
+    assert [ref() for ref in gone] == [None] * 3
+
+
+def test_a_failed_all_reduce_keeps_nothing_of_the_program(launch: Launch) -> None:
+    """The error's traceback has the program's frames, and these have the work and the future."""
+    launch(failures, 2).results()
+
+
+def test_a_channel_may_be_closed_by_the_garbage_collector_wherever_that_runs(switch: str) -> None:
+    channel = Channel(_fanin.Client(switch, "collected", 0, 1))
+    channel.all_reduce([torch.ones(3)], average=False, notify=True).wait()
+    completions = channel._completions
+    assert completions is not None
+
+    def collect() -> None:
+        with completions._lock:
+            channel.close()
+
+    thread = threading.Thread(target=collect, daemon=True)
+    thread.start()
+    thread.join(DEADLINE)
+    assert not thread.is_alive()

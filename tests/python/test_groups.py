@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from conftest import Launch
+from fanin import errors
+from fanin.torch.membership import agree
 from ranks import Me, sums_on_switch
 from torch import nn
+from torch._C._distributed_c10d import FileStore
 from torch.nn.parallel import DistributedDataParallel
 
 
@@ -134,6 +138,13 @@ def by_a_file(me: Me, file: str) -> int:
 
 def test_ranks_that_meet_in_a_file(launch: Launch, tmp_path: Path) -> None:
     assert launch(by_a_file, 2, str(tmp_path / "store")).results() == [3, 3]
+
+
+def test_rank_0_is_named_if_it_does_not_come_to_the_file(tmp_path: Path) -> None:
+    store = FileStore(str(tmp_path / "store"), 2)
+    with pytest.raises(errors.JoinTimeout, match="rank 0 made no job") as caught:
+        agree(store, 1, 2, "", timedelta(milliseconds=100))
+    assert caught.value.missing_ranks == [0]
 
 
 def mixed(me: Me) -> None:

@@ -97,12 +97,11 @@ TASKS = {"digits": (digits, 60), "gpt": (gpt, 40)}
 # switch leaves out of one sum by 1e-3 and 2e-5; sums too large by 1e-5, all of them, by 1e-5
 # (digits; Adam does not see scales).
 #
-# bfloat16: each contribution and the sum are rounded to 8 bits, 2^-8 of an element at most.
-# Gradients so rounded, before and after Gloo's sum, move the curves by 4.4e-4 (digits) and 6.8e-5
-# (gpt).
+# bfloat16: each contribution and each sum are off by up to 2^-8 of themselves. Measured: 4.4e-4
+# (digits, whose momentum carries it on) and 6.8e-5 (gpt); the bounds are twice and four times that.
 BOUNDS: dict[str, dict[str, float]] = {
     "int32": {"digits": 1e-6, "gpt": 1e-6},
-    "bfloat16": {"digits": 1e-3, "gpt": 2e-4},
+    "bfloat16": {"digits": 1e-3, "gpt": 3e-4},
 }
 
 
@@ -117,5 +116,7 @@ def test_the_loss_curves_of_gloo_and_fanin_agree(
     assert sums >= steps
     assert all(fanin == ours for _, (fanin, _) in results)
     assert gloo[-1] < 0.8 * gloo[0]  # it learns: there is something to compare
+    if wire_dtype == "bfloat16":  # else it did not travel as that
+        assert max(abs(a - b) for a, b in zip(gloo, ours, strict=True)) > BOUNDS["int32"][task]
     for step, (theirs, mine) in enumerate(zip(gloo, ours, strict=True)):
         assert abs(theirs - mine) <= BOUNDS[wire_dtype][task], f"step {step}: {theirs}, {mine}"

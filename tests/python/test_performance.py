@@ -22,7 +22,12 @@ PROGRAM = Path(__file__).parents[2] / "benches" / "performance.py"
 WHERE = {
     "commit": "0123456789abcdef-dirty",
     "began": "2026-01-02T03:04:05+00:00",
-    "machine": {"cpu": "a CPU", "cores": 2, "kernel": "Linux", "load_average": [0.0, 0.0, 0.0]},
+    "machine": {
+        "cpu": "a CPU",
+        "cores": 2,
+        "kernel": "Linux 6.1.0-mine",
+        "load_average": [0.0, 0.0, 0.0],
+    },
     "versions": {"fanin": "0.1.0", "python": "3.11", "torch": "2.15.0"},
 }
 ONE = Command("one", 2, 4_000, "--rate 1gbit")
@@ -142,6 +147,7 @@ def test_verdicts_are_of_the_median_over_rounds_of_what_was_compared_within_each
     assert [measured.verdict(check) for check in checks] == ["missed", "met", "met"]
     text = document.generated(measured)
     assert "commit `0123456789ab` with uncommitted changes" in text
+    assert "2 cores, Linux 6.1.0, load" in text
     assert "| at least 3 times as fast as Gloo | 4.00 (2.50 to 4.00); 400.0 ms | **met** |" in text
 
 

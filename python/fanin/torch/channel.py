@@ -15,7 +15,7 @@ from fanin.torch.copies import Copies
 from fanin.torch.cuda import CudaCopies
 from fanin.torch.staged_work import StagedWork
 from fanin.torch.staging import Staging
-from fanin.torch.work import AllReduceWork, FaninWork, Kept, Part
+from fanin.torch.work import AllReduceWork, FaninWork, Kept, Part, each_once
 
 DTYPES: Final[dict[torch.dtype, _fanin.DType]] = {
     torch.float32: "float32",
@@ -117,10 +117,7 @@ def _part(tensor: torch.Tensor) -> Part:
 
 
 def _copy_back(target: torch.Tensor, staged: torch.Tensor) -> None:
-    # An expanded tensor has one element under many indices, and all of them have the same sum.
-    for dimension, stride in enumerate(target.stride()):
-        if stride == 0 and target.shape[dimension] > 1:
-            target, staged = target.narrow(dimension, 0, 1), staged.narrow(dimension, 0, 1)
+    target, staged = each_once(target, staged)
     target.copy_(staged)
 
 

@@ -31,7 +31,8 @@ class Completions:
 
     def __init__(self, client: _fanin.Client) -> None:
         self._client = client
-        self._lock = threading.Lock()
+        # Re-entrant: the garbage collector may run in here, and close the channel that it finds.
+        self._lock = threading.RLock()
         self._idle = 0
         self._threads: set[threading.Thread] = set()
 

@@ -20,7 +20,7 @@ class Options(c10d.Backend.Options):
     bytes, rounded to eight significant bits (`fanin.connect` states the error). Without it
     FANIN_WIRE_DTYPE is taken, else "int32". Of other groups it says nothing: `new_group` takes
     `pg_options` of its own, and so does `split_group`, which without them is as the group that it
-    splits.
+    splits. Groups of other backends ignore it: torch gives them the options, and they do not look.
 
     Raises `ValueError` for another wire dtype.
     """

@@ -14,9 +14,15 @@ from datetime import timedelta
 import torch
 
 from fanin import _fanin
-from fanin.errors import AllReduceTimeout
+from fanin.errors import AllReduceTimeout, FaninError
 from fanin.torch.copies import Copies, Mark
-from fanin.torch.work import AllReduceWork, TensorsFuture, hinted, seconds, value_of
+from fanin.torch.work import (
+    AllReduceWork,
+    TensorsFuture,
+    each_once,
+    hinted,
+    seconds,
+)
 
 # How long a wait that has run out of time asks whom the network waits for, in seconds.
 A_MOMENT = 1e-3
@@ -99,6 +105,7 @@ class StagedWork(AllReduceWork):
         try:
             if self._error is None:
                 for compact, target in self._strided:
+                    target, compact = each_once(target, compact)
                     self._copies.copy_in(compact, target)
             for device in self._marks:
                 self._marks[device] = self._copies.arrived(device)
@@ -121,7 +128,8 @@ class StagedWork(AllReduceWork):
         except Exception as error:  # the device's; a future that nobody completes would hang
             if future.done():
                 raise
-            future.set_exception(error)  # type: ignore[arg-type]  # the stub is wrong
+            self._error = error
+            future.set_result([])  # `_outcome` raises
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Block the host until the network is done, and the current stream until the sum is there.
@@ -141,8 +149,7 @@ class StagedWork(AllReduceWork):
             for device, mark in self._marks.items():
                 self._copies.block_stream(device, mark)
         finally:
-            if self._error is not None:
-                raise self._error
+            self._raise_failure()
         return True
 
     def _make_future(self) -> TensorsFuture:
@@ -153,7 +160,7 @@ class StagedWork(AllReduceWork):
             settled = self._settled
         if settled:
             self.deliver()
-        return future.then(value_of)
+        return future.then(self._outcome)
 
     def is_completed(self) -> bool:
         """Whether the sum is in the tensors, for streams that did not wait as well."""
@@ -162,15 +169,19 @@ class StagedWork(AllReduceWork):
 
 def _out_of_time(limit: float, pending: _fanin.Pending | None) -> AllReduceTimeout:
     """Say why only this wait ran out of time; the all-reduce may still complete."""
-    message = f"an all_reduce of device tensors was not over after {limit:g} s"
+    said = f"an all_reduce of device tensors was not over after {limit:g} s"
     if pending is None:
-        return AllReduceTimeout(f"{message}; nothing of it has left the device yet")
-    missing: list[int] = []
+        return AllReduceTimeout(f"{said}; nothing of it has left the device yet", waited=limit)
     try:
         pending.wait(A_MOMENT)
-    except AllReduceTimeout as error:
-        missing = error.missing_ranks
-    except Exception:  # it failed meanwhile: the next wait tells
-        pass
-    names = ", ".join(map(str, missing)) or "none that the switch knows of"
-    return AllReduceTimeout(f"{message}; ranks not heard from: {names}", missing_ranks=missing)
+    except FaninError as error:  # it names the segment; if that has failed, the next wait tells
+        missing: list[int] = getattr(error, "missing_ranks", [])
+        names = ", ".join(map(str, missing)) or "none that the switch knows of"
+        return AllReduceTimeout(
+            f"{said} (switch {error.switch}); ranks not heard from: {names}",
+            missing_ranks=missing,
+            tensor=error.tensor,
+            switch=error.switch,
+            waited=limit,
+        )
+    return AllReduceTimeout(f"{said}; all that has left the device is summed", waited=limit)

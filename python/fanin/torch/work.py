@@ -11,6 +11,7 @@ only, as callbacks may block.
 from __future__ import annotations
 
 import contextlib
+import copy
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -82,10 +83,29 @@ class AllReduceWork(FindableWork):
         if self._error is None:
             self._complete(future)
         else:
-            future.set_exception(self._error)  # type: ignore[arg-type]  # the stub is wrong
+            future.set_result([])  # `_outcome` raises
 
     def _complete(self, future: TensorsFuture) -> None:
         future.set_result(self._tensors)
+
+    def _outcome(self, future: TensorsFuture) -> Tensors:
+        """Return the value, or raise: for `then`.
+
+        DDP's reducer crashes on a future that was given an exception directly; it handles one whose
+        callback raised. And such a future would keep the exception, with all that its traceback
+        holds.
+        """
+        self._raise_failure()
+        return future.value()
+
+    def _raise_failure(self) -> None:
+        """Raise the error, if there is one, each time as a new object.
+
+        The frames of its traceback have this work in torch's C++ holder, so that the garbage
+        collector could not find a cycle: the work must not have the traceback.
+        """
+        if self._error is not None:
+            raise copy.copy(self._error)
 
     def is_success(self) -> bool:
         return self.is_completed() and self._error is None
@@ -168,8 +188,7 @@ class FaninWork(AllReduceWork):
                     # Only this wait ran out of time: the all-reduce may still complete.
                     raise hinted(error) from None
         self._settle()
-        if self._error is not None:
-            raise self._error
+        self._raise_failure()
         return True
 
     def _pendings(self) -> list[_fanin.Pending]:
@@ -213,9 +232,7 @@ class FaninWork(AllReduceWork):
         elif watch:
             # The caller had said that nobody would ask (a synchronous call), and yet somebody does.
             threading.Thread(target=self._watch, name="fanin-future", daemon=True).start()
-        # DDP's reducer crashes on a future that was given an exception directly; it handles one
-        # whose callback raised.
-        return future.then(value_of)
+        return future.then(self._outcome)
 
     def _watch(self) -> None:
         for pending in self._pendings():
@@ -244,9 +261,15 @@ def hinted(error: Exception) -> Exception:
     return AllReduceTimeout(f"{error.message}, {hint}", **fields)
 
 
-def value_of(future: TensorsFuture) -> Tensors:
-    """Return the value: for `then`, as a callback that raises is an error that DDP survives."""
-    return future.value()
+def each_once(target: torch.Tensor, compact: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the parts of a tensor and of its sum with which to write each element once.
+
+    An expanded tensor has one element under many indices, and all of them have the same sum.
+    """
+    for dimension, stride in enumerate(target.stride()):
+        if stride == 0 and target.shape[dimension] > 1:
+            target, compact = target.narrow(dimension, 0, 1), compact.narrow(dimension, 0, 1)
+    return target, compact
 
 
 class WorkGroup(FindableWork):
@@ -275,8 +298,9 @@ class WorkGroup(FindableWork):
             return collected.then(_flatten)
         # What is collected has no devices of its own, and so would have what follows from it.
         future: TensorsFuture = torch.futures.Future(devices=list(devices))
-        collected.add_done_callback(partial(_relay, future))
-        return future.then(value_of)
+        failures: list[Exception] = []
+        collected.add_done_callback(partial(_relay, future, failures))
+        return future.then(partial(_value_or_first, failures))
 
     def is_completed(self) -> bool:
         return all(work.is_completed() for work in self._works)
@@ -294,13 +318,23 @@ class WorkGroup(FindableWork):
         self.wait()
 
 
-def _relay(future: TensorsFuture, collected: torch.futures.Future[list[TensorsFuture]]) -> None:
+def _relay(
+    future: TensorsFuture,
+    failures: list[Exception],
+    collected: torch.futures.Future[list[TensorsFuture]],
+) -> None:
     try:
         flat = _flatten(collected)  # lets the current streams wait for the tensors
     except Exception as error:
-        future.set_exception(error)  # type: ignore[arg-type]  # the stub is wrong
-    else:
-        future.set_result(flat)
+        failures.append(error.with_traceback(None))
+        flat = []
+    future.set_result(flat)
+
+
+def _value_or_first(failures: list[Exception], future: TensorsFuture) -> Tensors:
+    if failures:
+        raise failures[0]
+    return future.value()
 
 
 def _flatten(futures: torch.futures.Future[list[TensorsFuture]]) -> Tensors:
