@@ -295,7 +295,7 @@ def test_a_failure_in_the_middle_is_told_once_and_gives_the_buffers_back(
     else:
         with pytest.raises(RuntimeError):
             next_one.wait(SOON)
-        with pytest.raises(errors.RankLeft):  # at once, without a timeout
+        with pytest.raises(errors.RankLeft):  # long before the timeout
             theirs.wait(SOON)
     wait_until(lambda: sorted(told) == ["first", "next"], "both futures are told")
     job.channels[0].close()

@@ -219,9 +219,9 @@ class Staging:
     def _break_off(self, segment: Segment, error: Exception) -> None:
         """Leave: a segment is missing in this rank's order, and nobody must sum what follows.
 
-        The other ranks hear of it at once, and what follows here fails. The reason is
-        noted before, as leaving fails the work's other segments, and whoever waits in `flush` is
-        let go after.
+        The other ranks hear of it once nothing has moved for some seconds, and what follows here
+        fails. The reason is noted before, as leaving fails the work's other segments, and whoever
+        waits in `flush` is let go after.
         """
         segment.work.failed(error)
         self._leave()
