@@ -14,11 +14,6 @@ use tracing_subscriber::EnvFilter;
 use crate::arguments::{SWITCH_DEFAULT, listen, seconds};
 use crate::output;
 
-/// Most shards that are chosen without a request: few workers have the rate to fill more.
-const SHARDS_AUTOMATIC_MAX: usize = 8;
-/// Cores for each shard: summing shares them with the kernel's network stack, and often with the training.
-const CORES_A_SHARD: usize = 4;
-
 /// Sum the gradients of any number of jobs
 ///
 /// Listens on one port number: UDP for gradients, TCP for control and metrics (http://ADDR:PORT/metrics, /healthz).
@@ -32,7 +27,7 @@ pub(crate) struct Arguments {
     /// Address and port, TCP and UDP; port 0 takes a free one
     #[arg(long, value_name = "ADDR:PORT", default_value = SWITCH_DEFAULT, value_parser = listen)]
     listen: SocketAddr,
-    /// Cores that sum [default: one in four, at most 8]
+    /// Cores that sum [default: one in four, at least 2 and at most 8]
     #[arg(long, value_name = "N")]
     shards: Option<usize>,
     /// Slots of 256 elements in each shard, for all jobs together [default: 65536]
@@ -67,7 +62,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let mut signals = Signals::new([SIGTERM, SIGINT]).context("cannot handle signals")?;
     let defaults = SwitchServerConfig::new(arguments.listen);
     let config = SwitchServerConfig {
-        shards: arguments.shards.unwrap_or_else(automatic_shards),
+        shards: arguments.shards.unwrap_or_else(SwitchServerConfig::automatic_shards),
         pool_slots: arguments.pool_slots.unwrap_or(defaults.pool_slots),
         heartbeat_timeout: arguments.heartbeat_timeout.unwrap_or(defaults.heartbeat_timeout),
         join_timeout_max: arguments.join_timeout_max.unwrap_or(defaults.join_timeout_max),
@@ -88,11 +83,6 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     }
     switch.stop();
     Ok(())
-}
-
-fn automatic_shards() -> usize {
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    (cores / CORES_A_SHARD).clamp(1, SHARDS_AUTOMATIC_MAX)
 }
 
 fn log(filter: &str) -> anyhow::Result<()> {

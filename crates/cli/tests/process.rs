@@ -221,7 +221,7 @@ fn survive_two_deaths(options: &[&str]) {
 
 #[test]
 fn sums_stay_exact_when_the_switch_is_killed_and_comes_back() {
-    survive_two_deaths(&[]);
+    survive_two_deaths(&["--shards", "1"]);
 }
 
 #[test]
@@ -256,7 +256,7 @@ fn a_rank_that_does_not_join_a_restarted_switch_is_named() {
 
 #[test]
 fn a_switch_that_comes_back_with_other_shards_refuses_with_both_numbers() {
-    let switch = Switch::start("127.0.0.1:0");
+    let switch = Switch::start_with("127.0.0.1:0", &["--shards", "1"]);
     let address = switch.address.clone();
     let (hasty, _patient) = hasty_and_patient(&switch);
     drop(switch);

@@ -33,6 +33,7 @@ impl Switch {
         let heartbeat_timeout = duration(heartbeat_timeout)?;
         py.detach(|| {
             let mut config = SwitchServerConfig::new(resolve(listen)?);
+            config.shards = SwitchServerConfig::automatic_shards();
             // Its ranks are this program's, and wait as long as they were told to.
             config.join_timeout_max = Duration::MAX;
             config.pool_slots = pool_slots.unwrap_or(config.pool_slots);

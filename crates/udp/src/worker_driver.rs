@@ -23,6 +23,9 @@ pub type Done = Box<dyn FnOnce(Result<Vec<PartTimes>, Failure>) + Send>;
 /// Most elements of one collective on the wire; a longer tensor is reduced in pieces. Half of what the header can say.
 const PIECE_ELEMENTS_MAX: usize = 1 << 31;
 
+/// Fewest chunks for which it pays to wake one more shard's thread: most of a train.
+const PART_CHUNKS_MIN: usize = 32;
+
 /// One worker of an admitted job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WorkerConfig {
@@ -301,14 +304,15 @@ struct Cut {
 }
 
 /// How a tensor is cut: pieces of at most `piece_max` elements, and each piece into one part of whole chunks a shard (all
-/// but the last part, whose last chunk may be shorter). Every shard gets a part of every piece, if only an empty one, so
-/// that all of them count collectives alike.
+/// but the last part, whose last chunk may be shorter), if that has [`PART_CHUNKS_MIN`]. Every shard gets a part of every
+/// piece, if only an empty one, so that all of them count collectives alike.
 fn parts(elements: usize, chunk: usize, shards: usize, piece_max: usize) -> impl Iterator<Item = Cut> {
     (0..elements.div_ceil(piece_max).max(1)).flat_map(move |piece| {
         let begin = piece * piece_max;
         let length = (elements - begin).min(piece_max);
         let chunks = length.div_ceil(chunk);
-        let cut = move |shard: usize| begin + (chunks * shard / shards * chunk).min(length);
+        let used = chunks.div_ceil(PART_CHUNKS_MIN).clamp(1, shards);
+        let cut = move |shard: usize| begin + (chunks * shard.min(used) / used * chunk).min(length);
         (0..shards).map(move |shard| Cut { shard, range: cut(shard)..cut(shard + 1), piece: length })
     })
 }
@@ -387,10 +391,20 @@ mod tests {
         let cut = |elements, shards, piece_max| {
             parts(elements, 4, shards, piece_max).map(|cut| (cut.shard, cut.range)).collect::<Vec<_>>()
         };
-        assert_eq!(cut(10, 1, 100), [(0, 0..10)]);
-        assert_eq!(cut(10, 2, 100), [(0, 0..4), (1, 4..10)]);
-        assert_eq!(cut(3, 2, 100), [(0, 0..0), (1, 0..3)]);
-        assert_eq!(cut(0, 2, 100), [(0, 0..0), (1, 0..0)]);
-        assert_eq!(cut(25, 2, 16), [(0, 0..8), (1, 8..16), (0, 16..20), (1, 20..25)]);
+        assert_eq!(cut(10, 1, 1000), [(0, 0..10)]);
+        assert_eq!(cut(133, 2, 1000), [(0, 0..68), (1, 68..133)]);
+        assert_eq!(cut(0, 2, 1000), [(0, 0..0), (1, 0..0)]);
+        assert_eq!(cut(300, 2, 160), [(0, 0..80), (1, 80..160), (0, 160..228), (1, 228..300)]);
+    }
+
+    #[test]
+    fn parts_shorter_than_a_train_are_not_made() {
+        let lengths = |elements| {
+            parts(elements, 4, 3, 1000).map(|cut| (cut.shard, cut.range.len())).collect::<Vec<_>>()
+        };
+        assert_eq!(lengths(3), [(0, 3), (1, 0), (2, 0)]);
+        assert_eq!(lengths(4 * PART_CHUNKS_MIN), [(0, 128), (1, 0), (2, 0)]);
+        assert_eq!(lengths(4 * PART_CHUNKS_MIN + 1), [(0, 64), (1, 65), (2, 0)]);
+        assert_eq!(lengths(4 * 2 * PART_CHUNKS_MIN + 1), [(0, 84), (1, 88), (2, 85)]);
     }
 }

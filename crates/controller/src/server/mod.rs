@@ -37,6 +37,14 @@ const RECEIVE_BUFFER_BYTES_MIN: usize = 4 << 20;
 /// The largest message is a resume: 64 shards of 16384 slots, whose counts take up to five bytes each.
 const MESSAGE_BYTES_MAX: usize = 6 << 20;
 
+/// Cores for each shard: summing shares them with the kernel's network stack, and often with the training.
+const CORES_A_SHARD: usize = 4;
+/// Fewest shards where there are as many cores: one thread would be too large a piece of the work for the kernel to
+/// balance two cores with. With 4 ranks on the same 2 cores, two shards are a tenth faster than one.
+const SHARDS_AUTOMATIC_MIN: usize = 2;
+/// Most shards that are chosen without a request: few workers have the rate to fill more.
+const SHARDS_AUTOMATIC_MAX: usize = 8;
+
 /// What a switch is told at its start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SwitchServerConfig {
@@ -64,6 +72,13 @@ impl SwitchServerConfig {
             heartbeat_timeout: registry.heartbeat_timeout,
             join_timeout_max: registry.join_timeout_max,
         }
+    }
+
+    /// As many shards as suit this machine's cores, 1 to 8.
+    #[must_use]
+    pub fn automatic_shards() -> usize {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        (cores / CORES_A_SHARD).clamp(SHARDS_AUTOMATIC_MIN.min(cores), SHARDS_AUTOMATIC_MAX)
     }
 }
 
