@@ -44,12 +44,15 @@ def same(a: float, b: float) -> bool:
     return abs(a - b) < HALF_A_NANOSECOND
 
 
+# Each tensor is so long that both shards have a part of it.
+
+
 def backend(me: Me, file: str) -> int:
     os.environ["FANIN_TRACE"] = file
     me.init()
-    for length in (20_000, 100_000):
+    for length in (100_000, 300_000):
         dist.all_reduce(torch.ones(length))
-    works = [dist.all_reduce(torch.ones(50_000), async_op=True) for _ in range(4)]
+    works = [dist.all_reduce(torch.ones(150_000), async_op=True) for _ in range(4)]
     for work in works:
         assert work is not None
         work.get_future().wait()
@@ -61,10 +64,10 @@ def hook(me: Me, file: str) -> int:
     os.environ["FANIN_TRACE"] = file
     me.init("gloo")
     state = fanin.torch.HookState()
-    model = DistributedDataParallel(nn.Linear(100, 100))
+    model = DistributedDataParallel(nn.Linear(300, 300))
     model.register_comm_hook(state, fanin.torch.allreduce_hook)
     for _ in range(3):
-        model(torch.ones(2, 100)).sum().backward()
+        model(torch.ones(2, 300)).sum().backward()
     state.close()
     return 3
 
@@ -73,7 +76,7 @@ def arrays(me: Me, file: str) -> int:
     os.environ["FANIN_TRACE"] = file
     with fanin.connect(job="traced", rank=me.rank, world_size=me.world_size) as group:
         for _ in range(3):
-            group.all_reduce(np.ones(30_000, np.float32))
+            group.all_reduce(np.ones(90_000, np.float32))
     return 3
 
 
