@@ -162,6 +162,7 @@ impl SessionTrace {
                 return;
             }
             message = back;
+            // The writer empties the whole queue at a time; a session that ends may wait for that.
             thread::sleep(Duration::from_millis(1));
         }
         let _ = written.recv_timeout(until.saturating_duration_since(std::time::Instant::now()));
