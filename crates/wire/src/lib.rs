@@ -11,12 +11,17 @@
 #![forbid(unsafe_code)]
 
 mod abort;
+mod gradient;
 mod ids;
 mod preamble;
 mod slot;
 mod wire_dtype;
 
 pub use abort::{ABORT_BYTES, Abort, AbortReason};
+pub use gradient::{
+    CHILDREN_MAX, Directions, FRAGMENT_ELEMENTS, Flags, GRADIENT_HEADER_BYTES, GradientHeader,
+    GradientPacket, LEVELS_MAX, fragment_elements_for_mtu, fragment_packet_bytes,
+};
 pub use ids::{Generation, JobId, ShardId, SlotIndex, WORKERS_MAX, WorkerId};
 pub use preamble::{Kind, MAGIC, PREAMBLE_BYTES, Preamble, SHARD_OFFSET, VERSION};
 pub use slot::{

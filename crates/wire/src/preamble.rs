@@ -23,6 +23,8 @@ pub enum Kind {
     Restore = 3,
     /// Switch to workers: the job cannot go on, with the reason.
     Abort = 4,
+    /// ATP, both ways: a fragment of a gradient, or the parameters that it became.
+    Gradient = 5,
 }
 
 impl Kind {
@@ -32,6 +34,7 @@ impl Kind {
             2 => Self::Result,
             3 => Self::Restore,
             4 => Self::Abort,
+            5 => Self::Gradient,
             other => return Err(WireError::Kind(other)),
         })
     }

@@ -215,8 +215,8 @@ pub struct SlotPacket<'a> {
 impl<'a> SlotPacket<'a> {
     /// Reads what follows the preamble of an update, result or restore packet.
     pub fn parse(preamble: Preamble, packet: &'a [u8]) -> Result<Self, WireError> {
-        if preamble.kind == Kind::Abort {
-            return Err(WireError::Kind(Kind::Abort as u8));
+        if matches!(preamble.kind, Kind::Abort | Kind::Gradient) {
+            return Err(WireError::Kind(preamble.kind as u8));
         }
         let truncated = WireError::Truncated { need: SLOT_HEADER_BYTES, have: packet.len() };
         let head: [u8; SLOT_HEADER_BYTES - PREAMBLE_BYTES] =

@@ -307,7 +307,7 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
                 self.events.push_back(WorkerEvent::Aborted(abort.reason));
                 Ok(Verdict::Absorb)
             }
-            Kind::Update | Kind::Restore => Err(Reason::Unexpected),
+            Kind::Update | Kind::Restore | Kind::Gradient => Err(Reason::Unexpected),
         }
     }
 

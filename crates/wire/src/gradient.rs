@@ -1,0 +1,221 @@
+//! The ATP packet: one fragment of a gradient on its way to the parameter server, or the parameters on their way back
+//! (ATP §3.3, Figure 5).
+
+use crate::preamble::PREAMBLE_BYTES;
+use crate::{Collective, Kind, Preamble, WireError, bytes_at};
+
+/// Preamble and gradient header together, in bytes; the payload follows.
+pub const GRADIENT_HEADER_BYTES: usize = 64;
+/// Levels that an aggregation hierarchy may have: the two of ATP §3.4, and two more (§A.2).
+pub const LEVELS_MAX: usize = 4;
+/// Most children of a switch in a job: its bitmap is one 32-bit word (ATP §3.4), so two levels serve 1,024 workers.
+pub const CHILDREN_MAX: usize = 32;
+/// The payload lengths, in elements of four bytes. 64 is nearest to the paper's 62; 336 fills an Ethernet frame of 1500
+/// bytes under IPv4 and IPv6, 2048 one of 9000.
+pub const FRAGMENT_ELEMENTS: [usize; 5] = [64, 256, 336, 1024, 2048];
+
+/// Length of the UDP payload that carries a fragment of `elements`.
+#[must_use]
+pub const fn fragment_packet_bytes(elements: usize) -> usize {
+    GRADIENT_HEADER_BYTES + elements * 4
+}
+
+/// The largest of [`FRAGMENT_ELEMENTS`] whose packet passes a path of `mtu` bytes unfragmented; `None` when even the
+/// smallest does not.
+#[must_use]
+pub fn fragment_elements_for_mtu(mtu: usize) -> Option<usize> {
+    let fits = |elements: &usize| fragment_packet_bytes(*elements) + crate::IP_UDP_BYTES <= mtu;
+    FRAGMENT_ELEMENTS.into_iter().rev().find(fits)
+}
+
+/// Where a packet's gradients stand in the aggregation hierarchy: what each switch on the way needs to aggregate them
+/// (ATP §3.3). Unused levels are zero.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Directions {
+    /// The level of the switch that the packet reaches next: ATP's edge switch identifier, which the paper's two levels fit
+    /// into one bit. A worker that is attached to a second-level switch starts at 1.
+    pub level: u8,
+    /// At each level, who contributed: one bit of a worker or switch that is to be aggregated, several when it was.
+    pub bitmaps: [u32; LEVELS_MAX],
+    /// At each level, how many contributions the switch waits for.
+    pub fan_in_degrees: [u8; LEVELS_MAX],
+}
+
+/// The single bits of a gradient packet (ATP §3.3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Flags {
+    /// Sent again, or to be treated so: what a switch has of the fragment goes on to the server.
+    pub resend: bool,
+    /// A switch had no aggregator for it.
+    pub collision: bool,
+    /// A queue on the way was longer than its threshold.
+    pub ecn: bool,
+    /// Parameters from the server, which acknowledge the fragment.
+    pub is_ack: bool,
+    /// From the server: the sum overflowed, send the original values. From a worker: these are they, in the tensor's own type
+    /// widened to four bytes; no switch adds them (§3.8).
+    pub overflow: bool,
+    /// From a worker: the parameters that it has, for a server that lost its memory.
+    pub restore: bool,
+}
+
+impl Flags {
+    const RESEND: u8 = 1;
+    const COLLISION: u8 = 2;
+    const ECN: u8 = 4;
+    const IS_ACK: u8 = 8;
+    const OVERFLOW: u8 = 16;
+    const RESTORE: u8 = 32;
+
+    const fn from_bits(bits: u8) -> Result<Self, WireError> {
+        if bits >= 64 {
+            return Err(WireError::Field("flags"));
+        }
+        Ok(Self {
+            resend: bits & Self::RESEND != 0,
+            collision: bits & Self::COLLISION != 0,
+            ecn: bits & Self::ECN != 0,
+            is_ack: bits & Self::IS_ACK != 0,
+            overflow: bits & Self::OVERFLOW != 0,
+            restore: bits & Self::RESTORE != 0,
+        })
+    }
+
+    const fn bits(self) -> u8 {
+        self.resend as u8 * Self::RESEND
+            | self.collision as u8 * Self::COLLISION
+            | self.ecn as u8 * Self::ECN
+            | self.is_ack as u8 * Self::IS_ACK
+            | self.overflow as u8 * Self::OVERFLOW
+            | self.restore as u8 * Self::RESTORE
+    }
+}
+
+/// What a gradient packet says of its fragment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GradientHeader {
+    /// What becomes of it on the way.
+    pub flags: Flags,
+    /// Who is in it, and how far up the hierarchy.
+    pub directions: Directions,
+    /// Number of the fragment in the job's stream of all tensors. It does not wrap.
+    pub sequence: u64,
+    /// Aggregator that it uses on every switch; from the server, the one to use when the sequence number's turn comes again.
+    pub aggregator_index: u32,
+    /// Number of the fragment within its tensor.
+    pub fragment: u32,
+    /// The tensor.
+    pub collective: Collective,
+    /// Exponent that the payload is scaled by, [`GradientHeader::STATIC_FACTOR`] with the job's fixed factor (§3.8).
+    pub exponent: i16,
+    /// Largest exponent of a later fragment, a window ahead: the sender's, or merged, the workers' maximum (§B.3).
+    pub next_exponent: i16,
+}
+
+impl GradientHeader {
+    /// The exponent that stands for the fixed scaling factor.
+    pub const STATIC_FACTOR: i16 = i16::MIN;
+    /// Where the flags stand: a queue that marks needs no more of the packet.
+    pub const FLAGS_OFFSET: usize = 13;
+
+    /// Sets the ECN flag of a gradient packet as it is, as a switch's queue does; other packets stay as they are.
+    pub fn mark_ecn(packet: &mut [u8]) {
+        if packet.len() >= GRADIENT_HEADER_BYTES
+            && Preamble::parse(packet).is_ok_and(|preamble| preamble.kind == Kind::Gradient)
+        {
+            packet[Self::FLAGS_OFFSET] |= Flags::ECN;
+        }
+    }
+}
+
+/// A checked gradient packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GradientPacket<'a> {
+    /// The job. Sender and addressee are in the directions: [`Preamble::worker`] is [`crate::WorkerId::ALL`].
+    pub preamble: Preamble,
+    /// Everything else.
+    pub header: GradientHeader,
+    /// Little-endian elements of four bytes: none, or as many as [`FRAGMENT_ELEMENTS`] lists.
+    pub payload: &'a [u8],
+}
+
+impl<'a> GradientPacket<'a> {
+    /// Reads what follows the preamble of a gradient packet.
+    ///
+    /// # Errors
+    /// When it is shorter than its header, a field is outside its range, or its payload has an impossible length.
+    pub fn parse(preamble: Preamble, packet: &'a [u8]) -> Result<Self, WireError> {
+        if preamble.kind != Kind::Gradient {
+            return Err(WireError::Kind(preamble.kind as u8));
+        }
+        let truncated = WireError::Truncated { need: GRADIENT_HEADER_BYTES, have: packet.len() };
+        let head: [u8; GRADIENT_HEADER_BYTES] = bytes_at(packet, 0).ok_or(truncated)?;
+        let payload = packet.get(GRADIENT_HEADER_BYTES..).ok_or(truncated)?;
+        let word = |at: usize| u32::from_le_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
+        let level = head[12];
+        if usize::from(level) > LEVELS_MAX {
+            return Err(WireError::Field("level"));
+        }
+        let fan_in_degrees = [head[56], head[57], head[58], head[59]];
+        if fan_in_degrees.iter().any(|degree| usize::from(*degree) > CHILDREN_MAX) {
+            return Err(WireError::Field("fan_in_degrees"));
+        }
+        if head[62] != 0 || head[63] != 0 {
+            return Err(WireError::Field("zero"));
+        }
+        if !payload.is_empty() && !FRAGMENT_ELEMENTS.iter().any(|elements| elements * 4 == payload.len()) {
+            return Err(WireError::PayloadLength(payload.len()));
+        }
+        let collective = bytes_at(packet, 32).ok_or(truncated)?;
+        Ok(Self {
+            preamble,
+            header: GradientHeader {
+                flags: Flags::from_bits(head[13])?,
+                directions: Directions {
+                    level,
+                    bitmaps: [word(40), word(44), word(48), word(52)],
+                    fan_in_degrees,
+                },
+                sequence: u64::from(word(16)) | u64::from(word(20)) << 32,
+                aggregator_index: word(24),
+                fragment: word(28),
+                collective: Collective::parse(collective)?,
+                exponent: i16::from_le_bytes([head[60], head[61]]),
+                next_exponent: i16::from_le_bytes([head[14], head[15]]),
+            },
+            payload,
+        })
+    }
+
+    /// Writes a packet to the start of `out`, its payload of `elements` through `fill`, and returns its length.
+    ///
+    /// # Panics
+    /// When `out` is shorter than the packet: the caller sizes its buffer by [`fragment_packet_bytes`].
+    pub fn write(
+        out: &mut [u8],
+        preamble: &Preamble,
+        header: &GradientHeader,
+        elements: usize,
+        fill: impl FnOnce(&mut [u8]),
+    ) -> usize {
+        let bytes = fragment_packet_bytes(elements);
+        let out = &mut out[..bytes];
+        let GradientHeader { flags, directions, .. } = header;
+        out[..PREAMBLE_BYTES].copy_from_slice(&preamble.to_bytes());
+        out[12] = directions.level;
+        out[13] = flags.bits();
+        out[14..16].copy_from_slice(&header.next_exponent.to_le_bytes());
+        out[16..24].copy_from_slice(&header.sequence.to_le_bytes());
+        out[24..28].copy_from_slice(&header.aggregator_index.to_le_bytes());
+        out[28..32].copy_from_slice(&header.fragment.to_le_bytes());
+        out[32..40].copy_from_slice(&header.collective.to_bytes());
+        for (level, bitmap) in directions.bitmaps.iter().enumerate() {
+            out[40 + 4 * level..44 + 4 * level].copy_from_slice(&bitmap.to_le_bytes());
+        }
+        out[56..60].copy_from_slice(&directions.fan_in_degrees);
+        out[60..62].copy_from_slice(&header.exponent.to_le_bytes());
+        out[62..64].fill(0);
+        fill(&mut out[GRADIENT_HEADER_BYTES..]);
+        bytes
+    }
+}
