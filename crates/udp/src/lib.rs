@@ -27,7 +27,7 @@ pub use failure::Failure;
 pub use part::PartTimes;
 pub use probe::{SocketProbe, probe_socket};
 pub use raw_tensor::{RawTensor, RawTensorError};
-pub use socket::{SHARDS_MAX, path_mtu};
+pub use socket::{SHARDS_MAX, handshake_round_trip, path_mtu};
 pub use statistics::IoStatistics;
 pub use switch_driver::{SwitchConfig, SwitchDriver};
 pub use train_socket::Offload;

@@ -6,6 +6,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd};
+use std::time::Duration;
 
 /// Most shards of one driver: each is a thread.
 pub const SHARDS_MAX: usize = 64;
@@ -66,6 +67,32 @@ pub fn path_mtu(switch: SocketAddr) -> io::Result<usize> {
         SocketAddr::V6(_) => sockopt::ipv6_mtu(&socket)?,
     };
     Ok(mtu as usize)
+}
+
+/// The round trip of a TCP connection's handshake, as the kernel measured it: what this process waited for a core is not
+/// in it.
+///
+/// # Errors
+/// When `stream` is no TCP socket.
+pub fn handshake_round_trip(stream: &impl AsRawFd) -> io::Result<Duration> {
+    // SAFETY: a `tcp_info` is numbers alone, and zeros are one.
+    let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
+    let mut bytes = size_of_val(&info) as libc::socklen_t;
+    // SAFETY: the kernel writes at most `bytes` bytes, all of which `info` has, and reports in `bytes` how many.
+    let result = unsafe {
+        libc::getsockopt(
+            stream.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_INFO,
+            (&raw mut info).cast(),
+            &raw mut bytes,
+        )
+    };
+    if result == 0 {
+        Ok(Duration::from_micros(info.tcpi_rtt.into()))
+    } else {
+        Err(io::Error::last_os_error())
+    }
 }
 
 /// The receive buffer that the kernel granted, in bytes.
@@ -194,5 +221,13 @@ mod tests {
     #[test]
     fn the_loopback_takes_more_than_an_ethernet_frame() {
         assert!(path_mtu(SocketAddr::from((Ipv4Addr::LOCALHOST, 9))).unwrap() > 1500);
+    }
+
+    #[test]
+    fn the_kernel_knows_the_round_trip_of_a_handshake_and_not_that_of_a_datagram() {
+        let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let stream = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        assert!(handshake_round_trip(&stream).unwrap() > Duration::ZERO);
+        assert!(handshake_round_trip(&UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap()).is_err());
     }
 }

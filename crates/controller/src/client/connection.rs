@@ -26,7 +26,7 @@ pub(super) struct Connection {
     pub switch: String,
     /// The address that answered.
     pub address: SocketAddr,
-    /// Time of a TCP handshake with it.
+    /// Round trip of a TCP handshake with it.
     pub rtt: Duration,
     pub client: ControlClient<Channel>,
 }
@@ -111,15 +111,14 @@ impl Connection {
     }
 }
 
-/// The first of a host's addresses that takes a TCP connection, and the handshake's time. Each gets its share of `patience`:
+/// The first of a host's addresses that takes a TCP connection, and the handshake's round trip. Each gets its share of `patience`:
 /// one behind which packets vanish must not keep us from the next.
 async fn first_to_answer(addresses: &[SocketAddr], patience: Duration) -> io::Result<(SocketAddr, Duration)> {
     let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
     for address in addresses {
-        let began = Instant::now();
         let share = patience / u32::try_from(addresses.len()).unwrap_or(u32::MAX);
         match tokio::time::timeout(share, tokio::net::TcpStream::connect(address)).await {
-            Ok(Ok(_)) => return Ok((*address, began.elapsed())),
+            Ok(Ok(stream)) => return Ok((*address, fanin_udp::handshake_round_trip(&stream)?)),
             Ok(Err(error)) => last = error,
             Err(_) => last = io::Error::new(io::ErrorKind::TimedOut, "no answer"),
         }
