@@ -18,8 +18,7 @@
 //! point ([`Scale::fixed_point`], [`store_bf16`], [`add_bf16`]) and rounds the sum ([`write_bf16`]), the worker widens
 //! ([`decode_f32`]).
 //!
-//! In ATP (§3.8) the factor is fixed ([`Scale::of_factor`]) or follows the exponents ([`Scale::dynamic_factor`]); a switch adds
-//! with saturation ([`add_saturating_le`]), the server divides, and parameters travel as `f32` ([`narrow_f32`]), as do the
+//! In ATP (§3.8) the caller chooses the factor ([`Scale::of_factor`]); a switch adds with saturation ([`add_saturating_le`]), the server divides, and parameters travel as `f32` ([`narrow_f32`]), as do the
 //! original values where a sum overflowed ([`widen_f32`]).
 //!
 //! Map: `exponent` (the shared exponent), `scale` (what a block's exponent makes of its elements), `class` (blocks with

@@ -149,18 +149,6 @@ impl Scale {
         }
     }
 
-    /// The largest power of two by which blocks with this exponent (the maximum over the workers) can be scaled without an
-    /// overflow of their sum over `workers` workers: ATP's dynamic factor (§B.3). `None` where the exponent is not finite.
-    ///
-    /// # Panics
-    /// If `workers` is not in `1..=1024`.
-    #[must_use]
-    pub fn dynamic_factor(exponent: Exponent, workers: u32) -> Option<f64> {
-        assert!((1..=1024).contains(&workers), "{workers} workers, not 1..=1024");
-        // n * 2^m * f <= 2^30, and rounding adds no more than n / 2.
-        exponent.finite().map(|m| power_of_two(SUM_MAX_LOG2 - log2_ceil(workers) - m))
-    }
-
     /// The scaling factor `f`, where the block has one.
     #[must_use]
     pub fn factor(&self) -> Option<f64> {
@@ -223,17 +211,6 @@ mod tests {
     fn factor_of_one_worker_fills_the_integer() {
         let scale = Scale::new(Exponent::from_bits(0), 1);
         assert_eq!(scale.factor(), Some(2_147_483_647.0));
-    }
-
-    #[test]
-    fn the_dynamic_factor_leaves_room_for_every_worker() {
-        for (m, workers) in [(0, 1), (-149, 2), (128, 1024), (3, 1000)] {
-            let factor = Scale::dynamic_factor(Exponent::from_bits(m), workers).expect("finite");
-            let n = f64::from(workers);
-            let sum = n * factor * power_of_two(m);
-            assert!(sum + n < f64::from(i32::MAX) && 4.0 * sum > f64::from(i32::MAX), "{m}, {workers}");
-        }
-        assert_eq!(Scale::dynamic_factor(Exponent::UNKNOWN, 2), None);
     }
 
     #[test]
