@@ -21,6 +21,7 @@ mod aggregator_table;
 mod config;
 mod outbox;
 mod switch;
+mod worker;
 
 pub use config::{
     AGGREGATORS_MAX, ATP_JOBS_MAX, ATP_WORKERS_MAX, AtpConfigError, AtpJobConfig, Hashing, Overflow, Scaling,
@@ -30,6 +31,7 @@ use fanin_wire::{GradientHeader, WireError};
 pub use switch::{
     AtpSwitch, AtpSwitchConfig, AtpSwitchEvent, AtpSwitchProgress, AtpSwitchStatistics, SwitchRoute,
 };
+pub use worker::{AtpWorker, AtpWorkerProgress};
 
 use crate::Reason;
 

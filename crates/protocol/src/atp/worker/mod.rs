@@ -47,8 +47,8 @@ pub struct AtpWorker<A, T> {
     /// The parameters of each place's last finished fragment: the tensor may long be in other hands when a server that lost
     /// its memory asks.
     last_payloads: Vec<u8>,
-    /// Sequence numbers to send again, or whose parameters to hand back, each once.
-    again: VecDeque<u64>,
+    /// What is to be sent again or handed back, each once.
+    again: VecDeque<Outgoing>,
     round_trip: RoundTrip,
     /// When something came last that the server had not said before, or the worker (again) began.
     last_progress: Instant,
@@ -181,11 +181,12 @@ impl<A: Copy + PartialEq, T: Tensor> AtpWorker<A, T> {
         self.state = State::Running;
         self.round_trip = RoundTrip::new(self.retransmission);
         self.last_progress = now;
-        self.again.extend(self.window.unanswered());
-        for sequence in &self.again {
-            self.window.queue(*sequence);
+        let first = self.window.expected();
+        for sequence in first..self.window.next() {
+            if matches!(self.window.standing(sequence), Standing::Sent { .. }) {
+                self.send_again(sequence);
+            }
         }
-        self.statistics.retransmissions += self.again.len() as u64;
     }
 
     /// Gives everything outstanding back, undefined in part, and ends the worker.
@@ -323,17 +324,18 @@ impl<A: Copy + PartialEq, T: Tensor> AtpWorker<A, T> {
             return Err(Reason::ChunkLength);
         }
         let sequence = packet.header.sequence;
-        match self.window.standing(sequence) {
-            Standing::Finished => {}
+        let outgoing = match self.window.standing(sequence) {
+            Standing::Finished => Outgoing::Restore(sequence),
             Standing::Sent { .. } => {
-                self.window.set_originals(sequence, true);
+                self.window.set_originals(sequence);
                 self.last_progress = now;
+                Outgoing::Again(sequence)
             }
             Standing::Stale => return Err(Reason::Stale),
             Standing::Ahead => return Err(Reason::Ahead),
-        }
+        };
         if self.window.queue(sequence) {
-            self.again.push_back(sequence);
+            self.again.push_back(outgoing);
         }
         Ok(Verdict::Absorb)
     }
@@ -341,28 +343,195 @@ impl<A: Copy + PartialEq, T: Tensor> AtpWorker<A, T> {
     /// Queues a fragment that is on the way once more.
     fn send_again(&mut self, sequence: u64) {
         if self.window.queue(sequence) {
-            self.again.push_back(sequence);
+            self.again.push_back(Outgoing::Again(sequence));
             self.statistics.retransmissions += 1;
         }
     }
 
-    /// What the next packet is, `None` when there is none.
+    /// What the next packet is. What was queued and then answered is none any more.
     fn next_packet(&mut self) -> Option<Outgoing> {
-        while let Some(&sequence) = self.again.front() {
-            match self.window.standing(sequence) {
-                Standing::Sent { .. } => return Some(Outgoing::Again(sequence)),
-                Standing::Finished if self.restores.contains(sequence) => {
-                    return Some(Outgoing::Restore(sequence));
-                }
-                // Its parameters came meanwhile.
-                _ => {
-                    self.window.unqueue(sequence);
-                    self.again.pop_front();
-                }
+        while let Some(&queued) = self.again.front() {
+            let goes = match queued {
+                Outgoing::Again(sequence) => matches!(self.window.standing(sequence), Standing::Sent { .. }),
+                Outgoing::Restore(sequence) => self.window.standing(sequence) == Standing::Finished,
+                Outgoing::First(_) => false,
+            };
+            if goes {
+                return Some(queued);
             }
+            self.again.pop_front();
         }
         let sequence = self.window.next();
         let goes = sequence < self.stream.end() && self.window.has_room(self.congestion.size());
         goes.then_some(Outgoing::First(sequence))
     }
+
+    /// Writes a packet to the start of `out` and counts it as sent.
+    fn send(&mut self, now: Instant, outgoing: Outgoing, out: &mut [u8]) -> usize {
+        self.statistics.packets_sent += 1;
+        match outgoing {
+            Outgoing::First(sequence) => {
+                self.window.send_next(now);
+                self.write_fragment(now, sequence, false, out)
+            }
+            Outgoing::Again(sequence) => {
+                self.again.pop_front();
+                self.window.send_again(sequence, now);
+                self.write_fragment(now, sequence, true, out)
+            }
+            Outgoing::Restore(sequence) => {
+                self.again.pop_front();
+                self.window.unqueue(sequence);
+                self.progress.restores_sent += 1;
+                self.write_parameters(sequence, out)
+            }
+        }
+    }
+
+    fn preamble(&self) -> Preamble {
+        Preamble {
+            kind: Kind::Gradient,
+            job: self.config.id,
+            generation: self.config.generation,
+            worker: WorkerId::ALL,
+            shard: ShardId(0),
+        }
+    }
+
+    /// A fragment of the worker's own (ATP §3.6, "Worker Pushing Gradients"), quantised or as it is.
+    fn write_fragment(&mut self, now: Instant, sequence: u64, resend: bool, out: &mut [u8]) -> usize {
+        let preamble = self.preamble();
+        let place = self.places[self.window.place(sequence)];
+        let next_exponent = match self.config.scaling {
+            Scaling::Static => GradientHeader::STATIC_FACTOR,
+            Scaling::Dynamic => {
+                let exponent = self.stream.exponent(sequence + u64::from(self.config.window_max));
+                debug_assert_eq!(Exponent::UNKNOWN.bits(), EXPONENT_UNKNOWN);
+                exponent.bits()
+            }
+        };
+        let mut fragment = self.stream.locate(sequence).expect("what is on the way is in the stream");
+        fragment.sent(now);
+        let collective = fragment.collective();
+        let mut header = GradientHeader {
+            flags: Flags { resend, ..Flags::default() },
+            directions: self.directions,
+            sequence,
+            aggregator_index: place.aggregator_index,
+            fragment: fragment.chunk(),
+            collective,
+            exponent: place.exponent,
+            next_exponent,
+        };
+        let elements = usize::from(self.config.elements);
+        let range = fragment.range();
+        if !self.window.originals(sequence) {
+            let scale = Scale::of_factor(self.config.factor(place.exponent));
+            let proactive = self.config.overflow == Overflow::Proactive && collective.dtype != Dtype::Int32;
+            let mut risky = false;
+            let bytes = GradientPacket::write(out, &preamble, &header, elements, |payload| {
+                fragment.elements().quantize(range.clone(), &scale, payload);
+                risky = proactive && may_overflow(payload, self.config.workers);
+            });
+            if !risky {
+                return bytes;
+            }
+            self.window.set_originals(sequence);
+        }
+        self.progress.originals_sent += 1;
+        header.flags = Flags { resend: true, overflow: true, ..Flags::default() };
+        GradientPacket::write(out, &preamble, &header, elements, |payload| {
+            fragment.elements().widen(range, payload);
+        })
+    }
+
+    /// The parameters of a finished fragment, for a server that lost its memory. The aggregator that the fragment used is long
+    /// free; in its stead stands the one that the place uses now, on which all workers must go on agreeing.
+    fn write_parameters(&self, sequence: u64, out: &mut [u8]) -> usize {
+        let index = self.window.place(sequence);
+        let place = self.places[index];
+        let last = place.last.expect("a finished fragment has parameters");
+        let header = GradientHeader {
+            flags: Flags { resend: true, restore: true, ..Flags::default() },
+            directions: self.directions,
+            aggregator_index: next_aggregator_index(&last),
+            ..last
+        };
+        let at = index * self.config.payload_bytes();
+        let parameters = &self.last_payloads[at..at + self.config.payload_bytes()];
+        GradientPacket::write(out, &self.preamble(), &header, usize::from(self.config.elements), |payload| {
+            payload.copy_from_slice(parameters);
+        })
+    }
+}
+
+/// Whether the sum could overflow if the others' values were as large as the largest here (ATP §B.2).
+fn may_overflow(payload: &[u8], workers: u16) -> bool {
+    let workers = i64::from(workers);
+    let bound = (1 << 31) / workers - 1;
+    payload.as_chunks().0.iter().any(|value| i64::from(i32::from_le_bytes(*value)).abs() > bound)
+}
+
+impl<A: Copy + PartialEq, T: Tensor> Endpoint for AtpWorker<A, T> {
+    type Address = A;
+    type Event = WorkerEvent<T>;
+
+    fn handle_packet(&mut self, now: Instant, from: A, packet: &[u8]) -> Verdict {
+        self.statistics.packets_received += 1;
+        let verdict = self.receive(now, from, packet).unwrap_or_else(Verdict::Drop);
+        if let Verdict::Drop(reason) = verdict {
+            self.statistics.dropped[reason as usize] += 1;
+        }
+        verdict
+    }
+
+    fn handle_timeout(&mut self, now: Instant) {
+        if self.poll_timeout().is_none_or(|due| due > now) {
+            return;
+        }
+        let mut late = [0; STALLED_RETRANSMISSIONS];
+        let mut count = 0;
+        for (late, sequence) in late.iter_mut().zip(self.window.unanswered()) {
+            *late = sequence;
+            count += 1;
+        }
+        for sequence in &late[..count] {
+            self.send_again(*sequence);
+        }
+        self.round_trip.back_off(now);
+    }
+
+    fn poll_transmit(&mut self, now: Instant, train: &mut [u8]) -> Option<Transmit<'_, A>> {
+        if self.state != State::Running {
+            return None;
+        }
+        let segment_bytes = fragment_packet_bytes(usize::from(self.config.elements));
+        let mut bytes = 0;
+        while bytes + segment_bytes <= train.len() {
+            let Some(outgoing) = self.next_packet() else { break };
+            bytes += self.send(now, outgoing, &mut train[bytes..]);
+        }
+        (bytes > 0).then_some(Transmit { to: &self.upstream, bytes, segment_bytes })
+    }
+
+    fn poll_event(&mut self) -> Option<WorkerEvent<T>> {
+        self.events.pop_front()
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        if self.state != State::Running {
+            return None;
+        }
+        let sent = self.window.expected_sent()?;
+        Some(sent.max(self.last_progress) + self.round_trip.timeout())
+    }
+}
+
+/// A packet that is to be sent.
+#[derive(Clone, Copy, Debug)]
+enum Outgoing {
+    First(u64),
+    Again(u64),
+    /// Parameters that are handed back.
+    Restore(u64),
 }

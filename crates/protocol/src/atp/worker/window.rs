@@ -137,13 +137,13 @@ impl Window {
         self.in_flight += 1;
     }
 
-    /// Says that the next fragment goes out with its original values.
+    /// Whether a fragment goes out with its original values.
     pub(super) fn originals(&self, sequence: u64) -> bool {
         self.fragment(sequence).originals
     }
 
-    pub(super) fn set_originals(&mut self, sequence: u64, originals: bool) {
-        self.fragment_mut(sequence).originals = originals;
+    pub(super) fn set_originals(&mut self, sequence: u64) {
+        self.fragment_mut(sequence).originals = true;
     }
 
     /// Whether a packet of this place is to be sent again, from now on; false when it was to be already.
@@ -168,7 +168,9 @@ impl Window {
 
     /// Counts the parameters of a fragment that is on the way as come.
     pub(super) fn finish(&mut self, sequence: u64) {
-        self.fragment_mut(sequence).finished = Some(sequence);
+        let fragment = self.fragment_mut(sequence);
+        fragment.finished = Some(sequence);
+        fragment.queued = false;
         self.in_flight -= 1;
         if sequence > self.newest[0] {
             self.newest[0] = sequence;
