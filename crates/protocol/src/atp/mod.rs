@@ -22,6 +22,7 @@ mod config;
 mod outbox;
 mod server;
 mod switch;
+mod worker;
 
 pub use config::{
     AGGREGATORS_MAX, ATP_JOBS_MAX, ATP_WORKERS_MAX, AtpConfigError, AtpJobConfig, Hashing, Overflow, Scaling,
@@ -32,6 +33,7 @@ pub use server::{AtpServer, AtpServerEvent, AtpServerProgress, AtpServerStatisti
 pub use switch::{
     AtpSwitch, AtpSwitchConfig, AtpSwitchEvent, AtpSwitchProgress, AtpSwitchStatistics, SwitchRoute,
 };
+pub use worker::{AtpWorker, AtpWorkerProgress};
 
 use crate::Reason;
 
