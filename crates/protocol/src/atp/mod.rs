@@ -20,6 +20,7 @@
 mod aggregator_table;
 mod config;
 mod outbox;
+mod server;
 mod switch;
 mod worker;
 
@@ -28,6 +29,7 @@ pub use config::{
     WINDOW_ELEMENTS_MAX,
 };
 use fanin_wire::{GradientHeader, WireError};
+pub use server::{AtpServer, AtpServerEvent, AtpServerProgress, AtpServerStatistics, ServerJob};
 pub use switch::{
     AtpSwitch, AtpSwitchConfig, AtpSwitchEvent, AtpSwitchProgress, AtpSwitchStatistics, SwitchRoute,
 };
