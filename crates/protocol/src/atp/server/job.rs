@@ -250,7 +250,7 @@ impl<A: Copy + PartialEq> Job<A> {
         let place = &mut self.places[at];
         let previous = header.sequence + u64::from(self.config.window_max) == place.gathering.sequence;
         let has_parameters = place.finished.is_some_and(|finished| finished.sequence == header.sequence);
-        if !header.flags.resend || (header.flags.overflow && has_parameters) {
+        if !header.flags.resend {
             return Err(Reason::Stale);
         }
         if has_parameters {
