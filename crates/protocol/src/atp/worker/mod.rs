@@ -50,6 +50,9 @@ pub struct AtpWorker<A, T> {
     /// What is to be sent again or handed back, each once.
     again: VecDeque<Outgoing>,
     round_trip: RoundTrip,
+    /// Nothing was heard in this generation, nothing is on the way, and there are parameters that others may lack: server and
+    /// switches that lost their memory must learn where the worker is, or they cannot ask.
+    unheard: bool,
     /// When something came last that the server had not said before, or the worker (again) began.
     last_progress: Instant,
     events: VecDeque<WorkerEvent<T>>,
@@ -128,11 +131,24 @@ impl<A: Copy + PartialEq, T: Tensor> AtpWorker<A, T> {
             last_payloads: vec![0; usize::from(config.window_max) * config.payload_bytes()],
             again: VecDeque::with_capacity(config.window_max.into()),
             round_trip: RoundTrip::new(retransmission),
+            unheard: false,
             last_progress: Instant(0),
             events: VecDeque::new(),
             statistics: WorkerStatistics::default(),
             progress: AtpWorkerProgress::default(),
         }
+    }
+
+    /// Puts a worker that was started again, and has no tensors yet, where its job is (ATP §A.3): its first tensor is number
+    /// `collective` of the job, whose fragment `fragment` has the sequence number `sequence`, the earliest that is not
+    /// aggregated. What lies before that in the tensor stays as it is: its parameters are with the other workers only.
+    ///
+    /// # Panics
+    /// When the worker has tensors already, or the tensor would begin before the stream.
+    pub fn begin_at(&mut self, sequence: u64, collective: u16, fragment: u32) {
+        assert_eq!(self.window.next(), 0, "the worker has begun");
+        self.stream.begin_at(sequence, collective, fragment);
+        self.window.begin_at(sequence);
     }
 
     /// Appends a tensor to the stream. Every worker of the job must submit alike tensors in the same order.
@@ -169,14 +185,15 @@ impl<A: Copy + PartialEq, T: Tensor> AtpWorker<A, T> {
         self.window.forget_queue();
     }
 
-    /// Goes on in another generation: what is on the way is sent again, since nobody may have it any more. A worker that was
-    /// aborted or abandoned stays so.
-    pub fn resume(&mut self, now: Instant, generation: Generation, upstream: A) {
+    /// Goes on in another generation, perhaps from another place in the hierarchy: what is on the way is sent again, since nobody
+    /// may have it any more. A worker that was aborted or abandoned stays so.
+    pub fn resume(&mut self, now: Instant, generation: Generation, directions: Directions, upstream: A) {
         if self.state == State::Aborted {
             return;
         }
         self.suspend();
         self.config.generation = generation;
+        self.directions = directions;
         self.upstream = [upstream];
         self.state = State::Running;
         self.round_trip = RoundTrip::new(self.retransmission);
@@ -186,6 +203,19 @@ impl<A: Copy + PartialEq, T: Tensor> AtpWorker<A, T> {
             if matches!(self.window.standing(sequence), Standing::Sent { .. }) {
                 self.send_again(sequence);
             }
+        }
+        self.unheard = self.again.is_empty();
+        self.make_known();
+    }
+
+    /// Hands the newest parameters back unasked.
+    fn make_known(&mut self) {
+        if self.unheard
+            && let Some(sequence) = self.window.expected().checked_sub(1)
+            && self.window.standing(sequence) == Standing::Finished
+            && self.window.queue(sequence)
+        {
+            self.again.push_back(Outgoing::Restore(sequence));
         }
     }
 
@@ -243,6 +273,7 @@ impl<A: Copy + PartialEq, T: Tensor> AtpWorker<A, T> {
             State::Suspended => return Err(Reason::Unexpected),
             State::Aborted => return Err(Reason::Aborted),
         }
+        self.unheard = false;
         match preamble.kind {
             Kind::Gradient => {
                 let packet = GradientPacket::parse(preamble, bytes).map_err(unreadable)?;
@@ -498,6 +529,10 @@ impl<A: Copy + PartialEq, T: Tensor> Endpoint for AtpWorker<A, T> {
         for sequence in &late[..count] {
             self.send_again(*sequence);
         }
+        if self.unheard {
+            self.make_known();
+            self.last_progress = now;
+        }
         self.round_trip.back_off(now);
     }
 
@@ -522,7 +557,8 @@ impl<A: Copy + PartialEq, T: Tensor> Endpoint for AtpWorker<A, T> {
         if self.state != State::Running {
             return None;
         }
-        let sent = self.window.expected_sent()?;
+        let unheard = (self.unheard && self.window.expected() > 0).then_some(self.last_progress);
+        let sent = self.window.expected_sent().or(unheard)?;
         Some(sent.max(self.last_progress) + self.round_trip.timeout())
     }
 }
