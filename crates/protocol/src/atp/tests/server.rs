@@ -404,7 +404,6 @@ fn a_server_that_lost_its_memory_gets_parameters_back_from_who_has_them() {
     // Whoever speaks first.
     for order in [[0, 1], [1, 0]] {
         let mut server = plain(true);
-        assert_eq!(restored(0, 8, 0.5).to(&mut server, 1), Verdict::Drop(Reason::Unexpected), "unasked");
         for worker in order {
             if worker == 0 {
                 assert_eq!(from_worker(0, 12, ONE).resent().to(&mut server, 1), Verdict::Absorb);
@@ -427,6 +426,16 @@ fn a_server_that_lost_its_memory_gets_parameters_back_from_who_has_them() {
         assert_eq!(from_worker(1, 12, ONE).to_at(&mut server, 2, 5 * MS), Verdict::Multicast);
         assert!(sent(&mut server).iter().any(|line| line.contains("#12 parameters: 2")));
     }
+}
+
+#[test]
+fn parameters_that_are_handed_back_count_where_they_are_missed_only() {
+    let mut server = plain(true);
+    assert_eq!(restored(0, 8, 0.5).to(&mut server, 1), Verdict::Multicast, "unasked, but the server forgot");
+    assert_eq!(sent(&mut server), ["[1] #8 parameters: 0.5"]);
+    assert_eq!(restored(0, 12, 7.0).to(&mut server, 1), Verdict::Drop(Reason::Unexpected));
+    assert_eq!(from_worker(1, 8, ONE).resent().to(&mut server, 2), Verdict::ReplyUnicast);
+    assert_eq!(sent(&mut server), ["[2] #8 parameters: 0.5"]);
 }
 
 #[test]
