@@ -98,6 +98,8 @@ pub enum Fault {
     Server,
     /// Every switch forgets everything.
     Switches,
+    /// A worker of each job dies, and another takes its place (ATP §A.3).
+    Worker,
 }
 
 #[derive(Clone, Debug)]
@@ -145,7 +147,7 @@ impl Case {
             double_per_mille: random.pick(&[0, 20, 100]),
             delay_us: random.pick(&[5, 10, 200]),
             late_us: random.pick(&[0, 100, 30_000]),
-            fault: random.pick(&[Fault::None, Fault::None, Fault::Server, Fault::Switches]),
+            fault: random.pick(&[Fault::None, Fault::None, Fault::Server, Fault::Switches, Fault::Worker]),
         }
     }
 
@@ -226,6 +228,19 @@ impl Case {
 
     pub const fn op(which: usize) -> Op {
         if which.is_multiple_of(2) { Op::Sum } else { Op::Average }
+    }
+
+    /// The tensor that has this fragment of the stream, and the fragment's number in it; `None` behind the last.
+    pub fn locate(&self, sequence: u64) -> Option<(usize, usize)> {
+        let mut fragment = sequence as usize;
+        for (which, elements) in self.tensors.iter().enumerate() {
+            let fragments = elements.div_ceil(ELEMENTS);
+            if fragment < fragments {
+                return Some((which, fragment));
+            }
+            fragment -= fragments;
+        }
+        None
     }
 
     /// What every worker must end with: summed in another way, and rounded once.
