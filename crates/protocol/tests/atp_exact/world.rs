@@ -325,17 +325,18 @@ impl World {
                 for node in first + 1..first + self.case.workers {
                     let done = self.done[node][which].as_ref().expect("all are done").values();
                     let since = self.since[node][which].max(self.since[first][which]);
-                    let differ = done[since..].iter().zip(&of_first[since..]).any(|(a, b)| a != b);
+                    let differ =
+                        done[since..].iter().zip(&of_first[since..]).any(|(a, b)| a.to_bits() != b.to_bits());
                     assert!(!differ, "workers differ: {:?}", self.case);
                 }
-                let wanted = expected.values();
+                let (wanted, tolerance) = (expected.values(), self.case.tolerance(job, which));
                 assert_eq!(of_first.len(), wanted.len());
                 let since = self.since[first][which];
                 for (i, (got, wanted)) in of_first.iter().zip(&wanted).enumerate().skip(since) {
-                    // A dynamic factor's error is n / f; a bfloat16 may be rounded the other way for it.
-                    let tolerance = if self.case.is_exact() { 0.0 } else { 1e-5 + wanted.abs() / 128.0 };
                     assert!(
-                        (got - wanted).abs() <= tolerance,
+                        (got - wanted).abs() <= tolerance[i]
+                            || got == wanted
+                            || got.is_nan() && wanted.is_nan(),
                         "job {job}, element {i} of tensor {which} is {got} and should be {wanted}: {:?}",
                         self.case
                     );
@@ -343,6 +344,14 @@ impl World {
             }
         }
         self
+    }
+
+    /// Whether a worker was replaced in the middle of a tensor.
+    pub fn was_replaced_midway(&self) -> bool {
+        let lengths = || self.case.tensors.iter();
+        self.since
+            .iter()
+            .any(|since| since.iter().zip(lengths()).any(|(since, all)| (1..*all).contains(since)))
     }
 
     /// What every machine counted, for a failure.
