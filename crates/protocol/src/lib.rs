@@ -10,12 +10,14 @@
 
 extern crate alloc;
 
+pub mod atp;
 mod config;
 pub mod control;
 mod endpoint;
 mod run;
 mod switch;
 mod tensor;
+mod transport;
 mod worker;
 
 pub use config::{ConfigError, JobConfig, RetransmissionConfig, SLOTS_MAX};

@@ -81,13 +81,17 @@ impl Flags {
         })
     }
 
-    const fn bits(self) -> u8 {
-        self.resend as u8 * Self::RESEND
-            | self.collision as u8 * Self::COLLISION
-            | self.ecn as u8 * Self::ECN
-            | self.is_ack as u8 * Self::IS_ACK
-            | self.overflow as u8 * Self::OVERFLOW
-            | self.restore as u8 * Self::RESTORE
+    fn bits(self) -> u8 {
+        [
+            (self.resend, Self::RESEND),
+            (self.collision, Self::COLLISION),
+            (self.ecn, Self::ECN),
+            (self.is_ack, Self::IS_ACK),
+            (self.overflow, Self::OVERFLOW),
+            (self.restore, Self::RESTORE),
+        ]
+        .into_iter()
+        .fold(0, |bits, (set, bit)| bits | if set { bit } else { 0 })
     }
 }
 
@@ -100,7 +104,8 @@ pub struct GradientHeader {
     pub directions: Directions,
     /// Number of the fragment in the job's stream of all tensors. It does not wrap.
     pub sequence: u64,
-    /// Aggregator that it uses on every switch; from the server, the one to use when the sequence number's turn comes again.
+    /// Aggregator that it uses on every switch; in parameters the same, which they free. Parameters carry in their first bitmap
+    /// the index to use when the turn of this place in the window comes again (§3.6).
     pub aggregator_index: u32,
     /// Number of the fragment within its tensor.
     pub fragment: u32,
@@ -108,7 +113,8 @@ pub struct GradientHeader {
     pub collective: Collective,
     /// Exponent that the payload is scaled by, [`GradientHeader::STATIC_FACTOR`] with the job's fixed factor (§3.8).
     pub exponent: i16,
-    /// Largest exponent of a later fragment, a window ahead: the sender's, or merged, the workers' maximum (§B.3).
+    /// Exponent of the fragment that is a window ahead: the largest value of the sender's, or merged, of the workers'; in
+    /// parameters the one that it is to be scaled by (§B.3).
     pub next_exponent: i16,
 }
 

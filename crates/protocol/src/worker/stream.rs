@@ -8,7 +8,7 @@ use fanin_wire::{Collective, Op, WireDtype};
 use crate::{Elements, Instant, Tensor, TensorTimes};
 
 #[derive(Debug)]
-pub(super) struct Stream<T> {
+pub(crate) struct Stream<T> {
     /// Elements of a chunk as int32.
     size_class: usize,
     wire_dtype: WireDtype,
@@ -19,6 +19,8 @@ pub(super) struct Stream<T> {
     /// Number of the next tensor.
     sequence: u16,
     outstanding: usize,
+    /// Chunks of the next tensor that are not to be waited for.
+    skipped: u64,
 }
 
 #[derive(Debug)]
@@ -37,32 +39,49 @@ struct Entry<T> {
 }
 
 /// A chunk and the tensor that it belongs to.
-pub(super) struct Place<'a, T> {
+pub(crate) struct Place<'a, T> {
     stream: &'a mut Stream<T>,
     entry: usize,
     chunk: u64,
 }
 
 impl<T: Tensor> Stream<T> {
-    pub(super) const fn new(size_class: usize, wire_dtype: WireDtype) -> Self {
-        Self { size_class, wire_dtype, entries: VecDeque::new(), end: 0, sequence: 0, outstanding: 0 }
+    pub(crate) const fn new(size_class: usize, wire_dtype: WireDtype) -> Self {
+        Self {
+            size_class,
+            wire_dtype,
+            entries: VecDeque::new(),
+            end: 0,
+            sequence: 0,
+            outstanding: 0,
+            skipped: 0,
+        }
     }
 
-    pub(super) const fn end(&self) -> u64 {
+    /// Makes an empty stream go on where another has come to: its next tensor has the number `collective`, and chunk `chunk`
+    /// of the stream is the tensor's chunk `skipped`.
+    pub(crate) fn begin_at(&mut self, chunk: u64, collective: u16, skipped: u32) {
+        assert!(self.entries.is_empty(), "a stream begins before it has tensors");
+        self.skipped = skipped.into();
+        self.end = chunk.checked_sub(self.skipped).expect("a tensor begins in the stream");
+        self.sequence = collective;
+    }
+
+    pub(crate) const fn end(&self) -> u64 {
         self.end
     }
 
-    pub(super) const fn outstanding(&self) -> usize {
+    pub(crate) const fn outstanding(&self) -> usize {
         self.outstanding
     }
 
     /// Counts a tensor without elements: it has a number, and no chunk.
-    pub(super) const fn skip(&mut self) {
+    pub(crate) const fn skip(&mut self) {
         self.sequence = self.sequence.wrapping_add(1);
     }
 
     /// Appends a tensor that has elements.
-    pub(super) fn push(&mut self, mut tensor: T, op: Op) {
+    pub(crate) fn push(&mut self, mut tensor: T, op: Op) {
         let whole = tensor.whole_elements();
         let elements = tensor.elements();
         let (count, dtype) = (elements.count(), elements.dtype());
@@ -75,13 +94,15 @@ impl<T: Tensor> Stream<T> {
         };
         let chunk_elements = collective.wire_dtype.chunk_elements(self.size_class);
         let chunks = count.div_ceil(chunk_elements) as u64;
+        let skipped = core::mem::take(&mut self.skipped);
+        assert!(skipped < chunks, "{skipped} of {chunks} chunks are not to be waited for");
         self.entries.push_back(Entry {
             tensor: Some(tensor),
             collective,
             chunk_elements,
             elements: count,
             first_chunk: self.end,
-            chunks_left: chunks,
+            chunks_left: chunks - skipped,
             first_sent: Instant(u64::MAX),
         });
         self.end += chunks;
@@ -90,7 +111,7 @@ impl<T: Tensor> Stream<T> {
     }
 
     /// The unfinished tensor that has this chunk.
-    pub(super) fn locate(&mut self, chunk: u64) -> Option<Place<'_, T>> {
+    pub(crate) fn locate(&mut self, chunk: u64) -> Option<Place<'_, T>> {
         if chunk >= self.end {
             return None;
         }
@@ -99,7 +120,7 @@ impl<T: Tensor> Stream<T> {
     }
 
     /// The exponent of a chunk's block; unknown if the chunk is not there yet.
-    pub(super) fn exponent(&mut self, chunk: u64) -> Exponent {
+    pub(crate) fn exponent(&mut self, chunk: u64) -> Exponent {
         self.locate(chunk).map_or(Exponent::UNKNOWN, |mut place| {
             let range = place.range();
             place.elements().exponent(range)
@@ -107,45 +128,45 @@ impl<T: Tensor> Stream<T> {
     }
 
     /// Takes all unfinished tensors out.
-    pub(super) fn drain(&mut self) -> impl Iterator<Item = T> + '_ {
+    pub(crate) fn drain(&mut self) -> impl Iterator<Item = T> + '_ {
         self.outstanding = 0;
         self.entries.drain(..).filter_map(|entry| entry.tensor)
     }
 }
 
 impl<T: Tensor> Place<'_, T> {
-    pub(super) fn collective(&self) -> Collective {
+    pub(crate) fn collective(&self) -> Collective {
         self.stream.entries[self.entry].collective
     }
 
     /// Number of the chunk within its tensor.
-    pub(super) fn chunk(&self) -> u32 {
+    pub(crate) fn chunk(&self) -> u32 {
         // A tensor has at most u32::MAX elements, so its chunks fit.
         (self.chunk - self.stream.entries[self.entry].first_chunk) as u32
     }
 
     /// The chunk's elements; the tensor's last chunk may have fewer.
-    pub(super) fn range(&self) -> Range<usize> {
+    pub(crate) fn range(&self) -> Range<usize> {
         let entry = &self.stream.entries[self.entry];
         let begin = self.chunk() as usize * entry.chunk_elements;
         begin..(begin + entry.chunk_elements).min(entry.elements)
     }
 
-    pub(super) fn elements(&mut self) -> Elements<'_> {
+    pub(crate) fn elements(&mut self) -> Elements<'_> {
         let entry = &mut self.stream.entries[self.entry];
         entry.tensor.as_mut().expect("a place is in an unfinished tensor").elements()
     }
 
     /// Notes that a packet of the tensor goes out. The first counts; a minimum is no branch, and every packet comes by.
     #[inline]
-    pub(super) fn sent(&mut self, now: Instant) {
+    pub(crate) fn sent(&mut self, now: Instant) {
         let entry = &mut self.stream.entries[self.entry];
         entry.first_sent = entry.first_sent.min(now);
     }
 
     /// Counts the chunk as done; the tensor, and when it was sent and summed, if it was its last.
     #[inline]
-    pub(super) fn finish_chunk(self, now: Instant) -> Option<(T, TensorTimes)> {
+    pub(crate) fn finish_chunk(self, now: Instant) -> Option<(T, TensorTimes)> {
         let entry = &mut self.stream.entries[self.entry];
         entry.chunks_left -= 1;
         if entry.chunks_left > 0 {
