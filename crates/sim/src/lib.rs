@@ -9,6 +9,7 @@
 
 mod agenda;
 mod checker;
+pub mod net;
 mod scenario;
 mod tensors;
 mod world;
