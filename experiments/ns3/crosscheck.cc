@@ -88,7 +88,8 @@ constexpr uint64_t TCP_STAGGER_PS = 1'000'037'000;
 constexpr uint64_t TCP_END_PS = 210'000'000'000;
 constexpr uint32_t TCP_LINK_BYTES = 1538;
 constexpr uint32_t TCP_WINDOW_INITIAL_SEGMENTS = 10;
-constexpr uint32_t TCP_WINDOW_MAX_BYTES = 4 << 20;
+// Somewhat more than link and queue hold: each connection alone meets the queue's end.
+constexpr uint32_t TCP_WINDOW_MAX_SEGMENTS = 120;
 constexpr uint64_t TCP_RTO_MIN_PS = 10'000'000'000;
 
 // What one egress port of a switch did, and how often two of its events fell into the same picosecond.
@@ -276,15 +277,17 @@ class World
     // that lengthen a segment.
     void ScheduleTcp()
     {
+        const uint32_t segmentBytes = TCP_LINK_BYTES - TCP_OVERHEAD_BYTES;
+        const uint32_t windowMaxBytes = TCP_WINDOW_MAX_SEGMENTS * segmentBytes;
         Config::SetDefault("ns3::TcpSocketBase::Sack", BooleanValue(false));
         Config::SetDefault("ns3::TcpSocketBase::Timestamp", BooleanValue(false));
         Config::SetDefault("ns3::TcpSocketBase::LimitedTransmit", BooleanValue(false));
         Config::SetDefault("ns3::TcpSocketBase::MinRto", TimeValue(PicoSeconds(TCP_RTO_MIN_PS)));
         Config::SetDefault("ns3::TcpSocket::DelAckCount", UintegerValue(1));
-        Config::SetDefault("ns3::TcpSocket::SegmentSize", UintegerValue(TCP_LINK_BYTES - TCP_OVERHEAD_BYTES));
+        Config::SetDefault("ns3::TcpSocket::SegmentSize", UintegerValue(segmentBytes));
         Config::SetDefault("ns3::TcpSocket::InitialCwnd", UintegerValue(TCP_WINDOW_INITIAL_SEGMENTS));
-        Config::SetDefault("ns3::TcpSocket::SndBufSize", UintegerValue(TCP_WINDOW_MAX_BYTES));
-        Config::SetDefault("ns3::TcpSocket::RcvBufSize", UintegerValue(TCP_WINDOW_MAX_BYTES));
+        Config::SetDefault("ns3::TcpSocket::SndBufSize", UintegerValue(windowMaxBytes));
+        Config::SetDefault("ns3::TcpSocket::RcvBufSize", UintegerValue(windowMaxBytes));
         for (auto& node : {m_senders.Get(0), m_senders.Get(1), m_receivers.Get(0)})
         {
             auto tcp = node->GetObject<TcpL4Protocol>();
@@ -297,7 +300,7 @@ class World
             PacketSinkHelper sink("ns3::TcpSocketFactory", InetSocketAddress(Ipv4Address::GetAny(), port));
             m_tcpSinks.Add(sink.Install(m_receivers.Get(0)));
             BulkSendHelper source("ns3::TcpSocketFactory", InetSocketAddress(m_destinations[0], port));
-            source.SetAttribute("SendSize", UintegerValue(TCP_LINK_BYTES - TCP_OVERHEAD_BYTES));
+            source.SetAttribute("SendSize", UintegerValue(segmentBytes));
             source.Install(m_senders.Get(i)).Start(PicoSeconds(TCP_START_PS + i * TCP_STAGGER_PS));
         }
         Simulator::Schedule(PicoSeconds(TCP_START_PS), [this] {
@@ -416,14 +419,14 @@ World::Print() const
                     i + 1 < m_udpPorts.size() ? "," : "");
     }
     std::printf("  ],\n  \"tcp\": {\"start_ps\": %" PRIu64 ", \"stagger_ps\": %" PRIu64 ", \"end_ps\": %" PRIu64
-                ", \"link_bytes\": %u,\n    \"window_initial_segments\": %u, \"window_max_bytes\": %u, \"rto_min_ps\": %" PRIu64
+                ", \"link_bytes\": %u,\n    \"window_initial_segments\": %u, \"window_max_segments\": %u, \"rto_min_ps\": %" PRIu64
                 ",\n    \"delivered_segments\": [",
                 TCP_START_PS,
                 TCP_STAGGER_PS,
                 TCP_END_PS,
                 TCP_LINK_BYTES,
                 TCP_WINDOW_INITIAL_SEGMENTS,
-                TCP_WINDOW_MAX_BYTES,
+                TCP_WINDOW_MAX_SEGMENTS,
                 TCP_RTO_MIN_PS);
     for (uint32_t i = 0; i < TCP_FLOWS; ++i)
     {
