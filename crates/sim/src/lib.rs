@@ -8,8 +8,8 @@
 #![forbid(unsafe_code)]
 
 mod agenda;
-pub mod net;
 mod checker;
+pub mod net;
 mod scenario;
 mod tensors;
 mod world;
