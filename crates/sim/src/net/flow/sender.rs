@@ -154,7 +154,10 @@ impl Sender {
         if self.recovering {
             if to >= self.recover {
                 self.recovering = false;
-                self.window = self.threshold;
+                // Not the whole threshold at once, which would be a burst into the queue that has just lost packets, and
+                // cost connections beside it theirs (RFC 6582, 3.2, step 3, first option).
+                let flight = self.next - self.unacknowledged;
+                self.window = self.threshold.min(flight.max(self.segment) + self.segment);
             } else {
                 // NewReno: the next hole (RFC 6582, 3.2, partial acknowledgement).
                 self.resend = true;
@@ -228,5 +231,31 @@ impl Sender {
         let rto =
             self.smoothed.map_or(Time::ZERO, |(smoothed, variation)| Time(smoothed.0 + 4 * variation.0));
         rto.clamp(self.rto_min, RTO_MAX.max(self.rto_min))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::net::ids::NodeId;
+
+    #[test]
+    fn a_full_acknowledgement_is_not_answered_with_a_burst() {
+        let config = TcpConfig { segment_bytes: 100, ..TcpConfig::new(NodeId(0), NodeId(1)) };
+        let config = TcpConfig { window_initial_bytes: 4000, ..config };
+        let (mut sender, mut statistics) = (Sender::new(&config), FlowStatistics::default());
+        let polled = |sender: &mut Sender| {
+            std::iter::from_fn(|| sender.poll(Time::ZERO, &mut FlowStatistics::default())).count()
+        };
+        sender.write(4000);
+        assert_eq!(polled(&mut sender), 40);
+        // The first is lost, and all others arrive.
+        for _ in 1..40 {
+            sender.acknowledged(Time::ZERO, 0, false, &mut statistics);
+        }
+        assert_eq!(polled(&mut sender), 1, "the lost one");
+        sender.acknowledged(Time::ZERO, 4000, false, &mut statistics);
+        sender.write(1_000_000);
+        assert_eq!(polled(&mut sender), 2, "nothing is on its way, and the threshold is 20");
     }
 }
