@@ -148,7 +148,10 @@ fn lost_parameters_go_to_the_child_that_lacks_them_until_the_next_of_the_place_i
     assert_eq!(sent(&mut server), ["[1, 2] #0 parameters: 2", "[1, 2] #1 parameters: 2"]);
     // Worker 0 goes on to the place's next fragment, worker 1 lacks the parameters.
     assert_eq!(from_worker(0, WINDOW, 5 * ONE).to(&mut server, 1), Verdict::Absorb);
-    assert_eq!(from_worker(1, 0, ONE).to(&mut server, 2), STALE, "a copy that the network held back");
+    let late = from_worker(1, 0, ONE);
+    assert_eq!(late.to(&mut server, 2), STALE, "a copy that the network held back");
+    let collided = late.resent().with(|header| header.flags.collision = true);
+    assert_eq!(collided.to(&mut server, 2), STALE, "sent once, and marked on the way");
     assert_eq!(from_worker(1, 0, ONE).resent().to(&mut server, 2), Verdict::ReplyUnicast);
     assert_eq!(sent(&mut server), ["[2] #0 parameters: 2"]);
     // Both ask: once to both.
