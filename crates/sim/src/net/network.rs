@@ -300,7 +300,11 @@ impl Network {
     }
 
     /// Gives one direction of a link its faults.
+    ///
+    /// # Panics
+    /// When a chance is not from 0 to 1: [`Impairment::is_sound`].
     pub fn impair(&mut self, port: PortId, impairment: Impairment) {
+        assert!(impairment.is_sound(), "a chance that is not from 0 to 1");
         let seed = self.core.seed(port.0.into());
         self.core.ports[port.index()].faults = Some(Box::new(Faults::new(impairment, seed)));
     }
@@ -375,7 +379,7 @@ impl Network {
         let chosen = self.chosen(ports);
         let mut names = self.core.names();
         names.retain(|port, _| chosen.contains(&port.index()));
-        self.core.trace = Some(Trace::new(Box::new(out), &names));
+        self.core.trace = Some(Trace::new(Box::new(out), names));
         for port in chosen {
             self.core.ports[port].traced = true;
         }

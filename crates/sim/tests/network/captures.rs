@@ -129,6 +129,7 @@ fn a_trace_has_every_transmission_and_what_waited() {
         .map(|(_, bytes)| bytes.trim_end_matches('}').parse::<u32>().unwrap())
         .collect();
     assert_eq!(waits, [1538, 3076, 1538, 0]);
+    assert_eq!(of("\"queue, h0 to s0\""), 4);
     assert!(events.iter().any(|event| event.contains("\"ts\":1.538000,\"dur\":1.538000")));
 }
 
