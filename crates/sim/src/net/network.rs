@@ -80,6 +80,7 @@ pub struct Network {
     repeating: usize,
     events: u64,
     progress: Option<Tell>,
+    running: bool,
 }
 
 enum Hook {
@@ -105,6 +106,7 @@ impl Network {
             repeating: 0,
             events: 0,
             progress: None,
+            running: false,
         })
     }
 
@@ -219,9 +221,19 @@ impl Network {
     }
 
     /// Goes on until nothing is left to happen, somebody stops it, or the time is up.
+    ///
+    /// # Panics
+    /// When a hook calls it: the run that called the hook is not over.
     pub fn run_until(&mut self, end: impl Into<Time>) -> Outcome {
-        let end = end.into();
+        assert!(!self.running, "a hook must not run the network that runs it");
+        self.running = true;
         self.core.stopped = false;
+        let outcome = self.go_on(end.into());
+        self.running = false;
+        outcome
+    }
+
+    fn go_on(&mut self, end: Time) -> Outcome {
         loop {
             if self.core.stopped {
                 return Outcome::Stopped;

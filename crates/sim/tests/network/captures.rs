@@ -195,3 +195,13 @@ fn somebody_can_stop_a_run_and_it_goes_on_where_it_was() {
     assert_eq!(network.run_until(Time::from_millis(1)), Outcome::TimeUp);
     assert_eq!(network.time(), Time::from_millis(1));
 }
+
+#[test]
+#[should_panic(expected = "a hook must not run the network that runs it")]
+fn a_hook_cannot_run_the_network() {
+    let mut network = rack_of_two();
+    network.at(Time::ZERO, |network| {
+        network.run_until(Time::from_millis(2));
+    });
+    network.run_until(Time::from_millis(1));
+}
