@@ -18,5 +18,5 @@ pub use client::{
     Session, SessionConfig, SwitchStatus, TraceConfig, interface_rate_bps, resolve_switch, route,
     switch_status,
 };
-pub use error::{AllReduceError, SessionError, Tensor};
+pub use error::{AllReduceError, ChainError, SessionError, Tensor};
 pub use server::{ServerError, SwitchServer, SwitchServerConfig};
