@@ -6,13 +6,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fanin_protocol::control::{JobState, Ranks};
-use fanin_protocol::{JobProgress, Reason};
+use fanin_protocol::Reason;
 use fanin_wire::WorkerId;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::{Registry, Unit};
 
+use super::data_path::Progress;
 use super::jobs::{JobSnapshot, Jobs};
 
 /// The content type of [`text`].
@@ -47,7 +48,7 @@ impl Collector for Scrape {
         gauges(&mut encoder, "fanin_slots", "Slots of 256 elements in each shard", "state", &slots)?;
         counters(&mut encoder, "fanin_refusals", "Refused joins", "reason", &jobs.refusals())?;
 
-        let packets = jobs.driver.statistics();
+        let packets = jobs.driver.packets();
         let verdicts = [
             ("absorb", packets.absorb),
             ("multicast", packets.multicast),
@@ -84,7 +85,7 @@ struct RunningJob<'a> {
     /// Over all shards.
     slots: u64,
     ranks: Vec<WorkerId>,
-    progress: JobProgress,
+    progress: Progress,
     round_trips: BTreeMap<WorkerId, Duration>,
 }
 
@@ -112,7 +113,7 @@ fn of_jobs(encoder: &mut DescriptorEncoder<'_>, jobs: &[RunningJob<'_>]) -> Resu
     for job in jobs {
         family.encode_family(&[(JOB, job.name)])?.encode_gauge(&job.slots)?;
     }
-    let mut counter = |name, help, value: fn(&JobProgress) -> u64| {
+    let mut counter = |name, help, value: fn(&Progress) -> u64| {
         let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
         for job in jobs {
             let labels = [(JOB, job.name)];
@@ -124,6 +125,12 @@ fn of_jobs(encoder: &mut DescriptorEncoder<'_>, jobs: &[RunningJob<'_>]) -> Resu
     counter("fanin_job_results", "Sums that the job's slots completed", |progress| progress.completed)?;
     counter("fanin_job_retransmissions", "Contributions to the job that came again", |progress| {
         progress.retransmitted
+    })?;
+    counter("fanin_job_aggregations", "Packets of the job that were added here (ATP)", |progress| {
+        progress.aggregations
+    })?;
+    counter("fanin_job_collisions", "Fragments of the job that found an aggregator taken (ATP)", |progress| {
+        progress.collisions
     })
 }
 
@@ -149,7 +156,7 @@ fn of_ranks(encoder: &mut DescriptorEncoder<'_>, jobs: &[RunningJob<'_>]) -> Res
         "Slots that wait for the rank now",
         None,
         MetricType::Gauge,
-        |job, rank| Some(f64::from(job.progress.waiting_for[usize::from(rank.0)])),
+        |job, rank| job.progress.waiting_for.get(usize::from(rank.0)).copied().map(f64::from),
     )?;
     of_ranks(
         "fanin_round_trip",
@@ -163,7 +170,7 @@ fn of_ranks(encoder: &mut DescriptorEncoder<'_>, jobs: &[RunningJob<'_>]) -> Res
         "How much later than the first one the rank's contributions came, summed over all contributions",
         Some(Unit::Seconds),
         MetricType::Counter,
-        |job, rank| Some(job.progress.lateness[usize::from(rank.0)].as_secs_f64()),
+        |job, rank| job.progress.lateness.get(usize::from(rank.0)).map(Duration::as_secs_f64),
     )
 }
 
