@@ -2,8 +2,9 @@
 
 use std::net::SocketAddr;
 
+use fanin_protocol::atp::{AtpJobConfig, Hashing, Overflow, Scaling};
 use fanin_protocol::control::{Protocol, Ranks, Refusal, ResumeField};
-use fanin_wire::{AbortReason, Collective, Op, WireDtype, WorkerId};
+use fanin_wire::{AbortReason, Collective, Generation, JobId, Op, WireDtype, WorkerId};
 
 use crate::error::ChainError;
 use crate::proto;
@@ -53,6 +54,29 @@ pub(crate) fn protocol(number: i32) -> Result<Protocol, Malformed> {
     match proto::Protocol::try_from(number).map_err(|_| Malformed("protocol"))? {
         proto::Protocol::Switchml => Ok(Protocol::SwitchMl),
         proto::Protocol::Atp => Ok(Protocol::Atp),
+    }
+}
+
+/// An ATP job as it was admitted, to its server and to its workers alike. What nobody chooses is chosen here.
+pub(crate) const fn atp_job(
+    (id, generation): (JobId, Generation),
+    workers: u8,
+    (window_max, elements): (u16, u16),
+    aggregators: u32,
+    hashing: Hashing,
+) -> AtpJobConfig {
+    AtpJobConfig {
+        id,
+        generation,
+        workers: workers as u16,
+        elements,
+        window_max,
+        aggregators,
+        hashing,
+        // Gradients of any size: with the paper's fixed factor, sums of 21.5 and more overflow (ATP §3.8, §B.3).
+        scaling: Scaling::Dynamic,
+        overflow: Overflow::Reactive,
+        congestion_control: true,
     }
 }
 

@@ -4,10 +4,10 @@ use crate::IoStatistics;
 use crate::host::Host;
 use crate::train_socket::Peer;
 use fanin_protocol::atp::{
-    AtpJobConfig, AtpServer, AtpServerEvent, AtpServerProgress, AtpServerStatistics, AtpSwitch,
+    AtpServer, AtpServerEvent, AtpServerProgress, AtpServerStatistics, AtpSwitch,
     AtpSwitchConfig, AtpSwitchEvent, AtpSwitchProgress, AtpSwitchStatistics, ServerJob, SwitchRoute,
 };
-use fanin_wire::{AbortReason, Directions, JobId};
+use fanin_wire::{AbortReason, JobId};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::mpsc::Receiver;
@@ -97,18 +97,11 @@ impl AtpServerDriver {
         self.0.receive_buffer_bytes()
     }
 
-    /// Takes a job in, whose workers have these directions, by rank; `restored` when it goes on after a server that lost
-    /// its memory. When this returns its packets are answered.
+    /// Takes a job in. When this returns its packets are answered.
     ///
     /// # Errors
     /// When a number of `config` is outside its limit, the directions do not add up, or the server has stopped.
-    pub fn add_job(
-        &self,
-        config: AtpJobConfig,
-        workers: Vec<Directions>,
-        restored: bool,
-    ) -> io::Result<()> {
-        let job = ServerJob { config, workers, restored };
+    pub fn add_job(&self, job: ServerJob) -> io::Result<()> {
         self.0.ask(move |machine, _| machine.add_job(job)).ok_or_else(stopped)?.map_err(invalid)
     }
 

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
-use fanin_protocol::atp::{AtpServerEvent, AtpSwitchEvent};
+use fanin_protocol::atp::{AtpServerEvent, Hashing, ServerJob};
 use fanin_protocol::control::{Admission, Protocol};
 use fanin_protocol::{JobConfig, Reason};
 use fanin_udp::{AtpServerDriver, IoStatistics, SwitchConfig, SwitchDriver};
@@ -85,7 +85,7 @@ impl DataPath {
         match self {
             Self::SwitchMl(driver) => next_of(driver.events(), |event| event),
             Self::Atp(driver) => next_of(driver.events(), |event| match event {
-                AtpServerEvent::Aborted { job, reason } => (job, reason),
+                AtpServerEvent::Aborted { job, reason, .. } => (job, reason),
             }),
         }
     }
@@ -105,8 +105,19 @@ impl DataPath {
             }),
             Self::Atp(driver) => {
                 let hierarchy = admission.hierarchy.as_ref().ok_or(io::ErrorKind::InvalidInput)?;
-                let directions = hierarchy.directions.clone();
-                driver.add_job(atp_job(admission, hierarchy.aggregators), directions, admission.resumed)
+                let config = atp_job(
+                    (admission.job, admission.generation),
+                    admission.world_size,
+                    (admission.slots, admission.elements),
+                    hierarchy.aggregators,
+                    Hashing::Hash,
+                );
+                driver.add_job(ServerJob {
+                    config,
+                    workers: hierarchy.directions.clone(),
+                    level: hierarchy.levels,
+                    restored: admission.resumed,
+                })
             }
         }
     }
@@ -140,7 +151,16 @@ impl DataPath {
             }
             Self::Atp(driver) => {
                 let progress = driver.progress(job)?;
-                todo!("{progress:?}")
+                let waiting_for = driver.waiting_for(job)?;
+                Progress {
+                    in_use: waiting_for.fragments,
+                    waiting_for: waiting_for.ranks,
+                    completed: progress.completed,
+                    retransmitted: progress.duplicates,
+                    aggregations: progress.aggregations,
+                    collisions: progress.collisions,
+                    ..Progress::default()
+                }
             }
         })
     }
@@ -158,7 +178,12 @@ impl DataPath {
             }
             Self::Atp(driver) => {
                 let statistics = driver.statistics();
-                todo!("{statistics:?}")
+                Packets {
+                    absorb: statistics.absorb,
+                    multicast: statistics.multicast,
+                    reply_unicast: statistics.reply_unicast,
+                    dropped: statistics.dropped,
+                }
             }
         }
     }

@@ -181,7 +181,9 @@ impl Jobs {
         let is_it =
             |view: &JobView<'_>| matches!(view.state, JobState::Running { job: id, .. } if id == job);
         let name = state.registry.jobs().find(is_it)?.name.into();
-        Some(AtpRoute { levels: levels.into(), elements: elements.into(), job: name })
+        let timeout = state.registry.config().heartbeat_timeout;
+        let heartbeat_timeout_ms = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
+        Some(AtpRoute { levels: levels.into(), elements: elements.into(), job: name, heartbeat_timeout_ms })
     }
 
     /// The round trips that a job's ranks have told.

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use fanin_protocol::control::{JobState, Ranks};
 use fanin_protocol::Reason;
+use fanin_udp::IoStatistics;
 use fanin_wire::WorkerId;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
@@ -21,8 +22,13 @@ pub(super) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0
 
 /// All metrics as text.
 pub(super) fn text(jobs: &Arc<Jobs>) -> Result<String, Error> {
+    collected(Scrape(Arc::clone(jobs)))
+}
+
+/// What a collector tells, as text.
+pub(super) fn collected(collector: impl Collector) -> Result<String, Error> {
     let mut registry = Registry::default();
-    registry.register_collector(Box::new(Scrape(Arc::clone(jobs))));
+    registry.register_collector(Box::new(collector));
     let mut text = String::new();
     prometheus_client::encoding::text::encode(&mut text, &registry)?;
     Ok(text)
@@ -68,11 +74,7 @@ impl Collector for Scrape {
         let again = packets.reply_unicast + packets.dropped[Reason::Duplicate as usize];
         counter(&mut encoder, "fanin_retransmissions", "Contributions that came again", again)?;
 
-        let io = jobs.driver.io_statistics();
-        let received = [("trains", io.trains_received), ("packets", io.packets_received)];
-        counters(&mut encoder, "fanin_received", "Units that the sockets received", "unit", &received)?;
-        let sent = [("trains", io.trains_sent), ("packets", io.packets_sent)];
-        counters(&mut encoder, "fanin_sent", "Units that the sockets sent", "unit", &sent)?;
+        of_io(&mut encoder, &jobs.driver.io_statistics())?;
         let running: Vec<_> = snapshot.iter().filter_map(|job| RunningJob::ask(jobs, job)).collect();
         of_jobs(&mut encoder, &running)?;
         of_ranks(&mut encoder, &running)
@@ -104,7 +106,7 @@ impl<'a> RunningJob<'a> {
 }
 
 /// `job` and `instance` are what Prometheus itself calls the things that it asks.
-const JOB: &str = "job_name";
+pub(super) const JOB: &str = "job_name";
 
 fn of_jobs(encoder: &mut DescriptorEncoder<'_>, jobs: &[RunningJob<'_>]) -> Result<(), Error> {
     let name = "fanin_job_pool_slots";
@@ -176,7 +178,15 @@ fn of_ranks(encoder: &mut DescriptorEncoder<'_>, jobs: &[RunningJob<'_>]) -> Res
 
 type Value = fn(&RunningJob<'_>, WorkerId) -> Option<f64>;
 
-fn gauges(
+/// Of a data path's sockets.
+pub(super) fn of_io(encoder: &mut DescriptorEncoder<'_>, io: &IoStatistics) -> Result<(), Error> {
+    let received = [("trains", io.trains_received), ("packets", io.packets_received)];
+    counters(encoder, "fanin_received", "Units that the sockets received", "unit", &received)?;
+    let sent = [("trains", io.trains_sent), ("packets", io.packets_sent)];
+    counters(encoder, "fanin_sent", "Units that the sockets sent", "unit", &sent)
+}
+
+pub(super) fn gauges(
     encoder: &mut DescriptorEncoder<'_>,
     name: &str,
     help: &str,
@@ -190,7 +200,7 @@ fn gauges(
     Ok(())
 }
 
-fn counters(
+pub(super) fn counters(
     encoder: &mut DescriptorEncoder<'_>,
     name: &str,
     help: &str,
@@ -204,7 +214,7 @@ fn counters(
     Ok(())
 }
 
-fn counter(encoder: &mut DescriptorEncoder<'_>, name: &str, help: &str, value: u64) -> Result<(), Error> {
+pub(super) fn counter(encoder: &mut DescriptorEncoder<'_>, name: &str, help: &str, value: u64) -> Result<(), Error> {
     let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
     metric.encode_counter::<NoLabelSet, u64, f64>(&value, None)
 }
