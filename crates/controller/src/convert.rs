@@ -268,11 +268,9 @@ impl TryFrom<proto::Refusal> for Refusal {
                 let switch = (!m.switch.is_empty()).then(|| address(&m.switch)).transpose()?;
                 Self::TooManyChildren { switch, children: m.children }
             }
-            Reason::PathsDisagree(m) => Self::PathsDisagree {
-                rank: m.rank,
-                other_rank: m.other_rank,
-                switch: address(&m.switch)?,
-            },
+            Reason::PathsDisagree(m) => {
+                Self::PathsDisagree { rank: m.rank, other_rank: m.other_rank, switch: address(&m.switch)? }
+            }
             Reason::UpstreamUnreachable(_) | Reason::SwitchLoop(_) | Reason::RouteMismatch(_) => {
                 return Err(Malformed("reason"));
             }

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use fanin_protocol::control::{
-    Admission, Command, HeartbeatReply, JoinDecision, JoinRequest, Protocol, Refusal, Registry, RegistryConfig,
-    Resume, Ticket,
+    Admission, Command, HeartbeatReply, JoinDecision, JoinRequest, Protocol, Refusal, Registry,
+    RegistryConfig, Resume, Ticket,
 };
 use fanin_protocol::{
     Endpoint, Instant, JobConfig, RetransmissionConfig, Switch, SwitchEvent, Transmit, Verdict, Worker,

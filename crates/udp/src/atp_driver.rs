@@ -4,7 +4,7 @@ use crate::IoStatistics;
 use crate::host::Host;
 use crate::train_socket::Peer;
 use fanin_protocol::atp::{
-    AtpServer, AtpServerEvent, AtpServerProgress, AtpServerStatistics, AtpSwitch,
+    AtpServer, AtpServerEvent, AtpServerProgress, AtpServerStatistics, AtpServerWaiting, AtpSwitch,
     AtpSwitchConfig, AtpSwitchEvent, AtpSwitchProgress, AtpSwitchStatistics, ServerJob, SwitchRoute,
 };
 use fanin_wire::{AbortReason, JobId};
@@ -119,6 +119,12 @@ impl AtpServerDriver {
     #[must_use]
     pub fn progress(&self, job: JobId) -> Option<AtpServerProgress> {
         self.0.ask(move |machine, _| machine.progress(job)).flatten()
+    }
+
+    /// Whom a job waits for; `None` when there is no such job.
+    #[must_use]
+    pub fn waiting(&self, job: JobId) -> Option<AtpServerWaiting> {
+        self.0.ask(move |machine, _| machine.waiting(job)).flatten()
     }
 
     /// Packets by verdict.

@@ -119,8 +119,7 @@ impl WorkerDriver {
                     spawn(index, WorkerShard { machine, shared }, socket, mailbox)
                 }
                 WorkerJob::Atp { config: job, directions } => {
-                    let rank = worker.0.into();
-                    let machine = AtpWorker::new(job, rank, directions, switch, config.retransmission);
+                    let machine = AtpWorker::new(job, directions, switch, config.retransmission);
                     spawn(index, WorkerShard { machine, shared }, socket, mailbox)
                 }
             }?);
@@ -172,20 +171,13 @@ impl WorkerDriver {
     /// # Errors
     /// When the job does not keep what it must, there is no route to the switch, or the worker has ended or ends
     /// meanwhile.
-    pub fn resume(
-        &self,
-        job: WorkerJob,
-        switch: SocketAddr,
-        restore: &[Vec<SlotIndex>],
-    ) -> io::Result<()> {
+    pub fn resume(&self, job: WorkerJob, switch: SocketAddr, restore: &[Vec<SlotIndex>]) -> io::Result<()> {
         let job = job.check()?;
         let (was, is) = (self.config.job.shape(), job.shape());
         let shards = self.shared.posts.len();
         if (&was, shards) != (&is, restore.len()) {
-            let message = format!(
-                "a job of {was} in {shards} shards cannot go on as one of {is} in {}",
-                restore.len()
-            );
+            let message =
+                format!("a job of {was} in {shards} shards cannot go on as one of {is} in {}", restore.len());
             return Err(invalid(message));
         }
         if let Some(failure) = self.shared.ended().clone() {

@@ -1,5 +1,6 @@
 //! The worker of either protocol, as its driver runs it.
 
+use crate::clock::Clock;
 use crate::part::Part;
 use crate::train_socket::Peer;
 use fanin_protocol::atp::{AtpJobConfig, AtpWorker};
@@ -118,7 +119,9 @@ impl WorkerJob {
 }
 
 /// What a shard of the driver runs.
-pub(crate) trait WorkerMachine: Endpoint<Address = Peer, Event = WorkerEvent<Part>> + Send + 'static {
+pub(crate) trait WorkerMachine:
+    Endpoint<Address = Peer, Event = WorkerEvent<Part>> + Send + 'static
+{
     fn submit(&mut self, part: Part, op: Op);
     /// Completed exchanges of each slot, of which ATP has none.
     fn suspend(&mut self) -> Vec<u32>;
@@ -164,7 +167,8 @@ impl WorkerMachine for AtpWorker<Peer, Part> {
 
     fn resume(&mut self, job: WorkerJob, switch: Peer, _: &[SlotIndex]) {
         if let WorkerJob::Atp { config, directions } = job {
-            Self::resume(self, config, directions, switch);
+            self.rename(config.id);
+            Self::resume(self, Clock.now(), config.generation, directions, switch);
         }
     }
 

@@ -11,9 +11,9 @@ use super::admission::{Memory, join};
 use super::connection::{Connection, RETRY, explain};
 use super::session::Shared;
 use super::status::{JobStatusState, SwitchStatus};
-use crate::{ChainError, SessionError};
 use crate::proto::heartbeat_reply::State;
 use crate::proto::{HeartbeatRequest, StatusRequest};
+use crate::{ChainError, SessionError};
 
 /// How often deadlines are looked at.
 const TICK: Duration = Duration::from_millis(100);
@@ -195,9 +195,9 @@ impl Watch {
                 }
                 Err(SessionError::SwitchLost { cause, .. }) => cause,
                 // The server is away again, or still, behind a switch that is not.
-                Err(SessionError::Chain { error: error @ ChainError::UpstreamUnreachable { .. }, .. }) => {
-                    error.to_string()
-                }
+                Err(SessionError::Chain {
+                    error: error @ ChainError::UpstreamUnreachable { .. }, ..
+                }) => error.to_string(),
                 Err(error) => return Err(error),
             };
             if self.patience(since).is_zero() {

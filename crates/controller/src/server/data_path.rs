@@ -151,10 +151,10 @@ impl DataPath {
             }
             Self::Atp(driver) => {
                 let progress = driver.progress(job)?;
-                let waiting_for = driver.waiting_for(job)?;
+                let waiting = driver.waiting(job)?;
                 Progress {
-                    in_use: waiting_for.fragments,
-                    waiting_for: waiting_for.ranks,
+                    in_use: waiting.fragments,
+                    waiting_for: waiting.ranks,
                     completed: progress.completed,
                     retransmitted: progress.duplicates,
                     aggregations: progress.aggregations,

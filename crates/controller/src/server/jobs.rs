@@ -178,8 +178,7 @@ impl Jobs {
     pub fn route(&self, job: JobId) -> Option<AtpRoute> {
         let state = self.lock();
         let (levels, elements) = state.registry.levels(job)?;
-        let is_it =
-            |view: &JobView<'_>| matches!(view.state, JobState::Running { job: id, .. } if id == job);
+        let is_it = |view: &JobView<'_>| matches!(view.state, JobState::Running { job: id, .. } if id == job);
         let name = state.registry.jobs().find(is_it)?.name.into();
         let timeout = state.registry.config().heartbeat_timeout;
         let heartbeat_timeout_ms = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);

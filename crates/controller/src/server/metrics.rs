@@ -5,8 +5,8 @@ use std::fmt::Error;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fanin_protocol::control::{JobState, Ranks};
 use fanin_protocol::Reason;
+use fanin_protocol::control::{JobState, Ranks};
 use fanin_udp::IoStatistics;
 use fanin_wire::WorkerId;
 use prometheus_client::collector::Collector;
@@ -214,7 +214,12 @@ pub(super) fn counters(
     Ok(())
 }
 
-pub(super) fn counter(encoder: &mut DescriptorEncoder<'_>, name: &str, help: &str, value: u64) -> Result<(), Error> {
+pub(super) fn counter(
+    encoder: &mut DescriptorEncoder<'_>,
+    name: &str,
+    help: &str,
+    value: u64,
+) -> Result<(), Error> {
     let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
     metric.encode_counter::<NoLabelSet, u64, f64>(&value, None)
 }

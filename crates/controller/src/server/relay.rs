@@ -4,7 +4,6 @@
 //! to a request to join, and learns from the answer what it needs to serve the job, before whom it asks for gets the answer. A
 //! switch that restarted learns the same from the next heartbeat.
 
-use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -166,7 +165,9 @@ impl Relay {
         match reply {
             Ok(reply) => Ok(reply.into_inner()),
             // A status that came from there has no source here.
-            Err(status) if std::error::Error::source(&status).is_none() && status.code() != Code::Cancelled => {
+            Err(status)
+                if std::error::Error::source(&status).is_none() && status.code() != Code::Cancelled =>
+            {
                 Err(Failed::Refused(status))
             }
             Err(status) => {
@@ -283,10 +284,7 @@ impl Relay {
         Ok(admission)
     }
 
-    async fn heartbeat(
-        &self,
-        mut request: proto::HeartbeatRequest,
-    ) -> Result<proto::HeartbeatReply, Failed> {
+    async fn heartbeat(&self, mut request: proto::HeartbeatRequest) -> Result<proto::HeartbeatReply, Failed> {
         request.passed_on = one_more(request.passed_on)?;
         let generation = Generation(narrow(request.generation, "generation")?);
         let member = (JobId(request.job_id), generation, WorkerId(narrow(request.rank, "rank")?));
@@ -379,7 +377,8 @@ impl Control for Service {
         let peer = request.remote_addr();
         let message = seen_from(request.into_inner(), peer);
         let (job, rank) = (message.job.clone(), message.rank);
-        let refused = |reason: &dyn std::fmt::Display| tracing::warn!(job, rank, %reason, "a rank is refused");
+        let refused =
+            |reason: &dyn std::fmt::Display| tracing::warn!(job, rank, %reason, "a rank is refused");
         // When the rank hangs up, this future is dropped, and with it the call to the upstream.
         let outcome = match self.0.join(message).await {
             Ok(admission) => Outcome::Admission(admission),

@@ -17,6 +17,7 @@ use super::{
     pool_slots,
 };
 use crate::Instant;
+use crate::atp::WINDOW_ELEMENTS_MAX;
 use crate::config::SLOTS_MAX;
 
 /// What a checked request leaves to remember.
@@ -282,7 +283,11 @@ impl Gathering {
             shards,
             receive_buffer_bytes,
         };
-        let slots = self.slots_asked().unwrap_or_else(|| pool_slots(&path));
+        let mut slots = self.slots_asked().unwrap_or_else(|| pool_slots(&path));
+        if atp {
+            // The server holds a window's sums.
+            slots = slots.min((WINDOW_ELEMENTS_MAX / usize::from(elements.max(1))) as u16);
+        }
         let (generation, restore) = (Generation(0), Vec::new());
         Ok(Plan { generation, slots, elements, wire_dtype, resumed: false, hierarchy, restore })
     }
