@@ -13,7 +13,7 @@ use fanin_wire::{
 
 use super::*;
 
-fn fetch(address: SocketAddr, path: &str) -> String {
+pub(super) fn fetch(address: SocketAddr, path: &str) -> String {
     let mut connection = TcpStream::connect(address).expect("a switch");
     let request = format!("GET {path} HTTP/1.1\r\nHost: switch\r\nConnection: close\r\n\r\n");
     connection.write_all(request.as_bytes()).expect("sent");
