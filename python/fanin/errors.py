@@ -164,6 +164,7 @@ __all__ = [
     "JoinTimeout",
     "NotASwitch",
     "PoolExhausted",
+    "ProtocolMismatch",
     "ProtocolVersionMismatch",
     "RankLeft",
     "RankLost",

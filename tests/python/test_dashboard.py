@@ -48,8 +48,22 @@ def served() -> Iterator[tuple[Series, dict[str, str]]]:
             return "fanin_round_trip_seconds" in scrape(switch.address)[0]
 
         wait_until(round_trip_is_told, "a heartbeat tells the round trip")
-        yield scrape(switch.address)
+        seen, types = scrape(switch.address)
     switch.kill()
+    server = SwitchProcess(command="server")
+    server.start()
+    rack = SwitchProcess("--protocol", "atp", "--upstream", server.address)
+    rack.start()
+    with fanin.connect(rack.address, job="a", rank=0, world_size=1, protocol="atp") as group:
+        group.all_reduce(np.ones(100_000, np.float32))
+        for address in (server.address, rack.address):
+            more, more_types = scrape(address)
+            for name, labels in more.items():
+                seen.setdefault(name, set()).update(labels)
+            types |= more_types
+    rack.kill()
+    server.kill()
+    yield seen, types
 
 
 @pytest.fixture(scope="module")

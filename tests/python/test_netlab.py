@@ -17,7 +17,15 @@ import torch
 import torch.distributed as dist
 from conftest import Launch
 from fanin import netlab
-from fanin.netlab import INTERFACE, SWITCH, SWITCH_ADDRESS, Netlab, NetlabError
+from fanin.netlab import (
+    INTERFACE,
+    SERVER,
+    SWITCH,
+    SWITCH_ADDRESS,
+    Netlab,
+    NetlabError,
+    bridge_address,
+)
 from ranks import DEADLINE, Me, wait_until
 from torch._C._distributed_c10d import FileStore
 
@@ -106,6 +114,28 @@ def test_packets_go_through_and_the_laboratory_goes_away() -> None:
 
 
 @needs_lab
+def test_workers_of_two_racks_reach_their_switch_the_server_and_each_other() -> None:
+    with Netlab(3, racks=2, rate_bps=50_000_000, name=NAME) as lab:
+        there = ["w0", "w1", "w2", "sw0", "sw1", SERVER]
+        assert netlab.members(NAME) == there
+        assert [lab.switch_of(i) for i in range(3)] == ["sw0", "sw0", "sw1"]
+        addresses = [bridge_address(member) for member in there[3:]]
+        for to in [*addresses, netlab.address(1)]:
+            ping = ["ping", "-c", "1", "-W", "5", to]
+            assert lab.popen("w2", ping, stdout=subprocess.DEVNULL).wait() == 0
+        for member, interface in (("w2", INTERFACE), ("sw1", "w2"), ("sw1", "up"), (SERVER, "sw1")):
+            command = ["tc", "-n", lab.namespace(member), "-j", "qdisc", "show", "dev", interface]
+            (qdisc,) = json.loads(subprocess.check_output(command))
+            assert (qdisc["kind"], qdisc["options"]["rate"]) == ("tbf", 50_000_000 / 8)
+        state = json.loads(fanin("status", "--name", NAME, "--json").stdout)
+        assert all(worker["connected"] for worker in state["workers"])
+        assert [bridge["address"] for bridge in state["bridges"]] == addresses
+    assert netlab.members(NAME) == []
+    with pytest.raises(NetlabError, match="3 racks of 2 workers"):
+        Netlab(2, racks=3, name=NAME)
+
+
+@needs_lab
 def test_links_are_shaped_both_ways() -> None:
     with Netlab(2, rate_bps=50_000_000, name=NAME) as lab:
         for member, interface in (("w1", INTERFACE), (SWITCH, "w1")):
@@ -181,7 +211,7 @@ def sums_over_the_laboratory(me: Me, namespaces: list[str], meeting: str) -> lis
     me.init("fanin", store=store, rank=me.rank, world_size=me.world_size)
     tensor = torch.arange(200_000, dtype=torch.float32).remainder_(113).mul_(me.rank + 1)
     dist.all_reduce(tensor)
-    expected = np.arange(200_000) % 113 * 3
+    expected = np.arange(200_000) % 113 * sum(range(1, me.world_size + 1))
     return [float(np.abs(tensor.numpy() - expected).max()), float(tensor.double().sum())]
 
 

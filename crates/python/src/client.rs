@@ -229,8 +229,7 @@ impl Drop for Client {
 
 /// A protocol by its name.
 pub(crate) fn protocol_of(name: &str) -> PyResult<Protocol> {
-    name.parse()
-        .map_err(|()| PyValueError::new_err(format!("protocol {name:?}: one of switchml and atp")))
+    name.parse().map_err(|()| PyValueError::new_err(format!("protocol {name:?}: one of switchml and atp")))
 }
 
 /// A timeout in seconds as a duration from which a deadline can be computed.

@@ -1,7 +1,7 @@
 //! `Switch`: a switch inside this process.
 
-use crate::interruptible::{duration, lock};
 use crate::client::protocol_of;
+use crate::interruptible::{duration, lock};
 use fanin_controller::{
     AtpSwitchServer, AtpSwitchServerConfig, ServerError, SwitchServer, SwitchServerConfig,
 };

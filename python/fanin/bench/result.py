@@ -138,5 +138,6 @@ def error_allowed(
         rounded_once = contributions + (2**-8 + 2**-23) * (sum_largest + contributions)
         return rounded_once + epsilon / 2 * (sum_largest + rounded_once)
     # SwitchML, Appendix E, Theorem 1: n / f, where f = (2^31 - 1) / (n 2^m) and no input exceeds
-    # 2^m; and the sum is rounded to the dtype. ATP has the same factor, and rounds to nearest (§B.3).
+    # 2^m; and the sum is rounded to the dtype. ATP has the same factor, and rounds to nearest (its
+    # §B.3).
     return workers**2 * power / (2**31 - 1) + epsilon / 2 * sum_largest

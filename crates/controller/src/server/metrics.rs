@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fanin_protocol::Reason;
-use fanin_protocol::control::{JobState, Ranks};
+use fanin_protocol::control::{JobState, Protocol, Ranks};
 use fanin_udp::IoStatistics;
 use fanin_wire::WorkerId;
 use prometheus_client::collector::Collector;
@@ -76,7 +76,7 @@ impl Collector for Scrape {
 
         of_io(&mut encoder, &jobs.driver.io_statistics())?;
         let running: Vec<_> = snapshot.iter().filter_map(|job| RunningJob::ask(jobs, job)).collect();
-        of_jobs(&mut encoder, &running)?;
+        of_jobs(&mut encoder, &running, jobs.config().protocol)?;
         of_ranks(&mut encoder, &running)
     }
 }
@@ -108,7 +108,11 @@ impl<'a> RunningJob<'a> {
 /// `job` and `instance` are what Prometheus itself calls the things that it asks.
 pub(super) const JOB: &str = "job_name";
 
-fn of_jobs(encoder: &mut DescriptorEncoder<'_>, jobs: &[RunningJob<'_>]) -> Result<(), Error> {
+fn of_jobs(
+    encoder: &mut DescriptorEncoder<'_>,
+    jobs: &[RunningJob<'_>],
+    protocol: Protocol,
+) -> Result<(), Error> {
     let name = "fanin_job_pool_slots";
     let mut family =
         encoder.encode_descriptor(name, "Slots of the job, over all shards", None, MetricType::Gauge)?;
@@ -128,6 +132,9 @@ fn of_jobs(encoder: &mut DescriptorEncoder<'_>, jobs: &[RunningJob<'_>]) -> Resu
     counter("fanin_job_retransmissions", "Contributions to the job that came again", |progress| {
         progress.retransmitted
     })?;
+    if protocol == Protocol::SwitchMl {
+        return Ok(());
+    }
     counter("fanin_job_aggregations", "Packets of the job that were added here (ATP)", |progress| {
         progress.aggregations
     })?;
