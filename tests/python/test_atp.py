@@ -217,13 +217,10 @@ def test_two_racks_whose_links_lose_a_hundredth_sum_exactly(launch: Launch, tmp_
         switches = [f"{bridge_address(lab.switch_of(i))}:4800" for i in range(4)]
         ranks = launch(in_a_rack, 4, switches, spaces, str(tmp_path / "store"))
         results = ranks.results()
-        shown = subprocess.run(
-            [sys.executable, "-m", "fanin", "netlab", "exec", "--name", NAME, "w0", "--"]
-            + [sys.executable, "-m", "fanin", "status", "--switch", switches[0], "--json"],
-            check=True,
-            capture_output=True,
-            text=True,
-        )
+        status_of = ["status", "--switch", switches[0], "--json"]
+        inside = ["netlab", "exec", "--name", NAME, "w0", "--", sys.executable, "-m", "fanin"]
+        command = [sys.executable, "-m", "fanin", *inside, *status_of]
+        shown = subprocess.run(command, check=True, capture_output=True, text=True)
     status = json.loads(shown.stdout)
     assert [s["address"] for s in status["switches"]] == [switches[0]]
     assert all(result == results[0] for result in results)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,7 @@ def scrape(address: str) -> tuple[Series, dict[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[tuple[Series, dict[str, str]]]:
+def served() -> tuple[Series, dict[str, str]]:
     """The metrics of a switch that has had something of everything."""
     switch = SwitchProcess("--heartbeat-timeout", "1")
     switch.start()
@@ -63,7 +62,7 @@ def served() -> Iterator[tuple[Series, dict[str, str]]]:
             types |= more_types
     rack.kill()
     server.kill()
-    yield seen, types
+    return seen, types
 
 
 @pytest.fixture(scope="module")
