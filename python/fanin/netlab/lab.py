@@ -39,7 +39,7 @@ INTERFACE = "eth0"
 """The link, as a worker sees it."""
 
 BRIDGE = "br0"
-UPLINK = "up"
+UPLINK = "uplink"
 """The link to the server, as the switch of a rack sees it."""
 _RUN = Path("/run/netns")
 _BRIDGE_FILTERS = Path("/proc/sys/net/bridge")  # each namespace has its own
