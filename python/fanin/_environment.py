@@ -16,7 +16,10 @@ TRACE_VARIABLE = "FANIN_TRACE"
 RANK_VARIABLE = "RANK"
 WIRE_DTYPE_VARIABLE = "FANIN_WIRE_DTYPE"
 
+PROTOCOL_VARIABLE = "FANIN_PROTOCOL"
+
 WireDtype: TypeAlias = Literal["int32", "bfloat16"]
+Protocol: TypeAlias = Literal["switchml", "atp"]
 
 
 def switch_address(explicit: str | None = None) -> str:
@@ -79,3 +82,17 @@ def wire_dtype(explicit: str | None = None) -> WireDtype:
         return "bfloat16"
     name = WIRE_DTYPE_VARIABLE if explicit is None else "wire_dtype"
     raise ValueError(f'{name} is {text!r}: it must be "int32" or "bfloat16"')
+
+
+def protocol(explicit: str | None = None) -> Protocol:
+    """Return how the job's gradients are summed: by "switchml" unless somebody says otherwise.
+
+    Raises `ValueError` when the argument or FANIN_PROTOCOL is no protocol.
+    """
+    text = os.environ.get(PROTOCOL_VARIABLE) or "switchml" if explicit is None else explicit
+    if text == "switchml":
+        return "switchml"
+    if text == "atp":
+        return "atp"
+    name = PROTOCOL_VARIABLE if explicit is None else "protocol"
+    raise ValueError(f'{name} is {text!r}: it must be "switchml" or "atp"')

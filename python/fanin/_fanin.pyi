@@ -4,6 +4,7 @@ from typing import Literal
 
 DType = Literal["float32", "float16", "bfloat16", "int32"]
 WireDtype = Literal["int32", "bfloat16"]
+Protocol = Literal["switchml", "atp"]
 
 version: str
 
@@ -23,6 +24,7 @@ class Client:
         timeout: float = 300.0,
         slots: int | None = None,
         wire_dtype: WireDtype = "int32",
+        protocol: Protocol = "switchml",
         trace: tuple[str, int] | None = None,
     ) -> Client: ...
     @property
@@ -83,6 +85,7 @@ class Switch:
         *,
         pool_slots: int | None = None,
         heartbeat_timeout: float | None = None,
+        protocol: Protocol = "switchml",
     ) -> Switch: ...
     @property
     def address(self) -> str: ...

@@ -87,6 +87,10 @@ class WireDtypeMismatch(JoinRefused):
     """The ranks of the job asked for different wire dtypes; those that had joined hear it, too."""
 
 
+class ProtocolMismatch(JoinRefused):
+    """The ranks speak another protocol (FANIN_PROTOCOL) than the switch serves."""
+
+
 class PoolExhausted(JoinRefused):
     """The switch has fewer free slots than the job asked for."""
 
@@ -160,6 +164,7 @@ __all__ = [
     "JoinTimeout",
     "NotASwitch",
     "PoolExhausted",
+    "ProtocolMismatch",
     "ProtocolVersionMismatch",
     "RankLeft",
     "RankLost",

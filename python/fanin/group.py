@@ -9,7 +9,8 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from fanin import _fanin
-from fanin._environment import WireDtype, pool_slots, switch_address, trace
+from fanin._environment import Protocol, WireDtype, pool_slots, switch_address, trace
+from fanin._environment import protocol as resolved_protocol
 from fanin._environment import wire_dtype as resolved_wire_dtype
 from fanin.errors import RankOutOfRange
 
@@ -143,6 +144,7 @@ def connect(
     timeout: float = 300.0,
     slots: int | None = None,
     wire_dtype: WireDtype | None = None,
+    protocol: Protocol | None = None,
 ) -> Group:
     """Join `job` as `rank` of `world_size`; blocks until all ranks have joined.
 
@@ -158,6 +160,12 @@ def connect(
     that a sum is off by at most 2^-8 (the sum of the contributions' absolute values) + 2^-8 |sum|,
     and what is small beside that (docs/protocols/switchml.md); 2^128 and more becomes an infinity,
     also of an average. int32 arrays are exact either way.
+
+    `protocol` says how they are summed, the same on all ranks; else FANIN_PROTOCOL, else
+    "switchml": in the slots of one switch. With "atp" on the way to a server: `switch` is the
+    rack's (``fanin switch --protocol atp --upstream ...``) or the server itself (``fanin server``),
+    floats travel as int32, and a sum is rounded once, to float32, from integers that are each off
+    by half of 10^-8, or of what keeps the largest sum in 31 bits (docs/operations.md).
     """
     if not 0 <= rank < world_size <= WORLD_SIZE_MAX:
         raise RankOutOfRange(
@@ -172,6 +180,7 @@ def connect(
         timeout=timeout,
         slots=pool_slots(slots),
         wire_dtype=resolved_wire_dtype(wire_dtype),
+        protocol=resolved_protocol(protocol),
         trace=trace(rank),
     )
     return Group(client)

@@ -9,7 +9,7 @@ import argparse
 import os
 import sys
 
-from fanin._environment import SWITCH_VARIABLE
+from fanin._environment import PROTOCOL_VARIABLE, SWITCH_VARIABLE, protocol
 from fanin.errors import FaninError
 
 DESCRIPTION = """\
@@ -43,6 +43,13 @@ def parser() -> argparse.ArgumentParser:
         help=f"the switch that sums (default: ${SWITCH_VARIABLE}; without that, one inside this "
         "launcher, which serves this machine only)",
     )
+    ours.add_argument(
+        "--protocol",
+        choices=["switchml", "atp"],
+        default=None,
+        help=f"how gradients are summed (default: ${PROTOCOL_VARIABLE}, else switchml); the switch "
+        "inside this launcher brings atp's server with it",
+    )
     return made
 
 
@@ -50,6 +57,10 @@ def run(argv: list[str]) -> int:
     """Run the ranks to their end. Returns the exit status."""
     parsed = parser()
     args = parsed.parse_args(argv)
+    try:
+        os.environ[PROTOCOL_VARIABLE] = spoken = protocol(args.protocol)  # the ranks inherit it
+    except ValueError as error:
+        parsed.error(str(error))
     named = args.switch or os.environ.get(SWITCH_VARIABLE)
     if not named and _nodes_max(parsed, args.nnodes) > 1:
         parsed.error(
@@ -61,7 +72,7 @@ def run(argv: list[str]) -> int:
     from fanin._fanin import Switch
 
     try:
-        switch = Switch()
+        switch = Switch(protocol=spoken)
     except (OSError, FaninError) as error:
         print(f"fanin run: {error}", file=sys.stderr)
         return 1

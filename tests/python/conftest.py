@@ -39,21 +39,23 @@ def launch(switch: str) -> Iterator[Launch]:
 
 
 class SwitchProcess:
-    """`fanin switch` as a user runs it, so that it can be killed."""
+    """`fanin switch` (or `server`) as a user runs it, so that it can be killed."""
 
-    def __init__(self, *options: str) -> None:
+    def __init__(self, *options: str, command: str = "switch") -> None:
         self.options = options
+        self.command = command
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.address = f"127.0.0.1:{free.getsockname()[1]}"
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "fanin", "switch", "--listen", self.address, *self.options]
+        command = [sys.executable, "-m", "fanin", self.command]
+        command += ["--listen", self.address, *self.options]
         process = subprocess.Popen(command)
         self.process = process
 
         def answers() -> bool:
-            assert process.poll() is None, f"fanin switch ended with {process.returncode}"
+            assert process.poll() is None, f"fanin {self.command} ended: {process.returncode}"
             host, port = self.address.split(":")
             try:
                 socket.create_connection((host, int(port)), timeout=1).close()

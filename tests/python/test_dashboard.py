@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,7 @@ def scrape(address: str) -> tuple[Series, dict[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[tuple[Series, dict[str, str]]]:
+def served() -> tuple[Series, dict[str, str]]:
     """The metrics of a switch that has had something of everything."""
     switch = SwitchProcess("--heartbeat-timeout", "1")
     switch.start()
@@ -48,8 +47,22 @@ def served() -> Iterator[tuple[Series, dict[str, str]]]:
             return "fanin_round_trip_seconds" in scrape(switch.address)[0]
 
         wait_until(round_trip_is_told, "a heartbeat tells the round trip")
-        yield scrape(switch.address)
+        seen, types = scrape(switch.address)
     switch.kill()
+    server = SwitchProcess(command="server")
+    server.start()
+    rack = SwitchProcess("--protocol", "atp", "--upstream", server.address)
+    rack.start()
+    with fanin.connect(rack.address, job="a", rank=0, world_size=1, protocol="atp") as group:
+        group.all_reduce(np.ones(100_000, np.float32))
+        for address in (server.address, rack.address):
+            more, more_types = scrape(address)
+            for name, labels in more.items():
+                seen.setdefault(name, set()).update(labels)
+            types |= more_types
+    rack.kill()
+    server.kill()
+    return seen, types
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,15 @@ import torch
 import torch.distributed as dist
 from conftest import Launch
 from fanin import netlab
-from fanin.netlab import INTERFACE, SWITCH, SWITCH_ADDRESS, Netlab, NetlabError
+from fanin.netlab import (
+    INTERFACE,
+    SERVER,
+    SWITCH,
+    SWITCH_ADDRESS,
+    Netlab,
+    NetlabError,
+    bridge_address,
+)
 from ranks import DEADLINE, Me, wait_until
 from torch._C._distributed_c10d import FileStore
 
@@ -56,6 +64,17 @@ try:
 except TimeoutError:
     pass
 print(back)
+"""
+
+
+# Prints the addresses that refuse a connection to a port where nobody listens: they are there.
+KNOCK = """
+import socket, sys
+for address in sys.argv[1:]:
+    try:
+        socket.create_connection((address, 9), timeout=5)
+    except ConnectionRefusedError:
+        print(address)
 """
 
 
@@ -103,6 +122,35 @@ def test_packets_go_through_and_the_laboratory_goes_away() -> None:
     assert netlab.members(NAME) == []
     again = fanin("down", "--name", NAME)
     assert (again.returncode, again.stdout) == (0, "there was no laboratory\n")
+
+
+@needs_lab
+def test_workers_of_two_racks_reach_their_switch_the_server_and_each_other() -> None:
+    with Netlab(3, racks=2, rate_bps=50_000_000, name=NAME) as lab:
+        there = ["w0", "w1", "w2", "sw0", "sw1", SERVER]
+        assert netlab.members(NAME) == there
+        assert [lab.switch_of(i) for i in range(3)] == ["sw0", "sw0", "sw1"]
+        addresses = [bridge_address(member) for member in there[3:]]
+        others = [*addresses, netlab.address(1)]
+        knocking = lab.popen(
+            "w2", [sys.executable, "-c", KNOCK, *others], stdout=subprocess.PIPE, text=True
+        )
+        assert knocking.communicate(timeout=DEADLINE)[0].split() == others
+        for member, interface in (
+            ("w2", INTERFACE),
+            ("sw1", "w2"),
+            ("sw1", "uplink"),
+            (SERVER, "sw1"),
+        ):
+            command = ["tc", "-n", lab.namespace(member), "-j", "qdisc", "show", "dev", interface]
+            (qdisc,) = json.loads(subprocess.check_output(command))
+            assert (qdisc["kind"], qdisc["options"]["rate"]) == ("tbf", 50_000_000 / 8)
+        state = json.loads(fanin("status", "--name", NAME, "--json").stdout)
+        assert all(worker["connected"] for worker in state["workers"])
+        assert [bridge["address"] for bridge in state["bridges"]] == addresses
+    assert netlab.members(NAME) == []
+    with pytest.raises(NetlabError, match="3 racks of 2 workers"):
+        Netlab(2, racks=3, name=NAME)
 
 
 @needs_lab
@@ -181,7 +229,7 @@ def sums_over_the_laboratory(me: Me, namespaces: list[str], meeting: str) -> lis
     me.init("fanin", store=store, rank=me.rank, world_size=me.world_size)
     tensor = torch.arange(200_000, dtype=torch.float32).remainder_(113).mul_(me.rank + 1)
     dist.all_reduce(tensor)
-    expected = np.arange(200_000) % 113 * 3
+    expected = np.arange(200_000) % 113 * sum(range(1, me.world_size + 1))
     return [float(np.abs(tensor.numpy() - expected).max()), float(tensor.double().sum())]
 
 

@@ -54,7 +54,9 @@ def test_gradient_packets_are_as_documented() -> None:
         "restored_64": (0, 1 | 32, -5, 0x123456, up, static),
     }
     for name, (level, flags, next_exponent, aggregator, directions, exponent) in rows.items():
-        assert PREAMBLE.unpack_from(golden[name]) == (0xFA51, 1, 5, 0xDEADBEEF, 0x0102, 255, 0), name
+        assert PREAMBLE.unpack_from(golden[name]) == (0xFA51, 1, 5, 0xDEADBEEF, 0x0102, 255, 0), (
+            name
+        )
         collective = (7, 3, 2, 1_000_000)
         assert GRADIENT.unpack_from(golden[name], PREAMBLE.size) == (
             *(level, flags, next_exponent, 0x123456789, aggregator, 0x0A0B0C0D),

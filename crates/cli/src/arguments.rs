@@ -3,6 +3,8 @@
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::time::Duration;
 
+use fanin_protocol::control::Protocol;
+
 /// Where a switch is looked for, and where it listens, unless told otherwise.
 pub(crate) const SWITCH_DEFAULT: &str = "127.0.0.1:4800";
 
@@ -11,6 +13,11 @@ pub(crate) fn seconds(text: &str) -> Result<Duration, String> {
     let wrong = || format!("{text:?} is no positive number of seconds");
     let seconds: f64 = text.strip_suffix('s').unwrap_or(text).trim_end().parse().map_err(|_| wrong())?;
     Duration::try_from_secs_f64(seconds).ok().filter(|duration| !duration.is_zero()).ok_or_else(wrong)
+}
+
+/// How gradients are summed.
+pub(crate) fn protocol(text: &str) -> Result<Protocol, String> {
+    text.parse().map_err(|()| format!("{text:?}: one of switchml and atp"))
 }
 
 /// An address of this machine, and a port.
@@ -33,6 +40,13 @@ mod tests {
         for text in ["0", "-1", "nan", "inf", "1e300", "five", ""] {
             assert!(seconds(text).is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn protocols_are_called_by_their_names() {
+        assert_eq!(protocol("switchml"), Ok(Protocol::SwitchMl));
+        assert_eq!(protocol("atp"), Ok(Protocol::Atp));
+        assert_eq!(protocol("ATP"), Err("\"ATP\": one of switchml and atp".into()));
     }
 
     #[test]

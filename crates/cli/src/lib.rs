@@ -12,6 +12,7 @@ mod doctor;
 mod netlab;
 mod output;
 mod run;
+mod server;
 mod status;
 mod switch;
 mod version;
@@ -34,6 +35,7 @@ const USAGE: u8 = 2;
     after_help = "Examples:\n  \
         fanin run --nproc-per-node 4 train.py      train with 4 workers and a switch of their own\n  \
         fanin switch --listen 0.0.0.0:4800         serve jobs of other machines\n  \
+        fanin server --listen 0.0.0.0:4800         sum what ATP's switches on the way do not\n  \
         fanin status --switch 10.0.0.9:4800        who waits for whom\n  \
         fanin doctor --switch 10.0.0.9:4800        why it is not reached, or slow",
     disable_help_subcommand = true
@@ -47,6 +49,7 @@ struct Cli {
 enum Command {
     Run(run::Arguments),
     Switch(switch::Arguments),
+    Server(server::Arguments),
     Status(status::Arguments),
     Doctor(doctor::Arguments),
     Bench(bench::Arguments),
@@ -72,6 +75,7 @@ pub fn exit_status(args: impl IntoIterator<Item = OsString>) -> u8 {
     let result = match cli.command {
         Command::Run(arguments) => run::run(&arguments),
         Command::Switch(arguments) => switch::run(&arguments),
+        Command::Server(arguments) => server::run(&arguments),
         Command::Status(arguments) => status::run(&arguments),
         Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments),

@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use comfy_table::{Cell, CellAlignment, Table, presets};
-use fanin_controller::{JobStatus, JobStatusState, SwitchStatus, switch_status};
+use fanin_controller::{
+    AtpSwitchJob, AtpSwitchStatus, JobStatus, JobStatusState, SwitchStatus, switch_status,
+};
 use fanin_wire::AbortReason;
 use serde::Serialize;
 
@@ -34,8 +36,28 @@ struct Report<'a> {
     version: &'a str,
     wire_version: u32,
     shards: u32,
+    protocol: &'static str,
     pool: Pool,
     jobs: Vec<Job<'a>>,
+    /// ATP's switches on the way to the server, the server's neighbour first.
+    switches: Vec<Switch<'a>>,
+}
+
+#[derive(Serialize)]
+struct Switch<'a> {
+    address: &'a str,
+    upstream: &'a str,
+    aggregators: u32,
+    in_use: u32,
+    jobs: Vec<SwitchJob>,
+}
+
+/// What a switch did for the job of this id.
+#[derive(Serialize)]
+struct SwitchJob {
+    id: u32,
+    aggregations: u64,
+    collisions: u64,
 }
 
 /// In slots of 256 elements, each shard.
@@ -71,6 +93,9 @@ enum State {
         left: Vec<u8>,
         completed: u64,
         retransmitted: u64,
+        /// ATP: at the server.
+        aggregations: u64,
+        collisions: u64,
     },
     Aborted {
         id: u32,
@@ -97,12 +122,29 @@ fn report<'a>(switch: &'a str, status: &'a SwitchStatus) -> Report<'a> {
         version: &status.version,
         wire_version: status.wire_version,
         shards: status.shards,
+        protocol: status.protocol.name(),
         pool: Pool { slots: status.pool_slots, free: status.pool_free },
         jobs: status
             .jobs
             .iter()
             .map(|job| Job { job: &job.name, world_size: job.world_size, state: state(job) })
             .collect(),
+        switches: status.switches.iter().map(switch_report).collect(),
+    }
+}
+
+fn switch_report(switch: &AtpSwitchStatus) -> Switch<'_> {
+    let job = |job: &AtpSwitchJob| SwitchJob {
+        id: job.job.0,
+        aggregations: job.aggregations,
+        collisions: job.collisions,
+    };
+    Switch {
+        address: &switch.address,
+        upstream: &switch.upstream,
+        aggregators: switch.aggregators,
+        in_use: switch.in_use,
+        jobs: switch.jobs.iter().map(job).collect(),
     }
 }
 
@@ -124,6 +166,8 @@ fn state(job: &JobStatus) -> State {
             completed,
             retransmitted,
             left,
+            aggregations,
+            collisions,
         } => State::Running {
             id: job.0,
             generation: generation.0,
@@ -138,6 +182,8 @@ fn state(job: &JobStatus) -> State {
             left: left.iter().map(|rank| rank.0).collect(),
             completed: *completed,
             retransmitted: *retransmitted,
+            aggregations: *aggregations,
+            collisions: *collisions,
         },
         JobStatusState::Aborted { job, reason } => State::Aborted { id: job.0, reason: explain(reason) },
     }
@@ -156,16 +202,18 @@ pub(crate) fn explain(reason: &AbortReason) -> String {
 fn table(report: &Report<'_>) -> String {
     let Pool { slots, free } = report.pool;
     let head = format!(
-        "switch {}: fanin {}, wire version {}, {} shard{}, {} of {slots} slots in use",
+        "switch {}: {}fanin {}, wire version {}, {} shard{}, {} of {slots} slots in use",
         report.switch,
+        if report.protocol == "atp" { "ATP, " } else { "" },
         report.version,
         report.wire_version,
         report.shards,
         if report.shards == 1 { "" } else { "s" },
         slots.saturating_sub(free),
     );
+    let tail = if report.protocol == "atp" { atp_table(report) } else { String::new() };
     if report.jobs.is_empty() {
-        return format!("{head}\nno jobs");
+        return format!("{head}\nno jobs{tail}");
     }
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
@@ -197,7 +245,40 @@ fn table(report: &Report<'_>) -> String {
         }
         table.add_row(row);
     }
-    format!("{head}\n{}", table.trim_fmt())
+    format!("{head}\n{}{tail}", table.trim_fmt())
+}
+
+/// Where ATP's fragments are added: at each switch on the way from whom was asked, and at the server.
+fn atp_table(report: &Report<'_>) -> String {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    table.set_header(["ATP", "AGGREGATORS", "IN USE", "JOB", "ADDED", "COLLISIONS"]);
+    let number = |number: u64| Cell::new(number).set_alignment(CellAlignment::Right);
+    let name = |id: u32| {
+        let is_it = |job: &&Job<'_>| matches!(job.state, State::Running { id: of_job, .. } if of_job == id);
+        report.jobs.iter().find(is_it).map_or_else(|| id.to_string(), |job| job.job.to_owned())
+    };
+    for switch in report.switches.iter().rev() {
+        let whole = vec![
+            Cell::new(format!("switch {}", switch.address)),
+            number(switch.aggregators.into()),
+            number(switch.in_use.into()),
+        ];
+        for job in &switch.jobs {
+            let of_job = [Cell::new(name(job.id)), number(job.aggregations), number(job.collisions)];
+            table.add_row(whole.iter().cloned().chain(of_job));
+        }
+        if switch.jobs.is_empty() {
+            table.add_row(whole);
+        }
+    }
+    for job in &report.jobs {
+        if let State::Running { aggregations, collisions, .. } = job.state {
+            let cells = ["server", "", "", job.job].map(Cell::new);
+            table.add_row(cells.into_iter().chain([number(aggregations), number(collisions)]));
+        }
+    }
+    if table.is_empty() { String::new() } else { format!("\n\n{}", table.trim_fmt()) }
 }
 
 fn ranks(ranks: impl Iterator<Item = String>) -> String {
@@ -212,7 +293,7 @@ fn ranks(ranks: impl Iterator<Item = String>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fanin_protocol::control::Ranks;
+    use fanin_protocol::control::{Protocol, Ranks};
     use fanin_wire::{Generation, JobId, WireDtype, WorkerId};
 
     fn status() -> SwitchStatus {
@@ -228,6 +309,8 @@ mod tests {
             completed: 1000,
             retransmitted: 3,
             left: Ranks(0),
+            aggregations: 0,
+            collisions: 0,
         };
         SwitchStatus {
             version: "0.1.0".into(),
@@ -236,6 +319,8 @@ mod tests {
             pool_slots: 1024,
             pool_free: 896,
             jobs: vec![job("gpt", running), job("late", JobStatusState::Gathering { present: Ranks(0b101) })],
+            protocol: Protocol::SwitchMl,
+            switches: vec![],
         }
     }
 
@@ -250,6 +335,28 @@ mod tests {
         );
         assert!(lines[2].contains("running  bfloat16") && lines[2].ends_with("rank 2 (12 slots)"), "{text}");
         assert!(lines[3].contains("joining") && lines[3].ends_with("rank 1"), "{text}");
+    }
+
+    #[test]
+    fn the_table_says_where_atp_adds() {
+        let of_switch = AtpSwitchJob { job: JobId(9), aggregations: 500, collisions: 7 };
+        let switch = AtpSwitchStatus {
+            address: "10.0.1.9:4800".into(),
+            upstream: "10.0.0.8:4800".into(),
+            aggregators: 4096,
+            in_use: 3,
+            jobs: vec![of_switch],
+        };
+        let mut status = SwitchStatus { protocol: Protocol::Atp, switches: vec![switch], ..status() };
+        if let JobStatusState::Running { aggregations, collisions, .. } = &mut status.jobs[0].state {
+            (*aggregations, *collisions) = (200, 8);
+        }
+        let text = table(&report("box:4800", &status));
+        assert!(text.starts_with("switch box:4800: ATP, fanin 0.1.0"), "{text}");
+        let cells = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+        let rows: Vec<Vec<String>> = text.lines().rev().take(2).map(cells).collect();
+        assert_eq!(rows[1], ["switch", "10.0.1.9:4800", "4096", "3", "gpt", "500", "7"]);
+        assert_eq!(rows[0], ["server", "gpt", "200", "8"]);
     }
 
     #[test]

@@ -4,29 +4,44 @@ use std::io::IsTerminal;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use anyhow::{Context, anyhow};
-use fanin_controller::{SwitchServer, SwitchServerConfig};
+use anyhow::{Context, anyhow, bail};
+use fanin_controller::{AtpSwitchServer, AtpSwitchServerConfig, SwitchServer, SwitchServerConfig};
+use fanin_protocol::control::Protocol;
 use serde::Serialize;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use tracing_subscriber::EnvFilter;
 
-use crate::arguments::{SWITCH_DEFAULT, listen, seconds};
+use crate::arguments::{SWITCH_DEFAULT, listen, protocol, seconds};
 use crate::output;
 
 /// Sum the gradients of any number of jobs
 ///
 /// Listens on one port number: UDP for gradients, TCP for control and metrics (http://ADDR:PORT/metrics, /healthz).
 /// Ends on SIGTERM and SIGINT, after it has told the workers.
+///
+/// With --protocol atp it is a switch on the way to a server (fanin server): it sums what it has aggregators for and sends the
+/// rest on. Its jobs wait for one that ends until it is back.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
     fanin switch                                        for workers on this machine\n  \
     fanin switch --listen 0.0.0.0:4800 --shards 4       for other machines, on 4 cores\n  \
-    fanin switch --listen 127.0.0.1:0 --json            on a free port, told as JSON")]
+    fanin switch --listen 127.0.0.1:0 --json            on a free port, told as JSON\n  \
+    fanin switch --listen 0.0.0.0:4800 --protocol atp --upstream 10.0.0.8:4800\n  \
+    \u{20}                                                  a rack's switch, whose server is 10.0.0.8")]
 pub(crate) struct Arguments {
     /// Address and port, TCP and UDP; port 0 takes a free one
     #[arg(long, value_name = "ADDR:PORT", default_value = SWITCH_DEFAULT, value_parser = listen)]
     listen: SocketAddr,
+    /// How gradients are summed: switchml (here alone) or atp (on the way to a server)
+    #[arg(long, value_name = "PROTOCOL", default_value = "switchml", value_parser = protocol)]
+    protocol: Protocol,
+    /// ATP: the next switch towards the server, or the server
+    #[arg(long, value_name = "HOST:PORT")]
+    upstream: Option<String>,
+    /// ATP: aggregators for all jobs together; with 0 it only forwards [default: 4096]
+    #[arg(long, value_name = "N")]
+    aggregators: Option<u32>,
     /// Cores that sum [default: one in four, at least 2 and at most 8]
     #[arg(long, value_name = "N")]
     shards: Option<usize>,
@@ -57,9 +72,19 @@ struct Listening {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    check(arguments)?;
     log(&arguments.log)?;
     // Before the switch starts: a signal that comes early must find us ready.
     let mut signals = Signals::new([SIGTERM, SIGINT]).context("cannot handle signals")?;
+    if let Some(upstream) = &arguments.upstream {
+        let defaults = AtpSwitchServerConfig::new(arguments.listen, upstream);
+        let aggregators = arguments.aggregators.unwrap_or(defaults.aggregators);
+        let switch = AtpSwitchServer::start(AtpSwitchServerConfig { aggregators, ..defaults })?;
+        announce("switch", switch.address(), 1, arguments.json)?;
+        wait(&mut signals);
+        switch.stop();
+        return Ok(());
+    }
     let defaults = SwitchServerConfig::new(arguments.listen);
     let config = SwitchServerConfig {
         shards: arguments.shards.unwrap_or_else(SwitchServerConfig::automatic_shards),
@@ -69,23 +94,64 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         ..defaults
     };
     let switch = SwitchServer::start(config)?;
-    let address = switch.address();
-    let version = env!("CARGO_PKG_VERSION");
-    output::line(&if arguments.json {
-        serde_json::to_string(&Listening { event: "listening", address, shards: config.shards, version })?
-    } else {
-        format!(
-            "fanin switch {version} listens on {address} (UDP and TCP; metrics at http://{address}/metrics)"
-        )
-    })?;
-    if let Some(signal) = signals.forever().next() {
-        tracing::info!(signal, "stopping");
-    }
+    announce("switch", switch.address(), config.shards, arguments.json)?;
+    wait(&mut signals);
     switch.stop();
     Ok(())
 }
 
-fn log(filter: &str) -> anyhow::Result<()> {
+/// Options of one protocol with the other are a mistake, not a wish to be ignored.
+fn check(arguments: &Arguments) -> anyhow::Result<()> {
+    let of_switch_ml = [
+        ("--shards", arguments.shards.is_some()),
+        ("--pool-slots", arguments.pool_slots.is_some()),
+        ("--heartbeat-timeout", arguments.heartbeat_timeout.is_some()),
+        ("--join-timeout-max", arguments.join_timeout_max.is_some()),
+    ];
+    let of_atp =
+        [("--upstream", arguments.upstream.is_some()), ("--aggregators", arguments.aggregators.is_some())];
+    let given =
+        |options: &[(&'static str, bool)]| options.iter().find(|(_, given)| *given).map(|(name, _)| *name);
+    match arguments.protocol {
+        Protocol::SwitchMl => match given(&of_atp) {
+            Some(option) => bail!("{option} is for ATP; add --protocol atp, or leave it out"),
+            None => Ok(()),
+        },
+        Protocol::Atp if arguments.upstream.is_none() => {
+            bail!("--protocol atp needs --upstream HOST:PORT: the next switch, or the server (fanin server)")
+        }
+        Protocol::Atp => match given(&of_switch_ml) {
+            Some(option) => {
+                bail!(
+                    "{option} is not for a switch of ATP, whose server decides that; see fanin server --help"
+                )
+            }
+            None => Ok(()),
+        },
+    }
+}
+
+/// Says that it listens.
+pub(crate) fn announce(what: &str, address: SocketAddr, shards: usize, json: bool) -> anyhow::Result<()> {
+    let version = env!("CARGO_PKG_VERSION");
+    output::line(&if json {
+        serde_json::to_string(&Listening { event: "listening", address, shards, version })?
+    } else {
+        format!(
+            "fanin {what} {version} listens on {address} (UDP and TCP; metrics at http://{address}/metrics)"
+        )
+    })?;
+    Ok(())
+}
+
+/// Waits until it is told to end.
+pub(crate) fn wait(signals: &mut Signals) {
+    if let Some(signal) = signals.forever().next() {
+        tracing::info!(signal, "stopping");
+    }
+}
+
+pub(crate) fn log(filter: &str) -> anyhow::Result<()> {
     let filter = EnvFilter::try_new(filter).map_err(|error| {
         anyhow!("--log {filter:?} is no filter ({error}); try error, warn, info or debug")
     })?;

@@ -8,6 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use fanin_controller::{Session, SessionConfig, SessionError};
+use fanin_protocol::control::Protocol;
 use fanin_udp::RawTensor;
 use fanin_wire::{Dtype, Op};
 use nix::sys::signal::{Signal, kill};
@@ -44,7 +45,11 @@ impl Switch {
     }
 
     fn start_with(listen: &str, options: &[&str]) -> Self {
-        let mut process = fanin(&["switch", "--listen", listen, "--json", "--log", "error"])
+        Self::start_command("switch", listen, options)
+    }
+
+    fn start_command(command: &str, listen: &str, options: &[&str]) -> Self {
+        let mut process = fanin(&[command, "--listen", listen, "--json", "--log", "error"])
             .args(options)
             .stdout(Stdio::piped())
             .spawn()
@@ -182,18 +187,23 @@ fn versions_are_told_to_people_and_programs() {
     assert_eq!(json["wire_version"], fanin_wire::VERSION);
 }
 
-/// Lets two ranks sum while the switch is killed twice, each time to come back.
-fn survive_two_deaths(options: &[&str]) {
+/// Lets two ranks sum while what `start` starts is killed twice, each time to come back at its address. Returns the job's
+/// generation.
+fn survive_two_deaths(
+    mortal: Switch,
+    start: impl Fn(&str) -> Switch,
+    asked: &str,
+    protocol: Protocol,
+) -> u16 {
     const ROUNDS: i32 = 60;
     const LENGTH: usize = 300_000;
-    let switch = Switch::start_with("127.0.0.1:0", options);
-    let address = switch.address.clone();
+    let address = mortal.address.clone();
     let (progress, rounds) = mpsc::channel();
     let ranks: Vec<_> = (0..2)
         .map(|rank| {
-            let (address, progress) = (address.clone(), progress.clone());
+            let (asked, progress) = (asked.to_owned(), progress.clone());
             thread::spawn(move || {
-                let session = connect(&address, rank, |_| {});
+                let session = connect(&asked, rank, |config| config.protocol = protocol);
                 for round in 0..ROUNDS {
                     let mut tensor: Vec<i32> = (0..LENGTH as i32).map(|i| i ^ round).collect();
                     all_reduce(&session, &mut tensor).expect("the switch comes back in time");
@@ -203,30 +213,75 @@ fn survive_two_deaths(options: &[&str]) {
                     );
                     let _ = progress.send(round);
                 }
-                session.job().expect("open").generation.0
+                session.job().expect("open").generation().0
             })
         })
         .collect();
-    let mut switch = Some(switch);
+    let mut mortal = Some(mortal);
     for death in 1..=2 {
         while rounds.recv_timeout(HANG).expect("rounds go on") < 15 * death {}
         // SIGKILL: no farewell.
-        drop(switch.take());
-        switch = Some(Switch::start_with(&address, options));
+        drop(mortal.take());
+        mortal = Some(start(&address));
     }
-    for rank in ranks {
-        assert_eq!(rank.join().expect("no panic"), 2, "each restart is a generation");
-    }
+    let generations: Vec<u16> = ranks.into_iter().map(|rank| rank.join().expect("no panic")).collect();
+    assert_eq!(generations[0], generations[1]);
+    generations[0]
+}
+
+fn survive_two_deaths_of_a_switch(options: &[&str]) {
+    let start = |listen: &str| Switch::start_with(listen, options);
+    let switch = start("127.0.0.1:0");
+    let address = switch.address.clone();
+    let generation = survive_two_deaths(switch, start, &address, Protocol::SwitchMl);
+    assert_eq!(generation, 2, "each restart is a generation");
 }
 
 #[test]
 fn sums_stay_exact_when_the_switch_is_killed_and_comes_back() {
-    survive_two_deaths(&["--shards", "1"]);
+    survive_two_deaths_of_a_switch(&["--shards", "1"]);
 }
 
 #[test]
 fn sums_stay_exact_over_deaths_with_several_shards_too() {
-    survive_two_deaths(&["--shards", "3"]);
+    survive_two_deaths_of_a_switch(&["--shards", "3"]);
+}
+
+/// Longer than a machine that is busy may take to start a process again.
+const PATIENT: [&str; 2] = ["--heartbeat-timeout", "20"];
+
+#[test]
+fn sums_stay_exact_when_the_server_of_atp_is_killed_and_comes_back() {
+    let start = |listen: &str| Switch::start_command("server", listen, &PATIENT);
+    let server = start("127.0.0.1:0");
+    let rack = Switch::start_with("127.0.0.1:0", &["--protocol", "atp", "--upstream", &server.address]);
+    assert_eq!(survive_two_deaths(server, start, &rack.address, Protocol::Atp), 2);
+}
+
+#[test]
+fn sums_stay_exact_when_a_switch_of_atp_is_killed_and_comes_back() {
+    let server = Switch::start_command("server", "127.0.0.1:0", &PATIENT);
+    let options = ["--protocol", "atp", "--upstream", &server.address];
+    let start = |listen: &str| Switch::start_with(listen, &options);
+    let rack = start("127.0.0.1:0");
+    let address = rack.address.clone();
+    let generation = survive_two_deaths(rack, start, &address, Protocol::Atp);
+    assert_eq!(generation, 0, "the server lost nothing");
+}
+
+#[test]
+fn options_of_the_other_protocol_are_refused_with_the_cure() {
+    for (line, cure) in [
+        (&["--protocol", "atp"][..], "--upstream HOST:PORT"),
+        (&["--upstream", "box:4800"], "add --protocol atp"),
+        (&["--aggregators", "7"], "add --protocol atp"),
+        (&["--protocol", "atp", "--upstream", "box", "--shards", "2"], "fanin server --help"),
+        (&["--protocol", "atp", "--upstream", ":1"], "give it like 10.0.0.9:4800"),
+    ] {
+        let refused = output(&[&["switch"], line].concat());
+        let message = text(&refused.stderr);
+        assert!(refused.status.code() == Some(1) && message.contains(cure), "{line:?}: {message}");
+    }
 }
 
 /// Two ranks of a job, of which the first gives up soon when the switch is gone.

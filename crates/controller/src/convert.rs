@@ -1,8 +1,12 @@
 //! Between the control protocol's messages and the types of the rooms below. What comes from the network is checked here.
 
-use fanin_protocol::control::{Ranks, Refusal, ResumeField};
-use fanin_wire::{AbortReason, Collective, Op, WireDtype, WorkerId};
+use std::net::SocketAddr;
 
+use fanin_protocol::atp::{AtpJobConfig, Hashing, Overflow, Scaling};
+use fanin_protocol::control::{Protocol, Ranks, Refusal, ResumeField};
+use fanin_wire::{AbortReason, Collective, Generation, JobId, Op, WireDtype, WorkerId};
+
+use crate::error::ChainError;
 use crate::proto;
 
 /// A message that no fanin sends.
@@ -33,6 +37,92 @@ pub(crate) fn wire_dtype(number: i32) -> Result<WireDtype, Malformed> {
     match proto::WireDtype::try_from(number).map_err(|_| Malformed("wire_dtype"))? {
         proto::WireDtype::Int32 => Ok(WireDtype::Int32),
         proto::WireDtype::Bfloat16 => Ok(WireDtype::Bfloat16),
+    }
+}
+
+impl From<Protocol> for proto::Protocol {
+    fn from(protocol: Protocol) -> Self {
+        match protocol {
+            Protocol::SwitchMl => Self::Switchml,
+            Protocol::Atp => Self::Atp,
+        }
+    }
+}
+
+/// A protocol as it came: a number that we do not know must not be taken for the default.
+pub(crate) fn protocol(number: i32) -> Result<Protocol, Malformed> {
+    match proto::Protocol::try_from(number).map_err(|_| Malformed("protocol"))? {
+        proto::Protocol::Switchml => Ok(Protocol::SwitchMl),
+        proto::Protocol::Atp => Ok(Protocol::Atp),
+    }
+}
+
+/// An ATP job as it was admitted, to its server and to its workers alike. What nobody chooses is chosen here.
+pub(crate) const fn atp_job(
+    (id, generation): (JobId, Generation),
+    workers: u8,
+    (window_max, elements): (u16, u16),
+    aggregators: u32,
+    hashing: Hashing,
+) -> AtpJobConfig {
+    AtpJobConfig {
+        id,
+        generation,
+        workers: workers as u16,
+        elements,
+        window_max,
+        aggregators,
+        hashing,
+        // Gradients of any size: with the paper's fixed factor, sums of 21.5 and more overflow (ATP §3.8, §B.3).
+        scaling: Scaling::Dynamic,
+        overflow: Overflow::Reactive,
+        congestion_control: true,
+    }
+}
+
+fn address(text: &str) -> Result<SocketAddr, Malformed> {
+    text.parse().map_err(|_| Malformed("switch"))
+}
+
+/// A refusal as a rank gets it: from the registry that admits jobs, or from a switch on the way there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Refused {
+    Registry(Refusal),
+    Chain(ChainError),
+}
+
+impl From<ChainError> for proto::Refusal {
+    fn from(error: ChainError) -> Self {
+        use proto::refusal as message;
+        use proto::refusal::Reason;
+        let reason = match error {
+            ChainError::UpstreamUnreachable { switch, upstream, cause } => {
+                Reason::UpstreamUnreachable(message::UpstreamUnreachable { switch, upstream, cause })
+            }
+            ChainError::Loop { switch } => Reason::SwitchLoop(message::SwitchLoop { switch }),
+            ChainError::RouteMismatch { switch, upstream, cause } => {
+                Reason::RouteMismatch(message::RouteMismatch { switch, upstream, cause })
+            }
+        };
+        Self { reason: Some(reason) }
+    }
+}
+
+impl TryFrom<proto::Refusal> for Refused {
+    type Error = Malformed;
+
+    fn try_from(refusal: proto::Refusal) -> Result<Self, Malformed> {
+        use proto::refusal::Reason;
+        Ok(Self::Chain(match refusal.reason {
+            Some(Reason::UpstreamUnreachable(m)) => {
+                ChainError::UpstreamUnreachable { switch: m.switch, upstream: m.upstream, cause: m.cause }
+            }
+            Some(Reason::SwitchLoop(m)) => ChainError::Loop { switch: m.switch },
+            Some(Reason::RouteMismatch(m)) => {
+                ChainError::RouteMismatch { switch: m.switch, upstream: m.upstream, cause: m.cause }
+            }
+            reason => return Refusal::try_from(proto::Refusal { reason }).map(Self::Registry),
+        }))
     }
 }
 
@@ -99,6 +189,25 @@ impl From<Refusal> for proto::Refusal {
                 Reason::JoinTimeout(message::JoinTimeout { missing: missing.0 })
             }
             Refusal::SwitchStopping => Reason::SwitchStopping(message::SwitchStopping {}),
+            Refusal::ProtocolMismatch { asked, served } => {
+                Reason::ProtocolMismatch(message::ProtocolMismatch {
+                    asked: proto::Protocol::from(asked).into(),
+                    served: proto::Protocol::from(served).into(),
+                })
+            }
+            Refusal::WireDtypeOfAtp { asked } => {
+                let asked = proto::WireDtype::from(asked).into();
+                Reason::WireDtypeOfAtp(message::WireDtypeOfAtp { asked })
+            }
+            Refusal::TooManyLevels { levels } => Reason::TooManyLevels(message::TooManyLevels { levels }),
+            Refusal::TooManyChildren { switch, children } => {
+                let switch = switch.map(|switch| switch.to_string()).unwrap_or_default();
+                Reason::TooManyChildren(message::TooManyChildren { switch, children })
+            }
+            Refusal::PathsDisagree { rank, other_rank, switch } => {
+                let switch = switch.to_string();
+                Reason::PathsDisagree(message::PathsDisagree { rank, other_rank, switch })
+            }
         };
         Self { reason: Some(reason) }
     }
@@ -150,6 +259,21 @@ impl TryFrom<proto::Refusal> for Refusal {
             },
             Reason::JoinTimeout(m) => Self::JoinTimeout { missing: Ranks(m.missing) },
             Reason::SwitchStopping(_) => Self::SwitchStopping,
+            Reason::ProtocolMismatch(m) => {
+                Self::ProtocolMismatch { asked: protocol(m.asked)?, served: protocol(m.served)? }
+            }
+            Reason::WireDtypeOfAtp(m) => Self::WireDtypeOfAtp { asked: wire_dtype(m.asked)? },
+            Reason::TooManyLevels(m) => Self::TooManyLevels { levels: m.levels },
+            Reason::TooManyChildren(m) => {
+                let switch = (!m.switch.is_empty()).then(|| address(&m.switch)).transpose()?;
+                Self::TooManyChildren { switch, children: m.children }
+            }
+            Reason::PathsDisagree(m) => {
+                Self::PathsDisagree { rank: m.rank, other_rank: m.other_rank, switch: address(&m.switch)? }
+            }
+            Reason::UpstreamUnreachable(_) | Reason::SwitchLoop(_) | Reason::RouteMismatch(_) => {
+                return Err(Malformed("reason"));
+            }
         })
     }
 }
@@ -280,9 +404,30 @@ mod tests {
             Refusal::ResumeGap { ahead: WorkerId(1), behind: WorkerId(0), shard: 2, slot: 3 },
             Refusal::JoinTimeout { missing: Ranks(0b101) },
             Refusal::SwitchStopping,
+            Refusal::ProtocolMismatch { asked: Protocol::SwitchMl, served: Protocol::Atp },
+            Refusal::WireDtypeOfAtp { asked: WireDtype::Bfloat16 },
+            Refusal::TooManyLevels { levels: 5 },
+            Refusal::TooManyChildren { switch: Some(([10, 0, 0, 9], 4800).into()), children: 33 },
+            Refusal::TooManyChildren { switch: None, children: 33 },
+            Refusal::PathsDisagree { rank: 1, other_rank: 0, switch: ([10, 0, 0, 9], 4800).into() },
         ];
         for refusal in refusals {
-            assert_eq!(Refusal::try_from(proto::Refusal::from(refusal)), Ok(refusal));
+            let refused = Refused::try_from(proto::Refusal::from(refusal));
+            assert_eq!(refused, Ok(Refused::Registry(refusal)));
+        }
+        let switch = || "10.0.0.9:4800".to_string();
+        let (upstream, cause) = ("server:4800".to_string(), "connection refused".to_string());
+        let errors = [
+            ChainError::UpstreamUnreachable {
+                switch: switch(),
+                upstream: upstream.clone(),
+                cause: cause.clone(),
+            },
+            ChainError::Loop { switch: switch() },
+            ChainError::RouteMismatch { switch: switch(), upstream, cause },
+        ];
+        for error in errors {
+            assert_eq!(Refused::try_from(proto::Refusal::from(error.clone())), Ok(Refused::Chain(error)));
         }
         assert_eq!(Refusal::try_from(proto::Refusal { reason: None }), Err(Malformed("reason")));
     }

@@ -62,6 +62,14 @@ pub enum SessionError {
         /// Why.
         reason: Refusal,
     },
+    /// A switch on the way to the server could not ask on.
+    #[error("job {job:?} cannot be joined: {error}")]
+    Chain {
+        /// The job.
+        job: String,
+        /// What the switch said.
+        error: ChainError,
+    },
     /// Other ranks did not join in time.
     #[error(
         "job {job:?} at switch {switch} is incomplete after {}: {} did not join; running, with the same job name and \
@@ -152,6 +160,46 @@ pub enum SessionError {
     /// The session was closed.
     #[error("the session is closed; connect again")]
     Closed,
+}
+
+/// Why an ATP switch could not pass a rank's question on to its server. Addresses are as that switch sees them.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ChainError {
+    /// Its upstream does not answer.
+    #[error(
+        "the upstream {upstream} of switch {switch} does not answer ({cause}); is it running (fanin server, or fanin switch \
+         --protocol atp), and is its UDP+TCP port open?"
+    )]
+    UpstreamUnreachable {
+        /// The switch.
+        switch: String,
+        /// Whom it asked.
+        upstream: String,
+        /// What went wrong.
+        cause: String,
+    },
+    /// Its own question came back to it.
+    #[error(
+        "switch {switch} is its own upstream, by way of others; start the switches with --upstream towards the server (fanin \
+         server)"
+    )]
+    Loop {
+        /// The switch.
+        switch: String,
+    },
+    /// The answer does not fit what it knows of the job.
+    #[error(
+        "switch {switch} and its upstream {upstream} disagree about the job ({cause}); start the job again, and the same fanin \
+         on every switch and on the server"
+    )]
+    RouteMismatch {
+        /// The switch.
+        switch: String,
+        /// Who answered.
+        upstream: String,
+        /// What does not fit.
+        cause: String,
+    },
 }
 
 /// Which all-reduce of a job an error is about: every rank calls the same one by the same number.

@@ -7,6 +7,7 @@ use crate::membership::Membership;
 use crate::pending::Pending;
 use fanin_controller::{SessionConfig, SessionError, TraceConfig};
 use fanin_protocol::Reason;
+use fanin_protocol::control::Protocol;
 use fanin_udp::RawTensor;
 use fanin_wire::{Dtype, Op, WireDtype};
 use pyo3::exceptions::{PyOverflowError, PyValueError};
@@ -23,8 +24,8 @@ const TIMEOUT_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
 ///
 /// The constructor blocks, without the interpreter's lock, until all ranks have joined; `timeout` (seconds) bounds that, and
 /// later each all-reduce. `slots` is the number of slots a shard, computed from the path where it is None. `wire_dtype` says how
-/// floats travel, "int32" or "bfloat16", the same on all ranks. `trace` is the file of a timeline and the rank that this process
-/// has in it. Raises the errors of `fanin.errors`, and `ValueError` for another wire dtype.
+/// floats travel, "int32" or "bfloat16", and `protocol` how they are summed, "switchml" or "atp": the same on all ranks. `trace` is the file of a timeline and the rank that this process
+/// has in it. Raises the errors of `fanin.errors`, and `ValueError` for another wire dtype or protocol.
 #[pyclass(frozen, module = "fanin._fanin")]
 pub(crate) struct Client {
     membership: Arc<Membership>,
@@ -36,7 +37,9 @@ pub(crate) struct Client {
 #[pymethods]
 impl Client {
     #[new]
-    #[pyo3(signature = (switch, job, rank, world_size, *, timeout=300.0, slots=None, wire_dtype="int32", trace=None))]
+    #[pyo3(signature = (
+        switch, job, rank, world_size, *, timeout=300.0, slots=None, wire_dtype="int32", protocol="switchml", trace=None
+    ))]
     #[expect(clippy::too_many_arguments, reason = "the signature is Python's")]
     fn new(
         py: Python<'_>,
@@ -47,17 +50,20 @@ impl Client {
         timeout: f64,
         slots: Option<u16>,
         wire_dtype: &str,
+        protocol: &str,
         trace: Option<(PathBuf, u32)>,
     ) -> PyResult<Self> {
         let wire_dtype: WireDtype = wire_dtype.parse().map_err(|_| {
             PyValueError::new_err(format!("wire_dtype {wire_dtype:?}: one of int32 and bfloat16"))
         })?;
+        let protocol = protocol_of(protocol)?;
         let (rank, world_size) = ranks(rank, world_size)?;
         let limit = limit(timeout)?;
         let usual = SessionConfig::new(switch, job, rank, world_size);
         let config = SessionConfig {
             slots,
             wire_dtype,
+            protocol,
             trace: trace.map(|(file, rank)| TraceConfig { file, rank }),
             timeout: limit,
             join_timeout: limit,
@@ -219,6 +225,11 @@ impl Drop for Client {
             self.membership.leave();
         }
     }
+}
+
+/// A protocol by its name.
+pub(crate) fn protocol_of(name: &str) -> PyResult<Protocol> {
+    name.parse().map_err(|()| PyValueError::new_err(format!("protocol {name:?}: one of switchml and atp")))
 }
 
 /// A timeout in seconds as a duration from which a deadline can be computed.

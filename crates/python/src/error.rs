@@ -1,6 +1,6 @@
 //! Rust's errors as the exceptions of `fanin.errors`: one class a kind, with the same fields.
 
-use fanin_controller::{AllReduceError, SessionError, Tensor};
+use fanin_controller::{AllReduceError, ChainError, SessionError, Tensor};
 use fanin_protocol::control::{Ranks, Refusal};
 use fanin_wire::{Op, WORKERS_MAX};
 use pyo3::prelude::*;
@@ -61,6 +61,11 @@ fn class_of(py: Python<'_>, error: &SessionError, fields: &Bound<'_, PyDict>) ->
             fields.set_item("switch", switch)?;
             refused(*reason, fields)?
         }
+        SessionError::Chain { error: ChainError::UpstreamUnreachable { switch, .. }, .. } => {
+            fields.set_item("switch", switch)?;
+            "SwitchUnreachable"
+        }
+        SessionError::Chain { .. } => "JoinRefused",
         SessionError::JoinTimeout { switch, missing_ranks, waited, .. } => {
             fields.set_item("switch", switch)?;
             fields.set_item("waited", waited.as_secs_f64())?;
@@ -115,6 +120,7 @@ fn refused(reason: Refusal, fields: &Bound<'_, PyDict>) -> PyResult<&'static str
         Refusal::DuplicateRank { .. } => "DuplicateRank",
         Refusal::WorldSizeMismatch { .. } => "WorldSizeMismatch",
         Refusal::WireDtypeMismatch { .. } => "WireDtypeMismatch",
+        Refusal::ProtocolMismatch { .. } => "ProtocolMismatch",
         Refusal::RankOutOfRange { .. } | Refusal::TooManyWorkers { .. } => "RankOutOfRange",
         Refusal::PoolExhausted { asked, free } => {
             fields.set_item("asked", asked)?;
@@ -129,6 +135,10 @@ fn refused(reason: Refusal, fields: &Bound<'_, PyDict>) -> PyResult<&'static str
         | Refusal::SlotsOutOfRange { .. }
         | Refusal::SlotsMismatch { .. }
         | Refusal::MtuTooSmall { .. }
+        | Refusal::WireDtypeOfAtp { .. }
+        | Refusal::TooManyLevels { .. }
+        | Refusal::TooManyChildren { .. }
+        | Refusal::PathsDisagree { .. }
         | Refusal::ResumeMismatch { .. }
         | Refusal::ResumeGap { .. } => "JoinRefused",
     })

@@ -1,35 +1,76 @@
 //! `Switch`: a switch inside this process.
 
+use crate::client::protocol_of;
 use crate::interruptible::{duration, lock};
-use fanin_controller::{ServerError, SwitchServer, SwitchServerConfig};
+use fanin_controller::{
+    AtpSwitchServer, AtpSwitchServerConfig, ServerError, SwitchServer, SwitchServerConfig,
+};
+use fanin_protocol::control::Protocol;
 use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::{Ipv4Addr, SocketAddr, ToSocketAddrs};
 use std::sync::Mutex;
 use std::time::Duration;
 
 /// A switch inside this process, on threads of its own.
 ///
 /// `listen` is host:port for TCP and UDP; port 0 takes a free one, and `address` tells which. `pool_slots` is the number of
-/// slots of 256 elements for all jobs together; a rank that is silent for `heartbeat_timeout` seconds is expelled.
+/// slots of 256 elements for all jobs together; a rank that is silent for `heartbeat_timeout` seconds is expelled. With the
+/// `protocol` "atp" it is a switch of ATP and its server, which listens on this machine's loopback alone.
 ///
 /// Raises `OSError` when the address cannot be listened on, and `ValueError` for a number out of its range.
 #[pyclass(frozen, module = "fanin._fanin")]
 pub(crate) struct Switch {
     address: SocketAddr,
-    server: Mutex<Option<SwitchServer>>,
+    running: Mutex<Option<Running>>,
+}
+
+enum Running {
+    SwitchMl(SwitchServer),
+    Atp { switch: AtpSwitchServer, server: SwitchServer },
+}
+
+impl Running {
+    fn start(config: SwitchServerConfig) -> Result<(SocketAddr, Self), ServerError> {
+        match config.protocol {
+            Protocol::SwitchMl => {
+                let server = SwitchServer::start(config)?;
+                Ok((server.address(), Self::SwitchMl(server)))
+            }
+            Protocol::Atp => {
+                let hidden = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+                let server = SwitchServer::start(SwitchServerConfig { listen: hidden, shards: 1, ..config })?;
+                let upstream = server.address().to_string();
+                let switch = AtpSwitchServer::start(AtpSwitchServerConfig::new(config.listen, upstream))?;
+                Ok((switch.address(), Self::Atp { switch, server }))
+            }
+        }
+    }
+
+    fn stop(self) {
+        match self {
+            Self::SwitchMl(server) => server.stop(),
+            // The ranks hear of it through the switch.
+            Self::Atp { switch, server } => {
+                server.stop();
+                switch.stop();
+            }
+        }
+    }
 }
 
 #[pymethods]
 impl Switch {
     #[new]
-    #[pyo3(signature = (listen="127.0.0.1:0", *, pool_slots=None, heartbeat_timeout=None))]
+    #[pyo3(signature = (listen="127.0.0.1:0", *, pool_slots=None, heartbeat_timeout=None, protocol="switchml"))]
     fn new(
         py: Python<'_>,
         listen: &str,
         pool_slots: Option<u32>,
         heartbeat_timeout: Option<f64>,
+        protocol: &str,
     ) -> PyResult<Self> {
+        let protocol = protocol_of(protocol)?;
         let heartbeat_timeout = duration(heartbeat_timeout)?;
         py.detach(|| {
             let mut config = SwitchServerConfig::new(resolve(listen)?);
@@ -38,8 +79,9 @@ impl Switch {
             config.join_timeout_max = Duration::MAX;
             config.pool_slots = pool_slots.unwrap_or(config.pool_slots);
             config.heartbeat_timeout = heartbeat_timeout.unwrap_or(config.heartbeat_timeout);
-            let server = SwitchServer::start(config).map_err(|error| to_python(&error))?;
-            Ok(Self { address: server.address(), server: Mutex::new(Some(server)) })
+            config.protocol = protocol;
+            let (address, running) = Running::start(config).map_err(|error| to_python(&error))?;
+            Ok(Self { address, running: Mutex::new(Some(running)) })
         })
     }
 
@@ -52,9 +94,9 @@ impl Switch {
     /// Tells all ranks that the switch goes, and ends it. Idempotent.
     fn stop(&self, py: Python<'_>) {
         py.detach(|| {
-            let server = lock(&self.server).take();
-            if let Some(server) = server {
-                server.stop();
+            let running = lock(&self.running).take();
+            if let Some(running) = running {
+                running.stop();
             }
         });
     }
@@ -64,7 +106,7 @@ impl Drop for Switch {
     fn drop(&mut self) {
         // Detached when it can be: the farewell takes time. An interpreter that is ending cannot.
         if Python::try_attach(|py| self.stop(py)).is_none() {
-            drop(lock(&self.server).take());
+            drop(lock(&self.running).take());
         }
     }
 }
@@ -85,6 +127,9 @@ fn to_python(error: &ServerError) -> PyErr {
         ServerError::PortInUse { .. } | ServerError::Bind { .. } | ServerError::Runtime(_) => {
             PyOSError::new_err(message)
         }
-        ServerError::Shards(_) | ServerError::Config(_) => PyValueError::new_err(message),
+        ServerError::Shards(_)
+        | ServerError::Aggregators(_)
+        | ServerError::Upstream(_)
+        | ServerError::Config(_) => PyValueError::new_err(message),
     }
 }

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use fanin_protocol::control::{
-    Admission, Command, HeartbeatReply, JoinDecision, JoinRequest, Refusal, Registry, RegistryConfig, Resume,
-    Ticket,
+    Admission, Command, HeartbeatReply, JoinDecision, JoinRequest, Protocol, Refusal, Registry,
+    RegistryConfig, Resume, Ticket,
 };
 use fanin_protocol::{
     Endpoint, Instant, JobConfig, RetransmissionConfig, Switch, SwitchEvent, Transmit, Verdict, Worker,
@@ -385,6 +385,8 @@ impl<'a> World<'a> {
                     rate_bps: None,
                     rtt: Duration::ZERO,
                     patience: Duration::from_secs(20),
+                    protocol: Protocol::SwitchMl,
+                    hops: Vec::new(),
                     wire_version: fanin_wire::VERSION,
                     wire_dtype: self.scenario.wire_dtype,
                     resume,

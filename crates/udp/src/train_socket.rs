@@ -38,14 +38,22 @@ pub enum Offload {
     Never,
 }
 
-/// A peer of a socket.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// A peer of a socket: the same one, whichever of our addresses it speaks to.
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Peer {
     pub(crate) remote: SocketAddr,
     /// Our address that the peer spoke to, where the socket has several: an answer from another one would not be heard by a
     /// connected peer.
     pub(crate) local: Option<IpAddr>,
 }
+
+impl PartialEq for Peer {
+    fn eq(&self, other: &Self) -> bool {
+        self.remote == other.remote
+    }
+}
+
+impl Eq for Peer {}
 
 impl From<SocketAddr> for Peer {
     fn from(remote: SocketAddr) -> Self {

@@ -1,12 +1,14 @@
 //! A worker on real sockets: one thread and one connected socket a shard.
 
 use crate::io_loop::{self, Shard};
-use crate::mailbox::{Post, mailbox};
+use crate::mailbox::{Mailbox, Post, mailbox};
 use crate::part::{AllReduce, Part, PartTimes};
 use crate::socket::{check_shards, connect};
 use crate::train_socket::{Peer, TrainSocket};
-use crate::{Failure, IoStatistics, Offload, RawTensor};
-use fanin_protocol::{JobConfig, RetransmissionConfig, Worker, WorkerEvent, WorkerStatistics};
+use crate::worker_machine::WorkerMachine;
+use crate::{Failure, IoStatistics, Offload, RawTensor, WorkerJob};
+use fanin_protocol::atp::AtpWorker;
+use fanin_protocol::{RetransmissionConfig, Worker, WorkerEvent, WorkerStatistics};
 use fanin_wire::{Op, ShardId, SlotIndex, WorkerId};
 use std::io;
 use std::net::SocketAddr;
@@ -29,13 +31,13 @@ const PART_CHUNKS_MIN: usize = 32;
 /// One worker of an admitted job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WorkerConfig {
-    /// The job, as the switch admitted it; its `shard` is ignored.
-    pub job: JobConfig,
+    /// The job, as this worker was admitted to it.
+    pub job: WorkerJob,
     /// Which of the job's workers this is.
     pub worker: WorkerId,
     /// The switch.
     pub switch: SocketAddr,
-    /// Shards of the switch, 1 to [`crate::SHARDS_MAX`].
+    /// Shards of the switch, 1 to [`crate::SHARDS_MAX`]; one with ATP.
     pub shards: usize,
     /// When to send again.
     pub retransmission: RetransmissionConfig,
@@ -64,7 +66,7 @@ enum Command {
     Submit(Part, Op),
     Suspend(SyncSender<Vec<u32>>),
     Resume {
-        config: JobConfig,
+        job: WorkerJob,
         switch: SocketAddr,
         socket: TrainSocket,
         restore: Vec<SlotIndex>,
@@ -89,10 +91,13 @@ impl WorkerDriver {
     /// # Errors
     /// As [`Self::start`].
     pub fn start_with_offload(config: WorkerConfig, offload: Offload) -> io::Result<Self> {
-        let job = checked(config.job)?;
+        let job = config.job.check()?;
         check_shards(config.shards)?;
-        if config.worker.0 >= job.workers {
-            return Err(invalid(format!("worker {} of a job of {}", config.worker.0, job.workers)));
+        if u16::from(config.worker.0) >= job.workers() {
+            return Err(invalid(format!("worker {} of a job of {}", config.worker.0, job.workers())));
+        }
+        if config.shards != 1 && matches!(job, WorkerJob::Atp { .. }) {
+            return Err(invalid(format!("an ATP job in {} shards: it has one", config.shards)));
         }
         let sockets = connect_all(config.switch, config.shards, offload)?;
         let (posts, mailboxes): (Vec<_>, Vec<_>) =
@@ -106,17 +111,18 @@ impl WorkerDriver {
         let threads = Vec::with_capacity(config.shards);
         let mut driver = Self { shared, config, offload, threads };
         for ((index, socket), mailbox) in (0u8..).zip(sockets).zip(mailboxes) {
-            let job = JobConfig { shard: ShardId(index), ..job };
-            let switch = Peer::from(config.switch);
-            let shard = WorkerShard {
-                machine: Worker::new(job, config.worker, switch, config.retransmission),
-                shared: Arc::clone(&driver.shared),
-            };
-            driver.threads.push(
-                thread::Builder::new()
-                    .name(format!("fanin-worker-{index}"))
-                    .spawn(move || io_loop::run(shard, socket, &mailbox))?,
-            );
+            let shared = Arc::clone(&driver.shared);
+            let (worker, switch) = (config.worker, Peer::from(config.switch));
+            driver.threads.push(match job.in_shard(ShardId(index)) {
+                WorkerJob::SwitchMl(job) => {
+                    let machine = Worker::new(job, worker, switch, config.retransmission);
+                    spawn(index, WorkerShard { machine, shared }, socket, mailbox)
+                }
+                WorkerJob::Atp { config: job, directions } => {
+                    let machine = AtpWorker::new(job, directions, switch, config.retransmission);
+                    spawn(index, WorkerShard { machine, shared }, socket, mailbox)
+                }
+            }?);
         }
         Ok(driver)
     }
@@ -135,7 +141,7 @@ impl WorkerDriver {
             return;
         }
         let mut refused = Vec::new();
-        let chunk = self.config.job.chunk_elements(tensor.dtype());
+        let chunk = self.config.job.packet_elements(tensor.dtype());
         let mut parts =
             parts(tensor.elements(), chunk, self.shared.posts.len(), PIECE_ELEMENTS_MAX).peekable();
         let mut all_reduce = Some(all_reduce);
@@ -160,35 +166,18 @@ impl WorkerDriver {
     }
 
     /// Goes on under a switch with empty memory, handing the sums of the slots in `restore` (one list a shard) back to it.
-    /// The job keeps its chunk length, wire dtype, slots and shards. The sockets are new: nothing of the old switch is left in them.
+    /// The job keeps its protocol, chunk length, wire dtype, slots and shards. The sockets are new: nothing of the old switch is left in them.
     ///
     /// # Errors
     /// When the job does not keep what it must, there is no route to the switch, or the worker has ended or ends
     /// meanwhile.
-    pub fn resume(
-        &self,
-        config: JobConfig,
-        switch: SocketAddr,
-        restore: &[Vec<SlotIndex>],
-    ) -> io::Result<()> {
-        let config = checked(config)?;
-        let (job, shards) = (self.config.job, self.shared.posts.len());
-        if (config.elements, config.wire_dtype, config.slots, config.workers, restore.len())
-            != (job.elements, job.wire_dtype, job.slots, job.workers, shards)
-        {
-            let message = format!(
-                "a job of {} workers, {} slots of {} elements ({}) and {shards} shards cannot go on with {}, {}, {} ({}) \
-                 and {}",
-                job.workers,
-                job.slots,
-                job.elements,
-                job.wire_dtype.name(),
-                config.workers,
-                config.slots,
-                config.elements,
-                config.wire_dtype.name(),
-                restore.len(),
-            );
+    pub fn resume(&self, job: WorkerJob, switch: SocketAddr, restore: &[Vec<SlotIndex>]) -> io::Result<()> {
+        let job = job.check()?;
+        let (was, is) = (self.config.job.shape(), job.shape());
+        let shards = self.shared.posts.len();
+        if (&was, shards) != (&is, restore.len()) {
+            let message =
+                format!("a job of {was} in {shards} shards cannot go on as one of {is} in {}", restore.len());
             return Err(invalid(message));
         }
         if let Some(failure) = self.shared.ended().clone() {
@@ -196,9 +185,8 @@ impl WorkerDriver {
         }
         let sockets = connect_all(switch, shards, self.offload)?;
         for (((index, post), socket), restore) in (0u8..).zip(&self.shared.posts).zip(sockets).zip(restore) {
-            let config = JobConfig { shard: ShardId(index), ..config };
-            let restore = restore.clone();
-            post.ask(|reply| Command::Resume { config, switch, socket, restore, reply })
+            let (job, restore) = (job.in_shard(ShardId(index)), restore.clone());
+            post.ask(|reply| Command::Resume { job, switch, socket, restore, reply })
                 .ok_or_else(|| io::Error::other(Failure::Stopped))?;
         }
         // It may have failed meanwhile; the shards stay as that left them.
@@ -286,8 +274,15 @@ fn connect_all(switch: SocketAddr, shards: usize, offload: Offload) -> io::Resul
     (0..shards).map(|_| TrainSocket::new(connect(switch)?, offload)).collect()
 }
 
-fn checked(job: JobConfig) -> io::Result<JobConfig> {
-    job.check().map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))
+fn spawn<M: WorkerMachine>(
+    index: u8,
+    shard: WorkerShard<M>,
+    socket: TrainSocket,
+    mailbox: Mailbox<Command>,
+) -> io::Result<JoinHandle<()>> {
+    thread::Builder::new()
+        .name(format!("fanin-worker-{index}"))
+        .spawn(move || io_loop::run(shard, socket, &mailbox))
 }
 
 fn invalid(message: String) -> io::Error {
@@ -329,16 +324,16 @@ fn add_statistics(mut sum: WorkerStatistics, shard: WorkerStatistics) -> WorkerS
     sum
 }
 
-struct WorkerShard {
-    machine: Worker<Peer, Part>,
+struct WorkerShard<M> {
+    machine: M,
     shared: Arc<Shared>,
 }
 
-impl Shard for WorkerShard {
-    type Machine = Worker<Peer, Part>;
+impl<M: WorkerMachine> Shard for WorkerShard<M> {
+    type Machine = M;
     type Command = Command;
 
-    fn machine(&mut self) -> &mut Worker<Peer, Part> {
+    fn machine(&mut self) -> &mut M {
         &mut self.machine
     }
 
@@ -349,11 +344,11 @@ impl Shard for WorkerShard {
             Command::Suspend(reply) => {
                 let _ = reply.send(self.machine.suspend());
             }
-            Command::Resume { config, switch, socket: new, restore, reply } => {
+            Command::Resume { job, switch, socket: new, restore, reply } => {
                 let statistics = socket.statistics;
                 *socket = new;
                 socket.statistics = statistics;
-                self.machine.resume(config, Peer::from(switch), &restore);
+                self.machine.resume(job, Peer::from(switch), &restore);
                 let _ = reply.send(());
             }
             Command::Fail(failure) => {

@@ -59,7 +59,7 @@ fn sums_survive_a_switch_that_loses_its_memory() {
             let switch = SwitchDriver::bind(SwitchConfig { listen, shards }).unwrap();
             switch.add_job(job).unwrap();
             for (worker, restore) in workers.iter().zip(restore(&completed)) {
-                worker.resume(job, switch.local_addr(), &restore).unwrap();
+                worker.resume(job.into(), switch.local_addr(), &restore).unwrap();
             }
             cluster = Cluster { switch, workers, job };
         }
@@ -87,13 +87,13 @@ fn a_job_that_changed_its_shape_cannot_go_on() {
         JobConfig { slots: 0, ..good },
     ] {
         assert_eq!(
-            worker.resume(bad, switch, &[vec![]]).unwrap_err().kind(),
+            worker.resume(bad.into(), switch, &[vec![]]).unwrap_err().kind(),
             std::io::ErrorKind::InvalidInput
         );
     }
-    assert!(worker.resume(good, switch, &[]).is_err(), "a list of slots a shard");
+    assert!(worker.resume(good.into(), switch, &[]).is_err(), "a list of slots a shard");
     cluster.switch.add_job(good).unwrap();
-    worker.resume(good, switch, &[vec![]]).unwrap();
+    worker.resume(good.into(), switch, &[vec![]]).unwrap();
     cluster.all_reduce_integers(1000);
 }
 
@@ -101,5 +101,5 @@ fn a_job_that_changed_its_shape_cannot_go_on() {
 fn a_worker_that_has_failed_stays_failed() {
     let cluster = Cluster::start(1, 1, Offload::Detect);
     cluster.workers[0].fail(fanin_udp::Failure::Stopped);
-    assert!(cluster.workers[0].resume(cluster.job, cluster.switch.local_addr(), &[vec![]]).is_err());
+    assert!(cluster.workers[0].resume(cluster.job.into(), cluster.switch.local_addr(), &[vec![]]).is_err());
 }

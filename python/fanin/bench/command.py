@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from fanin import _signals, _units
-from fanin._environment import wire_dtype
+from fanin._environment import protocol, wire_dtype
 from fanin.bench import BenchError
 from fanin.bench.progress import progress
 from fanin.errors import FaninError
@@ -45,6 +45,7 @@ examples:
   fanin bench allreduce --workers 4 --size 25MB --repeat 20
   sudo fanin bench allreduce --workers 8 --rate 1gbit --size 25MB --json result.json
   sudo fanin bench allreduce --workers 4 --rate 1gbit --loss 1% --size 25MB
+  fanin bench allreduce --protocol atp --size 4MB
   sudo fanin bench allreduce --sweep --rate 1gbit --plot tat.png
 """
 
@@ -86,6 +87,12 @@ def parser() -> argparse.ArgumentParser:
         "--wire-dtype",
         choices=["int32", "bfloat16"],
         help="how fanin's floats travel (default: FANIN_WIRE_DTYPE, else int32)",
+    )
+    made.add_argument(
+        "--protocol",
+        choices=["switchml", "atp"],
+        help="how fanin sums; atp's server runs beside the switch (default: FANIN_PROTOCOL, else "
+        "switchml)",
     )
     made.add_argument(
         "--repeat", type=_positive, default=10, metavar="K", help="rounds (default: 10)"
@@ -149,6 +156,7 @@ def _run(args: argparse.Namespace, command: list[str]) -> int:
 
     try:
         args.wire_dtype = wire_dtype(args.wire_dtype)
+        args.protocol = protocol(args.protocol)
     except ValueError as error:
         raise BenchError(str(error)) from None
     sizes = args.size or (SIZES_SWEEP if args.sweep else SIZES_DEFAULT)

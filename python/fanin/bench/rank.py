@@ -19,12 +19,20 @@ import torch
 import torch.distributed as dist
 
 from fanin import netlab
-from fanin._environment import SWITCH_VARIABLE, WireDtype
+from fanin._environment import SWITCH_VARIABLE, Protocol, WireDtype
 from fanin.torch.options import Options
 
 # The elements are whole numbers up to this, so that their sum is known exactly.
 PATTERN_MAX = 127
 _PERIOD = 97
+
+
+@dataclass(frozen=True)
+class Sums:
+    """How fanin sums."""
+
+    protocol: Protocol
+    wire_dtype: WireDtype
 
 
 @dataclass(frozen=True)
@@ -41,7 +49,7 @@ class Place:
     switch: str
     timeout_s: float
     backends: tuple[str, ...]
-    wire_dtype: WireDtype
+    sums: Sums
 
 
 @dataclass(frozen=True)
@@ -116,7 +124,7 @@ def _play(place: Place, parent: Connection) -> None:
     )
     groups: dict[str, Any] = {"gloo": dist.group.WORLD}
     if "fanin" in place.backends:
-        options = Options(wire_dtype=place.wire_dtype)
+        options = Options(wire_dtype=place.sums.wire_dtype, protocol=place.sums.protocol)
         groups["fanin"] = dist.new_group(backend="fanin", timeout=timeout, pg_options=options)
     parent.send("joined")
     inputs: Inputs | None = None

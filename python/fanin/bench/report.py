@@ -14,6 +14,7 @@ def title(setting: Setting) -> str:
     where = "loopback" if links is None else shown_links(links.rate_bps, links.loss, links.mtu)
     tensors = f" in {setting.buckets} tensors" if setting.buckets > 1 else ""
     wire = f" sent as {setting.wire_dtype}" if setting.wire_dtype != "int32" else ""
+    wire += f" by {setting.protocol}" if setting.protocol != "switchml" else ""
     calls = f", {setting.calls} calls a round" if setting.calls > 1 else ""
     return (
         f"{setting.workers} workers, {where}: "

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fanin._environment import WireDtype
+from fanin._environment import Protocol, WireDtype
 from fanin.bench.stage import Links, Sample
 
 
@@ -26,6 +26,8 @@ class Setting:
     calls: int
     links: Links | None
     """None: loopback."""
+    protocol: Protocol = "switchml"
+    """How fanin sums."""
 
     @property
     def elements(self) -> int:
@@ -136,5 +138,6 @@ def error_allowed(
         rounded_once = contributions + (2**-8 + 2**-23) * (sum_largest + contributions)
         return rounded_once + epsilon / 2 * (sum_largest + rounded_once)
     # SwitchML, Appendix E, Theorem 1: n / f, where f = (2^31 - 1) / (n 2^m) and no input exceeds
-    # 2^m; and the sum is rounded to the dtype.
+    # 2^m; and the sum is rounded to the dtype. ATP has the same factor, and rounds to nearest (its
+    # §B.3).
     return workers**2 * power / (2**31 - 1) + epsilon / 2 * sum_largest

@@ -13,19 +13,19 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, TypeVar
 
 from fanin import netlab
-from fanin._environment import WireDtype
 from fanin.bench import BenchError
-from fanin.bench.rank import Failed, Place, Round, Timing, Verdict, play
+from fanin.bench.rank import Failed, Place, Round, Sums, Timing, Verdict, play
 from fanin.netlab import INTERFACE, MTU_DEFAULT, SWITCH, SWITCH_ADDRESS, Netlab
 
 SWITCH_PORT = 4800
+SERVER_PORT = 4801
 # From the moment that all ranks are ready to the one at which they begin: they must have heard it.
 _NOTICE_S = 0.01
 _NOTICE_A_RANK_S = 0.001
@@ -66,13 +66,13 @@ class Stage:
         self,
         ranks: list[Any],
         pipes: list[Connection],
-        switch_pid: int,
+        switch_pids: Sequence[int],
         timeout_s: float,
         shared: bool,
     ) -> None:
         self._ranks = ranks
         self._pipes = pipes
-        self._switch_clock = _cpu_clock(switch_pid)
+        self._switch_clocks = [_cpu_clock(pid) for pid in switch_pids]
         self._timeout_s = timeout_s + _GRACE_S
         self._shared = shared
         self._number = 0
@@ -90,10 +90,10 @@ class Stage:
         self._number += 1
         self._tell((wanted, self._number))
         self._hear(str)
-        switch_cpu = time.clock_gettime(self._switch_clock)
+        switch_cpu = self._switch_cpu_s()
         self._tell(time.monotonic() + _NOTICE_S + _NOTICE_A_RANK_S * self.world_size)
         timings = self._hear(Timing)
-        switch_cpu = time.clock_gettime(self._switch_clock) - switch_cpu
+        switch_cpu = self._switch_cpu_s() - switch_cpu
         verdicts = self._hear(Verdict)
         if len({verdict.digest for verdict in verdicts}) > 1:
             raise BenchError(f"the ranks have different sums: {wanted}")
@@ -111,6 +111,9 @@ class Stage:
             error_max=max(verdict.error_max for verdict in verdicts),
             digest=verdicts[0].digest,
         )
+
+    def _switch_cpu_s(self) -> float:
+        return sum(map(time.clock_gettime, self._switch_clocks))
 
     def wait_joined(self) -> None:
         """Wait until all ranks are in both groups."""
@@ -153,7 +156,7 @@ def stage(
     links: Links | None,
     backends: tuple[str, ...],
     timeout_s: float,
-    wire_dtype: WireDtype,
+    sums: Sums,
 ) -> Iterator[Stage]:
     """Set the stage and clear it afterwards; without links, on loopback.
 
@@ -172,7 +175,7 @@ def stage(
                 name=f"bench{os.getpid()}",
             )
             stack.enter_context(lab)
-        switch, address = stack.enter_context(_switch(lab))
+        pids, address = stack.enter_context(_switch(lab, sums))
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fanin-bench-")))
         ranks, pipes = stack.enter_context(
             _ranks(
@@ -186,13 +189,13 @@ def stage(
                         switch=address,
                         timeout_s=timeout_s,
                         backends=backends,
-                        wire_dtype=wire_dtype,
+                        sums=sums,
                     )
                     for rank in range(workers)
                 ]
             )
         )
-        ready = Stage(ranks, pipes, switch.pid, timeout_s, shared=lab is None)
+        ready = Stage(ranks, pipes, pids, timeout_s, shared=lab is None)
         ready.wait_joined()
         yield ready
 
@@ -206,19 +209,25 @@ def _sweep() -> None:
 
 
 @contextlib.contextmanager
-def _switch(lab: Netlab | None) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    listen = f"{SWITCH_ADDRESS}:{SWITCH_PORT}" if lab else "127.0.0.1:0"
-    command = [
-        sys.executable,
-        "-m",
-        "fanin",
-        "switch",
-        "--listen",
-        listen,
-        "--json",
-        "--log",
-        "error",
-    ]
+def _switch(lab: Netlab | None, sums: Sums) -> Iterator[tuple[list[int], str]]:
+    """Start what sums: its processes, and the address that the ranks are told."""
+    with contextlib.ExitStack() as stack:
+        pids = []
+        options: list[str] = []
+        if sums.protocol == "atp":
+            server = f"{SWITCH_ADDRESS}:{SERVER_PORT}" if lab else "127.0.0.1:0"
+            pid, upstream = stack.enter_context(_serve(lab, "server", server))
+            pids.append(pid)
+            options = ["--protocol", "atp", "--upstream", upstream]
+        listen = f"{SWITCH_ADDRESS}:{SWITCH_PORT}" if lab else "127.0.0.1:0"
+        pid, address = stack.enter_context(_serve(lab, "switch", listen, *options))
+        yield [*pids, pid], address
+
+
+@contextlib.contextmanager
+def _serve(lab: Netlab | None, what: str, listen: str, *options: str) -> Iterator[tuple[int, str]]:
+    command = [sys.executable, "-m", "fanin", what, "--listen", listen, *options]
+    command += ["--json", "--log", "error"]
     pipe: dict[str, Any] = {
         "stdout": subprocess.PIPE,
         "text": True,
@@ -229,8 +238,8 @@ def _switch(lab: Netlab | None) -> Iterator[tuple[subprocess.Popen[str], str]]:
         assert process.stdout is not None
         line = process.stdout.readline()
         if not line:
-            raise BenchError(f"the switch ended with status {process.wait()}: {' '.join(command)}")
-        yield process, json.loads(line)["address"]
+            raise BenchError(f"the {what} ended with status {process.wait()}: {' '.join(command)}")
+        yield process.pid, json.loads(line)["address"]
     finally:
         process.terminate()
         try:

@@ -1,7 +1,8 @@
 """`fanin netlab`: a network of shaped, lossy links on one machine, to try things and to measure.
 
 Each worker is a network namespace (`w0`, `w1`, ..) with one link to the namespace `sw`, in which a
-bridge joins the links and carries the switch's address. All that is known about a laboratory is
+bridge joins the links and carries the switch's address. With several racks there are ``sw0``,
+``sw1``, .., each with a link to the namespace `server`. All that is known about a laboratory is
 read from the namespaces themselves, so that one left half-built by a crash can still be seen and
 removed. Only namespaces whose names begin with ``fanin-`` are touched.
 """
@@ -10,11 +11,15 @@ from fanin.netlab.kernel import NetlabError
 from fanin.netlab.lab import (
     INTERFACE,
     MTU_DEFAULT,
+    RACKS_MAX,
+    SERVER,
+    SERVER_ADDRESS,
     SWITCH,
     SWITCH_ADDRESS,
     WORKERS_MAX,
     Netlab,
     address,
+    bridge_address,
     down,
     enter,
     members,
@@ -26,12 +31,16 @@ from fanin.netlab.state import describe
 __all__ = [
     "INTERFACE",
     "MTU_DEFAULT",
+    "RACKS_MAX",
+    "SERVER",
+    "SERVER_ADDRESS",
     "SWITCH",
     "SWITCH_ADDRESS",
     "WORKERS_MAX",
     "Netlab",
     "NetlabError",
     "address",
+    "bridge_address",
     "describe",
     "down",
     "enter",

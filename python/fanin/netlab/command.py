@@ -16,7 +16,17 @@ from fanin.netlab.kernel import (
     require_root,
     require_tools,
 )
-from fanin.netlab.lab import MTU_DEFAULT, SWITCH_ADDRESS, Netlab, address, down, members
+from fanin.netlab.lab import (
+    MTU_DEFAULT,
+    SERVER_ADDRESS,
+    SWITCH,
+    SWITCH_ADDRESS,
+    Netlab,
+    address,
+    bridge_address,
+    down,
+    members,
+)
 from fanin.netlab.state import describe
 
 EXAMPLES = """\
@@ -26,6 +36,11 @@ examples (as root):
   fanin netlab exec w0 -- fanin status --switch 10.77.0.254:4800
   fanin netlab status
   fanin netlab down
+two racks, for ATP:
+  fanin netlab up --workers 4 --racks 2 --rate 1gbit
+  fanin netlab exec server -- fanin server --listen 10.77.0.254:4800 &
+  fanin netlab exec sw0 -- fanin switch --listen 10.77.0.241:4800 \\
+      --protocol atp --upstream 10.77.0.254:4800 &
 """
 
 
@@ -33,7 +48,9 @@ def _parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="fanin netlab",
         description="A laboratory of network namespaces: workers w0, w1, .. (10.77.0.1, .2, ..), "
-        f"each with a link to sw ({SWITCH_ADDRESS}), which is for the switch. Needs root.",
+        f"each with a link to sw ({SWITCH_ADDRESS}), which is for the switch. With several racks "
+        f"they are divided among sw0, sw1, .. ({bridge_address('sw0')}, ..), each with a link to "
+        f"server ({SERVER_ADDRESS}). Needs root.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -46,9 +63,12 @@ def _parser() -> argparse.ArgumentParser:
 
     up = command("up", "Build the laboratory, in place of the one that there is.")
     up.add_argument("--workers", type=int, required=True, metavar="N")
+    up.add_argument(
+        "--racks", type=int, default=1, metavar="R", help="switches under a server (default: 1)"
+    )
     add_link_arguments(up)
-    execute = command("exec", "Run a command in w0, w1, .. or sw.")
-    execute.add_argument("member", metavar="MEMBER", help="w0, w1, .. or sw")
+    execute = command("exec", "Run a command in w0, w1, .., sw or server.")
+    execute.add_argument("member", metavar="MEMBER", help="w0, w1, .., sw or server")
     execute.add_argument("argv", metavar="-- COMMAND ...", nargs=argparse.REMAINDER)
     command("down", "Remove the laboratory, whole or half-built, and end what runs in it.")
     status = command("status", "Show the laboratory's links.")
@@ -102,6 +122,7 @@ def main(argv: list[str]) -> int:
 def _up(args: argparse.Namespace) -> int:
     lab = Netlab(
         args.workers,
+        racks=args.racks,
         rate_bps=args.rate,
         loss=args.loss,
         mtu=args.mtu if args.mtu is not None else MTU_DEFAULT,
@@ -109,9 +130,16 @@ def _up(args: argparse.Namespace) -> int:
     )
     with _signals.as_exit():
         lab.up()
+    above = f"sw at {SWITCH_ADDRESS}"
+    if lab.racks > 1:
+        last = f"sw{lab.racks - 1}"
+        above = (
+            f"sw0 at {bridge_address('sw0')} to {last} at {bridge_address(last)}, "
+            f"server at {SERVER_ADDRESS}"
+        )
     print(
         f"{lab.workers} workers, w0 at {address(0)} to w{lab.workers - 1} at "
-        f"{address(lab.workers - 1)}, sw at {SWITCH_ADDRESS}; "
+        f"{address(lab.workers - 1)}, {above}; "
         f"{_units.shown_links(lab.rate_bps, lab.loss, lab.mtu)}"
     )
     return 0
@@ -136,11 +164,12 @@ def _status(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(state))
         return 0
-    if not state["workers"] and state["switch"] is None:
+    if not state["workers"] and not state["bridges"]:
         print("no laboratory")
         return 0
-    switch = state["switch"]
-    print(f"sw   {(switch and switch['address']) or 'missing'}")
+    bridges = state["bridges"] or [{"name": SWITCH, "address": None}]
+    for bridge in bridges:
+        print(f"{bridge['name']:<4} {bridge['address'] or 'missing'}")
     for worker in state["workers"]:
         rates = [
             "unshaped" if bps is None else _units.shown_rate(bps)

@@ -29,12 +29,18 @@ from fanin.netlab.kernel import (
 SWITCH = "sw"
 SWITCH_ADDRESS = "10.77.0.254"
 """The bridge's: what the switch listens on, and all workers reach."""
-WORKERS_MAX = 253
+SERVER = "server"
+SERVER_ADDRESS = SWITCH_ADDRESS
+"""Of a laboratory with several racks, where it stands above their switches."""
+WORKERS_MAX = 240
+RACKS_MAX = 10
 MTU_MIN, MTU_DEFAULT, MTU_MAX = 576, 1500, 65535
 INTERFACE = "eth0"
 """The link, as a worker sees it."""
 
 BRIDGE = "br0"
+UPLINK = "uplink"
+"""The link to the server, as the switch of a rack sees it."""
 _RUN = Path("/run/netns")
 _BRIDGE_FILTERS = Path("/proc/sys/net/bridge")  # each namespace has its own
 # nftables draws an integer below this: the loss in millionths.
@@ -53,12 +59,16 @@ class Netlab:
     of IP packets that each link loses, independently, in each direction; links that can lose (0 is
     a loss, None is not) carry no trains, which costs the machine several times as much for a byte.
     Laboratories with different names do not see each other.
+
+    With several ``racks`` the workers are divided among ``sw0``, ``sw1``, .., each with a link to
+    ``server``: a bridge as well, so that any two can talk.
     """
 
     def __init__(
         self,
         workers: int,
         *,
+        racks: int = 1,
         rate_bps: int | None = None,
         loss: float | None = None,
         mtu: int = MTU_DEFAULT,
@@ -66,11 +76,16 @@ class Netlab:
     ) -> None:
         if not 1 <= workers <= WORKERS_MAX:
             raise NetlabError(f"{workers} workers: a laboratory has 1 to {WORKERS_MAX}")
+        if not 1 <= racks <= min(workers, RACKS_MAX):
+            raise NetlabError(
+                f"{racks} racks of {workers} workers: 1 to {RACKS_MAX}, none of them empty"
+            )
         if not MTU_MIN <= mtu <= MTU_MAX:
             raise NetlabError(f"an MTU of {mtu}: IPv4 over Ethernet has {MTU_MIN} to {MTU_MAX}")
         if loss is not None and not 0 <= loss <= 0.5:
             raise NetlabError(f"a loss of {loss}: a fraction of at most 0.5")
         self.workers = workers
+        self.racks = racks
         self.rate_bps = rate_bps
         self.loss = loss
         self.mtu = mtu
@@ -96,6 +111,12 @@ class Netlab:
         """Return the name under which `ip netns` knows ``w0``, .. or ``sw``."""
         return namespace_of(self.name, member)
 
+    def switch_of(self, worker: int) -> str:
+        """Return the switch of the worker's rack: ``sw``, or one of ``sw0``, ``sw1``, .."""
+        if self.racks == 1:
+            return SWITCH
+        return f"{SWITCH}{worker * self.racks // self.workers}"
+
     def popen(self, member: str, command: Sequence[str], **keywords: Any) -> subprocess.Popen[Any]:
         """Start a command in ``w0``, .. or ``sw``; the keywords are `subprocess.Popen`'s."""
         return subprocess.Popen(inside(self.namespace(member), command), **keywords)
@@ -117,39 +138,53 @@ class Netlab:
             self.down()
 
     def _build(self) -> None:
-        switch = self.namespace(SWITCH)
-        workers = {f"w{i}": self.namespace(f"w{i}") for i in range(self.workers)}
-        create = [f"netns add {switch}"]
-        for port, worker in workers.items():
-            create.append(f"netns add {worker}")
-            # Born in their namespaces: a name in ours could be taken, or be left behind.
-            create.append(
-                f"link add {INTERFACE} netns {worker} type veth peer name {port} netns {switch}"
-            )
+        ports: dict[str, list[str]] = {self.switch_of(i): [] for i in range(self.workers)}
+        for i in range(self.workers):
+            ports[self.switch_of(i)].append(f"w{i}")
+        create = [f"netns add {self.namespace(switch)}" for switch in ports]
+        for switch, of_switch in ports.items():
+            for worker in of_switch:
+                create.append(f"netns add {self.namespace(worker)}")
+                create.append(self._link(worker, INTERFACE, switch, worker))
+        if self.racks > 1:
+            create.append(f"netns add {self.namespace(SERVER)}")
+            for switch, of_switch in ports.items():
+                create.append(self._link(switch, UPLINK, SERVER, switch))
+                of_switch.append(UPLINK)
+            ports[SERVER] = [switch for switch in ports if switch != SERVER]
         batch(["ip"], create)
-        self._build_switch(switch, list(workers))
-        for i, worker in enumerate(workers.values()):
+        for bridge, of_bridge in ports.items():
+            self._build_bridge(bridge, of_bridge)
+        for i in range(self.workers):
+            worker = self.namespace(f"w{i}")
             link = f"link set {INTERFACE} mtu {self.mtu} {self._segments()} up"
             own = f"addr add {address(i)}/24 dev {INTERFACE}"
             batch(["ip", "-n", worker], ["link set lo up", link, own])
             self._impair(worker, [INTERFACE])
-        self._impair(switch, list(workers))
+        for bridge, of_bridge in ports.items():
+            self._impair(self.namespace(bridge), of_bridge)
 
-    def _build_switch(self, switch: str, ports: Sequence[str]) -> None:
+    def _link(self, below: str, end: str, above: str, port: str) -> str:
+        # Born in their namespaces: a name in ours could be taken, or be left behind.
+        below, above = self.namespace(below), self.namespace(above)
+        return f"link add {end} netns {below} type veth peer name {port} netns {above}"
+
+    def _build_bridge(self, member: str, ports: Sequence[str]) -> None:
+        namespace = self.namespace(member)
         link = f"mtu {self.mtu} {self._segments()} up"
         batch(
-            ["ip", "-n", switch],
+            ["ip", "-n", namespace],
             [
                 "link set lo up",
                 f"link add {BRIDGE} type bridge stp_state 0 forward_delay 0 mcast_snooping 0",
                 *(f"link set {port} master {BRIDGE} {link}" for port in ports),
                 f"link set {BRIDGE} {link}",
-                f"addr add {SWITCH_ADDRESS}/24 dev {BRIDGE}",
+                f"addr add {bridge_address(member)}/24 dev {BRIDGE}",
             ],
         )
         # Where br_netfilter is loaded, the bridge would route and filter what it has to pass on.
         if filters := sorted(map(str, _BRIDGE_FILTERS.glob("bridge-nf-call-*"))):
-            run(inside(switch, ["tee", *filters]), "0")
+            run(inside(namespace, ["tee", *filters]), "0")
 
     def _impair(self, namespace: str, interfaces: Sequence[str]) -> None:
         """Shape what the interfaces send, and lose some of what they receive."""
@@ -184,6 +219,12 @@ def address(worker: int) -> str:
     return f"10.77.0.{worker + 1}"
 
 
+def bridge_address(member: str) -> str:
+    """Return the address of ``sw``, ``sw0``, .. or ``server``."""
+    rack = member.removeprefix(SWITCH)
+    return f"10.77.0.{WORKERS_MAX + 1 + int(rack)}" if rack.isdecimal() else SWITCH_ADDRESS
+
+
 def down(name: str = "") -> list[str]:
     """Remove the laboratory of that name, whole or not, and end what runs in it.
 
@@ -200,18 +241,27 @@ def down(name: str = "") -> list[str]:
 
 
 def members(name: str = "") -> list[str]:
-    """Return what there is of the laboratory of that name: workers in their order, then ``sw``."""
-    pattern = re.compile(re.escape(namespace_of(checked_name(name), "")) + r"(sw|w(\d+))")
+    """Return what there is of the laboratory of that name: workers in their order, then the rest.
+
+    That is ``sw``, or ``sw0``, ``sw1``, .. and ``server``.
+    """
+    prefix = re.escape(namespace_of(checked_name(name), ""))
+    pattern = re.compile(prefix + r"(server|sw\d*|w(\d+))")
     try:
         matches = [match for entry in _RUN.iterdir() if (match := pattern.fullmatch(entry.name))]
     except FileNotFoundError:  # nobody has made a namespace since the machine started
         return []
-    return [m[1] for m in sorted(matches, key=lambda m: int(m[2] or WORKERS_MAX + 1))]
+    return [m[1] for m in sorted(matches, key=_place)]
+
+
+def _place(match: re.Match[str]) -> tuple[int, str]:
+    rest = (WORKERS_MAX, WORKERS_MAX + 1)[match[1] == SERVER]
+    return int(match[2]) if match[2] else rest, match[1]
 
 
 def names() -> list[str]:
     """Return the names of the laboratories that there are, whole or not."""
-    pattern = re.compile(r"fanin-(?:([a-z0-9]+)-)?(?:sw|w\d+)")
+    pattern = re.compile(r"fanin-(?:([a-z0-9]+)-)?(?:server|sw\d*|w\d+)")
     try:
         matches = [match for entry in _RUN.iterdir() if (match := pattern.fullmatch(entry.name))]
     except FileNotFoundError:

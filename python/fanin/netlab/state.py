@@ -15,12 +15,21 @@ def describe(name: str = "") -> dict[str, Any]:
     require_root()
     require_tools("ip", "tc")
     found = members(name)
-    have_switch = SWITCH in found
-    ports = _links(namespace_of(name, SWITCH)) if have_switch else {}
+    bridges = []
+    ports: dict[str, dict[str, Any]] = {}
+    for member in (member for member in found if not member.startswith("w")):
+        links = _links(namespace_of(name, member))
+        bridges.append(
+            {
+                "name": member,
+                "namespace": namespace_of(name, member),
+                "address": links.get(BRIDGE, {}).get("address"),
+                "processes": processes(name, member),
+            }
+        )
+        ports |= {port: link for port, link in links.items() if port.startswith("w")}
     workers = []
-    for member in found:
-        if member == SWITCH:
-            continue
+    for member in (member for member in found if member.startswith("w")):
         link = _links(namespace_of(name, member)).get(INTERFACE, {})
         port = ports.get(member, {})
         workers.append(
@@ -39,13 +48,8 @@ def describe(name: str = "") -> dict[str, Any]:
         )
     return {
         "name": name,
-        "switch": {
-            "namespace": namespace_of(name, SWITCH),
-            "address": ports.get(BRIDGE, {}).get("address"),
-            "processes": processes(name, SWITCH),
-        }
-        if have_switch
-        else None,
+        "switch": next((bridge for bridge in bridges if bridge["name"] == SWITCH), None),
+        "bridges": bridges,
         "workers": workers,
         "packets_lost": sum(_lost(namespace_of(name, member)) for member in found),
     }

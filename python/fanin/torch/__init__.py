@@ -5,7 +5,8 @@ where that is switched off (``TORCH_DEVICE_BACKEND_AUTOLOAD=0``), ``import fanin
 
     torch.distributed.init_process_group("fanin")     # the switch: FANIN_SWITCH, or `fanin run`
 
-With ``pg_options=fanin.torch.Options(wire_dtype="bfloat16")`` gradients travel in half the bytes.
+With ``pg_options=fanin.torch.Options(wire_dtype="bfloat16")`` gradients travel in half the bytes,
+with ``protocol="atp"`` (FANIN_PROTOCOL) they are summed on the way to a server.
 
 All-reduces (SUM, AVG) of float32, float16, bfloat16 and int32 tensors on the CPU or on CUDA devices
 are summed by the switch; every other collective, op, dtype and device is served by a Gloo group

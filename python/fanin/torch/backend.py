@@ -12,12 +12,12 @@ from torch import Tensor
 from torch._C import _distributed_c10d as c10d
 from torch._C._distributed_c10d import PrefixStore, ReduceOp, Store, Work
 
-from fanin._environment import WireDtype
+from fanin._environment import Protocol, WireDtype
 from fanin.torch import handles
 from fanin.torch.channel import Channel, serves
 from fanin.torch.delegating import DelegatingBackend
 from fanin.torch.membership import agree
-from fanin.torch.options import Options, wire_dtype_of
+from fanin.torch.options import Options, said_by
 
 _debugged: list[FaninBackend] = []
 
@@ -41,6 +41,7 @@ def create(
         options.timeout,
         options.group_id,
         backend_options.wire_dtype,
+        backend_options.protocol,
     )
     if c10d.get_debug_level() == c10d.DebugLevel.DETAIL:
         # Torch then wraps the backend in a C++ one that keeps only its C++ half alive.
@@ -62,10 +63,11 @@ class FaninBackend(DelegatingBackend):
         timeout: timedelta,
         group: str,
         wire_dtype: WireDtype,
+        protocol: Protocol,
     ) -> None:
         membership = agree(store, rank, size, group, timeout)
         client = (
-            membership.connect(rank, size, timeout.total_seconds(), wire_dtype)
+            membership.connect(rank, size, timeout.total_seconds(), wire_dtype, protocol)
             if size > 1
             else None
         )
@@ -78,7 +80,7 @@ class FaninBackend(DelegatingBackend):
         self._channel = Channel(client)
         self._timeout = timeout
         self._group = group
-        self._wire_dtype = wire_dtype
+        self._said = wire_dtype, protocol
         self._all_reduces = 0
         handles.install()
 
@@ -119,7 +121,7 @@ class FaninBackend(DelegatingBackend):
             len(ranks),
             opts._timeout,
             opts.group_name,
-            wire_dtype_of(opts) or self._wire_dtype,
+            *(said_by(opts) or self._said),
         )
 
     @property

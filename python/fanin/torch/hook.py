@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook as plain_hook
 
-from fanin._environment import WireDtype
+from fanin._environment import Protocol, WireDtype
 from fanin.group import Group
 from fanin.group import connect as connect_group
 from fanin.torch.channel import Channel, serves
@@ -28,8 +28,8 @@ class HookState:
 
     Collective: all ranks of `process_group` (None: the default group) make one, at the same place
     in their program. `switch` is "host:port"; else the environment's FANIN_SWITCH, else that of
-    rank 0. `timeout` in seconds. `wire_dtype` as for `fanin.connect`. Raises the errors of
-    `fanin.errors`.
+    rank 0. `timeout` in seconds. `wire_dtype` and `protocol` as for `fanin.connect`. Raises
+    the errors of `fanin.errors`.
     """
 
     def __init__(
@@ -39,6 +39,7 @@ class HookState:
         *,
         timeout: float = 300.0,
         wire_dtype: WireDtype | None = None,
+        protocol: Protocol | None = None,
     ) -> None:
         self.process_group = process_group
         rank, world_size = dist.get_rank(process_group), dist.get_world_size(process_group)
@@ -52,6 +53,7 @@ class HookState:
             world_size=world_size,
             timeout=timeout,
             wire_dtype=wire_dtype,
+            protocol=protocol,
         )
 
     def close(self) -> None:

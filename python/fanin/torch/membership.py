@@ -13,7 +13,14 @@ from torch._C import _DistStoreError as DistStoreError
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from fanin import _fanin
-from fanin._environment import SWITCH_VARIABLE, WireDtype, pool_slots, switch_address, trace
+from fanin._environment import (
+    SWITCH_VARIABLE,
+    Protocol,
+    WireDtype,
+    pool_slots,
+    switch_address,
+    trace,
+)
 from fanin.errors import JoinTimeout
 
 # What is kept of a group's name in the job's, for people who read the switch's status.
@@ -32,7 +39,12 @@ class Membership:
     """A part of the group's store that no other generation uses."""
 
     def connect(
-        self, rank: int, world_size: int, timeout: float, wire_dtype: WireDtype
+        self,
+        rank: int,
+        world_size: int,
+        timeout: float,
+        wire_dtype: WireDtype,
+        protocol: Protocol,
     ) -> _fanin.Client:
         """Join the job; blocks until all ranks have. Raises the errors of `fanin.errors`."""
         switch = switch_address(own_or(self.switch))
@@ -44,6 +56,7 @@ class Membership:
             timeout=timeout,
             slots=pool_slots(),
             wire_dtype=wire_dtype,
+            protocol=protocol,
             trace=trace(rank),
         )
 

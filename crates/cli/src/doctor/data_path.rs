@@ -118,7 +118,7 @@ fn not_admitted(error: &SessionError) -> Finding {
 /// The chunk length that follows from the MTU, as far as it is known.
 pub(super) fn chunk_elements(mtu: &io::Result<usize>, report: Option<&Outcome>) -> u16 {
     if let Some(Ok(report)) = report {
-        return report.job.elements;
+        return report.job.elements();
     }
     let elements = mtu.as_ref().ok().and_then(|mtu| chunk_elements_for_mtu(*mtu, WireDtype::Int32));
     elements.unwrap_or(CHUNK_ELEMENTS_DEFAULT) as u16
@@ -156,7 +156,7 @@ pub(super) fn mtu(mtu: &io::Result<usize>, address: SocketAddr, report: Option<&
             format!("{} (as the kernel knows it; none was sent)", facts(elements)),
         );
     };
-    let admitted = usize::from(report.job.elements);
+    let admitted = usize::from(report.job.elements());
     match report.sum {
         ProbeSum::Missing if answered(report) => Finding::problem(
             Check::Mtu,
@@ -221,6 +221,7 @@ mod tests {
     use super::super::finding::Verdict;
     use super::*;
     use fanin_protocol::JobConfig;
+    use fanin_udp::WorkerJob;
     use fanin_wire::{Generation, JobId, ShardId};
 
     fn address() -> SocketAddr {
@@ -229,7 +230,7 @@ mod tests {
 
     fn report(sum: ProbeSum) -> ProbeReport {
         ProbeReport {
-            job: JobConfig {
+            job: WorkerJob::SwitchMl(JobConfig {
                 id: JobId(1),
                 generation: Generation(0),
                 workers: 1,
@@ -238,7 +239,7 @@ mod tests {
                 wire_dtype: Default::default(),
                 shard: ShardId(0),
                 resumed: false,
-            },
+            }),
             sum,
             io: Default::default(),
             worker: Default::default(),

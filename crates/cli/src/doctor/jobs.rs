@@ -63,6 +63,7 @@ fn incomplete(job: &JobStatus, switch: &str) -> Option<Finding> {
 mod tests {
     use super::super::finding::Verdict;
     use super::*;
+    use fanin_protocol::control::Protocol;
     use fanin_wire::{AbortReason, JobId, WorkerId};
 
     fn status(states: Vec<JobStatusState>) -> SwitchStatus {
@@ -74,6 +75,8 @@ mod tests {
             pool_slots: 64,
             pool_free: 0,
             jobs: states.into_iter().map(job).collect(),
+            protocol: Protocol::SwitchMl,
+            switches: vec![],
         }
     }
 

@@ -244,6 +244,8 @@ mod tests {
             pool_slots: 1,
             pool_free: 1,
             jobs: vec![],
+            protocol: fanin_protocol::control::Protocol::SwitchMl,
+            switches: vec![],
         };
         assert_eq!(version(&status("999.0.0")).verdict, Verdict::Warning);
         assert_eq!(version(&status(OURS)).verdict, Verdict::Ok);

@@ -3,14 +3,16 @@
 use std::time::{Duration, Instant};
 
 use fanin_protocol::JobConfig;
-use fanin_protocol::control::{Ranks, Refusal};
-use fanin_wire::{Generation, JobId, ShardId, SlotIndex, VERSION};
+use fanin_protocol::atp::Hashing;
+use fanin_protocol::control::{Protocol, Ranks, Refusal};
+use fanin_udp::WorkerJob;
+use fanin_wire::{Directions, Generation, JobId, LEVELS_MAX, ShardId, SlotIndex, VERSION};
 
 use super::connection::{Connection, explain};
 use super::session::SessionConfig;
 use super::status::{JobStatusState, SwitchStatus};
 use crate::SessionError;
-use crate::convert::{Malformed, narrow, wire_dtype};
+use crate::convert::{Malformed, Refused, atp_job, narrow, wire_dtype};
 use crate::proto;
 
 /// How much longer a rank waits that has run out of patience, for what the switch has to say to it.
@@ -19,7 +21,7 @@ const LAST_ANSWER: Duration = Duration::from_secs(1);
 /// A job as the switch admitted this rank to it.
 #[derive(Clone, Debug)]
 pub(super) struct Admitted {
-    pub job: JobConfig,
+    pub job: WorkerJob,
     pub shards: usize,
     /// For each shard the slots that this rank hands back.
     pub restore: Vec<Vec<SlotIndex>>,
@@ -30,7 +32,7 @@ pub(super) struct Admitted {
 
 /// What a rank remembers of a job that its switch forgot.
 pub(super) struct Memory {
-    pub job: JobConfig,
+    pub job: WorkerJob,
     pub completed: Vec<Vec<u32>>,
 }
 
@@ -38,10 +40,13 @@ impl From<&Memory> for proto::Resume {
     fn from(memory: &Memory) -> Self {
         let counts = |exchanges: &Vec<u32>| proto::Counts { exchanges: exchanges.clone() };
         Self {
-            generation: memory.job.generation.0.into(),
-            slots: memory.job.slots.into(),
-            elements: memory.job.elements.into(),
-            completed: memory.completed.iter().map(counts).collect(),
+            generation: memory.job.generation().0.into(),
+            slots: memory.job.slots().into(),
+            elements: memory.job.elements().into(),
+            completed: match memory.job {
+                WorkerJob::SwitchMl(_) => memory.completed.iter().map(counts).collect(),
+                WorkerJob::Atp { .. } => Vec::new(),
+            },
         }
     }
 }
@@ -68,6 +73,8 @@ pub(super) async fn join(
         resume: memory.map(proto::Resume::from),
         patience_ms: u64::try_from(patience.as_millis()).unwrap_or(u64::MAX),
         wire_dtype: proto::WireDtype::from(config.wire_dtype).into(),
+        protocol: proto::Protocol::from(config.protocol).into(),
+        hops: Vec::new(),
     };
     let began = Instant::now();
     let timed_out = |missing_ranks| SessionError::JoinTimeout {
@@ -106,15 +113,26 @@ pub(super) async fn join(
     match reply.into_inner().outcome.ok_or(Malformed("outcome")).map_err(malformed)? {
         proto::join_reply::Outcome::Admission(admission) => {
             let admitted = Admitted::try_from(admission).map_err(malformed)?;
-            if admitted.job.wire_dtype != config.wire_dtype {
-                let wanted = config.wire_dtype.name();
-                let cause = format!("it does not know wire dtype {wanted}; install the same fanin on both");
-                return Err(SessionError::NotASwitch { switch, cause });
-            }
-            Ok(admitted)
+            let unknown = match admitted.job {
+                WorkerJob::SwitchMl(_) if config.protocol != Protocol::SwitchMl => {
+                    format!("protocol {}", config.protocol.name())
+                }
+                WorkerJob::SwitchMl(job) if job.wire_dtype != config.wire_dtype => {
+                    format!("wire dtype {}", config.wire_dtype.name())
+                }
+                _ => return Ok(admitted),
+            };
+            let cause = format!("it does not know {unknown}; install the same fanin on both");
+            Err(SessionError::NotASwitch { switch, cause })
         }
         proto::join_reply::Outcome::Refusal(refusal) => {
-            Err(match Refusal::try_from(refusal).map_err(malformed)? {
+            let refusal = match Refused::try_from(refusal).map_err(malformed)? {
+                Refused::Registry(refusal) => refusal,
+                Refused::Chain(error) => {
+                    return Err(SessionError::Chain { job: config.job.clone(), error });
+                }
+            };
+            Err(match refusal {
                 Refusal::JoinTimeout { missing } => timed_out(missing),
                 Refusal::VersionMismatch { theirs, ours } => {
                     // The switch's "ours" is the other one's here.
@@ -131,7 +149,7 @@ async fn missing(
     client: &mut proto::control_client::ControlClient<tonic::transport::Channel>,
     config: &SessionConfig,
 ) -> Ranks {
-    let question = client.status(proto::StatusRequest { job: Some(config.job.clone()) });
+    let question = client.status(proto::StatusRequest { job: Some(config.job.clone()), passed_on: 0 });
     let Ok(Ok(reply)) = tokio::time::timeout(LAST_ANSWER, question).await else {
         return Ranks::default();
     };
@@ -149,6 +167,15 @@ impl TryFrom<proto::Admission> for Admitted {
     type Error = Malformed;
 
     fn try_from(admission: proto::Admission) -> Result<Self, Malformed> {
+        let heartbeat_timeout = Duration::from_millis(admission.heartbeat_timeout_ms);
+        if heartbeat_timeout.is_zero() {
+            return Err(Malformed("heartbeat_timeout_ms"));
+        }
+        let switch_instance = admission.switch_instance;
+        if let Some(atp) = &admission.atp {
+            let (job, restore) = (atp_admission(&admission, atp)?, vec![Vec::new()]);
+            return Ok(Self { job, shards: 1, restore, heartbeat_timeout, switch_instance });
+        }
         let job = JobConfig {
             id: JobId(admission.job_id),
             generation: Generation(narrow(admission.generation, "generation")?),
@@ -172,11 +199,36 @@ impl TryFrom<proto::Admission> for Admitted {
         if admission.resumed && restore.len() != usize::from(shards) {
             return Err(Malformed("restore"));
         }
-        let heartbeat_timeout = Duration::from_millis(admission.heartbeat_timeout_ms);
-        if heartbeat_timeout.is_zero() {
-            return Err(Malformed("heartbeat_timeout_ms"));
-        }
-        let switch_instance = admission.switch_instance;
+        let job = job.into();
         Ok(Self { job, shards: shards.into(), restore, heartbeat_timeout, switch_instance })
     }
+}
+
+/// What an ATP job is for the worker that was admitted to it.
+fn atp_admission(admission: &proto::Admission, atp: &proto::AtpAdmission) -> Result<WorkerJob, Malformed> {
+    let config = atp_job(
+        (JobId(admission.job_id), Generation(narrow(admission.generation, "generation")?)),
+        narrow(admission.world_size, "world_size")?,
+        (narrow(admission.slots, "slots")?, narrow(admission.elements, "elements")?),
+        atp.aggregators,
+        match proto::atp_admission::Hashing::try_from(atp.hashing).map_err(|_| Malformed("hashing"))? {
+            proto::atp_admission::Hashing::Hash => Hashing::Hash,
+            proto::atp_admission::Hashing::Linear => Hashing::Linear,
+        },
+    );
+    let config = config.check().map_err(|_| Malformed("job"))?;
+    let mut fan_in_degrees = [0; LEVELS_MAX];
+    for (degree, of_message) in fan_in_degrees.iter_mut().zip(&atp.fan_in_degrees) {
+        *degree = narrow(*of_message, "fan_in_degrees")?;
+    }
+    let directions = Directions {
+        level: narrow(atp.level, "level")?,
+        bitmaps: atp.bitmaps.as_slice().try_into().map_err(|_| Malformed("bitmaps"))?,
+        fan_in_degrees,
+    };
+    // Every switch on the way took one level off: what is left are those below this worker.
+    if atp.route.as_ref().map(|route| route.levels) != Some(atp.level) {
+        return Err(Malformed("level"));
+    }
+    Ok(WorkerJob::Atp { config, directions })
 }

@@ -4,11 +4,13 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
+use fanin_protocol::control::Protocol;
 use fanin_wire::VERSION;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 
 use crate::SessionError;
+use crate::convert::protocol;
 use crate::proto::control_client::ControlClient;
 use crate::proto::{StatusReply, StatusRequest};
 
@@ -21,18 +23,20 @@ const KEEP_ALIVE: Duration = Duration::from_secs(2);
 
 /// A switch that answered.
 #[derive(Clone, Debug)]
-pub(super) struct Connection {
+pub(crate) struct Connection {
     /// Host and port as the user gave them, for messages.
     pub switch: String,
     /// The address that answered.
     pub address: SocketAddr,
     /// Round trip of a TCP handshake with it.
     pub rtt: Duration,
+    /// What it says that it serves.
+    pub protocol: Protocol,
     pub client: ControlClient<Channel>,
 }
 
 /// Adds the default port to a bare host, and brackets to a bare IPv6 address.
-pub(super) fn with_port(switch: &str) -> Result<(String, u16), SessionError> {
+pub(crate) fn with_port(switch: &str) -> Result<(String, u16), SessionError> {
     let wrong = |cause: &str| SessionError::Address { switch: switch.into(), cause: cause.into() };
     if switch.is_empty() || switch.contains(|c: char| c.is_whitespace() || c == '/') {
         return Err(wrong("not a host name"));
@@ -94,7 +98,7 @@ impl Connection {
             .keep_alive_while_idle(true);
         let mut client = ControlClient::new(endpoint.connect_lazy());
         // Of no job: only whether it is a switch, and which version.
-        let question = StatusRequest { job: Some(String::new()) };
+        let question = StatusRequest { job: Some(String::new()), passed_on: 0 };
         let status = match tokio::time::timeout(patience, client.status(question)).await {
             Ok(Ok(reply)) => reply.into_inner(),
             Ok(Err(status)) => return Err(not_a_switch(explain(&status))),
@@ -107,7 +111,8 @@ impl Connection {
                 theirs: status.wire_version,
             });
         }
-        Ok((Self { switch, address, rtt, client }, status))
+        let protocol = protocol(status.protocol).map_err(|malformed| not_a_switch(malformed.to_string()))?;
+        Ok((Self { switch, address, rtt, protocol, client }, status))
     }
 }
 
@@ -127,7 +132,7 @@ async fn first_to_answer(addresses: &[SocketAddr], patience: Duration) -> io::Re
 }
 
 /// What a failed call means, in few words.
-pub(super) fn explain(status: &Status) -> String {
+pub(crate) fn explain(status: &Status) -> String {
     if status.code() == Code::Unimplemented {
         return "it does not know the call".into();
     }

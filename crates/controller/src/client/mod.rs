@@ -1,8 +1,8 @@
 //! The worker's side: finding the switch, joining a job, and watching over it.
 
 mod admission;
-mod connection;
-mod path;
+pub(crate) mod connection;
+pub(crate) mod path;
 mod pending;
 mod probe;
 mod session;
@@ -13,6 +13,6 @@ mod watch;
 pub use path::{Route, interface_rate_bps, route};
 pub use probe::{Probe, ProbeReport, ProbeSum, resolve_switch};
 pub use session::{Cancel, Session, SessionConfig};
-pub use status::{JobStatus, JobStatusState, SwitchStatus, switch_status};
+pub use status::{AtpSwitchJob, AtpSwitchStatus, JobStatus, JobStatusState, SwitchStatus, switch_status};
 pub use trace::{HandOver, TraceConfig};
 pub use watch::HEARTBEATS_PER_TIMEOUT;

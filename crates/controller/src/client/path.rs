@@ -25,7 +25,7 @@ pub fn route(switch: SocketAddr) -> Option<Route> {
 }
 
 /// The rate of the interface through which `switch` is reached; `None` where it does not tell, as virtual ones do not.
-pub(super) fn rate_bps(switch: SocketAddr) -> Option<u64> {
+pub(crate) fn rate_bps(switch: SocketAddr) -> Option<u64> {
     route(switch)?.rate_bps
 }
 

@@ -6,8 +6,8 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use fanin_protocol::{JobConfig, WorkerStatistics};
-use fanin_udp::{IoStatistics, WorkerConfig, WorkerDriver};
+use fanin_protocol::WorkerStatistics;
+use fanin_udp::{IoStatistics, WorkerConfig, WorkerDriver, WorkerJob};
 use fanin_wire::{Op, WorkerId};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::oneshot;
@@ -60,7 +60,7 @@ pub enum ProbeSum {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProbeReport {
     /// The job, as it was admitted.
-    pub job: JobConfig,
+    pub job: WorkerJob,
     /// Its sum.
     pub sum: ProbeSum,
     /// What the sockets saw.
@@ -166,7 +166,7 @@ async fn status(
 ) -> Result<SwitchStatus, SessionError> {
     let switch = connection.switch.clone();
     let lost = |cause: String| SessionError::NotASwitch { switch, cause };
-    match timeout(patience, connection.client.status(StatusRequest { job })).await {
+    match timeout(patience, connection.client.status(StatusRequest { job, passed_on: 0 })).await {
         Err(_) => Err(lost("it fell silent".into())),
         Ok(Err(status)) => Err(lost(explain(&status))),
         Ok(Ok(reply)) => {
@@ -177,8 +177,11 @@ async fn status(
 
 async fn all_reduce(connection: &mut Connection, patience: Duration) -> Result<ProbeReport, SessionError> {
     let name = format!("fanin-doctor-{:016x}", rand::random::<u64>());
-    let config =
-        SessionConfig { slots: Some(SLOTS), ..SessionConfig::new(connection.switch.clone(), name, 0, 1) };
+    let config = SessionConfig {
+        slots: Some(SLOTS),
+        protocol: connection.protocol,
+        ..SessionConfig::new(connection.switch.clone(), name, 0, 1)
+    };
     let admitted = join(connection, &config, patience, None).await?;
     let report = sum(connection, &config, &admitted, patience).await;
     leave(connection, admitted.job, WorkerId(0)).await;
@@ -201,7 +204,7 @@ async fn sum(
     });
     let driver = driver
         .map_err(|error| SessionError::Local { what: "opening the data path", cause: error.to_string() })?;
-    let elements = usize::from(admitted.job.elements) * admitted.shards * CHUNKS;
+    let elements = usize::from(admitted.job.elements()) * admitted.shards * CHUNKS;
     let tensor: Vec<f32> = (0..elements).map(|i| (i % VALUES) as f32).collect();
     let (sender, receiver) = oneshot::channel();
     let began = Instant::now();
@@ -263,7 +266,7 @@ fn exchanges(status: &SwitchStatus) -> Option<u64> {
 
 /// Heartbeats of the probing job, and their round trips.
 struct Pulse {
-    job: JobConfig,
+    job: WorkerJob,
     trips: Vec<Duration>,
     lost: u32,
     patience: Duration,
@@ -272,8 +275,8 @@ struct Pulse {
 impl Pulse {
     async fn beat(&mut self, connection: &mut Connection) {
         let message = HeartbeatRequest {
-            job_id: self.job.id.0,
-            generation: self.job.generation.0.into(),
+            job_id: self.job.id().0,
+            generation: self.job.generation().0.into(),
             ..HeartbeatRequest::default()
         };
         let began = Instant::now();

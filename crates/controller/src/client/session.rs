@@ -4,8 +4,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use fanin_protocol::{JobConfig, RetransmissionConfig, WorkerStatistics};
-use fanin_udp::{Clock, Failure, IoStatistics, PartTimes, RawTensor, WorkerConfig, WorkerDriver};
+use fanin_protocol::control::Protocol;
+use fanin_protocol::{RetransmissionConfig, WorkerStatistics};
+use fanin_udp::{Clock, Failure, IoStatistics, PartTimes, RawTensor, WorkerConfig, WorkerDriver, WorkerJob};
 use fanin_wire::{Op, WireDtype, WorkerId};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::Notify;
@@ -36,6 +37,8 @@ pub struct SessionConfig {
     pub world_size: u32,
     /// Slots a shard; computed from the path where it is `None`.
     pub slots: Option<u16>,
+    /// How the job's gradients are summed; the same on every rank.
+    pub protocol: Protocol,
     /// How the elements of float tensors travel; the same on every rank.
     pub wire_dtype: WireDtype,
     /// How long one all-reduce may take, from its submission or from the end of the one before it.
@@ -62,6 +65,7 @@ impl SessionConfig {
             rank,
             world_size,
             slots: None,
+            protocol: Protocol::SwitchMl,
             wire_dtype: WireDtype::Int32,
             timeout: Duration::from_secs(300),
             connect_timeout: Duration::from_secs(5),
@@ -94,7 +98,7 @@ pub(super) struct Shared {
     trace: Option<SessionTrace>,
     pub pending: Arc<Pending>,
     /// The job as it is now; a restart of the switch changes it.
-    pub job: Mutex<JobConfig>,
+    pub job: Mutex<WorkerJob>,
 }
 
 impl Shared {
@@ -104,7 +108,7 @@ impl Shared {
         self.driver.fail(Failure::Because(Arc::new(error)));
     }
 
-    pub fn job(&self) -> JobConfig {
+    pub fn job(&self) -> WorkerJob {
         *self.job.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -116,7 +120,7 @@ impl Shared {
         self.timeout_ns.store(nanoseconds(timeout), Ordering::Relaxed);
     }
 
-    pub fn set_job(&self, job: JobConfig) {
+    pub fn set_job(&self, job: WorkerJob) {
         *self.job.lock().unwrap_or_else(PoisonError::into_inner) = job;
     }
 }
@@ -206,9 +210,10 @@ impl Session {
             switch = connection.switch,
             job = config.job,
             rank = rank.0,
-            slots = admitted.job.slots,
-            elements = admitted.job.elements,
-            wire_dtype = admitted.job.wire_dtype.name(),
+            protocol = config.protocol.name(),
+            slots = admitted.job.slots(),
+            elements = admitted.job.elements(),
+            wire_dtype = config.wire_dtype.name(),
             "joined"
         );
         let shared = Shared {
@@ -294,7 +299,7 @@ impl Session {
 
     /// The job as it was admitted: slots, chunk elements, generation. `None` after [`Self::close`].
     #[must_use]
-    pub fn job(&self) -> Option<JobConfig> {
+    pub fn job(&self) -> Option<WorkerJob> {
         self.shared.as_ref().map(|shared| shared.job())
     }
 
@@ -348,8 +353,8 @@ fn nanoseconds(duration: Duration) -> u64 {
 }
 
 /// Tells the switch that a rank is done, if it listens.
-pub(super) async fn leave(connection: &mut Connection, job: JobConfig, rank: WorkerId) {
-    let message = LeaveRequest { job_id: job.id.0, rank: rank.0.into() };
+pub(super) async fn leave(connection: &mut Connection, job: WorkerJob, rank: WorkerId) {
+    let message = LeaveRequest { job_id: job.id().0, rank: rank.0.into(), passed_on: 0 };
     let left = tokio::time::timeout(FAREWELL, connection.client.leave(message)).await;
     if !matches!(left, Ok(Ok(_))) {
         tracing::debug!(rank = rank.0, "the switch did not hear that the rank leaves");

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use fanin_protocol::control::Ranks;
+use fanin_protocol::control::{Protocol, Ranks};
 use fanin_wire::{AbortReason, Generation, JobId, WireDtype, WorkerId};
 
 use super::connection::Connection;
 use crate::SessionError;
-use crate::convert::{Malformed, narrow, wire_dtype};
+use crate::convert::{Malformed, narrow, protocol, wire_dtype};
 use crate::proto;
 
 /// What a switch does.
@@ -25,6 +25,36 @@ pub struct SwitchStatus {
     pub pool_free: u32,
     /// Its jobs.
     pub jobs: Vec<JobStatus>,
+    /// How they are summed.
+    pub protocol: Protocol,
+    /// ATP: the switches on the way from whom was asked to the server, the server's neighbour first.
+    pub switches: Vec<AtpSwitchStatus>,
+}
+
+/// What an ATP switch does.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AtpSwitchStatus {
+    /// Its data port, as it names itself.
+    pub address: String,
+    /// Whom it asks, and sends to.
+    pub upstream: String,
+    /// Aggregators for all jobs together.
+    pub aggregators: u32,
+    /// Those that hold a fragment now.
+    pub in_use: u32,
+    /// What it does for each job that it serves.
+    pub jobs: Vec<AtpSwitchJob>,
+}
+
+/// What an ATP switch does for a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AtpSwitchJob {
+    /// The job.
+    pub job: JobId,
+    /// Fragments that were added here.
+    pub aggregations: u64,
+    /// Fragments that found their aggregator taken.
+    pub collisions: u64,
 }
 
 /// What a job does.
@@ -68,6 +98,10 @@ pub enum JobStatusState {
         retransmitted: u64,
         /// Ranks that left.
         left: Ranks,
+        /// ATP: packets that the server added up itself.
+        aggregations: u64,
+        /// ATP: fragments that found an aggregator taken, on their whole way.
+        collisions: u64,
     },
     /// It was aborted.
     Aborted {
@@ -90,7 +124,7 @@ pub fn switch_status(switch: &str, patience: Duration) -> Result<SwitchStatus, S
     let status = runtime.block_on(async {
         let (mut connection, _) = Connection::open(switch, patience).await?;
         let lost = |cause: String| SessionError::NotASwitch { switch: switch.into(), cause };
-        let reply = connection.client.status(proto::StatusRequest { job: None });
+        let reply = connection.client.status(proto::StatusRequest::default());
         let reply = tokio::time::timeout(patience, reply).await.map_err(|_| lost("it fell silent".into()))?;
         let reply = reply.map_err(|status| lost(super::connection::explain(&status)))?;
         SwitchStatus::try_from(reply.into_inner()).map_err(|malformed| lost(malformed.to_string()))
@@ -110,7 +144,26 @@ impl TryFrom<proto::StatusReply> for SwitchStatus {
             pool_slots: reply.pool_slots,
             pool_free: reply.pool_free,
             jobs: reply.jobs.into_iter().map(JobStatus::try_from).collect::<Result<_, _>>()?,
+            protocol: protocol(reply.protocol)?,
+            switches: reply.switches.into_iter().map(AtpSwitchStatus::from).collect(),
         })
+    }
+}
+
+impl From<proto::AtpSwitch> for AtpSwitchStatus {
+    fn from(switch: proto::AtpSwitch) -> Self {
+        let job = |job: proto::AtpSwitchJob| AtpSwitchJob {
+            job: JobId(job.job_id),
+            aggregations: job.aggregations,
+            collisions: job.collisions,
+        };
+        Self {
+            address: switch.address,
+            upstream: switch.upstream,
+            aggregators: switch.aggregators,
+            in_use: switch.in_use,
+            jobs: switch.jobs.into_iter().map(job).collect(),
+        }
     }
 }
 
@@ -136,6 +189,8 @@ impl TryFrom<proto::Job> for JobStatus {
                 completed: running.completed,
                 retransmitted: running.retransmitted,
                 left: Ranks(running.left),
+                aggregations: running.aggregations,
+                collisions: running.collisions,
             },
             State::Aborted(aborted) => JobStatusState::Aborted {
                 job: JobId(aborted.job_id),

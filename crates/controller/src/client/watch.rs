@@ -11,9 +11,9 @@ use super::admission::{Memory, join};
 use super::connection::{Connection, RETRY, explain};
 use super::session::Shared;
 use super::status::{JobStatusState, SwitchStatus};
-use crate::SessionError;
 use crate::proto::heartbeat_reply::State;
 use crate::proto::{HeartbeatRequest, StatusRequest};
+use crate::{ChainError, SessionError};
 
 /// How often deadlines are looked at.
 const TICK: Duration = Duration::from_millis(100);
@@ -95,10 +95,11 @@ impl Watch {
         let job = self.shared.job();
         let rtt = self.shared.driver.statistics().smoothed_rtt;
         let message = HeartbeatRequest {
-            job_id: job.id.0,
+            job_id: job.id().0,
             rank: self.shared.member.rank.0.into(),
-            generation: job.generation.0.into(),
+            generation: job.generation().0.into(),
             smoothed_rtt_ns: u64::try_from(rtt.as_nanos()).ok().filter(|rtt| *rtt > 0),
+            passed_on: 0,
         };
         let reply = match timeout(patience.max(RETRY), self.connection.client.heartbeat(message)).await {
             Err(_) => return Pulse::Unreachable("no answer to heartbeats".into()),
@@ -179,7 +180,7 @@ impl Watch {
                     self.shared.set_job(admitted.job);
                     self.switch_instance = admitted.switch_instance;
                     self.progress.since = Instant::now();
-                    tracing::info!(generation = admitted.job.generation.0, "joined again");
+                    tracing::info!(generation = admitted.job.generation().0, "joined again");
                     return Ok(());
                 }
                 Err(SessionError::JoinTimeout { missing_ranks, .. }) => {
@@ -193,6 +194,10 @@ impl Watch {
                     );
                 }
                 Err(SessionError::SwitchLost { cause, .. }) => cause,
+                // The server is away again, or still, behind a switch that is not.
+                Err(SessionError::Chain {
+                    error: error @ ChainError::UpstreamUnreachable { .. }, ..
+                }) => error.to_string(),
                 Err(error) => return Err(error),
             };
             if self.patience(since).is_zero() {
@@ -240,10 +245,10 @@ impl Watch {
 
     /// The ranks whose contributions the switch waits for; `None` when it does not say.
     async fn awaited(&mut self) -> Option<Ranks> {
-        let question = StatusRequest { job: Some(self.shared.config.job.clone()) };
+        let question = StatusRequest { job: Some(self.shared.config.job.clone()), passed_on: 0 };
         let reply = timeout(STATUS_PATIENCE, self.connection.client.status(question)).await.ok()?.ok()?;
         let status = SwitchStatus::try_from(reply.into_inner()).ok()?;
-        let id = self.shared.job().id;
+        let id = self.shared.job().id();
         status.jobs.into_iter().find_map(|job| match job.state {
             JobStatusState::Running { job, waiting_for, .. } if job == id => {
                 Some(waiting_for.into_iter().map(|(rank, _)| rank).collect())

@@ -2,18 +2,19 @@
 //! no rank is told of a job that the data path does not know.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::mpsc::Receiver;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use fanin_protocol::JobConfig;
 use fanin_protocol::control::{
     Admission, Command, HeartbeatReply, JobState, JobView, JoinDecision, JoinRequest, Pool, Refusal,
     Registry, RegistryConfig, Ticket,
 };
-use fanin_udp::SwitchDriver;
-use fanin_wire::{AbortReason, Generation, JobId, ShardId, WorkerId};
+use fanin_wire::{AbortReason, Generation, JobId, WorkerId};
 use tokio::sync::oneshot;
+
+use crate::proto::AtpRoute;
+
+use super::data_path::{DataPath, Ended};
 
 /// What a waiting rank is told.
 pub(super) type Outcome = Result<Admission, NotAdmitted>;
@@ -67,7 +68,7 @@ pub(super) struct JobSnapshot {
 /// All jobs of a switch.
 pub(super) struct Jobs {
     state: Mutex<State>,
-    pub driver: SwitchDriver,
+    pub driver: DataPath,
     /// The registry counts time from here.
     origin: Instant,
 }
@@ -75,18 +76,18 @@ pub(super) struct Jobs {
 struct State {
     registry: Registry,
     waiting: HashMap<Ticket, oneshot::Sender<Outcome>>,
-    events: Receiver<(JobId, AbortReason)>,
+    ended: Ended,
     refusals: HashMap<&'static str, u64>,
     /// What the ranks of running jobs measured; an entry goes with its job.
     round_trips: HashMap<JobId, BTreeMap<WorkerId, Duration>>,
 }
 
 impl Jobs {
-    pub fn new(registry: Registry, driver: SwitchDriver, events: Receiver<(JobId, AbortReason)>) -> Self {
+    pub fn new(registry: Registry, driver: DataPath) -> Self {
         let state = State {
             registry,
             waiting: HashMap::new(),
-            events,
+            ended: driver.ended(),
             refusals: HashMap::new(),
             round_trips: HashMap::new(),
         };
@@ -146,17 +147,7 @@ impl Jobs {
 
     /// Makes room for an admitted job in the data path, before any rank hears of it.
     fn configure(&self, state: &mut State, admission: Admission) -> Outcome {
-        let config = JobConfig {
-            id: admission.job,
-            generation: admission.generation,
-            workers: admission.world_size,
-            slots: admission.slots,
-            elements: admission.elements,
-            wire_dtype: admission.wire_dtype,
-            shard: ShardId(0),
-            resumed: admission.resumed,
-        };
-        match self.driver.add_job(config) {
+        match self.driver.add_job(&admission) {
             Ok(()) => Ok(admission),
             Err(error) => {
                 let commands = state.registry.aborted(self.now(), admission.job, AbortReason::SwitchStopped);
@@ -183,6 +174,17 @@ impl Jobs {
         reply
     }
 
+    /// The route of a job that runs here, as the first switch on the way to its workers is told it.
+    pub fn route(&self, job: JobId) -> Option<AtpRoute> {
+        let state = self.lock();
+        let (levels, elements) = state.registry.levels(job)?;
+        let is_it = |view: &JobView<'_>| matches!(view.state, JobState::Running { job: id, .. } if id == job);
+        let name = state.registry.jobs().find(is_it)?.name.into();
+        let timeout = state.registry.config().heartbeat_timeout;
+        let heartbeat_timeout_ms = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
+        Some(AtpRoute { levels: levels.into(), elements: elements.into(), job: name, heartbeat_timeout_ms })
+    }
+
     /// The round trips that a job's ranks have told.
     pub fn round_trips(&self, job: JobId) -> BTreeMap<WorkerId, Duration> {
         self.lock().round_trips.get(&job).cloned().unwrap_or_default()
@@ -199,8 +201,7 @@ impl Jobs {
     pub fn tick(&self) {
         let mut state = self.lock();
         let now = self.now();
-        let events: Vec<_> = state.events.try_iter().collect();
-        for (job, reason) in events {
+        while let Some((job, reason)) = (state.ended)() {
             tracing::warn!(id = job.0, ?reason, "the data path aborts a job");
             // One shard found out; the others must hear of it.
             self.driver.abort_job(job, reason);
@@ -297,15 +298,12 @@ impl std::fmt::Debug for Jobs {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fanin_udp::SwitchConfig;
-
+    use fanin_protocol::control::Protocol;
     #[test]
     fn a_round_trip_is_kept_for_a_rank_of_a_job_and_goes_with_the_job() {
-        let driver =
-            SwitchDriver::bind(SwitchConfig { listen: ([127, 0, 0, 1], 0).into(), shards: 1 }).unwrap();
-        let events = driver.events().unwrap();
+        let driver = DataPath::bind(([127, 0, 0, 1], 0).into(), Protocol::SwitchMl, 1).unwrap();
         let registry = Registry::new(RegistryConfig::default(), Box::new(|| 7)).unwrap();
-        let jobs = Jobs::new(registry, driver, events);
+        let jobs = Jobs::new(registry, driver);
         let request = JoinRequest {
             job: "job".into(),
             rank: 0,
@@ -315,6 +313,8 @@ mod tests {
             rate_bps: None,
             rtt: Duration::ZERO,
             wire_dtype: fanin_wire::WireDtype::Int32,
+            protocol: Protocol::SwitchMl,
+            hops: Vec::new(),
             patience: Duration::from_secs(1),
             wire_version: fanin_wire::VERSION,
             resume: None,

@@ -5,14 +5,16 @@ use std::fmt::Error;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fanin_protocol::control::{JobState, Ranks};
-use fanin_protocol::{JobProgress, Reason};
+use fanin_protocol::Reason;
+use fanin_protocol::control::{JobState, Protocol, Ranks};
+use fanin_udp::IoStatistics;
 use fanin_wire::WorkerId;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::{Registry, Unit};
 
+use super::data_path::Progress;
 use super::jobs::{JobSnapshot, Jobs};
 
 /// The content type of [`text`].
@@ -20,8 +22,13 @@ pub(super) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0
 
 /// All metrics as text.
 pub(super) fn text(jobs: &Arc<Jobs>) -> Result<String, Error> {
+    collected(Scrape(Arc::clone(jobs)))
+}
+
+/// What a collector tells, as text.
+pub(super) fn collected(collector: impl Collector) -> Result<String, Error> {
     let mut registry = Registry::default();
-    registry.register_collector(Box::new(Scrape(Arc::clone(jobs))));
+    registry.register_collector(Box::new(collector));
     let mut text = String::new();
     prometheus_client::encoding::text::encode(&mut text, &registry)?;
     Ok(text)
@@ -47,7 +54,7 @@ impl Collector for Scrape {
         gauges(&mut encoder, "fanin_slots", "Slots of 256 elements in each shard", "state", &slots)?;
         counters(&mut encoder, "fanin_refusals", "Refused joins", "reason", &jobs.refusals())?;
 
-        let packets = jobs.driver.statistics();
+        let packets = jobs.driver.packets();
         let verdicts = [
             ("absorb", packets.absorb),
             ("multicast", packets.multicast),
@@ -67,13 +74,9 @@ impl Collector for Scrape {
         let again = packets.reply_unicast + packets.dropped[Reason::Duplicate as usize];
         counter(&mut encoder, "fanin_retransmissions", "Contributions that came again", again)?;
 
-        let io = jobs.driver.io_statistics();
-        let received = [("trains", io.trains_received), ("packets", io.packets_received)];
-        counters(&mut encoder, "fanin_received", "Units that the sockets received", "unit", &received)?;
-        let sent = [("trains", io.trains_sent), ("packets", io.packets_sent)];
-        counters(&mut encoder, "fanin_sent", "Units that the sockets sent", "unit", &sent)?;
+        of_io(&mut encoder, &jobs.driver.io_statistics())?;
         let running: Vec<_> = snapshot.iter().filter_map(|job| RunningJob::ask(jobs, job)).collect();
-        of_jobs(&mut encoder, &running)?;
+        of_jobs(&mut encoder, &running, jobs.config().protocol)?;
         of_ranks(&mut encoder, &running)
     }
 }
@@ -84,7 +87,7 @@ struct RunningJob<'a> {
     /// Over all shards.
     slots: u64,
     ranks: Vec<WorkerId>,
-    progress: JobProgress,
+    progress: Progress,
     round_trips: BTreeMap<WorkerId, Duration>,
 }
 
@@ -103,16 +106,20 @@ impl<'a> RunningJob<'a> {
 }
 
 /// `job` and `instance` are what Prometheus itself calls the things that it asks.
-const JOB: &str = "job_name";
+pub(super) const JOB: &str = "job_name";
 
-fn of_jobs(encoder: &mut DescriptorEncoder<'_>, jobs: &[RunningJob<'_>]) -> Result<(), Error> {
+fn of_jobs(
+    encoder: &mut DescriptorEncoder<'_>,
+    jobs: &[RunningJob<'_>],
+    protocol: Protocol,
+) -> Result<(), Error> {
     let name = "fanin_job_pool_slots";
     let mut family =
         encoder.encode_descriptor(name, "Slots of the job, over all shards", None, MetricType::Gauge)?;
     for job in jobs {
         family.encode_family(&[(JOB, job.name)])?.encode_gauge(&job.slots)?;
     }
-    let mut counter = |name, help, value: fn(&JobProgress) -> u64| {
+    let mut counter = |name, help, value: fn(&Progress) -> u64| {
         let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
         for job in jobs {
             let labels = [(JOB, job.name)];
@@ -124,6 +131,15 @@ fn of_jobs(encoder: &mut DescriptorEncoder<'_>, jobs: &[RunningJob<'_>]) -> Resu
     counter("fanin_job_results", "Sums that the job's slots completed", |progress| progress.completed)?;
     counter("fanin_job_retransmissions", "Contributions to the job that came again", |progress| {
         progress.retransmitted
+    })?;
+    if protocol == Protocol::SwitchMl {
+        return Ok(());
+    }
+    counter("fanin_job_aggregations", "Packets of the job that were added here (ATP)", |progress| {
+        progress.aggregations
+    })?;
+    counter("fanin_job_collisions", "Fragments of the job that found an aggregator taken (ATP)", |progress| {
+        progress.collisions
     })
 }
 
@@ -149,7 +165,7 @@ fn of_ranks(encoder: &mut DescriptorEncoder<'_>, jobs: &[RunningJob<'_>]) -> Res
         "Slots that wait for the rank now",
         None,
         MetricType::Gauge,
-        |job, rank| Some(f64::from(job.progress.waiting_for[usize::from(rank.0)])),
+        |job, rank| job.progress.waiting_for.get(usize::from(rank.0)).copied().map(f64::from),
     )?;
     of_ranks(
         "fanin_round_trip",
@@ -163,13 +179,21 @@ fn of_ranks(encoder: &mut DescriptorEncoder<'_>, jobs: &[RunningJob<'_>]) -> Res
         "How much later than the first one the rank's contributions came, summed over all contributions",
         Some(Unit::Seconds),
         MetricType::Counter,
-        |job, rank| Some(job.progress.lateness[usize::from(rank.0)].as_secs_f64()),
+        |job, rank| job.progress.lateness.get(usize::from(rank.0)).map(Duration::as_secs_f64),
     )
 }
 
 type Value = fn(&RunningJob<'_>, WorkerId) -> Option<f64>;
 
-fn gauges(
+/// Of a data path's sockets.
+pub(super) fn of_io(encoder: &mut DescriptorEncoder<'_>, io: &IoStatistics) -> Result<(), Error> {
+    let received = [("trains", io.trains_received), ("packets", io.packets_received)];
+    counters(encoder, "fanin_received", "Units that the sockets received", "unit", &received)?;
+    let sent = [("trains", io.trains_sent), ("packets", io.packets_sent)];
+    counters(encoder, "fanin_sent", "Units that the sockets sent", "unit", &sent)
+}
+
+pub(super) fn gauges(
     encoder: &mut DescriptorEncoder<'_>,
     name: &str,
     help: &str,
@@ -183,7 +207,7 @@ fn gauges(
     Ok(())
 }
 
-fn counters(
+pub(super) fn counters(
     encoder: &mut DescriptorEncoder<'_>,
     name: &str,
     help: &str,
@@ -197,7 +221,12 @@ fn counters(
     Ok(())
 }
 
-fn counter(encoder: &mut DescriptorEncoder<'_>, name: &str, help: &str, value: u64) -> Result<(), Error> {
+pub(super) fn counter(
+    encoder: &mut DescriptorEncoder<'_>,
+    name: &str,
+    help: &str,
+    value: u64,
+) -> Result<(), Error> {
     let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
     metric.encode_counter::<NoLabelSet, u64, f64>(&value, None)
 }

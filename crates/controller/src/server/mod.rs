@@ -1,41 +1,37 @@
-//! A switch: the data path and its control connection under one port number.
+//! A switch, or the server of ATP: the data path and its control connection under one port number.
 
+mod data_path;
+mod http;
 mod jobs;
 mod metrics;
+mod relay;
+mod relay_metrics;
+mod routes;
 mod service;
 
 use std::io;
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use axum::http::{StatusCode, header};
-use axum::response::IntoResponse;
-use axum::routing::get;
-use fanin_protocol::control::{ConfigError, Registry, RegistryConfig};
-use fanin_udp::{SHARDS_MAX, SwitchConfig, SwitchDriver};
-use tokio::runtime::{Builder, Runtime};
-use tokio::sync::oneshot;
-use tokio::task::JoinHandle;
-use tonic::service::Routes;
-use tonic::transport::server::TcpIncoming;
+use fanin_protocol::atp::AGGREGATORS_MAX;
+use fanin_protocol::control::{ConfigError, Protocol, Registry, RegistryConfig};
+use fanin_udp::SHARDS_MAX;
 
+use self::data_path::DataPath;
+use self::http::Served;
 use self::jobs::Jobs;
 use self::service::ControlService;
-use crate::proto::control_server::ControlServer;
+use crate::SessionError;
+
+pub use self::relay::{AtpSwitchServer, AtpSwitchServerConfig};
 
 /// How often silence and overdue gatherings are looked for: a fraction of the shortest sensible timeout.
 const TICK: Duration = Duration::from_millis(100);
 /// How long a stopping switch waits for ranks to hear of it.
 const FAREWELL: Duration = Duration::from_millis(500);
-/// How long open connections may take to end.
-const HANG_UP: Duration = Duration::from_millis(500);
-/// Ports that are tried when any will do: a TCP port that is free may be taken for UDP.
-const PORT_ATTEMPTS: usize = 16;
 /// Below this, pools are cut to less than what a fast path needs (see `pool_slots`).
 const RECEIVE_BUFFER_BYTES_MIN: usize = 4 << 20;
-/// The largest message is a resume: 64 shards of 16384 slots, whose counts take up to five bytes each.
-const MESSAGE_BYTES_MAX: usize = 6 << 20;
 
 /// Cores for each shard: summing shares them with the kernel's network stack, and often with the training.
 const CORES_A_SHARD: usize = 4;
@@ -50,6 +46,8 @@ const SHARDS_AUTOMATIC_MAX: usize = 8;
 pub struct SwitchServerConfig {
     /// Address, and the port for TCP and UDP; 0 takes one that is free for both.
     pub listen: SocketAddr,
+    /// How jobs are summed: in the slots of this switch, or, as the server of ATP, with the switches on the way.
+    pub protocol: Protocol,
     /// Cores that sum, each with a socket and slots of its own.
     pub shards: usize,
     /// Slots of 256 elements in each shard, for all jobs together.
@@ -61,12 +59,13 @@ pub struct SwitchServerConfig {
 }
 
 impl SwitchServerConfig {
-    /// The usual limits, and one shard.
+    /// The usual limits, SwitchML, and one shard.
     #[must_use]
     pub fn new(listen: SocketAddr) -> Self {
         let registry = RegistryConfig::default();
         Self {
             listen,
+            protocol: Protocol::SwitchMl,
             shards: 1,
             pool_slots: registry.pool_slots,
             heartbeat_timeout: registry.heartbeat_timeout,
@@ -108,8 +107,14 @@ pub enum ServerError {
         cause: io::Error,
     },
     /// A switch of so many shards cannot be.
-    #[error("{0} shards: a switch has 1 to {SHARDS_MAX}")]
+    #[error("{0} shards: a switch has 1 to {SHARDS_MAX}, the server of ATP has one")]
     Shards(usize),
+    /// A switch of so many aggregators cannot be.
+    #[error("{0} aggregators: a switch has at most {AGGREGATORS_MAX}")]
+    Aggregators(u32),
+    /// The upstream's address is not one.
+    #[error(transparent)]
+    Upstream(SessionError),
     /// A limit is out of its range.
     #[error(transparent)]
     Config(#[from] ConfigError),
@@ -123,9 +128,7 @@ pub enum ServerError {
 pub struct SwitchServer {
     address: SocketAddr,
     jobs: Arc<Jobs>,
-    hang_up: Option<oneshot::Sender<()>>,
-    serving: Option<JoinHandle<()>>,
-    runtime: Option<Runtime>,
+    served: Option<Served>,
 }
 
 impl SwitchServer {
@@ -136,11 +139,14 @@ impl SwitchServer {
     pub fn start(config: SwitchServerConfig) -> Result<Self, ServerError> {
         let shards = u8::try_from(config.shards)
             .ok()
-            .filter(|shards| (1..=SHARDS_MAX).contains(&usize::from(*shards)));
+            .filter(|shards| (1..=SHARDS_MAX).contains(&usize::from(*shards)))
+            .filter(|shards| *shards == 1 || config.protocol == Protocol::SwitchMl);
         let shards = shards.ok_or(ServerError::Shards(config.shards))?;
-        let (listener, driver) = bind(config.listen, config.shards)?;
+        let bind_data_path = |address| DataPath::bind(address, config.protocol, config.shards);
+        let (listener, driver) = http::bind(config.listen, bind_data_path)?;
         let address = driver.local_addr();
         let limits = RegistryConfig {
+            protocol: config.protocol,
             shards,
             pool_slots: config.pool_slots,
             receive_buffer_bytes: driver.receive_buffer_bytes(),
@@ -156,31 +162,21 @@ impl SwitchServer {
         }
         // From the operating system, not from a seed: a restarted switch must not draw the ids of the one before.
         let registry = Registry::new(limits, Box::new(rand::random::<u32>))?;
-        let events = driver.events().unwrap_or_else(|| std::sync::mpsc::channel().1);
-        let jobs = Arc::new(Jobs::new(registry, driver, events));
-
-        let runtime = Builder::new_multi_thread()
-            .worker_threads(2)
-            .thread_name("fanin-control")
-            .enable_all()
-            .build()
-            .map_err(ServerError::Runtime)?;
-        let (hang_up, hung_up) = oneshot::channel();
-        let listener = runtime
-            .block_on(async { tokio::net::TcpListener::from_std(listener) })
-            .map_err(ServerError::Runtime)?;
-        let serving = runtime.spawn(serve(listener, Arc::clone(&jobs), config.heartbeat_timeout, hung_up));
+        let jobs = Arc::new(Jobs::new(registry, driver));
+        let service = ControlService { jobs: Arc::clone(&jobs), instance: rand::random() };
+        let scraped = Arc::clone(&jobs);
+        let served =
+            Served::start(listener, service, config.heartbeat_timeout, move || metrics::text(&scraped))?;
         let ticking = Arc::clone(&jobs);
-        runtime.spawn(async move {
-            let mut interval = tokio::time::interval(TICK);
-            interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-            loop {
-                interval.tick().await;
-                ticking.tick();
-            }
-        });
-        tracing::info!(%address, shards, pool_slots = config.pool_slots, "the switch listens");
-        Ok(Self { address, jobs, hang_up: Some(hang_up), serving: Some(serving), runtime: Some(runtime) })
+        served.every(TICK, move || ticking.tick());
+        tracing::info!(
+            %address,
+            protocol = config.protocol.name(),
+            shards,
+            pool_slots = config.pool_slots,
+            "the switch listens"
+        );
+        Ok(Self { address, jobs, served: Some(served) })
     }
 
     /// Where it listens, TCP and UDP.
@@ -195,18 +191,14 @@ impl SwitchServer {
     }
 
     fn shut_down(&mut self) {
-        let Some(runtime) = self.runtime.take() else { return };
+        let Some(served) = self.served.take() else { return };
         self.jobs.stop();
         // The abort packets may be lost; a heartbeat says the same.
         let until = Instant::now() + FAREWELL;
         while Instant::now() < until && self.jobs.has_untold() {
             std::thread::sleep(Duration::from_millis(10));
         }
-        drop(self.hang_up.take());
-        if let Some(serving) = self.serving.take() {
-            let _ = runtime.block_on(async { tokio::time::timeout(HANG_UP, serving).await });
-        }
-        runtime.shutdown_timeout(HANG_UP);
+        drop(served);
         tracing::info!(address = %self.address, "the switch stopped");
     }
 }
@@ -214,67 +206,5 @@ impl SwitchServer {
 impl Drop for SwitchServer {
     fn drop(&mut self) {
         self.shut_down();
-    }
-}
-
-/// Binds TCP, then UDP under the same number.
-fn bind(listen: SocketAddr, shards: usize) -> Result<(TcpListener, SwitchDriver), ServerError> {
-    let failed = |protocol, address| {
-        move |cause: io::Error| match cause.kind() {
-            io::ErrorKind::AddrInUse => ServerError::PortInUse { address, protocol },
-            _ => ServerError::Bind { address, protocol, cause },
-        }
-    };
-    let mut attempts = if listen.port() == 0 { PORT_ATTEMPTS } else { 1 };
-    loop {
-        attempts -= 1;
-        let listener = TcpListener::bind(listen).map_err(failed("TCP", listen))?;
-        let address = listener.local_addr().map_err(failed("TCP", listen))?;
-        listener.set_nonblocking(true).map_err(failed("TCP", address))?;
-        match SwitchDriver::bind(SwitchConfig { listen: address, shards }).map_err(failed("UDP", address)) {
-            Err(ServerError::PortInUse { .. }) if attempts > 0 => {}
-            Err(error) => return Err(error),
-            Ok(driver) => return Ok((listener, driver)),
-        }
-    }
-}
-
-/// Serves gRPC and plain HTTP on one port until `hung_up` resolves.
-///
-/// A host that vanished while its rank waited for others sends no farewell: only an unanswered ping, after `silence` at most
-/// twice, ends its call and gives its place back.
-async fn serve(
-    listener: tokio::net::TcpListener,
-    jobs: Arc<Jobs>,
-    silence: Duration,
-    hung_up: oneshot::Receiver<()>,
-) {
-    let control = ControlServer::new(ControlService { jobs: Arc::clone(&jobs), instance: rand::random() })
-        .max_decoding_message_size(MESSAGE_BYTES_MAX)
-        .max_encoding_message_size(MESSAGE_BYTES_MAX);
-    let router = Routes::new(control)
-        .into_axum_router()
-        .route("/healthz", get(async || "ok\n"))
-        .route("/metrics", get(async move || scrape(&jobs)));
-    let served = tonic::transport::Server::builder()
-        .accept_http1(true)
-        .http2_keepalive_interval(Some(silence))
-        .http2_keepalive_timeout(Some(silence))
-        .add_routes(Routes::from(router))
-        .serve_with_incoming_shutdown(TcpIncoming::from(listener).with_nodelay(Some(true)), async {
-            let _ = hung_up.await;
-        })
-        .await;
-    if let Err(error) = served {
-        tracing::error!(%error, "the control connection ended");
-    }
-}
-
-fn scrape(jobs: &Arc<Jobs>) -> impl IntoResponse + use<> {
-    match metrics::text(jobs) {
-        Ok(text) => (StatusCode::OK, [(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text),
-        Err(error) => {
-            (StatusCode::INTERNAL_SERVER_ERROR, [(header::CONTENT_TYPE, "text/plain")], error.to_string())
-        }
     }
 }

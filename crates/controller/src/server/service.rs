@@ -1,14 +1,15 @@
 //! The control protocol as the switch serves it.
 
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use fanin_protocol::control::{Admission, HeartbeatReply, JobState, JoinRequest, Resume};
+use fanin_protocol::control::{Admission, HeartbeatReply, Hop, JobState, JoinRequest, Protocol, Resume};
 use fanin_wire::{Generation, JobId, VERSION, WorkerId};
 use tonic::{Request, Response, Status};
 
 use super::jobs::{JobSnapshot, Jobs, Joined, NotAdmitted};
-use crate::convert::{Malformed, narrow, wire_dtype};
+use crate::convert::{Malformed, narrow, protocol, wire_dtype};
 use crate::proto::{self, control_server::Control};
 
 /// Answers the workers.
@@ -27,7 +28,8 @@ impl From<Malformed> for Status {
 #[tonic::async_trait]
 impl Control for ControlService {
     async fn join(&self, request: Request<proto::JoinRequest>) -> Result<Response<proto::JoinReply>, Status> {
-        let request = join_request(request.into_inner())?;
+        let peer = request.remote_addr();
+        let request = join_request(seen_from(request.into_inner(), peer))?;
         let rank = request.rank;
         let outcome = match self.jobs.join(request) {
             // When the rank hangs up, this future is dropped, and its place with it.
@@ -37,7 +39,11 @@ impl Control for ControlService {
         let outcome = match outcome {
             Ok(admission) => {
                 let timeout = self.jobs.config().heartbeat_timeout;
-                proto::join_reply::Outcome::Admission(admission_for(&admission, rank, timeout, self.instance))
+                let mut admitted = admission_for(&admission, rank, timeout, self.instance);
+                if let Some(atp) = &mut admitted.atp {
+                    atp.route = self.jobs.route(admission.job);
+                }
+                proto::join_reply::Outcome::Admission(admitted)
             }
             Err(NotAdmitted::Refused(reason)) => proto::join_reply::Outcome::Refusal(reason.into()),
             Err(NotAdmitted::DataPath(cause)) => return Err(Status::internal(cause)),
@@ -54,12 +60,19 @@ impl Control for ControlService {
         let rank = WorkerId(narrow(request.rank, "rank")?);
         let generation = Generation(narrow(request.generation, "generation")?);
         let rtt = request.smoothed_rtt_ns.map(Duration::from_nanos);
-        let state = match self.jobs.heartbeat(JobId(request.job_id), rank, generation, rtt) {
-            HeartbeatReply::Alive { left } => State::Alive(Alive { left: left.0 }),
+        let job = JobId(request.job_id);
+        let mut route = None;
+        let state = match self.jobs.heartbeat(job, rank, generation, rtt) {
+            HeartbeatReply::Alive { left } => {
+                if self.jobs.config().protocol == Protocol::Atp {
+                    route = self.jobs.route(job);
+                }
+                State::Alive(Alive { left: left.0 })
+            }
             HeartbeatReply::Unknown => State::Unknown(Unknown {}),
             HeartbeatReply::Aborted(reason) => State::Aborted(reason.into()),
         };
-        Ok(Response::new(proto::HeartbeatReply { state: Some(state), switch_instance: self.instance }))
+        Ok(Response::new(proto::HeartbeatReply { state: Some(state), switch_instance: self.instance, route }))
     }
 
     async fn leave(
@@ -89,8 +102,29 @@ impl Control for ControlService {
             pool_slots: pool.slots,
             pool_free: pool.free,
             jobs,
+            protocol: proto::Protocol::from(config.protocol).into(),
+            switches: Vec::new(),
         }))
     }
+}
+
+/// A request of which the switch that passed it on is named as it is seen from here.
+pub(super) fn seen_from(mut message: proto::JoinRequest, peer: Option<SocketAddr>) -> proto::JoinRequest {
+    if let (Some(hop), Some(peer)) = (message.hops.last_mut(), peer) {
+        hop.address = peer.ip().to_canonical().to_string();
+    }
+    message
+}
+
+fn hop(message: &proto::Hop) -> Result<Hop, Malformed> {
+    let ip: IpAddr = message.address.parse().map_err(|_| Malformed("address"))?;
+    Ok(Hop {
+        instance: message.instance,
+        address: (ip, narrow(message.port, "port")?).into(),
+        aggregators: message.aggregators,
+        elements: narrow(message.elements, "elements")?,
+        mtu: narrow(message.mtu_bytes, "mtu_bytes")?,
+    })
 }
 
 fn join_request(message: proto::JoinRequest) -> Result<JoinRequest, Malformed> {
@@ -114,6 +148,8 @@ fn join_request(message: proto::JoinRequest) -> Result<JoinRequest, Malformed> {
         patience: Duration::from_millis(message.patience_ms),
         wire_version: narrow(message.wire_version, "wire_version")?,
         wire_dtype: wire_dtype(message.wire_dtype)?,
+        protocol: protocol(message.protocol)?,
+        hops: message.hops.iter().map(hop).collect::<Result<_, _>>()?,
         resume: message.resume.map(resume).transpose()?,
     })
 }
@@ -141,7 +177,22 @@ fn admission_for(
         heartbeat_timeout_ms: u64::try_from(heartbeat_timeout.as_millis()).unwrap_or(u64::MAX),
         switch_instance,
         wire_dtype: proto::WireDtype::from(admission.wire_dtype).into(),
+        atp: atp_admission(admission, rank),
     }
+}
+
+/// What a rank is told of its packets' way; its route is the caller's to fill in.
+fn atp_admission(admission: &Admission, rank: u32) -> Option<proto::AtpAdmission> {
+    let hierarchy = admission.hierarchy.as_ref()?;
+    let directions = hierarchy.directions.get(usize::try_from(rank).ok()?)?;
+    Some(proto::AtpAdmission {
+        route: None,
+        level: directions.level.into(),
+        bitmaps: directions.bitmaps.to_vec(),
+        fan_in_degrees: directions.fan_in_degrees.iter().copied().map(u32::from).collect(),
+        aggregators: hierarchy.aggregators,
+        hashing: proto::atp_admission::Hashing::Hash.into(),
+    })
 }
 
 /// A job with its progress, which the data path is asked for.
@@ -150,19 +201,20 @@ fn describe(jobs: &Jobs, job: JobSnapshot) -> proto::Job {
     let state = match job.state {
         JobState::Gathering { present } => State::Gathering(Gathering { present: present.0 }),
         JobState::Running { job: id, generation, slots, elements, wire_dtype, left } => {
-            let progress = jobs.driver.progress(id);
-            let waiting_for = progress.map(|progress| progress.waiting_for.to_vec()).unwrap_or_default();
+            let progress = jobs.driver.progress(id).unwrap_or_default();
             State::Running(Running {
                 job_id: id.0,
                 generation: generation.0.into(),
                 slots: slots.into(),
                 elements: elements.into(),
                 left: left.0,
-                slots_in_use: progress.map_or(0, |progress| progress.slots_in_use),
-                waiting_for: waiting_for.into_iter().take(job.world_size.into()).collect(),
-                completed: progress.map_or(0, |progress| progress.completed),
-                retransmitted: progress.map_or(0, |progress| progress.retransmitted),
+                slots_in_use: progress.in_use,
+                waiting_for: progress.waiting_for.into_iter().take(job.world_size.into()).collect(),
+                completed: progress.completed,
+                retransmitted: progress.retransmitted,
                 wire_dtype: proto::WireDtype::from(wire_dtype).into(),
+                aggregations: progress.aggregations,
+                collisions: progress.collisions,
             })
         }
         JobState::Aborted { job: id, reason } => {

@@ -18,14 +18,17 @@ use fanin_controller::{AllReduceError, Tensor};
 fn rank_that_dies(switch: &SwitchServer, job: &str, rank: u32, world_size: u32) -> thread::JoinHandle<()> {
     let address = switch.address();
     let request = request(job, rank, world_size, HANG);
-    thread::spawn(move || {
-        let runtime = tokio::runtime::Runtime::new().expect("a runtime");
-        let reply = runtime.block_on(async {
-            let mut client = ControlClient::connect(format!("http://{address}")).await.expect("a switch");
-            client.join(request).await.expect("an answer").into_inner()
-        });
-        assert!(matches!(reply.outcome, Some(Outcome::Admission(_))), "{reply:?}");
-    })
+    thread::spawn(move || join_and_die(address, request))
+}
+
+/// Joins, and is not heard of again.
+pub(super) fn join_and_die(switch: std::net::SocketAddr, request: JoinRequest) {
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let reply = runtime.block_on(async {
+        let mut client = ControlClient::connect(format!("http://{switch}")).await.expect("a switch");
+        client.join(request).await.expect("an answer").into_inner()
+    });
+    assert!(matches!(reply.outcome, Some(Outcome::Admission(_))), "{reply:?}");
 }
 
 #[test]

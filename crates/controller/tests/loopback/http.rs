@@ -13,7 +13,7 @@ use fanin_wire::{
 
 use super::*;
 
-fn fetch(address: SocketAddr, path: &str) -> String {
+pub(super) fn fetch(address: SocketAddr, path: &str) -> String {
     let mut connection = TcpStream::connect(address).expect("a switch");
     let request = format!("GET {path} HTTP/1.1\r\nHost: switch\r\nConnection: close\r\n\r\n");
     connection.write_all(request.as_bytes()).expect("sent");
@@ -71,7 +71,7 @@ fn a_late_rank_is_seen_in_its_own_series_which_go_when_it_leaves() {
     let address = switch.address();
     let mut sessions = connect_all(&switch, "late", 3, |config| config.slots = Some(SLOTS));
     // One exchange in each slot, without a probe.
-    let chunk = usize::from(sessions[0].job().expect("open").elements);
+    let chunk = usize::from(sessions[0].job().expect("open").elements());
     let tensor = || vec![1_i32; usize::from(SLOTS) * chunk];
 
     let began = std::time::Instant::now();
@@ -165,7 +165,7 @@ fn every_reason_to_drop_a_packet_is_counted_and_changes_no_sum() {
         config.slots = Some(32);
         config.wire_dtype = WireDtype::Bfloat16;
     });
-    let job = sessions[0].job().expect("open");
+    let Some(WorkerJob::SwitchMl(job)) = sessions[0].job() else { panic!("another protocol") };
     let preamble = Preamble {
         kind: Kind::Update,
         job: job.id,
@@ -239,5 +239,6 @@ fn every_reason_to_drop_a_packet_is_counted_and_changes_no_sum() {
     send(bfloat16(preamble, 1));
     send_and_see(Reason::Exponent, bfloat16(other, 2));
     send_and_see(Reason::Aborted, packet(other, SlotHeader { chunk: 1, ..header }, 0));
-    assert!(Reason::ALL.iter().all(|reason| dropped(*reason) > 0));
+    let atp_alone = [Reason::Foreign, Reason::Overlap, Reason::OutboxFull];
+    assert!(Reason::ALL.iter().all(|reason| dropped(*reason) > 0 || atp_alone.contains(reason)));
 }

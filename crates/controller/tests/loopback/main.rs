@@ -1,6 +1,7 @@
 //! Switches and sessions on the loopback interface.
 
 mod admission;
+mod atp;
 mod faults;
 mod http;
 mod scripted;
@@ -10,7 +11,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use fanin_udp::RawTensor;
+use fanin_udp::{RawTensor, WorkerJob};
 use fanin_wire::{Dtype, Op};
 
 use fanin_controller::proto::JoinRequest;

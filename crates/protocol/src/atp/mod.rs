@@ -32,7 +32,9 @@ pub use config::{
     WINDOW_ELEMENTS_MAX,
 };
 use fanin_wire::{GradientHeader, WireError};
-pub use server::{AtpServer, AtpServerEvent, AtpServerProgress, AtpServerStatistics, ServerJob};
+pub use server::{
+    AtpServer, AtpServerEvent, AtpServerProgress, AtpServerStatistics, AtpServerWaiting, ServerJob,
+};
 pub use switch::{
     AtpSwitch, AtpSwitchConfig, AtpSwitchEvent, AtpSwitchProgress, AtpSwitchStatistics, SwitchRoute,
 };

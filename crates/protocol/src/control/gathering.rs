@@ -5,14 +5,19 @@ use alloc::vec::Vec;
 use core::time::Duration;
 
 use fanin_wire::{
-    CHUNK_ELEMENTS, Generation, IP_UDP_BYTES, VERSION, WORKERS_MAX, WireDtype, WorkerId,
-    chunk_elements_for_mtu, chunk_packet_bytes,
+    CHUNK_ELEMENTS, FRAGMENT_ELEMENTS, Generation, IP_UDP_BYTES, VERSION, WORKERS_MAX, WireDtype, WorkerId,
+    chunk_elements_for_mtu, chunk_packet_bytes, fragment_elements_for_mtu, fragment_packet_bytes,
 };
 
+use super::hierarchy::{Hierarchy, hierarchy};
 use super::pool_size::RATE_DEFAULT_BPS;
 use super::restore::restorers;
-use super::{JOB_NAME_BYTES_MAX, JoinRequest, Path, Ranks, Refusal, Resume, ResumeField, Ticket, pool_slots};
+use super::{
+    Hop, JOB_NAME_BYTES_MAX, JoinRequest, Path, Protocol, Ranks, Refusal, Resume, ResumeField, Ticket,
+    pool_slots,
+};
 use crate::Instant;
+use crate::atp::WINDOW_ELEMENTS_MAX;
 use crate::config::SLOTS_MAX;
 
 /// What a checked request leaves to remember.
@@ -24,6 +29,8 @@ struct Waiting {
     wire_dtype: WireDtype,
     rate_bps: u64,
     rtt: Duration,
+    protocol: Protocol,
+    hops: Vec<Hop>,
     resume: Option<Resume>,
 }
 
@@ -45,13 +52,20 @@ pub(super) struct Plan {
     pub elements: u16,
     pub wire_dtype: WireDtype,
     pub resumed: bool,
+    pub hierarchy: Option<Hierarchy>,
     pub restore: Vec<Vec<Vec<fanin_wire::SlotIndex>>>,
 }
 
 /// Checks what can be checked of a request by itself, and returns its rank and world size.
-pub(super) fn check(request: &JoinRequest, shards: u8) -> Result<(WorkerId, u8), Refusal> {
+pub(super) fn check(request: &JoinRequest, served: Protocol, shards: u8) -> Result<(WorkerId, u8), Refusal> {
     if request.wire_version != VERSION {
         return Err(Refusal::VersionMismatch { theirs: request.wire_version, ours: VERSION });
+    }
+    if request.protocol != served {
+        return Err(Refusal::ProtocolMismatch { asked: request.protocol, served });
+    }
+    if served == Protocol::Atp && request.wire_dtype != WireDtype::Int32 {
+        return Err(Refusal::WireDtypeOfAtp { asked: request.wire_dtype });
     }
     let name = &request.job;
     if name.is_empty() || name.len() > JOB_NAME_BYTES_MAX || name.chars().any(char::is_control) {
@@ -66,36 +80,70 @@ pub(super) fn check(request: &JoinRequest, shards: u8) -> Result<(WorkerId, u8),
     if let Some(asked) = request.slots.filter(|slots| *slots == 0 || *slots > SLOTS_MAX) {
         return Err(Refusal::SlotsOutOfRange { asked });
     }
-    let need = |elements: usize| chunk_packet_bytes(elements, request.wire_dtype) + IP_UDP_BYTES;
+    let need = |elements: usize| match served {
+        Protocol::SwitchMl => chunk_packet_bytes(elements, request.wire_dtype) + IP_UDP_BYTES,
+        Protocol::Atp => fragment_packet_bytes(elements) + IP_UDP_BYTES,
+    };
+    let mtu = path_mtu(request);
     let too_small = |need: usize| Refusal::MtuTooSmall {
-        mtu: u32::try_from(request.mtu).unwrap_or(u32::MAX),
+        mtu: u32::try_from(mtu).unwrap_or(u32::MAX),
         need: u32::try_from(need).unwrap_or(u32::MAX),
     };
-    if chunk_elements_for_mtu(request.mtu, request.wire_dtype).is_none() {
-        return Err(too_small(need(CHUNK_ELEMENTS[0])));
+    if elements_for(request).is_none() {
+        return Err(too_small(need(match served {
+            Protocol::SwitchMl => CHUNK_ELEMENTS[0],
+            Protocol::Atp => FRAGMENT_ELEMENTS[0],
+        })));
     }
     if let Some(resume) = &request.resume {
-        check_resume(request.rank, resume, shards)?;
-        if need(usize::from(resume.elements)) > request.mtu {
+        check_resume(request.rank, resume, served, shards)?;
+        if need(usize::from(resume.elements)) > mtu {
             return Err(too_small(need(usize::from(resume.elements))));
         }
     }
     Ok((WorkerId(request.rank as u8), request.world_size as u8))
 }
 
+/// The smallest MTU on a rank's whole way.
+fn path_mtu(request: &JoinRequest) -> usize {
+    request.hops.iter().map(|hop| hop.mtu).fold(request.mtu, usize::min)
+}
+
+/// The most elements that a packet on a rank's way can have.
+fn elements_for(request: &JoinRequest) -> Option<usize> {
+    let mtu = path_mtu(request);
+    match request.protocol {
+        Protocol::SwitchMl => chunk_elements_for_mtu(mtu, request.wire_dtype),
+        Protocol::Atp => {
+            let most = fragment_elements_for_mtu(mtu)?;
+            let held = request.hops.iter().map(|hop| usize::from(hop.elements)).fold(most, usize::min);
+            FRAGMENT_ELEMENTS.into_iter().rev().find(|elements| *elements <= held)
+        }
+    }
+}
+
 /// Checks that a memory of a job is one that a switch like this one can have given.
-fn check_resume(rank: u32, resume: &Resume, shards: u8) -> Result<(), Refusal> {
+fn check_resume(rank: u32, resume: &Resume, served: Protocol, shards: u8) -> Result<(), Refusal> {
     let mismatch =
         |field, rank_has: u32, job_has: u32| Refusal::ResumeMismatch { rank, field, rank_has, job_has };
     let saturate = |length: usize| u32::try_from(length).unwrap_or(u32::MAX);
+    let shards = match served {
+        Protocol::SwitchMl => shards,
+        // Its workers hold no counts: they answer the server's resend requests.
+        Protocol::Atp => 0,
+    };
     if resume.shards != shards {
         return Err(mismatch(ResumeField::Shards, resume.shards.into(), shards.into()));
     }
     if resume.slots == 0 || resume.slots > SLOTS_MAX {
         return Err(mismatch(ResumeField::Slots, resume.slots.into(), SLOTS_MAX.into()));
     }
-    if !CHUNK_ELEMENTS.contains(&usize::from(resume.elements)) {
-        return Err(mismatch(ResumeField::Elements, resume.elements.into(), saturate(CHUNK_ELEMENTS[0])));
+    let lengths = match served {
+        Protocol::SwitchMl => &CHUNK_ELEMENTS[..],
+        Protocol::Atp => &FRAGMENT_ELEMENTS[..],
+    };
+    if !lengths.contains(&usize::from(resume.elements)) {
+        return Err(mismatch(ResumeField::Elements, resume.elements.into(), saturate(lengths[0])));
     }
     if resume.completed.len() != usize::from(shards) {
         return Err(mismatch(ResumeField::Shards, saturate(resume.completed.len()), shards.into()));
@@ -148,8 +196,7 @@ impl Gathering {
             agree_on_resume(asked_by, request.resume.as_ref(), other.resume.as_ref())?;
         }
         self.deadline = self.deadline.max(now + request.patience).min(self.limit);
-        let elements =
-            chunk_elements_for_mtu(request.mtu, request.wire_dtype).map_or(0, |elements| elements as u16);
+        let elements = elements_for(&request).map_or(0, |elements| elements as u16);
         self.waiting.insert(
             rank,
             Waiting {
@@ -159,6 +206,8 @@ impl Gathering {
                 wire_dtype: request.wire_dtype,
                 rate_bps: request.rate_bps.filter(|rate| *rate > 0).unwrap_or(RATE_DEFAULT_BPS),
                 rtt: request.rtt,
+                protocol: request.protocol,
+                hops: request.hops,
                 resume: request.resume,
             },
         );
@@ -200,6 +249,10 @@ impl Gathering {
     pub fn plan(&self, shards: u8, receive_buffer_bytes: usize) -> Result<Plan, Refusal> {
         // `join` let no rank in that asks for another.
         let wire_dtype = self.waiting.values().next().map(|waiting| waiting.wire_dtype).unwrap_or_default();
+        // `check` let no rank in that asks for another protocol.
+        let atp = self.waiting.values().any(|waiting| waiting.protocol == Protocol::Atp);
+        let paths: Vec<&[Hop]> = self.waiting.values().map(|waiting| waiting.hops.as_slice()).collect();
+        let hierarchy = atp.then(|| hierarchy(&paths)).transpose()?;
         let resumes: Vec<&Resume> =
             self.waiting.values().filter_map(|waiting| waiting.resume.as_ref()).collect();
         if let Some(first) = resumes.first() {
@@ -212,6 +265,7 @@ impl Gathering {
                 elements: first.elements,
                 wire_dtype,
                 resumed: true,
+                hierarchy,
                 restore: restorers(&completed)?,
             });
         }
@@ -229,9 +283,13 @@ impl Gathering {
             shards,
             receive_buffer_bytes,
         };
-        let slots = self.slots_asked().unwrap_or_else(|| pool_slots(&path));
+        let mut slots = self.slots_asked().unwrap_or_else(|| pool_slots(&path));
+        if atp {
+            // The server holds a window's sums.
+            slots = slots.min((WINDOW_ELEMENTS_MAX / usize::from(elements.max(1))) as u16);
+        }
         let (generation, restore) = (Generation(0), Vec::new());
-        Ok(Plan { generation, slots, elements, wire_dtype, resumed: false, restore })
+        Ok(Plan { generation, slots, elements, wire_dtype, resumed: false, hierarchy, restore })
     }
 }
 

@@ -7,6 +7,7 @@
 //! Deliberately absent: sockets, a clock, and any packet. The data path never asks the registry.
 
 mod gathering;
+mod hierarchy;
 mod pool_size;
 mod ranks;
 mod refusal;
@@ -14,6 +15,7 @@ mod registry;
 mod request;
 mod restore;
 
+pub use hierarchy::Hierarchy;
 pub use pool_size::{
     HOST_PROCESSING, Path, RATE_DEFAULT_BPS, SLOTS_AUTOMATIC_MAX, SLOTS_AUTOMATIC_MIN, pool_slots,
 };
@@ -22,4 +24,4 @@ pub use refusal::{Refusal, ResumeField};
 pub use registry::{
     Command, ConfigError, HeartbeatReply, JobState, JobView, JoinDecision, Pool, Registry, RegistryConfig,
 };
-pub use request::{Admission, JOB_NAME_BYTES_MAX, JoinRequest, Resume, Ticket};
+pub use request::{Admission, Hop, JOB_NAME_BYTES_MAX, JoinRequest, Protocol, Resume, Ticket};

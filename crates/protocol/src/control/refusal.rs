@@ -1,8 +1,10 @@
 //! Why a rank may not join. One value makes the log line, the metric and the message.
 
-use fanin_wire::{WORKERS_MAX, WireDtype, WorkerId};
+use core::net::SocketAddr;
 
-use super::{JOB_NAME_BYTES_MAX, Ranks};
+use fanin_wire::{CHILDREN_MAX, LEVELS_MAX, WORKERS_MAX, WireDtype, WorkerId};
+
+use super::{JOB_NAME_BYTES_MAX, Protocol, Ranks};
 use crate::config::SLOTS_MAX;
 
 /// Why a rank may not join a job.
@@ -126,6 +128,40 @@ pub enum Refusal {
     },
     /// The switch is shutting down.
     SwitchStopping,
+    /// The rank's job is to be summed in another way than is done here.
+    ProtocolMismatch {
+        /// What the rank asked for.
+        asked: Protocol,
+        /// What is served here.
+        served: Protocol,
+    },
+    /// ATP carries floats as integers alone.
+    WireDtypeOfAtp {
+        /// What the rank asked for.
+        asked: WireDtype,
+    },
+    /// More switches in a row than a packet has bitmaps.
+    TooManyLevels {
+        /// Levels that the way to the server would need, its own included if ways meet there.
+        levels: u32,
+    },
+    /// More ranks and switches behind one switch than a bitmap has bits.
+    TooManyChildren {
+        /// The switch; `None` is the server.
+        switch: Option<SocketAddr>,
+        /// Ranks of the job and switches behind it.
+        children: u32,
+    },
+    /// Two ranks' ways to the server part behind a switch that both lead through: what the switch should wait for does not
+    /// add up.
+    PathsDisagree {
+        /// The rank that found it so.
+        rank: u32,
+        /// The rank before.
+        other_rank: u32,
+        /// Where they part.
+        switch: SocketAddr,
+    },
 }
 
 /// What ranks that resume a job must agree on.
@@ -182,6 +218,11 @@ impl Refusal {
             Self::ResumeGap { .. } => "resume_gap",
             Self::JoinTimeout { .. } => "join_timeout",
             Self::SwitchStopping => "switch_stopping",
+            Self::ProtocolMismatch { .. } => "protocol_mismatch",
+            Self::WireDtypeOfAtp { .. } => "wire_dtype_of_atp",
+            Self::TooManyLevels { .. } => "too_many_levels",
+            Self::TooManyChildren { .. } => "too_many_children",
+            Self::PathsDisagree { .. } => "paths_disagree",
         }
     }
 }
@@ -266,6 +307,39 @@ impl core::fmt::Display for Refusal {
                 )
             }
             Self::SwitchStopping => f.write_str("the switch is shutting down; start it again (fanin switch)"),
+            Self::ProtocolMismatch { asked: Protocol::Atp, .. } => f.write_str(
+                "this process speaks ATP, the switch SwitchML; unset FANIN_PROTOCOL (protocol), or start the switch with \
+                 --protocol atp --upstream HOST:PORT and a server (fanin server)",
+            ),
+            Self::ProtocolMismatch { asked: Protocol::SwitchMl, .. } => f.write_str(
+                "this process speaks SwitchML, the switch ATP; set FANIN_PROTOCOL=atp (protocol=\"atp\") on every rank, \
+                 or use a switch without --protocol atp",
+            ),
+            Self::WireDtypeOfAtp { asked } => write!(
+                f,
+                "ATP sums floats as int32, not as {}; unset FANIN_WIRE_DTYPE (wire_dtype), or use SwitchML",
+                asked.name()
+            ),
+            Self::TooManyLevels { levels } => write!(
+                f,
+                "the ranks' ways to the server have {levels} levels where packets meet, a packet has room for \
+                 {LEVELS_MAX}; take switches out of the way"
+            ),
+            Self::TooManyChildren { switch: Some(switch), children } => write!(
+                f,
+                "{children} ranks and switches of the job are behind switch {switch}, it tells {CHILDREN_MAX} apart; \
+                 spread them over more switches"
+            ),
+            Self::TooManyChildren { switch: None, children } => write!(
+                f,
+                "{children} ranks and switches of the job are at the server itself, it tells {CHILDREN_MAX} apart; put \
+                 switches between (fanin switch --protocol atp)"
+            ),
+            Self::PathsDisagree { rank, other_rank, switch } => write!(
+                f,
+                "the ways of ranks {rank} and {other_rank} to the server part behind switch {switch}, so that what it \
+                 waits for does not add up; was it restarted with another --upstream? start the job again"
+            ),
         }
     }
 }

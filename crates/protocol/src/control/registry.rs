@@ -10,7 +10,7 @@ use fanin_wire::{AbortReason, Generation, JobId, WireDtype, WorkerId};
 
 use super::gathering::{Gathering, check};
 use super::pool_size::pool_units;
-use super::{Admission, JoinRequest, Ranks, Refusal, Ticket};
+use super::{Admission, JoinRequest, Protocol, Ranks, Refusal, Ticket};
 use crate::Instant;
 
 #[cfg(test)]
@@ -19,6 +19,8 @@ mod tests;
 /// Limits of a registry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RegistryConfig {
+    /// How jobs are summed here.
+    pub protocol: Protocol,
     /// Shards of the switch.
     pub shards: u8,
     /// Slots of 256 elements in each shard, for all jobs together.
@@ -38,6 +40,7 @@ pub struct RegistryConfig {
 impl Default for RegistryConfig {
     fn default() -> Self {
         Self {
+            protocol: Protocol::SwitchMl,
             shards: 1,
             pool_slots: 65_536,
             receive_buffer_bytes: 16 << 20,
@@ -183,6 +186,7 @@ struct Job {
     slots: u16,
     elements: u16,
     wire_dtype: WireDtype,
+    levels: u8,
     left: Ranks,
     life: Life,
 }
@@ -275,7 +279,7 @@ impl Registry {
         if self.stopping {
             return Err(Refusal::SwitchStopping);
         }
-        let (rank, world_size) = check(&request, self.config.shards)?;
+        let (rank, world_size) = check(&request, self.config.protocol, self.config.shards)?;
         if let Some(running) = self.jobs.values().find(|job| job.is_running() && job.name == request.job) {
             return Err(Refusal::JobRunning { rank: request.rank, world_size: running.world_size.into() });
         }
@@ -332,6 +336,7 @@ impl Registry {
                 slots: plan.slots,
                 elements: plan.elements,
                 wire_dtype: plan.wire_dtype,
+                levels: plan.hierarchy.as_ref().map_or(0, |hierarchy| hierarchy.levels),
                 left: Ranks::default(),
                 life: Life::Running { heartbeats: (0..world_size).map(|_| now).collect() },
             },
@@ -345,6 +350,7 @@ impl Registry {
             wire_dtype: plan.wire_dtype,
             shards: self.config.shards,
             resumed: plan.resumed,
+            hierarchy: plan.hierarchy,
             restore: plan.restore,
         })
     }
@@ -357,6 +363,13 @@ impl Registry {
             id = JobId(id.0.wrapping_add(1));
         }
         id
+    }
+
+    /// Switches on the longest way to a running job's server, and the elements of its fragments: what a switch on the way
+    /// needs to serve it again.
+    #[must_use]
+    pub fn levels(&self, job: JobId) -> Option<(u8, u16)> {
+        self.jobs.get(&job).filter(|job| job.is_running()).map(|job| (job.levels, job.elements))
     }
 
     /// A rank that waited is gone.

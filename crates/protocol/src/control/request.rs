@@ -2,14 +2,59 @@
 
 use alloc::string::String;
 use alloc::vec::Vec;
+use core::net::SocketAddr;
 use core::time::Duration;
 
 use fanin_wire::{Generation, JobId, SlotIndex, WireDtype};
 
-use super::Ranks;
+use super::{Hierarchy, Ranks};
 
 /// Longest job name in bytes.
 pub const JOB_NAME_BYTES_MAX: usize = 128;
+
+/// How a job's gradients are summed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Protocol {
+    /// In the slots of one switch (SwitchML).
+    #[default]
+    SwitchMl,
+    /// In aggregators of the switches on the way to a server, as far as there are any (ATP).
+    Atp,
+}
+
+impl Protocol {
+    /// Its name on command lines and in messages.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::SwitchMl => "switchml",
+            Self::Atp => "atp",
+        }
+    }
+}
+
+impl core::str::FromStr for Protocol {
+    type Err = ();
+
+    fn from_str(name: &str) -> Result<Self, ()> {
+        [Self::SwitchMl, Self::Atp].into_iter().find(|protocol| protocol.name() == name).ok_or(())
+    }
+}
+
+/// A switch that passed a rank's request on towards the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hop {
+    /// Drawn when the switch started: what tells one from another.
+    pub instance: u64,
+    /// Its data port, as whom it asked sees it: for messages.
+    pub address: SocketAddr,
+    /// Aggregators that all jobs share.
+    pub aggregators: u32,
+    /// Elements of the longest fragment that an aggregator holds.
+    pub elements: u16,
+    /// MTU of its path to whom it asked.
+    pub mtu: usize,
+}
 
 /// A rank's wish to join a job, as it came from the network: nothing in it is trusted.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,7 +65,7 @@ pub struct JoinRequest {
     pub rank: u32,
     /// Ranks of the job, as the asking rank believes.
     pub world_size: u32,
-    /// Slots a shard, where the user overrides the computed pool size.
+    /// Slots a shard, where the user overrides the computed pool size; with ATP, fragments in flight.
     pub slots: Option<u16>,
     /// MTU of the rank's path to the switch in bytes.
     pub mtu: usize,
@@ -30,6 +75,10 @@ pub struct JoinRequest {
     pub rtt: Duration,
     /// How the elements of the job's float tensors travel, as the asking rank wishes.
     pub wire_dtype: WireDtype,
+    /// How it believes that the job is summed.
+    pub protocol: Protocol,
+    /// The switches that passed the request on, the rank's own first. Only ATP has any.
+    pub hops: Vec<Hop>,
     /// How long the rank will wait for the others.
     pub patience: Duration,
     /// The wire version that the rank speaks.
@@ -49,7 +98,7 @@ pub struct Resume {
     pub elements: u16,
     /// Shards of the switch.
     pub shards: u8,
-    /// Completed exchanges of each slot of each shard; they wrap.
+    /// Completed exchanges of each slot of each shard; they wrap. None with ATP, whose workers answer resends.
     pub completed: Vec<Vec<u32>>,
 }
 
@@ -66,9 +115,9 @@ pub struct Admission {
     pub generation: Generation,
     /// Ranks of the job.
     pub world_size: u8,
-    /// Slots a shard.
+    /// Slots a shard; with ATP, the fragments of the job that may be in flight.
     pub slots: u16,
-    /// Elements of a chunk; twice as many where they travel as bfloat16.
+    /// Elements of a chunk (twice as many where they travel as bfloat16) or, with ATP, of a fragment.
     pub elements: u16,
     /// How the elements of float tensors travel.
     pub wire_dtype: WireDtype,
@@ -76,6 +125,8 @@ pub struct Admission {
     pub shards: u8,
     /// Whether it continues a job that a switch forgot.
     pub resumed: bool,
+    /// How the packets come together; of ATP jobs alone.
+    pub hierarchy: Option<Hierarchy>,
     /// For each rank and shard the slots whose last result that rank hands back. Empty unless resumed.
     pub restore: Vec<Vec<Vec<SlotIndex>>>,
 }

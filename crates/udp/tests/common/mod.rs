@@ -83,7 +83,7 @@ pub fn worker(
     offload: Offload,
 ) -> WorkerDriver {
     let config = WorkerConfig {
-        job,
+        job: job.into(),
         worker: WorkerId(rank as u8),
         switch,
         shards,

@@ -11,7 +11,7 @@ use fanin_wire::{
 
 use super::fragment::{Finished, Gathering, Subject};
 use super::hierarchy::{Coverage, Hierarchy};
-use super::{AtpServerProgress, ServerJob};
+use super::{AtpServerProgress, AtpServerWaiting, ServerJob};
 use crate::atp::{AtpConfigError, AtpJobConfig, Hashing, Scaling};
 use crate::{Instant, Reason, Transmit, Verdict};
 
@@ -458,6 +458,18 @@ impl<A: Copy + PartialEq> Job<A> {
 
     fn earliest(&self) -> u64 {
         self.places.iter().map(|place| place.gathering.sequence).min().unwrap_or(0)
+    }
+
+    pub(super) fn waiting(&self) -> AtpServerWaiting {
+        let mut waiting = AtpServerWaiting { fragments: 0, ranks: vec![0; self.hierarchy.workers()] };
+        for gathering in self.places.iter().map(|place| &place.gathering).filter(|found| found.count > 0) {
+            waiting.fragments += 1;
+            for position in 0..self.hierarchy.workers() {
+                let rank = usize::from(self.hierarchy.rank(position));
+                waiting.ranks[rank] += u32::from(!gathering.contributed.contains(position));
+            }
+        }
+        waiting
     }
 
     pub(super) fn progress(&self) -> AtpServerProgress {

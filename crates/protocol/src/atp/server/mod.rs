@@ -87,6 +87,15 @@ pub struct AtpServerProgress {
     pub bytes_received: u64,
 }
 
+/// Whom a job's fragments wait for. What still gathers in a switch is not seen here: it comes when a worker sends again.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AtpServerWaiting {
+    /// Fragments of which something came, and not all.
+    pub fragments: u32,
+    /// For each rank, how many of them wait for it.
+    pub ranks: Vec<u32>,
+}
+
 /// A parameter server of any number of jobs. `A` names a peer's address.
 #[derive(Debug)]
 pub struct AtpServer<A> {
@@ -176,6 +185,12 @@ impl<A: Copy + PartialEq> AtpServer<A> {
     #[must_use]
     pub fn progress(&self, job: JobId) -> Option<AtpServerProgress> {
         self.jobs.get(&job).map(Job::progress)
+    }
+
+    /// Whom a job waits for.
+    #[must_use]
+    pub fn waiting(&self, job: JobId) -> Option<AtpServerWaiting> {
+        self.jobs.get(&job).map(Job::waiting)
     }
 
     fn receive(&mut self, now: Instant, from: A, bytes: &[u8]) -> Result<Verdict, Reason> {

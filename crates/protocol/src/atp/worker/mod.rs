@@ -14,8 +14,8 @@ use alloc::vec;
 use alloc::vec::Vec;
 use fanin_quant::{Exponent, Scale};
 use fanin_wire::{
-    Abort, Directions, Dtype, Flags, Generation, GradientHeader, GradientPacket, Kind, Op, Preamble, ShardId,
-    WireDtype, WorkerId, fragment_packet_bytes,
+    Abort, Directions, Dtype, Flags, Generation, GradientHeader, GradientPacket, JobId, Kind, Op, Preamble,
+    ShardId, WireDtype, WorkerId, fragment_packet_bytes,
 };
 
 use super::{AtpJobConfig, EXPONENT_UNKNOWN, Hashing, Overflow, Scaling, next_aggregator_index, unreadable};
@@ -183,6 +183,11 @@ impl<A: Copy + PartialEq, T: Tensor> AtpWorker<A, T> {
         }
         self.again.clear();
         self.window.forget_queue();
+    }
+
+    /// The job has another id from now on: a server that lost its memory admitted it anew. [`Self::resume`] comes next.
+    pub const fn rename(&mut self, id: JobId) {
+        self.config.id = id;
     }
 
     /// Goes on in another generation, perhaps from another place in the hierarchy: what is on the way is sent again, since nobody

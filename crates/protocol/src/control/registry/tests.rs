@@ -7,7 +7,7 @@ use fanin_wire::{SlotIndex, VERSION};
 use proptest::prelude::*;
 
 use super::*;
-use crate::control::{Resume, ResumeField};
+use crate::control::{Hop, Resume, ResumeField};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -35,6 +35,8 @@ fn ask(job: &str, rank: u32, world_size: u32) -> JoinRequest {
         rate_bps: None,
         rtt: Duration::from_micros(50),
         patience: SECOND * 120,
+        protocol: Protocol::SwitchMl,
+        hops: Vec::new(),
         wire_version: VERSION,
         wire_dtype: WireDtype::Int32,
         resume: None,
@@ -71,6 +73,60 @@ fn refusal(registry: &mut Registry, request: JoinRequest) -> Refusal {
     }
 }
 
+fn server() -> Registry {
+    let config = RegistryConfig { protocol: Protocol::Atp, ..RegistryConfig::default() };
+    Registry::new(config, Box::new(|| 41)).expect("valid limits")
+}
+
+fn through(instance: u64, rank: u32, world_size: u32) -> JoinRequest {
+    let address = ([10, 0, 0, instance as u8], 4800).into();
+    let hop = Hop { instance, address, aggregators: 512, elements: 2048, mtu: 1500 };
+    JoinRequest { protocol: Protocol::Atp, mtu: 9000, hops: vec![hop], ..ask("a", rank, world_size) }
+}
+
+#[test]
+fn ranks_behind_two_switches_are_told_their_directions() {
+    let mut registry = server();
+    registry.join(at(0), through(7, 0, 2));
+    let decision = registry.join(at(0), through(8, 1, 2));
+    let JoinDecision::Complete { outcome: Ok(admission), .. } = decision else { panic!("{decision:?}") };
+    assert_eq!(admission.elements, 336, "the switches' links have the smaller MTU");
+    let hierarchy = admission.hierarchy.expect("of ATP");
+    assert_eq!((hierarchy.levels, hierarchy.aggregators), (1, 512));
+    assert_eq!(hierarchy.directions[1].bitmaps, [1, 2, 0, 0]);
+    assert_eq!(registry.levels(admission.job), Some((1, 336)));
+    assert_eq!(registry.levels(JobId(40)), None);
+}
+
+#[test]
+fn a_server_that_restarted_resumes_without_counts() {
+    let mut registry = server();
+    let resume = Resume { generation: Generation(4), slots: 64, elements: 64, shards: 0, completed: vec![] };
+    let again = |rank| JoinRequest { resume: Some(resume.clone()), ..through(7, rank, 2) };
+    registry.join(at(0), again(0));
+    let decision = registry.join(at(0), again(1));
+    let JoinDecision::Complete { outcome: Ok(admission), .. } = decision else { panic!("{decision:?}") };
+    let Admission { generation, elements, slots, resumed, .. } = admission;
+    assert_eq!((generation, elements, slots, resumed), (Generation(5), 64, 64, true));
+}
+
+#[test]
+fn what_atp_cannot_do_is_refused() {
+    let refused = |registry: Registry, request| refusal(&mut { registry }, request);
+    let mismatch = |asked, served| Refusal::ProtocolMismatch { asked, served };
+    let (switch_ml, atp) = (Protocol::SwitchMl, Protocol::Atp);
+    assert_eq!(refused(server(), ask("a", 0, 1)), mismatch(switch_ml, atp));
+    assert_eq!(refused(registry(), through(7, 0, 1)), mismatch(atp, switch_ml));
+    let bfloat16 = JoinRequest { wire_dtype: WireDtype::Bfloat16, ..through(7, 0, 1) };
+    assert_eq!(refused(server(), bfloat16), Refusal::WireDtypeOfAtp { asked: WireDtype::Bfloat16 });
+    let mut narrow = through(7, 0, 1);
+    narrow.hops[0].mtu = 300;
+    assert_eq!(refused(server(), narrow), Refusal::MtuTooSmall { mtu: 300, need: 64 + 256 + 48 });
+    let mut deep = through(7, 0, 1);
+    deep.hops = (0..5).map(|instance| Hop { instance, ..deep.hops[0] }).collect();
+    assert_eq!(refused(server(), deep), Refusal::TooManyLevels { levels: 5 });
+}
+
 #[test]
 fn ranks_wait_until_the_last_one_comes_and_all_get_the_same_admission() {
     let mut registry = registry();
@@ -86,6 +142,7 @@ fn ranks_wait_until_the_last_one_comes_and_all_get_the_same_admission() {
         wire_dtype: WireDtype::Int32,
         shards: 1,
         resumed: false,
+        hierarchy: None,
         restore: vec![],
     };
     let tickets = vec![Ticket(1), Ticket(2), Ticket(0)];

@@ -1,0 +1,145 @@
+//! One port number: UDP for the data path, TCP for control, metrics and health.
+
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::time::Duration;
+
+use axum::http::{StatusCode, header};
+use axum::response::IntoResponse;
+use axum::routing::get;
+use tokio::runtime::{Builder, Runtime};
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+use tonic::service::Routes;
+use tonic::transport::server::TcpIncoming;
+
+use super::{ServerError, metrics};
+use crate::proto::control_server::{Control, ControlServer};
+
+/// How long open connections may take to end.
+const HANG_UP: Duration = Duration::from_millis(500);
+/// Ports that are tried when any will do: a TCP port that is free may be taken for UDP.
+const PORT_ATTEMPTS: usize = 16;
+/// The largest message is a resume: 64 shards of 16384 slots, whose counts take up to five bytes each.
+const MESSAGE_BYTES_MAX: usize = 6 << 20;
+
+/// Control, metrics and health, served until it is dropped.
+#[derive(Debug)]
+pub(super) struct Served {
+    hang_up: Option<oneshot::Sender<()>>,
+    serving: Option<JoinHandle<()>>,
+    runtime: Option<Runtime>,
+}
+
+impl Served {
+    /// Starts to serve. `silence` is how long a caller's host may not be heard of.
+    pub fn start(
+        listener: TcpListener,
+        service: impl Control,
+        silence: Duration,
+        scrape: impl Fn() -> Result<String, std::fmt::Error> + Clone + Send + Sync + 'static,
+    ) -> Result<Self, ServerError> {
+        let runtime = Builder::new_multi_thread()
+            .worker_threads(2)
+            .thread_name("fanin-control")
+            .enable_all()
+            .build()
+            .map_err(ServerError::Runtime)?;
+        let (hang_up, hung_up) = oneshot::channel();
+        let listener = runtime
+            .block_on(async { tokio::net::TcpListener::from_std(listener) })
+            .map_err(ServerError::Runtime)?;
+        let serving = runtime.spawn(serve(listener, service, silence, scrape, hung_up));
+        Ok(Self { hang_up: Some(hang_up), serving: Some(serving), runtime: Some(runtime) })
+    }
+
+    /// Does something again and again while it is served.
+    pub fn every(&self, period: Duration, task: impl Fn() + Send + 'static) {
+        let Some(runtime) = &self.runtime else { return };
+        runtime.spawn(async move {
+            let mut interval = tokio::time::interval(period);
+            interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+            loop {
+                interval.tick().await;
+                task();
+            }
+        });
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        let Some(runtime) = self.runtime.take() else { return };
+        drop(self.hang_up.take());
+        if let Some(serving) = self.serving.take() {
+            let _ = runtime.block_on(async { tokio::time::timeout(HANG_UP, serving).await });
+        }
+        runtime.shutdown_timeout(HANG_UP);
+    }
+}
+
+/// Binds TCP, then UDP under the same number.
+pub(super) fn bind<D>(
+    listen: SocketAddr,
+    data_path: impl Fn(SocketAddr) -> io::Result<D>,
+) -> Result<(TcpListener, D), ServerError> {
+    let failed = |protocol, address| {
+        move |cause: io::Error| match cause.kind() {
+            io::ErrorKind::AddrInUse => ServerError::PortInUse { address, protocol },
+            _ => ServerError::Bind { address, protocol, cause },
+        }
+    };
+    let mut attempts = if listen.port() == 0 { PORT_ATTEMPTS } else { 1 };
+    loop {
+        attempts -= 1;
+        let listener = TcpListener::bind(listen).map_err(failed("TCP", listen))?;
+        let address = listener.local_addr().map_err(failed("TCP", listen))?;
+        listener.set_nonblocking(true).map_err(failed("TCP", address))?;
+        match data_path(address).map_err(failed("UDP", address)) {
+            Err(ServerError::PortInUse { .. }) if attempts > 0 => {}
+            Err(error) => return Err(error),
+            Ok(data_path) => return Ok((listener, data_path)),
+        }
+    }
+}
+
+/// Serves gRPC and plain HTTP on one port until `hung_up` resolves.
+///
+/// A host that vanished while its rank waited for others sends no farewell: only an unanswered ping, after `silence` at most
+/// twice, ends its call and gives its place back.
+async fn serve(
+    listener: tokio::net::TcpListener,
+    service: impl Control,
+    silence: Duration,
+    scrape: impl Fn() -> Result<String, std::fmt::Error> + Clone + Send + Sync + 'static,
+    hung_up: oneshot::Receiver<()>,
+) {
+    let control = ControlServer::new(service)
+        .max_decoding_message_size(MESSAGE_BYTES_MAX)
+        .max_encoding_message_size(MESSAGE_BYTES_MAX);
+    let router = Routes::new(control)
+        .into_axum_router()
+        .route("/healthz", get(async || "ok\n"))
+        .route("/metrics", get(async move || scraped(scrape())));
+    let served = tonic::transport::Server::builder()
+        .accept_http1(true)
+        .http2_keepalive_interval(Some(silence))
+        .http2_keepalive_timeout(Some(silence))
+        .add_routes(Routes::from(router))
+        .serve_with_incoming_shutdown(TcpIncoming::from(listener).with_nodelay(Some(true)), async {
+            let _ = hung_up.await;
+        })
+        .await;
+    if let Err(error) = served {
+        tracing::error!(%error, "the control connection ended");
+    }
+}
+
+fn scraped(text: Result<String, std::fmt::Error>) -> impl IntoResponse {
+    match text {
+        Ok(text) => (StatusCode::OK, [(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text),
+        Err(error) => {
+            (StatusCode::INTERNAL_SERVER_ERROR, [(header::CONTENT_TYPE, "text/plain")], error.to_string())
+        }
+    }
+}

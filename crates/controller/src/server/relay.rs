@@ -1,0 +1,419 @@
+//! An ATP switch: its aggregators, and the control connection that it passes on towards the server.
+//!
+//! A worker knows its own switch alone, and a switch its upstream alone. Each asks the next one what it was asked, adds itself
+//! to a request to join, and learns from the answer what it needs to serve the job, before whom it asks for gets the answer. A
+//! switch that restarted learns the same from the next heartbeat.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use fanin_protocol::atp::{AGGREGATORS_MAX, AtpSwitchConfig};
+use fanin_protocol::control::{Protocol, Refusal};
+use fanin_udp::AtpSwitchDriver;
+use fanin_wire::{FRAGMENT_ELEMENTS, Generation, JobId, LEVELS_MAX, VERSION, WorkerId};
+use tonic::{Code, Request, Response, Status};
+
+use super::http::{self, Served};
+use super::routes::{Route, Routes};
+use super::service::seen_from;
+use super::{ServerError, relay_metrics};
+use crate::client::connection::{Connection, explain, with_port};
+use crate::client::path;
+use crate::convert::{Malformed, narrow, protocol};
+use crate::error::ChainError;
+use crate::proto::{self, control_server::Control};
+
+/// Aggregators unless told otherwise: eight jobs with the window of a 10 Gbit/s link.
+const AGGREGATORS_DEFAULT: u32 = 4096;
+/// Elements of the longest fragment: any that a packet can carry.
+const ELEMENTS: u16 = FRAGMENT_ELEMENTS[FRAGMENT_ELEMENTS.len() - 1] as u16;
+/// After so long without a contribution an aggregator was left behind: a worker would have sent again several times.
+const STALE: Duration = Duration::from_secs(2);
+/// How long the upstream may take to answer a connection.
+const UPSTREAM_PATIENCE: Duration = Duration::from_secs(3);
+/// How often jobs are looked for that are over.
+const TICK: Duration = Duration::from_secs(1);
+/// How long a caller's host may not be heard of.
+const SILENCE: Duration = Duration::from_secs(5);
+
+/// What an ATP switch is told at its start.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AtpSwitchServerConfig {
+    /// Address, and the port for TCP and UDP; 0 takes one that is free for both.
+    pub listen: SocketAddr,
+    /// The next switch towards the server, or the server, as `host:port`; the port is 4800 where it is missing.
+    pub upstream: String,
+    /// Aggregators for all jobs together; with none, it only forwards.
+    pub aggregators: u32,
+}
+
+impl AtpSwitchServerConfig {
+    /// The usual number of aggregators.
+    #[must_use]
+    pub fn new(listen: SocketAddr, upstream: impl Into<String>) -> Self {
+        Self { listen, upstream: upstream.into(), aggregators: AGGREGATORS_DEFAULT }
+    }
+}
+
+/// A running ATP switch. Dropping it stops it: its jobs wait for it as for one that crashed.
+#[derive(Debug)]
+pub struct AtpSwitchServer {
+    address: SocketAddr,
+    served: Option<Served>,
+}
+
+impl AtpSwitchServer {
+    /// Binds both ports and starts. The upstream need not be there yet.
+    ///
+    /// # Errors
+    /// When the port is taken, the address is not ours, the upstream's is none, or a limit is out of range.
+    pub fn start(config: AtpSwitchServerConfig) -> Result<Self, ServerError> {
+        if config.aggregators > AGGREGATORS_MAX {
+            return Err(ServerError::Aggregators(config.aggregators));
+        }
+        let (upstream, _) = with_port(&config.upstream).map_err(ServerError::Upstream)?;
+        let data_path = AtpSwitchConfig {
+            aggregators: config.aggregators,
+            elements: ELEMENTS,
+            stale: STALE,
+            // Its queues are the sockets' buffers, which tell by loss.
+            ecn_threshold_packets: None,
+        };
+        let (listener, driver) =
+            http::bind(config.listen, |address| AtpSwitchDriver::bind(address, data_path))?;
+        let address = driver.local_addr();
+        let relay = Arc::new(Relay {
+            address,
+            instance: rand::random(),
+            aggregators: config.aggregators,
+            upstream,
+            connection: Mutex::new(None),
+            driver,
+            routes: Mutex::default(),
+        });
+        let scraped = Arc::clone(&relay);
+        let service = Service(Arc::clone(&relay));
+        let served = Served::start(listener, service, SILENCE, move || relay_metrics::text(&scraped))?;
+        tracing::info!(
+            %address,
+            upstream = relay.upstream,
+            aggregators = config.aggregators,
+            "the ATP switch listens"
+        );
+        served.every(TICK, move || relay.tick());
+        Ok(Self { address, served: Some(served) })
+    }
+
+    /// Where it listens, TCP and UDP.
+    #[must_use]
+    pub const fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Ends it. Must not be called from an asynchronous task.
+    pub fn stop(self) {
+        drop(self);
+    }
+}
+
+impl Drop for AtpSwitchServer {
+    fn drop(&mut self) {
+        if let Some(served) = self.served.take() {
+            drop(served);
+            tracing::info!(address = %self.address, "the ATP switch stopped");
+        }
+    }
+}
+
+/// What its calls share.
+#[derive(Debug)]
+pub(super) struct Relay {
+    address: SocketAddr,
+    instance: u64,
+    pub aggregators: u32,
+    upstream: String,
+    /// The connection to the upstream, while it works.
+    connection: Mutex<Option<Connection>>,
+    pub driver: AtpSwitchDriver,
+    routes: Mutex<Routes>,
+}
+
+impl Relay {
+    /// The connection to the upstream, a new one where there is none.
+    async fn upstream(&self) -> Result<Connection, ChainError> {
+        let known = self.connection.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Some(connection) = known {
+            return Ok(connection);
+        }
+        let opened = Connection::open(&self.upstream, UPSTREAM_PATIENCE).await;
+        let (connection, _) = opened.map_err(|error| self.unreachable(&error.to_string()))?;
+        *self.connection.lock().unwrap_or_else(PoisonError::into_inner) = Some(connection.clone());
+        Ok(connection)
+    }
+
+    fn unreachable(&self, cause: &str) -> ChainError {
+        ChainError::UpstreamUnreachable {
+            switch: self.name(),
+            upstream: self.upstream.clone(),
+            cause: cause.into(),
+        }
+    }
+
+    /// What became of a call to the upstream: its own answer, if only to refuse, or that there was none.
+    fn answered<R>(&self, reply: Result<Response<R>, Status>) -> Result<R, Failed> {
+        match reply {
+            Ok(reply) => Ok(reply.into_inner()),
+            // A status that came from there has no source here.
+            Err(status)
+                if std::error::Error::source(&status).is_none() && status.code() != Code::Cancelled =>
+            {
+                Err(Failed::Refused(status))
+            }
+            Err(status) => {
+                // Its name may lead elsewhere by now.
+                *self.connection.lock().unwrap_or_else(PoisonError::into_inner) = None;
+                Err(Failed::Chain(self.unreachable(&explain(&status))))
+            }
+        }
+    }
+
+    /// Its address as the upstream sees it, if it listens on all of its own.
+    fn name(&self) -> String {
+        let known = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
+        let local = known.as_ref().and_then(|connection| path::route(connection.address));
+        match local {
+            Some(route) if self.address.ip().is_unspecified() => {
+                SocketAddr::new(route.local, self.address.port()).to_string()
+            }
+            _ => self.address.to_string(),
+        }
+    }
+
+    /// Serves a job that the upstream admitted or knows, and says how many levels are left below.
+    fn learn(
+        &self,
+        (job, generation, rank): (JobId, Generation, WorkerId),
+        connection: &Connection,
+        message: &proto::AtpRoute,
+    ) -> Result<u32, ChainError> {
+        let mismatch = |cause: String| ChainError::RouteMismatch {
+            switch: self.name(),
+            upstream: self.upstream.clone(),
+            cause,
+        };
+        let route = Route::new(generation, connection.address, message).map_err(mismatch)?;
+        if route.elements > ELEMENTS {
+            return Err(mismatch(format!(
+                "its fragments have {} elements, aggregators here hold {ELEMENTS}",
+                route.elements
+            )));
+        }
+        let levels = u32::from(route.level);
+        let mut routes = self.routes.lock().unwrap_or_else(PoisonError::into_inner);
+        let add = |route: &Route| self.driver.add_job(route.on_data_path(job));
+        routes.learn(job, rank, route, Instant::now(), add).map_err(mismatch)?;
+        Ok(levels)
+    }
+
+    fn tick(&self) {
+        let over = self.routes.lock().unwrap_or_else(PoisonError::into_inner).overdue(Instant::now());
+        for job in over {
+            tracing::info!(id = job.0, "nobody here takes part in a job any more");
+            self.driver.remove_job(job);
+        }
+    }
+
+    /// The jobs that it serves, by id, with their names.
+    pub fn jobs(&self) -> Vec<(JobId, String)> {
+        self.routes.lock().unwrap_or_else(PoisonError::into_inner).names()
+    }
+
+    fn describe(&self) -> proto::AtpSwitch {
+        let job = |(job, _): (JobId, String)| {
+            let progress = self.driver.progress(job)?;
+            Some(proto::AtpSwitchJob {
+                job_id: job.0,
+                aggregations: progress.aggregations,
+                collisions: progress.collisions,
+            })
+        };
+        proto::AtpSwitch {
+            address: self.name(),
+            upstream: self.upstream.clone(),
+            aggregators: self.aggregators,
+            in_use: self.driver.statistics().in_use,
+            jobs: self.jobs().into_iter().filter_map(job).collect(),
+        }
+    }
+
+    async fn join(&self, mut request: proto::JoinRequest) -> Result<proto::Admission, Failed> {
+        let asked = protocol(request.protocol)?;
+        if asked != Protocol::Atp {
+            return Err(Failed::Registry(Refusal::ProtocolMismatch { asked, served: Protocol::Atp }));
+        }
+        if request.hops.iter().any(|hop| hop.instance == self.instance) {
+            return Err(Failed::Chain(ChainError::Loop { switch: self.name() }));
+        }
+        let mut connection = self.upstream().await?;
+        let mtu = fanin_udp::path_mtu(connection.address)
+            .map_err(|error| self.unreachable(&format!("no route: {error}")))?;
+        request.hops.push(proto::Hop {
+            instance: self.instance,
+            port: self.address.port().into(),
+            // Whom we ask sees it.
+            address: String::new(),
+            aggregators: self.aggregators,
+            elements: ELEMENTS.into(),
+            mtu_bytes: u32::try_from(mtu).unwrap_or(u32::MAX),
+        });
+        let rtt_ns = u64::try_from(connection.rtt.as_nanos()).unwrap_or(u64::MAX);
+        request.rtt_ns = request.rtt_ns.saturating_add(rtt_ns);
+        let ours = path::rate_bps(connection.address);
+        request.rate_bps = request.rate_bps.into_iter().chain(ours).min();
+        let rank = request.rank;
+        let reply = self.answered(connection.client.join(request).await)?;
+        let mut admission = match reply.outcome.ok_or(Malformed("outcome"))? {
+            proto::join_reply::Outcome::Admission(admission) => admission,
+            proto::join_reply::Outcome::Refusal(refusal) => return Err(Failed::Passed(refusal)),
+        };
+        let route = admission.atp.as_mut().and_then(|atp| atp.route.as_mut()).ok_or(Malformed("route"))?;
+        let generation = Generation(narrow(admission.generation, "generation")?);
+        let member = (JobId(admission.job_id), generation, WorkerId(narrow(rank, "rank")?));
+        route.levels = self.learn(member, &connection, route)?;
+        Ok(admission)
+    }
+
+    async fn heartbeat(&self, mut request: proto::HeartbeatRequest) -> Result<proto::HeartbeatReply, Failed> {
+        request.passed_on = one_more(request.passed_on)?;
+        let generation = Generation(narrow(request.generation, "generation")?);
+        let member = (JobId(request.job_id), generation, WorkerId(narrow(request.rank, "rank")?));
+        let mut connection = self.upstream().await?;
+        let mut reply = self.answered(connection.client.heartbeat(request).await)?;
+        if let Some(route) = &mut reply.route {
+            route.levels = self.learn(member, &connection, route)?;
+        }
+        Ok(reply)
+    }
+
+    async fn leave(&self, mut request: proto::LeaveRequest) -> Result<proto::LeaveReply, Failed> {
+        request.passed_on = one_more(request.passed_on)?;
+        let (job, rank) = (JobId(request.job_id), WorkerId(narrow(request.rank, "rank")?));
+        let mut connection = self.upstream().await?;
+        let reply = self.answered(connection.client.leave(request).await)?;
+        if self.routes.lock().unwrap_or_else(PoisonError::into_inner).leave(job, rank) {
+            self.driver.remove_job(job);
+        }
+        Ok(reply)
+    }
+
+    async fn status(&self, mut request: proto::StatusRequest) -> Result<proto::StatusReply, Failed> {
+        if request.job.as_deref() == Some("") {
+            // The greeting of who connects: it asks what this is, and not how the server fares.
+            return Ok(proto::StatusReply {
+                version: env!("CARGO_PKG_VERSION").into(),
+                wire_version: VERSION.into(),
+                shards: 1,
+                protocol: proto::Protocol::Atp.into(),
+                ..proto::StatusReply::default()
+            });
+        }
+        request.passed_on = one_more(request.passed_on)?;
+        let mut connection = self.upstream().await?;
+        let mut reply = self.answered(connection.client.status(request).await)?;
+        reply.switches.push(self.describe());
+        Ok(reply)
+    }
+}
+
+/// Counts who passed a question on: more than there can be levels go round in circles.
+fn one_more(passed_on: u32) -> Result<u32, Failed> {
+    if passed_on as usize >= LEVELS_MAX {
+        let text = format!("passed on by {LEVELS_MAX} switches already; do their --upstream form a loop?");
+        return Err(Failed::Refused(Status::failed_precondition(text)));
+    }
+    Ok(passed_on + 1)
+}
+
+/// Why a question was not answered.
+enum Failed {
+    /// By ourselves.
+    Registry(Refusal),
+    Chain(ChainError),
+    /// By who was asked.
+    Passed(proto::Refusal),
+    Refused(Status),
+}
+
+impl From<ChainError> for Failed {
+    fn from(error: ChainError) -> Self {
+        Self::Chain(error)
+    }
+}
+
+impl From<Malformed> for Failed {
+    fn from(malformed: Malformed) -> Self {
+        Self::Refused(malformed.into())
+    }
+}
+
+impl From<Failed> for Status {
+    fn from(failed: Failed) -> Self {
+        match failed {
+            Failed::Refused(status) => status,
+            Failed::Chain(error) => Self::unavailable(error.to_string()),
+            Failed::Registry(refusal) => Self::failed_precondition(refusal.to_string()),
+            Failed::Passed(_) => Self::failed_precondition("refused"),
+        }
+    }
+}
+
+struct Service(Arc<Relay>);
+
+#[tonic::async_trait]
+impl Control for Service {
+    async fn join(&self, request: Request<proto::JoinRequest>) -> Result<Response<proto::JoinReply>, Status> {
+        use proto::join_reply::Outcome;
+        let peer = request.remote_addr();
+        let message = seen_from(request.into_inner(), peer);
+        let (job, rank) = (message.job.clone(), message.rank);
+        let refused =
+            |reason: &dyn std::fmt::Display| tracing::warn!(job, rank, %reason, "a rank is refused");
+        // When the rank hangs up, this future is dropped, and with it the call to the upstream.
+        let outcome = match self.0.join(message).await {
+            Ok(admission) => Outcome::Admission(admission),
+            Err(Failed::Registry(refusal)) => {
+                refused(&refusal);
+                Outcome::Refusal(refusal.into())
+            }
+            Err(Failed::Chain(error)) => {
+                refused(&error);
+                Outcome::Refusal(error.into())
+            }
+            Err(Failed::Passed(refusal)) => Outcome::Refusal(refusal),
+            Err(Failed::Refused(status)) => return Err(status),
+        };
+        Ok(Response::new(proto::JoinReply { outcome: Some(outcome) }))
+    }
+
+    async fn heartbeat(
+        &self,
+        request: Request<proto::HeartbeatRequest>,
+    ) -> Result<Response<proto::HeartbeatReply>, Status> {
+        Ok(Response::new(self.0.heartbeat(request.into_inner()).await?))
+    }
+
+    async fn leave(
+        &self,
+        request: Request<proto::LeaveRequest>,
+    ) -> Result<Response<proto::LeaveReply>, Status> {
+        Ok(Response::new(self.0.leave(request.into_inner()).await?))
+    }
+
+    async fn status(
+        &self,
+        request: Request<proto::StatusRequest>,
+    ) -> Result<Response<proto::StatusReply>, Status> {
+        Ok(Response::new(self.0.status(request.into_inner()).await?))
+    }
+}

@@ -1,0 +1,70 @@
+//! What Prometheus reads of an ATP switch. Nothing is counted here: the machine counts, and is asked at each scrape.
+
+use std::fmt::Error;
+use std::sync::Arc;
+
+use fanin_protocol::Reason;
+use fanin_protocol::atp::AtpSwitchProgress;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
+use prometheus_client::metrics::MetricType;
+
+use super::metrics::{JOB, collected, counter, counters, gauges, of_io};
+use super::relay::Relay;
+
+/// All metrics as text.
+pub(super) fn text(relay: &Arc<Relay>) -> Result<String, Error> {
+    collected(Scrape(Arc::clone(relay)))
+}
+
+#[derive(Debug)]
+struct Scrape(Arc<Relay>);
+
+impl Collector for Scrape {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), Error> {
+        let relay = &self.0;
+        let packets = relay.driver.statistics();
+        let free = relay.aggregators.saturating_sub(packets.in_use);
+        let aggregators = [("free", free.into()), ("in_use", packets.in_use.into())];
+        gauges(&mut encoder, "fanin_aggregators", "Aggregators of the ATP switch", "state", &aggregators)?;
+        let verdicts = [
+            ("absorb", packets.absorb),
+            ("forward", packets.forward),
+            ("multicast", packets.multicast),
+            ("drop", packets.dropped.iter().sum()),
+        ];
+        counters(&mut encoder, "fanin_packets", "Packets received, by verdict", "verdict", &verdicts)?;
+        let dropped: Vec<_> = Reason::ALL.iter().map(|reason| reason.name()).zip(packets.dropped).collect();
+        counters(&mut encoder, "fanin_packets_dropped", "Packets without effect", "reason", &dropped)?;
+        let freed = [
+            ("parameters", packets.freed_by_parameters),
+            ("resend", packets.freed_by_resend),
+            ("stale", packets.freed_stale),
+        ];
+        counters(&mut encoder, "fanin_aggregators_freed", "Aggregators freed, by cause", "cause", &freed)?;
+        let help = "Aggregators that became complete, and whose sum went on";
+        counter(&mut encoder, "fanin_aggregators_completed", help, packets.completed)?;
+        of_io(&mut encoder, &relay.driver.io_statistics())?;
+        of_jobs(&mut encoder, relay)
+    }
+}
+
+fn of_jobs(encoder: &mut DescriptorEncoder<'_>, relay: &Relay) -> Result<(), Error> {
+    let ask = |(job, name)| Some((name, relay.driver.progress(job)?));
+    let jobs: Vec<(String, AtpSwitchProgress)> = relay.jobs().into_iter().filter_map(ask).collect();
+    let mut counter = |name, help, value: fn(&AtpSwitchProgress) -> u64| {
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+        for (job, progress) in &jobs {
+            let labels = [(JOB, job.as_str())];
+            let mut metric = family.encode_family(&labels)?;
+            metric.encode_counter::<NoLabelSet, u64, f64>(&value(progress), None)?;
+        }
+        Ok::<_, Error>(())
+    };
+    counter("fanin_job_aggregations", "Packets of the job that were added here (ATP)", |progress| {
+        progress.aggregations
+    })?;
+    counter("fanin_job_collisions", "Fragments of the job that found an aggregator taken (ATP)", |progress| {
+        progress.collisions
+    })
+}

@@ -1,0 +1,168 @@
+//! What an ATP switch knows of the jobs that it serves.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use fanin_protocol::atp::SwitchRoute;
+use fanin_protocol::control::Ranks;
+use fanin_wire::{Generation, JobId, WORKERS_MAX, WorkerId};
+
+use crate::proto::AtpRoute;
+
+/// A job's way through the switch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Route {
+    generation: Generation,
+    upstream: SocketAddr,
+    /// The level of this switch, and so how many may be below it.
+    pub level: u8,
+    pub elements: u16,
+    name: String,
+    heartbeat_timeout: Duration,
+}
+
+impl Route {
+    /// The route that the upstream tells, or what is wrong with it.
+    pub fn new(generation: Generation, upstream: SocketAddr, message: &AtpRoute) -> Result<Self, String> {
+        let level = message.levels.checked_sub(1).and_then(|level| u8::try_from(level).ok());
+        let level = level.ok_or_else(|| format!("it counts {} switches on the way", message.levels))?;
+        let elements = u16::try_from(message.elements)
+            .map_err(|_| format!("its fragments have {} elements", message.elements))?;
+        let heartbeat_timeout = Duration::from_millis(message.heartbeat_timeout_ms);
+        Ok(Self { generation, upstream, level, elements, name: message.job.clone(), heartbeat_timeout })
+    }
+
+    pub const fn on_data_path(&self, id: JobId) -> SwitchRoute<SocketAddr> {
+        SwitchRoute { id, generation: self.generation, upstream: self.upstream, level: self.level }
+    }
+}
+
+#[derive(Debug)]
+struct Entry {
+    route: Route,
+    /// The ranks that were heard of through this switch and did not leave.
+    ranks: Ranks,
+    heard: Instant,
+}
+
+/// All jobs of a switch.
+#[derive(Debug, Default)]
+pub(super) struct Routes(BTreeMap<JobId, Entry>);
+
+impl Routes {
+    /// A rank of a job lives here. `add` tells the data path of a job that it does not know.
+    pub fn learn(
+        &mut self,
+        job: JobId,
+        rank: WorkerId,
+        route: Route,
+        now: Instant,
+        add: impl FnOnce(&Route) -> io::Result<()>,
+    ) -> Result<(), String> {
+        if u32::from(rank.0) >= WORKERS_MAX {
+            return Err(format!("rank {}", rank.0));
+        }
+        match self.0.get_mut(&job) {
+            Some(known) if known.route == route => {
+                known.ranks.insert(rank);
+                known.heard = now;
+                return Ok(());
+            }
+            // The same job cannot be at two places of the hierarchy.
+            Some(known) if known.route.generation == route.generation && known.route.level != route.level => {
+                return Err(format!("it was at level {} here, and is at {}", known.route.level, route.level));
+            }
+            _ => {}
+        }
+        add(&route).map_err(|error| error.to_string())?;
+        tracing::info!(
+            id = job.0,
+            job = route.name,
+            generation = route.generation.0,
+            level = route.level,
+            "serves a job"
+        );
+        let ranks = [rank].into_iter().collect();
+        self.0.insert(job, Entry { route, ranks, heard: now });
+        Ok(())
+    }
+
+    /// A rank left; true when it was the last one here, and the job is forgotten.
+    pub fn leave(&mut self, job: JobId, rank: WorkerId) -> bool {
+        let Some(entry) = self.0.get_mut(&job) else { return false };
+        entry.ranks = entry.ranks.without([rank].into_iter().filter(|_| rank.0 < 64).collect());
+        let is_last = entry.ranks.is_empty();
+        if is_last {
+            self.0.remove(&job);
+        }
+        is_last
+    }
+
+    /// Forgets the jobs of which no rank was heard for long: the server has expelled them.
+    pub fn overdue(&mut self, now: Instant) -> Vec<JobId> {
+        let is_overdue = |entry: &Entry| now - entry.heard > 2 * entry.route.heartbeat_timeout;
+        let over: Vec<JobId> =
+            self.0.iter().filter(|(_, entry)| is_overdue(entry)).map(|(job, _)| *job).collect();
+        for job in &over {
+            self.0.remove(job);
+        }
+        over
+    }
+
+    pub fn names(&self) -> Vec<(JobId, String)> {
+        self.0.iter().map(|(job, entry)| (*job, entry.route.name.clone())).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const JOB: JobId = JobId(7);
+
+    fn route(generation: u16, levels: u32) -> Route {
+        let message = AtpRoute { levels, elements: 256, job: "a".into(), heartbeat_timeout_ms: 1000 };
+        Route::new(Generation(generation), ([10, 0, 0, 9], 4800).into(), &message).expect("a route")
+    }
+
+    #[test]
+    fn a_job_is_told_to_the_data_path_once_and_again_when_it_changed() {
+        let (mut routes, now) = (Routes::default(), Instant::now());
+        let mut added = Vec::new();
+        for (generation, rank) in [(0, 0), (0, 1), (1, 0)] {
+            let add = |route: &Route| {
+                added.push(route.on_data_path(JOB).generation.0);
+                Ok(())
+            };
+            routes.learn(JOB, WorkerId(rank), route(generation, 1), now, add).expect("consistent");
+        }
+        assert_eq!(added, [0, 1]);
+        assert_eq!(routes.names(), [(JOB, "a".into())]);
+    }
+
+    #[test]
+    fn a_job_cannot_be_at_two_levels() {
+        let (mut routes, now) = (Routes::default(), Instant::now());
+        routes.learn(JOB, WorkerId(0), route(0, 1), now, |_| Ok(())).expect("new");
+        let error = routes.learn(JOB, WorkerId(1), route(0, 2), now, |_| Ok(())).expect_err("elsewhere");
+        assert_eq!(error, "it was at level 0 here, and is at 1");
+        let none = AtpRoute::default();
+        let error = Route::new(Generation(0), ([10, 0, 0, 9], 1).into(), &none).expect_err("no switch");
+        assert_eq!(error, "it counts 0 switches on the way");
+    }
+
+    #[test]
+    fn a_job_ends_with_its_last_rank_or_by_silence() {
+        let (mut routes, now) = (Routes::default(), Instant::now());
+        for rank in [0, 3] {
+            routes.learn(JOB, WorkerId(rank), route(0, 1), now, |_| Ok(())).expect("consistent");
+        }
+        assert_eq!([0, 0, 3, 3].map(|rank| routes.leave(JOB, WorkerId(rank))), [false, false, true, false]);
+        routes.learn(JOB, WorkerId(0), route(0, 1), now, |_| Ok(())).expect("new");
+        assert_eq!(routes.overdue(now + Duration::from_secs(2)), []);
+        assert_eq!(routes.overdue(now + Duration::from_millis(2001)), [JOB]);
+        assert_eq!(routes.names(), []);
+    }
+}

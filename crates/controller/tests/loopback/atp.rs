@@ -1,0 +1,377 @@
+//! ATP: racks of ranks, their switches and a server, and each of them that goes away.
+
+use std::net::SocketAddr;
+
+use fanin_controller::{AtpSwitchServer, AtpSwitchServerConfig, ChainError, JobStatusState, switch_status};
+use fanin_protocol::atp::AtpJobConfig;
+use fanin_protocol::control::{Protocol, Ranks, Refusal};
+use fanin_wire::{
+    Collective, Directions, Flags, GradientHeader, GradientPacket, Kind, Preamble, ShardId, WireDtype,
+    WorkerId, fragment_packet_bytes,
+};
+
+use super::*;
+
+fn server_with(change: impl FnOnce(&mut SwitchServerConfig)) -> SwitchServer {
+    switch_with(|config| {
+        config.protocol = Protocol::Atp;
+        change(config);
+    })
+}
+
+fn server() -> SwitchServer {
+    server_with(|_| {})
+}
+
+fn rack_with(upstream: SocketAddr, change: impl FnOnce(&mut AtpSwitchServerConfig)) -> AtpSwitchServer {
+    let mut config = AtpSwitchServerConfig::new(([127, 0, 0, 1], 0).into(), upstream.to_string());
+    change(&mut config);
+    AtpSwitchServer::start(config).expect("a free port")
+}
+
+fn rack(upstream: SocketAddr) -> AtpSwitchServer {
+    rack_with(upstream, |_| {})
+}
+
+/// A rank for each of the switches (or the server) that it is to ask.
+fn ranks(job: &str, at: &[SocketAddr]) -> Vec<Session> {
+    let world_size = at.len() as u32;
+    let connecting: Vec<_> = (0..world_size)
+        .zip(at)
+        .map(|(rank, switch)| {
+            let mut config = SessionConfig::new(switch.to_string(), job, rank, world_size);
+            config.protocol = Protocol::Atp;
+            thread::spawn(move || Session::connect(config))
+        })
+        .collect();
+    connecting.into_iter().map(|rank| rank.join().expect("no panic").expect("admitted")).collect()
+}
+
+/// Sums tensors that differ by rank and place, of a length that fills many fragments and the last one in part.
+fn sums_are_exact(sessions: &[Session], seed: i32) {
+    let (length, count) = (100_003, sessions.len() as i32);
+    let value = |rank: i32, i: i32| rank * 1_000_003 + i * 7 + seed;
+    let integers: Vec<_> = (0..count)
+        .zip(sessions)
+        .map(|(rank, session)| submit(session, (0..length).map(|i| value(rank, i)).collect(), Op::Sum))
+        .collect();
+    // Whole numbers, so that the sums are known to the bit: they stay far below what float32 tells apart.
+    let float = |rank: i32, i: i32| ((i + rank) % 97) as f32;
+    let floats: Vec<_> = (0..count)
+        .zip(sessions)
+        .map(|(rank, session)| submit(session, (0..length).map(|i| float(rank, i)).collect(), Op::Sum))
+        .collect();
+    let expected: Vec<i32> = (0..length).map(|i| (0..count).map(|rank| value(rank, i)).sum()).collect();
+    for all_reduce in integers {
+        assert!(all_reduce.wait().expect("a sum") == expected);
+    }
+    let expected: Vec<f32> = (0..length).map(|i| (0..count).map(|rank| float(rank, i)).sum()).collect();
+    let mut bits = None;
+    for all_reduce in floats {
+        let sums = all_reduce.wait().expect("a sum");
+        assert!(sums.iter().zip(&expected).all(|(sum, expected)| (sum - expected).abs() < 1e-3));
+        let same: Vec<u32> = sums.iter().map(|sum| sum.to_bits()).collect();
+        assert!(*bits.get_or_insert(same.clone()) == same, "every rank has the same bits");
+    }
+}
+
+#[test]
+fn one_rack_sums_exactly() {
+    let server = server();
+    let rack = rack(server.address());
+    let sessions = ranks("a", &[rack.address(); 3]);
+    sums_are_exact(&sessions, 1);
+    sums_are_exact(&sessions, 2);
+}
+
+#[test]
+fn two_racks_and_a_switch_above_them_meet_at_the_server() {
+    let server = server();
+    let racks = [rack(server.address()), rack(server.address())];
+    let at = [&racks[0], &racks[1], &racks[0], &racks[1]].map(AtpSwitchServer::address);
+    sums_are_exact(&ranks("two racks", &at), 3);
+    let spine = rack(server.address());
+    let racks = [rack(spine.address()), rack(spine.address())];
+    let mixed =
+        [racks[0].address(), racks[1].address(), racks[0].address(), spine.address(), server.address()];
+    sums_are_exact(&ranks("two levels, and ranks above them", &mixed), 4);
+    sums_are_exact(&ranks("no switch", &[server.address(); 2]), 5);
+}
+
+#[test]
+fn a_switch_without_aggregators_and_one_with_fewer_than_a_window_are_exact() {
+    let server = server();
+    for aggregators in [0, 1, 7] {
+        let rack = rack_with(server.address(), |config| config.aggregators = aggregators);
+        sums_are_exact(&ranks("few", &[rack.address(); 2]), 6);
+    }
+}
+
+#[test]
+fn two_jobs_share_a_switch() {
+    let server = server();
+    let rack = rack(server.address());
+    let jobs = ["a", "b"].map(|job| ranks(job, &[rack.address(); 2]));
+    thread::scope(|scope| {
+        for (seed, sessions) in (10..).zip(&jobs) {
+            scope.spawn(move || (0..4).for_each(|round| sums_are_exact(sessions, 2 * seed + round)));
+        }
+    });
+    let status = switch_status(&rack.address().to_string(), HANG).expect("a status");
+    assert_eq!(status.protocol, Protocol::Atp);
+    let [switch] = &status.switches[..] else { panic!("{status:?}") };
+    assert_eq!((switch.upstream.clone(), switch.jobs.len()), (server.address().to_string(), 2));
+    assert!(switch.jobs.iter().all(|job| job.aggregations > 0), "{switch:?}");
+    for job in &status.jobs {
+        let JobStatusState::Running { completed, .. } = job.state else { panic!("{job:?}") };
+        assert!(completed > 0, "{job:?}");
+    }
+}
+
+/// Starts something again on the port that it had.
+fn again<T>(start: impl Fn() -> Result<T, fanin_controller::ServerError>) -> T {
+    // Connections of the one before may still be closing.
+    let began = std::time::Instant::now();
+    loop {
+        match start() {
+            Ok(started) => return started,
+            Err(error) => assert!(began.elapsed() < HANG, "{error}"),
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Sums without an end, on all ranks, until told to stop; every sum is checked.
+fn summing(sessions: &[Session], until: impl FnOnce()) -> u32 {
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    thread::scope(|scope| {
+        let rounds = scope.spawn(|| {
+            let mut rounds = 0;
+            while !stop.load(std::sync::atomic::Ordering::Relaxed) || rounds < 2 {
+                sums_are_exact(sessions, rounds as i32);
+                rounds += 1;
+            }
+            rounds
+        });
+        until();
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        rounds.join().expect("exact sums")
+    })
+}
+
+#[test]
+fn a_switch_that_restarts_learns_its_jobs_and_the_sums_go_on() {
+    let server = server();
+    let first = rack(server.address());
+    let (address, upstream) = (first.address(), server.address().to_string());
+    let sessions = ranks("goes on", &[address, address, server.address()]);
+    sums_are_exact(&sessions, 1);
+    let mut running = Some(first);
+    summing(&sessions, || {
+        drop(running.take());
+        let config = AtpSwitchServerConfig::new(address, &*upstream);
+        let second = again(|| AtpSwitchServer::start(config.clone()));
+        let began = std::time::Instant::now();
+        // Nobody joins again: heartbeats alone tell it.
+        while switch_status(&address.to_string(), HANG).expect("a status").switches[0].jobs.is_empty() {
+            assert!(began.elapsed() < HANG, "it did not learn");
+            thread::sleep(Duration::from_millis(5));
+        }
+        running = Some(second);
+    });
+    sums_are_exact(&sessions, 2);
+}
+
+#[test]
+fn a_rank_that_dies_behind_a_switch_is_named_to_every_other() {
+    let server = server_with(|config| config.heartbeat_timeout = Duration::from_secs(1));
+    let racks = [rack(server.address()), rack(server.address())];
+    let dying = {
+        let mut request = request("dying", 2, 3, HANG);
+        request.protocol = fanin_controller::proto::Protocol::Atp.into();
+        let address = racks[1].address();
+        thread::spawn(move || super::faults::join_and_die(address, request))
+    };
+    let living: Vec<_> = (0..2)
+        .map(|rank| {
+            let mut config = SessionConfig::new(racks[rank].address().to_string(), "dying", rank as u32, 3);
+            config.protocol = Protocol::Atp;
+            thread::spawn(move || {
+                let session = Session::connect(config).expect("admitted");
+                submit(&session, vec![1_i32; 100_000], Op::Sum).wait()
+            })
+        })
+        .collect();
+    dying.join().expect("no panic");
+    for rank in living {
+        assert_eq!(rank.join().expect("no panic"), Err(SessionError::RankLost { rank: WorkerId(2) }));
+    }
+}
+
+#[test]
+fn ranks_that_disagree_or_are_late_are_named() {
+    let server = server();
+    let rack = rack(server.address());
+    let sessions = ranks("mismatch", &[rack.address(); 2]);
+    let first = submit(&sessions[0], vec![1_i32; 1000], Op::Sum);
+    let second = submit(&sessions[1], vec![1_i32; 1001], Op::Sum);
+    for result in [first.wait(), second.wait()] {
+        let error = result.expect_err("a mismatch");
+        assert!(matches!(error, SessionError::CollectiveMismatch { .. }), "{error}");
+    }
+    let sessions = ranks("late", &[rack.address(); 3]);
+    sessions.iter().for_each(|session| session.set_timeout(Duration::from_secs(1)));
+    let waiting: Vec<_> =
+        sessions[..2].iter().map(|session| submit(session, vec![1.0_f32; 7], Op::Sum)).collect();
+    for all_reduce in waiting {
+        let error = all_reduce.wait().expect_err("rank 2 gives nothing");
+        let SessionError::AllReduceTimeout { missing_ranks, .. } = &error else { panic!("{error}") };
+        assert_eq!(*missing_ranks, Ranks(0b100));
+    }
+}
+
+/// A packet that passes for one of the job's, but for where it comes from.
+fn forged(config: &AtpJobConfig, directions: Directions, sequence: u64, is_ack: bool) -> Vec<u8> {
+    let preamble = Preamble {
+        kind: Kind::Gradient,
+        job: config.id,
+        generation: config.generation,
+        worker: WorkerId::ALL,
+        shard: ShardId(0),
+    };
+    let wire_dtype = WireDtype::Int32;
+    let header = GradientHeader {
+        flags: Flags { is_ack, ..Flags::default() },
+        directions,
+        sequence,
+        aggregator_index: sequence as u32,
+        fragment: 0,
+        collective: Collective { sequence: 9, dtype: Dtype::Int32, op: Op::Sum, elements: 9, wire_dtype },
+        exponent: GradientHeader::STATIC_FACTOR,
+        next_exponent: 0,
+    };
+    let elements = usize::from(config.elements);
+    let mut bytes = vec![0; fragment_packet_bytes(elements)];
+    GradientPacket::write(&mut bytes, &preamble, &header, elements, |payload| payload.fill(1));
+    bytes
+}
+
+#[test]
+fn foreign_packets_have_no_effect_on_a_live_job() {
+    let server = server();
+    let rack = rack(server.address());
+    let sessions = ranks("live", &[rack.address(); 2]);
+    sums_are_exact(&sessions, 1);
+    let Some(WorkerJob::Atp { config, directions }) = sessions[0].job() else { panic!("another protocol") };
+    let at_server = Directions { level: 1, ..directions };
+    let stranger = std::net::UdpSocket::bind("127.0.0.1:0").expect("a free port");
+    let (to_rack, to_server) = (rack.address(), server.address());
+    let packets: Vec<_> = (0..1000)
+        .flat_map(|sequence| {
+            [
+                (forged(&config, directions, sequence, false), to_rack),
+                (forged(&config, directions, sequence, true), to_rack),
+                (forged(&config, at_server, sequence, false), to_server),
+                (forged(&config, at_server, sequence, true), to_server),
+            ]
+        })
+        .collect();
+    summing(&sessions, || {
+        for (packet, to) in &packets {
+            stranger.send_to(packet, to).expect("sent");
+        }
+    });
+    for address in [to_rack, to_server] {
+        let metrics = super::http::fetch(address, "/metrics");
+        let is_it = |line: &&str| line.starts_with("fanin_packets_dropped_total{reason=\"foreign\"}");
+        let line = metrics.lines().find(is_it).expect("counted");
+        assert!(!line.ends_with(" 0"), "{line}");
+    }
+}
+
+fn refused(config: SessionConfig) -> SessionError {
+    Session::connect(config).expect_err("refused")
+}
+
+fn asking(switch: SocketAddr, protocol: Protocol) -> SessionConfig {
+    let mut config = SessionConfig::new(switch.to_string(), "a", 0, 1);
+    config.protocol = protocol;
+    config
+}
+
+#[test]
+fn a_rank_that_speaks_another_protocol_is_told_what_to_set() {
+    let (switch, server) = (switch(), server());
+    let rack = rack(server.address());
+    let reason = |error: SessionError| match error {
+        SessionError::JoinRefused { reason, .. } => reason,
+        error => panic!("{error}"),
+    };
+    let mismatch = |asked, served| Refusal::ProtocolMismatch { asked, served };
+    let (atp, switch_ml) = (Protocol::Atp, Protocol::SwitchMl);
+    assert_eq!(reason(refused(asking(switch.address(), atp))), mismatch(atp, switch_ml));
+    for address in [rack.address(), server.address()] {
+        assert_eq!(reason(refused(asking(address, switch_ml))), mismatch(switch_ml, atp));
+    }
+    let mut bfloat16 = asking(rack.address(), atp);
+    bfloat16.wire_dtype = WireDtype::Bfloat16;
+    assert_eq!(reason(refused(bfloat16)), Refusal::WireDtypeOfAtp { asked: WireDtype::Bfloat16 });
+}
+
+#[test]
+fn a_chain_that_leads_nowhere_is_refused_with_the_place_where_it_ends() {
+    let chain = |error: SessionError| match error {
+        SessionError::Chain { error, .. } => error,
+        error => panic!("{error}"),
+    };
+    let nowhere =
+        std::net::TcpListener::bind("127.0.0.1:0").expect("a free port").local_addr().expect("bound");
+    let last = rack(nowhere);
+    let first = rack(last.address());
+    let ChainError::UpstreamUnreachable { switch, upstream, .. } =
+        chain(refused(asking(first.address(), Protocol::Atp)))
+    else {
+        panic!("reachable")
+    };
+    assert_eq!((switch, upstream), (last.address().to_string(), nowhere.to_string()));
+
+    // A second switch on the port that the first one's upstream names, whose upstream is the first.
+    let ring =
+        again(|| AtpSwitchServer::start(AtpSwitchServerConfig::new(nowhere, first.address().to_string())));
+    let error = chain(refused(asking(ring.address(), Protocol::Atp)));
+    assert_eq!(error, ChainError::Loop { switch: ring.address().to_string() });
+
+    let server = server();
+    let mut upstream = server.address();
+    let deep: Vec<_> = (0..5)
+        .map(|_| {
+            let switch = rack(upstream);
+            upstream = switch.address();
+            switch
+        })
+        .collect();
+    let error = refused(asking(deep[4].address(), Protocol::Atp));
+    assert!(
+        matches!(&error, SessionError::JoinRefused { reason: Refusal::TooManyLevels { levels: 5 }, .. }),
+        "{error}"
+    );
+    sums_are_exact(&ranks("deep", &[deep[3].address(), deep[3].address()]), 8);
+}
+
+#[test]
+fn more_ranks_than_a_bitmap_tells_apart_are_refused() {
+    let server = server();
+    let rack = rack(server.address());
+    let joining: Vec<_> = (0..33)
+        .map(|rank_number| {
+            let mut config = SessionConfig::new(rack.address().to_string(), "crowd", rank_number, 33);
+            config.protocol = Protocol::Atp;
+            thread::spawn(move || Session::connect(config).expect_err("too many"))
+        })
+        .collect();
+    for rank in joining {
+        let error = rank.join().expect("no panic");
+        let SessionError::JoinRefused { reason, .. } = &error else { panic!("{error}") };
+        assert_eq!(*reason, Refusal::TooManyChildren { switch: Some(rack.address()), children: 33 });
+    }
+}

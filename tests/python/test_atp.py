@@ -1,0 +1,253 @@
+"""ATP under PyTorch: racks, a server, and each of them that goes away."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import fanin
+import fanin.torch
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from conftest import Launch, SwitchProcess
+from fanin import _fanin
+from fanin._environment import protocol
+from fanin.netlab import SERVER, SERVER_ADDRESS, Netlab, bridge_address
+from ranks import Me
+from test_ddp import BOUNDS, differences, train
+from test_faults import Sum, both_ways, exact_loop
+from test_netlab import NAME, needs_lab, sums_over_the_laboratory
+
+
+@pytest.fixture(scope="module")
+def atp() -> Iterator[str]:
+    """A switch of ATP, with its server, in this process."""
+    running = _fanin.Switch(protocol="atp")
+    yield running.address
+    running.stop()
+
+
+def by_atp(me: Me, body: Callable[..., Any], *args: Any) -> Any:
+    """The body, in an environment that says so."""
+    os.environ["FANIN_PROTOCOL"] = "atp"
+    return body(me, *args)
+
+
+def sums(me: Me) -> list[Any]:
+    me.init()
+    found: list[Any] = []
+    for elements in (1, 1000, 250_001):
+        ramp = torch.arange(elements) % 113
+        integers = (ramp * (me.rank + 1)).to(torch.int32)
+        dist.all_reduce(integers)
+        found.append(int((integers != ramp * 6).sum()))
+        for dtype in (torch.float32, torch.float16, torch.bfloat16):
+            floats = (ramp + me.rank).to(dtype)
+            dist.all_reduce(floats, op=dist.ReduceOp.AVG)
+            found.append(float((floats.double() - ramp - 1).abs().max()))
+            found.append(floats.double().sum().item())
+    return found
+
+
+def test_sums_are_right_and_alike_on_all_ranks(launch: Launch, atp: str) -> None:
+    first, *others = launch(by_atp, 3, sums, at=atp).results()
+    assert all(other == first for other in others)
+    wrong, error_32, error_16, error_b16 = first[0::7], first[1::7], first[3::7], first[5::7]
+    assert wrong == [0, 0, 0]
+    assert max(error_32) < 1e-5
+    assert max(error_16) <= 0.0625 / 2
+    assert max(error_b16) <= 0.5 / 2
+
+
+def test_large_and_small_gradients_in_one_tensor_are_summed(launch: Launch, atp: str) -> None:
+    # Values whose sums no fixed factor of 10^8 leaves in 31 bits: original values, then factors.
+    for found in launch(by_atp, 2, large, at=atp).results():
+        assert found < 1e-6
+
+
+def large(me: Me) -> float:
+    me.init()
+    exact = torch.linspace(-1e6, 1e6, 100_000, dtype=torch.float64)
+    worst = 0.0
+    for _ in range(4):
+        tensor = exact.float()
+        dist.all_reduce(tensor)
+        worst = max(worst, ((tensor.double() - 2 * exact).abs().max() / 2e6).item())
+    return worst
+
+
+def test_training_equals_gloos(launch: Launch, atp: str) -> None:
+    ours = launch(by_atp, 2, train, "fanin", "none", at=atp).results()
+    gloo = launch(train, 2, "gloo", "none").results()
+    assert differences(ours[0], ours[1]) == 0  # bit-identical on all ranks
+    assert differences(ours[0], gloo[0]) <= BOUNDS["none"]
+
+
+def test_two_training_jobs_share_a_switch(launch: Launch, atp: str) -> None:
+    alone = launch(by_atp, 2, train, "fanin", "none", at=atp).results()
+    both = [launch(by_atp, 2, train, "fanin", "none", at=atp) for _ in range(2)]
+    for job in both:
+        first, second = job.results()
+        assert differences(first, second) == 0
+        # A sum does not depend on where it was added, but for the factor that overflows led to.
+        assert differences(first, alone[0]) <= BOUNDS["none"]
+
+
+class Chain:
+    """`fanin server` and a rack's `fanin switch`, as processes that can be killed."""
+
+    def __init__(self, heartbeat_timeout: str = "20") -> None:
+        self.server = SwitchProcess("--heartbeat-timeout", heartbeat_timeout, command="server")
+        self.server.start()
+        self.switch = SwitchProcess("--protocol", "atp", "--upstream", self.server.address)
+        self.switch.start()
+
+
+@pytest.fixture
+def chain() -> Iterator[Chain]:
+    running = Chain()
+    yield running
+    running.switch.kill()
+    running.server.kill()
+
+
+@pytest.mark.parametrize("killed", ["switch", "server"])
+@both_ways
+def test_sums_are_exact_across_a_restart(
+    launch: Launch, chain: Chain, way: Callable[[Me, float], Sum], killed: str
+) -> None:
+    ranks = launch(by_atp, 2, exact_loop, way, at=chain.switch.address)
+    for _ in range(3):
+        for rank in range(2):
+            assert ranks.hear(rank) == "running"
+    process: SwitchProcess = getattr(chain, killed)
+    process.kill()
+    process.start()
+    ranks.tell(0, "it was restarted")
+    for rank in range(2):
+        while (outcome := ranks.next(rank))[0] == "said":
+            pass
+        assert outcome == ("ended", 0)
+
+
+def test_the_protocol_is_taken_from_the_argument_then_the_environment(
+    switch: str, atp: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def connect(at: str, **arguments: Any) -> None:
+        with fanin.connect(at, job="protocol", rank=0, world_size=1, **arguments) as group:
+            array = np.arange(10, dtype=np.int32)
+            assert (group.all_reduce(array) == np.arange(10)).all()
+
+    monkeypatch.delenv("FANIN_PROTOCOL", raising=False)
+    connect(switch)
+    connect(atp, protocol="atp")
+    monkeypatch.setenv("FANIN_PROTOCOL", "atp")
+    connect(atp)
+    connect(switch, protocol="switchml")
+    assert fanin.torch.Options().protocol == "atp"
+    assert fanin.torch.Options(protocol="switchml").protocol == "switchml"
+    monkeypatch.setenv("FANIN_PROTOCOL", "")
+    assert protocol() == "switchml"
+    monkeypatch.setenv("FANIN_PROTOCOL", "tcp")
+    with pytest.raises(ValueError, match=r"^FANIN_PROTOCOL is 'tcp'.*\"switchml\" or \"atp\"$"):
+        connect(switch)
+
+
+def test_who_speaks_another_protocol_is_told_what_to_set(switch: str, atp: str) -> None:
+    for at, spoken in ((switch, "atp"), (atp, "switchml")):
+        with pytest.raises(fanin.errors.ProtocolMismatch, match="FANIN_PROTOCOL"):
+            fanin.connect(at, job="mismatch", rank=0, world_size=1, protocol=spoken)  # type: ignore[arg-type]
+    with pytest.raises(fanin.errors.JoinRefused, match="FANIN_WIRE_DTYPE"):
+        fanin.connect(atp, job="bf16", rank=0, world_size=1, protocol="atp", wire_dtype="bfloat16")
+
+
+def test_an_upstream_that_is_gone_is_named(chain: Chain) -> None:
+    chain.server.kill()
+    with pytest.raises(fanin.errors.SwitchUnreachable, match=chain.server.address):
+        fanin.connect(
+            chain.switch.address, job="gone", rank=0, world_size=1, timeout=20, protocol="atp"
+        )
+
+
+def split(me: Me) -> list[int]:
+    os.environ.pop("FANIN_PROTOCOL", None)
+    me.init(pg_options=fanin.torch.Options(protocol="atp"))
+    half: Any = dist.split_group(None, [[0, 1]])
+    tensor = torch.full((5,), me.rank + 1, dtype=torch.int32)
+    dist.all_reduce(tensor, group=half)
+    return [int(x) for x in tensor]
+
+
+def test_a_split_group_keeps_the_protocol(launch: Launch, atp: str) -> None:
+    assert launch(split, 2, at=atp).results() == [[3] * 5] * 2
+
+
+@contextlib.contextmanager
+def serving(lab: Netlab, member: str, *command: str) -> Iterator[None]:
+    """`fanin COMMAND` in a member of the laboratory."""
+    line = [sys.executable, "-m", "fanin", *command, "--json", "--log", "error"]
+    process = lab.popen(member, line, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        assert json.loads(process.stdout.readline())["event"] == "listening"
+        yield
+    finally:
+        process.terminate()
+        process.communicate()
+
+
+@needs_lab
+def test_two_racks_whose_links_lose_a_hundredth_sum_exactly(launch: Launch, tmp_path: Any) -> None:
+    with Netlab(4, racks=2, loss=0.01, name=NAME) as lab, contextlib.ExitStack() as stack:
+        server = f"{SERVER_ADDRESS}:4800"
+        stack.enter_context(serving(lab, SERVER, "server", "--listen", server))
+        for rack in ("sw0", "sw1"):
+            listen = f"{bridge_address(rack)}:4800"
+            options = ("--listen", listen, "--protocol", "atp", "--upstream", server)
+            stack.enter_context(serving(lab, rack, "switch", *options))
+        spaces = [lab.namespace(f"w{i}") for i in range(4)]
+        switches = [f"{bridge_address(lab.switch_of(i))}:4800" for i in range(4)]
+        ranks = launch(in_a_rack, 4, switches, spaces, str(tmp_path / "store"))
+        results = ranks.results()
+        status_of = ["status", "--switch", switches[0], "--json"]
+        inside = ["netlab", "exec", "--name", NAME, "w0", "--", sys.executable, "-m", "fanin"]
+        command = [sys.executable, "-m", "fanin", *inside, *status_of]
+        shown = subprocess.run(command, check=True, capture_output=True, text=True)
+    status = json.loads(shown.stdout)
+    assert [s["address"] for s in status["switches"]] == [switches[0]]
+    assert all(result == results[0] for result in results)
+    assert results[0][0] == 0
+
+
+def in_a_rack(me: Me, switches: list[str], *args: Any) -> Any:
+    os.environ["FANIN_SWITCH"] = switches[me.rank]
+    return by_atp(me, sums_over_the_laboratory, *args)
+
+
+def test_a_server_that_stops_tells_every_rank(launch: Launch, chain: Chain) -> None:
+    ranks = launch(by_atp, 2, told, at=chain.switch.address)
+    for rank in range(2):
+        assert ranks.hear(rank) == "running"
+    assert chain.server.process is not None
+    # It tells its ranks before it ends.
+    threading.Thread(target=chain.server.process.terminate).start()
+    for rank in range(2):
+        assert ranks.result(rank) == "SwitchLost"
+
+
+def told(me: Me) -> str:
+    me.init()
+    me.say("running")
+    try:
+        while True:
+            dist.all_reduce(torch.ones(100_000))
+    except fanin.errors.FaninError as error:
+        return type(error).__name__
