@@ -95,11 +95,11 @@ impl Packet {
         packet
     }
 
-    fn to<E: Endpoint<Address = u16>>(&self, machine: &mut E, from: u16) -> Verdict {
+    fn to<E: Endpoint<Address = u16>>(self, machine: &mut E, from: u16) -> Verdict {
         self.to_at(machine, from, 0)
     }
 
-    fn to_at<E: Endpoint<Address = u16>>(&self, machine: &mut E, from: u16, ns: u64) -> Verdict {
+    fn to_at<E: Endpoint<Address = u16>>(self, machine: &mut E, from: u16, ns: u64) -> Verdict {
         machine.handle_packet(Instant(ns), from, &self.bytes())
     }
 }

@@ -131,7 +131,7 @@ fn duplicates_are_dropped_and_what_overlaps_waits_for_single_fragments() {
 #[test]
 fn a_sum_that_has_all_that_is_here_takes_its_place() {
     let mut server = server();
-    assert_eq!(arrived(0b01, 0b01, 0, 1 * ONE).to(&mut server, 9), Verdict::Absorb);
+    assert_eq!(arrived(0b01, 0b01, 0, ONE).to(&mut server, 9), Verdict::Absorb);
     assert_eq!(arrived(0b11, 0b01, 0, 3 * ONE).resent().to(&mut server, 9), Verdict::Absorb);
     assert_eq!(arrived(0b10, 0b01, 0, 2 * ONE).resent().to(&mut server, 9), DUPLICATE);
     assert_eq!(arrived(0b11, 0b10, 0, 7 * ONE).to(&mut server, 9), Verdict::Multicast);
@@ -380,7 +380,8 @@ fn directions_that_do_not_fit_together_are_refused() {
 
 #[test]
 fn numbers_outside_their_limits_are_refused() {
-    let rows: [(fn(&mut AtpJobConfig), AtpConfigError); 6] = [
+    type Change = fn(&mut AtpJobConfig);
+    let rows: [(Change, AtpConfigError); 6] = [
         (|c| c.workers = 0, AtpConfigError::Workers(0)),
         (|c| c.workers = 1025, AtpConfigError::Workers(1025)),
         (|c| c.elements = 65, AtpConfigError::Elements(65)),
