@@ -11,6 +11,7 @@ mod agenda;
 mod checker;
 mod scenario;
 mod tensors;
+pub mod workload;
 mod world;
 
 pub use checker::Violation;

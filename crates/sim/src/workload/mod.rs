@@ -1,0 +1,3 @@
+//! What the machines of a simulated network are busy with.
+
+pub mod models;
