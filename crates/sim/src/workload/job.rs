@@ -1,0 +1,261 @@
+//! A job while it runs: its workers' programs, what they have under way, and the rules that their results must keep.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::rc::Rc;
+use std::time::Duration;
+
+use fanin_protocol::Instant;
+
+use super::checker::{Referee, Violation};
+use super::program::{Program, Schedule, Step};
+use super::scenario::JobPlan;
+use super::values::{Gradient, Source, mix};
+use crate::net::{ActorId, Context};
+
+/// Tokens of timers and notices that belong to the job and not to a machine.
+pub(crate) mod token {
+    /// The job begins.
+    pub(crate) const START: u64 = 1;
+    /// The job submits nothing more.
+    pub(crate) const STOP: u64 = 2;
+    /// The program waited for this.
+    pub(crate) const PROGRAM: u64 = 3;
+    /// Parts of tensors wait for this machine.
+    pub(crate) const SUBMIT: u64 = 4;
+}
+
+/// A job, shared by the actors of all its workers.
+pub(crate) struct Job {
+    /// Its number in the scenario.
+    pub(crate) index: usize,
+    pub(crate) plan: JobPlan,
+    schedule: Rc<Schedule>,
+    source: Source,
+    /// How far an element may be from the exact sum.
+    bound: f64,
+    referee: Rc<Referee>,
+    pub(crate) workers: Vec<WorkerState>,
+    /// Of tensors that some workers have and some do not: the first one's bits, and how many lack it.
+    results: BTreeMap<(u64, usize), (u64, usize)>,
+    warm_up: Instant,
+    /// When a tensor was completed last, or the job began.
+    pub(crate) last_progress: Instant,
+    /// When the last worker was finished.
+    pub(crate) finished: Option<Instant>,
+    pub(crate) dead: bool,
+}
+
+pub(crate) struct WorkerState {
+    program: Program,
+    /// One a machine: a job of several servers has a machine for each.
+    pub(crate) actors: Vec<ActorId>,
+    /// Parts of tensors that a machine is to take next.
+    waiting: Vec<VecDeque<Gradient>>,
+    /// Parts of a tensor that are not summed.
+    parts: BTreeMap<u64, usize>,
+    /// When a tensor was submitted.
+    submitted: BTreeMap<u64, Instant>,
+    /// Memory of tensors that are done.
+    spare: Vec<Gradient>,
+    finished: bool,
+    pub(crate) measures: Measures,
+}
+
+/// What a worker achieved.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Measures {
+    /// Parameter bytes that came in completed tensors; since the warm-up, and in all.
+    pub(crate) measured_bytes: u64,
+    pub(crate) bytes: u64,
+    pub(crate) tensors: u64,
+    pub(crate) measured_tensors: u64,
+    pub(crate) iterations: u64,
+    pub(crate) measured_iterations: u64,
+    /// Begin and end of what was measured.
+    pub(crate) first: Option<Instant>,
+    pub(crate) last: Option<Instant>,
+    /// Time from a tensor's submission to its sum.
+    pub(crate) latency_total: Duration,
+    pub(crate) latency_max: Duration,
+}
+
+impl Job {
+    pub(crate) fn new(
+        index: usize,
+        plan: &JobPlan,
+        seed: u64,
+        shards: usize,
+        warm_up: Duration,
+        referee: Rc<Referee>,
+    ) -> Self {
+        let schedule = Rc::new(Schedule::new(&plan.workload));
+        let seed = mix(seed ^ (index as u64) << 48);
+        let workers = plan.workers.len();
+        let worker = |rank: usize| WorkerState {
+            program: Program::new(schedule.clone(), mix(seed ^ rank as u64)),
+            actors: Vec::new(),
+            waiting: vec![VecDeque::new(); shards],
+            parts: BTreeMap::new(),
+            submitted: BTreeMap::new(),
+            spare: Vec::new(),
+            finished: false,
+            measures: Measures::default(),
+        };
+        Self {
+            index,
+            plan: plan.clone(),
+            source: Source {
+                seed,
+                workers: workers as u32,
+                large: plan.large_values,
+                integers: plan.integers,
+            },
+            bound: super::checker::bound(plan),
+            workers: (0..workers).map(worker).collect(),
+            schedule,
+            referee,
+            results: BTreeMap::new(),
+            warm_up: Instant(0) + warm_up,
+            last_progress: Instant(0) + plan.start,
+            finished: None,
+            dead: false,
+        }
+    }
+
+    /// The schedule of its tensors.
+    pub(crate) fn schedule(&self) -> &Schedule {
+        &self.schedule
+    }
+
+    /// A timer or notice of worker `rank`'s machine `shard`; false if it was about nothing of the job's.
+    pub(crate) fn told(&mut self, context: &mut Context<'_>, rank: usize, token: u64) {
+        let mut steps = Vec::new();
+        match token {
+            token::START => {
+                self.workers[rank].measures.first = Some(context.now().max(self.warm_up));
+                self.workers[rank].program.start(&mut steps);
+            }
+            token::STOP => self.workers[rank].program.stop(&mut steps),
+            token::PROGRAM => self.workers[rank].program.timer(&mut steps),
+            _ => {}
+        }
+        self.take(context, rank, steps);
+    }
+
+    /// The next part that worker `rank`'s machine `shard` is to submit.
+    pub(crate) fn next_part(&mut self, rank: usize, shard: usize) -> Option<Gradient> {
+        self.workers[rank].waiting[shard].pop_front()
+    }
+
+    /// Which elements of a tensor are machine `shard`'s.
+    fn range(&self, tensor: u64, shard: usize) -> (usize, usize) {
+        let elements = self.schedule.elements(tensor);
+        let shards = self.workers[0].waiting.len();
+        (elements * shard / shards, elements * (shard + 1) / shards)
+    }
+
+    /// A part came back.
+    pub(crate) fn completed(&mut self, context: &mut Context<'_>, rank: usize, shard: usize, part: Gradient) {
+        let now = context.now();
+        let tensor = part.tensor;
+        let (from, to) = self.range(tensor, shard);
+        match self.source.check(&part, from, self.bound) {
+            Err(element) => {
+                let element = from + element;
+                let violation = Violation::WrongSum { job: self.plan.name.clone(), rank, tensor, element };
+                return self.referee.stop(context, violation);
+            }
+            Ok(digest) => {
+                let workers = self.workers.len();
+                let (first, lacking) = self.results.entry((tensor, shard)).or_insert((digest, workers));
+                if *first != digest {
+                    let violation = Violation::Disagreement { job: self.plan.name.clone(), rank, tensor };
+                    return self.referee.stop(context, violation);
+                }
+                *lacking -= 1;
+                if *lacking == 0 {
+                    self.results.remove(&(tensor, shard));
+                }
+            }
+        }
+        let worker = &mut self.workers[rank];
+        worker.spare.push(part);
+        let measures = &mut worker.measures;
+        measures.bytes += 4 * (to - from) as u64;
+        if now >= self.warm_up {
+            measures.measured_bytes += 4 * (to - from) as u64;
+            measures.last = Some(now);
+        }
+        self.last_progress = now;
+        let left = worker.parts.get_mut(&tensor).map(|left| {
+            *left -= 1;
+            *left
+        });
+        if left == Some(0) {
+            worker.parts.remove(&tensor);
+            worker.measures.tensors += 1;
+            worker.measures.measured_tensors += u64::from(now >= self.warm_up);
+            if let Some(since) = worker.submitted.remove(&tensor) {
+                let latency = now.since(since);
+                worker.measures.latency_total += latency;
+                worker.measures.latency_max = worker.measures.latency_max.max(latency);
+            }
+            let mut steps = Vec::new();
+            if !worker.program.completed(tensor, &mut steps) {
+                let violation = Violation::CompletedTwice { job: self.plan.name.clone(), rank, tensor };
+                return self.referee.stop(context, violation);
+            }
+            self.take(context, rank, steps);
+        } else if left.is_none() {
+            let violation = Violation::CompletedTwice { job: self.plan.name.clone(), rank, tensor };
+            self.referee.stop(context, violation);
+        }
+    }
+
+    fn take(&mut self, context: &mut Context<'_>, rank: usize, steps: Vec<Step>) {
+        let now = context.now();
+        for step in steps {
+            match step {
+                Step::Submit { tensor, elements } => self.submit(context, rank, tensor, elements),
+                Step::Wait(length) => context.wake_after(length, token::PROGRAM),
+                Step::Iterated => {
+                    let measures = &mut self.workers[rank].measures;
+                    measures.iterations += 1;
+                    measures.measured_iterations += u64::from(now >= self.warm_up);
+                }
+                Step::Finished => {
+                    self.workers[rank].finished = true;
+                    if self.workers.iter().all(|worker| worker.finished) {
+                        self.finished = Some(now);
+                    }
+                }
+            }
+        }
+    }
+
+    fn submit(&mut self, context: &mut Context<'_>, rank: usize, tensor: u64, elements: usize) {
+        debug_assert_eq!(elements, self.schedule.elements(tensor));
+        let shards = self.workers[rank].waiting.len();
+        self.workers[rank].parts.insert(tensor, shards);
+        self.workers[rank].submitted.insert(tensor, context.now());
+        for shard in 0..shards {
+            let (from, to) = self.range(tensor, shard);
+            let old = self.workers[rank].spare.pop();
+            let part = self.source.contribution(old, tensor, rank as u32, from, to - from);
+            let worker = &mut self.workers[rank];
+            worker.waiting[shard].push_back(part);
+            context.notify(worker.actors[shard], token::SUBMIT);
+        }
+    }
+
+    /// Whether it has stalled: it should be running, and nothing was completed for too long.
+    pub(crate) fn stalled(&self, now: Instant, limit: Duration) -> bool {
+        let waits = self.workers.iter().any(|worker| !worker.parts.is_empty());
+        self.finished.is_none() && !self.dead && waits && now.since(self.last_progress) > limit
+    }
+
+    /// The whole job is gone.
+    pub(crate) fn die(&mut self) {
+        self.dead = true;
+    }
+}
