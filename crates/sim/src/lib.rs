@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 mod agenda;
+pub mod net;
 mod checker;
 mod scenario;
 mod tensors;

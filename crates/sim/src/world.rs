@@ -117,7 +117,7 @@ struct Node {
 
 struct Fabric {
     dice: Rand64,
-    agenda: Agenda<Event>,
+    agenda: Agenda<Instant, Event>,
     now: Instant,
     packets: u64,
     lost: u64,

@@ -1,0 +1,90 @@
+//! Traffic that is not a protocol's own: what fills links beside it, and what the baselines are made of.
+
+use std::time::Duration;
+
+use super::ids::{ActorId, NodeId};
+use super::queue::Class;
+use super::time::Time;
+
+/// Tells an actor something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Notice {
+    /// Whom.
+    pub actor: ActorId,
+    /// What.
+    pub token: u64,
+}
+
+/// A TCP-like connection (Reno with `NewReno`'s recovery, RFC 5681 and 6582): slow start, additive increase and
+/// multiplicative decrease, fast retransmit on three duplicate acknowledgements, retransmission timeout (RFC 6298);
+/// ECN as in RFC 3168. It is open from the start, in one direction, and acknowledges every segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TcpConfig {
+    /// The sender.
+    pub from: NodeId,
+    /// The receiver.
+    pub to: NodeId,
+    /// How queues treat its segments and acknowledgements.
+    pub class: Class,
+    /// Bytes of a full segment, without its 40 bytes of headers.
+    pub segment_bytes: u32,
+    /// Marks instead of drops.
+    pub ecn: bool,
+    /// Window at the start.
+    pub window_initial_bytes: u64,
+    /// The receiver's window: no more is ever on the way.
+    pub window_max_bytes: u64,
+    /// Shortest retransmission timeout.
+    pub rto_min: Duration,
+}
+
+impl TcpConfig {
+    /// Ethernet's 1460 bytes a segment, ten segments at the start (RFC 6928), 4 MiB of window, 10 ms, no ECN.
+    #[must_use]
+    pub const fn new(from: NodeId, to: NodeId) -> Self {
+        Self {
+            from,
+            to,
+            class: Class { priority: 0, drop_class: 0 },
+            segment_bytes: 1460,
+            ecn: false,
+            window_initial_bytes: 14_600,
+            window_max_bytes: 4 << 20,
+            rto_min: Duration::from_millis(10),
+        }
+    }
+}
+
+/// A flow that sends at its rate whatever happens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConstantRateConfig {
+    /// The sender.
+    pub from: NodeId,
+    /// The receiver, which only counts.
+    pub to: NodeId,
+    /// How queues treat its packets.
+    pub class: Class,
+    /// Bits a second on the link, framing included.
+    pub rate_bps: u64,
+    /// IP packet.
+    pub datagram_bytes: u32,
+    /// Its packets are marked rather than counted as not capable of ECN; the rate stays as it is.
+    pub ecn: bool,
+}
+
+/// What a flow did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct FlowStatistics {
+    /// Payload bytes that arrived, each counted once (of a constant-rate flow: all that arrived).
+    pub delivered_bytes: u64,
+    /// Packets sent, acknowledgements and retransmissions included.
+    pub sent_packets: u64,
+    /// Segments sent again.
+    pub retransmissions: u64,
+    /// Retransmission timeouts.
+    pub timeouts: u64,
+    /// Reductions of the window because of ECN.
+    pub ecn_reductions: u64,
+    /// When the last byte that was written had arrived; none while bytes are outstanding.
+    pub completed: Option<Time>,
+}

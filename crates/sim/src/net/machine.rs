@@ -1,0 +1,132 @@
+//! A protocol's own state machine as an actor.
+
+use fanin_protocol::{Endpoint, Instant, Verdict};
+
+use super::actor::Actor;
+use super::context::Context;
+use super::ids::SimAddress;
+use super::packet::{Body, Packet};
+use super::queue::Class;
+
+/// Who owns a machine: hears its events and does to it what its user would. After each call the machine is drained.
+///
+/// A closure `FnMut(&mut E, E::Event, &mut Context)` is an owner that only hears events.
+pub trait Owner<E: Endpoint<Address = SimAddress>> {
+    /// As [`Actor::start`].
+    fn start(&mut self, _machine: &mut E, _context: &mut Context<'_>) {}
+    /// The machine told this.
+    fn event(&mut self, machine: &mut E, event: E::Event, context: &mut Context<'_>);
+    /// A timer that the owner set. `u64::MAX` is the machine's own token.
+    fn timer(&mut self, _machine: &mut E, _token: u64, _context: &mut Context<'_>) {}
+    /// As [`Actor::notice`].
+    fn notice(&mut self, _machine: &mut E, _token: u64, _context: &mut Context<'_>) {}
+    /// What the machine did with a packet: for checkers.
+    fn handled(&mut self, _packet: &Packet<'_>, _verdict: Verdict, _context: &mut Context<'_>) {}
+}
+
+impl<E, F> Owner<E> for F
+where
+    E: Endpoint<Address = SimAddress>,
+    F: FnMut(&mut E, E::Event, &mut Context<'_>),
+{
+    fn event(&mut self, machine: &mut E, event: E::Event, context: &mut Context<'_>) {
+        self(machine, event, context);
+    }
+}
+
+const OWN_TIMER: u64 = u64::MAX;
+
+/// A machine and its owner.
+pub struct Machine<E, O> {
+    /// The machine. Who changes it from outside does so through
+    /// [`Network::with_actor`](super::Network::with_actor), and then calls [`Machine::drain`].
+    pub machine: E,
+    /// Its owner.
+    pub owner: O,
+    classify: fn(&[u8]) -> Class,
+    /// The earliest timer that is set.
+    timer: Option<Instant>,
+}
+
+impl<E, O> Machine<E, O>
+where
+    E: Endpoint<Address = SimAddress>,
+    O: Owner<E>,
+{
+    /// All packets in the default class.
+    pub fn new(machine: E, owner: O) -> Self {
+        Self { machine, owner, classify: |_| Class::default(), timer: None }
+    }
+
+    /// How the machine's packets are treated in queues.
+    #[must_use]
+    pub fn classified(mut self, classify: fn(&[u8]) -> Class) -> Self {
+        self.classify = classify;
+        self
+    }
+
+    /// Sends what the machine has to send, tells its owner what it has to tell, until nothing is left, and sets its timer.
+    pub fn drain(&mut self, context: &mut Context<'_>) {
+        let now = context.now();
+        let mut train = std::mem::take(&mut context.core.train);
+        loop {
+            while let Some(transmit) = self.machine.poll_transmit(now, &mut train) {
+                for packet in train[..transmit.bytes].chunks(transmit.segment_bytes) {
+                    let class = (self.classify)(packet);
+                    for to in transmit.to {
+                        context.send(*to, class, packet);
+                    }
+                }
+            }
+            let Some(event) = self.machine.poll_event() else { break };
+            self.owner.event(&mut self.machine, event, context);
+        }
+        context.core.train = train;
+        if let Some(due) = self.machine.poll_timeout()
+            && self.timer.is_none_or(|timer| due < timer)
+        {
+            self.timer = Some(due.max(now));
+            context.wake_at(due, OWN_TIMER);
+        }
+    }
+}
+
+impl<E, O> Actor for Machine<E, O>
+where
+    E: Endpoint<Address = SimAddress> + 'static,
+    O: Owner<E> + 'static,
+{
+    fn start(&mut self, context: &mut Context<'_>) {
+        self.timer = None;
+        self.owner.start(&mut self.machine, context);
+        self.drain(context);
+    }
+
+    fn packet(&mut self, context: &mut Context<'_>, packet: &Packet<'_>) {
+        let Body::Bytes(bytes) = packet.body else { return };
+        let verdict = self.machine.handle_packet(context.now(), packet.from, bytes);
+        self.owner.handled(packet, verdict, context);
+        self.drain(context);
+    }
+
+    fn timer(&mut self, context: &mut Context<'_>, token: u64) {
+        if token != OWN_TIMER {
+            self.owner.timer(&mut self.machine, token, context);
+            return self.drain(context);
+        }
+        let now = context.now();
+        if self.timer.is_none_or(|timer| timer > now) {
+            return; // An earlier one took its place.
+        }
+        self.timer = None;
+        if self.machine.poll_timeout().is_some_and(|due| due <= now) {
+            self.machine.handle_timeout(now);
+        }
+        self.drain(context);
+    }
+
+    fn notice(&mut self, context: &mut Context<'_>, token: u64) {
+        self.owner.notice(&mut self.machine, token, context);
+        self.drain(context);
+    }
+}

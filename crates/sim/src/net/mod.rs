@@ -1,0 +1,39 @@
+//! A network of packets: hosts, switches, links and queues in virtual time, on which the protocols' own machines live.
+//!
+//! A [`Topology`] becomes a [`Network`]; [`Actor`]s are put on its hosts and programmable switches: a [`Machine`] for any
+//! [`Endpoint`](fanin_protocol::Endpoint), or an application of the simulator alone. [`Network::run_until`] lets time pass.
+//! Time is counted in picoseconds, so that serialisation is exact at every rate; a packet is stored before it is
+//! forwarded. Same seed, same bytes: nothing here reads a clock, an address or a hash map's order, and there are no threads.
+//!
+//! Deliberately absent: what a protocol does with a packet, workloads, files of scenarios.
+
+mod actor;
+mod context;
+mod core;
+mod flow;
+mod ids;
+mod impairment;
+mod machine;
+mod network;
+mod packet;
+mod queue;
+mod statistics;
+mod time;
+mod topologies;
+mod topology;
+
+pub use actor::{Actor, Listener};
+pub use context::Context;
+pub use flow::{ConstantRateConfig, FlowStatistics, Notice, TcpConfig};
+pub use ids::{ActorId, FlowId, LinkId, NodeId, PortId, SimAddress};
+pub use impairment::{Impairment, Loss};
+pub use machine::{Machine, Owner};
+pub use network::{Multipath, Network, NetworkConfig, Outcome, Ports, Progress};
+pub use packet::{Body, Packet, Segment};
+pub use queue::{Buffer, Class, DROP_CLASSES, PRIORITIES, QueueConfig};
+pub use statistics::{DropReason, Drops, NodeStatistics, PortStatistics, QueueStatistics};
+pub use time::Time;
+pub use topologies::Parts;
+pub use topology::{
+    Link, LinkConfig, Node, NodeConfig, NodeKind, Programmable, Topology, TopologyError,
+};
