@@ -8,9 +8,10 @@
 #![forbid(unsafe_code)]
 
 mod agenda;
-pub mod net;
 mod checker;
+pub mod net;
 mod scenario;
+pub mod scenario_file;
 mod tensors;
 pub mod workload;
 mod world;

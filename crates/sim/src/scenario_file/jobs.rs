@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use fanin_protocol::{Hashing, Overflow, SLOTS_MAX, Scaling};
+use fanin_protocol::SLOTS_MAX;
+use fanin_protocol::atp::{Hashing, Overflow, Scaling};
 use fanin_wire::{
     CHUNK_ELEMENTS, Dtype, FRAGMENT_ELEMENTS, WORKERS_MAX, WireDtype, chunk_elements_for_mtu, chunk_packet_bytes,
     fragment_elements_for_mtu, fragment_packet_bytes,

@@ -4,10 +4,8 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-use fanin_protocol::{
-    AtpServer, AtpServerEvent, AtpSwitch, AtpSwitchEvent, AtpWorker, Endpoint, Switch, SwitchEvent, Verdict, Worker,
-    WorkerEvent,
-};
+use fanin_protocol::atp::{AtpServer, AtpServerEvent, AtpSwitch, AtpSwitchEvent, AtpWorker};
+use fanin_protocol::{Endpoint, Switch, SwitchEvent, Verdict, Worker, WorkerEvent};
 use fanin_wire::{GradientPacket, Kind, Op, Preamble};
 
 use super::checker::{Referee, Violation};

@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 
-use fanin_protocol::{Overflow, Scaling};
+use fanin_protocol::atp::{Overflow, Scaling};
 use fanin_wire::AbortReason;
 
 use super::scenario::JobPlan;

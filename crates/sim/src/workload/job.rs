@@ -1,5 +1,6 @@
 //! A job while it runs: its workers' programs, what they have under way, and the rules that their results must keep.
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 use std::time::Duration;
@@ -8,6 +9,7 @@ use fanin_protocol::Instant;
 
 use super::checker::{Referee, Violation};
 use super::program::{Program, Schedule, Step};
+use super::ring::Mailbox;
 use super::scenario::JobPlan;
 use super::values::{Gradient, Source, mix};
 use crate::net::{ActorId, Context};
@@ -43,6 +45,8 @@ pub(crate) struct Job {
     /// When the last worker was finished.
     pub(crate) finished: Option<Instant>,
     pub(crate) dead: bool,
+    /// Of a ring: what each worker has sent and the next has not taken.
+    pub(crate) mailboxes: Vec<Rc<RefCell<Mailbox>>>,
 }
 
 pub(crate) struct WorkerState {
@@ -119,6 +123,7 @@ impl Job {
             last_progress: Instant(0) + plan.start,
             finished: None,
             dead: false,
+            mailboxes: Vec::new(),
         }
     }
 

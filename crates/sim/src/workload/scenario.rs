@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use fanin_protocol::{Hashing, Overflow, Scaling};
+use fanin_protocol::atp::{Hashing, Overflow, Scaling};
 
 use super::models::Model;
 use crate::net::{LinkId, Multipath, NodeId, PortId, Topology};
