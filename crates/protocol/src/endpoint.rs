@@ -47,7 +47,9 @@ pub struct Transmit<'a, A> {
 pub enum Verdict {
     /// It counted.
     Absorb,
-    /// It completed a slot: the result goes to every worker.
+    /// It goes on towards its server, alone or with what it was added to.
+    Forward,
+    /// It completed a slot or a fragment, or is the result: that goes to every worker.
     Multicast,
     /// Its sender lacks a result that is still here: it goes to that one alone.
     ReplyUnicast,
@@ -82,11 +84,17 @@ pub enum Reason {
     Ahead,
     /// The job was aborted.
     Aborted,
+    /// From an address that is not that of the worker, switch or server which it claims to be from.
+    Foreign,
+    /// A sum that shares some workers, but not all, with what is already counted.
+    Overlap,
+    /// No room to send it on: best effort ends here.
+    OutboxFull,
 }
 
 impl Reason {
     /// All reasons, in order: one counter each.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 15] = [
         Self::Malformed,
         Self::Version,
         Self::UnknownJob,
@@ -99,6 +107,9 @@ impl Reason {
         Self::Stale,
         Self::Ahead,
         Self::Aborted,
+        Self::Foreign,
+        Self::Overlap,
+        Self::OutboxFull,
     ];
 
     /// Its name in metrics.
@@ -117,6 +128,9 @@ impl Reason {
             Self::Stale => "stale",
             Self::Ahead => "ahead",
             Self::Aborted => "aborted",
+            Self::Foreign => "foreign",
+            Self::Overlap => "overlap",
+            Self::OutboxFull => "outbox_full",
         }
     }
 }

@@ -10,6 +10,7 @@
 
 extern crate alloc;
 
+pub mod atp;
 mod config;
 pub mod control;
 mod endpoint;

@@ -598,6 +598,7 @@ impl<'a> World<'a> {
             Verdict::Multicast => 2,
             Verdict::ReplyUnicast => 3,
             Verdict::Drop(reason) => 4 + reason as u8,
+            Verdict::Forward => u8::MAX,
         };
         let time = self.fabric.now.0.to_le_bytes();
         for byte in packet.iter().take(64).chain(&time).chain([&verdict]) {

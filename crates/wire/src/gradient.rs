@@ -100,7 +100,8 @@ pub struct GradientHeader {
     pub directions: Directions,
     /// Number of the fragment in the job's stream of all tensors. It does not wrap.
     pub sequence: u64,
-    /// Aggregator that it uses on every switch; from the server, the one to use when the sequence number's turn comes again.
+    /// Aggregator that it uses on every switch; in parameters the same, which they free. Parameters carry in their first bitmap
+    /// the index to use when the turn of this place in the window comes again (§3.6).
     pub aggregator_index: u32,
     /// Number of the fragment within its tensor.
     pub fragment: u32,
@@ -108,7 +109,8 @@ pub struct GradientHeader {
     pub collective: Collective,
     /// Exponent that the payload is scaled by, [`GradientHeader::STATIC_FACTOR`] with the job's fixed factor (§3.8).
     pub exponent: i16,
-    /// Largest exponent of a later fragment, a window ahead: the sender's, or merged, the workers' maximum (§B.3).
+    /// Exponent of the fragment that is a window ahead: the largest value of the sender's, or merged, of the workers'; in
+    /// parameters the one that it is to be scaled by (§B.3).
     pub next_exponent: i16,
 }
 

@@ -53,6 +53,8 @@ impl SwitchStatistics {
     fn count(&mut self, verdict: Verdict) {
         self.packets_received += 1;
         match verdict {
+            // Nothing is beyond this switch.
+            Verdict::Forward => {}
             Verdict::Absorb => self.absorb += 1,
             Verdict::Multicast => self.multicast += 1,
             Verdict::ReplyUnicast => self.reply_unicast += 1,

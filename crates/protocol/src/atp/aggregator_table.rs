@@ -1,0 +1,272 @@
+//! A switch's aggregators: one table that all jobs share, first come, first served (ATP §3.3, Figure 6; §3.5, Figure 7; §A.1,
+//! Figure 17). No packets are read or written here.
+
+use alloc::vec;
+use alloc::vec::Vec;
+use core::time::Duration;
+use fanin_wire::{Collective, Generation, GradientPacket, JobId};
+
+use crate::Instant;
+
+/// What an aggregator serves: ATP's identifier fields.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Identifier {
+    pub(super) job: JobId,
+    pub(super) generation: Generation,
+    pub(super) sequence: u64,
+}
+
+impl Identifier {
+    pub(super) const fn of(packet: &GradientPacket<'_>) -> Self {
+        let GradientPacket { preamble, header, .. } = packet;
+        Self { job: preamble.job, generation: preamble.generation, sequence: header.sequence }
+    }
+}
+
+/// What all fragments in an aggregator have in common: adding unlike ones would give numbers that mean nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Likeness {
+    collective: Collective,
+    fragment: u32,
+    exponent: i16,
+    fan_in_degree: u8,
+    payload_bytes: usize,
+}
+
+/// One aggregator without its value (Figure 6).
+#[derive(Clone, Copy, Debug)]
+struct Aggregator {
+    identifier: Identifier,
+    likeness: Likeness,
+    bitmap: u32,
+    counter: u8,
+    ecn: bool,
+    next_exponent: i16,
+    timestamp: Instant,
+}
+
+/// An aggregator's sum, as it is sent on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Aggregate<'a> {
+    pub(super) bitmap: u32,
+    pub(super) ecn: bool,
+    pub(super) next_exponent: i16,
+    pub(super) value: &'a [i32],
+}
+
+/// What became of a fragment.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Outcome<'a> {
+    /// It is in its aggregator, which waits for more.
+    Held,
+    /// It was in its aggregator before.
+    Duplicate,
+    /// It was the last one.
+    Complete(Aggregate<'a>),
+    /// Its aggregator serves another fragment, or there is none.
+    Collision,
+    /// Its aggregator holds something under the same number that is not to be added to it.
+    Unlike,
+}
+
+/// What became of a fragment that was sent again.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum ResendOutcome<'a> {
+    /// No aggregator has any of it.
+    Pass,
+    /// This is what there was, with the fragment in it; the aggregator is free.
+    Flush(Aggregate<'a>),
+}
+
+/// Which aggregator a parameter packet freed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Freed {
+    None,
+    /// That of its fragment.
+    Own,
+    /// One that somebody left behind.
+    Stale,
+}
+
+/// The table.
+#[derive(Debug)]
+pub(super) struct AggregatorTable {
+    aggregators: Vec<Option<Aggregator>>,
+    /// The values, `elements` for each aggregator.
+    values: Vec<i32>,
+    elements: usize,
+    in_use: u32,
+}
+
+impl AggregatorTable {
+    /// `count` aggregators for fragments of up to `elements`.
+    pub(super) fn new(count: u32, elements: u16) -> Self {
+        let (count, elements) = (count as usize, usize::from(elements));
+        Self { aggregators: vec![None; count], values: vec![0; count * elements], elements, in_use: 0 }
+    }
+
+    pub(super) const fn in_use(&self) -> u32 {
+        self.in_use
+    }
+
+    /// Takes a fragment that is sent for the first time; `level` is this switch's. Its bitmap there has one bit.
+    pub(super) fn aggregate(
+        &mut self,
+        now: Instant,
+        level: usize,
+        packet: &GradientPacket<'_>,
+    ) -> Outcome<'_> {
+        let GradientPacket { header, payload, .. } = packet;
+        let index = header.aggregator_index as usize;
+        let identifier = Identifier::of(packet);
+        let likeness = likeness(level, packet);
+        let bit = header.directions.bitmaps[level];
+        let fits = payload.len() <= self.elements * 4;
+        let Some(place) = self.aggregators.get_mut(index).filter(|_| fits) else { return Outcome::Collision };
+        let value = &mut self.values[index * self.elements..][..payload.len() / 4];
+        let aggregator = match place {
+            // "If the identifier field in the aggregator is empty": it is reserved (§3.5, aggregator allocation).
+            None => {
+                self.in_use += 1;
+                fanin_quant::store_le(value, payload);
+                place.insert(Aggregator {
+                    identifier,
+                    likeness,
+                    bitmap: bit,
+                    counter: 1,
+                    ecn: header.flags.ecn,
+                    next_exponent: header.next_exponent,
+                    timestamp: now,
+                })
+            }
+            // Figure 7, box 1: another fragment's.
+            Some(aggregator) if aggregator.identifier != identifier => return Outcome::Collision,
+            Some(aggregator) if aggregator.likeness != likeness => return Outcome::Unlike,
+            Some(aggregator) => {
+                // Box 7: the packet may be dropped, what it tells of congestion may not.
+                aggregator.ecn |= header.flags.ecn;
+                // Box 4: is it in already?
+                if aggregator.bitmap & bit != 0 {
+                    return Outcome::Duplicate;
+                }
+                // Box 5.
+                aggregator.add(now, packet, bit);
+                add_saturating_le(value, payload);
+                aggregator
+            }
+        };
+        // Box 6. The aggregator stays as it is until the parameters come, so that a duplicate does not begin a new one.
+        if aggregator.counter == likeness.fan_in_degree {
+            Outcome::Complete(aggregator.aggregate(value))
+        } else {
+            Outcome::Held
+        }
+    }
+
+    /// Takes a fragment that is sent again, at the first level (Figure 17, boxes 1, 5 to 7).
+    pub(super) fn merge_resent(
+        &mut self,
+        now: Instant,
+        level: usize,
+        packet: &GradientPacket<'_>,
+    ) -> ResendOutcome<'_> {
+        let index = packet.header.aggregator_index as usize;
+        let Some(place) = self.aggregators.get_mut(index) else { return ResendOutcome::Pass };
+        // Box 1: a matching aggregator? One that holds something unlike is left for its own resends.
+        let Some(mut aggregator) = place
+            .filter(|aggregator| aggregator.identifier == Identifier::of(packet))
+            .filter(|aggregator| aggregator.likeness == likeness(level, packet))
+        else {
+            return ResendOutcome::Pass;
+        };
+        *place = None;
+        self.in_use -= 1;
+        let value = &mut self.values[index * self.elements..][..packet.payload.len() / 4];
+        aggregator.ecn |= packet.header.flags.ecn;
+        let bit = packet.header.directions.bitmaps[level];
+        // Box 5: not in it yet? Box 6: add it.
+        if aggregator.bitmap & bit == 0 {
+            aggregator.add(now, packet, bit);
+            add_saturating_le(value, packet.payload);
+        }
+        // Box 7.
+        ResendOutcome::Flush(aggregator.aggregate(value))
+    }
+
+    /// Frees the fragment's aggregator: at higher levels when it is sent again (Figure 17, box 3). Whether there was one.
+    pub(super) fn discard(&mut self, index: u32, identifier: &Identifier) -> bool {
+        match self.aggregators.get_mut(index as usize) {
+            Some(place) if place.is_some_and(|aggregator| aggregator.identifier == *identifier) => {
+                *place = None;
+                self.in_use -= 1;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Frees what a parameter packet frees: its fragment's aggregator (Figure 7, box 8), or one in its place that nothing was
+    /// added to for longer than `stale` (§3.7, memory leaks).
+    pub(super) fn release(
+        &mut self,
+        now: Instant,
+        stale: Duration,
+        index: u32,
+        identifier: &Identifier,
+    ) -> Freed {
+        if self.discard(index, identifier) {
+            return Freed::Own;
+        }
+        match self.aggregators.get_mut(index as usize) {
+            Some(place) if place.is_some_and(|aggregator| now.since(aggregator.timestamp) > stale) => {
+                *place = None;
+                self.in_use -= 1;
+                Freed::Stale
+            }
+            _ => Freed::None,
+        }
+    }
+
+    /// Frees everything of a job.
+    pub(super) fn forget(&mut self, job: JobId) {
+        for place in &mut self.aggregators {
+            if place.is_some_and(|aggregator| aggregator.identifier.job == job) {
+                *place = None;
+                self.in_use -= 1;
+            }
+        }
+    }
+}
+
+impl Aggregator {
+    fn add(&mut self, now: Instant, packet: &GradientPacket<'_>, bit: u32) {
+        self.bitmap |= bit;
+        self.counter += 1;
+        self.next_exponent = self.next_exponent.max(packet.header.next_exponent);
+        self.timestamp = now;
+    }
+
+    const fn aggregate<'a>(&self, value: &'a [i32]) -> Aggregate<'a> {
+        Aggregate { bitmap: self.bitmap, ecn: self.ecn, next_exponent: self.next_exponent, value }
+    }
+}
+
+fn likeness(level: usize, packet: &GradientPacket<'_>) -> Likeness {
+    let GradientPacket { header, payload, .. } = packet;
+    Likeness {
+        collective: header.collective,
+        fragment: header.fragment,
+        exponent: header.exponent,
+        fan_in_degree: header.directions.fan_in_degrees[level],
+        payload_bytes: payload.len(),
+    }
+}
+
+/// Adds, and stops at the largest and the smallest integer for good: the server sees from it that the sum did not fit (§3.8).
+fn add_saturating_le(acc: &mut [i32], payload: &[u8]) {
+    for (sum, term) in acc.iter_mut().zip(payload.as_chunks().0) {
+        if *sum != i32::MAX && *sum != i32::MIN {
+            *sum = sum.saturating_add(i32::from_le_bytes(*term));
+        }
+    }
+}

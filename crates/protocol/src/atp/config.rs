@@ -1,0 +1,220 @@
+//! What the machines of an ATP job are told at their construction, checked there.
+
+use fanin_wire::{CHILDREN_MAX, FRAGMENT_ELEMENTS, Generation, GradientHeader, JobId, LEVELS_MAX};
+
+/// Most workers of an ATP job: two levels of 32 (ATP §3.4).
+pub const ATP_WORKERS_MAX: u16 = (CHILDREN_MAX * CHILDREN_MAX) as u16;
+/// Most elements that a worker may have sent and not got back: window times elements of a fragment. The server holds this
+/// many sums and parameters of each job.
+pub const WINDOW_ELEMENTS_MAX: usize = 1 << 20;
+/// Most aggregators of a switch.
+pub const AGGREGATORS_MAX: u32 = 1 << 24;
+/// Most jobs that a switch or a server holds.
+pub const ATP_JOBS_MAX: usize = 1024;
+/// The fixed scaling factor (ATP §3.8).
+const STATIC_FACTOR: f64 = 1e8;
+
+/// How a fragment finds its aggregator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Hashing {
+    /// By a hash of job and place in the window, and by another one after a collision (ATP §3.5, §3.6).
+    #[default]
+    Hash,
+    /// By the sequence number, wherever others are: the comparison of Figure 14.
+    Linear,
+}
+
+/// What a float is multiplied by before it is rounded to an integer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Scaling {
+    /// 10^8, always (ATP §3.8).
+    #[default]
+    Static,
+    /// 10^8; once overflows are frequent, a factor for each fragment by its largest value (ATP §B.3).
+    Dynamic,
+}
+
+/// How a sum that an int32 cannot hold is dealt with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Overflow {
+    /// It saturates, and the server asks for the original values (ATP §3.8).
+    #[default]
+    Reactive,
+    /// A worker whose value alone makes it possible sends the original values at once: the comparison of Table 1 (ATP §B.2).
+    Proactive,
+}
+
+/// One job as its workers and its server see it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AtpJobConfig {
+    /// The job's id.
+    pub id: JobId,
+    /// How often the job was set up again.
+    pub generation: Generation,
+    /// Number of workers, 1 to [`ATP_WORKERS_MAX`].
+    pub workers: u16,
+    /// Elements of a fragment, one of [`FRAGMENT_ELEMENTS`].
+    pub elements: u16,
+    /// Most fragments that a worker has sent and not got back; with `elements` no more than [`WINDOW_ELEMENTS_MAX`].
+    pub window_max: u16,
+    /// Aggregators that the indices are spread over: those of the switch that has fewest. With none, all is aggregated at the
+    /// server.
+    pub aggregators: u32,
+    /// How a fragment finds its aggregator.
+    pub hashing: Hashing,
+    /// What floats are multiplied by.
+    pub scaling: Scaling,
+    /// What happens where a sum does not fit.
+    pub overflow: Overflow,
+    /// Whether workers adjust their windows (ATP §3.7). Off only to measure what it is worth.
+    pub congestion_control: bool,
+}
+
+impl AtpJobConfig {
+    /// The configuration, if every number is within its limit.
+    ///
+    /// # Errors
+    /// The first number that is not.
+    pub fn check(self) -> Result<Self, AtpConfigError> {
+        if self.workers == 0 || self.workers > ATP_WORKERS_MAX {
+            return Err(AtpConfigError::Workers(self.workers));
+        }
+        if !FRAGMENT_ELEMENTS.contains(&usize::from(self.elements)) {
+            return Err(AtpConfigError::Elements(self.elements));
+        }
+        let window_elements = usize::from(self.window_max) * usize::from(self.elements);
+        if window_elements == 0 || window_elements > WINDOW_ELEMENTS_MAX {
+            return Err(AtpConfigError::Window { fragments: self.window_max, elements: self.elements });
+        }
+        if self.aggregators > AGGREGATORS_MAX {
+            return Err(AtpConfigError::Aggregators(self.aggregators));
+        }
+        Ok(self)
+    }
+
+    /// Payload of a fragment in bytes.
+    pub(crate) const fn payload_bytes(&self) -> usize {
+        self.elements as usize * 4
+    }
+
+    /// The place of a fragment in the window: its parameters come before the next of the same place is sent.
+    pub(crate) const fn place(&self, sequence: u64) -> usize {
+        (sequence % self.window_max as u64) as usize
+    }
+
+    /// The aggregator that a fragment uses, until the server moves its place elsewhere (ATP §3.5:
+    /// `HASH(<job, sequence number>) % numAggregators`).
+    ///
+    /// The hash is of the place and not of the sequence number, so that "the old index" which the server replaces after a
+    /// collision is the same for all workers.
+    pub(crate) fn aggregator_index(&self, sequence: u64) -> u32 {
+        let aggregators = u64::from(self.aggregators.max(1));
+        let index = match self.hashing {
+            Hashing::Hash => mix(u64::from(self.id.0) << 32 | self.place(sequence) as u64) % aggregators,
+            Hashing::Linear => sequence % aggregators,
+        };
+        index as u32
+    }
+
+    /// Where the place goes after a collision at `index` (ATP §3.6: `HASH(<aggregatorIndex>) % numAggregators`).
+    ///
+    /// The job is in the hash: two jobs that collide would otherwise meet again wherever they move.
+    pub(crate) fn rehashed(&self, index: u32) -> u32 {
+        let seed = u64::from(self.id.0) << 32 | u64::from(index);
+        (mix(seed ^ 0x6a09_e667_f3bc_c908) % u64::from(self.aggregators.max(1))) as u32
+    }
+
+    /// What the values of a fragment with `exponent` are multiplied by.
+    ///
+    /// Under an exponent m no sum of values up to 2^m saturates: each counts at most (2^31 - 1 - n) / n and half a unit for
+    /// rounding (§B.3, with one unit less than there because the largest integer means "saturated").
+    pub(crate) fn factor(&self, exponent: i16) -> f64 {
+        if exponent == GradientHeader::STATIC_FACTOR {
+            return STATIC_FACTOR;
+        }
+        let workers = f64::from(self.workers);
+        (f64::from(i32::MAX) - workers) / workers * power_of_two(-i32::from(exponent))
+    }
+
+    /// Whether values up to 2^`exponent` from all workers could saturate under the fixed factor.
+    pub(crate) fn may_overflow(&self, exponent: i16) -> bool {
+        let largest = power_of_two(exponent.into()) * STATIC_FACTOR + 0.5;
+        largest * f64::from(self.workers) >= f64::from(i32::MAX)
+    }
+}
+
+/// 2^`exponent`, for any exponent that a float32 can have and some more.
+fn power_of_two(exponent: i32) -> f64 {
+    f64::from_bits(u64::from((1023 + exponent.clamp(-1022, 1023)).unsigned_abs()) << 52)
+}
+
+/// A hash that every bit of the input reaches every bit of (the finalizer of SplitMix64).
+const fn mix(mut x: u64) -> u64 {
+    x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ x >> 31
+}
+
+/// A number outside its limit, or directions that do not fit together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AtpConfigError {
+    /// No job has so many workers.
+    Workers(u16),
+    /// No packet carries so many elements.
+    Elements(u16),
+    /// No window, or one that is too large for fragments of so many elements.
+    Window {
+        /// Fragments of the window.
+        fragments: u16,
+        /// Elements of a fragment.
+        elements: u16,
+    },
+    /// No switch has so many aggregators.
+    Aggregators(u32),
+    /// No hierarchy has such a level.
+    Level(u8),
+    /// The machine holds as many jobs as it can.
+    Jobs,
+    /// The server was told the place of so many workers of a job with another number.
+    Directions(usize),
+    /// The worker of this rank stands in no place of its own: no bit where it needs one, several, or another's.
+    Place(usize),
+    /// The worker of this rank counts another number of children than a switch on its way has.
+    FanIn {
+        /// The worker.
+        rank: usize,
+        /// Level of the switch.
+        level: u8,
+        /// What the worker's packets say.
+        said: u8,
+        /// How many there are.
+        is: u8,
+    },
+}
+
+impl core::fmt::Display for AtpConfigError {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            Self::Workers(n) => write!(f, "{n} workers: a job has 1 to {ATP_WORKERS_MAX}"),
+            Self::Elements(n) => write!(f, "{n} elements a fragment: one of {FRAGMENT_ELEMENTS:?}"),
+            Self::Window { fragments, elements } => write!(
+                f,
+                "a window of {fragments} fragments of {elements} elements: 1 to {WINDOW_ELEMENTS_MAX} elements in all"
+            ),
+            Self::Aggregators(n) => write!(f, "{n} aggregators: a switch has at most {AGGREGATORS_MAX}"),
+            Self::Level(level) => write!(f, "level {level}: a hierarchy has {LEVELS_MAX}, counted from 0"),
+            Self::Jobs => write!(f, "no more than {ATP_JOBS_MAX} jobs at one machine"),
+            Self::Directions(n) => write!(f, "directions of {n} workers, which is not the number of workers"),
+            Self::Place(rank) => write!(f, "worker {rank} has no place of its own in the hierarchy"),
+            Self::FanIn { rank, level, said, is } => {
+                write!(
+                    f,
+                    "worker {rank} says that its switch of level {level} has {said} children; it has {is}"
+                )
+            }
+        }
+    }
+}
+
+impl core::error::Error for AtpConfigError {}

@@ -1,0 +1,496 @@
+//! The programmable switch of a rack, or of a higher level: a table of aggregators, and for each job the way up and down.
+
+use alloc::collections::{BTreeMap, VecDeque};
+use alloc::vec::Vec;
+use core::time::Duration;
+use fanin_wire::{
+    ABORT_BYTES, Abort, AbortReason, CHILDREN_MAX, Directions, Flags, Generation, GradientHeader,
+    GradientPacket, JobId, Kind, LEVELS_MAX, Preamble, ShardId, WorkerId, fragment_packet_bytes,
+};
+
+use super::aggregator_table::{Aggregate, AggregatorTable, Freed, Identifier, Outcome, ResendOutcome};
+use super::outbox::Outbox;
+use super::{AGGREGATORS_MAX, ATP_JOBS_MAX, AtpConfigError, unreadable};
+use crate::{Endpoint, Instant, Reason, Transmit, Verdict};
+
+/// What a switch is told when it starts; jobs change none of it (ATP §3.2, static infrastructure setup).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AtpSwitchConfig {
+    /// Number of aggregators, up to [`AGGREGATORS_MAX`]; with none, the switch only forwards.
+    pub aggregators: u32,
+    /// Elements of the longest fragment that an aggregator holds; longer ones are forwarded.
+    pub elements: u16,
+    /// How long after its last contribution an aggregator counts as left behind (§3.7).
+    pub stale: Duration,
+    /// Packets that wait in one of the switch's own queues before it marks congestion; `None` leaves that to the network.
+    pub ecn_threshold_packets: Option<usize>,
+}
+
+/// A job's way through one switch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SwitchRoute<A> {
+    /// The job.
+    pub id: JobId,
+    /// How often it was set up.
+    pub generation: Generation,
+    /// The next switch towards the server, or the server.
+    pub upstream: A,
+    /// Which level's directions are this switch's.
+    pub level: u8,
+}
+
+/// What a switch tells its owner.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AtpSwitchEvent {
+    /// The server ended the job.
+    Aborted {
+        /// The job.
+        job: JobId,
+        /// Why.
+        reason: AbortReason,
+    },
+}
+
+/// What happened at a switch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AtpSwitchStatistics {
+    /// All packets that came.
+    pub packets_received: u64,
+    /// Fragments that wait, or waited, in an aggregator.
+    pub absorb: u64,
+    /// Packets that went on towards a server: complete sums, partial ones, and fragments as they came.
+    pub forward: u64,
+    /// Packets that went down to a job's children.
+    pub multicast: u64,
+    /// Packets without effect, by [`Reason`].
+    pub dropped: [u64; Reason::ALL.len()],
+    /// Fragments that were added in an aggregator, or began one.
+    pub aggregations: u64,
+    /// Aggregators that became complete.
+    pub completed: u64,
+    /// Fragments that found no aggregator.
+    pub collisions: u64,
+    /// Aggregators freed by the parameters of their fragment.
+    pub freed_by_parameters: u64,
+    /// Aggregators freed because their fragment was sent again.
+    pub freed_by_resend: u64,
+    /// Aggregators freed because they were left behind.
+    pub freed_stale: u64,
+    /// Aggregators in use now.
+    pub in_use: u32,
+}
+
+/// How a job fares at one switch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AtpSwitchProgress {
+    /// Children that were heard of.
+    pub children: u32,
+    /// Fragments that were added in an aggregator, or began one.
+    pub aggregations: u64,
+    /// Fragments that found no aggregator.
+    pub collisions: u64,
+    /// Packets that went on towards the server.
+    pub forwards: u64,
+}
+
+#[derive(Debug)]
+struct Job<A> {
+    route: SwitchRoute<A>,
+    /// By bit: where each child's first packet came from, until [`AtpSwitch::forget_child`].
+    children: [Option<A>; CHILDREN_MAX],
+    /// The children's addresses in a row, each once.
+    recipients: Vec<A>,
+    up: Outbox,
+    down: Outbox,
+    aborted: Option<AbortReason>,
+    progress: AtpSwitchProgress,
+}
+
+/// A switch. `A` names a peer's address.
+#[derive(Debug)]
+pub struct AtpSwitch<A> {
+    config: AtpSwitchConfig,
+    table: AggregatorTable,
+    jobs: BTreeMap<JobId, Job<A>>,
+    /// The job whose train went out last: the next one in turn goes first.
+    last_served: JobId,
+    events: VecDeque<AtpSwitchEvent>,
+    statistics: AtpSwitchStatistics,
+}
+
+impl<A: Copy + PartialEq> AtpSwitch<A> {
+    /// A switch without jobs. All its aggregators' memory is taken here.
+    ///
+    /// # Panics
+    /// With more than [`AGGREGATORS_MAX`] aggregators: the command line checks that.
+    #[must_use]
+    pub fn new(config: AtpSwitchConfig) -> Self {
+        assert!(config.aggregators <= AGGREGATORS_MAX, "{} aggregators", config.aggregators);
+        Self {
+            config,
+            table: AggregatorTable::new(config.aggregators, config.elements),
+            jobs: BTreeMap::new(),
+            last_served: JobId(0),
+            events: VecDeque::new(),
+            statistics: AtpSwitchStatistics::default(),
+        }
+    }
+
+    /// Lets a job's packets through; one of the same id is forgotten.
+    ///
+    /// # Errors
+    /// When there is no such level, or the switch has [`ATP_JOBS_MAX`] jobs.
+    pub fn add_job(&mut self, route: SwitchRoute<A>) -> Result<(), AtpConfigError> {
+        if usize::from(route.level) >= LEVELS_MAX {
+            return Err(AtpConfigError::Level(route.level));
+        }
+        if self.jobs.len() >= ATP_JOBS_MAX && !self.jobs.contains_key(&route.id) {
+            return Err(AtpConfigError::Jobs);
+        }
+        self.table.forget(route.id);
+        self.jobs.insert(
+            route.id,
+            Job {
+                route,
+                children: [None; CHILDREN_MAX],
+                recipients: Vec::with_capacity(CHILDREN_MAX),
+                up: Outbox::default(),
+                down: Outbox::default(),
+                aborted: None,
+                progress: AtpSwitchProgress::default(),
+            },
+        );
+        Ok(())
+    }
+
+    /// Forgets a job and frees its aggregators. Its packets are unknown from now on.
+    pub fn remove_job(&mut self, job: JobId) {
+        if self.jobs.remove(&job).is_some() {
+            self.table.forget(job);
+        }
+    }
+
+    /// Tells the job's children, now and whenever they send again, that it cannot go on.
+    pub fn abort_job(&mut self, job: JobId, reason: AbortReason) {
+        if let Some(job) = self.jobs.get_mut(&job)
+            && job.aborted.is_none()
+        {
+            job.abort(reason);
+            self.table.forget(job.route.id);
+        }
+    }
+
+    /// Lets the child of this bit be another one from now on: a worker that was started again elsewhere (§A.3).
+    pub fn forget_child(&mut self, job: JobId, bit: u8) {
+        if let Some(job) = self.jobs.get_mut(&job)
+            && let Some(child) = job.children.get_mut(usize::from(bit))
+        {
+            *child = None;
+            job.recipients.clear();
+            job.recipients.extend(job.children.iter().flatten());
+        }
+    }
+
+    /// What happened since the start.
+    #[must_use]
+    pub const fn statistics(&self) -> AtpSwitchStatistics {
+        AtpSwitchStatistics { in_use: self.table.in_use(), ..self.statistics }
+    }
+
+    /// How a job fares here.
+    #[must_use]
+    pub fn progress(&self, job: JobId) -> Option<AtpSwitchProgress> {
+        self.jobs
+            .get(&job)
+            .map(|job| AtpSwitchProgress { children: job.recipients.len() as u32, ..job.progress })
+    }
+
+    fn receive(&mut self, now: Instant, from: A, bytes: &[u8]) -> Result<Verdict, Reason> {
+        let preamble = Preamble::parse(bytes).map_err(unreadable)?;
+        if preamble.shard != ShardId(0) {
+            return Err(Reason::OutOfRange);
+        }
+        let job = self.jobs.get_mut(&preamble.job).ok_or(Reason::UnknownJob)?;
+        match preamble.kind {
+            Kind::Gradient => {}
+            Kind::Abort => {
+                let abort = Abort::parse(preamble, bytes).map_err(unreadable)?;
+                job.check_generation(preamble)?;
+                if from != job.route.upstream {
+                    return Err(Reason::Foreign);
+                }
+                if job.aborted.is_some() {
+                    return Err(Reason::Aborted);
+                }
+                job.abort(abort.reason);
+                self.table.forget(preamble.job);
+                self.events.push_back(AtpSwitchEvent::Aborted { job: preamble.job, reason: abort.reason });
+                return Ok(Verdict::Multicast);
+            }
+            _ => return Err(Reason::Unexpected),
+        }
+        let packet = GradientPacket::parse(preamble, bytes).map_err(unreadable)?;
+        job.check_generation(preamble)?;
+        if packet.header.flags.is_ack {
+            return self.parameters(now, from, &packet, bytes);
+        }
+        job.check_sender(from, &packet.header.directions)?;
+        if job.aborted.is_some() {
+            job.queue_abort();
+            return Err(Reason::Aborted);
+        }
+        // Only a server's request has no payload.
+        if packet.payload.is_empty() {
+            return Err(Reason::ChunkLength);
+        }
+        self.fragment(now, &packet)
+    }
+
+    /// Parameters, or a request for original values: down to the children, and the aggregator is free (Figure 7, box 8).
+    fn parameters(
+        &mut self,
+        now: Instant,
+        from: A,
+        packet: &GradientPacket<'_>,
+        bytes: &[u8],
+    ) -> Result<Verdict, Reason> {
+        let job = self.jobs.get_mut(&packet.preamble.job).ok_or(Reason::UnknownJob)?;
+        if from != job.route.upstream {
+            return Err(Reason::Foreign);
+        }
+        let index = packet.header.aggregator_index;
+        match self.table.release(now, self.config.stale, index, &Identifier::of(packet)) {
+            Freed::None => {}
+            Freed::Own => self.statistics.freed_by_parameters += 1,
+            Freed::Stale => self.statistics.freed_stale += 1,
+        }
+        // A switch that lost its memory knows no children: they send again, and ask the server.
+        if job.recipients.is_empty() {
+            return Err(Reason::Unexpected);
+        }
+        let mark = self.config.is_congested(&job.down);
+        let sent = job.down.push(bytes.len(), |out| {
+            out.copy_from_slice(bytes);
+            if mark {
+                GradientHeader::mark_ecn(out);
+            }
+        });
+        if sent { Ok(Verdict::Multicast) } else { Err(Reason::OutboxFull) }
+    }
+
+    /// A fragment, or a sum of some, on its way up.
+    fn fragment(&mut self, now: Instant, packet: &GradientPacket<'_>) -> Result<Verdict, Reason> {
+        let GradientPacket { preamble, header, .. } = packet;
+        let job = self.jobs.get_mut(&preamble.job).ok_or(Reason::UnknownJob)?;
+        let level = usize::from(job.route.level);
+        let Flags { resend, overflow, restore, .. } = header.flags;
+        if overflow || restore || (resend && level > 0) {
+            // Figure 17, box 3: above the first level a bit does not say which workers are in a sum, so nothing is merged. Original
+            // values and parameters that are handed back are not for adding anywhere.
+            if self.table.discard(header.aggregator_index, &Identifier::of(packet)) {
+                self.statistics.freed_by_resend += 1;
+            }
+            return job.forward(&self.config, packet, Flags::default());
+        }
+        if resend {
+            return match self.table.merge_resent(now, level, packet) {
+                ResendOutcome::Pass => job.forward(&self.config, packet, Flags::default()),
+                ResendOutcome::Flush(partial) => {
+                    self.statistics.freed_by_resend += 1;
+                    job.forward_sum(&self.config, packet, &partial)
+                }
+            };
+        }
+        match self.table.aggregate(now, level, packet) {
+            Outcome::Held => {
+                self.statistics.aggregations += 1;
+                job.progress.aggregations += 1;
+                Ok(Verdict::Absorb)
+            }
+            Outcome::Complete(sum) => {
+                self.statistics.aggregations += 1;
+                self.statistics.completed += 1;
+                job.progress.aggregations += 1;
+                job.forward_sum(&self.config, packet, &sum)
+            }
+            Outcome::Duplicate => Err(Reason::Duplicate),
+            // Figure 7, box 2. The flags keep switches further on from aggregating it and tell the server.
+            Outcome::Collision => {
+                self.statistics.collisions += 1;
+                job.progress.collisions += 1;
+                job.forward(&self.config, packet, Flags { resend: true, collision: true, ..Flags::default() })
+            }
+            // The server finds out who disagrees; another index would not help.
+            Outcome::Unlike => job.forward(&self.config, packet, Flags { resend: true, ..Flags::default() }),
+        }
+    }
+
+    /// The next job in turn that has something to say.
+    fn next_to_serve(&self) -> Option<JobId> {
+        let after = (core::ops::Bound::Excluded(self.last_served), core::ops::Bound::Unbounded);
+        let mut pending = self.jobs.range(after).chain(&self.jobs).filter(|(_, job)| job.has_pending());
+        pending.next().map(|(id, _)| *id)
+    }
+}
+
+impl AtpSwitchConfig {
+    fn is_congested(&self, outbox: &Outbox) -> bool {
+        self.ecn_threshold_packets.is_some_and(|threshold| outbox.len() >= threshold)
+    }
+}
+
+impl<A: Copy + PartialEq> Job<A> {
+    fn check_generation(&self, preamble: Preamble) -> Result<(), Reason> {
+        if preamble.generation == self.route.generation { Ok(()) } else { Err(Reason::Generation) }
+    }
+
+    /// Whether a fragment comes from a child and is meant for this level. The first packet of a child says where it is.
+    fn check_sender(&mut self, from: A, directions: &Directions) -> Result<(), Reason> {
+        let level = self.route.level;
+        let bitmap = directions.bitmaps[usize::from(level)];
+        if directions.level != level
+            || !bitmap.is_power_of_two()
+            || directions.fan_in_degrees[usize::from(level)] == 0
+        {
+            return Err(Reason::OutOfRange);
+        }
+        if from == self.route.upstream {
+            return Err(Reason::Foreign);
+        }
+        let child = &mut self.children[bitmap.trailing_zeros() as usize];
+        match child {
+            Some(child) if *child == from => Ok(()),
+            Some(_) => Err(Reason::Foreign),
+            None => {
+                *child = Some(from);
+                if !self.recipients.contains(&from) {
+                    self.recipients.push(from);
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Sends a fragment on as it is, but for its level and for what `more` flags it has.
+    fn forward(
+        &mut self,
+        config: &AtpSwitchConfig,
+        packet: &GradientPacket<'_>,
+        more: Flags,
+    ) -> Result<Verdict, Reason> {
+        let mut header = packet.header;
+        header.flags.resend |= more.resend;
+        header.flags.collision |= more.collision;
+        self.send_up(config, packet.preamble, header, packet.payload.len() / 4, |out| {
+            out.copy_from_slice(packet.payload);
+        })
+    }
+
+    /// Sends what an aggregator holds in place of the packet's own value and bitmap (Figure 7, box 6; Figure 17, box 7).
+    fn forward_sum(
+        &mut self,
+        config: &AtpSwitchConfig,
+        packet: &GradientPacket<'_>,
+        sum: &Aggregate<'_>,
+    ) -> Result<Verdict, Reason> {
+        let mut header = packet.header;
+        header.directions.bitmaps[usize::from(self.route.level)] = sum.bitmap;
+        header.flags.ecn = sum.ecn;
+        header.next_exponent = sum.next_exponent;
+        self.send_up(config, packet.preamble, header, sum.value.len(), |out| {
+            fanin_quant::write_le(sum.value, out);
+        })
+    }
+
+    fn send_up(
+        &mut self,
+        config: &AtpSwitchConfig,
+        preamble: Preamble,
+        mut header: GradientHeader,
+        elements: usize,
+        fill: impl FnOnce(&mut [u8]),
+    ) -> Result<Verdict, Reason> {
+        header.directions.level = self.route.level + 1;
+        header.flags.ecn |= config.is_congested(&self.up);
+        let sent = self.up.push(fragment_packet_bytes(elements), |out| {
+            GradientPacket::write(out, &preamble, &header, elements, fill);
+        });
+        if !sent {
+            return Err(Reason::OutboxFull);
+        }
+        self.progress.forwards += 1;
+        Ok(Verdict::Forward)
+    }
+
+    fn abort(&mut self, reason: AbortReason) {
+        self.aborted = Some(reason);
+        self.down = Outbox::default();
+        self.queue_abort();
+    }
+
+    /// One packet between two drains is enough.
+    fn queue_abort(&mut self) {
+        if let Some(reason) = self.aborted
+            && self.down.is_empty()
+            && !self.recipients.is_empty()
+        {
+            let preamble = Preamble {
+                kind: Kind::Abort,
+                job: self.route.id,
+                generation: self.route.generation,
+                worker: WorkerId::ALL,
+                shard: ShardId(0),
+            };
+            let abort = Abort { preamble, reason };
+            self.down.push(ABORT_BYTES, |out| out.copy_from_slice(&abort.to_bytes()));
+        }
+    }
+
+    fn has_pending(&self) -> bool {
+        !self.up.is_empty() || !self.down.is_empty()
+    }
+}
+
+impl<A: Copy + PartialEq> Endpoint for AtpSwitch<A> {
+    type Address = A;
+    type Event = AtpSwitchEvent;
+
+    fn handle_packet(&mut self, now: Instant, from: A, packet: &[u8]) -> Verdict {
+        let verdict = self.receive(now, from, packet).unwrap_or_else(Verdict::Drop);
+        let statistics = &mut self.statistics;
+        statistics.packets_received += 1;
+        match verdict {
+            Verdict::Absorb => statistics.absorb += 1,
+            Verdict::Forward => statistics.forward += 1,
+            Verdict::Multicast => statistics.multicast += 1,
+            // Only a server answers.
+            Verdict::ReplyUnicast => {}
+            Verdict::Drop(reason) => statistics.dropped[reason as usize] += 1,
+        }
+        verdict
+    }
+
+    fn handle_timeout(&mut self, _now: Instant) {}
+
+    fn poll_transmit(&mut self, _now: Instant, train: &mut [u8]) -> Option<Transmit<'_, A>> {
+        self.last_served = self.next_to_serve()?;
+        let job = self.jobs.get_mut(&self.last_served)?;
+        // Parameters first: they free workers, and aggregators further down.
+        let (outbox, to) = if job.down.is_empty() {
+            (&mut job.up, core::slice::from_ref(&job.route.upstream))
+        } else {
+            (&mut job.down, job.recipients.as_slice())
+        };
+        let (bytes, segment_bytes) = outbox.fill(train)?;
+        Some(Transmit { to, bytes, segment_bytes })
+    }
+
+    fn poll_event(&mut self) -> Option<AtpSwitchEvent> {
+        self.events.pop_front()
+    }
+
+    /// Never: aggregators that were left behind are found when their place is needed (§3.7).
+    fn poll_timeout(&self) -> Option<Instant> {
+        None
+    }
+}
