@@ -17,6 +17,7 @@ mod endpoint;
 mod run;
 mod switch;
 mod tensor;
+mod transport;
 mod worker;
 
 pub use config::{ConfigError, JobConfig, RetransmissionConfig, SLOTS_MAX};

@@ -85,6 +85,29 @@ impl Elements<'_> {
         }
     }
 
+    /// Writes the block in `range` as it is, in float32 or int32, padded with zeros to the length of `payload`.
+    pub(crate) fn widen(&self, range: core::ops::Range<usize>, payload: &mut [u8]) {
+        let (values, padding) = payload.split_at_mut(range.len() * 4);
+        match self {
+            Self::Float32(x) => fanin_quant::widen_f32(&x[range], values),
+            Self::Float16(x) => fanin_quant::widen_f16(&x[range], values),
+            Self::Bfloat16(x) => fanin_quant::widen_bf16(&x[range], values),
+            Self::Int32(x) => fanin_quant::copy_i32(&x[range], values),
+        }
+        padding.fill(0);
+    }
+
+    /// Replaces the block in `range` by the float32 or int32 parameters in `payload`.
+    pub(crate) fn narrow(&mut self, range: core::ops::Range<usize>, payload: &[u8]) {
+        let values = &payload[..range.len() * 4];
+        match self {
+            Self::Float32(x) => fanin_quant::narrow_f32(values, &mut x[range]),
+            Self::Float16(x) => fanin_quant::narrow_f16(values, &mut x[range]),
+            Self::Bfloat16(x) => fanin_quant::narrow_bf16(values, &mut x[range]),
+            Self::Int32(x) => fanin_quant::store_le(&mut x[range], values),
+        }
+    }
+
     /// Replaces the block in `range` by the sums in `payload`.
     pub(crate) fn dequantize(
         &mut self,

@@ -98,6 +98,13 @@ fn float32(bench: &mut Bench, kernels: &Kernels, block: usize) {
             }
         }
     });
+    bench.measure(name("add_saturating_le"), || {
+        for packets in black_box(&payload).chunks(4 * POOL_BLOCKS * block) {
+            for (p, slot) in packets.chunks_exact(4 * block).zip(pool.chunks_exact_mut(block)) {
+                kernels.add_saturating_le(slot, p);
+            }
+        }
+    });
 }
 
 fn float16(bench: &mut Bench, kernels: &Kernels, block: usize) {

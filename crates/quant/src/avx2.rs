@@ -136,6 +136,62 @@ pub(crate) fn add_le(acc: &mut [i32], payload: &[u8]) {
 }
 
 #[target_feature(enable = "avx2,f16c")]
+pub(crate) fn add_saturating_le(acc: &mut [i32], payload: &[u8]) {
+    scalar::add_saturating_le(acc, payload);
+}
+
+#[target_feature(enable = "avx2,f16c")]
+pub(crate) fn widen_f32(block: &[f32], out: &mut [u8]) {
+    scalar::widen_f32(block, out);
+}
+
+#[target_feature(enable = "avx2,f16c")]
+pub(crate) fn widen_bf16(block: &[u16], out: &mut [u8]) {
+    scalar::widen_bf16(block, out);
+}
+
+#[target_feature(enable = "avx2,f16c")]
+pub(crate) fn narrow_f32(values: &[u8], out: &mut [f32]) {
+    scalar::narrow_f32(values, out);
+}
+
+#[target_feature(enable = "avx2,f16c")]
+pub(crate) fn narrow_bf16(values: &[u8], out: &mut [u16]) {
+    scalar::narrow_bf16(values, out);
+}
+
+#[target_feature(enable = "avx2,f16c")]
+pub(crate) fn widen_f16(block: &[u16], out: &mut [u8]) {
+    /// Elements of one register of `f32`.
+    const LANES: usize = 8;
+    let (xs, xs_rest) = block.as_chunks::<LANES>();
+    let (ws, ws_rest) = out.as_chunks_mut::<{ LANES * ELEMENT_BYTES }>();
+    for (x, w) in xs.iter().zip(ws) {
+        // SAFETY: `x` is the 16 bytes that are read; the load needs no alignment.
+        let x = unsafe { _mm_loadu_si128(x.as_ptr().cast()) };
+        // SAFETY: `w` is the 32 bytes that are written; the store needs no alignment.
+        unsafe { _mm256_storeu_ps(w.as_mut_ptr().cast(), _mm256_cvtph_ps(x)) }
+    }
+    scalar::widen_f16(xs_rest, ws_rest);
+}
+
+#[target_feature(enable = "avx2,f16c")]
+pub(crate) fn narrow_f16(values: &[u8], out: &mut [u16]) {
+    /// Elements of one register of `f32`.
+    const LANES: usize = 8;
+    let (vs, vs_rest) = values.as_chunks::<{ LANES * ELEMENT_BYTES }>();
+    let (ys, ys_rest) = out.as_chunks_mut::<LANES>();
+    for (v, y) in vs.iter().zip(ys) {
+        // SAFETY: `v` is the 32 bytes that are read; the load needs no alignment.
+        let v = unsafe { _mm256_loadu_ps(v.as_ptr().cast()) };
+        let narrowed = _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v);
+        // SAFETY: `y` is the 16 bytes that are written; the store needs no alignment.
+        unsafe { _mm_storeu_si128(y.as_mut_ptr().cast(), narrowed) }
+    }
+    scalar::narrow_f16(vs_rest, ys_rest);
+}
+
+#[target_feature(enable = "avx2,f16c")]
 pub(crate) fn encode_f32(block: &[f32], out: &mut [u8]) {
     scalar::encode_f32(block, out);
 }
@@ -186,7 +242,7 @@ fn quantize<T>(
 ) {
     let factor = _mm256_set1_pd(scale.factor);
     let limit = _mm256_set1_pd(scale.limit);
-    let negative_limit = _mm256_set1_pd(-scale.limit);
+    let least = _mm256_set1_pd(scale.least);
     let (xs, xs_rest) = block.as_chunks::<ITERATION>();
     let (qs, qs_rest) = out.as_chunks_mut::<{ ITERATION * ELEMENT_BYTES }>();
     for (x, q) in xs.iter().zip(qs) {
@@ -194,7 +250,7 @@ fn quantize<T>(
         for (x, q) in steps.zip(q.as_chunks_mut::<{ STEP * ELEMENT_BYTES }>().0) {
             let scaled = _mm256_mul_pd(_mm256_cvtps_pd(widen(x)), factor);
             let below = _mm256_min_pd(scaled, limit);
-            let clamped = _mm256_max_pd(below, negative_limit);
+            let clamped = _mm256_max_pd(below, least);
             let integers = _mm256_cvtpd_epi32(clamped);
             // SAFETY: `q` is 16 writable bytes; the store needs no alignment.
             unsafe { _mm_storeu_si128(q.as_mut_ptr().cast(), integers) }

@@ -86,6 +86,13 @@ pub struct Kernels {
     dequantize_f16: unsafe fn(&[u8], f64, &mut [u16]),
     dequantize_bf16: unsafe fn(&[u8], f64, &mut [u16]),
     add_le: unsafe fn(&mut [i32], &[u8]),
+    add_saturating_le: unsafe fn(&mut [i32], &[u8]),
+    widen_f32: unsafe fn(&[f32], &mut [u8]),
+    widen_f16: unsafe fn(&[u16], &mut [u8]),
+    widen_bf16: unsafe fn(&[u16], &mut [u8]),
+    narrow_f32: unsafe fn(&[u8], &mut [f32]),
+    narrow_f16: unsafe fn(&[u8], &mut [u16]),
+    narrow_bf16: unsafe fn(&[u8], &mut [u16]),
     encode_f32: unsafe fn(&[f32], &mut [u8]),
     encode_f16: unsafe fn(&[u16], &mut [u8]),
     decode_f32: unsafe fn(&[u8], f32, &mut [f32]),
@@ -109,6 +116,13 @@ macro_rules! table {
             dequantize_f16: crate::$module::dequantize_f16,
             dequantize_bf16: crate::$module::dequantize_bf16,
             add_le: crate::$module::add_le,
+            add_saturating_le: crate::$module::add_saturating_le,
+            widen_f32: crate::$module::widen_f32,
+            widen_f16: crate::$module::widen_f16,
+            widen_bf16: crate::$module::widen_bf16,
+            narrow_f32: crate::$module::narrow_f32,
+            narrow_f16: crate::$module::narrow_f16,
+            narrow_bf16: crate::$module::narrow_bf16,
             encode_f32: crate::$module::encode_f32,
             encode_f16: crate::$module::encode_f16,
             decode_f32: crate::$module::decode_f32,
@@ -223,6 +237,55 @@ impl Kernels {
         assert_lengths(acc.len(), payload.len());
         // SAFETY: a table is only handed out where its instruction set is available.
         unsafe { (self.add_le)(acc, payload) }
+    }
+
+    /// See [`crate::add_saturating_le`].
+    pub fn add_saturating_le(&self, acc: &mut [i32], payload: &[u8]) {
+        assert_lengths(acc.len(), payload.len());
+        // SAFETY: a table is only handed out where its instruction set is available.
+        unsafe { (self.add_saturating_le)(acc, payload) }
+    }
+
+    /// See [`crate::widen_f32`].
+    pub fn widen_f32(&self, block: &[f32], out: &mut [u8]) {
+        assert_lengths(block.len(), out.len());
+        // SAFETY: a table is only handed out where its instruction set is available.
+        unsafe { (self.widen_f32)(block, out) }
+    }
+
+    /// See [`crate::widen_f16`].
+    pub fn widen_f16(&self, block: &[u16], out: &mut [u8]) {
+        assert_lengths(block.len(), out.len());
+        // SAFETY: a table is only handed out where its instruction set is available.
+        unsafe { (self.widen_f16)(block, out) }
+    }
+
+    /// See [`crate::widen_bf16`].
+    pub fn widen_bf16(&self, block: &[u16], out: &mut [u8]) {
+        assert_lengths(block.len(), out.len());
+        // SAFETY: a table is only handed out where its instruction set is available.
+        unsafe { (self.widen_bf16)(block, out) }
+    }
+
+    /// See [`crate::narrow_f32`].
+    pub fn narrow_f32(&self, values: &[u8], out: &mut [f32]) {
+        assert_lengths(out.len(), values.len());
+        // SAFETY: a table is only handed out where its instruction set is available.
+        unsafe { (self.narrow_f32)(values, out) }
+    }
+
+    /// See [`crate::narrow_f16`].
+    pub fn narrow_f16(&self, values: &[u8], out: &mut [u16]) {
+        assert_lengths(out.len(), values.len());
+        // SAFETY: a table is only handed out where its instruction set is available.
+        unsafe { (self.narrow_f16)(values, out) }
+    }
+
+    /// See [`crate::narrow_bf16`].
+    pub fn narrow_bf16(&self, values: &[u8], out: &mut [u16]) {
+        assert_lengths(out.len(), values.len());
+        // SAFETY: a table is only handed out where its instruction set is available.
+        unsafe { (self.narrow_bf16)(values, out) }
     }
 
     /// See [`crate::encode_f32`].

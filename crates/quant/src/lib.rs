@@ -18,6 +18,9 @@
 //! point ([`Scale::fixed_point`], [`store_bf16`], [`add_bf16`]) and rounds the sum ([`write_bf16`]), the worker widens
 //! ([`decode_f32`]).
 //!
+//! In ATP (§3.8) the caller chooses the factor ([`Scale::of_factor`]); a switch adds with saturation ([`add_saturating_le`]), the server divides, and parameters travel as `f32` ([`narrow_f32`]), as do the
+//! original values where a sum overflowed ([`widen_f32`]).
+//!
 //! Map: `exponent` (the shared exponent), `scale` (what a block's exponent makes of its elements), `class` (blocks with
 //! a NaN or an infinity), `float16` (conversions of f16 and bf16), `scalar` (**the specification** of every kernel),
 //! `avx2` and `avx512` (equal to it bit for bit, which the property tests hold), `kernels` (the choice between them, made
@@ -199,4 +202,61 @@ pub fn write_bf16(acc: &[i32], scale: &Scale, out: &mut [u8]) {
 /// If `payload` is not four bytes an element.
 pub fn add_le(acc: &mut [i32], payload: &[u8]) {
     Kernels::detected().add_le(acc, payload);
+}
+
+/// Adds a payload of little-endian `i32` to an accumulator, saturating (ATP §3.8). `i32::MAX` and `i32::MIN` say that the sum
+/// is not known; an accumulator that holds one keeps it, and a payload's becomes the accumulator's.
+///
+/// # Panics
+/// If `payload` is not four bytes an element.
+pub fn add_saturating_le(acc: &mut [i32], payload: &[u8]) {
+    Kernels::detected().add_saturating_le(acc, payload);
+}
+
+/// Writes a block as it is, in little-endian `f32` at any alignment: what a server that sums originals gets.
+///
+/// # Panics
+/// If `out` is not four bytes an element.
+pub fn widen_f32(block: &[f32], out: &mut [u8]) {
+    Kernels::detected().widen_f32(block, out);
+}
+
+/// [`widen_f32`] for IEEE half-precision elements (raw bits), converted exactly.
+///
+/// # Panics
+/// If `out` is not four bytes an element.
+pub fn widen_f16(block: &[u16], out: &mut [u8]) {
+    Kernels::detected().widen_f16(block, out);
+}
+
+/// [`widen_f32`] for bfloat16 elements (raw bits), converted exactly.
+///
+/// # Panics
+/// If `out` is not four bytes an element.
+pub fn widen_bf16(block: &[u16], out: &mut [u8]) {
+    Kernels::detected().widen_bf16(block, out);
+}
+
+/// Reads little-endian `f32` at any alignment: parameters from a server.
+///
+/// # Panics
+/// If `values` is not four bytes an element.
+pub fn narrow_f32(values: &[u8], out: &mut [f32]) {
+    Kernels::detected().narrow_f32(values, out);
+}
+
+/// [`narrow_f32`], rounded to IEEE half precision (raw bits), ties to even.
+///
+/// # Panics
+/// If `values` is not four bytes an element.
+pub fn narrow_f16(values: &[u8], out: &mut [u16]) {
+    Kernels::detected().narrow_f16(values, out);
+}
+
+/// [`narrow_f32`], rounded to bfloat16 (raw bits), ties to even.
+///
+/// # Panics
+/// If `values` is not four bytes an element.
+pub fn narrow_bf16(values: &[u8], out: &mut [u16]) {
+    Kernels::detected().narrow_bf16(values, out);
 }

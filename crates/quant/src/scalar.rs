@@ -68,6 +68,59 @@ pub(crate) fn add_le(acc: &mut [i32], payload: &[u8]) {
     }
 }
 
+/// The limits are sticky: they stand for a sum that is not known, and adding to it does not make it known.
+#[inline]
+pub(crate) fn add_saturating_le(acc: &mut [i32], payload: &[u8]) {
+    for (a, p) in acc.iter_mut().zip(payload.as_chunks().0) {
+        let p = i32::from_le_bytes(*p);
+        let sum = a.saturating_add(p);
+        let sum = if is_limit(p) { p } else { sum };
+        *a = if is_limit(*a) { *a } else { sum };
+    }
+}
+
+#[inline]
+pub(crate) fn widen_f32(block: &[f32], out: &mut [u8]) {
+    for (&x, w) in block.iter().zip(out.as_chunks_mut().0) {
+        *w = x.to_bits().to_le_bytes();
+    }
+}
+
+#[inline]
+pub(crate) fn widen_f16(block: &[u16], out: &mut [u8]) {
+    for (&x, w) in block.iter().zip(out.as_chunks_mut().0) {
+        *w = f32_from_f16(x).to_bits().to_le_bytes();
+    }
+}
+
+#[inline]
+pub(crate) fn widen_bf16(block: &[u16], out: &mut [u8]) {
+    for (&x, w) in block.iter().zip(out.as_chunks_mut().0) {
+        *w = f32_from_bf16(x).to_bits().to_le_bytes();
+    }
+}
+
+#[inline]
+pub(crate) fn narrow_f32(values: &[u8], out: &mut [f32]) {
+    for (v, y) in values.as_chunks().0.iter().zip(out) {
+        *y = f32::from_bits(u32::from_le_bytes(*v));
+    }
+}
+
+#[inline]
+pub(crate) fn narrow_f16(values: &[u8], out: &mut [u16]) {
+    for (v, y) in values.as_chunks().0.iter().zip(out) {
+        *y = f16_from_f32(f32::from_bits(u32::from_le_bytes(*v)));
+    }
+}
+
+#[inline]
+pub(crate) fn narrow_bf16(values: &[u8], out: &mut [u16]) {
+    for (v, y) in values.as_chunks().0.iter().zip(out) {
+        *y = bf16_from_f32(f32::from_bits(u32::from_le_bytes(*v)));
+    }
+}
+
 #[inline]
 pub(crate) fn encode_f32(block: &[f32], out: &mut [u8]) {
     for (&x, e) in block.iter().zip(out.as_chunks_mut().0) {
@@ -124,6 +177,12 @@ pub(crate) fn write_bf16(acc: &[i32], inverse: f64, out: &mut [u8]) {
     }
 }
 
+/// Whether a saturating addition could have ended here.
+#[inline]
+const fn is_limit(x: i32) -> bool {
+    x == i32::MAX || x == i32::MIN
+}
+
 /// One bfloat16 of the wire, over `divisor`: a single rounding to `f32`.
 #[inline]
 fn decode(sum: [u8; 2], divisor: f32) -> f32 {
@@ -136,7 +195,7 @@ fn decode(sum: [u8; 2], divisor: f32) -> f32 {
 fn quantize(x: f32, scale: &Finite) -> i32 {
     let scaled = f64::from(x) * scale.factor;
     let below = if scaled < scale.limit { scaled } else { scale.limit };
-    let clamped = if below > -scale.limit { below } else { -scale.limit };
+    let clamped = if below > scale.least { below } else { scale.least };
     round_ties_even(clamped)
 }
 

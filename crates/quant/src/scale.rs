@@ -65,7 +65,9 @@ pub(crate) enum Kind {
 pub(crate) struct Finite {
     /// `f`.
     pub factor: f64,
-    /// `L`, an integer.
+    /// What an element is cut to, integers: `-L`
+    pub least: f64,
+    /// and `L`.
     pub limit: f64,
     /// `1 / f`.
     inverse: f64,
@@ -117,12 +119,34 @@ impl Scale {
             let k = SUM_MAX_LOG2 - log2_ceil(workers) - m;
             *finite = Finite {
                 factor: power_of_two(k),
+                least: -power_of_two(limit_log2),
                 limit: power_of_two(limit_log2),
                 inverse: power_of_two(-k),
                 inverse_mean: power_of_two(-k) / f64::from(workers),
             };
         }
         scale
+    }
+
+    /// The scale of a fixed factor, as ATP has it (§3.8): an element is written as `round_ties_even(clamp(x * f, -2^31,
+    /// 2^31 - 1))`, whatever the others have. What does not fit becomes one of the two limits, a NaN the upper one, and
+    /// [`add_saturating_le`](crate::add_saturating_le) keeps it there, so that the receiver of the sum sees that it is none.
+    ///
+    /// # Panics
+    /// If `factor` is not a finite number above zero.
+    #[must_use]
+    pub fn of_factor(factor: f64) -> Self {
+        assert!(factor.is_finite() && factor > 0.0, "a scaling factor of {factor}");
+        let inverse = 1.0 / factor;
+        Self {
+            kind: Kind::Finite(Finite {
+                factor,
+                least: f64::from(i32::MIN),
+                limit: f64::from(i32::MAX),
+                inverse,
+                inverse_mean: inverse,
+            }),
+        }
     }
 
     /// The scaling factor `f`, where the block has one.
@@ -140,10 +164,12 @@ impl Finite {
         let n = f64::from(workers);
         let sum_max = f64::from(SUM_MAX);
         // The division by a power of two is exact, so f is within half an ulp of its definition; likewise the inverses.
+        // n <= 64 makes the quotient fit; integer division is the floor.
+        let limit = f64::from(SUM_MAX / workers as i32);
         Self {
             factor: sum_max / n * power_of_two(-m),
-            // n <= 64 makes the quotient fit; integer division is the floor.
-            limit: f64::from(SUM_MAX / workers as i32),
+            least: -limit,
+            limit,
             inverse: n / sum_max * power_of_two(m),
             inverse_mean: 1.0 / sum_max * power_of_two(m),
         }
@@ -185,6 +211,12 @@ mod tests {
     fn factor_of_one_worker_fills_the_integer() {
         let scale = Scale::new(Exponent::from_bits(0), 1);
         assert_eq!(scale.factor(), Some(2_147_483_647.0));
+    }
+
+    #[test]
+    #[should_panic(expected = "a scaling factor of inf")]
+    fn a_factor_without_a_value_is_refused() {
+        let _ = Scale::of_factor(f64::INFINITY);
     }
 
     #[test]

@@ -61,6 +61,11 @@ fn scale() -> impl Strategy<Value = Scale> {
     (exponent, 1u32..=64).prop_map(|(bits, workers)| Scale::new(Exponent::from_bits(bits), workers))
 }
 
+/// ATP's factor, and any other: the largest and the smallest too.
+fn fixed_factor() -> impl Strategy<Value = Scale> {
+    prop_oneof![Just(1e8), 1e-40f64..1e40, Just(f64::MAX), Just(f64::from_bits(1))].prop_map(Scale::of_factor)
+}
+
 fn fixed_point() -> impl Strategy<Value = Scale> {
     let exponent = prop_oneof![8 => -149i16..=128, 3 => -4i16..=4, 1 => any::<i16>()];
     (exponent, 1u32..=64, any::<bool>()).prop_map(|(bits, workers, whole)| {
@@ -121,7 +126,7 @@ proptest! {
     }
 
     #[test]
-    fn quantised_f32_is_equal(block in f32_block(), scale in scale(), offset in 0..ALIGNMENTS, skip in 0..4usize) {
+    fn quantised_f32_is_equal(block in f32_block(), scale in prop_oneof![scale(), fixed_factor()], offset in 0..ALIGNMENTS, skip in 0..4usize) {
         let block = &block[skip.min(block.len())..];
         let quantise = |kernels: &Kernels| payload_at(offset, 4 * block.len(), |out| kernels.quantize_f32(block, &scale, out));
         for kernels in others() {
@@ -130,7 +135,7 @@ proptest! {
     }
 
     #[test]
-    fn quantised_16_bit_formats_are_equal(block in u16_block(), scale in scale(), offset in 0..ALIGNMENTS, skip in 0..4usize) {
+    fn quantised_16_bit_formats_are_equal(block in u16_block(), scale in prop_oneof![scale(), fixed_factor()], offset in 0..ALIGNMENTS, skip in 0..4usize) {
         let block = &block[skip.min(block.len())..];
         let f16 = |kernels: &Kernels| payload_at(offset, 4 * block.len(), |out| kernels.quantize_f16(block, &scale, out));
         let bf16 = |kernels: &Kernels| payload_at(offset, 4 * block.len(), |out| kernels.quantize_bf16(block, &scale, out));
@@ -225,6 +230,52 @@ proptest! {
         for kernels in others().chain([scalar()]) {
             prop_assert_eq!(slots(kernels), (added.clone(), stored.clone()), "{:?}", kernels.isa());
             prop_assert_eq!(written(kernels), written(scalar()), "{:?}", kernels.isa());
+        }
+    }
+
+    #[test]
+    fn what_travels_as_float32_is_equal(block in f32_block(), halves in u16_block(), offset in 0..ALIGNMENTS, skip in 0..4usize) {
+        let block = &block[skip.min(block.len())..];
+        let halves = &halves[skip.min(halves.len())..];
+        let bytes = bytes_at(offset, &block.iter().map(|x| x.to_bits().cast_signed()).collect::<Vec<_>>());
+        let widened = |kernels: &Kernels| {
+            (
+                payload_at(offset, 4 * block.len(), |out| kernels.widen_f32(block, out)),
+                payload_at(offset, 4 * halves.len(), |out| kernels.widen_f16(halves, out)),
+                payload_at(offset, 4 * halves.len(), |out| kernels.widen_bf16(halves, out)),
+            )
+        };
+        let narrowed = |kernels: &Kernels| {
+            let (mut f32, mut f16, mut bf16) = (vec![1.0; block.len()], vec![1; block.len()], vec![1; block.len()]);
+            kernels.narrow_f32(&bytes[offset..], &mut f32);
+            kernels.narrow_f16(&bytes[offset..], &mut f16);
+            kernels.narrow_bf16(&bytes[offset..], &mut bf16);
+            (f32_to_bits(&f32), f16, bf16)
+        };
+        prop_assert_eq!(&widened(scalar()).0, &bytes[offset..]);
+        prop_assert_eq!(&narrowed(scalar()).0, &f32_to_bits(block));
+        for kernels in others() {
+            prop_assert_eq!(widened(kernels), widened(scalar()), "{:?}", kernels.isa());
+            prop_assert_eq!(narrowed(kernels), narrowed(scalar()), "{:?}", kernels.isa());
+        }
+    }
+
+    #[test]
+    fn saturating_sums_are_equal(acc in sums(), contribution in sums(), offset in 0..ALIGNMENTS) {
+        let elements = acc.len().min(contribution.len());
+        let (acc, contribution) = (&acc[..elements], &contribution[..elements]);
+        let limits = [i32::MIN, i32::MAX];
+        let sum = |(a, b): (&i32, &i32)| match (*a, *b) {
+            (a, _) if limits.contains(&a) => a,
+            (_, b) if limits.contains(&b) => b,
+            (a, b) => (i64::from(a) + i64::from(b)).clamp(i32::MIN.into(), i32::MAX.into()) as i32,
+        };
+        let expected: Vec<i32> = acc.iter().zip(contribution).map(sum).collect();
+        let bytes = bytes_at(offset, contribution);
+        for kernels in others().chain([scalar()]) {
+            let mut acc = acc.to_vec();
+            kernels.add_saturating_le(&mut acc, &bytes[offset..]);
+            prop_assert_eq!(&acc, &expected, "{:?}", kernels.isa());
         }
     }
 

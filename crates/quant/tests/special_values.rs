@@ -157,3 +157,31 @@ fn native_integers_sum_and_their_mean_truncates_toward_zero() {
 fn payload_of_the_wrong_length_is_our_bug() {
     quantize_f32(&[1.0, 2.0], &Scale::new(Exponent::from_bits(1), 2), &mut [0; 7]);
 }
+
+#[test]
+fn a_fixed_factor_turns_what_does_not_fit_into_a_limit() {
+    let block = [
+        0.0,
+        1e-8,
+        -1.0,
+        21.47,
+        -21.47,
+        21.48,
+        -21.48,
+        f32::MAX,
+        f32::MIN,
+        f32::INFINITY,
+        f32::NEG_INFINITY,
+        f32::NAN,
+        -f32::NAN,
+    ];
+    let mut payload = vec![0; 4 * block.len()];
+    fanin_quant::quantize_f32(&block, &Scale::of_factor(1e8), &mut payload);
+    let mut written = vec![0; block.len()];
+    fanin_quant::store_le(&mut written, &payload);
+    let (most, least) = (i32::MAX, i32::MIN);
+    let exact = |x: f32| (f64::from(x) * 1e8).round() as i32;
+    let ordinary = [0, 1, -100_000_000, exact(21.47), exact(-21.47)];
+    assert_eq!(written[..5], ordinary);
+    assert_eq!(written[5..], [most, least, most, least, most, least, most, most]);
+}

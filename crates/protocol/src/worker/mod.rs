@@ -8,8 +8,8 @@
 //! tensor after this one was not submitted, or this is the first), the exponent is [`Exponent::UNKNOWN`], the maximum of
 //! all workers is so too, and they all spend one exchange without payload on agreeing: a probe. Integers need none.
 
-mod retransmission;
-mod stream;
+pub(crate) mod retransmission;
+pub(crate) mod stream;
 #[cfg(test)]
 mod tests;
 

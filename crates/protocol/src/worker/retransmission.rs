@@ -81,7 +81,7 @@ impl InFlight {
 
 /// The retransmission timeout from measured round trips, as RFC 6298 has it for TCP.
 #[derive(Debug)]
-pub(super) struct RoundTrip {
+pub(crate) struct RoundTrip {
     config: RetransmissionConfig,
     smoothed: Option<Duration>,
     variation: Duration,
@@ -93,7 +93,7 @@ impl RoundTrip {
     /// Before the first measurement.
     const INITIAL_TIMEOUT: Duration = Duration::from_millis(50);
 
-    pub(super) const fn new(config: RetransmissionConfig) -> Self {
+    pub(crate) const fn new(config: RetransmissionConfig) -> Self {
         Self { config, smoothed: None, variation: Duration::ZERO, backoff: 0, backed_off: None }
     }
 
@@ -102,7 +102,7 @@ impl RoundTrip {
     ///
     /// A result waits for every worker, so a round trip contains the timeouts of the others. No sample counts for more than
     /// twice the mean, or they would all drive each other up; one beyond the ceiling tells of a late worker, not of the path.
-    pub(super) fn measure(&mut self, round_trip: Duration) {
+    pub(crate) fn measure(&mut self, round_trip: Duration) {
         self.backoff = 0;
         if round_trip > self.config.ceiling {
             return;
@@ -120,12 +120,12 @@ impl RoundTrip {
         }
     }
 
-    pub(super) fn smoothed(&self) -> Duration {
+    pub(crate) fn smoothed(&self) -> Duration {
         self.smoothed.unwrap_or_default()
     }
 
     /// The floor is a margin above the mean: results come in trains, between which a packet ages without a sample.
-    pub(super) fn timeout(&self) -> Duration {
+    pub(crate) fn timeout(&self) -> Duration {
         let margin = (self.variation * 4).max(self.config.floor);
         let measured = self.smoothed.map_or(Self::INITIAL_TIMEOUT, |smoothed| smoothed + margin);
         let timeout = measured.saturating_mul(1 << self.backoff.min(16));
@@ -133,7 +133,7 @@ impl RoundTrip {
     }
 
     /// Doubles the timeout, once in a timeout: the packets of one window run out one after the other.
-    pub(super) fn back_off(&mut self, now: Instant) {
+    pub(crate) fn back_off(&mut self, now: Instant) {
         if self.backed_off.is_none_or(|last| now.since(last) >= self.timeout()) {
             self.backoff = self.backoff.saturating_add(1);
             self.backed_off = Some(now);

@@ -8,7 +8,7 @@ use fanin_wire::{Collective, Op, WireDtype};
 use crate::{Elements, Instant, Tensor, TensorTimes};
 
 #[derive(Debug)]
-pub(super) struct Stream<T> {
+pub(crate) struct Stream<T> {
     /// Elements of a chunk as int32.
     size_class: usize,
     wire_dtype: WireDtype,
@@ -37,32 +37,32 @@ struct Entry<T> {
 }
 
 /// A chunk and the tensor that it belongs to.
-pub(super) struct Place<'a, T> {
+pub(crate) struct Place<'a, T> {
     stream: &'a mut Stream<T>,
     entry: usize,
     chunk: u64,
 }
 
 impl<T: Tensor> Stream<T> {
-    pub(super) const fn new(size_class: usize, wire_dtype: WireDtype) -> Self {
+    pub(crate) const fn new(size_class: usize, wire_dtype: WireDtype) -> Self {
         Self { size_class, wire_dtype, entries: VecDeque::new(), end: 0, sequence: 0, outstanding: 0 }
     }
 
-    pub(super) const fn end(&self) -> u64 {
+    pub(crate) const fn end(&self) -> u64 {
         self.end
     }
 
-    pub(super) const fn outstanding(&self) -> usize {
+    pub(crate) const fn outstanding(&self) -> usize {
         self.outstanding
     }
 
     /// Counts a tensor without elements: it has a number, and no chunk.
-    pub(super) const fn skip(&mut self) {
+    pub(crate) const fn skip(&mut self) {
         self.sequence = self.sequence.wrapping_add(1);
     }
 
     /// Appends a tensor that has elements.
-    pub(super) fn push(&mut self, mut tensor: T, op: Op) {
+    pub(crate) fn push(&mut self, mut tensor: T, op: Op) {
         let whole = tensor.whole_elements();
         let elements = tensor.elements();
         let (count, dtype) = (elements.count(), elements.dtype());
@@ -90,7 +90,7 @@ impl<T: Tensor> Stream<T> {
     }
 
     /// The unfinished tensor that has this chunk.
-    pub(super) fn locate(&mut self, chunk: u64) -> Option<Place<'_, T>> {
+    pub(crate) fn locate(&mut self, chunk: u64) -> Option<Place<'_, T>> {
         if chunk >= self.end {
             return None;
         }
@@ -99,7 +99,7 @@ impl<T: Tensor> Stream<T> {
     }
 
     /// The exponent of a chunk's block; unknown if the chunk is not there yet.
-    pub(super) fn exponent(&mut self, chunk: u64) -> Exponent {
+    pub(crate) fn exponent(&mut self, chunk: u64) -> Exponent {
         self.locate(chunk).map_or(Exponent::UNKNOWN, |mut place| {
             let range = place.range();
             place.elements().exponent(range)
@@ -107,45 +107,45 @@ impl<T: Tensor> Stream<T> {
     }
 
     /// Takes all unfinished tensors out.
-    pub(super) fn drain(&mut self) -> impl Iterator<Item = T> + '_ {
+    pub(crate) fn drain(&mut self) -> impl Iterator<Item = T> + '_ {
         self.outstanding = 0;
         self.entries.drain(..).filter_map(|entry| entry.tensor)
     }
 }
 
 impl<T: Tensor> Place<'_, T> {
-    pub(super) fn collective(&self) -> Collective {
+    pub(crate) fn collective(&self) -> Collective {
         self.stream.entries[self.entry].collective
     }
 
     /// Number of the chunk within its tensor.
-    pub(super) fn chunk(&self) -> u32 {
+    pub(crate) fn chunk(&self) -> u32 {
         // A tensor has at most u32::MAX elements, so its chunks fit.
         (self.chunk - self.stream.entries[self.entry].first_chunk) as u32
     }
 
     /// The chunk's elements; the tensor's last chunk may have fewer.
-    pub(super) fn range(&self) -> Range<usize> {
+    pub(crate) fn range(&self) -> Range<usize> {
         let entry = &self.stream.entries[self.entry];
         let begin = self.chunk() as usize * entry.chunk_elements;
         begin..(begin + entry.chunk_elements).min(entry.elements)
     }
 
-    pub(super) fn elements(&mut self) -> Elements<'_> {
+    pub(crate) fn elements(&mut self) -> Elements<'_> {
         let entry = &mut self.stream.entries[self.entry];
         entry.tensor.as_mut().expect("a place is in an unfinished tensor").elements()
     }
 
     /// Notes that a packet of the tensor goes out. The first counts; a minimum is no branch, and every packet comes by.
     #[inline]
-    pub(super) fn sent(&mut self, now: Instant) {
+    pub(crate) fn sent(&mut self, now: Instant) {
         let entry = &mut self.stream.entries[self.entry];
         entry.first_sent = entry.first_sent.min(now);
     }
 
     /// Counts the chunk as done; the tensor, and when it was sent and summed, if it was its last.
     #[inline]
-    pub(super) fn finish_chunk(self, now: Instant) -> Option<(T, TensorTimes)> {
+    pub(crate) fn finish_chunk(self, now: Instant) -> Option<(T, TensorTimes)> {
         let entry = &mut self.stream.entries[self.entry];
         entry.chunks_left -= 1;
         if entry.chunks_left > 0 {

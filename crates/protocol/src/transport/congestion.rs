@@ -1,0 +1,159 @@
+//! How many fragments a worker may have on the way (ATP §3.7): slow start, then additive increase, multiplicative decrease.
+//!
+//! The signal is an ECN mark on a parameter packet, which all workers get, or a fragment that was overtaken. A timeout is
+//! none: it mostly tells of a late worker, and the paper does not count it either.
+
+/// Where a window starts, in packets: within the bandwidth-delay product of 100 Gbit/s (ATP §3.7).
+const WINDOW_INITIAL: u32 = 200;
+/// What a window grows by, in bytes: an Ethernet frame's payload (ATP §3.7: "one MTU (1500 bytes or 5 packets)").
+const MTU_BYTES: usize = 1500;
+
+/// The congestion window of one worker, in packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct CongestionWindow {
+    size: u32,
+    size_max: u32,
+    slow_start_threshold: u32,
+    packets_per_mtu: u32,
+    /// Packets above the threshold that the window has grown by, in parts of `size`.
+    grown: u32,
+    /// Signals of packets before this one tell of the congestion that the window was halved for already.
+    recovery_end: u64,
+    halved: u64,
+    enabled: bool,
+}
+
+impl CongestionWindow {
+    /// A window for packets of `packet_bytes`, never above `size_max` packets; always there if it is not `enabled`.
+    pub(crate) fn new(packet_bytes: usize, size_max: u32, enabled: bool) -> Self {
+        Self {
+            size: if enabled { WINDOW_INITIAL.min(size_max) } else { size_max },
+            size_max,
+            slow_start_threshold: size_max,
+            packets_per_mtu: u32::try_from(MTU_BYTES / packet_bytes).map_or(1, |packets| packets.max(1)),
+            grown: 0,
+            recovery_end: 0,
+            halved: 0,
+            enabled,
+        }
+    }
+
+    /// Packets that may be on the way.
+    pub(crate) const fn size(&self) -> u32 {
+        self.size
+    }
+
+    /// How often the window was halved.
+    pub(crate) const fn halved(&self) -> u64 {
+        self.halved
+    }
+
+    /// A parameter packet came: one MTU more, above the threshold one MTU more a window.
+    pub(crate) fn acknowledged(&mut self) {
+        if !self.enabled {
+            return;
+        }
+        if self.size < self.slow_start_threshold {
+            self.size = (self.size + self.packets_per_mtu).min(self.slow_start_threshold);
+            return;
+        }
+        self.grown += self.packets_per_mtu;
+        while self.grown >= self.size {
+            self.grown -= self.size;
+            self.size = (self.size + 1).min(self.size_max);
+        }
+    }
+
+    /// The packet numbered `sequence` met congestion; `next` is the first that was not sent yet. Halves the window, once
+    /// until a packet is concerned that was sent afterwards: the packets of one window tell of one congestion.
+    pub(crate) fn congested(&mut self, sequence: u64, next: u64) {
+        if !self.enabled || sequence < self.recovery_end {
+            return;
+        }
+        self.recovery_end = next;
+        self.size = (self.size / 2).max(self.packets_per_mtu).min(self.size_max);
+        self.slow_start_threshold = self.size;
+        self.grown = 0;
+        self.halved += 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A packet of 64 elements.
+    const SMALL: usize = 320;
+    const FRAME: usize = 1408;
+
+    /// Parameter packets until the window has another size.
+    fn until_it_grows(window: &mut CongestionWindow) -> u32 {
+        let before = window.size();
+        (1..)
+            .find(|_| {
+                window.acknowledged();
+                window.size() != before
+            })
+            .unwrap_or(u32::MAX)
+    }
+
+    #[test]
+    fn a_window_of_200_packets_grows_by_an_mtu_a_parameter_up_to_the_threshold_then_by_one_a_window() {
+        let mut window = CongestionWindow::new(SMALL, 1000, true);
+        // (what happens, the window after it)
+        assert_eq!(window.size(), 200);
+        for expected in [204, 208, 212] {
+            window.acknowledged();
+            assert_eq!(window.size(), expected);
+        }
+        window.congested(50, 212);
+        assert_eq!(window.size(), 106);
+        // Four packets, an MTU, in 106 parameters.
+        let rounds: u32 = (0..4).map(|_| until_it_grows(&mut window)).sum();
+        assert_eq!(window.size(), 110);
+        assert!((106..=109).contains(&rounds), "{rounds}");
+    }
+
+    #[test]
+    fn the_signals_of_one_window_halve_it_once() {
+        let mut window = CongestionWindow::new(FRAME, 400, true);
+        let timeline = [
+            // (marked packet, next to be sent, window)
+            (10, 210, 100),
+            (11, 211, 100),
+            (209, 300, 100),
+            (210, 310, 50),
+            (309, 350, 50),
+            (310, 350, 25),
+        ];
+        for (sequence, next, expected) in timeline {
+            window.congested(sequence, next);
+            assert_eq!(window.size(), expected, "mark on {sequence}");
+        }
+        assert_eq!(window.halved(), 3);
+    }
+
+    #[test]
+    fn the_window_stays_within_one_mtu_and_the_jobs_window() {
+        let mut window = CongestionWindow::new(SMALL, 202, true);
+        for _ in 0..1000 {
+            window.acknowledged();
+        }
+        assert_eq!(window.size(), 202);
+        for round in 0..20 {
+            window.congested(1000 * round, 1000 * round + 1);
+        }
+        assert_eq!(window.size(), 4);
+        let mut narrow = CongestionWindow::new(SMALL, 1, true);
+        narrow.congested(0, 1);
+        assert_eq!(narrow.size(), 1, "also where the job's window is less than an MTU");
+    }
+
+    #[test]
+    fn switched_off_it_is_the_jobs_window_whatever_happens() {
+        let mut window = CongestionWindow::new(FRAME, 500, false);
+        window.congested(3, 10);
+        window.acknowledged();
+        assert_eq!((window.size(), window.halved()), (500, 0));
+    }
+}
