@@ -12,6 +12,7 @@ mod doctor;
 mod netlab;
 mod output;
 mod run;
+mod sim;
 mod status;
 mod switch;
 mod version;
@@ -51,6 +52,7 @@ enum Command {
     Doctor(doctor::Arguments),
     Bench(bench::Arguments),
     Netlab(netlab::Arguments),
+    Sim(sim::Arguments),
     Version(version::Arguments),
 }
 
@@ -76,6 +78,7 @@ pub fn exit_status(args: impl IntoIterator<Item = OsString>) -> u8 {
         Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments),
         Command::Netlab(arguments) => netlab::run(&arguments),
+        Command::Sim(arguments) => sim::run(&arguments),
         Command::Version(arguments) => version::run(&arguments),
     };
     match result {

@@ -39,7 +39,10 @@ impl FileError {
                 let what = if rest.starts_with("field") { "key" } else { "name" };
                 unknown(what, given, quoted)
             }
-            _ => message.to_owned(),
+            // A person does not count in Rust's types.
+            _ => ["usize", "u64", "u32", "u16", "u8"].iter().fold(message.to_owned(), |message, integer| {
+                message.replace(&format!("expected {integer}"), "expected a whole number, not negative")
+            }),
         };
         Self::new(file, text, error.span(), message)
     }
@@ -51,6 +54,9 @@ impl FileError {
     }
 }
 
+/// Names in a message: more than a person reads.
+const NAMES_SHOWN: usize = 40;
+
 /// The message for a name that is none, with the nearest of those that are.
 pub(super) fn unknown<'a>(what: &str, given: &str, known: impl Iterator<Item = &'a str>) -> String {
     let known: Vec<&str> = known.collect();
@@ -58,7 +64,11 @@ pub(super) fn unknown<'a>(what: &str, given: &str, known: impl Iterator<Item = &
     let nearest = known.iter().max_by(|a, b| similarity(a).total_cmp(&similarity(b)));
     match nearest.filter(|name| similarity(name) > 0.7) {
         Some(nearest) => format!("unknown {what} `{given}`; did you mean `{nearest}`?"),
-        None => format!("unknown {what} `{given}`; there are {}", known.join(", ")),
+        None => {
+            let more = if known.len() > NAMES_SHOWN { ", .." } else { "" };
+            let shown = known[..known.len().min(NAMES_SHOWN)].join(", ");
+            format!("unknown {what} `{given}`; known: {shown}{more}")
+        }
     }
 }
 

@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use fanin_protocol::SLOTS_MAX;
-use fanin_protocol::atp::{Hashing, Overflow, Scaling};
+use fanin_protocol::atp::{ATP_WORKERS_MAX, Hashing, Overflow, Scaling, WINDOW_ELEMENTS_MAX};
 use fanin_wire::{
-    CHUNK_ELEMENTS, Dtype, FRAGMENT_ELEMENTS, WORKERS_MAX, WireDtype, chunk_elements_for_mtu, chunk_packet_bytes,
+    CHUNK_ELEMENTS, FRAGMENT_ELEMENTS, WORKERS_MAX, WireDtype, chunk_elements_for_mtu, chunk_packet_bytes,
     fragment_elements_for_mtu, fragment_packet_bytes,
 };
 use toml::Spanned;
@@ -19,12 +19,10 @@ use crate::workload::{JobPlan, Workload, placement};
 
 /// IPv4 and UDP, as the simulated network counts them.
 const IP_UDP_BYTES: usize = 28;
-/// Most workers of an ATP job: two levels of 32.
-const ATP_WORKERS_MAX: usize = 1024;
 /// ATP's window, in packets: beyond what a network of short delays needs.
 const WINDOW: u16 = 1024;
-/// Most elements that one worker may have under way.
-const WINDOW_ELEMENTS_MAX: usize = 1 << 20;
+/// Of a float32 as of an int32.
+const ELEMENT_BYTES: u64 = 4;
 
 pub(super) fn resolve(file: &File, topology: &Topology) -> Result<Vec<JobPlan>, Mistake> {
     if file.job.is_empty() && file.background.is_empty() {
@@ -113,7 +111,7 @@ fn workers(topology: &Topology, job: &Job, taken: &mut BTreeSet<NodeId>) -> Resu
         return Err(at(&job.workers, "a host cannot be two workers of one job"));
     }
     let (least, most) = match job.system.get_ref() {
-        System::Atp | System::Rss | System::Ps | System::PsNToN => (1, ATP_WORKERS_MAX),
+        System::Atp | System::Rss | System::Ps | System::PsNToN => (1, ATP_WORKERS_MAX.into()),
         System::Switchml => (1, WORKERS_MAX as usize),
         System::Ring => (2, usize::MAX),
     };
@@ -234,17 +232,15 @@ fn workload(job: &Job) -> Result<Workload, Mistake> {
 }
 
 fn all_reduce(job: &Job, bytes: u64, place: &Spanned<super::unit::Size>) -> Result<Workload, Mistake> {
-    refuse(&job.batch, "batch")?;
-    refuse(&job.iterations, "iterations")?;
-    refuse(&job.scale, "scale")?;
-    refuse(&job.flops, "flops")?;
-    refuse(&job.jitter, "jitter")?;
-    refuse(&job.pause_every, "pause_every")?;
-    refuse(&job.pause, "pause")?;
-    let dtype_bytes = match job.dtype {
-        DtypeName::Float32 | DtypeName::Int32 => Dtype::Float32.bytes() as u64,
-    };
-    if !(dtype_bytes..=1 << 30).contains(&bytes) {
+    const TRAINING: &str = "training, and this job reduces tensors of one size; it would need a `model`";
+    refuse(&job.batch, "batch", TRAINING)?;
+    refuse(&job.iterations, "iterations", TRAINING)?;
+    refuse(&job.scale, "scale", TRAINING)?;
+    refuse(&job.flops, "flops", TRAINING)?;
+    refuse(&job.jitter, "jitter", TRAINING)?;
+    refuse(&job.pause_every, "pause_every", TRAINING)?;
+    refuse(&job.pause, "pause", TRAINING)?;
+    if !(ELEMENT_BYTES..=1 << 30).contains(&bytes) {
         return Err(at(place, "a tensor has from 4 bytes to 1 GiB"));
     }
     let in_flight = job.in_flight.as_ref().map_or(2, |count| *count.get_ref());
@@ -255,12 +251,13 @@ fn all_reduce(job: &Job, bytes: u64, place: &Spanned<super::unit::Size>) -> Resu
     if let Some(place) = job.tensors.as_ref().filter(|count| *count.get_ref() == 0) {
         return Err(at(place, "at least one tensor"));
     }
-    Ok(Workload::AllReduce { elements: (bytes / dtype_bytes) as usize, in_flight, count })
+    Ok(Workload::AllReduce { elements: (bytes / ELEMENT_BYTES) as usize, in_flight, count })
 }
 
 fn training(job: &Job, name: &Spanned<String>) -> Result<Workload, Mistake> {
-    refuse(&job.in_flight, "in_flight")?;
-    refuse(&job.tensors, "tensors")?;
+    const TENSORS: &str = "tensors of one size, and this job trains; it would need a `tensor`";
+    refuse(&job.in_flight, "in_flight", TENSORS)?;
+    refuse(&job.tensors, "tensors", TENSORS)?;
     let wanted = name.get_ref().to_lowercase();
     let model = Model::ALL.into_iter().find(|model| model.name() == wanted).ok_or_else(|| {
         at(name, error::unknown("model", name.get_ref(), Model::ALL.iter().map(|model| model.name())))
@@ -298,9 +295,6 @@ fn training(job: &Job, name: &Spanned<String>) -> Result<Workload, Mistake> {
 }
 
 /// A key of the other workload.
-fn refuse<T>(value: &Option<Spanned<T>>, key: &str) -> Result<(), Mistake> {
-    match value {
-        Some(value) => Err(at(value, format!("`{key}` is for training jobs or tensors alone; this job is the other"))),
-        None => Ok(()),
-    }
+fn refuse<T>(value: &Option<Spanned<T>>, key: &str, what: &str) -> Result<(), Mistake> {
+    value.as_ref().map_or(Ok(()), |value| Err(at(value, format!("`{key}` is about {what}"))))
 }

@@ -30,7 +30,6 @@ const FIRST_WORKER_PORT: u16 = 5000;
 const BACK_OFF: u32 = 16;
 
 pub(crate) type SwitchMachine = Machine<AtpSwitch<SimAddress>, SwitchOwner>;
-pub(crate) type PoolMachine = Machine<Switch<SimAddress>, PoolOwner>;
 pub(crate) type ServerMachine = Machine<AtpServer<SimAddress>, ServerOwner>;
 pub(crate) type AtpMachine = Machine<AtpWorker<SimAddress, Gradient>, WorkerOwner>;
 pub(crate) type PoolWorkerMachine = Machine<Worker<SimAddress, Gradient>, WorkerOwner>;
@@ -40,7 +39,8 @@ pub(crate) struct Layout {
     pub(crate) scenario: Rc<Scenario>,
     pub(crate) referee: Rc<Referee>,
     pub(crate) switches: BTreeMap<NodeId, SwitchPlace>,
-    pub(crate) pools: BTreeMap<NodeId, PoolPlace>,
+    /// SwitchML's.
+    pools: BTreeMap<NodeId, Vec<JobConfig>>,
     pub(crate) servers: BTreeMap<NodeId, ServerPlace>,
     pub(crate) jobs: Vec<JobPlace>,
 }
@@ -49,11 +49,6 @@ pub(crate) struct SwitchPlace {
     pub(crate) actor: ActorId,
     routes: Vec<SwitchRoute<SimAddress>>,
     elements: u16,
-}
-
-pub(crate) struct PoolPlace {
-    pub(crate) actor: ActorId,
-    jobs: Vec<JobConfig>,
 }
 
 pub(crate) struct ServerPlace {
@@ -149,11 +144,7 @@ impl Layout {
         if plan.system == System::Switchml {
             let switch = placement::single_rack(&self.scenario.topology, &plan.workers)
                 .expect("a scenario's placements are checked when it is read");
-            let place = self
-                .pools
-                .entry(switch)
-                .or_insert_with(|| PoolPlace { actor: ActorId(u32::MAX), jobs: Vec::new() });
-            place.jobs.push(pool_config(plan, shards[0].id));
+            self.pools.entry(switch).or_default().push(pool_config(plan, shards[0].id));
         }
         self.jobs.push(JobPlace { job, shards });
     }
@@ -164,10 +155,10 @@ impl Layout {
             let actor = network.add_actor(node, SWITCH_PORT, machine);
             self.switches.entry(node).and_modify(|place| place.actor = actor);
         }
-        for (node, place) in &mut self.pools {
+        for (node, jobs) in &self.pools {
             let mut switch = Switch::new(ShardId(0));
-            place.jobs.iter().for_each(|config| switch.add_job(*config));
-            place.actor = network.add_actor(*node, POOL_PORT, Machine::new(switch, PoolOwner));
+            jobs.iter().for_each(|config| switch.add_job(*config));
+            network.add_actor(*node, POOL_PORT, Machine::new(switch, PoolOwner));
         }
         for node in self.servers.keys().copied().collect::<Vec<_>>() {
             let machine = self.server_machine(node, false);
@@ -190,13 +181,6 @@ impl Layout {
             switch.add_job(*route).expect("levels are those of a placement");
         }
         Machine::new(switch, SwitchOwner { aggregators, referee: self.referee.clone() })
-    }
-
-    /// SwitchML's pools of a switch, empty.
-    pub(crate) fn pool_machine(&self, node: NodeId) -> PoolMachine {
-        let mut switch = Switch::new(ShardId(0));
-        self.pools[&node].jobs.iter().for_each(|config| switch.add_job(*config));
-        Machine::new(switch, PoolOwner)
     }
 
     /// A host's server with all its jobs that live.

@@ -39,7 +39,8 @@ fn absent() -> Listener<impl FnMut(&mut crate::net::Context<'_>, u64) + 'static>
     Listener(|_: &mut crate::net::Context<'_>, _| {})
 }
 
-/// A switch's aggregators and pools are empty; its jobs are those that they were.
+/// A switch's aggregators are empty; its jobs are those that they were. SwitchML's pools stay as they are: how its jobs are
+/// admitted again is the fault world's to try.
 fn forget(network: &mut Network, layout: &Layout, node: NodeId) {
     if let Some(place) = layout.switches.get(&node) {
         network.replace_actor(place.actor, layout.switch_machine(node));

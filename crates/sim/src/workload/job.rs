@@ -28,8 +28,6 @@ pub(crate) mod token {
 
 /// A job, shared by the actors of all its workers.
 pub(crate) struct Job {
-    /// Its number in the scenario.
-    pub(crate) index: usize,
     pub(crate) plan: JobPlan,
     schedule: Rc<Schedule>,
     source: Source,
@@ -106,7 +104,6 @@ impl Job {
             measures: Measures::default(),
         };
         Self {
-            index,
             plan: plan.clone(),
             source: Source {
                 seed,
@@ -125,11 +122,6 @@ impl Job {
             dead: false,
             mailboxes: Vec::new(),
         }
-    }
-
-    /// The schedule of its tensors.
-    pub(crate) fn schedule(&self) -> &Schedule {
-        &self.schedule
     }
 
     /// A timer or notice of worker `rank`'s machine `shard`; false if it was about nothing of the job's.

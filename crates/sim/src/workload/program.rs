@@ -63,14 +63,6 @@ impl Schedule {
             Self::Training(training) => training.gradients[(tensor % training.gradients.len() as u64) as usize].1,
         }
     }
-
-    /// Tensors that a worker has under way at most.
-    pub(crate) fn in_flight(&self) -> usize {
-        match self {
-            Self::AllReduce { in_flight, .. } => *in_flight as usize,
-            Self::Training(training) => training.gradients.len(),
-        }
-    }
 }
 
 struct Scaled {
