@@ -6,7 +6,7 @@ use crate::{Collective, Kind, Preamble, WORKERS_MAX, WireError, WorkerId, bytes_
 /// Length of an abort packet in bytes.
 pub const ABORT_BYTES: usize = PREAMBLE_BYTES + 4 + 2 * Collective::BYTES;
 
-/// Why a job cannot go on. It names who is to blame.
+/// Why a job cannot go on. It names who is to blame; [`WorkerId::ALL`] is a rank of an ATP job that has no number here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AbortReason {
     /// The worker's heartbeat stopped.
@@ -40,7 +40,8 @@ impl Abort {
         let truncated = WireError::Truncated { need: ABORT_BYTES, have: packet.len() };
         let [code, a, b, _] = bytes_at(packet, PREAMBLE_BYTES).ok_or(truncated)?;
         let first = bytes_at(packet, PREAMBLE_BYTES + 4).ok_or(truncated)?;
-        if u32::from(a.max(b)) >= WORKERS_MAX {
+        let named = |worker: u8| u32::from(worker) < WORKERS_MAX || worker == WorkerId::ALL.0;
+        if !named(a) || !named(b) {
             return Err(WireError::Field("worker"));
         }
         let second = bytes_at(packet, PREAMBLE_BYTES + 4 + Collective::BYTES).ok_or(truncated)?;

@@ -81,13 +81,17 @@ impl Flags {
         })
     }
 
-    const fn bits(self) -> u8 {
-        self.resend as u8 * Self::RESEND
-            | self.collision as u8 * Self::COLLISION
-            | self.ecn as u8 * Self::ECN
-            | self.is_ack as u8 * Self::IS_ACK
-            | self.overflow as u8 * Self::OVERFLOW
-            | self.restore as u8 * Self::RESTORE
+    fn bits(self) -> u8 {
+        [
+            (self.resend, Self::RESEND),
+            (self.collision, Self::COLLISION),
+            (self.ecn, Self::ECN),
+            (self.is_ack, Self::IS_ACK),
+            (self.overflow, Self::OVERFLOW),
+            (self.restore, Self::RESTORE),
+        ]
+        .into_iter()
+        .fold(0, |bits, (set, bit)| bits | if set { bit } else { 0 })
     }
 }
 

@@ -20,16 +20,20 @@
 mod aggregator_table;
 mod config;
 mod outbox;
+mod server;
 mod switch;
+mod worker;
 
 pub use config::{
     AGGREGATORS_MAX, ATP_JOBS_MAX, ATP_WORKERS_MAX, AtpConfigError, AtpJobConfig, Hashing, Overflow, Scaling,
     WINDOW_ELEMENTS_MAX,
 };
 use fanin_wire::{GradientHeader, WireError};
+pub use server::{AtpServer, AtpServerEvent, AtpServerProgress, AtpServerStatistics, ServerJob};
 pub use switch::{
     AtpSwitch, AtpSwitchConfig, AtpSwitchEvent, AtpSwitchProgress, AtpSwitchStatistics, SwitchRoute,
 };
+pub use worker::{AtpWorker, AtpWorkerProgress};
 
 use crate::Reason;
 

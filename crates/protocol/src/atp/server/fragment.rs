@@ -1,0 +1,221 @@
+//! One place of the window: the fragment that is being aggregated there, and the one before it, whose parameters answer a
+//! worker that lost them.
+
+use alloc::boxed::Box;
+use alloc::vec;
+use fanin_wire::{Collective, Dtype, GradientHeader, Op};
+
+use super::exact_sum::ExactSum;
+use super::hierarchy::{Coverage, Workers};
+use crate::atp::AtpJobConfig;
+use crate::{Instant, Reason};
+
+/// What is being reduced: the same from all workers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Subject {
+    pub(super) collective: Collective,
+    pub(super) fragment: u32,
+    /// A position that said so, to name in a disagreement.
+    pub(super) first: u16,
+}
+
+/// The fragment that a place gathers.
+#[derive(Debug)]
+pub(super) struct Gathering {
+    pub(super) sequence: u64,
+    pub(super) subject: Option<Subject>,
+    pub(super) contributed: Workers,
+    pub(super) count: u32,
+    /// The workers whose values in `sums` are integers scaled by `exponent`; the others sent original values.
+    scaled: Workers,
+    exponent: i16,
+    pub(super) next_exponent: i16,
+    pub(super) ecn: bool,
+    pub(super) collision: bool,
+    pub(super) saturated: bool,
+    pub(super) aggregator_index: u32,
+    /// Nothing but original values counts: they were asked for because the sum did not fit.
+    pub(super) originals_only: bool,
+    /// When something was last asked for.
+    pub(super) requested: Option<Instant>,
+    /// Sums of original float values; none are needed for integers, whose sum always fits in `sums`.
+    exact: Option<Box<[ExactSum]>>,
+}
+
+/// A fragment whose parameters are known.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Finished {
+    pub(super) sequence: u64,
+    pub(super) collective: Collective,
+    pub(super) fragment: u32,
+    pub(super) ecn: bool,
+    pub(super) aggregator_index: u32,
+    pub(super) next_aggregator_index: u32,
+    pub(super) next_exponent: i16,
+}
+
+impl Gathering {
+    pub(super) fn new(sequence: u64) -> Self {
+        Self {
+            sequence,
+            subject: None,
+            contributed: Workers::default(),
+            count: 0,
+            scaled: Workers::default(),
+            exponent: GradientHeader::STATIC_FACTOR,
+            next_exponent: i16::MIN,
+            ecn: false,
+            collision: false,
+            saturated: false,
+            aggregator_index: 0,
+            originals_only: false,
+            requested: None,
+            exact: None,
+        }
+    }
+
+    /// Forgets all contributions, because the sum did not fit, and waits for the original values.
+    pub(super) fn await_originals(&mut self) {
+        self.contributed = Workers::default();
+        self.scaled = Workers::default();
+        self.count = 0;
+        self.saturated = false;
+        self.originals_only = true;
+        self.exact = None;
+    }
+
+    /// Adds a packet of scaled values (ATP §3.6, "PS updating parameters").
+    pub(super) fn add_scaled(
+        &mut self,
+        header: &GradientHeader,
+        from: &Coverage,
+        payload: &[u8],
+        sums: &mut [i64],
+    ) -> Result<(), Reason> {
+        if self.originals_only {
+            return Err(Reason::Unexpected);
+        }
+        if self.count > 0 && from.workers.is_subset(&self.contributed) {
+            return Err(Reason::Duplicate);
+        }
+        let any_scaled = self.scaled != Workers::default();
+        if any_scaled && header.exponent != self.exponent {
+            return Err(Reason::Exponent);
+        }
+        if from.workers.is_disjoint(&self.contributed) {
+            self.count += from.count;
+        } else if self.scaled == self.contributed && self.contributed.is_subset(&from.workers) {
+            // All that is here is in the packet once more: a worker whose fragment had collided sent it again into an aggregator
+            // that the others had found free. The packet takes the place of what is here.
+            self.scaled = Workers::default();
+            self.contributed = Workers::default();
+            self.count = from.count;
+            self.saturated = false;
+        } else {
+            return Err(Reason::Overlap);
+        }
+        self.exponent = header.exponent;
+        let mut saturated = false;
+        let replace = self.contributed == Workers::default();
+        for (sum, term) in sums.iter_mut().zip(payload.as_chunks().0) {
+            let term = i32::from_le_bytes(*term);
+            saturated |= term == i32::MAX || term == i32::MIN;
+            *sum = i64::from(term) + if replace { 0 } else { *sum };
+        }
+        self.saturated |= saturated;
+        self.contributed.extend(&from.workers);
+        self.scaled.extend(&from.workers);
+        Ok(())
+    }
+
+    /// Adds one worker's original values (ATP §3.8).
+    pub(super) fn add_original(
+        &mut self,
+        dtype: Dtype,
+        from: &Coverage,
+        payload: &[u8],
+        sums: &mut [i64],
+    ) -> Result<(), Reason> {
+        if from.count != 1 {
+            return Err(Reason::OutOfRange);
+        }
+        if !from.workers.is_disjoint(&self.contributed) {
+            return Err(Reason::Duplicate);
+        }
+        if self.count == 0 {
+            sums.fill(0);
+        }
+        if dtype == Dtype::Int32 {
+            for (sum, term) in sums.iter_mut().zip(payload.as_chunks().0) {
+                *sum += i64::from(i32::from_le_bytes(*term));
+            }
+        } else {
+            let exact =
+                self.exact.get_or_insert_with(|| vec![ExactSum::default(); sums.len()].into_boxed_slice());
+            for (sum, term) in exact.iter_mut().zip(payload.as_chunks().0) {
+                sum.add(f32::from_le_bytes(*term));
+            }
+        }
+        self.contributed.extend(&from.workers);
+        self.count += 1;
+        Ok(())
+    }
+
+    /// Writes the parameters: the sum, or the mean, rounded once (ATP §3.8: "dividing by the scaling factor").
+    pub(super) fn write_parameters(
+        &self,
+        config: &AtpJobConfig,
+        collective: Collective,
+        sums: &[i64],
+        parameters: &mut [u8],
+    ) {
+        let mean = collective.op == Op::Average;
+        let out = parameters.as_chunks_mut().0.iter_mut();
+        if collective.dtype == Dtype::Int32 {
+            let divisor = if mean { i32::from(config.workers) } else { 1 };
+            for (sum, out) in sums.iter().zip(out) {
+                // Native integers wrap, and a mean is truncated toward zero, as with SwitchML.
+                *out = (*sum as i32 / divisor).to_le_bytes();
+            }
+            return;
+        }
+        let workers = if mean { f64::from(config.workers) } else { 1.0 };
+        let divisor = config.factor(self.exponent) * workers;
+        match &self.exact {
+            None => {
+                for (sum, out) in sums.iter().zip(out) {
+                    *out = ((*sum as f64 / divisor) as f32).to_le_bytes();
+                }
+            }
+            Some(exact) => {
+                for ((sum, exact), out) in sums.iter().zip(exact).zip(out) {
+                    *out = ((*sum as f64 / divisor + exact.to_f64() / workers) as f32).to_le_bytes();
+                }
+            }
+        }
+    }
+
+    /// The largest exponent of the next fragment in this place, if all workers know theirs and it is that of finite numbers.
+    pub(super) fn next_known(&self) -> Option<i16> {
+        (-149..=128).contains(&self.next_exponent).then_some(self.next_exponent)
+    }
+
+    /// The exponent that the values here were scaled by.
+    pub(super) const fn exponent(&self) -> i16 {
+        self.exponent
+    }
+
+    /// Names the contributors by other positions, after the tree changed.
+    pub(super) fn rename(&mut self, position_after: impl Fn(usize) -> usize, workers: usize) {
+        let renamed = |old: &Workers| {
+            let mut new = Workers::default();
+            (0..workers).filter(|at| old.contains(*at)).for_each(|at| new.insert(position_after(at)));
+            new
+        };
+        self.contributed = renamed(&self.contributed);
+        self.scaled = renamed(&self.scaled);
+        if let Some(subject) = &mut self.subject {
+            subject.first = position_after(subject.first.into()) as u16;
+        }
+    }
+}

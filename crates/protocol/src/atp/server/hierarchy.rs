@@ -1,0 +1,254 @@
+//! Which workers a fragment comes from: the job's aggregation hierarchy, as the workers' directions describe it (ATP §3.2, §3.4).
+//!
+//! Workers are counted by *position*, their order from left to right in the tree, so that what any switch has below it is one
+//! range.
+
+use alloc::vec;
+use alloc::vec::Vec;
+use core::ops::Range;
+use fanin_wire::{CHILDREN_MAX, Directions, LEVELS_MAX};
+
+use crate::atp::{ATP_WORKERS_MAX, AtpConfigError};
+
+const WORDS: usize = ATP_WORKERS_MAX as usize / 64;
+
+/// A set of workers, by position.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub(super) struct Workers([u64; WORDS]);
+
+impl Workers {
+    pub(super) fn count(&self) -> u32 {
+        self.0.iter().map(|word| word.count_ones()).sum()
+    }
+
+    pub(super) fn contains(&self, position: usize) -> bool {
+        self.0[position / 64] >> (position % 64) & 1 != 0
+    }
+
+    pub(super) fn insert(&mut self, position: usize) {
+        self.0[position / 64] |= 1 << (position % 64);
+    }
+
+    pub(super) fn is_disjoint(&self, other: &Self) -> bool {
+        self.0.iter().zip(&other.0).all(|(a, b)| a & b == 0)
+    }
+
+    pub(super) fn is_subset(&self, other: &Self) -> bool {
+        self.0.iter().zip(&other.0).all(|(a, b)| a & !b == 0)
+    }
+
+    pub(super) fn extend(&mut self, other: &Self) {
+        self.0.iter_mut().zip(&other.0).for_each(|(a, b)| *a |= b);
+    }
+
+    fn insert_range(&mut self, range: &Range<u16>) {
+        let (start, end) = (usize::from(range.start), usize::from(range.end));
+        for (i, word) in self.0.iter_mut().enumerate() {
+            let (from, to) = (start.max(i * 64), end.min(i * 64 + 64));
+            if from < to {
+                *word |= u64::MAX >> (64 - (to - from)) << (from % 64);
+            }
+        }
+    }
+}
+
+/// Who is in a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Coverage {
+    pub(super) workers: Workers,
+    pub(super) count: u32,
+    /// A position in it.
+    pub(super) first: u16,
+    /// The server's child that it came through, as an index below the number of workers.
+    pub(super) child: u16,
+}
+
+/// What stands at one bit of a switch's bitmap.
+#[derive(Clone, Debug)]
+struct Child {
+    /// The positions below it; one for a worker.
+    below: Range<u16>,
+    /// The switch that it is, if it is one.
+    switch: Option<usize>,
+}
+
+/// A switch, or the server as if it were one.
+#[derive(Clone, Debug)]
+struct Switch {
+    level: usize,
+    children: Vec<Option<Child>>,
+    fan_in_degree: u8,
+}
+
+/// The tree of a job.
+#[derive(Clone, Debug)]
+pub(super) struct Hierarchy {
+    /// The root is the first.
+    switches: Vec<Switch>,
+    /// The level that packets have when they come to the server. From here up nobody aggregates.
+    server_level: usize,
+    /// By position.
+    ranks: Vec<u16>,
+}
+
+impl Hierarchy {
+    /// The tree of workers with these directions, by rank.
+    pub(super) fn new(directions: &[Directions], server_level: u8) -> Result<Self, AtpConfigError> {
+        let server_level = usize::from(server_level);
+        if server_level > LEVELS_MAX {
+            return Err(AtpConfigError::Level(server_level as u8));
+        }
+        let used = |level: &usize| directions.iter().any(|worker| worker.bitmaps[*level] != 0);
+        let top = (0..LEVELS_MAX).rev().find(used).ok_or(AtpConfigError::Place(0))?;
+        for (rank, worker) in directions.iter().enumerate() {
+            let start = usize::from(worker.level);
+            let in_place = start <= top.min(server_level)
+                && (0..LEVELS_MAX).all(|level| match worker.bitmaps[level] {
+                    0 => level < start || level > top,
+                    bitmap => level >= start && bitmap.is_power_of_two(),
+                });
+            if !in_place {
+                return Err(AtpConfigError::Place(rank));
+            }
+        }
+        let mut ranks: Vec<u16> = (0..directions.len() as u16).collect();
+        ranks.sort_by_key(|rank| {
+            let mut path = directions[usize::from(*rank)].bitmaps;
+            path.reverse();
+            path
+        });
+        let mut tree = Self { switches: vec![Switch::new(top)], server_level, ranks };
+        for position in 0..tree.ranks.len() as u16 {
+            let rank = usize::from(tree.ranks[usize::from(position)]);
+            tree.insert(position, &directions[rank]).ok_or(AtpConfigError::Place(rank))?;
+        }
+        for (rank, worker) in directions.iter().enumerate() {
+            tree.check_fan_in(rank, worker)?;
+        }
+        Ok(tree)
+    }
+
+    fn insert(&mut self, position: u16, worker: &Directions) -> Option<()> {
+        let mut at = 0;
+        loop {
+            let next = self.switches.len();
+            let switch = &mut self.switches[at];
+            let level = switch.level;
+            let place = &mut switch.children[worker.bitmaps[level].trailing_zeros() as usize];
+            let is_worker = level == usize::from(worker.level);
+            switch.fan_in_degree += u8::from(place.is_none());
+            match place {
+                None => {
+                    let below = position..position + 1;
+                    *place = Some(Child { below, switch: (!is_worker).then_some(next) });
+                    if is_worker {
+                        return Some(());
+                    }
+                    self.switches.push(Switch::new(level - 1));
+                    at = next;
+                }
+                // Somebody else's place, or a worker where a switch must be.
+                Some(child) => {
+                    let below = child.switch.filter(|_| !is_worker)?;
+                    child.below.end = position + 1;
+                    at = below;
+                }
+            }
+        }
+    }
+
+    fn check_fan_in(&self, rank: usize, worker: &Directions) -> Result<(), AtpConfigError> {
+        let mut at = Some(0);
+        while let Some(switch) = at.map(|at| &self.switches[at]) {
+            let (level, is) = (switch.level, switch.fan_in_degree);
+            let said = worker.fan_in_degrees[level];
+            if level < self.server_level && said != is {
+                return Err(AtpConfigError::FanIn { rank, level: level as u8, said, is });
+            }
+            at = switch.child(worker.bitmaps[level]).and_then(|child| child.switch);
+        }
+        Ok(())
+    }
+
+    pub(super) const fn workers(&self) -> usize {
+        self.ranks.len()
+    }
+
+    /// The rank at a position.
+    pub(super) fn rank(&self, position: usize) -> u16 {
+        self.ranks[position]
+    }
+
+    /// The server's child that a worker's packets come through.
+    pub(super) fn child_of(&self, rank: u16) -> Option<u16> {
+        let position = self.ranks.iter().position(|other| *other == rank)? as u16;
+        let mut switch = &self.switches[0];
+        let mut child = 0;
+        while switch.level >= self.server_level {
+            let next = switch.children.iter().flatten().find(|next| next.below.contains(&position))?;
+            child = next.below.start;
+            match next.switch {
+                Some(at) => switch = &self.switches[at],
+                None => break,
+            }
+        }
+        Some(child)
+    }
+
+    /// Who is in a packet with these directions; `None` when nobody of this job sends such ones.
+    ///
+    /// From the top down, levels with one bit lead to a switch. The first level with several bits says which of its children are
+    /// in, and those are in with all that is below them: above the first level only complete sums are added. What the packet
+    /// says of the levels further down is that of the child that came last.
+    pub(super) fn coverage(&self, directions: &Directions) -> Option<Coverage> {
+        if usize::from(directions.level) != self.server_level {
+            return None;
+        }
+        let mut switch = &self.switches[0];
+        let mut child = 0;
+        loop {
+            let bitmap = directions.bitmaps[switch.level];
+            let unaggregated = switch.level >= self.server_level;
+            if !unaggregated && directions.fan_in_degrees[switch.level] != switch.fan_in_degree {
+                return None;
+            }
+            if !bitmap.is_power_of_two() {
+                return (!unaggregated && bitmap != 0).then(|| switch.several(bitmap, child)).flatten();
+            }
+            let next = switch.child(bitmap)?;
+            if unaggregated {
+                child = next.below.start;
+            }
+            match next.switch {
+                Some(at) => switch = &self.switches[at],
+                None => {
+                    let mut workers = Workers::default();
+                    workers.insert(next.below.start.into());
+                    return Some(Coverage { workers, count: 1, first: next.below.start, child });
+                }
+            }
+        }
+    }
+}
+
+impl Switch {
+    fn new(level: usize) -> Self {
+        Self { level, children: vec![None; CHILDREN_MAX], fan_in_degree: 0 }
+    }
+
+    /// The child of a bitmap's lowest bit.
+    fn child(&self, bitmap: u32) -> Option<&Child> {
+        self.children.get(bitmap.trailing_zeros() as usize)?.as_ref()
+    }
+
+    /// Who is below the children in a bitmap of several bits.
+    fn several(&self, mut bitmap: u32, child: u16) -> Option<Coverage> {
+        let first = self.child(bitmap)?.below.start;
+        let mut workers = Workers::default();
+        while bitmap != 0 {
+            workers.insert_range(&self.child(bitmap)?.below);
+            bitmap &= bitmap - 1;
+        }
+        Some(Coverage { workers, count: workers.count(), first, child })
+    }
+}

@@ -1,0 +1,563 @@
+//! One job at its server: a window of fragments, and whom they come from.
+
+use alloc::collections::VecDeque;
+use alloc::vec;
+use alloc::vec::Vec;
+use core::time::Duration;
+use fanin_wire::{
+    Abort, AbortReason, Directions, Flags, Generation, GradientHeader, GradientPacket, Kind, Preamble,
+    ShardId, WORKERS_MAX, WorkerId, fragment_packet_bytes,
+};
+
+use super::fragment::{Finished, Gathering, Subject};
+use super::hierarchy::{Coverage, Hierarchy};
+use super::{AtpServerProgress, ServerJob};
+use crate::atp::{AtpConfigError, AtpJobConfig, Hashing, Scaling};
+use crate::{Instant, Reason, Transmit, Verdict};
+
+/// How soon the same fragment is asked for again: every worker that waits for it asks, and each request is answered by all.
+const REQUEST_INTERVAL: Duration = Duration::from_millis(1);
+/// Overflows are counted over so many fragments.
+const OVERFLOW_PERIOD: u32 = 1024;
+/// Overflows in a period that are frequent: more than 0.1 %, up to which training does not slow down (ATP §3.8).
+const OVERFLOWS_FREQUENT: u32 = 2;
+
+/// What is to be sent of a place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum To {
+    Nobody,
+    /// The child that asked.
+    Child(u16),
+    All,
+}
+
+#[derive(Debug)]
+struct Place {
+    gathering: Gathering,
+    finished: Option<Finished>,
+    /// Whether it is certain which fragment is next: not so after a restart, until one is finished here.
+    anchored: bool,
+    parameters_to: To,
+    /// What is asked for, until it is sent.
+    request: Option<GradientHeader>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Outgoing {
+    Parameters,
+    Request,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Abortion {
+    None,
+    /// Found here; the owner has not heard of it.
+    New(AbortReason, (u16, u16)),
+    Known(AbortReason),
+}
+
+#[derive(Debug)]
+pub(super) struct Job<A> {
+    config: AtpJobConfig,
+    hierarchy: Hierarchy,
+    places: Vec<Place>,
+    /// Sums of what is gathered, `elements` for each place.
+    sums: Vec<i64>,
+    /// The finished parameters as they travel, `elements` of four bytes for each place.
+    parameters: Vec<u8>,
+    /// By child: where its first packet came from.
+    children: Vec<Option<A>>,
+    /// The children's addresses in a row, each once.
+    recipients: Vec<A>,
+    /// Places that have something to send; each stands here once for each kind.
+    outgoing: VecDeque<(usize, Outgoing)>,
+    /// The highest sequence number that is finished.
+    newest: Option<u64>,
+    abortion: Abortion,
+    abort_pending: bool,
+    /// Fragments and overflows of this period, and overflows of the one before.
+    period: (u32, u32, u32),
+    progress: AtpServerProgress,
+}
+
+impl<A: Copy + PartialEq> Job<A> {
+    pub(super) fn new(job: ServerJob) -> Result<Self, AtpConfigError> {
+        let config = job.config.check()?;
+        let workers = usize::from(config.workers);
+        if job.workers.len() != workers {
+            return Err(AtpConfigError::Directions(job.workers.len()));
+        }
+        let hierarchy = Hierarchy::new(&job.workers, job.level)?;
+        let (window, elements) = (usize::from(config.window_max), usize::from(config.elements));
+        let place = |sequence| Place {
+            gathering: Gathering::new(sequence),
+            finished: None,
+            anchored: !job.restored,
+            parameters_to: To::Nobody,
+            request: None,
+        };
+        Ok(Self {
+            config,
+            hierarchy,
+            places: (0..u64::from(config.window_max)).map(place).collect(),
+            sums: vec![0; window * elements],
+            parameters: vec![0; window * elements * 4],
+            children: vec![None; workers],
+            recipients: Vec::new(),
+            outgoing: VecDeque::with_capacity(2 * window),
+            newest: None,
+            abortion: Abortion::None,
+            abort_pending: false,
+            period: (0, 0, 0),
+            progress: AtpServerProgress::default(),
+        })
+    }
+
+    pub(super) fn receive(
+        &mut self,
+        now: Instant,
+        from: A,
+        packet: &GradientPacket<'_>,
+    ) -> Result<Verdict, Reason> {
+        let GradientPacket { preamble, header, payload } = packet;
+        if preamble.generation != self.config.generation {
+            return Err(Reason::Generation);
+        }
+        if header.flags.is_ack {
+            return Err(Reason::Unexpected);
+        }
+        let sender = self.hierarchy.coverage(&header.directions).ok_or(Reason::OutOfRange)?;
+        self.check_address(from, sender.child)?;
+        if payload.len() != self.config.payload_bytes() {
+            return Err(Reason::ChunkLength);
+        }
+        self.progress.bytes_received += (fanin_wire::GRADIENT_HEADER_BYTES + payload.len()) as u64;
+        if !matches!(self.abortion, Abortion::None) {
+            self.abort_pending = true;
+            return Err(Reason::Aborted);
+        }
+        let at = self.config.place(header.sequence);
+        let place = &mut self.places[at];
+        // A server that lost its memory takes the first fragment it hears of for the current one, until it hears of a later one.
+        if !place.anchored
+            && (place.gathering.subject.is_none() || header.sequence > place.gathering.sequence)
+        {
+            place.gathering = Gathering::new(header.sequence);
+        }
+        let verdict = match header.sequence.cmp(&place.gathering.sequence) {
+            core::cmp::Ordering::Equal => self.contribute(now, at, packet, &sender),
+            // Its worker would need parameters that do not exist yet.
+            core::cmp::Ordering::Greater => Err(Reason::Ahead),
+            core::cmp::Ordering::Less => self.late(now, at, packet, &sender),
+        };
+        if verdict == Err(Reason::Duplicate) {
+            self.progress.duplicates += 1;
+        }
+        verdict
+    }
+
+    /// A child is known by the address that its first packet came from.
+    fn check_address(&mut self, from: A, child: u16) -> Result<(), Reason> {
+        let known = &mut self.children[usize::from(child)];
+        match known {
+            Some(address) if *address == from => Ok(()),
+            Some(_) => Err(Reason::Foreign),
+            None => {
+                *known = Some(from);
+                if !self.recipients.contains(&from) {
+                    self.recipients.push(from);
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// A packet of the fragment that its place gathers.
+    fn contribute(
+        &mut self,
+        now: Instant,
+        at: usize,
+        packet: &GradientPacket<'_>,
+        sender: &Coverage,
+    ) -> Result<Verdict, Reason> {
+        let GradientPacket { header, payload, .. } = packet;
+        let elements = usize::from(self.config.elements);
+        let sums = &mut self.sums[at * elements..][..elements];
+        let place = &mut self.places[at];
+        let gathering = &mut place.gathering;
+        let subject =
+            Subject { collective: header.collective, fragment: header.fragment, first: sender.first };
+        let first = *gathering.subject.get_or_insert(subject);
+        if (first.collective, first.fragment) != (subject.collective, subject.fragment) {
+            self.disagree(first, subject);
+            return Err(Reason::Aborted);
+        }
+        if header.flags.restore {
+            if gathering.requested.is_none() {
+                return Err(Reason::Unexpected);
+            }
+            self.restore(at, packet);
+            return Ok(Verdict::Multicast);
+        }
+        let added = if header.flags.overflow {
+            gathering.add_original(header.collective.dtype, sender, payload, sums)
+        } else {
+            gathering.add_scaled(header, sender, payload, sums)
+        };
+        // Congestion and collisions are news even when the values are not (Figure 7, box 7).
+        gathering.ecn |= header.flags.ecn;
+        gathering.collision |= header.flags.collision;
+        let workers = self.hierarchy.workers() as u32;
+        if let Err(reason) = added {
+            // A worker that sends scaled values again has not heard that the original ones are wanted.
+            let repeat = header.flags.resend && !header.flags.overflow;
+            if repeat && (gathering.originals_only || !place.anchored) && self.request(now, at, header) {
+                return Ok(Verdict::ReplyUnicast);
+            }
+            return Err(reason);
+        }
+        gathering.aggregator_index = header.aggregator_index;
+        gathering.next_exponent = gathering.next_exponent.max(header.next_exponent);
+        self.progress.aggregations += 1;
+        self.progress.complete += u64::from(sender.count == workers);
+        self.progress.partial += u64::from(sender.count > 1 && sender.count < workers);
+        if gathering.count < workers {
+            // Perhaps the others have this fragment behind them, and only this server forgot.
+            if header.flags.resend && !place.anchored {
+                self.request(now, at, header);
+            }
+            return Ok(Verdict::Absorb);
+        }
+        if gathering.saturated {
+            gathering.await_originals();
+            self.progress.overflows += 1;
+            self.request(now, at, header);
+            return Ok(Verdict::Absorb);
+        }
+        self.finish(at, header);
+        Ok(Verdict::Multicast)
+    }
+
+    /// A packet of a fragment before the one that its place gathers.
+    fn late(
+        &mut self,
+        now: Instant,
+        at: usize,
+        packet: &GradientPacket<'_>,
+        sender: &Coverage,
+    ) -> Result<Verdict, Reason> {
+        let GradientPacket { header, .. } = packet;
+        let place = &mut self.places[at];
+        let previous = header.sequence + u64::from(self.config.window_max) == place.gathering.sequence;
+        let has_parameters = place.finished.is_some_and(|finished| finished.sequence == header.sequence);
+        if !header.flags.resend || (header.flags.overflow && has_parameters) {
+            return Err(Reason::Stale);
+        }
+        if has_parameters {
+            // The parameters were lost: they go to the child that lacks them.
+            self.send_parameters(at, To::Child(sender.child));
+            return Ok(Verdict::ReplyUnicast);
+        }
+        if previous && !place.anchored {
+            // A worker that is ahead has the parameters which this server forgot.
+            if header.flags.restore && place.gathering.requested.is_some() {
+                let finished = finished_by_hand(header);
+                self.store_parameters(at, finished, packet.payload);
+                return Ok(Verdict::Multicast);
+            }
+            return if self.request(now, at, header) {
+                Ok(Verdict::ReplyUnicast)
+            } else {
+                Err(Reason::Stale)
+            };
+        }
+        // A worker that was started again and knows nothing: the newest parameters tell it where the job is (ATP §A.3).
+        let newest = self.newest.ok_or(Reason::Stale)?;
+        self.send_parameters(self.config.place(newest), To::Child(sender.child));
+        Ok(Verdict::ReplyUnicast)
+    }
+
+    /// All workers are in: the sums become parameters.
+    fn finish(&mut self, at: usize, header: &GradientHeader) {
+        let elements = usize::from(self.config.elements);
+        let gathering = &self.places[at].gathering;
+        gathering.write_parameters(
+            &self.config,
+            header.collective,
+            &self.sums[at * elements..][..elements],
+            &mut self.parameters[at * elements * 4..][..elements * 4],
+        );
+        let sequence = gathering.sequence;
+        let index = gathering.aggregator_index;
+        self.progress.collisions += u64::from(gathering.collision);
+        let next_aggregator_index = match self.config.hashing {
+            Hashing::Linear => self.config.aggregator_index(sequence + u64::from(self.config.window_max)),
+            Hashing::Hash if gathering.collision => {
+                self.progress.rehashes += 1;
+                self.config.rehashed(index)
+            }
+            Hashing::Hash => index,
+        };
+        let finished = Finished {
+            sequence,
+            collective: header.collective,
+            fragment: header.fragment,
+            ecn: gathering.ecn,
+            aggregator_index: index,
+            next_aggregator_index,
+            next_exponent: self.next_factor(at),
+        };
+        self.finished(at, finished);
+    }
+
+    /// The exponent that the next fragment of a place is to be scaled by (ATP §B.3).
+    ///
+    /// "Only when the overflow happens frequently": more than 0.1 % of the last one or two thousand fragments overflowed, or would
+    /// have under the fixed factor; the latter keeps it from going back and forth.
+    fn next_factor(&mut self, at: usize) -> i16 {
+        let gathering = &self.places[at].gathering;
+        let (fragments, overflows, before) = &mut self.period;
+        let exponent = gathering.exponent();
+        let avoided = exponent != GradientHeader::STATIC_FACTOR && self.config.may_overflow(exponent);
+        *overflows += u32::from(gathering.originals_only || avoided);
+        *fragments += 1;
+        let frequent = *overflows >= OVERFLOWS_FREQUENT || *before >= OVERFLOWS_FREQUENT;
+        if *fragments == OVERFLOW_PERIOD {
+            self.period = (0, 0, *overflows);
+        }
+        match (self.config.scaling, gathering.next_known()) {
+            (Scaling::Dynamic, Some(exponent)) if frequent && self.config.may_overflow(exponent) => {
+                self.progress.dynamic_factors += 1;
+                exponent
+            }
+            _ => GradientHeader::STATIC_FACTOR,
+        }
+    }
+
+    /// A worker hands back the parameters of the fragment that a place gathers.
+    fn restore(&mut self, at: usize, packet: &GradientPacket<'_>) {
+        let bytes = self.config.payload_bytes();
+        self.parameters[at * bytes..][..bytes].copy_from_slice(packet.payload);
+        self.finished(at, finished_by_hand(&packet.header));
+    }
+
+    /// Keeps parameters that were handed back for a fragment whose successor is being gathered.
+    fn store_parameters(&mut self, at: usize, finished: Finished, payload: &[u8]) {
+        let bytes = self.config.payload_bytes();
+        self.parameters[at * bytes..][..bytes].copy_from_slice(payload);
+        let place = &mut self.places[at];
+        place.finished = Some(finished);
+        place.anchored = true;
+        self.progress.completed += 1;
+        self.newest = self.newest.max(Some(finished.sequence));
+        self.send_parameters(at, To::All);
+    }
+
+    /// The parameters of what a place gathered are there: it goes on to the next fragment.
+    fn finished(&mut self, at: usize, finished: Finished) {
+        let place = &mut self.places[at];
+        place.gathering = Gathering::new(finished.sequence + u64::from(self.config.window_max));
+        place.anchored = true;
+        place.finished = Some(finished);
+        place.request = None;
+        self.progress.completed += 1;
+        self.newest = self.newest.max(Some(finished.sequence));
+        self.send_parameters(at, To::All);
+    }
+
+    fn send_parameters(&mut self, at: usize, to: To) {
+        let place = &mut self.places[at];
+        if place.parameters_to == To::Nobody {
+            self.outgoing.push_back((at, Outgoing::Parameters));
+            place.parameters_to = to;
+        } else if place.parameters_to != to {
+            place.parameters_to = To::All;
+        }
+    }
+
+    /// Asks all workers for what they have of a fragment: parameters, or original values. Whether it did, or did a moment ago.
+    fn request(&mut self, now: Instant, at: usize, header: &GradientHeader) -> bool {
+        let place = &mut self.places[at];
+        if place.gathering.requested.is_some_and(|asked| now.since(asked) < REQUEST_INTERVAL) {
+            return false;
+        }
+        place.gathering.requested = Some(now);
+        if place.request.replace(*header).is_none() {
+            self.outgoing.push_back((at, Outgoing::Request));
+        }
+        self.progress.requests += 1;
+        true
+    }
+
+    /// Two workers do not reduce the same.
+    fn disagree(&mut self, first: Subject, second: Subject) {
+        let ranks = (self.hierarchy.rank(first.first.into()), self.hierarchy.rank(second.first.into()));
+        let named = |rank: u16| match u8::try_from(rank) {
+            Ok(rank) if u32::from(rank) < WORKERS_MAX => WorkerId(rank),
+            _ => WorkerId::ALL,
+        };
+        let reason = AbortReason::Mismatch {
+            first: (named(ranks.0), first.collective),
+            second: (named(ranks.1), second.collective),
+        };
+        self.abortion = Abortion::New(reason, ranks);
+        self.abort_pending = true;
+    }
+
+    pub(super) fn abort(&mut self, reason: AbortReason) {
+        if matches!(self.abortion, Abortion::None) {
+            self.abortion = Abortion::Known(reason);
+            self.abort_pending = true;
+        }
+    }
+
+    /// An abort that was found here and not yet told.
+    pub(super) fn take_new_abort(&mut self) -> Option<(AbortReason, (u16, u16))> {
+        let Abortion::New(reason, ranks) = self.abortion else { return None };
+        self.abortion = Abortion::Known(reason);
+        Some((reason, ranks))
+    }
+
+    pub(super) fn set_up_again(
+        &mut self,
+        generation: Generation,
+        workers: &[Directions],
+        level: u8,
+    ) -> Result<u64, AtpConfigError> {
+        if workers.len() != self.hierarchy.workers() {
+            return Err(AtpConfigError::Directions(workers.len()));
+        }
+        let after = Hierarchy::new(workers, level)?;
+        let mut positions = vec![0; workers.len()];
+        for position in 0..workers.len() {
+            positions[usize::from(after.rank(position))] = position;
+        }
+        for place in &mut self.places {
+            let renamed = |position| positions[usize::from(self.hierarchy.rank(position))];
+            place.gathering.rename(renamed, workers.len());
+            place.parameters_to = To::Nobody;
+            place.request = None;
+        }
+        self.hierarchy = after;
+        self.config.generation = generation;
+        self.outgoing.clear();
+        self.children.fill(None);
+        self.recipients.clear();
+        Ok(self.earliest())
+    }
+
+    pub(super) fn forget_child_of(&mut self, rank: u16) {
+        if let Some(child) = self.hierarchy.child_of(rank) {
+            self.children[usize::from(child)] = None;
+            self.recipients.clear();
+            self.recipients.extend(self.children.iter().flatten());
+        }
+    }
+
+    fn earliest(&self) -> u64 {
+        self.places.iter().map(|place| place.gathering.sequence).min().unwrap_or(0)
+    }
+
+    pub(super) fn progress(&self) -> AtpServerProgress {
+        AtpServerProgress { earliest: self.earliest(), ..self.progress }
+    }
+
+    pub(super) fn has_pending(&self) -> bool {
+        !self.recipients.is_empty() && (self.abort_pending || !self.outgoing.is_empty())
+    }
+
+    pub(super) fn poll_transmit(&mut self, train: &mut [u8]) -> Option<Transmit<'_, A>> {
+        let preamble = Preamble {
+            kind: Kind::Gradient,
+            job: self.config.id,
+            generation: self.config.generation,
+            worker: WorkerId::ALL,
+            shard: ShardId(0),
+        };
+        if let Abortion::New(reason, _) | Abortion::Known(reason) = self.abortion {
+            self.abort_pending = false;
+            self.outgoing.clear();
+            let abort = Abort { preamble: Preamble { kind: Kind::Abort, ..preamble }, reason }.to_bytes();
+            train[..abort.len()].copy_from_slice(&abort);
+            return Some(Transmit { to: &self.recipients, bytes: abort.len(), segment_bytes: abort.len() });
+        }
+        let payload_bytes = self.config.payload_bytes();
+        let mut run: Option<(To, usize)> = None;
+        let mut bytes = 0;
+        while let Some(&(at, what)) = self.outgoing.front() {
+            let place = &mut self.places[at];
+            let (to, header, payload) = match (what, place.request, place.finished) {
+                (Outgoing::Request, Some(request), _) => (To::All, request_header(&request), &[][..]),
+                (Outgoing::Parameters, _, Some(finished)) => {
+                    let payload = &self.parameters[at * payload_bytes..][..payload_bytes];
+                    (place.parameters_to, finished.header(), payload)
+                }
+                // What was to be asked for has come in the meantime.
+                _ => {
+                    self.outgoing.pop_front();
+                    continue;
+                }
+            };
+            let segment_bytes = fragment_packet_bytes(payload.len() / 4);
+            if *run.get_or_insert((to, segment_bytes)) != (to, segment_bytes)
+                || bytes + segment_bytes > train.len()
+            {
+                break;
+            }
+            let elements = payload.len() / 4;
+            bytes += GradientPacket::write(&mut train[bytes..], &preamble, &header, elements, |out| {
+                out.copy_from_slice(payload);
+            });
+            match what {
+                Outgoing::Request => place.request = None,
+                Outgoing::Parameters => place.parameters_to = To::Nobody,
+            }
+            self.outgoing.pop_front();
+        }
+        let (to, segment_bytes) = run.filter(|_| bytes > 0)?;
+        let to = match to {
+            To::Child(child) => self.children[usize::from(child)].as_slice(),
+            To::All | To::Nobody => &self.recipients,
+        };
+        Some(Transmit { to, bytes, segment_bytes })
+    }
+}
+
+impl Finished {
+    fn header(&self) -> GradientHeader {
+        let mut directions = Directions::default();
+        directions.bitmaps[0] = self.next_aggregator_index;
+        GradientHeader {
+            flags: Flags { is_ack: true, ecn: self.ecn, ..Flags::default() },
+            directions,
+            sequence: self.sequence,
+            aggregator_index: self.aggregator_index,
+            fragment: self.fragment,
+            collective: self.collective,
+            exponent: GradientHeader::STATIC_FACTOR,
+            next_exponent: self.next_exponent,
+        }
+    }
+}
+
+/// Parameters that a worker hands back: it knows the index that its place uses from now on.
+const fn finished_by_hand(header: &GradientHeader) -> Finished {
+    Finished {
+        sequence: header.sequence,
+        collective: header.collective,
+        fragment: header.fragment,
+        ecn: header.flags.ecn,
+        aggregator_index: header.aggregator_index,
+        next_aggregator_index: header.aggregator_index,
+        next_exponent: header.next_exponent,
+    }
+}
+
+/// The request for whatever a worker has of a fragment, which also frees its aggregators.
+fn request_header(fragment: &GradientHeader) -> GradientHeader {
+    GradientHeader {
+        flags: Flags { is_ack: true, overflow: true, ..Flags::default() },
+        directions: Directions::default(),
+        ..*fragment
+    }
+}

@@ -1,0 +1,537 @@
+//! The worker: sends its tensors' fragments in a sliding window, takes parameters in any order, sends again what was
+//! overtaken or not answered, and answers a server that needs original values or lost its memory (ATP §3.6 to §3.8).
+//!
+//! All tensors of a job form one stream of fragments; a fragment's number in it is its sequence number, and its *place* is
+//! that modulo the job's window. The parameters of a place's fragment say which aggregator and which exponent the next one
+//! of the place uses, so that all workers agree on them without a word.
+
+#[cfg(test)]
+mod tests;
+mod window;
+
+use alloc::collections::VecDeque;
+use alloc::vec;
+use alloc::vec::Vec;
+use fanin_quant::{Exponent, Scale};
+use fanin_wire::{
+    Abort, Directions, Dtype, Flags, Generation, GradientHeader, GradientPacket, Kind, Op, Preamble, ShardId,
+    WireDtype, WorkerId, fragment_packet_bytes,
+};
+
+use super::{AtpJobConfig, EXPONENT_UNKNOWN, Hashing, Overflow, Scaling, next_aggregator_index, unreadable};
+use crate::transport::CongestionWindow;
+use crate::worker::retransmission::RoundTrip;
+use crate::worker::stream::Stream;
+use crate::{
+    Endpoint, Instant, Reason, RetransmissionConfig, Tensor, TensorTimes, Transmit, Verdict, WorkerEvent,
+    WorkerStatistics,
+};
+use window::{Standing, Window};
+
+/// Fragments that a timeout sends again at most. Nothing came for a while, so somebody is late: a few packets find out when he is
+/// there, and every further one would be lost to aggregation on the way.
+const STALLED_RETRANSMISSIONS: usize = 8;
+
+/// One worker of an ATP job. `A` names the rack's switch (or the server where there is none), `T` holds a tensor's memory.
+#[derive(Debug)]
+pub struct AtpWorker<A, T> {
+    config: AtpJobConfig,
+    directions: Directions,
+    upstream: [A; 1],
+    retransmission: RetransmissionConfig,
+    state: State,
+    stream: Stream<T>,
+    window: Window,
+    congestion: CongestionWindow,
+    places: Vec<Place>,
+    /// The parameters of each place's last finished fragment: the tensor may long be in other hands when a server that lost
+    /// its memory asks.
+    last_payloads: Vec<u8>,
+    /// What is to be sent again or handed back, each once.
+    again: VecDeque<Outgoing>,
+    round_trip: RoundTrip,
+    /// When something came last that the server had not said before, or the worker (again) began.
+    last_progress: Instant,
+    events: VecDeque<WorkerEvent<T>>,
+    statistics: WorkerStatistics,
+    progress: AtpWorkerProgress,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Running,
+    /// Between a lost server or switch and the one that takes over.
+    Suspended,
+    Aborted,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    /// Aggregator and exponent of the fragment that is on the way or comes next.
+    aggregator_index: u32,
+    exponent: i16,
+    /// Header of the last parameters.
+    last: Option<GradientHeader>,
+}
+
+/// Where a worker stands in its job's stream.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AtpWorkerProgress {
+    /// The first fragment whose parameters are missing.
+    pub expected: u64,
+    /// The first that was not sent.
+    pub next: u64,
+    /// Fragments on the way.
+    pub in_flight: u32,
+    /// Fragments that may be on the way.
+    pub congestion_window: u32,
+    /// How often that was halved.
+    pub window_halved: u64,
+    /// Fragments sent with original values.
+    pub originals_sent: u64,
+    /// Parameters handed back to a server that lost its memory.
+    pub restores_sent: u64,
+}
+
+impl<A: Copy + PartialEq, T: Tensor> AtpWorker<A, T> {
+    /// A worker of an admitted job: where it stands is in its directions.
+    ///
+    /// # Panics
+    /// When the configuration was not checked: admission does that.
+    #[must_use]
+    pub fn new(
+        config: AtpJobConfig,
+        directions: Directions,
+        upstream: A,
+        retransmission: RetransmissionConfig,
+    ) -> Self {
+        let config = config.check().expect("a job is checked at admission");
+        let place = |place| Place {
+            aggregator_index: config.aggregator_index(place),
+            exponent: GradientHeader::STATIC_FACTOR,
+            last: None,
+        };
+        Self {
+            config,
+            directions,
+            upstream: [upstream],
+            retransmission,
+            state: State::Running,
+            stream: Stream::new(usize::from(config.elements), WireDtype::Int32),
+            window: Window::new(config.window_max),
+            congestion: CongestionWindow::new(
+                fragment_packet_bytes(usize::from(config.elements)),
+                config.window_max.into(),
+                config.congestion_control,
+            ),
+            places: (0..u64::from(config.window_max)).map(place).collect(),
+            last_payloads: vec![0; usize::from(config.window_max) * config.payload_bytes()],
+            again: VecDeque::with_capacity(config.window_max.into()),
+            round_trip: RoundTrip::new(retransmission),
+            last_progress: Instant(0),
+            events: VecDeque::new(),
+            statistics: WorkerStatistics::default(),
+            progress: AtpWorkerProgress::default(),
+        }
+    }
+
+    /// Appends a tensor to the stream. Every worker of the job must submit alike tensors in the same order.
+    ///
+    /// # Panics
+    /// When the tensor has more than `u32::MAX` elements: the owner splits those.
+    pub fn submit(&mut self, mut tensor: T, op: Op) {
+        if tensor.elements().count() == 0 {
+            self.stream.skip();
+            self.complete(tensor, None);
+        } else {
+            self.stream.push(tensor, op);
+        }
+    }
+
+    /// The job's generation that it takes part in.
+    #[must_use]
+    pub const fn generation(&self) -> Generation {
+        self.config.generation
+    }
+
+    /// Tensors submitted and not completed.
+    #[must_use]
+    pub fn outstanding(&self) -> usize {
+        self.stream.outstanding()
+    }
+
+    /// Stops sending and taking, because the server or the rack's switch is gone.
+    pub fn suspend(&mut self) {
+        if self.state == State::Running {
+            self.state = State::Suspended;
+        }
+        self.again.clear();
+        self.window.forget_queue();
+    }
+
+    /// Goes on in another generation: what is on the way is sent again, since nobody may have it any more. A worker that was
+    /// aborted or abandoned stays so.
+    pub fn resume(&mut self, now: Instant, generation: Generation, upstream: A) {
+        if self.state == State::Aborted {
+            return;
+        }
+        self.suspend();
+        self.config.generation = generation;
+        self.upstream = [upstream];
+        self.state = State::Running;
+        self.round_trip = RoundTrip::new(self.retransmission);
+        self.last_progress = now;
+        let first = self.window.expected();
+        for sequence in first..self.window.next() {
+            if matches!(self.window.standing(sequence), Standing::Sent { .. }) {
+                self.send_again(sequence);
+            }
+        }
+    }
+
+    /// Gives everything outstanding back, undefined in part, and ends the worker.
+    pub fn abandon(&mut self) -> impl Iterator<Item = T> + '_ {
+        self.end();
+        self.stream.drain()
+    }
+
+    /// Counters since the start.
+    #[must_use]
+    pub fn statistics(&self) -> WorkerStatistics {
+        WorkerStatistics { smoothed_rtt: self.round_trip.smoothed(), ..self.statistics }
+    }
+
+    /// Where it stands.
+    #[must_use]
+    pub fn progress(&self) -> AtpWorkerProgress {
+        AtpWorkerProgress {
+            expected: self.window.expected(),
+            next: self.window.next(),
+            in_flight: self.window.in_flight(),
+            congestion_window: self.congestion.size(),
+            window_halved: self.congestion.halved(),
+            ..self.progress
+        }
+    }
+
+    fn end(&mut self) {
+        self.suspend();
+        self.state = State::Aborted;
+    }
+
+    fn complete(&mut self, tensor: T, times: Option<TensorTimes>) {
+        self.statistics.completed += 1;
+        self.events.push_back(WorkerEvent::Completed(tensor, times));
+    }
+
+    fn receive(&mut self, now: Instant, from: A, bytes: &[u8]) -> Result<Verdict, Reason> {
+        let preamble = Preamble::parse(bytes).map_err(unreadable)?;
+        if preamble.job != self.config.id {
+            return Err(Reason::UnknownJob);
+        }
+        if from != self.upstream[0] {
+            return Err(Reason::Foreign);
+        }
+        if preamble.generation != self.config.generation {
+            return Err(Reason::Generation);
+        }
+        if preamble.shard != ShardId(0) {
+            return Err(Reason::OutOfRange);
+        }
+        match self.state {
+            State::Running => {}
+            State::Suspended => return Err(Reason::Unexpected),
+            State::Aborted => return Err(Reason::Aborted),
+        }
+        match preamble.kind {
+            Kind::Gradient => {
+                let packet = GradientPacket::parse(preamble, bytes).map_err(unreadable)?;
+                let Flags { is_ack, overflow, .. } = packet.header.flags;
+                match (is_ack, overflow) {
+                    (false, _) => Err(Reason::Unexpected),
+                    (true, false) => self.take_parameters(now, &packet),
+                    (true, true) => self.answer_request(now, &packet),
+                }
+            }
+            Kind::Abort => {
+                let abort = Abort::parse(preamble, bytes).map_err(unreadable)?;
+                self.end();
+                self.events.push_back(WorkerEvent::Aborted(abort.reason));
+                Ok(Verdict::Absorb)
+            }
+            Kind::Update | Kind::Result | Kind::Restore => Err(Reason::Unexpected),
+        }
+    }
+
+    /// Parameters slide the window, in order or not (ATP §3.6, "Worker Receiving Parameters").
+    fn take_parameters(&mut self, now: Instant, packet: &GradientPacket<'_>) -> Result<Verdict, Reason> {
+        let GradientPacket { header, payload, .. } = packet;
+        let sequence = header.sequence;
+        let since = match self.window.standing(sequence) {
+            Standing::Sent { since } => since,
+            // Another worker lost them, and all get them again.
+            Standing::Finished => return Err(Reason::Duplicate),
+            Standing::Stale => return Err(Reason::Stale),
+            Standing::Ahead => return Err(Reason::Ahead),
+        };
+        if payload.len() != self.config.payload_bytes() {
+            return Err(Reason::ChunkLength);
+        }
+        let mut place = self.stream.locate(sequence).ok_or(Reason::Unexpected)?;
+        if header.collective != place.collective() || header.fragment != place.chunk() {
+            return Err(Reason::Unexpected);
+        }
+        let range = place.range();
+        place.elements().narrow(range, payload);
+        let finished = place.finish_chunk(now);
+
+        let index = self.window.place(sequence);
+        let at = index * self.config.payload_bytes();
+        self.last_payloads[at..at + payload.len()].copy_from_slice(payload);
+        let place = &mut self.places[index];
+        place.last = Some(*header);
+        place.aggregator_index = match self.config.hashing {
+            Hashing::Hash => next_aggregator_index(header),
+            Hashing::Linear => self.config.aggregator_index(sequence + u64::from(self.config.window_max)),
+        };
+        place.exponent = match Exponent::from_bits(header.next_exponent).finite() {
+            Some(exponent) if self.config.scaling == Scaling::Dynamic => exponent,
+            _ => GradientHeader::STATIC_FACTOR,
+        };
+
+        if let Some(since) = since {
+            self.round_trip.measure(now.since(since));
+        }
+        self.window.finish(sequence);
+        self.last_progress = now;
+        self.congestion.acknowledged();
+        if header.flags.ecn {
+            self.congestion.congested(sequence, self.window.next());
+        }
+        while let Some(lost) = self.window.overtaken() {
+            self.congestion.congested(lost, self.window.next());
+            self.send_again(lost);
+        }
+        if let Some((tensor, times)) = finished {
+            self.complete(tensor, Some(times));
+        }
+        Ok(Verdict::Absorb)
+    }
+
+    /// The server needs original values (§3.8), or lost its memory: who has the parameters hands them back.
+    fn answer_request(&mut self, now: Instant, packet: &GradientPacket<'_>) -> Result<Verdict, Reason> {
+        if !packet.payload.is_empty() {
+            return Err(Reason::ChunkLength);
+        }
+        let sequence = packet.header.sequence;
+        let outgoing = match self.window.standing(sequence) {
+            Standing::Finished => Outgoing::Restore(sequence),
+            Standing::Sent { .. } => {
+                self.window.set_originals(sequence);
+                self.last_progress = now;
+                Outgoing::Again(sequence)
+            }
+            Standing::Stale => return Err(Reason::Stale),
+            Standing::Ahead => return Err(Reason::Ahead),
+        };
+        if self.window.queue(sequence) {
+            self.again.push_back(outgoing);
+        }
+        Ok(Verdict::Absorb)
+    }
+
+    /// Queues a fragment that is on the way once more.
+    fn send_again(&mut self, sequence: u64) {
+        if self.window.queue(sequence) {
+            self.again.push_back(Outgoing::Again(sequence));
+            self.statistics.retransmissions += 1;
+        }
+    }
+
+    /// What the next packet is. What was queued and then answered is none any more.
+    fn next_packet(&mut self) -> Option<Outgoing> {
+        while let Some(&queued) = self.again.front() {
+            let goes = match queued {
+                Outgoing::Again(sequence) => matches!(self.window.standing(sequence), Standing::Sent { .. }),
+                Outgoing::Restore(sequence) => self.window.standing(sequence) == Standing::Finished,
+                Outgoing::First(_) => false,
+            };
+            if goes {
+                return Some(queued);
+            }
+            self.again.pop_front();
+        }
+        let sequence = self.window.next();
+        let goes = sequence < self.stream.end() && self.window.has_room(self.congestion.size());
+        goes.then_some(Outgoing::First(sequence))
+    }
+
+    /// Writes a packet to the start of `out` and counts it as sent.
+    fn send(&mut self, now: Instant, outgoing: Outgoing, out: &mut [u8]) -> usize {
+        self.statistics.packets_sent += 1;
+        match outgoing {
+            Outgoing::First(sequence) => {
+                self.window.send_next(now);
+                self.write_fragment(now, sequence, false, out)
+            }
+            Outgoing::Again(sequence) => {
+                self.again.pop_front();
+                self.window.send_again(sequence, now);
+                self.write_fragment(now, sequence, true, out)
+            }
+            Outgoing::Restore(sequence) => {
+                self.again.pop_front();
+                self.window.unqueue(sequence);
+                self.progress.restores_sent += 1;
+                self.write_parameters(sequence, out)
+            }
+        }
+    }
+
+    fn preamble(&self) -> Preamble {
+        Preamble {
+            kind: Kind::Gradient,
+            job: self.config.id,
+            generation: self.config.generation,
+            worker: WorkerId::ALL,
+            shard: ShardId(0),
+        }
+    }
+
+    /// A fragment of the worker's own (ATP §3.6, "Worker Pushing Gradients"), quantised or as it is.
+    fn write_fragment(&mut self, now: Instant, sequence: u64, resend: bool, out: &mut [u8]) -> usize {
+        let preamble = self.preamble();
+        let place = self.places[self.window.place(sequence)];
+        let next_exponent = match self.config.scaling {
+            Scaling::Static => GradientHeader::STATIC_FACTOR,
+            Scaling::Dynamic => {
+                let exponent = self.stream.exponent(sequence + u64::from(self.config.window_max));
+                debug_assert_eq!(Exponent::UNKNOWN.bits(), EXPONENT_UNKNOWN);
+                exponent.bits()
+            }
+        };
+        let mut fragment = self.stream.locate(sequence).expect("what is on the way is in the stream");
+        fragment.sent(now);
+        let collective = fragment.collective();
+        let mut header = GradientHeader {
+            flags: Flags { resend, ..Flags::default() },
+            directions: self.directions,
+            sequence,
+            aggregator_index: place.aggregator_index,
+            fragment: fragment.chunk(),
+            collective,
+            exponent: place.exponent,
+            next_exponent,
+        };
+        let elements = usize::from(self.config.elements);
+        let range = fragment.range();
+        if !self.window.originals(sequence) {
+            let scale = Scale::of_factor(self.config.factor(place.exponent));
+            let proactive = self.config.overflow == Overflow::Proactive && collective.dtype != Dtype::Int32;
+            let mut risky = false;
+            let bytes = GradientPacket::write(out, &preamble, &header, elements, |payload| {
+                fragment.elements().quantize(range.clone(), &scale, payload);
+                risky = proactive && may_overflow(payload, self.config.workers);
+            });
+            if !risky {
+                return bytes;
+            }
+            self.window.set_originals(sequence);
+        }
+        self.progress.originals_sent += 1;
+        header.flags = Flags { resend: true, overflow: true, ..Flags::default() };
+        GradientPacket::write(out, &preamble, &header, elements, |payload| {
+            fragment.elements().widen(range, payload);
+        })
+    }
+
+    /// The parameters of a finished fragment, for a server that lost its memory. The aggregator that the fragment used is long
+    /// free; in its stead stands the one that the place uses now, on which all workers must go on agreeing.
+    fn write_parameters(&self, sequence: u64, out: &mut [u8]) -> usize {
+        let index = self.window.place(sequence);
+        let place = self.places[index];
+        let last = place.last.expect("a finished fragment has parameters");
+        let header = GradientHeader {
+            flags: Flags { resend: true, restore: true, ..Flags::default() },
+            directions: self.directions,
+            aggregator_index: next_aggregator_index(&last),
+            ..last
+        };
+        let at = index * self.config.payload_bytes();
+        let parameters = &self.last_payloads[at..at + self.config.payload_bytes()];
+        GradientPacket::write(out, &self.preamble(), &header, usize::from(self.config.elements), |payload| {
+            payload.copy_from_slice(parameters);
+        })
+    }
+}
+
+/// Whether the sum could overflow if the others' values were as large as the largest here (ATP §B.2).
+fn may_overflow(payload: &[u8], workers: u16) -> bool {
+    let workers = i64::from(workers);
+    let bound = (1 << 31) / workers - 1;
+    payload.as_chunks().0.iter().any(|value| i64::from(i32::from_le_bytes(*value)).abs() > bound)
+}
+
+impl<A: Copy + PartialEq, T: Tensor> Endpoint for AtpWorker<A, T> {
+    type Address = A;
+    type Event = WorkerEvent<T>;
+
+    fn handle_packet(&mut self, now: Instant, from: A, packet: &[u8]) -> Verdict {
+        self.statistics.packets_received += 1;
+        let verdict = self.receive(now, from, packet).unwrap_or_else(Verdict::Drop);
+        if let Verdict::Drop(reason) = verdict {
+            self.statistics.dropped[reason as usize] += 1;
+        }
+        verdict
+    }
+
+    fn handle_timeout(&mut self, now: Instant) {
+        if self.poll_timeout().is_none_or(|due| due > now) {
+            return;
+        }
+        let mut late = [0; STALLED_RETRANSMISSIONS];
+        let mut count = 0;
+        for (late, sequence) in late.iter_mut().zip(self.window.unanswered()) {
+            *late = sequence;
+            count += 1;
+        }
+        for sequence in &late[..count] {
+            self.send_again(*sequence);
+        }
+        self.round_trip.back_off(now);
+    }
+
+    fn poll_transmit(&mut self, now: Instant, train: &mut [u8]) -> Option<Transmit<'_, A>> {
+        if self.state != State::Running {
+            return None;
+        }
+        let segment_bytes = fragment_packet_bytes(usize::from(self.config.elements));
+        let mut bytes = 0;
+        while bytes + segment_bytes <= train.len() {
+            let Some(outgoing) = self.next_packet() else { break };
+            bytes += self.send(now, outgoing, &mut train[bytes..]);
+        }
+        (bytes > 0).then_some(Transmit { to: &self.upstream, bytes, segment_bytes })
+    }
+
+    fn poll_event(&mut self) -> Option<WorkerEvent<T>> {
+        self.events.pop_front()
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        if self.state != State::Running {
+            return None;
+        }
+        let sent = self.window.expected_sent()?;
+        Some(sent.max(self.last_progress) + self.round_trip.timeout())
+    }
+}
+
+/// A packet that is to be sent.
+#[derive(Clone, Copy, Debug)]
+enum Outgoing {
+    First(u64),
+    Again(u64),
+    /// Parameters that are handed back.
+    Restore(u64),
+}

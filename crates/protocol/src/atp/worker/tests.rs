@@ -1,0 +1,598 @@
+//! Timelines of one worker; the test plays the network and the server.
+
+use alloc::collections::BTreeMap;
+use alloc::string::String;
+use alloc::vec;
+use alloc::vec::Vec;
+use core::fmt::Write;
+use core::time::Duration;
+use fanin_wire::{AbortReason, GRADIENT_HEADER_BYTES, JobId};
+
+use super::*;
+use crate::{Elements, Instant};
+
+const ELEMENTS: usize = 64;
+const UPSTREAM: u8 = 7;
+/// Before anything was measured: the ceiling.
+const TIMEOUT_MS: u64 = 40;
+
+#[derive(Debug, Clone, PartialEq)]
+enum Numbers {
+    Float(Vec<f32>),
+    Half(Vec<u16>),
+    Bfloat(Vec<u16>),
+    Int(Vec<i32>),
+}
+
+impl Tensor for Numbers {
+    fn elements(&mut self) -> Elements<'_> {
+        match self {
+            Self::Float(x) => Elements::Float32(x),
+            Self::Half(x) => Elements::Float16(x),
+            Self::Bfloat(x) => Elements::Bfloat16(x),
+            Self::Int(x) => Elements::Int32(x),
+        }
+    }
+}
+
+fn config(window_max: u16) -> AtpJobConfig {
+    AtpJobConfig {
+        id: JobId(5),
+        generation: Generation(2),
+        workers: 2,
+        elements: ELEMENTS as u16,
+        window_max,
+        aggregators: 1000,
+        hashing: Hashing::Hash,
+        scaling: Scaling::Static,
+        overflow: Overflow::Reactive,
+        congestion_control: true,
+    }
+}
+
+/// The worker and what it sent last of each fragment.
+struct Line {
+    worker: AtpWorker<u8, Numbers>,
+    config: AtpJobConfig,
+    now: Instant,
+    headers: BTreeMap<u64, GradientHeader>,
+    payloads: BTreeMap<u64, Vec<u8>>,
+}
+
+/// How the server's answer differs from plain parameters.
+#[derive(Clone, Copy, Default)]
+struct Answer {
+    ecn: bool,
+    next_index: u32,
+    next_exponent: i16,
+}
+
+impl Line {
+    fn new(config: AtpJobConfig) -> Self {
+        let directions = Directions { level: 0, bitmaps: [2, 1, 0, 0], fan_in_degrees: [2, 1, 0, 0] };
+        let retransmission = RetransmissionConfig {
+            floor: Duration::from_millis(2),
+            ceiling: Duration::from_millis(TIMEOUT_MS),
+        };
+        let worker = AtpWorker::new(config, directions, UPSTREAM, retransmission);
+        Self { worker, config, now: Instant(0), headers: BTreeMap::new(), payloads: BTreeMap::new() }
+    }
+
+    /// With a tensor of so many fragments of ones.
+    fn with_fragments(config: AtpJobConfig, fragments: usize) -> Self {
+        let mut line = Self::new(config);
+        line.worker.submit(Numbers::Float(vec![1.0; fragments * ELEMENTS]), Op::Sum);
+        line
+    }
+
+    fn at_ms(&mut self, ms: u64) -> &mut Self {
+        self.now = Instant(ms * 1_000_000);
+        self.worker.handle_timeout(self.now);
+        self
+    }
+
+    /// What the worker sends: sequence numbers, runs shortened, `r` sent again, `o` original values, `p` handed back.
+    fn sent(&mut self) -> String {
+        let mut train = vec![0; 65536];
+        let mut packets = Vec::new();
+        while let Some(Transmit { to, bytes, segment_bytes }) =
+            self.worker.poll_transmit(self.now, &mut train)
+        {
+            assert_eq!(to, [UPSTREAM]);
+            for bytes in train[..bytes].chunks(segment_bytes) {
+                let preamble = Preamble::parse(bytes).expect("ours");
+                assert_eq!((preamble.job, preamble.generation), (self.config.id, self.worker.generation()));
+                let packet = GradientPacket::parse(preamble, bytes).expect("ours");
+                assert_eq!(packet.header.directions, self.worker.directions);
+                let kind = match packet.header.flags {
+                    Flags { restore: true, resend: true, overflow: false, is_ack: false, .. } => "p",
+                    Flags { restore: false, resend: true, overflow: true, is_ack: false, .. } => "o",
+                    Flags { restore: false, resend: true, overflow: false, is_ack: false, .. } => "r",
+                    flags => {
+                        assert_eq!(flags, Flags::default());
+                        ""
+                    }
+                };
+                packets.push((packet.header.sequence, kind));
+                self.headers.insert(packet.header.sequence, packet.header);
+                self.payloads.insert(packet.header.sequence, packet.payload.to_vec());
+            }
+        }
+        let mut said = String::new();
+        for run in packets.chunk_by(|a, b| a.1 == b.1 && a.0 + 1 == b.0) {
+            let ((first, kind), (last, _)) = (run[0], run[run.len() - 1]);
+            let space = if said.is_empty() { "" } else { " " };
+            let end = if last > first { alloc::format!("-{last}") } else { String::new() };
+            write!(said, "{space}{first}{end}{kind}").expect("a string");
+        }
+        said
+    }
+
+    /// A packet from the server about a fragment.
+    fn from_server(&self, sequence: u64, flags: Flags, answer: Answer, values: Option<&[u8]>) -> Vec<u8> {
+        let mut header = self.headers[&sequence];
+        header.flags = Flags { is_ack: true, ecn: answer.ecn, ..flags };
+        header.directions.bitmaps[0] = answer.next_index;
+        header.next_exponent = answer.next_exponent;
+        let preamble = self.worker.preamble();
+        let mut out = vec![0; 65536];
+        let elements = values.map_or(0, |values| values.len() / 4);
+        let bytes = GradientPacket::write(&mut out, &preamble, &header, elements, |payload| {
+            payload.copy_from_slice(values.unwrap_or_default());
+        });
+        out.truncate(bytes);
+        out
+    }
+
+    fn hear(&mut self, packet: &[u8]) -> Verdict {
+        self.worker.handle_packet(self.now, UPSTREAM, packet)
+    }
+
+    /// Parameters of zeros.
+    fn parameters(&mut self, sequence: u64) -> Verdict {
+        self.answer(sequence, Answer::default())
+    }
+
+    fn answer(&mut self, sequence: u64, answer: Answer) -> Verdict {
+        let packet = self.from_server(sequence, Flags::default(), answer, Some(&[0; 4 * ELEMENTS]));
+        self.hear(&packet)
+    }
+
+    fn request(&mut self, sequence: u64) -> Verdict {
+        let flags = Flags { overflow: true, ..Flags::default() };
+        let packet = self.from_server(sequence, flags, Answer::default(), None);
+        self.hear(&packet)
+    }
+
+    fn completed(&mut self) -> Vec<Numbers> {
+        let mut done = Vec::new();
+        while let Some(event) = self.worker.poll_event() {
+            let WorkerEvent::Completed(tensor, _) = event else { panic!("{event:?}") };
+            done.push(tensor);
+        }
+        done
+    }
+
+    /// Every fragment comes back as `sum` makes it of the int32 values that were sent, until there are no more.
+    fn settle(&mut self, sum: impl Fn(&GradientHeader, i32) -> [u8; 4]) -> Vec<Numbers> {
+        while !self.sent().is_empty() {
+            let headers = core::mem::take(&mut self.headers);
+            for (sequence, header) in &headers {
+                let values = self.payloads[sequence].as_chunks().0.iter();
+                let values: Vec<u8> =
+                    values.flat_map(|value| sum(header, i32::from_le_bytes(*value))).collect();
+                self.headers.insert(*sequence, *header);
+                let packet = self.from_server(*sequence, Flags::default(), Answer::default(), Some(&values));
+                assert_eq!(self.hear(&packet), Verdict::Absorb);
+            }
+            self.headers.clear();
+        }
+        self.completed()
+    }
+}
+
+const ABSORB: Verdict = Verdict::Absorb;
+const DUPLICATE: Verdict = Verdict::Drop(Reason::Duplicate);
+
+#[test]
+fn the_first_window_is_200_packets_and_parameters_slide_it_in_order() {
+    let mut line = Line::with_fragments(config(1000), 300);
+    assert_eq!(line.sent(), "0-199");
+    // One back, and the window of 200 grows by an MTU, four packets.
+    let timeline = [(0, "200-204"), (1, "205-209"), (2, "210-214")];
+    for (sequence, sends) in timeline {
+        assert_eq!(line.parameters(sequence), ABSORB);
+        assert_eq!(line.sent(), sends, "after parameters {sequence}");
+    }
+    assert_eq!(line.worker.progress().expected, 3);
+    let header = line.headers[&204];
+    assert_eq!((header.fragment, header.collective.elements), (204, 300 * ELEMENTS as u32));
+}
+
+#[test]
+fn the_jobs_window_ends_where_a_place_is_still_taken() {
+    let mut line = Line::with_fragments(config(8), 20);
+    assert_eq!(line.sent(), "0-7");
+    // 8 has the place of 0, so that 1 and 2 make no room.
+    let timeline = [(1, ""), (2, ""), (0, "8-10"), (3, "11")];
+    for (sequence, sends) in timeline {
+        line.parameters(sequence);
+        assert_eq!(line.sent(), sends, "after parameters {sequence}");
+    }
+}
+
+#[test]
+fn a_fragment_that_three_parameters_overtook_is_sent_again_at_once_and_halves_the_window() {
+    let mut line = Line::with_fragments(config(1000), 1000);
+    assert_eq!(line.sent(), "0-199");
+    let timeline = [(1, "200-204"), (2, "205-209"), (3, "0r")];
+    for (sequence, sends) in timeline {
+        line.parameters(sequence);
+        assert_eq!(line.sent(), sends, "after parameters {sequence}");
+    }
+    assert_eq!(line.worker.progress().congestion_window, (208 + 4) / 2);
+    // Whatever was sent before it overtakes it no more ...
+    for sequence in 4..210 {
+        line.parameters(sequence);
+    }
+    assert!(!line.sent().contains('r'), "a resend is not overtaken by what was on the way");
+    // ... and what was sent after it does.
+    let next = 210;
+    for (sequence, sends) in [(next, false), (next + 1, false), (next + 2, true)] {
+        line.parameters(sequence);
+        assert_eq!(line.sent().contains("0r"), sends, "after parameters {sequence}");
+    }
+    assert_eq!(line.worker.statistics().retransmissions, 2);
+}
+
+#[test]
+fn every_hole_that_was_overtaken_is_filled_without_waiting_for_the_first() {
+    let mut line = Line::with_fragments(config(1000), 12);
+    assert_eq!(line.sent(), "0-11");
+    for sequence in [1, 3, 5, 6] {
+        line.parameters(sequence);
+    }
+    // 4 was overtaken by two.
+    assert_eq!(line.sent(), "0r 2r");
+    line.parameters(7);
+    assert_eq!(line.sent(), "4r");
+}
+
+#[test]
+fn a_timeout_sends_the_first_few_again_and_backs_off() {
+    let mut line = Line::with_fragments(config(1000), 50);
+    line.at_ms(0);
+    assert_eq!(line.sent(), "0-49");
+    let timeline = [
+        (1, ""),
+        (TIMEOUT_MS - 1, ""),
+        (TIMEOUT_MS, "0-7r"),
+        (TIMEOUT_MS + 1, ""),
+        // The ceiling bounds it: somebody may be late for long, and is to be noticed.
+        (2 * TIMEOUT_MS, "0-7r"),
+    ];
+    for (ms, sends) in timeline {
+        assert_eq!(line.at_ms(ms).sent(), sends, "at {ms} ms");
+    }
+    assert_eq!(line.worker.progress().window_halved, 0, "somebody is late, the network may be idle");
+}
+
+#[test]
+fn while_parameters_come_nothing_times_out() {
+    let mut line = Line::with_fragments(config(1000), 4);
+    line.sent();
+    line.at_ms(TIMEOUT_MS - 1).parameters(1);
+    let due = line.worker.poll_timeout();
+    assert!(due > Some(Instant(TIMEOUT_MS * 1_000_000)), "{due:?}");
+    assert_eq!(line.at_ms(TIMEOUT_MS).sent(), "");
+    for sequence in [0, 2, 3] {
+        line.parameters(sequence);
+    }
+    assert_eq!(line.worker.poll_timeout(), None, "nothing is on the way");
+}
+
+#[test]
+fn parameters_that_come_twice_are_ignored() {
+    let mut line = Line::with_fragments(config(1000), 6);
+    line.sent();
+    let timeline = [(2, ABSORB), (2, DUPLICATE), (2, DUPLICATE), (2, DUPLICATE), (0, ABSORB), (0, DUPLICATE)];
+    for (sequence, verdict) in timeline {
+        assert_eq!(line.parameters(sequence), verdict);
+    }
+    assert_eq!(line.sent(), "", "the same parameters thrice overtake nobody");
+}
+
+#[test]
+fn a_mark_halves_the_window_once_a_window() {
+    let mut line = Line::with_fragments(config(1000), 1000);
+    line.sent();
+    let marked = Answer { ecn: true, ..Answer::default() };
+    let timeline = [(0, 102), (1, 102), (2, 102)];
+    for (sequence, window) in timeline {
+        line.answer(sequence, marked);
+        assert_eq!(line.sent(), "", "the window is full");
+        assert_eq!(line.worker.progress().congestion_window, window, "after {sequence}");
+    }
+    for sequence in 3..200 {
+        line.parameters(sequence);
+    }
+    line.sent();
+    line.answer(200, marked);
+    assert!(line.worker.progress().congestion_window < 60);
+    assert_eq!(line.worker.progress().window_halved, 2);
+}
+
+#[test]
+fn an_index_that_the_server_moves_holds_for_the_next_fragment_of_its_place() {
+    let mut line = Line::with_fragments(config(4), 12);
+    line.sent();
+    let first = line.headers[&0].aggregator_index;
+    let moved = (first + 1) % 1000;
+    for sequence in 0..4 {
+        let next_index = if sequence == 0 { moved } else { line.headers[&sequence].aggregator_index };
+        line.answer(sequence, Answer { next_index, ..Answer::default() });
+    }
+    assert_eq!(line.sent(), "4-7");
+    assert_eq!(line.headers[&4].aggregator_index, moved);
+    assert_eq!(line.headers[&5].aggregator_index, line.headers[&1].aggregator_index);
+    // Sent again, it still has the index that it was sent with.
+    line.at_ms(TIMEOUT_MS);
+    assert_eq!(line.sent(), "4-7r");
+    assert_eq!(line.headers[&4].aggregator_index, moved);
+}
+
+#[test]
+fn with_linear_hashing_the_index_is_the_sequence_number() {
+    let config = AtpJobConfig { hashing: Hashing::Linear, aggregators: 5, ..config(4) };
+    let mut line = Line::with_fragments(config, 12);
+    while !line.sent().is_empty() {
+        let window: Vec<u64> = core::mem::take(&mut line.headers)
+            .into_iter()
+            .map(|(sequence, header)| {
+                assert_eq!(u64::from(header.aggregator_index), sequence % 5);
+                line.headers.insert(sequence, header);
+                sequence
+            })
+            .collect();
+        for sequence in window {
+            line.answer(sequence, Answer { next_index: 99, ..Answer::default() });
+        }
+        line.headers.clear();
+    }
+    assert_eq!(line.completed().len(), 1);
+}
+
+#[test]
+fn a_request_is_answered_with_original_values_until_the_parameters_come() {
+    let mut line = Line::new(config(100));
+    // 64 fragments of one window, the second saturates.
+    let values: Vec<f32> =
+        (0..3 * ELEMENTS).map(|i| if i == 70 { f32::INFINITY } else { i as f32 / 100.0 }).collect();
+    line.worker.submit(Numbers::Float(values.clone()), Op::Sum);
+    assert_eq!(line.sent(), "0-2");
+    let quantised = line.payloads[&1].as_chunks().0[6];
+    assert_eq!(i32::from_le_bytes(quantised), i32::MAX);
+    assert_eq!(line.request(1), ABSORB);
+    assert_eq!(line.request(1), ABSORB);
+    assert_eq!(line.sent(), "1o", "once for both");
+    let floats: Vec<f32> =
+        line.payloads[&1].as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+    assert_eq!(floats, values[ELEMENTS..2 * ELEMENTS]);
+    line.parameters(0);
+    line.parameters(2);
+    // Also when it is lost on the way.
+    assert_eq!(line.at_ms(2 * TIMEOUT_MS).sent(), "1o");
+    let sums: Vec<u8> = floats.iter().flat_map(|x| (2.0 * x).to_le_bytes()).collect();
+    let packet = line.from_server(1, Flags::default(), Answer::default(), Some(&sums));
+    line.hear(&packet);
+    let Numbers::Float(done) = line.completed().remove(0) else { panic!() };
+    assert_eq!(done[70], f32::INFINITY);
+    assert_eq!(done[71], 2.0 * values[71]);
+    assert_eq!(line.worker.progress().originals_sent, 2);
+}
+
+#[test]
+fn a_server_that_lost_its_memory_gets_the_parameters_back() {
+    let mut line = Line::with_fragments(config(4), 12);
+    line.sent();
+    let values: Vec<u8> = (0..ELEMENTS as u32).flat_map(u32::to_le_bytes).collect();
+    let answer = Answer { next_index: 77, ..Answer::default() };
+    let packet = line.from_server(1, Flags::default(), answer, Some(&values));
+    line.hear(&packet);
+    line.worker.suspend();
+    assert_eq!(line.parameters(0), Verdict::Drop(Reason::Unexpected));
+    assert_eq!(line.sent(), "");
+    assert_eq!(line.worker.poll_timeout(), None);
+    line.worker.resume(line.now, Generation(3), UPSTREAM);
+    assert_eq!(line.sent(), "0r 2-3r", "what it has it needs no more");
+    assert_eq!(line.request(1), ABSORB);
+    assert_eq!(line.sent(), "1p");
+    assert_eq!(line.payloads[&1], values);
+    assert_eq!(line.headers[&1].aggregator_index, 77, "on which the others must agree");
+    assert_eq!(line.request(0), ABSORB);
+    assert_eq!(line.sent(), "0o", "what it does not have is summed again");
+    assert_eq!(line.worker.progress().restores_sent, 1);
+}
+
+#[test]
+fn parameters_are_handed_back_until_their_place_has_newer_ones() {
+    let mut line = Line::with_fragments(config(4), 12);
+    line.sent();
+    let before = line.from_server(0, Flags { overflow: true, ..Flags::default() }, Answer::default(), None);
+    for sequence in 0..4 {
+        line.parameters(sequence);
+    }
+    assert_eq!(line.sent(), "4-7");
+    assert_eq!(line.hear(&before), ABSORB);
+    assert_eq!(line.sent(), "0p", "4 is on the way, 0 is still here");
+    line.parameters(4);
+    assert_eq!(line.hear(&before), Verdict::Drop(Reason::Stale));
+    assert_eq!(line.sent(), "8");
+}
+
+#[test]
+fn tensors_of_any_length_and_type_form_one_stream() {
+    let mut line = Line::new(config(4));
+    let lengths = [1, 63, 64, 65, 0, 64 * 9 + 17, 5];
+    let value = |i: usize| i as i32 % 97 - 40;
+    for length in lengths {
+        let values = (0..length).map(value);
+        let half = |x: f32| fanin_half(x, 10, 15);
+        let bfloat = |x: f32| (x.to_bits() >> 16) as u16;
+        let tensors = [
+            Numbers::Float(values.clone().map(|x| x as f32 / 64.0).collect()),
+            Numbers::Half(values.clone().map(|x| half(x as f32 / 64.0)).collect()),
+            Numbers::Bfloat(values.clone().map(|x| bfloat(x as f32 / 64.0)).collect()),
+            Numbers::Int(values.collect()),
+        ];
+        for tensor in tensors {
+            line.worker.submit(tensor, Op::Sum);
+        }
+    }
+    assert_eq!(line.worker.outstanding(), 4 * (lengths.len() - 1), "the empty ones are done");
+    // The sum of two workers with the same values.
+    let done = line.settle(|header, sum| match header.collective.dtype {
+        Dtype::Int32 => (2 * sum).to_le_bytes(),
+        _ => ((f64::from(sum) * 2.0 / 1e8) as f32).to_le_bytes(),
+    });
+    assert_eq!(done.len(), 4 * lengths.len());
+    for tensor in &done {
+        let (length, scaled): (usize, Vec<f32>) = match tensor {
+            Numbers::Float(x) => (x.len(), x.clone()),
+            Numbers::Half(x) => (x.len(), x.iter().map(|bits| half_value(*bits)).collect()),
+            Numbers::Bfloat(x) => {
+                (x.len(), x.iter().map(|bits| f32::from_bits(u32::from(*bits) << 16)).collect())
+            }
+            Numbers::Int(x) => (x.len(), x.iter().map(|x| *x as f32 / 64.0).collect()),
+        };
+        assert!(lengths.contains(&length));
+        for (i, x) in scaled.into_iter().enumerate() {
+            assert_eq!(x, 2.0 * value(i) as f32 / 64.0, "{i} of {tensor:?}");
+        }
+    }
+    assert_eq!(line.worker.outstanding(), 0);
+}
+
+/// A small number as the bits of a binary16.
+fn fanin_half(x: f32, mantissa: u32, bias: i32) -> u16 {
+    if x == 0.0 {
+        return 0;
+    }
+    let bits = x.to_bits();
+    let exponent = (bits >> 23 & 0xff) as i32 - 127 + bias;
+    (bits >> 16 & 0x8000) as u16 | (exponent as u16) << mantissa | (bits >> (23 - mantissa) & 0x3ff) as u16
+}
+
+fn half_value(bits: u16) -> f32 {
+    if bits & 0x7fff == 0 {
+        return 0.0;
+    }
+    let exponent = u32::from(bits >> 10 & 0x1f) + 127 - 15;
+    f32::from_bits(u32::from(bits & 0x8000) << 16 | exponent << 23 | u32::from(bits & 0x3ff) << 13)
+}
+
+#[test]
+fn the_payload_of_a_short_fragment_is_padded_with_zeros() {
+    let mut line = Line::new(config(4));
+    line.worker.submit(Numbers::Float(vec![1.0; 3]), Op::Average);
+    assert_eq!(line.sent(), "0");
+    let values = line.payloads[&0].as_chunks().0;
+    assert_eq!(values.len(), ELEMENTS);
+    let one = 100_000_000i32.to_le_bytes();
+    assert!(
+        values[..3].iter().all(|value| *value == one) && values[3..].iter().all(|value| *value == [0; 4])
+    );
+    assert_eq!(line.headers[&0].collective.op, Op::Average);
+}
+
+#[test]
+fn a_dynamic_exponent_is_announced_a_window_ahead_and_used_when_the_server_says_so() {
+    let config = AtpJobConfig { scaling: Scaling::Dynamic, ..config(2) };
+    let mut line = Line::new(config);
+    // Three windows of a fragment each two: 8, 8, 1000, 1000, 3, 3.
+    let values = [8.0, 8.0, 1000.0, 1000.0, 3.0, 3.0].iter().flat_map(|x| [*x; ELEMENTS]).collect();
+    line.worker.submit(Numbers::Float(values), Op::Sum);
+    assert_eq!(line.sent(), "0-1");
+    let one = |line: &Line, sequence| i32::from_le_bytes(line.payloads[&sequence].as_chunks().0[0]);
+    let exponents = |line: &Line, sequence| {
+        let GradientHeader { exponent, next_exponent, .. } = line.headers[&sequence];
+        (exponent, next_exponent)
+    };
+    let fixed = GradientHeader::STATIC_FACTOR;
+    assert_eq!(exponents(&line, 0), (fixed, 10));
+    assert_eq!(one(&line, 0), 800_000_000);
+    // Another worker has up to 2^11 there; for the other fragment the server leaves the factor fixed.
+    line.answer(0, Answer { next_exponent: 11, ..Answer::default() });
+    line.answer(1, Answer { next_exponent: fixed, ..Answer::default() });
+    assert_eq!(line.sent(), "2-3");
+    assert_eq!(exponents(&line, 2), (11, 2));
+    assert_eq!(one(&line, 2), (1000.0 * config.factor(11)).round_ties_even() as i32);
+    assert!(2 * i64::from(one(&line, 2)) < i64::from(i32::MAX));
+    assert_eq!((exponents(&line, 3), one(&line, 3)), ((fixed, 2), i32::MAX));
+    // An exponent that no float has is none.
+    line.answer(2, Answer { next_exponent: -5000, ..Answer::default() });
+    line.answer(3, Answer { next_exponent: i16::MAX - 3, ..Answer::default() });
+    assert_eq!(line.sent(), "4-5");
+    assert_eq!(exponents(&line, 4), (fixed, EXPONENT_UNKNOWN));
+    assert_eq!(exponents(&line, 5), (fixed, EXPONENT_UNKNOWN));
+}
+
+#[test]
+fn a_proactive_worker_sends_original_values_where_a_sum_could_overflow() {
+    let config = AtpJobConfig { overflow: Overflow::Proactive, ..config(8) };
+    let mut line = Line::new(config);
+    // B = (2^31 - n) / (n s) = 10.73741823 for two workers (ATP §B.2).
+    let values = [10.73, 10.74, -10.73, -10.74].iter().flat_map(|x| [*x; ELEMENTS]).collect();
+    line.worker.submit(Numbers::Float(values), Op::Sum);
+    line.worker.submit(Numbers::Int(vec![i32::MAX; ELEMENTS]), Op::Sum);
+    assert_eq!(line.sent(), "0 1o 2 3o 4");
+}
+
+#[test]
+fn strangers_and_impossible_packets_change_nothing() {
+    let mut line = Line::with_fragments(config(4), 3);
+    line.sent();
+    let good = line.from_server(0, Flags::default(), Answer::default(), Some(&[0; 4 * ELEMENTS]));
+    let with = |change: &dyn Fn(&mut Vec<u8>)| {
+        let mut packet = good.clone();
+        change(&mut packet);
+        packet
+    };
+    let drops = [
+        (with(&|packet| packet[4] ^= 1), Reason::UnknownJob),
+        (with(&|packet| packet[8] ^= 1), Reason::Generation),
+        (with(&|packet| packet[11] = 1), Reason::OutOfRange),
+        (with(&|packet| packet[13] = 0), Reason::Unexpected),
+        (with(&|packet| packet[16] = 3), Reason::Ahead),
+        (with(&|packet| packet[28] = 1), Reason::Unexpected),
+        (with(&|packet| packet[32] ^= 1), Reason::Unexpected),
+        (with(&|packet| packet.truncate(GRADIENT_HEADER_BYTES)), Reason::ChunkLength),
+        (with(&|packet| packet.extend([0; 4 * (256 - ELEMENTS)])), Reason::ChunkLength),
+        (with(&|packet| packet.truncate(20)), Reason::Malformed),
+        (with(&|packet| packet[2] = 9), Reason::Version),
+    ];
+    for (packet, reason) in drops {
+        assert_eq!(line.hear(&packet), Verdict::Drop(reason));
+        assert_eq!(line.worker.statistics().dropped[reason as usize] > 0, true);
+    }
+    assert_eq!(line.worker.handle_packet(line.now, UPSTREAM + 1, &good), Verdict::Drop(Reason::Foreign));
+    assert_eq!(line.worker.progress().expected, 0);
+    assert_eq!(line.hear(&good), ABSORB);
+}
+
+#[test]
+fn an_abort_ends_the_worker_and_the_tensors_can_be_had_back() {
+    let mut line = Line::with_fragments(config(4), 3);
+    line.sent();
+    let abort = Abort {
+        preamble: Preamble { kind: Kind::Abort, ..line.worker.preamble() },
+        reason: AbortReason::SwitchStopped,
+    };
+    assert_eq!(line.hear(&abort.to_bytes()), ABSORB);
+    let event = line.worker.poll_event();
+    assert!(matches!(event, Some(WorkerEvent::Aborted(AbortReason::SwitchStopped))), "{event:?}");
+    assert_eq!(line.parameters(0), Verdict::Drop(Reason::Aborted));
+    line.worker.resume(line.now, Generation(9), UPSTREAM);
+    assert_eq!((line.sent(), line.worker.poll_timeout()), (String::new(), None));
+    assert_eq!(line.worker.abandon().count(), 1);
+}
