@@ -132,7 +132,7 @@ impl Layout {
                 place.elements = place.elements.max(plan.elements);
             }
             let workers = placement.workers.iter().map(|(directions, _)| *directions).collect();
-            let job = ServerJob { config, workers, restored: false };
+            let job = ServerJob { config, workers, level: placement.server_level, restored: false };
             let place = self
                 .servers
                 .entry(server)
@@ -209,7 +209,6 @@ impl Layout {
         let plan = &self.scenario.jobs[index];
         let machine = AtpWorker::new(
             part.config?,
-            rank as u16,
             directions,
             SimAddress::new(upstream, port),
             retransmission(plan.timeout),

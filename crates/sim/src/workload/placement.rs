@@ -16,6 +16,8 @@ pub(crate) struct Placement {
     pub(crate) workers: Vec<(Directions, NodeId)>,
     /// The switches, each after those below it.
     pub(crate) switches: Vec<Hop>,
+    /// The level that packets have when they come to the server.
+    pub(crate) server_level: u8,
 }
 
 /// A switch on the way.
@@ -103,7 +105,8 @@ pub(crate) fn place(
             let upper = if switches.len() > 1 { Some((0, 1)) } else { None };
             let workers =
                 (0..workers.len()).map(|rank| (directions(0, (rank, workers.len()), upper), first)).collect();
-            return Ok(Placement { workers, switches });
+            let server_level = switches.len() as u8;
+            return Ok(Placement { workers, switches, server_level });
         }
     }
 
@@ -130,7 +133,7 @@ pub(crate) fn place(
             directions(0, (rank % CHILDREN_MAX, size), (groups > 1).then_some((group, groups)))
         };
         let workers = (0..workers.len()).map(|rank| (directions_of(rank), server)).collect();
-        return Ok(Placement { workers, switches: Vec::new() });
+        return Ok(Placement { workers, switches: Vec::new(), server_level: 0 });
     }
     for (switch, size) in &lower {
         if *size > CHILDREN_MAX {
@@ -157,7 +160,8 @@ pub(crate) fn place(
     let mut switches: Vec<Hop> =
         lower.iter().map(|(switch, _)| Hop { switch: *switch, level: 0, upstream: top }).collect();
     switches.extend(root.map(|root| Hop { switch: root, level: 1, upstream: server }));
-    Ok(Placement { workers: placed, switches })
+    let server_level = if root.is_some() { 2 } else { 1 };
+    Ok(Placement { workers: placed, switches, server_level })
 }
 
 /// Child `own.0` of `own.1` at the first level; its switch is child `upper.0` of `upper.1` at the second.

@@ -75,8 +75,8 @@ pub struct JobReport {
     pub packets_sent: u64,
     /// Of these, sent again.
     pub retransmissions: u64,
-    /// Requests for original values after overflows.
-    pub overflow_requests: u64,
+    /// Fragments whose sum saturated.
+    pub overflows: u64,
     /// By interval.
     pub series: JobSeries,
 }

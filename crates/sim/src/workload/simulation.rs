@@ -428,7 +428,7 @@ fn job_report(
         server_aggregations: samples.server_aggregations.total(),
         packets_sent: sent,
         retransmissions: again,
-        overflow_requests: place.shards.iter().map(|shard| overflow_requests(network, layout, shard)).sum(),
+        overflows: place.shards.iter().map(|shard| overflows(network, layout, shard)).sum(),
         series: JobSeries {
             aggregation_gbps: samples.bytes.gbps(interval, workers),
             switch_aggregations: samples.switch_aggregations.growth.clone(),
@@ -437,10 +437,10 @@ fn job_report(
     }
 }
 
-fn overflow_requests(network: &Network, layout: &Layout, shard: &super::build::Shard) -> u64 {
+fn overflows(network: &Network, layout: &Layout, shard: &super::build::Shard) -> u64 {
     let place = shard.server.and_then(|server| layout.servers.get(&server));
     let machine = place.and_then(|place| network.actor::<ServerMachine>(place.actor));
-    machine.and_then(|machine| machine.machine.progress(shard.id)).map_or(0, |progress| progress.overflow_requests)
+    machine.and_then(|machine| machine.machine.progress(shard.id)).map_or(0, |progress| progress.overflows)
 }
 
 const fn system_name(system: System) -> &'static str {
