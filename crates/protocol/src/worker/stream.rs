@@ -19,6 +19,8 @@ pub(crate) struct Stream<T> {
     /// Number of the next tensor.
     sequence: u16,
     outstanding: usize,
+    /// Chunks of the next tensor that are not to be waited for.
+    skipped: u64,
 }
 
 #[derive(Debug)]
@@ -45,7 +47,24 @@ pub(crate) struct Place<'a, T> {
 
 impl<T: Tensor> Stream<T> {
     pub(crate) const fn new(size_class: usize, wire_dtype: WireDtype) -> Self {
-        Self { size_class, wire_dtype, entries: VecDeque::new(), end: 0, sequence: 0, outstanding: 0 }
+        Self {
+            size_class,
+            wire_dtype,
+            entries: VecDeque::new(),
+            end: 0,
+            sequence: 0,
+            outstanding: 0,
+            skipped: 0,
+        }
+    }
+
+    /// Makes an empty stream go on where another has come to: its next tensor has the number `collective`, and chunk `chunk`
+    /// of the stream is the tensor's chunk `skipped`.
+    pub(crate) fn begin_at(&mut self, chunk: u64, collective: u16, skipped: u32) {
+        assert!(self.entries.is_empty(), "a stream begins before it has tensors");
+        self.skipped = skipped.into();
+        self.end = chunk.checked_sub(self.skipped).expect("a tensor begins in the stream");
+        self.sequence = collective;
     }
 
     pub(crate) const fn end(&self) -> u64 {
@@ -75,13 +94,15 @@ impl<T: Tensor> Stream<T> {
         };
         let chunk_elements = collective.wire_dtype.chunk_elements(self.size_class);
         let chunks = count.div_ceil(chunk_elements) as u64;
+        let skipped = core::mem::take(&mut self.skipped);
+        assert!(skipped < chunks, "{skipped} of {chunks} chunks are not to be waited for");
         self.entries.push_back(Entry {
             tensor: Some(tensor),
             collective,
             chunk_elements,
             elements: count,
             first_chunk: self.end,
-            chunks_left: chunks,
+            chunks_left: chunks - skipped,
             first_sent: Instant(u64::MAX),
         });
         self.end += chunks;

@@ -135,6 +135,18 @@ impl<A: Copy + PartialEq, T: Tensor> AtpWorker<A, T> {
         }
     }
 
+    /// Puts a worker that was started again, and has no tensors yet, where its job is (ATP §A.3): its first tensor is number
+    /// `collective` of the job, whose fragment `fragment` has the sequence number `sequence`, the earliest that is not
+    /// aggregated. What lies before that in the tensor stays as it is: its parameters are with the other workers only.
+    ///
+    /// # Panics
+    /// When the worker has tensors already, or the tensor would begin before the stream.
+    pub fn begin_at(&mut self, sequence: u64, collective: u16, fragment: u32) {
+        assert_eq!(self.window.next(), 0, "the worker has begun");
+        self.stream.begin_at(sequence, collective, fragment);
+        self.window.begin_at(sequence);
+    }
+
     /// Appends a tensor to the stream. Every worker of the job must submit alike tensors in the same order.
     ///
     /// # Panics
@@ -169,14 +181,15 @@ impl<A: Copy + PartialEq, T: Tensor> AtpWorker<A, T> {
         self.window.forget_queue();
     }
 
-    /// Goes on in another generation: what is on the way is sent again, since nobody may have it any more. A worker that was
-    /// aborted or abandoned stays so.
-    pub fn resume(&mut self, now: Instant, generation: Generation, upstream: A) {
+    /// Goes on in another generation, perhaps from another place in the hierarchy: what is on the way is sent again, since nobody
+    /// may have it any more. A worker that was aborted or abandoned stays so.
+    pub fn resume(&mut self, now: Instant, generation: Generation, directions: Directions, upstream: A) {
         if self.state == State::Aborted {
             return;
         }
         self.suspend();
         self.config.generation = generation;
+        self.directions = directions;
         self.upstream = [upstream];
         self.state = State::Running;
         self.round_trip = RoundTrip::new(self.retransmission);

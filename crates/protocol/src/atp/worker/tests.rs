@@ -403,7 +403,8 @@ fn a_server_that_lost_its_memory_gets_the_parameters_back() {
     assert_eq!(line.parameters(0), Verdict::Drop(Reason::Unexpected));
     assert_eq!(line.sent(), "");
     assert_eq!(line.worker.poll_timeout(), None);
-    line.worker.resume(line.now, Generation(3), UPSTREAM);
+    let directions = line.worker.directions;
+    line.worker.resume(line.now, Generation(3), directions, UPSTREAM);
     assert_eq!(line.sent(), "0r 2-3r", "what it has it needs no more");
     assert_eq!(line.request(1), ABSORB);
     assert_eq!(line.sent(), "1p");
@@ -581,6 +582,27 @@ fn strangers_and_impossible_packets_change_nothing() {
 }
 
 #[test]
+fn a_worker_that_was_started_again_goes_on_in_the_middle_of_a_tensor() {
+    let mut line = Line::new(config(4));
+    line.worker.begin_at(102, 9, 2);
+    line.worker.submit(Numbers::Float(vec![1.0; 12 * ELEMENTS]), Op::Sum);
+    // It does not know which aggregators and exponents the others use by now.
+    assert_eq!(line.sent(), "102-105o");
+    assert_eq!(line.headers[&102].fragment, 2);
+    assert_eq!(line.headers[&102].collective.sequence, 9);
+    line.answer(102, Answer { next_index: 31, ..Answer::default() });
+    assert_eq!(line.sent(), "106");
+    assert_eq!(line.headers[&106].aggregator_index, 31);
+    for sequence in 103..112 {
+        line.parameters(sequence);
+        line.sent();
+    }
+    let Numbers::Float(done) = line.completed().remove(0) else { panic!() };
+    assert_eq!(done[2 * ELEMENTS - 1], 1.0, "with the other workers only");
+    assert!(done[2 * ELEMENTS..].iter().all(|x| *x == 0.0));
+}
+
+#[test]
 fn an_abort_ends_the_worker_and_the_tensors_can_be_had_back() {
     let mut line = Line::with_fragments(config(4), 3);
     line.sent();
@@ -592,7 +614,8 @@ fn an_abort_ends_the_worker_and_the_tensors_can_be_had_back() {
     let event = line.worker.poll_event();
     assert!(matches!(event, Some(WorkerEvent::Aborted(AbortReason::SwitchStopped))), "{event:?}");
     assert_eq!(line.parameters(0), Verdict::Drop(Reason::Aborted));
-    line.worker.resume(line.now, Generation(9), UPSTREAM);
+    let directions = line.worker.directions;
+    line.worker.resume(line.now, Generation(9), directions, UPSTREAM);
     assert_eq!((line.sent(), line.worker.poll_timeout()), (String::new(), None));
     assert_eq!(line.worker.abandon().count(), 1);
 }

@@ -21,7 +21,7 @@ struct Fragment {
     overtaken_from: u64,
     sent_again: bool,
     queued: bool,
-    /// The server asked for original values.
+    /// It goes with its original values.
     originals: bool,
 }
 
@@ -77,6 +77,15 @@ impl Window {
         }
     }
 
+    /// Makes a window that was not used yet begin with this fragment. What the others agreed on for the first fragment of each
+    /// place is not known, so these go with their original values.
+    pub(super) fn begin_at(&mut self, sequence: u64) {
+        (self.expected, self.next, self.scanned) = (sequence, sequence, sequence);
+        for fragment in &mut self.places {
+            fragment.originals = true;
+        }
+    }
+
     pub(super) const fn expected(&self) -> u64 {
         self.expected
     }
@@ -124,15 +133,9 @@ impl Window {
     pub(super) fn send_next(&mut self, now: Instant) {
         let overtaken_from = self.next + 1;
         let fragment = self.fragment_mut(self.next);
-        let finished = fragment.finished;
-        *fragment = Fragment {
-            finished,
-            sent: now,
-            overtaken_from,
-            sent_again: false,
-            queued: false,
-            originals: false,
-        };
+        fragment.sent = now;
+        fragment.overtaken_from = overtaken_from;
+        fragment.sent_again = false;
         self.next += 1;
         self.in_flight += 1;
     }
@@ -171,6 +174,7 @@ impl Window {
         let fragment = self.fragment_mut(sequence);
         fragment.finished = Some(sequence);
         fragment.queued = false;
+        fragment.originals = false;
         self.in_flight -= 1;
         if sequence > self.newest[0] {
             self.newest[0] = sequence;
@@ -216,11 +220,10 @@ impl Window {
         })
     }
 
-    /// Forgets what waits to be sent again, and who asked for original values.
+    /// Forgets what waits to be sent again.
     pub(super) fn forget_queue(&mut self) {
         for fragment in &mut self.places {
             fragment.queued = false;
-            fragment.originals = false;
         }
     }
 }
