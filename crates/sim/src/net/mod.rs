@@ -16,17 +16,23 @@ mod impairment;
 mod machine;
 mod network;
 mod packet;
+mod packets;
+mod pcap;
+mod port;
 mod queue;
+mod rate;
+mod routing;
 mod statistics;
 mod time;
 mod topologies;
 mod topology;
+mod trace;
 
 pub use actor::{Actor, Listener};
 pub use context::Context;
 pub use flow::{ConstantRateConfig, FlowStatistics, Notice, TcpConfig};
 pub use ids::{ActorId, FlowId, LinkId, NodeId, PortId, SimAddress};
-pub use impairment::{Impairment, Loss};
+pub use impairment::{Impairment, Loss, Predicate};
 pub use machine::{Machine, Owner};
 pub use network::{Multipath, Network, NetworkConfig, Outcome, Ports, Progress};
 pub use packet::{Body, Packet, Segment};
@@ -34,6 +40,4 @@ pub use queue::{Buffer, Class, DROP_CLASSES, PRIORITIES, QueueConfig};
 pub use statistics::{DropReason, Drops, NodeStatistics, PortStatistics, QueueStatistics};
 pub use time::Time;
 pub use topologies::Parts;
-pub use topology::{
-    Link, LinkConfig, Node, NodeConfig, NodeKind, Programmable, Topology, TopologyError,
-};
+pub use topology::{Link, LinkConfig, Node, NodeConfig, NodeKind, Programmable, Topology, TopologyError};

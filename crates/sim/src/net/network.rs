@@ -1,17 +1,21 @@
 //! The network: actors, links, and the time that drives them.
 
+use std::any::Any;
 use std::io;
 use std::time::Duration;
 
 use super::actor::Actor;
 use super::context::Context;
-use super::core::Core;
+use super::core::{Core, Event, Seat};
 use super::flow::{ConstantRateConfig, FlowStatistics, Notice, TcpConfig};
-use super::ids::{ActorId, FlowId, LinkId, NodeId, PortId};
-use super::impairment::Impairment;
-use super::statistics::{NodeStatistics, PortStatistics, QueueStatistics};
+use super::ids::{ActorId, FlowId, LinkId, NodeId, PortId, SimAddress};
+use super::impairment::{Faults, Impairment};
+use super::packets::{Content, PacketId};
+use super::pcap::Pcap;
+use super::statistics::{DropReason, NodeStatistics, PortStatistics, QueueStatistics};
 use super::time::Time;
-use super::topology::{Topology, TopologyError};
+use super::topology::{NodeKind, Topology, TopologyError};
+use super::trace::Trace;
 
 /// How packets choose among equally short paths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -52,6 +56,8 @@ pub struct Progress {
     pub events: u64,
     /// Packets sent into links so far.
     pub packet_hops: u64,
+    /// Packets that are anywhere now.
+    pub packets: usize,
 }
 
 /// Which ports a capture or a trace is of.
@@ -66,20 +72,46 @@ pub enum Ports {
 /// A topology that lives.
 pub struct Network {
     core: Core,
+    /// By number; the core knows where they sit.
     actors: Vec<Box<dyn Actor>>,
+    hooks: Vec<Option<Hook>>,
+    hooks_free: Vec<u32>,
+    /// Events that are only the next of a hook that repeats.
+    repeating: usize,
+    events: u64,
+    progress: Option<Tell>,
+}
+
+enum Hook {
+    Once(Box<dyn FnOnce(&mut Network)>),
+    Every(Time, Box<dyn FnMut(&mut Network) -> bool>),
+}
+
+/// Who is told how far the run is, and every how many events.
+struct Tell {
+    every: u64,
+    tell: Box<dyn FnMut(Progress)>,
 }
 
 impl Network {
     /// # Errors
     /// When the topology cannot be.
-    pub fn new(_topology: Topology, _config: NetworkConfig) -> Result<Self, TopologyError> {
-        todo!()
+    pub fn new(topology: Topology, config: NetworkConfig) -> Result<Self, TopologyError> {
+        Ok(Self {
+            core: Core::new(topology, config)?,
+            actors: Vec::new(),
+            hooks: Vec::new(),
+            hooks_free: Vec::new(),
+            repeating: 0,
+            events: 0,
+            progress: None,
+        })
     }
 
     /// The topology that it was made of.
     #[must_use]
     pub fn topology(&self) -> &Topology {
-        todo!()
+        &self.core.topology
     }
 
     /// The time.
@@ -91,13 +123,18 @@ impl Network {
     /// How far the run is.
     #[must_use]
     pub fn progress(&self) -> Progress {
-        todo!()
+        Progress {
+            time: self.core.now,
+            events: self.events,
+            packet_hops: self.core.packet_hops,
+            packets: self.core.packets.alive(),
+        }
     }
 
     /// A number that stands for everything that happened: every packet that arrived anywhere, and when.
     #[must_use]
     pub fn digest(&self) -> u64 {
-        todo!()
+        self.core.digest
     }
 
     /// Puts an actor on a node; it is started when the run begins, or goes on.
@@ -105,8 +142,24 @@ impl Network {
     /// # Panics
     /// When there is no such node, it is a switch that is not programmable, the port is taken, or it is one of
     /// [`SimAddress::FLOW_PORTS`](super::SimAddress::FLOW_PORTS).
-    pub fn add_actor(&mut self, _node: NodeId, _port: u16, _actor: impl Actor) -> ActorId {
-        todo!()
+    pub fn add_actor(&mut self, node: NodeId, port: u16, actor: impl Actor) -> ActorId {
+        assert!(port < SimAddress::FLOW_PORTS, "port {port} belongs to flows");
+        let kind = self.core.topology.get(node).kind;
+        assert!(
+            !matches!(kind, NodeKind::Switch { programmable: false, .. }),
+            "{} is not programmable",
+            self.core.topology.get(node).name
+        );
+        let id = ActorId(self.actors.len() as u32);
+        let listeners = &mut self.core.nodes[node.index()].listeners;
+        match listeners.binary_search_by_key(&port, |(port, _)| *port) {
+            Ok(_) => panic!("port {port} of {} is taken", self.core.topology.get(node).name),
+            Err(at) => listeners.insert(at, (port, id)),
+        }
+        self.actors.push(Box::new(actor));
+        self.core.seats.push(Seat { address: SimAddress::new(node, port), incarnation: 0 });
+        self.core.start(id);
+        id
     }
 
     /// Puts another in an actor's place, at its address: a process that was started again. The new one is started as by
@@ -114,14 +167,16 @@ impl Network {
     ///
     /// # Panics
     /// When there is no such actor.
-    pub fn replace_actor(&mut self, _id: ActorId, _actor: impl Actor) -> Box<dyn Actor> {
-        todo!()
+    pub fn replace_actor(&mut self, id: ActorId, actor: impl Actor) -> Box<dyn Actor> {
+        let old = std::mem::replace(&mut self.actors[id.0 as usize], Box::new(actor));
+        self.core.start(id);
+        old
     }
 
     /// An actor, if it is of this type.
     #[must_use]
-    pub fn actor<T: Actor>(&self, _id: ActorId) -> Option<&T> {
-        todo!()
+    pub fn actor<T: Actor>(&self, id: ActorId) -> Option<&T> {
+        (self.actors[id.0 as usize].as_ref() as &dyn Any).downcast_ref()
     }
 
     /// Acts as an actor, now.
@@ -130,11 +185,11 @@ impl Network {
     /// When there is no such actor, or it is of another type.
     pub fn with_actor<T: Actor, R>(
         &mut self,
-        _id: ActorId,
-        _act: impl FnOnce(&mut T, &mut Context<'_>) -> R,
+        id: ActorId,
+        act: impl FnOnce(&mut T, &mut Context<'_>) -> R,
     ) -> R {
-        let _ = &self.actors;
-        todo!()
+        let actor = (self.actors[id.0 as usize].as_mut() as &mut dyn Any).downcast_mut();
+        act(actor.expect("an actor of this type"), &mut Context { core: &mut self.core, actor: id })
     }
 
     /// Tells an actor something, now.
@@ -143,26 +198,53 @@ impl Network {
     }
 
     /// Does something at a time; now, if it has passed.
-    pub fn at(&mut self, _at: impl Into<Time>, _act: impl FnOnce(&mut Self) + 'static) {
-        todo!()
+    pub fn at(&mut self, at: impl Into<Time>, act: impl FnOnce(&mut Self) + 'static) {
+        self.hook(at.into(), Hook::Once(Box::new(act)));
     }
 
     /// Does something again and again, first after one `period`, as long as it returns true: samples.
     ///
     /// # Panics
     /// When the period is zero.
-    pub fn every(&mut self, _period: Duration, _act: impl FnMut(&mut Self) -> bool + 'static) {
-        todo!()
+    pub fn every(&mut self, period: Duration, act: impl FnMut(&mut Self) -> bool + 'static) {
+        let period = Time::from(period);
+        assert!(period > Time::ZERO, "a period of nothing");
+        self.repeating += 1;
+        self.hook(self.core.now + period, Hook::Every(period, Box::new(act)));
     }
 
     /// Is told how far the run is, every `events` events. It sees no more than this, and so cannot change the run.
-    pub fn on_progress(&mut self, _events: u64, _tell: impl FnMut(Progress) + 'static) {
-        todo!()
+    pub fn on_progress(&mut self, events: u64, tell: impl FnMut(Progress) + 'static) {
+        self.progress = Some(Tell { every: events.max(1), tell: Box::new(tell) });
     }
 
     /// Goes on until nothing is left to happen, somebody stops it, or the time is up.
-    pub fn run_until(&mut self, _end: impl Into<Time>) -> Outcome {
-        todo!()
+    pub fn run_until(&mut self, end: impl Into<Time>) -> Outcome {
+        let end = end.into();
+        self.core.stopped = false;
+        loop {
+            if self.core.stopped {
+                return Outcome::Stopped;
+            }
+            if self.core.agenda.len() == self.repeating {
+                return Outcome::Idle;
+            }
+            if self.core.agenda.due().is_none_or(|due| due > end) {
+                self.core.now = end.max(self.core.now);
+                return Outcome::TimeUp;
+            }
+            if let Some((now, event)) = self.core.agenda.next() {
+                self.core.now = now;
+                self.events += 1;
+                self.happens(event);
+            }
+            let progress = self.progress();
+            if let Some(Tell { every, tell }) = &mut self.progress
+                && progress.events.is_multiple_of(*every)
+            {
+                tell(progress);
+            }
+        }
     }
 
     /// Ends the run after this event.
@@ -210,52 +292,90 @@ impl Network {
 
     /// What a flow did.
     #[must_use]
-    pub fn flow(&self, _flow: FlowId) -> FlowStatistics {
-        todo!()
+    pub fn flow(&self, flow: FlowId) -> FlowStatistics {
+        self.core.flow_statistics(flow)
     }
 
     /// Gives one direction of a link its faults.
-    pub fn impair(&mut self, _port: PortId, _impairment: Impairment) {
-        todo!()
+    pub fn impair(&mut self, port: PortId, impairment: Impairment) {
+        let seed = self.core.seed(port.0.into());
+        self.core.ports[port.index()].faults = Some(Box::new(Faults::new(impairment, seed)));
     }
 
     /// Takes a link down, or up again. What is queued for it or on it is lost, and routes are found anew.
-    pub fn set_link(&mut self, _link: LinkId, _up: bool) {
-        todo!()
+    pub fn set_link(&mut self, link: LinkId, up: bool) {
+        self.core.set_link(link, up);
     }
 
     /// Takes a node down, with all its links and actors, or up again. When it comes back its actors are started: a
     /// machine that should have lost its memory is replaced while it is down.
-    pub fn set_node(&mut self, _node: NodeId, _up: bool) {
-        todo!()
+    pub fn set_node(&mut self, node: NodeId, up: bool) {
+        if !self.core.set_node(node, up) {
+            return;
+        }
+        for (_, actor) in self.core.nodes[node.index()].listeners.clone() {
+            if up {
+                self.core.start(actor);
+            } else {
+                let seat = &mut self.core.seats[actor.0 as usize];
+                seat.incarnation = seat.incarnation.wrapping_add(1);
+            }
+        }
     }
 
     /// One direction of a link.
     #[must_use]
-    pub fn port(&self, _port: PortId) -> PortStatistics {
-        todo!()
+    pub fn port(&self, port: PortId) -> PortStatistics {
+        let state = &self.core.ports[port.index()];
+        let mut statistics = PortStatistics {
+            sent_packets: state.sent_packets,
+            sent_bytes: state.sent_bytes,
+            busy: state.busy,
+            drops: state.drops,
+            marked: 0,
+            duplicated: state.duplicated,
+            held_back: state.held_back,
+            queue_bytes: state.queue_bytes(),
+            queue_bytes_max: 0,
+        };
+        for queue in &state.queues {
+            let queue = queue.statistics(self.core.now);
+            statistics.drops.add(&queue.drops);
+            statistics.marked += queue.marked;
+            statistics.queue_bytes_max = statistics.queue_bytes_max.max(queue.bytes_max);
+        }
+        statistics
     }
 
     /// One queue of a port.
     #[must_use]
-    pub fn queue(&self, _port: PortId, _priority: u8) -> QueueStatistics {
-        todo!()
+    pub fn queue(&self, port: PortId, priority: u8) -> QueueStatistics {
+        self.core.ports[port.index()].queues[usize::from(priority)].statistics(self.core.now)
     }
 
     /// A node.
     #[must_use]
-    pub fn node(&self, _node: NodeId) -> NodeStatistics {
-        todo!()
+    pub fn node(&self, node: NodeId) -> NodeStatistics {
+        self.core.nodes[node.index()].statistics
     }
 
     /// Writes what is sent into links as a pcap file, with nanoseconds.
-    pub fn capture(&mut self, _ports: &Ports, _out: impl io::Write + 'static) {
-        todo!()
+    pub fn capture(&mut self, ports: &Ports, out: impl io::Write + 'static) {
+        self.core.pcap = Some(Pcap::new(Box::new(out)));
+        for port in self.chosen(ports) {
+            self.core.ports[port].captured = true;
+        }
     }
 
     /// Writes transmissions and queue lengths as a Chrome trace, which Perfetto opens.
-    pub fn trace(&mut self, _ports: &Ports, _out: impl io::Write + 'static) {
-        todo!()
+    pub fn trace(&mut self, ports: &Ports, out: impl io::Write + 'static) {
+        let chosen = self.chosen(ports);
+        let mut names = self.core.names();
+        names.retain(|port, _| chosen.contains(&port.index()));
+        self.core.trace = Some(Trace::new(Box::new(out), &names));
+        for port in chosen {
+            self.core.ports[port].traced = true;
+        }
     }
 
     /// Closes capture and trace.
@@ -263,6 +383,107 @@ impl Network {
     /// # Errors
     /// When either could not be written.
     pub fn finish(&mut self) -> io::Result<()> {
-        todo!()
+        let pcap = self.core.pcap.take().map_or(Ok(()), Pcap::finish);
+        pcap.and(self.core.trace.take().map_or(Ok(()), Trace::finish))
+    }
+
+    fn chosen(&self, ports: &Ports) -> Vec<usize> {
+        match ports {
+            Ports::All => (0..self.core.ports.len()).collect(),
+            Ports::Links(links) => links.iter().flat_map(|link| link.ports()).map(PortId::index).collect(),
+        }
+    }
+
+    fn hook(&mut self, at: Time, hook: Hook) {
+        let index = self.hooks_free.pop().unwrap_or_else(|| {
+            self.hooks.push(None);
+            self.hooks.len() as u32 - 1
+        });
+        self.hooks[index as usize] = Some(hook);
+        self.core.agenda.at(at.max(self.core.now), Event::Hook(index));
+    }
+
+    fn happens(&mut self, event: Event) {
+        match event {
+            Event::Arrives(packet) => {
+                if let Some(packet) = self.core.arrives(packet) {
+                    self.deliver(packet);
+                }
+            }
+            Event::Wakes(port) => self.core.wakes(port),
+            Event::Processed(packet) => {
+                if let Some(packet) = self.core.processed(packet) {
+                    self.deliver(packet);
+                }
+            }
+            Event::Starts { actor, incarnation } => {
+                if self.is_current(actor, incarnation) {
+                    self.act(actor, |actor, context| actor.start(context));
+                }
+            }
+            Event::Timer { actor, incarnation, token } => {
+                if self.is_current(actor, incarnation) {
+                    self.act(actor, |actor, context| actor.timer(context, token));
+                }
+            }
+            Event::Notice { actor, token } => {
+                if self.core.nodes[self.core.address(actor).node as usize].up {
+                    self.act(actor, |actor, context| actor.notice(context, token));
+                }
+            }
+            Event::Flow(flow) => self.core.flow_due(flow),
+            Event::Hook(index) => self.call(index),
+        }
+    }
+
+    fn is_current(&self, actor: ActorId, incarnation: u16) -> bool {
+        let seat = &self.core.seats[actor.0 as usize];
+        seat.incarnation == incarnation && self.core.nodes[seat.address.node as usize].up
+    }
+
+    fn act(&mut self, id: ActorId, act: impl FnOnce(&mut dyn Actor, &mut Context<'_>)) {
+        let mut context = Context { core: &mut self.core, actor: id };
+        act(self.actors[id.0 as usize].as_mut(), &mut context);
+    }
+
+    fn deliver(&mut self, packet: PacketId) {
+        let record = *self.core.packets.get(packet);
+        let node = &mut self.core.nodes[record.to.node as usize];
+        node.statistics.received_packets += 1;
+        node.statistics.received_bytes += u64::from(record.wire_bytes());
+        if matches!(record.content, Content::Segment { .. } | Content::Datagram { .. }) {
+            return self.core.flow_packet(packet);
+        }
+        let Ok(at) = node.listeners.binary_search_by_key(&record.to.port, |(port, _)| *port) else {
+            return self.core.drop_at_node(packet, NodeId(record.to.node), DropReason::NoListener);
+        };
+        let (_, actor) = node.listeners[at];
+        // The slot stays taken until the actor is through with the buffer, or what it sends would get it.
+        let buffer = self.core.packets.take_buffer(packet);
+        self.core.mix_in(&buffer);
+        let view = record.view(&buffer);
+        self.act(actor, |actor, context| actor.packet(context, &view));
+        self.core.packets.put_buffer(packet, buffer);
+        self.core.packets.release(packet);
+    }
+
+    fn call(&mut self, index: u32) {
+        let hook = self.hooks[index as usize].take();
+        match hook {
+            Some(Hook::Once(act)) => {
+                self.hooks_free.push(index);
+                act(self);
+            }
+            Some(Hook::Every(period, mut act)) => {
+                if act(self) {
+                    self.hooks[index as usize] = Some(Hook::Every(period, act));
+                    self.core.agenda.at(self.core.now + period, Event::Hook(index));
+                } else {
+                    self.repeating -= 1;
+                    self.hooks_free.push(index);
+                }
+            }
+            None => {}
+        }
     }
 }

@@ -115,9 +115,7 @@ impl Topology {
         let half = k / 2;
         let mut topology = Self::new();
         let mut layer = |name: &str, layer, switches| -> Vec<NodeId> {
-            (0..switches)
-                .map(|at| topology.add_switch(format!("{name}{at}"), layer, parts.switch))
-                .collect()
+            (0..switches).map(|at| topology.add_switch(format!("{name}{at}"), layer, parts.switch)).collect()
         };
         let edges = layer("edge", 0, k * half);
         let aggregations = layer("agg", 1, k * half);

@@ -287,8 +287,7 @@ impl Topology {
 
     /// The switches that machines may live on.
     pub fn programmable(&self) -> impl Iterator<Item = NodeId> + '_ {
-        self.ids()
-            .filter(|node| matches!(self.get(*node).kind, NodeKind::Switch { programmable: true, .. }))
+        self.ids().filter(|node| matches!(self.get(*node).kind, NodeKind::Switch { programmable: true, .. }))
     }
 
     /// A switch's layer.

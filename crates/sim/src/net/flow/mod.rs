@@ -1,9 +1,16 @@
 //! Traffic that is not a protocol's own: what fills links beside it, and what the baselines are made of.
 
+mod driver;
+mod receiver;
+mod sender;
+
 use std::time::Duration;
 
-use super::ids::{ActorId, NodeId};
+use self::receiver::Receiver;
+use self::sender::Sender;
+use super::ids::{ActorId, NodeId, SimAddress};
 use super::queue::Class;
+use super::rate::Rate;
 use super::time::Time;
 
 /// Tells an actor something.
@@ -68,7 +75,7 @@ pub struct ConstantRateConfig {
     pub rate_bps: u64,
     /// IP packet.
     pub datagram_bytes: u32,
-    /// Its packets are marked rather than counted as not capable of ECN; the rate stays as it is.
+    /// Its packets may be marked; the rate stays as it is.
     pub ecn: bool,
 }
 
@@ -87,4 +94,26 @@ pub struct FlowStatistics {
     pub ecn_reductions: u64,
     /// When the last byte that was written had arrived; none while bytes are outstanding.
     pub completed: Option<Time>,
+}
+
+/// A flow at work.
+pub(crate) struct Flow {
+    ends: [SimAddress; 2],
+    class: Class,
+    ecn: bool,
+    stopped: bool,
+    statistics: FlowStatistics,
+    kind: FlowKind,
+}
+
+enum FlowKind {
+    Tcp(Box<Tcp>),
+    ConstantRate { rate: Rate, datagram_bytes: u32 },
+}
+
+struct Tcp {
+    sender: Sender,
+    receiver: Receiver,
+    /// The earliest timer that is on the agenda.
+    timer: Option<Time>,
 }

@@ -1,0 +1,226 @@
+//! The sending half of a TCP-like connection: what to send, and when to send it again.
+
+use std::time::Duration;
+
+use super::{FlowStatistics, TcpConfig};
+use crate::net::time::Time;
+
+/// A segment to send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Piece {
+    pub(crate) sequence: u64,
+    pub(crate) bytes: u32,
+}
+
+/// RFC 6298's longest.
+const RTO_MAX: Time = Time::from_millis(60_000);
+/// Before the first measurement (RFC 6298, 2.1).
+const RTO_INITIAL: Time = Time::from_millis(1000);
+const DUPLICATES: u32 = 3;
+
+#[derive(Debug)]
+pub(crate) struct Sender {
+    segment: u64,
+    window_max: u64,
+    ecn: bool,
+    rto_min: Time,
+    /// Bytes written.
+    end: u64,
+    /// Everything before it is acknowledged.
+    unacknowledged: u64,
+    /// What is sent next; goes back on a timeout.
+    next: u64,
+    /// The furthest that was ever sent.
+    furthest: u64,
+    window: u64,
+    threshold: u64,
+    /// Acknowledged since the window last grew, above the threshold.
+    credit: u64,
+    duplicates: u32,
+    /// In fast recovery, until everything before `recover` is acknowledged.
+    recovering: bool,
+    recover: u64,
+    /// The window is halved for marks once until this is acknowledged.
+    reduced: u64,
+    /// The first unacknowledged segment is to be sent again.
+    resend: bool,
+    smoothed: Option<(Time, Time)>,
+    rto: Time,
+    /// When the oldest segment times out.
+    deadline: Option<Time>,
+    /// A segment whose round trip is measured: acknowledged by this, sent then.
+    measured: Option<(u64, Time)>,
+}
+
+impl Sender {
+    pub(crate) fn new(config: &TcpConfig) -> Self {
+        let rto_min = Time::from(config.rto_min).max(Time::from(Duration::from_nanos(1)));
+        Self {
+            segment: config.segment_bytes.into(),
+            window_max: config.window_max_bytes.max(config.segment_bytes.into()),
+            ecn: config.ecn,
+            rto_min,
+            end: 0,
+            unacknowledged: 0,
+            next: 0,
+            furthest: 0,
+            window: config.window_initial_bytes.max(config.segment_bytes.into()),
+            threshold: u64::MAX,
+            credit: 0,
+            duplicates: 0,
+            recovering: false,
+            recover: 0,
+            reduced: 0,
+            resend: false,
+            smoothed: None,
+            rto: RTO_INITIAL.max(rto_min),
+            deadline: None,
+            measured: None,
+        }
+    }
+
+    pub(crate) fn write(&mut self, bytes: u64) {
+        self.end = self.end.saturating_add(bytes);
+    }
+
+    pub(crate) const fn end(&self) -> u64 {
+        self.end
+    }
+
+    pub(crate) const fn deadline(&self) -> Option<Time> {
+        self.deadline
+    }
+
+    /// The next segment that may be sent now.
+    pub(crate) fn poll(&mut self, now: Time, statistics: &mut FlowStatistics) -> Option<Piece> {
+        let sequence = if std::mem::take(&mut self.resend) {
+            self.unacknowledged
+        } else {
+            let window = self.window.min(self.window_max);
+            let bytes = self.segment.min(self.end - self.next);
+            if bytes == 0 || self.next + bytes > self.unacknowledged + window {
+                return None;
+            }
+            self.next
+        };
+        let bytes = self.segment.min(self.end - sequence);
+        let end = sequence + bytes;
+        if sequence < self.furthest {
+            statistics.retransmissions += 1;
+            // Its acknowledgement could be for either (Karn's algorithm).
+            self.measured = None;
+        } else if self.measured.is_none() {
+            self.measured = Some((end, now));
+        }
+        self.next = self.next.max(end);
+        self.furthest = self.furthest.max(end);
+        if self.deadline.is_none() {
+            self.deadline = Some(now + self.rto);
+        }
+        Some(Piece { sequence, bytes: bytes as u32 })
+    }
+
+    pub(crate) fn acknowledged(&mut self, now: Time, to: u64, echo: bool, statistics: &mut FlowStatistics) {
+        if to > self.furthest || to < self.unacknowledged {
+            return;
+        }
+        if echo && self.ecn && !self.recovering && to > self.reduced {
+            self.reduce();
+            self.window = self.threshold;
+            self.reduced = self.furthest;
+            statistics.ecn_reductions += 1;
+        }
+        if to > self.unacknowledged {
+            self.advance(now, to);
+        } else if self.furthest > self.unacknowledged {
+            self.duplicate();
+        }
+    }
+
+    fn advance(&mut self, now: Time, to: u64) {
+        let fresh = to - self.unacknowledged;
+        self.unacknowledged = to;
+        self.next = self.next.max(to);
+        self.duplicates = 0;
+        if let Some((end, sent)) = self.measured
+            && to >= end
+        {
+            self.measured = None;
+            self.measure(now.since(sent));
+        }
+        self.deadline = (self.furthest > to).then(|| now + self.rto);
+        if self.recovering {
+            if to >= self.recover {
+                self.recovering = false;
+                self.window = self.threshold;
+            } else {
+                // NewReno: the next hole (RFC 6582, 3.2, partial acknowledgement).
+                self.resend = true;
+                self.window = self.window.saturating_sub(fresh).max(self.segment) + self.segment;
+            }
+        } else if self.window < self.threshold {
+            self.window = (self.window + fresh.min(self.segment)).min(self.window_max);
+        } else {
+            self.credit += fresh;
+            if self.credit >= self.window {
+                self.credit -= self.window;
+                self.window = (self.window + self.segment).min(self.window_max);
+            }
+        }
+    }
+
+    fn duplicate(&mut self) {
+        if self.recovering {
+            self.window = (self.window + self.segment).min(self.window_max.saturating_mul(2));
+            return;
+        }
+        self.duplicates += 1;
+        // After a timeout, what was sent before it makes duplicates too (RFC 6582, 3.2, step 1).
+        if self.duplicates == DUPLICATES && self.unacknowledged >= self.recover {
+            self.reduce();
+            self.window = self.threshold + u64::from(DUPLICATES) * self.segment;
+            self.recovering = true;
+            self.recover = self.furthest;
+            self.resend = true;
+        }
+    }
+
+    /// RFC 5681, equation 4.
+    fn reduce(&mut self) {
+        let flight = self.next - self.unacknowledged;
+        self.threshold = (flight / 2).max(2 * self.segment);
+        self.credit = 0;
+    }
+
+    /// What is due now, if that has passed.
+    pub(crate) fn timeout(&mut self, now: Time, statistics: &mut FlowStatistics) {
+        if self.deadline.is_none_or(|deadline| deadline > now) {
+            return;
+        }
+        statistics.timeouts += 1;
+        self.reduce();
+        self.window = self.segment;
+        self.recovering = false;
+        self.recover = self.furthest;
+        self.duplicates = 0;
+        self.resend = false;
+        self.next = self.unacknowledged;
+        self.measured = None;
+        self.rto = (self.rto + self.rto).min(RTO_MAX.max(self.rto_min));
+        self.deadline = None;
+    }
+
+    /// RFC 6298, 2.2 and 2.3.
+    fn measure(&mut self, round_trip: Time) {
+        let (smoothed, variation) = match self.smoothed {
+            None => (round_trip.0, round_trip.0 / 2),
+            Some((smoothed, variation)) => {
+                let off = smoothed.0.abs_diff(round_trip.0);
+                (smoothed.0 / 8 * 7 + round_trip.0 / 8, variation.0 / 4 * 3 + off / 4)
+            }
+        };
+        self.smoothed = Some((Time(smoothed), Time(variation)));
+        self.rto =
+            Time(smoothed.saturating_add(4 * variation)).clamp(self.rto_min, RTO_MAX.max(self.rto_min));
+    }
+}
