@@ -40,16 +40,31 @@ pub(crate) struct WorkerOwner {
     /// Of ATP: which fragments have come.
     pub(crate) window: Option<Rc<RefCell<Window>>>,
     pub(crate) referee: Rc<Referee>,
+    pub(crate) begins: Begins,
+}
+
+/// What a worker's process knows when it is started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Begins {
+    /// Nothing has happened yet.
+    First,
+    /// Everything but its timers.
+    Again,
+    /// That the job has come to this fragment of this tensor.
+    InPlaceOfAnother(u64, u32),
 }
 
 impl<E: Reducer> Owner<E> for WorkerOwner {
     fn start(&mut self, _machine: &mut E, context: &mut Context<'_>) {
-        let job = self.job.borrow();
-        // The first machine's timers drive the program; a worker that was started again goes on from where it was.
-        if self.shard == 0 && context.now().0 == 0 {
-            context.wake_after(job.plan.start, token::START);
-            if let Some(stop) = job.plan.stop {
-                context.wake_after(stop, token::STOP);
+        // The first machine's timers drive the program.
+        if self.shard != 0 {
+            return;
+        }
+        match std::mem::replace(&mut self.begins, Begins::Again) {
+            Begins::First => self.job.borrow().schedule_start(context),
+            Begins::Again => self.job.borrow_mut().restarted(context, self.rank),
+            Begins::InPlaceOfAnother(tensor, fragment) => {
+                self.job.borrow_mut().respawned(context, self.rank, tensor, fragment);
             }
         }
     }
@@ -71,7 +86,8 @@ impl<E: Reducer> Owner<E> for WorkerOwner {
     }
 
     fn notice(&mut self, machine: &mut E, notice: u64, _context: &mut Context<'_>) {
-        if notice == token::SUBMIT
+        // Notices are lost while a node is away; the next one brings everything.
+        while notice == token::SUBMIT
             && let Some(part) = self.job.borrow_mut().next_part(self.rank, self.shard)
         {
             machine.submit(part);

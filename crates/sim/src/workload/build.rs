@@ -1,6 +1,6 @@
 //! Puts a scenario's machines on its network's nodes.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use fanin_protocol::atp::{
 use fanin_protocol::{JobConfig, RetransmissionConfig, Switch, Worker};
 use fanin_wire::{Generation, JobId, ShardId, WireDtype, WorkerId};
 
-use super::actors::{PoolOwner, ServerOwner, SwitchOwner, Window, WorkerOwner};
+use super::actors::{Begins, PoolOwner, ServerOwner, SwitchOwner, Window, WorkerOwner};
 use super::checker::Referee;
 use super::job::Job;
 use super::placement::{self, Placement};
@@ -43,6 +43,10 @@ pub(crate) struct Layout {
     pools: BTreeMap<NodeId, Vec<JobConfig>>,
     pub(crate) servers: BTreeMap<NodeId, ServerPlace>,
     pub(crate) jobs: Vec<JobPlace>,
+    /// The last port that a worker's machine took, by host.
+    ports: RefCell<BTreeMap<NodeId, u16>>,
+    /// Jobs that are not over.
+    open: Rc<Cell<usize>>,
 }
 
 pub(crate) struct SwitchPlace {
@@ -87,15 +91,16 @@ impl Layout {
             pools: BTreeMap::new(),
             servers: BTreeMap::new(),
             jobs: Vec::new(),
+            ports: RefCell::default(),
+            open: Rc::default(),
         };
-        let mut ports: BTreeMap<NodeId, u16> = BTreeMap::new();
         for (index, plan) in scenario.jobs.iter().enumerate() {
             layout.plan(index, plan, seed);
         }
         layout.place_switches(network);
         for (index, plan) in scenario.jobs.iter().enumerate() {
             for rank in 0..plan.workers.len() {
-                layout.add_worker(network, index, rank, &mut ports);
+                layout.add_worker(network, index, rank);
             }
         }
         layout
@@ -108,7 +113,8 @@ impl Layout {
             _ => vec![plan.server],
         };
         let (warm_up, referee) = (self.scenario.warm_up, self.referee.clone());
-        let job = Rc::new(RefCell::new(Job::new(index, plan, seed, servers.len(), warm_up, referee)));
+        let job = Job::new(index, plan, seed, servers.len(), warm_up, referee, self.open.clone());
+        let job = Rc::new(RefCell::new(job));
         let shards = servers.iter().enumerate().map(|(shard, server)| {
             let id = job_id(seed, index, shard);
             let Some(server) = *server else {
@@ -224,17 +230,21 @@ impl Layout {
             shard,
             window: place.shards[shard].window.clone(),
             referee: self.referee.clone(),
+            begins: Begins::First,
         }
     }
 
-    fn add_worker(&self, network: &mut Network, index: usize, rank: usize, ports: &mut BTreeMap<NodeId, u16>) {
+    /// A port of a host that no worker's machine has had.
+    pub(crate) fn port(&self, node: NodeId) -> u16 {
+        let mut ports = self.ports.borrow_mut();
+        let port = ports.entry(node).or_insert(FIRST_WORKER_PORT - 1);
+        *port += 1;
+        *port
+    }
+
+    fn add_worker(&self, network: &mut Network, index: usize, rank: usize) {
         let (place, plan) = (&self.jobs[index], &self.scenario.jobs[index]);
         let node = plan.workers[rank];
-        let mut port = || {
-            let next = ports.entry(node).or_insert(FIRST_WORKER_PORT);
-            *next += 1;
-            *next
-        };
         let actors: Vec<ActorId> = match plan.system {
             System::Switchml => {
                 let switch = placement::single_rack(&self.scenario.topology, &plan.workers)
@@ -246,12 +256,12 @@ impl Layout {
                     SimAddress::new(switch, POOL_PORT),
                     retransmission(plan.timeout),
                 );
-                vec![network.add_actor(node, port(), Machine::new(machine, self.worker_owner(index, rank, 0)))]
+                vec![network.add_actor(node, self.port(node), Machine::new(machine, self.worker_owner(index, rank, 0)))]
             }
-            System::Ring => vec![self.add_ring_worker(network, index, rank, port())],
+            System::Ring => vec![self.add_ring_worker(network, index, rank, self.port(node))],
             System::Atp | System::Rss | System::Ps | System::PsNToN => (0..place.shards.len())
                 .filter_map(|shard| self.atp_worker(index, rank, shard))
-                .map(|machine| network.add_actor(node, port(), machine))
+                .map(|machine| network.add_actor(node, self.port(node), machine))
                 .collect(),
         };
         place.job.borrow_mut().workers[rank].actors = actors;

@@ -1,11 +1,14 @@
 //! What goes wrong once: links and nodes that are away, machines that lose their memory, jobs that vanish.
 
+use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::Duration;
 
-use super::build::Layout;
+use super::actors::Begins;
+use super::build::{Layout, ServerMachine, SwitchMachine};
 use super::scenario::{Fault, FaultPlan};
-use crate::net::{Listener, Network, NodeId};
+use super::job::Job;
+use crate::net::{Actor, Context, Listener, Network, NodeId, Packet};
 
 /// Puts a fault on the agenda.
 pub(crate) fn schedule(network: &mut Network, layout: &Rc<Layout>, plan: FaultPlan) {
@@ -35,8 +38,8 @@ fn later(network: &mut Network, wait: Duration, act: impl FnOnce(&mut Network) +
 }
 
 /// Nobody is there: packets come to nothing.
-fn absent() -> Listener<impl FnMut(&mut crate::net::Context<'_>, u64) + 'static> {
-    Listener(|_: &mut crate::net::Context<'_>, _| {})
+fn absent() -> Listener<impl FnMut(&mut Context<'_>, u64) + 'static> {
+    Listener(|_: &mut Context<'_>, _| {})
 }
 
 /// A switch's aggregators are empty; its jobs are those that they were. SwitchML's pools stay as they are: how its jobs are
@@ -65,15 +68,14 @@ fn restart_server(network: &mut Network, layout: &Rc<Layout>, job: usize, down: 
 /// All machines of a job are gone, and what it had in the switches' aggregators stays there.
 fn die(network: &mut Network, layout: &Layout, job: usize) {
     let place = &layout.jobs[job];
-    place.job.borrow_mut().die();
     let actors: Vec<_> = place.job.borrow().workers.iter().flat_map(|worker| worker.actors.clone()).collect();
     for actor in actors {
-        network.replace_actor(actor, absent());
+        network.replace_actor(actor, Dead(place.job.clone()));
     }
     for shard in &place.shards {
         let server = shard.server.and_then(|node| layout.servers.get(&node));
         if let Some(server) = server {
-            network.with_actor(server.actor, |machine: &mut super::build::ServerMachine, context| {
+            network.with_actor(server.actor, |machine: &mut ServerMachine, context| {
                 machine.machine.remove_job(shard.id);
                 machine.drain(context);
             });
@@ -81,5 +83,62 @@ fn die(network: &mut Network, layout: &Layout, job: usize) {
     }
 }
 
-/// A worker is gone for a while, and another takes its rank (ATP §A.3).
-fn respawn(_network: &mut Network, _layout: &Rc<Layout>, _job: usize, _rank: usize, _down: Duration) {}
+/// A worker is gone for a while, and another process takes its rank, on the same host but at another port (ATP §A.3). It
+/// begins where the server says that the job stands; the parameters of before it would copy from another worker.
+fn respawn(network: &mut Network, layout: &Rc<Layout>, index: usize, rank: usize, down: Duration) {
+    let place = &layout.jobs[index];
+    let actor = {
+        let job = place.job.borrow();
+        if job.dead || job.workers[rank].finished {
+            return;
+        }
+        job.workers[rank].actors[0]
+    };
+    network.replace_actor(actor, absent());
+    let layout = layout.clone();
+    later(network, down, move |network| {
+        let place = &layout.jobs[index];
+        let shard = &place.shards[0];
+        let (Some(server), Some(placement)) = (shard.server, &shard.placement) else { return };
+        let (directions, upstream) = placement.workers[rank];
+        // What the controller does: whoever has the worker as a child lets another address have its place.
+        if let Some(switch) = layout.switches.get(&upstream).filter(|_| upstream != server) {
+            let bit = directions.bitmaps[usize::from(directions.level)].trailing_zeros() as u8;
+            network.with_actor(switch.actor, |machine: &mut SwitchMachine, context| {
+                machine.machine.forget_child(shard.id, bit);
+                machine.drain(context);
+            });
+        }
+        let earliest = layout.servers.get(&server).and_then(|place| {
+            network.with_actor(place.actor, |machine: &mut ServerMachine, context| {
+                if upstream == server {
+                    machine.machine.replace_worker(shard.id, rank as u16);
+                    machine.drain(context);
+                }
+                machine.machine.progress(shard.id).map(|progress| progress.earliest)
+            })
+        });
+        let (Some(earliest), Some(mut machine)) = (earliest, layout.atp_worker(index, rank, 0)) else { return };
+        let (tensor, fragment) = place.job.borrow().locate(earliest);
+        machine.machine.begin_at(earliest, tensor as u16, fragment);
+        machine.owner.begins = Begins::InPlaceOfAnother(tensor, fragment);
+        if let Some(window) = &shard.window {
+            window.borrow_mut().begins_at(rank, earliest);
+        }
+        let node = layout.scenario.jobs[index].workers[rank];
+        // The machine starts only when the run goes on: nobody can miss the actor's new number.
+        let actor = network.add_actor(node, layout.port(node), machine);
+        place.job.borrow_mut().workers[rank].actors[0] = actor;
+    });
+}
+
+/// What is left of a worker whose job has died: it says so once.
+struct Dead(Rc<RefCell<Job>>);
+
+impl Actor for Dead {
+    fn start(&mut self, context: &mut Context<'_>) {
+        self.0.borrow_mut().die(context);
+    }
+
+    fn packet(&mut self, _context: &mut Context<'_>, _packet: &Packet<'_>) {}
+}

@@ -1,6 +1,6 @@
 //! A job while it runs: its workers' programs, what they have under way, and the rules that their results must keep.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 use std::time::Duration;
@@ -35,13 +35,15 @@ pub(crate) struct Job {
     bound: f64,
     referee: Rc<Referee>,
     pub(crate) workers: Vec<WorkerState>,
-    /// Of tensors that some workers have and some do not: the first one's bits, and how many lack it.
-    results: BTreeMap<(u64, usize), (u64, usize)>,
+    /// Of tensors that some workers have and some do not: the first one's bits.
+    results: BTreeMap<(u64, usize), u64>,
     warm_up: Instant,
     /// When a tensor was completed last, or the job began.
     pub(crate) last_progress: Instant,
     /// When the last worker was finished.
     pub(crate) finished: Option<Instant>,
+    /// Jobs that are not over, this one among them.
+    open: Rc<Cell<usize>>,
     pub(crate) dead: bool,
     /// Of a ring: what each worker has sent and the next has not taken.
     pub(crate) mailboxes: Vec<Rc<RefCell<Mailbox>>>,
@@ -59,7 +61,9 @@ pub(crate) struct WorkerState {
     submitted: BTreeMap<u64, Instant>,
     /// Memory of tensors that are done.
     spare: Vec<Gradient>,
-    finished: bool,
+    pub(crate) finished: bool,
+    /// Of the first tensor after it was started again: elements whose sum only the others have.
+    lost: Option<(u64, usize)>,
     pub(crate) measures: Measures,
 }
 
@@ -89,7 +93,9 @@ impl Job {
         shards: usize,
         warm_up: Duration,
         referee: Rc<Referee>,
+        open: Rc<Cell<usize>>,
     ) -> Self {
+        open.set(open.get() + 1);
         let schedule = Rc::new(Schedule::new(&plan.workload));
         let seed = mix(seed ^ (index as u64) << 48);
         let workers = plan.workers.len();
@@ -101,6 +107,7 @@ impl Job {
             submitted: BTreeMap::new(),
             spare: Vec::new(),
             finished: false,
+            lost: None,
             measures: Measures::default(),
         };
         Self {
@@ -119,6 +126,7 @@ impl Job {
             warm_up: Instant(0) + warm_up,
             last_progress: Instant(0) + plan.start,
             finished: None,
+            open,
             dead: false,
             mailboxes: Vec::new(),
         }
@@ -156,24 +164,25 @@ impl Job {
         let now = context.now();
         let tensor = part.tensor;
         let (from, to) = self.range(tensor, shard);
-        match self.source.check(&part, from, self.bound) {
+        let lost = self.workers[rank].lost.take_if(|(lost, _)| *lost == tensor).map(|(_, elements)| elements);
+        match self.source.check(&part, from, lost.unwrap_or(0), self.bound) {
             Err(element) => {
                 let element = from + element;
                 let violation = Violation::WrongSum { job: self.plan.name.clone(), rank, tensor, element };
                 return self.referee.stop(context, violation);
             }
+            // Bits that it lacks cannot be compared.
+            Ok(_) if lost.is_some() => {}
             Ok(digest) => {
-                let workers = self.workers.len();
-                let (first, lacking) = self.results.entry((tensor, shard)).or_insert((digest, workers));
-                if *first != digest {
+                if *self.results.entry((tensor, shard)).or_insert(digest) != digest {
                     let violation = Violation::Disagreement { job: self.plan.name.clone(), rank, tensor };
                     return self.referee.stop(context, violation);
                 }
-                *lacking -= 1;
-                if *lacking == 0 {
-                    self.results.remove(&(tensor, shard));
-                }
             }
+        }
+        if self.results.len() > RESULTS_KEPT {
+            let least = self.workers.iter().map(WorkerState::least).min().unwrap_or(0);
+            self.results.retain(|(tensor, _), _| *tensor >= least);
         }
         let worker = &mut self.workers[rank];
         worker.spare.push(part);
@@ -224,6 +233,7 @@ impl Job {
                     self.workers[rank].finished = true;
                     if self.workers.iter().all(|worker| worker.finished) {
                         self.finished = Some(now);
+                        self.close(context);
                     }
                 }
             }
@@ -252,7 +262,72 @@ impl Job {
     }
 
     /// The whole job is gone.
-    pub(crate) fn die(&mut self) {
-        self.dead = true;
+    pub(crate) fn die(&mut self, context: &mut Context<'_>) {
+        if !std::mem::replace(&mut self.dead, true) && self.finished.is_none() {
+            self.close(context);
+        }
+    }
+
+    /// One job fewer; after the last one there is nothing to wait for.
+    fn close(&self, context: &mut Context<'_>) {
+        self.open.set(self.open.get() - 1);
+        if self.open.get() == 0 {
+            context.stop();
+        }
+    }
+
+    /// The node of worker `rank` was away: its timers are lost.
+    pub(crate) fn restarted(&mut self, context: &mut Context<'_>, rank: usize) {
+        if self.workers[rank].measures.first.is_none() {
+            return self.schedule_start(context);
+        }
+        let mut steps = Vec::new();
+        self.workers[rank].program.restarted(&mut steps);
+        if let Some(stop) = self.plan.stop {
+            context.wake_at(Instant(0) + stop, token::STOP);
+        }
+        self.take(context, rank, steps);
+    }
+
+    /// Sets the timers of a worker's beginning and end.
+    pub(crate) fn schedule_start(&self, context: &mut Context<'_>) {
+        context.wake_at(Instant(0) + self.plan.start, token::START);
+        if let Some(stop) = self.plan.stop {
+            context.wake_at(Instant(0) + stop, token::STOP);
+        }
+    }
+
+    /// Where in the stream of tensors the job stands: that of fragment `sequence`, and which of the tensor's it is.
+    pub(crate) fn locate(&self, sequence: u64) -> (u64, u32) {
+        self.schedule.locate(sequence, self.plan.elements.into(), |tensor| self.schedule.elements(tensor))
+    }
+
+    /// A new process takes rank `rank`, from fragment `fragment` of `tensor` on.
+    pub(crate) fn respawned(&mut self, context: &mut Context<'_>, rank: usize, tensor: u64, fragment: u32) {
+        let lost = fragment as usize * usize::from(self.plan.elements);
+        let worker = &mut self.workers[rank];
+        worker.parts.clear();
+        worker.submitted.clear();
+        worker.waiting.iter_mut().for_each(VecDeque::clear);
+        worker.lost = (lost > 0).then_some((tensor, lost));
+        if worker.measures.first.is_none() {
+            return self.schedule_start(context);
+        }
+        let mut steps = Vec::new();
+        worker.program.go_on_from(tensor, &mut steps);
+        if let Some(stop) = self.plan.stop {
+            context.wake_at(Instant(0) + stop, token::STOP);
+        }
+        self.take(context, rank, steps);
     }
 }
+
+impl WorkerState {
+    /// The first tensor that it does not have.
+    fn least(&self) -> u64 {
+        self.parts.keys().next().copied().unwrap_or_else(|| self.program.next_tensor())
+    }
+}
+
+/// Digests that are kept before those of tensors that everybody has are dropped.
+const RESULTS_KEPT: usize = 256;

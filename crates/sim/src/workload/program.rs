@@ -56,6 +56,20 @@ impl Schedule {
         }
     }
 
+    /// Where fragment `sequence` of a machine's stream is: its tensor, and its number within it. The machine has the
+    /// elements of each tensor that `part` says, `fragment` in a packet.
+    pub(crate) fn locate(&self, sequence: u64, fragment: usize, part: impl Fn(u64) -> usize) -> (u64, u32) {
+        let mut left = sequence;
+        for tensor in 0.. {
+            let fragments = part(tensor).div_ceil(fragment) as u64;
+            if left < fragments {
+                return (tensor, left as u32);
+            }
+            left -= fragments;
+        }
+        unreachable!("a stream has no end")
+    }
+
     /// Elements of a tensor.
     pub(crate) fn elements(&self, tensor: u64) -> usize {
         match self {
@@ -145,6 +159,11 @@ impl Program {
         }
     }
 
+    /// The next tensor that it submits.
+    pub(crate) const fn next_tensor(&self) -> u64 {
+        self.next
+    }
+
     /// Submits nothing more after what is under way.
     pub(crate) fn stop(&mut self, steps: &mut Vec<Step>) {
         self.stopped = true;
@@ -192,6 +211,47 @@ impl Program {
             }
         }
         true
+    }
+
+    /// Another process takes the worker's place: timers are lost, and of what was under way, what is `from` this tensor on
+    /// is submitted again. Everything before is done.
+    pub(crate) fn go_on_from(&mut self, from: u64, steps: &mut Vec<Step>) {
+        self.outstanding.clear();
+        self.next = from;
+        match &*self.schedule.clone() {
+            Schedule::AllReduce { in_flight, .. } => {
+                self.state = State::Idle;
+                for _ in 0..*in_flight {
+                    self.submit_next(steps);
+                }
+            }
+            Schedule::Training(training) => {
+                let gradients = training.gradients.len() as u64;
+                let iteration = from / gradients;
+                if iteration > self.iteration {
+                    (self.iteration, self.state) = (iteration, State::Idle);
+                    steps.push(Step::Iterated);
+                }
+                match self.state {
+                    State::Backward => self.wait_for_gradient(training, (from % gradients) as usize, steps),
+                    State::Finished => {}
+                    _ => self.begin_iteration(training, steps),
+                }
+            }
+        }
+    }
+
+    /// The node was away and is back: timers are lost, and nothing else.
+    pub(crate) fn restarted(&mut self, steps: &mut Vec<Step>) {
+        let Schedule::Training(training) = &*self.schedule.clone() else { return };
+        match self.state {
+            State::Paused | State::Forward => self.forward(training, steps),
+            State::Backward if self.next < (self.iteration + 1) * training.gradients.len() as u64 => {
+                let index = (self.next % training.gradients.len() as u64) as usize;
+                self.wait_for_gradient(training, index, steps);
+            }
+            State::Backward | State::Idle | State::Finished => {}
+        }
     }
 
     fn begin_iteration(&mut self, training: &Training, steps: &mut Vec<Step>) {
@@ -327,6 +387,50 @@ mod tests {
         // Nothing is left of most layers; the program still iterates.
         let (_, elements, _) = play(&mut program(&training(1e9, 0.0, 1, None)));
         assert_eq!(elements, 1);
+    }
+
+    #[test]
+    fn a_fragment_is_found_in_its_tensor() {
+        let schedule = Schedule::new(&Workload::AllReduce { elements: 1000, in_flight: 1, count: None });
+        let part = |tensor| schedule.elements(tensor);
+        assert_eq!(schedule.locate(0, 256, part), (0, 0));
+        assert_eq!(schedule.locate(3, 256, part), (0, 3));
+        assert_eq!(schedule.locate(4, 256, part), (1, 0));
+        assert_eq!(schedule.locate(4, 256, |tensor| if tensor == 1 { 0 } else { 1000 }), (2, 0));
+    }
+
+    #[test]
+    fn a_worker_that_was_started_again_does_the_rest() {
+        let (_, elements, _) = play(&mut program(&training(100.0, 0.0, 2, None)));
+        let mut again = program(&training(100.0, 0.0, 2, None));
+        let gradients = {
+            let Schedule::Training(training) = &*again.schedule.clone() else { panic!("it trains") };
+            training.gradients.len() as u64
+        };
+        let mut steps = Vec::new();
+        again.start(&mut steps);
+        steps.clear();
+        // It died in its first forward pass, and the others were told of one iteration and one gradient.
+        again.go_on_from(gradients, &mut steps);
+        assert_eq!(steps[0], Step::Iterated);
+        let (mut time, mut rest, mut over) = (0, 0, false);
+        while !over {
+            for step in std::mem::take(&mut steps) {
+                match step {
+                    Step::Submit { tensor, elements } => {
+                        rest += elements;
+                        again.completed(tensor, &mut steps);
+                    }
+                    Step::Wait(_) => {
+                        time += 1;
+                        again.timer(&mut steps);
+                    }
+                    Step::Iterated => {}
+                    Step::Finished => over = true,
+                }
+            }
+        }
+        assert_eq!((rest * 2, time), (elements, gradients + 1));
     }
 
     #[test]

@@ -107,12 +107,12 @@ fn chunk(elements: usize, chunks: usize, index: usize) -> std::ops::Range<usize>
 
 impl Actor for RingWorker {
     fn start(&mut self, context: &mut Context<'_>) {
-        self.flow = Some(context.open_tcp(self.connection));
-        let job = self.job.borrow();
-        context.wake_after(job.plan.start, token::START);
-        if let Some(stop) = job.plan.stop {
-            context.wake_after(stop, token::STOP);
+        if self.flow.is_some() {
+            // Its node was away; connections outlive that.
+            return self.job.borrow_mut().restarted(context, self.rank);
         }
+        self.flow = Some(context.open_tcp(self.connection));
+        self.job.borrow().schedule_start(context);
     }
 
     fn packet(&mut self, _context: &mut Context<'_>, _packet: &Packet<'_>) {}
