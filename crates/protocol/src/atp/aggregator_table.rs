@@ -151,7 +151,7 @@ impl AggregatorTable {
                 }
                 // Box 5.
                 aggregator.add(now, packet, bit);
-                add_saturating_le(value, payload);
+                fanin_quant::add_saturating_le(value, payload);
                 aggregator
             }
         };
@@ -187,7 +187,7 @@ impl AggregatorTable {
         // Box 5: not in it yet? Box 6: add it.
         if aggregator.bitmap & bit == 0 {
             aggregator.add(now, packet, bit);
-            add_saturating_le(value, packet.payload);
+            fanin_quant::add_saturating_le(value, packet.payload);
         }
         // Box 7.
         ResendOutcome::Flush(aggregator.aggregate(value))
@@ -259,14 +259,5 @@ fn likeness(level: usize, packet: &GradientPacket<'_>) -> Likeness {
         exponent: header.exponent,
         fan_in_degree: header.directions.fan_in_degrees[level],
         payload_bytes: payload.len(),
-    }
-}
-
-/// Adds, and stops at the largest and the smallest integer for good: the server sees from it that the sum did not fit (§3.8).
-fn add_saturating_le(acc: &mut [i32], payload: &[u8]) {
-    for (sum, term) in acc.iter_mut().zip(payload.as_chunks().0) {
-        if *sum != i32::MAX && *sum != i32::MIN {
-            *sum = sum.saturating_add(i32::from_le_bytes(*term));
-        }
     }
 }

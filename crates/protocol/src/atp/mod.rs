@@ -22,6 +22,8 @@ mod config;
 mod outbox;
 mod server;
 mod switch;
+#[cfg(test)]
+mod tests;
 mod worker;
 
 pub use config::{

@@ -1,0 +1,370 @@
+use core::time::Duration;
+
+use super::*;
+use crate::Reason;
+use crate::atp::{AtpSwitch, AtpSwitchConfig, AtpSwitchEvent, SwitchRoute};
+
+const DUPLICATE: Verdict = Verdict::Drop(Reason::Duplicate);
+const FOREIGN: Verdict = Verdict::Drop(Reason::Foreign);
+const OUT_OF_RANGE: Verdict = Verdict::Drop(Reason::OutOfRange);
+const NOTHING: [&str; 0] = [];
+
+fn config(aggregators: u32) -> AtpSwitchConfig {
+    AtpSwitchConfig {
+        aggregators,
+        elements: ELEMENTS as u16,
+        stale: Duration::from_nanos(1000),
+        ecn_threshold_packets: None,
+    }
+}
+
+fn route(job: u32, level: u8) -> SwitchRoute<u16> {
+    SwitchRoute { id: JobId(job), generation: Generation(0), upstream: UP, level }
+}
+
+fn switch_of_level(level: u8) -> AtpSwitch<u16> {
+    let mut switch = AtpSwitch::new(config(16));
+    switch.add_job(route(3, level)).unwrap();
+    switch
+}
+
+fn switch() -> AtpSwitch<u16> {
+    switch_of_level(0)
+}
+
+/// Figure 4: A1 and A2 of job 3 meet in aggregator 7, B1 and B2 find aggregator 9 taken by job 1.
+#[test]
+fn figure_4_one_fragment_is_aggregated_here_and_one_at_the_server() {
+    let mut switch = switch();
+    switch.add_job(route(1, 0)).unwrap();
+    let of_job_1 = Packet { job: 1, ..fragment(0, 2, 1000).at(9) };
+    assert_eq!(of_job_1.to(&mut switch, 50), Verdict::Absorb);
+
+    assert_eq!(fragment(0, 1, 10).at(7).to(&mut switch, 1), Verdict::Absorb, "A1");
+    assert_eq!(fragment(1, 1, 20).at(7).to(&mut switch, 2), Verdict::Forward, "A2");
+    assert_eq!(sent(&mut switch), ["[100] #1 L1 11/1: 30"], "A'2");
+    assert_eq!(fragment(0, 2, 1).at(9).to(&mut switch, 1), Verdict::Forward, "B1");
+    assert_eq!(fragment(1, 2, 2).at(9).to(&mut switch, 2), Verdict::Forward, "B2");
+    assert_eq!(
+        sent(&mut switch),
+        ["[100] #2 L1 1/1 resend collision: 1", "[100] #2 L1 10/1 resend collision: 2"]
+    );
+    assert_eq!(switch.statistics().in_use, 2);
+    // A' comes back to both workers and frees aggregator 7; B' leaves aggregator 9 to job 1.
+    let parameters = Packet { value: 0.5f32.to_le_bytes(), ..fragment(0, 1, 0).at(7).answer() };
+    assert_eq!(parameters.to(&mut switch, UP), Verdict::Multicast);
+    assert_eq!(sent(&mut switch), ["[1, 2] #1 parameters: 0.5"]);
+    assert_eq!(fragment(0, 2, 0).at(9).answer().to(&mut switch, UP), Verdict::Multicast);
+    assert_eq!(switch.statistics().in_use, 1);
+    assert_eq!(switch.progress(JobId(3)).unwrap().collisions, 2);
+    let of_job_1 = Packet { job: 1, ..fragment(1, 2, 1).at(9) };
+    assert_eq!(of_job_1.to(&mut switch, 51), Verdict::Forward, "job 1 completes as if nothing had been");
+}
+
+#[test]
+fn figure_7_box_1_and_2_another_sequence_number_of_the_job_collides_too() {
+    let mut switch = switch();
+    assert_eq!(fragment(0, 0, 1).to(&mut switch, 1), Verdict::Absorb);
+    assert_eq!(fragment(0, 16, 2).to(&mut switch, 1), Verdict::Forward);
+    assert_eq!(sent(&mut switch), ["[100] #16 L1 1/1 resend collision: 2"]);
+    let later_life = Packet { generation: 1, ..fragment(1, 0, 5) };
+    assert_eq!(later_life.to(&mut switch, 2), Verdict::Drop(Reason::Generation));
+}
+
+#[test]
+fn figure_7_boxes_3_to_7_bitmap_counter_and_ecn() {
+    let mut switch = switch();
+    let of_three = |bit, value: i32, ecn| {
+        fragment(bit, 0, value).with(|header| {
+            header.directions.fan_in_degrees[0] = 3;
+            header.flags.ecn = ecn;
+            header.next_exponent = value as i16;
+        })
+    };
+    assert_eq!(of_three(0, 1, false).to(&mut switch, 1), Verdict::Absorb, "allocated, counter 1 of 3");
+    // Box 4: is in already. Box 7: its ECN is kept all the same.
+    assert_eq!(of_three(0, 1, true).to(&mut switch, 1), DUPLICATE);
+    // Boxes 5 and 6: added, counter 2 of 3.
+    assert_eq!(of_three(2, -9, false).to(&mut switch, 3), Verdict::Absorb);
+    assert_eq!(sent(&mut switch), NOTHING);
+    // Box 6: complete; value, bitmap and ECN are the aggregator's.
+    assert_eq!(of_three(1, 5, false).to(&mut switch, 2), Verdict::Forward);
+    let out = packets(&mut switch);
+    assert_eq!(line(&out[0].1), "#0 L1 111/1 ecn: -3");
+    let header = GradientPacket::parse(Preamble::parse(&out[0].1).unwrap(), &out[0].1).unwrap().header;
+    assert_eq!(header.next_exponent, 5, "the largest (B.3)");
+    // It stays until the parameters come: what the network doubled begins nothing new.
+    assert_eq!(of_three(1, 5, false).to(&mut switch, 2), DUPLICATE);
+    // Box 8.
+    assert_eq!(fragment(0, 0, 0).answer().to(&mut switch, UP), Verdict::Multicast);
+    assert_eq!(sent(&mut switch), ["[1, 3, 2] #0 parameters: 0"]);
+    let statistics = switch.statistics();
+    assert_eq!((statistics.in_use, statistics.freed_by_parameters, statistics.aggregations), (0, 1, 3));
+}
+
+#[test]
+fn a_fan_in_of_one_passes_at_once() {
+    let mut switch = switch();
+    let alone = fragment(0, 0, 4).with(|header| header.directions.fan_in_degrees[0] = 1);
+    assert_eq!(alone.to(&mut switch, 1), Verdict::Forward);
+    assert_eq!(sent(&mut switch), ["[100] #0 L1 1/1: 4"]);
+}
+
+#[test]
+fn sums_saturate_and_stay_so() {
+    let mut switch = switch();
+    let of_three =
+        |bit, value| fragment(bit, 0, value).with(|header| header.directions.fan_in_degrees[0] = 3);
+    of_three(0, i32::MAX - 1).to(&mut switch, 1);
+    of_three(1, 100).to(&mut switch, 2);
+    of_three(2, -1_000_000).to(&mut switch, 3);
+    assert_eq!(sent(&mut switch), ["[100] #0 L1 111/1: 2147483647"]);
+}
+
+/// Figure 17 at the first level, boxes 1 and 5 to 7: what was lost is w2's fragment.
+#[test]
+fn figure_17_the_first_resend_takes_the_partial_sum_along() {
+    let mut switch = switch();
+    let of_three =
+        |bit, value| fragment(bit, 0, value).with(|header| header.directions.fan_in_degrees[0] = 3);
+    assert_eq!(of_three(0, 1).to(&mut switch, 1), Verdict::Absorb);
+    assert_eq!(of_three(1, 2).to(&mut switch, 2), Verdict::Absorb);
+    // w3's, lost before, comes for the first time: it is merged, and all goes on although it is complete only by chance.
+    assert_eq!(of_three(2, 4).resent().to(&mut switch, 3), Verdict::Forward);
+    assert_eq!(sent(&mut switch), ["[100] #0 L1 111/1 resend: 7"]);
+    assert_eq!(switch.statistics().freed_by_resend, 1);
+    // The others' resends find no aggregator and begin none.
+    for (bit, from) in [(0, 1), (1, 2)] {
+        assert_eq!(of_three(bit, 1 + bit as i32).resent().to(&mut switch, from), Verdict::Forward);
+    }
+    assert_eq!(sent(&mut switch), ["[100] #0 L1 1/1 resend: 1", "[100] #0 L1 10/1 resend: 2"]);
+    assert_eq!(switch.statistics().in_use, 0);
+}
+
+#[test]
+fn figure_17_box_5_what_is_in_already_is_not_added_again() {
+    let mut switch = switch();
+    let of_three =
+        |bit, value| fragment(bit, 0, value).with(|header| header.directions.fan_in_degrees[0] = 3);
+    of_three(0, 1).to(&mut switch, 1);
+    of_three(1, 2).with(|header| header.flags.ecn = true).to(&mut switch, 2);
+    assert_eq!(of_three(0, 1).resent().to(&mut switch, 1), Verdict::Forward);
+    assert_eq!(sent(&mut switch), ["[100] #0 L1 11/1 resend ecn: 3"], "a partial sum of two of three");
+}
+
+#[test]
+fn figure_17_box_3_the_second_level_discards_and_forwards() {
+    let mut switch = switch_of_level(1);
+    let rack = |bit: u32, value| {
+        fragment(0, 0, value).directed(Directions {
+            level: 1,
+            bitmaps: [0b11, 1 << bit, 0, 0],
+            fan_in_degrees: [2, 2, 0, 0],
+        })
+    };
+    assert_eq!(rack(0, 5).to(&mut switch, 10), Verdict::Absorb);
+    assert_eq!(rack(1, 6).resent().to(&mut switch, 11), Verdict::Forward);
+    assert_eq!(sent(&mut switch), ["[100] #0 L2 11/10 resend: 6"], "the first rack's sum is not in it");
+    assert_eq!(switch.statistics().in_use, 0);
+    assert_eq!(rack(0, 5).resent().to(&mut switch, 10), Verdict::Forward);
+    assert_eq!(sent(&mut switch), ["[100] #0 L2 11/1 resend: 5"]);
+    assert_eq!(switch.statistics().in_use, 0, "a resend reserves nothing");
+}
+
+/// Figure 9: w0 and w1 at SW0, w2 and w3 at SW1, w4 and w5 at SW2 with the server.
+#[test]
+fn figure_9_the_second_level_adds_racks_and_its_own_workers() {
+    let mut sw2 = switch_of_level(1);
+    let below = |bitmap0, bit: u32, value| {
+        fragment(0, 0, value).directed(Directions {
+            level: 1,
+            bitmaps: [bitmap0, 1 << bit, 0, 0],
+            fan_in_degrees: [2, 4, 0, 0],
+        })
+    };
+    assert_eq!(below(0b11, 0, 1).to(&mut sw2, 10), Verdict::Absorb, "SW0");
+    assert_eq!(below(0, 2, 10).to(&mut sw2, 24), Verdict::Absorb, "w4");
+    assert_eq!(below(0, 3, 100).to(&mut sw2, 25), Verdict::Absorb, "w5");
+    assert_eq!(below(0b11, 1, 1000).to(&mut sw2, 11), Verdict::Forward, "SW1");
+    assert_eq!(sent(&mut sw2), ["[100] #0 L2 11/1111: 1111"]);
+}
+
+#[test]
+fn original_values_and_parameters_handed_back_are_never_added() {
+    for change in [(|flags| flags.overflow = true) as fn(&mut Flags), |flags| flags.restore = true] {
+        let mut switch = switch();
+        fragment(0, 0, 1).to(&mut switch, 1);
+        let apart = fragment(1, 0, 2).resent().with(|header| change(&mut header.flags));
+        assert_eq!(apart.to(&mut switch, 2), Verdict::Forward);
+        assert_eq!(packets(&mut switch).len(), 1);
+        assert_eq!(switch.statistics().in_use, 0);
+    }
+}
+
+#[test]
+fn a_job_that_died_leaves_its_aggregator_to_who_comes_after_the_timeout() {
+    let mut switch = switch();
+    switch.add_job(route(1, 0)).unwrap();
+    let dead = Packet { job: 1, ..fragment(0, 2, 1000) };
+    dead.to_at(&mut switch, 50, 0);
+    fragment(0, 0, 1).to_at(&mut switch, 1, 500);
+    let parameters = fragment(0, 0, 0).answer();
+    parameters.to_at(&mut switch, UP, 1000);
+    assert_eq!(switch.statistics().in_use, 1, "1000 ns old is not older than 1000 ns");
+    parameters.to_at(&mut switch, UP, 1001);
+    assert_eq!((switch.statistics().in_use, switch.statistics().freed_stale), (0, 1));
+    assert_eq!(fragment(0, 16, 1).to_at(&mut switch, 1, 1002), Verdict::Absorb);
+}
+
+#[test]
+fn a_switch_that_was_started_again_learns_its_children_from_what_they_send() {
+    let mut switch = switch();
+    assert_eq!(fragment(0, 0, 0).answer().to(&mut switch, UP), Verdict::Drop(Reason::Unexpected));
+    assert_eq!(fragment(0, 0, 3).resent().to(&mut switch, 1), Verdict::Forward);
+    assert_eq!(sent(&mut switch), ["[100] #0 L1 1/1 resend: 3"]);
+    assert_eq!(fragment(0, 0, 0).answer().to(&mut switch, UP), Verdict::Multicast);
+    assert_eq!(sent(&mut switch), ["[1] #0 parameters: 0"]);
+}
+
+#[test]
+fn without_aggregators_everything_is_forwarded() {
+    let mut switch = AtpSwitch::new(config(0));
+    switch.add_job(route(3, 0)).unwrap();
+    assert_eq!(fragment(0, 0, 1).at(0).to(&mut switch, 1), Verdict::Forward);
+    assert_eq!(fragment(1, 0, 2).at(0).resent().to(&mut switch, 2), Verdict::Forward);
+    assert_eq!(sent(&mut switch), ["[100] #0 L1 1/1 resend collision: 1", "[100] #0 L1 10/1 resend: 2"]);
+    assert_eq!(fragment(0, 0, 0).at(0).answer().to(&mut switch, UP), Verdict::Multicast);
+}
+
+#[test]
+fn a_fragment_longer_than_an_aggregator_is_forwarded() {
+    let mut switch = switch();
+    let long = Packet { elements: 256, ..fragment(0, 0, 1) };
+    assert_eq!(long.to(&mut switch, 1), Verdict::Forward);
+    assert_eq!(long.resent().to(&mut switch, 1), Verdict::Forward);
+    assert_eq!(switch.statistics().in_use, 0);
+}
+
+#[test]
+fn unlike_fragments_under_one_number_are_not_added_but_left_to_the_server() {
+    let changes: [fn(&mut GradientHeader); 4] = [
+        |header| header.collective.elements += 1,
+        |header| header.fragment += 1,
+        |header| header.exponent = 3,
+        |header| header.directions.fan_in_degrees[0] = 5,
+    ];
+    for change in changes {
+        let mut switch = switch();
+        fragment(0, 0, 1).to(&mut switch, 1);
+        let unlike = fragment(1, 0, 2).with(change);
+        assert_eq!(unlike.to(&mut switch, 2), Verdict::Forward);
+        assert_eq!(sent(&mut switch), ["[100] #0 L1 10/1 resend: 2"]);
+        assert_eq!(unlike.resent().to(&mut switch, 2), Verdict::Forward);
+        assert_eq!(sent(&mut switch), ["[100] #0 L1 10/1 resend: 2"]);
+        assert_eq!(switch.statistics().in_use, 1);
+    }
+}
+
+#[test]
+fn foreign_packets_with_a_live_jobs_id_change_nothing() {
+    let mut switch = switch();
+    fragment(0, 0, 1).to(&mut switch, 1);
+    let rows = [
+        (fragment(0, 0, 666), 66, FOREIGN),
+        (fragment(0, 0, 666).resent(), 66, FOREIGN),
+        (fragment(0, 0, 0).answer(), 66, FOREIGN),
+        (fragment(0, 0, 0).answer(), 1, FOREIGN),
+        (fragment(1, 0, 666), UP, FOREIGN),
+        (Packet { job: 4, ..fragment(0, 0, 1) }, 1, Verdict::Drop(Reason::UnknownJob)),
+        (fragment(1, 0, 5).with(|h| h.directions.level = 1), 2, OUT_OF_RANGE),
+        (fragment(1, 0, 5).with(|h| h.directions.bitmaps[0] = 0b110), 2, OUT_OF_RANGE),
+        (fragment(1, 0, 5).with(|h| h.directions.bitmaps[0] = 0), 2, OUT_OF_RANGE),
+        (fragment(1, 0, 5).with(|h| h.directions.fan_in_degrees[0] = 0), 2, OUT_OF_RANGE),
+        (Packet { elements: 0, ..fragment(1, 0, 5) }, 2, Verdict::Drop(Reason::ChunkLength)),
+    ];
+    for (packet, from, verdict) in rows {
+        assert_eq!(packet.to(&mut switch, from), verdict, "{packet:?} from {from}");
+    }
+    assert_eq!(switch.handle_packet(Instant(0), 1, b"hello"), Verdict::Drop(Reason::Malformed));
+    assert_eq!(fragment(1, 0, 2).to(&mut switch, 2), Verdict::Forward);
+    assert_eq!(sent(&mut switch), ["[100] #0 L1 11/1: 3"]);
+    assert_eq!(switch.statistics().dropped.iter().sum::<u64>(), 12);
+}
+
+#[test]
+fn a_worker_started_again_elsewhere_is_let_in_once_its_old_address_is_forgotten() {
+    let mut switch = switch();
+    fragment(0, 0, 1).to(&mut switch, 1);
+    assert_eq!(fragment(0, 1, 1).at(8).to(&mut switch, 9), FOREIGN);
+    switch.forget_child(JobId(3), 0);
+    assert_eq!(fragment(0, 1, 1).at(8).to(&mut switch, 9), Verdict::Absorb);
+    fragment(0, 1, 0).at(8).answer().to(&mut switch, UP);
+    assert_eq!(sent(&mut switch), ["[9] #1 parameters: 0"]);
+}
+
+#[test]
+fn a_long_queue_marks_congestion_both_ways() {
+    let mut switch = AtpSwitch::new(AtpSwitchConfig { ecn_threshold_packets: Some(2), ..config(0) });
+    switch.add_job(route(3, 0)).unwrap();
+    for sequence in 0..3 {
+        fragment(0, sequence, 1).to(&mut switch, 1);
+    }
+    let up = sent(&mut switch);
+    assert_eq!(up.iter().map(|line| line.contains("ecn")).collect::<Vec<_>>(), [false, false, true]);
+    for sequence in 0..3 {
+        fragment(0, sequence, 1).answer().to(&mut switch, UP);
+    }
+    let down = sent(&mut switch);
+    assert_eq!(down.iter().map(|line| line.contains("ecn")).collect::<Vec<_>>(), [false, false, true]);
+}
+
+#[test]
+fn a_queue_that_nobody_drains_drops_and_recovers() {
+    let mut switch = AtpSwitch::new(config(0));
+    switch.add_job(route(3, 0)).unwrap();
+    let full = Verdict::Drop(Reason::OutboxFull);
+    let taken = (0..100_000).take_while(|i| fragment(0, *i, 1).to(&mut switch, 1) != full).count();
+    assert_eq!(taken, (4 << 20) / fragment_packet_bytes(ELEMENTS));
+    assert_eq!(packets(&mut switch).len(), taken);
+    assert_eq!(fragment(0, 0, 1).to(&mut switch, 1), Verdict::Forward);
+}
+
+#[test]
+fn an_abort_of_the_server_reaches_the_children_and_whoever_goes_on_sending() {
+    let mut switch = switch();
+    fragment(0, 0, 1).to(&mut switch, 1);
+    let preamble = Preamble {
+        kind: Kind::Abort,
+        job: JobId(3),
+        generation: Generation(0),
+        worker: WorkerId::ALL,
+        shard: ShardId(0),
+    };
+    let reason = AbortReason::Expelled(WorkerId(1));
+    let abort = Abort { preamble, reason }.to_bytes();
+    assert_eq!(switch.handle_packet(Instant(0), 66, &abort), FOREIGN);
+    assert_eq!(switch.handle_packet(Instant(0), UP, &abort), Verdict::Multicast);
+    assert_eq!(sent(&mut switch), ["[1] abort"]);
+    assert_eq!(switch.poll_event(), Some(AtpSwitchEvent::Aborted { job: JobId(3), reason }));
+    assert_eq!(switch.statistics().in_use, 0);
+    for _ in 0..2 {
+        assert_eq!(fragment(1, 0, 1).to(&mut switch, 2), Verdict::Drop(Reason::Aborted));
+    }
+    assert_eq!(sent(&mut switch), ["[1, 2] abort"], "one between two drains");
+    switch.remove_job(JobId(3));
+    assert_eq!(fragment(1, 0, 1).to(&mut switch, 2), Verdict::Drop(Reason::UnknownJob));
+}
+
+#[test]
+fn removing_a_job_frees_its_aggregators_and_limits_hold() {
+    let mut switch = switch();
+    fragment(0, 0, 1).to(&mut switch, 1);
+    switch.remove_job(JobId(3));
+    assert_eq!(switch.statistics().in_use, 0);
+    assert!(switch.add_job(route(3, 4)).is_err(), "levels are 0 to 3");
+    for job in 0..crate::atp::ATP_JOBS_MAX as u32 {
+        switch.add_job(route(job, 0)).unwrap();
+    }
+    assert!(switch.add_job(route(99_999, 0)).is_err());
+    switch.add_job(route(5, 0)).unwrap();
+}
