@@ -193,7 +193,8 @@ impl<A: Copy + PartialEq> Job<A> {
             return Err(Reason::Aborted);
         }
         if header.flags.restore {
-            if gathering.requested.is_none() {
+            // A server that forgot takes parameters also before it asks: who has nothing else to send makes itself known with them.
+            if gathering.requested.is_none() && place.anchored {
                 return Err(Reason::Unexpected);
             }
             self.restore(at, packet);
@@ -209,9 +210,10 @@ impl<A: Copy + PartialEq> Job<A> {
         gathering.collision |= header.flags.collision;
         let workers = self.hierarchy.workers() as u32;
         if let Err(reason) = added {
-            // A worker that sends scaled values again has not heard that the original ones are wanted.
-            let repeat = header.flags.resend && !header.flags.overflow;
-            if repeat && (gathering.originals_only || !place.anchored) && self.request(now, at, header) {
+            // A worker that sends scaled values again has not heard that the original ones are wanted; and whatever is sent again to
+            // a server that forgot, somebody may not have heard that he has the parameters.
+            let unheard = gathering.originals_only && !header.flags.overflow || !place.anchored;
+            if header.flags.resend && unheard && self.request(now, at, header) {
                 return Ok(Verdict::ReplyUnicast);
             }
             return Err(reason);
@@ -250,7 +252,7 @@ impl<A: Copy + PartialEq> Job<A> {
         let place = &mut self.places[at];
         let previous = header.sequence + u64::from(self.config.window_max) == place.gathering.sequence;
         let has_parameters = place.finished.is_some_and(|finished| finished.sequence == header.sequence);
-        if !header.flags.resend || (header.flags.overflow && has_parameters) {
+        if !header.flags.resend {
             return Err(Reason::Stale);
         }
         if has_parameters {
@@ -260,7 +262,7 @@ impl<A: Copy + PartialEq> Job<A> {
         }
         if previous && !place.anchored {
             // A worker that is ahead has the parameters which this server forgot.
-            if header.flags.restore && place.gathering.requested.is_some() {
+            if header.flags.restore {
                 let finished = finished_by_hand(header);
                 self.store_parameters(at, finished, packet.payload);
                 return Ok(Verdict::Multicast);

@@ -50,6 +50,9 @@ pub struct AtpWorker<A, T> {
     /// What is to be sent again or handed back, each once.
     again: VecDeque<Outgoing>,
     round_trip: RoundTrip,
+    /// Nothing was heard in this generation, nothing is on the way, and there are parameters that others may lack: server and
+    /// switches that lost their memory must learn where the worker is, or they cannot ask.
+    unheard: bool,
     /// When something came last that the server had not said before, or the worker (again) began.
     last_progress: Instant,
     events: VecDeque<WorkerEvent<T>>,
@@ -128,6 +131,7 @@ impl<A: Copy + PartialEq, T: Tensor> AtpWorker<A, T> {
             last_payloads: vec![0; usize::from(config.window_max) * config.payload_bytes()],
             again: VecDeque::with_capacity(config.window_max.into()),
             round_trip: RoundTrip::new(retransmission),
+            unheard: false,
             last_progress: Instant(0),
             events: VecDeque::new(),
             statistics: WorkerStatistics::default(),
@@ -200,6 +204,19 @@ impl<A: Copy + PartialEq, T: Tensor> AtpWorker<A, T> {
                 self.send_again(sequence);
             }
         }
+        self.unheard = self.again.is_empty();
+        self.make_known();
+    }
+
+    /// Hands the newest parameters back unasked.
+    fn make_known(&mut self) {
+        if self.unheard
+            && let Some(sequence) = self.window.expected().checked_sub(1)
+            && self.window.standing(sequence) == Standing::Finished
+            && self.window.queue(sequence)
+        {
+            self.again.push_back(Outgoing::Restore(sequence));
+        }
     }
 
     /// Gives everything outstanding back, undefined in part, and ends the worker.
@@ -256,6 +273,7 @@ impl<A: Copy + PartialEq, T: Tensor> AtpWorker<A, T> {
             State::Suspended => return Err(Reason::Unexpected),
             State::Aborted => return Err(Reason::Aborted),
         }
+        self.unheard = false;
         match preamble.kind {
             Kind::Gradient => {
                 let packet = GradientPacket::parse(preamble, bytes).map_err(unreadable)?;
@@ -511,6 +529,10 @@ impl<A: Copy + PartialEq, T: Tensor> Endpoint for AtpWorker<A, T> {
         for sequence in &late[..count] {
             self.send_again(*sequence);
         }
+        if self.unheard {
+            self.make_known();
+            self.last_progress = now;
+        }
         self.round_trip.back_off(now);
     }
 
@@ -535,7 +557,8 @@ impl<A: Copy + PartialEq, T: Tensor> Endpoint for AtpWorker<A, T> {
         if self.state != State::Running {
             return None;
         }
-        let sent = self.window.expected_sent()?;
+        let unheard = (self.unheard && self.window.expected() > 0).then_some(self.last_progress);
+        let sent = self.window.expected_sent().or(unheard)?;
         Some(sent.max(self.last_progress) + self.round_trip.timeout())
     }
 }

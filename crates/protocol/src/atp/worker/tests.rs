@@ -416,6 +416,22 @@ fn a_server_that_lost_its_memory_gets_the_parameters_back() {
 }
 
 #[test]
+fn a_worker_that_waits_for_nothing_makes_itself_known_until_it_is_heard() {
+    let mut line = Line::with_fragments(config(4), 2);
+    line.sent();
+    line.parameters(0);
+    line.parameters(1);
+    let directions = line.worker.directions;
+    line.worker.resume(line.now, Generation(3), directions, UPSTREAM);
+    let timeline = [(0, "1p"), (1, ""), (TIMEOUT_MS, "1p"), (2 * TIMEOUT_MS, "1p")];
+    for (ms, sends) in timeline {
+        assert_eq!(line.at_ms(ms).sent(), sends, "at {ms} ms");
+    }
+    assert_eq!(line.parameters(1), DUPLICATE);
+    assert_eq!(line.worker.poll_timeout(), None);
+}
+
+#[test]
 fn parameters_are_handed_back_until_their_place_has_newer_ones() {
     let mut line = Line::with_fragments(config(4), 12);
     line.sent();
