@@ -129,41 +129,60 @@ fn table(report: &Report) -> String {
         lines.push(report.title.clone());
     }
     if !report.jobs.is_empty() {
-        let header =
-            ["JOB", "SYSTEM", "WORKERS", "Gbit/s a worker", "tensors", "samples/s", "at switches", "at servers", "sent again", "ended"];
+        let header = [
+            "JOB",
+            "SYSTEM",
+            "WORKERS",
+            "Gbit/s a worker",
+            "tensors",
+            "samples/s",
+            "at switches",
+            "at servers",
+            "sent again",
+            "ended",
+        ];
         lines.push(rows(&header, report.jobs.iter().map(job_row)));
     }
     if !report.servers.is_empty() {
         let header = ["server", "packets in", "MB in"];
-        lines.push(rows(&header, report.servers.iter().map(|server| {
-            vec![
-                server.host.clone(),
-                server.received_packets.to_string(),
-                format!("{:.1}", server.received_bytes as f64 / 1e6),
-            ]
-        })));
+        lines.push(rows(
+            &header,
+            report.servers.iter().map(|server| {
+                vec![
+                    server.host.clone(),
+                    server.received_packets.to_string(),
+                    format!("{:.1}", server.received_bytes as f64 / 1e6),
+                ]
+            }),
+        ));
     }
     if !report.switches.is_empty() {
         let header = ["switch", "aggregators", "most in use", "aggregations", "collisions"];
-        lines.push(rows(&header, report.switches.iter().map(|switch| {
-            vec![
-                switch.name.clone(),
-                switch.aggregators.to_string(),
-                switch.in_use_max.to_string(),
-                switch.aggregations.to_string(),
-                switch.collisions.to_string(),
-            ]
-        })));
+        lines.push(rows(
+            &header,
+            report.switches.iter().map(|switch| {
+                vec![
+                    switch.name.clone(),
+                    switch.aggregators.to_string(),
+                    switch.in_use_max.to_string(),
+                    switch.aggregations.to_string(),
+                    switch.collisions.to_string(),
+                ]
+            }),
+        ));
     }
     if !report.background.is_empty() {
         let header = ["flow", "MB", "sent again"];
-        lines.push(rows(&header, report.background.iter().map(|flow| {
-            vec![
-                format!("{} to {}", flow.from, flow.to),
-                format!("{:.1}", flow.delivered_bytes as f64 / 1e6),
-                flow.retransmissions.to_string(),
-            ]
-        })));
+        lines.push(rows(
+            &header,
+            report.background.iter().map(|flow| {
+                vec![
+                    format!("{} to {}", flow.from, flow.to),
+                    format!("{:.1}", flow.delivered_bytes as f64 / 1e6),
+                    flow.retransmissions.to_string(),
+                ]
+            }),
+        ));
     }
     let dropped: Vec<String> =
         report.drops.iter().map(|drop| format!("{} {}", drop.count, drop.name)).collect();
@@ -176,9 +195,10 @@ fn table(report: &Report) -> String {
 }
 
 fn job_row(job: &JobReport) -> Vec<String> {
-    let samples = job.training.as_ref().map_or("-".to_owned(), |training| {
-        format!("{:.1} {}", training.samples_per_s, training.sample)
-    });
+    let samples = job
+        .training
+        .as_ref()
+        .map_or("-".to_owned(), |training| format!("{:.1} {}", training.samples_per_s, training.sample));
     vec![
         job.name.clone(),
         job.system.to_owned(),

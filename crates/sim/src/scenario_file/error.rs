@@ -15,7 +15,8 @@ pub struct FileError {
 
 impl FileError {
     pub(super) fn new(file: &str, text: &str, span: Option<Range<usize>>, message: String) -> Self {
-        let Some(at) = span.map(|span| span.start).filter(|at| *at <= text.len() && text.is_char_boundary(*at))
+        let Some(at) =
+            span.map(|span| span.start).filter(|at| *at <= text.len() && text.is_char_boundary(*at))
         else {
             return Self { file: file.to_owned(), line: 0, column: 0, message, source: String::new() };
         };

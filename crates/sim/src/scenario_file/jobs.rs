@@ -26,7 +26,10 @@ const ELEMENT_BYTES: u64 = 4;
 
 pub(super) fn resolve(file: &File, topology: &Topology) -> Result<Vec<JobPlan>, Mistake> {
     if file.job.is_empty() && file.background.is_empty() {
-        return Err(Mistake { span: None, message: "nothing to simulate: no [[job]], no [[background]]".into() });
+        return Err(Mistake {
+            span: None,
+            message: "nothing to simulate: no [[job]], no [[background]]".into(),
+        });
     }
     let mut taken = BTreeSet::new();
     let mut jobs: Vec<JobPlan> = Vec::new();
@@ -98,7 +101,8 @@ fn workers(topology: &Topology, job: &Job, taken: &mut BTreeSet<NodeId>) -> Resu
         Hosts::Count(count) => {
             let free: Vec<NodeId> = topology.hosts().filter(|node| !taken.contains(node)).collect();
             if free.len() < *count {
-                let message = format!("{count} workers, and only {} hosts that no job before has", free.len());
+                let message =
+                    format!("{count} workers, and only {} hosts that no job before has", free.len());
                 return Err(at(&job.workers, message));
             }
             free.into_iter().take(*count).collect()
@@ -119,7 +123,8 @@ fn workers(topology: &Topology, job: &Job, taken: &mut BTreeSet<NodeId>) -> Resu
         return Err(at(&job.workers, format!("at least {least} workers")));
     }
     if found.len() > most {
-        let message = format!("{} workers: more than the {most} that this system's bitmaps hold", found.len());
+        let message =
+            format!("{} workers: more than the {most} that this system's bitmaps hold", found.len());
         return Err(at(&job.workers, message));
     }
     taken.extend(&found);
@@ -137,7 +142,10 @@ fn server(topology: &Topology, job: &Job, taken: &mut BTreeSet<NodeId>) -> Resul
         }
         None if needed => {
             let node = topology.hosts().filter(|node| !taken.contains(node)).last().ok_or_else(|| {
-                at(&job.system, "no host is left for the server; name one with `server`, a worker's if need be")
+                at(
+                    &job.system,
+                    "no host is left for the server; name one with `server`, a worker's if need be",
+                )
             })?;
             taken.insert(node);
             Ok(Some(node))
@@ -281,7 +289,9 @@ fn training(job: &Job, name: &Spanned<String>) -> Result<Workload, Mistake> {
         (Some(every), Some(pause)) => Some((*every.get_ref(), pause.get_ref().0)),
         (None, None) => None,
         (Some(every), None) => return Err(at(every, "`pause_every` needs `pause`: how long")),
-        (None, Some(pause)) => return Err(at(pause, "`pause` needs `pause_every`: after how many iterations")),
+        (None, Some(pause)) => {
+            return Err(at(pause, "`pause` needs `pause_every`: after how many iterations"));
+        }
     };
     Ok(Workload::Training {
         model,

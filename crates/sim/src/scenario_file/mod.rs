@@ -22,9 +22,7 @@ use crate::net::{
     Buffer, LinkConfig, LinkId, Multipath, NodeConfig, NodeId, Parts, Programmable, QueueConfig, Topology,
     TopologyError,
 };
-use crate::workload::{
-    BackgroundPlan, Fault, FaultPlan, LossPlan, Scenario, SwitchPlan,
-};
+use crate::workload::{BackgroundPlan, Fault, FaultPlan, LossPlan, Scenario, SwitchPlan};
 use schema::{
     Background, BackgroundKind, FaultKind, File, Network, RoutingName, SwitchTable, TopologyName,
     WhichSwitches,
@@ -61,11 +59,13 @@ fn resolve(file: File) -> Result<Scenario, Mistake> {
         return Err(at(&file.until, "`until` must be later than the start"));
     }
     if interval.is_zero() || until.as_nanos() / interval.as_nanos() > INTERVALS_MAX {
-        let message = format!("`interval` must not be zero, and fit into `until` at most {INTERVALS_MAX} times");
+        let message =
+            format!("`interval` must not be zero, and fit into `until` at most {INTERVALS_MAX} times");
         return Err(at(&file.interval, message));
     }
     let jobs = jobs::resolve(&file, &topology)?;
-    let background = file.background.iter().map(|flow| background(&topology, flow)).collect::<Result<_, _>>()?;
+    let background =
+        file.background.iter().map(|flow| background(&topology, flow)).collect::<Result<_, _>>()?;
     let mut losses = Vec::new();
     for loss in &file.loss {
         losses.extend(losses_of(&topology, loss)?);
@@ -92,13 +92,14 @@ fn resolve(file: File) -> Result<Scenario, Mistake> {
 }
 
 fn topology(network: &Network, switch: &SwitchTable) -> Result<Topology, Mistake> {
-    let link = |rate: u64, delay: Duration| {
-        LinkConfig::new(rate, delay).with_mtu(*network.mtu.get_ref())
-    };
+    let link = |rate: u64, delay: Duration| LinkConfig::new(rate, delay).with_mtu(*network.mtu.get_ref());
     let core_rate = network.core_rate.as_ref().unwrap_or(&network.rate);
     let mut queue = QueueConfig::tail_drop(network.queue.get_ref().0);
     if network.queue.get_ref().0 < u64::from(*network.mtu.get_ref()) {
-        return Err(at(&network.queue, "a queue that holds not even one packet: make it longer than the MTU"));
+        return Err(at(
+            &network.queue,
+            "a queue that holds not even one packet: make it longer than the MTU",
+        ));
     }
     if let Some(threshold) = &network.ecn {
         if threshold.get_ref().0 >= network.queue.get_ref().0 {
@@ -120,7 +121,11 @@ fn topology(network: &Network, switch: &SwitchTable) -> Result<Topology, Mistake
     };
     let name = *network.topology.get_ref();
     let given = [
-        ("hosts", &network.hosts, [TopologyName::Rack, TopologyName::Dumbbell, TopologyName::LeafSpine].contains(&name)),
+        (
+            "hosts",
+            &network.hosts,
+            [TopologyName::Rack, TopologyName::Dumbbell, TopologyName::LeafSpine].contains(&name),
+        ),
         ("leaves", &network.leaves, name == TopologyName::LeafSpine),
         ("spines", &network.spines, name == TopologyName::LeafSpine),
         ("k", &network.k, name == TopologyName::FatTree),
@@ -289,7 +294,11 @@ fn fault_of(
     };
     let node_of = || node(topology, plan.node.as_ref().ok_or_else(|| needs("node"))?);
     let has_server = |job: usize| {
-        if jobs[job].server.is_some() { Ok(job) } else { Err(at(&plan.kind, "this job has no server of its own")) }
+        if jobs[job].server.is_some() {
+            Ok(job)
+        } else {
+            Err(at(&plan.kind, "this job has no server of its own"))
+        }
     };
     let fault = match kind {
         FaultKind::LinkFails => {

@@ -144,7 +144,13 @@ impl Layout {
                 .entry(server)
                 .or_insert_with(|| ServerPlace { actor: ActorId(u32::MAX), jobs: Vec::new() });
             place.jobs.push((job, plan.name.clone(), window.clone()));
-            Shard { id, server: Some(server), placement: Some(placement), config: Some(config), window: Some(window) }
+            Shard {
+                id,
+                server: Some(server),
+                placement: Some(placement),
+                config: Some(config),
+                window: Some(window),
+            }
         });
         let shards: Vec<Shard> = shards.collect();
         if plan.system == System::Switchml {
@@ -256,7 +262,11 @@ impl Layout {
                     SimAddress::new(switch, POOL_PORT),
                     retransmission(plan.timeout),
                 );
-                vec![network.add_actor(node, self.port(node), Machine::new(machine, self.worker_owner(index, rank, 0)))]
+                vec![network.add_actor(
+                    node,
+                    self.port(node),
+                    Machine::new(machine, self.worker_owner(index, rank, 0)),
+                )]
             }
             System::Ring => vec![self.add_ring_worker(network, index, rank, self.port(node))],
             System::Atp | System::Rss | System::Ps | System::PsNToN => (0..place.shards.len())
@@ -278,9 +288,12 @@ impl Layout {
         let mailboxes = (job.mailboxes[(rank + workers - 1) % workers].clone(), job.mailboxes[rank].clone());
         drop(job);
         let ends = (plan.workers[rank], plan.workers[(rank + 1) % workers]);
-        let mtu = self.scenario.topology.neighbours(ends.0).next().map_or(1500, |(_, link)| {
-            self.scenario.topology.links()[link.0 as usize].config.mtu
-        });
+        let mtu = self
+            .scenario
+            .topology
+            .neighbours(ends.0)
+            .next()
+            .map_or(1500, |(_, link)| self.scenario.topology.links()[link.0 as usize].config.mtu);
         let worker = RingWorker::new(place.job.clone(), rank, ends, mtu - 40, mailboxes);
         network.add_actor(ends.0, port, worker)
     }

@@ -5,10 +5,13 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use super::actors::Begins;
-use super::build::{Layout, ServerMachine, SwitchMachine};
-use super::scenario::{Fault, FaultPlan};
+use super::build::{Layout, ServerMachine, ServerPlace, SwitchMachine};
 use super::job::Job;
+use super::scenario::{Fault, FaultPlan};
 use crate::net::{Actor, Context, Listener, Network, NodeId, Packet};
+
+/// How often a process that cannot reach its server asks for it.
+const ASK_AGAIN: Duration = Duration::from_millis(1);
 
 /// Puts a fault on the agenda.
 pub(crate) fn schedule(network: &mut Network, layout: &Rc<Layout>, plan: FaultPlan) {
@@ -74,7 +77,8 @@ fn die(network: &mut Network, layout: &Layout, job: usize) {
     }
     for shard in &place.shards {
         let server = shard.server.and_then(|node| layout.servers.get(&node));
-        if let Some(server) = server {
+        let lives = |place: &&ServerPlace| network.actor::<ServerMachine>(place.actor).is_some();
+        if let Some(server) = server.filter(lives) {
             network.with_actor(server.actor, |machine: &mut ServerMachine, context| {
                 machine.machine.remove_job(shard.id);
                 machine.drain(context);
@@ -96,40 +100,51 @@ fn respawn(network: &mut Network, layout: &Rc<Layout>, index: usize, rank: usize
     };
     network.replace_actor(actor, absent());
     let layout = layout.clone();
-    later(network, down, move |network| {
-        let place = &layout.jobs[index];
-        let shard = &place.shards[0];
-        let (Some(server), Some(placement)) = (shard.server, &shard.placement) else { return };
-        let (directions, upstream) = placement.workers[rank];
-        // What the controller does: whoever has the worker as a child lets another address have its place.
-        if let Some(switch) = layout.switches.get(&upstream).filter(|_| upstream != server) {
-            let bit = directions.bitmaps[usize::from(directions.level)].trailing_zeros() as u8;
-            network.with_actor(switch.actor, |machine: &mut SwitchMachine, context| {
-                machine.machine.forget_child(shard.id, bit);
-                machine.drain(context);
-            });
-        }
-        let earliest = layout.servers.get(&server).and_then(|place| {
-            network.with_actor(place.actor, |machine: &mut ServerMachine, context| {
-                if upstream == server {
-                    machine.machine.replace_worker(shard.id, rank as u16);
-                    machine.drain(context);
-                }
-                machine.machine.progress(shard.id).map(|progress| progress.earliest)
-            })
+    later(network, down, move |network| take_rank(network, &layout, index, rank));
+}
+
+/// The new process has come up.
+fn take_rank(network: &mut Network, layout: &Rc<Layout>, index: usize, rank: usize) {
+    let place = &layout.jobs[index];
+    if place.job.borrow().dead {
+        return;
+    }
+    let shard = &place.shards[0];
+    let (Some(server), Some(placement)) = (shard.server, &shard.placement) else { return };
+    let (directions, upstream) = placement.workers[rank];
+    if layout.servers.get(&server).is_none_or(|place| network.actor::<ServerMachine>(place.actor).is_none()) {
+        // The server is away as well; ask again.
+        let layout = layout.clone();
+        return later(network, ASK_AGAIN, move |network| take_rank(network, &layout, index, rank));
+    }
+    // What the controller does: whoever has the worker as a child lets another address have its place.
+    if let Some(switch) = layout.switches.get(&upstream).filter(|_| upstream != server) {
+        let bit = directions.bitmaps[usize::from(directions.level)].trailing_zeros() as u8;
+        network.with_actor(switch.actor, |machine: &mut SwitchMachine, context| {
+            machine.machine.forget_child(shard.id, bit);
+            machine.drain(context);
         });
-        let (Some(earliest), Some(mut machine)) = (earliest, layout.atp_worker(index, rank, 0)) else { return };
-        let (tensor, fragment) = place.job.borrow().locate(earliest);
-        machine.machine.begin_at(earliest, tensor as u16, fragment);
-        machine.owner.begins = Begins::InPlaceOfAnother(tensor, fragment);
-        if let Some(window) = &shard.window {
-            window.borrow_mut().begins_at(rank, earliest);
-        }
-        let node = layout.scenario.jobs[index].workers[rank];
-        // The machine starts only when the run goes on: nobody can miss the actor's new number.
-        let actor = network.add_actor(node, layout.port(node), machine);
-        place.job.borrow_mut().workers[rank].actors[0] = actor;
+    }
+    let earliest = layout.servers.get(&server).and_then(|place| {
+        network.with_actor(place.actor, |machine: &mut ServerMachine, context| {
+            if upstream == server {
+                machine.machine.replace_worker(shard.id, rank as u16);
+                machine.drain(context);
+            }
+            machine.machine.progress(shard.id).map(|progress| progress.earliest)
+        })
     });
+    let (Some(earliest), Some(mut machine)) = (earliest, layout.atp_worker(index, rank, 0)) else { return };
+    let (tensor, fragment) = place.job.borrow().locate(earliest);
+    machine.machine.begin_at(earliest, tensor as u16, fragment);
+    machine.owner.begins = Begins::InPlaceOfAnother(tensor, fragment);
+    if let Some(window) = &shard.window {
+        window.borrow_mut().begins_at(rank, earliest);
+    }
+    let node = layout.scenario.jobs[index].workers[rank];
+    // The machine starts only when the run goes on: nobody can miss the actor's new number.
+    let actor = network.add_actor(node, layout.port(node), machine);
+    place.job.borrow_mut().workers[rank].actors[0] = actor;
 }
 
 /// What is left of a worker whose job has died: it says so once.

@@ -10,6 +10,7 @@ mod actors;
 mod build;
 mod checker;
 mod faults;
+mod hostile;
 mod job;
 pub mod models;
 pub(crate) mod placement;
@@ -23,10 +24,9 @@ mod tests;
 mod values;
 
 pub use checker::Violation;
+pub use hostile::{hostile, shrink};
 pub use report::{
     Count, FlowReport, JobReport, JobSeries, Report, ServerReport, SwitchReport, TrainingReport,
 };
-pub use scenario::{
-    BackgroundPlan, Fault, FaultPlan, JobPlan, LossPlan, Scenario, SwitchPlan, Workload,
-};
+pub use scenario::{BackgroundPlan, Fault, FaultPlan, JobPlan, LossPlan, Scenario, SwitchPlan, Workload};
 pub use simulation::{Options, RunError, run};

@@ -224,8 +224,7 @@ mod tests {
             (1, [0, 4], [0, 4], sw[2]),
             (1, [0, 8], [0, 4], sw[2]),
         ];
-        for ((directions, upstream), (level, bitmaps, degrees, to)) in
-            placement.workers.iter().zip(expected)
+        for ((directions, upstream), (level, bitmaps, degrees, to)) in placement.workers.iter().zip(expected)
         {
             assert_eq!(directions.level, level);
             assert_eq!(directions.bitmaps[..2], bitmaps);

@@ -47,7 +47,9 @@ pub(crate) struct Training {
 impl Schedule {
     pub(crate) fn new(workload: &Workload) -> Self {
         match *workload {
-            Workload::AllReduce { elements, in_flight, count } => Self::AllReduce { elements, in_flight, count },
+            Workload::AllReduce { elements, in_flight, count } => {
+                Self::AllReduce { elements, in_flight, count }
+            }
             Workload::Training { model, batch, iterations, scale, flops_per_s, jitter, pause } => {
                 let scaled = Scaled { batch, scale, flops_per_s };
                 let (forward, gradients) = scaled.iteration(&model.layers());
@@ -74,7 +76,9 @@ impl Schedule {
     pub(crate) fn elements(&self, tensor: u64) -> usize {
         match self {
             Self::AllReduce { elements, .. } => *elements,
-            Self::Training(training) => training.gradients[(tensor % training.gradients.len() as u64) as usize].1,
+            Self::Training(training) => {
+                training.gradients[(tensor % training.gradients.len() as u64) as usize].1
+            }
         }
     }
 }
@@ -203,7 +207,9 @@ impl Program {
             Schedule::AllReduce { .. } => self.submit_next(steps),
             Schedule::Training(training) => {
                 // The barrier: parameters are updated when every gradient is there.
-                if self.outstanding.is_empty() && self.next == (self.iteration + 1) * training.gradients.len() as u64 {
+                if self.outstanding.is_empty()
+                    && self.next == (self.iteration + 1) * training.gradients.len() as u64
+                {
                     self.iteration += 1;
                     steps.push(Step::Iterated);
                     self.begin_iteration(training, steps);

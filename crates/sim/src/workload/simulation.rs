@@ -14,8 +14,8 @@ use super::report::{
 };
 use super::scenario::{BackgroundPlan, Scenario, Workload};
 use crate::net::{
-    ConstantRateConfig, DropReason, FlowId, Impairment, Loss, Network, NetworkConfig, NodeId, PortId, Ports, Progress,
-    TcpConfig, Time, TopologyError,
+    ConstantRateConfig, DropReason, FlowId, Impairment, Loss, Network, NetworkConfig, NodeId, PortId, Ports,
+    Progress, TcpConfig, Time, TopologyError,
 };
 use crate::scenario_file::System;
 
@@ -156,12 +156,7 @@ fn impairment(plan: &super::scenario::LossPlan) -> Impairment {
         None if plan.loss > 0.0 => Loss::Uniform(plan.loss),
         None => Loss::None,
     };
-    Impairment {
-        loss,
-        duplication: plan.duplication,
-        reordering: plan.reordering,
-        held_back: plan.held_back,
-    }
+    Impairment { loss, duplication: plan.duplication, reordering: plan.reordering, held_back: plan.held_back }
 }
 
 fn schedule_flow(network: &mut Network, flows: &Flows, index: usize, plan: BackgroundPlan) {
@@ -182,11 +177,8 @@ fn schedule_flow(network: &mut Network, flows: &Flows, index: usize, plan: Backg
                 ecn: false,
             }),
             None => {
-                let config = TcpConfig {
-                    segment_bytes: mtu - 40,
-                    ecn: true,
-                    ..TcpConfig::new(plan.from, plan.to)
-                };
+                let config =
+                    TcpConfig { segment_bytes: mtu - 40, ecn: true, ..TcpConfig::new(plan.from, plan.to) };
                 let flow = network.open_tcp(config);
                 network.fill(flow);
                 flow
@@ -240,7 +232,8 @@ fn sample(network: &Network, layout: &Layout, flows: &Flows, samples: &mut Sampl
         samples.bytes.sample(place.job.borrow().workers.iter().map(|worker| worker.measures.bytes).sum());
         let (mut at_switches, mut at_servers) = (0, 0);
         for shard in &place.shards {
-            at_switches += switch_progress(network, layout, shard.id).map(|progress| progress.aggregations).sum::<u64>();
+            at_switches +=
+                switch_progress(network, layout, shard.id).map(|progress| progress.aggregations).sum::<u64>();
             at_servers += server_aggregations(network, layout, shard);
         }
         samples.switch_aggregations.sample(at_switches);
@@ -370,9 +363,8 @@ fn job_report(
         job.workers.iter().map(|worker| value(&worker.measures)).sum::<f64>() / workers as f64
     };
     let end = job.finished.map_or(ended, |at| at.0 as f64 / 1e9);
-    let seconds = |measures: &super::job::Measures| {
-        measures.first.map_or(0.0, |first| end - first.0 as f64 / 1e9)
-    };
+    let seconds =
+        |measures: &super::job::Measures| measures.first.map_or(0.0, |first| end - first.0 as f64 / 1e9);
     let per_second = |amount: f64, measures: &super::job::Measures| {
         let seconds = seconds(measures);
         if seconds > 0.0 { amount / seconds } else { 0.0 }
@@ -403,7 +395,11 @@ fn job_report(
         Workload::AllReduce { .. } => None,
     };
     let latency = |measures: &super::job::Measures| {
-        if measures.tensors == 0 { 0.0 } else { measures.latency_total.as_secs_f64() / measures.tensors as f64 }
+        if measures.tensors == 0 {
+            0.0
+        } else {
+            measures.latency_total.as_secs_f64() / measures.tensors as f64
+        }
     };
     let latencies = job.workers.iter().map(|worker| worker.measures.latency_max);
     let interval = layout.scenario.interval;

@@ -151,7 +151,8 @@ impl Source {
                     while large.peek().is_some_and(|(_, end)| *end <= i) {
                         large.next();
                     }
-                    let shift = if large.peek().is_some_and(|(begin, _)| *begin <= i) { LARGE_SHIFT } else { 0 };
+                    let shift =
+                        if large.peek().is_some_and(|(begin, _)| *begin <= i) { LARGE_SHIFT } else { 0 };
                     let expected = exact(from + i) as f64 * UNIT * f64::from(1u32 << shift);
                     let half_unit = f64::from(f32::EPSILON) / 2.0 * (expected.abs() + bound);
                     // A NaN is not within either.
@@ -177,10 +178,12 @@ impl Source {
     fn large_blocks(&self, key: u32, from: usize, elements: usize) -> impl Iterator<Item = (usize, usize)> {
         let least = (self.large * f64::from(u32::MAX)) as u32;
         let blocks = if least == 0 { 0..0 } else { from / BLOCK..(from + elements).div_ceil(BLOCK) };
-        blocks.filter(move |block| (mix(u64::from(key) << 32 | *block as u64) as u32) < least).map(move |block| {
-            let clamp = |i: usize| i.clamp(from, from + elements) - from;
-            (clamp(block * BLOCK), clamp((block + 1) * BLOCK))
-        })
+        blocks.filter(move |block| (mix(u64::from(key) << 32 | *block as u64) as u32) < least).map(
+            move |block| {
+                let clamp = |i: usize| i.clamp(from, from + elements) - from;
+                (clamp(block * BLOCK), clamp((block + 1) * BLOCK))
+            },
+        )
     }
 }
 
@@ -243,7 +246,11 @@ mod tests {
     #[test]
     fn a_contribution_missing_doubled_or_exchanged_is_seen() {
         for workers in [&[0, 1, 2, 3][..], &[0, 1, 2, 3, 4, 4], &[0, 0, 2, 3, 4], &[0, 0, 3, 3, 4]] {
-            assert_eq!(SOURCE.check(&sum(&SOURCE, workers.iter().copied()), 100, 0, 1e-6), Err(0), "{workers:?}");
+            assert_eq!(
+                SOURCE.check(&sum(&SOURCE, workers.iter().copied()), 100, 0, 1e-6),
+                Err(0),
+                "{workers:?}"
+            );
         }
         assert!(SOURCE.check(&sum(&SOURCE, 0..5), 101, 0, 1e-6).is_err(), "shifted by one element");
     }
