@@ -1,5 +1,6 @@
 //! What a run consists of, resolved and checked: nodes instead of names, machines' own types instead of words.
 
+use std::fmt;
 use std::time::Duration;
 
 use fanin_protocol::atp::{Hashing, Overflow, Scaling};
@@ -9,7 +10,7 @@ use crate::net::{LinkId, Multipath, NodeId, PortId, Topology};
 use crate::scenario_file::System;
 
 /// A network, the jobs on it, and what goes wrong.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, PartialEq)]
 pub struct Scenario {
     /// What it shows.
     pub title: String,
@@ -35,6 +36,33 @@ pub struct Scenario {
     pub losses: Vec<LossPlan>,
     /// What happens once.
     pub faults: Vec<FaultPlan>,
+}
+
+impl fmt::Debug for Scenario {
+    /// All but what a node's queues are like, unless they differ.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = |node: NodeId| format!("{} ({})", self.topology.get(node).name, node.0);
+        let switches: Vec<String> = self.topology.switches().map(name).collect();
+        let programmable: Vec<String> = self.topology.programmable().map(name).collect();
+        let hosts: Vec<String> = self.topology.hosts().map(name).collect();
+        let switch = self.topology.switches().next().map(|node| self.topology.get(node).config);
+        f.debug_struct("Scenario")
+            .field("title", &self.title)
+            .field("until", &self.until)
+            .field("stall", &self.stall)
+            .field("hosts", &hosts.join(" "))
+            .field("switches", &switches.join(" "))
+            .field("programmable", &programmable.join(" "))
+            .field("link", &format_args!("{:?}", self.topology.links().first().map(|link| link.config)))
+            .field("queue", &format_args!("{:?}", switch.map(|config| config.queues[0])))
+            .field("multipath", &self.multipath)
+            .field("switch", &self.switch)
+            .field("jobs", &self.jobs)
+            .field("background", &self.background)
+            .field("losses", &format_args!("{:?}", self.losses))
+            .field("faults", &self.faults)
+            .finish()
+    }
 }
 
 /// Every programmable switch.
