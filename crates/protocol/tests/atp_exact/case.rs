@@ -84,9 +84,9 @@ pub enum Topology {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Values {
-    /// Multiples of 1/128, whose sums are exact in float32 and under the fixed factor.
+    /// Multiples of 1/128, which are exact in float32 and under the fixed factor, and so are their sums.
     Small,
-    /// As these, and some whose sum overflows.
+    /// As these, and many whose sum overflows.
     Overflowing,
 }
 
@@ -257,6 +257,6 @@ impl Case {
 
     /// Whether every sum is exact: a dynamic factor rounds where the fixed one would overflow.
     pub fn is_exact(&self) -> bool {
-        self.scaling == Scaling::Static || self.values == Values::Small
+        self.scaling == Scaling::Static
     }
 }
