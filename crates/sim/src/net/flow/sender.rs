@@ -14,8 +14,6 @@ pub(crate) struct Piece {
 
 /// RFC 6298's longest.
 const RTO_MAX: Time = Time::from_millis(60_000);
-/// Before the first measurement (RFC 6298, 2.1).
-const RTO_INITIAL: Time = Time::from_millis(1000);
 const DUPLICATES: u32 = 3;
 
 #[derive(Debug)]
@@ -73,7 +71,8 @@ impl Sender {
             reduced: 0,
             resend: false,
             smoothed: None,
-            rto: RTO_INITIAL.max(rto_min),
+            // The handshake has measured a round trip, and none here is as long as this.
+            rto: rto_min,
             deadline: None,
             measured: None,
         }
@@ -148,6 +147,9 @@ impl Sender {
             self.measured = None;
             self.measure(now.since(sent));
         }
+        // As Linux does, progress ends the timeout's doubling: after a timeout everything is sent again, and nothing of
+        // that is measured.
+        self.rto = self.timeout_of_round_trip();
         self.deadline = (self.furthest > to).then(|| now + self.rto);
         if self.recovering {
             if to >= self.recover {
@@ -220,7 +222,11 @@ impl Sender {
             }
         };
         self.smoothed = Some((Time(smoothed), Time(variation)));
-        self.rto =
-            Time(smoothed.saturating_add(4 * variation)).clamp(self.rto_min, RTO_MAX.max(self.rto_min));
+    }
+
+    fn timeout_of_round_trip(&self) -> Time {
+        let rto =
+            self.smoothed.map_or(Time::ZERO, |(smoothed, variation)| Time(smoothed.0 + 4 * variation.0));
+        rto.clamp(self.rto_min, RTO_MAX.max(self.rto_min))
     }
 }

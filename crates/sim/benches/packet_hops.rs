@@ -1,0 +1,177 @@
+//! How many packet-hops a second one core simulates: a hop is a packet sent into a link, queues, routing, statistics and
+//! delivery included.
+//!
+//! After the criterion report come, of single runs: the cost of a hop as the number of packets grows by 64, the memory of
+//! a leaf-spine with 1,024 hosts, and what both are held to (issue: 2 million a second, 2 GB, linear).
+//!
+//! `cargo bench -p fanin-sim` for all, `-- --quick` for a first look, `-- --test` to see that it runs.
+
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+use criterion::{Criterion, Throughput};
+use fanin_sim::net::{
+    Actor, Body, Class, ConstantRateConfig, Context, LinkConfig, Network, NetworkConfig, NodeConfig, NodeId,
+    Outcome, Packet, Parts, QueueConfig, SimAddress, TcpConfig, Time, Topology,
+};
+
+const GBIT: u64 = 1_000_000_000;
+
+fn main() {
+    let mut criterion = Criterion::default().configure_from_args();
+    let mut group = criterion.benchmark_group("packet_hops");
+    for (name, make) in SCENES {
+        let hops = hops_of(make(HOPS)).0;
+        group.throughput(Throughput::Elements(hops));
+        group.bench_function(name, |bench| {
+            bench.iter_batched_ref(
+                || make(HOPS),
+                |scene| black_box(scene.run()),
+                criterion::BatchSize::PerIteration,
+            );
+        });
+    }
+    group.finish();
+    let tests = std::env::args().any(|argument| argument == "--test");
+    growth(if tests { 4 } else { 64 });
+    thousand_hosts(if tests { 100_000 } else { 20_000_000 });
+}
+
+/// Packet-hops of one iteration, about.
+const HOPS: u64 = 300_000;
+
+/// A network, and when it is over.
+struct Scene {
+    network: Network,
+    end: Time,
+}
+
+impl Scene {
+    fn run(&mut self) -> u64 {
+        assert_ne!(self.network.run_until(self.end), Outcome::Stopped);
+        self.network.progress().packet_hops
+    }
+}
+
+type Make = fn(u64) -> Scene;
+
+const SCENES: [(&str, Make); 4] = [
+    ("constant_rate/leaf_spine_64", |hops| constant_rate(4, 4, 16, hops)),
+    ("tcp/leaf_spine_64", |hops| tcp(4, 4, 16, hops)),
+    ("tcp/leaf_spine_1024", |hops| tcp(32, 16, 32, hops)),
+    ("payload/rack_16", payload),
+];
+
+fn hops_of(mut scene: Scene) -> (u64, Duration) {
+    let began = Instant::now();
+    let hops = scene.run();
+    (hops, began.elapsed())
+}
+
+fn leaf_spine(leaves: usize, spines: usize, hosts: usize) -> Network {
+    let mut parts = Parts::uniform(LinkConfig::new(100 * GBIT, Duration::from_micros(1)));
+    parts.switch = NodeConfig::new(QueueConfig::tail_drop(500_000).with_ecn(100_000));
+    let topology = Topology::leaf_spine(leaves, spines, hosts, &parts).expect("a small one");
+    Network::new(topology, NetworkConfig::default()).expect("sound")
+}
+
+/// Every host sends to one under another leaf: four links a packet.
+fn pairs(network: &Network, hosts: usize) -> Vec<(NodeId, NodeId)> {
+    let all: Vec<_> = network.topology().hosts().collect();
+    (0..all.len()).map(|at| (all[at], all[(at * 7 + hosts) % all.len()])).filter(|(a, b)| a != b).collect()
+}
+
+fn constant_rate(leaves: usize, spines: usize, hosts: usize, hops: u64) -> Scene {
+    let mut network = leaf_spine(leaves, spines, hosts);
+    let pairs = pairs(&network, hosts);
+    for (from, to) in &pairs {
+        network.start_constant_rate(ConstantRateConfig {
+            from: *from,
+            to: *to,
+            class: Class::default(),
+            rate_bps: 50 * GBIT,
+            datagram_bytes: 1500,
+            ecn: false,
+        });
+    }
+    // 1538 bytes at 50 Gbit/s take 246 ns.
+    let end = Time::from_nanos(246 * hops / 4 / pairs.len() as u64);
+    Scene { network, end }
+}
+
+fn tcp(leaves: usize, spines: usize, hosts: usize, hops: u64) -> Scene {
+    let mut network = leaf_spine(leaves, spines, hosts);
+    let pairs = pairs(&network, hosts);
+    for (from, to) in &pairs {
+        let flow = network.open_tcp(TcpConfig { ecn: true, ..TcpConfig::new(*from, *to) });
+        network.write(flow, hops * 1460 / 8 / pairs.len() as u64, None);
+    }
+    Scene { network, end: Time::from_millis(60_000) }
+}
+
+/// Packets of 1,408 bytes that are copied in and looked at: every host sends what it gets on to the next.
+struct Relay {
+    next: NodeId,
+    left: u64,
+    window: u64,
+}
+
+impl Relay {
+    fn send(&mut self, context: &mut Context<'_>, payload: &[u8]) {
+        if self.left > 0 {
+            self.left -= 1;
+            context.send(SimAddress::new(self.next, 1), Class::default(), payload);
+        }
+    }
+}
+
+impl Actor for Relay {
+    fn start(&mut self, context: &mut Context<'_>) {
+        for _ in 0..self.window {
+            self.send(context, &[7; 1408]);
+        }
+    }
+
+    fn packet(&mut self, context: &mut Context<'_>, packet: &Packet<'_>) {
+        if let Body::Bytes(payload) = packet.body {
+            self.send(context, payload);
+        }
+    }
+}
+
+fn payload(hops: u64) -> Scene {
+    let parts = Parts::uniform(LinkConfig::new(100 * GBIT, Duration::from_micros(1)));
+    let topology = Topology::one_rack(16, &parts).expect("a small one");
+    let mut network = Network::new(topology, NetworkConfig::default()).expect("sound");
+    let hosts: Vec<_> = network.topology().hosts().collect();
+    for (at, host) in hosts.iter().enumerate() {
+        let next = hosts[(at + 1) % hosts.len()];
+        network.add_actor(*host, 1, Relay { next, left: hops / 2 / 16, window: 64 });
+    }
+    Scene { network, end: Time::from_millis(60_000) }
+}
+
+/// Nanoseconds a hop, of runs that grow.
+fn growth(times: u64) {
+    println!("\nA hop's cost as the number of packets grows, ns:");
+    for (name, make) in SCENES {
+        let cost = |hops| {
+            let (hops, took) = hops_of(make(hops));
+            (hops, took.as_nanos() as f64 / hops as f64)
+        };
+        cost(HOPS);
+        let ((few, low), (many, high)) = (cost(HOPS), cost(HOPS * times));
+        println!("{name:32} {low:6.0} ({few} hops) {high:6.0} ({many} hops)");
+    }
+}
+
+fn thousand_hosts(hops: u64) {
+    let (hops, took) = hops_of(tcp(32, 16, 32, hops));
+    let rate = hops as f64 / took.as_secs_f64() / 1e6;
+    println!("\nLeaf-spine of 1,024 hosts, TCP: {hops} hops, {rate:.2} million a second");
+    // Of all runs before it, too: the most that this process ever had.
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    for line in status.lines().filter(|line| line.starts_with("VmHWM")) {
+        println!("peak memory {}", line.trim_start_matches("VmHWM:").trim());
+    }
+}

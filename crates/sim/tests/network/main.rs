@@ -1,0 +1,13 @@
+//! The packet-level network against what theory, or plain counting, says of it.
+
+mod captures;
+mod failures;
+mod flows;
+mod impairments;
+mod links;
+mod machines;
+mod queueing_theory;
+mod queues;
+mod routes;
+mod support;
+mod topologies;
