@@ -213,7 +213,7 @@ impl<A: Copy + PartialEq> Job<A> {
             // A worker that sends scaled values again has not heard that the original ones are wanted; and whatever is sent again to
             // a server that forgot, somebody may not have heard that he has the parameters.
             let unheard = gathering.originals_only && !header.flags.overflow || !place.anchored;
-            if header.flags.resend && unheard && self.request(now, at, header) {
+            if is_sent_again(header.flags) && unheard && self.request(now, at, header) {
                 return Ok(Verdict::ReplyUnicast);
             }
             return Err(reason);
@@ -225,7 +225,7 @@ impl<A: Copy + PartialEq> Job<A> {
         self.progress.partial += u64::from(sender.count > 1 && sender.count < workers);
         if gathering.count < workers {
             // Perhaps the others have this fragment behind them, and only this server forgot.
-            if header.flags.resend && !place.anchored {
+            if is_sent_again(header.flags) && !place.anchored {
                 self.request(now, at, header);
             }
             return Ok(Verdict::Absorb);
@@ -252,7 +252,7 @@ impl<A: Copy + PartialEq> Job<A> {
         let place = &mut self.places[at];
         let previous = header.sequence + u64::from(self.config.window_max) == place.gathering.sequence;
         let has_parameters = place.finished.is_some_and(|finished| finished.sequence == header.sequence);
-        if !header.flags.resend {
+        if !is_sent_again(header.flags) {
             return Err(Reason::Stale);
         }
         if has_parameters {
@@ -540,6 +540,11 @@ impl Finished {
             next_exponent: self.next_exponent,
         }
     }
+}
+
+/// Whether a worker sent it again. A switch without an aggregator marks also what was sent once (Figure 7, box 2).
+const fn is_sent_again(flags: Flags) -> bool {
+    flags.resend && !flags.collision
 }
 
 /// Parameters that a worker hands back: it knows the index that its place uses from now on.

@@ -15,7 +15,7 @@ const SERVER: u16 = 1;
 const SWITCHES: u16 = 10;
 const WORKERS: u16 = 1000;
 
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Debug)]
 enum Numbers {
     Float(Vec<f32>),
     Integer(Vec<i32>),
@@ -26,6 +26,23 @@ impl Tensor for Numbers {
         match self {
             Self::Float(values) => Elements::Float32(values),
             Self::Integer(values) => Elements::Int32(values),
+        }
+    }
+}
+
+impl Numbers {
+    /// The first element that is not as expected, and what it should be. A factor that is no multiple of four rounds.
+    fn unlike(&self, expected: &Self, scaling: Scaling) -> Option<(f64, f64)> {
+        let tolerance = if scaling == Scaling::Static { 0.0 } else { 1e-5 };
+        let (ours, theirs) = (self.values(), expected.values());
+        assert_eq!(ours.len(), theirs.len());
+        ours.into_iter().zip(theirs).find(|(a, b)| (a - b).abs() > tolerance || a.is_nan())
+    }
+
+    fn values(&self) -> Vec<f64> {
+        match self {
+            Self::Float(values) => values.iter().map(|x| f64::from(*x)).collect(),
+            Self::Integer(values) => values.iter().map(|x| f64::from(*x)).collect(),
         }
     }
 }
@@ -297,7 +314,8 @@ impl Network {
                     self.workers[rank].handle_packet(now, from, &packet);
                     while let Some(event) = self.workers[rank].poll_event() {
                         let WorkerEvent::Completed(sum, _) = event else { panic!("{event:?}") };
-                        assert_eq!(sum, expected[done[rank]], "worker {rank}");
+                        let wrong = sum.unlike(&expected[done[rank]], self.config.scaling);
+                        assert_eq!(wrong, None, "worker {rank}");
                         done[rank] += 1;
                     }
                 }
@@ -305,9 +323,7 @@ impl Network {
             }
             self.drain(to);
         }
-        let workers: Vec<_> = self.workers.iter().map(|w| (w.progress(), w.poll_timeout())).collect();
-        for (_, to, p) in self.wires.iter().take(10) { std::eprintln!("{to} {}", line(p)); }
-        panic!("no end at {}: {done:?}, {:?}, {workers:#?}", self.now, self.server_progress());
+        panic!("no end: {done:?}, {:?}", self.server_progress());
     }
 
     fn server_progress(&self) -> AtpServerProgress {
@@ -395,7 +411,13 @@ fn overflows_are_corrected_at_any_rate() {
         let expected = network.submit(LENGTH, largest);
         network.faults.loss = 10;
         network.run(&expected);
-        assert!(network.server_progress().overflows > 40, "{:?}", network.server_progress());
+        let progress = network.server_progress();
+        // Of 40 fragments of floats and 40 of integers: most, but where the factor follows.
+        let (overflows, dynamic) = (progress.overflows, progress.dynamic_factors);
+        match scaling {
+            Scaling::Static => assert!(overflows > 60 && dynamic == 0, "{progress:?}"),
+            Scaling::Dynamic => assert!(overflows < 60 && dynamic > 10, "{progress:?}"),
+        }
     }
 }
 
