@@ -92,8 +92,8 @@ fn die(network: &mut Network, layout: &Layout, job: usize) {
 fn respawn(network: &mut Network, layout: &Rc<Layout>, index: usize, rank: usize, down: Duration) {
     let place = &layout.jobs[index];
     let actor = {
-        let job = place.job.borrow();
-        if job.dead || job.workers[rank].finished {
+        let mut job = place.job.borrow_mut();
+        if job.dead || job.workers[rank].finished || std::mem::replace(&mut job.workers[rank].away, true) {
             return;
         }
         job.workers[rank].actors[0]

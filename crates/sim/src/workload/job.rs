@@ -62,6 +62,8 @@ pub(crate) struct WorkerState {
     /// Memory of tensors that are done.
     spare: Vec<Gradient>,
     pub(crate) finished: bool,
+    /// Nobody has the rank at the moment.
+    pub(crate) away: bool,
     /// Of the first tensor after it was started again: elements whose sum only the others have.
     lost: Option<(u64, usize)>,
     pub(crate) measures: Measures,
@@ -107,6 +109,7 @@ impl Job {
             submitted: BTreeMap::new(),
             spare: Vec::new(),
             finished: false,
+            away: false,
             lost: None,
             measures: Measures::default(),
         };
@@ -309,6 +312,7 @@ impl Job {
         worker.parts.clear();
         worker.submitted.clear();
         worker.waiting.iter_mut().for_each(VecDeque::clear);
+        worker.away = false;
         worker.lost = (lost > 0).then_some((tensor, lost));
         if worker.measures.first.is_none() {
             return self.schedule_start(context);

@@ -6,9 +6,10 @@ use std::io::Write;
 use std::rc::Rc;
 use std::time::Duration;
 
-use super::build::{AtpMachine, Layout, PoolWorkerMachine, ServerMachine, SwitchMachine};
+use super::build::{AtpMachine, JobPlace, Layout, PoolWorkerMachine, ServerMachine, SwitchMachine};
 use super::checker::Violation;
 use super::faults;
+use super::job::Job;
 use super::report::{
     Count, FlowReport, JobReport, JobSeries, Report, ServerReport, SwitchReport, TrainingReport,
 };
@@ -218,12 +219,28 @@ fn watch(network: &mut Network, layout: &Rc<Layout>, flows: &Flows, samples: &Rc
                 layout.referee.note(Violation::Stalled {
                     job: job.plan.name.clone(),
                     completed: job.workers.iter().map(|worker| worker.measures.tensors).collect(),
+                    machines: standing(network, &layout, place, &job),
                 });
                 network.stop();
             }
         }
         true
     });
+}
+
+/// Where ATP's machines of a job stand in its stream of fragments.
+fn standing(network: &Network, layout: &Layout, place: &JobPlace, job: &Job) -> String {
+    let workers = job.workers.iter().flat_map(|worker| &worker.actors).filter_map(|actor| {
+        let progress = network.actor::<AtpMachine>(*actor)?.machine.progress();
+        Some(format!("expects {} sends {}", progress.expected, progress.next))
+    });
+    let servers = place.shards.iter().filter_map(|shard| {
+        let place = layout.servers.get(&shard.server?)?;
+        let progress = network.actor::<ServerMachine>(place.actor)?.machine.progress(shard.id)?;
+        Some(format!("gathers {}", progress.earliest))
+    });
+    let (workers, servers): (Vec<_>, Vec<_>) = (workers.collect(), servers.collect());
+    format!("workers: {}; server: {}", workers.join(", "), servers.join(", "))
 }
 
 fn sample(network: &Network, layout: &Layout, flows: &Flows, samples: &mut Samples) {
@@ -353,7 +370,7 @@ fn drops(network: &Network) -> Vec<Count> {
 fn job_report(
     network: &Network,
     layout: &Layout,
-    place: &super::build::JobPlace,
+    place: &JobPlace,
     samples: &JobSamples,
     ended: f64,
 ) -> JobReport {
