@@ -11,7 +11,7 @@ use super::packets::{Content, Ecn, PacketId, Packets, Record, UDP_HEADER_BYTES, 
 use super::pcap::Pcap;
 use super::port::{Port, QueueConfigs};
 use super::queue::{Buffer, Class, DROP_CLASSES, PRIORITIES};
-use super::routing::{Edge, Graph, Routes, flow_choice, mix};
+use super::routing::{Anchor, Edge, Graph, Routes, flow_choice, mix};
 use super::statistics::{DropReason, NodeStatistics};
 use super::time::Time;
 use super::topology::{NodeKind, Topology, TopologyError};
@@ -25,7 +25,10 @@ const DIGEST_PRIME: u64 = 0x9e37_79b9_7f4a_7c15;
 /// What happens. Small, because the agenda moves it about.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Event {
-    /// The last bit of a packet is at the other end of its link.
+    /// The last bit of the first packet on a link is at the other end. One event for all packets on the link: the agenda
+    /// stays as short as there are links.
+    Lands { port: PortId, epoch: u32 },
+    /// The same of a packet that travels alone: it was held back, or is another's twin.
     Arrives(PacketId),
     /// A port's link is free, and packets wait.
     Wakes(PortId),
@@ -158,6 +161,14 @@ impl Core {
                 nodes[node.index()].ports.push(port);
             }
         }
+        let anchors = nodes.iter().map(|node| match node.ports[..] {
+            [nic] if node.is_host => {
+                let switch = ports[nic.index()].peer;
+                (!nodes[switch.index()].is_host).then_some(Anchor { switch, port: nic.opposite() })
+            }
+            _ => None,
+        });
+        let routes = Routes::new(anchors.collect());
         Ok(Self {
             now: Time::ZERO,
             dice: Rand64::new(u128::from(config.seed)),
@@ -166,7 +177,7 @@ impl Core {
             config,
             agenda: Agenda::new(),
             packets: Packets::default(),
-            routes: Routes::new(nodes.len()),
+            routes,
             links_up: vec![true; topology.links().len()],
             ports,
             queue_configs,
@@ -241,10 +252,24 @@ impl Core {
         }
     }
 
+    /// The first packet on a link is at its end. Returns it, and when the next one will be.
+    pub(crate) fn lands(&mut self, id: PortId, epoch: u32) -> (Option<PacketId>, Option<Time>) {
+        let port = &mut self.ports[id.index()];
+        if port.epoch != epoch {
+            return (None, None); // All that was on it is lost.
+        }
+        let packet = port.flying;
+        port.flying = self.packets.get(packet).next;
+        if port.flying == PacketId::NONE {
+            return (Some(packet), None);
+        }
+        (Some(packet), Some(self.packets.get(port.flying).arrives))
+    }
+
     /// A packet is at the other end of its link. If it is for this node and needs no processing, it is to be delivered.
     pub(crate) fn arrives(&mut self, packet: PacketId) -> Option<PacketId> {
         let record = self.packets.get_mut(packet);
-        let port = &mut self.ports[record.port as usize];
+        let port = &mut self.ports[record.port.index()];
         if record.epoch != port.epoch {
             port.drops.count(DropReason::LinkDown);
             self.packets.release(packet);
@@ -326,7 +351,7 @@ impl Core {
             port.drops.count(reason);
             return self.packets.release(packet);
         }
-        record.port = id.0;
+        record.port = id;
         record.epoch = port.epoch;
         if port.backlog == 0 && self.now >= port.busy_until {
             return self.transmit(packet, id);
@@ -381,24 +406,17 @@ impl Core {
         }
     }
 
-    /// A port's link is free: its most urgent packet goes.
-    pub(crate) fn wakes(&mut self, id: PortId) {
+    /// A port's link is free: its most urgent packet goes. Returns when to look again, if packets are left.
+    pub(crate) fn wakes(&mut self, id: PortId) -> Option<Time> {
+        let port = &self.ports[id.index()];
+        // Otherwise it went down meanwhile.
+        if port.backlog != 0 && port.busy_until <= self.now {
+            let packet = self.dequeue(id);
+            self.transmit(packet, id);
+        }
         let port = &mut self.ports[id.index()];
-        port.wakes = false;
-        if port.backlog == 0 {
-            return; // It went down meanwhile.
-        }
-        if port.busy_until > self.now {
-            port.wakes = true;
-            return self.agenda.at(port.busy_until, Event::Wakes(id));
-        }
-        let packet = self.dequeue(id);
-        self.transmit(packet, id);
-        let port = &mut self.ports[id.index()];
-        if port.backlog != 0 {
-            port.wakes = true;
-            self.agenda.at(port.busy_until, Event::Wakes(id));
-        }
+        port.wakes = port.backlog != 0;
+        port.wakes.then_some(port.busy_until)
     }
 
     /// # Panics
@@ -444,24 +462,33 @@ impl Core {
         {
             trace.transmission(self.now, takes, id, &self.packets.view(packet), bytes);
         }
-        let mut arrives = port.busy_until + port.delay;
+        let arrives = port.busy_until + port.delay;
         if let Some(faults) = &mut port.faults {
             let fate = faults.fate(&self.packets.view(packet));
             if fate.lost {
                 port.drops.count(DropReason::Loss);
                 return self.packets.release(packet);
             }
-            if fate.held_back > Time::ZERO {
-                port.held_back += 1;
-                arrives = arrives + fate.held_back;
-            }
             if fate.duplicated {
                 port.duplicated += 1;
                 let twin = self.packets.copy(packet);
-                self.agenda.at(arrives, Event::Arrives(twin));
+                self.agenda.at(arrives + fate.held_back, Event::Arrives(twin));
+            }
+            if fate.held_back > Time::ZERO {
+                port.held_back += 1;
+                return self.agenda.at(arrives + fate.held_back, Event::Arrives(packet));
             }
         }
-        self.agenda.at(arrives, Event::Arrives(packet));
+        let record = self.packets.get_mut(packet);
+        record.arrives = arrives;
+        record.next = PacketId::NONE;
+        let last = std::mem::replace(&mut port.flying_last, packet);
+        if port.flying == PacketId::NONE {
+            port.flying = packet;
+            self.agenda.at(arrives, Event::Lands { port: id, epoch: port.epoch });
+        } else {
+            self.packets.get_mut(last).next = packet;
+        }
     }
 
     /// What was delivered counts in the digest: its beginning, where headers are.
@@ -507,6 +534,12 @@ impl Core {
                 self.ports[id.index()].epoch += 1;
                 // What was being sent is lost; the link is free when it comes back.
                 self.ports[id.index()].busy_until = self.now;
+                let mut flying = std::mem::replace(&mut self.ports[id.index()].flying, PacketId::NONE);
+                while flying != PacketId::NONE {
+                    self.ports[id.index()].drops.count(DropReason::LinkDown);
+                    self.packets.release(flying);
+                    flying = self.packets.get(flying).next;
+                }
                 while self.ports[id.index()].backlog != 0 {
                     let packet = self.dequeue(id);
                     self.ports[id.index()].drops.count(DropReason::LinkDown);
@@ -539,5 +572,17 @@ pub(crate) const fn outgoing(
     content: Content,
     ecn: Ecn,
 ) -> Record {
-    Record { from, to, content, datagram_bytes, next: PacketId::NONE, port: 0, epoch: 0, class, ecn, hops: 0 }
+    Record {
+        from,
+        to,
+        content,
+        datagram_bytes,
+        next: PacketId::NONE,
+        arrives: Time::ZERO,
+        port: PortId(0),
+        epoch: 0,
+        class,
+        ecn,
+        hops: 0,
+    }
 }

@@ -229,14 +229,17 @@ impl Network {
             if self.core.agenda.len() == self.repeating {
                 return Outcome::Idle;
             }
-            if self.core.agenda.due().is_none_or(|due| due > end) {
+            let Some((now, event)) = self.core.agenda.first().filter(|(due, _)| *due <= end) else {
                 self.core.now = end.max(self.core.now);
                 return Outcome::TimeUp;
-            }
-            if let Some((now, event)) = self.core.agenda.next() {
-                self.core.now = now;
-                self.events += 1;
-                self.happens(event);
+            };
+            let event = *event;
+            self.core.now = now;
+            self.events += 1;
+            // The event stays first as long as it happens: nothing new is earlier.
+            match self.happens(event) {
+                Some((when, event)) => self.core.agenda.replace_first(when, event),
+                None => drop(self.core.agenda.next()),
             }
             let progress = self.progress();
             if let Some(Tell { every, tell }) = &mut self.progress
@@ -403,14 +406,22 @@ impl Network {
         self.core.agenda.at(at.max(self.core.now), Event::Hook(index));
     }
 
-    fn happens(&mut self, event: Event) {
+    /// Returns what takes the event's place.
+    fn happens(&mut self, event: Event) -> Option<(Time, Event)> {
         match event {
+            Event::Lands { port, epoch } => {
+                let (packet, next) = self.core.lands(port, epoch);
+                if let Some(packet) = packet.and_then(|packet| self.core.arrives(packet)) {
+                    self.deliver(packet);
+                }
+                return next.map(|next| (next, event));
+            }
+            Event::Wakes(port) => return self.core.wakes(port).map(|next| (next, event)),
             Event::Arrives(packet) => {
                 if let Some(packet) = self.core.arrives(packet) {
                     self.deliver(packet);
                 }
             }
-            Event::Wakes(port) => self.core.wakes(port),
             Event::Processed(packet) => {
                 if let Some(packet) = self.core.processed(packet) {
                     self.deliver(packet);
@@ -434,6 +445,7 @@ impl Network {
             Event::Flow(flow) => self.core.flow_due(flow),
             Event::Hook(index) => self.call(index),
         }
+        None
     }
 
     fn is_current(&self, actor: ActorId, incarnation: u16) -> bool {
