@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use super::actors::Begins;
-use super::build::{Layout, ServerMachine, ServerPlace, SwitchMachine};
+use super::build::{AtpMachine, Layout, ServerMachine, ServerPlace, SwitchMachine};
 use super::job::Job;
 use super::scenario::{Fault, FaultPlan};
 use crate::net::{Actor, Context, Listener, Network, NodeId, Packet};
@@ -65,7 +65,30 @@ fn restart_server(network: &mut Network, layout: &Rc<Layout>, job: usize, down: 
     let layout = layout.clone();
     later(network, down, move |network| {
         network.replace_actor(actor, layout.server_machine(node, true));
+        for index in 0..layout.jobs.len() {
+            for shard in 0..layout.jobs[index].shards.len() {
+                if layout.jobs[index].shards[shard].server == Some(node) {
+                    resume(network, &layout, index, shard);
+                }
+            }
+        }
     });
+}
+
+/// The controller tells a job's workers that its server is back.
+fn resume(network: &mut Network, layout: &Layout, index: usize, shard: usize) {
+    let place = &layout.jobs[index];
+    let actors: Vec<_> = place.job.borrow().workers.iter().map(|worker| worker.actors[shard]).collect();
+    for (rank, actor) in actors.into_iter().enumerate() {
+        let lives = network.actor::<AtpMachine>(actor).is_some();
+        if let Some((directions, upstream)) = layout.way_up(index, rank, shard).filter(|_| lives) {
+            network.with_actor(actor, |machine: &mut AtpMachine, context| {
+                let generation = machine.machine.generation();
+                machine.machine.resume(context.now(), generation, directions, upstream);
+                machine.drain(context);
+            });
+        }
+    }
 }
 
 /// All machines of a job are gone, and what it had in the switches' aggregators stays there.
