@@ -65,7 +65,7 @@ test-tools: tools
 
 test-rust: test-tools
 	cargo test --workspace --quiet
-	cargo bench --package fanin-quant --quiet -- --test
+	cargo bench --package fanin-quant --package fanin-sim --quiet -- --test
 	$(MAKE) --no-print-directory fuzz
 
 test-python: build

@@ -51,14 +51,14 @@ pub(crate) struct NodeState {
     pub(crate) up: bool,
     pub(crate) is_host: bool,
     /// Counts the times that it went down.
-    epoch: u32,
+    pub(crate) epoch: u32,
     pub(crate) ports: Vec<PortId>,
-    buffer: Buffer,
+    pub(crate) buffer: Buffer,
     /// In all its queues.
-    buffered_bytes: u64,
+    pub(crate) buffered_bytes: u64,
     processing: Time,
     /// When its machines are through with all that came.
-    processes_until: Time,
+    pub(crate) processes_until: Time,
     /// Actors by port, sorted.
     pub(crate) listeners: Vec<(u16, ActorId)>,
     pub(crate) statistics: NodeStatistics,
@@ -252,20 +252,6 @@ impl Core {
         }
     }
 
-    /// The first packet on a link is at its end. Returns it, and when the next one will be.
-    pub(crate) fn lands(&mut self, id: PortId, epoch: u32) -> (Option<PacketId>, Option<Time>) {
-        let port = &mut self.ports[id.index()];
-        if port.epoch != epoch {
-            return (None, None); // All that was on it is lost.
-        }
-        let packet = port.flying;
-        port.flying = self.packets.get(packet).next;
-        if port.flying == PacketId::NONE {
-            return (Some(packet), None);
-        }
-        (Some(packet), Some(self.packets.get(port.flying).arrives))
-    }
-
     /// A packet is at the other end of its link. If it is for this node and needs no processing, it is to be delivered.
     pub(crate) fn arrives(&mut self, packet: PacketId) -> Option<PacketId> {
         let record = self.packets.get_mut(packet);
@@ -335,217 +321,12 @@ impl Core {
         }
     }
 
-    fn enqueue(&mut self, packet: PacketId, id: PortId) {
-        let record = self.packets.get_mut(packet);
-        let port = &mut self.ports[id.index()];
-        let priority = usize::from(record.class.priority);
-        let bytes = u64::from(record.wire_bytes());
-        let refused = if !port.up {
-            Some(DropReason::LinkDown)
-        } else if record.datagram_bytes > port.mtu {
-            Some(DropReason::TooLong)
-        } else {
-            None
-        };
-        if let Some(reason) = refused {
-            port.drops.count(reason);
-            return self.packets.release(packet);
-        }
-        record.port = id;
-        record.epoch = port.epoch;
-        if port.backlog == 0 && self.now >= port.busy_until {
-            return self.transmit(packet, id);
-        }
-        let node = &mut self.nodes[port.node.index()];
-        let config = &self.queue_configs[port.config as usize][priority];
-        let queue = &mut port.queues[priority];
-        let length = queue.bytes + bytes;
-        let above = |threshold: Option<u64>| threshold.is_some_and(|threshold| length > threshold);
-        let refused = if length > config.limit_bytes {
-            Some(DropReason::Tail)
-        } else if above(config.drop_thresholds_bytes[usize::from(record.class.drop_class)]) {
-            Some(DropReason::Selective)
-        } else if let Buffer::Shared { bytes: memory, alpha } = node.buffer {
-            let free = memory.saturating_sub(node.buffered_bytes);
-            (bytes > free || length as f64 > alpha * free as f64).then_some(DropReason::Buffer)
-        } else {
-            None
-        };
-        if let Some(reason) = refused {
-            queue.drops.count(reason);
-            return self.packets.release(packet);
-        }
-        let marks = above(config.ecn_threshold_bytes) && record.ecn != Ecn::NotCapable;
-        if marks {
-            queue.marked += 1;
-            record.ecn = Ecn::Marked;
-        }
-        record.next = PacketId::NONE;
-        let has_header = record.content == Content::Bytes;
-        let last = std::mem::replace(&mut queue.tail, packet);
-        queue.grow(self.now, bytes);
-        node.buffered_bytes += bytes;
-        node.statistics.buffer_bytes_max = node.statistics.buffer_bytes_max.max(node.buffered_bytes);
-        if last == PacketId::NONE {
-            queue.head = packet;
-            port.backlog |= 1 << priority;
-        } else {
-            self.packets.get_mut(last).next = packet;
-        }
-        if !port.wakes {
-            port.wakes = true;
-            self.agenda.at(port.busy_until, Event::Wakes(id));
-        }
-        if port.traced
-            && let Some(trace) = &mut self.trace
-        {
-            trace.queue(self.now, id, port.queue_bytes());
-        }
-        if marks && has_header {
-            fanin_wire::GradientHeader::mark_ecn(self.packets.buffer_mut(packet));
-        }
-    }
-
-    /// A port's link is free: its most urgent packet goes. Returns when to look again, if packets are left.
-    pub(crate) fn wakes(&mut self, id: PortId) -> Option<Time> {
-        let port = &self.ports[id.index()];
-        // Otherwise it went down meanwhile.
-        if port.backlog != 0 && port.busy_until <= self.now {
-            let packet = self.dequeue(id);
-            self.transmit(packet, id);
-        }
-        let port = &mut self.ports[id.index()];
-        port.wakes = port.backlog != 0;
-        port.wakes.then_some(port.busy_until)
-    }
-
-    /// # Panics
-    /// When no packet waits.
-    fn dequeue(&mut self, id: PortId) -> PacketId {
-        let port = &mut self.ports[id.index()];
-        let priority = port.backlog.trailing_zeros() as usize;
-        let queue = &mut port.queues[priority];
-        let packet = queue.head;
-        let record = self.packets.get(packet);
-        let bytes = u64::from(record.wire_bytes());
-        queue.head = record.next;
-        if queue.head == PacketId::NONE {
-            queue.tail = PacketId::NONE;
-            port.backlog &= !(1 << priority);
-        }
-        queue.shrink(self.now, bytes);
-        self.nodes[port.node.index()].buffered_bytes -= bytes;
-        if port.traced
-            && let Some(trace) = &mut self.trace
-        {
-            trace.queue(self.now, id, port.queue_bytes());
-        }
-        packet
-    }
-
-    fn transmit(&mut self, packet: PacketId, id: PortId) {
-        let port = &mut self.ports[id.index()];
-        let bytes = self.packets.get(packet).wire_bytes();
-        let takes = port.rate.take(bytes);
-        port.busy_until = self.now + takes;
-        port.busy = port.busy + takes;
-        port.sent_packets += 1;
-        port.sent_bytes += u64::from(bytes);
-        self.packet_hops += 1;
-        if port.captured
-            && let Some(pcap) = &mut self.pcap
-        {
-            pcap.packet(self.now, &self.packets.view(packet), self.packets.get(packet));
-        }
-        if port.traced
-            && let Some(trace) = &mut self.trace
-        {
-            trace.transmission(self.now, takes, id, &self.packets.view(packet), bytes);
-        }
-        let arrives = port.busy_until + port.delay;
-        if let Some(faults) = &mut port.faults {
-            let fate = faults.fate(&self.packets.view(packet));
-            if fate.lost {
-                port.drops.count(DropReason::Loss);
-                return self.packets.release(packet);
-            }
-            if fate.duplicated {
-                port.duplicated += 1;
-                let twin = self.packets.copy(packet);
-                self.agenda.at(arrives + fate.held_back, Event::Arrives(twin));
-            }
-            if fate.held_back > Time::ZERO {
-                port.held_back += 1;
-                return self.agenda.at(arrives + fate.held_back, Event::Arrives(packet));
-            }
-        }
-        let record = self.packets.get_mut(packet);
-        record.arrives = arrives;
-        record.next = PacketId::NONE;
-        let last = std::mem::replace(&mut port.flying_last, packet);
-        if port.flying == PacketId::NONE {
-            port.flying = packet;
-            self.agenda.at(arrives, Event::Lands { port: id, epoch: port.epoch });
-        } else {
-            self.packets.get_mut(last).next = packet;
-        }
-    }
-
     /// What was delivered counts in the digest: its beginning, where headers are.
     pub(crate) fn mix_in(&mut self, payload: &[u8]) {
         for word in payload[..payload.len().min(64)].chunks(8) {
             let mut bytes = [0; 8];
             bytes[..word.len()].copy_from_slice(word);
             self.digest = (self.digest.rotate_left(5) ^ u64::from_le_bytes(bytes)).wrapping_mul(DIGEST_PRIME);
-        }
-    }
-
-    pub(crate) fn set_link(&mut self, link: LinkId, up: bool) {
-        self.links_up[link.index()] = up;
-        self.refresh(link);
-        self.routes.forget();
-    }
-
-    /// Returns whether that changed anything.
-    pub(crate) fn set_node(&mut self, id: NodeId, up: bool) -> bool {
-        let node = &mut self.nodes[id.index()];
-        if node.up == up {
-            return false;
-        }
-        node.up = up;
-        if !up {
-            node.epoch += 1;
-            node.processes_until = Time::ZERO;
-        }
-        for port in node.ports.clone() {
-            self.refresh(port.link());
-        }
-        self.routes.forget();
-        true
-    }
-
-    /// Both ports of a link are up if it and both nodes are; what waits at one that goes down is lost.
-    fn refresh(&mut self, link: LinkId) {
-        let works = link.ports().into_iter().all(|port| self.nodes[self.ports[port.index()].node.index()].up);
-        let up = self.links_up[link.index()] && works;
-        for id in link.ports() {
-            let was_up = std::mem::replace(&mut self.ports[id.index()].up, up);
-            if was_up && !up {
-                self.ports[id.index()].epoch += 1;
-                // What was being sent is lost; the link is free when it comes back.
-                self.ports[id.index()].busy_until = self.now;
-                let mut flying = std::mem::replace(&mut self.ports[id.index()].flying, PacketId::NONE);
-                while flying != PacketId::NONE {
-                    self.ports[id.index()].drops.count(DropReason::LinkDown);
-                    self.packets.release(flying);
-                    flying = self.packets.get(flying).next;
-                }
-                while self.ports[id.index()].backlog != 0 {
-                    let packet = self.dequeue(id);
-                    self.ports[id.index()].drops.count(DropReason::LinkDown);
-                    self.packets.release(packet);
-                }
-            }
         }
     }
 

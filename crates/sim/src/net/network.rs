@@ -80,6 +80,7 @@ pub struct Network {
     repeating: usize,
     events: u64,
     progress: Option<Tell>,
+    running: bool,
 }
 
 enum Hook {
@@ -105,6 +106,7 @@ impl Network {
             repeating: 0,
             events: 0,
             progress: None,
+            running: false,
         })
     }
 
@@ -219,9 +221,19 @@ impl Network {
     }
 
     /// Goes on until nothing is left to happen, somebody stops it, or the time is up.
+    ///
+    /// # Panics
+    /// When a hook calls it: the run that called the hook is not over.
     pub fn run_until(&mut self, end: impl Into<Time>) -> Outcome {
-        let end = end.into();
+        assert!(!self.running, "a hook must not run the network that runs it");
+        self.running = true;
         self.core.stopped = false;
+        let outcome = self.go_on(end.into());
+        self.running = false;
+        outcome
+    }
+
+    fn go_on(&mut self, end: Time) -> Outcome {
         loop {
             if self.core.stopped {
                 return Outcome::Stopped;
@@ -300,7 +312,11 @@ impl Network {
     }
 
     /// Gives one direction of a link its faults.
+    ///
+    /// # Panics
+    /// When a chance is not from 0 to 1: [`Impairment::is_sound`].
     pub fn impair(&mut self, port: PortId, impairment: Impairment) {
+        assert!(impairment.is_sound(), "a chance that is not from 0 to 1");
         let seed = self.core.seed(port.0.into());
         self.core.ports[port.index()].faults = Some(Box::new(Faults::new(impairment, seed)));
     }
@@ -375,7 +391,7 @@ impl Network {
         let chosen = self.chosen(ports);
         let mut names = self.core.names();
         names.retain(|port, _| chosen.contains(&port.index()));
-        self.core.trace = Some(Trace::new(Box::new(out), &names));
+        self.core.trace = Some(Trace::new(Box::new(out), names));
         for port in chosen {
             self.core.ports[port].traced = true;
         }
