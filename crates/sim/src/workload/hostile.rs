@@ -101,7 +101,9 @@ fn simpler(scenario: &Scenario) -> Vec<Scenario> {
         shake(&mut scenario.losses, &scenario.topology);
     });
     for index in 0..scenario.faults.len() {
-        with(&|scenario| drop(scenario.faults.remove(index)));
+        with(&|scenario| {
+            scenario.faults.remove(index);
+        });
     }
     // The last job only: faults name jobs by number.
     if scenario.jobs.len() > 1 {

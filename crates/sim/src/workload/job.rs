@@ -72,19 +72,43 @@ pub(crate) struct WorkerState {
 /// What a worker achieved.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Measures {
-    /// Parameter bytes that came in completed tensors; since the warm-up, and in all.
-    pub(crate) measured_bytes: u64,
+    /// Parameter bytes that came in completed tensors.
     pub(crate) bytes: u64,
     pub(crate) tensors: u64,
-    pub(crate) measured_tensors: u64,
     pub(crate) iterations: u64,
-    pub(crate) measured_iterations: u64,
-    /// Begin and end of what was measured.
+    /// When the worker began.
     pub(crate) first: Option<Instant>,
-    pub(crate) last: Option<Instant>,
+    /// Bytes by time, and iterations by time.
+    pub(crate) throughput: Meter,
+    pub(crate) pace: Meter,
     /// Time from a tensor's submission to its sum.
     pub(crate) latency_total: Duration,
     pub(crate) latency_max: Duration,
+}
+
+/// Counts what is completed between the first completion after the warm-up and the last: whole tensors or iterations, and the
+/// time that just these took.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Meter {
+    amount: u64,
+    first: Option<Instant>,
+    last: Instant,
+}
+
+impl Meter {
+    fn count(&mut self, now: Instant, amount: u64) {
+        match self.first {
+            None => self.first = Some(now),
+            Some(_) => self.amount += amount,
+        }
+        self.last = now;
+    }
+
+    /// A second; none when fewer than two were completed at different times.
+    pub(crate) fn per_second(&self) -> Option<f64> {
+        let time = self.last.since(self.first?);
+        (!time.is_zero()).then(|| self.amount as f64 / time.as_secs_f64())
+    }
 }
 
 impl Job {
@@ -140,7 +164,7 @@ impl Job {
         let mut steps = Vec::new();
         match token {
             token::START => {
-                self.workers[rank].measures.first = Some(context.now().max(self.warm_up));
+                self.workers[rank].measures.first = Some(context.now());
                 self.workers[rank].program.start(&mut steps);
             }
             token::STOP => self.workers[rank].program.stop(&mut steps),
@@ -191,10 +215,6 @@ impl Job {
         worker.spare.push(part);
         let measures = &mut worker.measures;
         measures.bytes += 4 * (to - from) as u64;
-        if now >= self.warm_up {
-            measures.measured_bytes += 4 * (to - from) as u64;
-            measures.last = Some(now);
-        }
         self.last_progress = now;
         let left = worker.parts.get_mut(&tensor).map(|left| {
             *left -= 1;
@@ -203,7 +223,9 @@ impl Job {
         if left == Some(0) {
             worker.parts.remove(&tensor);
             worker.measures.tensors += 1;
-            worker.measures.measured_tensors += u64::from(now >= self.warm_up);
+            if now >= self.warm_up {
+                worker.measures.throughput.count(now, 4 * self.schedule.elements(tensor) as u64);
+            }
             if let Some(since) = worker.submitted.remove(&tensor) {
                 let latency = now.since(since);
                 worker.measures.latency_total += latency;
@@ -230,7 +252,9 @@ impl Job {
                 Step::Iterated => {
                     let measures = &mut self.workers[rank].measures;
                     measures.iterations += 1;
-                    measures.measured_iterations += u64::from(now >= self.warm_up);
+                    if now >= self.warm_up {
+                        measures.pace.count(now, 1);
+                    }
                 }
                 Step::Finished => {
                     self.workers[rank].finished = true;

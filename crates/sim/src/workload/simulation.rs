@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::build::{AtpMachine, JobPlace, Layout, PoolWorkerMachine, ServerMachine, SwitchMachine};
 use super::checker::Violation;
 use super::faults;
-use super::job::Job;
+use super::job::{Job, Measures};
 use super::report::{
     Count, FlowReport, JobReport, JobSeries, Report, ServerReport, SwitchReport, TrainingReport,
 };
@@ -376,15 +376,14 @@ fn job_report(
 ) -> JobReport {
     let job = place.job.borrow();
     let workers = job.workers.len();
-    let mean = |value: &dyn Fn(&super::job::Measures) -> f64| {
+    let mean = |value: &dyn Fn(&Measures) -> f64| {
         job.workers.iter().map(|worker| value(&worker.measures)).sum::<f64>() / workers as f64
     };
     let end = job.finished.map_or(ended, |at| at.0 as f64 / 1e9);
-    let seconds =
-        |measures: &super::job::Measures| measures.first.map_or(0.0, |first| end - first.0 as f64 / 1e9);
-    let per_second = |amount: f64, measures: &super::job::Measures| {
-        let seconds = seconds(measures);
-        if seconds > 0.0 { amount / seconds } else { 0.0 }
+    // Too short to measure between completions: all of it, from its beginning.
+    let whole = |amount: u64, measures: &Measures| {
+        let seconds = measures.first.map_or(0.0, |first| end - first.0 as f64 / 1e9);
+        if seconds > 0.0 { amount as f64 / seconds } else { 0.0 }
     };
     let (mut sent, mut again) = (0, 0);
     for actor in job.workers.iter().flat_map(|worker| &worker.actors) {
@@ -398,8 +397,7 @@ fn job_report(
     }
     let training = match job.plan.workload {
         Workload::Training { model, batch, scale, .. } => {
-            let iterations_per_s =
-                mean(&|measures| per_second(measures.measured_iterations as f64, measures));
+            let iterations_per_s = mean(&|m| m.pace.per_second().unwrap_or_else(|| whole(m.iterations, m)));
             Some(TrainingReport {
                 model: model.name(),
                 scale,
@@ -411,7 +409,7 @@ fn job_report(
         }
         Workload::AllReduce { .. } => None,
     };
-    let latency = |measures: &super::job::Measures| {
+    let latency = |measures: &Measures| {
         if measures.tensors == 0 {
             0.0
         } else {
@@ -426,7 +424,9 @@ fn job_report(
         workers,
         finished: job.finished.is_some(),
         finished_s: end,
-        aggregation_gbps: mean(&|measures| per_second(measures.measured_bytes as f64 * 8.0 / 1e9, measures)),
+        aggregation_gbps: mean(&|m| {
+            m.throughput.per_second().unwrap_or_else(|| whole(m.bytes, m)) * 8.0 / 1e9
+        }),
         tensors: mean(&|measures| measures.tensors as f64),
         tensor_mean_s: mean(&latency),
         tensor_max_s: latencies.max().unwrap_or_default().as_secs_f64(),
