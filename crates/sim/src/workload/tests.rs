@@ -46,7 +46,7 @@ fn every_system_sums_over_racks_and_losses() {
 fn a_rack_scale_service_sends_its_server_three_times_as_much() {
     let received = |system: &str| {
         let job = format!(
-            "[[job]]\nsystem = \"{system}\"\nworkers = 6\nserver = \"ps\"\ntensor = \"400kB\"\ntensors = 5\n"
+            "[[job]]\nsystem = \"{system}\"\nworkers = 6\nserver = \"ps\"\ntensor = \"400kB\"\ntensors = 5\nwindow = 32\n"
         );
         play(&format!("[network]\ntopology = \"figure9\"\n{job}")).servers[0].received_bytes as f64
     };
