@@ -177,7 +177,9 @@ fn topology(dice: &mut Dice) -> Topology {
         dice.time(Duration::from_nanos(200), Duration::from_micros(50)),
     );
     let mut parts = Parts::uniform(link);
-    let mut queue = QueueConfig::tail_drop(dice.among(&[4_000, 30_000, 1_000_000]));
+    // The shortest holds one multicast to as many children as there may be: a switch makes all copies at once and in one order,
+    // so that a shorter queue would lose the last child's copy every time.
+    let mut queue = QueueConfig::tail_drop(dice.among(&[20_000, 50_000, 1_000_000]));
     if dice.one_in(2) {
         queue = queue.with_ecn(dice.range(500, 3_000));
     }
