@@ -26,9 +26,13 @@ pub(crate) fn schedule(network: &mut Network, layout: &Rc<Layout>, plan: FaultPl
             later(network, down, move |network| {
                 forget(network, &layout, node);
                 network.set_node(node, true);
+                resume_through(network, &layout, node);
             });
         }
-        Fault::SwitchForgets(node) => forget(network, &layout, node),
+        Fault::SwitchForgets(node) => {
+            forget(network, &layout, node);
+            resume_through(network, &layout, node);
+        }
         Fault::ServerRestarts(job, down) => restart_server(network, &layout, job, down),
         Fault::WorkerRespawns(job, rank, down) => respawn(network, &layout, job, rank.into(), down),
         Fault::JobDies(job) => die(network, &layout, job),
@@ -65,17 +69,23 @@ fn restart_server(network: &mut Network, layout: &Rc<Layout>, job: usize, down: 
     let layout = layout.clone();
     later(network, down, move |network| {
         network.replace_actor(actor, layout.server_machine(node, true));
-        for index in 0..layout.jobs.len() {
-            for shard in 0..layout.jobs[index].shards.len() {
-                if layout.jobs[index].shards[shard].server == Some(node) {
-                    resume(network, &layout, index, shard);
-                }
-            }
-        }
+        resume_through(network, &layout, node);
     });
 }
 
-/// The controller tells a job's workers that its server is back.
+/// The controller tells the workers of all jobs that use a switch or server that it is back. They would find out by themselves,
+/// but for one who has nothing to send: a server that forgot as well may need what only he has.
+fn resume_through(network: &mut Network, layout: &Layout, node: NodeId) {
+    for (index, place) in layout.jobs.iter().enumerate() {
+        for (number, shard) in place.shards.iter().enumerate() {
+            let hops = shard.placement.iter().flat_map(|placement| &placement.switches);
+            if shard.server == Some(node) || hops.into_iter().any(|hop| hop.switch == node) {
+                resume(network, layout, index, number);
+            }
+        }
+    }
+}
+
 fn resume(network: &mut Network, layout: &Layout, index: usize, shard: usize) {
     let place = &layout.jobs[index];
     let actors: Vec<_> = place.job.borrow().workers.iter().map(|worker| worker.actors[shard]).collect();
