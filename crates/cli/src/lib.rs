@@ -1,6 +1,6 @@
 //! The `fanin` command: one file a subcommand.
 //!
-//! It stands outside the way of a gradient: it starts a switch, or asks one. The Python package calls [`main`] as well, for
+//! It stands outside the way of a gradient: it starts a switch, asks one, or simulates a network of them. The Python package calls [`main`] as well, for
 //! all but `fanin run`, `bench` and `netlab`, which it does itself.
 //!
 //! Deliberately absent: anything that decides.
@@ -13,6 +13,7 @@ mod netlab;
 mod output;
 mod run;
 mod server;
+mod sim;
 mod status;
 mod switch;
 mod version;
@@ -37,7 +38,8 @@ const USAGE: u8 = 2;
         fanin switch --listen 0.0.0.0:4800         serve jobs of other machines\n  \
         fanin server --listen 0.0.0.0:4800         sum what ATP's switches on the way do not\n  \
         fanin status --switch 10.0.0.9:4800        who waits for whom\n  \
-        fanin doctor --switch 10.0.0.9:4800        why it is not reached, or slow",
+        fanin doctor --switch 10.0.0.9:4800        why it is not reached, or slow\n  \
+        fanin sim examples/sim/rack.toml           the same machines in a simulated network",
     disable_help_subcommand = true
 )]
 struct Cli {
@@ -54,6 +56,7 @@ enum Command {
     Doctor(doctor::Arguments),
     Bench(bench::Arguments),
     Netlab(netlab::Arguments),
+    Sim(sim::Arguments),
     Version(version::Arguments),
 }
 
@@ -80,6 +83,7 @@ pub fn exit_status(args: impl IntoIterator<Item = OsString>) -> u8 {
         Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments),
         Command::Netlab(arguments) => netlab::run(&arguments),
+        Command::Sim(arguments) => sim::run(&arguments),
         Command::Version(arguments) => version::run(&arguments),
     };
     match result {

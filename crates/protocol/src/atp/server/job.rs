@@ -40,6 +40,9 @@ struct Place {
     parameters_to: To,
     /// What is asked for, until it is sent.
     request: Option<GradientHeader>,
+    /// When the fragment before the one that gathers was asked for last. Not the same as the other's time: workers that are
+    /// ahead send theirs again as often as one behind does, and would always be asked first.
+    previous_requested: Option<Instant>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,6 +98,7 @@ impl<A: Copy + PartialEq> Job<A> {
             anchored: !job.restored,
             parameters_to: To::Nobody,
             request: None,
+            previous_requested: None,
         };
         Ok(Self {
             config,
@@ -362,6 +366,7 @@ impl<A: Copy + PartialEq> Job<A> {
         place.anchored = true;
         place.finished = Some(finished);
         place.request = None;
+        place.previous_requested = None;
         self.progress.completed += 1;
         self.newest = self.newest.max(Some(finished.sequence));
         self.send_parameters(at, To::All);
@@ -380,10 +385,15 @@ impl<A: Copy + PartialEq> Job<A> {
     /// Asks all workers for what they have of a fragment: parameters, or original values. Whether it did, or did a moment ago.
     fn request(&mut self, now: Instant, at: usize, header: &GradientHeader) -> bool {
         let place = &mut self.places[at];
-        if place.gathering.requested.is_some_and(|asked| now.since(asked) < REQUEST_INTERVAL) {
+        let requested = if header.sequence == place.gathering.sequence {
+            &mut place.gathering.requested
+        } else {
+            &mut place.previous_requested
+        };
+        if requested.is_some_and(|asked| now.since(asked) < REQUEST_INTERVAL) {
             return false;
         }
-        place.gathering.requested = Some(now);
+        *requested = Some(now);
         if place.request.replace(*header).is_none() {
             self.outgoing.push_back((at, Outgoing::Request));
         }

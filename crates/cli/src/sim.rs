@@ -1,0 +1,226 @@
+//! `fanin sim`: a scenario in virtual time.
+
+use std::fs::File;
+use std::io::{BufWriter, IsTerminal, Write};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, anyhow};
+use comfy_table::{CellAlignment, Table, presets};
+use fanin_sim::net::Progress;
+use fanin_sim::scenario_file;
+use fanin_sim::workload::{JobReport, Options, Report, RunError, Scenario, run as simulate};
+use serde::Serialize;
+
+use crate::output;
+
+/// Before this, a run is over sooner than its progress is read.
+const QUIET: Duration = Duration::from_secs(2);
+/// Between two lines of progress.
+const REFRESH: Duration = Duration::from_millis(200);
+
+/// Run a scenario in the packet-level simulator
+///
+/// Hosts, switches, queues and links in virtual time, and on them the same state machines that run on sockets. Every sum is
+/// checked. The same seed gives the same bytes on every machine.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Examples:\n  fanin sim examples/sim/rack.toml\n  fanin sim examples/sim/figure9.toml --seed 7 --json result.json\n  fanin sim examples/sim/rack.toml --pcap rack.pcap --trace rack.json   (for Wireshark, for ui.perfetto.dev)"
+)]
+pub(crate) struct Arguments {
+    /// Scenario (TOML); examples/sim has some, with comments
+    file: PathBuf,
+    /// Seed of everything random
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Write the results as JSON; - for standard output, instead of the table
+    #[arg(long, value_name = "OUT")]
+    json: Option<PathBuf>,
+    /// Write every packet as a pcap file
+    #[arg(long, value_name = "FILE")]
+    pcap: Option<PathBuf>,
+    /// Write transmissions and queues as a Chrome trace
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
+}
+
+/// A result as a file.
+#[derive(Serialize)]
+struct Document<'a> {
+    fanin: Program,
+    /// As it was read.
+    scenario: serde_json::Value,
+    seed: u64,
+    result: &'a Report,
+}
+
+#[derive(Serialize)]
+struct Program {
+    version: &'static str,
+    commit: &'static str,
+}
+
+pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let file = arguments.file.display().to_string();
+    let text = std::fs::read_to_string(&arguments.file)
+        .with_context(|| format!("cannot read the scenario {file}"))?;
+    let scenario = scenario_file::parse(&file, &text)?;
+    let writer = |path: &Option<PathBuf>| path.as_deref().map(create).transpose();
+    let options = Options {
+        seed: arguments.seed,
+        pcap: writer(&arguments.pcap)?,
+        trace: writer(&arguments.trace)?,
+        progress: std::io::stderr().is_terminal().then(|| progress(&scenario)),
+    };
+    let result = simulate(&scenario, options);
+    if std::io::stderr().is_terminal() {
+        eprint!("\r\x1b[K");
+    }
+    let report = result.map_err(|error| match error {
+        RunError::Violation(..) => {
+            anyhow!("{error}\nreplay: fanin sim {file} --seed {}", arguments.seed)
+        }
+        error => anyhow!(error),
+    })?;
+    if let Some(path) = &arguments.json {
+        let document = Document {
+            fanin: Program { version: env!("CARGO_PKG_VERSION"), commit: env!("FANIN_COMMIT") },
+            scenario: toml::from_str(&text).context("the scenario as JSON")?,
+            seed: arguments.seed,
+            result: &report,
+        };
+        let json = serde_json::to_string_pretty(&document)?;
+        if path.as_os_str() == "-" {
+            return Ok(output::line(&json)?);
+        }
+        std::fs::write(path, json + "\n").with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    Ok(output::line(&table(&report))?)
+}
+
+fn create(path: &Path) -> anyhow::Result<Box<dyn Write>> {
+    let file = File::create(path).with_context(|| format!("cannot write {}", path.display()))?;
+    Ok(Box::new(BufWriter::new(file)))
+}
+
+/// A line on the terminal that is written over and over.
+fn progress(scenario: &Scenario) -> Box<dyn FnMut(Progress)> {
+    let until = scenario.until.as_secs_f64();
+    let began = Instant::now();
+    let mut shown = began + QUIET - REFRESH;
+    Box::new(move |progress| {
+        let now = Instant::now();
+        if now < shown + REFRESH {
+            return;
+        }
+        shown = now;
+        let rate = progress.packet_hops as f64 / (now - began).as_secs_f64() / 1e6;
+        eprint!(
+            "\r\x1b[Kvirtual time {:.6} s of at most {until} s, {:.1} million packet-hops, {rate:.1} million a second",
+            progress.time.as_secs_f64(),
+            progress.packet_hops as f64 / 1e6,
+        );
+    })
+}
+
+fn table(report: &Report) -> String {
+    let mut lines = Vec::new();
+    if !report.title.is_empty() {
+        lines.push(report.title.clone());
+    }
+    if !report.jobs.is_empty() {
+        let header = [
+            "JOB",
+            "SYSTEM",
+            "WORKERS",
+            "Gbit/s a worker",
+            "tensors",
+            "samples/s",
+            "at switches",
+            "at servers",
+            "sent again",
+            "ended",
+        ];
+        lines.push(rows(&header, report.jobs.iter().map(job_row)));
+    }
+    if !report.servers.is_empty() {
+        let header = ["server", "packets in", "MB in"];
+        lines.push(rows(
+            &header,
+            report.servers.iter().map(|server| {
+                vec![
+                    server.host.clone(),
+                    server.received_packets.to_string(),
+                    format!("{:.1}", server.received_bytes as f64 / 1e6),
+                ]
+            }),
+        ));
+    }
+    if !report.switches.is_empty() {
+        let header = ["switch", "aggregators", "most in use", "aggregations", "collisions"];
+        lines.push(rows(
+            &header,
+            report.switches.iter().map(|switch| {
+                vec![
+                    switch.name.clone(),
+                    switch.aggregators.to_string(),
+                    switch.in_use_max.to_string(),
+                    switch.aggregations.to_string(),
+                    switch.collisions.to_string(),
+                ]
+            }),
+        ));
+    }
+    if !report.background.is_empty() {
+        let header = ["flow", "MB", "sent again"];
+        lines.push(rows(
+            &header,
+            report.background.iter().map(|flow| {
+                vec![
+                    format!("{} to {}", flow.from, flow.to),
+                    format!("{:.1}", flow.delivered_bytes as f64 / 1e6),
+                    flow.retransmissions.to_string(),
+                ]
+            }),
+        ));
+    }
+    let dropped: Vec<String> =
+        report.drops.iter().map(|drop| format!("{} {}", drop.count, drop.name)).collect();
+    let dropped = if dropped.is_empty() { "none".to_owned() } else { dropped.join(", ") };
+    lines.push(format!(
+        "{:.6} s of virtual time, {} packet-hops, dropped: {dropped}; every sum was right (seed {}, digest {})",
+        report.ended_s, report.packet_hops, report.seed, report.digest
+    ));
+    lines.join("\n")
+}
+
+fn job_row(job: &JobReport) -> Vec<String> {
+    let samples = job
+        .training
+        .as_ref()
+        .map_or("-".to_owned(), |training| format!("{:.1} {}", training.samples_per_s, training.sample));
+    vec![
+        job.name.clone(),
+        job.system.to_owned(),
+        job.workers.to_string(),
+        format!("{:.2}", job.aggregation_gbps),
+        format!("{:.0}", job.tensors),
+        samples,
+        job.switch_aggregations.to_string(),
+        job.server_aggregations.to_string(),
+        job.retransmissions.to_string(),
+        if job.finished { format!("{:.6} s", job.finished_s) } else { "runs on".to_owned() },
+    ]
+}
+
+fn rows(header: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING).set_header(header.iter().copied());
+    for row in rows {
+        table.add_row(row);
+    }
+    for (index, column) in table.column_iter_mut().enumerate() {
+        column.set_cell_alignment(if index == 0 { CellAlignment::Left } else { CellAlignment::Right });
+    }
+    table.trim_fmt()
+}

@@ -1,0 +1,413 @@
+//! The keys of a scenario file: what each means, in which unit, and what it is unless given.
+
+use serde::{Deserialize, Deserializer};
+use toml::Spanned;
+
+use super::unit::{Rate, Share, Size, Time};
+
+/// A whole file.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct File {
+    /// What it shows, for reports.
+    #[serde(default)]
+    pub(super) title: String,
+    /// When to stop at the latest.
+    #[serde(default = "defaults::until")]
+    pub(super) until: Spanned<Time>,
+    /// Length of an interval of the time series.
+    #[serde(default = "defaults::interval")]
+    pub(super) interval: Spanned<Time>,
+    /// What happens before is not in the throughputs.
+    #[serde(default = "defaults::zero")]
+    pub(super) warm_up: Time,
+    /// A job that runs and completes nothing for this long has stalled, which is a violation.
+    #[serde(default = "defaults::stall")]
+    pub(super) stall: Time,
+    pub(super) network: Network,
+    #[serde(default)]
+    pub(super) switch: SwitchTable,
+    #[serde(default)]
+    pub(super) job: Vec<Spanned<Job>>,
+    #[serde(default)]
+    pub(super) background: Vec<Spanned<Background>>,
+    #[serde(default)]
+    pub(super) loss: Vec<Spanned<Loss>>,
+    #[serde(default)]
+    pub(super) fault: Vec<Spanned<Fault>>,
+}
+
+/// Shapes of networks.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum TopologyName {
+    Rack,
+    Dumbbell,
+    Figure9,
+    LeafSpine,
+    FatTree,
+}
+
+/// `[network]`
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Network {
+    pub(super) topology: Spanned<TopologyName>,
+    /// Hosts: of the rack, at each side of the dumbbell, at each leaf.
+    pub(super) hosts: Option<Spanned<usize>>,
+    pub(super) leaves: Option<Spanned<usize>>,
+    pub(super) spines: Option<Spanned<usize>>,
+    /// Ports of a fat tree's switches.
+    pub(super) k: Option<Spanned<usize>>,
+    /// Of the links to hosts.
+    #[serde(default = "defaults::rate")]
+    pub(super) rate: Spanned<Rate>,
+    /// Of the links between switches; as those to hosts unless given.
+    pub(super) core_rate: Option<Spanned<Rate>>,
+    #[serde(default = "defaults::delay")]
+    pub(super) delay: Time,
+    pub(super) core_delay: Option<Time>,
+    /// Longest IP packet of every link.
+    #[serde(default = "defaults::mtu")]
+    pub(super) mtu: Spanned<u32>,
+    /// What a queue of a switch holds.
+    #[serde(default = "defaults::queue")]
+    pub(super) queue: Spanned<Size>,
+    /// Queue length from which a switch marks, and a host's NIC.
+    pub(super) ecn: Option<Spanned<Size>>,
+    /// A switch's queues share this much memory.
+    pub(super) shared_buffer: Option<Size>,
+    /// How much of what is free of it one queue may take.
+    #[serde(default = "defaults::alpha")]
+    pub(super) alpha: f64,
+    #[serde(default)]
+    pub(super) routing: RoutingName,
+}
+
+/// How a packet chooses among paths that are equally short.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum RoutingName {
+    /// By a hash of its flow.
+    #[default]
+    Flow,
+    /// Each packet in turn.
+    Packet,
+}
+
+/// `[switch]`: the programmable ones.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct SwitchTable {
+    /// Names of switches, or numbers of layers, or a share of all; all unless given.
+    pub(super) programmable: Option<Spanned<WhichSwitches>>,
+    /// Aggregators of each; SwitchML's jobs share them out as slots.
+    pub(super) aggregators: Spanned<u32>,
+    /// After how long an aggregator that nobody asks for is free again.
+    pub(super) stale: Time,
+    /// Time that it takes to handle a packet.
+    pub(super) processing: Time,
+}
+
+impl Default for SwitchTable {
+    fn default() -> Self {
+        Self {
+            programmable: None,
+            aggregators: Spanned::new(0..0, 8192),
+            stale: Time(std::time::Duration::from_millis(100)),
+            processing: defaults::zero(),
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum WhichSwitches {
+    Names(Vec<String>),
+    Layers(Vec<u8>),
+    Share(f64),
+}
+
+impl<'de> Deserialize<'de> for WhichSwitches {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(untagged)]
+        enum Any {
+            Share(Share),
+            Layers(Vec<u8>),
+            Names(Vec<String>),
+        }
+        Any::deserialize(deserializer)
+            .map(|any| match any {
+                Any::Share(share) => Self::Share(share.0),
+                Any::Layers(layers) => Self::Layers(layers),
+                Any::Names(names) => Self::Names(names),
+            })
+            .map_err(|_| {
+                serde::de::Error::custom(
+                    "programmable switches: a list of names, a list of layers (0 is next to hosts), or a share as in \"50%\"",
+                )
+            })
+    }
+}
+
+/// Who sums.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub enum System {
+    /// Switches on the way with memory that all jobs share, and a parameter server behind them.
+    Atp,
+    /// Every rack's switch for itself; the server merges the racks (ATP §5.2.2's rack-scale service).
+    Rss,
+    /// A parameter server alone.
+    Ps,
+    /// As many parameter servers as workers, one beside each.
+    PsNToN,
+    /// A pool of slots on the rack's switch, an equal part of its memory for each job.
+    Switchml,
+    /// Workers in a ring.
+    Ring,
+}
+
+/// `[[job]]`
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Job {
+    /// For reports; `job0` and so on unless given.
+    pub(super) name: Option<String>,
+    pub(super) system: Spanned<System>,
+    /// Hosts by name, or how many of those that no job before has.
+    pub(super) workers: Spanned<Hosts>,
+    /// The parameter server's host; the last that no job before has, unless given.
+    pub(super) server: Option<Spanned<String>>,
+    #[serde(default = "defaults::zero")]
+    pub(super) start: Time,
+    /// When it submits nothing more.
+    pub(super) stop: Option<Time>,
+
+    /// Micro-benchmark: bytes of each tensor.
+    pub(super) tensor: Option<Spanned<Size>>,
+    /// Micro-benchmark: how many are always under way.
+    pub(super) in_flight: Option<Spanned<u32>>,
+    /// Micro-benchmark: how many in all; without end unless given.
+    pub(super) tensors: Option<Spanned<u64>>,
+
+    /// Training: the model.
+    pub(super) model: Option<Spanned<String>>,
+    /// Training: samples that a worker handles in an iteration.
+    pub(super) batch: Option<Spanned<u32>>,
+    /// Training: how many in all; without end unless given.
+    pub(super) iterations: Option<Spanned<u64>>,
+    /// Training: divides the model's parameters and times alike, so that the network's share of the time stays.
+    pub(super) scale: Option<Spanned<f64>>,
+    /// Training: floating-point operations a second that a worker does, 1e13 unless given.
+    pub(super) flops: Option<Spanned<f64>>,
+    /// Training: by how much a worker's times vary, at most.
+    pub(super) jitter: Option<Spanned<Share>>,
+    /// Training: an off phase after so many iterations.
+    pub(super) pause_every: Option<Spanned<u64>>,
+    /// Training: how long it is.
+    pub(super) pause: Option<Spanned<Time>>,
+
+    /// Elements of a packet; the most that the MTU takes unless given.
+    pub(super) elements: Option<Spanned<u16>>,
+    /// Packets that a worker has under way at most (ATP), or slots (SwitchML).
+    pub(super) window: Option<Spanned<u16>>,
+    #[serde(default)]
+    pub(super) dtype: DtypeName,
+    #[serde(default)]
+    pub(super) hashing: HashingName,
+    #[serde(default)]
+    pub(super) scaling: ScalingName,
+    #[serde(default)]
+    pub(super) overflow: OverflowName,
+    #[serde(default = "defaults::yes")]
+    pub(super) congestion_control: bool,
+    /// Shortest wait for an answer before a packet is sent again.
+    pub(super) timeout: Option<Spanned<Time>>,
+    /// Share of blocks of 64 elements whose sum overflows the static factor.
+    pub(super) large_values: Option<Spanned<Share>>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Hosts {
+    Count(usize),
+    Names(Vec<String>),
+}
+
+impl<'de> Deserialize<'de> for Hosts {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(untagged)]
+        enum Any {
+            Count(usize),
+            Names(Vec<String>),
+        }
+        Any::deserialize(deserializer)
+            .map(|any| match any {
+                Any::Count(count) => Self::Count(count),
+                Any::Names(names) => Self::Names(names),
+            })
+            .map_err(|_| serde::de::Error::custom("workers: how many, or a list of hosts' names"))
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum DtypeName {
+    #[default]
+    Float32,
+    Int32,
+}
+
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum HashingName {
+    #[default]
+    Hash,
+    Linear,
+}
+
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum ScalingName {
+    #[default]
+    Static,
+    Dynamic,
+}
+
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum OverflowName {
+    #[default]
+    Reactive,
+    Proactive,
+}
+
+/// `[[background]]`: a flow that is no job's.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Background {
+    pub(super) from: Spanned<String>,
+    pub(super) to: Spanned<String>,
+    pub(super) kind: Spanned<BackgroundKind>,
+    /// Of a constant flow.
+    pub(super) rate: Option<Spanned<Rate>>,
+    #[serde(default = "defaults::zero")]
+    pub(super) start: Time,
+    pub(super) stop: Option<Time>,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum BackgroundKind {
+    /// As fast as the network lets it: additive increase, multiplicative decrease.
+    Tcp,
+    /// As fast as it says, whatever happens.
+    Constant,
+}
+
+/// `[[loss]]`: what a link does to packets. Both directions unless `from` is given.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Loss {
+    /// The two ends of one link; every link unless given.
+    pub(super) link: Option<Spanned<[String; 2]>>,
+    /// Only what leaves this end.
+    pub(super) from: Option<Spanned<String>>,
+    /// Chance that a packet is lost.
+    pub(super) loss: Option<Share>,
+    /// Bursts instead: chance to get into one, with every packet, and then the chance to get out of it.
+    pub(super) burst_begin: Option<Spanned<Share>>,
+    pub(super) burst_end: Option<Spanned<Share>>,
+    pub(super) duplication: Option<Share>,
+    /// Chance that a packet is held back for up to `held_back`.
+    pub(super) reordering: Option<Share>,
+    pub(super) held_back: Option<Time>,
+}
+
+/// `[[fault]]`: what happens once.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Fault {
+    pub(super) at: Time,
+    pub(super) kind: Spanned<FaultKind>,
+    /// The two ends of the link that fails.
+    pub(super) link: Option<Spanned<[String; 2]>>,
+    /// The switch that fails or loses its memory, or the host that fails.
+    pub(super) node: Option<Spanned<String>>,
+    /// The job whose worker or server dies, or that dies itself.
+    pub(super) job: Option<Spanned<String>>,
+    /// The rank of the worker that dies.
+    pub(super) rank: Option<Spanned<u32>>,
+    /// How long it is away.
+    pub(super) down: Option<Time>,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum FaultKind {
+    /// A link carries nothing.
+    LinkFails,
+    /// A node neither takes nor forwards anything.
+    NodeFails,
+    /// A programmable switch starts with empty aggregators.
+    SwitchForgets,
+    /// A job's server dies and comes back without its memory.
+    ServerRestarts,
+    /// A worker dies and another takes its rank.
+    WorkerRespawns,
+    /// All of a job's workers and its server vanish; its aggregators stay behind.
+    JobDies,
+}
+
+mod defaults {
+    use std::time::Duration;
+    use toml::Spanned;
+
+    use super::{Rate, Size, Time};
+
+    /// Not written down anywhere.
+    fn nowhere<T>(value: T) -> Spanned<T> {
+        Spanned::new(0..0, value)
+    }
+
+    pub(super) fn until() -> Spanned<Time> {
+        nowhere(Time(Duration::from_secs(10)))
+    }
+
+    pub(super) fn interval() -> Spanned<Time> {
+        nowhere(Time(Duration::from_millis(10)))
+    }
+
+    pub(super) const fn stall() -> Time {
+        Time(Duration::from_secs(2))
+    }
+
+    pub(super) const fn zero() -> Time {
+        Time(Duration::ZERO)
+    }
+
+    pub(super) fn rate() -> Spanned<Rate> {
+        nowhere(Rate(100_000_000_000))
+    }
+
+    pub(super) const fn delay() -> Time {
+        Time(Duration::from_micros(1))
+    }
+
+    pub(super) fn mtu() -> Spanned<u32> {
+        nowhere(1500)
+    }
+
+    pub(super) fn queue() -> Spanned<Size> {
+        nowhere(Size(1_000_000))
+    }
+
+    pub(super) const fn alpha() -> f64 {
+        1.0
+    }
+
+    pub(super) const fn yes() -> bool {
+        true
+    }
+}

@@ -1,0 +1,267 @@
+use super::*;
+use crate::workload::Workload;
+use crate::workload::models::Model;
+
+const RACK: &str = "[network]\ntopology = \"rack\"\nhosts = 9\n";
+const JOB: &str = "[[job]]\nsystem = \"atp\"\nworkers = 8\ntensor = \"4MB\"\n";
+
+fn ok(text: &str) -> Scenario {
+    parse("test.toml", text).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// The file is refused, at this line, with a message that has all of `words`.
+#[track_caller]
+fn refused(text: &str, line: usize, words: &[&str]) {
+    let Err(error) = parse("test.toml", text) else { panic!("this was taken:\n{text}") };
+    let message = error.to_string();
+    assert_eq!(error.line(), line, "{message}");
+    if line > 0 {
+        assert!(message.starts_with(&format!("test.toml:{line}:")), "{message}");
+    }
+    for word in words {
+        assert!(message.contains(word), "{word:?} is not in: {message}");
+    }
+}
+
+#[test]
+fn a_short_file_has_sensible_defaults() {
+    let scenario = ok(&format!("{RACK}{JOB}"));
+    let job = &scenario.jobs[0];
+    assert_eq!(job.name, "job0");
+    assert_eq!(job.workers.len(), 8);
+    assert_eq!(scenario.topology.get(job.server.expect("ATP has a server")).name, "h8");
+    assert_eq!(job.elements, 336, "fills an Ethernet frame");
+    assert_eq!(job.workload, Workload::AllReduce { elements: 1_000_000, in_flight: 2, count: None });
+    assert_eq!(scenario.topology.programmable().count(), 1);
+}
+
+#[test]
+fn every_key_has_its_effect() {
+    let scenario = ok(r#"
+title = "all keys"
+until = "3s"
+interval = "5ms"
+warm_up = "100ms"
+stall = "1s"
+
+[network]
+topology = "leaf-spine"
+leaves = 2
+spines = 2
+hosts = 4
+rate = "25Gbit"
+core_rate = "100Gbit"
+delay = "2us"
+core_delay = "3us"
+mtu = 9000
+queue = "2MB"
+ecn = "100kB"
+shared_buffer = "16MB"
+alpha = 0.5
+routing = "packet"
+
+[switch]
+programmable = ["leaf0", "leaf1"]
+aggregators = 100
+stale = "10ms"
+processing = "1us"
+
+[[job]]
+name = "train"
+system = "atp"
+workers = ["h0", "h1", "h4"]
+server = "h5"
+start = "1ms"
+stop = "2s"
+model = "VGG16"
+batch = 16
+iterations = 5
+scale = 100.0
+flops = 5e12
+jitter = "10%"
+pause_every = 2
+pause = "10ms"
+elements = 1024
+window = 64
+dtype = "int32"
+hashing = "linear"
+scaling = "dynamic"
+overflow = "proactive"
+congestion_control = false
+timeout = "2ms"
+large_values = "1%"
+
+[[background]]
+from = "h2"
+to = "h6"
+kind = "constant"
+rate = "10Gbit"
+start = "5ms"
+stop = "1s"
+
+[[loss]]
+link = ["h0", "leaf0"]
+from = "h0"
+loss = "1%"
+burst_begin = 0.1
+burst_end = 0.5
+duplication = "2%"
+reordering = "3%"
+held_back = "50us"
+
+[[fault]]
+at = "10ms"
+kind = "link-fails"
+link = ["leaf0", "spine1"]
+down = "1ms"
+
+[[fault]]
+at = "20ms"
+kind = "worker-respawns"
+job = "train"
+rank = 2
+down = "1ms"
+"#);
+    let job = &scenario.jobs[0];
+    assert_eq!((job.elements, job.window, job.integers, job.congestion_control), (1024, 64, true, false));
+    let Workload::Training { model, batch, jitter, pause, .. } = job.workload else { panic!("it trains") };
+    assert_eq!((model, batch, jitter), (Model::Vgg16, 16, 0.1));
+    assert_eq!(pause, Some((2, Duration::from_millis(10))));
+    assert_eq!(scenario.topology.programmable().count(), 2);
+    assert_eq!(scenario.losses.len(), 1, "one direction of one link");
+    assert_eq!(scenario.losses[0].burst, Some((0.1, 0.5)));
+    assert_eq!(scenario.background[0].rate_bps, Some(10_000_000_000));
+    assert_eq!(scenario.faults[1].fault, Fault::WorkerRespawns(0, 2, Duration::from_millis(1)));
+    assert_eq!(scenario.multipath, Multipath::PerPacket);
+}
+
+#[test]
+fn an_unknown_key_is_named_with_its_line_and_the_nearest_one() {
+    refused(
+        &format!("{RACK}\n[[job]]\nsystem = \"atp\"\nwrokers = 8\ntensor = \"4MB\"\n"),
+        7,
+        &["unknown key `wrokers`", "did you mean `workers`?", "7 | wrokers = 8"],
+    );
+    refused(&format!("untill = \"1s\"\n{RACK}{JOB}"), 1, &["`untill`", "`until`"]);
+    refused("[network]\ntopology = \"rack\"\nhosts = 3\nhost = 4\n", 4, &["`host`", "`hosts`"]);
+    refused("[network]\ntopology = \"rack\"\nhosts = 3\nxyzzy = 4\n", 4, &["`xyzzy`", "known: topology, "]);
+}
+
+#[test]
+fn an_unknown_name_is_answered_with_the_nearest_one() {
+    refused("[network]\ntopology = \"figure-9\"\n", 2, &["`figure-9`", "`figure9`"]);
+    refused(&format!("{RACK}[[job]]\nsystem = \"switch-ml\"\nworkers = 2\n"), 5, &["`switchml`"]);
+    refused(
+        &format!("{RACK}[[job]]\nsystem = \"atp\"\nworkers = 2\nmodel = \"vgg-16\"\n"),
+        7,
+        &["unknown model `vgg-16`", "`vgg16`"],
+    );
+    refused(&format!("{RACK}{JOB}server = \"h88\"\n"), 8, &["unknown host `h88`", "`h8`"]);
+    refused(
+        &format!("{RACK}[switch]\nprogrammable = [\"sw0\"]\n{JOB}"),
+        5,
+        &["unknown switch `sw0`", "known: s0"],
+    );
+    refused(
+        &format!("{RACK}{JOB}[[fault]]\nat = \"1s\"\nkind = \"job-dies\"\njob = \"job1\"\n"),
+        11,
+        &["unknown job `job1`", "`job0`"],
+    );
+}
+
+#[test]
+fn impossible_rates_and_times_are_refused() {
+    refused("[network]\ntopology = \"rack\"\nhosts = 2\nrate = \"0Gbit\"\n", 4, &["impossible rate"]);
+    refused("[network]\ntopology = \"rack\"\nhosts = 2\nrate = \"-1Gbit\"\n", 4, &["no rate"]);
+    refused(&format!("[network]\ntopology = \"rack\"\nhosts = 9\nrate = \"9Tbit\"\n{JOB}"), 4, &["8 Tbit"]);
+    refused(&format!("until = \"0s\"\n{RACK}{JOB}"), 1, &["`until`"]);
+    refused(&format!("interval = \"0s\"\n{RACK}{JOB}"), 1, &["`interval`"]);
+    refused(
+        &format!(
+            "{RACK}[[background]]\nfrom = \"h0\"\nto = \"h1\"\nkind = \"constant\"\nrate = \"200Gbit\"\n"
+        ),
+        8,
+        &["impossible rate"],
+    );
+}
+
+#[test]
+fn more_workers_than_there_are_or_than_bitmaps_hold_are_refused() {
+    refused(&format!("{RACK}[[job]]\nsystem = \"ring\"\nworkers = 10\n"), 6, &["10 workers", "only 9 hosts"]);
+    let rack = |hosts: usize| format!("[network]\ntopology = \"rack\"\nhosts = {hosts}\n");
+    let job = |system: &str, workers: usize| {
+        format!("[[job]]\nsystem = \"{system}\"\nworkers = {workers}\ntensor = \"4kB\"\n")
+    };
+    refused(&(rack(40) + &job("atp", 33)), 6, &["s0 would have 33 children", "32"]);
+    refused(&(rack(1100) + &job("atp", 1025)), 6, &["1025 workers", "1024"]);
+    refused(&(rack(80) + &job("switchml", 65)), 6, &["65 workers", "64"]);
+    refused(&(rack(9) + &job("atp", 0)), 6, &["at least 1"]);
+    refused(&(rack(9) + &job("ring", 1)), 6, &["at least 2"]);
+}
+
+#[test]
+fn a_fan_in_that_does_not_add_up_is_refused() {
+    // 31 other racks and 4 workers of the server's own rack: 35 children of its switch.
+    let network = "[network]\ntopology = \"leaf-spine\"\nleaves = 32\nspines = 1\nhosts = 4\n";
+    let workers: Vec<String> =
+        (0..128).filter(|host| host % 4 == 0 || *host > 124).map(|host| format!("\"h{host}\"")).collect();
+    let job = |server| {
+        format!(
+            "[[job]]\nsystem = \"atp\"\nworkers = [{}]\nserver = \"{server}\"\ntensor = \"1MB\"\n",
+            workers.join(", ")
+        )
+    };
+    refused(&format!("{network}{}", job("h124")), 8, &["leaf31", "children"]);
+    ok(&format!("{network}{}", job("h1")));
+    refused(
+        "[network]\ntopology = \"leaf-spine\"\nleaves = 2\nspines = 1\nhosts = 4\n[[job]]\nsystem = \"switchml\"\nworkers = 8\ntensor = \"1MB\"\n",
+        8,
+        &["one rack"],
+    );
+}
+
+#[test]
+fn no_aggregators_are_fine_for_atp_and_no_slots_are_not_for_switchml() {
+    let none = "[switch]\naggregators = 0\n";
+    assert_eq!(ok(&format!("{RACK}{none}{JOB}")).switch.aggregators, 0);
+    refused(&format!("{RACK}{none}{}", JOB.replace("atp", "switchml")), 7, &["0 aggregators", "two"]);
+    let jobs = "[[job]]\nsystem = \"switchml\"\nworkers = 2\ntensor = \"4kB\"\n".repeat(3);
+    let scenario = ok(&format!("{RACK}[switch]\naggregators = 60\n{jobs}"));
+    assert!(scenario.jobs.iter().all(|job| job.window == 10), "two aggregators a slot, three jobs");
+}
+
+#[test]
+fn packets_that_do_not_fit_are_refused() {
+    refused(&format!("{RACK}{JOB}elements = 100\n"), 8, &["[64, 256, 336, 1024, 2048]"]);
+    refused(&format!("{RACK}{JOB}elements = 1024\n"), 8, &["do not fit", "1500"]);
+    refused(&format!("{RACK}mtu = 200\n{JOB}"), 4, &["200 bytes"]);
+    refused(&format!("{RACK}{JOB}window = 0\n"), 8, &["1 to "]);
+    refused(&format!("{RACK}{JOB}window = 5000\n"), 8, &["1 to 3120"]);
+    refused(&format!("{RACK}queue = \"1kB\"\n{JOB}"), 4, &["not even one packet"]);
+    refused(&format!("{RACK}ecn = \"2MB\"\n{JOB}"), 4, &["marks nothing"]);
+}
+
+#[test]
+fn a_job_has_one_thing_to_do() {
+    let job = "[[job]]\nsystem = \"ring\"\nworkers = 2\n";
+    refused(&format!("{RACK}{job}"), 5, &["nothing to do"]);
+    refused(&format!("{RACK}{job}tensor = \"4MB\"\nmodel = \"vgg16\"\n"), 7, &["either"]);
+    refused(&format!("{RACK}{job}tensor = \"4MB\"\nbatch = 3\n"), 8, &["`batch` is about training"]);
+    refused(&format!("{RACK}{job}model = \"vgg16\"\ntensors = 3\n"), 8, &["`tensors` is about"]);
+    refused(&format!("{RACK}{job}tensor = \"4MB\"\nserver = \"h5\"\n"), 8, &["no server of its own"]);
+    refused(RACK, 0, &["nothing to simulate"]);
+}
+
+#[test]
+fn topologies_take_their_own_numbers_and_no_others() {
+    refused("[network]\ntopology = \"rack\"\n", 2, &["needs `hosts`"]);
+    refused("[network]\ntopology = \"figure9\"\nk = 4\n", 3, &["`k` has no meaning"]);
+    refused("[network]\ntopology = \"fat-tree\"\nk = 3\n", 2, &["even"]);
+    refused("[network]\ntopology = \"rack\"\nhosts = 0\n", 2, &["number of hosts"]);
+}
+
+#[test]
+fn what_is_no_toml_is_refused_with_its_line() {
+    refused("[network\ntopology = 1\n", 1, &[]);
+    refused("[network]\ntopology = \"rack\"\nhosts = \"nine\"\n", 3, &["a whole number"]);
+}

@@ -1,0 +1,152 @@
+//! The rules that hold whatever the network does, and who stops the run when one is broken.
+
+use std::cell::RefCell;
+
+use fanin_protocol::atp::{Overflow, Scaling};
+use fanin_wire::AbortReason;
+
+use super::scenario::JobPlan;
+use crate::net::Context;
+use crate::scenario_file::System;
+
+/// A rule that was broken.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Violation {
+    /// A tensor came back with an element that is not the sum of each worker's contribution, once.
+    WrongSum {
+        /// The job.
+        job: String,
+        /// The worker that got it.
+        rank: usize,
+        /// Which tensor.
+        tensor: u64,
+        /// The first wrong element.
+        element: usize,
+    },
+    /// Two workers got different bits.
+    Disagreement {
+        /// The job.
+        job: String,
+        /// The later worker.
+        rank: usize,
+        /// Which tensor.
+        tensor: u64,
+    },
+    /// A tensor came back that was not under way.
+    CompletedTwice {
+        /// The job.
+        job: String,
+        /// The worker.
+        rank: usize,
+        /// Which tensor.
+        tensor: u64,
+    },
+    /// A place of the window went to a later fragment while a worker lacked what was there before.
+    ReusedEarly {
+        /// The job.
+        job: String,
+        /// The worker that lacks it.
+        rank: usize,
+        /// The fragment that it lacks.
+        lacks: u64,
+        /// The fragment that took the place.
+        sequence: u64,
+    },
+    /// A running job completed nothing for too long.
+    Stalled {
+        /// The job.
+        job: String,
+        /// Tensors that each worker has.
+        completed: Vec<u64>,
+        /// Where its machines stand.
+        machines: String,
+    },
+    /// A machine had more than its tables hold, or more to send than its windows allow.
+    Unbounded {
+        /// What grew.
+        what: &'static str,
+        /// How far.
+        size: u64,
+        /// How far it may.
+        limit: u64,
+    },
+    /// A job was aborted though nothing in the scenario is a reason for that.
+    Aborted {
+        /// The job.
+        job: String,
+        /// The worker that heard it.
+        rank: usize,
+        /// The reason that it was told.
+        reason: AbortReason,
+    },
+}
+
+impl std::fmt::Display for Violation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::WrongSum { job, rank, tensor, element } => {
+                write!(f, "{job}: element {element} of tensor {tensor} at worker {rank} is not the sum")
+            }
+            Self::Disagreement { job, rank, tensor } => {
+                write!(f, "{job}: worker {rank} has other bits in tensor {tensor} than a worker before it")
+            }
+            Self::CompletedTwice { job, rank, tensor } => {
+                write!(f, "{job}: worker {rank} got tensor {tensor}, which was not under way")
+            }
+            Self::ReusedEarly { job, rank, lacks, sequence } => write!(
+                f,
+                "{job}: fragment {sequence} took the place of {lacks}, which worker {rank} still lacks"
+            ),
+            Self::Stalled { job, completed, machines } => {
+                write!(f, "{job}: no progress; tensors completed by each worker: {completed:?}; {machines}")
+            }
+            Self::Unbounded { what, size, limit } => write!(f, "{what}: {size}, and the limit is {limit}"),
+            Self::Aborted { job, rank, reason } => {
+                write!(f, "{job}: worker {rank} was told that the job ended: {reason:?}")
+            }
+        }
+    }
+}
+
+/// Takes the first violation and stops the run.
+#[derive(Debug, Default)]
+pub(crate) struct Referee(RefCell<Option<Violation>>);
+
+impl Referee {
+    pub(crate) fn stop(&self, context: &mut Context<'_>, violation: Violation) {
+        self.note(violation);
+        context.stop();
+    }
+
+    /// Where the caller stops the run itself.
+    pub(crate) fn note(&self, violation: Violation) {
+        self.0.borrow_mut().get_or_insert(violation);
+    }
+
+    pub(crate) fn verdict(&self) -> Option<Violation> {
+        self.0.borrow().clone()
+    }
+}
+
+/// How far an element of a result may be from the exact sum, besides the one rounding at the end.
+pub(crate) fn bound(plan: &JobPlan) -> f64 {
+    let workers = plan.workers.len() as f64;
+    // The largest value, 2^-6 and a bit, as `values` makes them; in large blocks 2^6 and a bit.
+    let largest = if plan.large_values > 0.0 { 128.0 } else { 1.0 / 32.0 };
+    match plan.system {
+        System::Atp | System::Rss | System::Ps | System::PsNToN => {
+            // Each contribution is rounded once, to a multiple of the factor (ATP §3.8): n halves of a unit.
+            let fixed = workers / 2.0 / 1e8;
+            // A factor of its own has the whole range of an int32 for n times its largest value (§B.3).
+            let own = match (plan.scaling, plan.overflow) {
+                (Scaling::Static, Overflow::Reactive | Overflow::Proactive) => 0.0,
+                (Scaling::Dynamic, _) => workers / 2.0 * workers * largest * 2.0 / 2f64.powi(31),
+            };
+            fixed.max(own) * (1.0 + 1e-6)
+        }
+        // SwitchML Theorem 1: n / f, where f leaves room for n times the largest value.
+        System::Switchml => workers * workers * largest * 4.0 / 2f64.powi(31),
+        // Sums of floats, one rounding each.
+        System::Ring => workers * workers * largest * f64::from(f32::EPSILON),
+    }
+}

@@ -1,0 +1,310 @@
+//! Scenarios that a seed draws: small ATP jobs in networks where everything goes wrong that can.
+
+use std::time::Duration;
+
+use fanin_protocol::atp::{Hashing, Overflow, Scaling};
+use fanin_wire::FRAGMENT_ELEMENTS;
+use oorandom::Rand64;
+
+use super::placement;
+use super::scenario::{Fault, FaultPlan, JobPlan, LossPlan, Scenario, SwitchPlan, Workload};
+use crate::net::{
+    LinkConfig, LinkId, Multipath, NodeConfig, NodeId, Parts, Programmable, QueueConfig, Topology,
+};
+use crate::scenario_file::System;
+
+/// How long faults keep coming.
+const TROUBLE: Duration = Duration::from_millis(20);
+/// Longer than any packet is under way: nothing that a dead worker sent arrives after another took its rank.
+const BURIED: Duration = Duration::from_millis(3);
+
+/// Draws a scenario: one to three jobs, of which most are ATP's, in a rack, in Figure 9's network or in a leaf-spine, in
+/// which an eighth of the switches cannot aggregate.
+///
+/// One thing it leaves out: a server does not lose its memory in a run in which a worker is started again. Parameters that
+/// only the dead worker had got would be in nobody's memory, and no protocol could tell what they were.
+#[must_use]
+pub fn hostile(seed: u64) -> Scenario {
+    let mut dice = Dice(Rand64::new(u128::from(seed) ^ 0xa7b0_0000_0000));
+    let topology = topology(&mut dice);
+    let programmable: Vec<NodeId> = topology.programmable().collect();
+    let aggregators = dice.among(&[0, 1, 3, 16, 64, 512]);
+    let jobs: Vec<JobPlan> = (0..dice.range(1, 4)).map(|index| job(&mut dice, &topology, index)).collect();
+    let perfect = dice.one_in(8);
+    let mut losses = if perfect { Vec::new() } else { losses(&mut dice, &topology) };
+    shake(&mut losses, &topology);
+    let mut faults = Vec::new();
+    let respawns = dice.one_in(2);
+    for _ in 0..dice.range(0, 5) {
+        let at = dice.time(Duration::ZERO, TROUBLE);
+        let down = dice.time(Duration::from_micros(10), TROUBLE);
+        let job = dice.range(0, jobs.len() as u64) as usize;
+        let switches: Vec<NodeId> = topology.switches().collect();
+        let fault = match dice.range(0, 8) {
+            0 => Fault::LinkFails(LinkId(dice.range(0, topology.links().len() as u64) as u32), down),
+            1 => Fault::NodeFails(dice.among(&switches), down),
+            2 | 3 if !programmable.is_empty() => Fault::SwitchForgets(dice.among(&programmable)),
+            4 | 5 if respawns => {
+                let rank = dice.range(0, jobs[job].workers.len() as u64) as u16;
+                Fault::WorkerRespawns(job, rank, down + BURIED)
+            }
+            4 | 5 => Fault::ServerRestarts(job, down),
+            6 if jobs.len() > 1 => Fault::JobDies(job),
+            _ => continue,
+        };
+        faults.push(FaultPlan { at, fault });
+    }
+    Scenario {
+        title: format!("hostile seed {seed}"),
+        until: Duration::from_secs(200),
+        interval: Duration::from_secs(1),
+        warm_up: Duration::ZERO,
+        stall: Duration::from_secs(60),
+        topology,
+        multipath: dice.among(&[Multipath::PerFlow, Multipath::PerPacket]),
+        switch: SwitchPlan {
+            aggregators,
+            stale: dice.time(Duration::from_micros(500), Duration::from_millis(20)),
+        },
+        jobs,
+        background: Vec::new(),
+        losses,
+        faults,
+    }
+}
+
+/// A smaller scenario that `fails` as well: without whatever it fails without. Greedy, so not the smallest.
+#[must_use]
+pub fn shrink(scenario: &Scenario, mut fails: impl FnMut(&Scenario) -> bool) -> Scenario {
+    let mut smallest = scenario.clone();
+    loop {
+        let candidates = simpler(&smallest);
+        match candidates.into_iter().find(|candidate| fails(candidate)) {
+            Some(simpler) => smallest = simpler,
+            None => return smallest,
+        }
+    }
+}
+
+/// Scenarios with one thing less.
+fn simpler(scenario: &Scenario) -> Vec<Scenario> {
+    let mut all = Vec::new();
+    let mut with = |change: &dyn Fn(&mut Scenario)| {
+        let mut changed = scenario.clone();
+        change(&mut changed);
+        if changed != *scenario {
+            all.push(changed);
+        }
+    };
+    with(&|scenario| {
+        scenario.losses.clear();
+        shake(&mut scenario.losses, &scenario.topology);
+    });
+    for index in 0..scenario.faults.len() {
+        with(&|scenario| {
+            scenario.faults.remove(index);
+        });
+    }
+    // The last job only: faults name jobs by number.
+    if scenario.jobs.len() > 1 {
+        let last = scenario.jobs.len() - 1;
+        with(&|scenario| {
+            scenario.jobs.pop();
+            scenario.faults.retain(|plan| match plan.fault {
+                Fault::ServerRestarts(job, _) | Fault::WorkerRespawns(job, ..) | Fault::JobDies(job) => {
+                    job < last
+                }
+                _ => true,
+            });
+        });
+    }
+    for (field, value) in [("loss", 0.0), ("duplication", 0.0)] {
+        with(&|scenario| {
+            for plan in &mut scenario.losses {
+                match field {
+                    "loss" => plan.loss = value,
+                    _ => plan.duplication = value,
+                }
+            }
+        });
+    }
+    for index in 0..scenario.jobs.len() {
+        with(&|scenario| {
+            if let Workload::AllReduce { elements, count, .. } = &mut scenario.jobs[index].workload {
+                *elements = (*elements / 2).max(1);
+                *count = count.map(|count| (count / 2).max(1));
+            }
+        });
+        with(&|scenario| {
+            if let Workload::AllReduce { in_flight, .. } = &mut scenario.jobs[index].workload {
+                *in_flight = 1;
+            }
+        });
+        with(&|scenario| scenario.jobs[index].large_values = 0.0);
+        with(&|scenario| scenario.jobs[index].start = Duration::ZERO);
+    }
+    all
+}
+
+struct Dice(Rand64);
+
+impl Dice {
+    fn range(&mut self, from: u64, to: u64) -> u64 {
+        self.0.rand_range(from..to)
+    }
+
+    fn one_in(&mut self, many: u64) -> bool {
+        self.range(0, many) == 0
+    }
+
+    fn among<T: Copy>(&mut self, values: &[T]) -> T {
+        values[self.range(0, values.len() as u64) as usize]
+    }
+
+    fn time(&mut self, least: Duration, most: Duration) -> Duration {
+        Duration::from_nanos(self.range(least.as_nanos() as u64, most.as_nanos() as u64 + 1))
+    }
+
+    /// Up to `most`, and often zero.
+    fn chance(&mut self, most: f64) -> f64 {
+        if self.one_in(3) { 0.0 } else { self.0.rand_float() * most }
+    }
+}
+
+fn topology(dice: &mut Dice) -> Topology {
+    let link = LinkConfig::new(
+        dice.among(&[1_000_000_000, 10_000_000_000, 100_000_000_000]),
+        dice.time(Duration::from_nanos(200), Duration::from_micros(50)),
+    );
+    let mut parts = Parts::uniform(link);
+    // The shortest holds one multicast to as many children as there may be: a switch makes all copies at once and in one order,
+    // so that a shorter queue would lose the last child's copy every time.
+    let mut queue = QueueConfig::tail_drop(dice.among(&[20_000, 50_000, 1_000_000]));
+    if dice.one_in(2) {
+        queue = queue.with_ecn(dice.range(500, 3_000));
+    }
+    parts.switch = NodeConfig::new(queue);
+    parts.switch.processing = dice.among(&[Duration::ZERO, Duration::from_nanos(500)]);
+    let built = match dice.range(0, 3) {
+        0 => Topology::one_rack(dice.range(2, 10) as usize, &parts),
+        1 => Ok(Topology::figure9(&parts)),
+        _ => {
+            let (leaves, spines, hosts) = (dice.range(1, 5), dice.range(1, 3), dice.range(2, 5));
+            Topology::leaf_spine(leaves as usize, spines as usize, hosts as usize, &parts)
+        }
+    };
+    let mut topology = built.expect("the numbers are not zero");
+    let switches: Vec<NodeId> = topology.switches().collect();
+    let chosen: Vec<String> = switches
+        .into_iter()
+        .filter(|_| !dice.one_in(8))
+        .map(|switch| topology.get(switch).name.clone())
+        .collect();
+    topology.set_programmable(&Programmable::Names(chosen)).expect("these are names of switches");
+    topology
+}
+
+fn job(dice: &mut Dice, topology: &Topology, index: u64) -> JobPlan {
+    let mut hosts: Vec<NodeId> = topology.hosts().collect();
+    for at in (1..hosts.len()).rev() {
+        hosts.swap(at, dice.range(0, at as u64 + 1) as usize);
+    }
+    // The server may be on a worker's host.
+    let server = dice.among(&hosts);
+    let workers: Vec<NodeId> = hosts[..dice.range(1, hosts.len() as u64 + 1) as usize].to_vec();
+    let system = dice.among(&[System::Atp, System::Atp, System::Atp, System::Atp, System::Rss, System::Ps]);
+    debug_assert!(
+        placement::place(topology, system, &workers, server).is_ok(),
+        "few hosts have few children"
+    );
+    let elements = dice.among(&[FRAGMENT_ELEMENTS[0], FRAGMENT_ELEMENTS[0], FRAGMENT_ELEMENTS[1]]);
+    let longest = 60 * elements as u64;
+    JobPlan {
+        name: format!("job{index}"),
+        system,
+        workers,
+        server: Some(server),
+        start: if dice.one_in(2) { Duration::ZERO } else { dice.time(Duration::ZERO, TROUBLE / 4) },
+        stop: None,
+        workload: Workload::AllReduce {
+            elements: match dice.range(0, 6) {
+                0 => 1,
+                1 => elements,
+                _ => dice.range(1, longest) as usize,
+            },
+            in_flight: dice.range(1, 4) as u32,
+            count: Some(dice.range(1, 8)),
+        },
+        elements: elements as u16,
+        window: dice.among(&[1, 2, 5, 16, 64]),
+        integers: dice.one_in(4),
+        hashing: dice.among(&[Hashing::Hash, Hashing::Hash, Hashing::Linear]),
+        scaling: dice.among(&[Scaling::Static, Scaling::Static, Scaling::Dynamic]),
+        overflow: dice.among(&[Overflow::Reactive, Overflow::Reactive, Overflow::Proactive]),
+        congestion_control: !dice.one_in(4),
+        timeout: dice.among(&[
+            Duration::from_micros(300),
+            Duration::from_millis(1),
+            Duration::from_millis(5),
+        ]),
+        large_values: dice.among(&[0.0, 0.0, 0.02, 0.3]),
+    }
+}
+
+/// Hosts that never hesitate fall into step: whoever finds a short queue full finds it full again at every timeout, for
+/// ever (phase effects: Floyd and Jacobson, 1992). Real ones do hesitate; here, now and then, with a packet.
+fn shake(losses: &mut Vec<LossPlan>, topology: &Topology) {
+    for host in topology.hosts() {
+        for port in topology.neighbours(host).filter_map(|(_, link)| topology.port(host, link)) {
+            let index = losses.iter().position(|plan| plan.port == port).unwrap_or_else(|| {
+                let (loss, duplication, reordering) = (0.0, 0.0, 0.0);
+                let held_back = Duration::ZERO;
+                losses.push(LossPlan { port, loss, burst: None, duplication, reordering, held_back });
+                losses.len() - 1
+            });
+            losses[index].reordering = losses[index].reordering.max(0.1);
+            losses[index].held_back = losses[index].held_back.max(Duration::from_micros(100));
+        }
+    }
+}
+
+fn losses(dice: &mut Dice, topology: &Topology) -> Vec<LossPlan> {
+    let (loss, duplication, reordering) = (dice.chance(0.1), dice.chance(0.1), dice.chance(0.2));
+    let burst = dice.one_in(4).then_some((0.02, 0.3));
+    let held_back = dice.time(Duration::from_micros(1), Duration::from_micros(500));
+    // Everywhere, or on one link.
+    let links = topology.links().len() as u64;
+    let only = dice.one_in(3).then(|| dice.range(0, links));
+    (0..links)
+        .filter(|link| only.is_none_or(|only| only == *link))
+        .flat_map(|link| LinkId(link as u32).ports())
+        .map(|port| LossPlan {
+            port,
+            loss,
+            burst: burst.filter(|_| loss > 0.0),
+            duplication,
+            reordering,
+            held_back,
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shrinking_leaves_what_is_needed_to_fail() {
+        let scenario = (0..100)
+            .map(hostile)
+            .find(|scenario| {
+                scenario.faults.len() > 2 && !scenario.losses.is_empty() && scenario.jobs.len() > 1
+            })
+            .expect("most seeds are hostile");
+        let needed = scenario.faults[1];
+        let small = shrink(&scenario, |scenario| scenario.faults.contains(&needed));
+        assert_eq!(small.faults, [needed]);
+        assert!(small.losses.iter().all(|plan| plan.loss == 0.0 && plan.duplication == 0.0));
+        assert!(small.jobs.iter().all(|job| job.large_values == 0.0));
+    }
+}

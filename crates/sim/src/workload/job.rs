@@ -1,0 +1,361 @@
+//! A job while it runs: its workers' programs, what they have under way, and the rules that their results must keep.
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, VecDeque};
+use std::rc::Rc;
+use std::time::Duration;
+
+use fanin_protocol::Instant;
+
+use super::checker::{Referee, Violation};
+use super::program::{Program, Schedule, Step};
+use super::ring::Mailbox;
+use super::scenario::JobPlan;
+use super::values::{Gradient, Source, mix};
+use crate::net::{ActorId, Context};
+
+/// Tokens of timers and notices that belong to the job and not to a machine.
+pub(crate) mod token {
+    /// The job begins.
+    pub(crate) const START: u64 = 1;
+    /// The job submits nothing more.
+    pub(crate) const STOP: u64 = 2;
+    /// The program waited for this.
+    pub(crate) const PROGRAM: u64 = 3;
+    /// Parts of tensors wait for this machine.
+    pub(crate) const SUBMIT: u64 = 4;
+}
+
+/// A job, shared by the actors of all its workers.
+pub(crate) struct Job {
+    pub(crate) plan: JobPlan,
+    schedule: Rc<Schedule>,
+    source: Source,
+    /// How far an element may be from the exact sum.
+    bound: f64,
+    referee: Rc<Referee>,
+    pub(crate) workers: Vec<WorkerState>,
+    /// Of tensors that some workers have and some do not: the first one's bits.
+    results: BTreeMap<(u64, usize), u64>,
+    warm_up: Instant,
+    /// When a tensor was completed last, or the job began.
+    pub(crate) last_progress: Instant,
+    /// When the last worker was finished.
+    pub(crate) finished: Option<Instant>,
+    /// Jobs that are not over, this one among them.
+    open: Rc<Cell<usize>>,
+    pub(crate) dead: bool,
+    /// Of a ring: what each worker has sent and the next has not taken.
+    pub(crate) mailboxes: Vec<Rc<RefCell<Mailbox>>>,
+}
+
+pub(crate) struct WorkerState {
+    program: Program,
+    /// One a machine: a job of several servers has a machine for each.
+    pub(crate) actors: Vec<ActorId>,
+    /// Parts of tensors that a machine is to take next.
+    waiting: Vec<VecDeque<Gradient>>,
+    /// Parts of a tensor that are not summed.
+    parts: BTreeMap<u64, usize>,
+    /// When a tensor was submitted.
+    submitted: BTreeMap<u64, Instant>,
+    /// Memory of tensors that are done.
+    spare: Vec<Gradient>,
+    pub(crate) finished: bool,
+    /// Nobody has the rank at the moment.
+    pub(crate) away: bool,
+    /// Of the first tensor after it was started again: elements whose sum only the others have.
+    lost: Option<(u64, usize)>,
+    pub(crate) measures: Measures,
+}
+
+/// What a worker achieved.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Measures {
+    /// Parameter bytes that came in completed tensors.
+    pub(crate) bytes: u64,
+    pub(crate) tensors: u64,
+    pub(crate) iterations: u64,
+    /// When the worker began.
+    pub(crate) first: Option<Instant>,
+    /// Bytes by time, and iterations by time.
+    pub(crate) throughput: Meter,
+    pub(crate) pace: Meter,
+    /// Time from a tensor's submission to its sum.
+    pub(crate) latency_total: Duration,
+    pub(crate) latency_max: Duration,
+}
+
+/// Counts what is completed between the first completion after the warm-up and the last: whole tensors or iterations, and the
+/// time that just these took.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Meter {
+    amount: u64,
+    first: Option<Instant>,
+    last: Instant,
+}
+
+impl Meter {
+    fn count(&mut self, now: Instant, amount: u64) {
+        match self.first {
+            None => self.first = Some(now),
+            Some(_) => self.amount += amount,
+        }
+        self.last = now;
+    }
+
+    /// A second; none when fewer than two were completed at different times.
+    pub(crate) fn per_second(&self) -> Option<f64> {
+        let time = self.last.since(self.first?);
+        (!time.is_zero()).then(|| self.amount as f64 / time.as_secs_f64())
+    }
+}
+
+impl Job {
+    pub(crate) fn new(
+        index: usize,
+        plan: &JobPlan,
+        seed: u64,
+        shards: usize,
+        warm_up: Duration,
+        referee: Rc<Referee>,
+        open: Rc<Cell<usize>>,
+    ) -> Self {
+        open.set(open.get() + 1);
+        let schedule = Rc::new(Schedule::new(&plan.workload));
+        let seed = mix(seed ^ (index as u64) << 48);
+        let workers = plan.workers.len();
+        let worker = |rank: usize| WorkerState {
+            program: Program::new(schedule.clone(), mix(seed ^ rank as u64)),
+            actors: Vec::new(),
+            waiting: vec![VecDeque::new(); shards],
+            parts: BTreeMap::new(),
+            submitted: BTreeMap::new(),
+            spare: Vec::new(),
+            finished: false,
+            away: false,
+            lost: None,
+            measures: Measures::default(),
+        };
+        Self {
+            plan: plan.clone(),
+            source: Source {
+                seed,
+                workers: workers as u32,
+                large: plan.large_values,
+                integers: plan.integers,
+            },
+            bound: super::checker::bound(plan),
+            workers: (0..workers).map(worker).collect(),
+            schedule,
+            referee,
+            results: BTreeMap::new(),
+            warm_up: Instant(0) + warm_up,
+            last_progress: Instant(0) + plan.start,
+            finished: None,
+            open,
+            dead: false,
+            mailboxes: Vec::new(),
+        }
+    }
+
+    /// A timer or notice of worker `rank`'s machine `shard`; false if it was about nothing of the job's.
+    pub(crate) fn told(&mut self, context: &mut Context<'_>, rank: usize, token: u64) {
+        let mut steps = Vec::new();
+        match token {
+            token::START => {
+                self.workers[rank].measures.first = Some(context.now());
+                self.workers[rank].program.start(&mut steps);
+            }
+            token::STOP => self.workers[rank].program.stop(&mut steps),
+            token::PROGRAM => self.workers[rank].program.timer(&mut steps),
+            _ => {}
+        }
+        self.take(context, rank, steps);
+    }
+
+    /// The next part that worker `rank`'s machine `shard` is to submit.
+    pub(crate) fn next_part(&mut self, rank: usize, shard: usize) -> Option<Gradient> {
+        self.workers[rank].waiting[shard].pop_front()
+    }
+
+    /// Which elements of a tensor are machine `shard`'s.
+    fn range(&self, tensor: u64, shard: usize) -> (usize, usize) {
+        let elements = self.schedule.elements(tensor);
+        let shards = self.workers[0].waiting.len();
+        (elements * shard / shards, elements * (shard + 1) / shards)
+    }
+
+    /// A part came back.
+    pub(crate) fn completed(&mut self, context: &mut Context<'_>, rank: usize, shard: usize, part: Gradient) {
+        let now = context.now();
+        let tensor = part.tensor;
+        let (from, to) = self.range(tensor, shard);
+        let lost = self.workers[rank].lost.take_if(|(lost, _)| *lost == tensor).map(|(_, elements)| elements);
+        match self.source.check(&part, from, lost.unwrap_or(0), self.bound) {
+            Err(element) => {
+                let element = from + element;
+                let violation = Violation::WrongSum { job: self.plan.name.clone(), rank, tensor, element };
+                return self.referee.stop(context, violation);
+            }
+            // Bits that it lacks cannot be compared.
+            Ok(_) if lost.is_some() => {}
+            Ok(digest) => {
+                if *self.results.entry((tensor, shard)).or_insert(digest) != digest {
+                    let violation = Violation::Disagreement { job: self.plan.name.clone(), rank, tensor };
+                    return self.referee.stop(context, violation);
+                }
+            }
+        }
+        if self.results.len() > RESULTS_KEPT {
+            let least = self.workers.iter().map(WorkerState::least).min().unwrap_or(0);
+            self.results.retain(|(tensor, _), _| *tensor >= least);
+        }
+        let worker = &mut self.workers[rank];
+        worker.spare.push(part);
+        let measures = &mut worker.measures;
+        measures.bytes += 4 * (to - from) as u64;
+        self.last_progress = now;
+        let left = worker.parts.get_mut(&tensor).map(|left| {
+            *left -= 1;
+            *left
+        });
+        if left == Some(0) {
+            worker.parts.remove(&tensor);
+            worker.measures.tensors += 1;
+            if now >= self.warm_up {
+                worker.measures.throughput.count(now, 4 * self.schedule.elements(tensor) as u64);
+            }
+            if let Some(since) = worker.submitted.remove(&tensor) {
+                let latency = now.since(since);
+                worker.measures.latency_total += latency;
+                worker.measures.latency_max = worker.measures.latency_max.max(latency);
+            }
+            let mut steps = Vec::new();
+            if !worker.program.completed(tensor, &mut steps) {
+                let violation = Violation::CompletedTwice { job: self.plan.name.clone(), rank, tensor };
+                return self.referee.stop(context, violation);
+            }
+            self.take(context, rank, steps);
+        } else if left.is_none() {
+            let violation = Violation::CompletedTwice { job: self.plan.name.clone(), rank, tensor };
+            self.referee.stop(context, violation);
+        }
+    }
+
+    fn take(&mut self, context: &mut Context<'_>, rank: usize, steps: Vec<Step>) {
+        let now = context.now();
+        for step in steps {
+            match step {
+                Step::Submit { tensor, elements } => self.submit(context, rank, tensor, elements),
+                Step::Wait(length) => context.wake_after(length, token::PROGRAM),
+                Step::Iterated => {
+                    let measures = &mut self.workers[rank].measures;
+                    measures.iterations += 1;
+                    if now >= self.warm_up {
+                        measures.pace.count(now, 1);
+                    }
+                }
+                Step::Finished => {
+                    self.workers[rank].finished = true;
+                    if self.workers.iter().all(|worker| worker.finished) {
+                        self.finished = Some(now);
+                        self.close(context);
+                    }
+                }
+            }
+        }
+    }
+
+    fn submit(&mut self, context: &mut Context<'_>, rank: usize, tensor: u64, elements: usize) {
+        debug_assert_eq!(elements, self.schedule.elements(tensor));
+        let shards = self.workers[rank].waiting.len();
+        self.workers[rank].parts.insert(tensor, shards);
+        self.workers[rank].submitted.insert(tensor, context.now());
+        for shard in 0..shards {
+            let (from, to) = self.range(tensor, shard);
+            let old = self.workers[rank].spare.pop();
+            let part = self.source.contribution(old, tensor, rank as u32, from, to - from);
+            let worker = &mut self.workers[rank];
+            worker.waiting[shard].push_back(part);
+            context.notify(worker.actors[shard], token::SUBMIT);
+        }
+    }
+
+    /// Whether it has stalled: it should be running, and nothing was completed for too long.
+    pub(crate) fn stalled(&self, now: Instant, limit: Duration) -> bool {
+        let waits = self.workers.iter().any(|worker| !worker.parts.is_empty());
+        self.finished.is_none() && !self.dead && waits && now.since(self.last_progress) > limit
+    }
+
+    /// The whole job is gone.
+    pub(crate) fn die(&mut self, context: &mut Context<'_>) {
+        if !std::mem::replace(&mut self.dead, true) && self.finished.is_none() {
+            self.close(context);
+        }
+    }
+
+    /// One job fewer; after the last one there is nothing to wait for.
+    fn close(&self, context: &mut Context<'_>) {
+        self.open.set(self.open.get() - 1);
+        if self.open.get() == 0 {
+            context.stop();
+        }
+    }
+
+    /// The node of worker `rank` was away: its timers are lost.
+    pub(crate) fn restarted(&mut self, context: &mut Context<'_>, rank: usize) {
+        if self.workers[rank].measures.first.is_none() {
+            return self.schedule_start(context);
+        }
+        let mut steps = Vec::new();
+        self.workers[rank].program.restarted(&mut steps);
+        if let Some(stop) = self.plan.stop {
+            context.wake_at(Instant(0) + stop, token::STOP);
+        }
+        self.take(context, rank, steps);
+    }
+
+    /// Sets the timers of a worker's beginning and end.
+    pub(crate) fn schedule_start(&self, context: &mut Context<'_>) {
+        context.wake_at(Instant(0) + self.plan.start, token::START);
+        if let Some(stop) = self.plan.stop {
+            context.wake_at(Instant(0) + stop, token::STOP);
+        }
+    }
+
+    /// Where in the stream of tensors the job stands: that of fragment `sequence`, and which of the tensor's it is.
+    pub(crate) fn locate(&self, sequence: u64) -> (u64, u32) {
+        self.schedule.locate(sequence, self.plan.elements.into(), |tensor| self.schedule.elements(tensor))
+    }
+
+    /// A new process takes rank `rank`, from fragment `fragment` of `tensor` on.
+    pub(crate) fn respawned(&mut self, context: &mut Context<'_>, rank: usize, tensor: u64, fragment: u32) {
+        let lost = fragment as usize * usize::from(self.plan.elements);
+        let worker = &mut self.workers[rank];
+        worker.parts.clear();
+        worker.submitted.clear();
+        worker.waiting.iter_mut().for_each(VecDeque::clear);
+        worker.away = false;
+        worker.lost = (lost > 0).then_some((tensor, lost));
+        if worker.measures.first.is_none() {
+            return self.schedule_start(context);
+        }
+        let mut steps = Vec::new();
+        worker.program.go_on_from(tensor, &mut steps);
+        if let Some(stop) = self.plan.stop {
+            context.wake_at(Instant(0) + stop, token::STOP);
+        }
+        self.take(context, rank, steps);
+    }
+}
+
+impl WorkerState {
+    /// The first tensor that it does not have.
+    fn least(&self) -> u64 {
+        self.parts.keys().next().copied().unwrap_or_else(|| self.program.next_tensor())
+    }
+}
+
+/// Digests that are kept before those of tensors that everybody has are dropped.
+const RESULTS_KEPT: usize = 256;

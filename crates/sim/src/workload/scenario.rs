@@ -1,0 +1,201 @@
+//! What a run consists of, resolved and checked: nodes instead of names, machines' own types instead of words.
+
+use std::fmt;
+use std::time::Duration;
+
+use fanin_protocol::atp::{Hashing, Overflow, Scaling};
+
+use super::models::Model;
+use crate::net::{LinkId, Multipath, NodeId, PortId, Topology};
+use crate::scenario_file::System;
+
+/// A network, the jobs on it, and what goes wrong.
+#[derive(Clone, PartialEq)]
+pub struct Scenario {
+    /// What it shows.
+    pub title: String,
+    /// When to stop at the latest.
+    pub until: Duration,
+    /// Interval of the time series.
+    pub interval: Duration,
+    /// What happens before is not in the throughputs.
+    pub warm_up: Duration,
+    /// A job that completes nothing for this long has stalled.
+    pub stall: Duration,
+    /// Nodes and links.
+    pub topology: Topology,
+    /// Choice among equally short paths.
+    pub multipath: Multipath,
+    /// The programmable switches.
+    pub switch: SwitchPlan,
+    /// The jobs.
+    pub jobs: Vec<JobPlan>,
+    /// Flows that are no job's.
+    pub background: Vec<BackgroundPlan>,
+    /// What single links do to packets.
+    pub losses: Vec<LossPlan>,
+    /// What happens once.
+    pub faults: Vec<FaultPlan>,
+}
+
+impl fmt::Debug for Scenario {
+    /// All but what a node's queues are like, unless they differ.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = |node: NodeId| format!("{} ({})", self.topology.get(node).name, node.0);
+        let switches: Vec<String> = self.topology.switches().map(name).collect();
+        let programmable: Vec<String> = self.topology.programmable().map(name).collect();
+        let hosts: Vec<String> = self.topology.hosts().map(name).collect();
+        let switch = self.topology.switches().next().map(|node| self.topology.get(node).config);
+        f.debug_struct("Scenario")
+            .field("title", &self.title)
+            .field("until", &self.until)
+            .field("stall", &self.stall)
+            .field("hosts", &hosts.join(" "))
+            .field("switches", &switches.join(" "))
+            .field("programmable", &programmable.join(" "))
+            .field("link", &format_args!("{:?}", self.topology.links().first().map(|link| link.config)))
+            .field("queue", &format_args!("{:?}", switch.map(|config| config.queues[0])))
+            .field("multipath", &self.multipath)
+            .field("switch", &self.switch)
+            .field("jobs", &self.jobs)
+            .field("background", &self.background)
+            .field("losses", &format_args!("{:?}", self.losses))
+            .field("faults", &self.faults)
+            .finish()
+    }
+}
+
+/// Every programmable switch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SwitchPlan {
+    /// Aggregators.
+    pub aggregators: u32,
+    /// After how long an aggregator that nobody asks for is free again.
+    pub stale: Duration,
+}
+
+/// One job.
+#[derive(Clone, Debug, PartialEq)]
+pub struct JobPlan {
+    /// For reports.
+    pub name: String,
+    /// Who sums.
+    pub system: System,
+    /// Hosts by rank.
+    pub workers: Vec<NodeId>,
+    /// The parameter server's host, where the system has one.
+    pub server: Option<NodeId>,
+    /// When its workers begin.
+    pub start: Duration,
+    /// When they submit nothing more.
+    pub stop: Option<Duration>,
+    /// What they do.
+    pub workload: Workload,
+    /// Elements of a packet.
+    pub elements: u16,
+    /// Packets under way, or slots.
+    pub window: u16,
+    /// Whether tensors are int32 instead of float32.
+    pub integers: bool,
+    /// ATP's choice of aggregators.
+    pub hashing: Hashing,
+    /// ATP's factor.
+    pub scaling: Scaling,
+    /// ATP's way with overflows.
+    pub overflow: Overflow,
+    /// Whether ATP's workers adjust their windows.
+    pub congestion_control: bool,
+    /// Shortest wait for an answer.
+    pub timeout: Duration,
+    /// Share of blocks whose sum overflows ATP's static factor.
+    pub large_values: f64,
+}
+
+/// What a worker does all day.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Workload {
+    /// Tensors of one size, always some under way: the micro-benchmark of ATP §5.1.
+    AllReduce {
+        /// Elements of each.
+        elements: usize,
+        /// How many are under way.
+        in_flight: u32,
+        /// How many in all.
+        count: Option<u64>,
+    },
+    /// Iterations of a model: forward, then backward, whose gradients go out layer by layer from the last.
+    Training {
+        /// The model.
+        model: Model,
+        /// Samples of a worker in an iteration.
+        batch: u32,
+        /// How many in all.
+        iterations: Option<u64>,
+        /// What parameters and times are divided by.
+        scale: f64,
+        /// Floating-point operations that a worker does in a second.
+        flops_per_s: f64,
+        /// By how much a worker's times vary: each phase takes up to this share longer or shorter.
+        jitter: f64,
+        /// An off phase after so many iterations, and its length.
+        pause: Option<(u64, Duration)>,
+    },
+}
+
+/// A flow beside the jobs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BackgroundPlan {
+    /// Sender.
+    pub from: NodeId,
+    /// Receiver.
+    pub to: NodeId,
+    /// Bits a second of a constant flow; none is TCP-like.
+    pub rate_bps: Option<u64>,
+    /// When it begins.
+    pub start: Duration,
+    /// When it ends.
+    pub stop: Option<Duration>,
+}
+
+/// What one direction of a link does to packets.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LossPlan {
+    /// The direction.
+    pub port: PortId,
+    /// Chance that a packet is lost; in the bad state only, if there are bursts.
+    pub loss: f64,
+    /// Chances to get into a burst, and out of it.
+    pub burst: Option<(f64, f64)>,
+    /// Chance that a packet arrives twice.
+    pub duplication: f64,
+    /// Chance that one is held back.
+    pub reordering: f64,
+    /// For how long at most.
+    pub held_back: Duration,
+}
+
+/// Something that happens once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FaultPlan {
+    /// When.
+    pub at: Duration,
+    /// What.
+    pub fault: Fault,
+}
+
+/// What can happen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// A link is away for a while.
+    LinkFails(LinkId, Duration),
+    /// A node is away for a while; a switch comes back with empty aggregators.
+    NodeFails(NodeId, Duration),
+    /// A switch loses its aggregators.
+    SwitchForgets(NodeId),
+    /// A job's server is away for a while and comes back without its memory.
+    ServerRestarts(usize, Duration),
+    /// A worker is away for a while, and another takes its rank.
+    WorkerRespawns(usize, u16, Duration),
+    /// All machines of a job vanish.
+    JobDies(usize),
+}

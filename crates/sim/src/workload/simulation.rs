@@ -1,0 +1,468 @@
+//! A scenario from its beginning to its end: the network is built, lives, is watched, and told about.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::rc::Rc;
+use std::time::Duration;
+
+use super::build::{AtpMachine, JobPlace, Layout, PoolWorkerMachine, ServerMachine, SwitchMachine};
+use super::checker::Violation;
+use super::faults;
+use super::job::{Job, Measures};
+use super::report::{
+    Count, FlowReport, JobReport, JobSeries, Report, ServerReport, SwitchReport, TrainingReport,
+};
+use super::scenario::{BackgroundPlan, Scenario, Workload};
+use crate::net::{
+    ConstantRateConfig, DropReason, FlowId, Impairment, Loss, Network, NetworkConfig, NodeId, PortId, Ports,
+    Progress, TcpConfig, Time, TopologyError,
+};
+use crate::scenario_file::System;
+
+/// Events between two reports of progress.
+const PROGRESS_EVENTS: u64 = 1 << 18;
+
+/// What a run needs besides its scenario.
+#[derive(Default)]
+pub struct Options {
+    /// Everything random comes from it.
+    pub seed: u64,
+    /// Gets every packet, as a pcap file.
+    pub pcap: Option<Box<dyn Write>>,
+    /// Gets transmissions and queues, as a Chrome trace.
+    pub trace: Option<Box<dyn Write>>,
+    /// Is told how far the run is.
+    pub progress: Option<Box<dyn FnMut(Progress)>>,
+}
+
+/// Why there is no report.
+#[derive(Debug)]
+pub enum RunError {
+    /// A rule was broken, at this virtual time.
+    Violation(Violation, Time),
+    /// The network cannot be.
+    Topology(TopologyError),
+    /// Capture or trace could not be written.
+    Output(std::io::Error),
+}
+
+impl std::fmt::Display for RunError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Violation(violation, at) => write!(f, "a rule was broken at {at}: {violation}"),
+            Self::Topology(error) => error.fmt(f),
+            Self::Output(error) => write!(f, "cannot write the capture or the trace: {error}"),
+        }
+    }
+}
+
+impl std::error::Error for RunError {}
+
+/// What is sampled while the run goes on.
+#[derive(Default)]
+struct Samples {
+    jobs: Vec<JobSamples>,
+    servers: BTreeMap<NodeId, Sampled>,
+    in_use_max: BTreeMap<NodeId, u32>,
+    flows: Vec<Sampled>,
+}
+
+#[derive(Default)]
+struct JobSamples {
+    bytes: Sampled,
+    switch_aggregations: Sampled,
+    server_aggregations: Sampled,
+}
+
+/// A counter, and by how much it grew in each interval.
+#[derive(Default)]
+struct Sampled {
+    last: u64,
+    growth: Vec<u64>,
+}
+
+impl Sampled {
+    /// A machine that lost its memory counts from zero again.
+    fn sample(&mut self, now: u64) {
+        self.growth.push(if now >= self.last { now - self.last } else { now });
+        self.last = now;
+    }
+
+    fn total(&self) -> u64 {
+        self.growth.iter().sum()
+    }
+
+    /// Of bytes: Gbit/s.
+    fn gbps(&self, interval: Duration, among: usize) -> Vec<f64> {
+        let rate = |bytes: &u64| *bytes as f64 * 8.0 / 1e9 / interval.as_secs_f64() / among.max(1) as f64;
+        self.growth.iter().map(rate).collect()
+    }
+}
+
+/// Background flows as they are opened.
+type Flows = Rc<RefCell<Vec<Option<FlowId>>>>;
+
+/// Plays a scenario.
+///
+/// # Errors
+/// The first rule that was broken, or what could not be built or written.
+pub fn run(scenario: &Scenario, options: Options) -> Result<Report, RunError> {
+    let scenario = Rc::new(scenario.clone());
+    let config = NetworkConfig { seed: options.seed, multipath: scenario.multipath };
+    let mut network = Network::new(scenario.topology.clone(), config).map_err(RunError::Topology)?;
+    if let Some(out) = options.pcap {
+        network.capture(&Ports::All, out);
+    }
+    if let Some(out) = options.trace {
+        network.trace(&Ports::All, out);
+    }
+    if let Some(tell) = options.progress {
+        network.on_progress(PROGRESS_EVENTS, tell);
+    }
+    let layout = Rc::new(Layout::build(&scenario, options.seed, &mut network));
+    let mut impairments: BTreeMap<PortId, Impairment> = BTreeMap::new();
+    for loss in &scenario.losses {
+        impairments.insert(loss.port, impairment(loss));
+    }
+    for (port, impairment) in impairments {
+        network.impair(port, impairment);
+    }
+    let flows: Flows = Rc::new(RefCell::new(vec![None; scenario.background.len()]));
+    for (index, plan) in scenario.background.iter().enumerate() {
+        schedule_flow(&mut network, &flows, index, *plan);
+    }
+    for plan in &scenario.faults {
+        faults::schedule(&mut network, &layout, *plan);
+    }
+    let samples = Rc::new(RefCell::new(Samples::default()));
+    watch(&mut network, &layout, &flows, &samples);
+
+    network.run_until(Time::from(scenario.until));
+    if let Some(violation) = layout.referee.verdict() {
+        return Err(RunError::Violation(violation, network.time()));
+    }
+    sample(&network, &layout, &flows, &mut samples.borrow_mut());
+    network.finish().map_err(RunError::Output)?;
+    Ok(report(&network, &layout, &flows, &samples.borrow(), options.seed))
+}
+
+fn impairment(plan: &super::scenario::LossPlan) -> Impairment {
+    let loss = match plan.burst {
+        Some((to_bad, to_good)) => {
+            // In a burst everything is lost unless the scenario says how much.
+            let loss_bad = if plan.loss > 0.0 { plan.loss } else { 1.0 };
+            Loss::GilbertElliott { to_bad, to_good, loss_good: 0.0, loss_bad }
+        }
+        None if plan.loss > 0.0 => Loss::Uniform(plan.loss),
+        None => Loss::None,
+    };
+    Impairment { loss, duplication: plan.duplication, reordering: plan.reordering, held_back: plan.held_back }
+}
+
+fn schedule_flow(network: &mut Network, flows: &Flows, index: usize, plan: BackgroundPlan) {
+    let opened = flows.clone();
+    network.at(plan.start, move |network| {
+        let mtu = |node| {
+            let (_, link) = network.topology().neighbours(node).next()?;
+            Some(network.topology().links()[link.0 as usize].config.mtu)
+        };
+        let mtu = mtu(plan.from).unwrap_or(1500);
+        let flow = match plan.rate_bps {
+            Some(rate_bps) => network.start_constant_rate(ConstantRateConfig {
+                from: plan.from,
+                to: plan.to,
+                class: Default::default(),
+                rate_bps,
+                datagram_bytes: mtu,
+                ecn: false,
+            }),
+            None => {
+                let config =
+                    TcpConfig { segment_bytes: mtu - 40, ecn: true, ..TcpConfig::new(plan.from, plan.to) };
+                let flow = network.open_tcp(config);
+                network.fill(flow);
+                flow
+            }
+        };
+        opened.borrow_mut()[index] = Some(flow);
+    });
+    if let Some(stop) = plan.stop {
+        let opened = flows.clone();
+        network.at(stop, move |network| {
+            if let Some(flow) = opened.borrow()[index] {
+                network.stop_flow(flow);
+            }
+        });
+    }
+}
+
+/// Samples every interval; looks for jobs that stalled, and for the end.
+fn watch(network: &mut Network, layout: &Rc<Layout>, flows: &Flows, samples: &Rc<RefCell<Samples>>) {
+    let scenario = layout.scenario.clone();
+    {
+        let (layout, flows, samples) = (layout.clone(), flows.clone(), samples.clone());
+        network.every(scenario.interval, move |network| {
+            sample(network, &layout, &flows, &mut samples.borrow_mut());
+            if layout.referee.verdict().is_some() {
+                network.stop();
+            }
+            true
+        });
+    }
+    let layout = layout.clone();
+    network.every((scenario.stall / 8).max(Duration::from_nanos(1)), move |network| {
+        let now = network.time().instant();
+        for place in &layout.jobs {
+            let job = place.job.borrow();
+            if job.stalled(now, layout.scenario.stall) {
+                layout.referee.note(Violation::Stalled {
+                    job: job.plan.name.clone(),
+                    completed: job.workers.iter().map(|worker| worker.measures.tensors).collect(),
+                    machines: standing(network, &layout, place, &job),
+                });
+                network.stop();
+            }
+        }
+        true
+    });
+}
+
+/// Where ATP's machines of a job stand in its stream of fragments.
+fn standing(network: &Network, layout: &Layout, place: &JobPlace, job: &Job) -> String {
+    let workers = job.workers.iter().flat_map(|worker| &worker.actors).filter_map(|actor| {
+        let progress = network.actor::<AtpMachine>(*actor)?.machine.progress();
+        Some(format!("expects {} sends {}", progress.expected, progress.next))
+    });
+    let servers = place.shards.iter().filter_map(|shard| {
+        let place = layout.servers.get(&shard.server?)?;
+        let progress = network.actor::<ServerMachine>(place.actor)?.machine.progress(shard.id)?;
+        Some(format!("gathers {}", progress.earliest))
+    });
+    let (workers, servers): (Vec<_>, Vec<_>) = (workers.collect(), servers.collect());
+    format!("workers: {}; server: {}", workers.join(", "), servers.join(", "))
+}
+
+fn sample(network: &Network, layout: &Layout, flows: &Flows, samples: &mut Samples) {
+    samples.jobs.resize_with(layout.jobs.len(), JobSamples::default);
+    for (place, samples) in layout.jobs.iter().zip(&mut samples.jobs) {
+        samples.bytes.sample(place.job.borrow().workers.iter().map(|worker| worker.measures.bytes).sum());
+        let (mut at_switches, mut at_servers) = (0, 0);
+        for shard in &place.shards {
+            at_switches +=
+                switch_progress(network, layout, shard.id).map(|progress| progress.aggregations).sum::<u64>();
+            at_servers += server_aggregations(network, layout, shard);
+        }
+        samples.switch_aggregations.sample(at_switches);
+        samples.server_aggregations.sample(at_servers);
+    }
+    for node in layout.servers.keys() {
+        samples.servers.entry(*node).or_default().sample(network.node(*node).received_bytes);
+    }
+    for (node, place) in &layout.switches {
+        if let Some(machine) = network.actor::<SwitchMachine>(place.actor) {
+            let in_use = machine.machine.statistics().in_use;
+            machine.owner.check(in_use);
+            let most = samples.in_use_max.entry(*node).or_default();
+            *most = (*most).max(in_use);
+        }
+    }
+    samples.flows.resize_with(flows.borrow().len(), Sampled::default);
+    for (flow, samples) in flows.borrow().iter().zip(&mut samples.flows) {
+        samples.sample(flow.map_or(0, |flow| network.flow(flow).delivered_bytes));
+    }
+}
+
+fn switch_progress(
+    network: &Network,
+    layout: &Layout,
+    id: fanin_wire::JobId,
+) -> impl Iterator<Item = fanin_protocol::atp::AtpSwitchProgress> {
+    layout.switches.values().filter_map(move |place| {
+        network.actor::<SwitchMachine>(place.actor).and_then(|machine| machine.machine.progress(id))
+    })
+}
+
+fn server_aggregations(network: &Network, layout: &Layout, shard: &super::build::Shard) -> u64 {
+    let place = shard.server.and_then(|server| layout.servers.get(&server));
+    let machine = place.and_then(|place| network.actor::<ServerMachine>(place.actor));
+    machine.and_then(|machine| machine.machine.progress(shard.id)).map_or(0, |progress| progress.aggregations)
+}
+
+fn report(network: &Network, layout: &Layout, flows: &Flows, samples: &Samples, seed: u64) -> Report {
+    let scenario = &layout.scenario;
+    let name = |node: NodeId| network.topology().get(node).name.clone();
+    let ended = network.time().as_secs_f64();
+    let progress = network.progress();
+    let jobs = layout.jobs.iter().enumerate();
+    Report {
+        title: scenario.title.clone(),
+        seed,
+        ended_s: ended,
+        warm_up_s: scenario.warm_up.as_secs_f64(),
+        interval_s: scenario.interval.as_secs_f64(),
+        packet_hops: progress.packet_hops,
+        events: progress.events,
+        digest: format!("{:016x}", network.digest()),
+        drops: drops(network),
+        jobs: jobs
+            .map(|(index, place)| job_report(network, layout, place, &samples.jobs[index], ended))
+            .collect(),
+        servers: layout
+            .servers
+            .keys()
+            .map(|node| ServerReport {
+                host: name(*node),
+                received_packets: network.node(*node).received_packets,
+                received_bytes: network.node(*node).received_bytes,
+                received_gbps: samples.servers[node].gbps(scenario.interval, 1),
+            })
+            .collect(),
+        switches: layout
+            .switches
+            .iter()
+            .filter_map(|(node, place)| {
+                let statistics = network.actor::<SwitchMachine>(place.actor)?.machine.statistics();
+                Some(SwitchReport {
+                    name: name(*node),
+                    aggregators: scenario.switch.aggregators,
+                    in_use_max: samples.in_use_max.get(node).copied().unwrap_or(0),
+                    aggregations: statistics.aggregations,
+                    collisions: statistics.collisions,
+                    freed_by_parameters: statistics.freed_by_parameters,
+                    freed_by_resend: statistics.freed_by_resend,
+                    freed_stale: statistics.freed_stale,
+                })
+            })
+            .collect(),
+        background: scenario
+            .background
+            .iter()
+            .enumerate()
+            .map(|(index, plan)| {
+                let flow = flows.borrow()[index].map(|flow| network.flow(flow)).unwrap_or_default();
+                FlowReport {
+                    from: name(plan.from),
+                    to: name(plan.to),
+                    delivered_bytes: flow.delivered_bytes,
+                    retransmissions: flow.retransmissions,
+                    delivered_gbps: samples.flows[index].gbps(scenario.interval, 1),
+                }
+            })
+            .collect(),
+    }
+}
+
+fn drops(network: &Network) -> Vec<Count> {
+    let links = 0..network.topology().links().len() as u32;
+    let ports = links.flat_map(|link| crate::net::LinkId(link).ports());
+    let mut counts = vec![0; DropReason::ALL.len()];
+    for port in ports {
+        let drops = network.port(port).drops;
+        for (count, reason) in counts.iter_mut().zip(DropReason::ALL) {
+            *count += drops.of(reason);
+        }
+    }
+    let counted = DropReason::ALL.into_iter().zip(counts).filter(|(_, count)| *count > 0);
+    counted.map(|(reason, count)| Count { name: reason.name(), count }).collect()
+}
+
+fn job_report(
+    network: &Network,
+    layout: &Layout,
+    place: &JobPlace,
+    samples: &JobSamples,
+    ended: f64,
+) -> JobReport {
+    let job = place.job.borrow();
+    let workers = job.workers.len();
+    let mean = |value: &dyn Fn(&Measures) -> f64| {
+        job.workers.iter().map(|worker| value(&worker.measures)).sum::<f64>() / workers as f64
+    };
+    let end = job.finished.map_or(ended, |at| at.0 as f64 / 1e9);
+    // Too short to measure between completions: all of it, from its beginning.
+    let whole = |amount: u64, measures: &Measures| {
+        let seconds = measures.first.map_or(0.0, |first| end - first.0 as f64 / 1e9);
+        if seconds > 0.0 { amount as f64 / seconds } else { 0.0 }
+    };
+    let (mut sent, mut again) = (0, 0);
+    for actor in job.workers.iter().flat_map(|worker| &worker.actors) {
+        if let Some(machine) = network.actor::<AtpMachine>(*actor) {
+            sent += machine.machine.statistics().packets_sent;
+            again += machine.machine.statistics().retransmissions;
+        } else if let Some(machine) = network.actor::<PoolWorkerMachine>(*actor) {
+            sent += machine.machine.statistics().packets_sent;
+            again += machine.machine.statistics().retransmissions;
+        }
+    }
+    let training = match job.plan.workload {
+        Workload::Training { model, batch, scale, .. } => {
+            let iterations_per_s = mean(&|m| m.pace.per_second().unwrap_or_else(|| whole(m.iterations, m)));
+            Some(TrainingReport {
+                model: model.name(),
+                scale,
+                iterations: job.workers.iter().map(|worker| worker.measures.iterations).min().unwrap_or(0),
+                iterations_per_s,
+                samples_per_s: iterations_per_s / scale * f64::from(batch),
+                sample: model.sample(),
+            })
+        }
+        Workload::AllReduce { .. } => None,
+    };
+    let latency = |measures: &Measures| {
+        if measures.tensors == 0 {
+            0.0
+        } else {
+            measures.latency_total.as_secs_f64() / measures.tensors as f64
+        }
+    };
+    let latencies = job.workers.iter().map(|worker| worker.measures.latency_max);
+    let interval = layout.scenario.interval;
+    JobReport {
+        name: job.plan.name.clone(),
+        system: system_name(job.plan.system),
+        workers,
+        finished: job.finished.is_some(),
+        finished_s: end,
+        aggregation_gbps: mean(&|m| {
+            m.throughput.per_second().unwrap_or_else(|| whole(m.bytes, m)) * 8.0 / 1e9
+        }),
+        tensors: mean(&|measures| measures.tensors as f64),
+        tensor_mean_s: mean(&latency),
+        tensor_max_s: latencies.max().unwrap_or_default().as_secs_f64(),
+        training,
+        switch_aggregations: samples.switch_aggregations.total(),
+        switch_collisions: place
+            .shards
+            .iter()
+            .flat_map(|shard| switch_progress(network, layout, shard.id))
+            .map(|progress| progress.collisions)
+            .sum(),
+        server_aggregations: samples.server_aggregations.total(),
+        packets_sent: sent,
+        retransmissions: again,
+        overflows: place.shards.iter().map(|shard| overflows(network, layout, shard)).sum(),
+        series: JobSeries {
+            aggregation_gbps: samples.bytes.gbps(interval, workers),
+            switch_aggregations: samples.switch_aggregations.growth.clone(),
+            server_aggregations: samples.server_aggregations.growth.clone(),
+        },
+    }
+}
+
+fn overflows(network: &Network, layout: &Layout, shard: &super::build::Shard) -> u64 {
+    let place = shard.server.and_then(|server| layout.servers.get(&server));
+    let machine = place.and_then(|place| network.actor::<ServerMachine>(place.actor));
+    machine.and_then(|machine| machine.machine.progress(shard.id)).map_or(0, |progress| progress.overflows)
+}
+
+const fn system_name(system: System) -> &'static str {
+    match system {
+        System::Atp => "atp",
+        System::Rss => "rss",
+        System::Ps => "ps",
+        System::PsNToN => "ps-n-to-n",
+        System::Switchml => "switchml",
+        System::Ring => "ring",
+    }
+}

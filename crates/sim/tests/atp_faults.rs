@@ -1,0 +1,79 @@
+//! Thousands of seeds of ATP in hostile networks, every checker on. `FANIN_SEED=n` replays one of them.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use fanin_sim::workload::{Fault, Options, Report, RunError, Scenario, hostile, run, shrink};
+
+/// Seeds 0 to this; the same in CI and at the desk.
+const SEEDS: u64 = 20_000;
+
+/// Why a run is not as it should be.
+fn fault(scenario: &Scenario, seed: u64) -> Result<Report, String> {
+    let report = run(scenario, Options { seed, ..Options::default() }).map_err(|error| match error {
+        RunError::Violation(violation, at) => format!("{violation} (at {at})"),
+        error => error.to_string(),
+    })?;
+    let died = |index: usize| scenario.faults.iter().any(|plan| plan.fault == Fault::JobDies(index));
+    match report.jobs.iter().enumerate().find(|(index, job)| !job.finished && !died(*index)) {
+        Some((_, job)) => Err(format!("{} has not finished", job.name)),
+        None => Ok(report),
+    }
+}
+
+fn play(seed: u64) -> Report {
+    let scenario = hostile(seed);
+    fault(&scenario, seed).unwrap_or_else(|message| {
+        let small = shrink(&scenario, |scenario| fault(scenario, seed).is_err());
+        let still = fault(&small, seed).err().unwrap_or_default();
+        panic!(
+            "seed {seed}: {message}\nshrunk, it says: {still}\nin {small:#?}\n\
+             replay: FANIN_SEED={seed} cargo test -p fanin-sim --test atp_faults -- --nocapture\n"
+        )
+    })
+}
+
+#[test]
+fn every_seed_keeps_every_rule() {
+    if let Ok(seed) = std::env::var("FANIN_SEED") {
+        let seed = seed.parse().expect("FANIN_SEED is a number");
+        println!("{:#?}\n{:#?}", hostile(seed), play(seed));
+        return;
+    }
+    let next = AtomicU64::new(0);
+    let [lost, collisions, resent, overflows, stale, hops] = [const { AtomicU64::new(0) }; 6];
+    std::thread::scope(|scope| {
+        for _ in 0..std::thread::available_parallelism().map_or(1, usize::from) {
+            scope.spawn(|| {
+                loop {
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    if seed >= SEEDS {
+                        break;
+                    }
+                    let report = play(seed);
+                    let add = |sum: &AtomicU64, count| sum.fetch_add(count, Ordering::Relaxed);
+                    add(&lost, report.drops.iter().map(|drop| drop.count).sum());
+                    add(&collisions, report.jobs.iter().map(|job| job.switch_collisions).sum());
+                    add(&resent, report.jobs.iter().map(|job| job.retransmissions).sum());
+                    add(&overflows, report.jobs.iter().map(|job| job.overflows).sum());
+                    add(&stale, report.switches.iter().map(|switch| switch.freed_stale).sum());
+                    add(&hops, report.packet_hops);
+                }
+            });
+        }
+    });
+    let counts = [lost, collisions, resent, overflows, stale, hops].map(AtomicU64::into_inner);
+    println!("lost, collisions, resent, overflows, freed stale, packet-hops: {counts:?}");
+    // The scenarios must really be hostile, or the rules were kept for nothing.
+    let least = [1_000_000, 1_000_000, 2_000_000, 50_000, 5_000, 40_000_000];
+    for (count, least) in counts.into_iter().zip(least) {
+        assert!(count > least, "{counts:?} beside {least:?}");
+    }
+}
+
+#[test]
+fn the_same_seed_plays_the_same_way() {
+    for seed in 0..30 {
+        assert_eq!(play(seed), play(seed), "seed {seed}");
+    }
+    assert_ne!(play(1).digest, play(2).digest);
+}
