@@ -99,6 +99,17 @@ fn two_racks_and_a_switch_above_them_meet_at_the_server() {
 }
 
 #[test]
+fn switches_that_listen_on_all_addresses_know_each_other_by_any() {
+    let everywhere: SocketAddr = ([0, 0, 0, 0], 0).into();
+    let here = |address: SocketAddr| SocketAddr::from(([127, 0, 0, 1], address.port()));
+    let server = server_with(|config| config.listen = everywhere);
+    let rack = rack_with(here(server.address()), |config| config.listen = everywhere);
+    sums_are_exact(&ranks("everywhere", &[here(rack.address()), here(server.address())]), 9);
+    let status = switch_status(&here(rack.address()).to_string(), HANG).expect("a status");
+    assert_eq!(status.switches[0].address, here(rack.address()).to_string(), "as its upstream sees it");
+}
+
+#[test]
 fn a_switch_without_aggregators_and_one_with_fewer_than_a_window_are_exact() {
     let server = server();
     for aggregators in [0, 1, 7] {
