@@ -220,7 +220,7 @@ fn a_rank_that_dies_behind_a_switch_is_named_to_every_other() {
 }
 
 #[test]
-fn ranks_that_disagree_or_are_late_are_named() {
+fn ranks_that_disagree_are_late_or_left_are_named() {
     let server = server();
     let rack = rack(server.address());
     let sessions = ranks("mismatch", &[rack.address(); 2]);
@@ -239,6 +239,10 @@ fn ranks_that_disagree_or_are_late_are_named() {
         let SessionError::AllReduceTimeout { missing_ranks, .. } = &error else { panic!("{error}") };
         assert_eq!(*missing_ranks, Ranks(0b100));
     }
+    let mut sessions = ranks("left", &[rack.address(), server.address()]);
+    sessions.pop().expect("two").close();
+    let result = submit(&sessions[0], vec![1_i32; 10], Op::Sum).wait();
+    assert_eq!(result, Err(SessionError::RankLeft { rank: WorkerId(1) }));
 }
 
 /// A packet that passes for one of the job's, but for where it comes from.
