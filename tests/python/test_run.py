@@ -50,9 +50,12 @@ def clean_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name != "FANIN_SWITCH"}
 
 
-def test_a_program_runs_with_a_switch_in_the_launcher(tmp_path: Path) -> None:
-    (tmp_path / "sum.py").write_text(SUM)
-    command = fanin("run", "--nproc-per-node", "2", str(tmp_path / "sum.py"))
+@pytest.mark.parametrize("protocol", ["switchml", "atp"])
+def test_a_program_runs_with_a_switch_in_the_launcher(tmp_path: Path, protocol: str) -> None:
+    spoken = f"assert os.environ['FANIN_PROTOCOL'] == {protocol!r}"
+    (tmp_path / "sum.py").write_text(f"import os\n{spoken}\n{SUM}")
+    options = ("--protocol", protocol, "--nproc-per-node", "2")
+    command = fanin("run", *options, str(tmp_path / "sum.py"))
     done = subprocess.run(command, env=clean_environment(), timeout=DEADLINE, check=False)
     assert done.returncode == 0
 

@@ -99,6 +99,17 @@ fn two_racks_and_a_switch_above_them_meet_at_the_server() {
 }
 
 #[test]
+fn switches_that_listen_on_all_addresses_know_each_other_by_any() {
+    let everywhere: SocketAddr = ([0, 0, 0, 0], 0).into();
+    let here = |address: SocketAddr| SocketAddr::from(([127, 0, 0, 1], address.port()));
+    let server = server_with(|config| config.listen = everywhere);
+    let rack = rack_with(here(server.address()), |config| config.listen = everywhere);
+    sums_are_exact(&ranks("everywhere", &[here(rack.address()), here(server.address())]), 9);
+    let status = switch_status(&here(rack.address()).to_string(), HANG).expect("a status");
+    assert_eq!(status.switches[0].address, here(rack.address()).to_string(), "as its upstream sees it");
+}
+
+#[test]
 fn a_switch_without_aggregators_and_one_with_fewer_than_a_window_are_exact() {
     let server = server();
     for aggregators in [0, 1, 7] {
@@ -209,7 +220,7 @@ fn a_rank_that_dies_behind_a_switch_is_named_to_every_other() {
 }
 
 #[test]
-fn ranks_that_disagree_or_are_late_are_named() {
+fn ranks_that_disagree_are_late_or_left_are_named() {
     let server = server();
     let rack = rack(server.address());
     let sessions = ranks("mismatch", &[rack.address(); 2]);
@@ -228,6 +239,10 @@ fn ranks_that_disagree_or_are_late_are_named() {
         let SessionError::AllReduceTimeout { missing_ranks, .. } = &error else { panic!("{error}") };
         assert_eq!(*missing_ranks, Ranks(0b100));
     }
+    let mut sessions = ranks("left", &[rack.address(), server.address()]);
+    sessions.pop().expect("two").close();
+    let result = submit(&sessions[0], vec![1_i32; 10], Op::Sum).wait();
+    assert_eq!(result, Err(SessionError::RankLeft { rank: WorkerId(1) }));
 }
 
 /// A packet that passes for one of the job's, but for where it comes from.
