@@ -31,7 +31,7 @@ pub(crate) enum Event {
     /// The same of a packet that travels alone: it was held back, or is another's twin.
     Arrives(PacketId),
     /// A port's link is free, and packets wait.
-    Wakes(PortId),
+    Wakes { port: PortId, epoch: u32 },
     /// A packet is through its node's processing, or was sent by the node to itself.
     Processed(PacketId),
     /// An actor begins.

@@ -39,6 +39,7 @@ impl Core {
             let was_up = std::mem::replace(&mut self.ports[id.index()].up, up);
             if was_up && !up {
                 self.ports[id.index()].epoch += 1;
+                self.ports[id.index()].wakes = false;
                 // What was being sent is lost; the link is free when it comes back.
                 self.ports[id.index()].busy_until = self.now;
                 let mut flying = std::mem::replace(&mut self.ports[id.index()].flying, PacketId::NONE);

@@ -32,19 +32,24 @@ impl Core {
         }
         let node = &mut self.nodes[port.node.index()];
         let config = &self.queue_configs[port.config as usize][priority];
-        let queue = &mut port.queues[priority];
-        let length = queue.bytes + bytes;
+        let length = port.queues[priority].bytes + bytes;
         let above = |threshold: Option<u64>| threshold.is_some_and(|threshold| length > threshold);
         let refused = if length > config.limit_bytes {
             Some(DropReason::Tail)
         } else if above(config.drop_thresholds_bytes[usize::from(record.class.drop_class)]) {
             Some(DropReason::Selective)
-        } else if let Buffer::Shared { bytes: memory, alpha } = node.buffer {
-            let free = memory.saturating_sub(node.buffered_bytes);
-            (bytes > free || length as f64 > alpha * free as f64).then_some(DropReason::Buffer)
         } else {
-            None
+            let is_full = match node.buffer {
+                Buffer::PerQueue => false,
+                Buffer::PerPort { bytes: memory } => port.queue_bytes() + bytes > memory,
+                Buffer::Shared { bytes: memory, alpha } => {
+                    let free = memory.saturating_sub(node.buffered_bytes);
+                    bytes > free || length as f64 > alpha * free as f64
+                }
+            };
+            is_full.then_some(DropReason::Buffer)
         };
+        let queue = &mut port.queues[priority];
         if let Some(reason) = refused {
             queue.drops.count(reason);
             return self.packets.release(packet);
@@ -68,7 +73,7 @@ impl Core {
         }
         if !port.wakes {
             port.wakes = true;
-            self.agenda.at(port.busy_until, Event::Wakes(id));
+            self.agenda.at(port.busy_until, Event::Wakes { port: id, epoch: port.epoch });
         }
         if port.traced
             && let Some(trace) = &mut self.trace
@@ -81,13 +86,12 @@ impl Core {
     }
 
     /// A port's link is free: its most urgent packet goes. Returns when to look again, if packets are left.
-    pub(crate) fn wakes(&mut self, id: PortId) -> Option<Time> {
-        let port = &self.ports[id.index()];
-        // Otherwise it went down meanwhile.
-        if port.backlog != 0 && port.busy_until <= self.now {
-            let packet = self.dequeue(id);
-            self.transmit(packet, id);
+    pub(crate) fn wakes(&mut self, id: PortId, epoch: u32) -> Option<Time> {
+        if self.ports[id.index()].epoch != epoch {
+            return None; // It went down meanwhile, and what waited is lost.
         }
+        let packet = self.dequeue(id);
+        self.transmit(packet, id);
         let port = &mut self.ports[id.index()];
         port.wakes = port.backlog != 0;
         port.wakes.then_some(port.busy_until)

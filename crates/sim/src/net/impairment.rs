@@ -87,14 +87,14 @@ pub(crate) struct Fate {
 /// An impairment at work, with dice of its own: what one link loses does not depend on what others carry.
 pub(crate) struct Faults {
     impairment: Impairment,
-    dice: Rand64,
+    pub(crate) dice: Rand64,
     is_bad: bool,
     counted: u64,
 }
 
 impl Faults {
-    pub(crate) fn new(impairment: Impairment, seed: u128) -> Self {
-        Self { impairment, dice: Rand64::new(seed), is_bad: false, counted: 0 }
+    pub(crate) fn new(impairment: Impairment, dice: Rand64) -> Self {
+        Self { impairment, dice, is_bad: false, counted: 0 }
     }
 
     pub(crate) fn fate(&mut self, packet: &Packet<'_>) -> Fate {

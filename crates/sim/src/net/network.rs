@@ -4,6 +4,8 @@ use std::any::Any;
 use std::io;
 use std::time::Duration;
 
+use oorandom::Rand64;
+
 use super::actor::Actor;
 use super::context::Context;
 use super::core::{Core, Event, Seat};
@@ -253,11 +255,9 @@ impl Network {
                 Some((when, event)) => self.core.agenda.replace_first(when, event),
                 None => drop(self.core.agenda.next()),
             }
-            let progress = self.progress();
-            if let Some(Tell { every, tell }) = &mut self.progress
-                && progress.events.is_multiple_of(*every)
-            {
-                tell(progress);
+            if self.progress.as_ref().is_some_and(|Tell { every, .. }| self.events.is_multiple_of(*every)) {
+                let progress = self.progress();
+                self.progress.iter_mut().for_each(|told| (told.tell)(progress));
             }
         }
     }
@@ -311,14 +311,17 @@ impl Network {
         self.core.flow_statistics(flow)
     }
 
-    /// Gives one direction of a link its faults.
+    /// Gives one direction of a link its faults, in place of those that it had. The dice go on: the same faults in two
+    /// intervals take different packets.
     ///
     /// # Panics
     /// When a chance is not from 0 to 1: [`Impairment::is_sound`].
     pub fn impair(&mut self, port: PortId, impairment: Impairment) {
         assert!(impairment.is_sound(), "a chance that is not from 0 to 1");
         let seed = self.core.seed(port.0.into());
-        self.core.ports[port.index()].faults = Some(Box::new(Faults::new(impairment, seed)));
+        let faults = &mut self.core.ports[port.index()].faults;
+        let dice = faults.take().map_or_else(|| Rand64::new(seed), |before| before.dice);
+        *faults = Some(Box::new(Faults::new(impairment, dice)));
     }
 
     /// Takes a link down, or up again. What is queued for it or on it is lost, and routes are found anew.
@@ -432,7 +435,7 @@ impl Network {
                 }
                 return next.map(|next| (next, event));
             }
-            Event::Wakes(port) => return self.core.wakes(port).map(|next| (next, event)),
+            Event::Wakes { port, epoch } => return self.core.wakes(port, epoch).map(|next| (next, event)),
             Event::Arrives(packet) => {
                 if let Some(packet) = self.core.arrives(packet) {
                     self.deliver(packet);
@@ -488,7 +491,9 @@ impl Network {
         let (_, actor) = node.listeners[at];
         // The slot stays taken until the actor is through with the buffer, or what it sends would get it.
         let buffer = self.core.packets.take_buffer(packet);
-        self.core.mix_in(&buffer);
+        if record.content == Content::Bytes {
+            self.core.mix_in(&buffer); // Of a blank packet there is none but what its slot held before.
+        }
         let view = record.view(&buffer);
         self.act(actor, |actor, context| actor.packet(context, &view));
         self.core.packets.put_buffer(packet, buffer);

@@ -16,7 +16,7 @@ const WIRE_BYTES_MIN: u32 = 84;
 
 /// Time on a link, in bytes, of an IP packet.
 pub(crate) const fn wire_bytes(datagram_bytes: u32) -> u32 {
-    let bytes = datagram_bytes + FRAMING_BYTES;
+    let bytes = datagram_bytes.saturating_add(FRAMING_BYTES);
     if bytes < WIRE_BYTES_MIN { WIRE_BYTES_MIN } else { bytes }
 }
 

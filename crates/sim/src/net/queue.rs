@@ -56,7 +56,12 @@ impl QueueConfig {
 pub enum Buffer {
     /// Each queue has its own: [`QueueConfig::limit_bytes`] alone counts.
     #[default]
-    PerPort,
+    PerQueue,
+    /// The queues of one port share as much, first come, first served.
+    PerPort {
+        /// The memory of each port.
+        bytes: u64,
+    },
     /// All queues of the node share one memory, with dynamic thresholds (Choudhury and Hahne, 1998): a queue may hold
     /// `alpha` times what is free at the moment. `n` queues that are always full then get `alpha / (1 + n * alpha)` of
     /// the memory each, and some always stays free for a queue that has just begun to fill.

@@ -124,7 +124,7 @@ impl Routes {
 }
 
 /// Which of `count` equally short ways a flow takes at `node`: another hash at every node, or the flows that met at
-/// one would stay together at the next.
+/// one would stay together at the next. The same for every seed: what differs between seeds is not the choice of paths.
 pub(crate) fn flow_choice(from: SimAddress, to: SimAddress, node: NodeId, count: u32) -> u32 {
     let pair = |address: SimAddress| u64::from(address.node) << 16 | u64::from(address.port);
     let mixed = mix(mix(pair(from) ^ u64::from(node.0) << 40) ^ pair(to).rotate_left(17));

@@ -9,7 +9,7 @@ pub enum DropReason {
     Tail,
     /// Its queue was longer than the threshold of its drop class.
     Selective,
-    /// Its queue had its share of the node's memory.
+    /// Its queue had its share of the node's or the port's memory.
     Buffer,
     /// It was longer than the link's MTU: an error of who sent it.
     TooLong,

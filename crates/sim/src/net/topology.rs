@@ -35,7 +35,7 @@ impl NodeConfig {
     /// All ports alike, all priorities alike, each queue with its own memory, no processing time.
     #[must_use]
     pub const fn new(queue: QueueConfig) -> Self {
-        Self { buffer: Buffer::PerPort, queues: [queue; PRIORITIES], processing: Duration::ZERO }
+        Self { buffer: Buffer::PerQueue, queues: [queue; PRIORITIES], processing: Duration::ZERO }
     }
 
     /// A host: its NIC holds 64 MiB, more than any window, so that a sender loses nothing to itself.
@@ -108,7 +108,7 @@ pub enum TopologyError {
     Rate(LinkId),
     /// An MTU below the smallest of IPv4, 68 bytes.
     Mtu(LinkId),
-    /// A shared buffer of nothing, or an `alpha` that is not a positive number.
+    /// A buffer of nothing, or an `alpha` that is not a positive number.
     Buffer(String),
     /// More nodes or links than can be numbered.
     TooLarge,
@@ -128,7 +128,7 @@ impl std::fmt::Display for TopologyError {
             Self::Rate(link) => write!(out, "link {}: the rate must be from 1 bit/s to 8 Tbit/s", link.0),
             Self::Mtu(link) => write!(out, "link {}: the MTU must be from 68 to 65535 bytes", link.0),
             Self::Buffer(name) => {
-                write!(out, "{name}: a shared buffer needs bytes, and an alpha greater than zero")
+                write!(out, "{name}: a buffer needs bytes, and a shared one an alpha greater than zero")
             }
             Self::TooLarge => write!(out, "at most 65536 nodes and 1048576 links"),
             Self::Parameter(what) => write!(out, "impossible {what}"),
@@ -332,9 +332,12 @@ impl Topology {
             if !names.insert(&node.name) {
                 return Err(TopologyError::DuplicateName(node.name.clone()));
             }
-            if let Buffer::Shared { bytes, alpha } = node.config.buffer
-                && (bytes == 0 || !alpha.is_finite() || alpha <= 0.0)
-            {
+            let (bytes, alpha) = match node.config.buffer {
+                Buffer::PerQueue => (1, 1.0),
+                Buffer::PerPort { bytes } => (bytes, 1.0),
+                Buffer::Shared { bytes, alpha } => (bytes, alpha),
+            };
+            if bytes == 0 || !alpha.is_finite() || alpha <= 0.0 {
                 return Err(TopologyError::Buffer(node.name.clone()));
             }
         }

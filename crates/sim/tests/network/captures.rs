@@ -85,6 +85,31 @@ fn a_captured_packet_has_sound_headers_and_its_payload() {
     assert_eq!(&udp[8..], b"gradient");
 }
 
+/// One packet of its own length and no content, and marks and hops as the network made them.
+#[test]
+fn a_capture_shows_marks_and_hops_and_cuts_off_what_has_no_content() {
+    let mut network = network(rack(3, QueueConfig::tail_drop(1 << 20).with_ecn(0)), 1);
+    let [a, b, to] = ["h0", "h1", "h2"].map(|name| node(&network, name));
+    let file = Shared::default();
+    network.capture(&Ports::Links(vec![LinkId(0), LinkId(2)]), file.clone());
+    let flow = network.open_tcp(TcpConfig { ecn: true, ..TcpConfig::new(b, to) });
+    network.write(flow, 2 * 1460, None);
+    source(&mut network, a, vec![Shot::new(Time::ZERO, to, 1000, 0)]);
+    network.run_until(Time::from_millis(1));
+    network.finish().unwrap();
+    // (ECN bits, time to live, original length, length in the file) of what goes to the third host.
+    let seen: Vec<_> = records(&file.0.borrow())
+        .into_iter()
+        .filter(|(_, _, frame)| frame[33] == to.0 as u8 + 1)
+        .map(|(_, original, frame)| (frame[15], frame[22], original, frame.len()))
+        .collect();
+    // On the first link; then on the third it, and the segments, of which the first finds the link busy.
+    assert_eq!(seen, [(0, 64, 1014, 42), (0, 63, 1014, 42), (3, 63, 1514, 54), (3, 63, 1514, 54)]);
+    let echoes = records(&file.0.borrow());
+    let echoes = echoes.iter().filter(|(_, _, frame)| frame[23] == 6 && frame[47] == 0x50).count();
+    assert_eq!(echoes, 2, "acknowledgements echo the marks");
+}
+
 #[test]
 fn a_connection_is_captured_as_tcp_with_its_sequence_numbers() {
     let mut network = rack_of_two();

@@ -170,3 +170,23 @@ fn a_switch_that_is_down_takes_what_is_in_it_along() {
     assert_eq!(network.run_until(Time::from_micros(700)), Outcome::TimeUp);
     assert!(network.flow(flows[0]).delivered_bytes > before + 30 * 934);
 }
+
+#[test]
+fn a_link_that_is_back_within_a_packets_time_lets_nobody_wait_for_what_it_lost() {
+    let link = byte_a_nano().with_mtu(65_535);
+    let mut network = network(Topology::one_rack(2, &Parts::uniform(link)).unwrap(), 1);
+    let (from, to) = (node(&network, "h0"), node(&network, "h1"));
+    let arrivals = sink(&mut network, to);
+    // The first takes 60 us; it and the second are lost.
+    let shots = [(0, 59_962), (0, 962), (10, 962), (10, 962)];
+    let shots =
+        shots.iter().zip(0..).map(|((at, bytes), tag)| Shot::new(Time::from_micros(*at), to, *bytes, tag));
+    source(&mut network, from, shots.collect());
+    let nic = fanin_sim::net::LinkId(0);
+    network.at(Time::from_micros(5), move |network| network.set_link(nic, false));
+    network.at(Time::from_micros(6), move |network| network.set_link(nic, true));
+    network.run_until(Time::from_millis(1));
+    let times: Vec<_> = arrivals.borrow().iter().map(|arrival| (arrival.0, arrival.2)).collect();
+    assert_eq!(times, [(Time::from_micros(14), 2), (Time::from_micros(15), 3)]);
+    assert_eq!(network.port(nic.ports()[0]).drops.of(DropReason::LinkDown), 2);
+}

@@ -98,3 +98,21 @@ fn the_same_seed_loses_the_same_packets_and_another_seed_others() {
     let ((one, first), (two, second)) = (run(1), run(2));
     assert!(one != two && first != second);
 }
+
+#[test]
+fn faults_that_come_again_take_other_packets() {
+    let mut network = network(rack(2, QueueConfig::tail_drop(1 << 20)), 3);
+    let (from, to) = (node(&network, "h0"), node(&network, "h1"));
+    let arrivals = sink(&mut network, to);
+    for interval in 0..2 {
+        network.at(Time::from_micros(1000 * interval), |network| {
+            network.impair(LinkId(0).ports()[0], Loss::Uniform(0.5).into());
+        });
+    }
+    let shots = (0..200).map(|tag| Shot::new(Time::from_micros(10 * tag + 5), to, 200, tag));
+    source(&mut network, from, shots.collect());
+    network.run_until(Time::from_millis(10));
+    let (first, second): (Vec<_>, Vec<_>) = tags(&arrivals).into_iter().partition(|tag| *tag < 100);
+    assert!(first.len() > 30 && second.len() > 30);
+    assert_ne!(first, second.iter().map(|tag| tag - 100).collect::<Vec<_>>());
+}

@@ -52,7 +52,7 @@ fn a_packet_longer_than_the_mtu_is_an_error_and_counted() {
     let mut network = network(Topology::dumbbell(1, 1, &parts).unwrap(), 1);
     let (from, to) = (node(&network, "l0"), node(&network, "r0"));
     let arrivals = sink(&mut network, to);
-    let lengths = [1500, 1501, 9000, 9001];
+    let lengths = [1500, 1501, 9000, 9001, u32::MAX];
     let shots = lengths.iter().map(|bytes| Shot::new(Time::ZERO, to, *bytes, (*bytes).into()));
     source(&mut network, from, shots.collect());
     network.run_until(Time::from_millis(1));
@@ -60,7 +60,7 @@ fn a_packet_longer_than_the_mtu_is_an_error_and_counted() {
     let topology = network.topology();
     let nic = topology.port(from, topology.neighbours(from).next().unwrap().1).unwrap();
     let bottleneck = topology.port(topology.node("s0").unwrap(), fanin_sim::net::LinkId(0)).unwrap();
-    assert_eq!(network.port(nic).drops.of(DropReason::TooLong), 1);
+    assert_eq!(network.port(nic).drops.of(DropReason::TooLong), 2);
     assert_eq!(network.port(bottleneck).drops.of(DropReason::TooLong), 2);
     assert_eq!(network.progress().packets, 0);
 }

@@ -1,6 +1,7 @@
 //! The packet-level network against what theory, or plain counting, says of it.
 
 mod captures;
+mod conservation;
 mod failures;
 mod flows;
 mod impairments;

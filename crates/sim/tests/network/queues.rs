@@ -173,3 +173,21 @@ fn a_port_may_have_queues_of_its_own() {
     let (network, arrivals, port) = funnel(topology, &[(962, 0, 0); 10]);
     assert_eq!((arrivals.borrow().len(), network.port(port).drops.total()), (20, 0));
 }
+
+#[test]
+fn the_queues_of_a_port_share_its_memory() {
+    let mut parts = Parts::uniform(byte_a_nano());
+    parts.switch = NodeConfig::new(QueueConfig::tail_drop(u64::MAX));
+    parts.switch.buffer = Buffer::PerPort { bytes: 4000 };
+    let topology = Topology::one_rack(3, &parts).unwrap();
+    // Of both priorities alike: four packets wait, whichever they are.
+    let shots: Vec<_> = (0..10).map(|at| (962, at % 2, 0)).collect();
+    let (network, arrivals, port) = funnel(topology, &shots);
+    let drops = network.port(port).drops;
+    assert_eq!(arrivals.borrow().len() as u64 + drops.total(), 20);
+    assert_eq!(drops.total(), drops.of(DropReason::Buffer));
+    // As of one queue of this length.
+    assert!((6..=7).contains(&drops.total()), "{}", drops.total());
+    assert_eq!(network.node(node(&network, "s0")).buffer_bytes_max, 4000);
+    assert!(network.queue(port, 1).bytes_max < 4000 + network.queue(port, 0).bytes_max);
+}

@@ -112,6 +112,13 @@ fn what_cannot_be_is_refused_with_its_reason() {
         };
         assert_eq!(refused(&buffer), Some(TopologyError::Buffer("s0".into())));
     }
+    let buffer = |topology: &mut Topology| {
+        let mut config = NodeConfig::switch();
+        config.buffer = Buffer::PerPort { bytes: 0 };
+        let switch = topology.node("s0").unwrap();
+        topology.set_node(switch, config);
+    };
+    assert_eq!(refused(&buffer), Some(TopologyError::Buffer("s0".into())));
     for k in [0, 3, 42] {
         assert!(matches!(Topology::fat_tree(k, &parts()), Err(TopologyError::Parameter(_))));
     }

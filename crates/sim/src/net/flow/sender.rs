@@ -44,6 +44,8 @@ pub(crate) struct Sender {
     resend: bool,
     smoothed: Option<(Time, Time)>,
     rto: Time,
+    /// The segment that timed out last.
+    timed_out: Option<u64>,
     /// When the oldest segment times out.
     deadline: Option<Time>,
     /// A segment whose round trip is measured: acknowledged by this, sent then.
@@ -73,6 +75,7 @@ impl Sender {
             smoothed: None,
             // The handshake has measured a round trip, and none here is as long as this.
             rto: rto_min,
+            timed_out: None,
             deadline: None,
             measured: None,
         }
@@ -203,7 +206,11 @@ impl Sender {
             return;
         }
         statistics.timeouts += 1;
-        self.reduce();
+        // Not again for the same segment (RFC 5681, 3.1): one long outage would leave nothing of the threshold.
+        if self.timed_out != Some(self.unacknowledged) {
+            self.reduce();
+        }
+        self.timed_out = Some(self.unacknowledged);
         self.window = self.segment;
         self.recovering = false;
         self.recover = self.furthest;
@@ -301,5 +308,20 @@ mod tests {
         assert_eq!(sender.deadline(), Some(Time::from_millis(20)));
         assert_eq!(sender.poll(due, &mut statistics), Some(Piece { sequence: 9000, bytes: 1000 }));
         assert_eq!((statistics.timeouts, statistics.retransmissions), (1, 2));
+    }
+    #[test]
+    fn a_segment_that_times_out_again_lowers_the_threshold_once() {
+        let (mut sender, mut statistics) = ten_on_the_way();
+        for again in 1..=3 {
+            let due = sender.deadline().unwrap();
+            sender.timeout(due, &mut statistics);
+            assert_eq!((statistics.timeouts, sender.window, sender.threshold), (again, 1000, 5000));
+            assert!(sender.poll(due, &mut statistics).is_some());
+        }
+        // Another segment's does.
+        sender.acknowledged(Time::from_millis(100), 1000, false, &mut statistics);
+        while sender.poll(Time::from_millis(100), &mut statistics).is_some() {}
+        sender.timeout(sender.deadline().unwrap(), &mut statistics);
+        assert_eq!(sender.threshold, 2000);
     }
 }
