@@ -12,7 +12,8 @@ use fanin_wire::{
 use super::fragment::{Finished, Gathering, Subject};
 use super::hierarchy::{Coverage, Hierarchy};
 use super::{AtpServerProgress, AtpServerWaiting, ServerJob};
-use crate::atp::{AtpConfigError, AtpJobConfig, Hashing, Scaling};
+use crate::atp::turns::Sender;
+use crate::atp::{AtpConfigError, AtpJobConfig, Hashing, Scaling, renew_recipients};
 use crate::{Instant, Reason, Transmit, Verdict};
 
 /// How soon the same fragment is asked for again: every worker that waits for it asks, and each request is answered by all.
@@ -75,6 +76,7 @@ pub(super) struct Job<A> {
     newest: Option<u64>,
     abortion: Abortion,
     abort_pending: bool,
+    in_line: bool,
     /// Fragments and overflows of this period, and overflows of the one before.
     period: (u32, u32, u32),
     progress: AtpServerProgress,
@@ -108,6 +110,7 @@ impl<A: Copy + PartialEq> Job<A> {
             newest: None,
             abortion: Abortion::None,
             abort_pending: false,
+            in_line: false,
             period: (0, 0, 0),
             progress: AtpServerProgress::default(),
         })
@@ -451,8 +454,7 @@ impl<A: Copy + PartialEq> Job<A> {
     pub(super) fn forget_child_of(&mut self, rank: u16) {
         if let Some(child) = self.hierarchy.child_of(rank) {
             self.children[usize::from(child)] = None;
-            self.recipients.clear();
-            self.recipients.extend(self.children.iter().flatten());
+            renew_recipients(&mut self.recipients, &self.children);
         }
     }
 
@@ -474,10 +476,6 @@ impl<A: Copy + PartialEq> Job<A> {
 
     pub(super) fn progress(&self) -> AtpServerProgress {
         AtpServerProgress { earliest: self.earliest(), ..self.progress }
-    }
-
-    pub(super) fn has_pending(&self) -> bool {
-        !self.recipients.is_empty() && (self.abort_pending || !self.outgoing.is_empty())
     }
 
     pub(super) fn poll_transmit(&mut self, train: &mut [u8]) -> Option<Transmit<'_, A>> {
@@ -506,7 +504,7 @@ impl<A: Copy + PartialEq> Job<A> {
                     let payload = &self.parameters[at * payload_bytes..][..payload_bytes];
                     (place.parameters_to, finished.header(), payload)
                 }
-                // What was to be asked for has come in the meantime.
+                // What was to be asked for has come in the meantime, and its parameters stand behind.
                 _ => {
                     self.outgoing.pop_front();
                     continue;
@@ -534,6 +532,16 @@ impl<A: Copy + PartialEq> Job<A> {
             To::All | To::Nobody => &self.recipients,
         };
         Some(Transmit { to, bytes, segment_bytes })
+    }
+}
+
+impl<A> Sender for Job<A> {
+    fn in_line(&mut self) -> &mut bool {
+        &mut self.in_line
+    }
+
+    fn has_pending(&self) -> bool {
+        !self.recipients.is_empty() && (self.abort_pending || !self.outgoing.is_empty())
     }
 }
 
