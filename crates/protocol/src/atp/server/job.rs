@@ -18,6 +18,8 @@ use crate::{Instant, Reason, Transmit, Verdict};
 
 /// How soon the same fragment is asked for again: every worker that waits for it asks, and each request is answered by all.
 const REQUEST_INTERVAL: Duration = Duration::from_millis(1);
+/// No job comes so far; windows can be added to what is below without a thought.
+const SEQUENCE_MAX: u64 = u64::MAX >> 1;
 /// Overflows are counted over so many fragments.
 const OVERFLOW_PERIOD: u32 = 1024;
 /// Overflows in a period that are frequent: more than 0.1 %, up to which training does not slow down (ATP §3.8).
@@ -41,6 +43,8 @@ struct Place {
     parameters_to: To,
     /// What is asked for, until it is sent.
     request: Option<GradientHeader>,
+    /// When the fragment before the one that is gathered was last asked for.
+    requested_before: Option<Instant>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,6 +101,7 @@ impl<A: Copy + PartialEq> Job<A> {
             anchored: !job.restored,
             parameters_to: To::Nobody,
             request: None,
+            requested_before: None,
         };
         Ok(Self {
             config,
@@ -138,6 +143,9 @@ impl<A: Copy + PartialEq> Job<A> {
         if !matches!(self.abortion, Abortion::None) {
             self.abort_pending = true;
             return Err(Reason::Aborted);
+        }
+        if header.sequence > SEQUENCE_MAX {
+            return Err(Reason::OutOfRange);
         }
         let at = self.config.place(header.sequence);
         let place = &mut self.places[at];
@@ -380,15 +388,23 @@ impl<A: Copy + PartialEq> Job<A> {
         }
     }
 
-    /// Asks all workers for what they have of a fragment: parameters, or original values. Whether it did, or did a moment ago.
+    /// Asks all workers for what they have of a fragment: parameters, or original values. Not if it did a moment ago.
     fn request(&mut self, now: Instant, at: usize, header: &GradientHeader) -> bool {
         let place = &mut self.places[at];
-        if place.gathering.requested.is_some_and(|asked| now.since(asked) < REQUEST_INTERVAL) {
+        let Gathering { sequence, requested, .. } = &mut place.gathering;
+        let requested = if header.sequence == *sequence { requested } else { &mut place.requested_before };
+        if requested.is_some_and(|asked| now.since(asked) < REQUEST_INTERVAL) {
             return false;
         }
-        place.gathering.requested = Some(now);
-        if place.request.replace(*header).is_none() {
-            self.outgoing.push_back((at, Outgoing::Request));
+        *requested = Some(now);
+        match &mut place.request {
+            None => {
+                place.request = Some(*header);
+                self.outgoing.push_back((at, Outgoing::Request));
+            }
+            // The one before goes first: its successor waits for who lacks it.
+            Some(waiting) if header.sequence < waiting.sequence => *waiting = *header,
+            Some(_) => {}
         }
         self.progress.requests += 1;
         true

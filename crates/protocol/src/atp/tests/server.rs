@@ -442,6 +442,36 @@ fn parameters_that_are_handed_back_count_where_they_are_missed_only() {
     assert_eq!(sent(&mut server), ["[2] #8 parameters: 0.5"]);
 }
 
+/// Worker 0 is a window ahead and always speaks first, as timers that were set at once make it.
+#[test]
+fn who_waits_for_the_earlier_fragment_is_not_drowned_out_by_who_waits_for_the_later() {
+    for together in [true, false] {
+        let mut server = plain(true);
+        from_worker(0, 12, ONE).resent().to(&mut server, 1);
+        from_worker(1, 8, ONE).resent().to(&mut server, 2);
+        for round in 1..3 {
+            sent(&mut server);
+            from_worker(0, 12, ONE).resent().to_at(&mut server, 1, 10 * round * MS);
+            let mut requests = if together { vec![] } else { sent(&mut server) };
+            from_worker(1, 8, ONE).resent().to_at(&mut server, 2, 10 * round * MS);
+            requests.extend(sent(&mut server));
+            let earlier = "[1, 2] #8 parameters overflow: request".to_string();
+            assert!(requests.contains(&earlier), "round {round}, {together}: {requests:?}");
+        }
+    }
+}
+
+#[test]
+fn a_sequence_number_at_the_end_of_all_is_refused() {
+    let mut server = plain(true);
+    for sequence in [u64::MAX, u64::MAX - WINDOW, 1 << 63] {
+        let out_of_range = Verdict::Drop(Reason::OutOfRange);
+        assert_eq!(restored(0, sequence, 0.5).to(&mut server, 1), out_of_range);
+        assert_eq!(from_worker(0, sequence, ONE).to(&mut server, 1), out_of_range);
+    }
+    assert_eq!(restored(0, 8, 0.5).to(&mut server, 1), Verdict::Multicast);
+}
+
 #[test]
 fn two_workers_at_one_address_get_one_copy() {
     let mut server = plain(false);
