@@ -81,7 +81,7 @@ fn packet(operation: &[u8; OPERATION], level: u8, out: &mut [u8]) -> usize {
             bitmaps: [u32::from(bitmaps & 7), u32::from(bitmaps >> 3 & 7), u32::from(bitmaps >> 7), 0],
             fan_in_degrees: [2, if kind == 9 { 2 } else { 3 }, 0, 0],
         },
-        sequence: u64::from(sequence & 15),
+        sequence: if kind == 13 { u64::MAX - u64::from(sequence) } else { u64::from(sequence & 15) },
         aggregator_index: u32::from(index & 3),
         fragment: u32::from(sequence & 15) + u32::from(kind == 7),
         collective: Collective {

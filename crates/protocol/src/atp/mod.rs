@@ -24,7 +24,10 @@ mod server;
 mod switch;
 #[cfg(test)]
 mod tests;
+mod turns;
 mod worker;
+
+use alloc::vec::Vec;
 
 use config::AGGREGATOR_ELEMENTS_MAX;
 pub use config::{
@@ -49,6 +52,16 @@ pub(crate) const EXPONENT_UNKNOWN: i16 = i16::MAX;
 /// need (ATP §3.6).
 pub(crate) const fn next_aggregator_index(parameters: &GradientHeader) -> u32 {
     parameters.directions.bitmaps[0]
+}
+
+/// Lists the addresses of a machine's children, each once: several may be at one.
+fn renew_recipients<A: Copy + PartialEq>(recipients: &mut Vec<A>, children: &[Option<A>]) {
+    recipients.clear();
+    for child in children.iter().flatten() {
+        if !recipients.contains(child) {
+            recipients.push(*child);
+        }
+    }
 }
 
 /// Why a datagram is none of ours.

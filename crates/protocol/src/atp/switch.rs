@@ -11,7 +11,10 @@ use fanin_wire::{
 
 use super::aggregator_table::{Aggregate, AggregatorTable, Freed, Identifier, Outcome, ResendOutcome};
 use super::outbox::Outbox;
-use super::{AGGREGATOR_ELEMENTS_MAX, AGGREGATORS_MAX, ATP_JOBS_MAX, AtpConfigError, unreadable};
+use super::turns::{Sender, Turns};
+use super::{
+    AGGREGATOR_ELEMENTS_MAX, AGGREGATORS_MAX, ATP_JOBS_MAX, AtpConfigError, renew_recipients, unreadable,
+};
 use crate::{Endpoint, Instant, Reason, Transmit, Verdict};
 
 /// What a switch is told when it starts; jobs change none of it (ATP §3.2, static infrastructure setup).
@@ -104,6 +107,7 @@ struct Job<A> {
     up: Outbox,
     down: Outbox,
     aborted: Option<AbortReason>,
+    in_line: bool,
     progress: AtpSwitchProgress,
 }
 
@@ -113,8 +117,7 @@ pub struct AtpSwitch<A> {
     config: AtpSwitchConfig,
     table: AggregatorTable,
     jobs: BTreeMap<JobId, Job<A>>,
-    /// The job whose train went out last: the next one in turn goes first.
-    last_served: JobId,
+    turns: Turns,
     events: VecDeque<AtpSwitchEvent>,
     statistics: AtpSwitchStatistics,
 }
@@ -131,7 +134,7 @@ impl<A: Copy + PartialEq> AtpSwitch<A> {
             config,
             table: AggregatorTable::new(config.aggregators, config.elements),
             jobs: BTreeMap::new(),
-            last_served: JobId(0),
+            turns: Turns::default(),
             events: VecDeque::new(),
             statistics: AtpSwitchStatistics::default(),
         }
@@ -149,6 +152,7 @@ impl<A: Copy + PartialEq> AtpSwitch<A> {
             return Err(AtpConfigError::Jobs);
         }
         self.table.forget(route.id);
+        self.turns.remove(route.id);
         self.jobs.insert(
             route.id,
             Job {
@@ -158,6 +162,7 @@ impl<A: Copy + PartialEq> AtpSwitch<A> {
                 up: Outbox::default(),
                 down: Outbox::default(),
                 aborted: None,
+                in_line: false,
                 progress: AtpSwitchProgress::default(),
             },
         );
@@ -168,16 +173,18 @@ impl<A: Copy + PartialEq> AtpSwitch<A> {
     pub fn remove_job(&mut self, job: JobId) {
         if self.jobs.remove(&job).is_some() {
             self.table.forget(job);
+            self.turns.remove(job);
         }
     }
 
     /// Tells the job's children, now and whenever they send again, that it cannot go on.
-    pub fn abort_job(&mut self, job: JobId, reason: AbortReason) {
-        if let Some(job) = self.jobs.get_mut(&job)
+    pub fn abort_job(&mut self, id: JobId, reason: AbortReason) {
+        if let Some(job) = self.jobs.get_mut(&id)
             && job.aborted.is_none()
         {
             job.abort(reason);
-            self.table.forget(job.route.id);
+            self.table.forget(id);
+            self.turns.line_up(id, job);
         }
     }
 
@@ -187,8 +194,7 @@ impl<A: Copy + PartialEq> AtpSwitch<A> {
             && let Some(child) = job.children.get_mut(usize::from(bit))
         {
             *child = None;
-            job.recipients.clear();
-            job.recipients.extend(job.children.iter().flatten());
+            renew_recipients(&mut job.recipients, &job.children);
         }
     }
 
@@ -208,6 +214,20 @@ impl<A: Copy + PartialEq> AtpSwitch<A> {
 
     fn receive(&mut self, now: Instant, from: A, bytes: &[u8]) -> Result<Verdict, Reason> {
         let preamble = Preamble::parse(bytes).map_err(unreadable)?;
+        let verdict = self.receive_parsed(now, from, preamble, bytes);
+        if let Some(job) = self.jobs.get_mut(&preamble.job) {
+            self.turns.line_up(preamble.job, job);
+        }
+        verdict
+    }
+
+    fn receive_parsed(
+        &mut self,
+        now: Instant,
+        from: A,
+        preamble: Preamble,
+        bytes: &[u8],
+    ) -> Result<Verdict, Reason> {
         if preamble.shard != ShardId(0) {
             return Err(Reason::OutOfRange);
         }
@@ -324,13 +344,6 @@ impl<A: Copy + PartialEq> AtpSwitch<A> {
             // The server finds out who disagrees; another index would not help.
             Outcome::Unlike => job.forward(&self.config, packet, Flags { resend: true, ..Flags::default() }),
         }
-    }
-
-    /// The next job in turn that has something to say.
-    fn next_to_serve(&self) -> Option<JobId> {
-        let after = (core::ops::Bound::Excluded(self.last_served), core::ops::Bound::Unbounded);
-        let mut pending = self.jobs.range(after).chain(&self.jobs).filter(|(_, job)| job.has_pending());
-        pending.next().map(|(id, _)| *id)
     }
 }
 
@@ -461,6 +474,12 @@ impl<A: Copy + PartialEq> Job<A> {
             self.down.push(ABORT_BYTES, |out| out.copy_from_slice(&abort.to_bytes()));
         }
     }
+}
+
+impl<A> Sender for Job<A> {
+    fn in_line(&mut self) -> &mut bool {
+        &mut self.in_line
+    }
 
     fn has_pending(&self) -> bool {
         !self.up.is_empty() || !self.down.is_empty()
@@ -489,8 +508,7 @@ impl<A: Copy + PartialEq> Endpoint for AtpSwitch<A> {
     fn handle_timeout(&mut self, _now: Instant) {}
 
     fn poll_transmit(&mut self, _now: Instant, train: &mut [u8]) -> Option<Transmit<'_, A>> {
-        self.last_served = self.next_to_serve()?;
-        let job = self.jobs.get_mut(&self.last_served)?;
+        let job = self.turns.next(&mut self.jobs)?;
         // Parameters first: they free workers, and aggregators further down.
         let (outbox, to) = if job.down.is_empty() {
             (&mut job.up, core::slice::from_ref(&job.route.upstream))

@@ -120,6 +120,12 @@ impl RoundTrip {
         }
     }
 
+    /// Takes note that a packet which was sent again is answered. That measures nothing, but who is answered does not wait in
+    /// vain: the timeout is not more than doubled, or a window that was lost whole would take one full back-off after another.
+    pub(crate) fn answered_again(&mut self) {
+        self.backoff = self.backoff.min(1);
+    }
+
     pub(crate) fn smoothed(&self) -> Duration {
         self.smoothed.unwrap_or_default()
     }

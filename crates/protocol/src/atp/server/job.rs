@@ -12,11 +12,14 @@ use fanin_wire::{
 use super::fragment::{Finished, Gathering, Subject};
 use super::hierarchy::{Coverage, Hierarchy};
 use super::{AtpServerProgress, AtpServerWaiting, ServerJob};
-use crate::atp::{AtpConfigError, AtpJobConfig, Hashing, Scaling};
+use crate::atp::turns::Sender;
+use crate::atp::{AtpConfigError, AtpJobConfig, Hashing, Scaling, renew_recipients};
 use crate::{Instant, Reason, Transmit, Verdict};
 
 /// How soon the same fragment is asked for again: every worker that waits for it asks, and each request is answered by all.
 const REQUEST_INTERVAL: Duration = Duration::from_millis(1);
+/// No job comes so far; windows can be added to what is below without a thought.
+const SEQUENCE_MAX: u64 = u64::MAX >> 1;
 /// Overflows are counted over so many fragments.
 const OVERFLOW_PERIOD: u32 = 1024;
 /// Overflows in a period that are frequent: more than 0.1 %, up to which training does not slow down (ATP §3.8).
@@ -40,9 +43,8 @@ struct Place {
     parameters_to: To,
     /// What is asked for, until it is sent.
     request: Option<GradientHeader>,
-    /// When the fragment before the one that gathers was asked for last. Not the same as the other's time: workers that are
-    /// ahead send theirs again as often as one behind does, and would always be asked first.
-    previous_requested: Option<Instant>,
+    /// When the fragment before the one that is gathered was last asked for.
+    requested_before: Option<Instant>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,6 +80,7 @@ pub(super) struct Job<A> {
     newest: Option<u64>,
     abortion: Abortion,
     abort_pending: bool,
+    in_line: bool,
     /// Fragments and overflows of this period, and overflows of the one before.
     period: (u32, u32, u32),
     progress: AtpServerProgress,
@@ -98,7 +101,7 @@ impl<A: Copy + PartialEq> Job<A> {
             anchored: !job.restored,
             parameters_to: To::Nobody,
             request: None,
-            previous_requested: None,
+            requested_before: None,
         };
         Ok(Self {
             config,
@@ -112,6 +115,7 @@ impl<A: Copy + PartialEq> Job<A> {
             newest: None,
             abortion: Abortion::None,
             abort_pending: false,
+            in_line: false,
             period: (0, 0, 0),
             progress: AtpServerProgress::default(),
         })
@@ -139,6 +143,9 @@ impl<A: Copy + PartialEq> Job<A> {
         if !matches!(self.abortion, Abortion::None) {
             self.abort_pending = true;
             return Err(Reason::Aborted);
+        }
+        if header.sequence > SEQUENCE_MAX {
+            return Err(Reason::OutOfRange);
         }
         let at = self.config.place(header.sequence);
         let place = &mut self.places[at];
@@ -366,7 +373,7 @@ impl<A: Copy + PartialEq> Job<A> {
         place.anchored = true;
         place.finished = Some(finished);
         place.request = None;
-        place.previous_requested = None;
+        place.requested_before = None;
         self.progress.completed += 1;
         self.newest = self.newest.max(Some(finished.sequence));
         self.send_parameters(at, To::All);
@@ -382,20 +389,23 @@ impl<A: Copy + PartialEq> Job<A> {
         }
     }
 
-    /// Asks all workers for what they have of a fragment: parameters, or original values. Whether it did, or did a moment ago.
+    /// Asks all workers for what they have of a fragment: parameters, or original values. Not if it did a moment ago.
     fn request(&mut self, now: Instant, at: usize, header: &GradientHeader) -> bool {
         let place = &mut self.places[at];
-        let requested = if header.sequence == place.gathering.sequence {
-            &mut place.gathering.requested
-        } else {
-            &mut place.previous_requested
-        };
+        let Gathering { sequence, requested, .. } = &mut place.gathering;
+        let requested = if header.sequence == *sequence { requested } else { &mut place.requested_before };
         if requested.is_some_and(|asked| now.since(asked) < REQUEST_INTERVAL) {
             return false;
         }
         *requested = Some(now);
-        if place.request.replace(*header).is_none() {
-            self.outgoing.push_back((at, Outgoing::Request));
+        match &mut place.request {
+            None => {
+                place.request = Some(*header);
+                self.outgoing.push_back((at, Outgoing::Request));
+            }
+            // The one before goes first: its successor waits for who lacks it.
+            Some(waiting) if header.sequence < waiting.sequence => *waiting = *header,
+            Some(_) => {}
         }
         self.progress.requests += 1;
         true
@@ -461,8 +471,7 @@ impl<A: Copy + PartialEq> Job<A> {
     pub(super) fn forget_child_of(&mut self, rank: u16) {
         if let Some(child) = self.hierarchy.child_of(rank) {
             self.children[usize::from(child)] = None;
-            self.recipients.clear();
-            self.recipients.extend(self.children.iter().flatten());
+            renew_recipients(&mut self.recipients, &self.children);
         }
     }
 
@@ -484,10 +493,6 @@ impl<A: Copy + PartialEq> Job<A> {
 
     pub(super) fn progress(&self) -> AtpServerProgress {
         AtpServerProgress { earliest: self.earliest(), ..self.progress }
-    }
-
-    pub(super) fn has_pending(&self) -> bool {
-        !self.recipients.is_empty() && (self.abort_pending || !self.outgoing.is_empty())
     }
 
     pub(super) fn poll_transmit(&mut self, train: &mut [u8]) -> Option<Transmit<'_, A>> {
@@ -516,7 +521,7 @@ impl<A: Copy + PartialEq> Job<A> {
                     let payload = &self.parameters[at * payload_bytes..][..payload_bytes];
                     (place.parameters_to, finished.header(), payload)
                 }
-                // What was to be asked for has come in the meantime.
+                // What was to be asked for has come in the meantime, and its parameters stand behind.
                 _ => {
                     self.outgoing.pop_front();
                     continue;
@@ -544,6 +549,16 @@ impl<A: Copy + PartialEq> Job<A> {
             To::All | To::Nobody => &self.recipients,
         };
         Some(Transmit { to, bytes, segment_bytes })
+    }
+}
+
+impl<A> Sender for Job<A> {
+    fn in_line(&mut self) -> &mut bool {
+        &mut self.in_line
+    }
+
+    fn has_pending(&self) -> bool {
+        !self.recipients.is_empty() && (self.abort_pending || !self.outgoing.is_empty())
     }
 }
 

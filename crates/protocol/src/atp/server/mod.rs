@@ -10,6 +10,7 @@ use alloc::vec::Vec;
 use fanin_wire::{AbortReason, Directions, Generation, GradientPacket, JobId, Kind, Preamble, ShardId};
 
 use self::job::Job;
+use super::turns::Turns;
 use super::{ATP_JOBS_MAX, AtpConfigError, AtpJobConfig, unreadable};
 use crate::{Endpoint, Instant, Reason, Transmit, Verdict};
 
@@ -100,8 +101,7 @@ pub struct AtpServerWaiting {
 #[derive(Debug)]
 pub struct AtpServer<A> {
     jobs: BTreeMap<JobId, Job<A>>,
-    /// The job whose train went out last: the next one in turn goes first.
-    last_served: JobId,
+    turns: Turns,
     events: VecDeque<AtpServerEvent>,
     statistics: AtpServerStatistics,
 }
@@ -118,7 +118,7 @@ impl<A: Copy + PartialEq> AtpServer<A> {
     pub fn new() -> Self {
         Self {
             jobs: BTreeMap::new(),
-            last_served: JobId(0),
+            turns: Turns::default(),
             events: VecDeque::new(),
             statistics: AtpServerStatistics::default(),
         }
@@ -135,18 +135,21 @@ impl<A: Copy + PartialEq> AtpServer<A> {
             return Err(AtpConfigError::Jobs);
         }
         self.jobs.insert(id, Job::new(job)?);
+        self.turns.remove(id);
         Ok(())
     }
 
     /// Forgets a job. Its packets are unknown from now on.
     pub fn remove_job(&mut self, job: JobId) {
         self.jobs.remove(&job);
+        self.turns.remove(job);
     }
 
     /// Tells the job's workers, now and whenever they send again, that it cannot go on.
-    pub fn abort_job(&mut self, job: JobId, reason: AbortReason) {
-        if let Some(job) = self.jobs.get_mut(&job) {
+    pub fn abort_job(&mut self, id: JobId, reason: AbortReason) {
+        if let Some(job) = self.jobs.get_mut(&id) {
             job.abort(reason);
+            self.turns.line_up(id, job);
         }
     }
 
@@ -204,6 +207,7 @@ impl<A: Copy + PartialEq> AtpServer<A> {
         }
         let packet = GradientPacket::parse(preamble, bytes).map_err(unreadable)?;
         let verdict = job.receive(now, from, &packet);
+        self.turns.line_up(preamble.job, job);
         if let Some((reason, ranks)) = job.take_new_abort() {
             self.events.push_back(AtpServerEvent::Aborted { job: preamble.job, reason, ranks });
         }
@@ -234,10 +238,7 @@ impl<A: Copy + PartialEq> Endpoint for AtpServer<A> {
     fn handle_timeout(&mut self, _now: Instant) {}
 
     fn poll_transmit(&mut self, _now: Instant, train: &mut [u8]) -> Option<Transmit<'_, A>> {
-        let after = (core::ops::Bound::Excluded(self.last_served), core::ops::Bound::Unbounded);
-        let mut pending = self.jobs.range(after).chain(&self.jobs).filter(|(_, job)| job.has_pending());
-        self.last_served = *pending.next()?.0;
-        self.jobs.get_mut(&self.last_served)?.poll_transmit(train)
+        self.turns.next(&mut self.jobs)?.poll_transmit(train)
     }
 
     fn poll_event(&mut self) -> Option<AtpServerEvent> {

@@ -442,6 +442,49 @@ fn parameters_that_are_handed_back_count_where_they_are_missed_only() {
     assert_eq!(sent(&mut server), ["[2] #8 parameters: 0.5"]);
 }
 
+/// Worker 0 is a window ahead and always speaks first, as timers that were set at once make it.
+#[test]
+fn who_waits_for_the_earlier_fragment_is_not_drowned_out_by_who_waits_for_the_later() {
+    for together in [true, false] {
+        let mut server = plain(true);
+        from_worker(0, 12, ONE).resent().to(&mut server, 1);
+        from_worker(1, 8, ONE).resent().to(&mut server, 2);
+        for round in 1..3 {
+            sent(&mut server);
+            from_worker(0, 12, ONE).resent().to_at(&mut server, 1, 10 * round * MS);
+            let mut requests = if together { vec![] } else { sent(&mut server) };
+            from_worker(1, 8, ONE).resent().to_at(&mut server, 2, 10 * round * MS);
+            requests.extend(sent(&mut server));
+            let earlier = "[1, 2] #8 parameters overflow: request".to_string();
+            assert!(requests.contains(&earlier), "round {round}, {together}: {requests:?}");
+        }
+    }
+}
+
+#[test]
+fn a_sequence_number_at_the_end_of_all_is_refused() {
+    let mut server = plain(true);
+    for sequence in [u64::MAX, u64::MAX - WINDOW, 1 << 63] {
+        let out_of_range = Verdict::Drop(Reason::OutOfRange);
+        assert_eq!(restored(0, sequence, 0.5).to(&mut server, 1), out_of_range);
+        assert_eq!(from_worker(0, sequence, ONE).to(&mut server, 1), out_of_range);
+    }
+    assert_eq!(restored(0, 8, 0.5).to(&mut server, 1), Verdict::Multicast);
+}
+
+#[test]
+fn two_workers_at_one_address_get_one_copy() {
+    let mut server = plain(false);
+    from_worker(0, 0, ONE).to(&mut server, 1);
+    from_worker(1, 0, ONE).to(&mut server, 1);
+    assert_eq!(sent(&mut server), ["[1] #0 parameters: 2"]);
+    server.replace_worker(JobId(3), 0);
+    from_worker(0, 1, ONE).to(&mut server, 1);
+    server.replace_worker(JobId(3), 7);
+    from_worker(1, 1, ONE).to(&mut server, 1);
+    assert_eq!(sent(&mut server), ["[1] #1 parameters: 2"]);
+}
+
 #[test]
 fn a_server_that_lost_its_memory_sums_what_nobody_has() {
     let mut server = plain(true);
@@ -513,9 +556,18 @@ fn jobs_share_a_server_in_turn() {
         }
         assert_eq!(
             sent(&mut server),
-            [format!("[1] #{round} parameters: 1"), format!("[8] #{round} parameters: 1")]
+            [format!("[8] #{round} parameters: 1"), format!("[1] #{round} parameters: 1")]
         );
     }
+    // One that is set up anew has one turn, as before.
+    Packet { job: 8, ..fragment(0, 2, ONE).directed(worker) }.to(&mut server, 8);
+    let config = AtpJobConfig { id: JobId(8), ..config(1) };
+    server.add_job(ServerJob { config, workers: vec![worker], level: 0, restored: false }).unwrap();
+    for job in [8, 1] {
+        let sequence = if job == 1 { 2 } else { 0 };
+        Packet { job, ..fragment(0, sequence, ONE).directed(worker) }.to(&mut server, job as u16);
+    }
+    assert_eq!(sent(&mut server), ["[8] #0 parameters: 1", "[1] #2 parameters: 1"]);
     server.remove_job(JobId(8));
     let gone = Packet { job: 8, ..fragment(0, 2, ONE).directed(worker) };
     assert_eq!(gone.to(&mut server, 8), Verdict::Drop(Reason::UnknownJob));

@@ -375,3 +375,43 @@ fn removing_a_job_frees_its_aggregators_and_limits_hold() {
     assert!(switch.add_job(route(99_999, 0)).is_err());
     switch.add_job(route(5, 0)).unwrap();
 }
+
+#[test]
+fn jobs_share_a_switch_in_turn() {
+    let mut switch = switch();
+    switch.add_job(route(1, 0)).unwrap();
+    let of = |job, sequence| Packet { job, ..fragment(0, sequence, job as i32).resent() };
+    let line = |switch: &mut AtpSwitch<u16>, jobs: &[u32]| {
+        for (sequence, job) in (0..).zip(jobs) {
+            of(*job, sequence).to(switch, *job as u16);
+        }
+        // One packet a train.
+        let mut train = [0; 320];
+        let mut order = vec![];
+        while let Some(transmit) = switch.poll_transmit(Instant(0), &mut train) {
+            assert_eq!(transmit.bytes, 320);
+            order.push(Preamble::parse(&train).unwrap().job.0);
+        }
+        order
+    };
+    assert_eq!(line(&mut switch, &[3, 3, 3, 1, 1]), [3, 1, 3, 1, 3]);
+    // A job that goes, or comes anew, with packets in the queue: the other is not held up, and none has two turns.
+    of(3, 9).to(&mut switch, 3);
+    switch.add_job(route(3, 0)).unwrap();
+    assert_eq!(line(&mut switch, &[3, 3, 1, 1]), [3, 1, 3, 1]);
+    of(3, 9).to(&mut switch, 3);
+    switch.remove_job(JobId(3));
+    assert_eq!(line(&mut switch, &[1]), [1]);
+}
+
+#[test]
+fn children_at_one_address_get_one_copy() {
+    let mut switch = switch();
+    for bit in [0, 1, 2] {
+        fragment(bit, 0, 1).to(&mut switch, if bit < 2 { 1 } else { 2 });
+    }
+    switch.forget_child(JobId(3), 2);
+    sent(&mut switch);
+    fragment(0, 0, 0).answer().to(&mut switch, UP);
+    assert_eq!(sent(&mut switch), ["[1] #0 parameters: 0"]);
+}

@@ -335,8 +335,9 @@ impl<A: Copy + PartialEq, T: Tensor> AtpWorker<A, T> {
             _ => GradientHeader::STATIC_FACTOR,
         };
 
-        if let Some(since) = since {
-            self.round_trip.measure(now.since(since));
+        match since {
+            Some(since) => self.round_trip.measure(now.since(since)),
+            None => self.round_trip.answered_again(),
         }
         self.window.finish(sequence);
         self.last_progress = now;

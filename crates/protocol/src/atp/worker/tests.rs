@@ -278,6 +278,30 @@ fn a_timeout_sends_the_first_few_again_and_backs_off() {
     assert_eq!(line.worker.progress().window_halved, 0, "somebody is late, the network may be idle");
 }
 
+/// The rack's switch was away for a moment, and nothing follows that could overtake what was lost.
+#[test]
+fn a_last_window_that_is_lost_whole_comes_back_without_one_full_back_off_after_another() {
+    let mut line = Line::with_fragments(config(1000), 150);
+    line.at_ms(0).sent();
+    for sequence in 0..50 {
+        line.at_ms(1).parameters(sequence);
+    }
+    let mut ms = 1;
+    let mut timeouts = 0;
+    while let Some(due) = line.worker.poll_timeout() {
+        ms = due.0.div_ceil(1_000_000);
+        line.headers.clear();
+        line.at_ms(ms).sent();
+        timeouts += 1;
+        for sequence in line.headers.clone().into_keys() {
+            line.at_ms(ms + 1).parameters(sequence);
+        }
+    }
+    assert_eq!(line.completed().len(), 1);
+    assert_eq!(timeouts, 100usize.div_ceil(STALLED_RETRANSMISSIONS));
+    assert!(ms < 3 * TIMEOUT_MS, "{timeouts} timeouts end after {ms} ms");
+}
+
 #[test]
 fn while_parameters_come_nothing_times_out() {
     let mut line = Line::with_fragments(config(1000), 4);
