@@ -138,6 +138,11 @@ impl RoundTrip {
         timeout.min(self.config.ceiling.max(self.config.floor))
     }
 
+    /// How often the timeout was doubled.
+    pub(crate) const fn backoff(&self) -> u32 {
+        self.backoff
+    }
+
     /// Doubles the timeout, once in a timeout: the packets of one window run out one after the other.
     pub(crate) fn back_off(&mut self, now: Instant) {
         if self.backed_off.is_none_or(|last| now.since(last) >= self.timeout()) {

@@ -31,8 +31,7 @@ pub fn hostile(seed: u64) -> Scenario {
     let aggregators = dice.among(&[0, 1, 3, 16, 64, 512]);
     let jobs: Vec<JobPlan> = (0..dice.range(1, 4)).map(|index| job(&mut dice, &topology, index)).collect();
     let perfect = dice.one_in(8);
-    let mut losses = if perfect { Vec::new() } else { losses(&mut dice, &topology) };
-    shake(&mut losses, &topology);
+    let losses = if perfect { Vec::new() } else { losses(&mut dice, &topology) };
     let mut faults = Vec::new();
     let respawns = dice.one_in(2);
     for _ in 0..dice.range(0, 5) {
@@ -96,10 +95,7 @@ fn simpler(scenario: &Scenario) -> Vec<Scenario> {
             all.push(changed);
         }
     };
-    with(&|scenario| {
-        scenario.losses.clear();
-        shake(&mut scenario.losses, &scenario.topology);
-    });
+    with(&|scenario| scenario.losses.clear());
     for index in 0..scenario.faults.len() {
         with(&|scenario| {
             scenario.faults.remove(index);
@@ -248,23 +244,6 @@ fn job(dice: &mut Dice, topology: &Topology, index: u64) -> JobPlan {
             Duration::from_millis(5),
         ]),
         large_values: dice.among(&[0.0, 0.0, 0.02, 0.3]),
-    }
-}
-
-/// Hosts that never hesitate fall into step: whoever finds a short queue full finds it full again at every timeout, for
-/// ever (phase effects: Floyd and Jacobson, 1992). Real ones do hesitate; here, now and then, with a packet.
-fn shake(losses: &mut Vec<LossPlan>, topology: &Topology) {
-    for host in topology.hosts() {
-        for port in topology.neighbours(host).filter_map(|(_, link)| topology.port(host, link)) {
-            let index = losses.iter().position(|plan| plan.port == port).unwrap_or_else(|| {
-                let (loss, duplication, reordering) = (0.0, 0.0, 0.0);
-                let held_back = Duration::ZERO;
-                losses.push(LossPlan { port, loss, burst: None, duplication, reordering, held_back });
-                losses.len() - 1
-            });
-            losses[index].reordering = losses[index].reordering.max(0.1);
-            losses[index].held_back = losses[index].held_back.max(Duration::from_micros(100));
-        }
     }
 }
 

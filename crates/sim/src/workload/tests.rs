@@ -41,6 +41,19 @@ fn every_system_sums_over_racks_and_losses() {
     }
 }
 
+/// A resend of every worker is 140 kB at the server's port. With one timeout for all, the port drops the same ones for ever.
+#[test]
+fn a_queue_that_is_too_short_for_one_packet_of_each_worker_delays_and_does_not_stop() {
+    let network =
+        "[network]\ntopology = \"leaf-spine\"\nleaves = 5\nspines = 2\nhosts = 32\nqueue = \"60kB\"\n";
+    let switch = "[switch]\nprogrammable = [0]\n";
+    let report = play(&format!(
+        "until = \"2s\"\n{network}{switch}[[job]]\nsystem = \"atp\"\nworkers = 96\ntensor = \"100kB\"\ntensors = 2\n"
+    ));
+    assert!(report.jobs[0].finished, "{:?}", report.drops);
+    assert!(report.drops.iter().any(|drop| drop.name == "tail"));
+}
+
 /// ATP §5.2.2: "PS with RSS receives 3X more traffic than PS with ATP".
 #[test]
 fn a_rack_scale_service_sends_its_server_three_times_as_much() {

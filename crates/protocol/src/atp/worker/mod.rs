@@ -12,12 +12,14 @@ mod window;
 use alloc::collections::VecDeque;
 use alloc::vec;
 use alloc::vec::Vec;
+use core::time::Duration;
 use fanin_quant::{Exponent, Scale};
 use fanin_wire::{
     Abort, Directions, Dtype, Flags, Generation, GradientHeader, GradientPacket, JobId, Kind, Op, Preamble,
     ShardId, WireDtype, WorkerId, fragment_packet_bytes,
 };
 
+use super::config::mix;
 use super::{AtpJobConfig, EXPONENT_UNKNOWN, Hashing, Overflow, Scaling, next_aggregator_index, unreadable};
 use crate::transport::CongestionWindow;
 use crate::worker::retransmission::RoundTrip;
@@ -377,6 +379,23 @@ impl<A: Copy + PartialEq, T: Tensor> AtpWorker<A, T> {
         Ok(Verdict::Absorb)
     }
 
+    /// Parameters come to all workers at once, so all would time out at once; and resends are not aggregated. A queue that
+    /// is too short for one of each drops those of the same workers every time, and the job stands still. So from the second
+    /// time on each worker waits longer, by up to half, and by another part of that every time.
+    fn spread(&self) -> Duration {
+        let backoff = self.round_trip.backoff();
+        if backoff == 0 {
+            return Duration::ZERO;
+        }
+        let own = self
+            .directions
+            .bitmaps
+            .iter()
+            .fold(self.window.expected(), |own, bits| mix(own ^ u64::from(*bits)));
+        let part = mix(own ^ u64::from(backoff)) % 1024;
+        self.round_trip.timeout() * part as u32 / 2048
+    }
+
     /// Queues a fragment that is on the way once more.
     fn send_again(&mut self, sequence: u64) {
         if self.window.queue(sequence) {
@@ -565,7 +584,7 @@ impl<A: Copy + PartialEq, T: Tensor> Endpoint for AtpWorker<A, T> {
         }
         let unheard = (self.unheard && self.window.expected() > 0).then_some(self.last_progress);
         let sent = self.window.expected_sent().or(unheard)?;
-        Some(sent.max(self.last_progress) + self.round_trip.timeout())
+        Some(sent.max(self.last_progress) + self.round_trip.timeout() + self.spread())
     }
 }
 

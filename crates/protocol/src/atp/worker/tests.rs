@@ -264,17 +264,14 @@ fn a_timeout_sends_the_first_few_again_and_backs_off() {
     let mut line = Line::with_fragments(config(1000), 50);
     line.at_ms(0);
     assert_eq!(line.sent(), "0-49");
-    let timeline = [
-        (1, ""),
-        (TIMEOUT_MS - 1, ""),
-        (TIMEOUT_MS, "0-7r"),
-        (TIMEOUT_MS + 1, ""),
-        // The ceiling bounds it: somebody may be late for long, and is to be noticed.
-        (2 * TIMEOUT_MS, "0-7r"),
-    ];
+    let timeline = [(1, ""), (TIMEOUT_MS - 1, ""), (TIMEOUT_MS, "0-7r"), (TIMEOUT_MS + 1, "")];
     for (ms, sends) in timeline {
         assert_eq!(line.at_ms(ms).sent(), sends, "at {ms} ms");
     }
+    // The ceiling bounds it, and half of it: somebody may be late for long, and is to be noticed.
+    let due = line.worker.poll_timeout().unwrap().0 / 1_000_000;
+    assert!((2 * TIMEOUT_MS..=2 * TIMEOUT_MS + TIMEOUT_MS / 2).contains(&due), "{due}");
+    assert_eq!(line.at_ms(due + 1).sent(), "0-7r");
     assert_eq!(line.worker.progress().window_halved, 0, "somebody is late, the network may be idle");
 }
 
@@ -300,6 +297,35 @@ fn a_last_window_that_is_lost_whole_comes_back_without_one_full_back_off_after_a
     assert_eq!(line.completed().len(), 1);
     assert_eq!(timeouts, 100usize.div_ceil(STALLED_RETRANSMISSIONS));
     assert!(ms < 3 * TIMEOUT_MS, "{timeouts} timeouts end after {ms} ms");
+}
+
+#[test]
+fn workers_time_out_together_once_and_then_each_for_itself() {
+    let due = |bitmaps, timeouts| {
+        let mut line = Line::with_fragments(config(1000), 50);
+        line.worker.directions.bitmaps = bitmaps;
+        line.sent();
+        for _ in 0..timeouts {
+            let due = line.worker.poll_timeout().unwrap().0.div_ceil(1_000_000);
+            line.at_ms(due).sent();
+        }
+        line.worker.poll_timeout().unwrap().0 - line.now.0
+    };
+    let workers: Vec<_> =
+        (0..32).flat_map(|rack| (0..31).map(move |bit| [1 << bit, 1 << rack, 0, 0])).collect();
+    let all = |timeouts| workers.iter().map(|bitmaps| due(*bitmaps, timeouts)).collect::<Vec<_>>();
+    assert!(all(0).iter().all(|due| *due == TIMEOUT_MS * 1_000_000));
+    let (second, third) = (all(1), all(2));
+    assert_ne!(second, third);
+    for mut waits in [second, third] {
+        // Evenly: a quarter of them in each quarter of the additional half.
+        waits.sort_unstable();
+        let quarter = |nth: usize| (waits[nth * waits.len() / 4] - TIMEOUT_MS * 1_000_000) as f64 / 1e6;
+        for nth in 1..4 {
+            let expected = TIMEOUT_MS as f64 / 8.0 * nth as f64;
+            assert!((quarter(nth) - expected).abs() < 1.0, "{} of {expected} ms", quarter(nth));
+        }
+    }
 }
 
 #[test]
@@ -448,7 +474,7 @@ fn a_worker_that_waits_for_nothing_makes_itself_known_until_it_is_heard() {
     line.parameters(1);
     let directions = line.worker.directions;
     line.worker.resume(line.now, Generation(3), directions, UPSTREAM);
-    let timeline = [(0, "1p"), (1, ""), (TIMEOUT_MS, "1p"), (2 * TIMEOUT_MS, "1p")];
+    let timeline = [(0, "1p"), (1, ""), (TIMEOUT_MS, "1p"), (5 * TIMEOUT_MS / 2, "1p")];
     for (ms, sends) in timeline {
         assert_eq!(line.at_ms(ms).sent(), sends, "at {ms} ms");
     }
