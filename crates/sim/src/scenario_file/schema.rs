@@ -265,6 +265,8 @@ pub(super) enum HashingName {
     #[default]
     Hash,
     Linear,
+    /// An equal part of the table for each job that says so, running or not; the window is no longer than that.
+    Partition,
 }
 
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
