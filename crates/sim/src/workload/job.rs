@@ -76,7 +76,9 @@ pub(crate) struct Measures {
     pub(crate) tensors: u64,
     pub(crate) measured_tensors: u64,
     pub(crate) iterations: u64,
+    /// Iterations measured, and the times at which the first of them began and the last was over: not a part of one counts.
     pub(crate) measured_iterations: u64,
+    pub(crate) iterated: Option<(Instant, Instant)>,
     /// Begin and end of what was measured.
     pub(crate) first: Option<Instant>,
     pub(crate) last: Option<Instant>,
@@ -137,7 +139,9 @@ impl Job {
         let mut steps = Vec::new();
         match token {
             token::START => {
-                self.workers[rank].measures.first = Some(context.now().max(self.warm_up));
+                let now = context.now();
+                self.workers[rank].measures.first = Some(now.max(self.warm_up));
+                self.workers[rank].measures.iterated = (now >= self.warm_up).then_some((now, now));
                 self.workers[rank].program.start(&mut steps);
             }
             token::STOP => self.workers[rank].program.stop(&mut steps),
@@ -227,7 +231,12 @@ impl Job {
                 Step::Iterated => {
                     let measures = &mut self.workers[rank].measures;
                     measures.iterations += 1;
-                    measures.measured_iterations += u64::from(now >= self.warm_up);
+                    if let Some((_, until)) = &mut measures.iterated {
+                        measures.measured_iterations += 1;
+                        *until = now;
+                    } else if now >= self.warm_up {
+                        measures.iterated = Some((now, now));
+                    }
                 }
                 Step::Finished => {
                     self.workers[rank].finished = true;

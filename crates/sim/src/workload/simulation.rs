@@ -381,8 +381,12 @@ fn job_report(
     }
     let training = match job.plan.workload {
         Workload::Training { model, batch, scale, .. } => {
-            let iterations_per_s =
-                mean(&|measures| per_second(measures.measured_iterations as f64, measures));
+            let iterations_per_s = mean(&|measures| {
+                let Some((from, until)) = measures.iterated.filter(|(from, until)| until > from) else {
+                    return 0.0;
+                };
+                measures.measured_iterations as f64 / until.since(from).as_secs_f64()
+            });
             Some(TrainingReport {
                 model: model.name(),
                 scale,
