@@ -1,7 +1,7 @@
 //! Any bytes: parsing returns, and what it accepts it writes back the same.
 #![no_main]
 
-use fanin_wire::{Abort, MAGIC, Preamble, SlotPacket, VERSION};
+use fanin_wire::{Abort, GradientPacket, MAGIC, Preamble, SlotPacket, VERSION};
 use libfuzzer_sys::fuzz_target;
 
 fn parse(bytes: &[u8]) {
@@ -9,6 +9,14 @@ fn parse(bytes: &[u8]) {
     if let Ok(packet) = SlotPacket::parse(preamble, bytes) {
         let mut out = vec![0; bytes.len()];
         let written = SlotPacket::write(&mut out, &preamble, &packet.header, packet.elements(), |payload| {
+            payload.copy_from_slice(packet.payload);
+        });
+        assert_eq!(&out[..written], bytes);
+    }
+    if let Ok(packet) = GradientPacket::parse(preamble, bytes) {
+        let mut out = vec![0; bytes.len()];
+        let elements = packet.payload.len() / 4;
+        let written = GradientPacket::write(&mut out, &preamble, &packet.header, elements, |payload| {
             payload.copy_from_slice(packet.payload);
         });
         assert_eq!(&out[..written], bytes);
@@ -28,8 +36,8 @@ fuzz_target!(|bytes: &[u8]| {
         *head = [m0, m1, VERSION];
     }
     parse(&ours);
-    // So is a payload of a length that counts, as int32 and as bfloat16.
-    for length in [32 + 1024, 32 + 4 + 1024] {
+    // So is a payload of a length that counts: as int32, as bfloat16, none, and a fragment of a gradient.
+    for length in [32 + 1024, 32 + 4 + 1024, 64, 64 + 256] {
         ours.resize(length, 0);
         parse(&ours);
     }

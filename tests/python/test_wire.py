@@ -6,6 +6,7 @@ from pathlib import Path
 GOLDEN = Path(__file__).parents[2] / "crates/wire/golden/packets.txt"
 PREAMBLE = struct.Struct("<HBBIHBB")
 SLOT = struct.Struct("<HhIIHBBI")
+GRADIENT = struct.Struct("<BBhQIIHBBI4I4BhH")
 ABORT = struct.Struct("<BBBxHBBIHBBI")
 
 
@@ -37,6 +38,31 @@ def test_bfloat16_packets_are_as_documented() -> None:
         assert packet[32:] == (b"" if kind == "probe" else struct.pack("<hH", -7, 0)), kind
 
 
+def test_gradient_packets_are_as_documented() -> None:
+    golden = packets()
+    up = (1 << 4, 1 << 2, 0, 0, 5, 3, 0, 0)
+    whole_rack = (0b11111, 1 << 2, 0, 0, 5, 3, 0, 0)
+    down = (0x123456, 0, 0, 0, 0, 0, 0, 0)
+    static = -32768
+    # level, flags, next exponent, aggregator, directions, exponent
+    rows = {
+        "fragment_64": (0, 0, -5, 0xABCDEF, up, 3),
+        "sum_64": (2, 1 | 2 | 4, -5, 0xABCDEF, whole_rack, static),
+        "parameters_64": (0, 8, -5, 0xABCDEF, down, static),
+        "request": (0, 8 | 16, static, 0xABCDEF, (0,) * 8, static),
+        "originals_64": (0, 1 | 16, -5, 0xABCDEF, up, static),
+        "restored_64": (0, 1 | 32, -5, 0x123456, up, static),
+    }
+    for name, (level, flags, next_exponent, aggregator, directions, exponent) in rows.items():
+        assert PREAMBLE.unpack_from(golden[name]) == (0xFA51, 1, 5, 0xDEADBEEF, 0x0102, 255, 0), name
+        collective = (7, 3, 2, 1_000_000)
+        assert GRADIENT.unpack_from(golden[name], PREAMBLE.size) == (
+            *(level, flags, next_exponent, 0x123456789, aggregator, 0x0A0B0C0D),
+            *(*collective, *directions, exponent, 0),
+        ), name
+        assert len(golden[name]) == PREAMBLE.size + GRADIENT.size == 64
+
+
 def test_abort_packets_are_as_documented() -> None:
     golden = packets()
     none = (0, 0, 0, 0, 0, 0, 0, 0)
@@ -44,6 +70,7 @@ def test_abort_packets_are_as_documented() -> None:
         "abort_expelled": (1, 9, 0, *none),
         "abort_mismatch": (2, 0, 5, 7, 3, 2, 100, 7, 1, 2, 200),
         "abort_mismatch_of_wire_dtypes": (2, 0, 5, 7, 3, 2, 100, 7, 0x83, 2, 100),
+        "abort_mismatch_of_ranks": (2, 63, 255, 7, 3, 2, 100, 7, 1, 2, 200),
         "abort_switch_stopped": (3, 0, 0, *none),
     }
     for name, fields in reasons.items():

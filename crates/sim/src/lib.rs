@@ -1,10 +1,11 @@
-//! A small deterministic world for the protocol's own state machines: virtual time, and a network that loses, duplicates,
-//! reorders and delays; workers that crash, a switch that restarts.
+//! Deterministic worlds for the protocols' own state machines, in virtual time.
 //!
-//! A [`Scenario`] is drawn from a seed; [`run`] plays it and returns what the [`Checker`](checker) found wrong, if
+//! [`net`] is a network of packets, with rates, queues, routes and topologies: for what the protocols do to a network, and
+//! it to them. Beside it stands a small world for faults alone: a network that loses, duplicates, reorders and delays;
+//! workers that crash, a switch that restarts. There a [`Scenario`] is drawn from a seed; [`run`] plays it and returns what the [`Checker`](checker) found wrong, if
 //! anything. The same seed plays the same way on every machine: nothing here reads a clock, an address or a hash map's order.
 //!
-//! Deliberately absent: bandwidth and queues, sockets, threads.
+//! Deliberately absent: sockets, threads.
 #![forbid(unsafe_code)]
 
 mod agenda;

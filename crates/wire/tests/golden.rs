@@ -141,12 +141,133 @@ fn abort_packets_are_the_golden_bytes_both_ways() {
                 second: (WorkerId(5), Collective { wire_dtype: WireDtype::Bfloat16, ..short }),
             },
         ),
+        (
+            "abort_mismatch_of_ranks",
+            AbortReason::Mismatch { first: (WorkerId(63), short), second: (WorkerId::ALL, long) },
+        ),
         ("abort_switch_stopped", AbortReason::SwitchStopped),
     ] {
         let abort = Abort { preamble: preamble(Kind::Abort, WorkerId::ALL), reason };
         let bytes = abort.to_bytes();
         assert_eq!(bytes.as_slice(), golden()[name], "{name}");
         assert_eq!(Abort::parse(Preamble::parse(&bytes).unwrap(), &bytes), Ok(abort));
+    }
+}
+
+/// Worker 4 of 5 below child 2 of 3.
+fn directions(level: u8, bitmap0: u32) -> Directions {
+    Directions { level, bitmaps: [bitmap0, 1 << 2, 0, 0], fan_in_degrees: [5, 3, 0, 0] }
+}
+
+#[test]
+fn gradient_packets_are_the_golden_bytes_both_ways() {
+    let none = Flags::default();
+    let up = GradientHeader {
+        flags: none,
+        directions: directions(0, 1 << 4),
+        sequence: 0x1_2345_6789,
+        aggregator_index: 0x00ab_cdef,
+        fragment: 0x0a0b_0c0d,
+        collective: header().collective,
+        exponent: GradientHeader::STATIC_FACTOR,
+        next_exponent: -5,
+    };
+    let down = Directions { bitmaps: [0x0012_3456, 0, 0, 0], ..Directions::default() };
+    let is_ack = Flags { is_ack: true, ..none };
+    for (name, elements, header) in [
+        ("fragment_64", 64, GradientHeader { exponent: 3, ..up }),
+        (
+            "sum_64",
+            64,
+            GradientHeader {
+                flags: Flags { resend: true, collision: true, ecn: true, ..none },
+                directions: directions(2, 0b11111),
+                ..up
+            },
+        ),
+        ("parameters_64", 64, GradientHeader { flags: is_ack, directions: down, ..up }),
+        (
+            "request",
+            0,
+            GradientHeader {
+                flags: Flags { overflow: true, ..is_ack },
+                directions: Directions::default(),
+                next_exponent: GradientHeader::STATIC_FACTOR,
+                ..up
+            },
+        ),
+        ("originals_64", 64, GradientHeader { flags: Flags { resend: true, overflow: true, ..none }, ..up }),
+        (
+            "restored_64",
+            64,
+            GradientHeader {
+                flags: Flags { resend: true, restore: true, ..none },
+                aggregator_index: 0x0012_3456,
+                ..up
+            },
+        ),
+    ] {
+        let preamble = Preamble { shard: ShardId(0), ..preamble(Kind::Gradient, WorkerId::ALL) };
+        let mut expected = golden()[name].clone();
+        for value in 0..elements as i32 {
+            expected.extend((value - 1).to_le_bytes());
+        }
+        let mut out = vec![0xa5; fragment_packet_bytes(elements)];
+        let bytes = GradientPacket::write(&mut out, &preamble, &header, elements, |payload| {
+            for (value, out) in (-1i32..).zip(payload.chunks_exact_mut(4)) {
+                out.copy_from_slice(&value.to_le_bytes());
+            }
+        });
+        assert_eq!(bytes, out.len());
+        assert_eq!(out, expected, "{name}");
+        let parsed = GradientPacket::parse(Preamble::parse(&out).unwrap(), &out).unwrap();
+        assert_eq!((parsed.preamble, parsed.header), (preamble, header), "{name}");
+        assert_eq!(parsed.payload.len(), elements * 4);
+        // The mark of a congested queue is one bit.
+        GradientHeader::mark_ecn(&mut out);
+        let marked = GradientPacket::parse(preamble, &out).unwrap().header;
+        assert_eq!(marked.flags, Flags { ecn: true, ..header.flags });
+        assert_eq!(GradientHeader { flags: header.flags, ..marked }, header);
+    }
+    let mut update = golden()["update_256"].clone();
+    update.resize(packet_bytes(256), 0);
+    let before = update.clone();
+    GradientHeader::mark_ecn(&mut update);
+    assert_eq!(update, before, "only gradient packets have that bit");
+}
+
+#[test]
+fn a_gradient_packet_with_an_impossible_field_is_malformed() {
+    let parse = |bytes: &[u8]| GradientPacket::parse(Preamble::parse(bytes).unwrap(), bytes).map(|_| ());
+    let mut good = golden()["fragment_64"].clone();
+    good.resize(fragment_packet_bytes(64), 0);
+    assert_eq!(parse(&good), Ok(()));
+    for (at, byte, error) in [
+        (12, 5, WireError::Field("level")),
+        (13, 64, WireError::Field("flags")),
+        (34, 9, WireError::Field("dtype")),
+        (35, 0, WireError::Field("op")),
+        (56, 33, WireError::Field("fan_in_degrees")),
+        (62, 1, WireError::Field("zero")),
+        (63, 1, WireError::Field("zero")),
+    ] {
+        let mut bad = good.clone();
+        bad[at] = byte;
+        assert_eq!(parse(&bad), Err(error), "byte {at}");
+    }
+    assert_eq!(parse(&good[..63]), Err(WireError::Truncated { need: 64, have: 63 }));
+    assert_eq!(parse(&good[..64 + 252]), Err(WireError::PayloadLength(252)));
+    let probe = &golden()["probe"];
+    let preamble = Preamble::parse(probe).unwrap();
+    assert!(matches!(GradientPacket::parse(preamble, probe), Err(WireError::Kind(1))));
+}
+
+#[test]
+fn a_frame_of_1500_carries_336_elements_of_a_fragment_and_one_of_9000_carries_2048() {
+    for (mtu, elements) in
+        [(1500, Some(336)), (9000, Some(2048)), (1280, Some(256)), (576, Some(64)), (300, None)]
+    {
+        assert_eq!(fragment_elements_for_mtu(mtu), elements, "{mtu}");
     }
 }
 
@@ -181,6 +302,7 @@ mod any_bytes {
             if let Ok(preamble) = Preamble::parse(&bytes) {
                 let _ = SlotPacket::parse(preamble, &bytes);
                 let _ = Abort::parse(preamble, &bytes);
+                let _ = GradientPacket::parse(preamble, &bytes);
             }
         }
 
@@ -194,6 +316,28 @@ mod any_bytes {
             {
                 let class = packet.elements() / packet.header.collective.wire_dtype.chunk_elements(1);
                 prop_assert!(CHUNK_ELEMENTS.contains(&class) || packet.payload.is_empty());
+            }
+        }
+
+        #[test]
+        fn a_damaged_gradient_packet_never_panics_and_what_is_accepted_is_written_back_the_same(
+            damage in proptest::collection::vec((0usize..64, any::<u8>()), 0..4),
+            class in 0usize..6,
+        ) {
+            let mut bytes = golden()["sum_64"].clone();
+            for (at, byte) in damage {
+                bytes[at] = byte;
+            }
+            bytes.resize(fragment_packet_bytes(FRAGMENT_ELEMENTS.get(class).copied().unwrap_or(0)), 7);
+            if let Ok(preamble) = Preamble::parse(&bytes)
+                && let Ok(packet) = GradientPacket::parse(preamble, &bytes)
+            {
+                let mut again = vec![0; bytes.len()];
+                let elements = packet.payload.len() / 4;
+                GradientPacket::write(&mut again, &preamble, &packet.header, elements, |payload| {
+                    payload.copy_from_slice(packet.payload);
+                });
+                prop_assert_eq!(again, bytes);
             }
         }
     }

@@ -9,6 +9,8 @@ pub const ATP_WORKERS_MAX: u16 = (CHILDREN_MAX * CHILDREN_MAX) as u16;
 pub const WINDOW_ELEMENTS_MAX: usize = 1 << 20;
 /// Most aggregators of a switch.
 pub const AGGREGATORS_MAX: u32 = 1 << 24;
+/// Most elements in all aggregators of a switch: 4 GiB.
+pub(super) const AGGREGATOR_ELEMENTS_MAX: u64 = 1 << 30;
 /// Most jobs that a switch or a server holds.
 pub const ATP_JOBS_MAX: usize = 1024;
 /// The fixed scaling factor (ATP §3.8).

@@ -26,6 +26,7 @@ mod switch;
 mod tests;
 mod worker;
 
+use config::AGGREGATOR_ELEMENTS_MAX;
 pub use config::{
     AGGREGATORS_MAX, ATP_JOBS_MAX, ATP_WORKERS_MAX, AtpConfigError, AtpJobConfig, Hashing, Overflow, Scaling,
     WINDOW_ELEMENTS_MAX,

@@ -4,21 +4,22 @@ use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
 use core::time::Duration;
 use fanin_wire::{
-    ABORT_BYTES, Abort, AbortReason, CHILDREN_MAX, Directions, Flags, Generation, GradientHeader,
-    GradientPacket, JobId, Kind, LEVELS_MAX, Preamble, ShardId, WorkerId, fragment_packet_bytes,
+    ABORT_BYTES, Abort, AbortReason, CHILDREN_MAX, Directions, FRAGMENT_ELEMENTS, Flags, Generation,
+    GradientHeader, GradientPacket, JobId, Kind, LEVELS_MAX, Preamble, ShardId, WorkerId,
+    fragment_packet_bytes,
 };
 
 use super::aggregator_table::{Aggregate, AggregatorTable, Freed, Identifier, Outcome, ResendOutcome};
 use super::outbox::Outbox;
-use super::{AGGREGATORS_MAX, ATP_JOBS_MAX, AtpConfigError, unreadable};
+use super::{AGGREGATOR_ELEMENTS_MAX, AGGREGATORS_MAX, ATP_JOBS_MAX, AtpConfigError, unreadable};
 use crate::{Endpoint, Instant, Reason, Transmit, Verdict};
 
 /// What a switch is told when it starts; jobs change none of it (ATP §3.2, static infrastructure setup).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AtpSwitchConfig {
-    /// Number of aggregators, up to [`AGGREGATORS_MAX`]; with none, the switch only forwards.
+    /// Number of aggregators, up to [`AGGREGATORS_MAX`] and as many as 4 GiB hold; with none, the switch only forwards.
     pub aggregators: u32,
-    /// Elements of the longest fragment that an aggregator holds; longer ones are forwarded.
+    /// Elements of the longest fragment that an aggregator holds, one of [`FRAGMENT_ELEMENTS`]; longer ones are forwarded.
     pub elements: u16,
     /// How long after its last contribution an aggregator counts as left behind (§3.7).
     pub stale: Duration,
@@ -122,10 +123,10 @@ impl<A: Copy + PartialEq> AtpSwitch<A> {
     /// A switch without jobs. All its aggregators' memory is taken here.
     ///
     /// # Panics
-    /// With more than [`AGGREGATORS_MAX`] aggregators: the command line checks that.
+    /// When the configuration was not checked: the command line does that.
     #[must_use]
     pub fn new(config: AtpSwitchConfig) -> Self {
-        assert!(config.aggregators <= AGGREGATORS_MAX, "{} aggregators", config.aggregators);
+        let config = config.check().expect("a switch is checked by who starts it");
         Self {
             config,
             table: AggregatorTable::new(config.aggregators, config.elements),
@@ -334,6 +335,21 @@ impl<A: Copy + PartialEq> AtpSwitch<A> {
 }
 
 impl AtpSwitchConfig {
+    /// The configuration, if every number is within its limit.
+    ///
+    /// # Errors
+    /// The first number that is not.
+    pub fn check(self) -> Result<Self, AtpConfigError> {
+        if !FRAGMENT_ELEMENTS.contains(&usize::from(self.elements)) {
+            return Err(AtpConfigError::Elements(self.elements));
+        }
+        let elements = u64::from(self.aggregators) * u64::from(self.elements);
+        if self.aggregators > AGGREGATORS_MAX || elements > AGGREGATOR_ELEMENTS_MAX {
+            return Err(AtpConfigError::Aggregators(self.aggregators));
+        }
+        Ok(self)
+    }
+
     fn is_congested(&self, outbox: &Outbox) -> bool {
         self.ecn_threshold_packets.is_some_and(|threshold| outbox.len() >= threshold)
     }

@@ -55,7 +55,7 @@ fn bfloat16_bits(x: f32) -> u16 {
 pub struct Random(pub u64);
 
 impl Random {
-    fn next(&mut self) -> u64 {
+    pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut x = self.0;
         x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -88,6 +88,8 @@ pub enum Values {
     Small,
     /// As these, and many whose sum overflows.
     Overflowing,
+    /// Ordinary ones, and some of any bits: huge, tiny, infinite, not a number, the limits of integers.
+    Wild,
 }
 
 /// What breaks, once.
@@ -98,6 +100,8 @@ pub enum Fault {
     Server,
     /// Every switch forgets everything.
     Switches,
+    /// A worker of each job dies, and another takes its place (ATP §A.3).
+    Worker,
 }
 
 #[derive(Clone, Debug)]
@@ -137,7 +141,7 @@ impl Case {
             hashing: random.pick(&[Hashing::Hash, Hashing::Hash, Hashing::Linear]),
             scaling: random.pick(&[Scaling::Static, Scaling::Static, Scaling::Dynamic]),
             overflow: random.pick(&[Overflow::Reactive, Overflow::Reactive, Overflow::Proactive]),
-            values: random.pick(&[Values::Small, Values::Overflowing]),
+            values: random.pick(&[Values::Small, Values::Overflowing, Values::Wild]),
             tensors: (0..1 + random.below(5))
                 .map(|_| random.pick(&[0, 1, 63, 64, 65, 500, 64 * 40 + 3]))
                 .collect(),
@@ -145,7 +149,7 @@ impl Case {
             double_per_mille: random.pick(&[0, 20, 100]),
             delay_us: random.pick(&[5, 10, 200]),
             late_us: random.pick(&[0, 100, 30_000]),
-            fault: random.pick(&[Fault::None, Fault::None, Fault::Server, Fault::Switches]),
+            fault: random.pick(&[Fault::None, Fault::None, Fault::Server, Fault::Switches, Fault::Worker]),
         }
     }
 
@@ -208,6 +212,9 @@ impl Case {
     /// Float32, int32 and bfloat16 in turn.
     pub fn tensor(&self, job: usize, rank: usize, which: usize) -> Numbers {
         let mut random = Random(self.seed ^ (job << 40 | rank << 20 | which) as u64);
+        if self.values == Values::Wild {
+            return Self::wild(&mut random, which, self.tensors[which]);
+        }
         let overflowing = self.values == Values::Overflowing;
         let mut value = || {
             let x = random.below(256) as i32 - 128;
@@ -224,8 +231,44 @@ impl Case {
         }
     }
 
+    fn wild(random: &mut Random, which: usize, length: usize) -> Numbers {
+        let mut float = || {
+            let bits = random.next();
+            if bits.is_multiple_of(50) {
+                f32::from_bits((bits >> 32) as u32)
+            } else {
+                (bits >> 40) as f32 / (1 << 23) as f32 - 1.0
+            }
+        };
+        match which % 3 {
+            0 => Numbers::Float((0..length).map(|_| float()).collect()),
+            1 => Numbers::Int(
+                (0..length)
+                    .map(|_| {
+                        let bits = random.next();
+                        if bits.is_multiple_of(50) { i32::MIN } else { (bits >> 32) as i32 }
+                    })
+                    .collect(),
+            ),
+            _ => Numbers::Bfloat((0..length).map(|_| (float().to_bits() >> 16) as u16).collect()),
+        }
+    }
+
     pub const fn op(which: usize) -> Op {
         if which.is_multiple_of(2) { Op::Sum } else { Op::Average }
+    }
+
+    /// The tensor that has this fragment of the stream, and the fragment's number in it; `None` behind the last.
+    pub fn locate(&self, sequence: u64) -> Option<(usize, usize)> {
+        let mut fragment = sequence as usize;
+        for (which, elements) in self.tensors.iter().enumerate() {
+            let fragments = elements.div_ceil(ELEMENTS);
+            if fragment < fragments {
+                return Some((which, fragment));
+            }
+            fragment -= fragments;
+        }
+        None
     }
 
     /// What every worker must end with: summed in another way, and rounded once.
@@ -255,8 +298,31 @@ impl Case {
         }
     }
 
-    /// Whether every sum is exact: a dynamic factor rounds where the fixed one would overflow.
-    pub fn is_exact(&self) -> bool {
-        self.scaling == Scaling::Static
+    /// How far an element may be from the expected one: not at all where all values and factors are chosen so.
+    pub fn tolerance(&self, job: usize, which: usize) -> Vec<f64> {
+        let length = self.tensors[which];
+        let exact = self.scaling == Scaling::Static && self.values != Values::Wild;
+        if exact || which % 3 == 1 {
+            return vec![0.0; length];
+        }
+        let parts: Vec<Vec<f64>> =
+            (0..self.workers).map(|rank| self.tensor(job, rank, which).values()).collect();
+        let finite = |x: &f64| if x.is_finite() { x.abs() } else { 0.0 };
+        // Rounding to integers is n / f: under a dynamic factor as much as the largest value of the fragment makes it.
+        let of_fragment = |fragment: usize| {
+            let from_to = fragment * ELEMENTS..((fragment + 1) * ELEMENTS).min(length);
+            let largest =
+                parts.iter().flat_map(|part| &part[from_to.clone()]).map(finite).fold(0.0, f64::max);
+            let dynamic = self.scaling == Scaling::Dynamic;
+            1e-7 + if dynamic {
+                largest * (self.workers * self.workers) as f64 / f64::from(1 << 30)
+            } else {
+                0.0
+            }
+        };
+        // The rounding of the parameters is that of their type; the sum that they are compared with is one of float64.
+        let relative = if which % 3 == 2 { 1.0 / 128.0 } else { 1e-6 };
+        let magnitude = |i: usize| parts.iter().map(|part| finite(&part[i])).sum::<f64>();
+        (0..length).map(|i| of_fragment(i / ELEMENTS) * (1.0 + relative) + relative * magnitude(i)).collect()
     }
 }

@@ -95,3 +95,27 @@ fn frequent_overflows_end_with_a_dynamic_factor() {
     assert!(fixed > 100 && server.overflows < fixed / 4, "{fixed}, {server:?}");
     assert!(server.dynamic_factors > 0);
 }
+
+#[test]
+fn after_a_fault_the_job_goes_on_exactly() {
+    let (mut restored, mut replaced) = (0, 0);
+    for seed in 0..10 {
+        for topology in [Topology::Direct, Topology::OneRack, Topology::ThreeRacks] {
+            let case = Case {
+                seed,
+                topology,
+                window_max: 32,
+                delay_us: 100,
+                loss_per_mille: 20,
+                late_us: 3000,
+                ..plain()
+            };
+            let world = check(Case { fault: Fault::Server, ..case.clone() });
+            restored += usize::from(world.server(0).completed < 500);
+            check(Case { fault: Fault::Switches, ..case.clone() });
+            replaced += usize::from(check(Case { fault: Fault::Worker, ..case }).was_replaced_midway());
+        }
+    }
+    // Faults are at any time, also before the first fragment.
+    assert!(restored > 5 && replaced > 5, "{restored}, {replaced}");
+}

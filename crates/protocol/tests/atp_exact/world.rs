@@ -1,6 +1,6 @@
 //! The machines, and a network that loses, doubles, delays and reorders.
 
-use std::cmp::Reverse;
+use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
 use std::time::Duration;
 
@@ -64,6 +64,8 @@ pub struct World {
     events: u64,
     /// By node and tensor.
     done: Vec<Vec<Option<Numbers>>>,
+    /// By node and tensor: the first element that it was there for.
+    since: Vec<Vec<usize>>,
     missing: usize,
     generation: u16,
     train: Vec<u8>,
@@ -74,15 +76,11 @@ impl World {
         let mut random = Random(case.seed ^ 0x5eed);
         let mut machines = vec![Machine::Server(AtpServer::new())];
         machines.extend((0..case.switches()).map(|_| Self::switch(&case)));
-        let retransmission =
-            RetransmissionConfig { floor: Duration::from_micros(500), ceiling: Duration::from_millis(20) };
         let mut begins = Vec::new();
         for job in 0..case.jobs {
             for rank in 0..case.workers {
-                let (directions, upstream) = case.place(rank);
-                let worker = AtpWorker::new(case.config(job, 0), directions, upstream, retransmission);
                 begins.push((random.below(1000 * case.late_us + 1), machines.len()));
-                machines.push(Machine::Worker(Box::new(worker)));
+                machines.push(Machine::Worker(Self::worker(&case, job, rank, 0)));
             }
         }
         let fault_at = 20_000 + random.below(1_000 * case.late_us.max(300));
@@ -92,6 +90,7 @@ impl World {
             agenda: BinaryHeap::new(),
             events: 0,
             done: vec![vec![None; case.tensors.len()]; machines.len()],
+            since: vec![vec![0; case.tensors.len()]; machines.len()],
             missing: case.jobs * case.workers * case.tensors.len(),
             generation: 0,
             train: vec![0; 65536],
@@ -115,6 +114,13 @@ impl World {
             stale: Duration::from_millis(5),
             ecn_threshold_packets: Some(20),
         }))
+    }
+
+    fn worker(case: &Case, job: usize, rank: usize, generation: u16) -> Box<AtpWorker<usize, Numbered>> {
+        let (directions, upstream) = case.place(rank);
+        let retransmission =
+            RetransmissionConfig { floor: Duration::from_micros(500), ceiling: Duration::from_millis(20) };
+        Box::new(AtpWorker::new(case.config(job, generation), directions, upstream, retransmission))
     }
 
     /// Tells server and switches of all jobs.
@@ -178,10 +184,15 @@ impl World {
         }
     }
 
-    fn begin(&mut self, node: usize) {
+    fn job_and_rank(&self, node: usize) -> (usize, usize) {
         let worker = node - self.first_worker();
-        let (job, rank) = (worker / self.case.workers, worker % self.case.workers);
-        for which in 0..self.case.tensors.len() {
+        (worker / self.case.workers, worker % self.case.workers)
+    }
+
+    /// A worker submits its tensors from this one on.
+    fn begin(&mut self, node: usize, from: usize) {
+        let (job, rank) = self.job_and_rank(node);
+        for which in from..self.case.tensors.len() {
             let numbers = self.case.tensor(job, rank, which);
             if let Machine::Worker(worker) = &mut self.machines[node] {
                 worker.submit(Numbered { which, numbers }, Case::op(which));
@@ -199,24 +210,79 @@ impl World {
                         *machine = Self::switch(&self.case);
                     }
                 }
-                // The routes come back, the server keeps what it has.
-                let server = core::mem::replace(&mut self.machines[0], Machine::Server(AtpServer::new()));
-                self.admit(false);
-                self.machines[0] = server;
+                self.admit_keeping_the_server();
             }
             Fault::Server => {
                 self.generation += 1;
                 self.machines[0] = Machine::Server(AtpServer::new());
                 self.admit(true);
-                for node in self.first_worker()..self.machines.len() {
-                    let rank = (node - self.first_worker()) % self.case.workers;
-                    let (directions, upstream) = self.case.place(rank);
-                    if let Machine::Worker(worker) = &mut self.machines[node] {
-                        worker.suspend();
-                        worker.resume(Instant(self.now), Generation(self.generation), directions, upstream);
-                    }
-                    self.drain(node);
+                (self.first_worker()..self.machines.len()).for_each(|node| self.resume(node));
+            }
+            Fault::Worker => self.replace_workers(),
+        }
+    }
+
+    /// The routes come back, the server keeps what it has.
+    fn admit_keeping_the_server(&mut self) {
+        let server = core::mem::replace(&mut self.machines[0], Machine::Server(AtpServer::new()));
+        self.admit(false);
+        self.machines[0] = server;
+    }
+
+    fn resume(&mut self, node: usize) {
+        let (directions, upstream) = self.case.place(self.job_and_rank(node).1);
+        if let Machine::Worker(worker) = &mut self.machines[node] {
+            worker.suspend();
+            worker.resume(Instant(self.now), Generation(self.generation), directions, upstream);
+        }
+        self.drain(node);
+    }
+
+    fn replace_workers(&mut self) {
+        self.generation += 1;
+        self.admit_keeping_the_server();
+        let generation = self.generation;
+        for job in 0..self.case.jobs {
+            let Machine::Server(server) = &mut self.machines[0] else { panic!("node 0 is the server") };
+            let directions: Vec<_> = (0..self.case.workers).map(|rank| self.case.place(rank).0).collect();
+            let level = self.case.server_level();
+            let id = self.case.config(job, generation).id;
+            let earliest = server.set_up_again(id, Generation(generation), &directions, level);
+            let earliest = earliest.expect("the same tree").expect("a job of the server");
+            let place = self.case.locate(earliest);
+            let (first, fragment) = place.unwrap_or((self.case.tensors.len(), 0));
+            let replaced = self.random.below(self.case.workers as u64) as usize;
+            for rank in 0..self.case.workers {
+                let node = self.first_worker() + job * self.case.workers + rank;
+                if rank != replaced {
+                    self.resume(node);
+                    continue;
                 }
+                let mut worker = Self::worker(&self.case, job, rank, generation);
+                if place.is_some() {
+                    worker.begin_at(earliest, first as u16, fragment as u32);
+                }
+                self.machines[node] = Machine::Worker(worker);
+                // What the dead one had is gone with it; what was summed before, its successor never gets.
+                for (which, elements) in self.case.tensors.iter().enumerate() {
+                    let missing = self.done[node][which].is_none();
+                    let never = which < first;
+                    self.since[node][which] = match which.cmp(&first) {
+                        Ordering::Less => *elements,
+                        Ordering::Equal => fragment * ELEMENTS,
+                        Ordering::Greater => 0,
+                    };
+                    self.done[node][which] = never.then(|| self.case.expected(job, which));
+                    match (missing, never) {
+                        (true, true) => self.missing -= 1,
+                        (false, false) => self.missing += 1,
+                        _ => {}
+                    }
+                }
+                self.agenda.retain(
+                    |Reverse((_, _, event))| !matches!(event, Event::Begin { node: other } if *other == node),
+                );
+                self.begin(node, first);
             }
         }
     }
@@ -242,7 +308,7 @@ impl World {
                         self.drain(node);
                     }
                 }
-                Event::Begin { node } => self.begin(node),
+                Event::Begin { node } => self.begin(node, 0),
                 Event::Fault => self.fault(),
             }
         }
@@ -255,18 +321,22 @@ impl World {
             for job in 0..self.case.jobs {
                 let expected = self.case.expected(job, which);
                 let first = self.first_worker() + job * self.case.workers;
-                let of_first = self.done[first][which].as_ref().expect("all are done");
-                for node in first..first + self.case.workers {
-                    let done = self.done[node][which].as_ref().expect("all are done");
-                    assert!(done == of_first, "workers differ: {:?}", self.case);
+                let of_first = self.done[first][which].as_ref().expect("all are done").values();
+                for node in first + 1..first + self.case.workers {
+                    let done = self.done[node][which].as_ref().expect("all are done").values();
+                    let since = self.since[node][which].max(self.since[first][which]);
+                    let differ =
+                        done[since..].iter().zip(&of_first[since..]).any(|(a, b)| a.to_bits() != b.to_bits());
+                    assert!(!differ, "workers differ: {:?}", self.case);
                 }
-                let (got, wanted) = (of_first.values(), expected.values());
-                assert_eq!(got.len(), wanted.len());
-                for (i, (got, wanted)) in got.iter().zip(&wanted).enumerate() {
-                    // A dynamic factor's error is n / f; a bfloat16 may be rounded the other way for it.
-                    let tolerance = if self.case.is_exact() { 0.0 } else { 1e-5 + wanted.abs() / 128.0 };
+                let (wanted, tolerance) = (expected.values(), self.case.tolerance(job, which));
+                assert_eq!(of_first.len(), wanted.len());
+                let since = self.since[first][which];
+                for (i, (got, wanted)) in of_first.iter().zip(&wanted).enumerate().skip(since) {
                     assert!(
-                        (got - wanted).abs() <= tolerance,
+                        (got - wanted).abs() <= tolerance[i]
+                            || got == wanted
+                            || got.is_nan() && wanted.is_nan(),
                         "job {job}, element {i} of tensor {which} is {got} and should be {wanted}: {:?}",
                         self.case
                     );
@@ -274,6 +344,14 @@ impl World {
             }
         }
         self
+    }
+
+    /// Whether a worker was replaced in the middle of a tensor.
+    pub fn was_replaced_midway(&self) -> bool {
+        let lengths = || self.case.tensors.iter();
+        self.since
+            .iter()
+            .any(|since| since.iter().zip(lengths()).any(|(since, all)| (1..*all).contains(since)))
     }
 
     /// What every machine counted, for a failure.

@@ -11,7 +11,7 @@ use super::packets::{Content, Ecn, PacketId, Packets, Record, UDP_HEADER_BYTES, 
 use super::pcap::Pcap;
 use super::port::{Port, QueueConfigs};
 use super::queue::{Buffer, Class, DROP_CLASSES, PRIORITIES};
-use super::routing::{Edge, Graph, Routes, flow_choice, mix};
+use super::routing::{Anchor, Edge, Graph, Routes, flow_choice, mix};
 use super::statistics::{DropReason, NodeStatistics};
 use super::time::Time;
 use super::topology::{NodeKind, Topology, TopologyError};
@@ -25,7 +25,10 @@ const DIGEST_PRIME: u64 = 0x9e37_79b9_7f4a_7c15;
 /// What happens. Small, because the agenda moves it about.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Event {
-    /// The last bit of a packet is at the other end of its link.
+    /// The last bit of the first packet on a link is at the other end. One event for all packets on the link: the agenda
+    /// stays as short as there are links.
+    Lands { port: PortId, epoch: u32 },
+    /// The same of a packet that travels alone: it was held back, or is another's twin.
     Arrives(PacketId),
     /// A port's link is free, and packets wait.
     Wakes(PortId),
@@ -48,14 +51,14 @@ pub(crate) struct NodeState {
     pub(crate) up: bool,
     pub(crate) is_host: bool,
     /// Counts the times that it went down.
-    epoch: u32,
+    pub(crate) epoch: u32,
     pub(crate) ports: Vec<PortId>,
-    buffer: Buffer,
+    pub(crate) buffer: Buffer,
     /// In all its queues.
-    buffered_bytes: u64,
+    pub(crate) buffered_bytes: u64,
     processing: Time,
     /// When its machines are through with all that came.
-    processes_until: Time,
+    pub(crate) processes_until: Time,
     /// Actors by port, sorted.
     pub(crate) listeners: Vec<(u16, ActorId)>,
     pub(crate) statistics: NodeStatistics,
@@ -158,6 +161,14 @@ impl Core {
                 nodes[node.index()].ports.push(port);
             }
         }
+        let anchors = nodes.iter().map(|node| match node.ports[..] {
+            [nic] if node.is_host => {
+                let switch = ports[nic.index()].peer;
+                (!nodes[switch.index()].is_host).then_some(Anchor { switch, port: nic.opposite() })
+            }
+            _ => None,
+        });
+        let routes = Routes::new(anchors.collect());
         Ok(Self {
             now: Time::ZERO,
             dice: Rand64::new(u128::from(config.seed)),
@@ -166,7 +177,7 @@ impl Core {
             config,
             agenda: Agenda::new(),
             packets: Packets::default(),
-            routes: Routes::new(nodes.len()),
+            routes,
             links_up: vec![true; topology.links().len()],
             ports,
             queue_configs,
@@ -244,7 +255,7 @@ impl Core {
     /// A packet is at the other end of its link. If it is for this node and needs no processing, it is to be delivered.
     pub(crate) fn arrives(&mut self, packet: PacketId) -> Option<PacketId> {
         let record = self.packets.get_mut(packet);
-        let port = &mut self.ports[record.port as usize];
+        let port = &mut self.ports[record.port.index()];
         if record.epoch != port.epoch {
             port.drops.count(DropReason::LinkDown);
             self.packets.release(packet);
@@ -310,209 +321,12 @@ impl Core {
         }
     }
 
-    fn enqueue(&mut self, packet: PacketId, id: PortId) {
-        let record = self.packets.get_mut(packet);
-        let port = &mut self.ports[id.index()];
-        let priority = usize::from(record.class.priority);
-        let bytes = u64::from(record.wire_bytes());
-        let refused = if !port.up {
-            Some(DropReason::LinkDown)
-        } else if record.datagram_bytes > port.mtu {
-            Some(DropReason::TooLong)
-        } else {
-            None
-        };
-        if let Some(reason) = refused {
-            port.drops.count(reason);
-            return self.packets.release(packet);
-        }
-        record.port = id.0;
-        record.epoch = port.epoch;
-        if port.backlog == 0 && self.now >= port.busy_until {
-            return self.transmit(packet, id);
-        }
-        let node = &mut self.nodes[port.node.index()];
-        let config = &self.queue_configs[port.config as usize][priority];
-        let queue = &mut port.queues[priority];
-        let length = queue.bytes + bytes;
-        let above = |threshold: Option<u64>| threshold.is_some_and(|threshold| length > threshold);
-        let refused = if length > config.limit_bytes {
-            Some(DropReason::Tail)
-        } else if above(config.drop_thresholds_bytes[usize::from(record.class.drop_class)]) {
-            Some(DropReason::Selective)
-        } else if let Buffer::Shared { bytes: memory, alpha } = node.buffer {
-            let free = memory.saturating_sub(node.buffered_bytes);
-            (bytes > free || length as f64 > alpha * free as f64).then_some(DropReason::Buffer)
-        } else {
-            None
-        };
-        if let Some(reason) = refused {
-            queue.drops.count(reason);
-            return self.packets.release(packet);
-        }
-        let marks = above(config.ecn_threshold_bytes) && record.ecn != Ecn::NotCapable;
-        if marks {
-            queue.marked += 1;
-            record.ecn = Ecn::Marked;
-        }
-        record.next = PacketId::NONE;
-        let has_header = record.content == Content::Bytes;
-        let last = std::mem::replace(&mut queue.tail, packet);
-        queue.grow(self.now, bytes);
-        node.buffered_bytes += bytes;
-        node.statistics.buffer_bytes_max = node.statistics.buffer_bytes_max.max(node.buffered_bytes);
-        if last == PacketId::NONE {
-            queue.head = packet;
-            port.backlog |= 1 << priority;
-        } else {
-            self.packets.get_mut(last).next = packet;
-        }
-        if !port.wakes {
-            port.wakes = true;
-            self.agenda.at(port.busy_until, Event::Wakes(id));
-        }
-        if port.traced
-            && let Some(trace) = &mut self.trace
-        {
-            trace.queue(self.now, id, port.queue_bytes());
-        }
-        if marks && has_header {
-            fanin_wire::GradientHeader::mark_ecn(self.packets.buffer_mut(packet));
-        }
-    }
-
-    /// A port's link is free: its most urgent packet goes.
-    pub(crate) fn wakes(&mut self, id: PortId) {
-        let port = &mut self.ports[id.index()];
-        port.wakes = false;
-        if port.backlog == 0 {
-            return; // It went down meanwhile.
-        }
-        if port.busy_until > self.now {
-            port.wakes = true;
-            return self.agenda.at(port.busy_until, Event::Wakes(id));
-        }
-        let packet = self.dequeue(id);
-        self.transmit(packet, id);
-        let port = &mut self.ports[id.index()];
-        if port.backlog != 0 {
-            port.wakes = true;
-            self.agenda.at(port.busy_until, Event::Wakes(id));
-        }
-    }
-
-    /// # Panics
-    /// When no packet waits.
-    fn dequeue(&mut self, id: PortId) -> PacketId {
-        let port = &mut self.ports[id.index()];
-        let priority = port.backlog.trailing_zeros() as usize;
-        let queue = &mut port.queues[priority];
-        let packet = queue.head;
-        let record = self.packets.get(packet);
-        let bytes = u64::from(record.wire_bytes());
-        queue.head = record.next;
-        if queue.head == PacketId::NONE {
-            queue.tail = PacketId::NONE;
-            port.backlog &= !(1 << priority);
-        }
-        queue.shrink(self.now, bytes);
-        self.nodes[port.node.index()].buffered_bytes -= bytes;
-        if port.traced
-            && let Some(trace) = &mut self.trace
-        {
-            trace.queue(self.now, id, port.queue_bytes());
-        }
-        packet
-    }
-
-    fn transmit(&mut self, packet: PacketId, id: PortId) {
-        let port = &mut self.ports[id.index()];
-        let bytes = self.packets.get(packet).wire_bytes();
-        let takes = port.rate.take(bytes);
-        port.busy_until = self.now + takes;
-        port.busy = port.busy + takes;
-        port.sent_packets += 1;
-        port.sent_bytes += u64::from(bytes);
-        self.packet_hops += 1;
-        if port.captured
-            && let Some(pcap) = &mut self.pcap
-        {
-            pcap.packet(self.now, &self.packets.view(packet), self.packets.get(packet));
-        }
-        if port.traced
-            && let Some(trace) = &mut self.trace
-        {
-            trace.transmission(self.now, takes, id, &self.packets.view(packet), bytes);
-        }
-        let mut arrives = port.busy_until + port.delay;
-        if let Some(faults) = &mut port.faults {
-            let fate = faults.fate(&self.packets.view(packet));
-            if fate.lost {
-                port.drops.count(DropReason::Loss);
-                return self.packets.release(packet);
-            }
-            if fate.held_back > Time::ZERO {
-                port.held_back += 1;
-                arrives = arrives + fate.held_back;
-            }
-            if fate.duplicated {
-                port.duplicated += 1;
-                let twin = self.packets.copy(packet);
-                self.agenda.at(arrives, Event::Arrives(twin));
-            }
-        }
-        self.agenda.at(arrives, Event::Arrives(packet));
-    }
-
     /// What was delivered counts in the digest: its beginning, where headers are.
     pub(crate) fn mix_in(&mut self, payload: &[u8]) {
         for word in payload[..payload.len().min(64)].chunks(8) {
             let mut bytes = [0; 8];
             bytes[..word.len()].copy_from_slice(word);
             self.digest = (self.digest.rotate_left(5) ^ u64::from_le_bytes(bytes)).wrapping_mul(DIGEST_PRIME);
-        }
-    }
-
-    pub(crate) fn set_link(&mut self, link: LinkId, up: bool) {
-        self.links_up[link.index()] = up;
-        self.refresh(link);
-        self.routes.forget();
-    }
-
-    /// Returns whether that changed anything.
-    pub(crate) fn set_node(&mut self, id: NodeId, up: bool) -> bool {
-        let node = &mut self.nodes[id.index()];
-        if node.up == up {
-            return false;
-        }
-        node.up = up;
-        if !up {
-            node.epoch += 1;
-            node.processes_until = Time::ZERO;
-        }
-        for port in node.ports.clone() {
-            self.refresh(port.link());
-        }
-        self.routes.forget();
-        true
-    }
-
-    /// Both ports of a link are up if it and both nodes are; what waits at one that goes down is lost.
-    fn refresh(&mut self, link: LinkId) {
-        let works = link.ports().into_iter().all(|port| self.nodes[self.ports[port.index()].node.index()].up);
-        let up = self.links_up[link.index()] && works;
-        for id in link.ports() {
-            let was_up = std::mem::replace(&mut self.ports[id.index()].up, up);
-            if was_up && !up {
-                self.ports[id.index()].epoch += 1;
-                // What was being sent is lost; the link is free when it comes back.
-                self.ports[id.index()].busy_until = self.now;
-                while self.ports[id.index()].backlog != 0 {
-                    let packet = self.dequeue(id);
-                    self.ports[id.index()].drops.count(DropReason::LinkDown);
-                    self.packets.release(packet);
-                }
-            }
         }
     }
 
@@ -539,5 +353,17 @@ pub(crate) const fn outgoing(
     content: Content,
     ecn: Ecn,
 ) -> Record {
-    Record { from, to, content, datagram_bytes, next: PacketId::NONE, port: 0, epoch: 0, class, ecn, hops: 0 }
+    Record {
+        from,
+        to,
+        content,
+        datagram_bytes,
+        next: PacketId::NONE,
+        arrives: Time::ZERO,
+        port: PortId(0),
+        epoch: 0,
+        class,
+        ecn,
+        hops: 0,
+    }
 }

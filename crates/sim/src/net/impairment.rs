@@ -53,6 +53,22 @@ pub struct Impairment {
     pub held_back: Duration,
 }
 
+impl Impairment {
+    /// Every chance is from 0 to 1.
+    #[must_use]
+    pub fn is_sound(&self) -> bool {
+        let loss = match self.loss {
+            Loss::Uniform(chance) => [chance, 0.0, 0.0, 0.0],
+            Loss::GilbertElliott { to_bad, to_good, loss_good, loss_bad } => {
+                [to_bad, to_good, loss_good, loss_bad]
+            }
+            Loss::None | Loss::Targeted { .. } | Loss::Matching(_) => [0.0; 4],
+        };
+        let is_chance = |chance: &f64| (0.0..=1.0).contains(chance);
+        loss.iter().chain([&self.duplication, &self.reordering]).all(is_chance)
+    }
+}
+
 impl From<Loss> for Impairment {
     fn from(loss: Loss) -> Self {
         Self { loss, ..Self::default() }

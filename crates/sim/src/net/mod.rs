@@ -10,7 +10,9 @@
 mod actor;
 mod context;
 mod core;
+mod failures;
 mod flow;
+mod forwarding;
 mod ids;
 mod impairment;
 mod machine;

@@ -80,6 +80,7 @@ pub struct Network {
     repeating: usize,
     events: u64,
     progress: Option<Tell>,
+    running: bool,
 }
 
 enum Hook {
@@ -105,6 +106,7 @@ impl Network {
             repeating: 0,
             events: 0,
             progress: None,
+            running: false,
         })
     }
 
@@ -219,9 +221,19 @@ impl Network {
     }
 
     /// Goes on until nothing is left to happen, somebody stops it, or the time is up.
+    ///
+    /// # Panics
+    /// When a hook calls it: the run that called the hook is not over.
     pub fn run_until(&mut self, end: impl Into<Time>) -> Outcome {
-        let end = end.into();
+        assert!(!self.running, "a hook must not run the network that runs it");
+        self.running = true;
         self.core.stopped = false;
+        let outcome = self.go_on(end.into());
+        self.running = false;
+        outcome
+    }
+
+    fn go_on(&mut self, end: Time) -> Outcome {
         loop {
             if self.core.stopped {
                 return Outcome::Stopped;
@@ -229,14 +241,17 @@ impl Network {
             if self.core.agenda.len() == self.repeating {
                 return Outcome::Idle;
             }
-            if self.core.agenda.due().is_none_or(|due| due > end) {
+            let Some((now, event)) = self.core.agenda.first().filter(|(due, _)| *due <= end) else {
                 self.core.now = end.max(self.core.now);
                 return Outcome::TimeUp;
-            }
-            if let Some((now, event)) = self.core.agenda.next() {
-                self.core.now = now;
-                self.events += 1;
-                self.happens(event);
+            };
+            let event = *event;
+            self.core.now = now;
+            self.events += 1;
+            // The event stays first as long as it happens: nothing new is earlier.
+            match self.happens(event) {
+                Some((when, event)) => self.core.agenda.replace_first(when, event),
+                None => drop(self.core.agenda.next()),
             }
             let progress = self.progress();
             if let Some(Tell { every, tell }) = &mut self.progress
@@ -297,7 +312,11 @@ impl Network {
     }
 
     /// Gives one direction of a link its faults.
+    ///
+    /// # Panics
+    /// When a chance is not from 0 to 1: [`Impairment::is_sound`].
     pub fn impair(&mut self, port: PortId, impairment: Impairment) {
+        assert!(impairment.is_sound(), "a chance that is not from 0 to 1");
         let seed = self.core.seed(port.0.into());
         self.core.ports[port.index()].faults = Some(Box::new(Faults::new(impairment, seed)));
     }
@@ -372,7 +391,7 @@ impl Network {
         let chosen = self.chosen(ports);
         let mut names = self.core.names();
         names.retain(|port, _| chosen.contains(&port.index()));
-        self.core.trace = Some(Trace::new(Box::new(out), &names));
+        self.core.trace = Some(Trace::new(Box::new(out), names));
         for port in chosen {
             self.core.ports[port].traced = true;
         }
@@ -403,14 +422,22 @@ impl Network {
         self.core.agenda.at(at.max(self.core.now), Event::Hook(index));
     }
 
-    fn happens(&mut self, event: Event) {
+    /// Returns what takes the event's place.
+    fn happens(&mut self, event: Event) -> Option<(Time, Event)> {
         match event {
+            Event::Lands { port, epoch } => {
+                let (packet, next) = self.core.lands(port, epoch);
+                if let Some(packet) = packet.and_then(|packet| self.core.arrives(packet)) {
+                    self.deliver(packet);
+                }
+                return next.map(|next| (next, event));
+            }
+            Event::Wakes(port) => return self.core.wakes(port).map(|next| (next, event)),
             Event::Arrives(packet) => {
                 if let Some(packet) = self.core.arrives(packet) {
                     self.deliver(packet);
                 }
             }
-            Event::Wakes(port) => self.core.wakes(port),
             Event::Processed(packet) => {
                 if let Some(packet) = self.core.processed(packet) {
                     self.deliver(packet);
@@ -434,6 +461,7 @@ impl Network {
             Event::Flow(flow) => self.core.flow_due(flow),
             Event::Hook(index) => self.call(index),
         }
+        None
     }
 
     fn is_current(&self, actor: ActorId, incarnation: u16) -> bool {

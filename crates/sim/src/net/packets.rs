@@ -1,8 +1,9 @@
 //! All packets that are anywhere, in one slab: in the steady state nothing is allocated.
 
-use super::ids::{FlowId, SimAddress};
+use super::ids::{FlowId, PortId, SimAddress};
 use super::packet::{Body, Packet, Segment};
 use super::queue::Class;
+use super::time::Time;
 
 /// IPv4 and UDP headers.
 pub(crate) const UDP_HEADER_BYTES: u32 = 28;
@@ -60,16 +61,20 @@ pub(crate) enum Content {
     },
 }
 
+/// One cache line.
 #[derive(Clone, Copy, Debug)]
+#[repr(align(64))]
 pub(crate) struct Record {
     pub(crate) from: SimAddress,
     pub(crate) to: SimAddress,
     pub(crate) content: Content,
     pub(crate) datagram_bytes: u32,
-    /// The next one in the same queue.
+    /// The next one in the same queue, or on the same link.
     pub(crate) next: PacketId,
-    /// The port that it is queued at, or whose link it is on.
-    pub(crate) port: u32,
+    /// When its last bit is at the other end of the link that it is on.
+    pub(crate) arrives: Time,
+    /// The port whose link it is on.
+    pub(crate) port: PortId,
     /// Of that port, or while it is processed of its node, when it came there: another one now means that it is lost.
     pub(crate) epoch: u32,
     pub(crate) class: Class,

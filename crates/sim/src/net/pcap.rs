@@ -3,7 +3,7 @@
 //! Node 0 is 10.0.0.1 and 02:00:00:00:00:01, and so on. Payloads that exist only as a length are cut off, as by a
 //! capture's snap length. Checksums of UDP and TCP are zero: UDP's says "none", TCP's cannot be without payload.
 
-use std::io::{self, Write};
+use std::io::{self, BufWriter, Write};
 
 use super::packet::{Body, Packet};
 use super::packets::{Ecn, Record, UDP_HEADER_BYTES};
@@ -14,13 +14,14 @@ const ETHERNET_BYTES: usize = 14;
 const HEADERS_BYTES_MAX: usize = ETHERNET_BYTES + 40;
 
 pub(crate) struct Pcap {
-    out: Box<dyn Write>,
+    out: BufWriter<Box<dyn Write>>,
     /// The first one; nothing is written after it.
     failed: Option<io::Error>,
 }
 
 impl Pcap {
-    pub(crate) fn new(mut out: Box<dyn Write>) -> Self {
+    pub(crate) fn new(out: Box<dyn Write>) -> Self {
+        let mut out = BufWriter::new(out);
         let mut header = [0; 24];
         // With nanoseconds; version 2.4; no limit; Ethernet.
         header[..4].copy_from_slice(&0xa1b2_3c4d_u32.to_le_bytes());

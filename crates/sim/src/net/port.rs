@@ -89,6 +89,9 @@ pub(crate) struct Port {
     pub(crate) up: bool,
     /// An event will look at the queues when the link is free.
     pub(crate) wakes: bool,
+    /// Packets on the link, the first to arrive first. Those that are held back are not among them.
+    pub(crate) flying: PacketId,
+    pub(crate) flying_last: PacketId,
     /// A bit for each queue that is not empty.
     pub(crate) backlog: u8,
     pub(crate) captured: bool,
@@ -119,6 +122,8 @@ impl Port {
             peer,
             up: true,
             wakes: false,
+            flying: PacketId::NONE,
+            flying_last: PacketId::NONE,
             backlog: 0,
             captured: false,
             traced: false,

@@ -29,25 +29,37 @@ pub(crate) trait Graph {
     fn forwards(&self, node: NodeId) -> bool;
 }
 
-#[derive(Debug, Default)]
+/// Where a host with one NIC hangs: all ways to it are those to its switch, and one more link. A table for each switch
+/// instead of each host is what fits into a cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Anchor {
+    pub(crate) switch: NodeId,
+    /// The switch's port to the host.
+    pub(crate) port: PortId,
+}
+
+#[derive(Debug)]
 pub(crate) struct Routes {
-    /// By destination and then by node.
+    anchors: Vec<Option<Anchor>>,
+    /// By destination (of an anchored one its switch) and then by node.
     to: Vec<Option<Box<[Hop]>>>,
     sets: Vec<PortId>,
     interned: BTreeMap<Vec<PortId>, u32>,
 }
 
 impl Routes {
-    pub(crate) fn new(nodes: usize) -> Self {
-        Self { to: vec![None; nodes], ..Self::default() }
+    pub(crate) fn new(anchors: Vec<Option<Anchor>>) -> Self {
+        let to = vec![None; anchors.len()];
+        Self { anchors, to, sets: Vec::new(), interned: BTreeMap::new() }
     }
 
     /// Something went down or came up.
     pub(crate) fn forget(&mut self) {
-        *self = Self::new(self.to.len());
+        *self = Self::new(std::mem::take(&mut self.anchors));
     }
 
     pub(crate) fn knows(&self, to: NodeId) -> bool {
+        let to = self.anchors[to.index()].map_or(to, |anchor| anchor.switch);
         self.to[to.index()].is_some()
     }
 
@@ -56,6 +68,11 @@ impl Routes {
     /// # Panics
     /// When the destination is not known: [`Self::learn`] first.
     pub(crate) fn port(&self, node: NodeId, to: NodeId, choose: impl FnOnce(u32) -> u32) -> Option<PortId> {
+        let to = match self.anchors[to.index()] {
+            Some(Anchor { switch, port }) if switch == node => return Some(port),
+            Some(Anchor { switch, .. }) => switch,
+            None => to,
+        };
         let hops = self.to[to.index()].as_ref().expect("learnt before");
         match hops[node.index()] {
             UNREACHABLE => None,
@@ -66,6 +83,7 @@ impl Routes {
 
     /// Finds all shortest ways to a destination, by breadth first search from it.
     pub(crate) fn learn(&mut self, to: NodeId, graph: &impl Graph) {
+        let to = self.anchors[to.index()].map_or(to, |anchor| anchor.switch);
         const FAR: u32 = u32::MAX;
         let mut distance = vec![FAR; graph.nodes()];
         let mut hops = vec![UNREACHABLE; graph.nodes()].into_boxed_slice();

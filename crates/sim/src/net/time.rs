@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use fanin_protocol::Instant;
 
+use crate::agenda::Moment;
+
 /// A point in virtual time, or a length of it, in picoseconds: a byte at 100 Gbit/s takes 80 of them. Reaches 213 days.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Time(pub u64);
@@ -50,6 +52,16 @@ impl Time {
     #[must_use]
     pub const fn since(self, earlier: Self) -> Self {
         Self(self.0.saturating_sub(earlier.0))
+    }
+}
+
+impl Moment for Time {
+    fn to_ticks(self) -> u64 {
+        self.0
+    }
+
+    fn from_ticks(ticks: u64) -> Self {
+        Self(ticks)
     }
 }
 

@@ -1,32 +1,34 @@
 //! Traces in Chrome's format, as Perfetto opens them: one row a port with what it sends, and the length of its queues.
 
 use std::collections::BTreeMap;
-use std::io::{self, Write};
+use std::io::{self, BufWriter, Write};
 
 use super::ids::PortId;
 use super::packet::{Body, Packet};
 use super::time::Time;
 
 pub(crate) struct Trace {
-    out: Box<dyn Write>,
+    out: BufWriter<Box<dyn Write>>,
     /// The first one; nothing is written after it.
     failed: Option<io::Error>,
+    /// Of the ports that are traced.
+    names: BTreeMap<PortId, String>,
 }
 
 impl Trace {
-    pub(crate) fn new(out: Box<dyn Write>, names: &BTreeMap<PortId, String>) -> Self {
-        let mut trace = Self { out, failed: None };
+    pub(crate) fn new(out: Box<dyn Write>, mut names: BTreeMap<PortId, String>) -> Self {
+        names.values_mut().for_each(|name| *name = escaped(name));
+        let mut trace = Self { out: BufWriter::new(out), failed: None, names: BTreeMap::new() };
         trace.write(format_args!(
             "[{{\"ph\":\"M\",\"pid\":1,\"name\":\"process_name\",\"args\":{{\"name\":\"links\"}}}}"
         ));
-        for (port, name) in names {
+        for (port, name) in &names {
             trace.write(format_args!(
-                ",\n{{\"ph\":\"M\",\"pid\":1,\"tid\":{},\"name\":\"thread_name\",\"args\":{{\"name\":\"{}\"}}}}",
+                ",\n{{\"ph\":\"M\",\"pid\":1,\"tid\":{},\"name\":\"thread_name\",\"args\":{{\"name\":\"{name}\"}}}}",
                 port.0,
-                escaped(name),
             ));
         }
-        trace
+        Self { names, ..trace }
     }
 
     fn write(&mut self, text: std::fmt::Arguments<'_>) {
@@ -63,11 +65,12 @@ impl Trace {
     }
 
     pub(crate) fn queue(&mut self, now: Time, port: PortId, bytes: u64) {
-        self.write(format_args!(
-            ",\n{{\"ph\":\"C\",\"pid\":1,\"ts\":{},\"name\":\"queue {}\",\"args\":{{\"bytes\":{bytes}}}}}",
+        let Some(name) = self.names.get(&port).filter(|_| self.failed.is_none()) else { return };
+        let written = self.out.write_fmt(format_args!(
+            ",\n{{\"ph\":\"C\",\"pid\":1,\"ts\":{},\"name\":\"queue, {name}\",\"args\":{{\"bytes\":{bytes}}}}}",
             Micros(now),
-            port.0,
         ));
+        self.failed = written.err();
     }
 
     pub(crate) fn finish(mut self) -> io::Result<()> {

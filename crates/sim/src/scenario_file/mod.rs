@@ -113,8 +113,12 @@ fn topology(network: &Network, switch: &SwitchTable) -> Result<Topology, Mistake
         node.buffer = Buffer::Shared { bytes: shared.0, alpha: network.alpha };
     }
     let delay = network.delay.0;
+    let mut host = NodeConfig::host();
+    for nic in &mut host.queues {
+        nic.ecn_threshold_bytes = queue.ecn_threshold_bytes;
+    }
     let parts = Parts {
-        host: NodeConfig::host(),
+        host,
         switch: node,
         edge: link(network.rate.get_ref().0, delay),
         core: link(core_rate.get_ref().0, network.core_delay.map_or(delay, |delay| delay.0)),

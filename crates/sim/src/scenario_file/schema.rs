@@ -73,7 +73,7 @@ pub(super) struct Network {
     /// What a queue of a switch holds.
     #[serde(default = "defaults::queue")]
     pub(super) queue: Spanned<Size>,
-    /// Queue length from which a switch marks.
+    /// Queue length from which a switch marks, and a host's NIC.
     pub(super) ecn: Option<Spanned<Size>>,
     /// A switch's queues share this much memory.
     pub(super) shared_buffer: Option<Size>,

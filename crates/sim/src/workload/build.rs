@@ -9,7 +9,7 @@ use fanin_protocol::atp::{
     AtpJobConfig, AtpServer, AtpSwitch, AtpSwitchConfig, AtpWorker, ServerJob, SwitchRoute,
 };
 use fanin_protocol::{JobConfig, RetransmissionConfig, Switch, Worker};
-use fanin_wire::{Generation, JobId, ShardId, WireDtype, WorkerId};
+use fanin_wire::{Directions, Generation, JobId, ShardId, WireDtype, WorkerId};
 
 use super::actors::{Begins, PoolOwner, ServerOwner, SwitchOwner, Window, WorkerOwner};
 use super::checker::Referee;
@@ -214,18 +214,19 @@ impl Layout {
 
     /// The machine of a worker that talks to a server.
     pub(crate) fn atp_worker(&self, index: usize, rank: usize, shard: usize) -> Option<AtpMachine> {
-        let place = &self.jobs[index];
-        let part = &place.shards[shard];
+        let (directions, upstream) = self.way_up(index, rank, shard)?;
+        let config = self.jobs[index].shards[shard].config?;
+        let timeout = self.scenario.jobs[index].timeout;
+        let machine = AtpWorker::new(config, directions, upstream, retransmission(timeout));
+        Some(Machine::new(machine, self.worker_owner(index, rank, shard)))
+    }
+
+    /// What a worker's packets say, and where they go first.
+    pub(crate) fn way_up(&self, index: usize, rank: usize, shard: usize) -> Option<(Directions, SimAddress)> {
+        let part = &self.jobs[index].shards[shard];
         let (directions, upstream) = part.placement.as_ref()?.workers[rank];
         let port = if Some(upstream) == part.server { SERVER_PORT } else { SWITCH_PORT };
-        let plan = &self.scenario.jobs[index];
-        let machine = AtpWorker::new(
-            part.config?,
-            directions,
-            SimAddress::new(upstream, port),
-            retransmission(plan.timeout),
-        );
-        Some(Machine::new(machine, self.worker_owner(index, rank, shard)))
+        Some((directions, SimAddress::new(upstream, port)))
     }
 
     fn worker_owner(&self, index: usize, rank: usize, shard: usize) -> WorkerOwner {

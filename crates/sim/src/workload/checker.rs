@@ -58,6 +58,8 @@ pub enum Violation {
         job: String,
         /// Tensors that each worker has.
         completed: Vec<u64>,
+        /// Where its machines stand.
+        machines: String,
     },
     /// A machine had more than its tables hold, or more to send than its windows allow.
     Unbounded {
@@ -95,8 +97,8 @@ impl std::fmt::Display for Violation {
                 f,
                 "{job}: fragment {sequence} took the place of {lacks}, which worker {rank} still lacks"
             ),
-            Self::Stalled { job, completed } => {
-                write!(f, "{job}: no progress; tensors completed by each worker: {completed:?}")
+            Self::Stalled { job, completed, machines } => {
+                write!(f, "{job}: no progress; tensors completed by each worker: {completed:?}; {machines}")
             }
             Self::Unbounded { what, size, limit } => write!(f, "{what}: {size}, and the limit is {limit}"),
             Self::Aborted { job, rank, reason } => {

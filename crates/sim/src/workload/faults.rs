@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use super::actors::Begins;
-use super::build::{Layout, ServerMachine, ServerPlace, SwitchMachine};
+use super::build::{AtpMachine, Layout, ServerMachine, ServerPlace, SwitchMachine};
 use super::job::Job;
 use super::scenario::{Fault, FaultPlan};
 use crate::net::{Actor, Context, Listener, Network, NodeId, Packet};
@@ -26,9 +26,13 @@ pub(crate) fn schedule(network: &mut Network, layout: &Rc<Layout>, plan: FaultPl
             later(network, down, move |network| {
                 forget(network, &layout, node);
                 network.set_node(node, true);
+                resume_through(network, &layout, node);
             });
         }
-        Fault::SwitchForgets(node) => forget(network, &layout, node),
+        Fault::SwitchForgets(node) => {
+            forget(network, &layout, node);
+            resume_through(network, &layout, node);
+        }
         Fault::ServerRestarts(job, down) => restart_server(network, &layout, job, down),
         Fault::WorkerRespawns(job, rank, down) => respawn(network, &layout, job, rank.into(), down),
         Fault::JobDies(job) => die(network, &layout, job),
@@ -65,7 +69,36 @@ fn restart_server(network: &mut Network, layout: &Rc<Layout>, job: usize, down: 
     let layout = layout.clone();
     later(network, down, move |network| {
         network.replace_actor(actor, layout.server_machine(node, true));
+        resume_through(network, &layout, node);
     });
+}
+
+/// The controller tells the workers of all jobs that use a switch or server that it is back. They would find out by themselves,
+/// but for one who has nothing to send: a server that forgot as well may need what only he has.
+fn resume_through(network: &mut Network, layout: &Layout, node: NodeId) {
+    for (index, place) in layout.jobs.iter().enumerate() {
+        for (number, shard) in place.shards.iter().enumerate() {
+            let hops = shard.placement.iter().flat_map(|placement| &placement.switches);
+            if shard.server == Some(node) || hops.into_iter().any(|hop| hop.switch == node) {
+                resume(network, layout, index, number);
+            }
+        }
+    }
+}
+
+fn resume(network: &mut Network, layout: &Layout, index: usize, shard: usize) {
+    let place = &layout.jobs[index];
+    let actors: Vec<_> = place.job.borrow().workers.iter().map(|worker| worker.actors[shard]).collect();
+    for (rank, actor) in actors.into_iter().enumerate() {
+        let lives = network.actor::<AtpMachine>(actor).is_some();
+        if let Some((directions, upstream)) = layout.way_up(index, rank, shard).filter(|_| lives) {
+            network.with_actor(actor, |machine: &mut AtpMachine, context| {
+                let generation = machine.machine.generation();
+                machine.machine.resume(context.now(), generation, directions, upstream);
+                machine.drain(context);
+            });
+        }
+    }
 }
 
 /// All machines of a job are gone, and what it had in the switches' aggregators stays there.
@@ -92,8 +125,8 @@ fn die(network: &mut Network, layout: &Layout, job: usize) {
 fn respawn(network: &mut Network, layout: &Rc<Layout>, index: usize, rank: usize, down: Duration) {
     let place = &layout.jobs[index];
     let actor = {
-        let job = place.job.borrow();
-        if job.dead || job.workers[rank].finished {
+        let mut job = place.job.borrow_mut();
+        if job.dead || job.workers[rank].finished || std::mem::replace(&mut job.workers[rank].away, true) {
             return;
         }
         job.workers[rank].actors[0]

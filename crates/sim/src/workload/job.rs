@@ -62,6 +62,8 @@ pub(crate) struct WorkerState {
     /// Memory of tensors that are done.
     spare: Vec<Gradient>,
     pub(crate) finished: bool,
+    /// Nobody has the rank at the moment.
+    pub(crate) away: bool,
     /// Of the first tensor after it was started again: elements whose sum only the others have.
     lost: Option<(u64, usize)>,
     pub(crate) measures: Measures,
@@ -70,21 +72,43 @@ pub(crate) struct WorkerState {
 /// What a worker achieved.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Measures {
-    /// Parameter bytes that came in completed tensors; since the warm-up, and in all.
-    pub(crate) measured_bytes: u64,
+    /// Parameter bytes that came in completed tensors.
     pub(crate) bytes: u64,
     pub(crate) tensors: u64,
-    pub(crate) measured_tensors: u64,
     pub(crate) iterations: u64,
-    /// Iterations measured, and the times at which the first of them began and the last was over: not a part of one counts.
-    pub(crate) measured_iterations: u64,
-    pub(crate) iterated: Option<(Instant, Instant)>,
-    /// Begin and end of what was measured.
+    /// When the worker began.
     pub(crate) first: Option<Instant>,
-    pub(crate) last: Option<Instant>,
+    /// Bytes by time, and iterations by time.
+    pub(crate) throughput: Meter,
+    pub(crate) pace: Meter,
     /// Time from a tensor's submission to its sum.
     pub(crate) latency_total: Duration,
     pub(crate) latency_max: Duration,
+}
+
+/// Counts what is completed between the first completion after the warm-up and the last: whole tensors or iterations, and the
+/// time that just these took.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Meter {
+    amount: u64,
+    first: Option<Instant>,
+    last: Instant,
+}
+
+impl Meter {
+    fn count(&mut self, now: Instant, amount: u64) {
+        match self.first {
+            None => self.first = Some(now),
+            Some(_) => self.amount += amount,
+        }
+        self.last = now;
+    }
+
+    /// A second; none when fewer than two were completed at different times.
+    pub(crate) fn per_second(&self) -> Option<f64> {
+        let time = self.last.since(self.first?);
+        (!time.is_zero()).then(|| self.amount as f64 / time.as_secs_f64())
+    }
 }
 
 impl Job {
@@ -109,6 +133,7 @@ impl Job {
             submitted: BTreeMap::new(),
             spare: Vec::new(),
             finished: false,
+            away: false,
             lost: None,
             measures: Measures::default(),
         };
@@ -139,9 +164,7 @@ impl Job {
         let mut steps = Vec::new();
         match token {
             token::START => {
-                let now = context.now();
-                self.workers[rank].measures.first = Some(now.max(self.warm_up));
-                self.workers[rank].measures.iterated = (now >= self.warm_up).then_some((now, now));
+                self.workers[rank].measures.first = Some(context.now());
                 self.workers[rank].program.start(&mut steps);
             }
             token::STOP => self.workers[rank].program.stop(&mut steps),
@@ -192,10 +215,6 @@ impl Job {
         worker.spare.push(part);
         let measures = &mut worker.measures;
         measures.bytes += 4 * (to - from) as u64;
-        if now >= self.warm_up {
-            measures.measured_bytes += 4 * (to - from) as u64;
-            measures.last = Some(now);
-        }
         self.last_progress = now;
         let left = worker.parts.get_mut(&tensor).map(|left| {
             *left -= 1;
@@ -204,7 +223,9 @@ impl Job {
         if left == Some(0) {
             worker.parts.remove(&tensor);
             worker.measures.tensors += 1;
-            worker.measures.measured_tensors += u64::from(now >= self.warm_up);
+            if now >= self.warm_up {
+                worker.measures.throughput.count(now, 4 * self.schedule.elements(tensor) as u64);
+            }
             if let Some(since) = worker.submitted.remove(&tensor) {
                 let latency = now.since(since);
                 worker.measures.latency_total += latency;
@@ -231,11 +252,8 @@ impl Job {
                 Step::Iterated => {
                     let measures = &mut self.workers[rank].measures;
                     measures.iterations += 1;
-                    if let Some((_, until)) = &mut measures.iterated {
-                        measures.measured_iterations += 1;
-                        *until = now;
-                    } else if now >= self.warm_up {
-                        measures.iterated = Some((now, now));
+                    if now >= self.warm_up {
+                        measures.pace.count(now, 1);
                     }
                 }
                 Step::Finished => {
@@ -318,6 +336,7 @@ impl Job {
         worker.parts.clear();
         worker.submitted.clear();
         worker.waiting.iter_mut().for_each(VecDeque::clear);
+        worker.away = false;
         worker.lost = (lost > 0).then_some((tensor, lost));
         if worker.measures.first.is_none() {
             return self.schedule_start(context);

@@ -90,8 +90,7 @@ pub struct TrainingReport {
     pub scale: f64,
     /// Iterations completed by every worker.
     pub iterations: u64,
-    /// A second, in the mean over workers, from the end of the first after the warm-up to that of the last; of the scaled
-    /// model.
+    /// A second, in the mean over workers, after the warm-up; of the scaled model.
     pub iterations_per_s: f64,
     /// Images or sequences a second and worker, as the model would without scale.
     pub samples_per_s: f64,

@@ -6,9 +6,10 @@ use std::io::Write;
 use std::rc::Rc;
 use std::time::Duration;
 
-use super::build::{AtpMachine, Layout, PoolWorkerMachine, ServerMachine, SwitchMachine};
+use super::build::{AtpMachine, JobPlace, Layout, PoolWorkerMachine, ServerMachine, SwitchMachine};
 use super::checker::Violation;
 use super::faults;
+use super::job::{Job, Measures};
 use super::report::{
     Count, FlowReport, JobReport, JobSeries, Report, ServerReport, SwitchReport, TrainingReport,
 };
@@ -218,12 +219,28 @@ fn watch(network: &mut Network, layout: &Rc<Layout>, flows: &Flows, samples: &Rc
                 layout.referee.note(Violation::Stalled {
                     job: job.plan.name.clone(),
                     completed: job.workers.iter().map(|worker| worker.measures.tensors).collect(),
+                    machines: standing(network, &layout, place, &job),
                 });
                 network.stop();
             }
         }
         true
     });
+}
+
+/// Where ATP's machines of a job stand in its stream of fragments.
+fn standing(network: &Network, layout: &Layout, place: &JobPlace, job: &Job) -> String {
+    let workers = job.workers.iter().flat_map(|worker| &worker.actors).filter_map(|actor| {
+        let progress = network.actor::<AtpMachine>(*actor)?.machine.progress();
+        Some(format!("expects {} sends {}", progress.expected, progress.next))
+    });
+    let servers = place.shards.iter().filter_map(|shard| {
+        let place = layout.servers.get(&shard.server?)?;
+        let progress = network.actor::<ServerMachine>(place.actor)?.machine.progress(shard.id)?;
+        Some(format!("gathers {}", progress.earliest))
+    });
+    let (workers, servers): (Vec<_>, Vec<_>) = (workers.collect(), servers.collect());
+    format!("workers: {}; server: {}", workers.join(", "), servers.join(", "))
 }
 
 fn sample(network: &Network, layout: &Layout, flows: &Flows, samples: &mut Samples) {
@@ -353,21 +370,20 @@ fn drops(network: &Network) -> Vec<Count> {
 fn job_report(
     network: &Network,
     layout: &Layout,
-    place: &super::build::JobPlace,
+    place: &JobPlace,
     samples: &JobSamples,
     ended: f64,
 ) -> JobReport {
     let job = place.job.borrow();
     let workers = job.workers.len();
-    let mean = |value: &dyn Fn(&super::job::Measures) -> f64| {
+    let mean = |value: &dyn Fn(&Measures) -> f64| {
         job.workers.iter().map(|worker| value(&worker.measures)).sum::<f64>() / workers as f64
     };
     let end = job.finished.map_or(ended, |at| at.0 as f64 / 1e9);
-    let seconds =
-        |measures: &super::job::Measures| measures.first.map_or(0.0, |first| end - first.0 as f64 / 1e9);
-    let per_second = |amount: f64, measures: &super::job::Measures| {
-        let seconds = seconds(measures);
-        if seconds > 0.0 { amount / seconds } else { 0.0 }
+    // Too short to measure between completions: all of it, from its beginning.
+    let whole = |amount: u64, measures: &Measures| {
+        let seconds = measures.first.map_or(0.0, |first| end - first.0 as f64 / 1e9);
+        if seconds > 0.0 { amount as f64 / seconds } else { 0.0 }
     };
     let (mut sent, mut again) = (0, 0);
     for actor in job.workers.iter().flat_map(|worker| &worker.actors) {
@@ -381,12 +397,7 @@ fn job_report(
     }
     let training = match job.plan.workload {
         Workload::Training { model, batch, scale, .. } => {
-            let iterations_per_s = mean(&|measures| {
-                let Some((from, until)) = measures.iterated.filter(|(from, until)| until > from) else {
-                    return 0.0;
-                };
-                measures.measured_iterations as f64 / until.since(from).as_secs_f64()
-            });
+            let iterations_per_s = mean(&|m| m.pace.per_second().unwrap_or_else(|| whole(m.iterations, m)));
             Some(TrainingReport {
                 model: model.name(),
                 scale,
@@ -398,7 +409,7 @@ fn job_report(
         }
         Workload::AllReduce { .. } => None,
     };
-    let latency = |measures: &super::job::Measures| {
+    let latency = |measures: &Measures| {
         if measures.tensors == 0 {
             0.0
         } else {
@@ -413,7 +424,9 @@ fn job_report(
         workers,
         finished: job.finished.is_some(),
         finished_s: end,
-        aggregation_gbps: mean(&|measures| per_second(measures.measured_bytes as f64 * 8.0 / 1e9, measures)),
+        aggregation_gbps: mean(&|m| {
+            m.throughput.per_second().unwrap_or_else(|| whole(m.bytes, m)) * 8.0 / 1e9
+        }),
         tensors: mean(&|measures| measures.tensors as f64),
         tensor_mean_s: mean(&latency),
         tensor_max_s: latencies.max().unwrap_or_default().as_secs_f64(),

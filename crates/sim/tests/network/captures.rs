@@ -129,6 +129,7 @@ fn a_trace_has_every_transmission_and_what_waited() {
         .map(|(_, bytes)| bytes.trim_end_matches('}').parse::<u32>().unwrap())
         .collect();
     assert_eq!(waits, [1538, 3076, 1538, 0]);
+    assert_eq!(of("\"queue, h0 to s0\""), 4);
     assert!(events.iter().any(|event| event.contains("\"ts\":1.538000,\"dur\":1.538000")));
 }
 
@@ -193,4 +194,14 @@ fn somebody_can_stop_a_run_and_it_goes_on_where_it_was() {
     assert_eq!(network.time(), Time::from_micros(50));
     assert_eq!(network.run_until(Time::from_millis(1)), Outcome::TimeUp);
     assert_eq!(network.time(), Time::from_millis(1));
+}
+
+#[test]
+#[should_panic(expected = "a hook must not run the network that runs it")]
+fn a_hook_cannot_run_the_network() {
+    let mut network = rack_of_two();
+    network.at(Time::ZERO, |network| {
+        network.run_until(Time::from_millis(2));
+    });
+    network.run_until(Time::from_millis(1));
 }

@@ -156,30 +156,38 @@ fn a_lost_last_segment_is_sent_again_after_the_timeout_which_doubles() {
 
 #[test]
 fn everything_arrives_over_a_link_that_loses_doubles_and_reorders_in_both_directions() {
-    for seed in 0..20 {
-        let mut parts = Parts::uniform(LinkConfig::new(GBIT, Duration::from_micros(5)));
-        parts.switch = NodeConfig::new(QueueConfig::tail_drop(20_000));
-        let mut network = network(Topology::dumbbell(1, 1, &parts).unwrap(), seed);
-        for port in LinkId(0).ports() {
-            network.impair(
-                port,
-                fanin_sim::net::Impairment {
-                    loss: Loss::Uniform(0.05),
-                    duplication: 0.05,
-                    reordering: 0.05,
-                    held_back: Duration::from_micros(200),
-                },
-            );
-        }
-        let flow = network.open_tcp(pair(&network, 0));
-        for _ in 0..50 {
-            network.write(flow, 7_777, None);
-        }
-        network.run_until(Time::from_millis(60_000));
-        let statistics = network.flow(flow);
-        assert_eq!(statistics.delivered_bytes, 50 * 7_777, "seed {seed}: {statistics:?}");
-        assert!(statistics.completed.is_some(), "seed {seed}");
+    let digests: Vec<_> = (0..20).map(everything_goes_wrong).collect();
+    // On every machine. Another number is another simulation of the same thing: the tables in docs are to be made anew.
+    assert_eq!(digests[3], DIGEST_OF_SEED_3, "{:#x}", digests[3]);
+    assert_eq!(everything_goes_wrong(3), digests[3]);
+}
+
+const DIGEST_OF_SEED_3: u64 = 0x74b5_1008_efe4_5ca4;
+
+fn everything_goes_wrong(seed: u64) -> u64 {
+    let mut parts = Parts::uniform(LinkConfig::new(GBIT, Duration::from_micros(5)));
+    parts.switch = NodeConfig::new(QueueConfig::tail_drop(20_000));
+    let mut network = network(Topology::dumbbell(1, 1, &parts).unwrap(), seed);
+    for port in LinkId(0).ports() {
+        network.impair(
+            port,
+            fanin_sim::net::Impairment {
+                loss: Loss::Uniform(0.05),
+                duplication: 0.05,
+                reordering: 0.05,
+                held_back: Duration::from_micros(200),
+            },
+        );
     }
+    let flow = network.open_tcp(pair(&network, 0));
+    for _ in 0..50 {
+        network.write(flow, 7_777, None);
+    }
+    network.run_until(Time::from_millis(60_000));
+    let statistics = network.flow(flow);
+    assert_eq!(statistics.delivered_bytes, 50 * 7_777, "seed {seed}: {statistics:?}");
+    assert!(statistics.completed.is_some(), "seed {seed}");
+    network.digest()
 }
 
 #[test]

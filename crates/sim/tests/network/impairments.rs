@@ -83,6 +83,12 @@ fn what_is_held_back_is_overtaken() {
 }
 
 #[test]
+#[should_panic(expected = "a chance that is not from 0 to 1")]
+fn a_chance_that_is_none_is_refused() {
+    over(Loss::Uniform(1.5).into(), 1);
+}
+
+#[test]
 fn the_same_seed_loses_the_same_packets_and_another_seed_others() {
     let run = |seed| {
         let (network, arrivals) = sent_over(Loss::Uniform(0.3).into(), 200, seed);

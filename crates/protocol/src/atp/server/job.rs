@@ -40,6 +40,9 @@ struct Place {
     parameters_to: To,
     /// What is asked for, until it is sent.
     request: Option<GradientHeader>,
+    /// When the fragment before the one that gathers was asked for last. Not the same as the other's time: workers that are
+    /// ahead send theirs again as often as one behind does, and would always be asked first.
+    previous_requested: Option<Instant>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,6 +98,7 @@ impl<A: Copy + PartialEq> Job<A> {
             anchored: !job.restored,
             parameters_to: To::Nobody,
             request: None,
+            previous_requested: None,
         };
         Ok(Self {
             config,
@@ -213,7 +217,7 @@ impl<A: Copy + PartialEq> Job<A> {
             // A worker that sends scaled values again has not heard that the original ones are wanted; and whatever is sent again to
             // a server that forgot, somebody may not have heard that he has the parameters.
             let unheard = gathering.originals_only && !header.flags.overflow || !place.anchored;
-            if header.flags.resend && unheard && self.request(now, at, header) {
+            if is_sent_again(header.flags) && unheard && self.request(now, at, header) {
                 return Ok(Verdict::ReplyUnicast);
             }
             return Err(reason);
@@ -225,7 +229,7 @@ impl<A: Copy + PartialEq> Job<A> {
         self.progress.partial += u64::from(sender.count > 1 && sender.count < workers);
         if gathering.count < workers {
             // Perhaps the others have this fragment behind them, and only this server forgot.
-            if header.flags.resend && !place.anchored {
+            if is_sent_again(header.flags) && !place.anchored {
                 self.request(now, at, header);
             }
             return Ok(Verdict::Absorb);
@@ -252,7 +256,7 @@ impl<A: Copy + PartialEq> Job<A> {
         let place = &mut self.places[at];
         let previous = header.sequence + u64::from(self.config.window_max) == place.gathering.sequence;
         let has_parameters = place.finished.is_some_and(|finished| finished.sequence == header.sequence);
-        if !header.flags.resend {
+        if !is_sent_again(header.flags) {
             return Err(Reason::Stale);
         }
         if has_parameters {
@@ -364,6 +368,7 @@ impl<A: Copy + PartialEq> Job<A> {
         place.anchored = true;
         place.finished = Some(finished);
         place.request = None;
+        place.previous_requested = None;
         self.progress.completed += 1;
         self.newest = self.newest.max(Some(finished.sequence));
         self.send_parameters(at, To::All);
@@ -382,10 +387,15 @@ impl<A: Copy + PartialEq> Job<A> {
     /// Asks all workers for what they have of a fragment: parameters, or original values. Whether it did, or did a moment ago.
     fn request(&mut self, now: Instant, at: usize, header: &GradientHeader) -> bool {
         let place = &mut self.places[at];
-        if place.gathering.requested.is_some_and(|asked| now.since(asked) < REQUEST_INTERVAL) {
+        let requested = if header.sequence == place.gathering.sequence {
+            &mut place.gathering.requested
+        } else {
+            &mut place.previous_requested
+        };
+        if requested.is_some_and(|asked| now.since(asked) < REQUEST_INTERVAL) {
             return false;
         }
-        place.gathering.requested = Some(now);
+        *requested = Some(now);
         if place.request.replace(*header).is_none() {
             self.outgoing.push_back((at, Outgoing::Request));
         }
@@ -542,6 +552,11 @@ impl Finished {
             next_exponent: self.next_exponent,
         }
     }
+}
+
+/// Whether a worker sent it again. A switch without an aggregator marks also what was sent once (Figure 7, box 2).
+const fn is_sent_again(flags: Flags) -> bool {
+    flags.resend && !flags.collision
 }
 
 /// Parameters that a worker hands back: it knows the index that its place uses from now on.

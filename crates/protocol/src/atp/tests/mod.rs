@@ -1,6 +1,5 @@
 //! Switch and server on their own, as timelines of the paper's figures; then whole networks with real workers.
 
-extern crate std;
 mod network;
 mod server;
 mod switch;

@@ -15,7 +15,7 @@ const SERVER: u16 = 1;
 const SWITCHES: u16 = 10;
 const WORKERS: u16 = 1000;
 
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Debug)]
 enum Numbers {
     Float(Vec<f32>),
     Integer(Vec<i32>),
@@ -26,6 +26,23 @@ impl Tensor for Numbers {
         match self {
             Self::Float(values) => Elements::Float32(values),
             Self::Integer(values) => Elements::Int32(values),
+        }
+    }
+}
+
+impl Numbers {
+    /// The first element that is not as expected, and what it should be. A factor that is no multiple of four rounds.
+    fn unlike(&self, expected: &Self, scaling: Scaling) -> Option<(f64, f64)> {
+        let tolerance = if scaling == Scaling::Static { 0.0 } else { 1e-5 };
+        let (ours, theirs) = (self.values(), expected.values());
+        assert_eq!(ours.len(), theirs.len());
+        ours.into_iter().zip(theirs).find(|(a, b)| (a - b).abs() > tolerance || a.is_nan())
+    }
+
+    fn values(&self) -> Vec<f64> {
+        match self {
+            Self::Float(values) => values.iter().map(|x| f64::from(*x)).collect(),
+            Self::Integer(values) => values.iter().map(|x| f64::from(*x)).collect(),
         }
     }
 }
@@ -122,7 +139,6 @@ struct Network {
     now: u64,
     random: u64,
     faults: Faults,
-    crashes: u64,
     server_crashes: u64,
 }
 
@@ -167,7 +183,6 @@ impl Network {
             now: 0,
             random: seed * 2 + 1,
             faults: Faults::default(),
-            crashes: 0,
             server_crashes: 0,
         };
         network.switches = (0..network.tree.switches.len()).map(|at| network.new_switch(at)).collect();
@@ -175,12 +190,15 @@ impl Network {
         network
     }
 
-    fn new_switch(&self, at: usize) -> AtpSwitch<u16> {
+    fn route(&self, at: usize) -> SwitchRoute<u16> {
         let (parent, level) = self.tree.switches[at];
         let upstream = parent.map_or(SERVER, |parent| SWITCHES + parent as u16);
+        SwitchRoute { id: self.config.id, generation: self.config.generation, upstream, level }
+    }
+
+    fn new_switch(&self, at: usize) -> AtpSwitch<u16> {
         let mut switch = AtpSwitch::new(self.switch_config);
-        let (id, generation) = (self.config.id, self.config.generation);
-        switch.add_job(SwitchRoute { id, generation, upstream, level }).unwrap();
+        switch.add_job(self.route(at)).unwrap();
         switch
     }
 
@@ -254,15 +272,29 @@ impl Network {
         self.wires.insert(at, (from, to, packet));
     }
 
+    /// A machine loses its memory. Nobody needs to hear of a switch's while the server knows everything; else the job is set up
+    /// in another generation.
     fn crash(&mut self) {
-        self.crashes += 1;
         let machines = self.switches.len() as u64 + 1;
         match self.draw(machines) as usize {
-            0 => {
-                self.server = self.new_server(true);
-                self.server_crashes += 1;
-            }
+            0 => self.server_crashes += 1,
             at => self.switches[at - 1] = self.new_switch(at - 1),
+        }
+        if self.server_crashes == 0 {
+            return;
+        }
+        self.config.generation.0 += 1;
+        self.server = self.new_server(true);
+        for at in 0..self.switches.len() {
+            let route = self.route(at);
+            self.switches[at].add_job(route).unwrap();
+        }
+        let directions = self.tree.directions();
+        for (rank, directions) in directions.iter().enumerate() {
+            let upstream = self.tree.workers[rank].map_or(SERVER, |switch| SWITCHES + switch as u16);
+            let (now, generation) = (Instant(self.now), self.config.generation);
+            self.workers[rank].resume(now, generation, *directions, upstream);
+            self.drain(WORKERS + rank as u16);
         }
     }
 
@@ -297,7 +329,8 @@ impl Network {
                     self.workers[rank].handle_packet(now, from, &packet);
                     while let Some(event) = self.workers[rank].poll_event() {
                         let WorkerEvent::Completed(sum, _) = event else { panic!("{event:?}") };
-                        assert_eq!(sum, expected[done[rank]], "worker {rank}");
+                        let wrong = sum.unlike(&expected[done[rank]], self.config.scaling);
+                        assert_eq!(wrong, None, "worker {rank}");
                         done[rank] += 1;
                     }
                 }
@@ -305,9 +338,7 @@ impl Network {
             }
             self.drain(to);
         }
-        let workers: Vec<_> = self.workers.iter().map(|w| (w.progress(), w.poll_timeout())).collect();
-        for (_, to, p) in self.wires.iter().take(10) { std::eprintln!("{to} {}", line(p)); }
-        panic!("no end at {}: {done:?}, {:?}, {workers:#?}", self.now, self.server_progress());
+        panic!("no end: {done:?}, {:?}", self.server_progress());
     }
 
     fn server_progress(&self) -> AtpServerProgress {
@@ -395,14 +426,20 @@ fn overflows_are_corrected_at_any_rate() {
         let expected = network.submit(LENGTH, largest);
         network.faults.loss = 10;
         network.run(&expected);
-        assert!(network.server_progress().overflows > 40, "{:?}", network.server_progress());
+        let progress = network.server_progress();
+        // Of 40 fragments of floats and 40 of integers: most, but where the factor follows.
+        let (overflows, dynamic) = (progress.overflows, progress.dynamic_factors);
+        match scaling {
+            Scaling::Static => assert!(overflows > 60 && dynamic == 0, "{progress:?}"),
+            Scaling::Dynamic => assert!(overflows < 60 && dynamic > 10, "{progress:?}"),
+        }
     }
 }
 
 #[test]
 fn every_seed_is_exact_under_faults() {
     let mut server_crashes = 0;
-    for seed in 0..120 {
+    for seed in 0..100 {
         let tree = match seed % 4 {
             0 => Tree::racks(3, 2),
             1 => Tree::figure_9(),

@@ -148,7 +148,10 @@ fn lost_parameters_go_to_the_child_that_lacks_them_until_the_next_of_the_place_i
     assert_eq!(sent(&mut server), ["[1, 2] #0 parameters: 2", "[1, 2] #1 parameters: 2"]);
     // Worker 0 goes on to the place's next fragment, worker 1 lacks the parameters.
     assert_eq!(from_worker(0, WINDOW, 5 * ONE).to(&mut server, 1), Verdict::Absorb);
-    assert_eq!(from_worker(1, 0, ONE).to(&mut server, 2), STALE, "a copy that the network held back");
+    let late = from_worker(1, 0, ONE);
+    assert_eq!(late.to(&mut server, 2), STALE, "a copy that the network held back");
+    let collided = late.resent().with(|header| header.flags.collision = true);
+    assert_eq!(collided.to(&mut server, 2), STALE, "sent once, and marked on the way");
     assert_eq!(from_worker(1, 0, ONE).resent().to(&mut server, 2), Verdict::ReplyUnicast);
     assert_eq!(sent(&mut server), ["[2] #0 parameters: 2"]);
     // Both ask: once to both.
@@ -422,7 +425,6 @@ fn a_server_that_lost_its_memory_gets_parameters_back_from_who_has_them() {
     // Whoever speaks first.
     for order in [[0, 1], [1, 0]] {
         let mut server = plain(true);
-        assert_eq!(restored(0, 8, 0.5).to(&mut server, 1), Verdict::Drop(Reason::Unexpected), "unasked");
         for worker in order {
             if worker == 0 {
                 assert_eq!(from_worker(0, 12, ONE).resent().to(&mut server, 1), Verdict::Absorb);
@@ -445,6 +447,16 @@ fn a_server_that_lost_its_memory_gets_parameters_back_from_who_has_them() {
         assert_eq!(from_worker(1, 12, ONE).to_at(&mut server, 2, 5 * MS), Verdict::Multicast);
         assert!(sent(&mut server).iter().any(|line| line.contains("#12 parameters: 2")));
     }
+}
+
+#[test]
+fn parameters_that_are_handed_back_count_where_they_are_missed_only() {
+    let mut server = plain(true);
+    assert_eq!(restored(0, 8, 0.5).to(&mut server, 1), Verdict::Multicast, "unasked, but the server forgot");
+    assert_eq!(sent(&mut server), ["[1] #8 parameters: 0.5"]);
+    assert_eq!(restored(0, 12, 7.0).to(&mut server, 1), Verdict::Drop(Reason::Unexpected));
+    assert_eq!(from_worker(1, 8, ONE).resent().to(&mut server, 2), Verdict::ReplyUnicast);
+    assert_eq!(sent(&mut server), ["[2] #8 parameters: 0.5"]);
 }
 
 #[test]

@@ -356,6 +356,13 @@ fn an_abort_of_the_server_reaches_the_children_and_whoever_goes_on_sending() {
 }
 
 #[test]
+fn a_switch_holds_4_gib_of_aggregators_at_most() {
+    let with = |aggregators, elements| AtpSwitchConfig { aggregators, elements, ..config(0) }.check().is_ok();
+    assert!(with(1 << 24, 64) && with(1 << 19, 2048) && with(0, 336));
+    assert!(!with((1 << 24) + 1, 64) && !with((1 << 19) + 1, 2048) && !with(16, 65));
+}
+
+#[test]
 fn removing_a_job_frees_its_aggregators_and_limits_hold() {
     let mut switch = switch();
     fragment(0, 0, 1).to(&mut switch, 1);

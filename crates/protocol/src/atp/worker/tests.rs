@@ -129,7 +129,7 @@ impl Line {
     }
 
     /// A packet from the server about a fragment.
-    fn from_server(&self, sequence: u64, flags: Flags, answer: Answer, values: Option<&[u8]>) -> Vec<u8> {
+    fn said_by_server(&self, sequence: u64, flags: Flags, answer: Answer, values: Option<&[u8]>) -> Vec<u8> {
         let mut header = self.headers[&sequence];
         header.flags = Flags { is_ack: true, ecn: answer.ecn, ..flags };
         header.directions.bitmaps[0] = answer.next_index;
@@ -154,13 +154,13 @@ impl Line {
     }
 
     fn answer(&mut self, sequence: u64, answer: Answer) -> Verdict {
-        let packet = self.from_server(sequence, Flags::default(), answer, Some(&[0; 4 * ELEMENTS]));
+        let packet = self.said_by_server(sequence, Flags::default(), answer, Some(&[0; 4 * ELEMENTS]));
         self.hear(&packet)
     }
 
     fn request(&mut self, sequence: u64) -> Verdict {
         let flags = Flags { overflow: true, ..Flags::default() };
-        let packet = self.from_server(sequence, flags, Answer::default(), None);
+        let packet = self.said_by_server(sequence, flags, Answer::default(), None);
         self.hear(&packet)
     }
 
@@ -182,7 +182,8 @@ impl Line {
                 let values: Vec<u8> =
                     values.flat_map(|value| sum(header, i32::from_le_bytes(*value))).collect();
                 self.headers.insert(*sequence, *header);
-                let packet = self.from_server(*sequence, Flags::default(), Answer::default(), Some(&values));
+                let packet =
+                    self.said_by_server(*sequence, Flags::default(), Answer::default(), Some(&values));
                 assert_eq!(self.hear(&packet), Verdict::Absorb);
             }
             self.headers.clear();
@@ -393,7 +394,7 @@ fn a_request_is_answered_with_original_values_until_the_parameters_come() {
     // Also when it is lost on the way.
     assert_eq!(line.at_ms(2 * TIMEOUT_MS).sent(), "1o");
     let sums: Vec<u8> = floats.iter().flat_map(|x| (2.0 * x).to_le_bytes()).collect();
-    let packet = line.from_server(1, Flags::default(), Answer::default(), Some(&sums));
+    let packet = line.said_by_server(1, Flags::default(), Answer::default(), Some(&sums));
     line.hear(&packet);
     let Numbers::Float(done) = line.completed().remove(0) else { panic!() };
     assert_eq!(done[70], f32::INFINITY);
@@ -407,7 +408,7 @@ fn a_server_that_lost_its_memory_gets_the_parameters_back() {
     line.sent();
     let values: Vec<u8> = (0..ELEMENTS as u32).flat_map(u32::to_le_bytes).collect();
     let answer = Answer { next_index: 77, ..Answer::default() };
-    let packet = line.from_server(1, Flags::default(), answer, Some(&values));
+    let packet = line.said_by_server(1, Flags::default(), answer, Some(&values));
     line.hear(&packet);
     line.worker.suspend();
     assert_eq!(line.parameters(0), Verdict::Drop(Reason::Unexpected));
@@ -445,7 +446,8 @@ fn a_worker_that_waits_for_nothing_makes_itself_known_until_it_is_heard() {
 fn parameters_are_handed_back_until_their_place_has_newer_ones() {
     let mut line = Line::with_fragments(config(4), 12);
     line.sent();
-    let before = line.from_server(0, Flags { overflow: true, ..Flags::default() }, Answer::default(), None);
+    let before =
+        line.said_by_server(0, Flags { overflow: true, ..Flags::default() }, Answer::default(), None);
     for sequence in 0..4 {
         line.parameters(sequence);
     }
@@ -579,7 +581,7 @@ fn a_proactive_worker_sends_original_values_where_a_sum_could_overflow() {
 fn strangers_and_impossible_packets_change_nothing() {
     let mut line = Line::with_fragments(config(4), 3);
     line.sent();
-    let good = line.from_server(0, Flags::default(), Answer::default(), Some(&[0; 4 * ELEMENTS]));
+    let good = line.said_by_server(0, Flags::default(), Answer::default(), Some(&[0; 4 * ELEMENTS]));
     let with = |change: &dyn Fn(&mut Vec<u8>)| {
         let mut packet = good.clone();
         change(&mut packet);
@@ -600,7 +602,7 @@ fn strangers_and_impossible_packets_change_nothing() {
     ];
     for (packet, reason) in drops {
         assert_eq!(line.hear(&packet), Verdict::Drop(reason));
-        assert_eq!(line.worker.statistics().dropped[reason as usize] > 0, true);
+        assert!(line.worker.statistics().dropped[reason as usize] > 0);
     }
     assert_eq!(line.worker.handle_packet(line.now, UPSTREAM + 1, &good), Verdict::Drop(Reason::Foreign));
     assert_eq!(line.worker.progress().expected, 0);

@@ -230,3 +230,53 @@ impl Sender {
         rto.clamp(self.rto_min, RTO_MAX.max(self.rto_min))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::net::ids::NodeId;
+
+    /// Ten segments of 1000 bytes, all on the way.
+    fn ten_on_the_way() -> (Sender, FlowStatistics) {
+        let config = TcpConfig {
+            segment_bytes: 1000,
+            window_initial_bytes: 10_000,
+            ..TcpConfig::new(NodeId(0), NodeId(1))
+        };
+        let (mut sender, mut statistics) = (Sender::new(&config), FlowStatistics::default());
+        sender.write(10_000);
+        let sent: Vec<_> = std::iter::from_fn(|| sender.poll(Time::ZERO, &mut statistics)).collect();
+        let expected: Vec<_> = (0..10).map(|at| Piece { sequence: 1000 * at, bytes: 1000 }).collect();
+        assert_eq!(sent, expected);
+        (sender, statistics)
+    }
+
+    #[test]
+    fn the_third_duplicate_and_no_earlier_one_sends_again() {
+        let (mut sender, mut statistics) = ten_on_the_way();
+        for duplicate in 1..=4 {
+            sender.acknowledged(Time::from_micros(duplicate), 0, false, &mut statistics);
+            let again = sender.poll(Time::from_micros(duplicate), &mut statistics);
+            assert_eq!(again, (duplicate == 3).then_some(Piece { sequence: 0, bytes: 1000 }), "{duplicate}");
+        }
+    }
+
+    #[test]
+    fn after_a_timeout_duplicates_of_what_was_sent_before_it_send_nothing() {
+        let (mut sender, mut statistics) = ten_on_the_way();
+        let due = sender.deadline().unwrap();
+        assert_eq!(due, Time::from_millis(10));
+        sender.timeout(due, &mut statistics);
+        assert_eq!(sender.poll(due, &mut statistics), Some(Piece { sequence: 0, bytes: 1000 }));
+        for _ in 0..5 {
+            sender.acknowledged(due, 0, false, &mut statistics);
+            assert_eq!(sender.poll(due, &mut statistics), None);
+        }
+        // The next timeout is twice as long, and one after progress is not.
+        assert_eq!(sender.deadline(), Some(Time::from_millis(30)));
+        sender.acknowledged(due, 9000, false, &mut statistics);
+        assert_eq!(sender.deadline(), Some(Time::from_millis(20)));
+        assert_eq!(sender.poll(due, &mut statistics), Some(Piece { sequence: 9000, bytes: 1000 }));
+        assert_eq!((statistics.timeouts, statistics.retransmissions), (1, 2));
+    }
+}

@@ -1,0 +1,124 @@
+//! `fanin sim` as a process: what it writes, and what it says of files that it cannot play.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+fn sim(arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_fanin"));
+    command.arg("sim").args(arguments).output().expect("the command runs")
+}
+
+fn text(bytes: &[u8]) -> &str {
+    std::str::from_utf8(bytes).expect("text")
+}
+
+/// A directory that is removed when the test ends.
+struct Directory(PathBuf);
+
+impl Directory {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("fanin-sim-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&path).expect("a directory");
+        Self(path)
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.0.join(name).display().to_string()
+    }
+
+    fn write(&self, name: &str, text: &str) -> String {
+        std::fs::write(self.0.join(name), text).expect("a file");
+        self.path(name)
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+const SCENARIO: &str = "title = \"small\"\n[network]\ntopology = \"rack\"\nhosts = 3\n[[loss]]\nloss = \"1%\"\n\
+    [[job]]\nsystem = \"atp\"\nworkers = 2\ntensor = \"40kB\"\ntensors = 3\n";
+
+#[test]
+fn the_same_seed_writes_the_same_bytes() {
+    let directory = Directory::new("bytes");
+    let file = directory.write("small.toml", SCENARIO);
+    let run = |name: &str, seed: &str| {
+        let paths = ["json", "pcap", "trace"].map(|kind| directory.path(&format!("{name}.{kind}")));
+        let [json, pcap, trace] = &paths;
+        let output = sim(&[&file, "--seed", seed, "--json", json, "--pcap", pcap, "--trace", trace]);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        (paths.map(|path| std::fs::read(path).expect("it was written")), output.stdout)
+    };
+    let first = run("first", "7");
+    assert!(first.0.iter().all(|bytes| bytes.len() > 100));
+    assert!(first == run("second", "7"), "two runs with one seed differ");
+    assert!(first != run("third", "8"), "two seeds give the same");
+}
+
+#[test]
+fn json_says_which_program_which_seed_and_which_scenario() {
+    let directory = Directory::new("json");
+    let output = sim(&[&directory.write("small.toml", SCENARIO), "--seed", "3", "--json", "-"]);
+    let json: serde_json::Value = serde_json::from_slice(&output.stdout).expect("nothing but JSON");
+    assert_eq!(json["fanin"]["version"], env!("CARGO_PKG_VERSION"));
+    assert!(json["fanin"]["commit"].as_str().is_some_and(|commit| !commit.is_empty()));
+    assert_eq!((&json["seed"], &json["scenario"]["network"]["hosts"]), (&3.into(), &3.into()));
+    assert_eq!(json["result"]["jobs"][0]["finished"], true);
+}
+
+#[test]
+fn a_table_is_for_people() {
+    let directory = Directory::new("table");
+    let output = sim(&[&directory.write("small.toml", SCENARIO)]);
+    let table = text(&output.stdout);
+    for word in ["small", "JOB", "job0", "atp", "every sum was right (seed 1"] {
+        assert!(table.contains(word), "{word:?} is not in\n{table}");
+    }
+    assert!(output.stderr.is_empty(), "no terminal, no progress: {}", text(&output.stderr));
+}
+
+#[test]
+fn mistakes_are_told_with_file_and_line() {
+    let directory = Directory::new("mistakes");
+    let file = directory.write("wrong.toml", &SCENARIO.replace("workers", "wrokers"));
+    let output = sim(&[&file]);
+    assert_eq!(output.status.code(), Some(1));
+    let message = text(&output.stderr);
+    assert!(
+        message.contains(&format!("{file}:8:1")) && message.contains("did you mean `workers`?"),
+        "{message}"
+    );
+    let output = sim(&[&directory.path("nowhere.toml")]);
+    assert!(text(&output.stderr).contains("cannot read the scenario"), "{}", text(&output.stderr));
+}
+
+#[test]
+fn a_broken_rule_names_the_command_that_shows_it_again() {
+    let directory = Directory::new("stall");
+    // The link stays down for longer than a job may stand still.
+    let file = directory.write(
+        "stall.toml",
+        &format!("stall = \"10ms\"\n{SCENARIO}[[fault]]\nat = \"1us\"\nkind = \"link-fails\"\nlink = [\"h0\", \"s0\"]\ndown = \"5s\"\n"),
+    );
+    let output = sim(&[&file, "--seed", "9"]);
+    assert_eq!(output.status.code(), Some(1));
+    let message = text(&output.stderr);
+    assert!(message.contains("no progress"), "{message}");
+    assert!(message.contains(&format!("replay: fanin sim {file} --seed 9")), "{message}");
+}
+
+#[test]
+fn the_examples_play() {
+    let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/sim");
+    let mut played = 0;
+    for entry in std::fs::read_dir(examples).expect("examples/sim") {
+        let path = entry.expect("an entry").path();
+        let output = sim(&[&path.display().to_string()]);
+        assert!(output.status.success(), "{}: {}", path.display(), text(&output.stderr));
+        played += 1;
+    }
+    assert!(played >= 5);
+}

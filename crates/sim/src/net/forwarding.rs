@@ -1,0 +1,181 @@
+//! A port at work: into a queue or past it, out into the link, and over it.
+
+use super::core::{Core, Event};
+use super::ids::PortId;
+use super::packets::{Content, Ecn, PacketId};
+use super::queue::Buffer;
+use super::statistics::DropReason;
+use super::time::Time;
+
+impl Core {
+    /// A packet is to leave by a port: at once, after others, or not at all.
+    pub(crate) fn enqueue(&mut self, packet: PacketId, id: PortId) {
+        let record = self.packets.get_mut(packet);
+        let port = &mut self.ports[id.index()];
+        let priority = usize::from(record.class.priority);
+        let bytes = u64::from(record.wire_bytes());
+        let refused = if !port.up {
+            Some(DropReason::LinkDown)
+        } else if record.datagram_bytes > port.mtu {
+            Some(DropReason::TooLong)
+        } else {
+            None
+        };
+        if let Some(reason) = refused {
+            port.drops.count(reason);
+            return self.packets.release(packet);
+        }
+        record.port = id;
+        record.epoch = port.epoch;
+        if port.backlog == 0 && self.now >= port.busy_until {
+            return self.transmit(packet, id);
+        }
+        let node = &mut self.nodes[port.node.index()];
+        let config = &self.queue_configs[port.config as usize][priority];
+        let queue = &mut port.queues[priority];
+        let length = queue.bytes + bytes;
+        let above = |threshold: Option<u64>| threshold.is_some_and(|threshold| length > threshold);
+        let refused = if length > config.limit_bytes {
+            Some(DropReason::Tail)
+        } else if above(config.drop_thresholds_bytes[usize::from(record.class.drop_class)]) {
+            Some(DropReason::Selective)
+        } else if let Buffer::Shared { bytes: memory, alpha } = node.buffer {
+            let free = memory.saturating_sub(node.buffered_bytes);
+            (bytes > free || length as f64 > alpha * free as f64).then_some(DropReason::Buffer)
+        } else {
+            None
+        };
+        if let Some(reason) = refused {
+            queue.drops.count(reason);
+            return self.packets.release(packet);
+        }
+        let marks = above(config.ecn_threshold_bytes) && record.ecn != Ecn::NotCapable;
+        if marks {
+            queue.marked += 1;
+            record.ecn = Ecn::Marked;
+        }
+        record.next = PacketId::NONE;
+        let has_header = record.content == Content::Bytes;
+        let last = std::mem::replace(&mut queue.tail, packet);
+        queue.grow(self.now, bytes);
+        node.buffered_bytes += bytes;
+        node.statistics.buffer_bytes_max = node.statistics.buffer_bytes_max.max(node.buffered_bytes);
+        if last == PacketId::NONE {
+            queue.head = packet;
+            port.backlog |= 1 << priority;
+        } else {
+            self.packets.get_mut(last).next = packet;
+        }
+        if !port.wakes {
+            port.wakes = true;
+            self.agenda.at(port.busy_until, Event::Wakes(id));
+        }
+        if port.traced
+            && let Some(trace) = &mut self.trace
+        {
+            trace.queue(self.now, id, port.queue_bytes());
+        }
+        if marks && has_header {
+            fanin_wire::GradientHeader::mark_ecn(self.packets.buffer_mut(packet));
+        }
+    }
+
+    /// A port's link is free: its most urgent packet goes. Returns when to look again, if packets are left.
+    pub(crate) fn wakes(&mut self, id: PortId) -> Option<Time> {
+        let port = &self.ports[id.index()];
+        // Otherwise it went down meanwhile.
+        if port.backlog != 0 && port.busy_until <= self.now {
+            let packet = self.dequeue(id);
+            self.transmit(packet, id);
+        }
+        let port = &mut self.ports[id.index()];
+        port.wakes = port.backlog != 0;
+        port.wakes.then_some(port.busy_until)
+    }
+
+    /// # Panics
+    /// When no packet waits.
+    pub(crate) fn dequeue(&mut self, id: PortId) -> PacketId {
+        let port = &mut self.ports[id.index()];
+        let priority = port.backlog.trailing_zeros() as usize;
+        let queue = &mut port.queues[priority];
+        let packet = queue.head;
+        let record = self.packets.get(packet);
+        let bytes = u64::from(record.wire_bytes());
+        queue.head = record.next;
+        if queue.head == PacketId::NONE {
+            queue.tail = PacketId::NONE;
+            port.backlog &= !(1 << priority);
+        }
+        queue.shrink(self.now, bytes);
+        self.nodes[port.node.index()].buffered_bytes -= bytes;
+        if port.traced
+            && let Some(trace) = &mut self.trace
+        {
+            trace.queue(self.now, id, port.queue_bytes());
+        }
+        packet
+    }
+
+    fn transmit(&mut self, packet: PacketId, id: PortId) {
+        let port = &mut self.ports[id.index()];
+        let bytes = self.packets.get(packet).wire_bytes();
+        let takes = port.rate.take(bytes);
+        port.busy_until = self.now + takes;
+        port.busy = port.busy + takes;
+        port.sent_packets += 1;
+        port.sent_bytes += u64::from(bytes);
+        self.packet_hops += 1;
+        if port.captured
+            && let Some(pcap) = &mut self.pcap
+        {
+            pcap.packet(self.now, &self.packets.view(packet), self.packets.get(packet));
+        }
+        if port.traced
+            && let Some(trace) = &mut self.trace
+        {
+            trace.transmission(self.now, takes, id, &self.packets.view(packet), bytes);
+        }
+        let arrives = port.busy_until + port.delay;
+        if let Some(faults) = &mut port.faults {
+            let fate = faults.fate(&self.packets.view(packet));
+            if fate.lost {
+                port.drops.count(DropReason::Loss);
+                return self.packets.release(packet);
+            }
+            if fate.duplicated {
+                port.duplicated += 1;
+                let twin = self.packets.copy(packet);
+                self.agenda.at(arrives + fate.held_back, Event::Arrives(twin));
+            }
+            if fate.held_back > Time::ZERO {
+                port.held_back += 1;
+                return self.agenda.at(arrives + fate.held_back, Event::Arrives(packet));
+            }
+        }
+        let record = self.packets.get_mut(packet);
+        record.arrives = arrives;
+        record.next = PacketId::NONE;
+        let last = std::mem::replace(&mut port.flying_last, packet);
+        if port.flying == PacketId::NONE {
+            port.flying = packet;
+            self.agenda.at(arrives, Event::Lands { port: id, epoch: port.epoch });
+        } else {
+            self.packets.get_mut(last).next = packet;
+        }
+    }
+
+    /// The first packet on a link is at its end. Returns it, and when the next one will be.
+    pub(crate) fn lands(&mut self, id: PortId, epoch: u32) -> (Option<PacketId>, Option<Time>) {
+        let port = &mut self.ports[id.index()];
+        if port.epoch != epoch {
+            return (None, None); // All that was on it is lost.
+        }
+        let packet = port.flying;
+        port.flying = self.packets.get(packet).next;
+        if port.flying == PacketId::NONE {
+            return (Some(packet), None);
+        }
+        (Some(packet), Some(self.packets.get(port.flying).arrives))
+    }
+}
