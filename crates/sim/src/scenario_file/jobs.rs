@@ -68,6 +68,9 @@ fn resolve_one(
         Some(timeout) => timeout.get_ref().0,
         None => Duration::from_millis(1),
     };
+    if let Some(only) = job.timeouts_only.as_ref().filter(|_| system != System::Switchml) {
+        return Err(at(only, "`timeouts_only` is about SwitchML, and this job is none"));
+    }
     Ok(JobPlan {
         name: job.name.clone().unwrap_or_else(|| format!("job{number}")),
         system,
@@ -90,6 +93,7 @@ fn resolve_one(
         },
         congestion_control: job.congestion_control,
         timeout,
+        timeouts_only: job.timeouts_only.as_ref().is_some_and(|only| *only.get_ref()),
         large_values: job.large_values.as_ref().map_or(0.0, |share| share.get_ref().0),
     })
 }

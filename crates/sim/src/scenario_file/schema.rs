@@ -224,6 +224,8 @@ pub(super) struct Job {
     pub(super) congestion_control: bool,
     /// Shortest wait for an answer before a packet is sent again.
     pub(super) timeout: Option<Spanned<Time>>,
+    /// SwitchML: losses are noticed by the timeout alone, always as long, as in its paper; not by packets that were overtaken.
+    pub(super) timeouts_only: Option<Spanned<bool>>,
     /// Share of blocks of 64 elements whose sum overflows the static factor.
     pub(super) large_values: Option<Spanned<Share>>,
 }

@@ -285,3 +285,10 @@ fn static_shares_are_equal_parts_of_the_table_and_bound_the_window() {
     assert_eq!(found, [(partition(0), 50), (Hashing::Hash, 1024), (partition(50), 20)]);
     refused(&text.replace("= 100", "= 1"), 7, &["no part for each of 2 jobs"]);
 }
+
+#[test]
+fn noticing_losses_by_timeouts_alone_is_for_switchml() {
+    let text = format!("{RACK}{JOB}timeouts_only = true\n");
+    refused(&text, 8, &["`timeouts_only` is about SwitchML"]);
+    assert!(ok(&text.replace("\"atp\"", "\"switchml\"")).jobs[0].timeouts_only);
+}
