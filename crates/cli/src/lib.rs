@@ -1,7 +1,7 @@
 //! The `fanin` command: one file a subcommand.
 //!
 //! It stands outside the way of a gradient: it starts a switch, or asks one. The Python package calls [`main`] as well, for
-//! all but `fanin run`, `bench` and `netlab`, which it does itself.
+//! all but `fanin run`, `bench`, `netlab` and `reproduce`, which it does itself.
 //!
 //! Deliberately absent: anything that decides.
 #![forbid(unsafe_code)]
@@ -11,6 +11,7 @@ mod bench;
 mod doctor;
 mod netlab;
 mod output;
+mod reproduce;
 mod run;
 mod sim;
 mod status;
@@ -53,6 +54,7 @@ enum Command {
     Bench(bench::Arguments),
     Netlab(netlab::Arguments),
     Sim(sim::Arguments),
+    Reproduce(reproduce::Arguments),
     Version(version::Arguments),
 }
 
@@ -79,6 +81,7 @@ pub fn exit_status(args: impl IntoIterator<Item = OsString>) -> u8 {
         Command::Bench(arguments) => bench::run(&arguments),
         Command::Netlab(arguments) => netlab::run(&arguments),
         Command::Sim(arguments) => sim::run(&arguments),
+        Command::Reproduce(arguments) => reproduce::run(&arguments),
         Command::Version(arguments) => version::run(&arguments),
     };
     match result {
@@ -107,6 +110,7 @@ mod tests {
             "torchrun plus an embedded switch",
             "beside Gloo",
             "network namespaces",
+            "figures of a paper",
             "Examples:",
             "fanin status --switch",
         ] {

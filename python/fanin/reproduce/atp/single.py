@@ -1,0 +1,106 @@
+"""§5.2.1, Figure 8: one job of eight workers, every model, every system."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from fanin.reproduce.atp import setting
+from fanin.reproduce.finding import Experiment, Finding, Outcome
+from fanin.reproduce.lab import Lab, Spread
+from fanin.reproduce.plot import finish
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MODELS = ["alexnet", "vgg11", "vgg16", "vgg19", "resnet50", "resnet101", "resnet152"]
+MODELS_QUICK = ["vgg16", "resnet50"]
+SCALE = 400.0
+SYSTEMS: dict[str, tuple[str, dict[str, Any]]] = {
+    "atp": ("ATP", {"elements": setting.ELEMENTS, "window": setting.WINDOW}),
+    "switchml": ("SwitchML", {"elements": 256, "window": 128}),
+    "ring": ("ring (Horovod)", {}),
+    "ps-n-to-n": ("server beside each worker (BytePS NtoN)", {"elements": 256, "window": 256}),
+    "ps": ("one server (BytePS Nto1)", {"elements": 256, "window": 256}),
+}
+PAPER_MAX = {"switchml": 1.5, "ring": 1.24, "ps-n-to-n": 1.5, "ps": 8.7}
+
+
+def run(lab: Lab) -> Outcome:
+    """Train every model on every system."""
+    models = MODELS_QUICK if lab.quick else MODELS
+    runs = lab.play(
+        {
+            f"single-{model}-{system}": {
+                "title": f"Figure 8: {model}, {name}",
+                "until": setting.ms((20_000 if system == "ps" else 4_000) / SCALE),
+                "warm_up": setting.ms(300 / SCALE),
+                "network": setting.rack(9),
+                "job": [
+                    {
+                        "system": system,
+                        "workers": 8,
+                        "model": model,
+                        "batch": setting.BATCH,
+                        "flops": setting.FLOPS,
+                        "scale": SCALE,
+                        "jitter": setting.JITTER,
+                        **more,
+                    }
+                ],
+            }
+            for model in models
+            for system, (name, more) in SYSTEMS.items()
+        }
+    )
+    images = {
+        system: [
+            runs[f"single-{model}-{system}"].spread(setting.images_per_s) for model in models
+        ]
+        for system in SYSTEMS
+    }
+    gains = {
+        system: [
+            Spread.of(
+                [
+                    setting.images_per_s(atp) / setting.images_per_s(other)
+                    for atp, other in zip(
+                        runs[f"single-{model}-atp"].reports,
+                        runs[f"single-{model}-{system}"].reports,
+                        strict=True,
+                    )
+                ]
+            )
+            for model in models
+        ]
+        for system in PAPER_MAX
+    }
+
+    def draw(figure: Figure) -> None:
+        axes = figure.add_subplot()
+        width = 0.8 / len(SYSTEMS)
+        for at, (system, (name, _)) in enumerate(SYSTEMS.items()):
+            places = [model + (at - 2) * width for model in range(len(models))]
+            axes.bar(places, [s.median for s in images[system]], width, label=name)
+        axes.set_xticks(range(len(models)), models)
+        finish(axes, "", "images/s and worker")
+
+    return Outcome(
+        [
+            Finding(
+                "§5.2.1, Fig. 8",
+                f"ATP by {SYSTEMS[system][0]}, the most of all models",
+                paper,
+                max(gains[system], key=lambda spread: spread.median),
+                unit="x",
+                why=WHY[system],
+            )
+            for system, paper in PAPER_MAX.items()
+        ],
+        draw,
+        {"models": models, "images_per_s": {k: [s.median for s in v] for k, v in images.items()}},
+    )
+
+
+WHY = {"switchml": "", "ring": "", "ps-n-to-n": "", "ps": ""}
+
+EXPERIMENT = Experiment("single", "One job of 8 workers (Figure 8)", run)
