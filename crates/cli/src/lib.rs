@@ -1,7 +1,7 @@
 //! The `fanin` command: one file a subcommand.
 //!
-//! It stands outside the way of a gradient: it starts a switch, or asks one. The Python package calls [`main`] as well, for
-//! all but `fanin run`, `bench`, `netlab` and `reproduce`, which it does itself.
+//! It stands outside the way of a gradient: it starts a switch, asks one, or simulates a network of them. The Python package
+//! calls [`main`] as well, for all but `fanin run`, `bench`, `netlab` and `reproduce`, which it does itself.
 //!
 //! Deliberately absent: anything that decides.
 #![forbid(unsafe_code)]
@@ -37,7 +37,8 @@ const USAGE: u8 = 2;
         fanin run --nproc-per-node 4 train.py      train with 4 workers and a switch of their own\n  \
         fanin switch --listen 0.0.0.0:4800         serve jobs of other machines\n  \
         fanin status --switch 10.0.0.9:4800        who waits for whom\n  \
-        fanin doctor --switch 10.0.0.9:4800        why it is not reached, or slow",
+        fanin doctor --switch 10.0.0.9:4800        why it is not reached, or slow\n  \
+        fanin sim examples/sim/rack.toml           the same machines in a simulated network",
     disable_help_subcommand = true
 )]
 struct Cli {

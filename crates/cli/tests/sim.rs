@@ -88,7 +88,7 @@ fn mistakes_are_told_with_file_and_line() {
     assert_eq!(output.status.code(), Some(1));
     let message = text(&output.stderr);
     assert!(
-        message.contains(&format!("{file}:8:1")) && message.contains("did you mean `workers`?"),
+        message.contains(&format!("{file}:9:1")) && message.contains("did you mean `workers`?"),
         "{message}"
     );
     let output = sim(&[&directory.path("nowhere.toml")]);

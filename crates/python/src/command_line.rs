@@ -4,7 +4,7 @@ use pyo3::prelude::*;
 use std::ffi::OsString;
 use std::process::ExitCode;
 
-/// The command line without `run`: switch, status, version. Returns the exit status.
+/// The command line without `run`: switch, status, sim, version. Returns the exit status.
 ///
 /// `argv` is without the program's name. SIGINT and SIGTERM are the commands' own while this runs.
 #[pyfunction]

@@ -1,8 +1,9 @@
 //! Deterministic worlds for the protocols' own state machines, in virtual time.
 //!
 //! [`net`] is a network of packets, with rates, queues, routes and topologies: for what the protocols do to a network, and
-//! it to them. Beside it stands a small world for faults alone: a network that loses, duplicates, reorders and delays;
-//! workers that crash, a switch that restarts. There a [`Scenario`] is drawn from a seed; [`run`] plays it and returns what the [`Checker`](checker) found wrong, if
+//! it to them. [`workload`] puts jobs on it, [`scenario_file`] reads what `fanin sim` plays. Beside it stands a small world for
+//! SwitchML's faults alone: a network that loses, duplicates, reorders and delays; workers that crash, a switch that restarts.
+//! There a [`Scenario`] is drawn from a seed; [`run`] plays it and returns what the [`Checker`](checker) found wrong, if
 //! anything. The same seed plays the same way on every machine: nothing here reads a clock, an address or a hash map's order.
 //!
 //! Deliberately absent: sockets, threads.

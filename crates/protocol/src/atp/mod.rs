@@ -14,7 +14,7 @@
 //!   when it has the parameters of the last one: so the server needs one gathering and one finished fragment a place, and all
 //!   workers agree on the aggregator that a place uses.
 //! - A parameter packet names the aggregator that its fragment used, which the switches free, and besides the one that the
-//!   fragment's place uses from now on ([`next_aggregator_index`]) and the exponent of that next fragment (`next_exponent`).
+//!   fragment's place uses from now on (in the first bitmap) and the exponent of that next fragment (`next_exponent`).
 //!   A worker that hands parameters back (`restore`) puts both, as it got them, where they were.
 
 mod aggregator_table;

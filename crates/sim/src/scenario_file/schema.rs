@@ -75,6 +75,9 @@ pub(super) struct Network {
     pub(super) queue: Spanned<Size>,
     /// Queue length from which a switch marks, and a host's NIC.
     pub(super) ecn: Option<Spanned<Size>>,
+    /// Whether NICs mark. A worker that begins hands its NIC a window at once, which is no congestion.
+    #[serde(default = "defaults::yes")]
+    pub(super) nic_ecn: bool,
     /// A switch's queues share this much memory.
     pub(super) shared_buffer: Option<Size>,
     /// How much of what is free of it one queue may take.

@@ -292,3 +292,16 @@ fn noticing_losses_by_timeouts_alone_is_for_switchml() {
     refused(&text, 8, &["`timeouts_only` is about SwitchML"]);
     assert!(ok(&text.replace("\"atp\"", "\"switchml\"")).jobs[0].timeouts_only);
 }
+
+#[test]
+fn nics_mark_as_switches_do_unless_told_not_to() {
+    let threshold = |more: &str| {
+        let scenario = ok(&format!("{RACK}ecn = \"100kB\"\n{more}{JOB}"));
+        ["h0", "s0"].map(|name| {
+            let node = scenario.topology.node(name).expect("a node");
+            scenario.topology.get(node).config.queues[0].ecn_threshold_bytes
+        })
+    };
+    assert_eq!(threshold(""), [Some(100_000); 2]);
+    assert_eq!(threshold("nic_ecn = false\n"), [None, Some(100_000)]);
+}

@@ -271,7 +271,7 @@ fn shake(losses: &mut Vec<LossPlan>, topology: &Topology) {
 
 fn losses(dice: &mut Dice, topology: &Topology) -> Vec<LossPlan> {
     let (loss, duplication, reordering) = (dice.chance(0.1), dice.chance(0.1), dice.chance(0.2));
-    let burst = dice.one_in(4).then(|| (0.02, 0.3));
+    let burst = dice.one_in(4).then_some((0.02, 0.3));
     let held_back = dice.time(Duration::from_micros(1), Duration::from_micros(500));
     // Everywhere, or on one link.
     let links = topology.links().len() as u64;
