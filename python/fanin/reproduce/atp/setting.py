@@ -42,6 +42,7 @@ def network(topology: str, **more: Any) -> dict[str, Any]:
         "delay": DELAY,
         "queue": QUEUE,
         "ecn": ECN,
+        "nic_ecn": False,
         **more,
     }
 
