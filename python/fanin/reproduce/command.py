@@ -10,7 +10,7 @@ import sys
 import time
 from argparse import ArgumentTypeError
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -51,9 +51,7 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     made.add_argument("paper", choices=["atp"], help="which paper's figures")
-    made.add_argument(
-        "--quick", action="store_true", help="one seed, fewer points, smaller models"
-    )
+    made.add_argument("--quick", action="store_true", help="one seed, fewer points, smaller models")
     made.add_argument(
         "--only",
         nargs="+",
@@ -62,7 +60,11 @@ def parser() -> argparse.ArgumentParser:
         help=f"some of: {', '.join(experiment.name for experiment in EXPERIMENTS)}",
     )
     made.add_argument(
-        "--out", type=Path, default=Path("reproduction"), metavar="DIR", help="(default: %(default)s)"
+        "--out",
+        type=Path,
+        default=Path("reproduction"),
+        metavar="DIR",
+        help="(default: %(default)s)",
     )
     made.add_argument(
         "--seed", type=int, default=1, metavar="S", help="the first one (default: %(default)s)"
@@ -124,7 +126,9 @@ def _run(args: argparse.Namespace, command: list[str]) -> int:
     (args.out / "results.json").write_text(json.dumps(document, indent=1) + "\n")
     findings = [finding for outcome in outcomes for finding in outcome.findings]
     shown = table(findings)
-    (args.out / "README.md").write_text(_page(shlex.join(command), document["commit"], seeds, shown, chosen))
+    (args.out / "README.md").write_text(
+        _page(shlex.join(command), document["commit"], seeds, shown, chosen)
+    )
     print(shown)
     print(f"{time.monotonic() - began:.0f} s; plots, scenarios and results are in {args.out}")
     return 0
@@ -133,8 +137,11 @@ def _run(args: argparse.Namespace, command: list[str]) -> int:
 def _run_all(chosen: Sequence[Experiment], lab: Lab) -> list[Outcome]:
     """Run all experiments at once: the simulations of one fill the cores while another thinks."""
     with ThreadPoolExecutor(len(chosen)) as threads:
+        running = [threads.submit(experiment.run, lab) for experiment in chosen]
         try:
-            running = [threads.submit(experiment.run, lab) for experiment in chosen]
+            ended, _ = wait(running, return_when=FIRST_EXCEPTION)
+            for one in ended:
+                one.result()  # the failure, if there is one
             return [one.result() for one in running]
         finally:
             lab.stop()

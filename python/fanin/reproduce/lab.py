@@ -1,4 +1,4 @@
-"""Runs scenarios: `fanin sim` as processes, a few at a time, everything kept that went in and came out."""
+"""Runs scenarios: `fanin sim` as processes, a few at a time; what went in and came out is kept."""
 
 from __future__ import annotations
 

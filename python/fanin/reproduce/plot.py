@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fanin.reproduce.finding import Experiment, Outcome
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-PAPER = {"color": "black", "linestyle": "--", "linewidth": 1.2}
+PAPER: dict[str, Any] = {"color": "black", "linestyle": "--", "linewidth": 1.2}
 """How the paper's figures are marked."""
 
 

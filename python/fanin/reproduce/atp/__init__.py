@@ -1,4 +1,4 @@
-"""The figures of ATP: Lao et al., "ATP: In-network Aggregation for Multi-tenant Learning", NSDI 2021."""
+"""The figures of Lao et al., "ATP: In-network Aggregation for Multi-tenant Learning", NSDI 2021."""
 
 from __future__ import annotations
 

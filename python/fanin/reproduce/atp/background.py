@@ -123,7 +123,10 @@ def run(lab: Lab) -> Outcome:
                     unit="%",
                     why="",
                 )
-                for letter, work, name in (("a", "vgg16", "VGG16"), ("b", "micro", "micro-benchmark"))
+                for letter, work, name in (
+                    ("a", "vgg16", "VGG16"),
+                    ("b", "micro", "micro-benchmark"),
+                )
             ),
         ],
         draw,

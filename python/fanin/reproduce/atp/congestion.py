@@ -1,4 +1,4 @@
-"""§5.5, Figure 15: half of the aggregators that a job needs, with and without congestion control."""
+"""§5.5, Figure 15: half the aggregators that a job needs, with and without congestion control."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def run(lab: Lab) -> Outcome:
                 "title": f"Figure 15: congestion control {case}",
                 "until": setting.ms(1000 * LONGEST_S / scale),
                 "stall": "1s",
-                "interval": setting.ms(50 / scale),
+                "interval": setting.ms(250 / scale),
                 "network": setting.rack(9, queue=QUEUE),
                 "switch": {"aggregators": AGGREGATORS},
                 "job": [
@@ -64,7 +64,9 @@ def run(lab: Lab) -> Outcome:
             series = report["jobs"][0]["series"]["aggregation_gbps"]
             times = [report["interval_s"] * scale * (at + 0.5) for at in range(len(series))]
             shown = Spread.of(rates[case]).median
-            axes.plot(times, series, style, label=f"congestion control {case}: {shown:.0f} images/s")
+            axes.plot(
+                times, series, style, label=f"congestion control {case}: {shown:.0f} images/s"
+            )
         axes.plot(
             [],
             [],

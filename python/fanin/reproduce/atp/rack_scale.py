@@ -81,4 +81,6 @@ def run(lab: Lab) -> Outcome:
     )
 
 
-EXPERIMENT = Experiment("rack-scale", "Two racks and a server's (Figure 9): traffic into the server", run)
+EXPERIMENT = Experiment(
+    "rack-scale", "Two racks and a server's (Figure 9): traffic into the server", run
+)

@@ -70,7 +70,7 @@ def microbenchmark(**more: Any) -> dict[str, Any]:
 
 
 def sharing(jobs: list[tuple[str, int, dict[str, Any]]], scale: float) -> list[dict[str, Any]]:
-    """Return training jobs (model, workers, more keys) whose servers share the host that follows theirs.
+    """Return training jobs (model, workers, more keys), whose servers share one more host.
 
     They begin one after the other, so that they are in different phases of their iterations.
     """

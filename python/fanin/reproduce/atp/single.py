@@ -32,7 +32,7 @@ def run(lab: Lab) -> Outcome:
         {
             f"single-{model}-{system}": {
                 "title": f"Figure 8: {model}, {name}",
-                "until": setting.ms((20_000 if system == "ps" else 4_000) / SCALE),
+                "until": setting.ms((12_000 if system == "ps" else 2_500) / SCALE),
                 "warm_up": setting.ms(300 / SCALE),
                 "network": setting.rack(9),
                 "job": [
@@ -53,9 +53,7 @@ def run(lab: Lab) -> Outcome:
         }
     )
     images = {
-        system: [
-            runs[f"single-{model}-{system}"].spread(setting.images_per_s) for model in models
-        ]
+        system: [runs[f"single-{model}-{system}"].spread(setting.images_per_s) for model in models]
         for system in SYSTEMS
     }
     gains = {
