@@ -20,8 +20,8 @@ PARAMETERS = 25_557_032
 IMAGES = 1_281_167
 BATCH = 32
 TAIL = 3.0
-"""Gradients have heavy tails. A value is beyond a bound x with a probability of (s / x)^3: the exponent
-is a round one, s is fitted to the table's first line."""
+"""Gradients have heavy tails. A value is beyond a bound x with a probability of (s / x)^3; the
+exponent is a round one, s is fitted to the table's first line."""
 SAMPLES = 4_000_000
 SAMPLES_QUICK = 400_000
 
