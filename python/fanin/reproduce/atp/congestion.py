@@ -102,8 +102,17 @@ def run(lab: Lab) -> Outcome:
     )
 
 
-WHY_RATIO = ""
-WHY = {"on": "", "off": ""}
+WHY_RATIO = (
+    "without control all hangs on the queue, whose length the paper does not give: with 0.7, 0.85 "
+    "and 1 MB it is 10, 30 and 67 images/s; with control 115 to 123"
+)
+WHY = {
+    "on": (
+        "our window shrinks until nearly all that is on the way finds an aggregator (5 to 7 % do "
+        "not); in the paper half does not, and the server's link is what limits"
+    ),
+    "off": WHY_RATIO,
+}
 
 EXPERIMENT = Experiment(
     "congestion", "Half of the aggregators, 8 workers of VGG16 into one server (Figure 15)", run

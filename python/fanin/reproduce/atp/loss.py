@@ -19,14 +19,14 @@ ELEMENTS = 256
 SYSTEMS: dict[str, tuple[str, dict[str, Any]]] = {
     # Without congestion control, as in the paper: an adversary's losses tell of no congestion.
     "atp": ("ATP", {"system": "atp", "window": 1024, "congestion_control": False}),
-    # Slots that fill a link, as SwitchML's authors choose them, and its own way to notice a loss.
+    # As much memory of the switch: a slot takes two aggregators. Its own way to notice a loss.
     "switchml": (
         "SwitchML (timeouts of 1 ms)",
-        {"system": "switchml", "window": 128, "timeouts_only": True},
+        {"system": "switchml", "window": 512, "timeouts_only": True},
     ),
     "overtaken": (
         "SwitchML as fanin's workers do it",
-        {"system": "switchml", "window": 128},
+        {"system": "switchml", "window": 512},
     ),
 }
 SCALE = 100.0

@@ -261,6 +261,10 @@ def _rise(report: Report) -> float:
 
 
 WHY_GAIN = ""
-WHY_WORST = ""
+WHY_WORST = (
+    "a fragment that finds its aggregator busy, and then free, waits to be sent again, and that "
+    "halves the window as a loss would: at 67 %, 80 images/s, 89 without congestion control, and "
+    "91 with static parts"
+)
 
 EXPERIMENT = Experiment("sharing", "Three VGG16 jobs share a switch's aggregators (Figure 13)", run)
