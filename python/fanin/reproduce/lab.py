@@ -62,13 +62,17 @@ class Lab:
         for folder in ("scenarios", "results"):
             (out / folder).mkdir(parents=True, exist_ok=True)
 
-    def play(self, scenarios: Mapping[str, Scenario]) -> dict[str, Runs]:
-        """Play every scenario with every seed; return the runs by the scenarios' names."""
+    def play(self, scenarios: Mapping[str, Scenario], *, once: bool = False) -> dict[str, Runs]:
+        """Play every scenario with every seed; return the runs by the scenarios' names.
+
+        ``once`` is for scenarios that little in is random: with the first seed alone.
+        """
+        seeds = self.seeds[:1] if once else self.seeds
         for name, scenario in scenarios.items():
             self._scenario(name).write_text(toml(scenario))
-        self._progress.expect(len(scenarios) * len(self.seeds))
+        self._progress.expect(len(scenarios) * len(seeds))
         runs = {
-            name: [self._pool.submit(self._simulate, name, seed) for seed in self.seeds]
+            name: [self._pool.submit(self._simulate, name, seed) for seed in seeds]
             for name in scenarios
         }
         return {name: Runs([run.result() for run in of_one]) for name, of_one in runs.items()}

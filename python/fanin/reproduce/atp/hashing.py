@@ -17,7 +17,7 @@ SCHEMES = {
     "linear": "sequence number (linear)",
     "partition": "static parts",
 }
-JOBS = [1, 2, 4, 6, 8]
+JOBS = [1, 2, 4, 8]
 JOBS_QUICK = [1, 4, 8]
 WORKERS = 8
 AGGREGATORS = 1320
