@@ -65,7 +65,7 @@ class Lab:
     def play(self, scenarios: Mapping[str, Scenario], *, once: bool = False) -> dict[str, Runs]:
         """Play every scenario with every seed; return the runs by the scenarios' names.
 
-        ``once`` is for scenarios that little in is random: with the first seed alone.
+        With ``once``, only with the first seed.
         """
         seeds = self.seeds[:1] if once else self.seeds
         for name, scenario in scenarios.items():

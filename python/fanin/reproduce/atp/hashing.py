@@ -18,7 +18,7 @@ SCHEMES = {
     "partition": "static parts",
 }
 JOBS = [1, 2, 4, 8]
-JOBS_QUICK = [1, 4, 8]
+JOBS_QUICK = [1, 8]
 WORKERS = 8
 AGGREGATORS = 1320
 """Enough for static parts to fill the server's link, whatever the number of jobs."""
