@@ -21,6 +21,10 @@ def main(arguments: list[str] | None = None) -> int:
             from fanin.netlab.command import main as netlab
 
             return netlab(argv[1:])
+        case ["reproduce"]:
+            from fanin.reproduce.command import main as reproduce
+
+            return reproduce(argv[1:])
     from fanin import _fanin
 
     return _fanin.main(argv)

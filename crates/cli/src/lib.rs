@@ -1,7 +1,7 @@
 //! The `fanin` command: one file a subcommand.
 //!
-//! It stands outside the way of a gradient: it starts a switch, asks one, or simulates a network of them. The Python package calls [`main`] as well, for
-//! all but `fanin run`, `bench` and `netlab`, which it does itself.
+//! It stands outside the way of a gradient: it starts a switch, asks one, or simulates a network of them. The Python package
+//! calls [`main`] as well, for all but `fanin run`, `bench`, `netlab` and `reproduce`, which it does itself.
 //!
 //! Deliberately absent: anything that decides.
 #![forbid(unsafe_code)]
@@ -11,6 +11,7 @@ mod bench;
 mod doctor;
 mod netlab;
 mod output;
+mod reproduce;
 mod run;
 mod server;
 mod sim;
@@ -57,6 +58,7 @@ enum Command {
     Bench(bench::Arguments),
     Netlab(netlab::Arguments),
     Sim(sim::Arguments),
+    Reproduce(reproduce::Arguments),
     Version(version::Arguments),
 }
 
@@ -84,6 +86,7 @@ pub fn exit_status(args: impl IntoIterator<Item = OsString>) -> u8 {
         Command::Bench(arguments) => bench::run(&arguments),
         Command::Netlab(arguments) => netlab::run(&arguments),
         Command::Sim(arguments) => sim::run(&arguments),
+        Command::Reproduce(arguments) => reproduce::run(&arguments),
         Command::Version(arguments) => version::run(&arguments),
     };
     match result {
@@ -112,6 +115,7 @@ mod tests {
             "torchrun plus an embedded switch",
             "beside Gloo",
             "network namespaces",
+            "figures of a paper",
             "Examples:",
             "fanin status --switch",
         ] {

@@ -24,6 +24,11 @@ pub enum Hashing {
     Hash,
     /// By the sequence number, wherever others are: the comparison of Figure 14.
     Linear,
+    /// In turn within a part of the table that no other job uses, as long as the window: the static shares of Figures 13 and 14.
+    Partition {
+        /// Its first aggregator.
+        first: u32,
+    },
 }
 
 /// What a float is multiplied by before it is rounded to an integer.
@@ -91,6 +96,11 @@ impl AtpJobConfig {
         if self.aggregators > AGGREGATORS_MAX {
             return Err(AtpConfigError::Aggregators(self.aggregators));
         }
+        if let Hashing::Partition { first } = self.hashing
+            && u64::from(first) + u64::from(self.window_max) > u64::from(self.aggregators)
+        {
+            return Err(AtpConfigError::Partition { first, fragments: self.window_max });
+        }
         Ok(self)
     }
 
@@ -114,16 +124,20 @@ impl AtpJobConfig {
         let index = match self.hashing {
             Hashing::Hash => mix(u64::from(self.id.0) << 32 | self.place(sequence) as u64) % aggregators,
             Hashing::Linear => sequence % aggregators,
+            Hashing::Partition { first } => u64::from(first) + self.place(sequence) as u64,
         };
         index as u32
     }
 
-    /// Where the place goes after a collision at `index` (ATP §3.6: `HASH(<aggregatorIndex>) % numAggregators`).
+    /// Where a place goes after its fragment `sequence` met a collision at `index` (ATP §3.6: `HASH(<aggregatorIndex>) %
+    /// numAggregators`).
     ///
-    /// The job is in the hash: two jobs that collide would otherwise meet again wherever they move.
-    pub(crate) fn rehashed(&self, index: u32) -> u32 {
+    /// Job and sequence number are in the hash, not the index alone: two jobs, or two places of one, that collide would
+    /// otherwise meet again wherever they move, and all places end in the few aggregators that a hash of nothing but itself
+    /// comes back to: about as many as the root of all.
+    pub(crate) fn rehashed(&self, sequence: u64, index: u32) -> u32 {
         let seed = u64::from(self.id.0) << 32 | u64::from(index);
-        (mix(seed ^ 0x6a09_e667_f3bc_c908) % u64::from(self.aggregators.max(1))) as u32
+        (mix(mix(seed) ^ sequence) % u64::from(self.aggregators.max(1))) as u32
     }
 
     /// What the values of a fragment with `exponent` are multiplied by.
@@ -174,6 +188,13 @@ pub enum AtpConfigError {
     },
     /// No switch has so many aggregators.
     Aggregators(u32),
+    /// The job's part of the table would end beyond it.
+    Partition {
+        /// Its first aggregator.
+        first: u32,
+        /// How many it has.
+        fragments: u16,
+    },
     /// No hierarchy has such a level.
     Level(u8),
     /// The machine holds as many jobs as it can.
@@ -205,6 +226,9 @@ impl core::fmt::Display for AtpConfigError {
                 "a window of {fragments} fragments of {elements} elements: 1 to {WINDOW_ELEMENTS_MAX} elements in all"
             ),
             Self::Aggregators(n) => write!(f, "{n} aggregators: a switch has at most {AGGREGATORS_MAX}"),
+            Self::Partition { first, fragments } => {
+                write!(f, "a part of {fragments} aggregators from {first} on: the table ends before")
+            }
             Self::Level(level) => write!(f, "level {level}: a hierarchy has {LEVELS_MAX}, counted from 0"),
             Self::Jobs => write!(f, "no more than {ATP_JOBS_MAX} jobs at one machine"),
             Self::Directions(n) => write!(f, "directions of {n} workers, which is not the number of workers"),

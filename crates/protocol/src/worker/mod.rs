@@ -48,6 +48,7 @@ pub struct Worker<A, T> {
     /// Slots whose packet is to be sent, each once.
     ready: VecDeque<SlotIndex>,
     in_flight: InFlight,
+    timeouts_only: bool,
     round_trip: RoundTrip,
     /// When a result came last, or the first packet left since the worker (again) began.
     last_progress: Option<Instant>,
@@ -158,12 +159,21 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
             last_payloads: vec![0; slots * config.payload_bytes_max()],
             ready: VecDeque::with_capacity(slots),
             in_flight: InFlight::new(config.slots),
+            timeouts_only: false,
             round_trip: RoundTrip::new(retransmission),
             last_progress: None,
             stalled_until: None,
             events: VecDeque::new(),
             statistics: WorkerStatistics::default(),
         }
+    }
+
+    /// The worker, but noticing losses by timeouts alone, as SwitchML's own does (§4.4): only to measure what it is worth to
+    /// notice that a packet was overtaken.
+    #[must_use]
+    pub fn with_timeouts_only(mut self) -> Self {
+        self.timeouts_only = true;
+        self
     }
 
     /// Appends a tensor to the stream. Every worker of the job must submit alike tensors in the same order.
@@ -382,7 +392,7 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
         }
         self.progressed(now, finished);
         self.advance(index);
-        while let Some(lost) = self.in_flight.overtaken() {
+        while let Some(lost) = self.in_flight.overtaken().filter(|_| !self.timeouts_only) {
             self.send_again(lost);
         }
         Ok(Verdict::Absorb)

@@ -295,6 +295,24 @@ fn an_overtaken_packet_is_sent_again_before_its_timeout() {
 }
 
 #[test]
+fn with_timeouts_only_a_lost_packet_is_sent_again_after_its_timeout() {
+    let mut rack = Rack::new(3, 64);
+    rack.workers = rack.workers.into_iter().map(Worker::with_timeouts_only).collect();
+    for worker in &mut rack.workers {
+        worker.submit(Numbers::Int(vec![7; 64 * 10 * ELEMENTS]), Op::Sum);
+    }
+    let mut count = 0;
+    rack.settle(|_| {
+        count += 1;
+        count == 100
+    });
+    assert!(rack.done.iter().all(|done| done.is_empty()));
+    assert!(rack.sleep(), "a timer is set");
+    rack.settle(|_| false);
+    assert!(rack.done.iter().all(|done| *done == [Numbers::Int(vec![21; 64 * 10 * ELEMENTS])]));
+}
+
+#[test]
 fn a_worker_that_waits_for_a_late_one_backs_off_and_sends_little() {
     let mut rack = Rack::new(2, 512);
     rack.workers[0].submit(Numbers::Int(vec![1; 512 * ELEMENTS]), Op::Sum);

@@ -56,6 +56,7 @@ fn resolve_one(
     let server = server(topology, job, taken)?;
     check_fan_in(topology, job, &workers, server)?;
     let (elements, window) = packets(file, job)?;
+    let (hashing, window) = hashing(file, job, number, window)?;
     let (start, stop) = (job.start.0, job.stop.map(|stop| stop.0));
     if stop.is_some_and(|stop| stop <= start) {
         return Err(at(entry, "this job stops before it starts"));
@@ -67,6 +68,9 @@ fn resolve_one(
         Some(timeout) => timeout.get_ref().0,
         None => Duration::from_millis(1),
     };
+    if let Some(only) = job.timeouts_only.as_ref().filter(|_| system != System::Switchml) {
+        return Err(at(only, "`timeouts_only` is about SwitchML, and this job is none"));
+    }
     Ok(JobPlan {
         name: job.name.clone().unwrap_or_else(|| format!("job{number}")),
         system,
@@ -78,10 +82,7 @@ fn resolve_one(
         elements,
         window,
         integers: job.dtype == DtypeName::Int32,
-        hashing: match job.hashing {
-            HashingName::Hash => Hashing::Hash,
-            HashingName::Linear => Hashing::Linear,
-        },
+        hashing,
         scaling: match job.scaling {
             ScalingName::Static => Scaling::Static,
             ScalingName::Dynamic => Scaling::Dynamic,
@@ -92,6 +93,7 @@ fn resolve_one(
         },
         congestion_control: job.congestion_control,
         timeout,
+        timeouts_only: job.timeouts_only.as_ref().is_some_and(|only| *only.get_ref()),
         large_values: job.large_values.as_ref().map_or(0.0, |share| share.get_ref().0),
     })
 }
@@ -206,6 +208,27 @@ fn packets(file: &File, job: &Job) -> Result<(u16, u16), Mistake> {
         None => WINDOW.min(most),
     };
     Ok((elements, window))
+}
+
+/// How a job's fragments find their aggregators; a job with a part of the table for itself has a window no longer than that.
+fn hashing(file: &File, job: &Job, number: usize, window: u16) -> Result<(Hashing, u16), Mistake> {
+    match job.hashing {
+        HashingName::Hash => Ok((Hashing::Hash, window)),
+        HashingName::Linear => Ok((Hashing::Linear, window)),
+        HashingName::Partition => {
+            let with_part = |jobs: &[Spanned<Job>]| {
+                jobs.iter().filter(|job| job.get_ref().hashing == HashingName::Partition).count() as u32
+            };
+            let (aggregators, sharing) = (*file.switch.aggregators.get_ref(), with_part(&file.job));
+            let part = aggregators / sharing;
+            if part == 0 {
+                let message = format!("{aggregators} aggregators are no part for each of {sharing} jobs");
+                return Err(at(&job.system, message));
+            }
+            let first = part * with_part(&file.job[..number]);
+            Ok((Hashing::Partition { first }, window.min(part.min(u16::MAX.into()) as u16)))
+        }
+    }
 }
 
 /// SwitchML's slots: two aggregators each, and as many for each job as for the others, running or not.

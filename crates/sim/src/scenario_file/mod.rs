@@ -114,7 +114,7 @@ fn topology(network: &Network, switch: &SwitchTable) -> Result<Topology, Mistake
     }
     let delay = network.delay.0;
     let mut host = NodeConfig::host();
-    for nic in &mut host.queues {
+    for nic in host.queues.iter_mut().filter(|_| network.nic_ecn) {
         nic.ecn_threshold_bytes = queue.ecn_threshold_bytes;
     }
     let parts = Parts {

@@ -75,6 +75,9 @@ pub(super) struct Network {
     pub(super) queue: Spanned<Size>,
     /// Queue length from which a switch marks, and a host's NIC.
     pub(super) ecn: Option<Spanned<Size>>,
+    /// Whether NICs mark. A worker that begins hands its NIC a window at once, which is no congestion.
+    #[serde(default = "defaults::yes")]
+    pub(super) nic_ecn: bool,
     /// A switch's queues share this much memory.
     pub(super) shared_buffer: Option<Size>,
     /// How much of what is free of it one queue may take.
@@ -224,6 +227,8 @@ pub(super) struct Job {
     pub(super) congestion_control: bool,
     /// Shortest wait for an answer before a packet is sent again.
     pub(super) timeout: Option<Spanned<Time>>,
+    /// SwitchML: losses are noticed by the timeout alone, always as long, as in its paper; not by packets that were overtaken.
+    pub(super) timeouts_only: Option<Spanned<bool>>,
     /// Share of blocks of 64 elements whose sum overflows the static factor.
     pub(super) large_values: Option<Spanned<Share>>,
 }
@@ -265,6 +270,8 @@ pub(super) enum HashingName {
     #[default]
     Hash,
     Linear,
+    /// An equal part of the table for each job that says so, running or not; the window is no longer than that.
+    Partition,
 }
 
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]

@@ -1,3 +1,5 @@
+use fanin_protocol::atp::Hashing;
+
 use super::*;
 use crate::workload::Workload;
 use crate::workload::models::Model;
@@ -264,4 +266,42 @@ fn topologies_take_their_own_numbers_and_no_others() {
 fn what_is_no_toml_is_refused_with_its_line() {
     refused("[network\ntopology = 1\n", 1, &[]);
     refused("[network]\ntopology = \"rack\"\nhosts = \"nine\"\n", 3, &["a whole number"]);
+}
+
+#[test]
+fn static_shares_are_equal_parts_of_the_table_and_bound_the_window() {
+    let job = |name: &str, more: &str| {
+        format!("[[job]]\nname = \"{name}\"\nsystem = \"atp\"\nworkers = 2\ntensor = \"4MB\"\n{more}")
+    };
+    let part = "hashing = \"partition\"\n";
+    let text = format!(
+        "{RACK}[switch]\naggregators = 100\n{}{}{}",
+        job("a", part),
+        job("b", ""),
+        job("c", &format!("{part}window = 20\n"))
+    );
+    let found: Vec<_> = ok(&text).jobs.iter().map(|job| (job.hashing, job.window)).collect();
+    let partition = |first| Hashing::Partition { first };
+    assert_eq!(found, [(partition(0), 50), (Hashing::Hash, 1024), (partition(50), 20)]);
+    refused(&text.replace("= 100", "= 1"), 7, &["no part for each of 2 jobs"]);
+}
+
+#[test]
+fn noticing_losses_by_timeouts_alone_is_for_switchml() {
+    let text = format!("{RACK}{JOB}timeouts_only = true\n");
+    refused(&text, 8, &["`timeouts_only` is about SwitchML"]);
+    assert!(ok(&text.replace("\"atp\"", "\"switchml\"")).jobs[0].timeouts_only);
+}
+
+#[test]
+fn nics_mark_as_switches_do_unless_told_not_to() {
+    let threshold = |more: &str| {
+        let scenario = ok(&format!("{RACK}ecn = \"100kB\"\n{more}{JOB}"));
+        ["h0", "s0"].map(|name| {
+            let node = scenario.topology.node(name).expect("a node");
+            scenario.topology.get(node).config.queues[0].ecn_threshold_bytes
+        })
+    };
+    assert_eq!(threshold(""), [Some(100_000); 2]);
+    assert_eq!(threshold("nic_ecn = false\n"), [None, Some(100_000)]);
 }

@@ -257,12 +257,16 @@ impl Layout {
                 let switch = placement::single_rack(&self.scenario.topology, &plan.workers)
                     .expect("a scenario's placements are checked when it is read");
                 let config = pool_config(plan, place.shards[0].id);
-                let machine = Worker::new(
-                    config,
-                    WorkerId(rank as u8),
-                    SimAddress::new(switch, POOL_PORT),
-                    retransmission(plan.timeout),
-                );
+                let (timeout, switch) = (plan.timeout, SimAddress::new(switch, POOL_PORT));
+                let worker =
+                    |retransmission| Worker::new(config, WorkerId(rank as u8), switch, retransmission);
+                let machine = if plan.timeouts_only {
+                    // A timeout that never changes.
+                    let fixed = RetransmissionConfig { floor: timeout, ceiling: timeout };
+                    worker(fixed).with_timeouts_only()
+                } else {
+                    worker(retransmission(timeout))
+                };
                 vec![network.add_actor(
                     node,
                     self.port(node),

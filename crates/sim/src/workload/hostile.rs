@@ -243,6 +243,7 @@ fn job(dice: &mut Dice, topology: &Topology, index: u64) -> JobPlan {
             Duration::from_millis(1),
             Duration::from_millis(5),
         ]),
+        timeouts_only: false,
         large_values: dice.among(&[0.0, 0.0, 0.02, 0.3]),
     }
 }

@@ -107,6 +107,8 @@ pub struct JobPlan {
     pub congestion_control: bool,
     /// Shortest wait for an answer.
     pub timeout: Duration,
+    /// Whether SwitchML's workers notice losses by it alone, always as long.
+    pub timeouts_only: bool,
     /// Share of blocks whose sum overflows ATP's static factor.
     pub large_values: f64,
 }

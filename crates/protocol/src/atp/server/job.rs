@@ -304,10 +304,12 @@ impl<A: Copy + PartialEq> Job<A> {
         let index = gathering.aggregator_index;
         self.progress.collisions += u64::from(gathering.collision);
         let next_aggregator_index = match self.config.hashing {
-            Hashing::Linear => self.config.aggregator_index(sequence + u64::from(self.config.window_max)),
+            Hashing::Linear | Hashing::Partition { .. } => {
+                self.config.aggregator_index(sequence + u64::from(self.config.window_max))
+            }
             Hashing::Hash if gathering.collision => {
                 self.progress.rehashes += 1;
-                self.config.rehashed(index)
+                self.config.rehashed(sequence, index)
             }
             Hashing::Hash => index,
         };

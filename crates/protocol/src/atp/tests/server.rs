@@ -181,7 +181,7 @@ fn a_collision_moves_the_place_to_another_aggregator() {
     let header = parameters(&mut server);
     assert_eq!(header.aggregator_index, 7, "what the fragment used is freed");
     let next = next_aggregator_index(&header);
-    assert_eq!(next, config(2).rehashed(7));
+    assert_eq!(next, config(2).rehashed(0, 7));
     assert!(next != 7 && next < 16);
     // Without one it stays.
     from_worker(0, 1, 1).to(&mut server, 1);
@@ -206,8 +206,8 @@ fn rehashing_reaches_all_aggregators_and_parts_two_jobs_that_collide() {
     let two = AtpJobConfig { id: JobId(4), ..one };
     let (mut a, mut b, mut met) = (5, 5, 0);
     let mut seen = [false; 8];
-    for _ in 0..64 {
-        (a, b) = (one.rehashed(a), two.rehashed(b));
+    for sequence in 0..64 {
+        (a, b) = (one.rehashed(sequence, a), two.rehashed(sequence, b));
         seen[a as usize] = true;
         met += u32::from(a == b);
     }
@@ -215,6 +215,20 @@ fn rehashing_reaches_all_aggregators_and_parts_two_jobs_that_collide() {
     let places = AtpJobConfig { window_max: 1024, ..one };
     (0..1024).for_each(|sequence| seen[places.aggregator_index(sequence) as usize] = true);
     assert_eq!(seen, [true; 8]);
+}
+
+#[test]
+fn places_of_one_job_that_collide_spread_over_the_whole_table() {
+    let config = AtpJobConfig { aggregators: 2000, window_max: 1000, ..config(1) };
+    let mut indices = [7; 1000];
+    for round in 0..100 {
+        for (place, index) in indices.iter_mut().enumerate() {
+            *index = config.rehashed(1000 * round + place as u64, *index);
+        }
+    }
+    let used: alloc::collections::BTreeSet<_> = indices.into_iter().collect();
+    // As many as of balls thrown at random: 2000 (1 - e^-1/2) = 787. A hash of the index alone leads all to one.
+    assert!((740..830).contains(&used.len()), "{}", used.len());
 }
 
 #[test]
@@ -381,13 +395,17 @@ fn directions_that_do_not_fit_together_are_refused() {
 #[test]
 fn numbers_outside_their_limits_are_refused() {
     type Change = fn(&mut AtpJobConfig);
-    let rows: [(Change, AtpConfigError); 6] = [
+    let rows: [(Change, AtpConfigError); 7] = [
         (|c| c.workers = 0, AtpConfigError::Workers(0)),
         (|c| c.workers = 1025, AtpConfigError::Workers(1025)),
         (|c| c.elements = 65, AtpConfigError::Elements(65)),
         (|c| c.window_max = 0, AtpConfigError::Window { fragments: 0, elements: 64 }),
         (|c| c.window_max = 16385, AtpConfigError::Window { fragments: 16385, elements: 64 }),
         (|c| c.aggregators = u32::MAX, AtpConfigError::Aggregators(u32::MAX)),
+        (
+            |c| (c.hashing, c.window_max, c.aggregators) = (Hashing::Partition { first: 3 }, 4, 6),
+            AtpConfigError::Partition { first: 3, fragments: 4 },
+        ),
     ];
     for (change, error) in rows {
         let mut config = config(4);

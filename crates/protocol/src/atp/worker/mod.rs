@@ -330,7 +330,9 @@ impl<A: Copy + PartialEq, T: Tensor> AtpWorker<A, T> {
         place.last = Some(*header);
         place.aggregator_index = match self.config.hashing {
             Hashing::Hash => next_aggregator_index(header),
-            Hashing::Linear => self.config.aggregator_index(sequence + u64::from(self.config.window_max)),
+            Hashing::Linear | Hashing::Partition { .. } => {
+                self.config.aggregator_index(sequence + u64::from(self.config.window_max))
+            }
         };
         place.exponent = match Exponent::from_bits(header.next_exponent).finite() {
             Some(exponent) if self.config.scaling == Scaling::Dynamic => exponent,

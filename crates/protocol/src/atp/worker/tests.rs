@@ -394,13 +394,23 @@ fn an_index_that_the_server_moves_holds_for_the_next_fragment_of_its_place() {
 
 #[test]
 fn with_linear_hashing_the_index_is_the_sequence_number() {
-    let config = AtpJobConfig { hashing: Hashing::Linear, aggregators: 5, ..config(4) };
+    indices_are(Hashing::Linear, |sequence| sequence % 5);
+}
+
+#[test]
+fn in_a_partition_the_index_is_the_place_in_the_window_from_its_first_aggregator_on() {
+    indices_are(Hashing::Partition { first: 1 }, |sequence| 1 + sequence % 4);
+}
+
+/// With a window of 4 and 5 aggregators, whatever the server says.
+fn indices_are(hashing: Hashing, expected: fn(u64) -> u64) {
+    let config = AtpJobConfig { hashing, aggregators: 5, ..config(4) };
     let mut line = Line::with_fragments(config, 12);
     while !line.sent().is_empty() {
         let window: Vec<u64> = core::mem::take(&mut line.headers)
             .into_iter()
             .map(|(sequence, header)| {
-                assert_eq!(u64::from(header.aggregator_index), sequence % 5);
+                assert_eq!(u64::from(header.aggregator_index), expected(sequence));
                 line.headers.insert(sequence, header);
                 sequence
             })

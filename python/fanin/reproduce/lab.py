@@ -1,0 +1,133 @@
+"""Runs scenarios: `fanin sim` as processes, a few at a time; what went in and came out is kept."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fanin.reproduce import ReproduceError
+from fanin.reproduce.progress import Progress
+
+Scenario = Mapping[str, Any]
+"""A scenario file's keys; a list of mappings is an array of tables."""
+Report = Mapping[str, Any]
+"""`result` of the JSON that `fanin sim` writes."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A figure over seeds."""
+
+    median: float
+    least: float
+    most: float
+
+    @classmethod
+    def of(cls, samples: Sequence[float]) -> Spread:
+        """Return the spread of one figure in runs with different seeds."""
+        return cls(statistics.median(samples), min(samples), max(samples))
+
+
+@dataclass(frozen=True)
+class Runs:
+    """One scenario, played with every seed."""
+
+    reports: Sequence[Report]
+
+    def spread(self, figure: Callable[[Report], float]) -> Spread:
+        """Return what `figure` finds in the reports."""
+        return Spread.of([figure(report) for report in self.reports])
+
+
+class Lab:
+    """Where an experiment's scenarios are played."""
+
+    def __init__(self, out: Path, seeds: Sequence[int], jobs: int, quick: bool, progress: Progress):
+        self.out = out
+        self.seeds = seeds
+        self.quick = quick
+        """Whether coarse figures will do."""
+        self._progress = progress
+        self._pool = ThreadPoolExecutor(jobs)
+        self._stopped = threading.Event()
+        for folder in ("scenarios", "results"):
+            (out / folder).mkdir(parents=True, exist_ok=True)
+
+    def play(self, scenarios: Mapping[str, Scenario], *, once: bool = False) -> dict[str, Runs]:
+        """Play every scenario with every seed; return the runs by the scenarios' names.
+
+        With ``once``, only with the first seed.
+        """
+        seeds = self.seeds[:1] if once else self.seeds
+        for name, scenario in scenarios.items():
+            self._scenario(name).write_text(toml(scenario))
+        self._progress.expect(len(scenarios) * len(seeds))
+        runs = {
+            name: [self._pool.submit(self._simulate, name, seed) for seed in seeds]
+            for name in scenarios
+        }
+        return {name: Runs([run.result() for run in of_one]) for name, of_one in runs.items()}
+
+    def stop(self) -> None:
+        """Begin no further simulation."""
+        self._stopped.set()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _scenario(self, name: str) -> Path:
+        return self.out / "scenarios" / f"{name}.toml"
+
+    def _simulate(self, name: str, seed: int) -> Report:
+        if self._stopped.is_set():
+            raise ReproduceError("stopped")
+        result = self.out / "results" / f"{name}-{seed}.json"
+        command = [sys.executable, "-m", "fanin", "sim", str(self._scenario(name))]
+        command += ["--seed", str(seed), "--json", str(result)]
+        ended = subprocess.run(command, capture_output=True, text=True, env=_environment())
+        if ended.returncode:
+            raise ReproduceError(f"{name}: {ended.stderr.strip()}")
+        self._progress.done(name)
+        report: Report = json.loads(result.read_text())["result"]
+        return report
+
+
+def _environment() -> dict[str, str]:
+    """Return an environment in which `python -m fanin` is this package, wherever it was found."""
+    here = str(Path(__file__).parents[2])
+    paths = [here, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+def toml(scenario: Scenario) -> str:
+    """Write a scenario file."""
+    plain = [line for key, value in scenario.items() if (line := _plain(key, value))]
+    for key, value in scenario.items():
+        if isinstance(value, Mapping):
+            plain += ["", f"[{key}]", *_table(value)]
+        elif _is_tables(value):
+            for table in value:
+                plain += ["", f"[[{key}]]", *_table(table)]
+    return "\n".join(plain) + "\n"
+
+
+def _is_tables(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and isinstance(value[0], Mapping)
+
+
+def _plain(key: str, value: Any) -> str | None:
+    if isinstance(value, Mapping) or _is_tables(value):
+        return None
+    # Numbers, strings, booleans and lists of them are written alike in TOML and in JSON.
+    return f"{key} = {json.dumps(value)}"
+
+
+def _table(table: Mapping[str, Any]) -> list[str]:
+    return [line for key, value in table.items() if (line := _plain(key, value))]

@@ -1,0 +1,144 @@
+"""`fanin reproduce atp --quick` runs to its end, and what the paper claims holds."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fanin.reproduce.atp import EXPERIMENTS, overflow
+from fanin.reproduce.finding import Finding, table
+from fanin.reproduce.lab import Spread, toml
+
+SIGNATURE = b"\x89PNG\r\n\x1a\n"
+
+
+def reproduce(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "fanin", "reproduce", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=280)
+
+
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("reproduction")
+    ended = reproduce("atp", "--quick", "--out", str(out))
+    assert ended.returncode == 0, ended.stderr
+    return out
+
+
+@pytest.fixture(scope="module")
+def findings(quick: Path) -> dict[str, list[dict[str, Any]]]:
+    document = json.loads((quick / "results.json").read_text())
+    assert document["command"].startswith("fanin reproduce atp --quick")
+    assert document["seeds"] == [1]
+    return {name: of_one["findings"] for name, of_one in document["experiments"].items()}
+
+
+def ours(findings: dict[str, list[dict[str, Any]]], experiment: str, what: str) -> float:
+    [found] = [one for one in findings[experiment] if what in one["what"]]
+    return float(found["ours"]["median"])
+
+
+def test_every_figure_has_a_row_and_a_plot(
+    quick: Path, findings: dict[str, list[dict[str, Any]]]
+) -> None:
+    page = (quick / "README.md").read_text()
+    assert set(findings) == {experiment.name for experiment in EXPERIMENTS}
+    for experiment in EXPERIMENTS:
+        assert (quick / f"{experiment.name}.png").read_bytes().startswith(SIGNATURE)
+        assert f"({experiment.name}.png)" in page
+        for finding in findings[experiment.name]:
+            assert finding["what"] in page
+            assert finding["agrees"] or finding["why"], f"no reason: {finding}"
+
+
+# The figures' names and values are those of the ATP paper (NSDI 2021).
+
+
+def test_two_levels_leave_a_third_of_the_traffic_into_the_server(
+    findings: dict[str, list[dict[str, Any]]],
+) -> None:
+    assert ours(findings, "rack-scale", "rack-scale service by ATP") == pytest.approx(3, rel=0.1)
+
+
+def test_sharing_aggregators_beats_static_parts_where_they_are_few(
+    findings: dict[str, list[dict[str, Any]]],
+) -> None:
+    assert ours(findings, "sharing", "33 % of peak-throughput aggregators") >= 1
+    assert ours(findings, "sharing", "while one job pauses") > 1
+
+
+def test_hashing_beats_indices_in_sequence(findings: dict[str, list[dict[str, Any]]]) -> None:
+    assert ours(findings, "hashing", "by that in sequence") >= 1
+
+
+def test_congestion_control_is_worth_having(findings: dict[str, list[dict[str, Any]]]) -> None:
+    assert ours(findings, "congestion", "on by off") > 1
+
+
+def test_a_job_gets_its_fair_share_of_a_link(findings: dict[str, list[dict[str, Any]]]) -> None:
+    share = ours(findings, "background", "by its fair share")
+    assert share == pytest.approx(1, rel=0.2)
+    assert ours(findings, "background", "VGG16 beside a flow") == pytest.approx(1, rel=0.2)
+
+
+def test_losses_cost_atp_less_than_switchml(findings: dict[str, list[dict[str, Any]]]) -> None:
+    assert ours(findings, "loss", "micro-benchmark at 1 % loss") > 1
+
+
+def test_the_same_seed_gives_the_same_findings(tmp_path: Path, quick: Path) -> None:
+    ended = reproduce("atp", "--quick", "--only", "rack-scale", "overflow", "--out", str(tmp_path))
+    assert ended.returncode == 0, ended.stderr
+    one, two = (json.loads((out / "results.json").read_text()) for out in (quick, tmp_path))
+    for name, again in two["experiments"].items():
+        assert again == one["experiments"][name]
+    for result in (tmp_path / "results").iterdir():
+        assert result.read_bytes() == (quick / "results" / result.name).read_bytes()
+
+
+def test_another_seed_is_another_run(tmp_path: Path, quick: Path) -> None:
+    arguments = ("--seed", "2", "--only", "overflow", "--out", str(tmp_path))
+    assert reproduce("atp", "--quick", *arguments).returncode == 0
+    again = json.loads((tmp_path / "results.json").read_text())
+    first = json.loads((quick / "results.json").read_text())
+    assert again["seeds"] == [2]
+    assert again["experiments"]["overflow"] != first["experiments"]["overflow"]
+
+
+def test_a_figure_that_is_not_there_is_refused_with_those_that_are(tmp_path: Path) -> None:
+    ended = reproduce("atp", "--only", "latency", "--out", str(tmp_path))
+    assert ended.returncode == 2
+    assert "latency" in ended.stderr
+    assert "rack-scale" in ended.stderr
+
+
+def test_a_scenario_is_written_as_toml() -> None:
+    import tomllib
+
+    scenario = {
+        "title": 'with "quotes"',
+        "network": {"hosts": 9, "ecn": "100kB"},
+        "job": [{"workers": ["h0", "h1"]}, {"workers": 2, "congestion_control": False}],
+        "background": [],
+    }
+    assert tomllib.loads(toml(scenario)) == scenario
+
+
+def test_a_finding_is_within_a_fifth_or_gives_its_reason() -> None:
+    def row(ours: float, paper: float | str, holds: bool | None = None) -> str:
+        spread = Spread(ours, ours, ours)
+        found = Finding("Fig. 1", "x", paper, spread, holds, unit="Gbit/s", why="because")
+        return table([found]).splitlines()[-1]
+
+    assert row(11.9, 10.0).endswith("| 10 Gbit/s | 11.9 Gbit/s | 1.19 | yes |")
+    assert row(12.1, 10.0).endswith("| 1.21 | no: because |")
+    assert row(2, "more than 1", True).endswith("| more than 1 | 2 Gbit/s |  | holds |")
+    assert row(0.5, "more than 1", False).endswith("|  | does not hold: because |")
+
+
+def test_the_bound_of_the_proactive_mechanism_is_the_papers() -> None:
+    # §B.2: "With 100 workers and a scaling factor of 10^8, the value of B is 0.2."
+    assert overflow.bound(100) == pytest.approx(0.2, rel=0.1)
