@@ -66,7 +66,7 @@ enum Command {
     Submit(Part, Op),
     Suspend(SyncSender<Vec<u32>>),
     Resume {
-        job: WorkerJob,
+        job: Box<WorkerJob>,
         switch: SocketAddr,
         socket: TrainSocket,
         restore: Vec<SlotIndex>,
@@ -186,6 +186,7 @@ impl WorkerDriver {
         let sockets = connect_all(switch, shards, self.offload)?;
         for (((index, post), socket), restore) in (0u8..).zip(&self.shared.posts).zip(sockets).zip(restore) {
             let (job, restore) = (job.in_shard(ShardId(index)), restore.clone());
+            let job = Box::new(job);
             post.ask(|reply| Command::Resume { job, switch, socket, restore, reply })
                 .ok_or_else(|| io::Error::other(Failure::Stopped))?;
         }
@@ -348,7 +349,7 @@ impl<M: WorkerMachine> Shard for WorkerShard<M> {
                 let statistics = socket.statistics;
                 *socket = new;
                 socket.statistics = statistics;
-                self.machine.resume(job, Peer::from(switch), &restore);
+                self.machine.resume(*job, Peer::from(switch), &restore);
                 let _ = reply.send(());
             }
             Command::Fail(failure) => {
