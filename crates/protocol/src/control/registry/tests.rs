@@ -124,6 +124,9 @@ fn what_atp_cannot_do_is_refused() {
     assert_eq!(refused(server(), narrow), Refusal::MtuTooSmall { mtu: 300, need: 64 + 256 + 48 });
     let mut deep = through(7, 0, 1);
     deep.hops = (0..5).map(|instance| Hop { instance, ..deep.hops[0] }).collect();
+    assert_eq!(refused(server(), deep.clone()), Refusal::TooManyLevels { levels: 5 });
+    // Nothing of so many is kept until other ranks come.
+    deep.world_size = 2;
     assert_eq!(refused(server(), deep), Refusal::TooManyLevels { levels: 5 });
 }
 
