@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use fanin_protocol::control::{Protocol, Ranks};
+use fanin_protocol::control::{Protocol, Ranks, Refusal};
 use fanin_wire::{AbortReason, WorkerId};
 use tokio::time::timeout;
 
@@ -200,6 +200,10 @@ impl Watch {
                     );
                 }
                 Err(SessionError::SwitchLost { cause, .. }) => cause,
+                // By this rank, whose question the server has not seen end: the switch that passed it on is cut off.
+                Err(SessionError::JoinRefused { reason: reason @ Refusal::DuplicateRank { .. }, .. }) => {
+                    reason.to_string()
+                }
                 // The server is away again, or still, behind a switch that is not.
                 Err(SessionError::Chain {
                     error: error @ ChainError::UpstreamUnreachable { .. }, ..
