@@ -7,8 +7,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use fanin_controller::{
-    JobStatusState, Session, SessionConfig, SwitchServer, SwitchServerConfig, switch_status,
+    AtpSwitchServer, AtpSwitchServerConfig, JobStatusState, Session, SessionConfig, SwitchServer,
+    SwitchServerConfig, switch_status,
 };
+use fanin_protocol::control::Protocol;
 use serde_json::Value;
 
 /// Longer than anything here takes on a busy machine; only a hang reaches it.
@@ -128,6 +130,31 @@ fn a_running_switch_on_this_machine_has_no_problem() {
             "the probe has left: {after:?}"
         );
     }
+}
+
+#[test]
+fn a_switch_of_atp_is_examined_with_its_own_packets() {
+    let server = switch_with(|config| config.protocol = Protocol::Atp);
+    let here = ([127, 0, 0, 1], 0).into();
+    let rack = |upstream: String| {
+        AtpSwitchServer::start(AtpSwitchServerConfig::new(here, upstream)).expect("a free port")
+    };
+    let switch = rack(server.address().to_string());
+    let diagnosis = Diagnosis::of(switch.address());
+    let (verdict, mtu, _) = diagnosis.finding("mtu");
+    let packet = format!("packets of {} bytes", fanin_wire::fragment_packet_bytes(2048));
+    assert!(verdict == "ok" && mtu.contains("fragments of 2048") && mtu.contains(&packet), "{mtu}");
+    assert_eq!(diagnosis.finding("udp").0, "ok", "{}", diagnosis.report);
+
+    let nowhere = free_port().to_string();
+    let lost = rack(nowhere.clone());
+    let diagnosis = Diagnosis::of(lost.address());
+    let said = diagnosis.report.to_string();
+    assert!(
+        diagnosis.status == Some(1) && said.contains(&nowhere) && said.contains("fanin server"),
+        "{said}"
+    );
+    assert!(!said.contains("not a fanin switch"), "{said}");
 }
 
 #[test]

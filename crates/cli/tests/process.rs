@@ -277,6 +277,8 @@ fn options_of_the_other_protocol_are_refused_with_the_cure() {
         (&["--aggregators", "7"], "add --protocol atp"),
         (&["--protocol", "atp", "--upstream", "box", "--shards", "2"], "fanin server --help"),
         (&["--protocol", "atp", "--upstream", ":1"], "give it like 10.0.0.9:4800"),
+        (&["--protocol", "atp", "--upstream", ":1"], "--upstream: "),
+        (&["--protocol", "atp", "--upstream", "box", "--aggregators", "524289"], "at most 524288"),
     ] {
         let refused = output(&[&["switch"], line].concat());
         let message = text(&refused.stderr);
@@ -329,6 +331,25 @@ fn a_switch_that_does_not_come_back_is_a_typed_error_in_time() {
     let error = all_reduce(&hasty, &mut vec![1; 1000]).expect_err("no switch");
     assert!(matches!(error, SessionError::SwitchLost { .. }), "{error}");
     assert!(began.elapsed() < HANG / 2);
+}
+
+#[test]
+fn a_server_that_does_not_come_back_is_named_through_the_switch() {
+    let server = Switch::start_command("server", "127.0.0.1:0", &[]);
+    let switch = Switch::start_with("127.0.0.1:0", &["--protocol", "atp", "--upstream", &server.address]);
+    let mut config = SessionConfig::new(&switch.address, "lost", 0, 1);
+    config.protocol = Protocol::Atp;
+    config.switch_timeout = Duration::from_secs(4);
+    let session = Session::connect(config).expect("admitted");
+    let upstream = server.address.clone();
+    drop(server);
+    let error = all_reduce(&session, &mut vec![1; 1000]).expect_err("no server");
+    let SessionError::SwitchLost { cause, .. } = &error else { panic!("{error}") };
+    assert!(cause.contains(&upstream) && cause.contains("fanin server"), "{cause}");
+    let shown = output(&["status", "--switch", &switch.address]);
+    let message = text(&shown.stderr);
+    assert!(shown.status.code() == Some(1) && message.contains(&upstream), "{message}");
+    assert!(!message.contains("not a fanin switch"), "{message}");
 }
 
 #[test]

@@ -70,6 +70,14 @@ pub enum SessionError {
         /// What the switch said.
         error: ChainError,
     },
+    /// An ATP switch could not ask its server.
+    #[error("switch {switch} has no answer: {cause}")]
+    NoAnswer {
+        /// Host and port.
+        switch: String,
+        /// What the switch said: who, why, and what to do.
+        cause: String,
+    },
     /// Other ranks did not join in time.
     #[error(
         "job {job:?} at switch {switch} is incomplete after {}: {} did not join; running, with the same job name and \
@@ -167,8 +175,8 @@ pub enum SessionError {
 pub enum ChainError {
     /// Its upstream does not answer.
     #[error(
-        "the upstream {upstream} of switch {switch} does not answer ({cause}); is it running (fanin server, or fanin switch \
-         --protocol atp), and is its UDP+TCP port open?"
+        "the upstream {upstream} of switch {switch} leads to no server ({cause}); does fanin server, or fanin switch --protocol \
+         atp, run there, and is its UDP+TCP port open?"
     )]
     UpstreamUnreachable {
         /// The switch.

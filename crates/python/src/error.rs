@@ -66,6 +66,10 @@ fn class_of(py: Python<'_>, error: &SessionError, fields: &Bound<'_, PyDict>) ->
             "SwitchUnreachable"
         }
         SessionError::Chain { .. } => "JoinRefused",
+        SessionError::NoAnswer { switch, .. } => {
+            fields.set_item("switch", switch)?;
+            "SwitchUnreachable"
+        }
         SessionError::JoinTimeout { switch, missing_ranks, waited, .. } => {
             fields.set_item("switch", switch)?;
             fields.set_item("waited", waited.as_secs_f64())?;

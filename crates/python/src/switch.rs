@@ -128,7 +128,7 @@ fn to_python(error: &ServerError) -> PyErr {
             PyOSError::new_err(message)
         }
         ServerError::Shards(_)
-        | ServerError::Aggregators(_)
+        | ServerError::Aggregators { .. }
         | ServerError::Upstream(_)
         | ServerError::Config(_) => PyValueError::new_err(message),
     }

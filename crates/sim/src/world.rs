@@ -400,6 +400,10 @@ impl<'a> World<'a> {
                             Err(reason) => self.refuse(&tickets, &reason),
                         }
                     }
+                    JoinDecision::Again(admission) => {
+                        let answer = Answer::Admitted(Box::new(admission));
+                        self.fabric.tell(self.scenario, Event::Answer { worker, answer });
+                    }
                     JoinDecision::Refused { reason } => {
                         let answer = Answer::Refused(reason);
                         self.fabric.tell(self.scenario, Event::Answer { worker, answer });

@@ -5,9 +5,10 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use fanin_controller::{HEARTBEATS_PER_TIMEOUT, ProbeReport, ProbeSum, SessionError};
-use fanin_protocol::control::Refusal;
+use fanin_protocol::control::{Protocol, Refusal};
 use fanin_wire::{
-    CHUNK_ELEMENTS, CHUNK_ELEMENTS_DEFAULT, IP_UDP_BYTES, WireDtype, chunk_elements_for_mtu, packet_bytes,
+    CHUNK_ELEMENTS, CHUNK_ELEMENTS_DEFAULT, FRAGMENT_ELEMENTS, IP_UDP_BYTES, WireDtype,
+    chunk_elements_for_mtu, fragment_elements_for_mtu, fragment_packet_bytes, packet_bytes,
 };
 
 use super::finding::{Check, Finding};
@@ -115,17 +116,42 @@ fn not_admitted(error: &SessionError) -> Finding {
     }
 }
 
+/// The longest chunk, or ATP's longest fragment, that passes a path.
+fn longest(protocol: Protocol, mtu: usize) -> Option<usize> {
+    match protocol {
+        Protocol::SwitchMl => chunk_elements_for_mtu(mtu, WireDtype::Int32),
+        Protocol::Atp => fragment_elements_for_mtu(mtu),
+    }
+}
+
+/// Bytes of a packet of so many elements.
+fn bytes(protocol: Protocol, elements: usize) -> usize {
+    match protocol {
+        Protocol::SwitchMl => packet_bytes(elements),
+        Protocol::Atp => fragment_packet_bytes(elements),
+    }
+}
+
 /// The chunk length that follows from the MTU, as far as it is known.
-pub(super) fn chunk_elements(mtu: &io::Result<usize>, report: Option<&Outcome>) -> u16 {
+pub(super) fn chunk_elements(protocol: Protocol, mtu: &io::Result<usize>, report: Option<&Outcome>) -> u16 {
     if let Some(Ok(report)) = report {
         return report.job.elements();
     }
-    let elements = mtu.as_ref().ok().and_then(|mtu| chunk_elements_for_mtu(*mtu, WireDtype::Int32));
+    let elements = mtu.as_ref().ok().and_then(|mtu| longest(protocol, *mtu));
     elements.unwrap_or(CHUNK_ELEMENTS_DEFAULT) as u16
 }
 
 /// The path MTU, the chunks that fit it, and whether they pass unfragmented.
-pub(super) fn mtu(mtu: &io::Result<usize>, address: SocketAddr, report: Option<&Outcome>) -> Finding {
+pub(super) fn mtu(
+    protocol: Protocol,
+    mtu: &io::Result<usize>,
+    address: SocketAddr,
+    report: Option<&Outcome>,
+) -> Finding {
+    let (what, shortest) = match protocol {
+        Protocol::SwitchMl => ("chunk", CHUNK_ELEMENTS[0]),
+        Protocol::Atp => ("fragment", FRAGMENT_ELEMENTS[0]),
+    };
     let mtu = match mtu {
         Ok(mtu) => *mtu,
         Err(error) => {
@@ -136,18 +162,18 @@ pub(super) fn mtu(mtu: &io::Result<usize>, address: SocketAddr, report: Option<&
             );
         }
     };
-    let Some(elements) = chunk_elements_for_mtu(mtu, WireDtype::Int32) else {
-        let need = packet_bytes(CHUNK_ELEMENTS[0]) + IP_UDP_BYTES;
+    let Some(elements) = longest(protocol, mtu) else {
+        let need = bytes(protocol, shortest) + IP_UDP_BYTES;
         return Finding::problem(
             Check::Mtu,
-            format!("MTU {mtu} to {address}: not even the shortest chunk fits, which needs {need}"),
+            format!("MTU {mtu} to {address}: not even the shortest {what} fits, which needs {need}"),
             set_mtu(address, need.max(MTU_TUNNEL)),
         );
     };
     let facts = |elements: usize| {
         format!(
-            "MTU {mtu} to {address}: chunks of {elements} elements, packets of {} bytes",
-            packet_bytes(elements)
+            "MTU {mtu} to {address}: {what}s of {elements} elements, packets of {} bytes",
+            bytes(protocol, elements)
         )
     };
     let Some(Ok(report)) = report else {
@@ -163,7 +189,7 @@ pub(super) fn mtu(mtu: &io::Result<usize>, address: SocketAddr, report: Option<&
             format!(
                 "short packets pass to {address}, full ones of {} bytes do not: a link on the way has an MTU below {mtu}, and \
                  nobody says so",
-                packet_bytes(admitted)
+                bytes(protocol, admitted)
             ),
             set_mtu(address, if mtu > MTU_ETHERNET { MTU_ETHERNET } else { MTU_TUNNEL }),
         ),
@@ -277,15 +303,19 @@ mod tests {
         short.io.packets_received = 8;
         let short = Ok(short);
         assert_eq!(udp(&short, address()).verdict, Verdict::Ok);
-        let finding = mtu(&Ok(1500), address(), Some(&short));
+        let finding = mtu(Protocol::SwitchMl, &Ok(1500), address(), Some(&short));
         assert_eq!(finding.verdict, Verdict::Problem);
         assert!(finding.message.contains("full ones of 1440 bytes do not"), "{}", finding.message);
     }
 
     #[test]
     fn an_mtu_without_room_for_a_chunk_says_how_much_is_needed() {
-        let finding = mtu(&Ok(1000), address(), None);
+        let finding = mtu(Protocol::SwitchMl, &Ok(1000), address(), None);
         assert!(finding.verdict == Verdict::Problem && finding.message.contains("needs 1104"));
+        let finding = mtu(Protocol::Atp, &Ok(1000), address(), None);
+        assert!(finding.verdict == Verdict::Ok && finding.message.contains("fragments of "), "{finding:?}");
+        let finding = mtu(Protocol::Atp, &Ok(300), address(), None);
+        assert!(finding.message.contains("the shortest fragment fits, which needs 368"), "{finding:?}");
         let reason = Refusal::MtuTooSmall { mtu: 1000, need: 1104 };
         assert_eq!(udp(&refused(reason), address()).verdict, Verdict::Warning);
     }

@@ -13,6 +13,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use fanin_controller::{Probe, ProbeReport, SessionError, SwitchStatus, route};
+use fanin_protocol::control::Protocol;
 use fanin_udp::{path_mtu, probe_socket};
 
 use self::finding::{Check, Examination, Finding};
@@ -104,7 +105,8 @@ fn local(
 ) -> Vec<Finding> {
     // Read after the probe, whose packets may have taught the kernel a smaller MTU.
     let mtu = path_mtu(address);
-    let mut findings = vec![data_path::mtu(&mtu, address, report)];
+    let protocol = switch.map_or(Protocol::SwitchMl, |(_, status)| status.protocol);
+    let mut findings = vec![data_path::mtu(protocol, &mtu, address, report)];
     let route = route(address);
     match probe_socket(address) {
         Ok(socket) => {
@@ -112,7 +114,7 @@ fn local(
                 rate_bps: route.as_ref().and_then(|route| route.rate_bps),
                 rtt: rtt(switch.map(|(probe, _)| probe), report),
                 shards: switch.map_or(1, |(_, status)| u8::try_from(status.shards).unwrap_or(u8::MAX)),
-                elements: data_path::chunk_elements(&mtu, report),
+                elements: data_path::chunk_elements(protocol, &mtu, report),
             };
             let io = report.and_then(|report| report.as_ref().ok()).map(|report| report.io);
             findings.push(machine::offload(&socket, io.as_ref(), route.as_ref()));

@@ -131,6 +131,22 @@ async fn first_to_answer(addresses: &[SocketAddr], patience: Duration) -> io::Re
     Err(last)
 }
 
+/// Whether a switch itself said that it could not ask on, as one of ATP does without its upstream.
+pub(crate) fn is_of_chain(status: &Status) -> bool {
+    let said = matches!(status.code(), Code::Unavailable | Code::FailedPrecondition);
+    said && std::error::Error::source(status).is_none()
+}
+
+/// What a failed call to learn what a switch does means.
+pub(super) fn no_status(switch: &str, status: &Status) -> SessionError {
+    let (switch, cause) = (switch.to_owned(), explain(status));
+    if is_of_chain(status) {
+        SessionError::NoAnswer { switch, cause }
+    } else {
+        SessionError::NotASwitch { switch, cause }
+    }
+}
+
 /// What a failed call means, in few words.
 pub(crate) fn explain(status: &Status) -> String {
     if status.code() == Code::Unimplemented {

@@ -14,7 +14,7 @@ use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use super::admission::{Admitted, join};
-use super::connection::{Connection, explain, with_port};
+use super::connection::{Connection, no_status, with_port};
 use super::session::{SessionConfig, leave};
 use super::status::{JobStatusState, SwitchStatus};
 use super::watch::HEARTBEATS_PER_TIMEOUT;
@@ -168,7 +168,7 @@ async fn status(
     let lost = |cause: String| SessionError::NotASwitch { switch, cause };
     match timeout(patience, connection.client.status(StatusRequest { job, passed_on: 0 })).await {
         Err(_) => Err(lost("it fell silent".into())),
-        Ok(Err(status)) => Err(lost(explain(&status))),
+        Ok(Err(status)) => Err(no_status(&connection.switch, &status)),
         Ok(Ok(reply)) => {
             SwitchStatus::try_from(reply.into_inner()).map_err(|malformed| lost(malformed.to_string()))
         }

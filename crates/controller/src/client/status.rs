@@ -5,7 +5,7 @@ use std::time::Duration;
 use fanin_protocol::control::{Protocol, Ranks};
 use fanin_wire::{AbortReason, Generation, JobId, WireDtype, WorkerId};
 
-use super::connection::Connection;
+use super::connection::{Connection, no_status};
 use crate::SessionError;
 use crate::convert::{Malformed, narrow, protocol, wire_dtype};
 use crate::proto;
@@ -126,7 +126,7 @@ pub fn switch_status(switch: &str, patience: Duration) -> Result<SwitchStatus, S
         let lost = |cause: String| SessionError::NotASwitch { switch: switch.into(), cause };
         let reply = connection.client.status(proto::StatusRequest::default());
         let reply = tokio::time::timeout(patience, reply).await.map_err(|_| lost("it fell silent".into()))?;
-        let reply = reply.map_err(|status| lost(super::connection::explain(&status)))?;
+        let reply = reply.map_err(|status| no_status(switch, &status))?;
         SwitchStatus::try_from(reply.into_inner()).map_err(|malformed| lost(malformed.to_string()))
     });
     runtime.shutdown_background();

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use fanin_protocol::control::Ranks;
+use fanin_protocol::control::{Protocol, Ranks, Refusal};
 use fanin_wire::{AbortReason, WorkerId};
 use tokio::time::timeout;
 
@@ -102,7 +102,13 @@ impl Watch {
             passed_on: 0,
         };
         let reply = match timeout(patience.max(RETRY), self.connection.client.heartbeat(message)).await {
-            Err(_) => return Pulse::Unreachable("no answer to heartbeats".into()),
+            Err(_) => {
+                let beyond = match self.shared.config.protocol {
+                    Protocol::SwitchMl => "",
+                    Protocol::Atp => ", from it or from its upstream",
+                };
+                return Pulse::Unreachable(format!("no answer to heartbeats{beyond}"));
+            }
             Ok(Err(status)) => return Pulse::Unreachable(explain(&status)),
             Ok(Ok(reply)) => reply.into_inner(),
         };
@@ -194,6 +200,10 @@ impl Watch {
                     );
                 }
                 Err(SessionError::SwitchLost { cause, .. }) => cause,
+                // By this rank, whose question the server has not seen end: the switch that passed it on is cut off.
+                Err(SessionError::JoinRefused { reason: reason @ Refusal::DuplicateRank { .. }, .. }) => {
+                    reason.to_string()
+                }
                 // The server is away again, or still, behind a switch that is not.
                 Err(SessionError::Chain {
                     error: error @ ChainError::UpstreamUnreachable { .. }, ..

@@ -137,6 +137,10 @@ impl Jobs {
                 }
                 Joined::Done(outcome)
             }
+            JoinDecision::Again(admission) => {
+                tracing::info!(job, rank, "a rank is told again of its job");
+                Joined::Done(Ok(admission))
+            }
             JoinDecision::Refused { reason } => {
                 tracing::warn!(job, rank, world_size, %reason, "a rank is refused");
                 state.count_refusal(reason);

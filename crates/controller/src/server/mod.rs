@@ -14,7 +14,6 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use fanin_protocol::atp::AGGREGATORS_MAX;
 use fanin_protocol::control::{ConfigError, Protocol, Registry, RegistryConfig};
 use fanin_udp::SHARDS_MAX;
 
@@ -110,10 +109,15 @@ pub enum ServerError {
     #[error("{0} shards: a switch has 1 to {SHARDS_MAX}, the server of ATP has one")]
     Shards(usize),
     /// A switch of so many aggregators cannot be.
-    #[error("{0} aggregators: a switch has at most {AGGREGATORS_MAX}")]
-    Aggregators(u32),
+    #[error("{asked} aggregators: a switch has at most {max}, which take 4 GiB")]
+    Aggregators {
+        /// How many were asked for.
+        asked: u32,
+        /// Most that there can be.
+        max: u32,
+    },
     /// The upstream's address is not one.
-    #[error(transparent)]
+    #[error("--upstream: {0}")]
     Upstream(SessionError),
     /// A limit is out of its range.
     #[error(transparent)]

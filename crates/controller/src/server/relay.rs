@@ -5,10 +5,11 @@
 //! switch that restarted learns the same from the next heartbeat.
 
 use std::net::SocketAddr;
+use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use fanin_protocol::atp::{AGGREGATORS_MAX, AtpSwitchConfig};
+use fanin_protocol::atp::{AtpSwitchConfig, AtpSwitchEvent};
 use fanin_protocol::control::{Protocol, Refusal};
 use fanin_udp::AtpSwitchDriver;
 use fanin_wire::{FRAGMENT_ELEMENTS, Generation, JobId, LEVELS_MAX, VERSION, WorkerId};
@@ -21,7 +22,7 @@ use super::{ServerError, relay_metrics};
 use crate::client::connection::{Connection, explain, with_port};
 use crate::client::path;
 use crate::convert::{Malformed, narrow, protocol};
-use crate::error::ChainError;
+use crate::error::{ChainError, SessionError};
 use crate::proto::{self, control_server::Control};
 
 /// Aggregators unless told otherwise: eight jobs with the window of a 10 Gbit/s link.
@@ -30,8 +31,10 @@ const AGGREGATORS_DEFAULT: u32 = 4096;
 const ELEMENTS: u16 = FRAGMENT_ELEMENTS[FRAGMENT_ELEMENTS.len() - 1] as u16;
 /// After so long without a contribution an aggregator was left behind: a worker would have sent again several times.
 const STALE: Duration = Duration::from_secs(2);
-/// How long the upstream may take to answer a connection.
-const UPSTREAM_PATIENCE: Duration = Duration::from_secs(3);
+/// How long the upstream may take to answer a connection for a rank that joins.
+const JOIN_PATIENCE: Duration = Duration::from_secs(3);
+/// How long it may take otherwise: who asks waits a second at most, asks again, and should hear who does not answer.
+const PATIENCE: Duration = Duration::from_millis(500);
 /// How often jobs are looked for that are over.
 const TICK: Duration = Duration::from_secs(1);
 /// How long a caller's host may not be heard of.
@@ -69,8 +72,9 @@ impl AtpSwitchServer {
     /// # Errors
     /// When the port is taken, the address is not ours, the upstream's is none, or a limit is out of range.
     pub fn start(config: AtpSwitchServerConfig) -> Result<Self, ServerError> {
-        if config.aggregators > AGGREGATORS_MAX {
-            return Err(ServerError::Aggregators(config.aggregators));
+        let max = AtpSwitchConfig::aggregators_max(ELEMENTS);
+        if config.aggregators > max {
+            return Err(ServerError::Aggregators { asked: config.aggregators, max });
         }
         let (upstream, _) = with_port(&config.upstream).map_err(ServerError::Upstream)?;
         let data_path = AtpSwitchConfig {
@@ -89,6 +93,7 @@ impl AtpSwitchServer {
             aggregators: config.aggregators,
             upstream,
             connection: Mutex::new(None),
+            ended: Mutex::new(driver.events()),
             driver,
             routes: Mutex::default(),
         });
@@ -136,18 +141,27 @@ pub(super) struct Relay {
     /// The connection to the upstream, while it works.
     connection: Mutex<Option<Connection>>,
     pub driver: AtpSwitchDriver,
+    /// Jobs that the server ended.
+    ended: Mutex<Option<Receiver<AtpSwitchEvent>>>,
     routes: Mutex<Routes>,
 }
 
 impl Relay {
     /// The connection to the upstream, a new one where there is none.
-    async fn upstream(&self) -> Result<Connection, ChainError> {
+    async fn upstream(&self, patience: Duration) -> Result<Connection, ChainError> {
         let known = self.connection.lock().unwrap_or_else(PoisonError::into_inner).clone();
         if let Some(connection) = known {
             return Ok(connection);
         }
-        let opened = Connection::open(&self.upstream, UPSTREAM_PATIENCE).await;
-        let (connection, _) = opened.map_err(|error| self.unreachable(&error.to_string()))?;
+        let opened = Connection::open(&self.upstream, patience).await;
+        let (connection, _) = opened.map_err(|error| match error {
+            // Its cure is for a worker.
+            SessionError::SwitchUnreachable { cause, .. } => self.unreachable(&cause),
+            error => self.unreachable(&error.to_string()),
+        })?;
+        if connection.protocol != Protocol::Atp {
+            return Err(self.unreachable("it is a switch of SwitchML"));
+        }
         *self.connection.lock().unwrap_or_else(PoisonError::into_inner) = Some(connection.clone());
         Ok(connection)
     }
@@ -180,14 +194,15 @@ impl Relay {
 
     /// Its address as the upstream sees it, if it listens on all of its own.
     fn name(&self) -> String {
-        let known = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
-        let local = known.as_ref().and_then(|connection| path::route(connection.address));
-        match local {
-            Some(route) if self.address.ip().is_unspecified() => {
-                SocketAddr::new(route.local, self.address.port()).to_string()
-            }
-            _ => self.address.to_string(),
+        if !self.address.ip().is_unspecified() {
+            return self.address.to_string();
         }
+        let known = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
+        let connected = known.as_ref().map(|connection| connection.address);
+        // One that does not answer has an address all the same, unless it is a name.
+        let upstream = connected.or_else(|| self.upstream.parse().ok());
+        let ip = upstream.and_then(path::route).map_or(self.address.ip(), |route| route.local);
+        SocketAddr::new(ip, self.address.port()).to_string()
     }
 
     /// Serves a job that the upstream admitted or knows, and says how many levels are left below.
@@ -212,7 +227,9 @@ impl Relay {
         let levels = u32::from(route.level);
         let mut routes = self.routes.lock().unwrap_or_else(PoisonError::into_inner);
         let add = |route: &Route| self.driver.add_job(route.on_data_path(job));
-        routes.learn(job, rank, route, Instant::now(), add).map_err(mismatch)?;
+        for old in routes.learn(job, rank, route, Instant::now(), add).map_err(mismatch)? {
+            self.driver.remove_job(old);
+        }
         Ok(levels)
     }
 
@@ -221,6 +238,10 @@ impl Relay {
         for job in over {
             tracing::info!(id = job.0, "nobody here takes part in a job any more");
             self.driver.remove_job(job);
+        }
+        let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        for AtpSwitchEvent::Aborted { job, reason } in ended.iter().flat_map(Receiver::try_iter) {
+            tracing::warn!(id = job.0, ?reason, "the server ended a job");
         }
     }
 
@@ -255,7 +276,7 @@ impl Relay {
         if request.hops.iter().any(|hop| hop.instance == self.instance) {
             return Err(Failed::Chain(ChainError::Loop { switch: self.name() }));
         }
-        let mut connection = self.upstream().await?;
+        let mut connection = self.upstream(JOIN_PATIENCE).await?;
         let mtu = fanin_udp::path_mtu(connection.address)
             .map_err(|error| self.unreachable(&format!("no route: {error}")))?;
         request.hops.push(proto::Hop {
@@ -288,7 +309,7 @@ impl Relay {
         request.passed_on = one_more(request.passed_on)?;
         let generation = Generation(narrow(request.generation, "generation")?);
         let member = (JobId(request.job_id), generation, WorkerId(narrow(request.rank, "rank")?));
-        let mut connection = self.upstream().await?;
+        let mut connection = self.upstream(PATIENCE).await?;
         let mut reply = self.answered(connection.client.heartbeat(request).await)?;
         if let Some(route) = &mut reply.route {
             route.levels = self.learn(member, &connection, route)?;
@@ -299,12 +320,12 @@ impl Relay {
     async fn leave(&self, mut request: proto::LeaveRequest) -> Result<proto::LeaveReply, Failed> {
         request.passed_on = one_more(request.passed_on)?;
         let (job, rank) = (JobId(request.job_id), WorkerId(narrow(request.rank, "rank")?));
-        let mut connection = self.upstream().await?;
-        let reply = self.answered(connection.client.leave(request).await)?;
+        // Whether or not the server hears of it.
         if self.routes.lock().unwrap_or_else(PoisonError::into_inner).leave(job, rank) {
             self.driver.remove_job(job);
         }
-        Ok(reply)
+        let mut connection = self.upstream(PATIENCE).await?;
+        self.answered(connection.client.leave(request).await)
     }
 
     async fn status(&self, mut request: proto::StatusRequest) -> Result<proto::StatusReply, Failed> {
@@ -319,7 +340,7 @@ impl Relay {
             });
         }
         request.passed_on = one_more(request.passed_on)?;
-        let mut connection = self.upstream().await?;
+        let mut connection = self.upstream(PATIENCE).await?;
         let mut reply = self.answered(connection.client.status(request).await)?;
         reply.switches.push(self.describe());
         Ok(reply)

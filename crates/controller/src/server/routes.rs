@@ -52,7 +52,8 @@ struct Entry {
 pub(super) struct Routes(BTreeMap<JobId, Entry>);
 
 impl Routes {
-    /// A rank of a job lives here. `add` tells the data path of a job that it does not know.
+    /// A rank of a job lives here. `add` tells the data path of a job that it does not know. Returns jobs that are over, which
+    /// are forgotten: a name is that of one job at a time, but of another one after its server restarted.
     pub fn learn(
         &mut self,
         job: JobId,
@@ -60,7 +61,7 @@ impl Routes {
         route: Route,
         now: Instant,
         add: impl FnOnce(&Route) -> io::Result<()>,
-    ) -> Result<(), String> {
+    ) -> Result<Vec<JobId>, String> {
         if u32::from(rank.0) >= WORKERS_MAX {
             return Err(format!("rank {}", rank.0));
         }
@@ -68,7 +69,7 @@ impl Routes {
             Some(known) if known.route == route => {
                 known.ranks.insert(rank);
                 known.heard = now;
-                return Ok(());
+                return Ok(Vec::new());
             }
             // The same job cannot be at two places of the hierarchy.
             Some(known) if known.route.generation == route.generation && known.route.level != route.level => {
@@ -84,9 +85,14 @@ impl Routes {
             level = route.level,
             "serves a job"
         );
+        let is_before = |(id, entry): &(&JobId, &Entry)| **id != job && entry.route.name == route.name;
+        let before: Vec<JobId> = self.0.iter().filter(is_before).map(|(id, _)| *id).collect();
+        for old in &before {
+            self.0.remove(old);
+        }
         let ranks = [rank].into_iter().collect();
         self.0.insert(job, Entry { route, ranks, heard: now });
-        Ok(())
+        Ok(before)
     }
 
     /// A rank left; true when it was the last one here, and the job is forgotten.
@@ -140,6 +146,19 @@ mod tests {
         }
         assert_eq!(added, [0, 1]);
         assert_eq!(routes.names(), [(JOB, "a".into())]);
+    }
+
+    #[test]
+    fn a_job_goes_when_another_one_has_its_name() {
+        let (mut routes, now) = (Routes::default(), Instant::now());
+        let mut learn = |job, generation| {
+            let route = route(generation, 1);
+            routes.learn(JobId(job), WorkerId(0), route, now, |_| Ok(())).expect("consistent")
+        };
+        assert_eq!(learn(9, 0), []);
+        assert_eq!(learn(8, 1), [JobId(9)], "the server restarted");
+        assert_eq!(learn(8, 1), []);
+        assert_eq!(routes.names(), [(JobId(8), "a".into())]);
     }
 
     #[test]

@@ -10,6 +10,7 @@ use fanin_wire::{
     WorkerId, fragment_packet_bytes,
 };
 
+use super::scripted::Script;
 use super::*;
 
 fn server_with(change: impl FnOnce(&mut SwitchServerConfig)) -> SwitchServer {
@@ -107,6 +108,13 @@ fn switches_that_listen_on_all_addresses_know_each_other_by_any() {
     sums_are_exact(&ranks("everywhere", &[here(rack.address()), here(server.address())]), 9);
     let status = switch_status(&here(rack.address()).to_string(), HANG).expect("a status");
     assert_eq!(status.switches[0].address, here(rack.address()).to_string(), "as its upstream sees it");
+
+    drop(server);
+    let error = refused(asking(here(rack.address()), Protocol::Atp));
+    let SessionError::Chain { error: ChainError::UpstreamUnreachable { switch, .. }, .. } = error else {
+        panic!("{error}")
+    };
+    assert_eq!(switch, here(rack.address()).to_string(), "also when it does not answer");
 }
 
 #[test]
@@ -356,6 +364,11 @@ fn a_chain_that_leads_nowhere_is_refused_with_the_place_where_it_ends() {
     let error = chain(refused(asking(ring.address(), Protocol::Atp)));
     assert_eq!(error, ChainError::Loop { switch: ring.address().to_string() });
 
+    let stranger = super::switch();
+    let lost = rack(stranger.address());
+    let error = refused(asking(lost.address(), Protocol::Atp)).to_string();
+    assert!(error.contains("a switch of SwitchML") && error.contains("fanin server"), "{error}");
+
     let server = server();
     let mut upstream = server.address();
     let deep: Vec<_> = (0..5)
@@ -371,6 +384,30 @@ fn a_chain_that_leads_nowhere_is_refused_with_the_place_where_it_ends() {
         "{error}"
     );
     sums_are_exact(&ranks("deep", &[deep[3].address(), deep[3].address()]), 8);
+}
+
+#[test]
+fn an_upstream_whose_answer_does_not_fit_is_named() {
+    use fanin_controller::proto::{Admission, AtpAdmission, AtpRoute, join_reply::Outcome};
+    let answers = Script {
+        protocol: fanin_controller::proto::Protocol::Atp,
+        join: |_| {
+            // A job of which no switch serves any level.
+            let route = AtpRoute { levels: 0, elements: 256, ..AtpRoute::default() };
+            let atp = AtpAdmission { route: Some(route), ..AtpAdmission::default() };
+            Outcome::Admission(Admission { atp: Some(atp), ..Admission::default() })
+        },
+        ..Script::default()
+    };
+    let answers = answers.play();
+    let rack = rack(answers.address);
+    let error = refused(asking(rack.address(), Protocol::Atp));
+    let SessionError::Chain { error: ChainError::RouteMismatch { switch, upstream, cause }, .. } = error
+    else {
+        panic!("{error}")
+    };
+    assert_eq!((switch, upstream), (rack.address().to_string(), answers.address.to_string()));
+    assert_eq!(cause, "it counts 0 switches on the way");
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use fanin_controller::proto::control_server::{Control, ControlServer};
 use fanin_controller::proto::{
-    Admission, HeartbeatReply, HeartbeatRequest, JoinReply, JoinRequest, LeaveReply, LeaveRequest,
+    Admission, HeartbeatReply, HeartbeatRequest, JoinReply, JoinRequest, LeaveReply, LeaveRequest, Protocol,
     StatusReply, StatusRequest, heartbeat_reply::State, join_reply::Outcome,
 };
 use tokio::runtime::Runtime;
@@ -18,6 +18,7 @@ pub const INSTANCE: u64 = 7;
 
 pub struct Script {
     pub wire_version: u32,
+    pub protocol: Protocol,
     pub join: fn(JoinRequest) -> Outcome,
     /// Answers the heartbeat of this number; `None` fails the call.
     pub heartbeat: fn(u32) -> Option<State>,
@@ -25,7 +26,12 @@ pub struct Script {
 
 impl Default for Script {
     fn default() -> Self {
-        Self { wire_version: fanin_wire::VERSION.into(), join: admit, heartbeat: |_| None }
+        Self {
+            wire_version: fanin_wire::VERSION.into(),
+            protocol: Protocol::Switchml,
+            join: admit,
+            heartbeat: |_| None,
+        }
     }
 }
 
@@ -86,6 +92,7 @@ impl Control for Player {
     }
 
     async fn status(&self, _: Request<StatusRequest>) -> Result<Response<StatusReply>, Status> {
-        Ok(Response::new(StatusReply { wire_version: self.script.wire_version, ..StatusReply::default() }))
+        let Script { wire_version, protocol, .. } = self.script;
+        Ok(Response::new(StatusReply { wire_version, protocol: protocol.into(), ..StatusReply::default() }))
     }
 }

@@ -348,6 +348,13 @@ impl<A: Copy + PartialEq> AtpSwitch<A> {
 }
 
 impl AtpSwitchConfig {
+    /// Most aggregators of a switch whose aggregators hold so many elements: [`AGGREGATORS_MAX`], or as many as 4 GiB hold.
+    #[must_use]
+    pub const fn aggregators_max(elements: u16) -> u32 {
+        let by_memory = AGGREGATOR_ELEMENTS_MAX / if elements == 0 { 1 } else { elements as u64 };
+        if by_memory < AGGREGATORS_MAX as u64 { by_memory as u32 } else { AGGREGATORS_MAX }
+    }
+
     /// The configuration, if every number is within its limit.
     ///
     /// # Errors
@@ -356,8 +363,7 @@ impl AtpSwitchConfig {
         if !FRAGMENT_ELEMENTS.contains(&usize::from(self.elements)) {
             return Err(AtpConfigError::Elements(self.elements));
         }
-        let elements = u64::from(self.aggregators) * u64::from(self.elements);
-        if self.aggregators > AGGREGATORS_MAX || elements > AGGREGATOR_ELEMENTS_MAX {
+        if self.aggregators > Self::aggregators_max(self.elements) {
             return Err(AtpConfigError::Aggregators(self.aggregators));
         }
         Ok(self)

@@ -5,8 +5,8 @@ use alloc::vec::Vec;
 use core::time::Duration;
 
 use fanin_wire::{
-    CHUNK_ELEMENTS, FRAGMENT_ELEMENTS, Generation, IP_UDP_BYTES, VERSION, WORKERS_MAX, WireDtype, WorkerId,
-    chunk_elements_for_mtu, chunk_packet_bytes, fragment_elements_for_mtu, fragment_packet_bytes,
+    CHUNK_ELEMENTS, FRAGMENT_ELEMENTS, Generation, IP_UDP_BYTES, LEVELS_MAX, VERSION, WORKERS_MAX, WireDtype,
+    WorkerId, chunk_elements_for_mtu, chunk_packet_bytes, fragment_elements_for_mtu, fragment_packet_bytes,
 };
 
 use super::hierarchy::{Hierarchy, hierarchy};
@@ -63,6 +63,11 @@ pub(super) fn check(request: &JoinRequest, served: Protocol, shards: u8) -> Resu
     }
     if request.protocol != served {
         return Err(Refusal::ProtocolMismatch { asked: request.protocol, served });
+    }
+    // Before anything is made of them, or kept: they are as many as whoever asks likes.
+    if request.hops.len() > LEVELS_MAX {
+        let levels = u32::try_from(request.hops.len()).unwrap_or(u32::MAX);
+        return Err(Refusal::TooManyLevels { levels });
     }
     if served == Protocol::Atp && request.wire_dtype != WireDtype::Int32 {
         return Err(Refusal::WireDtypeOfAtp { asked: request.wire_dtype });

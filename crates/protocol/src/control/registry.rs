@@ -10,7 +10,7 @@ use fanin_wire::{AbortReason, Generation, JobId, WireDtype, WorkerId};
 
 use super::gathering::{Gathering, check};
 use super::pool_size::pool_units;
-use super::{Admission, JoinRequest, Protocol, Ranks, Refusal, Ticket};
+use super::{Admission, Hierarchy, JoinRequest, Protocol, Ranks, Refusal, Ticket};
 use crate::Instant;
 
 #[cfg(test)]
@@ -81,6 +81,9 @@ pub enum JoinDecision {
         /// The job, which runs from now on, or why it cannot.
         outcome: Result<Admission, Refusal>,
     },
+    /// It is in the job that it wants to resume: the answer was lost on the way, as with a switch that ended just then. The job
+    /// runs already.
+    Again(Admission),
     /// It alone is refused.
     Refused {
         /// Why.
@@ -188,6 +191,8 @@ struct Job {
     wire_dtype: WireDtype,
     levels: u8,
     left: Ranks,
+    /// Of a job that was resumed: what its ranks were told, and which of them were not heard since.
+    untold: Option<(Admission, Ranks)>,
     life: Life,
 }
 
@@ -205,6 +210,27 @@ impl Job {
 
     fn is_running(&self) -> bool {
         matches!(self.life, Life::Running { .. })
+    }
+
+    /// The admission, for a rank that did not get it and asks once more.
+    fn admission_again(&mut self, now: Instant, rank: WorkerId, request: &JoinRequest) -> Option<Admission> {
+        let (admission, unheard) = self.untold.as_ref()?;
+        let resume = request.resume.as_ref()?;
+        let switches = |hierarchy: &Hierarchy| {
+            let levels = hierarchy.directions.get(usize::from(rank.0)).map(|directions| directions.level);
+            levels.map_or(0, |level| usize::from(hierarchy.levels - level))
+        };
+        let is_it = unheard.contains(rank)
+            && request.world_size == u32::from(admission.world_size)
+            && resume.generation.0.wrapping_add(1) == admission.generation.0
+            && (resume.slots, resume.elements) == (admission.slots, admission.elements)
+            && admission.hierarchy.as_ref().map_or(0, switches) == request.hops.len();
+        let Life::Running { heartbeats } = &mut self.life else { return None };
+        if !is_it {
+            return None;
+        }
+        heartbeats[usize::from(rank.0)] = now;
+        Some(admission.clone())
     }
 
     /// The rank that has been silent the longest, if longer than `timeout`.
@@ -280,7 +306,11 @@ impl Registry {
             return Err(Refusal::SwitchStopping);
         }
         let (rank, world_size) = check(&request, self.config.protocol, self.config.shards)?;
-        if let Some(running) = self.jobs.values().find(|job| job.is_running() && job.name == request.job) {
+        if let Some(running) = self.jobs.values_mut().find(|job| job.is_running() && job.name == request.job)
+        {
+            if let Some(admission) = running.admission_again(now, rank, &request) {
+                return Ok(JoinDecision::Again(admission));
+            }
             return Err(Refusal::JobRunning { rank: request.rank, world_size: running.world_size.into() });
         }
         let name = request.job.clone();
@@ -327,21 +357,7 @@ impl Registry {
         }
         self.free -= asked;
         let id = self.unused_id();
-        self.jobs.insert(
-            id,
-            Job {
-                name: name.into(),
-                generation: plan.generation,
-                world_size,
-                slots: plan.slots,
-                elements: plan.elements,
-                wire_dtype: plan.wire_dtype,
-                levels: plan.hierarchy.as_ref().map_or(0, |hierarchy| hierarchy.levels),
-                left: Ranks::default(),
-                life: Life::Running { heartbeats: (0..world_size).map(|_| now).collect() },
-            },
-        );
-        Ok(Admission {
+        let admission = Admission {
             job: id,
             generation: plan.generation,
             world_size,
@@ -352,7 +368,23 @@ impl Registry {
             resumed: plan.resumed,
             hierarchy: plan.hierarchy,
             restore: plan.restore,
-        })
+        };
+        self.jobs.insert(
+            id,
+            Job {
+                name: name.into(),
+                generation: plan.generation,
+                world_size,
+                slots: plan.slots,
+                elements: plan.elements,
+                wire_dtype: plan.wire_dtype,
+                levels: admission.hierarchy.as_ref().map_or(0, |hierarchy| hierarchy.levels),
+                left: Ranks::default(),
+                untold: admission.resumed.then(|| (admission.clone(), admission.ranks())),
+                life: Life::Running { heartbeats: (0..world_size).map(|_| now).collect() },
+            },
+        );
+        Ok(admission)
     }
 
     /// A random id that no job here has.
@@ -393,6 +425,10 @@ impl Registry {
         match &mut job.life {
             Life::Running { heartbeats } => {
                 heartbeats[usize::from(rank.0)] = now;
+                if let Some((_, unheard)) = &mut job.untold {
+                    *unheard = unheard.without([rank].into_iter().collect());
+                }
+                job.untold.take_if(|(_, unheard)| unheard.is_empty());
                 HeartbeatReply::Alive { left: job.left }
             }
             Life::Aborted { reason, heard, .. } => {

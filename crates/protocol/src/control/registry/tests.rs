@@ -111,6 +111,36 @@ fn a_server_that_restarted_resumes_without_counts() {
 }
 
 #[test]
+fn a_rank_that_did_not_hear_that_its_job_goes_on_is_told_again_until_it_is_heard() {
+    let mut registry = server();
+    let resume = Resume { generation: Generation(4), slots: 64, elements: 64, shards: 0, completed: vec![] };
+    // A switch that started again since is another instance at the same place.
+    let again = |instance, rank| JoinRequest { resume: Some(resume.clone()), ..through(instance, rank, 2) };
+    registry.join(at(0), again(7, 0));
+    let decision = registry.join(at(0), again(7, 1));
+    let JoinDecision::Complete { outcome: Ok(admission), .. } = decision else { panic!("{decision:?}") };
+    let (job, generation) = (admission.job, admission.generation);
+    registry.heartbeat(at(1), job, WorkerId(0), generation);
+    assert_eq!(registry.join(at(4), again(8, 1)), JoinDecision::Again(admission));
+    assert_eq!(registry.jobs().count(), 1);
+    registry.heartbeat(at(4), job, WorkerId(0), generation);
+    registry.tick(at(4));
+    assert_eq!(registry.tick(at(6)), [], "it was heard when it asked");
+
+    let running = |rank| Refusal::JobRunning { rank, world_size: 2 };
+    assert_eq!(refusal(&mut registry, again(8, 0)), running(0), "it lives in the job");
+    let mut elsewhere = again(8, 1);
+    elsewhere.hops.push(elsewhere.hops[0]);
+    assert_eq!(refusal(&mut registry, elsewhere), running(1), "its directions are others there");
+    let older = Resume { generation: Generation(3), ..resume.clone() };
+    let older = JoinRequest { resume: Some(older), ..through(8, 1, 2) };
+    assert_eq!(refusal(&mut registry, older), running(1));
+    assert_eq!(refusal(&mut registry, through(8, 1, 2)), running(1), "it remembers nothing");
+    registry.heartbeat(at(6), job, WorkerId(1), generation);
+    assert_eq!(refusal(&mut registry, again(8, 1)), running(1));
+}
+
+#[test]
 fn what_atp_cannot_do_is_refused() {
     let refused = |registry: Registry, request| refusal(&mut { registry }, request);
     let mismatch = |asked, served| Refusal::ProtocolMismatch { asked, served };
@@ -124,6 +154,9 @@ fn what_atp_cannot_do_is_refused() {
     assert_eq!(refused(server(), narrow), Refusal::MtuTooSmall { mtu: 300, need: 64 + 256 + 48 });
     let mut deep = through(7, 0, 1);
     deep.hops = (0..5).map(|instance| Hop { instance, ..deep.hops[0] }).collect();
+    assert_eq!(refused(server(), deep.clone()), Refusal::TooManyLevels { levels: 5 });
+    // Nothing of so many is kept until other ranks come.
+    deep.world_size = 2;
     assert_eq!(refused(server(), deep), Refusal::TooManyLevels { levels: 5 });
 }
 
@@ -570,6 +603,7 @@ proptest! {
                                 admitted.push(admission);
                             }
                         }
+                        JoinDecision::Again(again) => prop_assert!(admitted.contains(&again)),
                         JoinDecision::Refused { .. } => {}
                     }
                 }
