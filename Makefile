@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 RUST_SOURCES := $(shell find crates -name '*.rs' -o -name '*.toml' -o -name '*.proto') Cargo.toml Cargo.lock
 PYTHON_SOURCES := $(shell find python -name '*.py' -o -name '*.pyi') pyproject.toml
 
-.PHONY: help build demo test lint test-rust test-python test-torch fuzz bench clean tools test-tools
+.PHONY: help build demo test lint test-rust test-python test-torch fuzz bench bench-atp clean tools test-tools
 .DELETE_ON_ERROR:
 
 help:
@@ -15,6 +15,7 @@ help:
 	@echo 'make test    everything that CI runs'
 	@echo 'make test-torch  PyTorch'"'"'s own distributed tests, on fanin and on Gloo'
 	@echo 'make bench   docs/performance.md: fanin beside Gloo, the kernels beside memcpy; as root, else rows are skipped (20 minutes)'
+	@echo 'make bench-atp   docs/reproduction-sockets.md: two of the ATP paper'\''s experiments on real sockets; needs root (5 minutes)'
 	@echo 'make fuzz    the fuzz targets, briefly'
 	@echo 'make clean   remove what was built'
 
@@ -105,6 +106,10 @@ fuzz: test-tools
 # Also `$(BIN)/python benches/performance.py --only TEXT` for some rows, and `--quick` to see that all run.
 bench: build
 	$(BIN)/python benches/performance.py
+
+# ATP on real sockets: docs/reproduction-sockets.md. Needs root, for network namespaces.
+bench-atp: build
+	$(BIN)/python benches/atp_sockets.py
 
 clean:
 	rm -rf target fuzz/target $(VENV)

@@ -16,8 +16,6 @@ from rows import Check, Command, commands, fanin_samples, median_s
 BEGIN = "<!-- what stands from here to the next mark is written by `make bench` -->"
 END = "<!-- written by `make bench` to here -->"
 
-_SKELETON = f"# Performance\n\n{BEGIN}\n{END}\n"
-
 
 @dataclass
 class Measured:
@@ -56,16 +54,19 @@ class Measured:
         return "met" if check.met(statistics.median(self.figures(check))) else "missed"
 
 
-def rewritten(text: str | None, generated: str) -> str:
+def rewritten(
+    text: str | None, generated: str, begin: str = BEGIN, end: str = END, title: str = "Performance"
+) -> str:
     """Return the document with a new generated part; all else in it is kept.
 
     Raises `ValueError` where it has no marks that say what is generated.
     """
-    before, begin, rest = (_SKELETON if text is None else text).partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"the marks are missing: {BEGIN} and {END}")
-    return f"{before}{BEGIN}\n\n{generated}\n{END}{after}"
+    skeleton = f"# {title}\n\n{begin}\n{end}\n"
+    before, found_begin, rest = (skeleton if text is None else text).partition(begin)
+    _, found_end, after = rest.partition(end)
+    if not found_begin or not found_end:
+        raise ValueError(f"the marks are missing: {begin} and {end}")
+    return f"{before}{begin}\n\n{generated}\n{end}{after}"
 
 
 def generated(measured: Measured) -> str:
@@ -73,7 +74,7 @@ def generated(measured: Measured) -> str:
     parts = [
         _head(measured),
         "## Asked and measured\n",
-        _table(
+        table(
             [
                 "workers, links, tensor",
                 "asked",
@@ -85,7 +86,7 @@ def generated(measured: Measured) -> str:
         ),
         "## Time and CPU time\n",
         _TIMES,
-        _table(
+        table(
             [
                 *("workers, links, tensor", "bound", "fanin", "Gloo", "CPU: fanin's ranks"),
                 *("its switch", "Gloo's ranks", "sent again"),
@@ -99,23 +100,28 @@ def generated(measured: Measured) -> str:
     return "\n".join(parts)
 
 
-def _head(measured: Measured) -> str:
-    where = measured.where
+def where_line(command: str, where: Mapping[str, Any]) -> str:
+    """Return what ran, of which commit, when, and on what machine."""
     machine, versions = where["machine"], where["versions"]
     commit, _, dirty = (where["commit"] or "unknown").partition("-")
     load = ", ".join(f"{average:.2f}" for average in machine["load_average"])
+    kernel = machine["kernel"].partition("-")[0]  # what follows names somebody's build of it
+    changed = " with uncommitted changes" if dirty else ""
+    return f"""\
+`{command}` at commit `{commit[:12]}`{changed}, {where["began"]}.
+{machine["cpu"]}, {machine["cores"]} cores, {kernel}, load average before {load};
+fanin {versions["fanin"]}, torch {versions["torch"]}, Python {versions["python"]}.
+"""
+
+
+def _head(measured: Measured) -> str:
     told = ""
     if measured.quick:
         told = "**Quick: tiny sizes, to see that it runs. Nothing here is about speed.**\n\n"
     elif measured.only is not None:
         told = f"**Only the rows with `{measured.only}`.**\n\n"
-    kernel = machine["kernel"].partition("-")[0]  # what follows names somebody's build of it
-    changed = " with uncommitted changes" if dirty else ""
     return f"""\
-{told}`make bench` at commit `{commit[:12]}`{changed}, {where["began"]}.
-{machine["cpu"]}, {machine["cores"]} cores, {kernel}, load average before {load};
-fanin {versions["fanin"]}, torch {versions["torch"]}, Python {versions["python"]}.
-
+{told}{where_line("make bench", measured.where)}
 Rounds: {len(measured.rounds)}, each of all commands, forwards and backwards by turns, so that what
 is compared ran within minutes. A command's time in a round is the median of its repeats, each from
 a common start to the last rank's last sum; fanin and Gloo take turns within a command. What is
@@ -137,7 +143,7 @@ def _check_row(measured: Measured, check: Check) -> list[str]:
     shown = "-"
     if measured.broken_of(check) is None:
         time_s = statistics.median(median_s(run[check.command], "fanin") for run in measured.rounds)
-        shown = f"{_spread(measured.figures(check), '{:.2f}'.format)}; {shown_time(time_s)}"
+        shown = f"{spread(measured.figures(check), '{:.2f}'.format)}; {shown_time(time_s)}"
         verdict = f"**{verdict}**"
     return [check.command.what, check.asked(), shown, verdict, command]
 
@@ -152,7 +158,7 @@ def _time_row(measured: Measured, command: Command) -> list[str]:
     def times(backend: str) -> str:
         if backend not in backends:
             return "-"
-        return _spread([median_s(run, backend) for run in runs], shown_time)
+        return spread([median_s(run, backend) for run in runs], shown_time)
 
     def cpu(backend: str, who: str) -> str:
         if backend not in backends:
@@ -199,7 +205,7 @@ as float32, whatever it is.
     return (
         text
         + "\n"
-        + _table(
+        + table(
             ["kernel", "elements a block", *sets],
             [
                 [f"`{name}`", block, *(str(of_kernel.get(isa, "-")) for isa in sets)]
@@ -209,13 +215,15 @@ as float32, whatever it is.
     )
 
 
-def _spread(values: Sequence[float], shown: Callable[[float], str]) -> str:
+def spread(values: Sequence[float], shown: Callable[[float], str]) -> str:
+    """Return the median, and the least and the largest where there are several."""
     median = shown(statistics.median(values))
     if len(values) == 1:
         return median
     return f"{median} ({shown(min(values))} to {shown(max(values))})"
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table of Markdown."""
     lines = [head, ["---"] * len(head), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)

@@ -126,7 +126,7 @@ def _measure(measured: document.Measured, into: Path) -> dict[str, Any]:
             for command in commands[:: -1 if number % 2 else 1]:
                 if command in measured.broken:
                     continue
-                _say(bar, f"round {number + 1} of {rounds}: {command.what}")
+                say(bar, f"round {number + 1} of {rounds}: {command.what}")
                 try:
                     result = _bench(command.arguments())
                 except FailedError as error:
@@ -158,14 +158,15 @@ def _measure(measured: document.Measured, into: Path) -> dict[str, Any]:
 
 def _missing(command: Command, usage: str) -> str | None:
     """Return why the command cannot run here, if it cannot."""
-    if command.links and (why := _no_laboratory()):
+    if command.links and (why := no_laboratory()):
         return why
     options = [argument for argument in command.arguments() if argument.startswith("--")]
     unknown = [option for option in options if option not in usage]
     return f"fanin bench allreduce has no {', '.join(unknown)}" if unknown else None
 
 
-def _no_laboratory() -> str | None:
+def no_laboratory() -> str | None:
+    """Return why there can be no network namespaces here, if there can be none."""
     try:
         require_root()
         require_tools("ip", "tc", "nft")
@@ -182,13 +183,13 @@ def _bench(arguments: Sequence[str]) -> Any:
 
 
 def _sweep(measured: document.Measured, into: Path, bar: Advance) -> Any:
-    links = SWEEP_LINKS if _no_laboratory() is None else []
+    links = SWEEP_LINKS if no_laboratory() is None else []
     arguments = [*(SWEEP_QUICK if measured.quick else SWEEP), *links]
     measured.picture_command = shlex.join(["fanin", "bench", "allreduce", *arguments])
     if measured.only is not None:
         measured.picture_broken = "skipped: with --only"
         return None
-    _say(bar, f"the picture: {measured.picture_command}")
+    say(bar, f"the picture: {measured.picture_command}")
     picture = into / "performance.png"
     try:
         result = _bench([*arguments, "--plot", str(picture)])
@@ -206,14 +207,15 @@ def _kernels(measured: document.Measured, bar: Advance) -> None:
     elif why := kernels.missing():
         measured.kernels_broken = f"skipped: {why}"
     else:
-        _say(bar, f"{measured.kernels_command}, some minutes")
+        say(bar, f"{measured.kernels_command}, some minutes")
         try:
             measured.kernels = kernels.parse(_output(kernels.COMMAND))
         except (FailedError, ValueError) as error:
             measured.kernels_broken = f"failed: {error}"
 
 
-def _say(bar: Advance, what: str) -> None:
+def say(bar: Advance, what: str) -> None:
+    """Show what comes next."""
     bar(what)
     if not sys.stderr.isatty():  # there is no bar
         print(what, file=sys.stderr, flush=True)

@@ -17,6 +17,7 @@ RANK_VARIABLE = "RANK"
 WIRE_DTYPE_VARIABLE = "FANIN_WIRE_DTYPE"
 
 PROTOCOL_VARIABLE = "FANIN_PROTOCOL"
+CONGESTION_CONTROL_VARIABLE = "FANIN_CONGESTION_CONTROL"
 
 WireDtype: TypeAlias = Literal["int32", "bfloat16"]
 Protocol: TypeAlias = Literal["switchml", "atp"]
@@ -96,3 +97,14 @@ def protocol(explicit: str | None = None) -> Protocol:
         return "atp"
     name = PROTOCOL_VARIABLE if explicit is None else "protocol"
     raise ValueError(f'{name} is {text!r}: it must be "switchml" or "atp"')
+
+
+def congestion_control() -> bool:
+    """Return whether ATP's window shrinks when packets are lost: yes unless somebody says 0.
+
+    Raises `ValueError` when FANIN_CONGESTION_CONTROL is neither 0 nor 1.
+    """
+    text = os.environ.get(CONGESTION_CONTROL_VARIABLE) or "1"
+    if text not in ("0", "1"):
+        raise ValueError(f"{CONGESTION_CONTROL_VARIABLE} is {text!r}: it must be 0 or 1")
+    return text == "1"

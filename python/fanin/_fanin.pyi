@@ -25,6 +25,7 @@ class Client:
         slots: int | None = None,
         wire_dtype: WireDtype = "int32",
         protocol: Protocol = "switchml",
+        congestion_control: bool = True,
         trace: tuple[str, int] | None = None,
     ) -> Client: ...
     @property

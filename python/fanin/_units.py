@@ -54,11 +54,12 @@ def shown_rate(bps: int) -> str:
     return _short(bps, ("bit", "kbit", "mbit", "gbit", "tbit"))
 
 
-def shown_links(bps: int | None, loss: float | None, mtu: int) -> str:
+def shown_links(bps: int | None, loss: float | None, mtu: int, racks: int = 1) -> str:
     """Return the links of a laboratory in words."""
     rate = "unshaped" if bps is None else shown_rate(bps)
     lost = "" if loss is None else f", loss {100 * loss:g} %"
-    return f"{rate} links, MTU {mtu}{lost}"
+    many = f", {racks} racks" if racks > 1 else ""
+    return f"{rate} links, MTU {mtu}{lost}{many}"
 
 
 def shown_size(size: int) -> str:

@@ -9,7 +9,14 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from fanin import _fanin
-from fanin._environment import Protocol, WireDtype, pool_slots, switch_address, trace
+from fanin._environment import (
+    Protocol,
+    WireDtype,
+    congestion_control,
+    pool_slots,
+    switch_address,
+    trace,
+)
 from fanin._environment import protocol as resolved_protocol
 from fanin._environment import wire_dtype as resolved_wire_dtype
 from fanin.errors import RankOutOfRange
@@ -181,6 +188,7 @@ def connect(
         slots=pool_slots(slots),
         wire_dtype=resolved_wire_dtype(wire_dtype),
         protocol=resolved_protocol(protocol),
+        congestion_control=congestion_control(),
         trace=trace(rank),
     )
     return Group(client)

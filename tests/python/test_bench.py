@@ -105,10 +105,24 @@ def test_a_bench_in_the_laboratory_knows_its_links(tmp_path: Path) -> None:
     )
     (run,) = written["runs"]
     assert run["place"] == "laboratory"
-    assert run["links"] == {"rate_bps": 200_000_000, "loss": 0.01, "mtu": 1400}
+    assert run["links"] == {"rate_bps": 200_000_000, "loss": 0.01, "mtu": 1400, "racks": 1}
     assert run["bound_s"] == pytest.approx(0.004)
     assert set(run["backends"]) == {"fanin"}
     assert run["ratio_to_gloo"] is None
+
+
+@needs_lab
+@pytest.mark.parametrize("protocol", ["switchml", "atp"])
+def test_a_bench_of_two_racks_sums_in_both(tmp_path: Path, protocol: str) -> None:
+    shown, written = bench(
+        tmp_path,
+        *("--workers", "3", "--racks", "2", "--protocol", protocol),
+        *("--size", "100KB", "--repeat", "1", "--warmup", "0", "--baseline", "none"),
+    )
+    assert "2 racks" in shown
+    (run,) = written["runs"]
+    assert (run["links"]["racks"], run["protocol"]) == (2, protocol)
+    assert run["backends"]["fanin"]["error_max"] == 0
 
 
 def test_figures_follow_from_the_samples() -> None:

@@ -120,6 +120,22 @@ def test_a_missing_switch_address_names_the_cure(monkeypatch: pytest.MonkeyPatch
         fanin.connect(job="nowhere", rank=0, world_size=1)
 
 
+def test_the_environment_can_turn_congestion_control_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[bool] = []
+
+    def client(*_: Any, congestion_control: bool, **__: Any) -> None:
+        told.append(congestion_control)
+
+    monkeypatch.setattr("fanin.group._fanin.Client", client)
+    for text in ("", "0", "1"):
+        monkeypatch.setenv("FANIN_CONGESTION_CONTROL", text)
+        fanin.connect("nobody:1", job="windows", rank=0, world_size=1)
+    assert told == [True, False, True]
+    monkeypatch.setenv("FANIN_CONGESTION_CONTROL", "off")
+    with pytest.raises(ValueError, match="FANIN_CONGESTION_CONTROL is 'off'"):
+        fanin.connect("nobody:1", job="windows", rank=0, world_size=1)
+
+
 def test_the_pool_size_can_be_chosen(switch: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def slots_of(job: str) -> int:
         command = [sys.executable, "-m", "fanin", "status", "--switch", switch, "--json"]

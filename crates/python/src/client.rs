@@ -24,8 +24,9 @@ const TIMEOUT_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
 ///
 /// The constructor blocks, without the interpreter's lock, until all ranks have joined; `timeout` (seconds) bounds that, and
 /// later each all-reduce. `slots` is the number of slots a shard, computed from the path where it is None. `wire_dtype` says how
-/// floats travel, "int32" or "bfloat16", and `protocol` how they are summed, "switchml" or "atp": the same on all ranks. `trace` is the file of a timeline and the rank that this process
-/// has in it. Raises the errors of `fanin.errors`, and `ValueError` for another wire dtype or protocol.
+/// floats travel, "int32" or "bfloat16", and `protocol` how they are summed, "switchml" or "atp": the same on all ranks. Without
+/// `congestion_control`, ATP's window does not shrink when packets are lost. `trace` is the file of a timeline and the rank that this
+/// process has in it. Raises the errors of `fanin.errors`, and `ValueError` for another wire dtype or protocol.
 #[pyclass(frozen, module = "fanin._fanin")]
 pub(crate) struct Client {
     membership: Arc<Membership>,
@@ -38,7 +39,8 @@ pub(crate) struct Client {
 impl Client {
     #[new]
     #[pyo3(signature = (
-        switch, job, rank, world_size, *, timeout=300.0, slots=None, wire_dtype="int32", protocol="switchml", trace=None
+        switch, job, rank, world_size, *, timeout=300.0, slots=None, wire_dtype="int32", protocol="switchml",
+        congestion_control=true, trace=None
     ))]
     #[expect(clippy::too_many_arguments, reason = "the signature is Python's")]
     fn new(
@@ -51,6 +53,7 @@ impl Client {
         slots: Option<u16>,
         wire_dtype: &str,
         protocol: &str,
+        congestion_control: bool,
         trace: Option<(PathBuf, u32)>,
     ) -> PyResult<Self> {
         let wire_dtype: WireDtype = wire_dtype.parse().map_err(|_| {
@@ -64,6 +67,7 @@ impl Client {
             slots,
             wire_dtype,
             protocol,
+            congestion_control,
             trace: trace.map(|(file, rank)| TraceConfig { file, rank }),
             timeout: limit,
             join_timeout: limit,

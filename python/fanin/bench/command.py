@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from fanin import _signals, _units
-from fanin._environment import protocol, wire_dtype
+from fanin._environment import congestion_control, protocol, wire_dtype
 from fanin.bench import BenchError
 from fanin.bench.progress import progress
 from fanin.errors import FaninError
@@ -31,8 +31,8 @@ SIZES_SWEEP = [4_000, 64_000, 1_000_000, 5_000_000, 25_000_000]
 _T = TypeVar("_T")
 
 DESCRIPTION = """\
-All-reduces through the PyTorch backend. With --rate, --loss or --mtu the ranks run in a laboratory
-of network namespaces (see fanin netlab; needs root), else on this machine's loopback.
+All-reduces through the PyTorch backend. With --rate, --loss, --mtu or --racks the ranks run in a
+laboratory of network namespaces (see fanin netlab; needs root), else on this machine's loopback.
 
 fanin and Gloo are two groups of the same ranks, and take turns, round by round. A round begins at a
 moment that all ranks are told beforehand, on the clock that they share; its time ends when the last
@@ -46,6 +46,7 @@ examples:
   sudo fanin bench allreduce --workers 8 --rate 1gbit --size 25MB --json result.json
   sudo fanin bench allreduce --workers 4 --rate 1gbit --loss 1% --size 25MB
   fanin bench allreduce --protocol atp --size 4MB
+  sudo fanin bench allreduce --protocol atp --racks 2 --rate 1gbit
   sudo fanin bench allreduce --sweep --rate 1gbit --plot tat.png
 """
 
@@ -123,6 +124,14 @@ def parser() -> argparse.ArgumentParser:
     )
     links = made.add_argument_group("links of the laboratory (needs root)")
     add_link_arguments(links)
+    links.add_argument(
+        "--racks",
+        type=_positive,
+        default=1,
+        metavar="R",
+        help="switches under a server, of ATP; SwitchML's only switch then is where that stands "
+        "(default: 1)",
+    )
     out = made.add_argument_group("output")
     out.add_argument("--json", type=Path, metavar="FILE", help="all samples, machine, versions")
     out.add_argument(
@@ -154,11 +163,7 @@ def _run(args: argparse.Namespace, command: list[str]) -> int:
     from fanin.bench.measure import backends, measure
     from fanin.bench.report import LEGEND, table
 
-    try:
-        args.wire_dtype = wire_dtype(args.wire_dtype)
-        args.protocol = protocol(args.protocol)
-    except ValueError as error:
-        raise BenchError(str(error)) from None
+    resolve(args)
     sizes = args.size or (SIZES_SWEEP if args.sweep else SIZES_DEFAULT)
     counts = args.workers or (WORKERS_SWEEP if args.sweep else WORKERS_DEFAULT)
     began = datetime.now(UTC).isoformat(timespec="seconds")
@@ -186,6 +191,19 @@ def _run(args: argparse.Namespace, command: list[str]) -> int:
         draw(runs, plot_path)
         print(f"plot: {plot_path}")
     return 0
+
+
+def resolve(args: argparse.Namespace) -> None:
+    """Take what no option says from the environment.
+
+    Raises `BenchError`.
+    """
+    try:
+        args.wire_dtype = wire_dtype(args.wire_dtype)
+        args.protocol = protocol(args.protocol)
+        args.congestion_control = congestion_control()
+    except ValueError as error:
+        raise BenchError(str(error)) from None
 
 
 def _require(*modules: str) -> None:

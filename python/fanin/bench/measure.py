@@ -28,9 +28,9 @@ def measure(
     Raises `BenchError`, and `fanin.netlab.NetlabError`.
     """
     links = None
-    if not args.rate is args.loss is args.mtu is None:
-        links = Links(args.rate, args.loss, args.mtu or MTU_DEFAULT)
-    sums = Sums(args.protocol, args.wire_dtype)
+    if args.racks > 1 or not args.rate is args.loss is args.mtu is None:
+        links = Links(args.rate, args.loss, args.mtu or MTU_DEFAULT, args.racks)
+    sums = Sums(args.protocol, args.wire_dtype, args.congestion_control)
     runs = []
     for workers in counts:
         with stage(workers, links, backends(args), args.timeout, sums) as ready:

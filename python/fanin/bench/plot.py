@@ -79,4 +79,4 @@ def _where(run: Run) -> str:
     links = run.setting.links
     if links is None:
         return "all-reduce over loopback"
-    return f"all-reduce over {shown_links(links.rate_bps, links.loss, links.mtu)}"
+    return f"all-reduce over {shown_links(links.rate_bps, links.loss, links.mtu, links.racks)}"

@@ -19,7 +19,12 @@ import torch
 import torch.distributed as dist
 
 from fanin import netlab
-from fanin._environment import SWITCH_VARIABLE, Protocol, WireDtype
+from fanin._environment import (
+    CONGESTION_CONTROL_VARIABLE,
+    SWITCH_VARIABLE,
+    Protocol,
+    WireDtype,
+)
 from fanin.torch.options import Options
 
 # The elements are whole numbers up to this, so that their sum is known exactly.
@@ -33,6 +38,7 @@ class Sums:
 
     protocol: Protocol
     wire_dtype: WireDtype
+    congestion_control: bool = True
 
 
 @dataclass(frozen=True)
@@ -112,6 +118,7 @@ def _play(place: Place, parent: Connection) -> None:
     if place.namespace is not None:
         netlab.enter(place.namespace)
     os.environ[SWITCH_VARIABLE] = place.switch
+    os.environ[CONGESTION_CONTROL_VARIABLE] = str(int(place.sums.congestion_control))
     os.environ["GLOO_SOCKET_IFNAME"] = place.interface
     torch.set_num_threads(1)
     timeout = timedelta(seconds=place.timeout_s)

@@ -11,7 +11,9 @@ _HEAD = ("", "median", "min", "max", "elements/s", "of bound", "ranks", "switch"
 def title(setting: Setting) -> str:
     """Return the setting in a line."""
     links = setting.links
-    where = "loopback" if links is None else shown_links(links.rate_bps, links.loss, links.mtu)
+    where = "loopback"
+    if links is not None:
+        where = shown_links(links.rate_bps, links.loss, links.mtu, links.racks)
     tensors = f" in {setting.buckets} tensors" if setting.buckets > 1 else ""
     wire = f" sent as {setting.wire_dtype}" if setting.wire_dtype != "int32" else ""
     wire += f" by {setting.protocol}" if setting.protocol != "switchml" else ""

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from fanin import netlab
 from fanin.bench import BenchError
 from fanin.bench.rank import Failed, Place, Round, Sums, Timing, Verdict, play
-from fanin.netlab import INTERFACE, MTU_DEFAULT, SWITCH, SWITCH_ADDRESS, Netlab
+from fanin.netlab import INTERFACE, MTU_DEFAULT, SERVER, SWITCH, Netlab, bridge_address
 
 SWITCH_PORT = 4800
 SERVER_PORT = 4801
@@ -42,6 +42,7 @@ class Links:
     rate_bps: int | None = None
     loss: float | None = None
     mtu: int = MTU_DEFAULT
+    racks: int = 1
 
 
 @dataclass(frozen=True)
@@ -172,10 +173,11 @@ def stage(
                 rate_bps=links.rate_bps,
                 loss=links.loss,
                 mtu=links.mtu,
+                racks=links.racks,
                 name=f"bench{os.getpid()}",
             )
             stack.enter_context(lab)
-        pids, address = stack.enter_context(_switch(lab, sums))
+        pids, addresses = stack.enter_context(_switches(lab, sums))
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fanin-bench-")))
         ranks, pipes = stack.enter_context(
             _ranks(
@@ -186,7 +188,7 @@ def stage(
                         namespace=lab.namespace(f"w{rank}") if lab else None,
                         interface=INTERFACE if lab else "lo",
                         rendezvous=str(directory / "rendezvous"),
-                        switch=address,
+                        switch=addresses[lab.switch_of(rank) if lab else SWITCH],
                         timeout_s=timeout_s,
                         backends=backends,
                         sums=sums,
@@ -209,23 +211,33 @@ def _sweep() -> None:
 
 
 @contextlib.contextmanager
-def _switch(lab: Netlab | None, sums: Sums) -> Iterator[tuple[list[int], str]]:
-    """Start what sums: its processes, and the address that the ranks are told."""
+def _switches(lab: Netlab | None, sums: Sums) -> Iterator[tuple[list[int], dict[str, str]]]:
+    """Start what sums: its processes, and the address that each rack's ranks are told.
+
+    Above several racks stands SwitchML's only switch, or ATP's server.
+    """
+    racks = list(dict.fromkeys(map(lab.switch_of, range(lab.workers)))) if lab else [SWITCH]
+    top = SERVER if len(racks) > 1 else SWITCH
     with contextlib.ExitStack() as stack:
-        pids = []
-        options: list[str] = []
-        if sums.protocol == "atp":
-            server = f"{SWITCH_ADDRESS}:{SERVER_PORT}" if lab else "127.0.0.1:0"
-            pid, upstream = stack.enter_context(_serve(lab, "server", server))
+        pids: list[int] = []
+
+        def serve(member: str, what: str, port: int, *options: str) -> str:
+            listen = f"{bridge_address(member)}:{port}" if lab else "127.0.0.1:0"
+            pid, address = stack.enter_context(_serve(lab, member, what, listen, *options))
             pids.append(pid)
-            options = ["--protocol", "atp", "--upstream", upstream]
-        listen = f"{SWITCH_ADDRESS}:{SWITCH_PORT}" if lab else "127.0.0.1:0"
-        pid, address = stack.enter_context(_serve(lab, "switch", listen, *options))
-        yield [*pids, pid], address
+            return address
+
+        if sums.protocol == "switchml":
+            yield pids, dict.fromkeys(racks, serve(top, "switch", SWITCH_PORT))
+            return
+        upstream = ["--protocol", "atp", "--upstream", serve(top, "server", SERVER_PORT)]
+        yield pids, {rack: serve(rack, "switch", SWITCH_PORT, *upstream) for rack in racks}
 
 
 @contextlib.contextmanager
-def _serve(lab: Netlab | None, what: str, listen: str, *options: str) -> Iterator[tuple[int, str]]:
+def _serve(
+    lab: Netlab | None, member: str, what: str, listen: str, *options: str
+) -> Iterator[tuple[int, str]]:
     command = [sys.executable, "-m", "fanin", what, "--listen", listen, *options]
     command += ["--json", "--log", "error"]
     pipe: dict[str, Any] = {
@@ -233,7 +245,7 @@ def _serve(lab: Netlab | None, what: str, listen: str, *options: str) -> Iterato
         "text": True,
         "preexec_fn": _end_with_parent,
     }
-    process = lab.popen(SWITCH, command, **pipe) if lab else subprocess.Popen(command, **pipe)
+    process = lab.popen(member, command, **pipe) if lab else subprocess.Popen(command, **pipe)
     try:
         assert process.stdout is not None
         line = process.stdout.readline()

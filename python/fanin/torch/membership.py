@@ -17,6 +17,7 @@ from fanin._environment import (
     SWITCH_VARIABLE,
     Protocol,
     WireDtype,
+    congestion_control,
     pool_slots,
     switch_address,
     trace,
@@ -57,6 +58,7 @@ class Membership:
             slots=pool_slots(),
             wire_dtype=wire_dtype,
             protocol=protocol,
+            congestion_control=congestion_control(),
             trace=trace(rank),
         )
 

@@ -112,7 +112,10 @@ pub(super) async fn join(
     };
     match reply.into_inner().outcome.ok_or(Malformed("outcome")).map_err(malformed)? {
         proto::join_reply::Outcome::Admission(admission) => {
-            let admitted = Admitted::try_from(admission).map_err(malformed)?;
+            let mut admitted = Admitted::try_from(admission).map_err(malformed)?;
+            if let WorkerJob::Atp { config: job, .. } = &mut admitted.job {
+                job.congestion_control = config.congestion_control; // nobody else need know
+            }
             let unknown = match admitted.job {
                 WorkerJob::SwitchMl(_) if config.protocol != Protocol::SwitchMl => {
                     format!("protocol {}", config.protocol.name())

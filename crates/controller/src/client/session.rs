@@ -41,6 +41,8 @@ pub struct SessionConfig {
     pub protocol: Protocol,
     /// How the elements of float tensors travel; the same on every rank.
     pub wire_dtype: WireDtype,
+    /// ATP: whether this rank's window shrinks when packets are lost (§3.7). Off where links lose packets without being full.
+    pub congestion_control: bool,
     /// How long one all-reduce may take, from its submission or from the end of the one before it.
     pub timeout: Duration,
     /// How long to look for the switch at the start.
@@ -67,6 +69,7 @@ impl SessionConfig {
             slots: None,
             protocol: Protocol::SwitchMl,
             wire_dtype: WireDtype::Int32,
+            congestion_control: true,
             timeout: Duration::from_secs(300),
             connect_timeout: Duration::from_secs(5),
             join_timeout: Duration::from_secs(300),

@@ -77,6 +77,21 @@ fn sums_are_exact(sessions: &[Session], seed: i32) {
 }
 
 #[test]
+fn a_rank_decides_whether_its_own_window_shrinks() {
+    let server = server();
+    for congestion_control in [true, false] {
+        let mut config = SessionConfig::new(server.address().to_string(), "windows", 0, 1);
+        (config.protocol, config.congestion_control) = (Protocol::Atp, congestion_control);
+        let session = Session::connect(config).expect("admitted");
+        let Some(WorkerJob::Atp { config: job, .. }) = session.job() else {
+            panic!("an ATP job, not {:?}", session.job());
+        };
+        assert_eq!(job.congestion_control, congestion_control);
+        session.close();
+    }
+}
+
+#[test]
 fn one_rack_sums_exactly() {
     let server = server();
     let rack = rack(server.address());

@@ -1,0 +1,350 @@
+"""Repeats two experiments of the ATP paper on real sockets, small, and sets ATP beside SwitchML.
+
+    make bench-atp
+    python benches/atp_sockets.py --quick
+
+Loss (Figure 10), two jobs with too few aggregators (Figure 13), and all-reduces beside Gloo. Writes
+docs/reproduction-sockets.md, whose text outside the marks is kept, and the JSON. Needs root: every
+worker is a network namespace. Takes less than five minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import document
+import sharing
+from fanin import _signals
+from fanin._environment import CONGESTION_CONTROL_VARIABLE
+from fanin._units import rate_bps, shown_rate, shown_time
+from fanin.bench import BenchError, command, machine
+from fanin.bench.measure import measure as all_reduces
+from fanin.bench.progress import Advance, progress
+from fanin.netlab import NetlabError
+from performance import ROOT, no_laboratory, say
+from rows import MB, Command, fanin_samples, median_s
+
+ROUNDS = 3
+FORMAT = 1
+"""Of the JSON."""
+BEGIN = "<!-- what stands from here to the next mark is written by `make bench-atp` -->"
+END = "<!-- written by `make bench-atp` to here -->"
+TITLE = "ATP on real sockets"
+
+LOSSES = ("0", "0.01%", "0.1%", "1%")
+LOSS_LINKS = "--rate 250mbit"
+LOSS_WORKERS = 4
+LOSS_BYTES = 10 * MB
+SHARING = sharing.Load(rate_bps=rate_bps("250mbit"), elements=500_000, calls=12)
+
+
+Environment: TypeAlias = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class System:
+    """Who sums, in the experiment about loss."""
+
+    name: str
+    protocol: str
+    environment: Environment = ()
+
+    def command(self, loss: str, quick: bool) -> Command:
+        """Return the command for a loss on each link in each direction."""
+        links = f"{LOSS_LINKS} --loss {loss}"
+        options = f"--protocol {self.protocol} --baseline none --warmup 1"
+        what = f"{self.name}, loss {loss}"
+        one = Command(what, LOSS_WORKERS, LOSS_BYTES, links, options, repeat=3)
+        return _small(one) if quick else one
+
+
+SYSTEMS = (
+    # The paper's comparison: an adversary's losses tell of no congestion (§5.2.3).
+    System("ATP, congestion control off", "atp", ((CONGESTION_CONTROL_VARIABLE, "0"),)),
+    System("ATP", "atp"),
+    System("SwitchML", "switchml"),
+)
+
+BESIDE = (
+    Command("8, 1 Gbit/s, 25 MB", 8, 25 * MB, "--rate 1gbit"),
+    Command("4, unshaped, 25 MB", 4, 25 * MB, "--mtu 1500", repeat=9),
+    Command("4 in two racks, 1 Gbit/s, 25 MB", 4, 25 * MB, "--rate 1gbit --racks 2"),
+)
+PROTOCOLS = ("atp", "switchml")
+
+
+@dataclass
+class Found:
+    """Everything that was measured; a run is ``runs[0]`` of a command's JSON."""
+
+    where: Mapping[str, Any]
+    quick: bool
+    loss: dict[str, dict[str, list[Any]]]
+    """Runs by system and loss."""
+    beside: dict[str, dict[str, list[Any]]]
+    """Runs by command and protocol."""
+    windows: int
+    """Aggregators that both jobs' windows need."""
+    sharing: dict[int, list[list[sharing.Round]]]
+    """Of each share: A alone, B alone, both, as often as there were rounds."""
+
+
+def main() -> int:
+    """Measure, write, and say where."""
+    args = _arguments()
+    if why := no_laboratory():
+        print(f"skipped: {why}", file=sys.stderr)
+        return 1
+    into: Path = (args.into or ROOT / ("target/partial" if args.quick else "docs")).resolve()
+    path = into / "reproduction-sockets.md"
+    before = path.read_text() if path.exists() else None
+    try:
+        _rewritten(before, "")  # now, and not after minutes of measuring
+    except ValueError as error:
+        sys.exit(f"{path}: {error}")
+    into.mkdir(parents=True, exist_ok=True)
+    raw = (ROOT / "target" if into == ROOT / "docs" else into) / "reproduction-sockets.json"
+    raw.parent.mkdir(exist_ok=True)
+    where = {
+        "began": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": machine.commit(),
+        "machine": machine.machine(),
+        "versions": machine.versions(),
+    }
+    try:
+        with _signals.as_exit():
+            found = measure(where, args.quick)
+    except (BenchError, NetlabError, sharing.SharingError) as error:
+        sys.exit(str(error))
+    except KeyboardInterrupt:
+        return 130
+    path.write_text(_rewritten(before, generated(found)))
+    raw.write_text(json.dumps({"format": FORMAT, **asdict(found)}, indent=1) + "\n")
+    print(f"{path}\n{raw}")
+    return 0
+
+
+def _rewritten(text: str | None, generated: str) -> str:
+    return document.rewritten(text, generated, BEGIN, END, TITLE)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Repeat ATP's experiments on real sockets")
+    parser.add_argument("--quick", action="store_true", help="tiny, once, to see that it runs")
+    parser.add_argument(
+        "--into",
+        type=Path,
+        metavar="FOLDER",
+        help="for both (default: docs, and target for the JSON; with --quick: target/partial)",
+    )
+    return parser.parse_args()
+
+
+def measure(where: Mapping[str, Any], quick: bool) -> Found:
+    """Run everything, what is compared by turns.
+
+    Raises `BenchError`, `sharing.SharingError`, and `fanin.netlab.NetlabError`.
+    """
+    rounds, losses, beside = (1, LOSSES[::3], BESIDE[-1:]) if quick else (ROUNDS, LOSSES, BESIDE)
+    load = replace(SHARING, elements=20_000, calls=2) if quick else SHARING
+    found = Found(
+        where,
+        quick,
+        loss={system.name: {loss: [] for loss in losses} for system in SYSTEMS},
+        beside={row.what: {protocol: [] for protocol in PROTOCOLS} for row in beside},
+        windows=sharing.windows(load),
+        sharing={share: [] for share in sharing.SHARES},
+    )
+    steps = rounds * (len(losses) * len(SYSTEMS) + len(sharing.SHARES))
+    with progress(steps + len(beside) * len(PROTOCOLS)) as bar:
+        for number in range(rounds):
+            # Backwards every other round: a machine that grows slower favours nobody.
+            step = -1 if number % 2 else 1
+            _loss(found, bar, step)
+            for share in sharing.SHARES[::step]:
+                say(bar, f"two jobs, {share} % of the aggregators")
+                aggregators = found.windows * share // 100
+                found.sharing[share].append(sharing.measure(load, aggregators))
+        for row in beside:
+            for protocol in PROTOCOLS:
+                options = f"--protocol {protocol}"
+                which = replace(row, what=f"{row.what}, {protocol}", options=options)
+                which = _small(which) if quick else which
+                say(bar, which.what)
+                found.beside[row.what][protocol].append(_bench(which))
+    return found
+
+
+def _loss(found: Found, bar: Advance, step: int) -> None:
+    for loss in list(found.loss[SYSTEMS[0].name])[::step]:
+        for system in SYSTEMS[::step]:
+            one = system.command(loss, found.quick)
+            say(bar, one.what)
+            found.loss[system.name][loss].append(_bench(one, system.environment))
+
+
+def _bench(one: Command, environment: Environment = ()) -> dict[str, Any]:
+    """Do what `fanin bench allreduce` does, in this process, which has torch already."""
+    before = dict(os.environ)
+    os.environ.update(environment)
+    try:
+        args = command.parser().parse_args(one.arguments())
+        command.resolve(args)
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+    (run,) = all_reduces(args, args.workers, args.size, lambda _: None)
+    return run.as_json()
+
+
+def _small(one: Command) -> Command:
+    return replace(one, options=one.options.replace("--warmup 1", "")).quick()
+
+
+def generated(found: Found) -> str:
+    """Return the generated part of the document."""
+    told = "**Quick: tiny sizes, to see that it runs.**\n\n" if found.quick else ""
+    parts = [
+        told + document.where_line("make bench-atp", found.where),
+        "### Loss (Figure 10)\n",
+        _LOSS.format(workers=LOSS_WORKERS, rate=_rate(LOSS_LINKS), mb=LOSS_BYTES // MB),
+        document.table(
+            ["loss", *(s.name for s in SYSTEMS)],
+            [_loss_row(found, x) for x in found.loss[SYSTEMS[0].name]],
+        ),
+        _commands(found),
+        "### Two jobs share a switch (Figure 13)\n",
+        _SHARING.format(
+            workers=sharing.WORKERS,
+            rate=shown_rate(SHARING.rate_bps),
+            mb=4 * SHARING.elements * SHARING.calls // MB,
+            windows=found.windows,
+        ),
+        document.table(
+            [
+                *("aggregators", "alone", "A beside B", "B beside A", "both, MB/s"),
+                *("added at the switch", "at the server", "collisions"),
+            ],
+            [_sharing_row(found, share) for share in sharing.SHARES],
+        ),
+        "### Beside SwitchML and Gloo\n",
+        _BESIDE,
+        document.table(
+            ["workers, links, tensor", "ATP", "SwitchML", "Gloo", "CPU: ATP", "SwitchML", "Gloo"],
+            [_beside_row(what, found.beside[what]) for what in found.beside],
+        ),
+    ]
+    return "\n".join(parts)
+
+
+_LOSS = """\
+{workers} workers, {rate}, {mb} MB of float32, every link loses that share of packets in each
+direction (in the paper, one worker's does). Throughput by that without loss; in brackets its least
+and its largest over the rounds, and the time of an all-reduce. Every sum is checked, bit by bit
+between the ranks. The paper compares with congestion control off.
+"""
+_SHARING = """\
+Two jobs, A and B, of {workers} workers each, all-reduce {mb} MB of int32; all links are {rate},
+the server's as well, which stands on a host of its own. 100 % are the {windows} aggregators
+that both windows hold together. Throughput of a rank's tensors in MB/s; beside the other job, also
+by that alone with as many aggregators. Packets added by fragments: at best {workers} at the switch
+and 1 at the server, without aggregators 0 and {workers}. Every element of every sum was compared
+with the exact one.
+"""
+_BESIDE = """\
+Medians of one all-reduce of float32 on its slowest rank, one round; Gloo's beside ATP. CPU: seconds
+for a gigabyte of a rank's tensor, all ranks, switches and the server together. In two racks
+SwitchML's switch stands where ATP has its server, above both.
+"""
+
+
+def _loss_row(found: Found, loss: str) -> list[str]:
+    cells = [loss]
+    for system in SYSTEMS:
+        runs = found.loss[system.name]
+        pairs = zip(runs["0"], runs[loss], strict=True)
+        ratios = [median_s(without, "fanin") / median_s(run, "fanin") for without, run in pairs]
+        time_s = statistics.median(median_s(run, "fanin") for run in runs[loss])
+        resent = sum(s["retransmissions"] for run in runs[loss] for s in fanin_samples(run))
+        shown = document.spread(ratios, "{:.2f}".format)
+        cells.append(f"{shown}; {shown_time(time_s)}, {resent} sent again")
+    return cells
+
+
+def _commands(found: Found) -> str:
+    lines = []
+    for system in SYSTEMS:
+        arguments = " ".join(system.command(LOSSES[-1], found.quick).arguments())
+        environment = "".join(f"{name}={value} " for name, value in system.environment)
+        lines.append(f"{environment}fanin bench allreduce {arguments}")
+    return "```\n" + "\n".join(lines) + "\n```\n"
+
+
+def _sharing_row(found: Found, share: int) -> list[str]:
+    rounds = found.sharing[share]
+    one, other = sharing.JOBS
+    alone = {
+        job: [of_round[i].jobs[job] for of_round in rounds] for i, job in enumerate((one, other))
+    }
+    both = [of_round[-1].jobs for of_round in rounds]
+
+    def rate(figures: Sequence[float]) -> str:
+        return document.spread([figure / MB for figure in figures], "{:.1f}".format)
+
+    def beside(job: str) -> str:
+        ours = [jobs[job].bytes_per_s for jobs in both]
+        ratios = [a / b.bytes_per_s for a, b in zip(ours, alone[job], strict=True)]
+        return f"{rate(ours)}; {statistics.median(ratios):.2f}"
+
+    def median(figure: str) -> float:
+        return statistics.median(
+            float(getattr(figures, figure)) for jobs in both for figures in jobs.values()
+        )
+
+    total = [sum(figures.bytes_per_s for figures in jobs.values()) for jobs in both]
+    return [
+        f"{rounds[0][0].aggregators} ({share} %)",
+        rate([figures.bytes_per_s for of_job in alone.values() for figures in of_job]),
+        beside(one),
+        beside(other),
+        rate(total),
+        f"{median('at_switch'):.2f}",
+        f"{median('at_server'):.2f}",
+        f"{median('collisions'):.0f}",
+    ]
+
+
+def _beside_row(what: str, found: Mapping[str, Sequence[Any]]) -> list[str]:
+    runs = {protocol: of_one[0] for protocol, of_one in found.items()}
+
+    def time(protocol: str) -> str:
+        return shown_time(median_s(runs[protocol], "fanin"))
+
+    def cpu(protocol: str, backend: str) -> str:
+        figures = runs[protocol]["backends"][backend]
+        return f"{figures['ranks_cpu_s_per_gb'] + figures['switch_cpu_s_per_gb']:.1f}"
+
+    return [
+        what,
+        *(time(protocol) for protocol in PROTOCOLS),
+        shown_time(median_s(runs["atp"], "gloo")),
+        *(cpu(protocol, "fanin") for protocol in PROTOCOLS),
+        cpu("atp", "gloo"),
+    ]
+
+
+def _rate(links: str) -> str:
+    return shown_rate(rate_bps(links.split()[1]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
