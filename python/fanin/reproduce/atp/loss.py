@@ -160,8 +160,9 @@ def _name(work: str, system: str, loss: float) -> str:
 
 
 WHY_MICRO = (
-    "how many slots wait for their timeouts while others go on depends on how many there are, which "
-    "the paper does not give: SwitchML keeps 0.35 of its throughput with 128, about a half with 512"
+    "how many slots go on while others wait for their timeouts depends on how many there are, "
+    "which the paper does not give: SwitchML keeps 0.35 of its throughput with 128, and "
+    "about a half with 512"
 )
 WHY_VGG = WHY_MICRO
 
