@@ -124,7 +124,7 @@ def run(lab: Lab) -> Outcome:
     )
 
 
-WHY_HASH = ""
-WHY_LINEAR = ""
+WHY_HASH = "places are still looking for free aggregators"
+WHY_LINEAR = "a fragment that collides costs the server's link one packet for each worker, no more"
 
 EXPERIMENT = Experiment("hashing", "One to eight micro-benchmarks on one switch (Figure 14)", run)

@@ -138,6 +138,9 @@ def _named(jobs: list[tuple[str, int]]) -> str:
     return " and ".join(f"{NAMES[model]} of {workers}" for model, workers in jobs)
 
 
-WHY = ""
+WHY = (
+    "both servers' parameters come and go over one host's link, which two such jobs fill by four "
+    "fifths; the paper does not say where its servers are"
+)
 
 EXPERIMENT = Experiment("pairs", "Two jobs on one switch, their servers on one host (§D.2)", run)

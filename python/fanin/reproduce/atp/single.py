@@ -108,8 +108,8 @@ def run(lab: Lab) -> Outcome:
 
 WHY = {
     "switchml": (
-        "packets are alike here and links count bytes; the paper's carry 32 values (SwitchML) and 62 "
-        "(ATP), and its hosts count packets"
+        "packets are alike here and links count bytes; the paper's carry 32 values (SwitchML) and "
+        "62 (ATP), and its hosts count packets"
     ),
     "ring": "ours is over TCP; the paper's is 1.24 over RDMA and 4.2 over TCP",
     "ps-n-to-n": "between the paper's 1.5 over RDMA and 2.5 over TCP",
