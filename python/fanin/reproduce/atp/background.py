@@ -135,8 +135,8 @@ def run(lab: Lab) -> Outcome:
 
 
 WHY_VGG = (
-    "gradients come in bursts that want more than half of the link (beside a constant 50 Gbit/s it is "
-    "0.93), and each finds a flow that grew while the job computed"
+    "gradients come in bursts that want more than half of the link (beside a constant 50 Gbit/s it "
+    "is 0.93), and each finds a flow that grew while the job computed"
 )
 WHY_MICRO = WHY_VGG
 
