@@ -134,7 +134,10 @@ def run(lab: Lab) -> Outcome:
     )
 
 
-WHY_VGG = "a window grows by an MTU in a round trip, and has not come to its end yet"
+WHY_VGG = (
+    "gradients come in bursts that want more than half of the link (beside a constant 50 Gbit/s it "
+    "is 0.93), and each finds a flow that grew while the job computed"
+)
 WHY_MICRO = WHY_VGG
 
 EXPERIMENT = Experiment("background", "Beside a flow that fills one worker's link (Figure 16)", run)

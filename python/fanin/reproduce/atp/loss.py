@@ -96,7 +96,13 @@ def run(lab: Lab) -> Outcome:
                 )
             if work == "micro":
                 reached = PAPER_GAIN * Spread.of(normalised[work]["switchml"][-1]).median
-                axes.plot(100 * losses[-1], reached, "k*", label="paper: 1.34 times SwitchML")
+                axes.plot(
+                    100 * losses[-1],
+                    reached,
+                    "k*",
+                    markersize=12,
+                    label="paper: 1.34 times SwitchML",
+                )
             axes.set_xscale("symlog", linthresh=1e-3)
             axes.set_xticks([0, 1e-3, 1e-2, 1e-1, 1], ["0", "0.001", "0.01", "0.1", "1"])
             axes.minorticks_off()

@@ -91,7 +91,12 @@ def run(lab: Lab) -> Outcome:
             one.errorbar(shares, medians, yerr=errors, fmt="o-", capsize=3, label=name)
             if at == 1:
                 one.plot(
-                    shares[-1], PAPER_GAIN * medians[-1], "k*", label="paper: 1.38 times static"
+                    shares[-1],
+                    PAPER_GAIN * medians[-1],
+                    "k*",
+                    markersize=12,
+                    zorder=5,
+                    label="paper: 1.38 times static",
                 )
         one.set_ylim(0)
         one.invert_xaxis()
