@@ -43,7 +43,7 @@ pub struct Machine<E, O> {
     pub machine: E,
     /// Its owner.
     pub owner: O,
-    classify: fn(&[u8]) -> Class,
+    classify: Box<dyn Fn(&[u8]) -> Class>,
     /// The earliest timer that is set.
     timer: Option<Instant>,
 }
@@ -55,13 +55,13 @@ where
 {
     /// All packets in the default class.
     pub fn new(machine: E, owner: O) -> Self {
-        Self { machine, owner, classify: |_| Class::default(), timer: None }
+        Self { machine, owner, classify: Box::new(|_| Class::default()), timer: None }
     }
 
     /// How the machine's packets are treated in queues.
     #[must_use]
-    pub fn classified(mut self, classify: fn(&[u8]) -> Class) -> Self {
-        self.classify = classify;
+    pub fn classified(mut self, classify: impl Fn(&[u8]) -> Class + 'static) -> Self {
+        self.classify = Box::new(classify);
         self
     }
 

@@ -42,4 +42,6 @@ pub use queue::{Buffer, Class, DROP_CLASSES, PRIORITIES, QueueConfig};
 pub use statistics::{DropReason, Drops, NodeStatistics, PortStatistics, QueueStatistics};
 pub use time::Time;
 pub use topologies::Parts;
-pub use topology::{Link, LinkConfig, Node, NodeConfig, NodeKind, Programmable, Topology, TopologyError};
+pub use topology::{
+    Link, LinkConfig, Node, NodeConfig, NodeKind, Programmable, RATE_MAX_BPS, Topology, TopologyError,
+};

@@ -6,6 +6,9 @@ use std::time::Duration;
 use super::ids::{LinkId, NodeId, PortId};
 use super::queue::{Buffer, PRIORITIES, QueueConfig};
 
+/// The fastest link: a byte takes a picosecond.
+pub const RATE_MAX_BPS: u64 = 8_000_000_000_000;
+
 /// What a node does with packets that are not for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NodeKind {
@@ -347,7 +350,7 @@ impl Topology {
             if a == b || a.index().max(b.index()) >= self.nodes.len() {
                 return Err(TopologyError::Ends(id));
             }
-            if link.config.rate_bps == 0 || link.config.rate_bps > 8_000_000_000_000 {
+            if link.config.rate_bps == 0 || link.config.rate_bps > RATE_MAX_BPS {
                 return Err(TopologyError::Rate(id));
             }
             if !(68..=65_535).contains(&link.config.mtu) {

@@ -12,7 +12,7 @@ use fanin_wire::{
 use toml::Spanned;
 
 use super::schema::{DtypeName, File, HashingName, Hosts, Job, OverflowName, ScalingName, System};
-use super::{Mistake, at, error, host};
+use super::{Mistake, at, class, error, host};
 use crate::net::{NodeId, Topology};
 use crate::workload::models::{FLOPS_PER_S, Model};
 use crate::workload::{JobPlan, Workload, placement};
@@ -76,6 +76,7 @@ fn resolve_one(
         system,
         workers,
         server,
+        class: class(&job.priority, &job.drop_class)?,
         start,
         stop,
         workload: workload(job)?,

@@ -16,13 +16,13 @@ use std::time::Duration;
 use toml::Spanned;
 
 pub use error::FileError;
-pub use schema::System;
+pub use schema::{PacketKind, System};
 
 use crate::net::{
-    Buffer, LinkConfig, LinkId, Multipath, NodeConfig, NodeId, Parts, Programmable, QueueConfig, Topology,
-    TopologyError,
+    Buffer, Class, DROP_CLASSES, LinkConfig, LinkId, Multipath, NodeConfig, NodeId, PRIORITIES, Parts,
+    Programmable, QueueConfig, Topology, TopologyError,
 };
-use crate::workload::{BackgroundPlan, Fault, FaultPlan, LossPlan, Scenario, SwitchPlan};
+use crate::workload::{BackgroundPlan, Fault, FaultPlan, LossPlan, Scenario, SwitchPlan, Target, Which};
 use schema::{
     Background, BackgroundKind, FaultKind, File, Network, RoutingName, SwitchTable, TopologyName,
     WhichSwitches,
@@ -53,7 +53,7 @@ fn at<T>(place: &Spanned<T>, message: impl std::fmt::Display) -> Mistake {
 }
 
 fn resolve(file: File) -> Result<Scenario, Mistake> {
-    let topology = topology(&file.network, &file.switch)?;
+    let topology = topology(&file.network, &file.queue, &file.switch)?;
     let (until, interval) = (file.until.get_ref().0, file.interval.get_ref().0);
     if until.is_zero() {
         return Err(at(&file.until, "`until` must be later than the start"));
@@ -91,7 +91,11 @@ fn resolve(file: File) -> Result<Scenario, Mistake> {
     })
 }
 
-fn topology(network: &Network, switch: &SwitchTable) -> Result<Topology, Mistake> {
+fn topology(
+    network: &Network,
+    queues: &[Spanned<schema::Queue>],
+    switch: &SwitchTable,
+) -> Result<Topology, Mistake> {
     let link = |rate: u64, delay: Duration| LinkConfig::new(rate, delay).with_mtu(*network.mtu.get_ref());
     let core_rate = network.core_rate.as_ref().unwrap_or(&network.rate);
     let mut queue = QueueConfig::tail_drop(network.queue.get_ref().0);
@@ -109,9 +113,10 @@ fn topology(network: &Network, switch: &SwitchTable) -> Result<Topology, Mistake
     }
     let mut node = NodeConfig::new(queue);
     node.processing = switch.processing.0;
-    if let Some(shared) = network.shared_buffer {
-        node.buffer = Buffer::Shared { bytes: shared.0, alpha: network.alpha };
+    for queue in queues {
+        set_queues(network, &mut node, queue)?;
     }
+    node.buffer = buffer(network)?;
     let delay = network.delay.0;
     let mut host = NodeConfig::host();
     for nic in host.queues.iter_mut().filter(|_| network.nic_ecn) {
@@ -166,6 +171,84 @@ fn topology(network: &Network, switch: &SwitchTable) -> Result<Topology, Mistake
         error => at(&network.topology, error),
     })?;
     Ok(topology)
+}
+
+/// One entry's queues of every switch.
+fn set_queues(
+    network: &Network,
+    node: &mut NodeConfig,
+    entry: &Spanned<schema::Queue>,
+) -> Result<(), Mistake> {
+    let queue = entry.get_ref();
+    let priority = number_below(&queue.priority, PRIORITIES, "priority")?;
+    let drop_class = number_below(&queue.drop_class, DROP_CLASSES, "drop_class")?;
+    let threshold = match (drop_class, &queue.drop_above) {
+        (Some(class), Some(above)) => Some((class, above)),
+        (None, None) => None,
+        _ => return Err(at(entry, "selective dropping needs both `drop_class` and `drop_above`")),
+    };
+    let meant = priority.map_or(0..PRIORITIES, |priority| priority.into()..usize::from(priority) + 1);
+    for config in &mut node.queues[meant] {
+        if let Some(limit) = &queue.limit {
+            config.limit_bytes = limit.get_ref().0;
+            if config.limit_bytes < u64::from(*network.mtu.get_ref()) {
+                return Err(at(limit, "a queue that holds not even one packet: make it longer than the MTU"));
+            }
+        }
+        if let Some(ecn) = &queue.ecn {
+            config.ecn_threshold_bytes = Some(ecn.get_ref().0);
+        }
+        if config.ecn_threshold_bytes.is_some_and(|threshold| threshold >= config.limit_bytes) {
+            return Err(at(entry, "`ecn` marks nothing when it is not below what the queue holds"));
+        }
+        if let Some((class, above)) = threshold {
+            if above.get_ref().0 >= config.limit_bytes {
+                return Err(at(
+                    above,
+                    "`drop_above` drops nothing when it is not below what the queue holds",
+                ));
+            }
+            *config = config.with_drop_threshold(class, above.get_ref().0);
+        }
+    }
+    Ok(())
+}
+
+fn buffer(network: &Network) -> Result<Buffer, Mistake> {
+    if !(network.alpha.get_ref().is_finite() && *network.alpha.get_ref() > 0.0) {
+        return Err(at(&network.alpha, "`alpha` must be a number greater than zero"));
+    }
+    let holds = |bytes: &Spanned<unit::Size>| {
+        if bytes.get_ref().0 < u64::from(*network.mtu.get_ref()) {
+            return Err(at(bytes, "a buffer that holds not even one packet: make it longer than the MTU"));
+        }
+        Ok(bytes.get_ref().0)
+    };
+    match (&network.port_buffer, &network.shared_buffer) {
+        (Some(port), Some(_)) => {
+            Err(at(port, "a switch's memory is either each port's (`port_buffer`) or all its ports'"))
+        }
+        (Some(port), None) => Ok(Buffer::PerPort { bytes: holds(port)? }),
+        (None, Some(shared)) => Ok(Buffer::Shared { bytes: holds(shared)?, alpha: *network.alpha.get_ref() }),
+        (None, None) => Ok(Buffer::PerQueue),
+    }
+}
+
+/// Of a priority or a drop class.
+fn number_below(value: &Option<Spanned<u8>>, end: usize, key: &str) -> Result<Option<u8>, Mistake> {
+    match value {
+        Some(place) if usize::from(*place.get_ref()) >= end => {
+            Err(at(place, format!("`{key}` is from 0 to {}", end - 1)))
+        }
+        value => Ok(value.as_ref().map(|value| *value.get_ref())),
+    }
+}
+
+fn class(priority: &Option<Spanned<u8>>, drop_class: &Option<Spanned<u8>>) -> Result<Class, Mistake> {
+    Ok(Class {
+        priority: number_below(priority, PRIORITIES, "priority")?.unwrap_or(0),
+        drop_class: number_below(drop_class, DROP_CLASSES, "drop_class")?.unwrap_or(0),
+    })
 }
 
 fn set_programmable(topology: &mut Topology, switch: &SwitchTable) -> Result<(), Mistake> {
@@ -238,7 +321,9 @@ fn background(topology: &Topology, flow: &Spanned<Background>) -> Result<Backgro
     if stop.is_some_and(|stop| stop <= start) {
         return Err(at(flow, "this flow stops before it starts"));
     }
-    Ok(BackgroundPlan { from, to, rate_bps, start, stop })
+    let ecn = plan.ecn.unwrap_or(rate_bps.is_none());
+    let class = class(&plan.priority, &plan.drop_class)?;
+    Ok(BackgroundPlan { from, to, rate_bps, ecn, class, start, stop })
 }
 
 fn losses_of(topology: &Topology, loss: &Spanned<schema::Loss>) -> Result<Vec<LossPlan>, Mistake> {
@@ -256,6 +341,10 @@ fn losses_of(topology: &Topology, loss: &Spanned<schema::Loss>) -> Result<Vec<Lo
         }
     };
     let share = |share: Option<unit::Share>| share.map_or(0.0, |share| share.0);
+    if let (Some(between), None) = (&plan.loss_between, &burst) {
+        return Err(at(between, "`loss_between` needs bursts: `burst_begin` and `burst_end`"));
+    }
+    let target = target(plan)?;
     if let (Some(_), None) = (plan.reordering, plan.held_back) {
         return Err(at(loss, "`reordering` needs `held_back`: how long a packet waits at most"));
     }
@@ -265,8 +354,10 @@ fn losses_of(topology: &Topology, loss: &Spanned<schema::Loss>) -> Result<Vec<Lo
             if from.is_none_or(|from| from == end) {
                 plans.push(LossPlan {
                     port,
-                    loss: share(plan.loss),
+                    loss: share(plan.loss.as_ref().map(|loss| *loss.get_ref())),
+                    loss_between: share(plan.loss_between.as_ref().map(|loss| *loss.get_ref())),
                     burst,
+                    target: target.clone(),
                     duplication: share(plan.duplication),
                     reordering: share(plan.reordering),
                     held_back: plan.held_back.map_or(Duration::ZERO, |time| time.0),
@@ -278,6 +369,25 @@ fn losses_of(topology: &Topology, loss: &Spanned<schema::Loss>) -> Result<Vec<Lo
         Some(from) if plans.is_empty() => Err(at(from, "this is no end of that link")),
         _ => Ok(plans),
     }
+}
+
+/// The packets that an entry names, if it does.
+fn target(plan: &schema::Loss) -> Result<Option<Target>, Mistake> {
+    let which = match (&plan.nth, &plan.every) {
+        (Some(nth), Some(_)) => return Err(at(nth, "either `nth` or `every`")),
+        (Some(nth), None) if nth.get_ref().contains(&0) => return Err(at(nth, "the first packet is 1")),
+        (Some(nth), None) => Which::Nth(nth.get_ref().iter().map(|nth| nth - 1).collect()),
+        (None, Some(every)) if *every.get_ref() == 0 => {
+            return Err(at(every, "`every` is at least 1, which is all"));
+        }
+        (None, Some(every)) => Which::Every(*every.get_ref()),
+        (None, None) if plan.only.is_none() => return Ok(None),
+        (None, None) => Which::All,
+    };
+    if let Some(chance) = plan.loss.as_ref().or(plan.burst_begin.as_ref()) {
+        return Err(at(chance, "losses are either chances or named packets (`only`, `nth`, `every`)"));
+    }
+    Ok(Some(Target { kind: plan.only.as_ref().map(|kind| *kind.get_ref()), which }))
 }
 
 fn fault_of(

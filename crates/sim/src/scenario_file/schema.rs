@@ -26,6 +26,8 @@ pub(super) struct File {
     pub(super) stall: Time,
     pub(super) network: Network,
     #[serde(default)]
+    pub(super) queue: Vec<Spanned<Queue>>,
+    #[serde(default)]
     pub(super) switch: SwitchTable,
     #[serde(default)]
     pub(super) job: Vec<Spanned<Job>>,
@@ -78,13 +80,31 @@ pub(super) struct Network {
     /// Whether NICs mark. A worker that begins hands its NIC a window at once, which is no congestion.
     #[serde(default = "defaults::yes")]
     pub(super) nic_ecn: bool,
+    /// The queues of each port of a switch share this much memory.
+    pub(super) port_buffer: Option<Spanned<Size>>,
     /// A switch's queues share this much memory.
-    pub(super) shared_buffer: Option<Size>,
+    pub(super) shared_buffer: Option<Spanned<Size>>,
     /// How much of what is free of it one queue may take.
     #[serde(default = "defaults::alpha")]
-    pub(super) alpha: f64,
+    pub(super) alpha: Spanned<f64>,
     #[serde(default)]
     pub(super) routing: RoutingName,
+}
+
+/// `[[queue]]`: what differs in some of a switch's queues, at each of its ports.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Queue {
+    /// Which of the eight; all unless given.
+    pub(super) priority: Option<Spanned<u8>>,
+    /// What it holds.
+    pub(super) limit: Option<Spanned<Size>>,
+    /// The length from which it marks.
+    pub(super) ecn: Option<Spanned<Size>>,
+    /// Packets of this class ..
+    pub(super) drop_class: Option<Spanned<u8>>,
+    /// .. are dropped when they would make it longer than this.
+    pub(super) drop_above: Option<Spanned<Size>>,
 }
 
 /// How a packet chooses among paths that are equally short.
@@ -186,6 +206,11 @@ pub(super) struct Job {
     pub(super) start: Time,
     /// When it submits nothing more.
     pub(super) stop: Option<Time>,
+
+    /// Which queue of a port its packets wait in.
+    pub(super) priority: Option<Spanned<u8>>,
+    /// Which drop threshold holds for them.
+    pub(super) drop_class: Option<Spanned<u8>>,
 
     /// Micro-benchmark: bytes of each tensor.
     pub(super) tensor: Option<Spanned<Size>>,
@@ -299,6 +324,10 @@ pub(super) struct Background {
     pub(super) kind: Spanned<BackgroundKind>,
     /// Of a constant flow.
     pub(super) rate: Option<Spanned<Rate>>,
+    /// Whether its packets may be marked; those of a TCP-like flow unless told otherwise.
+    pub(super) ecn: Option<bool>,
+    pub(super) priority: Option<Spanned<u8>>,
+    pub(super) drop_class: Option<Spanned<u8>>,
     #[serde(default = "defaults::zero")]
     pub(super) start: Time,
     pub(super) stop: Option<Time>,
@@ -321,15 +350,41 @@ pub(super) struct Loss {
     pub(super) link: Option<Spanned<[String; 2]>>,
     /// Only what leaves this end.
     pub(super) from: Option<Spanned<String>>,
-    /// Chance that a packet is lost.
-    pub(super) loss: Option<Share>,
+    /// Chance that a packet is lost; of one in a burst, if there are bursts.
+    pub(super) loss: Option<Spanned<Share>>,
     /// Bursts instead: chance to get into one, with every packet, and then the chance to get out of it.
     pub(super) burst_begin: Option<Spanned<Share>>,
     pub(super) burst_end: Option<Spanned<Share>>,
+    /// Chance that a packet between two bursts is lost.
+    pub(super) loss_between: Option<Spanned<Share>>,
+    /// Instead of chances: packets of this kind, all of them unless `nth` or `every` says which.
+    pub(super) only: Option<Spanned<PacketKind>>,
+    /// Those of these numbers; the first is 1.
+    pub(super) nth: Option<Spanned<Vec<u64>>>,
+    /// Every so many, one.
+    pub(super) every: Option<Spanned<u64>>,
     pub(super) duplication: Option<Share>,
     /// Chance that a packet is held back for up to `held_back`.
     pub(super) reordering: Option<Share>,
     pub(super) held_back: Option<Time>,
+}
+
+/// What a packet is for.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub enum PacketKind {
+    /// ATP: a fragment on its way up.
+    Gradient,
+    /// ATP: a sum on its way down.
+    Parameters,
+    /// SwitchML: a worker's contribution.
+    Update,
+    /// SwitchML: a sum.
+    Result,
+    /// TCP: data.
+    Segment,
+    /// TCP: an acknowledgement.
+    Acknowledgement,
 }
 
 /// `[[fault]]`: what happens once.
@@ -410,8 +465,8 @@ mod defaults {
         nowhere(Size(1_000_000))
     }
 
-    pub(super) const fn alpha() -> f64 {
-        1.0
+    pub(super) fn alpha() -> Spanned<f64> {
+        nowhere(1.0)
     }
 
     pub(super) const fn yes() -> bool {

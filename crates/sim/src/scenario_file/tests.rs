@@ -283,7 +283,7 @@ fn static_shares_are_equal_parts_of_the_table_and_bound_the_window() {
     let found: Vec<_> = ok(&text).jobs.iter().map(|job| (job.hashing, job.window)).collect();
     let partition = |first| Hashing::Partition { first };
     assert_eq!(found, [(partition(0), 50), (Hashing::Hash, 1024), (partition(50), 20)]);
-    refused(&text.replace("= 100", "= 1"), 7, &["no part for each of 2 jobs"]);
+    refused(&text.replace("= 100", "= 1"), 8, &["no part for each of 2 jobs"]);
 }
 
 #[test]
@@ -304,4 +304,33 @@ fn nics_mark_as_switches_do_unless_told_not_to() {
     };
     assert_eq!(threshold(""), [Some(100_000); 2]);
     assert_eq!(threshold("nic_ecn = false\n"), [None, Some(100_000)]);
+}
+
+#[test]
+fn queues_and_buffers_that_cannot_be_are_refused() {
+    let queue = |keys: &str| format!("{RACK}{JOB}[[queue]]\n{keys}\n");
+    refused(&queue("priority = 8"), 9, &["`priority` is from 0 to 7"]);
+    refused(&queue("drop_class = 1"), 8, &["both `drop_class` and `drop_above`"]);
+    refused(&queue("drop_class = 1\ndrop_above = \"1MB\""), 10, &["drops nothing"]);
+    refused(&queue("drop_above = \"1kB\"\ndrop_clas = 1"), 10, &["`drop_clas`", "`drop_class`"]);
+    refused(&queue("limit = \"1kB\""), 9, &["not even one packet"]);
+    refused(&queue("ecn = \"2MB\""), 8, &["marks nothing"]);
+    refused(&format!("{RACK}port_buffer = \"1MB\"\nshared_buffer = \"1MB\"\n{JOB}"), 4, &["either"]);
+    refused(&format!("{RACK}shared_buffer = \"1kB\"\n{JOB}"), 4, &["not even one packet"]);
+    refused(&format!("{RACK}shared_buffer = \"1MB\"\nalpha = 0.0\n{JOB}"), 5, &["`alpha`"]);
+    refused(&format!("{RACK}{JOB}priority = 9\n"), 8, &["`priority` is from 0 to 7"]);
+    let ecn = ok(&queue("priority = 3\necn = \"9kB\""));
+    let config = ecn.topology.get(ecn.topology.node("s0").expect("a switch")).config;
+    assert_eq!([2, 3, 4].map(|queue| config.queues[queue].ecn_threshold_bytes), [None, Some(9000), None]);
+}
+
+#[test]
+fn losses_are_chances_or_named_packets() {
+    let loss = |keys: &str| format!("{RACK}{JOB}[[loss]]\n{keys}\n");
+    refused(&loss("only = \"gradiant\""), 9, &["`gradiant`", "did you mean `gradient`?"]);
+    refused(&loss("only = \"gradient\"\nloss = \"1%\""), 10, &["either chances or named"]);
+    refused(&loss("nth = [0]"), 9, &["the first packet is 1"]);
+    refused(&loss("every = 0"), 9, &["at least 1"]);
+    refused(&loss("nth = [1]\nevery = 2"), 9, &["either `nth` or `every`"]);
+    refused(&loss("loss_between = \"1%\""), 9, &["needs bursts"]);
 }

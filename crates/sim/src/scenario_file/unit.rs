@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use serde::de::{Deserialize, Deserializer, Error, Visitor};
 
+use crate::net::RATE_MAX_BPS;
+
 /// Bits a second.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rate(pub u64);
@@ -20,8 +22,6 @@ pub struct Time(pub Duration);
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Share(pub f64);
 
-/// The fastest link: 100 Tbit/s is beyond what anybody builds, and a byte still takes a whole number of picoseconds.
-const RATE_MAX_BPS: f64 = 1e14;
 /// A year.
 const TIME_MAX_S: f64 = 3.2e7;
 
@@ -32,8 +32,11 @@ impl Rate {
         let bps = number(text, &units).ok_or_else(|| {
             format!("{text:?} is no rate: a number with bit, kbit, Mbit, Gbit or Tbit, as in \"100Gbit\"")
         })?;
-        if !(1.0..=RATE_MAX_BPS).contains(&bps) {
-            return Err(format!("{text:?} is an impossible rate: at least 1 bit, at most 100 Tbit a second"));
+        if !(1.0..=RATE_MAX_BPS as f64).contains(&bps) {
+            let most = RATE_MAX_BPS / 1_000_000_000_000;
+            return Err(format!(
+                "{text:?} is an impossible rate: at least 1 bit, at most {most} Tbit a second"
+            ));
         }
         Ok(Self(bps.round() as u64))
     }
@@ -151,7 +154,8 @@ mod tests {
 
     #[test]
     fn impossible_quantities_are_refused() {
-        for text in ["0bit", "-1Gbit", "nanGbit", "1e99Gbit", "100", "fast", "", "Gbit"] {
+        assert_eq!(Rate::parse("8Tbit"), Ok(Rate(RATE_MAX_BPS)));
+        for text in ["8.001Tbit", "0bit", "-1Gbit", "nanGbit", "1e99Gbit", "100", "fast", "", "Gbit"] {
             assert!(Rate::parse(text).is_err(), "{text}");
         }
         for text in ["-4MB", "4", "1e30GB", "MB"] {

@@ -9,7 +9,7 @@ use fanin_protocol::atp::{
     AtpJobConfig, AtpServer, AtpSwitch, AtpSwitchConfig, AtpWorker, ServerJob, SwitchRoute,
 };
 use fanin_protocol::{JobConfig, RetransmissionConfig, Switch, Worker};
-use fanin_wire::{Directions, Generation, JobId, ShardId, WireDtype, WorkerId};
+use fanin_wire::{Directions, Generation, JobId, Preamble, ShardId, WireDtype, WorkerId};
 
 use super::actors::{Begins, PoolOwner, ServerOwner, SwitchOwner, Window, WorkerOwner};
 use super::checker::Referee;
@@ -18,7 +18,7 @@ use super::placement::{self, Placement};
 use super::ring::{Mailbox, RingWorker};
 use super::scenario::{JobPlan, Scenario};
 use super::values::Gradient;
-use crate::net::{ActorId, Machine, Network, NodeId, SimAddress};
+use crate::net::{ActorId, Class, Machine, Network, NodeId, SimAddress, TcpConfig};
 use crate::scenario_file::System;
 
 /// UDP ports.
@@ -170,7 +170,7 @@ impl Layout {
         for (node, jobs) in &self.pools {
             let mut switch = Switch::new(ShardId(0));
             jobs.iter().for_each(|config| switch.add_job(*config));
-            network.add_actor(*node, POOL_PORT, Machine::new(switch, PoolOwner));
+            network.add_actor(*node, POOL_PORT, Machine::new(switch, PoolOwner).classified(self.classify()));
         }
         for node in self.servers.keys().copied().collect::<Vec<_>>() {
             let machine = self.server_machine(node, false);
@@ -193,6 +193,7 @@ impl Layout {
             switch.add_job(*route).expect("levels are those of a placement");
         }
         Machine::new(switch, SwitchOwner { aggregators, referee: self.referee.clone() })
+            .classified(self.classify())
     }
 
     /// A host's server with all its jobs that live.
@@ -210,6 +211,7 @@ impl Layout {
             }
         }
         Machine::new(server, ServerOwner { windows, referee: self.referee.clone() })
+            .classified(self.classify())
     }
 
     /// The machine of a worker that talks to a server.
@@ -218,7 +220,8 @@ impl Layout {
         let config = self.jobs[index].shards[shard].config?;
         let timeout = self.scenario.jobs[index].timeout;
         let machine = AtpWorker::new(config, directions, upstream, retransmission(timeout));
-        Some(Machine::new(machine, self.worker_owner(index, rank, shard)))
+        let class = self.scenario.jobs[index].class;
+        Some(Machine::new(machine, self.worker_owner(index, rank, shard)).classified(move |_| class))
     }
 
     /// What a worker's packets say, and where they go first.
@@ -227,6 +230,24 @@ impl Layout {
         let (directions, upstream) = part.placement.as_ref()?.workers[rank];
         let port = if Some(upstream) == part.server { SERVER_PORT } else { SWITCH_PORT };
         Some((directions, SimAddress::new(upstream, port)))
+    }
+
+    /// By the job that a packet is of: jobs share switches and servers.
+    fn classify(&self) -> impl Fn(&[u8]) -> Class + 'static {
+        let classes: BTreeMap<u32, Class> = self
+            .jobs
+            .iter()
+            .zip(&self.scenario.jobs)
+            .filter(|(_, plan)| plan.class != Class::default())
+            .flat_map(|(place, plan)| place.shards.iter().map(|shard| (shard.id.0, plan.class)))
+            .collect();
+        move |bytes| {
+            if classes.is_empty() {
+                return Class::default();
+            }
+            let job = Preamble::parse(bytes).ok().map(|preamble| preamble.job.0);
+            job.and_then(|job| classes.get(&job).copied()).unwrap_or_default()
+        }
     }
 
     fn worker_owner(&self, index: usize, rank: usize, shard: usize) -> WorkerOwner {
@@ -257,6 +278,7 @@ impl Layout {
                 let switch = placement::single_rack(&self.scenario.topology, &plan.workers)
                     .expect("a scenario's placements are checked when it is read");
                 let config = pool_config(plan, place.shards[0].id);
+                let class = plan.class;
                 let (timeout, switch) = (plan.timeout, SimAddress::new(switch, POOL_PORT));
                 let worker =
                     |retransmission| Worker::new(config, WorkerId(rank as u8), switch, retransmission);
@@ -270,7 +292,7 @@ impl Layout {
                 vec![network.add_actor(
                     node,
                     self.port(node),
-                    Machine::new(machine, self.worker_owner(index, rank, 0)),
+                    Machine::new(machine, self.worker_owner(index, rank, 0)).classified(move |_| class),
                 )]
             }
             System::Ring => vec![self.add_ring_worker(network, index, rank, self.port(node))],
@@ -299,7 +321,9 @@ impl Layout {
             .neighbours(ends.0)
             .next()
             .map_or(1500, |(_, link)| self.scenario.topology.links()[link.0 as usize].config.mtu);
-        let worker = RingWorker::new(place.job.clone(), rank, ends, mtu - 40, mailboxes);
+        let connection =
+            TcpConfig { segment_bytes: mtu - 40, class: plan.class, ..TcpConfig::new(ends.0, ends.1) };
+        let worker = RingWorker::new(place.job.clone(), rank, connection, mailboxes);
         network.add_actor(ends.0, port, worker)
     }
 }

@@ -98,7 +98,11 @@ impl std::fmt::Display for Violation {
                 "{job}: fragment {sequence} took the place of {lacks}, which worker {rank} still lacks"
             ),
             Self::Stalled { job, completed, machines } => {
-                write!(f, "{job}: no progress; tensors completed by each worker: {completed:?}; {machines}")
+                write!(
+                    f,
+                    "{job}: no progress; tensors completed by each worker: {}; {machines}",
+                    first(completed)
+                )
             }
             Self::Unbounded { what, size, limit } => write!(f, "{what}: {size}, and the limit is {limit}"),
             Self::Aborted { job, rank, reason } => {
@@ -106,6 +110,18 @@ impl std::fmt::Display for Violation {
             }
         }
     }
+}
+
+/// Workers that a message names: a person reads no more of them.
+const SHOWN: usize = 8;
+
+/// The first few, and how many there are beyond these.
+pub(crate) fn first<T: std::fmt::Display>(all: &[T]) -> String {
+    let mut text = all.iter().take(SHOWN).map(T::to_string).collect::<Vec<_>>().join(", ");
+    if all.len() > SHOWN {
+        text += &format!(", and {} more of {}", all.len() - SHOWN, all.len());
+    }
+    text
 }
 
 /// Takes the first violation and stops the run.

@@ -9,7 +9,7 @@ use oorandom::Rand64;
 use super::placement;
 use super::scenario::{Fault, FaultPlan, JobPlan, LossPlan, Scenario, SwitchPlan, Workload};
 use crate::net::{
-    LinkConfig, LinkId, Multipath, NodeConfig, NodeId, Parts, Programmable, QueueConfig, Topology,
+    Class, LinkConfig, LinkId, Multipath, NodeConfig, NodeId, Parts, Programmable, QueueConfig, Topology,
 };
 use crate::scenario_file::System;
 
@@ -220,6 +220,7 @@ fn job(dice: &mut Dice, topology: &Topology, index: u64) -> JobPlan {
         system,
         workers,
         server: Some(server),
+        class: Class::default(),
         start: if dice.one_in(2) { Duration::ZERO } else { dice.time(Duration::ZERO, TROUBLE / 4) },
         stop: None,
         workload: Workload::AllReduce {
@@ -261,6 +262,8 @@ fn losses(dice: &mut Dice, topology: &Topology) -> Vec<LossPlan> {
         .map(|port| LossPlan {
             port,
             loss,
+            loss_between: 0.0,
+            target: None,
             burst: burst.filter(|_| loss > 0.0),
             duplication,
             reordering,

@@ -90,6 +90,8 @@ pub(crate) struct Measures {
 /// time that just these took.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Meter {
+    /// Completions that are in `amount`.
+    counted: u64,
     amount: u64,
     first: Option<Instant>,
     last: Instant,
@@ -99,15 +101,20 @@ impl Meter {
     fn count(&mut self, now: Instant, amount: u64) {
         match self.first {
             None => self.first = Some(now),
-            Some(_) => self.amount += amount,
+            Some(_) => {
+                self.amount += amount;
+                self.counted += 1;
+            }
         }
         self.last = now;
     }
 
-    /// A second; none when fewer than two were completed at different times.
-    pub(crate) fn per_second(&self) -> Option<f64> {
+    /// A second, when `in_flight` are under way at once. None when too few were completed: what was sent before the first
+    /// completion then counts without its time, and the figure is beyond what the link carries.
+    pub(crate) fn per_second(&self, in_flight: u64) -> Option<f64> {
         let time = self.last.since(self.first?);
-        (!time.is_zero()).then(|| self.amount as f64 / time.as_secs_f64())
+        let enough = self.counted >= COMPLETED_PER_IN_FLIGHT * in_flight;
+        (enough && !time.is_zero()).then(|| self.amount as f64 / time.as_secs_f64())
     }
 }
 
@@ -357,5 +364,7 @@ impl WorkerState {
     }
 }
 
+/// How many must be completed for each one under way before the time between completions says something.
+const COMPLETED_PER_IN_FLIGHT: u64 = 3;
 /// Digests that are kept before those of tensors that everybody has are dropped.
 const RESULTS_KEPT: usize = 256;

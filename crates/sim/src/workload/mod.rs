@@ -28,5 +28,7 @@ pub use hostile::{hostile, shrink};
 pub use report::{
     Count, FlowReport, JobReport, JobSeries, Report, ServerReport, SwitchReport, TrainingReport,
 };
-pub use scenario::{BackgroundPlan, Fault, FaultPlan, JobPlan, LossPlan, Scenario, SwitchPlan, Workload};
+pub use scenario::{
+    BackgroundPlan, Fault, FaultPlan, JobPlan, LossPlan, Scenario, SwitchPlan, Target, Which, Workload,
+};
 pub use simulation::{Options, RunError, run};

@@ -10,7 +10,7 @@ use std::rc::Rc;
 
 use super::job::{Job, token};
 use super::values::Gradient;
-use crate::net::{Actor, Context, FlowId, NodeId, Notice, Packet, TcpConfig};
+use crate::net::{Actor, Context, FlowId, Notice, Packet, TcpConfig};
 
 /// A message's header: which tensor, which step.
 const HEADER_BYTES: u64 = 16;
@@ -45,11 +45,9 @@ impl RingWorker {
     pub(crate) fn new(
         job: Rc<RefCell<Job>>,
         rank: usize,
-        (from, to): (NodeId, NodeId),
-        segment_bytes: u32,
+        connection: TcpConfig,
         (from_previous, to_next): (Rc<RefCell<Mailbox>>, Rc<RefCell<Mailbox>>),
     ) -> Self {
-        let connection = TcpConfig { segment_bytes, ..TcpConfig::new(from, to) };
         Self {
             job,
             rank,

@@ -6,8 +6,8 @@ use std::time::Duration;
 use fanin_protocol::atp::{Hashing, Overflow, Scaling};
 
 use super::models::Model;
-use crate::net::{LinkId, Multipath, NodeId, PortId, Topology};
-use crate::scenario_file::System;
+use crate::net::{Class, LinkId, Multipath, NodeId, PortId, Topology};
+use crate::scenario_file::{PacketKind, System};
 
 /// A network, the jobs on it, and what goes wrong.
 #[derive(Clone, PartialEq)]
@@ -85,6 +85,8 @@ pub struct JobPlan {
     pub workers: Vec<NodeId>,
     /// The parameter server's host, where the system has one.
     pub server: Option<NodeId>,
+    /// How queues treat its packets.
+    pub class: Class,
     /// When its workers begin.
     pub start: Duration,
     /// When they submit nothing more.
@@ -153,6 +155,10 @@ pub struct BackgroundPlan {
     pub to: NodeId,
     /// Bits a second of a constant flow; none is TCP-like.
     pub rate_bps: Option<u64>,
+    /// Whether its packets may be marked.
+    pub ecn: bool,
+    /// How queues treat them.
+    pub class: Class,
     /// When it begins.
     pub start: Duration,
     /// When it ends.
@@ -160,20 +166,44 @@ pub struct BackgroundPlan {
 }
 
 /// What one direction of a link does to packets.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct LossPlan {
     /// The direction.
     pub port: PortId,
     /// Chance that a packet is lost; in the bad state only, if there are bursts.
     pub loss: f64,
+    /// The same outside of bursts, if there are bursts.
+    pub loss_between: f64,
     /// Chances to get into a burst, and out of it.
     pub burst: Option<(f64, f64)>,
+    /// Packets that are lost, instead of chances.
+    pub target: Option<Target>,
     /// Chance that a packet arrives twice.
     pub duplication: f64,
     /// Chance that one is held back.
     pub reordering: f64,
     /// For how long at most.
     pub held_back: Duration,
+}
+
+/// Packets that a link loses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Target {
+    /// Of this kind only.
+    pub kind: Option<PacketKind>,
+    /// Which of these.
+    pub which: Which,
+}
+
+/// Which of the packets that are counted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Which {
+    /// All.
+    All,
+    /// Those of these numbers; the first is 0.
+    Nth(Vec<u64>),
+    /// The last of each so many.
+    Every(u64),
 }
 
 /// Something that happens once.

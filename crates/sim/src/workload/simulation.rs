@@ -6,19 +6,21 @@ use std::io::Write;
 use std::rc::Rc;
 use std::time::Duration;
 
+use fanin_wire::{GradientPacket, Kind, Preamble};
+
 use super::build::{AtpMachine, JobPlace, Layout, PoolWorkerMachine, ServerMachine, SwitchMachine};
-use super::checker::Violation;
+use super::checker::{Violation, first};
 use super::faults;
 use super::job::{Job, Measures};
 use super::report::{
     Count, FlowReport, JobReport, JobSeries, Report, ServerReport, SwitchReport, TrainingReport,
 };
-use super::scenario::{BackgroundPlan, Scenario, Workload};
+use super::scenario::{BackgroundPlan, Scenario, Target, Which, Workload};
 use crate::net::{
-    ConstantRateConfig, DropReason, FlowId, Impairment, Loss, Network, NetworkConfig, NodeId, PortId, Ports,
-    Progress, TcpConfig, Time, TopologyError,
+    Body, ConstantRateConfig, DropReason, FlowId, Impairment, Loss, Network, NetworkConfig, NodeId, Packet,
+    PortId, Ports, Progress, TcpConfig, Time, TopologyError,
 };
-use crate::scenario_file::System;
+use crate::scenario_file::{PacketKind, System};
 
 /// Events between two reports of progress.
 const PROGRESS_EVENTS: u64 = 1 << 18;
@@ -149,15 +151,54 @@ pub fn run(scenario: &Scenario, options: Options) -> Result<Report, RunError> {
 
 fn impairment(plan: &super::scenario::LossPlan) -> Impairment {
     let loss = match plan.burst {
+        _ if plan.target.is_some() => plan.target.as_ref().map_or(Loss::None, targeted),
         Some((to_bad, to_good)) => {
             // In a burst everything is lost unless the scenario says how much.
             let loss_bad = if plan.loss > 0.0 { plan.loss } else { 1.0 };
-            Loss::GilbertElliott { to_bad, to_good, loss_good: 0.0, loss_bad }
+            Loss::GilbertElliott { to_bad, to_good, loss_good: plan.loss_between, loss_bad }
         }
         None if plan.loss > 0.0 => Loss::Uniform(plan.loss),
         None => Loss::None,
     };
     Impairment { loss, duplication: plan.duplication, reordering: plan.reordering, held_back: plan.held_back }
+}
+
+/// Each direction of a link counts its own packets.
+fn targeted(target: &Target) -> Loss {
+    let kind = target.kind;
+    let is_meant = move |packet: &Packet<'_>| kind.is_none_or(|kind| is_of(kind, packet));
+    match &target.which {
+        Which::All => Loss::Matching(Box::new(is_meant)),
+        Which::Nth(nth) => Loss::Targeted { which: Box::new(is_meant), nth: nth.clone() },
+        Which::Every(every) => {
+            let (every, mut counted) = (*every, 0u64);
+            Loss::Matching(Box::new(move |packet| {
+                counted += u64::from(is_meant(packet));
+                is_meant(packet) && counted.is_multiple_of(every)
+            }))
+        }
+    }
+}
+
+fn is_of(kind: PacketKind, packet: &Packet<'_>) -> bool {
+    match packet.body {
+        Body::Blank { .. } => false,
+        Body::Segment(segment) => {
+            kind == if segment.is_ack { PacketKind::Acknowledgement } else { PacketKind::Segment }
+        }
+        Body::Bytes(bytes) => match Preamble::parse(bytes).map(|preamble| (preamble.kind, preamble)) {
+            Ok((Kind::Update, _)) => kind == PacketKind::Update,
+            Ok((Kind::Result, _)) => kind == PacketKind::Result,
+            Ok((Kind::Gradient, preamble)) => GradientPacket::parse(preamble, bytes).is_ok_and(|gradient| {
+                kind == if gradient.header.flags.is_ack {
+                    PacketKind::Parameters
+                } else {
+                    PacketKind::Gradient
+                }
+            }),
+            _ => false,
+        },
+    }
 }
 
 fn schedule_flow(network: &mut Network, flows: &Flows, index: usize, plan: BackgroundPlan) {
@@ -172,14 +213,18 @@ fn schedule_flow(network: &mut Network, flows: &Flows, index: usize, plan: Backg
             Some(rate_bps) => network.start_constant_rate(ConstantRateConfig {
                 from: plan.from,
                 to: plan.to,
-                class: Default::default(),
+                class: plan.class,
                 rate_bps,
                 datagram_bytes: mtu,
-                ecn: false,
+                ecn: plan.ecn,
             }),
             None => {
-                let config =
-                    TcpConfig { segment_bytes: mtu - 40, ecn: true, ..TcpConfig::new(plan.from, plan.to) };
+                let config = TcpConfig {
+                    segment_bytes: mtu - 40,
+                    ecn: plan.ecn,
+                    class: plan.class,
+                    ..TcpConfig::new(plan.from, plan.to)
+                };
                 let flow = network.open_tcp(config);
                 network.fill(flow);
                 flow
@@ -240,7 +285,7 @@ fn standing(network: &Network, layout: &Layout, place: &JobPlace, job: &Job) -> 
         Some(format!("gathers {}", progress.earliest))
     });
     let (workers, servers): (Vec<_>, Vec<_>) = (workers.collect(), servers.collect());
-    format!("workers: {}; server: {}", workers.join(", "), servers.join(", "))
+    format!("workers: {}; server: {}", first(&workers), first(&servers))
 }
 
 fn sample(network: &Network, layout: &Layout, flows: &Flows, samples: &mut Samples) {
@@ -385,6 +430,11 @@ fn job_report(
         let seconds = measures.first.map_or(0.0, |first| end - first.0 as f64 / 1e9);
         if seconds > 0.0 { amount as f64 / seconds } else { 0.0 }
     };
+    // A model's tensors come in iterations, and those at its end, one behind the other, are as a steady stream.
+    let in_flight = match job.plan.workload {
+        Workload::AllReduce { in_flight, .. } => in_flight.into(),
+        Workload::Training { .. } => 1,
+    };
     let (mut sent, mut again) = (0, 0);
     for actor in job.workers.iter().flat_map(|worker| &worker.actors) {
         if let Some(machine) = network.actor::<AtpMachine>(*actor) {
@@ -397,7 +447,7 @@ fn job_report(
     }
     let training = match job.plan.workload {
         Workload::Training { model, batch, scale, .. } => {
-            let iterations_per_s = mean(&|m| m.pace.per_second().unwrap_or_else(|| whole(m.iterations, m)));
+            let iterations_per_s = mean(&|m| m.pace.per_second(1).unwrap_or_else(|| whole(m.iterations, m)));
             Some(TrainingReport {
                 model: model.name(),
                 scale,
@@ -425,7 +475,7 @@ fn job_report(
         finished: job.finished.is_some(),
         finished_s: end,
         aggregation_gbps: mean(&|m| {
-            m.throughput.per_second().unwrap_or_else(|| whole(m.bytes, m)) * 8.0 / 1e9
+            m.throughput.per_second(in_flight).unwrap_or_else(|| whole(m.bytes, m)) * 8.0 / 1e9
         }),
         tensors: mean(&|measures| measures.tensors as f64),
         tensor_mean_s: mean(&latency),

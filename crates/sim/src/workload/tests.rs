@@ -201,3 +201,149 @@ fn the_same_seed_gives_the_same_report_and_another_seed_another() {
     assert_eq!(with(5), with(5));
     assert_ne!(with(5).map(|report| report.digest), with(6).map(|report| report.digest));
 }
+
+#[test]
+fn a_few_tensors_are_not_measured_beyond_what_the_link_carries() {
+    for tensors in [2, 6, 40] {
+        let report = play(&format!(
+            "[network]\ntopology = \"rack\"\nhosts = 3\nrate = \"10Gbit\"\n[[job]]\nsystem = \"atp\"\nworkers = 2\ntensor = \"40kB\"\ntensors = {tensors}\n"
+        ));
+        let gbps = report.jobs[0].aggregation_gbps;
+        assert!((1.0..10.0).contains(&gbps), "{tensors}: {gbps}");
+    }
+}
+
+#[test]
+fn a_stalled_job_of_many_workers_names_a_few() {
+    let (job, machines) = ("job0".into(), "gathers 3".into());
+    let message = Violation::Stalled { job, completed: vec![1; 992], machines }.to_string();
+    assert!(message.contains("1, 1, 1, 1, 1, 1, 1, 1, and 984 more of 992; gathers 3"), "{message}");
+}
+
+/// Two constant flows of 8 Gbit/s into one link of 10 Gbit/s: the bytes of each, and why packets were dropped.
+fn contend(network: &str, queues: &str, keys: [&str; 2]) -> ([u64; 2], Vec<&'static str>) {
+    let flow = |from: &str, keys: &str| {
+        format!(
+            "[[background]]\nfrom = \"{from}\"\nto = \"h2\"\nkind = \"constant\"\nrate = \"8Gbit\"\n{keys}"
+        )
+    };
+    let report = play(&format!(
+        "until = \"4ms\"\n[network]\ntopology = \"rack\"\nhosts = 3\nrate = \"10Gbit\"\nqueue = \"100kB\"\n{network}{queues}{}{}",
+        flow("h0", keys[0]),
+        flow("h1", keys[1]),
+    ));
+    let delivered = [0, 1].map(|flow| report.background[flow].delivered_bytes);
+    (delivered, report.drops.iter().map(|drop| drop.name).collect())
+}
+
+#[test]
+fn the_lower_priority_gets_what_the_higher_leaves() {
+    for high in [0, 1] {
+        let mut keys = ["priority = 6\n"; 2];
+        keys[high] = "priority = 5\n";
+        let (delivered, drops) = contend("", "", keys);
+        // 8 and 2 of 10 Gbit/s, of which headers and framing take 4 %.
+        let gbps = [high, 1 - high].map(|flow| delivered[flow] as f64 * 8.0 / 4e6);
+        assert!((7.3..8.0).contains(&gbps[0]) && (1.7..2.3).contains(&gbps[1]), "{gbps:?}");
+        assert_eq!(drops, ["tail"]);
+    }
+}
+
+#[test]
+fn a_drop_class_gives_way_at_its_threshold() {
+    let queue = "[[queue]]\npriority = 0\ndrop_class = 3\ndrop_above = \"10kB\"\n";
+    for low in [0, 1] {
+        let mut keys = [""; 2];
+        keys[low] = "drop_class = 3\n";
+        let (delivered, drops) = contend("", queue, keys);
+        assert!(delivered[1 - low] > 3 * delivered[low], "{delivered:?}");
+        assert_eq!(drops, ["selective"]);
+    }
+    assert_eq!(contend("", queue, ["", ""]).1, ["tail"], "the other classes know nothing of it");
+}
+
+#[test]
+fn buffers_of_ports_and_switches_end_before_their_queues_do() {
+    assert_eq!(contend("port_buffer = \"20kB\"\n", "", ["", ""]).1, ["buffer"]);
+    assert_eq!(contend("shared_buffer = \"90kB\"\nalpha = 0.5\n", "", ["", ""]).1, ["buffer"]);
+    assert_eq!(contend("port_buffer = \"200kB\"\n", "[[queue]]\nlimit = \"20kB\"\n", ["", ""]).1, ["tail"]);
+}
+
+#[test]
+fn a_jobs_packets_are_of_its_priority_everywhere() {
+    for system in ["atp", "ps", "switchml", "ring"] {
+        let with = |of_job: u8, of_flow: u8| {
+            let flow = format!(
+                "[[background]]\nfrom = \"h3\"\nto = \"h1\"\nkind = \"constant\"\nrate = \"10Gbit\"\npriority = {of_flow}\nstop = \"5ms\"\n"
+            );
+            play(&format!(
+                "until = \"1s\"\n[network]\ntopology = \"rack\"\nhosts = 4\nrate = \"10Gbit\"\n[[job]]\nsystem = \"{system}\"\nworkers = [\"h0\", \"h1\"]\ntensor = \"100kB\"\ntensors = 4\npriority = {of_job}\n{flow}"
+            ))
+            .jobs[0]
+            .finished_s
+        };
+        let (before, behind) = (with(2, 6), with(6, 2));
+        assert!(before < 0.004 && behind > 0.005, "{system}: {before} {behind}");
+    }
+}
+
+#[test]
+fn a_tcp_flow_beside_marks_slows_down_and_one_without_ecn_loses() {
+    let again = |ecn: bool| {
+        let flow = |from: &str| {
+            format!("[[background]]\nfrom = \"{from}\"\nto = \"h2\"\nkind = \"tcp\"\necn = {ecn}\n")
+        };
+        let report = play(&format!(
+            "until = \"50ms\"\n[network]\ntopology = \"rack\"\nhosts = 3\nrate = \"10Gbit\"\nqueue = \"300kB\"\necn = \"50kB\"\n{}{}",
+            flow("h0"),
+            flow("h1")
+        ));
+        report.background.iter().map(|flow| flow.retransmissions).sum::<u64>()
+    };
+    assert_eq!(again(true), 0);
+    assert!(again(false) > 0);
+}
+
+/// Packets that the way from `h0` loses, of a job whose only tensor has 149 fragments.
+fn lost(system: &str, loss: &str) -> u64 {
+    let report = play(&format!(
+        "{RACK}[[job]]\nsystem = \"{system}\"\nworkers = 4\ntensor = \"200kB\"\ntensors = 1\n[[loss]]\nlink = [\"h0\", \"s0\"]\n{loss}"
+    ));
+    assert!(report.jobs[0].finished, "{system} {loss}");
+    report.drops.iter().find(|drop| drop.name == "loss").map_or(0, |drop| drop.count)
+}
+
+#[test]
+fn named_packets_are_lost_and_no_others() {
+    let from = "from = \"h0\"\n";
+    assert_eq!(lost("atp", &format!("{from}nth = [1, 5]\n")), 2);
+    assert_eq!(lost("atp", "nth = [1, 5]\n"), 4, "each direction counts for itself");
+    assert_eq!(lost("atp", "only = \"parameters\"\nnth = [3]\n"), 1);
+    assert_eq!(lost("atp", "only = \"update\"\n"), 0);
+    assert_eq!(lost("switchml", "only = \"result\"\nnth = [2]\n"), 1);
+    assert_eq!(lost("ring", "only = \"acknowledgement\"\nnth = [2]\n"), 2);
+    // 149 fragments, and a few again.
+    let every = lost("atp", "only = \"gradient\"\nevery = 10\n");
+    assert!((14..40).contains(&every), "{every}");
+}
+
+#[test]
+fn both_states_of_a_link_with_bursts_have_their_loss() {
+    let share = |states: &str| {
+        let report = play(&format!(
+            "until = \"20ms\"\n[network]\ntopology = \"rack\"\nhosts = 2\nrate = \"10Gbit\"\n[[background]]\nfrom = \"h0\"\nto = \"h1\"\nkind = \"constant\"\nrate = \"9Gbit\"\n[[loss]]\nlink = [\"h0\", \"s0\"]\nburst_begin = \"5%\"\nburst_end = \"5%\"\n{states}"
+        ));
+        let lost = report.drops.iter().find(|drop| drop.name == "loss").map_or(0, |drop| drop.count) as f64;
+        lost / (lost + report.background[0].delivered_bytes as f64 / 1472.0)
+    };
+    // Half of the time in each.
+    for (states, expected) in [
+        ("", 0.5),
+        ("loss = \"60%\"\n", 0.3),
+        ("loss = \"60%\"\nloss_between = \"20%\"\n", 0.4),
+        ("loss_between = \"40%\"\n", 0.7),
+    ] {
+        let found = share(states);
+        assert!((expected - 0.04..expected + 0.04).contains(&found), "{states}: {found}");
+    }
+}
