@@ -81,7 +81,7 @@ fn a_rank_decides_whether_its_own_window_shrinks() {
     for congestion_control in [true, false] {
         let mut config = SessionConfig::new(server.address().to_string(), "windows", 0, 1);
         (config.protocol, config.congestion_control) = (Protocol::Atp, congestion_control);
-        let session = Session::connect(config).expect("admitted");
+        let mut session = Session::connect(config).expect("admitted");
         let Some(WorkerJob::Atp { config: job, .. }) = session.job() else {
             panic!("an ATP job, not {:?}", session.job());
         };
