@@ -36,6 +36,9 @@ where
 
 const OWN_TIMER: u64 = u64::MAX;
 
+/// How a packet is treated in queues.
+type Classify = Box<dyn Fn(&[u8]) -> Class>;
+
 /// A machine and its owner.
 pub struct Machine<E, O> {
     /// The machine. Who changes it from outside does so through
@@ -43,7 +46,7 @@ pub struct Machine<E, O> {
     pub machine: E,
     /// Its owner.
     pub owner: O,
-    classify: Box<dyn Fn(&[u8]) -> Class>,
+    classify: Classify,
     /// The earliest timer that is set.
     timer: Option<Instant>,
 }
