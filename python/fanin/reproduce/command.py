@@ -36,7 +36,7 @@ fanin sim plays again."""
 
 EXAMPLES = """\
 examples:
-  fanin reproduce atp                     all figures, 20 minutes on 2 cores
+  fanin reproduce atp                     all figures, minutes on 2 cores
   fanin reproduce atp --quick             coarser, 3 minutes
   fanin reproduce atp --only loss sharing --out /tmp/atp
 """
