@@ -36,8 +36,8 @@ fanin sim plays again."""
 
 EXAMPLES = """\
 examples:
-  fanin reproduce atp                     all figures, minutes on 2 cores
-  fanin reproduce atp --quick             coarser, 3 minutes
+  fanin reproduce atp                     all figures, in some minutes
+  fanin reproduce atp --quick             coarser, in a minute
   fanin reproduce atp --only loss sharing --out /tmp/atp
 """
 
