@@ -234,6 +234,7 @@ def _be_rank(switch: str, job: str, rank: int) -> None:
             ramp = np.arange(told["elements"], dtype=np.int32) % _PERIOD
             # All ranks' inputs are multiples of one pattern, another one for each call.
             arrays = [(ramp + call) * (rank + 1) for call in calls]
+            # The moment at which all ranks of both jobs begin.
             time.sleep(max(0.0, told["begin"] - time.monotonic()))
             ends = []
             for array in arrays:

@@ -10,6 +10,7 @@
 //! Several packets may be handled before one drain: that is how answers gather into trains.
 
 use core::time::Duration;
+use fanin_wire::WireError;
 
 /// A point in time as the driver counts it: nanoseconds since an origin of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Default)]
@@ -131,6 +132,16 @@ impl Reason {
             Self::Foreign => "foreign",
             Self::Overlap => "overlap",
             Self::OutboxFull => "outbox_full",
+        }
+    }
+}
+
+/// Why a datagram is none of ours.
+impl From<WireError> for Reason {
+    fn from(error: WireError) -> Self {
+        match error {
+            WireError::Version { .. } => Self::Version,
+            _ => Self::Malformed,
         }
     }
 }

@@ -7,8 +7,7 @@ use fanin_protocol::control::{
     RegistryConfig, Resume, Ticket,
 };
 use fanin_protocol::{
-    Endpoint, Instant, JobConfig, RetransmissionConfig, Switch, SwitchEvent, Transmit, Verdict, Worker,
-    WorkerEvent,
+    Endpoint, Instant, RetransmissionConfig, Switch, SwitchEvent, Transmit, Verdict, Worker, WorkerEvent,
 };
 use fanin_wire::{AbortReason, Generation, JobId, ShardId, WorkerId};
 use oorandom::Rand64;
@@ -416,7 +415,7 @@ impl<'a> World<'a> {
 
     fn admit(&mut self, tickets: &[Ticket], admission: &Admission) {
         if let Some((switch, _)) = &mut self.switch {
-            switch.add_job(job_config(admission));
+            switch.add_job(admission.job_config());
         }
         self.resumptions += u64::from(admission.resumed);
         for (ticket, worker) in std::mem::take(&mut self.waiting) {
@@ -460,7 +459,7 @@ impl<'a> World<'a> {
         }
         match answer {
             Answer::Admitted(admission) => {
-                let config = job_config(&admission);
+                let config = admission.job_config();
                 node.joined = Some((config.id, config.generation));
                 match &mut node.machine {
                     Some(machine) => {
@@ -610,18 +609,5 @@ impl<'a> World<'a> {
         for byte in packet.iter().take(64).chain(&time).chain([&verdict]) {
             self.digest = (self.digest ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
         }
-    }
-}
-
-fn job_config(admission: &Admission) -> JobConfig {
-    JobConfig {
-        id: admission.job,
-        generation: admission.generation,
-        workers: admission.world_size,
-        slots: admission.slots,
-        elements: admission.elements,
-        wire_dtype: admission.wire_dtype,
-        shard: ShardId(0),
-        resumed: admission.resumed,
     }
 }

@@ -5,11 +5,11 @@ use std::net::SocketAddr;
 use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
+use fanin_protocol::Reason;
 use fanin_protocol::atp::{AtpServerEvent, Hashing, ServerJob};
 use fanin_protocol::control::{Admission, Protocol};
-use fanin_protocol::{JobConfig, Reason};
 use fanin_udp::{AtpServerDriver, IoStatistics, SwitchConfig, SwitchDriver};
-use fanin_wire::{AbortReason, JobId, ShardId};
+use fanin_wire::{AbortReason, JobId};
 
 use crate::convert::atp_job;
 
@@ -93,16 +93,7 @@ impl DataPath {
     /// Makes room for an admitted job.
     pub fn add_job(&self, admission: &Admission) -> io::Result<()> {
         match self {
-            Self::SwitchMl(driver) => driver.add_job(JobConfig {
-                id: admission.job,
-                generation: admission.generation,
-                workers: admission.world_size,
-                slots: admission.slots,
-                elements: admission.elements,
-                wire_dtype: admission.wire_dtype,
-                shard: ShardId(0),
-                resumed: admission.resumed,
-            }),
+            Self::SwitchMl(driver) => driver.add_job(admission.job_config()),
             Self::Atp(driver) => {
                 let hierarchy = admission.hierarchy.as_ref().ok_or(io::ErrorKind::InvalidInput)?;
                 let config = atp_job(

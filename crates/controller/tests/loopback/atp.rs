@@ -171,6 +171,7 @@ fn again<T>(start: impl Fn() -> Result<T, fanin_controller::ServerError>) -> T {
             Ok(started) => return started,
             Err(error) => assert!(began.elapsed() < HANG, "{error}"),
         }
+        // Between two tries, within the limit above.
         thread::sleep(Duration::from_millis(20));
     }
 }
@@ -209,6 +210,7 @@ fn a_switch_that_restarts_learns_its_jobs_and_the_sums_go_on() {
         // Nobody joins again: heartbeats alone tell it.
         while switch_status(&address.to_string(), HANG).expect("a status").switches[0].jobs.is_empty() {
             assert!(began.elapsed() < HANG, "it did not learn");
+            // Between two questions, within the limit above.
             thread::sleep(Duration::from_millis(5));
         }
         running = Some(second);

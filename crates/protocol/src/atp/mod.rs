@@ -34,7 +34,7 @@ pub use config::{
     AGGREGATORS_MAX, ATP_JOBS_MAX, ATP_WORKERS_MAX, AtpConfigError, AtpJobConfig, Hashing, Overflow, Scaling,
     WINDOW_ELEMENTS_MAX,
 };
-use fanin_wire::{GradientHeader, WireError};
+use fanin_wire::GradientHeader;
 pub use server::{
     AtpServer, AtpServerEvent, AtpServerProgress, AtpServerStatistics, AtpServerWaiting, ServerJob,
 };
@@ -42,8 +42,6 @@ pub use switch::{
     AtpSwitch, AtpSwitchConfig, AtpSwitchEvent, AtpSwitchProgress, AtpSwitchStatistics, SwitchRoute,
 };
 pub use worker::{AtpWorker, AtpWorkerProgress};
-
-use crate::Reason;
 
 /// The exponent of a fragment that its worker does not have yet (§B.3).
 pub(crate) const EXPONENT_UNKNOWN: i16 = i16::MAX;
@@ -61,13 +59,5 @@ fn renew_recipients<A: Copy + PartialEq>(recipients: &mut Vec<A>, children: &[Op
         if !recipients.contains(child) {
             recipients.push(*child);
         }
-    }
-}
-
-/// Why a datagram is none of ours.
-pub(crate) fn unreadable(error: WireError) -> Reason {
-    match error {
-        WireError::Version { .. } => Reason::Version,
-        _ => Reason::Malformed,
     }
 }

@@ -12,9 +12,7 @@ use fanin_wire::{
 use super::aggregator_table::{Aggregate, AggregatorTable, Freed, Identifier, Outcome, ResendOutcome};
 use super::outbox::Outbox;
 use super::turns::{Sender, Turns};
-use super::{
-    AGGREGATOR_ELEMENTS_MAX, AGGREGATORS_MAX, ATP_JOBS_MAX, AtpConfigError, renew_recipients, unreadable,
-};
+use super::{AGGREGATOR_ELEMENTS_MAX, AGGREGATORS_MAX, ATP_JOBS_MAX, AtpConfigError, renew_recipients};
 use crate::{Endpoint, Instant, Reason, Transmit, Verdict};
 
 /// What a switch is told when it starts; jobs change none of it (ATP §3.2, static infrastructure setup).
@@ -213,7 +211,7 @@ impl<A: Copy + PartialEq> AtpSwitch<A> {
     }
 
     fn receive(&mut self, now: Instant, from: A, bytes: &[u8]) -> Result<Verdict, Reason> {
-        let preamble = Preamble::parse(bytes).map_err(unreadable)?;
+        let preamble = Preamble::parse(bytes)?;
         let verdict = self.receive_parsed(now, from, preamble, bytes);
         if let Some(job) = self.jobs.get_mut(&preamble.job) {
             self.turns.line_up(preamble.job, job);
@@ -235,7 +233,7 @@ impl<A: Copy + PartialEq> AtpSwitch<A> {
         match preamble.kind {
             Kind::Gradient => {}
             Kind::Abort => {
-                let abort = Abort::parse(preamble, bytes).map_err(unreadable)?;
+                let abort = Abort::parse(preamble, bytes)?;
                 job.check_generation(preamble)?;
                 if from != job.route.upstream {
                     return Err(Reason::Foreign);
@@ -250,7 +248,7 @@ impl<A: Copy + PartialEq> AtpSwitch<A> {
             }
             _ => return Err(Reason::Unexpected),
         }
-        let packet = GradientPacket::parse(preamble, bytes).map_err(unreadable)?;
+        let packet = GradientPacket::parse(preamble, bytes)?;
         job.check_generation(preamble)?;
         if packet.header.flags.is_ack {
             return self.parameters(now, from, &packet, bytes);

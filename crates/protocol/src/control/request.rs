@@ -5,9 +5,10 @@ use alloc::vec::Vec;
 use core::net::SocketAddr;
 use core::time::Duration;
 
-use fanin_wire::{Generation, JobId, SlotIndex, WireDtype};
+use fanin_wire::{Generation, JobId, ShardId, SlotIndex, WireDtype};
 
 use super::{Hierarchy, Ranks};
+use crate::JobConfig;
 
 /// Longest job name in bytes.
 pub const JOB_NAME_BYTES_MAX: usize = 128;
@@ -136,5 +137,20 @@ impl Admission {
     #[must_use]
     pub const fn ranks(&self) -> Ranks {
         Ranks::all(self.world_size)
+    }
+
+    /// The job as SwitchML's machines are told of it, in the first shard.
+    #[must_use]
+    pub const fn job_config(&self) -> JobConfig {
+        JobConfig {
+            id: self.job,
+            generation: self.generation,
+            workers: self.world_size,
+            slots: self.slots,
+            elements: self.elements,
+            wire_dtype: self.wire_dtype,
+            shard: ShardId(0),
+            resumed: self.resumed,
+        }
     }
 }

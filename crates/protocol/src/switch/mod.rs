@@ -5,7 +5,7 @@ mod slot_pool;
 mod tests;
 
 use alloc::collections::{BTreeMap, VecDeque};
-use fanin_wire::{Abort, AbortReason, JobId, Kind, Preamble, ShardId, SlotPacket, WireError};
+use fanin_wire::{Abort, AbortReason, JobId, Kind, Preamble, ShardId, SlotPacket};
 pub use slot_pool::JobProgress;
 use slot_pool::SlotPool;
 
@@ -116,11 +116,7 @@ impl<A: Copy + PartialEq> Switch<A> {
     }
 
     fn receive(&mut self, now: Instant, from: A, packet: &[u8]) -> Result<Verdict, Reason> {
-        let malformed = |error| match error {
-            WireError::Version { .. } => Reason::Version,
-            _ => Reason::Malformed,
-        };
-        let preamble = Preamble::parse(packet).map_err(malformed)?;
+        let preamble = Preamble::parse(packet)?;
         if preamble.shard != self.shard {
             return Err(Reason::OutOfRange);
         }
@@ -128,7 +124,7 @@ impl<A: Copy + PartialEq> Switch<A> {
         if !matches!(preamble.kind, Kind::Update | Kind::Restore) {
             return Err(Reason::Unexpected);
         }
-        let packet = SlotPacket::parse(preamble, packet).map_err(malformed)?;
+        let packet = SlotPacket::parse(preamble, packet)?;
         let verdict = pool.receive(now, from, &packet);
         if let Some(reason) = pool.take_new_abort() {
             self.events.push_back(SwitchEvent::Aborted { job: preamble.job, reason });

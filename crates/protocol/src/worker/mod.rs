@@ -20,7 +20,7 @@ use core::time::Duration;
 use fanin_quant::{Exponent, Scale};
 use fanin_wire::{
     Abort, AbortReason, Collective, Dtype, Generation, Kind, Op, Preamble, SlotHeader, SlotIndex, SlotPacket,
-    WireDtype, WireError, WorkerId, begin_bfloat16_payload, bfloat16_payload,
+    WireDtype, WorkerId, begin_bfloat16_payload, bfloat16_payload,
 };
 
 use crate::run::{Run, is_after};
@@ -283,11 +283,7 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
     }
 
     fn receive(&mut self, now: Instant, packet: &[u8]) -> Result<Verdict, Reason> {
-        let malformed = |error| match error {
-            WireError::Version { .. } => Reason::Version,
-            _ => Reason::Malformed,
-        };
-        let preamble = Preamble::parse(packet).map_err(malformed)?;
+        let preamble = Preamble::parse(packet)?;
         if preamble.job != self.config.id {
             return Err(Reason::UnknownJob);
         }
@@ -307,11 +303,11 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
         }
         match preamble.kind {
             Kind::Result => {
-                let packet = SlotPacket::parse(preamble, packet).map_err(malformed)?;
+                let packet = SlotPacket::parse(preamble, packet)?;
                 self.take_result(now, &packet)
             }
             Kind::Abort => {
-                let abort = Abort::parse(preamble, packet).map_err(malformed)?;
+                let abort = Abort::parse(preamble, packet)?;
                 self.suspend();
                 self.state = State::Aborted;
                 self.events.push_back(WorkerEvent::Aborted(abort.reason));

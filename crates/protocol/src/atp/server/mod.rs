@@ -11,7 +11,7 @@ use fanin_wire::{AbortReason, Directions, Generation, GradientPacket, JobId, Kin
 
 use self::job::Job;
 use super::turns::Turns;
-use super::{ATP_JOBS_MAX, AtpConfigError, AtpJobConfig, unreadable};
+use super::{ATP_JOBS_MAX, AtpConfigError, AtpJobConfig};
 use crate::{Endpoint, Instant, Reason, Transmit, Verdict};
 
 /// A job as its server is told of it.
@@ -197,7 +197,7 @@ impl<A: Copy + PartialEq> AtpServer<A> {
     }
 
     fn receive(&mut self, now: Instant, from: A, bytes: &[u8]) -> Result<Verdict, Reason> {
-        let preamble = Preamble::parse(bytes).map_err(unreadable)?;
+        let preamble = Preamble::parse(bytes)?;
         if preamble.shard != ShardId(0) {
             return Err(Reason::OutOfRange);
         }
@@ -205,7 +205,7 @@ impl<A: Copy + PartialEq> AtpServer<A> {
         if preamble.kind != Kind::Gradient {
             return Err(Reason::Unexpected);
         }
-        let packet = GradientPacket::parse(preamble, bytes).map_err(unreadable)?;
+        let packet = GradientPacket::parse(preamble, bytes)?;
         let verdict = job.receive(now, from, &packet);
         self.turns.line_up(preamble.job, job);
         if let Some((reason, ranks)) = job.take_new_abort() {

@@ -20,7 +20,7 @@ use fanin_wire::{
 };
 
 use super::config::mix;
-use super::{AtpJobConfig, EXPONENT_UNKNOWN, Hashing, Overflow, Scaling, next_aggregator_index, unreadable};
+use super::{AtpJobConfig, EXPONENT_UNKNOWN, Hashing, Overflow, Scaling, next_aggregator_index};
 use crate::transport::CongestionWindow;
 use crate::worker::retransmission::RoundTrip;
 use crate::worker::stream::Stream;
@@ -262,7 +262,7 @@ impl<A: Copy + PartialEq, T: Tensor> AtpWorker<A, T> {
     }
 
     fn receive(&mut self, now: Instant, from: A, bytes: &[u8]) -> Result<Verdict, Reason> {
-        let preamble = Preamble::parse(bytes).map_err(unreadable)?;
+        let preamble = Preamble::parse(bytes)?;
         if preamble.job != self.config.id {
             return Err(Reason::UnknownJob);
         }
@@ -283,7 +283,7 @@ impl<A: Copy + PartialEq, T: Tensor> AtpWorker<A, T> {
         self.unheard = false;
         match preamble.kind {
             Kind::Gradient => {
-                let packet = GradientPacket::parse(preamble, bytes).map_err(unreadable)?;
+                let packet = GradientPacket::parse(preamble, bytes)?;
                 let Flags { is_ack, overflow, .. } = packet.header.flags;
                 match (is_ack, overflow) {
                     (false, _) => Err(Reason::Unexpected),
@@ -292,7 +292,7 @@ impl<A: Copy + PartialEq, T: Tensor> AtpWorker<A, T> {
                 }
             }
             Kind::Abort => {
-                let abort = Abort::parse(preamble, bytes).map_err(unreadable)?;
+                let abort = Abort::parse(preamble, bytes)?;
                 self.end();
                 self.events.push_back(WorkerEvent::Aborted(abort.reason));
                 Ok(Verdict::Absorb)
