@@ -3,7 +3,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use fanin_protocol::{Endpoint, Instant, JobConfig, Switch, Verdict};
+use fanin_protocol::switchml::{JobConfig, Switch};
+use fanin_protocol::{Endpoint, Instant, Verdict};
 use fanin_wire::{Generation, JobId, MAGIC, ShardId, VERSION, WireDtype};
 use libfuzzer_sys::fuzz_target;
 

@@ -1,8 +1,11 @@
 //! The protocols, as state machines that own no socket, no clock and no thread.
 //!
-//! On the way of a gradient this room stands twice: the [`Worker`] cuts the tensor into chunks and quantises each straight
-//! into a train of packets; the [`Switch`] adds the chunks of all workers in a slot and answers with the sum, which the
-//! worker turns back into floats in place. Simulator and socket driver run the very same code through [`Endpoint`].
+//! On the way of a gradient this room stands twice: a worker cuts the tensor into chunks and quantises each straight into a
+//! train of packets; a switch adds the chunks of all workers and answers with the sum, which the worker turns back into floats
+//! in place. Simulator and socket driver run the very same code through [`Endpoint`].
+//!
+//! A protocol is a room of its own, [`switchml`] or [`atp`], and knows no other. What they share is below them: the contract of
+//! all machines (`machine`), and what a sender has (`transport`). Above them is what knows several: [`control`].
 //!
 //! Deliberately absent: input and output, time, threads, unsafe code. The crate builds without an operating system.
 #![no_std]
@@ -11,17 +14,13 @@
 extern crate alloc;
 
 pub mod atp;
-mod config;
 pub mod control;
-mod endpoint;
-mod run;
-mod switch;
-mod tensor;
+mod machine;
+pub mod switchml;
 mod transport;
-mod worker;
 
-pub use config::{ConfigError, JobConfig, RetransmissionConfig, SLOTS_MAX};
-pub use endpoint::{Endpoint, Instant, Reason, Transmit, Verdict};
-pub use switch::{JobProgress, Switch, SwitchEvent, SwitchStatistics};
-pub use tensor::{Elements, Tensor};
-pub use worker::{TensorTimes, Worker, WorkerEvent, WorkerStatistics};
+pub use machine::{
+    Elements, Endpoint, Instant, Reason, Tensor, TensorTimes, Transmit, Verdict, WorkerEvent,
+    WorkerStatistics,
+};
+pub use transport::RetransmissionConfig;

@@ -6,9 +6,8 @@ use fanin_protocol::control::{
     Admission, Command, HeartbeatReply, JoinDecision, JoinRequest, Protocol, Refusal, Registry,
     RegistryConfig, Resume, Ticket,
 };
-use fanin_protocol::{
-    Endpoint, Instant, RetransmissionConfig, Switch, SwitchEvent, Transmit, Verdict, Worker, WorkerEvent,
-};
+use fanin_protocol::switchml::{Switch, SwitchEvent, Worker};
+use fanin_protocol::{Endpoint, Instant, RetransmissionConfig, Transmit, Verdict, WorkerEvent};
 use fanin_wire::{AbortReason, Generation, JobId, ShardId, WorkerId};
 use oorandom::Rand64;
 

@@ -5,7 +5,7 @@ use crate::mailbox::{Post, mailbox};
 use crate::socket::{bind, receive_buffer_bytes};
 use crate::train_socket::{Peer, TrainSocket};
 use crate::{IoStatistics, Offload};
-use fanin_protocol::{JobConfig, JobProgress, Switch, SwitchEvent, SwitchStatistics};
+use fanin_protocol::switchml::{JobConfig, JobProgress, Switch, SwitchEvent, SwitchStatistics};
 use fanin_wire::{AbortReason, JobId, ShardId};
 use std::io;
 use std::net::SocketAddr;

@@ -4,7 +4,8 @@ use crate::clock::Clock;
 use crate::part::Part;
 use crate::train_socket::Peer;
 use fanin_protocol::atp::{AtpJobConfig, AtpWorker};
-use fanin_protocol::{Endpoint, JobConfig, Worker, WorkerEvent, WorkerStatistics};
+use fanin_protocol::switchml::{JobConfig, Worker};
+use fanin_protocol::{Endpoint, WorkerEvent, WorkerStatistics};
 use fanin_wire::{Directions, Dtype, Generation, JobId, Op, ShardId, SlotIndex};
 use std::io;
 

@@ -3,7 +3,7 @@
 mod common;
 
 use common::{Cluster, finished};
-use fanin_protocol::JobConfig;
+use fanin_protocol::switchml::JobConfig;
 use fanin_udp::{Offload, SwitchConfig, SwitchDriver, WorkerDriver};
 use fanin_wire::{Dtype, Generation, Op, SlotIndex};
 

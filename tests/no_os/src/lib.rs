@@ -7,7 +7,8 @@ extern crate std;
 
 use core::alloc::{GlobalAlloc, Layout};
 
-use fanin_protocol::{Endpoint, Instant, Switch};
+use fanin_protocol::switchml::Switch;
+use fanin_protocol::{Endpoint, Instant};
 
 struct NoMemory;
 

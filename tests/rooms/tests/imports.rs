@@ -19,6 +19,15 @@ const ALLOWED: [(&str, &[&str]); 9] = [
     ("rooms", &[]),
 ];
 
+/// Room of `protocol`, and the rooms there that it may import. Protocols are siblings: none reaches into another.
+const ALLOWED_IN_PROTOCOL: [(&str, &[&str]); 5] = [
+    ("machine", &[]),
+    ("transport", &["machine"]),
+    ("switchml", &["machine", "transport"]),
+    ("atp", &["machine", "transport"]),
+    ("control", &["machine", "switchml", "atp"]),
+];
+
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).expect("tests/rooms is two below the root")
 }
@@ -69,6 +78,60 @@ fn protocol_links_without_an_operating_system() {
     let with = build(&["--features", "with_std"]);
     let said = String::from_utf8_lossy(&with.stderr);
     assert!(!with.status.success() && said.contains("panic_impl"), "the check cannot fail: {said}");
+}
+
+#[test]
+fn protocols_do_not_import_each_other() {
+    let source = root().join("crates/protocol/src");
+    let entries =
+        std::fs::read_dir(&source).expect("protocol's source").map(|entry| entry.expect("an entry"));
+    let rooms: BTreeSet<_> = entries
+        .filter(|entry| entry.path().is_dir())
+        .map(|entry| entry.file_name().into_string().expect("rooms have names in ASCII"))
+        .collect();
+    assert_eq!(
+        rooms,
+        ALLOWED_IN_PROTOCOL.map(|(room, _)| room.to_owned()).into(),
+        "the table names every room"
+    );
+    for (room, may) in ALLOWED_IN_PROTOCOL {
+        for file in rust_files(&source.join(room)) {
+            let text = std::fs::read_to_string(&file).expect("a source file");
+            let depth =
+                file.strip_prefix(source.join(room)).expect("a file of the room").components().count();
+            let is_face = file.ends_with("mod.rs");
+            for (number, line) in text.lines().enumerate() {
+                let place = || format!("{}:{}: {}", file.display(), number + 1, line.trim());
+                // `crate::{..}` and `crate::Name` would take it from the crate's face, which only hands names on.
+                for path in line.split("crate::").skip(1) {
+                    let imported =
+                        path.split(|c: char| !c.is_alphanumeric() && c != '_').next().unwrap_or("");
+                    assert!(
+                        imported == room || may.contains(&imported),
+                        "{} must not import {}",
+                        room,
+                        place()
+                    );
+                }
+                // A path upwards ends within the room.
+                let climbs = line.matches("super::").count();
+                assert!(climbs < depth + usize::from(!is_face), "{room} must not leave itself: {}", place());
+            }
+        }
+    }
+}
+
+fn rust_files(folder: &Path) -> Vec<std::path::PathBuf> {
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(folder).expect("a folder of sources") {
+        let path = entry.expect("an entry").path();
+        if path.is_dir() {
+            files.extend(rust_files(&path));
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            files.push(path);
+        }
+    }
+    files
 }
 
 #[test]

@@ -246,7 +246,7 @@ pub(super) fn heartbeat(report: &ProbeReport) -> Finding {
 mod tests {
     use super::super::finding::Verdict;
     use super::*;
-    use fanin_protocol::JobConfig;
+    use fanin_protocol::switchml::JobConfig;
     use fanin_udp::WorkerJob;
     use fanin_wire::{Generation, JobId, ShardId};
 

@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use fanin_protocol::JobConfig;
 use fanin_protocol::atp::Hashing;
 use fanin_protocol::control::{Protocol, Ranks, Refusal};
+use fanin_protocol::switchml::JobConfig;
 use fanin_udp::WorkerJob;
 use fanin_wire::{Directions, Generation, JobId, LEVELS_MAX, ShardId, SlotIndex, VERSION};
 

@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 use core::time::Duration;
 use fanin_wire::{Collective, Generation, GradientPacket, JobId};
 
-use crate::Instant;
+use crate::machine::Instant;
 
 /// What an aggregator serves: ATP's identifier fields.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

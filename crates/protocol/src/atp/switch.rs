@@ -13,7 +13,7 @@ use super::aggregator_table::{Aggregate, AggregatorTable, Freed, Identifier, Out
 use super::outbox::Outbox;
 use super::turns::{Sender, Turns};
 use super::{AGGREGATOR_ELEMENTS_MAX, AGGREGATORS_MAX, ATP_JOBS_MAX, AtpConfigError, renew_recipients};
-use crate::{Endpoint, Instant, Reason, Transmit, Verdict};
+use crate::machine::{Endpoint, Instant, Reason, Transmit, Verdict};
 
 /// What a switch is told when it starts; jobs change none of it (ATP §3.2, static infrastructure setup).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

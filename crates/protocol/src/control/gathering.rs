@@ -16,9 +16,9 @@ use super::{
     Hop, JOB_NAME_BYTES_MAX, JoinRequest, Path, Protocol, Ranks, Refusal, Resume, ResumeField, Ticket,
     pool_slots,
 };
-use crate::Instant;
 use crate::atp::WINDOW_ELEMENTS_MAX;
-use crate::config::SLOTS_MAX;
+use crate::machine::Instant;
+use crate::switchml::SLOTS_MAX;
 
 /// What a checked request leaves to remember.
 #[derive(Debug)]

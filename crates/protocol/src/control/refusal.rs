@@ -5,7 +5,7 @@ use core::net::SocketAddr;
 use fanin_wire::{CHILDREN_MAX, LEVELS_MAX, WORKERS_MAX, WireDtype, WorkerId};
 
 use super::{JOB_NAME_BYTES_MAX, Protocol, Ranks};
-use crate::config::SLOTS_MAX;
+use crate::switchml::SLOTS_MAX;
 
 /// Why a rank may not join a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -11,7 +11,7 @@ use fanin_wire::{AbortReason, Generation, JobId, WireDtype, WorkerId};
 use super::gathering::{Gathering, check};
 use super::pool_size::pool_units;
 use super::{Admission, Hierarchy, JoinRequest, Protocol, Ranks, Refusal, Ticket};
-use crate::Instant;
+use crate::machine::Instant;
 
 #[cfg(test)]
 mod tests;

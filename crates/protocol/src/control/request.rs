@@ -8,7 +8,7 @@ use core::time::Duration;
 use fanin_wire::{Generation, JobId, ShardId, SlotIndex, WireDtype};
 
 use super::{Hierarchy, Ranks};
-use crate::JobConfig;
+use crate::switchml::JobConfig;
 
 /// Longest job name in bytes.
 pub const JOB_NAME_BYTES_MAX: usize = 128;

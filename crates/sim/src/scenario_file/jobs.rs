@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use fanin_protocol::SLOTS_MAX;
 use fanin_protocol::atp::{ATP_WORKERS_MAX, Hashing, Overflow, Scaling, WINDOW_ELEMENTS_MAX};
+use fanin_protocol::switchml::SLOTS_MAX;
 use fanin_wire::{
     CHUNK_ELEMENTS, FRAGMENT_ELEMENTS, WORKERS_MAX, WireDtype, chunk_elements_for_mtu, chunk_packet_bytes,
     fragment_elements_for_mtu, fragment_packet_bytes,

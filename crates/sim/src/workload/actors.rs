@@ -5,7 +5,8 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 
 use fanin_protocol::atp::{AtpServer, AtpServerEvent, AtpSwitch, AtpSwitchEvent, AtpWorker};
-use fanin_protocol::{Endpoint, Switch, SwitchEvent, Verdict, Worker, WorkerEvent};
+use fanin_protocol::switchml::{Switch, SwitchEvent, Worker};
+use fanin_protocol::{Endpoint, Verdict, WorkerEvent};
 use fanin_wire::{GradientPacket, Kind, Op, Preamble};
 
 use super::checker::{Referee, Violation};

@@ -5,10 +5,11 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
+use fanin_protocol::RetransmissionConfig;
 use fanin_protocol::atp::{
     AtpJobConfig, AtpServer, AtpSwitch, AtpSwitchConfig, AtpWorker, ServerJob, SwitchRoute,
 };
-use fanin_protocol::{JobConfig, RetransmissionConfig, Switch, Worker};
+use fanin_protocol::switchml::{JobConfig, Switch, Worker};
 use fanin_wire::{Directions, Generation, JobId, Preamble, ShardId, WireDtype, WorkerId};
 
 use super::actors::{Begins, PoolOwner, ServerOwner, SwitchOwner, Window, WorkerOwner};

@@ -4,9 +4,8 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::Duration;
 
-use fanin_protocol::{
-    Elements, JobConfig, RetransmissionConfig, Switch, SwitchEvent, Tensor, Verdict, Worker, WorkerEvent,
-};
+use fanin_protocol::switchml::{JobConfig, Switch, SwitchEvent, Worker};
+use fanin_protocol::{Elements, RetransmissionConfig, Tensor, Verdict, WorkerEvent};
 use fanin_sim::net::{
     Actor, Body, Class, Context, LinkId, Loss, Machine, Network, NetworkConfig, NodeId, Outcome, Owner,
     Packet, Parts, Programmable, QueueConfig, SimAddress, Time, Topology,

@@ -1,7 +1,8 @@
 //! A switch and its workers on the loopback, and how to wait for them.
 #![allow(dead_code, reason = "each test file uses its part")]
 
-use fanin_protocol::{JobConfig, RetransmissionConfig};
+use fanin_protocol::RetransmissionConfig;
+use fanin_protocol::switchml::JobConfig;
 use fanin_udp::{Failure, Offload, RawTensor, SwitchConfig, SwitchDriver, WorkerConfig, WorkerDriver};
 use fanin_wire::{Dtype, Generation, JobId, Op, ShardId, WireDtype, WorkerId};
 use std::net::{SocketAddr, UdpSocket};

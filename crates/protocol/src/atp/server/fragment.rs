@@ -8,7 +8,7 @@ use fanin_wire::{Collective, Dtype, GradientHeader, Op};
 use super::exact_sum::ExactSum;
 use super::hierarchy::{Coverage, Workers};
 use crate::atp::AtpJobConfig;
-use crate::{Instant, Reason};
+use crate::machine::{Instant, Reason};
 
 /// What is being reduced: the same from all workers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -14,7 +14,7 @@ use super::hierarchy::{Coverage, Hierarchy};
 use super::{AtpServerProgress, AtpServerWaiting, ServerJob};
 use crate::atp::turns::Sender;
 use crate::atp::{AtpConfigError, AtpJobConfig, Hashing, Scaling, renew_recipients};
-use crate::{Instant, Reason, Transmit, Verdict};
+use crate::machine::{Instant, Reason, Transmit, Verdict};
 
 /// How soon the same fragment is asked for again: every worker that waits for it asks, and each request is answered by all.
 const REQUEST_INTERVAL: Duration = Duration::from_millis(1);

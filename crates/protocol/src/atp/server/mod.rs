@@ -12,7 +12,7 @@ use fanin_wire::{AbortReason, Directions, Generation, GradientPacket, JobId, Kin
 use self::job::Job;
 use super::turns::Turns;
 use super::{ATP_JOBS_MAX, AtpConfigError, AtpJobConfig};
-use crate::{Endpoint, Instant, Reason, Transmit, Verdict};
+use crate::machine::{Endpoint, Instant, Reason, Transmit, Verdict};
 
 /// A job as its server is told of it.
 #[derive(Clone, Debug)]

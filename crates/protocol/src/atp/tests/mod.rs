@@ -10,7 +10,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 use fanin_wire::*;
 
-use crate::{Endpoint, Instant, Verdict};
+use crate::machine::{Endpoint, Instant, Verdict};
 
 const ELEMENTS: usize = 64;
 /// The next machine on the way to the server, wherever a test needs one.

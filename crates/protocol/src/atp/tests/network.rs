@@ -9,7 +9,8 @@ use crate::atp::{
     AtpJobConfig, AtpServer, AtpServerProgress, AtpSwitch, AtpSwitchConfig, AtpSwitchStatistics, AtpWorker,
     Hashing, Overflow, Scaling, ServerJob, SwitchRoute,
 };
-use crate::{Elements, RetransmissionConfig, Tensor, WorkerEvent};
+use crate::machine::{Elements, Tensor, WorkerEvent};
+use crate::transport::RetransmissionConfig;
 
 const SERVER: u16 = 1;
 const SWITCHES: u16 = 10;

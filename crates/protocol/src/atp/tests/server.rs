@@ -1,9 +1,9 @@
 use super::*;
-use crate::Reason;
 use crate::atp::{
     AtpConfigError, AtpJobConfig, AtpServer, AtpServerEvent, Hashing, Overflow, Scaling, ServerJob,
     next_aggregator_index,
 };
+use crate::machine::Reason;
 
 const STALE: Verdict = Verdict::Drop(Reason::Stale);
 const DUPLICATE: Verdict = Verdict::Drop(Reason::Duplicate);

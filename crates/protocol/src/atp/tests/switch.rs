@@ -1,8 +1,8 @@
 use core::time::Duration;
 
 use super::*;
-use crate::Reason;
 use crate::atp::{AtpSwitch, AtpSwitchConfig, AtpSwitchEvent, SwitchRoute};
+use crate::machine::Reason;
 
 const DUPLICATE: Verdict = Verdict::Drop(Reason::Duplicate);
 const FOREIGN: Verdict = Verdict::Drop(Reason::Foreign);

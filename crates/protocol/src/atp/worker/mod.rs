@@ -21,13 +21,10 @@ use fanin_wire::{
 
 use super::config::mix;
 use super::{AtpJobConfig, EXPONENT_UNKNOWN, Hashing, Overflow, Scaling, next_aggregator_index};
-use crate::transport::CongestionWindow;
-use crate::worker::retransmission::RoundTrip;
-use crate::worker::stream::Stream;
-use crate::{
-    Endpoint, Instant, Reason, RetransmissionConfig, Tensor, TensorTimes, Transmit, Verdict, WorkerEvent,
-    WorkerStatistics,
+use crate::machine::{
+    Endpoint, Instant, Reason, Tensor, TensorTimes, Transmit, Verdict, WorkerEvent, WorkerStatistics,
 };
+use crate::transport::{CongestionWindow, RetransmissionConfig, RoundTrip, Stream};
 use window::{Standing, Window};
 
 /// Fragments that a timeout sends again at most. Nothing came for a while, so somebody is late: a few packets find out when he is

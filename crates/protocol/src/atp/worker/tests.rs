@@ -9,7 +9,7 @@ use core::time::Duration;
 use fanin_wire::{AbortReason, GRADIENT_HEADER_BYTES, JobId};
 
 use super::*;
-use crate::{Elements, Instant};
+use crate::machine::{Elements, Instant};
 
 const ELEMENTS: usize = 64;
 const UPSTREAM: u8 = 7;

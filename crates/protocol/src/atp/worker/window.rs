@@ -5,7 +5,7 @@
 
 use alloc::vec::Vec;
 
-use crate::Instant;
+use crate::machine::Instant;
 
 /// Parameters that must overtake a fragment for it to count as lost (ATP §3.7: "three consecutive parameter packets other than
 /// the expected").

@@ -2,7 +2,7 @@
 
 use fanin_wire::{SLOT_HEADER_BYTES, WireDtype};
 
-use crate::Transmit;
+use crate::machine::Transmit;
 
 /// A train being written: packets of one size.
 #[derive(Clone, Copy, Debug, Default)]

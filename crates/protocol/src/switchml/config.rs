@@ -1,6 +1,5 @@
 //! What the machines of one job are told at their construction, checked there.
 
-use core::time::Duration;
 use fanin_wire::{CHUNK_ELEMENTS, Dtype, Generation, JobId, ShardId, WORKERS_MAX, WireDtype};
 
 /// Most slots of one job in one shard.
@@ -61,24 +60,6 @@ impl JobConfig {
     /// Bitmap of all workers.
     pub(crate) const fn everyone(&self) -> u64 {
         u64::MAX >> (64 - self.workers as u32)
-    }
-}
-
-/// When a worker sends again what was not answered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RetransmissionConfig {
-    /// No sooner than this after the mean round trip.
-    pub floor: Duration,
-    /// Never later than this, however often it was in vain.
-    pub ceiling: Duration,
-}
-
-impl Default for RetransmissionConfig {
-    fn default() -> Self {
-        // SwitchML §6.3 uses 1 ms on hosts that poll with cores to spare. Where workers share cores, a scheduler's time slices
-        // are longer than that, and every wait for one would look like a loss.
-        // Who waits in vain sends few packets at a time, so it may ask often: a late worker is noticed within the ceiling.
-        Self { floor: Duration::from_millis(10), ceiling: Duration::from_millis(250) }
     }
 }
 

@@ -8,25 +8,25 @@
 //! tensor after this one was not submitted, or this is the first), the exponent is [`Exponent::UNKNOWN`], the maximum of
 //! all workers is so too, and they all spend one exchange without payload on agreeing: a probe. Integers need none.
 
-pub(crate) mod retransmission;
-pub(crate) mod stream;
 #[cfg(test)]
 mod tests;
 
 use alloc::collections::VecDeque;
 use alloc::vec;
 use alloc::vec::Vec;
-use core::time::Duration;
 use fanin_quant::{Exponent, Scale};
 use fanin_wire::{
-    Abort, AbortReason, Collective, Dtype, Generation, Kind, Op, Preamble, SlotHeader, SlotIndex, SlotPacket,
-    WireDtype, WorkerId, begin_bfloat16_payload, bfloat16_payload,
+    Abort, Collective, Dtype, Generation, Kind, Op, Preamble, SlotHeader, SlotIndex, SlotPacket, WireDtype,
+    WorkerId, begin_bfloat16_payload, bfloat16_payload,
 };
 
-use crate::run::{Run, is_after};
-use crate::{Endpoint, Instant, JobConfig, Reason, RetransmissionConfig, Tensor, Transmit, Verdict};
-use retransmission::{InFlight, RoundTrip};
-use stream::Stream;
+use super::config::JobConfig;
+use super::in_flight::InFlight;
+use super::run::{Run, is_after};
+use crate::machine::{
+    Endpoint, Instant, Reason, Tensor, TensorTimes, Transmit, Verdict, WorkerEvent, WorkerStatistics,
+};
+use crate::transport::{RetransmissionConfig, RoundTrip, Stream};
 
 /// Slots that are sent again at a time while no result comes at all: somebody is late, and a packet or two will find
 /// out when he is there; the whole window would only load the switch.
@@ -93,41 +93,6 @@ enum Phase {
     SentAgain,
     /// Hands the last sum back before its own exchange goes on.
     Restoring,
-}
-
-/// When a tensor was on its way, by the driver's clock.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TensorTimes {
-    /// Its first packet was written.
-    pub first_sent: Instant,
-    /// Its last result came.
-    pub last_result: Instant,
-}
-
-/// What a worker tells its owner.
-#[derive(Debug)]
-pub enum WorkerEvent<T> {
-    /// The tensor holds the sum. A tensor without elements was never sent, and has no times.
-    Completed(T, Option<TensorTimes>),
-    /// The job cannot go on. What is outstanding stays with the worker until [`Worker::abandon`].
-    Aborted(AbortReason),
-}
-
-/// Counters of one worker's shard.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct WorkerStatistics {
-    /// Packets sent, retransmissions included.
-    pub packets_sent: u64,
-    /// Packets that came.
-    pub packets_received: u64,
-    /// Packets sent again.
-    pub retransmissions: u64,
-    /// Packets without effect, by [`Reason`].
-    pub dropped: [u64; Reason::ALL.len()],
-    /// Smoothed round trip, from a packet to its result: the slowest worker's delay is in it.
-    pub smoothed_rtt: Duration,
-    /// Tensors completed.
-    pub completed: u64,
 }
 
 impl<A: Copy, T: Tensor> Worker<A, T> {

@@ -9,7 +9,9 @@ use core::time::Duration;
 use fanin_wire::*;
 
 use super::*;
-use crate::{Elements, RetransmissionConfig, Tensor, Worker, WorkerEvent};
+use crate::machine::{Elements, Tensor, WorkerEvent};
+use crate::switchml::Worker;
+use crate::transport::RetransmissionConfig;
 
 const ELEMENTS: usize = 256;
 

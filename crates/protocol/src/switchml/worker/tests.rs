@@ -4,10 +4,12 @@ mod bfloat16;
 
 use alloc::vec;
 use alloc::vec::Vec;
-use fanin_wire::{Generation, JobId, ShardId};
+use core::time::Duration;
+use fanin_wire::{AbortReason, Generation, JobId, ShardId};
 
 use super::*;
-use crate::Switch;
+use crate::machine::Elements;
+use crate::switchml::Switch;
 
 const ELEMENTS: usize = 256;
 
@@ -20,12 +22,12 @@ enum Numbers {
 }
 
 impl Tensor for Numbers {
-    fn elements(&mut self) -> crate::Elements<'_> {
+    fn elements(&mut self) -> Elements<'_> {
         match self {
-            Self::Float(x) => crate::Elements::Float32(x),
-            Self::Bfloat(x) => crate::Elements::Bfloat16(x),
-            Self::Half(x) => crate::Elements::Float16(x),
-            Self::Int(x) => crate::Elements::Int32(x),
+            Self::Float(x) => Elements::Float32(x),
+            Self::Bfloat(x) => Elements::Bfloat16(x),
+            Self::Half(x) => Elements::Float16(x),
+            Self::Int(x) => Elements::Int32(x),
         }
     }
 }

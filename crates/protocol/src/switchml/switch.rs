@@ -1,15 +1,14 @@
 //! The switch: a table of jobs, each with its own pool of slots. One machine is one shard.
 
-mod slot_pool;
 #[cfg(test)]
 mod tests;
 
 use alloc::collections::{BTreeMap, VecDeque};
-use fanin_wire::{Abort, AbortReason, JobId, Kind, Preamble, ShardId, SlotPacket};
-pub use slot_pool::JobProgress;
-use slot_pool::SlotPool;
+use fanin_wire::{AbortReason, JobId, Kind, Preamble, ShardId, SlotPacket};
 
-use crate::{Endpoint, Instant, JobConfig, Reason, Transmit, Verdict};
+use super::config::JobConfig;
+use super::slot_pool::{JobProgress, SlotPool};
+use crate::machine::{Endpoint, Instant, Reason, Transmit, Verdict};
 
 /// One shard of a switch: every job's slots in it. `A` names a worker's address.
 #[derive(Debug)]
@@ -166,18 +165,4 @@ impl<A: Copy + PartialEq> Endpoint for Switch<A> {
     fn poll_timeout(&self) -> Option<Instant> {
         None
     }
-}
-
-/// Writes an abort packet to the start of `train`.
-fn write_abort(config: &JobConfig, reason: AbortReason, train: &mut [u8]) -> usize {
-    let preamble = Preamble {
-        kind: Kind::Abort,
-        job: config.id,
-        generation: config.generation,
-        worker: fanin_wire::WorkerId::ALL,
-        shard: config.shard,
-    };
-    let bytes = Abort { preamble, reason }.to_bytes();
-    train[..bytes.len()].copy_from_slice(&bytes);
-    bytes.len()
 }

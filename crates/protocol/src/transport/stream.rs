@@ -5,7 +5,7 @@ use core::ops::Range;
 use fanin_quant::Exponent;
 use fanin_wire::{Collective, Op, WireDtype};
 
-use crate::{Elements, Instant, Tensor, TensorTimes};
+use crate::machine::{Elements, Instant, Tensor, TensorTimes};
 
 #[derive(Debug)]
 pub(crate) struct Stream<T> {

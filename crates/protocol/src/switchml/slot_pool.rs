@@ -13,13 +13,13 @@ use alloc::vec::Vec;
 use core::time::Duration;
 use fanin_quant::{Exponent, Scale};
 use fanin_wire::{
-    AbortReason, Collective, Kind, Preamble, SlotHeader, SlotIndex, SlotPacket, WORKERS_MAX, WireDtype,
-    WorkerId, begin_bfloat16_payload, bfloat16_payload,
+    Abort, AbortReason, Collective, Kind, Preamble, SlotHeader, SlotIndex, SlotPacket, WORKERS_MAX,
+    WireDtype, WorkerId, begin_bfloat16_payload, bfloat16_payload,
 };
 
-use super::write_abort;
-use crate::run::{Run, is_after};
-use crate::{Instant, JobConfig, Reason, Transmit, Verdict};
+use super::config::JobConfig;
+use super::run::{Run, is_after};
+use crate::machine::{Instant, Reason, Transmit, Verdict};
 
 /// How far a job is, in one shard or summed over several.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -485,4 +485,18 @@ fn write_result(
             fanin_quant::write_bf16(sum, &scale, begin_bfloat16_payload(payload, version.exponent.bits()));
         }
     })
+}
+
+/// Writes an abort packet to the start of `train`.
+fn write_abort(config: &JobConfig, reason: AbortReason, train: &mut [u8]) -> usize {
+    let preamble = Preamble {
+        kind: Kind::Abort,
+        job: config.id,
+        generation: config.generation,
+        worker: WorkerId::ALL,
+        shard: config.shard,
+    };
+    let bytes = Abort { preamble, reason }.to_bytes();
+    train[..bytes.len()].copy_from_slice(&bytes);
+    bytes.len()
 }

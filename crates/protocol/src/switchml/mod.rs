@@ -1,0 +1,17 @@
+//! SwitchML: a switch sums chunks in a static pool of slots (Sapio et al., NSDI 2021).
+//!
+//! The [`Worker`] cuts its tensors into chunks and keeps one packet in flight a slot; the [`Switch`] adds the chunks of all
+//! workers in a slot and answers with the sum, which is the permission for the slot's next chunk. How the paper became code,
+//! and where it differs: `docs/protocols/switchml.md`.
+
+mod config;
+mod in_flight;
+mod run;
+mod slot_pool;
+mod switch;
+mod worker;
+
+pub use config::{ConfigError, JobConfig, SLOTS_MAX};
+pub use slot_pool::JobProgress;
+pub use switch::{Switch, SwitchEvent, SwitchStatistics};
+pub use worker::Worker;
