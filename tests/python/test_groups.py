@@ -142,7 +142,7 @@ def test_ranks_that_meet_in_a_file(launch: Launch, tmp_path: Path) -> None:
 
 def test_rank_0_is_named_if_it_does_not_come_to_the_file(tmp_path: Path) -> None:
     store = FileStore(str(tmp_path / "store"), 2)
-    with pytest.raises(errors.JoinTimeout, match="rank 0 made no job") as caught:
+    with pytest.raises(errors.JoinTimeout, match="rank 0 did not join") as caught:
         agree(store, 1, 2, "", timedelta(milliseconds=100))
     assert caught.value.missing_ranks == [0]
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import secrets
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 
-from torch._C import _DistStoreError as DistStoreError
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from fanin import _fanin
@@ -23,6 +22,7 @@ from fanin._environment import (
     trace,
 )
 from fanin.errors import JoinTimeout
+from fanin.torch import handshake
 
 # What is kept of a group's name in the job's, for people who read the switch's status.
 NAME_MAX = 24
@@ -30,14 +30,14 @@ NAME_MAX = 24
 
 @dataclass(frozen=True)
 class Membership:
-    """What all ranks of one generation of a group share."""
+    """What all ranks of a group share."""
 
     job: str
     """Unique among all runs on all machines: it carries a random number of rank 0."""
     switch: str | None
     """Rank 0's switch, None if it has none: for ranks whose environment names no other."""
     store: Store
-    """A part of the group's store that no other generation uses."""
+    """A part of the group's store that no other attempt uses."""
 
     def connect(
         self,
@@ -75,29 +75,26 @@ def own_or(switch_of_rank_0: str | None) -> str | None:
 
 
 def agree(store: Store, rank: int, world_size: int, group: str, timeout: timedelta) -> Membership:
-    """Rank 0 decides, the others read.
+    """Rank 0 decides, all agree; returns once every rank of this attempt is there.
 
-    Raises `fanin.errors.JoinTimeout` if rank 0 does not come in time.
-
-    Keys of a store outlive destroy_process_group + init_process_group, so generations are numbered:
-    the n-th join belongs to generation (n-1) // world_size, as a generation begins after the one
-    before ended.
+    Raises `fanin.errors.JoinTimeout` if some rank does not come in time.
     """
-    generation = (store.add("fanin/joins", 1) - 1) // world_size
-    mine = PrefixStore(f"fanin/{generation}/", store)
-    if rank == 0:
-        mine.set("job", json.dumps(new_job(f"{group or 'group'}-{generation}")))
+    waited = timeout.total_seconds()
+    decide = partial(new_job, group or "group")
     try:
-        mine.wait(["job"], timeout)
-    except RuntimeError as error:
-        # A FileStore has no type for it.
-        if not isinstance(error, DistStoreError) and "Wait timeout" not in str(error):
-            raise
+        terms = handshake.agree(store, rank, world_size, decide, waited)
+    except handshake.Absent as absent:
         raise JoinTimeout(
-            f"group {group!r}: rank 0 made no job within {timeout.total_seconds():g} s; does every "
+            f"group {group!r}: {_named(absent.ranks)} did not join within {waited:g} s; does every "
             "rank make the same groups, in the same order?",
-            missing_ranks=[0],
-            waited=timeout.total_seconds(),
-        ) from error
-    job, switch = json.loads(mine.get("job"))
-    return Membership(job, switch, mine)
+            missing_ranks=absent.ranks,
+            waited=waited,
+        ) from None
+    return Membership(terms.job, terms.switch, PrefixStore(f"fanin/{terms.token}/", store))
+
+
+def _named(ranks: list[int]) -> str:
+    names = [str(rank) for rank in ranks]
+    if len(names) < 2:
+        return f"rank {names[0]}" if names else "some rank"
+    return f"ranks {', '.join(names[:-1])} and {names[-1]}"
