@@ -16,6 +16,7 @@ from fanin._environment import Protocol, WireDtype
 from fanin.torch import handles
 from fanin.torch.channel import Channel, serves
 from fanin.torch.delegating import DelegatingBackend
+from fanin.torch.interface import gloo_address
 from fanin.torch.membership import agree
 from fanin.torch.options import Options, said_by
 
@@ -72,7 +73,8 @@ class FaninBackend(DelegatingBackend):
             else None
         )
         try:
-            super().__init__(PrefixStore("gloo/", membership.store), rank, size, timeout)
+            address = None if client is None else gloo_address(client.switch)
+            super().__init__(PrefixStore("gloo/", membership.store), rank, size, timeout, address)
         except BaseException:
             if client is not None:
                 client.close()

@@ -24,12 +24,24 @@ TensorLists = Sequence[Sequence[Tensor]]
 
 
 class DelegatingBackend(c10d.Backend):
-    """A backend that is a Gloo group under another name."""
+    """A backend that is a Gloo group under another name.
 
-    def __init__(self, store: Store, rank: int, size: int, timeout: timedelta) -> None:
+    Gloo listens on `address`; without it, where it likes.
+    """
+
+    def __init__(
+        self, store: Store, rank: int, size: int, timeout: timedelta, address: str | None = None
+    ) -> None:
         super().__init__(rank, size)
         # Any: torch's stubs declare next to nothing of it.
-        self._gloo: Any = ProcessGroupGloo(store, rank, size, timeout)
+        gloo: Any = ProcessGroupGloo
+        if address is None:
+            self._gloo = gloo(store, rank, size, timeout)
+        else:
+            options = gloo._Options()
+            options._timeout = timeout
+            options._devices = [gloo.create_device(hostname=address)]
+            self._gloo = gloo(store, rank, size, options)
         # The works of the coalescing region that is open, if one is.
         self._coalescing: list[Work] | None = None
 
