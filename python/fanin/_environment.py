@@ -18,6 +18,7 @@ WIRE_DTYPE_VARIABLE = "FANIN_WIRE_DTYPE"
 
 PROTOCOL_VARIABLE = "FANIN_PROTOCOL"
 CONGESTION_CONTROL_VARIABLE = "FANIN_CONGESTION_CONTROL"
+AS_VARIABLE = "FANIN_AS"
 
 WireDtype: TypeAlias = Literal["int32", "bfloat16"]
 Protocol: TypeAlias = Literal["switchml", "atp"]
@@ -108,3 +109,20 @@ def congestion_control() -> bool:
     if text not in ("0", "1"):
         raise ValueError(f"{CONGESTION_CONTROL_VARIABLE} is {text!r}: it must be 0 or 1")
     return text == "1"
+
+
+def as_backend(explicit: str | None = None) -> Literal["gloo"] | None:
+    """Return the backend of torch whose groups fanin makes in its place; None for no backend.
+
+    Raises `ValueError` when the argument or FANIN_AS is a backend that fanin cannot stand in for.
+    """
+    text = os.environ.get(AS_VARIABLE) or None if explicit is None else explicit
+    if text is None:
+        return None
+    if text == "gloo":
+        return "gloo"
+    name = AS_VARIABLE if explicit is None else "--as"
+    raise ValueError(
+        f'{name} is {text!r}: only "gloo" is possible, as fanin does all that Gloo does; a program '
+        'that asks for another backend can ask for "fanin" itself'
+    )

@@ -9,12 +9,19 @@ import argparse
 import os
 import sys
 
-from fanin._environment import PROTOCOL_VARIABLE, SWITCH_VARIABLE, protocol
+from fanin._environment import (
+    AS_VARIABLE,
+    PROTOCOL_VARIABLE,
+    SWITCH_VARIABLE,
+    as_backend,
+    protocol,
+)
 from fanin.errors import FaninError
 
 DESCRIPTION = """\
 Starts the ranks of a training program, as torchrun does, with a switch that sums their gradients.
-The program says init_process_group("fanin"). All flags of torchrun are accepted."""
+The program says init_process_group("fanin"), or "gloo" and is run with --as gloo. All flags of
+torchrun are accepted."""
 
 EXAMPLES = """\
 examples:
@@ -23,6 +30,8 @@ examples:
   two machines and a switch on a third (there: fanin switch --listen 0.0.0.0:4800):
     fanin run --switch 10.0.0.9:4800 --nnodes 2 --nproc-per-node 8 \\
         --rdzv-backend c10d --rdzv-endpoint 10.0.0.1:29500 train.py
+  a program that has "gloo" written in it, unchanged:
+    fanin run --as gloo --nproc-per-node 4 train.py
 """
 
 
@@ -50,17 +59,37 @@ def parser() -> argparse.ArgumentParser:
         help=f"how gradients are summed (default: ${PROTOCOL_VARIABLE}, else switchml); the switch "
         "inside this launcher brings atp's server with it",
     )
+    ours.add_argument(
+        "--as",
+        dest="stands_in",
+        metavar="BACKEND",
+        default=None,
+        help=f'"gloo": a program that asks for gloo gets fanin (default: ${AS_VARIABLE}, else it '
+        "gets what it asks for)",
+    )
     return made
 
 
 def run(argv: list[str]) -> int:
     """Run the ranks to their end. Returns the exit status."""
+    try:
+        as_backend()  # before the parser, which imports torch
+    except ValueError as error:
+        print(f"fanin run: {error}", file=sys.stderr)
+        return 2
     parsed = parser()
     args = parsed.parse_args(argv)
     try:
         os.environ[PROTOCOL_VARIABLE] = spoken = protocol(args.protocol)  # the ranks inherit it
+        if stands_in := as_backend(args.stands_in):
+            os.environ[AS_VARIABLE] = stands_in
     except ValueError as error:
         parsed.error(str(error))
+    if stands_in and os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") != "1":
+        parsed.error(
+            f"--as {stands_in} works through torch's automatic loading of backends, which "
+            "TORCH_DEVICE_BACKEND_AUTOLOAD=0 switches off: unset it"
+        )
     named = args.switch or os.environ.get(SWITCH_VARIABLE)
     if not named and _nodes_max(parsed, args.nnodes) > 1:
         parsed.error(

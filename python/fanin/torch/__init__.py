@@ -1,9 +1,13 @@
 """The backend "fanin" of torch.distributed, and a DDP communication hook.
 
-`import torch` registers the backend by itself, through the entry-point group ``torch.backends``;
-where that is switched off (``TORCH_DEVICE_BACKEND_AUTOLOAD=0``), ``import fanin.torch`` does it.
+Torch finds the backend by itself: `import torch` registers it through the entry-point group
+``torch.backends``, and where that is switched off (``TORCH_DEVICE_BACKEND_AUTOLOAD=0``), the first
+group that asks for it does, through ``torch.distributed.backends``.
 
     torch.distributed.init_process_group("fanin")     # the switch: FANIN_SWITCH, or `fanin run`
+
+Programs that have "gloo" written in them run unchanged with FANIN_AS=gloo, or
+``fanin run --as gloo`` (see `fanin.torch.stand_in`).
 
 With ``pg_options=fanin.torch.Options(wire_dtype="bfloat16")`` gradients travel in half the bytes,
 with ``protocol="atp"`` (FANIN_PROTOCOL) they are summed on the way to a server.
@@ -28,6 +32,7 @@ storage (`resize_`, `untyped_storage().resize_`, `set_`): the memory is held by 
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -43,22 +48,28 @@ BACKEND = "fanin"
 
 
 def _register() -> None:
-    """Make the name "fanin" known to torch.distributed. Cheap, repeatable, and never raises.
+    """Make the name "fanin" known to torch.distributed, and do what FANIN_AS asks. Repeatable.
 
-    It runs inside `import torch`, where an exception would take torch away from every program.
+    It runs inside `import torch`, where an exception would take torch away from every program: it
+    is cheap, and raises only what a FANIN_AS that cannot be followed deserves.
     """
     try:
         from torch import distributed
 
-        if not distributed.is_available() or hasattr(distributed.Backend, BACKEND.upper()):
+        if not distributed.is_available():
             return
-        distributed.Backend.register_backend(
-            BACKEND, _create, extended_api=True, devices=["cpu", "cuda"]
-        )
+        if not hasattr(distributed.Backend, BACKEND.upper()):
+            distributed.Backend.register_backend(
+                BACKEND, _create, extended_api=True, devices=["cpu", "cuda"]
+            )
     except Exception:  # a torch that we do not know: its users lose this backend, not torch
         import logging
 
         logging.getLogger(__name__).debug("backend %r not registered", BACKEND, exc_info=True)
+    if os.environ.get("FANIN_AS"):
+        from fanin.torch import stand_in
+
+        stand_in.install()
 
 
 def _create(options: _DistributedBackendOptions, backend_options: object | None) -> Backend:

@@ -1,0 +1,73 @@
+"""FANIN_AS=gloo: programs that ask for the backend "gloo" get groups on the switch.
+
+Torch 2.15 makes every backend through a creator that is looked up by name, and its own creator of
+"gloo" is looked up only when the name is asked for first. Ours takes that place before: all of
+torch's ways to a group end there, and what torch and frameworks ask of the group by its name
+(`get_backend`, `BackendType`, default devices and timeouts) is answered as for Gloo.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from torch.distributed import distributed_c10d as c10d
+
+from fanin._environment import AS_VARIABLE, as_backend, switch_address
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Backend, ProcessGroup, _DistributedBackendOptions
+
+_said = False
+
+
+def install() -> None:
+    """Take Gloo's place if FANIN_AS asks for it; without it, change nothing. Repeatable.
+
+    Raises `ValueError` if FANIN_AS is no backend that can be stood in for, and `RuntimeError` if
+    this torch offers no place for it: a program that asks for both is better not run than run on
+    Gloo.
+    """
+    name = as_backend()
+    if name is None:
+        return
+    if not hasattr(c10d.Backend, "_ensure_backend_registered"):
+        from torch import __version__ as version
+
+        raise RuntimeError(f"{AS_VARIABLE}={name} needs torch 2.15 or later, and this is {version}")
+    kind: ProcessGroup.BackendType = c10d.Backend.backend_type_map[name]
+    c10d.Backend.register_backend(
+        name,
+        _create,
+        extended_api=True,
+        devices=c10d.Backend.backend_capability[name],
+        _backend_type=kind,
+    )
+    # The flight recorder leaves out groups named "gloo", which record themselves; ours do not.
+    c10d._FR_SELF_RECORDING_BACKENDS.discard(name)
+
+
+def _create(options: _DistributedBackendOptions, backend_options: object | None) -> Backend:
+    from fanin.torch.backend import create
+    from fanin.torch.options import Options
+
+    # Gloo ignores `pg_options` of every kind, so options that are not ours are not refused.
+    ours = backend_options if isinstance(backend_options, Options) else None
+    backend = create(options, ours)
+    _say_once(options)
+    return backend
+
+
+def _say_once(options: _DistributedBackendOptions) -> None:
+    """Tell whoever reads stderr, by rank 0 of the first group of more than one rank."""
+    global _said
+    if _said or options.group_size == 1:
+        return
+    _said = True
+    if options.group_rank == 0:
+        print(
+            f'fanin: the program asks for "gloo", and the switch at {switch_address()} sums its '
+            f"gradients ({AS_VARIABLE}=gloo)",
+            file=sys.stderr,
+            flush=True,
+        )

@@ -1,0 +1,236 @@
+"""FANIN_AS=gloo, `fanin run --as gloo`: what asks for Gloo is summed by the switch."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from conftest import Launch
+from fanin._environment import WireDtype
+from fanin.torch.options import Options
+from ranks import DEADLINE, Failure, Me, sums_on_switch
+
+SAID = 'fanin: the program asks for "gloo"'
+
+# A program that knows nothing of fanin, but for the last line, which counts what the switch did.
+PROGRAM = """
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+assert dist.get_backend() == "gloo"
+group = dist.new_group(backend="gloo")
+assert dist.get_backend(group) == "gloo"
+for each in (None, group):
+    tensor = torch.full((1000,), 1.0 + dist.get_rank())
+    dist.all_reduce(tensor, group=each)
+    assert torch.equal(tensor, torch.full((1000,), 3.0)), tensor
+kinds = [type(g._get_backend(torch.device("cpu"))).__name__ for g in (dist.group.WORLD, group)]
+print("groups", *kinds, flush=True)
+dist.destroy_process_group()
+"""
+
+
+def environment(**variables: str) -> dict[str, str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("FANIN_")}
+    return clean | variables
+
+
+def run(*command: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", *command],
+        env=environment(**variables),
+        timeout=2 * DEADLINE,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> str:
+    path = tmp_path / "program.py"
+    path.write_text(PROGRAM)
+    return str(path)
+
+
+def installed(group: str) -> bool:
+    try:
+        return group in {e.group for e in metadata.distribution("fanin").entry_points}
+    except metadata.PackageNotFoundError:
+        return False
+
+
+eager = pytest.mark.skipif(not installed("torch.backends"), reason="fanin is not installed")
+lazy = pytest.mark.skipif(
+    not installed("torch.distributed.backends"), reason="fanin is not installed"
+)
+
+
+@eager
+def test_an_unchanged_program_is_summed_by_the_switch_and_told_so_once(program: str) -> None:
+    done = run("fanin", "run", "--as", "gloo", "--nproc-per-node", "2", program)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == 2 * ["groups", "FaninBackend", "FaninBackend"]
+    assert done.stderr.count(SAID) == 1
+
+
+@eager
+def test_the_environment_does_it_under_any_launcher(program: str, switch: str) -> None:
+    torchrun = ("torch.distributed.run", "--nproc-per-node", "2", program)
+    done = run(*torchrun, FANIN_AS="gloo", FANIN_SWITCH=switch)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == 2 * ["groups", "FaninBackend", "FaninBackend"]
+    assert done.stderr.count(SAID) == 1
+
+
+GLOO = """
+import torch
+import torch.distributed as dist
+
+assert "GLOO" not in dist.Backend._plugins
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+assert type(dist.group.WORLD._get_backend(torch.device("cpu"))) is dist.ProcessGroupGloo
+"""
+
+
+@eager
+def test_without_it_gloo_is_gloo() -> None:
+    command = [sys.executable, "-c", GLOO]
+    done = subprocess.run(command, env=environment(), check=True, capture_output=True, text=True)
+    assert "fanin" not in done.stderr
+
+
+@eager
+def test_only_gloo_is_possible(program: str) -> None:
+    by_flag = run("fanin", "run", "--as", "nccl", program)
+    assert by_flag.returncode == 2
+    assert "--as is 'nccl': only \"gloo\" is possible" in by_flag.stderr
+    by_environment = run("fanin", "run", program, FANIN_AS="nccl")
+    assert by_environment.returncode == 2
+    assert "FANIN_AS is 'nccl': only \"gloo\" is possible" in by_environment.stderr
+    # A program that is not run is better than one whose sums go another way than was asked.
+    elsewhere = run("torch.distributed.run", program, FANIN_AS="nccl")
+    assert elsewhere.returncode != 0
+    assert "FANIN_AS is 'nccl': only \"gloo\" is possible" in elsewhere.stderr
+    assert "groups" not in elsewhere.stdout
+
+
+@lazy
+def test_without_autoload_torch_finds_fanin_and_as_gloo_is_refused(
+    tmp_path: Path, program: str
+) -> None:
+    asks = PROGRAM.replace('"gloo"', '"fanin"')
+    (tmp_path / "asks.py").write_text(asks)
+    command = ("fanin", "run", "--nproc-per-node", "2")
+    done = run(*command, str(tmp_path / "asks.py"), TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == 2 * ["groups", "FaninBackend", "FaninBackend"]
+    refused = run(*command, "--as", "gloo", program, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    assert refused.returncode == 2
+    assert "unset it" in refused.stderr
+
+
+def stand_in() -> None:
+    """What `import torch` does under FANIN_AS=gloo: these processes have imported it before."""
+    import fanin.torch
+
+    os.environ["FANIN_AS"] = "gloo"
+    fanin.torch._register()
+
+
+def ask(me: Me, backend: str | None) -> tuple[str, str, int]:
+    stand_in()
+    dist.init_process_group(backend)
+    tensor = torch.full((100,), float(me.rank))
+    dist.all_reduce(tensor)
+    assert torch.equal(tensor, torch.full((100,), 1.0))
+    world: Any = dist.group.WORLD
+    return dist.get_backend(), world._get_backend_name(), sums_on_switch()
+
+
+@pytest.mark.parametrize("backend", [None, "gloo", "GLOO", "cpu:gloo", "cpu:gloo,cuda:fake"])
+def test_every_way_to_ask_for_gloo(launch: Launch, backend: str | None) -> None:
+    for name, kind, sums in launch(ask, 2, backend).results():
+        assert name == (backend or "undefined").lower()  # as torch says it of Gloo
+        assert kind == ("gloo" if backend != "cpu:gloo,cuda:fake" else "custom")
+        assert sums == 1
+
+
+def subgroups(me: Me) -> dict[str, Any]:
+    stand_in()
+    dist.init_process_group("gloo")
+    halves = [dist.new_group(ranks, backend="gloo") for ranks in ([0, 1], [2, 3])]
+    split: Any = dist.split_group(split_ranks=[[3, 1], [2, 0]])
+    half: Any = halves[me.rank // 2]
+    world: Any = dist.group.WORLD
+    sums, totals = [], []
+    for group in (world, half, split):
+        assert dist.get_backend(group) == "gloo"
+        tensor = torch.full((100,), 10.0**me.rank)
+        dist.all_reduce(tensor, group=group)
+        totals.append(tensor[0].item())
+        sums.append(sums_on_switch(group))
+    return {"totals": totals, "sums": sums}
+
+
+def test_each_subgroup_is_a_job_of_its_own(launch: Launch) -> None:
+    results = launch(subgroups, 4).results()
+    assert [r["totals"] for r in results] == [
+        [1111, 11, 101],
+        [1111, 11, 1010],
+        [1111, 1100, 101],
+        [1111, 1100, 1010],
+    ]
+    # One all-reduce each: were two groups one job, a client would have counted more.
+    assert [r["sums"] for r in results] == 4 * [[1, 1, 1]]
+
+
+def mixed(me: Me) -> list[str]:
+    stand_in()
+    me.init()
+    groups: list[Any] = [dist.group.WORLD, dist.new_group(backend="gloo")]
+    return [type(group._get_backend(torch.device("cpu"))).__name__ for group in groups]
+
+
+def test_a_gloo_group_beside_a_fanin_group(launch: Launch) -> None:
+    assert launch(mixed, 2).results() == 2 * [["FaninBackend", "FaninBackend"]]
+
+
+def with_options(_me: Me, wire_dtype: WireDtype | None) -> float:
+    stand_in()
+    gloo: Any = dist.ProcessGroupGloo
+    options = gloo._Options() if wire_dtype is None else Options(wire_dtype=wire_dtype)
+    dist.init_process_group("gloo", pg_options=options)
+    tensor = torch.full((100,), 1 + 2**-12)
+    dist.all_reduce(tensor)
+    assert sums_on_switch() == 1
+    return tensor[0].item()
+
+
+def test_options_of_gloo_are_ignored_as_gloo_ignores_ours_and_ours_are_followed(
+    launch: Launch,
+) -> None:
+    assert launch(with_options, 2, None).results() == 2 * [2 + 2**-11]
+    assert launch(with_options, 2, "bfloat16").results() == 2 * [2.0]
+
+
+def no_switch(_me: Me) -> None:
+    stand_in()
+    dist.init_process_group("gloo")
+
+
+def test_without_a_switch_there_is_an_error_and_no_gloo(launch: Launch) -> None:
+    ranks = launch(no_switch, 2, at="")
+    for rank in range(2):
+        outcome = ranks.outcome(rank)
+        assert isinstance(outcome, Failure)
+        assert outcome.kind == "SwitchUnreachable"
+        assert "FANIN_SWITCH" in outcome.message
