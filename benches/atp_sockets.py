@@ -24,7 +24,7 @@ from typing import Any, TypeAlias
 import document
 import sharing
 from fanin import _signals
-from fanin._environment import CONGESTION_CONTROL_VARIABLE
+from fanin._settings import variable
 from fanin._units import rate_bps, shown_rate, shown_time
 from fanin.bench import BenchError, command, machine
 from fanin.bench.measure import measure as all_reduces
@@ -69,7 +69,7 @@ class System:
 
 SYSTEMS = (
     # The paper's comparison: an adversary's losses tell of no congestion (§5.2.3).
-    System("ATP, congestion control off", "atp", ((CONGESTION_CONTROL_VARIABLE, "0"),)),
+    System("ATP, congestion control off", "atp", ((variable("congestion_control"), "0"),)),
     System("ATP", "atp"),
     System("SwitchML", "switchml"),
 )

@@ -4,21 +4,13 @@ from __future__ import annotations
 
 import threading
 from types import TracebackType
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, Unpack
 
 import numpy as np
 
 from fanin import _fanin
-from fanin._environment import (
-    Protocol,
-    WireDtype,
-    congestion_control,
-    pool_slots,
-    switch_address,
-    trace,
-)
-from fanin._environment import protocol as resolved_protocol
-from fanin._environment import wire_dtype as resolved_wire_dtype
+from fanin._join import join
+from fanin._settings import Said, Settings, variable
 from fanin.errors import RankOutOfRange
 
 Op: TypeAlias = Literal["sum", "avg"]
@@ -145,50 +137,45 @@ class Group:
 def connect(
     switch: str | None = None,
     *,
-    job: str,
     rank: int,
     world_size: int,
     timeout: float = 300.0,
-    slots: int | None = None,
-    wire_dtype: WireDtype | None = None,
-    protocol: Protocol | None = None,
+    **settings: Unpack[Said],
 ) -> Group:
-    """Join `job` as `rank` of `world_size`; blocks until all ranks have joined.
+    """Join a job as `rank` of `world_size`; blocks until all ranks have joined.
 
-    `switch` is "host:port"; without it the environment's FANIN_SWITCH is used. `timeout` (seconds)
-    bounds the joining and, later, every all-reduce (see `fanin.errors.AllReduceTimeout`). `slots`
-    is the size of the job's pool in each of the switch's shards, else FANIN_SLOTS, else the switch
-    takes it from the bandwidth-delay product. Raises the errors of `fanin.errors`.
+    `timeout` (seconds) bounds the joining and, later, every all-reduce (see
+    `fanin.errors.AllReduceTimeout`). The others are settings: `switch` ("HOST:PORT"), `job`,
+    `slots`, `wire_dtype`, `protocol`, `exact`, `congestion_control`, `trace`. What is not given,
+    the environment says (FANIN_SWITCH, FANIN_JOB, ...): docs/settings.md lists them. A switch and a
+    job must be said. All ranks say the same, but for the switch's address.
 
-    `wire_dtype` says how floats travel, the same on all ranks; else FANIN_WIRE_DTYPE, else "int32":
-    four bytes an element, and a sum is off by at most n^2 2^m / 2^31 (n ranks; 2^m: the largest
-    absolute value in a packet, rounded up to a power of two). With "bfloat16" two bytes, half the
-    time on the network: each contribution and the sum are rounded to eight significant bits, so
-    that a sum is off by at most 2^-8 (the sum of the contributions' absolute values) + 2^-8 |sum|,
-    and what is small beside that (docs/protocols/switchml.md); 2^128 and more becomes an infinity,
-    also of an average. int32 arrays are exact either way.
+    `job` names the job on the switch: ranks that give the same name find each other.
 
-    `protocol` says how they are summed, the same on all ranks; else FANIN_PROTOCOL, else
-    "switchml": in the slots of one switch. With "atp" on the way to a server: `switch` is the
-    rack's (``fanin switch --protocol atp --upstream ...``) or the server itself (``fanin server``),
-    floats travel as int32, and a sum is rounded once, to float32, from integers that are each off
-    by half of 10^-8, or of what keeps the largest sum in 31 bits (docs/operations.md).
+    `wire_dtype`: as "int32" floats travel in four bytes an element, and a sum is off by at most
+    n^2 2^m / 2^31 (n ranks; 2^m: the largest absolute value in a packet, rounded up to a power of
+    two). With "bfloat16" two bytes, half the time on the network: each contribution and the sum are
+    rounded to eight significant bits, so that a sum is off by at most 2^-8 (the sum of the
+    contributions' absolute values) + 2^-8 |sum|, and what is small beside that
+    (docs/protocols/switchml.md); 2^128 and more becomes an infinity, also of an average. int32
+    arrays are exact either way.
+
+    `protocol`: by "switchml" gradients are summed in the slots of one switch. With "atp" on the way
+    to a server: `switch` is the rack's (``fanin switch --protocol atp --upstream ...``) or the
+    server itself (``fanin server``), floats travel as int32, and a sum is rounded once, to float32,
+    from integers that are each off by half of 10^-8, or of what keeps the largest sum in 31 bits
+    (docs/operations.md).
+
+    Raises `ValueError` for what is no such setting, and the errors of `fanin.errors`.
     """
+    taken = Settings.of(switch, **settings)
+    if taken.job is None:
+        raise ValueError(
+            f'no job was named: say job="NAME", or set {variable("job")}, the same on all ranks'
+        )
     if not 0 <= rank < world_size <= WORLD_SIZE_MAX:
         raise RankOutOfRange(
             f"rank {rank} of world size {world_size}: ranks count from 0 to the world size less 1, "
             f"and a job has at most {WORLD_SIZE_MAX}"
         )
-    client = _fanin.Client(
-        switch_address(switch),
-        job,
-        rank,
-        world_size,
-        timeout=timeout,
-        slots=pool_slots(slots),
-        wire_dtype=resolved_wire_dtype(wire_dtype),
-        protocol=resolved_protocol(protocol),
-        congestion_control=congestion_control(),
-        trace=trace(rank),
-    )
-    return Group(client)
+    return Group(join(taken, taken.job, rank, world_size, timeout))

@@ -9,12 +9,13 @@ import argparse
 import os
 import sys
 
-from fanin._environment import (
+from fanin._settings import (
     AS_VARIABLE,
-    PROTOCOL_VARIABLE,
-    SWITCH_VARIABLE,
+    Settings,
+    add_flags,
     as_backend,
-    protocol,
+    exported,
+    variable,
 )
 from fanin.errors import FaninError
 
@@ -44,21 +45,12 @@ def parser() -> argparse.ArgumentParser:
     made.description = DESCRIPTION
     made.epilog = EXAMPLES
     made.formatter_class = argparse.RawDescriptionHelpFormatter
-    ours = made.add_argument_group("fanin")
-    ours.add_argument(
-        "--switch",
-        metavar="ADDR:PORT",
-        default=None,
-        help=f"the switch that sums (default: ${SWITCH_VARIABLE}; without that, one inside this "
-        "launcher, which serves this machine only)",
+    ours = made.add_argument_group(
+        "fanin",
+        "Settings of the ranks (docs/settings.md). Without --switch the launcher starts a switch, "
+        "which serves this machine only; with --protocol atp its server, too.",
     )
-    ours.add_argument(
-        "--protocol",
-        choices=["switchml", "atp"],
-        default=None,
-        help=f"how gradients are summed (default: ${PROTOCOL_VARIABLE}, else switchml); the switch "
-        "inside this launcher brings atp's server with it",
-    )
+    add_flags(ours)
     ours.add_argument(
         "--as",
         dest="stands_in",
@@ -80,28 +72,30 @@ def run(argv: list[str]) -> int:
     parsed = parser()
     args = parsed.parse_args(argv)
     try:
-        os.environ[PROTOCOL_VARIABLE] = spoken = protocol(args.protocol)  # the ranks inherit it
-        if stands_in := as_backend(args.stands_in):
-            os.environ[AS_VARIABLE] = stands_in
+        settings = Settings.of_flags(args)
+        stands_in = as_backend(args.stands_in)
     except ValueError as error:
         parsed.error(str(error))
+    os.environ.update(exported(args))  # the ranks inherit it
+    if stands_in:
+        os.environ[AS_VARIABLE] = stands_in
     if stands_in and os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") != "1":
         parsed.error(
             f"--as {stands_in} works through torch's automatic loading of backends, which "
             "TORCH_DEVICE_BACKEND_AUTOLOAD=0 switches off: unset it"
         )
-    named = args.switch or os.environ.get(SWITCH_VARIABLE)
+    named = settings.switch
     if not named and _nodes_max(parsed, args.nnodes) > 1:
         parsed.error(
             "with more than one node the ranks need a switch that all of them can reach: start one "
             "with `fanin switch --listen 0.0.0.0:4800`, and pass --switch ADDR:PORT on every node"
         )
     if named:
-        return _launch(args, named)
+        return _launch(args)
     from fanin._fanin import Switch
 
     try:
-        switch = Switch(protocol=spoken)
+        switch = Switch(protocol=settings.protocol)
     except (OSError, FaninError) as error:
         print(f"fanin run: {error}", file=sys.stderr)
         return 1
@@ -111,7 +105,8 @@ def run(argv: list[str]) -> int:
             f"(fanin status --switch {switch.address})",
             file=sys.stderr,
         )
-        return _launch(args, switch.address)
+        os.environ[variable("switch")] = switch.address
+        return _launch(args)
     finally:
         switch.stop()
 
@@ -124,12 +119,11 @@ def _nodes_max(parsed: argparse.ArgumentParser, nnodes: str) -> int:
         parsed.error(f"--nnodes is {nnodes!r}: a number, or MIN:MAX")
 
 
-def _launch(args: argparse.Namespace, switch: str) -> int:
+def _launch(args: argparse.Namespace) -> int:
     import torch.distributed.run as torchrun
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, record
 
-    os.environ[SWITCH_VARIABLE] = switch  # the ranks inherit it
     try:
         record(torchrun.run)(args)
     except ChildFailedError as failed:

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from conftest import Launch
-from fanin._environment import WireDtype
+from fanin._settings import WireDtype
 from fanin.torch.options import Options
 from ranks import DEADLINE, Failure, Me, sums_on_switch
 

@@ -19,7 +19,6 @@ import torch
 import torch.distributed as dist
 from conftest import Launch, SwitchProcess
 from fanin import _fanin
-from fanin._environment import protocol
 from fanin.netlab import SERVER, SERVER_ADDRESS, Netlab, bridge_address
 from ranks import Me
 from test_ddp import BOUNDS, differences, train
@@ -152,10 +151,10 @@ def test_the_protocol_is_taken_from_the_argument_then_the_environment(
     monkeypatch.setenv("FANIN_PROTOCOL", "atp")
     connect(atp)
     connect(switch, protocol="switchml")
-    assert fanin.torch.Options().protocol == "atp"
-    assert fanin.torch.Options(protocol="switchml").protocol == "switchml"
+    assert fanin.torch.Options().settings.protocol == "atp"
+    assert fanin.torch.Options(protocol="switchml").settings.protocol == "switchml"
     monkeypatch.setenv("FANIN_PROTOCOL", "")
-    assert protocol() == "switchml"
+    assert fanin.torch.Options().settings.protocol == "switchml"
     monkeypatch.setenv("FANIN_PROTOCOL", "tcp")
     with pytest.raises(ValueError, match=r"^FANIN_PROTOCOL is 'tcp'.*\"switchml\" or \"atp\"$"):
         connect(switch)

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from conftest import Launch
 from fanin import errors
+from fanin._settings import Settings
 from fanin.torch.membership import agree
 from ranks import Me, sums_on_switch
 from torch import nn
@@ -143,7 +144,7 @@ def test_ranks_that_meet_in_a_file(launch: Launch, tmp_path: Path) -> None:
 def test_rank_0_is_named_if_it_does_not_come_to_the_file(tmp_path: Path) -> None:
     store = FileStore(str(tmp_path / "store"), 2)
     with pytest.raises(errors.JoinTimeout, match="rank 0 did not join") as caught:
-        agree(store, 1, 2, "", timedelta(milliseconds=100))
+        agree(store, 1, 2, "0", timedelta(milliseconds=100), Settings())
     assert caught.value.missing_ranks == [0]
 
 

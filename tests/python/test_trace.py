@@ -16,7 +16,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from conftest import Launch, SwitchProcess
-from fanin import _environment, errors
+from fanin import errors
+from fanin._join import timeline
+from fanin._settings import Settings
 from ranks import Me, wait_until
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -250,16 +252,12 @@ def test_the_file_is_named_by_the_rank_of_the_process(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.delenv("RANK", raising=False)
-    monkeypatch.delenv("FANIN_TRACE", raising=False)
-    assert _environment.trace(3) is None
-    monkeypatch.setenv("FANIN_TRACE", f"{tmp_path}/run.v2.json")
-    assert _environment.trace(3) == (f"{tmp_path}/run.v2.3.json", 3)
+    assert timeline(f"{tmp_path}/run.v2.json", 3) == (f"{tmp_path}/run.v2.3.json", 3)
     monkeypatch.setenv("RANK", "12")
-    assert _environment.trace(3) == (f"{tmp_path}/run.v2.12.json", 12)
+    assert timeline(f"{tmp_path}/run.v2.json", 3) == (f"{tmp_path}/run.v2.12.json", 12)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("FANIN_TRACE", "trace")
-    assert _environment.trace(3) == (f"{tmp_path}/trace.12", 12)
+    assert timeline("trace", 3) == (f"{tmp_path}/trace.12", 12)
     for directory in (f"{tmp_path}/", str(tmp_path), "/"):
         monkeypatch.setenv("FANIN_TRACE", directory)
-        with pytest.raises(ValueError, match="must name a file"):
-            _environment.trace(3)
+        with pytest.raises(ValueError, match=r"FANIN_TRACE is .* must name a file"):
+            Settings.of()

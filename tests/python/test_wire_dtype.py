@@ -15,7 +15,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from conftest import Launch
-from fanin._environment import wire_dtype
 from ranks import Failure, Me
 from test_all_reduce import FLOATS, values
 from torch._C import _distributed_c10d as c10d
@@ -127,10 +126,10 @@ def test_an_argument_goes_before_the_environment_and_that_before_the_default(
     monkeypatch.setenv("FANIN_WIRE_DTYPE", "bfloat16")
     assert connected("wire-environment") == "bfloat16"
     assert connected("wire-before-environment", wire_dtype="int32") == "int32"
-    assert fanin.torch.Options().wire_dtype == "bfloat16"
-    assert fanin.torch.Options(wire_dtype="int32").wire_dtype == "int32"
+    assert fanin.torch.Options().settings.wire_dtype == "bfloat16"
+    assert fanin.torch.Options(wire_dtype="int32").settings.wire_dtype == "int32"
     monkeypatch.setenv("FANIN_WIRE_DTYPE", "")
-    assert wire_dtype() == "int32"
+    assert fanin.torch.Options().settings.wire_dtype == "int32"
 
 
 def test_what_is_no_wire_dtype_is_refused_with_the_cure(

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from fanin import _signals, _units
-from fanin._environment import congestion_control, protocol, wire_dtype
+from fanin._settings import Settings, add_flags
 from fanin.bench import BenchError
 from fanin.bench.progress import progress
 from fanin.errors import FaninError
@@ -84,17 +84,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--dtype", choices=["float32", "float16", "bfloat16", "int32"], default="float32"
     )
-    made.add_argument(
-        "--wire-dtype",
-        choices=["int32", "bfloat16"],
-        help="how fanin's floats travel (default: FANIN_WIRE_DTYPE, else int32)",
-    )
-    made.add_argument(
-        "--protocol",
-        choices=["switchml", "atp"],
-        help="how fanin sums; atp's server runs beside the switch (default: FANIN_PROTOCOL, else "
-        "switchml)",
-    )
+    add_flags(made, "wire_dtype", "protocol")
     made.add_argument(
         "--repeat", type=_positive, default=10, metavar="K", help="rounds (default: 10)"
     )
@@ -199,9 +189,7 @@ def resolve(args: argparse.Namespace) -> None:
     Raises `BenchError`.
     """
     try:
-        args.wire_dtype = wire_dtype(args.wire_dtype)
-        args.protocol = protocol(args.protocol)
-        args.congestion_control = congestion_control()
+        args.settings = Settings.of_flags(args)
     except ValueError as error:
         raise BenchError(str(error)) from None
 

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 import torch
 
+from fanin._settings import Settings
 from fanin.bench import BenchError
 from fanin.bench.progress import Advance
-from fanin.bench.rank import PATTERN_MAX, Round, Sums
+from fanin.bench.rank import PATTERN_MAX, Round
 from fanin.bench.report import title
 from fanin.bench.result import Run, Setting, error_allowed, figures
 from fanin.bench.stage import Links, Sample, Stage, stage
@@ -30,17 +31,17 @@ def measure(
     links = None
     if args.racks > 1 or not args.rate is args.loss is args.mtu is None:
         links = Links(args.rate, args.loss, args.mtu or MTU_DEFAULT, args.racks)
-    sums = Sums(args.protocol, args.wire_dtype, args.congestion_control)
+    settings: Settings = args.settings
     runs = []
     for workers in counts:
-        with stage(workers, links, backends(args), args.timeout, sums) as ready:
+        with stage(workers, links, backends(args), args.timeout, settings) as ready:
             for size in sizes:
                 setting = Setting(
                     workers=workers,
                     size_bytes=size,
                     dtype=args.dtype,
-                    wire_dtype=args.wire_dtype,
-                    protocol=args.protocol,
+                    wire_dtype=settings.wire_dtype,
+                    protocol=settings.protocol,
                     element_bytes=_dtype(args.dtype).itemsize,
                     buckets=args.buckets,
                     calls=args.calls or (CALLS_SMALL if size < SMALL_BYTES else 1),

@@ -19,26 +19,12 @@ import torch
 import torch.distributed as dist
 
 from fanin import netlab
-from fanin._environment import (
-    CONGESTION_CONTROL_VARIABLE,
-    SWITCH_VARIABLE,
-    Protocol,
-    WireDtype,
-)
+from fanin._settings import Settings
 from fanin.torch.options import Options
 
 # The elements are whole numbers up to this, so that their sum is known exactly.
 PATTERN_MAX = 127
 _PERIOD = 97
-
-
-@dataclass(frozen=True)
-class Sums:
-    """How fanin sums."""
-
-    protocol: Protocol
-    wire_dtype: WireDtype
-    congestion_control: bool = True
 
 
 @dataclass(frozen=True)
@@ -55,7 +41,8 @@ class Place:
     switch: str
     timeout_s: float
     backends: tuple[str, ...]
-    sums: Sums
+    settings: Settings
+    """How fanin sums."""
 
 
 @dataclass(frozen=True)
@@ -117,8 +104,6 @@ def play(place: Place, parent: Connection) -> None:
 def _play(place: Place, parent: Connection) -> None:
     if place.namespace is not None:
         netlab.enter(place.namespace)
-    os.environ[SWITCH_VARIABLE] = place.switch
-    os.environ[CONGESTION_CONTROL_VARIABLE] = str(int(place.sums.congestion_control))
     os.environ["GLOO_SOCKET_IFNAME"] = place.interface
     torch.set_num_threads(1)
     timeout = timedelta(seconds=place.timeout_s)
@@ -131,7 +116,13 @@ def _play(place: Place, parent: Connection) -> None:
     )
     groups: dict[str, Any] = {"gloo": dist.group.WORLD}
     if "fanin" in place.backends:
-        options = Options(wire_dtype=place.sums.wire_dtype, protocol=place.sums.protocol)
+        said = place.settings
+        options = Options(
+            switch=place.switch,
+            wire_dtype=said.wire_dtype,
+            protocol=said.protocol,
+            congestion_control=said.congestion_control,
+        )
         groups["fanin"] = dist.new_group(backend="fanin", timeout=timeout, pg_options=options)
     parent.send("joined")
     inputs: Inputs | None = None

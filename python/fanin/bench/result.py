@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fanin._environment import Protocol, WireDtype
+from fanin._settings import Protocol, WireDtype
 from fanin.bench.stage import Links, Sample
 
 

@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fanin import netlab
+from fanin._settings import Settings
 from fanin.bench import BenchError
-from fanin.bench.rank import Failed, Place, Round, Sums, Timing, Verdict, play
+from fanin.bench.rank import Failed, Place, Round, Timing, Verdict, play
 from fanin.netlab import INTERFACE, MTU_DEFAULT, SERVER, SWITCH, Netlab, bridge_address
 
 SWITCH_PORT = 4800
@@ -157,7 +158,7 @@ def stage(
     links: Links | None,
     backends: tuple[str, ...],
     timeout_s: float,
-    sums: Sums,
+    settings: Settings,
 ) -> Iterator[Stage]:
     """Set the stage and clear it afterwards; without links, on loopback.
 
@@ -177,7 +178,7 @@ def stage(
                 name=f"bench{os.getpid()}",
             )
             stack.enter_context(lab)
-        pids, addresses = stack.enter_context(_switches(lab, sums))
+        pids, addresses = stack.enter_context(_switches(lab, settings))
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fanin-bench-")))
         ranks, pipes = stack.enter_context(
             _ranks(
@@ -191,7 +192,7 @@ def stage(
                         switch=addresses[lab.switch_of(rank) if lab else SWITCH],
                         timeout_s=timeout_s,
                         backends=backends,
-                        sums=sums,
+                        settings=settings,
                     )
                     for rank in range(workers)
                 ]
@@ -211,7 +212,7 @@ def _sweep() -> None:
 
 
 @contextlib.contextmanager
-def _switches(lab: Netlab | None, sums: Sums) -> Iterator[tuple[list[int], dict[str, str]]]:
+def _switches(lab: Netlab | None, settings: Settings) -> Iterator[tuple[list[int], dict[str, str]]]:
     """Start what sums: its processes, and the address that each rack's ranks are told.
 
     Above several racks stands SwitchML's only switch, or ATP's server.
@@ -227,7 +228,7 @@ def _switches(lab: Netlab | None, sums: Sums) -> Iterator[tuple[list[int], dict[
             pids.append(pid)
             return address
 
-        if sums.protocol == "switchml":
+        if settings.protocol == "switchml":
             yield pids, dict.fromkeys(racks, serve(top, "switch", SWITCH_PORT))
             return
         upstream = ["--protocol", "atp", "--upstream", serve(top, "server", SERVER_PORT)]

@@ -12,13 +12,13 @@ from torch import Tensor
 from torch._C import _distributed_c10d as c10d
 from torch._C._distributed_c10d import PrefixStore, ReduceOp, Store, Work
 
-from fanin._environment import Protocol, WireDtype
+from fanin._settings import Settings
 from fanin.torch import handles
 from fanin.torch.channel import Channel, serves
 from fanin.torch.delegating import DelegatingBackend
 from fanin.torch.interface import gloo_address
 from fanin.torch.membership import agree
-from fanin.torch.options import Options, said_by
+from fanin.torch.options import Options, settings_of
 
 _debugged: list[FaninBackend] = []
 
@@ -32,8 +32,7 @@ def create(
     if not isinstance(backend_options, Options):
         raise TypeError(
             f"pg_options is a {type(backend_options).__name__}: the backend fanin takes "
-            "fanin.torch.Options. Name the switch with FANIN_SWITCH=host:port, or start the "
-            "program with `fanin run`"
+            "fanin.torch.Options"
         )
     backend = FaninBackend(
         options.store,
@@ -41,8 +40,7 @@ def create(
         options.group_size,
         options.timeout,
         options.group_id,
-        backend_options.wire_dtype,
-        backend_options.protocol,
+        backend_options.settings,
     )
     if c10d.get_debug_level() == c10d.DebugLevel.DETAIL:
         # Torch then wraps the backend in a C++ one that keeps only its C++ half alive.
@@ -63,14 +61,11 @@ class FaninBackend(DelegatingBackend):
         size: int,
         timeout: timedelta,
         group: str,
-        wire_dtype: WireDtype,
-        protocol: Protocol,
+        settings: Settings,
     ) -> None:
-        membership = agree(store, rank, size, group, timeout)
+        membership = agree(store, rank, size, group, timeout, settings)
         client = (
-            membership.connect(rank, size, timeout.total_seconds(), wire_dtype, protocol)
-            if size > 1
-            else None
+            membership.connect(settings, rank, size, timeout.total_seconds()) if size > 1 else None
         )
         try:
             address = None if client is None else gloo_address(client.switch)
@@ -82,7 +77,7 @@ class FaninBackend(DelegatingBackend):
         self._channel = Channel(client)
         self._timeout = timeout
         self._group = group
-        self._said = wire_dtype, protocol
+        self.settings = settings
         self._all_reduces = 0
         handles.install()
 
@@ -123,7 +118,7 @@ class FaninBackend(DelegatingBackend):
             len(ranks),
             opts._timeout,
             opts.group_name,
-            *(said_by(opts) or self._said),
+            settings_of(opts) or self.settings,
         )
 
     @property

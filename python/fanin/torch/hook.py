@@ -3,18 +3,19 @@
 # No postponed annotations here: DDP compares the hook's annotations with the classes themselves.
 
 import weakref
-from typing import Any
+from dataclasses import replace
+from typing import Any, Unpack
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook as plain_hook
 
-from fanin._environment import Protocol, WireDtype
+from fanin._join import join
+from fanin._settings import Said, Settings
 from fanin.group import Group
-from fanin.group import connect as connect_group
 from fanin.torch.channel import Channel, serves
-from fanin.torch.membership import new_job, own_or
+from fanin.torch.membership import new_job
 
 _channels: weakref.WeakKeyDictionary[Group, Channel] = weakref.WeakKeyDictionary()
 
@@ -27,9 +28,8 @@ class HookState:
         model.register_comm_hook(HookState(), allreduce_hook)
 
     Collective: all ranks of `process_group` (None: the default group) make one, at the same place
-    in their program. `switch` is "host:port"; else the environment's FANIN_SWITCH, else that of
-    rank 0. `timeout` in seconds. `wire_dtype` and `protocol` as for `fanin.connect`. Raises
-    the errors of `fanin.errors`.
+    in their program. `timeout` in seconds. The others are settings, as for `fanin.torch.Options`.
+    Raises the errors of `fanin.errors`.
     """
 
     def __init__(
@@ -38,23 +38,16 @@ class HookState:
         process_group: dist.ProcessGroup | None = None,
         *,
         timeout: float = 300.0,
-        wire_dtype: WireDtype | None = None,
-        protocol: Protocol | None = None,
+        **settings: Unpack[Said],
     ) -> None:
         self.process_group = process_group
         rank, world_size = dist.get_rank(process_group), dist.get_world_size(process_group)
-        agreed: list[Any] = [new_job("ddp-hook", switch) if rank == 0 else None]
+        taken = Settings.of(switch, **settings)
+        agreed: list[Any] = [(new_job(taken.job, "ddp-hook"), taken.switch) if rank == 0 else None]
         dist.broadcast_object_list(agreed, group=process_group, group_src=0)
         job, root_switch = agreed[0]
-        self.group = connect_group(
-            switch or own_or(root_switch),
-            job=job,
-            rank=rank,
-            world_size=world_size,
-            timeout=timeout,
-            wire_dtype=wire_dtype,
-            protocol=protocol,
-        )
+        own = replace(taken, switch=taken.switch or root_switch)
+        self.group = Group(join(own, job, rank, world_size, timeout))
 
     def close(self) -> None:
         """Leaves the job. The hook must not be called afterwards. Idempotent."""

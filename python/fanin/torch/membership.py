@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import os
 import re
 import secrets
-from dataclasses import dataclass
+import sys
+from dataclasses import dataclass, replace
 from datetime import timedelta
-from functools import partial
+from pathlib import Path
 
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from fanin import _fanin
-from fanin._environment import (
-    SWITCH_VARIABLE,
-    Protocol,
-    WireDtype,
-    congestion_control,
-    pool_slots,
-    switch_address,
-    trace,
-)
+from fanin._join import join
+from fanin._settings import Settings
 from fanin.errors import JoinTimeout
 from fanin.torch import handshake
 
-# What is kept of a group's name in the job's, for people who read the switch's status.
-NAME_MAX = 24
+# What is kept of the job's name and of a group's: a name has 128 bytes on the switch.
+JOB_BYTES_MAX = 80
+GROUP_MAX = 24
+# torch's name of the default group.
+DEFAULT_GROUP = "0"
 
 
 @dataclass(frozen=True)
@@ -35,52 +31,49 @@ class Membership:
     job: str
     """Unique among all runs on all machines: it carries a random number of rank 0."""
     switch: str | None
-    """Rank 0's switch, None if it has none: for ranks whose environment names no other."""
+    """Rank 0's switch, None if it has none: for ranks that were told of none."""
     store: Store
     """A part of the group's store that no other attempt uses."""
 
     def connect(
-        self,
-        rank: int,
-        world_size: int,
-        timeout: float,
-        wire_dtype: WireDtype,
-        protocol: Protocol,
+        self, settings: Settings, rank: int, world_size: int, timeout: float
     ) -> _fanin.Client:
         """Join the job; blocks until all ranks have. Raises the errors of `fanin.errors`."""
-        switch = switch_address(own_or(self.switch))
-        return _fanin.Client(
-            switch,
-            self.job,
-            rank,
-            world_size,
-            timeout=timeout,
-            slots=pool_slots(),
-            wire_dtype=wire_dtype,
-            protocol=protocol,
-            congestion_control=congestion_control(),
-            trace=trace(rank),
-        )
+        # A rank's own switch first: it may reach it by another address than rank 0.
+        own = replace(settings, switch=settings.switch or self.switch)
+        return join(own, self.job, rank, world_size, timeout)
 
 
-def new_job(name: str, switch: str | None = None) -> tuple[str, str | None]:
-    """Decide, on rank 0: a job that no other run has, and its switch, if it knows one."""
-    kept = re.sub(r"[^A-Za-z0-9_.-]", "_", name)[:NAME_MAX]
-    return f"torch-{secrets.token_hex(8)}-{kept}", switch or os.environ.get(SWITCH_VARIABLE)
+def new_job(job: str | None, group: str) -> str:
+    """Return a name that no other run has for the job of a group: "train/group-1#5f0c9a3e".
+
+    `job` is the setting; without it the program's name is taken. `group` is the group's name.
+    """
+    name = (job or _program()).encode()[:JOB_BYTES_MAX].decode(errors="ignore")
+    kept = re.sub(r"[^A-Za-z0-9_.-]", "_", group)[:GROUP_MAX]
+    if re.fullmatch("[0-9a-f]+", kept):
+        kept = f"group-{kept[:8]}"  # a number, or a hash of the ranks
+    return f"{name}{'' if group == DEFAULT_GROUP else f'/{kept}'}#{secrets.token_hex(4)}"
 
 
-def own_or(switch_of_rank_0: str | None) -> str | None:
-    """Prefer a rank's own environment: it may reach the switch by another address."""
-    return os.environ.get(SWITCH_VARIABLE) or switch_of_rank_0
+def _program() -> str:
+    path = Path(sys.argv[0] if sys.argv else "")
+    name = path.parent.name if path.stem == "__main__" else path.stem
+    return name if name.isprintable() and name not in ("", "-c", "-m") else "python"
 
 
-def agree(store: Store, rank: int, world_size: int, group: str, timeout: timedelta) -> Membership:
+def agree(
+    store: Store, rank: int, world_size: int, group: str, timeout: timedelta, settings: Settings
+) -> Membership:
     """Rank 0 decides, all agree; returns once every rank of this attempt is there.
 
     Raises `fanin.errors.JoinTimeout` if some rank does not come in time.
     """
     waited = timeout.total_seconds()
-    decide = partial(new_job, group or "group")
+
+    def decide() -> tuple[str, str | None]:
+        return new_job(settings.job, group), settings.switch
+
     try:
         terms = handshake.agree(store, rank, world_size, decide, waited)
     except handshake.Absent as absent:

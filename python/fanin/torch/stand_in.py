@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from torch.distributed import distributed_c10d as c10d
 
-from fanin._environment import AS_VARIABLE, as_backend, switch_address
+from fanin._settings import AS_VARIABLE, as_backend
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Backend, ProcessGroup, _DistributedBackendOptions
@@ -54,11 +54,11 @@ def _create(options: _DistributedBackendOptions, backend_options: object | None)
     # Gloo ignores `pg_options` of every kind, so options that are not ours are not refused.
     ours = backend_options if isinstance(backend_options, Options) else None
     backend = create(options, ours)
-    _say_once(options)
+    _say_once(options, backend.settings.switch)
     return backend
 
 
-def _say_once(options: _DistributedBackendOptions) -> None:
+def _say_once(options: _DistributedBackendOptions, switch: str | None) -> None:
     """Tell whoever reads stderr, by rank 0 of the first group of more than one rank."""
     global _said
     if _said or options.group_size == 1:
@@ -66,7 +66,7 @@ def _say_once(options: _DistributedBackendOptions) -> None:
     _said = True
     if options.group_rank == 0:
         print(
-            f'fanin: the program asks for "gloo", and the switch at {switch_address()} sums its '
+            f'fanin: the program asks for "gloo", and the switch at {switch} sums its '
             f"gradients ({AS_VARIABLE}=gloo)",
             file=sys.stderr,
             flush=True,

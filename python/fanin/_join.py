@@ -1,0 +1,65 @@
+"""From settings to a membership: what `fanin.connect` and the torch backend share."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from fanin import _fanin
+from fanin._settings import Settings, variable
+from fanin.errors import SwitchUnreachable
+
+# torchrun's: unlike the rank in a job, it is another one in every process of a run.
+RANK_VARIABLE = "RANK"
+
+
+def join(settings: Settings, job: str, rank: int, world_size: int, timeout: float) -> _fanin.Client:
+    """Join `job`; blocks until all ranks have, `timeout` seconds at most.
+
+    Raises the errors of `fanin.errors`.
+    """
+    if settings.switch is None:
+        raise SwitchUnreachable(_no_switch())
+    return _fanin.Client(
+        settings.switch,
+        job,
+        rank,
+        world_size,
+        timeout=timeout,
+        slots=settings.slots,
+        wire_dtype=settings.wire_dtype,
+        protocol=settings.protocol,
+        congestion_control=settings.congestion_control,
+        trace=None if settings.trace is None else timeline(settings.trace, rank),
+        **_exact(settings),
+    )
+
+
+def _exact(settings: Settings) -> dict[str, Any]:
+    return {"exact": True} if settings.exact else {}
+
+
+def timeline(trace: str, rank: int) -> tuple[str, int]:
+    """Return the file of this process's timeline, and the rank that it has there.
+
+    Of DIR/NAME.json it is DIR/NAME.0.json and so on. The rank is torchrun's (RANK), so that the
+    processes of a run never share a file; without it, `rank`, that of the job.
+    """
+    launched = os.environ.get(RANK_VARIABLE, "")
+    number = int(launched) if launched.isdecimal() else rank
+    path = Path(trace).absolute()
+    return str(path.with_name(f"{path.stem}.{number}{path.suffix}")), number
+
+
+def _no_switch() -> str:
+    name = variable("switch")
+    ray = f'runtime_env={{"env_vars": {{"{name}": "HOST:PORT"}}}}'
+    return (
+        "no switch was named: start the program with `fanin run --nproc-per-node N ...` (which "
+        f"embeds one), or start one with `fanin switch` and set {name}=HOST:PORT on every rank, or "
+        'say switch="HOST:PORT" (fanin.connect, fanin.torch.Options, HookState). A launcher that '
+        "does not hand the environment on to its workers must be told to: "
+        + (f"Ray by {ray}" if "ray" in sys.modules else f"mpirun by -x {name}, Ray by {ray}")
+    )

@@ -1,0 +1,243 @@
+"""What a rank can be told about its job: one table of settings, and how one of them is chosen.
+
+`Settings` is the table. A field's name is the keyword argument (`fanin.connect`, `Options`,
+`HookState`); FANIN_ and the name in capitals is the environment variable; the name with dashes is
+the flag of `fanin run`. An argument goes before the environment, that before the default.
+"""
+
+# The fields below are made by `_row`, whose metadata nobody changes.
+# ruff: noqa: RUF009
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict, Unpack
+
+WireDtype: TypeAlias = Literal["int32", "bfloat16"]
+Protocol: TypeAlias = Literal["switchml", "atp"]
+
+SLOTS_MAX = 16384
+
+# No setting of a job: it is looked at before there is one.
+AS_VARIABLE = "FANIN_AS"
+
+
+class Said(TypedDict, total=False):
+    """The settings but `switch`, as keyword arguments: what is left out, or None, is not said."""
+
+    job: str | None
+    slots: int | None
+    wire_dtype: WireDtype | None
+    protocol: Protocol | None
+    exact: bool | None
+    congestion_control: bool | None
+    trace: str | os.PathLike[str] | None
+
+
+# Parsers take text without blanks around it. Their errors go on where "X is 'text': " ends.
+
+
+def _name(text: str) -> str:
+    if not text.isprintable() or not text:
+        raise ValueError("it must be a printable name")
+    return text
+
+
+def _one_of(*names: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in names:
+            raise ValueError(f"it must be {' or '.join(json.dumps(name) for name in names)}")
+        return text
+
+    return parse
+
+
+def _slots(text: str) -> int:
+    if not (text.isdecimal() and 1 <= int(text) <= SLOTS_MAX):
+        raise ValueError(f"it must be a number from 1 to {SLOTS_MAX}")
+    return int(text)
+
+
+def _yes(text: str) -> bool:
+    if text not in ("0", "1"):
+        raise ValueError("it must be 0 or 1")
+    return text == "1"
+
+
+def _address(text: str) -> str:
+    if not text:
+        raise ValueError("it must be the switch's HOST:PORT, such as 10.0.0.9:4800")
+    return text
+
+
+def _file(text: str) -> str:
+    if not text or text.endswith("/") or not Path(text).name or Path(text).is_dir():
+        raise ValueError("it must name a file, such as trace.json")
+    return text
+
+
+def _row(parse: Callable[[str], object], default: object, form: str, meaning: str) -> Any:
+    return field(default=default, metadata={"parse": parse, "form": form, "meaning": meaning})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What holds for one membership. Ranks of one job agree on all but `switch` and `trace`."""
+
+    switch: str | None = _row(_address, None, "HOST:PORT", "the switch that sums")
+    job: str | None = _row(
+        _name, None, "NAME", "the job's name, as status, metrics and logs show it"
+    )
+    slots: int | None = _row(
+        _slots, None, f"1..{SLOTS_MAX}", "slots in each of the switch's shards"
+    )
+    wire_dtype: WireDtype = _row(
+        _one_of("int32", "bfloat16"),
+        "int32",
+        "int32|bfloat16",
+        "how floats travel: bfloat16 is half the bytes, and eight significant bits",
+    )
+    protocol: Protocol = _row(
+        _one_of("switchml", "atp"),
+        "switchml",
+        "switchml|atp",
+        "how gradients are summed: in one switch, or with atp on the way to a server",
+    )
+    exact: bool = _row(
+        _yes,
+        False,
+        "0|1",
+        "large tensors as right as small ones: each element to its own magnitude, at a cost",
+    )
+    congestion_control: bool = _row(
+        _yes,
+        True,
+        "0|1",
+        "atp: send less when packets are lost; 0 where links lose them without being full",
+    )
+    trace: str | None = _row(
+        _file, None, "FILE", "a timeline of each rank, FILE with the rank before its suffix"
+    )
+
+    @classmethod
+    def of(cls, switch: str | None = None, **said: Unpack[Said]) -> Settings:
+        """Take what is said, then the environment, then the defaults.
+
+        Raises `ValueError`, which names the argument or the variable, for what is no such setting.
+        """
+        return cls._taken({"switch": switch, **said}, lambda name: name)
+
+    @classmethod
+    def of_flags(cls, flags: argparse.Namespace) -> Settings:
+        """As `of`, where the arguments are what `add_flags` read from a command line."""
+        said = {row.name: getattr(flags, row.name, None) for row in fields(cls)}
+        return cls._taken(said, flag)
+
+    @classmethod
+    def _taken(cls, said: Mapping[str, object], called: Callable[[str], str]) -> Settings:
+        choices = _choices(said, called)
+        return cls(**{c.name: _parsed(c) for c in choices if c.text is not None})
+
+    def encode(self) -> str:
+        """Return a text from which `decode` makes these settings again, on any machine."""
+        values = ((row.name, getattr(self, row.name)) for row in fields(self))
+        return json.dumps({name: _text(value) for name, value in values if value is not None})
+
+    @classmethod
+    def decode(cls, text: str) -> Settings:
+        """Return the settings of which `encode` made the text; reads no environment."""
+        texts: dict[str, str] = json.loads(text)
+        return cls(**{name: _parsed(Choice(name, text, name)) for name, text in texts.items()})
+
+
+class Choice(NamedTuple):
+    """Who decided about a setting."""
+
+    name: str
+    text: str | None
+    """None: it has its default."""
+    source: str
+    """The argument, the flag, or the variable; "default"."""
+
+
+def variable(name: str) -> str:
+    """Return the environment variable of a setting."""
+    return f"FANIN_{name.upper()}"
+
+
+def flag(name: str) -> str:
+    """Return the flag of a setting."""
+    return f"--{name.replace('_', '-')}"
+
+
+def add_flags(parser: argparse._ActionsContainer, *names: str) -> None:
+    """Give a command the settings, or those of the names, as flags; None where not given."""
+    for row in fields(Settings):
+        if names and row.name not in names:
+            continue
+        usual = "" if row.default is None else f", else {_text(row.default)}"
+        form: dict[str, Any] = {"metavar": row.metadata["form"]}
+        if isinstance(row.default, bool):
+            form = {"action": argparse.BooleanOptionalAction}
+        parser.add_argument(
+            flag(row.name),
+            default=None,
+            help=f"{row.metadata['meaning']} (default: ${variable(row.name)}{usual})",
+            **form,
+        )
+
+
+def exported(flags: argparse.Namespace) -> dict[str, str]:
+    """Return the flags that were given as environment variables, for the ranks to inherit."""
+    said = ((row.name, getattr(flags, row.name)) for row in fields(Settings))
+    return {variable(name): _text(value) for name, value in said if value is not None}
+
+
+def _choices(said: Mapping[str, object], called: Callable[[str], str]) -> Iterator[Choice]:
+    unknown = said.keys() - {row.name for row in fields(Settings)}
+    if unknown:
+        raise TypeError(f"there is no setting {min(unknown)!r}")
+    for row in fields(Settings):
+        name, value = row.name, said.get(row.name)
+        if value is not None:
+            yield Choice(name, _text(value), called(name))
+        elif text := os.environ.get(variable(name), "").strip():
+            yield Choice(name, text, variable(name))
+        else:
+            yield Choice(name, None, "default")
+
+
+def _parsed(choice: Choice) -> Any:
+    (parse,) = (row.metadata["parse"] for row in fields(Settings) if row.name == choice.name)
+    try:
+        return parse(choice.text)
+    except ValueError as error:
+        raise ValueError(f"{choice.source} is {choice.text!r}: {error}") from None
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bool):
+        return str(int(value))
+    return str(value).strip()
+
+
+def as_backend(explicit: str | None = None) -> Literal["gloo"] | None:
+    """Return the backend of torch whose groups fanin makes in its place; None for no backend.
+
+    Raises `ValueError` when the argument or FANIN_AS is a backend that fanin cannot stand in for.
+    """
+    text = os.environ.get(AS_VARIABLE, "").strip() or None if explicit is None else explicit
+    if text is None:
+        return None
+    if text == "gloo":
+        return "gloo"
+    name = AS_VARIABLE if explicit is None else "--as"
+    raise ValueError(
+        f'{name} is {text!r}: only "gloo" is possible, as fanin does all that Gloo does; a program '
+        'that asks for another backend can ask for "fanin" itself'
+    )

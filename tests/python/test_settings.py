@@ -1,0 +1,231 @@
+"""One table of settings, and everybody who takes them: arguments, flags, environment."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import os
+import re
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Unpack
+
+import fanin
+import fanin.torch
+import pytest
+import torch
+import torch.distributed as dist
+from conftest import Launch
+from fanin import _settings
+from fanin._settings import Settings, flag, variable
+from fanin.torch.membership import new_job
+from fanin.torch.options import settings_of
+from ranks import DEADLINE, Me
+from torch._C import _distributed_c10d as c10d
+
+DOCS = Path(__file__).parents[2] / "docs" / "settings.md"
+NAMES = [row.name for row in fields(Settings)]
+
+# Of each setting a value that is not its default.
+OTHER: dict[str, Any] = {
+    "switch": "10.0.0.9:4800",
+    "job": "gpt",
+    "slots": 17,
+    "wire_dtype": "bfloat16",
+    "protocol": "atp",
+    "exact": True,
+    "congestion_control": False,
+    "trace": "trace.json",
+}
+# And text that none of them may have.
+WRONG: dict[str, Any] = {
+    "switch": "",
+    "job": "a\nb",
+    "slots": "many",
+    "wire_dtype": "fp8",
+    "protocol": "tcp",
+    "exact": "yes",
+    "congestion_control": "off",
+    "trace": "/",
+}
+
+
+@pytest.fixture(autouse=True)
+def nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in NAMES:
+        monkeypatch.delenv(variable(name), raising=False)
+
+
+def text(value: Any) -> str:
+    return str(int(value)) if isinstance(value, bool) else str(value)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_argument_goes_before_the_environment_and_that_before_the_default(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    default = getattr(Settings(), name)
+    assert getattr(Settings.of(), name) == default
+    for blank in ("", "  "):
+        monkeypatch.setenv(variable(name), blank)
+        assert getattr(Settings.of(), name) == default
+    monkeypatch.setenv(variable(name), f" {text(OTHER[name])}\t")
+    assert getattr(Settings.of(), name) == OTHER[name]
+    if default is not None:
+        assert getattr(Settings.of(**{name: default}), name) == default
+    else:
+        monkeypatch.setenv(variable(name), WRONG[name])
+        assert getattr(Settings.of(**{name: OTHER[name]}), name) == OTHER[name]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_wrong_is_refused_with_where_it_was_said(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ValueError, match=f"^{name} is .*: it must "):
+        Settings.of(**{name: WRONG[name]})
+    if WRONG[name]:
+        monkeypatch.setenv(variable(name), WRONG[name])
+        with pytest.raises(ValueError, match=f"^{variable(name)} is .*: it must "):
+            Settings.of()
+
+
+def test_a_setting_that_is_none_is_refused() -> None:
+    with pytest.raises(TypeError, match="no setting 'slot'"):
+        Settings.of(slot=1)  # type: ignore[call-arg]
+
+
+def test_options_survive_as_text() -> None:
+    settings = Settings.of(**OTHER)
+    assert all(getattr(settings, name) != getattr(Settings(), name) for name in NAMES)
+    assert Settings.decode(settings.encode()) == settings
+    assert Settings.decode(Settings().encode()) == Settings()
+    copy = c10d.Backend.Options(fanin.torch.Options(**OTHER).backend)
+    assert settings_of(copy) == settings
+    assert settings_of(c10d.Backend.Options("gloo")) is None
+
+
+def test_connect_options_and_hook_take_every_setting() -> None:
+    said = set(_settings.Said.__annotations__) | {"switch"}
+    assert said == set(NAMES) == set(OTHER)
+    for takes in (fanin.connect, fanin.torch.Options, fanin.torch.HookState):
+        parameters = inspect.signature(takes).parameters
+        assert "switch" in parameters
+        (rest,) = (p for p in parameters.values() if p.kind is p.VAR_KEYWORD)
+        assert rest.annotation in ("Unpack[Said]", Unpack[_settings.Said])
+
+
+SHOW = """
+import os
+print({n: v for n, v in os.environ.items() if n.startswith("FANIN_")})
+"""
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "fanin", "run", *arguments]
+    return subprocess.run(command, timeout=DEADLINE, check=False, capture_output=True, text=True)
+
+
+def test_run_takes_every_setting_and_hands_it_on(tmp_path: Path) -> None:
+    (tmp_path / "show.py").write_text(SHOW)
+    flags = []
+    for name in NAMES:
+        if isinstance(OTHER[name], bool):
+            flags.append(flag(name) if OTHER[name] else flag(name).replace("--", "--no-"))
+        else:
+            flags += [flag(name), text(OTHER[name])]
+    done = run(*flags, "--nproc-per-node", "1", str(tmp_path / "show.py"))
+    assert done.returncode == 0, done.stderr
+    assert ast.literal_eval(done.stdout) == {variable(name): text(OTHER[name]) for name in NAMES}
+
+
+def test_run_refuses_what_is_wrong_with_where_it_was_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done = run("--wire-dtype", "fp8", "train.py")
+    assert done.returncode == 2
+    assert "--wire-dtype is 'fp8': it must be" in done.stderr
+    monkeypatch.setenv("FANIN_SLOTS", "0")
+    assert "FANIN_SLOTS is '0': it must be a number from 1 to" in run("train.py").stderr
+
+
+def test_the_manual_lists_every_setting_with_its_default_and_its_meaning() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| (.*?) \| (.*?) ?\| (.*) \|$", DOCS.read_text(), re.M)
+    table = {name: rest for name, *rest in rows}
+    assert list(table) == NAMES
+    for row in fields(Settings):
+        form, default, meaning = table[row.name]
+        assert form == row.metadata["form"].replace("|", ", ")
+        assert row.default is None or default == text(row.default)
+        assert meaning.startswith(row.metadata["meaning"])
+
+
+def test_a_missing_switch_names_every_place_where_it_can_be_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for _ in range(2):
+        with pytest.raises(fanin.errors.SwitchUnreachable) as caught:
+            fanin.connect(job="nowhere", rank=0, world_size=1)
+        for place in (
+            "fanin run",
+            "FANIN_SWITCH=HOST:PORT",
+            'switch="HOST:PORT"',
+            'runtime_env={"env_vars": {"FANIN_SWITCH": "HOST:PORT"}}',
+        ):
+            assert place in str(caught.value)
+        monkeypatch.setitem(sys.modules, "ray", None)
+
+
+def test_connect_without_a_job_says_where_to_name_it(switch: str) -> None:
+    with pytest.raises(ValueError, match="FANIN_JOB"):
+        fanin.connect(switch, rank=0, world_size=1)
+
+
+def test_a_job_has_a_name_that_people_know_and_no_other_run_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["/home/me/train.py"])
+    assert re.fullmatch(r"gpt#[0-9a-f]{8}", new_job("gpt", "0"))
+    assert re.fullmatch(r"train#[0-9a-f]{8}", new_job(None, "0"))
+    assert re.fullmatch(r"gpt/group-1#[0-9a-f]{8}", new_job("gpt", "1"))
+    assert re.fullmatch(r"gpt/ddp-hook#[0-9a-f]{8}", new_job("gpt", "ddp-hook"))
+    assert len({new_job("gpt", "0") for _ in range(100)}) == 100
+    for program, name in (("-c", "python"), ("/x/tool/__main__.py", "tool"), ("", "python")):
+        monkeypatch.setattr(sys, "argv", [program])
+        assert new_job(None, "0").startswith(f"{name}#")
+    longest = new_job("ü" * 100, "f" * 100)
+    assert len(longest.encode()) <= 128
+    assert longest.endswith(longest[-9:])
+
+
+def names(me: Me) -> list[str]:
+    """The job's names of a default group, a further one and a split one, as each rank has them."""
+    os.environ["FANIN_JOB"] = "gpt"
+    me.init(pg_options=fanin.torch.Options(switch=me.switch, job="bert"))
+    further: Any = dist.new_group()
+    split: Any = dist.split_group(None, [[0, 1]])
+    groups: list[Any] = [dist.group.WORLD, further, split]
+    backends = [group._get_backend(torch.device("cpu")) for group in groups]
+    return [backend._channel._client.job for backend in backends]
+
+
+def test_the_switch_shows_the_jobs_name(launch: Launch) -> None:
+    first, second = launch(names, 2).results()
+    assert first == second
+    for name, shape in zip(first, ("bert", "gpt/group-1", "bert/group-[0-9a-f]{8}"), strict=True):
+        assert re.fullmatch(f"{shape}#[0-9a-f]{{8}}", name)
+
+
+def by_option(me: Me) -> float:
+    """All-reduces with a switch that the environment does not name."""
+    del os.environ["FANIN_SWITCH"]
+    me.init(pg_options=fanin.torch.Options(switch=me.switch))
+    tensor = torch.ones(4)
+    dist.all_reduce(tensor)
+    return float(tensor.sum())
+
+
+def test_options_name_the_switch(launch: Launch) -> None:
+    assert launch(by_option, 2).results() == [8.0, 8.0]
