@@ -8,7 +8,7 @@ use std::time::Duration;
 use fanin_protocol::atp::{
     AtpJobConfig, AtpServer, AtpSwitch, AtpSwitchConfig, Hashing, Overflow, Scaling, ServerJob, SwitchRoute,
 };
-use fanin_protocol::{Endpoint, Instant, Verdict};
+use fanin_protocol::{Endpoint, Instant, Summer, Verdict};
 use fanin_wire::{
     AbortReason, Collective, Directions, Dtype, Flags, Generation, GradientHeader, GradientPacket, JobId,
     Kind, Op, Preamble, ShardId, WireDtype, WorkerId, fragment_packet_bytes,

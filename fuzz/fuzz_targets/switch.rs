@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use fanin_protocol::switchml::{JobConfig, Switch};
-use fanin_protocol::{Endpoint, Instant, Verdict};
+use fanin_protocol::{Endpoint, Instant, Summer, Verdict};
 use fanin_wire::{Generation, JobId, MAGIC, ShardId, VERSION, WireDtype};
 use libfuzzer_sys::fuzz_target;
 
@@ -18,7 +18,7 @@ static COUNTED: AtomicU64 = AtomicU64::new(0);
 fuzz_target!(|bytes: &[u8]| {
     let mut switch: Switch<u8> = Switch::new(ShardId(0));
     for (id, resumed, wire_dtype) in [(1, false, WireDtype::Int32), (2, true, WireDtype::Bfloat16)] {
-        switch.add_job(JobConfig {
+        let config = JobConfig {
             id: JobId(id),
             generation: Generation(0),
             workers: WORKERS,
@@ -27,7 +27,8 @@ fuzz_target!(|bytes: &[u8]| {
             wire_dtype,
             shard: ShardId(0),
             resumed,
-        });
+        };
+        switch.add_job(config).expect("within its limits");
     }
     let mut train = vec![0; 65536];
     let mut packet = vec![0; 32 + 4 + 1024];

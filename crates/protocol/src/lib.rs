@@ -20,7 +20,7 @@ pub mod switchml;
 mod transport;
 
 pub use machine::{
-    Elements, Endpoint, Instant, Reason, Tensor, TensorTimes, Transmit, Verdict, WorkerEvent,
-    WorkerStatistics,
+    Elements, Endpoint, Instant, JobAborted, JobProgress, Reason, Received, Summer, Tensor, TensorTimes,
+    Transmit, Verdict, WorkerEvent, WorkerStatistics,
 };
 pub use transport::RetransmissionConfig;

@@ -8,7 +8,7 @@ use fanin_protocol::atp::{
     AtpJobConfig, AtpServer, AtpSwitch, AtpSwitchConfig, AtpWorker, Hashing, Overflow, Scaling, ServerJob,
     SwitchRoute,
 };
-use fanin_protocol::{Elements, Endpoint, Instant, RetransmissionConfig, Tensor};
+use fanin_protocol::{Elements, Endpoint, Instant, RetransmissionConfig, Summer, Tensor};
 use fanin_wire::{Directions, Generation, JobId, Op};
 
 struct Counting;

@@ -11,7 +11,7 @@ use fanin_protocol::atp::{
     AtpJobConfig, AtpServer, AtpSwitch, AtpSwitchConfig, AtpWorker, Hashing, Overflow, Scaling, ServerJob,
     SwitchRoute,
 };
-use fanin_protocol::{Elements, Endpoint, Instant, RetransmissionConfig, Tensor, WorkerEvent};
+use fanin_protocol::{Elements, Endpoint, Instant, RetransmissionConfig, Summer, Tensor, WorkerEvent};
 use fanin_wire::{Directions, Generation, JobId, Op};
 
 const ELEMENTS: usize = 64;

@@ -191,7 +191,7 @@ impl Client {
         });
         let counters = PyDict::new(py);
         counters.set_item("packets_sent", statistics.packets_sent)?;
-        counters.set_item("packets_received", statistics.packets_received)?;
+        counters.set_item("packets_received", statistics.received.packets)?;
         counters.set_item("retransmissions", statistics.retransmissions)?;
         counters.set_item("smoothed_rtt_ns", statistics.smoothed_rtt.as_nanos())?;
         counters.set_item("completed", statistics.completed)?;
@@ -201,7 +201,10 @@ impl Client {
         counters.set_item("sleeps", io.sleeps)?;
         counters.set_item("outstanding", outstanding)?;
         for reason in Reason::ALL {
-            counters.set_item(format!("dropped_{}", reason.name()), statistics.dropped[reason as usize])?;
+            counters.set_item(
+                format!("dropped_{}", reason.name()),
+                statistics.received.dropped[reason as usize],
+            )?;
         }
         Ok(counters)
     }

@@ -6,8 +6,10 @@ use fanin_protocol::control::{
     Admission, Command, HeartbeatReply, JoinDecision, JoinRequest, Protocol, Refusal, Registry,
     RegistryConfig, Resume, Ticket,
 };
-use fanin_protocol::switchml::{Switch, SwitchEvent, Worker};
-use fanin_protocol::{Endpoint, Instant, RetransmissionConfig, Transmit, Verdict, WorkerEvent};
+use fanin_protocol::switchml::{Switch, Worker};
+use fanin_protocol::{
+    Endpoint, Instant, JobAborted, RetransmissionConfig, Summer, Transmit, Verdict, WorkerEvent,
+};
 use fanin_wire::{AbortReason, Generation, JobId, ShardId, WorkerId};
 use oorandom::Rand64;
 
@@ -414,7 +416,7 @@ impl<'a> World<'a> {
 
     fn admit(&mut self, tickets: &[Ticket], admission: &Admission) {
         if let Some((switch, _)) = &mut self.switch {
-            switch.add_job(admission.job_config());
+            switch.add_job(admission.job_config()).expect("an admission is within its limits");
         }
         self.resumptions += u64::from(admission.resumed);
         for (ticket, worker) in std::mem::take(&mut self.waiting) {
@@ -589,7 +591,7 @@ impl<'a> World<'a> {
         if answers > handled.min(4 * slots) + usize::from(self.scenario.workers) {
             return Err(Violation::Unbounded { what: "switch's answers", size: answers });
         }
-        while let Some(SwitchEvent::Aborted { job, reason }) = switch.poll_event() {
+        while let Some(JobAborted { job, reason }) = switch.poll_event() {
             registry.aborted(now, job, reason);
         }
         Ok(())

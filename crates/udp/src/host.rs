@@ -1,4 +1,4 @@
-//! A machine with a socket and a thread of its own, and an owner who asks it things.
+//! Machines that serve one port, each with a socket and a thread of its own, and an owner who asks them things.
 
 use crate::io_loop::{self, Shard};
 use crate::mailbox::{Post, mailbox};
@@ -13,75 +13,120 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 
-type Question<M> = Box<dyn FnOnce(&mut M, IoStatistics) + Send>;
-
-enum Command<M> {
-    Ask(Question<M>),
-    Stop,
-}
-
-/// A machine that serves one port from one thread. Dropping it stops and joins the thread.
-pub(crate) struct Host<M: Endpoint> {
+/// The shards of a machine, all on one port: each a thread. Dropping it stops and joins the threads; its peers are not told.
+pub struct Host<M: Endpoint> {
     address: SocketAddr,
     receive_buffer_bytes: usize,
-    post: Post<Command<M>>,
-    thread: Option<JoinHandle<()>>,
+    shards: Vec<Running<M>>,
     events: Mutex<Option<Receiver<M::Event>>>,
+}
+
+struct Running<M> {
+    post: Post<Command<M>>,
+    thread: JoinHandle<()>,
+}
+
+enum Command<M> {
+    Ask(Box<dyn FnOnce(&mut M, IoStatistics) + Send>),
+    Stop,
 }
 
 impl<M> Host<M>
 where
     M: Endpoint<Address = Peer, Event: Send + 'static> + Send + 'static,
 {
-    /// Binds the socket and starts the thread.
-    pub(crate) fn bind(listen: SocketAddr, name: &str, machine: M) -> io::Result<Self> {
-        let (sockets, address) = bind(listen, 1)?;
-        let socket = sockets.into_iter().next().ok_or(io::ErrorKind::NotConnected)?;
-        let receive_buffer_bytes = receive_buffer_bytes(&socket)?;
-        let socket = TrainSocket::new(socket, Offload::Detect)?;
-        let (post, mailbox) = mailbox()?;
-        let (sender, receiver) = mpsc::channel();
-        let shard = HostShard { machine, events: sender };
-        let thread =
-            thread::Builder::new().name(name.into()).spawn(move || io_loop::run(shard, socket, &mailbox))?;
-        let events = Mutex::new(Some(receiver));
-        Ok(Self { address, receive_buffer_bytes, post, thread: Some(thread), events })
+    /// Binds a socket for each of the machines, which are the shards in order, and starts their threads.
+    pub(crate) fn start(
+        listen: SocketAddr,
+        name: &str,
+        machines: impl IntoIterator<Item = M>,
+        offload: Offload,
+    ) -> io::Result<Self> {
+        let machines = Vec::from_iter(machines);
+        let (sockets, address) = bind(listen, machines.len())?;
+        let granted = sockets.iter().map(receive_buffer_bytes).collect::<io::Result<Vec<_>>>()?;
+        let (events, receiver) = mpsc::channel();
+        let mut host = Self {
+            address,
+            receive_buffer_bytes: granted.into_iter().min().unwrap_or(0),
+            shards: Vec::with_capacity(machines.len()),
+            events: Mutex::new(Some(receiver)),
+        };
+        for (index, (machine, socket)) in machines.into_iter().zip(sockets).enumerate() {
+            let socket = TrainSocket::new(socket, offload)?;
+            let (post, mailbox) = mailbox()?;
+            let shard = HostShard { machine, events: events.clone() };
+            let thread = thread::Builder::new().name(format!("{name}-{index}"));
+            let thread = thread.spawn(move || io_loop::run(shard, socket, &mailbox))?;
+            host.shards.push(Running { post, thread });
+        }
+        Ok(host)
     }
 
-    pub(crate) const fn local_addr(&self) -> SocketAddr {
+    /// Where it listens.
+    #[must_use]
+    pub const fn local_addr(&self) -> SocketAddr {
         self.address
     }
 
-    /// Receive buffer that the kernel granted, in bytes.
-    pub(crate) const fn receive_buffer_bytes(&self) -> usize {
+    /// Number of shards.
+    #[must_use]
+    pub const fn shards(&self) -> usize {
+        self.shards.len()
+    }
+
+    /// Receive buffer that the kernel granted each shard, in bytes. What comes from all peers at once must fit.
+    #[must_use]
+    pub const fn receive_buffer_bytes(&self) -> usize {
         self.receive_buffer_bytes
     }
 
-    /// What the machine's thread makes of the question; `None` when it has ended.
-    pub(crate) fn ask<R: Send + 'static>(
+    /// What each shard's thread makes of the question, in the order of the shards; `None` from one that has ended.
+    pub fn ask_all<R: Send + 'static>(
         &self,
-        question: impl FnOnce(&mut M, IoStatistics) -> R + Send + 'static,
-    ) -> Option<R> {
-        self.post.ask(|reply| {
-            Command::Ask(Box::new(move |machine: &mut M, io| {
+        question: impl Fn(&mut M, IoStatistics) -> R + Clone + Send + 'static,
+    ) -> Vec<Option<R>> {
+        let asked = self.shards.iter().map(|shard| {
+            let question = question.clone();
+            let (reply, answer) = mpsc::sync_channel(1);
+            let ask = move |machine: &mut M, io| {
                 // Fails when nobody waits for it any more; that is no concern of the machine's.
                 let _ = reply.send(question(machine, io));
-            }))
-        })
+            };
+            shard.post.send(Command::Ask(Box::new(ask))).is_ok().then_some(answer)
+        });
+        // All of them are at it before the first is waited for.
+        let asked: Vec<_> = asked.collect();
+        asked.into_iter().map(|answer| answer?.recv().ok()).collect()
     }
 
-    /// What the machine tells. The first call takes the receiver.
-    pub(crate) fn events(&self) -> Option<Receiver<M::Event>> {
+    /// What the machines tell. The first call takes the receiver.
+    #[must_use]
+    pub fn events(&self) -> Option<Receiver<M::Event>> {
         self.events.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// The name of a thread that has ended, though nobody stopped it: it panicked, and nothing is summed there any more.
+    #[must_use]
+    pub fn ended_thread(&self) -> Option<&str> {
+        let ended = self.shards.iter().find(|shard| shard.thread.is_finished())?;
+        ended.thread.thread().name()
+    }
+
+    /// Stops and joins the threads, and frees the port.
+    pub fn shutdown(self) {
+        drop(self);
     }
 }
 
 impl<M: Endpoint> Drop for Host<M> {
     fn drop(&mut self) {
-        let _ = self.post.send(Command::Stop);
-        if let Some(thread) = self.thread.take() {
+        for shard in &self.shards {
+            let _ = shard.post.send(Command::Stop);
+        }
+        for shard in self.shards.drain(..) {
             // A thread that panicked has said so on standard error.
-            let _ = thread.join();
+            let _ = shard.thread.join();
         }
     }
 }
@@ -90,6 +135,14 @@ impl<M: Endpoint> std::fmt::Debug for Host<M> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Host").field("address", &self.address).finish_non_exhaustive()
     }
+}
+
+pub(crate) fn stopped() -> io::Error {
+    io::Error::other("the data path has stopped")
+}
+
+pub(crate) fn invalid(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, error)
 }
 
 struct HostShard<M: Endpoint> {
@@ -116,5 +169,32 @@ impl<M: Endpoint<Address = Peer>> Shard for HostShard<M> {
     fn event(&mut self, event: M::Event) {
         // Nobody need listen.
         let _ = self.events.send(event);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{SwitchConfig, SwitchDriver};
+    use std::net::{Ipv4Addr, SocketAddr};
+
+    #[test]
+    fn a_thread_that_panics_is_named_and_the_others_go_on() {
+        let listen = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        let switch = SwitchDriver::bind(SwitchConfig { listen, shards: 2 }).unwrap();
+        assert_eq!(switch.ended_thread(), None);
+        let here = |_: &mut _, _| std::thread::current().name().map(str::to_owned);
+        let names = switch.ask_all(here);
+        assert_eq!(names, ["fanin-switch-0", "fanin-switch-1"].map(|name| Some(Some(name.to_owned()))));
+        let answers = switch.ask_all(|_, _| {
+            let name = std::thread::current().name().map(str::to_owned);
+            assert_ne!(name.as_deref(), Some("fanin-switch-1"), "on purpose");
+        });
+        assert_eq!(answers, [Some(()), None]);
+        // Its mailbox goes first, then the thread.
+        while switch.ended_thread().is_none() {
+            std::thread::yield_now();
+        }
+        assert_eq!(switch.ended_thread(), Some("fanin-switch-1"));
+        assert_eq!(switch.ask_all(|_, _| ()), [Some(()), None]);
     }
 }

@@ -40,7 +40,7 @@ pub enum Offload {
 
 /// A peer of a socket: the same one, whichever of our addresses it speaks to.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Peer {
+pub struct Peer {
     pub(crate) remote: SocketAddr,
     /// Our address that the peer spoke to, where the socket has several: an answer from another one would not be heard by a
     /// connected peer.

@@ -316,11 +316,8 @@ fn parts(elements: usize, chunk: usize, shards: usize, piece_max: usize) -> impl
 
 fn add_statistics(mut sum: WorkerStatistics, shard: WorkerStatistics) -> WorkerStatistics {
     sum.packets_sent += shard.packets_sent;
-    sum.packets_received += shard.packets_received;
+    sum.received += shard.received;
     sum.retransmissions += shard.retransmissions;
-    for (sum, shard) in sum.dropped.iter_mut().zip(shard.dropped) {
-        *sum += shard;
-    }
     sum.smoothed_rtt = sum.smoothed_rtt.max(shard.smoothed_rtt);
     sum.completed = sum.completed.min(shard.completed);
     sum

@@ -3,7 +3,7 @@
 mod common;
 
 use common::{Cluster, finished};
-use fanin_protocol::Reason;
+use fanin_protocol::{JobAborted, Reason};
 use fanin_udp::{Clock, Failure, Offload, RawTensor};
 use fanin_wire::{AbortReason, Dtype, Kind, Op, SHARD_OFFSET, WorkerId, packet_bytes};
 use std::net::UdpSocket;
@@ -183,7 +183,7 @@ fn garbage_at_both_ends_is_dropped_by_reason_and_changes_no_sum() {
     });
     for reason in [Reason::Malformed, Reason::UnknownJob, Reason::OutOfRange] {
         // Some may still be in the socket.
-        while cluster.switch.statistics().dropped[reason as usize] == 0 {
+        while cluster.switch.received().dropped[reason as usize] == 0 {
             std::thread::yield_now();
         }
     }
@@ -202,8 +202,8 @@ fn garbage_from_the_switch_itself_is_dropped_by_the_worker() {
         switch.send_to(&[0xff; 300], from).unwrap();
         switch.send_to(&[], from).unwrap();
     }
-    while worker.statistics().dropped[Reason::Malformed as usize] < 10
-        || worker.statistics().dropped[Reason::Unexpected as usize] < 10
+    while worker.statistics().received.dropped[Reason::Malformed as usize] < 10
+        || worker.statistics().received.dropped[Reason::Unexpected as usize] < 10
     {
         std::thread::yield_now();
     }
@@ -232,7 +232,7 @@ fn a_switch_that_stops_at_once_still_sends_its_abort() {
     let mut tensor = vec![1i32; 1000];
     let wait = common::submit(&workers[0], &mut tensor, Dtype::Int32, Op::Sum);
     // It knows only the address of those that it heard.
-    while switch.statistics().absorb < 4 {
+    while switch.received().absorb < 4 {
         std::thread::yield_now();
     }
     switch.abort_job(job.id, AbortReason::SwitchStopped);
@@ -251,7 +251,7 @@ fn unlike_tensors_end_the_job_naming_both_workers_and_the_owner_hears_of_it() {
     for wait in [wait_a, wait_b] {
         assert!(matches!(finished(&wait), Err(Failure::Aborted(AbortReason::Mismatch { .. }))));
     }
-    let (job, reason) = events.recv().unwrap();
+    let JobAborted { job, reason } = events.recv().unwrap();
     assert_eq!(job, cluster.job.id);
     assert!(matches!(reason, AbortReason::Mismatch { .. }));
 }
@@ -276,7 +276,7 @@ fn no_memory_is_touched_after_done_was_called() {
         packet[3] = Kind::Result as u8;
         switch.send_to(&packet, from).unwrap();
     }
-    while worker.statistics().dropped[Reason::Aborted as usize] < 16 {
+    while worker.statistics().received.dropped[Reason::Aborted as usize] < 16 {
         std::thread::yield_now();
     }
     assert_eq!(tensor, vec![-1; 100_000]);

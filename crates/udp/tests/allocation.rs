@@ -39,11 +39,11 @@ fn an_all_reduce_of_thousands_of_packets_allocates_no_more_than_a_small_one() {
         let mut tensors = vec![vec![0.5f32; 1 << 20]; 2];
         // Queues grow to their size.
         cluster.all_reduce(&mut tensors, Dtype::Float32, Op::Sum);
-        let packets = cluster.switch.statistics().packets_received;
+        let packets = cluster.switch.received().packets;
         let before = ALLOCATIONS.load(Ordering::Relaxed);
         cluster.all_reduce(&mut tensors, Dtype::Float32, Op::Sum);
         let allocations = ALLOCATIONS.load(Ordering::Relaxed) - before;
-        assert!(cluster.switch.statistics().packets_received - packets > 4096);
+        assert!(cluster.switch.received().packets - packets > 4096);
         assert!(allocations < PER_ALL_REDUCE_MAX, "{allocations}");
     }
 }

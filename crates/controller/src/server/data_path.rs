@@ -2,194 +2,112 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::mpsc::Receiver;
-use std::time::Duration;
 
-use fanin_protocol::Reason;
-use fanin_protocol::atp::{AtpServerEvent, Hashing, ServerJob};
+use fanin_protocol::atp::{Hashing, ServerJob};
 use fanin_protocol::control::{Admission, Protocol};
-use fanin_udp::{AtpServerDriver, IoStatistics, SwitchConfig, SwitchDriver};
+use fanin_protocol::switchml::JobConfig;
+use fanin_protocol::{JobAborted, JobProgress, Received, Summer};
+use fanin_udp::{AtpServerDriver, Host, IoStatistics, Peer, SwitchConfig, SwitchDriver};
 use fanin_wire::{AbortReason, JobId};
 
 use crate::convert::atp_job;
 
-/// A data path of either protocol.
-#[derive(Debug)]
-pub(super) enum DataPath {
-    SwitchMl(SwitchDriver),
-    Atp(AtpServerDriver),
-}
-
-/// How far a job is.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Progress {
-    /// Slots, or ATP's fragments, that gather contributions now.
-    pub in_use: u32,
-    /// For each rank, how many of them wait for it.
-    pub waiting_for: Vec<u32>,
-    /// For each rank, how much later than the first its contributions came; ATP, whose switches mix them, does not know.
-    pub lateness: Vec<Duration>,
-    /// Sums completed.
-    pub completed: u64,
-    /// Contributions that came again.
-    pub retransmitted: u64,
-    /// ATP: packets that the server had to add up itself.
-    pub aggregations: u64,
-    /// ATP: fragments that found an aggregator taken.
-    pub collisions: u64,
-}
-
-/// Packets received, by what became of them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Packets {
-    pub absorb: u64,
-    pub multicast: u64,
-    pub reply_unicast: u64,
-    pub dropped: [u64; Reason::ALL.len()],
-}
-
-/// Takes the next job that the data path ended, and why.
-pub(super) type Ended = Box<dyn FnMut() -> Option<(JobId, AbortReason)> + Send>;
-
-impl DataPath {
-    pub fn bind(listen: SocketAddr, protocol: Protocol, shards: usize) -> io::Result<Self> {
-        match protocol {
-            Protocol::SwitchMl => SwitchDriver::bind(SwitchConfig { listen, shards }).map(Self::SwitchMl),
-            Protocol::Atp => AtpServerDriver::bind(listen).map(Self::Atp),
-        }
-    }
-
-    pub const fn local_addr(&self) -> SocketAddr {
-        match self {
-            Self::SwitchMl(driver) => driver.local_addr(),
-            Self::Atp(driver) => driver.local_addr(),
-        }
-    }
-
-    pub const fn shards(&self) -> usize {
-        match self {
-            Self::SwitchMl(driver) => driver.shards(),
-            Self::Atp(_) => 1,
-        }
-    }
-
-    pub const fn receive_buffer_bytes(&self) -> usize {
-        match self {
-            Self::SwitchMl(driver) => driver.receive_buffer_bytes(),
-            Self::Atp(driver) => driver.receive_buffer_bytes(),
-        }
-    }
-
-    /// The first call gets what happens; later ones nothing.
-    pub fn ended(&self) -> Ended {
-        match self {
-            Self::SwitchMl(driver) => next_of(driver.events(), |event| event),
-            Self::Atp(driver) => next_of(driver.events(), |event| match event {
-                AtpServerEvent::Aborted { job, reason, .. } => (job, reason),
-            }),
-        }
-    }
-
+/// The host of a machine that sums, whatever the protocol. See [`Host`].
+pub(super) trait DataPath: std::fmt::Debug + Send + Sync {
+    fn local_addr(&self) -> SocketAddr;
+    fn shards(&self) -> usize;
+    fn receive_buffer_bytes(&self) -> usize;
+    fn events(&self) -> Option<Receiver<JobAborted>>;
     /// Makes room for an admitted job.
-    pub fn add_job(&self, admission: &Admission) -> io::Result<()> {
-        match self {
-            Self::SwitchMl(driver) => driver.add_job(admission.job_config()),
-            Self::Atp(driver) => {
-                let hierarchy = admission.hierarchy.as_ref().ok_or(io::ErrorKind::InvalidInput)?;
-                let config = atp_job(
-                    (admission.job, admission.generation),
-                    admission.world_size,
-                    (admission.slots, admission.elements),
-                    hierarchy.aggregators,
-                    Hashing::Hash,
-                );
-                driver.add_job(ServerJob {
-                    config,
-                    workers: hierarchy.directions.clone(),
-                    level: hierarchy.levels,
-                    restored: admission.resumed,
-                })
-            }
-        }
-    }
+    fn add_job(&self, admission: &Admission) -> io::Result<()>;
+    fn remove_job(&self, job: JobId);
+    fn abort_job(&self, job: JobId, reason: AbortReason);
+    fn job_progress(&self, job: JobId) -> Option<JobProgress>;
+    fn received(&self) -> Received;
+    fn io_statistics(&self) -> IoStatistics;
+}
 
-    pub fn remove_job(&self, job: JobId) {
-        match self {
-            Self::SwitchMl(driver) => driver.remove_job(job),
-            Self::Atp(driver) => driver.remove_job(job),
-        }
-    }
+/// Binds the data path of a protocol.
+pub(super) fn bind(listen: SocketAddr, protocol: Protocol, shards: usize) -> io::Result<Arc<dyn DataPath>> {
+    Ok(match protocol {
+        Protocol::SwitchMl => Arc::new(SwitchDriver::bind(SwitchConfig { listen, shards })?),
+        Protocol::Atp => Arc::new(AtpServerDriver::bind(listen)?),
+    })
+}
 
-    pub fn abort_job(&self, job: JobId, reason: AbortReason) {
-        match self {
-            Self::SwitchMl(driver) => driver.abort_job(job, reason),
-            Self::Atp(driver) => driver.abort_job(job, reason),
-        }
-    }
+/// A job as its machine is told of it.
+trait Admitted: Sized {
+    fn of(admission: &Admission) -> io::Result<Self>;
+}
 
-    pub fn progress(&self, job: JobId) -> Option<Progress> {
-        Some(match self {
-            Self::SwitchMl(driver) => {
-                let progress = driver.progress(job)?;
-                Progress {
-                    in_use: progress.slots_in_use,
-                    waiting_for: progress.waiting_for.to_vec(),
-                    lateness: progress.lateness.to_vec(),
-                    completed: progress.completed,
-                    retransmitted: progress.retransmitted,
-                    ..Progress::default()
-                }
-            }
-            Self::Atp(driver) => {
-                let progress = driver.progress(job)?;
-                let waiting = driver.waiting(job)?;
-                Progress {
-                    in_use: waiting.fragments,
-                    waiting_for: waiting.ranks,
-                    completed: progress.completed,
-                    retransmitted: progress.duplicates,
-                    aggregations: progress.aggregations,
-                    collisions: progress.collisions,
-                    ..Progress::default()
-                }
-            }
+impl Admitted for JobConfig {
+    fn of(admission: &Admission) -> io::Result<Self> {
+        Ok(admission.job_config())
+    }
+}
+
+impl Admitted for ServerJob {
+    fn of(admission: &Admission) -> io::Result<Self> {
+        let hierarchy = admission.hierarchy.as_ref().ok_or(io::ErrorKind::InvalidInput)?;
+        let config = atp_job(
+            (admission.job, admission.generation),
+            admission.world_size,
+            (admission.slots, admission.elements),
+            hierarchy.aggregators,
+            Hashing::Hash,
+        );
+        Ok(Self {
+            config,
+            workers: hierarchy.directions.clone(),
+            level: hierarchy.levels,
+            restored: admission.resumed,
         })
     }
-
-    pub fn packets(&self) -> Packets {
-        match self {
-            Self::SwitchMl(driver) => {
-                let statistics = driver.statistics();
-                Packets {
-                    absorb: statistics.absorb,
-                    multicast: statistics.multicast,
-                    reply_unicast: statistics.reply_unicast,
-                    dropped: statistics.dropped,
-                }
-            }
-            Self::Atp(driver) => {
-                let statistics = driver.statistics();
-                Packets {
-                    absorb: statistics.absorb,
-                    multicast: statistics.multicast,
-                    reply_unicast: statistics.reply_unicast,
-                    dropped: statistics.dropped,
-                }
-            }
-        }
-    }
-
-    pub fn io_statistics(&self) -> IoStatistics {
-        match self {
-            Self::SwitchMl(driver) => driver.io_statistics(),
-            Self::Atp(driver) => driver.io_statistics(),
-        }
-    }
 }
 
-fn next_of<E: Send + 'static>(
-    events: Option<Receiver<E>>,
-    read: impl Fn(E) -> (JobId, AbortReason) + Send + 'static,
-) -> Ended {
-    Box::new(move || events.as_ref()?.try_recv().ok().map(&read))
+impl<M> DataPath for Host<M>
+where
+    M: Summer<Address = Peer, Job: Admitted + Send + 'static, Error: Send + Sync + 'static> + Send + 'static,
+{
+    fn local_addr(&self) -> SocketAddr {
+        Self::local_addr(self)
+    }
+
+    fn shards(&self) -> usize {
+        Self::shards(self)
+    }
+
+    fn receive_buffer_bytes(&self) -> usize {
+        Self::receive_buffer_bytes(self)
+    }
+
+    fn events(&self) -> Option<Receiver<JobAborted>> {
+        Self::events(self)
+    }
+
+    fn add_job(&self, admission: &Admission) -> io::Result<()> {
+        Self::add_job(self, M::Job::of(admission)?)
+    }
+
+    fn remove_job(&self, job: JobId) {
+        Self::remove_job(self, job);
+    }
+
+    fn abort_job(&self, job: JobId, reason: AbortReason) {
+        Self::abort_job(self, job, reason);
+    }
+
+    fn job_progress(&self, job: JobId) -> Option<JobProgress> {
+        Self::job_progress(self, job)
+    }
+
+    fn received(&self) -> Received {
+        Self::received(self)
+    }
+
+    fn io_statistics(&self) -> IoStatistics {
+        Self::io_statistics(self)
+    }
 }

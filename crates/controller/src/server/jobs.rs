@@ -2,9 +2,11 @@
 //! no rank is told of a job that the data path does not know.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::mpsc::Receiver;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use fanin_protocol::JobAborted;
 use fanin_protocol::control::{
     Admission, Command, HeartbeatReply, JobState, JobView, JoinDecision, JoinRequest, Pool, Refusal,
     Registry, RegistryConfig, Ticket,
@@ -14,7 +16,7 @@ use tokio::sync::oneshot;
 
 use crate::proto::AtpRoute;
 
-use super::data_path::{DataPath, Ended};
+use super::data_path::DataPath;
 
 /// What a waiting rank is told.
 pub(super) type Outcome = Result<Admission, NotAdmitted>;
@@ -68,7 +70,7 @@ pub(super) struct JobSnapshot {
 /// All jobs of a switch.
 pub(super) struct Jobs {
     state: Mutex<State>,
-    pub driver: DataPath,
+    pub driver: Arc<dyn DataPath>,
     /// The registry counts time from here.
     origin: Instant,
 }
@@ -76,18 +78,19 @@ pub(super) struct Jobs {
 struct State {
     registry: Registry,
     waiting: HashMap<Ticket, oneshot::Sender<Outcome>>,
-    ended: Ended,
+    /// Jobs that the data path ended.
+    ended: Option<Receiver<JobAborted>>,
     refusals: HashMap<&'static str, u64>,
     /// What the ranks of running jobs measured; an entry goes with its job.
     round_trips: HashMap<JobId, BTreeMap<WorkerId, Duration>>,
 }
 
 impl Jobs {
-    pub fn new(registry: Registry, driver: DataPath) -> Self {
+    pub fn new(registry: Registry, driver: Arc<dyn DataPath>) -> Self {
         let state = State {
             registry,
             waiting: HashMap::new(),
-            ended: driver.ended(),
+            ended: driver.events(),
             refusals: HashMap::new(),
             round_trips: HashMap::new(),
         };
@@ -205,7 +208,9 @@ impl Jobs {
     pub fn tick(&self) {
         let mut state = self.lock();
         let now = self.now();
-        while let Some((job, reason)) = (state.ended)() {
+        while let Some(JobAborted { job, reason }) =
+            state.ended.as_ref().and_then(|ended| ended.try_recv().ok())
+        {
             tracing::warn!(id = job.0, ?reason, "the data path aborts a job");
             // One shard found out; the others must hear of it.
             self.driver.abort_job(job, reason);
@@ -301,11 +306,13 @@ impl std::fmt::Debug for Jobs {
 
 #[cfg(test)]
 mod tests {
+    use super::super::data_path;
     use super::*;
     use fanin_protocol::control::Protocol;
+
     #[test]
     fn a_round_trip_is_kept_for_a_rank_of_a_job_and_goes_with_the_job() {
-        let driver = DataPath::bind(([127, 0, 0, 1], 0).into(), Protocol::SwitchMl, 1).unwrap();
+        let driver = data_path::bind(([127, 0, 0, 1], 0).into(), Protocol::SwitchMl, 1).unwrap();
         let registry = Registry::new(RegistryConfig::default(), Box::new(|| 7)).unwrap();
         let jobs = Jobs::new(registry, driver);
         let request = JoinRequest {

@@ -5,8 +5,8 @@ use std::fmt::Error;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fanin_protocol::Reason;
 use fanin_protocol::control::{JobState, Protocol, Ranks};
+use fanin_protocol::{JobProgress, Reason};
 use fanin_udp::IoStatistics;
 use fanin_wire::WorkerId;
 use prometheus_client::collector::Collector;
@@ -14,7 +14,6 @@ use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::{Registry, Unit};
 
-use super::data_path::Progress;
 use super::jobs::{JobSnapshot, Jobs};
 
 /// The content type of [`text`].
@@ -54,7 +53,7 @@ impl Collector for Scrape {
         gauges(&mut encoder, "fanin_slots", "Slots of 256 elements in each shard", "state", &slots)?;
         counters(&mut encoder, "fanin_refusals", "Refused joins", "reason", &jobs.refusals())?;
 
-        let packets = jobs.driver.packets();
+        let packets = jobs.driver.received();
         let verdicts = [
             ("absorb", packets.absorb),
             ("multicast", packets.multicast),
@@ -87,7 +86,7 @@ struct RunningJob<'a> {
     /// Over all shards.
     slots: u64,
     ranks: Vec<WorkerId>,
-    progress: Progress,
+    progress: JobProgress,
     round_trips: BTreeMap<WorkerId, Duration>,
 }
 
@@ -99,7 +98,7 @@ impl<'a> RunningJob<'a> {
             slots: u64::from(slots) * jobs.driver.shards() as u64,
             ranks: Ranks::all(job.world_size).without(left).iter().collect(),
             // It may have ended since.
-            progress: jobs.driver.progress(id)?,
+            progress: jobs.driver.job_progress(id)?,
             round_trips: jobs.round_trips(id),
         })
     }
@@ -119,7 +118,7 @@ fn of_jobs(
     for job in jobs {
         family.encode_family(&[(JOB, job.name)])?.encode_gauge(&job.slots)?;
     }
-    let mut counter = |name, help, value: fn(&Progress) -> u64| {
+    let mut counter = |name, help, value: fn(&JobProgress) -> u64| {
         let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
         for job in jobs {
             let labels = [(JOB, job.name)];

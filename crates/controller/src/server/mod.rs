@@ -17,7 +17,6 @@ use std::time::{Duration, Instant};
 use fanin_protocol::control::{ConfigError, Protocol, Registry, RegistryConfig};
 use fanin_udp::SHARDS_MAX;
 
-use self::data_path::DataPath;
 use self::http::Served;
 use self::jobs::Jobs;
 use self::service::ControlService;
@@ -146,7 +145,7 @@ impl SwitchServer {
             .filter(|shards| (1..=SHARDS_MAX).contains(&usize::from(*shards)))
             .filter(|shards| *shards == 1 || config.protocol == Protocol::SwitchMl);
         let shards = shards.ok_or(ServerError::Shards(config.shards))?;
-        let bind_data_path = |address| DataPath::bind(address, config.protocol, config.shards);
+        let bind_data_path = |address| data_path::bind(address, config.protocol, config.shards);
         let (listener, driver) = http::bind(config.listen, bind_data_path)?;
         let address = driver.local_addr();
         let limits = RegistryConfig {

@@ -9,7 +9,8 @@ use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use fanin_protocol::atp::{AtpSwitchConfig, AtpSwitchEvent};
+use fanin_protocol::JobAborted;
+use fanin_protocol::atp::{AtpSwitchConfig, AtpSwitchStatistics};
 use fanin_protocol::control::{Protocol, Refusal};
 use fanin_udp::AtpSwitchDriver;
 use fanin_wire::{FRAGMENT_ELEMENTS, Generation, JobId, LEVELS_MAX, VERSION, WorkerId};
@@ -142,7 +143,7 @@ pub(super) struct Relay {
     connection: Mutex<Option<Connection>>,
     pub driver: AtpSwitchDriver,
     /// Jobs that the server ended.
-    ended: Mutex<Option<Receiver<AtpSwitchEvent>>>,
+    ended: Mutex<Option<Receiver<JobAborted>>>,
     routes: Mutex<Routes>,
 }
 
@@ -226,7 +227,7 @@ impl Relay {
         }
         let levels = u32::from(route.level);
         let mut routes = self.routes.lock().unwrap_or_else(PoisonError::into_inner);
-        let add = |route: &Route| self.driver.add_job(route.on_data_path(job));
+        let add = |route: &Route| self.driver.add_route(route.on_data_path(job));
         for old in routes.learn(job, rank, route, Instant::now(), add).map_err(mismatch)? {
             self.driver.remove_job(old);
         }
@@ -240,9 +241,14 @@ impl Relay {
             self.driver.remove_job(job);
         }
         let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
-        for AtpSwitchEvent::Aborted { job, reason } in ended.iter().flat_map(Receiver::try_iter) {
+        for JobAborted { job, reason } in ended.iter().flat_map(Receiver::try_iter) {
             tracing::warn!(id = job.0, ?reason, "the server ended a job");
         }
+    }
+
+    /// What happened at the switch, and how many aggregators are in use; nothing when its thread has ended.
+    pub fn statistics(&self) -> AtpSwitchStatistics {
+        self.driver.ask_all(|machine, _| machine.statistics()).pop().flatten().unwrap_or_default()
     }
 
     /// The jobs that it serves, by id, with their names.
@@ -252,7 +258,7 @@ impl Relay {
 
     fn describe(&self) -> proto::AtpSwitch {
         let job = |(job, _): (JobId, String)| {
-            let progress = self.driver.progress(job)?;
+            let progress = self.driver.job_progress(job)?;
             Some(proto::AtpSwitchJob {
                 job_id: job.0,
                 aggregations: progress.aggregations,
@@ -263,7 +269,7 @@ impl Relay {
             address: self.name(),
             upstream: self.upstream.clone(),
             aggregators: self.aggregators,
-            in_use: self.driver.statistics().in_use,
+            in_use: self.statistics().in_use,
             jobs: self.jobs().into_iter().filter_map(job).collect(),
         }
     }

@@ -3,8 +3,7 @@
 use std::fmt::Error;
 use std::sync::Arc;
 
-use fanin_protocol::Reason;
-use fanin_protocol::atp::AtpSwitchProgress;
+use fanin_protocol::{JobProgress, Reason};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
@@ -23,18 +22,19 @@ struct Scrape(Arc<Relay>);
 impl Collector for Scrape {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), Error> {
         let relay = &self.0;
-        let packets = relay.driver.statistics();
+        let packets = relay.statistics();
         let free = relay.aggregators.saturating_sub(packets.in_use);
         let aggregators = [("free", free.into()), ("in_use", packets.in_use.into())];
         gauges(&mut encoder, "fanin_aggregators", "Aggregators of the ATP switch", "state", &aggregators)?;
         let verdicts = [
-            ("absorb", packets.absorb),
-            ("forward", packets.forward),
-            ("multicast", packets.multicast),
-            ("drop", packets.dropped.iter().sum()),
+            ("absorb", packets.received.absorb),
+            ("forward", packets.received.forward),
+            ("multicast", packets.received.multicast),
+            ("drop", packets.received.dropped.iter().sum()),
         ];
         counters(&mut encoder, "fanin_packets", "Packets received, by verdict", "verdict", &verdicts)?;
-        let dropped: Vec<_> = Reason::ALL.iter().map(|reason| reason.name()).zip(packets.dropped).collect();
+        let dropped: Vec<_> =
+            Reason::ALL.iter().map(|reason| reason.name()).zip(packets.received.dropped).collect();
         counters(&mut encoder, "fanin_packets_dropped", "Packets without effect", "reason", &dropped)?;
         let freed = [
             ("parameters", packets.freed_by_parameters),
@@ -50,9 +50,9 @@ impl Collector for Scrape {
 }
 
 fn of_jobs(encoder: &mut DescriptorEncoder<'_>, relay: &Relay) -> Result<(), Error> {
-    let ask = |(job, name)| Some((name, relay.driver.progress(job)?));
-    let jobs: Vec<(String, AtpSwitchProgress)> = relay.jobs().into_iter().filter_map(ask).collect();
-    let mut counter = |name, help, value: fn(&AtpSwitchProgress) -> u64| {
+    let ask = |(job, name)| Some((name, relay.driver.job_progress(job)?));
+    let jobs: Vec<(String, JobProgress)> = relay.jobs().into_iter().filter_map(ask).collect();
+    let mut counter = |name, help, value: fn(&JobProgress) -> u64| {
         let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
         for (job, progress) in &jobs {
             let labels = [(JOB, job.as_str())];

@@ -201,7 +201,7 @@ fn describe(jobs: &Jobs, job: JobSnapshot) -> proto::Job {
     let state = match job.state {
         JobState::Gathering { present } => State::Gathering(Gathering { present: present.0 }),
         JobState::Running { job: id, generation, slots, elements, wire_dtype, left } => {
-            let progress = jobs.driver.progress(id).unwrap_or_default();
+            let progress = jobs.driver.job_progress(id).unwrap_or_default();
             State::Running(Running {
                 job_id: id.0,
                 generation: generation.0.into(),

@@ -24,7 +24,6 @@ mod server;
 mod switch;
 #[cfg(test)]
 mod tests;
-mod turns;
 mod worker;
 
 use alloc::vec::Vec;
@@ -35,12 +34,8 @@ pub use config::{
     WINDOW_ELEMENTS_MAX,
 };
 use fanin_wire::GradientHeader;
-pub use server::{
-    AtpServer, AtpServerEvent, AtpServerProgress, AtpServerStatistics, AtpServerWaiting, ServerJob,
-};
-pub use switch::{
-    AtpSwitch, AtpSwitchConfig, AtpSwitchEvent, AtpSwitchProgress, AtpSwitchStatistics, SwitchRoute,
-};
+pub use server::{AtpServer, AtpServerProgress, ServerJob};
+pub use switch::{AtpSwitch, AtpSwitchConfig, AtpSwitchProgress, AtpSwitchStatistics, SwitchRoute};
 pub use worker::{AtpWorker, AtpWorkerProgress};
 
 /// The exponent of a fragment that its worker does not have yet (§B.3).

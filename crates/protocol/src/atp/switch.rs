@@ -11,9 +11,11 @@ use fanin_wire::{
 
 use super::aggregator_table::{Aggregate, AggregatorTable, Freed, Identifier, Outcome, ResendOutcome};
 use super::outbox::Outbox;
-use super::turns::{Sender, Turns};
 use super::{AGGREGATOR_ELEMENTS_MAX, AGGREGATORS_MAX, ATP_JOBS_MAX, AtpConfigError, renew_recipients};
-use crate::machine::{Endpoint, Instant, Reason, Transmit, Verdict};
+use crate::machine::{
+    Endpoint, Instant, JobAborted, JobProgress, Reason, Received, Summer, Transmit, Verdict,
+};
+use crate::transport::{Sender, Turns};
 
 /// What a switch is told when it starts; jobs change none of it (ATP §3.2, static infrastructure setup).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,31 +43,11 @@ pub struct SwitchRoute<A> {
     pub level: u8,
 }
 
-/// What a switch tells its owner.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AtpSwitchEvent {
-    /// The server ended the job.
-    Aborted {
-        /// The job.
-        job: JobId,
-        /// Why.
-        reason: AbortReason,
-    },
-}
-
 /// What happened at a switch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AtpSwitchStatistics {
-    /// All packets that came.
-    pub packets_received: u64,
-    /// Fragments that wait, or waited, in an aggregator.
-    pub absorb: u64,
-    /// Packets that went on towards a server: complete sums, partial ones, and fragments as they came.
-    pub forward: u64,
-    /// Packets that went down to a job's children.
-    pub multicast: u64,
-    /// Packets without effect, by [`Reason`].
-    pub dropped: [u64; Reason::ALL.len()],
+    /// Packets that came. Those that were absorbed wait, or waited, in an aggregator.
+    pub received: Received,
     /// Fragments that were added in an aggregator, or began one.
     pub aggregations: u64,
     /// Aggregators that became complete.
@@ -116,7 +98,7 @@ pub struct AtpSwitch<A> {
     table: AggregatorTable,
     jobs: BTreeMap<JobId, Job<A>>,
     turns: Turns,
-    events: VecDeque<AtpSwitchEvent>,
+    events: VecDeque<JobAborted>,
     statistics: AtpSwitchStatistics,
 }
 
@@ -135,54 +117,6 @@ impl<A: Copy + PartialEq> AtpSwitch<A> {
             turns: Turns::default(),
             events: VecDeque::new(),
             statistics: AtpSwitchStatistics::default(),
-        }
-    }
-
-    /// Lets a job's packets through; one of the same id is forgotten.
-    ///
-    /// # Errors
-    /// When there is no such level, or the switch has [`ATP_JOBS_MAX`] jobs.
-    pub fn add_job(&mut self, route: SwitchRoute<A>) -> Result<(), AtpConfigError> {
-        if usize::from(route.level) >= LEVELS_MAX {
-            return Err(AtpConfigError::Level(route.level));
-        }
-        if self.jobs.len() >= ATP_JOBS_MAX && !self.jobs.contains_key(&route.id) {
-            return Err(AtpConfigError::Jobs);
-        }
-        self.table.forget(route.id);
-        self.turns.remove(route.id);
-        self.jobs.insert(
-            route.id,
-            Job {
-                route,
-                children: [None; CHILDREN_MAX],
-                recipients: Vec::with_capacity(CHILDREN_MAX),
-                up: Outbox::default(),
-                down: Outbox::default(),
-                aborted: None,
-                in_line: false,
-                progress: AtpSwitchProgress::default(),
-            },
-        );
-        Ok(())
-    }
-
-    /// Forgets a job and frees its aggregators. Its packets are unknown from now on.
-    pub fn remove_job(&mut self, job: JobId) {
-        if self.jobs.remove(&job).is_some() {
-            self.table.forget(job);
-            self.turns.remove(job);
-        }
-    }
-
-    /// Tells the job's children, now and whenever they send again, that it cannot go on.
-    pub fn abort_job(&mut self, id: JobId, reason: AbortReason) {
-        if let Some(job) = self.jobs.get_mut(&id)
-            && job.aborted.is_none()
-        {
-            job.abort(reason);
-            self.table.forget(id);
-            self.turns.line_up(id, job);
         }
     }
 
@@ -243,7 +177,7 @@ impl<A: Copy + PartialEq> AtpSwitch<A> {
                 }
                 job.abort(abort.reason);
                 self.table.forget(preamble.job);
-                self.events.push_back(AtpSwitchEvent::Aborted { job: preamble.job, reason: abort.reason });
+                self.events.push_back(JobAborted { job: preamble.job, reason: abort.reason });
                 return Ok(Verdict::Multicast);
             }
             _ => return Err(Reason::Unexpected),
@@ -485,28 +419,18 @@ impl<A> Sender for Job<A> {
         &mut self.in_line
     }
 
-    fn has_pending(&self) -> bool {
+    fn has_pending(&mut self) -> bool {
         !self.up.is_empty() || !self.down.is_empty()
     }
 }
 
 impl<A: Copy + PartialEq> Endpoint for AtpSwitch<A> {
     type Address = A;
-    type Event = AtpSwitchEvent;
+    type Event = JobAborted;
 
     fn handle_packet(&mut self, now: Instant, from: A, packet: &[u8]) -> Verdict {
         let verdict = self.receive(now, from, packet).unwrap_or_else(Verdict::Drop);
-        let statistics = &mut self.statistics;
-        statistics.packets_received += 1;
-        match verdict {
-            Verdict::Absorb => statistics.absorb += 1,
-            Verdict::Forward => statistics.forward += 1,
-            Verdict::Multicast => statistics.multicast += 1,
-            // Only a server answers.
-            Verdict::ReplyUnicast => {}
-            Verdict::Drop(reason) => statistics.dropped[reason as usize] += 1,
-        }
-        verdict
+        self.statistics.received.count(verdict)
     }
 
     fn handle_timeout(&mut self, _now: Instant) {}
@@ -523,12 +447,69 @@ impl<A: Copy + PartialEq> Endpoint for AtpSwitch<A> {
         Some(Transmit { to, bytes, segment_bytes })
     }
 
-    fn poll_event(&mut self) -> Option<AtpSwitchEvent> {
+    fn poll_event(&mut self) -> Option<JobAborted> {
         self.events.pop_front()
     }
 
     /// Never: aggregators that were left behind are found when their place is needed (§3.7).
     fn poll_timeout(&self) -> Option<Instant> {
         None
+    }
+}
+
+impl<A: Copy + PartialEq> Summer for AtpSwitch<A> {
+    type Job = SwitchRoute<A>;
+    type Error = AtpConfigError;
+
+    fn add_job(&mut self, route: SwitchRoute<A>) -> Result<(), AtpConfigError> {
+        if usize::from(route.level) >= LEVELS_MAX {
+            return Err(AtpConfigError::Level(route.level));
+        }
+        if self.jobs.len() >= ATP_JOBS_MAX && !self.jobs.contains_key(&route.id) {
+            return Err(AtpConfigError::Jobs);
+        }
+        self.table.forget(route.id);
+        self.turns.remove(route.id);
+        self.jobs.insert(
+            route.id,
+            Job {
+                route,
+                children: [None; CHILDREN_MAX],
+                recipients: Vec::with_capacity(CHILDREN_MAX),
+                up: Outbox::default(),
+                down: Outbox::default(),
+                aborted: None,
+                in_line: false,
+                progress: AtpSwitchProgress::default(),
+            },
+        );
+        Ok(())
+    }
+
+    /// Its aggregators are free.
+    fn remove_job(&mut self, job: JobId) {
+        if self.jobs.remove(&job).is_some() {
+            self.table.forget(job);
+            self.turns.remove(job);
+        }
+    }
+
+    fn abort_job(&mut self, id: JobId, reason: AbortReason) {
+        if let Some(job) = self.jobs.get_mut(&id)
+            && job.aborted.is_none()
+        {
+            job.abort(reason);
+            self.table.forget(id);
+            self.turns.line_up(id, job);
+        }
+    }
+
+    fn job_progress(&self, job: JobId) -> Option<JobProgress> {
+        let AtpSwitchProgress { aggregations, collisions, .. } = self.progress(job)?;
+        Some(JobProgress { aggregations, collisions, ..JobProgress::default() })
+    }
+
+    fn received(&self) -> Received {
+        self.statistics.received
     }
 }

@@ -1,9 +1,13 @@
 //! The contract of all machines, and what they are handed: packets, the time, tensors.
 
 mod endpoint;
+mod received;
+mod summer;
 mod tensor;
 mod worker;
 
 pub use endpoint::{Endpoint, Instant, Reason, Transmit, Verdict};
+pub use received::Received;
+pub use summer::{JobAborted, JobProgress, Summer};
 pub use tensor::{Elements, Tensor};
 pub use worker::{TensorTimes, WorkerEvent, WorkerStatistics};

@@ -3,7 +3,7 @@
 use core::time::Duration;
 use fanin_wire::AbortReason;
 
-use super::{Instant, Reason};
+use super::{Instant, Received};
 
 /// When a tensor was on its way, by the driver's clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,11 +29,9 @@ pub struct WorkerStatistics {
     /// Packets sent, retransmissions included.
     pub packets_sent: u64,
     /// Packets that came.
-    pub packets_received: u64,
+    pub received: Received,
     /// Packets sent again.
     pub retransmissions: u64,
-    /// Packets without effect, by [`Reason`].
-    pub dropped: [u64; Reason::ALL.len()],
     /// Smoothed round trip, from a packet to its result: the slowest worker's delay is in it.
     pub smoothed_rtt: Duration,
     /// Tensors completed.

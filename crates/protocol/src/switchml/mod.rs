@@ -12,6 +12,5 @@ mod switch;
 mod worker;
 
 pub use config::{ConfigError, JobConfig, SLOTS_MAX};
-pub use slot_pool::JobProgress;
-pub use switch::{Switch, SwitchEvent, SwitchStatistics};
+pub use switch::Switch;
 pub use worker::Worker;

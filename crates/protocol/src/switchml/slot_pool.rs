@@ -19,22 +19,8 @@ use fanin_wire::{
 
 use super::config::JobConfig;
 use super::run::{Run, is_after};
-use crate::machine::{Instant, Reason, Transmit, Verdict};
-
-/// How far a job is, in one shard or summed over several.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct JobProgress {
-    /// Slots that gather contributions now.
-    pub slots_in_use: u32,
-    /// For each worker, the slots that wait for it.
-    pub waiting_for: [u32; WORKERS_MAX as usize],
-    /// Exchanges completed, or handed back, since this switch took the job in.
-    pub completed: u64,
-    /// Contributions that came again.
-    pub retransmitted: u64,
-    /// For each worker, how much later than the first one its contributions came: the sum over all slots and exchanges.
-    pub lateness: [Duration; WORKERS_MAX as usize],
-}
+use crate::machine::{Instant, JobProgress, Reason, Transmit, Verdict};
+use crate::transport::Sender;
 
 /// One of a slot's two versions.
 #[derive(Clone, Copy, Debug)]
@@ -101,6 +87,7 @@ pub(super) struct SlotPool<A> {
     abortion: Abortion,
     /// Bitmap of workers to be told of the abortion.
     abort_pending: u64,
+    in_line: bool,
     completed: u64,
     retransmitted: u64,
     /// [`JobProgress::lateness`] in nanoseconds. It wraps, which a reader of counters takes for a restart.
@@ -121,6 +108,7 @@ impl<A: Copy + PartialEq> SlotPool<A> {
             replies: VecDeque::with_capacity(2 * slots),
             abortion: Abortion::None,
             abort_pending: 0,
+            in_line: false,
             completed: 0,
             retransmitted: 0,
             lateness_ns: [0; WORKERS_MAX as usize],
@@ -324,28 +312,6 @@ impl<A: Copy + PartialEq> SlotPool<A> {
         Some(reason)
     }
 
-    /// Whether [`Self::poll_transmit`] would return something. Forgets what is no longer worth sending.
-    pub(super) fn has_pending(&mut self) -> bool {
-        while let Some(&(slot, exchange)) = self.results.front() {
-            if self.finished(slot, exchange).is_some() {
-                break;
-            }
-            self.results.pop_front();
-        }
-        while let Some(&(worker, slot, exchange)) = self.replies.front() {
-            if self.finished(slot, exchange).is_some() && self.addresses[usize::from(worker.0)].is_some() {
-                break;
-            }
-            self.replies.pop_front();
-        }
-        while self.abort_pending != 0
-            && self.addresses[self.abort_pending.trailing_zeros() as usize].is_none()
-        {
-            self.abort_pending &= self.abort_pending - 1;
-        }
-        self.abort_pending != 0 || !self.results.is_empty() || !self.replies.is_empty()
-    }
-
     pub(super) fn poll_transmit(&mut self, train: &mut [u8]) -> Option<Transmit<'_, A>> {
         match self.abortion {
             Abortion::None => {}
@@ -403,17 +369,18 @@ impl<A: Copy + PartialEq> SlotPool<A> {
 
     pub(super) fn progress(&self) -> JobProgress {
         let everyone = self.config.everyone();
+        let workers = usize::from(self.config.workers);
         let mut progress = JobProgress {
-            slots_in_use: 0,
-            waiting_for: [0; WORKERS_MAX as usize],
+            waiting_for: vec![0; workers],
+            lateness: self.lateness_ns[..workers].iter().copied().map(Duration::from_nanos).collect(),
             completed: self.completed,
             retransmitted: self.retransmitted,
-            lateness: self.lateness_ns.map(Duration::from_nanos),
+            ..JobProgress::default()
         };
         for versions in &self.slots {
             let gathering = versions.iter().find(|v| v.collective.is_some() && v.worker_bitmap != everyone);
             let Some(version) = gathering else { continue };
-            progress.slots_in_use += 1;
+            progress.in_use += 1;
             let mut missing = everyone & !version.worker_bitmap;
             while missing != 0 {
                 progress.waiting_for[missing.trailing_zeros() as usize] += 1;
@@ -421,6 +388,34 @@ impl<A: Copy + PartialEq> SlotPool<A> {
             }
         }
         progress
+    }
+}
+
+impl<A: Copy + PartialEq> Sender for SlotPool<A> {
+    fn in_line(&mut self) -> &mut bool {
+        &mut self.in_line
+    }
+
+    /// Whether [`SlotPool::poll_transmit`] would return something. Forgets what is no longer worth sending.
+    fn has_pending(&mut self) -> bool {
+        while let Some(&(slot, exchange)) = self.results.front() {
+            if self.finished(slot, exchange).is_some() {
+                break;
+            }
+            self.results.pop_front();
+        }
+        while let Some(&(worker, slot, exchange)) = self.replies.front() {
+            if self.finished(slot, exchange).is_some() && self.addresses[usize::from(worker.0)].is_some() {
+                break;
+            }
+            self.replies.pop_front();
+        }
+        while self.abort_pending != 0
+            && self.addresses[self.abort_pending.trailing_zeros() as usize].is_none()
+        {
+            self.abort_pending &= self.abort_pending - 1;
+        }
+        self.abort_pending != 0 || !self.results.is_empty() || !self.replies.is_empty()
     }
 }
 

@@ -452,12 +452,8 @@ impl<A: Copy, T: Tensor> Endpoint for Worker<A, T> {
     type Event = WorkerEvent<T>;
 
     fn handle_packet(&mut self, now: Instant, _from: A, packet: &[u8]) -> Verdict {
-        self.statistics.packets_received += 1;
         let verdict = self.receive(now, packet).unwrap_or_else(Verdict::Drop);
-        if let Verdict::Drop(reason) = verdict {
-            self.statistics.dropped[reason as usize] += 1;
-        }
-        verdict
+        self.statistics.received.count(verdict)
     }
 
     /// Algorithm 4, lines 20 to 22.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use fanin_protocol::atp::{
     AtpServer, AtpServerProgress, AtpSwitch, AtpSwitchConfig, AtpWorker, ServerJob, SwitchRoute,
 };
-use fanin_protocol::{Endpoint, Instant, RetransmissionConfig, WorkerEvent};
+use fanin_protocol::{Endpoint, Instant, RetransmissionConfig, Summer, WorkerEvent};
 use fanin_wire::Generation;
 
 use crate::case::{Case, ELEMENTS, Fault, Numbered, Numbers, Random};
@@ -359,7 +359,7 @@ impl World {
         let lines = self.machines.iter().map(|machine| match machine {
             Machine::Server(server) => {
                 let jobs = (0..self.case.jobs).map(|job| server.progress(self.case.config(job, 0).id));
-                format!("{:?} {:?}", server.statistics(), jobs.collect::<Vec<_>>())
+                format!("{:?} {:?}", server.received(), jobs.collect::<Vec<_>>())
             }
             Machine::Switch(switch) => format!("{:?}", switch.statistics()),
             Machine::Worker(worker) => format!("{:?} {:?}", worker.progress(), worker.statistics()),

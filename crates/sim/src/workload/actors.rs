@@ -4,9 +4,9 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-use fanin_protocol::atp::{AtpServer, AtpServerEvent, AtpSwitch, AtpSwitchEvent, AtpWorker};
-use fanin_protocol::switchml::{Switch, SwitchEvent, Worker};
-use fanin_protocol::{Endpoint, Verdict, WorkerEvent};
+use fanin_protocol::atp::{AtpServer, AtpSwitch, AtpWorker};
+use fanin_protocol::switchml::{Switch, Worker};
+use fanin_protocol::{Endpoint, JobAborted, Verdict, WorkerEvent};
 use fanin_wire::{GradientPacket, Kind, Op, Preamble};
 
 use super::checker::{Referee, Violation};
@@ -177,7 +177,7 @@ impl Owner<AtpServer<SimAddress>> for ServerOwner {
     fn event(
         &mut self,
         _machine: &mut AtpServer<SimAddress>,
-        _event: AtpServerEvent,
+        _event: JobAborted,
         _context: &mut Context<'_>,
     ) {
         // The workers hear of an abort, and their owners judge it.
@@ -208,7 +208,7 @@ impl Owner<AtpSwitch<SimAddress>> for SwitchOwner {
     fn event(
         &mut self,
         _machine: &mut AtpSwitch<SimAddress>,
-        _event: AtpSwitchEvent,
+        _event: JobAborted,
         _context: &mut Context<'_>,
     ) {
     }
@@ -231,7 +231,7 @@ impl SwitchOwner {
 pub(crate) struct PoolOwner;
 
 impl Owner<Switch<SimAddress>> for PoolOwner {
-    fn event(&mut self, _machine: &mut Switch<SimAddress>, _event: SwitchEvent, _context: &mut Context<'_>) {}
+    fn event(&mut self, _machine: &mut Switch<SimAddress>, _event: JobAborted, _context: &mut Context<'_>) {}
 }
 
 fn gradient<'a>(packet: &Packet<'a>) -> Option<GradientPacket<'a>> {

@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
-use fanin_protocol::RetransmissionConfig;
 use fanin_protocol::atp::{
     AtpJobConfig, AtpServer, AtpSwitch, AtpSwitchConfig, AtpWorker, ServerJob, SwitchRoute,
 };
 use fanin_protocol::switchml::{JobConfig, Switch, Worker};
+use fanin_protocol::{RetransmissionConfig, Summer};
 use fanin_wire::{Directions, Generation, JobId, Preamble, ShardId, WireDtype, WorkerId};
 
 use super::actors::{Begins, PoolOwner, ServerOwner, SwitchOwner, Window, WorkerOwner};
@@ -170,7 +170,9 @@ impl Layout {
         }
         for (node, jobs) in &self.pools {
             let mut switch = Switch::new(ShardId(0));
-            jobs.iter().for_each(|config| switch.add_job(*config));
+            for config in jobs {
+                switch.add_job(*config).expect("a scenario's jobs are checked when it is read");
+            }
             network.add_actor(*node, POOL_PORT, Machine::new(switch, PoolOwner).classified(self.classify()));
         }
         for node in self.servers.keys().copied().collect::<Vec<_>>() {

@@ -4,6 +4,8 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::Duration;
 
+use fanin_protocol::Summer;
+
 use super::actors::Begins;
 use super::build::{AtpMachine, Layout, ServerMachine, ServerPlace, SwitchMachine};
 use super::job::Job;

@@ -4,8 +4,8 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::Duration;
 
-use fanin_protocol::switchml::{JobConfig, Switch, SwitchEvent, Worker};
-use fanin_protocol::{Elements, RetransmissionConfig, Tensor, Verdict, WorkerEvent};
+use fanin_protocol::switchml::{JobConfig, Switch, Worker};
+use fanin_protocol::{Elements, JobAborted, RetransmissionConfig, Summer, Tensor, Verdict, WorkerEvent};
 use fanin_sim::net::{
     Actor, Body, Class, Context, LinkId, Loss, Machine, Network, NetworkConfig, NodeId, Outcome, Owner,
     Packet, Parts, Programmable, QueueConfig, SimAddress, Time, Topology,
@@ -80,8 +80,8 @@ fn all_reduce(seed: u64, loss: f64) -> (Network, Done, u64) {
     let switch = network.topology().programmable().next().unwrap();
     let address = SimAddress::new(switch, PORT);
     let mut machine = Switch::new(ShardId(0));
-    machine.add_job(config);
-    let owner = |_: &mut Switch<SimAddress>, event: SwitchEvent, _: &mut Context<'_>| panic!("{event:?}");
+    machine.add_job(config).expect("within its limits");
+    let owner = |_: &mut Switch<SimAddress>, event: JobAborted, _: &mut Context<'_>| panic!("{event:?}");
     network.add_actor(switch, PORT, Machine::new(machine, owner));
     let done = Done::default();
     let mut workers = Vec::new();

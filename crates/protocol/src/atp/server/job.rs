@@ -11,10 +11,10 @@ use fanin_wire::{
 
 use super::fragment::{Finished, Gathering, Subject};
 use super::hierarchy::{Coverage, Hierarchy};
-use super::{AtpServerProgress, AtpServerWaiting, ServerJob};
-use crate::atp::turns::Sender;
+use super::{AtpServerProgress, ServerJob};
 use crate::atp::{AtpConfigError, AtpJobConfig, Hashing, Scaling, renew_recipients};
-use crate::machine::{Instant, Reason, Transmit, Verdict};
+use crate::machine::{Instant, JobProgress, Reason, Transmit, Verdict};
+use crate::transport::Sender;
 
 /// How soon the same fragment is asked for again: every worker that waits for it asks, and each request is answered by all.
 const REQUEST_INTERVAL: Duration = Duration::from_millis(1);
@@ -57,7 +57,7 @@ enum Outgoing {
 enum Abortion {
     None,
     /// Found here; the owner has not heard of it.
-    New(AbortReason, (u16, u16)),
+    New(AbortReason),
     Known(AbortReason),
 }
 
@@ -424,7 +424,7 @@ impl<A: Copy + PartialEq> Job<A> {
             first: (named(ranks.0), first.collective),
             second: (named(ranks.1), second.collective),
         };
-        self.abortion = Abortion::New(reason, ranks);
+        self.abortion = Abortion::New(reason);
         self.abort_pending = true;
     }
 
@@ -436,10 +436,10 @@ impl<A: Copy + PartialEq> Job<A> {
     }
 
     /// An abort that was found here and not yet told.
-    pub(super) fn take_new_abort(&mut self) -> Option<(AbortReason, (u16, u16))> {
-        let Abortion::New(reason, ranks) = self.abortion else { return None };
+    pub(super) fn take_new_abort(&mut self) -> Option<AbortReason> {
+        let Abortion::New(reason) = self.abortion else { return None };
         self.abortion = Abortion::Known(reason);
-        Some((reason, ranks))
+        Some(reason)
     }
 
     pub(super) fn set_up_again(
@@ -481,16 +481,23 @@ impl<A: Copy + PartialEq> Job<A> {
         self.places.iter().map(|place| place.gathering.sequence).min().unwrap_or(0)
     }
 
-    pub(super) fn waiting(&self) -> AtpServerWaiting {
-        let mut waiting = AtpServerWaiting { fragments: 0, ranks: vec![0; self.hierarchy.workers()] };
+    pub(super) fn job_progress(&self) -> JobProgress {
+        let mut progress = JobProgress {
+            waiting_for: vec![0; self.hierarchy.workers()],
+            completed: self.progress.completed,
+            retransmitted: self.progress.duplicates,
+            aggregations: self.progress.aggregations,
+            collisions: self.progress.collisions,
+            ..JobProgress::default()
+        };
         for gathering in self.places.iter().map(|place| &place.gathering).filter(|found| found.count > 0) {
-            waiting.fragments += 1;
+            progress.in_use += 1;
             for position in 0..self.hierarchy.workers() {
                 let rank = usize::from(self.hierarchy.rank(position));
-                waiting.ranks[rank] += u32::from(!gathering.contributed.contains(position));
+                progress.waiting_for[rank] += u32::from(!gathering.contributed.contains(position));
             }
         }
-        waiting
+        progress
     }
 
     pub(super) fn progress(&self) -> AtpServerProgress {
@@ -505,7 +512,7 @@ impl<A: Copy + PartialEq> Job<A> {
             worker: WorkerId::ALL,
             shard: ShardId(0),
         };
-        if let Abortion::New(reason, _) | Abortion::Known(reason) = self.abortion {
+        if let Abortion::New(reason) | Abortion::Known(reason) = self.abortion {
             self.abort_pending = false;
             self.outgoing.clear();
             let abort = Abort { preamble: Preamble { kind: Kind::Abort, ..preamble }, reason }.to_bytes();
@@ -559,7 +566,7 @@ impl<A> Sender for Job<A> {
         &mut self.in_line
     }
 
-    fn has_pending(&self) -> bool {
+    fn has_pending(&mut self) -> bool {
         !self.recipients.is_empty() && (self.abort_pending || !self.outgoing.is_empty())
     }
 }

@@ -10,9 +10,11 @@ use alloc::vec::Vec;
 use fanin_wire::{AbortReason, Directions, Generation, GradientPacket, JobId, Kind, Preamble, ShardId};
 
 use self::job::Job;
-use super::turns::Turns;
 use super::{ATP_JOBS_MAX, AtpConfigError, AtpJobConfig};
-use crate::machine::{Endpoint, Instant, Reason, Transmit, Verdict};
+use crate::machine::{
+    Endpoint, Instant, JobAborted, JobProgress, Reason, Received, Summer, Transmit, Verdict,
+};
+use crate::transport::Turns;
 
 /// A job as its server is told of it.
 #[derive(Clone, Debug)]
@@ -26,37 +28,6 @@ pub struct ServerJob {
     pub level: u8,
     /// Whether the job is under way: the server lost its memory, and workers hand back what they have.
     pub restored: bool,
-}
-
-/// What a server tells its owner.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AtpServerEvent {
-    /// Two workers disagree about what they reduce. All were told.
-    Aborted {
-        /// The job.
-        job: JobId,
-        /// Why. A rank that the packet has no room for is [`fanin_wire::WorkerId::ALL`].
-        reason: AbortReason,
-        /// The first two ranks that disagree.
-        ranks: (u16, u16),
-    },
-}
-
-/// Packets by what became of them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct AtpServerStatistics {
-    /// All packets that came.
-    pub packets_received: u64,
-    /// Their bytes, without those of IP and below.
-    pub bytes_received: u64,
-    /// Contributions that counted without completing a fragment.
-    pub absorb: u64,
-    /// Contributions that completed a fragment.
-    pub multicast: u64,
-    /// Fragments that were sent again and answered.
-    pub reply_unicast: u64,
-    /// Packets without effect, by [`Reason`].
-    pub dropped: [u64; Reason::ALL.len()],
 }
 
 /// How far a job is.
@@ -88,22 +59,13 @@ pub struct AtpServerProgress {
     pub bytes_received: u64,
 }
 
-/// Whom a job's fragments wait for. What still gathers in a switch is not seen here: it comes when a worker sends again.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct AtpServerWaiting {
-    /// Fragments of which something came, and not all.
-    pub fragments: u32,
-    /// For each rank, how many of them wait for it.
-    pub ranks: Vec<u32>,
-}
-
 /// A parameter server of any number of jobs. `A` names a peer's address.
 #[derive(Debug)]
 pub struct AtpServer<A> {
     jobs: BTreeMap<JobId, Job<A>>,
     turns: Turns,
-    events: VecDeque<AtpServerEvent>,
-    statistics: AtpServerStatistics,
+    events: VecDeque<JobAborted>,
+    received: Received,
 }
 
 impl<A: Copy + PartialEq> Default for AtpServer<A> {
@@ -120,36 +82,7 @@ impl<A: Copy + PartialEq> AtpServer<A> {
             jobs: BTreeMap::new(),
             turns: Turns::default(),
             events: VecDeque::new(),
-            statistics: AtpServerStatistics::default(),
-        }
-    }
-
-    /// Takes a job in; one of the same id is forgotten. All its memory is taken here, but for what overflows need.
-    ///
-    /// # Errors
-    /// When a number is outside its limit, the directions do not form a tree whose switches have the children that they say, or
-    /// the server has [`ATP_JOBS_MAX`] jobs.
-    pub fn add_job(&mut self, job: ServerJob) -> Result<(), AtpConfigError> {
-        let id = job.config.id;
-        if self.jobs.len() >= ATP_JOBS_MAX && !self.jobs.contains_key(&id) {
-            return Err(AtpConfigError::Jobs);
-        }
-        self.jobs.insert(id, Job::new(job)?);
-        self.turns.remove(id);
-        Ok(())
-    }
-
-    /// Forgets a job. Its packets are unknown from now on.
-    pub fn remove_job(&mut self, job: JobId) {
-        self.jobs.remove(&job);
-        self.turns.remove(job);
-    }
-
-    /// Tells the job's workers, now and whenever they send again, that it cannot go on.
-    pub fn abort_job(&mut self, id: JobId, reason: AbortReason) {
-        if let Some(job) = self.jobs.get_mut(&id) {
-            job.abort(reason);
-            self.turns.line_up(id, job);
+            received: Received::default(),
         }
     }
 
@@ -178,22 +111,10 @@ impl<A: Copy + PartialEq> AtpServer<A> {
         }
     }
 
-    /// Packets by verdict since the start.
-    #[must_use]
-    pub const fn statistics(&self) -> AtpServerStatistics {
-        self.statistics
-    }
-
     /// How far a job is.
     #[must_use]
     pub fn progress(&self, job: JobId) -> Option<AtpServerProgress> {
         self.jobs.get(&job).map(Job::progress)
-    }
-
-    /// Whom a job waits for.
-    #[must_use]
-    pub fn waiting(&self, job: JobId) -> Option<AtpServerWaiting> {
-        self.jobs.get(&job).map(Job::waiting)
     }
 
     fn receive(&mut self, now: Instant, from: A, bytes: &[u8]) -> Result<Verdict, Reason> {
@@ -208,8 +129,8 @@ impl<A: Copy + PartialEq> AtpServer<A> {
         let packet = GradientPacket::parse(preamble, bytes)?;
         let verdict = job.receive(now, from, &packet);
         self.turns.line_up(preamble.job, job);
-        if let Some((reason, ranks)) = job.take_new_abort() {
-            self.events.push_back(AtpServerEvent::Aborted { job: preamble.job, reason, ranks });
+        if let Some(reason) = job.take_new_abort() {
+            self.events.push_back(JobAborted { job: preamble.job, reason });
         }
         verdict
     }
@@ -217,22 +138,11 @@ impl<A: Copy + PartialEq> AtpServer<A> {
 
 impl<A: Copy + PartialEq> Endpoint for AtpServer<A> {
     type Address = A;
-    type Event = AtpServerEvent;
+    type Event = JobAborted;
 
     fn handle_packet(&mut self, now: Instant, from: A, packet: &[u8]) -> Verdict {
         let verdict = self.receive(now, from, packet).unwrap_or_else(Verdict::Drop);
-        let statistics = &mut self.statistics;
-        statistics.packets_received += 1;
-        statistics.bytes_received += packet.len() as u64;
-        match verdict {
-            Verdict::Absorb => statistics.absorb += 1,
-            Verdict::Multicast => statistics.multicast += 1,
-            Verdict::ReplyUnicast => statistics.reply_unicast += 1,
-            // Nothing is beyond the server.
-            Verdict::Forward => {}
-            Verdict::Drop(reason) => statistics.dropped[reason as usize] += 1,
-        }
-        verdict
+        self.received.count(verdict)
     }
 
     fn handle_timeout(&mut self, _now: Instant) {}
@@ -241,12 +151,48 @@ impl<A: Copy + PartialEq> Endpoint for AtpServer<A> {
         self.turns.next(&mut self.jobs)?.poll_transmit(train)
     }
 
-    fn poll_event(&mut self) -> Option<AtpServerEvent> {
+    fn poll_event(&mut self) -> Option<JobAborted> {
         self.events.pop_front()
     }
 
     /// Never: loss is found and mended by the workers alone (ATP §3.7).
     fn poll_timeout(&self) -> Option<Instant> {
         None
+    }
+}
+
+impl<A: Copy + PartialEq> Summer for AtpServer<A> {
+    type Job = ServerJob;
+    type Error = AtpConfigError;
+
+    /// The directions must form a tree whose switches have the children that they say. What overflows need is not taken yet.
+    fn add_job(&mut self, job: ServerJob) -> Result<(), AtpConfigError> {
+        let id = job.config.id;
+        if self.jobs.len() >= ATP_JOBS_MAX && !self.jobs.contains_key(&id) {
+            return Err(AtpConfigError::Jobs);
+        }
+        self.jobs.insert(id, Job::new(job)?);
+        self.turns.remove(id);
+        Ok(())
+    }
+
+    fn remove_job(&mut self, job: JobId) {
+        self.jobs.remove(&job);
+        self.turns.remove(job);
+    }
+
+    fn abort_job(&mut self, id: JobId, reason: AbortReason) {
+        if let Some(job) = self.jobs.get_mut(&id) {
+            job.abort(reason);
+            self.turns.line_up(id, job);
+        }
+    }
+
+    fn job_progress(&self, job: JobId) -> Option<JobProgress> {
+        self.jobs.get(&job).map(Job::job_progress)
+    }
+
+    fn received(&self) -> Received {
+        self.received
     }
 }

@@ -9,7 +9,7 @@ use crate::atp::{
     AtpJobConfig, AtpServer, AtpServerProgress, AtpSwitch, AtpSwitchConfig, AtpSwitchStatistics, AtpWorker,
     Hashing, Overflow, Scaling, ServerJob, SwitchRoute,
 };
-use crate::machine::{Elements, Tensor, WorkerEvent};
+use crate::machine::{Elements, Summer, Tensor, WorkerEvent};
 use crate::transport::RetransmissionConfig;
 
 const SERVER: u16 = 1;

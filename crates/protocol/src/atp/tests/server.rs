@@ -1,9 +1,8 @@
 use super::*;
 use crate::atp::{
-    AtpConfigError, AtpJobConfig, AtpServer, AtpServerEvent, Hashing, Overflow, Scaling, ServerJob,
-    next_aggregator_index,
+    AtpConfigError, AtpJobConfig, AtpServer, Hashing, Overflow, Scaling, ServerJob, next_aggregator_index,
 };
-use crate::machine::Reason;
+use crate::machine::{JobAborted, Reason, Summer};
 
 const STALE: Verdict = Verdict::Drop(Reason::Stale);
 const DUPLICATE: Verdict = Verdict::Drop(Reason::Duplicate);
@@ -323,7 +322,7 @@ fn workers_that_disagree_end_the_job_and_are_named() {
     let unlike = from_worker(0, 0, 1).with(|header| header.collective = other);
     assert_eq!(unlike.to(&mut server, 1), Verdict::Drop(Reason::Aborted));
     let reason = AbortReason::Mismatch { first: (WorkerId(1), SUM), second: (WorkerId(0), other) };
-    assert_eq!(server.poll_event(), Some(AtpServerEvent::Aborted { job: JobId(3), reason, ranks: (1, 0) }));
+    assert_eq!(server.poll_event(), Some(JobAborted { job: JobId(3), reason }));
     assert_eq!(sent(&mut server), ["[2, 1] abort"]);
     assert_eq!(from_worker(1, 0, 1).resent().to(&mut server, 2), Verdict::Drop(Reason::Aborted));
     assert_eq!(sent(&mut server), ["[2, 1] abort"], "whoever goes on sending hears it again");

@@ -1,8 +1,8 @@
 use core::time::Duration;
 
 use super::*;
-use crate::atp::{AtpSwitch, AtpSwitchConfig, AtpSwitchEvent, SwitchRoute};
-use crate::machine::Reason;
+use crate::atp::{AtpSwitch, AtpSwitchConfig, SwitchRoute};
+use crate::machine::{JobAborted, Reason, Summer};
 
 const DUPLICATE: Verdict = Verdict::Drop(Reason::Duplicate);
 const FOREIGN: Verdict = Verdict::Drop(Reason::Foreign);
@@ -288,7 +288,7 @@ fn foreign_packets_with_a_live_jobs_id_change_nothing() {
     assert_eq!(switch.handle_packet(Instant(0), 1, b"hello"), Verdict::Drop(Reason::Malformed));
     assert_eq!(fragment(1, 0, 2).to(&mut switch, 2), Verdict::Forward);
     assert_eq!(sent(&mut switch), ["[100] #0 L1 11/1: 3"]);
-    assert_eq!(switch.statistics().dropped.iter().sum::<u64>(), 12);
+    assert_eq!(switch.received().dropped.iter().sum::<u64>(), 12);
 }
 
 #[test]
@@ -345,7 +345,7 @@ fn an_abort_of_the_server_reaches_the_children_and_whoever_goes_on_sending() {
     assert_eq!(switch.handle_packet(Instant(0), 66, &abort), FOREIGN);
     assert_eq!(switch.handle_packet(Instant(0), UP, &abort), Verdict::Multicast);
     assert_eq!(sent(&mut switch), ["[1] abort"]);
-    assert_eq!(switch.poll_event(), Some(AtpSwitchEvent::Aborted { job: JobId(3), reason }));
+    assert_eq!(switch.poll_event(), Some(JobAborted { job: JobId(3), reason }));
     assert_eq!(switch.statistics().in_use, 0);
     for _ in 0..2 {
         assert_eq!(fragment(1, 0, 1).to(&mut switch, 2), Verdict::Drop(Reason::Aborted));

@@ -532,12 +532,8 @@ impl<A: Copy + PartialEq, T: Tensor> Endpoint for AtpWorker<A, T> {
     type Event = WorkerEvent<T>;
 
     fn handle_packet(&mut self, now: Instant, from: A, packet: &[u8]) -> Verdict {
-        self.statistics.packets_received += 1;
         let verdict = self.receive(now, from, packet).unwrap_or_else(Verdict::Drop);
-        if let Verdict::Drop(reason) = verdict {
-            self.statistics.dropped[reason as usize] += 1;
-        }
-        verdict
+        self.statistics.received.count(verdict)
     }
 
     fn handle_timeout(&mut self, now: Instant) {

@@ -652,7 +652,7 @@ fn strangers_and_impossible_packets_change_nothing() {
     ];
     for (packet, reason) in drops {
         assert_eq!(line.hear(&packet), Verdict::Drop(reason));
-        assert!(line.worker.statistics().dropped[reason as usize] > 0);
+        assert!(line.worker.statistics().received.dropped[reason as usize] > 0);
     }
     assert_eq!(line.worker.handle_packet(line.now, UPSTREAM + 1, &good), Verdict::Drop(Reason::Foreign));
     assert_eq!(line.worker.progress().expected, 0);

@@ -30,7 +30,7 @@ fn config(workers: u8, slots: u16) -> JobConfig {
 
 fn switch(config: JobConfig) -> Switch<u8> {
     let mut switch = Switch::new(config.shard);
-    switch.add_job(config);
+    switch.add_job(config).unwrap();
     switch
 }
 
@@ -161,8 +161,8 @@ fn lateness_is_what_a_worker_comes_after_the_first_and_a_duplicate_is_none() {
         let packet = Contribution { worker, slot, exchange, ..Default::default() }.packet();
         switch.handle_packet(Instant(at), worker, &packet);
     }
-    let lateness = switch.progress(JobId(7)).unwrap().lateness;
-    assert_eq!(lateness[..4].iter().map(Duration::as_nanos).collect::<Vec<_>>(), [100, 5, 2000, 0]);
+    let lateness = switch.job_progress(JobId(7)).unwrap().lateness;
+    assert_eq!(lateness.iter().map(Duration::as_nanos).collect::<Vec<_>>(), [100, 5, 2000]);
 }
 
 #[test]
@@ -248,9 +248,9 @@ fn foreign_packets_are_dropped_with_their_reason_and_counted() {
         (Contribution { kind: Kind::Result, ..Default::default() }.packet(), Reason::Unexpected),
         (Contribution { kind: Kind::Restore, ..Default::default() }.packet(), Reason::Unexpected),
     ] {
-        let before = switch.statistics().dropped[reason as usize];
+        let before = switch.received().dropped[reason as usize];
         assert_eq!(switch.handle_packet(Instant(0), 0, &packet), Verdict::Drop(reason));
-        assert_eq!(switch.statistics().dropped[reason as usize], before + 1);
+        assert_eq!(switch.received().dropped[reason as usize], before + 1);
     }
     assert_eq!(switch.poll_transmit(Instant(0), &mut [0; 2000]), None);
     assert_eq!(good.to(&mut switch), Verdict::Absorb, "none of it touched the slot");
@@ -269,7 +269,7 @@ fn workers_that_reduce_unlike_tensors_are_both_named() {
         let unlike = Contribution { worker: 1, collective: other, ..Default::default() };
         assert_eq!(unlike.to(&mut switch), Verdict::Drop(Reason::Aborted));
         let reason = AbortReason::Mismatch { first: (WorkerId(2), SUM), second: (WorkerId(1), other) };
-        assert_eq!(switch.poll_event(), Some(SwitchEvent::Aborted { job: JobId(7), reason }));
+        assert_eq!(switch.poll_event(), Some(JobAborted { job: JobId(7), reason }));
         assert_eq!(switch.poll_event(), None);
         let mut told: Vec<u8> = Vec::new();
         let mut train = [0; 2000];
@@ -292,10 +292,10 @@ fn the_switch_knows_by_name_whom_a_slot_waits_for() {
         Contribution { worker: 0, slot, ..Default::default() }.to(&mut switch);
     }
     Contribution { worker: 2, slot: 4, ..Default::default() }.to(&mut switch);
-    let progress = switch.progress(JobId(7)).unwrap();
-    assert_eq!(progress.slots_in_use, 5);
-    assert_eq!(progress.waiting_for[..3], [0, 5, 4]);
-    assert_eq!(switch.progress(JobId(8)), None);
+    let progress = switch.job_progress(JobId(7)).unwrap();
+    assert_eq!(progress.in_use, 5);
+    assert_eq!(progress.waiting_for, [0, 5, 4]);
+    assert_eq!(switch.job_progress(JobId(8)), None);
 }
 
 #[test]
@@ -342,7 +342,7 @@ fn a_flood_of_retransmissions_before_one_drain_is_answered_twice_a_slot_at_most(
 #[test]
 fn jobs_share_a_switch_and_not_a_slot() {
     let mut switch = switch(config(1, 1));
-    switch.add_job(JobConfig { id: JobId(8), ..config(1, 1) });
+    switch.add_job(JobConfig { id: JobId(8), ..config(1, 1) }).unwrap();
     let mut other = Contribution { value: 2, ..Default::default() }.packet();
     other[4..8].copy_from_slice(&8u32.to_le_bytes());
     Contribution { value: 1, ..Default::default() }.to(&mut switch);
@@ -410,7 +410,7 @@ fn appendix_a_example_execution() {
     let mut x = Example {
         switch: {
             let mut switch = Switch::new(ShardId(0));
-            switch.add_job(config(3, 1));
+            switch.add_job(config(3, 1)).unwrap();
             switch
         },
         workers: (0..3)

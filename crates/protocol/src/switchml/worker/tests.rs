@@ -8,7 +8,7 @@ use core::time::Duration;
 use fanin_wire::{AbortReason, Generation, JobId, ShardId};
 
 use super::*;
-use crate::machine::Elements;
+use crate::machine::{Elements, Summer};
 use crate::switchml::Switch;
 
 const ELEMENTS: usize = 256;
@@ -58,7 +58,7 @@ impl Rack {
             resumed: false,
         };
         let mut switch = Switch::new(ShardId(0));
-        switch.add_job(config);
+        switch.add_job(config).unwrap();
         let worker = |w| Worker::new(config, WorkerId(w), (), RetransmissionConfig::default());
         Self {
             switch,
@@ -453,7 +453,7 @@ fn after_the_switch_lost_its_memory_the_sum_is_still_exact() {
     // A fresh switch under the same job; workers 0 and 1 hand one slot back each.
     let config = JobConfig { generation: Generation(1), resumed: true, ..rack.workers[0].config };
     rack.switch = Switch::new(ShardId(0));
-    rack.switch.add_job(config);
+    rack.switch.add_job(config).unwrap();
     let restore: [&[SlotIndex]; 3] = [&[SlotIndex(0)], &[SlotIndex(1)], &[]];
     for (worker, restore) in rack.workers.iter_mut().zip(restore) {
         worker.resume(config, (), restore);

@@ -93,7 +93,7 @@ fn a_contribution_with_another_exponent_is_dropped_and_counted() {
     let mut switch = switch(config(2, 1));
     assert_eq!(contribute(&mut switch, 0, 1, &[ONE]), Verdict::Absorb);
     assert_eq!(contribute(&mut switch, 1, 2, &[ONE]), Verdict::Drop(Reason::Exponent));
-    assert_eq!(switch.statistics().dropped[Reason::Exponent as usize], 1);
+    assert_eq!(switch.received().dropped[Reason::Exponent as usize], 1);
     assert_eq!(contribute(&mut switch, 1, 1, &[ONE]), Verdict::Multicast, "it left no trace");
     assert_eq!(sent(&mut switch)[0].2[0], 0x4000);
 }
@@ -159,7 +159,7 @@ fn workers_that_disagree_on_the_wire_dtype_are_both_named() {
     assert_eq!(unlike.to(&mut switch), Verdict::Drop(Reason::Aborted));
     let reason =
         AbortReason::Mismatch { first: (WorkerId(0), SUM_OF_FLOATS), second: (WorkerId(1), as_int32) };
-    assert_eq!(switch.poll_event(), Some(SwitchEvent::Aborted { job: JobId(7), reason }));
+    assert_eq!(switch.poll_event(), Some(JobAborted { job: JobId(7), reason }));
     assert_eq!(SUM_OF_FLOATS.to_string(), "sum of 1000 float32 sent as bfloat16 (all-reduce 0)");
     assert_eq!(as_int32.to_string(), "sum of 1000 float32 (all-reduce 0)");
 }

@@ -177,7 +177,7 @@ fn after_the_switch_lost_its_memory_all_workers_have_the_same_bits() {
     assert_eq!(completed, [[2, 2], [2, 2], [1, 1]]);
     let config = JobConfig { generation: Generation(1), resumed: true, ..rack.workers[0].config };
     rack.switch = Switch::new(ShardId(0));
-    rack.switch.add_job(config);
+    rack.switch.add_job(config).unwrap();
     let restore: [&[SlotIndex]; 3] = [&[SlotIndex(0)], &[SlotIndex(1)], &[]];
     for (worker, restore) in rack.workers.iter_mut().zip(restore) {
         worker.resume(config, (), restore);

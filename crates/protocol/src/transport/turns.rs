@@ -4,20 +4,20 @@ use alloc::collections::{BTreeMap, VecDeque};
 use fanin_wire::JobId;
 
 /// A job that may have something to send.
-pub(super) trait Sender {
+pub(crate) trait Sender {
     /// Whether it stands in the line. [`Turns`] keeps this.
     fn in_line(&mut self) -> &mut bool;
     /// Whether it has something to send now.
-    fn has_pending(&self) -> bool;
+    fn has_pending(&mut self) -> bool;
 }
 
 /// The line. A job in it may have nothing to send any more, or be gone; one that has something stands in it.
 #[derive(Debug, Default)]
-pub(super) struct Turns(VecDeque<JobId>);
+pub(crate) struct Turns(VecDeque<JobId>);
 
 impl Turns {
     /// To be called after anything that may have given a job something to send.
-    pub(super) fn line_up(&mut self, id: JobId, job: &mut impl Sender) {
+    pub(crate) fn line_up(&mut self, id: JobId, job: &mut impl Sender) {
         if !*job.in_line() && job.has_pending() {
             *job.in_line() = true;
             self.0.push_back(id);
@@ -25,12 +25,12 @@ impl Turns {
     }
 
     /// Takes a job out that is gone, or another one from now on.
-    pub(super) fn remove(&mut self, id: JobId) {
+    pub(crate) fn remove(&mut self, id: JobId) {
         self.0.retain(|other| *other != id);
     }
 
     /// The job whose turn it is; it goes to the end of the line.
-    pub(super) fn next<'a, S: Sender>(&mut self, jobs: &'a mut BTreeMap<JobId, S>) -> Option<&'a mut S> {
+    pub(crate) fn next<'a, S: Sender>(&mut self, jobs: &'a mut BTreeMap<JobId, S>) -> Option<&'a mut S> {
         let id = loop {
             let id = self.0.pop_front()?;
             let Some(job) = jobs.get_mut(&id) else { continue };

@@ -1,0 +1,161 @@
+//! The machines that sum, on real sockets: SwitchML's switch, ATP's switch and its server.
+
+use crate::host::{Host, invalid, stopped};
+use crate::socket::check_shards;
+use crate::train_socket::Peer;
+use crate::{IoStatistics, Offload};
+use fanin_protocol::atp::{AtpServer, AtpSwitch, AtpSwitchConfig, SwitchRoute};
+use fanin_protocol::switchml::Switch;
+use fanin_protocol::{JobProgress, Received, Summer};
+use fanin_wire::{AbortReason, JobId, ShardId};
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+
+/// A running switch of SwitchML.
+pub type SwitchDriver = Host<Switch<Peer>>;
+/// A running server of ATP.
+pub type AtpServerDriver = Host<AtpServer<Peer>>;
+/// A running switch of ATP.
+pub type AtpSwitchDriver = Host<AtpSwitch<Peer>>;
+
+/// Where a switch listens, and on how many cores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SwitchConfig {
+    /// Address and UDP port; port 0 takes a free one.
+    pub listen: SocketAddr,
+    /// Shards, 1 to [`crate::SHARDS_MAX`]: each a thread with a socket and slots of its own.
+    pub shards: usize,
+}
+
+impl SwitchDriver {
+    /// Binds the sockets and starts the threads. The switch serves no job yet.
+    ///
+    /// # Errors
+    /// When the address cannot be bound, another switch has it, or the kernel cannot steer packets to several shards.
+    pub fn bind(config: SwitchConfig) -> io::Result<Self> {
+        Self::bind_with_offload(config, Offload::Detect)
+    }
+
+    /// As [`Self::bind`], saying whether the kernel may cut and join trains.
+    ///
+    /// # Errors
+    /// As [`Self::bind`].
+    pub fn bind_with_offload(config: SwitchConfig, offload: Offload) -> io::Result<Self> {
+        check_shards(config.shards)?;
+        let machines = (0u8..).map(ShardId).map(Switch::new).take(config.shards);
+        Self::start(config.listen, "fanin-switch", machines, offload)
+    }
+}
+
+impl AtpServerDriver {
+    /// Binds the socket and starts the thread. The server has no job yet.
+    ///
+    /// # Errors
+    /// When the address cannot be bound.
+    pub fn bind(listen: SocketAddr) -> io::Result<Self> {
+        Self::start(listen, "fanin-atp-server", [AtpServer::new()], Offload::Detect)
+    }
+}
+
+impl AtpSwitchDriver {
+    /// Binds the socket and starts the thread. The switch serves no job yet.
+    ///
+    /// # Errors
+    /// When the address cannot be bound.
+    pub fn bind(listen: SocketAddr, config: AtpSwitchConfig) -> io::Result<Self> {
+        Self::start(listen, "fanin-atp-switch", [AtpSwitch::new(config)], Offload::Detect)
+    }
+
+    /// Lets a job through. When this returns its packets are taken. A job of the same id is forgotten.
+    ///
+    /// # Errors
+    /// When the switch can serve no such job, cannot send to its upstream, or has stopped.
+    pub fn add_route(&self, route: SwitchRoute<SocketAddr>) -> io::Result<()> {
+        let upstream = Peer::from(reachable(self.local_addr(), route.upstream)?);
+        let SwitchRoute { id, generation, level, .. } = route;
+        self.add_job(SwitchRoute { id, generation, upstream, level })
+    }
+}
+
+/// What any machine that sums is asked, over all its shards.
+impl<M> Host<M>
+where
+    M: Summer<Address = Peer, Job: Send + 'static, Error: Send + Sync + 'static> + Send + 'static,
+{
+    /// Takes a job in, in every shard. When this returns its packets are answered. A job of the same id is forgotten.
+    ///
+    /// # Errors
+    /// When the machine refuses the job, or has stopped.
+    pub fn add_job(&self, job: M::Job) -> io::Result<()> {
+        for added in self.ask_all(move |machine, _| machine.add_job(job.clone())) {
+            added.ok_or_else(stopped)?.map_err(invalid)?;
+        }
+        Ok(())
+    }
+
+    /// Forgets a job, in every shard. When this returns its packets are unknown.
+    pub fn remove_job(&self, job: JobId) {
+        self.ask_all(move |machine, _| machine.remove_job(job));
+    }
+
+    /// Tells the job's workers, now and whenever they send again, that it cannot go on.
+    pub fn abort_job(&self, job: JobId, reason: AbortReason) {
+        self.ask_all(move |machine, _| machine.abort_job(job, reason));
+    }
+
+    /// How far a job is; `None` when there is no such job.
+    #[must_use]
+    pub fn job_progress(&self, job: JobId) -> Option<JobProgress> {
+        let shards = self.ask_all(move |machine, _| machine.job_progress(job)).into_iter();
+        shards.flatten().flatten().reduce(|mut sum, shard| {
+            sum += shard;
+            sum
+        })
+    }
+
+    /// Packets by verdict.
+    #[must_use]
+    pub fn received(&self) -> Received {
+        let mut sum = Received::default();
+        self.ask_all(|machine, _| machine.received()).into_iter().flatten().for_each(|shard| sum += shard);
+        sum
+    }
+
+    /// System calls and what became of them.
+    #[must_use]
+    pub fn io_statistics(&self) -> IoStatistics {
+        let mut sum = IoStatistics::default();
+        self.ask_all(|_, io| io).into_iter().flatten().for_each(|shard| sum += shard);
+        sum
+    }
+}
+
+/// `upstream` as a socket that is bound to `local` names it.
+fn reachable(local: SocketAddr, upstream: SocketAddr) -> io::Result<SocketAddr> {
+    match (local, upstream.ip()) {
+        (SocketAddr::V6(_), IpAddr::V4(ip)) => {
+            Ok(SocketAddr::new(ip.to_ipv6_mapped().into(), upstream.port()))
+        }
+        (SocketAddr::V4(_), IpAddr::V6(_)) => {
+            let message = format!("listening on {local}, which is IPv4, it cannot send to {upstream}");
+            Err(io::Error::new(io::ErrorKind::InvalidInput, message))
+        }
+        _ => Ok(upstream),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_upstream_is_named_in_the_family_of_the_socket() {
+        let address = |text: &str| text.parse::<SocketAddr>().unwrap();
+        let (v4, v6) = (address("10.0.0.9:4800"), address("[fd00::9]:4800"));
+        let name = |local, upstream| reachable(local, upstream).ok();
+        assert_eq!(name(address("0.0.0.0:1"), v4), Some(v4));
+        assert_eq!(name(address("[::]:1"), v6), Some(v6));
+        assert_eq!(name(address("[::]:1"), v4), Some(address("[::ffff:10.0.0.9]:4800")));
+        assert_eq!(name(address("0.0.0.0:1"), v6), None);
+    }
+}
