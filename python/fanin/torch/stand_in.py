@@ -2,8 +2,8 @@
 
 Torch 2.15 makes every backend through a creator that is looked up by name, and its own creator of
 "gloo" is looked up only when the name is asked for first. Ours takes that place before: all of
-torch's ways to a group end there, and what torch and frameworks ask of the group by its name
-(`get_backend`, `BackendType`, default devices and timeouts) is answered as for Gloo.
+torch's ways to a group end there, and what torch and frameworks ask of a group by its name
+(`get_backend`, devices, the default timeout) is answered as for Gloo.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.distributed import distributed_c10d as c10d
 from fanin._settings import AS_VARIABLE, as_backend
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Backend, ProcessGroup, _DistributedBackendOptions
+    from torch._C._distributed_c10d import Backend, _DistributedBackendOptions
 
 _said = False
 
@@ -35,13 +35,9 @@ def install() -> None:
         from torch import __version__ as version
 
         raise RuntimeError(f"{AS_VARIABLE}={name} needs torch 2.15 or later, and this is {version}")
-    kind: ProcessGroup.BackendType = c10d.Backend.backend_type_map[name]
+    # Its type becomes CUSTOM: what has Gloo's is cast to Gloo's C++ class, unseen, by DDP's logger.
     c10d.Backend.register_backend(
-        name,
-        _create,
-        extended_api=True,
-        devices=c10d.Backend.backend_capability[name],
-        _backend_type=kind,
+        name, _create, extended_api=True, devices=c10d.Backend.backend_capability[name]
     )
     # The flight recorder leaves out groups named "gloo", which record themselves; ours do not.
     c10d._FR_SELF_RECORDING_BACKENDS.discard(name)
