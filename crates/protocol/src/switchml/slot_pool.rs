@@ -74,6 +74,9 @@ pub(super) struct SlotPool<A> {
     slots: Vec<[Version; 2]>,
     /// When the first contribution came to what each slot gathers.
     began: Vec<Instant>,
+    /// Whether a sum may still be handed back to each slot: in a resumed job, until the slot has completed an exchange here.
+    /// Everybody who contributed to that one had the sum before it, so nobody can lack a sum that is not here.
+    restorable: Vec<bool>,
     /// The sums: of slot `i`, version `v` at `(2 i + v) * chunk_elements_max`. Those of bfloat16 are in fixed point.
     sums: Vec<i32>,
     /// Where each worker's last packet came from.
@@ -101,6 +104,7 @@ impl<A: Copy + PartialEq> SlotPool<A> {
             config,
             slots: vec![[Version::UNUSED; 2]; slots],
             began: vec![Instant(0); slots],
+            restorable: vec![config.resumed; slots],
             sums: vec![0; 2 * slots * config.chunk_elements_max()],
             addresses: [None; WORKERS_MAX as usize],
             recipients: Vec::with_capacity(usize::from(config.workers)),
@@ -223,6 +227,7 @@ impl<A: Copy + PartialEq> SlotPool<A> {
         }
         if complete {
             self.completed += 1;
+            self.restorable[header.slot.index()] = false;
             self.results.push_back((header.slot, header.exchange));
             return Ok(Verdict::Multicast);
         }
@@ -246,6 +251,9 @@ impl<A: Copy + PartialEq> SlotPool<A> {
             if is_after(current.exchange, header.exchange) {
                 return Err(Reason::Stale);
             }
+        }
+        if !self.restorable[header.slot.index()] {
+            return Err(Reason::Unexpected);
         }
         *current = Version {
             worker_bitmap: everyone,
@@ -302,6 +310,7 @@ impl<A: Copy + PartialEq> SlotPool<A> {
         // The reason is all that is still needed.
         self.slots = Vec::new();
         self.began = Vec::new();
+        self.restorable = Vec::new();
         self.sums = Vec::new();
     }
 

@@ -317,6 +317,35 @@ fn a_sum_handed_back_answers_the_worker_that_lacked_it() {
 }
 
 #[test]
+fn a_sum_handed_back_after_the_slots_first_completed_exchange_has_no_effect() {
+    let mut switch = switch(JobConfig { resumed: true, ..config(2, 2) });
+    let restore = |slot, exchange| Contribution {
+        kind: Kind::Restore,
+        slot,
+        exchange,
+        value: 666,
+        ..Default::default()
+    };
+    let contribute = |switch: &mut Switch<u8>, worker, exchange| {
+        Contribution { worker, exchange, value: 5, ..Default::default() }.to(switch)
+    };
+    // The exchange that a forged one would take the place of: the next one, and one that gathers.
+    assert_eq!(contribute(&mut switch, 0, 41), Verdict::Absorb);
+    assert_eq!(contribute(&mut switch, 1, 41), Verdict::Multicast);
+    sent(&mut switch);
+    for exchange in [42, 43, 1000] {
+        assert_eq!(restore(0, exchange).to(&mut switch), Verdict::Drop(Reason::Unexpected), "{exchange}");
+    }
+    assert_eq!(contribute(&mut switch, 0, 42), Verdict::Absorb);
+    assert_eq!(restore(0, 42).to(&mut switch), Verdict::Drop(Reason::Unexpected));
+    assert_eq!(sent(&mut switch), []);
+    assert_eq!(contribute(&mut switch, 1, 42), Verdict::Multicast);
+    assert_eq!(sent(&mut switch), [(vec![0, 1], 10, 0)]);
+    // Another slot has not begun, and may still lack its sum.
+    assert_eq!(restore(1, 41).to(&mut switch), Verdict::Multicast);
+}
+
+#[test]
 fn what_gathers_in_a_resumed_job_is_not_overtaken() {
     let mut switch = switch(JobConfig { resumed: true, ..config(2, 1) });
     assert_eq!(Contribution { exchange: 4, value: 5, ..Default::default() }.to(&mut switch), Verdict::Absorb);
