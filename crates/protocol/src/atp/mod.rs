@@ -18,6 +18,7 @@
 //!   A worker that hands parameters back (`restore`) puts both, as it got them, where they were.
 
 mod aggregator_table;
+mod children;
 mod config;
 mod outbox;
 mod server;
@@ -25,8 +26,6 @@ mod switch;
 #[cfg(test)]
 mod tests;
 mod worker;
-
-use alloc::vec::Vec;
 
 use config::AGGREGATOR_ELEMENTS_MAX;
 pub use config::{
@@ -45,14 +44,4 @@ pub(crate) const EXPONENT_UNKNOWN: i16 = i16::MAX;
 /// need (ATP §3.6).
 pub(crate) const fn next_aggregator_index(parameters: &GradientHeader) -> u32 {
     parameters.directions.bitmaps[0]
-}
-
-/// Lists the addresses of a machine's children, each once: several may be at one.
-fn renew_recipients<A: Copy + PartialEq>(recipients: &mut Vec<A>, children: &[Option<A>]) {
-    recipients.clear();
-    for child in children.iter().flatten() {
-        if !recipients.contains(child) {
-            recipients.push(*child);
-        }
-    }
 }

@@ -1,7 +1,6 @@
 //! The programmable switch of a rack, or of a higher level: a table of aggregators, and for each job the way up and down.
 
 use alloc::collections::{BTreeMap, VecDeque};
-use alloc::vec::Vec;
 use core::time::Duration;
 use fanin_wire::{
     ABORT_BYTES, Abort, AbortReason, CHILDREN_MAX, Directions, FRAGMENT_ELEMENTS, Flags, Generation,
@@ -10,8 +9,9 @@ use fanin_wire::{
 };
 
 use super::aggregator_table::{Aggregate, AggregatorTable, Freed, Identifier, Outcome, ResendOutcome};
+use super::children::Children;
 use super::outbox::Outbox;
-use super::{AGGREGATOR_ELEMENTS_MAX, AGGREGATORS_MAX, ATP_JOBS_MAX, AtpConfigError, renew_recipients};
+use super::{AGGREGATOR_ELEMENTS_MAX, AGGREGATORS_MAX, ATP_JOBS_MAX, AtpConfigError};
 use crate::machine::{
     Endpoint, Instant, JobAborted, JobProgress, Reason, Received, Summer, Transmit, Verdict,
 };
@@ -80,10 +80,8 @@ pub struct AtpSwitchProgress {
 #[derive(Debug)]
 struct Job<A> {
     route: SwitchRoute<A>,
-    /// By bit: where each child's first packet came from, until [`AtpSwitch::forget_child`].
-    children: [Option<A>; CHILDREN_MAX],
-    /// The children's addresses in a row, each once.
-    recipients: Vec<A>,
+    /// By bit.
+    children: Children<A>,
     up: Outbox,
     down: Outbox,
     aborted: Option<AbortReason>,
@@ -120,16 +118,6 @@ impl<A: Copy + PartialEq> AtpSwitch<A> {
         }
     }
 
-    /// Lets the child of this bit be another one from now on: a worker that was started again elsewhere (§A.3).
-    pub fn forget_child(&mut self, job: JobId, bit: u8) {
-        if let Some(job) = self.jobs.get_mut(&job)
-            && let Some(child) = job.children.get_mut(usize::from(bit))
-        {
-            *child = None;
-            renew_recipients(&mut job.recipients, &job.children);
-        }
-    }
-
     /// What happened since the start.
     #[must_use]
     pub const fn statistics(&self) -> AtpSwitchStatistics {
@@ -139,9 +127,8 @@ impl<A: Copy + PartialEq> AtpSwitch<A> {
     /// How a job fares here.
     #[must_use]
     pub fn progress(&self, job: JobId) -> Option<AtpSwitchProgress> {
-        self.jobs
-            .get(&job)
-            .map(|job| AtpSwitchProgress { children: job.recipients.len() as u32, ..job.progress })
+        let children = |job: &Job<A>| job.children.addresses().len() as u32;
+        self.jobs.get(&job).map(|job| AtpSwitchProgress { children: children(job), ..job.progress })
     }
 
     fn receive(&mut self, now: Instant, from: A, bytes: &[u8]) -> Result<Verdict, Reason> {
@@ -187,14 +174,15 @@ impl<A: Copy + PartialEq> AtpSwitch<A> {
         if packet.header.flags.is_ack {
             return self.parameters(now, from, &packet, bytes);
         }
-        job.check_sender(from, &packet.header.directions)?;
-        if job.aborted.is_some() {
-            job.queue_abort();
-            return Err(Reason::Aborted);
-        }
         // Only a server's request has no payload.
         if packet.payload.is_empty() {
             return Err(Reason::ChunkLength);
+        }
+        let child = job.sender(from, &packet.header.directions)?;
+        job.children.learn(child, from);
+        if job.aborted.is_some() {
+            job.queue_abort();
+            return Err(Reason::Aborted);
         }
         self.fragment(now, &packet)
     }
@@ -218,7 +206,7 @@ impl<A: Copy + PartialEq> AtpSwitch<A> {
             Freed::Stale => self.statistics.freed_stale += 1,
         }
         // A switch that lost its memory knows no children: they send again, and ask the server.
-        if job.recipients.is_empty() {
+        if job.children.addresses().is_empty() {
             return Err(Reason::Unexpected);
         }
         let mark = self.config.is_congested(&job.down);
@@ -311,8 +299,8 @@ impl<A: Copy + PartialEq> Job<A> {
         if preamble.generation == self.route.generation { Ok(()) } else { Err(Reason::Generation) }
     }
 
-    /// Whether a fragment comes from a child and is meant for this level. The first packet of a child says where it is.
-    fn check_sender(&mut self, from: A, directions: &Directions) -> Result<(), Reason> {
+    /// The child that a fragment comes from, if it is meant for this level.
+    fn sender(&self, from: A, directions: &Directions) -> Result<usize, Reason> {
         let level = self.route.level;
         let bitmap = directions.bitmaps[usize::from(level)];
         if directions.level != level
@@ -324,18 +312,7 @@ impl<A: Copy + PartialEq> Job<A> {
         if from == self.route.upstream {
             return Err(Reason::Foreign);
         }
-        let child = &mut self.children[bitmap.trailing_zeros() as usize];
-        match child {
-            Some(child) if *child == from => Ok(()),
-            Some(_) => Err(Reason::Foreign),
-            None => {
-                *child = Some(from);
-                if !self.recipients.contains(&from) {
-                    self.recipients.push(from);
-                }
-                Ok(())
-            }
-        }
+        Ok(bitmap.trailing_zeros() as usize)
     }
 
     /// Sends a fragment on as it is, but for its level and for what `more` flags it has.
@@ -399,7 +376,7 @@ impl<A: Copy + PartialEq> Job<A> {
     fn queue_abort(&mut self) {
         if let Some(reason) = self.aborted
             && self.down.is_empty()
-            && !self.recipients.is_empty()
+            && !self.children.addresses().is_empty()
         {
             let preamble = Preamble {
                 kind: Kind::Abort,
@@ -441,7 +418,7 @@ impl<A: Copy + PartialEq> Endpoint for AtpSwitch<A> {
         let (outbox, to) = if job.down.is_empty() {
             (&mut job.up, core::slice::from_ref(&job.route.upstream))
         } else {
-            (&mut job.down, job.recipients.as_slice())
+            (&mut job.down, job.children.addresses())
         };
         let (bytes, segment_bytes) = outbox.fill(train)?;
         Some(Transmit { to, bytes, segment_bytes })
@@ -474,8 +451,7 @@ impl<A: Copy + PartialEq> Summer for AtpSwitch<A> {
             route.id,
             Job {
                 route,
-                children: [None; CHILDREN_MAX],
-                recipients: Vec::with_capacity(CHILDREN_MAX),
+                children: Children::new(CHILDREN_MAX),
                 up: Outbox::default(),
                 down: Outbox::default(),
                 aborted: None,

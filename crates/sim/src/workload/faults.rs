@@ -7,7 +7,7 @@ use std::time::Duration;
 use fanin_protocol::Summer;
 
 use super::actors::Begins;
-use super::build::{AtpMachine, Layout, ServerMachine, ServerPlace, SwitchMachine};
+use super::build::{AtpMachine, Layout, ServerMachine, ServerPlace};
 use super::job::Job;
 use super::scenario::{Fault, FaultPlan};
 use crate::net::{Actor, Context, Listener, Network, NodeId, Packet};
@@ -145,27 +145,14 @@ fn take_rank(network: &mut Network, layout: &Rc<Layout>, index: usize, rank: usi
         return;
     }
     let shard = &place.shards[0];
-    let (Some(server), Some(placement)) = (shard.server, &shard.placement) else { return };
-    let (directions, upstream) = placement.workers[rank];
+    let Some(server) = shard.server else { return };
     if layout.servers.get(&server).is_none_or(|place| network.actor::<ServerMachine>(place.actor).is_none()) {
         // The server is away as well; ask again.
         let layout = layout.clone();
         return later(network, ASK_AGAIN, move |network| take_rank(network, &layout, index, rank));
     }
-    // What the controller does: whoever has the worker as a child lets another address have its place.
-    if let Some(switch) = layout.switches.get(&upstream).filter(|_| upstream != server) {
-        let bit = directions.bitmaps[usize::from(directions.level)].trailing_zeros() as u8;
-        network.with_actor(switch.actor, |machine: &mut SwitchMachine, context| {
-            machine.machine.forget_child(shard.id, bit);
-            machine.drain(context);
-        });
-    }
     let earliest = layout.servers.get(&server).and_then(|place| {
-        network.with_actor(place.actor, |machine: &mut ServerMachine, context| {
-            if upstream == server {
-                machine.machine.replace_worker(shard.id, rank as u16);
-                machine.drain(context);
-            }
+        network.with_actor(place.actor, |machine: &mut ServerMachine, _| {
             machine.machine.progress(shard.id).map(|progress| progress.earliest)
         })
     });

@@ -3,6 +3,7 @@
 
 use alloc::boxed::Box;
 use alloc::vec;
+use alloc::vec::Vec;
 use fanin_wire::{Collective, Dtype, GradientHeader, Op};
 
 use super::exact_sum::ExactSum;
@@ -18,6 +19,10 @@ pub(super) struct Subject {
     /// A position that said so, to name in a disagreement.
     pub(super) first: u16,
 }
+
+/// Sums of original float values, one for each element. They are large and seldom needed, so a job has only as many as
+/// overflowed at one time, and hands them on from fragment to fragment.
+pub(super) type ExactSums = Box<[ExactSum]>;
 
 /// The fragment that a place gathers.
 #[derive(Debug)]
@@ -39,7 +44,7 @@ pub(super) struct Gathering {
     /// When something was last asked for.
     pub(super) requested: Option<Instant>,
     /// Sums of original float values; none are needed for integers, whose sum always fits in `sums`.
-    exact: Option<Box<[ExactSum]>>,
+    exact: Option<ExactSums>,
 }
 
 /// A fragment whose parameters are known.
@@ -74,6 +79,12 @@ impl Gathering {
         }
     }
 
+    /// Goes on to another fragment, and puts what only an overflow needs to the spare ones.
+    pub(super) fn begin(&mut self, sequence: u64, spare: &mut Vec<ExactSums>) {
+        spare.extend(self.exact.take());
+        *self = Self::new(sequence);
+    }
+
     /// Forgets all contributions, because the sum did not fit, and waits for the original values.
     pub(super) fn await_originals(&mut self) {
         self.contributed = Workers::default();
@@ -81,7 +92,9 @@ impl Gathering {
         self.count = 0;
         self.saturated = false;
         self.originals_only = true;
-        self.exact = None;
+        if let Some(exact) = &mut self.exact {
+            exact.fill(ExactSum::default());
+        }
     }
 
     /// Adds a packet of scaled values (ATP §3.6, "PS updating parameters").
@@ -135,6 +148,7 @@ impl Gathering {
         from: &Coverage,
         payload: &[u8],
         sums: &mut [i64],
+        spare: &mut Vec<ExactSums>,
     ) -> Result<(), Reason> {
         if from.count != 1 {
             return Err(Reason::OutOfRange);
@@ -150,8 +164,13 @@ impl Gathering {
                 *sum += i64::from(i32::from_le_bytes(*term));
             }
         } else {
-            let exact =
-                self.exact.get_or_insert_with(|| vec![ExactSum::default(); sums.len()].into_boxed_slice());
+            let exact = self.exact.get_or_insert_with(|| match spare.pop() {
+                Some(mut used) => {
+                    used.fill(ExactSum::default());
+                    used
+                }
+                None => vec![ExactSum::default(); sums.len()].into(),
+            });
             for (sum, term) in exact.iter_mut().zip(payload.as_chunks().0) {
                 sum.add(f32::from_le_bytes(*term));
             }

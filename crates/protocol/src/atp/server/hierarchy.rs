@@ -179,22 +179,6 @@ impl Hierarchy {
         self.ranks[position]
     }
 
-    /// The server's child that a worker's packets come through.
-    pub(super) fn child_of(&self, rank: u16) -> Option<u16> {
-        let position = self.ranks.iter().position(|other| *other == rank)? as u16;
-        let mut switch = &self.switches[0];
-        let mut child = 0;
-        while switch.level >= self.server_level {
-            let next = switch.children.iter().flatten().find(|next| next.below.contains(&position))?;
-            child = next.below.start;
-            match next.switch {
-                Some(at) => switch = &self.switches[at],
-                None => break,
-            }
-        }
-        Some(child)
-    }
-
     /// Who is in a packet with these directions; `None` when nobody of this job sends such ones.
     ///
     /// From the top down, levels with one bit lead to a switch. The first level with several bits says which of its children are

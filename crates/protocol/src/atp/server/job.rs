@@ -9,10 +9,11 @@ use fanin_wire::{
     ShardId, WORKERS_MAX, WorkerId, fragment_packet_bytes,
 };
 
-use super::fragment::{Finished, Gathering, Subject};
+use super::fragment::{ExactSums, Finished, Gathering, Subject};
 use super::hierarchy::{Coverage, Hierarchy};
 use super::{AtpServerProgress, ServerJob};
-use crate::atp::{AtpConfigError, AtpJobConfig, Hashing, Scaling, renew_recipients};
+use crate::atp::children::Children;
+use crate::atp::{AtpConfigError, AtpJobConfig, Hashing, Scaling};
 use crate::machine::{Instant, JobProgress, Reason, Transmit, Verdict};
 use crate::transport::Sender;
 
@@ -68,12 +69,11 @@ pub(super) struct Job<A> {
     places: Vec<Place>,
     /// Sums of what is gathered, `elements` for each place.
     sums: Vec<i64>,
+    /// Sums of original floats that no fragment needs now.
+    spare: Vec<ExactSums>,
     /// The finished parameters as they travel, `elements` of four bytes for each place.
     parameters: Vec<u8>,
-    /// By child: where its first packet came from.
-    children: Vec<Option<A>>,
-    /// The children's addresses in a row, each once.
-    recipients: Vec<A>,
+    children: Children<A>,
     /// Places that have something to send; each stands here once for each kind.
     outgoing: VecDeque<(usize, Outgoing)>,
     /// The highest sequence number that is finished.
@@ -108,9 +108,9 @@ impl<A: Copy + PartialEq> Job<A> {
             hierarchy,
             places: (0..u64::from(config.window_max)).map(place).collect(),
             sums: vec![0; window * elements],
+            spare: Vec::new(),
             parameters: vec![0; window * elements * 4],
-            children: vec![None; workers],
-            recipients: Vec::new(),
+            children: Children::new(workers),
             outgoing: VecDeque::with_capacity(2 * window),
             newest: None,
             abortion: Abortion::None,
@@ -135,12 +135,12 @@ impl<A: Copy + PartialEq> Job<A> {
             return Err(Reason::Unexpected);
         }
         let sender = self.hierarchy.coverage(&header.directions).ok_or(Reason::OutOfRange)?;
-        self.check_address(from, sender.child)?;
         if payload.len() != self.config.payload_bytes() {
             return Err(Reason::ChunkLength);
         }
         self.progress.bytes_received += (fanin_wire::GRADIENT_HEADER_BYTES + payload.len()) as u64;
         if !matches!(self.abortion, Abortion::None) {
+            self.children.learn(sender.child.into(), from);
             self.abort_pending = true;
             return Err(Reason::Aborted);
         }
@@ -153,7 +153,7 @@ impl<A: Copy + PartialEq> Job<A> {
         if !place.anchored
             && (place.gathering.subject.is_none() || header.sequence > place.gathering.sequence)
         {
-            place.gathering = Gathering::new(header.sequence);
+            place.gathering.begin(header.sequence, &mut self.spare);
         }
         let verdict = match header.sequence.cmp(&place.gathering.sequence) {
             core::cmp::Ordering::Equal => self.contribute(now, at, packet, &sender),
@@ -164,23 +164,11 @@ impl<A: Copy + PartialEq> Job<A> {
         if verdict == Err(Reason::Duplicate) {
             self.progress.duplicates += 1;
         }
-        verdict
-    }
-
-    /// A child is known by the address that its first packet came from.
-    fn check_address(&mut self, from: A, child: u16) -> Result<(), Reason> {
-        let known = &mut self.children[usize::from(child)];
-        match known {
-            Some(address) if *address == from => Ok(()),
-            Some(_) => Err(Reason::Foreign),
-            None => {
-                *known = Some(from);
-                if !self.recipients.contains(&from) {
-                    self.recipients.push(from);
-                }
-                Ok(())
-            }
+        // A copy that the network held back says where its child was, and not where it is.
+        if !matches!(verdict, Err(Reason::Stale | Reason::Ahead)) {
+            self.children.learn(sender.child.into(), from);
         }
+        verdict
     }
 
     /// A packet of the fragment that its place gathers.
@@ -212,7 +200,7 @@ impl<A: Copy + PartialEq> Job<A> {
             return Ok(Verdict::Multicast);
         }
         let added = if header.flags.overflow {
-            gathering.add_original(header.collective.dtype, sender, payload, sums)
+            gathering.add_original(header.collective.dtype, sender, payload, sums, &mut self.spare)
         } else {
             gathering.add_scaled(header, sender, payload, sums)
         };
@@ -371,7 +359,8 @@ impl<A: Copy + PartialEq> Job<A> {
     /// The parameters of what a place gathered are there: it goes on to the next fragment.
     fn finished(&mut self, at: usize, finished: Finished) {
         let place = &mut self.places[at];
-        place.gathering = Gathering::new(finished.sequence + u64::from(self.config.window_max));
+        let next = finished.sequence + u64::from(self.config.window_max);
+        place.gathering.begin(next, &mut self.spare);
         place.anchored = true;
         place.finished = Some(finished);
         place.request = None;
@@ -424,15 +413,24 @@ impl<A: Copy + PartialEq> Job<A> {
             first: (named(ranks.0), first.collective),
             second: (named(ranks.1), second.collective),
         };
-        self.abortion = Abortion::New(reason);
-        self.abort_pending = true;
+        self.stop(Abortion::New(reason));
     }
 
     pub(super) fn abort(&mut self, reason: AbortReason) {
         if matches!(self.abortion, Abortion::None) {
-            self.abortion = Abortion::Known(reason);
-            self.abort_pending = true;
+            self.stop(Abortion::Known(reason));
         }
+    }
+
+    fn stop(&mut self, abortion: Abortion) {
+        self.abortion = abortion;
+        self.abort_pending = true;
+        // Admission gives the job's memory to others at once: the reason, and whom to tell, is all that is still needed.
+        self.places = Vec::new();
+        self.sums = Vec::new();
+        self.parameters = Vec::new();
+        self.outgoing = VecDeque::new();
+        self.spare = Vec::new();
     }
 
     /// An abort that was found here and not yet told.
@@ -465,16 +463,8 @@ impl<A: Copy + PartialEq> Job<A> {
         self.hierarchy = after;
         self.config.generation = generation;
         self.outgoing.clear();
-        self.children.fill(None);
-        self.recipients.clear();
+        self.children.forget();
         Ok(self.earliest())
-    }
-
-    pub(super) fn forget_child_of(&mut self, rank: u16) {
-        if let Some(child) = self.hierarchy.child_of(rank) {
-            self.children[usize::from(child)] = None;
-            renew_recipients(&mut self.recipients, &self.children);
-        }
     }
 
     fn earliest(&self) -> u64 {
@@ -514,10 +504,10 @@ impl<A: Copy + PartialEq> Job<A> {
         };
         if let Abortion::New(reason) | Abortion::Known(reason) = self.abortion {
             self.abort_pending = false;
-            self.outgoing.clear();
             let abort = Abort { preamble: Preamble { kind: Kind::Abort, ..preamble }, reason }.to_bytes();
             train[..abort.len()].copy_from_slice(&abort);
-            return Some(Transmit { to: &self.recipients, bytes: abort.len(), segment_bytes: abort.len() });
+            let to = self.children.addresses();
+            return Some(Transmit { to, bytes: abort.len(), segment_bytes: abort.len() });
         }
         let payload_bytes = self.config.payload_bytes();
         let mut run: Option<(To, usize)> = None;
@@ -554,20 +544,20 @@ impl<A: Copy + PartialEq> Job<A> {
         }
         let (to, segment_bytes) = run.filter(|_| bytes > 0)?;
         let to = match to {
-            To::Child(child) => self.children[usize::from(child)].as_slice(),
-            To::All | To::Nobody => &self.recipients,
+            To::Child(child) => self.children.address(child.into()),
+            To::All | To::Nobody => self.children.addresses(),
         };
         Some(Transmit { to, bytes, segment_bytes })
     }
 }
 
-impl<A> Sender for Job<A> {
+impl<A: Copy + PartialEq> Sender for Job<A> {
     fn in_line(&mut self) -> &mut bool {
         &mut self.in_line
     }
 
     fn has_pending(&mut self) -> bool {
-        !self.recipients.is_empty() && (self.abort_pending || !self.outgoing.is_empty())
+        !self.children.addresses().is_empty() && (self.abort_pending || !self.outgoing.is_empty())
     }
 }
 

@@ -104,13 +104,6 @@ impl<A: Copy + PartialEq> AtpServer<A> {
         self.jobs.get_mut(&job).map(|job| job.set_up_again(generation, workers, level)).transpose()
     }
 
-    /// Lets a worker's packets come from elsewhere from now on: it was started again in its old place (ATP §A.3).
-    pub fn replace_worker(&mut self, job: JobId, rank: u16) {
-        if let Some(job) = self.jobs.get_mut(&job) {
-            job.forget_child_of(rank);
-        }
-    }
-
     /// How far a job is.
     #[must_use]
     pub fn progress(&self, job: JobId) -> Option<AtpServerProgress> {

@@ -15,6 +15,9 @@ use crate::transport::RetransmissionConfig;
 const SERVER: u16 = 1;
 const SWITCHES: u16 = 10;
 const WORKERS: u16 = 1000;
+/// Between two addresses of one worker, which may move so often.
+const MOVED: u16 = 2048;
+const MOVES_MAX: u16 = 31;
 
 #[derive(Debug)]
 enum Numbers {
@@ -127,6 +130,8 @@ struct Faults {
     reordering: u64,
     /// A switch or the server loses its memory, in a million packets.
     crash: u64,
+    /// A worker has another address from now on, in a million packets. What is on its way to the old one is lost.
+    moves: u64,
 }
 
 struct Network {
@@ -141,6 +146,8 @@ struct Network {
     random: u64,
     faults: Faults,
     server_crashes: u64,
+    /// How often each worker moved.
+    moves: Vec<u16>,
 }
 
 fn config(workers: usize) -> AtpJobConfig {
@@ -176,6 +183,7 @@ impl Network {
         let mut network = Self {
             config,
             switch_config,
+            moves: vec![0; directions.len()],
             workers: directions.iter().enumerate().map(worker).collect(),
             switches: vec![],
             server: AtpServer::new(),
@@ -239,13 +247,30 @@ impl Network {
         ]
     }
 
+    /// The worker at an address, if it has not moved since.
+    fn worker_at(&self, address: u16) -> Option<usize> {
+        let rank = usize::from((address - WORKERS) % MOVED);
+        (self.address_of(rank) == address).then_some(rank)
+    }
+
+    fn address_of(&self, rank: usize) -> u16 {
+        WORKERS + rank as u16 + MOVED * self.moves[rank]
+    }
+
+    fn drain_worker(&mut self, rank: usize) {
+        self.drain(self.address_of(rank));
+    }
+
     fn drain(&mut self, address: u16) {
         let mut train = vec![0; 16384];
         loop {
             let now = Instant(self.now);
             let transmit = match address {
                 SERVER => self.server.poll_transmit(now, &mut train),
-                WORKERS.. => self.workers[usize::from(address - WORKERS)].poll_transmit(now, &mut train),
+                WORKERS.. => match self.worker_at(address) {
+                    Some(rank) => self.workers[rank].poll_transmit(now, &mut train),
+                    None => None,
+                },
                 _ => self.switches[usize::from(address - SWITCHES)].poll_transmit(now, &mut train),
             };
             let Some(transmit) = transmit else { break };
@@ -295,7 +320,7 @@ impl Network {
             let upstream = self.tree.workers[rank].map_or(SERVER, |switch| SWITCHES + switch as u16);
             let (now, generation) = (Instant(self.now), self.config.generation);
             self.workers[rank].resume(now, generation, *directions, upstream);
-            self.drain(WORKERS + rank as u16);
+            self.drain_worker(rank);
         }
     }
 
@@ -303,7 +328,7 @@ impl Network {
     fn run(&mut self, expected: &[Numbers; 2]) {
         let mut done = vec![0; self.workers.len()];
         for rank in 0..self.workers.len() {
-            self.drain(WORKERS + rank as u16);
+            self.drain_worker(rank);
         }
         for _ in 0..3_000_000 {
             if done.iter().all(|done| *done == 2) {
@@ -312,12 +337,16 @@ impl Network {
             if self.faults.crash > 0 && self.draw(1_000_000) < self.faults.crash {
                 self.crash();
             }
+            if self.faults.moves > 0 && self.draw(1_000_000) < self.faults.moves {
+                let rank = self.draw(self.workers.len() as u64) as usize;
+                self.moves[rank] = MOVES_MAX.min(self.moves[rank] + 1);
+            }
             let Some((from, to, packet)) = self.wires.pop_front() else {
                 let due = self.workers.iter().filter_map(AtpWorker::poll_timeout).min();
                 self.now = due.expect("somebody waits").0.max(self.now + 1);
                 for rank in 0..self.workers.len() {
                     self.workers[rank].handle_timeout(Instant(self.now));
-                    self.drain(WORKERS + rank as u16);
+                    self.drain_worker(rank);
                 }
                 continue;
             };
@@ -326,7 +355,7 @@ impl Network {
             match to {
                 SERVER => drop(self.server.handle_packet(now, from, &packet)),
                 WORKERS.. => {
-                    let rank = usize::from(to - WORKERS);
+                    let Some(rank) = self.worker_at(to) else { continue };
                     self.workers[rank].handle_packet(now, from, &packet);
                     while let Some(event) = self.workers[rank].poll_event() {
                         let WorkerEvent::Completed(sum, _) = event else { panic!("{event:?}") };
@@ -437,6 +466,31 @@ fn overflows_are_corrected_at_any_rate() {
     }
 }
 
+/// Old addresses stay in the network with what was sent from them.
+#[test]
+fn workers_that_move_go_on_from_where_they_are() {
+    let mut moves = 0;
+    for seed in 0..20 {
+        // At the server, or below two levels of switches.
+        let tree = match seed % 2 {
+            0 => Tree { switches: vec![], workers: vec![None; 4] },
+            _ => Tree::racks(2, 2),
+        };
+        let mut network = Network::new(tree, config(4), 64, seed);
+        let expected = network.submit(LENGTH, 1);
+        network.faults = Faults {
+            loss: [0, 20][seed as usize / 2 % 2],
+            duplication: 100,
+            reordering: 300,
+            moves: 20_000,
+            ..Faults::default()
+        };
+        network.run(&expected);
+        moves += network.moves.iter().sum::<u16>();
+    }
+    assert!(moves > 200, "{moves}");
+}
+
 #[test]
 fn every_seed_is_exact_under_faults() {
     let mut server_crashes = 0;
@@ -456,6 +510,7 @@ fn every_seed_is_exact_under_faults() {
             duplication: [0, 100][seed as usize / 2 % 2],
             reordering: [0, 100, 500][seed as usize % 3],
             crash: [0, 2000][seed as usize / 8 % 2],
+            moves: 0,
         };
         network.run(&expected);
         server_crashes += network.server_crashes;

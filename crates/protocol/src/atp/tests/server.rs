@@ -335,7 +335,6 @@ fn foreign_packets_and_impossible_directions_change_nothing() {
     assert_eq!(arrived(0b11, 0b01, 0, 3 * ONE).to(&mut server, 9), Verdict::Absorb);
     let out_of_range = Verdict::Drop(Reason::OutOfRange);
     let rows = [
-        (arrived(0b11, 0b10, 0, 1), 66, Verdict::Drop(Reason::Foreign)),
         (arrived(0b11, 0b100, 0, 1), 9, out_of_range),
         (arrived(0b100, 0b10, 0, 1), 9, out_of_range),
         (arrived(0, 0b10, 0, 1), 9, out_of_range),
@@ -495,11 +494,41 @@ fn two_workers_at_one_address_get_one_copy() {
     from_worker(0, 0, ONE).to(&mut server, 1);
     from_worker(1, 0, ONE).to(&mut server, 1);
     assert_eq!(sent(&mut server), ["[1] #0 parameters: 2"]);
-    server.replace_worker(JobId(3), 0);
-    from_worker(0, 1, ONE).to(&mut server, 1);
-    server.replace_worker(JobId(3), 7);
-    from_worker(1, 1, ONE).to(&mut server, 1);
-    assert_eq!(sent(&mut server), ["[1] #1 parameters: 2"]);
+    from_worker(0, 1, ONE).to(&mut server, 7);
+    from_worker(1, 1, ONE).to(&mut server, 7);
+    assert_eq!(sent(&mut server), ["[7] #1 parameters: 2"]);
+}
+
+#[test]
+fn a_child_whose_address_changes_is_heard_and_answered_with_its_next_packet() {
+    let mut server = plain(false);
+    from_worker(0, 0, ONE).to(&mut server, 1);
+    assert_eq!(from_worker(1, 0, ONE).to(&mut server, 2), Verdict::Multicast);
+    assert_eq!(sent(&mut server), ["[1, 2] #0 parameters: 2"]);
+    // Those went to the old address of worker 1.
+    assert_eq!(from_worker(1, 0, ONE).resent().to(&mut server, 7), Verdict::ReplyUnicast);
+    assert_eq!(sent(&mut server), ["[7] #0 parameters: 2"]);
+    assert_eq!(from_worker(1, WINDOW, i32::MAX).to(&mut server, 7), Verdict::Absorb);
+    // Copies of what is over, from the old address, do not count; one of what gathers does, until the next packet.
+    assert_eq!(from_worker(1, 0, ONE).to(&mut server, 2), STALE);
+    assert_eq!(from_worker(0, WINDOW, 1).to(&mut server, 1), Verdict::Absorb);
+    assert_eq!(sent(&mut server), ["[1, 7] #4 parameters overflow: request"]);
+    assert_eq!(original(1, WINDOW, 1.0).to(&mut server, 8), Verdict::Absorb);
+    assert_eq!(original(0, WINDOW, 1.0).to(&mut server, 1), Verdict::Multicast);
+    assert_eq!(sent(&mut server), ["[1, 8] #4 parameters: 2"]);
+    // An abort finds it too.
+    server.abort_job(JobId(3), AbortReason::SwitchStopped);
+    assert_eq!(from_worker(1, WINDOW, 1).to(&mut server, 9), Verdict::Drop(Reason::Aborted));
+    assert_eq!(sent(&mut server), ["[1, 9] abort"]);
+}
+
+/// A switch between them changes nothing: it is the server's child.
+#[test]
+fn a_switch_whose_address_changes_is_answered_with_its_next_packet() {
+    let mut server = server();
+    assert_eq!(arrived(0b11, 0b01, 0, ONE).to(&mut server, 9), Verdict::Absorb);
+    assert_eq!(arrived(0b11, 0b10, 0, ONE).to(&mut server, 66), Verdict::Multicast);
+    assert_eq!(sent(&mut server), ["[66] #0 parameters: 2"]);
 }
 
 #[test]
@@ -532,8 +561,6 @@ fn a_worker_that_starts_again_is_told_where_the_job_is() {
     }
     from_worker(0, 10, ONE).to(&mut server, 1);
     packets(&mut server);
-    assert_eq!(from_worker(1, 0, 0).resent().to(&mut server, 7), Verdict::Drop(Reason::Foreign));
-    server.replace_worker(JobId(3), 1);
     assert_eq!(from_worker(1, 0, 0).resent().to(&mut server, 7), Verdict::ReplyUnicast);
     assert_eq!(sent(&mut server), ["[7] #9 parameters: 2"]);
     assert_eq!(server.progress(JobId(3)).unwrap().earliest, 10);

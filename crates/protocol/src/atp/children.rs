@@ -1,0 +1,56 @@
+//! Where a machine's children are.
+
+use alloc::vec;
+use alloc::vec::Vec;
+
+/// The addresses of the switches and workers whose packets come to a machine.
+///
+/// A child is known by its place in the directions of a packet, and its last packet says where it is: an address may change
+/// under a worker (NAT, DHCP, another route, another process in its place), and then its next packet mends everything. A copy
+/// from the old address that comes late sends one round astray, until the child sends again. Nothing proves that a packet is
+/// the child's; that is so with SwitchML too.
+#[derive(Debug)]
+pub(super) struct Children<A> {
+    known: Vec<Option<A>>,
+    /// The known addresses in a row, each once: several children may be at one.
+    addresses: Vec<A>,
+}
+
+impl<A: Copy + PartialEq> Children<A> {
+    /// Nobody was heard of yet, of so many.
+    pub(super) fn new(count: usize) -> Self {
+        Self { known: vec![None; count], addresses: Vec::with_capacity(count) }
+    }
+
+    /// A packet of this child came from here.
+    pub(super) fn learn(&mut self, child: usize, from: A) {
+        let before = self.known[child].replace(from);
+        if before == Some(from) {
+            return;
+        }
+        if let Some(before) = before
+            && !self.known.contains(&Some(before))
+        {
+            self.addresses.retain(|address| *address != before);
+        }
+        if !self.addresses.contains(&from) {
+            self.addresses.push(from);
+        }
+    }
+
+    /// Where a child is, if that is known.
+    pub(super) fn address(&self, child: usize) -> &[A] {
+        self.known[child].as_slice()
+    }
+
+    /// Where they are.
+    pub(super) fn addresses(&self) -> &[A] {
+        &self.addresses
+    }
+
+    /// They have other places from now on.
+    pub(super) fn forget(&mut self) {
+        self.known.fill(None);
+        self.addresses.clear();
+    }
+}
