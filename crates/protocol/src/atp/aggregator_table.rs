@@ -4,7 +4,7 @@
 use alloc::vec;
 use alloc::vec::Vec;
 use core::time::Duration;
-use fanin_wire::{Collective, Generation, GradientPacket, JobId};
+use fanin_wire::{Collective, Generation, GradientHeader, GradientPacket, JobId, Preamble};
 
 use crate::machine::Instant;
 
@@ -17,8 +17,7 @@ pub(super) struct Identifier {
 }
 
 impl Identifier {
-    pub(super) const fn of(packet: &GradientPacket<'_>) -> Self {
-        let GradientPacket { preamble, header, .. } = packet;
+    pub(super) const fn of(preamble: &Preamble, header: &GradientHeader) -> Self {
         Self { job: preamble.job, generation: preamble.generation, sequence: header.sequence }
     }
 }
@@ -56,13 +55,13 @@ pub(super) struct Aggregate<'a> {
 
 /// What became of a fragment.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Outcome<'a> {
+pub(super) enum Outcome {
     /// It is in its aggregator, which waits for more.
     Held,
     /// It was in its aggregator before.
     Duplicate,
-    /// It was the last one.
-    Complete(Aggregate<'a>),
+    /// It was the last one. The sum stays until the parameters come: [`AggregatorTable::sum`].
+    Complete,
     /// Its aggregator serves another fragment, or there is none.
     Collision,
     /// Its aggregator holds something under the same number that is not to be added to it.
@@ -110,15 +109,10 @@ impl AggregatorTable {
     }
 
     /// Takes a fragment that is sent for the first time; `level` is this switch's. Its bitmap there has one bit.
-    pub(super) fn aggregate(
-        &mut self,
-        now: Instant,
-        level: usize,
-        packet: &GradientPacket<'_>,
-    ) -> Outcome<'_> {
+    pub(super) fn aggregate(&mut self, now: Instant, level: usize, packet: &GradientPacket<'_>) -> Outcome {
         let GradientPacket { header, payload, .. } = packet;
         let index = header.aggregator_index as usize;
-        let identifier = Identifier::of(packet);
+        let identifier = Identifier::of(&packet.preamble, &packet.header);
         let likeness = likeness(level, packet);
         let bit = header.directions.bitmaps[level];
         let fits = payload.len() <= self.elements * 4;
@@ -145,8 +139,8 @@ impl AggregatorTable {
             Some(aggregator) => {
                 // Box 7: the packet may be dropped, what it tells of congestion may not.
                 aggregator.ecn |= header.flags.ecn;
-                // Box 4: is it in already?
-                if aggregator.bitmap & bit != 0 {
+                // Box 4: is it in already? And nothing is added to what is complete.
+                if aggregator.bitmap & bit != 0 || aggregator.is_complete() {
                     return Outcome::Duplicate;
                 }
                 // Box 5.
@@ -156,11 +150,18 @@ impl AggregatorTable {
             }
         };
         // Box 6. The aggregator stays as it is until the parameters come, so that a duplicate does not begin a new one.
-        if aggregator.counter == likeness.fan_in_degree {
-            Outcome::Complete(aggregator.aggregate(value))
-        } else {
-            Outcome::Held
+        if aggregator.is_complete() { Outcome::Complete } else { Outcome::Held }
+    }
+
+    /// What an aggregator that is complete holds, unless it serves another fragment by now, or none.
+    pub(super) fn sum(&self, index: u32, identifier: &Identifier) -> Option<Aggregate<'_>> {
+        let index = index as usize;
+        let aggregator = self.aggregators.get(index)?.as_ref()?;
+        if aggregator.identifier != *identifier || !aggregator.is_complete() {
+            return None;
         }
+        let value = &self.values[index * self.elements..][..aggregator.likeness.payload_bytes / 4];
+        Some(aggregator.aggregate(value))
     }
 
     /// Takes a fragment that is sent again, at the first level (Figure 17, boxes 1, 5 to 7).
@@ -174,7 +175,7 @@ impl AggregatorTable {
         let Some(place) = self.aggregators.get_mut(index) else { return ResendOutcome::Pass };
         // Box 1: a matching aggregator? One that holds something unlike is left for its own resends.
         let Some(mut aggregator) = place
-            .filter(|aggregator| aggregator.identifier == Identifier::of(packet))
+            .filter(|aggregator| aggregator.identifier == Identifier::of(&packet.preamble, &packet.header))
             .filter(|aggregator| aggregator.likeness == likeness(level, packet))
         else {
             return ResendOutcome::Pass;
@@ -244,6 +245,10 @@ impl Aggregator {
         self.counter += 1;
         self.next_exponent = self.next_exponent.max(packet.header.next_exponent);
         self.timestamp = now;
+    }
+
+    const fn is_complete(&self) -> bool {
+        self.counter == self.likeness.fan_in_degree
     }
 
     const fn aggregate<'a>(&self, value: &'a [i32]) -> Aggregate<'a> {

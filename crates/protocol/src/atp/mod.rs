@@ -20,7 +20,7 @@
 mod aggregator_table;
 mod children;
 mod config;
-mod outbox;
+mod passing;
 mod server;
 mod switch;
 #[cfg(test)]

@@ -10,7 +10,7 @@ use fanin_wire::{
 
 use super::aggregator_table::{Aggregate, AggregatorTable, Freed, Identifier, Outcome, ResendOutcome};
 use super::children::Children;
-use super::outbox::Outbox;
+use super::passing::{Passing, PassingPacket};
 use super::{AGGREGATOR_ELEMENTS_MAX, AGGREGATORS_MAX, ATP_JOBS_MAX, AtpConfigError};
 use crate::machine::{
     Endpoint, Instant, JobAborted, JobProgress, Reason, Received, Summer, Transmit, Verdict,
@@ -77,14 +77,24 @@ pub struct AtpSwitchProgress {
     pub forwards: u64,
 }
 
+/// What waits to go on towards the server.
+#[derive(Debug)]
+enum Upward {
+    /// The sum of a fragment, which is in its aggregator, under the header of the packet that came last.
+    Sum(GradientHeader),
+    Passing(PassingPacket),
+}
+
 #[derive(Debug)]
 struct Job<A> {
     route: SwitchRoute<A>,
     /// By bit.
     children: Children<A>,
-    up: Outbox,
-    down: Outbox,
+    up: VecDeque<Upward>,
+    down: VecDeque<PassingPacket>,
     aborted: Option<AbortReason>,
+    /// Whether the children are to be told so: one packet between two drains is enough.
+    abort_pending: bool,
     in_line: bool,
     progress: AtpSwitchProgress,
 }
@@ -94,6 +104,7 @@ struct Job<A> {
 pub struct AtpSwitch<A> {
     config: AtpSwitchConfig,
     table: AggregatorTable,
+    passing: Passing,
     jobs: BTreeMap<JobId, Job<A>>,
     turns: Turns,
     events: VecDeque<JobAborted>,
@@ -111,6 +122,7 @@ impl<A: Copy + PartialEq> AtpSwitch<A> {
         Self {
             config,
             table: AggregatorTable::new(config.aggregators, config.elements),
+            passing: Passing::default(),
             jobs: BTreeMap::new(),
             turns: Turns::default(),
             events: VecDeque::new(),
@@ -162,7 +174,7 @@ impl<A: Copy + PartialEq> AtpSwitch<A> {
                 if job.aborted.is_some() {
                     return Err(Reason::Aborted);
                 }
-                job.abort(abort.reason);
+                job.abort(abort.reason, &mut self.passing);
                 self.table.forget(preamble.job);
                 self.events.push_back(JobAborted { job: preamble.job, reason: abort.reason });
                 return Ok(Verdict::Multicast);
@@ -181,7 +193,7 @@ impl<A: Copy + PartialEq> AtpSwitch<A> {
         let child = job.sender(from, &packet.header.directions)?;
         job.children.learn(child, from);
         if job.aborted.is_some() {
-            job.queue_abort();
+            job.abort_pending = true;
             return Err(Reason::Aborted);
         }
         self.fragment(now, &packet)
@@ -199,8 +211,16 @@ impl<A: Copy + PartialEq> AtpSwitch<A> {
         if from != job.route.upstream {
             return Err(Reason::Foreign);
         }
+        if job.aborted.is_some() {
+            return Err(Reason::Aborted);
+        }
         let index = packet.header.aggregator_index;
-        match self.table.release(now, self.config.stale, index, &Identifier::of(packet)) {
+        match self.table.release(
+            now,
+            self.config.stale,
+            index,
+            &Identifier::of(&packet.preamble, &packet.header),
+        ) {
             Freed::None => {}
             Freed::Own => self.statistics.freed_by_parameters += 1,
             Freed::Stale => self.statistics.freed_stale += 1,
@@ -209,14 +229,15 @@ impl<A: Copy + PartialEq> AtpSwitch<A> {
         if job.children.addresses().is_empty() {
             return Err(Reason::Unexpected);
         }
-        let mark = self.config.is_congested(&job.down);
-        let sent = job.down.push(bytes.len(), |out| {
+        let mark = self.config.is_congested(job.down.len());
+        let waiting = self.passing.push(bytes.len(), |out| {
             out.copy_from_slice(bytes);
             if mark {
                 GradientHeader::mark_ecn(out);
             }
         });
-        if sent { Ok(Verdict::Multicast) } else { Err(Reason::OutboxFull) }
+        job.down.push_back(waiting.ok_or(Reason::OutboxFull)?);
+        Ok(Verdict::Multicast)
     }
 
     /// A fragment, or a sum of some, on its way up.
@@ -228,17 +249,18 @@ impl<A: Copy + PartialEq> AtpSwitch<A> {
         if overflow || restore || (resend && level > 0) {
             // Figure 17, box 3: above the first level a bit does not say which workers are in a sum, so nothing is merged. Original
             // values and parameters that are handed back are not for adding anywhere.
-            if self.table.discard(header.aggregator_index, &Identifier::of(packet)) {
+            if self.table.discard(header.aggregator_index, &Identifier::of(&packet.preamble, &packet.header))
+            {
                 self.statistics.freed_by_resend += 1;
             }
-            return job.forward(&self.config, packet, Flags::default());
+            return job.forward(&self.config, &mut self.passing, packet, Flags::default());
         }
         if resend {
             return match self.table.merge_resent(now, level, packet) {
-                ResendOutcome::Pass => job.forward(&self.config, packet, Flags::default()),
+                ResendOutcome::Pass => job.forward(&self.config, &mut self.passing, packet, Flags::default()),
                 ResendOutcome::Flush(partial) => {
                     self.statistics.freed_by_resend += 1;
-                    job.forward_sum(&self.config, packet, &partial)
+                    job.forward_partial(&self.config, &mut self.passing, packet, &partial)
                 }
             };
         }
@@ -248,21 +270,31 @@ impl<A: Copy + PartialEq> AtpSwitch<A> {
                 job.progress.aggregations += 1;
                 Ok(Verdict::Absorb)
             }
-            Outcome::Complete(sum) => {
+            Outcome::Complete => {
                 self.statistics.aggregations += 1;
                 self.statistics.completed += 1;
                 job.progress.aggregations += 1;
-                job.forward_sum(&self.config, packet, &sum)
+                Ok(job.forward_sum(&self.config, header))
             }
             Outcome::Duplicate => Err(Reason::Duplicate),
             // Figure 7, box 2. The flags keep switches further on from aggregating it and tell the server.
             Outcome::Collision => {
                 self.statistics.collisions += 1;
                 job.progress.collisions += 1;
-                job.forward(&self.config, packet, Flags { resend: true, collision: true, ..Flags::default() })
+                job.forward(
+                    &self.config,
+                    &mut self.passing,
+                    packet,
+                    Flags { resend: true, collision: true, ..Flags::default() },
+                )
             }
             // The server finds out who disagrees; another index would not help.
-            Outcome::Unlike => job.forward(&self.config, packet, Flags { resend: true, ..Flags::default() }),
+            Outcome::Unlike => job.forward(
+                &self.config,
+                &mut self.passing,
+                packet,
+                Flags { resend: true, ..Flags::default() },
+            ),
         }
     }
 }
@@ -289,8 +321,8 @@ impl AtpSwitchConfig {
         Ok(self)
     }
 
-    fn is_congested(&self, outbox: &Outbox) -> bool {
-        self.ecn_threshold_packets.is_some_and(|threshold| outbox.len() >= threshold)
+    fn is_congested(&self, waiting: usize) -> bool {
+        self.ecn_threshold_packets.is_some_and(|threshold| waiting >= threshold)
     }
 }
 
@@ -319,85 +351,180 @@ impl<A: Copy + PartialEq> Job<A> {
     fn forward(
         &mut self,
         config: &AtpSwitchConfig,
+        passing: &mut Passing,
         packet: &GradientPacket<'_>,
         more: Flags,
     ) -> Result<Verdict, Reason> {
         let mut header = packet.header;
         header.flags.resend |= more.resend;
         header.flags.collision |= more.collision;
-        self.send_up(config, packet.preamble, header, packet.payload.len() / 4, |out| {
+        self.pass(config, passing, header, packet.payload.len() / 4, |out| {
             out.copy_from_slice(packet.payload);
         })
     }
 
-    /// Sends what an aggregator holds in place of the packet's own value and bitmap (Figure 7, box 6; Figure 17, box 7).
-    fn forward_sum(
+    /// Sends what an aggregator held, which is free again, in place of the packet's own value and bitmap (Figure 17, box 7).
+    fn forward_partial(
         &mut self,
         config: &AtpSwitchConfig,
+        passing: &mut Passing,
         packet: &GradientPacket<'_>,
         sum: &Aggregate<'_>,
     ) -> Result<Verdict, Reason> {
-        let mut header = packet.header;
-        header.directions.bitmaps[usize::from(self.route.level)] = sum.bitmap;
-        header.flags.ecn = sum.ecn;
-        header.next_exponent = sum.next_exponent;
-        self.send_up(config, packet.preamble, header, sum.value.len(), |out| {
-            fanin_quant::write_le(sum.value, out);
-        })
+        let header = self.header_of_sum(packet.header, sum);
+        self.pass(config, passing, header, sum.value.len(), |out| fanin_quant::write_le(sum.value, out))
     }
 
-    fn send_up(
+    /// Sends what the fragment's aggregator holds in place of its own value and bitmap (Figure 7, box 6).
+    fn forward_sum(&mut self, config: &AtpSwitchConfig, header: &GradientHeader) -> Verdict {
+        let header = self.next_level(config, *header);
+        self.up.push_back(Upward::Sum(header));
+        self.progress.forwards += 1;
+        Verdict::Forward
+    }
+
+    fn pass(
         &mut self,
         config: &AtpSwitchConfig,
-        preamble: Preamble,
-        mut header: GradientHeader,
+        passing: &mut Passing,
+        header: GradientHeader,
         elements: usize,
         fill: impl FnOnce(&mut [u8]),
     ) -> Result<Verdict, Reason> {
-        header.directions.level = self.route.level + 1;
-        header.flags.ecn |= config.is_congested(&self.up);
-        let sent = self.up.push(fragment_packet_bytes(elements), |out| {
+        let (preamble, header) = (self.preamble(Kind::Gradient), self.next_level(config, header));
+        let waiting = passing.push(fragment_packet_bytes(elements), |out| {
             GradientPacket::write(out, &preamble, &header, elements, fill);
         });
-        if !sent {
-            return Err(Reason::OutboxFull);
-        }
+        self.up.push_back(Upward::Passing(waiting.ok_or(Reason::OutboxFull)?));
         self.progress.forwards += 1;
         Ok(Verdict::Forward)
     }
 
-    fn abort(&mut self, reason: AbortReason) {
-        self.aborted = Some(reason);
-        self.down = Outbox::default();
-        self.queue_abort();
+    fn header_of_sum(&self, mut header: GradientHeader, sum: &Aggregate<'_>) -> GradientHeader {
+        header.directions.bitmaps[usize::from(self.route.level)] = sum.bitmap;
+        header.flags.ecn |= sum.ecn;
+        header.next_exponent = sum.next_exponent;
+        header
     }
 
-    /// One packet between two drains is enough.
-    fn queue_abort(&mut self) {
-        if let Some(reason) = self.aborted
-            && self.down.is_empty()
-            && !self.children.addresses().is_empty()
-        {
-            let preamble = Preamble {
-                kind: Kind::Abort,
-                job: self.route.id,
-                generation: self.route.generation,
-                worker: WorkerId::ALL,
-                shard: ShardId(0),
-            };
-            let abort = Abort { preamble, reason };
-            self.down.push(ABORT_BYTES, |out| out.copy_from_slice(&abort.to_bytes()));
+    fn next_level(&self, config: &AtpSwitchConfig, mut header: GradientHeader) -> GradientHeader {
+        header.directions.level = self.route.level + 1;
+        header.flags.ecn |= config.is_congested(self.up.len());
+        header
+    }
+
+    const fn preamble(&self, kind: Kind) -> Preamble {
+        Preamble {
+            kind,
+            job: self.route.id,
+            generation: self.route.generation,
+            worker: WorkerId::ALL,
+            shard: ShardId(0),
         }
+    }
+
+    fn abort(&mut self, reason: AbortReason, passing: &mut Passing) {
+        self.aborted = Some(reason);
+        self.abort_pending = true;
+        self.forget_waiting(passing);
+    }
+
+    fn forget_waiting(&mut self, passing: &mut Passing) {
+        for waiting in self.up.drain(..) {
+            if let Upward::Passing(packet) = waiting {
+                passing.take(packet);
+            }
+        }
+        for packet in self.down.drain(..) {
+            passing.take(packet);
+        }
+    }
+
+    /// Writes what goes to the children next into `train`, as long as it has one size.
+    fn write_down(&mut self, passing: &mut Passing, train: &mut [u8]) -> Written {
+        let mut written = Written::default();
+        if let Some(reason) = self.aborted {
+            let abort = Abort { preamble: self.preamble(Kind::Abort), reason };
+            written.packet(ABORT_BYTES, train).copy_from_slice(&abort.to_bytes());
+            self.abort_pending = false;
+            return written;
+        }
+        while self.down.front().is_some_and(|packet| written.takes(packet.len(), train))
+            && let Some(packet) = self.down.pop_front()
+        {
+            written.packet(packet.len(), train).copy_from_slice(passing.take(packet));
+        }
+        written
+    }
+
+    /// Writes what goes up next into `train`, as long as it has one size: sums straight from their aggregators.
+    fn write_up(&mut self, table: &AggregatorTable, passing: &mut Passing, train: &mut [u8]) -> Written {
+        let mut written = Written::default();
+        let preamble = self.preamble(Kind::Gradient);
+        while let Some(next) = self.up.front() {
+            match next {
+                Upward::Sum(header) => {
+                    let identifier = Identifier::of(&preamble, header);
+                    // Freed meanwhile, by a resend that took the sum along, or by parameters that made it worthless.
+                    if let Some(sum) = table.sum(header.aggregator_index, &identifier) {
+                        let elements = sum.value.len();
+                        let bytes = fragment_packet_bytes(elements);
+                        if !written.takes(bytes, train) {
+                            break;
+                        }
+                        let header = self.header_of_sum(*header, &sum);
+                        let out = written.packet(bytes, train);
+                        GradientPacket::write(out, &preamble, &header, elements, |out| {
+                            fanin_quant::write_le(sum.value, out);
+                        });
+                    }
+                    self.up.pop_front();
+                }
+                Upward::Passing(packet) => {
+                    if !written.takes(packet.len(), train) {
+                        break;
+                    }
+                    if let Some(Upward::Passing(packet)) = self.up.pop_front() {
+                        written.packet(packet.len(), train).copy_from_slice(passing.take(packet));
+                    }
+                }
+            }
+        }
+        written
     }
 }
 
-impl<A> Sender for Job<A> {
+/// A train as it is written: packets of one size.
+#[derive(Clone, Copy, Debug, Default)]
+struct Written {
+    bytes: usize,
+    segment_bytes: usize,
+}
+
+impl Written {
+    /// Whether a packet of this size belongs to the train, and has room.
+    const fn takes(&self, packet_bytes: usize, train: &[u8]) -> bool {
+        (self.bytes == 0 || packet_bytes == self.segment_bytes) && self.bytes + packet_bytes <= train.len()
+    }
+
+    /// The place of the next packet.
+    fn packet<'a>(&mut self, packet_bytes: usize, train: &'a mut [u8]) -> &'a mut [u8] {
+        let at = self.bytes;
+        self.segment_bytes = packet_bytes;
+        self.bytes += packet_bytes;
+        &mut train[at..at + packet_bytes]
+    }
+}
+
+impl<A: Copy + PartialEq> Sender for Job<A> {
     fn in_line(&mut self) -> &mut bool {
         &mut self.in_line
     }
 
     fn has_pending(&mut self) -> bool {
-        !self.up.is_empty() || !self.down.is_empty()
+        !self.up.is_empty()
+            || !self.down.is_empty()
+            || self.abort_pending && !self.children.addresses().is_empty()
     }
 }
 
@@ -413,15 +540,25 @@ impl<A: Copy + PartialEq> Endpoint for AtpSwitch<A> {
     fn handle_timeout(&mut self, _now: Instant) {}
 
     fn poll_transmit(&mut self, _now: Instant, train: &mut [u8]) -> Option<Transmit<'_, A>> {
-        let job = self.turns.next(&mut self.jobs)?;
-        // Parameters first: they free workers, and aggregators further down.
-        let (outbox, to) = if job.down.is_empty() {
-            (&mut job.up, core::slice::from_ref(&job.route.upstream))
-        } else {
-            (&mut job.down, job.children.addresses())
-        };
-        let (bytes, segment_bytes) = outbox.fill(train)?;
-        Some(Transmit { to, bytes, segment_bytes })
+        loop {
+            let job = self.turns.next(&mut self.jobs)?;
+            let id = job.route.id;
+            // Parameters first: they free workers, and aggregators further down.
+            let goes_down = job.abort_pending || !job.down.is_empty();
+            let written = if goes_down {
+                job.write_down(&mut self.passing, train)
+            } else {
+                job.write_up(&self.table, &mut self.passing, train)
+            };
+            if written.bytes == 0 && !job.has_pending() {
+                continue; // None of its sums was still there.
+            }
+            let Written { bytes, segment_bytes } = written;
+            let job = self.jobs.get(&id)?;
+            let up = core::slice::from_ref(&job.route.upstream);
+            let to = if goes_down { job.children.addresses() } else { up };
+            return (bytes > 0).then_some(Transmit { to, bytes, segment_bytes });
+        }
     }
 
     fn poll_event(&mut self) -> Option<JobAborted> {
@@ -445,16 +582,16 @@ impl<A: Copy + PartialEq> Summer for AtpSwitch<A> {
         if self.jobs.len() >= ATP_JOBS_MAX && !self.jobs.contains_key(&route.id) {
             return Err(AtpConfigError::Jobs);
         }
-        self.table.forget(route.id);
-        self.turns.remove(route.id);
+        self.remove_job(route.id);
         self.jobs.insert(
             route.id,
             Job {
                 route,
                 children: Children::new(CHILDREN_MAX),
-                up: Outbox::default(),
-                down: Outbox::default(),
+                up: VecDeque::new(),
+                down: VecDeque::new(),
                 aborted: None,
+                abort_pending: false,
                 in_line: false,
                 progress: AtpSwitchProgress::default(),
             },
@@ -464,7 +601,8 @@ impl<A: Copy + PartialEq> Summer for AtpSwitch<A> {
 
     /// Its aggregators are free.
     fn remove_job(&mut self, job: JobId) {
-        if self.jobs.remove(&job).is_some() {
+        if let Some(mut removed) = self.jobs.remove(&job) {
+            removed.forget_waiting(&mut self.passing);
             self.table.forget(job);
             self.turns.remove(job);
         }
@@ -474,7 +612,7 @@ impl<A: Copy + PartialEq> Summer for AtpSwitch<A> {
         if let Some(job) = self.jobs.get_mut(&id)
             && job.aborted.is_none()
         {
-            job.abort(reason);
+            job.abort(reason, &mut self.passing);
             self.table.forget(id);
             self.turns.line_up(id, job);
         }

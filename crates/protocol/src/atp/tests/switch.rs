@@ -341,6 +341,54 @@ fn a_queue_that_nobody_drains_drops_and_recovers() {
 }
 
 #[test]
+fn what_passes_through_has_one_bounded_room_for_all_jobs_and_sums_need_none() {
+    let mut switch = AtpSwitch::new(config(16));
+    for job in 0..4 {
+        switch.add_job(route(job, 0)).unwrap();
+        // Both ways, of every job.
+        Packet { job, ..fragment(0, 9, 1).resent() }.to(&mut switch, 1);
+        Packet { job, ..fragment(0, 9, 1).answer() }.to(&mut switch, UP);
+    }
+    let full = Verdict::Drop(Reason::OutboxFull);
+    let passes = |switch: &mut AtpSwitch<u16>, i: u64| {
+        let packet = Packet { job: (i % 4) as u32, ..fragment(0, i, 1) };
+        if i % 2 == 0 { packet.resent().to(switch, 1) } else { packet.answer().to(switch, UP) }
+    };
+    let taken = 8 + (0..100_000).take_while(|i| passes(&mut switch, *i) != full).count();
+    assert_eq!(taken, (4 << 20) / fragment_packet_bytes(ELEMENTS));
+    assert_eq!(fragment(0, 0, 1).to(&mut switch, 1), Verdict::Absorb);
+    assert_eq!(fragment(1, 0, 2).to(&mut switch, 2), Verdict::Forward);
+    // A job that goes takes what it has with it; the room is there again when all is sent.
+    switch.remove_job(JobId(0));
+    let sent = sent(&mut switch);
+    assert!(sent.contains(&"[100] #0 L1 11/1: 3".to_string()));
+    assert!(sent.len() > taken / 2 && sent.len() < taken, "{} of {taken}", sent.len());
+    assert_eq!(fragment(0, 1, 1).resent().to(&mut switch, 1), Verdict::Forward);
+}
+
+#[test]
+fn a_sum_that_was_overtaken_before_it_was_sent_is_not_sent_from_another_fragments_aggregator() {
+    // By a resend, which takes it along; by parameters; by another fragment in its place.
+    let mut switch = switch();
+    let complete = |switch: &mut AtpSwitch<u16>, sequence| {
+        assert_eq!(fragment(0, sequence, 1).to(switch, 1), Verdict::Absorb);
+        assert_eq!(fragment(1, sequence, 2).to(switch, 2), Verdict::Forward);
+    };
+    complete(&mut switch, 0);
+    assert_eq!(fragment(0, 0, 1).resent().to(&mut switch, 1), Verdict::Forward);
+    assert_eq!(sent(&mut switch), ["[100] #0 L1 11/1 resend: 3"]);
+    complete(&mut switch, 1);
+    fragment(0, 1, 0).answer().to(&mut switch, UP);
+    assert_eq!(fragment(0, 16, 50).to(&mut switch, 1), Verdict::Absorb);
+    assert_eq!(sent(&mut switch), ["[1, 2] #1 parameters: 0"]);
+    assert_eq!(sent(&mut switch), NOTHING);
+    // Nothing is added to what waits to be sent: not by who has no place in it.
+    fragment(1, 16, 5).to(&mut switch, 2);
+    assert_eq!(fragment(2, 16, 666).to(&mut switch, 66), DUPLICATE);
+    assert_eq!(sent(&mut switch), ["[100] #16 L1 11/1: 55"]);
+}
+
+#[test]
 fn an_abort_of_the_server_reaches_the_children_and_whoever_goes_on_sending() {
     let mut switch = switch();
     fragment(0, 0, 1).to(&mut switch, 1);
