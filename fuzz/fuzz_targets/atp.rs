@@ -147,16 +147,14 @@ fuzz_target!(|bytes: &[u8]| {
                     0 => switches[0].remove_job(job),
                     1 => switches[0].add_job(route(job.0, operation[2] % 2)).expect("within its limits"),
                     2 => switches[1].abort_job(job, AbortReason::SwitchStopped),
-                    3 => switches[0].forget_child(job, operation[2]),
-                    4 => server.replace_worker(job, operation[2].into()),
-                    5 => server.abort_job(job, AbortReason::SwitchStopped),
-                    6 => {
+                    3 => server.abort_job(job, AbortReason::SwitchStopped),
+                    4 => {
                         let mut moved = workers();
                         moved.swap(0, usize::from(operation[2] % 5));
                         let again = server.set_up_again(job, Generation(0), &moved, 2);
                         assert!(again.is_ok());
                     }
-                    7 => {
+                    5 => {
                         let mut bad = workers();
                         bad[1].bitmaps[0] = operation[2].into();
                         let _ = server.set_up_again(job, Generation(0), &bad, 2);
