@@ -4,7 +4,7 @@ use crate::io_loop::{self, Shard};
 use crate::mailbox::{Post, mailbox};
 use crate::socket::{bind, receive_buffer_bytes};
 use crate::train_socket::{Peer, TrainSocket};
-use crate::{IoStatistics, Offload};
+use crate::{IoStatistics, Offload, ThreadEnded};
 use fanin_protocol::Endpoint;
 use std::io;
 use std::net::SocketAddr;
@@ -106,11 +106,15 @@ where
         self.events.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// The name of a thread that has ended, though nobody stopped it: it panicked, and nothing is summed there any more.
-    #[must_use]
-    pub fn ended_thread(&self) -> Option<&str> {
-        let ended = self.shards.iter().find(|shard| shard.thread.is_finished())?;
-        ended.thread.thread().name()
+    /// Whether all its threads live.
+    ///
+    /// # Errors
+    /// The first that has ended, though nobody stopped it.
+    pub fn health(&self) -> Result<(), ThreadEnded> {
+        match self.shards.iter().find(|shard| shard.thread.is_finished()) {
+            None => Ok(()),
+            Some(ended) => Err(ThreadEnded::named(ended.thread.thread().name())),
+        }
     }
 
     /// Stops and joins the threads, and frees the port.
@@ -174,14 +178,14 @@ impl<M: Endpoint<Address = Peer>> Shard for HostShard<M> {
 
 #[cfg(test)]
 mod tests {
-    use crate::{SwitchConfig, SwitchDriver};
+    use crate::{SwitchConfig, SwitchDriver, ThreadEnded};
     use std::net::{Ipv4Addr, SocketAddr};
 
     #[test]
     fn a_thread_that_panics_is_named_and_the_others_go_on() {
         let listen = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
         let switch = SwitchDriver::bind(SwitchConfig { listen, shards: 2 }).unwrap();
-        assert_eq!(switch.ended_thread(), None);
+        assert_eq!(switch.health(), Ok(()));
         let here = |_: &mut _, _| std::thread::current().name().map(str::to_owned);
         let names = switch.ask_all(here);
         assert_eq!(names, ["fanin-switch-0", "fanin-switch-1"].map(|name| Some(Some(name.to_owned()))));
@@ -191,10 +195,10 @@ mod tests {
         });
         assert_eq!(answers, [Some(()), None]);
         // Its mailbox goes first, then the thread.
-        while switch.ended_thread().is_none() {
+        while switch.health().is_ok() {
             std::thread::yield_now();
         }
-        assert_eq!(switch.ended_thread(), Some("fanin-switch-1"));
+        assert_eq!(switch.health(), Err(ThreadEnded { thread: "fanin-switch-1".into() }));
         assert_eq!(switch.ask_all(|_, _| ()), [Some(()), None]);
     }
 }

@@ -25,7 +25,7 @@ mod worker_driver;
 mod worker_machine;
 
 pub use clock::Clock;
-pub use failure::Failure;
+pub use failure::{Failure, ThreadEnded};
 pub use host::Host;
 pub use part::PartTimes;
 pub use probe::{SocketProbe, probe_socket};

@@ -102,7 +102,7 @@ impl Part {
 impl Drop for Part {
     fn drop(&mut self) {
         if let Some(all_reduce) = self.all_reduce.take() {
-            all_reduce.fail(Failure::Stopped);
+            all_reduce.fail(Failure::of_drop());
         }
     }
 }

@@ -50,7 +50,7 @@ pub struct WorkerDriver {
     shared: Arc<Shared>,
     config: WorkerConfig,
     offload: Offload,
-    threads: Vec<JoinHandle<()>>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
 #[derive(Debug)]
@@ -109,12 +109,12 @@ impl WorkerDriver {
             outstanding: Arc::default(),
             progress: AtomicU64::new(0),
         });
-        let threads = Vec::with_capacity(config.shards);
-        let mut driver = Self { shared, config, offload, threads };
+        // Dropped with what runs already, if one cannot be started.
+        let driver = Self { shared, config, offload, threads: Mutex::default() };
         for ((index, socket), mailbox) in (0u8..).zip(sockets).zip(mailboxes) {
             let shared = Arc::clone(&driver.shared);
             let (worker, switch) = (config.worker, Peer::from(config.switch));
-            driver.threads.push(match job.in_shard(ShardId(index)) {
+            driver.threads().push(match job.in_shard(ShardId(index)) {
                 WorkerJob::SwitchMl(job) => {
                     let machine = Worker::new(job, worker, switch, config.retransmission);
                     spawn(index, WorkerShard { machine, shared }, socket, mailbox)
@@ -228,9 +228,25 @@ impl WorkerDriver {
         })
     }
 
-    /// Fails what is outstanding and joins the threads: afterwards no tensor is touched and `done` of each was called.
-    pub fn stop(self) {
-        drop(self);
+    /// Fails what is outstanding and joins the threads: afterwards no tensor is touched and `done` of each was called. Whoever
+    /// still asks it things gets no answer.
+    pub fn stop(&self) {
+        self.shared.fail(Failure::Stopped);
+        for post in &self.shared.posts {
+            let _ = post.send(Command::Stop);
+        }
+        let threads = std::mem::take(&mut *self.threads());
+        for thread in threads {
+            // A `done` that held the last reference to the driver drops it on an I/O thread, which cannot await itself.
+            if thread.thread().id() != thread::current().id() {
+                // A thread that panicked has said so on standard error.
+                let _ = thread.join();
+            }
+        }
+    }
+
+    fn threads(&self) -> MutexGuard<'_, Vec<JoinHandle<()>>> {
+        self.threads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn all_statistics(&self) -> impl Iterator<Item = (WorkerStatistics, IoStatistics)> {
@@ -240,17 +256,7 @@ impl WorkerDriver {
 
 impl Drop for WorkerDriver {
     fn drop(&mut self) {
-        self.shared.fail(Failure::Stopped);
-        for post in &self.shared.posts {
-            let _ = post.send(Command::Stop);
-        }
-        for thread in self.threads.drain(..) {
-            // A `done` that held the last reference to the driver drops it on an I/O thread, which cannot await itself.
-            if thread.thread().id() != thread::current().id() {
-                // A thread that panicked has said so on standard error.
-                let _ = thread.join();
-            }
-        }
+        self.stop();
     }
 }
 
@@ -326,6 +332,15 @@ fn add_statistics(mut sum: WorkerStatistics, shard: WorkerStatistics) -> WorkerS
 struct WorkerShard<M> {
     machine: M,
     shared: Arc<Shared>,
+}
+
+impl<M> Drop for WorkerShard<M> {
+    fn drop(&mut self) {
+        // The other shards hold halves of the same tensors, and would wait for what nobody sends.
+        if thread::panicking() {
+            self.shared.fail(Failure::of_drop());
+        }
+    }
 }
 
 impl<M: WorkerMachine> Shard for WorkerShard<M> {

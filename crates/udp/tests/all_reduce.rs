@@ -329,3 +329,20 @@ fn an_unreachable_switch_is_counted_not_judged() {
     worker.stop();
     assert!(matches!(finished(&wait), Err(Failure::Stopped)));
 }
+
+#[test]
+fn a_worker_of_which_a_thread_panics_fails_as_a_whole_and_names_the_thread() {
+    let cluster = Cluster::start(2, 2, Offload::Detect);
+    let mut tensors = vec![vec![0i32; 1 << 18]; 2];
+    // SAFETY: the tensor is kept until the worker is dropped, which joins its threads.
+    let tensor = unsafe { RawTensor::new(tensors[0].as_mut_ptr().cast(), 1 << 18, Dtype::Int32) }.unwrap();
+    cluster.workers[0].submit(tensor, Op::Sum, Box::new(|_| panic!("on purpose")));
+    let other = common::submit(&cluster.workers[1], &mut tensors[1], Dtype::Int32, Op::Sum);
+    finished(&other).unwrap();
+    // The other rank never submits this one: only the end of the thread can end it.
+    let mut waits = vec![0i32; 1 << 18];
+    let wait = common::submit(&cluster.workers[0], &mut waits, Dtype::Int32, Op::Sum);
+    let failure = finished(&wait).unwrap_err().to_string();
+    assert!(failure.contains("fanin-worker-"), "{failure}");
+    drop(cluster);
+}

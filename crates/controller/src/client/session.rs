@@ -330,12 +330,11 @@ impl Session {
         let (Some(shared), Some(runtime)) = (self.shared.take(), self.runtime.take()) else { return };
         shared.driver.fail(Failure::Because(Arc::new(SessionError::Closed)));
         runtime.block_on(leave(&mut self.connection, shared.job(), shared.member.rank));
-        // Ends the watch, and with it the other reference to the driver.
+        // Ends the watch.
         runtime.shutdown_timeout(FAREWELL);
-        let trace = shared.trace.clone();
-        // Joins the data path's threads.
-        drop(shared);
-        if let Some(trace) = trace {
+        // The watch may be at a question to the data path, and hold it until it is answered.
+        shared.driver.stop();
+        if let Some(trace) = &shared.trace {
             trace.flush();
         }
     }
@@ -383,6 +382,7 @@ impl std::fmt::Debug for Session {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{SwitchServer, SwitchServerConfig};
 
     #[tokio::test]
     async fn a_watch_that_panics_ends_the_session() {
@@ -399,5 +399,18 @@ mod tests {
         let watching = tokio::spawn(std::future::pending());
         watching.abort();
         supervise(watching, |error| panic!("{error}")).await;
+    }
+
+    #[test]
+    fn a_session_closes_with_its_threads_although_somebody_still_asks_them() {
+        let switch =
+            SwitchServer::start(SwitchServerConfig::new(([127, 0, 0, 1], 0).into())).expect("a port");
+        let config = SessionConfig::new(switch.address().to_string(), "job", 0, 1);
+        let mut session = Session::connect(config).expect("admitted");
+        // As the watch does while it asks.
+        let held = Arc::clone(session.shared.as_ref().expect("open"));
+        assert!(held.driver.suspend().iter().all(|slots| !slots.is_empty()), "it answers");
+        session.close();
+        assert!(held.driver.suspend().iter().all(Vec::is_empty), "it has no threads");
     }
 }

@@ -9,8 +9,9 @@ use fanin_protocol::atp::{Hashing, ServerJob};
 use fanin_protocol::control::{Admission, Protocol};
 use fanin_protocol::switchml::JobConfig;
 use fanin_protocol::{JobAborted, JobProgress, Received, Summer};
-use fanin_udp::{AtpServerDriver, Host, IoStatistics, Peer, SwitchConfig, SwitchDriver};
+use fanin_udp::{AtpServerDriver, Host, IoStatistics, Peer, SwitchConfig, SwitchDriver, ThreadEnded};
 use fanin_wire::{AbortReason, JobId};
+use tonic::Status;
 
 use crate::convert::atp_job;
 
@@ -27,6 +28,12 @@ pub(super) trait DataPath: std::fmt::Debug + Send + Sync {
     fn job_progress(&self, job: JobId) -> Option<JobProgress>;
     fn received(&self) -> Received;
     fn io_statistics(&self) -> IoStatistics;
+    fn health(&self) -> Result<(), ThreadEnded>;
+}
+
+/// What a rank hears of a data path that moves no packets, instead of waiting for its sums.
+pub(super) fn unhealthy(ended: &ThreadEnded) -> Status {
+    Status::internal(ended.to_string())
 }
 
 /// Binds the data path of a protocol.
@@ -109,5 +116,9 @@ where
 
     fn io_statistics(&self) -> IoStatistics {
         Self::io_statistics(self)
+    }
+
+    fn health(&self) -> Result<(), ThreadEnded> {
+        Self::health(self)
     }
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use axum::http::{StatusCode, header};
 use axum::response::IntoResponse;
 use axum::routing::get;
+use fanin_udp::ThreadEnded;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
@@ -32,12 +33,13 @@ pub(super) struct Served {
 }
 
 impl Served {
-    /// Starts to serve. `silence` is how long a caller's host may not be heard of.
+    /// Starts to serve. `silence` is how long a caller's host may not be heard of; `health` says whether the data path works.
     pub fn start(
         listener: TcpListener,
         service: impl Control,
         silence: Duration,
         scrape: impl Fn() -> Result<String, std::fmt::Error> + Clone + Send + Sync + 'static,
+        health: impl Fn() -> Result<(), ThreadEnded> + Clone + Send + Sync + 'static,
     ) -> Result<Self, ServerError> {
         let runtime = Builder::new_multi_thread()
             .worker_threads(2)
@@ -49,7 +51,7 @@ impl Served {
         let listener = runtime
             .block_on(async { tokio::net::TcpListener::from_std(listener) })
             .map_err(ServerError::Runtime)?;
-        let serving = runtime.spawn(serve(listener, service, silence, scrape, hung_up));
+        let serving = runtime.spawn(serve(listener, service, silence, scrape, health, hung_up));
         Ok(Self { hang_up: Some(hang_up), serving: Some(serving), runtime: Some(runtime) })
     }
 
@@ -112,6 +114,7 @@ async fn serve(
     service: impl Control,
     silence: Duration,
     scrape: impl Fn() -> Result<String, std::fmt::Error> + Clone + Send + Sync + 'static,
+    health: impl Fn() -> Result<(), ThreadEnded> + Clone + Send + Sync + 'static,
     hung_up: oneshot::Receiver<()>,
 ) {
     let control = ControlServer::new(service)
@@ -119,7 +122,7 @@ async fn serve(
         .max_encoding_message_size(MESSAGE_BYTES_MAX);
     let router = Routes::new(control)
         .into_axum_router()
-        .route("/healthz", get(async || "ok\n"))
+        .route("/healthz", get(async move || told(health())))
         .route("/metrics", get(async move || scraped(scrape())));
     let served = tonic::transport::Server::builder()
         .accept_http1(true)
@@ -132,6 +135,13 @@ async fn serve(
         .await;
     if let Err(error) = served {
         tracing::error!(%error, "the control connection ended");
+    }
+}
+
+fn told(health: Result<(), ThreadEnded>) -> (StatusCode, String) {
+    match health {
+        Ok(()) => (StatusCode::OK, "ok\n".into()),
+        Err(ended) => (StatusCode::SERVICE_UNAVAILABLE, format!("{ended}\n")),
     }
 }
 

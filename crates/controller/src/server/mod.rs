@@ -10,13 +10,14 @@ mod routes;
 mod service;
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fanin_protocol::control::{ConfigError, Protocol, Registry, RegistryConfig};
 use fanin_udp::SHARDS_MAX;
 
+use self::data_path::DataPath;
 use self::http::Served;
 use self::jobs::Jobs;
 use self::service::ControlService;
@@ -147,6 +148,15 @@ impl SwitchServer {
         let shards = shards.ok_or(ServerError::Shards(config.shards))?;
         let bind_data_path = |address| data_path::bind(address, config.protocol, config.shards);
         let (listener, driver) = http::bind(config.listen, bind_data_path)?;
+        Self::serve(config, shards, listener, driver)
+    }
+
+    fn serve(
+        config: SwitchServerConfig,
+        shards: u8,
+        listener: TcpListener,
+        driver: Arc<dyn DataPath>,
+    ) -> Result<Self, ServerError> {
         let address = driver.local_addr();
         let limits = RegistryConfig {
             protocol: config.protocol,
@@ -167,9 +177,14 @@ impl SwitchServer {
         let registry = Registry::new(limits, Box::new(rand::random::<u32>))?;
         let jobs = Arc::new(Jobs::new(registry, driver));
         let service = ControlService { jobs: Arc::clone(&jobs), instance: rand::random() };
-        let scraped = Arc::clone(&jobs);
-        let served =
-            Served::start(listener, service, config.heartbeat_timeout, move || metrics::text(&scraped))?;
+        let (scraped, asked) = (Arc::clone(&jobs), Arc::clone(&jobs));
+        let served = Served::start(
+            listener,
+            service,
+            config.heartbeat_timeout,
+            move || metrics::text(&scraped),
+            move || asked.driver.health(),
+        )?;
         let ticking = Arc::clone(&jobs);
         served.every(TICK, move || ticking.tick());
         tracing::info!(
@@ -209,5 +224,64 @@ impl SwitchServer {
 impl Drop for SwitchServer {
     fn drop(&mut self) {
         self.shut_down();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+
+    use fanin_udp::{SwitchConfig, SwitchDriver};
+
+    use super::*;
+    use crate::proto::{HeartbeatRequest, JoinRequest, control_client::ControlClient, join_reply::Outcome};
+
+    fn healthz(address: SocketAddr) -> String {
+        let mut connection = std::net::TcpStream::connect(address).expect("a switch");
+        connection
+            .write_all(b"GET /healthz HTTP/1.1\r\nHost: switch\r\nConnection: close\r\n\r\n")
+            .expect("sent");
+        let mut answer = String::new();
+        connection.read_to_string(&mut answer).expect("an answer");
+        answer
+    }
+
+    #[test]
+    fn a_thread_that_panics_is_named_to_who_asks_for_health_and_to_the_ranks() {
+        let config = SwitchServerConfig::new(([127, 0, 0, 1], 0).into());
+        let bind = |listen| SwitchDriver::bind(SwitchConfig { listen, shards: 1 }).map(Arc::new);
+        let (listener, driver) = http::bind(config.listen, bind).expect("a free port");
+        let data_path = Arc::clone(&driver) as Arc<dyn DataPath>;
+        let server = SwitchServer::serve(config, 1, listener, data_path).expect("it starts");
+        let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+        let connected = runtime.block_on(ControlClient::connect(format!("http://{}", server.address())));
+        let mut client = connected.expect("a switch");
+        let join = |rank| JoinRequest {
+            job: "job".into(),
+            rank,
+            world_size: 1,
+            wire_version: fanin_wire::VERSION.into(),
+            mtu_bytes: 1500,
+            patience_ms: 1000,
+            ..JoinRequest::default()
+        };
+        let reply = runtime.block_on(client.join(join(0))).expect("an answer").into_inner();
+        let Some(Outcome::Admission(admission)) = reply.outcome else { panic!("{reply:?}") };
+        let beat = HeartbeatRequest { job_id: admission.job_id, ..HeartbeatRequest::default() };
+        runtime.block_on(client.heartbeat(beat)).expect("alive");
+        assert!(healthz(server.address()).ends_with("\r\n\r\nok\n"));
+
+        driver.ask_all(|_, _| -> () { panic!("on purpose") });
+        while driver.health().is_ok() {
+            std::thread::yield_now();
+        }
+        let answer = healthz(server.address());
+        assert!(answer.starts_with("HTTP/1.1 503 ") && answer.contains("fanin-switch-0"), "{answer}");
+        for told in [
+            runtime.block_on(client.heartbeat(beat)).map(drop).expect_err("no heartbeat"),
+            runtime.block_on(client.join(join(0))).map(drop).expect_err("no admission"),
+        ] {
+            assert!(told.message().contains("fanin-switch-0"), "{told}");
+        }
     }
 }

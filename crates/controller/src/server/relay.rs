@@ -16,6 +16,7 @@ use fanin_udp::AtpSwitchDriver;
 use fanin_wire::{FRAGMENT_ELEMENTS, Generation, JobId, LEVELS_MAX, VERSION, WorkerId};
 use tonic::{Code, Request, Response, Status};
 
+use super::data_path::unhealthy;
 use super::http::{self, Served};
 use super::routes::{Route, Routes};
 use super::service::seen_from;
@@ -100,7 +101,14 @@ impl AtpSwitchServer {
         });
         let scraped = Arc::clone(&relay);
         let service = Service(Arc::clone(&relay));
-        let served = Served::start(listener, service, SILENCE, move || relay_metrics::text(&scraped))?;
+        let asked = Arc::clone(&relay);
+        let served = Served::start(
+            listener,
+            service,
+            SILENCE,
+            move || relay_metrics::text(&scraped),
+            move || asked.driver.health(),
+        )?;
         tracing::info!(
             %address,
             upstream = relay.upstream,
@@ -279,6 +287,7 @@ impl Relay {
         if asked != Protocol::Atp {
             return Err(Failed::Registry(Refusal::ProtocolMismatch { asked, served: Protocol::Atp }));
         }
+        self.driver.health().map_err(|ended| unhealthy(&ended))?;
         if request.hops.iter().any(|hop| hop.instance == self.instance) {
             return Err(Failed::Chain(ChainError::Loop { switch: self.name() }));
         }
@@ -312,6 +321,7 @@ impl Relay {
     }
 
     async fn heartbeat(&self, mut request: proto::HeartbeatRequest) -> Result<proto::HeartbeatReply, Failed> {
+        self.driver.health().map_err(|ended| unhealthy(&ended))?;
         request.passed_on = one_more(request.passed_on)?;
         let generation = Generation(narrow(request.generation, "generation")?);
         let member = (JobId(request.job_id), generation, WorkerId(narrow(request.rank, "rank")?));
@@ -375,6 +385,12 @@ enum Failed {
 impl From<ChainError> for Failed {
     fn from(error: ChainError) -> Self {
         Self::Chain(error)
+    }
+}
+
+impl From<Status> for Failed {
+    fn from(status: Status) -> Self {
+        Self::Refused(status)
     }
 }
 

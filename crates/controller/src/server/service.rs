@@ -8,6 +8,7 @@ use fanin_protocol::control::{Admission, HeartbeatReply, Hop, JobState, JoinRequ
 use fanin_wire::{Generation, JobId, VERSION, WorkerId};
 use tonic::{Request, Response, Status};
 
+use super::data_path::unhealthy;
 use super::jobs::{JobSnapshot, Jobs, Joined, NotAdmitted};
 use crate::convert::{Malformed, narrow, protocol, wire_dtype};
 use crate::proto::{self, control_server::Control};
@@ -31,6 +32,7 @@ impl Control for ControlService {
         let peer = request.remote_addr();
         let request = join_request(seen_from(request.into_inner(), peer))?;
         let rank = request.rank;
+        self.jobs.driver.health().map_err(|ended| unhealthy(&ended))?;
         let outcome = match self.jobs.join(request) {
             // When the rank hangs up, this future is dropped, and its place with it.
             Joined::Waiting(mut place) => place.outcome().await,
@@ -62,7 +64,10 @@ impl Control for ControlService {
         let rtt = request.smoothed_rtt_ns.map(Duration::from_nanos);
         let job = JobId(request.job_id);
         let mut route = None;
-        let state = match self.jobs.heartbeat(job, rank, generation, rtt) {
+        let reply = self.jobs.heartbeat(job, rank, generation, rtt);
+        // After the registry heard it: no rank is to blame.
+        self.jobs.driver.health().map_err(|ended| unhealthy(&ended))?;
+        let state = match reply {
             HeartbeatReply::Alive { left } => {
                 if self.jobs.config().protocol == Protocol::Atp {
                     route = self.jobs.route(job);
