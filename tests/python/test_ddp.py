@@ -9,7 +9,9 @@ from typing import Any
 import fanin.torch
 import pytest
 import torch
+import torch.distributed as dist
 from conftest import Launch
+from fanin import errors
 from ranks import Me, sums_on_switch
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
@@ -175,29 +177,105 @@ def test_the_hook_takes_a_group_and_falls_back_for_other_dtypes(launch: Launch) 
         assert got == pytest.approx([0.5] * 6)
 
 
-def broken_backward(me: Me) -> tuple[str, str]:
-    me.init(timeout=timedelta(seconds=20))
+def broken_backward(me: Me, hook: str) -> Any:
+    me.init(timeout=timedelta(seconds=30))
     model = DistributedDataParallel(nn.Linear(4, 4))
+    if hook == "fp16":
+        model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    elif hook == "fanin":
+        state = fanin.torch.HookState()
+        model.register_comm_hook(state, fanin.torch.allreduce_hook)
     loss = model(torch.ones(2, 4)).sum()
     me.say("forward done")
     me.hear()
-    try:
+    with pytest.raises(errors.RankLost) as caught:
         loss.backward()
-    except RuntimeError as error:
-        return type(error).__name__, str(error)
-    return "nothing", "raised"
+    error = caught.value
+    assert error.rank == 2
+    assert error.tensor is not None
+    assert type(error.__cause__) is RuntimeError  # torch's, with its text
+    assert str(error) in str(error.__cause__)
+    return str(error)
 
 
-def test_backward_raises_cleanly_when_a_rank_is_killed(launch: Launch) -> None:
-    ranks = launch(broken_backward, 3)
+@pytest.mark.parametrize("hook", ["none", "fp16", "fanin"])
+def test_backward_raises_the_typed_error_when_a_rank_is_killed(launch: Launch, hook: str) -> None:
+    ranks = launch(broken_backward, 3, hook)
     for rank in range(3):
         assert ranks.hear(rank) == "forward done"
     ranks.kill(2)
     for rank in (0, 1):
         ranks.tell(rank, "go")
     for rank in (0, 1):
-        kind, message = ranks.result(rank)
-        assert kind == "RuntimeError"
-        assert "RankLost" in message
-        assert re.search(r"this ended the sum of 20 float32 \(all-reduce \d+\)", message), message
-        assert "2" in message
+        message = ranks.result(rank)
+        dtype = "float16" if hook == "fp16" else "float32"
+        said = rf"this ended the (sum|average) of 20 {dtype} \(all-reduce \d+\)"
+        assert re.search(said, message), message
+
+
+class OwnError(RuntimeError):
+    """An error of the program's own."""
+
+
+def fail(_: torch.Tensor) -> None:
+    raise OwnError("not of the network")
+
+
+def own_error(me: Me) -> None:
+    """What else backward raises is raised as ever."""
+    me.init()
+    y: Any = torch.ones(3, requires_grad=True) * 2
+    y.register_hook(fail)
+    with pytest.raises(OwnError):
+        y.sum().backward()
+    without: Any = torch.ones(1)
+    with pytest.raises(RuntimeError, match="does not require grad") as caught:
+        without.backward()
+    assert caught.value.__cause__ is None
+
+
+def test_backward_raises_other_errors_as_ever(launch: Launch) -> None:
+    launch(own_error, 1).results()
+
+
+def collective_of_gloo(me: Me, call: str) -> None:
+    me.init(timeout=timedelta(seconds=30))
+    dist.barrier()
+    me.say("ready")
+    me.hear()
+    tensor = torch.ones(3)
+    ranks: list[Any] = [None] * 3
+    calls: dict[str, Any] = {
+        "broadcast": lambda: dist.broadcast(tensor, src=2),
+        "barrier": dist.barrier,
+        "object": lambda: dist.all_gather_object(ranks, me.rank),
+        "recv": lambda: dist.recv(tensor, src=2),
+        "future": lambda: future_of_gather(tensor).wait(),
+    }
+    with pytest.raises(RuntimeError) as caught:
+        calls[call]()
+    if call == "future":  # of a typed error torch keeps the text
+        assert "RankLost" in str(caught.value)
+        assert "rank 2" in str(caught.value)
+    else:
+        assert isinstance(caught.value, errors.RankLost)
+        assert caught.value.rank == 2
+        assert "on Gloo: " in str(caught.value)
+
+
+def future_of_gather(tensor: torch.Tensor) -> Any:
+    work = dist.all_gather([torch.empty(3) for _ in range(3)], tensor, async_op=True)
+    assert work is not None
+    return work.get_future()
+
+
+@pytest.mark.parametrize("call", ["broadcast", "barrier", "object", "recv", "future"])
+def test_a_collective_of_gloo_names_the_rank_that_was_killed(launch: Launch, call: str) -> None:
+    ranks = launch(collective_of_gloo, 3, call)
+    for rank in range(3):
+        assert ranks.hear(rank) == "ready"
+    ranks.kill(2)
+    for rank in (0, 1):
+        ranks.tell(rank, "go")
+    for rank in (0, 1):
+        ranks.result(rank)

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from conftest import Launch
-from ranks import Me, sums_on_switch
+from ranks import Me, sums_on_switch, wait_until
 from torch._C import _distributed_c10d as c10d
 from torch.distributed.distributed_c10d import _coalescing_manager
 from torch.nn.parallel import DistributedDataParallel
@@ -43,6 +43,62 @@ def other_reductions(me: Me) -> None:
 
 def test_other_ops_dtypes_and_layouts(launch: Launch) -> None:
     launch(other_reductions, 2).results()
+
+
+def averages_of_integers(me: Me) -> None:
+    """As with NCCL: the sum, divided towards zero."""
+    me.init()
+    rank, n = me.rank, me.world_size
+    mine = [-7, 5, -1]
+    for dtype in (torch.int64, torch.int32, torch.int8):
+        tensor = torch.tensor(mine, dtype=dtype).div_(1 + rank, rounding_mode="trunc")
+        every = torch.stack(
+            [torch.tensor(mine).div(1 + r, rounding_mode="trunc") for r in range(n)]
+        )
+        means = torch.div(every.sum(0), n, rounding_mode="trunc").tolist()
+
+        summed = tensor.clone()
+        dist.all_reduce(summed, op=dist.ReduceOp.AVG)
+        assert summed.tolist() == means
+        rooted = tensor.clone()
+        work = dist.reduce(rooted, dst=1, op=dist.ReduceOp.AVG, async_op=True)
+        assert work is not None
+        work.wait()
+        assert rank != 1 or rooted.tolist() == means
+        part = torch.empty(1, dtype=dtype)
+        dist.reduce_scatter(part, list(tensor[:n].chunk(n)), op=dist.ReduceOp.AVG)
+        assert part.item() == means[rank]
+        dist.reduce_scatter_single(part, tensor[:n].clone(), op=dist.ReduceOp.AVG)
+        assert part.item() == means[rank]
+
+    # However its end is learned, and once only.
+    for learn in ("poll", "future", "barrier", "synchronize", "region"):
+        tensor = torch.tensor([rank + 4, -rank - 4])
+        if learn == "region":
+            with _coalescing_manager(device=torch.device("cpu")):
+                dist.reduce(tensor, dst=0, op=dist.ReduceOp.AVG)
+        else:
+            work = dist.reduce(tensor, dst=0, op=dist.ReduceOp.AVG, async_op=True)
+            assert work is not None
+            if learn == "poll":
+                wait_until(work.is_completed, "the average is there")
+            elif learn == "future":
+                work.get_future().wait()
+            elif learn == "synchronize":
+                work.synchronize()
+            else:
+                dist.barrier()
+            assert rank != 0 or tensor.tolist() == [4, -4], learn
+            work.wait()
+        assert rank != 0 or tensor.tolist() == [4, -4], learn
+    with pytest.raises(TypeError, match="AVG of bool"):
+        dist.reduce_scatter(torch.empty(1).bool(), [torch.ones(1).bool()] * n, dist.ReduceOp.AVG)
+    with pytest.raises(RuntimeError, match="neither the switch nor Gloo"):
+        dist.all_reduce(torch.ones(1, dtype=torch.int16))
+
+
+def test_averages_of_integers(launch: Launch) -> None:
+    launch(averages_of_integers, 2).results()
 
 
 def other_collectives(me: Me) -> None:

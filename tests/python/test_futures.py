@@ -17,6 +17,7 @@ from conftest import Launch
 from fanin import _fanin, errors
 from fanin.torch.channel import Channel
 from ranks import DEADLINE, Me, wait_until
+from torch._C._distributed_c10d import Work
 
 Future = torch.futures.Future
 
@@ -49,11 +50,18 @@ def chains(me: Me) -> None:
     first, second = (torch.ones(3, dtype=torch.int32) for _ in range(2))
     started = threading.Event()
     late: list[Any] = []
-    early = future_of(first)
-    waiting = early.then(lambda _: (started.wait(), late[0].wait())[1][0].sum().item())
+    here = threading.get_ident()
+
+    def blocked(_: Any) -> Any:
+        if threading.get_ident() == here:
+            return 3 * n  # the first was done before anybody could follow it
+        started.wait()
+        return late[0].wait()[0].sum().item()
+
+    waiting = future_of(first).then(blocked)
     late.append(future_of(second))
     started.set()
-    assert waiting.wait() == 3 * n
+    assert waiting.wait() == late[0].wait()[0].sum().item() == 3 * n
 
 
 def test_chains_and_callbacks_that_wait_for_other_all_reduces(launch: Launch) -> None:
@@ -223,6 +231,42 @@ def test_a_work_can_be_polled_and_its_wait_can_run_out_of_time(launch: Launch) -
     assert ranks.hear(0) == "rank 0 waited"
     ranks.tell(1, "go")
     ranks.results()
+
+
+def others_polled(me: Me) -> tuple[int, int]:
+    """How often a poll of Gloo's own works asks them for anything, beside a group of ours."""
+    me.init()
+    pair: Any = dist.new_group(backend="gloo")
+    asked: list[Any] = []
+    original = Work.get_future
+
+    def counted(work: Work) -> Any:
+        asked.append(work)
+        return original(work)
+
+    Work.get_future = counted  # type: ignore[method-assign, assignment]
+    tensor = torch.ones(3)
+    works: list[Any] = [
+        dist.isend(tensor, dst=1 - me.rank, group=pair),
+        dist.irecv(torch.empty(3), src=1 - me.rank, group=pair),
+        dist.all_reduce(torch.ones(3), group=pair, async_op=True),
+    ]
+    for work in works:
+        for _ in range(100):
+            work.is_completed()
+    of_gloo = len(asked)
+    for work in works:
+        work.wait()
+    ours: Any = dist.all_reduce(tensor, async_op=True)
+    ours.wait()
+    assert ours.is_completed()
+    return of_gloo, len(asked)
+
+
+def test_works_of_other_backends_are_left_alone(launch: Launch) -> None:
+    for of_gloo, of_both in launch(others_polled, 2).results():
+        assert of_gloo == 0
+        assert of_both == 1
 
 
 def dropped(me: Me) -> int:

@@ -17,7 +17,6 @@ import torch.distributed as dist
 from conftest import Launch
 from ranks import Failure, Me
 from test_all_reduce import FLOATS, values
-from torch._C import _distributed_c10d as c10d
 
 # Elements of a chunk, by the path's MTU.
 CHUNK_MIN = 512
@@ -171,18 +170,6 @@ def groups(me: Me) -> dict[str, str]:
 def test_each_group_has_its_own_options(launch: Launch) -> None:
     expected = {"default": "bfloat16", "new": "int32", "split": "int32", "explicit": "bfloat16"}
     assert launch(groups, 2).results() == [expected, expected]
-
-
-def foreign(me: Me) -> None:
-    me.init(pg_options=c10d.Backend.Options("gloo"))
-
-
-def test_options_of_another_backend_are_refused_with_the_cure(launch: Launch) -> None:
-    ranks = launch(foreign, 1)
-    outcome = ranks.outcome(0)
-    assert isinstance(outcome, Failure)
-    assert outcome.kind == "TypeError"
-    assert "fanin.torch.Options" in outcome.message
 
 
 def differs(me: Me, how: str) -> None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from datetime import timedelta
 
@@ -13,12 +14,16 @@ from torch._C import _distributed_c10d as c10d
 from torch._C._distributed_c10d import PrefixStore, ReduceOp, Store, Work
 
 from fanin._settings import Settings
-from fanin.torch import handles
+from fanin.torch import handles, splitting
 from fanin.torch.channel import Channel, serves
 from fanin.torch.delegating import DelegatingBackend
 from fanin.torch.interface import gloo_address
 from fanin.torch.membership import agree
 from fanin.torch.options import Options, settings_of
+from fanin.torch.work import seconds
+
+# How Gloo says that another rank's end of a connection is gone.
+LOST_PEER = re.compile(r"[Cc]onnection (closed|reset)|[Bb]roken pipe|Connection refused")
 
 _debugged: list[FaninBackend] = []
 
@@ -27,13 +32,9 @@ def create(
     options: c10d._DistributedBackendOptions, backend_options: object | None
 ) -> FaninBackend:
     """Make one rank's backend, for `init_process_group("fanin")` and `new_group`."""
-    if backend_options is None:
-        backend_options = Options()
+    # Those of others are for the other backends of a group of several.
     if not isinstance(backend_options, Options):
-        raise TypeError(
-            f"pg_options is a {type(backend_options).__name__}: the backend fanin takes "
-            "fanin.torch.Options"
-        )
+        backend_options = Options()
     backend = FaninBackend(
         options.store,
         options.group_rank,
@@ -80,6 +81,7 @@ class FaninBackend(DelegatingBackend):
         self.settings = settings
         self._all_reduces = 0
         handles.install()
+        splitting.install(FaninBackend)
 
     def allreduce(self, tensors: Sequence[Tensor], opts: c10d.AllreduceOptions) -> Work:
         work = self._sum(tensors, opts)
@@ -100,18 +102,31 @@ class FaninBackend(DelegatingBackend):
             return None
         self._all_reduces += 1
         # A synchronous call keeps its work to itself: nobody can ask for a future.
-        return self._channel.all_reduce(tensors, average=average, notify=opts.asyncOp)
+        return self._channel.all_reduce(
+            tensors, average=average, notify=opts.asyncOp, limit=seconds(opts.timeout)
+        )
+
+    def _under_way(self) -> list[Work]:
+        return [*self._channel.under_way(), *super()._under_way()]
+
+    def _explain(self, error: Exception) -> Exception:
+        if not LOST_PEER.search(str(error)):
+            return super()._explain(error)
+        cause = self._channel.loss()
+        if cause is None:
+            return error
+        fields = {name: value for name, value in vars(cause).items() if name != "message"}
+        return type(cause)(f"{cause.message}; on Gloo: {error}", **fields)
 
     @property
     def supports_splitting(self) -> bool:
         return True
 
-    def split(
-        self, store: Store, ranks: Sequence[int], opts: c10d.Backend.Options
-    ) -> FaninBackend | None:
+    def split(self, store: Store, ranks: Sequence[int], opts: c10d.Backend.Options) -> FaninBackend:
         """Make a backend for some of this one's ranks: a job of its own on the switch."""
         if self.rank() not in ranks:
-            return None
+            # Not None, as C++ would crash. Torch does not come here (`splitting`).
+            raise ValueError(f"rank {self.rank()} is not in the split of ranks {list(ranks)}")
         return FaninBackend(
             store,
             list(ranks).index(self.rank()),
@@ -119,6 +134,12 @@ class FaninBackend(DelegatingBackend):
             opts._timeout,
             opts.group_name,
             settings_of(opts) or self.settings,
+        )
+
+    def merge(self, store: Store, opts: c10d.Backend.Options, rank: int, size: int) -> FaninBackend:
+        """Make a backend for ranks that had different groups: a job of its own on the switch."""
+        return FaninBackend(
+            store, rank, size, opts._timeout, opts.group_name, settings_of(opts) or self.settings
         )
 
     @property
@@ -134,7 +155,14 @@ class FaninBackend(DelegatingBackend):
         self._channel.set_timeout(timeout.total_seconds())
         self._timeout = timeout
 
+    def _set_group_uid(self, uid: str) -> None:
+        """Name the group, for flight recorders, in which Gloo writes too."""
+        super()._set_group_uid(uid)  # type: ignore[misc]  # torch's stubs lack it
+        self._gloo._set_group_uid(uid)
+
     def shutdown(self) -> None:
+        """Leave, once what is under way is done, if that is soon; what is not fails."""
+        self._channel.finish()
         self._channel.close()
         super().shutdown()
 

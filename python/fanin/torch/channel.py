@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
+import threading
+import time
 import weakref
 from collections.abc import Sequence
+from datetime import timedelta
 from functools import partial
 from typing import Final
 
 import torch
 
 from fanin import _fanin
+from fanin.errors import Closed, FaninError
+from fanin.torch import backward
 from fanin.torch.completions import Completions
 from fanin.torch.copies import Copies
 from fanin.torch.cuda import CudaCopies
 from fanin.torch.staged_work import StagedWork
 from fanin.torch.staging import Staging
+from fanin.torch.under_way import UnderWay
 from fanin.torch.work import AllReduceWork, FaninWork, Kept, Part, each_once
 
 DTYPES: Final[dict[torch.dtype, _fanin.DType]] = {
@@ -26,8 +34,13 @@ DTYPES: Final[dict[torch.dtype, _fanin.DType]] = {
 
 DEVICES: Final = ("cpu", "cuda")
 
-# How long closing waits for callbacks that are running, in seconds.
+# How long closing waits for callbacks that are running, and a destroyed group for what is under
+# way, in seconds.
 CLOSE_TIMEOUT = 5.0
+# How long the switch may take to notice that a rank is gone, in seconds.
+LOSS_TIMEOUT = 6.0
+# Zero is torch's word for "no timeout".
+LEAST_WAIT = 1e-3
 
 
 def serves(tensor: torch.Tensor) -> bool:
@@ -43,14 +56,24 @@ class Channel:
     """
 
     def __init__(self, client: _fanin.Client | None) -> None:
+        backward.install()
         self._client = client
         self._completions = Completions(client) if client is not None else None
         self._copies: Copies = CudaCopies()
+        self._under_way = (
+            UnderWay(client.timeout, client.set_timeout, client.close)
+            if client is not None
+            else UnderWay(math.inf, _nothing, _nothing)
+        )
         self._staging = (
-            Staging(self._copies, partial(_submit_notified, client), client.close)
+            Staging(self._copies, partial(_submit_notified, client), client.close, self._under_way)
             if client is not None
             else None
         )
+        # Why another rank is gone, once it was asked for.
+        self._asking = threading.Lock()
+        self._asked = False
+        self._loss: FaninError | None = None
         # Also at exit: a thread that comes back from Rust to a finalised interpreter dies hard, and
         # the other ranks are to hear that this one left, in place of losing it.
         self._close = (
@@ -60,7 +83,12 @@ class Channel:
         )
 
     def all_reduce(
-        self, tensors: Sequence[torch.Tensor], *, average: bool, notify: bool
+        self,
+        tensors: Sequence[torch.Tensor],
+        *,
+        average: bool,
+        notify: bool,
+        limit: float | None = None,
     ) -> AllReduceWork:
         """Start summing each tensor in place; all must be ones that `serves` accepts.
 
@@ -71,20 +99,24 @@ class Channel:
         With `notify` the future of the work is completed by the completion threads; without it,
         asking for the future costs a thread. Empty tensors are submitted as well: they count in the
         order that the ranks must agree about.
+
+        After `limit` seconds, if it is given, the all-reduce fails, and with it the group.
         """
         staged = bool(tensors) and self._copies.takes(tensors[0])
         if self._client is None or self._completions is None or self._staging is None:
             if staged:
-                return StagedWork.alone(tensors, self._copies)
-            return FaninWork(tensors, [], notified=notify)
+                return StagedWork.alone(tensors, self._copies, self._under_way)
+            return FaninWork(tensors, [], self._under_way, notified=notify)
         if staged:
             self._completions.ensure_running()
-            return self._staging.all_reduce(tensors, average=average)
+            return self._staging.all_reduce(tensors, average=average, limit=limit)
         self._staging.flush()
         parts = [_part(tensor) for tensor in tensors]
         if notify:
             self._completions.ensure_running()
-        work = FaninWork(tensors, parts, notified=notify)
+        work = FaninWork(tensors, parts, self._under_way, notified=notify)
+        if parts:
+            self._under_way.begin(work, limit)
         for part in list(parts):
             memory = part.memory
             assert memory is not None  # nothing is settled before it was submitted
@@ -98,8 +130,47 @@ class Channel:
 
     def set_timeout(self, seconds: float) -> None:
         """Bound each all-reduce, in place of the timeout that the client was made with."""
-        if self._client is not None:
-            self._client.set_timeout(seconds)
+        self._under_way.set_timeout(seconds)
+
+    def under_way(self) -> list[AllReduceWork]:
+        """Return the all-reduces that are not over, in the order of their start."""
+        return self._under_way.works()
+
+    def loss(self) -> FaninError | None:
+        """Return why another rank cannot be reached any more; None if nothing says so soon.
+
+        For a rank whose other ways to that rank have failed: it asks the switch by one more
+        all-reduce, which a rank that is gone takes no part in, and which ends with the reason.
+        Afterwards the group is over, unless all ranks asked alike.
+        """
+        with self._asking:
+            if not self._asked:
+                self._asked = True
+                self._loss = self._ask()
+            return self._loss
+
+    def _ask(self) -> FaninError | None:
+        if self._client is None:
+            return None
+        question = torch.zeros(1, dtype=torch.int32)
+        work = self.all_reduce([question], average=False, notify=False)
+        try:
+            work.wait(timedelta(seconds=LOSS_TIMEOUT))
+        except Closed:
+            return None
+        except FaninError as error:
+            if work.is_completed():
+                return error
+            self._client.close()
+        return None
+
+    def finish(self) -> None:
+        """Wait for what is under way as long as closing may take: it completes if it can."""
+        deadline = time.monotonic() + CLOSE_TIMEOUT
+        for work in self.under_way():
+            left = max(deadline - time.monotonic(), LEAST_WAIT)
+            with contextlib.suppress(FaninError):  # for whoever waits for the work
+                work.wait(timedelta(seconds=left))
 
     def close(self) -> None:
         """Leaves the job; what is outstanding fails with `fanin.errors.Closed`. Idempotent."""
@@ -132,6 +203,10 @@ def _submit_notified(
     client: _fanin.Client, memory: torch.Tensor, average: bool, kept: Kept
 ) -> _fanin.Pending:
     return _submit(client, memory, average, kept, True)
+
+
+def _nothing(*_: float) -> None:
+    """Stand in for the network of a group of one rank."""
 
 
 def _close(client: _fanin.Client, staging: Staging, completions: Completions) -> None:

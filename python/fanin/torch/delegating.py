@@ -9,18 +9,23 @@ fanin, so whatever `backend.FaninBackend` does not take itself falls through to 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch._C import _distributed_c10d as c10d
-from torch._C._distributed_c10d import ProcessGroupGloo, Store, Work
+from torch._C._distributed_c10d import ProcessGroupGloo, ReduceOp, Store, Work
 
-from fanin.torch.handles import DelegatedWork, FindableWork
+from fanin.torch.delegated_work import AveragedWork, DelegatedWork
 from fanin.torch.work import WorkGroup
 
 TensorLists = Sequence[Sequence[Tensor]]
+
+# How many works a coalescing region holds before it looks which of them are done.
+REGION_MAX = 256
 
 
 class DelegatingBackend(c10d.Backend):
@@ -44,6 +49,9 @@ class DelegatingBackend(c10d.Backend):
             self._gloo = gloo(store, rank, size, options)
         # The works of the coalescing region that is open, if one is.
         self._coalescing: list[Work] | None = None
+        self._region_max = REGION_MAX
+        # Those that are to be divided yet.
+        self._averaging: set[AveragedWork] = set()
 
     def getBackendName(self) -> str:
         return "fanin"
@@ -59,6 +67,7 @@ class DelegatingBackend(c10d.Backend):
     def end_coalescing(self) -> Work:
         """Return the work that covers all that was issued since `start_coalescing`."""
         works, self._coalescing = self._coalescing or [], None
+        self._region_max = REGION_MAX
         return WorkGroup(works)
 
     @property
@@ -67,75 +76,124 @@ class DelegatingBackend(c10d.Backend):
         return False
 
     def _issued(self, work: Work) -> Work:
-        if not isinstance(work, FindableWork):
-            work = DelegatedWork(work)
-        if self._coalescing is not None:
-            self._coalescing.append(work)
+        region = self._coalescing
+        if region is not None:
+            region.append(work)
+            if len(region) >= self._region_max:
+                # A region that an exception ends is never closed: it must not keep what is done.
+                region[:] = [known for known in region if not _succeeded(known)]
+                self._region_max = max(REGION_MAX, 2 * len(region))
         return work
+
+    def _hand(self, name: str, *args: Any) -> Work:
+        """Call a method of the Gloo group."""
+        return self._issued(DelegatedWork(self._started(name, args), self._explain))
+
+    def _reduced(self, name: str, results: Sequence[Tensor], *args: Any) -> Work:
+        """Call one that reduces into `results`; the first argument has the dtype, the last the op.
+
+        Gloo's average of integers fails: it sums them, and the sums are divided here.
+        """
+        opts = args[-1]
+        like = args[0] if isinstance(args[0], Tensor) else args[0][0]
+        if opts.reduceOp != ReduceOp.AVG or like.is_floating_point() or like.is_complex():
+            return self._hand(name, *args)
+        if like.dtype == torch.bool:
+            raise TypeError("ReduceOp.AVG of bool tensors: an average of truths is none; use SUM")
+        opts.reduceOp = ReduceOp.SUM
+        try:
+            inner = self._started(name, args)
+        finally:
+            opts.reduceOp = ReduceOp.AVG
+        work = AveragedWork(inner, self._explain, results, self.size(), self._averaging.discard)
+        self._averaging.add(work)
+        return self._issued(work)
+
+    def _started(self, name: str, args: Sequence[Any]) -> Work:
+        try:
+            work: Work = getattr(self._gloo, name)(*args)
+        except RuntimeError as error:
+            explained = self._explain(error)
+            if explained is error:
+                raise
+            raise explained from error
+        return work
+
+    def _explain(self, error: Exception) -> Exception:
+        """Say more about an error of Gloo than Gloo does; or return it."""
+        if "Invalid scalar type" in str(error):
+            return RuntimeError(f"neither the switch nor Gloo takes tensors of this dtype: {error}")
+        return error
+
+    def _under_way(self) -> list[Work]:
+        """Return what a barrier must wait for besides what is Gloo's own."""
+        return list(self._averaging)
 
     # Each method is one line of hand-over, under the name by which torch's C++ side looks it up.
 
     def allreduce(self, tensors: Sequence[Tensor], opts: c10d.AllreduceOptions) -> Work:
-        return self._issued(self._gloo.allreduce(list(tensors), opts))
+        return self._reduced("allreduce", tensors, list(tensors), opts)
 
     def allreduce_sparse(self, tensors: Sequence[Tensor], opts: c10d.AllreduceOptions) -> Work:
-        return self._issued(self._gloo.allreduce_sparse(list(tensors), opts))
+        return self._hand("allreduce_sparse", list(tensors), opts)
 
     def allreduce_coalesced(
         self, tensors: Sequence[Tensor], opts: c10d.AllreduceCoalescedOptions
     ) -> Work:
-        return self._issued(self._gloo.allreduce_coalesced(list(tensors), opts))
+        return self._reduced("allreduce_coalesced", tensors, list(tensors), opts)
 
     def reduce(self, tensors: Sequence[Tensor], opts: c10d.ReduceOptions) -> Work:
-        return self._issued(self._gloo.reduce(list(tensors), opts))
+        # Nobody but the root has a result.
+        results = tensors if opts.rootRank == self.rank() else []
+        return self._reduced("reduce", results, list(tensors), opts)
 
     def broadcast(self, tensors: Sequence[Tensor], opts: c10d.BroadcastOptions) -> Work:
-        return self._issued(self._gloo.broadcast(list(tensors), opts))
+        return self._hand("broadcast", list(tensors), opts)
 
     def allgather(
         self, outputs: TensorLists, inputs: Sequence[Tensor], opts: c10d.AllgatherOptions
     ) -> Work:
-        return self._issued(self._gloo.allgather(outputs, inputs, opts))
+        return self._hand("allgather", outputs, inputs, opts)
 
     def allgather_coalesced(
         self, outputs: TensorLists, inputs: Sequence[Tensor], opts: c10d.AllgatherOptions
     ) -> Work:
-        return self._issued(self._gloo.allgather_coalesced(outputs, inputs, opts))
+        return self._hand("allgather_coalesced", outputs, inputs, opts)
 
     def all_gather_single(
         self, output: Tensor, source: Tensor, opts: c10d.AllgatherOptions
     ) -> Work:
-        return self._issued(self._gloo.all_gather_single(output, source, opts))
+        return self._hand("all_gather_single", output, source, opts)
 
     def all_gather_single_coalesced(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: c10d.AllgatherOptions
     ) -> Work:
-        return self._issued(self._gloo.all_gather_single_coalesced(outputs, inputs, opts))
+        return self._hand("all_gather_single_coalesced", outputs, inputs, opts)
 
     def gather(
         self, outputs: TensorLists, inputs: Sequence[Tensor], opts: c10d.GatherOptions
     ) -> Work:
-        return self._issued(self._gloo.gather(outputs, inputs, opts))
+        return self._hand("gather", outputs, inputs, opts)
 
     def scatter(
         self, outputs: Sequence[Tensor], inputs: TensorLists, opts: c10d.ScatterOptions
     ) -> Work:
-        return self._issued(self._gloo.scatter(outputs, inputs, opts))
+        return self._hand("scatter", outputs, inputs, opts)
 
     def reduce_scatter(
         self, outputs: Sequence[Tensor], inputs: TensorLists, opts: c10d.ReduceScatterOptions
     ) -> Work:
-        return self._issued(self._gloo.reduce_scatter(outputs, inputs, opts))
+        return self._reduced("reduce_scatter", outputs, outputs, inputs, opts)
 
     def reduce_scatter_single(
         self, output: Tensor, source: Tensor, opts: c10d.ReduceScatterOptions
     ) -> Work:
-        return self._issued(self._gloo.reduce_scatter_single(output, source, opts))
+        return self._reduced("reduce_scatter_single", [output], output, source, opts)
 
     def reduce_scatter_single_coalesced(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: c10d.ReduceScatterOptions
     ) -> Work:
-        return self._issued(self._gloo.reduce_scatter_single_coalesced(outputs, inputs, opts))
+        return self._reduced("reduce_scatter_single_coalesced", outputs, outputs, inputs, opts)
 
     def all_to_all_single(
         self,
@@ -145,31 +203,49 @@ class DelegatingBackend(c10d.Backend):
         input_split_sizes: Sequence[int],
         opts: c10d.AllToAllOptions,
     ) -> Work:
-        return self._issued(
-            self._gloo.all_to_all_single(
-                output, source, list(output_split_sizes), list(input_split_sizes), opts
-            )
+        return self._hand(
+            "all_to_all_single",
+            output,
+            source,
+            list(output_split_sizes),
+            list(input_split_sizes),
+            opts,
         )
 
     def alltoall(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: c10d.AllToAllOptions
     ) -> Work:
-        return self._issued(self._gloo.alltoall(outputs, inputs, opts))
+        return self._hand("alltoall", outputs, inputs, opts)
 
     def send(self, tensors: Sequence[Tensor], rank: int, tag: int) -> Work:
-        return self._issued(self._gloo.send(list(tensors), rank, tag))
+        return self._hand("send", list(tensors), rank, tag)
 
     def recv(self, tensors: Sequence[Tensor], rank: int, tag: int) -> Work:
-        return self._issued(self._gloo.recv(list(tensors), rank, tag))
+        return self._hand("recv", list(tensors), rank, tag)
 
     def recv_anysource(self, tensors: Sequence[Tensor], tag: int) -> Work:
-        return self._issued(self._gloo.recv_anysource(list(tensors), tag))
+        return self._hand("recv_anysource", list(tensors), tag)
 
     def barrier(self, opts: c10d.BarrierOptions) -> Work:
-        return self._issued(self._gloo.barrier(opts))
+        """Return a work that is done when all ranks are here, and the all-reduces of this one done.
+
+        On Gloo a barrier comes after all that the rank has under way; and all ranks' all-reduces
+        are over when a blocking call returns on one of them.
+        """
+        before = self._under_way()
+        if not opts.asyncOp:
+            for work in before:
+                with contextlib.suppress(RuntimeError):  # raised by the barrier's own work
+                    work.wait(opts.timeout)
+        reached = self._hand("barrier", opts)
+        return self._issued(WorkGroup([*before, reached])) if before else reached
 
     def monitored_barrier(self, opts: c10d.BarrierOptions, wait_all_ranks: bool = False) -> None:
+        before = self._under_way()
+        # First: it says who is missing, and without them nothing that is under way would end.
         self._gloo.monitored_barrier(opts.timeout, wait_all_ranks)
+        for work in before:
+            work.wait(opts.timeout)
 
     # The names that torch used before: C++ forwards them to the ones above, Python callers may not.
 
@@ -192,3 +268,12 @@ class DelegatingBackend(c10d.Backend):
 
     def abort(self) -> None:
         self._gloo.abort()
+
+
+def _succeeded(work: Work) -> bool:
+    if not work.is_completed():
+        return False
+    try:
+        return work.wait()
+    except RuntimeError:
+        return False

@@ -2,9 +2,13 @@
 
 Torch 2.15 wraps the work that a Python backend returns in a C++ object which forwards `wait` and
 `get_future` only (`PyWorkHolder` in PyProcessGroup.hpp): its `is_completed()` is False for ever, so
-that a program which polls would hang, and its `source_rank()` raises, so that a receive from any
-source fails. Here those methods first find the work inside. Works of C++ backends are left as they
-are.
+that a program which polls would hang, its `synchronize()` waits for nothing, and its
+`source_rank()` raises, so that a receive from any source fails. Here those methods first find the
+work inside.
+
+A holder is told by its `OpType`, which is UNKNOWN, where the C++ backends name what their works do:
+those are left as they are, at the cost of looking. A holder of another Python backend's work is
+asked for its future once, and then left as it is.
 """
 
 # The methods are torch's, and documented there.
@@ -13,15 +17,26 @@ are.
 from __future__ import annotations
 
 import threading
+import weakref
 from abc import abstractmethod
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 import torch
 from torch._C._distributed_c10d import Work
 
-FORWARDED = ("is_completed", "is_success", "exception", "result", "source_rank", "_source_rank")
+FORWARDED = (
+    "is_completed",
+    "is_success",
+    "exception",
+    "result",
+    "source_rank",
+    "_source_rank",
+    "synchronize",
+)
+
+# OpType::UNKNOWN in Work.hpp.
+UNKNOWN_OP = 100
 
 
 class _Question(threading.local):
@@ -33,6 +48,8 @@ class _Question(threading.local):
 
 _question = _Question()
 _no_future: torch.futures.Future[Any] = torch.futures.Future()
+# Works that were asked, and are none of ours.
+_strangers: weakref.WeakSet[Work] = weakref.WeakSet()
 _install_once = threading.Lock()
 _installed = False
 
@@ -49,41 +66,6 @@ class FindableWork(Work):
     @abstractmethod
     def _make_future(self) -> torch.futures.Future[Any]:
         """Return the future that `get_future` is asked for."""
-
-
-class DelegatedWork(FindableWork):
-    """A work of a C++ backend, returned by a Python one."""
-
-    def __init__(self, inner: Work) -> None:
-        super().__init__()
-        self._inner = inner
-
-    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        return self._inner.wait(timeout)
-
-    def _make_future(self) -> torch.futures.Future[Any]:
-        return self._inner.get_future()
-
-    def is_completed(self) -> bool:
-        return self._inner.is_completed()
-
-    def is_success(self) -> bool:
-        return self._inner.is_success()
-
-    def exception(self) -> Any:
-        return self._inner.exception()
-
-    def result(self) -> list[torch.Tensor]:
-        return self._inner.result()
-
-    def source_rank(self) -> int:
-        return self._inner.source_rank()
-
-    def _source_rank(self) -> int:
-        return self._inner._source_rank()
-
-    def synchronize(self) -> None:
-        self._inner.synchronize()
 
 
 def install() -> None:
@@ -111,12 +93,16 @@ def _behind(work: Work) -> Work | None:
     """Return the `FindableWork` that torch wrapped, if it is one."""
     if type(work) is not Work:
         return None
+    if work._get_op_type() != UNKNOWN_OP or work in _strangers:  # type: ignore[attr-defined]
+        return None
     _question.asked, _question.answer = True, None
     try:
         work.get_future()
-    except RuntimeError:  # a C++ work without futures
-        return None
+    except Exception:  # a stranger's own
+        pass
     finally:
         _question.asked = False
         found, _question.answer = _question.answer, None
+    if found is None:
+        _strangers.add(work)
     return found

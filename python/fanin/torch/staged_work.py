@@ -10,29 +10,32 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import torch
 
 from fanin import _fanin
-from fanin.errors import AllReduceTimeout, FaninError
+from fanin.errors import AllReduceTimeout
 from fanin.torch.copies import Copies, Mark
 from fanin.torch.work import (
     AllReduceWork,
     TensorsFuture,
     each_once,
-    hinted,
+    out_of_time,
     seconds,
 )
 
-# How long a wait that has run out of time asks whom the network waits for, in seconds.
-A_MOMENT = 1e-3
+if TYPE_CHECKING:
+    from fanin.torch.under_way import UnderWay
 
 
 class StagedWork(AllReduceWork):
     """An all-reduce of some tensors of devices, under way or done."""
 
-    def __init__(self, tensors: Sequence[torch.Tensor], copies: Copies) -> None:
-        super().__init__(tensors)
+    def __init__(
+        self, tensors: Sequence[torch.Tensor], copies: Copies, under_way: UnderWay
+    ) -> None:
+        super().__init__(tensors, under_way)
         self._copies = copies
         self._changed = threading.Condition(self._lock)
         # Contiguous copies on the device, and the tensors that they are of.
@@ -44,9 +47,11 @@ class StagedWork(AllReduceWork):
         self.devices = tuple(copies.future_devices(self._tensors))
 
     @classmethod
-    def alone(cls, tensors: Sequence[torch.Tensor], copies: Copies) -> StagedWork:
+    def alone(
+        cls, tensors: Sequence[torch.Tensor], copies: Copies, under_way: UnderWay
+    ) -> StagedWork:
         """Make the work of a group of one rank: done as soon as the tensors are made."""
-        work = cls(tensors, copies)
+        work = cls(tensors, copies, under_way)
         for tensor in tensors:
             work._marks[tensor.device] = copies.begin(tensor)
         work._settled = True
@@ -78,12 +83,6 @@ class StagedWork(AllReduceWork):
             if not self._settled:
                 self._pending = pending
 
-    def failed(self, error: Exception) -> None:
-        """Note why this work will fail; the first reason is the one that is told."""
-        with self._lock:
-            if self._error is None:
-                self._error = hinted(error)
-
     def segment_done(self, error: Exception | None) -> bool:
         """Note that one more segment is copied in, or failed. True after the last one."""
         if error is not None:
@@ -98,7 +97,11 @@ class StagedWork(AllReduceWork):
             self._strided = []
             self._settled = True
             self._changed.notify_all()
+        self._under_way.over(self)
         return True
+
+    def _late(self, limit: float) -> AllReduceTimeout:
+        return out_of_time("an all_reduce of device tensors", limit, self._pending)
 
     def _finish(self) -> None:
         """Queue the last copies. Nobody else is here: all segments are done, nothing is settled."""
@@ -140,10 +143,9 @@ class StagedWork(AllReduceWork):
         limit = seconds(timeout)
         with self._changed:
             settled = self._changed.wait_for(lambda: self._settled, limit)
-            pending = self._pending
         if not settled:
             assert limit is not None
-            raise _out_of_time(limit, pending)
+            raise self._late(limit)
         try:
             # After a failure too: some of the tensors may still be copied into.
             for device, mark in self._marks.items():
@@ -165,23 +167,3 @@ class StagedWork(AllReduceWork):
     def is_completed(self) -> bool:
         """Whether the sum is in the tensors, for streams that did not wait as well."""
         return self._settled and all(map(self._copies.reached, self._marks.values()))
-
-
-def _out_of_time(limit: float, pending: _fanin.Pending | None) -> AllReduceTimeout:
-    """Say why only this wait ran out of time; the all-reduce may still complete."""
-    said = f"an all_reduce of device tensors was not over after {limit:g} s"
-    if pending is None:
-        return AllReduceTimeout(f"{said}; nothing of it has left the device yet", waited=limit)
-    try:
-        pending.wait(A_MOMENT)
-    except FaninError as error:  # it names the segment; if that has failed, the next wait tells
-        missing: list[int] = getattr(error, "missing_ranks", [])
-        names = ", ".join(map(str, missing)) or "none that the switch knows of"
-        return AllReduceTimeout(
-            f"{said} (switch {error.switch}); ranks not heard from: {names}",
-            missing_ranks=missing,
-            tensor=error.tensor,
-            switch=error.switch,
-            waited=limit,
-        )
-    return AllReduceTimeout(f"{said}; all that has left the device is summed", waited=limit)

@@ -25,6 +25,7 @@ from fanin import _fanin
 from fanin.errors import Closed
 from fanin.torch.copies import Copies, Mark
 from fanin.torch.staged_work import StagedWork
+from fanin.torch.under_way import UnderWay
 from fanin.torch.work import Kept
 
 # Large enough that what Python does for a segment (about 0.1 ms, more when the training holds the
@@ -78,12 +79,15 @@ class Segment(Kept):
 class Staging:
     """The buffers of one membership, and the thread that copies out and submits.
 
-    `submit` starts the all-reduce of host memory; `leave` ends the membership. The thread starts
-    with the first tensor and ends with `close`.
+    `submit` starts the all-reduce of host memory; `leave` ends the membership, whose works
+    `under_way` knows. The thread starts with the first tensor and ends with `close`.
     """
 
-    def __init__(self, copies: Copies, submit: Submit, leave: Callable[[], None]) -> None:
+    def __init__(
+        self, copies: Copies, submit: Submit, leave: Callable[[], None], under_way: UnderWay
+    ) -> None:
         self._copies = copies
+        self._under_way = under_way
         self._submit = submit
         self._leave = leave
         self._changed = threading.Condition()
@@ -94,15 +98,18 @@ class Staging:
         self._thread: threading.Thread | None = None
         self._closed = False
 
-    def all_reduce(self, tensors: Sequence[torch.Tensor], *, average: bool) -> StagedWork:
+    def all_reduce(
+        self, tensors: Sequence[torch.Tensor], *, average: bool, limit: float | None
+    ) -> StagedWork:
         """Start summing each tensor in place. Does not block. Raises while a graph is captured."""
-        work = StagedWork(tensors, self._copies)
+        work = StagedWork(tensors, self._copies, self._under_way)
         segments = [
             Segment(work, memory, ready, average, self)
             for flat, ready in work.begin()
             for memory in cut(flat)
         ]
         work.expect(len(segments))
+        self._under_way.begin(work, limit)
         with self._changed:
             closed = self._closed
             if not closed:

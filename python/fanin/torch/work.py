@@ -17,16 +17,24 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch._C._distributed_c10d import Work
 
 from fanin import _fanin
-from fanin.errors import AllReduceTimeout
+from fanin.errors import AllReduceTimeout, FaninError
+from fanin.torch.backward import lose_type
 from fanin.torch.handles import FindableWork
+
+if TYPE_CHECKING:
+    from fanin.torch.under_way import UnderWay
 
 Tensors = list[torch.Tensor]
 TensorsFuture = torch.futures.Future[Tensors]
+
+# How long a wait that has run out of time asks whom the network waits for, in seconds.
+A_MOMENT = 1e-3
 
 
 class Kept(ABC):
@@ -64,14 +72,29 @@ def seconds(timeout: timedelta | float | None) -> float | None:
 class AllReduceWork(FindableWork):
     """What the works of all-reduces share: one outcome, told to waiters and to one future."""
 
-    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+    def __init__(self, tensors: Sequence[torch.Tensor], under_way: UnderWay) -> None:
         super().__init__()
         self._tensors = list(tensors)
+        self._under_way = under_way
         self._lock = threading.Lock()
         self._settled = False
         self._error: Exception | None = None
         self._future: TensorsFuture | None = None
         self._delivered = False
+
+    def failed(self, error: Exception) -> None:
+        """Note why this work will fail; the first reason is the one that is told."""
+        with self._lock:
+            if self._error is None and not self._settled:
+                self._error = self._under_way.explain(error)
+
+    def late(self, limit: float) -> AllReduceTimeout | None:
+        """Return the error of not being done after `limit` seconds; None if it is done."""
+        return None if self._settled else self._late(limit)
+
+    @abstractmethod
+    def _late(self, limit: float) -> AllReduceTimeout:
+        """Make the error of `late`."""
 
     def deliver(self) -> None:
         """Completes the future, if somebody asked for one. Runs the callbacks: may block."""
@@ -95,7 +118,11 @@ class AllReduceWork(FindableWork):
         callback raised. And such a future would keep the exception, with all that its traceback
         holds.
         """
-        self._raise_failure()
+        try:
+            self._raise_failure()
+        except FaninError as error:
+            lose_type(error)
+            raise
         return future.value()
 
     def _raise_failure(self) -> None:
@@ -127,10 +154,11 @@ class FaninWork(AllReduceWork):
         self,
         tensors: Sequence[torch.Tensor],
         parts: list[Part],
+        under_way: UnderWay,
         *,
         notified: bool,
     ) -> None:
-        super().__init__(tensors)
+        super().__init__(tensors, under_way)
         self._parts = parts
         self._notified = notified
         self._awaited = len(parts)
@@ -152,16 +180,14 @@ class FaninWork(AllReduceWork):
         settled when they are done.
         """
         with self._lock:
-            self._error = error
+            self._error = self._error or self._under_way.explain(error)
             refused = [part for part in self._parts if part.pending is None]
             self._parts = [part for part in self._parts if part.pending is not None]
             for part in refused:
                 part.work = None
             self._awaited -= len(refused)
-            if not self._parts:
-                self._settled = True
-            all_done = self._notified and self._awaited == 0
-        if all_done:  # by completion threads that could not know that nothing more would come
+            all_done = not self._parts or (self._notified and self._awaited == 0)
+        if all_done:  # by nobody, or completion threads that knew not that nothing more would come
             self._settle()
 
     def part_completed(self, part: Part, pending: _fanin.Pending) -> None:
@@ -186,7 +212,7 @@ class FaninWork(AllReduceWork):
             except Exception as error:
                 if not pending.done():
                     # Only this wait ran out of time: the all-reduce may still complete.
-                    raise hinted(error) from None
+                    raise self._under_way.explain(error) from None
         self._settle()
         self._raise_failure()
         return True
@@ -206,7 +232,7 @@ class FaninWork(AllReduceWork):
             for part in self._parts:
                 if self._error is None and part.pending is not None:
                     error = part.pending.exception()
-                    self._error = None if error is None else hinted(error)
+                    self._error = None if error is None else self._under_way.explain(error)
             for part in self._parts:
                 if self._error is None and part.finish is not None:
                     try:
@@ -216,6 +242,11 @@ class FaninWork(AllReduceWork):
                 part.finish = part.memory = part.pending = None
             self._parts = []
             self._settled = True
+        self._under_way.over(self)
+
+    def _late(self, limit: float) -> AllReduceTimeout:
+        late = (pending for pending in self._pendings() if not pending.done())
+        return out_of_time("an all_reduce", limit, next(late, None))
 
     def _make_future(self) -> TensorsFuture:
         """Return a future of the tensors."""
@@ -250,15 +281,24 @@ class FaninWork(AllReduceWork):
         return True
 
 
-def hinted(error: Exception) -> Exception:
-    """Name the cause of a timeout that is torch's own: a rank whose all-reduce went to Gloo."""
-    if not isinstance(error, AllReduceTimeout) or not error.missing_ranks:
-        return error
-    hint = (
-        "or that rank called all_reduce with a dtype, op or device that the switch does not serve"
-    )
-    fields = {name: value for name, value in vars(error).items() if name != "message"}
-    return AllReduceTimeout(f"{error.message}, {hint}", **fields)
+def out_of_time(what: str, limit: float, pending: _fanin.Pending | None) -> AllReduceTimeout:
+    """Say whom the network waits for, of an all-reduce that is not over after `limit` seconds."""
+    said = f"{what} was not over after {limit:g} s"
+    if pending is None:
+        return AllReduceTimeout(f"{said}; nothing of it has left this rank yet", waited=limit)
+    try:
+        pending.wait(A_MOMENT)
+    except FaninError as error:  # it names the tensor; if that has failed, the next wait tells
+        missing: list[int] = getattr(error, "missing_ranks", [])
+        names = ", ".join(map(str, missing)) or "none that the switch knows of"
+        return AllReduceTimeout(
+            f"{said} (switch {error.switch}); ranks not heard from: {names}",
+            missing_ranks=missing,
+            tensor=error.tensor,
+            switch=error.switch,
+            waited=limit,
+        )
+    return AllReduceTimeout(f"{said}; all that has left this rank is summed", waited=limit)
 
 
 def each_once(target: torch.Tensor, compact: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,0 +1,120 @@
+"""The all-reduces of one membership that are not over, and how long single ones may take."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from fanin.errors import AllReduceTimeout, Closed
+
+if TYPE_CHECKING:
+    from fanin.torch.work import AllReduceWork
+
+# Ends the membership, which fails all that is under way.
+End = Callable[[], None]
+# Changes how long each all-reduce may take, in seconds.
+SetTimeout = Callable[[float], None]
+
+
+class UnderWay:
+    """Knows the works of one membership from their start until they are settled.
+
+    The membership itself knows one timeout, the group's. A single all-reduce that has another one
+    is watched by a thread here, which lives while there is such an all-reduce.
+    """
+
+    def __init__(self, timeout: float, set_timeout: SetTimeout, end: End) -> None:
+        self._timeout = self._told = timeout
+        self._set_timeout = set_timeout
+        self._end = end
+        # In the order of their start. Both change by single operations on a dict only: works end
+        # wherever somebody learns of it, also in the garbage collector.
+        self._works: dict[AllReduceWork, None] = {}
+        self._limits: dict[AllReduceWork, tuple[float, float]] = {}
+        self._changed = threading.Condition()
+        self._watching = False
+        self._ended_by: AllReduceTimeout | None = None
+
+    def works(self) -> list[AllReduceWork]:
+        """Return those that have begun and are not settled, in the order of their start."""
+        return list(self._works)
+
+    def begin(self, work: AllReduceWork, limit: float | None) -> None:
+        """Note a work before it is under way; `limit` is its own timeout in seconds, if it has one.
+
+        When that has passed the work fails, and the membership ends: the network may write to the
+        work's memory as long as it lasts.
+        """
+        self._works[work] = None
+        if limit is None:
+            return
+        with self._changed:
+            self._limits[work] = time.monotonic() + limit, limit
+            if not self._watching:
+                threading.Thread(target=self._watch, name="fanin-timeouts", daemon=True).start()
+                self._watching = True
+            self._changed.notify_all()
+        self._adjust()
+
+    def over(self, work: AllReduceWork) -> None:
+        """Note that a work is settled."""
+        self._works.pop(work, None)
+        if self._limits.pop(work, None) is not None:
+            self._adjust()
+
+    def set_timeout(self, seconds: float) -> None:
+        """Replace the group's timeout."""
+        self._timeout = seconds
+        self._adjust()
+
+    def explain(self, error: Exception) -> Exception:
+        """Say more about an error of the network than the network knows."""
+        if isinstance(error, Closed) and self._ended_by is not None:
+            return Closed(f"the group ended, here, because {self._ended_by}")
+        return hinted(error)
+
+    def _adjust(self) -> None:
+        """Let the network wait as long as the most patient all-reduce does."""
+        longest = max([self._timeout, *(limit for _, limit in self._limits.copy().values())])
+        if longest != self._told:
+            self._told = longest
+            self._set_timeout(longest)
+
+    def _watch(self) -> None:
+        while True:
+            with self._changed:
+                limits = self._limits.copy()
+                if not limits:
+                    self._watching = False
+                    return
+                now = time.monotonic()
+                due = [(work, limit) for work, (end, limit) in limits.items() if end <= now]
+                if not due:
+                    self._changed.wait(min(end for end, _ in limits.values()) - now)
+            # Nothing is kept alive by a thread that waits.
+            limits.clear()
+            while due:
+                self._expire(*due.pop())
+
+    def _expire(self, work: AllReduceWork, limit: float) -> None:
+        self._limits.pop(work, None)
+        error = work.late(limit)
+        if error is None:
+            return
+        work.failed(error)
+        if self._ended_by is None:
+            self._ended_by = error
+        self._end()
+
+
+def hinted(error: Exception) -> Exception:
+    """Name the cause of a timeout that is torch's own: a rank whose all-reduce went to Gloo."""
+    if not isinstance(error, AllReduceTimeout) or not error.missing_ranks:
+        return error
+    hint = (
+        "or that rank called all_reduce with a dtype, op or device that the switch does not serve"
+    )
+    fields = {name: value for name, value in vars(error).items() if name != "message"}
+    return AllReduceTimeout(f"{error.message}, {hint}", **fields)
