@@ -25,10 +25,10 @@ bounds each segment. The ranks' tensors are all on the CPU or all on CUDA device
 differs is told of by `fanin.errors.CollectiveMismatch`, unless the tensor is one segment. An
 all-reduce cannot be captured into a CUDA graph, and none may be under way during a capture.
 
-A barrier comes after all all-reduces in flight, as on Gloo, and so does `destroy_process_group`, for
-some seconds; what is not over then fails with `fanin.errors.Closed`. An all-reduce whose options
-have a timeout of their own ends with `fanin.errors.AllReduceTimeout` when that has passed, and with
-it the group, as after the group's own timeout: make a new one to go on.
+A barrier comes after all all-reduces in flight, as on Gloo, and so does `destroy_process_group`,
+for some seconds; what is not over then fails with `fanin.errors.Closed`. An all-reduce whose
+options have a timeout of their own ends with `fanin.errors.AllReduceTimeout` when that has passed,
+and with it the group, as after the group's own timeout: make a new one to go on.
 
 Errors are those of `fanin.errors`, also out of `backward()` (torch's error is their cause), and
 where a connection of Gloo's tells of a rank that is gone. Only of a future torch keeps the text.
