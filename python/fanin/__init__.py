@@ -37,5 +37,12 @@ def __getattr__(name: str) -> object:
         return importlib.import_module("fanin.errors")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module, attribute = _HOMES[name]
-    return getattr(importlib.import_module(module), attribute)
+    home, attribute = _HOMES[name]
+    try:
+        module = importlib.import_module(home)
+    except ModuleNotFoundError as missing:
+        if missing.name != "numpy":
+            raise
+        text = f"fanin.{name} needs NumPy; install it with: pip install numpy"
+        raise ModuleNotFoundError(text, name="numpy") from None
+    return getattr(module, attribute)

@@ -3,28 +3,39 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from importlib import import_module
+from typing import cast
+
+# Of each command in Python: where it is, and the extra of the package that it needs.
+_COMMANDS = {
+    "run": ("fanin.launch", "run", "torch"),
+    "bench": ("fanin.bench", "main", "lab"),
+    "netlab": ("fanin.netlab.command", "main", "lab"),
+    "reproduce": ("fanin.reproduce.command", "main", "lab"),
+}
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command line and return its exit status."""
     argv = sys.argv[1:] if arguments is None else arguments
-    match argv[:1]:
-        case ["run"]:
-            from fanin.launch import run
-
+    name = argv[0] if argv else ""
+    if name in _COMMANDS:
+        module, function, extra = _COMMANDS[name]
+        try:
+            run = cast(Callable[[list[str]], int], getattr(import_module(module), function))
             return run(argv[1:])
-        case ["bench"]:
-            from fanin import bench
+        except ModuleNotFoundError as missing:
+            print(
+                f"fanin {name}: {missing.name} is not installed; install it with: "
+                f'pip install "fanin[{extra}]"',
+                file=sys.stderr,
+            )
+            return 1
+    if name == "doctor":
+        from fanin._settings import for_doctor
 
-            return bench.main(argv[1:])
-        case ["netlab"]:
-            from fanin.netlab.command import main as netlab
-
-            return netlab(argv[1:])
-        case ["reproduce"]:
-            from fanin.reproduce.command import main as reproduce
-
-            return reproduce(argv[1:])
+        argv = ["doctor", *for_doctor(argv[1:])]
     from fanin import _fanin
 
     return _fanin.main(argv)

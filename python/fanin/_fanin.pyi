@@ -7,6 +7,8 @@ WireDtype = Literal["int32", "bfloat16"]
 Protocol = Literal["switchml", "atp"]
 
 version: str
+variables: list[str]
+"""Every environment variable that some part of fanin reads."""
 
 class Client:
     """One membership of one rank in one job on one switch.
@@ -94,3 +96,12 @@ class Switch:
 
 def main(argv: list[str]) -> int:
     """Run the command line without `run`: switch, status, version. Return the exit status."""
+
+def switch_address(text: str) -> str:
+    """Return "host:port" of what names a switch: "box", "box:4800", "4900" (of this machine).
+
+    Raises `ValueError` for what names none.
+    """
+
+def warn_of_unknown_variables() -> None:
+    """Say on stderr, once a process, which variables look like fanin's and are not."""

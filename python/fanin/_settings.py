@@ -70,9 +70,9 @@ def _yes(text: str) -> bool:
 
 
 def _address(text: str) -> str:
-    if not text:
-        raise ValueError("it must be the switch's HOST:PORT, such as 10.0.0.9:4800")
-    return text
+    from fanin import _fanin  # not for FANIN_AS alone, which `import torch` looks at
+
+    return _fanin.switch_address(text)
 
 
 def _file(text: str) -> str:
@@ -163,6 +163,8 @@ class Choice(NamedTuple):
     """None: it has its default."""
     source: str
     """The argument, the flag, or the variable; "default"."""
+    overruled: str | None = None
+    """The variable that says otherwise, with its text."""
 
 
 def variable(name: str) -> str:
@@ -198,16 +200,45 @@ def exported(flags: argparse.Namespace) -> dict[str, str]:
     return {variable(name): _text(value) for name, value in said if value is not None}
 
 
+def for_doctor(argv: list[str]) -> list[str]:
+    """Turn flags of settings into what the doctor, who knows no settings, is told of them.
+
+    Also of those that the environment decides. The switch is the doctor's own.
+    """
+    names = [row.name for row in fields(Settings) if row.name != "switch"]
+    parser = argparse.ArgumentParser("fanin doctor", add_help=False, allow_abbrev=False)
+    add_flags(parser, *names)
+    flags, others = parser.parse_known_args(argv)
+    told = [_told(choice) for choice in _choices(vars(flags), flag) if choice.name in names]
+    return [*others, "--settings", json.dumps(told)]
+
+
+def _told(choice: Choice) -> dict[str, str | None]:
+    told: dict[str, str | None] = {"name": choice.name, "overruled": choice.overruled}
+    if choice.text is None:
+        default = getattr(Settings(), choice.name)
+        return told | {"value": None if default is None else _text(default)}
+    told |= {"value": choice.text, "source": choice.source}
+    try:
+        _parsed(choice)
+    except ValueError as error:
+        told["wrong"] = str(error)
+    return told
+
+
 def _choices(said: Mapping[str, object], called: Callable[[str], str]) -> Iterator[Choice]:
     unknown = said.keys() - {row.name for row in fields(Settings)}
     if unknown:
         raise TypeError(f"there is no setting {min(unknown)!r}")
     for row in fields(Settings):
         name, value = row.name, said.get(row.name)
+        environment = os.environ.get(variable(name), "").strip()
         if value is not None:
-            yield Choice(name, _text(value), called(name))
-        elif text := os.environ.get(variable(name), "").strip():
-            yield Choice(name, text, variable(name))
+            text = _text(value)
+            other = f"{variable(name)}={environment}" if environment not in ("", text) else None
+            yield Choice(name, text, called(name), other)
+        elif environment:
+            yield Choice(name, environment, variable(name))
         else:
             yield Choice(name, None, "default")
 

@@ -9,6 +9,7 @@ import argparse
 import os
 import sys
 
+from fanin import _fanin
 from fanin._settings import (
     AS_VARIABLE,
     Settings,
@@ -86,16 +87,17 @@ def run(argv: list[str]) -> int:
         )
     named = settings.switch
     if not named and _nodes_max(parsed, args.nnodes) > 1:
+        # Else the ranks say it; there will be none.
+        _fanin.warn_of_unknown_variables()
         parsed.error(
             "with more than one node the ranks need a switch that all of them can reach: start one "
             "with `fanin switch --listen 0.0.0.0:4800`, and pass --switch ADDR:PORT on every node"
         )
     if named:
         return _launch(args)
-    from fanin._fanin import Switch
 
     try:
-        switch = Switch(protocol=settings.protocol)
+        switch = _fanin.Switch(protocol=settings.protocol)
     except (OSError, FaninError) as error:
         print(f"fanin run: {error}", file=sys.stderr)
         return 1

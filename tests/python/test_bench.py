@@ -33,7 +33,7 @@ def bench(directory: Path, *arguments: str) -> tuple[str, dict[str, Any]]:
 
 
 def test_a_sweep_over_loopback_writes_all_samples_and_a_plot(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason='the plot needs pip install "fanin[bench]"')
+    pytest.importorskip("matplotlib", reason='the plot needs pip install "fanin[lab]"')
     shown, written = bench(
         tmp_path,
         *("--sweep", "--workers", "2,3", "--size", "4KB,1MB"),
@@ -207,4 +207,4 @@ sys.exit(command.main(["--plot", "time.png"]))
         cwd=tmp_path,
     )
     assert done.returncode == 1
-    assert 'pip install "fanin[bench]"' in done.stderr
+    assert 'pip install "fanin[lab]"' in done.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import os
 import re
 import subprocess
@@ -229,3 +230,145 @@ def by_option(me: Me) -> float:
 
 def test_options_name_the_switch(launch: Launch) -> None:
     assert launch(by_option, 2).results() == [8.0, 8.0]
+
+
+def test_an_address_is_understood_or_refused_with_the_cure(monkeypatch: pytest.MonkeyPatch) -> None:
+    for said, meant in (
+        ("4900", "127.0.0.1:4900"),
+        (" box:1234\t", "box:1234"),
+        ("box", "box:4800"),
+        ("::1", "[::1]:4800"),
+    ):
+        monkeypatch.setenv("FANIN_SWITCH", said)
+        assert Settings.of().switch == meant
+    for wrong, cause in (("a:4800,b:4800", "one switch"), ("http://box", "host name"), ("0", "0")):
+        monkeypatch.setenv("FANIN_SWITCH", wrong)
+        with pytest.raises(ValueError, match=f"^FANIN_SWITCH is '{wrong}': .*HOST:PORT.*{cause}"):
+            fanin.connect(job="address", rank=0, world_size=1)
+
+
+def doctor(switch: str, *flags: str) -> list[dict[str, str]]:
+    """The doctor's findings about settings."""
+    command = [sys.executable, "-m", "fanin", "doctor", "--json", "--switch", switch, *flags]
+    done = subprocess.run(command, timeout=DEADLINE, check=False, capture_output=True, text=True)
+    findings: list[dict[str, str]] = json.loads(done.stdout)["findings"]
+    return [finding for finding in findings if finding["check"] == "settings"]
+
+
+def test_the_doctor_says_who_decided_each_setting(
+    switch: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (defaults,) = doctor(switch)
+    for row in fields(Settings):
+        assert row.name == "switch" or row.name in defaults["message"]
+    monkeypatch.setenv("FANIN_SLOTS", "17")
+    monkeypatch.setenv("FANIN_WIRE_DTYPE", "fp8")
+    monkeypatch.setenv("FANIN_JOB", "gpt")
+    said = [finding["message"] for finding in doctor(switch, "--slots", "19", "--exact")]
+    assert "slots=19: --slots says so, which overrules FANIN_SLOTS=17" in said
+    assert "job=gpt: FANIN_JOB says so" in said
+    assert "exact=1: --exact says so" in said
+    assert any(text.startswith("FANIN_WIRE_DTYPE is 'fp8': it must be") for text in said)
+
+
+def test_the_doctor_finds_ranks_that_the_switch_would_refuse(switch: str) -> None:
+    *_, found = doctor(switch, "--protocol", "atp")
+    assert found["verdict"] == "problem"
+    assert "protocol=atp, and the switch serves switchml" in found["message"]
+
+
+def test_every_variable_is_in_the_manual_and_known_to_who_warns() -> None:
+    read = {variable(name) for name in NAMES} | {_settings.AS_VARIABLE, "FANIN_LOG"}
+    assert set(fanin._fanin.variables) == read
+    assert set(re.findall(r"^\| `(FANIN_\w+)` \|", DOCS.read_text(), re.M)) == read - {
+        variable(name) for name in NAMES
+    }
+
+
+ALONE = """
+import sys, numpy, fanin
+for _ in range(2):
+    with fanin.connect(sys.argv[1], job="alone", rank=0, world_size=1) as group:
+        group.all_reduce(numpy.ones(1, "f"))
+"""
+
+
+def alone(switch: str, **variables: str) -> str:
+    """What a rank without others says on stderr; it joins twice."""
+    done = subprocess.run(
+        [sys.executable, "-c", ALONE, switch],
+        env=os.environ | variables,
+        timeout=DEADLINE,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return done.stderr
+
+
+def test_an_unknown_variable_is_warned_about_once_with_the_nearest_name(switch: str) -> None:
+    known = alone(switch)
+    assert "FANIN_" not in known
+    said = alone(switch, FANIN_SWTICH="a:1", FANIN_PORT_4800_TCP="tcp://10.0.0.1:4800")
+    assert re.findall(r"FANIN_\w+", said) == ["FANIN_SWTICH", "FANIN_SWITCH"]
+    # Where a machine has several ranks, one speaks.
+    assert "SWTICH" not in alone(switch, FANIN_SWTICH="a:1", LOCAL_RANK="1")
+    command = [sys.executable, "-m", "fanin", "status", "--switch", switch]
+    done = subprocess.run(
+        command, env=os.environ | {"FANIN_LGO": "1"}, check=True, capture_output=True, text=True
+    )
+    assert "do you mean FANIN_LOG?" in done.stderr
+
+
+def test_logs_of_a_rank_reach_stderr_with_its_rank(switch: str) -> None:
+    assert "joined" not in alone(switch)
+    lines = alone(switch, FANIN_LOG="info", RANK="7").splitlines()
+    joined = [line for line in lines if "joined" in line]
+    assert len(joined) == 2
+    assert all(line.startswith("rank 7: ") and "alone" in line for line in joined)
+    assert "joined" not in alone(switch, FANIN_LOG="fanin_udp=debug")
+
+
+def test_a_wrong_filter_is_refused_with_its_name(
+    switch: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FANIN_LOG", "fanin=loud")
+    with pytest.raises(ValueError, match='FANIN_LOG is "fanin=loud": it must be a filter'):
+        fanin.connect(switch, job="loud", rank=0, world_size=1)
+
+
+def without(module: str, *command: str) -> subprocess.CompletedProcess[str]:
+    """Run Python where a package is not installed."""
+    hide = f"import runpy, sys; sys.modules[{module!r}] = None; "
+    return subprocess.run(
+        [sys.executable, "-c", hide + command[0], *command[1:]],
+        timeout=DEADLINE,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+
+
+FANIN = "runpy.run_module('fanin', run_name='__main__')"
+
+
+@pytest.mark.parametrize(
+    ("module", "command", "cure"),
+    [
+        ("torch", (FANIN, "run", "train.py"), 'pip install "fanin[torch]"'),
+        ("torch", ("import fanin.torch",), 'pip install "fanin[torch]"'),
+        ("numpy", ("import fanin; fanin.connect",), "pip install numpy"),
+        ("fanin.bench", (FANIN, "bench", "allreduce"), 'pip install "fanin[lab]"'),
+        ("fanin.netlab", (FANIN, "netlab", "status"), 'pip install "fanin[lab]"'),
+        ("fanin.reproduce", (FANIN, "reproduce", "atp"), 'pip install "fanin[lab]"'),
+        ("matplotlib", (FANIN, "reproduce", "atp"), 'pip install "fanin[lab]"'),
+    ],
+)
+def test_a_missing_extra_ends_in_one_line_that_says_what_to_install(
+    module: str, command: tuple[str, ...], cure: str
+) -> None:
+    done = without(module, *command)
+    assert done.returncode == 1
+    assert cure in done.stderr.splitlines()[-1]
+    if command[0] == FANIN:
+        assert len(done.stderr.splitlines()) == 1, done.stderr

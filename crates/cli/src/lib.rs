@@ -9,6 +9,8 @@
 mod arguments;
 mod bench;
 mod doctor;
+pub mod environment;
+pub mod logging;
 mod netlab;
 mod output;
 mod reproduce;
@@ -77,6 +79,7 @@ pub fn exit_status(args: impl IntoIterator<Item = OsString>) -> u8 {
             return if error.use_stderr() { USAGE } else { SUCCESS };
         }
     };
+    environment::warn_of_unknown();
     let result = match cli.command {
         Command::Run(arguments) => run::run(&arguments),
         Command::Switch(arguments) => switch::run(&arguments),

@@ -1,6 +1,5 @@
 //! `fanin switch`: serves jobs until it is told to stop.
 
-use std::io::IsTerminal;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -10,10 +9,9 @@ use fanin_protocol::control::Protocol;
 use serde::Serialize;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
-use tracing_subscriber::EnvFilter;
 
 use crate::arguments::{SWITCH_DEFAULT, listen, protocol, seconds};
-use crate::output;
+use crate::{logging, output};
 
 /// Sum the gradients of any number of jobs
 ///
@@ -151,16 +149,8 @@ pub(crate) fn wait(signals: &mut Signals) {
     }
 }
 
+/// Logs as `--log` or the environment says.
 pub(crate) fn log(filter: &str) -> anyhow::Result<()> {
-    let filter = EnvFilter::try_new(filter).map_err(|error| {
-        anyhow!("--log {filter:?} is no filter ({error}); try error, warn, info or debug")
-    })?;
-    let colours = std::io::stderr().is_terminal();
-    // Who embeds the command may log already; then its logs get ours.
-    let _ = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_ansi(colours)
-        .with_writer(std::io::stderr)
-        .try_init();
-    Ok(())
+    logging::start(filter, "")
+        .map_err(|error| anyhow!("--log ({}) is {filter:?}: {error}", logging::VARIABLE))
 }

@@ -16,7 +16,7 @@ mod server;
 pub use client::{
     AtpSwitchJob, AtpSwitchStatus, Cancel, HEARTBEATS_PER_TIMEOUT, HandOver, JobStatus, JobStatusState,
     Probe, ProbeReport, ProbeSum, Route, Session, SessionConfig, SwitchStatus, TraceConfig,
-    interface_rate_bps, resolve_switch, route, switch_status,
+    interface_rate_bps, resolve_switch, route, switch_address, switch_status,
 };
 pub use error::{AllReduceError, ChainError, SessionError, Tensor};
 pub use server::{AtpSwitchServer, AtpSwitchServerConfig, ServerError, SwitchServer, SwitchServerConfig};

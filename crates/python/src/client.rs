@@ -1,5 +1,6 @@
 //! `Client`: one membership of one rank in one job on one switch.
 
+use crate::environment::begin_rank;
 use crate::error::{rank_out_of_range, to_python};
 use crate::interruptible::{duration, lock};
 use crate::ledger::Completion;
@@ -62,6 +63,7 @@ impl Client {
         let protocol = protocol_of(protocol)?;
         let (rank, world_size) = ranks(rank, world_size)?;
         let limit = limit(timeout)?;
+        begin_rank(rank)?;
         let usual = SessionConfig::new(switch, job, rank, world_size);
         let config = SessionConfig {
             slots,

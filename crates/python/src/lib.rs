@@ -8,6 +8,7 @@
 
 mod client;
 mod command_line;
+mod environment;
 mod error;
 mod interruptible;
 mod ledger;
@@ -25,12 +26,15 @@ mod _fanin {
     #[pymodule_export]
     use crate::command_line::main;
     #[pymodule_export]
+    use crate::environment::{switch_address, warn_of_unknown_variables};
+    #[pymodule_export]
     use crate::pending::Pending;
     #[pymodule_export]
     use crate::switch::Switch;
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        module.add("variables", crate::environment::VARIABLES)?;
         module.add("version", env!("CARGO_PKG_VERSION"))
     }
 }

@@ -197,7 +197,7 @@ def resolve(args: argparse.Namespace) -> None:
 def _require(*modules: str) -> None:
     missing = [module for module in modules if find_spec(module) is None]
     if missing:
-        raise BenchError(f'missing: {", ".join(missing)}; install with: pip install "fanin[bench]"')
+        raise BenchError(f'missing: {", ".join(missing)}; install with: pip install "fanin[lab]"')
 
 
 def _workers(text: str) -> int:

@@ -94,7 +94,7 @@ def main(argv: list[str]) -> int:
 def _run(args: argparse.Namespace, command: list[str]) -> int:
     missing = [module for module in ("matplotlib", "numpy", "rich") if find_spec(module) is None]
     if missing:
-        text = f'missing: {", ".join(missing)}; install with: pip install "fanin[bench]"'
+        text = f'missing: {", ".join(missing)}; install with: pip install "fanin[lab]"'
         raise ReproduceError(text)
     from fanin import _fanin
     from fanin.bench import machine

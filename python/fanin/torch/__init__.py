@@ -103,6 +103,12 @@ def __getattr__(name: str) -> object:
 
 
 # After the definitions: if this is what first imports torch, torch comes back for `_register`.
-import torch as _torch  # noqa: E402, F401
+try:
+    import torch as _torch  # noqa: F401
+except ModuleNotFoundError as _missing:
+    if _missing.name != "torch":
+        raise
+    _text = 'fanin.torch needs PyTorch; install it with: pip install "fanin[torch]"'
+    raise ModuleNotFoundError(_text, name="torch") from None
 
 _register()

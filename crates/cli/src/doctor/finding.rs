@@ -24,6 +24,7 @@ pub(super) enum Verdict {
 #[serde(rename_all = "snake_case")]
 pub(super) enum Check {
     Switch,
+    Settings,
     Name,
     Tcp,
     Version,
@@ -58,6 +59,7 @@ impl Check {
     const fn name(self) -> &'static str {
         match self {
             Self::Switch => "switch",
+            Self::Settings => "settings",
             Self::Name => "name",
             Self::Tcp => "tcp",
             Self::Version => "version",
@@ -228,7 +230,7 @@ mod tests {
 
     #[test]
     fn a_check_has_one_name_for_people_and_programs() {
-        for check in Check::AFTER_NAME.into_iter().chain([Check::Switch, Check::Name]) {
+        for check in Check::AFTER_NAME.into_iter().chain([Check::Switch, Check::Settings, Check::Name]) {
             assert_eq!(serde_json::to_value(check).expect("serialisable"), check.name());
         }
     }

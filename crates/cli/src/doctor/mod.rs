@@ -7,6 +7,7 @@ mod finding;
 mod jobs;
 mod machine;
 mod reach;
+mod settings;
 mod stranger;
 
 use std::net::SocketAddr;
@@ -18,11 +19,12 @@ use fanin_udp::{path_mtu, probe_socket};
 
 use self::finding::{Check, Examination, Finding};
 use self::machine::Window;
+use self::settings::Setting;
 use crate::arguments::seconds;
 
 /// Find out why workers here do not reach a switch, or are slow
 ///
-/// Checks name, TCP and UDP (by a job of one rank, which takes a few slots for a moment), path MTU, segmentation offload,
+/// Takes the settings of ranks as flags (--wire-dtype, --slots: docs/settings.md), and says of each who decided. Checks name, TCP and UDP (by a job of one rank, which takes a few slots for a moment), path MTU, segmentation offload,
 /// socket buffers, interface, heartbeat, versions, and ranks that are missing. Needs no root. Each finding comes with what
 /// mends it.
 #[derive(Debug, clap::Args)]
@@ -42,6 +44,9 @@ pub(crate) struct Arguments {
     /// Seconds that each step of a check may take
     #[arg(long, value_name = "SECONDS", default_value = "3", value_parser = seconds)]
     timeout: Duration,
+    /// What the Python package knows of the ranks' settings, as JSON
+    #[arg(long, hide = true, default_value = "[]", value_parser = settings::parse)]
+    settings: settings::Settings,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -52,11 +57,17 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let (switch, chosen) = reach::choose(arguments.switch.as_deref(), environment.as_deref());
     let mut examination = Examination::new(&switch, arguments.json);
     examination.note(chosen)?;
-    examine(&mut examination, &switch, arguments.timeout)?;
+    examination.note_all(settings::findings(&arguments.settings.0))?;
+    examine(&mut examination, &switch, arguments.timeout, &arguments.settings.0)?;
     examination.finish()
 }
 
-fn examine(examination: &mut Examination, switch: &str, patience: Duration) -> anyhow::Result<()> {
+fn examine(
+    examination: &mut Examination,
+    switch: &str,
+    patience: Duration,
+    settings: &[Setting],
+) -> anyhow::Result<()> {
     let (name, addresses) = match reach::resolve(switch, patience) {
         Ok((name, addresses, finding)) => {
             examination.note(finding)?;
@@ -85,6 +96,7 @@ fn examine(examination: &mut Examination, switch: &str, patience: Duration) -> a
         }
     };
     examination.note(reach::version(&status))?;
+    examination.note_all(settings::against(settings, status.protocol))?;
     let report = probe.all_reduce();
     examination.note(data_path::udp(&report, address))?;
     examination.note_all(local(address, Some((&probe, &status)), Some(&report)))?;

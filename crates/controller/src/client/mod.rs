@@ -10,6 +10,7 @@ mod status;
 mod trace;
 mod watch;
 
+pub use connection::switch_address;
 pub use path::{Route, interface_rate_bps, route};
 pub use probe::{Probe, ProbeReport, ProbeSum, resolve_switch};
 pub use session::{Cancel, Session, SessionConfig};

@@ -1,0 +1,61 @@
+//! The environment: every variable that some part of fanin reads, and a word about those that none does.
+
+use std::sync::Once;
+
+/// All of them. The settings among them are Python's (`fanin._settings`); a test there holds this list to them.
+pub const VARIABLES: [&str; 10] = [
+    "FANIN_AS",
+    "FANIN_CONGESTION_CONTROL",
+    "FANIN_EXACT",
+    "FANIN_JOB",
+    crate::logging::VARIABLE,
+    "FANIN_PROTOCOL",
+    "FANIN_SLOTS",
+    "FANIN_SWITCH",
+    "FANIN_TRACE",
+    "FANIN_WIRE_DTYPE",
+];
+
+/// Says on stderr, once a process, which variables look like ours and are not. They change nothing, but who set one thinks so.
+pub fn warn_of_unknown() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        for name in std::env::vars_os().filter_map(|(name, _)| name.into_string().ok()) {
+            if let Some(nearest) = nearest(&name) {
+                eprintln!("fanin: {name} is set, and is no variable of fanin's; do you mean {nearest}?");
+            }
+        }
+    });
+}
+
+/// The variable that may be meant by one that is none; `None` for ours and for foreign ones.
+fn nearest(name: &str) -> Option<&'static str> {
+    // Kubernetes gives every container the addresses of its services: FANIN_SERVICE_HOST, FANIN_PORT_4800_TCP.
+    let of_kubernetes = name.contains("_SERVICE_") || name.contains("_PORT");
+    if !name.starts_with("FANIN_") || VARIABLES.contains(&name) || of_kubernetes {
+        return None;
+    }
+    let similarity = |known: &str| strsim::jaro_winkler(name, known);
+    VARIABLES.into_iter().max_by(|a, b| similarity(a).total_cmp(&similarity(b)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unknown_variable_is_answered_with_the_nearest() {
+        assert_eq!(nearest("FANIN_SWTICH"), Some("FANIN_SWITCH"));
+        assert_eq!(nearest("FANIN_WIREDTYPE"), Some("FANIN_WIRE_DTYPE"));
+        assert_eq!(nearest("FANIN_LOGS"), Some("FANIN_LOG"));
+    }
+
+    #[test]
+    fn ours_and_foreign_ones_are_not_spoken_of() {
+        for name in
+            ["FANIN_SWITCH", "FANINI", "PATH", "FANIN_SWITCH_SERVICE_HOST", "FANIN_PORT_4800_TCP_ADDR"]
+        {
+            assert_eq!(nearest(name), None, "{name}");
+        }
+    }
+}
