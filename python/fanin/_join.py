@@ -9,10 +9,22 @@ from typing import Any
 
 from fanin import _fanin
 from fanin._settings import Settings, variable
-from fanin.errors import SwitchUnreachable
+from fanin.errors import RankOutOfRange, SwitchUnreachable
 
 # torchrun's: unlike the rank in a job, it is another one in every process of a run.
 RANK_VARIABLE = "RANK"
+
+# As many as fit into a slot's worker bitmap.
+WORLD_SIZE_MAX = 64
+
+
+def check_rank(rank: int, world_size: int) -> None:
+    """Refuse what no switch would serve. Raises `fanin.errors.RankOutOfRange`."""
+    if not 0 <= rank < world_size <= WORLD_SIZE_MAX:
+        raise RankOutOfRange(
+            f"rank {rank} of world size {world_size}: ranks count from 0 to the world size less 1, "
+            f"and a job has at most {WORLD_SIZE_MAX}"
+        )
 
 
 def join(settings: Settings, job: str, rank: int, world_size: int, timeout: float) -> _fanin.Client:

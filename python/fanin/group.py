@@ -9,9 +9,8 @@ from typing import Any, Literal, TypeAlias, Unpack
 import numpy as np
 
 from fanin import _fanin
-from fanin._join import join
+from fanin._join import check_rank, join
 from fanin._settings import Said, Settings, variable
-from fanin.errors import RankOutOfRange
 
 Op: TypeAlias = Literal["sum", "avg"]
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
@@ -22,10 +21,6 @@ SUPPORTED: dict[str, _fanin.DType] = {
     "bfloat16": "bfloat16",  # the dtype of the package ml_dtypes; NumPy has none of its own
     "int32": "int32",
 }
-
-
-# As many as fit into a slot's worker bitmap.
-WORLD_SIZE_MAX = 64
 
 
 class Handle:
@@ -173,9 +168,5 @@ def connect(
         raise ValueError(
             f'no job was named: say job="NAME", or set {variable("job")}, the same on all ranks'
         )
-    if not 0 <= rank < world_size <= WORLD_SIZE_MAX:
-        raise RankOutOfRange(
-            f"rank {rank} of world size {world_size}: ranks count from 0 to the world size less 1, "
-            f"and a job has at most {WORLD_SIZE_MAX}"
-        )
+    check_rank(rank, world_size)
     return Group(join(taken, taken.job, rank, world_size, timeout))

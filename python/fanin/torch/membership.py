@@ -12,7 +12,7 @@ from pathlib import Path
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from fanin import _fanin
-from fanin._join import join
+from fanin._join import check_rank, join
 from fanin._settings import Settings
 from fanin.errors import JoinTimeout
 from fanin.torch import handshake
@@ -67,8 +67,10 @@ def agree(
 ) -> Membership:
     """Rank 0 decides, all agree; returns once every rank of this attempt is there.
 
-    Raises `fanin.errors.JoinTimeout` if some rank does not come in time.
+    Raises `fanin.errors.JoinTimeout` if some rank does not come in time, and `RankOutOfRange` where
+    no switch would serve so many.
     """
+    check_rank(rank, world_size)
     waited = timeout.total_seconds()
 
     def decide() -> tuple[str, str | None]:
