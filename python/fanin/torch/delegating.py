@@ -95,10 +95,11 @@ class DelegatingBackend(c10d.Backend):
         Gloo's average of integers fails: it sums them, and the sums are divided here.
         """
         opts = args[-1]
-        like = args[0] if isinstance(args[0], Tensor) else args[0][0]
-        if opts.reduceOp != ReduceOp.AVG or like.is_floating_point() or like.is_complex():
+        like = [args[0]] if isinstance(args[0], Tensor) else args[0]
+        dtype = next((tensor.dtype for tensor in like), None)
+        if opts.reduceOp != ReduceOp.AVG or dtype is None or not _is_integral(dtype):
             return self._hand(name, *args)
-        if like.dtype == torch.bool:
+        if dtype == torch.bool:
             raise TypeError("ReduceOp.AVG of bool tensors: an average of truths is none; use SUM")
         opts.reduceOp = ReduceOp.SUM
         try:
@@ -277,3 +278,7 @@ def _succeeded(work: Work) -> bool:
         return work.wait()
     except RuntimeError:
         return False
+
+
+def _is_integral(dtype: torch.dtype) -> bool:
+    return not (dtype.is_floating_point or dtype.is_complex)
