@@ -6,11 +6,12 @@ STAMP := $(VENV)/.installed
 RUST_SOURCES := $(shell find crates -name '*.rs' -o -name '*.toml' -o -name '*.proto') Cargo.toml Cargo.lock
 PYTHON_SOURCES := $(shell find python -name '*.py' -o -name '*.pyi') pyproject.toml
 
-.PHONY: help build demo test lint test-rust test-python test-torch fuzz bench bench-atp clean tools test-tools
+.PHONY: help build wheel demo test lint test-rust test-python test-torch fuzz bench bench-atp clean tools test-tools
 .DELETE_ON_ERROR:
 
 help:
 	@echo 'make build   a working $(BIN)/fanin'
+	@echo 'make wheel   what pip installs, into target/wheels: fanin for every Python from 3.11 on, and fanin-lab'
 	@echo 'make demo    train a small GPT with 4 workers, a switch summing their gradients, beside Gloo (2 minutes)'
 	@echo 'make test    everything that CI runs'
 	@echo 'make test-torch  PyTorch'"'"'s own distributed tests, on fanin and on Gloo'
@@ -45,6 +46,15 @@ $(BIN)/fanin: $(STAMP) $(RUST_SOURCES) $(PYTHON_SOURCES)
 	touch $@
 
 build: $(BIN)/fanin
+
+# What `pip install` takes: for every Python from 3.11 on, and for glibc from this machine's symbols on, which maturin checks. The
+# laboratory is a wheel of its own.
+WHEELS := target/wheels
+wheel: $(STAMP)
+	rm -rf $(WHEELS)
+	VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/maturin build --release --strip --out $(WHEELS)
+	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir $(WHEELS) ./lab
+	@ls -l $(WHEELS)
 
 demo: build
 	$(BIN)/python examples/compare.py

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import socket
+import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 from fanin import _fanin
-from ranks import Ranks, wait_until
+from ranks import Ranks
 
 
 @pytest.fixture(scope="session")
@@ -39,43 +39,51 @@ def launch(switch: str) -> Iterator[Launch]:
 
 
 class SwitchProcess:
-    """`fanin switch` (or `server`) as a user runs it, so that it can be killed."""
+    """`fanin switch` (or `server`) as a user runs it; it can be killed, and started again there.
 
-    def __init__(self, *options: str, command: str = "switch") -> None:
+    `popen` starts it elsewhere than here, `program` is another fanin than the one under test.
+    """
+
+    def __init__(
+        self,
+        *options: str,
+        command: str = "switch",
+        listen: str = "127.0.0.1:0",
+        popen: Callable[..., subprocess.Popen[str]] = subprocess.Popen,
+        program: Sequence[str] = (sys.executable, "-m", "fanin"),
+    ) -> None:
         self.options = options
         self.command = command
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.address = f"127.0.0.1:{free.getsockname()[1]}"
-        self.process: subprocess.Popen[bytes] | None = None
+        self.address = listen
+        self.process: subprocess.Popen[str] | None = None
+        self._popen = popen
+        self._program = program
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "fanin", self.command]
-        command += ["--listen", self.address, *self.options]
-        process = subprocess.Popen(command)
-        self.process = process
-
-        def answers() -> bool:
-            assert process.poll() is None, f"fanin {self.command} ended: {process.returncode}"
-            host, port = self.address.split(":")
-            try:
-                socket.create_connection((host, int(port)), timeout=1).close()
-            except OSError:
-                return False
-            return True
-
-        wait_until(answers, "the switch listens")
+        """Returns once it listens, at `address`."""
+        command = [*self._program, self.command, "--listen", self.address, "--json", *self.options]
+        self.process = self._popen(command, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, f"fanin {self.command} ended: {self.process.wait()}"
+        self.address = json.loads(line)["address"]
 
     def kill(self) -> None:
         if self.process is not None:
             self.process.kill()
-            self.process.wait()
+            self.process.communicate()
             self.process = None
+
+    def __enter__(self) -> SwitchProcess:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
 
 
 @pytest.fixture
 def switch_process() -> Iterator[SwitchProcess]:
     """A switch that runs, and that the test may kill and start again on the same port."""
-    process = SwitchProcess()
-    process.start()
-    yield process
-    process.kill()
+    with SwitchProcess() as process:
+        yield process

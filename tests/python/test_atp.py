@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import fanin
@@ -189,29 +190,17 @@ def test_a_split_group_keeps_the_protocol(launch: Launch, atp: str) -> None:
     assert launch(split, 2, at=atp).results() == [[3] * 5] * 2
 
 
-@contextlib.contextmanager
-def serving(lab: Netlab, member: str, *command: str) -> Iterator[None]:
-    """`fanin COMMAND` in a member of the laboratory."""
-    line = [sys.executable, "-m", "fanin", *command, "--json", "--log", "error"]
-    process = lab.popen(member, line, stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        assert json.loads(process.stdout.readline())["event"] == "listening"
-        yield
-    finally:
-        process.terminate()
-        process.communicate()
-
-
 @needs_lab
 def test_two_racks_whose_links_lose_a_hundredth_sum_exactly(launch: Launch, tmp_path: Any) -> None:
     with Netlab(4, racks=2, loss=0.01, name=NAME) as lab, contextlib.ExitStack() as stack:
         server = f"{SERVER_ADDRESS}:4800"
-        stack.enter_context(serving(lab, SERVER, "server", "--listen", server))
+        popen = partial(lab.popen, SERVER)
+        stack.enter_context(SwitchProcess(command="server", listen=server, popen=popen))
         for rack in ("sw0", "sw1"):
             listen = f"{bridge_address(rack)}:4800"
-            options = ("--listen", listen, "--protocol", "atp", "--upstream", server)
-            stack.enter_context(serving(lab, rack, "switch", *options))
+            options = ("--protocol", "atp", "--upstream", server)
+            popen = partial(lab.popen, rack)
+            stack.enter_context(SwitchProcess(*options, listen=listen, popen=popen))
         spaces = [lab.namespace(f"w{i}") for i in range(4)]
         switches = [f"{bridge_address(lab.switch_of(i))}:4800" for i in range(4)]
         ranks = launch(in_a_rack, 4, switches, spaces, str(tmp_path / "store"))

@@ -142,8 +142,14 @@ def other_collectives(me: Me) -> None:
     dist.broadcast_object_list(box, src=0)
     assert box == [("from", 0)]
 
+    # Nobody leaves a barrier before all have come to it.
+    store = dist.distributed_c10d._get_default_store()
+    store.add("came", 1)
     dist.barrier()
+    assert store.add("came", 0) == n
+    store.add("came again", 1)
     dist.monitored_barrier(timeout=timedelta(seconds=20))
+    assert store.add("came again", 0) == n
 
 
 def test_other_collectives(launch: Launch) -> None:

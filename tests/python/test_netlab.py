@@ -9,13 +9,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import Launch
+from conftest import Launch, SwitchProcess
 from fanin import netlab
 from fanin.netlab import (
     INTERFACE,
@@ -240,17 +241,10 @@ def test_an_all_reduce_over_links_that_lose_a_hundredth_is_exact(
 ) -> None:
     with Netlab(2, loss=0.01, name=NAME) as lab:
         listen = f"{SWITCH_ADDRESS}:4800"
-        command = [sys.executable, "-m", "fanin", "switch", "--listen", listen, "--json"]
-        switch = lab.popen(SWITCH, command, stdout=subprocess.PIPE, text=True)
-        try:
-            assert switch.stdout is not None
-            assert json.loads(switch.stdout.readline())["address"] == listen
+        with SwitchProcess(listen=listen, popen=partial(lab.popen, SWITCH)):
             spaces = [lab.namespace("w0"), lab.namespace("w1")]
             ranks = launch(sums_over_the_laboratory, 2, spaces, str(tmp_path / "store"), at=listen)
             first, second = ranks.results()
-        finally:
-            switch.terminate()
-            switch.communicate()
         assert netlab.describe(NAME)["packets_lost"] > 0
     assert first == second
     assert first[0] == 0

@@ -8,6 +8,7 @@ mod probe;
 mod session;
 mod status;
 mod trace;
+mod warnings;
 mod watch;
 
 pub use connection::switch_address;

@@ -11,6 +11,7 @@ use super::admission::{Memory, join};
 use super::connection::{Connection, RETRY, explain};
 use super::session::Shared;
 use super::status::{JobStatusState, SwitchStatus};
+use super::warnings;
 use crate::proto::heartbeat_reply::State;
 use crate::proto::{HeartbeatRequest, StatusRequest};
 use crate::{ChainError, SessionError};
@@ -93,7 +94,9 @@ impl Watch {
 
     async fn heartbeat(&mut self, patience: Duration) -> Pulse {
         let job = self.shared.job();
-        let rtt = self.shared.driver.statistics().smoothed_rtt;
+        let statistics = self.shared.driver.statistics();
+        warnings::packets_lost(self.shared.member.rank.0, &self.shared.member.switch, &statistics);
+        let rtt = statistics.smoothed_rtt;
         let message = HeartbeatRequest {
             job_id: job.id().0,
             rank: self.shared.member.rank.0.into(),
@@ -175,6 +178,7 @@ impl Watch {
             rank = self.shared.member.rank.0,
             "the switch restarted; joining again"
         );
+        warnings::switch_restarted(self.shared.member.rank.0, &self.shared.member.switch);
         loop {
             let left = self.patience(since);
             let cause = match join(&mut self.connection, &self.shared.config, left, Some(&memory)).await {

@@ -1,0 +1,54 @@
+//! What a rank says on stderr although nobody asked for its logs: once a process, as the training goes on.
+
+use std::io::Write;
+use std::sync::Once;
+
+use fanin_protocol::WorkerStatistics;
+
+/// As many packets say something about the path.
+const PACKETS_MIN: u64 = 20_000;
+/// One in so many that had to be sent again costs speed that can be seen.
+const SENT_AGAIN_MAX: u64 = 50;
+
+/// Says that the switch restarted.
+pub(super) fn switch_restarted(rank: u8, switch: &str) {
+    static ONCE: Once = Once::new();
+    let text = || format!("switch {switch} restarted; the ranks join again and go on where they were");
+    ONCE.call_once(|| say(rank, &text()));
+}
+
+/// Says that many packets were sent again, once they are many.
+pub(super) fn packets_lost(rank: u8, switch: &str, statistics: &WorkerStatistics) {
+    static ONCE: Once = Once::new();
+    if let Some(percent) = sent_again_percent(statistics.packets_sent, statistics.retransmissions) {
+        let text = || {
+            format!(
+                "{percent} % of the packets to switch {switch} were sent again: they are lost on the way, or a rank is often \
+                 late (fanin doctor, fanin status)"
+            )
+        };
+        ONCE.call_once(|| say(rank, &text()));
+    }
+}
+
+fn sent_again_percent(sent: u64, again: u64) -> Option<u64> {
+    (sent >= PACKETS_MIN && again > sent / SENT_AGAIN_MAX).then(|| (100 * again).div_ceil(sent))
+}
+
+fn say(rank: u8, text: &str) {
+    // Nobody is there to hear when this fails.
+    let _ = writeln!(std::io::stderr(), "fanin: rank {rank}: {text}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn losses_are_told_when_many_of_many_packets_were_sent_again() {
+        assert_eq!(sent_again_percent(PACKETS_MIN - 1, PACKETS_MIN - 1), None);
+        assert_eq!(sent_again_percent(100_000, 2_000), None);
+        assert_eq!(sent_again_percent(100_000, 2_001), Some(3));
+        assert_eq!(sent_again_percent(100_000, 50_000), Some(50));
+    }
+}

@@ -1,0 +1,116 @@
+"""What `pip install` gives: built once, installed where there is neither a compiler nor torch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import numpy
+import pytest
+from conftest import SwitchProcess
+from ranks import DEADLINE
+
+ROOT = Path(__file__).parents[2]
+# Where the build before left everything but the wheel itself, it takes seconds.
+BUILDING = 280.0
+
+RANK = """
+import sys, numpy, fanin
+with fanin.connect(sys.argv[1], job="wheel", rank=int(sys.argv[2]), world_size=2) as group:
+    print(group.all_reduce(numpy.full(1000, 1.5, numpy.float32)).tolist() == [3.0] * 1000)
+"""
+
+
+def build(*command: str) -> None:
+    done = subprocess.run(
+        command, cwd=ROOT, timeout=BUILDING, check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The wheels of fanin and of fanin-lab. The first as `make build` links it, not as zig does."""
+    out = tmp_path_factory.mktemp("wheels")
+    build(str(Path(sys.executable).parent / "maturin"), "build", "--release", "--out", str(out))
+    laboratory = ["--no-deps", "--no-build-isolation", "--wheel-dir", str(out), "./lab"]
+    build(sys.executable, "-m", "pip", "wheel", *laboratory)
+    return {wheel.name.split("-")[0]: wheel for wheel in out.glob("*.whl")}
+
+
+def rooms(wheel: Path) -> set[str]:
+    """The packages below fanin's."""
+    with zipfile.ZipFile(wheel) as archive:
+        return {name.split("/")[1] for name in archive.namelist() if name.count("/") > 1}
+
+
+def test_the_wheel_is_for_every_python_and_leaves_the_laboratory_out(
+    wheels: dict[str, Path],
+) -> None:
+    assert "-cp311-abi3-" in wheels["fanin"].name
+    laboratory = {"bench", "netlab", "reproduce"}
+    assert "torch" in rooms(wheels["fanin"])
+    assert not rooms(wheels["fanin"]) & laboratory
+    assert laboratory <= rooms(wheels["fanin_lab"])
+    assert "torch" not in rooms(wheels["fanin_lab"])
+
+
+@pytest.fixture(scope="module")
+def installed(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The programs of an environment that has fanin and, without a download, our NumPy."""
+    home = tmp_path_factory.mktemp("venv")
+    build(sys.executable, "-m", "venv", str(home))
+    binaries = home / "bin"
+    install = ["-m", "pip", "install", "--no-index", "--no-deps", str(wheels["fanin"])]
+    subprocess.run(
+        [str(binaries / "python"), *install],
+        env={"PATH": str(binaries)},
+        timeout=DEADLINE,
+        check=True,
+    )
+    (packages,) = home.glob("lib/python*/site-packages")
+    numpys = Path(numpy.__file__).parents[1]
+    for name in ("numpy", "numpy.libs"):
+        if (numpys / name).exists():
+            (packages / name).symlink_to(numpys / name)
+    return binaries
+
+
+def run(installed: Path, *command: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [str(installed / command[0]), *command[1:]],
+        env={"PATH": str(installed)},
+        cwd=installed,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.fixture
+def listening(installed: Path) -> Iterator[str]:
+    popen = partial(subprocess.Popen, env={"PATH": str(installed)}, cwd=installed)
+    with SwitchProcess(popen=popen, program=[str(installed / "fanin")]) as switch:
+        yield switch.address
+
+
+def test_what_pip_installed_sums(installed: Path, listening: str) -> None:
+    ranks = [run(installed, "python", "-c", RANK, listening, str(rank)) for rank in range(2)]
+    for rank in ranks:
+        out, complaint = rank.communicate(timeout=DEADLINE)
+        assert out == "True\n", complaint
+
+
+def test_what_pip_installed_says_what_else_to_install(installed: Path) -> None:
+    version = run(installed, "fanin", "version")
+    assert "fanin 0.1.0" in version.communicate(timeout=DEADLINE)[0]
+    for command, extra in (("bench", "lab"), ("netlab", "lab"), ("run", "torch")):
+        process = run(installed, "fanin", command, "x")
+        complaint = process.communicate(timeout=DEADLINE)[1]
+        assert process.returncode == 1
+        (line,) = complaint.splitlines()
+        assert f'pip install "fanin[{extra}]"' in line
