@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-DType = Literal["float32", "float16", "bfloat16", "int32"]
+DType = Literal["float32", "float16", "bfloat16", "int32", "float64", "int64", "uint8", "int8"]
 WireDtype = Literal["int32", "bfloat16"]
 Protocol = Literal["switchml", "atp"]
 
@@ -27,6 +27,7 @@ class Client:
         slots: int | None = None,
         wire_dtype: WireDtype = "int32",
         protocol: Protocol = "switchml",
+        exact: bool = False,
         congestion_control: bool = True,
         trace: tuple[str, int] | None = None,
     ) -> Client: ...
@@ -38,6 +39,10 @@ class Client:
     def rank(self) -> int: ...
     @property
     def world_size(self) -> int: ...
+    @property
+    def dtypes(self) -> list[DType]:
+        """The dtypes that the job sums, the same on all ranks: by ATP not all of them."""
+
     @property
     def timeout(self) -> float: ...
     def set_timeout(self, seconds: float) -> None:

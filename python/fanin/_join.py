@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 from fanin import _fanin
 from fanin._settings import Settings, variable
@@ -43,14 +42,10 @@ def join(settings: Settings, job: str, rank: int, world_size: int, timeout: floa
         slots=settings.slots,
         wire_dtype=settings.wire_dtype,
         protocol=settings.protocol,
+        exact=settings.exact,
         congestion_control=settings.congestion_control,
         trace=None if settings.trace is None else timeline(settings.trace, rank),
-        **_exact(settings),
     )
-
-
-def _exact(settings: Settings) -> dict[str, Any]:
-    return {"exact": True} if settings.exact else {}
 
 
 def timeline(trace: str, rank: int) -> tuple[str, int]:

@@ -15,12 +15,6 @@ from fanin._settings import Said, Settings, variable
 Op: TypeAlias = Literal["sum", "avg"]
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
-SUPPORTED: dict[str, _fanin.DType] = {
-    "float32": "float32",
-    "float16": "float16",
-    "bfloat16": "bfloat16",  # the dtype of the package ml_dtypes; NumPy has none of its own
-    "int32": "int32",
-}
 
 
 class Handle:
@@ -77,10 +71,11 @@ class Group:
     def all_reduce(self, array: Array, op: Op = "sum") -> Array:
         """Sum (or average) the array over all ranks, in place, and returns it.
 
-        All ranks call with the same length, dtype and op, in the same order. float32, float16,
-        int32 (and bfloat16 of ml_dtypes); any shape; writable. int32 is exact, and "avg" of it
-        rounds towards zero. Floats are summed as block-scaled integers (SwitchML §4.6), with the
-        same bits on all ranks; how far a sum may be off, `connect` says.
+        All ranks call with the same length, dtype and op, in the same order. float64, float32,
+        float16 (and bfloat16 of ml_dtypes), int64, int32, int8, uint8 (by ATP float32, float16,
+        bfloat16 and int32); any shape; writable. The bits are the same on all ranks. Integers wrap
+        as NumPy's do, and "avg" of them rounds towards zero; how far a sum of floats may be off,
+        `connect` says.
 
         Raises `TypeError` (dtype), `ValueError` (op, read-only array), or `fanin.errors`. After a
         `KeyboardInterrupt` the sum is still under way and writes into the array: leave the array
@@ -92,11 +87,12 @@ class Group:
         """As `all_reduce`, but returns at once; several may be outstanding."""
         if op not in ("sum", "avg"):
             raise ValueError(f'op is {op!r}; supported: "sum", "avg"')
-        name = array.dtype.name
-        if name not in SUPPORTED or not array.dtype.isnative:
+        # NumPy has no bfloat16 of its own; that of the package ml_dtypes has the name, too.
+        dtype = next((name for name in self._client.dtypes if name == array.dtype.name), None)
+        if dtype is None or not array.dtype.isnative:
             raise TypeError(
-                f"cannot all-reduce dtype {array.dtype}; supported: {', '.join(SUPPORTED)}"
-                " (native byte order)"
+                f"cannot all-reduce dtype {array.dtype}; supported: "
+                f"{', '.join(self._client.dtypes)} (native byte order)"
             )
         if not array.flags.writeable:
             raise ValueError(
@@ -105,7 +101,7 @@ class Group:
         contiguous = array.flags.c_contiguous and array.flags.aligned
         staged = array if contiguous else array.copy(order="C")
         pending = self._client.submit(
-            staged.ctypes.data, staged.size, SUPPORTED[name], op == "avg", staged, False
+            staged.ctypes.data, staged.size, dtype, op == "avg", staged, False
         )
         return Handle(self, array, pending, None if contiguous else staged)
 

@@ -89,7 +89,7 @@ def refused(me: Me) -> list[str]:
         frozen = np.ones(3, dtype=np.float32)
         frozen.flags.writeable = False
         for array, op, kind in (
-            (np.ones(3, dtype=np.float64), "sum", TypeError),
+            (np.ones(3, dtype=np.uint16), "sum", TypeError),
             (np.ones(3, dtype=">f4"), "sum", TypeError),
             (frozen, "sum", ValueError),
             (np.ones(3, dtype=np.float32), "max", ValueError),
@@ -107,7 +107,7 @@ def refused(me: Me) -> list[str]:
 
 def test_what_cannot_be_summed_is_refused_with_a_reason(launch: Launch) -> None:
     for messages in launch(refused, 2).results():
-        assert "float64" in messages[0]
+        assert "uint16" in messages[0]
         assert "bfloat16" in messages[0]
         assert "byte order" in messages[1]
         assert "read-only" in messages[2]

@@ -38,6 +38,22 @@ def test_bfloat16_packets_are_as_documented() -> None:
         assert packet[32:] == (b"" if kind == "probe" else struct.pack("<hH", -7, 0)), kind
 
 
+def test_packets_of_elements_as_they_are_are_as_documented() -> None:
+    golden = packets()
+    rows = {
+        "update_float64_128": (1, 3, 5),
+        "result_float64_128": (2, 255, 5),
+        "restore_float64_128": (3, 63, 5),
+        "update_uint8_1024": (1, 3, 7),
+    }
+    for name, (kind, worker, dtype) in rows.items():
+        packet = golden[name]
+        assert PREAMBLE.unpack_from(packet)[2:] == (kind, 0xDEADBEEF, 0x0102, worker, 1), name
+        header = SLOT.unpack_from(packet, PREAMBLE.size)
+        assert header == (0x0304, -5, 0x11223345, 0x0A0B0C0D, 7, 0x40 | dtype, 2, 1_000_000), name
+        assert len(packet) == PREAMBLE.size + SLOT.size
+
+
 def test_gradient_packets_are_as_documented() -> None:
     golden = packets()
     up = (1 << 4, 1 << 2, 0, 0, 5, 3, 0, 0)

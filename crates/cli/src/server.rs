@@ -25,7 +25,7 @@ pub(crate) struct Arguments {
     /// Address and port, TCP and UDP; port 0 takes a free one
     #[arg(long, value_name = "ADDR:PORT", default_value = SWITCH_DEFAULT, value_parser = listen)]
     listen: SocketAddr,
-    /// Fragments of 256 elements in flight, for all jobs together [default: 65536]
+    /// Fragments of 256 elements in flight, for all jobs together [default: 262144]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pool_slots: Option<u32>,
     /// Seconds after which a silent rank is expelled [default: 5]

@@ -43,7 +43,7 @@ pub(crate) struct Arguments {
     /// Cores that sum [default: one in four, at least 2 and at most 8]
     #[arg(long, value_name = "N")]
     shards: Option<usize>,
-    /// Slots of 256 elements in each shard, for all jobs together [default: 65536]
+    /// Slots of 256 elements in each shard, for all jobs together [default: 262144]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pool_slots: Option<u32>,
     /// Seconds after which a silent rank is expelled [default: 5]

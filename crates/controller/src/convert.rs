@@ -28,6 +28,7 @@ impl From<WireDtype> for proto::WireDtype {
         match wire_dtype {
             WireDtype::Int32 => Self::Int32,
             WireDtype::Bfloat16 => Self::Bfloat16,
+            WireDtype::Native => Self::Native,
         }
     }
 }
@@ -37,6 +38,7 @@ pub(crate) fn wire_dtype(number: i32) -> Result<WireDtype, Malformed> {
     match proto::WireDtype::try_from(number).map_err(|_| Malformed("wire_dtype"))? {
         proto::WireDtype::Int32 => Ok(WireDtype::Int32),
         proto::WireDtype::Bfloat16 => Ok(WireDtype::Bfloat16),
+        proto::WireDtype::Native => Ok(WireDtype::Native),
     }
 }
 
@@ -469,6 +471,6 @@ mod tests {
             wire_dtype,
         };
         assert_eq!(Collective::try_from(collective("float64", 0)), Err(Malformed("dtype")));
-        assert_eq!(Collective::try_from(collective("float32", 2)), Err(Malformed("wire_dtype")));
+        assert_eq!(Collective::try_from(collective("float32", 3)), Err(Malformed("wire_dtype")));
     }
 }

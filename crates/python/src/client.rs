@@ -25,14 +25,15 @@ const TIMEOUT_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
 ///
 /// The constructor blocks, without the interpreter's lock, until all ranks have joined; `timeout` (seconds) bounds that, and
 /// later each all-reduce. `slots` is the number of slots a shard, computed from the path where it is None. `wire_dtype` says how
-/// floats travel, "int32" or "bfloat16", and `protocol` how they are summed, "switchml" or "atp": the same on all ranks. Without
-/// `congestion_control`, ATP's window does not shrink when packets are lost. `trace` is the file of a timeline and the rank that this
+/// large float tensors travel, "int32" or "bfloat16", or with `exact` as they are, and `protocol` how they are summed, "switchml" or
+/// "atp": the same on all ranks. Without `congestion_control`, ATP's window does not shrink when packets are lost. `trace` is the file of a timeline and the rank that this
 /// process has in it. Raises the errors of `fanin.errors`, and `ValueError` for another wire dtype or protocol.
 #[pyclass(frozen, module = "fanin._fanin")]
 pub(crate) struct Client {
     membership: Arc<Membership>,
     rank: u32,
     world_size: u32,
+    protocol: Protocol,
     timeout: Mutex<f64>,
 }
 
@@ -41,7 +42,7 @@ impl Client {
     #[new]
     #[pyo3(signature = (
         switch, job, rank, world_size, *, timeout=300.0, slots=None, wire_dtype="int32", protocol="switchml",
-        congestion_control=true, trace=None
+        exact=false, congestion_control=true, trace=None
     ))]
     #[expect(clippy::too_many_arguments, reason = "the signature is Python's")]
     fn new(
@@ -54,12 +55,24 @@ impl Client {
         slots: Option<u16>,
         wire_dtype: &str,
         protocol: &str,
+        exact: bool,
         congestion_control: bool,
         trace: Option<(PathBuf, u32)>,
     ) -> PyResult<Self> {
-        let wire_dtype: WireDtype = wire_dtype.parse().map_err(|_| {
-            PyValueError::new_err(format!("wire_dtype {wire_dtype:?}: one of int32 and bfloat16"))
-        })?;
+        let wire_dtype = match (wire_dtype.parse(), exact) {
+            (Ok(WireDtype::Int32), true) => WireDtype::Native,
+            (Ok(WireDtype::Bfloat16), true) => {
+                return Err(PyValueError::new_err(
+                    "exact floats travel as they are and not as bfloat16: unset exact (FANIN_EXACT) or wire_dtype \
+                     (FANIN_WIRE_DTYPE)",
+                ));
+            }
+            (Ok(rounded @ (WireDtype::Int32 | WireDtype::Bfloat16)), false) => rounded,
+            (Ok(WireDtype::Native) | Err(_), _) => {
+                let message = format!("wire_dtype {wire_dtype:?}: one of int32 and bfloat16");
+                return Err(PyValueError::new_err(message));
+            }
+        };
         let protocol = protocol_of(protocol)?;
         let (rank, world_size) = ranks(rank, world_size)?;
         let limit = limit(timeout)?;
@@ -77,7 +90,7 @@ impl Client {
             ..usual
         };
         let membership = Arc::new(Membership::join(py, config)?);
-        Ok(Self { membership, rank, world_size, timeout: Mutex::new(timeout) })
+        Ok(Self { membership, rank, world_size, protocol, timeout: Mutex::new(timeout) })
     }
 
     /// The switch, as it was given.
@@ -104,6 +117,12 @@ impl Client {
         self.world_size
     }
 
+    /// Names of the dtypes that the job sums: the same on all ranks.
+    #[getter]
+    fn dtypes(&self) -> Vec<&'static str> {
+        self.summed().map(Dtype::name).collect()
+    }
+
     /// Seconds that each all-reduce may take, from its submission or from the end of the one before it.
     #[getter]
     fn timeout(&self) -> f64 {
@@ -125,8 +144,7 @@ impl Client {
     /// `keep` is held until completion: it owns the memory, which nobody may touch meanwhile. With `notify`, the `Pending`
     /// is also handed out by `next_completion` once it is done. Every rank submits in the same order.
     ///
-    /// Raises `Closed`, and `ValueError` for another dtype than float32, float16, bfloat16 and int32 or an address that is
-    /// not aligned for it. All else is told by the `Pending`.
+    /// Raises `Closed`, and `ValueError` for a dtype that the job does not sum or an address that is not aligned for it. All else is told by the `Pending`.
     #[expect(clippy::too_many_arguments, reason = "the signature is Python's")]
     fn submit<'py>(
         &self,
@@ -138,8 +156,8 @@ impl Client {
         keep: Py<PyAny>,
         notify: bool,
     ) -> PyResult<Bound<'py, Pending>> {
-        let dtype: Dtype = dtype.parse().map_err(|_| {
-            PyValueError::new_err(format!("dtype {dtype:?}: one of float32, float16, bfloat16 and int32"))
+        let dtype = self.summed().find(|summed| summed.name() == dtype).ok_or_else(|| {
+            PyValueError::new_err(format!("dtype {dtype:?}: one of {}", self.dtypes().join(", ")))
         })?;
         // SAFETY: Python's side of the contract, as documented: `keep` owns the memory, which only we use until the end. The
         // ledger holds it until the driver has called back.
@@ -217,6 +235,13 @@ impl Client {
         if let Some(ledger) = self.membership.ledger() {
             ledger.reap(py);
         }
+    }
+}
+
+impl Client {
+    fn summed(&self) -> impl Iterator<Item = Dtype> {
+        let protocol = self.protocol;
+        Dtype::ALL.into_iter().filter(move |dtype| protocol.sums(*dtype))
     }
 }
 

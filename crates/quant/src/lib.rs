@@ -18,13 +18,16 @@
 //! point ([`Scale::fixed_point`], [`store_bf16`], [`add_bf16`]) and rounds the sum ([`write_bf16`]), the worker widens
 //! ([`decode_f32`]).
 //!
+//! Tensors that travel as they are, such as small ones, have no exponent: the switch sums integers as they come
+//! ([`add_i64_le`], [`add_i8_le`]) and floats in the order of the workers, when all are there ([`sum_f32`]).
+//!
 //! In ATP (§3.8) the caller chooses the factor ([`Scale::of_factor`]); a switch adds with saturation ([`add_saturating_le`]), the server divides, and parameters travel as `f32` ([`narrow_f32`]), as do the
 //! original values where a sum overflowed ([`widen_f32`]).
 //!
 //! Map: `exponent` (the shared exponent), `scale` (what a block's exponent makes of its elements), `class` (blocks with
 //! a NaN or an infinity), `float16` (conversions of f16 and bf16), `scalar` (**the specification** of every kernel),
 //! `avx2` and `avx512` (equal to it bit for bit, which the property tests hold), `kernels` (the choice between them, made
-//! once at run time), `integer` (the kernels on `i32`).
+//! once at run time), `integer` (the kernels on `i32`), `native` (sums in the tensor's own type).
 //!
 //! Like all of Rust, the kernels assume the default floating-point environment: a thread that flushes subnormals to zero
 //! must not run them.
@@ -43,6 +46,7 @@ mod exponent;
 mod float16;
 mod integer;
 mod kernels;
+mod native;
 mod scalar;
 mod scale;
 
@@ -50,6 +54,7 @@ pub use exponent::Exponent;
 pub use integer::{copy_i32, read_i32, store_le, write_le};
 #[doc(hidden)]
 pub use kernels::{Isa, Kernels};
+pub use native::{add_i8_le, add_i64_le, mean_i8, mean_i64, mean_u8, sum_bf16, sum_f16, sum_f32, sum_f64};
 pub use scale::{Divisor, Scale, WORKERS_MAX};
 
 /// The shared exponent of a block of `f32`; [`Exponent::ZERO`] for an empty one.

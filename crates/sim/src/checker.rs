@@ -77,20 +77,21 @@ pub enum Violation {
 
 pub(crate) struct Checker<'a> {
     scenario: &'a Scenario,
-    chunk_elements: usize,
+    /// Elements of a chunk as int32.
+    size_class: usize,
     /// Contributions that counted: generation, slot, exchange, worker.
     added: BTreeSet<(Generation, u16, u32, u8)>,
     /// Exchanges of each slot that each worker has the result of.
     received: BTreeMap<(u8, u16), u32>,
-    results: BTreeMap<usize, Vec<u32>>,
+    results: BTreeMap<usize, Vec<u64>>,
     pub(crate) completed: Vec<BTreeSet<usize>>,
 }
 
 impl<'a> Checker<'a> {
-    pub(crate) fn new(scenario: &'a Scenario, chunk_elements: usize) -> Self {
+    pub(crate) fn new(scenario: &'a Scenario, size_class: usize) -> Self {
         Self {
             scenario,
-            chunk_elements,
+            size_class,
             added: BTreeSet::new(),
             received: BTreeMap::new(),
             results: BTreeMap::new(),
@@ -140,7 +141,7 @@ impl<'a> Checker<'a> {
         if let Some(first) = self.results.get(&tensor) {
             return if *first == bits { Ok(()) } else { Err(Violation::Disagreement { worker, tensor }) };
         }
-        if let Some(element) = wrong_element(self.scenario, result, self.chunk_elements) {
+        if let Some(element) = wrong_element(self.scenario, result, self.size_class) {
             return Err(Violation::WrongSum { worker, tensor, element });
         }
         self.results.insert(tensor, bits);

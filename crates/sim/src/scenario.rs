@@ -35,7 +35,7 @@ pub struct Scenario {
     pub workers: u8,
     /// Slots of its pool.
     pub slots: u16,
-    /// How the elements of float tensors travel.
+    /// How the elements of large float tensors travel.
     pub wire_dtype: WireDtype,
     /// The tensors, in order.
     pub tensors: Vec<TensorShape>,
@@ -61,7 +61,7 @@ pub struct Scenario {
 
 impl Scenario {
     /// Draws a scenario. One in eight has a perfect network, one in eight a worker that crashes, one in three a switch
-    /// that restarts, up to three times; in one of three floats travel as bfloat16.
+    /// that restarts, up to three times; in one of four large floats travel as bfloat16, in one as they are.
     #[must_use]
     pub fn from_seed(seed: u64) -> Self {
         let mut dice = Rand64::new(u128::from(seed) ^ 0xfa51_0000_0000);
@@ -72,7 +72,7 @@ impl Scenario {
             _ => 64,
         };
         let slots = [1, 2, 3, 8, 17][dice.rand_range(0..5) as usize];
-        let budget = if workers > 16 { 1500 } else { 12_000 };
+        let budget = if workers > 16 { 6000 } else { 12_000 };
         let tensors = (0..dice.rand_range(1..6)).map(|_| shape(&mut dice, budget)).collect();
         let perfect = dice.rand_range(0..8) == 0;
         let mut chance = |most: f64| if perfect { 0.0 } else { dice.rand_float() * most };
@@ -104,15 +104,14 @@ impl Scenario {
             crash,
             restarts,
             // Last, so that all else is as the seed always had it.
-            wire_dtype: [WireDtype::Int32, WireDtype::Int32, WireDtype::Bfloat16]
-                [dice.rand_range(0..3) as usize],
+            wire_dtype: [WireDtype::Int32, WireDtype::Int32, WireDtype::Bfloat16, WireDtype::Native]
+                [dice.rand_range(0..4) as usize],
         }
     }
 }
 
 fn shape(dice: &mut Rand64, budget: u64) -> TensorShape {
-    let dtype =
-        [Dtype::Float32, Dtype::Float16, Dtype::Bfloat16, Dtype::Int32][dice.rand_range(0..4) as usize];
+    let dtype = Dtype::ALL[dice.rand_range(0..Dtype::ALL.len() as u64) as usize];
     let op = [Op::Sum, Op::Average][dice.rand_range(0..2) as usize];
     let elements = match dice.rand_range(0..6) {
         0 => 0,

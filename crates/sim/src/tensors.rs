@@ -22,6 +22,10 @@ pub(crate) enum Numbers {
     Float16(Vec<u16>),
     Bfloat16(Vec<u16>),
     Int32(Vec<i32>),
+    Float64(Vec<f64>),
+    Int64(Vec<i64>),
+    Uint8(Vec<u8>),
+    Int8(Vec<i8>),
 }
 
 impl Tensor for Copy {
@@ -31,6 +35,10 @@ impl Tensor for Copy {
             Numbers::Float16(x) => Elements::Float16(x),
             Numbers::Bfloat16(x) => Elements::Bfloat16(x),
             Numbers::Int32(x) => Elements::Int32(x),
+            Numbers::Float64(x) => Elements::Float64(x),
+            Numbers::Int64(x) => Elements::Int64(x),
+            Numbers::Uint8(x) => Elements::Uint8(x),
+            Numbers::Int8(x) => Elements::Int8(x),
         }
     }
 }
@@ -46,34 +54,74 @@ impl Copy {
             .then(|| dice.rand_range(0..elements as u64) as usize);
         // Blocks of very different size, some all zero.
         let mut size = 0.0;
+        let native = scenario.wire_dtype.of_tensor(dtype, elements) == WireDtype::Native;
         let mut number = |i: usize| {
+            if native {
+                // Elements of any magnitude, each beside others, and now and then one that is none.
+                let magnitude = 10f64.powf(dice.rand_float() * 60.0 - 30.0);
+                return match dice.rand_range(0..40) {
+                    special @ 0..4 => [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, -0.0][special as usize],
+                    sign => magnitude * if sign % 2 == 0 { 1.0 } else { -1.0 },
+                };
+            }
             if i.is_multiple_of(64) {
                 size = [0.0, 1e-4, 1.0, 1000.0][dice.rand_range(0..4) as usize];
             }
             if special == Some(i) {
-                return [f32::NAN, f32::INFINITY, f32::NEG_INFINITY][usize::from(worker) % 3];
+                return [f64::NAN, f64::INFINITY, f64::NEG_INFINITY][usize::from(worker) % 3];
             }
-            ((dice.rand_float() - 0.5) * size) as f32
+            (dice.rand_float() - 0.5) * size
         };
+        let each = 0..elements;
         let numbers = match dtype {
-            Dtype::Float32 => Numbers::Float32((0..elements).map(number).collect()),
+            Dtype::Float32 => Numbers::Float32(each.map(|i| number(i) as f32).collect()),
             Dtype::Float16 => {
-                Numbers::Float16((0..elements).map(|i| f16::from_f32(number(i)).to_bits()).collect())
+                // As many orders of magnitude as the type has.
+                let fit = |x: f64| if native { x.signum() * x.abs().powf(0.15) } else { x };
+                Numbers::Float16(each.map(|i| f16::from_f32(fit(number(i)) as f32).to_bits()).collect())
             }
             Dtype::Bfloat16 => {
-                Numbers::Bfloat16((0..elements).map(|i| bf16::from_f32(number(i)).to_bits()).collect())
+                Numbers::Bfloat16(each.map(|i| bf16::from_f32(number(i) as f32).to_bits()).collect())
             }
-            Dtype::Int32 => Numbers::Int32((0..elements).map(|_| dice.rand_u64() as i32).collect()),
+            Dtype::Float64 => Numbers::Float64(each.map(number).collect()),
+            Dtype::Int32 => Numbers::Int32(each.map(|_| dice.rand_u64() as i32).collect()),
+            Dtype::Int64 => Numbers::Int64(each.map(|_| dice.rand_u64() as i64).collect()),
+            Dtype::Uint8 => Numbers::Uint8(each.map(|_| dice.rand_u64() as u8).collect()),
+            Dtype::Int8 => Numbers::Int8(each.map(|_| dice.rand_u64() as i8).collect()),
         };
         Self { index, numbers }
     }
 
     /// The bits of every element, to compare workers by.
-    pub(crate) fn bits(&self) -> Vec<u32> {
+    pub(crate) fn bits(&self) -> Vec<u64> {
         match &self.numbers {
-            Numbers::Float32(x) => x.iter().map(|x| x.to_bits()).collect(),
-            Numbers::Float16(x) | Numbers::Bfloat16(x) => x.iter().map(|x| u32::from(*x)).collect(),
-            Numbers::Int32(x) => x.iter().map(|x| x.cast_unsigned()).collect(),
+            Numbers::Float32(x) => x.iter().map(|x| x.to_bits().into()).collect(),
+            Numbers::Float16(x) | Numbers::Bfloat16(x) => x.iter().map(|x| (*x).into()).collect(),
+            Numbers::Float64(x) => x.iter().map(|x| x.to_bits()).collect(),
+            _ => (0..self.count()).map(|i| self.integer(i).cast_unsigned()).collect(),
+        }
+    }
+
+    fn count(&self) -> usize {
+        match &self.numbers {
+            Numbers::Float32(x) => x.len(),
+            Numbers::Float16(x) | Numbers::Bfloat16(x) => x.len(),
+            Numbers::Float64(x) => x.len(),
+            Numbers::Int32(x) => x.len(),
+            Numbers::Int64(x) => x.len(),
+            Numbers::Uint8(x) => x.len(),
+            Numbers::Int8(x) => x.len(),
+        }
+    }
+
+    /// An element of a tensor of integers.
+    fn integer(&self, i: usize) -> i64 {
+        match &self.numbers {
+            Numbers::Int32(x) => x[i].into(),
+            Numbers::Int64(x) => x[i],
+            Numbers::Uint8(x) => x[i].into(),
+            Numbers::Int8(x) => x[i].into(),
+            _ => unreachable!("floats are no integers"),
         }
     }
 
@@ -82,7 +130,8 @@ impl Copy {
             Numbers::Float32(x) => f64::from(x[i]),
             Numbers::Float16(x) => f64::from(f16::from_bits(x[i])),
             Numbers::Bfloat16(x) => f64::from(bf16::from_bits(x[i])),
-            Numbers::Int32(x) => f64::from(x[i]),
+            Numbers::Float64(x) => x[i],
+            _ => unreachable!("integers are compared as such"),
         }
     }
 
@@ -92,7 +141,7 @@ impl Copy {
             Numbers::Float32(x) => x[i].to_bits() == value.to_bits(),
             Numbers::Float16(x) => x[i] == f16::from_f32(value).to_bits(),
             Numbers::Bfloat16(x) => x[i] == bf16::from_f32(value).to_bits(),
-            Numbers::Int32(_) => false,
+            _ => false,
         }
     }
 
@@ -101,32 +150,43 @@ impl Copy {
             Numbers::Float32(x) => fanin_quant::exponent_f32(&x[range]),
             Numbers::Float16(x) => fanin_quant::exponent_f16(&x[range]),
             Numbers::Bfloat16(x) => fanin_quant::exponent_bf16(&x[range]),
-            Numbers::Int32(_) => Exponent::ZERO,
+            _ => Exponent::ZERO,
         }
     }
 }
 
 /// The first element of `result` that is not the sum of all workers' contributions, if any.
 ///
-/// Integers must be exact. Floats must be within n/f of the exact sum (SwitchML Theorem 1), and half a unit in the last place
+/// Integers must be exact, and what travels as it is the very bits that `docs/protocols/switchml.md` defines: summed in the order
+/// of the workers. Other floats must be within n/f of the exact sum (SwitchML Theorem 1), and half a unit in the last place
 /// of their type for the one rounding at the end. Floats that travelled as bfloat16 must be within the error that
 /// `docs/protocols/switchml.md` states, and besides be the very bits that it defines, whatever the order of arrival.
-pub(crate) fn wrong_element(scenario: &Scenario, result: &Copy, chunk_elements: usize) -> Option<usize> {
+pub(crate) fn wrong_element(scenario: &Scenario, result: &Copy, size_class: usize) -> Option<usize> {
     let TensorShape { dtype, op, elements } = scenario.tensors[result.index];
     let n = u32::from(scenario.workers);
     let parts: Vec<Copy> =
         (0..scenario.workers).map(|w| Copy::contribution(scenario, result.index, w)).collect();
-    if let Numbers::Int32(sums) = &result.numbers {
-        return (0..elements).find(|&i| {
-            let sum = parts.iter().fold(0i32, |sum, part| match &part.numbers {
-                Numbers::Int32(x) => sum.wrapping_add(x[i]),
-                _ => sum,
-            });
-            let expected = if op == Op::Average { sum / n.cast_signed() } else { sum };
-            sums[i] != expected
-        });
+    let divide = |sum: i64| if op == Op::Average { sum / i64::from(n) } else { sum };
+    let integers = |wrap: fn(i64) -> i64| {
+        (0..elements).find(|&i| {
+            let sum = parts.iter().fold(0, |sum: i64, part| sum.wrapping_add(part.integer(i)));
+            result.integer(i) != divide(wrap(sum))
+        })
+    };
+    match dtype {
+        Dtype::Int32 => return integers(|sum| (sum as i32).into()),
+        Dtype::Int64 => return integers(|sum| sum),
+        Dtype::Uint8 => return integers(|sum| (sum as u8).into()),
+        Dtype::Int8 => return integers(|sum| (sum as i8).into()),
+        Dtype::Float32 | Dtype::Float16 | Dtype::Bfloat16 | Dtype::Float64 => {}
     }
-    let on_wire = scenario.wire_dtype.of_tensor(dtype);
+    let on_wire = scenario.wire_dtype.of_tensor(dtype, elements);
+    if on_wire == WireDtype::Native {
+        let (bits, n) = (result.bits(), (op == Op::Average).then_some(f64::from(n)));
+        return (0..elements)
+            .find(|&i| bits[i] != in_order(dtype, parts.iter().map(|part| part.value(i)), n));
+    }
+    let chunk_elements = on_wire.chunk_elements(size_class, dtype);
     let divisor = if op == Op::Average { f64::from(n) } else { 1.0 };
     let half_unit = match dtype {
         Dtype::Float32 => f64::from(f32::EPSILON) / 2.0,
@@ -166,6 +226,42 @@ pub(crate) fn wrong_element(scenario: &Scenario, result: &Copy, chunk_elements: 
             (result.value(i) - exact).abs() > bound
         })
     })
+}
+
+/// The bits of a sum, or a mean, that was made in the order of the workers and rounded once.
+fn in_order(dtype: Dtype, mut contributions: impl Iterator<Item = f64>, divisor: Option<f64>) -> u64 {
+    let first = contributions.next().unwrap_or(0.0);
+    let (total, error) = contributions.fold((first, 0.0), |(total, error), x| {
+        let sum: f64 = total + x;
+        let of_x = sum - total;
+        (sum, error + ((total - (sum - of_x)) + (x - of_x)))
+    });
+    let corrected = dtype == Dtype::Float64 && error != 0.0 && total.is_finite();
+    let total = if corrected { total + error } else { total };
+    let value = divisor.map_or(total, |n| total / n);
+    // Searched for among all numbers of 16 bits; `beyond` is what an infinity stands for.
+    let nearest = |infinity: u16, beyond: f64, value_of: fn(u16) -> f64| {
+        let value_of = |bits| if bits == infinity { beyond } else { value_of(bits) };
+        let magnitude = value.abs().min(beyond);
+        let (mut below, mut above) = (0, infinity);
+        while above - below > 1 {
+            let middle = below.midpoint(above);
+            if value_of(middle) <= magnitude { below = middle } else { above = middle }
+        }
+        let (down, up) = (magnitude - value_of(below), value_of(above) - magnitude);
+        let nearest = if down < up || (down == up && below.is_multiple_of(2)) { below } else { above };
+        u64::from(nearest | if value.is_sign_negative() { 0x8000 } else { 0 })
+    };
+    match dtype {
+        Dtype::Float64 if value.is_nan() => 0x7ff8_0000_0000_0000,
+        Dtype::Float64 => value.to_bits(),
+        Dtype::Float16 if value.is_nan() => 0x7e00,
+        Dtype::Float16 => nearest(0x7c00, 65536.0, |bits| f16::from_bits(bits).to_f64()),
+        Dtype::Bfloat16 if value.is_nan() => 0x7fc0,
+        Dtype::Bfloat16 => nearest(0x7f80, 2f64.powi(128), |bits| bf16::from_bits(bits).to_f64()),
+        _ if value.is_nan() => 0x7fc0_0000,
+        _ => (value as f32).to_bits().into(),
+    }
 }
 
 /// A sum that travelled as bfloat16, as its definition reads, in arithmetic that has no order: integers.

@@ -202,7 +202,7 @@ impl<'a> World<'a> {
                 packets: 0,
                 lost: 0,
             },
-            checker: Checker::new(scenario, scenario.wire_dtype.chunk_elements(CHUNK_ELEMENTS)),
+            checker: Checker::new(scenario, CHUNK_ELEMENTS),
             switch: None,
             incarnation: 0,
             switch_drains: false,

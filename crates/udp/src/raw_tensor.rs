@@ -96,6 +96,14 @@ impl RawTensor {
             Dtype::Bfloat16 => Elements::Bfloat16(unsafe { self.slice() }),
             // SAFETY: int32 is the type of the elements.
             Dtype::Int32 => Elements::Int32(unsafe { self.slice() }),
+            // SAFETY: float64 is the type of the elements.
+            Dtype::Float64 => Elements::Float64(unsafe { self.slice() }),
+            // SAFETY: int64 is the type of the elements.
+            Dtype::Int64 => Elements::Int64(unsafe { self.slice() }),
+            // SAFETY: uint8 is the type of the elements.
+            Dtype::Uint8 => Elements::Uint8(unsafe { self.slice() }),
+            // SAFETY: int8 is the type of the elements.
+            Dtype::Int8 => Elements::Int8(unsafe { self.slice() }),
         }
     }
 

@@ -142,7 +142,7 @@ impl WorkerDriver {
             return;
         }
         let mut refused = Vec::new();
-        let chunk = self.config.job.packet_elements(tensor.dtype());
+        let chunk = |piece: usize| self.config.job.packet_elements(tensor.dtype(), piece);
         let mut parts =
             parts(tensor.elements(), chunk, self.shared.posts.len(), PIECE_ELEMENTS_MAX).peekable();
         let mut all_reduce = Some(all_reduce);
@@ -306,13 +306,20 @@ struct Cut {
     piece: usize,
 }
 
-/// How a tensor is cut: pieces of at most `piece_max` elements, and each piece into one part of whole chunks a shard (all
+/// How a tensor is cut: pieces of at most `piece_max` elements, and each piece into one part of whole chunks (whose length a
+/// piece's decides) a shard (all
 /// but the last part, whose last chunk may be shorter), if that has [`PART_CHUNKS_MIN`]. Every shard gets a part of every
 /// piece, if only an empty one, so that all of them count collectives alike.
-fn parts(elements: usize, chunk: usize, shards: usize, piece_max: usize) -> impl Iterator<Item = Cut> {
+fn parts(
+    elements: usize,
+    chunk: impl Fn(usize) -> usize,
+    shards: usize,
+    piece_max: usize,
+) -> impl Iterator<Item = Cut> {
     (0..elements.div_ceil(piece_max).max(1)).flat_map(move |piece| {
         let begin = piece * piece_max;
         let length = (elements - begin).min(piece_max);
+        let chunk = chunk(length);
         let chunks = length.div_ceil(chunk);
         let used = chunks.div_ceil(PART_CHUNKS_MIN).clamp(1, shards);
         let cut = move |shard: usize| begin + (chunks * shard.min(used) / used * chunk).min(length);
@@ -398,7 +405,7 @@ mod tests {
     #[test]
     fn a_tensor_is_cut_into_contiguous_parts_of_whole_chunks() {
         let cut = |elements, shards, piece_max| {
-            parts(elements, 4, shards, piece_max).map(|cut| (cut.shard, cut.range)).collect::<Vec<_>>()
+            parts(elements, |_| 4, shards, piece_max).map(|cut| (cut.shard, cut.range)).collect::<Vec<_>>()
         };
         assert_eq!(cut(10, 1, 1000), [(0, 0..10)]);
         assert_eq!(cut(133, 2, 1000), [(0, 0..68), (1, 68..133)]);
@@ -407,9 +414,16 @@ mod tests {
     }
 
     #[test]
+    fn a_short_last_piece_is_cut_by_its_own_chunks() {
+        let chunk = |piece| if piece < 1000 { 8 } else { 4 };
+        let cut: Vec<_> = parts(1000 + 65 * 8, chunk, 2, 1000).map(|cut| cut.range).collect();
+        assert_eq!(cut, [0..500, 500..1000, 1000..1256, 1256..1520]);
+    }
+
+    #[test]
     fn parts_shorter_than_a_train_are_not_made() {
         let lengths = |elements| {
-            parts(elements, 4, 3, 1000).map(|cut| (cut.shard, cut.range.len())).collect::<Vec<_>>()
+            parts(elements, |_| 4, 3, 1000).map(|cut| (cut.shard, cut.range.len())).collect::<Vec<_>>()
         };
         assert_eq!(lengths(3), [(0, 3), (1, 0), (2, 0)]);
         assert_eq!(lengths(4 * PART_CHUNKS_MIN), [(0, 128), (1, 0), (2, 0)]);

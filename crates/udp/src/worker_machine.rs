@@ -73,10 +73,10 @@ impl WorkerJob {
         }
     }
 
-    /// Elements of a tensor that one packet carries.
-    pub(crate) const fn packet_elements(&self, dtype: Dtype) -> usize {
+    /// Elements that one packet carries, of a tensor of `elements` elements.
+    pub(crate) const fn packet_elements(&self, dtype: Dtype, elements: usize) -> usize {
         match self {
-            Self::SwitchMl(config) => config.chunk_elements(dtype),
+            Self::SwitchMl(config) => config.chunk_elements(dtype, elements),
             Self::Atp { config, .. } => config.elements as usize,
         }
     }

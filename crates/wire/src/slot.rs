@@ -8,7 +8,7 @@ pub const SLOT_HEADER_BYTES: usize = 32;
 /// Elements a packet when nothing is known of the path (SwitchML §5).
 pub const CHUNK_ELEMENTS_DEFAULT: usize = 256;
 /// The payload lengths, in elements of four bytes. A short list, so that a bounded program can unroll each. As bfloat16
-/// a payload has twice as many elements.
+/// a payload has twice as many elements; as they are, as many as have room.
 /// 352 fills an Ethernet frame of 1500 bytes under IPv4 and IPv6, 2048 one of 9000.
 pub const CHUNK_ELEMENTS: [usize; 4] = [256, 352, 1024, 2048];
 
@@ -32,7 +32,7 @@ pub const fn packet_bytes(elements: usize) -> usize {
 /// The longest UDP payload of a job whose chunks have `size_class`, one of [`CHUNK_ELEMENTS`].
 #[must_use]
 pub const fn chunk_packet_bytes(size_class: usize, wire_dtype: WireDtype) -> usize {
-    SLOT_HEADER_BYTES + wire_dtype.payload_bytes(wire_dtype.chunk_elements(size_class))
+    SLOT_HEADER_BYTES + wire_dtype.payload_bytes_max(size_class)
 }
 
 /// Type of a tensor's elements. How they travel is their [`WireDtype`].
@@ -47,15 +47,39 @@ pub enum Dtype {
     Bfloat16 = 3,
     /// Two's complement; summed natively, wrapping.
     Int32 = 4,
+    /// IEEE binary64.
+    Float64 = 5,
+    /// Two's complement, wrapping.
+    Int64 = 6,
+    /// Unsigned, wrapping.
+    Uint8 = 7,
+    /// Two's complement, wrapping.
+    Int8 = 8,
 }
 
 impl Dtype {
+    /// Every type.
+    pub const ALL: [Self; 8] = [
+        Self::Float32,
+        Self::Float16,
+        Self::Bfloat16,
+        Self::Int32,
+        Self::Float64,
+        Self::Int64,
+        Self::Uint8,
+        Self::Int8,
+    ];
+
     fn parse(byte: u8) -> Result<Self, WireError> {
         Ok(match byte {
             1 => Self::Float32,
             2 => Self::Float16,
             3 => Self::Bfloat16,
             4 => Self::Int32,
+            5 => Self::Float64,
+            6 => Self::Int64,
+            7 => Self::Uint8,
+            8 => Self::Int8,
             _ => return Err(WireError::Field("dtype")),
         })
     }
@@ -64,8 +88,10 @@ impl Dtype {
     #[must_use]
     pub const fn element_bytes(self) -> usize {
         match self {
+            Self::Float64 | Self::Int64 => 8,
             Self::Float32 | Self::Int32 => 4,
             Self::Float16 | Self::Bfloat16 => 2,
+            Self::Uint8 | Self::Int8 => 1,
         }
     }
 
@@ -77,6 +103,10 @@ impl Dtype {
             Self::Float16 => "float16",
             Self::Bfloat16 => "bfloat16",
             Self::Int32 => "int32",
+            Self::Float64 => "float64",
+            Self::Int64 => "int64",
+            Self::Uint8 => "uint8",
+            Self::Int8 => "int8",
         }
     }
 }
@@ -85,14 +115,12 @@ impl core::str::FromStr for Dtype {
     type Err = WireError;
 
     fn from_str(name: &str) -> Result<Self, WireError> {
-        [Self::Float32, Self::Float16, Self::Bfloat16, Self::Int32]
-            .into_iter()
-            .find(|dtype| dtype.name() == name)
-            .ok_or(WireError::Field("dtype"))
+        Self::ALL.into_iter().find(|dtype| dtype.name() == name).ok_or(WireError::Field("dtype"))
     }
 }
 
-/// What becomes of the sum. The switch only adds; the workers divide (SwitchML §4.3).
+/// What becomes of the sum. The switch only adds, and the workers divide (SwitchML §4.3); but what travels as it is, the
+/// switch divides before it rounds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Op {
@@ -123,7 +151,7 @@ pub struct Collective {
     pub op: Op,
     /// Elements of the whole tensor, of which a shard may carry a part.
     pub elements: u32,
-    /// How its elements travel: as int32 where `dtype` is int32.
+    /// How its elements travel, by [`WireDtype::of_tensor`].
     pub wire_dtype: WireDtype,
 }
 
@@ -137,6 +165,7 @@ impl core::fmt::Display for Collective {
         match self.wire_dtype {
             WireDtype::Int32 => {}
             WireDtype::Bfloat16 => f.write_str(" sent as bfloat16")?,
+            WireDtype::Native => f.write_str(" sent as they are")?,
         }
         write!(f, " (all-reduce {})", self.sequence)
     }
@@ -146,13 +175,37 @@ impl Collective {
     pub(crate) const BYTES: usize = 8;
     /// The bit of the dtype's byte that says bfloat16 on the wire.
     const BFLOAT16_ON_WIRE: u8 = 0x80;
+    /// The bit of the dtype's byte that says that the elements travel as they are.
+    const NATIVE_ON_WIRE: u8 = 0x40;
+
+    /// Whether the sum depends on an exponent that the workers agree on before they send a chunk.
+    #[must_use]
+    pub const fn has_exponents(&self) -> bool {
+        !matches!((self.dtype, self.wire_dtype), (Dtype::Int32, _) | (_, WireDtype::Native))
+    }
+
+    /// Elements of a full payload in a job whose chunks have `size_class`.
+    #[must_use]
+    pub const fn chunk_elements(&self, size_class: usize) -> usize {
+        self.wire_dtype.chunk_elements(size_class, self.dtype)
+    }
+
+    /// Length of a payload of `elements`.
+    #[must_use]
+    pub const fn payload_bytes(&self, elements: usize) -> usize {
+        self.wire_dtype.payload_bytes(elements, self.dtype)
+    }
 
     pub(crate) fn parse(bytes: [u8; Self::BYTES]) -> Result<Self, WireError> {
         let [s0, s1, dtype, op, e0, e1, e2, e3] = bytes;
-        let wire_dtype =
-            if dtype & Self::BFLOAT16_ON_WIRE == 0 { WireDtype::Int32 } else { WireDtype::Bfloat16 };
-        let dtype = Dtype::parse(dtype & !Self::BFLOAT16_ON_WIRE)?;
-        if wire_dtype.of_tensor(dtype) != wire_dtype {
+        let wire_dtype = match dtype & (Self::BFLOAT16_ON_WIRE | Self::NATIVE_ON_WIRE) {
+            0 => WireDtype::Int32,
+            Self::BFLOAT16_ON_WIRE => WireDtype::Bfloat16,
+            Self::NATIVE_ON_WIRE => WireDtype::Native,
+            _ => return Err(WireError::Field("dtype")),
+        };
+        let dtype = Dtype::parse(dtype & !(Self::BFLOAT16_ON_WIRE | Self::NATIVE_ON_WIRE))?;
+        if !wire_dtype.carries(dtype) {
             return Err(WireError::Field("dtype"));
         }
         Ok(Self {
@@ -170,6 +223,7 @@ impl Collective {
         let wire_dtype = match self.wire_dtype {
             WireDtype::Int32 => 0,
             WireDtype::Bfloat16 => Self::BFLOAT16_ON_WIRE,
+            WireDtype::Native => Self::NATIVE_ON_WIRE,
         };
         [s0, s1, self.dtype as u8 | wire_dtype, self.op as u8, e0, e1, e2, e3]
     }
@@ -208,7 +262,7 @@ pub struct SlotPacket<'a> {
     /// Slot and chunk.
     pub header: SlotHeader,
     /// Little-endian elements: none, or as many as [`CHUNK_ELEMENTS`] lists; as bfloat16 twice as many, and before them
-    /// what [`bfloat16_payload`] splits off.
+    /// what [`bfloat16_payload`] splits off; as they are, as many as [`Collective::chunk_elements`] says.
     pub payload: &'a [u8],
 }
 
@@ -224,11 +278,11 @@ impl<'a> SlotPacket<'a> {
         let [s0, s1, n0, n1, e0, e1, e2, e3, c0, c1, c2, c3, collective @ ..] = head;
         let payload = packet.get(SLOT_HEADER_BYTES..).ok_or(truncated)?;
         let collective = Collective::parse(collective)?;
-        let wire_dtype = collective.wire_dtype;
+        let Collective { dtype, wire_dtype, .. } = collective;
         let is_chunk = |elements: usize| {
-            elements == 0 || CHUNK_ELEMENTS.iter().any(|class| wire_dtype.chunk_elements(*class) == elements)
+            elements == 0 || CHUNK_ELEMENTS.iter().any(|class| collective.chunk_elements(*class) == elements)
         };
-        if !wire_dtype.payload_elements(payload.len()).is_some_and(is_chunk) {
+        if !wire_dtype.payload_elements(payload.len(), dtype).is_some_and(is_chunk) {
             return Err(WireError::PayloadLength(payload.len()));
         }
         if wire_dtype == WireDtype::Bfloat16 && !payload.is_empty() && bfloat16_payload(payload).is_none() {
@@ -250,7 +304,8 @@ impl<'a> SlotPacket<'a> {
     /// Elements of the payload.
     #[must_use]
     pub fn elements(&self) -> usize {
-        self.header.collective.wire_dtype.payload_elements(self.payload.len()).unwrap_or(0)
+        let Collective { dtype, wire_dtype, .. } = self.header.collective;
+        wire_dtype.payload_elements(self.payload.len(), dtype).unwrap_or(0)
     }
 
     /// Writes a packet to the start of `out`, its payload of `elements` through `fill`, and returns its length.
@@ -264,7 +319,7 @@ impl<'a> SlotPacket<'a> {
         elements: usize,
         fill: impl FnOnce(&mut [u8]),
     ) -> usize {
-        let bytes = SLOT_HEADER_BYTES + header.collective.wire_dtype.payload_bytes(elements);
+        let bytes = SLOT_HEADER_BYTES + header.collective.payload_bytes(elements);
         let out = &mut out[..bytes];
         out[..PREAMBLE_BYTES].copy_from_slice(&preamble.to_bytes());
         out[12..14].copy_from_slice(&header.slot.0.to_le_bytes());

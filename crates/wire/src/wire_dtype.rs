@@ -1,8 +1,8 @@
-//! How the elements of a job's float tensors travel.
+//! How the elements of a tensor travel.
 
 use crate::{Dtype, WireError};
 
-/// Type of a float tensor's elements in a payload. Every worker of a job uses the same.
+/// How the elements of a job's large float tensors are written in a payload. Every worker of a job uses the same.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum WireDtype {
     /// Four bytes an element, block floating point (SwitchML §4.6).
@@ -10,59 +10,99 @@ pub enum WireDtype {
     Int32,
     /// Two bytes an element; the payload begins with its block's exponent.
     Bfloat16,
+    /// As they are, in the tensor's own type, and so is the sum: each element is right to its own magnitude.
+    Native,
 }
+
+/// Most elements of a float tensor that travels as it is in every job. A vector of metrics, a norm, a bias is as long as that
+/// or shorter, and its elements have magnitudes of their own; the large buckets of gradients are longer.
+pub const NATIVE_ELEMENTS_MAX: usize = 4096;
 
 /// What precedes the elements of a bfloat16 payload: the exponent, and two bytes that are zero.
 const PREFIX_BYTES: usize = 4;
 
 impl WireDtype {
-    /// Every type.
-    pub const ALL: [Self; 2] = [Self::Int32, Self::Bfloat16];
+    /// Every one.
+    pub const ALL: [Self; 3] = [Self::Int32, Self::Bfloat16, Self::Native];
 
-    /// NumPy's name of the type.
+    /// Its name on command lines and in messages.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Int32 => "int32",
             Self::Bfloat16 => "bfloat16",
+            Self::Native => "native",
         }
     }
 
-    /// How a tensor of `dtype` travels in a job of this type: integers are never rounded.
+    /// How a tensor of `elements` elements travels in a job of this wire dtype: the same on every worker.
     #[must_use]
-    pub const fn of_tensor(self, dtype: Dtype) -> Self {
+    pub const fn of_tensor(self, dtype: Dtype, elements: usize) -> Self {
         match dtype {
+            // As it is, too: an int32 is summed as what a block's elements are rounded to.
             Dtype::Int32 => Self::Int32,
-            Dtype::Float32 | Dtype::Float16 | Dtype::Bfloat16 => self,
+            Dtype::Float32 | Dtype::Float16 | Dtype::Bfloat16 if elements > NATIVE_ELEMENTS_MAX => self,
+            _ => Self::Native,
+        }
+    }
+
+    /// Whether a tensor of `dtype` can travel so.
+    pub(crate) const fn carries(self, dtype: Dtype) -> bool {
+        match dtype {
+            Dtype::Int32 => matches!(self, Self::Int32),
+            Dtype::Float32 | Dtype::Float16 | Dtype::Bfloat16 => true,
+            Dtype::Float64 | Dtype::Int64 | Dtype::Uint8 | Dtype::Int8 => matches!(self, Self::Native),
         }
     }
 
     /// Elements of a full payload in a job whose chunks have `size_class`, one of [`CHUNK_ELEMENTS`](crate::CHUNK_ELEMENTS).
     #[must_use]
-    pub const fn chunk_elements(self, size_class: usize) -> usize {
+    pub const fn chunk_elements(self, size_class: usize, dtype: Dtype) -> usize {
         match self {
             Self::Int32 => size_class,
             Self::Bfloat16 => 2 * size_class,
+            Self::Native => 4 * size_class / dtype.element_bytes(),
         }
     }
 
     /// Length of a payload of `elements`, which is nothing for none.
     #[must_use]
-    pub const fn payload_bytes(self, elements: usize) -> usize {
+    pub const fn payload_bytes(self, elements: usize, dtype: Dtype) -> usize {
         match self {
             Self::Int32 => 4 * elements,
             Self::Bfloat16 if elements == 0 => 0,
             Self::Bfloat16 => PREFIX_BYTES + 2 * elements,
+            Self::Native => elements * dtype.element_bytes(),
+        }
+    }
+
+    /// Length of the longest payload in a job of this wire dtype, whose chunks have `size_class`.
+    #[must_use]
+    pub const fn payload_bytes_max(self, size_class: usize) -> usize {
+        match self {
+            Self::Int32 | Self::Native => 4 * size_class,
+            Self::Bfloat16 => PREFIX_BYTES + 4 * size_class,
+        }
+    }
+
+    /// Words of 32 bits in which a switch holds the sum of a chunk, whichever of its tensors a job of this wire dtype sends: an
+    /// element that is rounded on its way is added as an int32.
+    #[must_use]
+    pub const fn sum_words(self, size_class: usize) -> usize {
+        match self {
+            Self::Int32 | Self::Native => size_class,
+            Self::Bfloat16 => 2 * size_class,
         }
     }
 
     /// Elements of a payload of `bytes`; `None` when none has this length.
-    pub(crate) fn payload_elements(self, bytes: usize) -> Option<usize> {
+    pub(crate) fn payload_elements(self, bytes: usize, dtype: Dtype) -> Option<usize> {
         let elements = match self {
             Self::Int32 => bytes / 4,
             Self::Bfloat16 => bytes.saturating_sub(PREFIX_BYTES) / 2,
+            Self::Native => bytes / dtype.element_bytes(),
         };
-        (self.payload_bytes(elements) == bytes).then_some(elements)
+        (self.payload_bytes(elements, dtype) == bytes).then_some(elements)
     }
 }
 

@@ -108,6 +108,64 @@ fn bfloat16_packets_are_the_golden_bytes_both_ways() {
 }
 
 #[test]
+fn packets_of_elements_as_they_are_are_the_golden_bytes_both_ways() {
+    let floats: Vec<u8> = (0..128).flat_map(|i| (f64::from(i) - 1.0).to_le_bytes()).collect();
+    let bytes: Vec<u8> = (0..1024).map(|i| (i as u8).wrapping_sub(1)).collect();
+    for (name, kind, worker, dtype, payload) in [
+        ("update_float64_128", Kind::Update, WorkerId(3), Dtype::Float64, &floats),
+        ("result_float64_128", Kind::Result, WorkerId::ALL, Dtype::Float64, &floats),
+        ("restore_float64_128", Kind::Restore, WorkerId(63), Dtype::Float64, &floats),
+        ("update_uint8_1024", Kind::Update, WorkerId(3), Dtype::Uint8, &bytes),
+    ] {
+        let expected = [golden()[name].clone(), payload.clone()].concat();
+        let collective = Collective { dtype, wire_dtype: WireDtype::Native, ..header().collective };
+        let header = SlotHeader { collective, ..header() };
+        let elements = collective.chunk_elements(256);
+        let mut out = vec![0xa5; expected.len()];
+        let bytes = SlotPacket::write(&mut out, &preamble(kind, worker), &header, elements, |out| {
+            out.copy_from_slice(payload)
+        });
+        assert_eq!(bytes, out.len());
+        assert_eq!(out, expected, "{name}");
+        let parsed = SlotPacket::parse(Preamble::parse(&out).unwrap(), &out).unwrap();
+        assert_eq!((parsed.header, parsed.elements()), (header, elements));
+        assert_eq!(parsed.payload, payload);
+    }
+}
+
+#[test]
+fn a_tensor_travels_the_same_on_every_worker_by_its_type_and_length_alone() {
+    use Dtype::*;
+    for job in WireDtype::ALL {
+        for dtype in [Float32, Float16, Bfloat16] {
+            for elements in [0, 1, NATIVE_ELEMENTS_MAX] {
+                assert_eq!(
+                    job.of_tensor(dtype, elements),
+                    WireDtype::Native,
+                    "small ones are right element by element"
+                );
+            }
+            assert_eq!(job.of_tensor(dtype, NATIVE_ELEMENTS_MAX + 1), job);
+        }
+        for dtype in [Float64, Int64, Uint8, Int8] {
+            assert_eq!(job.of_tensor(dtype, 1 << 30), WireDtype::Native);
+        }
+        assert_eq!(job.of_tensor(Int32, 1), WireDtype::Int32);
+    }
+    assert_eq!(Dtype::ALL.map(|dtype| dtype.name().parse()), Dtype::ALL.map(Ok));
+}
+
+#[test]
+fn a_payload_has_as_many_bytes_whatever_the_type_of_its_elements() {
+    for dtype in Dtype::ALL.into_iter().filter(|dtype| *dtype != Dtype::Int32) {
+        for size_class in CHUNK_ELEMENTS {
+            let elements = WireDtype::Native.chunk_elements(size_class, dtype);
+            assert_eq!(WireDtype::Native.payload_bytes(elements, dtype), 4 * size_class);
+        }
+    }
+}
+
+#[test]
 fn a_payload_of_the_other_wire_dtype_is_malformed() {
     let parse = |bytes: &[u8]| SlotPacket::parse(Preamble::parse(bytes).unwrap(), bytes).map(|_| ());
     let mut packet = golden()["update_bfloat16_512"].clone();
@@ -120,8 +178,16 @@ fn a_payload_of_the_other_wire_dtype_is_malformed() {
     packet[34] = 0;
     packet[26] = 0x03; // as int32
     assert_eq!(parse(&packet), Err(WireError::PayloadLength(1028)));
-    packet[26] = 0x84; // int32 as bfloat16
-    assert_eq!(parse(&packet), Err(WireError::Field("dtype")));
+    // int32 as bfloat16 and as it is in two ways, float64 and int64 rounded, both bits, and types that are none.
+    for dtype in [0x84, 0x44, 0x05, 0x86, 0xc1, 0x40, 0x09, 0x49] {
+        packet[26] = dtype;
+        assert_eq!(parse(&packet), Err(WireError::Field("dtype")), "{dtype:#x}");
+    }
+    packet.truncate(32 + 1024);
+    packet[26] = 0x41;
+    assert_eq!(parse(&packet), Ok(()), "256 float32 as they are");
+    packet.truncate(32 + 1020);
+    assert_eq!(parse(&packet), Err(WireError::PayloadLength(1020)));
 }
 
 #[test]
@@ -314,8 +380,8 @@ mod any_bytes {
             if let Ok(preamble) = Preamble::parse(&bytes)
                 && let Ok(packet) = SlotPacket::parse(preamble, &bytes)
             {
-                let class = packet.elements() / packet.header.collective.wire_dtype.chunk_elements(1);
-                prop_assert!(CHUNK_ELEMENTS.contains(&class) || packet.payload.is_empty());
+                let of_class = |class: &usize| packet.header.collective.chunk_elements(*class) == packet.elements();
+                prop_assert!(CHUNK_ELEMENTS.iter().any(of_class) || packet.payload.is_empty());
             }
         }
 

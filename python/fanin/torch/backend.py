@@ -15,7 +15,7 @@ from torch._C._distributed_c10d import PrefixStore, ReduceOp, Store, Work
 
 from fanin._settings import Settings
 from fanin.torch import handles, splitting
-from fanin.torch.channel import Channel, serves
+from fanin.torch.channel import Channel
 from fanin.torch.delegating import DelegatingBackend
 from fanin.torch.interface import gloo_address
 from fanin.torch.membership import agree
@@ -96,7 +96,9 @@ class FaninBackend(DelegatingBackend):
     def _sum(self, tensors: Sequence[Tensor], opts: c10d.AllreduceOptions) -> Work | None:
         """Start the all-reduce on the switch; None if it is not one that the switch serves."""
         average = opts.reduceOp == ReduceOp.AVG
-        if not (average or opts.reduceOp == ReduceOp.SUM) or not all(map(serves, tensors)):
+        if not (average or opts.reduceOp == ReduceOp.SUM):
+            return None
+        if not all(map(self._channel.serves, tensors)):
             return None
         if len({tensor.device.type for tensor in tensors}) > 1:
             return None

@@ -30,6 +30,10 @@ DTYPES: Final[dict[torch.dtype, _fanin.DType]] = {
     torch.float16: "float16",
     torch.bfloat16: "bfloat16",
     torch.int32: "int32",
+    torch.float64: "float64",
+    torch.int64: "int64",
+    torch.uint8: "uint8",
+    torch.int8: "int8",
 }
 
 DEVICES: Final = ("cpu", "cuda")
@@ -43,12 +47,6 @@ LOSS_TIMEOUT = 6.0
 LEAST_WAIT = 1e-3
 
 
-def serves(tensor: torch.Tensor) -> bool:
-    """Whether the switch can sum such a tensor: the same answer on every rank."""
-    device = tensor.device.type
-    return tensor.dtype in DTYPES and device in DEVICES and tensor.layout == torch.strided
-
-
 class Channel:
     """One client with its completion threads.
 
@@ -58,6 +56,7 @@ class Channel:
     def __init__(self, client: _fanin.Client | None) -> None:
         backward.install()
         self._client = client
+        self._summed = frozenset(DTYPES.values() if client is None else client.dtypes)
         self._completions = Completions(client) if client is not None else None
         self._copies: Copies = CudaCopies()
         self._under_way = (
@@ -81,6 +80,11 @@ class Channel:
             if client is not None and self._staging is not None and self._completions is not None
             else None
         )
+
+    def serves(self, tensor: torch.Tensor) -> bool:
+        """Whether the switch can sum such a tensor: the same answer on every rank."""
+        strided = tensor.device.type in DEVICES and tensor.layout == torch.strided
+        return strided and DTYPES.get(tensor.dtype) in self._summed
 
     def all_reduce(
         self,

@@ -14,7 +14,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from fanin._join import join
 from fanin._settings import Said, Settings
 from fanin.group import Group
-from fanin.torch.channel import Channel, serves
+from fanin.torch.channel import Channel
 from fanin.torch.membership import new_job
 
 _channels: weakref.WeakKeyDictionary[Group, Channel] = weakref.WeakKeyDictionary()
@@ -63,13 +63,14 @@ def allreduce_hook(
     """Averages a bucket of gradients over the ranks, on the switch.
 
     `state` is a `HookState`, or a `fanin.Group` with the ranks of DDP's process group. Buckets that
-    the switch does not serve (float64) are averaged by DDP's process group (a Group: the
+    the switch does not serve (float64 by ATP) are averaged by DDP's process group (a Group: the
     default one).
     """
     tensor = bucket.buffer()
-    if not serves(tensor):
+    channel = _channel(state)
+    if not channel.serves(tensor):
         return plain_hook(_process_group(state), bucket)
-    work = _channel(state).all_reduce([tensor], average=True, notify=True)
+    work = channel.all_reduce([tensor], average=True, notify=True)
     return work.get_future().then(_first)
 
 

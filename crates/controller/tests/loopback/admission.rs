@@ -86,8 +86,8 @@ fn a_switch_that_knows_of_int32_alone_is_not_taken_for_one_that_knows_better() {
 fn an_exhausted_pool_says_asked_and_free() {
     let switch = switch_with(|config| config.pool_slots = 1000);
     let greedy = SessionConfig { slots: Some(512), ..config(&switch, "greedy", 0, 1) };
-    // The loopback interface carries chunks of 2048 elements, eight slots of 256 each.
-    assert_eq!(refused(greedy), Refusal::PoolExhausted { asked: 4096, free: 1000 });
+    // The loopback interface carries chunks of 2048 elements, eight slots of 256 each for two sums, and four for a contribution.
+    assert_eq!(refused(greedy), Refusal::PoolExhausted { asked: 6144, free: 1000 });
 }
 
 #[test]

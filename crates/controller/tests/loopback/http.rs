@@ -230,7 +230,7 @@ fn every_reason_to_drop_a_packet_is_counted_and_changes_no_sum() {
         let collective = Collective { dtype: Dtype::Float32, wire_dtype, ..collective };
         let header = SlotHeader { slot: SlotIndex(30), collective, ..header };
         let mut bytes = vec![0; chunk_packet_bytes(job.elements.into(), wire_dtype)];
-        let elements = job.chunk_elements(Dtype::Float32);
+        let elements = job.chunk_elements(Dtype::Float32, usize::MAX);
         SlotPacket::write(&mut bytes, &preamble, &header, elements, |payload| {
             begin_bfloat16_payload(payload, exponent);
         });

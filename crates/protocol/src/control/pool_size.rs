@@ -59,12 +59,14 @@ pub fn pool_slots(path: &Path) -> u16 {
     wanted.min(1 << fit.ilog2())
 }
 
-/// What a job of `slots` slots of `elements` takes of a shard's pool, in slots of 256 elements. An element is added as an
-/// int32 however it travels.
+/// What a job of `slots` slots of `elements` takes of a shard's pool, in slots of 256 elements: two sums in words of 32 bits, in
+/// which an element that is rounded on its way counts as much as any, and of each of the `gathering` workers one contribution
+/// of floats that travel as they are.
 #[must_use]
-pub(super) fn pool_units(slots: u16, elements: u16, wire_dtype: WireDtype) -> u32 {
-    let added = wire_dtype.chunk_elements(elements.into()) as u32;
-    u32::from(slots) * added.div_ceil(UNIT_ELEMENTS)
+pub(super) fn pool_units(slots: u16, elements: u16, wire_dtype: WireDtype, gathering: u8) -> u32 {
+    let sums = 2 * wire_dtype.sum_words(elements.into()) as u32;
+    let contributions = u32::from(gathering) * u32::from(elements);
+    u32::from(slots) * (sums + contributions).div_ceil(2 * UNIT_ELEMENTS)
 }
 
 #[cfg(test)]
@@ -118,10 +120,30 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_of_352_elements_counts_two() {
-        let units = |wire_dtype| [256, 352, 1024, 2048].map(|elements| pool_units(64, elements, wire_dtype));
-        assert_eq!(units(WireDtype::Int32), [64, 128, 256, 512]);
-        assert_eq!(units(WireDtype::Bfloat16), [128, 192, 512, 1024], "twice the elements, added as int32");
+    fn a_slot_counts_by_its_sums_and_what_gathers_in_it() {
+        let units = |wire_dtype, gathering| {
+            [256, 352, 1024, 2048].map(|elements| pool_units(64, elements, wire_dtype, gathering))
+        };
+        assert_eq!(units(WireDtype::Int32, 0), [64, 128, 256, 512]);
+        assert_eq!(
+            units(WireDtype::Bfloat16, 0),
+            [128, 192, 512, 1024],
+            "twice the elements, added as int32"
+        );
+        for wire_dtype in [WireDtype::Int32, WireDtype::Native] {
+            assert_eq!(units(wire_dtype, 8), [320, 448, 1280, 2560], "8 contributions beside 2 sums");
+        }
+        assert_eq!(units(WireDtype::Bfloat16, 64)[0], 64 * (2 + 32));
+    }
+
+    #[test]
+    fn what_gathers_in_a_pool_of_a_chosen_size_is_no_more_than_half_of_the_receive_buffer() {
+        let path = path(100_000_000_000, 200);
+        let slots = pool_slots(&path);
+        let sums = pool_units(slots, path.elements, path.wire_dtype, 0);
+        let all = pool_units(slots, path.elements, path.wire_dtype, path.world_size);
+        let bytes = usize::try_from((all - sums) * 2 * 4 * UNIT_ELEMENTS).unwrap();
+        assert!(slots == 1024 && bytes <= path.receive_buffer_bytes / 2, "{slots} slots: {bytes} bytes");
     }
 
     #[test]

@@ -274,7 +274,7 @@ impl core::fmt::Display for Refusal {
             Self::WireDtypeMismatch { rank, asked, other_rank, job_has } => write!(
                 f,
                 "rank {rank} asks for wire dtype {}, rank {other_rank} for {}; set the same for all ranks (wire_dtype, or \
-                 FANIN_WIRE_DTYPE), or for none",
+                 FANIN_WIRE_DTYPE; exact, or FANIN_EXACT, is native), or for none",
                 asked.name(),
                 job_has.name()
             ),
@@ -317,7 +317,8 @@ impl core::fmt::Display for Refusal {
             ),
             Self::WireDtypeOfAtp { asked } => write!(
                 f,
-                "ATP sums floats as int32, not as {}; unset FANIN_WIRE_DTYPE (wire_dtype), or use SwitchML",
+                "ATP sums large floats as int32, not as {}; unset FANIN_WIRE_DTYPE (wire_dtype) and FANIN_EXACT (exact), or \
+                 use SwitchML",
                 asked.name()
             ),
             Self::TooManyLevels { levels } => write!(

@@ -42,7 +42,7 @@ impl Default for RegistryConfig {
         Self {
             protocol: Protocol::SwitchMl,
             shards: 1,
-            pool_slots: 65_536,
+            pool_slots: 262_144,
             receive_buffer_bytes: 16 << 20,
             jobs_max: 256,
             heartbeat_timeout: Duration::from_secs(5),
@@ -189,6 +189,8 @@ struct Job {
     slots: u16,
     elements: u16,
     wire_dtype: WireDtype,
+    /// What it takes of a shard's pool.
+    pool_units: u32,
     levels: u8,
     left: Ranks,
     /// Of a job that was resumed: what its ranks were told, and which of them were not heard since.
@@ -203,11 +205,6 @@ enum Life {
 }
 
 impl Job {
-    /// What it takes of a shard's pool.
-    fn pool_units(&self) -> u32 {
-        pool_units(self.slots, self.elements, self.wire_dtype)
-    }
-
     fn is_running(&self) -> bool {
         matches!(self.life, Life::Running { .. })
     }
@@ -351,7 +348,12 @@ impl Registry {
         let gathering = &self.gatherings[name];
         let world_size = gathering.world_size();
         let plan = gathering.plan(self.config.shards, self.config.receive_buffer_bytes)?;
-        let asked = pool_units(plan.slots, plan.elements, plan.wire_dtype);
+        let gathering = match self.config.protocol {
+            Protocol::SwitchMl => world_size,
+            // Its server sums originals one by one.
+            Protocol::Atp => 0,
+        };
+        let asked = pool_units(plan.slots, plan.elements, plan.wire_dtype, gathering);
         if asked > self.free {
             return Err(Refusal::PoolExhausted { asked, free: self.free });
         }
@@ -378,6 +380,7 @@ impl Registry {
                 slots: plan.slots,
                 elements: plan.elements,
                 wire_dtype: plan.wire_dtype,
+                pool_units: asked,
                 levels: admission.hierarchy.as_ref().map_or(0, |hierarchy| hierarchy.levels),
                 left: Ranks::default(),
                 untold: admission.resumed.then(|| (admission.clone(), admission.ranks())),
@@ -450,7 +453,7 @@ impl Registry {
         let entry = self.jobs.get_mut(&job).filter(|entry| entry.is_running())?;
         entry.life = Life::Aborted { reason, since: now, heard: Ranks::default() };
         // The slots are free at once: the data path answers an aborted job's packets from the reason alone.
-        self.free += entry.pool_units();
+        self.free += entry.pool_units;
         self.forget_surplus()
     }
 
@@ -529,7 +532,7 @@ impl Registry {
         if let Some(job) = self.jobs.remove(&id)
             && job.is_running()
         {
-            self.free += job.pool_units();
+            self.free += job.pool_units;
         }
         Command::Remove { job: id }
     }

@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 use core::net::SocketAddr;
 use core::time::Duration;
 
-use fanin_wire::{Generation, JobId, ShardId, SlotIndex, WireDtype};
+use fanin_wire::{Dtype, Generation, JobId, ShardId, SlotIndex, WireDtype};
 
 use super::{Hierarchy, Ranks};
 use crate::switchml::JobConfig;
@@ -24,6 +24,15 @@ pub enum Protocol {
 }
 
 impl Protocol {
+    /// Whether tensors of a type are summed so. ATP's packets have floats and 32-bit integers alone.
+    #[must_use]
+    pub const fn sums(self, dtype: Dtype) -> bool {
+        match self {
+            Self::SwitchMl => true,
+            Self::Atp => matches!(dtype, Dtype::Float32 | Dtype::Float16 | Dtype::Bfloat16 | Dtype::Int32),
+        }
+    }
+
     /// Its name on command lines and in messages.
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -74,7 +83,7 @@ pub struct JoinRequest {
     pub rate_bps: Option<u64>,
     /// The rank's round trip to the switch.
     pub rtt: Duration,
-    /// How the elements of the job's float tensors travel, as the asking rank wishes.
+    /// How the elements of the job's large float tensors travel, as the asking rank wishes.
     pub wire_dtype: WireDtype,
     /// How it believes that the job is summed.
     pub protocol: Protocol,

@@ -16,6 +16,14 @@ pub enum Elements<'a> {
     Bfloat16(&'a mut [u16]),
     /// Integers, summed natively.
     Int32(&'a mut [i32]),
+    /// IEEE binary64.
+    Float64(&'a mut [f64]),
+    /// Integers, summed natively.
+    Int64(&'a mut [i64]),
+    /// Unsigned integers, summed natively.
+    Uint8(&'a mut [u8]),
+    /// Integers, summed natively.
+    Int8(&'a mut [i8]),
 }
 
 impl Elements<'_> {
@@ -26,6 +34,10 @@ impl Elements<'_> {
             Self::Float32(x) => x.len(),
             Self::Float16(x) | Self::Bfloat16(x) => x.len(),
             Self::Int32(x) => x.len(),
+            Self::Float64(x) => x.len(),
+            Self::Int64(x) => x.len(),
+            Self::Uint8(x) => x.len(),
+            Self::Int8(x) => x.len(),
         }
     }
 
@@ -37,16 +49,20 @@ impl Elements<'_> {
             Self::Float16(_) => Dtype::Float16,
             Self::Bfloat16(_) => Dtype::Bfloat16,
             Self::Int32(_) => Dtype::Int32,
+            Self::Float64(_) => Dtype::Float64,
+            Self::Int64(_) => Dtype::Int64,
+            Self::Uint8(_) => Dtype::Uint8,
+            Self::Int8(_) => Dtype::Int8,
         }
     }
 
-    /// The exponent of the block in `range`; integers have none to agree on.
+    /// The exponent of the block in `range`; what is not scaled has none to agree on.
     pub(crate) fn exponent(&self, range: core::ops::Range<usize>) -> Exponent {
         match self {
             Self::Float32(x) => fanin_quant::exponent_f32(&x[range]),
             Self::Float16(x) => fanin_quant::exponent_f16(&x[range]),
             Self::Bfloat16(x) => fanin_quant::exponent_bf16(&x[range]),
-            Self::Int32(_) => Exponent::ZERO,
+            _ => Exponent::ZERO,
         }
     }
 
@@ -58,18 +74,19 @@ impl Elements<'_> {
             Self::Float16(x) => fanin_quant::quantize_f16(&x[range], scale, values),
             Self::Bfloat16(x) => fanin_quant::quantize_bf16(&x[range], scale, values),
             Self::Int32(x) => fanin_quant::copy_i32(&x[range], values),
+            _ => unreachable!("{} travels as it is", self.dtype().name()),
         }
         padding.fill(0);
     }
 
-    /// Writes the block in `range` as bfloat16, padded with zeros to the length of `elements`. Integers never travel so.
+    /// Writes the block in `range` as bfloat16, padded with zeros to the length of `elements`.
     pub(crate) fn encode(&self, range: core::ops::Range<usize>, elements: &mut [u8]) {
         let (values, padding) = elements.split_at_mut(range.len() * 2);
         match self {
             Self::Float32(x) => fanin_quant::encode_f32(&x[range], values),
             Self::Float16(x) => fanin_quant::encode_f16(&x[range], values),
             Self::Bfloat16(x) => fanin_quant::copy_bf16(&x[range], values),
-            Self::Int32(_) => values.fill(0),
+            _ => unreachable!("{} travels never as bfloat16", self.dtype().name()),
         }
         padding.fill(0);
     }
@@ -81,11 +98,40 @@ impl Elements<'_> {
             Self::Float32(x) => fanin_quant::decode_f32(sums, divisor(op), workers, &mut x[range]),
             Self::Float16(x) => fanin_quant::decode_f16(sums, divisor(op), workers, &mut x[range]),
             Self::Bfloat16(x) => fanin_quant::decode_bf16(sums, divisor(op), workers, &mut x[range]),
-            Self::Int32(_) => {}
+            _ => unreachable!("{} travels never as bfloat16", self.dtype().name()),
         }
     }
 
-    /// Writes the block in `range` as it is, in float32 or int32, padded with zeros to the length of `payload`.
+    /// Writes the block in `range` as it is, in its own type, padded with zeros to the length of `payload`.
+    pub(crate) fn copy_to(&self, range: core::ops::Range<usize>, payload: &mut [u8]) {
+        let (values, padding) = payload.split_at_mut(range.len() * self.dtype().element_bytes());
+        match self {
+            Self::Float32(x) => write(&x[range], values, |x| x.to_le_bytes()),
+            Self::Float16(x) | Self::Bfloat16(x) => write(&x[range], values, |x| x.to_le_bytes()),
+            Self::Int32(x) => write(&x[range], values, |x| x.to_le_bytes()),
+            Self::Float64(x) => write(&x[range], values, |x| x.to_le_bytes()),
+            Self::Int64(x) => write(&x[range], values, |x| x.to_le_bytes()),
+            Self::Uint8(x) => values.copy_from_slice(&x[range]),
+            Self::Int8(x) => write(&x[range], values, |x| x.to_le_bytes()),
+        }
+        padding.fill(0);
+    }
+
+    /// Replaces the block in `range` by the elements in `payload`, which are of its own type.
+    pub(crate) fn copy_from(&mut self, range: core::ops::Range<usize>, payload: &[u8]) {
+        let values = &payload[..range.len() * self.dtype().element_bytes()];
+        match self {
+            Self::Float32(x) => read(values, &mut x[range], f32::from_le_bytes),
+            Self::Float16(x) | Self::Bfloat16(x) => read(values, &mut x[range], u16::from_le_bytes),
+            Self::Int32(x) => read(values, &mut x[range], i32::from_le_bytes),
+            Self::Float64(x) => read(values, &mut x[range], f64::from_le_bytes),
+            Self::Int64(x) => read(values, &mut x[range], i64::from_le_bytes),
+            Self::Uint8(x) => x[range].copy_from_slice(values),
+            Self::Int8(x) => read(values, &mut x[range], i8::from_le_bytes),
+        }
+    }
+
+    /// Writes the block in `range` widened, in float32 or int32, padded with zeros to the length of `payload`.
     pub(crate) fn widen(&self, range: core::ops::Range<usize>, payload: &mut [u8]) {
         let (values, padding) = payload.split_at_mut(range.len() * 4);
         match self {
@@ -93,6 +139,7 @@ impl Elements<'_> {
             Self::Float16(x) => fanin_quant::widen_f16(&x[range], values),
             Self::Bfloat16(x) => fanin_quant::widen_bf16(&x[range], values),
             Self::Int32(x) => fanin_quant::copy_i32(&x[range], values),
+            _ => unreachable!("ATP has no {}", self.dtype().name()),
         }
         padding.fill(0);
     }
@@ -105,6 +152,7 @@ impl Elements<'_> {
             Self::Float16(x) => fanin_quant::narrow_f16(values, &mut x[range]),
             Self::Bfloat16(x) => fanin_quant::narrow_bf16(values, &mut x[range]),
             Self::Int32(x) => fanin_quant::store_le(&mut x[range], values),
+            _ => unreachable!("ATP has no {}", self.dtype().name()),
         }
     }
 
@@ -124,7 +172,22 @@ impl Elements<'_> {
             Self::Float16(x) => fanin_quant::dequantize_f16(sums, scale, divisor, &mut x[range]),
             Self::Bfloat16(x) => fanin_quant::dequantize_bf16(sums, scale, divisor, &mut x[range]),
             Self::Int32(x) => fanin_quant::read_i32(sums, divisor, workers, &mut x[range]),
+            _ => unreachable!("{} travels as it is", self.dtype().name()),
         }
+    }
+}
+
+/// A copy, which the compiler makes of it where bytes stand in memory as they travel.
+fn write<T: Copy, const N: usize>(block: &[T], payload: &mut [u8], bytes: impl Fn(T) -> [u8; N]) {
+    for (x, out) in block.iter().zip(payload.as_chunks_mut().0) {
+        *out = bytes(*x);
+    }
+}
+
+/// As [`write`], the other way.
+fn read<T, const N: usize>(payload: &[u8], block: &mut [T], value: impl Fn([u8; N]) -> T) {
+    for (bytes, x) in payload.as_chunks().0.iter().zip(block) {
+        *x = value(*bytes);
     }
 }
 

@@ -18,7 +18,7 @@ pub struct JobConfig {
     pub slots: u16,
     /// Elements of a chunk, one of [`CHUNK_ELEMENTS`]; twice as many where they travel as bfloat16.
     pub elements: u16,
-    /// How the elements of float tensors travel.
+    /// How the elements of large float tensors travel.
     pub wire_dtype: WireDtype,
     /// The shard.
     pub shard: ShardId,
@@ -41,20 +41,20 @@ impl JobConfig {
         Ok(self)
     }
 
-    /// Elements of a chunk of a tensor.
+    /// Elements of a chunk of a tensor, which has `elements` as a whole.
     #[must_use]
-    pub const fn chunk_elements(&self, dtype: Dtype) -> usize {
-        self.wire_dtype.of_tensor(dtype).chunk_elements(self.elements as usize)
+    pub const fn chunk_elements(&self, dtype: Dtype, elements: usize) -> usize {
+        self.wire_dtype.of_tensor(dtype, elements).chunk_elements(self.elements as usize, dtype)
     }
 
-    /// The most elements that a chunk can have.
-    pub(crate) const fn chunk_elements_max(&self) -> usize {
-        self.wire_dtype.chunk_elements(self.elements as usize)
+    /// Words of 32 bits that a slot's sum takes: an element that is rounded on its way is added as an int32.
+    pub(crate) const fn sum_words(&self) -> usize {
+        self.wire_dtype.sum_words(self.elements as usize)
     }
 
     /// The longest payload.
     pub(crate) const fn payload_bytes_max(&self) -> usize {
-        self.wire_dtype.payload_bytes(self.chunk_elements_max())
+        self.wire_dtype.payload_bytes_max(self.elements as usize)
     }
 
     /// Bitmap of all workers.

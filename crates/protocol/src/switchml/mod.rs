@@ -6,6 +6,7 @@
 
 mod config;
 mod in_flight;
+mod native_sums;
 mod run;
 mod slot_pool;
 mod switch;

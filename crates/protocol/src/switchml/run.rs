@@ -1,6 +1,6 @@
 //! Small things that both sides of a slot exchange need.
 
-use fanin_wire::{SLOT_HEADER_BYTES, WireDtype};
+use fanin_wire::{Collective, SLOT_HEADER_BYTES};
 
 use crate::machine::Transmit;
 
@@ -13,8 +13,8 @@ pub(crate) struct Run {
 
 impl Run {
     /// Whether a packet of `elements` still belongs to this train; the first one decides the size.
-    pub(crate) fn takes(&mut self, wire_dtype: WireDtype, elements: usize, train_bytes: usize) -> bool {
-        let bytes = SLOT_HEADER_BYTES + wire_dtype.payload_bytes(elements);
+    pub(crate) fn takes(&mut self, collective: &Collective, elements: usize, train_bytes: usize) -> bool {
+        let bytes = SLOT_HEADER_BYTES + collective.payload_bytes(elements);
         if self.segment_bytes == 0 {
             self.segment_bytes = bytes;
         }

@@ -18,6 +18,7 @@ use fanin_wire::{
 };
 
 use super::config::JobConfig;
+use super::native_sums::NativeSums;
 use super::run::{Run, is_after};
 use crate::machine::{Instant, JobProgress, Reason, Transmit, Verdict};
 use crate::transport::Sender;
@@ -53,9 +54,15 @@ impl Version {
         first: WorkerId(0),
     };
 
-    /// How its sum travels.
-    fn wire_dtype(&self) -> WireDtype {
-        self.collective.map_or(WireDtype::Int32, |collective| collective.wire_dtype)
+    /// Whether its result still belongs to a train.
+    fn fits(&self, run: &mut Run, train: &[u8]) -> bool {
+        self.collective
+            .is_some_and(|collective| run.takes(&collective, usize::from(self.elements), train.len()))
+    }
+
+    /// Whether it lacks some contributions and has others.
+    fn gathers(&self, everyone: u64) -> bool {
+        self.collective.is_some() && self.worker_bitmap != everyone
     }
 }
 
@@ -77,8 +84,10 @@ pub(super) struct SlotPool<A> {
     /// Whether a sum may still be handed back to each slot: in a resumed job, until the slot has completed an exchange here.
     /// Everybody who contributed to that one had the sum before it, so nobody can lack a sum that is not here.
     restorable: Vec<bool>,
-    /// The sums: of slot `i`, version `v` at `(2 i + v) * chunk_elements_max`. Those of bfloat16 are in fixed point.
+    /// The sums: of slot `i`, version `v` at `(2 i + v) * sum_words`. Those of bfloat16 are in fixed point; those of elements
+    /// that travel as they are, the words of the payload.
     sums: Vec<i32>,
+    native: NativeSums,
     /// Where each worker's last packet came from.
     addresses: [Option<A>; WORKERS_MAX as usize],
     /// The known addresses, in a row for [`Transmit`].
@@ -105,7 +114,8 @@ impl<A: Copy + PartialEq> SlotPool<A> {
             slots: vec![[Version::UNUSED; 2]; slots],
             began: vec![Instant(0); slots],
             restorable: vec![config.resumed; slots],
-            sums: vec![0; 2 * slots * config.chunk_elements_max()],
+            sums: vec![0; 2 * slots * config.sum_words()],
+            native: NativeSums::new(&config),
             addresses: [None; WORKERS_MAX as usize],
             recipients: Vec::with_capacity(usize::from(config.workers)),
             results: VecDeque::with_capacity(2 * slots),
@@ -133,12 +143,11 @@ impl<A: Copy + PartialEq> SlotPool<A> {
         if worker.0 >= self.config.workers || header.slot.0 >= self.config.slots {
             return Err(Reason::OutOfRange);
         }
-        // A job of int32 has no room for the elements of a bfloat16 payload.
-        let wire_dtype = header.collective.wire_dtype;
-        let chunk_elements = wire_dtype.chunk_elements(self.config.elements.into());
-        if !payload.is_empty()
-            && (packet.elements() != chunk_elements || chunk_elements > self.config.chunk_elements_max())
-        {
+        // Only a job of bfloat16 has room for the elements of a bfloat16 payload.
+        let Collective { wire_dtype, .. } = header.collective;
+        let has_room = wire_dtype != WireDtype::Bfloat16 || wire_dtype == self.config.wire_dtype;
+        let chunk_elements = header.collective.chunk_elements(self.config.elements.into());
+        if !payload.is_empty() && (packet.elements() != chunk_elements || !has_room) {
             return Err(Reason::ChunkLength);
         }
         self.remember_address(worker, from);
@@ -215,8 +224,12 @@ impl<A: Copy + PartialEq> SlotPool<A> {
             let lateness_ns = &mut self.lateness_ns[usize::from(preamble.worker.0)];
             *lateness_ns = lateness_ns.wrapping_add(late_ns);
         }
-        let sum = sum_of(&mut self.sums, &self.config, header, packet.elements());
+        let sum = sum_of(&mut self.sums, &self.config, header, payload);
         match (bfloat16, new) {
+            (None, _) if header.collective.wire_dtype == WireDtype::Native && !payload.is_empty() => {
+                let (slot, worker) = (header.slot, preamble.worker);
+                self.native.contribute(slot, worker, &header.collective, payload, (new, complete), sum);
+            }
             (None, true) => fanin_quant::store_le(sum, payload),
             (None, false) => fanin_quant::add_le(sum, payload),
             (Some((exponent, elements)), _) => {
@@ -255,6 +268,9 @@ impl<A: Copy + PartialEq> SlotPool<A> {
         if !self.restorable[header.slot.index()] {
             return Err(Reason::Unexpected);
         }
+        if current.gathers(everyone) {
+            self.native.release(header.slot);
+        }
         *current = Version {
             worker_bitmap: everyone,
             exchange: header.exchange,
@@ -265,7 +281,7 @@ impl<A: Copy + PartialEq> SlotPool<A> {
             next_exponent: header.next_exponent,
             first: preamble.worker,
         };
-        let sum = sum_of(&mut self.sums, &self.config, header, packet.elements());
+        let sum = sum_of(&mut self.sums, &self.config, header, payload);
         match bfloat16 {
             None => fanin_quant::store_le(sum, payload),
             Some((exponent, elements)) => {
@@ -312,6 +328,7 @@ impl<A: Copy + PartialEq> SlotPool<A> {
         self.began = Vec::new();
         self.restorable = Vec::new();
         self.sums = Vec::new();
+        self.native = NativeSums::default();
     }
 
     /// The reason, once, if the data path itself found that the job cannot go on.
@@ -338,7 +355,7 @@ impl<A: Copy + PartialEq> SlotPool<A> {
                 self.results.pop_front();
                 continue;
             };
-            if !run.takes(version.wire_dtype(), usize::from(version.elements), train.len()) {
+            if !version.fits(&mut run, train) {
                 break;
             }
             let part = &mut train[run.bytes..];
@@ -353,11 +370,7 @@ impl<A: Copy + PartialEq> SlotPool<A> {
             let finished = self.finished(slot, exchange);
             match finished {
                 _ if to != worker => break,
-                Some(version)
-                    if !run.takes(version.wire_dtype(), usize::from(version.elements), train.len()) =>
-                {
-                    break;
-                }
+                Some(version) if !version.fits(&mut run, train) => break,
                 Some(version) => {
                     let part = &mut train[run.bytes..];
                     run.bytes += write_result(&self.config, &self.sums, slot, &version, worker, part);
@@ -387,7 +400,7 @@ impl<A: Copy + PartialEq> SlotPool<A> {
             ..JobProgress::default()
         };
         for versions in &self.slots {
-            let gathering = versions.iter().find(|v| v.collective.is_some() && v.worker_bitmap != everyone);
+            let gathering = versions.iter().find(|version| version.gathers(everyone));
             let Some(version) = gathering else { continue };
             progress.in_use += 1;
             let mut missing = everyone & !version.worker_bitmap;
@@ -434,21 +447,25 @@ fn versions<'a>(slots: &'a mut [[Version; 2]], header: &SlotHeader) -> (&'a mut 
     if header.pool_version() == 0 { (zero, one) } else { (one, zero) }
 }
 
-/// The first `elements` of the sum that a packet means.
-fn sum_of<'a>(
-    sums: &'a mut [i32],
-    config: &JobConfig,
-    header: &SlotHeader,
-    elements: usize,
-) -> &'a mut [i32] {
-    let at = (2 * header.slot.index() + header.pool_version()) * config.chunk_elements_max();
-    &mut sums[at..at + elements]
+/// The sum that a packet means, of as many words as a payload needs.
+fn sum_of<'a>(sums: &'a mut [i32], config: &JobConfig, header: &SlotHeader, payload: &[u8]) -> &'a mut [i32] {
+    let words = words_of(&header.collective, payload);
+    let at = (2 * header.slot.index() + header.pool_version()) * config.sum_words();
+    &mut sums[at..at + words]
+}
+
+/// Words of the sum of such payloads: an element of bfloat16 is added as an int32.
+fn words_of(collective: &Collective, payload: &[u8]) -> usize {
+    match collective.wire_dtype {
+        WireDtype::Int32 | WireDtype::Native => payload.len() / 4,
+        WireDtype::Bfloat16 => bfloat16_payload(payload).map_or(0, |(_, elements)| elements.len() / 2),
+    }
 }
 
 /// The exponent and the elements of a payload, where it is bfloat16.
 fn bfloat16_of<'a>(packet: &SlotPacket<'a>) -> Option<(Exponent, &'a [u8])> {
     match packet.header.collective.wire_dtype {
-        WireDtype::Int32 => None,
+        WireDtype::Int32 | WireDtype::Native => None,
         WireDtype::Bfloat16 => {
             bfloat16_payload(packet.payload).map(|(bits, elements)| (Exponent::from_bits(bits), elements))
         }
@@ -478,15 +495,17 @@ fn write_result(
         chunk: version.chunk,
         collective,
     };
-    let elements = usize::from(version.elements);
-    let at = (2 * slot.index() + header.pool_version()) * config.chunk_elements_max();
-    let sum = &sums[at..at + elements];
-    SlotPacket::write(out, &preamble, &header, elements, |payload| match collective.wire_dtype {
-        WireDtype::Int32 => fanin_quant::write_le(sum, payload),
-        WireDtype::Bfloat16 if payload.is_empty() => {}
-        WireDtype::Bfloat16 => {
-            let scale = Scale::fixed_point(version.exponent, config.workers.into());
-            fanin_quant::write_bf16(sum, &scale, begin_bfloat16_payload(payload, version.exponent.bits()));
+    let at = (2 * slot.index() + header.pool_version()) * config.sum_words();
+    SlotPacket::write(out, &preamble, &header, usize::from(version.elements), |payload| {
+        let sum = &sums[at..at + config.sum_words()];
+        match collective.wire_dtype {
+            WireDtype::Int32 | WireDtype::Native => fanin_quant::write_le(&sum[..payload.len() / 4], payload),
+            WireDtype::Bfloat16 if payload.is_empty() => {}
+            WireDtype::Bfloat16 => {
+                let elements = begin_bfloat16_payload(payload, version.exponent.bits());
+                let scale = Scale::fixed_point(version.exponent, config.workers.into());
+                fanin_quant::write_bf16(&sum[..elements.len() / 2], &scale, elements);
+            }
         }
     })
 }

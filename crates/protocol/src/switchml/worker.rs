@@ -6,7 +6,8 @@
 //!
 //! A packet carries the exponent of the block that its slot carries next (§4.6). When that block is not there yet (the
 //! tensor after this one was not submitted, or this is the first), the exponent is [`Exponent::UNKNOWN`], the maximum of
-//! all workers is so too, and they all spend one exchange without payload on agreeing: a probe. Integers need none.
+//! all workers is so too, and they all spend one exchange without payload on agreeing: a probe. What travels as it is, and
+//! int32, needs none.
 
 #[cfg(test)]
 mod tests;
@@ -16,7 +17,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 use fanin_quant::{Exponent, Scale};
 use fanin_wire::{
-    Abort, Collective, Dtype, Generation, Kind, Op, Preamble, SlotHeader, SlotIndex, SlotPacket, WireDtype,
+    Abort, Collective, Generation, Kind, Op, Preamble, SlotHeader, SlotIndex, SlotPacket, WireDtype,
     WorkerId, begin_bfloat16_payload, bfloat16_payload,
 };
 
@@ -119,7 +120,7 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
             switch: [switch],
             retransmission,
             state: State::Running,
-            stream: Stream::new(usize::from(config.elements), config.wire_dtype),
+            stream: Stream::new(usize::from(config.elements), Some(config.wire_dtype)),
             slots: (0..u64::from(config.slots)).map(slot).collect(),
             last_payloads: vec![0; slots * config.payload_bytes_max()],
             ready: VecDeque::with_capacity(slots),
@@ -303,17 +304,17 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
             Phase::Idle | Phase::Ready | Phase::Restoring => return Err(Reason::Ahead),
         }
         let Some(mut place) = self.stream.locate(slot.chunk) else { return Err(Reason::Unexpected) };
-        let probe = is_probe(slot.exponent, place.collective().dtype);
+        let probe = is_probe(slot.exponent, &place.collective());
         if header.collective != place.collective() || header.chunk != place.chunk() {
             return Err(Reason::Unexpected);
         }
-        let elements = if probe { 0 } else { self.config.chunk_elements(header.collective.dtype) };
+        let elements = if probe { 0 } else { place.chunk_elements() };
         if packet.elements() != elements {
             return Err(Reason::ChunkLength);
         }
         let bfloat16 = match header.collective.wire_dtype {
             WireDtype::Bfloat16 => bfloat16_payload(payload),
-            WireDtype::Int32 => None,
+            WireDtype::Int32 | WireDtype::Native => None,
         };
         if bfloat16.is_some_and(|(exponent, _)| exponent != slot.exponent.bits()) {
             return Err(Reason::Exponent);
@@ -331,11 +332,13 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
             let workers = u32::from(self.config.workers);
             let op = place.collective().op;
             let range = place.range();
-            if let Some((_, sums)) = bfloat16 {
-                place.elements().decode(range, sums, workers, op);
-            } else {
-                let scale = Scale::new(slot.exponent, workers);
-                place.elements().dequantize(range, payload, &scale, workers, op);
+            match (header.collective.wire_dtype, bfloat16) {
+                (WireDtype::Native, _) => place.elements().copy_from(range, payload),
+                (_, Some((_, sums))) => place.elements().decode(range, sums, workers, op),
+                _ => {
+                    let scale = Scale::new(slot.exponent, workers);
+                    place.elements().dequantize(range, payload, &scale, workers, op);
+                }
             }
             let at = index.index() * self.config.payload_bytes_max();
             self.last_payloads[at..at + payload.len()].copy_from_slice(payload);
@@ -390,14 +393,15 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
         };
         if slot.phase == Phase::Restoring {
             let header = slot.last?;
-            let Collective { dtype, wire_dtype, .. } = header.collective;
-            let elements_sent = if slot.last_has_payload { self.config.chunk_elements(dtype) } else { 0 };
-            if !run.takes(wire_dtype, elements_sent, train.len()) {
+            let collective = header.collective;
+            let size_class = usize::from(self.config.elements);
+            let elements_sent = if slot.last_has_payload { collective.chunk_elements(size_class) } else { 0 };
+            if !run.takes(&collective, elements_sent, train.len()) {
                 return None;
             }
             preamble.kind = Kind::Restore;
             let at = index.index() * self.config.payload_bytes_max();
-            let last = &self.last_payloads[at..at + wire_dtype.payload_bytes(elements_sent)];
+            let last = &self.last_payloads[at..at + collective.payload_bytes(elements_sent)];
             let part = &mut train[run.bytes..];
             run.bytes += SlotPacket::write(part, &preamble, &header, elements_sent, |payload| {
                 payload.copy_from_slice(last);
@@ -406,9 +410,9 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
         }
         let place = self.stream.locate(slot.chunk)?;
         let (collective, chunk) = (place.collective(), place.chunk());
-        let probe = is_probe(slot.exponent, collective.dtype);
-        let elements_sent = if probe { 0 } else { self.config.chunk_elements(collective.dtype) };
-        if !run.takes(collective.wire_dtype, elements_sent, train.len()) {
+        let probe = is_probe(slot.exponent, &collective);
+        let elements_sent = if probe { 0 } else { place.chunk_elements() };
+        if !run.takes(&collective, elements_sent, train.len()) {
             return None;
         }
         let announced = if probe { slot.chunk } else { slot.chunk + u64::from(self.config.slots) };
@@ -436,6 +440,7 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
                     let elements = begin_bfloat16_payload(payload, slot.exponent.bits());
                     place.elements().encode(range, elements);
                 }
+                WireDtype::Native => place.elements().copy_to(range, payload),
             }
         });
         Some(())
@@ -443,8 +448,8 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
 }
 
 /// Whether the exchange only agrees on an exponent, because nobody knows it yet.
-fn is_probe(exponent: Exponent, dtype: Dtype) -> bool {
-    exponent == Exponent::UNKNOWN && dtype != Dtype::Int32
+fn is_probe(exponent: Exponent, collective: &Collective) -> bool {
+    exponent == Exponent::UNKNOWN && collective.has_exponents()
 }
 
 impl<A: Copy, T: Tensor> Endpoint for Worker<A, T> {

@@ -11,7 +11,8 @@ use crate::machine::{Elements, Instant, Tensor, TensorTimes};
 pub(crate) struct Stream<T> {
     /// Elements of a chunk as int32.
     size_class: usize,
-    wire_dtype: WireDtype,
+    /// How large float tensors travel; `None` where everything travels as int32, and all chunks are of one length.
+    wire_dtype: Option<WireDtype>,
     /// Unfinished tensors by their first chunk, and finished ones behind an unfinished one.
     entries: VecDeque<Entry<T>>,
     /// Number of the chunk after the last.
@@ -46,7 +47,7 @@ pub(crate) struct Place<'a, T> {
 }
 
 impl<T: Tensor> Stream<T> {
-    pub(crate) const fn new(size_class: usize, wire_dtype: WireDtype) -> Self {
+    pub(crate) const fn new(size_class: usize, wire_dtype: Option<WireDtype>) -> Self {
         Self {
             size_class,
             wire_dtype,
@@ -90,9 +91,9 @@ impl<T: Tensor> Stream<T> {
             dtype,
             op,
             elements: u32::try_from(whole).expect("the owner splits tensors of over u32::MAX elements"),
-            wire_dtype: self.wire_dtype.of_tensor(dtype),
+            wire_dtype: self.wire_dtype.map_or(WireDtype::Int32, |job| job.of_tensor(dtype, whole)),
         };
-        let chunk_elements = collective.wire_dtype.chunk_elements(self.size_class);
+        let chunk_elements = collective.chunk_elements(self.size_class);
         let chunks = count.div_ceil(chunk_elements) as u64;
         let skipped = core::mem::take(&mut self.skipped);
         assert!(skipped < chunks, "{skipped} of {chunks} chunks are not to be waited for");
@@ -119,12 +120,14 @@ impl<T: Tensor> Stream<T> {
         self.entries[entry].tensor.is_some().then_some(Place { stream: self, entry, chunk })
     }
 
-    /// The exponent of a chunk's block; unknown if the chunk is not there yet.
+    /// The exponent of a chunk's block; unknown if the chunk is not there yet, and none where it is not scaled.
     pub(crate) fn exponent(&mut self, chunk: u64) -> Exponent {
-        self.locate(chunk).map_or(Exponent::UNKNOWN, |mut place| {
-            let range = place.range();
-            place.elements().exponent(range)
-        })
+        let Some(mut place) = self.locate(chunk) else { return Exponent::UNKNOWN };
+        if !place.collective().has_exponents() {
+            return Exponent::ZERO;
+        }
+        let range = place.range();
+        place.elements().exponent(range)
     }
 
     /// Takes all unfinished tensors out.
@@ -143,6 +146,11 @@ impl<T: Tensor> Place<'_, T> {
     pub(crate) fn chunk(&self) -> u32 {
         // A tensor has at most u32::MAX elements, so its chunks fit.
         (self.chunk - self.stream.entries[self.entry].first_chunk) as u32
+    }
+
+    /// Elements of a full chunk of the tensor.
+    pub(crate) fn chunk_elements(&self) -> usize {
+        self.stream.entries[self.entry].chunk_elements
     }
 
     /// The chunk's elements; the tensor's last chunk may have fewer.

@@ -16,7 +16,7 @@ use core::time::Duration;
 use fanin_quant::{Exponent, Scale};
 use fanin_wire::{
     Abort, Directions, Dtype, Flags, Generation, GradientHeader, GradientPacket, JobId, Kind, Op, Preamble,
-    ShardId, WireDtype, WorkerId, fragment_packet_bytes,
+    ShardId, WorkerId, fragment_packet_bytes,
 };
 
 use super::config::mix;
@@ -119,7 +119,7 @@ impl<A: Copy + PartialEq, T: Tensor> AtpWorker<A, T> {
             upstream: [upstream],
             retransmission,
             state: State::Running,
-            stream: Stream::new(usize::from(config.elements), WireDtype::Int32),
+            stream: Stream::new(usize::from(config.elements), None),
             window: Window::new(config.window_max),
             congestion: CongestionWindow::new(
                 fragment_packet_bytes(usize::from(config.elements)),

@@ -180,7 +180,8 @@ fn ranks_wait_until_the_last_one_comes_and_all_get_the_same_admission() {
     };
     let tickets = vec![Ticket(1), Ticket(2), Ticket(0)];
     assert_eq!(decision, JoinDecision::Complete { ticket: Ticket(2), tickets, outcome: Ok(admission) });
-    assert_eq!(registry.pool(), Pool { slots: 2048, free: 2048 - 128 });
+    // 64 slots of two sums and three contributions, of 352 elements each.
+    assert_eq!(registry.pool(), Pool { slots: 2048, free: 2048 - 64 * 4 });
 }
 
 #[test]
@@ -243,14 +244,14 @@ fn a_job_beyond_the_pool_is_refused_for_all_its_ranks_with_asked_and_free() {
     let mut registry = registry();
     start(&mut registry, at(0), "a", 1);
     registry.join(at(0), JoinRequest { slots: None, ..ask("b", 0, 2) });
-    // 1000 slots of 352 elements count as 2000 of 256; 128 of 2048 are taken.
+    // 1000 slots of 352 elements for two ranks count as 3000 of 256; 192 of 2048 are taken.
     let decision = registry.join(at(0), JoinRequest { slots: Some(1000), ..ask("b", 1, 2) });
-    let reason = Refusal::PoolExhausted { asked: 2000, free: 1920 };
+    let reason = Refusal::PoolExhausted { asked: 3000, free: 1856 };
     let tickets = vec![Ticket(1), Ticket(2)];
     assert_eq!(decision, JoinDecision::Complete { ticket: Ticket(2), tickets, outcome: Err(reason) });
     assert_eq!(registry.jobs().count(), 1, "the gathering is gone, so that the ranks may ask for less");
     let message = reason.to_string();
-    assert!(message.contains("asks for 2000 slots") && message.contains("1920 free"), "{message}");
+    assert!(message.contains("asks for 3000 slots") && message.contains("1856 free"), "{message}");
 }
 
 #[test]
@@ -270,6 +271,12 @@ fn ranks_that_disagree_on_the_wire_dtype_are_all_told_the_same() {
         message.starts_with("rank 2 asks for wire dtype int32, rank 1 for bfloat16; set the same"),
         "{message}"
     );
+    registry.join(at(0), JoinRequest { wire_dtype: WireDtype::Native, ..ask("b", 0, 2) });
+    let JoinDecision::Complete { outcome: Err(reason), .. } = registry.join(at(0), ask("b", 1, 2)) else {
+        panic!()
+    };
+    let message = reason.to_string();
+    assert!(message.contains("rank 0 for native") && message.contains("FANIN_EXACT"), "{message}");
 }
 
 #[test]
@@ -279,8 +286,8 @@ fn a_job_of_bfloat16_takes_its_accumulators_from_the_pool_and_gives_them_back() 
     let decision = registry.join(at(0), request);
     let JoinDecision::Complete { outcome: Ok(admission), .. } = decision else { panic!("{decision:?}") };
     assert_eq!((admission.elements, admission.wire_dtype), (352, WireDtype::Bfloat16));
-    // 64 slots of 704 elements, which count as three slots of 256 each.
-    assert_eq!(registry.pool(), Pool { slots: 2048, free: 2048 - 192 });
+    // 64 slots of two sums of 704 elements and a contribution of 352, which count as four slots of 256 each.
+    assert_eq!(registry.pool(), Pool { slots: 2048, free: 2048 - 64 * 4 });
     let state = registry.jobs().next().map(|view| view.state);
     assert!(matches!(state, Some(JobState::Running { wire_dtype: WireDtype::Bfloat16, .. })), "{state:?}");
     registry.leave(admission.job, WorkerId(0));
@@ -558,7 +565,9 @@ fn job_name(job: u8) -> &'static str {
 /// Slots that the running jobs hold, counted anew.
 fn held(registry: &Registry) -> u32 {
     let units = |view: JobView<'_>| match view.state {
-        JobState::Running { slots, elements, wire_dtype, .. } => pool_units(slots, elements, wire_dtype),
+        JobState::Running { slots, elements, wire_dtype, .. } => {
+            pool_units(slots, elements, wire_dtype, view.world_size)
+        }
         _ => 0,
     };
     registry.jobs().map(units).sum()

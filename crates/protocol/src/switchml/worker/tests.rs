@@ -1,11 +1,12 @@
 //! Workers and a switch joined by hand, without loss unless a test makes it.
 
 mod bfloat16;
+mod native;
 
 use alloc::vec;
 use alloc::vec::Vec;
 use core::time::Duration;
-use fanin_wire::{AbortReason, Generation, JobId, ShardId};
+use fanin_wire::{AbortReason, Generation, JobId, NATIVE_ELEMENTS_MAX, ShardId};
 
 use super::*;
 use crate::machine::{Elements, Summer};
@@ -19,15 +20,30 @@ enum Numbers {
     Bfloat(Vec<u16>),
     Half(Vec<u16>),
     Int(Vec<i32>),
+    Long(Vec<i64>),
+    Byte(Vec<i8>),
+    /// The others of floats are parts of tensors that are long enough for exponents; this one is as short as it is.
+    Short(Vec<f32>),
 }
 
 impl Tensor for Numbers {
+    fn whole_elements(&mut self) -> usize {
+        let here = self.elements().count();
+        match self {
+            Self::Float(_) | Self::Bfloat(_) | Self::Half(_) => here.max(NATIVE_ELEMENTS_MAX + 1),
+            _ => here,
+        }
+    }
+
     fn elements(&mut self) -> Elements<'_> {
         match self {
             Self::Float(x) => Elements::Float32(x),
             Self::Bfloat(x) => Elements::Bfloat16(x),
             Self::Half(x) => Elements::Float16(x),
             Self::Int(x) => Elements::Int32(x),
+            Self::Long(x) => Elements::Int64(x),
+            Self::Byte(x) => Elements::Int8(x),
+            Self::Short(x) => Elements::Float32(x),
         }
     }
 }

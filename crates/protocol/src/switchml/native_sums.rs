@@ -1,0 +1,98 @@
+//! Sums of what travels as it is.
+//!
+//! Integers wrap, so that they are added as they come, like those of every other chunk. A sum of floats depends on its order:
+//! their contributions are kept side by side until all are there, and summed in the order of the workers. So the result is the
+//! same bits in every run, whatever was lost, came twice or overtook.
+//!
+//! An average is divided here, before it is rounded, and not by the workers as SwitchML has it: the average of large float16
+//! numbers is one, also where their sum is not.
+
+use alloc::boxed::Box;
+use alloc::vec;
+use alloc::vec::Vec;
+use fanin_quant::Divisor;
+use fanin_wire::{Collective, Dtype, Op, SlotIndex, WorkerId};
+
+use super::config::JobConfig;
+
+/// What a job's slots have of such chunks besides their sums: as much memory as they ever needed at once.
+#[derive(Debug, Default)]
+pub(super) struct NativeSums {
+    workers: u8,
+    payload_bytes: usize,
+    /// The contributions to what each slot gathers, that of worker `w` at `w * payload_bytes`. Of a slot's two versions one
+    /// gathers at most, so this is a window of every worker, which is what the switch's receive buffer must hold anyway.
+    contributions: Vec<Option<Box<[u8]>>>,
+    /// Kept for other slots, so that nothing is allocated a packet.
+    spare: Vec<Box<[u8]>>,
+}
+
+impl NativeSums {
+    pub(super) fn new(config: &JobConfig) -> Self {
+        let slots = usize::from(config.slots);
+        Self {
+            workers: config.workers,
+            payload_bytes: 4 * usize::from(config.elements),
+            contributions: vec![None; slots],
+            spare: Vec::with_capacity(slots),
+        }
+    }
+
+    /// Takes a contribution to a chunk, of which it is the `first` or the `last` one; after the last, `sum` is the result.
+    pub(super) fn contribute(
+        &mut self,
+        slot: SlotIndex,
+        worker: WorkerId,
+        collective: &Collective,
+        payload: &[u8],
+        (first, last): (bool, bool),
+        sum: &mut [i32],
+    ) {
+        let workers = u32::from(self.workers);
+        let divisor = match collective.op {
+            Op::Sum => Divisor::One,
+            Op::Average => Divisor::Workers,
+        };
+        let sum_of = match collective.dtype {
+            Dtype::Float32 => fanin_quant::sum_f32,
+            Dtype::Float16 => fanin_quant::sum_f16,
+            Dtype::Bfloat16 => fanin_quant::sum_bf16,
+            Dtype::Float64 => fanin_quant::sum_f64,
+            Dtype::Int32 | Dtype::Int64 | Dtype::Uint8 | Dtype::Int8 => {
+                match collective.dtype {
+                    _ if first => fanin_quant::store_le(sum, payload),
+                    Dtype::Int32 => fanin_quant::add_le(sum, payload),
+                    Dtype::Int64 => fanin_quant::add_i64_le(sum, payload),
+                    _ => fanin_quant::add_i8_le(sum, payload),
+                }
+                match collective.dtype {
+                    _ if !last || divisor == Divisor::One => {}
+                    Dtype::Int64 => fanin_quant::mean_i64(sum, workers),
+                    Dtype::Uint8 => fanin_quant::mean_u8(sum, workers),
+                    _ => fanin_quant::mean_i8(sum, workers),
+                }
+                return;
+            }
+        };
+        let contributions = self.keep(slot, worker, payload);
+        if last {
+            sum_of(contributions, workers, divisor, sum);
+            self.release(slot);
+        }
+    }
+
+    /// Forgets what a slot gathers.
+    pub(super) fn release(&mut self, slot: SlotIndex) {
+        self.spare.extend(self.contributions[slot.index()].take());
+    }
+
+    /// Puts a contribution beside the others, and returns all.
+    fn keep(&mut self, slot: SlotIndex, worker: WorkerId, payload: &[u8]) -> &[u8] {
+        let bytes = usize::from(self.workers) * self.payload_bytes;
+        let contributions = self.contributions[slot.index()]
+            .get_or_insert_with(|| self.spare.pop().unwrap_or_else(|| vec![0; bytes].into_boxed_slice()));
+        let at = usize::from(worker.0) * self.payload_bytes;
+        contributions[at..at + payload.len()].copy_from_slice(payload);
+        contributions
+    }
+}
