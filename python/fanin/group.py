@@ -16,7 +16,6 @@ Op: TypeAlias = Literal["sum", "avg"]
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
 
-
 class Handle:
     """An all-reduce under way. The array must not be touched before `wait` returns."""
 
@@ -143,13 +142,17 @@ def connect(
 
     `job` names the job on the switch: ranks that give the same name find each other.
 
+    Arrays of at most 4,096 floats, float64 and integers travel as they are: each element is right
+    to its own magnitude, within half a unit in the last place and n 2^-53 of the sum of its own n
+    contributions' absolute values; NaN and infinities are its own, too. With `exact` longer arrays
+    of floats do as well, at the cost of the switch's memory and time. Of those without:
+
     `wire_dtype`: as "int32" floats travel in four bytes an element, and a sum is off by at most
     n^2 2^m / 2^31 (n ranks; 2^m: the largest absolute value in a packet, rounded up to a power of
     two). With "bfloat16" two bytes, half the time on the network: each contribution and the sum are
     rounded to eight significant bits, so that a sum is off by at most 2^-8 (the sum of the
     contributions' absolute values) + 2^-8 |sum|, and what is small beside that
-    (docs/protocols/switchml.md); 2^128 and more becomes an infinity, also of an average. int32
-    arrays are exact either way.
+    (docs/protocols/switchml.md); 2^128 and more becomes an infinity, also of an average.
 
     `protocol`: by "switchml" gradients are summed in the slots of one switch. With "atp" on the way
     to a server: `switch` is the rack's (``fanin switch --protocol atp --upstream ...``) or the
