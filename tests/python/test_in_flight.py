@@ -21,10 +21,10 @@ from torch.distributed.distributed_c10d import _coalescing_manager
 LENGTHS = (6_000_000, 0, 4_000_000)
 
 
-def issue(me: Me) -> list[torch.Tensor]:
+def issue(me: Me, lengths: tuple[int, ...] = LENGTHS) -> list[torch.Tensor]:
     """Starts sums that nobody waits for; the last tensor's is copied back when it is done."""
-    tensors = [torch.full((length,), me.rank + 1, dtype=torch.int32) for length in LENGTHS]
-    tensors.append(torch.full((2000, 1000), me.rank + 1, dtype=torch.int32).t())
+    tensors = [torch.full((length,), me.rank + 1, dtype=torch.int32) for length in lengths]
+    tensors.append(torch.full((lengths[-1] // 1000, 1000), me.rank + 1, dtype=torch.int32).t())
     for tensor in tensors:
         dist.all_reduce(tensor, async_op=True)
     return tensors
@@ -115,7 +115,8 @@ def test_synchronizing_with_a_work_waits_for_it(launch: Launch) -> None:
 
 def destroyed(me: Me) -> list[bool]:
     me.init()
-    tensors = issue(me)
+    # A slow machine, too, is to be done with them in the seconds that destroying waits.
+    tensors = issue(me, (600_000, 0, 400_000))
     dist.destroy_process_group()
     return summed(me, tensors)
 
