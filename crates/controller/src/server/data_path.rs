@@ -1,5 +1,6 @@
 //! What sums: the slots of a switch, or the server of ATP, behind one set of questions.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -25,15 +26,23 @@ pub(super) trait DataPath: std::fmt::Debug + Send + Sync {
     fn add_job(&self, admission: &Admission) -> io::Result<()>;
     fn remove_job(&self, job: JobId);
     fn abort_job(&self, job: JobId, reason: AbortReason);
-    fn job_progress(&self, job: JobId) -> Option<JobProgress>;
-    fn received(&self) -> Received;
-    fn io_statistics(&self) -> IoStatistics;
+    /// How everything is, and these jobs.
+    fn figures(&self, jobs: &[JobId]) -> Figures;
     fn health(&self) -> Result<(), ThreadEnded>;
 }
 
 /// What a rank hears of a data path that moves no packets, instead of waiting for its sums.
 pub(super) fn unhealthy(ended: &ThreadEnded) -> Status {
     Status::internal(ended.to_string())
+}
+
+/// How a data path fares, at one time.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Figures {
+    pub received: Received,
+    pub io: IoStatistics,
+    /// Not of those that it does not know.
+    pub jobs: BTreeMap<JobId, JobProgress>,
 }
 
 /// Binds the data path of a protocol.
@@ -106,16 +115,13 @@ where
         Self::abort_job(self, job, reason);
     }
 
-    fn job_progress(&self, job: JobId) -> Option<JobProgress> {
-        Self::job_progress(self, job)
-    }
-
-    fn received(&self) -> Received {
-        Self::received(self)
-    }
-
-    fn io_statistics(&self) -> IoStatistics {
-        Self::io_statistics(self)
+    fn figures(&self, jobs: &[JobId]) -> Figures {
+        let progress = |job: &JobId| Some((*job, Self::job_progress(self, *job)?));
+        Figures {
+            received: Self::received(self),
+            io: Self::io_statistics(self),
+            jobs: jobs.iter().filter_map(progress).collect(),
+        }
     }
 
     fn health(&self) -> Result<(), ThreadEnded> {

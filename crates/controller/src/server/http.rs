@@ -24,6 +24,9 @@ const PORT_ATTEMPTS: usize = 16;
 /// The largest message is a resume: 64 shards of 16384 slots, whose counts take up to five bytes each.
 const MESSAGE_BYTES_MAX: usize = 6 << 20;
 
+/// The metrics, or that they could not be written.
+type Scraped = Result<String, std::fmt::Error>;
+
 /// Control, metrics and health, served until it is dropped.
 #[derive(Debug)]
 pub(super) struct Served {
@@ -34,11 +37,11 @@ pub(super) struct Served {
 
 impl Served {
     /// Starts to serve. `silence` is how long a caller's host may not be heard of; `health` says whether the data path works.
-    pub fn start(
+    pub fn start<F: Future<Output = Scraped> + Send + 'static>(
         listener: TcpListener,
         service: impl Control,
         silence: Duration,
-        scrape: impl Fn() -> Result<String, std::fmt::Error> + Clone + Send + Sync + 'static,
+        scrape: impl Fn() -> F + Clone + Send + Sync + 'static,
         health: impl Fn() -> Result<(), ThreadEnded> + Clone + Send + Sync + 'static,
     ) -> Result<Self, ServerError> {
         let runtime = Builder::new_multi_thread()
@@ -109,11 +112,11 @@ pub(super) fn bind<D>(
 ///
 /// A host that vanished while its rank waited for others sends no farewell: only an unanswered ping, after `silence` at most
 /// twice, ends its call and gives its place back.
-async fn serve(
+async fn serve<F: Future<Output = Scraped> + Send + 'static>(
     listener: tokio::net::TcpListener,
     service: impl Control,
     silence: Duration,
-    scrape: impl Fn() -> Result<String, std::fmt::Error> + Clone + Send + Sync + 'static,
+    scrape: impl Fn() -> F + Clone + Send + Sync + 'static,
     health: impl Fn() -> Result<(), ThreadEnded> + Clone + Send + Sync + 'static,
     hung_up: oneshot::Receiver<()>,
 ) {
@@ -123,7 +126,7 @@ async fn serve(
     let router = Routes::new(control)
         .into_axum_router()
         .route("/healthz", get(async move || told(health())))
-        .route("/metrics", get(async move || scraped(scrape())));
+        .route("/metrics", get(async move || scraped(scrape().await)));
     let served = tonic::transport::Server::builder()
         .accept_http1(true)
         .http2_keepalive_interval(Some(silence))
@@ -145,7 +148,7 @@ fn told(health: Result<(), ThreadEnded>) -> (StatusCode, String) {
     }
 }
 
-fn scraped(text: Result<String, std::fmt::Error>) -> impl IntoResponse {
+fn scraped(text: Scraped) -> impl IntoResponse {
     match text {
         Ok(text) => (StatusCode::OK, [(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text),
         Err(error) => {

@@ -1,7 +1,8 @@
-//! The registry joined to the data path: decisions are taken under one lock and carried out before it is released, so that
-//! no rank is told of a job that the data path does not know.
+//! The registry joined to the data path. Decisions are taken under one lock, and carried out in their order by a thread that
+//! holds none: no rank is told of a job before the data path knows it, and none waits for the data path with a heartbeat.
 
 use std::collections::{BTreeMap, HashMap};
+use std::io;
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -16,7 +17,9 @@ use tokio::sync::oneshot;
 
 use crate::proto::AtpRoute;
 
-use super::data_path::DataPath;
+use super::data_path::{DataPath, Figures};
+use super::errands::Errands;
+use super::snapshots::Snapshots;
 
 /// What a waiting rank is told.
 pub(super) type Outcome = Result<Admission, NotAdmitted>;
@@ -69,8 +72,10 @@ pub(super) struct JobSnapshot {
 
 /// All jobs of a switch.
 pub(super) struct Jobs {
-    state: Mutex<State>,
+    state: Arc<Mutex<State>>,
     pub driver: Arc<dyn DataPath>,
+    errands: Errands<dyn DataPath>,
+    figures: Snapshots<Figures>,
     /// The registry counts time from here.
     origin: Instant,
 }
@@ -80,26 +85,37 @@ struct State {
     waiting: HashMap<Ticket, oneshot::Sender<Outcome>>,
     /// Jobs that the data path ended.
     ended: Option<Receiver<JobAborted>>,
+    /// Jobs for which it had no room.
+    without_room: Vec<JobId>,
     refusals: HashMap<&'static str, u64>,
     /// What the ranks of running jobs measured; an entry goes with its job.
     round_trips: HashMap<JobId, BTreeMap<WorkerId, Duration>>,
 }
 
 impl Jobs {
-    pub fn new(registry: Registry, driver: Arc<dyn DataPath>) -> Self {
+    /// # Errors
+    /// When the operating system gives no thread.
+    pub fn new(registry: Registry, driver: Arc<dyn DataPath>) -> io::Result<Self> {
         let state = State {
             registry,
             waiting: HashMap::new(),
             ended: driver.events(),
+            without_room: Vec::new(),
             refusals: HashMap::new(),
             round_trips: HashMap::new(),
         };
-        Self { state: Mutex::new(state), driver, origin: Instant::now() }
+        let state = Arc::new(Mutex::new(state));
+        let errands = Errands::start(Arc::clone(&driver))?;
+        let (asked, running) = (Arc::clone(&driver), Arc::clone(&state));
+        let figures = Snapshots::new(move || {
+            let running = lock(&running).running();
+            asked.figures(&running)
+        });
+        Ok(Self { state, driver, errands, figures, origin: Instant::now() })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // A panic in one call must not end all others: the registry's own methods leave it consistent.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     fn now(&self) -> fanin_protocol::Instant {
@@ -117,28 +133,21 @@ impl Jobs {
                 Joined::Waiting(Place { jobs: self, ticket, outcome })
             }
             JoinDecision::Complete { ticket, tickets, outcome } => {
-                let outcome =
-                    outcome.map_err(NotAdmitted::Refused).and_then(|job| self.configure(&mut state, job));
-                match &outcome {
-                    Ok(admitted) => tracing::info!(
-                        job,
-                        id = admitted.job.0,
-                        generation = admitted.generation.0,
-                        world_size,
-                        slots = admitted.slots,
-                        elements = admitted.elements,
-                        wire_dtype = admitted.wire_dtype.name(),
-                        "a job runs"
-                    ),
-                    Err(reason) => tracing::warn!(job, world_size, ?reason, "a job is not admitted"),
-                }
+                let reason = match outcome {
+                    Ok(admission) => {
+                        let (sender, outcome) = oneshot::channel();
+                        state.waiting.insert(ticket, sender);
+                        self.make_room(job, admission, tickets);
+                        return Joined::Waiting(Place { jobs: self, ticket, outcome });
+                    }
+                    Err(reason) => reason,
+                };
+                tracing::warn!(job, world_size, ?reason, "a job is not admitted");
+                state.count_refusal(reason);
                 for other in tickets.into_iter().filter(|other| *other != ticket) {
-                    state.answer(other, outcome.clone());
+                    state.answer(other, Err(NotAdmitted::Refused(reason)));
                 }
-                if let Err(NotAdmitted::Refused(reason)) = &outcome {
-                    state.count_refusal(*reason);
-                }
-                Joined::Done(outcome)
+                Joined::Done(Err(NotAdmitted::Refused(reason)))
             }
             JoinDecision::Again(admission) => {
                 tracing::info!(job, rank, "a rank is told again of its job");
@@ -152,16 +161,36 @@ impl Jobs {
         }
     }
 
-    /// Makes room for an admitted job in the data path, before any rank hears of it.
-    fn configure(&self, state: &mut State, admission: Admission) -> Outcome {
-        match self.driver.add_job(&admission) {
-            Ok(()) => Ok(admission),
-            Err(error) => {
-                let commands = state.registry.aborted(self.now(), admission.job, AbortReason::SwitchStopped);
-                self.carry_out(state, commands);
-                Err(NotAdmitted::DataPath(error.to_string()))
+    /// Makes room for an admitted job in the data path, and then tells the ranks that wait for it.
+    fn make_room(&self, name: String, admission: Admission, tickets: Vec<Ticket>) {
+        let state = Arc::clone(&self.state);
+        self.errands.send(move |driver| {
+            let added = driver.add_job(&admission);
+            let mut state = lock(&state);
+            let outcome = match added {
+                Ok(()) => {
+                    tracing::info!(
+                        job = name,
+                        id = admission.job.0,
+                        generation = admission.generation.0,
+                        world_size = admission.world_size,
+                        slots = admission.slots,
+                        elements = admission.elements,
+                        wire_dtype = admission.wire_dtype.name(),
+                        "a job runs"
+                    );
+                    Ok(admission)
+                }
+                Err(error) => {
+                    tracing::warn!(job = name, %error, "the data path has no room for a job");
+                    state.without_room.push(admission.job);
+                    Err(NotAdmitted::DataPath(error.to_string()))
+                }
+            };
+            for ticket in tickets {
+                state.answer(ticket, outcome.clone());
             }
-        }
+        });
     }
 
     /// A rank lives, and has measured this round trip.
@@ -213,8 +242,12 @@ impl Jobs {
         {
             tracing::warn!(id = job.0, ?reason, "the data path aborts a job");
             // One shard found out; the others must hear of it.
-            self.driver.abort_job(job, reason);
+            self.errands.send(move |driver| driver.abort_job(job, reason));
             let command = state.registry.aborted(now, job, reason);
+            self.carry_out(&mut state, command);
+        }
+        for job in std::mem::take(&mut state.without_room) {
+            let command = state.registry.aborted(now, job, AbortReason::SwitchStopped);
             self.carry_out(&mut state, command);
         }
         let commands = state.registry.tick(now);
@@ -233,12 +266,12 @@ impl Jobs {
             match command {
                 Command::Abort { job, reason } => {
                     tracing::warn!(id = job.0, ?reason, "a job is aborted");
-                    self.driver.abort_job(job, reason);
+                    self.errands.send(move |driver| driver.abort_job(job, reason));
                 }
                 Command::Remove { job } => {
                     state.round_trips.remove(&job);
                     tracing::info!(id = job.0, "a job is over");
-                    self.driver.remove_job(job);
+                    self.errands.send(move |driver| driver.remove_job(job));
                 }
                 Command::Refuse { tickets, reason } => {
                     tracing::warn!(%reason, "a gathering is given up");
@@ -249,6 +282,11 @@ impl Jobs {
                 }
             }
         }
+    }
+
+    /// What the data path has to say; `None` when the switch shuts down.
+    pub async fn figures(&self) -> Option<Arc<Figures>> {
+        self.figures.current().await
     }
 
     pub fn config(&self) -> RegistryConfig {
@@ -285,7 +323,20 @@ impl Jobs {
     }
 }
 
+fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
+    // A panic in one call must not end all others: the registry's own methods leave it consistent.
+    state.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 impl State {
+    fn running(&self) -> Vec<JobId> {
+        let id = |view: JobView<'_>| match view.state {
+            JobState::Running { job, .. } => Some(job),
+            JobState::Gathering { .. } | JobState::Aborted { .. } => None,
+        };
+        self.registry.jobs().filter_map(id).collect()
+    }
+
     fn answer(&mut self, ticket: Ticket, outcome: Outcome) {
         if let Some(sender) = self.waiting.remove(&ticket) {
             // The rank may have hung up just now. It is silent then, and expelled.
@@ -306,17 +357,25 @@ impl std::fmt::Debug for Jobs {
 
 #[cfg(test)]
 mod tests {
+    use std::net::{SocketAddr, TcpListener};
+    use std::sync::Condvar;
+
     use super::super::data_path;
+    use super::super::http::Served;
+    use super::super::metrics;
+    use super::super::service::ControlService;
     use super::*;
+    use crate::proto::control_client::ControlClient;
+    use crate::proto::heartbeat_reply::State as Pulse;
+    use crate::proto::{self, HeartbeatRequest, StatusRequest};
     use fanin_protocol::control::Protocol;
 
-    #[test]
-    fn a_round_trip_is_kept_for_a_rank_of_a_job_and_goes_with_the_job() {
-        let driver = data_path::bind(([127, 0, 0, 1], 0).into(), Protocol::SwitchMl, 1).unwrap();
-        let registry = Registry::new(RegistryConfig::default(), Box::new(|| 7)).unwrap();
-        let jobs = Jobs::new(registry, driver);
-        let request = JoinRequest {
-            job: "job".into(),
+    /// Longer than anything here takes on a busy machine; only a hang reaches it.
+    const HANG: Duration = Duration::from_secs(60);
+
+    fn request(job: &str) -> JoinRequest {
+        JoinRequest {
+            job: job.into(),
             rank: 0,
             world_size: 1,
             slots: Some(1),
@@ -329,10 +388,26 @@ mod tests {
             patience: Duration::from_secs(1),
             wire_version: fanin_wire::VERSION,
             resume: None,
-        };
-        let Joined::Done(Ok(Admission { job, generation, .. })) = jobs.join(request) else {
-            panic!("not admitted")
-        };
+        }
+    }
+
+    async fn admitted(jobs: &Jobs, job: &str) -> Outcome {
+        match jobs.join(request(job)) {
+            Joined::Waiting(mut place) => place.outcome().await,
+            Joined::Done(outcome) => outcome,
+        }
+    }
+
+    fn jobs(driver: Arc<dyn DataPath>) -> Jobs {
+        let mut ids = 7..;
+        let ids = Box::new(move || ids.next().unwrap());
+        Jobs::new(Registry::new(RegistryConfig::default(), ids).unwrap(), driver).unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_round_trip_is_kept_for_a_rank_of_a_job_and_goes_with_the_job() {
+        let jobs = jobs(data_path::bind(([127, 0, 0, 1], 0).into(), Protocol::SwitchMl, 1).unwrap());
+        let Admission { job, generation, .. } = admitted(&jobs, "job").await.expect("admitted");
         let trip = Some(Duration::from_micros(50));
         for (job, rank) in [(job, 0), (job, 1), (JobId(8), 0)] {
             jobs.heartbeat(job, WorkerId(rank), generation, trip);
@@ -343,5 +418,151 @@ mod tests {
         jobs.leave(job, WorkerId(0));
         jobs.heartbeat(job, WorkerId(0), generation, trip);
         assert!(jobs.lock().round_trips.is_empty());
+    }
+
+    /// A data path that answers when the test lets it.
+    #[derive(Debug, Default)]
+    struct Gated {
+        state: Mutex<Gate>,
+        changed: Condvar,
+    }
+
+    #[derive(Debug, Default)]
+    struct Gate {
+        is_closed: bool,
+        waiting: u32,
+        refuses: bool,
+        told: Vec<&'static str>,
+    }
+
+    impl Gated {
+        fn close(&self, is_closed: bool) {
+            self.state.lock().unwrap().is_closed = is_closed;
+            self.changed.notify_all();
+        }
+
+        fn pass(&self, what: &'static str) {
+            let mut state = self.state.lock().unwrap();
+            state.waiting += 1;
+            let mut state = self.changed.wait_while(state, |state| state.is_closed).unwrap();
+            state.waiting -= 1;
+            state.told.push(what);
+        }
+    }
+
+    impl DataPath for Gated {
+        fn local_addr(&self) -> SocketAddr {
+            ([127, 0, 0, 1], 1).into()
+        }
+        fn shards(&self) -> usize {
+            1
+        }
+        fn receive_buffer_bytes(&self) -> usize {
+            1 << 20
+        }
+        fn events(&self) -> Option<Receiver<JobAborted>> {
+            None
+        }
+        fn add_job(&self, _: &Admission) -> io::Result<()> {
+            self.pass("add");
+            if self.state.lock().unwrap().refuses { Err(io::ErrorKind::OutOfMemory.into()) } else { Ok(()) }
+        }
+        fn remove_job(&self, _: JobId) {
+            self.pass("remove");
+        }
+        fn abort_job(&self, _: JobId, _: AbortReason) {
+            self.pass("abort");
+        }
+        fn figures(&self, _: &[JobId]) -> data_path::Figures {
+            self.pass("figures");
+            data_path::Figures::default()
+        }
+        fn health(&self) -> Result<(), fanin_udp::ThreadEnded> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn heartbeats_are_answered_while_the_data_path_answers_nobody() {
+        let gated = Arc::new(Gated::default());
+        let jobs = Arc::new(jobs(Arc::clone(&gated) as Arc<dyn DataPath>));
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let address = listener.local_addr().unwrap();
+        let service = ControlService { jobs: Arc::clone(&jobs), instance: 1 };
+        let scraped = Arc::clone(&jobs);
+        let text = move || metrics::text(Arc::clone(&scraped));
+        let served = Served::start(listener, service, HANG, text, || Ok(())).unwrap();
+        let ticking = Arc::clone(&jobs);
+        served.every(Duration::from_millis(1), move || ticking.tick());
+
+        let callers = tokio::runtime::Runtime::new().unwrap();
+        callers.block_on(async {
+            let client = ControlClient::connect(format!("http://{address}")).await.unwrap();
+            let Admission { job, generation, .. } = admitted(&jobs, "runs").await.expect("admitted");
+            gated.close(true);
+            let mut flood = tokio::task::JoinSet::new();
+            for _ in 0..50 {
+                let mut client = client.clone();
+                flood.spawn(async move { client.status(StatusRequest::default()).await.map(drop) });
+            }
+            // Another rank joins, a job ends, and all of it waits for the data path too.
+            let joining = {
+                let mut client = client.clone();
+                let request = proto::JoinRequest {
+                    job: "joins".into(),
+                    world_size: 1,
+                    mtu_bytes: 1500,
+                    wire_version: fanin_wire::VERSION.into(),
+                    ..proto::JoinRequest::default()
+                };
+                tokio::spawn(async move { client.join(request).await })
+            };
+            let everything_waits = async {
+                while gated.state.lock().unwrap().waiting < 2 {
+                    tokio::task::yield_now().await;
+                }
+            };
+            tokio::time::timeout(HANG, everything_waits).await.expect("a question and an errand");
+            let mut client = client.clone();
+            for _ in 0..20 {
+                let message = HeartbeatRequest {
+                    job_id: job.0,
+                    generation: generation.0.into(),
+                    ..HeartbeatRequest::default()
+                };
+                let reply = tokio::time::timeout(HANG, client.heartbeat(message)).await;
+                let reply = reply.expect("an answer while the data path is busy").unwrap().into_inner();
+                assert!(matches!(reply.state, Some(Pulse::Alive(_))), "{reply:?}");
+            }
+            assert!(!joining.is_finished(), "no rank is told of a job that the data path does not know");
+            assert!(flood.try_join_next().is_none());
+            gated.close(false);
+            let all = async {
+                assert!(flood.join_all().await.iter().all(Result::is_ok));
+                let outcome = joining.await.unwrap().unwrap().into_inner().outcome;
+                assert!(matches!(outcome, Some(proto::join_reply::Outcome::Admission(_))), "{outcome:?}");
+            };
+            tokio::time::timeout(HANG, all).await.expect("answers");
+        });
+    }
+
+    #[tokio::test]
+    async fn what_was_decided_is_carried_out_in_that_order_and_a_job_without_room_ends() {
+        let gated = Arc::new(Gated::default());
+        let jobs = jobs(Arc::clone(&gated) as Arc<dyn DataPath>);
+        let Admission { job, .. } = admitted(&jobs, "first").await.expect("admitted");
+        gated.close(true);
+        gated.state.lock().unwrap().refuses = true;
+        jobs.leave(job, WorkerId(0));
+        let Joined::Waiting(mut place) = jobs.join(request("second")) else { panic!("answered too early") };
+        gated.close(false);
+        assert!(matches!(place.outcome().await, Err(NotAdmitted::DataPath(_))));
+        jobs.tick();
+        let aborted = |job: &JobSnapshot| matches!(job.state, JobState::Aborted { .. });
+        assert!(jobs.snapshot().iter().all(aborted), "{:?}", jobs.snapshot());
+        drop(place);
+        drop(jobs);
+        assert_eq!(gated.state.lock().unwrap().told, ["add", "remove", "add"]);
     }
 }

@@ -14,14 +14,16 @@ use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::{Registry, Unit};
 
+use super::data_path::Figures;
 use super::jobs::{JobSnapshot, Jobs};
 
 /// The content type of [`text`].
 pub(super) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// All metrics as text.
-pub(super) fn text(jobs: &Arc<Jobs>) -> Result<String, Error> {
-    collected(Scrape(Arc::clone(jobs)))
+pub(super) async fn text(jobs: Arc<Jobs>) -> Result<String, Error> {
+    let figures = jobs.figures().await.ok_or(Error)?;
+    collected(Scrape { jobs, figures })
 }
 
 /// What a collector tells, as text.
@@ -34,11 +36,14 @@ pub(super) fn collected(collector: impl Collector) -> Result<String, Error> {
 }
 
 #[derive(Debug)]
-struct Scrape(Arc<Jobs>);
+struct Scrape {
+    jobs: Arc<Jobs>,
+    figures: Arc<Figures>,
+}
 
 impl Collector for Scrape {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), Error> {
-        let jobs = &self.0;
+        let Self { jobs, figures } = self;
         let snapshot = jobs.snapshot();
         let count = |is: fn(&JobState) -> bool| snapshot.iter().filter(|job| is(&job.state)).count() as u64;
         let states = [
@@ -53,7 +58,7 @@ impl Collector for Scrape {
         gauges(&mut encoder, "fanin_slots", "Slots of 256 elements in each shard", "state", &slots)?;
         counters(&mut encoder, "fanin_refusals", "Refused joins", "reason", &jobs.refusals())?;
 
-        let packets = jobs.driver.received();
+        let packets = figures.received;
         let verdicts = [
             ("absorb", packets.absorb),
             ("multicast", packets.multicast),
@@ -73,8 +78,8 @@ impl Collector for Scrape {
         let again = packets.reply_unicast + packets.dropped[Reason::Duplicate as usize];
         counter(&mut encoder, "fanin_retransmissions", "Contributions that came again", again)?;
 
-        of_io(&mut encoder, &jobs.driver.io_statistics())?;
-        let running: Vec<_> = snapshot.iter().filter_map(|job| RunningJob::ask(jobs, job)).collect();
+        of_io(&mut encoder, &figures.io)?;
+        let running: Vec<_> = snapshot.iter().filter_map(|job| RunningJob::of(jobs, figures, job)).collect();
         of_jobs(&mut encoder, &running, jobs.config().protocol)?;
         of_ranks(&mut encoder, &running)
     }
@@ -91,14 +96,14 @@ struct RunningJob<'a> {
 }
 
 impl<'a> RunningJob<'a> {
-    fn ask(jobs: &Jobs, job: &'a JobSnapshot) -> Option<Self> {
+    fn of(jobs: &Jobs, figures: &Figures, job: &'a JobSnapshot) -> Option<Self> {
         let JobState::Running { job: id, slots, left, .. } = job.state else { return None };
         Some(Self {
             name: &job.name,
             slots: u64::from(slots) * jobs.driver.shards() as u64,
             ranks: Ranks::all(job.world_size).without(left).iter().collect(),
             // It may have ended since.
-            progress: jobs.driver.job_progress(id)?,
+            progress: figures.jobs.get(&id)?.clone(),
             round_trips: jobs.round_trips(id),
         })
     }

@@ -1,6 +1,7 @@
 //! A switch, or the server of ATP: the data path and its control connection under one port number.
 
 mod data_path;
+mod errands;
 mod http;
 mod jobs;
 mod metrics;
@@ -8,6 +9,7 @@ mod relay;
 mod relay_metrics;
 mod routes;
 mod service;
+mod snapshots;
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -175,14 +177,14 @@ impl SwitchServer {
         }
         // From the operating system, not from a seed: a restarted switch must not draw the ids of the one before.
         let registry = Registry::new(limits, Box::new(rand::random::<u32>))?;
-        let jobs = Arc::new(Jobs::new(registry, driver));
+        let jobs = Arc::new(Jobs::new(registry, driver).map_err(ServerError::Runtime)?);
         let service = ControlService { jobs: Arc::clone(&jobs), instance: rand::random() };
         let (scraped, asked) = (Arc::clone(&jobs), Arc::clone(&jobs));
         let served = Served::start(
             listener,
             service,
             config.heartbeat_timeout,
-            move || metrics::text(&scraped),
+            move || metrics::text(Arc::clone(&scraped)),
             move || asked.driver.health(),
         )?;
         let ticking = Arc::clone(&jobs);

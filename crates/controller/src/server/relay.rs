@@ -6,20 +6,23 @@
 
 use std::net::SocketAddr;
 use std::sync::mpsc::Receiver;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use fanin_protocol::JobAborted;
 use fanin_protocol::atp::{AtpSwitchConfig, AtpSwitchStatistics};
 use fanin_protocol::control::{Protocol, Refusal};
-use fanin_udp::AtpSwitchDriver;
+use fanin_protocol::{JobAborted, JobProgress};
+use fanin_udp::{AtpSwitchDriver, IoStatistics};
 use fanin_wire::{FRAGMENT_ELEMENTS, Generation, JobId, LEVELS_MAX, VERSION, WorkerId};
+use tokio::sync::oneshot;
 use tonic::{Code, Request, Response, Status};
 
 use super::data_path::unhealthy;
+use super::errands::Errands;
 use super::http::{self, Served};
 use super::routes::{Route, Routes};
 use super::service::seen_from;
+use super::snapshots::Snapshots;
 use super::{ServerError, relay_metrics};
 use crate::client::connection::{Connection, explain, with_port};
 use crate::client::path;
@@ -89,6 +92,9 @@ impl AtpSwitchServer {
         let (listener, driver) =
             http::bind(config.listen, |address| AtpSwitchDriver::bind(address, data_path))?;
         let address = driver.local_addr();
+        let driver = Arc::new(driver);
+        let routes = Arc::<Mutex<Routes>>::default();
+        let (asked, served_jobs) = (Arc::clone(&driver), Arc::clone(&routes));
         let relay = Arc::new(Relay {
             address,
             instance: rand::random(),
@@ -96,8 +102,10 @@ impl AtpSwitchServer {
             upstream,
             connection: Mutex::new(None),
             ended: Mutex::new(driver.events()),
+            errands: Errands::start(Arc::clone(&driver)).map_err(ServerError::Runtime)?,
             driver,
-            routes: Mutex::default(),
+            figures: Snapshots::new(move || Figures::of(&asked, lock(&served_jobs).names())),
+            routes,
         });
         let scraped = Arc::clone(&relay);
         let service = Service(Arc::clone(&relay));
@@ -106,7 +114,7 @@ impl AtpSwitchServer {
             listener,
             service,
             SILENCE,
-            move || relay_metrics::text(&scraped),
+            move || relay_metrics::text(Arc::clone(&scraped)),
             move || asked.driver.health(),
         )?;
         tracing::info!(
@@ -149,10 +157,38 @@ pub(super) struct Relay {
     upstream: String,
     /// The connection to the upstream, while it works.
     connection: Mutex<Option<Connection>>,
-    pub driver: AtpSwitchDriver,
+    driver: Arc<AtpSwitchDriver>,
+    errands: Errands<AtpSwitchDriver>,
+    figures: Snapshots<Figures>,
     /// Jobs that the server ended.
     ended: Mutex<Option<Receiver<JobAborted>>>,
-    routes: Mutex<Routes>,
+    routes: Arc<Mutex<Routes>>,
+}
+
+fn lock(routes: &Mutex<Routes>) -> MutexGuard<'_, Routes> {
+    routes.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// How the data path fares, at one time.
+#[derive(Debug)]
+pub(super) struct Figures {
+    /// Nothing when its thread has ended.
+    pub switch: AtpSwitchStatistics,
+    pub io: IoStatistics,
+    /// By id, each with its name.
+    pub jobs: Vec<(JobId, String, JobProgress)>,
+}
+
+impl Figures {
+    fn of(driver: &AtpSwitchDriver, names: Vec<(JobId, String)>) -> Self {
+        let progress = |(job, name)| Some((job, name, driver.job_progress(job)?));
+        let mut switches = driver.ask_all(|machine, _| machine.statistics());
+        Self {
+            switch: switches.pop().flatten().unwrap_or_default(),
+            io: driver.io_statistics(),
+            jobs: names.into_iter().filter_map(progress).collect(),
+        }
+    }
 }
 
 impl Relay {
@@ -215,7 +251,7 @@ impl Relay {
     }
 
     /// Serves a job that the upstream admitted or knows, and says how many levels are left below.
-    fn learn(
+    async fn learn(
         &self,
         (job, generation, rank): (JobId, Generation, WorkerId),
         connection: &Connection,
@@ -234,19 +270,27 @@ impl Relay {
             )));
         }
         let levels = u32::from(route.level);
-        let mut routes = self.routes.lock().unwrap_or_else(PoisonError::into_inner);
-        let add = |route: &Route| self.driver.add_route(route.on_data_path(job));
-        for old in routes.learn(job, rank, route, Instant::now(), add).map_err(mismatch)? {
-            self.driver.remove_job(old);
+        if lock(&self.routes).heard(job, rank, &route, Instant::now()).map_err(mismatch)? {
+            return Ok(levels);
+        }
+        let (sender, learned) = oneshot::channel();
+        let routes = Arc::clone(&self.routes);
+        self.errands.send(move |driver| {
+            // Who asks may have gone.
+            let _ = sender.send(serve(driver, &routes, job, rank, route));
+        });
+        match learned.await {
+            Ok(served) => served.map_err(mismatch)?,
+            Err(_) => return Err(mismatch("it shuts down".into())),
         }
         Ok(levels)
     }
 
     fn tick(&self) {
-        let over = self.routes.lock().unwrap_or_else(PoisonError::into_inner).overdue(Instant::now());
+        let over = lock(&self.routes).overdue(Instant::now());
         for job in over {
             tracing::info!(id = job.0, "nobody here takes part in a job any more");
-            self.driver.remove_job(job);
+            self.errands.send(move |driver| driver.remove_job(job));
         }
         let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
         for JobAborted { job, reason } in ended.iter().flat_map(Receiver::try_iter) {
@@ -254,32 +298,26 @@ impl Relay {
         }
     }
 
-    /// What happened at the switch, and how many aggregators are in use; nothing when its thread has ended.
-    pub fn statistics(&self) -> AtpSwitchStatistics {
-        self.driver.ask_all(|machine, _| machine.statistics()).pop().flatten().unwrap_or_default()
+    /// What the data path has to say; `None` when the switch shuts down.
+    pub async fn figures(&self) -> Option<Arc<Figures>> {
+        self.figures.current().await
     }
 
-    /// The jobs that it serves, by id, with their names.
-    pub fn jobs(&self) -> Vec<(JobId, String)> {
-        self.routes.lock().unwrap_or_else(PoisonError::into_inner).names()
-    }
-
-    fn describe(&self) -> proto::AtpSwitch {
-        let job = |(job, _): (JobId, String)| {
-            let progress = self.driver.job_progress(job)?;
-            Some(proto::AtpSwitchJob {
-                job_id: job.0,
-                aggregations: progress.aggregations,
-                collisions: progress.collisions,
-            })
+    async fn describe(&self) -> Result<proto::AtpSwitch, Failed> {
+        let figures = self.figures().await;
+        let figures = figures.ok_or_else(|| Status::unavailable("the switch shuts down"))?;
+        let job = |(job, _, progress): &(JobId, String, JobProgress)| proto::AtpSwitchJob {
+            job_id: job.0,
+            aggregations: progress.aggregations,
+            collisions: progress.collisions,
         };
-        proto::AtpSwitch {
+        Ok(proto::AtpSwitch {
             address: self.name(),
             upstream: self.upstream.clone(),
             aggregators: self.aggregators,
-            in_use: self.statistics().in_use,
-            jobs: self.jobs().into_iter().filter_map(job).collect(),
-        }
+            in_use: figures.switch.in_use,
+            jobs: figures.jobs.iter().map(job).collect(),
+        })
     }
 
     async fn join(&self, mut request: proto::JoinRequest) -> Result<proto::Admission, Failed> {
@@ -316,7 +354,7 @@ impl Relay {
         let route = admission.atp.as_mut().and_then(|atp| atp.route.as_mut()).ok_or(Malformed("route"))?;
         let generation = Generation(narrow(admission.generation, "generation")?);
         let member = (JobId(admission.job_id), generation, WorkerId(narrow(rank, "rank")?));
-        route.levels = self.learn(member, &connection, route)?;
+        route.levels = self.learn(member, &connection, route).await?;
         Ok(admission)
     }
 
@@ -328,7 +366,7 @@ impl Relay {
         let mut connection = self.upstream(PATIENCE).await?;
         let mut reply = self.answered(connection.client.heartbeat(request).await)?;
         if let Some(route) = &mut reply.route {
-            route.levels = self.learn(member, &connection, route)?;
+            route.levels = self.learn(member, &connection, route).await?;
         }
         Ok(reply)
     }
@@ -337,8 +375,8 @@ impl Relay {
         request.passed_on = one_more(request.passed_on)?;
         let (job, rank) = (JobId(request.job_id), WorkerId(narrow(request.rank, "rank")?));
         // Whether or not the server hears of it.
-        if self.routes.lock().unwrap_or_else(PoisonError::into_inner).leave(job, rank) {
-            self.driver.remove_job(job);
+        if lock(&self.routes).leave(job, rank) {
+            self.errands.send(move |driver| driver.remove_job(job));
         }
         let mut connection = self.upstream(PATIENCE).await?;
         self.answered(connection.client.leave(request).await)
@@ -358,9 +396,26 @@ impl Relay {
         request.passed_on = one_more(request.passed_on)?;
         let mut connection = self.upstream(PATIENCE).await?;
         let mut reply = self.answered(connection.client.status(request).await)?;
-        reply.switches.push(self.describe());
+        reply.switches.push(self.describe().await?);
         Ok(reply)
     }
+}
+
+/// Lets the packets of a job through, whose route was not known when this errand was sent.
+fn serve(
+    driver: &AtpSwitchDriver,
+    routes: &Mutex<Routes>,
+    job: JobId,
+    rank: WorkerId,
+    route: Route,
+) -> Result<(), String> {
+    if lock(routes).heard(job, rank, &route, Instant::now())? {
+        return Ok(());
+    }
+    driver.add_route(route.on_data_path(job)).map_err(|error| error.to_string())?;
+    let over = lock(routes).insert(job, rank, route, Instant::now());
+    over.into_iter().for_each(|job| driver.remove_job(job));
+    Ok(())
 }
 
 /// Counts who passed a question on: more than there can be levels go round in circles.

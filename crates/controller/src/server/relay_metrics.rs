@@ -9,21 +9,24 @@ use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 
 use super::metrics::{JOB, collected, counter, counters, gauges, of_io};
-use super::relay::Relay;
+use super::relay::{Figures, Relay};
 
 /// All metrics as text.
-pub(super) fn text(relay: &Arc<Relay>) -> Result<String, Error> {
-    collected(Scrape(Arc::clone(relay)))
+pub(super) async fn text(relay: Arc<Relay>) -> Result<String, Error> {
+    let figures = relay.figures().await.ok_or(Error)?;
+    collected(Scrape { aggregators: relay.aggregators, figures })
 }
 
 #[derive(Debug)]
-struct Scrape(Arc<Relay>);
+struct Scrape {
+    aggregators: u32,
+    figures: Arc<Figures>,
+}
 
 impl Collector for Scrape {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), Error> {
-        let relay = &self.0;
-        let packets = relay.statistics();
-        let free = relay.aggregators.saturating_sub(packets.in_use);
+        let packets = &self.figures.switch;
+        let free = self.aggregators.saturating_sub(packets.in_use);
         let aggregators = [("free", free.into()), ("in_use", packets.in_use.into())];
         gauges(&mut encoder, "fanin_aggregators", "Aggregators of the ATP switch", "state", &aggregators)?;
         let verdicts = [
@@ -44,17 +47,15 @@ impl Collector for Scrape {
         counters(&mut encoder, "fanin_aggregators_freed", "Aggregators freed, by cause", "cause", &freed)?;
         let help = "Aggregators that became complete, and whose sum went on";
         counter(&mut encoder, "fanin_aggregators_completed", help, packets.completed)?;
-        of_io(&mut encoder, &relay.driver.io_statistics())?;
-        of_jobs(&mut encoder, relay)
+        of_io(&mut encoder, &self.figures.io)?;
+        of_jobs(&mut encoder, &self.figures)
     }
 }
 
-fn of_jobs(encoder: &mut DescriptorEncoder<'_>, relay: &Relay) -> Result<(), Error> {
-    let ask = |(job, name)| Some((name, relay.driver.job_progress(job)?));
-    let jobs: Vec<(String, JobProgress)> = relay.jobs().into_iter().filter_map(ask).collect();
+fn of_jobs(encoder: &mut DescriptorEncoder<'_>, figures: &Figures) -> Result<(), Error> {
     let mut counter = |name, help, value: fn(&JobProgress) -> u64| {
         let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
-        for (job, progress) in &jobs {
+        for (_, job, progress) in &figures.jobs {
             let labels = [(JOB, job.as_str())];
             let mut metric = family.encode_family(&labels)?;
             metric.encode_counter::<NoLabelSet, u64, f64>(&value(progress), None)?;

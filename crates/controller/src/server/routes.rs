@@ -1,7 +1,6 @@
 //! What an ATP switch knows of the jobs that it serves.
 
 use std::collections::BTreeMap;
-use std::io;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
@@ -52,32 +51,28 @@ struct Entry {
 pub(super) struct Routes(BTreeMap<JobId, Entry>);
 
 impl Routes {
-    /// A rank of a job lives here. `add` tells the data path of a job that it does not know. Returns jobs that are over, which
-    /// are forgotten: a name is that of one job at a time, but of another one after its server restarted.
-    pub fn learn(
-        &mut self,
-        job: JobId,
-        rank: WorkerId,
-        route: Route,
-        now: Instant,
-        add: impl FnOnce(&Route) -> io::Result<()>,
-    ) -> Result<Vec<JobId>, String> {
+    /// A rank of a job lives here. Whether its route is known; if not, the data path must be told before [`Self::insert`].
+    pub fn heard(&mut self, job: JobId, rank: WorkerId, route: &Route, now: Instant) -> Result<bool, String> {
         if u32::from(rank.0) >= WORKERS_MAX {
             return Err(format!("rank {}", rank.0));
         }
         match self.0.get_mut(&job) {
-            Some(known) if known.route == route => {
+            Some(known) if known.route == *route => {
                 known.ranks.insert(rank);
                 known.heard = now;
-                return Ok(Vec::new());
+                Ok(true)
             }
             // The same job cannot be at two places of the hierarchy.
             Some(known) if known.route.generation == route.generation && known.route.level != route.level => {
-                return Err(format!("it was at level {} here, and is at {}", known.route.level, route.level));
+                Err(format!("it was at level {} here, and is at {}", known.route.level, route.level))
             }
-            _ => {}
+            _ => Ok(false),
         }
-        add(&route).map_err(|error| error.to_string())?;
+    }
+
+    /// A job is served from now on. Returns jobs that are over, which are forgotten: a name is that of one job at a time, but of
+    /// another one after its server restarted.
+    pub fn insert(&mut self, job: JobId, rank: WorkerId, route: Route, now: Instant) -> Vec<JobId> {
         tracing::info!(
             id = job.0,
             job = route.name,
@@ -92,7 +87,7 @@ impl Routes {
         }
         let ranks = [rank].into_iter().collect();
         self.0.insert(job, Entry { route, ranks, heard: now });
-        Ok(before)
+        before
     }
 
     /// A rank left; true when it was the last one here, and the job is forgotten.
@@ -133,39 +128,46 @@ mod tests {
         Route::new(Generation(generation), ([10, 0, 0, 9], 4800).into(), &message).expect("a route")
     }
 
+    /// What the switch does; whether the data path had to be told, and which jobs are over.
+    fn learn(
+        routes: &mut Routes,
+        job: JobId,
+        rank: u8,
+        route: Route,
+        now: Instant,
+    ) -> Result<(bool, Vec<JobId>), String> {
+        let known = routes.heard(job, WorkerId(rank), &route, now)?;
+        let over = if known { Vec::new() } else { routes.insert(job, WorkerId(rank), route, now) };
+        Ok((!known, over))
+    }
+
     #[test]
     fn a_job_is_told_to_the_data_path_once_and_again_when_it_changed() {
         let (mut routes, now) = (Routes::default(), Instant::now());
-        let mut added = Vec::new();
-        for (generation, rank) in [(0, 0), (0, 1), (1, 0)] {
-            let add = |route: &Route| {
-                added.push(route.on_data_path(JOB).generation.0);
-                Ok(())
-            };
-            routes.learn(JOB, WorkerId(rank), route(generation, 1), now, add).expect("consistent");
+        for (generation, rank, told) in [(0, 0, true), (0, 1, false), (1, 0, true)] {
+            let learned = learn(&mut routes, JOB, rank, route(generation, 1), now);
+            assert_eq!(learned, Ok((told, vec![])), "generation {generation}, rank {rank}");
         }
-        assert_eq!(added, [0, 1]);
         assert_eq!(routes.names(), [(JOB, "a".into())]);
     }
 
     #[test]
     fn a_job_goes_when_another_one_has_its_name() {
         let (mut routes, now) = (Routes::default(), Instant::now());
-        let mut learn = |job, generation| {
-            let route = route(generation, 1);
-            routes.learn(JobId(job), WorkerId(0), route, now, |_| Ok(())).expect("consistent")
+        let mut over = |job, generation| {
+            learn(&mut routes, JobId(job), 0, route(generation, 1), now).expect("consistent").1
         };
-        assert_eq!(learn(9, 0), []);
-        assert_eq!(learn(8, 1), [JobId(9)], "the server restarted");
-        assert_eq!(learn(8, 1), []);
+        assert_eq!(over(9, 0), []);
+        assert_eq!(over(8, 1), [JobId(9)], "the server restarted");
+        assert_eq!(over(8, 1), []);
         assert_eq!(routes.names(), [(JobId(8), "a".into())]);
     }
 
     #[test]
     fn a_job_cannot_be_at_two_levels() {
         let (mut routes, now) = (Routes::default(), Instant::now());
-        routes.learn(JOB, WorkerId(0), route(0, 1), now, |_| Ok(())).expect("new");
-        let error = routes.learn(JOB, WorkerId(1), route(0, 2), now, |_| Ok(())).expect_err("elsewhere");
+        learn(&mut routes, JOB, 0, route(0, 1), now).expect("new");
+        let error = learn(&mut routes, JOB, 1, route(0, 2), now).expect_err("elsewhere");
         assert_eq!(error, "it was at level 0 here, and is at 1");
         let none = AtpRoute::default();
         let error = Route::new(Generation(0), ([10, 0, 0, 9], 1).into(), &none).expect_err("no switch");
@@ -176,10 +178,10 @@ mod tests {
     fn a_job_ends_with_its_last_rank_or_by_silence() {
         let (mut routes, now) = (Routes::default(), Instant::now());
         for rank in [0, 3] {
-            routes.learn(JOB, WorkerId(rank), route(0, 1), now, |_| Ok(())).expect("consistent");
+            learn(&mut routes, JOB, rank, route(0, 1), now).expect("consistent");
         }
         assert_eq!([0, 0, 3, 3].map(|rank| routes.leave(JOB, WorkerId(rank))), [false, false, true, false]);
-        routes.learn(JOB, WorkerId(0), route(0, 1), now, |_| Ok(())).expect("new");
+        learn(&mut routes, JOB, 0, route(0, 1), now).expect("new");
         assert_eq!(routes.overdue(now + Duration::from_secs(2)), []);
         assert_eq!(routes.overdue(now + Duration::from_millis(2001)), [JOB]);
         assert_eq!(routes.names(), []);

@@ -8,7 +8,7 @@ use fanin_protocol::control::{Admission, HeartbeatReply, Hop, JobState, JoinRequ
 use fanin_wire::{Generation, JobId, VERSION, WorkerId};
 use tonic::{Request, Response, Status};
 
-use super::data_path::unhealthy;
+use super::data_path::{Figures, unhealthy};
 use super::jobs::{JobSnapshot, Jobs, Joined, NotAdmitted};
 use crate::convert::{Malformed, narrow, protocol, wire_dtype};
 use crate::proto::{self, control_server::Control};
@@ -95,11 +95,13 @@ impl Control for ControlService {
     ) -> Result<Response<proto::StatusReply>, Status> {
         let wanted = request.into_inner().job;
         let (config, pool) = (self.jobs.config(), self.jobs.pool());
-        let jobs = self.jobs.snapshot().into_iter();
-        let jobs = jobs
-            .filter(|job| wanted.as_ref().is_none_or(|wanted| *wanted == job.name))
-            .map(|job| describe(&self.jobs, job))
-            .collect();
+        let mut jobs = self.jobs.snapshot();
+        jobs.retain(|job| wanted.as_ref().is_none_or(|wanted| *wanted == job.name));
+        let figures = match jobs.iter().any(|job| matches!(job.state, JobState::Running { .. })) {
+            true => self.jobs.figures().await.ok_or_else(|| Status::unavailable("the switch shuts down"))?,
+            false => Arc::default(),
+        };
+        let jobs = jobs.into_iter().map(|job| describe(&figures, job)).collect();
         Ok(Response::new(proto::StatusReply {
             version: env!("CARGO_PKG_VERSION").into(),
             wire_version: VERSION.into(),
@@ -200,13 +202,13 @@ fn atp_admission(admission: &Admission, rank: u32) -> Option<proto::AtpAdmission
     })
 }
 
-/// A job with its progress, which the data path is asked for.
-fn describe(jobs: &Jobs, job: JobSnapshot) -> proto::Job {
+/// A job with its progress.
+fn describe(figures: &Figures, job: JobSnapshot) -> proto::Job {
     use proto::job::{Aborted, Gathering, Running, State};
     let state = match job.state {
         JobState::Gathering { present } => State::Gathering(Gathering { present: present.0 }),
         JobState::Running { job: id, generation, slots, elements, wire_dtype, left } => {
-            let progress = jobs.driver.job_progress(id).unwrap_or_default();
+            let progress = figures.jobs.get(&id).cloned().unwrap_or_default();
             State::Running(Running {
                 job_id: id.0,
                 generation: generation.0.into(),

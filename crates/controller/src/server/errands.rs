@@ -1,0 +1,52 @@
+//! What the data path is told.
+//!
+//! An I/O thread answers when it comes round to it. A thread of its own waits for that, and for one errand after the other, in
+//! the order in which they were decided: so a decision can be taken under a lock, and nobody waits for the data path with it.
+
+use std::io;
+use std::sync::{Arc, mpsc};
+use std::thread::{self, JoinHandle};
+
+type Errand<D> = Box<dyn FnOnce(&D) + Send>;
+
+/// The errands to one data path. Dropping it waits until they are done.
+pub(super) struct Errands<D: ?Sized> {
+    queue: Option<mpsc::Sender<Errand<D>>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl<D: Send + Sync + ?Sized + 'static> Errands<D> {
+    /// Starts the thread.
+    pub fn start(data_path: Arc<D>) -> io::Result<Self> {
+        let (queue, errands) = mpsc::channel::<Errand<D>>();
+        let thread = thread::Builder::new().name("fanin-errands".into()).spawn(move || {
+            for errand in errands {
+                errand(&data_path);
+            }
+        })?;
+        Ok(Self { queue: Some(queue), thread: Some(thread) })
+    }
+
+    /// Has something done, after all that was sent before.
+    pub fn send(&self, errand: impl FnOnce(&D) + Send + 'static) {
+        if let Some(queue) = &self.queue {
+            // Fails when the thread has panicked, which has said so on standard error.
+            let _ = queue.send(Box::new(errand));
+        }
+    }
+}
+
+impl<D: ?Sized> Drop for Errands<D> {
+    fn drop(&mut self) {
+        drop(self.queue.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl<D: ?Sized> std::fmt::Debug for Errands<D> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Errands").finish_non_exhaustive()
+    }
+}
