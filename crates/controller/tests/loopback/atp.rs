@@ -270,7 +270,7 @@ fn ranks_that_disagree_are_late_or_left_are_named() {
     assert_eq!(result, Err(SessionError::RankLeft { rank: WorkerId(1) }));
 }
 
-/// A packet that passes for one of the job's, but for where it comes from.
+/// A packet of the job's, with these directions.
 fn forged(config: &AtpJobConfig, directions: Directions, sequence: u64, is_ack: bool) -> Vec<u8> {
     let preamble = Preamble {
         kind: Kind::Gradient,
@@ -296,6 +296,8 @@ fn forged(config: &AtpJobConfig, directions: Directions, sequence: u64, is_ack: 
     bytes
 }
 
+/// Those that a child could not have sent. One that claims to be a child counts as its, wherever it comes from: a rank's address
+/// may change, and nothing else tells the two apart.
 #[test]
 fn foreign_packets_have_no_effect_on_a_live_job() {
     let server = server();
@@ -304,14 +306,17 @@ fn foreign_packets_have_no_effect_on_a_live_job() {
     sums_are_exact(&sessions, 1);
     let Some(WorkerJob::Atp { config, directions }) = sessions[0].job() else { panic!("another protocol") };
     let at_server = Directions { level: 1, ..directions };
+    let nobody = Directions { bitmaps: [1 << 20, 0, 0, 0], ..at_server };
     let stranger = std::net::UdpSocket::bind("127.0.0.1:0").expect("a free port");
     let (to_rack, to_server) = (rack.address(), server.address());
     let packets: Vec<_> = (0..1000)
         .flat_map(|sequence| {
             [
-                (forged(&config, directions, sequence, false), to_rack),
+                // Parameters that do not come from upstream, and a fragment for another level.
                 (forged(&config, directions, sequence, true), to_rack),
-                (forged(&config, at_server, sequence, false), to_server),
+                (forged(&config, at_server, sequence, false), to_rack),
+                // Of a worker that the job does not have, and parameters for who makes them.
+                (forged(&config, nobody, sequence, false), to_server),
                 (forged(&config, at_server, sequence, true), to_server),
             ]
         })
@@ -321,11 +326,14 @@ fn foreign_packets_have_no_effect_on_a_live_job() {
             stranger.send_to(packet, to).expect("sent");
         }
     });
-    for address in [to_rack, to_server] {
+    let (at_rack, at_server) = (["foreign", "out_of_range"], ["unexpected", "out_of_range"]);
+    for (address, reasons) in [(to_rack, at_rack), (to_server, at_server)] {
         let metrics = super::http::fetch(address, "/metrics");
-        let is_it = |line: &&str| line.starts_with("fanin_packets_dropped_total{reason=\"foreign\"}");
-        let line = metrics.lines().find(is_it).expect("counted");
-        assert!(!line.ends_with(" 0"), "{line}");
+        for reason in reasons {
+            let counter = format!("fanin_packets_dropped_total{{reason=\"{reason}\"}}");
+            let line = metrics.lines().find(|line| line.starts_with(&counter)).expect("counted");
+            assert!(!line.ends_with(" 0"), "{line}");
+        }
     }
 }
 
