@@ -25,6 +25,7 @@ class Client:
         *,
         timeout: float = 300.0,
         slots: int | None = None,
+        window: int | None = None,
         wire_dtype: WireDtype = "int32",
         protocol: Protocol = "switchml",
         exact: bool = False,

@@ -40,6 +40,7 @@ def join(settings: Settings, job: str, rank: int, world_size: int, timeout: floa
         world_size,
         timeout=timeout,
         slots=settings.slots,
+        window=settings.window,
         wire_dtype=settings.wire_dtype,
         protocol=settings.protocol,
         exact=settings.exact,

@@ -32,6 +32,7 @@ class Said(TypedDict, total=False):
 
     job: str | None
     slots: int | None
+    window: int | None
     wire_dtype: WireDtype | None
     protocol: Protocol | None
     exact: bool | None
@@ -57,7 +58,7 @@ def _one_of(*names: str) -> Callable[[str], str]:
     return parse
 
 
-def _slots(text: str) -> int:
+def _packets(text: str) -> int:
     if not (text.isdecimal() and 1 <= int(text) <= SLOTS_MAX):
         raise ValueError(f"it must be a number from 1 to {SLOTS_MAX}")
     return int(text)
@@ -94,7 +95,10 @@ class Settings:
         _name, None, "NAME", "the job's name, as status, metrics and logs show it"
     )
     slots: int | None = _row(
-        _slots, None, f"1..{SLOTS_MAX}", "slots in each of the switch's shards"
+        _packets, None, f"1..{SLOTS_MAX}", "switchml: slots in each of the switch's shards"
+    )
+    window: int | None = _row(
+        _packets, None, f"1..{SLOTS_MAX}", "atp: fragments that a rank may have in flight"
     )
     wire_dtype: WireDtype = _row(
         _one_of("int32", "bfloat16"),

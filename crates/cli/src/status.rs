@@ -6,6 +6,7 @@ use comfy_table::{Cell, CellAlignment, Table, presets};
 use fanin_controller::{
     AtpSwitchJob, AtpSwitchStatus, JobStatus, JobStatusState, SwitchStatus, switch_status,
 };
+use fanin_protocol::control::Protocol;
 use fanin_wire::AbortReason;
 use serde::Serialize;
 
@@ -85,10 +86,15 @@ enum State {
     Running {
         id: u32,
         generation: u16,
-        slots: u16,
+        /// SwitchML.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        slots: Option<u16>,
+        /// ATP.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        window: Option<u16>,
         elements: u16,
         wire_dtype: &'static str,
-        slots_in_use: u32,
+        in_use: u32,
         waiting_for: Vec<Waiting>,
         left: Vec<u8>,
         completed: u64,
@@ -106,7 +112,8 @@ enum State {
 #[derive(Serialize)]
 struct Waiting {
     rank: u8,
-    slots: u32,
+    /// Slots, or ATP's fragments, that wait for it.
+    waiting: u32,
 }
 
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
@@ -127,7 +134,7 @@ fn report<'a>(switch: &'a str, status: &'a SwitchStatus) -> Report<'a> {
         jobs: status
             .jobs
             .iter()
-            .map(|job| Job { job: &job.name, world_size: job.world_size, state: state(job) })
+            .map(|job| Job { job: &job.name, world_size: job.world_size, state: state(job, status.protocol) })
             .collect(),
         switches: status.switches.iter().map(switch_report).collect(),
     }
@@ -148,7 +155,7 @@ fn switch_report(switch: &AtpSwitchStatus) -> Switch<'_> {
     }
 }
 
-fn state(job: &JobStatus) -> State {
+fn state(job: &JobStatus, protocol: Protocol) -> State {
     match &job.state {
         JobStatusState::Gathering { present } => {
             let is_here = |rank: &u8| present.contains(fanin_wire::WorkerId(*rank));
@@ -158,10 +165,10 @@ fn state(job: &JobStatus) -> State {
         JobStatusState::Running {
             job,
             generation,
-            slots,
+            in_flight,
             elements,
             wire_dtype,
-            slots_in_use,
+            in_use,
             waiting_for,
             completed,
             retransmitted,
@@ -171,13 +178,14 @@ fn state(job: &JobStatus) -> State {
         } => State::Running {
             id: job.0,
             generation: generation.0,
-            slots: *slots,
+            slots: (protocol == Protocol::SwitchMl).then_some(*in_flight),
+            window: (protocol == Protocol::Atp).then_some(*in_flight),
             elements: *elements,
             wire_dtype: wire_dtype.name(),
-            slots_in_use: *slots_in_use,
+            in_use: *in_use,
             waiting_for: waiting_for
                 .iter()
-                .map(|(rank, slots)| Waiting { rank: rank.0, slots: *slots })
+                .map(|(rank, waiting)| Waiting { rank: rank.0, waiting: *waiting })
                 .collect(),
             left: left.iter().map(|rank| rank.0).collect(),
             completed: *completed,
@@ -217,7 +225,8 @@ fn table(report: &Report<'_>) -> String {
     }
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
-    table.set_header(["JOB", "RANKS", "STATE", "WIRE", "SLOTS", "IN USE", "SUMS", "RESENT", "WAITS FOR"]);
+    let (bound, unit) = if report.protocol == "atp" { ("WINDOW", "fragments") } else { ("SLOTS", "slots") };
+    table.set_header(["JOB", "RANKS", "STATE", "WIRE", bound, "IN USE", "SUMS", "RESENT", "WAITS FOR"]);
     for job in &report.jobs {
         let number = |number: u64| Cell::new(number).set_alignment(CellAlignment::Right);
         let mut row = vec![Cell::new(job.job), number(job.world_size.into())];
@@ -228,13 +237,21 @@ fn table(report: &Report<'_>) -> String {
                 row.push(Cell::new(ranks(missing.iter().map(u8::to_string))));
             }
             State::Running {
-                wire_dtype, slots, slots_in_use, completed, retransmitted, waiting_for, ..
+                wire_dtype,
+                slots,
+                window,
+                in_use,
+                completed,
+                retransmitted,
+                waiting_for,
+                ..
             } => {
                 row.push(Cell::new("running"));
                 row.push(Cell::new(wire_dtype));
-                let numbers = [u64::from(*slots), u64::from(*slots_in_use), *completed, *retransmitted];
+                let in_flight = slots.or(*window).unwrap_or_default();
+                let numbers = [u64::from(in_flight), u64::from(*in_use), *completed, *retransmitted];
                 row.extend(numbers.map(number));
-                let waits = |waiting: &Waiting| format!("{} ({} slots)", waiting.rank, waiting.slots);
+                let waits = |waiting: &Waiting| format!("{} ({} {unit})", waiting.rank, waiting.waiting);
                 row.push(Cell::new(ranks(waiting_for.iter().map(waits))));
             }
             State::Aborted { reason, .. } => {
@@ -293,7 +310,7 @@ fn ranks(ranks: impl Iterator<Item = String>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fanin_protocol::control::{Protocol, Ranks};
+    use fanin_protocol::control::Ranks;
     use fanin_wire::{Generation, JobId, WireDtype, WorkerId};
 
     fn status() -> SwitchStatus {
@@ -301,10 +318,10 @@ mod tests {
         let running = JobStatusState::Running {
             job: JobId(9),
             generation: Generation(1),
-            slots: 64,
+            in_flight: 64,
             elements: 352,
             wire_dtype: WireDtype::Bfloat16,
-            slots_in_use: 12,
+            in_use: 12,
             waiting_for: vec![(WorkerId(2), 12)],
             completed: 1000,
             retransmitted: 3,
@@ -353,6 +370,10 @@ mod tests {
         }
         let text = table(&report("box:4800", &status));
         assert!(text.starts_with("switch box:4800: ATP, fanin 0.1.0"), "{text}");
+        assert!(text.contains(" WINDOW ") && !text.contains(" SLOTS "), "{text}");
+        assert!(text.contains("rank 2 (12 fragments)"), "{text}");
+        let json = serde_json::to_value(report("box:4800", &status)).expect("serialisable");
+        assert_eq!((&json["jobs"][0]["window"], json["jobs"][0].get("slots")), (&64.into(), None));
         let cells = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
         let rows: Vec<Vec<String>> = text.lines().rev().take(2).map(cells).collect();
         assert_eq!(rows[1], ["switch", "10.0.1.9:4800", "4096", "3", "gpt", "500", "7"]);

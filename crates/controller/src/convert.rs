@@ -151,11 +151,11 @@ impl From<Refusal> for proto::Refusal {
             Refusal::JobRunning { rank, world_size } => {
                 Reason::JobRunning(message::JobRunning { rank, world_size })
             }
-            Refusal::SlotsOutOfRange { asked } => {
-                Reason::SlotsOutOfRange(message::SlotsOutOfRange { asked: asked.into() })
+            Refusal::InFlightOutOfRange { asked } => {
+                Reason::InFlightOutOfRange(message::InFlightOutOfRange { asked: asked.into() })
             }
-            Refusal::SlotsMismatch { rank, asked, job_has } => {
-                Reason::SlotsMismatch(message::SlotsMismatch {
+            Refusal::InFlightMismatch { rank, asked, job_has } => {
+                Reason::InFlightMismatch(message::InFlightMismatch {
                     rank,
                     asked: asked.into(),
                     job_has: job_has.into(),
@@ -233,8 +233,8 @@ impl TryFrom<proto::Refusal> for Refusal {
             }
             Reason::DuplicateRank(m) => Self::DuplicateRank { rank: m.rank },
             Reason::JobRunning(m) => Self::JobRunning { rank: m.rank, world_size: m.world_size },
-            Reason::SlotsOutOfRange(m) => Self::SlotsOutOfRange { asked: narrow(m.asked, "asked")? },
-            Reason::SlotsMismatch(m) => Self::SlotsMismatch {
+            Reason::InFlightOutOfRange(m) => Self::InFlightOutOfRange { asked: narrow(m.asked, "asked")? },
+            Reason::InFlightMismatch(m) => Self::InFlightMismatch {
                 rank: m.rank,
                 asked: narrow(m.asked, "asked")?,
                 job_has: narrow(m.job_has, "job_has")?,
@@ -285,7 +285,7 @@ impl From<ResumeField> for proto::refusal::resume_mismatch::Field {
         match field {
             ResumeField::Resumed => Self::Resumed,
             ResumeField::Generation => Self::Generation,
-            ResumeField::Slots => Self::Slots,
+            ResumeField::InFlight => Self::InFlight,
             ResumeField::Elements => Self::Elements,
             ResumeField::Shards => Self::Shards,
             ResumeField::Counts => Self::Counts,
@@ -299,7 +299,7 @@ impl From<proto::refusal::resume_mismatch::Field> for ResumeField {
         match field {
             Field::Resumed => Self::Resumed,
             Field::Generation => Self::Generation,
-            Field::Slots => Self::Slots,
+            Field::InFlight => Self::InFlight,
             Field::Elements => Self::Elements,
             Field::Shards => Self::Shards,
             Field::Counts => Self::Counts,
@@ -392,8 +392,8 @@ mod tests {
             Refusal::WorldSizeMismatch { rank: 1, asked: 2, job_has: 3 },
             Refusal::DuplicateRank { rank: 1 },
             Refusal::JobRunning { rank: 1, world_size: 2 },
-            Refusal::SlotsOutOfRange { asked: 0 },
-            Refusal::SlotsMismatch { rank: 1, asked: 64, job_has: 65 },
+            Refusal::InFlightOutOfRange { asked: 0 },
+            Refusal::InFlightMismatch { rank: 1, asked: 64, job_has: 65 },
             Refusal::WireDtypeMismatch {
                 rank: 1,
                 asked: WireDtype::Bfloat16,

@@ -24,7 +24,7 @@ const TIMEOUT_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
 /// One membership of one rank in one job on one switch.
 ///
 /// The constructor blocks, without the interpreter's lock, until all ranks have joined; `timeout` (seconds) bounds that, and
-/// later each all-reduce. `slots` is the number of slots a shard, computed from the path where it is None. `wire_dtype` says how
+/// later each all-reduce. `slots` is the number of slots a shard, `window` that of ATP's fragments in flight: each is computed from the path where it is None. `wire_dtype` says how
 /// large float tensors travel, "int32" or "bfloat16", or with `exact` as they are, and `protocol` how they are summed, "switchml" or
 /// "atp": the same on all ranks. Without `congestion_control`, ATP's window does not shrink when packets are lost. `trace` is the file of a timeline and the rank that this
 /// process has in it. Raises the errors of `fanin.errors`, and `ValueError` for another wire dtype or protocol.
@@ -41,8 +41,8 @@ pub(crate) struct Client {
 impl Client {
     #[new]
     #[pyo3(signature = (
-        switch, job, rank, world_size, *, timeout=300.0, slots=None, wire_dtype="int32", protocol="switchml",
-        exact=false, congestion_control=true, trace=None
+        switch, job, rank, world_size, *, timeout=300.0, slots=None, window=None, wire_dtype="int32",
+        protocol="switchml", exact=false, congestion_control=true, trace=None
     ))]
     #[expect(clippy::too_many_arguments, reason = "the signature is Python's")]
     fn new(
@@ -53,6 +53,7 @@ impl Client {
         world_size: &Bound<'_, PyAny>,
         timeout: f64,
         slots: Option<u16>,
+        window: Option<u16>,
         wire_dtype: &str,
         protocol: &str,
         exact: bool,
@@ -80,6 +81,7 @@ impl Client {
         let usual = SessionConfig::new(switch, job, rank, world_size);
         let config = SessionConfig {
             slots,
+            window,
             wire_dtype,
             protocol,
             congestion_control,

@@ -136,8 +136,8 @@ fn refused(reason: Refusal, fields: &Bound<'_, PyDict>) -> PyResult<&'static str
         Refusal::JobName { .. }
         | Refusal::TooManyJobs { .. }
         | Refusal::JobRunning { .. }
-        | Refusal::SlotsOutOfRange { .. }
-        | Refusal::SlotsMismatch { .. }
+        | Refusal::InFlightOutOfRange { .. }
+        | Refusal::InFlightMismatch { .. }
         | Refusal::MtuTooSmall { .. }
         | Refusal::WireDtypeOfAtp { .. }
         | Refusal::TooManyLevels { .. }

@@ -380,7 +380,7 @@ impl<'a> World<'a> {
                     job: "job".into(),
                     rank: worker.into(),
                     world_size: self.scenario.workers.into(),
-                    slots: Some(self.scenario.slots),
+                    in_flight: Some(self.scenario.slots),
                     mtu: MTU,
                     rate_bps: None,
                     rtt: Duration::ZERO,
@@ -514,7 +514,7 @@ impl<'a> World<'a> {
         }
         let resume = node.machine.as_mut().map(|machine| Resume {
             generation: machine.generation(),
-            slots: self.scenario.slots,
+            in_flight: self.scenario.slots,
             elements: CHUNK_ELEMENTS as u16,
             shards: 1,
             completed: vec![machine.suspend()],

@@ -48,9 +48,9 @@ impl WorkerJob {
         }
     }
 
-    /// Packets of a worker that may be in flight, in a shard: slots, or ATP's largest window.
+    /// Packets of a worker that may be in flight, in a shard: slots, or ATP's window.
     #[must_use]
-    pub const fn slots(&self) -> u16 {
+    pub const fn in_flight(&self) -> u16 {
         match self {
             Self::SwitchMl(config) => config.slots,
             Self::Atp { config, .. } => config.window_max,
@@ -112,12 +112,14 @@ impl WorkerJob {
                 job.wire_dtype.name()
             ),
             Self::Atp { config, .. } => format!(
-                "{} workers, {} fragments in flight of {} elements (ATP)",
+                "{} workers, a window of {} fragments of {} elements (ATP)",
                 config.workers, config.window_max, config.elements
             ),
         }
     }
 }
+
+const OTHER_PROTOCOL: &str = "a driver resumes no job of another shape, of which the protocol is a part";
 
 /// What a shard of the driver runs.
 pub(crate) trait WorkerMachine:
@@ -142,9 +144,8 @@ impl WorkerMachine for Worker<Peer, Part> {
     }
 
     fn resume(&mut self, job: WorkerJob, switch: Peer, restore: &[SlotIndex]) {
-        if let WorkerJob::SwitchMl(config) = job {
-            Self::resume(self, config, switch, restore);
-        }
+        let WorkerJob::SwitchMl(config) = job else { panic!("{OTHER_PROTOCOL}") };
+        Self::resume(self, config, switch, restore);
     }
 
     fn abandon(&mut self) -> Vec<Part> {
@@ -167,10 +168,9 @@ impl WorkerMachine for AtpWorker<Peer, Part> {
     }
 
     fn resume(&mut self, job: WorkerJob, switch: Peer, _: &[SlotIndex]) {
-        if let WorkerJob::Atp { config, directions } = job {
-            self.rename(config.id);
-            Self::resume(self, Clock.now(), config.generation, directions, switch);
-        }
+        let WorkerJob::Atp { config, directions } = job else { panic!("{OTHER_PROTOCOL}") };
+        self.rename(config.id);
+        Self::resume(self, Clock.now(), config.generation, directions, switch);
     }
 
     fn abandon(&mut self) -> Vec<Part> {

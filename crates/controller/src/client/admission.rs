@@ -41,7 +41,7 @@ impl From<&Memory> for proto::Resume {
         let counts = |exchanges: &Vec<u32>| proto::Counts { exchanges: exchanges.clone() };
         Self {
             generation: memory.job.generation().0.into(),
-            slots: memory.job.slots().into(),
+            in_flight: memory.job.in_flight().into(),
             elements: memory.job.elements().into(),
             completed: match memory.job {
                 WorkerJob::SwitchMl(_) => memory.completed.iter().map(counts).collect(),
@@ -66,7 +66,8 @@ pub(super) async fn join(
         job: config.job.clone(),
         rank: config.rank,
         world_size: config.world_size,
-        slots: config.slots.map(u32::from),
+        slots: config.slots.filter(|_| config.protocol == Protocol::SwitchMl).map(u32::from),
+        window: config.window.filter(|_| config.protocol == Protocol::Atp).map(u32::from),
         mtu_bytes: u32::try_from(mtu).unwrap_or(u32::MAX),
         rate_bps: super::path::rate_bps(connection.address),
         rtt_ns: u64::try_from(connection.rtt.as_nanos()).unwrap_or(u64::MAX),
@@ -183,7 +184,7 @@ impl TryFrom<proto::Admission> for Admitted {
             id: JobId(admission.job_id),
             generation: Generation(narrow(admission.generation, "generation")?),
             workers: narrow(admission.world_size, "world_size")?,
-            slots: narrow(admission.slots, "slots")?,
+            slots: narrow(admission.in_flight, "in_flight")?,
             elements: narrow(admission.elements, "elements")?,
             wire_dtype: wire_dtype(admission.wire_dtype)?,
             shard: ShardId(0),
@@ -212,7 +213,7 @@ fn atp_admission(admission: &proto::Admission, atp: &proto::AtpAdmission) -> Res
     let config = atp_job(
         (JobId(admission.job_id), Generation(narrow(admission.generation, "generation")?)),
         narrow(admission.world_size, "world_size")?,
-        (narrow(admission.slots, "slots")?, narrow(admission.elements, "elements")?),
+        (narrow(admission.in_flight, "in_flight")?, narrow(admission.elements, "elements")?),
         atp.aggregators,
         match proto::atp_admission::Hashing::try_from(atp.hashing).map_err(|_| Malformed("hashing"))? {
             proto::atp_admission::Hashing::Hash => Hashing::Hash,

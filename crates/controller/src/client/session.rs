@@ -35,8 +35,10 @@ pub struct SessionConfig {
     pub rank: u32,
     /// Ranks of the job.
     pub world_size: u32,
-    /// Slots a shard; computed from the path where it is `None`.
+    /// SwitchML: slots a shard; computed from the path where it is `None`.
     pub slots: Option<u16>,
+    /// ATP: fragments that may be in flight; computed from the path where it is `None`.
+    pub window: Option<u16>,
     /// How the job's gradients are summed; the same on every rank.
     pub protocol: Protocol,
     /// How the elements of float tensors travel; the same on every rank.
@@ -67,6 +69,7 @@ impl SessionConfig {
             rank,
             world_size,
             slots: None,
+            window: None,
             protocol: Protocol::SwitchMl,
             wire_dtype: WireDtype::Int32,
             congestion_control: true,
@@ -214,7 +217,7 @@ impl Session {
             job = config.job,
             rank = rank.0,
             protocol = config.protocol.name(),
-            slots = admitted.job.slots(),
+            in_flight = admitted.job.in_flight(),
             elements = admitted.job.elements(),
             wire_dtype = config.wire_dtype.name(),
             "joined"
@@ -300,7 +303,7 @@ impl Session {
         &self.connection.switch
     }
 
-    /// The job as it was admitted: slots, chunk elements, generation. `None` after [`Self::close`].
+    /// The job as it was admitted: packets in flight, their elements, generation. `None` after [`Self::close`].
     #[must_use]
     pub fn job(&self) -> Option<WorkerJob> {
         self.shared.as_ref().map(|shared| shared.job())

@@ -82,15 +82,15 @@ pub enum JobStatusState {
         job: JobId,
         /// Its generation.
         generation: Generation,
-        /// Slots a shard.
-        slots: u16,
+        /// Packets of a rank that may be in flight in a shard: slots, or ATP's window.
+        in_flight: u16,
         /// Elements of a chunk; twice as many where they travel as bfloat16.
         elements: u16,
         /// How the elements of float tensors travel.
         wire_dtype: WireDtype,
-        /// Slots that gather contributions now, over all shards.
-        slots_in_use: u32,
-        /// Ranks that slots wait for, and how many slots.
+        /// Slots, or ATP's fragments, that gather contributions now, over all shards.
+        in_use: u32,
+        /// Ranks that they wait for, and how many of them.
         waiting_for: Vec<(WorkerId, u32)>,
         /// Exchanges completed.
         completed: u64,
@@ -177,14 +177,14 @@ impl TryFrom<proto::Job> for JobStatus {
             State::Running(running) => JobStatusState::Running {
                 job: JobId(running.job_id),
                 generation: Generation(narrow(running.generation, "generation")?),
-                slots: narrow(running.slots, "slots")?,
+                in_flight: narrow(running.in_flight, "in_flight")?,
                 elements: narrow(running.elements, "elements")?,
                 wire_dtype: wire_dtype(running.wire_dtype)?,
-                slots_in_use: running.slots_in_use,
+                in_use: running.in_use,
                 waiting_for: (0..64)
                     .map(WorkerId)
                     .zip(running.waiting_for)
-                    .filter(|(_, slots)| *slots > 0)
+                    .filter(|(_, waiting)| *waiting > 0)
                     .collect(),
                 completed: running.completed,
                 retransmitted: running.retransmitted,

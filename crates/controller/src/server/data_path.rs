@@ -70,7 +70,7 @@ impl Admitted for ServerJob {
         let config = atp_job(
             (admission.job, admission.generation),
             admission.world_size,
-            (admission.slots, admission.elements),
+            (admission.in_flight, admission.elements),
             hierarchy.aggregators,
             Hashing::Hash,
         );

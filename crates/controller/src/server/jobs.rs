@@ -34,20 +34,20 @@ pub(super) enum NotAdmitted {
 }
 
 /// A rank's place in a gathering. Dropping it withdraws the rank, if it still waits.
-pub(super) struct Place<'a> {
+pub(super) struct Seat<'a> {
     jobs: &'a Jobs,
     ticket: Ticket,
     outcome: oneshot::Receiver<Outcome>,
 }
 
-impl Place<'_> {
+impl Seat<'_> {
     /// Waits until every rank is here, or the gathering is given up.
     pub async fn outcome(&mut self) -> Outcome {
         (&mut self.outcome).await.unwrap_or(Err(NotAdmitted::Refused(Refusal::SwitchStopping)))
     }
 }
 
-impl Drop for Place<'_> {
+impl Drop for Seat<'_> {
     fn drop(&mut self) {
         let mut state = self.jobs.lock();
         if state.waiting.remove(&self.ticket).is_some() {
@@ -58,7 +58,7 @@ impl Drop for Place<'_> {
 
 /// Whether a rank waits or has its answer.
 pub(super) enum Joined<'a> {
-    Waiting(Place<'a>),
+    Waiting(Seat<'a>),
     Done(Outcome),
 }
 
@@ -130,7 +130,7 @@ impl Jobs {
                 tracing::debug!(job, rank, world_size, "a rank waits");
                 let (sender, outcome) = oneshot::channel();
                 state.waiting.insert(ticket, sender);
-                Joined::Waiting(Place { jobs: self, ticket, outcome })
+                Joined::Waiting(Seat { jobs: self, ticket, outcome })
             }
             JoinDecision::Complete { ticket, tickets, outcome } => {
                 let reason = match outcome {
@@ -138,7 +138,7 @@ impl Jobs {
                         let (sender, outcome) = oneshot::channel();
                         state.waiting.insert(ticket, sender);
                         self.make_room(job, admission, tickets);
-                        return Joined::Waiting(Place { jobs: self, ticket, outcome });
+                        return Joined::Waiting(Seat { jobs: self, ticket, outcome });
                     }
                     Err(reason) => reason,
                 };
@@ -174,7 +174,7 @@ impl Jobs {
                         id = admission.job.0,
                         generation = admission.generation.0,
                         world_size = admission.world_size,
-                        slots = admission.slots,
+                        in_flight = admission.in_flight,
                         elements = admission.elements,
                         wire_dtype = admission.wire_dtype.name(),
                         "a job runs"
@@ -378,7 +378,7 @@ mod tests {
             job: job.into(),
             rank: 0,
             world_size: 1,
-            slots: Some(1),
+            in_flight: Some(1),
             mtu: 1500,
             rate_bps: None,
             rtt: Duration::ZERO,

@@ -97,10 +97,10 @@ struct RunningJob<'a> {
 
 impl<'a> RunningJob<'a> {
     fn of(jobs: &Jobs, figures: &Figures, job: &'a JobSnapshot) -> Option<Self> {
-        let JobState::Running { job: id, slots, left, .. } = job.state else { return None };
+        let JobState::Running { job: id, in_flight, left, .. } = job.state else { return None };
         Some(Self {
             name: &job.name,
-            slots: u64::from(slots) * jobs.driver.shards() as u64,
+            slots: u64::from(in_flight) * jobs.driver.shards() as u64,
             ranks: Ranks::all(job.world_size).without(left).iter().collect(),
             // It may have ended since.
             progress: figures.jobs.get(&id)?.clone(),

@@ -138,24 +138,29 @@ fn join_request(message: proto::JoinRequest) -> Result<JoinRequest, Malformed> {
     let resume = |resume: proto::Resume| {
         Ok(Resume {
             generation: Generation(narrow(resume.generation, "generation")?),
-            slots: narrow(resume.slots, "slots")?,
+            in_flight: narrow(resume.in_flight, "in_flight")?,
             elements: narrow(resume.elements, "elements")?,
             shards: u8::try_from(resume.completed.len()).map_err(|_| Malformed("completed"))?,
             completed: resume.completed.into_iter().map(|counts| counts.exchanges).collect(),
         })
     };
+    let protocol = protocol(message.protocol)?;
+    let asked = match protocol {
+        Protocol::SwitchMl => message.slots,
+        Protocol::Atp => message.window,
+    };
     Ok(JoinRequest {
         job: message.job,
         rank: message.rank,
         world_size: message.world_size,
-        slots: message.slots.map(|slots| narrow(slots, "slots")).transpose()?,
+        in_flight: asked.map(|asked| narrow(asked, "slots or window")).transpose()?,
         mtu: narrow(message.mtu_bytes, "mtu_bytes")?,
         rate_bps: message.rate_bps,
         rtt: Duration::from_nanos(message.rtt_ns),
         patience: Duration::from_millis(message.patience_ms),
         wire_version: narrow(message.wire_version, "wire_version")?,
         wire_dtype: wire_dtype(message.wire_dtype)?,
-        protocol: protocol(message.protocol)?,
+        protocol,
         hops: message.hops.iter().map(hop).collect::<Result<_, _>>()?,
         resume: message.resume.map(resume).transpose()?,
     })
@@ -176,7 +181,7 @@ fn admission_for(
         job_id: admission.job.0,
         generation: admission.generation.0.into(),
         world_size: admission.world_size.into(),
-        slots: admission.slots.into(),
+        in_flight: admission.in_flight.into(),
         elements: admission.elements.into(),
         shards: admission.shards.into(),
         resumed: admission.resumed,
@@ -207,15 +212,15 @@ fn describe(figures: &Figures, job: JobSnapshot) -> proto::Job {
     use proto::job::{Aborted, Gathering, Running, State};
     let state = match job.state {
         JobState::Gathering { present } => State::Gathering(Gathering { present: present.0 }),
-        JobState::Running { job: id, generation, slots, elements, wire_dtype, left } => {
+        JobState::Running { job: id, generation, in_flight, elements, wire_dtype, left } => {
             let progress = figures.jobs.get(&id).cloned().unwrap_or_default();
             State::Running(Running {
                 job_id: id.0,
                 generation: generation.0.into(),
-                slots: slots.into(),
+                in_flight: in_flight.into(),
                 elements: elements.into(),
                 left: left.0,
-                slots_in_use: progress.in_use,
+                in_use: progress.in_use,
                 waiting_for: progress.waiting_for.into_iter().take(job.world_size.into()).collect(),
                 completed: progress.completed,
                 retransmitted: progress.retransmitted,

@@ -280,7 +280,9 @@ fn the_status_shows_a_running_job() {
     let waited_for = loop {
         let status = switch_status(&address, HANG).expect("a status");
         let [job] = &status.jobs[..] else { panic!("{status:?}") };
-        let JobStatusState::Running { waiting_for, slots: 64, .. } = &job.state else { panic!("{job:?}") };
+        let JobStatusState::Running { waiting_for, in_flight: 64, .. } = &job.state else {
+            panic!("{job:?}")
+        };
         if !waiting_for.is_empty() {
             break waiting_for.clone();
         }

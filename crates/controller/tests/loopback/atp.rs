@@ -77,6 +77,16 @@ fn sums_are_exact(sessions: &[Session], seed: i32) {
 }
 
 #[test]
+fn a_window_is_asked_for_by_its_own_name() {
+    let server = server();
+    for (window, slots) in [(Some(40), None), (Some(41), Some(17))] {
+        let config = SessionConfig { protocol: Protocol::Atp, window, slots, ..config(&server, "own", 0, 1) };
+        let session = Session::connect(config).expect("admitted");
+        assert_eq!(session.job().map(|job| job.in_flight()), window, "slots are SwitchML's");
+    }
+}
+
+#[test]
 fn a_rank_decides_whether_its_own_window_shrinks() {
     let server = server();
     for congestion_control in [true, false] {

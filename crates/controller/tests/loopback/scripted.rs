@@ -40,7 +40,7 @@ fn admit(request: JoinRequest) -> Outcome {
     Outcome::Admission(Admission {
         job_id: 1,
         world_size: request.world_size,
-        slots: 1,
+        in_flight: 1,
         elements: 256,
         shards: 1,
         heartbeat_timeout_ms: 250,

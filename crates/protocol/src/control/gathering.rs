@@ -24,7 +24,7 @@ use crate::switchml::SLOTS_MAX;
 #[derive(Debug)]
 struct Waiting {
     ticket: Ticket,
-    slots: Option<u16>,
+    in_flight: Option<u16>,
     elements: u16,
     wire_dtype: WireDtype,
     rate_bps: u64,
@@ -48,7 +48,7 @@ pub(super) struct Gathering {
 #[derive(Debug)]
 pub(super) struct Plan {
     pub generation: Generation,
-    pub slots: u16,
+    pub in_flight: u16,
     pub elements: u16,
     pub wire_dtype: WireDtype,
     pub resumed: bool,
@@ -82,8 +82,8 @@ pub(super) fn check(request: &JoinRequest, served: Protocol, shards: u8) -> Resu
     if request.rank >= request.world_size {
         return Err(Refusal::RankOutOfRange { rank: request.rank, world_size: request.world_size });
     }
-    if let Some(asked) = request.slots.filter(|slots| *slots == 0 || *slots > SLOTS_MAX) {
-        return Err(Refusal::SlotsOutOfRange { asked });
+    if let Some(asked) = request.in_flight.filter(|asked| *asked == 0 || *asked > SLOTS_MAX) {
+        return Err(Refusal::InFlightOutOfRange { asked });
     }
     let need = |elements: usize| match served {
         Protocol::SwitchMl => chunk_packet_bytes(elements, request.wire_dtype) + IP_UDP_BYTES,
@@ -140,8 +140,8 @@ fn check_resume(rank: u32, resume: &Resume, served: Protocol, shards: u8) -> Res
     if resume.shards != shards {
         return Err(mismatch(ResumeField::Shards, resume.shards.into(), shards.into()));
     }
-    if resume.slots == 0 || resume.slots > SLOTS_MAX {
-        return Err(mismatch(ResumeField::Slots, resume.slots.into(), SLOTS_MAX.into()));
+    if resume.in_flight == 0 || resume.in_flight > SLOTS_MAX {
+        return Err(mismatch(ResumeField::InFlight, resume.in_flight.into(), SLOTS_MAX.into()));
     }
     let lengths = match served {
         Protocol::SwitchMl => &CHUNK_ELEMENTS[..],
@@ -153,8 +153,8 @@ fn check_resume(rank: u32, resume: &Resume, served: Protocol, shards: u8) -> Res
     if resume.completed.len() != usize::from(shards) {
         return Err(mismatch(ResumeField::Shards, saturate(resume.completed.len()), shards.into()));
     }
-    match resume.completed.iter().find(|counts| counts.len() != usize::from(resume.slots)) {
-        Some(counts) => Err(mismatch(ResumeField::Counts, saturate(counts.len()), resume.slots.into())),
+    match resume.completed.iter().find(|counts| counts.len() != usize::from(resume.in_flight)) {
+        Some(counts) => Err(mismatch(ResumeField::Counts, saturate(counts.len()), resume.in_flight.into())),
         None => Ok(()),
     }
 }
@@ -184,10 +184,10 @@ impl Gathering {
         if self.waiting.contains_key(&rank) {
             return Err(Refusal::DuplicateRank { rank: asked_by });
         }
-        if let (Some(asked), Some(job_has)) = (request.slots, self.slots_asked())
+        if let (Some(asked), Some(job_has)) = (request.in_flight, self.in_flight_asked())
             && asked != job_has
         {
-            return Err(Refusal::SlotsMismatch { rank: asked_by, asked, job_has });
+            return Err(Refusal::InFlightMismatch { rank: asked_by, asked, job_has });
         }
         if let Some((other_rank, other)) = self.waiting.iter().next() {
             if request.wire_dtype != other.wire_dtype {
@@ -206,7 +206,7 @@ impl Gathering {
             rank,
             Waiting {
                 ticket,
-                slots: request.slots,
+                in_flight: request.in_flight,
                 elements,
                 wire_dtype: request.wire_dtype,
                 rate_bps: request.rate_bps.filter(|rate| *rate > 0).unwrap_or(RATE_DEFAULT_BPS),
@@ -246,8 +246,8 @@ impl Gathering {
         self.waiting.values().map(|waiting| waiting.ticket).collect()
     }
 
-    fn slots_asked(&self) -> Option<u16> {
-        self.waiting.values().find_map(|waiting| waiting.slots)
+    fn in_flight_asked(&self) -> Option<u16> {
+        self.waiting.values().find_map(|waiting| waiting.in_flight)
     }
 
     /// What the job will be, once every rank is here.
@@ -266,7 +266,7 @@ impl Gathering {
             return Ok(Plan {
                 // May wrap: the job id is new as well, so that no packet of the old generation passes.
                 generation: Generation(first.generation.0.wrapping_add(1)),
-                slots: first.slots,
+                in_flight: first.in_flight,
                 elements: first.elements,
                 wire_dtype,
                 resumed: true,
@@ -288,13 +288,13 @@ impl Gathering {
             shards,
             receive_buffer_bytes,
         };
-        let mut slots = self.slots_asked().unwrap_or_else(|| pool_slots(&path));
+        let mut in_flight = self.in_flight_asked().unwrap_or_else(|| pool_slots(&path));
         if atp {
             // The server holds a window's sums.
-            slots = slots.min((WINDOW_ELEMENTS_MAX / usize::from(elements.max(1))) as u16);
+            in_flight = in_flight.min((WINDOW_ELEMENTS_MAX / usize::from(elements.max(1))) as u16);
         }
         let (generation, restore) = (Generation(0), Vec::new());
-        Ok(Plan { generation, slots, elements, wire_dtype, resumed: false, hierarchy, restore })
+        Ok(Plan { generation, in_flight, elements, wire_dtype, resumed: false, hierarchy, restore })
     }
 }
 
@@ -304,7 +304,7 @@ fn agree_on_resume(rank: u32, asked: Option<&Resume>, other: Option<&Resume>) ->
         [
             (ResumeField::Resumed, u32::from(resume.is_some())),
             (ResumeField::Generation, resume.map_or(0, |resume| resume.generation.0.into())),
-            (ResumeField::Slots, resume.map_or(0, |resume| resume.slots.into())),
+            (ResumeField::InFlight, resume.map_or(0, |resume| resume.in_flight.into())),
             (ResumeField::Elements, resume.map_or(0, |resume| resume.elements.into())),
         ]
     };

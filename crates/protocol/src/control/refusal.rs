@@ -60,18 +60,18 @@ pub enum Refusal {
         /// Ranks of the running job.
         world_size: u32,
     },
-    /// A pool size that no job may have.
-    SlotsOutOfRange {
-        /// Slots a shard that were asked for.
+    /// No rank may have so many packets in flight.
+    InFlightOutOfRange {
+        /// How many were asked for in a shard: slots, or ATP's window.
         asked: u16,
     },
-    /// Ranks ask for different pool sizes.
-    SlotsMismatch {
+    /// Ranks ask for different numbers of packets in flight.
+    InFlightMismatch {
         /// The rank that is refused.
         rank: u32,
-        /// Slots a shard that it asked for.
+        /// How many it asked for in a shard: slots, or ATP's window.
         asked: u16,
-        /// Slots a shard that a waiting rank asked for.
+        /// How many a waiting rank asked for.
         job_has: u16,
     },
     /// Ranks ask for different wire dtypes. No sum can come of it, so the ranks that wait are refused as well.
@@ -171,8 +171,8 @@ pub enum ResumeField {
     Resumed,
     /// The generation that was running.
     Generation,
-    /// Slots a shard.
-    Slots,
+    /// Packets of a rank that may be in flight in a shard: slots, or ATP's window.
+    InFlight,
     /// Elements of a chunk.
     Elements,
     /// Shards of the switch.
@@ -188,7 +188,7 @@ impl ResumeField {
         match self {
             Self::Resumed => "resumed",
             Self::Generation => "generation",
-            Self::Slots => "slots",
+            Self::InFlight => "packets in flight",
             Self::Elements => "elements",
             Self::Shards => "shards",
             Self::Counts => "counts",
@@ -209,8 +209,8 @@ impl Refusal {
             Self::WorldSizeMismatch { .. } => "world_size_mismatch",
             Self::DuplicateRank { .. } => "duplicate_rank",
             Self::JobRunning { .. } => "job_running",
-            Self::SlotsOutOfRange { .. } => "slots_out_of_range",
-            Self::SlotsMismatch { .. } => "slots_mismatch",
+            Self::InFlightOutOfRange { .. } => "in_flight_out_of_range",
+            Self::InFlightMismatch { .. } => "in_flight_mismatch",
             Self::WireDtypeMismatch { .. } => "wire_dtype_mismatch",
             Self::MtuTooSmall { .. } => "mtu_too_small",
             Self::PoolExhausted { .. } => "pool_exhausted",
@@ -264,12 +264,13 @@ impl core::fmt::Display for Refusal {
                 "rank {rank} comes too late: the job runs with its {world_size} ranks; use another job name, or wait until \
                  it ends (see fanin status)"
             ),
-            Self::SlotsOutOfRange { asked } => {
-                write!(f, "a pool of {asked} slots; ask for 1 to {SLOTS_MAX}, or leave it to fanin")
+            Self::InFlightOutOfRange { asked } => {
+                write!(f, "{asked} packets in flight (slots, or ATP's window); ask for 1 to {SLOTS_MAX}, or leave it to fanin")
             }
-            Self::SlotsMismatch { rank, asked, job_has } => write!(
+            Self::InFlightMismatch { rank, asked, job_has } => write!(
                 f,
-                "rank {rank} asks for {asked} slots, another rank for {job_has}; set the same for all, or for none"
+                "rank {rank} asks for {asked} packets in flight (slots, or ATP's window), another rank for {job_has}; set the same for \
+                 all, or for none"
             ),
             Self::WireDtypeMismatch { rank, asked, other_rank, job_has } => write!(
                 f,

@@ -163,8 +163,8 @@ pub enum JobState {
         job: JobId,
         /// Its generation.
         generation: Generation,
-        /// Slots a shard.
-        slots: u16,
+        /// Packets of a rank that may be in flight in a shard: slots, or ATP's window.
+        in_flight: u16,
         /// Elements of a chunk; twice as many where they travel as bfloat16.
         elements: u16,
         /// How the elements of float tensors travel.
@@ -186,7 +186,7 @@ struct Job {
     name: String,
     generation: Generation,
     world_size: u8,
-    slots: u16,
+    in_flight: u16,
     elements: u16,
     wire_dtype: WireDtype,
     /// What it takes of a shard's pool.
@@ -220,7 +220,7 @@ impl Job {
         let is_it = unheard.contains(rank)
             && request.world_size == u32::from(admission.world_size)
             && resume.generation.0.wrapping_add(1) == admission.generation.0
-            && (resume.slots, resume.elements) == (admission.slots, admission.elements)
+            && (resume.in_flight, resume.elements) == (admission.in_flight, admission.elements)
             && admission.hierarchy.as_ref().map_or(0, switches) == request.hops.len();
         let Life::Running { heartbeats } = &mut self.life else { return None };
         if !is_it {
@@ -353,7 +353,7 @@ impl Registry {
             // Its server sums originals one by one.
             Protocol::Atp => 0,
         };
-        let asked = pool_units(plan.slots, plan.elements, plan.wire_dtype, gathering);
+        let asked = pool_units(plan.in_flight, plan.elements, plan.wire_dtype, gathering);
         if asked > self.free {
             return Err(Refusal::PoolExhausted { asked, free: self.free });
         }
@@ -363,7 +363,7 @@ impl Registry {
             job: id,
             generation: plan.generation,
             world_size,
-            slots: plan.slots,
+            in_flight: plan.in_flight,
             elements: plan.elements,
             wire_dtype: plan.wire_dtype,
             shards: self.config.shards,
@@ -377,7 +377,7 @@ impl Registry {
                 name: name.into(),
                 generation: plan.generation,
                 world_size,
-                slots: plan.slots,
+                in_flight: plan.in_flight,
                 elements: plan.elements,
                 wire_dtype: plan.wire_dtype,
                 pool_units: asked,
@@ -563,7 +563,7 @@ impl Registry {
                 Life::Running { .. } => JobState::Running {
                     job: *id,
                     generation: job.generation,
-                    slots: job.slots,
+                    in_flight: job.in_flight,
                     elements: job.elements,
                     wire_dtype: job.wire_dtype,
                     left: job.left,

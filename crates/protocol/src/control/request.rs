@@ -75,8 +75,8 @@ pub struct JoinRequest {
     pub rank: u32,
     /// Ranks of the job, as the asking rank believes.
     pub world_size: u32,
-    /// Slots a shard, where the user overrides the computed pool size; with ATP, fragments in flight.
-    pub slots: Option<u16>,
+    /// Packets of a rank that may be in flight in a shard (slots, or ATP's window), where the user overrides what is computed.
+    pub in_flight: Option<u16>,
     /// MTU of the rank's path to the switch in bytes.
     pub mtu: usize,
     /// Rate of the rank's interface, where it is known.
@@ -102,8 +102,8 @@ pub struct JoinRequest {
 pub struct Resume {
     /// The generation that was running.
     pub generation: Generation,
-    /// Slots a shard.
-    pub slots: u16,
+    /// Packets of a rank that may be in flight in a shard: slots, or ATP's window.
+    pub in_flight: u16,
     /// Elements of a chunk.
     pub elements: u16,
     /// Shards of the switch.
@@ -125,8 +125,8 @@ pub struct Admission {
     pub generation: Generation,
     /// Ranks of the job.
     pub world_size: u8,
-    /// Slots a shard; with ATP, the fragments of the job that may be in flight.
-    pub slots: u16,
+    /// Packets of a rank that may be in flight in a shard: slots, or ATP's window.
+    pub in_flight: u16,
     /// Elements of a chunk (twice as many where they travel as bfloat16) or, with ATP, of a fragment.
     pub elements: u16,
     /// How the elements of float tensors travel.
@@ -155,7 +155,7 @@ impl Admission {
             id: self.job,
             generation: self.generation,
             workers: self.world_size,
-            slots: self.slots,
+            slots: self.in_flight,
             elements: self.elements,
             wire_dtype: self.wire_dtype,
             shard: ShardId(0),

@@ -40,7 +40,7 @@ struct Entry<T> {
 }
 
 /// A chunk and the tensor that it belongs to.
-pub(crate) struct Place<'a, T> {
+pub(crate) struct Chunk<'a, T> {
     stream: &'a mut Stream<T>,
     entry: usize,
     chunk: u64,
@@ -112,12 +112,12 @@ impl<T: Tensor> Stream<T> {
     }
 
     /// The unfinished tensor that has this chunk.
-    pub(crate) fn locate(&mut self, chunk: u64) -> Option<Place<'_, T>> {
+    pub(crate) fn locate(&mut self, chunk: u64) -> Option<Chunk<'_, T>> {
         if chunk >= self.end {
             return None;
         }
         let entry = self.entries.partition_point(|entry| entry.first_chunk <= chunk).checked_sub(1)?;
-        self.entries[entry].tensor.is_some().then_some(Place { stream: self, entry, chunk })
+        self.entries[entry].tensor.is_some().then_some(Chunk { stream: self, entry, chunk })
     }
 
     /// The exponent of a chunk's block; unknown if the chunk is not there yet, and none where it is not scaled.
@@ -137,7 +137,7 @@ impl<T: Tensor> Stream<T> {
     }
 }
 
-impl<T: Tensor> Place<'_, T> {
+impl<T: Tensor> Chunk<'_, T> {
     pub(crate) fn collective(&self) -> Collective {
         self.stream.entries[self.entry].collective
     }
@@ -162,7 +162,7 @@ impl<T: Tensor> Place<'_, T> {
 
     pub(crate) fn elements(&mut self) -> Elements<'_> {
         let entry = &mut self.stream.entries[self.entry];
-        entry.tensor.as_mut().expect("a place is in an unfinished tensor").elements()
+        entry.tensor.as_mut().expect("a chunk is of an unfinished tensor").elements()
     }
 
     /// Notes that a packet of the tensor goes out. The first counts; a minimum is no branch, and every packet comes by.

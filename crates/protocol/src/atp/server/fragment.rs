@@ -7,7 +7,7 @@ use alloc::vec::Vec;
 use fanin_wire::{Collective, Dtype, GradientHeader, Op};
 
 use super::exact_sum::ExactSum;
-use super::hierarchy::{Coverage, Workers};
+use super::tree::{Coverage, Workers};
 use crate::atp::AtpJobConfig;
 use crate::machine::{Instant, Reason};
 
@@ -26,7 +26,7 @@ pub(super) type ExactSums = Box<[ExactSum]>;
 
 /// The fragment that a place gathers.
 #[derive(Debug)]
-pub(super) struct Gathering {
+pub(super) struct Unfinished {
     pub(super) sequence: u64,
     pub(super) subject: Option<Subject>,
     pub(super) contributed: Workers,
@@ -59,7 +59,7 @@ pub(super) struct Finished {
     pub(super) next_exponent: i16,
 }
 
-impl Gathering {
+impl Unfinished {
     pub(super) fn new(sequence: u64) -> Self {
         Self {
             sequence,

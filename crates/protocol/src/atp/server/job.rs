@@ -9,8 +9,8 @@ use fanin_wire::{
     ShardId, WORKERS_MAX, WorkerId, fragment_packet_bytes,
 };
 
-use super::fragment::{ExactSums, Finished, Gathering, Subject};
-use super::hierarchy::{Coverage, Hierarchy};
+use super::fragment::{ExactSums, Finished, Subject, Unfinished};
+use super::tree::{Coverage, Tree};
 use super::{AtpServerProgress, ServerJob};
 use crate::atp::children::Children;
 use crate::atp::{AtpConfigError, AtpJobConfig, Hashing, Scaling};
@@ -37,7 +37,7 @@ enum To {
 
 #[derive(Debug)]
 struct Place {
-    gathering: Gathering,
+    gathering: Unfinished,
     finished: Option<Finished>,
     /// Whether it is certain which fragment is next: not so after a restart, until one is finished here.
     anchored: bool,
@@ -65,7 +65,7 @@ enum Abortion {
 #[derive(Debug)]
 pub(super) struct Job<A> {
     config: AtpJobConfig,
-    hierarchy: Hierarchy,
+    tree: Tree,
     places: Vec<Place>,
     /// Sums of what is gathered, `elements` for each place.
     sums: Vec<i64>,
@@ -93,10 +93,10 @@ impl<A: Copy + PartialEq> Job<A> {
         if job.workers.len() != workers {
             return Err(AtpConfigError::Directions(job.workers.len()));
         }
-        let hierarchy = Hierarchy::new(&job.workers, job.level)?;
+        let tree = Tree::new(&job.workers, job.level)?;
         let (window, elements) = (usize::from(config.window_max), usize::from(config.elements));
         let place = |sequence| Place {
-            gathering: Gathering::new(sequence),
+            gathering: Unfinished::new(sequence),
             finished: None,
             anchored: !job.restored,
             parameters_to: To::Nobody,
@@ -105,7 +105,7 @@ impl<A: Copy + PartialEq> Job<A> {
         };
         Ok(Self {
             config,
-            hierarchy,
+            tree,
             places: (0..u64::from(config.window_max)).map(place).collect(),
             sums: vec![0; window * elements],
             spare: Vec::new(),
@@ -134,7 +134,7 @@ impl<A: Copy + PartialEq> Job<A> {
         if header.flags.is_ack {
             return Err(Reason::Unexpected);
         }
-        let sender = self.hierarchy.coverage(&header.directions).ok_or(Reason::OutOfRange)?;
+        let sender = self.tree.coverage(&header.directions).ok_or(Reason::OutOfRange)?;
         if payload.len() != self.config.payload_bytes() {
             return Err(Reason::ChunkLength);
         }
@@ -207,7 +207,7 @@ impl<A: Copy + PartialEq> Job<A> {
         // Congestion and collisions are news even when the values are not (Figure 7, box 7).
         gathering.ecn |= header.flags.ecn;
         gathering.collision |= header.flags.collision;
-        let workers = self.hierarchy.workers() as u32;
+        let workers = self.tree.workers() as u32;
         if let Err(reason) = added {
             // A worker that sends scaled values again has not heard that the original ones are wanted; and whatever is sent again to
             // a server that forgot, somebody may not have heard that he has the parameters.
@@ -383,7 +383,7 @@ impl<A: Copy + PartialEq> Job<A> {
     /// Asks all workers for what they have of a fragment: parameters, or original values. Not if it did a moment ago.
     fn request(&mut self, now: Instant, at: usize, header: &GradientHeader) -> bool {
         let place = &mut self.places[at];
-        let Gathering { sequence, requested, .. } = &mut place.gathering;
+        let Unfinished { sequence, requested, .. } = &mut place.gathering;
         let requested = if header.sequence == *sequence { requested } else { &mut place.requested_before };
         if requested.is_some_and(|asked| now.since(asked) < REQUEST_INTERVAL) {
             return false;
@@ -404,7 +404,7 @@ impl<A: Copy + PartialEq> Job<A> {
 
     /// Two workers do not reduce the same.
     fn disagree(&mut self, first: Subject, second: Subject) {
-        let ranks = (self.hierarchy.rank(first.first.into()), self.hierarchy.rank(second.first.into()));
+        let ranks = (self.tree.rank(first.first.into()), self.tree.rank(second.first.into()));
         let named = |rank: u16| match u8::try_from(rank) {
             Ok(rank) if u32::from(rank) < WORKERS_MAX => WorkerId(rank),
             _ => WorkerId::ALL,
@@ -446,21 +446,21 @@ impl<A: Copy + PartialEq> Job<A> {
         workers: &[Directions],
         level: u8,
     ) -> Result<u64, AtpConfigError> {
-        if workers.len() != self.hierarchy.workers() {
+        if workers.len() != self.tree.workers() {
             return Err(AtpConfigError::Directions(workers.len()));
         }
-        let after = Hierarchy::new(workers, level)?;
+        let after = Tree::new(workers, level)?;
         let mut positions = vec![0; workers.len()];
         for position in 0..workers.len() {
             positions[usize::from(after.rank(position))] = position;
         }
         for place in &mut self.places {
-            let renamed = |position| positions[usize::from(self.hierarchy.rank(position))];
+            let renamed = |position| positions[usize::from(self.tree.rank(position))];
             place.gathering.rename(renamed, workers.len());
             place.parameters_to = To::Nobody;
             place.request = None;
         }
-        self.hierarchy = after;
+        self.tree = after;
         self.config.generation = generation;
         self.outgoing.clear();
         self.children.forget();
@@ -473,7 +473,7 @@ impl<A: Copy + PartialEq> Job<A> {
 
     pub(super) fn job_progress(&self) -> JobProgress {
         let mut progress = JobProgress {
-            waiting_for: vec![0; self.hierarchy.workers()],
+            waiting_for: vec![0; self.tree.workers()],
             completed: self.progress.completed,
             retransmitted: self.progress.duplicates,
             aggregations: self.progress.aggregations,
@@ -482,8 +482,8 @@ impl<A: Copy + PartialEq> Job<A> {
         };
         for gathering in self.places.iter().map(|place| &place.gathering).filter(|found| found.count > 0) {
             progress.in_use += 1;
-            for position in 0..self.hierarchy.workers() {
-                let rank = usize::from(self.hierarchy.rank(position));
+            for position in 0..self.tree.workers() {
+                let rank = usize::from(self.tree.rank(position));
                 progress.waiting_for[rank] += u32::from(!gathering.contributed.contains(position));
             }
         }

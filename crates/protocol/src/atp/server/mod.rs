@@ -2,8 +2,8 @@
 
 mod exact_sum;
 mod fragment;
-mod hierarchy;
 mod job;
+mod tree;
 
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;

@@ -30,7 +30,7 @@ fn ask(job: &str, rank: u32, world_size: u32) -> JoinRequest {
         job: job.into(),
         rank,
         world_size,
-        slots: Some(64),
+        in_flight: Some(64),
         mtu: 1500,
         rate_bps: None,
         rtt: Duration::from_micros(50),
@@ -47,7 +47,7 @@ fn resuming(rank: u32, world_size: u32, completed: &[u32]) -> JoinRequest {
     let slots = completed.len() as u16;
     let resume = Resume {
         generation: Generation(4),
-        slots,
+        in_flight: slots,
         elements: 352,
         shards: 1,
         completed: vec![completed.to_vec()],
@@ -101,19 +101,21 @@ fn ranks_behind_two_switches_are_told_their_directions() {
 #[test]
 fn a_server_that_restarted_resumes_without_counts() {
     let mut registry = server();
-    let resume = Resume { generation: Generation(4), slots: 64, elements: 64, shards: 0, completed: vec![] };
+    let resume =
+        Resume { generation: Generation(4), in_flight: 64, elements: 64, shards: 0, completed: vec![] };
     let again = |rank| JoinRequest { resume: Some(resume.clone()), ..through(7, rank, 2) };
     registry.join(at(0), again(0));
     let decision = registry.join(at(0), again(1));
     let JoinDecision::Complete { outcome: Ok(admission), .. } = decision else { panic!("{decision:?}") };
-    let Admission { generation, elements, slots, resumed, .. } = admission;
-    assert_eq!((generation, elements, slots, resumed), (Generation(5), 64, 64, true));
+    let Admission { generation, elements, in_flight, resumed, .. } = admission;
+    assert_eq!((generation, elements, in_flight, resumed), (Generation(5), 64, 64, true));
 }
 
 #[test]
 fn a_rank_that_did_not_hear_that_its_job_goes_on_is_told_again_until_it_is_heard() {
     let mut registry = server();
-    let resume = Resume { generation: Generation(4), slots: 64, elements: 64, shards: 0, completed: vec![] };
+    let resume =
+        Resume { generation: Generation(4), in_flight: 64, elements: 64, shards: 0, completed: vec![] };
     // A switch that started again since is another instance at the same place.
     let again = |instance, rank| JoinRequest { resume: Some(resume.clone()), ..through(instance, rank, 2) };
     registry.join(at(0), again(7, 0));
@@ -170,7 +172,7 @@ fn ranks_wait_until_the_last_one_comes_and_all_get_the_same_admission() {
         job: JobId(41),
         generation: Generation(0),
         world_size: 3,
-        slots: 64,
+        in_flight: 64,
         elements: 352,
         wire_dtype: WireDtype::Int32,
         shards: 1,
@@ -187,16 +189,16 @@ fn ranks_wait_until_the_last_one_comes_and_all_get_the_same_admission() {
 #[test]
 fn one_request_for_slots_holds_for_all() {
     let mut registry = registry();
-    registry.join(at(0), JoinRequest { slots: None, ..ask("a", 0, 2) });
-    let decision = registry.join(at(0), JoinRequest { slots: Some(100), ..ask("a", 1, 2) });
-    assert!(matches!(decision, JoinDecision::Complete { outcome: Ok(Admission { slots: 100, .. }), .. }));
+    registry.join(at(0), JoinRequest { in_flight: None, ..ask("a", 0, 2) });
+    let decision = registry.join(at(0), JoinRequest { in_flight: Some(100), ..ask("a", 1, 2) });
+    assert!(matches!(decision, JoinDecision::Complete { outcome: Ok(Admission { in_flight: 100, .. }), .. }));
 }
 
 #[test]
 fn without_a_request_the_slowest_rank_and_the_furthest_decide() {
     let mut registry = registry();
     let free = |rate_bps, rtt_us, rank| JoinRequest {
-        slots: None,
+        in_flight: None,
         rate_bps,
         rtt: Duration::from_micros(rtt_us),
         ..ask("a", rank, 2)
@@ -204,7 +206,7 @@ fn without_a_request_the_slowest_rank_and_the_furthest_decide() {
     registry.join(at(0), free(None, 0, 0));
     let decision = registry.join(at(0), free(Some(5_000_000_000), 600, 1));
     // 5 Gbit/s over 800 µs are 500000 bytes, 348 packets of 1440.
-    assert!(matches!(decision, JoinDecision::Complete { outcome: Ok(Admission { slots: 512, .. }), .. }));
+    assert!(matches!(decision, JoinDecision::Complete { outcome: Ok(Admission { in_flight: 512, .. }), .. }));
 }
 
 #[test]
@@ -222,10 +224,10 @@ fn each_refusal_has_its_cause() {
     assert_eq!(refused(ask("b", 0, 0)), Refusal::RankOutOfRange { rank: 0, world_size: 0 });
     assert_eq!(refused(ask("a", 1, 3)), Refusal::WorldSizeMismatch { rank: 1, asked: 3, job_has: 2 });
     assert_eq!(refused(ask("a", 0, 2)), Refusal::DuplicateRank { rank: 0 });
-    let slots = |slots, rank| JoinRequest { slots: Some(slots), ..ask("a", rank, 2) };
-    assert_eq!(refused(slots(0, 1)), Refusal::SlotsOutOfRange { asked: 0 });
-    assert_eq!(refused(slots(16385, 1)), Refusal::SlotsOutOfRange { asked: 16385 });
-    assert_eq!(refused(slots(65, 1)), Refusal::SlotsMismatch { rank: 1, asked: 65, job_has: 64 });
+    let slots = |slots, rank| JoinRequest { in_flight: Some(slots), ..ask("a", rank, 2) };
+    assert_eq!(refused(slots(0, 1)), Refusal::InFlightOutOfRange { asked: 0 });
+    assert_eq!(refused(slots(16385, 1)), Refusal::InFlightOutOfRange { asked: 16385 });
+    assert_eq!(refused(slots(65, 1)), Refusal::InFlightMismatch { rank: 1, asked: 65, job_has: 64 });
     let mtu = JoinRequest { mtu: 1103, ..ask("b", 0, 1) };
     assert_eq!(refused(mtu.clone()), Refusal::MtuTooSmall { mtu: 1103, need: 1104 });
     let bfloat16 = JoinRequest { wire_dtype: WireDtype::Bfloat16, mtu: 1107, ..mtu };
@@ -243,9 +245,9 @@ fn each_refusal_has_its_cause() {
 fn a_job_beyond_the_pool_is_refused_for_all_its_ranks_with_asked_and_free() {
     let mut registry = registry();
     start(&mut registry, at(0), "a", 1);
-    registry.join(at(0), JoinRequest { slots: None, ..ask("b", 0, 2) });
+    registry.join(at(0), JoinRequest { in_flight: None, ..ask("b", 0, 2) });
     // 1000 slots of 352 elements for two ranks count as 3000 of 256; 192 of 2048 are taken.
-    let decision = registry.join(at(0), JoinRequest { slots: Some(1000), ..ask("b", 1, 2) });
+    let decision = registry.join(at(0), JoinRequest { in_flight: Some(1000), ..ask("b", 1, 2) });
     let reason = Refusal::PoolExhausted { asked: 3000, free: 1856 };
     let tickets = vec![Ticket(1), Ticket(2)];
     assert_eq!(decision, JoinDecision::Complete { ticket: Ticket(2), tickets, outcome: Err(reason) });
@@ -486,7 +488,7 @@ fn a_forgotten_job_resumes_in_the_next_generation_and_says_who_restores_what() {
     registry.join(at(0), resuming(1, 2, &[8, 8, 9]));
     let decision = registry.join(at(0), resuming(0, 2, &[8, 9, 8]));
     let JoinDecision::Complete { outcome: Ok(admission), .. } = decision else { panic!("{decision:?}") };
-    assert_eq!((admission.generation, admission.slots, admission.elements), (Generation(5), 3, 352));
+    assert_eq!((admission.generation, admission.in_flight, admission.elements), (Generation(5), 3, 352));
     assert!(admission.resumed);
     assert_eq!(admission.restore, vec![vec![vec![SlotIndex(1)]], vec![vec![SlotIndex(2)]]]);
 }
@@ -565,8 +567,8 @@ fn job_name(job: u8) -> &'static str {
 /// Slots that the running jobs hold, counted anew.
 fn held(registry: &Registry) -> u32 {
     let units = |view: JobView<'_>| match view.state {
-        JobState::Running { slots, elements, wire_dtype, .. } => {
-            pool_units(slots, elements, wire_dtype, view.world_size)
+        JobState::Running { in_flight, elements, wire_dtype, .. } => {
+            pool_units(in_flight, elements, wire_dtype, view.world_size)
         }
         _ => 0,
     };
@@ -586,7 +588,7 @@ proptest! {
             let mut answered: Vec<Ticket> = Vec::new();
             let request = match operation {
                 Operation::Join { job, rank, world_size, slots, wire_dtype } => {
-                    Some(JoinRequest { slots: Some(slots), wire_dtype, ..ask(job_name(job), rank, world_size) })
+                    Some(JoinRequest { in_flight: Some(slots), wire_dtype, ..ask(job_name(job), rank, world_size) })
                 }
                 Operation::Resume { job, rank, world_size, completed } => {
                     Some(JoinRequest { job: job_name(job).into(), ..resuming(rank, world_size, &completed) })

@@ -82,7 +82,7 @@ struct Switch {
 
 /// The tree of a job.
 #[derive(Clone, Debug)]
-pub(super) struct Hierarchy {
+pub(super) struct Tree {
     /// The root is the first.
     switches: Vec<Switch>,
     /// The level that packets have when they come to the server. From here up nobody aggregates.
@@ -91,7 +91,7 @@ pub(super) struct Hierarchy {
     ranks: Vec<u16>,
 }
 
-impl Hierarchy {
+impl Tree {
     /// The tree of workers with these directions, by rank.
     pub(super) fn new(directions: &[Directions], server_level: u8) -> Result<Self, AtpConfigError> {
         let server_level = usize::from(server_level);
