@@ -13,7 +13,7 @@ fn main() {
         let changed = git(&["status", "--porcelain", "--", "..", "../../Cargo.lock"]);
         if changed.is_some_and(|changed| !changed.is_empty()) { format!("{commit}-dirty") } else { commit }
     });
-    println!("cargo:rustc-env=FANIN_COMMIT={}", commit.as_deref().unwrap_or("unknown"));
+    println!("cargo:rustc-env=BUILD_COMMIT={}", commit.as_deref().unwrap_or("unknown"));
     println!("cargo:rerun-if-changed=..");
     if let Some(log) = git(&["rev-parse", "--git-path", "logs/HEAD"]) {
         println!("cargo:rerun-if-changed={log}");

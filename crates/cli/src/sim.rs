@@ -84,7 +84,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     })?;
     if let Some(path) = &arguments.json {
         let document = Document {
-            fanin: Program { version: env!("CARGO_PKG_VERSION"), commit: env!("FANIN_COMMIT") },
+            fanin: Program { version: env!("CARGO_PKG_VERSION"), commit: env!("BUILD_COMMIT") },
             scenario: toml::from_str(&text).context("the scenario as JSON")?,
             seed: arguments.seed,
             result: &report,
