@@ -3,7 +3,7 @@
 use std::sync::Once;
 
 /// All of them. The settings among them are Python's (`fanin._settings`); a test there holds this list to them.
-pub const VARIABLES: [&str; 10] = [
+pub const VARIABLES: [&str; 11] = [
     "FANIN_AS",
     "FANIN_CONGESTION_CONTROL",
     "FANIN_EXACT",
@@ -13,6 +13,7 @@ pub const VARIABLES: [&str; 10] = [
     "FANIN_SLOTS",
     "FANIN_SWITCH",
     "FANIN_TRACE",
+    "FANIN_WINDOW",
     "FANIN_WIRE_DTYPE",
 ];
 
