@@ -26,8 +26,10 @@ struct Running<M> {
     thread: JoinHandle<()>,
 }
 
+type Question<M> = Box<dyn FnOnce(&mut M, IoStatistics) + Send>;
+
 enum Command<M> {
-    Ask(Box<dyn FnOnce(&mut M, IoStatistics) + Send>),
+    Ask(Question<M>),
     Stop,
 }
 

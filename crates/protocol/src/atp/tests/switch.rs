@@ -352,7 +352,7 @@ fn what_passes_through_has_one_bounded_room_for_all_jobs_and_sums_need_none() {
     let full = Verdict::Drop(Reason::OutboxFull);
     let passes = |switch: &mut AtpSwitch<u16>, i: u64| {
         let packet = Packet { job: (i % 4) as u32, ..fragment(0, i, 1) };
-        if i % 2 == 0 { packet.resent().to(switch, 1) } else { packet.answer().to(switch, UP) }
+        if i.is_multiple_of(2) { packet.resent().to(switch, 1) } else { packet.answer().to(switch, UP) }
     };
     let taken = 8 + (0..100_000).take_while(|i| passes(&mut switch, *i) != full).count();
     assert_eq!(taken, (4 << 20) / fragment_packet_bytes(ELEMENTS));
