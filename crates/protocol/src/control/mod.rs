@@ -22,6 +22,7 @@ pub use pool_size::{
 pub use ranks::Ranks;
 pub use refusal::{Refusal, ResumeField};
 pub use registry::{
-    Command, ConfigError, HeartbeatReply, JobState, JobView, JoinDecision, Pool, Registry, RegistryConfig,
+    Attendance, Command, ConfigError, Detached, HeartbeatReply, JobState, JobView, JoinDecision, Pool,
+    Registry, RegistryConfig,
 };
 pub use request::{Admission, Hop, JOB_NAME_BYTES_MAX, JoinRequest, Protocol, Resume, Ticket};

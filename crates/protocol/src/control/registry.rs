@@ -29,8 +29,11 @@ pub struct RegistryConfig {
     pub receive_buffer_bytes: usize,
     /// Most jobs that gather or run at once.
     pub jobs_max: u32,
-    /// A rank that is silent for longer is expelled.
+    /// A rank that has no stream and is silent for longer is expelled.
     pub heartbeat_timeout: Duration,
+    /// A rank whose stream ended is expelled unless it opens another one within this: a connection may break under a process
+    /// that lives.
+    pub return_timeout: Duration,
     /// A gathering is given up when its ranks lose patience, and after this at the latest.
     pub join_timeout_max: Duration,
     /// How long the reason of an abort is kept for ranks that have not heard it.
@@ -46,6 +49,7 @@ impl Default for RegistryConfig {
             receive_buffer_bytes: 16 << 20,
             jobs_max: 256,
             heartbeat_timeout: Duration::from_secs(5),
+            return_timeout: Duration::from_millis(500),
             join_timeout_max: Duration::from_secs(3600),
             abort_memory: Duration::from_secs(60),
         }
@@ -89,6 +93,36 @@ pub enum JoinDecision {
         /// Why.
         reason: Refusal,
     },
+}
+
+/// A rank's stream to the switch, which is open as long as its process lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Attendance {
+    /// The job.
+    pub job: JobId,
+    /// The rank.
+    pub rank: WorkerId,
+    number: u64,
+}
+
+/// How a rank's stream came to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Detached {
+    /// Next to the rank: its process died, or its machine.
+    AtTheRank,
+    /// Between the switch next to the rank and this one; the rank itself may live.
+    OnTheWay,
+}
+
+/// What is known of a rank's life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Presence {
+    /// It asked something then, and has no stream.
+    Heard(Instant),
+    /// Its stream of this number is open: it lives, however silent it is.
+    Attends(u64),
+    /// Its stream ended then without a farewell.
+    Gone(Instant),
 }
 
 /// The answer to a heartbeat.
@@ -200,7 +234,7 @@ struct Job {
 
 #[derive(Debug)]
 enum Life {
-    Running { heartbeats: Vec<Instant> },
+    Running { presences: Vec<Presence> },
     Aborted { reason: AbortReason, since: Instant, heard: Ranks },
 }
 
@@ -222,23 +256,39 @@ impl Job {
             && resume.generation.0.wrapping_add(1) == admission.generation.0
             && (resume.in_flight, resume.elements) == (admission.in_flight, admission.elements)
             && admission.hierarchy.as_ref().map_or(0, switches) == request.hops.len();
-        let Life::Running { heartbeats } = &mut self.life else { return None };
+        let Life::Running { presences } = &mut self.life else { return None };
         if !is_it {
             return None;
         }
-        heartbeats[usize::from(rank.0)] = now;
+        presences[usize::from(rank.0)] = Presence::Heard(now);
         Some(admission.clone())
     }
 
-    /// The rank that has been silent the longest, if longer than `timeout`.
-    fn silent(&self, now: Instant, timeout: Duration) -> Option<WorkerId> {
-        let Life::Running { heartbeats } = &self.life else { return None };
-        (0..self.world_size)
-            .map(WorkerId)
-            .zip(heartbeats)
-            .filter(|(rank, last)| !self.left.contains(*rank) && now.since(**last) > timeout)
-            .min_by_key(|(_, last)| **last)
-            .map(|(rank, _)| rank)
+    /// The rank that is dead by now, the one first if there are several.
+    fn dead(&self, now: Instant, config: &RegistryConfig) -> Option<WorkerId> {
+        let overdue = |presence: &Presence| match *presence {
+            Presence::Attends(_) => None,
+            Presence::Heard(then) => (now.since(then) > config.heartbeat_timeout).then_some(then),
+            Presence::Gone(then) => (now.since(then) > config.return_timeout).then_some(then),
+        };
+        self.members()
+            .filter_map(|(rank, presence)| Some((overdue(presence)?, rank)))
+            .min_by_key(|(then, _)| *then)
+            .map(|(_, rank)| rank)
+    }
+
+    /// A rank whose stream ended without a farewell.
+    fn gone(&self) -> Option<WorkerId> {
+        self.members().find(|(_, presence)| matches!(presence, Presence::Gone(_))).map(|(rank, _)| rank)
+    }
+
+    /// The ranks of a running job that did not leave.
+    fn members(&self) -> impl Iterator<Item = (WorkerId, &Presence)> {
+        let presences = match &self.life {
+            Life::Running { presences } => presences.as_slice(),
+            Life::Aborted { .. } => &[],
+        };
+        (0..self.world_size).map(WorkerId).zip(presences).filter(|(rank, _)| !self.left.contains(*rank))
     }
 
     /// Whether the reason of its abort has no one left to tell.
@@ -257,7 +307,10 @@ pub struct Registry {
     jobs: BTreeMap<JobId, Job>,
     free: u32,
     next_ticket: u64,
+    next_attendance: u64,
     last_tick: Option<Instant>,
+    /// When it last found that it had not been scheduled for long.
+    awake_since: Option<Instant>,
     stopping: bool,
 }
 
@@ -273,6 +326,7 @@ impl Registry {
             ("pool_slots", config.pool_slots == 0),
             ("jobs_max", config.jobs_max == 0),
             ("heartbeat_timeout", config.heartbeat_timeout.is_zero()),
+            ("return_timeout", config.return_timeout.is_zero()),
             ("join_timeout_max", config.join_timeout_max.is_zero()),
         ];
         if let Some((field, _)) = must_not_be_zero.into_iter().find(|(_, zero)| *zero) {
@@ -285,9 +339,29 @@ impl Registry {
             jobs: BTreeMap::new(),
             free: config.pool_slots,
             next_ticket: 0,
+            next_attendance: 0,
             last_tick: None,
+            awake_since: None,
             stopping: false,
         })
+    }
+
+    /// Ends the job of a name under which a rank asks to join, if one of its ranks is gone, or this one left it for a job of
+    /// another size: it cannot go on, and who starts it anew is here. To be called before [`Self::join`].
+    pub fn make_way(&mut self, now: Instant, request: &JoinRequest) -> Vec<Command> {
+        if request.resume.is_some() {
+            return Vec::new();
+        }
+        let to_blame = |job: &Job| {
+            let left = || {
+                let resized = request.world_size != u32::from(job.world_size);
+                job.left.iter().find(|rank| resized && u32::from(rank.0) == request.rank)
+            };
+            job.gone().or_else(left)
+        };
+        let named = self.jobs.iter().filter(|(_, job)| job.is_running() && job.name == request.job);
+        let ended = named.filter_map(|(id, job)| Some((*id, to_blame(job)?))).collect();
+        self.expel(now, ended)
     }
 
     /// A rank asks to join a job. It waits until all have, or is refused.
@@ -303,12 +377,17 @@ impl Registry {
             return Err(Refusal::SwitchStopping);
         }
         let (rank, world_size) = check(&request, self.config.protocol, self.config.shards)?;
-        if let Some(running) = self.jobs.values_mut().find(|job| job.is_running() && job.name == request.job)
-        {
+        for running in self.jobs.values_mut().filter(|job| job.is_running() && job.name == request.job) {
             if let Some(admission) = running.admission_again(now, rank, &request) {
                 return Ok(JoinDecision::Again(admission));
             }
-            return Err(Refusal::JobRunning { rank: request.rank, world_size: running.world_size.into() });
+            // One that left begins anew, while the rest of its job ends: before the new one is complete, as it is as large.
+            if !(running.left.contains(rank) && running.world_size == world_size) {
+                return Err(Refusal::JobRunning {
+                    rank: request.rank,
+                    world_size: running.world_size.into(),
+                });
+            }
         }
         let name = request.job.clone();
         if !self.gatherings.contains_key(&name) {
@@ -384,7 +463,7 @@ impl Registry {
                 levels: admission.hierarchy.as_ref().map_or(0, |hierarchy| hierarchy.levels),
                 left: Ranks::default(),
                 untold: admission.resumed.then(|| (admission.clone(), admission.ranks())),
-                life: Life::Running { heartbeats: (0..world_size).map(|_| now).collect() },
+                life: Life::Running { presences: (0..world_size).map(|_| Presence::Heard(now)).collect() },
             },
         );
         Ok(admission)
@@ -426,8 +505,11 @@ impl Registry {
             return HeartbeatReply::Unknown;
         }
         match &mut job.life {
-            Life::Running { heartbeats } => {
-                heartbeats[usize::from(rank.0)] = now;
+            Life::Running { presences } => {
+                let presence = &mut presences[usize::from(rank.0)];
+                if !matches!(presence, Presence::Attends(_)) {
+                    *presence = Presence::Heard(now);
+                }
                 if let Some((_, unheard)) = &mut job.untold {
                     *unheard = unheard.without([rank].into_iter().collect());
                 }
@@ -438,6 +520,41 @@ impl Registry {
                 heard.insert(rank);
                 HeartbeatReply::Aborted(*reason)
             }
+        }
+    }
+
+    /// A rank opens the stream that stays as long as it lives, in place of one that it may have. Without a running job there
+    /// is nothing to attend.
+    pub fn attend(
+        &mut self,
+        now: Instant,
+        job: JobId,
+        rank: WorkerId,
+        generation: Generation,
+    ) -> (HeartbeatReply, Option<Attendance>) {
+        let reply = self.heartbeat(now, job, rank, generation);
+        let HeartbeatReply::Alive { .. } = reply else { return (reply, None) };
+        let number = self.next_attendance;
+        self.next_attendance += 1;
+        if let Some(Job { life: Life::Running { presences }, .. }) = self.jobs.get_mut(&job) {
+            presences[usize::from(rank.0)] = Presence::Attends(number);
+        }
+        (reply, Some(Attendance { job, rank, number }))
+    }
+
+    /// A rank's stream ended. No effect on one that has opened another since.
+    pub fn detached(&mut self, now: Instant, attendance: Attendance, cause: Detached) {
+        let slept = self.awake_since.is_some_and(|since| now.since(since) < self.config.heartbeat_timeout);
+        let Attendance { job, rank, number } = attendance;
+        if let Some(Job { life: Life::Running { presences }, .. }) = self.jobs.get_mut(&job)
+            && let Some(presence) =
+                presences.get_mut(usize::from(rank.0)).filter(|it| **it == Presence::Attends(number))
+        {
+            *presence = match cause {
+                Detached::AtTheRank if !slept => Presence::Gone(now),
+                // Who hears nothing of a switch for long opens another connection to it.
+                Detached::AtTheRank | Detached::OnTheWay => Presence::Heard(now),
+            };
         }
     }
 
@@ -483,17 +600,24 @@ impl Registry {
             !overdue
         });
         self.forgive_own_silence(now);
-        let silent = |(id, job): (&JobId, &Job)| Some((*id, job.silent(now, self.config.heartbeat_timeout)?));
-        let expelled: Vec<(JobId, WorkerId)> = self.jobs.iter().filter_map(silent).collect();
-        for (job, rank) in expelled {
-            let reason = AbortReason::Expelled(rank);
-            commands.push(Command::Abort { job, reason });
-            commands.extend(self.aborted(now, job, reason));
-        }
+        let dead = |(id, job): (&JobId, &Job)| Some((*id, job.dead(now, &self.config)?));
+        let dead: Vec<(JobId, WorkerId)> = self.jobs.iter().filter_map(dead).collect();
+        commands.extend(self.expel(now, dead));
         let memory = self.config.abort_memory;
         let spent: Vec<JobId> =
             self.jobs.iter().filter(|(_, job)| job.is_spent(now, memory)).map(|(id, _)| *id).collect();
         commands.extend(spent.into_iter().map(|job| self.remove(job)));
+        commands
+    }
+
+    /// Ends jobs that a rank's death ended.
+    fn expel(&mut self, now: Instant, dead: Vec<(JobId, WorkerId)>) -> Vec<Command> {
+        let mut commands = Vec::new();
+        for (job, rank) in dead {
+            let reason = AbortReason::Expelled(rank);
+            commands.push(Command::Abort { job, reason });
+            commands.extend(self.aborted(now, job, reason));
+        }
         commands
     }
 
@@ -502,9 +626,12 @@ impl Registry {
         let asleep = self.last_tick.is_some_and(|last| now.since(last) > self.config.heartbeat_timeout / 2);
         self.last_tick = Some(now);
         if asleep {
+            self.awake_since = Some(now);
             for job in self.jobs.values_mut() {
-                if let Life::Running { heartbeats } = &mut job.life {
-                    heartbeats.fill(now);
+                if let Life::Running { presences } = &mut job.life {
+                    for presence in presences.iter_mut().filter(|it| !matches!(it, Presence::Attends(_))) {
+                        *presence = Presence::Heard(now);
+                    }
                 }
             }
         }

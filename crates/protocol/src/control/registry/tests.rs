@@ -466,6 +466,143 @@ fn a_switch_that_was_not_scheduled_expels_nobody_for_it() {
     assert!(matches!(registry.tick(at(106))[..], [Command::Abort { .. }]));
 }
 
+const MILLISECOND: Duration = Duration::from_millis(1);
+
+/// Starts a job of two, of which both ranks attend.
+fn attended(registry: &mut Registry, name: &str) -> (Admission, [Attendance; 2]) {
+    let admission = start(registry, at(0), name, 2);
+    let mut attend = |rank| {
+        let (reply, attendance) = registry.attend(at(0), admission.job, WorkerId(rank), admission.generation);
+        assert_eq!(reply, HeartbeatReply::Alive { left: Ranks(0) });
+        attendance.expect("the job runs")
+    };
+    let attendances = [attend(0), attend(1)];
+    (admission, attendances)
+}
+
+#[test]
+fn a_rank_that_attends_may_be_silent_for_ever_and_is_dead_soon_after_its_stream_ended() {
+    let mut registry = registry();
+    let (Admission { job, .. }, [_, second]) = attended(&mut registry, "a");
+    let hour = 3600;
+    for second in 1..hour {
+        assert_eq!(registry.tick(at(second)), vec![]);
+    }
+    registry.detached(at(hour), second, Detached::AtTheRank);
+    assert_eq!(registry.tick(at(hour) + MILLISECOND * 500), vec![]);
+    let reason = AbortReason::Expelled(WorkerId(1));
+    assert_eq!(registry.tick(at(hour) + MILLISECOND * 501), vec![Command::Abort { job, reason }]);
+}
+
+#[test]
+fn a_rank_that_opens_another_stream_in_time_goes_on() {
+    let mut registry = registry();
+    let (Admission { job, generation, .. }, [_, old]) = attended(&mut registry, "a");
+    registry.tick(at(0));
+    registry.detached(at(1), old, Detached::AtTheRank);
+    let (_, new) = registry.attend(at(1) + MILLISECOND * 400, job, WorkerId(1), generation);
+    // The end of the old one is heard of once more, and late: nobody minds.
+    registry.detached(at(2), old, Detached::AtTheRank);
+    for second in 2..60 {
+        assert_eq!(registry.tick(at(second)), vec![]);
+    }
+    registry.detached(at(60), new.expect("the job runs"), Detached::AtTheRank);
+    assert!(matches!(registry.tick(at(61))[..], [Command::Abort { .. }]));
+}
+
+#[test]
+fn a_stream_that_breaks_on_the_way_leaves_the_rank_the_time_of_its_heartbeats() {
+    let mut registry = registry();
+    let (Admission { job, generation, .. }, [first, _]) = attended(&mut registry, "a");
+    registry.detached(at(0), first, Detached::OnTheWay);
+    for second in 1..=5 {
+        assert_eq!(registry.tick(at(second)), vec![]);
+    }
+    registry.heartbeat(at(5), job, WorkerId(0), generation);
+    for second in 6..=10 {
+        assert_eq!(registry.tick(at(second)), vec![]);
+    }
+    let reason = AbortReason::Expelled(WorkerId(0));
+    assert_eq!(registry.tick(at(11)), vec![Command::Abort { job, reason }]);
+}
+
+#[test]
+fn a_stream_that_ends_after_a_farewell_means_nothing() {
+    let mut registry = registry();
+    let (Admission { job, .. }, [_, second]) = attended(&mut registry, "a");
+    assert_eq!(registry.leave(job, WorkerId(1)), None);
+    registry.detached(at(1), second, Detached::AtTheRank);
+    for second in 1..60 {
+        assert_eq!(registry.tick(at(second)), vec![]);
+    }
+}
+
+#[test]
+fn streams_that_end_while_the_switch_was_not_scheduled_may_come_back_as_long_as_heartbeats() {
+    let mut registry = registry();
+    let (Admission { job, .. }, [first, _]) = attended(&mut registry, "a");
+    registry.tick(at(1));
+    assert_eq!(registry.tick(at(100)), vec![]);
+    registry.detached(at(100), first, Detached::AtTheRank);
+    for second in 101..=105 {
+        assert_eq!(registry.tick(at(second)), vec![]);
+    }
+    let reason = AbortReason::Expelled(WorkerId(0));
+    assert_eq!(registry.tick(at(106)), vec![Command::Abort { job, reason }]);
+}
+
+#[test]
+fn there_is_nothing_to_attend_without_a_running_job() {
+    let mut registry = registry();
+    let (Admission { job, generation, .. }, [first, _]) = attended(&mut registry, "a");
+    assert_eq!(registry.attend(at(0), JobId(7), WorkerId(0), generation).1, None);
+    let reason = AbortReason::SwitchStopped;
+    registry.aborted(at(1), job, reason);
+    let reply = registry.attend(at(1), job, WorkerId(0), generation);
+    assert_eq!(reply, (HeartbeatReply::Aborted(reason), None));
+    registry.detached(at(1), first, Detached::AtTheRank);
+    assert_eq!(registry.pool().free, 2048);
+}
+
+#[test]
+fn who_takes_a_dead_ranks_place_ends_its_job_and_begins_anew() {
+    let mut registry = registry();
+    let (Admission { job, .. }, [_, dead]) = attended(&mut registry, "a");
+    let again = |rank| ask("a", rank, 2);
+    assert_eq!(registry.make_way(at(1), &again(1)), vec![], "it lives");
+    assert!(matches!(registry.join(at(1), again(1)), JoinDecision::Refused { .. }));
+    registry.detached(at(1), dead, Detached::AtTheRank);
+    assert_eq!(registry.make_way(at(1), &ask("b", 1, 2)), vec![], "another job");
+    let reason = AbortReason::Expelled(WorkerId(1));
+    assert_eq!(registry.make_way(at(1), &again(1)), vec![Command::Abort { job, reason }]);
+    assert_eq!(registry.pool().free, 2048);
+    let new = start(&mut registry, at(1), "a", 2);
+    assert_ne!(new.job, job);
+}
+
+#[test]
+fn a_rank_that_left_waits_for_the_next_job_of_the_name_while_the_others_end_this_one() {
+    let mut registry = registry();
+    let (Admission { job, .. }, _) = attended(&mut registry, "a");
+    registry.leave(job, WorkerId(1));
+    assert_eq!(registry.make_way(at(1), &ask("a", 1, 2)), vec![]);
+    assert!(matches!(registry.join(at(1), ask("a", 1, 2)), JoinDecision::Waiting(_)));
+    assert!(matches!(registry.join(at(1), ask("a", 0, 2)), JoinDecision::Refused { .. }), "it lives");
+    assert_eq!(registry.leave(job, WorkerId(0)), Some(Command::Remove { job }));
+    let last = registry.join(at(2), ask("a", 0, 2));
+    assert!(matches!(last, JoinDecision::Complete { outcome: Ok(_), .. }), "{last:?}");
+}
+
+#[test]
+fn a_rank_that_left_ends_its_job_when_it_comes_again_for_one_of_another_size() {
+    let mut registry = registry();
+    let (Admission { job, .. }, _) = attended(&mut registry, "a");
+    registry.leave(job, WorkerId(0));
+    let reason = AbortReason::Expelled(WorkerId(0));
+    assert_eq!(registry.make_way(at(1), &ask("a", 0, 1)), vec![Command::Abort { job, reason }]);
+    start(&mut registry, at(1), "a", 1);
+}
+
 #[test]
 fn a_stopping_switch_ends_everything_and_admits_nothing() {
     let mut registry = registry();
@@ -541,6 +678,8 @@ enum Operation {
     Resume { job: u8, rank: u32, world_size: u32, completed: [u32; 2] },
     Withdraw { ticket: u64 },
     Heartbeat { job: usize, rank: u8 },
+    Attend { job: usize, rank: u8 },
+    Detach { attendance: usize, cause: Detached },
     Leave { job: usize, rank: u8 },
     Abort { job: usize },
     Tick { after: Duration },
@@ -554,6 +693,9 @@ fn operation() -> impl Strategy<Value = Operation> {
             .prop_map(|(job, rank, world_size, completed)| Operation::Resume { job, rank, world_size, completed }),
         1 => (0_u64..60).prop_map(|ticket| Operation::Withdraw { ticket }),
         2 => (0_usize..8, 0_u8..4).prop_map(|(job, rank)| Operation::Heartbeat { job, rank }),
+        3 => (0_usize..8, 0_u8..4).prop_map(|(job, rank)| Operation::Attend { job, rank }),
+        2 => (0_usize..8, prop::sample::select(vec![Detached::AtTheRank, Detached::OnTheWay]))
+            .prop_map(|(attendance, cause)| Operation::Detach { attendance, cause }),
         2 => (0_usize..8, 0_u8..4).prop_map(|(job, rank)| Operation::Leave { job, rank }),
         1 => (0_usize..8).prop_map(|job| Operation::Abort { job }),
         2 => (0_u64..40).prop_map(|seconds| Operation::Tick { after: SECOND * seconds as u32 }),
@@ -584,6 +726,7 @@ proptest! {
         let mut now = at(0);
         let mut admitted: Vec<Admission> = Vec::new();
         let mut waiting: Vec<Ticket> = Vec::new();
+        let mut attendances: Vec<Attendance> = Vec::new();
         for operation in operations {
             let mut answered: Vec<Ticket> = Vec::new();
             let request = match operation {
@@ -597,7 +740,12 @@ proptest! {
             };
             match operation {
                 Operation::Join { world_size, .. } | Operation::Resume { world_size, .. } => {
-                    match registry.join(now, request.expect("made above")) {
+                    let request = request.expect("made above");
+                    for command in registry.make_way(now, &request) {
+                        let is_end = matches!(command, Command::Abort { .. } | Command::Remove { .. });
+                        prop_assert!(is_end, "{:?}", command);
+                    }
+                    match registry.join(now, request) {
                         JoinDecision::Waiting(ticket) => waiting.push(ticket),
                         JoinDecision::Complete { ticket, tickets, outcome } => {
                             match outcome {
@@ -627,6 +775,18 @@ proptest! {
                         registry.heartbeat(now, admission.job, WorkerId(rank), admission.generation);
                     }
                 }
+                Operation::Attend { job, rank } => {
+                    if let Some(admission) = admitted.get(job) {
+                        let attending =
+                            registry.attend(now, admission.job, WorkerId(rank), admission.generation);
+                        attendances.extend(attending.1);
+                    }
+                }
+                Operation::Detach { attendance, cause } => {
+                    if let Some(attendance) = attendances.get(attendance) {
+                        registry.detached(now, *attendance, cause);
+                    }
+                }
                 Operation::Leave { job, rank } => {
                     admitted.get(job).map(|admission| registry.leave(admission.job, WorkerId(rank)));
                 }
@@ -653,11 +813,14 @@ proptest! {
             prop_assert!(registry.jobs().count() <= 6, "three jobs and three aborts");
             let mut running = Vec::new();
             for view in registry.jobs() {
-                if !matches!(view.state, JobState::Aborted { .. }) {
+                if matches!(view.state, JobState::Running { .. }) {
                     prop_assert!(!running.contains(&view.name), "two jobs of one name");
                     running.push(view.name);
                 }
             }
+        }
+        for attendance in attendances {
+            registry.detached(now, attendance, Detached::AtTheRank);
         }
         // In the end nobody waits for ever, and all slots are back.
         let mut refused = 0;
