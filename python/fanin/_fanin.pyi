@@ -2,6 +2,8 @@
 
 from typing import Literal
 
+from fanin.errors import FaninError
+
 DType = Literal["float32", "float16", "bfloat16", "int32", "float64", "int64", "uint8", "int8"]
 WireDtype = Literal["int32", "bfloat16"]
 Protocol = Literal["switchml", "atp"]
@@ -70,6 +72,7 @@ class Client:
         Several threads may call it.
         """
 
+    def failure(self) -> FaninError | None: ...
     def statistics(self) -> dict[str, int]: ...
     def close(self) -> None:
         """Leaves the job and fails what is outstanding. Idempotent."""

@@ -28,7 +28,7 @@ pub(crate) struct Arguments {
     /// Fragments of 256 elements in flight, for all jobs together [default: 262144]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pool_slots: Option<u32>,
-    /// Seconds after which a silent rank is expelled [default: 5]
+    /// Seconds that a rank's machine may not answer before the rank is taken for dead [default: 5]
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     heartbeat_timeout: Option<Duration>,
     /// Most seconds that ranks may wait for the rest of their job, whatever timeout they have [default: 3600]

@@ -98,8 +98,13 @@ impl From<ChainError> for proto::Refusal {
         use proto::refusal as message;
         use proto::refusal::Reason;
         let reason = match error {
-            ChainError::UpstreamUnreachable { switch, upstream, cause } => {
-                Reason::UpstreamUnreachable(message::UpstreamUnreachable { switch, upstream, cause })
+            ChainError::UpstreamUnreachable { switch, upstream, cause, may_come } => {
+                Reason::UpstreamUnreachable(message::UpstreamUnreachable {
+                    switch,
+                    upstream,
+                    cause,
+                    may_come,
+                })
             }
             ChainError::Loop { switch } => Reason::SwitchLoop(message::SwitchLoop { switch }),
             ChainError::RouteMismatch { switch, upstream, cause } => {
@@ -116,9 +121,12 @@ impl TryFrom<proto::Refusal> for Refused {
     fn try_from(refusal: proto::Refusal) -> Result<Self, Malformed> {
         use proto::refusal::Reason;
         Ok(Self::Chain(match refusal.reason {
-            Some(Reason::UpstreamUnreachable(m)) => {
-                ChainError::UpstreamUnreachable { switch: m.switch, upstream: m.upstream, cause: m.cause }
-            }
+            Some(Reason::UpstreamUnreachable(m)) => ChainError::UpstreamUnreachable {
+                switch: m.switch,
+                upstream: m.upstream,
+                cause: m.cause,
+                may_come: m.may_come,
+            },
             Some(Reason::SwitchLoop(m)) => ChainError::Loop { switch: m.switch },
             Some(Reason::RouteMismatch(m)) => {
                 ChainError::RouteMismatch { switch: m.switch, upstream: m.upstream, cause: m.cause }
@@ -424,6 +432,7 @@ mod tests {
                 switch: switch(),
                 upstream: upstream.clone(),
                 cause: cause.clone(),
+                may_come: true,
             },
             ChainError::Loop { switch: switch() },
             ChainError::RouteMismatch { switch: switch(), upstream, cause },

@@ -185,6 +185,8 @@ pub enum ChainError {
         upstream: String,
         /// What went wrong.
         cause: String,
+        /// Whether nobody answers there: somebody may yet.
+        may_come: bool,
     },
     /// Its own question came back to it.
     #[error(
@@ -316,7 +318,7 @@ fn seconds(duration: Duration) -> String {
     format!("{} s", text.trim_end_matches('0').trim_end_matches('.'))
 }
 
-fn named(ranks: Ranks) -> String {
+pub(crate) fn named(ranks: Ranks) -> String {
     match ranks.len() {
         0 => "some ranks".into(),
         1 => format!("rank {ranks}"),

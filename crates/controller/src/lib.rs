@@ -10,6 +10,7 @@
 mod client;
 mod convert;
 mod error;
+mod keepalive;
 pub mod proto;
 mod server;
 

@@ -6,7 +6,7 @@ use crate::interruptible::{duration, lock};
 use crate::ledger::Completion;
 use crate::membership::Membership;
 use crate::pending::Pending;
-use fanin_controller::{SessionConfig, SessionError, TraceConfig};
+use fanin_controller::{Session, SessionConfig, SessionError, TraceConfig};
 use fanin_protocol::Reason;
 use fanin_protocol::control::Protocol;
 use fanin_udp::RawTensor;
@@ -88,7 +88,6 @@ impl Client {
             trace: trace.map(|(file, rank)| TraceConfig { file, rank }),
             timeout: limit,
             join_timeout: limit,
-            connect_timeout: usual.connect_timeout.min(limit),
             ..usual
         };
         let membership = Arc::new(Membership::join(py, config)?);
@@ -199,6 +198,13 @@ impl Client {
         let Some(ledger) = self.membership.ledger() else { return Ok(None) };
         ledger.reap(py);
         ledger.next(py)
+    }
+
+    /// Why the membership ended by itself, as the exception that every all-reduce since raises; None while it lives, and once it
+    /// is closed. May be asked at any time, from any thread.
+    fn failure(&self, py: Python<'_>) -> Option<Py<PyAny>> {
+        let failure = py.detach(|| self.membership.with_session(Session::failure)).flatten()?;
+        Some(to_python(py, &failure).into_value(py).into_any())
     }
 
     /// Counters of this membership: packets sent, received and sent again, packets without effect by reason, the smoothed

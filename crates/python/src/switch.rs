@@ -16,7 +16,7 @@ use std::time::Duration;
 /// A switch inside this process, on threads of its own.
 ///
 /// `listen` is host:port for TCP and UDP; port 0 takes a free one, and `address` tells which. `pool_slots` is the number of
-/// slots of 256 elements for all jobs together; a rank that is silent for `heartbeat_timeout` seconds is expelled. With the
+/// slots of 256 elements for all jobs together; a rank whose machine does not answer for `heartbeat_timeout` seconds is expelled. With the
 /// `protocol` "atp" it is a switch of ATP and its server, which listens on this machine's loopback alone.
 ///
 /// Raises `OSError` when the address cannot be listened on, and `ValueError` for a number out of its range.

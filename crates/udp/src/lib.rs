@@ -11,6 +11,7 @@
 
 mod clock;
 mod failure;
+mod fork;
 mod host;
 mod io_loop;
 mod mailbox;
@@ -26,6 +27,7 @@ mod worker_machine;
 
 pub use clock::Clock;
 pub use failure::{Failure, ThreadEnded};
+pub use fork::NotInherited;
 pub use host::Host;
 pub use part::PartTimes;
 pub use probe::{SocketProbe, probe_socket};

@@ -200,6 +200,12 @@ impl WorkerDriver {
         self.shared.fail(failure);
     }
 
+    /// What everything that is submitted fails with, if it does.
+    #[must_use]
+    pub fn failure(&self) -> Option<Failure> {
+        self.shared.ended().clone()
+    }
+
     /// All-reduces whose `done` was not called yet.
     #[must_use]
     pub fn outstanding(&self) -> usize {

@@ -6,9 +6,11 @@ use std::time::{Duration, Instant};
 
 use fanin_protocol::control::Protocol;
 use fanin_wire::VERSION;
+use tonic::codegen::http;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 
+use super::socket::Socket;
 use crate::SessionError;
 use crate::convert::protocol;
 use crate::proto::control_client::ControlClient;
@@ -18,8 +20,13 @@ use crate::proto::{StatusReply, StatusRequest};
 const PORT_DEFAULT: u16 = 4800;
 /// Between two attempts to reach a switch that is not there.
 pub(super) const RETRY: Duration = Duration::from_millis(200);
-/// Keeps dead connections from being mistaken for silent ones.
-const KEEP_ALIVE: Duration = Duration::from_secs(2);
+/// How long who takes a connection may take to say who it is.
+const GREETING: Duration = Duration::from_secs(5);
+/// When somebody who waits says so first, and how long after that again.
+const FIRST_WORD: Duration = Duration::from_secs(1);
+const NEXT_WORD: Duration = Duration::from_secs(5);
+/// What to do about a switch that is not there.
+const CURE: &str = "is `fanin switch` running there?";
 
 /// A switch that answered.
 #[derive(Clone, Debug)]
@@ -75,16 +82,50 @@ pub(crate) fn with_port(switch: &str) -> Result<(String, u16), SessionError> {
 impl Connection {
     /// Finds the switch, trying again until `patience` is over, and checks that it is one of our version.
     pub async fn open(switch: &str, patience: Duration) -> Result<(Self, StatusReply), SessionError> {
+        Self::open_saying(switch, patience, |_| {}).await
+    }
+
+    /// As [`Self::open`]; now and then says for what it waits.
+    pub async fn open_saying(
+        switch: &str,
+        patience: Duration,
+        mut say: impl FnMut(&str),
+    ) -> Result<(Self, StatusReply), SessionError> {
         let (switch, port) = with_port(switch)?;
+        let mut waiting = Waiting::new(patience);
         let began = Instant::now();
         loop {
             let left = patience.saturating_sub(began.elapsed()).max(Duration::from_millis(1));
-            let attempt = tokio::time::timeout(left, Self::reach(&switch, left)).await;
-            let cause = match attempt {
-                Ok(Ok((address, rtt))) => return Self::greet(switch, address, rtt, patience).await,
-                Ok(Err(cause)) => cause.to_string(),
-                Err(_) => "no answer".into(),
+            let until = tokio::time::Instant::now() + left;
+            let attempt = {
+                let reach = async {
+                    let (address, rtt) = Self::reach(&switch, left).await?;
+                    Ok(Self::greet(switch.clone(), address, rtt, left.min(GREETING)).await)
+                };
+                tokio::pin!(reach);
+                loop {
+                    tokio::select! {
+                        attempt = &mut reach => break Some(attempt),
+                        () = tokio::time::sleep_until(until) => break None,
+                        // It may be a while until an attempt ends of which nobody hears.
+                        () = tokio::time::sleep(waiting.until_due()) => {
+                            say(&waiting.says(&format!("the switch {switch}: no answer; {CURE}")));
+                        }
+                    }
+                }
             };
+            let cause = match attempt {
+                Some(Ok(Err(Ungreeted::Refused))) => io::Error::from(io::ErrorKind::ConnectionRefused),
+                Some(Ok(Err(Ungreeted::Wrong(error)))) => return Err(error),
+                Some(Ok(Ok(greeted))) => return Ok(greeted),
+                Some(Err(cause)) => cause,
+                None => io::Error::new(io::ErrorKind::TimedOut, "no answer"),
+            };
+            let refused = cause.kind() == io::ErrorKind::ConnectionRefused;
+            let cause = if refused { cause.kind().to_string() } else { cause.to_string() };
+            if waiting.is_due(refused) {
+                say(&waiting.says(&format!("the switch {switch}: {cause}; {CURE}")));
+            }
             if began.elapsed() + RETRY >= patience {
                 return Err(SessionError::SwitchUnreachable { switch, port, waited: patience, cause });
             }
@@ -103,32 +144,71 @@ impl Connection {
         address: SocketAddr,
         rtt: Duration,
         patience: Duration,
-    ) -> Result<(Self, StatusReply), SessionError> {
-        let not_a_switch = |cause: String| SessionError::NotASwitch { switch: switch.clone(), cause };
+    ) -> Result<(Self, StatusReply), Ungreeted> {
+        let not_a_switch =
+            |cause: String| Ungreeted::Wrong(SessionError::NotASwitch { switch: switch.clone(), cause });
         let endpoint = Endpoint::from_shared(format!("http://{address}"))
             .map_err(|error| not_a_switch(error.to_string()))?
-            .connect_timeout(patience)
-            .tcp_nodelay(true)
-            .http2_keep_alive_interval(KEEP_ALIVE)
-            .keep_alive_timeout(KEEP_ALIVE)
-            .keep_alive_while_idle(true);
-        let mut client = ControlClient::new(endpoint.connect_lazy());
+            .connect_timeout(patience);
+        let connector = tower::service_fn(move |_: http::Uri| Socket::connect(address));
+        let mut client = ControlClient::new(endpoint.connect_with_connector_lazy(connector));
         // Of no job: only whether it is a switch, and which version.
         let question = StatusRequest { job: Some(String::new()), passed_on: 0 };
         let status = match tokio::time::timeout(patience, client.status(question)).await {
             Ok(Ok(reply)) => reply.into_inner(),
+            Ok(Err(status)) if was_refused(&status) => return Err(Ungreeted::Refused),
             Ok(Err(status)) => return Err(not_a_switch(explain(&status))),
             Err(_) => return Err(not_a_switch("it did not answer a status request".into())),
         };
         if status.wire_version != u32::from(VERSION) {
-            return Err(SessionError::ProtocolVersionMismatch {
+            return Err(Ungreeted::Wrong(SessionError::ProtocolVersionMismatch {
                 switch,
                 ours: VERSION.into(),
                 theirs: status.wire_version,
-            });
+            }));
         }
         let protocol = protocol(status.protocol).map_err(|malformed| not_a_switch(malformed.to_string()))?;
         Ok((Self { switch, address, rtt, protocol, client }, status))
+    }
+}
+
+/// Why who took a connection was not greeted as a switch.
+enum Ungreeted {
+    /// It ended just then.
+    Refused,
+    /// It is none, or none of ours.
+    Wrong(SessionError),
+}
+
+/// When somebody who waits says for what: a second after the beginning, or at once, and then every few.
+pub(super) struct Waiting {
+    began: Instant,
+    patience: Duration,
+    due: Instant,
+    has_spoken: bool,
+}
+
+impl Waiting {
+    pub fn new(patience: Duration) -> Self {
+        let began = Instant::now();
+        Self { began, patience, due: began + FIRST_WORD, has_spoken: false }
+    }
+
+    /// Whether it is time; for what is certain already, at once the first time.
+    pub fn is_due(&self, is_certain: bool) -> bool {
+        (is_certain && !self.has_spoken) || Instant::now() >= self.due
+    }
+
+    pub fn until_due(&self) -> Duration {
+        self.due.saturating_duration_since(Instant::now())
+    }
+
+    /// What there is to say of waiting for `what`.
+    pub fn says(&mut self, what: &str) -> String {
+        self.has_spoken = true;
+        self.due = Instant::now() + NEXT_WORD;
+        let (waited, patience) = (self.began.elapsed().as_secs(), self.patience.as_secs_f64());
+        format!("waiting for {what} ({waited} s of {patience:.0} s)")
     }
 }
 
@@ -145,6 +225,19 @@ async fn first_to_answer(addresses: &[SocketAddr], patience: Duration) -> io::Re
         }
     }
     Err(last)
+}
+
+/// Whether a call failed because nobody listens there any more.
+fn was_refused(status: &Status) -> bool {
+    let mut cause: Option<&dyn std::error::Error> = std::error::Error::source(status);
+    while let Some(error) = cause {
+        let io = error.downcast_ref::<io::Error>();
+        if io.is_some_and(|error| error.kind() == io::ErrorKind::ConnectionRefused) {
+            return true;
+        }
+        cause = error.source();
+    }
+    false
 }
 
 /// Whether a switch itself said that it could not ask on, as one of ATP does without its upstream.

@@ -4,25 +4,31 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use fanin_protocol::control::Protocol;
+use fanin_protocol::control::{Protocol, Refusal};
 use fanin_protocol::{RetransmissionConfig, WorkerStatistics};
 use fanin_udp::{Clock, Failure, IoStatistics, PartTimes, RawTensor, WorkerConfig, WorkerDriver, WorkerJob};
 use fanin_wire::{Op, WireDtype, WorkerId};
 use tokio::runtime::{Builder, Runtime};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::task::JoinHandle;
 
-use super::admission::join;
-use super::connection::Connection;
+use super::admission::{Admitted, join};
+use super::connection::{Connection, RETRY, Waiting};
 use super::pending::Pending;
+use super::presence::attend;
 use super::trace::{HandOver, SessionTrace, TraceConfig};
 use super::watch::watch;
-use crate::SessionError;
 use crate::error::{AllReduceError, Member, Tensor};
 use crate::proto::LeaveRequest;
+use crate::{ChainError, SessionError};
 
 /// How long a closing session waits for the switch to hear of it.
 const FAREWELL: Duration = Duration::from_secs(1);
+
+/// How long a new session waits at most until the switch has its stream.
+const GREETED: Duration = Duration::from_secs(1);
+/// How long a rank is asked for again that another process holds.
+const PREDECESSOR: Duration = Duration::from_secs(1);
 
 /// What a session is told at its start.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,9 +53,7 @@ pub struct SessionConfig {
     pub congestion_control: bool,
     /// How long one all-reduce may take, from its submission or from the end of the one before it.
     pub timeout: Duration,
-    /// How long to look for the switch at the start.
-    pub connect_timeout: Duration,
-    /// How long to wait for the other ranks at the start; the switch may have a lower limit.
+    /// How long to wait at the start, for the switch and then for the other ranks; the switch may have a lower limit.
     pub join_timeout: Duration,
     /// How long a switch may be gone before the session gives up; at most `timeout`.
     pub switch_timeout: Duration,
@@ -74,7 +78,6 @@ impl SessionConfig {
             wire_dtype: WireDtype::Int32,
             congestion_control: true,
             timeout: Duration::from_secs(300),
-            connect_timeout: Duration::from_secs(5),
             join_timeout: Duration::from_secs(300),
             switch_timeout: Duration::from_secs(30),
             retransmission: RetransmissionConfig::default(),
@@ -172,9 +175,15 @@ impl Session {
         match joined {
             Ok((shared, connection, switch_instance)) => {
                 let world_size = shared.config.world_size;
-                let watching = runtime.spawn(watch(Arc::clone(&shared), connection.clone(), switch_instance));
+                let (news, heard) = mpsc::channel(1);
+                let (first, answered) = oneshot::channel();
+                runtime.spawn(attend(Arc::clone(&shared), connection.clone(), news, first));
+                let watching =
+                    runtime.spawn(watch(Arc::clone(&shared), connection.clone(), switch_instance, heard));
                 let failing = Arc::clone(&shared);
                 runtime.spawn(supervise(watching, move |error| failing.fail(error)));
+                // From here on the switch notices at once when the process dies.
+                let _ = runtime.block_on(async { tokio::time::timeout(GREETED, answered).await });
                 Ok(Self { shared: Some(shared), connection, runtime: Some(runtime), world_size })
             }
             Err(error) => {
@@ -194,8 +203,7 @@ impl Session {
         });
         // First of all: a run whose timeline was asked for should not begin without one.
         let trace = trace.transpose()?;
-        let (mut connection, _) = Connection::open(&config.switch, config.connect_timeout).await?;
-        let admitted = join(&mut connection, &config, config.join_timeout, None).await?;
+        let (mut connection, admitted) = admission(&config).await?;
         // The switch admitted the rank, so it is below 64.
         let rank = WorkerId(config.rank as u8);
         let driver = WorkerDriver::start(WorkerConfig {
@@ -315,6 +323,14 @@ impl Session {
         self.shared.as_ref().map_or(0, |shared| shared.driver.outstanding())
     }
 
+    /// Why the session ended, if it did: what every all-reduce since fails with. `None` after [`Self::close`].
+    #[must_use]
+    pub fn failure(&self) -> Option<SessionError> {
+        let shared = self.shared.as_ref()?;
+        let failure = shared.driver.failure()?;
+        Some(SessionError::from_failure(&failure, &shared.member))
+    }
+
     /// Counters of the data path.
     #[must_use]
     pub fn statistics(&self) -> WorkerStatistics {
@@ -341,6 +357,51 @@ impl Session {
             trace.flush();
         }
     }
+}
+
+/// Finds the switch and joins the job, and says on standard error for what it waits. A rank that is taken is asked for again
+/// for a moment: its process may be dying just now, and this one is to take its place.
+async fn admission(config: &SessionConfig) -> Result<(Connection, Admitted), SessionError> {
+    let began = Instant::now();
+    let mut waiting = Waiting::new(config.join_timeout);
+    let (mut connection, _) =
+        Connection::open_saying(&config.switch, config.join_timeout, |text| say(config.rank, text)).await?;
+    let began_joining = Instant::now();
+    let mut not_yet = None;
+    loop {
+        let left = config.join_timeout.saturating_sub(began.elapsed());
+        match join(&mut connection, config, left, None).await {
+            // The switch next to the rank is there before the server is.
+            Err(SessionError::Chain {
+                error: error @ ChainError::UpstreamUnreachable { may_come: true, .. },
+                job,
+            }) => {
+                if waiting.is_due(true) {
+                    say(config.rank, &waiting.says(&format!("the switches on the way: {error}")));
+                }
+                not_yet = Some(SessionError::Chain { error, job });
+            }
+            Err(SessionError::JoinRefused {
+                reason: Refusal::JobRunning { .. } | Refusal::DuplicateRank { .. },
+                ..
+            }) if began_joining.elapsed() < PREDECESSOR.min(config.join_timeout) => {}
+            Err(SessionError::JoinTimeout { .. }) if not_yet.is_some() => {}
+            joined => return Ok((connection, joined?)),
+        }
+        if began.elapsed() + RETRY >= config.join_timeout
+            && let Some(error) = not_yet
+        {
+            return Err(error);
+        }
+        tokio::time::sleep(RETRY).await;
+    }
+}
+
+/// Tells whoever watches the process what it waits for: it may be for long, and logs go nowhere unless somebody asked for them.
+pub(super) fn say(rank: u32, text: &str) {
+    use std::io::Write;
+    // Nobody is there to hear when this fails.
+    let _ = writeln!(std::io::stderr(), "fanin: rank {rank}: {text}");
 }
 
 /// Ends the session if its watch panics: nobody else would notice a switch that is gone, or a deadline.

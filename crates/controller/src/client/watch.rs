@@ -5,23 +5,28 @@ use std::time::{Duration, Instant};
 
 use fanin_protocol::control::{Protocol, Ranks, Refusal};
 use fanin_wire::{AbortReason, WorkerId};
+use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use super::admission::{Memory, join};
 use super::connection::{Connection, RETRY, explain};
-use super::session::Shared;
+use super::presence::News;
+use super::session::{Shared, say};
 use super::status::{JobStatusState, SwitchStatus};
 use super::warnings;
+use crate::error::{Tensor, named};
 use crate::proto::heartbeat_reply::State;
-use crate::proto::{HeartbeatRequest, StatusRequest};
+use crate::proto::{HeartbeatReply, HeartbeatRequest, StatusRequest};
 use crate::{ChainError, SessionError};
 
 /// How often deadlines are looked at.
 const TICK: Duration = Duration::from_millis(100);
 /// Heartbeats within the timeout after which the switch expels a silent rank: four may be lost.
 pub const HEARTBEATS_PER_TIMEOUT: u32 = 5;
-/// How long nothing may move before a rank that left is blamed for it.
-const STANDSTILL: Duration = Duration::from_secs(2);
+/// How long nothing may move before it is asked whether a rank that left is to blame.
+const STANDSTILL: Duration = Duration::from_millis(100);
+/// How long nothing may move before the rank says for whom it waits, and then after twice as long each time.
+const PATIENCE_UNTOLD: Duration = Duration::from_secs(5);
 /// How long the switch may take to say whom it waits for.
 const STATUS_PATIENCE: Duration = Duration::from_secs(1);
 
@@ -42,6 +47,17 @@ enum Pulse {
 struct Progress {
     marker: u64,
     since: Instant,
+    /// When it is asked next whether a rank that left is to blame.
+    blame: Instant,
+    /// How long nothing may move before somebody is told.
+    untold: Duration,
+}
+
+impl Progress {
+    fn now(marker: u64) -> Self {
+        let since = Instant::now();
+        Self { marker, since, blame: since + STANDSTILL, untold: PATIENCE_UNTOLD }
+    }
 }
 
 struct Watch {
@@ -53,14 +69,21 @@ struct Watch {
     /// Since when the switch does not answer, and what was the matter last.
     silent: Option<(Instant, String)>,
     progress: Progress,
+    /// What the switch says unasked.
+    news: mpsc::Receiver<News>,
 }
 
 /// Watches a session until it ends. Runs on the session's own runtime, which is all that may stop it.
-pub(super) async fn watch(shared: Arc<Shared>, connection: Connection, switch_instance: u64) {
+pub(super) async fn watch(
+    shared: Arc<Shared>,
+    connection: Connection,
+    switch_instance: u64,
+    news: mpsc::Receiver<News>,
+) {
     let interval = shared.member.heartbeat_timeout / HEARTBEATS_PER_TIMEOUT;
-    let progress = Progress { marker: shared.driver.progress_marker(), since: Instant::now() };
+    let progress = Progress::now(shared.driver.progress_marker());
     let mut watch =
-        Watch { shared, connection, switch_instance, left: Ranks::default(), silent: None, progress };
+        Watch { shared, connection, switch_instance, left: Ranks::default(), silent: None, progress, news };
     if let Err(error) = watch.run(interval).await {
         watch.shared.fail(error);
         // The rank still lives: a switch that does not hear so would blame it for what another one did.
@@ -79,16 +102,27 @@ impl Watch {
                 self.act_on(pulse).await?;
             }
             self.check_deadline().await?;
-            self.check_departures().await?;
+            self.check_standstill().await?;
             let pause = next_heartbeat.saturating_duration_since(Instant::now()).min(TICK);
-            tokio::time::sleep(pause).await;
+            tokio::select! {
+                () = tokio::time::sleep(pause) => {}
+                Some((job, reply)) = self.news.recv() => {
+                    // The job before a restart of the switch is no longer this one.
+                    if job == self.shared.job() {
+                        self.act_on(pulse(reply)).await?;
+                    }
+                }
+            }
         }
     }
 
     /// Goes on with heartbeats for a session that has failed, until it is closed or the switch forgets it.
     async fn linger(&mut self, interval: Duration) {
         while matches!(self.heartbeat(interval).await, Pulse::Alive { .. } | Pulse::Unreachable(_)) {
-            tokio::time::sleep(interval).await;
+            let until = tokio::time::Instant::now() + interval;
+            // Heard, so that the stream goes on.
+            while tokio::time::timeout_at(until, self.news.recv()).await.is_ok_and(|news| news.is_some()) {}
+            tokio::time::sleep_until(until).await;
         }
     }
 
@@ -115,15 +149,7 @@ impl Watch {
             Ok(Err(status)) => return Pulse::Unreachable(explain(&status)),
             Ok(Ok(reply)) => reply.into_inner(),
         };
-        match reply.state {
-            Some(State::Alive(alive)) => Pulse::Alive { left: Ranks(alive.left) },
-            Some(State::Unknown(_)) => Pulse::Forgotten { switch_instance: reply.switch_instance },
-            Some(State::Aborted(reason)) => match reason.try_into() {
-                Ok(reason) => Pulse::Aborted(reason),
-                Err(malformed) => Pulse::Unreachable(malformed.to_string()),
-            },
-            None => Pulse::Unreachable("an answer without a state".into()),
-        }
+        pulse(reply)
     }
 
     async fn act_on(&mut self, pulse: Pulse) -> Result<(), SessionError> {
@@ -189,7 +215,7 @@ impl Watch {
                         .map_err(|error| self.lost(since.elapsed(), &error.to_string()))?;
                     self.shared.set_job(admitted.job);
                     self.switch_instance = admitted.switch_instance;
-                    self.progress.since = Instant::now();
+                    self.progress = Progress::now(self.shared.driver.progress_marker());
                     tracing::info!(generation = admitted.job.generation().0, "joined again");
                     return Ok(());
                 }
@@ -239,21 +265,29 @@ impl Watch {
         })
     }
 
-    /// Ends the session when it waits in vain for a rank that left.
-    async fn check_departures(&mut self) -> Result<(), SessionError> {
+    /// When nothing moves: ends the session if it waits in vain for a rank that left, and says now and then for whom it waits.
+    async fn check_standstill(&mut self) -> Result<(), SessionError> {
         let marker = self.shared.driver.progress_marker();
-        let waits = self.shared.pending.oldest().is_some();
-        if marker != self.progress.marker || !waits {
-            self.progress = Progress { marker, since: Instant::now() };
+        let Some(oldest) = self.shared.pending.oldest().filter(|_| marker == self.progress.marker) else {
+            self.progress = Progress::now(marker);
             return Ok(());
+        };
+        let now = Instant::now();
+        let stands = now - self.progress.since;
+        if stands >= self.progress.untold {
+            self.progress.untold *= 2;
+            if let Some(awaited) = self.awaited().await.filter(|awaited| !awaited.is_empty()) {
+                let rank = self.shared.member.rank.0.into();
+                say(rank, &still_waiting(stands, awaited, &oldest.tensor, self.shared.timeout()));
+            }
         }
-        if self.left.is_empty() || self.progress.since.elapsed() < STANDSTILL {
+        if self.left.is_empty() || now < self.progress.blame {
             return Ok(());
         }
         // A rank that left after it gave all it owed is not to blame: only one that a slot waits for.
         let awaited = self.awaited().await.unwrap_or_default();
         let to_blame: Option<WorkerId> = awaited.iter().find(|rank| self.left.contains(*rank));
-        self.progress.since = Instant::now();
+        self.progress.blame = now + STANDSTILL;
         to_blame.map_or(Ok(()), |rank| Err(SessionError::RankLeft { rank }))
     }
 
@@ -270,4 +304,27 @@ impl Watch {
             _ => None,
         })
     }
+}
+
+/// What a reply of the switch means.
+fn pulse(reply: HeartbeatReply) -> Pulse {
+    match reply.state {
+        Some(State::Alive(alive)) => Pulse::Alive { left: Ranks(alive.left) },
+        Some(State::Unknown(_)) => Pulse::Forgotten { switch_instance: reply.switch_instance },
+        Some(State::Aborted(reason)) => match reason.try_into() {
+            Ok(reason) => Pulse::Aborted(reason),
+            Err(malformed) => Pulse::Unreachable(malformed.to_string()),
+        },
+        None => Pulse::Unreachable("an answer without a state".into()),
+    }
+}
+
+/// What is said of an all-reduce that waits for ranks of which the switch knows that they live.
+fn still_waiting(stands: Duration, awaited: Ranks, tensor: &Tensor, timeout: Duration) -> String {
+    format!(
+        "waiting for {} in {tensor} for {} s; connected but silent: stopped, or busy elsewhere? (timeout {} s)",
+        named(awaited),
+        stands.as_secs(),
+        timeout.as_secs(),
+    )
 }

@@ -15,6 +15,7 @@ use tonic::service::Routes;
 use tonic::transport::server::TcpIncoming;
 
 use super::{ServerError, metrics};
+use crate::keepalive::expect_answers;
 use crate::proto::control_server::{Control, ControlServer};
 
 /// How long open connections may take to end.
@@ -36,7 +37,8 @@ pub(super) struct Served {
 }
 
 impl Served {
-    /// Starts to serve. `silence` is how long a caller's host may not be heard of; `health` says whether the data path works.
+    /// Starts to serve. `silence` is how long a caller's host may not be heard of, in whole seconds and at least two; `health` says
+    /// whether the data path works.
     pub fn start<F: Future<Output = Scraped> + Send + 'static>(
         listener: TcpListener,
         service: impl Control,
@@ -50,11 +52,13 @@ impl Served {
             .enable_all()
             .build()
             .map_err(ServerError::Runtime)?;
+        // What is accepted from a listening socket has its options (tcp(7)).
+        expect_answers(&listener, silence).map_err(ServerError::Runtime)?;
         let (hang_up, hung_up) = oneshot::channel();
         let listener = runtime
             .block_on(async { tokio::net::TcpListener::from_std(listener) })
             .map_err(ServerError::Runtime)?;
-        let serving = runtime.spawn(serve(listener, service, silence, scrape, health, hung_up));
+        let serving = runtime.spawn(serve(listener, service, scrape, health, hung_up));
         Ok(Self { hang_up: Some(hang_up), serving: Some(serving), runtime: Some(runtime) })
     }
 
@@ -109,13 +113,9 @@ pub(super) fn bind<D>(
 }
 
 /// Serves gRPC and plain HTTP on one port until `hung_up` resolves.
-///
-/// A host that vanished while its rank waited for others sends no farewell: only an unanswered ping, after `silence` at most
-/// twice, ends its call and gives its place back.
 async fn serve<F: Future<Output = Scraped> + Send + 'static>(
     listener: tokio::net::TcpListener,
     service: impl Control,
-    silence: Duration,
     scrape: impl Fn() -> F + Clone + Send + Sync + 'static,
     health: impl Fn() -> Result<(), ThreadEnded> + Clone + Send + Sync + 'static,
     hung_up: oneshot::Receiver<()>,
@@ -129,8 +129,6 @@ async fn serve<F: Future<Output = Scraped> + Send + 'static>(
         .route("/metrics", get(async move || scraped(scrape().await)));
     let served = tonic::transport::Server::builder()
         .accept_http1(true)
-        .http2_keepalive_interval(Some(silence))
-        .http2_keepalive_timeout(Some(silence))
         .add_routes(Routes::from(router))
         .serve_with_incoming_shutdown(TcpIncoming::from(listener).with_nodelay(Some(true)), async {
             let _ = hung_up.await;

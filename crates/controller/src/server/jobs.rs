@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 
 use fanin_protocol::JobAborted;
 use fanin_protocol::control::{
-    Admission, Command, HeartbeatReply, JobState, JobView, JoinDecision, JoinRequest, Pool, Refusal,
-    Registry, RegistryConfig, Ticket,
+    Admission, Attendance, Command, Detached, HeartbeatReply, JobState, JobView, JoinDecision, JoinRequest,
+    Pool, Ranks, Refusal, Registry, RegistryConfig, Ticket,
 };
 use fanin_wire::{AbortReason, Generation, JobId, WorkerId};
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 
 use crate::proto::AtpRoute;
 
@@ -62,6 +62,14 @@ pub(super) enum Joined<'a> {
     Done(Outcome),
 }
 
+/// A rank's stream, as it begins.
+pub(super) struct Attending {
+    /// How the job is.
+    pub reply: HeartbeatReply,
+    /// What follows, while it runs.
+    pub stays: Option<(Attendance, watch::Receiver<HeartbeatReply>)>,
+}
+
 /// A job as `Status` and the metrics see it.
 #[derive(Clone, Debug)]
 pub(super) struct JobSnapshot {
@@ -90,6 +98,8 @@ struct State {
     refusals: HashMap<&'static str, u64>,
     /// What the ranks of running jobs measured; an entry goes with its job.
     round_trips: HashMap<JobId, BTreeMap<WorkerId, Duration>>,
+    /// How each running job is, for the streams of its ranks.
+    news: HashMap<JobId, watch::Sender<HeartbeatReply>>,
 }
 
 impl Jobs {
@@ -103,6 +113,7 @@ impl Jobs {
             without_room: Vec::new(),
             refusals: HashMap::new(),
             round_trips: HashMap::new(),
+            news: HashMap::new(),
         };
         let state = Arc::new(Mutex::new(state));
         let errands = Errands::start(Arc::clone(&driver))?;
@@ -125,6 +136,8 @@ impl Jobs {
     pub fn join(&self, request: JoinRequest) -> Joined<'_> {
         let (job, rank, world_size) = (request.job.clone(), request.rank, request.world_size);
         let mut state = self.lock();
+        let ended = state.registry.make_way(self.now(), &request);
+        self.carry_out(&mut state, ended);
         match state.registry.join(self.now(), request) {
             JoinDecision::Waiting(ticket) => {
                 tracing::debug!(job, rank, world_size, "a rank waits");
@@ -137,6 +150,8 @@ impl Jobs {
                     Ok(admission) => {
                         let (sender, outcome) = oneshot::channel();
                         state.waiting.insert(ticket, sender);
+                        let alive = HeartbeatReply::Alive { left: Ranks::default() };
+                        state.news.insert(admission.job, watch::channel(alive).0);
                         self.make_room(job, admission, tickets);
                         return Joined::Waiting(Seat { jobs: self, ticket, outcome });
                     }
@@ -210,6 +225,20 @@ impl Jobs {
         reply
     }
 
+    /// A rank opens its stream.
+    pub fn attend(&self, job: JobId, rank: WorkerId, generation: Generation) -> Attending {
+        let mut state = self.lock();
+        let (reply, attendance) = state.registry.attend(self.now(), job, rank, generation);
+        let news = state.news.get(&job).map(watch::Sender::subscribe);
+        Attending { reply, stays: attendance.zip(news) }
+    }
+
+    /// A rank's stream ended.
+    pub fn detached(&self, attendance: Attendance, cause: Detached) {
+        tracing::debug!(id = attendance.job.0, rank = attendance.rank.0, ?cause, "a rank's stream ended");
+        self.lock().registry.detached(self.now(), attendance, cause);
+    }
+
     /// The route of a job that runs here, as the first switch on the way to its workers is told it.
     pub fn route(&self, job: JobId) -> Option<AtpRoute> {
         let state = self.lock();
@@ -231,6 +260,13 @@ impl Jobs {
         let command = state.registry.leave(job, rank);
         tracing::debug!(id = job.0, rank = rank.0, "a rank leaves");
         self.carry_out(&mut state, command);
+        let left = state.registry.jobs().find_map(|view| match view.state {
+            JobState::Running { job: id, left, .. } if id == job => Some(left),
+            _ => None,
+        });
+        if let Some(left) = left {
+            state.tell(job, HeartbeatReply::Alive { left });
+        }
     }
 
     /// Acts on what the data path found out and on what is overdue.
@@ -243,6 +279,7 @@ impl Jobs {
             tracing::warn!(id = job.0, ?reason, "the data path aborts a job");
             // One shard found out; the others must hear of it.
             self.errands.send(move |driver| driver.abort_job(job, reason));
+            state.tell(job, HeartbeatReply::Aborted(reason));
             let command = state.registry.aborted(now, job, reason);
             self.carry_out(&mut state, command);
         }
@@ -266,10 +303,12 @@ impl Jobs {
             match command {
                 Command::Abort { job, reason } => {
                     tracing::warn!(id = job.0, ?reason, "a job is aborted");
+                    state.tell(job, HeartbeatReply::Aborted(reason));
                     self.errands.send(move |driver| driver.abort_job(job, reason));
                 }
                 Command::Remove { job } => {
                     state.round_trips.remove(&job);
+                    state.news.remove(&job);
                     tracing::info!(id = job.0, "a job is over");
                     self.errands.send(move |driver| driver.remove_job(job));
                 }
@@ -341,6 +380,13 @@ impl State {
         if let Some(sender) = self.waiting.remove(&ticket) {
             // The rank may have hung up just now. It is silent then, and expelled.
             let _ = sender.send(outcome);
+        }
+    }
+
+    /// Tells a job's ranks how it is.
+    fn tell(&self, job: JobId, news: HeartbeatReply) {
+        if let Some(ranks) = self.news.get(&job) {
+            ranks.send_replace(news);
         }
     }
 

@@ -5,6 +5,7 @@
 //! switch that restarted learns the same from the next heartbeat.
 
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -14,14 +15,15 @@ use fanin_protocol::control::{Protocol, Refusal};
 use fanin_protocol::{JobAborted, JobProgress};
 use fanin_udp::{AtpSwitchDriver, IoStatistics};
 use fanin_wire::{FRAGMENT_ELEMENTS, Generation, JobId, LEVELS_MAX, VERSION, WorkerId};
-use tokio::sync::oneshot;
-use tonic::{Code, Request, Response, Status};
+use tokio::sync::{mpsc, oneshot};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Code, Request, Response, Status, Streaming};
 
 use super::data_path::unhealthy;
 use super::errands::Errands;
 use super::http::{self, Served};
 use super::routes::{Route, Routes};
-use super::service::seen_from;
+use super::service::{Replies, seen_from};
 use super::snapshots::Snapshots;
 use super::{ServerError, relay_metrics};
 use crate::client::connection::{Connection, explain, with_port};
@@ -68,6 +70,7 @@ impl AtpSwitchServerConfig {
 #[derive(Debug)]
 pub struct AtpSwitchServer {
     address: SocketAddr,
+    relay: Arc<Relay>,
     served: Option<Served>,
 }
 
@@ -106,6 +109,7 @@ impl AtpSwitchServer {
             driver,
             figures: Snapshots::new(move || Figures::of(&asked, lock(&served_jobs).names())),
             routes,
+            stops: AtomicBool::new(false),
         });
         let scraped = Arc::clone(&relay);
         let service = Service(Arc::clone(&relay));
@@ -123,8 +127,9 @@ impl AtpSwitchServer {
             aggregators = config.aggregators,
             "the ATP switch listens"
         );
-        served.every(TICK, move || relay.tick());
-        Ok(Self { address, served: Some(served) })
+        let ticking = Arc::clone(&relay);
+        served.every(TICK, move || ticking.tick());
+        Ok(Self { address, relay, served: Some(served) })
     }
 
     /// Where it listens, TCP and UDP.
@@ -142,6 +147,7 @@ impl AtpSwitchServer {
 impl Drop for AtpSwitchServer {
     fn drop(&mut self) {
         if let Some(served) = self.served.take() {
+            self.relay.stops.store(true, Ordering::Relaxed);
             drop(served);
             tracing::info!(address = %self.address, "the ATP switch stopped");
         }
@@ -163,6 +169,8 @@ pub(super) struct Relay {
     /// Jobs that the server ended.
     ended: Mutex<Option<Receiver<JobAborted>>>,
     routes: Arc<Mutex<Routes>>,
+    /// Streams of ranks that end from now on say nothing of the ranks.
+    stops: AtomicBool,
 }
 
 fn lock(routes: &Mutex<Routes>) -> MutexGuard<'_, Routes> {
@@ -201,21 +209,22 @@ impl Relay {
         let opened = Connection::open(&self.upstream, patience).await;
         let (connection, _) = opened.map_err(|error| match error {
             // Its cure is for a worker.
-            SessionError::SwitchUnreachable { cause, .. } => self.unreachable(&cause),
-            error => self.unreachable(&error.to_string()),
+            SessionError::SwitchUnreachable { cause, .. } => self.unreachable(&cause, true),
+            error => self.unreachable(&error.to_string(), false),
         })?;
         if connection.protocol != Protocol::Atp {
-            return Err(self.unreachable("it is a switch of SwitchML"));
+            return Err(self.unreachable("it is a switch of SwitchML", false));
         }
         *self.connection.lock().unwrap_or_else(PoisonError::into_inner) = Some(connection.clone());
         Ok(connection)
     }
 
-    fn unreachable(&self, cause: &str) -> ChainError {
+    fn unreachable(&self, cause: &str, may_come: bool) -> ChainError {
         ChainError::UpstreamUnreachable {
             switch: self.name(),
             upstream: self.upstream.clone(),
             cause: cause.into(),
+            may_come,
         }
     }
 
@@ -232,7 +241,7 @@ impl Relay {
             Err(status) => {
                 // Its name may lead elsewhere by now.
                 *self.connection.lock().unwrap_or_else(PoisonError::into_inner) = None;
-                Err(Failed::Chain(self.unreachable(&explain(&status))))
+                Err(Failed::Chain(self.unreachable(&explain(&status), true)))
             }
         }
     }
@@ -331,7 +340,7 @@ impl Relay {
         }
         let mut connection = self.upstream(JOIN_PATIENCE).await?;
         let mtu = fanin_udp::path_mtu(connection.address)
-            .map_err(|error| self.unreachable(&format!("no route: {error}")))?;
+            .map_err(|error| self.unreachable(&format!("no route: {error}"), true))?;
         request.hops.push(proto::Hop {
             instance: self.instance,
             port: self.address.port().into(),
@@ -364,9 +373,79 @@ impl Relay {
         let generation = Generation(narrow(request.generation, "generation")?);
         let member = (JobId(request.job_id), generation, WorkerId(narrow(request.rank, "rank")?));
         let mut connection = self.upstream(PATIENCE).await?;
-        let mut reply = self.answered(connection.client.heartbeat(request).await)?;
+        let reply = self.answered(connection.client.heartbeat(request).await)?;
+        Ok(self.learned(member, &connection, reply).await?)
+    }
+
+    /// Opens a rank's stream to the upstream, and passes on what comes from there and, if the rank dies, that.
+    async fn attend(
+        self: Arc<Self>,
+        mut asks: Streaming<proto::AttendRequest>,
+    ) -> Result<mpsc::Receiver<Result<proto::HeartbeatReply, Status>>, Failed> {
+        let asked = asks.message().await.map_err(Failed::Refused)?;
+        let mut request = asked.ok_or(Malformed("attendance"))?;
+        let is_next_to_us = request.passed_on == 0;
+        request.passed_on = one_more(request.passed_on)?;
+        let generation = Generation(narrow(request.generation, "generation")?);
+        let member = (JobId(request.job_id), generation, WorkerId(narrow(request.rank, "rank")?));
+        let mut connection = self.upstream(PATIENCE).await?;
+        let (ours, passed_on) = mpsc::channel(1);
+        let gone = proto::AttendRequest { gone: true, ..request };
+        // It is empty.
+        let _ = ours.send(request).await;
+        let mut above = self.answered(connection.client.attend(ReceiverStream::new(passed_on)).await)?;
+        let (replies, stream) = mpsc::channel(1);
+        tokio::spawn(async move {
+            // Until then the upstream ends the stream, and hears before that what became of the rank.
+            let mut lives = true;
+            loop {
+                let dies = async {
+                    tokio::select! {
+                        asked = asks.message() => match asked {
+                            Ok(Some(request)) => request.gone,
+                            Ok(None) | Err(_) => is_next_to_us,
+                        },
+                        () = replies.closed() => is_next_to_us,
+                    }
+                };
+                tokio::select! {
+                    reply = above.message() => {
+                        let reply = match reply {
+                            Ok(Some(reply)) => self
+                                .learned(member, &connection, reply)
+                                .await
+                                .map_err(|error| Status::from(Failed::Chain(error))),
+                            Ok(None) => return,
+                            Err(status) => Err(status),
+                        };
+                        let ends = reply.is_err();
+                        let _ = replies.send(reply).await;
+                        if ends {
+                            return;
+                        }
+                    }
+                    at_the_rank = dies, if lives => {
+                        if !at_the_rank || self.stops.load(Ordering::Relaxed) {
+                            return;
+                        }
+                        let _ = ours.send(gone).await;
+                        lives = false;
+                    }
+                }
+            }
+        });
+        Ok(stream)
+    }
+
+    /// What the upstream says of a rank's job, with this switch's own level in it.
+    async fn learned(
+        &self,
+        member: (JobId, Generation, WorkerId),
+        connection: &Connection,
+        mut reply: proto::HeartbeatReply,
+    ) -> Result<proto::HeartbeatReply, ChainError> {
         if let Some(route) = &mut reply.route {
-            route.levels = self.learn(member, &connection, route).await?;
+            route.levels = self.learn(member, connection, route).await?;
         }
         Ok(reply)
     }
@@ -499,6 +578,16 @@ impl Control for Service {
         request: Request<proto::HeartbeatRequest>,
     ) -> Result<Response<proto::HeartbeatReply>, Status> {
         Ok(Response::new(self.0.heartbeat(request.into_inner()).await?))
+    }
+
+    type AttendStream = Replies;
+
+    async fn attend(
+        &self,
+        request: Request<Streaming<proto::AttendRequest>>,
+    ) -> Result<Response<Replies>, Status> {
+        let stream = Arc::clone(&self.0).attend(request.into_inner()).await?;
+        Ok(Response::new(ReceiverStream::new(stream)))
     }
 
     async fn leave(

@@ -4,16 +4,24 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use fanin_protocol::control::{Admission, HeartbeatReply, Hop, JobState, JoinRequest, Protocol, Resume};
+use fanin_protocol::control::{
+    Admission, Detached, HeartbeatReply, Hop, JobState, JoinRequest, Protocol, Resume,
+};
 use fanin_wire::{Generation, JobId, VERSION, WorkerId};
-use tonic::{Request, Response, Status};
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status, Streaming};
 
 use super::data_path::{Figures, unhealthy};
-use super::jobs::{JobSnapshot, Jobs, Joined, NotAdmitted};
+use super::jobs::{Attending, JobSnapshot, Jobs, Joined, NotAdmitted};
 use crate::convert::{Malformed, narrow, protocol, wire_dtype};
 use crate::proto::{self, control_server::Control};
 
+/// The server's half of a rank's stream.
+pub(super) type Replies = ReceiverStream<Result<proto::HeartbeatReply, Status>>;
+
 /// Answers the workers.
+#[derive(Clone)]
 pub(super) struct ControlService {
     pub jobs: Arc<Jobs>,
     /// Tells this switch from the one before and the one after.
@@ -57,27 +65,31 @@ impl Control for ControlService {
         &self,
         request: Request<proto::HeartbeatRequest>,
     ) -> Result<Response<proto::HeartbeatReply>, Status> {
-        use proto::heartbeat_reply::{Alive, State, Unknown};
         let request = request.into_inner();
         let rank = WorkerId(narrow(request.rank, "rank")?);
         let generation = Generation(narrow(request.generation, "generation")?);
         let rtt = request.smoothed_rtt_ns.map(Duration::from_nanos);
         let job = JobId(request.job_id);
-        let mut route = None;
         let reply = self.jobs.heartbeat(job, rank, generation, rtt);
         // After the registry heard it: no rank is to blame.
         self.jobs.driver.health().map_err(|ended| unhealthy(&ended))?;
-        let state = match reply {
-            HeartbeatReply::Alive { left } => {
-                if self.jobs.config().protocol == Protocol::Atp {
-                    route = self.jobs.route(job);
-                }
-                State::Alive(Alive { left: left.0 })
-            }
-            HeartbeatReply::Unknown => State::Unknown(Unknown {}),
-            HeartbeatReply::Aborted(reason) => State::Aborted(reason.into()),
-        };
-        Ok(Response::new(proto::HeartbeatReply { state: Some(state), switch_instance: self.instance, route }))
+        Ok(Response::new(self.reply(job, reply)))
+    }
+
+    type AttendStream = Replies;
+
+    async fn attend(
+        &self,
+        request: Request<Streaming<proto::AttendRequest>>,
+    ) -> Result<Response<Replies>, Status> {
+        let mut asks = request.into_inner();
+        let who = asks.message().await?.ok_or(Malformed("attendance"))?;
+        let rank = WorkerId(narrow(who.rank, "rank")?);
+        let generation = Generation(narrow(who.generation, "generation")?);
+        let attending = self.jobs.attend(JobId(who.job_id), rank, generation);
+        let (replies, stream) = mpsc::channel(1);
+        tokio::spawn(self.clone().attended(who, attending, asks, replies));
+        Ok(Response::new(ReceiverStream::new(stream)))
     }
 
     async fn leave(
@@ -112,6 +124,60 @@ impl Control for ControlService {
             protocol: proto::Protocol::from(config.protocol).into(),
             switches: Vec::new(),
         }))
+    }
+}
+
+impl ControlService {
+    fn reply(&self, job: JobId, reply: HeartbeatReply) -> proto::HeartbeatReply {
+        use proto::heartbeat_reply::{Alive, State, Unknown};
+        let mut route = None;
+        let state = match reply {
+            HeartbeatReply::Alive { left } => {
+                if self.jobs.config().protocol == Protocol::Atp {
+                    route = self.jobs.route(job);
+                }
+                State::Alive(Alive { left: left.0 })
+            }
+            HeartbeatReply::Unknown => State::Unknown(Unknown {}),
+            HeartbeatReply::Aborted(reason) => State::Aborted(reason.into()),
+        };
+        proto::HeartbeatReply { state: Some(state), switch_instance: self.instance, route }
+    }
+
+    /// Tells a rank how its job is, until that or the rank's stream ends.
+    async fn attended(
+        self,
+        who: proto::AttendRequest,
+        attending: Attending,
+        mut asks: Streaming<proto::AttendRequest>,
+        replies: mpsc::Sender<Result<proto::HeartbeatReply, Status>>,
+    ) {
+        let job = JobId(who.job_id);
+        // If nobody listens any more, the end of the stream says so below.
+        let _ = replies.send(Ok(self.reply(job, attending.reply))).await;
+        let Some((attendance, mut news)) = attending.stays else { return };
+        let broken = match who.passed_on {
+            0 => Detached::AtTheRank,
+            _ => Detached::OnTheWay,
+        };
+        let cause = loop {
+            tokio::select! {
+                // Every rank left.
+                changed = news.changed() => if changed.is_err() { return },
+                asked = asks.message() => match asked {
+                    Ok(Some(request)) if request.gone => break Detached::AtTheRank,
+                    Ok(Some(_)) => continue,
+                    Ok(None) | Err(_) => break broken,
+                },
+                () = replies.closed() => break broken,
+            }
+            let reply = *news.borrow_and_update();
+            let _ = replies.send(Ok(self.reply(job, reply))).await;
+            if !matches!(reply, HeartbeatReply::Alive { .. }) {
+                return;
+            }
+        };
+        self.jobs.detached(attendance, cause);
     }
 }
 

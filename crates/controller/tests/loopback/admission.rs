@@ -132,20 +132,26 @@ fn a_rank_that_cancels_while_it_waits_gives_its_place_back() {
 }
 
 #[test]
-fn a_host_that_vanishes_while_its_rank_waits_loses_its_place() {
+fn a_process_that_is_stopped_while_it_waits_keeps_its_place() {
     let switch = switch_with(|config| config.heartbeat_timeout = Duration::from_millis(300));
     // Nothing runs on it between two calls: its connection stays open, and answers no ping.
-    let host = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let stopped = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let address = format!("http://{}", switch.address());
-    host.spawn(async move {
+    let waiting = stopped.spawn(async move {
         let mut client = ControlClient::connect(address).await.expect("a switch");
         client.join(request("wait", 0, 2, 2 * HANG)).await
     });
     let status = || switch_status(&switch.address().to_string(), HANG).expect("a status");
     while status().jobs.is_empty() {
-        host.block_on(async { tokio::time::sleep(Duration::from_millis(5)).await });
+        stopped.block_on(async { tokio::time::sleep(Duration::from_millis(5)).await });
     }
-    wait_for_jobs(&switch, 0);
+    // Many times the timeout: nothing can be waited for where nothing is to happen.
+    thread::sleep(Duration::from_millis(1500));
+    let second = config(&switch, "wait", 1, 2);
+    let second = thread::spawn(move || Session::connect(second));
+    let reply = stopped.block_on(waiting).expect("no panic").expect("an answer").into_inner();
+    assert!(matches!(reply.outcome, Some(Outcome::Admission(_))), "{reply:?}");
+    second.join().expect("no panic").expect("admitted");
 }
 
 #[test]
@@ -174,7 +180,9 @@ fn a_rank_asks_for_its_own_patience() {
     .play();
     let mut config = SessionConfig::new(scripted.address.to_string(), "patient", 0, 1);
     config.join_timeout = Duration::from_secs(4000);
-    assert_eq!(refused(config), Refusal::TooManyJobs { max: 4_000_000 });
+    let Refusal::TooManyJobs { max } = refused(config) else { panic!("another refusal") };
+    // Less what it took to find the switch.
+    assert!((3_000_000..=4_000_000).contains(&max), "{max}");
 }
 
 #[test]
@@ -204,7 +212,7 @@ fn no_switch_is_a_typed_error_that_names_the_port() {
     let free =
         TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a free port");
     let mut config = SessionConfig::new(free.to_string(), "none", 0, 1);
-    config.connect_timeout = Duration::from_millis(300);
+    config.join_timeout = Duration::from_millis(300);
     let error = Session::connect(config).expect_err("nobody there");
     assert!(
         matches!(&error, SessionError::SwitchUnreachable { port, .. } if *port == free.port()),
@@ -226,7 +234,7 @@ fn what_answers_and_is_no_switch_is_told_so() {
             }
         });
         let mut config = SessionConfig::new(address.to_string(), "none", 0, 1);
-        config.connect_timeout = Duration::from_secs(2);
+        config.join_timeout = Duration::from_secs(2);
         let error = Session::connect(config).expect_err("no switch");
         assert!(matches!(error, SessionError::NotASwitch { .. }), "{error}");
     }

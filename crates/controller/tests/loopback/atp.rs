@@ -255,6 +255,26 @@ fn a_rank_that_dies_behind_a_switch_is_named_to_every_other() {
 }
 
 #[test]
+fn a_rank_whose_connection_to_its_switch_closes_is_named_to_every_other() {
+    use super::faults::{NEVER, Process};
+    let server = server_with(|config| config.heartbeat_timeout = NEVER);
+    let (top, bottom) = (rack(server.address()), rack(server.address()));
+    let far = rack(bottom.address());
+    for next_to_it in [top.address(), far.address()] {
+        let mut request = request("closes", 1, 2, HANG);
+        request.protocol = fanin_controller::proto::Protocol::Atp.into();
+        let dying = thread::spawn(move || Process::join(next_to_it, request));
+        let mut config = SessionConfig::new(top.address().to_string(), "closes", 0, 2);
+        config.protocol = Protocol::Atp;
+        let session = Session::connect(config).expect("admitted");
+        let dying = dying.join().expect("no panic");
+        let sum = submit(&session, vec![1_i32; 10], Op::Sum);
+        drop(dying);
+        assert_eq!(sum.wait(), Err(SessionError::RankLost { rank: WorkerId(1) }));
+    }
+}
+
+#[test]
 fn ranks_that_disagree_are_late_or_left_are_named() {
     let server = server();
     let rack = rack(server.address());
@@ -354,7 +374,31 @@ fn refused(config: SessionConfig) -> SessionError {
 fn asking(switch: SocketAddr, protocol: Protocol) -> SessionConfig {
     let mut config = SessionConfig::new(switch.to_string(), "a", 0, 1);
     config.protocol = protocol;
+    // What may come yet is waited for.
+    config.join_timeout = Duration::from_secs(4);
     config
+}
+
+#[test]
+fn a_rank_that_comes_before_the_server_waits_for_it() {
+    let nowhere =
+        std::net::TcpListener::bind("127.0.0.1:0").expect("a free port").local_addr().expect("bound");
+    let rack = rack(nowhere);
+    let mut early = asking(rack.address(), Protocol::Atp);
+    early.join_timeout = HANG;
+    let early = thread::spawn(move || Session::connect(early));
+    // The rank has asked when the rack was refused; later is as good.
+    thread::sleep(Duration::from_millis(500));
+    assert!(!early.is_finished(), "it waits");
+    let server = again(|| {
+        SwitchServer::start(SwitchServerConfig {
+            protocol: Protocol::Atp,
+            ..SwitchServerConfig::new(nowhere)
+        })
+    });
+    let session = early.join().expect("no panic").expect("admitted");
+    assert_eq!(submit(&session, vec![3_i32; 5], Op::Sum).wait(), Ok(vec![3; 5]));
+    drop((session, rack, server));
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Ranks and switches that go wrong: every other rank hears the same, with a name in it.
 
-use fanin_protocol::control::Ranks;
+use fanin_protocol::control::{Ranks, Refusal};
 use fanin_wire::WorkerId;
 
 use super::scripted::Script;
@@ -8,7 +8,7 @@ use super::*;
 use fanin_controller::proto::control_client::ControlClient;
 use fanin_controller::proto::join_reply::Outcome;
 use fanin_controller::proto::{
-    AbortReason,
+    AbortReason, AttendRequest,
     abort_reason::Reason,
     heartbeat_reply::{Alive, State, Unknown},
 };
@@ -29,6 +29,123 @@ pub(super) fn join_and_die(switch: std::net::SocketAddr, request: JoinRequest) {
         client.join(request).await.expect("an answer").into_inner()
     });
     assert!(matches!(reply.outcome, Some(Outcome::Admission(_))), "{reply:?}");
+}
+
+/// A process that joined a job, and keeps its stream open. It asks nothing, and dies when this is dropped.
+pub(super) struct Process(Option<tokio::runtime::Runtime>);
+
+impl Process {
+    pub fn join(switch: std::net::SocketAddr, request: JoinRequest) -> Self {
+        let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+        let rank = request.rank;
+        let mut replies = runtime.block_on(async {
+            let mut client = ControlClient::connect(format!("http://{switch}")).await.expect("a switch");
+            let reply = client.join(request).await.expect("an answer").into_inner();
+            let Some(Outcome::Admission(admission)) = reply.outcome else { panic!("{reply:?}") };
+            let who = AttendRequest {
+                job_id: admission.job_id,
+                rank,
+                generation: admission.generation,
+                ..AttendRequest::default()
+            };
+            let ours = tokio_stream::StreamExt::chain(tokio_stream::once(who), tokio_stream::pending());
+            let mut replies = client.attend(ours).await.expect("a stream").into_inner();
+            // The switch knows of it when it speaks.
+            replies.message().await.expect("a reply").expect("a reply");
+            replies
+        });
+        runtime.spawn(async move { while let Ok(Some(_)) = replies.message().await {} });
+        Self(Some(runtime))
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.0.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+/// Longer than any test: nothing is found out by silence.
+pub(super) const NEVER: Duration = Duration::from_secs(3600);
+
+#[test]
+fn a_rank_whose_connection_closes_is_named_though_it_may_be_silent_for_ever() {
+    let switch = switch_with(|config| config.heartbeat_timeout = NEVER);
+    let (address, request) = (switch.address(), request("closes", 2, 3, HANG));
+    let dying = thread::spawn(move || Process::join(address, request));
+    let mut sessions: Vec<_> = (0..2)
+        .map(|rank| config(&switch, "closes", rank, 3))
+        .map(|config| thread::spawn(move || Session::connect(config).expect("admitted")))
+        .collect();
+    let sessions: Vec<_> = sessions.drain(..).map(|rank| rank.join().expect("no panic")).collect();
+    let dying = dying.join().expect("no panic");
+    let sums: Vec<_> = sessions.iter().map(|session| submit(session, vec![1_i32; 10], Op::Sum)).collect();
+    assert!(sessions.iter().all(|session| session.failure().is_none()));
+    drop(dying);
+    let lost = SessionError::RankLost { rank: WorkerId(2) };
+    for sum in sums {
+        assert_eq!(sum.wait(), Err(lost.clone()));
+    }
+    assert!(sessions.iter().all(|session| session.failure() == Some(lost.clone())));
+}
+
+#[test]
+fn a_rank_is_told_of_anothers_death_before_it_asks_or_sends_anything() {
+    let switch = switch_with(|config| config.heartbeat_timeout = NEVER);
+    let (address, request) = (switch.address(), request("idle", 1, 2, HANG));
+    let dying = thread::spawn(move || Process::join(address, request));
+    let session = Session::connect(config(&switch, "idle", 0, 2)).expect("admitted");
+    drop(dying.join().expect("no panic"));
+    let began = std::time::Instant::now();
+    while session.failure().is_none() {
+        assert!(began.elapsed() < HANG, "it was never told");
+        thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(session.failure(), Some(SessionError::RankLost { rank: WorkerId(1) }));
+}
+
+#[test]
+fn a_rank_that_is_stopped_is_waited_for_until_the_timeout() {
+    let switch = switch_with(|config| config.heartbeat_timeout = Duration::from_millis(300));
+    let (address, request) = (switch.address(), request("stopped", 1, 2, HANG));
+    let stopped = thread::spawn(move || Process::join(address, request));
+    let session = Session::connect(config(&switch, "stopped", 0, 2)).expect("admitted");
+    let _stopped = stopped.join().expect("no panic");
+    session.set_timeout(Duration::from_secs(3));
+    let error = submit(&session, vec![1_i32; 10], Op::Sum).wait().expect_err("rank 1 gives nothing");
+    let SessionError::AllReduceTimeout { missing_ranks, .. } = error else { panic!("{error}") };
+    assert_eq!(missing_ranks, Ranks(0b10));
+}
+
+#[test]
+fn a_job_whose_ranks_died_is_started_anew_under_its_name() {
+    let switch = switch_with(|config| config.heartbeat_timeout = NEVER);
+    let address = switch.address();
+    for world_size in [2, 3, 2] {
+        let processes: Vec<_> = (0..world_size)
+            .map(|rank| request("again", rank, world_size, HANG))
+            .map(|request| thread::spawn(move || Process::join(address, request)))
+            .collect();
+        let processes: Vec<_> = processes.into_iter().map(|rank| rank.join().expect("no panic")).collect();
+        let living = Session::connect(SessionConfig { join_timeout: HANG, ..config(&switch, "again", 0, 2) });
+        let error = living.expect_err("a live duplicate");
+        let is_taken = matches!(
+            error,
+            SessionError::JoinRefused {
+                reason: Refusal::JobRunning { .. } | Refusal::DuplicateRank { .. },
+                ..
+            }
+        );
+        assert!(is_taken, "{error}");
+        drop(processes);
+        let sessions = connect_all(&switch, "again", world_size, |_| {});
+        let sums: Vec<_> = sessions.iter().map(|session| submit(session, vec![1_i32; 9], Op::Sum)).collect();
+        for sum in sums {
+            assert_eq!(sum.wait(), Ok(vec![world_size as i32; 9]));
+        }
+    }
 }
 
 #[test]

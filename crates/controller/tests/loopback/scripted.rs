@@ -6,12 +6,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use fanin_controller::proto::control_server::{Control, ControlServer};
 use fanin_controller::proto::{
-    Admission, HeartbeatReply, HeartbeatRequest, JoinReply, JoinRequest, LeaveReply, LeaveRequest, Protocol,
-    StatusReply, StatusRequest, heartbeat_reply::State, join_reply::Outcome,
+    Admission, AttendRequest, HeartbeatReply, HeartbeatRequest, JoinReply, JoinRequest, LeaveReply,
+    LeaveRequest, Protocol, StatusReply, StatusRequest, heartbeat_reply::State, join_reply::Outcome,
 };
 use tokio::runtime::Runtime;
 use tonic::transport::server::TcpIncoming;
-use tonic::{Request, Response, Status};
+use tonic::{Request, Response, Status, Streaming};
 
 /// What it is named in every reply.
 pub const INSTANCE: u64 = 7;
@@ -85,6 +85,16 @@ impl Control for Player {
         let number = self.heartbeats.fetch_add(1, Ordering::Relaxed);
         let state = (self.script.heartbeat)(number).ok_or_else(|| Status::unavailable("as scripted"))?;
         Ok(Response::new(HeartbeatReply { state: Some(state), switch_instance: INSTANCE, route: None }))
+    }
+
+    type AttendStream = tokio_stream::Empty<Result<HeartbeatReply, Status>>;
+
+    /// As a switch that knows of no streams.
+    async fn attend(
+        &self,
+        _: Request<Streaming<AttendRequest>>,
+    ) -> Result<Response<Self::AttendStream>, Status> {
+        Err(Status::unimplemented("as scripted"))
     }
 
     async fn leave(&self, _: Request<LeaveRequest>) -> Result<Response<LeaveReply>, Status> {

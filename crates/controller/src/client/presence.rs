@@ -1,0 +1,71 @@
+//! The stream by which the switch knows that the rank lives, and the rank hears at once what becomes of its job.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use fanin_udp::WorkerJob;
+use tokio::sync::{mpsc, oneshot};
+use tokio_stream::StreamExt;
+use tonic::Code;
+
+use super::connection::{Connection, RETRY};
+use super::session::Shared;
+use crate::proto::heartbeat_reply::State;
+use crate::proto::{AttendRequest, HeartbeatReply};
+
+/// What the switch said of a job.
+pub(super) type News = (WorkerJob, HeartbeatReply);
+
+/// Keeps the stream open as long as the session's runtime lives, in a new job too, and hands on what the switch says.
+///
+/// `first` is told once the switch has answered, or will not. Ends with the job, when nobody listens to the news any more, and with a switch that knows of no such stream: heartbeats alone
+/// tell it that the rank lives.
+pub(super) async fn attend(
+    shared: Arc<Shared>,
+    connection: Connection,
+    news: mpsc::Sender<News>,
+    first: oneshot::Sender<()>,
+) {
+    let mut first = Some(first);
+    let mut answered = || drop(first.take());
+    loop {
+        let began = Instant::now();
+        let job = shared.job();
+        let who = AttendRequest {
+            job_id: job.id().0,
+            rank: shared.member.rank.0.into(),
+            generation: job.generation().0.into(),
+            passed_on: 0,
+            gone: false,
+        };
+        // Our half says no more, and stays open.
+        let ours = tokio_stream::once(who).chain(tokio_stream::pending());
+        let broke = match connection.client.clone().attend(ours).await {
+            Ok(stream) => {
+                let mut replies = stream.into_inner();
+                loop {
+                    let reply = match replies.message().await {
+                        Ok(Some(reply)) => reply,
+                        Ok(None) => break false,
+                        Err(_) => break true,
+                    };
+                    answered();
+                    let ends = matches!(reply.state, Some(State::Aborted(_)));
+                    if news.send((job, reply)).await.is_err() || ends {
+                        return;
+                    }
+                }
+            }
+            Err(status) if status.code() == Code::Unimplemented => return,
+            Err(status) => {
+                tracing::debug!(%status, "no stream to the switch");
+                false
+            }
+        };
+        answered();
+        // The switch gives a rank whose connection breaks little time to come back.
+        if !broke || began.elapsed() < RETRY {
+            tokio::time::sleep(RETRY).await;
+        }
+    }
+}

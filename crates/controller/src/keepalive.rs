@@ -1,0 +1,25 @@
+//! Whether the machine at the other end of a connection is there.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use socket2::{SockRef, TcpKeepalive};
+
+/// How often a machine is asked, within the time after which it is taken for gone.
+const PROBES_A_SILENCE: u32 = 5;
+/// The kernel counts these intervals in seconds.
+const PROBE_INTERVAL_MIN: Duration = Duration::from_secs(1);
+const PROBE_INTERVAL_MAX: Duration = Duration::from_secs(60);
+
+/// Has the kernel ask the machine at the other end of a TCP connection whether it is there, and end the connection when it has
+/// not answered for `silence` (whole seconds, two at least): a machine that vanished sends no farewell.
+///
+/// The other kernel answers, for a process that is stopped or starved too. HTTP/2's own pings would ask the process.
+pub(crate) fn expect_answers(socket: &impl AsFd, silence: Duration) -> io::Result<()> {
+    let socket = SockRef::from(socket);
+    let interval = (silence / PROBES_A_SILENCE).clamp(PROBE_INTERVAL_MIN, PROBE_INTERVAL_MAX);
+    socket.set_tcp_keepalive(&TcpKeepalive::new().with_time(interval).with_interval(interval))?;
+    // Found out by the next probe: within `silence` of the last answer.
+    socket.set_tcp_user_timeout(Some(silence.saturating_sub(interval).max(PROBE_INTERVAL_MIN)))
+}
