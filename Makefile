@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 RUST_SOURCES := $(shell find crates -name '*.rs' -o -name '*.toml' -o -name '*.proto') Cargo.toml Cargo.lock
 PYTHON_SOURCES := $(shell find python -name '*.py' -o -name '*.pyi') pyproject.toml
 
-.PHONY: help build wheel demo test lint test-rust test-python test-torch fuzz bench bench-atp clean tools test-tools
+.PHONY: help build wheel demo test lint test-rust test-python test-torch test-long fuzz bench bench-atp clean tools test-tools
 .DELETE_ON_ERROR:
 
 help:
@@ -14,6 +14,7 @@ help:
 	@echo 'make wheel   what pip installs, into target/wheels: fanin for every Python from 3.11 on, and fanin-lab'
 	@echo 'make demo    train a small GPT with 4 workers, a switch summing their gradients, beside Gloo (2 minutes)'
 	@echo 'make test    everything that CI runs'
+	@echo 'make test-long   fifty ranks killed at random moments, and started again (half an hour)'
 	@echo 'make test-torch  PyTorch'"'"'s own distributed tests, on fanin and on Gloo'
 	@echo 'make bench   docs/performance.md: fanin beside Gloo, the kernels beside memcpy; as root, else rows are skipped (20 minutes)'
 	@echo 'make bench-atp   docs/reproduction-sockets.md: two of the ATP paper'\''s experiments on real sockets; needs root (5 minutes)'
@@ -81,6 +82,11 @@ test-rust: test-tools
 
 test-python: build
 	$(BIN)/python -m pytest
+
+# Ranks killed at random moments, under torchrun; half an hour. A seed alone: LONG="-k 'moments and 3'".
+LONG ?=
+test-long: build
+	$(BIN)/python -m pytest -m long -s $(LONG)
 
 # PyTorch's own tests beside Gloo: all of them with 2 ranks, those of groups also with more. A quarter of an hour.
 TORCH_GROUPS := --only *group* --only *gather_object* --only *hierarchical* --only *monitored*

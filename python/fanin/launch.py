@@ -53,6 +53,14 @@ def parser() -> argparse.ArgumentParser:
     )
     add_flags(ours)
     ours.add_argument(
+        "--heartbeat-timeout",
+        type=_seconds,
+        metavar="SECONDS",
+        default=None,
+        help="seconds that a rank's machine may not answer before the rank is taken for dead "
+        "(default: 5), for the switch of this launcher; a process that ends is noticed at once",
+    )
+    ours.add_argument(
         "--as",
         dest="stands_in",
         metavar="BACKEND",
@@ -93,11 +101,16 @@ def run(argv: list[str]) -> int:
             "with more than one node the ranks need a switch that all of them can reach: start one "
             "with `fanin switch --listen 0.0.0.0:4800`, and pass --switch ADDR:PORT on every node"
         )
+    if named and args.heartbeat_timeout is not None:
+        parsed.error(
+            "--heartbeat-timeout is the switch's, and a switch is named: start that one with it "
+            "(fanin switch --heartbeat-timeout SECONDS)"
+        )
     if named:
         return _launch(args)
 
     try:
-        switch = _fanin.Switch(protocol=settings.protocol)
+        switch = _fanin.Switch(protocol=settings.protocol, heartbeat_timeout=args.heartbeat_timeout)
     except (OSError, FaninError) as error:
         print(f"fanin run: {error}", file=sys.stderr)
         return 1
@@ -111,6 +124,13 @@ def run(argv: list[str]) -> int:
         return _launch(args)
     finally:
         switch.stop()
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 1 <= seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r}: at least 1 second")
+    return seconds
 
 
 def _nodes_max(parsed: argparse.ArgumentParser, nnodes: str) -> int:

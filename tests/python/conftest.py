@@ -6,10 +6,12 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 from fanin import _fanin
+from programs import Program, Start
 from ranks import Ranks
 
 
@@ -87,3 +89,21 @@ def switch_process() -> Iterator[SwitchProcess]:
     """A switch that runs, and that the test may kill and start again on the same port."""
     with SwitchProcess() as process:
         yield process
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """``start(source, rank, world_size, switch, **environment)``: a rank that runs this."""
+    started: list[Program] = []
+
+    def run(source: str, rank: int, world_size: int, switch: str, **environment: str) -> Program:
+        said = {"RANK": str(rank), "WORLD_SIZE": str(world_size), "FANIN_SWITCH": switch}
+        # Not by `-c`: a traceback shows the lines.
+        file = tmp_path / f"program{len(started)}.py"
+        file.write_text(source)
+        started.append(Program([sys.executable, "-u", str(file)], said | environment))
+        return started[-1]
+
+    yield run
+    for program in started:
+        program.end()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import threading
 import time
 import weakref
@@ -76,7 +77,7 @@ class Channel:
         # Also at exit: a thread that comes back from Rust to a finalised interpreter dies hard, and
         # the other ranks are to hear that this one left, in place of losing it.
         self._close = (
-            weakref.finalize(self, _close, client, self._staging, self._completions)
+            weakref.finalize(self, _close, os.getpid(), client, self._staging, self._completions)
             if client is not None and self._staging is not None and self._completions is not None
             else None
         )
@@ -213,7 +214,11 @@ def _nothing(*_: float) -> None:
     """Stand in for the network of a group of one rank."""
 
 
-def _close(client: _fanin.Client, staging: Staging, completions: Completions) -> None:
+def _close(owner: int, client: _fanin.Client, staging: Staging, completions: Completions) -> None:
+    if os.getpid() != owner:
+        # A forked child: the membership is its parent's, and the threads and what they had locked
+        # at the fork are not here.
+        return
     client.close()
     staging.close(CLOSE_TIMEOUT)
     completions.join(CLOSE_TIMEOUT)

@@ -20,6 +20,7 @@ from torch._C import _distributed_c10d as c10d
 from torch._C._distributed_c10d import ProcessGroupGloo, ReduceOp, Store, Work
 
 from fanin.torch.delegated_work import AveragedWork, DelegatedWork
+from fanin.torch.forked import never_destroy_in_child
 from fanin.torch.work import WorkGroup
 
 TensorLists = Sequence[Sequence[Tensor]]
@@ -47,6 +48,7 @@ class DelegatingBackend(c10d.Backend):
             options._timeout = timeout
             options._devices = [gloo.create_device(hostname=address)]
             self._gloo = gloo(store, rank, size, options)
+        never_destroy_in_child(self._gloo)
         # The works of the coalescing region that is open, if one is.
         self._coalescing: list[Work] | None = None
         self._region_max = REGION_MAX

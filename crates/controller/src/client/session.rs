@@ -17,6 +17,7 @@ use super::connection::{Connection, RETRY, Waiting};
 use super::pending::Pending;
 use super::presence::attend;
 use super::trace::{HandOver, SessionTrace, TraceConfig};
+use super::warnings::say;
 use super::watch::watch;
 use crate::error::{AllReduceError, Member, Tensor};
 use crate::proto::LeaveRequest;
@@ -395,13 +396,6 @@ async fn admission(config: &SessionConfig) -> Result<(Connection, Admitted), Ses
         }
         tokio::time::sleep(RETRY).await;
     }
-}
-
-/// Tells whoever watches the process what it waits for: it may be for long, and logs go nowhere unless somebody asked for them.
-pub(super) fn say(rank: u32, text: &str) {
-    use std::io::Write;
-    // Nobody is there to hear when this fails.
-    let _ = writeln!(std::io::stderr(), "fanin: rank {rank}: {text}");
 }
 
 /// Ends the session if its watch panics: nobody else would notice a switch that is gone, or a deadline.

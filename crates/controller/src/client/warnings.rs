@@ -35,7 +35,8 @@ fn sent_again_percent(sent: u64, again: u64) -> Option<u64> {
     (sent >= PACKETS_MIN && again > sent / SENT_AGAIN_MAX).then(|| (100 * again).div_ceil(sent))
 }
 
-fn say(rank: u8, text: &str) {
+/// Tells whoever watches the process.
+pub(super) fn say(rank: impl std::fmt::Display, text: &str) {
     // Nobody is there to hear when this fails.
     let _ = writeln!(std::io::stderr(), "fanin: rank {rank}: {text}");
 }

@@ -11,9 +11,9 @@ use tokio::time::timeout;
 use super::admission::{Memory, join};
 use super::connection::{Connection, RETRY, explain};
 use super::presence::News;
-use super::session::{Shared, say};
+use super::session::Shared;
 use super::status::{JobStatusState, SwitchStatus};
-use super::warnings;
+use super::warnings::{self, say};
 use crate::error::{Tensor, named};
 use crate::proto::heartbeat_reply::State;
 use crate::proto::{HeartbeatReply, HeartbeatRequest, StatusRequest};
@@ -277,7 +277,7 @@ impl Watch {
         if stands >= self.progress.untold {
             self.progress.untold *= 2;
             if let Some(awaited) = self.awaited().await.filter(|awaited| !awaited.is_empty()) {
-                let rank = self.shared.member.rank.0.into();
+                let rank = self.shared.member.rank.0;
                 say(rank, &still_waiting(stands, awaited, &oldest.tensor, self.shared.timeout()));
             }
         }
