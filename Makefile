@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 RUST_SOURCES := $(shell find crates -name '*.rs' -o -name '*.toml' -o -name '*.proto') Cargo.toml Cargo.lock
 PYTHON_SOURCES := $(shell find python -name '*.py' -o -name '*.pyi') pyproject.toml
 
-.PHONY: help build wheel demo test lint test-rust test-python test-torch test-long fuzz bench bench-atp clean tools test-tools
+.PHONY: help build wheel demo test lint test-rust test-python test-torch test-frameworks test-long fuzz bench bench-atp clean tools test-tools
 .DELETE_ON_ERROR:
 
 help:
@@ -16,6 +16,7 @@ help:
 	@echo 'make test    everything that CI runs'
 	@echo 'make test-long   fifty ranks killed at random moments, and started again (half an hour)'
 	@echo 'make test-torch  PyTorch'"'"'s own distributed tests, on fanin and on Gloo'
+	@echo 'make test-frameworks  docs/frameworks.md: unchanged programs of frameworks, on fanin and on Gloo (installs them)'
 	@echo 'make bench   docs/performance.md: fanin beside Gloo, the kernels beside memcpy; as root, else rows are skipped (20 minutes)'
 	@echo 'make bench-atp   docs/reproduction-sockets.md: two of the ATP paper'\''s experiments on real sockets; needs root (5 minutes)'
 	@echo 'make fuzz    the fuzz targets, briefly'
@@ -104,6 +105,23 @@ test-torch: build
 	    target/torch_suite/gloo-$$size.json || status=1; \
 	done; exit $$status
 
+# Programs of frameworks beside Gloo, in an environment of their own: what they bring is large.
+FRAMEWORKS := .venv-frameworks
+FRAMEWORKS_STAMP := $(FRAMEWORKS)/.installed
+$(FRAMEWORKS_STAMP): pyproject.toml | tools
+	[ -x $(FRAMEWORKS)/bin/python ] || $(PYTHON) -m venv $(FRAMEWORKS)
+	$(FRAMEWORKS)/bin/python -c 'import tomllib; extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; \
+	  [open("$(FRAMEWORKS)/" + name + ".txt", "w").write("\n".join(extras[name])) for name in ("dev", "frameworks")]'
+	$(FRAMEWORKS)/bin/python -m pip install --quiet --requirement $(FRAMEWORKS)/dev.txt setuptools wheel
+	# DeepSpeed's build looks for torch.
+	$(FRAMEWORKS)/bin/python -m pip install --quiet --no-build-isolation --requirement $(FRAMEWORKS)/frameworks.txt \
+	  --constraint $(FRAMEWORKS)/dev.txt
+	touch $@
+
+test-frameworks: build $(FRAMEWORKS_STAMP)
+	VIRTUAL_ENV=$(abspath $(FRAMEWORKS)) $(FRAMEWORKS)/bin/maturin develop --release
+	$(FRAMEWORKS)/bin/python -m pytest tests/frameworks -o faulthandler_timeout=1300
+
 # libFuzzer without cargo-fuzz: the coverage that it needs comes from stable compiler flags.
 FUZZ_SECONDS ?= 8
 FUZZ_TARGET := $(shell rustc -vV 2>/dev/null | sed -n 's/host: //p')
@@ -128,4 +146,4 @@ bench-atp: build
 	$(BIN)/python benches/atp_sockets.py
 
 clean:
-	rm -rf target fuzz/target $(VENV)
+	rm -rf target fuzz/target $(VENV) $(FRAMEWORKS)

@@ -1,0 +1,154 @@
+"""Programs of frameworks, unchanged: the same on Gloo and on fanin, whose switch did the sums.
+
+Run by `make test-frameworks`; the programs lie beside this file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fanin import _fanin
+
+HERE = Path(__file__).parent
+# The frameworks alone take a minute to import on a busy machine.
+DEADLINE = 600
+SAID = 'fanin: the program asks for "gloo"'
+TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2")
+# Gloo through the Accelerate launcher's torchrun; without a GPU, its own flag for "several".
+ACCELERATE = (
+    "-m",
+    "accelerate.commands.accelerate_cli",
+    "launch",
+    *("--multi_gpu", "--num_processes", "2", "--num_machines", "1"),
+    *("--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"),
+)
+STRATEGIES = ["ddp", "ddp_find_unused_parameters_true", "ddp_spawn", "ddp_fork", "ddp_notebook"]
+
+
+@pytest.fixture(scope="module")
+def switch() -> Iterator[str]:
+    running = _fanin.Switch()
+    yield running.address
+    running.stop()
+
+
+def summed(switch: str) -> int:
+    """How many sums the switch has completed for all its jobs."""
+    with urllib.request.urlopen(f"http://{switch}/metrics") as answer:
+        found = re.search(r"^fanin_results_total (\d+)$", answer.read().decode(), re.M)
+    assert found
+    return int(found[1])
+
+
+def play(folder: Path, *command: str, **variables: str) -> tuple[list[dict[str, Any]], str]:
+    """Run a program to its end; return what each rank left, and what was said on stderr."""
+    folder.mkdir()
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("FANIN_")}
+    ours = {
+        "RESULTS": str(folder),
+        "PYTHONPATH": str(HERE),
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "DS_ACCELERATOR": "cpu",
+        "CUDA_VISIBLE_DEVICES": "",
+        # DeepSpeed compiles into it, and a run that was killed leaves a lock behind for good.
+        "TORCH_EXTENSIONS_DIR": str(folder.parent.parent / "extensions"),
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
+    done = subprocess.run(
+        [sys.executable, *(str(HERE / each) if each.endswith(".py") else each for each in command)],
+        env=clean | ours | variables,
+        cwd=folder,
+        timeout=DEADLINE,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, f"{command}:\n{done.stdout[-4000:]}\n{done.stderr[-8000:]}"
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)], done.stderr
+
+
+def same_on_both(folder: Path, switch: str, *command: str, sums: bool = True) -> None:
+    """Run an unchanged program on Gloo and on fanin, and compare."""
+    before = summed(switch)
+    on_gloo, _ = play(folder / "gloo", *command)
+    assert summed(switch) == before
+    on_fanin, said = play(folder / "fanin", *command, FANIN_AS="gloo", FANIN_SWITCH=switch)
+    assert SAID in said
+    assert (summed(switch) > before) is sums
+    assert_same(on_fanin, on_gloo)
+
+
+def named(folder: Path, switch: str, gloo: list[str], fanin: list[str]) -> None:
+    """Run a program that takes the backend's name from its user, on Gloo and on fanin."""
+    on_gloo, _ = play(folder / "gloo", *gloo)
+    before = summed(switch)
+    on_fanin, said = play(folder / "fanin", *fanin, FANIN_SWITCH=switch)
+    assert SAID not in said
+    assert summed(switch) > before
+    assert [rank.pop("backend") for rank in on_fanin] == ["fanin", "fanin"]
+    for rank in on_gloo:
+        del rank["backend"]
+    assert_same(on_fanin, on_gloo)
+
+
+def assert_same(on_fanin: list[dict[str, Any]], on_gloo: list[dict[str, Any]]) -> None:
+    for ours, theirs in zip(on_fanin, on_gloo, strict=True):
+        assert ours.keys() == theirs.keys()
+        for name, value in theirs.items():
+            if name in ("backend", "gathered"):
+                assert ours[name] == value
+            elif name != "node":
+                # A sum's error is 2^-22 of its largest element or less; these are some tens of
+                # steps of parameters about one.
+                assert ours[name] == pytest.approx(value, rel=1e-5, abs=1e-5), name
+
+
+def test_hugging_face_trainer(tmp_path: Path, switch: str) -> None:
+    same_on_both(tmp_path, switch, *TORCHRUN, "hugging_face.py")
+
+
+def test_accelerate_launch(tmp_path: Path, switch: str) -> None:
+    same_on_both(tmp_path, switch, *ACCELERATE, "accelerated.py", "launched")
+
+
+def test_accelerate_notebook_launcher(tmp_path: Path, switch: str) -> None:
+    same_on_both(tmp_path, switch, "accelerated.py", "notebook")
+
+
+def test_accelerate_takes_a_group_that_was_made_before(tmp_path: Path, switch: str) -> None:
+    gloo = [*TORCHRUN, "accelerated.py", "launched"]
+    named(tmp_path, switch, gloo, [*TORCHRUN, "accelerated.py", "before"])
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_lightning(tmp_path: Path, switch: str, strategy: str) -> None:
+    same_on_both(tmp_path, switch, "lit.py", strategy)
+
+
+def test_lightning_by_name(tmp_path: Path, switch: str) -> None:
+    named(tmp_path, switch, ["lit.py", "ddp"], ["lit.py", "ddp", "fanin"])
+
+
+@pytest.mark.parametrize("stage", ["0", "1", "2", "3"])
+def test_deepspeed(tmp_path: Path, switch: str, stage: str) -> None:
+    same_on_both(tmp_path, switch, *TORCHRUN, "deep_speed.py", stage)
+
+
+def test_deepspeed_by_name(tmp_path: Path, switch: str) -> None:
+    gloo = [*TORCHRUN, "deep_speed.py", "1"]
+    named(tmp_path, switch, gloo, [*gloo, "fanin"])
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_distributed_checkpoint(tmp_path: Path, switch: str, kind: str) -> None:
+    same_on_both(tmp_path, switch, *TORCHRUN, "checkpointed.py", kind)
