@@ -43,9 +43,9 @@ fuzz_target!(|bytes: &[u8]| {
         packet[12..16].copy_from_slice(&[at(1) >> 2 & 3, 0, at(2), at(3)]);
         packet[16..20].copy_from_slice(&(u32::from(at(4) & 15)).wrapping_sub(4).to_le_bytes());
         packet[20..24].copy_from_slice(&u32::from(at(4) >> 6).to_le_bytes());
-        let bfloat16 = choice & 32 != 0;
-        packet[24..32].copy_from_slice(&[0, 0, 1 + (at(5) & 3), 1 + (at(5) >> 7), 100, 0, 0, 0]);
-        packet[26] |= u8::from(bfloat16) << 7;
+        let (bfloat16, native) = (choice & 32 != 0, choice & 64 != 0);
+        packet[24..32].copy_from_slice(&[0, 0, 1 + (at(5) & 7), 1 + (at(5) >> 7), 100, 0, 0, 0]);
+        packet[26] |= u8::from(bfloat16) << 7 | u8::from(native) << 6;
         packet[32..36].copy_from_slice(&[at(5), if bfloat16 { at(3) } else { 0 }, 0, 0]);
         packet[36] = at(5);
         let length = if choice & 8 != 0 { 32 } else { packet.len() - if bfloat16 { 0 } else { 4 } };

@@ -36,14 +36,24 @@ const PER_ALL_REDUCE_MAX: usize = 64;
 fn an_all_reduce_of_thousands_of_packets_allocates_no_more_than_a_small_one() {
     for offload in [Offload::Detect, Offload::Never] {
         let cluster = Cluster::start(2, 2, offload);
-        let mut tensors = vec![vec![0.5f32; 1 << 20]; 2];
-        // Queues grow to their size.
-        cluster.all_reduce(&mut tensors, Dtype::Float32, Op::Sum);
-        let packets = cluster.switch.received().packets;
-        let before = ALLOCATIONS.load(Ordering::Relaxed);
-        cluster.all_reduce(&mut tensors, Dtype::Float32, Op::Sum);
-        let allocations = ALLOCATIONS.load(Ordering::Relaxed) - before;
-        assert!(cluster.switch.received().packets - packets > 4096);
+        let allocations =
+            allocations_of(&cluster, &mut [vec![0.5f32; 1 << 20], vec![0.5; 1 << 20]], Dtype::Float32);
         assert!(allocations < PER_ALL_REDUCE_MAX, "{allocations}");
+        // As they are: a slot's contributions find room where another's were, or in as many places as there are slots.
+        let allocations =
+            allocations_of(&cluster, &mut [vec![0.5f64; 1 << 19], vec![0.5; 1 << 19]], Dtype::Float64);
+        let slots = 2 * usize::from(cluster.job.slots);
+        assert!(allocations < PER_ALL_REDUCE_MAX + slots, "{allocations}");
     }
+}
+
+/// Those of an all-reduce of thousands of packets, after one in which queues grew to their size.
+fn allocations_of<E>(cluster: &Cluster, tensors: &mut [Vec<E>], dtype: Dtype) -> usize {
+    cluster.all_reduce(tensors, dtype, Op::Sum);
+    let packets = cluster.switch.received().packets;
+    let before = ALLOCATIONS.load(Ordering::Relaxed);
+    cluster.all_reduce(tensors, dtype, Op::Sum);
+    let allocations = ALLOCATIONS.load(Ordering::Relaxed) - before;
+    assert!(cluster.switch.received().packets - packets > 4096);
+    allocations
 }

@@ -1,6 +1,7 @@
 //! The switch on its own, then with real workers in the paper's example execution.
 
 mod bfloat16;
+mod native;
 
 use alloc::string::ToString;
 use alloc::vec;
