@@ -137,8 +137,8 @@ def connect(
     `timeout` (seconds) bounds the joining and, later, every all-reduce (see
     `fanin.errors.AllReduceTimeout`). The others are settings: `switch` ("HOST:PORT"), `job`,
     `slots`, `window`, `wire_dtype`, `protocol`, `exact`, `congestion_control`, `trace`. What is not
-    given, the environment says (FANIN_SWITCH, FANIN_JOB, ...): docs/settings.md lists them. A switch
-    and a job must be said. All ranks say the same, but for the switch's address.
+    given, the environment says (FANIN_SWITCH, FANIN_JOB, ...): docs/settings.md lists them. A
+    switch and a job must be said. All ranks say the same, but for the switch's address.
 
     `job` names the job on the switch: ranks that give the same name find each other.
 
