@@ -221,7 +221,7 @@ def with_options(_me: Me, wire_dtype: WireDtype | None) -> float:
     gloo: Any = dist.ProcessGroupGloo
     options = gloo._Options() if wire_dtype is None else Options(wire_dtype=wire_dtype)
     dist.init_process_group("gloo", pg_options=options)
-    tensor = torch.full((100,), 1 + 2**-12)
+    tensor = torch.full((10_000,), 1 + 2**-12)  # a small one travels as it is
     dist.all_reduce(tensor)
     assert sums_on_switch() == 1
     return tensor[0].item()
