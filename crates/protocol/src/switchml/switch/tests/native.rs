@@ -73,7 +73,8 @@ fn floats_are_summed_in_the_order_of_the_ranks_whatever_comes_first_or_twice() {
 
 #[test]
 fn averages_are_divided_before_they_are_rounded() {
-    let rows: [(Dtype, &[&[u8]], &[u8]); 5] = [
+    type Row<'a> = (Dtype, &'a [&'a [u8]], &'a [u8]);
+    let rows: [Row<'_>; 5] = [
         // 40,000 in float16, twice: the sum is out of range.
         (Dtype::Float16, &[&[0xe2, 0x78], &[0xe2, 0x78]], &[0xe2, 0x78]),
         (Dtype::Float64, &[&3f64.to_le_bytes(), &4f64.to_le_bytes()], &3.5f64.to_le_bytes()),
