@@ -96,17 +96,19 @@ impl Connection {
         let began = Instant::now();
         loop {
             let left = patience.saturating_sub(began.elapsed()).max(Duration::from_millis(1));
-            let until = tokio::time::Instant::now() + left;
             let attempt = {
-                let reach = async {
-                    let (address, rtt) = Self::reach(&switch, left).await?;
+                let attempt = async {
+                    // Looking a name up has no limit of its own.
+                    let reached = tokio::time::timeout(left, Self::reach(&switch, left)).await;
+                    let (address, rtt) = reached
+                        .unwrap_or_else(|_| Err(io::Error::new(io::ErrorKind::TimedOut, "no answer")))?;
+                    // Who took the connection is judged by its own silence, also when that uses up the patience.
                     Ok(Self::greet(switch.clone(), address, rtt, left.min(GREETING)).await)
                 };
-                tokio::pin!(reach);
+                tokio::pin!(attempt);
                 loop {
                     tokio::select! {
-                        attempt = &mut reach => break Some(attempt),
-                        () = tokio::time::sleep_until(until) => break None,
+                        ended = &mut attempt => break ended,
                         // It may be a while until an attempt ends of which nobody hears.
                         () = tokio::time::sleep(waiting.until_due()) => {
                             say(&waiting.says(&format!("the switch {switch}: no answer; {CURE}")));
@@ -114,12 +116,11 @@ impl Connection {
                     }
                 }
             };
-            let cause = match attempt {
-                Some(Ok(Err(Ungreeted::Refused))) => io::Error::from(io::ErrorKind::ConnectionRefused),
-                Some(Ok(Err(Ungreeted::Wrong(error)))) => return Err(error),
-                Some(Ok(Ok(greeted))) => return Ok(greeted),
-                Some(Err(cause)) => cause,
-                None => io::Error::new(io::ErrorKind::TimedOut, "no answer"),
+            let cause: io::Error = match attempt {
+                Ok(Err(Ungreeted::Refused)) => io::ErrorKind::ConnectionRefused.into(),
+                Ok(Err(Ungreeted::Wrong(error))) => return Err(error),
+                Ok(Ok(greeted)) => return Ok(greeted),
+                Err(cause) => cause,
             };
             let refused = cause.kind() == io::ErrorKind::ConnectionRefused;
             let cause = if refused { cause.kind().to_string() } else { cause.to_string() };
