@@ -49,6 +49,7 @@ fn config(id: u32) -> AtpJobConfig {
         scaling: if id == 1 { Scaling::Static } else { Scaling::Dynamic },
         overflow: Overflow::Reactive,
         congestion_control: true,
+        originals_elements_max: 0,
     }
 }
 

@@ -67,6 +67,36 @@ def test_sums_are_right_and_alike_on_all_ranks(launch: Launch, atp: str) -> None
     assert max(error_b16) <= 0.5 / 2
 
 
+def metrics(me: Me) -> list[list[float]]:
+    me.init()
+    found = []
+    for dtype in (torch.float32, torch.float64):
+        loss_and_tokens = torch.tensor([0.1 + me.rank, 1e9, 1e-30], dtype=dtype)
+        dist.all_reduce(loss_and_tokens)
+        found.append(loss_and_tokens.tolist())
+    one_nan = torch.full((4096,), 1.5)
+    one_nan[me.rank] = torch.nan
+    dist.all_reduce(one_nan)
+    found.append([one_nan[3:].min().item(), one_nan[3:].max().item()])
+    # ATP has no packets for them: they are Gloo's.
+    tokens = torch.tensor([2**53 + 1, -me.rank])
+    dist.all_reduce(tokens)
+    found.append(tokens.tolist())
+    return found
+
+
+def test_each_element_of_a_small_tensor_is_right_to_its_own_magnitude(
+    launch: Launch, atp: str
+) -> None:
+    tenths = sum(torch.tensor(0.1 + rank).double() for rank in range(3))
+    for single, double, ones, tokens in launch(by_atp, 3, metrics, at=atp).results():
+        expected = torch.tensor([float(tenths), 3e9, 3e-30])
+        torch.testing.assert_close(torch.tensor(single), expected, rtol=2.0**-24, atol=0.0)
+        assert double == pytest.approx([3.3, 3e9, 3e-30], rel=1e-15)
+        assert ones == [4.5, 4.5]
+        assert tokens == [3 * 2**53 + 3, -3]
+
+
 def test_large_and_small_gradients_in_one_tensor_are_summed(launch: Launch, atp: str) -> None:
     # Values whose sums no fixed factor of 10^8 leaves in 31 bits: original values, then factors.
     for found in launch(by_atp, 2, large, at=atp).results():

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use fanin_protocol::atp::{AtpJobConfig, Hashing, Overflow, Scaling};
 use fanin_protocol::control::{Protocol, Ranks, Refusal, ResumeField};
-use fanin_wire::{AbortReason, Collective, Generation, JobId, Op, WireDtype, WorkerId};
+use fanin_wire::{AbortReason, Collective, Generation, JobId, NATIVE_ELEMENTS_MAX, Op, WireDtype, WorkerId};
 
 use crate::error::ChainError;
 use crate::proto;
@@ -79,6 +79,8 @@ pub(crate) const fn atp_job(
         scaling: Scaling::Dynamic,
         overflow: Overflow::Reactive,
         congestion_control: true,
+        // As with SwitchML: a vector of metrics has elements of any size, and a NaN beside them.
+        originals_elements_max: NATIVE_ELEMENTS_MAX as u32,
     }
 }
 

@@ -81,6 +81,7 @@ const CONFIG: AtpJobConfig = AtpJobConfig {
     scaling: Scaling::Static,
     overflow: Overflow::Reactive,
     congestion_control: true,
+    originals_elements_max: 0,
 };
 
 fn directions(rank: u8) -> Directions {

@@ -118,6 +118,7 @@ impl World {
             scaling: self.scope.scaling,
             overflow: self.scope.overflow,
             congestion_control: true,
+            originals_elements_max: 0,
         }
     }
 

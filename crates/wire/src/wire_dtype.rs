@@ -15,7 +15,9 @@ pub enum WireDtype {
 }
 
 /// Most elements of a float tensor that travels as it is in every job. A vector of metrics, a norm, a bias is as long as that
-/// or shorter, and its elements have magnitudes of their own; the large buckets of gradients are longer.
+/// or shorter, and its elements have magnitudes of their own; the large buckets of gradients are longer. With four ranks on one
+/// machine such a tensor takes half the time of one that spends a round trip on its exponents; of 16,384 elements it takes a
+/// tenth more than as a block, since the switch gathers and sums in floating point.
 pub const NATIVE_ELEMENTS_MAX: usize = 4096;
 
 /// What precedes the elements of a bfloat16 payload: the exponent, and two bytes that are zero.

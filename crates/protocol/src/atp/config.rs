@@ -75,6 +75,8 @@ pub struct AtpJobConfig {
     pub overflow: Overflow,
     /// Whether workers adjust their windows (ATP §3.7). Off only to measure what it is worth.
     pub congestion_control: bool,
+    /// Most elements of a float tensor whose original values go to the server at once, which sums them exactly; none in the paper.
+    pub originals_elements_max: u32,
 }
 
 impl AtpJobConfig {

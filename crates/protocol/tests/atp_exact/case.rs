@@ -206,6 +206,7 @@ impl Case {
             scaling: self.scaling,
             overflow: self.overflow,
             congestion_control: true,
+            originals_elements_max: 0,
         }
     }
 

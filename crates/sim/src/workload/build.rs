@@ -343,6 +343,7 @@ fn atp_config(plan: &JobPlan, id: JobId, aggregators: u32) -> AtpJobConfig {
         scaling: plan.scaling,
         overflow: plan.overflow,
         congestion_control: plan.congestion_control,
+        originals_elements_max: 0,
     };
     config.check().expect("a scenario's numbers are checked when it is read")
 }

@@ -162,6 +162,7 @@ fn config(workers: usize) -> AtpJobConfig {
         scaling: Scaling::Static,
         overflow: Overflow::Reactive,
         congestion_control: true,
+        originals_elements_max: 0,
     }
 }
 

@@ -23,6 +23,7 @@ fn config(workers: u16) -> AtpJobConfig {
         scaling: Scaling::Static,
         overflow: Overflow::Reactive,
         congestion_control: true,
+        originals_elements_max: 0,
     }
 }
 

@@ -480,7 +480,9 @@ impl<A: Copy + PartialEq, T: Tensor> AtpWorker<A, T> {
         };
         let elements = usize::from(self.config.elements);
         let range = fragment.range();
-        if !self.window.originals(sequence) {
+        let at_once =
+            collective.dtype != Dtype::Int32 && collective.elements <= self.config.originals_elements_max;
+        if !at_once && !self.window.originals(sequence) {
             let scale = Scale::of_factor(self.config.factor(place.exponent));
             let proactive = self.config.overflow == Overflow::Proactive && collective.dtype != Dtype::Int32;
             let mut risky = false;

@@ -47,6 +47,7 @@ fn config(window_max: u16) -> AtpJobConfig {
         scaling: Scaling::Static,
         overflow: Overflow::Reactive,
         congestion_control: true,
+        originals_elements_max: 0,
     }
 }
 
@@ -625,6 +626,16 @@ fn a_proactive_worker_sends_original_values_where_a_sum_could_overflow() {
     line.worker.submit(Numbers::Float(values), Op::Sum);
     line.worker.submit(Numbers::Int(vec![i32::MAX; ELEMENTS]), Op::Sum);
     assert_eq!(line.sent(), "0 1o 2 3o 4");
+}
+
+#[test]
+fn original_values_of_short_float_tensors_go_at_once() {
+    let config = AtpJobConfig { originals_elements_max: 2 * ELEMENTS as u32, ..config(8) };
+    let mut line = Line::new(config);
+    line.worker.submit(Numbers::Float(vec![f32::NAN; 2 * ELEMENTS]), Op::Sum);
+    line.worker.submit(Numbers::Float(vec![1.0; 2 * ELEMENTS + 1]), Op::Sum);
+    line.worker.submit(Numbers::Int(vec![1; ELEMENTS]), Op::Sum);
+    assert_eq!(line.sent(), "0-1o 2-5");
 }
 
 #[test]
