@@ -6,6 +6,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from conftest import Launch
+from fanin import errors
+from fanin.torch import channel
 from ranks import Me
 from torch._C._distributed_c10d import HashStore
 
@@ -107,6 +109,21 @@ def awkward(me: Me) -> None:
     dist.all_reduce(scalar)
     assert scalar.item() == 2 * n
 
+    for dtype in (torch.int64, torch.float32, torch.bfloat16):
+        whole = bytearray(b"\x07" * (1 + 4 * dtype.itemsize))
+        unaligned = torch.frombuffer(whole, offset=1, dtype=dtype)
+        unaligned.copy_(torch.arange(4) + me.rank)
+        dist.all_reduce(unaligned)
+        assert unaligned.tolist() == [n * i + n * (n - 1) / 2 for i in range(4)]
+        assert whole[0] == 7
+
+    with torch.inference_mode():
+        strided = torch.ones(3, 4, dtype=torch.int32).t()
+        work = dist.all_reduce(strided, async_op=True)
+        assert work is not None
+        work.get_future().wait()
+    assert (strided == n).all()
+
     leaf = torch.ones(5, requires_grad=True)
     dist.all_reduce(leaf)
     assert leaf.tolist() == [n] * 5
@@ -119,6 +136,35 @@ def awkward(me: Me) -> None:
 
 def test_awkward_tensors(launch: Launch) -> None:
     launch(awkward, 2).results()
+
+
+def refused(me: Me) -> str:
+    """A client that takes one of rank 0's tensors not: this rank is one behind the others."""
+    me.init()
+    if me.rank == 1:
+        me.hear()
+        with pytest.raises(errors.RankLeft) as left:
+            dist.all_reduce(torch.ones(3, dtype=torch.int32))
+        return str(left.value)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(channel.DTYPES, torch.int32, "no dtype")
+        patch.setattr(channel.Channel, "serves", lambda *_: True)
+        with pytest.raises(ValueError, match="no dtype"):
+            dist.all_reduce(torch.ones(3, dtype=torch.int32))
+    with pytest.raises(errors.Closed) as closed:
+        dist.all_reduce(torch.full((3,), 10, dtype=torch.int32))
+    me.say("closed")
+    return str(closed.value)
+
+
+def test_a_rank_whose_tensor_is_refused_sums_nothing_that_follows(launch: Launch) -> None:
+    ranks = launch(refused, 2)
+    assert ranks.hear(0) == "closed"
+    ranks.tell(1, "go")
+    closed, left = ranks.results()
+    assert "the group ended, here, because" in closed
+    assert "no dtype" in closed
+    assert "rank 0" in left
 
 
 def large(me: Me, length: int) -> tuple[int, int]:

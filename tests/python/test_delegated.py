@@ -11,8 +11,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from conftest import Launch
+from fanin import errors
+from fanin.torch import channel
 from ranks import Me, sums_on_switch, wait_until
 from torch._C import _distributed_c10d as c10d
+from torch._C._distributed_c10d import HashStore
 from torch.distributed.distributed_c10d import _coalescing_manager
 from torch.nn.parallel import DistributedDataParallel
 
@@ -99,6 +102,54 @@ def averages_of_integers(me: Me) -> None:
 
 def test_averages_of_integers(launch: Launch) -> None:
     launch(averages_of_integers, 2).results()
+
+
+def averages_at_the_end(me: Me) -> list[list[int]]:
+    me.init()
+    tensors = [torch.full((length,), me.rank * 4 + 2) for length in (3, 100_000, 1)]
+    for tensor in tensors:
+        dist.reduce(tensor, dst=0, op=dist.ReduceOp.AVG, async_op=True)
+    dist.destroy_process_group()
+    return [sorted(set(tensor.tolist())) for tensor in tensors]
+
+
+def test_averages_of_integers_are_divided_before_a_destroyed_group_is_gone(launch: Launch) -> None:
+    assert launch(averages_at_the_end, 2).result(0) == [[4]] * 3
+
+
+def cut_off(me: Me) -> str:
+    """Rank 1 lives, on the switch; only its connections of Gloo are gone."""
+    me.init(timeout=timedelta(seconds=30))
+    group: Any = dist.group.WORLD
+    backend = group._get_backend(torch.device("cpu"))
+    dist.barrier()
+    if me.rank == 1:
+        gloo: Any = dist.ProcessGroupGloo
+        backend._gloo = gloo(HashStore(), 0, 1, timedelta(seconds=30))  # the other one is gone
+        me.say("cut off")
+        tensor = torch.tensor([5], dtype=torch.int32)
+        with pytest.raises(errors.RankLeft) as left:  # and no sum with what rank 0 never submitted
+            dist.all_reduce(tensor)
+        return str(left.value)
+    me.hear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(channel, "LOSS_TIMEOUT", 0.5)
+        with pytest.raises(RuntimeError, match="onnection"):
+            dist.broadcast(torch.ones(3), src=1)
+    with pytest.raises(errors.Closed) as closed:
+        dist.all_reduce(torch.ones(3))
+    return str(closed.value)
+
+
+def test_a_connection_of_gloo_that_is_lost_ends_the_group_and_adds_nothing_to_a_sum(
+    launch: Launch,
+) -> None:
+    ranks = launch(cut_off, 2)
+    assert ranks.hear(1) == "cut off"
+    ranks.tell(0, "go")
+    ended, left = ranks.results()
+    assert re.search("the group ended, here, because Gloo lost another rank.*onnection", ended)
+    assert "rank 0" in left
 
 
 def other_collectives(me: Me) -> None:

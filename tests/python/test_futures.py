@@ -205,6 +205,19 @@ def test_a_future_of_a_work_that_nobody_was_to_be_notified_of(channels: list[Cha
     assert [t.shape for t in late.value()] == [t.shape for t in early.value()]
 
 
+def test_a_work_that_is_done_and_that_nobody_looked_at_is_not_late(
+    channels: list[Channel],
+) -> None:
+    first, second = channels
+    tensor = torch.full((3, 2), 4, dtype=torch.int32).t()
+    work: Any = first.all_reduce([tensor], average=False, notify=False)
+    assert isinstance(work.late(1), errors.AllReduceTimeout)
+    second.all_reduce([torch.ones(2, 3, dtype=torch.int32)], average=False, notify=False).wait()
+    wait_until(lambda: all(pending.done() for pending in work._pendings()), "the sum is there")
+    assert work.late(1) is None
+    assert (tensor == 5).all()
+
+
 def polling(me: Me) -> None:
     me.init()
     if me.rank == 1:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from fanin.torch import handshake
@@ -213,13 +215,27 @@ def test_who_does_not_come_is_named(rank: int, absent: list[int]) -> None:
     assert caught.value.ranks == absent
 
 
-def test_a_third_rank_that_does_not_come_is_named_by_both_sides() -> None:
+def test_a_third_rank_that_does_not_come_is_named_by_both_sides(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     shared = HashStore()
     named: dict[int, list[int]] = {}
+    # Time passes once both have looked again after rank 1 had acknowledged, by the third key.
+    met: set[int] = set()
+
+    def now() -> float:
+        return time.monotonic() + (2 * DEADLINE if met == {0, 1} else 0)
+
+    monkeypatch.setattr(handshake, "time", SimpleNamespace(monotonic=now))
 
     def body(rank: int) -> None:
+        def pause(seconds: float) -> None:
+            if shared.num_keys() == 3:
+                met.add(rank)
+            time.sleep(seconds)
+
         try:
-            agree(shared, rank, 3, lambda: ("job", None), 1)
+            agree(shared, rank, 3, lambda: ("job", None), DEADLINE, pause)
         except Absent as absent:
             named[rank] = absent.ranks
 

@@ -13,6 +13,8 @@ import torch
 import torch.distributed as dist
 from conftest import Launch
 from fanin import errors
+from fanin.torch.under_way import UnderWay
+from fanin.torch.work import AllReduceWork
 from ranks import Me, wait_until
 from torch._C import _distributed_c10d as c10d
 from torch.distributed.distributed_c10d import _coalescing_manager
@@ -226,14 +228,94 @@ def test_a_call_has_a_timeout_of_its_own(launch: Launch, backend: str, call: str
 
 
 def patient(me: Me) -> list[float]:
-    me.init(timeout=timedelta(seconds=1))
+    me.init()
     group: Any = dist.group.WORLD
+    group._get_backend(torch.device("cpu")).set_timeout(timedelta(seconds=0.2))
     tensor = torch.ones(3)
     if me.rank == 1:
-        threading.Event().wait(3)  # longer than the group's timeout
-    group.allreduce([tensor], options_of(c10d.AllreduceOptions, 50)).wait()
+        me.hear()
+    work = group.allreduce([tensor], options_of(c10d.AllreduceOptions, 50))
+    if me.rank == 0:
+        with pytest.raises(errors.AllReduceTimeout):
+            work.wait(timedelta(seconds=1))  # longer than the group's timeout
+        me.say("waited")
+    work.wait()
     return tensor.tolist()
 
 
 def test_a_call_may_take_longer_than_the_groups_timeout(launch: Launch) -> None:
-    assert launch(patient, 2).results() == [[2.0] * 3] * 2
+    ranks = launch(patient, 2)
+    assert ranks.hear(0) == "waited"
+    ranks.tell(1, "go")
+    assert ranks.results() == [[2.0] * 3] * 2
+
+
+def given_back(me: Me) -> None:
+    me.init()
+    group: Any = dist.group.WORLD
+    gone = []
+    for _ in range(3):
+        tensor = torch.ones(1000)
+        gone.append(weakref.ref(tensor))
+        group.allreduce([tensor], options_of(c10d.AllreduceOptions, 1000)).wait()
+        del tensor
+    gc.collect()
+    wait_until(lambda: not any(ref() is not None for ref in gone), "the tensors are let go")
+    wait_until(
+        lambda: all(thread.name != "fanin-timeouts" for thread in threading.enumerate()),
+        "the thread of the time-outs ends",
+    )
+
+
+def test_a_timeout_of_its_own_keeps_nothing_of_a_call_that_is_over(launch: Launch) -> None:
+    launch(given_back, 2).results()
+
+
+def barred(me: Me, how: str) -> str:
+    me.init()
+    if me.rank == 1:
+        me.hear()
+        return ""
+    group: Any = dist.group.WORLD
+    group.allreduce([torch.ones(3)], options_of(c10d.AllreduceOptions, 0.3))
+    barrier: Any = dist.barrier(async_op=True) if how == "asynchronous" else None
+    with pytest.raises(errors.AllReduceTimeout) as caught:
+        (dist.barrier if barrier is None else barrier.wait)()
+    me.say("raised")
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("how", ["blocking", "asynchronous"])
+def test_a_barrier_after_an_all_reduce_that_ended_the_group_waits_for_nobody(
+    launch: Launch, how: str
+) -> None:
+    ranks = launch(barred, 2, how)
+    assert ranks.hear(0) == "raised"
+    ranks.tell(1, "go")
+    assert "not over after 0.3 s" in ranks.result(0)
+    ranks.result(1)
+
+
+class Idle(AllReduceWork):
+    """A work of which nothing is under way."""
+
+    def _late(self, limit: float) -> errors.AllReduceTimeout:
+        raise NotImplementedError
+
+    def _make_future(self) -> Any:
+        raise NotImplementedError
+
+
+def test_the_network_hears_the_last_timeout_also_if_a_work_ends_while_it_is_told() -> None:
+    """As it does where the garbage collector comes between."""
+    told: list[float] = []
+
+    def tell(seconds: float) -> None:
+        if not told:
+            under_way.over(work)
+        told.append(seconds)
+
+    under_way = UnderWay(5, tell, lambda: None)
+    work = Idle([], under_way)
+    under_way.begin(work, 1000)
+    assert told[-1] == 5

@@ -57,6 +57,22 @@ def test_split_group_with_ranks_in_no_split(launch: Launch, backend: str, body: 
     assert launch(body, 3, backend).results() == launch(some_left_out_of, 3, "gloo").results()
 
 
+def by_torchs_names(me: Me) -> list[bool]:
+    """The method itself, of a plain group of Gloo beside one of ours."""
+    me.init("gloo")
+    ours: Any = dist.new_group(backend="fanin")
+    options: Any = {"ranks": [1], "timeout": timedelta(seconds=60)}
+    splits: list[Any] = []
+    for group in (dist.group.WORLD, ours):
+        assert group is not None
+        splits.append(group.split_group(**options))
+    return [split is not None for split in splits]
+
+
+def test_split_group_takes_torchs_keywords(launch: Launch) -> None:
+    assert launch(by_torchs_names, 2).results() == [[False] * 2, [True] * 2]
+
+
 def gloo_options() -> Any:
     gloo: Any = dist.ProcessGroupGloo
     options = gloo._Options()

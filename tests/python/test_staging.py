@@ -437,6 +437,29 @@ def test_ddp_trains_on_the_device_as_with_host_tensors(launch: Launch, hook: str
     assert test_ddp.differences(ours[0], host[0]) <= test_ddp.BOUNDS[hook]
 
 
+def broken_at_the_end(me: Me) -> list[str]:
+    with pytest.MonkeyPatch.context() as patch:
+        devices = plug_in(patch)
+        me.init()
+        devices[0].fail_copies_in = me.rank == 0
+        if me.rank == 1:
+            me.hear()
+        dist.all_reduce(torch.ones(3), async_op=True)
+        me.say("begun")
+        dist.destroy_process_group()
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("fanin")]
+
+
+def test_a_group_is_left_also_if_what_was_under_way_ends_with_an_error_of_the_device(
+    launch: Launch,
+) -> None:
+    ranks = launch(broken_at_the_end, 2)
+    assert ranks.hear(0) == "begun"
+    ranks.tell(1, "go")
+    assert ranks.hear(1) == "begun"
+    assert ranks.results() == [[], []]
+
+
 def alone(me: Me) -> list[float]:
     me.init()
     tensor = torch.ones(3)

@@ -13,9 +13,10 @@ With ``pg_options=fanin.torch.Options(wire_dtype="bfloat16")`` gradients travel 
 with ``protocol="atp"`` (FANIN_PROTOCOL) they are summed on the way to a server.
 
 All-reduces (SUM, AVG) of float32, float16, bfloat16 and int32 tensors on the CPU or on CUDA devices
-are summed by the switch; every other collective, op, dtype and device is served by a Gloo group
-over the same store. The choice is each rank's own: where the ranks' dtypes or ops differ such that
-some go to Gloo, the all-reduce ends with `fanin.errors.AllReduceTimeout`.
+are summed by the switch, and of float64, int64, uint8 and int8 tensors, too, if the protocol is not
+ATP. Every other collective, op, dtype and device is served by a Gloo group over the same store. The
+choice is each rank's own: where the ranks' dtypes or ops differ such that some go to Gloo, the
+all-reduce ends with `fanin.errors.AllReduceTimeout`.
 
 CUDA tensors pass through pinned host memory, in segments of 4 MiB, copied while others are on the
 network. An all-reduce comes after what the current stream was given before it. `Work.wait()` blocks
@@ -32,6 +33,7 @@ and with it the group, as after the group's own timeout: make a new one to go on
 
 Errors are those of `fanin.errors`, also out of `backward()` (torch's error is their cause), and
 where a connection of Gloo's tells of a rank that is gone. Only of a future torch keeps the text.
+Where the switch does not know within some seconds who is gone, the group ends all the same.
 
 The switch's sums are written into a tensor's memory while Python runs on. From `all_reduce` until
 its work is done, also if a timeout ended a `wait`, neither use the tensor nor resize or free its

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Sequence
 from datetime import timedelta
@@ -114,7 +115,7 @@ class FaninBackend(DelegatingBackend):
     def _explain(self, error: Exception) -> Exception:
         if not LOST_PEER.search(str(error)):
             return super()._explain(error)
-        cause = self._channel.loss()
+        cause = self._channel.loss(error)
         if cause is None:
             return error
         fields = {name: value for name, value in vars(cause).items() if name != "message"}
@@ -164,9 +165,10 @@ class FaninBackend(DelegatingBackend):
 
     def shutdown(self) -> None:
         """Leave, once what is under way is done, if that is soon; what is not fails."""
-        self._channel.finish()
-        self._channel.close()
-        super().shutdown()
+        with contextlib.ExitStack() as last:
+            last.callback(super().shutdown)
+            last.callback(self._channel.close)
+            self._channel.finish(self._under_way())
 
     def abort(self) -> None:
         self._channel.close()

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Final
 
 import torch
+from torch._C._distributed_c10d import Work
 
 from fanin import _fanin
 from fanin.errors import Closed, FaninError
@@ -42,8 +43,9 @@ DEVICES: Final = ("cpu", "cuda")
 # How long closing waits for callbacks that are running, and a destroyed group for what is under
 # way, in seconds.
 CLOSE_TIMEOUT = 5.0
-# How long the switch may take to notice that a rank is gone, in seconds.
+# How long the switch may take to notice that a rank is gone, and how often it is asked, in seconds.
 LOSS_TIMEOUT = 6.0
+LOSS_PAUSE = 0.01
 # Zero is torch's word for "no timeout".
 LEAST_WAIT = 1e-3
 
@@ -129,6 +131,9 @@ class Channel:
                 pending = _submit(self._client, memory, average, part, notify)
             except Exception as error:
                 work.failed_to_start(error)
+                if not isinstance(error, Closed):
+                    # It is missing in this rank's order: nobody must sum what follows.
+                    self._under_way.end(error)
                 break
             work.started(part, pending)
         return work
@@ -141,40 +146,43 @@ class Channel:
         """Return the all-reduces that are not over, in the order of their start."""
         return self._under_way.works()
 
-    def loss(self) -> FaninError | None:
+    def loss(self, error: Exception) -> FaninError | None:
         """Return why another rank cannot be reached any more; None if nothing says so soon.
 
-        For a rank whose other ways to that rank have failed: it asks the switch by one more
-        all-reduce, which a rank that is gone takes no part in, and which ends with the reason.
-        Afterwards the group is over, unless all ranks asked alike.
+        For a rank whose other way to that rank has failed with `error`. The switch tells who is
+        gone. Where it knows of nobody the group ends here all the same: some of its collectives
+        cannot be served any more.
         """
         with self._asking:
             if not self._asked:
                 self._asked = True
-                self._loss = self._ask()
+                self._loss = self._ask(error)
             return self._loss
 
-    def _ask(self) -> FaninError | None:
-        if self._client is None:
+    def _ask(self, error: Exception) -> FaninError | None:
+        client, leaving = self._client, self._close
+        if client is None or leaving is None:
             return None
-        question = torch.zeros(1, dtype=torch.int32)
-        work = self.all_reduce([question], average=False, notify=False)
-        try:
-            work.wait(timedelta(seconds=LOSS_TIMEOUT))
-        except Closed:
-            return None
-        except FaninError as error:
-            if work.is_completed():
-                return error
-            self._client.close()
+        deadline = time.monotonic() + LOSS_TIMEOUT
+        while leaving.alive and not self._under_way.ended:
+            cause = client.failure()
+            if cause is not None:
+                return cause
+            if time.monotonic() >= deadline:
+                self._under_way.end(
+                    f"Gloo lost another rank, of which the switch knew nothing {LOSS_TIMEOUT:g} s "
+                    f"later: {error}"
+                )
+                break
+            time.sleep(LOSS_PAUSE)
         return None
 
-    def finish(self) -> None:
+    def finish(self, works: Sequence[Work]) -> None:
         """Wait for what is under way as long as closing may take: it completes if it can."""
         deadline = time.monotonic() + CLOSE_TIMEOUT
-        for work in self.under_way():
+        for work in works:
             left = max(deadline - time.monotonic(), LEAST_WAIT)
-            with contextlib.suppress(FaninError):  # for whoever waits for the work
+            with contextlib.suppress(Exception):  # for whoever waits for the work
                 work.wait(timedelta(seconds=left))
 
     def close(self) -> None:
@@ -186,7 +194,9 @@ class Channel:
 def _part(tensor: torch.Tensor) -> Part:
     # Detached: writing into a leaf that requires grad is no business of autograd here.
     target = tensor.detach()
-    if target.is_contiguous() and not target.is_neg():
+    # The binding wants elements at addresses that are multiples of their size.
+    aligned = target.data_ptr() % target.element_size() == 0
+    if target.is_contiguous() and not target.is_neg() and aligned:
         return Part(target, None)
     staged = torch.empty(target.shape, dtype=target.dtype).copy_(target)
     return Part(staged, partial(_copy_back, target, staged))
@@ -194,7 +204,8 @@ def _part(tensor: torch.Tensor) -> Part:
 
 def _copy_back(target: torch.Tensor, staged: torch.Tensor) -> None:
     target, staged = each_once(target, staged)
-    target.copy_(staged)
+    with torch.inference_mode():  # also tensors that were made in it may be written to
+        target.copy_(staged)
 
 
 def _submit(

@@ -9,7 +9,6 @@ fanin, so whatever `backend.FaninBackend` does not take itself falls through to 
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -19,6 +18,7 @@ from torch import Tensor
 from torch._C import _distributed_c10d as c10d
 from torch._C._distributed_c10d import ProcessGroupGloo, ReduceOp, Store, Work
 
+from fanin.errors import AllReduceTimeout, Closed, RankLeft, RankLost, SwitchLost
 from fanin.torch.delegated_work import AveragedWork, DelegatedWork
 from fanin.torch.forked import never_destroy_in_child
 from fanin.torch.work import WorkGroup
@@ -27,6 +27,9 @@ TensorLists = Sequence[Sequence[Tensor]]
 
 # How many works a coalescing region holds before it looks which of them are done.
 REGION_MAX = 256
+
+# After these the ranks are no longer in step, and a barrier of theirs might only run out of time.
+GROUP_OVER = (AllReduceTimeout, Closed, RankLeft, RankLost, SwitchLost)
 
 
 class DelegatingBackend(c10d.Backend):
@@ -238,10 +241,14 @@ class DelegatingBackend(c10d.Backend):
         before = self._under_way()
         if not opts.asyncOp:
             for work in before:
-                with contextlib.suppress(RuntimeError):  # raised by the barrier's own work
+                try:
                     work.wait(opts.timeout)
+                except GROUP_OVER:
+                    raise
+                except RuntimeError:
+                    continue  # raised by the barrier's own work
         reached = self._hand("barrier", opts)
-        return self._issued(WorkGroup([*before, reached])) if before else reached
+        return self._issued(WorkGroup([*before, reached], GROUP_OVER)) if before else reached
 
     def monitored_barrier(self, opts: c10d.BarrierOptions, wait_all_ranks: bool = False) -> None:
         before = self._under_way()

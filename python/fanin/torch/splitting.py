@@ -31,12 +31,12 @@ def install(ours: type[c10d.Backend]) -> None:
 
         @functools.wraps(original)
         def split_group(
-            group: c10d.ProcessGroup, new_ranks: list[int], *args: Any, **keywords: Any
+            group: c10d.ProcessGroup, ranks: list[int], *args: Any, **keywords: Any
         ) -> c10d.ProcessGroup | None:
-            left_out = group.rank() not in new_ranks
+            left_out = group.rank() not in ranks
             others = [device for device in group._device_types if not _is(ours, group, device)]
             if left_out and len(others) < len(group._device_types):
-                # `device_types` is the sixth parameter, `group` the first.
+                # `device_types` is the fifth parameter after `ranks`.
                 given = args[4] if len(args) > 4 else keywords.pop("device_types", None)
                 kept = [
                     device
@@ -46,7 +46,7 @@ def install(ours: type[c10d.Backend]) -> None:
                 if not kept:
                     return None
                 args, keywords["device_types"] = args[:4], kept
-            return original(group, new_ranks, *args, **keywords)
+            return original(group, ranks, *args, **keywords)
 
         c10d.ProcessGroup.split_group = split_group  # type: ignore[method-assign, assignment]
 

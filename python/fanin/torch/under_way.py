@@ -29,13 +29,13 @@ class UnderWay:
         self._timeout = self._told = timeout
         self._set_timeout = set_timeout
         self._end = end
-        # In the order of their start. Both change by single operations on a dict only: works end
-        # wherever somebody learns of it, also in the garbage collector.
+        # In the order of their start. Both change by single operations on a dict only, and the lock
+        # is re-entrant: works end wherever somebody learns of it, also in the garbage collector.
         self._works: dict[AllReduceWork, None] = {}
         self._limits: dict[AllReduceWork, tuple[float, float]] = {}
         self._changed = threading.Condition()
         self._watching = False
-        self._ended_by: AllReduceTimeout | None = None
+        self._ended_by: object = None
 
     def works(self) -> list[AllReduceWork]:
         """Return those that have begun and are not settled, in the order of their start."""
@@ -63,11 +63,24 @@ class UnderWay:
         self._works.pop(work, None)
         if self._limits.pop(work, None) is not None:
             self._adjust()
+            with self._changed:
+                self._changed.notify_all()
 
     def set_timeout(self, seconds: float) -> None:
         """Replace the group's timeout."""
         self._timeout = seconds
         self._adjust()
+
+    @property
+    def ended(self) -> bool:
+        """Whether `end` was called."""
+        return self._ended_by is not None
+
+    def end(self, reason: object) -> None:
+        """End the membership; what fails by that says that it is because of `reason`."""
+        if self._ended_by is None:
+            self._ended_by = reason
+        self._end()
 
     def explain(self, error: Exception) -> Exception:
         """Say more about an error of the network than the network knows."""
@@ -77,10 +90,14 @@ class UnderWay:
 
     def _adjust(self) -> None:
         """Let the network wait as long as the most patient all-reduce does."""
-        longest = max([self._timeout, *(limit for _, limit in self._limits.copy().values())])
-        if longest != self._told:
-            self._told = longest
-            self._set_timeout(longest)
+        with self._changed:
+            # Again, if the garbage collector was here meanwhile and told of something else.
+            while (longest := self._longest()) != self._told:
+                self._set_timeout(longest)
+                self._told = longest
+
+    def _longest(self) -> float:
+        return max([self._timeout, *(limit for _, limit in self._limits.copy().values())])
 
     def _watch(self) -> None:
         while True:
@@ -91,10 +108,10 @@ class UnderWay:
                     return
                 now = time.monotonic()
                 due = [(work, limit) for work, (end, limit) in limits.items() if end <= now]
+                next_end = min(end for end, _ in limits.values())
+                limits.clear()  # nothing is kept alive by a thread that waits
                 if not due:
-                    self._changed.wait(min(end for end, _ in limits.values()) - now)
-            # Nothing is kept alive by a thread that waits.
-            limits.clear()
+                    self._changed.wait(next_end - now)
             while due:
                 self._expire(*due.pop())
 
@@ -104,9 +121,7 @@ class UnderWay:
         if error is None:
             return
         work.failed(error)
-        if self._ended_by is None:
-            self._ended_by = error
-        self._end()
+        self.end(error)
 
 
 def hinted(error: Exception) -> Exception:

@@ -90,7 +90,8 @@ class AllReduceWork(FindableWork):
 
     def late(self, limit: float) -> AllReduceTimeout | None:
         """Return the error of not being done after `limit` seconds; None if it is done."""
-        return None if self._settled else self._late(limit)
+        # What is done may be settled by nobody yet: that is no lack of time.
+        return None if self._settled or self.is_completed() else self._late(limit)
 
     @abstractmethod
     def _late(self, limit: float) -> AllReduceTimeout:
@@ -275,7 +276,10 @@ class FaninWork(AllReduceWork):
     def is_completed(self) -> bool:
         if self._settled:
             return True
-        if not all(pending.done() for pending in self._pendings()):
+        with self._lock:
+            pendings = [part.pending for part in self._parts]
+        # One that is not there is yet to be submitted.
+        if not all(pending is not None and pending.done() for pending in pendings):
             return False
         self._settle()  # what was staged is copied back before anybody is told
         return True
@@ -313,18 +317,24 @@ def each_once(target: torch.Tensor, compact: torch.Tensor) -> tuple[torch.Tensor
 
 
 class WorkGroup(FindableWork):
-    """Several works as one: the end of a coalescing region."""
+    """Several works as one: the end of a coalescing region.
 
-    def __init__(self, works: Sequence[Work]) -> None:
+    A `wait` is for all of them, also after a failure; only one of `ends_wait` is raised at once.
+    """
+
+    def __init__(self, works: Sequence[Work], ends_wait: tuple[type[Exception], ...] = ()) -> None:
         super().__init__()
         self._works = list(works)
+        self._ends_wait = ends_wait
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Wait for all of them, also after a failure; raises the first error."""
+        """Wait for them; raises the first error."""
         first: Exception | None = None
         for work in self._works:
             try:
                 work.wait(timeout)
+            except self._ends_wait:
+                raise
             except Exception as error:
                 first = first or error
         if first is not None:
