@@ -14,6 +14,12 @@ _COMMANDS = {
     "netlab": ("fanin.netlab.command", "main", "lab"),
     "reproduce": ("fanin.reproduce.command", "main", "lab"),
 }
+# The packages that an extra brings. Whatever else is missing is a fault.
+_TORCH = ("torch", "numpy")
+_BROUGHT = {
+    "torch": _TORCH,
+    "lab": (*_TORCH, "fanin.bench", "fanin.netlab", "fanin.reproduce", "matplotlib", "rich"),
+}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -26,6 +32,8 @@ def main(arguments: list[str] | None = None) -> int:
             run = cast(Callable[[list[str]], int], getattr(import_module(module), function))
             return run(argv[1:])
         except ModuleNotFoundError as missing:
+            if not f"{missing.name}.".startswith(tuple(f"{each}." for each in _BROUGHT[extra])):
+                raise
             print(
                 f"fanin {name}: {missing.name} is not installed; install it with: "
                 f'pip install "fanin[{extra}]"',

@@ -104,7 +104,10 @@ class Switch:
     def stop(self) -> None: ...
 
 def main(argv: list[str]) -> int:
-    """Run the command line without `run`: switch, status, version. Return the exit status."""
+    """Run the commands that are not Python's: switch, server, status, doctor, sim, version.
+
+    Return the exit status.
+    """
 
 def switch_address(text: str) -> str:
     """Return "host:port" of what names a switch: "box", "box:4800", "4900" (of this machine).

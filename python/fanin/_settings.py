@@ -82,8 +82,17 @@ def _file(text: str) -> str:
     return text
 
 
-def _row(parse: Callable[[str], object], default: object, form: str, meaning: str) -> Any:
-    return field(default=default, metadata={"parse": parse, "form": form, "meaning": meaning})
+def _row(
+    parse: Callable[[str], object],
+    default: object,
+    form: str,
+    meaning: str,
+    only: Protocol | None = None,
+) -> Any:
+    if only is not None:
+        meaning = f"{only}: {meaning}"
+    told = {"parse": parse, "form": form, "meaning": meaning, "only": only}
+    return field(default=default, metadata=told)
 
 
 @dataclass(frozen=True)
@@ -95,10 +104,10 @@ class Settings:
         _name, None, "NAME", "the job's name, as status, metrics and logs show it"
     )
     slots: int | None = _row(
-        _packets, None, f"1..{SLOTS_MAX}", "switchml: slots in each of the switch's shards"
+        _packets, None, f"1..{SLOTS_MAX}", "slots in each of the switch's shards", "switchml"
     )
     window: int | None = _row(
-        _packets, None, f"1..{SLOTS_MAX}", "atp: fragments that a rank may have in flight"
+        _packets, None, f"1..{SLOTS_MAX}", "fragments that a rank may have in flight", "atp"
     )
     wire_dtype: WireDtype = _row(
         _one_of("int32", "bfloat16"),
@@ -122,7 +131,8 @@ class Settings:
         _yes,
         True,
         "0|1",
-        "atp: send less when packets are lost; 0 where links lose them without being full",
+        "send less when packets are lost; 0 where links lose them without being full",
+        "atp",
     )
     trace: str | None = _row(
         _file, None, "FILE", "a timeline of each rank, FILE with the rank before its suffix"
@@ -132,7 +142,8 @@ class Settings:
     def of(cls, switch: str | None = None, **said: Unpack[Said]) -> Settings:
         """Take what is said, then the environment, then the defaults.
 
-        Raises `ValueError`, which names the argument or the variable, for what is no such setting.
+        Raises `ValueError`, which names the argument or the variable, for what is no such setting,
+        and for what the protocol does not know.
         """
         return cls._taken({"switch": switch, **said}, lambda name: name)
 
@@ -144,8 +155,9 @@ class Settings:
 
     @classmethod
     def _taken(cls, said: Mapping[str, object], called: Callable[[str], str]) -> Settings:
-        choices = _choices(said, called)
-        return cls(**{c.name: _parsed(c) for c in choices if c.text is not None})
+        choices = list(_choices(said, called))
+        protocol = _protocol(choices)
+        return cls(**{c.name: _held_to(protocol, c) for c in choices if c.text is not None})
 
     def encode(self) -> str:
         """Return a text from which `decode` makes these settings again, on any machine."""
@@ -213,18 +225,23 @@ def for_doctor(argv: list[str]) -> list[str]:
     parser = argparse.ArgumentParser("fanin doctor", add_help=False, allow_abbrev=False)
     add_flags(parser, *names)
     flags, others = parser.parse_known_args(argv)
-    told = [_told(choice) for choice in _choices(vars(flags), flag) if choice.name in names]
+    choices = list(_choices(vars(flags), flag))
+    try:
+        protocol = _protocol(choices)
+    except ValueError:
+        protocol = None  # said where the protocol's own turn comes
+    told = [_told(choice, protocol) for choice in choices if choice.name in names]
     return [*others, "--settings", json.dumps(told)]
 
 
-def _told(choice: Choice) -> dict[str, str | None]:
+def _told(choice: Choice, protocol: Protocol | None) -> dict[str, str | None]:
     told: dict[str, str | None] = {"name": choice.name, "overruled": choice.overruled}
     if choice.text is None:
         default = getattr(Settings(), choice.name)
         return told | {"value": None if default is None else _text(default)}
     told |= {"value": choice.text, "source": choice.source}
     try:
-        _parsed(choice)
+        _held_to(protocol, choice)
     except ValueError as error:
         told["wrong"] = str(error)
     return told
@@ -253,6 +270,27 @@ def _parsed(choice: Choice) -> Any:
         return parse(choice.text)
     except ValueError as error:
         raise ValueError(f"{choice.source} is {choice.text!r}: {error}") from None
+
+
+def _protocol(choices: list[Choice]) -> Protocol:
+    (choice,) = (choice for choice in choices if choice.name == "protocol")
+    protocol: Protocol = Settings().protocol if choice.text is None else _parsed(choice)
+    return protocol
+
+
+def _held_to(protocol: Protocol | None, choice: Choice) -> Any:
+    """Parse, and refuse what would be without effect. None: the protocol is not known."""
+    value = _parsed(choice)
+    only = {row.name: row.metadata["only"] for row in fields(Settings)}
+    if None in (protocol, only[choice.name]) or only[choice.name] == protocol:
+        return value
+    if value == getattr(Settings(), choice.name):
+        return value
+    own = ", ".join(name for name in only if only[name] == protocol)
+    raise ValueError(
+        f"{choice.source} is {choice.text!r}: it is a setting of {only[choice.name]}, and the "
+        f"protocol is {protocol}, which has {own}: leave it out"
+    )
 
 
 def _text(value: object) -> str:

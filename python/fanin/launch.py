@@ -127,9 +127,13 @@ def run(argv: list[str]) -> int:
 
 
 def _seconds(text: str) -> float:
-    seconds = float(text)
-    if not 1 <= seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r}: at least 1 second")
+    # As `fanin switch` takes them.
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no positive number of seconds")
     return seconds
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from typing import Any
 
 import pytest
 from fanin import _fanin
+from programs import Program
 
 HERE = Path(__file__).parent
 # The frameworks alone take a minute to import on a busy machine.
@@ -32,6 +32,12 @@ ACCELERATE = (
     *("--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"),
 )
 STRATEGIES = ["ddp", "ddp_find_unused_parameters_true", "ddp_spawn", "ddp_fork", "ddp_notebook"]
+
+
+@pytest.fixture(autouse=True)
+def nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("FANIN_")]:
+        monkeypatch.delenv(name)
 
 
 @pytest.fixture(scope="module")
@@ -50,9 +56,8 @@ def summed(switch: str) -> int:
 
 
 def play(folder: Path, *command: str, **variables: str) -> tuple[list[dict[str, Any]], str]:
-    """Run a program to its end; return what each rank left, and what was said on stderr."""
+    """Run a program to its end; return what each rank left, and all that was said."""
     folder.mkdir()
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("FANIN_")}
     ours = {
         "RESULTS": str(folder),
         "PYTHONPATH": str(HERE),
@@ -63,17 +68,14 @@ def play(folder: Path, *command: str, **variables: str) -> tuple[list[dict[str, 
         # DeepSpeed compiles into it, and a run that was killed leaves a lock behind for good.
         "TORCH_EXTENSIONS_DIR": str(folder.parent.parent / "extensions"),
     }
-    done = subprocess.run(
-        [sys.executable, *(str(HERE / each) if each.endswith(".py") else each for each in command)],
-        env=clean | ours | variables,
-        cwd=folder,
-        timeout=DEADLINE,
-        check=False,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, f"{command}:\n{done.stdout[-4000:]}\n{done.stderr[-8000:]}"
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)], done.stderr
+    arguments = [str(HERE / each) if each.endswith(".py") else each for each in command]
+    program = Program([sys.executable, *arguments], ours | variables, str(folder))
+    try:
+        assert program.wait(DEADLINE) == 0, f"{command}:\n{program.text()[-12000:]}"
+    finally:
+        program.end()
+    results = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+    return results, program.text()
 
 
 def same_on_both(folder: Path, switch: str, *command: str, sums: bool = True) -> None:

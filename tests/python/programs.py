@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import queue
 import re
@@ -11,6 +12,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Sequence
 
+import psutil
 from ranks import DEADLINE
 
 # What every rank below begins with: it joins a job by NumPy's way, or a group by torch's.
@@ -39,14 +41,23 @@ def say(*words):
 """
 
 
+# In the environment of all that a program starts, whatever session or parent it has by then.
+MARK = "STARTED_BY_PROGRAM"
+_numbers = itertools.count()
+
+
 class Program:
     """A process whose lines, on standard output and on standard error, can be waited for."""
 
-    def __init__(self, command: Sequence[str], environment: dict[str, str]) -> None:
-        # A session of its own: whatever it leaves behind is found, and ended with it.
+    def __init__(
+        self, command: Sequence[str], environment: dict[str, str], folder: str | None = None
+    ) -> None:
+        self._mark = f"{os.getpid()}.{next(_numbers)}"
+        # A session of its own, as a terminal's: it can be interrupted with all its children.
         self.process = subprocess.Popen(
             command,
-            env=os.environ | environment,
+            env=os.environ | environment | {MARK: self._mark},
+            cwd=folder,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -104,10 +115,21 @@ class Program:
         self.process.wait(DEADLINE)
 
     def end(self) -> None:
-        """Kills it with all that it started."""
+        """Kills it with all that it started, also what has a session of its own by now."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait(DEADLINE)
+        while left := [each for each in psutil.process_iter() if self._started(each)]:
+            for each in left:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    each.kill()
+            assert not psutil.wait_procs(left, DEADLINE)[1], left
+
+    def _started(self, process: psutil.Process) -> bool:
+        try:
+            return bool(process.environ().get(MARK) == self._mark)
+        except (psutil.Error, OSError):
+            return False  # gone, or somebody else's
 
 
 Start = Callable[..., Program]

@@ -109,6 +109,22 @@ def test_without_it_gloo_is_gloo() -> None:
     assert "fanin" not in done.stderr
 
 
+ELSEWHERE = """
+import torch.distributed.distributed_c10d as c10d
+del c10d._FR_SELF_RECORDING_BACKENDS
+from fanin.torch import stand_in
+stand_in.install()
+print(c10d.Backend._plugins["GLOO"].creator_fn is stand_in._create)
+"""
+
+
+def test_a_torch_that_knows_no_backends_which_record_themselves_will_do() -> None:
+    said = environment(FANIN_AS="gloo", TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    command = [sys.executable, "-c", ELSEWHERE]
+    done = subprocess.run(command, env=said, check=False, capture_output=True, text=True)
+    assert done.stdout == "True\n", done.stderr
+
+
 @eager
 def test_only_gloo_is_possible(program: str) -> None:
     by_flag = run("fanin", "run", "--as", "nccl", program)

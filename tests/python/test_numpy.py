@@ -127,6 +127,7 @@ def test_the_environment_can_turn_congestion_control_off(monkeypatch: pytest.Mon
         told.append(congestion_control)
 
     monkeypatch.setattr("fanin._join._fanin.Client", client)
+    monkeypatch.setenv("FANIN_PROTOCOL", "atp")
     for text in ("", "0", "1"):
         monkeypatch.setenv("FANIN_CONGESTION_CONTROL", text)
         fanin.connect("nobody:1", job="windows", rank=0, world_size=1)

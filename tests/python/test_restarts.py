@@ -369,7 +369,8 @@ def test_the_switch_of_fanin_run_takes_its_heartbeat_timeout(tmp_path: Path) -> 
     run = [sys.executable, "-m", "fanin", "run", "--heartbeat-timeout"]
     for options, said in [
         (["3", "--switch", "box:1"], "--heartbeat-timeout is the switch's"),
-        (["0.5"], "at least 1 second"),
+        (["0"], "no positive number of seconds"),
+        (["five"], "no positive number of seconds"),
     ]:
         command = [*run, *options, str(tmp_path / "nothing.py")]
         done = subprocess.run(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 import inspect
 import json
@@ -55,6 +56,17 @@ WRONG: dict[str, Any] = {
 }
 
 
+# The settings that only one protocol knows.
+OF = {"slots": "switchml", "window": "atp", "congestion_control": "atp"}
+PROTOCOLS = ("switchml", "atp")
+
+
+def others(protocol: str) -> dict[str, Any]:
+    """Of each setting that the protocol knows a value, which is not its default."""
+    known = {name: value for name, value in OTHER.items() if OF.get(name, protocol) == protocol}
+    return known | {"protocol": protocol}
+
+
 @pytest.fixture(autouse=True)
 def nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in NAMES:
@@ -69,6 +81,8 @@ def text(value: Any) -> str:
 def test_an_argument_goes_before_the_environment_and_that_before_the_default(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if name in OF:
+        monkeypatch.setenv("FANIN_PROTOCOL", OF[name])
     default = getattr(Settings(), name)
     assert getattr(Settings.of(), name) == default
     for blank in ("", "  "):
@@ -95,18 +109,44 @@ def test_what_is_wrong_is_refused_with_where_it_was_said(
             Settings.of()
 
 
+@pytest.mark.parametrize("name", OF)
+def test_a_setting_that_the_protocol_does_not_know_is_refused(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (other,) = set(PROTOCOLS) - {OF[name]}
+    monkeypatch.setenv("FANIN_PROTOCOL", other)
+    own = ", ".join(each for each in OF if OF[each] == other)
+    said = f"is '{text(OTHER[name])}': it is a setting of {OF[name]}, and the protocol is {other}"
+    with pytest.raises(ValueError, match=f"^{name} {said}, which has {own}: leave it out$"):
+        Settings.of(**{name: OTHER[name]})
+    monkeypatch.setenv(variable(name), text(OTHER[name]))
+    with pytest.raises(ValueError, match=f"^{variable(name)} {said}"):
+        fanin.torch.Options()
+    parser = argparse.ArgumentParser()
+    _settings.add_flags(parser)
+    value = [] if name == "congestion_control" else [text(OTHER[name])]
+    flags = parser.parse_args([flag(name) if value else "--no-congestion-control", *value])
+    with pytest.raises(ValueError, match=f"^{flag(name)} {said}"):
+        Settings.of_flags(flags)
+    monkeypatch.setenv("FANIN_PROTOCOL", "tcp")
+    with pytest.raises(ValueError, match=r"^FANIN_PROTOCOL is 'tcp'"):
+        Settings.of()
+
+
 def test_a_setting_that_is_none_is_refused() -> None:
     with pytest.raises(TypeError, match="no setting 'slot'"):
         Settings.of(slot=1)  # type: ignore[call-arg]
 
 
 def test_options_survive_as_text() -> None:
-    settings = Settings.of(**OTHER)
-    assert all(getattr(settings, name) != getattr(Settings(), name) for name in NAMES)
-    assert Settings.decode(settings.encode()) == settings
+    for protocol in PROTOCOLS:
+        said = others(protocol)
+        settings = Settings.of(**said)
+        assert all(getattr(settings, name) == value for name, value in said.items())
+        assert Settings.decode(settings.encode()) == settings
+        copy = c10d.Backend.Options(fanin.torch.Options(**said).backend)
+        assert settings_of(copy) == settings
     assert Settings.decode(Settings().encode()) == Settings()
-    copy = c10d.Backend.Options(fanin.torch.Options(**OTHER).backend)
-    assert settings_of(copy) == settings
     assert settings_of(c10d.Backend.Options("gloo")) is None
 
 
@@ -131,17 +171,20 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, timeout=DEADLINE, check=False, capture_output=True, text=True)
 
 
-def test_run_takes_every_setting_and_hands_it_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_run_takes_every_setting_and_hands_it_on(tmp_path: Path, protocol: str) -> None:
     (tmp_path / "show.py").write_text(SHOW)
     flags = []
-    for name in NAMES:
-        if isinstance(OTHER[name], bool):
-            flags.append(flag(name) if OTHER[name] else flag(name).replace("--", "--no-"))
+    for name, value in others(protocol).items():
+        if isinstance(value, bool):
+            flags.append(flag(name) if value else flag(name).replace("--", "--no-"))
         else:
-            flags += [flag(name), text(OTHER[name])]
+            flags += [flag(name), text(value)]
     done = run(*flags, "--nproc-per-node", "1", str(tmp_path / "show.py"))
     assert done.returncode == 0, done.stderr
-    assert ast.literal_eval(done.stdout) == {variable(name): text(OTHER[name]) for name in NAMES}
+    assert ast.literal_eval(done.stdout) == {
+        variable(name): text(value) for name, value in others(protocol).items()
+    }
 
 
 def test_run_refuses_what_is_wrong_with_where_it_was_said(
@@ -271,6 +314,8 @@ def test_the_doctor_says_who_decided_each_setting(
     assert "job=gpt: FANIN_JOB says so" in said
     assert "exact=1: --exact says so" in said
     assert any(text.startswith("FANIN_WIRE_DTYPE is 'fp8': it must be") for text in said)
+    said = [finding["message"] for finding in doctor(switch, "--protocol", "atp")]
+    assert any(text.startswith("FANIN_SLOTS is '17': it is a setting of switchml") for text in said)
 
 
 def test_the_doctor_finds_ranks_that_the_switch_would_refuse(switch: str) -> None:
@@ -374,3 +419,12 @@ def test_a_missing_extra_ends_in_one_line_that_says_what_to_install(
     assert cure in done.stderr.splitlines()[-1]
     if command[0] == FANIN:
         assert len(done.stderr.splitlines()) == 1, done.stderr
+
+
+@pytest.mark.parametrize("module", ["fanin.launch", "fanin._settings"])
+def test_a_module_that_no_extra_brings_is_a_fault_with_its_traceback(module: str) -> None:
+    done = without(module, FANIN, "run", "train.py")
+    assert done.returncode == 1
+    assert "pip install" not in done.stderr
+    assert done.stderr.startswith("Traceback")
+    assert done.stderr.splitlines()[-1].startswith("ModuleNotFoundError: ")

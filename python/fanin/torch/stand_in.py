@@ -40,7 +40,7 @@ def install() -> None:
         name, _create, extended_api=True, devices=c10d.Backend.backend_capability[name]
     )
     # The flight recorder leaves out groups named "gloo", which record themselves; ours do not.
-    c10d._FR_SELF_RECORDING_BACKENDS.discard(name)
+    getattr(c10d, "_FR_SELF_RECORDING_BACKENDS", set()).discard(name)
 
 
 def _create(options: _DistributedBackendOptions, backend_options: object | None) -> Backend:
