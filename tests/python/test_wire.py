@@ -21,7 +21,7 @@ def test_slot_packets_are_as_documented() -> None:
     kinds = {"update_256": (1, 3), "probe": (1, 3), "result_256": (2, 255), "restore_256": (3, 63)}
     for name, (kind, worker) in kinds.items():
         preamble = PREAMBLE.unpack_from(golden[name])
-        assert preamble == (0xFA51, 1, kind, 0xDEADBEEF, 0x0102, worker, 1), name
+        assert preamble == (0xFA51, 2, kind, 0xDEADBEEF, 0x0102, worker, 1), name
         header = SLOT.unpack_from(golden[name], PREAMBLE.size)
         assert header == (0x0304, -5, 0x11223345, 0x0A0B0C0D, 7, 3, 2, 1_000_000), name
         assert len(golden[name]) == PREAMBLE.size + SLOT.size == 32
@@ -70,7 +70,7 @@ def test_gradient_packets_are_as_documented() -> None:
         "restored_64": (0, 1 | 32, -5, 0x123456, up, static),
     }
     for name, (level, flags, next_exponent, aggregator, directions, exponent) in rows.items():
-        assert PREAMBLE.unpack_from(golden[name]) == (0xFA51, 1, 5, 0xDEADBEEF, 0x0102, 255, 0), (
+        assert PREAMBLE.unpack_from(golden[name]) == (0xFA51, 2, 5, 0xDEADBEEF, 0x0102, 255, 0), (
             name
         )
         collective = (7, 3, 2, 1_000_000)

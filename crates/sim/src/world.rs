@@ -400,7 +400,7 @@ impl<'a> World<'a> {
                             Err(reason) => self.refuse(&tickets, &reason),
                         }
                     }
-                    JoinDecision::Again(admission) => {
+                    JoinDecision::Again { admission, .. } => {
                         let answer = Answer::Admitted(Box::new(admission));
                         self.fabric.tell(self.scenario, Event::Answer { worker, answer });
                     }

@@ -386,7 +386,9 @@ async fn admission(config: &SessionConfig) -> Result<(Connection, Admitted), Ses
                 reason: Refusal::JobRunning { .. } | Refusal::DuplicateRank { .. },
                 ..
             }) if began_joining.elapsed() < PREDECESSOR.min(config.join_timeout) => {}
-            Err(SessionError::JoinTimeout { .. }) if not_yet.is_some() => {}
+            // No answer in what is left of the time, after the chain was not whole: that it was not is the reason.
+            Err(SessionError::JoinTimeout { missing_ranks, .. })
+                if not_yet.is_some() && missing_ranks.is_empty() => {}
             joined => return Ok((connection, joined?)),
         }
         if began.elapsed() + RETRY >= config.join_timeout

@@ -7,6 +7,8 @@ use std::io;
 use std::sync::{Arc, mpsc};
 use std::thread::{self, JoinHandle};
 
+use fanin_udp::ThreadEnded;
+
 type Errand<D> = Box<dyn FnOnce(&D) + Send>;
 
 /// The errands to one data path. Dropping it waits until they are done.
@@ -30,8 +32,17 @@ impl<D: Send + Sync + ?Sized + 'static> Errands<D> {
     /// Has something done, after all that was sent before.
     pub fn send(&self, errand: impl FnOnce(&D) + Send + 'static) {
         if let Some(queue) = &self.queue {
-            // Fails when the thread has panicked, which has said so on standard error.
+            // Fails when the thread has panicked, which `health` says.
             let _ = queue.send(Box::new(errand));
+        }
+    }
+
+    /// # Errors
+    /// When the thread has panicked: nothing that is decided reaches the data path any more.
+    pub fn health(&self) -> Result<(), ThreadEnded> {
+        match self.thread.as_ref().filter(|thread| thread.is_finished()) {
+            None => Ok(()),
+            Some(ended) => Err(ThreadEnded { thread: ended.thread().name().unwrap_or_default().into() }),
         }
     }
 }
@@ -48,5 +59,21 @@ impl<D: ?Sized> Drop for Errands<D> {
 impl<D: ?Sized> std::fmt::Debug for Errands<D> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Errands").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_that_panics_is_named_to_who_asks_for_health() {
+        let errands = Errands::start(Arc::new(())).expect("a thread");
+        assert_eq!(errands.health(), Ok(()));
+        errands.send(|()| panic!("on purpose"));
+        while errands.health().is_ok() {
+            thread::yield_now();
+        }
+        assert_eq!(errands.health(), Err(ThreadEnded { thread: "fanin-errands".into() }));
     }
 }

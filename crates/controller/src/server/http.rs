@@ -25,6 +25,9 @@ const PORT_ATTEMPTS: usize = 16;
 /// The largest message is a resume: 64 shards of 16384 slots, whose counts take up to five bytes each.
 const MESSAGE_BYTES_MAX: usize = 6 << 20;
 
+/// Calls of one connection that are open at once: an ATP switch passes those of all ranks below it on, a stream and a question each.
+const CALLS_MAX: u32 = 2 * 64 * 256;
+
 /// The metrics, or that they could not be written.
 type Scraped = Result<String, std::fmt::Error>;
 
@@ -129,6 +132,7 @@ async fn serve<F: Future<Output = Scraped> + Send + 'static>(
         .route("/metrics", get(async move || scraped(scrape().await)));
     let served = tonic::transport::Server::builder()
         .accept_http1(true)
+        .max_concurrent_streams(CALLS_MAX)
         .add_routes(Routes::from(router))
         .serve_with_incoming_shutdown(TcpIncoming::from(listener).with_nodelay(Some(true)), async {
             let _ = hung_up.await;

@@ -12,6 +12,7 @@ use fanin_protocol::control::{
     Admission, Attendance, Command, Detached, HeartbeatReply, JobState, JobView, JoinDecision, JoinRequest,
     Pool, Ranks, Refusal, Registry, RegistryConfig, Ticket,
 };
+use fanin_udp::ThreadEnded;
 use fanin_wire::{AbortReason, Generation, JobId, WorkerId};
 use tokio::sync::{oneshot, watch};
 
@@ -67,7 +68,16 @@ pub(super) struct Attending {
     /// How the job is.
     pub reply: HeartbeatReply,
     /// What follows, while it runs.
-    pub stays: Option<(Attendance, watch::Receiver<HeartbeatReply>)>,
+    pub stays: Option<Stays>,
+}
+
+/// A rank's stream that stays open.
+pub(super) struct Stays {
+    pub attendance: Attendance,
+    /// How the job is, whenever that changes.
+    pub news: watch::Receiver<HeartbeatReply>,
+    /// Resolves when the rank has opened another stream.
+    pub superseded: oneshot::Receiver<()>,
 }
 
 /// A job as `Status` and the metrics see it.
@@ -100,6 +110,8 @@ struct State {
     round_trips: HashMap<JobId, BTreeMap<WorkerId, Duration>>,
     /// How each running job is, for the streams of its ranks.
     news: HashMap<JobId, watch::Sender<HeartbeatReply>>,
+    /// The stream that each of their ranks has now: another one takes its place, and so ends it.
+    streams: HashMap<JobId, BTreeMap<WorkerId, oneshot::Sender<()>>>,
 }
 
 impl Jobs {
@@ -114,6 +126,7 @@ impl Jobs {
             refusals: HashMap::new(),
             round_trips: HashMap::new(),
             news: HashMap::new(),
+            streams: HashMap::new(),
         };
         let state = Arc::new(Mutex::new(state));
         let errands = Errands::start(Arc::clone(&driver))?;
@@ -164,9 +177,14 @@ impl Jobs {
                 }
                 Joined::Done(Err(NotAdmitted::Refused(reason)))
             }
-            JoinDecision::Again(admission) => {
+            JoinDecision::Again { ticket, admission } => {
                 tracing::info!(job, rank, "a rank is told again of its job");
-                Joined::Done(Ok(admission))
+                let (sender, outcome) = oneshot::channel();
+                state.waiting.insert(ticket, sender);
+                // After the job itself: the data path may not know it yet.
+                let state = Arc::clone(&self.state);
+                self.errands.send(move |_| lock(&state).answer(ticket, Ok(admission)));
+                Joined::Waiting(Seat { jobs: self, ticket, outcome })
             }
             JoinDecision::Refused { reason } => {
                 tracing::warn!(job, rank, world_size, %reason, "a rank is refused");
@@ -180,9 +198,7 @@ impl Jobs {
     fn make_room(&self, name: String, admission: Admission, tickets: Vec<Ticket>) {
         let state = Arc::clone(&self.state);
         self.errands.send(move |driver| {
-            let added = driver.add_job(&admission);
-            let mut state = lock(&state);
-            let outcome = match added {
+            let outcome = match driver.add_job(&admission) {
                 Ok(()) => {
                     tracing::info!(
                         job = name,
@@ -198,10 +214,13 @@ impl Jobs {
                 }
                 Err(error) => {
                     tracing::warn!(job = name, %error, "the data path has no room for a job");
-                    state.without_room.push(admission.job);
+                    // Some of its shards may have had it.
+                    driver.remove_job(admission.job);
+                    lock(&state).without_room.push(admission.job);
                     Err(NotAdmitted::DataPath(error.to_string()))
                 }
             };
+            let mut state = lock(&state);
             for ticket in tickets {
                 state.answer(ticket, outcome.clone());
             }
@@ -230,7 +249,12 @@ impl Jobs {
         let mut state = self.lock();
         let (reply, attendance) = state.registry.attend(self.now(), job, rank, generation);
         let news = state.news.get(&job).map(watch::Sender::subscribe);
-        Attending { reply, stays: attendance.zip(news) }
+        let stays = attendance.zip(news).map(|(attendance, news)| {
+            let (current, superseded) = oneshot::channel();
+            state.streams.entry(job).or_default().insert(rank, current);
+            Stays { attendance, news, superseded }
+        });
+        Attending { reply, stays }
     }
 
     /// A rank's stream ended.
@@ -257,7 +281,7 @@ impl Jobs {
 
     pub fn leave(&self, job: JobId, rank: WorkerId) {
         let mut state = self.lock();
-        let command = state.registry.leave(job, rank);
+        let command = state.registry.leave(self.now(), job, rank);
         tracing::debug!(id = job.0, rank = rank.0, "a rank leaves");
         self.carry_out(&mut state, command);
         let left = state.registry.jobs().find_map(|view| match view.state {
@@ -309,6 +333,7 @@ impl Jobs {
                 Command::Remove { job } => {
                     state.round_trips.remove(&job);
                     state.news.remove(&job);
+                    state.streams.remove(&job);
                     tracing::info!(id = job.0, "a job is over");
                     self.errands.send(move |driver| driver.remove_job(job));
                 }
@@ -321,6 +346,12 @@ impl Jobs {
                 }
             }
         }
+    }
+
+    /// Whether the data path works, and is told what is decided.
+    pub fn health(&self) -> Result<(), ThreadEnded> {
+        self.driver.health()?;
+        self.errands.health()
     }
 
     /// What the data path has to say; `None` when the switch shuts down.
@@ -414,7 +445,7 @@ mod tests {
     use crate::proto::control_client::ControlClient;
     use crate::proto::heartbeat_reply::State as Pulse;
     use crate::proto::{self, HeartbeatRequest, StatusRequest};
-    use fanin_protocol::control::Protocol;
+    use fanin_protocol::control::{Protocol, Resume};
 
     /// Longer than anything here takes on a busy machine; only a hang reaches it.
     const HANG: Duration = Duration::from_secs(60);
@@ -523,7 +554,7 @@ mod tests {
             self.pass("figures");
             data_path::Figures::default()
         }
-        fn health(&self) -> Result<(), fanin_udp::ThreadEnded> {
+        fn health(&self) -> Result<(), ThreadEnded> {
             Ok(())
         }
     }
@@ -594,6 +625,40 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_stream_ends_when_its_rank_opens_another() {
+        let jobs = jobs(Arc::new(Gated::default()));
+        let Admission { job, generation, .. } = admitted(&jobs, "job").await.expect("admitted");
+        let attend = || jobs.attend(job, WorkerId(0), generation).stays.expect("it runs");
+        let (first, mut second) = (attend(), attend());
+        tokio::time::timeout(HANG, first.superseded).await.expect("it ends").expect_err("nothing to say");
+        assert_eq!(second.superseded.try_recv(), Err(oneshot::error::TryRecvError::Empty));
+        jobs.leave(job, WorkerId(0));
+        assert!(jobs.lock().streams.is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_rank_is_told_again_of_its_job_after_the_data_path_knows_it() {
+        let gated = Arc::new(Gated::default());
+        let jobs = jobs(Arc::clone(&gated) as Arc<dyn DataPath>);
+        let resume = Resume {
+            generation: Generation(0),
+            in_flight: 1,
+            elements: 256,
+            shards: 1,
+            completed: vec![vec![0]],
+        };
+        let request = JoinRequest { resume: Some(resume), ..request("resumed") };
+        gated.close(true);
+        let [mut first, mut again] = [0, 1].map(|_| match jobs.join(request.clone()) {
+            Joined::Waiting(place) => place,
+            Joined::Done(outcome) => panic!("answered before the data path: {outcome:?}"),
+        });
+        gated.close(false);
+        let told = first.outcome().await.expect("admitted");
+        assert_eq!(again.outcome().await.expect("told again"), told);
+    }
+
+    #[tokio::test]
     async fn what_was_decided_is_carried_out_in_that_order_and_a_job_without_room_ends() {
         let gated = Arc::new(Gated::default());
         let jobs = jobs(Arc::clone(&gated) as Arc<dyn DataPath>);
@@ -609,6 +674,6 @@ mod tests {
         assert!(jobs.snapshot().iter().all(aborted), "{:?}", jobs.snapshot());
         drop(place);
         drop(jobs);
-        assert_eq!(gated.state.lock().unwrap().told, ["add", "remove", "add"]);
+        assert_eq!(gated.state.lock().unwrap().told, ["add", "remove", "add", "remove"]);
     }
 }

@@ -185,7 +185,7 @@ impl SwitchServer {
             service,
             config.heartbeat_timeout,
             move || metrics::text(Arc::clone(&scraped)),
-            move || asked.driver.health(),
+            move || asked.health(),
         )?;
         let ticking = Arc::clone(&jobs);
         served.every(TICK, move || ticking.tick());

@@ -5,7 +5,6 @@
 //! switch that restarted learns the same from the next heartbeat.
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -13,9 +12,9 @@ use std::time::{Duration, Instant};
 use fanin_protocol::atp::{AtpSwitchConfig, AtpSwitchStatistics};
 use fanin_protocol::control::{Protocol, Refusal};
 use fanin_protocol::{JobAborted, JobProgress};
-use fanin_udp::{AtpSwitchDriver, IoStatistics};
+use fanin_udp::{AtpSwitchDriver, IoStatistics, ThreadEnded};
 use fanin_wire::{FRAGMENT_ELEMENTS, Generation, JobId, LEVELS_MAX, VERSION, WorkerId};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Response, Status, Streaming};
 
@@ -109,7 +108,7 @@ impl AtpSwitchServer {
             driver,
             figures: Snapshots::new(move || Figures::of(&asked, lock(&served_jobs).names())),
             routes,
-            stops: AtomicBool::new(false),
+            stops: watch::Sender::new(false),
         });
         let scraped = Arc::clone(&relay);
         let service = Service(Arc::clone(&relay));
@@ -119,7 +118,7 @@ impl AtpSwitchServer {
             service,
             SILENCE,
             move || relay_metrics::text(Arc::clone(&scraped)),
-            move || asked.driver.health(),
+            move || asked.health(),
         )?;
         tracing::info!(
             %address,
@@ -147,7 +146,7 @@ impl AtpSwitchServer {
 impl Drop for AtpSwitchServer {
     fn drop(&mut self) {
         if let Some(served) = self.served.take() {
-            self.relay.stops.store(true, Ordering::Relaxed);
+            self.relay.stops.send_replace(true);
             drop(served);
             tracing::info!(address = %self.address, "the ATP switch stopped");
         }
@@ -169,8 +168,8 @@ pub(super) struct Relay {
     /// Jobs that the server ended.
     ended: Mutex<Option<Receiver<JobAborted>>>,
     routes: Arc<Mutex<Routes>>,
-    /// Streams of ranks that end from now on say nothing of the ranks.
-    stops: AtomicBool,
+    /// The streams of ranks end, and say nothing of the ranks.
+    stops: watch::Sender<bool>,
 }
 
 fn lock(routes: &Mutex<Routes>) -> MutexGuard<'_, Routes> {
@@ -279,15 +278,19 @@ impl Relay {
             )));
         }
         let levels = u32::from(route.level);
-        if lock(&self.routes).heard(job, rank, &route, Instant::now()).map_err(mismatch)? {
-            return Ok(levels);
-        }
         let (sender, learned) = oneshot::channel();
-        let routes = Arc::clone(&self.routes);
-        self.errands.send(move |driver| {
-            // Who asks may have gone.
-            let _ = sender.send(serve(driver, &routes, job, rank, route));
-        });
+        {
+            // Errands are sent under the lock, in the order of what they are sent for.
+            let mut known = lock(&self.routes);
+            if known.heard(job, rank, &route, Instant::now()).map_err(mismatch)? {
+                return Ok(levels);
+            }
+            let routes = Arc::clone(&self.routes);
+            self.errands.send(move |driver| {
+                // Who asks may have gone.
+                let _ = sender.send(serve(driver, &routes, job, rank, route));
+            });
+        }
         match learned.await {
             Ok(served) => served.map_err(mismatch)?,
             Err(_) => return Err(mismatch("it shuts down".into())),
@@ -296,11 +299,12 @@ impl Relay {
     }
 
     fn tick(&self) {
-        let over = lock(&self.routes).overdue(Instant::now());
-        for job in over {
+        let mut routes = lock(&self.routes);
+        for job in routes.overdue(Instant::now()) {
             tracing::info!(id = job.0, "nobody here takes part in a job any more");
             self.errands.send(move |driver| driver.remove_job(job));
         }
+        drop(routes);
         let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
         for JobAborted { job, reason } in ended.iter().flat_map(Receiver::try_iter) {
             tracing::warn!(id = job.0, ?reason, "the server ended a job");
@@ -334,7 +338,7 @@ impl Relay {
         if asked != Protocol::Atp {
             return Err(Failed::Registry(Refusal::ProtocolMismatch { asked, served: Protocol::Atp }));
         }
-        self.driver.health().map_err(|ended| unhealthy(&ended))?;
+        self.health().map_err(|ended| unhealthy(&ended))?;
         if request.hops.iter().any(|hop| hop.instance == self.instance) {
             return Err(Failed::Chain(ChainError::Loop { switch: self.name() }));
         }
@@ -368,7 +372,7 @@ impl Relay {
     }
 
     async fn heartbeat(&self, mut request: proto::HeartbeatRequest) -> Result<proto::HeartbeatReply, Failed> {
-        self.driver.health().map_err(|ended| unhealthy(&ended))?;
+        self.health().map_err(|ended| unhealthy(&ended))?;
         request.passed_on = one_more(request.passed_on)?;
         let generation = Generation(narrow(request.generation, "generation")?);
         let member = (JobId(request.job_id), generation, WorkerId(narrow(request.rank, "rank")?));
@@ -395,20 +399,26 @@ impl Relay {
         let _ = ours.send(request).await;
         let mut above = self.answered(connection.client.attend(ReceiverStream::new(passed_on)).await)?;
         let (replies, stream) = mpsc::channel(1);
+        let mut stops = self.stops.subscribe();
         tokio::spawn(async move {
             // Until then the upstream ends the stream, and hears before that what became of the rank.
             let mut lives = true;
             loop {
                 let dies = async {
-                    tokio::select! {
-                        asked = asks.message() => match asked {
-                            Ok(Some(request)) => request.gone,
-                            Ok(None) | Err(_) => is_next_to_us,
-                        },
-                        () = replies.closed() => is_next_to_us,
+                    loop {
+                        tokio::select! {
+                            asked = asks.message() => match asked {
+                                Ok(Some(request)) if request.gone => return true,
+                                Ok(Some(_)) => {}
+                                Ok(None) | Err(_) => return is_next_to_us,
+                            },
+                            () = replies.closed() => return is_next_to_us,
+                        }
                     }
                 };
                 tokio::select! {
+                    biased;
+                    () = async { drop(stops.wait_for(|stops| *stops).await) } => return,
                     reply = above.message() => {
                         let reply = match reply {
                             Ok(Some(reply)) => self
@@ -425,7 +435,7 @@ impl Relay {
                         }
                     }
                     at_the_rank = dies, if lives => {
-                        if !at_the_rank || self.stops.load(Ordering::Relaxed) {
+                        if !at_the_rank {
                             return;
                         }
                         let _ = ours.send(gone).await;
@@ -454,11 +464,22 @@ impl Relay {
         request.passed_on = one_more(request.passed_on)?;
         let (job, rank) = (JobId(request.job_id), WorkerId(narrow(request.rank, "rank")?));
         // Whether or not the server hears of it.
-        if lock(&self.routes).leave(job, rank) {
-            self.errands.send(move |driver| driver.remove_job(job));
-        }
+        self.forget(job, rank);
         let mut connection = self.upstream(PATIENCE).await?;
         self.answered(connection.client.leave(request).await)
+    }
+
+    fn forget(&self, job: JobId, rank: WorkerId) {
+        let mut routes = lock(&self.routes);
+        if routes.leave(job, rank) {
+            self.errands.send(move |driver| driver.remove_job(job));
+        }
+    }
+
+    /// Whether the data path works, and is told what is decided.
+    fn health(&self) -> Result<(), ThreadEnded> {
+        self.driver.health()?;
+        self.errands.health()
     }
 
     async fn status(&self, mut request: proto::StatusRequest) -> Result<proto::StatusReply, Failed> {

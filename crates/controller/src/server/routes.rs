@@ -101,7 +101,8 @@ impl Routes {
         is_last
     }
 
-    /// Forgets the jobs of which no rank was heard for long: the server has expelled them.
+    /// Forgets the jobs of which no rank was heard for long. Most are over; one whose ranks here were stopped for a while, as in a
+    /// debugger, is served again with their next heartbeat.
     pub fn overdue(&mut self, now: Instant) -> Vec<JobId> {
         let is_overdue = |entry: &Entry| now - entry.heard > 2 * entry.route.heartbeat_timeout;
         let over: Vec<JobId> =

@@ -13,7 +13,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::data_path::{Figures, unhealthy};
-use super::jobs::{Attending, JobSnapshot, Jobs, Joined, NotAdmitted};
+use super::jobs::{Attending, JobSnapshot, Jobs, Joined, NotAdmitted, Stays};
 use crate::convert::{Malformed, narrow, protocol, wire_dtype};
 use crate::proto::{self, control_server::Control};
 
@@ -40,7 +40,7 @@ impl Control for ControlService {
         let peer = request.remote_addr();
         let request = join_request(seen_from(request.into_inner(), peer))?;
         let rank = request.rank;
-        self.jobs.driver.health().map_err(|ended| unhealthy(&ended))?;
+        self.jobs.health().map_err(|ended| unhealthy(&ended))?;
         let outcome = match self.jobs.join(request) {
             // When the rank hangs up, this future is dropped, and its place with it.
             Joined::Waiting(mut place) => place.outcome().await,
@@ -72,7 +72,7 @@ impl Control for ControlService {
         let job = JobId(request.job_id);
         let reply = self.jobs.heartbeat(job, rank, generation, rtt);
         // After the registry heard it: no rank is to blame.
-        self.jobs.driver.health().map_err(|ended| unhealthy(&ended))?;
+        self.jobs.health().map_err(|ended| unhealthy(&ended))?;
         Ok(Response::new(self.reply(job, reply)))
     }
 
@@ -155,14 +155,15 @@ impl ControlService {
         let job = JobId(who.job_id);
         // If nobody listens any more, the end of the stream says so below.
         let _ = replies.send(Ok(self.reply(job, attending.reply))).await;
-        let Some((attendance, mut news)) = attending.stays else { return };
+        let Some(Stays { attendance, mut news, mut superseded }) = attending.stays else { return };
         let broken = match who.passed_on {
             0 => Detached::AtTheRank,
             _ => Detached::OnTheWay,
         };
         let cause = loop {
             tokio::select! {
-                // Every rank left.
+                // The rank has another stream, or every rank left.
+                _ = &mut superseded => return,
                 changed = news.changed() => if changed.is_err() { return },
                 asked = asks.message() => match asked {
                     Ok(Some(request)) if request.gone => break Detached::AtTheRank,

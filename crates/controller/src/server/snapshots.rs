@@ -12,7 +12,7 @@ use tokio::sync::Mutex;
 /// How many times as long as an answer took the next one is not asked for: a tenth of the time at most goes into answers.
 const PAUSES: u32 = 9;
 /// No longer than this: who waits for a sum asks whom it waits for, and has a second's patience.
-const PAUSE_MAX: Duration = Duration::from_millis(500);
+const PAUSE_MAX: Duration = Duration::from_millis(200);
 
 /// The answers to one question.
 pub(super) struct Snapshots<T> {

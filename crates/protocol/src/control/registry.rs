@@ -87,7 +87,12 @@ pub enum JoinDecision {
     },
     /// It is in the job that it wants to resume: the answer was lost on the way, as with a switch that ended just then. The job
     /// runs already.
-    Again(Admission),
+    Again {
+        /// The asking rank's.
+        ticket: Ticket,
+        /// The job.
+        admission: Admission,
+    },
     /// It alone is refused.
     Refused {
         /// Why.
@@ -227,6 +232,8 @@ struct Job {
     pool_units: u32,
     levels: u8,
     left: Ranks,
+    /// When a rank left it last.
+    left_last: Instant,
     /// Of a job that was resumed: what its ranks were told, and which of them were not heard since.
     untold: Option<(Admission, Ranks)>,
     life: Life,
@@ -348,14 +355,19 @@ impl Registry {
 
     /// Ends the job of a name under which a rank asks to join, if one of its ranks is gone, or this one left it for a job of
     /// another size: it cannot go on, and who starts it anew is here. To be called before [`Self::join`].
+    ///
+    /// Who left gave all that it owed, and the others may still collect their last sums: they have the time for it that a broken
+    /// stream has to come back.
     pub fn make_way(&mut self, now: Instant, request: &JoinRequest) -> Vec<Command> {
-        if request.resume.is_some() {
+        let stays_out = || self.stopping || check(request, self.config.protocol, self.config.shards).is_err();
+        if request.resume.is_some() || stays_out() {
             return Vec::new();
         }
         let to_blame = |job: &Job| {
             let left = || {
                 let resized = request.world_size != u32::from(job.world_size);
-                job.left.iter().find(|rank| resized && u32::from(rank.0) == request.rank)
+                let over = now.since(job.left_last) > self.config.return_timeout;
+                job.left.iter().find(|rank| resized && over && u32::from(rank.0) == request.rank)
             };
             job.gone().or_else(left)
         };
@@ -379,7 +391,9 @@ impl Registry {
         let (rank, world_size) = check(&request, self.config.protocol, self.config.shards)?;
         for running in self.jobs.values_mut().filter(|job| job.is_running() && job.name == request.job) {
             if let Some(admission) = running.admission_again(now, rank, &request) {
-                return Ok(JoinDecision::Again(admission));
+                let ticket = Ticket(self.next_ticket);
+                self.next_ticket += 1;
+                return Ok(JoinDecision::Again { ticket, admission });
             }
             // One that left begins anew, while the rest of its job ends: before the new one is complete, as it is as large.
             if !(running.left.contains(rank) && running.world_size == world_size) {
@@ -462,6 +476,7 @@ impl Registry {
                 pool_units: asked,
                 levels: admission.hierarchy.as_ref().map_or(0, |hierarchy| hierarchy.levels),
                 left: Ranks::default(),
+                left_last: now,
                 untold: admission.resumed.then(|| (admission.clone(), admission.ranks())),
                 life: Life::Running { presences: (0..world_size).map(|_| Presence::Heard(now)).collect() },
             },
@@ -559,9 +574,12 @@ impl Registry {
     }
 
     /// A rank leaves. When all have, the job ends.
-    pub fn leave(&mut self, job: JobId, rank: WorkerId) -> Option<Command> {
+    pub fn leave(&mut self, now: Instant, job: JobId, rank: WorkerId) -> Option<Command> {
         let entry = self.jobs.get_mut(&job).filter(|entry| rank.0 < entry.world_size)?;
-        entry.left.insert(rank);
+        if !entry.left.contains(rank) {
+            entry.left.insert(rank);
+            entry.left_last = now;
+        }
         (entry.left == Ranks::all(entry.world_size)).then(|| self.remove(job))
     }
 

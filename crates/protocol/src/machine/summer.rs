@@ -13,7 +13,8 @@ pub trait Summer: Endpoint<Event = JobAborted> {
     /// Why it does not take a job in.
     type Error: core::error::Error;
 
-    /// Takes a job in; one of the same id is forgotten. All memory of the job is taken here.
+    /// Takes a job in; one of the same id is forgotten. The memory of its slots, places or aggregators is taken here; what
+    /// only some tensors need (contributions that are kept side by side) is taken with the first of them, and then kept.
     ///
     /// # Errors
     /// When a number is outside its limit, or the machine has as many jobs as it can hold.

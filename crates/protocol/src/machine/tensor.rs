@@ -108,7 +108,7 @@ impl Elements<'_> {
         match self {
             Self::Float32(x) => write(&x[range], values, |x| x.to_le_bytes()),
             Self::Float16(x) | Self::Bfloat16(x) => write(&x[range], values, |x| x.to_le_bytes()),
-            Self::Int32(x) => write(&x[range], values, |x| x.to_le_bytes()),
+            Self::Int32(_) => unreachable!("int32 does not travel as it is"),
             Self::Float64(x) => write(&x[range], values, |x| x.to_le_bytes()),
             Self::Int64(x) => write(&x[range], values, |x| x.to_le_bytes()),
             Self::Uint8(x) => values.copy_from_slice(&x[range]),
@@ -123,7 +123,7 @@ impl Elements<'_> {
         match self {
             Self::Float32(x) => read(values, &mut x[range], f32::from_le_bytes),
             Self::Float16(x) | Self::Bfloat16(x) => read(values, &mut x[range], u16::from_le_bytes),
-            Self::Int32(x) => read(values, &mut x[range], i32::from_le_bytes),
+            Self::Int32(_) => unreachable!("int32 does not travel as it is"),
             Self::Float64(x) => read(values, &mut x[range], f64::from_le_bytes),
             Self::Int64(x) => read(values, &mut x[range], i64::from_le_bytes),
             Self::Uint8(x) => x[range].copy_from_slice(values),

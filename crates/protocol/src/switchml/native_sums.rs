@@ -58,10 +58,10 @@ impl NativeSums {
             Dtype::Float16 => fanin_quant::sum_f16,
             Dtype::Bfloat16 => fanin_quant::sum_bf16,
             Dtype::Float64 => fanin_quant::sum_f64,
-            Dtype::Int32 | Dtype::Int64 | Dtype::Uint8 | Dtype::Int8 => {
+            Dtype::Int32 => unreachable!("int32 does not travel as it is"),
+            Dtype::Int64 | Dtype::Uint8 | Dtype::Int8 => {
                 match collective.dtype {
                     _ if first => fanin_quant::store_le(sum, payload),
-                    Dtype::Int32 => fanin_quant::add_le(sum, payload),
                     Dtype::Int64 => fanin_quant::add_i64_le(sum, payload),
                     _ => fanin_quant::add_i8_le(sum, payload),
                 }

@@ -123,7 +123,7 @@ fn a_rank_that_did_not_hear_that_its_job_goes_on_is_told_again_until_it_is_heard
     let JoinDecision::Complete { outcome: Ok(admission), .. } = decision else { panic!("{decision:?}") };
     let (job, generation) = (admission.job, admission.generation);
     registry.heartbeat(at(1), job, WorkerId(0), generation);
-    assert_eq!(registry.join(at(4), again(8, 1)), JoinDecision::Again(admission));
+    assert_eq!(registry.join(at(4), again(8, 1)), JoinDecision::Again { ticket: Ticket(2), admission });
     assert_eq!(registry.jobs().count(), 1);
     registry.heartbeat(at(4), job, WorkerId(0), generation);
     registry.tick(at(4));
@@ -292,7 +292,7 @@ fn a_job_of_bfloat16_takes_its_accumulators_from_the_pool_and_gives_them_back() 
     assert_eq!(registry.pool(), Pool { slots: 2048, free: 2048 - 64 * 4 });
     let state = registry.jobs().next().map(|view| view.state);
     assert!(matches!(state, Some(JobState::Running { wire_dtype: WireDtype::Bfloat16, .. })), "{state:?}");
-    registry.leave(admission.job, WorkerId(0));
+    registry.leave(at(1), admission.job, WorkerId(0));
     assert_eq!(registry.pool().free, 2048);
 }
 
@@ -325,9 +325,9 @@ fn a_running_job_takes_no_more_ranks_until_it_ends() {
     let mut registry = registry();
     let job = start(&mut registry, at(0), "a", 2).job;
     assert_eq!(refusal(&mut registry, ask("a", 1, 2)), Refusal::JobRunning { rank: 1, world_size: 2 });
-    assert_eq!(registry.leave(job, WorkerId(0)), None);
-    assert_eq!(registry.leave(job, WorkerId(0)), None, "leaving twice counts once");
-    assert_eq!(registry.leave(job, WorkerId(1)), Some(Command::Remove { job }));
+    assert_eq!(registry.leave(at(1), job, WorkerId(0)), None);
+    assert_eq!(registry.leave(at(1), job, WorkerId(0)), None, "leaving twice counts once");
+    assert_eq!(registry.leave(at(1), job, WorkerId(1)), Some(Command::Remove { job }));
     assert_eq!(registry.pool().free, 2048);
     let again = start(&mut registry, at(0), "a", 2);
     assert_eq!((again.job, again.generation), (JobId(42), Generation(0)));
@@ -436,7 +436,7 @@ fn an_aborted_job_may_be_joined_afresh_at_once() {
 fn a_rank_that_left_is_not_expelled_and_the_others_hear_that_it_left() {
     let mut registry = registry();
     let Admission { job, generation, .. } = start(&mut registry, at(0), "a", 2);
-    registry.leave(job, WorkerId(1));
+    registry.leave(at(1), job, WorkerId(1));
     for second in 1..20 {
         assert_eq!(registry.tick(at(second)), vec![]);
         let reply = registry.heartbeat(at(second), job, WorkerId(0), generation);
@@ -451,7 +451,7 @@ fn a_heartbeat_of_another_generation_or_rank_is_unknown() {
     assert_eq!(registry.heartbeat(at(1), job, WorkerId(0), Generation(1)), HeartbeatReply::Unknown);
     assert_eq!(registry.heartbeat(at(1), job, WorkerId(2), Generation(0)), HeartbeatReply::Unknown);
     assert_eq!(registry.heartbeat(at(1), JobId(7), WorkerId(0), Generation(0)), HeartbeatReply::Unknown);
-    assert_eq!(registry.leave(job, WorkerId(200)), None);
+    assert_eq!(registry.leave(at(1), job, WorkerId(200)), None);
 }
 
 #[test]
@@ -530,7 +530,7 @@ fn a_stream_that_breaks_on_the_way_leaves_the_rank_the_time_of_its_heartbeats() 
 fn a_stream_that_ends_after_a_farewell_means_nothing() {
     let mut registry = registry();
     let (Admission { job, .. }, [_, second]) = attended(&mut registry, "a");
-    assert_eq!(registry.leave(job, WorkerId(1)), None);
+    assert_eq!(registry.leave(at(1), job, WorkerId(1)), None);
     registry.detached(at(1), second, Detached::AtTheRank);
     for second in 1..60 {
         assert_eq!(registry.tick(at(second)), vec![]);
@@ -584,11 +584,11 @@ fn who_takes_a_dead_ranks_place_ends_its_job_and_begins_anew() {
 fn a_rank_that_left_waits_for_the_next_job_of_the_name_while_the_others_end_this_one() {
     let mut registry = registry();
     let (Admission { job, .. }, _) = attended(&mut registry, "a");
-    registry.leave(job, WorkerId(1));
+    registry.leave(at(1), job, WorkerId(1));
     assert_eq!(registry.make_way(at(1), &ask("a", 1, 2)), vec![]);
     assert!(matches!(registry.join(at(1), ask("a", 1, 2)), JoinDecision::Waiting(_)));
     assert!(matches!(registry.join(at(1), ask("a", 0, 2)), JoinDecision::Refused { .. }), "it lives");
-    assert_eq!(registry.leave(job, WorkerId(0)), Some(Command::Remove { job }));
+    assert_eq!(registry.leave(at(1), job, WorkerId(0)), Some(Command::Remove { job }));
     let last = registry.join(at(2), ask("a", 0, 2));
     assert!(matches!(last, JoinDecision::Complete { outcome: Ok(_), .. }), "{last:?}");
 }
@@ -597,10 +597,32 @@ fn a_rank_that_left_waits_for_the_next_job_of_the_name_while_the_others_end_this
 fn a_rank_that_left_ends_its_job_when_it_comes_again_for_one_of_another_size() {
     let mut registry = registry();
     let (Admission { job, .. }, _) = attended(&mut registry, "a");
-    registry.leave(job, WorkerId(0));
+    registry.leave(at(1), job, WorkerId(0));
+    // The other one may still collect its last sum.
+    let soon = at(1) + registry.config().return_timeout;
+    assert_eq!(registry.make_way(soon, &ask("a", 0, 1)), vec![]);
+    assert_eq!(refusal(&mut registry, ask("a", 0, 1)), Refusal::JobRunning { rank: 0, world_size: 2 });
     let reason = AbortReason::Expelled(WorkerId(0));
-    assert_eq!(registry.make_way(at(1), &ask("a", 0, 1)), vec![Command::Abort { job, reason }]);
-    start(&mut registry, at(1), "a", 1);
+    assert_eq!(registry.make_way(at(2), &ask("a", 0, 1)), vec![Command::Abort { job, reason }]);
+    start(&mut registry, at(2), "a", 1);
+}
+
+#[test]
+fn who_is_not_let_in_ends_no_job_of_a_rank_whose_stream_broke() {
+    let mut registry = registry();
+    let (Admission { job, .. }, [_, broken]) = attended(&mut registry, "a");
+    registry.detached(at(1), broken, Detached::AtTheRank);
+    let refused = [
+        JoinRequest { wire_version: VERSION + 1, ..ask("a", 1, 2) },
+        JoinRequest { protocol: Protocol::Atp, ..ask("a", 1, 2) },
+        JoinRequest { mtu: 10, ..ask("a", 1, 2) },
+        ask("a", 2, 2),
+    ];
+    for request in refused {
+        assert_eq!(registry.make_way(at(1), &request), vec![], "{request:?}");
+    }
+    let reason = AbortReason::Expelled(WorkerId(1));
+    assert_eq!(registry.make_way(at(1), &ask("a", 1, 2)), vec![Command::Abort { job, reason }]);
 }
 
 #[test]
@@ -762,7 +784,7 @@ proptest! {
                                 admitted.push(admission);
                             }
                         }
-                        JoinDecision::Again(again) => prop_assert!(admitted.contains(&again)),
+                        JoinDecision::Again { admission, .. } => prop_assert!(admitted.contains(&admission)),
                         JoinDecision::Refused { .. } => {}
                     }
                 }
@@ -788,7 +810,7 @@ proptest! {
                     }
                 }
                 Operation::Leave { job, rank } => {
-                    admitted.get(job).map(|admission| registry.leave(admission.job, WorkerId(rank)));
+                    admitted.get(job).map(|admission| registry.leave(now, admission.job, WorkerId(rank)));
                 }
                 Operation::Abort { job } => {
                     let reason = AbortReason::Expelled(WorkerId(0));
