@@ -481,7 +481,7 @@ mod tests {
             elements: 1,
             wire_dtype,
         };
-        assert_eq!(Collective::try_from(collective("float64", 0)), Err(Malformed("dtype")));
+        assert_eq!(Collective::try_from(collective("complex64", 0)), Err(Malformed("dtype")));
         assert_eq!(Collective::try_from(collective("float32", 3)), Err(Malformed("wire_dtype")));
     }
 }

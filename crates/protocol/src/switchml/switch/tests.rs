@@ -230,7 +230,7 @@ fn foreign_packets_are_dropped_with_their_reason_and_counted() {
     let mut switch = switch(config(2, 4));
     let good = Contribution::default();
     let mut version = good.packet();
-    version[2] = 2;
+    version[2] = fanin_wire::VERSION + 1;
     let mut shard = good.packet();
     shard[SHARD_OFFSET] = 9;
     let mut job = good.packet();
