@@ -91,15 +91,29 @@ def test_an_asynchronous_barrier_does_not_wait_when_it_is_called(launch: Launch)
 
 def failed_before(me: Me) -> str:
     me.init(timeout=timedelta(seconds=20))
-    dist.all_reduce(torch.ones(3 + me.rank), async_op=True)
-    with pytest.raises(errors.CollectiveMismatch):
+    if me.rank == 1:
+        me.hear()
+    work = dist.all_reduce(torch.ones(3 + me.rank), async_op=True)
+    assert work is not None
+    if me.rank == 0:
+        barrier = dist.barrier(async_op=True)
+        assert barrier is not None
+        me.say("the barrier has begun, and the all-reduce is in flight")
+        with pytest.raises(errors.CollectiveMismatch):
+            barrier.wait()
+    else:
+        with pytest.raises(errors.CollectiveMismatch):
+            work.wait()
         dist.barrier()
-    dist.barrier()  # it was told, and the ranks are still in step
+    dist.barrier()  # rank 0 was told, and the ranks are still in step
     return "on"
 
 
 def test_a_barrier_raises_what_an_all_reduce_in_flight_ended_with(launch: Launch) -> None:
-    assert launch(failed_before, 2).results() == ["on", "on"]
+    ranks = launch(failed_before, 2)
+    ranks.hear(0)
+    ranks.tell(1, "go")
+    assert ranks.results() == ["on", "on"]
 
 
 def synchronized(me: Me) -> list[bool]:
