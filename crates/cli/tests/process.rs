@@ -128,7 +128,7 @@ fn status_shows_an_idle_switch() {
     let json: serde_json::Value = serde_json::from_slice(&json.stdout).expect("JSON");
     assert_eq!(
         (json["pool"]["free"].as_u64(), json["jobs"].as_array().map(Vec::len)),
-        (Some(65_536), Some(0))
+        (Some(262_144), Some(0))
     );
 }
 

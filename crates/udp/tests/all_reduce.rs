@@ -77,11 +77,11 @@ fn floats_travel_as_bfloat16_and_integers_do_not() {
             assert!(tensors.iter().all(|tensor| *tensor == expected), "{length} elements, {shards} shards");
             cluster.all_reduce_integers(length);
         }
-        // And two thirds in bfloat16 are 171 / 256.
-        let mut tensors = vec![vec![1.0f32 / 3.0; 5]; 3];
+        // And two thirds in bfloat16 are 171 / 256, in a tensor too long to travel as it is.
+        let mut tensors = vec![vec![1.0f32 / 3.0; 5000]; 3];
         tensors[2].fill(0.0);
         cluster.all_reduce(&mut tensors, Dtype::Float32, Op::Sum);
-        assert_eq!(tensors, vec![vec![171.0 / 256.0; 5]; 3]);
+        assert_eq!(tensors, vec![vec![171.0 / 256.0; 5000]; 3]);
     }
 }
 
