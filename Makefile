@@ -137,7 +137,8 @@ fuzz: test-tools
 	  tail -1 target/fuzz/$$target.log; \
 	done
 
-# Also `$(BIN)/python benches/performance.py --only TEXT` for some rows, and `--quick` to see that all run.
+# Also `$(BIN)/python benches/performance.py --only TEXT` for some rows, and `--quick` to see that all run. Was it faster
+# before? `$(BIN)/python benches/against.py ../before` lets two checkouts take turns.
 bench: build
 	$(BIN)/python benches/performance.py
 

@@ -128,7 +128,7 @@ def _measure(measured: document.Measured, into: Path) -> dict[str, Any]:
                     continue
                 say(bar, f"round {number + 1} of {rounds}: {command.what}")
                 try:
-                    result = _bench(command.arguments())
+                    result = bench(command.arguments())
                 except FailedError as error:
                     measured.broken[command] = f"failed: {error}"
                     continue
@@ -175,10 +175,14 @@ def no_laboratory() -> str | None:
     return None
 
 
-def _bench(arguments: Sequence[str]) -> Any:
+def bench(arguments: Sequence[str], fanin: Sequence[str] = FANIN) -> Any:
+    """Run `fanin bench allreduce` and return its JSON.
+
+    Raises `FailedError`.
+    """
     with tempfile.TemporaryDirectory(prefix="fanin-performance-") as folder:
         result = Path(folder) / "result.json"
-        _output([*FANIN, "bench", "allreduce", *arguments, "--json", str(result)])
+        _output([*fanin, "bench", "allreduce", *arguments, "--json", str(result)])
         return json.loads(result.read_text())
 
 
@@ -192,7 +196,7 @@ def _sweep(measured: document.Measured, into: Path, bar: Advance) -> Any:
     say(bar, f"the picture: {measured.picture_command}")
     picture = into / "performance.png"
     try:
-        result = _bench([*arguments, "--plot", str(picture)])
+        result = bench([*arguments, "--plot", str(picture)])
     except FailedError as error:
         measured.picture_broken = f"failed: {error}"
         return None

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import against
 import document
 import kernels
 import performance
@@ -181,3 +182,28 @@ memcpy/after                            28.00            100 %
     assert "| `path_f32_train` | 352 | 84 | 7 |" in text
     with pytest.raises(ValueError, match="no table"):
         kernels.parse("kernels/memcpy/before   time:   [1.0 ms 1.1 ms 1.2 ms]")
+
+
+def test_two_checkouts_take_turns_and_the_ratio_within_a_round_counts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    for tree in (here, there):
+        (tree / ".venv" / "bin").mkdir(parents=True)
+        (tree / ".venv" / "bin" / "fanin").touch()
+    asked: list[str] = []
+    # In the second round the machine takes twice as long, for both.
+    times = {"there": [0.1, 0.2, 0.1], "here": [0.2, 0.4, 0.2]}
+
+    def bench(_: list[str], fanin: list[str]) -> dict[str, Any]:
+        asked.append(Path(fanin[0]).parents[2].name)
+        return {"runs": [run(times[asked[-1]].pop(0))]}
+
+    monkeypatch.setattr(performance, "bench", bench)
+    monkeypatch.setattr(performance, "ROOT", here)
+    line = ["against.py", str(there), "--only", "4, loopback, 25 MB", "--rounds", "3"]
+    monkeypatch.setattr(sys, "argv", line)
+    assert against.main() == 0
+    assert asked == ["there", "here", "here", "there", "there", "here"]
+    (row,) = capsys.readouterr().out.splitlines()[1:]
+    assert " ".join(row.split()) == "4, loopback, 25 MB 100.0 ms 200.0 ms 2.00 (2.00 to 2.00)"

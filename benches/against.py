@@ -1,0 +1,79 @@
+"""Holds this checkout's speed against another one's, in the rows of docs/performance.md.
+
+    python benches/against.py ../before
+    python benches/against.py ../before --only loopback --rounds 9
+
+Both must be built. Their commands take turns, so that a machine that is slow today is slow for
+both; what counts is the ratio within a round. The exit status says nothing about speed: look at the
+spread, and judge.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import performance
+import rows
+from fanin import _signals
+from fanin._units import shown_time
+from fanin.bench.progress import progress
+from rows import Command
+
+
+def main() -> int:
+    """Measure, and print a line a row."""
+    args = _arguments()
+    pythons = [
+        tree.resolve() / ".venv" / "bin" / "python" for tree in (args.other, performance.ROOT)
+    ]
+    for python in pythons:
+        if not python.with_name("fanin").exists():
+            sys.exit(f"there is no {python.with_name('fanin')}: run `make build` there")
+    commands = [
+        command for command in rows.commands(rows.CHECKS) if (args.only or "") in command.what
+    ]
+    if not commands:
+        sys.exit(f"no row has {args.only!r} in its name")
+    times: dict[Command, list[list[float]]] = defaultdict(list)
+    try:
+        with _signals.as_exit(), progress(args.rounds * len(commands)) as bar:
+            for number in range(args.rounds):
+                for command in commands:
+                    performance.say(bar, f"round {number + 1} of {args.rounds}: {command.what}")
+                    # First and second by turns: the first of two leaves the other a warm machine.
+                    turn = slice(None, None, -1 if number % 2 else 1)
+                    pair = [_time_s(python, command) for python in pythons[turn]]
+                    times[command].append(pair[turn])
+    except KeyboardInterrupt:
+        return 130
+    except performance.FailedError as error:
+        sys.exit(str(error))
+    print(f"{'workers, links, tensor':<45} {'there':>10} {'here':>10}  here / there")
+    for command, pairs in times.items():
+        there, here = (statistics.median(column) for column in zip(*pairs, strict=True))
+        ratios = [here / there for there, here in pairs]
+        spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+        print(f"{command.what:<45} {shown_time(there):>10} {shown_time(here):>10}  {spread}")
+    return 0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Measure two checkouts by turns")
+    parser.add_argument("other", type=Path, help="the checkout to hold this one against")
+    parser.add_argument("--only", metavar="TEXT", help="rows with this in their name: loopback")
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="(default: %(default)s)")
+    return parser.parse_args()
+
+
+def _time_s(python: Path, command: Command) -> float:
+    result = performance.bench(command.arguments(), [str(python), "-m", "fanin"])
+    (run,) = result["runs"]
+    return float(run["backends"]["fanin"]["median_s"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
