@@ -199,8 +199,8 @@ def _kernels(measured: Measured) -> str:
     text = f"""\
 {command}: shares of `memcpy`'s {memcpy:.0f} GB/s in the same run, in per cent, on one core. The aim
 is 70 for float32. `path` is what a worker does to send: exponent, then quantisation; `_train`
-writes into the buffer of a train of packets, as the data path does. Bytes are those of the gradient
-as float32, whatever it is.
+writes into the buffer of a train of packets, as the data path does. `sum` is a switch's sum of 8
+ranks' packets that travel as they are. Bytes are those of the gradient as float32, whatever it is.
 """
     return (
         text

@@ -4,7 +4,8 @@
 //! After the criterion report comes a table of the shares of `memcpy`'s bandwidth, where bandwidth is bytes of the
 //! gradient as `f32` a second. `path` is what a worker does to send: the exponent of a block one pool ahead, the scale,
 //! the quantisation. `_train` writes into the buffer of one train of packets, again and again, as the data path does;
-//! the others write 25 MB, as `memcpy` does.
+//! the others write 25 MB, as `memcpy` does. `sum_` is what a switch does where tensors travel as they are, with the payloads of all
+//! workers: its bandwidth is that of the contributions, as `add_le`'s is.
 //!
 //! `cargo bench -p fanin-quant` for all, `-- --quick` for a first look, `-- --test` to see that it runs, `-- Avx2` for
 //! one instruction set (with `memcpy` left out, there are no shares).
@@ -38,6 +39,7 @@ fn main() {
                     float32(&mut bench, kernels, block);
                     float16(&mut bench, kernels, block);
                     bfloat16_on_wire(&mut bench, kernels, 2 * block);
+                    native(&mut bench, kernels, block);
                 }
             }
             None => println!("{isa:?}: not on this machine"),
@@ -202,6 +204,31 @@ fn bfloat16_on_wire(bench: &mut Bench, kernels: &Kernels, block: usize) {
             }
         }
     });
+}
+
+/// A switch's sums of what travels as it is: payloads of `words`, in each type's own elements. Every worker has its share of the
+/// gradient.
+fn native(bench: &mut Bench, kernels: &Kernels, words: usize) {
+    let source = gradient();
+    type Sum = fn(&Kernels, &[u8], u32, Divisor, &mut [i32]);
+    let mut sums = |name: &str, sum: Sum, contributions: &[u8]| {
+        let elements = words * 4 * ELEMENTS / contributions.len();
+        let mut slot = vec![0i32; words];
+        bench.measure(format!("{:?}/{name}/{elements}", kernels.isa()), || {
+            for payloads in black_box(contributions).chunks_exact(WORKERS as usize * 4 * words) {
+                sum(kernels, payloads, WORKERS, Divisor::One, &mut slot);
+                black_box(&mut slot);
+            }
+        });
+    };
+    let bytes: Vec<u8> = source.iter().flat_map(|x| x.to_le_bytes()).collect();
+    sums("sum_f32", Kernels::sum_f32, &bytes);
+    let bytes: Vec<u8> = source.iter().flat_map(|&x| half::f16::from_f32(x).to_le_bytes()).collect();
+    sums("sum_f16", Kernels::sum_f16, &bytes);
+    let bytes: Vec<u8> = source.iter().flat_map(|&x| half::bf16::from_f32(x).to_le_bytes()).collect();
+    sums("sum_bf16", Kernels::sum_bf16, &bytes);
+    let bytes: Vec<u8> = source.iter().flat_map(|&x| f64::from(x).to_le_bytes()).collect();
+    sums("sum_f64", Kernels::sum_f64, &bytes);
 }
 
 /// A worker's way to send a gradient, into a buffer that is used from its start again when it is full.

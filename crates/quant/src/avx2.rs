@@ -231,6 +231,26 @@ pub(crate) fn write_bf16(acc: &[i32], inverse: f64, out: &mut [u8]) {
     scalar::write_bf16(acc, inverse, out);
 }
 
+#[target_feature(enable = "avx2,f16c")]
+pub(crate) fn sum_f32(payloads: &[u8], divisor: Option<f64>, sum: &mut [i32]) {
+    scalar::sum_f32(payloads, divisor, sum);
+}
+
+#[target_feature(enable = "avx2,f16c")]
+pub(crate) fn sum_f16(payloads: &[u8], divisor: Option<f64>, sum: &mut [i32]) {
+    scalar::sum_f16(payloads, divisor, sum);
+}
+
+#[target_feature(enable = "avx2,f16c")]
+pub(crate) fn sum_bf16(payloads: &[u8], divisor: Option<f64>, sum: &mut [i32]) {
+    scalar::sum_bf16(payloads, divisor, sum);
+}
+
+#[target_feature(enable = "avx2,f16c")]
+pub(crate) fn sum_f64(payloads: &[u8], divisor: Option<f64>, sum: &mut [i32]) {
+    scalar::sum_f64(payloads, divisor, sum);
+}
+
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
 fn quantize<T>(

@@ -6,6 +6,7 @@ use crate::class;
 use crate::exponent::Exponent;
 use crate::float16::{bf16_from_f32, f16_from_f32, f32_from_bf16, f32_from_f16};
 use crate::integer::{assert_bf16_lengths, assert_lengths};
+use crate::native::assert_payloads;
 use crate::scale::{Divisor, Finite, Kind, Scale};
 
 /// An instruction set that the kernels are written for, worst first.
@@ -101,7 +102,13 @@ pub struct Kernels {
     store_bf16: unsafe fn(&mut [i32], &[u8], &Finite),
     add_bf16: unsafe fn(&mut [i32], &[u8], &Finite),
     write_bf16: unsafe fn(&[i32], f64, &mut [u8]),
+    sum_f32: Sum,
+    sum_f16: Sum,
+    sum_bf16: Sum,
+    sum_f64: Sum,
 }
+
+type Sum = unsafe fn(&[u8], Option<f64>, &mut [i32]);
 
 macro_rules! table {
     ($isa:ident, $module:ident) => {
@@ -131,6 +138,10 @@ macro_rules! table {
             store_bf16: crate::$module::store_bf16,
             add_bf16: crate::$module::add_bf16,
             write_bf16: crate::$module::write_bf16,
+            sum_f32: crate::$module::sum_f32,
+            sum_f16: crate::$module::sum_f16,
+            sum_bf16: crate::$module::sum_bf16,
+            sum_f64: crate::$module::sum_f64,
         }
     };
 }
@@ -366,6 +377,34 @@ impl Kernels {
                 }
             }
         }
+    }
+
+    /// See [`crate::sum_f32`].
+    pub fn sum_f32(&self, payloads: &[u8], workers: u32, divisor: Divisor, sum: &mut [i32]) {
+        let divisor = assert_payloads(payloads.len(), workers, divisor, sum.len());
+        // SAFETY: a table is only handed out where its instruction set is available.
+        unsafe { (self.sum_f32)(payloads, divisor, sum) }
+    }
+
+    /// See [`crate::sum_f16`].
+    pub fn sum_f16(&self, payloads: &[u8], workers: u32, divisor: Divisor, sum: &mut [i32]) {
+        let divisor = assert_payloads(payloads.len(), workers, divisor, sum.len());
+        // SAFETY: a table is only handed out where its instruction set is available.
+        unsafe { (self.sum_f16)(payloads, divisor, sum) }
+    }
+
+    /// See [`crate::sum_bf16`].
+    pub fn sum_bf16(&self, payloads: &[u8], workers: u32, divisor: Divisor, sum: &mut [i32]) {
+        let divisor = assert_payloads(payloads.len(), workers, divisor, sum.len());
+        // SAFETY: a table is only handed out where its instruction set is available.
+        unsafe { (self.sum_bf16)(payloads, divisor, sum) }
+    }
+
+    /// See [`crate::sum_f64`].
+    pub fn sum_f64(&self, payloads: &[u8], workers: u32, divisor: Divisor, sum: &mut [i32]) {
+        let divisor = assert_payloads(payloads.len(), workers, divisor, sum.len());
+        // SAFETY: a table is only handed out where its instruction set is available.
+        unsafe { (self.sum_f64)(payloads, divisor, sum) }
     }
 }
 

@@ -54,7 +54,7 @@ pub use exponent::Exponent;
 pub use integer::{copy_i32, read_i32, store_le, write_le};
 #[doc(hidden)]
 pub use kernels::{Isa, Kernels};
-pub use native::{add_i8_le, add_i64_le, mean_i8, mean_i64, mean_u8, sum_bf16, sum_f16, sum_f32, sum_f64};
+pub use native::{add_i8_le, add_i64_le, mean_i8, mean_i64, mean_u8};
 pub use scale::{Divisor, Scale, WORKERS_MAX};
 
 /// The shared exponent of a block of `f32`; [`Exponent::ZERO`] for an empty one.
@@ -264,4 +264,39 @@ pub fn narrow_f16(values: &[u8], out: &mut [u16]) {
 /// If `values` is not four bytes an element.
 pub fn narrow_bf16(values: &[u8], out: &mut [u16]) {
     Kernels::detected().narrow_bf16(values, out);
+}
+
+/// Sums the payloads of `workers` workers, which stand one after the other in `payloads`, in that order: in `f64`, divided there
+/// where the mean is asked for, and rounded once to `f32`. A sum without a value is one NaN, whatever the NaNs were.
+///
+/// # Panics
+/// If `payloads` is not `workers` times as long as `sum`, `sum` is no multiple of 32 words, or `workers` is not in
+/// `1..=`[`WORKERS_MAX`].
+pub fn sum_f32(payloads: &[u8], workers: u32, divisor: Divisor, sum: &mut [i32]) {
+    Kernels::detected().sum_f32(payloads, workers, divisor, sum);
+}
+
+/// [`sum_f32`] for IEEE half-precision elements, rounded once to their type.
+///
+/// # Panics
+/// As [`sum_f32`].
+pub fn sum_f16(payloads: &[u8], workers: u32, divisor: Divisor, sum: &mut [i32]) {
+    Kernels::detected().sum_f16(payloads, workers, divisor, sum);
+}
+
+/// [`sum_f32`] for bfloat16 elements, rounded once to their type.
+///
+/// # Panics
+/// As [`sum_f32`].
+pub fn sum_bf16(payloads: &[u8], workers: u32, divisor: Divisor, sum: &mut [i32]) {
+    Kernels::detected().sum_bf16(payloads, workers, divisor, sum);
+}
+
+/// [`sum_f32`] for `f64`, with the errors of the additions carried along (Ogita, Rump and Oishi 2005, Sum2): as if summed with
+/// twice the digits and rounded once. A mean is rounded once more.
+///
+/// # Panics
+/// As [`sum_f32`].
+pub fn sum_f64(payloads: &[u8], workers: u32, divisor: Divisor, sum: &mut [i32]) {
+    Kernels::detected().sum_f64(payloads, workers, divisor, sum);
 }

@@ -1,19 +1,21 @@
 //! Elements that travel as they are: sums in the tensor's own type, each element right to its own magnitude.
 //!
-//! What a slot holds of them is the payload of the result, word by word as [`store_le`](crate::store_le) and
-//! [`write_le`](crate::write_le) have it. Integers wrap, so they are added as they come. Floating-point addition depends on its
-//! order: the contributions are kept side by side, and summed in the order of the workers when all are there.
+//! What a slot holds of them is the payload of the result, word by word as [`store_le`] and [`write_le`](crate::write_le) have it.
+//! Integers wrap, so they are added as they come. Floating-point addition depends on its order: the contributions are kept side by
+//! side, and summed in the order of the workers when all are there.
 //!
-//! One plain loop each, over arrays of a fixed length, which the compiler turns into vector instructions; at the length of a
-//! packet a sum is faster than the network brings its contributions.
+//! The sums of floats are the specification, as in [`scalar`](crate::scalar), and what the compiler makes of it for each instruction
+//! set: additions and roundings element by element, so that every one has the same bits.
 
 use crate::float16::{bf16_from_f32, f16_from_f32, f32_from_bf16, f32_from_f16};
+use crate::integer::store_le;
 use crate::scale::{Divisor, assert_workers};
 
-/// Elements that are summed together.
-const LANES: usize = 16;
-/// Words that every payload is a multiple of: [`LANES`] of the longest elements.
-const WORDS_MULTIPLE: usize = 2 * LANES;
+/// Words that every payload is a multiple of.
+const WORDS_MULTIPLE: usize = 32;
+/// Elements that are summed at a time: their sums stay in the nearest cache while the workers' payloads go by. Whole loops over
+/// them, and not some lanes that are unrolled, are what the compiler makes vector instructions of.
+const BLOCK: usize = 256;
 
 /// The quiet NaN that every sum has which is none: which bits an addition leaves in it is the processor's choice.
 const CANONICAL_NAN: f64 = f64::from_bits(0x7ff8_0000_0000_0000);
@@ -79,126 +81,137 @@ pub fn mean_i8(acc: &mut [i32], workers: u32) {
     }
 }
 
-/// Sums the payloads of `workers` workers, which stand one after the other in `payloads`, in that order: in `f64`, divided there
-/// where the mean is asked for, and rounded once to `f32`. A sum without a value is one NaN, whatever the NaNs were.
-///
-/// # Panics
-/// If `payloads` is not `workers` times as long as `sum`, `sum` is no multiple of 32 words, or `workers` is not in
-/// `1..=`[`WORKERS_MAX`](crate::WORKERS_MAX).
-pub fn sum_f32(payloads: &[u8], workers: u32, divisor: Divisor, sum: &mut [i32]) {
+/// The sums of `f32`: see [`crate::sum_f32`]. `payloads` is some times as long as `sum`, one payload for each worker.
+#[inline(always)] // for each instruction set anew, here and below
+pub(crate) fn sum_f32(payloads: &[u8], divisor: Option<f64>, sum: &mut [i32]) {
     let widen = |x: [u8; 4]| f64::from(f32::from_le_bytes(x));
     let narrow = |x: f64| (x as f32).to_le_bytes();
-    sum_as_f64(payloads, workers, divisor, sum, widen, narrow);
+    sum_as_f64(payloads, divisor, sum, widen, narrow);
 }
 
-/// [`sum_f32`] for IEEE half-precision elements, rounded once to their type.
-///
-/// # Panics
-/// As [`sum_f32`].
-pub fn sum_f16(payloads: &[u8], workers: u32, divisor: Divisor, sum: &mut [i32]) {
+#[inline(always)]
+pub(crate) fn sum_f16(payloads: &[u8], divisor: Option<f64>, sum: &mut [i32]) {
     let widen = |x: [u8; 2]| f64::from(f32_from_f16(u16::from_le_bytes(x)));
     let narrow = |x: f64| f16_from_f32(to_odd(x)).to_le_bytes();
-    sum_as_f64(payloads, workers, divisor, sum, widen, narrow);
+    sum_as_f64(payloads, divisor, sum, widen, narrow);
 }
 
-/// [`sum_f32`] for bfloat16 elements, rounded once to their type.
-///
-/// # Panics
-/// As [`sum_f32`].
-pub fn sum_bf16(payloads: &[u8], workers: u32, divisor: Divisor, sum: &mut [i32]) {
+#[inline(always)]
+pub(crate) fn sum_bf16(payloads: &[u8], divisor: Option<f64>, sum: &mut [i32]) {
     let widen = |x: [u8; 2]| f64::from(f32_from_bf16(u16::from_le_bytes(x)));
     let narrow = |x: f64| bf16_from_f32(to_odd(x)).to_le_bytes();
-    sum_as_f64(payloads, workers, divisor, sum, widen, narrow);
+    sum_as_f64(payloads, divisor, sum, widen, narrow);
 }
 
-/// [`sum_f32`] for `f64`, with the errors of the additions carried along (Ogita, Rump and Oishi 2005, Sum2): as if summed with
-/// twice the digits and rounded once. A mean is rounded once more.
-///
-/// # Panics
-/// As [`sum_f32`].
-pub fn sum_f64(payloads: &[u8], workers: u32, divisor: Divisor, sum: &mut [i32]) {
-    let (first, others) = split(payloads, workers, sum.len());
-    let n = divisor_of(divisor, workers);
-    for (block, sum) in sum.chunks_exact_mut(2 * LANES).enumerate() {
-        let mut totals = lanes(first, block).map(f64::from_le_bytes);
-        let mut errors = [0.0; LANES];
+/// The errors of the additions are carried along (Ogita, Rump and Oishi 2005, Sum2).
+#[inline(always)]
+pub(crate) fn sum_f64(payloads: &[u8], divisor: Option<f64>, sum: &mut [i32]) {
+    let (first, others) = payloads.split_at(4 * sum.len());
+    let mut totals = [0.0; BLOCK];
+    let mut errors = [0.0; BLOCK];
+    let mut out = [[0; 8]; BLOCK];
+    for (block, sum) in sum.chunks_mut(2 * BLOCK).enumerate() {
+        let count = sum.len() / 2;
+        let (totals, errors, out) = (&mut totals[..count], &mut errors[..count], &mut out[..count]);
+        for ((total, error), x) in totals.iter_mut().zip(&mut *errors).zip(elements(first, block, count)) {
+            (*total, *error) = (f64::from_le_bytes(*x), 0.0);
+        }
         for part in others.chunks_exact(first.len()) {
-            let part = lanes(part, block);
-            for lane in 0..LANES {
-                let (a, x) = (totals[lane], f64::from_le_bytes(part[lane]));
-                let total = a + x;
-                let of_x = total - a;
-                errors[lane] += (a - (total - of_x)) + (x - of_x);
-                totals[lane] = total;
+            let part = elements(part, block, count);
+            for ((total, error), x) in totals.iter_mut().zip(&mut *errors).zip(part) {
+                let (a, x) = (*total, f64::from_le_bytes(*x));
+                let sum = a + x;
+                let of_x = sum - a;
+                *error += (a - (sum - of_x)) + (x - of_x);
+                *total = sum;
             }
         }
-        let mut out = [[0; 8]; LANES];
-        for lane in 0..LANES {
-            let (total, error) = (totals[lane], errors[lane]);
-            let corrected = total + error;
+        for (total, error) in totals.iter_mut().zip(&*errors) {
+            let corrected = *total + error;
             // Without an error the sign of a zero stays; beside an infinity the error is none.
-            let total = if error == 0.0 || corrected.is_nan() { total } else { corrected };
-            out[lane] = finish(total, n).to_le_bytes();
+            *total = if *error == 0.0 || corrected.is_nan() { *total } else { corrected };
         }
-        crate::store_le(sum, out.as_flattened());
+        finish(totals, divisor, out, f64::to_le_bytes);
+        store_le(sum, out.as_flattened());
     }
 }
 
+#[inline(always)]
 fn sum_as_f64<const N: usize>(
     payloads: &[u8],
-    workers: u32,
-    divisor: Divisor,
+    divisor: Option<f64>,
     sum: &mut [i32],
-    widen: impl Fn([u8; N]) -> f64 + Copy,
-    narrow: impl Fn(f64) -> [u8; N] + Copy,
+    widen: impl Fn([u8; N]) -> f64,
+    narrow: impl Fn(f64) -> [u8; N],
 ) {
-    let (first, others) = split(payloads, workers, sum.len());
-    let n = divisor_of(divisor, workers);
-    for (block, sum) in sum.chunks_exact_mut(LANES * N / 4).enumerate() {
+    let (first, others) = payloads.split_at(4 * sum.len());
+    let mut totals = [0.0; BLOCK];
+    let mut out = [[0; N]; BLOCK];
+    for (block, sum) in sum.chunks_mut(BLOCK * N / 4).enumerate() {
+        let count = 4 * sum.len() / N;
+        let (totals, out) = (&mut totals[..count], &mut out[..count]);
         // From the first one on, not from zero: a sum of negative zeros is one.
-        let mut totals = lanes(first, block).map(widen);
+        for (total, x) in totals.iter_mut().zip(elements(first, block, count)) {
+            *total = widen(*x);
+        }
         for part in others.chunks_exact(first.len()) {
-            for (total, x) in totals.iter_mut().zip(lanes(part, block)) {
-                *total += widen(x);
+            for (total, x) in totals.iter_mut().zip(elements(part, block, count)) {
+                *total += widen(*x);
             }
         }
-        crate::store_le(sum, totals.map(|total| narrow(finish(total, n))).as_flattened());
+        finish(totals, divisor, out, &narrow);
+        store_le(sum, out.as_flattened());
     }
 }
 
-/// The first payload, and the others.
-fn split(payloads: &[u8], workers: u32, words: usize) -> (&[u8], &[u8]) {
+/// Those of a payload that are summed together.
+#[inline(always)]
+fn elements<const N: usize>(payload: &[u8], block: usize, count: usize) -> &[[u8; N]] {
+    &payload.as_chunks().0[block * BLOCK..][..count]
+}
+
+/// What becomes of the sums of some elements.
+#[inline(always)]
+fn finish<const N: usize>(
+    totals: &mut [f64],
+    divisor: Option<f64>,
+    out: &mut [[u8; N]],
+    narrow: impl Fn(f64) -> [u8; N],
+) {
+    if let Some(n) = divisor {
+        for total in &mut *totals {
+            *total /= n;
+        }
+    }
+    for (total, out) in totals.iter().zip(out) {
+        *out = narrow(if total.is_nan() { CANONICAL_NAN } else { *total });
+    }
+}
+
+/// What the sums of some workers are divided by; and that their payloads are as long as they should be.
+///
+/// # Panics
+/// As [`crate::sum_f32`].
+pub(crate) fn assert_payloads(
+    payload_bytes: usize,
+    workers: u32,
+    divisor: Divisor,
+    words: usize,
+) -> Option<f64> {
     assert_workers(workers);
     assert!(
-        words > 0 && words.is_multiple_of(WORDS_MULTIPLE) && payloads.len() == workers as usize * 4 * words,
-        "{} bytes of {workers} payloads for {words} words",
-        payloads.len()
+        words > 0 && words.is_multiple_of(WORDS_MULTIPLE) && payload_bytes == workers as usize * 4 * words,
+        "{payload_bytes} bytes of {workers} payloads for {words} words"
     );
-    payloads.split_at(4 * words)
-}
-
-const fn divisor_of(divisor: Divisor, workers: u32) -> Option<f64> {
     match divisor {
         Divisor::One => None,
-        Divisor::Workers => Some(workers as f64),
+        Divisor::Workers => Some(f64::from(workers)),
     }
-}
-
-/// Some elements of a payload that are summed together.
-#[inline]
-fn lanes<const N: usize>(payload: &[u8], block: usize) -> [[u8; N]; LANES] {
-    payload.as_chunks().0.as_chunks().0[block]
-}
-
-#[inline]
-fn finish(total: f64, divisor: Option<f64>) -> f64 {
-    let value = divisor.map_or(total, |n| total / n);
-    if value.is_nan() { CANONICAL_NAN } else { value }
 }
 
 /// Rounds to `f32` so that a further rounding, to a type of at least two digits less, ends where one alone would have: what
 /// cannot be represented becomes the neighbour whose last bit is set ("round to odd").
-#[inline]
+#[inline(always)]
 fn to_odd(x: f64) -> f32 {
     let nearest = x as f32;
     let back = f64::from(nearest);

@@ -74,6 +74,21 @@ fn fixed_point() -> impl Strategy<Value = Scale> {
     })
 }
 
+/// Some workers' payloads of any bytes, with bits of the special values of each type of float among them.
+fn payloads() -> impl Strategy<Value = (u32, usize, Vec<u8>)> {
+    let eight = prop_oneof![
+        4 => any::<u64>(),
+        2 => prop::array::uniform2(f32_bits()).prop_map(|[low, high]| u64::from(high) << 32 | u64::from(low)),
+        2 => (-1e3f64..1e3).prop_map(f64::to_bits),
+        1 => prop::sample::select(vec![0, 1 << 63, 0x7ff0 << 48, 0xfff0 << 48, 0x7ff8 << 48, 0x7c00_7c00_fc00_8000, 0x7f80_7f80_ff80_8000]),
+    ];
+    (1u32..=9, 1..20usize).prop_flat_map(move |(workers, blocks)| {
+        let words = 32 * blocks;
+        vec(eight.clone(), workers as usize * words / 2)
+            .prop_map(move |eights| (workers, words, eights.iter().flat_map(|x| x.to_le_bytes()).collect()))
+    })
+}
+
 fn divisor() -> impl Strategy<Value = Divisor> {
     prop_oneof![Just(Divisor::One), Just(Divisor::Workers)]
 }
@@ -257,6 +272,23 @@ proptest! {
         for kernels in others() {
             prop_assert_eq!(widened(kernels), widened(scalar()), "{:?}", kernels.isa());
             prop_assert_eq!(narrowed(kernels), narrowed(scalar()), "{:?}", kernels.isa());
+        }
+    }
+
+    #[test]
+    fn sums_of_what_travels_as_it_is_are_equal((workers, words, payloads) in payloads(), divisor in divisor(), offset in 0..ALIGNMENTS) {
+        let mut bytes = vec![0; offset];
+        bytes.extend(payloads);
+        type Sum = fn(&Kernels, &[u8], u32, Divisor, &mut [i32]);
+        for sum in [Kernels::sum_f32 as Sum, Kernels::sum_f16, Kernels::sum_bf16, Kernels::sum_f64] {
+            let sum = |kernels: &Kernels| {
+                let mut words = vec![1; words];
+                sum(kernels, &bytes[offset..], workers, divisor, &mut words);
+                words
+            };
+            for kernels in others() {
+                prop_assert_eq!(sum(kernels), sum(scalar()), "{:?}", kernels.isa());
+            }
         }
     }
 
