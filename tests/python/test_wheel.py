@@ -5,6 +5,7 @@ from __future__ import annotations
 import faulthandler
 import subprocess
 import sys
+import tomllib
 import zipfile
 from collections.abc import Iterator
 from functools import partial
@@ -49,6 +50,13 @@ def rooms(wheel: Path) -> set[str]:
     """The packages below fanin's."""
     with zipfile.ZipFile(wheel) as archive:
         return {name.split("/")[1] for name in archive.namelist() if name.count("/") > 1}
+
+
+def test_the_laboratory_has_the_version_of_what_it_is_a_laboratory_of() -> None:
+    workspace = tomllib.loads((ROOT / "Cargo.toml").read_text())["workspace"]["package"]["version"]
+    laboratory = tomllib.loads((ROOT / "lab/pyproject.toml").read_text())["project"]
+    assert laboratory["version"] == workspace
+    assert f"fanin=={workspace}" in laboratory["dependencies"]
 
 
 def test_the_wheel_is_for_every_python_and_leaves_the_laboratory_out(
