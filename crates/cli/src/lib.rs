@@ -11,6 +11,7 @@ mod bench;
 mod doctor;
 pub mod environment;
 pub mod logging;
+pub mod machine;
 mod netlab;
 mod output;
 mod reproduce;

@@ -1,11 +1,8 @@
 //! What the environment says beyond the settings of a job: logs, and variables that nobody reads.
 
 use std::env;
-use std::net::{Ipv4Addr, SocketAddr};
-use std::sync::Once;
 
 use fanin_controller::SessionError;
-use fanin_udp::probe_socket;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
@@ -15,8 +12,6 @@ pub(crate) use fanin_cli::environment::VARIABLES;
 const RANK: &str = "RANK";
 /// torchrun's: the rank among those of this machine.
 const LOCAL_RANK: &str = "LOCAL_RANK";
-/// With less a rank loses packets at 10 Gbit/s (docs/operations.md, socket buffers).
-const BUFFER_BYTES_MIN: usize = 1 << 20;
 
 /// "host:port" of what names a switch: "box", "box:4800", "4900" (a port of this machine).
 ///
@@ -45,33 +40,9 @@ pub(crate) fn begin_rank(rank: u32) -> PyResult<()> {
     // The ranks of a machine have one environment: one of them is enough.
     if speaks_for_machine() {
         warn_of_unknown_variables();
-        warn_of_machine();
+        fanin_cli::machine::warn();
     }
     Ok(())
-}
-
-/// Says on stderr, once a process, what of this machine costs speed whatever the switch.
-fn warn_of_machine() {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        // Nothing is sent: what the kernel grants here, it grants everywhere.
-        let Ok(socket) = probe_socket(SocketAddr::from((Ipv4Addr::LOCALHOST, 9))) else { return };
-        if socket.send_segments_max <= 1 || socket.receive_segments_max <= 1 {
-            eprintln!(
-                "fanin: this kernel does not cut or join trains of packets (UDP_SEGMENT, UDP_GRO), so that each packet is a \
-                 system call, which costs speed; fanin doctor says more"
-            );
-        }
-        let granted = socket.receive_buffer_bytes;
-        if granted < BUFFER_BYTES_MIN {
-            eprintln!(
-                "fanin: this kernel grants a receive buffer of {} KiB, so that packets may be lost; sudo sysctl -w \
-                 net.core.rmem_max={asked} net.core.wmem_max={asked}",
-                granted >> 10,
-                asked = socket.buffer_bytes_asked,
-            );
-        }
-    });
 }
 
 /// Starts the logs that FANIN_LOG asks for, each line behind `who`. The first in a process names it.
