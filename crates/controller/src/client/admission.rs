@@ -6,10 +6,10 @@ use fanin_protocol::atp::Hashing;
 use fanin_protocol::control::{Protocol, Ranks, Refusal};
 use fanin_protocol::switchml::JobConfig;
 use fanin_udp::WorkerJob;
-use fanin_wire::{Directions, Generation, JobId, LEVELS_MAX, ShardId, SlotIndex, VERSION};
+use fanin_wire::{Directions, Generation, JobId, LEVELS_MAX, ShardId, SlotIndex, VERSION, WorkerId};
 
 use super::connection::{Connection, explain};
-use super::session::SessionConfig;
+use super::session::{SessionConfig, leave};
 use super::status::{JobStatusState, SwitchStatus};
 use crate::SessionError;
 use crate::convert::{Malformed, Refused, atp_job, narrow, wire_dtype};
@@ -84,8 +84,8 @@ pub(super) async fn join(
         missing_ranks,
         waited: began.elapsed(),
     };
-    let mut asking = connection.client.clone();
-    let joining = connection.client.join(request);
+    let (mut asking, mut client) = (connection.client.clone(), connection.client.clone());
+    let joining = client.join(request);
     tokio::pin!(joining);
     let reply = match tokio::time::timeout(patience, &mut joining).await {
         Ok(reply) => reply,
@@ -107,27 +107,16 @@ pub(super) async fn join(
         switch: switch.clone(),
         cause: format!("while joining: {}", explain(&status)),
     })?;
-    let malformed = |malformed: Malformed| SessionError::NotASwitch {
-        switch: switch.clone(),
-        cause: malformed.to_string(),
-    };
+    let malformed = |malformed: Malformed| not_a_switch(&switch, malformed.to_string());
     match reply.into_inner().outcome.ok_or(Malformed("outcome")).map_err(malformed)? {
         proto::join_reply::Outcome::Admission(admission) => {
-            let mut admitted = Admitted::try_from(admission).map_err(malformed)?;
-            if let WorkerJob::Atp { config: job, .. } = &mut admitted.job {
-                job.congestion_control = config.congestion_control; // nobody else need know
+            let job = JobId(admission.job_id);
+            let taken = taken(admission, &switch, config);
+            if taken.is_err() {
+                // The others would wait for this rank until it has been silent for long.
+                leave(connection, job, WorkerId(config.rank as u8)).await;
             }
-            let unknown = match admitted.job {
-                WorkerJob::SwitchMl(_) if config.protocol != Protocol::SwitchMl => {
-                    format!("protocol {}", config.protocol.name())
-                }
-                WorkerJob::SwitchMl(job) if job.wire_dtype != config.wire_dtype => {
-                    format!("wire dtype {}", config.wire_dtype.name())
-                }
-                _ => return Ok(admitted),
-            };
-            let cause = format!("it does not know {unknown}; install the same fanin on both");
-            Err(SessionError::NotASwitch { switch, cause })
+            taken
         }
         proto::join_reply::Outcome::Refusal(refusal) => {
             let refusal = match Refused::try_from(refusal).map_err(malformed)? {
@@ -146,6 +135,33 @@ pub(super) async fn join(
             })
         }
     }
+}
+
+/// The job that a switch admits this rank to, if it is the one that was asked for.
+fn taken(
+    admission: proto::Admission,
+    switch: &str,
+    config: &SessionConfig,
+) -> Result<Admitted, SessionError> {
+    let mut admitted = Admitted::try_from(admission)
+        .map_err(|malformed: Malformed| not_a_switch(switch, malformed.to_string()))?;
+    if let WorkerJob::Atp { config: job, .. } = &mut admitted.job {
+        job.congestion_control = config.congestion_control; // nobody else need know
+    }
+    let unknown = match admitted.job {
+        WorkerJob::SwitchMl(_) if config.protocol != Protocol::SwitchMl => {
+            format!("protocol {}", config.protocol.name())
+        }
+        WorkerJob::SwitchMl(job) if job.wire_dtype != config.wire_dtype => {
+            format!("wire dtype {}", config.wire_dtype.name())
+        }
+        _ => return Ok(admitted),
+    };
+    Err(not_a_switch(switch, format!("it does not know {unknown}; install the same fanin on both")))
+}
+
+fn not_a_switch(switch: &str, cause: String) -> SessionError {
+    SessionError::NotASwitch { switch: switch.into(), cause }
 }
 
 /// The ranks that the gathering lacks; none if the switch does not say.

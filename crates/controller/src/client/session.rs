@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use fanin_protocol::control::{Protocol, Refusal};
 use fanin_protocol::{RetransmissionConfig, WorkerStatistics};
 use fanin_udp::{Clock, Failure, IoStatistics, PartTimes, RawTensor, WorkerConfig, WorkerDriver, WorkerJob};
-use fanin_wire::{Op, WireDtype, WorkerId};
+use fanin_wire::{JobId, Op, WireDtype, WorkerId};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::task::JoinHandle;
@@ -217,7 +217,7 @@ impl Session {
         let driver = match driver {
             Ok(driver) => driver,
             Err(error) => {
-                leave(&mut connection, admitted.job, rank).await;
+                leave(&mut connection, admitted.job.id(), rank).await;
                 return Err(SessionError::Local { what: "opening the data path", cause: error.to_string() });
             }
         };
@@ -349,7 +349,7 @@ impl Session {
     pub fn close(&mut self) {
         let (Some(shared), Some(runtime)) = (self.shared.take(), self.runtime.take()) else { return };
         shared.driver.fail(Failure::Because(Arc::new(SessionError::Closed)));
-        runtime.block_on(leave(&mut self.connection, shared.job(), shared.member.rank));
+        runtime.block_on(leave(&mut self.connection, shared.job().id(), shared.member.rank));
         // Ends the watch.
         runtime.shutdown_timeout(FAREWELL);
         // The watch may be at a question to the data path, and hold it until it is answered.
@@ -415,8 +415,8 @@ fn nanoseconds(duration: Duration) -> u64 {
 }
 
 /// Tells the switch that a rank is done, if it listens.
-pub(super) async fn leave(connection: &mut Connection, job: WorkerJob, rank: WorkerId) {
-    let message = LeaveRequest { job_id: job.id().0, rank: rank.0.into(), passed_on: 0 };
+pub(super) async fn leave(connection: &mut Connection, job: JobId, rank: WorkerId) {
+    let message = LeaveRequest { job_id: job.0, rank: rank.0.into(), passed_on: 0 };
     let left = tokio::time::timeout(FAREWELL, connection.client.leave(message)).await;
     if !matches!(left, Ok(Ok(_))) {
         tracing::debug!(rank = rank.0, "the switch did not hear that the rank leaves");

@@ -6,10 +6,10 @@ use std::net::TcpListener;
 use fanin_protocol::control::{Ranks, Refusal};
 use fanin_wire::WireDtype;
 
-use super::scripted::Script;
+use super::scripted::{Script, admission};
 use super::*;
 use fanin_controller::proto::control_client::ControlClient;
-use fanin_controller::proto::{self, join_reply::Outcome, refusal::Reason};
+use fanin_controller::proto::{self, Admission, join_reply::Outcome, refusal::Reason};
 use fanin_controller::{Cancel, JobStatusState, ServerError, switch_status};
 
 fn refused(config: SessionConfig) -> Refusal {
@@ -80,6 +80,52 @@ fn a_switch_that_knows_of_int32_alone_is_not_taken_for_one_that_knows_better() {
     let error = Session::connect(config(WireDtype::Bfloat16)).expect_err("it does not know it");
     assert!(error.to_string().contains("does not know wire dtype bfloat16; install"), "{error}");
     Session::connect(config(WireDtype::Int32)).expect("admitted");
+}
+
+#[test]
+fn a_rank_that_cannot_take_the_place_it_is_given_leaves_it() {
+    let joins: [fn(proto::JoinRequest) -> Outcome; 3] = [
+        // More shards than a data path has threads.
+        |request| Outcome::Admission(Admission { shards: 65, ..admission(&request) }),
+        // Not what was asked for.
+        |request| {
+            let wire_dtype = proto::WireDtype::Bfloat16.into();
+            Outcome::Admission(Admission { wire_dtype, ..admission(&request) })
+        },
+        |request| Outcome::Admission(Admission { heartbeat_timeout_ms: 0, ..admission(&request) }),
+    ];
+    for (join, cause) in joins.into_iter().zip(["65 shards", "wire dtype int32", "heartbeat_timeout_ms"]) {
+        let scripted = Script { join, ..Script::default() }.play();
+        let config = SessionConfig::new(scripted.address.to_string(), "unfit", 2, 3);
+        let error = Session::connect(config).expect_err("it does not fit");
+        assert!(error.to_string().contains(cause), "{error}");
+        let left = scripted.left.recv_timeout(HANG).expect("it says that it leaves");
+        assert_eq!((left.job_id, left.rank), (1, 2));
+    }
+}
+
+/// What an ATP switch asks its upstream for all ranks below it.
+#[test]
+fn one_connection_carries_the_calls_of_hundreds_of_ranks() {
+    const WORLD_SIZE: u32 = 64;
+    let switch = switch();
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    runtime.block_on(async {
+        let client = ControlClient::connect(format!("http://{}", switch.address())).await;
+        let client = client.expect("a switch");
+        let mut calls = tokio::task::JoinSet::new();
+        // The last rank of each job comes when all others wait.
+        let others = (0..WORLD_SIZE - 1).flat_map(|rank| ["a", "b", "c", "d"].map(|job| (job, rank)));
+        for (job, rank) in others.chain(["a", "b", "c", "d"].map(|job| (job, WORLD_SIZE - 1))) {
+            let mut client = client.clone();
+            let request = JoinRequest { slots: Some(1), ..request(job, rank, WORLD_SIZE, HANG) };
+            calls.spawn(async move { client.join(request).await.expect("an answer").into_inner() });
+        }
+        while let Some(reply) = calls.join_next().await {
+            let outcome = reply.expect("no panic").outcome;
+            assert!(matches!(outcome, Some(Outcome::Admission(_))), "{outcome:?}");
+        }
+    });
 }
 
 #[test]

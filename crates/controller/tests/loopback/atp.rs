@@ -275,6 +275,34 @@ fn a_rank_whose_connection_to_its_switch_closes_is_named_to_every_other() {
 }
 
 #[test]
+fn a_switch_that_stops_ends_the_streams_of_its_ranks_and_says_nothing_of_them() {
+    use super::faults::{NEVER, Process};
+    let server = server_with(|config| config.heartbeat_timeout = NEVER);
+    let rack = rack(server.address());
+    let join = |job, at| {
+        let mut request = request(job, 0, 1, HANG);
+        request.protocol = fanin_controller::proto::Protocol::Atp.into();
+        Process::join(at, request)
+    };
+    let mut behind_it = join("behind it", rack.address());
+    let beside_it = join("beside it", server.address());
+    rack.stop();
+    behind_it.stream_ends().expect("in order, not with its connection");
+    // As soon as the server gives up a rank that dies now, it would have given up one that it had heard of before.
+    drop(beside_it);
+    let state = |job: &str| {
+        let status = switch_status(&server.address().to_string(), HANG).expect("a status");
+        status.jobs.into_iter().find(|status| status.name == job).map(|status| status.state)
+    };
+    let began = std::time::Instant::now();
+    while matches!(state("beside it"), Some(JobStatusState::Running { .. })) {
+        assert!(began.elapsed() < HANG, "a dead rank is not found");
+        thread::sleep(Duration::from_millis(5));
+    }
+    assert!(matches!(state("behind it"), Some(JobStatusState::Running { .. })), "{:?}", state("behind it"));
+}
+
+#[test]
 fn ranks_that_disagree_are_late_or_left_are_named() {
     let server = server();
     let rack = rack(server.address());
@@ -399,6 +427,32 @@ fn a_rank_that_comes_before_the_server_waits_for_it() {
     let session = early.join().expect("no panic").expect("admitted");
     assert_eq!(submit(&session, vec![3_i32; 5], Op::Sum).wait(), Ok(vec![3; 5]));
     drop((session, rack, server));
+}
+
+#[test]
+fn a_rank_that_waited_for_the_server_and_then_for_ranks_says_which_are_missing() {
+    let nowhere =
+        std::net::TcpListener::bind("127.0.0.1:0").expect("a free port").local_addr().expect("bound");
+    let rack = rack(nowhere);
+    let config = SessionConfig {
+        world_size: 2,
+        join_timeout: Duration::from_secs(8),
+        ..asking(rack.address(), Protocol::Atp)
+    };
+    let early = thread::spawn(move || Session::connect(config));
+    // The rack has said by then that it has no server, which it does after three seconds; later or sooner is as right.
+    thread::sleep(Duration::from_millis(3300));
+    let _server = again(|| {
+        SwitchServer::start(SwitchServerConfig {
+            protocol: Protocol::Atp,
+            ..SwitchServerConfig::new(nowhere)
+        })
+    });
+    let error = early.join().expect("no panic").expect_err("rank 1 does not come");
+    assert!(
+        matches!(error, SessionError::JoinTimeout { missing_ranks, .. } if missing_ranks == Ranks(0b10)),
+        "{error}"
+    );
 }
 
 #[test]

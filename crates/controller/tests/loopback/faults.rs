@@ -32,7 +32,10 @@ pub(super) fn join_and_die(switch: std::net::SocketAddr, request: JoinRequest) {
 }
 
 /// A process that joined a job, and keeps its stream open. It asks nothing, and dies when this is dropped.
-pub(super) struct Process(Option<tokio::runtime::Runtime>);
+pub(super) struct Process {
+    runtime: Option<tokio::runtime::Runtime>,
+    stream: tokio::task::JoinHandle<Result<(), tonic::Status>>,
+}
 
 impl Process {
     pub fn join(switch: std::net::SocketAddr, request: JoinRequest) -> Self {
@@ -54,14 +57,24 @@ impl Process {
             replies.message().await.expect("a reply").expect("a reply");
             replies
         });
-        runtime.spawn(async move { while let Ok(Some(_)) = replies.message().await {} });
-        Self(Some(runtime))
+        let stream = runtime.spawn(async move {
+            while let Some(_news) = replies.message().await? {}
+            Ok(())
+        });
+        Self { runtime: Some(runtime), stream }
+    }
+
+    /// Waits for the end of its stream; an error where the connection broke.
+    pub fn stream_ends(&mut self) -> Result<(), tonic::Status> {
+        let runtime = self.runtime.as_ref().expect("it lives");
+        let ended = runtime.block_on(async { tokio::time::timeout(HANG, &mut self.stream).await });
+        ended.expect("it ends").expect("no panic")
     }
 }
 
 impl Drop for Process {
     fn drop(&mut self) {
-        if let Some(runtime) = self.0.take() {
+        if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
         }
     }

@@ -1,8 +1,8 @@
 //! A control connection that says what a test wants: another version, a lost memory.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, mpsc};
 
 use fanin_controller::proto::control_server::{Control, ControlServer};
 use fanin_controller::proto::{
@@ -35,9 +35,13 @@ impl Default for Script {
     }
 }
 
-/// Admits every rank to a job, beating every 50 ms.
 fn admit(request: JoinRequest) -> Outcome {
-    Outcome::Admission(Admission {
+    Outcome::Admission(admission(&request))
+}
+
+/// To job 1, with a heartbeat every 50 ms.
+pub fn admission(request: &JoinRequest) -> Admission {
+    Admission {
         job_id: 1,
         world_size: request.world_size,
         in_flight: 1,
@@ -46,19 +50,22 @@ fn admit(request: JoinRequest) -> Outcome {
         heartbeat_timeout_ms: 250,
         switch_instance: INSTANCE,
         ..Admission::default()
-    })
+    }
 }
 
 /// A running script. Dropping it ends it.
 pub struct Scripted {
     pub address: SocketAddr,
     pub heartbeats: Arc<AtomicU32>,
+    /// The ranks that left.
+    pub left: mpsc::Receiver<LeaveRequest>,
     _runtime: Runtime,
 }
 
 struct Player {
     script: Script,
     heartbeats: Arc<AtomicU32>,
+    left: mpsc::Sender<LeaveRequest>,
 }
 
 impl Script {
@@ -68,10 +75,11 @@ impl Script {
         let listener = runtime.block_on(bound).expect("a free port");
         let address = listener.local_addr().expect("bound");
         let heartbeats = Arc::new(AtomicU32::new(0));
-        let player = Player { script: self, heartbeats: Arc::clone(&heartbeats) };
+        let (sender, left) = mpsc::channel();
+        let player = Player { script: self, heartbeats: Arc::clone(&heartbeats), left: sender };
         let server = tonic::transport::Server::builder().add_service(ControlServer::new(player));
         runtime.spawn(server.serve_with_incoming(TcpIncoming::from(listener)));
-        Scripted { address, heartbeats, _runtime: runtime }
+        Scripted { address, heartbeats, left, _runtime: runtime }
     }
 }
 
@@ -97,7 +105,9 @@ impl Control for Player {
         Err(Status::unimplemented("as scripted"))
     }
 
-    async fn leave(&self, _: Request<LeaveRequest>) -> Result<Response<LeaveReply>, Status> {
+    async fn leave(&self, request: Request<LeaveRequest>) -> Result<Response<LeaveReply>, Status> {
+        // The test may not care.
+        let _ = self.left.send(request.into_inner());
         Ok(Response::new(LeaveReply {}))
     }
 
