@@ -46,6 +46,29 @@ fn health_and_metrics_are_served_beside_grpc() {
     assert!(text.trim_end().ends_with("# EOF"));
 }
 
+/// A server begins an HTTP/2 connection with its settings (RFC 9113, §3.4).
+#[test]
+fn the_calls_that_a_connection_has_open_are_limited() {
+    const SETTINGS: u8 = 4;
+    const MAX_CONCURRENT_STREAMS: u16 = 3;
+    let switch = switch();
+    let mut connection = TcpStream::connect(switch.address()).expect("a switch");
+    connection.set_read_timeout(Some(HANG)).expect("a limit");
+    // With a frame of no settings of ours.
+    connection.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").expect("sent");
+    let mut head = [0; 9];
+    connection.read_exact(&mut head).expect("a frame");
+    assert_eq!(head[3], SETTINGS);
+    let mut settings = vec![0; usize::from(u16::from_be_bytes([head[1], head[2]]))];
+    connection.read_exact(&mut settings).expect("a whole frame");
+    let (settings, _) = settings.as_chunks();
+    let limit = settings.iter().find_map(|[high, low, value @ ..]: &[u8; 6]| {
+        (u16::from_be_bytes([*high, *low]) == MAX_CONCURRENT_STREAMS).then(|| u32::from_be_bytes(*value))
+    });
+    // A stream and a question for each of 64 ranks in as many jobs as may gather at once.
+    assert_eq!(limit, Some(2 * 64 * 256));
+}
+
 /// The value of a rank's series; `None` when there is none.
 fn of_rank(text: &str, name: &str, job: &str, rank: usize) -> Option<f64> {
     let series = format!("{name}{{job_name=\"{job}\",rank=\"{rank}\"}} ");
