@@ -24,7 +24,7 @@ from fanin.torch.copies import Copies
 from fanin.torch.cuda import CudaCopies
 from fanin.torch.staged_work import StagedWork
 from fanin.torch.staging import Staging
-from fanin.torch.under_way import UnderWay
+from fanin.torch.under_way import Limited, UnderWay
 from fanin.torch.work import AllReduceWork, FaninWork, Kept, Part, each_once
 
 DTYPES: Final[dict[torch.dtype, _fanin.DType]] = {
@@ -142,7 +142,7 @@ class Channel:
         """Bound each all-reduce, in place of the timeout that the client was made with."""
         self._under_way.set_timeout(seconds)
 
-    def under_way(self) -> list[AllReduceWork]:
+    def under_way(self) -> list[Limited]:
         """Return the all-reduces that are not over, in the order of their start."""
         return self._under_way.works()
 

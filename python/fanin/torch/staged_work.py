@@ -10,13 +10,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 import torch
 
 from fanin import _fanin
 from fanin.errors import AllReduceTimeout
 from fanin.torch.copies import Copies, Mark
+from fanin.torch.under_way import UnderWay
 from fanin.torch.work import (
     AllReduceWork,
     TensorsFuture,
@@ -24,9 +24,6 @@ from fanin.torch.work import (
     out_of_time,
     seconds,
 )
-
-if TYPE_CHECKING:
-    from fanin.torch.under_way import UnderWay
 
 
 class StagedWork(AllReduceWork):

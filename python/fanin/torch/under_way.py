@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import threading
 import time
+from abc import abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from fanin.errors import AllReduceTimeout, Closed
-
-if TYPE_CHECKING:
-    from fanin.torch.work import AllReduceWork
+from fanin.torch.handles import FindableWork
 
 # Ends the membership, which fails all that is under way.
 End = Callable[[], None]
 # Changes how long each all-reduce may take, in seconds.
 SetTimeout = Callable[[float], None]
+
+
+class Limited(FindableWork):
+    """A work that can be told that it takes too long, or that the membership is over."""
+
+    @abstractmethod
+    def late(self, limit: float) -> AllReduceTimeout | None:
+        """Return the error of not being done after `limit` seconds; None if it is done."""
+
+    @abstractmethod
+    def failed(self, error: Exception) -> None:
+        """Note why this work will fail; the first reason is the one that is told."""
 
 
 class UnderWay:
@@ -31,17 +41,17 @@ class UnderWay:
         self._end = end
         # In the order of their start. Both change by single operations on a dict only, and the lock
         # is re-entrant: works end wherever somebody learns of it, also in the garbage collector.
-        self._works: dict[AllReduceWork, None] = {}
-        self._limits: dict[AllReduceWork, tuple[float, float]] = {}
+        self._works: dict[Limited, None] = {}
+        self._limits: dict[Limited, tuple[float, float]] = {}
         self._changed = threading.Condition()
         self._watching = False
         self._ended_by: object = None
 
-    def works(self) -> list[AllReduceWork]:
+    def works(self) -> list[Limited]:
         """Return those that have begun and are not settled, in the order of their start."""
         return list(self._works)
 
-    def begin(self, work: AllReduceWork, limit: float | None) -> None:
+    def begin(self, work: Limited, limit: float | None) -> None:
         """Note a work before it is under way; `limit` is its own timeout in seconds, if it has one.
 
         When that has passed the work fails, and the membership ends: the network may write to the
@@ -58,7 +68,7 @@ class UnderWay:
             self._changed.notify_all()
         self._adjust()
 
-    def over(self, work: AllReduceWork) -> None:
+    def over(self, work: Limited) -> None:
         """Note that a work is settled."""
         self._works.pop(work, None)
         if self._limits.pop(work, None) is not None:
@@ -115,7 +125,7 @@ class UnderWay:
             while due:
                 self._expire(*due.pop())
 
-    def _expire(self, work: AllReduceWork, limit: float) -> None:
+    def _expire(self, work: Limited, limit: float) -> None:
         self._limits.pop(work, None)
         error = work.late(limit)
         if error is None:

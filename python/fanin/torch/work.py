@@ -17,7 +17,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch._C._distributed_c10d import Work
@@ -26,9 +25,7 @@ from fanin import _fanin
 from fanin.errors import AllReduceTimeout, FaninError
 from fanin.torch.backward import lose_type
 from fanin.torch.handles import FindableWork
-
-if TYPE_CHECKING:
-    from fanin.torch.under_way import UnderWay
+from fanin.torch.under_way import Limited, UnderWay
 
 Tensors = list[torch.Tensor]
 TensorsFuture = torch.futures.Future[Tensors]
@@ -69,7 +66,7 @@ def seconds(timeout: timedelta | float | None) -> float | None:
     return value if value > 0 else None
 
 
-class AllReduceWork(FindableWork):
+class AllReduceWork(Limited):
     """What the works of all-reduces share: one outcome, told to waiters and to one future."""
 
     def __init__(self, tensors: Sequence[torch.Tensor], under_way: UnderWay) -> None:
@@ -83,13 +80,11 @@ class AllReduceWork(FindableWork):
         self._delivered = False
 
     def failed(self, error: Exception) -> None:
-        """Note why this work will fail; the first reason is the one that is told."""
         with self._lock:
             if self._error is None and not self._settled:
                 self._error = self._under_way.explain(error)
 
     def late(self, limit: float) -> AllReduceTimeout | None:
-        """Return the error of not being done after `limit` seconds; None if it is done."""
         # What is done may be settled by nobody yet: that is no lack of time.
         return None if self._settled or self.is_completed() else self._late(limit)
 
