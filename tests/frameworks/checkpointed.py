@@ -1,6 +1,6 @@
 """torch.distributed.checkpoint: a model and its optimizer saved, loaded into others, trained on.
 
-checkpointed.py [ddp | fsdp]
+checkpointed.py ddp | fsdp [BACKEND]
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def state(model: Any, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     return {"model": parameters, "optimizer": moments}
 
 
-dist.init_process_group("gloo")
+dist.init_process_group(sys.argv[2] if len(sys.argv) > 2 else "gloo")
 folder = Path(os.environ["RESULTS"])
 model, optimizer = made()
 step(model, optimizer)
@@ -66,10 +66,6 @@ results.write(
     dist.get_rank(),
     backend=dist.get_backend(),
     losses=losses,
-    parameters=[
-        value
-        for each in model.parameters()
-        for value in getattr(each, "full_tensor", lambda each=each: each)().flatten().tolist()
-    ],
+    parameters=results.flat(model),
 )
 dist.destroy_process_group()

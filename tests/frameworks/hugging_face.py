@@ -1,14 +1,24 @@
-"""A small BERT under Hugging Face's Trainer, made from its configuration."""
+"""A small BERT under Hugging Face's Trainer, made from its configuration.
+
+    hugging_face.py [BACKEND | before]
+
+BACKEND is what the Trainer is told. "before" makes the group itself, on "fanin", which the Trainer
+then takes.
+"""
 
 from __future__ import annotations
 
 import os
+import sys
 
 import results
 import torch
 import torch.distributed as dist
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
 
+way = sys.argv[1] if len(sys.argv) > 1 else None
+if way == "before":
+    dist.init_process_group("fanin")
 torch.manual_seed(0)
 model = BertForSequenceClassification(
     BertConfig(
@@ -32,6 +42,7 @@ trainer = Trainer(
         max_steps=4,
         per_device_train_batch_size=2,
         use_cpu=True,
+        ddp_backend=None if way == "before" else way,
         report_to=[],
         logging_steps=1,
         save_strategy="steps",

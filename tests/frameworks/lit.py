@@ -1,4 +1,7 @@
-"""A loop under Lightning, with one of its strategies: lit.py STRATEGY [BACKEND]."""
+"""A loop under Lightning, with one of its strategies: lit.py STRATEGY [BACKEND].
+
+STRATEGY is a name that Lightning knows, or "model_parallel", which shards by FSDP2.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,8 @@ import lightning
 import results
 import torch
 import torch.distributed as dist
-from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
+from torch.distributed.fsdp import fully_shard
 
 
 class Module(lightning.LightningModule):  # type: ignore[misc]
@@ -20,6 +24,10 @@ class Module(lightning.LightningModule):  # type: ignore[misc]
         self.model = results.model()
         self.unused = torch.nn.Linear(4, 4) if unused else None
         self.losses: list[float] = []
+
+    def configure_model(self) -> None:
+        if isinstance(self.trainer.strategy, ModelParallelStrategy):
+            fully_shard(self.model, mesh=self.device_mesh["data_parallel"])
 
     def training_step(self, batch: Any, _index: int) -> Any:
         loss = torch.nn.functional.mse_loss(self.model(batch[0]), batch[1])
@@ -55,9 +63,12 @@ class Module(lightning.LightningModule):  # type: ignore[misc]
 
 def main() -> None:
     strategy: Any = sys.argv[1]
+    backend = sys.argv[2] if len(sys.argv) > 2 else None
     unused = "unused" in strategy
-    if len(sys.argv) > 2:
-        strategy = DDPStrategy(process_group_backend=sys.argv[2])
+    if strategy == "model_parallel":
+        strategy = ModelParallelStrategy(process_group_backend=backend)
+    elif backend is not None:
+        strategy = DDPStrategy(process_group_backend=backend)
     trainer = lightning.Trainer(
         accelerator="cpu",
         devices=2,
@@ -71,6 +82,9 @@ def main() -> None:
     )
     loader = torch.utils.data.DataLoader(results.data(), batch_size=4)
     trainer.fit(Module(unused), loader, loader)
+    if dist.is_initialized():
+        # Lightning leaves it as it is, and threads of Gloo's then meet an interpreter that ends.
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -17,8 +17,9 @@ def write(rank: int, **results: Any) -> None:
 
 
 def flat(model: torch.nn.Module) -> list[float]:
-    """All parameters of a small model."""
-    return [value for each in model.parameters() for value in each.detach().flatten().tolist()]
+    """All parameters of a small model, whole, also if each rank has a shard of them."""
+    whole = (getattr(each, "full_tensor", lambda each=each: each)() for each in model.parameters())
+    return [value for each in whole for value in each.detach().flatten().tolist()]
 
 
 def model() -> torch.nn.Module:

@@ -31,7 +31,14 @@ ACCELERATE = (
     *("--multi_gpu", "--num_processes", "2", "--num_machines", "1"),
     *("--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"),
 )
-STRATEGIES = ["ddp", "ddp_find_unused_parameters_true", "ddp_spawn", "ddp_fork", "ddp_notebook"]
+STRATEGIES = [
+    "ddp",
+    "ddp_find_unused_parameters_true",
+    "ddp_spawn",
+    "ddp_fork",
+    "ddp_notebook",
+    "model_parallel",
+]
 
 
 @pytest.fixture(autouse=True)
@@ -55,8 +62,8 @@ def summed(switch: str) -> int:
     return int(found[1])
 
 
-def play(folder: Path, *command: str, **variables: str) -> tuple[list[dict[str, Any]], str]:
-    """Run a program to its end; return what each rank left, and all that was said."""
+def run(folder: Path, *command: str, **variables: str) -> tuple[int, str]:
+    """Run a program to its end; return its exit status, and all that was said."""
     folder.mkdir()
     ours = {
         "RESULTS": str(folder),
@@ -67,26 +74,34 @@ def play(folder: Path, *command: str, **variables: str) -> tuple[list[dict[str, 
         "CUDA_VISIBLE_DEVICES": "",
         # DeepSpeed compiles into it, and a run that was killed leaves a lock behind for good.
         "TORCH_EXTENSIONS_DIR": str(folder.parent.parent / "extensions"),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": str(DEADLINE),
     }
     arguments = [str(HERE / each) if each.endswith(".py") else each for each in command]
     program = Program([sys.executable, *arguments], ours | variables, str(folder))
     try:
-        assert program.wait(DEADLINE) == 0, f"{command}:\n{program.text()[-12000:]}"
+        return program.wait(DEADLINE), program.text()
     finally:
         program.end()
-    results = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
-    return results, program.text()
 
 
-def same_on_both(folder: Path, switch: str, *command: str, sums: bool = True) -> None:
-    """Run an unchanged program on Gloo and on fanin, and compare; has it `sums` for the switch?"""
+def play(folder: Path, *command: str, **variables: str) -> tuple[list[dict[str, Any]], str]:
+    """Run a program that succeeds; return what each rank left, and all that was said."""
+    status, said = run(folder, *command, **variables)
+    assert status == 0, f"{command}:\n{said[-12000:]}"
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)], said
+
+
+def same_on_both(folder: Path, switch: str, *command: str) -> int:
+    """Run an unchanged program on Gloo and on fanin, and compare; return the switch's sums."""
     before = summed(switch)
     on_gloo, _ = play(folder / "gloo", *command)
     assert summed(switch) == before
     on_fanin, said = play(folder / "fanin", *command, FANIN_AS="gloo", FANIN_SWITCH=switch)
     assert SAID in said
-    assert summed(switch) > before or not sums
+    assert summed(switch) > before
     assert_same(on_fanin, on_gloo)
+    return summed(switch) - before
 
 
 def named(folder: Path, switch: str, gloo: list[str], fanin: list[str]) -> None:
@@ -118,8 +133,29 @@ def test_hugging_face_trainer(tmp_path: Path, switch: str) -> None:
     same_on_both(tmp_path, switch, *TORCHRUN, "hugging_face.py")
 
 
+def test_hugging_face_trainer_refuses_the_name(tmp_path: Path, switch: str) -> None:
+    command = [*TORCHRUN, "hugging_face.py", "fanin"]
+    status, said = run(tmp_path / "fanin", *command, FANIN_SWITCH=switch)
+    assert status != 0
+    assert "backend fanin is not available" in said
+
+
+def test_hugging_face_trainer_takes_a_group_that_was_made_before(
+    tmp_path: Path, switch: str
+) -> None:
+    gloo = [*TORCHRUN, "hugging_face.py"]
+    named(tmp_path, switch, gloo, [*gloo, "before"])
+
+
 def test_accelerate_launch(tmp_path: Path, switch: str) -> None:
     same_on_both(tmp_path, switch, *ACCELERATE, "accelerated.py", "launched")
+
+
+def test_accelerate_launch_on_a_cpu_starts_one_process(tmp_path: Path) -> None:
+    command = [*("--cpu" if each == "--multi_gpu" else each for each in ACCELERATE)]
+    status, said = run(tmp_path / "one", *command, "accelerated.py", "launched")
+    assert status != 0
+    assert "process group has not been initialized" in said
 
 
 def test_accelerate_notebook_launcher(tmp_path: Path, switch: str) -> None:
@@ -136,14 +172,26 @@ def test_lightning(tmp_path: Path, switch: str, strategy: str) -> None:
     same_on_both(tmp_path, switch, "lit.py", strategy)
 
 
-def test_lightning_by_name(tmp_path: Path, switch: str) -> None:
-    named(tmp_path, switch, ["lit.py", "ddp"], ["lit.py", "ddp", "fanin"])
+@pytest.mark.parametrize("strategy", ["ddp", "model_parallel"])
+def test_lightning_by_name(tmp_path: Path, switch: str, strategy: str) -> None:
+    named(tmp_path, switch, ["lit.py", strategy], ["lit.py", strategy, "fanin"])
+
+
+@pytest.mark.parametrize(
+    ("strategy", "why"), [("fsdp", "requires a GPU"), ("deepspeed", "only supported on CUDA GPUs")]
+)
+def test_lightning_asks_for_a_gpu(tmp_path: Path, switch: str, strategy: str, why: str) -> None:
+    command = ["lit.py", strategy]
+    status, said = run(tmp_path / "fanin", *command, FANIN_AS="gloo", FANIN_SWITCH=switch)
+    assert status != 0
+    assert why in said
 
 
 @pytest.mark.parametrize("stage", ["0", "1", "2", "3"])
 def test_deepspeed(tmp_path: Path, switch: str, stage: str) -> None:
-    # ZeRO 3 scatters all that it reduces, which is Gloo's to do.
-    same_on_both(tmp_path, switch, *TORCHRUN, "deep_speed.py", stage, sums=stage != "3")
+    sums = same_on_both(tmp_path, switch, *TORCHRUN, "deep_speed.py", stage)
+    # Of each step one small sum, and the gradients. Those ZeRO 3 scatters, which is Gloo's to do.
+    assert sums == (4 if stage == "3" else 8)
 
 
 def test_deepspeed_by_name(tmp_path: Path, switch: str) -> None:
@@ -153,8 +201,43 @@ def test_deepspeed_by_name(tmp_path: Path, switch: str) -> None:
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 def test_distributed_checkpoint(tmp_path: Path, switch: str, kind: str) -> None:
-    same_on_both(tmp_path, switch, *TORCHRUN, "checkpointed.py", kind)
+    sums = same_on_both(tmp_path, switch, *TORCHRUN, "checkpointed.py", kind)
+    if kind == "fsdp":
+        # As with ZeRO 3: left are the losses that the program itself reduces.
+        assert sums == 10
+
+
+def test_distributed_checkpoint_by_name(tmp_path: Path, switch: str) -> None:
+    gloo = [*TORCHRUN, "checkpointed.py", "fsdp"]
+    named(tmp_path, switch, gloo, [*gloo, "fanin"])
+
+
+def test_ray_train_on_two_nodes(tmp_path: Path, switch: str) -> None:
+    same_on_both(tmp_path, switch, "ray_train.py", "gloo")
+    ranks = [json.loads((tmp_path / "fanin" / f"{rank}.json").read_text()) for rank in range(2)]
+    assert ranks[0]["node"] != ranks[1]["node"]
+
+
+def test_ray_train_by_name(tmp_path: Path, switch: str) -> None:
+    named(tmp_path, switch, ["ray_train.py", "gloo"], ["ray_train.py", "fanin"])
+
+
+def test_ray_without_its_runtime_env_says_where_to_name_the_switch(
+    tmp_path: Path, switch: str
+) -> None:
+    command = ["ray_train.py", "fanin", "forgotten"]
+    status, said = run(tmp_path / "fanin", *command, FANIN_SWITCH=switch)
+    assert status != 0
+    assert 'Ray by runtime_env={"env_vars": {"FANIN_SWITCH": "HOST:PORT"}}' in said
 
 
 def test_torchft(tmp_path: Path, switch: str) -> None:
     named(tmp_path, switch, ["fault_tolerant.py", "gloo"], ["fault_tolerant.py", "fanin"])
+
+
+def test_torchft_makes_gloo_groups_by_their_class(tmp_path: Path, switch: str) -> None:
+    before = summed(switch)
+    command = ["fault_tolerant.py", "gloo"]
+    _, said = play(tmp_path / "gloo", *command, FANIN_AS="gloo", FANIN_SWITCH=switch)
+    assert SAID not in said
+    assert summed(switch) == before
