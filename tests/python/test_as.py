@@ -202,6 +202,7 @@ def subgroups(me: Me) -> dict[str, Any]:
     sums, totals = [], []
     for group in (world, half, split):
         assert dist.get_backend(group) == "gloo"
+        assert group._get_backend_name() == "custom"
         tensor = torch.full((100,), 10.0**me.rank)
         dist.all_reduce(tensor, group=group)
         totals.append(tensor[0].item())
