@@ -21,6 +21,6 @@ mod transport;
 
 pub use machine::{
     Elements, Endpoint, Instant, JobAborted, JobProgress, Reason, Received, Summer, Tensor, TensorTimes,
-    Transmit, Verdict, WorkerEvent, WorkerStatistics,
+    Transmit, Verdict, WorkerEvent, WorkerMachine, WorkerStatistics,
 };
 pub use transport::RetransmissionConfig;

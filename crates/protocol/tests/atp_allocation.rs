@@ -8,7 +8,9 @@ use fanin_protocol::atp::{
     AtpJobConfig, AtpServer, AtpSwitch, AtpSwitchConfig, AtpWorker, Hashing, Overflow, Scaling, ServerJob,
     SwitchRoute,
 };
-use fanin_protocol::{Elements, Endpoint, Instant, RetransmissionConfig, Summer, Tensor, WorkerEvent};
+use fanin_protocol::{
+    Elements, Endpoint, Instant, RetransmissionConfig, Summer, Tensor, WorkerEvent, WorkerMachine,
+};
 use fanin_wire::{AbortReason, Directions, Generation, JobId, Op, WorkerId};
 
 struct Counting;

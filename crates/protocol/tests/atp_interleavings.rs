@@ -8,10 +8,12 @@ use std::hash::{DefaultHasher, Hasher};
 use std::time::Duration;
 
 use fanin_protocol::atp::{
-    AtpJobConfig, AtpServer, AtpSwitch, AtpSwitchConfig, AtpWorker, Hashing, Overflow, Scaling, ServerJob,
-    SwitchRoute,
+    AtpJobConfig, AtpServer, AtpSwitch, AtpSwitchConfig, AtpWorker, AtpWorkerPlan, Hashing, Overflow,
+    Scaling, ServerJob, SwitchRoute,
 };
-use fanin_protocol::{Elements, Endpoint, Instant, RetransmissionConfig, Summer, Tensor, WorkerEvent};
+use fanin_protocol::{
+    Elements, Endpoint, Instant, RetransmissionConfig, Summer, Tensor, WorkerEvent, WorkerMachine,
+};
 use fanin_wire::{Directions, Generation, JobId, Op};
 
 const ELEMENTS: usize = 64;
@@ -184,8 +186,10 @@ impl World {
             self.switches[at].add_job(route).expect("room");
         }
         for rank in 0..self.workers.len() {
+            let AtpJobConfig { id, generation, .. } = self.config();
             let (directions, upstream) = (self.directions(rank), self.scope.workers[rank].0);
-            self.workers[rank].resume(Instant(self.now), Generation(self.generation), directions, upstream);
+            let plan = AtpWorkerPlan { id, generation, directions, upstream };
+            self.workers[rank].resume(Instant(self.now), plan);
             self.drain(self.worker(rank));
         }
     }

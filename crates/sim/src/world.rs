@@ -6,9 +6,10 @@ use fanin_protocol::control::{
     Admission, Command, HeartbeatReply, JoinDecision, JoinRequest, Protocol, Refusal, Registry,
     RegistryConfig, Resume, Ticket,
 };
-use fanin_protocol::switchml::{Switch, Worker};
+use fanin_protocol::switchml::{Switch, Worker, WorkerPlan};
 use fanin_protocol::{
     Endpoint, Instant, JobAborted, RetransmissionConfig, Summer, Transmit, Verdict, WorkerEvent,
+    WorkerMachine,
 };
 use fanin_wire::{AbortReason, Generation, JobId, ShardId, WorkerId};
 use oorandom::Rand64;
@@ -464,12 +465,10 @@ impl<'a> World<'a> {
                 node.joined = Some((config.id, config.generation));
                 match &mut node.machine {
                     Some(machine) => {
-                        let restore = admission
-                            .restore
-                            .get(usize::from(worker))
-                            .and_then(|shards| shards.first())
-                            .map_or(&[][..], Vec::as_slice);
-                        machine.resume(config, (), restore);
+                        let restore =
+                            admission.restore.get(usize::from(worker)).and_then(|shards| shards.first());
+                        let restore = restore.cloned().unwrap_or_default();
+                        machine.resume(self.fabric.now, WorkerPlan { config, switch: (), restore });
                     }
                     None => {
                         let id = WorkerId(worker);

@@ -1,6 +1,7 @@
-//! Why an all-reduce did not complete, and how a thread that is gone is named.
+//! Why an all-reduce did not complete, how a thread that is gone is named, and what nobody may ask for.
 
 use fanin_wire::AbortReason;
+use std::io;
 use std::sync::Arc;
 use std::thread;
 
@@ -24,6 +25,11 @@ impl Failure {
         let thread = thread::panicking().then(|| ThreadEnded::named(thread::current().name()));
         thread.map_or(Self::Stopped, |ended| Self::Because(Arc::new(ended)))
     }
+}
+
+/// What was asked for cannot be.
+pub(crate) fn invalid(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, error)
 }
 
 /// A thread of the data path has ended, though nobody stopped it.

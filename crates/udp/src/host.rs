@@ -147,10 +147,6 @@ pub(crate) fn stopped() -> io::Error {
     io::Error::other("the data path has stopped")
 }
 
-pub(crate) fn invalid(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidInput, error)
-}
-
 struct HostShard<M: Endpoint> {
     machine: M,
     events: Sender<M::Event>,

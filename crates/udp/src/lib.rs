@@ -23,7 +23,7 @@ mod socket;
 mod statistics;
 mod train_socket;
 mod worker_driver;
-mod worker_machine;
+mod worker_job;
 
 pub use clock::Clock;
 pub use failure::{Failure, ThreadEnded};
@@ -37,4 +37,4 @@ pub use socket::{SHARDS_MAX, handshake_round_trip, path_mtu};
 pub use statistics::IoStatistics;
 pub use train_socket::{Offload, Peer};
 pub use worker_driver::{Done, WorkerConfig, WorkerDriver};
-pub use worker_machine::WorkerJob;
+pub use worker_job::WorkerJob;

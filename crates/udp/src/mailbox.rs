@@ -35,10 +35,15 @@ impl<C> Post<C> {
     /// Sends the command that `command` makes of a reply channel, and waits for the reply;
     /// `None` when the thread has ended.
     pub(crate) fn ask<R>(&self, command: impl FnOnce(mpsc::SyncSender<R>) -> C) -> Option<R> {
-        let (sender, receiver) = mpsc::sync_channel(1);
-        self.send(command(sender)).ok()?;
-        receiver.recv().ok()
+        ask(|reply| self.send(command(reply)))
     }
+}
+
+/// Sends something with a reply channel, and waits for the reply; `None` when the thread has ended.
+pub(crate) fn ask<R, E>(send: impl FnOnce(mpsc::SyncSender<R>) -> Result<(), E>) -> Option<R> {
+    let (sender, receiver) = mpsc::sync_channel(1);
+    send(sender).ok()?;
+    receiver.recv().ok()
 }
 
 impl<C> std::fmt::Debug for Post<C> {

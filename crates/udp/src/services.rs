@@ -1,6 +1,7 @@
 //! The machines that sum, on real sockets: SwitchML's switch, ATP's switch and its server.
 
-use crate::host::{Host, invalid, stopped};
+use crate::failure::invalid;
+use crate::host::{Host, stopped};
 use crate::socket::check_shards;
 use crate::train_socket::Peer;
 use crate::{IoStatistics, Offload};
@@ -138,7 +139,7 @@ fn reachable(local: SocketAddr, upstream: SocketAddr) -> io::Result<SocketAddr> 
         }
         (SocketAddr::V4(_), IpAddr::V6(_)) => {
             let message = format!("listening on {local}, which is IPv4, it cannot send to {upstream}");
-            Err(io::Error::new(io::ErrorKind::InvalidInput, message))
+            Err(invalid(message))
         }
         _ => Ok(upstream),
     }

@@ -1,5 +1,6 @@
 //! UDP sockets as the drivers want them: sized, and in a switch steered by shard.
 
+use crate::failure::invalid;
 use fanin_wire::SHARD_OFFSET;
 use rustix::net::sockopt;
 use socket2::{Domain, Protocol, Socket, Type};
@@ -114,7 +115,7 @@ pub(crate) fn set_int_option(
 pub(crate) fn check_shards(shards: usize) -> io::Result<()> {
     if shards == 0 || shards > SHARDS_MAX {
         let message = format!("{shards} shards: a driver has 1 to {SHARDS_MAX}");
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
+        return Err(invalid(message));
     }
     Ok(())
 }

@@ -1,16 +1,18 @@
 //! A worker on real sockets: one thread and one connected socket a shard.
 
+use crate::clock::Clock;
+use crate::failure::invalid;
 use crate::io_loop::{self, Shard};
-use crate::mailbox::{Mailbox, Post, mailbox};
+use crate::mailbox::{self, Post, mailbox};
 use crate::part::{AllReduce, Part, PartTimes};
 use crate::socket::{check_shards, connect};
 use crate::train_socket::{Peer, TrainSocket};
-use crate::worker_machine::WorkerMachine;
 use crate::{Failure, IoStatistics, Offload, RawTensor, WorkerJob};
-use fanin_protocol::atp::AtpWorker;
-use fanin_protocol::switchml::Worker;
-use fanin_protocol::{RetransmissionConfig, WorkerEvent, WorkerStatistics};
+use fanin_protocol::atp::{AtpWorker, AtpWorkerPlan};
+use fanin_protocol::switchml::{JobConfig, Worker, WorkerPlan};
+use fanin_protocol::{RetransmissionConfig, WorkerEvent, WorkerMachine, WorkerStatistics};
 use fanin_wire::{Op, ShardId, SlotIndex, WorkerId};
+use std::any::Any;
 use std::io;
 use std::net::SocketAddr;
 use std::ops::{ControlFlow, Range};
@@ -55,7 +57,7 @@ pub struct WorkerDriver {
 
 #[derive(Debug)]
 struct Shared {
-    posts: Vec<Post<Command>>,
+    lanes: Vec<Lane>,
     /// Held while an all-reduce is handed to the shards, so that all shards see the same order. Holds why nothing is taken
     /// any more.
     ended: Mutex<Option<Failure>>,
@@ -63,19 +65,71 @@ struct Shared {
     progress: AtomicU64,
 }
 
-enum Command {
+/// A shard's mailbox, which says what machine empties it.
+#[derive(Debug)]
+enum Lane {
+    SwitchMl(Post<Command<Worker<Peer, Part>>>),
+    Atp(Post<Command<AtpWorker<Peer, Part>>>),
+}
+
+/// What a thread is told that runs an `M`.
+enum Command<M: WorkerMachine> {
+    Any(AnyCommand),
+    Suspend(SyncSender<M::Memory>),
+    Resume { plan: M::Plan, socket: TrainSocket, reply: SyncSender<()> },
+}
+
+/// What a thread is told whatever it runs.
+enum AnyCommand {
     Submit(Part, Op),
-    Suspend(SyncSender<Vec<u32>>),
-    Resume {
-        job: Box<WorkerJob>,
-        switch: SocketAddr,
-        socket: TrainSocket,
-        restore: Vec<SlotIndex>,
-        reply: SyncSender<()>,
-    },
     Fail(Failure),
     Statistics(SyncSender<(WorkerStatistics, IoStatistics)>),
     Stop,
+}
+
+impl Lane {
+    /// Gives the command back, as something to drop, when the thread has ended.
+    fn send(&self, command: AnyCommand) -> Result<(), Box<dyn Any>> {
+        match self {
+            Self::SwitchMl(post) => {
+                post.send(Command::Any(command)).map_err(|refused| Box::new(refused) as _)
+            }
+            Self::Atp(post) => post.send(Command::Any(command)).map_err(|refused| Box::new(refused) as _),
+        }
+    }
+
+    /// Stops sending and taking. Returns how many exchanges each slot has completed: ATP has no slots.
+    fn suspend(&self) -> Vec<u32> {
+        match self {
+            Self::SwitchMl(post) => post.ask(Command::Suspend).unwrap_or_default(),
+            Self::Atp(post) => post.ask(Command::Suspend).map(|()| Vec::new()).unwrap_or_default(),
+        }
+    }
+
+    /// Goes on through another socket.
+    fn resume(
+        &self,
+        job: WorkerJob,
+        shard: ShardId,
+        switch: Peer,
+        socket: TrainSocket,
+        restore: &[SlotIndex],
+    ) -> io::Result<()> {
+        let resumed = match (self, job) {
+            (Self::SwitchMl(post), WorkerJob::SwitchMl(job)) => {
+                let config = JobConfig { shard, ..job };
+                let plan = WorkerPlan { config, switch, restore: restore.to_vec() };
+                post.ask(|reply| Command::Resume { plan, socket, reply })
+            }
+            (Self::Atp(post), WorkerJob::Atp { config, directions }) => {
+                let (id, generation) = (config.id, config.generation);
+                let plan = AtpWorkerPlan { id, generation, directions, upstream: switch };
+                post.ask(|reply| Command::Resume { plan, socket, reply })
+            }
+            _ => return Err(invalid("a worker goes on in no job of another protocol")),
+        };
+        resumed.ok_or_else(|| io::Error::other(Failure::Stopped))
+    }
 }
 
 impl WorkerDriver {
@@ -92,7 +146,8 @@ impl WorkerDriver {
     /// # Errors
     /// As [`Self::start`].
     pub fn start_with_offload(config: WorkerConfig, offload: Offload) -> io::Result<Self> {
-        let job = config.job.check()?;
+        let job = config.job;
+        job.check()?;
         check_shards(config.shards)?;
         if u16::from(config.worker.0) >= job.workers() {
             return Err(invalid(format!("worker {} of a job of {}", config.worker.0, job.workers())));
@@ -100,11 +155,31 @@ impl WorkerDriver {
         if config.shards != 1 && matches!(job, WorkerJob::Atp { .. }) {
             return Err(invalid(format!("an ATP job in {} shards: it has one", config.shards)));
         }
+        let (worker, switch) = (config.worker, Peer::from(config.switch));
+        match job {
+            WorkerJob::SwitchMl(job) => Self::launch(config, offload, Lane::SwitchMl, |shard| {
+                Worker::new(JobConfig { shard, ..job }, worker, switch, config.retransmission)
+            }),
+            WorkerJob::Atp { config: job, directions } => Self::launch(config, offload, Lane::Atp, |_| {
+                AtpWorker::new(job, directions, switch, config.retransmission)
+            }),
+        }
+    }
+
+    fn launch<M>(
+        config: WorkerConfig,
+        offload: Offload,
+        lane: impl Fn(Post<Command<M>>) -> Lane,
+        machine: impl Fn(ShardId) -> M,
+    ) -> io::Result<Self>
+    where
+        M: WorkerMachine<Address = Peer, Tensor = Part, Plan: Send, Memory: Send> + Send + 'static,
+    {
         let sockets = connect_all(config.switch, config.shards, offload)?;
         let (posts, mailboxes): (Vec<_>, Vec<_>) =
             (0..config.shards).map(|_| mailbox()).collect::<io::Result<Vec<_>>>()?.into_iter().unzip();
         let shared = Arc::new(Shared {
-            posts,
+            lanes: posts.into_iter().map(lane).collect(),
             ended: Mutex::new(None),
             outstanding: Arc::default(),
             progress: AtomicU64::new(0),
@@ -112,18 +187,9 @@ impl WorkerDriver {
         // Dropped with what runs already, if one cannot be started.
         let driver = Self { shared, config, offload, threads: Mutex::default() };
         for ((index, socket), mailbox) in (0u8..).zip(sockets).zip(mailboxes) {
-            let shared = Arc::clone(&driver.shared);
-            let (worker, switch) = (config.worker, Peer::from(config.switch));
-            driver.threads().push(match job.in_shard(ShardId(index)) {
-                WorkerJob::SwitchMl(job) => {
-                    let machine = Worker::new(job, worker, switch, config.retransmission);
-                    spawn(index, WorkerShard { machine, shared }, socket, mailbox)
-                }
-                WorkerJob::Atp { config: job, directions } => {
-                    let machine = AtpWorker::new(job, directions, switch, config.retransmission);
-                    spawn(index, WorkerShard { machine, shared }, socket, mailbox)
-                }
-            }?);
+            let shard = WorkerShard { machine: machine(ShardId(index)), shared: Arc::clone(&driver.shared) };
+            let thread = thread::Builder::new().name(format!("fanin-worker-{index}"));
+            driver.threads().push(thread.spawn(move || io_loop::run(shard, socket, &mailbox))?);
         }
         Ok(driver)
     }
@@ -144,7 +210,7 @@ impl WorkerDriver {
         let mut refused = Vec::new();
         let chunk = |piece: usize| self.config.job.packet_elements(tensor.dtype(), piece);
         let mut parts =
-            parts(tensor.elements(), chunk, self.shared.posts.len(), PIECE_ELEMENTS_MAX).peekable();
+            parts(tensor.elements(), chunk, self.shared.lanes.len(), PIECE_ELEMENTS_MAX).peekable();
         let mut all_reduce = Some(all_reduce);
         while let Some(Cut { shard, range, piece }) = parts.next() {
             // The last part takes our reference with it: the I/O threads finish the all-reduce, not this one.
@@ -152,7 +218,7 @@ impl WorkerDriver {
             let Some(reference) = reference else { break };
             // SAFETY: the ranges are disjoint, and `tensor` itself is not used.
             let part = Part::new(unsafe { tensor.part(range) }, shard, piece, reference);
-            refused.extend(self.shared.posts[shard].send(Command::Submit(part, op)).err());
+            refused.extend(self.shared.lanes[shard].send(AnyCommand::Submit(part, op)).err());
         }
         // Dropping what a lost thread refused may call `done`; not under the lock.
         drop(ended);
@@ -163,7 +229,7 @@ impl WorkerDriver {
     /// exchanges each slot has completed, wrapping.
     #[must_use]
     pub fn suspend(&self) -> Vec<Vec<u32>> {
-        self.shared.posts.iter().map(|post| post.ask(Command::Suspend).unwrap_or_default()).collect()
+        self.shared.lanes.iter().map(Lane::suspend).collect()
     }
 
     /// Goes on under a switch with empty memory, handing the sums of the slots in `restore` (one list a shard) back to it.
@@ -173,9 +239,9 @@ impl WorkerDriver {
     /// When the job does not keep what it must, there is no route to the switch, or the worker has ended or ends
     /// meanwhile.
     pub fn resume(&self, job: WorkerJob, switch: SocketAddr, restore: &[Vec<SlotIndex>]) -> io::Result<()> {
-        let job = job.check()?;
+        job.check()?;
         let (was, is) = (self.config.job.shape(), job.shape());
-        let shards = self.shared.posts.len();
+        let shards = self.shared.lanes.len();
         if (&was, shards) != (&is, restore.len()) {
             let message =
                 format!("a job of {was} in {shards} shards cannot go on as one of {is} in {}", restore.len());
@@ -185,11 +251,8 @@ impl WorkerDriver {
             return Err(io::Error::other(failure));
         }
         let sockets = connect_all(switch, shards, self.offload)?;
-        for (((index, post), socket), restore) in (0u8..).zip(&self.shared.posts).zip(sockets).zip(restore) {
-            let (job, restore) = (job.in_shard(ShardId(index)), restore.clone());
-            let job = Box::new(job);
-            post.ask(|reply| Command::Resume { job, switch, socket, restore, reply })
-                .ok_or_else(|| io::Error::other(Failure::Stopped))?;
+        for (((index, lane), socket), restore) in (0u8..).zip(&self.shared.lanes).zip(sockets).zip(restore) {
+            lane.resume(job, ShardId(index), switch.into(), socket, restore)?;
         }
         // It may have failed meanwhile; the shards stay as that left them.
         self.shared.ended().clone().map_or(Ok(()), |failure| Err(io::Error::other(failure)))
@@ -238,8 +301,8 @@ impl WorkerDriver {
     /// still asks it things gets no answer.
     pub fn stop(&self) {
         self.shared.fail(Failure::Stopped);
-        for post in &self.shared.posts {
-            let _ = post.send(Command::Stop);
+        for lane in &self.shared.lanes {
+            let _ = lane.send(AnyCommand::Stop);
         }
         let threads = std::mem::take(&mut *self.threads());
         for thread in threads {
@@ -256,7 +319,10 @@ impl WorkerDriver {
     }
 
     fn all_statistics(&self) -> impl Iterator<Item = (WorkerStatistics, IoStatistics)> {
-        self.shared.posts.iter().filter_map(|post| post.ask(Command::Statistics))
+        self.shared
+            .lanes
+            .iter()
+            .filter_map(|lane| mailbox::ask(|reply| lane.send(AnyCommand::Statistics(reply))))
     }
 }
 
@@ -278,29 +344,14 @@ impl Shared {
         }
         *ended = Some(failure.clone());
         // Under the lock: what was submitted before is in the mailboxes before this.
-        for post in &self.posts {
-            let _ = post.send(Command::Fail(failure.clone()));
+        for lane in &self.lanes {
+            let _ = lane.send(AnyCommand::Fail(failure.clone()));
         }
     }
 }
 
 fn connect_all(switch: SocketAddr, shards: usize, offload: Offload) -> io::Result<Vec<TrainSocket>> {
     (0..shards).map(|_| TrainSocket::new(connect(switch)?, offload)).collect()
-}
-
-fn spawn<M: WorkerMachine>(
-    index: u8,
-    shard: WorkerShard<M>,
-    socket: TrainSocket,
-    mailbox: Mailbox<Command>,
-) -> io::Result<JoinHandle<()>> {
-    thread::Builder::new()
-        .name(format!("fanin-worker-{index}"))
-        .spawn(move || io_loop::run(shard, socket, &mailbox))
-}
-
-fn invalid(message: String) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidInput, message)
 }
 
 /// What one shard does of a tensor.
@@ -356,37 +407,37 @@ impl<M> Drop for WorkerShard<M> {
     }
 }
 
-impl<M: WorkerMachine> Shard for WorkerShard<M> {
+impl<M: WorkerMachine<Address = Peer, Tensor = Part>> Shard for WorkerShard<M> {
     type Machine = M;
-    type Command = Command;
+    type Command = Command<M>;
 
     fn machine(&mut self) -> &mut M {
         &mut self.machine
     }
 
     /// A reply fails when nobody waits for it any more; that is no concern of ours.
-    fn command(&mut self, command: Command, socket: &mut TrainSocket) -> ControlFlow<()> {
+    fn command(&mut self, command: Command<M>, socket: &mut TrainSocket) -> ControlFlow<()> {
         match command {
-            Command::Submit(part, op) => self.machine.submit(part, op),
-            Command::Suspend(reply) => {
-                let _ = reply.send(self.machine.suspend());
-            }
-            Command::Resume { job, switch, socket: new, restore, reply } => {
-                let statistics = socket.statistics;
-                *socket = new;
-                socket.statistics = statistics;
-                self.machine.resume(*job, Peer::from(switch), &restore);
-                let _ = reply.send(());
-            }
-            Command::Fail(failure) => {
+            Command::Any(AnyCommand::Submit(part, op)) => self.machine.submit(part, op),
+            Command::Any(AnyCommand::Fail(failure)) => {
                 for part in self.machine.abandon() {
                     part.fail(failure.clone());
                 }
             }
-            Command::Statistics(reply) => {
+            Command::Any(AnyCommand::Statistics(reply)) => {
                 let _ = reply.send((self.machine.statistics(), socket.statistics));
             }
-            Command::Stop => return ControlFlow::Break(()),
+            Command::Any(AnyCommand::Stop) => return ControlFlow::Break(()),
+            Command::Suspend(reply) => {
+                let _ = reply.send(self.machine.suspend());
+            }
+            Command::Resume { plan, socket: new, reply } => {
+                let statistics = socket.statistics;
+                *socket = new;
+                socket.statistics = statistics;
+                self.machine.resume(Clock.now(), plan);
+                let _ = reply.send(());
+            }
         }
         ControlFlow::Continue(())
     }
@@ -407,6 +458,27 @@ impl<M: WorkerMachine> Shard for WorkerShard<M> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use fanin_wire::{Generation, JobId, WireDtype};
+
+    #[test]
+    fn a_lane_hands_its_thread_no_plan_of_another_protocol() {
+        let (post, mailbox) = mailbox().unwrap();
+        let switch = SocketAddr::from(([127, 0, 0, 1], 4800));
+        let job = JobConfig {
+            id: JobId(1),
+            generation: Generation(1),
+            workers: 1,
+            slots: 1,
+            elements: 256,
+            wire_dtype: WireDtype::Int32,
+            shard: ShardId(0),
+            resumed: true,
+        };
+        let socket = connect_all(switch, 1, Offload::Never).unwrap().remove(0);
+        let resumed = Lane::Atp(post).resume(job.into(), ShardId(0), switch.into(), socket, &[]);
+        assert_eq!(resumed.unwrap_err().kind(), io::ErrorKind::InvalidInput);
+        assert!(mailbox.take().is_none());
+    }
 
     #[test]
     fn a_tensor_is_cut_into_contiguous_parts_of_whole_chunks() {

@@ -3,9 +3,10 @@
 mod common;
 
 use common::{Cluster, finished};
+use fanin_protocol::atp::{AtpJobConfig, Hashing, Overflow, Scaling};
 use fanin_protocol::switchml::JobConfig;
-use fanin_udp::{Offload, SwitchConfig, SwitchDriver, WorkerDriver};
-use fanin_wire::{Dtype, Generation, Op, SlotIndex};
+use fanin_udp::{Offload, SwitchConfig, SwitchDriver, WorkerDriver, WorkerJob};
+use fanin_wire::{Directions, Dtype, Generation, JobId, Op, SlotIndex};
 
 /// For each worker and shard the slots whose last sum it has and another worker lacks. The first that has it gives it.
 fn restore(completed: &[Vec<Vec<u32>>]) -> Vec<Vec<Vec<SlotIndex>>> {
@@ -80,14 +81,15 @@ fn a_job_that_changed_its_shape_cannot_go_on() {
     let switch = cluster.switch.local_addr();
     let good = JobConfig { generation: Generation(2), resumed: true, ..cluster.job };
     for bad in [
-        JobConfig { elements: 1024, ..good },
-        JobConfig { slots: 8, ..good },
-        JobConfig { wire_dtype: fanin_wire::WireDtype::Bfloat16, ..good },
-        JobConfig { workers: 2, ..good },
-        JobConfig { slots: 0, ..good },
+        JobConfig { elements: 1024, ..good }.into(),
+        JobConfig { slots: 8, ..good }.into(),
+        JobConfig { wire_dtype: fanin_wire::WireDtype::Bfloat16, ..good }.into(),
+        JobConfig { workers: 2, ..good }.into(),
+        JobConfig { slots: 0, ..good }.into(),
+        atp_job(good.id, good.workers),
     ] {
         assert_eq!(
-            worker.resume(bad.into(), switch, &[vec![]]).unwrap_err().kind(),
+            worker.resume(bad, switch, &[vec![]]).unwrap_err().kind(),
             std::io::ErrorKind::InvalidInput
         );
     }
@@ -95,6 +97,24 @@ fn a_job_that_changed_its_shape_cannot_go_on() {
     cluster.switch.add_job(good).unwrap();
     worker.resume(good.into(), switch, &[vec![]]).unwrap();
     cluster.all_reduce_integers(1000);
+}
+
+/// ATP's counterpart of a job.
+fn atp_job(id: JobId, workers: u8) -> WorkerJob {
+    let config = AtpJobConfig {
+        id,
+        generation: Generation(2),
+        workers: workers.into(),
+        elements: 256,
+        window_max: 16,
+        aggregators: 0,
+        hashing: Hashing::Hash,
+        scaling: Scaling::Dynamic,
+        overflow: Overflow::Reactive,
+        congestion_control: true,
+        originals_elements_max: 0,
+    };
+    WorkerJob::Atp { config, directions: Directions::default() }
 }
 
 #[test]

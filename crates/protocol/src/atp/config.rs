@@ -1,6 +1,8 @@
-//! What the machines of an ATP job are told at their construction, checked there.
+//! What the machines of an ATP job are told at their construction, checked there, and a worker when it goes on.
 
-use fanin_wire::{CHILDREN_MAX, FRAGMENT_ELEMENTS, Generation, GradientHeader, JobId, LEVELS_MAX};
+use fanin_wire::{
+    CHILDREN_MAX, Directions, FRAGMENT_ELEMENTS, Generation, GradientHeader, JobId, LEVELS_MAX,
+};
 
 /// Most workers of an ATP job: two levels of 32 (ATP §3.4).
 pub const ATP_WORKERS_MAX: u16 = (CHILDREN_MAX * CHILDREN_MAX) as u16;
@@ -159,6 +161,19 @@ impl AtpJobConfig {
         let largest = power_of_two(exponent.into()) * STATIC_FACTOR + 0.5;
         largest * f64::from(self.workers) >= f64::from(i32::MAX)
     }
+}
+
+/// How a worker goes on in another generation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AtpWorkerPlan<A> {
+    /// The job's id: another one where a server that lost its memory admitted it anew.
+    pub id: JobId,
+    /// The generation.
+    pub generation: Generation,
+    /// Of the worker's packets: its place in the hierarchy may be another now.
+    pub directions: Directions,
+    /// The rack's switch, or the server where there is none.
+    pub upstream: A,
 }
 
 /// 2^`exponent`, for any exponent that a float32 can have and some more.

@@ -15,7 +15,7 @@ use super::{AGGREGATOR_ELEMENTS_MAX, AGGREGATORS_MAX, ATP_JOBS_MAX, AtpConfigErr
 use crate::machine::{
     Endpoint, Instant, JobAborted, JobProgress, Reason, Received, Summer, Transmit, Verdict,
 };
-use crate::transport::{Sender, Turns};
+use crate::transport::{Run, Sender, Turns};
 
 /// What a switch is told when it starts; jobs change none of it (ATP §3.2, static infrastructure setup).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -441,25 +441,25 @@ impl<A: Copy + PartialEq> Job<A> {
     }
 
     /// Writes what goes to the children next into `train`, as long as it has one size.
-    fn write_down(&mut self, passing: &mut Passing, train: &mut [u8]) -> Written {
-        let mut written = Written::default();
+    fn write_down(&mut self, passing: &mut Passing, train: &mut [u8]) -> Run {
+        let mut run = Run::default();
         if let Some(reason) = self.aborted {
             let abort = Abort { preamble: self.preamble(Kind::Abort), reason };
-            written.packet(ABORT_BYTES, train).copy_from_slice(&abort.to_bytes());
+            run.packet(ABORT_BYTES, train).copy_from_slice(&abort.to_bytes());
             self.abort_pending = false;
-            return written;
+            return run;
         }
-        while self.down.front().is_some_and(|packet| written.takes(packet.len(), train))
+        while self.down.front().is_some_and(|packet| run.takes(packet.len(), train))
             && let Some(packet) = self.down.pop_front()
         {
-            written.packet(packet.len(), train).copy_from_slice(passing.take(packet));
+            run.packet(packet.len(), train).copy_from_slice(passing.take(packet));
         }
-        written
+        run
     }
 
     /// Writes what goes up next into `train`, as long as it has one size: sums straight from their aggregators.
-    fn write_up(&mut self, table: &AggregatorTable, passing: &mut Passing, train: &mut [u8]) -> Written {
-        let mut written = Written::default();
+    fn write_up(&mut self, table: &AggregatorTable, passing: &mut Passing, train: &mut [u8]) -> Run {
+        let mut run = Run::default();
         let preamble = self.preamble(Kind::Gradient);
         while let Some(next) = self.up.front() {
             match next {
@@ -469,11 +469,11 @@ impl<A: Copy + PartialEq> Job<A> {
                     if let Some(sum) = table.sum(header.aggregator_index, &identifier) {
                         let elements = sum.value.len();
                         let bytes = fragment_packet_bytes(elements);
-                        if !written.takes(bytes, train) {
+                        if !run.takes(bytes, train) {
                             break;
                         }
                         let header = self.header_of_sum(*header, &sum);
-                        let out = written.packet(bytes, train);
+                        let out = run.packet(bytes, train);
                         GradientPacket::write(out, &preamble, &header, elements, |out| {
                             fanin_quant::write_le(sum.value, out);
                         });
@@ -481,38 +481,16 @@ impl<A: Copy + PartialEq> Job<A> {
                     self.up.pop_front();
                 }
                 Upward::Passing(packet) => {
-                    if !written.takes(packet.len(), train) {
+                    if !run.takes(packet.len(), train) {
                         break;
                     }
                     if let Some(Upward::Passing(packet)) = self.up.pop_front() {
-                        written.packet(packet.len(), train).copy_from_slice(passing.take(packet));
+                        run.packet(packet.len(), train).copy_from_slice(passing.take(packet));
                     }
                 }
             }
         }
-        written
-    }
-}
-
-/// A train as it is written: packets of one size.
-#[derive(Clone, Copy, Debug, Default)]
-struct Written {
-    bytes: usize,
-    segment_bytes: usize,
-}
-
-impl Written {
-    /// Whether a packet of this size belongs to the train, and has room.
-    const fn takes(&self, packet_bytes: usize, train: &[u8]) -> bool {
-        (self.bytes == 0 || packet_bytes == self.segment_bytes) && self.bytes + packet_bytes <= train.len()
-    }
-
-    /// The place of the next packet.
-    fn packet<'a>(&mut self, packet_bytes: usize, train: &'a mut [u8]) -> &'a mut [u8] {
-        let at = self.bytes;
-        self.segment_bytes = packet_bytes;
-        self.bytes += packet_bytes;
-        &mut train[at..at + packet_bytes]
+        run
     }
 }
 
@@ -545,19 +523,18 @@ impl<A: Copy + PartialEq> Endpoint for AtpSwitch<A> {
             let id = job.route.id;
             // Parameters first: they free workers, and aggregators further down.
             let goes_down = job.abort_pending || !job.down.is_empty();
-            let written = if goes_down {
+            let run = if goes_down {
                 job.write_down(&mut self.passing, train)
             } else {
                 job.write_up(&self.table, &mut self.passing, train)
             };
-            if written.bytes == 0 && !job.has_pending() {
+            if run.is_empty() && !job.has_pending() {
                 continue; // None of its sums was still there.
             }
-            let Written { bytes, segment_bytes } = written;
             let job = self.jobs.get(&id)?;
             let up = core::slice::from_ref(&job.route.upstream);
             let to = if goes_down { job.children.addresses() } else { up };
-            return (bytes > 0).then_some(Transmit { to, bytes, segment_bytes });
+            return run.to(to);
         }
     }
 

@@ -10,4 +10,4 @@ pub use endpoint::{Endpoint, Instant, Reason, Transmit, Verdict};
 pub use received::Received;
 pub use summer::{JobAborted, JobProgress, Summer};
 pub use tensor::{Elements, Tensor};
-pub use worker::{TensorTimes, WorkerEvent, WorkerStatistics};
+pub use worker::{TensorTimes, WorkerEvent, WorkerMachine, WorkerStatistics};

@@ -1,9 +1,43 @@
-//! What every protocol's worker tells its owner.
+//! What every protocol's worker has in common: how its owner hands it tensors, and what it tells.
 
 use core::time::Duration;
-use fanin_wire::AbortReason;
+use fanin_wire::{AbortReason, Generation, Op};
 
-use super::{Instant, Received};
+use super::{Endpoint, Instant, Received, Tensor};
+
+/// One shard of one worker of a job, as its owner knows it.
+pub trait WorkerMachine: Endpoint<Event = WorkerEvent<<Self as WorkerMachine>::Tensor>> {
+    /// What holds a tensor's memory.
+    type Tensor: Tensor;
+    /// What it must be told to go on after it was suspended.
+    type Plan;
+    /// What the machine that sums must know, when it lost its memory, of what this worker has.
+    type Memory;
+
+    /// Appends a tensor to the stream. Every worker of the job must submit alike tensors in the same order.
+    ///
+    /// # Panics
+    /// When the tensor has more than `u32::MAX` elements: the owner splits those.
+    fn submit(&mut self, tensor: Self::Tensor, op: Op);
+
+    /// Stops sending and taking, because the machine that sums is gone.
+    fn suspend(&mut self) -> Self::Memory;
+
+    /// Goes on with a machine that sums and that has an empty memory. A worker that was aborted or abandoned stays so.
+    fn resume(&mut self, now: Instant, plan: Self::Plan);
+
+    /// Gives everything outstanding back, undefined in part, and ends the worker.
+    fn abandon(&mut self) -> impl Iterator<Item = Self::Tensor>;
+
+    /// The job's generation that it takes part in.
+    fn generation(&self) -> Generation;
+
+    /// Tensors submitted and not completed.
+    fn outstanding(&self) -> usize;
+
+    /// Counters since the start.
+    fn statistics(&self) -> WorkerStatistics;
+}
 
 /// When a tensor was on its way, by the driver's clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,6 +1,7 @@
-//! What the machines of one job are told at their construction, checked there.
+//! What the machines of one job are told at their construction, checked there, and a worker when it goes on.
 
-use fanin_wire::{CHUNK_ELEMENTS, Dtype, Generation, JobId, ShardId, WORKERS_MAX, WireDtype};
+use alloc::vec::Vec;
+use fanin_wire::{CHUNK_ELEMENTS, Dtype, Generation, JobId, ShardId, SlotIndex, WORKERS_MAX, WireDtype};
 
 /// Most slots of one job in one shard.
 pub const SLOTS_MAX: u16 = 16384;
@@ -61,6 +62,17 @@ impl JobConfig {
     pub(crate) const fn everyone(&self) -> u64 {
         u64::MAX >> (64 - self.workers as u32)
     }
+}
+
+/// How a worker goes on under a switch with empty memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WorkerPlan<A> {
+    /// The job as the switch knows it. Slots, elements and wire dtype stay what they were.
+    pub config: JobConfig,
+    /// The switch.
+    pub switch: A,
+    /// Slots whose last sum the worker hands back before it goes on, because another one lacks it.
+    pub restore: Vec<SlotIndex>,
 }
 
 /// A number outside its limit.

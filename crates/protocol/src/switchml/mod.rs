@@ -5,13 +5,13 @@
 //! and where it differs: `docs/protocols/switchml.md`.
 
 mod config;
+mod exchange;
 mod in_flight;
 mod native_sums;
-mod run;
 mod slot_pool;
 mod switch;
 mod worker;
 
-pub use config::{ConfigError, JobConfig, SLOTS_MAX};
+pub use config::{ConfigError, JobConfig, SLOTS_MAX, WorkerPlan};
 pub use switch::Switch;
 pub use worker::Worker;

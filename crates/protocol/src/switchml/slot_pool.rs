@@ -13,15 +13,15 @@ use alloc::vec::Vec;
 use core::time::Duration;
 use fanin_quant::{Exponent, Scale};
 use fanin_wire::{
-    Abort, AbortReason, Collective, Kind, Preamble, SlotHeader, SlotIndex, SlotPacket, WORKERS_MAX,
-    WireDtype, WorkerId, begin_bfloat16_payload, bfloat16_payload,
+    ABORT_BYTES, Abort, AbortReason, Collective, Kind, Preamble, SlotHeader, SlotIndex, SlotPacket,
+    WORKERS_MAX, WireDtype, WorkerId, begin_bfloat16_payload, bfloat16_payload,
 };
 
 use super::config::JobConfig;
+use super::exchange::{is_after, packet_bytes};
 use super::native_sums::NativeSums;
-use super::run::{Run, is_after};
 use crate::machine::{Instant, JobProgress, Reason, Transmit, Verdict};
-use crate::transport::Sender;
+use crate::transport::{Run, Sender};
 
 /// One of a slot's two versions.
 #[derive(Clone, Copy, Debug)]
@@ -54,10 +54,10 @@ impl Version {
         first: WorkerId(0),
     };
 
-    /// Whether its result still belongs to a train.
-    fn fits(&self, run: &mut Run, train: &[u8]) -> bool {
-        self.collective
-            .is_some_and(|collective| run.takes(&collective, usize::from(self.elements), train.len()))
+    /// Length of its result's packet, if that still belongs to a train.
+    fn fits(&self, run: &Run, train: &[u8]) -> Option<usize> {
+        let bytes = packet_bytes(&self.collective?, self.elements.into());
+        run.takes(bytes, train).then_some(bytes)
     }
 
     /// Whether it lacks some contributions and has others.
@@ -344,9 +344,9 @@ impl<A: Copy + PartialEq> SlotPool<A> {
             Abortion::New(reason) | Abortion::Known(reason) => {
                 let worker = self.abort_pending.trailing_zeros() as usize;
                 self.abort_pending &= self.abort_pending.wrapping_sub(1);
-                let bytes = write_abort(&self.config, reason, train);
-                let to = self.addresses.get(worker)?.as_slice();
-                return Some(Transmit { to, bytes, segment_bytes: bytes });
+                let mut run = Run::default();
+                write_abort(&self.config, reason, run.packet(ABORT_BYTES, train));
+                return run.to(self.addresses.get(worker)?.as_slice());
             }
         }
         let mut run = Run::default();
@@ -355,31 +355,26 @@ impl<A: Copy + PartialEq> SlotPool<A> {
                 self.results.pop_front();
                 continue;
             };
-            if !version.fits(&mut run, train) {
-                break;
-            }
-            let part = &mut train[run.bytes..];
-            run.bytes += write_result(&self.config, &self.sums, slot, &version, WorkerId::ALL, part);
+            let Some(bytes) = version.fits(&run, train) else { break };
+            let part = run.packet(bytes, train);
+            write_result(&self.config, &self.sums, slot, &version, WorkerId::ALL, part);
             self.results.pop_front();
         }
-        if run.bytes > 0 {
-            return Some(run.to(&self.recipients));
+        if !run.is_empty() {
+            return run.to(&self.recipients);
         }
         let worker = self.replies.front()?.0;
         while let Some(&(to, slot, exchange)) = self.replies.front() {
-            let finished = self.finished(slot, exchange);
-            match finished {
-                _ if to != worker => break,
-                Some(version) if !version.fits(&mut run, train) => break,
-                Some(version) => {
-                    let part = &mut train[run.bytes..];
-                    run.bytes += write_result(&self.config, &self.sums, slot, &version, worker, part);
-                }
-                None => {}
+            if to != worker {
+                break;
+            }
+            if let Some(version) = self.finished(slot, exchange) {
+                let Some(bytes) = version.fits(&run, train) else { break };
+                write_result(&self.config, &self.sums, slot, &version, worker, run.packet(bytes, train));
             }
             self.replies.pop_front();
         }
-        (run.bytes > 0).then(|| run.to(self.addresses[usize::from(worker.0)].as_slice()))
+        run.to(self.addresses[usize::from(worker.0)].as_slice())
     }
 
     /// The version that still holds the finished sum of this exchange.
@@ -479,8 +474,8 @@ fn write_result(
     version: &Version,
     worker: WorkerId,
     out: &mut [u8],
-) -> usize {
-    let Some(collective) = version.collective else { return 0 };
+) {
+    let Some(collective) = version.collective else { return };
     let preamble = Preamble {
         kind: Kind::Result,
         job: config.id,
@@ -507,11 +502,10 @@ fn write_result(
                 fanin_quant::write_bf16(&sum[..elements.len() / 2], &scale, elements);
             }
         }
-    })
+    });
 }
 
-/// Writes an abort packet to the start of `train`.
-fn write_abort(config: &JobConfig, reason: AbortReason, train: &mut [u8]) -> usize {
+fn write_abort(config: &JobConfig, reason: AbortReason, out: &mut [u8]) {
     let preamble = Preamble {
         kind: Kind::Abort,
         job: config.id,
@@ -519,7 +513,5 @@ fn write_abort(config: &JobConfig, reason: AbortReason, train: &mut [u8]) -> usi
         worker: WorkerId::ALL,
         shard: config.shard,
     };
-    let bytes = Abort { preamble, reason }.to_bytes();
-    train[..bytes.len()].copy_from_slice(&bytes);
-    bytes.len()
+    out.copy_from_slice(&Abort { preamble, reason }.to_bytes());
 }

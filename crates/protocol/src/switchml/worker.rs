@@ -17,17 +17,18 @@ use alloc::vec;
 use alloc::vec::Vec;
 use fanin_quant::{Exponent, Scale};
 use fanin_wire::{
-    Abort, Collective, Generation, Kind, Op, Preamble, SlotHeader, SlotIndex, SlotPacket, WireDtype,
-    WorkerId, begin_bfloat16_payload, bfloat16_payload,
+    Collective, Generation, Kind, Op, Preamble, SlotHeader, SlotIndex, SlotPacket, WireDtype, WorkerId,
+    begin_bfloat16_payload, bfloat16_payload,
 };
 
-use super::config::JobConfig;
+use super::config::{JobConfig, WorkerPlan};
+use super::exchange::{is_after, packet_bytes};
 use super::in_flight::InFlight;
-use super::run::{Run, is_after};
 use crate::machine::{
-    Endpoint, Instant, Reason, Tensor, TensorTimes, Transmit, Verdict, WorkerEvent, WorkerStatistics,
+    Endpoint, Instant, Reason, Tensor, TensorTimes, Transmit, Verdict, WorkerEvent, WorkerMachine,
+    WorkerStatistics,
 };
-use crate::transport::{RetransmissionConfig, RoundTrip, Stream};
+use crate::transport::{RetransmissionConfig, Run, Stream, WorkerCore};
 
 /// Slots that are sent again at a time while no result comes at all: somebody is late, and a packet or two will find
 /// out when he is there; the whole window would only load the switch.
@@ -36,12 +37,9 @@ const STALLED_RETRANSMISSIONS: usize = 32;
 /// One shard of one worker. `A` names the switch, `T` holds a tensor's memory.
 #[derive(Debug)]
 pub struct Worker<A, T> {
+    core: WorkerCore<A, T>,
     config: JobConfig,
     worker: WorkerId,
-    switch: [A; 1],
-    retransmission: RetransmissionConfig,
-    state: State,
-    stream: Stream<T>,
     slots: Vec<Slot>,
     /// Payload of each slot's last result: the worker's own shadow copy, from which a switch that lost its memory
     /// gets the sum back although the tensor may long be in other hands.
@@ -50,21 +48,10 @@ pub struct Worker<A, T> {
     ready: VecDeque<SlotIndex>,
     in_flight: InFlight,
     timeouts_only: bool,
-    round_trip: RoundTrip,
     /// When a result came last, or the first packet left since the worker (again) began.
     last_progress: Option<Instant>,
     /// While nothing comes back: when to try again.
     stalled_until: Option<Instant>,
-    events: VecDeque<WorkerEvent<T>>,
-    statistics: WorkerStatistics,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
-    Running,
-    /// Between a lost switch and the one that takes over.
-    Suspended,
-    Aborted,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -114,23 +101,18 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
             last: None,
             last_has_payload: false,
         };
+        let stream = Stream::new(usize::from(config.elements), Some(config.wire_dtype));
         Self {
+            core: WorkerCore::new(stream, switch, retransmission),
             config,
             worker,
-            switch: [switch],
-            retransmission,
-            state: State::Running,
-            stream: Stream::new(usize::from(config.elements), Some(config.wire_dtype)),
             slots: (0..u64::from(config.slots)).map(slot).collect(),
             last_payloads: vec![0; slots * config.payload_bytes_max()],
             ready: VecDeque::with_capacity(slots),
             in_flight: InFlight::new(config.slots),
             timeouts_only: false,
-            round_trip: RoundTrip::new(retransmission),
             last_progress: None,
             stalled_until: None,
-            events: VecDeque::new(),
-            statistics: WorkerStatistics::default(),
         }
     }
 
@@ -142,130 +124,41 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
         self
     }
 
-    /// Appends a tensor to the stream. Every worker of the job must submit alike tensors in the same order.
-    ///
-    /// # Panics
-    /// When the tensor has more than `u32::MAX` elements: the owner splits those.
-    pub fn submit(&mut self, mut tensor: T, op: Op) {
-        if tensor.elements().count() == 0 {
-            self.stream.skip();
-            self.complete(tensor, None);
-            return;
-        }
-        let begin = self.stream.end();
-        self.stream.push(tensor, op);
-        if self.state != State::Running {
-            return;
-        }
-        let first_round = begin + u64::from(self.config.slots);
-        for chunk in begin..self.stream.end().min(first_round) {
-            let index = (chunk % u64::from(self.config.slots)) as u16;
-            let slot = &mut self.slots[usize::from(index)];
-            // A slot that is behind gets there by itself, result by result.
-            if slot.chunk == chunk && slot.phase == Phase::Idle {
-                slot.phase = Phase::Ready;
-                self.ready.push_back(SlotIndex(index));
-            }
-        }
-    }
-
-    /// The job's generation that it takes part in.
-    #[must_use]
-    pub const fn generation(&self) -> Generation {
-        self.config.generation
-    }
-
-    /// Tensors submitted and not completed.
-    #[must_use]
-    pub fn outstanding(&self) -> usize {
-        self.stream.outstanding()
-    }
-
-    /// Stops sending and taking, because the switch is gone. Returns how many exchanges each slot has completed,
-    /// wrapping: what a new switch needs to know to find out who lacks which sum.
-    pub fn suspend(&mut self) -> Vec<u32> {
-        if self.state == State::Running {
-            self.state = State::Suspended;
-        }
+    /// Forgets what is in flight.
+    fn stop(&mut self) {
         self.ready.clear();
         self.in_flight = InFlight::new(self.config.slots);
         self.stalled_until = None;
         for slot in &mut self.slots {
             slot.phase = Phase::Idle;
         }
-        self.slots.iter().map(|slot| slot.exchange).collect()
     }
 
-    /// Goes on under a switch with empty memory. The sums of the slots in `restore` are handed back to it first,
-    /// because some worker lacks them. A worker that was aborted or abandoned stays so.
-    pub fn resume(&mut self, config: JobConfig, switch: A, restore: &[SlotIndex]) {
-        if self.state == State::Aborted {
-            return;
+    /// Of the packets that it sends, but for those that hand a sum back.
+    const fn preamble(&self) -> Preamble {
+        Preamble {
+            kind: Kind::Update,
+            job: self.config.id,
+            generation: self.config.generation,
+            worker: self.worker,
+            shard: self.config.shard,
         }
-        let JobConfig { slots, elements, wire_dtype, .. } = self.config;
-        self.config = JobConfig { slots, elements, wire_dtype, ..config };
-        self.switch = [switch];
-        self.state = State::Running;
-        self.round_trip = RoundTrip::new(self.retransmission);
-        self.last_progress = None;
-        for index in restore {
-            if let Some(slot) = self.slots.get_mut(index.index()).filter(|slot| slot.last.is_some()) {
-                slot.phase = Phase::Restoring;
-                self.ready.push_back(*index);
-            }
-        }
-        for index in 0..self.config.slots {
-            if self.slots[usize::from(index)].phase == Phase::Idle {
-                self.advance(SlotIndex(index));
-            }
-        }
-    }
-
-    /// Gives everything outstanding back, undefined in part, and ends the worker.
-    pub fn abandon(&mut self) -> impl Iterator<Item = T> + '_ {
-        self.suspend();
-        self.state = State::Aborted;
-        self.stream.drain()
-    }
-
-    /// Counters since the start.
-    #[must_use]
-    pub fn statistics(&self) -> WorkerStatistics {
-        WorkerStatistics { smoothed_rtt: self.round_trip.smoothed(), ..self.statistics }
     }
 
     /// Makes an idle slot ready if the stream has a chunk for it.
     fn advance(&mut self, index: SlotIndex) {
         let slot = &mut self.slots[index.index()];
-        slot.phase = if slot.chunk < self.stream.end() { Phase::Ready } else { Phase::Idle };
+        slot.phase = if slot.chunk < self.core.stream.end() { Phase::Ready } else { Phase::Idle };
         if slot.phase == Phase::Ready {
             self.ready.push_back(index);
         }
     }
 
-    fn complete(&mut self, tensor: T, times: Option<TensorTimes>) {
-        self.statistics.completed += 1;
-        self.events.push_back(WorkerEvent::Completed(tensor, times));
-    }
-
     fn receive(&mut self, now: Instant, packet: &[u8]) -> Result<Verdict, Reason> {
         let preamble = Preamble::parse(packet)?;
-        if preamble.job != self.config.id {
-            return Err(Reason::UnknownJob);
-        }
-        if preamble.generation != self.config.generation {
-            return Err(Reason::Generation);
-        }
-        if self.state == State::Suspended {
-            return Err(Reason::Unexpected);
-        }
-        if preamble.shard != self.config.shard
-            || (preamble.worker != self.worker && preamble.worker != WorkerId::ALL)
-        {
+        self.core.check(&self.preamble(), &preamble)?;
+        if preamble.worker != self.worker && preamble.worker != WorkerId::ALL {
             return Err(Reason::OutOfRange);
-        }
-        if self.state == State::Aborted {
-            return Err(Reason::Aborted);
         }
         match preamble.kind {
             Kind::Result => {
@@ -273,10 +166,8 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
                 self.take_result(now, &packet)
             }
             Kind::Abort => {
-                let abort = Abort::parse(preamble, packet)?;
-                self.suspend();
-                self.state = State::Aborted;
-                self.events.push_back(WorkerEvent::Aborted(abort.reason));
+                self.core.abort(preamble, packet)?;
+                self.stop();
                 Ok(Verdict::Absorb)
             }
             Kind::Update | Kind::Restore | Kind::Gradient => Err(Reason::Unexpected),
@@ -303,7 +194,7 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
             // A sum of our exchange without our part cannot be.
             Phase::Idle | Phase::Ready | Phase::Restoring => return Err(Reason::Ahead),
         }
-        let Some(mut place) = self.stream.locate(slot.chunk) else { return Err(Reason::Unexpected) };
+        let Some(mut place) = self.core.stream.locate(slot.chunk) else { return Err(Reason::Unexpected) };
         let probe = is_probe(slot.exponent, &place.collective());
         if header.collective != place.collective() || header.chunk != place.chunk() {
             return Err(Reason::Unexpected);
@@ -322,7 +213,7 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
         if let Phase::Sent { since } = slot.phase {
             // A probe is small and finds empty queues: it tells nothing of a window of full packets.
             if !probe {
-                self.round_trip.measure(now.since(since));
+                self.core.round_trip.measure(now.since(since));
             }
             self.in_flight.answered(index);
         }
@@ -365,9 +256,7 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
     fn progressed(&mut self, now: Instant, finished: Option<(T, TensorTimes)>) {
         self.last_progress = Some(now);
         self.stalled_until = None;
-        if let Some((tensor, times)) = finished {
-            self.complete(tensor, Some(times));
-        }
+        self.core.finished(finished);
     }
 
     /// Queues what is in flight in a slot once more.
@@ -378,56 +267,50 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
             slot.phase = Phase::SentAgain;
         }
         self.ready.push_back(index);
-        self.statistics.retransmissions += 1;
+        self.core.statistics.retransmissions += 1;
     }
 
     /// Writes the slot's packet into `run` if it fits; `None` when it belongs to another train.
     fn write(&mut self, now: Instant, index: SlotIndex, run: &mut Run, train: &mut [u8]) -> Option<()> {
         let slot = self.slots[index.index()];
-        let mut preamble = Preamble {
-            kind: Kind::Update,
-            job: self.config.id,
-            generation: self.config.generation,
-            worker: self.worker,
-            shard: self.config.shard,
-        };
         if slot.phase == Phase::Restoring {
             let header = slot.last?;
             let collective = header.collective;
             let size_class = usize::from(self.config.elements);
             let elements_sent = if slot.last_has_payload { collective.chunk_elements(size_class) } else { 0 };
-            if !run.takes(&collective, elements_sent, train.len()) {
+            let bytes = packet_bytes(&collective, elements_sent);
+            if !run.takes(bytes, train) {
                 return None;
             }
-            preamble.kind = Kind::Restore;
+            let preamble = Preamble { kind: Kind::Restore, ..self.preamble() };
             let at = index.index() * self.config.payload_bytes_max();
             let last = &self.last_payloads[at..at + collective.payload_bytes(elements_sent)];
-            let part = &mut train[run.bytes..];
-            run.bytes += SlotPacket::write(part, &preamble, &header, elements_sent, |payload| {
+            SlotPacket::write(run.packet(bytes, train), &preamble, &header, elements_sent, |payload| {
                 payload.copy_from_slice(last);
             });
             return Some(());
         }
-        let place = self.stream.locate(slot.chunk)?;
+        let place = self.core.stream.locate(slot.chunk)?;
         let (collective, chunk) = (place.collective(), place.chunk());
         let probe = is_probe(slot.exponent, &collective);
         let elements_sent = if probe { 0 } else { place.chunk_elements() };
-        if !run.takes(&collective, elements_sent, train.len()) {
+        let bytes = packet_bytes(&collective, elements_sent);
+        if !run.takes(bytes, train) {
             return None;
         }
         let announced = if probe { slot.chunk } else { slot.chunk + u64::from(self.config.slots) };
         let header = SlotHeader {
             slot: index,
-            next_exponent: self.stream.exponent(announced).bits(),
+            next_exponent: self.core.stream.exponent(announced).bits(),
             exchange: slot.exchange,
             chunk,
             collective,
         };
-        let mut place = self.stream.locate(slot.chunk)?;
+        let preamble = self.preamble();
+        let mut place = self.core.stream.locate(slot.chunk)?;
         place.sent(now);
         let workers = u32::from(self.config.workers);
-        let part = &mut train[run.bytes..];
-        run.bytes += SlotPacket::write(part, &preamble, &header, elements_sent, |payload| {
+        SlotPacket::write(run.packet(bytes, train), &preamble, &header, elements_sent, |payload| {
             if probe {
                 return;
             }
@@ -457,8 +340,8 @@ impl<A: Copy, T: Tensor> Endpoint for Worker<A, T> {
     type Event = WorkerEvent<T>;
 
     fn handle_packet(&mut self, now: Instant, _from: A, packet: &[u8]) -> Verdict {
-        let verdict = self.receive(now, packet).unwrap_or_else(Verdict::Drop);
-        self.statistics.received.count(verdict)
+        let outcome = self.receive(now, packet);
+        self.core.count(outcome)
     }
 
     /// Algorithm 4, lines 20 to 22.
@@ -466,7 +349,7 @@ impl<A: Copy, T: Tensor> Endpoint for Worker<A, T> {
         if self.poll_timeout().is_none_or(|due| due > now) {
             return;
         }
-        let timeout = self.round_trip.timeout();
+        let timeout = self.core.round_trip.timeout();
         let stalled = self.last_progress.is_some_and(|last| now.since(last) >= timeout);
         let at_most = if stalled { STALLED_RETRANSMISSIONS } else { usize::MAX };
         for _ in 0..at_most {
@@ -476,9 +359,9 @@ impl<A: Copy, T: Tensor> Endpoint for Worker<A, T> {
             }
             self.send_again(index);
         }
-        self.round_trip.back_off(now);
+        self.core.round_trip.back_off(now);
         if stalled {
-            self.stalled_until = Some(now + self.round_trip.timeout());
+            self.stalled_until = Some(now + self.core.round_trip.timeout());
         }
     }
 
@@ -491,22 +374,90 @@ impl<A: Copy, T: Tensor> Endpoint for Worker<A, T> {
             self.ready.pop_front();
             self.in_flight.push(index, now);
             self.last_progress.get_or_insert(now);
-            self.statistics.packets_sent += 1;
+            self.core.statistics.packets_sent += 1;
             let slot = &mut self.slots[index.index()];
             if slot.phase == Phase::Ready {
                 slot.phase = Phase::Sent { since: now };
             }
         }
-        (run.bytes > 0).then(|| run.to(&self.switch))
+        run.to(self.core.peer())
     }
 
     fn poll_event(&mut self) -> Option<WorkerEvent<T>> {
-        self.events.pop_front()
+        self.core.poll_event()
     }
 
     fn poll_timeout(&self) -> Option<Instant> {
         let (_, sent) = self.in_flight.oldest()?;
-        let due = sent + self.round_trip.timeout();
+        let due = sent + self.core.round_trip.timeout();
         Some(self.stalled_until.map_or(due, |until| due.max(until)))
+    }
+}
+
+impl<A: Copy, T: Tensor> WorkerMachine for Worker<A, T> {
+    type Tensor = T;
+    type Plan = WorkerPlan<A>;
+    /// How many exchanges each slot has completed, wrapping: from all workers' a new switch finds out who lacks which sum.
+    type Memory = Vec<u32>;
+
+    fn submit(&mut self, tensor: T, op: Op) {
+        let begin = self.core.stream.end();
+        self.core.submit(tensor, op);
+        if !self.core.is_running() {
+            return;
+        }
+        let first_round = begin + u64::from(self.config.slots);
+        for chunk in begin..self.core.stream.end().min(first_round) {
+            let index = (chunk % u64::from(self.config.slots)) as u16;
+            let slot = &mut self.slots[usize::from(index)];
+            // A slot that is behind gets there by itself, result by result.
+            if slot.chunk == chunk && slot.phase == Phase::Idle {
+                slot.phase = Phase::Ready;
+                self.ready.push_back(SlotIndex(index));
+            }
+        }
+    }
+
+    fn suspend(&mut self) -> Vec<u32> {
+        self.core.suspend();
+        self.stop();
+        self.slots.iter().map(|slot| slot.exchange).collect()
+    }
+
+    fn resume(&mut self, _now: Instant, plan: WorkerPlan<A>) {
+        if !self.core.resume(plan.switch) {
+            return;
+        }
+        let JobConfig { slots, elements, wire_dtype, .. } = self.config;
+        self.config = JobConfig { slots, elements, wire_dtype, ..plan.config };
+        self.last_progress = None;
+        for index in plan.restore {
+            if let Some(slot) = self.slots.get_mut(index.index()).filter(|slot| slot.last.is_some()) {
+                slot.phase = Phase::Restoring;
+                self.ready.push_back(index);
+            }
+        }
+        for index in 0..self.config.slots {
+            if self.slots[usize::from(index)].phase == Phase::Idle {
+                self.advance(SlotIndex(index));
+            }
+        }
+    }
+
+    fn abandon(&mut self) -> impl Iterator<Item = T> {
+        self.stop();
+        self.core.abandon()
+    }
+
+    fn generation(&self) -> Generation {
+        self.config.generation
+    }
+
+    fn outstanding(&self) -> usize {
+        self.core.stream.outstanding()
+    }
+
+    fn statistics(&self) -> WorkerStatistics {
+        self.core.statistics()
     }
 }

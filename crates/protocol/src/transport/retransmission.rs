@@ -40,6 +40,11 @@ impl RoundTrip {
         Self { config, smoothed: None, variation: Duration::ZERO, backoff: 0, backed_off: None }
     }
 
+    /// Begins anew: what was measured was another path.
+    pub(crate) const fn forget(&mut self) {
+        *self = Self::new(self.config);
+    }
+
     /// Takes the round trip of a packet that was sent once: RFC 6298 (2.2) and (2.3). Only that ends a back-off (5.7):
     /// while everything is sent twice, nothing shows that the timeout is long enough.
     ///

@@ -5,9 +5,10 @@ use std::collections::BinaryHeap;
 use std::time::Duration;
 
 use fanin_protocol::atp::{
-    AtpServer, AtpServerProgress, AtpSwitch, AtpSwitchConfig, AtpWorker, ServerJob, SwitchRoute,
+    AtpJobConfig, AtpServer, AtpServerProgress, AtpSwitch, AtpSwitchConfig, AtpWorker, AtpWorkerPlan,
+    ServerJob, SwitchRoute,
 };
-use fanin_protocol::{Endpoint, Instant, RetransmissionConfig, Summer, WorkerEvent};
+use fanin_protocol::{Endpoint, Instant, RetransmissionConfig, Summer, WorkerEvent, WorkerMachine};
 use fanin_wire::Generation;
 
 use crate::case::{Case, ELEMENTS, Fault, Numbered, Numbers, Random};
@@ -230,10 +231,13 @@ impl World {
     }
 
     fn resume(&mut self, node: usize) {
-        let (directions, upstream) = self.case.place(self.job_and_rank(node).1);
+        let (job, rank) = self.job_and_rank(node);
+        let AtpJobConfig { id, generation, .. } = self.case.config(job, self.generation);
+        let (directions, upstream) = self.case.place(rank);
         if let Machine::Worker(worker) = &mut self.machines[node] {
             worker.suspend();
-            worker.resume(Instant(self.now), Generation(self.generation), directions, upstream);
+            let plan = AtpWorkerPlan { id, generation, directions, upstream };
+            worker.resume(Instant(self.now), plan);
         }
         self.drain(node);
     }

@@ -4,34 +4,15 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-use fanin_protocol::atp::{AtpServer, AtpSwitch, AtpWorker};
-use fanin_protocol::switchml::{Switch, Worker};
-use fanin_protocol::{Endpoint, JobAborted, Verdict, WorkerEvent};
+use fanin_protocol::atp::{AtpServer, AtpSwitch};
+use fanin_protocol::switchml::Switch;
+use fanin_protocol::{JobAborted, Verdict, WorkerEvent, WorkerMachine};
 use fanin_wire::{GradientPacket, Kind, Op, Preamble};
 
 use super::checker::{Referee, Violation};
 use super::job::{Job, token};
 use super::values::Gradient;
 use crate::net::{Body, Context, Owner, Packet, SimAddress};
-
-/// A worker's machine, whichever protocol it speaks.
-pub(crate) trait Reducer:
-    Endpoint<Address = SimAddress, Event = WorkerEvent<Gradient>> + 'static
-{
-    fn submit(&mut self, gradient: Gradient);
-}
-
-impl Reducer for AtpWorker<SimAddress, Gradient> {
-    fn submit(&mut self, gradient: Gradient) {
-        self.submit(gradient, Op::Sum);
-    }
-}
-
-impl Reducer for Worker<SimAddress, Gradient> {
-    fn submit(&mut self, gradient: Gradient) {
-        self.submit(gradient, Op::Sum);
-    }
-}
 
 /// Owner of worker `rank`'s machine `shard`.
 pub(crate) struct WorkerOwner {
@@ -55,7 +36,7 @@ pub(crate) enum Begins {
     InPlaceOfAnother(u64, u32),
 }
 
-impl<E: Reducer> Owner<E> for WorkerOwner {
+impl<E: WorkerMachine<Address = SimAddress, Tensor = Gradient> + 'static> Owner<E> for WorkerOwner {
     fn start(&mut self, _machine: &mut E, context: &mut Context<'_>) {
         // The first machine's timers drive the program.
         if self.shard != 0 {
@@ -91,7 +72,7 @@ impl<E: Reducer> Owner<E> for WorkerOwner {
         while notice == token::SUBMIT
             && let Some(part) = self.job.borrow_mut().next_part(self.rank, self.shard)
         {
-            machine.submit(part);
+            machine.submit(part, Op::Sum);
         }
     }
 

@@ -4,7 +4,8 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::Duration;
 
-use fanin_protocol::Summer;
+use fanin_protocol::atp::AtpWorkerPlan;
+use fanin_protocol::{Summer, WorkerMachine};
 
 use super::actors::Begins;
 use super::build::{AtpMachine, Layout, ServerMachine, ServerPlace};
@@ -95,8 +96,9 @@ fn resume(network: &mut Network, layout: &Layout, index: usize, shard: usize) {
         let lives = network.actor::<AtpMachine>(actor).is_some();
         if let Some((directions, upstream)) = layout.way_up(index, rank, shard).filter(|_| lives) {
             network.with_actor(actor, |machine: &mut AtpMachine, context| {
-                let generation = machine.machine.generation();
-                machine.machine.resume(context.now(), generation, directions, upstream);
+                let (id, generation) = (place.shards[shard].id, machine.machine.generation());
+                let plan = AtpWorkerPlan { id, generation, directions, upstream };
+                machine.machine.resume(context.now(), plan);
                 machine.drain(context);
             });
         }

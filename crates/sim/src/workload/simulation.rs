@@ -6,6 +6,7 @@ use std::io::Write;
 use std::rc::Rc;
 use std::time::Duration;
 
+use fanin_protocol::WorkerMachine;
 use fanin_wire::{GradientPacket, Kind, Preamble};
 
 use super::build::{AtpMachine, JobPlace, Layout, PoolWorkerMachine, ServerMachine, SwitchMachine};

@@ -5,7 +5,9 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use fanin_protocol::switchml::{JobConfig, Switch, Worker};
-use fanin_protocol::{Elements, JobAborted, RetransmissionConfig, Summer, Tensor, Verdict, WorkerEvent};
+use fanin_protocol::{
+    Elements, JobAborted, RetransmissionConfig, Summer, Tensor, Verdict, WorkerEvent, WorkerMachine,
+};
 use fanin_sim::net::{
     Actor, Body, Class, Context, LinkId, Loss, Machine, Network, NetworkConfig, NodeId, Outcome, Owner,
     Packet, Parts, Programmable, QueueConfig, SimAddress, Time, Topology,

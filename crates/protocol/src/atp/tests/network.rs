@@ -7,9 +7,9 @@ use core::time::Duration;
 use super::*;
 use crate::atp::{
     AtpJobConfig, AtpServer, AtpServerProgress, AtpSwitch, AtpSwitchConfig, AtpSwitchStatistics, AtpWorker,
-    Hashing, Overflow, Scaling, ServerJob, SwitchRoute,
+    AtpWorkerPlan, Hashing, Overflow, Scaling, ServerJob, SwitchRoute,
 };
-use crate::machine::{Elements, Summer, Tensor, WorkerEvent};
+use crate::machine::{Elements, Summer, Tensor, WorkerEvent, WorkerMachine};
 use crate::transport::RetransmissionConfig;
 
 const SERVER: u16 = 1;
@@ -317,10 +317,11 @@ impl Network {
             self.switches[at].add_job(route).unwrap();
         }
         let directions = self.tree.directions();
-        for (rank, directions) in directions.iter().enumerate() {
+        for (rank, directions) in directions.into_iter().enumerate() {
             let upstream = self.tree.workers[rank].map_or(SERVER, |switch| SWITCHES + switch as u16);
-            let (now, generation) = (Instant(self.now), self.config.generation);
-            self.workers[rank].resume(now, generation, *directions, upstream);
+            let AtpJobConfig { id, generation, .. } = self.config;
+            let plan = AtpWorkerPlan { id, generation, directions, upstream };
+            self.workers[rank].resume(Instant(self.now), plan);
             self.drain_worker(rank);
         }
     }

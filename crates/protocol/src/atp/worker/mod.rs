@@ -15,16 +15,16 @@ use alloc::vec::Vec;
 use core::time::Duration;
 use fanin_quant::{Exponent, Scale};
 use fanin_wire::{
-    Abort, Directions, Dtype, Flags, Generation, GradientHeader, GradientPacket, JobId, Kind, Op, Preamble,
-    ShardId, WorkerId, fragment_packet_bytes,
+    Directions, Dtype, Flags, Generation, GradientHeader, GradientPacket, Kind, Op, Preamble, ShardId,
+    WorkerId, fragment_packet_bytes,
 };
 
-use super::config::mix;
-use super::{AtpJobConfig, EXPONENT_UNKNOWN, Hashing, Overflow, Scaling, next_aggregator_index};
+use super::config::{AtpJobConfig, AtpWorkerPlan, Hashing, Overflow, Scaling, mix};
+use super::{EXPONENT_UNKNOWN, next_aggregator_index};
 use crate::machine::{
-    Endpoint, Instant, Reason, Tensor, TensorTimes, Transmit, Verdict, WorkerEvent, WorkerStatistics,
+    Endpoint, Instant, Reason, Tensor, Transmit, Verdict, WorkerEvent, WorkerMachine, WorkerStatistics,
 };
-use crate::transport::{CongestionWindow, RetransmissionConfig, RoundTrip, Stream};
+use crate::transport::{CongestionWindow, RetransmissionConfig, Run, Stream, WorkerCore};
 use window::{Standing, Window};
 
 /// Fragments that a timeout sends again at most. Nothing came for a while, so somebody is late: a few packets find out when he is
@@ -34,12 +34,9 @@ const STALLED_RETRANSMISSIONS: usize = 8;
 /// One worker of an ATP job. `A` names the rack's switch (or the server where there is none), `T` holds a tensor's memory.
 #[derive(Debug)]
 pub struct AtpWorker<A, T> {
+    core: WorkerCore<A, T>,
     config: AtpJobConfig,
     directions: Directions,
-    upstream: [A; 1],
-    retransmission: RetransmissionConfig,
-    state: State,
-    stream: Stream<T>,
     window: Window,
     congestion: CongestionWindow,
     places: Vec<Place>,
@@ -48,23 +45,12 @@ pub struct AtpWorker<A, T> {
     last_payloads: Vec<u8>,
     /// What is to be sent again or handed back, each once.
     again: VecDeque<Outgoing>,
-    round_trip: RoundTrip,
     /// Nothing was heard in this generation, nothing is on the way, and there are parameters that others may lack: server and
     /// switches that lost their memory must learn where the worker is, or they cannot ask.
     unheard: bool,
     /// When something came last that the server had not said before, or the worker (again) began.
     last_progress: Instant,
-    events: VecDeque<WorkerEvent<T>>,
-    statistics: WorkerStatistics,
     progress: AtpWorkerProgress,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
-    Running,
-    /// Between a lost server or switch and the one that takes over.
-    Suspended,
-    Aborted,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -113,13 +99,11 @@ impl<A: Copy + PartialEq, T: Tensor> AtpWorker<A, T> {
             exponent: GradientHeader::STATIC_FACTOR,
             last: None,
         };
+        let stream = Stream::new(usize::from(config.elements), None);
         Self {
+            core: WorkerCore::new(stream, upstream, retransmission),
             config,
             directions,
-            upstream: [upstream],
-            retransmission,
-            state: State::Running,
-            stream: Stream::new(usize::from(config.elements), None),
             window: Window::new(config.window_max),
             congestion: CongestionWindow::new(
                 fragment_packet_bytes(usize::from(config.elements)),
@@ -129,11 +113,8 @@ impl<A: Copy + PartialEq, T: Tensor> AtpWorker<A, T> {
             places: (0..u64::from(config.window_max)).map(place).collect(),
             last_payloads: vec![0; usize::from(config.window_max) * config.payload_bytes()],
             again: VecDeque::with_capacity(config.window_max.into()),
-            round_trip: RoundTrip::new(retransmission),
             unheard: false,
             last_progress: Instant(0),
-            events: VecDeque::new(),
-            statistics: WorkerStatistics::default(),
             progress: AtpWorkerProgress::default(),
         }
     }
@@ -146,70 +127,8 @@ impl<A: Copy + PartialEq, T: Tensor> AtpWorker<A, T> {
     /// When the worker has tensors already, or the tensor would begin before the stream.
     pub fn begin_at(&mut self, sequence: u64, collective: u16, fragment: u32) {
         assert_eq!(self.window.next(), 0, "the worker has begun");
-        self.stream.begin_at(sequence, collective, fragment);
+        self.core.stream.begin_at(sequence, collective, fragment);
         self.window.begin_at(sequence);
-    }
-
-    /// Appends a tensor to the stream. Every worker of the job must submit alike tensors in the same order.
-    ///
-    /// # Panics
-    /// When the tensor has more than `u32::MAX` elements: the owner splits those.
-    pub fn submit(&mut self, mut tensor: T, op: Op) {
-        if tensor.elements().count() == 0 {
-            self.stream.skip();
-            self.complete(tensor, None);
-        } else {
-            self.stream.push(tensor, op);
-        }
-    }
-
-    /// The job's generation that it takes part in.
-    #[must_use]
-    pub const fn generation(&self) -> Generation {
-        self.config.generation
-    }
-
-    /// Tensors submitted and not completed.
-    #[must_use]
-    pub fn outstanding(&self) -> usize {
-        self.stream.outstanding()
-    }
-
-    /// Stops sending and taking, because the server or the rack's switch is gone.
-    pub fn suspend(&mut self) {
-        if self.state == State::Running {
-            self.state = State::Suspended;
-        }
-        self.again.clear();
-        self.window.forget_queue();
-    }
-
-    /// The job has another id from now on: a server that lost its memory admitted it anew. [`Self::resume`] comes next.
-    pub const fn rename(&mut self, id: JobId) {
-        self.config.id = id;
-    }
-
-    /// Goes on in another generation, perhaps from another place in the hierarchy: what is on the way is sent again, since nobody
-    /// may have it any more. A worker that was aborted or abandoned stays so.
-    pub fn resume(&mut self, now: Instant, generation: Generation, directions: Directions, upstream: A) {
-        if self.state == State::Aborted {
-            return;
-        }
-        self.suspend();
-        self.config.generation = generation;
-        self.directions = directions;
-        self.upstream = [upstream];
-        self.state = State::Running;
-        self.round_trip = RoundTrip::new(self.retransmission);
-        self.last_progress = now;
-        let first = self.window.expected();
-        for sequence in first..self.window.next() {
-            if matches!(self.window.standing(sequence), Standing::Sent { .. }) {
-                self.send_again(sequence);
-            }
-        }
-        self.unheard = self.again.is_empty();
-        self.make_known();
     }
 
     /// Hands the newest parameters back unasked.
@@ -221,18 +140,6 @@ impl<A: Copy + PartialEq, T: Tensor> AtpWorker<A, T> {
         {
             self.again.push_back(Outgoing::Restore(sequence));
         }
-    }
-
-    /// Gives everything outstanding back, undefined in part, and ends the worker.
-    pub fn abandon(&mut self) -> impl Iterator<Item = T> + '_ {
-        self.end();
-        self.stream.drain()
-    }
-
-    /// Counters since the start.
-    #[must_use]
-    pub fn statistics(&self) -> WorkerStatistics {
-        WorkerStatistics { smoothed_rtt: self.round_trip.smoothed(), ..self.statistics }
     }
 
     /// Where it stands.
@@ -248,34 +155,17 @@ impl<A: Copy + PartialEq, T: Tensor> AtpWorker<A, T> {
         }
     }
 
-    fn end(&mut self) {
-        self.suspend();
-        self.state = State::Aborted;
-    }
-
-    fn complete(&mut self, tensor: T, times: Option<TensorTimes>) {
-        self.statistics.completed += 1;
-        self.events.push_back(WorkerEvent::Completed(tensor, times));
+    /// Forgets what is to be sent again.
+    fn stop(&mut self) {
+        self.again.clear();
+        self.window.forget_queue();
     }
 
     fn receive(&mut self, now: Instant, from: A, bytes: &[u8]) -> Result<Verdict, Reason> {
         let preamble = Preamble::parse(bytes)?;
-        if preamble.job != self.config.id {
-            return Err(Reason::UnknownJob);
-        }
-        if from != self.upstream[0] {
+        self.core.check(&self.preamble(), &preamble)?;
+        if from != self.core.peer()[0] {
             return Err(Reason::Foreign);
-        }
-        if preamble.generation != self.config.generation {
-            return Err(Reason::Generation);
-        }
-        if preamble.shard != ShardId(0) {
-            return Err(Reason::OutOfRange);
-        }
-        match self.state {
-            State::Running => {}
-            State::Suspended => return Err(Reason::Unexpected),
-            State::Aborted => return Err(Reason::Aborted),
         }
         self.unheard = false;
         match preamble.kind {
@@ -289,9 +179,8 @@ impl<A: Copy + PartialEq, T: Tensor> AtpWorker<A, T> {
                 }
             }
             Kind::Abort => {
-                let abort = Abort::parse(preamble, bytes)?;
-                self.end();
-                self.events.push_back(WorkerEvent::Aborted(abort.reason));
+                self.core.abort(preamble, bytes)?;
+                self.stop();
                 Ok(Verdict::Absorb)
             }
             Kind::Update | Kind::Result | Kind::Restore => Err(Reason::Unexpected),
@@ -312,7 +201,7 @@ impl<A: Copy + PartialEq, T: Tensor> AtpWorker<A, T> {
         if payload.len() != self.config.payload_bytes() {
             return Err(Reason::ChunkLength);
         }
-        let mut place = self.stream.locate(sequence).ok_or(Reason::Unexpected)?;
+        let mut place = self.core.stream.locate(sequence).ok_or(Reason::Unexpected)?;
         if header.collective != place.collective() || header.fragment != place.chunk() {
             return Err(Reason::Unexpected);
         }
@@ -337,8 +226,8 @@ impl<A: Copy + PartialEq, T: Tensor> AtpWorker<A, T> {
         };
 
         match since {
-            Some(since) => self.round_trip.measure(now.since(since)),
-            None => self.round_trip.answered_again(),
+            Some(since) => self.core.round_trip.measure(now.since(since)),
+            None => self.core.round_trip.answered_again(),
         }
         self.window.finish(sequence);
         self.last_progress = now;
@@ -350,9 +239,7 @@ impl<A: Copy + PartialEq, T: Tensor> AtpWorker<A, T> {
             self.congestion.congested(lost, self.window.next());
             self.send_again(lost);
         }
-        if let Some((tensor, times)) = finished {
-            self.complete(tensor, Some(times));
-        }
+        self.core.finished(finished);
         Ok(Verdict::Absorb)
     }
 
@@ -382,7 +269,7 @@ impl<A: Copy + PartialEq, T: Tensor> AtpWorker<A, T> {
     /// is too short for one of each drops those of the same workers every time, and the job stands still. So from the second
     /// time on each worker waits longer, by up to half, and by another part of that every time.
     fn spread(&self) -> Duration {
-        let backoff = self.round_trip.backoff();
+        let backoff = self.core.round_trip.backoff();
         if backoff == 0 {
             return Duration::ZERO;
         }
@@ -392,14 +279,14 @@ impl<A: Copy + PartialEq, T: Tensor> AtpWorker<A, T> {
             .iter()
             .fold(self.window.expected(), |own, bits| mix(own ^ u64::from(*bits)));
         let part = mix(own ^ u64::from(backoff)) % 1024;
-        self.round_trip.timeout() * part as u32 / 2048
+        self.core.round_trip.timeout() * part as u32 / 2048
     }
 
     /// Queues a fragment that is on the way once more.
     fn send_again(&mut self, sequence: u64) {
         if self.window.queue(sequence) {
             self.again.push_back(Outgoing::Again(sequence));
-            self.statistics.retransmissions += 1;
+            self.core.statistics.retransmissions += 1;
         }
     }
 
@@ -417,33 +304,33 @@ impl<A: Copy + PartialEq, T: Tensor> AtpWorker<A, T> {
             self.again.pop_front();
         }
         let sequence = self.window.next();
-        let goes = sequence < self.stream.end() && self.window.has_room(self.congestion.size());
+        let goes = sequence < self.core.stream.end() && self.window.has_room(self.congestion.size());
         goes.then_some(Outgoing::First(sequence))
     }
 
-    /// Writes a packet to the start of `out` and counts it as sent.
-    fn send(&mut self, now: Instant, outgoing: Outgoing, out: &mut [u8]) -> usize {
-        self.statistics.packets_sent += 1;
+    /// Writes a packet into `out` and counts it as sent.
+    fn send(&mut self, now: Instant, outgoing: Outgoing, out: &mut [u8]) {
+        self.core.statistics.packets_sent += 1;
         match outgoing {
             Outgoing::First(sequence) => {
                 self.window.send_next(now);
-                self.write_fragment(now, sequence, false, out)
+                self.write_fragment(now, sequence, false, out);
             }
             Outgoing::Again(sequence) => {
                 self.again.pop_front();
                 self.window.send_again(sequence, now);
-                self.write_fragment(now, sequence, true, out)
+                self.write_fragment(now, sequence, true, out);
             }
             Outgoing::Restore(sequence) => {
                 self.again.pop_front();
                 self.window.unqueue(sequence);
                 self.progress.restores_sent += 1;
-                self.write_parameters(sequence, out)
+                self.write_parameters(sequence, out);
             }
         }
     }
 
-    fn preamble(&self) -> Preamble {
+    const fn preamble(&self) -> Preamble {
         Preamble {
             kind: Kind::Gradient,
             job: self.config.id,
@@ -454,18 +341,18 @@ impl<A: Copy + PartialEq, T: Tensor> AtpWorker<A, T> {
     }
 
     /// A fragment of the worker's own (ATP §3.6, "Worker Pushing Gradients"), quantised or as it is.
-    fn write_fragment(&mut self, now: Instant, sequence: u64, resend: bool, out: &mut [u8]) -> usize {
+    fn write_fragment(&mut self, now: Instant, sequence: u64, resend: bool, out: &mut [u8]) {
         let preamble = self.preamble();
         let place = self.places[self.window.place(sequence)];
         let next_exponent = match self.config.scaling {
             Scaling::Static => GradientHeader::STATIC_FACTOR,
             Scaling::Dynamic => {
-                let exponent = self.stream.exponent(sequence + u64::from(self.config.window_max));
+                let exponent = self.core.stream.exponent(sequence + u64::from(self.config.window_max));
                 debug_assert_eq!(Exponent::UNKNOWN.bits(), EXPONENT_UNKNOWN);
                 exponent.bits()
             }
         };
-        let mut fragment = self.stream.locate(sequence).expect("what is on the way is in the stream");
+        let mut fragment = self.core.stream.locate(sequence).expect("what is on the way is in the stream");
         fragment.sent(now);
         let collective = fragment.collective();
         let mut header = GradientHeader {
@@ -486,12 +373,12 @@ impl<A: Copy + PartialEq, T: Tensor> AtpWorker<A, T> {
             let scale = Scale::of_factor(self.config.factor(place.exponent));
             let proactive = self.config.overflow == Overflow::Proactive && collective.dtype != Dtype::Int32;
             let mut risky = false;
-            let bytes = GradientPacket::write(out, &preamble, &header, elements, |payload| {
+            GradientPacket::write(out, &preamble, &header, elements, |payload| {
                 fragment.elements().quantize(range.clone(), &scale, payload);
                 risky = proactive && may_overflow(payload, self.config.workers);
             });
             if !risky {
-                return bytes;
+                return;
             }
             self.window.set_originals(sequence);
         }
@@ -499,12 +386,12 @@ impl<A: Copy + PartialEq, T: Tensor> AtpWorker<A, T> {
         header.flags = Flags { resend: true, overflow: true, ..Flags::default() };
         GradientPacket::write(out, &preamble, &header, elements, |payload| {
             fragment.elements().widen(range, payload);
-        })
+        });
     }
 
     /// The parameters of a finished fragment, for a server that lost its memory. The aggregator that the fragment used is long
     /// free; in its stead stands the one that the place uses now, on which all workers must go on agreeing.
-    fn write_parameters(&self, sequence: u64, out: &mut [u8]) -> usize {
+    fn write_parameters(&self, sequence: u64, out: &mut [u8]) {
         let index = self.window.place(sequence);
         let place = self.places[index];
         let last = place.last.expect("a finished fragment has parameters");
@@ -518,7 +405,7 @@ impl<A: Copy + PartialEq, T: Tensor> AtpWorker<A, T> {
         let parameters = &self.last_payloads[at..at + self.config.payload_bytes()];
         GradientPacket::write(out, &self.preamble(), &header, usize::from(self.config.elements), |payload| {
             payload.copy_from_slice(parameters);
-        })
+        });
     }
 }
 
@@ -534,8 +421,8 @@ impl<A: Copy + PartialEq, T: Tensor> Endpoint for AtpWorker<A, T> {
     type Event = WorkerEvent<T>;
 
     fn handle_packet(&mut self, now: Instant, from: A, packet: &[u8]) -> Verdict {
-        let verdict = self.receive(now, from, packet).unwrap_or_else(Verdict::Drop);
-        self.statistics.received.count(verdict)
+        let outcome = self.receive(now, from, packet);
+        self.core.count(outcome)
     }
 
     fn handle_timeout(&mut self, now: Instant) {
@@ -555,33 +442,86 @@ impl<A: Copy + PartialEq, T: Tensor> Endpoint for AtpWorker<A, T> {
             self.make_known();
             self.last_progress = now;
         }
-        self.round_trip.back_off(now);
+        self.core.round_trip.back_off(now);
     }
 
     fn poll_transmit(&mut self, now: Instant, train: &mut [u8]) -> Option<Transmit<'_, A>> {
-        if self.state != State::Running {
+        if !self.core.is_running() {
             return None;
         }
-        let segment_bytes = fragment_packet_bytes(usize::from(self.config.elements));
-        let mut bytes = 0;
-        while bytes + segment_bytes <= train.len() {
-            let Some(outgoing) = self.next_packet() else { break };
-            bytes += self.send(now, outgoing, &mut train[bytes..]);
+        let mut run = Run::default();
+        let bytes = fragment_packet_bytes(usize::from(self.config.elements));
+        while run.takes(bytes, train)
+            && let Some(outgoing) = self.next_packet()
+        {
+            self.send(now, outgoing, run.packet(bytes, train));
         }
-        (bytes > 0).then_some(Transmit { to: &self.upstream, bytes, segment_bytes })
+        run.to(self.core.peer())
     }
 
     fn poll_event(&mut self) -> Option<WorkerEvent<T>> {
-        self.events.pop_front()
+        self.core.poll_event()
     }
 
     fn poll_timeout(&self) -> Option<Instant> {
-        if self.state != State::Running {
+        if !self.core.is_running() {
             return None;
         }
         let unheard = (self.unheard && self.window.expected() > 0).then_some(self.last_progress);
         let sent = self.window.expected_sent().or(unheard)?;
-        Some(sent.max(self.last_progress) + self.round_trip.timeout() + self.spread())
+        Some(sent.max(self.last_progress) + self.core.round_trip.timeout() + self.spread())
+    }
+}
+
+impl<A: Copy + PartialEq, T: Tensor> WorkerMachine for AtpWorker<A, T> {
+    type Tensor = T;
+    type Plan = AtpWorkerPlan<A>;
+    /// Nothing: server and switches ask for what they need.
+    type Memory = ();
+
+    fn submit(&mut self, tensor: T, op: Op) {
+        self.core.submit(tensor, op);
+    }
+
+    fn suspend(&mut self) {
+        self.core.suspend();
+        self.stop();
+    }
+
+    /// What is on the way is sent again, since nobody may have it any more.
+    fn resume(&mut self, now: Instant, plan: AtpWorkerPlan<A>) {
+        if !self.core.resume(plan.upstream) {
+            return;
+        }
+        self.stop();
+        self.config = AtpJobConfig { id: plan.id, generation: plan.generation, ..self.config };
+        self.directions = plan.directions;
+        self.last_progress = now;
+        let first = self.window.expected();
+        for sequence in first..self.window.next() {
+            if matches!(self.window.standing(sequence), Standing::Sent { .. }) {
+                self.send_again(sequence);
+            }
+        }
+        self.unheard = self.again.is_empty();
+        self.make_known();
+    }
+
+    fn abandon(&mut self) -> impl Iterator<Item = T> {
+        self.stop();
+        self.core.abandon()
+    }
+
+    fn generation(&self) -> Generation {
+        self.config.generation
+    }
+
+    fn outstanding(&self) -> usize {
+        self.core.stream.outstanding()
+    }
+
+    fn statistics(&self) -> WorkerStatistics {
+        self.core.statistics()
     }
 }
 

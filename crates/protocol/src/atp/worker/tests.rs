@@ -6,7 +6,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 use core::fmt::Write;
 use core::time::Duration;
-use fanin_wire::{AbortReason, GRADIENT_HEADER_BYTES, JobId};
+use fanin_wire::{Abort, AbortReason, GRADIENT_HEADER_BYTES, JobId};
 
 use super::*;
 use crate::machine::{Elements, Instant};
@@ -84,6 +84,11 @@ impl Line {
         let mut line = Self::new(config);
         line.worker.submit(Numbers::Float(vec![1.0; fragments * ELEMENTS]), Op::Sum);
         line
+    }
+
+    fn resume(&mut self, generation: Generation) {
+        let (id, directions) = (self.config.id, self.worker.directions);
+        self.worker.resume(self.now, AtpWorkerPlan { id, generation, directions, upstream: UPSTREAM });
     }
 
     fn at_ms(&mut self, ms: u64) -> &mut Self {
@@ -465,8 +470,7 @@ fn a_server_that_lost_its_memory_gets_the_parameters_back() {
     assert_eq!(line.parameters(0), Verdict::Drop(Reason::Unexpected));
     assert_eq!(line.sent(), "");
     assert_eq!(line.worker.poll_timeout(), None);
-    let directions = line.worker.directions;
-    line.worker.resume(line.now, Generation(3), directions, UPSTREAM);
+    line.resume(Generation(3));
     assert_eq!(line.sent(), "0r 2-3r", "what it has it needs no more");
     assert_eq!(line.request(1), ABSORB);
     assert_eq!(line.sent(), "1p");
@@ -478,13 +482,24 @@ fn a_server_that_lost_its_memory_gets_the_parameters_back() {
 }
 
 #[test]
+fn a_worker_goes_on_under_the_id_that_a_server_without_memory_gave_its_job() {
+    let mut line = Line::with_fragments(config(4), 2);
+    line.sent();
+    let of_old_job = line.said_by_server(0, Flags::default(), Answer::default(), Some(&[0; 4 * ELEMENTS]));
+    line.config.id = JobId(line.config.id.0 + 1);
+    line.resume(line.config.generation);
+    assert_eq!(line.sent(), "0-1r");
+    assert_eq!(line.hear(&of_old_job), Verdict::Drop(Reason::UnknownJob));
+    assert_eq!(line.parameters(0), ABSORB);
+}
+
+#[test]
 fn a_worker_that_waits_for_nothing_makes_itself_known_until_it_is_heard() {
     let mut line = Line::with_fragments(config(4), 2);
     line.sent();
     line.parameters(0);
     line.parameters(1);
-    let directions = line.worker.directions;
-    line.worker.resume(line.now, Generation(3), directions, UPSTREAM);
+    line.resume(Generation(3));
     let timeline = [(0, "1p"), (1, ""), (TIMEOUT_MS, "1p"), (5 * TIMEOUT_MS / 2, "1p")];
     for (ms, sends) in timeline {
         assert_eq!(line.at_ms(ms).sent(), sends, "at {ms} ms");
@@ -703,8 +718,7 @@ fn an_abort_ends_the_worker_and_the_tensors_can_be_had_back() {
     let event = line.worker.poll_event();
     assert!(matches!(event, Some(WorkerEvent::Aborted(AbortReason::SwitchStopped))), "{event:?}");
     assert_eq!(line.parameters(0), Verdict::Drop(Reason::Aborted));
-    let directions = line.worker.directions;
-    line.worker.resume(line.now, Generation(9), directions, UPSTREAM);
+    line.resume(Generation(9));
     assert_eq!((line.sent(), line.worker.poll_timeout()), (String::new(), None));
     assert_eq!(line.worker.abandon().count(), 1);
 }

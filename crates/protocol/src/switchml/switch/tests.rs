@@ -10,7 +10,7 @@ use core::time::Duration;
 use fanin_wire::*;
 
 use super::*;
-use crate::machine::{Elements, Tensor, WorkerEvent};
+use crate::machine::{Elements, Tensor, WorkerEvent, WorkerMachine};
 use crate::switchml::Worker;
 use crate::transport::RetransmissionConfig;
 

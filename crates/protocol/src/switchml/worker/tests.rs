@@ -380,10 +380,10 @@ fn a_suspended_worker_hears_nothing_and_an_abandoned_one_does_not_rise() {
     assert_eq!(worker.handle_packet(rack.now, (), &train[..bytes]), Verdict::Drop(Reason::Unexpected));
     assert!(worker.poll_event().is_none());
     let config = JobConfig { generation: Generation(1), resumed: true, ..worker.config };
-    worker.resume(config, (), &[]);
+    worker.resume(rack.now, WorkerPlan { config, switch: (), restore: vec![] });
     assert!(worker.poll_transmit(rack.now, &mut train).is_some(), "it goes on");
     assert_eq!(worker.abandon().count(), 1);
-    worker.resume(config, (), &[SlotIndex(0)]);
+    worker.resume(rack.now, WorkerPlan { config, switch: (), restore: vec![SlotIndex(0)] });
     assert_eq!(worker.poll_transmit(rack.now, &mut train), None);
     assert_eq!(worker.poll_timeout(), None);
 }
@@ -470,9 +470,9 @@ fn after_the_switch_lost_its_memory_the_sum_is_still_exact() {
     let config = JobConfig { generation: Generation(1), resumed: true, ..rack.workers[0].config };
     rack.switch = Switch::new(ShardId(0));
     rack.switch.add_job(config).unwrap();
-    let restore: [&[SlotIndex]; 3] = [&[SlotIndex(0)], &[SlotIndex(1)], &[]];
+    let restore = [vec![SlotIndex(0)], vec![SlotIndex(1)], vec![]];
     for (worker, restore) in rack.workers.iter_mut().zip(restore) {
-        worker.resume(config, (), restore);
+        worker.resume(rack.now, WorkerPlan { config, switch: (), restore });
     }
     rack.settle(|_| false);
     while rack.sleep() {

@@ -178,9 +178,9 @@ fn after_the_switch_lost_its_memory_all_workers_have_the_same_bits() {
     let config = JobConfig { generation: Generation(1), resumed: true, ..rack.workers[0].config };
     rack.switch = Switch::new(ShardId(0));
     rack.switch.add_job(config).unwrap();
-    let restore: [&[SlotIndex]; 3] = [&[SlotIndex(0)], &[SlotIndex(1)], &[]];
+    let restore = [vec![SlotIndex(0)], vec![SlotIndex(1)], vec![]];
     for (worker, restore) in rack.workers.iter_mut().zip(restore) {
-        worker.resume(config, (), restore);
+        worker.resume(rack.now, WorkerPlan { config, switch: (), restore });
     }
     rack.settle(|_| false);
     while rack.sleep() {

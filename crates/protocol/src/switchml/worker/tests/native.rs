@@ -115,9 +115,9 @@ fn after_the_switch_lost_its_memory_all_workers_have_the_same_bits() {
     rack.switch = Switch::new(ShardId(0));
     rack.switch.add_job(config).unwrap();
     // Who lags begins again before the sums are handed back: what gathers of them gives way.
-    let restore: [&[SlotIndex]; 3] = [&[SlotIndex(0)], &[SlotIndex(1)], &[]];
+    let restore = [vec![SlotIndex(0)], vec![SlotIndex(1)], vec![]];
     for (worker, restore) in rack.workers.iter_mut().zip(restore).rev() {
-        worker.resume(config, (), restore);
+        worker.resume(rack.now, WorkerPlan { config, switch: (), restore });
         let sent = worker.poll_transmit(rack.now, &mut train).unwrap();
         let (bytes, segment) = (sent.bytes, sent.segment_bytes);
         let from = usize::from(worker.worker.0);

@@ -1,0 +1,103 @@
+//! The job of a worker, of either protocol.
+
+use crate::failure::invalid;
+use fanin_protocol::atp::AtpJobConfig;
+use fanin_protocol::switchml::JobConfig;
+use fanin_wire::{Directions, Dtype, Generation, JobId};
+use std::io;
+
+/// A job as one of its workers was admitted to it: what is summed how.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WorkerJob {
+    /// In the slots of one switch. The `shard` is the driver's to fill in.
+    SwitchMl(JobConfig),
+    /// On the way to a server, in one shard.
+    Atp {
+        /// The job.
+        config: AtpJobConfig,
+        /// Of this worker's packets.
+        directions: Directions,
+    },
+}
+
+impl From<JobConfig> for WorkerJob {
+    fn from(config: JobConfig) -> Self {
+        Self::SwitchMl(config)
+    }
+}
+
+/// What a job of any protocol has.
+struct Common {
+    id: JobId,
+    generation: Generation,
+    workers: u16,
+    in_flight: u16,
+    elements: u16,
+}
+
+impl WorkerJob {
+    const fn common(&self) -> Common {
+        match *self {
+            Self::SwitchMl(JobConfig { id, generation, workers, slots, elements, .. }) => {
+                Common { id, generation, workers: workers as u16, in_flight: slots, elements }
+            }
+            Self::Atp {
+                config: AtpJobConfig { id, generation, workers, window_max, elements, .. }, ..
+            } => Common { id, generation, workers, in_flight: window_max, elements },
+        }
+    }
+
+    /// The job's id.
+    #[must_use]
+    pub const fn id(&self) -> JobId {
+        self.common().id
+    }
+
+    /// How often it was set up again.
+    #[must_use]
+    pub const fn generation(&self) -> Generation {
+        self.common().generation
+    }
+
+    /// Packets of a worker that may be in flight, in a shard: slots, or ATP's window.
+    #[must_use]
+    pub const fn in_flight(&self) -> u16 {
+        self.common().in_flight
+    }
+
+    /// Elements of a chunk (twice as many where they travel as bfloat16) or a fragment.
+    #[must_use]
+    pub const fn elements(&self) -> u16 {
+        self.common().elements
+    }
+
+    pub(crate) const fn workers(&self) -> u16 {
+        self.common().workers
+    }
+
+    /// Elements that one packet carries, of a tensor of `elements` elements.
+    pub(crate) const fn packet_elements(&self, dtype: Dtype, elements: usize) -> usize {
+        match self {
+            Self::SwitchMl(config) => config.chunk_elements(dtype, elements),
+            Self::Atp { config, .. } => config.elements as usize,
+        }
+    }
+
+    /// Whether every number is within its limit.
+    pub(crate) fn check(&self) -> io::Result<()> {
+        match self {
+            Self::SwitchMl(config) => config.check().map(drop).map_err(invalid),
+            Self::Atp { config, .. } => config.check().map(drop).map_err(invalid),
+        }
+    }
+
+    /// What a job keeps when it goes on under another switch or server.
+    pub(crate) fn shape(&self) -> String {
+        let Common { workers, in_flight, elements, .. } = self.common();
+        let (in_flight, how) = match self {
+            Self::SwitchMl(job) => (format!("{in_flight} slots"), job.wire_dtype.name()),
+            Self::Atp { .. } => (format!("a window of {in_flight} fragments"), "ATP"),
+        };
+        format!("{workers} workers, {in_flight} of {elements} elements ({how})")
+    }
+}
