@@ -84,10 +84,6 @@ pub(crate) const fn atp_job(
     }
 }
 
-fn address(text: &str) -> Result<SocketAddr, Malformed> {
-    text.parse().map_err(|_| Malformed("switch"))
-}
-
 /// A refusal as a rank gets it: from the registry that admits jobs, or from a switch on the way there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Refused {
@@ -138,157 +134,151 @@ impl TryFrom<proto::Refusal> for Refused {
     }
 }
 
-impl From<Refusal> for proto::Refusal {
-    fn from(refusal: Refusal) -> Self {
-        use proto::refusal as message;
-        use proto::refusal::Reason;
-        let reason = match refusal {
-            Refusal::VersionMismatch { theirs, ours } => {
-                Reason::VersionMismatch(message::VersionMismatch { theirs: theirs.into(), ours: ours.into() })
+/// A field of a refusal, and what the message has in its stead.
+trait Field: Sized {
+    type Message;
+    fn to_message(self) -> Self::Message;
+    fn from_message(message: Self::Message, name: &'static str) -> Result<Self, Malformed>;
+}
+
+macro_rules! number_field {
+    ($($type:ty)*) => {$(
+        impl Field for $type {
+            type Message = u32;
+
+            fn to_message(self) -> u32 {
+                u32::try_from(self).unwrap_or(u32::MAX)
             }
-            Refusal::JobName { bytes } => {
-                Reason::JobName(message::JobName { bytes: u32::try_from(bytes).unwrap_or(u32::MAX) })
+
+            fn from_message(message: u32, name: &'static str) -> Result<Self, Malformed> {
+                narrow(message, name)
             }
-            Refusal::TooManyJobs { max } => Reason::TooManyJobs(message::TooManyJobs { max }),
-            Refusal::RankOutOfRange { rank, world_size } => {
-                Reason::RankOutOfRange(message::RankOutOfRange { rank, world_size })
-            }
-            Refusal::TooManyWorkers { asked } => Reason::TooManyWorkers(message::TooManyWorkers { asked }),
-            Refusal::WorldSizeMismatch { rank, asked, job_has } => {
-                Reason::WorldSizeMismatch(message::WorldSizeMismatch { rank, asked, job_has })
-            }
-            Refusal::DuplicateRank { rank } => Reason::DuplicateRank(message::DuplicateRank { rank }),
-            Refusal::JobRunning { rank, world_size } => {
-                Reason::JobRunning(message::JobRunning { rank, world_size })
-            }
-            Refusal::InFlightOutOfRange { asked } => {
-                Reason::InFlightOutOfRange(message::InFlightOutOfRange { asked: asked.into() })
-            }
-            Refusal::InFlightMismatch { rank, asked, job_has } => {
-                Reason::InFlightMismatch(message::InFlightMismatch {
-                    rank,
-                    asked: asked.into(),
-                    job_has: job_has.into(),
-                })
-            }
-            Refusal::WireDtypeMismatch { rank, asked, other_rank, job_has } => {
-                Reason::WireDtypeMismatch(message::WireDtypeMismatch {
-                    rank,
-                    asked: proto::WireDtype::from(asked).into(),
-                    other_rank,
-                    job_has: proto::WireDtype::from(job_has).into(),
-                })
-            }
-            Refusal::MtuTooSmall { mtu, need } => Reason::MtuTooSmall(message::MtuTooSmall { mtu, need }),
-            Refusal::PoolExhausted { asked, free } => {
-                Reason::PoolExhausted(message::PoolExhausted { asked, free })
-            }
-            Refusal::ResumeMismatch { rank, field, rank_has, job_has } => {
-                Reason::ResumeMismatch(message::ResumeMismatch {
-                    rank,
-                    field: message::resume_mismatch::Field::from(field).into(),
-                    rank_has,
-                    job_has,
-                })
-            }
-            Refusal::ResumeGap { ahead, behind, shard, slot } => Reason::ResumeGap(message::ResumeGap {
-                ahead: ahead.0.into(),
-                behind: behind.0.into(),
-                shard: shard.into(),
-                slot: slot.into(),
-            }),
-            Refusal::JoinTimeout { missing } => {
-                Reason::JoinTimeout(message::JoinTimeout { missing: missing.0 })
-            }
-            Refusal::SwitchStopping => Reason::SwitchStopping(message::SwitchStopping {}),
-            Refusal::ProtocolMismatch { asked, served } => {
-                Reason::ProtocolMismatch(message::ProtocolMismatch {
-                    asked: proto::Protocol::from(asked).into(),
-                    served: proto::Protocol::from(served).into(),
-                })
-            }
-            Refusal::WireDtypeOfAtp { asked } => {
-                let asked = proto::WireDtype::from(asked).into();
-                Reason::WireDtypeOfAtp(message::WireDtypeOfAtp { asked })
-            }
-            Refusal::TooManyLevels { levels } => Reason::TooManyLevels(message::TooManyLevels { levels }),
-            Refusal::TooManyChildren { switch, children } => {
-                let switch = switch.map(|switch| switch.to_string()).unwrap_or_default();
-                Reason::TooManyChildren(message::TooManyChildren { switch, children })
-            }
-            Refusal::PathsDisagree { rank, other_rank, switch } => {
-                let switch = switch.to_string();
-                Reason::PathsDisagree(message::PathsDisagree { rank, other_rank, switch })
-            }
-        };
-        Self { reason: Some(reason) }
+        }
+    )*};
+}
+number_field!(u8 u16 u32 usize);
+
+impl Field for WorkerId {
+    type Message = u32;
+
+    fn to_message(self) -> u32 {
+        self.0.into()
+    }
+
+    fn from_message(message: u32, _: &'static str) -> Result<Self, Malformed> {
+        worker(message)
     }
 }
 
-impl TryFrom<proto::Refusal> for Refusal {
-    type Error = Malformed;
+impl Field for Ranks {
+    type Message = u64;
 
-    fn try_from(refusal: proto::Refusal) -> Result<Self, Malformed> {
-        use proto::refusal::Reason;
-        Ok(match refusal.reason.ok_or(Malformed("reason"))? {
-            Reason::VersionMismatch(m) => {
-                Self::VersionMismatch { theirs: narrow(m.theirs, "theirs")?, ours: narrow(m.ours, "ours")? }
-            }
-            Reason::JobName(m) => Self::JobName { bytes: narrow(m.bytes, "bytes")? },
-            Reason::TooManyJobs(m) => Self::TooManyJobs { max: m.max },
-            Reason::RankOutOfRange(m) => Self::RankOutOfRange { rank: m.rank, world_size: m.world_size },
-            Reason::TooManyWorkers(m) => Self::TooManyWorkers { asked: m.asked },
-            Reason::WorldSizeMismatch(m) => {
-                Self::WorldSizeMismatch { rank: m.rank, asked: m.asked, job_has: m.job_has }
-            }
-            Reason::DuplicateRank(m) => Self::DuplicateRank { rank: m.rank },
-            Reason::JobRunning(m) => Self::JobRunning { rank: m.rank, world_size: m.world_size },
-            Reason::InFlightOutOfRange(m) => Self::InFlightOutOfRange { asked: narrow(m.asked, "asked")? },
-            Reason::InFlightMismatch(m) => Self::InFlightMismatch {
-                rank: m.rank,
-                asked: narrow(m.asked, "asked")?,
-                job_has: narrow(m.job_has, "job_has")?,
-            },
-            Reason::WireDtypeMismatch(m) => Self::WireDtypeMismatch {
-                rank: m.rank,
-                asked: wire_dtype(m.asked)?,
-                other_rank: m.other_rank,
-                job_has: wire_dtype(m.job_has)?,
-            },
-            Reason::MtuTooSmall(m) => Self::MtuTooSmall { mtu: m.mtu, need: m.need },
-            Reason::PoolExhausted(m) => Self::PoolExhausted { asked: m.asked, free: m.free },
-            Reason::ResumeMismatch(m) => Self::ResumeMismatch {
-                rank: m.rank,
-                field: m.field().into(),
-                rank_has: m.rank_has,
-                job_has: m.job_has,
-            },
-            Reason::ResumeGap(m) => Self::ResumeGap {
-                ahead: worker(m.ahead)?,
-                behind: worker(m.behind)?,
-                shard: narrow(m.shard, "shard")?,
-                slot: narrow(m.slot, "slot")?,
-            },
-            Reason::JoinTimeout(m) => Self::JoinTimeout { missing: Ranks(m.missing) },
-            Reason::SwitchStopping(_) => Self::SwitchStopping,
-            Reason::ProtocolMismatch(m) => {
-                Self::ProtocolMismatch { asked: protocol(m.asked)?, served: protocol(m.served)? }
-            }
-            Reason::WireDtypeOfAtp(m) => Self::WireDtypeOfAtp { asked: wire_dtype(m.asked)? },
-            Reason::TooManyLevels(m) => Self::TooManyLevels { levels: m.levels },
-            Reason::TooManyChildren(m) => {
-                let switch = (!m.switch.is_empty()).then(|| address(&m.switch)).transpose()?;
-                Self::TooManyChildren { switch, children: m.children }
-            }
-            Reason::PathsDisagree(m) => {
-                Self::PathsDisagree { rank: m.rank, other_rank: m.other_rank, switch: address(&m.switch)? }
-            }
-            Reason::UpstreamUnreachable(_) | Reason::SwitchLoop(_) | Reason::RouteMismatch(_) => {
-                return Err(Malformed("reason"));
-            }
-        })
+    fn to_message(self) -> u64 {
+        self.0
+    }
+
+    fn from_message(message: u64, _: &'static str) -> Result<Self, Malformed> {
+        Ok(Self(message))
     }
 }
+
+impl Field for WireDtype {
+    type Message = i32;
+
+    fn to_message(self) -> i32 {
+        proto::WireDtype::from(self).into()
+    }
+
+    fn from_message(message: i32, _: &'static str) -> Result<Self, Malformed> {
+        wire_dtype(message)
+    }
+}
+
+impl Field for Protocol {
+    type Message = i32;
+
+    fn to_message(self) -> i32 {
+        proto::Protocol::from(self).into()
+    }
+
+    fn from_message(message: i32, _: &'static str) -> Result<Self, Malformed> {
+        protocol(message)
+    }
+}
+
+impl Field for ResumeField {
+    type Message = i32;
+
+    fn to_message(self) -> i32 {
+        proto::refusal::resume_mismatch::Field::from(self).into()
+    }
+
+    fn from_message(message: i32, _: &'static str) -> Result<Self, Malformed> {
+        Ok(proto::refusal::resume_mismatch::Field::try_from(message).unwrap_or_default().into())
+    }
+}
+
+impl Field for SocketAddr {
+    type Message = String;
+
+    fn to_message(self) -> String {
+        self.to_string()
+    }
+
+    fn from_message(message: String, name: &'static str) -> Result<Self, Malformed> {
+        message.parse().map_err(|_| Malformed(name))
+    }
+}
+
+impl Field for Option<SocketAddr> {
+    type Message = String;
+
+    fn to_message(self) -> String {
+        self.map(SocketAddr::to_message).unwrap_or_default()
+    }
+
+    fn from_message(message: String, name: &'static str) -> Result<Self, Malformed> {
+        (!message.is_empty()).then(|| SocketAddr::from_message(message, name)).transpose()
+    }
+}
+
+macro_rules! refusal_messages {
+    ($(
+        $(#[$doc:meta])*
+        $variant:ident = $name:literal $({ $($(#[$field_doc:meta])* $field:ident: $type:ty,)* })?
+        |$f:ident| $message:expr;
+    )*) => {
+        impl From<Refusal> for proto::Refusal {
+            fn from(refusal: Refusal) -> Self {
+                use proto::refusal::{self as message, Reason};
+                let reason = match refusal {
+                    $(Refusal::$variant $({ $($field,)* })? => {
+                        Reason::$variant(message::$variant { $($($field: $field.to_message(),)*)? })
+                    })*
+                };
+                Self { reason: Some(reason) }
+            }
+        }
+
+        impl TryFrom<proto::Refusal> for Refusal {
+            type Error = Malformed;
+
+            fn try_from(refusal: proto::Refusal) -> Result<Self, Malformed> {
+                use proto::refusal::{self as message, Reason};
+                Ok(match refusal.reason.ok_or(Malformed("reason"))? {
+                    $(Reason::$variant(message::$variant { $($($field,)*)? }) => {
+                        Self::$variant $({ $($field: Field::from_message($field, stringify!($field))?,)* })?
+                    })*
+                    Reason::UpstreamUnreachable(_) | Reason::SwitchLoop(_) | Reason::RouteMismatch(_) => {
+                        return Err(Malformed("reason"));
+                    }
+                })
+            }
+        }
+    };
+}
+
+fanin_protocol::for_each_refusal!(refusal_messages);
 
 impl From<ResumeField> for proto::refusal::resume_mismatch::Field {
     fn from(field: ResumeField) -> Self {

@@ -133,18 +133,7 @@ fn refused(reason: Refusal, fields: &Bound<'_, PyDict>) -> PyResult<&'static str
         }
         Refusal::JoinTimeout { missing: ranks } => missing(ranks, fields, "JoinTimeout")?,
         Refusal::SwitchStopping => "SwitchLost",
-        Refusal::JobName { .. }
-        | Refusal::TooManyJobs { .. }
-        | Refusal::JobRunning { .. }
-        | Refusal::InFlightOutOfRange { .. }
-        | Refusal::InFlightMismatch { .. }
-        | Refusal::MtuTooSmall { .. }
-        | Refusal::WireDtypeOfAtp { .. }
-        | Refusal::TooManyLevels { .. }
-        | Refusal::TooManyChildren { .. }
-        | Refusal::PathsDisagree { .. }
-        | Refusal::ResumeMismatch { .. }
-        | Refusal::ResumeGap { .. } => "JoinRefused",
+        _ => "JoinRefused",
     })
 }
 

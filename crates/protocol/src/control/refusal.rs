@@ -1,4 +1,7 @@
 //! Why a rank may not join. One value makes the log line, the metric and the message.
+//!
+//! All refusals stand in one table, `for_each_refusal`, with what they are called and what they say;
+//! `fanin-controller` makes its messages of the same table.
 
 use core::net::SocketAddr;
 
@@ -7,162 +10,336 @@ use fanin_wire::{CHILDREN_MAX, LEVELS_MAX, WORKERS_MAX, WireDtype, WorkerId};
 use super::{JOB_NAME_BYTES_MAX, Protocol, Ranks};
 use crate::switchml::SLOTS_MAX;
 
-/// Why a rank may not join a job.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Refusal {
-    /// The rank speaks another version of the wire format.
-    VersionMismatch {
-        /// The rank's.
-        theirs: u8,
-        /// The switch's.
-        ours: u8,
-    },
-    /// The job's name is empty, too long, or not printable.
-    JobName {
-        /// Its length.
-        bytes: usize,
-    },
-    /// The switch serves as many jobs as it may.
-    TooManyJobs {
-        /// The limit.
-        max: u32,
-    },
-    /// The rank is not below the world size.
-    RankOutOfRange {
-        /// The rank.
-        rank: u32,
-        /// What it said is the world size.
-        world_size: u32,
-    },
-    /// More ranks than a slot's worker bitmap has bits.
-    TooManyWorkers {
-        /// The world size that was asked for.
-        asked: u32,
-    },
-    /// The ranks disagree on the number of ranks.
-    WorldSizeMismatch {
-        /// The rank that is refused.
-        rank: u32,
-        /// The world size that it gave.
-        asked: u32,
-        /// The world size that the waiting ranks gave.
-        job_has: u32,
-    },
-    /// Another process has the same rank.
-    DuplicateRank {
-        /// The rank.
-        rank: u32,
-    },
-    /// A job of that name is complete and runs.
-    JobRunning {
-        /// The rank that is refused.
-        rank: u32,
-        /// Ranks of the running job.
-        world_size: u32,
-    },
-    /// No rank may have so many packets in flight.
-    InFlightOutOfRange {
-        /// How many were asked for in a shard: slots, or ATP's window.
-        asked: u16,
-    },
-    /// Ranks ask for different numbers of packets in flight.
-    InFlightMismatch {
-        /// The rank that is refused.
-        rank: u32,
-        /// How many it asked for in a shard: slots, or ATP's window.
-        asked: u16,
-        /// How many a waiting rank asked for.
-        job_has: u16,
-    },
-    /// Ranks ask for different wire dtypes. No sum can come of it, so the ranks that wait are refused as well.
-    WireDtypeMismatch {
-        /// The rank that came last.
-        rank: u32,
-        /// The wire dtype that it asked for.
-        asked: WireDtype,
-        /// A rank that waited for it.
-        other_rank: u32,
-        /// The wire dtype that the waiting ranks asked for.
-        job_has: WireDtype,
-    },
-    /// Not even the smallest chunk passes the rank's path.
-    MtuTooSmall {
-        /// The path's MTU in bytes.
-        mtu: u32,
-        /// The MTU that is needed, in bytes.
-        need: u32,
-    },
-    /// The switch has too few free slots.
-    PoolExhausted {
-        /// Slots of 256 elements that the job needs in each shard.
-        asked: u32,
-        /// Slots of 256 elements that are free in each shard.
-        free: u32,
-    },
-    /// The rank and its job (or the switch) disagree on the job that is to be resumed.
-    ResumeMismatch {
-        /// The rank that is refused.
-        rank: u32,
-        /// What they disagree on.
-        field: ResumeField,
-        /// The rank's value.
-        rank_has: u32,
-        /// The other value.
-        job_has: u32,
-    },
-    /// Two ranks are further apart than one exchange of a slot can bring them (SwitchML §4.5).
-    ResumeGap {
-        /// The rank that completed more exchanges.
-        ahead: WorkerId,
-        /// The rank that completed fewer.
-        behind: WorkerId,
-        /// The shard of the slot.
-        shard: u8,
-        /// The slot.
-        slot: u16,
-    },
-    /// Other ranks did not come in time.
-    JoinTimeout {
-        /// The ranks that did not come.
-        missing: Ranks,
-    },
-    /// The switch is shutting down.
-    SwitchStopping,
-    /// The rank's job is to be summed in another way than is done here.
-    ProtocolMismatch {
-        /// What the rank asked for.
-        asked: Protocol,
-        /// What is served here.
-        served: Protocol,
-    },
-    /// ATP carries floats as integers alone.
-    WireDtypeOfAtp {
-        /// What the rank asked for.
-        asked: WireDtype,
-    },
-    /// More switches in a row than a packet has bitmaps.
-    TooManyLevels {
-        /// Levels that the way to the server would need, its own included if ways meet there.
-        levels: u32,
-    },
-    /// More ranks and switches behind one switch than a bitmap has bits.
-    TooManyChildren {
-        /// The switch; `None` is the server.
-        switch: Option<SocketAddr>,
-        /// Ranks of the job and switches behind it.
-        children: u32,
-    },
-    /// Two ranks' ways to the server part behind a switch that both lead through: what the switch should wait for does not
-    /// add up.
-    PathsDisagree {
-        /// The rank that found it so.
-        rank: u32,
-        /// The rank before.
-        other_rank: u32,
-        /// Where they part.
-        switch: SocketAddr,
-    },
+/// Hands the table of all refusals to the macro `$with`: for each what it means, its name in metrics and logs, its fields, and how
+/// it is written for a person.
+#[macro_export]
+macro_rules! for_each_refusal {
+    ($with:ident) => {
+        $with! {
+            /// The rank speaks another version of the wire format.
+            VersionMismatch = "version_mismatch" {
+                /// The rank's.
+                theirs: u8,
+                /// The switch's.
+                ours: u8,
+            }
+                |f| write!(
+                    f,
+                    "this process speaks wire version {theirs}, the switch {ours}; install the same fanin on both"
+                );
+
+            /// The job's name is empty, too long, or not printable.
+            JobName = "job_name" {
+                /// Its length.
+                bytes: usize,
+            }
+                |f| write!(f, "a job name of {bytes} bytes; give a printable name of 1 to {JOB_NAME_BYTES_MAX} bytes");
+
+            /// The switch serves as many jobs as it may.
+            TooManyJobs = "too_many_jobs" {
+                /// The limit.
+                max: u32,
+            }
+                |f| write!(
+                    f,
+                    "the switch serves {max} jobs already, its limit; wait until one ends (see fanin status) or use another \
+                     switch"
+                );
+
+            /// The rank is not below the world size.
+            RankOutOfRange = "rank_out_of_range" {
+                /// The rank.
+                rank: u32,
+                /// What it said is the world size.
+                world_size: u32,
+            }
+                |f| write!(f, "rank {rank} in a world of {world_size}; ranks count from 0 to world_size - 1");
+
+            /// More ranks than a slot's worker bitmap has bits.
+            TooManyWorkers = "too_many_workers" {
+                /// The world size that was asked for.
+                asked: u32,
+            }
+                |f| write!(
+                    f,
+                    "a world of {asked} ranks, where one switch sums for at most {WORKERS_MAX}; use fewer ranks a job"
+                );
+
+            /// The ranks disagree on the number of ranks.
+            WorldSizeMismatch = "world_size_mismatch" {
+                /// The rank that is refused.
+                rank: u32,
+                /// The world size that it gave.
+                asked: u32,
+                /// The world size that the waiting ranks gave.
+                job_has: u32,
+            }
+                |f| write!(
+                    f,
+                    "rank {rank} says world_size {asked}, the ranks that wait for it say {job_has}; start all with the same \
+                     world_size, or use another job name"
+                );
+
+            /// Another process has the same rank.
+            DuplicateRank = "duplicate_rank" {
+                /// The rank.
+                rank: u32,
+            }
+                |f| write!(
+                    f,
+                    "rank {rank} has joined already; give each process a rank of its own, or use another job name"
+                );
+
+            /// A job of that name is complete and runs.
+            JobRunning = "job_running" {
+                /// The rank that is refused.
+                rank: u32,
+                /// Ranks of the running job.
+                world_size: u32,
+            }
+                |f| write!(
+                    f,
+                    "rank {rank} comes too late: the job runs with its {world_size} ranks; use another job name, or wait until \
+                     it ends (see fanin status)"
+                );
+
+            /// No rank may have so many packets in flight.
+            InFlightOutOfRange = "in_flight_out_of_range" {
+                /// How many were asked for in a shard: slots, or ATP's window.
+                asked: u16,
+            }
+                |f| write!(
+                    f,
+                    "{asked} packets in flight (slots, or ATP's window); ask for 1 to {SLOTS_MAX}, or leave it to fanin"
+                );
+
+            /// Ranks ask for different numbers of packets in flight.
+            InFlightMismatch = "in_flight_mismatch" {
+                /// The rank that is refused.
+                rank: u32,
+                /// How many it asked for in a shard: slots, or ATP's window.
+                asked: u16,
+                /// How many a waiting rank asked for.
+                job_has: u16,
+            }
+                |f| write!(
+                    f,
+                    "rank {rank} asks for {asked} packets in flight (slots, or ATP's window), another rank for {job_has}; set the \
+                     same for all, or for none"
+                );
+
+            /// Ranks ask for different wire dtypes. No sum can come of it, so the ranks that wait are refused as well.
+            WireDtypeMismatch = "wire_dtype_mismatch" {
+                /// The rank that came last.
+                rank: u32,
+                /// The wire dtype that it asked for.
+                asked: WireDtype,
+                /// A rank that waited for it.
+                other_rank: u32,
+                /// The wire dtype that the waiting ranks asked for.
+                job_has: WireDtype,
+            }
+                |f| write!(
+                    f,
+                    "rank {rank} asks for wire dtype {}, rank {other_rank} for {}; set the same for all ranks (wire_dtype, or \
+                     FANIN_WIRE_DTYPE; exact, or FANIN_EXACT, is native), or for none",
+                    asked.name(),
+                    job_has.name()
+                );
+
+            /// Not even the smallest chunk passes the rank's path.
+            MtuTooSmall = "mtu_too_small" {
+                /// The path's MTU in bytes.
+                mtu: u32,
+                /// The MTU that is needed, in bytes.
+                need: u32,
+            }
+                |f| write!(
+                    f,
+                    "the path to the switch has an MTU of {mtu} bytes, fanin needs {need}; raise it, or use another path"
+                );
+
+            /// The switch has too few free slots.
+            PoolExhausted = "pool_exhausted" {
+                /// Slots of 256 elements that the job needs in each shard.
+                asked: u32,
+                /// Slots of 256 elements that are free in each shard.
+                free: u32,
+            }
+                |f| write!(
+                    f,
+                    "the job asks for {asked} slots, the switch has {free} free (slots of 256 elements, each shard); ask for \
+                     fewer slots, wait until a job ends, or start the switch with more (--pool-slots)"
+                );
+
+            /// The rank and its job (or the switch) disagree on the job that is to be resumed.
+            ResumeMismatch = "resume_mismatch" {
+                /// The rank that is refused.
+                rank: u32,
+                /// What they disagree on.
+                field: ResumeField,
+                /// The rank's value.
+                rank_has: u32,
+                /// The other value.
+                job_has: u32,
+            }
+                |f| write!(
+                    f,
+                    "the job cannot be resumed: rank {rank} has {} {rank_has}, the job {job_has}; start the job afresh under \
+                     the name, and the switch with the options that it had",
+                    field.name()
+                );
+
+            /// Two ranks are further apart than one exchange of a slot can bring them (SwitchML §4.5).
+            ResumeGap = "resume_gap" {
+                /// The rank that completed more exchanges.
+                ahead: WorkerId,
+                /// The rank that completed fewer.
+                behind: WorkerId,
+                /// The shard of the slot.
+                shard: u8,
+                /// The slot.
+                slot: u16,
+            }
+                |f| write!(
+                    f,
+                    "the job cannot be resumed: rank {} is more than one exchange ahead of rank {} in slot {slot} of shard \
+                     {shard}; start the job afresh",
+                    ahead.0, behind.0
+                );
+
+            /// Other ranks did not come in time.
+            JoinTimeout = "join_timeout" {
+                /// The ranks that did not come.
+                missing: Ranks,
+            }
+                |f| {
+                    let (noun, verb) = if missing.len() == 1 { ("rank", "is it") } else { ("ranks", "are they") };
+                    write!(f, "{noun} {missing} did not join in time; {verb} running, with the same job name and switch?")
+                };
+
+            /// The switch is shutting down.
+            SwitchStopping = "switch_stopping"
+                |f| f.write_str("the switch is shutting down; start it again (fanin switch)");
+
+            /// The rank's job is to be summed in another way than is done here.
+            ProtocolMismatch = "protocol_mismatch" {
+                /// What the rank asked for.
+                asked: Protocol,
+                /// What is served here.
+                served: Protocol,
+            }
+                |f| f.write_str(match (asked, served) {
+                    (Protocol::Atp, _) => {
+                        "this process speaks ATP, the switch SwitchML; unset FANIN_PROTOCOL (protocol), or start the switch with \
+                         --protocol atp --upstream HOST:PORT and a server (fanin server)"
+                    }
+                    (Protocol::SwitchMl, _) => {
+                        "this process speaks SwitchML, the switch ATP; set FANIN_PROTOCOL=atp (protocol=\"atp\") on every rank, \
+                         or use a switch without --protocol atp"
+                    }
+                });
+
+            /// ATP carries floats as integers alone.
+            WireDtypeOfAtp = "wire_dtype_of_atp" {
+                /// What the rank asked for.
+                asked: WireDtype,
+            }
+                |f| write!(
+                    f,
+                    "ATP sums large floats as int32, not as {}; unset FANIN_WIRE_DTYPE (wire_dtype) and FANIN_EXACT (exact), or \
+                     use SwitchML",
+                    asked.name()
+                );
+
+            /// More switches in a row than a packet has bitmaps.
+            TooManyLevels = "too_many_levels" {
+                /// Levels that the way to the server would need, its own included if ways meet there.
+                levels: u32,
+            }
+                |f| write!(
+                    f,
+                    "the ranks' ways to the server have {levels} levels where packets meet, a packet has room for \
+                     {LEVELS_MAX}; take switches out of the way"
+                );
+
+            /// More ranks and switches behind one switch than a bitmap has bits.
+            TooManyChildren = "too_many_children" {
+                /// The switch; `None` is the server.
+                switch: Option<SocketAddr>,
+                /// Ranks of the job and switches behind it.
+                children: u32,
+            }
+                |f| match switch {
+                    Some(switch) => write!(
+                        f,
+                        "{children} ranks and switches of the job are behind switch {switch}, it tells {CHILDREN_MAX} apart; \
+                         spread them over more switches"
+                    ),
+                    None => write!(
+                        f,
+                        "{children} ranks and switches of the job are at the server itself, it tells {CHILDREN_MAX} apart; put \
+                         switches between (fanin switch --protocol atp)"
+                    ),
+                };
+
+            /// Two ranks' ways to the server part behind a switch that both lead through: what the switch should wait for does not
+            /// add up.
+            PathsDisagree = "paths_disagree" {
+                /// The rank that found it so.
+                rank: u32,
+                /// The rank before.
+                other_rank: u32,
+                /// Where they part.
+                switch: SocketAddr,
+            }
+                |f| write!(
+                    f,
+                    "the ways of ranks {rank} and {other_rank} to the server part behind switch {switch}, so that what it \
+                     waits for does not add up; was it restarted with another --upstream? start the job again"
+                );
+        }
+    };
 }
+
+macro_rules! define {
+    ($(
+        $(#[$doc:meta])*
+        $variant:ident = $name:literal $({ $($(#[$field_doc:meta])* $field:ident: $type:ty,)* })?
+        |$f:ident| $message:expr;
+    )*) => {
+        /// Why a rank may not join a job.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Refusal {
+            $($(#[$doc])* $variant $({ $($(#[$field_doc])* $field: $type,)* })?,)*
+        }
+
+        impl Refusal {
+            /// Its name in metrics and logs.
+            #[must_use]
+            pub const fn name(&self) -> &'static str {
+                match self {
+                    $(Self::$variant { .. } => $name,)*
+                }
+            }
+        }
+
+        impl core::fmt::Display for Refusal {
+            fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+                match *self {
+                    $(Self::$variant $({ $($field,)* })? => {
+                        let $f = f;
+                        $message
+                    })*
+                }
+            }
+        }
+    };
+}
+
+for_each_refusal!(define);
+
+impl core::error::Error for Refusal {}
 
 /// What ranks that resume a job must agree on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -195,155 +372,3 @@ impl ResumeField {
         }
     }
 }
-
-impl Refusal {
-    /// Its name in metrics and logs.
-    #[must_use]
-    pub const fn name(&self) -> &'static str {
-        match self {
-            Self::VersionMismatch { .. } => "version_mismatch",
-            Self::JobName { .. } => "job_name",
-            Self::TooManyJobs { .. } => "too_many_jobs",
-            Self::RankOutOfRange { .. } => "rank_out_of_range",
-            Self::TooManyWorkers { .. } => "too_many_workers",
-            Self::WorldSizeMismatch { .. } => "world_size_mismatch",
-            Self::DuplicateRank { .. } => "duplicate_rank",
-            Self::JobRunning { .. } => "job_running",
-            Self::InFlightOutOfRange { .. } => "in_flight_out_of_range",
-            Self::InFlightMismatch { .. } => "in_flight_mismatch",
-            Self::WireDtypeMismatch { .. } => "wire_dtype_mismatch",
-            Self::MtuTooSmall { .. } => "mtu_too_small",
-            Self::PoolExhausted { .. } => "pool_exhausted",
-            Self::ResumeMismatch { .. } => "resume_mismatch",
-            Self::ResumeGap { .. } => "resume_gap",
-            Self::JoinTimeout { .. } => "join_timeout",
-            Self::SwitchStopping => "switch_stopping",
-            Self::ProtocolMismatch { .. } => "protocol_mismatch",
-            Self::WireDtypeOfAtp { .. } => "wire_dtype_of_atp",
-            Self::TooManyLevels { .. } => "too_many_levels",
-            Self::TooManyChildren { .. } => "too_many_children",
-            Self::PathsDisagree { .. } => "paths_disagree",
-        }
-    }
-}
-
-impl core::fmt::Display for Refusal {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        match *self {
-            Self::VersionMismatch { theirs, ours } => write!(
-                f,
-                "this process speaks wire version {theirs}, the switch {ours}; install the same fanin on both"
-            ),
-            Self::JobName { bytes } => write!(
-                f,
-                "a job name of {bytes} bytes; give a printable name of 1 to {JOB_NAME_BYTES_MAX} bytes"
-            ),
-            Self::TooManyJobs { max } => write!(
-                f,
-                "the switch serves {max} jobs already, its limit; wait until one ends (see fanin status) or use another \
-                 switch"
-            ),
-            Self::RankOutOfRange { rank, world_size } => {
-                write!(f, "rank {rank} in a world of {world_size}; ranks count from 0 to world_size - 1")
-            }
-            Self::TooManyWorkers { asked } => write!(
-                f,
-                "a world of {asked} ranks, where one switch sums for at most {WORKERS_MAX}; use fewer ranks a job"
-            ),
-            Self::WorldSizeMismatch { rank, asked, job_has } => write!(
-                f,
-                "rank {rank} says world_size {asked}, the ranks that wait for it say {job_has}; start all with the same \
-                 world_size, or use another job name"
-            ),
-            Self::DuplicateRank { rank } => write!(
-                f,
-                "rank {rank} has joined already; give each process a rank of its own, or use another job name"
-            ),
-            Self::JobRunning { rank, world_size } => write!(
-                f,
-                "rank {rank} comes too late: the job runs with its {world_size} ranks; use another job name, or wait until \
-                 it ends (see fanin status)"
-            ),
-            Self::InFlightOutOfRange { asked } => {
-                write!(f, "{asked} packets in flight (slots, or ATP's window); ask for 1 to {SLOTS_MAX}, or leave it to fanin")
-            }
-            Self::InFlightMismatch { rank, asked, job_has } => write!(
-                f,
-                "rank {rank} asks for {asked} packets in flight (slots, or ATP's window), another rank for {job_has}; set the same for \
-                 all, or for none"
-            ),
-            Self::WireDtypeMismatch { rank, asked, other_rank, job_has } => write!(
-                f,
-                "rank {rank} asks for wire dtype {}, rank {other_rank} for {}; set the same for all ranks (wire_dtype, or \
-                 FANIN_WIRE_DTYPE; exact, or FANIN_EXACT, is native), or for none",
-                asked.name(),
-                job_has.name()
-            ),
-            Self::MtuTooSmall { mtu, need } => write!(
-                f,
-                "the path to the switch has an MTU of {mtu} bytes, fanin needs {need}; raise it, or use another path"
-            ),
-            Self::PoolExhausted { asked, free } => write!(
-                f,
-                "the job asks for {asked} slots, the switch has {free} free (slots of 256 elements, each shard); ask for \
-                 fewer slots, wait until a job ends, or start the switch with more (--pool-slots)"
-            ),
-            Self::ResumeMismatch { rank, field, rank_has, job_has } => write!(
-                f,
-                "the job cannot be resumed: rank {rank} has {} {rank_has}, the job {job_has}; start the job afresh under \
-                 the name, and the switch with the options that it had",
-                field.name()
-            ),
-            Self::ResumeGap { ahead, behind, shard, slot } => write!(
-                f,
-                "the job cannot be resumed: rank {} is more than one exchange ahead of rank {} in slot {slot} of shard \
-                 {shard}; start the job afresh",
-                ahead.0, behind.0
-            ),
-            Self::JoinTimeout { missing } => {
-                let (noun, verb) = if missing.len() == 1 { ("rank", "is it") } else { ("ranks", "are they") };
-                write!(
-                    f,
-                    "{noun} {missing} did not join in time; {verb} running, with the same job name and switch?"
-                )
-            }
-            Self::SwitchStopping => f.write_str("the switch is shutting down; start it again (fanin switch)"),
-            Self::ProtocolMismatch { asked: Protocol::Atp, .. } => f.write_str(
-                "this process speaks ATP, the switch SwitchML; unset FANIN_PROTOCOL (protocol), or start the switch with \
-                 --protocol atp --upstream HOST:PORT and a server (fanin server)",
-            ),
-            Self::ProtocolMismatch { asked: Protocol::SwitchMl, .. } => f.write_str(
-                "this process speaks SwitchML, the switch ATP; set FANIN_PROTOCOL=atp (protocol=\"atp\") on every rank, \
-                 or use a switch without --protocol atp",
-            ),
-            Self::WireDtypeOfAtp { asked } => write!(
-                f,
-                "ATP sums large floats as int32, not as {}; unset FANIN_WIRE_DTYPE (wire_dtype) and FANIN_EXACT (exact), or \
-                 use SwitchML",
-                asked.name()
-            ),
-            Self::TooManyLevels { levels } => write!(
-                f,
-                "the ranks' ways to the server have {levels} levels where packets meet, a packet has room for \
-                 {LEVELS_MAX}; take switches out of the way"
-            ),
-            Self::TooManyChildren { switch: Some(switch), children } => write!(
-                f,
-                "{children} ranks and switches of the job are behind switch {switch}, it tells {CHILDREN_MAX} apart; \
-                 spread them over more switches"
-            ),
-            Self::TooManyChildren { switch: None, children } => write!(
-                f,
-                "{children} ranks and switches of the job are at the server itself, it tells {CHILDREN_MAX} apart; put \
-                 switches between (fanin switch --protocol atp)"
-            ),
-            Self::PathsDisagree { rank, other_rank, switch } => write!(
-                f,
-                "the ways of ranks {rank} and {other_rank} to the server part behind switch {switch}, so that what it \
-                 waits for does not add up; was it restarted with another --upstream? start the job again"
-            ),
-        }
-    }
-}
-
-impl core::error::Error for Refusal {}
