@@ -1,4 +1,4 @@
-//! Joining a job, for the first time or again after its switch restarted.
+//! Joining a job, for the first time or again after its switch restarted, and leaving it.
 
 use std::time::{Duration, Instant};
 
@@ -8,8 +8,8 @@ use fanin_protocol::switchml::JobConfig;
 use fanin_udp::WorkerJob;
 use fanin_wire::{Directions, Generation, JobId, LEVELS_MAX, ShardId, SlotIndex, VERSION, WorkerId};
 
+use super::config::SessionConfig;
 use super::connection::{Connection, explain};
-use super::session::{SessionConfig, leave};
 use super::status::{JobStatusState, SwitchStatus};
 use crate::SessionError;
 use crate::convert::{Malformed, Refused, atp_job, narrow, wire_dtype};
@@ -17,6 +17,8 @@ use crate::proto;
 
 /// How much longer a rank waits that has run out of patience, for what the switch has to say to it.
 const LAST_ANSWER: Duration = Duration::from_secs(1);
+/// How long a closing session waits for the switch to hear of it.
+pub(super) const FAREWELL: Duration = Duration::from_secs(1);
 
 /// A job as the switch admitted this rank to it.
 #[derive(Clone, Debug)]
@@ -162,6 +164,15 @@ fn taken(
 
 fn not_a_switch(switch: &str, cause: String) -> SessionError {
     SessionError::NotASwitch { switch: switch.into(), cause }
+}
+
+/// Tells the switch that a rank is done, if it listens.
+pub(super) async fn leave(connection: &mut Connection, job: JobId, rank: WorkerId) {
+    let message = proto::LeaveRequest { job_id: job.0, rank: rank.0.into(), passed_on: 0 };
+    let left = tokio::time::timeout(FAREWELL, connection.client.leave(message)).await;
+    if !matches!(left, Ok(Ok(_))) {
+        tracing::debug!(rank = rank.0, "the switch did not hear that the rank leaves");
+    }
 }
 
 /// The ranks that the gathering lacks; none if the switch does not say.

@@ -1,22 +1,25 @@
 //! The worker's side: finding the switch, joining a job, and watching over it.
 
 mod admission;
+mod config;
 pub(crate) mod connection;
 pub(crate) mod path;
 mod pending;
 mod presence;
 mod probe;
 mod session;
+mod shared;
 mod socket;
 mod status;
 mod trace;
 mod warnings;
 mod watch;
 
+pub use config::SessionConfig;
 pub use connection::switch_address;
 pub use path::{Route, interface_rate_bps, route};
 pub use probe::{Probe, ProbeReport, ProbeSum, resolve_switch};
-pub use session::{Cancel, Session, SessionConfig};
+pub use session::{Cancel, Session};
 pub use status::{AtpSwitchJob, AtpSwitchStatus, JobStatus, JobStatusState, SwitchStatus, switch_status};
 pub use trace::{HandOver, TraceConfig};
 pub use watch::HEARTBEATS_PER_TIMEOUT;

@@ -9,7 +9,7 @@ use tokio_stream::StreamExt;
 use tonic::Code;
 
 use super::connection::{Connection, RETRY};
-use super::session::Shared;
+use super::shared::Shared;
 use crate::proto::heartbeat_reply::State;
 use crate::proto::{AttendRequest, HeartbeatReply};
 

@@ -13,9 +13,9 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
-use super::admission::{Admitted, join};
+use super::admission::{Admitted, join, leave};
+use super::config::SessionConfig;
 use super::connection::{Connection, no_status, with_port};
-use super::session::{SessionConfig, leave};
 use super::status::{JobStatusState, SwitchStatus};
 use super::watch::HEARTBEATS_PER_TIMEOUT;
 use crate::SessionError;

@@ -1,91 +1,31 @@
 //! A worker's whole connection to its switch.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use fanin_protocol::control::{Protocol, Refusal};
-use fanin_protocol::{RetransmissionConfig, WorkerStatistics};
+use fanin_protocol::WorkerStatistics;
+use fanin_protocol::control::Refusal;
 use fanin_udp::{Clock, Failure, IoStatistics, PartTimes, RawTensor, WorkerConfig, WorkerDriver, WorkerJob};
-use fanin_wire::{JobId, Op, WireDtype, WorkerId};
+use fanin_wire::{Op, WorkerId};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::task::JoinHandle;
 
-use super::admission::{Admitted, join};
+use super::admission::{Admitted, FAREWELL, join, leave};
+use super::config::SessionConfig;
 use super::connection::{Connection, RETRY, Waiting};
-use super::pending::Pending;
 use super::presence::attend;
-use super::trace::{HandOver, SessionTrace, TraceConfig};
+use super::shared::Shared;
+use super::trace::{HandOver, SessionTrace};
 use super::warnings::say;
 use super::watch::watch;
 use crate::error::{AllReduceError, Member, Tensor};
-use crate::proto::LeaveRequest;
 use crate::{ChainError, SessionError};
-
-/// How long a closing session waits for the switch to hear of it.
-const FAREWELL: Duration = Duration::from_secs(1);
 
 /// How long a new session waits at most until the switch has its stream.
 const GREETED: Duration = Duration::from_secs(1);
 /// How long a rank is asked for again that another process holds.
 const PREDECESSOR: Duration = Duration::from_secs(1);
-
-/// What a session is told at its start.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SessionConfig {
-    /// The switch as `host:port`; the port is 4800 where it is missing.
-    pub switch: String,
-    /// Name of the job: ranks with the same name meet.
-    pub job: String,
-    /// This process's rank.
-    pub rank: u32,
-    /// Ranks of the job.
-    pub world_size: u32,
-    /// SwitchML: slots a shard; computed from the path where it is `None`.
-    pub slots: Option<u16>,
-    /// ATP: fragments that may be in flight; computed from the path where it is `None`.
-    pub window: Option<u16>,
-    /// How the job's gradients are summed; the same on every rank.
-    pub protocol: Protocol,
-    /// How the elements of float tensors travel; the same on every rank.
-    pub wire_dtype: WireDtype,
-    /// ATP: whether this rank's window shrinks when packets are lost (§3.7). Off where links lose packets without being full.
-    pub congestion_control: bool,
-    /// How long one all-reduce may take, from its submission or from the end of the one before it.
-    pub timeout: Duration,
-    /// How long to wait at the start, for the switch and then for the other ranks; the switch may have a lower limit.
-    pub join_timeout: Duration,
-    /// How long a switch may be gone before the session gives up; at most `timeout`.
-    pub switch_timeout: Duration,
-    /// When packets are sent again.
-    pub retransmission: RetransmissionConfig,
-    /// Where to write a timeline, if at all.
-    pub trace: Option<TraceConfig>,
-}
-
-impl SessionConfig {
-    /// A session with the usual time limits.
-    #[must_use]
-    pub fn new(switch: impl Into<String>, job: impl Into<String>, rank: u32, world_size: u32) -> Self {
-        Self {
-            switch: switch.into(),
-            job: job.into(),
-            rank,
-            world_size,
-            slots: None,
-            window: None,
-            protocol: Protocol::SwitchMl,
-            wire_dtype: WireDtype::Int32,
-            congestion_control: true,
-            timeout: Duration::from_secs(300),
-            join_timeout: Duration::from_secs(300),
-            switch_timeout: Duration::from_secs(30),
-            retransmission: RetransmissionConfig::default(),
-            trace: None,
-        }
-    }
-}
 
 /// Ends a [`Session::connect_unless`] that is under way on another thread.
 #[derive(Clone, Debug, Default)]
@@ -95,43 +35,6 @@ impl Cancel {
     /// The rank wants to join no more. May be called before the connecting begins, too.
     pub fn cancel(&self) {
         self.0.notify_one();
-    }
-}
-
-/// What the session's threads share.
-pub(super) struct Shared {
-    pub config: SessionConfig,
-    pub member: Arc<Member>,
-    /// [`SessionConfig::timeout`] as it is now, in nanoseconds.
-    timeout_ns: AtomicU64,
-    pub driver: WorkerDriver,
-    trace: Option<SessionTrace>,
-    pub pending: Arc<Pending>,
-    /// The job as it is now; a restart of the switch changes it.
-    pub job: Mutex<WorkerJob>,
-}
-
-impl Shared {
-    /// Ends the session with an error: all that is outstanding, and all that comes.
-    pub fn fail(&self, error: SessionError) {
-        tracing::error!(%error, rank = self.member.rank.0, "the session ends");
-        self.driver.fail(Failure::Because(Arc::new(error)));
-    }
-
-    pub fn job(&self) -> WorkerJob {
-        *self.job.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub fn timeout(&self) -> Duration {
-        Duration::from_nanos(self.timeout_ns.load(Ordering::Relaxed))
-    }
-
-    fn set_timeout(&self, timeout: Duration) {
-        self.timeout_ns.store(nanoseconds(timeout), Ordering::Relaxed);
-    }
-
-    pub fn set_job(&self, job: WorkerJob) {
-        *self.job.lock().unwrap_or_else(PoisonError::into_inner) = job;
     }
 }
 
@@ -231,19 +134,9 @@ impl Session {
             wire_dtype = config.wire_dtype.name(),
             "joined"
         );
-        let shared = Shared {
-            member: Arc::new(Member {
-                switch: connection.switch.clone(),
-                rank,
-                heartbeat_timeout: admitted.heartbeat_timeout,
-            }),
-            timeout_ns: AtomicU64::new(nanoseconds(config.timeout)),
-            driver,
-            trace,
-            pending: Arc::default(),
-            job: Mutex::new(admitted.job),
-            config,
-        };
+        let member =
+            Member { switch: connection.switch.clone(), rank, heartbeat_timeout: admitted.heartbeat_timeout };
+        let shared = Shared::new(config, member, driver, trace, admitted.job);
         Ok((Arc::new(shared), connection, admitted.switch_instance))
     }
 
@@ -406,20 +299,6 @@ async fn supervise(watching: JoinHandle<()>, fail: impl FnOnce(SessionError)) {
         && error.is_panic()
     {
         fail(SessionError::Local { what: "watching the session", cause: error.to_string() });
-    }
-}
-
-/// Saturates after five centuries.
-fn nanoseconds(duration: Duration) -> u64 {
-    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
-}
-
-/// Tells the switch that a rank is done, if it listens.
-pub(super) async fn leave(connection: &mut Connection, job: JobId, rank: WorkerId) {
-    let message = LeaveRequest { job_id: job.0, rank: rank.0.into(), passed_on: 0 };
-    let left = tokio::time::timeout(FAREWELL, connection.client.leave(message)).await;
-    if !matches!(left, Ok(Ok(_))) {
-        tracing::debug!(rank = rank.0, "the switch did not hear that the rank leaves");
     }
 }
 

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,6 +19,7 @@ use fanin_udp::{Clock, PartTimes};
 use fanin_wire::Op;
 use serde::Serialize;
 
+use super::warnings::say;
 use crate::error::Tensor;
 
 /// All-reduces that wait to be written. More are left out, and counted.
@@ -176,20 +177,19 @@ impl Trace {
         let mut writer = Writer::new(file, config, Arc::clone(&lost));
         writer.write()?;
         let (queue, messages) = sync_channel(QUEUE_MAX);
-        let path = config.file.clone();
+        let TraceConfig { file: path, rank } = config.clone();
         thread::Builder::new().name("fanin-trace".into()).spawn(move || {
             if let Err(error) = writer.run(&messages) {
-                say(&path, &error);
+                // Nobody reads the file while training goes on, which it does.
+                say(
+                    rank,
+                    &format!("the trace {} ends early ({error}); the training goes on", path.display()),
+                );
                 // Flushes are answered by the channel's end; all else is left out.
             }
         })?;
         Ok(Self { queue, lost })
     }
-}
-
-/// Nobody reads the file while training goes on, which it does.
-fn say(path: &Path, error: &io::Error) {
-    eprintln!("fanin: the trace {} ends early ({error}); the training goes on", path.display());
 }
 
 /// Turns messages into events, and events into a file.

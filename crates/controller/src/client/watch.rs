@@ -11,7 +11,7 @@ use tokio::time::timeout;
 use super::admission::{Memory, join};
 use super::connection::{Connection, RETRY, explain};
 use super::presence::News;
-use super::session::Shared;
+use super::shared::Shared;
 use super::status::{JobStatusState, SwitchStatus};
 use super::warnings::{self, say};
 use crate::error::{Tensor, named};

@@ -9,22 +9,23 @@ use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use fanin_protocol::atp::{AtpSwitchConfig, AtpSwitchStatistics};
+use fanin_protocol::atp::AtpSwitchConfig;
 use fanin_protocol::control::{Protocol, Refusal};
 use fanin_protocol::{JobAborted, JobProgress};
-use fanin_udp::{AtpSwitchDriver, IoStatistics, ThreadEnded};
+use fanin_udp::{AtpSwitchDriver, ThreadEnded};
 use fanin_wire::{FRAGMENT_ELEMENTS, Generation, JobId, LEVELS_MAX, VERSION, WorkerId};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Response, Status, Streaming};
 
+use super::ServerError;
 use super::data_path::unhealthy;
 use super::errands::Errands;
 use super::http::{self, Served};
+use super::relay_metrics::{Figures, text};
 use super::routes::{Route, Routes};
 use super::service::{Replies, seen_from};
 use super::snapshots::Snapshots;
-use super::{ServerError, relay_metrics};
 use crate::client::connection::{Connection, explain, with_port};
 use crate::client::path;
 use crate::convert::{Malformed, narrow, protocol};
@@ -121,7 +122,10 @@ impl AtpSwitchServer {
             listener,
             service,
             SILENCE,
-            move || relay_metrics::text(Arc::clone(&scraped)),
+            move || {
+                let scraped = Arc::clone(&scraped);
+                async move { text(scraped.aggregators, scraped.figures().await) }
+            },
             move || asked.health(),
         )?;
         tracing::info!(
@@ -159,10 +163,10 @@ impl Drop for AtpSwitchServer {
 
 /// What its calls share.
 #[derive(Debug)]
-pub(super) struct Relay {
+struct Relay {
     address: SocketAddr,
     instance: u64,
-    pub aggregators: u32,
+    aggregators: u32,
     upstream: String,
     /// The connection to the upstream, while it works.
     connection: Mutex<Option<Connection>>,
@@ -178,28 +182,6 @@ pub(super) struct Relay {
 
 fn lock(routes: &Mutex<Routes>) -> MutexGuard<'_, Routes> {
     routes.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// How the data path fares, at one time.
-#[derive(Debug)]
-pub(super) struct Figures {
-    /// Nothing when its thread has ended.
-    pub switch: AtpSwitchStatistics,
-    pub io: IoStatistics,
-    /// By id, each with its name.
-    pub jobs: Vec<(JobId, String, JobProgress)>,
-}
-
-impl Figures {
-    fn of(driver: &AtpSwitchDriver, names: Vec<(JobId, String)>) -> Self {
-        let progress = |(job, name)| Some((job, name, driver.job_progress(job)?));
-        let mut switches = driver.ask_all(|machine, _| machine.statistics());
-        Self {
-            switch: switches.pop().flatten().unwrap_or_default(),
-            io: driver.io_statistics(),
-            jobs: names.into_iter().filter_map(progress).collect(),
-        }
-    }
 }
 
 impl Relay {
@@ -316,7 +298,7 @@ impl Relay {
     }
 
     /// What the data path has to say; `None` when the switch shuts down.
-    pub async fn figures(&self) -> Option<Arc<Figures>> {
+    async fn figures(&self) -> Option<Arc<Figures>> {
         self.figures.current().await
     }
 

@@ -3,18 +3,41 @@
 use std::fmt::Error;
 use std::sync::Arc;
 
+use fanin_protocol::atp::AtpSwitchStatistics;
 use fanin_protocol::{JobProgress, Reason};
+use fanin_udp::{AtpSwitchDriver, IoStatistics};
+use fanin_wire::JobId;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 
 use super::metrics::{JOB, collected, counter, counters, gauges, of_io};
-use super::relay::{Figures, Relay};
 
-/// All metrics as text.
-pub(super) async fn text(relay: Arc<Relay>) -> Result<String, Error> {
-    let figures = relay.figures().await.ok_or(Error)?;
-    collected(Scrape { aggregators: relay.aggregators, figures })
+/// How the data path fares, at one time.
+#[derive(Debug)]
+pub(super) struct Figures {
+    /// Nothing when its thread has ended.
+    pub switch: AtpSwitchStatistics,
+    pub io: IoStatistics,
+    /// By id, each with its name.
+    pub jobs: Vec<(JobId, String, JobProgress)>,
+}
+
+impl Figures {
+    pub fn of(driver: &AtpSwitchDriver, names: Vec<(JobId, String)>) -> Self {
+        let progress = |(job, name)| Some((job, name, driver.job_progress(job)?));
+        let mut switches = driver.ask_all(|machine, _| machine.statistics());
+        Self {
+            switch: switches.pop().flatten().unwrap_or_default(),
+            io: driver.io_statistics(),
+            jobs: names.into_iter().filter_map(progress).collect(),
+        }
+    }
+}
+
+/// All metrics as text; there are no figures when the switch shuts down.
+pub(super) fn text(aggregators: u32, figures: Option<Arc<Figures>>) -> Result<String, Error> {
+    collected(Scrape { aggregators, figures: figures.ok_or(Error)? })
 }
 
 #[derive(Debug)]

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use oorandom::Rand64;
 
+use super::config::{Multipath, NetworkConfig};
 use super::flow::{Flow, Notice};
 use super::ids::{ActorId, FlowId, LinkId, NodeId, PortId, SimAddress};
-use super::network::{Multipath, NetworkConfig};
 use super::packets::{Content, Ecn, PacketId, Packets, Record, UDP_HEADER_BYTES, wire_bytes};
 use super::pcap::Pcap;
 use super::port::{Port, QueueConfigs};

@@ -8,6 +8,7 @@
 //! Deliberately absent: what a protocol does with a packet, workloads, files of scenarios.
 
 mod actor;
+mod config;
 mod context;
 mod core;
 mod failures;
@@ -31,12 +32,13 @@ mod topology;
 mod trace;
 
 pub use actor::{Actor, Listener};
+pub use config::{Multipath, NetworkConfig};
 pub use context::Context;
 pub use flow::{ConstantRateConfig, FlowStatistics, Notice, TcpConfig};
 pub use ids::{ActorId, FlowId, LinkId, NodeId, PortId, SimAddress};
 pub use impairment::{Impairment, Loss, Predicate};
 pub use machine::{Machine, Owner};
-pub use network::{Multipath, Network, NetworkConfig, Outcome, Ports, Progress};
+pub use network::{Network, Outcome, Ports, Progress};
 pub use packet::{Body, Packet, Segment};
 pub use queue::{Buffer, Class, DROP_CLASSES, PRIORITIES, QueueConfig};
 pub use statistics::{DropReason, Drops, NodeStatistics, PortStatistics, QueueStatistics};

@@ -7,6 +7,7 @@ use std::time::Duration;
 use oorandom::Rand64;
 
 use super::actor::Actor;
+use super::config::NetworkConfig;
 use super::context::Context;
 use super::core::{Core, Event, Seat};
 use super::flow::{ConstantRateConfig, FlowStatistics, Notice, TcpConfig};
@@ -18,25 +19,6 @@ use super::statistics::{DropReason, NodeStatistics, PortStatistics, QueueStatist
 use super::time::Time;
 use super::topology::{NodeKind, Topology, TopologyError};
 use super::trace::Trace;
-
-/// How packets choose among equally short paths.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum Multipath {
-    /// All packets of a flow (addresses and ports) the same one, by hash.
-    #[default]
-    PerFlow,
-    /// Each packet its own, by the dice.
-    PerPacket,
-}
-
-/// What holds for the whole network.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct NetworkConfig {
-    /// All randomness comes from it.
-    pub seed: u64,
-    /// Choice of paths.
-    pub multipath: Multipath,
-}
 
 /// Why a run came to its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,6 +2,20 @@
 
 use std::ops::Range;
 
+use toml::Spanned;
+
+/// Something that cannot be, and where it stands.
+pub(super) struct Mistake {
+    pub(super) span: Option<Range<usize>>,
+    pub(super) message: String,
+}
+
+/// A default stands nowhere.
+pub(super) fn at<T>(place: &Spanned<T>, message: impl std::fmt::Display) -> Mistake {
+    let span = Some(place.span()).filter(|span| !span.is_empty());
+    Mistake { span, message: message.to_string() }
+}
+
 /// A mistake in a scenario file. Its text begins with file, line and column, and ends with the line itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileError {

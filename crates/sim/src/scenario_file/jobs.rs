@@ -11,8 +11,9 @@ use fanin_wire::{
 };
 use toml::Spanned;
 
+use super::error::{self, Mistake, at};
+use super::lookup::{class, host};
 use super::schema::{DtypeName, File, HashingName, Hosts, Job, OverflowName, ScalingName, System};
-use super::{Mistake, at, class, error, host};
 use crate::net::{NodeId, Topology};
 use crate::workload::models::{FLOPS_PER_S, Model};
 use crate::workload::{JobPlan, Workload, placement};

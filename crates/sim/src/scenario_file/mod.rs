@@ -5,12 +5,12 @@
 
 mod error;
 mod jobs;
+mod lookup;
 mod schema;
 #[cfg(test)]
 mod tests;
 mod unit;
 
-use std::ops::Range;
 use std::time::Duration;
 
 use toml::Spanned;
@@ -19,10 +19,12 @@ pub use error::FileError;
 pub use schema::{PacketKind, System};
 
 use crate::net::{
-    Buffer, Class, DROP_CLASSES, LinkConfig, LinkId, Multipath, NodeConfig, NodeId, PRIORITIES, Parts,
-    Programmable, QueueConfig, Topology, TopologyError,
+    Buffer, DROP_CLASSES, LinkConfig, LinkId, Multipath, NodeConfig, PRIORITIES, Parts, Programmable,
+    QueueConfig, Topology, TopologyError,
 };
 use crate::workload::{BackgroundPlan, Fault, FaultPlan, LossPlan, Scenario, SwitchPlan, Target, Which};
+use error::{Mistake, at};
+use lookup::{class, host, link, node, number_below};
 use schema::{
     Background, BackgroundKind, FaultKind, File, Network, RoutingName, SwitchTable, TopologyName,
     WhichSwitches,
@@ -38,18 +40,6 @@ const INTERVALS_MAX: u128 = 1_000_000;
 pub fn parse(name: &str, text: &str) -> Result<Scenario, FileError> {
     let file: File = toml::from_str(text).map_err(|error| FileError::of_toml(name, text, &error))?;
     resolve(file).map_err(|mistake| FileError::new(name, text, mistake.span, mistake.message))
-}
-
-/// Something that cannot be, and where it stands.
-struct Mistake {
-    span: Option<Range<usize>>,
-    message: String,
-}
-
-/// A default stands nowhere.
-fn at<T>(place: &Spanned<T>, message: impl std::fmt::Display) -> Mistake {
-    let span = Some(place.span()).filter(|span| !span.is_empty());
-    Mistake { span, message: message.to_string() }
 }
 
 fn resolve(file: File) -> Result<Scenario, Mistake> {
@@ -234,23 +224,6 @@ fn buffer(network: &Network) -> Result<Buffer, Mistake> {
     }
 }
 
-/// Of a priority or a drop class.
-fn number_below(value: &Option<Spanned<u8>>, end: usize, key: &str) -> Result<Option<u8>, Mistake> {
-    match value {
-        Some(place) if usize::from(*place.get_ref()) >= end => {
-            Err(at(place, format!("`{key}` is from 0 to {}", end - 1)))
-        }
-        value => Ok(value.as_ref().map(|value| *value.get_ref())),
-    }
-}
-
-fn class(priority: &Option<Spanned<u8>>, drop_class: &Option<Spanned<u8>>) -> Result<Class, Mistake> {
-    Ok(Class {
-        priority: number_below(priority, PRIORITIES, "priority")?.unwrap_or(0),
-        drop_class: number_below(drop_class, DROP_CLASSES, "drop_class")?.unwrap_or(0),
-    })
-}
-
 fn set_programmable(topology: &mut Topology, switch: &SwitchTable) -> Result<(), Mistake> {
     let Some(which) = &switch.programmable else {
         return topology
@@ -271,30 +244,6 @@ fn set_programmable(topology: &mut Topology, switch: &SwitchTable) -> Result<(),
         WhichSwitches::Share(share) => Programmable::Share(*share),
     };
     topology.set_programmable(&chosen).map_err(|error| at(which, error))
-}
-
-fn host(topology: &Topology, name: &str, place: &Spanned<impl Sized>) -> Result<NodeId, Mistake> {
-    let found = topology.hosts().find(|node| topology.get(*node).name == name);
-    found.ok_or_else(|| {
-        let known = topology.hosts().map(|node| topology.get(node).name.as_str());
-        at(place, error::unknown("host", name, known))
-    })
-}
-
-fn node(topology: &Topology, name: &Spanned<String>) -> Result<NodeId, Mistake> {
-    topology.node(name.get_ref()).ok_or_else(|| {
-        let known = topology.nodes().iter().map(|node| node.name.as_str());
-        at(name, error::unknown("node", name.get_ref(), known))
-    })
-}
-
-fn link(topology: &Topology, ends: &Spanned<[String; 2]>) -> Result<LinkId, Mistake> {
-    let [a, b] = ends.get_ref();
-    let [a, b] = [a, b].map(|end| node(topology, &Spanned::new(ends.span(), end.clone())));
-    topology.link_between(a?, b?).ok_or_else(|| {
-        let [a, b] = ends.get_ref();
-        at(ends, format!("there is no link between {a} and {b}"))
-    })
 }
 
 fn background(topology: &Topology, flow: &Spanned<Background>) -> Result<BackgroundPlan, Mistake> {

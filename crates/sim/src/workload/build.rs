@@ -15,8 +15,9 @@ use fanin_wire::{Directions, Generation, JobId, Preamble, ShardId, WireDtype, Wo
 use super::actors::{Begins, PoolOwner, ServerOwner, SwitchOwner, Window, WorkerOwner};
 use super::checker::Referee;
 use super::job::Job;
+use super::mailbox::Mailbox;
 use super::placement::{self, Placement};
-use super::ring::{Mailbox, RingWorker};
+use super::ring::RingWorker;
 use super::scenario::{JobPlan, Scenario};
 use super::values::Gradient;
 use crate::net::{ActorId, Class, Machine, Network, NodeId, SimAddress, TcpConfig};

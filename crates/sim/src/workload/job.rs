@@ -8,8 +8,8 @@ use std::time::Duration;
 use fanin_protocol::Instant;
 
 use super::checker::{Referee, Violation};
+use super::mailbox::Mailbox;
 use super::program::{Program, Schedule, Step};
-use super::ring::Mailbox;
 use super::scenario::JobPlan;
 use super::values::{Gradient, Source, mix};
 use crate::net::{ActorId, Context};

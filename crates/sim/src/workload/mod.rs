@@ -12,6 +12,7 @@ mod checker;
 mod faults;
 mod hostile;
 mod job;
+mod mailbox;
 pub mod models;
 pub(crate) mod placement;
 mod program;

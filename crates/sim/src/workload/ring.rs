@@ -5,10 +5,11 @@
 //! The connection carries lengths; the numbers themselves travel beside it and are taken when their bytes have arrived.
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use super::job::{Job, token};
+use super::mailbox::{Mailbox, Message};
 use super::values::Gradient;
 use crate::net::{Actor, Context, FlowId, Notice, Packet, TcpConfig};
 
@@ -16,16 +17,6 @@ use crate::net::{Actor, Context, FlowId, Notice, Packet, TcpConfig};
 const HEADER_BYTES: u64 = 16;
 /// Token: a message from the worker before has arrived.
 const ARRIVED: u64 = 100;
-
-struct Message {
-    tensor: u64,
-    step: usize,
-    chunk: Gradient,
-}
-
-/// What is under way to a worker, in order.
-#[derive(Default)]
-pub(crate) struct Mailbox(VecDeque<Message>);
 
 /// One worker of a ring.
 pub(crate) struct RingWorker {
