@@ -95,7 +95,7 @@ def test_without_root_the_laboratory_rows_are_skipped_with_the_reason(
         return {"runs": [run(0.1)]}
 
     monkeypatch.setattr(performance, "require_root", refuse)
-    monkeypatch.setattr(performance, "_bench", bench)
+    monkeypatch.setattr(performance, "bench", bench)
     checks = [Check(ONE, 1.1, "bound"), Check(Command("third", 2, 4_000), 2.0, "gloo")]
     measured = Measured(where=WHERE, checks=checks, quick=True)
     performance._measure(measured, tmp_path)
@@ -119,7 +119,7 @@ def test_a_command_that_fails_says_why_and_the_others_go_on(
             raise performance.FailedError("rank 1 died")
         return {"runs": [run(0.1)]}
 
-    monkeypatch.setattr(performance, "_bench", bench)
+    monkeypatch.setattr(performance, "bench", bench)
     checks = [
         Check(Command("bad", 2, 40_000), 2.0, "gloo"),
         Check(Command("good", 2, 4_000), 2.0, "gloo"),
