@@ -7,9 +7,10 @@ use std::process::Command;
 use cargo_metadata::{DependencyKind, MetadataCommand};
 
 /// Room, and the rooms that it may import.
-const ALLOWED: [(&str, &[&str]); 9] = [
+const ALLOWED: [(&str, &[&str]); 10] = [
     ("wire", &[]),
     ("quant", &[]),
+    ("plan", &[]),
     ("protocol", &["wire", "quant"]),
     ("sim", &["protocol", "wire", "quant"]),
     ("udp", &["protocol", "wire"]),
