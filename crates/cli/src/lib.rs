@@ -14,6 +14,7 @@ pub mod logging;
 pub mod machine;
 mod netlab;
 mod output;
+mod plan;
 mod reproduce;
 mod run;
 mod server;
@@ -43,6 +44,7 @@ const USAGE: u8 = 2;
         fanin server --listen 0.0.0.0:4800         sum what ATP's switches on the way do not\n  \
         fanin status --switch 10.0.0.9:4800        who waits for whom\n  \
         fanin doctor --switch 10.0.0.9:4800        why it is not reached, or slow\n  \
+        fanin plan --machines 8 --rate 1gbit       how fast a cluster can sum, and what would help\n  \
         fanin sim examples/sim/rack.toml           the same machines in a simulated network",
     disable_help_subcommand = true
 )]
@@ -60,6 +62,7 @@ enum Command {
     Doctor(doctor::Arguments),
     Bench(bench::Arguments),
     Netlab(netlab::Arguments),
+    Plan(plan::Arguments),
     Sim(sim::Arguments),
     Reproduce(reproduce::Arguments),
     Version(version::Arguments),
@@ -89,6 +92,7 @@ pub fn exit_status(args: impl IntoIterator<Item = OsString>) -> u8 {
         Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments),
         Command::Netlab(arguments) => netlab::run(&arguments),
+        Command::Plan(arguments) => plan::run(&arguments),
         Command::Sim(arguments) => sim::run(&arguments),
         Command::Reproduce(arguments) => reproduce::run(&arguments),
         Command::Version(arguments) => version::run(&arguments),

@@ -113,7 +113,9 @@ impl fmt::Display for ClusterError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NobodyTrains => f.write_str("no machine trains: name at least one"),
-            Self::NobodySums => f.write_str("no machine may sum: allow services of one's own, or name a spare machine"),
+            Self::NobodySums => {
+                f.write_str("no machine may sum: allow services of one's own, or name a spare machine")
+            }
             Self::Rate { machine, what, rate } => {
                 write!(f, "machine {machine}: its {what} is {rate}, and must be more than zero")
             }

@@ -16,7 +16,7 @@ pub struct LoadSplit {
     pub shares: Vec<f64>,
     /// Seconds for a byte of a tensor, from the first contribution to the last sum. Headers are not in it.
     pub seconds_per_byte: f64,
-    /// What takes that long.
+    /// What takes that long: the first of them, where several do.
     pub bound: Bound,
 }
 
@@ -51,7 +51,11 @@ impl Row {
     /// The largest share that takes no longer than `seconds`, and how fast it grows with them.
     fn share(&self, seconds: f64) -> (f64, f64) {
         let free = seconds * self.rate - self.fixed;
-        if self.slope == 0.0 || self.rate.is_infinite() { (1.0, 0.0) } else { (free / self.slope, self.rate / self.slope) }
+        if self.slope == 0.0 || self.rate.is_infinite() {
+            (1.0, 0.0)
+        } else {
+            (free / self.slope, self.rate / self.slope)
+        }
     }
 }
 
@@ -78,12 +82,13 @@ impl LoadSplit {
 
     /// What `shares` take.
     fn with(rows: &[Row], shares: Vec<f64>) -> Self {
-        let slowest = rows
-            .iter()
-            .map(|row| (row.seconds(shares[row.machine]), row.bound))
-            .filter(|(seconds, _)| *seconds > 0.0)
-            .max_by(|(a, _), (b, _)| a.total_cmp(b));
-        let (seconds_per_byte, bound) = slowest.unwrap_or((0.0, Bound::Nothing));
+        let (mut seconds_per_byte, mut bound) = (0.0, Bound::Nothing);
+        for row in rows {
+            let seconds = row.seconds(shares[row.machine]);
+            if seconds > seconds_per_byte {
+                (seconds_per_byte, bound) = (seconds, row.bound);
+            }
+        }
         Self { shares, seconds_per_byte, bound }
     }
 }

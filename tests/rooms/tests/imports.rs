@@ -15,7 +15,7 @@ const ALLOWED: [(&str, &[&str]); 10] = [
     ("sim", &["protocol", "wire", "quant"]),
     ("udp", &["protocol", "wire"]),
     ("controller", &["protocol", "wire", "udp"]),
-    ("cli", &["protocol", "wire", "udp", "controller", "sim"]),
+    ("cli", &["plan", "protocol", "wire", "udp", "controller", "sim"]),
     ("python", &["protocol", "wire", "udp", "controller", "cli", "sim"]),
     ("rooms", &[]),
 ];

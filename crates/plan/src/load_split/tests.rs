@@ -33,8 +33,14 @@ fn equal_links_are_split_as_in_the_equations() {
             assert!(close(plan.seconds_per_byte, seconds), "n = {n}, k = {k}: {plan:?}");
             // With two machines a service of one's own costs its link nothing, so there are other optima.
             if n > 2 {
-                assert!(plan.shares[..n].iter().all(|share| (share - own).abs() < 1e-9), "n = {n}, k = {k}: {plan:?}");
-                assert!(plan.shares[n..].iter().all(|share| close(*share, spare)), "n = {n}, k = {k}: {plan:?}");
+                assert!(
+                    plan.shares[..n].iter().all(|share| (share - own).abs() < 1e-9),
+                    "n = {n}, k = {k}: {plan:?}"
+                );
+                assert!(
+                    plan.shares[n..].iter().all(|share| close(*share, spare)),
+                    "n = {n}, k = {k}: {plan:?}"
+                );
             }
         }
     }

@@ -17,6 +17,7 @@ use toml::Spanned;
 
 pub use error::FileError;
 pub use schema::{PacketKind, System};
+pub use unit::{Rate, Size};
 
 use crate::net::{
     Buffer, DROP_CLASSES, LinkConfig, LinkId, Multipath, NodeConfig, PRIORITIES, Parts, Programmable,

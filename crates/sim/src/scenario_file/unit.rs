@@ -1,5 +1,6 @@
 //! Quantities as people write them: `"100Gbit"`, `"4MB"`, `"10us"`, `"0.1%"`.
 
+use std::str::FromStr;
 use std::time::Duration;
 
 use serde::de::{Deserialize, Deserializer, Error, Visitor};
@@ -109,6 +110,22 @@ macro_rules! deserialized_from_text {
             }
         }
     };
+}
+
+/// As on a command line.
+impl FromStr for Rate {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        Self::parse(text)
+    }
+}
+
+/// As on a command line.
+impl FromStr for Size {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        Self::parse(text)
+    }
 }
 
 deserialized_from_text!(Rate, "a rate, as in \"100Gbit\"");

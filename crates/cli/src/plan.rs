@@ -1,0 +1,349 @@
+//! `fanin plan`: how fast a cluster can sum, and what would make it faster.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, ensure};
+use comfy_table::{Cell, CellAlignment, Table, presets};
+use fanin_plan::{Bound, Cluster, LoadSplit, Machine, lower_bound, one_switch, ring};
+use fanin_sim::scenario_file::{Rate, Size};
+use serde::{Deserialize, Serialize};
+
+use crate::output;
+
+/// Spare machines more that are looked at.
+const MORE: [usize; 4] = [1, 2, 4, 8];
+/// How much faster a link is that one might buy.
+const FASTER: f64 = 10.0;
+/// What is not faster by this is not worth a line.
+const GAIN_MIN: f64 = 0.01;
+
+/// Say how fast a cluster can sum, and what would make it faster
+///
+/// For machines behind one link each: how long a sum takes with one switch, with a ring (Gloo, NCCL), and with the split over
+/// all machines' own summation services that takes the least time (BytePS). It asks no network: say what the links
+/// carry. Headers are not counted (5.3 % with an MTU of 1500). This version runs the one switch; it plans the split
+/// but does not run it yet.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:\n  \
+    fanin plan --machines 8 --rate 1gbit\n  \
+    fanin plan --machines 8 --rate 1gbit --spare 1 --spare-rate 10gbit\n  \
+    fanin plan --cluster cluster.toml --size 100MB --json\n\n\
+    A cluster as a file:\n  \
+    [[machine]]\n  \
+    name = \"gpu\"\n  \
+    count = 4\n  \
+    rate = \"1gbit\"        # or up = and down =\n  \
+    [[machine]]\n  \
+    name = \"old\"\n  \
+    rate = \"500mbit\"\n  \
+    sums = false          # no service there\n  \
+    [[machine]]\n  \
+    name = \"spare\"\n  \
+    trains = false        # it only sums\n  \
+    rate = \"2.5gbit\"")]
+pub(crate) struct Arguments {
+    /// Machines that train
+    #[arg(long, value_name = "N", required_unless_present = "cluster", conflicts_with = "cluster")]
+    machines: Option<usize>,
+    /// What the link of each carries in each direction
+    #[arg(long, required_unless_present = "cluster", conflicts_with = "cluster")]
+    rate: Option<Rate>,
+    /// Machines more that only sum
+    #[arg(long, value_name = "K", default_value_t = 0, conflicts_with = "cluster")]
+    spare: usize,
+    /// What their links carry [default: --rate]
+    #[arg(long, value_name = "RATE", conflicts_with = "cluster")]
+    spare_rate: Option<Rate>,
+    /// The cluster, as TOML
+    #[arg(long, value_name = "FILE")]
+    cluster: Option<PathBuf>,
+    /// Bytes of the tensor
+    #[arg(long, default_value = "25MB")]
+    size: Size,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    machine: Vec<MachineTable>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct MachineTable {
+    name: String,
+    #[serde(default = "one")]
+    count: usize,
+    rate: Option<Rate>,
+    up: Option<Rate>,
+    down: Option<Rate>,
+    #[serde(default = "yes")]
+    trains: bool,
+    #[serde(default = "yes")]
+    sums: bool,
+}
+
+const fn one() -> usize {
+    1
+}
+
+const fn yes() -> bool {
+    true
+}
+
+/// More than any job has; a typing error is told from a cluster.
+const MACHINES_MAX: usize = 100_000;
+
+#[derive(Serialize)]
+struct Report {
+    size_bytes: u64,
+    machines: Vec<Share>,
+    split: Way,
+    one_switch: Option<Way>,
+    ring_s: f64,
+    /// No way to sum takes less.
+    lower_bound_s: f64,
+    /// What one might buy, and what the split would then take.
+    purchases: Vec<Purchase>,
+}
+
+#[derive(Serialize)]
+struct Share {
+    name: String,
+    trains: bool,
+    up_bps: f64,
+    down_bps: f64,
+    /// Of every tensor.
+    share: f64,
+}
+
+#[derive(Serialize)]
+struct Way {
+    time_s: f64,
+    /// The machine that everybody waits for, and what of it.
+    bound: Option<String>,
+}
+
+#[derive(Serialize)]
+struct Purchase {
+    what: String,
+    split_s: f64,
+    /// Where one switch sums all.
+    one_switch_s: Option<f64>,
+}
+
+pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let cluster = Cluster::new(machines(arguments)?)?;
+    let report = report(&cluster, arguments.size.0);
+    let text = if arguments.json { serde_json::to_string(&report)? } else { shown(&report) };
+    Ok(output::line(&text)?)
+}
+
+fn machines(arguments: &Arguments) -> anyhow::Result<Vec<Machine>> {
+    let machines: Vec<_> = match &arguments.cluster {
+        Some(path) => {
+            let name = path.display();
+            let text =
+                std::fs::read_to_string(path).with_context(|| format!("cannot read the cluster {name}"))?;
+            let file: File = toml::from_str(&text).with_context(|| format!("in {name}"))?;
+            let tables: Vec<_> = file.machine.iter().map(of_table).collect::<Result<_, _>>()?;
+            ensure!(counted(tables.iter().map(Vec::len)), "{name}: more than {MACHINES_MAX} machines");
+            tables.concat()
+        }
+        None => {
+            let rate = arguments.rate.expect("clap asks for it").0 as f64;
+            let spare_rate = arguments.spare_rate.map_or(rate, |rate| rate.0 as f64);
+            let (training, spare) = (arguments.machines.expect("clap asks for it"), arguments.spare);
+            ensure!(counted([training, spare].into_iter()), "more than {MACHINES_MAX} machines");
+            let training = (0..training).map(|index| Machine::training(format!("w{index}"), rate));
+            training
+                .chain((0..spare).map(|index| Machine::spare(format!("spare{index}"), spare_rate)))
+                .collect()
+        }
+    };
+    Ok(machines)
+}
+
+fn counted(counts: impl Iterator<Item = usize>) -> bool {
+    counts.fold(0_usize, usize::saturating_add) <= MACHINES_MAX
+}
+
+fn of_table(table: &MachineTable) -> anyhow::Result<Vec<Machine>> {
+    let MachineTable { name, count, rate, up, down, trains, sums } = table;
+    let (up, down) = match (rate, up, down) {
+        (Some(rate), None, None) => (rate, rate),
+        (None, Some(up), Some(down)) => (up, down),
+        _ => anyhow::bail!("machine {name}: it needs `rate`, or both `up` and `down`"),
+    };
+    ensure!(*count <= MACHINES_MAX, "machine {name}: more than {MACHINES_MAX} of it");
+    let machine = |index| Machine {
+        name: if *count == 1 { name.clone() } else { format!("{name}{index}") },
+        trains: *trains,
+        sums: *sums,
+        up_bps: up.0 as f64,
+        down_bps: down.0 as f64,
+        summed_bytes_per_s: f64::INFINITY,
+    };
+    Ok((0..*count).map(machine).collect())
+}
+
+fn report(cluster: &Cluster, size_bytes: u64) -> Report {
+    let bytes = size_bytes as f64;
+    let way = |split: &LoadSplit| Way {
+        time_s: split.seconds_per_byte * bytes,
+        bound: bound(cluster, split.bound),
+    };
+    let split = LoadSplit::of(cluster);
+    let switch = one_switch(cluster);
+    let mut purchases = Vec::new();
+    let mut buy = |what: String, machines: Vec<Machine>| {
+        let cluster = Cluster::new(machines).expect("no worse than the one before");
+        let after = LoadSplit::of(&cluster);
+        let switch_after = one_switch(&cluster);
+        let gains = |before: f64, after: f64| after < before * (1.0 - GAIN_MIN);
+        let switch_gains = switch_after.as_ref().is_some_and(|after| {
+            switch.as_ref().is_none_or(|before| gains(before.seconds_per_byte, after.seconds_per_byte))
+        });
+        if gains(split.seconds_per_byte, after.seconds_per_byte) || switch_gains {
+            purchases.push(Purchase {
+                what,
+                split_s: after.seconds_per_byte * bytes,
+                one_switch_s: switch_after.map(|switch| switch.seconds_per_byte * bytes),
+            });
+        }
+    };
+    let rate = usual_rate_bps(cluster);
+    // A machine alone has nothing to wait for.
+    for more in MORE.into_iter().filter(|_| split.bound != Bound::Nothing) {
+        let spare = (0..more).map(|index| Machine::spare(format!("more{index}"), rate));
+        let plural = if more == 1 { "" } else { "s" };
+        buy(
+            format!(
+                "{more} more machine{plural} of {} that only sum{}",
+                rate_text(rate),
+                if more == 1 { "s" } else { "" }
+            ),
+            cluster.machines().iter().cloned().chain(spare).collect(),
+        );
+    }
+    let fast = cluster.machines().iter().position(|machine| !machine.trains && machine.sums);
+    let mut machines = cluster.machines().to_vec();
+    let what = if let Some(fast) = fast {
+        machines[fast].up_bps *= FASTER;
+        machines[fast].down_bps *= FASTER;
+        format!("{} for the link of {}", rate_text(machines[fast].up_bps), machines[fast].name)
+    } else {
+        machines.push(Machine::spare("switch", rate * FASTER));
+        format!("one machine of {} that only sums", rate_text(rate * FASTER))
+    };
+    if split.bound != Bound::Nothing {
+        buy(what, machines);
+    }
+    Report {
+        size_bytes,
+        machines: cluster
+            .machines()
+            .iter()
+            .zip(&split.shares)
+            .map(|(machine, share)| Share {
+                name: machine.name.clone(),
+                trains: machine.trains,
+                up_bps: machine.up_bps,
+                down_bps: machine.down_bps,
+                share: *share,
+            })
+            .collect(),
+        split: way(&split),
+        one_switch: switch.as_ref().map(way),
+        ring_s: ring(cluster) * bytes,
+        lower_bound_s: lower_bound(cluster) * bytes,
+        purchases,
+    }
+}
+
+/// The rate that most of the machines that train have.
+fn usual_rate_bps(cluster: &Cluster) -> f64 {
+    let mut rates: Vec<_> = cluster
+        .machines()
+        .iter()
+        .filter(|machine| machine.trains)
+        .map(|machine| machine.up_bps.min(machine.down_bps))
+        .collect();
+    rates.sort_by(f64::total_cmp);
+    rates[rates.len() / 2]
+}
+
+fn bound(cluster: &Cluster, bound: Bound) -> Option<String> {
+    let (machine, what) = match bound {
+        Bound::Up(machine) => (machine, "the link out of"),
+        Bound::Down(machine) => (machine, "the link into"),
+        Bound::Summing(machine) => (machine, "the cores of"),
+        Bound::Nothing => return None,
+    };
+    let machine = &cluster.machines()[machine];
+    let either = matches!(bound, Bound::Up(_) | Bound::Down(_)) && machine.up_bps == machine.down_bps;
+    Some(format!("{} {}", if either { "the link of" } else { what }, machine.name))
+}
+
+fn shown(report: &Report) -> String {
+    let mut shares = Table::new();
+    shares.load_style(presets::NOTHING);
+    shares.set_header(["MACHINES", "", "LINK", "SHARE OF EACH TENSOR"]);
+    for alike in report.machines.chunk_by(alike) {
+        let (first, last) = (&alike[0], &alike[alike.len() - 1]);
+        let names =
+            if alike.len() == 1 { first.name.clone() } else { format!("{} .. {}", first.name, last.name) };
+        let link = if first.up_bps == first.down_bps {
+            rate_text(first.up_bps)
+        } else {
+            format!("{} up, {} down", rate_text(first.up_bps), rate_text(first.down_bps))
+        };
+        let does = if first.trains { "train" } else { "only sum" };
+        let share =
+            Cell::new(format!("{:.2} % each", first.share * 100.0)).set_alignment(CellAlignment::Right);
+        shares.add_row([Cell::new(names), Cell::new(does), Cell::new(link), share]);
+    }
+    let mut ways = Table::new();
+    ways.load_style(presets::NOTHING);
+    let mut add = |way: &str, seconds: f64, note: &str| {
+        let time = Cell::new(time_text(seconds)).set_alignment(CellAlignment::Right);
+        ways.add_row([Cell::new(way), time, Cell::new(note)]);
+    };
+    let waits =
+        |way: &Way| way.bound.as_ref().map_or_else(String::new, |bound| format!("all wait for {bound}"));
+    if let Some(switch) = &report.one_switch {
+        add("one switch", switch.time_s, &waits(switch));
+    }
+    add("a ring (Gloo, NCCL)", report.ring_s, "");
+    let is_one_switch = report.one_switch.as_ref().is_some_and(|switch| switch.time_s <= report.split.time_s);
+    let runs = if is_one_switch { "" } else { "; planned, not run by this version" };
+    add("the shares above", report.split.time_s, &format!("{}{runs}", waits(&report.split)));
+    add("no way takes less than", report.lower_bound_s, "");
+    for Purchase { what, split_s, one_switch_s } in &report.purchases {
+        let switch =
+            one_switch_s.map_or_else(String::new, |seconds| format!("; one switch: {}", time_text(seconds)));
+        add(&format!("with {what}"), *split_s, &format!("the best shares{switch}"));
+    }
+    let size_mb = report.size_bytes as f64 / 1e6;
+    if report.split.bound.is_none() {
+        return format!("{shares}\n\nOne machine trains alone: nothing crosses the network.");
+    }
+    let text = format!("{shares}\n\nA sum of {size_mb} MB, headers not counted:\n{ways}");
+    text.lines().map(str::trim_end).collect::<Vec<_>>().join("\n")
+}
+
+fn alike(a: &Share, b: &Share) -> bool {
+    let share = (a.share - b.share).abs() < 1e-6;
+    (a.trains, a.up_bps, a.down_bps) == (b.trains, b.up_bps, b.down_bps) && share
+}
+
+fn rate_text(bps: f64) -> String {
+    if bps >= 1e9 { format!("{} Gbit/s", bps / 1e9) } else { format!("{} Mbit/s", bps / 1e6) }
+}
+
+fn time_text(seconds: f64) -> String {
+    format!("{:.1} ms", seconds * 1e3)
+}

@@ -1,0 +1,111 @@
+//! `fanin plan` as a process.
+
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+fn plan(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_fanin")).arg("plan").args(arguments).output().expect("the command runs")
+}
+
+/// A file that is gone when the test ends.
+struct Cluster(PathBuf);
+
+impl Cluster {
+    fn new(name: &str, text: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("fanin-plan-{name}-{}.toml", std::process::id()));
+        std::fs::write(&path, text).expect("written");
+        Self(path)
+    }
+
+    fn path(&self) -> &str {
+        self.0.to_str().expect("a path")
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+fn text(bytes: &[u8]) -> &str {
+    std::str::from_utf8(bytes).expect("text")
+}
+
+fn json(arguments: &[&str]) -> serde_json::Value {
+    let output = plan(&[arguments, &["--json"]].concat());
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    serde_json::from_slice(&output.stdout).expect("JSON")
+}
+
+fn ms(value: &serde_json::Value) -> f64 {
+    (value.as_f64().expect("a number") * 1e4).round() / 10.0
+}
+
+#[test]
+fn a_switch_on_a_machine_like_the_others_is_slower_than_a_ring() {
+    let plan = json(&["--machines", "8", "--rate", "1gbit", "--spare", "1"]);
+    assert_eq!(ms(&plan["one_switch"]["time_s"]), 1600.0);
+    assert_eq!(ms(&plan["ring_s"]), 350.0);
+    // BytePS, Eq. 6, for n = 8 and k = 1.
+    assert_eq!(ms(&plan["split"]["time_s"]), 320.0);
+    let fast = plan["purchases"].as_array().expect("a list").last().expect("a purchase").clone();
+    assert_eq!(fast["what"], "10 Gbit/s for the link of spare0");
+    assert_eq!(ms(&fast["one_switch_s"]), 200.0);
+}
+
+#[test]
+fn the_table_names_alike_machines_once_and_whom_all_wait_for() {
+    let output = plan(&["--machines", "8", "--rate", "1gbit", "--spare", "1"]);
+    let table = text(&output.stdout);
+    assert!(table.contains("w0 .. w7") && !table.contains("w3"), "{table}");
+    assert!(table.contains("all wait for the link of w0"), "{table}");
+    assert!(table.contains("planned, not run by this version"), "{table}");
+}
+
+#[test]
+fn a_cluster_is_read_from_a_file() {
+    let cluster = "[[machine]]\nname = \"gpu\"\ncount = 3\nrate = \"1gbit\"\n\
+        [[machine]]\nname = \"old\"\nup = \"500mbit\"\ndown = \"1gbit\"\nsums = false\n\
+        [[machine]]\nname = \"spare\"\ntrains = false\nrate = \"2.5gbit\"\n";
+    let cluster = Cluster::new("unequal", cluster);
+    let plan = json(&["--cluster", cluster.path()]);
+    let machines = plan["machines"].as_array().expect("a list");
+    let names: Vec<_> = machines.iter().map(|machine| machine["name"].as_str().expect("a name")).collect();
+    assert_eq!(names, ["gpu0", "gpu1", "gpu2", "old", "spare"]);
+    assert_eq!(machines[3]["share"], 0.0);
+    // The slow link has to carry a whole tensor, whatever the others do.
+    assert_eq!(ms(&plan["split"]["time_s"]), 400.0);
+    assert_eq!(plan["split"]["bound"], "the link out of old");
+}
+
+#[test]
+fn a_machine_alone_needs_no_plan() {
+    let output = plan(&["--machines", "1", "--rate", "1gbit"]);
+    assert!(text(&output.stdout).ends_with("nothing crosses the network.\n"), "{}", text(&output.stdout));
+}
+
+#[test]
+fn mistakes_are_named() {
+    for (arguments, says) in [
+        (&["--machines", "8"][..], "--rate"),
+        (&["--machines", "8", "--rate", "fast"], "is no rate"),
+        (&["--machines", "0", "--rate", "1gbit"], "no machine trains"),
+        (&["--machines", "9999999999", "--rate", "1gbit"], "more than 100000 machines"),
+        (&["--cluster", "/nowhere.toml"], "cannot read the cluster /nowhere.toml"),
+    ] {
+        let output = plan(arguments);
+        assert!(!output.status.success());
+        assert!(text(&output.stderr).contains(says), "{arguments:?}: {}", text(&output.stderr));
+    }
+    for (cluster, says) in [
+        ("[[machine]]\nname = \"a\"\n", "machine a: it needs `rate`, or both `up` and `down`"),
+        ("[[machine]]\nname = \"a\"\nrat = \"1gbit\"\n", "rat"),
+        ("[[machine]]\nname = \"a\"\nrate = \"1gbit\"\ntrains = false\n", "no machine trains"),
+    ] {
+        let file = Cluster::new("wrong", cluster);
+        let output = plan(&["--cluster", file.path()]);
+        assert!(!output.status.success());
+        assert!(text(&output.stderr).contains(says), "{cluster}: {}", text(&output.stderr));
+    }
+}
