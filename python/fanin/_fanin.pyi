@@ -95,7 +95,7 @@ class Switch:
         cls,
         listen: str = "127.0.0.1:0",
         *,
-        pool_slots: int | None = None,
+        pool_units: int | None = None,
         heartbeat_timeout: float | None = None,
         protocol: Protocol = "switchml",
     ) -> Switch: ...

@@ -92,7 +92,7 @@ class ProtocolMismatch(JoinRefused):
 
 
 class PoolExhausted(JoinRefused):
-    """The switch has fewer free slots than the job asked for."""
+    """The switch has less free memory than the job needs, in units of 256 elements."""
 
     def __init__(
         self, message: str = "", *, asked: int = -1, free: int = -1, **fields: object

@@ -191,7 +191,7 @@ def test_a_rank_that_does_not_make_a_group_is_named_within_the_groups_timeout(
 
 
 def test_a_pool_that_is_too_small_says_how_much_was_asked_and_is_free() -> None:
-    switch = _fanin.Switch(pool_slots=64)
+    switch = _fanin.Switch(pool_units=64)
     try:
         with pytest.raises(errors.PoolExhausted) as caught:
             _fanin.Client(switch.address, "big", 0, 1, timeout=5, slots=4096)

@@ -25,9 +25,9 @@ pub(crate) struct Arguments {
     /// Address and port, TCP and UDP; port 0 takes a free one
     #[arg(long, value_name = "ADDR:PORT", default_value = SWITCH_DEFAULT, value_parser = listen)]
     listen: SocketAddr,
-    /// Fragments of 256 elements in flight, for all jobs together [default: 262144]
+    /// Memory for all jobs together, in units of 256 elements in flight [default: 262144]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    pool_slots: Option<u32>,
+    pool_units: Option<u32>,
     /// Seconds that a rank's machine may not answer before the rank is taken for dead [default: 5]
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     heartbeat_timeout: Option<Duration>,
@@ -49,7 +49,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let defaults = SwitchServerConfig::new(arguments.listen);
     let server = SwitchServer::start(SwitchServerConfig {
         protocol: Protocol::Atp,
-        pool_slots: arguments.pool_slots.unwrap_or(defaults.pool_slots),
+        pool_units: arguments.pool_units.unwrap_or(defaults.pool_units),
         heartbeat_timeout: arguments.heartbeat_timeout.unwrap_or(defaults.heartbeat_timeout),
         join_timeout_max: arguments.join_timeout_max.unwrap_or(defaults.join_timeout_max),
         ..defaults

@@ -61,10 +61,10 @@ struct SwitchJob {
     collisions: u64,
 }
 
-/// In slots of 256 elements, each shard.
+/// Memory in units of 256 elements, each shard.
 #[derive(Serialize)]
 struct Pool {
-    slots: u32,
+    units: u32,
     free: u32,
 }
 
@@ -130,7 +130,7 @@ fn report<'a>(switch: &'a str, status: &'a SwitchStatus) -> Report<'a> {
         wire_version: status.wire_version,
         shards: status.shards,
         protocol: status.protocol.name(),
-        pool: Pool { slots: status.pool_slots, free: status.pool_free },
+        pool: Pool { units: status.pool_units, free: status.pool_free },
         jobs: status
             .jobs
             .iter()
@@ -208,16 +208,16 @@ pub(crate) fn explain(reason: &AbortReason) -> String {
 }
 
 fn table(report: &Report<'_>) -> String {
-    let Pool { slots, free } = report.pool;
+    let Pool { units, free } = report.pool;
     let head = format!(
-        "switch {}: {}fanin {}, wire version {}, {} shard{}, {} of {slots} slots in use",
+        "switch {}: {}fanin {}, wire version {}, {} shard{}, {} of {units} units of memory in use",
         report.switch,
         if report.protocol == "atp" { "ATP, " } else { "" },
         report.version,
         report.wire_version,
         report.shards,
         if report.shards == 1 { "" } else { "s" },
-        slots.saturating_sub(free),
+        units.saturating_sub(free),
     );
     let tail = if report.protocol == "atp" { atp_table(report) } else { String::new() };
     if report.jobs.is_empty() {
@@ -333,7 +333,7 @@ mod tests {
             version: "0.1.0".into(),
             wire_version: 1,
             shards: 1,
-            pool_slots: 1024,
+            pool_units: 1024,
             pool_free: 896,
             jobs: vec![job("gpt", running), job("late", JobStatusState::Gathering { present: Ranks(0b101) })],
             protocol: Protocol::SwitchMl,
@@ -348,7 +348,7 @@ mod tests {
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(
             lines[0],
-            "switch box:4800: fanin 0.1.0, wire version 1, 1 shard, 128 of 1024 slots in use"
+            "switch box:4800: fanin 0.1.0, wire version 1, 1 shard, 128 of 1024 units of memory in use"
         );
         assert!(lines[2].contains("running  bfloat16") && lines[2].ends_with("rank 2 (12 slots)"), "{text}");
         assert!(lines[3].contains("joining") && lines[3].ends_with("rank 1"), "{text}");

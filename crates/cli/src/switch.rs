@@ -43,9 +43,9 @@ pub(crate) struct Arguments {
     /// Cores that sum [default: one in four, at least 2 and at most 8]
     #[arg(long, value_name = "N")]
     shards: Option<usize>,
-    /// Slots of 256 elements in each shard, for all jobs together [default: 262144]
+    /// Memory in each shard, for all jobs together, in units of 256 elements (2.2 kB) [default: 262144]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    pool_slots: Option<u32>,
+    pool_units: Option<u32>,
     /// Seconds that a rank's machine may not answer before the rank is taken for dead [default: 5]
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     heartbeat_timeout: Option<Duration>,
@@ -86,7 +86,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let defaults = SwitchServerConfig::new(arguments.listen);
     let config = SwitchServerConfig {
         shards: arguments.shards.unwrap_or_else(SwitchServerConfig::automatic_shards),
-        pool_slots: arguments.pool_slots.unwrap_or(defaults.pool_slots),
+        pool_units: arguments.pool_units.unwrap_or(defaults.pool_units),
         heartbeat_timeout: arguments.heartbeat_timeout.unwrap_or(defaults.heartbeat_timeout),
         join_timeout_max: arguments.join_timeout_max.unwrap_or(defaults.join_timeout_max),
         ..defaults
@@ -102,7 +102,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
 fn check(arguments: &Arguments) -> anyhow::Result<()> {
     let of_switch_ml = [
         ("--shards", arguments.shards.is_some()),
-        ("--pool-slots", arguments.pool_slots.is_some()),
+        ("--pool-units", arguments.pool_units.is_some()),
         ("--heartbeat-timeout", arguments.heartbeat_timeout.is_some()),
         ("--join-timeout-max", arguments.join_timeout_max.is_some()),
     ];

@@ -126,7 +126,7 @@ fn a_running_switch_on_this_machine_has_no_problem() {
         assert!(diagnosis.finding("interface").1.starts_with("lo "), "{}", diagnosis.report);
         let after = switch_status(&switch.address().to_string(), HANG).expect("a switch");
         assert!(
-            after.jobs.is_empty() && after.pool_free == after.pool_slots,
+            after.jobs.is_empty() && after.pool_free == after.pool_units,
             "the probe has left: {after:?}"
         );
     }
@@ -293,12 +293,12 @@ fn udp_that_is_swallowed_while_tcp_works_is_told() {
 
 #[test]
 fn a_pool_without_room_for_the_probe_is_a_warning() {
-    let switch = switch_with(|config| config.pool_slots = 1);
+    let switch = switch_with(|config| config.pool_units = 1);
     let diagnosis = Diagnosis::of(switch.address());
     let (verdict, message, mend) = diagnosis.finding("udp");
     assert_eq!((diagnosis.status, verdict), (Some(0), "warning"), "{}", diagnosis.report);
-    assert!(message.starts_with("not checked: the switch has no slots"), "{message}");
-    assert!(mend.contains("--pool-slots"), "{mend}");
+    assert!(message.starts_with("not checked: the switch has no memory"), "{message}");
+    assert!(mend.contains("--pool-units"), "{mend}");
     assert_eq!(diagnosis.report["not_checked"], serde_json::json!(["heartbeat"]));
 }
 

@@ -167,7 +167,7 @@ fn errors_are_one_line_with_cause_and_cure_and_exit_code_1() {
 fn a_command_line_that_cannot_be_understood_exits_with_2_and_help_with_0() {
     for line in [
         &["switch", "--listen", "nowhere"][..],
-        &["switch", "--pool-slots", "0"],
+        &["switch", "--pool-units", "0"],
         &["switch", "--heartbeat-timeout", "-1"],
         &["nonsense"],
         &[],

@@ -15,8 +15,8 @@ use std::time::Duration;
 
 /// A switch inside this process, on threads of its own.
 ///
-/// `listen` is host:port for TCP and UDP; port 0 takes a free one, and `address` tells which. `pool_slots` is the number of
-/// slots of 256 elements for all jobs together; a rank whose machine does not answer for `heartbeat_timeout` seconds is expelled. With the
+/// `listen` is host:port for TCP and UDP; port 0 takes a free one, and `address` tells which. `pool_units` is the memory
+/// for all jobs together, in units of 256 elements; a rank whose machine does not answer for `heartbeat_timeout` seconds is expelled. With the
 /// `protocol` "atp" it is a switch of ATP and its server, which listens on this machine's loopback alone.
 ///
 /// Raises `OSError` when the address cannot be listened on, and `ValueError` for a number out of its range.
@@ -63,11 +63,11 @@ impl Running {
 #[pymethods]
 impl Switch {
     #[new]
-    #[pyo3(signature = (listen="127.0.0.1:0", *, pool_slots=None, heartbeat_timeout=None, protocol="switchml"))]
+    #[pyo3(signature = (listen="127.0.0.1:0", *, pool_units=None, heartbeat_timeout=None, protocol="switchml"))]
     fn new(
         py: Python<'_>,
         listen: &str,
-        pool_slots: Option<u32>,
+        pool_units: Option<u32>,
         heartbeat_timeout: Option<f64>,
         protocol: &str,
     ) -> PyResult<Self> {
@@ -79,7 +79,7 @@ impl Switch {
             config.shards = SwitchServerConfig::automatic_shards();
             // Its ranks are this program's, and wait as long as they were told to.
             config.join_timeout_max = Duration::MAX;
-            config.pool_slots = pool_slots.unwrap_or(config.pool_slots);
+            config.pool_units = pool_units.unwrap_or(config.pool_units);
             config.heartbeat_timeout = heartbeat_timeout.unwrap_or(config.heartbeat_timeout);
             config.protocol = protocol;
             let (address, running) = Running::start(config).map_err(|error| to_python(&error))?;

@@ -96,8 +96,8 @@ fn not_admitted(error: &SessionError) -> Finding {
         // Jobs that run now are well, so this is no problem of the path.
         Refusal::PoolExhausted { .. } => Finding::warning(
             Check::Udp,
-            format!("not checked: the switch has no slots for a probing job ({reason})"),
-            "fanin status (which jobs have them); or fanin switch --pool-slots N with more",
+            format!("not checked: the switch has no memory for a probing job ({reason})"),
+            "fanin status (which jobs have them); or fanin switch --pool-units N with more",
         ),
         Refusal::TooManyJobs { .. } => Finding::warning(
             Check::Udp,

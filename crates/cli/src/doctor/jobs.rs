@@ -1,4 +1,4 @@
-//! What the switch says of its slots, and of ranks that did not join.
+//! What the switch says of its memory, and of ranks that did not join.
 
 use fanin_controller::{JobStatus, JobStatusState, SwitchStatus};
 use fanin_protocol::control::Ranks;
@@ -8,13 +8,13 @@ use crate::status::explain;
 
 /// Whether there is room for a job.
 pub(super) fn pool(status: &SwitchStatus) -> Finding {
-    let (free, slots) = (status.pool_free, status.pool_slots);
-    let facts = format!("{free} of {slots} slots are free in each of {} shard(s)", status.shards);
+    let (free, units) = (status.pool_free, status.pool_units);
+    let facts = format!("{free} of {units} units of memory are free in each of {} shard(s)", status.shards);
     if free == 0 {
         return Finding::warning(
             Check::Pool,
             format!("{facts}: another job would be refused"),
-            "fanin status (which jobs have them); or fanin switch --pool-slots N with more",
+            "fanin status (which jobs have them); or fanin switch --pool-units N with more",
         );
     }
     Finding::ok(Check::Pool, facts)
@@ -72,7 +72,7 @@ mod tests {
             version: "0.1.0".into(),
             wire_version: 1,
             shards: 1,
-            pool_slots: 64,
+            pool_units: 64,
             pool_free: 0,
             jobs: states.into_iter().map(job).collect(),
             protocol: Protocol::SwitchMl,

@@ -241,7 +241,7 @@ mod tests {
             version: version.into(),
             wire_version: 1,
             shards: 1,
-            pool_slots: 1,
+            pool_units: 1,
             pool_free: 1,
             jobs: vec![],
             protocol: fanin_protocol::control::Protocol::SwitchMl,

@@ -19,9 +19,9 @@ pub struct SwitchStatus {
     pub wire_version: u32,
     /// Its shards.
     pub shards: u32,
-    /// Slots of 256 elements in each shard.
-    pub pool_slots: u32,
-    /// Those that no job has.
+    /// Memory of each shard, in units of 256 elements.
+    pub pool_units: u32,
+    /// What of it no job has.
     pub pool_free: u32,
     /// Its jobs.
     pub jobs: Vec<JobStatus>,
@@ -141,7 +141,7 @@ impl TryFrom<proto::StatusReply> for SwitchStatus {
             version: reply.version,
             wire_version: reply.wire_version,
             shards: reply.shards,
-            pool_slots: reply.pool_slots,
+            pool_units: reply.pool_units,
             pool_free: reply.pool_free,
             jobs: reply.jobs.into_iter().map(JobStatus::try_from).collect::<Result<_, _>>()?,
             protocol: protocol(reply.protocol)?,

@@ -54,8 +54,8 @@ impl Collector for Scrape {
         gauges(&mut encoder, "fanin_jobs", "Jobs by state", "state", &states)?;
 
         let pool = jobs.pool();
-        let slots = [("free", pool.free.into()), ("in_use", (pool.slots - pool.free).into())];
-        gauges(&mut encoder, "fanin_slots", "Slots of 256 elements in each shard", "state", &slots)?;
+        let pool = [("free", pool.free.into()), ("in_use", (pool.units - pool.free).into())];
+        gauges(&mut encoder, "fanin_pool_units", "Units of 256 elements in each shard", "state", &pool)?;
         counters(&mut encoder, "fanin_refusals", "Refused joins", "reason", &jobs.refusals())?;
 
         let packets = figures.received;
@@ -88,8 +88,8 @@ impl Collector for Scrape {
 /// A running job, as the data path and its ranks see it. There are no series of any other, nor of a rank that left.
 struct RunningJob<'a> {
     name: &'a str,
-    /// Over all shards.
-    slots: u64,
+    /// Slots, or ATP's window, over all shards.
+    in_flight: u64,
     ranks: Vec<WorkerId>,
     progress: JobProgress,
     round_trips: BTreeMap<WorkerId, Duration>,
@@ -100,7 +100,7 @@ impl<'a> RunningJob<'a> {
         let JobState::Running { job: id, in_flight, left, .. } = job.state else { return None };
         Some(Self {
             name: &job.name,
-            slots: u64::from(in_flight) * jobs.driver.shards() as u64,
+            in_flight: u64::from(in_flight) * jobs.driver.shards() as u64,
             ranks: Ranks::all(job.world_size).without(left).iter().collect(),
             // It may have ended since.
             progress: figures.jobs.get(&id)?.clone(),
@@ -117,11 +117,11 @@ fn of_jobs(
     jobs: &[RunningJob<'_>],
     protocol: Protocol,
 ) -> Result<(), Error> {
-    let name = "fanin_job_pool_slots";
-    let mut family =
-        encoder.encode_descriptor(name, "Slots of the job, over all shards", None, MetricType::Gauge)?;
+    let name = "fanin_job_in_flight";
+    let help = "Packets that a rank of the job may have in flight, over all shards: slots, or ATP's window";
+    let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
     for job in jobs {
-        family.encode_family(&[(JOB, job.name)])?.encode_gauge(&job.slots)?;
+        family.encode_family(&[(JOB, job.name)])?.encode_gauge(&job.in_flight)?;
     }
     let mut counter = |name, help, value: fn(&JobProgress) -> u64| {
         let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
@@ -132,7 +132,7 @@ fn of_jobs(
         }
         Ok(())
     };
-    counter("fanin_job_results", "Sums that the job's slots completed", |progress| progress.completed)?;
+    counter("fanin_job_results", "Sums completed of the job", |progress| progress.completed)?;
     counter("fanin_job_retransmissions", "Contributions to the job that came again", |progress| {
         progress.retransmitted
     })?;
@@ -165,8 +165,8 @@ fn of_ranks(encoder: &mut DescriptorEncoder<'_>, jobs: &[RunningJob<'_>]) -> Res
         Ok::<_, Error>(())
     };
     of_ranks(
-        "fanin_slots_waiting",
-        "Slots that wait for the rank now",
+        "fanin_waiting",
+        "Slots, or ATP's fragments, that wait for the rank now",
         None,
         MetricType::Gauge,
         |job, rank| job.progress.waiting_for.get(usize::from(rank.0)).copied().map(f64::from),

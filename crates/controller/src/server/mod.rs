@@ -31,7 +31,7 @@ pub use self::relay::{AtpSwitchServer, AtpSwitchServerConfig};
 const TICK: Duration = Duration::from_millis(100);
 /// How long a stopping switch waits for ranks to hear of it.
 const FAREWELL: Duration = Duration::from_millis(500);
-/// Below this, pools are cut to less than what a fast path needs (see `pool_slots`).
+/// Below this, pools are cut to less than what a fast path needs (see `pool_units`).
 const RECEIVE_BUFFER_BYTES_MIN: usize = 4 << 20;
 
 /// Cores for each shard: summing shares them with the kernel's network stack, and often with the training.
@@ -51,8 +51,8 @@ pub struct SwitchServerConfig {
     pub protocol: Protocol,
     /// Cores that sum, each with a socket and slots of its own.
     pub shards: usize,
-    /// Slots of 256 elements in each shard, for all jobs together.
-    pub pool_slots: u32,
+    /// Memory in each shard, for all jobs together, in units of 256 elements.
+    pub pool_units: u32,
     /// A rank that is silent for longer is expelled.
     pub heartbeat_timeout: Duration,
     /// A job whose ranks have not all joined is given up when they lose patience, and after this at the latest.
@@ -68,7 +68,7 @@ impl SwitchServerConfig {
             listen,
             protocol: Protocol::SwitchMl,
             shards: 1,
-            pool_slots: registry.pool_slots,
+            pool_units: registry.pool_units,
             heartbeat_timeout: registry.heartbeat_timeout,
             join_timeout_max: registry.join_timeout_max,
         }
@@ -163,7 +163,7 @@ impl SwitchServer {
         let limits = RegistryConfig {
             protocol: config.protocol,
             shards,
-            pool_slots: config.pool_slots,
+            pool_units: config.pool_units,
             receive_buffer_bytes: driver.receive_buffer_bytes(),
             heartbeat_timeout: config.heartbeat_timeout,
             join_timeout_max: config.join_timeout_max,
@@ -193,7 +193,7 @@ impl SwitchServer {
             %address,
             protocol = config.protocol.name(),
             shards,
-            pool_slots = config.pool_slots,
+            pool_units = config.pool_units,
             "the switch listens"
         );
         Ok(Self { address, jobs, served: Some(served) })

@@ -118,7 +118,7 @@ impl Control for ControlService {
             version: env!("CARGO_PKG_VERSION").into(),
             wire_version: VERSION.into(),
             shards: config.shards.into(),
-            pool_slots: pool.slots,
+            pool_units: pool.units,
             pool_free: pool.free,
             jobs,
             protocol: proto::Protocol::from(config.protocol).into(),

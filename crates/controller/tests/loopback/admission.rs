@@ -130,9 +130,9 @@ fn one_connection_carries_the_calls_of_hundreds_of_ranks() {
 
 #[test]
 fn an_exhausted_pool_says_asked_and_free() {
-    let switch = switch_with(|config| config.pool_slots = 1000);
+    let switch = switch_with(|config| config.pool_units = 1000);
     let greedy = SessionConfig { slots: Some(512), ..config(&switch, "greedy", 0, 1) };
-    // The loopback interface carries chunks of 2048 elements, eight slots of 256 each for two sums, and four for a contribution.
+    // The loopback interface carries chunks of 2048 elements, eight units of 256 each for two sums, and four for a contribution.
     assert_eq!(refused(greedy), Refusal::PoolExhausted { asked: 6144, free: 1000 });
 }
 
@@ -322,7 +322,7 @@ fn limits_are_checked_when_the_switch_starts() {
     };
     assert!(matches!(start(|config| config.shards = 0), ServerError::Shards(0)));
     assert!(matches!(start(|config| config.shards = 1000), ServerError::Shards(1000)));
-    assert!(matches!(start(|config| config.pool_slots = 0), ServerError::Config(_)));
+    assert!(matches!(start(|config| config.pool_units = 0), ServerError::Config(_)));
 }
 
 #[test]

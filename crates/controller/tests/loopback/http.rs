@@ -40,7 +40,7 @@ fn health_and_metrics_are_served_beside_grpc() {
     assert!(text.starts_with("HTTP/1.1 200 OK") && text.contains("application/openmetrics-text"), "{text}");
     assert_eq!(metric(&text, "fanin_jobs{state=\"running\"}"), 1);
     // A slot of 2048 elements counts as eight for its two sums, and as four for each rank's contribution as it came.
-    assert_eq!(metric(&text, "fanin_slots{state=\"in_use\"}"), 32 * (8 + 2 * 4));
+    assert_eq!(metric(&text, "fanin_pool_units{state=\"in_use\"}"), 32 * (8 + 2 * 4));
     assert!(metric(&text, "fanin_results_total") >= 10);
     assert!(metric(&text, "fanin_packets_total{verdict=\"absorb\"}") >= 10);
     assert!(text.trim_end().ends_with("# EOF"));
@@ -100,7 +100,7 @@ fn a_late_rank_is_seen_in_its_own_series_which_go_when_it_leaves() {
 
     let began = std::time::Instant::now();
     let first: Vec<_> = sessions[..2].iter().map(|session| submit(session, tensor(), Op::Sum)).collect();
-    let waiting = |text: &str, rank| of_rank(text, "fanin_slots_waiting", "late", rank);
+    let waiting = |text: &str, rank| of_rank(text, "fanin_waiting", "late", rank);
     scrape_until(address, "waiting for rank 2 alone", |text| {
         let waiting = [0, 1, 2].map(|rank| waiting(text, rank).expect("a series"));
         (waiting == [0.0, 0.0, f64::from(SLOTS)]).then_some(())
@@ -121,7 +121,7 @@ fn a_late_rank_is_seen_in_its_own_series_which_go_when_it_leaves() {
     assert!(lateness[0].max(lateness[1]) <= slots * punctual.as_secs_f64(), "{lateness:?}");
     assert!(lateness[2] >= slots * late.as_secs_f64(), "{lateness:?}");
     assert_eq!(metric(&text, "fanin_job_results_total{job_name=\"late\"}"), u64::from(SLOTS));
-    assert_eq!(metric(&text, "fanin_job_pool_slots{job_name=\"late\"}"), u64::from(SLOTS));
+    assert_eq!(metric(&text, "fanin_job_in_flight{job_name=\"late\"}"), u64::from(SLOTS));
 
     // Packets that were sent again measure nothing, so there may have to be some more sums.
     scrape_until(address, "a round trip of each rank", |text| {
@@ -135,7 +135,7 @@ fn a_late_rank_is_seen_in_its_own_series_which_go_when_it_leaves() {
 
     sessions.remove(1).close();
     let text = fetch(address, "/metrics");
-    for name in ["fanin_slots_waiting", "fanin_round_trip_seconds", "fanin_lateness_seconds_total"] {
+    for name in ["fanin_waiting", "fanin_round_trip_seconds", "fanin_lateness_seconds_total"] {
         let here = [0, 1, 2].map(|rank| of_rank(&text, name, "late", rank).is_some());
         assert_eq!(here, [true, false, true], "{name}");
     }
@@ -149,7 +149,7 @@ fn a_job_cannot_forge_series_by_its_name() {
     let switch = switch();
     let _session = connect_all(&switch, "a\"} 1 \\", 1, |_| {});
     let text = fetch(switch.address(), "/metrics");
-    assert!(text.contains("fanin_job_pool_slots{job_name=\"a\\\"} 1 \\\\\"} "), "{text}");
+    assert!(text.contains("fanin_job_in_flight{job_name=\"a\\\"} 1 \\\\\"} "), "{text}");
 }
 
 #[test]

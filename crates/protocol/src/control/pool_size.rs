@@ -18,7 +18,7 @@ pub const SLOTS_AUTOMATIC_MIN: u16 = 64;
 /// Most slots a shard that are chosen without a request.
 pub const SLOTS_AUTOMATIC_MAX: u16 = 4096;
 
-/// Elements that a slot of the switch's pool is counted in.
+/// Elements of a unit that the switch's memory is counted in.
 const UNIT_ELEMENTS: u32 = 256;
 
 /// What decides a pool's size.
@@ -59,7 +59,7 @@ pub fn pool_slots(path: &Path) -> u16 {
     wanted.min(1 << fit.ilog2())
 }
 
-/// What a job of `slots` slots of `elements` takes of a shard's pool, in slots of 256 elements: two sums in words of 32 bits, in
+/// What a job of `slots` slots of `elements` takes of a shard's pool, in units of 256 elements: two sums in words of 32 bits, in
 /// which an element that is rounded on its way counts as much as any, and of each of the `gathering` workers one contribution
 /// of floats that travel as they are.
 #[must_use]

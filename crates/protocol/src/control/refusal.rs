@@ -159,17 +159,17 @@ macro_rules! for_each_refusal {
                     "the path to the switch has an MTU of {mtu} bytes, fanin needs {need}; raise it, or use another path"
                 );
 
-            /// The switch has too few free slots.
+            /// The switch has too little memory left.
             PoolExhausted = "pool_exhausted" {
-                /// Slots of 256 elements that the job needs in each shard.
+                /// Units of 256 elements that the job needs in each shard.
                 asked: u32,
-                /// Slots of 256 elements that are free in each shard.
+                /// Units of 256 elements that are free in each shard.
                 free: u32,
             }
                 |f| write!(
                     f,
-                    "the job asks for {asked} slots, the switch has {free} free (slots of 256 elements, each shard); ask for \
-                     fewer slots, wait until a job ends, or start the switch with more (--pool-slots)"
+                    "the job needs {asked} units of memory, and {free} are free (units of 256 elements, each shard); ask for fewer \
+                     slots or a smaller window, wait until a job ends, or start the switch with more (--pool-units)"
                 );
 
             /// The rank and its job (or the switch) disagree on the job that is to be resumed.

@@ -23,8 +23,8 @@ pub struct RegistryConfig {
     pub protocol: Protocol,
     /// Shards of the switch.
     pub shards: u8,
-    /// Slots of 256 elements in each shard, for all jobs together.
-    pub pool_slots: u32,
+    /// Memory in each shard, for all jobs together, in units of 256 elements.
+    pub pool_units: u32,
     /// What the kernel granted to each of the switch's sockets.
     pub receive_buffer_bytes: usize,
     /// Most jobs that gather or run at once.
@@ -45,7 +45,7 @@ impl Default for RegistryConfig {
         Self {
             protocol: Protocol::SwitchMl,
             shards: 1,
-            pool_slots: 262_144,
+            pool_units: 262_144,
             receive_buffer_bytes: 16 << 20,
             jobs_max: 256,
             heartbeat_timeout: Duration::from_secs(5),
@@ -168,11 +168,11 @@ pub enum Command {
     },
 }
 
-/// The switch's slots, in slots of 256 elements a shard.
+/// The memory for slots (SwitchML) and places (ATP) of a shard, in units of 256 elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pool {
     /// All.
-    pub slots: u32,
+    pub units: u32,
     /// Those that no job has.
     pub free: u32,
 }
@@ -330,7 +330,7 @@ impl Registry {
     ) -> Result<Self, ConfigError> {
         let must_not_be_zero = [
             ("shards", config.shards == 0),
-            ("pool_slots", config.pool_slots == 0),
+            ("pool_units", config.pool_units == 0),
             ("jobs_max", config.jobs_max == 0),
             ("heartbeat_timeout", config.heartbeat_timeout.is_zero()),
             ("return_timeout", config.return_timeout.is_zero()),
@@ -344,7 +344,7 @@ impl Registry {
             generator,
             gatherings: BTreeMap::new(),
             jobs: BTreeMap::new(),
-            free: config.pool_slots,
+            free: config.pool_units,
             next_ticket: 0,
             next_attendance: 0,
             last_tick: None,
@@ -436,7 +436,7 @@ impl Registry {
         Ok(JoinDecision::Complete { ticket, tickets, outcome })
     }
 
-    /// Turns a complete gathering into a running job, if there are slots for it.
+    /// Turns a complete gathering into a running job, if there is memory for it.
     fn admit(&mut self, now: Instant, name: &str) -> Result<Admission, Refusal> {
         let gathering = &self.gatherings[name];
         let world_size = gathering.world_size();
@@ -587,7 +587,7 @@ impl Registry {
     pub fn aborted(&mut self, now: Instant, job: JobId, reason: AbortReason) -> Option<Command> {
         let entry = self.jobs.get_mut(&job).filter(|entry| entry.is_running())?;
         entry.life = Life::Aborted { reason, since: now, heard: Ranks::default() };
-        // The slots are free at once: the data path answers an aborted job's packets from the reason alone.
+        // The memory is free at once: the data path answers an aborted job's packets from the reason alone.
         self.free += entry.pool_units;
         self.forget_surplus()
     }
@@ -672,7 +672,7 @@ impl Registry {
         commands
     }
 
-    /// Forgets a job and takes its slots back.
+    /// Forgets a job and takes its memory back.
     fn remove(&mut self, id: JobId) -> Command {
         if let Some(job) = self.jobs.remove(&id)
             && job.is_running()
@@ -688,10 +688,10 @@ impl Registry {
         &self.config
     }
 
-    /// The slots that are taken and free.
+    /// The memory that is taken and free.
     #[must_use]
     pub const fn pool(&self) -> Pool {
-        Pool { slots: self.config.pool_slots, free: self.free }
+        Pool { units: self.config.pool_units, free: self.free }
     }
 
     /// All jobs: those that gather by name, then those that were admitted by id.

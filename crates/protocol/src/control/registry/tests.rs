@@ -17,7 +17,7 @@ fn at(seconds: u64) -> Instant {
 
 fn registry() -> Registry {
     let mut last = 40;
-    let config = RegistryConfig { pool_slots: 2048, jobs_max: 3, ..RegistryConfig::default() };
+    let config = RegistryConfig { pool_units: 2048, jobs_max: 3, ..RegistryConfig::default() };
     let generator = move || {
         last += 1;
         last
@@ -183,7 +183,7 @@ fn ranks_wait_until_the_last_one_comes_and_all_get_the_same_admission() {
     let tickets = vec![Ticket(1), Ticket(2), Ticket(0)];
     assert_eq!(decision, JoinDecision::Complete { ticket: Ticket(2), tickets, outcome: Ok(admission) });
     // 64 slots of two sums and three contributions, of 352 elements each.
-    assert_eq!(registry.pool(), Pool { slots: 2048, free: 2048 - 64 * 4 });
+    assert_eq!(registry.pool(), Pool { units: 2048, free: 2048 - 64 * 4 });
 }
 
 #[test]
@@ -288,8 +288,8 @@ fn a_job_of_bfloat16_takes_its_accumulators_from_the_pool_and_gives_them_back() 
     let decision = registry.join(at(0), request);
     let JoinDecision::Complete { outcome: Ok(admission), .. } = decision else { panic!("{decision:?}") };
     assert_eq!((admission.elements, admission.wire_dtype), (352, WireDtype::Bfloat16));
-    // 64 slots of two sums of 704 elements and a contribution of 352, which count as four slots of 256 each.
-    assert_eq!(registry.pool(), Pool { slots: 2048, free: 2048 - 64 * 4 });
+    // 64 slots of two sums of 704 elements and a contribution of 352, which count as four units of 256 each.
+    assert_eq!(registry.pool(), Pool { units: 2048, free: 2048 - 64 * 4 });
     let state = registry.jobs().next().map(|view| view.state);
     assert!(matches!(state, Some(JobState::Running { wire_dtype: WireDtype::Bfloat16, .. })), "{state:?}");
     registry.leave(at(1), admission.job, WorkerId(0));
@@ -831,7 +831,7 @@ proptest! {
                 position.map(|position| waiting.swap_remove(position));
             }
             let pool = registry.pool();
-            prop_assert_eq!(pool.slots - pool.free, held(&registry));
+            prop_assert_eq!(pool.units - pool.free, held(&registry));
             prop_assert!(registry.jobs().count() <= 6, "three jobs and three aborts");
             let mut running = Vec::new();
             for view in registry.jobs() {
@@ -854,7 +854,7 @@ proptest! {
             }
         }
         prop_assert_eq!(refused, waiting.len());
-        prop_assert_eq!(registry.pool(), Pool { slots: 2048, free: 2048 });
+        prop_assert_eq!(registry.pool(), Pool { units: 2048, free: 2048 });
         prop_assert_eq!(registry.jobs().count(), 0);
     }
 }
