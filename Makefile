@@ -14,7 +14,7 @@ help:
 	@echo 'make wheel   what pip installs, into target/wheels: fanin for every Python from 3.11 on, and fanin-lab'
 	@echo 'make demo    train a small GPT with 4 workers, a switch summing their gradients, beside Gloo (2 minutes)'
 	@echo 'make test    everything that CI runs'
-	@echo 'make test-long   fifty ranks killed at random moments, and started again (half an hour)'
+	@echo 'make test-long   fifty ranks killed at random moments, and started again (ten minutes)'
 	@echo 'make test-torch  PyTorch'"'"'s own distributed tests, on fanin and on Gloo'
 	@echo 'make test-frameworks  docs/frameworks.md: unchanged programs of frameworks, on fanin and on Gloo (installs them)'
 	@echo 'make bench   docs/performance.md: fanin beside Gloo, the kernels beside memcpy; as root, else rows are skipped (20 minutes)'
@@ -78,13 +78,13 @@ test-tools: tools
 
 test-rust: test-tools
 	cargo test --workspace --quiet
-	cargo bench --package fanin-quant --package fanin-sim --quiet -- --test
+	cargo test --package fanin-quant --package fanin-sim --benches --quiet -- --test
 	$(MAKE) --no-print-directory fuzz
 
 test-python: build
 	$(BIN)/python -m pytest
 
-# Ranks killed at random moments, under torchrun; half an hour. A seed alone: LONG="-k 'moments and 3'".
+# Ranks killed at random moments, under torchrun; ten minutes. A seed alone: LONG="-k 'moments and 3'".
 LONG ?=
 test-long: build
 	$(BIN)/python -m pytest -m long -s $(LONG)
@@ -138,7 +138,7 @@ fuzz: test-tools
 	done
 
 # Also `$(BIN)/python benches/performance.py --only TEXT` for some rows, and `--quick` to see that all run. Was it faster
-# before? `$(BIN)/python benches/against.py ../before` lets two checkouts take turns.
+# before? `$(BIN)/python benches/against.py ../before` lets two built checkouts take turns.
 bench: build
 	$(BIN)/python benches/performance.py
 

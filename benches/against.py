@@ -38,20 +38,26 @@ def main() -> int:
     ]
     if not commands:
         sys.exit(f"no row has {args.only!r} in its name")
+    if why := performance.no_laboratory():
+        print(f"without the rows with links: {why}", file=sys.stderr)
+        commands = [command for command in commands if not command.links]
     times: dict[Command, list[list[float]]] = defaultdict(list)
     try:
         with _signals.as_exit(), progress(args.rounds * len(commands)) as bar:
             for number in range(args.rounds):
-                for command in commands:
+                for command in list(commands):
                     performance.say(bar, f"round {number + 1} of {args.rounds}: {command.what}")
                     # First and second by turns: the first of two leaves the other a warm machine.
                     turn = slice(None, None, -1 if number % 2 else 1)
-                    pair = [_time_s(python, command) for python in pythons[turn]]
+                    try:
+                        pair = [_time_s(python, command) for python in pythons[turn]]
+                    except performance.FailedError as error:
+                        print(f"without {command.what}: {error}", file=sys.stderr)
+                        commands.remove(command)
+                        continue
                     times[command].append(pair[turn])
     except KeyboardInterrupt:
         return 130
-    except performance.FailedError as error:
-        sys.exit(str(error))
     print(f"{'workers, links, tensor':<45} {'there':>10} {'here':>10}  here / there")
     for command, pairs in times.items():
         there, here = (statistics.median(column) for column in zip(*pairs, strict=True))

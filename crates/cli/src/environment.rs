@@ -2,6 +2,8 @@
 
 use std::sync::Once;
 
+use crate::output;
+
 /// All of them. The settings among them are Python's (`fanin._settings`); a test there holds this list to them.
 pub const VARIABLES: [&str; 11] = [
     "FANIN_AS",
@@ -23,7 +25,9 @@ pub fn warn_of_unknown() {
     ONCE.call_once(|| {
         for name in std::env::vars_os().filter_map(|(name, _)| name.into_string().ok()) {
             if let Some(nearest) = nearest(&name) {
-                eprintln!("fanin: {name} is set, and is no variable of fanin's; do you mean {nearest}?");
+                output::warning(&format!(
+                    "{name} is set, and is no variable of fanin's; do you mean {nearest}?"
+                ));
             }
         }
     });

@@ -5,6 +5,8 @@ use std::sync::Once;
 
 use fanin_udp::{SocketProbe, probe_socket};
 
+use crate::output;
+
 /// With less a rank loses packets at 10 Gbit/s (docs/operations.md, socket buffers).
 const BUFFER_BYTES_MIN: usize = 1 << 20;
 
@@ -15,7 +17,7 @@ pub fn warn() {
         // Nothing is sent: what the kernel grants here, it grants everywhere.
         let Ok(socket) = probe_socket(SocketAddr::from((Ipv4Addr::LOCALHOST, 9))) else { return };
         for warning in warnings(&socket) {
-            eprintln!("fanin: {warning}");
+            output::warning(&warning);
         }
     });
 }

@@ -1,4 +1,4 @@
-//! Standard output that may be closed: `fanin status | head -1` is no error.
+//! Standard output and standard error that may be closed: `fanin status | head -1` is no error.
 
 use std::io::{self, Write};
 
@@ -9,4 +9,9 @@ pub(crate) fn line(text: &str) -> io::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         result => result,
     }
+}
+
+/// Says what nobody asked for on standard error. Nobody is there to hear when this fails.
+pub(crate) fn warning(text: &str) {
+    let _ = writeln!(io::stderr(), "fanin: {text}");
 }

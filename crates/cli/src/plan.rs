@@ -21,8 +21,8 @@ const GAIN_MIN: f64 = 0.01;
 ///
 /// For machines behind one link each: how long a sum takes with one switch, with a ring (Gloo, NCCL), and with the split over
 /// all machines' own summation services that takes the least time (BytePS). It asks no network: say what the links
-/// carry. Headers are not counted (5.3 % with an MTU of 1500). This version runs the one switch; it plans the split
-/// but does not run it yet.
+/// carry. Headers are not counted (7 % with an MTU of 1500), and cores only where --sums says what they can add. This
+/// version runs the one switch; it plans the split but does not run it yet.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
     fanin plan --machines 8 --rate 1gbit\n  \
@@ -40,7 +40,8 @@ const GAIN_MIN: f64 = 0.01;
     [[machine]]\n  \
     name = \"spare\"\n  \
     trains = false        # it only sums\n  \
-    rate = \"2.5gbit\"")]
+    rate = \"2.5gbit\"\n  \
+    sums_at = \"20gbit\"    # what its cores can take in and add")]
 pub(crate) struct Arguments {
     /// Machines that train
     #[arg(long, value_name = "N", required_unless_present = "cluster", conflicts_with = "cluster")]
@@ -54,6 +55,9 @@ pub(crate) struct Arguments {
     /// What their links carry [default: --rate]
     #[arg(long, value_name = "RATE", conflicts_with = "cluster")]
     spare_rate: Option<Rate>,
+    /// What the cores of each machine can take in and add [default: never the limit]
+    #[arg(long, value_name = "RATE", conflicts_with = "cluster")]
+    sums: Option<Rate>,
     /// The cluster, as TOML
     #[arg(long, value_name = "FILE")]
     cluster: Option<PathBuf>,
@@ -84,6 +88,7 @@ struct MachineTable {
     trains: bool,
     #[serde(default = "yes")]
     sums: bool,
+    sums_at: Option<Rate>,
 }
 
 const fn one() -> usize {
@@ -104,7 +109,7 @@ struct Report {
     split: Way,
     one_switch: Option<Way>,
     ring_s: f64,
-    /// No way to sum takes less.
+    /// No way to sum on these machines takes less.
     lower_bound_s: f64,
     /// What one might buy, and what the split would then take.
     purchases: Vec<Purchase>,
@@ -149,9 +154,11 @@ fn machines(arguments: &Arguments) -> anyhow::Result<Vec<Machine>> {
             let text =
                 std::fs::read_to_string(path).with_context(|| format!("cannot read the cluster {name}"))?;
             let file: File = toml::from_str(&text).with_context(|| format!("in {name}"))?;
-            let tables: Vec<_> = file.machine.iter().map(of_table).collect::<Result<_, _>>()?;
-            ensure!(counted(tables.iter().map(Vec::len)), "{name}: more than {MACHINES_MAX} machines");
-            tables.concat()
+            ensure!(
+                counted(file.machine.iter().map(|table| table.count)),
+                "{name}: more than {MACHINES_MAX} machines"
+            );
+            file.machine.iter().map(of_table).collect::<Result<Vec<_>, _>>()?.concat()
         }
         None => {
             let rate = arguments.rate.expect("clap asks for it").0 as f64;
@@ -159,12 +166,17 @@ fn machines(arguments: &Arguments) -> anyhow::Result<Vec<Machine>> {
             let (training, spare) = (arguments.machines.expect("clap asks for it"), arguments.spare);
             ensure!(counted([training, spare].into_iter()), "more than {MACHINES_MAX} machines");
             let training = (0..training).map(|index| Machine::training(format!("w{index}"), rate));
-            training
-                .chain((0..spare).map(|index| Machine::spare(format!("spare{index}"), spare_rate)))
-                .collect()
+            let spare = (0..spare).map(|index| Machine::spare(format!("spare{index}"), spare_rate));
+            let summed_bytes_per_s = bytes_per_s(arguments.sums);
+            training.chain(spare).map(|machine| Machine { summed_bytes_per_s, ..machine }).collect()
         }
     };
     Ok(machines)
+}
+
+/// Of contributions; without a word about the cores they are never the limit.
+fn bytes_per_s(sums_at: Option<Rate>) -> f64 {
+    sums_at.map_or(f64::INFINITY, |rate| rate.0 as f64 / 8.0)
 }
 
 fn counted(counts: impl Iterator<Item = usize>) -> bool {
@@ -172,20 +184,19 @@ fn counted(counts: impl Iterator<Item = usize>) -> bool {
 }
 
 fn of_table(table: &MachineTable) -> anyhow::Result<Vec<Machine>> {
-    let MachineTable { name, count, rate, up, down, trains, sums } = table;
+    let MachineTable { name, count, rate, up, down, trains, sums, sums_at } = table;
     let (up, down) = match (rate, up, down) {
         (Some(rate), None, None) => (rate, rate),
         (None, Some(up), Some(down)) => (up, down),
         _ => anyhow::bail!("machine {name}: it needs `rate`, or both `up` and `down`"),
     };
-    ensure!(*count <= MACHINES_MAX, "machine {name}: more than {MACHINES_MAX} of it");
     let machine = |index| Machine {
         name: if *count == 1 { name.clone() } else { format!("{name}{index}") },
         trains: *trains,
         sums: *sums,
         up_bps: up.0 as f64,
         down_bps: down.0 as f64,
-        summed_bytes_per_s: f64::INFINITY,
+        summed_bytes_per_s: bytes_per_s(*sums_at),
     };
     Ok((0..*count).map(machine).collect())
 }
@@ -229,7 +240,9 @@ fn report(cluster: &Cluster, size_bytes: u64) -> Report {
             cluster.machines().iter().cloned().chain(spare).collect(),
         );
     }
-    let fast = cluster.machines().iter().position(|machine| !machine.trains && machine.sums);
+    let spare = cluster.machines().iter().enumerate().filter(|(_, machine)| !machine.trains && machine.sums);
+    let link_bps = |machine: &Machine| machine.up_bps.min(machine.down_bps);
+    let fast = spare.max_by(|(_, a), (_, b)| link_bps(a).total_cmp(&link_bps(b))).map(|(index, _)| index);
     let mut machines = cluster.machines().to_vec();
     let what = if let Some(fast) = fast {
         machines[fast].up_bps *= FASTER;
@@ -264,7 +277,7 @@ fn report(cluster: &Cluster, size_bytes: u64) -> Report {
     }
 }
 
-/// The rate that most of the machines that train have.
+/// The rate of the machine in the middle, of those that train.
 fn usual_rate_bps(cluster: &Cluster) -> f64 {
     let mut rates: Vec<_> = cluster
         .machines()
@@ -321,7 +334,7 @@ fn shown(report: &Report) -> String {
     let is_one_switch = report.one_switch.as_ref().is_some_and(|switch| switch.time_s <= report.split.time_s);
     let runs = if is_one_switch { "" } else { "; planned, not run by this version" };
     add("the shares above", report.split.time_s, &format!("{}{runs}", waits(&report.split)));
-    add("no way takes less than", report.lower_bound_s, "");
+    add("on these machines no way takes less than", report.lower_bound_s, "");
     for Purchase { what, split_s, one_switch_s } in &report.purchases {
         let switch =
             one_switch_s.map_or_else(String::new, |seconds| format!("; one switch: {}", time_text(seconds)));

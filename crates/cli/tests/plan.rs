@@ -80,6 +80,23 @@ fn a_cluster_is_read_from_a_file() {
 }
 
 #[test]
+fn cores_count_where_they_are_given() {
+    let fast = ["--machines", "8", "--rate", "10gbit", "--spare", "1", "--spare-rate", "100gbit"];
+    assert_eq!(ms(&json(&fast)["one_switch"]["time_s"]), 20.0);
+    let plan = json(&[&fast[..], &["--sums", "20gbit"]].concat());
+    assert_eq!(ms(&plan["one_switch"]["time_s"]), 80.0);
+    assert_eq!(plan["one_switch"]["bound"], "the cores of spare0");
+    assert!(plan["split"]["time_s"].as_f64() < plan["one_switch"]["time_s"].as_f64());
+}
+
+#[test]
+fn of_two_plans_that_take_as_long_the_one_that_runs_is_named() {
+    let two = ["--machines", "4", "--rate", "1gbit", "--spare", "2", "--spare-rate", "10gbit"];
+    assert_eq!(json(&two)["machines"][4]["share"], 1.0);
+    assert!(!text(&plan(&two).stdout).contains("not run by this version"));
+}
+
+#[test]
 fn a_machine_alone_needs_no_plan() {
     let output = plan(&["--machines", "1", "--rate", "1gbit"]);
     assert!(text(&output.stdout).ends_with("nothing crosses the network.\n"), "{}", text(&output.stdout));

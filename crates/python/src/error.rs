@@ -133,7 +133,19 @@ fn refused(reason: Refusal, fields: &Bound<'_, PyDict>) -> PyResult<&'static str
         }
         Refusal::JoinTimeout { missing: ranks } => missing(ranks, fields, "JoinTimeout")?,
         Refusal::SwitchStopping => "SwitchLost",
-        _ => "JoinRefused",
+        // No class of their own.
+        Refusal::JobName { .. }
+        | Refusal::TooManyJobs { .. }
+        | Refusal::JobRunning { .. }
+        | Refusal::InFlightOutOfRange { .. }
+        | Refusal::InFlightMismatch { .. }
+        | Refusal::MtuTooSmall { .. }
+        | Refusal::ResumeMismatch { .. }
+        | Refusal::ResumeGap { .. }
+        | Refusal::WireDtypeOfAtp { .. }
+        | Refusal::TooManyLevels { .. }
+        | Refusal::TooManyChildren { .. }
+        | Refusal::PathsDisagree { .. } => "JoinRefused",
     })
 }
 

@@ -8,7 +8,7 @@ use fanin_wire::{AbortReason, WorkerId};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
-use super::admission::{Memory, join};
+use super::admission::{Memory, join, leave};
 use super::connection::{Connection, RETRY, explain};
 use super::presence::News;
 use super::shared::Shared;
@@ -209,10 +209,13 @@ impl Watch {
             let left = self.patience(since);
             let cause = match join(&mut self.connection, &self.shared.config, left, Some(&memory)).await {
                 Ok(admitted) => {
-                    self.shared
-                        .driver
-                        .resume(admitted.job, self.connection.address, &admitted.restore)
-                        .map_err(|error| self.lost(since.elapsed(), &error.to_string()))?;
+                    let resumed =
+                        self.shared.driver.resume(admitted.job, self.connection.address, &admitted.restore);
+                    if let Err(error) = resumed {
+                        // The place is this rank's now, and the others would wait for it.
+                        leave(&mut self.connection, admitted.job.id(), self.shared.member.rank).await;
+                        return Err(self.lost(since.elapsed(), &error.to_string()));
+                    }
                     self.shared.set_job(admitted.job);
                     self.switch_instance = admitted.switch_instance;
                     self.progress = Progress::now(self.shared.driver.progress_marker());

@@ -350,11 +350,27 @@ impl Relay {
             proto::join_reply::Outcome::Admission(admission) => admission,
             proto::join_reply::Outcome::Refusal(refusal) => return Err(Failed::Passed(refusal)),
         };
+        if let Err(error) = self.learn_admission(rank, &mut admission, &connection).await {
+            // The rank hears a refusal, so it will not leave the place that it was given above.
+            let leave = proto::LeaveRequest { job_id: admission.job_id, rank, passed_on: 1 };
+            let _ = tokio::time::timeout(PATIENCE, connection.client.leave(leave)).await;
+            return Err(error);
+        }
+        Ok(admission)
+    }
+
+    /// Serves the job of a rank that was admitted above, and writes this switch's level into what the rank hears.
+    async fn learn_admission(
+        &self,
+        rank: u32,
+        admission: &mut proto::Admission,
+        connection: &Connection,
+    ) -> Result<(), Failed> {
         let route = admission.atp.as_mut().and_then(|atp| atp.route.as_mut()).ok_or(Malformed("route"))?;
         let generation = Generation(narrow(admission.generation, "generation")?);
         let member = (JobId(admission.job_id), generation, WorkerId(narrow(rank, "rank")?));
-        route.levels = self.learn(member, &connection, route).await?;
-        Ok(admission)
+        route.levels = self.learn(member, connection, route).await?;
+        Ok(())
     }
 
     async fn heartbeat(&self, mut request: proto::HeartbeatRequest) -> Result<proto::HeartbeatReply, Failed> {

@@ -436,7 +436,7 @@ fn a_rank_that_waited_for_the_server_and_then_for_ranks_says_which_are_missing()
     let rack = rack(nowhere);
     let config = SessionConfig {
         world_size: 2,
-        join_timeout: Duration::from_secs(8),
+        join_timeout: Duration::from_secs(20),
         ..asking(rack.address(), Protocol::Atp)
     };
     let early = thread::spawn(move || Session::connect(config));
@@ -559,4 +559,15 @@ fn more_ranks_than_a_bitmap_tells_apart_are_refused() {
         let SessionError::JoinRefused { reason, .. } = &error else { panic!("{error}") };
         assert_eq!(*reason, Refusal::TooManyChildren { switch: Some(rack.address()), children: 33 });
     }
+}
+
+#[test]
+fn a_switch_that_cannot_serve_a_rank_gives_the_place_back_that_the_server_gave() {
+    // Admitted, and not told how its packets go.
+    let server = Script { protocol: fanin_controller::proto::Protocol::Atp, ..Script::default() }.play();
+    let rack = rack(server.address);
+    let error = refused(asking(rack.address(), Protocol::Atp));
+    assert!(error.to_string().contains("route"), "{error}");
+    let left = server.left.recv_timeout(HANG).expect("the switch says that the rank leaves");
+    assert_eq!((left.job_id, left.rank), (1, 0));
 }

@@ -3,12 +3,12 @@
 use fanin_protocol::control::{Ranks, Refusal};
 use fanin_wire::WorkerId;
 
-use super::scripted::Script;
+use super::scripted::{INSTANCE, Script, admission};
 use super::*;
 use fanin_controller::proto::control_client::ControlClient;
 use fanin_controller::proto::join_reply::Outcome;
 use fanin_controller::proto::{
-    AbortReason, AttendRequest,
+    AbortReason, Admission, AttendRequest,
     abort_reason::Reason,
     heartbeat_reply::{Alive, State, Unknown},
 };
@@ -325,4 +325,26 @@ fn a_closed_session_fails_what_is_under_way_and_what_comes() {
     assert_eq!(waiting.wait(), Err(SessionError::Closed));
     assert_eq!(submit(&sessions[0], vec![1_i32; 10], Op::Sum).wait(), Err(SessionError::Closed));
     sessions[0].close();
+}
+
+#[test]
+fn a_rank_that_cannot_take_its_place_under_a_new_switch_leaves_it() {
+    // After its restart the switch grants another number of slots, with which the job cannot go on.
+    let join: fn(JoinRequest) -> Outcome = |request| {
+        let again = request.resume.is_some();
+        Outcome::Admission(Admission {
+            job_id: if again { 2 } else { 1 },
+            in_flight: if again { 2 } else { 1 },
+            switch_instance: if again { INSTANCE } else { INSTANCE - 1 },
+            ..admission(&request)
+        })
+    };
+    let heartbeat: fn(u32) -> Option<State> = |_| Some(State::Unknown(Unknown {}));
+    let scripted = Script { join, heartbeat, ..Script::default() }.play();
+    let session =
+        Session::connect(SessionConfig::new(scripted.address.to_string(), "a", 0, 1)).expect("admitted");
+    let left = scripted.left.recv_timeout(HANG).expect("it says that it leaves");
+    assert_eq!((left.job_id, left.rank), (2, 0));
+    let error = submit(&session, vec![1_i32; 10], Op::Sum).wait().expect_err("it did not go on");
+    assert!(matches!(error, SessionError::SwitchLost { .. }), "{error}");
 }
