@@ -253,7 +253,7 @@ fn a_job_beyond_the_pool_is_refused_for_all_its_ranks_with_asked_and_free() {
     assert_eq!(decision, JoinDecision::Complete { ticket: Ticket(2), tickets, outcome: Err(reason) });
     assert_eq!(registry.jobs().count(), 1, "the gathering is gone, so that the ranks may ask for less");
     let message = reason.to_string();
-    assert!(message.contains("asks for 3000 slots") && message.contains("1856 free"), "{message}");
+    assert!(message.contains("needs 3000 units") && message.contains("1856 are free"), "{message}");
 }
 
 #[test]
