@@ -198,7 +198,7 @@ def _jobs(load: Load, aggregators: int) -> Iterator[tuple[Netlab, dict[str, list
         name = f"share{os.getpid()}"
         lab = Netlab(SERVER + 1, rate_bps=load.rate_bps, name=name)
         stack.enter_context(lab)
-        server = f"{address(SERVER)}:{PORT}"
+        server = address(f"w{SERVER}") + f":{PORT}"
         _serve(lab, stack, f"w{SERVER}", "server", "--listen", server)
         options = ("--protocol", "atp", "--upstream", server, "--aggregators", str(aggregators))
         _serve(lab, stack, SWITCH, "switch", "--listen", f"{SWITCH_ADDRESS}:{PORT}", *options)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from argparse import ArgumentTypeError
+from collections.abc import Mapping
 
 _RATE = re.compile(r"(\d+(?:\.\d+)?)([kmgt]?)(i?)(bit|bps)", re.IGNORECASE)
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kmg])(i?))?b?", re.IGNORECASE)
@@ -20,6 +21,13 @@ def rate_bps(text: str) -> int:
     if bits < 1000:
         raise ArgumentTypeError(f"{text!r} is less than 1kbit")
     return int(bits)
+
+
+def whole_number(text: str) -> int:
+    """Parse a number that is not negative."""
+    if not text.isdecimal():
+        raise ArgumentTypeError(f"{text!r} is no whole number")
+    return int(text)
 
 
 def size_bytes(text: str) -> int:
@@ -54,12 +62,25 @@ def shown_rate(bps: int) -> str:
     return _short(bps, ("bit", "kbit", "mbit", "gbit", "tbit"))
 
 
-def shown_links(bps: int | None, loss: float | None, mtu: int, racks: int = 1) -> str:
-    """Return the links of a laboratory in words."""
-    rate = "unshaped" if bps is None else shown_rate(bps)
-    lost = "" if loss is None else f", loss {100 * loss:g} %"
-    many = f", {racks} racks" if racks > 1 else ""
-    return f"{rate} links, MTU {mtu}{lost}{many}"
+def shown_links(
+    bps: int | None,
+    loss: float | None,
+    mtu: int,
+    racks: int = 1,
+    spares: int = 0,
+    spare_bps: int | None = None,
+    rates: Mapping[str, int] | None = None,
+) -> str:
+    """Return the links of a laboratory in words; ``rates`` are of machines that have another."""
+    others = [f"{machine} {shown_rate(rate)}" for machine, rate in (rates or {}).items()]
+    if spare_bps is not None:
+        others.insert(0, f"spare machines {shown_rate(spare_bps)}")
+    text = f"{'unshaped' if bps is None else shown_rate(bps)} links"
+    text += f" ({', '.join(others)})" if others else ""
+    text += f", MTU {mtu}"
+    text += "" if loss is None else f", loss {100 * loss:g} %"
+    text += f", {racks} racks" if racks > 1 else ""
+    return text + (f", {spares} spare machine{'s' if spares > 1 else ''}" if spares else "")
 
 
 def shown_size(size: int) -> str:

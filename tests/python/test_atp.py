@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from conftest import Launch, SwitchProcess
 from fanin import _fanin
-from fanin.netlab import SERVER, SERVER_ADDRESS, Netlab, bridge_address
+from fanin.netlab import SERVER, SERVER_ADDRESS, Netlab, address
 from ranks import Me
 from test_ddp import BOUNDS, differences, train
 from test_faults import Sum, both_ways, exact_loop
@@ -227,12 +227,12 @@ def test_two_racks_whose_links_lose_a_hundredth_sum_exactly(launch: Launch, tmp_
         popen = partial(lab.popen, SERVER)
         stack.enter_context(SwitchProcess(command="server", listen=server, popen=popen))
         for rack in ("sw0", "sw1"):
-            listen = f"{bridge_address(rack)}:4800"
+            listen = f"{address(rack)}:4800"
             options = ("--protocol", "atp", "--upstream", server)
             popen = partial(lab.popen, rack)
             stack.enter_context(SwitchProcess(*options, listen=listen, popen=popen))
         spaces = [lab.namespace(f"w{i}") for i in range(4)]
-        switches = [f"{bridge_address(lab.switch_of(i))}:4800" for i in range(4)]
+        switches = [f"{address(lab.switch_of(i))}:4800" for i in range(4)]
         ranks = launch(in_a_rack, 4, switches, spaces, str(tmp_path / "store"))
         results = ranks.results()
         status_of = ["status", "--switch", switches[0], "--json"]

@@ -20,12 +20,15 @@ from conftest import Launch, SwitchProcess
 from fanin import netlab
 from fanin.netlab import (
     INTERFACE,
+    RACKS_MAX,
     SERVER,
+    SPARES_MAX,
     SWITCH,
     SWITCH_ADDRESS,
+    WORKERS_MAX,
     Netlab,
     NetlabError,
-    bridge_address,
+    address,
 )
 from ranks import DEADLINE, Me, wait_until
 from torch._C._distributed_c10d import FileStore
@@ -116,7 +119,7 @@ def test_packets_go_through_and_the_laboratory_goes_away() -> None:
     assert echoed(lab, 3) == 30
     shown = fanin("exec", "--name", NAME, "w1", "--", "ip", "-json", "address", "show", INTERFACE)
     (link,) = json.loads(shown.stdout)
-    assert (link["mtu"], link["addr_info"][0]["local"]) == (1400, netlab.address(1))
+    assert (link["mtu"], link["addr_info"][0]["local"]) == (1400, netlab.address("w1"))
     assert fanin("exec", "--name", NAME, "w1", "--", "sh", "-c", "exit 7").returncode == 7
     down = fanin("down", "--name", NAME)
     assert (down.returncode, down.stdout) == (0, "removed w0 w1 sw\n")
@@ -131,8 +134,8 @@ def test_workers_of_two_racks_reach_their_switch_the_server_and_each_other() -> 
         there = ["w0", "w1", "w2", "sw0", "sw1", SERVER]
         assert netlab.members(NAME) == there
         assert [lab.switch_of(i) for i in range(3)] == ["sw0", "sw0", "sw1"]
-        addresses = [bridge_address(member) for member in there[3:]]
-        others = [*addresses, netlab.address(1)]
+        addresses = [address(member) for member in there[3:]]
+        others = [*addresses, netlab.address("w1")]
         knocking = lab.popen(
             "w2", [sys.executable, "-c", KNOCK, *others], stdout=subprocess.PIPE, text=True
         )
@@ -166,6 +169,54 @@ def test_links_are_shaped_both_ways() -> None:
     for worker in state["workers"]:
         assert worker["connected"]
         assert (worker["up_rate_bps"], worker["down_rate_bps"]) == (50_000_000, 50_000_000)
+
+
+@needs_lab
+def test_spare_machines_have_one_link_and_each_link_the_rate_that_it_is_told() -> None:
+    rates = ("--rate", "100mbit", "--rate-of", "w1=50mbit", "--spare-rate", "200mbit")
+    up = fanin("up", "--name", NAME, "--workers", "2", "--spares", "2", *rates)
+    assert up.returncode == 0, up.stderr
+    assert "2 spare machines, s0 at 10.77.0.209 to s1 at 10.77.0.210" in up.stdout
+    state = json.loads(fanin("status", "--name", NAME, "--json").stdout)
+    assert [worker["name"] for worker in state["workers"]] == ["w0", "w1"]
+    assert [spare["address"] for spare in state["spares"]] == ["10.77.0.209", "10.77.0.210"]
+    machines = [*state["workers"], *state["spares"]]
+    assert all(machine["connected"] for machine in machines)
+    for way in ("up_rate_bps", "down_rate_bps"):
+        found = [machine[way] for machine in machines]
+        assert found == [100_000_000, 50_000_000, 200_000_000, 200_000_000]
+    others = [netlab.address(member) for member in ("w0", "w1", "s1", SWITCH)]
+    knock = (sys.executable, "-c", KNOCK, *others)
+    assert fanin("exec", "--name", NAME, "s0", "--", *knock).stdout.split() == others
+    shown = fanin("status", "--name", NAME).stdout.splitlines()
+    assert [line.split()[0] for line in shown[:5]] == [SWITCH, "w0", "w1", "s0", "s1"]
+    assert "up 200mbit, down 200mbit" in shown[3]
+    assert fanin("down", "--name", NAME).stdout == "removed w0 w1 s0 s1 sw\n"
+
+
+@needs_lab
+def test_spare_machines_stand_above_racks() -> None:
+    with Netlab(2, racks=2, spares=1, name=NAME) as lab:
+        others = [netlab.address(member) for member in ("w0", "w1", "sw0", SERVER)]
+        knocking = lab.popen(
+            "s0", [sys.executable, "-c", KNOCK, *others], stdout=subprocess.PIPE, text=True
+        )
+        assert knocking.communicate(timeout=DEADLINE)[0].split() == others
+        assert netlab.members(NAME) == ["w0", "w1", "s0", "sw0", "sw1", SERVER]
+
+
+def test_more_than_there_is_room_for_and_rates_of_nobody_are_refused() -> None:
+    with pytest.raises(NetlabError, match=f"209 workers: a laboratory has 1 to {WORKERS_MAX}"):
+        Netlab(209)
+    with pytest.raises(NetlabError, match=f"33 spare machines: .* up to {SPARES_MAX}"):
+        Netlab(1, spares=33)
+    with pytest.raises(NetlabError, match="a rate of spare machines, and there is none"):
+        Netlab(1, spare_rate_bps=10**9)
+    with pytest.raises(NetlabError, match="a rate of w2: the machines are w0 w1 s0"):
+        Netlab(2, spares=1, rates={"w2": 10**9})
+    most = Netlab(WORKERS_MAX, spares=SPARES_MAX, racks=RACKS_MAX).rates
+    addresses = {netlab.address(member) for member in [*most, "sw0", f"sw{RACKS_MAX - 1}", SERVER]}
+    assert len(addresses) == WORKERS_MAX + SPARES_MAX + 3
 
 
 @needs_lab
@@ -257,6 +308,9 @@ def test_what_is_not_there_is_named() -> None:
     assert missing.stderr.count("\n") == 1
     assert "fanin netlab up" in missing.stderr
     assert fanin("up", "--name", NAME, "--workers", "1", "--rate", "fast").returncode == 2
+    unclear = fanin("up", "--name", NAME, "--workers", "1", "--rate-of", "w0")
+    assert unclear.returncode == 2
+    assert "write w3=500mbit" in unclear.stderr
 
 
 def test_without_root_or_tools_one_line_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

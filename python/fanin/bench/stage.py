@@ -23,7 +23,7 @@ from fanin import netlab
 from fanin._settings import Settings
 from fanin.bench import BenchError
 from fanin.bench.rank import Failed, Place, Round, Timing, Verdict, play
-from fanin.netlab import INTERFACE, MTU_DEFAULT, SERVER, SWITCH, Netlab, bridge_address
+from fanin.netlab import INTERFACE, MTU_DEFAULT, SERVER, SWITCH, Netlab, address
 
 SWITCH_PORT = 4800
 SERVER_PORT = 4801
@@ -223,10 +223,10 @@ def _switches(lab: Netlab | None, settings: Settings) -> Iterator[tuple[list[int
         pids: list[int] = []
 
         def serve(member: str, what: str, port: int, *options: str) -> str:
-            listen = f"{bridge_address(member)}:{port}" if lab else "127.0.0.1:0"
-            pid, address = stack.enter_context(_serve(lab, member, what, listen, *options))
+            listen = f"{address(member)}:{port}" if lab else "127.0.0.1:0"
+            pid, told = stack.enter_context(_serve(lab, member, what, listen, *options))
             pids.append(pid)
-            return address
+            return told
 
         if settings.protocol == "switchml":
             yield pids, dict.fromkeys(racks, serve(top, "switch", SWITCH_PORT))

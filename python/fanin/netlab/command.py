@@ -23,7 +23,6 @@ from fanin.netlab.lab import (
     SWITCH_ADDRESS,
     Netlab,
     address,
-    bridge_address,
     down,
     members,
 )
@@ -36,6 +35,9 @@ examples (as root):
   fanin netlab exec w0 -- fanin status --switch 10.77.0.254:4800
   fanin netlab status
   fanin netlab down
+four machines, the last with a slower link, and a fast one that only sums:
+  fanin netlab up --workers 4 --rate 1gbit --rate-of w3=500mbit --spares 1 --spare-rate 2.5gbit
+  fanin netlab exec s0 -- fanin switch --listen 10.77.0.209:4800 &
 two racks, for ATP:
   fanin netlab up --workers 4 --racks 2 --rate 1gbit
   fanin netlab exec server -- fanin server --listen 10.77.0.254:4800 &
@@ -48,9 +50,11 @@ def _parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="fanin netlab",
         description="A laboratory of network namespaces: workers w0, w1, .. (10.77.0.1, .2, ..), "
-        f"each with a link to sw ({SWITCH_ADDRESS}), which is for the switch. With several racks "
-        f"they are divided among sw0, sw1, .. ({bridge_address('sw0')}, ..), each with a link to "
-        f"server ({SERVER_ADDRESS}). Needs root.",
+        f"each with a link to sw ({SWITCH_ADDRESS}), which is for the switch and has a link for "
+        f"each of them. Spare machines s0, s1, .. ({address('s0')}, ..) have one link, as workers "
+        "do, for switches on machines such as these. With several racks the workers are divided "
+        f"among sw0, sw1, .. ({address('sw0')}, ..), each with a link to server "
+        f"({SERVER_ADDRESS}), where the spare machines then are. Needs root.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -67,8 +71,9 @@ def _parser() -> argparse.ArgumentParser:
         "--racks", type=int, default=1, metavar="R", help="switches under a server (default: 1)"
     )
     add_link_arguments(up)
-    execute = command("exec", "Run a command in w0, w1, .., sw or server.")
-    execute.add_argument("member", metavar="MEMBER", help="w0, w1, .., sw or server")
+    add_machine_arguments(up)
+    execute = command("exec", "Run a command in w0, w1, .., s0, .., sw or server.")
+    execute.add_argument("member", metavar="MEMBER", help="w0, w1, .., s0, .., sw or server")
     execute.add_argument("argv", metavar="-- COMMAND ...", nargs=argparse.REMAINDER)
     command("down", "Remove the laboratory, whole or half-built, and end what runs in it.")
     status = command("status", "Show the laboratory's links.")
@@ -97,6 +102,38 @@ def add_link_arguments(parser: argparse._ActionsContainer) -> None:
     )
 
 
+def add_machine_arguments(parser: argparse._ActionsContainer) -> None:
+    """Add what machines there are beyond workers that are alike."""
+    parser.add_argument(
+        "--spares",
+        type=_units.whole_number,
+        default=0,
+        metavar="K",
+        help="machines more, s0, s1, .., each with one link (default: 0)",
+    )
+    parser.add_argument(
+        "--spare-rate",
+        type=_units.rate_bps,
+        metavar="R",
+        help="of their links (default: that of --rate)",
+    )
+    parser.add_argument(
+        "--rate-of",
+        type=_rate_of,
+        action="append",
+        default=[],
+        metavar="MACHINE=R",
+        help="of one machine's link, as in w3=500mbit; for each such machine once",
+    )
+
+
+def _rate_of(text: str) -> tuple[str, int]:
+    member, found, rate = text.partition("=")
+    if not found:
+        raise argparse.ArgumentTypeError(f"{text!r} is no machine and rate; write w3=500mbit")
+    return member, _units.rate_bps(rate)
+
+
 def main(argv: list[str]) -> int:
     """Run `fanin netlab ARGV` and return its exit status."""
     parser = _parser()
@@ -122,8 +159,11 @@ def main(argv: list[str]) -> int:
 def _up(args: argparse.Namespace) -> int:
     lab = Netlab(
         args.workers,
+        spares=args.spares,
         racks=args.racks,
         rate_bps=args.rate,
+        spare_rate_bps=args.spare_rate,
+        rates=dict(args.rate_of),
         loss=args.loss,
         mtu=args.mtu if args.mtu is not None else MTU_DEFAULT,
         name=args.name,
@@ -133,16 +173,22 @@ def _up(args: argparse.Namespace) -> int:
     above = f"sw at {SWITCH_ADDRESS}"
     if lab.racks > 1:
         last = f"sw{lab.racks - 1}"
-        above = (
-            f"sw0 at {bridge_address('sw0')} to {last} at {bridge_address(last)}, "
-            f"server at {SERVER_ADDRESS}"
-        )
-    print(
-        f"{lab.workers} workers, w0 at {address(0)} to w{lab.workers - 1} at "
-        f"{address(lab.workers - 1)}, {above}; "
-        f"{_units.shown_links(lab.rate_bps, lab.loss, lab.mtu)}"
+        above = f"sw0 at {address('sw0')} to {last} at {address(last)}, server at {SERVER_ADDRESS}"
+    there = f"{_shown_machines('w', lab.workers, 'worker')}, {above}"
+    if lab.spares:
+        there += f", {_shown_machines('s', lab.spares, 'spare machine')}"
+    links = _units.shown_links(
+        lab.rate_bps, lab.loss, lab.mtu, spare_bps=args.spare_rate, rates=dict(args.rate_of)
     )
+    print(f"{there}; {links}")
     return 0
+
+
+def _shown_machines(kind: str, count: int, what: str) -> str:
+    first, last = f"{kind}0", f"{kind}{count - 1}"
+    if count == 1:
+        return f"1 {what}, {first} at {address(first)}"
+    return f"{count} {what}s, {first} at {address(first)} to {last} at {address(last)}"
 
 
 def _exec(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
@@ -164,22 +210,23 @@ def _status(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(state))
         return 0
-    if not state["workers"] and not state["bridges"]:
+    machines = [*state["workers"], *state["spares"]]
+    if not machines and not state["bridges"]:
         print("no laboratory")
         return 0
     bridges = state["bridges"] or [{"name": SWITCH, "address": None}]
     for bridge in bridges:
         print(f"{bridge['name']:<4} {bridge['address'] or 'missing'}")
-    for worker in state["workers"]:
+    for machine in machines:
         rates = [
             "unshaped" if bps is None else _units.shown_rate(bps)
-            for bps in (worker["up_rate_bps"], worker["down_rate_bps"])
+            for bps in (machine["up_rate_bps"], machine["down_rate_bps"])
         ]
         print(
-            f"{worker['name']:<4} {worker['address'] or 'no address':<12} "
-            f"{'connected' if worker['connected'] else 'not connected'}, "
-            f"MTU {worker['mtu_bytes']}, up {rates[0]}, down {rates[1]}, "
-            f"loss {100 * (worker['down_loss'] or 0):g} %, processes {len(worker['processes'])}"
+            f"{machine['name']:<4} {machine['address'] or 'no address':<12} "
+            f"{'connected' if machine['connected'] else 'not connected'}, "
+            f"MTU {machine['mtu_bytes']}, up {rates[0]}, down {rates[1]}, "
+            f"loss {100 * (machine['down_loss'] or 0):g} %, processes {len(machine['processes'])}"
         )
     print(f"packets lost on purpose: {state['packets_lost']}")
     return 0

@@ -9,7 +9,7 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -32,11 +32,17 @@ SWITCH_ADDRESS = "10.77.0.254"
 SERVER = "server"
 SERVER_ADDRESS = SWITCH_ADDRESS
 """Of a laboratory with several racks, where it stands above their switches."""
-WORKERS_MAX = 240
+WORKERS_MAX = 208
+SPARES_MAX = 32
 RACKS_MAX = 10
 MTU_MIN, MTU_DEFAULT, MTU_MAX = 576, 1500, 65535
 INTERFACE = "eth0"
-"""The link, as a worker sees it."""
+"""The link, as a worker or a spare machine sees it."""
+
+_FIRST = {"w": 1, "s": WORKERS_MAX + 1, SWITCH: WORKERS_MAX + SPARES_MAX + 1}
+"""The last part of the first address of workers, spare machines, and switches of racks."""
+_MACHINE = re.compile(r"(w|s|sw)(\d+)")
+_MEMBER = r"server|sw\d*|s\d+|w\d+"
 
 BRIDGE = "br0"
 UPLINK = "uplink"
@@ -60,22 +66,33 @@ class Netlab:
     a loss, None is not) carry no trains, which costs the machine several times as much for a byte.
     Laboratories with different names do not see each other.
 
+    ``spares`` are machines more, ``s0``, ``s1``, .., each with one link of its own, where ``sw``
+    has the links of all: what is summed there crosses a link such as a worker's. Their links have
+    ``spare_rate_bps``, or the workers' rate; ``rates`` are of single machines, by their names.
+
     With several ``racks`` the workers are divided among ``sw0``, ``sw1``, .., each with a link to
-    ``server``: a bridge as well, so that any two can talk.
+    ``server``: a bridge as well, so that any two can talk. Spare machines then hang on that.
     """
 
     def __init__(
         self,
         workers: int,
         *,
+        spares: int = 0,
         racks: int = 1,
         rate_bps: int | None = None,
+        spare_rate_bps: int | None = None,
+        rates: Mapping[str, int] | None = None,
         loss: float | None = None,
         mtu: int = MTU_DEFAULT,
         name: str = "",
     ) -> None:
         if not 1 <= workers <= WORKERS_MAX:
             raise NetlabError(f"{workers} workers: a laboratory has 1 to {WORKERS_MAX}")
+        if not 0 <= spares <= SPARES_MAX:
+            raise NetlabError(f"{spares} spare machines: a laboratory has up to {SPARES_MAX}")
+        if spare_rate_bps is not None and not spares:
+            raise NetlabError("a rate of spare machines, and there is none: say how many, too")
         if not 1 <= racks <= min(workers, RACKS_MAX):
             raise NetlabError(
                 f"{racks} racks of {workers} workers: 1 to {RACKS_MAX}, none of them empty"
@@ -85,8 +102,15 @@ class Netlab:
         if loss is not None and not 0 <= loss <= 0.5:
             raise NetlabError(f"a loss of {loss}: a fraction of at most 0.5")
         self.workers = workers
+        self.spares = spares
         self.racks = racks
         self.rate_bps = rate_bps
+        self.rates: dict[str, int | None] = dict.fromkeys(_named("w", workers), rate_bps)
+        """Of each machine's link, both ways; None: unshaped. Workers first, in their order."""
+        self.rates |= dict.fromkeys(_named("s", spares), spare_rate_bps or rate_bps)
+        if unknown := (rates or {}).keys() - self.rates.keys():
+            raise NetlabError(f"a rate of {min(unknown)}: the machines are {' '.join(self.rates)}")
+        self.rates |= rates or {}
         self.loss = loss
         self.mtu = mtu
         self.name = checked_name(name)
@@ -108,7 +132,7 @@ class Netlab:
         down(self.name)
 
     def namespace(self, member: str) -> str:
-        """Return the name under which `ip netns` knows ``w0``, .. or ``sw``."""
+        """Return the name under which `ip netns` knows ``w0``, .., ``s0``, .. or ``sw``."""
         return namespace_of(self.name, member)
 
     def switch_of(self, worker: int) -> str:
@@ -118,7 +142,7 @@ class Netlab:
         return f"{SWITCH}{worker * self.racks // self.workers}"
 
     def popen(self, member: str, command: Sequence[str], **keywords: Any) -> subprocess.Popen[Any]:
-        """Start a command in ``w0``, .. or ``sw``; the keywords are `subprocess.Popen`'s."""
+        """Start a command in a member; the keywords are `subprocess.Popen`'s."""
         return subprocess.Popen(inside(self.namespace(member), command), **keywords)
 
     def __enter__(self) -> Netlab:
@@ -139,30 +163,31 @@ class Netlab:
 
     def _build(self) -> None:
         ports: dict[str, list[str]] = {self.switch_of(i): [] for i in range(self.workers)}
-        for i in range(self.workers):
-            ports[self.switch_of(i)].append(f"w{i}")
-        create = [f"netns add {self.namespace(switch)}" for switch in ports]
-        for switch, of_switch in ports.items():
-            for worker in of_switch:
-                create.append(f"netns add {self.namespace(worker)}")
-                create.append(self._link(worker, INTERFACE, switch, worker))
-        if self.racks > 1:
-            create.append(f"netns add {self.namespace(SERVER)}")
-            for switch, of_switch in ports.items():
-                create.append(self._link(switch, UPLINK, SERVER, switch))
-                of_switch.append(UPLINK)
-            ports[SERVER] = [switch for switch in ports if switch != SERVER]
+        for i, worker in enumerate(_named("w", self.workers)):
+            ports[self.switch_of(i)].append(worker)
+        uplinks = list(ports) if self.racks > 1 else []
+        if uplinks:
+            ports[SERVER] = []
+        ports[list(ports)[-1]] += _named("s", self.spares)
+        create = [f"netns add {self.namespace(member)}" for member in [*ports, *self.rates]]
+        for bridge, of_bridge in ports.items():
+            create += [self._link(machine, INTERFACE, bridge, machine) for machine in of_bridge]
+        for switch in uplinks:
+            create.append(self._link(switch, UPLINK, SERVER, switch))
+            ports[switch].append(UPLINK)
+            ports[SERVER].append(switch)
         batch(["ip"], create)
         for bridge, of_bridge in ports.items():
             self._build_bridge(bridge, of_bridge)
-        for i in range(self.workers):
-            worker = self.namespace(f"w{i}")
+        for machine, rate_bps in self.rates.items():
+            namespace = self.namespace(machine)
             link = f"link set {INTERFACE} mtu {self.mtu} {self._segments()} up"
-            own = f"addr add {address(i)}/24 dev {INTERFACE}"
-            batch(["ip", "-n", worker], ["link set lo up", link, own])
-            self._impair(worker, [INTERFACE])
+            own = f"addr add {address(machine)}/24 dev {INTERFACE}"
+            batch(["ip", "-n", namespace], ["link set lo up", link, own])
+            self._impair(namespace, {INTERFACE: rate_bps})
         for bridge, of_bridge in ports.items():
-            self._impair(self.namespace(bridge), of_bridge)
+            rates = {port: self.rates.get(port, self.rate_bps) for port in of_bridge}
+            self._impair(self.namespace(bridge), rates)
 
     def _link(self, below: str, end: str, above: str, port: str) -> str:
         # Born in their namespaces: a name in ours could be taken, or be left behind.
@@ -179,20 +204,24 @@ class Netlab:
                 f"link add {BRIDGE} type bridge stp_state 0 forward_delay 0 mcast_snooping 0",
                 *(f"link set {port} master {BRIDGE} {link}" for port in ports),
                 f"link set {BRIDGE} {link}",
-                f"addr add {bridge_address(member)}/24 dev {BRIDGE}",
+                f"addr add {address(member)}/24 dev {BRIDGE}",
             ],
         )
         # Where br_netfilter is loaded, the bridge would route and filter what it has to pass on.
         if filters := sorted(map(str, _BRIDGE_FILTERS.glob("bridge-nf-call-*"))):
             run(inside(namespace, ["tee", *filters]), "0")
 
-    def _impair(self, namespace: str, interfaces: Sequence[str]) -> None:
-        """Shape what the interfaces send, and lose some of what they receive."""
-        if self.rate_bps is not None:
-            shape = f"root tbf rate {self.rate_bps}bit {_TBF}"
-            batch(["tc", "-n", namespace], [f"qdisc add dev {i} {shape}" for i in interfaces])
+    def _impair(self, namespace: str, rates: Mapping[str, int | None]) -> None:
+        """Shape what the interfaces send, each to its rate, and lose some of what they receive."""
+        shape = [
+            f"qdisc add dev {interface} root tbf rate {rate_bps}bit {_TBF}"
+            for interface, rate_bps in rates.items()
+            if rate_bps is not None
+        ]
+        if shape:
+            batch(["tc", "-n", namespace], shape)
         if self.loss:
-            rules = self._rules(self.loss, interfaces)
+            rules = self._rules(self.loss, list(rates))
             run(inside(namespace, ["nft", "-f", "-"]), rules, f"nft in {namespace}")
 
     def _segments(self) -> str:
@@ -214,15 +243,17 @@ table netdev fanin {{
 """
 
 
-def address(worker: int) -> str:
-    """Return the worker's address."""
-    return f"10.77.0.{worker + 1}"
+def address(member: str) -> str:
+    """Return the address of ``w0``, .., ``s0``, .., ``sw``, ``sw0``, .. or ``server``."""
+    if member in (SWITCH, SERVER):
+        return SWITCH_ADDRESS
+    match = _MACHINE.fullmatch(member)
+    assert match, member
+    return f"10.77.0.{_FIRST[match[1]] + int(match[2])}"
 
 
-def bridge_address(member: str) -> str:
-    """Return the address of ``sw``, ``sw0``, .. or ``server``."""
-    rack = member.removeprefix(SWITCH)
-    return f"10.77.0.{WORKERS_MAX + 1 + int(rack)}" if rack.isdecimal() else SWITCH_ADDRESS
+def _named(kind: str, count: int) -> list[str]:
+    return [f"{kind}{i}" for i in range(count)]
 
 
 def down(name: str = "") -> list[str]:
@@ -241,27 +272,35 @@ def down(name: str = "") -> list[str]:
 
 
 def members(name: str = "") -> list[str]:
-    """Return what there is of the laboratory of that name: workers in their order, then the rest.
+    """Return what there is of the laboratory of that name.
 
-    That is ``sw``, or ``sw0``, ``sw1``, .. and ``server``.
+    Workers, then spare machines, each in their order; then ``sw``, or ``sw0``, ``sw1``, .. and
+    ``server``.
     """
     prefix = re.escape(namespace_of(checked_name(name), ""))
-    pattern = re.compile(prefix + r"(server|sw\d*|w(\d+))")
+    pattern = re.compile(f"{prefix}({_MEMBER})")
     try:
         matches = [match for entry in _RUN.iterdir() if (match := pattern.fullmatch(entry.name))]
     except FileNotFoundError:  # nobody has made a namespace since the machine started
         return []
-    return [m[1] for m in sorted(matches, key=_place)]
+    return sorted((match[1] for match in matches), key=_place)
 
 
-def _place(match: re.Match[str]) -> tuple[int, str]:
-    rest = (WORKERS_MAX, WORKERS_MAX + 1)[match[1] == SERVER]
-    return int(match[2]) if match[2] else rest, match[1]
+def is_machine(member: str) -> bool:
+    """Whether it has one link of its own: a worker or a spare machine."""
+    match = _MACHINE.fullmatch(member)
+    return match is not None and match[1] != SWITCH
+
+
+def _place(member: str) -> tuple[int, int]:
+    match = _MACHINE.fullmatch(member)
+    kind, number = (match[1], int(match[2])) if match else (member, 0)
+    return ("w", "s", SWITCH, SERVER).index(kind), number
 
 
 def names() -> list[str]:
     """Return the names of the laboratories that there are, whole or not."""
-    pattern = re.compile(r"fanin-(?:([a-z0-9]+)-)?(?:server|sw\d*|w\d+)")
+    pattern = re.compile(f"fanin-(?:([a-z0-9]+)-)?(?:{_MEMBER})")
     try:
         matches = [match for entry in _RUN.iterdir() if (match := pattern.fullmatch(entry.name))]
     except FileNotFoundError:

@@ -7,7 +7,7 @@ import shutil
 from typing import Any
 
 from fanin.netlab.kernel import inside, namespace_of, require_root, require_tools, run
-from fanin.netlab.lab import BRIDGE, INTERFACE, SWITCH, members, processes
+from fanin.netlab.lab import BRIDGE, INTERFACE, SWITCH, is_machine, members, processes
 
 
 def describe(name: str = "") -> dict[str, Any]:
@@ -17,7 +17,7 @@ def describe(name: str = "") -> dict[str, Any]:
     found = members(name)
     bridges = []
     ports: dict[str, dict[str, Any]] = {}
-    for member in (member for member in found if not member.startswith("w")):
+    for member in (member for member in found if not is_machine(member)):
         links = _links(namespace_of(name, member))
         bridges.append(
             {
@@ -27,12 +27,12 @@ def describe(name: str = "") -> dict[str, Any]:
                 "processes": processes(name, member),
             }
         )
-        ports |= {port: link for port, link in links.items() if port.startswith("w")}
-    workers = []
-    for member in (member for member in found if member.startswith("w")):
+        ports |= {port: link for port, link in links.items() if is_machine(port)}
+    machines: list[dict[str, Any]] = []
+    for member in filter(is_machine, found):
         link = _links(namespace_of(name, member)).get(INTERFACE, {})
         port = ports.get(member, {})
-        workers.append(
+        machines.append(
             {
                 "name": member,
                 "namespace": namespace_of(name, member),
@@ -50,7 +50,8 @@ def describe(name: str = "") -> dict[str, Any]:
         "name": name,
         "switch": next((bridge for bridge in bridges if bridge["name"] == SWITCH), None),
         "bridges": bridges,
-        "workers": workers,
+        "workers": [machine for machine in machines if machine["name"].startswith("w")],
+        "spares": [machine for machine in machines if machine["name"].startswith("s")],
         "packets_lost": sum(_lost(namespace_of(name, member)) for member in found),
     }
 
