@@ -86,6 +86,13 @@ impl RawTensor {
         Self { address, elements: range.len(), dtype: self.dtype }
     }
 
+    /// The tensor's memory.
+    pub fn as_bytes(&mut self) -> &mut [u8] {
+        let bytes = self.elements * self.dtype.element_bytes();
+        // SAFETY: as for `slice`; every bit pattern is a number of any type.
+        unsafe { std::slice::from_raw_parts_mut(self.address.as_ptr(), bytes) }
+    }
+
     pub(crate) fn as_elements(&mut self) -> Elements<'_> {
         match self.dtype {
             // SAFETY: as `slice` demands, float32 is the type of the elements.
