@@ -78,7 +78,7 @@ test-tools: tools
 
 test-rust: test-tools
 	cargo test --workspace --quiet
-	cargo test --package fanin-quant --package fanin-sim --benches --quiet -- --test
+	cargo test --package fanin-quant --package fanin-sim --package fanin-local --benches --quiet -- --test
 	$(MAKE) --no-print-directory fuzz
 
 test-python: build

@@ -7,13 +7,14 @@ use std::process::Command;
 use cargo_metadata::{DependencyKind, MetadataCommand};
 
 /// Room, and the rooms that it may import.
-const ALLOWED: [(&str, &[&str]); 10] = [
+const ALLOWED: [(&str, &[&str]); 11] = [
     ("wire", &[]),
     ("quant", &[]),
     ("plan", &[]),
     ("protocol", &["wire", "quant"]),
     ("sim", &["protocol", "wire", "quant"]),
     ("udp", &["protocol", "wire"]),
+    ("local", &["udp", "quant", "wire"]),
     ("controller", &["protocol", "wire", "udp"]),
     ("cli", &["plan", "protocol", "wire", "udp", "controller", "sim"]),
     ("python", &["protocol", "wire", "udp", "controller", "cli", "sim"]),

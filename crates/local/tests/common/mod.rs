@@ -1,0 +1,178 @@
+//! Groups of ranks to try, as threads of this process.
+#![allow(dead_code, reason = "not every test needs everything")]
+
+use fanin_local::{Done, Group, LocalConfig, LocalSum, Network, SharedMemory};
+use fanin_udp::{Failure, RawTensor};
+use fanin_wire::{Dtype, Op};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+/// Longer than anything takes.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A name that no other test has.
+pub fn name() -> String {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    format!("fanin-test-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
+}
+
+/// The memory of a group, opened by all of its ranks.
+pub fn memories(group: &Group) -> Vec<SharedMemory> {
+    let name = name();
+    let first = SharedMemory::create(&name, group.clone()).expect("room in /dev/shm");
+    let others = (1..group.ranks.len())
+        .map(|me| SharedMemory::open(&name, group.clone(), me, PATIENCE).expect("the first rank's memory"));
+    std::iter::once(first).chain(others).collect()
+}
+
+pub fn start(memory: SharedMemory, network: Option<Box<dyn Network>>, world_size: u32) -> LocalSum {
+    LocalSum::start(LocalConfig { memory, network, world_size, timeout: PATIENCE }).expect("a thread")
+}
+
+/// One machine without a network.
+pub fn machine(ranks: usize) -> Vec<LocalSum> {
+    let group = Group { ranks: (0..ranks as u32).collect(), columns: ranks, networked: false };
+    memories(&group).into_iter().map(|memory| start(memory, None, ranks as u32)).collect()
+}
+
+/// Starts an all-reduce of memory that stays where it is until the answer has come.
+pub fn submit(
+    rank: &LocalSum,
+    memory: &mut [u8],
+    dtype: Dtype,
+    op: Op,
+) -> mpsc::Receiver<Result<(), Failure>> {
+    let elements = memory.len() / dtype.element_bytes();
+    // SAFETY: the callers wait for the answer before they touch the memory, or let it go.
+    let tensor = unsafe { RawTensor::new(memory.as_mut_ptr(), elements, dtype) }.expect("memory of the heap");
+    let (sender, answer) = mpsc::channel();
+    rank.submit(tensor, op, Box::new(move |result| drop(sender.send(result))));
+    answer
+}
+
+/// Machines that each have the same columns, and a network between them that answers in any order.
+pub fn cluster(machines: &[usize]) -> Vec<LocalSum> {
+    let world_size = machines.iter().sum::<usize>() as u32;
+    let columns = *machines.iter().min().expect("a machine");
+    let hub = hub(machines.len());
+    let mut first = 0;
+    let mut ranks = Vec::new();
+    for count in machines {
+        let group = Group { ranks: (first..first + *count as u32).collect(), columns, networked: true };
+        first += *count as u32;
+        for (me, memory) in memories(&group).into_iter().enumerate() {
+            let speaks = Speaks { column: me, next: AtomicU64::new(0), hub: hub.clone() };
+            let network = (me < columns).then(|| Box::new(speaks) as Box<dyn Network>);
+            ranks.push(start(memory, network, world_size));
+        }
+    }
+    ranks
+}
+
+type Slice = ((usize, u64), RawTensor, Done);
+
+struct Speaks {
+    column: usize,
+    next: AtomicU64,
+    hub: mpsc::Sender<Slice>,
+}
+
+impl Network for Speaks {
+    fn submit(&self, tensor: RawTensor, done: Done) {
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        self.hub.send(((self.column, number), tensor, done)).expect("the hub lives as long as its ranks");
+    }
+}
+
+/// Sums what the machines submit alike, and tells the latest first.
+fn hub(machines: usize) -> mpsc::Sender<Slice> {
+    let (sender, slices) = mpsc::channel::<Slice>();
+    thread::spawn(move || {
+        let mut waiting: HashMap<(usize, u64), Vec<(RawTensor, Done)>> = HashMap::new();
+        while let Ok(first) = slices.recv() {
+            let mut whole = Vec::new();
+            for (key, tensor, done) in std::iter::once(first).chain(slices.try_iter()) {
+                let alike = waiting.entry(key).or_default();
+                alike.push((tensor, done));
+                if alike.len() == machines {
+                    whole.extend(waiting.remove(&key));
+                }
+            }
+            for mut alike in whole.into_iter().rev() {
+                let dtype = alike[0].0.dtype();
+                let sum = alike
+                    .iter_mut()
+                    .map(|(tensor, _)| tensor.as_bytes().to_vec())
+                    .reduce(|a, b| add(dtype, &a, &b));
+                for (mut tensor, done) in alike {
+                    tensor.as_bytes().copy_from_slice(sum.as_ref().expect("a machine"));
+                    done(Ok(()));
+                }
+            }
+        }
+    });
+    sender
+}
+
+/// The sum of two tensors, element by element.
+pub fn add(dtype: Dtype, a: &[u8], b: &[u8]) -> Vec<u8> {
+    fn each<const N: usize>(a: &[u8], b: &[u8], add: impl Fn([u8; N], [u8; N]) -> [u8; N]) -> Vec<u8> {
+        let pairs = a.as_chunks().0.iter().zip(b.as_chunks().0);
+        pairs.flat_map(|(a, b)| add(*a, *b)).collect()
+    }
+    match dtype {
+        Dtype::Float32 => each(a, b, |a, b| (f32::from_le_bytes(a) + f32::from_le_bytes(b)).to_le_bytes()),
+        Dtype::Float64 => each(a, b, |a, b| (f64::from_le_bytes(a) + f64::from_le_bytes(b)).to_le_bytes()),
+        Dtype::Int32 => {
+            each(a, b, |a, b| i32::from_le_bytes(a).wrapping_add(i32::from_le_bytes(b)).to_le_bytes())
+        }
+        Dtype::Int64 => {
+            each(a, b, |a, b| i64::from_le_bytes(a).wrapping_add(i64::from_le_bytes(b)).to_le_bytes())
+        }
+        Dtype::Uint8 | Dtype::Int8 => each(a, b, |[a], [b]| [a.wrapping_add(b)]),
+        Dtype::Float16 | Dtype::Bfloat16 => panic!("machines' sums of half precision are float32"),
+    }
+}
+
+/// A small whole number as an element.
+pub fn element(dtype: Dtype, value: i64) -> Vec<u8> {
+    match dtype {
+        Dtype::Float32 => (value as f32).to_le_bytes().to_vec(),
+        Dtype::Float64 => (value as f64).to_le_bytes().to_vec(),
+        Dtype::Float16 => half::f16::from_f32(value as f32).to_le_bytes().to_vec(),
+        Dtype::Bfloat16 => half::bf16::from_f32(value as f32).to_le_bytes().to_vec(),
+        Dtype::Int32 => (value as i32).to_le_bytes().to_vec(),
+        Dtype::Int64 => value.to_le_bytes().to_vec(),
+        Dtype::Uint8 | Dtype::Int8 => vec![value as u8],
+    }
+}
+
+/// A tensor of `rank`: whole numbers of which a sum of some, and a mean of four, is exact in every type.
+pub fn tensor(dtype: Dtype, elements: usize, rank: usize, number: usize) -> Vec<u8> {
+    (0..elements).flat_map(|i| element(dtype, value(i, rank, number))).collect()
+}
+
+fn value(i: usize, rank: usize, number: usize) -> i64 {
+    ((i * 7 + i / 1000 + rank * 3 + number) % 8 * 4) as i64 / 4
+}
+
+/// What all ranks get.
+pub fn expected(dtype: Dtype, elements: usize, ranks: usize, number: usize, op: Op) -> Vec<u8> {
+    let sum = |i| (0..ranks).map(|rank| value(i, rank, number)).sum::<i64>();
+    let of = |i| match (op, dtype) {
+        (Op::Sum, _) => element(dtype, sum(i)),
+        (Op::Average, Dtype::Float32) => (sum(i) as f32 / ranks as f32).to_le_bytes().to_vec(),
+        (Op::Average, Dtype::Float64) => (sum(i) as f64 / ranks as f64).to_le_bytes().to_vec(),
+        (Op::Average, Dtype::Float16) => {
+            half::f16::from_f32(sum(i) as f32 / ranks as f32).to_le_bytes().to_vec()
+        }
+        (Op::Average, Dtype::Bfloat16) => {
+            half::bf16::from_f32(sum(i) as f32 / ranks as f32).to_le_bytes().to_vec()
+        }
+        (Op::Average, _) => element(dtype, sum(i) / ranks as i64),
+    };
+    (0..elements).flat_map(of).collect()
+}

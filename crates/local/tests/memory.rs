@@ -1,0 +1,85 @@
+//! What becomes of the file, and who may have it.
+
+mod common;
+
+use common::{PATIENCE, memories, name};
+use fanin_local::{Group, MemoryError, SharedMemory, machine_id, probe};
+use std::path::Path;
+use std::time::Duration;
+
+fn group(ranks: usize) -> Group {
+    Group { ranks: (0..ranks as u32).collect(), columns: ranks, networked: false }
+}
+
+fn is_there(name: &str) -> bool {
+    Path::new("/dev/shm").join(name).exists()
+}
+
+#[test]
+fn its_name_is_gone_once_everybody_has_it() {
+    let (name, group) = (name(), group(3));
+    let first = SharedMemory::create(&name, group.clone()).expect("room");
+    let second = SharedMemory::open(&name, group.clone(), 1, PATIENCE).expect("the memory");
+    assert!(is_there(&name));
+    let missing = first.gather(Duration::ZERO).expect_err("the third is missing").to_string();
+    assert!(missing.starts_with("ranks [2] of this machine did not open"), "{missing}");
+    let third = SharedMemory::open(&name, group, 2, PATIENCE).expect("the memory");
+    assert!(!is_there(&name));
+    for memory in [first, second, third] {
+        memory.gather(Duration::ZERO).expect("all are there");
+    }
+}
+
+#[test]
+fn its_name_is_gone_with_a_first_rank_that_gave_up() {
+    let name = name();
+    drop(SharedMemory::create(&name, group(2)).expect("room"));
+    assert!(!is_there(&name));
+    let nothing = SharedMemory::open(&name, group(2), 1, Duration::ZERO).expect_err("it is gone");
+    assert!(matches!(nothing, MemoryError::Unreachable { .. }), "{nothing}");
+}
+
+#[test]
+fn another_groups_memory_is_refused() {
+    let name = name();
+    let first = SharedMemory::create(&name, group(3)).expect("room");
+    let others = [
+        group(2),
+        Group { ranks: vec![0, 1, 3], ..group(3) },
+        Group { columns: 2, ..group(3) },
+        Group { networked: true, ..group(3) },
+    ];
+    for other in others {
+        let refused = SharedMemory::open(&name, other, 1, PATIENCE).expect_err("another group");
+        assert!(matches!(refused, MemoryError::Foreign { .. }), "{refused}");
+    }
+    let again = SharedMemory::create(&name, group(3)).expect_err("the name is taken");
+    assert!(matches!(again, MemoryError::Unusable { .. }), "{again}");
+    // None of them has taken a seat, or the name away.
+    SharedMemory::open(&name, group(3), 1, PATIENCE).expect("the group's own rank");
+    first.gather(Duration::ZERO).expect_err("one left, and one is missing");
+}
+
+#[test]
+fn too_little_room_is_an_error_when_it_is_made() {
+    probe(group(8).bytes().expect("a group")).expect("room for eight ranks");
+    let error = probe(1 << 50).expect_err("no machine has so much").to_string();
+    assert!(error.starts_with("1125899906842624 bytes of shared memory in /dev/shm: "), "{error}");
+}
+
+#[test]
+fn groups_have_two_to_sixty_four_ranks() {
+    for ranks in [0, 1, 65] {
+        assert!(group(ranks).bytes().is_err());
+    }
+    assert!(Group { columns: 0, ..group(2) }.bytes().is_err());
+    assert!(Group { columns: 3, ..group(2) }.bytes().is_err());
+    assert_eq!(memories(&group(64)).len(), 64);
+}
+
+#[test]
+fn a_machine_is_named_alike_twice_and_by_what_is_shared() {
+    let name = machine_id();
+    assert_eq!(name, machine_id());
+    assert!(["/net=", "/shm=", "/user="].iter().all(|part| name.contains(part)), "{name}");
+}
