@@ -1,6 +1,7 @@
 """The Rust binding: sockets, protocol and threads. It knows no torch and no NumPy, only memory."""
 
-from typing import Literal
+from collections.abc import Sequence
+from typing import Literal, TypedDict
 
 from fanin.errors import FaninError
 
@@ -13,14 +14,14 @@ variables: list[str]
 """Every environment variable that some part of fanin reads."""
 
 class Client:
-    """One membership of one rank in one job on one switch.
+    """One membership of one rank in one job, which one service sums or several.
 
-    The constructor blocks, without the GIL, until all ranks have joined.
+    `services` are address, share and rate in bits a second of each. The constructor blocks, without the GIL, until all ranks have joined.
     """
 
     def __new__(
         cls,
-        switch: str,
+        services: Sequence[tuple[str, float, int | None]],
         job: str,
         rank: int,
         world_size: int,
@@ -98,16 +99,43 @@ class Switch:
         pool_units: int | None = None,
         heartbeat_timeout: float | None = None,
         protocol: Protocol = "switchml",
+        shards: int | None = None,
     ) -> Switch: ...
     @property
     def address(self) -> str: ...
-    def stop(self) -> None: ...
+    def stop(self, linger: float = 0.0) -> None:
+        """End it, once nobody is in any job, after `linger` seconds at the latest. Idempotent."""
 
 def main(argv: list[str]) -> int:
     """Run the commands that are not Python's: switch, server, status, doctor, sim, version.
 
     Return the exit status.
     """
+
+class Planned(TypedDict):
+    """The split of a load."""
+
+    shares: list[float]
+    seconds_per_byte: float
+    bound: str
+    ring: float
+    lower_bound: float
+
+def plan(machines: Sequence[tuple[str, bool, bool, float, float]], one: bool = False) -> Planned:
+    """Return the split over machines that takes the least time; with `one`, over one switch.
+
+    A machine is its name, whether it trains, whether it sums, and what its link carries out of it
+    and into it in bits a second. Raises `ValueError` for what cannot be planned for.
+    """
+
+def route_to(address: str) -> tuple[str, str | None, int | None] | None:
+    """Return this machine's address towards "host:port", the interface, and its bits a second."""
+
+def interface_address(interface: str) -> str | None:
+    """Return an address of an interface of this machine, IPv4 where it has one."""
+
+def switch_rate(address: str, timeout: float) -> int | None:
+    """Return the bits a second of a switch's link, as it says. Raises `fanin.errors`."""
 
 def switch_address(text: str) -> str:
     """Return "host:port" of what names a switch: "box", "box:4800", "4900" (of this machine).

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from fanin import _fanin
+from fanin._services import Service
 from fanin._settings import Settings, variable
 from fanin.errors import RankOutOfRange, SwitchUnreachable
 
@@ -26,15 +28,25 @@ def check_rank(rank: int, world_size: int) -> None:
         )
 
 
-def join(settings: Settings, job: str, rank: int, world_size: int, timeout: float) -> _fanin.Client:
+def join(
+    settings: Settings,
+    job: str,
+    rank: int,
+    world_size: int,
+    timeout: float,
+    services: Sequence[Service] | None = None,
+) -> _fanin.Client:
     """Join `job`; blocks until all ranks have, `timeout` seconds at most.
 
-    Raises the errors of `fanin.errors`.
+    Without `services` the switches of the settings sum, each as much as any other. Raises the
+    errors of `fanin.errors`.
     """
-    if settings.switch is None:
-        raise SwitchUnreachable(_no_switch())
+    if services is None:
+        if settings.switch is None:
+            raise SwitchUnreachable(no_switch())
+        services = [(switch, 1.0, None) for switch in settings.switch.split(",")]
     return _fanin.Client(
-        settings.switch,
+        services,
         job,
         rank,
         world_size,
@@ -61,7 +73,8 @@ def timeline(trace: str, rank: int) -> tuple[str, int]:
     return str(path.with_name(f"{path.stem}.{number}{path.suffix}")), number
 
 
-def _no_switch() -> str:
+def no_switch() -> str:
+    """Say that there is nobody who sums, and what to do."""
     name = variable("switch")
     ray = f'runtime_env={{"env_vars": {{"{name}": "HOST:PORT"}}}}'
     return (

@@ -20,6 +20,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict, Unpack
 
 WireDtype: TypeAlias = Literal["int32", "bfloat16"]
 Protocol: TypeAlias = Literal["switchml", "atp"]
+Plan: TypeAlias = Literal["auto", "switch", "own"]
 
 SLOTS_MAX = 16384
 
@@ -38,6 +39,10 @@ class Said(TypedDict, total=False):
     exact: bool | None
     congestion_control: bool | None
     trace: str | os.PathLike[str] | None
+    own_services: bool | None
+    plan: Plan | None
+    rate: str | int | None
+    machine: str | None
 
 
 # Parsers take text without blanks around it. Their errors go on where "X is 'text': " ends.
@@ -70,10 +75,24 @@ def _yes(text: str) -> bool:
     return text == "1"
 
 
-def _address(text: str) -> str:
+def _addresses(text: str) -> str:
     from fanin import _fanin  # not for FANIN_AS alone, which `import torch` looks at
 
-    return _fanin.switch_address(text)
+    addresses = [_fanin.switch_address(part) for part in text.split(",")]
+    if len(set(addresses)) < len(addresses):
+        raise ValueError("it names a switch twice")
+    return ",".join(addresses)
+
+
+def _rate(text: str) -> int:
+    from fanin import _units
+
+    if text.isdecimal():  # as it is written when it is handed on
+        text += "bit"
+    try:
+        return _units.rate_bps(text)
+    except argparse.ArgumentTypeError as error:
+        raise ValueError(str(error)) from None
 
 
 def _file(text: str) -> str:
@@ -97,9 +116,14 @@ def _row(
 
 @dataclass(frozen=True)
 class Settings:
-    """What holds for one membership. Ranks of one job agree on all but `switch` and `trace`."""
+    """What holds for one membership.
 
-    switch: str | None = _row(_address, None, "HOST:PORT", "the switch that sums")
+    Ranks of one job agree on all but `switch`, `trace`, `rate` and `machine`.
+    """
+
+    switch: str | None = _row(
+        _addresses, None, "HOST:PORT[,..]", "the switches that sum, besides the ranks' own services"
+    )
     job: str | None = _row(
         _name, None, "NAME", "the job's name, as status, metrics and logs show it"
     )
@@ -136,6 +160,21 @@ class Settings:
     )
     trace: str | None = _row(
         _file, None, "FILE", "a timeline of each rank, FILE with the rank before its suffix"
+    )
+    own_services: bool = _row(
+        _yes, True, "0|1", "switchml: whether the first rank of each machine may sum, too"
+    )
+    plan: Plan = _row(
+        _one_of("auto", "switch", "own"),
+        "auto",
+        "auto|switch|own",
+        "switchml: who sums: what takes the least time, the switches alone, or the ranks' own services",
+    )
+    rate: int | None = _row(
+        _rate, None, "RATE", "what this machine's link carries each way, such as 1gbit"
+    )
+    machine: str | None = _row(
+        _name, None, "NAME", "ranks of the same name are on one machine, whatever it looks like"
     )
 
     @classmethod

@@ -330,6 +330,7 @@ mod tests {
             collisions: 0,
         };
         SwitchStatus {
+            rate_bps: None,
             version: "0.1.0".into(),
             wire_version: 1,
             shards: 1,

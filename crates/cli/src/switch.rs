@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, anyhow, bail};
 use fanin_controller::{AtpSwitchServer, AtpSwitchServerConfig, SwitchServer, SwitchServerConfig};
 use fanin_protocol::control::Protocol;
+use fanin_sim::scenario_file::Rate;
 use serde::Serialize;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -52,6 +53,9 @@ pub(crate) struct Arguments {
     /// Most seconds that ranks may wait for the rest of their job, whatever timeout they have [default: 3600]
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     join_timeout_max: Option<Duration>,
+    /// What this machine's link carries in each direction, for the ranks' plan [default: what the interface tells]
+    #[arg(long, env = "FANIN_RATE")]
+    rate: Option<Rate>,
     /// What to log to stderr: error, warn, info, debug, or a filter such as fanin_controller=debug
     #[arg(long, value_name = "FILTER", default_value = "info", env = "FANIN_LOG")]
     log: String,
@@ -89,6 +93,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         pool_units: arguments.pool_units.unwrap_or(defaults.pool_units),
         heartbeat_timeout: arguments.heartbeat_timeout.unwrap_or(defaults.heartbeat_timeout),
         join_timeout_max: arguments.join_timeout_max.unwrap_or(defaults.join_timeout_max),
+        rate_bps: arguments.rate.map(|rate| rate.0),
         ..defaults
     };
     let switch = SwitchServer::start(config)?;

@@ -170,6 +170,18 @@ impl Field for WorkerId {
     }
 }
 
+impl Field for u64 {
+    type Message = Self;
+
+    fn to_message(self) -> Self {
+        self
+    }
+
+    fn from_message(message: Self, _: &'static str) -> Result<Self, Malformed> {
+        Ok(message)
+    }
+}
+
 impl Field for Ranks {
     type Message = u64;
 
@@ -400,6 +412,7 @@ mod tests {
                 other_rank: 2,
                 job_has: WireDtype::Int32,
             },
+            Refusal::PlanMismatch { rank: 1, asked: 7, other_rank: 0, job_has: 0 },
             Refusal::MtuTooSmall { mtu: 576, need: 1104 },
             Refusal::PoolExhausted { asked: 512, free: 64 },
             Refusal::ResumeMismatch { rank: 1, field: ResumeField::Counts, rank_has: 3, job_has: 4 },

@@ -244,7 +244,7 @@ pub struct AllReduceError {
     pub cause: SessionError,
     /// The tensor that was not summed.
     pub tensor: Tensor,
-    /// The switch as `host:port`.
+    /// The switch as `host:port`; several with commas between.
     pub switch: String,
     /// Time since the submission.
     pub waited: Duration,
@@ -299,10 +299,10 @@ impl SessionError {
         }
     }
 
-    /// What `member` makes of the driver's failure.
-    pub(crate) fn from_failure(failure: &Failure, member: &Member) -> Self {
+    /// What a rank makes of the driver's failure: it is one of `members`, one a service.
+    pub(crate) fn from_failure(failure: &Failure, members: &[Member]) -> Self {
         match failure {
-            Failure::Aborted(reason) => Self::from_abort(*reason, member),
+            Failure::Aborted { service, reason } => Self::from_abort(*reason, &members[*service]),
             Failure::Stopped => Self::Closed,
             Failure::Because(cause) => cause
                 .downcast_ref::<Self>()

@@ -16,8 +16,8 @@ mod server;
 
 pub use client::{
     AtpSwitchJob, AtpSwitchStatus, Cancel, HEARTBEATS_PER_TIMEOUT, HandOver, JobStatus, JobStatusState,
-    Probe, ProbeReport, ProbeSum, Route, Session, SessionConfig, SwitchStatus, TraceConfig,
-    interface_rate_bps, resolve_switch, route, switch_address, switch_status,
+    Probe, ProbeReport, ProbeSum, Route, ServiceConfig, Session, SessionConfig, SwitchStatus, TraceConfig,
+    interface_address, interface_rate_bps, resolve_switch, route, switch_address, switch_status,
 };
 pub use error::{AllReduceError, ChainError, SessionError, Tensor};
 pub use server::{AtpSwitchServer, AtpSwitchServerConfig, ServerError, SwitchServer, SwitchServerConfig};

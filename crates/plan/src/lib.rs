@@ -7,6 +7,8 @@
 
 mod cluster;
 mod load_split;
+mod placement;
 
 pub use cluster::{Cluster, ClusterError, Machine};
 pub use load_split::{Bound, LoadSplit, lower_bound, one_switch, ring};
+pub use placement::{Placement, SHARE_WHOLE};

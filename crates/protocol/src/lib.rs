@@ -20,7 +20,7 @@ pub mod switchml;
 mod transport;
 
 pub use machine::{
-    Elements, Endpoint, Instant, JobAborted, JobProgress, Reason, Received, Summer, Tensor, TensorTimes,
-    Transmit, Verdict, WorkerEvent, WorkerMachine, WorkerStatistics,
+    Elements, Endpoint, Instant, JobAborted, JobProgress, Lane, Lanes, Reason, Received, Summer, Tensor,
+    TensorTimes, Transmit, Verdict, WorkerEvent, WorkerMachine, WorkerStatistics,
 };
 pub use transport::RetransmissionConfig;

@@ -1,4 +1,4 @@
-//! `Client`: one membership of one rank in one job on one switch.
+//! `Client`: one membership of one rank in one job.
 
 use crate::environment::begin_rank;
 use crate::error::{rank_out_of_range, to_python};
@@ -6,7 +6,7 @@ use crate::interruptible::{duration, lock};
 use crate::ledger::Completion;
 use crate::membership::Membership;
 use crate::pending::Pending;
-use fanin_controller::{Session, SessionConfig, SessionError, TraceConfig};
+use fanin_controller::{ServiceConfig, Session, SessionConfig, SessionError, TraceConfig};
 use fanin_protocol::Reason;
 use fanin_protocol::control::Protocol;
 use fanin_udp::RawTensor;
@@ -21,7 +21,10 @@ use std::time::Duration;
 /// "No timeout" in a form that a deadline can be computed from.
 const TIMEOUT_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
 
-/// One membership of one rank in one job on one switch.
+/// One membership of one rank in one job, which one service sums or several.
+///
+/// `services` has an address, host:port, a share and a rate for each: of all tensors together it sums its share, and at that many bits a second this rank and
+/// it are to speak, or as fast as the interface is where it is None. They are the same, in the same order, on all ranks.
 ///
 /// The constructor blocks, without the interpreter's lock, until all ranks have joined; `timeout` (seconds) bounds that, and
 /// later each all-reduce. `slots` is the number of slots a shard, `window` that of ATP's fragments in flight: each is computed from the path where it is None. `wire_dtype` says how
@@ -41,13 +44,13 @@ pub(crate) struct Client {
 impl Client {
     #[new]
     #[pyo3(signature = (
-        switch, job, rank, world_size, *, timeout=300.0, slots=None, window=None, wire_dtype="int32",
+        services, job, rank, world_size, *, timeout=300.0, slots=None, window=None, wire_dtype="int32",
         protocol="switchml", exact=false, congestion_control=true, trace=None
     ))]
     #[expect(clippy::too_many_arguments, reason = "the signature is Python's")]
     fn new(
         py: Python<'_>,
-        switch: String,
+        services: Vec<(String, f64, Option<u64>)>,
         job: String,
         rank: &Bound<'_, PyAny>,
         world_size: &Bound<'_, PyAny>,
@@ -78,8 +81,9 @@ impl Client {
         let (rank, world_size) = ranks(rank, world_size)?;
         let limit = limit(timeout)?;
         begin_rank(rank)?;
-        let usual = SessionConfig::new(switch, job, rank, world_size);
+        let usual = SessionConfig::new("", job, rank, world_size);
         let config = SessionConfig {
+            services: ServiceConfig::all(services),
             slots,
             window,
             wire_dtype,
@@ -94,10 +98,10 @@ impl Client {
         Ok(Self { membership, rank, world_size, protocol, timeout: Mutex::new(timeout) })
     }
 
-    /// The switch, as it was given.
+    /// The services, as they were given, with commas between.
     #[getter]
-    fn switch(&self) -> &str {
-        &self.membership.switch
+    fn switch(&self) -> String {
+        self.membership.switch()
     }
 
     /// Name of the job.

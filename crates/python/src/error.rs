@@ -145,7 +145,8 @@ fn refused(reason: Refusal, fields: &Bound<'_, PyDict>) -> PyResult<&'static str
         | Refusal::WireDtypeOfAtp { .. }
         | Refusal::TooManyLevels { .. }
         | Refusal::TooManyChildren { .. }
-        | Refusal::PathsDisagree { .. } => "JoinRefused",
+        | Refusal::PathsDisagree { .. }
+        | Refusal::PlanMismatch { .. } => "JoinRefused",
     })
 }
 

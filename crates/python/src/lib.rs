@@ -14,6 +14,7 @@ mod interruptible;
 mod ledger;
 mod membership;
 mod pending;
+mod plan;
 mod switch;
 
 /// The Rust binding: sockets, protocol and threads. It knows no torch and no NumPy, only memory.
@@ -29,6 +30,8 @@ mod _fanin {
     use crate::environment::{switch_address, warn_of_unknown_variables};
     #[pymodule_export]
     use crate::pending::Pending;
+    #[pymodule_export]
+    use crate::plan::{interface_address, plan, route_to, switch_rate};
     #[pymodule_export]
     use crate::switch::Switch;
 

@@ -16,7 +16,7 @@ const STATUS_PATIENCE: Duration = Duration::from_secs(1);
 
 /// What a client and its all-reduces share. It lives until the last of them is gone.
 pub(crate) struct Membership {
-    pub(crate) switch: String,
+    services: Vec<String>,
     pub(crate) job: String,
     /// `None` once closed. Never held while Python code may run, as that could close it.
     session: RwLock<Option<Session>>,
@@ -28,10 +28,11 @@ pub(crate) struct Membership {
 impl Membership {
     /// Joins; returns when all ranks have, or a signal handler raised.
     pub(crate) fn join(py: Python<'_>, config: SessionConfig) -> PyResult<Self> {
-        let (switch, job) = (config.switch.clone(), config.job.clone());
+        let services = config.services.iter().map(|service| service.switch.clone()).collect();
+        let job = config.job.clone();
         let session = connect(py, config)?.map_err(|error| to_python(py, &error))?;
         Ok(Self {
-            switch,
+            services,
             job,
             session: RwLock::new(Some(session)),
             owner: getpid(),
@@ -79,16 +80,29 @@ impl Membership {
         let error = py.detach(|| SessionError::AllReduceTimeout {
             missing_ranks: self.missing_ranks(),
             waited,
-            switch: self.switch.clone(),
+            switch: self.switch(),
             tensor,
         });
         to_python(py, &error)
     }
 
-    /// None when the switch cannot be asked.
+    /// The services, with commas between.
+    pub(crate) fn switch(&self) -> String {
+        self.services.join(",")
+    }
+
+    /// For whom the services wait; none where they cannot be asked.
     fn missing_ranks(&self) -> Ranks {
-        let Ok(status) = switch_status(&self.switch, STATUS_PATIENCE) else { return Ranks::default() };
-        let jobs = status.jobs.into_iter().filter(|job| job.name == self.job);
+        // All at once: one that is gone takes its time.
+        let answers = thread::scope(|scope| {
+            let ask = |service: &String| {
+                let service = service.clone();
+                scope.spawn(move || switch_status(&service, STATUS_PATIENCE))
+            };
+            let asked: Vec<_> = self.services.iter().map(ask).collect();
+            asked.into_iter().filter_map(|asked| asked.join().ok()?.ok()).collect::<Vec<_>>()
+        });
+        let jobs = answers.into_iter().flat_map(|status| status.jobs).filter(|job| job.name == self.job);
         jobs.flat_map(|job| match job.state {
             JobStatusState::Running { waiting_for, .. } => waiting_for,
             _ => Vec::new(),

@@ -11,7 +11,13 @@ use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
 use std::net::{Ipv4Addr, SocketAddr, ToSocketAddrs};
 use std::sync::Mutex;
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Between two looks at whether everybody has left.
+const LINGER_PAUSE: Duration = Duration::from_millis(10);
+/// Longer is a mistake.
+const LINGER_MAX: Duration = Duration::from_secs(3600);
 
 /// A switch inside this process, on threads of its own.
 ///
@@ -48,6 +54,12 @@ impl Running {
         }
     }
 
+    fn is_idle(&self) -> bool {
+        match self {
+            Self::SwitchMl(server) | Self::Atp { server, .. } => server.is_idle(),
+        }
+    }
+
     fn stop(self) {
         match self {
             Self::SwitchMl(server) => server.stop(),
@@ -63,20 +75,23 @@ impl Running {
 #[pymethods]
 impl Switch {
     #[new]
-    #[pyo3(signature = (listen="127.0.0.1:0", *, pool_units=None, heartbeat_timeout=None, protocol="switchml"))]
+    #[pyo3(signature = (
+        listen="127.0.0.1:0", *, pool_units=None, heartbeat_timeout=None, protocol="switchml", shards=None
+    ))]
     fn new(
         py: Python<'_>,
         listen: &str,
         pool_units: Option<u32>,
         heartbeat_timeout: Option<f64>,
         protocol: &str,
+        shards: Option<usize>,
     ) -> PyResult<Self> {
         let protocol = protocol_of(protocol)?;
         let heartbeat_timeout = duration(heartbeat_timeout)?;
         begin("switch")?;
         py.detach(|| {
             let mut config = SwitchServerConfig::new(resolve(listen)?);
-            config.shards = SwitchServerConfig::automatic_shards();
+            config.shards = shards.unwrap_or_else(SwitchServerConfig::automatic_shards);
             // Its ranks are this program's, and wait as long as they were told to.
             config.join_timeout_max = Duration::MAX;
             config.pool_units = pool_units.unwrap_or(config.pool_units);
@@ -93,21 +108,30 @@ impl Switch {
         self.address.to_string()
     }
 
-    /// Tells all ranks that the switch goes, and ends it. Idempotent.
-    fn stop(&self, py: Python<'_>) {
+    /// Tells all ranks that the switch goes, and ends it. Idempotent. It waits until nobody is in any job, `linger` seconds at most: others may still
+    /// lack results that this process has.
+    #[pyo3(signature = (linger=0.0))]
+    fn stop(&self, py: Python<'_>, linger: f64) -> PyResult<()> {
+        let linger = duration(Some(linger))?.unwrap_or_default();
         py.detach(|| {
-            let running = lock(&self.running).take();
-            if let Some(running) = running {
+            // Held meanwhile: who stops it as well waits, too.
+            let mut running = lock(&self.running);
+            let until = Instant::now() + linger.min(LINGER_MAX);
+            while running.as_ref().is_some_and(|running| !running.is_idle()) && Instant::now() < until {
+                thread::sleep(LINGER_PAUSE);
+            }
+            if let Some(running) = running.take() {
                 running.stop();
             }
         });
+        Ok(())
     }
 }
 
 impl Drop for Switch {
     fn drop(&mut self) {
         // Detached when it can be: the farewell takes time. An interpreter that is ending cannot.
-        if Python::try_attach(|py| self.stop(py)).is_none() {
+        if Python::try_attach(|py| self.stop(py, 0.0)).is_none() {
             drop(lock(&self.running).take());
         }
     }

@@ -378,6 +378,7 @@ impl<'a> World<'a> {
             }
             Question::Join(resume) => {
                 let request = JoinRequest {
+                    plan: 0,
                     job: "job".into(),
                     rank: worker.into(),
                     world_size: self.scenario.workers.into(),

@@ -8,9 +8,14 @@ use std::thread;
 /// Why an all-reduce did not complete. Its tensor holds a mixture of sums and contributions.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum Failure {
-    /// The switch ended the job.
-    #[error("the switch ended the job: {0:?}")]
-    Aborted(AbortReason),
+    /// A service ended the job.
+    #[error("a service ended the job: {reason:?}")]
+    Aborted {
+        /// Its place among the job's services.
+        service: usize,
+        /// Why.
+        reason: AbortReason,
+    },
     /// The driver was stopped while the all-reduce was outstanding, or before it was submitted.
     #[error("the worker was stopped")]
     Stopped,

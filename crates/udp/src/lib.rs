@@ -36,5 +36,5 @@ pub use services::{AtpServerDriver, AtpSwitchDriver, SwitchConfig, SwitchDriver}
 pub use socket::{SHARDS_MAX, handshake_round_trip, path_mtu};
 pub use statistics::IoStatistics;
 pub use train_socket::{Offload, Peer};
-pub use worker_driver::{Done, WorkerConfig, WorkerDriver};
+pub use worker_driver::{Done, Service, WorkerConfig, WorkerDriver};
 pub use worker_job::WorkerJob;

@@ -1,15 +1,15 @@
-//! One shard's part of a tensor, and the count of parts that are still out.
+//! One lane's part of a tensor, and the count of parts that are still out.
 
 use crate::{Done, Failure, RawTensor};
 use fanin_protocol::{Elements, Tensor, TensorTimes};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// When one shard was at work on its part of an all-reduce, by [`crate::Clock`].
+/// When one lane was at work on its part of an all-reduce, by [`crate::Clock`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PartTimes {
-    /// The shard.
-    pub shard: usize,
+    /// The lane: one a shard, the first service's shards first.
+    pub lane: usize,
     /// From its first packet to its last result, over all pieces of a very long tensor.
     pub times: TensorTimes,
 }
@@ -18,32 +18,39 @@ pub struct PartTimes {
 /// then on nobody here can reach the tensor's memory.
 pub(crate) struct AllReduce {
     failure: Mutex<Option<Failure>>,
-    /// Of the shards that are done.
+    /// Of the lanes that are done.
     times: Mutex<Vec<PartTimes>>,
     done: Mutex<Option<Done>>,
-    outstanding: Arc<AtomicUsize>,
+    counts: Arc<Counts>,
+}
+
+/// How many all-reduces of a driver are under way, and how many came out well.
+#[derive(Debug, Default)]
+pub(crate) struct Counts {
+    pub(crate) outstanding: AtomicUsize,
+    pub(crate) completed: AtomicU64,
 }
 
 impl AllReduce {
-    /// Counted in `outstanding` until `done` was called.
-    pub(crate) fn new(done: Done, outstanding: Arc<AtomicUsize>) -> Arc<Self> {
-        outstanding.fetch_add(1, Ordering::Relaxed);
+    /// Counted as outstanding until `done` was called.
+    pub(crate) fn new(done: Done, counts: Arc<Counts>) -> Arc<Self> {
+        counts.outstanding.fetch_add(1, Ordering::Relaxed);
         Arc::new(Self {
             failure: Mutex::new(None),
             times: Mutex::default(),
             done: Mutex::new(Some(done)),
-            outstanding,
+            counts,
         })
     }
 
-    fn note(&self, shard: usize, times: TensorTimes) {
+    fn note(&self, lane: usize, times: TensorTimes) {
         let mut all = self.times.lock().unwrap_or_else(PoisonError::into_inner);
-        match all.iter_mut().find(|part| part.shard == shard) {
+        match all.iter_mut().find(|part| part.lane == lane) {
             Some(PartTimes { times: whole, .. }) => {
                 whole.first_sent = whole.first_sent.min(times.first_sent);
                 whole.last_result = whole.last_result.max(times.last_result);
             }
-            None => all.push(PartTimes { shard, times }),
+            None => all.push(PartTimes { lane, times }),
         }
     }
 
@@ -58,7 +65,10 @@ impl Drop for AllReduce {
         let times = std::mem::take(self.times.get_mut().unwrap_or_else(PoisonError::into_inner));
         let done = self.done.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         // Before the callback: who was told that it is done must not count it any more.
-        self.outstanding.fetch_sub(1, Ordering::Release);
+        if failure.is_none() {
+            self.counts.completed.fetch_add(1, Ordering::Relaxed);
+        }
+        self.counts.outstanding.fetch_sub(1, Ordering::Release);
         if let Some(done) = done {
             done(failure.map_or(Ok(times), Err));
         }
@@ -69,7 +79,7 @@ impl Drop for AllReduce {
 /// machine that is lost with its thread answers too.
 pub(crate) struct Part {
     tensor: RawTensor,
-    shard: usize,
+    lane: usize,
     /// Elements of the whole that this is a part of.
     whole: usize,
     all_reduce: Option<Arc<AllReduce>>,
@@ -78,17 +88,17 @@ pub(crate) struct Part {
 impl Part {
     pub(crate) const fn new(
         tensor: RawTensor,
-        shard: usize,
+        lane: usize,
         whole: usize,
         all_reduce: Arc<AllReduce>,
     ) -> Self {
-        Self { tensor, shard, whole, all_reduce: Some(all_reduce) }
+        Self { tensor, lane, whole, all_reduce: Some(all_reduce) }
     }
 
     /// Without `times` when the part is empty.
     pub(crate) fn complete(mut self, times: Option<TensorTimes>) {
         if let (Some(all_reduce), Some(times)) = (self.all_reduce.take(), times) {
-            all_reduce.note(self.shard, times);
+            all_reduce.note(self.lane, times);
         }
     }
 

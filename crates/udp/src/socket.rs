@@ -56,6 +56,17 @@ pub(crate) fn connect(switch: SocketAddr) -> io::Result<UdpSocket> {
     Ok(socket.into())
 }
 
+/// A worker's socket for several switches: it hears everybody, and its machines take what comes from theirs.
+pub(crate) fn open(switches: &[SocketAddr]) -> io::Result<UdpSocket> {
+    let Some(first) = switches.first() else { return Err(invalid("a worker without a switch")) };
+    if let Some(other) = switches.iter().find(|switch| switch.is_ipv4() != first.is_ipv4()) {
+        return Err(invalid(format!("{first} and {other}: name the switches of a job all by IPv4, or all by IPv6")));
+    }
+    let socket = new_socket(*first)?;
+    socket.bind(&unspecified(*first).into())?;
+    Ok(socket.into())
+}
+
 /// The bytes that an IP packet to `switch` may have, as the kernel knows it now.
 ///
 /// # Errors

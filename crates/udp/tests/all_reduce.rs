@@ -137,8 +137,8 @@ fn every_shard_says_when_it_was_at_work() {
         .collect();
     for wait in waits {
         let mut parts = wait.recv().unwrap().unwrap();
-        parts.sort_by_key(|part| part.shard);
-        assert_eq!(parts.iter().map(|part| part.shard).collect::<Vec<_>>(), [0, 1]);
+        parts.sort_by_key(|part| part.lane);
+        assert_eq!(parts.iter().map(|part| part.lane).collect::<Vec<_>>(), [0, 1]);
         for part in parts {
             assert!(before <= part.times.first_sent && part.times.first_sent < part.times.last_result);
             assert!(part.times.last_result <= Clock.now());
@@ -219,10 +219,10 @@ fn an_abort_fails_what_is_outstanding_and_what_comes_later_on_every_shard() {
     // Worker 1 never contributes.
     let wait = common::submit(&cluster.workers[0], &mut first, Dtype::Int32, Op::Sum);
     cluster.switch.abort_job(cluster.job.id, AbortReason::Expelled(WorkerId(1)));
-    assert!(matches!(finished(&wait), Err(Failure::Aborted(AbortReason::Expelled(WorkerId(1))))));
+    assert!(matches!(finished(&wait), Err(Failure::Aborted { reason: AbortReason::Expelled(WorkerId(1)), .. })));
     let mut second = vec![1i32; 10];
     let wait = common::submit(&cluster.workers[0], &mut second, Dtype::Int32, Op::Sum);
-    assert!(matches!(finished(&wait), Err(Failure::Aborted(AbortReason::Expelled(WorkerId(1))))));
+    assert!(matches!(finished(&wait), Err(Failure::Aborted { reason: AbortReason::Expelled(WorkerId(1)), .. })));
     assert_eq!(cluster.workers[0].outstanding(), 0);
 }
 
@@ -237,7 +237,7 @@ fn a_switch_that_stops_at_once_still_sends_its_abort() {
     }
     switch.abort_job(job.id, AbortReason::SwitchStopped);
     switch.shutdown();
-    assert!(matches!(finished(&wait), Err(Failure::Aborted(AbortReason::SwitchStopped))));
+    assert!(matches!(finished(&wait), Err(Failure::Aborted { reason: AbortReason::SwitchStopped, .. })));
 }
 
 #[test]
@@ -249,7 +249,7 @@ fn unlike_tensors_end_the_job_naming_both_workers_and_the_owner_hears_of_it() {
     let wait_a = common::submit(&cluster.workers[0], &mut a, Dtype::Int32, Op::Sum);
     let wait_b = common::submit(&cluster.workers[1], &mut b, Dtype::Float32, Op::Sum);
     for wait in [wait_a, wait_b] {
-        assert!(matches!(finished(&wait), Err(Failure::Aborted(AbortReason::Mismatch { .. }))));
+        assert!(matches!(finished(&wait), Err(Failure::Aborted { reason: AbortReason::Mismatch { .. }, .. })));
     }
     let JobAborted { job, reason } = events.recv().unwrap();
     assert_eq!(job, cluster.job.id);

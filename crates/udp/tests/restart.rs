@@ -55,12 +55,12 @@ fn sums_survive_a_switch_that_loses_its_memory() {
             // Gone before its successor binds the port.
             let Cluster { switch, workers, job } = cluster;
             switch.shutdown();
-            let completed: Vec<_> = workers.iter().map(WorkerDriver::suspend).collect();
+            let completed: Vec<_> = workers.iter().map(|worker| worker.suspend(0)).collect();
             let job = JobConfig { generation: Generation(generation), resumed: true, ..job };
             let switch = SwitchDriver::bind(SwitchConfig { listen, shards }).unwrap();
             switch.add_job(job).unwrap();
             for (worker, restore) in workers.iter().zip(restore(&completed)) {
-                worker.resume(job.into(), switch.local_addr(), &restore).unwrap();
+                worker.resume(0, job.into(), switch.local_addr(), &restore).unwrap();
             }
             cluster = Cluster { switch, workers, job };
         }
@@ -77,7 +77,7 @@ fn sums_survive_a_switch_that_loses_its_memory() {
 fn a_job_that_changed_its_shape_cannot_go_on() {
     let cluster = Cluster::start(1, 1, Offload::Detect);
     let worker = &cluster.workers[0];
-    let _ = worker.suspend();
+    let _ = worker.suspend(0);
     let switch = cluster.switch.local_addr();
     let good = JobConfig { generation: Generation(2), resumed: true, ..cluster.job };
     for bad in [
@@ -89,13 +89,13 @@ fn a_job_that_changed_its_shape_cannot_go_on() {
         atp_job(good.id, good.workers),
     ] {
         assert_eq!(
-            worker.resume(bad, switch, &[vec![]]).unwrap_err().kind(),
+            worker.resume(0, bad, switch, &[vec![]]).unwrap_err().kind(),
             std::io::ErrorKind::InvalidInput
         );
     }
-    assert!(worker.resume(good.into(), switch, &[]).is_err(), "a list of slots a shard");
+    assert!(worker.resume(0, good.into(), switch, &[]).is_err(), "a list of slots a shard");
     cluster.switch.add_job(good).unwrap();
-    worker.resume(good.into(), switch, &[vec![]]).unwrap();
+    worker.resume(0, good.into(), switch, &[vec![]]).unwrap();
     cluster.all_reduce_integers(1000);
 }
 
@@ -121,5 +121,5 @@ fn atp_job(id: JobId, workers: u8) -> WorkerJob {
 fn a_worker_that_has_failed_stays_failed() {
     let cluster = Cluster::start(1, 1, Offload::Detect);
     cluster.workers[0].fail(fanin_udp::Failure::Stopped);
-    assert!(cluster.workers[0].resume(cluster.job.into(), cluster.switch.local_addr(), &[vec![]]).is_err());
+    assert!(cluster.workers[0].resume(0, cluster.job.into(), cluster.switch.local_addr(), &[vec![]]).is_err());
 }

@@ -66,17 +66,21 @@ class FaninBackend(DelegatingBackend):
         settings: Settings,
     ) -> None:
         membership = agree(store, rank, size, group, timeout, settings)
-        client = (
+        connected = (
             membership.connect(settings, rank, size, timeout.total_seconds()) if size > 1 else None
         )
         try:
-            address = None if client is None else gloo_address(client.switch)
+            address = None if connected is None else gloo_address(connected.client.switch)
             super().__init__(PrefixStore("gloo/", membership.store), rank, size, timeout, address)
         except BaseException:
-            if client is not None:
-                client.close()
+            if connected is not None:
+                connected.close()
             raise
-        self._channel = Channel(client)
+        if connected is None:
+            self._channel = Channel(None)
+        else:
+            hosted = connected.hosted
+            self._channel = Channel(connected.client, hosted.release if hosted else None)
         self._timeout = timeout
         self._group = group
         self.settings = settings

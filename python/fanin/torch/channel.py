@@ -8,7 +8,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Final
@@ -51,12 +51,14 @@ LEAST_WAIT = 1e-3
 
 
 class Channel:
-    """One client with its completion threads.
+    """One client with its completion threads; `closed` is called once it is closed.
 
     Without a client (a group of one rank) every sum is what it was, and completes at once.
     """
 
-    def __init__(self, client: _fanin.Client | None) -> None:
+    def __init__(
+        self, client: _fanin.Client | None, closed: Callable[[], None] | None = None
+    ) -> None:
         backward.install()
         self._client = client
         self._summed = frozenset(DTYPES.values() if client is None else client.dtypes)
@@ -79,7 +81,9 @@ class Channel:
         # Also at exit: a thread that comes back from Rust to a finalised interpreter dies hard, and
         # the other ranks are to hear that this one left, in place of losing it.
         self._close = (
-            weakref.finalize(self, _close, os.getpid(), client, self._staging, self._completions)
+            weakref.finalize(
+                self, _close, os.getpid(), client, self._staging, self._completions, closed
+            )
             if client is not None and self._staging is not None and self._completions is not None
             else None
         )
@@ -225,7 +229,13 @@ def _nothing(*_: float) -> None:
     """Stand in for the network of a group of one rank."""
 
 
-def _close(owner: int, client: _fanin.Client, staging: Staging, completions: Completions) -> None:
+def _close(
+    owner: int,
+    client: _fanin.Client,
+    staging: Staging,
+    completions: Completions,
+    closed: Callable[[], None] | None,
+) -> None:
     if os.getpid() != owner:
         # A forked child: the membership is its parent's, and the threads and what they had locked
         # at the fork are not here.
@@ -233,3 +243,5 @@ def _close(owner: int, client: _fanin.Client, staging: Staging, completions: Com
     client.close()
     staging.close(CLOSE_TIMEOUT)
     completions.join(CLOSE_TIMEOUT)
+    if closed is not None:
+        closed()

@@ -93,6 +93,31 @@ def fresh_token() -> str:
     return secrets.token_hex(8)
 
 
+def gather(
+    store: Store,
+    rank: int,
+    world_size: int,
+    name: str,
+    text: str,
+    timeout: float,
+    pause: Callable[[float], None] = time.sleep,
+) -> list[str]:
+    """Return what each rank says under `name`; `store` is one that no other attempt uses.
+
+    Raises `Absent` after `timeout` seconds, and what the store raises.
+    """
+    keys = [f"{name}/{other}" for other in range(world_size)]
+    store.set(keys[rank], text)
+    deadline = time.monotonic() + timeout
+    wait = PAUSE_MIN
+    while not store.check(keys):
+        if time.monotonic() >= deadline:
+            raise Absent([other for other in range(world_size) if not store.check([keys[other]])])
+        pause(wait)
+        wait = min(wait * PAUSE_GROWTH, PAUSE_MAX)
+    return [store.get(key).decode() for key in keys]
+
+
 class _Decides:
     """Rank 0."""
 

@@ -1,4 +1,4 @@
-"""Where the inner Gloo group listens."""
+"""Where this machine is reached: by the inner Gloo group, and by those whom its service serves."""
 
 from __future__ import annotations
 
@@ -6,13 +6,21 @@ import contextlib
 import ipaddress
 import os
 import socket
+from collections.abc import Sequence
 from urllib.parse import urlsplit
+
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+
+from fanin import _fanin
+from fanin._services import Place, bracketed
 
 GLOO_VARIABLE = "GLOO_SOCKET_IFNAME"
 
 
-def gloo_address(switch: str) -> str | None:
+def gloo_address(switches: str) -> str | None:
     """Return the address for Gloo to listen on; None where its own choice will do.
+
+    `switches` are what sums, with commas between.
 
     Gloo takes the interface that GLOO_SOCKET_IFNAME names, else the address of the machine's own
     name. Where /etc/hosts gives that name a loopback address, as Debian's and Ubuntu's installers
@@ -21,8 +29,39 @@ def gloo_address(switch: str) -> str | None:
     """
     if os.environ.get(GLOO_VARIABLE) or not _is_loopback(_own_address()):
         return None
-    route = _source_address(switch)
-    return None if _is_loopback(route) else route
+    routes = map(_source_address, switches.split(","))
+    return next((route for route in routes if not _is_loopback(route)), None)
+
+
+def own_address(store: Store) -> str:
+    """Return this machine's address as other machines reach it, as far as can be known here.
+
+    That is the address of the interface that GLOO_SOCKET_IFNAME names, else of the one that leads
+    to the group's store, else that of the machine's own name.
+    """
+    if interface := os.environ.get(GLOO_VARIABLE):
+        if (address := _fanin.interface_address(interface)) is None:
+            raise ValueError(f"{GLOO_VARIABLE} is {interface!r}: no such interface has an address")
+        return address
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    if isinstance(store, TCPStore):
+        route = _fanin.route_to(f"{bracketed(store.host)}:{store.port}")
+        if route is not None:
+            return route[0]
+    return _own_address()
+
+
+def reachable(here: Place, places: Sequence[Place]) -> str:
+    """Return this machine's address for the others: not one that means itself to each of them."""
+    if not _is_loopback(here.address):
+        return here.address
+    for other in places:
+        if other.machine != here.machine and not _is_loopback(other.address):
+            route = _fanin.route_to(f"{bracketed(other.address)}:9")
+            if route is not None:
+                return route[0]
+    return here.address
 
 
 def _own_address() -> str:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
 import secrets
 import sys
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -12,10 +16,13 @@ from pathlib import Path
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from fanin import _fanin
-from fanin._join import check_rank, join
+from fanin._join import check_rank, join, no_switch
+from fanin._services import Place, place, split
 from fanin._settings import Settings
-from fanin.errors import JoinTimeout
+from fanin.errors import JoinTimeout, SwitchUnreachable
 from fanin.torch import handshake
+from fanin.torch.hosting import Hosted, host
+from fanin.torch.interface import own_address, reachable
 
 # What is kept of the job's name and of a group's: a name has 128 bytes on the switch.
 JOB_BYTES_MAX = 80
@@ -34,14 +41,88 @@ class Membership:
     """Rank 0's switch, None if it has none: for ranks that were told of none."""
     store: Store
     """A part of the group's store that no other attempt uses."""
+    group: str
+    """The group's name."""
 
     def connect(
         self, settings: Settings, rank: int, world_size: int, timeout: float
-    ) -> _fanin.Client:
-        """Join the job; blocks until all ranks have. Raises the errors of `fanin.errors`."""
+    ) -> Connected:
+        """Join the job; blocks until all ranks have.
+
+        Where ranks are to sum themselves, their services are started. Raises the errors of
+        `fanin.errors`.
+        """
         # A rank's own switch first: it may reach it by another address than rank 0.
         own = replace(settings, switch=settings.switch or self.switch)
-        return join(own, self.job, rank, world_size, timeout)
+        deadline = time.monotonic() + timeout
+
+        def gather(name: str, text: str) -> list[str]:
+            left = deadline - time.monotonic()
+            with self.naming_absent(timeout):
+                return handshake.gather(self.store, rank, world_size, name, text, left)
+
+        here = place(own, own_address(self.store), asks=rank == 0)
+        places = [Place.decode(text) for text in gather("place", here.encode())]
+        planned = split(places)
+        if planned is None:
+            raise SwitchUnreachable(no_switch())
+        hosted: Hosted | None = None
+        try:
+            # A name of this machine that means itself says nothing to others.
+            told, error = "", ""
+            if rank in planned.hosts:
+                try:
+                    hosted = host(reachable(here, places))
+                    told = hosted.address
+                except OSError as cause:
+                    error = f"rank {rank} cannot host a service: {cause}"
+            addresses: list[str] = []
+            if planned.hosts:
+                answers = [json.loads(t) for t in gather("service", json.dumps([told, error]))]
+                for _, wrong in answers:
+                    if wrong:
+                        raise SwitchUnreachable(wrong)
+                addresses = [answers[host][0] for host in planned.hosts]
+            switches = own.switch.split(",") if own.switch else []
+            if len(switches) != len(planned.switch_shares):
+                switches = places[0].switches[: len(planned.switch_shares)]
+            services = planned.services(addresses, switches)
+            left = max(deadline - time.monotonic(), 1.0)
+            client = join(own, self.job, rank, world_size, left, services)
+            client.set_timeout(timeout)
+            return Connected(client, hosted)
+        except BaseException:
+            if hosted is not None:
+                hosted.release()
+            raise
+
+    @contextlib.contextmanager
+    def naming_absent(self, waited: float) -> Iterator[None]:
+        """Turn what the store lacks into an error that names the ranks."""
+        try:
+            yield
+        except handshake.Absent as absent:
+            raise JoinTimeout(
+                f"group {self.group!r}: {_named(absent.ranks)} did not say within {waited:g} s where "
+                "they are; did they end?",
+                missing_ranks=absent.ranks,
+                waited=waited,
+            ) from None
+
+
+@dataclass(frozen=True)
+class Connected:
+    """A rank in its job."""
+
+    client: _fanin.Client
+    hosted: Hosted | None
+    """The service of this process, if it is one of those that sum."""
+
+    def close(self) -> None:
+        """Leave, and give the service back."""
+        self.client.close()
+        if self.hosted is not None:
+            self.hosted.release()
 
 
 def new_job(job: str | None, group: str) -> str:
@@ -85,7 +166,8 @@ def agree(
             missing_ranks=absent.ranks,
             waited=waited,
         ) from None
-    return Membership(terms.job, terms.switch, PrefixStore(f"fanin/{terms.token}/", store))
+    agreed = PrefixStore(f"fanin/{terms.token}/", store)
+    return Membership(terms.job, terms.switch, agreed, group)
 
 
 def _named(ranks: list[int]) -> str:

@@ -13,11 +13,11 @@ const ALLOWED: [(&str, &[&str]); 11] = [
     ("plan", &[]),
     ("protocol", &["wire", "quant"]),
     ("sim", &["protocol", "wire", "quant"]),
-    ("udp", &["protocol", "wire"]),
+    ("udp", &["plan", "protocol", "wire"]),
     ("local", &["udp", "quant", "wire"]),
-    ("controller", &["protocol", "wire", "udp"]),
+    ("controller", &["plan", "protocol", "wire", "udp"]),
     ("cli", &["plan", "protocol", "wire", "udp", "controller", "sim"]),
-    ("python", &["protocol", "wire", "udp", "controller", "cli", "sim"]),
+    ("python", &["plan", "protocol", "wire", "udp", "controller", "cli", "sim"]),
     ("rooms", &[]),
 ];
 

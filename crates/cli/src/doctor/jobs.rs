@@ -69,6 +69,7 @@ mod tests {
     fn status(states: Vec<JobStatusState>) -> SwitchStatus {
         let job = |state| JobStatus { name: "gpt".into(), world_size: 4, state };
         SwitchStatus {
+            rate_bps: None,
             version: "0.1.0".into(),
             wire_version: 1,
             shards: 1,

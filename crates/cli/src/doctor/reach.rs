@@ -238,6 +238,7 @@ mod tests {
         assert_eq!((finding.check, finding.verdict), (Check::Version, Verdict::Problem));
         assert!(finding.message.contains("wire version 2, this machine 1"), "{}", finding.message);
         let status = |version: &str| SwitchStatus {
+            rate_bps: None,
             version: version.into(),
             wire_version: 1,
             shards: 1,

@@ -8,7 +8,7 @@ use fanin_protocol::switchml::JobConfig;
 use fanin_udp::WorkerJob;
 use fanin_wire::{Directions, Generation, JobId, LEVELS_MAX, ShardId, SlotIndex, VERSION, WorkerId};
 
-use super::config::SessionConfig;
+use super::config::{ServiceConfig, SessionConfig};
 use super::connection::{Connection, explain};
 use super::status::{JobStatusState, SwitchStatus};
 use crate::SessionError;
@@ -53,10 +53,11 @@ impl From<&Memory> for proto::Resume {
     }
 }
 
-/// Joins the job, and waits up to `patience` for all other ranks.
+/// Joins the job at one service, and waits up to `patience` for all other ranks.
 pub(super) async fn join(
     connection: &mut Connection,
     config: &SessionConfig,
+    service: &ServiceConfig,
     patience: Duration,
     memory: Option<&Memory>,
 ) -> Result<Admitted, SessionError> {
@@ -71,13 +72,14 @@ pub(super) async fn join(
         slots: config.slots.filter(|_| config.protocol == Protocol::SwitchMl).map(u32::from),
         window: config.window.filter(|_| config.protocol == Protocol::Atp).map(u32::from),
         mtu_bytes: u32::try_from(mtu).unwrap_or(u32::MAX),
-        rate_bps: super::path::rate_bps(connection.address),
+        rate_bps: service.rate_bps.or_else(|| super::path::rate_bps(connection.address)),
         rtt_ns: u64::try_from(connection.rtt.as_nanos()).unwrap_or(u64::MAX),
         resume: memory.map(proto::Resume::from),
         patience_ms: u64::try_from(patience.as_millis()).unwrap_or(u64::MAX),
         wire_dtype: proto::WireDtype::from(config.wire_dtype).into(),
         protocol: proto::Protocol::from(config.protocol).into(),
         hops: Vec::new(),
+        plan: service.plan,
     };
     let began = Instant::now();
     let timed_out = |missing_ranks| SessionError::JoinTimeout {

@@ -8,11 +8,48 @@ use fanin_wire::WireDtype;
 
 use super::trace::TraceConfig;
 
-/// What a session is told at its start.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SessionConfig {
-    /// The switch as `host:port`; the port is 4800 where it is missing.
+/// A service that sums, as a session is told of it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ServiceConfig {
+    /// A switch as `host:port`; the port is 4800 where it is missing.
     pub switch: String,
+    /// Which part of all tensors it sums; what all have together is the whole. The same on every rank.
+    pub share: f64,
+    /// The rate at which this rank and the service will speak, in bits a second, where it is planned; else that of the
+    /// interface decides.
+    pub rate_bps: Option<u64>,
+    /// A fingerprint of all services' shares and of this one's place among them, which all ranks must agree on; zero where it is alone.
+    pub plan: u64,
+}
+
+impl ServiceConfig {
+    /// The services with these addresses, shares and rates, each with the fingerprint of the whole.
+    #[must_use]
+    pub fn all(services: Vec<(String, f64, Option<u64>)>) -> Vec<Self> {
+        let shares: Vec<f64> = services.iter().map(|(_, share, _)| *share).collect();
+        let fingerprint = |index: usize| match shares.len() {
+            1 => 0,
+            // FNV-1a over the bits of the shares, then the place.
+            _ => shares.iter().map(|share| share.to_bits()).chain([index as u64]).flat_map(u64::to_le_bytes).fold(
+                0xcbf2_9ce4_8422_2325_u64,
+                |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3),
+            ),
+        };
+        let with_plan = |(index, (switch, share, rate_bps))| Self {
+            switch,
+            share,
+            rate_bps,
+            plan: fingerprint(index),
+        };
+        services.into_iter().enumerate().map(with_plan).collect()
+    }
+}
+
+/// What a session is told at its start.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SessionConfig {
+    /// The services that sum, in the same order on every rank. One with ATP.
+    pub services: Vec<ServiceConfig>,
     /// Name of the job: ranks with the same name meet.
     pub job: String,
     /// This process's rank.
@@ -42,11 +79,11 @@ pub struct SessionConfig {
 }
 
 impl SessionConfig {
-    /// A session with the usual time limits.
+    /// A session at one switch, with the usual time limits.
     #[must_use]
     pub fn new(switch: impl Into<String>, job: impl Into<String>, rank: u32, world_size: u32) -> Self {
         Self {
-            switch: switch.into(),
+            services: ServiceConfig::all(vec![(switch.into(), 1.0, None)]),
             job: job.into(),
             rank,
             world_size,

@@ -3,6 +3,7 @@
 mod admission;
 mod config;
 pub(crate) mod connection;
+mod oversight;
 pub(crate) mod path;
 mod pending;
 mod presence;
@@ -15,9 +16,9 @@ mod trace;
 mod warnings;
 mod watch;
 
-pub use config::SessionConfig;
+pub use config::{ServiceConfig, SessionConfig};
 pub use connection::switch_address;
-pub use path::{Route, interface_rate_bps, route};
+pub use path::{Route, interface_address, interface_rate_bps, route};
 pub use probe::{Probe, ProbeReport, ProbeSum, resolve_switch};
 pub use session::{Cancel, Session};
 pub use status::{AtpSwitchJob, AtpSwitchStatus, JobStatus, JobStatusState, SwitchStatus, switch_status};

@@ -29,13 +29,25 @@ pub(crate) fn rate_bps(switch: SocketAddr) -> Option<u64> {
     route(switch)?.rate_bps
 }
 
-/// The rate of an interface of this machine, in bits a second; `None` where it does not tell.
+/// The rate of the interface of this machine that has `address`; `None` where it does not tell.
+pub(crate) fn rate_bps_at(address: IpAddr) -> Option<u64> {
+    interface_rate_bps(&interface_of(address)?)
+}
+
+/// The rate of an interface of this machine, in bits a second; `None` where it does not tell, and where what it tells is none: a pair of
+/// virtual interfaces says 10 Gbit/s, and a bridge the same of its ports.
 #[must_use]
 pub fn interface_rate_bps(interface: &str) -> Option<u64> {
     if interface.contains('/') {
         return None;
     }
-    let speed = std::fs::read_to_string(format!("/sys/class/net/{interface}/speed")).ok()?;
+    let directory = std::path::Path::new("/sys/class/net").join(interface);
+    let uevent = std::fs::read_to_string(directory.join("uevent")).unwrap_or_default();
+    let on_devices = ["DEVTYPE=bond", "DEVTYPE=vlan"].iter().any(|kind| uevent.lines().any(|line| line == *kind));
+    if !on_devices && !directory.join("device").exists() {
+        return None;
+    }
+    let speed = std::fs::read_to_string(directory.join("speed")).ok()?;
     // Mbit/s; -1 where the link is down or has no rate.
     let mbps: i64 = speed.trim().parse().ok()?;
     u64::try_from(mbps).ok().filter(|mbps| *mbps > 0)?.checked_mul(1_000_000)
@@ -49,18 +61,25 @@ fn local_address(switch: SocketAddr) -> Option<IpAddr> {
     Some(socket.local_addr().ok()?.ip())
 }
 
+/// An address of an interface of this machine, IPv4 where it has one.
+#[must_use]
+pub fn interface_address(interface: &str) -> Option<IpAddr> {
+    let addresses = getifaddrs().ok()?.filter(|found| found.interface_name == interface);
+    let mut addresses: Vec<IpAddr> = addresses.filter_map(|found| ip_of(&found)).collect();
+    addresses.sort_by_key(IpAddr::is_ipv6);
+    addresses.first().copied()
+}
+
+fn ip_of(found: &nix::ifaddrs::InterfaceAddress) -> Option<IpAddr> {
+    let storage = found.address.as_ref()?;
+    let v4 = storage.as_sockaddr_in().map(|address| IpAddr::V4(address.ip()));
+    v4.or_else(|| storage.as_sockaddr_in6().map(|address| IpAddr::V6(address.ip())))
+}
+
 fn interface_of(address: IpAddr) -> Option<String> {
-    let has_address = |interface: &nix::ifaddrs::InterfaceAddress| {
-        let storage = interface.address.as_ref()?;
-        let ip = match address {
-            IpAddr::V4(_) => IpAddr::V4(storage.as_sockaddr_in()?.ip()),
-            IpAddr::V6(_) => IpAddr::V6(storage.as_sockaddr_in6()?.ip()),
-        };
-        (ip == address).then_some(())
-    };
     getifaddrs()
         .ok()?
-        .find(|interface| has_address(interface).is_some())
+        .find(|found| ip_of(found) == Some(address))
         .map(|interface| interface.interface_name)
 }
 

@@ -22,6 +22,7 @@ pub(super) type News = (WorkerJob, HeartbeatReply);
 /// tell it that the rank lives.
 pub(super) async fn attend(
     shared: Arc<Shared>,
+    service: usize,
     connection: Connection,
     news: mpsc::Sender<News>,
     first: oneshot::Sender<()>,
@@ -30,10 +31,10 @@ pub(super) async fn attend(
     let mut answered = || drop(first.take());
     loop {
         let began = Instant::now();
-        let job = shared.job();
+        let job = shared.job(service);
         let who = AttendRequest {
             job_id: job.id().0,
-            rank: shared.member.rank.0.into(),
+            rank: shared.rank.0.into(),
             generation: job.generation().0.into(),
             passed_on: 0,
             gone: false,

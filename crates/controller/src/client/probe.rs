@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use fanin_protocol::WorkerStatistics;
-use fanin_udp::{IoStatistics, WorkerConfig, WorkerDriver, WorkerJob};
+use fanin_udp::{IoStatistics, Service, WorkerConfig, WorkerDriver, WorkerJob};
 use fanin_wire::{Op, WorkerId};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::oneshot;
@@ -182,7 +182,7 @@ async fn all_reduce(connection: &mut Connection, patience: Duration) -> Result<P
         protocol: connection.protocol,
         ..SessionConfig::new(connection.switch.clone(), name, 0, 1)
     };
-    let admitted = join(connection, &config, patience, None).await?;
+    let admitted = join(connection, &config, &config.services[0], patience, None).await?;
     let report = sum(connection, &config, &admitted, patience).await;
     leave(connection, admitted.job.id(), WorkerId(0)).await;
     report
@@ -195,11 +195,11 @@ async fn sum(
     admitted: &Admitted,
     patience: Duration,
 ) -> Result<ProbeReport, SessionError> {
+    let service =
+        Service { job: admitted.job, switch: connection.address, shards: admitted.shards, share: 1.0 };
     let driver = WorkerDriver::start(WorkerConfig {
-        job: admitted.job,
         worker: WorkerId(0),
-        switch: connection.address,
-        shards: admitted.shards,
+        services: vec![service],
         retransmission: config.retransmission,
     });
     let driver = driver
@@ -227,7 +227,7 @@ async fn sum(
     let sum = match outcome {
         Ok(Ok(Ok((sums, took)))) if is_near(&sums, &tensor) => ProbeSum::Right { took },
         Ok(Ok(Ok(_))) => ProbeSum::Wrong,
-        Ok(Ok(Err(failure))) => ProbeSum::Failed(SessionError::from_failure(&failure, &member)),
+        Ok(Ok(Err(failure))) => ProbeSum::Failed(SessionError::from_failure(&failure, &[member])),
         Ok(Err(_)) => ProbeSum::Failed(SessionError::Closed),
         Err(_) => ProbeSum::Missing,
     };

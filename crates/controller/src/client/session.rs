@@ -1,19 +1,22 @@
-//! A worker's whole connection to its switch.
+//! A worker's whole connection to the services that sum its job.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fanin_protocol::WorkerStatistics;
-use fanin_protocol::control::Refusal;
-use fanin_udp::{Clock, Failure, IoStatistics, PartTimes, RawTensor, WorkerConfig, WorkerDriver, WorkerJob};
+use fanin_protocol::control::{Protocol, Refusal};
+use fanin_udp::{
+    Clock, Failure, IoStatistics, PartTimes, RawTensor, Service, WorkerConfig, WorkerDriver, WorkerJob,
+};
 use fanin_wire::{Op, WorkerId};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{Notify, mpsc, oneshot};
-use tokio::task::JoinHandle;
+use tokio::task::{JoinHandle, JoinSet};
 
 use super::admission::{Admitted, FAREWELL, join, leave};
-use super::config::SessionConfig;
+use super::config::{ServiceConfig, SessionConfig};
 use super::connection::{Connection, RETRY, Waiting};
+use super::oversight::oversee;
 use super::presence::attend;
 use super::shared::Shared;
 use super::trace::{HandOver, SessionTrace};
@@ -43,16 +46,18 @@ impl Cancel {
 /// Its methods block and must not be called from an asynchronous task; they may be called from several threads.
 pub struct Session {
     shared: Option<Arc<Shared>>,
-    connection: Connection,
+    connections: Vec<Connection>,
     runtime: Option<Runtime>,
     world_size: u32,
+    /// The services, with commas between.
+    switch: String,
 }
 
 impl Session {
-    /// Finds the switch, joins the job, and returns when every rank has.
+    /// Finds the services, joins the job at each, and returns when every rank has.
     ///
     /// # Errors
-    /// When the switch is not there, is none, or speaks another version; when it refuses the rank; when other ranks do not
+    /// When a switch is not there, is none, or speaks another version; when it refuses the rank; when other ranks do not
     /// come in time.
     pub fn connect(config: SessionConfig) -> Result<Self, SessionError> {
         Self::connect_unless(config, &Cancel::default())
@@ -77,18 +82,32 @@ impl Session {
             }
         });
         match joined {
-            Ok((shared, connection, switch_instance)) => {
+            Ok((shared, joined)) => {
                 let world_size = shared.config.world_size;
-                let (news, heard) = mpsc::channel(1);
-                let (first, answered) = oneshot::channel();
-                runtime.spawn(attend(Arc::clone(&shared), connection.clone(), news, first));
-                let watching =
-                    runtime.spawn(watch(Arc::clone(&shared), connection.clone(), switch_instance, heard));
+                let mut greeted = Vec::new();
+                let connections: Vec<Connection> =
+                    joined.iter().map(|(connection, _)| connection.clone()).collect();
+                for (service, (connection, switch_instance)) in joined.into_iter().enumerate() {
+                    let (news, heard) = mpsc::channel(1);
+                    let (first, answered) = oneshot::channel();
+                    greeted.push(answered);
+                    runtime.spawn(attend(Arc::clone(&shared), service, connection.clone(), news, first));
+                    let watching = watch(Arc::clone(&shared), service, connection, switch_instance, heard);
+                    let (watching, failing) = (runtime.spawn(watching), Arc::clone(&shared));
+                    runtime.spawn(supervise(watching, move |error| failing.fail(error)));
+                }
+                let overseeing = runtime.spawn(oversee(Arc::clone(&shared), connections.clone()));
                 let failing = Arc::clone(&shared);
-                runtime.spawn(supervise(watching, move |error| failing.fail(error)));
-                // From here on the switch notices at once when the process dies.
-                let _ = runtime.block_on(async { tokio::time::timeout(GREETED, answered).await });
-                Ok(Self { shared: Some(shared), connection, runtime: Some(runtime), world_size })
+                runtime.spawn(supervise(overseeing, move |error| failing.fail(error)));
+                // From here on the switches notice at once when the process dies.
+                let all = async {
+                    for answered in greeted {
+                        let _ = answered.await;
+                    }
+                };
+                let _ = runtime.block_on(async { tokio::time::timeout(GREETED, all).await });
+                let switch = names(connections.iter().map(|connection| connection.switch.as_str()));
+                Ok(Self { shared: Some(shared), connections, runtime: Some(runtime), world_size, switch })
             }
             Err(error) => {
                 // Not dropped, which would wait for a name server that does not answer.
@@ -98,7 +117,7 @@ impl Session {
         }
     }
 
-    async fn join(config: SessionConfig) -> Result<(Arc<Shared>, Connection, u64), SessionError> {
+    async fn join(config: SessionConfig) -> Result<(Arc<Shared>, Vec<(Connection, u64)>), SessionError> {
         let trace = config.trace.as_ref().map(|trace| {
             SessionTrace::open(trace, &config.job).map_err(|error| SessionError::Local {
                 what: "opening the trace file (FANIN_TRACE)",
@@ -107,37 +126,51 @@ impl Session {
         });
         // First of all: a run whose timeline was asked for should not begin without one.
         let trace = trace.transpose()?;
-        let (mut connection, admitted) = admission(&config).await?;
-        // The switch admitted the rank, so it is below 64.
+        let mut joined = admissions(&config).await?;
+        // The services admitted the rank, so it is below 64.
         let rank = WorkerId(config.rank as u8);
-        let driver = WorkerDriver::start(WorkerConfig {
+        let services = joined.iter().zip(&config.services).map(|((connection, admitted), service)| Service {
             job: admitted.job,
-            worker: rank,
             switch: connection.address,
             shards: admitted.shards,
+            share: service.share,
+        });
+        let driver = WorkerDriver::start(WorkerConfig {
+            worker: rank,
+            services: services.collect(),
             retransmission: config.retransmission,
         });
         let driver = match driver {
             Ok(driver) => driver,
             Err(error) => {
-                leave(&mut connection, admitted.job.id(), rank).await;
+                leave_all(&mut joined, rank).await;
                 return Err(SessionError::Local { what: "opening the data path", cause: error.to_string() });
             }
         };
-        tracing::info!(
-            switch = connection.switch,
-            job = config.job,
-            rank = rank.0,
-            protocol = config.protocol.name(),
-            in_flight = admitted.job.in_flight(),
-            elements = admitted.job.elements(),
-            wire_dtype = config.wire_dtype.name(),
-            "joined"
-        );
-        let member =
-            Member { switch: connection.switch.clone(), rank, heartbeat_timeout: admitted.heartbeat_timeout };
-        let shared = Shared::new(config, member, driver, trace, admitted.job);
-        Ok((Arc::new(shared), connection, admitted.switch_instance))
+        for ((connection, admitted), service) in joined.iter().zip(&config.services) {
+            tracing::info!(
+                switch = connection.switch,
+                job = config.job,
+                rank = rank.0,
+                protocol = config.protocol.name(),
+                share = service.share,
+                in_flight = admitted.job.in_flight(),
+                elements = admitted.job.elements(),
+                wire_dtype = config.wire_dtype.name(),
+                "joined"
+            );
+        }
+        let member = |(connection, admitted): &(Connection, Admitted)| Member {
+            switch: connection.switch.clone(),
+            rank,
+            heartbeat_timeout: admitted.heartbeat_timeout,
+        };
+        let members = joined.iter().map(member).collect();
+        let jobs: Vec<WorkerJob> = joined.iter().map(|(_, admitted)| admitted.job).collect();
+        let shared = Shared::new(config, members, driver, trace, jobs);
+        let joined =
+            joined.into_iter().map(|(connection, admitted)| (connection, admitted.switch_instance)).collect();
+        Ok((Arc::new(shared), joined))
     }
 
     /// Starts the sum of `tensor` over all ranks, in place. All ranks must submit alike tensors in the same order.
@@ -157,7 +190,7 @@ impl Session {
     ) -> Result<Tensor, SessionError> {
         let shared = self.shared.as_ref().ok_or(SessionError::Closed)?;
         let pending = Arc::clone(&shared.pending);
-        let member = Arc::clone(&shared.member);
+        let (members, switch) = (Arc::clone(&shared.members), self.switch.clone());
         let submitted = Instant::now();
         let name = pending.insert(tensor.elements(), tensor.dtype(), op, submitted);
         let trace = shared.trace.clone().map(|trace| (trace, Clock.now()));
@@ -165,9 +198,9 @@ impl Session {
         let done = move |result: Result<Vec<PartTimes>, Failure>| {
             pending.remove(name.number);
             let result = result.map_err(|failure| AllReduceError {
-                cause: SessionError::from_failure(&failure, &member),
+                cause: SessionError::from_failure(&failure, &members),
                 tensor: name,
-                switch: member.switch.clone(),
+                switch,
                 waited: submitted.elapsed(),
             });
             let Some((trace, submitted)) = trace else { return done(result.map(drop), HandOver::default()) };
@@ -199,16 +232,16 @@ impl Session {
         self.world_size
     }
 
-    /// The switch as `host:port`.
+    /// The services as `host:port`, with commas between.
     #[must_use]
     pub fn switch(&self) -> &str {
-        &self.connection.switch
+        &self.switch
     }
 
-    /// The job as it was admitted: packets in flight, their elements, generation. `None` after [`Self::close`].
+    /// The job as it was admitted by the first service: packets in flight, their elements, generation. `None` after [`Self::close`].
     #[must_use]
     pub fn job(&self) -> Option<WorkerJob> {
-        self.shared.as_ref().map(|shared| shared.job())
+        self.shared.as_ref().map(|shared| shared.job(0))
     }
 
     /// All-reduces that are not done.
@@ -222,7 +255,7 @@ impl Session {
     pub fn failure(&self) -> Option<SessionError> {
         let shared = self.shared.as_ref()?;
         let failure = shared.driver.failure()?;
-        Some(SessionError::from_failure(&failure, &shared.member))
+        Some(SessionError::from_failure(&failure, &shared.members))
     }
 
     /// Counters of the data path.
@@ -242,7 +275,13 @@ impl Session {
     pub fn close(&mut self) {
         let (Some(shared), Some(runtime)) = (self.shared.take(), self.runtime.take()) else { return };
         shared.driver.fail(Failure::Because(Arc::new(SessionError::Closed)));
-        runtime.block_on(leave(&mut self.connection, shared.job().id(), shared.member.rank));
+        let leaving = self.connections.iter_mut().enumerate().map(|(service, connection)| {
+            let (mut connection, job) = (connection.clone(), shared.job(service).id());
+            let rank = shared.rank;
+            async move { leave(&mut connection, job, rank).await }
+        });
+        let leaving: JoinSet<()> = runtime.block_on(async { leaving.collect() });
+        runtime.block_on(leaving.join_all());
         // Ends the watch.
         runtime.shutdown_timeout(FAREWELL);
         // The watch may be at a question to the data path, and hold it until it is answered.
@@ -253,18 +292,65 @@ impl Session {
     }
 }
 
-/// Finds the switch and joins the job, and says on standard error for what it waits. A rank that is taken is asked for again
+/// Joins the job at all services at once. When one does not admit the rank, it leaves those that have.
+async fn admissions(config: &SessionConfig) -> Result<Vec<(Connection, Admitted)>, SessionError> {
+    if config.services.is_empty() {
+        return Err(SessionError::Address { switch: String::new(), cause: "no switch is named".into() });
+    }
+    if config.protocol == Protocol::Atp && config.services.len() > 1 {
+        let switch = names(config.services.iter().map(|service| service.switch.as_str()));
+        return Err(SessionError::Address { switch, cause: "several, and a rank of ATP has one switch".into() });
+    }
+    let mut joining = JoinSet::new();
+    for (index, service) in config.services.iter().enumerate() {
+        let (config, service) = (config.clone(), service.clone());
+        joining.spawn(async move { (index, admission(&config, &service).await) });
+    }
+    let mut joined = Vec::new();
+    while let Some(ended) = joining.join_next().await {
+        let error = match ended {
+            Ok((index, Ok(admitted))) => {
+                joined.push((index, admitted));
+                continue;
+            }
+            Ok((_, Err(error))) => error,
+            Err(error) => SessionError::Local { what: "joining", cause: error.to_string() },
+        };
+        // Those that are under way give the places back when they are dropped.
+        joining.shutdown().await;
+        let mut joined: Vec<_> = joined.into_iter().map(|(_, admitted)| admitted).collect();
+        leave_all(&mut joined, WorkerId(config.rank as u8)).await;
+        return Err(error);
+    }
+    joined.sort_by_key(|(index, _)| *index);
+    Ok(joined.into_iter().map(|(_, admitted)| admitted).collect())
+}
+
+async fn leave_all(joined: &mut [(Connection, Admitted)], rank: WorkerId) {
+    for (connection, admitted) in joined {
+        leave(connection, admitted.job.id(), rank).await;
+    }
+}
+
+fn names<'a>(switches: impl Iterator<Item = &'a str>) -> String {
+    switches.collect::<Vec<_>>().join(",")
+}
+
+/// Finds a switch and joins the job, and says on standard error for what it waits. A rank that is taken is asked for again
 /// for a moment: its process may be dying just now, and this one is to take its place.
-async fn admission(config: &SessionConfig) -> Result<(Connection, Admitted), SessionError> {
+async fn admission(
+    config: &SessionConfig,
+    service: &ServiceConfig,
+) -> Result<(Connection, Admitted), SessionError> {
     let began = Instant::now();
     let mut waiting = Waiting::new(config.join_timeout);
     let (mut connection, _) =
-        Connection::open_saying(&config.switch, config.join_timeout, |text| say(config.rank, text)).await?;
+        Connection::open_saying(&service.switch, config.join_timeout, |text| say(config.rank, text)).await?;
     let began_joining = Instant::now();
     let mut not_yet = None;
     loop {
         let left = config.join_timeout.saturating_sub(began.elapsed());
-        match join(&mut connection, config, left, None).await {
+        match join(&mut connection, config, service, left, None).await {
             // The switch next to the rank is there before the server is.
             Err(SessionError::Chain {
                 error: error @ ChainError::UpstreamUnreachable { may_come: true, .. },
@@ -311,7 +397,7 @@ impl Drop for Session {
 impl std::fmt::Debug for Session {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Session")
-            .field("switch", &self.connection.switch)
+            .field("switch", &self.switch)
             .field("rank", &self.rank())
             .field("world_size", &self.world_size)
             .finish_non_exhaustive()
@@ -348,8 +434,8 @@ mod tests {
         let mut session = Session::connect(config).expect("admitted");
         // As the watch does while it asks.
         let held = Arc::clone(session.shared.as_ref().expect("open"));
-        assert!(held.driver.suspend().iter().all(|slots| !slots.is_empty()), "it answers");
+        assert!(held.driver.suspend(0).iter().all(|slots| !slots.is_empty()), "it answers");
         session.close();
-        assert!(held.driver.suspend().iter().all(Vec::is_empty), "it has no threads");
+        assert!(held.driver.suspend(0).iter().all(Vec::is_empty), "it has no threads");
     }
 }

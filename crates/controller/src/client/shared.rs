@@ -1,10 +1,12 @@
 //! What a session's threads share.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
+use fanin_protocol::control::Ranks;
 use fanin_udp::{Failure, WorkerDriver, WorkerJob};
+use fanin_wire::WorkerId;
 
 use super::config::SessionConfig;
 use super::pending::Pending;
@@ -15,43 +17,69 @@ use crate::error::Member;
 /// One rank of a job, as long as it takes part.
 pub(super) struct Shared {
     pub config: SessionConfig,
-    pub member: Arc<Member>,
+    pub rank: WorkerId,
+    /// What it is at each service.
+    pub members: Arc<[Member]>,
+    /// Of each service.
+    lanes: Vec<Mutex<Lane>>,
     /// [`SessionConfig::timeout`] as it is now, in nanoseconds.
     timeout_ns: AtomicU64,
     pub driver: WorkerDriver,
     pub trace: Option<SessionTrace>,
     pub pending: Arc<Pending>,
-    /// The job as it is now; a restart of the switch changes it.
-    job: Mutex<WorkerJob>,
+}
+
+/// What is known of a job at one service.
+#[derive(Clone, Debug)]
+pub(super) struct Lane {
+    /// The job as it is now; a restart of the service changes it.
+    pub job: WorkerJob,
+    /// Ranks that left there.
+    pub left: Ranks,
+    /// Since when the service does not answer, and what was the matter last.
+    pub silent: Option<(Instant, String)>,
+    /// Whether the rank is at joining it again.
+    pub is_rejoining: bool,
 }
 
 impl Shared {
     pub fn new(
         config: SessionConfig,
-        member: Member,
+        members: Vec<Member>,
         driver: WorkerDriver,
         trace: Option<SessionTrace>,
-        job: WorkerJob,
+        jobs: impl IntoIterator<Item = WorkerJob>,
     ) -> Self {
+        let lane = |job| Lane { job, left: Ranks::default(), silent: None, is_rejoining: false };
         Self {
-            member: Arc::new(member),
+            // Every service admitted the rank, so it is below 64.
+            rank: WorkerId(config.rank as u8),
+            members: members.into(),
+            lanes: jobs.into_iter().map(lane).map(Mutex::new).collect(),
             timeout_ns: AtomicU64::new(nanoseconds(config.timeout)),
             driver,
             trace,
             pending: Arc::default(),
-            job: Mutex::new(job),
             config,
         }
     }
 
     /// Ends the session with an error: all that is outstanding, and all that comes.
     pub fn fail(&self, error: SessionError) {
-        tracing::error!(%error, rank = self.member.rank.0, "the session ends");
+        tracing::error!(%error, rank = self.rank.0, "the session ends");
         self.driver.fail(Failure::Because(Arc::new(error)));
     }
 
-    pub fn job(&self) -> WorkerJob {
-        *self.job.lock().unwrap_or_else(PoisonError::into_inner)
+    pub fn lane(&self, service: usize) -> MutexGuard<'_, Lane> {
+        self.lanes[service].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn lanes(&self) -> impl Iterator<Item = MutexGuard<'_, Lane>> {
+        (0..self.lanes.len()).map(|service| self.lane(service))
+    }
+
+    pub fn job(&self, service: usize) -> WorkerJob {
+        self.lane(service).job
     }
 
     pub fn timeout(&self) -> Duration {
@@ -60,10 +88,6 @@ impl Shared {
 
     pub fn set_timeout(&self, timeout: Duration) {
         self.timeout_ns.store(nanoseconds(timeout), Ordering::Relaxed);
-    }
-
-    pub fn set_job(&self, job: WorkerJob) {
-        *self.job.lock().unwrap_or_else(PoisonError::into_inner) = job;
     }
 }
 

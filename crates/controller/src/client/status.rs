@@ -29,6 +29,8 @@ pub struct SwitchStatus {
     pub protocol: Protocol,
     /// ATP: the switches on the way from whom was asked to the server, the server's neighbour first.
     pub switches: Vec<AtpSwitchStatus>,
+    /// What its link carries, in bits a second, where it is known.
+    pub rate_bps: Option<u64>,
 }
 
 /// What an ATP switch does.
@@ -146,6 +148,7 @@ impl TryFrom<proto::StatusReply> for SwitchStatus {
             jobs: reply.jobs.into_iter().map(JobStatus::try_from).collect::<Result<_, _>>()?,
             protocol: protocol(reply.protocol)?,
             switches: reply.switches.into_iter().map(AtpSwitchStatus::from).collect(),
+            rate_bps: reply.rate_bps,
         })
     }
 }

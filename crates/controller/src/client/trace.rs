@@ -139,7 +139,7 @@ impl SessionTrace {
         match outcome {
             Ok(parts) => {
                 for part in parts {
-                    self.send(RowKind::Shard(part.shard), |row| Message::Done(row, event(Ok(part))));
+                    self.send(RowKind::Shard(part.lane), |row| Message::Done(row, event(Ok(part))));
                 }
             }
             Err(error) => self.send(RowKind::Failed, |row| Message::Done(row, event(Err(error)))),
@@ -321,7 +321,7 @@ impl Writer {
                 Op::Sum => "sum",
                 Op::Average => "average",
             },
-            shard: part.as_ref().ok().map(|part| part.shard),
+            shard: part.as_ref().ok().map(|part| part.lane),
             error: part.as_ref().err().map(String::as_str),
         };
         self.slice(thread, &name, (*submitted, *done), arguments);
@@ -445,7 +445,7 @@ mod tests {
         Done {
             all_reduce: Tensor { number, elements: 10, dtype: Dtype::Float32, op: Op::Sum },
             submitted: Instant(submitted),
-            part: Ok(PartTimes { shard: 0, times }),
+            part: Ok(PartTimes { lane: 0, times }),
             done: Instant(done),
         }
     }

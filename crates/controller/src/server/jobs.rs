@@ -115,6 +115,11 @@ struct State {
 }
 
 impl Jobs {
+    /// Whether nobody is in any job, nor waits for one.
+    pub fn is_idle(&self) -> bool {
+        self.lock().registry.jobs().next().is_none()
+    }
+
     /// # Errors
     /// When the operating system gives no thread.
     pub fn new(registry: Registry, driver: Arc<dyn DataPath>) -> io::Result<Self> {
@@ -452,6 +457,7 @@ mod tests {
 
     fn request(job: &str) -> JoinRequest {
         JoinRequest {
+            plan: 0,
             job: job.into(),
             rank: 0,
             world_size: 1,
@@ -566,7 +572,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         listener.set_nonblocking(true).unwrap();
         let address = listener.local_addr().unwrap();
-        let service = ControlService { jobs: Arc::clone(&jobs), instance: 1 };
+        let service = ControlService { jobs: Arc::clone(&jobs), instance: 1, rate_bps: None };
         let scraped = Arc::clone(&jobs);
         let text = move || metrics::text(Arc::clone(&scraped));
         let served = Served::start(listener, service, HANG, text, || Ok(())).unwrap();

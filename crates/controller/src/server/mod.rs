@@ -57,6 +57,8 @@ pub struct SwitchServerConfig {
     pub heartbeat_timeout: Duration,
     /// A job whose ranks have not all joined is given up when they lose patience, and after this at the latest.
     pub join_timeout_max: Duration,
+    /// What its link carries in each direction, in bits a second; else what the interface tells through which it is asked.
+    pub rate_bps: Option<u64>,
 }
 
 impl SwitchServerConfig {
@@ -71,6 +73,7 @@ impl SwitchServerConfig {
             pool_units: registry.pool_units,
             heartbeat_timeout: registry.heartbeat_timeout,
             join_timeout_max: registry.join_timeout_max,
+            rate_bps: None,
         }
     }
 
@@ -178,7 +181,11 @@ impl SwitchServer {
         // From the operating system, not from a seed: a restarted switch must not draw the ids of the one before.
         let registry = Registry::new(limits, Box::new(rand::random::<u32>))?;
         let jobs = Arc::new(Jobs::new(registry, driver).map_err(ServerError::Runtime)?);
-        let service = ControlService { jobs: Arc::clone(&jobs), instance: rand::random() };
+        let service = ControlService {
+            jobs: Arc::clone(&jobs),
+            instance: rand::random(),
+            rate_bps: config.rate_bps,
+        };
         let (scraped, asked) = (Arc::clone(&jobs), Arc::clone(&jobs));
         let served = Served::start(
             listener,
@@ -203,6 +210,12 @@ impl SwitchServer {
     #[must_use]
     pub const fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Whether nobody is in any job, nor waits for one.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.jobs.is_idle()
     }
 
     /// Tells all ranks that the switch goes, and ends it. Must not be called from an asynchronous task.

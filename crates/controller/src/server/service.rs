@@ -14,6 +14,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 use super::data_path::{Figures, unhealthy};
 use super::jobs::{Attending, JobSnapshot, Jobs, Joined, NotAdmitted, Stays};
+use crate::client::path::rate_bps_at;
 use crate::convert::{Malformed, narrow, protocol, wire_dtype};
 use crate::proto::{self, control_server::Control};
 
@@ -26,6 +27,8 @@ pub(super) struct ControlService {
     pub jobs: Arc<Jobs>,
     /// Tells this switch from the one before and the one after.
     pub instance: u64,
+    /// What its link carries; else what the interface tells.
+    pub rate_bps: Option<u64>,
 }
 
 impl From<Malformed> for Status {
@@ -105,6 +108,7 @@ impl Control for ControlService {
         &self,
         request: Request<proto::StatusRequest>,
     ) -> Result<Response<proto::StatusReply>, Status> {
+        let asked_at = request.local_addr();
         let wanted = request.into_inner().job;
         let (config, pool) = (self.jobs.config(), self.jobs.pool());
         let mut jobs = self.jobs.snapshot();
@@ -123,6 +127,7 @@ impl Control for ControlService {
             jobs,
             protocol: proto::Protocol::from(config.protocol).into(),
             switches: Vec::new(),
+            rate_bps: self.rate_bps.or_else(|| rate_bps_at(asked_at?.ip().to_canonical())),
         }))
     }
 }
@@ -227,6 +232,7 @@ fn join_request(message: proto::JoinRequest) -> Result<JoinRequest, Malformed> {
         patience: Duration::from_millis(message.patience_ms),
         wire_version: narrow(message.wire_version, "wire_version")?,
         wire_dtype: wire_dtype(message.wire_dtype)?,
+        plan: message.plan,
         protocol,
         hops: message.hops.iter().map(hop).collect::<Result<_, _>>()?,
         resume: message.resume.map(resume).transpose()?,

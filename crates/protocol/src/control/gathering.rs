@@ -27,6 +27,7 @@ struct Waiting {
     in_flight: Option<u16>,
     elements: u16,
     wire_dtype: WireDtype,
+    plan: u64,
     rate_bps: u64,
     rtt: Duration,
     protocol: Protocol,
@@ -198,6 +199,14 @@ impl Gathering {
                     job_has: other.wire_dtype,
                 });
             }
+            if request.plan != other.plan {
+                return Err(Refusal::PlanMismatch {
+                    rank: asked_by,
+                    asked: request.plan,
+                    other_rank: other_rank.0.into(),
+                    job_has: other.plan,
+                });
+            }
             agree_on_resume(asked_by, request.resume.as_ref(), other.resume.as_ref())?;
         }
         self.deadline = self.deadline.max(now + request.patience).min(self.limit);
@@ -209,6 +218,7 @@ impl Gathering {
                 in_flight: request.in_flight,
                 elements,
                 wire_dtype: request.wire_dtype,
+                plan: request.plan,
                 rate_bps: request.rate_bps.filter(|rate| *rate > 0).unwrap_or(RATE_DEFAULT_BPS),
                 rtt: request.rtt,
                 protocol: request.protocol,

@@ -32,6 +32,12 @@ impl Ranks {
         Self(self.0 & !other.0)
     }
 
+    /// The ranks that are here or in `other`.
+    #[must_use]
+    pub const fn and(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
     /// Whether it is the empty set.
     #[must_use]
     pub const fn is_empty(self) -> bool {

@@ -147,6 +147,23 @@ macro_rules! for_each_refusal {
                     job_has.name()
                 );
 
+            /// The ranks would cut tensors differently among the job's services.
+            PlanMismatch = "plan_mismatch" {
+                /// The rank that came last.
+                rank: u32,
+                /// The fingerprint of its plan.
+                asked: u64,
+                /// A rank that waited for it.
+                other_rank: u32,
+                /// The fingerprint of the waiting ranks' plan.
+                job_has: u64,
+            }
+                |f| write!(
+                    f,
+                    "rank {rank} has plan {asked:016x}, rank {other_rank} plan {job_has:016x}; give all ranks the same switches in \
+                     the same order (switch, or FANIN_SWITCH)"
+                );
+
             /// Not even the smallest chunk passes the rank's path.
             MtuTooSmall = "mtu_too_small" {
                 /// The path's MTU in bytes.

@@ -417,7 +417,7 @@ impl Registry {
         // An empty gathering agrees with anyone, so a refusal never leaves one behind.
         match gathering.join(now, rank, ticket, request) {
             // All are of one program, started differently: those that wait would wait in vain.
-            Err(reason @ Refusal::WireDtypeMismatch { .. }) => {
+            Err(reason @ (Refusal::WireDtypeMismatch { .. } | Refusal::PlanMismatch { .. })) => {
                 self.next_ticket += 1;
                 let mut tickets = gathering.tickets();
                 tickets.push(ticket);

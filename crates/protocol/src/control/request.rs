@@ -85,6 +85,8 @@ pub struct JoinRequest {
     pub rtt: Duration,
     /// How the elements of the job's large float tensors travel, as the asking rank wishes.
     pub wire_dtype: WireDtype,
+    /// How it believes that tensors are cut among the job's services, and which of them this one is: a fingerprint.
+    pub plan: u64,
     /// How it believes that the job is summed.
     pub protocol: Protocol,
     /// The switches that passed the request on, the rank's own first. Only ATP has any.

@@ -1,12 +1,14 @@
 //! The contract of all machines, and what they are handed: packets, the time, tensors.
 
 mod endpoint;
+mod lanes;
 mod received;
 mod summer;
 mod tensor;
 mod worker;
 
 pub use endpoint::{Endpoint, Instant, Reason, Transmit, Verdict};
+pub use lanes::{Lane, Lanes};
 pub use received::Received;
 pub use summer::{JobAborted, JobProgress, Summer};
 pub use tensor::{Elements, Tensor};

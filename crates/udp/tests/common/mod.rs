@@ -3,7 +3,7 @@
 
 use fanin_protocol::RetransmissionConfig;
 use fanin_protocol::switchml::JobConfig;
-use fanin_udp::{Failure, Offload, RawTensor, SwitchConfig, SwitchDriver, WorkerConfig, WorkerDriver};
+use fanin_udp::{Failure, Offload, RawTensor, Service, SwitchConfig, SwitchDriver, WorkerConfig, WorkerDriver};
 use fanin_wire::{Dtype, Generation, JobId, Op, ShardId, WireDtype, WorkerId};
 use std::net::{SocketAddr, UdpSocket};
 use std::sync::mpsc::{Receiver, channel};
@@ -84,10 +84,8 @@ pub fn worker(
     offload: Offload,
 ) -> WorkerDriver {
     let config = WorkerConfig {
-        job: job.into(),
         worker: WorkerId(rank as u8),
-        switch,
-        shards,
+        services: vec![Service { job: job.into(), switch, shards, share: 1.0 }],
         retransmission: RetransmissionConfig::default(),
     };
     WorkerDriver::start_with_offload(config, offload).unwrap()

@@ -27,6 +27,7 @@ fn registry() -> Registry {
 
 fn ask(job: &str, rank: u32, world_size: u32) -> JoinRequest {
     JoinRequest {
+        plan: 0,
         job: job.into(),
         rank,
         world_size,

@@ -1,0 +1,164 @@
+//! The task that keeps a session honest as a whole: deadlines, and ranks that left.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use fanin_protocol::control::Ranks;
+use fanin_wire::WorkerId;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use super::connection::Connection;
+use super::shared::Shared;
+use super::status::{JobStatusState, SwitchStatus};
+use super::warnings::say;
+use super::watch::lost;
+use crate::SessionError;
+use crate::error::{Tensor, named};
+use crate::proto::StatusRequest;
+
+/// How often deadlines are looked at.
+const TICK: Duration = Duration::from_millis(100);
+/// How long nothing may move before it is asked whether a rank that left is to blame.
+const STANDSTILL: Duration = Duration::from_millis(100);
+/// How long nothing may move before the rank says for whom it waits, and then after twice as long each time.
+const PATIENCE_UNTOLD: Duration = Duration::from_secs(5);
+/// How long a switch may take to say whom it waits for.
+const STATUS_PATIENCE: Duration = Duration::from_secs(1);
+
+/// When a session last saw something move.
+struct Progress {
+    marker: u64,
+    since: Instant,
+    /// When it is asked next whether a rank that left is to blame.
+    blame: Instant,
+    /// How long nothing may move before somebody is told.
+    untold: Duration,
+}
+
+impl Progress {
+    fn now(marker: u64) -> Self {
+        let since = Instant::now();
+        Self { marker, since, blame: since + STANDSTILL, untold: PATIENCE_UNTOLD }
+    }
+}
+
+struct Oversight {
+    shared: Arc<Shared>,
+    connections: Vec<Connection>,
+    progress: Progress,
+}
+
+/// Oversees a session until it ends. Runs on the session's own runtime, which is all that may stop it.
+pub(super) async fn oversee(shared: Arc<Shared>, connections: Vec<Connection>) {
+    let progress = Progress::now(shared.driver.progress_marker());
+    let mut oversight = Oversight { shared, connections, progress };
+    if let Err(error) = oversight.run().await {
+        oversight.shared.fail(error);
+    }
+}
+
+impl Oversight {
+    async fn run(&mut self) -> Result<(), SessionError> {
+        loop {
+            tokio::time::sleep(TICK).await;
+            if self.shared.driver.failure().is_some() {
+                return Ok(());
+            }
+            // Who is at joining again has a patience of its own, and more to say.
+            if self.shared.lanes().any(|lane| lane.is_rejoining) {
+                self.progress = Progress::now(self.shared.driver.progress_marker());
+                continue;
+            }
+            self.check_deadline().await?;
+            self.check_standstill().await?;
+        }
+    }
+
+    /// Ends the session when the oldest all-reduce took too long, and asks the switch whom to blame.
+    async fn check_deadline(&mut self) -> Result<(), SessionError> {
+        let Some(oldest) = self.shared.pending.oldest() else { return Ok(()) };
+        let waited = oldest.since.elapsed();
+        if waited < self.shared.timeout() {
+            return Ok(());
+        }
+        for (member, lane) in self.shared.members.iter().zip(self.shared.lanes()) {
+            if let Some((since, cause)) = &lane.silent {
+                return Err(lost(&member.switch, since.elapsed(), cause));
+            }
+        }
+        Err(SessionError::AllReduceTimeout {
+            missing_ranks: self.awaited().await,
+            waited,
+            switch: self.switches(),
+            tensor: oldest.tensor,
+        })
+    }
+
+    /// When nothing moves: ends the session if it waits in vain for a rank that left, and says now and then for whom it waits.
+    async fn check_standstill(&mut self) -> Result<(), SessionError> {
+        let marker = self.shared.driver.progress_marker();
+        let Some(oldest) = self.shared.pending.oldest().filter(|_| marker == self.progress.marker) else {
+            self.progress = Progress::now(marker);
+            return Ok(());
+        };
+        let now = Instant::now();
+        let stands = now - self.progress.since;
+        if stands >= self.progress.untold {
+            self.progress.untold *= 2;
+            let awaited = self.awaited().await;
+            if !awaited.is_empty() {
+                let rank = self.shared.rank.0;
+                say(rank, &still_waiting(stands, awaited, &oldest.tensor, self.shared.timeout()));
+            }
+        }
+        let left = self.shared.lanes().fold(Ranks::default(), |left, lane| left.and(lane.left));
+        if left.is_empty() || now < self.progress.blame {
+            return Ok(());
+        }
+        // A rank that left after it gave all it owed is not to blame: only one that a slot waits for.
+        let awaited = self.awaited().await;
+        let to_blame: Option<WorkerId> = awaited.iter().find(|rank| left.contains(*rank));
+        self.progress.blame = now + STANDSTILL;
+        to_blame.map_or(Ok(()), |rank| Err(SessionError::RankLeft { rank }))
+    }
+
+    fn switches(&self) -> String {
+        let switches: Vec<_> = self.shared.members.iter().map(|member| member.switch.as_str()).collect();
+        switches.join(",")
+    }
+
+    /// The ranks whose contributions some service waits for, as far as the services say.
+    async fn awaited(&self) -> Ranks {
+        let mut asked = JoinSet::new();
+        for (connection, lane) in self.connections.iter().zip(self.shared.lanes()) {
+            let (mut client, id) = (connection.client.clone(), lane.job.id());
+            let question = StatusRequest { job: Some(self.shared.config.job.clone()), passed_on: 0 };
+            asked.spawn(async move {
+                let reply = timeout(STATUS_PATIENCE, client.status(question)).await.ok()?.ok()?;
+                let status = SwitchStatus::try_from(reply.into_inner()).ok()?;
+                status.jobs.into_iter().find_map(|job| match job.state {
+                    JobStatusState::Running { job, waiting_for, .. } if job == id => {
+                        Some(waiting_for.into_iter().map(|(rank, _)| rank).collect::<Ranks>())
+                    }
+                    _ => None,
+                })
+            });
+        }
+        let mut awaited = Ranks::default();
+        while let Some(answer) = asked.join_next().await {
+            awaited = awaited.and(answer.ok().flatten().unwrap_or_default());
+        }
+        awaited
+    }
+}
+
+/// What is said of an all-reduce that waits for ranks of which the switch knows that they live.
+fn still_waiting(stands: Duration, awaited: Ranks, tensor: &Tensor, timeout: Duration) -> String {
+    format!(
+        "waiting for {} in {tensor} for {} s; connected but silent: stopped, or busy elsewhere? (timeout {} s)",
+        named(awaited),
+        stands.as_secs(),
+        timeout.as_secs(),
+    )
+}

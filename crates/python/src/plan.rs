@@ -1,0 +1,78 @@
+//! `plan` and what it has to be told: who is where, and how fast the links are.
+
+use crate::error::to_python;
+use fanin_controller::{route, switch_status};
+use fanin_plan::{Bound as Limit, Cluster, LoadSplit, Machine, lower_bound, one_switch, ring};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use std::net::ToSocketAddrs;
+use std::time::Duration;
+
+/// The split of the load over machines that takes the least time (BytePS §4.1).
+///
+/// `machines` are name, whether it trains, whether it sums, and the bits a second that its link carries out of it and into it. With `one` a
+/// single machine that does not train sums all. Returns `shares`, in the order of the machines; `seconds_per_byte` of a tensor, headers
+/// apart; `bound`, what takes that long; and for comparison the seconds per byte of a `ring` and the `lower_bound` of any way to sum.
+///
+/// Raises `ValueError` for machines that cannot be planned for.
+#[pyfunction]
+#[pyo3(signature = (machines, one=false))]
+pub(crate) fn plan<'py>(
+    py: Python<'py>,
+    machines: Vec<(String, bool, bool, f64, f64)>,
+    one: bool,
+) -> PyResult<Bound<'py, PyDict>> {
+    let machine = |(name, trains, sums, up_bps, down_bps)| Machine {
+        trains,
+        sums,
+        up_bps,
+        down_bps,
+        ..Machine::training(name, up_bps)
+    };
+    let cluster = Cluster::new(machines.into_iter().map(machine).collect())
+        .map_err(|error| PyValueError::new_err(error.to_string()))?;
+    let split = if one { one_switch(&cluster) } else { Some(LoadSplit::of(&cluster)) };
+    let split = split.ok_or_else(|| PyValueError::new_err("no machine only sums: name a switch"))?;
+    let of = |what: &str, index: usize| format!("{what} {}", cluster.machines()[index].name);
+    let bound = match split.bound {
+        Limit::Up(index) => of("the link out of", index),
+        Limit::Down(index) => of("the link into", index),
+        Limit::Summing(index) => of("the cores of", index),
+        Limit::Nothing => "nothing".into(),
+    };
+    let answer = PyDict::new(py);
+    answer.set_item("shares", split.shares)?;
+    answer.set_item("seconds_per_byte", split.seconds_per_byte)?;
+    answer.set_item("bound", bound)?;
+    answer.set_item("ring", ring(&cluster))?;
+    answer.set_item("lower_bound", lower_bound(&cluster))?;
+    Ok(answer)
+}
+
+/// How this machine would send to `address`, host:port: its own address, the interface, and the bits a second of that where it
+/// tells. None where it would not. Sends nothing, but may ask a name server.
+#[pyfunction]
+pub(crate) fn route_to(py: Python<'_>, address: String) -> Option<(String, Option<String>, Option<u64>)> {
+    py.detach(|| {
+        let found = route(address.to_socket_addrs().ok()?.next()?)?;
+        Some((found.local.to_string(), found.interface, found.rate_bps))
+    })
+}
+
+/// The bits a second that the link of the switch at `address` carries, as it says; None where it does not know.
+///
+/// Raises the errors of `fanin.errors` where no switch answers within `timeout` seconds.
+#[pyfunction]
+pub(crate) fn switch_rate(py: Python<'_>, address: String, timeout: f64) -> PyResult<Option<u64>> {
+    let patience = crate::interruptible::duration(Some(timeout))?.unwrap_or(Duration::MAX);
+    py.detach(|| switch_status(&address, patience))
+        .map(|status| status.rate_bps)
+        .map_err(|error| to_python(py, &error))
+}
+
+/// An address of an interface of this machine, IPv4 where it has one; None where there is no such interface.
+#[pyfunction]
+pub(crate) fn interface_address(interface: &str) -> Option<String> {
+    fanin_controller::interface_address(interface).map(|address| address.to_string())
+}

@@ -1,0 +1,133 @@
+//! A job that several services sum.
+
+mod common;
+
+use common::{finished, job, submit};
+use fanin_protocol::RetransmissionConfig;
+use fanin_protocol::switchml::JobConfig;
+use fanin_udp::{Failure, Service, SwitchConfig, SwitchDriver, WorkerConfig, WorkerDriver};
+use fanin_wire::{Dtype, Generation, JobId, Op, SlotIndex, WorkerId};
+
+const WORKERS: usize = 3;
+
+struct Services {
+    switches: Vec<SwitchDriver>,
+    jobs: Vec<JobConfig>,
+    workers: Vec<WorkerDriver>,
+}
+
+fn bind(listen: std::net::SocketAddr, shards: usize) -> SwitchDriver {
+    SwitchDriver::bind(SwitchConfig { listen, shards }).unwrap()
+}
+
+impl Services {
+    /// One for each share and number of shards.
+    fn start(services: &[(f64, usize)]) -> Self {
+        let switches: Vec<_> =
+            services.iter().map(|(_, shards)| bind(([127, 0, 0, 1], 0).into(), *shards)).collect();
+        let jobs: Vec<_> =
+            (0..services.len()).map(|i| JobConfig { id: JobId(77 + i as u32), ..job(WORKERS) }).collect();
+        for (switch, job) in switches.iter().zip(&jobs) {
+            switch.add_job(*job).unwrap();
+        }
+        let worker = |rank: usize| {
+            let service = |((share, shards), (switch, job)): (&(f64, usize), (&SwitchDriver, &JobConfig))| {
+                let job = (*job).into();
+                Service { job, switch: switch.local_addr(), shards: *shards, share: *share }
+            };
+            let services = services.iter().zip(switches.iter().zip(&jobs)).map(service).collect();
+            let retransmission = RetransmissionConfig::default();
+            WorkerDriver::start(WorkerConfig { worker: WorkerId(rank as u8), services, retransmission }).unwrap()
+        };
+        Self { workers: (0..WORKERS).map(worker).collect(), switches, jobs }
+    }
+
+    /// Starts sums of integers of which no two are alike, and returns the tensors with what is to come.
+    fn begin(&self, tensors: &mut [Vec<i32>]) -> Vec<common::Wait> {
+        let submit = |(worker, tensor): (&WorkerDriver, &mut Vec<i32>)| submit(worker, tensor, Dtype::Int32, Op::Sum);
+        self.workers.iter().zip(tensors).map(submit).collect()
+    }
+
+    fn packets(&self, service: usize) -> u64 {
+        self.workers[0].statistics_of(service).packets_sent
+    }
+}
+
+fn tensors(length: usize) -> Vec<Vec<i32>> {
+    (0..WORKERS).map(|rank| (0..length as i32).map(|i| i * 7 + rank as i32 * 1_000_003).collect()).collect()
+}
+
+fn check(tensors: &[Vec<i32>]) {
+    let expected: Vec<i32> = (0..tensors[0].len() as i32).map(|i| i * 21 + 3 * 1_000_003).collect();
+    for (rank, tensor) in tensors.iter().enumerate() {
+        assert!(tensor == &expected, "worker {rank}, {} elements", expected.len());
+    }
+}
+
+#[test]
+fn each_service_sums_its_share_of_every_tensor() {
+    let services = Services::start(&[(0.5, 1), (0.3, 2), (0.2, 1), (0.0, 1)]);
+    let lengths = [1, 0, 255, 1_000_000, 256 * 40, 3, 300_001];
+    let mut all: Vec<_> = lengths.map(tensors).into_iter().collect();
+    let waits: Vec<_> = all.iter_mut().flat_map(|tensors| services.begin(tensors)).collect();
+    waits.iter().for_each(|wait| finished(wait).unwrap());
+    all.iter().for_each(|tensors| check(tensors));
+    let packets: Vec<u64> = (0..4).map(|service| services.packets(service)).collect();
+    let sum: u64 = packets.iter().sum();
+    for (packets, share) in packets.iter().zip([0.5, 0.3, 0.2, 0.0]) {
+        let measured = *packets as f64 / sum as f64;
+        assert!((measured - share).abs() < 0.05, "{packets:?} of {sum}: {share} was asked for");
+    }
+    for worker in &services.workers {
+        assert_eq!(worker.statistics().completed, lengths.len() as u64);
+        assert!(worker.imbalance() < 0.05);
+    }
+}
+
+#[test]
+fn a_service_that_loses_its_memory_keeps_the_others_at_work_and_the_sum_exact() {
+    let mut services = Services::start(&[(1.0, 1), (1.0, 1)]);
+    let mut summed = tensors(800_000);
+    let waits = services.begin(&mut summed);
+    for generation in 2..5 {
+        let marks: Vec<u64> = services.workers.iter().map(WorkerDriver::progress_marker).collect();
+        let moves = |(worker, mark): (&WorkerDriver, &u64)| worker.progress_marker() > mark + 50;
+        while services.workers.iter().any(|worker| worker.outstanding() > 0)
+            && !services.workers.iter().zip(&marks).all(moves)
+        {
+            std::thread::yield_now();
+        }
+        let lost = services.switches.remove(1);
+        let listen = lost.local_addr();
+        lost.shutdown();
+        let completed: Vec<_> = services.workers.iter().map(|worker| worker.suspend(1)).collect();
+        let job = JobConfig { generation: Generation(generation), resumed: true, ..services.jobs[1] };
+        // At another port than before: whoever takes over need not be where the old one was.
+        let listen = std::net::SocketAddr::new(listen.ip(), 0);
+        services.switches.push(bind(listen, 1));
+        services.switches[1].add_job(job).unwrap();
+        for (rank, worker) in services.workers.iter().enumerate() {
+            // Whoever is ahead of the slowest gives; the first of them.
+            let gives = |slot: &usize| {
+                let counts: Vec<u32> = completed.iter().map(|worker| worker[0][*slot]).collect();
+                let (least, most) = (counts.iter().min().unwrap(), counts.iter().max().unwrap());
+                most > least && counts.iter().position(|count| count == most) == Some(rank)
+            };
+            let restore = (0..completed[0][0].len()).filter(gives).map(|slot| SlotIndex(slot as u16)).collect();
+            worker.resume(1, job.into(), services.switches[1].local_addr(), &[restore]).unwrap();
+        }
+    }
+    waits.iter().for_each(|wait| finished(wait).unwrap());
+    check(&summed);
+}
+
+#[test]
+fn what_ends_one_lane_ends_all() {
+    let services = Services::start(&[(1.0, 1), (1.0, 1)]);
+    // The first worker waits in both lanes for the others.
+    let mut tensor = vec![1_i32; 100_000];
+    let wait = submit(&services.workers[0], &mut tensor, Dtype::Int32, Op::Sum);
+    services.switches[1].abort_job(services.jobs[1].id, fanin_wire::AbortReason::SwitchStopped);
+    assert!(matches!(finished(&wait), Err(Failure::Aborted { .. })));
+    assert!(services.workers[0].failure().is_some());
+}

@@ -1,0 +1,186 @@
+"""Who sums what of a job: the ranks' own services, named switches, and the plan over both.
+
+Ranks tell each other where they are (`Place`), and each computes the same plan from what all said.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final, TypeAlias
+
+from fanin import _fanin
+from fanin._settings import Plan, Settings
+
+# What a link is taken to carry of which nobody says what.
+RATE_UNKNOWN_BPS: Final = 10_000_000_000
+# How long a switch may take to say how fast its link is, in seconds.
+SWITCH_PATIENCE: Final = 10.0
+
+Service: TypeAlias = tuple[str, float, int | None]
+"""An address, its share of all tensors, and the bits a second that a rank and it speak at."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank is, and what it was told."""
+
+    machine: str
+    """Equal for ranks of one machine."""
+    address: str
+    """Of this machine, as the others reach it."""
+    rate_bps: int | None
+    """What its link carries, if that is known."""
+    switches: list[str]
+    """The switches that it was told of."""
+    switch_rates: list[int | None]
+    """What their links carry, if rank 0 asked."""
+    own_services: bool
+    plan: Plan
+
+    def encode(self) -> str:
+        """Return a text from which `decode` makes it again."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def decode(cls, text: str) -> Place:
+        """Return what `encode` made a text of."""
+        return cls(**json.loads(text))
+
+
+@dataclass(frozen=True)
+class Split:
+    """What is summed where: the same on every rank."""
+
+    hosts: list[int]
+    """The ranks whose own services sum."""
+    own_shares: list[float]
+    """Of each of the hosts."""
+    switch_shares: list[float]
+    """Of each of rank 0's switches; zero for one that is not used."""
+    rates_bps: list[int | None]
+    """Of the lanes to the hosts, then to the switches."""
+    seconds_per_byte: float
+    """What it takes to sum a byte of a tensor, headers apart."""
+    bound: str
+    """What takes that long."""
+
+    def services(self, hosted: Sequence[str], switches: Sequence[str]) -> list[Service]:
+        """Return what sums, given the addresses of the hosts' services and of the switches."""
+        shares = [*self.own_shares, *self.switch_shares]
+        services = zip([*hosted, *switches], shares, self.rates_bps, strict=True)
+        return [service for service in services if service[1] > 0]
+
+
+def place(settings: Settings, address: str, *, asks: bool) -> Place:
+    """Return where this rank is; `address` is this machine's. With `asks`, ask the switches.
+
+    Raises the errors of `fanin.errors` where a switch that is to be asked does not answer.
+    """
+    switches = settings.switch.split(",") if settings.switch else []
+    rate = settings.rate
+    if rate is None:
+        # Any port: nothing is sent.
+        route = _fanin.route_to(switches[0] if switches else f"{bracketed(address)}:9")
+        rate = route[2] if route else None
+    # Without a rate to compare with, a switch's is of no use.
+    is_asked = asks and rate is not None and may_sum(settings) and settings.plan == "auto"
+    rates = [_fanin.switch_rate(s, SWITCH_PATIENCE) if is_asked else None for s in switches]
+    return Place(
+        machine=machine(settings),
+        address=address,
+        rate_bps=rate,
+        switches=switches,
+        switch_rates=rates,
+        own_services=may_sum(settings),
+        plan=settings.plan,
+    )
+
+
+def may_sum(settings: Settings) -> bool:
+    """Whether ranks may host services: those of ATP cannot."""
+    return settings.own_services and settings.protocol == "switchml"
+
+
+def machine(settings: Settings) -> str:
+    """Return a name that ranks of one machine, and of one network namespace there, have alone."""
+    if settings.machine is not None:
+        return settings.machine
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot} {os.stat('/proc/self/ns/net').st_ino}"
+
+
+def machines(places: Sequence[Place]) -> list[int]:
+    """Return for each rank the number of its machine, in the order of their first ranks."""
+    numbers: dict[str, int] = {}
+    return [numbers.setdefault(place.machine, len(numbers)) for place in places]
+
+
+def split(places: Sequence[Place]) -> Split | None:
+    """Return what takes the least time as rank 0 would have it; None if nobody may sum."""
+    first = places[0]
+    of_rank = machines(places)
+    hosts = [of_rank.index(machine) for machine in range(max(of_rank) + 1)]
+    names = first.switches
+    if not names:
+        own = first.own_services and first.plan != "switch"
+    elif first.plan == "own":
+        own, names = first.own_services, []
+    elif first.plan == "switch" or not first.own_services or len(hosts) == 1:
+        own = False
+    else:
+        # Of one switch without a rate, or beside machines without one, it is not known that its
+        # link is no better than theirs.
+        known = [place.rate_bps for place in places] + first.switch_rates
+        own = len(names) > 1 or None not in known
+    if not own:
+        hosts = []
+    if not hosts and not names:
+        return None
+    if len(hosts) + len(names) == 1:
+        return Split(hosts, [1.0] * len(hosts), [1.0] * len(names), [None], 0.0, "not planned")
+    links = _links(places, of_rank, first.switch_rates if names else [])
+    count = max(of_rank) + 1
+    training = [(f"of rank {of_rank.index(m)}", True, own, links[m], links[m]) for m in range(count)]
+    spare = [(name, False, True, rate, rate) for name, rate in zip(names, links[count:], strict=True)]
+    plan = _fanin.plan([*training, *spare])
+    # Those that may not sum have no share.
+    shares = plan["shares"] if own else plan["shares"][count:]
+    seconds = plan["seconds_per_byte"]
+    lanes = [round(8 * share / seconds) or None for share in shares]
+    # Whose services get nothing need not start them.
+    used = [index for index in range(len(hosts)) if shares[index] > 0]
+    return Split(
+        hosts=[hosts[index] for index in used],
+        own_shares=[shares[index] for index in used],
+        switch_shares=shares[len(hosts) :],
+        rates_bps=[lanes[index] for index in used] + lanes[len(hosts) :],
+        seconds_per_byte=seconds,
+        bound=plan["bound"],
+    )
+
+
+def _links(
+    places: Sequence[Place], of_rank: Sequence[int], switch_rates: Sequence[int | None]
+) -> list[float]:
+    """Return the rates of the machines' links, then of the switches'; the unknown as the slowest."""
+    count = max(of_rank) + 1
+    told: list[int | None] = [None] * count
+    for place, machine in zip(places, of_rank, strict=True):
+        told[machine] = _slower(told[machine], place.rate_bps)
+    told += switch_rates
+    known = [rate for rate in told if rate is not None]
+    usual = min(known, default=RATE_UNKNOWN_BPS)
+    return [float(usual if rate is None else rate) for rate in told]
+
+
+def _slower(one: int | None, other: int | None) -> int | None:
+    return min((rate for rate in (one, other) if rate is not None), default=None)
+
+
+def bracketed(address: str) -> str:
+    """Return the address as it stands before a colon and a port."""
+    return f"[{address}]" if ":" in address else address

@@ -1,0 +1,65 @@
+"""The service that a process hosts for the jobs of its groups: one, whatever their number."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import weakref
+from typing import Final
+
+from fanin import _fanin
+from fanin._services import bracketed
+
+# How long a service stays for ranks that may still lack a result, in seconds.
+LINGER: Final = 5.0
+# A service shares its machine's cores with the training; a process has one in eight of them.
+CORES_A_SHARD: Final = 8
+SHARDS_MAX: Final = 8
+
+_lock = threading.Lock()
+_hosted: Hosted | None = None
+
+
+class Hosted:
+    """The process's service, as long as somebody uses it. Made by `host`."""
+
+    def __init__(self, address: str) -> None:
+        shards = min(max((os.cpu_count() or 1) // CORES_A_SHARD, 1), SHARDS_MAX)
+        self._switch = _fanin.Switch(f"{bracketed(address)}:0", shards=shards)
+        self.machine_address = address
+        self.address = self._switch.address
+        self._users = 0
+        # Also at exit: and made before whoever uses it, so that it ends after them.
+        self._end = weakref.finalize(self, _end, os.getpid(), self._switch)
+
+    def release(self) -> None:
+        """Give it back. The last user ends it, once nobody needs it any more."""
+        global _hosted
+        with _lock:
+            self._users -= 1
+            if self._users > 0:
+                return
+            if _hosted is self:
+                _hosted = None
+        # In the background, as others may take their time; and at exit there are no new threads.
+        with contextlib.suppress(RuntimeError):
+            threading.Thread(target=self._end, name="fanin-linger").start()
+
+
+def host(address: str) -> Hosted:
+    """Return this process's service, which listens on `address`; `release` it afterwards.
+
+    Raises `OSError` when it cannot listen there.
+    """
+    global _hosted
+    with _lock:
+        if _hosted is None or _hosted.machine_address != address:
+            _hosted = Hosted(address)
+        _hosted._users += 1
+        return _hosted
+
+
+def _end(owner: int, switch: _fanin.Switch) -> None:
+    if os.getpid() == owner:  # a forked child has none of its threads
+        switch.stop(LINGER)
