@@ -16,7 +16,8 @@ variables: list[str]
 class Client:
     """One membership of one rank in one job, which one service sums or several.
 
-    `services` are address, share and rate in bits a second of each. The constructor blocks, without the GIL, until all ranks have joined.
+    `services` are address, share and rate in bits a second of each. The constructor blocks, without
+    the GIL, until all ranks have joined.
     """
 
     def __new__(

@@ -144,9 +144,10 @@ def split(places: Sequence[Place]) -> Split | None:
         return Split(hosts, [1.0] * len(hosts), [1.0] * len(names), [None], 0.0, "not planned")
     links = _links(places, of_rank, first.switch_rates if names else [])
     count = max(of_rank) + 1
-    training = [(f"of rank {of_rank.index(m)}", True, own, links[m], links[m]) for m in range(count)]
-    spare = [(name, False, True, rate, rate) for name, rate in zip(names, links[count:], strict=True)]
-    plan = _fanin.plan([*training, *spare])
+    here = [(f"of rank {of_rank.index(i)}", True, own, links[i], links[i]) for i in range(count)]
+    spare = zip(names, links[count:], strict=True)
+    there = [(name, False, True, rate, rate) for name, rate in spare]
+    plan = _fanin.plan([*here, *there])
     # Those that may not sum have no share.
     shares = plan["shares"] if own else plan["shares"][count:]
     seconds = plan["seconds_per_byte"]
@@ -166,7 +167,10 @@ def split(places: Sequence[Place]) -> Split | None:
 def _links(
     places: Sequence[Place], of_rank: Sequence[int], switch_rates: Sequence[int | None]
 ) -> list[float]:
-    """Return the rates of the machines' links, then of the switches'; the unknown as the slowest."""
+    """Return the rates of the machines' links, then of the switches'.
+
+    One that is not known is taken for the slowest.
+    """
     count = max(of_rank) + 1
     told: list[int | None] = [None] * count
     for place, machine in zip(places, of_rank, strict=True):

@@ -91,8 +91,8 @@ def _rate(text: str) -> int:
         text += "bit"
     try:
         return _units.rate_bps(text)
-    except argparse.ArgumentTypeError as error:
-        raise ValueError(str(error)) from None
+    except argparse.ArgumentTypeError:
+        raise ValueError("it must be a rate as tc writes it: 500mbit, 1gbit") from None
 
 
 def _file(text: str) -> str:
@@ -162,13 +162,14 @@ class Settings:
         _file, None, "FILE", "a timeline of each rank, FILE with the rank before its suffix"
     )
     own_services: bool = _row(
-        _yes, True, "0|1", "switchml: whether the first rank of each machine may sum, too"
+        _yes, True, "0|1", "whether the first rank of each machine may sum, too", "switchml"
     )
     plan: Plan = _row(
         _one_of("auto", "switch", "own"),
         "auto",
         "auto|switch|own",
-        "switchml: who sums: what takes the least time, the switches alone, or the ranks' own services",
+        "who sums: what takes the least time, the switches alone, or the ranks' own services",
+        "switchml",
     )
     rate: int | None = _row(
         _rate, None, "RATE", "what this machine's link carries each way, such as 1gbit"

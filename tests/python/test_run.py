@@ -168,7 +168,13 @@ def test_help_names_run_and_its_examples() -> None:
     examples = "fanin run --switch 10.0.0.9:4800 --nnodes 2", "fanin run --as gloo"
     for arguments, expected in (
         (["--help"], ("  run  ", "fanin run --nproc-per-node 4 train.py")),
-        (["run", "--help"], ("the switch that sums (default: $FANIN_SWITCH)", *examples)),
+        (
+            ["run", "--help"],
+            (
+                "the switches that sum, besides the ranks' own services (default: $FANIN_SWITCH)",
+                *examples,
+            ),
+        ),
     ):
         done = subprocess.run(
             fanin(*arguments), timeout=DEADLINE, check=True, capture_output=True, text=True

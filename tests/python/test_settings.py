@@ -41,6 +41,10 @@ OTHER: dict[str, Any] = {
     "exact": True,
     "congestion_control": False,
     "trace": "trace.json",
+    "own_services": False,
+    "plan": "own",
+    "rate": 2_500_000_000,
+    "machine": "left",
 }
 # And text that none of them may have.
 WRONG: dict[str, Any] = {
@@ -53,11 +57,21 @@ WRONG: dict[str, Any] = {
     "exact": "yes",
     "congestion_control": "off",
     "trace": "/",
+    "own_services": "no",
+    "plan": "ring",
+    "rate": "fast",
+    "machine": "a\nb",
 }
 
 
 # The settings that only one protocol knows.
-OF = {"slots": "switchml", "window": "atp", "congestion_control": "atp"}
+OF = {
+    "slots": "switchml",
+    "window": "atp",
+    "congestion_control": "atp",
+    "own_services": "switchml",
+    "plan": "switchml",
+}
 PROTOCOLS = ("switchml", "atp")
 
 
@@ -124,8 +138,9 @@ def test_a_setting_that_the_protocol_does_not_know_is_refused(
         fanin.torch.Options()
     parser = argparse.ArgumentParser()
     _settings.add_flags(parser)
-    value = [] if name == "congestion_control" else [text(OTHER[name])]
-    flags = parser.parse_args([flag(name) if value else "--no-congestion-control", *value])
+    yes_or_no = isinstance(OTHER[name], bool)
+    said_by_flag = [f"--no-{flag(name)[2:]}"] if yes_or_no else [flag(name), text(OTHER[name])]
+    flags = parser.parse_args(said_by_flag)
     with pytest.raises(ValueError, match=f"^{flag(name)} {said}"):
         Settings.of_flags(flags)
     monkeypatch.setenv("FANIN_PROTOCOL", "tcp")
@@ -286,7 +301,12 @@ def test_an_address_is_understood_or_refused_with_the_cure(monkeypatch: pytest.M
     ):
         monkeypatch.setenv("FANIN_SWITCH", said)
         assert Settings.of().switch == meant
-    for wrong, cause in (("a:4800,b:4800", "one switch"), ("http://box", "host name"), ("0", "0")):
+    monkeypatch.setenv("FANIN_SWITCH", "box,4900")
+    assert Settings.of().switch == "box:4800,127.0.0.1:4900"
+    monkeypatch.setenv("FANIN_SWITCH", "a:4800,a")
+    with pytest.raises(ValueError, match=r"^FANIN_SWITCH is 'a:4800,a': it names a switch twice"):
+        Settings.of()
+    for wrong, cause in (("a,,b", "host name"), ("http://box", "host name"), ("0", "0")):
         monkeypatch.setenv("FANIN_SWITCH", wrong)
         with pytest.raises(ValueError, match=f"^FANIN_SWITCH is '{wrong}': .*HOST:PORT.*{cause}"):
             fanin.connect(job="address", rank=0, world_size=1)

@@ -33,7 +33,8 @@ impl Placement {
         let mut whole: Vec<u32> = Vec::with_capacity(shares.len());
         for share in shares {
             running += share / sum;
-            let end = (running * f64::from(SHARE_WHOLE)).round().clamp(f64::from(cut), f64::from(SHARE_WHOLE));
+            let end =
+                (running * f64::from(SHARE_WHOLE)).round().clamp(f64::from(cut), f64::from(SHARE_WHOLE));
             whole.push(end as u32 - cut);
             cut = end as u32;
         }
@@ -58,7 +59,8 @@ impl Placement {
             *owed += i128::from(*share) * packets as i128;
         }
         // Those who are owed most, as many as get enough.
-        let mut chosen: Vec<usize> = (0..self.shares.len()).filter(|service| self.shares[*service] > 0).collect();
+        let mut chosen: Vec<usize> =
+            (0..self.shares.len()).filter(|service| self.shares[*service] > 0).collect();
         chosen.sort_by_key(|service| (-self.owed[*service], *service));
         let mut owed_to_all: i128 = chosen.iter().map(|service| self.owed[*service].max(0)).sum();
         while let [.., last] = chosen[..]

@@ -60,7 +60,9 @@ pub(crate) fn connect(switch: SocketAddr) -> io::Result<UdpSocket> {
 pub(crate) fn open(switches: &[SocketAddr]) -> io::Result<UdpSocket> {
     let Some(first) = switches.first() else { return Err(invalid("a worker without a switch")) };
     if let Some(other) = switches.iter().find(|switch| switch.is_ipv4() != first.is_ipv4()) {
-        return Err(invalid(format!("{first} and {other}: name the switches of a job all by IPv4, or all by IPv6")));
+        return Err(invalid(format!(
+            "{first} and {other}: name the switches of a job all by IPv4, or all by IPv6"
+        )));
     }
     let socket = new_socket(*first)?;
     socket.bind(&unspecified(*first).into())?;

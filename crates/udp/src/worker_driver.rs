@@ -8,12 +8,10 @@ use crate::part::{AllReduce, Counts, Part, PartTimes};
 use crate::socket::{check_shards, connect, open};
 use crate::train_socket::{Peer, TrainSocket};
 use crate::{Failure, IoStatistics, Offload, RawTensor, WorkerJob};
+use fanin_plan::Placement;
 use fanin_protocol::atp::{AtpWorker, AtpWorkerPlan};
 use fanin_protocol::switchml::{JobConfig, Worker, WorkerPlan};
-use fanin_plan::Placement;
-use fanin_protocol::{
-    Lane, Lanes, RetransmissionConfig, WorkerEvent, WorkerMachine, WorkerStatistics,
-};
+use fanin_protocol::{Lane, Lanes, RetransmissionConfig, WorkerEvent, WorkerMachine, WorkerStatistics};
 use fanin_wire::{Op, ShardId, SlotIndex, WorkerId};
 use std::any::Any;
 use std::io;
@@ -243,7 +241,8 @@ impl WorkerDriver {
             // Connected where it can be: the kernel then drops what others send, and tells of a switch that is gone.
             let socket = if let [peer] = peers[..] { connect(peer)? } else { open(&peers)? };
             let socket = TrainSocket::new(socket, offload)?;
-            let shard = WorkerShard { lanes: Lanes::new(lanes), services, shared: Arc::clone(&driver.shared) };
+            let shard =
+                WorkerShard { lanes: Lanes::new(lanes), services, shared: Arc::clone(&driver.shared) };
             let thread = thread::Builder::new().name(format!("fanin-worker-{thread}"));
             driver.threads().push(thread.spawn(move || io_loop::run(shard, socket, &mailbox))?);
         }
@@ -271,7 +270,8 @@ impl WorkerDriver {
             let reference = if parts.peek().is_some() { all_reduce.clone() } else { all_reduce.take() };
             let Some(reference) = reference else { break };
             // SAFETY: the ranges are disjoint, and `tensor` itself is not used.
-            let part = Part::new(unsafe { tensor.part(range) }, self.number(service, shard), piece, reference);
+            let part =
+                Part::new(unsafe { tensor.part(range) }, self.number(service, shard), piece, reference);
             let LaneId { thread, place } = self.lane(service, shard);
             refused.extend(self.shared.posts.send(thread, AnyCommand::Submit { place, part, op }).err());
         }
@@ -284,8 +284,7 @@ impl WorkerDriver {
     fn cut(&self, placement: &mut Placement, tensor: &RawTensor) -> Vec<Cut> {
         let mut cuts = Vec::new();
         for piece in pieces(tensor.elements(), PIECE_ELEMENTS_MAX) {
-            let packet =
-                |service: &Service| service.job.packet_elements(tensor.dtype(), piece.len());
+            let packet = |service: &Service| service.job.packet_elements(tensor.dtype(), piece.len());
             let longest = self.services.iter().map(packet).max().unwrap_or(1);
             for (index, packets) in placement.place(piece.len().div_ceil(longest), PART_CHUNKS_MIN) {
                 let end = |packets: usize| (piece.start + packets * longest).min(piece.end);
@@ -348,9 +347,7 @@ impl WorkerDriver {
         }
         for (shard, restore) in restore.iter().enumerate() {
             let is_alone = self.services.iter().filter(|service| shard < service.shards).count() == 1;
-            let socket = is_alone
-                .then(|| TrainSocket::new(connect(switch)?, self.offload))
-                .transpose()?;
+            let socket = is_alone.then(|| TrainSocket::new(connect(switch)?, self.offload)).transpose()?;
             let lane = self.lane(service, shard);
             self.shared.posts.resume(lane, job, ShardId(shard as u8), switch.into(), socket, restore)?;
         }
@@ -617,8 +614,7 @@ mod tests {
         let (post, mailbox) = mailbox().unwrap();
         let switch = SocketAddr::from(([127, 0, 0, 1], 4800));
         let lane = LaneId { thread: 0, place: 0 };
-        let resumed =
-            Posts::Atp(vec![post]).resume(lane, job().into(), ShardId(0), switch.into(), None, &[]);
+        let resumed = Posts::Atp(vec![post]).resume(lane, job().into(), ShardId(0), switch.into(), None, &[]);
         assert_eq!(resumed.unwrap_err().kind(), io::ErrorKind::InvalidInput);
         assert!(mailbox.take().is_none());
     }

@@ -219,10 +219,16 @@ fn an_abort_fails_what_is_outstanding_and_what_comes_later_on_every_shard() {
     // Worker 1 never contributes.
     let wait = common::submit(&cluster.workers[0], &mut first, Dtype::Int32, Op::Sum);
     cluster.switch.abort_job(cluster.job.id, AbortReason::Expelled(WorkerId(1)));
-    assert!(matches!(finished(&wait), Err(Failure::Aborted { reason: AbortReason::Expelled(WorkerId(1)), .. })));
+    assert!(matches!(
+        finished(&wait),
+        Err(Failure::Aborted { reason: AbortReason::Expelled(WorkerId(1)), .. })
+    ));
     let mut second = vec![1i32; 10];
     let wait = common::submit(&cluster.workers[0], &mut second, Dtype::Int32, Op::Sum);
-    assert!(matches!(finished(&wait), Err(Failure::Aborted { reason: AbortReason::Expelled(WorkerId(1)), .. })));
+    assert!(matches!(
+        finished(&wait),
+        Err(Failure::Aborted { reason: AbortReason::Expelled(WorkerId(1)), .. })
+    ));
     assert_eq!(cluster.workers[0].outstanding(), 0);
 }
 
@@ -249,7 +255,10 @@ fn unlike_tensors_end_the_job_naming_both_workers_and_the_owner_hears_of_it() {
     let wait_a = common::submit(&cluster.workers[0], &mut a, Dtype::Int32, Op::Sum);
     let wait_b = common::submit(&cluster.workers[1], &mut b, Dtype::Float32, Op::Sum);
     for wait in [wait_a, wait_b] {
-        assert!(matches!(finished(&wait), Err(Failure::Aborted { reason: AbortReason::Mismatch { .. }, .. })));
+        assert!(matches!(
+            finished(&wait),
+            Err(Failure::Aborted { reason: AbortReason::Mismatch { .. }, .. })
+        ));
     }
     let JobAborted { job, reason } = events.recv().unwrap();
     assert_eq!(job, cluster.job.id);

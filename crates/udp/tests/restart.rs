@@ -121,5 +121,7 @@ fn atp_job(id: JobId, workers: u8) -> WorkerJob {
 fn a_worker_that_has_failed_stays_failed() {
     let cluster = Cluster::start(1, 1, Offload::Detect);
     cluster.workers[0].fail(fanin_udp::Failure::Stopped);
-    assert!(cluster.workers[0].resume(0, cluster.job.into(), cluster.switch.local_addr(), &[vec![]]).is_err());
+    assert!(
+        cluster.workers[0].resume(0, cluster.job.into(), cluster.switch.local_addr(), &[vec![]]).is_err()
+    );
 }

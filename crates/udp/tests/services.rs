@@ -37,14 +37,16 @@ impl Services {
             };
             let services = services.iter().zip(switches.iter().zip(&jobs)).map(service).collect();
             let retransmission = RetransmissionConfig::default();
-            WorkerDriver::start(WorkerConfig { worker: WorkerId(rank as u8), services, retransmission }).unwrap()
+            WorkerDriver::start(WorkerConfig { worker: WorkerId(rank as u8), services, retransmission })
+                .unwrap()
         };
         Self { workers: (0..WORKERS).map(worker).collect(), switches, jobs }
     }
 
     /// Starts sums of integers of which no two are alike, and returns the tensors with what is to come.
     fn begin(&self, tensors: &mut [Vec<i32>]) -> Vec<common::Wait> {
-        let submit = |(worker, tensor): (&WorkerDriver, &mut Vec<i32>)| submit(worker, tensor, Dtype::Int32, Op::Sum);
+        let submit =
+            |(worker, tensor): (&WorkerDriver, &mut Vec<i32>)| submit(worker, tensor, Dtype::Int32, Op::Sum);
         self.workers.iter().zip(tensors).map(submit).collect()
     }
 
@@ -113,7 +115,8 @@ fn a_service_that_loses_its_memory_keeps_the_others_at_work_and_the_sum_exact() 
                 let (least, most) = (counts.iter().min().unwrap(), counts.iter().max().unwrap());
                 most > least && counts.iter().position(|count| count == most) == Some(rank)
             };
-            let restore = (0..completed[0][0].len()).filter(gives).map(|slot| SlotIndex(slot as u16)).collect();
+            let restore =
+                (0..completed[0][0].len()).filter(gives).map(|slot| SlotIndex(slot as u16)).collect();
             worker.resume(1, job.into(), services.switches[1].local_addr(), &[restore]).unwrap();
         }
     }

@@ -44,9 +44,7 @@ class Membership:
     group: str
     """The group's name."""
 
-    def connect(
-        self, settings: Settings, rank: int, world_size: int, timeout: float
-    ) -> Connected:
+    def connect(self, settings: Settings, rank: int, world_size: int, timeout: float) -> Connected:
         """Join the job; blocks until all ranks have.
 
         Where ranks are to sum themselves, their services are started. Raises the errors of
@@ -103,8 +101,8 @@ class Membership:
             yield
         except handshake.Absent as absent:
             raise JoinTimeout(
-                f"group {self.group!r}: {_named(absent.ranks)} did not say within {waited:g} s where "
-                "they are; did they end?",
+                f"group {self.group!r}: {_named(absent.ranks)} did not say within {waited:g} s "
+                "where they are; did they end?",
                 missing_ranks=absent.ranks,
                 waited=waited,
             ) from None

@@ -30,17 +30,17 @@ impl ServiceConfig {
         let fingerprint = |index: usize| match shares.len() {
             1 => 0,
             // FNV-1a over the bits of the shares, then the place.
-            _ => shares.iter().map(|share| share.to_bits()).chain([index as u64]).flat_map(u64::to_le_bytes).fold(
-                0xcbf2_9ce4_8422_2325_u64,
-                |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3),
-            ),
+            _ => shares
+                .iter()
+                .map(|share| share.to_bits())
+                .chain([index as u64])
+                .flat_map(u64::to_le_bytes)
+                .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+                    (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+                }),
         };
-        let with_plan = |(index, (switch, share, rate_bps))| Self {
-            switch,
-            share,
-            rate_bps,
-            plan: fingerprint(index),
-        };
+        let with_plan =
+            |(index, (switch, share, rate_bps))| Self { switch, share, rate_bps, plan: fingerprint(index) };
         services.into_iter().enumerate().map(with_plan).collect()
     }
 }

@@ -43,7 +43,8 @@ pub fn interface_rate_bps(interface: &str) -> Option<u64> {
     }
     let directory = std::path::Path::new("/sys/class/net").join(interface);
     let uevent = std::fs::read_to_string(directory.join("uevent")).unwrap_or_default();
-    let on_devices = ["DEVTYPE=bond", "DEVTYPE=vlan"].iter().any(|kind| uevent.lines().any(|line| line == *kind));
+    let on_devices =
+        ["DEVTYPE=bond", "DEVTYPE=vlan"].iter().any(|kind| uevent.lines().any(|line| line == *kind));
     if !on_devices && !directory.join("device").exists() {
         return None;
     }
@@ -77,10 +78,7 @@ fn ip_of(found: &nix::ifaddrs::InterfaceAddress) -> Option<IpAddr> {
 }
 
 fn interface_of(address: IpAddr) -> Option<String> {
-    getifaddrs()
-        .ok()?
-        .find(|found| ip_of(found) == Some(address))
-        .map(|interface| interface.interface_name)
+    getifaddrs().ok()?.find(|found| ip_of(found) == Some(address)).map(|interface| interface.interface_name)
 }
 
 #[cfg(test)]

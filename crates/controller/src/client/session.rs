@@ -299,7 +299,10 @@ async fn admissions(config: &SessionConfig) -> Result<Vec<(Connection, Admitted)
     }
     if config.protocol == Protocol::Atp && config.services.len() > 1 {
         let switch = names(config.services.iter().map(|service| service.switch.as_str()));
-        return Err(SessionError::Address { switch, cause: "several, and a rank of ATP has one switch".into() });
+        return Err(SessionError::Address {
+            switch,
+            cause: "several, and a rank of ATP has one switch".into(),
+        });
     }
     let mut joining = JoinSet::new();
     for (index, service) in config.services.iter().enumerate() {

@@ -181,11 +181,8 @@ impl SwitchServer {
         // From the operating system, not from a seed: a restarted switch must not draw the ids of the one before.
         let registry = Registry::new(limits, Box::new(rand::random::<u32>))?;
         let jobs = Arc::new(Jobs::new(registry, driver).map_err(ServerError::Runtime)?);
-        let service = ControlService {
-            jobs: Arc::clone(&jobs),
-            instance: rand::random(),
-            rate_bps: config.rate_bps,
-        };
+        let service =
+            ControlService { jobs: Arc::clone(&jobs), instance: rand::random(), rate_bps: config.rate_bps };
         let (scraped, asked) = (Arc::clone(&jobs), Arc::clone(&jobs));
         let served = Served::start(
             listener,

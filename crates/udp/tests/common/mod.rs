@@ -3,7 +3,9 @@
 
 use fanin_protocol::RetransmissionConfig;
 use fanin_protocol::switchml::JobConfig;
-use fanin_udp::{Failure, Offload, RawTensor, Service, SwitchConfig, SwitchDriver, WorkerConfig, WorkerDriver};
+use fanin_udp::{
+    Failure, Offload, RawTensor, Service, SwitchConfig, SwitchDriver, WorkerConfig, WorkerDriver,
+};
 use fanin_wire::{Dtype, Generation, JobId, Op, ShardId, WireDtype, WorkerId};
 use std::net::{SocketAddr, UdpSocket};
 use std::sync::mpsc::{Receiver, channel};
