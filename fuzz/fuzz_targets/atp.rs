@@ -11,12 +11,13 @@ use fanin_protocol::atp::{
 use fanin_protocol::{Endpoint, Instant, Summer, Verdict};
 use fanin_wire::{
     AbortReason, Collective, Directions, Dtype, Flags, Generation, GradientHeader, GradientPacket, JobId,
-    Kind, Op, Preamble, ShardId, WireDtype, WorkerId, fragment_packet_bytes,
+    Key, Kind, Op, Preamble, ShardId, WireDtype, WorkerId, fragment_packet_bytes,
 };
 use libfuzzer_sys::fuzz_target;
 
 const AGGREGATORS: u32 = 3;
 const UP: u8 = 200;
+const KEY: Key = Key(1);
 /// Bytes of one operation.
 const OPERATION: usize = 8;
 
@@ -40,6 +41,7 @@ fn workers() -> Vec<Directions> {
 fn config(id: u32) -> AtpJobConfig {
     AtpJobConfig {
         id: JobId(id),
+        key: KEY,
         generation: Generation(0),
         workers: 5,
         elements: 64,
@@ -54,7 +56,7 @@ fn config(id: u32) -> AtpJobConfig {
 }
 
 fn route(id: u32, level: u8) -> SwitchRoute<u8> {
-    SwitchRoute { id: JobId(id), generation: Generation(0), upstream: UP, level }
+    SwitchRoute { id: JobId(id), key: KEY, generation: Generation(0), upstream: UP, level }
 }
 
 /// What the fuzzer chose: most fields right, so that packets get far.
@@ -97,7 +99,7 @@ fn packet(operation: &[u8; OPERATION], level: u8, out: &mut [u8]) -> usize {
     };
     let elements = [64, 64, 64, 256, 0][usize::from(kind % 32).min(4) * usize::from(kind < 32)];
     let value = [i32::from(value), i32::MAX, i32::MIN, 1 << 30][usize::from(choice >> 6)];
-    GradientPacket::write(out, &preamble, &header, elements, |payload| {
+    GradientPacket::write(out, KEY, &preamble, &header, elements, |payload| {
         payload.as_chunks_mut().0.fill(value.to_le_bytes());
     })
 }
@@ -138,6 +140,9 @@ fuzz_target!(|bytes: &[u8]| {
         let job = JobId(1 + u32::from(operation[0] >> 4 & 1));
         let level = if operation[7] == 11 { operation[1] & 3 } else { machine.min(2) as u8 };
         let length = packet(operation, level, &mut out);
+        if operation[0] & 224 == 224 {
+            Key(0).seal(&mut out); // a stranger's
+        }
         let from = if operation[0] & 4 != 0 { UP } else { operation[1] };
         let verdict = match machine {
             0 | 1 => switches[machine].handle_packet(now, from, &out[..length]),

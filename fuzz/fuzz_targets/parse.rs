@@ -1,14 +1,20 @@
 //! Any bytes: parsing returns, and what it accepts it writes back the same.
 #![no_main]
 
-use fanin_wire::{Abort, GradientPacket, MAGIC, Preamble, SlotPacket, VERSION};
+use fanin_wire::{Abort, GradientPacket, Key, MAGIC, Preamble, SlotPacket, VERSION};
 use libfuzzer_sys::fuzz_target;
 
+const KEY: Key = Key(1);
+
 fn parse(bytes: &[u8]) {
+    let _ = KEY.authenticates(bytes);
     let Ok(preamble) = Preamble::parse(bytes) else { return };
+    let mut sealed = bytes.to_vec();
+    KEY.seal(&mut sealed);
+    let bytes = sealed.as_slice();
     if let Ok(packet) = SlotPacket::parse(preamble, bytes) {
         let mut out = vec![0; bytes.len()];
-        let written = SlotPacket::write(&mut out, &preamble, &packet.header, packet.elements(), |payload| {
+        let written = SlotPacket::write(&mut out, KEY, &preamble, &packet.header, packet.elements(), |payload| {
             payload.copy_from_slice(packet.payload);
         });
         assert_eq!(&out[..written], bytes);
@@ -16,13 +22,14 @@ fn parse(bytes: &[u8]) {
     if let Ok(packet) = GradientPacket::parse(preamble, bytes) {
         let mut out = vec![0; bytes.len()];
         let elements = packet.payload.len() / 4;
-        let written = GradientPacket::write(&mut out, &preamble, &packet.header, elements, |payload| {
+        let written = GradientPacket::write(&mut out, KEY, &preamble, &packet.header, elements, |payload| {
             payload.copy_from_slice(packet.payload);
         });
         assert_eq!(&out[..written], bytes);
     }
     if let Ok(abort) = Abort::parse(preamble, bytes) {
-        let again = abort.to_bytes();
+        let again = abort.to_bytes(KEY);
+        assert!(KEY.authenticates(&again));
         assert_eq!(Abort::parse(preamble, &again), Ok(abort));
     }
 }
@@ -37,7 +44,7 @@ fuzz_target!(|bytes: &[u8]| {
     }
     parse(&ours);
     // So is a payload of a length that counts: as int32, as bfloat16, none, and a fragment of a gradient.
-    for length in [32 + 1024, 32 + 4 + 1024, 64, 64 + 256] {
+    for length in [40 + 1024, 40 + 4 + 1024, 72, 72 + 256] {
         ours.resize(length, 0);
         parse(&ours);
     }

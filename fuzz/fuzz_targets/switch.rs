@@ -5,11 +5,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use fanin_protocol::switchml::{JobConfig, Switch};
 use fanin_protocol::{Endpoint, Instant, Summer, Verdict};
-use fanin_wire::{Generation, JobId, MAGIC, ShardId, VERSION, WireDtype};
+use fanin_wire::{Generation, JobId, Key, MAGIC, ShardId, VERSION, WireDtype};
 use libfuzzer_sys::fuzz_target;
 
 const SLOTS: u16 = 3;
 const WORKERS: u8 = 2;
+const KEY: Key = Key(1);
 
 /// Inputs, and packets that reached a slot: a driver whose packets are all foreign would test nothing.
 static INPUTS: AtomicU64 = AtomicU64::new(0);
@@ -20,6 +21,7 @@ fuzz_target!(|bytes: &[u8]| {
     for (id, resumed, wire_dtype) in [(1, false, WireDtype::Int32), (2, true, WireDtype::Bfloat16)] {
         let config = JobConfig {
             id: JobId(id),
+            key: KEY,
             generation: Generation(0),
             workers: WORKERS,
             slots: SLOTS,
@@ -31,7 +33,7 @@ fuzz_target!(|bytes: &[u8]| {
         switch.add_job(config).expect("within its limits");
     }
     let mut train = vec![0; 65536];
-    let mut packet = vec![0; 32 + 4 + 1024];
+    let mut packet = vec![0; 40 + 4 + 1024];
     for event in bytes.chunks(6) {
         let at = |i: usize| event.get(i).copied().unwrap_or(0);
         let choice = at(0);
@@ -46,10 +48,14 @@ fuzz_target!(|bytes: &[u8]| {
         let (bfloat16, native) = (choice & 32 != 0, choice & 64 != 0);
         packet[24..32].copy_from_slice(&[0, 0, 1 + (at(5) & 7), 1 + (at(5) >> 7), 100, 0, 0, 0]);
         packet[26] |= u8::from(bfloat16) << 7 | u8::from(native) << 6;
-        packet[32..36].copy_from_slice(&[at(5), if bfloat16 { at(3) } else { 0 }, 0, 0]);
-        packet[36] = at(5);
-        let length = if choice & 8 != 0 { 32 } else { packet.len() - if bfloat16 { 0 } else { 4 } };
+        // A stranger's, now and then.
+        let key = if choice & 192 == 192 { Key(0) } else { KEY };
+        key.seal(&mut packet);
+        packet[40..44].copy_from_slice(&[at(5), if bfloat16 { at(3) } else { 0 }, 0, 0]);
+        packet[44] = at(5);
+        let length = if choice & 8 != 0 { 40 } else { packet.len() - if bfloat16 { 0 } else { 4 } };
         let verdict = switch.handle_packet(Instant(0), at(1) & 3, &packet[..length]);
+        assert!(key == KEY || matches!(verdict, Verdict::Drop(_)), "a stranger has an effect");
         COUNTED.fetch_add(u64::from(!matches!(verdict, Verdict::Drop(_))), Ordering::Relaxed);
         if choice & 16 != 0 {
             continue; // several packets before one drain

@@ -8,6 +8,48 @@ PREAMBLE = struct.Struct("<HBBIHBB")
 SLOT = struct.Struct("<HhIIHBBI")
 GRADIENT = struct.Struct("<BBhQIIHBBI4I4BhH")
 ABORT = struct.Struct("<BBBxHBBIHBBI")
+TAG = struct.Struct("<Q")
+KEY = bytes(range(16))
+ECN = 4
+
+
+def siphash(key: bytes, message: bytes) -> int:
+    """SipHash-2-4, by its paper."""
+    mask = (1 << 64) - 1
+    k0, k1 = struct.unpack("<QQ", key)
+    v = [0x736F6D6570736575, 0x646F72616E646F6D, 0x6C7967656E657261, 0x7465646279746573]
+    v = [v[0] ^ k0, v[1] ^ k1, v[2] ^ k0, v[3] ^ k1]
+
+    def rotated(value: int, bits: int) -> int:
+        return (value << bits | value >> (64 - bits)) & mask
+
+    def rounds(count: int) -> None:
+        for _ in range(count):
+            for a, b, by, c, d, with_ in ((0, 1, 13, 2, 3, 16), (2, 1, 17, 0, 3, 21)):
+                v[a] = (v[a] + v[b]) & mask
+                v[b] = rotated(v[b], by) ^ v[a]
+                v[a] = rotated(v[a], 32)
+                v[c] = (v[c] + v[d]) & mask
+                v[d] = rotated(v[d], with_) ^ v[c]
+
+    padded = message + bytes(7 - len(message) % 8) + bytes([len(message) & 0xFF])
+    for (word,) in struct.iter_unpack("<Q", padded):
+        v[3] ^= word
+        rounds(2)
+        v[0] ^= word
+    v[2] ^= 0xFF
+    rounds(4)
+    return v[0] ^ v[1] ^ v[2] ^ v[3]
+
+
+def test_every_header_ends_with_its_tag() -> None:
+    assert siphash(KEY, bytes(range(15))) == 0xA129CA6149BE45E5, "the paper's own example"
+    for name, packet in packets().items():
+        at = 64 if PREAMBLE.unpack_from(packet)[2] == 5 else 32
+        header = bytearray(packet[:at])
+        if at == 64:
+            header[13] &= ~ECN
+        assert TAG.unpack_from(packet, at) == (siphash(KEY, bytes(header)),), name
 
 
 def packets() -> dict[str, bytes]:
@@ -21,10 +63,10 @@ def test_slot_packets_are_as_documented() -> None:
     kinds = {"update_256": (1, 3), "probe": (1, 3), "result_256": (2, 255), "restore_256": (3, 63)}
     for name, (kind, worker) in kinds.items():
         preamble = PREAMBLE.unpack_from(golden[name])
-        assert preamble == (0xFA51, 2, kind, 0xDEADBEEF, 0x0102, worker, 1), name
+        assert preamble == (0xFA51, 3, kind, 0xDEADBEEF, 0x0102, worker, 1), name
         header = SLOT.unpack_from(golden[name], PREAMBLE.size)
         assert header == (0x0304, -5, 0x11223345, 0x0A0B0C0D, 7, 3, 2, 1_000_000), name
-        assert len(golden[name]) == PREAMBLE.size + SLOT.size == 32
+        assert len(golden[name]) == PREAMBLE.size + SLOT.size + TAG.size == 40
 
 
 def test_bfloat16_packets_are_as_documented() -> None:
@@ -35,7 +77,7 @@ def test_bfloat16_packets_are_as_documented() -> None:
         assert PREAMBLE.unpack_from(packet)[2:] == (number, 0xDEADBEEF, 0x0102, worker, 1), kind
         header = SLOT.unpack_from(packet, PREAMBLE.size)
         assert header == (0x0304, -5, 0x11223345, 0x0A0B0C0D, 7, 0x80 | 3, 2, 1_000_000), kind
-        assert packet[32:] == (b"" if kind == "probe" else struct.pack("<hH", -7, 0)), kind
+        assert packet[40:] == (b"" if kind == "probe" else struct.pack("<hH", -7, 0)), kind
 
 
 def test_packets_of_elements_as_they_are_are_as_documented() -> None:
@@ -51,7 +93,7 @@ def test_packets_of_elements_as_they_are_are_as_documented() -> None:
         assert PREAMBLE.unpack_from(packet)[2:] == (kind, 0xDEADBEEF, 0x0102, worker, 1), name
         header = SLOT.unpack_from(packet, PREAMBLE.size)
         assert header == (0x0304, -5, 0x11223345, 0x0A0B0C0D, 7, 0x40 | dtype, 2, 1_000_000), name
-        assert len(packet) == PREAMBLE.size + SLOT.size
+        assert len(packet) == PREAMBLE.size + SLOT.size + TAG.size
 
 
 def test_gradient_packets_are_as_documented() -> None:
@@ -70,7 +112,7 @@ def test_gradient_packets_are_as_documented() -> None:
         "restored_64": (0, 1 | 32, -5, 0x123456, up, static),
     }
     for name, (level, flags, next_exponent, aggregator, directions, exponent) in rows.items():
-        assert PREAMBLE.unpack_from(golden[name]) == (0xFA51, 2, 5, 0xDEADBEEF, 0x0102, 255, 0), (
+        assert PREAMBLE.unpack_from(golden[name]) == (0xFA51, 3, 5, 0xDEADBEEF, 0x0102, 255, 0), (
             name
         )
         collective = (7, 3, 2, 1_000_000)
@@ -78,7 +120,7 @@ def test_gradient_packets_are_as_documented() -> None:
             *(level, flags, next_exponent, 0x123456789, aggregator, 0x0A0B0C0D),
             *(*collective, *directions, exponent, 0),
         ), name
-        assert len(golden[name]) == PREAMBLE.size + GRADIENT.size == 64
+        assert len(golden[name]) == PREAMBLE.size + GRADIENT.size + TAG.size == 72
 
 
 def test_abort_packets_are_as_documented() -> None:
@@ -94,4 +136,4 @@ def test_abort_packets_are_as_documented() -> None:
     for name, fields in reasons.items():
         assert PREAMBLE.unpack_from(golden[name])[2] == 4
         assert ABORT.unpack_from(golden[name], PREAMBLE.size) == fields, name
-        assert len(golden[name]) == PREAMBLE.size + ABORT.size
+        assert len(golden[name]) == PREAMBLE.size + ABORT.size + TAG.size

@@ -4,7 +4,9 @@ use std::net::SocketAddr;
 
 use fanin_protocol::atp::{AtpJobConfig, Hashing, Overflow, Scaling};
 use fanin_protocol::control::{Protocol, Ranks, Refusal, ResumeField};
-use fanin_wire::{AbortReason, Collective, Generation, JobId, NATIVE_ELEMENTS_MAX, Op, WireDtype, WorkerId};
+use fanin_wire::{
+    AbortReason, Collective, Generation, JobId, Key, NATIVE_ELEMENTS_MAX, Op, WireDtype, WorkerId,
+};
 
 use crate::error::ChainError;
 use crate::proto;
@@ -17,6 +19,11 @@ pub struct Malformed(pub &'static str);
 /// A number as the type that the rooms below use.
 pub(crate) fn narrow<T: TryFrom<u32>>(value: u32, field: &'static str) -> Result<T, Malformed> {
     T::try_from(value).map_err(|_| Malformed(field))
+}
+
+/// The key of a job as it came.
+pub(crate) fn key(bytes: &[u8]) -> Result<Key, Malformed> {
+    bytes.try_into().map(Key::from_bytes).map_err(|_| Malformed("key"))
 }
 
 fn worker(rank: u32) -> Result<WorkerId, Malformed> {
@@ -61,7 +68,7 @@ pub(crate) fn protocol(number: i32) -> Result<Protocol, Malformed> {
 
 /// An ATP job as it was admitted, to its server and to its workers alike. What nobody chooses is chosen here.
 pub(crate) const fn atp_job(
-    (id, generation): (JobId, Generation),
+    (id, key, generation): (JobId, Key, Generation),
     workers: u8,
     (window_max, elements): (u16, u16),
     aggregators: u32,
@@ -69,6 +76,7 @@ pub(crate) const fn atp_job(
 ) -> AtpJobConfig {
     AtpJobConfig {
         id,
+        key,
         generation,
         workers: workers as u16,
         elements,
@@ -226,7 +234,8 @@ impl Field for ResumeField {
     }
 
     fn from_message(message: i32, _: &'static str) -> Result<Self, Malformed> {
-        Ok(proto::refusal::resume_mismatch::Field::try_from(message).unwrap_or_default().into())
+        let field = proto::refusal::resume_mismatch::Field::try_from(message);
+        field.unwrap_or_default().try_into()
     }
 }
 
@@ -295,7 +304,6 @@ fanin_protocol::for_each_refusal!(refusal_messages);
 impl From<ResumeField> for proto::refusal::resume_mismatch::Field {
     fn from(field: ResumeField) -> Self {
         match field {
-            ResumeField::Resumed => Self::Resumed,
             ResumeField::Generation => Self::Generation,
             ResumeField::InFlight => Self::InFlight,
             ResumeField::Elements => Self::Elements,
@@ -305,17 +313,19 @@ impl From<ResumeField> for proto::refusal::resume_mismatch::Field {
     }
 }
 
-impl From<proto::refusal::resume_mismatch::Field> for ResumeField {
-    fn from(field: proto::refusal::resume_mismatch::Field) -> Self {
+impl TryFrom<proto::refusal::resume_mismatch::Field> for ResumeField {
+    type Error = Malformed;
+
+    fn try_from(field: proto::refusal::resume_mismatch::Field) -> Result<Self, Malformed> {
         use proto::refusal::resume_mismatch::Field;
-        match field {
-            Field::Resumed => Self::Resumed,
+        Ok(match field {
+            Field::Unspecified => return Err(Malformed("field")),
             Field::Generation => Self::Generation,
             Field::InFlight => Self::InFlight,
             Field::Elements => Self::Elements,
             Field::Shards => Self::Shards,
             Field::Counts => Self::Counts,
-        }
+        })
     }
 }
 

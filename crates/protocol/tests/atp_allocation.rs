@@ -11,7 +11,7 @@ use fanin_protocol::atp::{
 use fanin_protocol::{
     Elements, Endpoint, Instant, RetransmissionConfig, Summer, Tensor, WorkerEvent, WorkerMachine,
 };
-use fanin_wire::{AbortReason, Directions, Generation, JobId, Op, WorkerId};
+use fanin_wire::{AbortReason, Directions, Generation, JobId, Key, Op, WorkerId};
 
 struct Counting;
 
@@ -74,6 +74,7 @@ fn carry<M: Endpoint<Address = u8>>(
 
 const CONFIG: AtpJobConfig = AtpJobConfig {
     id: JobId(1),
+    key: Key(1),
     generation: Generation(0),
     workers: 2,
     elements: ELEMENTS as u16,
@@ -106,7 +107,13 @@ impl Rack {
             stale: Duration::from_secs(1),
             ecn_threshold_packets: None,
         });
-        let route = SwitchRoute { id: CONFIG.id, generation: CONFIG.generation, upstream: SERVER, level: 0 };
+        let route = SwitchRoute {
+            id: CONFIG.id,
+            key: CONFIG.key,
+            generation: CONFIG.generation,
+            upstream: SERVER,
+            level: 0,
+        };
         switch.add_job(route).expect("room");
         let mut server = AtpServer::new();
         let workers = vec![directions(0), directions(1)];

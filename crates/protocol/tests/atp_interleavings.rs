@@ -14,11 +14,12 @@ use fanin_protocol::atp::{
 use fanin_protocol::{
     Elements, Endpoint, Instant, RetransmissionConfig, Summer, Tensor, WorkerEvent, WorkerMachine,
 };
-use fanin_wire::{Directions, Generation, JobId, Op};
+use fanin_wire::{Directions, Generation, JobId, Key, Op};
 
 const ELEMENTS: usize = 64;
 const SERVER: usize = 0;
 const JOB: JobId = JobId(7);
+const KEY: Key = Key(0x0123_4567_89ab_cdef_0011_2233_4455_6677);
 
 #[derive(Debug)]
 struct Floats(Vec<f32>);
@@ -111,6 +112,7 @@ impl World {
     fn config(&self) -> AtpJobConfig {
         AtpJobConfig {
             id: JOB,
+            key: KEY,
             generation: Generation(self.generation),
             workers: self.scope.workers.len() as u16,
             elements: ELEMENTS as u16,
@@ -156,7 +158,7 @@ impl World {
 
     fn route(&self, at: usize) -> SwitchRoute<usize> {
         let (upstream, level) = self.scope.switches[at];
-        SwitchRoute { id: JOB, generation: Generation(self.generation), upstream, level }
+        SwitchRoute { id: JOB, key: KEY, generation: Generation(self.generation), upstream, level }
     }
 
     fn new_switch(&self, at: usize) -> AtpSwitch<usize> {
@@ -188,7 +190,7 @@ impl World {
         for rank in 0..self.workers.len() {
             let AtpJobConfig { id, generation, .. } = self.config();
             let (directions, upstream) = (self.directions(rank), self.scope.workers[rank].0);
-            let plan = AtpWorkerPlan { id, generation, directions, upstream };
+            let plan = AtpWorkerPlan { id, key: KEY, generation, directions, upstream };
             self.workers[rank].resume(Instant(self.now), plan);
             self.drain(self.worker(rank));
         }

@@ -11,7 +11,7 @@ use fanin_protocol::{
     Endpoint, Instant, JobAborted, RetransmissionConfig, Summer, Transmit, Verdict, WorkerEvent,
     WorkerMachine,
 };
-use fanin_wire::{AbortReason, Generation, JobId, ShardId, WorkerId};
+use fanin_wire::{AbortReason, Generation, JobId, Key, ShardId, WorkerId};
 use oorandom::Rand64;
 
 use crate::agenda::Agenda;
@@ -93,7 +93,8 @@ enum Event {
 
 enum Question {
     Join(Option<Resume>),
-    Heartbeat(JobId, Generation),
+    /// Of a rank that shows this secret.
+    Heartbeat(JobId, Generation, u64),
 }
 
 enum Answer {
@@ -109,6 +110,8 @@ struct Node {
     machine: Option<Worker<(), Copy>>,
     /// Job and generation while joined.
     joined: Option<(JobId, Generation)>,
+    /// Of the job that it joined last.
+    key: Option<Key>,
     alive: bool,
     /// A drain is on the agenda.
     drains: bool,
@@ -192,8 +195,15 @@ impl Fabric {
 
 impl<'a> World<'a> {
     fn new(scenario: &'a Scenario) -> Self {
-        let node =
-            |_| Node { machine: None, joined: None, alive: true, drains: false, submitted: 0, failed: None };
+        let node = |_| Node {
+            machine: None,
+            joined: None,
+            key: None,
+            alive: true,
+            drains: false,
+            submitted: 0,
+            failed: None,
+        };
         let mut world = Self {
             scenario,
             fabric: Fabric {
@@ -310,8 +320,9 @@ impl<'a> World<'a> {
             Event::Heartbeat { worker } => {
                 let node = &self.nodes[usize::from(worker)];
                 if node.alive && node.failed.is_none() {
-                    if let Some((job, generation)) = node.joined {
-                        self.ask(worker, Question::Heartbeat(job, generation));
+                    if let Some(((job, generation), key)) = node.joined.zip(node.key) {
+                        let secret = key.secret_of(WorkerId(worker));
+                        self.ask(worker, Question::Heartbeat(job, generation, secret));
                     }
                     self.fabric.agenda.at(now + HEARTBEAT, Event::Heartbeat { worker });
                 }
@@ -350,7 +361,7 @@ impl<'a> World<'a> {
         self.incarnation += 1;
         let config = RegistryConfig { heartbeat_timeout: HEARTBEAT_TIMEOUT, ..RegistryConfig::default() };
         let mut ids = Rand64::new(u128::from(self.scenario.seed) << 8 | u128::from(self.incarnation));
-        let registry = Registry::new(config, Box::new(move || ids.rand_u64() as u32));
+        let registry = Registry::new(config, Box::new(move || ids.rand_u64()));
         self.switch = Some((Switch::new(ShardId(0)), registry.expect("the limits are not zero")));
         let incarnation = self.incarnation;
         self.fabric.agenda.at(self.fabric.now, Event::Tick { incarnation });
@@ -371,8 +382,9 @@ impl<'a> World<'a> {
             return Ok(());
         };
         match question {
-            Question::Heartbeat(job, generation) => {
-                let reply = registry.heartbeat(now, job, WorkerId(worker), generation);
+            Question::Heartbeat(job, generation, secret) => {
+                let reply = registry.heartbeat(now, job, WorkerId(worker), generation, secret);
+                let reply = reply.expect("a rank shows its own secret");
                 let answer = Answer::Heartbeat(job, generation, reply);
                 self.fabric.tell(self.scenario, Event::Answer { worker, answer });
             }
@@ -464,6 +476,7 @@ impl<'a> World<'a> {
             Answer::Admitted(admission) => {
                 let config = admission.job_config();
                 node.joined = Some((config.id, config.generation));
+                node.key = Some(config.key);
                 match &mut node.machine {
                     Some(machine) => {
                         let restore =
@@ -512,7 +525,8 @@ impl<'a> World<'a> {
         if node.machine.is_some() && was_joined.is_none() && self.waiting.iter().any(|(_, w)| *w == worker) {
             return;
         }
-        let resume = node.machine.as_mut().map(|machine| Resume {
+        let resume = node.machine.as_mut().zip(node.key).map(|(machine, key)| Resume {
+            lineage: key.lineage(),
             generation: machine.generation(),
             in_flight: self.scenario.slots,
             elements: CHUNK_ELEMENTS as u16,

@@ -73,8 +73,8 @@ impl AtpSwitchDriver {
     /// When the switch can serve no such job, cannot send to its upstream, or has stopped.
     pub fn add_route(&self, route: SwitchRoute<SocketAddr>) -> io::Result<()> {
         let upstream = Peer::from(reachable(self.local_addr(), route.upstream)?);
-        let SwitchRoute { id, generation, level, .. } = route;
-        self.add_job(SwitchRoute { id, generation, upstream, level })
+        let SwitchRoute { id, key, generation, level, .. } = route;
+        self.add_job(SwitchRoute { id, key, generation, upstream, level })
     }
 }
 

@@ -9,7 +9,7 @@ use crate::socket::{check_shards, connect, open};
 use crate::train_socket::{Peer, TrainSocket};
 use crate::{Failure, IoStatistics, Offload, RawTensor, WorkerJob};
 use fanin_plan::Placement;
-use fanin_protocol::atp::{AtpWorker, AtpWorkerPlan};
+use fanin_protocol::atp::{AtpJobConfig, AtpWorker, AtpWorkerPlan};
 use fanin_protocol::switchml::{JobConfig, Worker, WorkerPlan};
 use fanin_protocol::{Lane, Lanes, RetransmissionConfig, WorkerEvent, WorkerMachine, WorkerStatistics};
 use fanin_wire::{Op, ShardId, SlotIndex, WorkerId};
@@ -162,8 +162,8 @@ impl Posts {
                 posts[thread].ask(|reply| Command::Resume { place, plan, switch, socket, reply })
             }
             (Self::Atp(posts), WorkerJob::Atp { config, directions }) => {
-                let (id, generation) = (config.id, config.generation);
-                let plan = AtpWorkerPlan { id, generation, directions, upstream: switch };
+                let AtpJobConfig { id, key, generation, .. } = config;
+                let plan = AtpWorkerPlan { id, key, generation, directions, upstream: switch };
                 posts[thread].ask(|reply| Command::Resume { place, plan, switch, socket, reply })
             }
             _ => return Err(invalid("a worker goes on in no job of another protocol")),
@@ -607,7 +607,7 @@ impl<M: WorkerMachine<Address = Peer, Tensor = Part>> Shard for WorkerShard<M> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fanin_wire::{Generation, JobId, WireDtype};
+    use fanin_wire::{Generation, JobId, Key, WireDtype};
 
     #[test]
     fn a_thread_is_handed_no_plan_of_another_protocol() {
@@ -643,6 +643,7 @@ mod tests {
     fn job() -> JobConfig {
         JobConfig {
             id: JobId(1),
+            key: Key(1),
             generation: Generation(1),
             workers: 1,
             slots: 1,

@@ -3,7 +3,7 @@
 use crate::failure::invalid;
 use fanin_protocol::atp::AtpJobConfig;
 use fanin_protocol::switchml::JobConfig;
-use fanin_wire::{Directions, Dtype, Generation, JobId};
+use fanin_wire::{Directions, Dtype, Generation, JobId, Key};
 use std::io;
 
 /// A job as one of its workers was admitted to it: what is summed how.
@@ -29,6 +29,7 @@ impl From<JobConfig> for WorkerJob {
 /// What a job of any protocol has.
 struct Common {
     id: JobId,
+    key: Key,
     generation: Generation,
     workers: u16,
     in_flight: u16,
@@ -38,12 +39,13 @@ struct Common {
 impl WorkerJob {
     const fn common(&self) -> Common {
         match *self {
-            Self::SwitchMl(JobConfig { id, generation, workers, slots, elements, .. }) => {
-                Common { id, generation, workers: workers as u16, in_flight: slots, elements }
+            Self::SwitchMl(JobConfig { id, key, generation, workers, slots, elements, .. }) => {
+                Common { id, key, generation, workers: workers as u16, in_flight: slots, elements }
             }
             Self::Atp {
-                config: AtpJobConfig { id, generation, workers, window_max, elements, .. }, ..
-            } => Common { id, generation, workers, in_flight: window_max, elements },
+                config: AtpJobConfig { id, key, generation, workers, window_max, elements, .. },
+                ..
+            } => Common { id, key, generation, workers, in_flight: window_max, elements },
         }
     }
 
@@ -51,6 +53,18 @@ impl WorkerJob {
     #[must_use]
     pub const fn id(&self) -> JobId {
         self.common().id
+    }
+
+    /// What its packets are tagged with.
+    #[must_use]
+    pub const fn key(&self) -> Key {
+        self.common().key
+    }
+
+    /// What a rank of it shows that it is of this job.
+    #[must_use]
+    pub const fn identity(&self) -> (JobId, Key) {
+        (self.id(), self.key())
     }
 
     /// How often it was set up again.

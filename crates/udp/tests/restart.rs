@@ -6,7 +6,7 @@ use common::{Cluster, finished};
 use fanin_protocol::atp::{AtpJobConfig, Hashing, Overflow, Scaling};
 use fanin_protocol::switchml::JobConfig;
 use fanin_udp::{Offload, SwitchConfig, SwitchDriver, WorkerDriver, WorkerJob};
-use fanin_wire::{Directions, Dtype, Generation, JobId, Op, SlotIndex};
+use fanin_wire::{Directions, Dtype, Generation, JobId, Key, Op, SlotIndex};
 
 /// For each worker and shard the slots whose last sum it has and another worker lacks. The first that has it gives it.
 fn restore(completed: &[Vec<Vec<u32>>]) -> Vec<Vec<Vec<SlotIndex>>> {
@@ -103,6 +103,7 @@ fn a_job_that_changed_its_shape_cannot_go_on() {
 fn atp_job(id: JobId, workers: u8) -> WorkerJob {
     let config = AtpJobConfig {
         id,
+        key: Key(3),
         generation: Generation(2),
         workers: workers.into(),
         elements: 256,

@@ -1,10 +1,10 @@
 //! The packet that ends a job, with the reason in it.
 
 use crate::preamble::PREAMBLE_BYTES;
-use crate::{Collective, Kind, Preamble, WORKERS_MAX, WireError, WorkerId, bytes_at};
+use crate::{Collective, Key, Kind, Preamble, TAG_BYTES, WORKERS_MAX, WireError, WorkerId, bytes_at};
 
 /// Length of an abort packet in bytes.
-pub const ABORT_BYTES: usize = PREAMBLE_BYTES + 4 + 2 * Collective::BYTES;
+pub const ABORT_BYTES: usize = PREAMBLE_BYTES + 4 + 2 * Collective::BYTES + TAG_BYTES;
 
 /// Why a job cannot go on. It names who is to blame; [`WorkerId::ALL`] is a rank of an ATP job that has no number here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,12 +32,15 @@ pub struct Abort {
 }
 
 impl Abort {
-    /// Reads what follows the preamble of an abort packet.
+    /// Reads what follows the preamble of an abort packet. Its tag is the reader's to check.
     pub fn parse(preamble: Preamble, packet: &[u8]) -> Result<Self, WireError> {
         if preamble.kind != Kind::Abort {
             return Err(WireError::Kind(preamble.kind as u8));
         }
         let truncated = WireError::Truncated { need: ABORT_BYTES, have: packet.len() };
+        if packet.len() < ABORT_BYTES {
+            return Err(truncated);
+        }
         let [code, a, b, _] = bytes_at(packet, PREAMBLE_BYTES).ok_or(truncated)?;
         let first = bytes_at(packet, PREAMBLE_BYTES + 4).ok_or(truncated)?;
         let named = |worker: u8| u32::from(worker) < WORKERS_MAX || worker == WorkerId::ALL.0;
@@ -57,9 +60,9 @@ impl Abort {
         Ok(Self { preamble, reason })
     }
 
-    /// The packet as bytes.
+    /// The packet as bytes, of the job that has `key`.
     #[must_use]
-    pub fn to_bytes(&self) -> [u8; ABORT_BYTES] {
+    pub fn to_bytes(&self, key: Key) -> [u8; ABORT_BYTES] {
         let mut out = [0; ABORT_BYTES];
         out[..PREAMBLE_BYTES].copy_from_slice(&self.preamble.to_bytes());
         let at = PREAMBLE_BYTES;
@@ -73,6 +76,7 @@ impl Abort {
             }
             AbortReason::SwitchStopped => out[at] = 3,
         }
+        key.seal(&mut out);
         out
     }
 }

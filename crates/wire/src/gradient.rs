@@ -2,10 +2,10 @@
 //! (ATP §3.3, Figure 5).
 
 use crate::preamble::PREAMBLE_BYTES;
-use crate::{Collective, Kind, Preamble, WireError, bytes_at};
+use crate::{Collective, Key, Kind, Preamble, WireError, bytes_at};
 
-/// Preamble and gradient header together, in bytes; the payload follows.
-pub const GRADIENT_HEADER_BYTES: usize = 64;
+/// Preamble, gradient header and tag together, in bytes; the payload follows.
+pub const GRADIENT_HEADER_BYTES: usize = 72;
 /// Levels that an aggregation hierarchy may have: the two of ATP §3.4, and two more (§A.2).
 pub const LEVELS_MAX: usize = 4;
 /// Most children of a switch in a job: its bitmap is one 32-bit word (ATP §3.4), so two levels serve 1,024 workers.
@@ -62,7 +62,7 @@ pub struct Flags {
 impl Flags {
     const RESEND: u8 = 1;
     const COLLISION: u8 = 2;
-    const ECN: u8 = 4;
+    pub(crate) const ECN: u8 = 4;
     const IS_ACK: u8 = 8;
     const OVERFLOW: u8 = 16;
     const RESTORE: u8 = 32;
@@ -124,7 +124,8 @@ impl GradientHeader {
     /// Where the flags stand: a queue that marks needs no more of the packet.
     pub const FLAGS_OFFSET: usize = 13;
 
-    /// Sets the ECN flag of a gradient packet as it is, as a switch's queue does; other packets stay as they are.
+    /// Sets the ECN flag of a gradient packet as it is, as a switch's queue does; other packets stay as they are. No tag depends on
+    /// the flag.
     pub fn mark_ecn(packet: &mut [u8]) {
         if packet.len() >= GRADIENT_HEADER_BYTES
             && Preamble::parse(packet).is_ok_and(|preamble| preamble.kind == Kind::Gradient)
@@ -146,7 +147,7 @@ pub struct GradientPacket<'a> {
 }
 
 impl<'a> GradientPacket<'a> {
-    /// Reads what follows the preamble of a gradient packet.
+    /// Reads what follows the preamble of a gradient packet. Its tag is the reader's to check.
     ///
     /// # Errors
     /// When it is shorter than its header, a field is outside its range, or its payload has an impossible length.
@@ -193,12 +194,14 @@ impl<'a> GradientPacket<'a> {
         })
     }
 
-    /// Writes a packet to the start of `out`, its payload of `elements` through `fill`, and returns its length.
+    /// Writes a packet of the job that has `key` to the start of `out`, its payload of `elements` through `fill`, and returns its
+    /// length.
     ///
     /// # Panics
     /// When `out` is shorter than the packet: the caller sizes its buffer by [`fragment_packet_bytes`].
     pub fn write(
         out: &mut [u8],
+        key: Key,
         preamble: &Preamble,
         header: &GradientHeader,
         elements: usize,
@@ -221,6 +224,7 @@ impl<'a> GradientPacket<'a> {
         out[56..60].copy_from_slice(&directions.fan_in_degrees);
         out[60..62].copy_from_slice(&header.exponent.to_le_bytes());
         out[62..64].fill(0);
+        key.seal(out);
         fill(&mut out[GRADIENT_HEADER_BYTES..]);
         bytes
     }

@@ -2,17 +2,18 @@
 //!
 //! A packet is a [`Preamble`] that every protocol shares, then the header of its kind, then a payload. All fields are
 //! little-endian and at fixed offsets, so that a bounded program (XDP) finds them without parsing options. Parsing is
-//! checked once, here; what comes out is one of the values that the format has; whether a job has such a worker or slot, its
-//! machines know. `docs/wire.md` is the same in words, `golden/` the same
+//! checked once, here; what comes out is one of the values that the format has; whether a job has such a worker or slot, and whether
+//! the packet comes from one of its members ([`Key::authenticates`]), its machines ask. `docs/wire.md` is the same in words, `golden/` the same
 //! in bytes.
 //!
-//! Deliberately absent: sockets, floats, state, and any dependency.
+//! Deliberately absent: sockets, floats, state, and any dependency but SipHash.
 #![no_std]
 #![forbid(unsafe_code)]
 
 mod abort;
 mod gradient;
 mod ids;
+mod key;
 mod preamble;
 mod slot;
 mod wire_dtype;
@@ -23,6 +24,7 @@ pub use gradient::{
     GradientPacket, LEVELS_MAX, fragment_elements_for_mtu, fragment_packet_bytes,
 };
 pub use ids::{Generation, JobId, ShardId, SlotIndex, WORKERS_MAX, WorkerId};
+pub use key::{Key, TAG_BYTES};
 pub use preamble::{Kind, MAGIC, PREAMBLE_BYTES, Preamble, SHARD_OFFSET, VERSION};
 pub use slot::{
     CHUNK_ELEMENTS, CHUNK_ELEMENTS_DEFAULT, Collective, Dtype, IP_UDP_BYTES, Op, SLOT_HEADER_BYTES,

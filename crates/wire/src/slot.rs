@@ -1,10 +1,12 @@
 //! The SwitchML packet: one chunk of a tensor for one slot (SwitchML §4.3 to §4.6).
 
 use crate::preamble::PREAMBLE_BYTES;
-use crate::{Kind, Preamble, SlotIndex, WireDtype, WireError, bfloat16_payload, bytes_at};
+use crate::{Key, Kind, Preamble, SlotIndex, TAG_BYTES, WireDtype, WireError, bfloat16_payload, bytes_at};
 
-/// Preamble and slot header together, in bytes; the payload follows.
-pub const SLOT_HEADER_BYTES: usize = 32;
+/// Preamble, slot header and tag together, in bytes; the payload follows.
+pub const SLOT_HEADER_BYTES: usize = 40;
+/// Where the tag stands.
+const TAG_OFFSET: usize = SLOT_HEADER_BYTES - TAG_BYTES;
 /// Elements a packet when nothing is known of the path (SwitchML §5).
 pub const CHUNK_ELEMENTS_DEFAULT: usize = 256;
 /// The payload lengths, in elements of four bytes. A short list, so that a bounded program can unroll each. As bfloat16
@@ -267,14 +269,13 @@ pub struct SlotPacket<'a> {
 }
 
 impl<'a> SlotPacket<'a> {
-    /// Reads what follows the preamble of an update, result or restore packet.
+    /// Reads what follows the preamble of an update, result or restore packet. Its tag is the reader's to check.
     pub fn parse(preamble: Preamble, packet: &'a [u8]) -> Result<Self, WireError> {
         if matches!(preamble.kind, Kind::Abort | Kind::Gradient) {
             return Err(WireError::Kind(preamble.kind as u8));
         }
         let truncated = WireError::Truncated { need: SLOT_HEADER_BYTES, have: packet.len() };
-        let head: [u8; SLOT_HEADER_BYTES - PREAMBLE_BYTES] =
-            bytes_at(packet, PREAMBLE_BYTES).ok_or(truncated)?;
+        let head: [u8; TAG_OFFSET - PREAMBLE_BYTES] = bytes_at(packet, PREAMBLE_BYTES).ok_or(truncated)?;
         let [s0, s1, n0, n1, e0, e1, e2, e3, c0, c1, c2, c3, collective @ ..] = head;
         let payload = packet.get(SLOT_HEADER_BYTES..).ok_or(truncated)?;
         let collective = Collective::parse(collective)?;
@@ -308,12 +309,14 @@ impl<'a> SlotPacket<'a> {
         wire_dtype.payload_elements(self.payload.len(), dtype).unwrap_or(0)
     }
 
-    /// Writes a packet to the start of `out`, its payload of `elements` through `fill`, and returns its length.
+    /// Writes a packet of the job that has `key` to the start of `out`, its payload of `elements` through `fill`, and returns its
+    /// length.
     ///
     /// # Panics
     /// When `out` is shorter than the packet: the caller sizes its buffer by [`chunk_packet_bytes`].
     pub fn write(
         out: &mut [u8],
+        key: Key,
         preamble: &Preamble,
         header: &SlotHeader,
         elements: usize,
@@ -327,6 +330,7 @@ impl<'a> SlotPacket<'a> {
         out[16..20].copy_from_slice(&header.exchange.to_le_bytes());
         out[20..24].copy_from_slice(&header.chunk.to_le_bytes());
         out[24..32].copy_from_slice(&header.collective.to_bytes());
+        key.seal(out);
         fill(&mut out[SLOT_HEADER_BYTES..]);
         bytes
     }

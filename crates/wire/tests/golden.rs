@@ -16,6 +16,9 @@ fn golden() -> BTreeMap<String, Vec<u8>> {
         .collect()
 }
 
+/// Of bytes 0, 1, ... 15.
+const KEY: Key = Key(0x0f0e_0d0c_0b0a_0908_0706_0504_0302_0100);
+
 fn preamble(kind: Kind, worker: WorkerId) -> Preamble {
     Preamble { kind, job: JobId(0xdead_beef), generation: Generation(0x0102), worker, shard: ShardId(1) }
 }
@@ -55,11 +58,12 @@ fn slot_packets_are_the_golden_bytes_both_ways() {
             expected.extend((value - 1).to_le_bytes());
         }
         let mut out = vec![0; packet_bytes(elements)];
-        let bytes = SlotPacket::write(&mut out, &preamble(kind, worker), &header(), elements, |payload| {
-            for (value, out) in (-1i32..).zip(payload.chunks_exact_mut(4)) {
-                out.copy_from_slice(&value.to_le_bytes());
-            }
-        });
+        let bytes =
+            SlotPacket::write(&mut out, KEY, &preamble(kind, worker), &header(), elements, |payload| {
+                for (value, out) in (-1i32..).zip(payload.chunks_exact_mut(4)) {
+                    out.copy_from_slice(&value.to_le_bytes());
+                }
+            });
         assert_eq!(bytes, out.len());
         assert_eq!(out, expected, "{name}");
         let parsed = SlotPacket::parse(Preamble::parse(&out).unwrap(), &out).unwrap();
@@ -85,6 +89,7 @@ fn bfloat16_packets_are_the_golden_bytes_both_ways() {
         let mut out = vec![0xa5; expected.len()];
         let bytes = SlotPacket::write(
             &mut out,
+            KEY,
             &preamble(kind, worker),
             &header_of_bfloat16(),
             elements,
@@ -122,7 +127,7 @@ fn packets_of_elements_as_they_are_are_the_golden_bytes_both_ways() {
         let header = SlotHeader { collective, ..header() };
         let elements = collective.chunk_elements(256);
         let mut out = vec![0xa5; expected.len()];
-        let bytes = SlotPacket::write(&mut out, &preamble(kind, worker), &header, elements, |out| {
+        let bytes = SlotPacket::write(&mut out, KEY, &preamble(kind, worker), &header, elements, |out| {
             out.copy_from_slice(payload)
         });
         assert_eq!(bytes, out.len());
@@ -169,13 +174,13 @@ fn a_payload_has_as_many_bytes_whatever_the_type_of_its_elements() {
 fn a_payload_of_the_other_wire_dtype_is_malformed() {
     let parse = |bytes: &[u8]| SlotPacket::parse(Preamble::parse(bytes).unwrap(), bytes).map(|_| ());
     let mut packet = golden()["update_bfloat16_512"].clone();
-    packet.resize(32 + 1024, 0);
+    packet.resize(40 + 1024, 0);
     assert_eq!(parse(&packet), Err(WireError::PayloadLength(1024)));
-    packet.resize(32 + 4 + 1024, 0);
+    packet.resize(40 + 4 + 1024, 0);
     assert_eq!(parse(&packet), Ok(()));
-    packet[34] = 1;
+    packet[42] = 1;
     assert_eq!(parse(&packet), Err(WireError::Field("zero")));
-    packet[34] = 0;
+    packet[42] = 0;
     packet[26] = 0x03; // as int32
     assert_eq!(parse(&packet), Err(WireError::PayloadLength(1028)));
     // int32 as bfloat16 and as it is in two ways, float64 and int64 rounded, both bits, and types that are none.
@@ -183,10 +188,10 @@ fn a_payload_of_the_other_wire_dtype_is_malformed() {
         packet[26] = dtype;
         assert_eq!(parse(&packet), Err(WireError::Field("dtype")), "{dtype:#x}");
     }
-    packet.truncate(32 + 1024);
+    packet.truncate(40 + 1024);
     packet[26] = 0x41;
     assert_eq!(parse(&packet), Ok(()), "256 float32 as they are");
-    packet.truncate(32 + 1020);
+    packet.truncate(40 + 1020);
     assert_eq!(parse(&packet), Err(WireError::PayloadLength(1020)));
 }
 
@@ -214,7 +219,7 @@ fn abort_packets_are_the_golden_bytes_both_ways() {
         ("abort_switch_stopped", AbortReason::SwitchStopped),
     ] {
         let abort = Abort { preamble: preamble(Kind::Abort, WorkerId::ALL), reason };
-        let bytes = abort.to_bytes();
+        let bytes = abort.to_bytes(KEY);
         assert_eq!(bytes.as_slice(), golden()[name], "{name}");
         assert_eq!(Abort::parse(Preamble::parse(&bytes).unwrap(), &bytes), Ok(abort));
     }
@@ -279,7 +284,7 @@ fn gradient_packets_are_the_golden_bytes_both_ways() {
             expected.extend((value - 1).to_le_bytes());
         }
         let mut out = vec![0xa5; fragment_packet_bytes(elements)];
-        let bytes = GradientPacket::write(&mut out, &preamble, &header, elements, |payload| {
+        let bytes = GradientPacket::write(&mut out, KEY, &preamble, &header, elements, |payload| {
             for (value, out) in (-1i32..).zip(payload.chunks_exact_mut(4)) {
                 out.copy_from_slice(&value.to_le_bytes());
             }
@@ -321,8 +326,8 @@ fn a_gradient_packet_with_an_impossible_field_is_malformed() {
         bad[at] = byte;
         assert_eq!(parse(&bad), Err(error), "byte {at}");
     }
-    assert_eq!(parse(&good[..63]), Err(WireError::Truncated { need: 64, have: 63 }));
-    assert_eq!(parse(&good[..64 + 252]), Err(WireError::PayloadLength(252)));
+    assert_eq!(parse(&good[..71]), Err(WireError::Truncated { need: 72, have: 71 }));
+    assert_eq!(parse(&good[..72 + 252]), Err(WireError::PayloadLength(252)));
     let probe = &golden()["probe"];
     let preamble = Preamble::parse(probe).unwrap();
     assert!(matches!(GradientPacket::parse(preamble, probe), Err(WireError::Kind(1))));
@@ -335,6 +340,34 @@ fn a_frame_of_1500_carries_336_elements_of_a_fragment_and_one_of_9000_carries_20
     {
         assert_eq!(fragment_elements_for_mtu(mtu), elements, "{mtu}");
     }
+}
+
+#[test]
+fn only_the_key_of_its_job_makes_a_header_authentic() {
+    for (name, packet) in golden() {
+        assert!(KEY.authenticates(&packet), "{name}");
+        let header =
+            if packet[3] == Kind::Gradient as u8 { GRADIENT_HEADER_BYTES } else { SLOT_HEADER_BYTES };
+        assert_eq!(packet.len().min(header), header);
+        for length in 0..header {
+            assert!(!KEY.authenticates(&packet[..length]), "{name}: {length} bytes of it");
+        }
+        for bit in 0..8 * header {
+            let mut forged = packet.clone();
+            forged[bit / 8] ^= 1 << (bit % 8);
+            // A queue on the way may set the one; with another kind the tag stands elsewhere.
+            let is_ecn = packet[3] == Kind::Gradient as u8 && bit == 8 * GradientHeader::FLAGS_OFFSET + 2;
+            assert_eq!(KEY.authenticates(&forged), is_ecn, "{name}: bit {bit}");
+        }
+        let other = Key(KEY.0 ^ 1 << 127);
+        assert!(!other.authenticates(&packet), "{name}");
+        let mut sealed = packet.clone();
+        sealed[header - TAG_BYTES..header].fill(0);
+        KEY.seal(&mut sealed);
+        assert_eq!(sealed, packet, "{name}");
+    }
+    assert_eq!(Key::from_bytes(core::array::from_fn(|i| i as u8)), KEY);
+    assert_eq!(format!("{KEY:?}"), "Key(..)", "it does not get into a log");
 }
 
 #[test]
@@ -353,9 +386,9 @@ fn an_ethernet_frame_of_1500_carries_352_elements_and_one_of_9000_carries_2048()
         assert_eq!(chunk_elements_for_mtu(576, wire_dtype), None);
     }
     // A bfloat16 payload is the four bytes of its exponent longer.
-    assert_eq!(chunk_elements_for_mtu(1488, WireDtype::Int32), Some(352));
-    assert_eq!(chunk_elements_for_mtu(1491, WireDtype::Bfloat16), Some(256));
-    assert_eq!(chunk_elements_for_mtu(1492, WireDtype::Bfloat16), Some(352));
+    assert_eq!(chunk_elements_for_mtu(1496, WireDtype::Int32), Some(352));
+    assert_eq!(chunk_elements_for_mtu(1499, WireDtype::Bfloat16), Some(256));
+    assert_eq!(chunk_elements_for_mtu(1500, WireDtype::Bfloat16), Some(352));
 }
 
 mod any_bytes {
@@ -387,7 +420,7 @@ mod any_bytes {
 
         #[test]
         fn a_damaged_gradient_packet_never_panics_and_what_is_accepted_is_written_back_the_same(
-            damage in proptest::collection::vec((0usize..64, any::<u8>()), 0..4),
+            damage in proptest::collection::vec((0usize..72, any::<u8>()), 0..4),
             class in 0usize..6,
         ) {
             let mut bytes = golden()["sum_64"].clone();
@@ -395,12 +428,13 @@ mod any_bytes {
                 bytes[at] = byte;
             }
             bytes.resize(fragment_packet_bytes(FRAGMENT_ELEMENTS.get(class).copied().unwrap_or(0)), 7);
+            KEY.seal(&mut bytes);
             if let Ok(preamble) = Preamble::parse(&bytes)
                 && let Ok(packet) = GradientPacket::parse(preamble, &bytes)
             {
                 let mut again = vec![0; bytes.len()];
                 let elements = packet.payload.len() / 4;
-                GradientPacket::write(&mut again, &preamble, &packet.header, elements, |payload| {
+                GradientPacket::write(&mut again, KEY, &preamble, &packet.header, elements, |payload| {
                     payload.copy_from_slice(packet.payload);
                 });
                 prop_assert_eq!(again, bytes);

@@ -248,7 +248,7 @@ mod tests {
     use super::*;
     use fanin_protocol::switchml::JobConfig;
     use fanin_udp::WorkerJob;
-    use fanin_wire::{Generation, JobId, ShardId};
+    use fanin_wire::{Generation, JobId, Key, ShardId};
 
     fn address() -> SocketAddr {
         ([10, 0, 0, 9], 4800).into()
@@ -258,6 +258,7 @@ mod tests {
         ProbeReport {
             job: WorkerJob::SwitchMl(JobConfig {
                 id: JobId(1),
+                key: Key(1),
                 generation: Generation(0),
                 workers: 1,
                 slots: 8,

@@ -6,13 +6,13 @@ use fanin_protocol::atp::Hashing;
 use fanin_protocol::control::{Protocol, Ranks, Refusal};
 use fanin_protocol::switchml::JobConfig;
 use fanin_udp::WorkerJob;
-use fanin_wire::{Directions, Generation, JobId, LEVELS_MAX, ShardId, SlotIndex, VERSION, WorkerId};
+use fanin_wire::{Directions, Generation, JobId, Key, LEVELS_MAX, ShardId, SlotIndex, VERSION, WorkerId};
 
 use super::config::{ServiceConfig, SessionConfig};
 use super::connection::{Connection, explain};
 use super::status::{JobStatusState, SwitchStatus};
 use crate::SessionError;
-use crate::convert::{Malformed, Refused, atp_job, narrow, wire_dtype};
+use crate::convert::{Malformed, Refused, atp_job, key, narrow, wire_dtype};
 use crate::proto;
 
 /// How much longer a rank waits that has run out of patience, for what the switch has to say to it.
@@ -42,6 +42,7 @@ impl From<&Memory> for proto::Resume {
     fn from(memory: &Memory) -> Self {
         let counts = |exchanges: &Vec<u32>| proto::Counts { exchanges: exchanges.clone() };
         Self {
+            lineage: memory.job.key().lineage(),
             generation: memory.job.generation().0.into(),
             in_flight: memory.job.in_flight().into(),
             elements: memory.job.elements().into(),
@@ -114,11 +115,11 @@ pub(super) async fn join(
     let malformed = |malformed: Malformed| not_a_switch(&switch, malformed.to_string());
     match reply.into_inner().outcome.ok_or(Malformed("outcome")).map_err(malformed)? {
         proto::join_reply::Outcome::Admission(admission) => {
-            let job = JobId(admission.job_id);
+            let (job, key) = (JobId(admission.job_id), key(&admission.key).map_err(malformed)?);
             let taken = taken(admission, &switch, config);
             if taken.is_err() {
                 // The others would wait for this rank until it has been silent for long.
-                leave(connection, job, WorkerId(config.rank as u8)).await;
+                leave(connection, (job, key), WorkerId(config.rank as u8)).await;
             }
             taken
         }
@@ -169,8 +170,9 @@ fn not_a_switch(switch: &str, cause: String) -> SessionError {
 }
 
 /// Tells the switch that a rank is done, if it listens.
-pub(super) async fn leave(connection: &mut Connection, job: JobId, rank: WorkerId) {
-    let message = proto::LeaveRequest { job_id: job.0, rank: rank.0.into(), passed_on: 0 };
+pub(super) async fn leave(connection: &mut Connection, (job, key): (JobId, Key), rank: WorkerId) {
+    let secret = key.secret_of(rank);
+    let message = proto::LeaveRequest { job_id: job.0, rank: rank.0.into(), passed_on: 0, secret };
     let left = tokio::time::timeout(FAREWELL, connection.client.leave(message)).await;
     if !matches!(left, Ok(Ok(_))) {
         tracing::debug!(rank = rank.0, "the switch did not hear that the rank leaves");
@@ -211,6 +213,7 @@ impl TryFrom<proto::Admission> for Admitted {
         }
         let job = JobConfig {
             id: JobId(admission.job_id),
+            key: key(&admission.key)?,
             generation: Generation(narrow(admission.generation, "generation")?),
             workers: narrow(admission.world_size, "world_size")?,
             slots: narrow(admission.in_flight, "in_flight")?,
@@ -240,7 +243,11 @@ impl TryFrom<proto::Admission> for Admitted {
 /// What an ATP job is for the worker that was admitted to it.
 fn atp_admission(admission: &proto::Admission, atp: &proto::AtpAdmission) -> Result<WorkerJob, Malformed> {
     let config = atp_job(
-        (JobId(admission.job_id), Generation(narrow(admission.generation, "generation")?)),
+        (
+            JobId(admission.job_id),
+            key(&admission.key)?,
+            Generation(narrow(admission.generation, "generation")?),
+        ),
         narrow(admission.world_size, "world_size")?,
         (narrow(admission.in_flight, "in_flight")?, narrow(admission.elements, "elements")?),
         atp.aggregators,

@@ -37,6 +37,7 @@ pub(super) async fn attend(
             rank: shared.rank.0.into(),
             generation: job.generation().0.into(),
             passed_on: 0,
+            secret: job.key().secret_of(shared.rank),
             gone: false,
         };
         // Our half says no more, and stays open.

@@ -184,7 +184,7 @@ async fn all_reduce(connection: &mut Connection, patience: Duration) -> Result<P
     };
     let admitted = join(connection, &config, &config.services[0], patience, None).await?;
     let report = sum(connection, &config, &admitted, patience).await;
-    leave(connection, admitted.job.id(), WorkerId(0)).await;
+    leave(connection, admitted.job.identity(), WorkerId(0)).await;
     report
 }
 

@@ -276,7 +276,7 @@ impl Session {
         let (Some(shared), Some(runtime)) = (self.shared.take(), self.runtime.take()) else { return };
         shared.driver.fail(Failure::Because(Arc::new(SessionError::Closed)));
         let leaving = self.connections.iter_mut().enumerate().map(|(service, connection)| {
-            let (mut connection, job) = (connection.clone(), shared.job(service).id());
+            let (mut connection, job) = (connection.clone(), shared.job(service).identity());
             let rank = shared.rank;
             async move { leave(&mut connection, job, rank).await }
         });
@@ -331,7 +331,7 @@ async fn admissions(config: &SessionConfig) -> Result<Vec<(Connection, Admitted)
 
 async fn leave_all(joined: &mut [(Connection, Admitted)], rank: WorkerId) {
     for (connection, admitted) in joined {
-        leave(connection, admitted.job.id(), rank).await;
+        leave(connection, admitted.job.identity(), rank).await;
     }
 }
 

@@ -105,6 +105,7 @@ impl Watch {
             generation: job.generation().0.into(),
             smoothed_rtt_ns: u64::try_from(rtt.as_nanos()).ok().filter(|rtt| *rtt > 0),
             passed_on: 0,
+            secret: job.key().secret_of(self.shared.rank),
         };
         let reply = match timeout(patience.max(RETRY), self.connection.client.heartbeat(message)).await {
             Err(_) => {
@@ -197,7 +198,7 @@ impl Watch {
                         self.shared.driver.resume(self.service, admitted.job, address, &admitted.restore);
                     if let Err(error) = resumed {
                         // The place is this rank's now, and the others would wait for it.
-                        leave(&mut self.connection, admitted.job.id(), self.shared.rank).await;
+                        leave(&mut self.connection, admitted.job.identity(), self.shared.rank).await;
                         return Err(self.lost(since.elapsed(), &error.to_string()));
                     }
                     self.shared.lane(self.service).job = admitted.job;

@@ -68,7 +68,7 @@ impl Admitted for ServerJob {
     fn of(admission: &Admission) -> io::Result<Self> {
         let hierarchy = admission.hierarchy.as_ref().ok_or(io::ErrorKind::InvalidInput)?;
         let config = atp_job(
-            (admission.job, admission.generation),
+            (admission.job, admission.key, admission.generation),
             admission.world_size,
             (admission.in_flight, admission.elements),
             hierarchy.aggregators,

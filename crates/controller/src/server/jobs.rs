@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use fanin_protocol::JobAborted;
 use fanin_protocol::control::{
-    Admission, Attendance, Command, Detached, HeartbeatReply, JobState, JobView, JoinDecision, JoinRequest,
-    Pool, Ranks, Refusal, Registry, RegistryConfig, Ticket,
+    Admission, Attendance, Command, Denied, Detached, HeartbeatReply, JobState, JobView, JoinDecision,
+    JoinRequest, Pool, Ranks, Refusal, Registry, RegistryConfig, Ticket,
 };
 use fanin_udp::ThreadEnded;
 use fanin_wire::{AbortReason, Generation, JobId, WorkerId};
@@ -106,6 +106,8 @@ struct State {
     /// Jobs for which it had no room.
     without_room: Vec<JobId>,
     refusals: HashMap<&'static str, u64>,
+    /// Calls in a rank's name without its secret.
+    denied: u64,
     /// What the ranks of running jobs measured; an entry goes with its job.
     round_trips: HashMap<JobId, BTreeMap<WorkerId, Duration>>,
     /// How each running job is, for the streams of its ranks.
@@ -129,6 +131,7 @@ impl Jobs {
             ended: driver.events(),
             without_room: Vec::new(),
             refusals: HashMap::new(),
+            denied: 0,
             round_trips: HashMap::new(),
             news: HashMap::new(),
             streams: HashMap::new(),
@@ -238,28 +241,37 @@ impl Jobs {
         job: JobId,
         rank: WorkerId,
         generation: Generation,
+        secret: u64,
         rtt: Option<Duration>,
-    ) -> HeartbeatReply {
+    ) -> Result<HeartbeatReply, Denied> {
         let mut state = self.lock();
-        let reply = state.registry.heartbeat(self.now(), job, rank, generation);
+        let reply = state.registry.heartbeat(self.now(), job, rank, generation, secret);
+        let reply = state.allowed(job, reply)?;
         if let (HeartbeatReply::Alive { .. }, Some(rtt)) = (&reply, rtt) {
             // Of a rank that the job has, so that no more can be entered than there are ranks.
             state.round_trips.entry(job).or_default().insert(rank, rtt);
         }
-        reply
+        Ok(reply)
     }
 
     /// A rank opens its stream.
-    pub fn attend(&self, job: JobId, rank: WorkerId, generation: Generation) -> Attending {
+    pub fn attend(
+        &self,
+        job: JobId,
+        rank: WorkerId,
+        generation: Generation,
+        secret: u64,
+    ) -> Result<Attending, Denied> {
         let mut state = self.lock();
-        let (reply, attendance) = state.registry.attend(self.now(), job, rank, generation);
+        let attending = state.registry.attend(self.now(), job, rank, generation, secret);
+        let (reply, attendance) = state.allowed(job, attending)?;
         let news = state.news.get(&job).map(watch::Sender::subscribe);
         let stays = attendance.zip(news).map(|(attendance, news)| {
             let (current, superseded) = oneshot::channel();
             state.streams.entry(job).or_default().insert(rank, current);
             Stays { attendance, news, superseded }
         });
-        Attending { reply, stays }
+        Ok(Attending { reply, stays })
     }
 
     /// A rank's stream ended.
@@ -271,12 +283,13 @@ impl Jobs {
     /// The route of a job that runs here, as the first switch on the way to its workers is told it.
     pub fn route(&self, job: JobId) -> Option<AtpRoute> {
         let state = self.lock();
-        let (levels, elements) = state.registry.levels(job)?;
+        let (levels, elements, key) = state.registry.levels(job)?;
         let is_it = |view: &JobView<'_>| matches!(view.state, JobState::Running { job: id, .. } if id == job);
         let name = state.registry.jobs().find(is_it)?.name.into();
         let timeout = state.registry.config().heartbeat_timeout;
         let heartbeat_timeout_ms = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
-        Some(AtpRoute { levels: levels.into(), elements: elements.into(), job: name, heartbeat_timeout_ms })
+        let (levels, elements, key) = (levels.into(), elements.into(), key.to_bytes().into());
+        Some(AtpRoute { levels, elements, job: name, heartbeat_timeout_ms, key })
     }
 
     /// The round trips that a job's ranks have told.
@@ -284,9 +297,10 @@ impl Jobs {
         self.lock().round_trips.get(&job).cloned().unwrap_or_default()
     }
 
-    pub fn leave(&self, job: JobId, rank: WorkerId) {
+    pub fn leave(&self, job: JobId, rank: WorkerId, secret: u64) -> Result<(), Denied> {
         let mut state = self.lock();
-        let command = state.registry.leave(self.now(), job, rank);
+        let command = state.registry.leave(self.now(), job, rank, secret);
+        let command = state.allowed(job, command)?;
         tracing::debug!(id = job.0, rank = rank.0, "a rank leaves");
         self.carry_out(&mut state, command);
         let left = state.registry.jobs().find_map(|view| match view.state {
@@ -296,6 +310,7 @@ impl Jobs {
         if let Some(left) = left {
             state.tell(job, HeartbeatReply::Alive { left });
         }
+        Ok(())
     }
 
     /// Acts on what the data path found out and on what is overdue.
@@ -390,6 +405,11 @@ impl Jobs {
         state.registry.jobs().any(|view| matches!(view.state, JobState::Aborted { .. }))
     }
 
+    /// Calls in a rank's name without its secret.
+    pub fn denied(&self) -> u64 {
+        self.lock().denied
+    }
+
     /// Refused joins by reason.
     pub fn refusals(&self) -> Vec<(&'static str, u64)> {
         let mut refusals: Vec<_> = self.lock().refusals.iter().map(|(name, count)| (*name, *count)).collect();
@@ -424,6 +444,15 @@ impl State {
         if let Some(ranks) = self.news.get(&job) {
             ranks.send_replace(news);
         }
+    }
+
+    /// What a call in a rank's name comes to; counted where it has no effect.
+    fn allowed<T>(&mut self, job: JobId, called: Result<T, Denied>) -> Result<T, Denied> {
+        called.inspect_err(|denied| {
+            self.denied += 1;
+            // Whoever likes can make as many as he likes.
+            tracing::debug!(id = job.0, %denied, "a call is refused");
+        })
     }
 
     fn count_refusal(&mut self, reason: Refusal) {
@@ -490,16 +519,19 @@ mod tests {
     #[tokio::test]
     async fn a_round_trip_is_kept_for_a_rank_of_a_job_and_goes_with_the_job() {
         let jobs = jobs(data_path::bind(([127, 0, 0, 1], 0).into(), Protocol::SwitchMl, 1).unwrap());
-        let Admission { job, generation, .. } = admitted(&jobs, "job").await.expect("admitted");
+        let Admission { job, key, generation, .. } = admitted(&jobs, "job").await.expect("admitted");
         let trip = Some(Duration::from_micros(50));
         for (job, rank) in [(job, 0), (job, 1), (JobId(8), 0)] {
-            jobs.heartbeat(job, WorkerId(rank), generation, trip);
+            let _ = jobs.heartbeat(job, WorkerId(rank), generation, key.secret_of(WorkerId(rank)), trip);
         }
-        jobs.heartbeat(job, WorkerId(0), generation, None);
+        let secret = key.secret_of(WorkerId(0));
+        let denied = jobs.heartbeat(job, WorkerId(0), generation, 0, Some(Duration::ZERO));
+        assert_eq!((denied, jobs.denied()), (Err(Denied { rank: WorkerId(0) }), 1));
+        jobs.heartbeat(job, WorkerId(0), generation, secret, None).expect("its own");
         let expected = HashMap::from([(job, BTreeMap::from([(WorkerId(0), Duration::from_micros(50))]))]);
         assert_eq!(jobs.lock().round_trips, expected);
-        jobs.leave(job, WorkerId(0));
-        jobs.heartbeat(job, WorkerId(0), generation, trip);
+        jobs.leave(job, WorkerId(0), secret).expect("its own");
+        jobs.heartbeat(job, WorkerId(0), generation, secret, trip).expect("its own");
         assert!(jobs.lock().round_trips.is_empty());
     }
 
@@ -582,7 +614,7 @@ mod tests {
         let callers = tokio::runtime::Runtime::new().unwrap();
         callers.block_on(async {
             let client = ControlClient::connect(format!("http://{address}")).await.unwrap();
-            let Admission { job, generation, .. } = admitted(&jobs, "runs").await.expect("admitted");
+            let Admission { job, key, generation, .. } = admitted(&jobs, "runs").await.expect("admitted");
             gated.close(true);
             let mut flood = tokio::task::JoinSet::new();
             for _ in 0..50 {
@@ -612,6 +644,7 @@ mod tests {
                 let message = HeartbeatRequest {
                     job_id: job.0,
                     generation: generation.0.into(),
+                    secret: key.secret_of(WorkerId(0)),
                     ..HeartbeatRequest::default()
                 };
                 let reply = tokio::time::timeout(HANG, client.heartbeat(message)).await;
@@ -633,12 +666,14 @@ mod tests {
     #[tokio::test]
     async fn a_stream_ends_when_its_rank_opens_another() {
         let jobs = jobs(Arc::new(Gated::default()));
-        let Admission { job, generation, .. } = admitted(&jobs, "job").await.expect("admitted");
-        let attend = || jobs.attend(job, WorkerId(0), generation).stays.expect("it runs");
+        let Admission { job, key, generation, .. } = admitted(&jobs, "job").await.expect("admitted");
+        let secret = key.secret_of(WorkerId(0));
+        let attend = || jobs.attend(job, WorkerId(0), generation, secret);
+        let attend = || attend().expect("its own").stays.expect("it runs");
         let (first, mut second) = (attend(), attend());
         tokio::time::timeout(HANG, first.superseded).await.expect("it ends").expect_err("nothing to say");
         assert_eq!(second.superseded.try_recv(), Err(oneshot::error::TryRecvError::Empty));
-        jobs.leave(job, WorkerId(0));
+        jobs.leave(job, WorkerId(0), secret).expect("its own");
         assert!(jobs.lock().streams.is_empty());
     }
 
@@ -647,6 +682,7 @@ mod tests {
         let gated = Arc::new(Gated::default());
         let jobs = jobs(Arc::clone(&gated) as Arc<dyn DataPath>);
         let resume = Resume {
+            lineage: 1,
             generation: Generation(0),
             in_flight: 1,
             elements: 256,
@@ -668,10 +704,10 @@ mod tests {
     async fn what_was_decided_is_carried_out_in_that_order_and_a_job_without_room_ends() {
         let gated = Arc::new(Gated::default());
         let jobs = jobs(Arc::clone(&gated) as Arc<dyn DataPath>);
-        let Admission { job, .. } = admitted(&jobs, "first").await.expect("admitted");
+        let Admission { job, key, .. } = admitted(&jobs, "first").await.expect("admitted");
         gated.close(true);
         gated.state.lock().unwrap().refuses = true;
-        jobs.leave(job, WorkerId(0));
+        jobs.leave(job, WorkerId(0), key.secret_of(WorkerId(0))).expect("its own");
         let Joined::Waiting(mut place) = jobs.join(request("second")) else { panic!("answered too early") };
         gated.close(false);
         assert!(matches!(place.outcome().await, Err(NotAdmitted::DataPath(_))));

@@ -57,6 +57,8 @@ impl Collector for Scrape {
         let pool = [("free", pool.free.into()), ("in_use", (pool.units - pool.free).into())];
         gauges(&mut encoder, "fanin_pool_units", "Units of 256 elements in each shard", "state", &pool)?;
         counters(&mut encoder, "fanin_refusals", "Refused joins", "reason", &jobs.refusals())?;
+        let denied = "Calls in a rank's name without its secret";
+        counter(&mut encoder, "fanin_denied", denied, jobs.denied())?;
 
         let packets = figures.received;
         let verdicts = [

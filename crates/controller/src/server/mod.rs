@@ -178,8 +178,8 @@ impl SwitchServer {
                 "the kernel grants small receive buffers, so pools will be small; raise net.core.rmem_max"
             );
         }
-        // From the operating system, not from a seed: a restarted switch must not draw the ids of the one before.
-        let registry = Registry::new(limits, Box::new(rand::random::<u32>))?;
+        // From the operating system, not from a seed: a restarted switch must not draw the ids of the one before, and nobody guess keys.
+        let registry = Registry::new(limits, Box::new(rand::random::<u64>))?;
         let jobs = Arc::new(Jobs::new(registry, driver).map_err(ServerError::Runtime)?);
         let service =
             ControlService { jobs: Arc::clone(&jobs), instance: rand::random(), rate_bps: config.rate_bps };
@@ -279,7 +279,9 @@ mod tests {
         };
         let reply = runtime.block_on(client.join(join(0))).expect("an answer").into_inner();
         let Some(Outcome::Admission(admission)) = reply.outcome else { panic!("{reply:?}") };
-        let beat = HeartbeatRequest { job_id: admission.job_id, ..HeartbeatRequest::default() };
+        let key = crate::convert::key(&admission.key).expect("a key");
+        let secret = key.secret_of(fanin_wire::WorkerId(0));
+        let beat = HeartbeatRequest { job_id: admission.job_id, secret, ..HeartbeatRequest::default() };
         runtime.block_on(client.heartbeat(beat)).expect("alive");
         assert!(healthz(server.address()).ends_with("\r\n\r\nok\n"));
 

@@ -24,11 +24,11 @@ use super::errands::Errands;
 use super::http::{self, Served};
 use super::relay_metrics::{Figures, text};
 use super::routes::{Route, Routes};
-use super::service::{Replies, seen_from};
+use super::service::{Replies, refused, seen_from};
 use super::snapshots::Snapshots;
 use crate::client::connection::{Connection, explain, with_port};
 use crate::client::path;
-use crate::convert::{Malformed, narrow, protocol};
+use crate::convert::{Malformed, key, narrow, protocol};
 use crate::error::{ChainError, SessionError};
 use crate::proto::{self, control_server::Control};
 
@@ -352,8 +352,11 @@ impl Relay {
         };
         if let Err(error) = self.learn_admission(rank, &mut admission, &connection).await {
             // The rank hears a refusal, so it will not leave the place that it was given above.
-            let leave = proto::LeaveRequest { job_id: admission.job_id, rank, passed_on: 1 };
-            let _ = tokio::time::timeout(PATIENCE, connection.client.leave(leave)).await;
+            if let (Ok(key), Ok(worker)) = (key(&admission.key), narrow(rank, "rank").map(WorkerId)) {
+                let secret = key.secret_of(worker);
+                let leave = proto::LeaveRequest { job_id: admission.job_id, rank, passed_on: 1, secret };
+                let _ = tokio::time::timeout(PATIENCE, connection.client.leave(leave)).await;
+            }
             return Err(error);
         }
         Ok(admission)
@@ -378,6 +381,7 @@ impl Relay {
         request.passed_on = one_more(request.passed_on)?;
         let generation = Generation(narrow(request.generation, "generation")?);
         let member = (JobId(request.job_id), generation, WorkerId(narrow(request.rank, "rank")?));
+        self.authenticate(member.0, member.2, request.secret)?;
         let mut connection = self.upstream(PATIENCE).await?;
         let reply = self.answered(connection.client.heartbeat(request).await)?;
         Ok(self.learned(member, &connection, reply).await?)
@@ -394,6 +398,7 @@ impl Relay {
         request.passed_on = one_more(request.passed_on)?;
         let generation = Generation(narrow(request.generation, "generation")?);
         let member = (JobId(request.job_id), generation, WorkerId(narrow(request.rank, "rank")?));
+        self.authenticate(member.0, member.2, request.secret)?;
         let mut connection = self.upstream(PATIENCE).await?;
         let (ours, passed_on) = mpsc::channel(1);
         let gone = proto::AttendRequest { gone: true, ..request };
@@ -465,10 +470,16 @@ impl Relay {
     async fn leave(&self, mut request: proto::LeaveRequest) -> Result<proto::LeaveReply, Failed> {
         request.passed_on = one_more(request.passed_on)?;
         let (job, rank) = (JobId(request.job_id), WorkerId(narrow(request.rank, "rank")?));
+        self.authenticate(job, rank, request.secret)?;
         // Whether or not the server hears of it.
         self.forget(job, rank);
         let mut connection = self.upstream(PATIENCE).await?;
         self.answered(connection.client.leave(request).await)
+    }
+
+    /// Of a job that is not known here the server says whose call it is.
+    fn authenticate(&self, job: JobId, rank: WorkerId, secret: u64) -> Result<(), Status> {
+        lock(&self.routes).authenticate(job, rank, secret).map_err(refused)
     }
 
     fn forget(&self, job: JobId, rank: WorkerId) {
@@ -709,6 +720,7 @@ mod tests {
                 let message = proto::HeartbeatRequest {
                     job_id: admission.job_id,
                     generation: admission.generation,
+                    secret: key(&admission.key).expect("a key").secret_of(WorkerId(0)),
                     ..proto::HeartbeatRequest::default()
                 };
                 let reply = tokio::time::timeout(HANG, client.heartbeat(message)).await;

@@ -5,15 +5,17 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use fanin_protocol::atp::SwitchRoute;
-use fanin_protocol::control::Ranks;
-use fanin_wire::{Generation, JobId, WORKERS_MAX, WorkerId};
+use fanin_protocol::control::{Denied, Ranks};
+use fanin_wire::{Generation, JobId, Key, WORKERS_MAX, WorkerId};
 
+use crate::convert::key;
 use crate::proto::AtpRoute;
 
 /// A job's way through the switch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Route {
     generation: Generation,
+    key: Key,
     upstream: SocketAddr,
     /// The level of this switch, and so how many may be below it.
     pub level: u8,
@@ -29,12 +31,14 @@ impl Route {
         let level = level.ok_or_else(|| format!("it counts {} switches on the way", message.levels))?;
         let elements = u16::try_from(message.elements)
             .map_err(|_| format!("its fragments have {} elements", message.elements))?;
+        let key = key(&message.key).map_err(|malformed| malformed.to_string())?;
         let heartbeat_timeout = Duration::from_millis(message.heartbeat_timeout_ms);
-        Ok(Self { generation, upstream, level, elements, name: message.job.clone(), heartbeat_timeout })
+        Ok(Self { generation, key, upstream, level, elements, name: message.job.clone(), heartbeat_timeout })
     }
 
     pub const fn on_data_path(&self, id: JobId) -> SwitchRoute<SocketAddr> {
-        SwitchRoute { id, generation: self.generation, upstream: self.upstream, level: self.level }
+        let Self { generation, key, upstream, level, .. } = *self;
+        SwitchRoute { id, key, generation, upstream, level }
     }
 }
 
@@ -90,6 +94,14 @@ impl Routes {
         before
     }
 
+    /// Whether a call in a rank's name is the rank's, as far as that can be known here.
+    pub fn authenticate(&self, job: JobId, rank: WorkerId, secret: u64) -> Result<(), Denied> {
+        match self.0.get(&job) {
+            Some(entry) if entry.route.key.secret_of(rank) != secret => Err(Denied { rank }),
+            _ => Ok(()),
+        }
+    }
+
     /// A rank left; true when it was the last one here, and the job is forgotten.
     pub fn leave(&mut self, job: JobId, rank: WorkerId) -> bool {
         let Some(entry) = self.0.get_mut(&job) else { return false };
@@ -123,9 +135,16 @@ mod tests {
     use super::*;
 
     const JOB: JobId = JobId(7);
+    const KEY: Key = Key(9);
 
     fn route(generation: u16, levels: u32) -> Route {
-        let message = AtpRoute { levels, elements: 256, job: "a".into(), heartbeat_timeout_ms: 1000 };
+        let message = AtpRoute {
+            levels,
+            elements: 256,
+            job: "a".into(),
+            heartbeat_timeout_ms: 1000,
+            key: KEY.to_bytes().into(),
+        };
         Route::new(Generation(generation), ([10, 0, 0, 9], 4800).into(), &message).expect("a route")
     }
 
@@ -150,6 +169,17 @@ mod tests {
             assert_eq!(learned, Ok((told, vec![])), "generation {generation}, rank {rank}");
         }
         assert_eq!(routes.names(), [(JOB, "a".into())]);
+    }
+
+    #[test]
+    fn a_rank_of_a_job_that_is_served_speaks_with_its_secret() {
+        let (mut routes, now, rank) = (Routes::default(), Instant::now(), WorkerId(1));
+        assert_eq!(routes.authenticate(JOB, rank, 0), Ok(()), "who knows the job decides");
+        learn(&mut routes, JOB, 1, route(0, 1), now).expect("new");
+        assert_eq!(routes.authenticate(JOB, rank, KEY.secret_of(rank)), Ok(()));
+        for secret in [0, KEY.secret_of(WorkerId(0))] {
+            assert_eq!(routes.authenticate(JOB, rank, secret), Err(Denied { rank }));
+        }
     }
 
     #[test]

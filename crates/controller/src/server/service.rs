@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fanin_protocol::control::{
-    Admission, Detached, HeartbeatReply, Hop, JobState, JoinRequest, Protocol, Resume,
+    Admission, Denied, Detached, HeartbeatReply, Hop, JobState, JoinRequest, Protocol, Resume,
 };
 use fanin_wire::{Generation, JobId, VERSION, WorkerId};
 use tokio::sync::mpsc;
@@ -35,6 +35,11 @@ impl From<Malformed> for Status {
     fn from(malformed: Malformed) -> Self {
         Self::invalid_argument(malformed.to_string())
     }
+}
+
+/// What a caller hears who shows no rank's secret.
+pub(super) fn refused(denied: Denied) -> Status {
+    Status::permission_denied(denied.to_string())
 }
 
 #[tonic::async_trait]
@@ -73,7 +78,7 @@ impl Control for ControlService {
         let generation = Generation(narrow(request.generation, "generation")?);
         let rtt = request.smoothed_rtt_ns.map(Duration::from_nanos);
         let job = JobId(request.job_id);
-        let reply = self.jobs.heartbeat(job, rank, generation, rtt);
+        let reply = self.jobs.heartbeat(job, rank, generation, request.secret, rtt).map_err(refused)?;
         // After the registry heard it: no rank is to blame.
         self.jobs.health().map_err(|ended| unhealthy(&ended))?;
         Ok(Response::new(self.reply(job, reply)))
@@ -89,7 +94,8 @@ impl Control for ControlService {
         let who = asks.message().await?.ok_or(Malformed("attendance"))?;
         let rank = WorkerId(narrow(who.rank, "rank")?);
         let generation = Generation(narrow(who.generation, "generation")?);
-        let attending = self.jobs.attend(JobId(who.job_id), rank, generation);
+        let attending = self.jobs.attend(JobId(who.job_id), rank, generation, who.secret);
+        let attending = attending.map_err(refused)?;
         let (replies, stream) = mpsc::channel(1);
         tokio::spawn(self.clone().attended(who, attending, asks, replies));
         Ok(Response::new(ReceiverStream::new(stream)))
@@ -100,7 +106,8 @@ impl Control for ControlService {
         request: Request<proto::LeaveRequest>,
     ) -> Result<Response<proto::LeaveReply>, Status> {
         let request = request.into_inner();
-        self.jobs.leave(JobId(request.job_id), WorkerId(narrow(request.rank, "rank")?));
+        let rank = WorkerId(narrow(request.rank, "rank")?);
+        self.jobs.leave(JobId(request.job_id), rank, request.secret).map_err(refused)?;
         Ok(Response::new(proto::LeaveReply {}))
     }
 
@@ -209,6 +216,7 @@ fn hop(message: &proto::Hop) -> Result<Hop, Malformed> {
 fn join_request(message: proto::JoinRequest) -> Result<JoinRequest, Malformed> {
     let resume = |resume: proto::Resume| {
         Ok(Resume {
+            lineage: resume.lineage,
             generation: Generation(narrow(resume.generation, "generation")?),
             in_flight: narrow(resume.in_flight, "in_flight")?,
             elements: narrow(resume.elements, "elements")?,
@@ -263,6 +271,7 @@ fn admission_for(
         switch_instance,
         wire_dtype: proto::WireDtype::from(admission.wire_dtype).into(),
         atp: atp_admission(admission, rank),
+        key: admission.key.to_bytes().into(),
     }
 }
 

@@ -20,7 +20,7 @@ fn server_with(change: impl FnOnce(&mut SwitchServerConfig)) -> SwitchServer {
     })
 }
 
-fn server() -> SwitchServer {
+pub(super) fn server() -> SwitchServer {
     server_with(|_| {})
 }
 
@@ -30,12 +30,12 @@ fn rack_with(upstream: SocketAddr, change: impl FnOnce(&mut AtpSwitchServerConfi
     AtpSwitchServer::start(config).expect("a free port")
 }
 
-fn rack(upstream: SocketAddr) -> AtpSwitchServer {
+pub(super) fn rack(upstream: SocketAddr) -> AtpSwitchServer {
     rack_with(upstream, |_| {})
 }
 
 /// A rank for each of the switches (or the server) that it is to ask.
-fn ranks(job: &str, at: &[SocketAddr]) -> Vec<Session> {
+pub(super) fn ranks(job: &str, at: &[SocketAddr]) -> Vec<Session> {
     let world_size = at.len() as u32;
     let connecting: Vec<_> = (0..world_size)
         .zip(at)
@@ -187,7 +187,7 @@ fn again<T>(start: impl Fn() -> Result<T, fanin_controller::ServerError>) -> T {
 }
 
 /// Sums without an end, on all ranks, until told to stop; every sum is checked.
-fn summing(sessions: &[Session], until: impl FnOnce()) -> u32 {
+pub(super) fn summing(sessions: &[Session], until: impl FnOnce()) -> u32 {
     let stop = std::sync::atomic::AtomicBool::new(false);
     thread::scope(|scope| {
         let rounds = scope.spawn(|| {
@@ -351,12 +351,12 @@ fn forged(config: &AtpJobConfig, directions: Directions, sequence: u64, is_ack: 
     };
     let elements = usize::from(config.elements);
     let mut bytes = vec![0; fragment_packet_bytes(elements)];
-    GradientPacket::write(&mut bytes, &preamble, &header, elements, |payload| payload.fill(1));
+    GradientPacket::write(&mut bytes, config.key, &preamble, &header, elements, |payload| payload.fill(1));
     bytes
 }
 
-/// Those that a child could not have sent. One that claims to be a child counts as its, wherever it comes from: a rank's address
-/// may change, and nothing else tells the two apart.
+/// Those that a child could not have sent, although they have the job's tags. What a stranger sends, who has no key, is in
+/// `strangers`.
 #[test]
 fn foreign_packets_have_no_effect_on_a_live_job() {
     let server = server();

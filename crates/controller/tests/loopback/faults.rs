@@ -1,7 +1,7 @@
 //! Ranks and switches that go wrong: every other rank hears the same, with a name in it.
 
 use fanin_protocol::control::{Ranks, Refusal};
-use fanin_wire::WorkerId;
+use fanin_wire::{Key, WorkerId};
 
 use super::scripted::{INSTANCE, Script, admission};
 use super::*;
@@ -45,10 +45,12 @@ impl Process {
             let mut client = ControlClient::connect(format!("http://{switch}")).await.expect("a switch");
             let reply = client.join(request).await.expect("an answer").into_inner();
             let Some(Outcome::Admission(admission)) = reply.outcome else { panic!("{reply:?}") };
+            let key = Key::from_bytes(admission.key.try_into().expect("16 bytes"));
             let who = AttendRequest {
                 job_id: admission.job_id,
                 rank,
                 generation: admission.generation,
+                secret: key.secret_of(WorkerId(rank as u8)),
                 ..AttendRequest::default()
             };
             let ours = tokio_stream::StreamExt::chain(tokio_stream::once(who), tokio_stream::pending());

@@ -23,7 +23,7 @@ pub(super) fn fetch(address: SocketAddr, path: &str) -> String {
 }
 
 /// The value of the metric whose line begins with `name`.
-fn metric(text: &str, name: &str) -> u64 {
+pub(super) fn metric(text: &str, name: &str) -> u64 {
     let line = text.lines().find(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(' ')));
     let line = line.unwrap_or_else(|| panic!("no {name} in {text}"));
     line.rsplit(' ').next().and_then(|value| value.parse().ok()).expect("a number")
@@ -208,7 +208,7 @@ fn every_reason_to_drop_a_packet_is_counted_and_changes_no_sum() {
     let header = SlotHeader { slot: SlotIndex(31), next_exponent: 0, exchange: 0, chunk: 0, collective };
     let packet = |preamble: Preamble, header: SlotHeader, elements: usize| {
         let mut bytes = vec![0; packet_bytes(elements)];
-        SlotPacket::write(&mut bytes, &preamble, &header, elements, |_| {});
+        SlotPacket::write(&mut bytes, job.key, &preamble, &header, elements, |_| {});
         bytes
     };
     let socket = UdpSocket::bind("127.0.0.1:0").expect("a socket");
@@ -236,6 +236,9 @@ fn every_reason_to_drop_a_packet_is_counted_and_changes_no_sum() {
     send_and_see(Reason::Generation, with(Preamble { generation: later, ..preamble }));
     send_and_see(Reason::OutOfRange, with(Preamble { worker: WorkerId(2), ..preamble }));
     send_and_see(Reason::OutOfRange, packet(preamble, SlotHeader { slot: SlotIndex(32), ..header }, 0));
+    let mut forged = packet(preamble, header, 0);
+    forged[16] ^= 1;
+    send_and_see(Reason::Forged, forged);
     send_and_see(Reason::ChunkLength, packet(preamble, header, 256));
     send_and_see(Reason::Unexpected, with(Preamble { kind: Kind::Result, ..preamble }));
     let ahead = SlotHeader { exchange: 1, ..header };
@@ -255,7 +258,7 @@ fn every_reason_to_drop_a_packet_is_counted_and_changes_no_sum() {
         let header = SlotHeader { slot: SlotIndex(30), collective, ..header };
         let mut bytes = vec![0; chunk_packet_bytes(job.elements.into(), wire_dtype)];
         let elements = job.chunk_elements(Dtype::Float32, usize::MAX);
-        SlotPacket::write(&mut bytes, &preamble, &header, elements, |payload| {
+        SlotPacket::write(&mut bytes, job.key, &preamble, &header, elements, |payload| {
             begin_bfloat16_payload(payload, exponent);
         });
         bytes

@@ -5,6 +5,7 @@ mod atp;
 mod faults;
 mod http;
 mod scripted;
+mod strangers;
 mod sums;
 
 use std::sync::mpsc;

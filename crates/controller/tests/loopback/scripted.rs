@@ -49,6 +49,7 @@ pub fn admission(request: &JoinRequest) -> Admission {
         shards: 1,
         heartbeat_timeout_ms: 250,
         switch_instance: INSTANCE,
+        key: vec![7; 16],
         ..Admission::default()
     }
 }

@@ -1,7 +1,7 @@
 //! What the machines of an ATP job are told at their construction, checked there, and a worker when it goes on.
 
 use fanin_wire::{
-    CHILDREN_MAX, Directions, FRAGMENT_ELEMENTS, Generation, GradientHeader, JobId, LEVELS_MAX,
+    CHILDREN_MAX, Directions, FRAGMENT_ELEMENTS, Generation, GradientHeader, JobId, Key, LEVELS_MAX,
 };
 
 /// Most workers of an ATP job: two levels of 32 (ATP §3.4).
@@ -58,6 +58,8 @@ pub enum Overflow {
 pub struct AtpJobConfig {
     /// The job's id.
     pub id: JobId,
+    /// What its packets are tagged with.
+    pub key: Key,
     /// How often the job was set up again.
     pub generation: Generation,
     /// Number of workers, 1 to [`ATP_WORKERS_MAX`].
@@ -168,6 +170,8 @@ impl AtpJobConfig {
 pub struct AtpWorkerPlan<A> {
     /// The job's id: another one where a server that lost its memory admitted it anew.
     pub id: JobId,
+    /// What its packets are tagged with, the id's own.
+    pub key: Key,
     /// The generation.
     pub generation: Generation,
     /// Of the worker's packets: its place in the hierarchy may be another now.

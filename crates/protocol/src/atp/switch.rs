@@ -4,7 +4,7 @@ use alloc::collections::{BTreeMap, VecDeque};
 use core::time::Duration;
 use fanin_wire::{
     ABORT_BYTES, Abort, AbortReason, CHILDREN_MAX, Directions, FRAGMENT_ELEMENTS, Flags, Generation,
-    GradientHeader, GradientPacket, JobId, Kind, LEVELS_MAX, Preamble, ShardId, WorkerId,
+    GradientHeader, GradientPacket, JobId, Key, Kind, LEVELS_MAX, Preamble, ShardId, WorkerId,
     fragment_packet_bytes,
 };
 
@@ -35,6 +35,8 @@ pub struct AtpSwitchConfig {
 pub struct SwitchRoute<A> {
     /// The job.
     pub id: JobId,
+    /// What its packets are tagged with.
+    pub key: Key,
     /// How often it was set up.
     pub generation: Generation,
     /// The next switch towards the server, or the server.
@@ -167,7 +169,7 @@ impl<A: Copy + PartialEq> AtpSwitch<A> {
             Kind::Gradient => {}
             Kind::Abort => {
                 let abort = Abort::parse(preamble, bytes)?;
-                job.check_generation(preamble)?;
+                job.authenticate(preamble, bytes)?;
                 if from != job.route.upstream {
                     return Err(Reason::Foreign);
                 }
@@ -182,7 +184,7 @@ impl<A: Copy + PartialEq> AtpSwitch<A> {
             _ => return Err(Reason::Unexpected),
         }
         let packet = GradientPacket::parse(preamble, bytes)?;
-        job.check_generation(preamble)?;
+        job.authenticate(preamble, bytes)?;
         if packet.header.flags.is_ack {
             return self.parameters(now, from, &packet, bytes);
         }
@@ -327,8 +329,13 @@ impl AtpSwitchConfig {
 }
 
 impl<A: Copy + PartialEq> Job<A> {
-    fn check_generation(&self, preamble: Preamble) -> Result<(), Reason> {
-        if preamble.generation == self.route.generation { Ok(()) } else { Err(Reason::Generation) }
+    /// Whether a packet was written by a member of the job, of this generation.
+    #[inline]
+    fn authenticate(&self, preamble: Preamble, packet: &[u8]) -> Result<(), Reason> {
+        if preamble.generation != self.route.generation {
+            return Err(Reason::Generation);
+        }
+        if self.route.key.authenticates(packet) { Ok(()) } else { Err(Reason::Forged) }
     }
 
     /// The child that a fragment comes from, if it is meant for this level.
@@ -391,9 +398,10 @@ impl<A: Copy + PartialEq> Job<A> {
         elements: usize,
         fill: impl FnOnce(&mut [u8]),
     ) -> Result<Verdict, Reason> {
-        let (preamble, header) = (self.preamble(Kind::Gradient), self.next_level(config, header));
+        let (key, preamble) = (self.route.key, self.preamble(Kind::Gradient));
+        let header = self.next_level(config, header);
         let waiting = passing.push(fragment_packet_bytes(elements), |out| {
-            GradientPacket::write(out, &preamble, &header, elements, fill);
+            GradientPacket::write(out, key, &preamble, &header, elements, fill);
         });
         self.up.push_back(Upward::Passing(waiting.ok_or(Reason::OutboxFull)?));
         self.progress.forwards += 1;
@@ -445,7 +453,7 @@ impl<A: Copy + PartialEq> Job<A> {
         let mut run = Run::default();
         if let Some(reason) = self.aborted {
             let abort = Abort { preamble: self.preamble(Kind::Abort), reason };
-            run.packet(ABORT_BYTES, train).copy_from_slice(&abort.to_bytes());
+            run.packet(ABORT_BYTES, train).copy_from_slice(&abort.to_bytes(self.route.key));
             self.abort_pending = false;
             return run;
         }
@@ -474,7 +482,7 @@ impl<A: Copy + PartialEq> Job<A> {
                         }
                         let header = self.header_of_sum(*header, &sum);
                         let out = run.packet(bytes, train);
-                        GradientPacket::write(out, &preamble, &header, elements, |out| {
+                        GradientPacket::write(out, self.route.key, &preamble, &header, elements, |out| {
                             fanin_quant::write_le(sum.value, out);
                         });
                     }

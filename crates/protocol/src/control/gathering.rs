@@ -207,7 +207,10 @@ impl Gathering {
                     job_has: other.plan,
                 });
             }
-            agree_on_resume(asked_by, request.resume.as_ref(), other.resume.as_ref())?;
+            // Who resumes and who begins are never in one gathering.
+            if let (Some(asked), Some(other)) = (&request.resume, &other.resume) {
+                agree_on_resume(asked_by, asked, other)?;
+            }
         }
         self.deadline = self.deadline.max(now + request.patience).min(self.limit);
         let elements = elements_for(&request).map_or(0, |elements| elements as u16);
@@ -308,14 +311,13 @@ impl Gathering {
     }
 }
 
-/// Whether two ranks remember the same job.
-fn agree_on_resume(rank: u32, asked: Option<&Resume>, other: Option<&Resume>) -> Result<(), Refusal> {
-    let facts = |resume: Option<&Resume>| {
+/// Whether two ranks that were in the same job remember the same of it.
+fn agree_on_resume(rank: u32, asked: &Resume, other: &Resume) -> Result<(), Refusal> {
+    let facts = |resume: &Resume| {
         [
-            (ResumeField::Resumed, u32::from(resume.is_some())),
-            (ResumeField::Generation, resume.map_or(0, |resume| resume.generation.0.into())),
-            (ResumeField::InFlight, resume.map_or(0, |resume| resume.in_flight.into())),
-            (ResumeField::Elements, resume.map_or(0, |resume| resume.elements.into())),
+            (ResumeField::Generation, u32::from(resume.generation.0)),
+            (ResumeField::InFlight, resume.in_flight.into()),
+            (ResumeField::Elements, resume.elements.into()),
         ]
     };
     let differs = facts(asked).into_iter().zip(facts(other)).find(|(rank_has, job_has)| rank_has != job_has);

@@ -22,7 +22,7 @@ pub use pool_size::{
 pub use ranks::Ranks;
 pub use refusal::{Refusal, ResumeField};
 pub use registry::{
-    Attendance, Command, ConfigError, Detached, HeartbeatReply, JobState, JobView, JoinDecision, Pool,
-    Registry, RegistryConfig,
+    Attendance, Command, ConfigError, Denied, Detached, HeartbeatReply, JobState, JobView, JoinDecision,
+    Pool, Registry, RegistryConfig,
 };
 pub use request::{Admission, Hop, JOB_NAME_BYTES_MAX, JoinRequest, Protocol, Resume, Ticket};

@@ -148,9 +148,9 @@ mod tests {
 
     #[test]
     fn a_window_counts_the_exponents_in_bfloat16_payloads() {
-        // Room for 64 packets of 1440 bytes from each of 4 workers, and not for 64 of 1444.
+        // Room for 64 packets of 1448 bytes from each of 4 workers, and not for 64 of 1452.
         let tight =
-            Path { elements: 352, receive_buffer_bytes: 2 * 4 * 64 * 1440, ..path(10_000_000_000, 50) };
+            Path { elements: 352, receive_buffer_bytes: 2 * 4 * 64 * 1448, ..path(10_000_000_000, 50) };
         assert_eq!(pool_slots(&tight), 64);
         assert_eq!(pool_slots(&Path { wire_dtype: WireDtype::Bfloat16, ..tight }), 32);
     }

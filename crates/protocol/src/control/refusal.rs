@@ -361,8 +361,6 @@ impl core::error::Error for Refusal {}
 /// What ranks that resume a job must agree on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ResumeField {
-    /// Whether the job is resumed (1) or begun (0).
-    Resumed,
     /// The generation that was running.
     Generation,
     /// Packets of a rank that may be in flight in a shard: slots, or ATP's window.
@@ -380,7 +378,6 @@ impl ResumeField {
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
-            Self::Resumed => "resumed",
             Self::Generation => "generation",
             Self::InFlight => "packets in flight",
             Self::Elements => "elements",

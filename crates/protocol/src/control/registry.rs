@@ -6,7 +6,7 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use core::time::Duration;
 
-use fanin_wire::{AbortReason, Generation, JobId, WireDtype, WorkerId};
+use fanin_wire::{AbortReason, Generation, JobId, Key, WireDtype, WorkerId};
 
 use super::gathering::{Gathering, check};
 use super::pool_size::pool_units;
@@ -144,6 +144,25 @@ pub enum HeartbeatReply {
     Aborted(AbortReason),
 }
 
+/// A call that was made in a rank's name without its secret. It has no effect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Denied {
+    /// Of the job's ranks the one that was named.
+    pub rank: WorkerId,
+}
+
+impl core::fmt::Display for Denied {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(
+            f,
+            "a call for rank {} without its secret; only the process that the switch admitted speaks for a rank",
+            self.rank.0
+        )
+    }
+}
+
+impl core::error::Error for Denied {}
+
 /// What the shell must do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
@@ -223,6 +242,9 @@ pub enum JobState {
 #[derive(Debug)]
 struct Job {
     name: String,
+    key: Key,
+    /// What its ranks showed when they resumed it.
+    lineage: Option<u64>,
     generation: Generation,
     world_size: u8,
     in_flight: u16,
@@ -248,6 +270,18 @@ enum Life {
 impl Job {
     fn is_running(&self) -> bool {
         matches!(self.life, Life::Running { .. })
+    }
+
+    /// Whether who asks to join must do so here, or nowhere, as the name is the same. Somebody else's job that took the name does
+    /// not keep those out who had it before their switch restarted.
+    fn concerns(&self, request: &JoinRequest) -> bool {
+        let of_lineage = |lineage| self.lineage == Some(lineage) || self.key.lineage() == lineage;
+        self.is_running() && self.name == request.job && request.lineage().is_none_or(of_lineage)
+    }
+
+    /// Whether a call in a rank's name is the rank's.
+    fn authenticate(&self, rank: WorkerId, secret: u64) -> Result<(), Denied> {
+        if secret == self.key.secret_of(rank) { Ok(()) } else { Err(Denied { rank }) }
     }
 
     /// The admission, for a rank that did not get it and asks once more.
@@ -308,9 +342,10 @@ impl Job {
 /// The jobs of a switch. See the module's documentation.
 pub struct Registry {
     config: RegistryConfig,
-    /// Draws job ids.
-    generator: Box<dyn FnMut() -> u32 + Send>,
-    gatherings: BTreeMap<String, Gathering>,
+    /// Draws job ids and keys.
+    generator: Box<dyn FnMut() -> u64 + Send>,
+    /// By name, and by what those show who resume a job.
+    gatherings: BTreeMap<(String, Option<u64>), Gathering>,
     jobs: BTreeMap<JobId, Job>,
     free: u32,
     next_ticket: u64,
@@ -322,11 +357,11 @@ pub struct Registry {
 }
 
 impl Registry {
-    /// An empty registry. `generator` draws job ids: seeded by the caller, at random where a switch may restart, so that a
-    /// packet for an earlier switch's job is not taken for this one's.
+    /// An empty registry. `generator` draws job ids and keys: from the operating system wherever there is a network, so that
+    /// nobody can guess them and a packet for an earlier switch's job is not taken for this one's.
     pub fn new(
         config: RegistryConfig,
-        generator: Box<dyn FnMut() -> u32 + Send>,
+        generator: Box<dyn FnMut() -> u64 + Send>,
     ) -> Result<Self, ConfigError> {
         let must_not_be_zero = [
             ("shards", config.shards == 0),
@@ -389,7 +424,7 @@ impl Registry {
             return Err(Refusal::SwitchStopping);
         }
         let (rank, world_size) = check(&request, self.config.protocol, self.config.shards)?;
-        for running in self.jobs.values_mut().filter(|job| job.is_running() && job.name == request.job) {
+        for running in self.jobs.values_mut().filter(|job| job.concerns(&request)) {
             if let Some(admission) = running.admission_again(now, rank, &request) {
                 let ticket = Ticket(self.next_ticket);
                 self.next_ticket += 1;
@@ -403,16 +438,16 @@ impl Registry {
                 });
             }
         }
-        let name = request.job.clone();
-        if !self.gatherings.contains_key(&name) {
+        let identity = (request.job.clone(), request.lineage());
+        if !self.gatherings.contains_key(&identity) {
             let jobs = self.gatherings.len() + self.jobs.values().filter(|job| job.is_running()).count();
             if jobs >= self.config.jobs_max as usize {
                 return Err(Refusal::TooManyJobs { max: self.config.jobs_max });
             }
         }
         let limit = now + self.config.join_timeout_max;
-        let gathering =
-            self.gatherings.entry(name.clone()).or_insert_with(|| Gathering::new(world_size, now, limit));
+        let entry = self.gatherings.entry(identity.clone());
+        let gathering = entry.or_insert_with(|| Gathering::new(world_size, now, limit));
         let ticket = Ticket(self.next_ticket);
         // An empty gathering agrees with anyone, so a refusal never leaves one behind.
         match gathering.join(now, rank, ticket, request) {
@@ -421,7 +456,7 @@ impl Registry {
                 self.next_ticket += 1;
                 let mut tickets = gathering.tickets();
                 tickets.push(ticket);
-                self.gatherings.remove(&name);
+                self.gatherings.remove(&identity);
                 return Ok(JoinDecision::Complete { ticket, tickets, outcome: Err(reason) });
             }
             joined => joined?,
@@ -431,14 +466,14 @@ impl Registry {
             return Ok(JoinDecision::Waiting(ticket));
         }
         let tickets = gathering.tickets();
-        let outcome = self.admit(now, &name);
-        self.gatherings.remove(&name);
+        let outcome = self.admit(now, &identity);
+        self.gatherings.remove(&identity);
         Ok(JoinDecision::Complete { ticket, tickets, outcome })
     }
 
     /// Turns a complete gathering into a running job, if there is memory for it.
-    fn admit(&mut self, now: Instant, name: &str) -> Result<Admission, Refusal> {
-        let gathering = &self.gatherings[name];
+    fn admit(&mut self, now: Instant, identity: &(String, Option<u64>)) -> Result<Admission, Refusal> {
+        let gathering = &self.gatherings[identity];
         let world_size = gathering.world_size();
         let plan = gathering.plan(self.config.shards, self.config.receive_buffer_bytes)?;
         let gathering = match self.config.protocol {
@@ -452,8 +487,10 @@ impl Registry {
         }
         self.free -= asked;
         let id = self.unused_id();
+        let key = Key(u128::from((self.generator)()) << 64 | u128::from((self.generator)()));
         let admission = Admission {
             job: id,
+            key,
             generation: plan.generation,
             world_size,
             in_flight: plan.in_flight,
@@ -467,7 +504,9 @@ impl Registry {
         self.jobs.insert(
             id,
             Job {
-                name: name.into(),
+                name: identity.0.clone(),
+                key,
+                lineage: identity.1,
                 generation: plan.generation,
                 world_size,
                 in_flight: plan.in_flight,
@@ -486,7 +525,7 @@ impl Registry {
 
     /// A random id that no job here has.
     fn unused_id(&mut self) -> JobId {
-        let mut id = JobId((self.generator)());
+        let mut id = JobId((self.generator)() as u32);
         // At most `2 * jobs_max` ids are taken, so this ends however poor the generator is.
         while self.jobs.contains_key(&id) {
             id = JobId(id.0.wrapping_add(1));
@@ -494,11 +533,11 @@ impl Registry {
         id
     }
 
-    /// Switches on the longest way to a running job's server, and the elements of its fragments: what a switch on the way
+    /// Switches on the longest way to a running job's server, the elements of its fragments, and its key: what a switch on the way
     /// needs to serve it again.
     #[must_use]
-    pub fn levels(&self, job: JobId) -> Option<(u8, u16)> {
-        self.jobs.get(&job).filter(|job| job.is_running()).map(|job| (job.levels, job.elements))
+    pub fn levels(&self, job: JobId) -> Option<(u8, u16, Key)> {
+        self.jobs.get(&job).filter(|job| job.is_running()).map(|job| (job.levels, job.elements, job.key))
     }
 
     /// A rank that waited is gone.
@@ -514,12 +553,14 @@ impl Registry {
         job: JobId,
         rank: WorkerId,
         generation: Generation,
-    ) -> HeartbeatReply {
-        let Some(job) = self.jobs.get_mut(&job) else { return HeartbeatReply::Unknown };
+        secret: u64,
+    ) -> Result<HeartbeatReply, Denied> {
+        let Some(job) = self.jobs.get_mut(&job) else { return Ok(HeartbeatReply::Unknown) };
         if job.generation != generation || rank.0 >= job.world_size {
-            return HeartbeatReply::Unknown;
+            return Ok(HeartbeatReply::Unknown);
         }
-        match &mut job.life {
+        job.authenticate(rank, secret)?;
+        Ok(match &mut job.life {
             Life::Running { presences } => {
                 let presence = &mut presences[usize::from(rank.0)];
                 if !matches!(presence, Presence::Attends(_)) {
@@ -535,7 +576,7 @@ impl Registry {
                 heard.insert(rank);
                 HeartbeatReply::Aborted(*reason)
             }
-        }
+        })
     }
 
     /// A rank opens the stream that stays as long as it lives, in place of one that it may have. Without a running job there
@@ -546,15 +587,16 @@ impl Registry {
         job: JobId,
         rank: WorkerId,
         generation: Generation,
-    ) -> (HeartbeatReply, Option<Attendance>) {
-        let reply = self.heartbeat(now, job, rank, generation);
-        let HeartbeatReply::Alive { .. } = reply else { return (reply, None) };
+        secret: u64,
+    ) -> Result<(HeartbeatReply, Option<Attendance>), Denied> {
+        let reply = self.heartbeat(now, job, rank, generation, secret)?;
+        let HeartbeatReply::Alive { .. } = reply else { return Ok((reply, None)) };
         let number = self.next_attendance;
         self.next_attendance += 1;
         if let Some(Job { life: Life::Running { presences }, .. }) = self.jobs.get_mut(&job) {
             presences[usize::from(rank.0)] = Presence::Attends(number);
         }
-        (reply, Some(Attendance { job, rank, number }))
+        Ok((reply, Some(Attendance { job, rank, number })))
     }
 
     /// A rank's stream ended. No effect on one that has opened another since.
@@ -574,13 +616,22 @@ impl Registry {
     }
 
     /// A rank leaves. When all have, the job ends.
-    pub fn leave(&mut self, now: Instant, job: JobId, rank: WorkerId) -> Option<Command> {
-        let entry = self.jobs.get_mut(&job).filter(|entry| rank.0 < entry.world_size)?;
+    pub fn leave(
+        &mut self,
+        now: Instant,
+        job: JobId,
+        rank: WorkerId,
+        secret: u64,
+    ) -> Result<Option<Command>, Denied> {
+        let Some(entry) = self.jobs.get_mut(&job).filter(|entry| rank.0 < entry.world_size) else {
+            return Ok(None);
+        };
+        entry.authenticate(rank, secret)?;
         if !entry.left.contains(rank) {
             entry.left.insert(rank);
             entry.left_last = now;
         }
-        (entry.left == Ranks::all(entry.world_size)).then(|| self.remove(job))
+        Ok((entry.left == Ranks::all(entry.world_size)).then(|| self.remove(job)))
     }
 
     /// The data path found a reason to abort a job. Returns what the shell must still do for jobs that are forgotten early.
@@ -696,7 +747,7 @@ impl Registry {
 
     /// All jobs: those that gather by name, then those that were admitted by id.
     pub fn jobs(&self) -> impl Iterator<Item = JobView<'_>> {
-        let gathering = self.gatherings.iter().map(|(name, gathering)| JobView {
+        let gathering = self.gatherings.iter().map(|((name, _), gathering)| JobView {
             name,
             world_size: gathering.world_size(),
             state: JobState::Gathering { present: gathering.present() },

@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 use core::net::SocketAddr;
 use core::time::Duration;
 
-use fanin_wire::{Dtype, Generation, JobId, ShardId, SlotIndex, WireDtype};
+use fanin_wire::{Dtype, Generation, JobId, Key, ShardId, SlotIndex, WireDtype};
 
 use super::{Hierarchy, Ranks};
 use crate::switchml::JobConfig;
@@ -99,9 +99,19 @@ pub struct JoinRequest {
     pub resume: Option<Resume>,
 }
 
+impl JoinRequest {
+    /// What tells those who resume a job from anybody else who asks for one of its name.
+    #[must_use]
+    pub fn lineage(&self) -> Option<u64> {
+        self.resume.as_ref().map(|resume| resume.lineage)
+    }
+}
+
 /// A rank's memory of a job whose switch restarted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Resume {
+    /// What only its ranks can know: [`Key::lineage`] of its key.
+    pub lineage: u64,
     /// The generation that was running.
     pub generation: Generation,
     /// Packets of a rank that may be in flight in a shard: slots, or ATP's window.
@@ -123,6 +133,8 @@ pub struct Ticket(pub u64);
 pub struct Admission {
     /// Drawn at random.
     pub job: JobId,
+    /// Drawn at random, and told to the job's members alone.
+    pub key: Key,
     /// 0, or one more than the generation that is resumed.
     pub generation: Generation,
     /// Ranks of the job.
@@ -155,6 +167,7 @@ impl Admission {
     pub const fn job_config(&self) -> JobConfig {
         JobConfig {
             id: self.job,
+            key: self.key,
             generation: self.generation,
             workers: self.world_size,
             slots: self.in_flight,

@@ -91,11 +91,13 @@ pub enum Reason {
     Overlap,
     /// No room to send it on: best effort ends here.
     OutboxFull,
+    /// Without the tag that only a member of the job can write.
+    Forged,
 }
 
 impl Reason {
     /// All reasons, in order: one counter each.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::Malformed,
         Self::Version,
         Self::UnknownJob,
@@ -111,6 +113,7 @@ impl Reason {
         Self::Foreign,
         Self::Overlap,
         Self::OutboxFull,
+        Self::Forged,
     ];
 
     /// Its name in metrics.
@@ -132,6 +135,7 @@ impl Reason {
             Self::Foreign => "foreign",
             Self::Overlap => "overlap",
             Self::OutboxFull => "outbox_full",
+            Self::Forged => "forged",
         }
     }
 }

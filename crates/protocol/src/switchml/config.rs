@@ -1,7 +1,7 @@
 //! What the machines of one job are told at their construction, checked there, and a worker when it goes on.
 
 use alloc::vec::Vec;
-use fanin_wire::{CHUNK_ELEMENTS, Dtype, Generation, JobId, ShardId, SlotIndex, WORKERS_MAX, WireDtype};
+use fanin_wire::{CHUNK_ELEMENTS, Dtype, Generation, JobId, Key, ShardId, SlotIndex, WORKERS_MAX, WireDtype};
 
 /// Most slots of one job in one shard.
 pub const SLOTS_MAX: u16 = 16384;
@@ -11,6 +11,8 @@ pub const SLOTS_MAX: u16 = 16384;
 pub struct JobConfig {
     /// The job's id, drawn by the switch.
     pub id: JobId,
+    /// What its packets are tagged with.
+    pub key: Key,
     /// How often the job was restarted.
     pub generation: Generation,
     /// Number of workers, 1 to [`WORKERS_MAX`].

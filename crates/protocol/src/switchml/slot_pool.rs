@@ -13,8 +13,8 @@ use alloc::vec::Vec;
 use core::time::Duration;
 use fanin_quant::{Exponent, Scale};
 use fanin_wire::{
-    ABORT_BYTES, Abort, AbortReason, Collective, Kind, Preamble, SlotHeader, SlotIndex, SlotPacket,
-    WORKERS_MAX, WireDtype, WorkerId, begin_bfloat16_payload, bfloat16_payload,
+    ABORT_BYTES, Abort, AbortReason, Collective, Generation, Kind, Preamble, SlotHeader, SlotIndex,
+    SlotPacket, WORKERS_MAX, WireDtype, WorkerId, begin_bfloat16_payload, bfloat16_payload,
 };
 
 use super::config::JobConfig;
@@ -129,6 +129,16 @@ impl<A: Copy + PartialEq> SlotPool<A> {
         }
     }
 
+    /// Whether a packet was written by a member of the job, of this generation.
+    #[inline]
+    pub(super) fn authenticate(&self, generation: Generation, packet: &[u8]) -> Result<(), Reason> {
+        if generation != self.config.generation {
+            return Err(Reason::Generation);
+        }
+        if self.config.key.authenticates(packet) { Ok(()) } else { Err(Reason::Forged) }
+    }
+
+    /// Takes a packet that is authentic.
     pub(super) fn receive(
         &mut self,
         now: Instant,
@@ -136,9 +146,6 @@ impl<A: Copy + PartialEq> SlotPool<A> {
         packet: &SlotPacket<'_>,
     ) -> Result<Verdict, Reason> {
         let SlotPacket { preamble, header, payload } = packet;
-        if preamble.generation != self.config.generation {
-            return Err(Reason::Generation);
-        }
         let worker = preamble.worker;
         if worker.0 >= self.config.workers || header.slot.0 >= self.config.slots {
             return Err(Reason::OutOfRange);
@@ -491,7 +498,7 @@ fn write_result(
         collective,
     };
     let at = (2 * slot.index() + header.pool_version()) * config.sum_words();
-    SlotPacket::write(out, &preamble, &header, usize::from(version.elements), |payload| {
+    SlotPacket::write(out, config.key, &preamble, &header, usize::from(version.elements), |payload| {
         let sum = &sums[at..at + config.sum_words()];
         match collective.wire_dtype {
             WireDtype::Int32 | WireDtype::Native => fanin_quant::write_le(&sum[..payload.len() / 4], payload),
@@ -513,5 +520,5 @@ fn write_abort(config: &JobConfig, reason: AbortReason, out: &mut [u8]) {
         worker: WorkerId::ALL,
         shard: config.shard,
     };
-    out.copy_from_slice(&Abort { preamble, reason }.to_bytes());
+    out.copy_from_slice(&Abort { preamble, reason }.to_bytes(config.key));
 }

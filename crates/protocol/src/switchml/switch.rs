@@ -45,8 +45,9 @@ impl<A: Copy + PartialEq> Switch<A> {
         if !matches!(preamble.kind, Kind::Update | Kind::Restore) {
             return Err(Reason::Unexpected);
         }
-        let packet = SlotPacket::parse(preamble, packet)?;
-        let verdict = pool.receive(now, from, &packet);
+        let parsed = SlotPacket::parse(preamble, packet)?;
+        pool.authenticate(preamble.generation, packet)?;
+        let verdict = pool.receive(now, from, &parsed);
         self.turns.line_up(preamble.job, pool);
         if let Some(reason) = pool.take_new_abort() {
             self.events.push_back(JobAborted { job: preamble.job, reason });

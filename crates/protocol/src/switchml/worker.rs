@@ -155,8 +155,7 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
     }
 
     fn receive(&mut self, now: Instant, packet: &[u8]) -> Result<Verdict, Reason> {
-        let preamble = Preamble::parse(packet)?;
-        self.core.check(&self.preamble(), &preamble)?;
+        let preamble = self.core.check(&self.preamble(), self.config.key, packet)?;
         if preamble.worker != self.worker && preamble.worker != WorkerId::ALL {
             return Err(Reason::OutOfRange);
         }
@@ -285,7 +284,8 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
             let preamble = Preamble { kind: Kind::Restore, ..self.preamble() };
             let at = index.index() * self.config.payload_bytes_max();
             let last = &self.last_payloads[at..at + collective.payload_bytes(elements_sent)];
-            SlotPacket::write(run.packet(bytes, train), &preamble, &header, elements_sent, |payload| {
+            let out = run.packet(bytes, train);
+            SlotPacket::write(out, self.config.key, &preamble, &header, elements_sent, |payload| {
                 payload.copy_from_slice(last);
             });
             return Some(());
@@ -306,11 +306,11 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
             chunk,
             collective,
         };
-        let preamble = self.preamble();
+        let (key, preamble) = (self.config.key, self.preamble());
         let mut place = self.core.stream.locate(slot.chunk)?;
         place.sent(now);
         let workers = u32::from(self.config.workers);
-        SlotPacket::write(run.packet(bytes, train), &preamble, &header, elements_sent, |payload| {
+        SlotPacket::write(run.packet(bytes, train), key, &preamble, &header, elements_sent, |payload| {
             if probe {
                 return;
             }

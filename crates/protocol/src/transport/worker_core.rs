@@ -3,7 +3,7 @@
 //! What is in its packets, and which of them goes next, is the protocol's.
 
 use alloc::collections::VecDeque;
-use fanin_wire::{Abort, Op, Preamble};
+use fanin_wire::{Abort, Key, Op, Preamble};
 
 use super::retransmission::{RetransmissionConfig, RoundTrip};
 use super::stream::Stream;
@@ -96,9 +96,11 @@ impl<A, T: Tensor> WorkerCore<A, T> {
         self.stream.drain()
     }
 
-    /// Why a packet is not for this worker, or not now; the worker's own packets have the preamble `own`.
+    /// The preamble of a packet that is for this worker, and now, and of its job, whose key is `key`; or why it is not. The worker's
+    /// own packets have the preamble `own`.
     #[inline]
-    pub(crate) fn check(&self, own: &Preamble, preamble: &Preamble) -> Result<(), Reason> {
+    pub(crate) fn check(&self, own: &Preamble, key: Key, packet: &[u8]) -> Result<Preamble, Reason> {
+        let preamble = Preamble::parse(packet)?;
         if preamble.job != own.job {
             return Err(Reason::UnknownJob);
         }
@@ -109,7 +111,8 @@ impl<A, T: Tensor> WorkerCore<A, T> {
             return Err(Reason::OutOfRange);
         }
         match self.state {
-            State::Running => Ok(()),
+            State::Running if key.authenticates(packet) => Ok(preamble),
+            State::Running => Err(Reason::Forged),
             State::Suspended => Err(Reason::Unexpected),
             State::Aborted => Err(Reason::Aborted),
         }

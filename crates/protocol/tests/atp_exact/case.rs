@@ -2,7 +2,7 @@
 
 use fanin_protocol::atp::{AtpJobConfig, Hashing, Overflow, Scaling};
 use fanin_protocol::{Elements, Tensor};
-use fanin_wire::{Directions, Generation, JobId, Op};
+use fanin_wire::{Directions, Generation, JobId, Key, Op};
 
 pub const ELEMENTS: usize = 64;
 
@@ -197,6 +197,7 @@ impl Case {
     pub fn config(&self, job: usize, generation: u16) -> AtpJobConfig {
         AtpJobConfig {
             id: JobId(100 + job as u32),
+            key: Key(100 + job as u128),
             generation: Generation(generation),
             workers: self.workers as u16,
             elements: ELEMENTS as u16,

@@ -140,8 +140,13 @@ impl World {
                         let last = case.switches();
                         let (upstream, level) =
                             if node == last { (0, u8::from(last > 1)) } else { (last, 0) };
-                        let route =
-                            SwitchRoute { id: config.id, generation: config.generation, upstream, level };
+                        let route = SwitchRoute {
+                            id: config.id,
+                            key: config.key,
+                            generation: config.generation,
+                            upstream,
+                            level,
+                        };
                         switch.add_job(route).expect("room for the job");
                     }
                     Machine::Worker(_) => {}
@@ -232,11 +237,11 @@ impl World {
 
     fn resume(&mut self, node: usize) {
         let (job, rank) = self.job_and_rank(node);
-        let AtpJobConfig { id, generation, .. } = self.case.config(job, self.generation);
+        let AtpJobConfig { id, key, generation, .. } = self.case.config(job, self.generation);
         let (directions, upstream) = self.case.place(rank);
         if let Machine::Worker(worker) = &mut self.machines[node] {
             worker.suspend();
-            let plan = AtpWorkerPlan { id, generation, directions, upstream };
+            let plan = AtpWorkerPlan { id, key, generation, directions, upstream };
             worker.resume(Instant(self.now), plan);
         }
         self.drain(node);

@@ -10,7 +10,7 @@ use fanin_protocol::atp::{
 };
 use fanin_protocol::switchml::{JobConfig, Switch, Worker};
 use fanin_protocol::{RetransmissionConfig, Summer};
-use fanin_wire::{Directions, Generation, JobId, Preamble, ShardId, WireDtype, WorkerId};
+use fanin_wire::{Directions, Generation, JobId, Key, Preamble, ShardId, WireDtype, WorkerId};
 
 use super::actors::{Begins, PoolOwner, ServerOwner, SwitchOwner, Window, WorkerOwner};
 use super::checker::Referee;
@@ -83,6 +83,11 @@ fn job_id(seed: u64, job: usize, shard: usize) -> JobId {
     JobId((super::values::mix(seed ^ (job as u64) << 32 ^ (shard as u64) << 52) & 0xffff_ffff) as u32)
 }
 
+/// The key of a job's part, which is not another's.
+pub(crate) fn key_of(id: JobId) -> Key {
+    Key(u128::from(id.0) << 64 | 1)
+}
+
 impl Layout {
     /// Adds all machines of a scenario to a network that has none.
     pub(crate) fn build(scenario: &Rc<Scenario>, seed: u64, network: &mut Network) -> Self {
@@ -130,7 +135,13 @@ impl Layout {
             for hop in &placement.switches {
                 let port = if hop.upstream == server { SERVER_PORT } else { SWITCH_PORT };
                 let upstream = SimAddress::new(hop.upstream, port);
-                let route = SwitchRoute { id, generation: config.generation, upstream, level: hop.level };
+                let route = SwitchRoute {
+                    id,
+                    key: config.key,
+                    generation: config.generation,
+                    upstream,
+                    level: hop.level,
+                };
                 let place = self.switches.entry(hop.switch).or_insert_with(|| SwitchPlace {
                     actor: ActorId(u32::MAX),
                     routes: Vec::new(),
@@ -335,6 +346,7 @@ impl Layout {
 fn atp_config(plan: &JobPlan, id: JobId, aggregators: u32) -> AtpJobConfig {
     let config = AtpJobConfig {
         id,
+        key: key_of(id),
         generation: Generation(1),
         workers: plan.workers.len() as u16,
         elements: plan.elements,
@@ -352,6 +364,7 @@ fn atp_config(plan: &JobPlan, id: JobId, aggregators: u32) -> AtpJobConfig {
 fn pool_config(plan: &JobPlan, id: JobId) -> JobConfig {
     JobConfig {
         id,
+        key: key_of(id),
         generation: Generation(1),
         workers: plan.workers.len() as u8,
         slots: plan.window,

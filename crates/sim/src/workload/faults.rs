@@ -8,7 +8,7 @@ use fanin_protocol::atp::AtpWorkerPlan;
 use fanin_protocol::{Summer, WorkerMachine};
 
 use super::actors::Begins;
-use super::build::{AtpMachine, Layout, ServerMachine, ServerPlace};
+use super::build::{AtpMachine, Layout, ServerMachine, ServerPlace, key_of};
 use super::job::Job;
 use super::scenario::{Fault, FaultPlan};
 use crate::net::{Actor, Context, Listener, Network, NodeId, Packet};
@@ -97,7 +97,7 @@ fn resume(network: &mut Network, layout: &Layout, index: usize, shard: usize) {
         if let Some((directions, upstream)) = layout.way_up(index, rank, shard).filter(|_| lives) {
             network.with_actor(actor, |machine: &mut AtpMachine, context| {
                 let (id, generation) = (place.shards[shard].id, machine.machine.generation());
-                let plan = AtpWorkerPlan { id, generation, directions, upstream };
+                let plan = AtpWorkerPlan { id, key: key_of(id), generation, directions, upstream };
                 machine.machine.resume(context.now(), plan);
                 machine.drain(context);
             });

@@ -13,7 +13,7 @@ use fanin_sim::net::{
     Packet, Parts, Programmable, QueueConfig, SimAddress, Time, Topology,
 };
 use fanin_wire::{
-    Collective, Directions, Dtype, Flags, Generation, GradientHeader, GradientPacket, JobId, Kind, Op,
+    Collective, Directions, Dtype, Flags, Generation, GradientHeader, GradientPacket, JobId, Key, Kind, Op,
     Preamble, ShardId, WireDtype, WorkerId,
 };
 
@@ -71,6 +71,7 @@ fn all_reduce(seed: u64, loss: f64) -> (Network, Done, u64) {
     }
     let config = JobConfig {
         id: JobId(7),
+        key: Key(7),
         generation: Generation(0),
         workers: WORKERS,
         slots: 16,
@@ -177,7 +178,7 @@ fn gradient(sequence: u64) -> Vec<u8> {
         next_exponent: 0,
     };
     let mut out = vec![0; 2000];
-    let bytes = GradientPacket::write(&mut out, &preamble, &header, 64, |payload| payload.fill(1));
+    let bytes = GradientPacket::write(&mut out, Key(1), &preamble, &header, 64, |payload| payload.fill(1));
     out.truncate(bytes);
     out
 }
@@ -205,8 +206,8 @@ impl Actor for Marks {
 #[test]
 fn a_queue_above_its_threshold_sets_the_flag_in_gradient_packets_and_leaves_others_as_they_are() {
     let mut parts = Parts::uniform(byte_a_nano());
-    // The burst waits in the sender's own NIC: 386 bytes each on the link, the first of which goes at once.
-    parts.host.queues = [QueueConfig::tail_drop(1 << 20).with_ecn(10 * 386); 8];
+    // The burst waits in the sender's own NIC: 394 bytes each on the link, the first of which goes at once.
+    parts.host.queues = [QueueConfig::tail_drop(1 << 20).with_ecn(10 * 394); 8];
     let mut network = network(Topology::one_rack(2, &parts).unwrap(), 1);
     let (from, to): (NodeId, NodeId) = (node(&network, "h0"), node(&network, "h1"));
     let marks = network.add_actor(to, PORT, Marks::default());

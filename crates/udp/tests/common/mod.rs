@@ -6,7 +6,7 @@ use fanin_protocol::switchml::JobConfig;
 use fanin_udp::{
     Failure, Offload, RawTensor, Service, SwitchConfig, SwitchDriver, WorkerConfig, WorkerDriver,
 };
-use fanin_wire::{Dtype, Generation, JobId, Op, ShardId, WireDtype, WorkerId};
+use fanin_wire::{Dtype, Generation, JobId, Key, Op, ShardId, WireDtype, WorkerId};
 use std::net::{SocketAddr, UdpSocket};
 use std::sync::mpsc::{Receiver, channel};
 
@@ -19,6 +19,7 @@ pub struct Cluster {
 pub fn job(workers: usize) -> JobConfig {
     JobConfig {
         id: JobId(0x0fa1_1000 + workers as u32),
+        key: Key(workers as u128),
         generation: Generation(1),
         workers: workers as u8,
         slots: 16,

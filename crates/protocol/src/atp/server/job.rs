@@ -121,16 +121,23 @@ impl<A: Copy + PartialEq> Job<A> {
         })
     }
 
+    /// Whether a packet was written by a member of the job, of this generation.
+    #[inline]
+    pub(super) fn authenticate(&self, generation: Generation, packet: &[u8]) -> Result<(), Reason> {
+        if generation != self.config.generation {
+            return Err(Reason::Generation);
+        }
+        if self.config.key.authenticates(packet) { Ok(()) } else { Err(Reason::Forged) }
+    }
+
+    /// Takes a packet that is authentic.
     pub(super) fn receive(
         &mut self,
         now: Instant,
         from: A,
         packet: &GradientPacket<'_>,
     ) -> Result<Verdict, Reason> {
-        let GradientPacket { preamble, header, payload } = packet;
-        if preamble.generation != self.config.generation {
-            return Err(Reason::Generation);
-        }
+        let GradientPacket { header, payload, .. } = packet;
         if header.flags.is_ack {
             return Err(Reason::Unexpected);
         }
@@ -504,7 +511,8 @@ impl<A: Copy + PartialEq> Job<A> {
         };
         if let Abortion::New(reason) | Abortion::Known(reason) = self.abortion {
             self.abort_pending = false;
-            let abort = Abort { preamble: Preamble { kind: Kind::Abort, ..preamble }, reason }.to_bytes();
+            let abort = Abort { preamble: Preamble { kind: Kind::Abort, ..preamble }, reason };
+            let abort = abort.to_bytes(self.config.key);
             train[..abort.len()].copy_from_slice(&abort);
             let to = self.children.addresses();
             return Some(Transmit { to, bytes: abort.len(), segment_bytes: abort.len() });
@@ -533,7 +541,8 @@ impl<A: Copy + PartialEq> Job<A> {
                 break;
             }
             let elements = payload.len() / 4;
-            bytes += GradientPacket::write(&mut train[bytes..], &preamble, &header, elements, |out| {
+            let out = &mut train[bytes..];
+            bytes += GradientPacket::write(out, self.config.key, &preamble, &header, elements, |out| {
                 out.copy_from_slice(payload);
             });
             match what {

@@ -120,6 +120,7 @@ impl<A: Copy + PartialEq> AtpServer<A> {
             return Err(Reason::Unexpected);
         }
         let packet = GradientPacket::parse(preamble, bytes)?;
+        job.authenticate(preamble.generation, bytes)?;
         let verdict = job.receive(now, from, &packet);
         self.turns.line_up(preamble.job, job);
         if let Some(reason) = job.take_new_abort() {

@@ -2,6 +2,7 @@
 
 mod network;
 mod server;
+mod strangers;
 mod switch;
 
 use alloc::format;
@@ -13,6 +14,7 @@ use fanin_wire::*;
 use crate::machine::{Endpoint, Instant, Verdict};
 
 const ELEMENTS: usize = 64;
+const KEY: Key = Key(0x0123_4567_89ab_cdef_0011_2233_4455_6677);
 /// The next machine on the way to the server, wherever a test needs one.
 const UP: u16 = 100;
 
@@ -89,7 +91,7 @@ impl Packet {
             shard: ShardId(0),
         };
         let mut packet = vec![0; fragment_packet_bytes(self.elements)];
-        GradientPacket::write(&mut packet, &preamble, &self.header, self.elements, |payload| {
+        GradientPacket::write(&mut packet, KEY, &preamble, &self.header, self.elements, |payload| {
             payload.as_chunks_mut().0.fill(self.value);
         });
         packet

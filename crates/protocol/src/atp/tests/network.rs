@@ -153,6 +153,7 @@ struct Network {
 fn config(workers: usize) -> AtpJobConfig {
     AtpJobConfig {
         id: JobId(3),
+        key: KEY,
         generation: Generation(0),
         workers: workers as u16,
         elements: ELEMENTS as u16,
@@ -203,7 +204,7 @@ impl Network {
     fn route(&self, at: usize) -> SwitchRoute<u16> {
         let (parent, level) = self.tree.switches[at];
         let upstream = parent.map_or(SERVER, |parent| SWITCHES + parent as u16);
-        SwitchRoute { id: self.config.id, generation: self.config.generation, upstream, level }
+        SwitchRoute { id: self.config.id, key: KEY, generation: self.config.generation, upstream, level }
     }
 
     fn new_switch(&self, at: usize) -> AtpSwitch<u16> {
@@ -319,8 +320,8 @@ impl Network {
         let directions = self.tree.directions();
         for (rank, directions) in directions.into_iter().enumerate() {
             let upstream = self.tree.workers[rank].map_or(SERVER, |switch| SWITCHES + switch as u16);
-            let AtpJobConfig { id, generation, .. } = self.config;
-            let plan = AtpWorkerPlan { id, generation, directions, upstream };
+            let AtpJobConfig { id, key, generation, .. } = self.config;
+            let plan = AtpWorkerPlan { id, key, generation, directions, upstream };
             self.workers[rank].resume(Instant(self.now), plan);
             self.drain_worker(rank);
         }

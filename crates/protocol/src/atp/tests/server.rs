@@ -14,6 +14,7 @@ const ONE: i32 = 100_000_000;
 fn config(workers: u16) -> AtpJobConfig {
     AtpJobConfig {
         id: JobId(3),
+        key: KEY,
         generation: Generation(0),
         workers,
         elements: ELEMENTS as u16,
@@ -109,7 +110,8 @@ fn an_average_is_divided_once_and_rounded_once() {
     average(arrived(0b11, 0b01, 0, 1)).to(&mut server, 9);
     average(arrived(0b11, 0b10, 0, ONE)).to(&mut server, 9);
     let (_, packet) = packets(&mut server).pop().unwrap();
-    let value = f32::from_le_bytes(packet[64..68].try_into().unwrap());
+    let value =
+        f32::from_le_bytes(packet[GRADIENT_HEADER_BYTES..GRADIENT_HEADER_BYTES + 4].try_into().unwrap());
     assert_eq!(value.to_bits(), ((100_000_001.0 / 4e8_f64) as f32).to_bits());
 }
 
@@ -261,7 +263,7 @@ fn original_integers_wrap_as_native_ones_do() {
         Packet { value: value.to_le_bytes(), ..packet }.to(&mut server, 1 + bit as u16);
     }
     let (_, packet) = packets(&mut server).pop().unwrap();
-    assert_eq!(packet[64..68], (i32::MIN + 1).to_le_bytes());
+    assert_eq!(packet[GRADIENT_HEADER_BYTES..GRADIENT_HEADER_BYTES + 4], (i32::MIN + 1).to_le_bytes());
 }
 
 #[test]

@@ -19,7 +19,7 @@ fn config(aggregators: u32) -> AtpSwitchConfig {
 }
 
 fn route(job: u32, level: u8) -> SwitchRoute<u16> {
-    SwitchRoute { id: JobId(job), generation: Generation(0), upstream: UP, level }
+    SwitchRoute { id: JobId(job), key: KEY, generation: Generation(0), upstream: UP, level }
 }
 
 fn switch_of_level(level: u8) -> AtpSwitch<u16> {
@@ -400,7 +400,7 @@ fn an_abort_of_the_server_reaches_the_children_and_whoever_goes_on_sending() {
         shard: ShardId(0),
     };
     let reason = AbortReason::Expelled(WorkerId(1));
-    let abort = Abort { preamble, reason }.to_bytes();
+    let abort = Abort { preamble, reason }.to_bytes(KEY);
     assert_eq!(switch.handle_packet(Instant(0), 66, &abort), FOREIGN);
     assert_eq!(switch.handle_packet(Instant(0), UP, &abort), Verdict::Multicast);
     assert_eq!(sent(&mut switch), ["[1] abort"]);
@@ -445,10 +445,10 @@ fn jobs_share_a_switch_in_turn() {
             of(*job, sequence).to(switch, *job as u16);
         }
         // One packet a train.
-        let mut train = [0; 320];
+        let mut train = [0; fragment_packet_bytes(ELEMENTS)];
         let mut order = vec![];
         while let Some(transmit) = switch.poll_transmit(Instant(0), &mut train) {
-            assert_eq!(transmit.bytes, 320);
+            assert_eq!(transmit.bytes, train.len());
             order.push(Preamble::parse(&train).unwrap().job.0);
         }
         order

@@ -162,8 +162,7 @@ impl<A: Copy + PartialEq, T: Tensor> AtpWorker<A, T> {
     }
 
     fn receive(&mut self, now: Instant, from: A, bytes: &[u8]) -> Result<Verdict, Reason> {
-        let preamble = Preamble::parse(bytes)?;
-        self.core.check(&self.preamble(), &preamble)?;
+        let preamble = self.core.check(&self.preamble(), self.config.key, bytes)?;
         if from != self.core.peer()[0] {
             return Err(Reason::Foreign);
         }
@@ -342,7 +341,7 @@ impl<A: Copy + PartialEq, T: Tensor> AtpWorker<A, T> {
 
     /// A fragment of the worker's own (ATP §3.6, "Worker Pushing Gradients"), quantised or as it is.
     fn write_fragment(&mut self, now: Instant, sequence: u64, resend: bool, out: &mut [u8]) {
-        let preamble = self.preamble();
+        let (key, preamble) = (self.config.key, self.preamble());
         let place = self.places[self.window.place(sequence)];
         let next_exponent = match self.config.scaling {
             Scaling::Static => GradientHeader::STATIC_FACTOR,
@@ -373,7 +372,7 @@ impl<A: Copy + PartialEq, T: Tensor> AtpWorker<A, T> {
             let scale = Scale::of_factor(self.config.factor(place.exponent));
             let proactive = self.config.overflow == Overflow::Proactive && collective.dtype != Dtype::Int32;
             let mut risky = false;
-            GradientPacket::write(out, &preamble, &header, elements, |payload| {
+            GradientPacket::write(out, key, &preamble, &header, elements, |payload| {
                 fragment.elements().quantize(range.clone(), &scale, payload);
                 risky = proactive && may_overflow(payload, self.config.workers);
             });
@@ -384,7 +383,7 @@ impl<A: Copy + PartialEq, T: Tensor> AtpWorker<A, T> {
         }
         self.progress.originals_sent += 1;
         header.flags = Flags { resend: true, overflow: true, ..Flags::default() };
-        GradientPacket::write(out, &preamble, &header, elements, |payload| {
+        GradientPacket::write(out, key, &preamble, &header, elements, |payload| {
             fragment.elements().widen(range, payload);
         });
     }
@@ -403,7 +402,8 @@ impl<A: Copy + PartialEq, T: Tensor> AtpWorker<A, T> {
         };
         let at = index * self.config.payload_bytes();
         let parameters = &self.last_payloads[at..at + self.config.payload_bytes()];
-        GradientPacket::write(out, &self.preamble(), &header, usize::from(self.config.elements), |payload| {
+        let (key, elements) = (self.config.key, usize::from(self.config.elements));
+        GradientPacket::write(out, key, &self.preamble(), &header, elements, |payload| {
             payload.copy_from_slice(parameters);
         });
     }
@@ -494,7 +494,7 @@ impl<A: Copy + PartialEq, T: Tensor> WorkerMachine for AtpWorker<A, T> {
             return;
         }
         self.stop();
-        self.config = AtpJobConfig { id: plan.id, generation: plan.generation, ..self.config };
+        self.config = AtpJobConfig { id: plan.id, key: plan.key, generation: plan.generation, ..self.config };
         self.directions = plan.directions;
         self.last_progress = now;
         let first = self.window.expected();

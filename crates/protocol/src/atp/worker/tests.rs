@@ -6,12 +6,13 @@ use alloc::vec;
 use alloc::vec::Vec;
 use core::fmt::Write;
 use core::time::Duration;
-use fanin_wire::{Abort, AbortReason, GRADIENT_HEADER_BYTES, JobId};
+use fanin_wire::{Abort, AbortReason, GRADIENT_HEADER_BYTES, JobId, Key};
 
 use super::*;
 use crate::machine::{Elements, Instant};
 
 const ELEMENTS: usize = 64;
+const KEY: Key = Key(0x0123_4567_89ab_cdef_0011_2233_4455_6677);
 const UPSTREAM: u8 = 7;
 /// Before anything was measured: the ceiling.
 const TIMEOUT_MS: u64 = 40;
@@ -38,6 +39,7 @@ impl Tensor for Numbers {
 fn config(window_max: u16) -> AtpJobConfig {
     AtpJobConfig {
         id: JobId(5),
+        key: KEY,
         generation: Generation(2),
         workers: 2,
         elements: ELEMENTS as u16,
@@ -88,7 +90,8 @@ impl Line {
 
     fn resume(&mut self, generation: Generation) {
         let (id, directions) = (self.config.id, self.worker.directions);
-        self.worker.resume(self.now, AtpWorkerPlan { id, generation, directions, upstream: UPSTREAM });
+        self.worker
+            .resume(self.now, AtpWorkerPlan { id, key: KEY, generation, directions, upstream: UPSTREAM });
     }
 
     fn at_ms(&mut self, ms: u64) -> &mut Self {
@@ -143,7 +146,7 @@ impl Line {
         let preamble = self.worker.preamble();
         let mut out = vec![0; 65536];
         let elements = values.map_or(0, |values| values.len() / 4);
-        let bytes = GradientPacket::write(&mut out, &preamble, &header, elements, |payload| {
+        let bytes = GradientPacket::write(&mut out, KEY, &preamble, &header, elements, |payload| {
             payload.copy_from_slice(values.unwrap_or_default());
         });
         out.truncate(bytes);
@@ -661,6 +664,7 @@ fn strangers_and_impossible_packets_change_nothing() {
     let with = |change: &dyn Fn(&mut Vec<u8>)| {
         let mut packet = good.clone();
         change(&mut packet);
+        KEY.seal(&mut packet);
         packet
     };
     let drops = [
@@ -673,7 +677,7 @@ fn strangers_and_impossible_packets_change_nothing() {
         (with(&|packet| packet[32] ^= 1), Reason::Unexpected),
         (with(&|packet| packet.truncate(GRADIENT_HEADER_BYTES)), Reason::ChunkLength),
         (with(&|packet| packet.extend([0; 4 * (256 - ELEMENTS)])), Reason::ChunkLength),
-        (with(&|packet| packet.truncate(20)), Reason::Malformed),
+        (with(&|packet| packet.truncate(20)), Reason::Forged),
         (with(&|packet| packet[2] = 9), Reason::Version),
     ];
     for (packet, reason) in drops {
@@ -683,6 +687,27 @@ fn strangers_and_impossible_packets_change_nothing() {
     assert_eq!(line.worker.handle_packet(line.now, UPSTREAM + 1, &good), Verdict::Drop(Reason::Foreign));
     assert_eq!(line.worker.progress().expected, 0);
     assert_eq!(line.hear(&good), ABSORB);
+}
+
+#[test]
+fn a_stranger_with_the_servers_address_changes_nothing() {
+    let mut line = Line::with_fragments(config(4), 3);
+    line.sent();
+    let zeros = [0; 4 * ELEMENTS];
+    let parameters = line.said_by_server(0, Flags::default(), Answer::default(), Some(&zeros));
+    let overflow = Flags { overflow: true, ..Flags::default() };
+    let request = line.said_by_server(1, overflow, Answer::default(), None);
+    let preamble = Preamble { kind: Kind::Abort, ..line.worker.preamble() };
+    let abort = Abort { preamble, reason: AbortReason::SwitchStopped }.to_bytes(KEY).to_vec();
+    for mut packet in [parameters.clone(), request, abort] {
+        for key in [Key(0), Key(KEY.0 ^ 1)] {
+            key.seal(&mut packet);
+            assert_eq!(line.hear(&packet), Verdict::Drop(Reason::Forged));
+        }
+        assert!(line.worker.poll_event().is_none());
+        assert_eq!((line.sent(), line.worker.progress().expected), (String::new(), 0));
+    }
+    assert_eq!(line.hear(&parameters), ABSORB);
 }
 
 #[test]
@@ -714,7 +739,7 @@ fn an_abort_ends_the_worker_and_the_tensors_can_be_had_back() {
         preamble: Preamble { kind: Kind::Abort, ..line.worker.preamble() },
         reason: AbortReason::SwitchStopped,
     };
-    assert_eq!(line.hear(&abort.to_bytes()), ABSORB);
+    assert_eq!(line.hear(&abort.to_bytes(KEY)), ABSORB);
     let event = line.worker.poll_event();
     assert!(matches!(event, Some(WorkerEvent::Aborted(AbortReason::SwitchStopped))), "{event:?}");
     assert_eq!(line.parameters(0), Verdict::Drop(Reason::Aborted));

@@ -47,6 +47,7 @@ fn ask(job: &str, rank: u32, world_size: u32) -> JoinRequest {
 fn resuming(rank: u32, world_size: u32, completed: &[u32]) -> JoinRequest {
     let slots = completed.len() as u16;
     let resume = Resume {
+        lineage: 9,
         generation: Generation(4),
         in_flight: slots,
         elements: 352,
@@ -54,6 +55,34 @@ fn resuming(rank: u32, world_size: u32, completed: &[u32]) -> JoinRequest {
         completed: vec![completed.to_vec()],
     };
     JoinRequest { resume: Some(resume), ..ask("a", rank, world_size) }
+}
+
+/// What a rank does, with the secret that it has.
+impl Registry {
+    fn secret_of(&self, job: JobId, rank: WorkerId) -> u64 {
+        self.jobs.get(&job).map_or(0, |job| job.key.secret_of(rank))
+    }
+
+    fn beats(&mut self, now: Instant, job: JobId, rank: WorkerId, generation: Generation) -> HeartbeatReply {
+        let secret = self.secret_of(job, rank);
+        self.heartbeat(now, job, rank, generation, secret).expect("its own secret")
+    }
+
+    fn attends(
+        &mut self,
+        now: Instant,
+        job: JobId,
+        rank: WorkerId,
+        generation: Generation,
+    ) -> (HeartbeatReply, Option<Attendance>) {
+        let secret = self.secret_of(job, rank);
+        self.attend(now, job, rank, generation, secret).expect("its own secret")
+    }
+
+    fn leaves(&mut self, now: Instant, job: JobId, rank: WorkerId) -> Option<Command> {
+        let secret = self.secret_of(job, rank);
+        self.leave(now, job, rank, secret).expect("its own secret")
+    }
 }
 
 /// Joins all ranks of a job and returns its admission.
@@ -95,15 +124,21 @@ fn ranks_behind_two_switches_are_told_their_directions() {
     let hierarchy = admission.hierarchy.expect("of ATP");
     assert_eq!((hierarchy.levels, hierarchy.aggregators), (1, 512));
     assert_eq!(hierarchy.directions[1].bitmaps, [1, 2, 0, 0]);
-    assert_eq!(registry.levels(admission.job), Some((1, 336)));
+    assert_eq!(registry.levels(admission.job), Some((1, 336, admission.key)));
     assert_eq!(registry.levels(JobId(40)), None);
 }
 
 #[test]
 fn a_server_that_restarted_resumes_without_counts() {
     let mut registry = server();
-    let resume =
-        Resume { generation: Generation(4), in_flight: 64, elements: 64, shards: 0, completed: vec![] };
+    let resume = Resume {
+        lineage: 9,
+        generation: Generation(4),
+        in_flight: 64,
+        elements: 64,
+        shards: 0,
+        completed: vec![],
+    };
     let again = |rank| JoinRequest { resume: Some(resume.clone()), ..through(7, rank, 2) };
     registry.join(at(0), again(0));
     let decision = registry.join(at(0), again(1));
@@ -115,18 +150,24 @@ fn a_server_that_restarted_resumes_without_counts() {
 #[test]
 fn a_rank_that_did_not_hear_that_its_job_goes_on_is_told_again_until_it_is_heard() {
     let mut registry = server();
-    let resume =
-        Resume { generation: Generation(4), in_flight: 64, elements: 64, shards: 0, completed: vec![] };
+    let resume = Resume {
+        lineage: 9,
+        generation: Generation(4),
+        in_flight: 64,
+        elements: 64,
+        shards: 0,
+        completed: vec![],
+    };
     // A switch that started again since is another instance at the same place.
     let again = |instance, rank| JoinRequest { resume: Some(resume.clone()), ..through(instance, rank, 2) };
     registry.join(at(0), again(7, 0));
     let decision = registry.join(at(0), again(7, 1));
     let JoinDecision::Complete { outcome: Ok(admission), .. } = decision else { panic!("{decision:?}") };
     let (job, generation) = (admission.job, admission.generation);
-    registry.heartbeat(at(1), job, WorkerId(0), generation);
+    registry.beats(at(1), job, WorkerId(0), generation);
     assert_eq!(registry.join(at(4), again(8, 1)), JoinDecision::Again { ticket: Ticket(2), admission });
     assert_eq!(registry.jobs().count(), 1);
-    registry.heartbeat(at(4), job, WorkerId(0), generation);
+    registry.beats(at(4), job, WorkerId(0), generation);
     registry.tick(at(4));
     assert_eq!(registry.tick(at(6)), [], "it was heard when it asked");
 
@@ -139,7 +180,7 @@ fn a_rank_that_did_not_hear_that_its_job_goes_on_is_told_again_until_it_is_heard
     let older = JoinRequest { resume: Some(older), ..through(8, 1, 2) };
     assert_eq!(refusal(&mut registry, older), running(1));
     assert_eq!(refusal(&mut registry, through(8, 1, 2)), running(1), "it remembers nothing");
-    registry.heartbeat(at(6), job, WorkerId(1), generation);
+    registry.beats(at(6), job, WorkerId(1), generation);
     assert_eq!(refusal(&mut registry, again(8, 1)), running(1));
 }
 
@@ -154,7 +195,7 @@ fn what_atp_cannot_do_is_refused() {
     assert_eq!(refused(server(), bfloat16), Refusal::WireDtypeOfAtp { asked: WireDtype::Bfloat16 });
     let mut narrow = through(7, 0, 1);
     narrow.hops[0].mtu = 300;
-    assert_eq!(refused(server(), narrow), Refusal::MtuTooSmall { mtu: 300, need: 64 + 256 + 48 });
+    assert_eq!(refused(server(), narrow), Refusal::MtuTooSmall { mtu: 300, need: 72 + 256 + 48 });
     let mut deep = through(7, 0, 1);
     deep.hops = (0..5).map(|instance| Hop { instance, ..deep.hops[0] }).collect();
     assert_eq!(refused(server(), deep.clone()), Refusal::TooManyLevels { levels: 5 });
@@ -171,6 +212,7 @@ fn ranks_wait_until_the_last_one_comes_and_all_get_the_same_admission() {
     let decision = registry.join(at(2), JoinRequest { mtu: 9000, ..ask("a", 1, 3) });
     let admission = Admission {
         job: JobId(41),
+        key: Key(42 << 64 | 43),
         generation: Generation(0),
         world_size: 3,
         in_flight: 64,
@@ -229,15 +271,15 @@ fn each_refusal_has_its_cause() {
     assert_eq!(refused(slots(0, 1)), Refusal::InFlightOutOfRange { asked: 0 });
     assert_eq!(refused(slots(16385, 1)), Refusal::InFlightOutOfRange { asked: 16385 });
     assert_eq!(refused(slots(65, 1)), Refusal::InFlightMismatch { rank: 1, asked: 65, job_has: 64 });
-    let mtu = JoinRequest { mtu: 1103, ..ask("b", 0, 1) };
-    assert_eq!(refused(mtu.clone()), Refusal::MtuTooSmall { mtu: 1103, need: 1104 });
-    let bfloat16 = JoinRequest { wire_dtype: WireDtype::Bfloat16, mtu: 1107, ..mtu };
-    assert_eq!(refused(bfloat16), Refusal::MtuTooSmall { mtu: 1107, need: 1108 });
+    let mtu = JoinRequest { mtu: 1111, ..ask("b", 0, 1) };
+    assert_eq!(refused(mtu.clone()), Refusal::MtuTooSmall { mtu: 1111, need: 1112 });
+    let bfloat16 = JoinRequest { wire_dtype: WireDtype::Bfloat16, mtu: 1115, ..mtu };
+    assert_eq!(refused(bfloat16), Refusal::MtuTooSmall { mtu: 1115, need: 1116 });
     // What it remembers is not cut anew for a path that became narrower.
-    let bfloat16 = JoinRequest { wire_dtype: WireDtype::Bfloat16, mtu: 1491, ..resuming(0, 1, &[1]) };
+    let bfloat16 = JoinRequest { wire_dtype: WireDtype::Bfloat16, mtu: 1499, ..resuming(0, 1, &[1]) };
     assert_eq!(
         refused(JoinRequest { job: "b".into(), ..bfloat16 }),
-        Refusal::MtuTooSmall { mtu: 1491, need: 1492 }
+        Refusal::MtuTooSmall { mtu: 1499, need: 1500 }
     );
     assert_eq!(registry.jobs().count(), 1, "a refusal leaves nothing behind");
 }
@@ -293,7 +335,7 @@ fn a_job_of_bfloat16_takes_its_accumulators_from_the_pool_and_gives_them_back() 
     assert_eq!(registry.pool(), Pool { units: 2048, free: 2048 - 64 * 4 });
     let state = registry.jobs().next().map(|view| view.state);
     assert!(matches!(state, Some(JobState::Running { wire_dtype: WireDtype::Bfloat16, .. })), "{state:?}");
-    registry.leave(at(1), admission.job, WorkerId(0));
+    registry.leaves(at(1), admission.job, WorkerId(0));
     assert_eq!(registry.pool().free, 2048);
 }
 
@@ -306,9 +348,9 @@ fn a_chunk_of_bfloat16_leaves_room_for_its_exponent_on_the_path() {
         let JoinDecision::Complete { outcome: Ok(admission), .. } = decision else { panic!("{decision:?}") };
         admission.elements
     };
-    assert_eq!(elements(1491, WireDtype::Int32, "a"), 352);
-    assert_eq!(elements(1491, WireDtype::Bfloat16, "b"), 256);
-    assert_eq!(elements(1492, WireDtype::Bfloat16, "c"), 352);
+    assert_eq!(elements(1499, WireDtype::Int32, "a"), 352);
+    assert_eq!(elements(1499, WireDtype::Bfloat16, "b"), 256);
+    assert_eq!(elements(1500, WireDtype::Bfloat16, "c"), 352);
 }
 
 #[test]
@@ -326,12 +368,12 @@ fn a_running_job_takes_no_more_ranks_until_it_ends() {
     let mut registry = registry();
     let job = start(&mut registry, at(0), "a", 2).job;
     assert_eq!(refusal(&mut registry, ask("a", 1, 2)), Refusal::JobRunning { rank: 1, world_size: 2 });
-    assert_eq!(registry.leave(at(1), job, WorkerId(0)), None);
-    assert_eq!(registry.leave(at(1), job, WorkerId(0)), None, "leaving twice counts once");
-    assert_eq!(registry.leave(at(1), job, WorkerId(1)), Some(Command::Remove { job }));
+    assert_eq!(registry.leaves(at(1), job, WorkerId(0)), None);
+    assert_eq!(registry.leaves(at(1), job, WorkerId(0)), None, "leaving twice counts once");
+    assert_eq!(registry.leaves(at(1), job, WorkerId(1)), Some(Command::Remove { job }));
     assert_eq!(registry.pool().free, 2048);
     let again = start(&mut registry, at(0), "a", 2);
-    assert_eq!((again.job, again.generation), (JobId(42), Generation(0)));
+    assert_eq!((again.job, again.generation), (JobId(44), Generation(0)));
 }
 
 #[test]
@@ -380,7 +422,7 @@ fn a_rank_that_disconnects_while_it_waits_may_come_again() {
 fn a_silent_rank_is_expelled_and_every_other_hears_of_it_once() {
     let mut registry = registry();
     let Admission { job, generation, .. } = start(&mut registry, at(0), "a", 3);
-    let beat = |registry: &mut Registry, now, rank| registry.heartbeat(now, job, WorkerId(rank), generation);
+    let beat = |registry: &mut Registry, now, rank| registry.beats(now, job, WorkerId(rank), generation);
     for second in 1..=5 {
         assert_eq!(registry.tick(at(second)), vec![]);
         assert_eq!(beat(&mut registry, at(second), 0), HeartbeatReply::Alive { left: Ranks(0) });
@@ -427,9 +469,9 @@ fn an_aborted_job_may_be_joined_afresh_at_once() {
     registry.aborted(at(1), old.job, AbortReason::SwitchStopped);
     let new = start(&mut registry, at(1), "a", 1);
     assert_ne!(old.job, new.job);
-    let reply = registry.heartbeat(at(2), old.job, WorkerId(0), old.generation);
+    let reply = registry.beats(at(2), old.job, WorkerId(0), old.generation);
     assert_eq!(reply, HeartbeatReply::Aborted(AbortReason::SwitchStopped));
-    let reply = registry.heartbeat(at(2), new.job, WorkerId(0), new.generation);
+    let reply = registry.beats(at(2), new.job, WorkerId(0), new.generation);
     assert_eq!(reply, HeartbeatReply::Alive { left: Ranks(0) });
 }
 
@@ -437,10 +479,10 @@ fn an_aborted_job_may_be_joined_afresh_at_once() {
 fn a_rank_that_left_is_not_expelled_and_the_others_hear_that_it_left() {
     let mut registry = registry();
     let Admission { job, generation, .. } = start(&mut registry, at(0), "a", 2);
-    registry.leave(at(1), job, WorkerId(1));
+    registry.leaves(at(1), job, WorkerId(1));
     for second in 1..20 {
         assert_eq!(registry.tick(at(second)), vec![]);
-        let reply = registry.heartbeat(at(second), job, WorkerId(0), generation);
+        let reply = registry.beats(at(second), job, WorkerId(0), generation);
         assert_eq!(reply, HeartbeatReply::Alive { left: Ranks(0b10) });
     }
 }
@@ -449,10 +491,10 @@ fn a_rank_that_left_is_not_expelled_and_the_others_hear_that_it_left() {
 fn a_heartbeat_of_another_generation_or_rank_is_unknown() {
     let mut registry = registry();
     let job = start(&mut registry, at(0), "a", 2).job;
-    assert_eq!(registry.heartbeat(at(1), job, WorkerId(0), Generation(1)), HeartbeatReply::Unknown);
-    assert_eq!(registry.heartbeat(at(1), job, WorkerId(2), Generation(0)), HeartbeatReply::Unknown);
-    assert_eq!(registry.heartbeat(at(1), JobId(7), WorkerId(0), Generation(0)), HeartbeatReply::Unknown);
-    assert_eq!(registry.leave(at(1), job, WorkerId(200)), None);
+    assert_eq!(registry.beats(at(1), job, WorkerId(0), Generation(1)), HeartbeatReply::Unknown);
+    assert_eq!(registry.beats(at(1), job, WorkerId(2), Generation(0)), HeartbeatReply::Unknown);
+    assert_eq!(registry.beats(at(1), JobId(7), WorkerId(0), Generation(0)), HeartbeatReply::Unknown);
+    assert_eq!(registry.leaves(at(1), job, WorkerId(200)), None);
 }
 
 #[test]
@@ -473,7 +515,8 @@ const MILLISECOND: Duration = Duration::from_millis(1);
 fn attended(registry: &mut Registry, name: &str) -> (Admission, [Attendance; 2]) {
     let admission = start(registry, at(0), name, 2);
     let mut attend = |rank| {
-        let (reply, attendance) = registry.attend(at(0), admission.job, WorkerId(rank), admission.generation);
+        let (reply, attendance) =
+            registry.attends(at(0), admission.job, WorkerId(rank), admission.generation);
         assert_eq!(reply, HeartbeatReply::Alive { left: Ranks(0) });
         attendance.expect("the job runs")
     };
@@ -501,7 +544,7 @@ fn a_rank_that_opens_another_stream_in_time_goes_on() {
     let (Admission { job, generation, .. }, [_, old]) = attended(&mut registry, "a");
     registry.tick(at(0));
     registry.detached(at(1), old, Detached::AtTheRank);
-    let (_, new) = registry.attend(at(1) + MILLISECOND * 400, job, WorkerId(1), generation);
+    let (_, new) = registry.attends(at(1) + MILLISECOND * 400, job, WorkerId(1), generation);
     // The end of the old one is heard of once more, and late: nobody minds.
     registry.detached(at(2), old, Detached::AtTheRank);
     for second in 2..60 {
@@ -519,7 +562,7 @@ fn a_stream_that_breaks_on_the_way_leaves_the_rank_the_time_of_its_heartbeats() 
     for second in 1..=5 {
         assert_eq!(registry.tick(at(second)), vec![]);
     }
-    registry.heartbeat(at(5), job, WorkerId(0), generation);
+    registry.beats(at(5), job, WorkerId(0), generation);
     for second in 6..=10 {
         assert_eq!(registry.tick(at(second)), vec![]);
     }
@@ -531,7 +574,7 @@ fn a_stream_that_breaks_on_the_way_leaves_the_rank_the_time_of_its_heartbeats() 
 fn a_stream_that_ends_after_a_farewell_means_nothing() {
     let mut registry = registry();
     let (Admission { job, .. }, [_, second]) = attended(&mut registry, "a");
-    assert_eq!(registry.leave(at(1), job, WorkerId(1)), None);
+    assert_eq!(registry.leaves(at(1), job, WorkerId(1)), None);
     registry.detached(at(1), second, Detached::AtTheRank);
     for second in 1..60 {
         assert_eq!(registry.tick(at(second)), vec![]);
@@ -556,10 +599,10 @@ fn streams_that_end_while_the_switch_was_not_scheduled_may_come_back_as_long_as_
 fn there_is_nothing_to_attend_without_a_running_job() {
     let mut registry = registry();
     let (Admission { job, generation, .. }, [first, _]) = attended(&mut registry, "a");
-    assert_eq!(registry.attend(at(0), JobId(7), WorkerId(0), generation).1, None);
+    assert_eq!(registry.attends(at(0), JobId(7), WorkerId(0), generation).1, None);
     let reason = AbortReason::SwitchStopped;
     registry.aborted(at(1), job, reason);
-    let reply = registry.attend(at(1), job, WorkerId(0), generation);
+    let reply = registry.attends(at(1), job, WorkerId(0), generation);
     assert_eq!(reply, (HeartbeatReply::Aborted(reason), None));
     registry.detached(at(1), first, Detached::AtTheRank);
     assert_eq!(registry.pool().free, 2048);
@@ -585,11 +628,11 @@ fn who_takes_a_dead_ranks_place_ends_its_job_and_begins_anew() {
 fn a_rank_that_left_waits_for_the_next_job_of_the_name_while_the_others_end_this_one() {
     let mut registry = registry();
     let (Admission { job, .. }, _) = attended(&mut registry, "a");
-    registry.leave(at(1), job, WorkerId(1));
+    registry.leaves(at(1), job, WorkerId(1));
     assert_eq!(registry.make_way(at(1), &ask("a", 1, 2)), vec![]);
     assert!(matches!(registry.join(at(1), ask("a", 1, 2)), JoinDecision::Waiting(_)));
     assert!(matches!(registry.join(at(1), ask("a", 0, 2)), JoinDecision::Refused { .. }), "it lives");
-    assert_eq!(registry.leave(at(1), job, WorkerId(0)), Some(Command::Remove { job }));
+    assert_eq!(registry.leaves(at(1), job, WorkerId(0)), Some(Command::Remove { job }));
     let last = registry.join(at(2), ask("a", 0, 2));
     assert!(matches!(last, JoinDecision::Complete { outcome: Ok(_), .. }), "{last:?}");
 }
@@ -598,7 +641,7 @@ fn a_rank_that_left_waits_for_the_next_job_of_the_name_while_the_others_end_this
 fn a_rank_that_left_ends_its_job_when_it_comes_again_for_one_of_another_size() {
     let mut registry = registry();
     let (Admission { job, .. }, _) = attended(&mut registry, "a");
-    registry.leave(at(1), job, WorkerId(0));
+    registry.leaves(at(1), job, WorkerId(0));
     // The other one may still collect its last sum.
     let soon = at(1) + registry.config().return_timeout;
     assert_eq!(registry.make_way(soon, &ask("a", 0, 1)), vec![]);
@@ -671,12 +714,6 @@ fn ranks_that_remember_different_jobs_are_told_what_differs() {
     assert_eq!(differ(|resume| resume.shards = 2), (ResumeField::Shards, 2, 1));
     assert_eq!(differ(|resume| resume.completed.clear()), (ResumeField::Shards, 0, 1));
     assert_eq!(differ(|resume| resume.completed[0].push(1)), (ResumeField::Counts, 3, 2));
-    let mut registry = registry();
-    registry.join(at(0), resuming(0, 2, &[1, 1]));
-    assert_eq!(
-        refusal(&mut registry, ask("a", 1, 2)),
-        Refusal::ResumeMismatch { rank: 1, field: ResumeField::Resumed, rank_has: 0, job_has: 1 }
-    );
 }
 
 #[test]
@@ -686,6 +723,86 @@ fn a_resume_that_cannot_be_is_refused_for_all() {
     let reason = refusal(&mut registry, resuming(1, 2, &[1, 7]));
     assert_eq!(reason, Refusal::ResumeGap { ahead: WorkerId(1), behind: WorkerId(0), shard: 0, slot: 1 });
     assert_eq!(registry.jobs().count(), 0);
+}
+
+#[test]
+fn a_call_without_the_ranks_own_secret_has_no_effect() {
+    let mut registry = registry();
+    let Admission { job, generation, key, .. } = start(&mut registry, at(0), "a", 2);
+    let (victim, other) = (WorkerId(1), WorkerId(0));
+    registry.attends(at(0), job, other, generation);
+    for second in 1..=5 {
+        for secret in [0, u64::MAX, key.secret_of(other), key.lineage(), key.0 as u64] {
+            let denied = Err(Denied { rank: victim });
+            assert_eq!(registry.heartbeat(at(second), job, victim, generation, secret), denied);
+            assert_eq!(registry.leave(at(second), job, victim, secret), Err(Denied { rank: victim }));
+            let attending = registry.attend(at(second), job, victim, generation, secret);
+            assert_eq!(attending, Err(Denied { rank: victim }));
+        }
+        assert_eq!(registry.tick(at(second)), [], "nobody is expelled for it");
+        let reply = registry.beats(at(second), job, other, generation);
+        assert_eq!(reply, HeartbeatReply::Alive { left: Ranks(0) }, "nobody has left");
+    }
+    let reason = AbortReason::Expelled(victim);
+    let expelled = registry.tick(at(5) + Duration::from_nanos(1));
+    assert_eq!(expelled, [Command::Abort { job, reason }], "and nobody is kept alive by it");
+    let reply = registry.heartbeat(at(6), job, victim, generation, 0);
+    assert_eq!(reply, Err(Denied { rank: victim }), "nor told how the job ended, in its stead");
+}
+
+#[test]
+fn who_takes_the_name_of_a_forgotten_job_does_not_keep_its_ranks_out() {
+    let another_past = |rank| {
+        let mut request = resuming(rank, 2, &[7, 7]);
+        request.resume.as_mut().expect("it resumes").lineage = 10;
+        request
+    };
+    for stranger in [
+        vec![ask("a", 0, 1)],
+        vec![ask("a", 0, 2)],
+        vec![another_past(1)],
+        vec![another_past(0), another_past(1)],
+    ] {
+        let mut registry = registry();
+        for request in stranger {
+            registry.join(at(0), request);
+        }
+        registry.join(at(0), resuming(1, 2, &[8, 8]));
+        let decision = registry.join(at(0), resuming(0, 2, &[8, 8]));
+        let JoinDecision::Complete { outcome: Ok(admission), .. } = decision else { panic!("{decision:?}") };
+        assert!(admission.resumed && admission.generation == Generation(5));
+    }
+}
+
+#[test]
+fn the_key_of_a_job_is_told_to_nobody_who_does_not_show_that_he_was_in_it() {
+    let mut registry = registry();
+    registry.join(at(0), resuming(1, 2, &[8, 8]));
+    let decision = registry.join(at(0), resuming(0, 2, &[8, 8]));
+    let JoinDecision::Complete { outcome: Ok(admission), .. } = decision else { panic!("{decision:?}") };
+    let mut guess = resuming(0, 2, &[8, 8]);
+    guess.resume.as_mut().expect("it resumes").lineage = 10;
+    assert!(matches!(registry.join(at(1), guess), JoinDecision::Waiting(_)));
+    let again = registry.join(at(1), resuming(0, 2, &[8, 8]));
+    assert!(matches!(again, JoinDecision::Again { admission: told, .. } if told == admission));
+    // And who was in a job that still runs here resumes nothing.
+    let old = start(&mut registry, at(1), "b", 1);
+    let resume = Resume { lineage: old.key.lineage(), ..resuming(0, 1, &[8, 8]).resume.expect("it resumes") };
+    let request = JoinRequest { resume: Some(resume), ..ask("b", 0, 1) };
+    assert_eq!(refusal(&mut registry, request), Refusal::JobRunning { rank: 0, world_size: 1 });
+}
+
+#[test]
+fn every_job_has_a_key_of_its_own_and_every_rank_a_secret() {
+    let mut registry = registry();
+    let [one, two] = ["a", "b"].map(|name| start(&mut registry, at(0), name, 2).key);
+    assert_ne!(one, two);
+    let secrets =
+        [one, two].map(|key| [key.secret_of(WorkerId(0)), key.secret_of(WorkerId(1)), key.lineage()]);
+    let mut all = secrets.concat();
+    all.sort_unstable();
+    all.dedup();
+    assert_eq!(all.len(), 6);
 }
 
 #[test]
@@ -795,13 +912,13 @@ proptest! {
                 }
                 Operation::Heartbeat { job, rank } => {
                     if let Some(admission) = admitted.get(job) {
-                        registry.heartbeat(now, admission.job, WorkerId(rank), admission.generation);
+                        registry.beats(now, admission.job, WorkerId(rank), admission.generation);
                     }
                 }
                 Operation::Attend { job, rank } => {
                     if let Some(admission) = admitted.get(job) {
                         let attending =
-                            registry.attend(now, admission.job, WorkerId(rank), admission.generation);
+                            registry.attends(now, admission.job, WorkerId(rank), admission.generation);
                         attendances.extend(attending.1);
                     }
                 }
@@ -811,7 +928,7 @@ proptest! {
                     }
                 }
                 Operation::Leave { job, rank } => {
-                    admitted.get(job).map(|admission| registry.leave(now, admission.job, WorkerId(rank)));
+                    admitted.get(job).map(|admission| registry.leaves(now, admission.job, WorkerId(rank)));
                 }
                 Operation::Abort { job } => {
                     let reason = AbortReason::Expelled(WorkerId(0));
@@ -836,9 +953,10 @@ proptest! {
             prop_assert!(registry.jobs().count() <= 6, "three jobs and three aborts");
             let mut running = Vec::new();
             for view in registry.jobs() {
-                if matches!(view.state, JobState::Running { .. }) {
-                    prop_assert!(!running.contains(&view.name), "two jobs of one name");
-                    running.push(view.name);
+                if let JobState::Running { generation, .. } = view.state {
+                    let identity = (view.name, generation == Generation(0));
+                    prop_assert!(!running.contains(&identity), "two jobs of one name and one past");
+                    running.push(identity);
                 }
             }
         }

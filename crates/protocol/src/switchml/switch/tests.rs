@@ -2,6 +2,7 @@
 
 mod bfloat16;
 mod native;
+mod strangers;
 
 use alloc::string::ToString;
 use alloc::vec;
@@ -15,10 +16,12 @@ use crate::switchml::Worker;
 use crate::transport::RetransmissionConfig;
 
 const ELEMENTS: usize = 256;
+const KEY: Key = Key(0x0123_4567_89ab_cdef_0011_2233_4455_6677);
 
 fn config(workers: u8, slots: u16) -> JobConfig {
     JobConfig {
         id: JobId(7),
+        key: KEY,
         generation: Generation(0),
         workers,
         slots,
@@ -89,7 +92,7 @@ impl Contribution {
             collective: self.collective,
         };
         let mut packet = vec![0; packet_bytes(self.elements)];
-        SlotPacket::write(&mut packet, &preamble, &header, self.elements, |payload| {
+        SlotPacket::write(&mut packet, KEY, &preamble, &header, self.elements, |payload| {
             for element in payload.chunks_exact_mut(4) {
                 element.copy_from_slice(&self.value.to_le_bytes());
             }
@@ -375,6 +378,7 @@ fn jobs_share_a_switch_and_not_a_slot() {
     switch.add_job(JobConfig { id: JobId(8), ..config(1, 1) }).unwrap();
     let mut other = Contribution { value: 2, ..Default::default() }.packet();
     other[4..8].copy_from_slice(&8u32.to_le_bytes());
+    KEY.seal(&mut other);
     Contribution { value: 1, ..Default::default() }.to(&mut switch);
     switch.handle_packet(Instant(0), 100, &other);
     let mut results = sent(&mut switch);

@@ -6,13 +6,14 @@ mod native;
 use alloc::vec;
 use alloc::vec::Vec;
 use core::time::Duration;
-use fanin_wire::{AbortReason, Generation, JobId, NATIVE_ELEMENTS_MAX, ShardId};
+use fanin_wire::{Abort, AbortReason, Generation, JobId, Key, NATIVE_ELEMENTS_MAX, ShardId};
 
 use super::*;
 use crate::machine::{Elements, Summer};
 use crate::switchml::Switch;
 
 const ELEMENTS: usize = 256;
+const KEY: Key = Key(0x0123_4567_89ab_cdef_0011_2233_4455_6677);
 
 #[derive(Debug, Clone, PartialEq)]
 enum Numbers {
@@ -65,6 +66,7 @@ impl Rack {
     fn with_wire_dtype(workers: u8, slots: u16, wire_dtype: WireDtype) -> Self {
         let config = JobConfig {
             id: JobId(1),
+            key: KEY,
             generation: Generation(0),
             workers,
             slots,
@@ -420,11 +422,12 @@ fn packets_that_are_not_for_this_worker_have_no_effect() {
     let damaged = |at: usize, byte: u8| {
         let mut packet = good.clone();
         packet[at] = byte;
+        KEY.seal(&mut packet);
         packet
     };
     let worker = &mut rack.workers[0];
     for (packet, reason) in [
-        (good[..40].to_vec(), Reason::Malformed),
+        (good[..48].to_vec(), Reason::Malformed),
         (damaged(4, 99), Reason::UnknownJob),
         (damaged(8, 1), Reason::Generation),
         (damaged(10, 1), Reason::OutOfRange),
@@ -435,12 +438,49 @@ fn packets_that_are_not_for_this_worker_have_no_effect() {
         (damaged(19, 255), Reason::Stale),
         (damaged(20, 1), Reason::Unexpected),
         (damaged(28, 11), Reason::Unexpected),
-        (good[..32].to_vec(), Reason::ChunkLength),
+        (good[..40].to_vec(), Reason::ChunkLength),
     ] {
         assert_eq!(worker.handle_packet(rack.now, (), &packet), Verdict::Drop(reason), "{reason:?}");
     }
     assert_eq!(worker.handle_packet(rack.now, (), &good), Verdict::Absorb);
     assert_eq!(worker.handle_packet(rack.now, (), &good), Verdict::Drop(Reason::Stale));
+}
+
+/// A stranger knows the job, its generation, the ranks and the collective: everything but the key.
+#[test]
+fn a_stranger_makes_up_no_result_and_ends_no_worker() {
+    let mut rack = Rack::new(2, 1);
+    for worker in &mut rack.workers {
+        worker.submit(Numbers::Int(vec![1; 10]), Op::Sum);
+    }
+    let mut train = vec![0; 65536];
+    let bytes = rack.workers[0].poll_transmit(rack.now, &mut train).unwrap().bytes;
+    let update = &train[..bytes];
+    let preamble = Preamble { worker: WorkerId::ALL, ..Preamble::parse(update).unwrap() };
+    let header = SlotPacket::parse(preamble, update).unwrap().header;
+    let mut forgeries = Vec::new();
+    for key in [Key(0), Key(KEY.0 ^ 1)] {
+        let mut result = vec![0; packet_bytes()];
+        let of_result = Preamble { kind: Kind::Result, ..preamble };
+        SlotPacket::write(&mut result, key, &of_result, &header, ELEMENTS, |payload| payload.fill(66));
+        forgeries.push(result);
+        let of_abort = Preamble { kind: Kind::Abort, ..preamble };
+        let abort = Abort { preamble: of_abort, reason: AbortReason::Expelled(WorkerId(1)) };
+        forgeries.push(abort.to_bytes(key).to_vec());
+    }
+    // What a worker sent is no result either, and its tag says so.
+    let mut turned_round = update.to_vec();
+    turned_round[3] = Kind::Result as u8;
+    forgeries.push(turned_round);
+    for forgery in forgeries {
+        let verdict = rack.workers[0].handle_packet(rack.now, (), &forgery);
+        assert_eq!(verdict, Verdict::Drop(Reason::Forged));
+        assert!(rack.workers[0].poll_event().is_none());
+    }
+    // The exchange goes on as if nothing had been.
+    rack.switch.handle_packet(rack.now, 0, &train[..bytes]);
+    rack.settle(|_| false);
+    assert_eq!(rack.done, [[Numbers::Int(vec![2; 10])], [Numbers::Int(vec![2; 10])]]);
 }
 
 #[test]

@@ -35,7 +35,7 @@ fn packet(kind: Kind, worker: u8, exchange: u32, exponent: i16, bits: &[u16]) ->
         collective: SUM_OF_FLOATS,
     };
     let mut packet = vec![0; chunk_packet_bytes(ELEMENTS, WireDtype::Bfloat16)];
-    let length = SlotPacket::write(&mut packet, &preamble, &header, CHUNK, |payload| {
+    let length = SlotPacket::write(&mut packet, KEY, &preamble, &header, CHUNK, |payload| {
         let elements = begin_bfloat16_payload(payload, exponent);
         for (bits, element) in bits.iter().zip(elements.chunks_exact_mut(2)) {
             element.copy_from_slice(&bits.to_le_bytes());

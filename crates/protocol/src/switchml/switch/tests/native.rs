@@ -21,7 +21,7 @@ fn packet(kind: Kind, worker: u8, exchange: u32, collective: Collective, head: &
     let header = SlotHeader { slot: SlotIndex(0), next_exponent: 5, exchange, chunk: exchange, collective };
     let mut packet = vec![0; packet_bytes(WORDS)];
     let elements = collective.chunk_elements(ELEMENTS);
-    let length = SlotPacket::write(&mut packet, &preamble, &header, elements, |payload| {
+    let length = SlotPacket::write(&mut packet, KEY, &preamble, &header, elements, |payload| {
         payload[..head.len()].copy_from_slice(head);
     });
     assert_eq!(length, packet.len());

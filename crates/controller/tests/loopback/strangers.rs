@@ -1,0 +1,193 @@
+//! What somebody outside a job can do to it who reaches its switch: nothing. He may know the job's name, id, generation and
+//! ranks; he does not have its key.
+
+use std::net::{SocketAddr, UdpSocket};
+
+use fanin_wire::{
+    Abort, AbortReason, Collective, Directions, Flags, GradientHeader, GradientPacket, Key, Kind, Preamble,
+    ShardId, SlotHeader, SlotIndex, SlotPacket, WireDtype, WorkerId, fragment_packet_bytes, packet_bytes,
+};
+use tonic::Code;
+
+use super::atp::{rack, ranks, server, summing};
+use super::http::{fetch, metric};
+use super::*;
+use fanin_controller::proto::control_client::ControlClient;
+use fanin_controller::proto::{AttendRequest, HeartbeatRequest, LeaveRequest};
+
+/// Calls in the name of every rank, without its secret and with what a stranger might take for it.
+fn impersonate(address: SocketAddr, job: &WorkerJob) -> u64 {
+    let (job_id, generation) = (job.id().0, u32::from(job.generation().0));
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let mut denied = 0;
+    runtime.block_on(async {
+        let mut client = ControlClient::connect(format!("http://{address}")).await.expect("a switch");
+        for rank in 0..2 {
+            // The last is another rank's: who is in the job is not all of its ranks.
+            for secret in [0, u64::from(job_id), job.key().secret_of(WorkerId(1 - rank))] {
+                let rank = rank.into();
+                let beat = HeartbeatRequest {
+                    job_id,
+                    rank,
+                    generation,
+                    smoothed_rtt_ns: Some(1),
+                    passed_on: 0,
+                    secret,
+                };
+                let leave = LeaveRequest { job_id, rank, passed_on: 0, secret };
+                let attend = AttendRequest { job_id, rank, generation, passed_on: 0, secret, gone: false };
+                let gone = AttendRequest { gone: true, ..attend };
+                let stream = tokio_stream::iter([attend, gone]);
+                for refused in [
+                    client.heartbeat(beat).await.map(drop).expect_err("refused"),
+                    client.attend(stream).await.map(drop).expect_err("refused"),
+                    client.leave(leave).await.map(drop).expect_err("refused"),
+                ] {
+                    assert_eq!(refused.code(), Code::PermissionDenied, "{refused}");
+                    let named = format!("a call for rank {rank} without its secret");
+                    assert!(refused.message().starts_with(&named), "{refused}");
+                    denied += 1;
+                }
+            }
+        }
+    });
+    denied
+}
+
+#[test]
+fn a_stranger_speaks_for_no_rank() {
+    let switch = switch();
+    let sessions = connect_all(&switch, "spoken for", 2, |_| {});
+    let job = sessions[0].job().expect("it runs");
+    let mut denied = 0;
+    summing(&sessions, || denied = impersonate(switch.address(), &job));
+    let metrics = fetch(switch.address(), "/metrics");
+    assert_eq!(metric(&metrics, "fanin_denied_total"), denied, "each is counted");
+    // Nobody has left, so the job ends with the second to go.
+    let (job, generation) = (job.id(), job.generation());
+    for mut session in sessions {
+        let after = session.job().expect("it runs");
+        assert_eq!((after.id(), after.generation()), (job, generation));
+        session.close();
+    }
+}
+
+#[test]
+fn a_stranger_speaks_for_no_rank_at_a_rack_either() {
+    let server = server();
+    let rack = rack(server.address());
+    let sessions = ranks("spoken for", &[rack.address(); 2]);
+    let job = sessions[0].job().expect("it runs");
+    summing(&sessions, || {
+        impersonate(rack.address(), &job);
+        impersonate(server.address(), &job);
+    });
+}
+
+/// Sends packets that are right but for their tags, until `address` has counted them, and as often as there are keys to guess.
+fn forge(address: SocketAddr, packets: impl Fn(Key) -> Vec<Vec<u8>>) {
+    let stranger = UdpSocket::bind("127.0.0.1:0").expect("a free port");
+    let counter = "fanin_packets_dropped_total{reason=\"forged\"}";
+    let began = std::time::Instant::now();
+    let mut guess = 0;
+    while metric(&fetch(address, "/metrics"), counter) < 100 {
+        assert!(began.elapsed() < HANG, "forged packets are not counted");
+        for packet in packets(Key(guess)) {
+            stranger.send_to(&packet, address).expect("sent");
+        }
+        guess += 1;
+    }
+    // Not even an answer that says so.
+    stranger.set_nonblocking(true).expect("a socket");
+    assert!(stranger.recv(&mut [0; 9000]).is_err(), "a stranger is answered");
+}
+
+#[test]
+fn a_strangers_packets_have_no_effect_on_a_live_job() {
+    let switch = switch();
+    let sessions = connect_all(&switch, "live", 2, |_| {});
+    let Some(WorkerJob::SwitchMl(job)) = sessions[0].job() else { panic!("another protocol") };
+    let collective = |elements| Collective {
+        sequence: 0,
+        dtype: Dtype::Int32,
+        op: Op::Sum,
+        elements,
+        wire_dtype: WireDtype::Int32,
+    };
+    let packets = |key| {
+        let mut packets = Vec::new();
+        for (kind, worker, exchange, elements) in [
+            (Kind::Update, 0, 0, 0),
+            (Kind::Update, 0, 0, usize::from(job.elements)),
+            (Kind::Update, 1, 1, usize::from(job.elements)),
+            (Kind::Restore, 1, 7, usize::from(job.elements)),
+        ] {
+            let (worker, shard) = (WorkerId(worker), ShardId(0));
+            let preamble = Preamble { kind, job: job.id, generation: job.generation, worker, shard };
+            let (slot, collective) = (SlotIndex(exchange as u16), collective(1000 + exchange));
+            let header = SlotHeader { slot, next_exponent: 0, exchange, chunk: 0, collective };
+            let mut bytes = vec![0; packet_bytes(elements)];
+            SlotPacket::write(&mut bytes, key, &preamble, &header, elements, |payload| payload.fill(1));
+            packets.push(bytes);
+        }
+        packets
+    };
+    summing(&sessions, || forge(switch.address(), packets));
+}
+
+#[test]
+fn a_strangers_packets_have_no_effect_on_a_live_job_of_atp() {
+    let server = server();
+    let rack = rack(server.address());
+    let sessions = ranks("live", &[rack.address(); 2]);
+    let Some(WorkerJob::Atp { config, directions }) = sessions[0].job() else { panic!("another protocol") };
+    let at_server = Directions { level: 1, ..directions };
+    let packets = |key, directions: Directions| {
+        let preamble = Preamble {
+            kind: Kind::Gradient,
+            job: config.id,
+            generation: config.generation,
+            worker: WorkerId::ALL,
+            shard: ShardId(0),
+        };
+        let reason = AbortReason::Expelled(WorkerId(0));
+        let abort = Abort { preamble: Preamble { kind: Kind::Abort, ..preamble }, reason };
+        let mut packets = vec![abort.to_bytes(key).to_vec()];
+        for (sequence, bit, is_ack, restore) in [
+            (0, 0, false, false),
+            (1, 1, false, false),
+            (2, 31, false, false),
+            (3, 0, true, false),
+            (4, 0, false, true),
+        ] {
+            let mut directions = directions;
+            directions.bitmaps[0] = 1 << bit;
+            let collective = Collective {
+                sequence: 9,
+                dtype: Dtype::Int32,
+                op: Op::Sum,
+                elements: 9,
+                wire_dtype: WireDtype::Int32,
+            };
+            let header = GradientHeader {
+                flags: Flags { is_ack, restore, resend: restore, ..Flags::default() },
+                directions,
+                sequence,
+                aggregator_index: sequence as u32,
+                fragment: 0,
+                collective,
+                exponent: GradientHeader::STATIC_FACTOR,
+                next_exponent: 0,
+            };
+            let elements = usize::from(config.elements);
+            let mut bytes = vec![0; fragment_packet_bytes(elements)];
+            GradientPacket::write(&mut bytes, key, &preamble, &header, elements, |payload| payload.fill(1));
+            packets.push(bytes);
+        }
+        packets
+    };
+    summing(&sessions, || {
+        forge(rack.address(), |key| packets(key, directions));
+        forge(server.address(), |key| packets(key, at_server));
+    });
+}
