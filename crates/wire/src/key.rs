@@ -1,6 +1,6 @@
 //! The key of a job, which nobody outside the job has, and what is made of it.
 
-use siphasher::sip::SipHasher24;
+use siphasher::sip::SipHasher13;
 
 use crate::{ABORT_BYTES, Flags, GRADIENT_HEADER_BYTES, GradientHeader, Kind, SLOT_HEADER_BYTES, WorkerId};
 
@@ -11,7 +11,7 @@ const LINEAGE: &[u8] = b"lineage";
 
 /// The key of a job: drawn at random when it is admitted, told to its ranks over control, and to the switches between them.
 ///
-/// SipHash-2-4 under it makes the tags of the job's packets, and what a rank shows in its control calls.
+/// SipHash-1-3 under it makes the tags of the job's packets, and what a rank shows in its control calls.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Key(pub u128);
 
@@ -85,7 +85,7 @@ impl Key {
 
     #[inline]
     fn hash(self, bytes: &[u8]) -> u64 {
-        SipHasher24::new_with_key(&self.to_bytes()).hash(bytes)
+        SipHasher13::new_with_key(&self.to_bytes()).hash(bytes)
     }
 }
 

@@ -306,18 +306,18 @@ mod tests {
         assert_eq!(udp(&short, address()).verdict, Verdict::Ok);
         let finding = mtu(Protocol::SwitchMl, &Ok(1500), address(), Some(&short));
         assert_eq!(finding.verdict, Verdict::Problem);
-        assert!(finding.message.contains("full ones of 1440 bytes do not"), "{}", finding.message);
+        assert!(finding.message.contains("full ones of 1448 bytes do not"), "{}", finding.message);
     }
 
     #[test]
     fn an_mtu_without_room_for_a_chunk_says_how_much_is_needed() {
         let finding = mtu(Protocol::SwitchMl, &Ok(1000), address(), None);
-        assert!(finding.verdict == Verdict::Problem && finding.message.contains("needs 1104"));
+        assert!(finding.verdict == Verdict::Problem && finding.message.contains("needs 1112"));
         let finding = mtu(Protocol::Atp, &Ok(1000), address(), None);
         assert!(finding.verdict == Verdict::Ok && finding.message.contains("fragments of "), "{finding:?}");
         let finding = mtu(Protocol::Atp, &Ok(300), address(), None);
-        assert!(finding.message.contains("the shortest fragment fits, which needs 368"), "{finding:?}");
-        let reason = Refusal::MtuTooSmall { mtu: 1000, need: 1104 };
+        assert!(finding.message.contains("the shortest fragment fits, which needs 376"), "{finding:?}");
+        let reason = Refusal::MtuTooSmall { mtu: 1000, need: 1112 };
         assert_eq!(udp(&refused(reason), address()).verdict, Verdict::Warning);
     }
 

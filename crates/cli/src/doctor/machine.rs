@@ -215,9 +215,9 @@ mod tests {
 
     #[test]
     fn a_window_of_eight_ranks_at_ten_gigabit_needs_six_megabytes() {
-        // 256 slots (the bandwidth-delay product of 10 Gbit/s and 250 us), 1440 bytes each, 8 ranks, twice.
+        // 256 slots (the bandwidth-delay product of 10 Gbit/s and 250 us), 1448 bytes each, 8 ranks, twice.
         let window = Window { rate_bps: None, rtt: Duration::from_micros(50), shards: 1, elements: 352 };
-        assert_eq!(window.buffer_bytes(8), 2 * 8 * 256 * 1440);
+        assert_eq!(window.buffer_bytes(8), 2 * 8 * 256 * 1448);
     }
 
     #[test]

@@ -277,6 +277,7 @@ impl Pulse {
         let message = HeartbeatRequest {
             job_id: self.job.id().0,
             generation: self.job.generation().0.into(),
+            secret: self.job.key().secret_of(WorkerId(0)),
             ..HeartbeatRequest::default()
         };
         let began = Instant::now();
