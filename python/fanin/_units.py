@@ -30,6 +30,14 @@ def whole_number(text: str) -> int:
     return int(text)
 
 
+def positive_number(text: str) -> int:
+    """Parse a number above zero."""
+    number = whole_number(text)
+    if number == 0:
+        raise ArgumentTypeError("0: at least 1")
+    return number
+
+
 def size_bytes(text: str) -> int:
     """Parse "25MB" (10^6), "100MiB" (2^20), "4096": bytes."""
     match = _SIZE.fullmatch(text)

@@ -7,11 +7,14 @@ import math
 import subprocess
 import sys
 from argparse import ArgumentTypeError
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fanin import _units
+from fanin.bench import BenchError
+from fanin.bench.plan import Machine, planned
 from fanin.bench.result import Setting, error_allowed, figures
 from fanin.bench.stage import Links, Sample
 from ranks import DEADLINE
@@ -42,7 +45,7 @@ def test_a_sweep_over_loopback_writes_all_samples_and_a_plot(tmp_path: Path) -> 
     assert shown.count("times as fast as Gloo") == 4
     for head in ("median", "min", "max", "elements/s", "of bound", "ranks", "switch"):
         assert f" {head} " in shown
-    assert "CPU\nseconds a gigabyte" in shown
+    assert "CPU seconds a gigabyte" in shown
     assert (tmp_path / "time.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     assert written["format"] == 1
     assert written["command"].startswith("fanin bench allreduce --json")
@@ -105,8 +108,11 @@ def test_a_bench_in_the_laboratory_knows_its_links(tmp_path: Path) -> None:
     )
     (run,) = written["runs"]
     assert run["place"] == "laboratory"
-    assert run["links"] == {"rate_bps": 200_000_000, "loss": 0.01, "mtu": 1400, "racks": 1}
+    assert run["links"] == asdict(Links(rate_bps=200_000_000, loss=0.01, mtu=1400))
     assert run["bound_s"] == pytest.approx(0.004)
+    # The switch at `sw` has a link for every worker.
+    assert run["plan"]["shares"] == {"w0": 0, "w1": 0, "sw": 1}
+    assert run["switch_peak_bytes"] > 1_000_000
     assert set(run["backends"]) == {"fanin"}
     assert run["ratio_to_gloo"] is None
 
@@ -123,6 +129,64 @@ def test_a_bench_of_two_racks_sums_in_both(tmp_path: Path, protocol: str) -> Non
     (run,) = written["runs"]
     assert (run["links"]["racks"], run["protocol"]) == (2, protocol)
     assert run["backends"]["fanin"]["error_max"] == 0
+
+
+@needs_lab
+def test_ranks_share_machines_and_a_spare_machine_sums_for_them(tmp_path: Path) -> None:
+    shown, written = bench(
+        tmp_path,
+        *("--workers", "4", "--ranks-per-machine", "2", "--rate", "200mbit"),
+        *("--spares", "1", "--spare-rate", "100mbit", "--rate-of", "w1=400mbit"),
+        *("--plan", "switch", "--size", "100KB", "--repeat", "1", "--warmup", "0"),
+    )
+    assert "4 workers, 2 on each machine, 200mbit links" in shown
+    assert "plan: s0 100 %; all wait for the link out of s0" in shown
+    (run,) = written["runs"]
+    assert (run["ranks_per_machine"], run["with_switch"]) == (2, False)
+    links = Links(200_000_000, spares=1, spare_rate_bps=100_000_000, rates={"w1": 400_000_000})
+    assert run["links"] == asdict(links)
+    # Two machines send 800 kbit each through 100 Mbit/s.
+    assert run["bound_s"] == run["plan"]["time_s"] == pytest.approx(0.016)
+    assert run["plan"]["asked"] == "switch"
+    assert run["plan"]["lower_bound_s"] < run["plan"]["time_s"]
+    assert all(found["error_max"] == 0 for found in run["backends"].values())
+    assert run["switch_peak_bytes"] > 1_000_000
+
+
+def test_machines_that_cannot_be_cast_are_refused_with_the_reason() -> None:
+    def refusal(*options: str) -> str:
+        command = [sys.executable, "-m", "fanin", "bench", "allreduce", *options]
+        done = subprocess.run(command, timeout=DEADLINE, capture_output=True, text=True)
+        assert done.returncode == 1, done.stdout
+        return done.stderr
+
+    assert "which --rate or --mtu builds" in refusal("--ranks-per-machine", "2")
+    assert "3 ranks do not fill machines of 2" in refusal(
+        *("--workers", "3", "--ranks-per-machine", "2", "--mtu", "1500")
+    )
+    assert "atp sums in its switches" in refusal("--protocol", "atp", "--own-services")
+
+
+def test_the_plan_of_a_bench_is_the_planners() -> None:
+    workers = [Machine(f"w{i}", 10**9, trains=True, sums=True) for i in range(8)]
+    spares = [Machine(f"s{i}", 10**9, trains=False, sums=True) for i in range(4)]
+    # BytePS, Eqs. 6, 2, 1, for n = 8 and k = 4.
+    n, k = len(workers), len(spares)
+    divisor = n**2 + k * n - 2 * k
+    found = planned([*workers, *spares], 25_000_000, "auto")
+    assert found.time_s == pytest.approx(2 * n * (n - 1) / divisor * 0.2)
+    assert found.shares["w3"] == pytest.approx((n - k) / divisor)
+    assert found.shares["s3"] == pytest.approx(2 * (n - 1) / divisor)
+    assert found.ring_s == pytest.approx(2 * (n - 1) / n * 0.2)
+    assert found.lower_bound_s <= found.time_s
+    own = planned([*workers, *spares], 25_000_000, "own")
+    assert own.time_s == pytest.approx(found.ring_s)
+    assert {own.shares[spare.name] for spare in spares} == {0}
+    forced = planned([*workers, spares[0], replace(spares[1], rate_bps=3 * 10**9)], 1000, "switch")
+    assert [forced.shares[name] for name in ("w0", "s0", "s1")] == pytest.approx([0, 0.25, 0.75])
+    assert forced.bound == "the link out of s0"
+    with pytest.raises(BenchError, match="no machine may sum"):
+        planned(workers, 1000, "switch")
 
 
 def test_figures_follow_from_the_samples() -> None:

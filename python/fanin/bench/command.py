@@ -6,7 +6,6 @@ import argparse
 import json
 import shlex
 import sys
-from argparse import ArgumentTypeError
 from collections.abc import Callable
 from datetime import UTC, datetime
 from importlib.util import find_spec
@@ -18,8 +17,7 @@ from fanin._settings import Settings, add_flags
 from fanin.bench import BenchError
 from fanin.bench.progress import progress
 from fanin.errors import FaninError
-from fanin.netlab import WORKERS_MAX
-from fanin.netlab.command import add_link_arguments
+from fanin.netlab.command import add_link_arguments, add_machine_arguments
 
 FORMAT = 1
 """Of the JSON. A field may be added without a new number."""
@@ -61,7 +59,7 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument(
         "--workers",
-        type=_listed(_workers),
+        type=_listed(_units.positive_number),
         metavar="N[,N..]",
         help="ranks (default: 4; with --sweep: 2,4,8)",
     )
@@ -76,7 +74,7 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument(
         "--buckets",
-        type=_positive,
+        type=_units.positive_number,
         default=1,
         metavar="B",
         help="tensors of S/B bytes, in flight at once",
@@ -84,20 +82,24 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--dtype", choices=["float32", "float16", "bfloat16", "int32"], default="float32"
     )
-    add_flags(made, "wire_dtype", "protocol")
+    add_flags(made, "wire_dtype", "protocol", "own_services", "plan")
     made.add_argument(
-        "--repeat", type=_positive, default=10, metavar="K", help="rounds (default: 10)"
+        "--repeat",
+        type=_units.positive_number,
+        default=10,
+        metavar="K",
+        help="rounds (default: 10)",
     )
     made.add_argument(
         "--warmup",
-        type=_not_negative,
+        type=_units.whole_number,
         default=2,
         metavar="W",
         help="rounds before, checked and not counted (default: 2)",
     )
     made.add_argument(
         "--calls",
-        type=_positive,
+        type=_units.positive_number,
         metavar="C",
         help="all-reduces one after the other in a round, whose time is divided by them "
         "(default: 32 for less than 64 kB, where waking the ranks would be most of it; else 1)",
@@ -107,20 +109,28 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument(
         "--timeout",
-        type=_positive,
+        type=_units.positive_number,
         default=120,
         metavar="SECONDS",
         help="of a collective (default: 120)",
     )
     links = made.add_argument_group("links of the laboratory (needs root)")
     add_link_arguments(links)
+    add_machine_arguments(links)
     links.add_argument(
         "--racks",
-        type=_positive,
+        type=_units.positive_number,
         default=1,
         metavar="R",
         help="switches under a server, of ATP; SwitchML's only switch then is where that stands "
         "(default: 1)",
+    )
+    links.add_argument(
+        "--ranks-per-machine",
+        type=_units.positive_number,
+        default=1,
+        metavar="P",
+        help="--workers stays the number of all ranks (default: 1)",
     )
     out = made.add_argument_group("output")
     out.add_argument("--json", type=Path, metavar="FILE", help="all samples, machine, versions")
@@ -198,30 +208,6 @@ def _require(*modules: str) -> None:
     missing = [module for module in modules if find_spec(module) is None]
     if missing:
         raise BenchError(f'missing: {", ".join(missing)}; install with: pip install "fanin[lab]"')
-
-
-def _workers(text: str) -> int:
-    number = _positive(text)
-    if number > WORKERS_MAX:
-        raise ArgumentTypeError(f"{number} workers: at most {WORKERS_MAX}")
-    return number
-
-
-def _positive(text: str) -> int:
-    number = _not_negative(text)
-    if number == 0:
-        raise ArgumentTypeError("0: at least 1")
-    return number
-
-
-def _not_negative(text: str) -> int:
-    try:
-        number = int(text)
-    except ValueError:
-        number = -1
-    if number < 0:
-        raise ArgumentTypeError(f"{text!r} is no whole number")
-    return number
 
 
 def _listed(parse: Callable[[str], _T]) -> Callable[[str], list[_T]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -28,13 +29,16 @@ def measure(
 
     Raises `BenchError`, and `fanin.netlab.NetlabError`.
     """
-    links = None
-    if args.racks > 1 or not args.rate is args.loss is args.mtu is None:
-        links = Links(args.rate, args.loss, args.mtu or MTU_DEFAULT, args.racks)
+    links = links_of(args)
     settings: Settings = args.settings
+    grouped: int = args.ranks_per_machine
+    with_switch = not (args.own_services or args.spares)
+    _check_cast(counts, grouped, links, settings, with_switch)
     runs = []
     for workers in counts:
-        with stage(workers, links, backends(args), args.timeout, settings) as ready:
+        with stage(
+            workers, links, backends(args), args.timeout, settings, grouped, with_switch
+        ) as ready:
             for size in sizes:
                 setting = Setting(
                     workers=workers,
@@ -46,9 +50,51 @@ def measure(
                     buckets=args.buckets,
                     calls=args.calls or (CALLS_SMALL if size < SMALL_BYTES else 1),
                     links=links,
+                    ranks_per_machine=grouped,
+                    with_switch=with_switch,
+                    own_services=settings.own_services,
                 )
-                runs.append(_take_turns(ready, setting, args, advance))
+                plan = ready.plan(setting.payload_bytes, settings.plan)
+                runs.append(_take_turns(ready, replace(setting, plan=plan), args, advance))
     return runs
+
+
+def _check_cast(
+    counts: Sequence[int],
+    grouped: int,
+    links: Links | None,
+    settings: Settings,
+    with_switch: bool,
+) -> None:
+    if grouped > 1 and links is None:
+        raise BenchError(
+            "on loopback all ranks are on one machine: --ranks-per-machine is of a laboratory's, "
+            "which --rate or --mtu builds"
+        )
+    for workers in counts:
+        if workers % grouped:
+            raise BenchError(f"{workers} ranks do not fill machines of {grouped}")
+    if settings.protocol != "switchml" and not with_switch:
+        raise BenchError(
+            f"{settings.protocol} sums in its switches and its server: without --own-services and "
+            "--spares"
+        )
+    if not (with_switch or settings.own_services or (links and links.spares)):
+        raise BenchError("nobody is left to sum: with --own-services, or --spares")
+
+
+def links_of(args: argparse.Namespace) -> Links | None:
+    """Return the laboratory's links; None where no option asks for one."""
+    links = Links(
+        rate_bps=args.rate,
+        loss=args.loss,
+        mtu=args.mtu or MTU_DEFAULT,
+        racks=args.racks,
+        spares=args.spares,
+        spare_rate_bps=args.spare_rate,
+        rates=dict(args.rate_of),
+    )
+    return links if links != Links() or args.mtu is not None else None
 
 
 def backends(args: argparse.Namespace) -> tuple[str, ...]:
@@ -73,7 +119,8 @@ def _take_turns(ready: Stage, setting: Setting, args: argparse.Namespace, advanc
             _check(backend, setting, sample)
             if repeat >= 0:
                 taken.append(sample)
-    return Run(setting, {backend: figures(setting, taken) for backend, taken in samples.items()})
+    found = {backend: figures(setting, taken) for backend, taken in samples.items()}
+    return Run(setting, found, ready.switch_peak_bytes())
 
 
 def _check(backend: str, setting: Setting, sample: Sample) -> None:

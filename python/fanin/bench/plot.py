@@ -6,7 +6,7 @@ import io
 from collections.abc import Sequence
 from pathlib import Path
 
-from fanin._units import shown_links, shown_size
+from fanin._units import shown_size
 from fanin.bench.result import Run
 
 _STYLES = {"fanin": ("-", "o"), "gloo": ("--", "s")}
@@ -79,4 +79,4 @@ def _where(run: Run) -> str:
     links = run.setting.links
     if links is None:
         return "all-reduce over loopback"
-    return f"all-reduce over {shown_links(links.rate_bps, links.loss, links.mtu, links.racks)}"
+    return f"all-reduce over {links.shown()}"

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from fanin import netlab
-from fanin._settings import Settings
+from fanin._settings import Settings, variable
 from fanin.torch.options import Options
 
 # The elements are whole numbers up to this, so that their sum is known exactly.
@@ -38,7 +38,10 @@ class Place:
     interface: str
     rendezvous: str
     """A file through which the ranks find each other: it needs no network, and loses nothing."""
-    switch: str
+    switch: str | None
+    """None: there are the ranks' own services alone."""
+    rate_bps: int | None
+    """Of this machine's link: a virtual one does not say it. None: unshaped."""
     timeout_s: float
     backends: tuple[str, ...]
     settings: Settings
@@ -116,12 +119,16 @@ def _play(place: Place, parent: Connection) -> None:
     )
     groups: dict[str, Any] = {"gloo": dist.group.WORLD}
     if "fanin" in place.backends:
+        os.environ.pop(variable("switch"), None)  # the user's: here sums only what was started here
         said = place.settings
         options = Options(
             switch=place.switch,
             wire_dtype=said.wire_dtype,
             protocol=said.protocol,
             congestion_control=said.congestion_control,
+            own_services=said.own_services,
+            plan=said.plan,
+            rate=place.rate_bps,
         )
         groups["fanin"] = dist.new_group(backend="fanin", timeout=timeout, pg_options=options)
     parent.send("joined")

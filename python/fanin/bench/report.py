@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from fanin._units import shown_links, shown_size, shown_time
+from itertools import groupby
+
+from fanin._units import shown_size, shown_time
+from fanin.bench.plan import Plan
 from fanin.bench.result import Figures, Run, Setting
 
 _HEAD = ("", "median", "min", "max", "elements/s", "of bound", "ranks", "switch", "resent", "error")
@@ -11,9 +14,13 @@ _HEAD = ("", "median", "min", "max", "elements/s", "of bound", "ranks", "switch"
 def title(setting: Setting) -> str:
     """Return the setting in a line."""
     links = setting.links
-    where = "loopback"
-    if links is not None:
-        where = shown_links(links.rate_bps, links.loss, links.mtu, links.racks)
+    where = "loopback" if links is None else links.shown()
+    if setting.ranks_per_machine > 1:
+        where = f"{setting.ranks_per_machine} on each machine, {where}"
+    if not setting.with_switch:
+        where += ", own services" if setting.own_services else ", no service of their own"
+    if setting.plan is not None and setting.plan.asked != "auto":
+        where += f", plan {setting.plan.asked}"
     tensors = f" in {setting.buckets} tensors" if setting.buckets > 1 else ""
     wire = f" sent as {setting.wire_dtype}" if setting.wire_dtype != "int32" else ""
     wire += f" by {setting.protocol}" if setting.protocol != "switchml" else ""
@@ -37,15 +44,29 @@ def table(run: Run) -> str:
         for row in rows
     ]
     lines.insert(0, title(run.setting) + ("" if bound is None else f"; bound {shown_time(bound)}"))
+    if run.setting.plan is not None:
+        lines.insert(1, _plan(run.setting.plan))
     if run.ratio is not None:
         lines.append(f"fanin is {run.ratio:.2f} times as fast as Gloo")
+    if run.switch_peak_bytes is not None:
+        lines.append(f"what only sums has held {shown_size(run.switch_peak_bytes)} at most")
     return "\n".join(lines)
 
 
 LEGEND = """\
-times: of one all-reduce, on the slowest rank; of bound: payload / (rate x time); ranks, switch: CPU
-seconds a gigabyte, all ranks together; resent: packets in all rounds; error: the largest absolute
-one in any sum."""
+times: of one all-reduce, on the slowest rank; bound: what the links take at least for the payload,
+summed where the plan says; ranks, switch: CPU seconds a gigabyte, all ranks together, and all that
+only sums; resent: packets in all rounds; error: the largest absolute one in any sum."""
+
+
+def _plan(plan: Plan) -> str:
+    shares = [(name, f"{100 * share:.4g} %") for name, share in plan.shares.items() if share]
+    alike = (list(of_kind) for _, of_kind in groupby(shares, lambda one: (one[0][0], one[1])))
+    shown = ", ".join(
+        f"{some[0][0]} .. {some[-1][0]} {some[0][1]} each" if len(some) > 1 else " ".join(some[0])
+        for some in alike
+    )
+    return f"plan: {shown}; all wait for {plan.bound}; a ring takes {shown_time(plan.ring_s)}"
 
 
 def _row(name: str, figures: Figures) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from fanin._settings import Protocol, WireDtype
+from fanin.bench.plan import Plan
 from fanin.bench.stage import Links, Sample
 
 
@@ -28,6 +29,14 @@ class Setting:
     """None: loopback."""
     protocol: Protocol = "switchml"
     """How fanin sums."""
+    ranks_per_machine: int = 1
+    """In the laboratory."""
+    with_switch: bool = True
+    """Whether there is a switch that has a link for every worker."""
+    own_services: bool = True
+    """Whether the ranks' machines may sum, too."""
+    plan: Plan | None = None
+    """None: the planner does not know the links."""
 
     @property
     def elements(self) -> int:
@@ -41,10 +50,13 @@ class Setting:
 
     @property
     def bound_s(self) -> float | None:
-        """The time of the payload on a link.
+        """The time of the plan; without one, of the payload on a link. Headers are not in it.
 
-        Nobody who sends every byte once can be faster; who rounds them to fewer can.
+        With these shares nobody who sends every byte once can be faster; who rounds them to fewer
+        can.
         """
+        if self.plan is not None:
+            return self.plan.time_s
         if self.links is None or self.links.rate_bps is None:
             return None
         return 8 * self.payload_bytes / self.links.rate_bps
@@ -63,7 +75,8 @@ class Figures:
     """Elements summed a second at the median (the SwitchML paper's ATE/s)."""
     bound_share: float | None
     ranks_cpu_s_per_gb: float
-    """CPU seconds of all ranks together for 10^9 bytes of a rank's tensor."""
+    """CPU seconds of all ranks together, with their own services, for 10^9 bytes of a rank's
+    tensor."""
     switch_cpu_s_per_gb: float
     retransmissions: int
     error_max: float
@@ -75,6 +88,8 @@ class Run:
 
     setting: Setting
     backends: Mapping[str, Figures]
+    switch_peak_bytes: int | None = None
+    """The most memory that one of the processes that only sum has held; None: there is none."""
 
     @property
     def ratio(self) -> float | None:
@@ -92,6 +107,7 @@ class Run:
             "payload_bytes": self.setting.payload_bytes,
             "bound_s": self.setting.bound_s,
             "ratio_to_gloo": self.ratio,
+            "switch_peak_bytes": self.switch_peak_bytes,
             "backends": {name: asdict(figures) for name, figures in self.backends.items()},
         }
 

@@ -13,20 +13,24 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, field
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fanin import netlab
+from fanin import _settings, netlab
 from fanin._settings import Settings
+from fanin._units import shown_links
 from fanin.bench import BenchError
+from fanin.bench.plan import Machine, Plan, planned
 from fanin.bench.rank import Failed, Place, Round, Timing, Verdict, play
 from fanin.netlab import INTERFACE, MTU_DEFAULT, SERVER, SWITCH, Netlab, address
 
 SWITCH_PORT = 4800
 SERVER_PORT = 4801
+# What the kernel says of a veth pair that nobody shaped.
+UNSHAPED_BPS = 10**10
 # From the moment that all ranks are ready to the one at which they begin: they must have heard it.
 _NOTICE_S = 0.01
 _NOTICE_A_RANK_S = 0.001
@@ -44,6 +48,16 @@ class Links:
     loss: float | None = None
     mtu: int = MTU_DEFAULT
     racks: int = 1
+    spares: int = 0
+    """Machines more, which only sum, each with one link."""
+    spare_rate_bps: int | None = None
+    """None: as the others'."""
+    rates: Mapping[str, int] = field(default_factory=dict)
+    """Of machines whose link has another rate, in bits a second."""
+
+    def shown(self) -> str:
+        """Return them in words."""
+        return shown_links(*astuple(self))
 
 
 @dataclass(frozen=True)
@@ -70,13 +84,16 @@ class Stage:
         pipes: list[Connection],
         switch_pids: Sequence[int],
         timeout_s: float,
-        shared: bool,
+        counters: Sequence[str | None],
+        machines: Sequence[Machine] | None,
     ) -> None:
         self._ranks = ranks
         self._pipes = pipes
+        self._switch_pids = switch_pids
         self._switch_clocks = [_cpu_clock(pid) for pid in switch_pids]
         self._timeout_s = timeout_s + _GRACE_S
-        self._shared = shared
+        self._counters = counters
+        self._machines = machines
         self._number = 0
 
     @property
@@ -106,13 +123,25 @@ class Stage:
             rank_times_s=tuple((t.ended - began) / wanted.calls for t in timings),
             ranks_cpu_s=sum(timing.cpu_s for timing in timings),
             switch_cpu_s=switch_cpu,
-            # On loopback the ranks all read one counter of TCP's.
-            retransmissions=max(resent)
-            if self._shared and wanted.backend == "gloo"
-            else sum(resent),
+            retransmissions=self._tcp_s(resent) if wanted.backend == "gloo" else sum(resent),
             error_max=max(verdict.error_max for verdict in verdicts),
             digest=verdicts[0].digest,
         )
+
+    def plan(self, size_bytes: int, asked: _settings.Plan) -> Plan | None:
+        """Return what the planner says; None where it does not know the links."""
+        return None if self._machines is None else planned(self._machines, size_bytes, asked)
+
+    def switch_peak_bytes(self) -> int | None:
+        """Return the most memory that a switch or server has held, of those that have the most."""
+        return max(map(_peak_bytes, self._switch_pids), default=None)
+
+    def _tcp_s(self, resent: Sequence[int]) -> int:
+        """Ranks of one network all read the same counter of TCP's."""
+        of_network: dict[str | None, int] = {}
+        for network, count in zip(self._counters, resent, strict=True):
+            of_network[network] = max(of_network.get(network, 0), count)
+        return sum(of_network.values())
 
     def _switch_cpu_s(self) -> float:
         return sum(map(time.clock_gettime, self._switch_clocks))
@@ -159,8 +188,12 @@ def stage(
     backends: tuple[str, ...],
     timeout_s: float,
     settings: Settings,
+    ranks_per_machine: int,
+    with_switch: bool,
 ) -> Iterator[Stage]:
     """Set the stage and clear it afterwards; without links, on loopback.
+
+    With ``with_switch`` there is one at `sw`, else spare machines and the ranks' own sum.
 
     Raises `BenchError`, and `fanin.netlab.NetlabError`.
     """
@@ -168,39 +201,64 @@ def stage(
         lab: Netlab | None = None
         if links is not None:
             _sweep()
-            # A name of its own: somebody may be at work in the laboratory of `fanin netlab`.
             lab = Netlab(
-                workers,
+                workers // ranks_per_machine,
+                spares=links.spares,
                 rate_bps=links.rate_bps,
+                spare_rate_bps=links.spare_rate_bps,
+                rates=links.rates,
                 loss=links.loss,
                 mtu=links.mtu,
                 racks=links.racks,
+                # Of its own: somebody may be at work in the laboratory of `fanin netlab`.
                 name=f"bench{os.getpid()}",
             )
             stack.enter_context(lab)
-        pids, addresses = stack.enter_context(_switches(lab, settings))
+        services = stack.enter_context(_services(lab, settings, with_switch))
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fanin-bench-")))
-        ranks, pipes = stack.enter_context(
-            _ranks(
-                [
-                    Place(
-                        rank=rank,
-                        world_size=workers,
-                        namespace=lab.namespace(f"w{rank}") if lab else None,
-                        interface=INTERFACE if lab else "lo",
-                        rendezvous=str(directory / "rendezvous"),
-                        switch=addresses[lab.switch_of(rank) if lab else SWITCH],
-                        timeout_s=timeout_s,
-                        backends=backends,
-                        settings=settings,
-                    )
-                    for rank in range(workers)
-                ]
+        places = []
+        for rank in range(workers):
+            machine = rank // ranks_per_machine
+            places.append(
+                Place(
+                    rank=rank,
+                    world_size=workers,
+                    namespace=lab.namespace(f"w{machine}") if lab else None,
+                    interface=INTERFACE if lab else "lo",
+                    rendezvous=str(directory / "rendezvous"),
+                    switch=services.named(lab.switch_of(machine) if lab else SWITCH),
+                    rate_bps=lab.rates[f"w{machine}"] if lab else None,
+                    timeout_s=timeout_s,
+                    backends=backends,
+                    settings=settings,
+                )
             )
+        ranks, pipes = stack.enter_context(_ranks(places))
+        ready = Stage(
+            ranks,
+            pipes,
+            services.pids,
+            timeout_s,
+            counters=[place.namespace for place in places],
+            machines=_machines(lab, settings, with_switch) if lab else None,
         )
-        ready = Stage(ranks, pipes, pids, timeout_s, shared=lab is None)
         ready.wait_joined()
         yield ready
+
+
+def _machines(lab: Netlab, settings: Settings, with_switch: bool) -> list[Machine] | None:
+    """Return what the planner is told; None where it knows too little, or has no choice."""
+    rates = {name: bps for name, bps in lab.rates.items() if bps is not None}
+    if rates.keys() != lab.rates.keys() or lab.racks > 1 or settings.protocol != "switchml":
+        return None
+    own = settings.own_services
+    machines = [
+        Machine(name, bps, trains=name.startswith("w"), sums=own or not name.startswith("w"))
+        for name, bps in rates.items()
+    ]
+    if with_switch:
+        machines.append(Machine(SWITCH, _switch_bps(lab), trains=False, sums=True))
+    return machines
 
 
 def _sweep() -> None:
@@ -211,13 +269,27 @@ def _sweep() -> None:
             netlab.down(name)
 
 
+@dataclass(frozen=True)
+class _Services:
+    """What sums beside the ranks' own services."""
+
+    pids: Sequence[int]
+    addresses: Mapping[str, str]
+    """What the ranks below each rack's switch are told."""
+
+    def named(self, rack: str) -> str | None:
+        """Return FANIN_SWITCH of the ranks there; None: there is nothing but their own."""
+        return self.addresses.get(rack)
+
+
 @contextlib.contextmanager
-def _switches(lab: Netlab | None, settings: Settings) -> Iterator[tuple[list[int], dict[str, str]]]:
-    """Start what sums: its processes, and the address that each rack's ranks are told.
+def _services(lab: Netlab | None, settings: Settings, with_switch: bool) -> Iterator[_Services]:
+    """Start what sums.
 
     Above several racks stands SwitchML's only switch, or ATP's server.
     """
-    racks = list(dict.fromkeys(map(lab.switch_of, range(lab.workers)))) if lab else [SWITCH]
+    machines = lab.workers if lab else 1
+    racks = list(dict.fromkeys(map(lab.switch_of, range(machines)))) if lab else [SWITCH]
     top = SERVER if len(racks) > 1 else SWITCH
     with contextlib.ExitStack() as stack:
         pids: list[int] = []
@@ -228,11 +300,27 @@ def _switches(lab: Netlab | None, settings: Settings) -> Iterator[tuple[list[int
             pids.append(pid)
             return told
 
-        if settings.protocol == "switchml":
-            yield pids, dict.fromkeys(racks, serve(top, "switch", SWITCH_PORT))
-            return
-        upstream = ["--protocol", "atp", "--upstream", serve(top, "server", SERVER_PORT)]
-        yield pids, {rack: serve(rack, "switch", SWITCH_PORT, *upstream) for rack in racks}
+        def switch(member: str, rate_bps: int | None) -> str:
+            rate = [] if rate_bps is None else ["--rate", f"{rate_bps}bit"]
+            return serve(member, "switch", SWITCH_PORT, *rate)
+
+        addresses: Mapping[str, str] = {}
+        if settings.protocol == "atp":
+            upstream = ["--protocol", "atp", "--upstream", serve(top, "server", SERVER_PORT)]
+            addresses = {rack: serve(rack, "switch", SWITCH_PORT, *upstream) for rack in racks}
+        elif with_switch:
+            addresses = dict.fromkeys(racks, switch(top, _switch_bps(lab) if lab else None))
+        elif lab and lab.spares:
+            spares = [f"s{i}" for i in range(lab.spares)]
+            named = ",".join(switch(spare, lab.rates[spare]) for spare in spares)
+            addresses = dict.fromkeys(racks, named)
+        yield _Services(pids, addresses)
+
+
+def _switch_bps(lab: Netlab) -> int:
+    """Return what reaches `sw`, which has a link for every worker."""
+    rates = [lab.rates[f"w{i}"] for i in range(lab.workers)]
+    return sum(UNSHAPED_BPS if bps is None else bps for bps in rates)
 
 
 @contextlib.contextmanager
@@ -298,3 +386,9 @@ def _end_with_parent() -> None:
 def _cpu_clock(pid: int) -> int:
     """Return Linux's clock of the CPU time of a process, in nanoseconds where /proc has ticks."""
     return (~pid << 3) | 2
+
+
+def _peak_bytes(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text()
+    (line,) = (line for line in status.splitlines() if line.startswith("VmHWM:"))
+    return 1024 * int(line.split()[1])
