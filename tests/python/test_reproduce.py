@@ -1,24 +1,27 @@
-"""`fanin reproduce atp --quick` runs to its end, and what the paper claims holds."""
+"""`fanin reproduce PAPER --quick` runs to its end, and what the papers claim holds."""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from fanin.reproduce import ReproduceError, command
 from fanin.reproduce.atp import EXPERIMENTS, overflow
-from fanin.reproduce.finding import Finding, table
-from fanin.reproduce.lab import Spread, toml
+from fanin.reproduce.byteps import equations, goodput
+from fanin.reproduce.finding import Experiment, Finding, Outcome, table
+from fanin.reproduce.lab import Lab, Spread, toml
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 
 def reproduce(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "fanin", "reproduce", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=280)
+    line = [sys.executable, "-m", "fanin", "reproduce", *arguments]
+    return subprocess.run(line, capture_output=True, text=True, timeout=280)
 
 
 @pytest.fixture(scope="module")
@@ -29,12 +32,17 @@ def quick(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+def findings_of(out: Path) -> dict[str, list[dict[str, Any]]]:
+    document = json.loads((out / "results.json").read_text())
+    return {name: of_one["findings"] for name, of_one in document["experiments"].items()}
+
+
 @pytest.fixture(scope="module")
 def findings(quick: Path) -> dict[str, list[dict[str, Any]]]:
     document = json.loads((quick / "results.json").read_text())
     assert document["command"].startswith("fanin reproduce atp --quick")
     assert document["seeds"] == [1]
-    return {name: of_one["findings"] for name, of_one in document["experiments"].items()}
+    return findings_of(quick)
 
 
 def ours(findings: dict[str, list[dict[str, Any]]], experiment: str, what: str) -> float:
@@ -113,6 +121,69 @@ def test_a_figure_that_is_not_there_is_refused_with_those_that_are(tmp_path: Pat
     assert ended.returncode == 2
     assert "latency" in ended.stderr
     assert "rack-scale" in ended.stderr
+
+
+# The figures' names and values are those of the BytePS paper (OSDI 2020).
+
+
+def test_the_planner_is_theorem_1_of_byteps(tmp_path: Path) -> None:
+    ended = reproduce(
+        *("byteps", "--quick", "--only", "theorem", "acceleration", "--out", str(tmp_path))
+    )
+    assert ended.returncode == 0, ended.stderr
+    found = findings_of(tmp_path)
+    assert set(found) == {"theorem", "acceleration"}
+    assert [one for of_one in found.values() for one in of_one if not one["agrees"]] == []
+    # §4.1.1: "when n = 32 and k = 16"; the paper cuts 1.469 to 1.46.
+    assert ours(found, "acceleration", "gamma_a") == pytest.approx(1504 / 1024)
+    assert ours(found, "acceleration", "gamma_p") == pytest.approx(1504 / 992)
+    for name in found:
+        assert (tmp_path / f"{name}.png").read_bytes().startswith(SIGNATURE)
+    assert "rounds 1 to 1" in (tmp_path / "README.md").read_text()
+
+
+def test_the_equations_of_byteps_are_consistent_with_its_proof() -> None:
+    for n in (2, 3, 8, 32):
+        for k in range(n + 1):
+            gpu, cpu, time = (
+                of(n, k) for of in (equations.gpu_share, equations.cpu_share, equations.optimal)
+            )
+            assert n * gpu + k * (cpu if k else 0) == pytest.approx(1)  # Eq. 5
+            assert 1 + (n - 2) * gpu == pytest.approx(time)  # Eq. 3
+            if k:
+                assert n * cpu == pytest.approx(time)  # Eq. 4, with the n that it lacks in print
+                servers = equations.parameter_server(n, k)
+                assert equations.by_parameter_server(n, k) == pytest.approx(servers / time)
+            assert equations.by_ring(n, k) == pytest.approx(equations.ring(n) / time)
+
+
+def test_without_root_figure_12_is_refused_with_what_can_be_had(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(ReproduceError, match="sudo; without Figure 12: --only theorem"):
+        goodput.run(cast(Lab, None))
+
+
+def test_what_measures_runs_alone_and_last() -> None:
+    before: dict[str, set[str]] = {}
+
+    class Stub:
+        def stop(self) -> None:
+            pass
+
+    def experiment(name: str, measures: bool) -> Experiment:
+        def run(_: Lab) -> Outcome:
+            before[name] = set(before)
+            return Outcome([], lambda _: None, {"name": name})
+
+        return Experiment(name, name, run, measures)
+
+    chosen = [experiment("one", True), experiment("two", False), experiment("three", True)]
+    outcomes = command._run_all(chosen, cast(Lab, Stub()))
+    assert [outcome.series["name"] for outcome in outcomes] == ["one", "two", "three"]
+    assert before["one"] == {"two"}
+    assert before["three"] == {"two", "one"}
 
 
 def test_a_scenario_is_written_as_toml() -> None:

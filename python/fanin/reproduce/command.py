@@ -1,4 +1,4 @@
-"""`fanin reproduce atp`: the options, and what is written."""
+"""`fanin reproduce PAPER`: the options, and what is written."""
 
 from __future__ import annotations
 
@@ -8,17 +8,15 @@ import os
 import shlex
 import sys
 import time
-from argparse import ArgumentTypeError
 from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from importlib.util import find_spec
 from pathlib import Path
 
-from fanin import _signals
+from fanin import _signals, _units
 from fanin.errors import FaninError
-from fanin.reproduce import ReproduceError, plot
-from fanin.reproduce.atp import EXPERIMENTS
-from fanin.reproduce.finding import Experiment, Outcome, table
+from fanin.reproduce import ReproduceError, atp, byteps, plot
+from fanin.reproduce.finding import Experiment, Outcome, Paper, table
 from fanin.reproduce.lab import Lab
 from fanin.reproduce.progress import progress
 
@@ -28,17 +26,25 @@ FORMAT = 1
 SEEDS = 3
 SEEDS_QUICK = 1
 
+PAPERS = {
+    "atp": Paper(atp.EXPERIMENTS, "seeds"),
+    "byteps": Paper(byteps.EXPERIMENTS, "rounds"),
+}
+
 DESCRIPTION = """\
-The figures of a paper, again, in the simulator: writes scenarios, plays each with several seeds,
-and sets what comes out beside what the paper says. In the folder of --out: README.md (the table),
-results.json, a plot for each figure, and the scenarios and results of all runs, each of which
-fanin sim plays again."""
+The figures of a paper, again, beside what the paper says. atp: in the simulator; scenarios are
+written, and each is played with several seeds. byteps: by the planner, and measured in several
+rounds on shaped links of this machine, which needs root. In the folder of --out: README.md (the
+table), results.json, a plot for each figure, and the scenarios and results of all runs; fanin sim
+plays a scenario again."""
 
 EXAMPLES = """\
 examples:
   fanin reproduce atp                     all figures, in some minutes
   fanin reproduce atp --quick             coarser, in a minute
   fanin reproduce atp --only loss sharing --out /tmp/atp
+  sudo fanin reproduce byteps --quick
+  fanin reproduce byteps --only theorem acceleration     what needs no links, and no root
 """
 
 
@@ -50,14 +56,18 @@ def parser() -> argparse.ArgumentParser:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    made.add_argument("paper", choices=["atp"], help="which paper's figures")
-    made.add_argument("--quick", action="store_true", help="one seed, fewer points, smaller models")
+    made.add_argument("paper", choices=list(PAPERS), help="which paper's figures")
+    made.add_argument(
+        "--quick",
+        action="store_true",
+        help="one seed or round, fewer points, smaller models and tensors",
+    )
     made.add_argument(
         "--only",
         nargs="+",
         metavar="NAME",
-        choices=[experiment.name for experiment in EXPERIMENTS],
-        help=f"some of: {', '.join(experiment.name for experiment in EXPERIMENTS)}",
+        help="some of: "
+        + "; ".join(f"{name}: {', '.join(_names(paper))}" for name, paper in PAPERS.items()),
     )
     made.add_argument(
         "--out",
@@ -71,7 +81,7 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument(
         "--jobs",
-        type=_positive,
+        type=_units.positive_number,
         default=len(os.sched_getaffinity(0)),
         metavar="N",
         help="simulations at a time (default: cores, %(default)s here)",
@@ -81,7 +91,11 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str]) -> int:
     """Run `fanin reproduce ARGV` and return its exit status."""
-    args = parser().parse_args(argv)
+    options = parser()
+    args = options.parse_args(argv)
+    names = _names(PAPERS[args.paper])
+    if unknown := [name for name in args.only or () if name not in names]:
+        options.error(f"{args.paper} has no {', '.join(unknown)}: choose from {', '.join(names)}")
     try:
         return _run(args, ["fanin", "reproduce", *argv])
     except FaninError as error:
@@ -100,7 +114,8 @@ def _run(args: argparse.Namespace, command: list[str]) -> int:
     from fanin.bench import machine
 
     began = time.monotonic()
-    chosen = [e for e in EXPERIMENTS if args.only is None or e.name in args.only]
+    paper = PAPERS[args.paper]
+    chosen = [e for e in paper.experiments if args.only is None or e.name in args.only]
     seeds = range(args.seed, args.seed + (SEEDS_QUICK if args.quick else SEEDS))
     with _signals.as_exit(), progress() as bar:
         lab = Lab(args.out, seeds, args.jobs, args.quick, bar)
@@ -127,7 +142,7 @@ def _run(args: argparse.Namespace, command: list[str]) -> int:
     findings = [finding for outcome in outcomes for finding in outcome.findings]
     shown = table(findings)
     (args.out / "README.md").write_text(
-        _page(shlex.join(command), document["commit"], seeds, shown, chosen)
+        _page(shlex.join(command), document["commit"], paper, seeds, shown, chosen)
     )
     print(shown)
     print(f"{time.monotonic() - began:.0f} s; plots, scenarios and results are in {args.out}")
@@ -135,33 +150,39 @@ def _run(args: argparse.Namespace, command: list[str]) -> int:
 
 
 def _run_all(chosen: Sequence[Experiment], lab: Lab) -> list[Outcome]:
-    """Run all experiments at once: the simulations of one fill the cores while another thinks."""
+    """Run all experiments at once: the simulations of one fill the cores while another thinks.
+
+    But those that measure, afterwards, and one after the other.
+    """
     with ThreadPoolExecutor(len(chosen)) as threads:
-        running = [threads.submit(experiment.run, lab) for experiment in chosen]
+        thinking = [experiment for experiment in chosen if not experiment.measures]
+        running = [threads.submit(experiment.run, lab) for experiment in thinking]
         try:
             ended, _ = wait(running, return_when=FIRST_EXCEPTION)
             for one in ended:
                 one.result()  # the failure, if there is one
-            return [one.result() for one in running]
+            found = {e.name: one.result() for e, one in zip(thinking, running, strict=True)}
+            found |= {e.name: e.run(lab) for e in chosen if e.measures}
         finally:
             lab.stop()
+    return [found[experiment.name] for experiment in chosen]
+
+
+def _names(paper: Paper) -> list[str]:
+    return [experiment.name for experiment in paper.experiments]
 
 
 def _page(
-    command: str, commit: object, seeds: range, shown: str, chosen: Sequence[Experiment]
+    command: str,
+    commit: object,
+    paper: Paper,
+    seeds: range,
+    shown: str,
+    chosen: Sequence[Experiment],
 ) -> str:
     plots = "\n".join(f"![{e.title}]({e.name}.png)\n" for e in chosen)
+    repeated = f"{paper.repeated} {seeds.start} to {seeds.stop - 1}"
     return (
-        f"`{command}`, commit {commit}, seeds {seeds.start} to {seeds.stop - 1}; medians, "
-        f"least and most in brackets.\n\n{shown}\n{plots}"
+        f"`{command}`, commit {commit}, {repeated}; medians, least and most in brackets.\n\n"
+        f"{shown}\n{plots}"
     )
-
-
-def _positive(text: str) -> int:
-    try:
-        number = int(text)
-    except ValueError:
-        number = 0
-    if number < 1:
-        raise ArgumentTypeError(f"{text!r} is no whole number above 0")
-    return number

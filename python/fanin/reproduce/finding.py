@@ -67,6 +67,17 @@ class Experiment:
     title: str
     """Of the plot."""
     run: Callable[[Lab], Outcome]
+    measures: bool = False
+    """Whether it takes times on this machine, where nothing else may run meanwhile."""
+
+
+@dataclass(frozen=True)
+class Paper:
+    """What is made again of a paper."""
+
+    experiments: Sequence[Experiment]
+    repeated: str
+    """What the repetitions of a run differ by, in the plural."""
 
 
 def table(findings: Sequence[Finding]) -> str:

@@ -1,4 +1,7 @@
-"""Runs scenarios: `fanin sim` as processes, a few at a time; what went in and came out is kept."""
+"""Runs what experiments ask for as processes, and keeps what went in and what came out.
+
+`fanin sim` and `fanin plan` a few at a time; `fanin bench`, which measures, alone.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from fanin.reproduce import ReproduceError
 from fanin.reproduce.progress import Progress
@@ -20,7 +23,9 @@ from fanin.reproduce.progress import Progress
 Scenario = Mapping[str, Any]
 """A scenario file's keys; a list of mappings is an array of tables."""
 Report = Mapping[str, Any]
-"""`result` of the JSON that `fanin sim` writes."""
+"""`result` of the JSON that `fanin sim` writes, or one of the `runs` of `fanin bench`."""
+_T = TypeVar("_T")
+_Found = TypeVar("_Found")
 
 
 @dataclass(frozen=True)
@@ -76,6 +81,34 @@ class Lab:
             for name in scenarios
         }
         return {name: Runs([run.result() for run in of_one]) for name, of_one in runs.items()}
+
+    def each(
+        self, what: str, function: Callable[[_T], _Found], items: Sequence[_T]
+    ) -> list[_Found]:
+        """Return what the function finds for each item; as many at a time as simulations."""
+
+        def one(item: _T) -> _Found:
+            if self._stopped.is_set():
+                raise ReproduceError("stopped")
+            found = function(item)
+            self._progress.done(what)
+            return found
+
+        self._progress.expect(len(items))
+        return list(self._pool.map(one, items))
+
+    def bench(self, name: str, arguments: Sequence[str]) -> Report:
+        """Run `fanin bench allreduce`, of one setting; return that of the JSON that it writes."""
+        result = self.out / "results" / f"{name}.json"
+        command = [sys.executable, "-m", "fanin", "bench", "allreduce", *arguments]
+        command += ["--json", str(result)]
+        self._progress.expect(1)
+        ended = subprocess.run(command, capture_output=True, text=True, env=_environment())
+        if ended.returncode:
+            raise ReproduceError(f"{name}: {ended.stderr.strip()}")
+        self._progress.done(name)
+        (run,) = json.loads(result.read_text())["runs"]
+        return dict(run)
 
     def stop(self) -> None:
         """Begin no further simulation."""
