@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fanin._units import shown_time
+from fanin._units import shown_size, shown_time
 from kernels import Kernel
-from rows import Check, Command, commands, fanin_samples, median_s
+from rows import HEADERS, Check, Command, commands, fanin_samples, median_s
 
 BEGIN = "<!-- what stands from here to the next mark is written by `make bench` -->"
 END = "<!-- written by `make bench` to here -->"
@@ -89,7 +89,7 @@ def generated(measured: Measured) -> str:
         table(
             [
                 *("workers, links, tensor", "bound", "fanin", "Gloo", "CPU: fanin's ranks"),
-                *("its switch", "Gloo's ranks", "sent again"),
+                *("what only sums", "Gloo's ranks", "its memory", "sent again"),
             ],
             [_time_row(measured, command) for command in commands(measured.checks)],
         ),
@@ -126,14 +126,16 @@ Rounds: {len(measured.rounds)}, each of all commands, forwards and backwards by 
 is compared ran within minutes. A command's time in a round is the median of its repeats, each from
 a common start to the last rank's last sum; fanin and Gloo take turns within a command. What is
 shown is the median over the rounds (minimum to maximum). Every sum is checked: against the exact
-one, and bit by bit between the ranks. The bound is payload / rate: nobody who sends every byte once
-is faster.
+one, and bit by bit between the ranks. The bound is what the links take at least for the payload
+where the plan says that it is summed; with one switch that has a link for each worker, payload /
+rate. With headers it is {HEADERS:.3f} times that.
 """
 
 
 _TIMES = """\
-CPU seconds for a gigabyte of a rank's tensor, all ranks together; what the kernel does for shaped
-links on its own account is in none. Sent again: fanin's packets, in all rounds.
+CPU seconds for a gigabyte of a rank's tensor, all ranks together (with their own services), and all
+processes that only sum; what the kernel does for shaped links on its own account is in none. Memory
+is the most that one of those processes held. Sent again: fanin's packets, in all rounds.
 """
 
 
@@ -150,7 +152,7 @@ def _check_row(measured: Measured, check: Check) -> list[str]:
 
 def _time_row(measured: Measured, command: Command) -> list[str]:
     if command in measured.broken:
-        return [command.what, *["-"] * 7]
+        return [command.what, *["-"] * 8]
     runs = [found[command] for found in measured.rounds]
     bound = runs[0]["bound_s"]
     backends = runs[0]["backends"]
@@ -165,6 +167,7 @@ def _time_row(measured: Measured, command: Command) -> list[str]:
             return "-"
         return f"{statistics.median(run['backends'][backend][who] for run in runs):.1f}"
 
+    held = [run["switch_peak_bytes"] for run in runs if run["switch_peak_bytes"] is not None]
     resent = sum(s["retransmissions"] for run in runs for s in fanin_samples(run))
     return [
         command.what,
@@ -174,6 +177,7 @@ def _time_row(measured: Measured, command: Command) -> list[str]:
         cpu("fanin", "ranks_cpu_s_per_gb"),
         cpu("fanin", "switch_cpu_s_per_gb"),
         cpu("gloo", "ranks_cpu_s_per_gb"),
+        shown_size(max(held)) if held else "-",
         str(resent),
     ]
 

@@ -16,6 +16,10 @@ import performance
 import pytest
 import rows
 from document import BEGIN, END, Measured
+from fanin.bench import stage
+from fanin.bench.command import parser, resolve
+from fanin.bench.measure import has_switch, links_of
+from fanin.bench.plan import planned
 from fanin.netlab import NetlabError
 from rows import Check, Command
 
@@ -41,6 +45,7 @@ def run(fanin_s: float, gloo_s: float = 1.0, digest: str = "same") -> dict[str, 
     cpu = {"ranks_cpu_s_per_gb": 1.0, "switch_cpu_s_per_gb": 1.0}
     return {
         "bound_s": 0.2,
+        "switch_peak_bytes": 19_000_000,
         "backends": {
             "fanin": {"median_s": fanin_s, "samples": [sample], **cpu},
             "gloo": {"median_s": gloo_s, "samples": [sample], **cpu},
@@ -150,6 +155,43 @@ def test_verdicts_are_of_the_median_over_rounds_of_what_was_compared_within_each
     assert "commit `0123456789ab` with uncommitted changes" in text
     assert "2 cores, Linux 6.1.0, load" in text
     assert "| at least 3 times as fast as Gloo | 4.00 (2.50 to 4.00); 400.0 ms | **met** |" in text
+
+
+def test_the_bounds_of_the_rows_are_the_equations_and_what_is_asked_says_which_time() -> None:
+    asked = {(check.command.what, check.against): check for check in rows.CHECKS}
+
+    def words(what: str) -> str:
+        return asked[what, "bound"].asked()
+
+    # BytePS, Eq. 6, for 8 machines at 1 Gbit/s that sum 25 MB, and k more.
+    assert words("8, 1 Gbit/s, own services, 25 MB") == "at most 1.09 times the bound: 381.5 ms"
+    with_headers = "at most 1.08 times the bound with headers: "
+    for k, limit in ((1, "363.8 ms"), (2, "335.0 ms"), (4, "289.4 ms"), (8, "227.4 ms")):
+        assert words(f"8, 1 Gbit/s, own services, {k} more, 25 MB") == with_headers + limit
+    forced = "8, 1 Gbit/s, one switch behind a link such as theirs, 25 MB"
+    assert words(forced) == "at most 1.12 times the bound: 1792.0 ms"
+    assert words("2 machines of 4, 1 Gbit/s, own services, 25 MB").endswith("headers: 235.8 ms")
+    unequal = "4, 1 Gbit/s, one of them 500 Mbit/s, 1 more of 2.5 Gbit/s, 25 MB"
+    assert words(unequal) == "at most 1.1 times the bound: 440.0 ms"
+
+
+def test_the_bound_of_a_row_is_that_of_the_plan_that_its_bench_is_held_to() -> None:
+    for command in {check.command for check in rows.CHECKS if check.against == "bound"}:
+        args = parser().parse_args(command.arguments())
+        resolve(args)
+        links = links_of(args)
+        assert links is not None
+        lab = stage.laboratory(command.workers // args.ranks_per_machine, links)
+        machines = stage.cluster(lab, args.settings, has_switch(args))
+        assert machines is not None
+        plan = planned(machines, command.size_bytes, args.settings.plan)
+        assert plan.time_s == pytest.approx(command.bound_s()), command.what
+
+
+def test_what_allows_for_headers_is_held_to_the_bound_with_them() -> None:
+    check = Check(ONE, 1.08, "bound", headers=True)
+    assert check.figure({ONE: run(0.2 * 1.08 * 1482 / 1408)}) == pytest.approx(1.08)
+    assert replace(check, headers=False).figure({ONE: run(0.216)}) == pytest.approx(1.08)
 
 
 def test_other_bits_are_no_success_however_fast() -> None:

@@ -32,7 +32,7 @@ def measure(
     links = links_of(args)
     settings: Settings = args.settings
     grouped: int = args.ranks_per_machine
-    with_switch = not (args.own_services or args.spares)
+    with_switch = has_switch(args)
     _check_cast(counts, grouped, links, settings, with_switch)
     runs = []
     for workers in counts:
@@ -81,6 +81,11 @@ def _check_cast(
         )
     if not (with_switch or settings.own_services or (links and links.spares)):
         raise BenchError("nobody is left to sum: with --own-services, or --spares")
+
+
+def has_switch(args: argparse.Namespace) -> bool:
+    """Whether there is a switch with a link for every worker: where nothing else is asked for."""
+    return not (args.own_services or args.spares)
 
 
 def links_of(args: argparse.Namespace) -> Links | None:

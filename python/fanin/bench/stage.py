@@ -201,19 +201,7 @@ def stage(
         lab: Netlab | None = None
         if links is not None:
             _sweep()
-            lab = Netlab(
-                workers // ranks_per_machine,
-                spares=links.spares,
-                rate_bps=links.rate_bps,
-                spare_rate_bps=links.spare_rate_bps,
-                rates=links.rates,
-                loss=links.loss,
-                mtu=links.mtu,
-                racks=links.racks,
-                # Of its own: somebody may be at work in the laboratory of `fanin netlab`.
-                name=f"bench{os.getpid()}",
-            )
-            stack.enter_context(lab)
+            lab = stack.enter_context(laboratory(workers // ranks_per_machine, links))
         services = stack.enter_context(_services(lab, settings, with_switch))
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fanin-bench-")))
         places = []
@@ -240,13 +228,32 @@ def stage(
             services.pids,
             timeout_s,
             counters=[place.namespace for place in places],
-            machines=_machines(lab, settings, with_switch) if lab else None,
+            machines=cluster(lab, settings, with_switch) if lab else None,
         )
         ready.wait_joined()
         yield ready
 
 
-def _machines(lab: Netlab, settings: Settings, with_switch: bool) -> list[Machine] | None:
+def laboratory(machines: int, links: Links) -> Netlab:
+    """Return the laboratory with these links, not yet built.
+
+    Raises `fanin.netlab.NetlabError` where there can be none.
+    """
+    return Netlab(
+        machines,
+        spares=links.spares,
+        rate_bps=links.rate_bps,
+        spare_rate_bps=links.spare_rate_bps,
+        rates=links.rates,
+        loss=links.loss,
+        mtu=links.mtu,
+        racks=links.racks,
+        # Of its own: somebody may be at work in the laboratory of `fanin netlab`.
+        name=f"bench{os.getpid()}",
+    )
+
+
+def cluster(lab: Netlab, settings: Settings, with_switch: bool) -> list[Machine] | None:
     """Return what the planner is told; None where it knows too little, or has no choice."""
     rates = {name: bps for name, bps in lab.rates.items() if bps is not None}
     if rates.keys() != lab.rates.keys() or lab.racks > 1 or settings.protocol != "switchml":

@@ -1,4 +1,4 @@
-"""Figures of Jiang et al., "A Unified Architecture ..." (BytePS), OSDI 2020: those of the network."""
+"""Figures of BytePS (Jiang et al., OSDI 2020), those about what is between machines."""
 
 from __future__ import annotations
 
