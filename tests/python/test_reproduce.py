@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,6 +16,7 @@ from fanin.reproduce.atp import EXPERIMENTS, overflow
 from fanin.reproduce.byteps import equations, goodput
 from fanin.reproduce.finding import Experiment, Finding, Outcome, table
 from fanin.reproduce.lab import Lab, Spread, toml
+from test_netlab import needs_lab
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
@@ -163,6 +165,42 @@ def test_without_root_figure_12_is_refused_with_what_can_be_had(
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(ReproduceError, match="sudo; without Figure 12: --only theorem"):
         goodput.run(cast(Lab, None))
+
+
+class Measured:
+    """A laboratory of which every figure is known."""
+
+    quick = False
+    seeds = (1, 2)
+
+    def __init__(self, slower: float) -> None:
+        self.slower = slower
+        """By how much the split takes longer than it must."""
+
+    def bench(self, name: str, arguments: Sequence[str]) -> dict[str, Any]:
+        assert name.rpartition("-")[2] in ("1", "2"), "one file a round"
+        n, k = (int(arguments[arguments.index(option) + 1]) for option in ("--workers", "--spares"))
+        unit_s = 0.2 * 1482 / 1408
+        own = "--own-services" in arguments
+        units = equations.optimal(n, k) * self.slower if own else equations.parameter_server(n, k)
+        times = {"fanin": units * unit_s, "gloo": equations.ring(n) * unit_s}
+        backends = {name: {"median_s": time_s} for name, time_s in times.items()}
+        return {"payload_bytes": 25_000_000, "backends": backends}
+
+
+@needs_lab
+@pytest.mark.parametrize(("slower", "below"), [(1.0, 0.0), (1.05, 4.8), (1.2, 16.7)])
+def test_figure_12_is_held_to_the_optimum(slower: float, below: float) -> None:
+    outcome = goodput.run(cast(Lab, Measured(slower)))
+    first = outcome.findings[0]
+    assert first.ours.median == pytest.approx(below, abs=0.1)
+    assert first.agrees == (below <= 9)  # §7.1: "1-9% difference"
+    by_ring = [one.ours.median for one in outcome.findings if "by a ring" in one.what]
+    expected = [equations.by_ring(4, k) / slower for k in range(5)]
+    assert by_ring == pytest.approx(expected)
+    by_servers = [one.ours.median for one in outcome.findings if "alone (PS)" in one.what]
+    assert by_servers[0] == pytest.approx(equations.by_parameter_server(4, 1) / slower)
+    assert [one for one in outcome.findings if not (one.agrees or one.why)] == []
 
 
 def test_what_measures_runs_alone_and_last() -> None:
