@@ -153,6 +153,30 @@ def test_ranks_share_machines_and_a_spare_machine_sums_for_them(tmp_path: Path) 
     assert run["switch_peak_bytes"] > 1_000_000
 
 
+@needs_lab
+def test_services_of_their_own_and_a_spare_machine_share_the_sums(tmp_path: Path) -> None:
+    shown, written = bench(
+        tmp_path,
+        *("--workers", "3", "--rate", "200mbit", "--own-services", "--spares", "1"),
+        *("--size", "1MB", "--repeat", "2", "--warmup", "0", "--baseline", "none"),
+    )
+    # BytePS, Eqs. 1, 2 and 6, for n = 3 and k = 1.
+    assert "plan: w0 .. w2 20 % each, s0 40 %" in shown
+    (run,) = written["runs"]
+    assert run["bound_s"] == pytest.approx(1.2 * 0.04)
+    found = run["backends"]["fanin"]
+    assert found["error_max"] == 0
+    # The spare machine sums its share and no more: all three send it 40 %.
+    assert 0 < found["switch_cpu_s_per_gb"] < found["ranks_cpu_s_per_gb"]
+    alone = ("--workers", "3", "--mtu", "1500", "--own-services", "--size", "1MB")
+    _, written = bench(tmp_path, *alone, *("--repeat", "1", "--warmup", "0", "--calls", "2"))
+    (run,) = written["runs"]
+    assert run["plan"] is None, "nobody says what the links carry"
+    assert run["switch_peak_bytes"] is None
+    assert run["backends"]["fanin"]["switch_cpu_s_per_gb"] == 0
+    assert run["backends"]["fanin"]["error_max"] == 0
+
+
 def test_machines_that_cannot_be_cast_are_refused_with_the_reason() -> None:
     def refusal(*options: str) -> str:
         command = [sys.executable, "-m", "fanin", "bench", "allreduce", *options]
