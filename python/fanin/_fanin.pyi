@@ -13,6 +13,17 @@ version: str
 variables: list[str]
 """Every environment variable that some part of fanin reads."""
 
+class LocalRanks:
+    """The ranks of this machine, which sum in shared memory. For one `Client`.
+
+    `machines` are those of all ranks, numbered in the order of their first ranks; `name` is one that no other job on these machines has.
+    Raises `OSError` on the first rank of a machine where /dev/shm has too little room.
+    """
+
+    def __new__(cls, machines: Sequence[int], rank: int, name: str) -> LocalRanks: ...
+    def close(self) -> None:
+        """Give the memory back, if no client has taken it."""
+
 class Client:
     """One membership of one rank in one job, which one service sums or several.
 
@@ -35,6 +46,7 @@ class Client:
         exact: bool = False,
         congestion_control: bool = True,
         trace: tuple[str, int] | None = None,
+        local: LocalRanks | None = None,
     ) -> Client: ...
     @property
     def switch(self) -> str: ...
@@ -137,6 +149,9 @@ def interface_address(interface: str) -> str | None:
 
 def switch_rate(address: str, timeout: float) -> int | None:
     """Return the bits a second of a switch's link, as it says. Raises `fanin.errors`."""
+
+def machine_id() -> str:
+    """Name the machine: equal where kernel, network namespace, /dev/shm and user are."""
 
 def switch_address(text: str) -> str:
     """Return "host:port" of what names a switch: "box", "box:4800", "4900" (of this machine).

@@ -35,11 +35,12 @@ def join(
     world_size: int,
     timeout: float,
     services: Sequence[Service] | None = None,
+    local: _fanin.LocalRanks | None = None,
 ) -> _fanin.Client:
     """Join `job`; blocks until all ranks have, `timeout` seconds at most.
 
-    Without `services` the switches of the settings sum, each as much as any other. Raises the
-    errors of `fanin.errors`.
+    Without `services` the switches of the settings sum, each as much as any other. With `local`
+    the ranks of this machine sum among themselves first. Raises the errors of `fanin.errors`.
     """
     if services is None:
         if settings.switch is None:
@@ -58,6 +59,7 @@ def join(
         exact=settings.exact,
         congestion_control=settings.congestion_control,
         trace=None if settings.trace is None else timeline(settings.trace, rank),
+        local=local,
     )
 
 

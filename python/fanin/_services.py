@@ -6,10 +6,8 @@ Ranks tell each other where they are (`Place`), and each computes the same plan 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Final, TypeAlias
 
 from fanin import _fanin
@@ -40,6 +38,8 @@ class Place:
     """What their links carry, if rank 0 asked."""
     own_services: bool
     plan: Plan
+    local: str | None
+    """How its machine's ranks would sum among themselves; None if they may not."""
 
     def encode(self) -> str:
         """Return a text from which `decode` makes it again."""
@@ -97,7 +97,14 @@ def place(settings: Settings, address: str, *, asks: bool) -> Place:
         switch_rates=rates,
         own_services=may_sum(settings),
         plan=settings.plan,
+        local=_local(settings),
     )
+
+
+def _local(settings: Settings) -> str | None:
+    # What is exact is rounded once over all ranks, and ATP's ranks are each a child of a switch.
+    is_possible = settings.protocol == "switchml" and not settings.exact
+    return settings.wire_dtype if is_possible else None
 
 
 def may_sum(settings: Settings) -> bool:
@@ -106,17 +113,26 @@ def may_sum(settings: Settings) -> bool:
 
 
 def machine(settings: Settings) -> str:
-    """Return a name that ranks of one machine, and of one network namespace there, have alone."""
+    """Return a name that ranks have in common that can share memory, and an address."""
     if settings.machine is not None:
         return settings.machine
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot} {os.stat('/proc/self/ns/net').st_ino}"
+    return _fanin.machine_id()
 
 
 def machines(places: Sequence[Place]) -> list[int]:
     """Return for each rank the number of its machine, in the order of their first ranks."""
     numbers: dict[str, int] = {}
     return [numbers.setdefault(place.machine, len(numbers)) for place in places]
+
+
+def local_machines(places: Sequence[Place]) -> list[int] | None:
+    """Return the machine of each rank if ranks of one are to sum among themselves, else None."""
+    of_rank = machines(places)
+    alike = {place.local for place in places}
+    if len(alike) > 1 or None in alike or len(set(of_rank)) == len(of_rank):
+        return None
+    # Who names a switch for the ranks of one machine wants it to sum.
+    return None if places[0].switches and max(of_rank) == 0 else of_rank
 
 
 def split(places: Sequence[Place]) -> Split | None:

@@ -1,7 +1,7 @@
 //! The input and output of control: how a worker finds its switch, joins a job, and learns that something is wrong.
 //!
 //! From the top: a [`SwitchServer`] is a whole switch (or the server of ATP), the data path (`fanin-udp`) and the control
-//! connection under one port number; an [`AtpSwitchServer`] is a switch on the way to such a server; a [`Session`] is a worker's whole connection to it. Every decision is made in `fanin_protocol::control`; here it
+//! connection under one port number; an [`AtpSwitchServer`] is a switch on the way to such a server; a [`Session`] is a worker's whole connection to it, and a [`Job`] adds the ranks of its machine. Every decision is made in `fanin_protocol::control`; here it
 //! is asked for, carried out and reported. A gradient passes this room only as a pointer on its way to the driver.
 //!
 //! Deliberately absent: policy, packets, and Python.
@@ -15,9 +15,10 @@ pub mod proto;
 mod server;
 
 pub use client::{
-    AtpSwitchJob, AtpSwitchStatus, Cancel, HEARTBEATS_PER_TIMEOUT, HandOver, JobStatus, JobStatusState,
-    Probe, ProbeReport, ProbeSum, Route, ServiceConfig, Session, SessionConfig, SwitchStatus, TraceConfig,
-    interface_address, interface_rate_bps, resolve_switch, route, switch_address, switch_status,
+    AtpSwitchJob, AtpSwitchStatus, Cancel, HEARTBEATS_PER_TIMEOUT, HandOver, Job, JobStatus, JobStatusState,
+    LocalRanks, Probe, ProbeReport, ProbeSum, Route, ServiceConfig, Session, SessionConfig, SwitchStatus,
+    TraceConfig, interface_address, interface_rate_bps, resolve_switch, route, switch_address, switch_status,
 };
 pub use error::{AllReduceError, ChainError, SessionError, Tensor};
+pub use fanin_local::machine_id;
 pub use server::{AtpSwitchServer, AtpSwitchServerConfig, ServerError, SwitchServer, SwitchServerConfig};

@@ -188,6 +188,18 @@ impl LocalSum {
         self.shared.outstanding.load(Ordering::Acquire)
     }
 
+    /// Ranks of the job, on this machine, that have not contributed to what this rank has.
+    #[must_use]
+    pub fn awaited(&self) -> Vec<u32> {
+        let memory = &self.shared.memory;
+        if memory.is_forked() {
+            return Vec::new();
+        }
+        let contributed = |rank: usize| memory.seat(rank).reached(CONTRIBUTED);
+        let behind = |rank: &usize| contributed(*rank) < contributed(memory.me);
+        (0..memory.layout.ranks).filter(behind).map(|rank| memory.group.ranks[rank]).collect()
+    }
+
     /// Changes [`LocalConfig::timeout`], for what is under way too.
     pub fn set_timeout(&self, timeout: Duration) {
         let nanos = u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX);
@@ -277,7 +289,14 @@ impl Shared {
             Failure::Because(cause) => cause.downcast_ref::<LocalError>().and_then(Ending::of),
             _ => None,
         };
-        self.inbox().ended.get_or_insert(failure);
+        {
+            let mut inbox = self.inbox();
+            inbox.ended.get_or_insert(failure);
+            if inbox.stopped {
+                // It has left, which is all that the others need to know.
+                return;
+            }
+        }
         let ending = ending.unwrap_or(Ending::Ended(self.memory.group.ranks[self.memory.me]));
         self.end(ending);
     }

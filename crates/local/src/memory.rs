@@ -45,7 +45,7 @@ const _: () =
 /// The group that a memory is for: the same on all its ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Group {
-    /// Of each rank on this machine, its rank in the job; 2 to [`RANKS_MAX`] of them.
+    /// Of each rank on this machine, its rank in the job; 1 to [`RANKS_MAX`] of them, and more than one where there are no other machines.
     pub ranks: Vec<u32>,
     /// How many of them sum and speak with other machines, the first ones: 1 to their number.
     pub columns: usize,
@@ -153,11 +153,12 @@ impl Group {
 
     fn check(&self) -> Result<(), MemoryError> {
         let ranks = self.ranks.len();
-        if (2..=RANKS_MAX).contains(&ranks) && (1..=ranks).contains(&self.columns) {
+        let least = if self.networked { 1 } else { 2 };
+        if (least..=RANKS_MAX).contains(&ranks) && (1..=ranks).contains(&self.columns) {
             return Ok(());
         }
         let cause = format!(
-            "{ranks} ranks in {} columns; a machine's group has 2 to {RANKS_MAX} ranks",
+            "{ranks} ranks in {} columns; a machine's group has {least} to {RANKS_MAX} ranks",
             self.columns
         );
         Err(MemoryError::Unusable { wanted: 0, cause: io::Error::new(io::ErrorKind::InvalidInput, cause) })
@@ -213,6 +214,9 @@ impl SharedMemory {
             (*header.as_ptr()).agreed = memory.group.agreed();
         }
         memory.attach().map_err(unusable)?;
+        if layout.ranks == 1 {
+            return Ok(memory);
+        }
         // Complete, and with its first lock: now it can be found.
         let descriptor = format!("/proc/self/fd/{}", memory.file.as_raw_fd());
         rustix::fs::linkat(CWD, descriptor, CWD, path(name), AtFlags::SYMLINK_FOLLOW)

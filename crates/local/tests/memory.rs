@@ -72,6 +72,8 @@ fn groups_have_two_to_sixty_four_ranks() {
     for ranks in [0, 1, 65] {
         assert!(group(ranks).bytes().is_err());
     }
+    let alone = Group { networked: true, ..group(1) };
+    memories(&alone)[0].gather(Duration::ZERO).expect("nobody else is to come");
     assert!(Group { columns: 0, ..group(2) }.bytes().is_err());
     assert!(Group { columns: 3, ..group(2) }.bytes().is_err());
     assert_eq!(memories(&group(64)).len(), 64);

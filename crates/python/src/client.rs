@@ -4,9 +4,10 @@ use crate::environment::begin_rank;
 use crate::error::{rank_out_of_range, to_python};
 use crate::interruptible::{duration, lock};
 use crate::ledger::Completion;
+use crate::local::LocalRanks;
 use crate::membership::Membership;
 use crate::pending::Pending;
-use fanin_controller::{ServiceConfig, Session, SessionConfig, SessionError, TraceConfig};
+use fanin_controller::{Job, ServiceConfig, SessionConfig, SessionError, TraceConfig};
 use fanin_protocol::Reason;
 use fanin_protocol::control::Protocol;
 use fanin_udp::RawTensor;
@@ -30,7 +31,7 @@ const TIMEOUT_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
 /// later each all-reduce. `slots` is the number of slots a shard, `window` that of ATP's fragments in flight: each is computed from the path where it is None. `wire_dtype` says how
 /// large float tensors travel, "int32" or "bfloat16", or with `exact` as they are, and `protocol` how they are summed, "switchml" or
 /// "atp": the same on all ranks. Without `congestion_control`, ATP's window does not shrink when packets are lost. `trace` is the file of a timeline and the rank that this
-/// process has in it. Raises the errors of `fanin.errors`, and `ValueError` for another wire dtype or protocol.
+/// process has in it. With `local` this machine's ranks sum among themselves first, and `services` may be empty where there is no other machine. Raises the errors of `fanin.errors`, and `ValueError` for another wire dtype or protocol.
 #[pyclass(frozen, module = "fanin._fanin")]
 pub(crate) struct Client {
     membership: Arc<Membership>,
@@ -45,7 +46,7 @@ impl Client {
     #[new]
     #[pyo3(signature = (
         services, job, rank, world_size, *, timeout=300.0, slots=None, window=None, wire_dtype="int32",
-        protocol="switchml", exact=false, congestion_control=true, trace=None
+        protocol="switchml", exact=false, congestion_control=true, trace=None, local=None
     ))]
     #[expect(clippy::too_many_arguments, reason = "the signature is Python's")]
     fn new(
@@ -62,6 +63,7 @@ impl Client {
         exact: bool,
         congestion_control: bool,
         trace: Option<(PathBuf, u32)>,
+        local: Option<&LocalRanks>,
     ) -> PyResult<Self> {
         let wire_dtype = match (wire_dtype.parse(), exact) {
             (Ok(WireDtype::Int32), true) => WireDtype::Native,
@@ -94,7 +96,7 @@ impl Client {
             join_timeout: limit,
             ..usual
         };
-        let membership = Arc::new(Membership::join(py, config)?);
+        let membership = Arc::new(Membership::join(py, config, local.and_then(LocalRanks::take))?);
         Ok(Self { membership, rank, world_size, protocol, timeout: Mutex::new(timeout) })
     }
 
@@ -207,7 +209,7 @@ impl Client {
     /// Why the membership ended by itself, as the exception that every all-reduce since raises; None while it lives, and once it
     /// is closed. May be asked at any time, from any thread.
     fn failure(&self, py: Python<'_>) -> Option<Py<PyAny>> {
-        let failure = py.detach(|| self.membership.with_session(Session::failure)).flatten()?;
+        let failure = py.detach(|| self.membership.with_session(Job::failure)).flatten()?;
         Some(to_python(py, &failure).into_value(py).into_any())
     }
 

@@ -12,6 +12,7 @@ mod environment;
 mod error;
 mod interruptible;
 mod ledger;
+mod local;
 mod membership;
 mod pending;
 mod plan;
@@ -28,6 +29,8 @@ mod _fanin {
     use crate::command_line::main;
     #[pymodule_export]
     use crate::environment::{switch_address, warn_of_unknown_variables};
+    #[pymodule_export]
+    use crate::local::{LocalRanks, machine_id};
     #[pymodule_export]
     use crate::pending::Pending;
     #[pymodule_export]

@@ -3,7 +3,9 @@
 use crate::error::to_python;
 use crate::interruptible;
 use crate::ledger::{Ledger, Ticket};
-use fanin_controller::{Cancel, JobStatusState, Session, SessionConfig, SessionError, Tensor, switch_status};
+use fanin_controller::{
+    Cancel, Job, JobStatusState, LocalRanks, SessionConfig, SessionError, Tensor, switch_status,
+};
 use fanin_protocol::control::Ranks;
 use pyo3::prelude::*;
 use rustix::process::{Pid, getpid};
@@ -19,7 +21,7 @@ pub(crate) struct Membership {
     services: Vec<String>,
     pub(crate) job: String,
     /// `None` once closed. Never held while Python code may run, as that could close it.
-    session: RwLock<Option<Session>>,
+    session: RwLock<Option<Job>>,
     /// The process that joined. One that it forked inherits the object, but not the threads behind it.
     owner: Pid,
     ledger: Ledger,
@@ -27,10 +29,10 @@ pub(crate) struct Membership {
 
 impl Membership {
     /// Joins; returns when all ranks have, or a signal handler raised.
-    pub(crate) fn join(py: Python<'_>, config: SessionConfig) -> PyResult<Self> {
+    pub(crate) fn join(py: Python<'_>, config: SessionConfig, local: Option<LocalRanks>) -> PyResult<Self> {
         let services = config.services.iter().map(|service| service.switch.clone()).collect();
         let job = config.job.clone();
-        let session = connect(py, config)?.map_err(|error| to_python(py, &error))?;
+        let session = connect(py, config, local)?.map_err(|error| to_python(py, &error))?;
         Ok(Self {
             services,
             job,
@@ -41,7 +43,7 @@ impl Membership {
     }
 
     /// What `with` makes of the session; `None` once it is closed, and in a forked process.
-    pub(crate) fn with_session<R>(&self, with: impl FnOnce(&Session) -> R) -> Option<R> {
+    pub(crate) fn with_session<R>(&self, with: impl FnOnce(&Job) -> R) -> Option<R> {
         if self.is_forked() {
             return None;
         }
@@ -93,6 +95,9 @@ impl Membership {
 
     /// For whom the services wait; none where they cannot be asked.
     fn missing_ranks(&self) -> Ranks {
+        if let Some(awaited) = self.with_session(Job::awaited).flatten() {
+            return awaited;
+        }
         // All at once: one that is gone takes its time.
         let answers = thread::scope(|scope| {
             let ask = |service: &String| {
@@ -123,19 +128,23 @@ impl Drop for Membership {
 
 /// Connects on a thread of its own, so that this one can look for signals. When one raises, the joining ends, and a session
 /// that came all the same is closed.
-fn connect(py: Python<'_>, config: SessionConfig) -> PyResult<Result<Session, SessionError>> {
+fn connect(
+    py: Python<'_>,
+    config: SessionConfig,
+    local: Option<LocalRanks>,
+) -> PyResult<Result<Job, SessionError>> {
     type Meeting = (Mutex<State>, Condvar);
     enum State {
         Waiting,
         Gone,
-        Connected(Box<Result<Session, SessionError>>),
+        Connected(Box<Result<Job, SessionError>>),
     }
     let meeting: Arc<Meeting> = Arc::new((Mutex::new(State::Waiting), Condvar::new()));
     let theirs = Arc::clone(&meeting);
     let cancel = Cancel::default();
     let cancelled = cancel.clone();
     thread::Builder::new().name("fanin-join".into()).spawn(move || {
-        let session = Session::connect_unless(config, &cancelled);
+        let session = Job::connect_unless(config, local, &cancelled);
         let mut state = interruptible::lock(&theirs.0);
         if matches!(*state, State::Waiting) {
             *state = State::Connected(Box::new(session));

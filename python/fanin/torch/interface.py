@@ -20,14 +20,14 @@ GLOO_VARIABLE = "GLOO_SOCKET_IFNAME"
 def gloo_address(switches: str) -> str | None:
     """Return the address for Gloo to listen on; None where its own choice will do.
 
-    `switches` are what sums, with commas between.
+    `switches` are what sums, with commas between; none if the group is on one machine.
 
     Gloo takes the interface that GLOO_SOCKET_IFNAME names, else the address of the machine's own
     name. Where /etc/hosts gives that name a loopback address, as Debian's and Ubuntu's installers
     have it, no other machine could connect. The interface that leads to the switch is one that the
     ranks share, so it takes the place of a loopback address, and of no other.
     """
-    if os.environ.get(GLOO_VARIABLE) or not _is_loopback(_own_address()):
+    if not switches or os.environ.get(GLOO_VARIABLE) or not _is_loopback(_own_address()):
         return None
     routes = map(_source_address, switches.split(","))
     return next((route for route in routes if not _is_loopback(route)), None)

@@ -8,7 +8,7 @@ import re
 import secrets
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -17,7 +17,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from fanin import _fanin
 from fanin._join import check_rank, join, no_switch
-from fanin._services import Place, place, split
+from fanin._services import Place, local_machines, place, split
 from fanin._settings import Settings
 from fanin.errors import JoinTimeout, SwitchUnreachable
 from fanin.torch import handshake
@@ -61,11 +61,17 @@ class Membership:
 
         here = place(own, own_address(self.store), asks=rank == 0)
         places = [Place.decode(text) for text in gather("place", here.encode())]
-        planned = split(places)
-        if planned is None:
-            raise SwitchUnreachable(no_switch())
         hosted: Hosted | None = None
+        local = self._share_memory(rank, local_machines(places), gather)
         try:
+            if local is not None and len({place.machine for place in places}) == 1:
+                left = max(deadline - time.monotonic(), 1.0)
+                client = join(own, self.job, rank, world_size, left, [], local)
+                client.set_timeout(timeout)
+                return Connected(client, None)
+            planned = split(places)
+            if planned is None:
+                raise SwitchUnreachable(no_switch())
             # A name of this machine that means itself says nothing to others.
             told, error = "", ""
             if rank in planned.hosts:
@@ -86,13 +92,38 @@ class Membership:
                 switches = places[0].switches[: len(planned.switch_shares)]
             services = planned.services(addresses, switches)
             left = max(deadline - time.monotonic(), 1.0)
-            client = join(own, self.job, rank, world_size, left, services)
+            client = join(own, self.job, rank, world_size, left, services, local)
             client.set_timeout(timeout)
             return Connected(client, hosted)
         except BaseException:
             if hosted is not None:
                 hosted.release()
+            if local is not None:
+                local.close()
             raise
+
+    def _share_memory(
+        self, rank: int, machines: list[int] | None, gather: Callable[[str, str], list[str]]
+    ) -> _fanin.LocalRanks | None:
+        """Return this machine's ranks if they sum among themselves first: on all machines, or none."""
+        if machines is None:
+            return None
+        local, wrong = None, ""
+        try:
+            local = _fanin.LocalRanks(machines, rank, "fanin-" + re.sub(r"[^\w.-]", "-", self.job))
+        except OSError as error:
+            wrong = str(error)
+            print(
+                f"[fanin] rank {rank}: {error}; every rank sends its own gradients instead. Give "
+                "/dev/shm more room (docker run --shm-size)",
+                file=sys.stderr,
+                flush=True,
+            )
+        if any(gather("memory", wrong)):
+            if local is not None:
+                local.close()
+            return None
+        return local
 
     @contextlib.contextmanager
     def naming_absent(self, waited: float) -> Iterator[None]:

@@ -15,7 +15,7 @@ const ALLOWED: [(&str, &[&str]); 11] = [
     ("sim", &["protocol", "wire", "quant"]),
     ("udp", &["plan", "protocol", "wire"]),
     ("local", &["udp", "quant", "wire"]),
-    ("controller", &["plan", "protocol", "wire", "udp"]),
+    ("controller", &["plan", "protocol", "wire", "udp", "local"]),
     ("cli", &["plan", "protocol", "wire", "udp", "controller", "sim"]),
     ("python", &["plan", "protocol", "wire", "udp", "controller", "cli", "sim"]),
     ("rooms", &[]),

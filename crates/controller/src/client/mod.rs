@@ -3,6 +3,7 @@
 mod admission;
 mod config;
 pub(crate) mod connection;
+mod job;
 mod oversight;
 pub(crate) mod path;
 mod pending;
@@ -18,6 +19,7 @@ mod watch;
 
 pub use config::{ServiceConfig, SessionConfig};
 pub use connection::switch_address;
+pub use job::{Job, LocalRanks};
 pub use path::{Route, interface_address, interface_rate_bps, route};
 pub use probe::{Probe, ProbeReport, ProbeSum, resolve_switch};
 pub use session::{Cancel, Session};

@@ -1,6 +1,7 @@
 //! A worker's whole connection to the services that sum its job.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use fanin_protocol::WorkerStatistics;
@@ -32,12 +33,17 @@ const PREDECESSOR: Duration = Duration::from_secs(1);
 
 /// Ends a [`Session::connect_unless`] that is under way on another thread.
 #[derive(Clone, Debug, Default)]
-pub struct Cancel(Arc<Notify>);
+pub struct Cancel(Arc<(Notify, AtomicBool)>);
 
 impl Cancel {
+    pub(super) fn is_cancelled(&self) -> bool {
+        self.0.1.load(Ordering::Acquire)
+    }
+
     /// The rank wants to join no more. May be called before the connecting begins, too.
     pub fn cancel(&self) {
-        self.0.notify_one();
+        self.0.1.store(true, Ordering::Release);
+        self.0.0.notify_one();
     }
 }
 
@@ -78,7 +84,7 @@ impl Session {
             tokio::select! {
                 joined = Self::join(config) => joined,
                 // Dropping the call tells the switch, which gives the place back.
-                () = cancel.0.notified() => Err(SessionError::Closed),
+                () = cancel.0.0.notified() => Err(SessionError::Closed),
             }
         });
         match joined {

@@ -1,0 +1,403 @@
+//! A rank's whole job: what it sums with the ranks of its machine in shared memory, and over machines in a [`Session`].
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use fanin_local::{Done, Group, LocalConfig, LocalError, LocalSum, MemoryError, Network, SharedMemory};
+use fanin_protocol::WorkerStatistics;
+use fanin_protocol::control::Ranks;
+use fanin_udp::{Failure, IoStatistics, RawTensor};
+use fanin_wire::{Collective, Op, WORKERS_MAX, WireDtype, WorkerId};
+
+use super::config::SessionConfig;
+use super::session::{Cancel, Session};
+use super::trace::HandOver;
+use crate::SessionError;
+use crate::error::{AllReduceError, Tensor};
+
+/// What stands for a switch in messages where there is none.
+const SHARED_MEMORY: &str = "(shared memory)";
+/// How often is looked whether somebody still wants to join.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// The ranks of one machine, of which this process is one.
+#[derive(Debug)]
+pub struct LocalRanks {
+    /// Of each rank of the job its machine, numbered in the order of their first ranks.
+    machines: Vec<usize>,
+    rank: u32,
+    name: String,
+    /// The first rank's; and only where there are others, or other machines have several.
+    memory: Option<SharedMemory>,
+}
+
+impl LocalRanks {
+    /// The ranks of `machines`, which has the machine of each rank of the job, numbered in the order of their first ranks. The first rank of a machine makes the
+    /// memory of its ranks, which find it by `name`.
+    ///
+    /// # Errors
+    /// When the memory cannot be made. No rank of the job may use its own then.
+    ///
+    /// # Panics
+    /// When the machines do not have `rank`.
+    pub fn new(machines: Vec<usize>, rank: u32, name: String) -> Result<Self, MemoryError> {
+        let mut ranks = Self { machines, rank, name, memory: None };
+        let group = ranks.group();
+        if group.ranks[0] == rank {
+            ranks.memory = Some(SharedMemory::create(&ranks.file(), group)?);
+        }
+        Ok(ranks)
+    }
+
+    fn machine(&self) -> usize {
+        self.machines[self.rank as usize]
+    }
+
+    fn of_machine(&self, machine: usize) -> Vec<u32> {
+        (0u32..).zip(&self.machines).filter(|(_, of)| **of == machine).map(|(rank, _)| rank).collect()
+    }
+
+    fn count(&self) -> usize {
+        self.machines.iter().max().map_or(0, |last| last + 1)
+    }
+
+    fn group(&self) -> Group {
+        let columns = (0..self.count()).map(|machine| self.of_machine(machine).len()).min();
+        Group {
+            ranks: self.of_machine(self.machine()),
+            columns: columns.unwrap_or_default(),
+            networked: self.count() > 1,
+        }
+    }
+
+    /// Two machines of one computer have memories of their own.
+    fn file(&self) -> String {
+        format!("{}-{}", self.name, self.machine())
+    }
+
+    /// Opens the memory, and waits for the others of the machine.
+    fn gather(&mut self, patience: Duration, cancel: &Cancel) -> Result<SharedMemory, SessionError> {
+        let failed = |error: MemoryError| match error {
+            MemoryError::Lost { rank } => SessionError::RankLost { rank: WorkerId(rank as u8) },
+            error => SessionError::Local {
+                what: "sharing memory with this machine's ranks",
+                cause: error.to_string(),
+            },
+        };
+        let began = Instant::now();
+        let group = self.group();
+        let memory = match self.memory.take() {
+            Some(memory) => memory,
+            None => {
+                let me = group.ranks.iter().position(|rank| *rank == self.rank).unwrap_or_default();
+                // The first rank has told that it is there.
+                SharedMemory::open(&self.file(), group, me, patience).map_err(failed)?
+            }
+        };
+        loop {
+            match memory.gather(LOOK.min(patience.saturating_sub(began.elapsed()))) {
+                Err(MemoryError::Incomplete { .. }) if cancel.is_cancelled() => {
+                    return Err(SessionError::Closed);
+                }
+                Err(MemoryError::Incomplete { .. }) if began.elapsed() < patience => {}
+                gathered => return gathered.map(|()| memory).map_err(failed),
+            }
+        }
+    }
+}
+
+/// A rank of a running job. Dropping it leaves the job.
+///
+/// Its methods block and must not be called from an asynchronous task; they may be called from several threads.
+#[derive(Debug)]
+pub struct Job {
+    local: Option<Local>,
+    /// `None` where this rank speaks to no other machine, and once it is closed.
+    session: Option<Arc<Session>>,
+    rank: u32,
+    switch: String,
+}
+
+#[derive(Debug)]
+struct Local {
+    sum: LocalSum,
+    /// Number of the next all-reduce. Held while one is submitted.
+    next: Mutex<u64>,
+    wire_dtype: WireDtype,
+    column: Column,
+}
+
+/// The ranks that sum one part of all tensors, one a machine: a job of its own to the services.
+#[derive(Clone, Debug)]
+struct Column(Arc<[u32]>);
+
+impl Job {
+    /// Joins the job, with the ranks of the machine where they sum by themselves. Returns when every rank has, until `cancel` is called.
+    ///
+    /// # Errors
+    /// As [`Session::connect_unless`].
+    pub fn connect_unless(
+        config: SessionConfig,
+        local: Option<LocalRanks>,
+        cancel: &Cancel,
+    ) -> Result<Self, SessionError> {
+        let rank = config.rank;
+        let Some(mut local) = local else {
+            let session = Session::connect_unless(config, cancel)?;
+            let switch = session.switch().to_owned();
+            return Ok(Self { local: None, session: Some(Arc::new(session)), rank, switch });
+        };
+        let (group, machine, machines) = (local.group(), local.machine(), local.count());
+        let memory = local.gather(config.join_timeout, cancel)?;
+        let me = group.ranks.iter().position(|rank| *rank == config.rank).unwrap_or_default();
+        let of_machine = |machine| local.of_machine(machine).get(me).copied();
+        let column = Column((0..machines).filter_map(of_machine).collect());
+        let (world_size, timeout, wire_dtype) = (config.world_size, config.timeout, config.wire_dtype);
+        let session = if group.networked && me < group.columns {
+            let config = of_column(config, me, group.columns, machine, machines);
+            let session = Session::connect_unless(config, cancel).map_err(|error| column.name(error))?;
+            Some(Arc::new(session))
+        } else {
+            None
+        };
+        let network = session
+            .clone()
+            .map(|session| Box::new(Machines { session, column: column.clone() }) as Box<dyn Network>);
+        let sum = LocalSum::start(LocalConfig { memory, network, world_size, timeout })
+            .map_err(|error| SessionError::Local { what: "starting a thread", cause: error.to_string() })?;
+        let switch =
+            session.as_ref().map_or_else(|| SHARED_MEMORY.into(), |session| session.switch().to_owned());
+        let local = Local { sum, next: Mutex::default(), wire_dtype, column };
+        Ok(Self { local: Some(local), session, rank, switch })
+    }
+
+    /// As [`Session::submit`].
+    ///
+    /// # Errors
+    /// As [`Session::submit`].
+    pub fn submit(
+        &self,
+        tensor: RawTensor,
+        op: Op,
+        done: impl FnOnce(Result<(), AllReduceError>, HandOver) + Send + 'static,
+    ) -> Result<Tensor, SessionError> {
+        let Some(local) = &self.local else {
+            return self.session.as_ref().ok_or(SessionError::Closed)?.submit(tensor, op, done);
+        };
+        let submitted = Instant::now();
+        let mut next = local.next.lock().unwrap_or_else(PoisonError::into_inner);
+        let name = Tensor { number: *next, elements: tensor.elements(), dtype: tensor.dtype(), op };
+        *next += 1;
+        let (switch, wire_dtype) = (self.switch.clone(), local.wire_dtype);
+        let done = move |result: Result<(), Failure>| {
+            let result = result.map_err(|failure| AllReduceError {
+                cause: cause(&failure, wire_dtype, name, &switch),
+                tensor: name,
+                switch,
+                waited: submitted.elapsed(),
+            });
+            done(result, HandOver::default());
+        };
+        local.sum.submit(tensor, op, Box::new(done));
+        Ok(name)
+    }
+
+    /// Changes [`SessionConfig::timeout`], for what is under way too.
+    pub fn set_timeout(&self, timeout: Duration) {
+        if let Some(session) = &self.session {
+            session.set_timeout(timeout);
+        }
+        if let Some(local) = &self.local {
+            local.sum.set_timeout(timeout);
+        }
+    }
+
+    /// All-reduces that are not done.
+    #[must_use]
+    pub fn outstanding(&self) -> usize {
+        match (&self.local, &self.session) {
+            (Some(local), _) => local.sum.outstanding(),
+            (None, session) => session.as_ref().map_or(0, |session| session.outstanding()),
+        }
+    }
+
+    /// Why the job ended for this rank, if it did: what every all-reduce since fails with.
+    #[must_use]
+    pub fn failure(&self) -> Option<SessionError> {
+        let of_session = || self.session.as_ref()?.failure();
+        let Some(local) = &self.local else { return of_session() };
+        if local.sum.failure().is_none()
+            && let Some(error) = of_session()
+        {
+            local.sum.fail(local.column.failure(error));
+        }
+        let none = Tensor { number: 0, elements: 0, dtype: fanin_wire::Dtype::Float32, op: Op::Sum };
+        local.sum.failure().map(|failure| cause(&failure, local.wire_dtype, none, &self.switch))
+    }
+
+    /// Ranks of this machine that an all-reduce of this rank waits for; `None` where services know it.
+    #[must_use]
+    pub fn awaited(&self) -> Option<Ranks> {
+        let local = self.local.as_ref()?;
+        let awaited = ranks(local.sum.awaited());
+        (self.session.is_none() || !awaited.is_empty()).then_some(awaited)
+    }
+
+    /// Counters of the data path over machines.
+    #[must_use]
+    pub fn statistics(&self) -> WorkerStatistics {
+        self.session.as_ref().map(|session| session.statistics()).unwrap_or_default()
+    }
+
+    /// Trains and system calls of the data path over machines.
+    #[must_use]
+    pub fn io_statistics(&self) -> IoStatistics {
+        self.session.as_ref().map(|session| session.io_statistics()).unwrap_or_default()
+    }
+
+    /// Leaves the job. What is outstanding fails with [`SessionError::Closed`]; when this returns no tensor is touched.
+    pub fn close(&mut self) {
+        // First, as its thread holds the session, too.
+        if let Some(local) = &self.local {
+            local.sum.stop();
+        }
+        if let Some(mut session) = self.session.take().and_then(Arc::into_inner) {
+            session.close();
+        }
+    }
+
+    /// This process's rank.
+    #[must_use]
+    pub const fn rank(&self) -> u32 {
+        self.rank
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+/// What a column's rank is told: the machines are its ranks, and the columns of a machine share its link.
+fn of_column(
+    config: SessionConfig,
+    column: usize,
+    columns: usize,
+    machine: usize,
+    machines: usize,
+) -> SessionConfig {
+    let mut config = SessionConfig { rank: machine as u32, world_size: machines as u32, ..config };
+    if columns > 1 {
+        config.job = format!("{}.{column}", config.job);
+    }
+    for service in &mut config.services {
+        service.rate_bps = service.rate_bps.map(|rate| (rate / columns as u64).max(1));
+    }
+    config
+}
+
+/// The sum of a column over the machines.
+struct Machines {
+    session: Arc<Session>,
+    column: Column,
+}
+
+impl Network for Machines {
+    fn submit(&self, tensor: RawTensor, done: Done) {
+        let column = self.column.clone();
+        let done = move |result: Result<(), AllReduceError>, _: HandOver| {
+            done(result.map_err(|error| column.failure(error.cause)));
+        };
+        // It is closed after the thread that submits.
+        let _ = self.session.submit(tensor, Op::Sum, done);
+    }
+}
+
+impl Column {
+    fn of(&self, machine: WorkerId) -> WorkerId {
+        // A machine that is none of the job's keeps its number: the services made it up.
+        self.0.get(usize::from(machine.0)).map_or(machine, |rank| WorkerId(*rank as u8))
+    }
+
+    fn ranks(&self, machines: Ranks) -> Ranks {
+        ranks(machines.iter().map(|machine| self.of(machine).0.into()))
+    }
+
+    /// The error, with ranks of the job in place of machines.
+    fn name(&self, error: SessionError) -> SessionError {
+        match error {
+            SessionError::RankLost { rank } => SessionError::RankLost { rank: self.of(rank) },
+            SessionError::RankLeft { rank } => SessionError::RankLeft { rank: self.of(rank) },
+            SessionError::Expelled { rank, switch, silence } => {
+                SessionError::Expelled { rank: self.of(rank), switch, silence }
+            }
+            SessionError::CollectiveMismatch { first, second } => SessionError::CollectiveMismatch {
+                first: (self.of(first.0), first.1),
+                second: (self.of(second.0), second.1),
+            },
+            SessionError::JoinTimeout { switch, job, missing_ranks, waited } => {
+                SessionError::JoinTimeout { switch, job, missing_ranks: self.ranks(missing_ranks), waited }
+            }
+            SessionError::AllReduceTimeout { missing_ranks, waited, switch, tensor } => {
+                SessionError::AllReduceTimeout {
+                    missing_ranks: self.ranks(missing_ranks),
+                    waited,
+                    switch,
+                    tensor,
+                }
+            }
+            other => other,
+        }
+    }
+
+    /// What the machine's ranks are told: of a rank that is gone all learn which.
+    fn failure(&self, error: SessionError) -> Failure {
+        match self.name(error) {
+            SessionError::RankLost { rank } => {
+                Failure::Because(Arc::new(LocalError::Lost { rank: rank.0.into() }))
+            }
+            SessionError::RankLeft { rank } => {
+                Failure::Because(Arc::new(LocalError::Left { rank: rank.0.into() }))
+            }
+            error => Failure::Because(Arc::new(error)),
+        }
+    }
+}
+
+/// Those that a set of ranks can hold.
+fn ranks(ranks: impl IntoIterator<Item = u32>) -> Ranks {
+    ranks.into_iter().filter(|rank| *rank < WORKERS_MAX).map(|rank| WorkerId(rank as u8)).collect()
+}
+
+/// What a failure of the ranks of a machine is to `tensor`.
+fn cause(failure: &Failure, wire_dtype: WireDtype, tensor: Tensor, switch: &str) -> SessionError {
+    let Failure::Because(cause) = failure else { return SessionError::Closed };
+    if let Some(error) = cause.downcast_ref::<SessionError>() {
+        return error.clone();
+    }
+    let rank = |rank: u32| WorkerId(rank as u8);
+    match cause.downcast_ref::<LocalError>() {
+        Some(LocalError::Lost { rank: lost }) => SessionError::RankLost { rank: rank(*lost) },
+        Some(LocalError::Left { rank: left }) => SessionError::RankLeft { rank: rank(*left) },
+        Some(LocalError::Mismatch { first, second }) => {
+            let side = |(of, submission): &(u32, fanin_local::Submission)| {
+                let fanin_local::Submission { number, elements, dtype, op } = *submission;
+                let wire_dtype = wire_dtype.of_tensor(dtype, elements);
+                let elements = u32::try_from(elements).unwrap_or(u32::MAX);
+                (rank(*of), Collective { sequence: number as u16, dtype, op, elements, wire_dtype })
+            };
+            SessionError::CollectiveMismatch { first: side(first), second: side(second) }
+        }
+        Some(LocalError::Timeout { missing, waited }) => SessionError::AllReduceTimeout {
+            missing_ranks: ranks(missing.iter().copied()),
+            waited: *waited,
+            switch: switch.into(),
+            tensor,
+        },
+        Some(LocalError::Forked) => SessionError::Closed,
+        Some(LocalError::Ended { .. }) | None => {
+            SessionError::Local { what: "summing with this machine's ranks", cause: cause.to_string() }
+        }
+    }
+}
