@@ -16,8 +16,9 @@ variables: list[str]
 class LocalRanks:
     """The ranks of this machine, which sum in shared memory. For one `Client`.
 
-    `machines` are those of all ranks, numbered in the order of their first ranks; `name` is one that no other job on these machines has.
-    Raises `OSError` on the first rank of a machine where /dev/shm has too little room.
+    `machines` are those of all ranks, numbered in the order of their first ranks; `name` is one
+    that no other job on these machines has. Raises `OSError` on the first rank of a machine where
+    /dev/shm has too little room.
     """
 
     def __new__(cls, machines: Sequence[int], rank: int, name: str) -> LocalRanks: ...

@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import DEADLINE, Me, Ranks
-
 from fanin.errors import RankLost
 from fanin.torch.channel import DTYPES
+from ranks import DEADLINE, Me, Ranks
 
 Launch = Callable[..., Ranks]
 
@@ -120,13 +119,10 @@ def test_a_killed_rank_is_named_and_no_sum_is_wrong(launch: Launch, victim: int)
 def hide_shared_memory(options: str) -> None:
     """Gives this process a /dev/shm of its own."""
     libc = ctypes.CDLL(None, use_errno=True)
-    for done in (
-        lambda: libc.unshare(CLONE_NEWNS),
-        lambda: libc.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None),
-        lambda: libc.mount(b"tmpfs", b"/dev/shm", b"tmpfs", 0, options.encode()),
-    ):
-        if done() != 0:
-            raise OSError(ctypes.get_errno(), "a /dev/shm of its own")
+    made: list[int] = [libc.unshare(CLONE_NEWNS)]
+    made.append(libc.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None))
+    made.append(libc.mount(b"tmpfs", b"/dev/shm", b"tmpfs", 0, options.encode()))
+    assert made == [0, 0, 0], "a /dev/shm of its own"
 
 
 def alone(me: Me, options: str, machines: str | None) -> tuple[str, float]:

@@ -105,7 +105,7 @@ class Membership:
     def _share_memory(
         self, rank: int, machines: list[int] | None, gather: Callable[[str, str], list[str]]
     ) -> _fanin.LocalRanks | None:
-        """Return this machine's ranks if they sum among themselves first: on all machines, or none."""
+        """Return this machine's ranks if all machines' ranks sum among themselves first."""
         if machines is None:
             return None
         local, wrong = None, ""
