@@ -106,9 +106,11 @@ def sum_until_lost(me: Me, machines: str | None, victim: int) -> tuple[type, int
         return type(error), getattr(error, "rank", None)
 
 
-@pytest.mark.parametrize("victim", [0, 2])
-def test_a_killed_rank_is_named_and_no_sum_is_wrong(launch: Launch, victim: int) -> None:
-    ranks = launch(sum_until_lost, 4, None, victim)
+@pytest.mark.parametrize(("machines", "victim"), [(None, 0), (None, 2), ("aabb", 1), ("aabb", 3)])
+def test_a_killed_rank_is_named_and_no_sum_is_wrong(
+    launch: Launch, machines: str | None, victim: int
+) -> None:
+    ranks = launch(sum_until_lost, 4, machines, victim)
     assert ranks.hear(victim) == "summed"
     ranks.kill(victim)
     for rank in {0, 1, 2, 3} - {victim}:

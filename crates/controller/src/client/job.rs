@@ -17,6 +17,8 @@ use crate::error::{AllReduceError, Tensor};
 
 /// What stands for a switch in messages where there is none.
 const SHARED_MEMORY: &str = "(shared memory)";
+/// How long the services may take to notice that a process has ended: its connections end with it.
+const NOTICED: Duration = Duration::from_millis(1500);
 /// How often is looked whether somebody still wants to join.
 const LOOK: Duration = Duration::from_millis(50);
 
@@ -125,6 +127,8 @@ struct Local {
     next: Mutex<u64>,
     wire_dtype: WireDtype,
     column: Column,
+    /// This machine's ranks.
+    here: Vec<u32>,
 }
 
 /// The ranks that sum one part of all tensors, one a machine: a job of its own to the services.
@@ -167,7 +171,7 @@ impl Job {
             .map_err(|error| SessionError::Local { what: "starting a thread", cause: error.to_string() })?;
         let switch =
             session.as_ref().map_or_else(|| SHARED_MEMORY.into(), |session| session.switch().to_owned());
-        let local = Local { sum, next: Mutex::default(), wire_dtype, column };
+        let local = Local { sum, next: Mutex::default(), wire_dtype, column, here: group.ranks };
         Ok(Self { local: Some(local), session, rank, switch })
     }
 
@@ -260,6 +264,10 @@ impl Job {
         // First, as its thread holds the session, too.
         if let Some(local) = &self.local {
             local.sum.stop();
+            if self.session.is_some() && local.has_lost_a_neighbour() {
+                // Of that one the other machines are to hear, and not that this rank left: it knew first.
+                std::thread::sleep(NOTICED);
+            }
         }
         if let Some(mut session) = self.session.take().and_then(Arc::into_inner) {
             session.close();
@@ -270,6 +278,13 @@ impl Job {
     #[must_use]
     pub const fn rank(&self) -> u32 {
         self.rank
+    }
+}
+
+impl Local {
+    fn has_lost_a_neighbour(&self) -> bool {
+        let Some(Failure::Because(cause)) = self.sum.failure() else { return false };
+        matches!(cause.downcast_ref(), Some(LocalError::Lost { rank }) if self.here.contains(rank))
     }
 }
 
