@@ -17,7 +17,7 @@ help:
 	@echo 'make test-long   fifty ranks killed at random moments, and started again (ten minutes)'
 	@echo 'make test-torch  PyTorch'"'"'s own distributed tests, on fanin and on Gloo'
 	@echo 'make test-frameworks  docs/frameworks.md: unchanged programs of frameworks, on fanin and on Gloo (installs them)'
-	@echo 'make bench   docs/performance.md: fanin beside Gloo, the kernels beside memcpy; as root, else rows are skipped (20 minutes)'
+	@echo 'make bench   docs/performance.md: fanin beside Gloo, the kernels beside memcpy; as root, else rows are skipped (40 minutes)'
 	@echo 'make bench-atp   docs/reproduction-sockets.md: two of the ATP paper'\''s experiments on real sockets; needs root (5 minutes)'
 	@echo 'make fuzz    the fuzz targets, briefly'
 	@echo 'make clean   remove what was built'
