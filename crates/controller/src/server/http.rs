@@ -14,6 +14,7 @@ use tokio::task::JoinHandle;
 use tonic::service::Routes;
 use tonic::transport::server::TcpIncoming;
 
+use super::guests::guests;
 use super::{ServerError, metrics};
 use crate::keepalive::expect_answers;
 use crate::proto::control_server::{Control, ControlServer};
@@ -134,7 +135,7 @@ async fn serve<F: Future<Output = Scraped> + Send + 'static>(
         .accept_http1(true)
         .max_concurrent_streams(CALLS_MAX)
         .add_routes(Routes::from(router))
-        .serve_with_incoming_shutdown(TcpIncoming::from(listener).with_nodelay(Some(true)), async {
+        .serve_with_incoming_shutdown(guests(TcpIncoming::from(listener).with_nodelay(Some(true))), async {
             let _ = hung_up.await;
         })
         .await;

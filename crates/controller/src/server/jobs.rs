@@ -3,14 +3,15 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
+use std::net::IpAddr;
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use fanin_protocol::JobAborted;
 use fanin_protocol::control::{
-    Admission, Attendance, Command, Denied, Detached, HeartbeatReply, JobState, JobView, JoinDecision,
-    JoinRequest, Pool, Ranks, Refusal, Registry, RegistryConfig, Ticket,
+    Admission, Attendance, Command, Denied, Detached, HeartbeatReply, JOB_NAME_BYTES_MAX, JobState, JobView,
+    JoinDecision, JoinRequest, Pool, Ranks, Refusal, Registry, RegistryConfig, Ticket,
 };
 use fanin_udp::ThreadEnded;
 use fanin_wire::{AbortReason, Generation, JobId, WorkerId};
@@ -18,9 +19,13 @@ use tokio::sync::{oneshot, watch};
 
 use crate::proto::AtpRoute;
 
+use super::crowd::{Crowd, Place};
 use super::data_path::{DataPath, Figures};
 use super::errands::Errands;
 use super::snapshots::Snapshots;
+
+/// Of the jobs that may wait or run at once, those of which ranks wait that ask from one address: half, so that others have room.
+const OF_ONE_ADDRESS: u32 = 2;
 
 /// What a waiting rank is told.
 pub(super) type Outcome = Result<Admission, NotAdmitted>;
@@ -96,6 +101,8 @@ pub(super) struct Jobs {
     figures: Snapshots<Figures>,
     /// The registry counts time from here.
     origin: Instant,
+    /// Jobs of which ranks wait to be admitted, by where they ask from.
+    waiting: Crowd,
 }
 
 struct State {
@@ -143,7 +150,9 @@ impl Jobs {
             let running = lock(&running).running();
             asked.figures(&running)
         });
-        Ok(Self { state, driver, errands, figures, origin: Instant::now() })
+        let jobs_max = lock(&state).registry.config().jobs_max;
+        let waiting = Crowd::new(usize::MAX, (jobs_max / OF_ONE_ADDRESS).max(1) as usize);
+        Ok(Self { state, driver, errands, figures, origin: Instant::now(), waiting })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -154,8 +163,13 @@ impl Jobs {
         fanin_protocol::Instant::default() + self.origin.elapsed()
     }
 
+    /// A place for a rank that waits; `None` when ranks of too many jobs wait already that ask from the same address.
+    pub fn wait(&self, address: IpAddr, request: &JoinRequest) -> Option<Place> {
+        self.waiting.enter(address, for_log(&request.job))
+    }
+
     pub fn join(&self, request: JoinRequest) -> Joined<'_> {
-        let (job, rank, world_size) = (request.job.clone(), request.rank, request.world_size);
+        let (job, rank, world_size) = (for_log(&request.job), request.rank, request.world_size);
         let mut state = self.lock();
         let ended = state.registry.make_way(self.now(), &request);
         self.carry_out(&mut state, ended);
@@ -416,6 +430,11 @@ impl Jobs {
         refusals.sort_unstable();
         refusals
     }
+}
+
+/// A name that may be any, as it gets into a log.
+pub(super) fn for_log(name: &str) -> String {
+    name.chars().take(JOB_NAME_BYTES_MAX).collect()
 }
 
 fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {

@@ -1,7 +1,9 @@
 //! A switch, or the server of ATP: the data path and its control connection under one port number.
 
+mod crowd;
 mod data_path;
 mod errands;
+mod guests;
 mod http;
 mod jobs;
 mod metrics;

@@ -22,6 +22,7 @@ use super::ServerError;
 use super::data_path::unhealthy;
 use super::errands::Errands;
 use super::http::{self, Served};
+use super::jobs::for_log;
 use super::relay_metrics::{Figures, text};
 use super::routes::{Route, Routes};
 use super::service::{Replies, refused, seen_from};
@@ -587,7 +588,7 @@ impl Control for Service {
         use proto::join_reply::Outcome;
         let peer = request.remote_addr();
         let message = seen_from(request.into_inner(), peer);
-        let (job, rank) = (message.job.clone(), message.rank);
+        let (job, rank) = (for_log(&message.job), message.rank);
         let refused =
             |reason: &dyn std::fmt::Display| tracing::warn!(job, rank, %reason, "a rank is refused");
         // When the rank hangs up, this future is dropped, and with it the call to the upstream.

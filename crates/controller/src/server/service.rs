@@ -48,6 +48,12 @@ impl Control for ControlService {
         let peer = request.remote_addr();
         let request = join_request(seen_from(request.into_inner(), peer))?;
         let rank = request.rank;
+        let address = peer.map_or(IpAddr::from([0; 4]), |peer| peer.ip());
+        let _place = self.jobs.wait(address, &request).ok_or_else(|| {
+            let text =
+                "ranks of too many jobs wait here already that ask from this address; start fewer at a time";
+            Status::resource_exhausted(text)
+        })?;
         self.jobs.health().map_err(|ended| unhealthy(&ended))?;
         let outcome = match self.jobs.join(request) {
             // When the rank hangs up, this future is dropped, and its place with it.
@@ -120,6 +126,9 @@ impl Control for ControlService {
         let (config, pool) = (self.jobs.config(), self.jobs.pool());
         let mut jobs = self.jobs.snapshot();
         jobs.retain(|job| wanted.as_ref().is_none_or(|wanted| *wanted == job.name));
+        if wanted.is_none() {
+            jobs.iter_mut().for_each(keep_secret);
+        }
         let figures = match jobs.iter().any(|job| matches!(job.state, JobState::Running { .. })) {
             true => self.jobs.figures().await.ok_or_else(|| Status::unavailable("the switch shuts down"))?,
             false => Arc::default(),
@@ -191,6 +200,13 @@ impl ControlService {
             }
         };
         self.jobs.detached(attendance, cause);
+    }
+}
+
+/// Cuts the part off a name that only those should know who may still join.
+fn keep_secret(job: &mut JobSnapshot) {
+    if let (JobState::Gathering { .. }, Some(at)) = (job.state, job.name.find('#')) {
+        job.name.replace_range(at + 1.., "...");
     }
 }
 

@@ -13,7 +13,7 @@ use super::atp::{rack, ranks, server, summing};
 use super::http::{fetch, metric};
 use super::*;
 use fanin_controller::proto::control_client::ControlClient;
-use fanin_controller::proto::{AttendRequest, HeartbeatRequest, LeaveRequest};
+use fanin_controller::proto::{AttendRequest, HeartbeatRequest, LeaveRequest, join_reply::Outcome};
 
 /// Calls in the name of every rank, without its secret and with what a stranger might take for it.
 fn impersonate(address: SocketAddr, job: &WorkerJob) -> u64 {
@@ -190,4 +190,66 @@ fn a_strangers_packets_have_no_effect_on_a_live_job_of_atp() {
         forge(rack.address(), |key| packets(key, directions));
         forge(server.address(), |key| packets(key, at_server));
     });
+}
+
+#[test]
+fn one_address_does_not_fill_the_switch_with_jobs_that_wait() {
+    let switch = switch();
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    runtime.block_on(async {
+        let client = ControlClient::connect(format!("http://{}", switch.address())).await.expect("a switch");
+        let mut waiting = tokio::task::JoinSet::new();
+        for job in 0..256 {
+            let mut client = client.clone();
+            let request = request(&format!("{job}"), 0, 2, HANG);
+            waiting.spawn(async move { client.join(request).await.map(drop) });
+        }
+        for _ in 0..128 {
+            let refused =
+                waiting.join_next().await.expect("256 asked").expect("no panic").expect_err("refused");
+            assert_eq!(refused.code(), Code::ResourceExhausted, "{refused}");
+        }
+        // Another address has room; 127.0.0.2 is this machine's, too.
+        let socket = tokio::net::TcpSocket::new_v4().expect("a socket");
+        socket.bind(([127, 0, 0, 2], 0).into()).expect("of this machine");
+        let stream = socket.connect(switch.address()).await.expect("a switch");
+        let mut stream = Some(hyper_util::rt::TokioIo::new(stream));
+        let connector = tower::service_fn(move |_: tonic::codegen::http::Uri| {
+            let stream = stream.take();
+            async move { stream.ok_or_else(|| std::io::Error::other("one connection")) }
+        });
+        let endpoint = tonic::transport::Endpoint::from_static("http://switch");
+        let mut other =
+            ControlClient::new(endpoint.connect_with_connector(connector).await.expect("a switch"));
+        let reply = other.join(request("other", 0, 1, HANG)).await.expect("an answer").into_inner();
+        assert!(matches!(reply.outcome, Some(Outcome::Admission(_))), "{reply:?}");
+        // Who hangs up makes room.
+        waiting.shutdown().await;
+    });
+    let sessions = connect_all(&switch, "later", 2, |_| {});
+    assert_eq!(sessions.len(), 2);
+}
+
+#[test]
+fn the_secret_part_of_a_name_is_not_told_while_the_job_may_be_joined() {
+    let switch = switch();
+    let name = "train#5f0c9a3e";
+    let config = |rank| config(&switch, name, rank, 2);
+    let first = config(0);
+    let waiting = thread::spawn(move || Session::connect(first));
+    let address = switch.address().to_string();
+    let began = std::time::Instant::now();
+    let shown = loop {
+        let status = fanin_controller::switch_status(&address, HANG).expect("a status");
+        if let [job] = &status.jobs[..] {
+            break job.name.clone();
+        }
+        assert!(began.elapsed() < HANG, "the rank does not wait");
+    };
+    assert_eq!(shown, "train#...");
+    let second = Session::connect(config(1)).expect("admitted");
+    let first = waiting.join().expect("no panic").expect("admitted");
+    let status = fanin_controller::switch_status(&address, HANG).expect("a status");
+    assert_eq!(status.jobs[0].name, name, "it runs, and takes nobody in");
+    drop((first, second));
 }

@@ -239,6 +239,12 @@ impl Gathering {
         self.waiting.len() != before
     }
 
+    /// Exchange counts that its ranks remember.
+    pub fn counts(&self) -> usize {
+        let resumes = self.waiting.values().filter_map(|waiting| waiting.resume.as_ref());
+        resumes.map(Resume::counts).sum()
+    }
+
     pub fn deadline(&self) -> Instant {
         self.deadline
     }

@@ -10,11 +10,15 @@ use fanin_wire::{AbortReason, Generation, JobId, Key, WireDtype, WorkerId};
 
 use super::gathering::{Gathering, check};
 use super::pool_size::pool_units;
-use super::{Admission, Hierarchy, JoinRequest, Protocol, Ranks, Refusal, Ticket};
+use super::{Admission, Hierarchy, JoinRequest, Protocol, Ranks, Refusal, Resume, Ticket};
 use crate::machine::Instant;
 
 #[cfg(test)]
 mod tests;
+
+/// Most exchange counts that are kept of ranks which wait to resume a job: 64 MiB, 16 jobs of 64 ranks with the largest pool in one
+/// shard.
+const COUNTS_MAX: usize = 1 << 24;
 
 /// Limits of a registry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -444,6 +448,11 @@ impl Registry {
             if jobs >= self.config.jobs_max as usize {
                 return Err(Refusal::TooManyJobs { max: self.config.jobs_max });
             }
+        }
+        let counts = request.resume.as_ref().map_or(0, Resume::counts);
+        let held = || self.gatherings.values().map(Gathering::counts).sum::<usize>();
+        if counts > 0 && held() + counts > COUNTS_MAX {
+            return Err(Refusal::TooManyJobs { max: self.config.jobs_max });
         }
         let limit = now + self.config.join_timeout_max;
         let entry = self.gatherings.entry(identity.clone());

@@ -124,6 +124,13 @@ pub struct Resume {
     pub completed: Vec<Vec<u32>>,
 }
 
+impl Resume {
+    /// How many exchange counts it holds.
+    pub(super) fn counts(&self) -> usize {
+        self.completed.iter().map(Vec::len).sum()
+    }
+}
+
 /// Names one waiting rank towards the shell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ticket(pub u64);

@@ -1,5 +1,6 @@
 //! Timelines of a registry, and what holds after any sequence of operations.
 
+use alloc::format;
 use alloc::string::ToString;
 use alloc::vec;
 
@@ -790,6 +791,25 @@ fn the_key_of_a_job_is_told_to_nobody_who_does_not_show_that_he_was_in_it() {
     let resume = Resume { lineage: old.key.lineage(), ..resuming(0, 1, &[8, 8]).resume.expect("it resumes") };
     let request = JoinRequest { resume: Some(resume), ..ask("b", 0, 1) };
     assert_eq!(refusal(&mut registry, request), Refusal::JobRunning { rank: 0, world_size: 1 });
+}
+
+#[test]
+fn what_ranks_that_wait_remember_is_bounded_over_all_of_them() {
+    let mut registry = Registry::new(RegistryConfig::default(), Box::new(|| 1)).expect("valid limits");
+    let memory = vec![1; 16384];
+    let of = |job: u32, rank| JoinRequest { job: format!("{job}"), ..resuming(rank, 64, &memory) };
+    for job in 0..17 {
+        for rank in 0..63 {
+            let decision = registry.join(at(0), of(job, rank));
+            let held = (job * 63 + rank) as usize * memory.len();
+            let fits = held + memory.len() <= COUNTS_MAX;
+            assert_eq!(matches!(decision, JoinDecision::Waiting(_)), fits, "{decision:?}");
+        }
+    }
+    // Who remembers nothing waits all the same; and who gives up makes room.
+    assert!(matches!(registry.join(at(0), ask("new", 0, 2)), JoinDecision::Waiting(_)));
+    registry.withdraw(Ticket(0));
+    assert!(matches!(registry.join(at(0), of(0, 0)), JoinDecision::Waiting(_)));
 }
 
 #[test]
