@@ -222,13 +222,12 @@ def test_ray_train_by_name(tmp_path: Path, switch: str) -> None:
     named(tmp_path, switch, ["ray_train.py", "gloo"], ["ray_train.py", "fanin"])
 
 
-def test_ray_without_its_runtime_env_says_where_to_name_the_switch(
-    tmp_path: Path, switch: str
-) -> None:
+def test_ray_without_its_runtime_env_sums_in_its_workers(tmp_path: Path, switch: str) -> None:
+    before = summed(switch)
     command = ["ray_train.py", "fanin", "forgotten"]
     status, said = run(tmp_path / "fanin", *command, FANIN_SWITCH=switch)
-    assert status != 0
-    assert 'Ray by runtime_env={"env_vars": {"FANIN_SWITCH": "HOST:PORT"}}' in said
+    assert status == 0, said
+    assert summed(switch) == before
 
 
 def test_torchft(tmp_path: Path, switch: str) -> None:

@@ -1,0 +1,298 @@
+"""Many services for one job: the ranks' own, named switches, and the plan over both."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import fanin
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from conftest import Launch, SwitchProcess
+from fanin._services import Place, Split, split
+from fanin.torch import handshake
+from ranks import DEADLINE, Failure, Me, sums_on_switch, wait_until
+from torch._C._distributed_c10d import HashStore
+
+ALONE = ""  # for `launch`: no switch is named
+GIGABIT = 1_000_000_000
+
+
+# The plan, from what ranks say
+
+
+def place(machine: int, **said: Any) -> Place:
+    usual: dict[str, Any] = {
+        "machine": f"m{machine}",
+        "address": f"10.0.0.{machine + 1}",
+        "rate_bps": None,
+        "switches": [],
+        "switch_rates": [],
+        "own_services": True,
+        "plan": "auto",
+    }
+    return Place(**usual | said)
+
+
+def planned(places: list[Place]) -> Split:
+    found = split(places)
+    assert found is not None
+    return found
+
+
+def test_each_machine_s_first_rank_sums_as_much_as_the_others() -> None:
+    found = planned([place(machine) for machine in (0, 0, 1, 1, 2)])
+    assert found.hosts == [0, 2, 4]
+    assert found.own_shares == pytest.approx([1 / 3] * 3)
+    addresses = [f"10.0.0.{i}:1" for i in range(3)]
+    assert [service[0] for service in found.services(addresses, [])] == addresses
+
+
+def test_one_switch_of_which_nothing_is_known_sums_all() -> None:
+    for rates in ([None, None], [GIGABIT, None]):
+        said = {"switches": ["s:4800"], "switch_rates": [None]}
+        found = planned([place(i, rate_bps=rate, **said) for i, rate in enumerate(rates)])
+        assert found.hosts == []
+        assert found.services([], ["s:4800"]) == [("s:4800", 1.0, None)]
+
+
+def test_a_switch_with_a_link_like_a_machine_s_sums_what_the_equations_give_it() -> None:
+    # BytePS Eqs. 1 and 2 for n = 4, k = 1: t = 2 n (n - 1) / (n^2 + k n - 2 k) = 24 / 18 seconds
+    # for a tensor and a link of one a second, and the spare machine sums t / n of it.
+    said = {"switches": ["s:4800"], "switch_rates": [GIGABIT], "rate_bps": GIGABIT}
+    found = planned([place(machine, **said) for machine in range(4)])
+    assert found.hosts == [0, 1, 2, 3]
+    assert found.switch_shares == pytest.approx([1 / 3])
+    assert found.own_shares == pytest.approx([1 / 6] * 4)
+    assert found.seconds_per_byte * GIGABIT / 8 == pytest.approx(24 / 18)
+
+
+def test_a_switch_with_a_link_for_every_worker_sums_all() -> None:
+    said = {"switches": ["s:4800"], "switch_rates": [4 * GIGABIT], "rate_bps": GIGABIT}
+    found = planned([place(machine, **said) for machine in range(4)])
+    assert found.hosts == []
+    assert found.switch_shares == [1.0]
+
+
+def test_what_is_forced_is_done() -> None:
+    said = {"switches": ["s:4800", "t:4800"], "switch_rates": [GIGABIT] * 2, "rate_bps": GIGABIT}
+    places = [place(machine, **said, plan="own") for machine in range(3)]
+    assert planned(places).hosts == [0, 1, 2]
+    assert planned(places).switch_shares == []
+    for forced in ({"plan": "switch"}, {"own_services": False}):
+        found = planned([place(machine, **said | forced) for machine in range(3)])
+        assert found.hosts == []
+        assert found.switch_shares == pytest.approx([0.5, 0.5])
+
+
+def test_without_a_switch_somebody_must_be_allowed_to_sum() -> None:
+    assert split([place(0, own_services=False), place(1)]) is None
+    assert split([place(0, plan="switch"), place(1)]) is None
+
+
+def test_unequal_links_have_unequal_shares() -> None:
+    rates = [GIGABIT, GIGABIT, GIGABIT, GIGABIT // 2]
+    found = planned([place(machine, rate_bps=rate) for machine, rate in enumerate(rates)])
+    assert found.own_shares[:3] == pytest.approx([found.own_shares[0]] * 3)
+    assert sum(found.own_shares) == pytest.approx(1)
+    assert len(found.hosts) < 4 or found.own_shares[3] < found.own_shares[0] / 2
+
+
+def test_a_rank_that_does_not_say_where_it_is_is_named() -> None:
+    store = HashStore()
+    with pytest.raises(handshake.Absent) as caught:
+        handshake.gather(store, 1, 3, "place", "here", 0.05)
+    assert caught.value.ranks == [0, 2]
+    store.set("place/0", "a")
+    store.set("place/2", "c")
+    assert handshake.gather(store, 1, 3, "place", "b", 0.05) == ["a", "b", "c"]
+
+
+# Real ranks
+
+
+def options(me: Me, machines: int, **said: Any) -> Any:
+    """Let the ranks be on so many machines."""
+    from fanin.torch import Options
+
+    return Options(machine=f"machine {me.rank * machines // me.world_size}", **said)
+
+
+def sums(me: Me, machines: int, said: dict[str, Any]) -> tuple[str, list[str]]:
+    """Sum tensors of many lengths and dtypes, and return who summed, and the bits."""
+    me.init(pg_options=options(me, machines, **said))
+    bits = []
+    generator = torch.Generator().manual_seed(me.rank)
+    for length in (1, 100, 5_000, 1_000_000, 0, 33_333):
+        whole = torch.arange(length, dtype=torch.int32) * (me.rank + 1)
+        dist.all_reduce(whole)
+        ranks = me.world_size * (me.world_size + 1) // 2
+        assert torch.equal(whole, torch.arange(length, dtype=torch.int32) * ranks)
+        real = torch.randn(length, generator=generator)
+        dist.all_reduce(real, op=dist.ReduceOp.AVG)
+        bits.append(str(torch.hash_tensor(real).item()) if length else "")
+    assert sums_on_switch() == 12
+    backend: Any = dist.group.WORLD._get_backend(torch.device("cpu"))  # type: ignore[union-attr]
+    return backend._channel._client.switch, bits
+
+
+@pytest.mark.parametrize(("ranks", "machines"), [(4, 4), (4, 2), (3, 1), (2, 2)])
+def test_ranks_sum_without_a_switch_to_start(launch: Launch, ranks: int, machines: int) -> None:
+    results = launch(sums, ranks, machines, {}, at=ALONE).results()
+    assert len({str(result) for result in results}) == 1, "the same services, the same bits"
+    assert len(results[0][0].split(",")) == machines
+
+
+def test_switches_are_shared_with_the_ranks_own_services(launch: Launch) -> None:
+    with SwitchProcess("--rate", "1gbit") as one, SwitchProcess("--rate", "1gbit") as two:
+        both = f"{one.address},{two.address}"
+        for said, services in (
+            ({"rate": "1gbit"}, 4),
+            ({"rate": "1gbit", "own_services": False}, 2),
+            ({"rate": "1gbit", "plan": "own"}, 2),
+        ):
+            results = launch(sums, 2, 2, said, at=both).results()
+            assert len({str(result) for result in results}) == 1
+            switches = results[0][0].split(",")
+            assert len(switches) == services
+            assert (both in results[0][0]) == (said.get("plan") != "own")
+
+
+def test_a_switch_as_slow_as_the_machines_is_told_from_a_fat_one(launch: Launch) -> None:
+    for rate, services in (("1gbit", 3), ("2gbit", 1)):
+        with SwitchProcess("--rate", rate) as switch:
+            results = launch(sums, 2, 2, {"rate": "1gbit"}, at=switch.address).results()
+            assert len(results[0][0].split(",")) == services
+
+
+def by_numpy(me: Me, switches: str) -> list[int]:
+    with fanin.connect(switches, job="listed", rank=me.rank, world_size=me.world_size) as group:
+        array = np.arange(500_000, dtype=np.int32) + me.rank
+        group.all_reduce(array)
+        return [int(array[0]), int(array[-1])]
+
+
+def test_arrays_are_summed_by_several_switches(launch: Launch) -> None:
+    with SwitchProcess() as one, SwitchProcess() as two:
+        both = f"{one.address},{two.address}"
+        assert launch(by_numpy, 2, both).results() == [[1, 2 * 499_999 + 1]] * 2
+
+
+def in_another_order(me: Me, switches: list[str]) -> None:
+    named = ",".join(switches if me.rank else reversed(switches))
+    fanin.connect(named, job="crossed", rank=me.rank, world_size=2, timeout=20)
+
+
+def test_ranks_that_name_switches_in_another_order_are_refused(launch: Launch) -> None:
+    with SwitchProcess() as one, SwitchProcess() as two:
+        ranks = launch(in_another_order, 2, [one.address, two.address])
+        for rank in range(2):
+            outcome = ranks.outcome(rank)
+            assert isinstance(outcome, Failure)
+            assert outcome.kind == "JoinRefused"
+            assert "in the same order (switch, or FANIN_SWITCH)" in outcome.message
+
+
+def leaves_early(me: Me) -> int:
+    me.init(pg_options=options(me, me.world_size))
+    total = 0
+    for _ in range(20):
+        tensor = torch.ones(100_000)
+        dist.all_reduce(tensor)
+        total += int(tensor[0].item())
+    # No barrier: whoever is first goes, and its service with it.
+    dist.destroy_process_group()
+    return total
+
+
+def test_a_service_stays_until_all_have_their_sums(launch: Launch) -> None:
+    assert launch(leaves_early, 4, at=ALONE).results() == [80] * 4
+
+
+def sums_for_ever(me: Me) -> None:
+    me.init(pg_options=options(me, me.world_size))
+    while True:
+        dist.all_reduce(torch.ones(300_000))
+        me.say("summed")
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_rank_that_dies_with_its_service_is_named(launch: Launch, victim: int) -> None:
+    ranks = launch(sums_for_ever, 3, at=ALONE)
+    for rank in range(3):
+        ranks.hear(rank)
+    ranks.kill(victim)
+    for rank in {0, 1, 2} - {victim}:
+        kind, outcome = ranks.next(rank)
+        while kind == "said":
+            kind, outcome = ranks.next(rank)
+        assert isinstance(outcome, Failure)
+        assert (outcome.kind, outcome.fields["rank"]) == ("RankLost", victim), outcome.message
+
+
+def sums_until_told(me: Me) -> int:
+    me.init(pg_options=options(me, 2, rate="1gbit"))
+    done = 0
+    while True:
+        tensor = torch.full((200_000,), me.rank + 1, dtype=torch.int32)
+        dist.all_reduce(tensor)
+        assert (tensor == 3).all()
+        done += 1
+        me.say(done)
+        if me.hear() == "stop":
+            return done
+
+
+def test_a_spare_service_that_is_killed_and_comes_back_costs_no_sum(launch: Launch) -> None:
+    with SwitchProcess("--rate", "1gbit") as spare:
+        ranks = launch(sums_until_told, 2, at=spare.address)
+        for round_ in range(9):
+            for rank in range(2):
+                assert ranks.hear(rank) == round_ + 1
+            for rank in range(2):
+                ranks.tell(rank, "stop" if round_ == 8 else "go")
+            if round_ in (2, 5):
+                assert spare.process is not None
+                os.kill(spare.process.pid, signal.SIGKILL)
+                spare.kill()
+                spare.start()
+        assert ranks.results() == [9, 9]
+
+
+def second_group(me: Me) -> list[float]:
+    me.init(pg_options=options(me, me.world_size))
+    from fanin.torch import hosting
+
+    halves: list[Any] = [
+        dist.new_group([0, 1], backend="fanin"),
+        dist.new_group([2, 3], backend="fanin"),
+    ]
+    mine = halves[me.rank // 2]
+    tensor = torch.full((50_000,), float(me.rank))
+    dist.all_reduce(tensor, group=mine)
+    first = tensor[0].item()
+    dist.destroy_process_group(mine)
+    tensor = torch.ones(50_000)
+    dist.all_reduce(tensor)
+    hosted = hosting._hosted
+    dist.destroy_process_group()
+    # In the background, once the others have left as well.
+    wait_until(lambda: hosting._hosted is None, "the service is given back", DEADLINE)
+    assert hosted is not None
+    return [first, tensor[0].item()]
+
+
+def test_groups_share_their_processes_services(launch: Launch) -> None:
+    assert launch(second_group, 4, at=ALONE).results() == [[1, 4], [1, 4], [5, 4], [5, 4]]
+
+
+def test_a_switch_that_is_not_there_is_named_when_its_rate_is_asked(launch: Launch) -> None:
+    ranks = launch(sums, 2, 2, {"rate": "1gbit"}, at="127.0.0.1:9")
+    outcome = ranks.outcome(0)
+    assert isinstance(outcome, Failure)
+    assert (outcome.kind, "127.0.0.1:9" in outcome.message) == ("SwitchUnreachable", True)
+    for process in ranks.processes:
+        process.kill()
