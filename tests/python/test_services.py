@@ -262,6 +262,29 @@ def test_a_spare_service_that_is_killed_and_comes_back_costs_no_sum(launch: Laun
         assert ranks.results() == [9, 9]
 
 
+@pytest.mark.parametrize("spares", [1, 2])
+def test_what_a_service_summed_that_dies_another_one_goes_on_with(
+    launch: Launch, spares: int
+) -> None:
+    switches = [SwitchProcess("--rate", "1gbit", "--shards", "1") for _ in range(spares)]
+    try:
+        for switch in switches:
+            switch.start()
+        ranks = launch(sums_until_told, 2, at=",".join(switch.address for switch in switches))
+        for round_ in range(12):
+            for rank in range(2):
+                assert ranks.hear(rank) == round_ + 1
+            for rank in range(2):
+                ranks.tell(rank, "stop" if round_ == 11 else "go")
+            # In the midst of the next sum, and for good.
+            if round_ == 3 or (round_ == 7 and spares == 2):
+                switches.pop().kill()
+        assert ranks.results() == [12, 12]
+    finally:
+        for switch in switches:
+            switch.kill()
+
+
 def second_group(me: Me) -> list[float]:
     me.init(pg_options=options(me, me.world_size))
     from fanin.torch import hosting

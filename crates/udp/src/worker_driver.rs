@@ -12,7 +12,7 @@ use fanin_plan::Placement;
 use fanin_protocol::atp::{AtpJobConfig, AtpWorker, AtpWorkerPlan};
 use fanin_protocol::switchml::{JobConfig, Worker, WorkerPlan};
 use fanin_protocol::{Lane, Lanes, RetransmissionConfig, WorkerEvent, WorkerMachine, WorkerStatistics};
-use fanin_wire::{Op, ShardId, SlotIndex, WorkerId};
+use fanin_wire::{JobId, Op, ShardId, SlotIndex, WorkerId};
 use std::any::Any;
 use std::io;
 use std::net::SocketAddr;
@@ -100,8 +100,17 @@ struct LaneId {
 /// What a thread is told that runs lanes of `M`.
 enum Command<M: WorkerMachine> {
     Any(AnyCommand),
-    Suspend { place: usize, reply: SyncSender<M::Memory> },
-    Resume { place: usize, plan: M::Plan, switch: Peer, socket: Option<TrainSocket>, reply: SyncSender<()> },
+    Suspend {
+        place: usize,
+        reply: SyncSender<M::Memory>,
+    },
+    Resume {
+        place: usize,
+        plan: M::Plan,
+        at: (Peer, JobId),
+        socket: Option<TrainSocket>,
+        reply: SyncSender<()>,
+    },
 }
 
 /// What a thread is told whatever it runs.
@@ -155,16 +164,17 @@ impl Posts {
         socket: Option<TrainSocket>,
         restore: &[SlotIndex],
     ) -> io::Result<()> {
+        let at = (switch, job.id());
         let resumed = match (self, job) {
             (Self::SwitchMl(posts), WorkerJob::SwitchMl(job)) => {
                 let config = JobConfig { shard, ..job };
                 let plan = WorkerPlan { config, switch, restore: restore.to_vec() };
-                posts[thread].ask(|reply| Command::Resume { place, plan, switch, socket, reply })
+                posts[thread].ask(|reply| Command::Resume { place, plan, at, socket, reply })
             }
             (Self::Atp(posts), WorkerJob::Atp { config, directions }) => {
                 let AtpJobConfig { id, key, generation, .. } = config;
                 let plan = AtpWorkerPlan { id, key, generation, directions, upstream: switch };
-                posts[thread].ask(|reply| Command::Resume { place, plan, switch, socket, reply })
+                posts[thread].ask(|reply| Command::Resume { place, plan, at, socket, reply })
             }
             _ => return Err(invalid("a worker goes on in no job of another protocol")),
         };
@@ -234,7 +244,8 @@ impl WorkerDriver {
             let services: Vec<usize> = (0..driver.services.len()).filter(has_lane).collect();
             let lane = |service: &usize| {
                 let service = &driver.services[*service];
-                Some(Lane { peer: service.switch.into(), shard, machine: machine(service, shard)? })
+                let (peer, job) = (service.switch.into(), service.job.id());
+                Some(Lane { peer, job, shard, machine: machine(service, shard)? })
             };
             let lanes: Vec<_> = services.iter().filter_map(lane).collect();
             let peers: Vec<SocketAddr> = lanes.iter().map(|lane| lane.peer.remote).collect();
@@ -574,13 +585,13 @@ impl<M: WorkerMachine<Address = Peer, Tensor = Part>> Shard for WorkerShard<M> {
                     let _ = reply.send(lane.machine.suspend());
                 }
             }
-            Command::Resume { place, plan, switch, socket: new, reply } => {
+            Command::Resume { place, plan, at, socket: new, reply } => {
                 if let Some(mut new) = new {
                     new.statistics = socket.statistics;
                     *socket = new;
                 }
                 if let Some(lane) = self.lanes.lane(place) {
-                    lane.peer = switch;
+                    (lane.peer, lane.job) = at;
                     lane.machine.resume(Clock.now(), plan);
                     let _ = reply.send(());
                 }
@@ -607,7 +618,7 @@ impl<M: WorkerMachine<Address = Peer, Tensor = Part>> Shard for WorkerShard<M> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fanin_wire::{Generation, JobId, Key, WireDtype};
+    use fanin_wire::{Generation, Key, WireDtype};
 
     #[test]
     fn a_thread_is_handed_no_plan_of_another_protocol() {

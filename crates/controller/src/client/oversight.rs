@@ -8,7 +8,6 @@ use fanin_wire::WorkerId;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use super::connection::Connection;
 use super::shared::Shared;
 use super::status::{JobStatusState, SwitchStatus};
 use super::warnings::say;
@@ -45,14 +44,13 @@ impl Progress {
 
 struct Oversight {
     shared: Arc<Shared>,
-    connections: Vec<Connection>,
     progress: Progress,
 }
 
 /// Oversees a session until it ends. Runs on the session's own runtime, which is all that may stop it.
-pub(super) async fn oversee(shared: Arc<Shared>, connections: Vec<Connection>) {
+pub(super) async fn oversee(shared: Arc<Shared>) {
     let progress = Progress::now(shared.driver.progress_marker());
-    let mut oversight = Oversight { shared, connections, progress };
+    let mut oversight = Oversight { shared, progress };
     if let Err(error) = oversight.run().await {
         oversight.shared.fail(error);
     }
@@ -131,9 +129,9 @@ impl Oversight {
     /// The ranks whose contributions some service waits for, as far as the services say.
     async fn awaited(&self) -> Ranks {
         let mut asked = JoinSet::new();
-        for (connection, lane) in self.connections.iter().zip(self.shared.lanes()) {
-            let (mut client, id) = (connection.client.clone(), lane.job.id());
-            let question = StatusRequest { job: Some(self.shared.config.job.clone()), passed_on: 0 };
+        for lane in self.shared.lanes() {
+            let (mut client, id) = (lane.connection.client.clone(), lane.job.id());
+            let question = StatusRequest { job: Some(lane.name.clone()), passed_on: 0 };
             asked.spawn(async move {
                 let reply = timeout(STATUS_PATIENCE, client.status(question)).await.ok()?.ok()?;
                 let status = SwitchStatus::try_from(reply.into_inner()).ok()?;

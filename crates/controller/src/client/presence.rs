@@ -8,7 +8,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio_stream::StreamExt;
 use tonic::Code;
 
-use super::connection::{Connection, RETRY};
+use super::connection::RETRY;
 use super::shared::Shared;
 use crate::proto::heartbeat_reply::State;
 use crate::proto::{AttendRequest, HeartbeatReply};
@@ -23,7 +23,6 @@ pub(super) type News = (WorkerJob, HeartbeatReply);
 pub(super) async fn attend(
     shared: Arc<Shared>,
     service: usize,
-    connection: Connection,
     news: mpsc::Sender<News>,
     first: oneshot::Sender<()>,
 ) {
@@ -42,7 +41,9 @@ pub(super) async fn attend(
         };
         // Our half says no more, and stays open.
         let ours = tokio_stream::once(who).chain(tokio_stream::pending());
-        let broke = match connection.client.clone().attend(ours).await {
+        // Another service may have taken over.
+        let mut client = shared.lane(service).connection.client.clone();
+        let broke = match client.attend(ours).await {
             Ok(stream) => {
                 let mut replies = stream.into_inner();
                 loop {

@@ -52,7 +52,6 @@ impl Cancel {
 /// Its methods block and must not be called from an asynchronous task; they may be called from several threads.
 pub struct Session {
     shared: Option<Arc<Shared>>,
-    connections: Vec<Connection>,
     runtime: Option<Runtime>,
     world_size: u32,
     /// The services, with commas between.
@@ -88,21 +87,19 @@ impl Session {
             }
         });
         match joined {
-            Ok((shared, joined)) => {
+            Ok((shared, instances)) => {
                 let world_size = shared.config.world_size;
                 let mut greeted = Vec::new();
-                let connections: Vec<Connection> =
-                    joined.iter().map(|(connection, _)| connection.clone()).collect();
-                for (service, (connection, switch_instance)) in joined.into_iter().enumerate() {
+                for (service, switch_instance) in instances.into_iter().enumerate() {
                     let (news, heard) = mpsc::channel(1);
                     let (first, answered) = oneshot::channel();
                     greeted.push(answered);
-                    runtime.spawn(attend(Arc::clone(&shared), service, connection.clone(), news, first));
-                    let watching = watch(Arc::clone(&shared), service, connection, switch_instance, heard);
+                    runtime.spawn(attend(Arc::clone(&shared), service, news, first));
+                    let watching = watch(Arc::clone(&shared), service, switch_instance, heard);
                     let (watching, failing) = (runtime.spawn(watching), Arc::clone(&shared));
                     runtime.spawn(supervise(watching, move |error| failing.fail(error)));
                 }
-                let overseeing = runtime.spawn(oversee(Arc::clone(&shared), connections.clone()));
+                let overseeing = runtime.spawn(oversee(Arc::clone(&shared)));
                 let failing = Arc::clone(&shared);
                 runtime.spawn(supervise(overseeing, move |error| failing.fail(error)));
                 // From here on the switches notice at once when the process dies.
@@ -112,8 +109,8 @@ impl Session {
                     }
                 };
                 let _ = runtime.block_on(async { tokio::time::timeout(GREETED, all).await });
-                let switch = names(connections.iter().map(|connection| connection.switch.as_str()));
-                Ok(Self { shared: Some(shared), connections, runtime: Some(runtime), world_size, switch })
+                let switch = names(shared.members.iter().map(|member| member.switch.as_str()));
+                Ok(Self { shared: Some(shared), runtime: Some(runtime), world_size, switch })
             }
             Err(error) => {
                 // Not dropped, which would wait for a name server that does not answer.
@@ -123,7 +120,7 @@ impl Session {
         }
     }
 
-    async fn join(config: SessionConfig) -> Result<(Arc<Shared>, Vec<(Connection, u64)>), SessionError> {
+    async fn join(config: SessionConfig) -> Result<(Arc<Shared>, Vec<u64>), SessionError> {
         let trace = config.trace.as_ref().map(|trace| {
             SessionTrace::open(trace, &config.job).map_err(|error| SessionError::Local {
                 what: "opening the trace file (FANIN_TRACE)",
@@ -172,11 +169,9 @@ impl Session {
             heartbeat_timeout: admitted.heartbeat_timeout,
         };
         let members = joined.iter().map(member).collect();
-        let jobs: Vec<WorkerJob> = joined.iter().map(|(_, admitted)| admitted.job).collect();
-        let shared = Shared::new(config, members, driver, trace, jobs);
-        let joined =
-            joined.into_iter().map(|(connection, admitted)| (connection, admitted.switch_instance)).collect();
-        Ok((Arc::new(shared), joined))
+        let instances = joined.iter().map(|(_, admitted)| admitted.switch_instance).collect();
+        let joined = joined.into_iter().map(|(connection, admitted)| (admitted.job, connection));
+        Ok((Arc::new(Shared::new(config, members, driver, trace, joined)), instances))
     }
 
     /// Starts the sum of `tensor` over all ranks, in place. All ranks must submit alike tensors in the same order.
@@ -281,9 +276,8 @@ impl Session {
     pub fn close(&mut self) {
         let (Some(shared), Some(runtime)) = (self.shared.take(), self.runtime.take()) else { return };
         shared.driver.fail(Failure::Because(Arc::new(SessionError::Closed)));
-        let leaving = self.connections.iter_mut().enumerate().map(|(service, connection)| {
-            let (mut connection, job) = (connection.clone(), shared.job(service).identity());
-            let rank = shared.rank;
+        let leaving = shared.lanes().map(|lane| {
+            let (mut connection, job, rank) = (lane.connection.clone(), lane.job.identity(), shared.rank);
             async move { leave(&mut connection, job, rank).await }
         });
         let leaving: JoinSet<()> = runtime.block_on(async { leaving.collect() });

@@ -9,6 +9,7 @@ use fanin_udp::{Failure, WorkerDriver, WorkerJob};
 use fanin_wire::WorkerId;
 
 use super::config::SessionConfig;
+use super::connection::Connection;
 use super::pending::Pending;
 use super::trace::SessionTrace;
 use crate::SessionError;
@@ -34,6 +35,9 @@ pub(super) struct Shared {
 pub(super) struct Lane {
     /// The job as it is now; a restart of the service changes it.
     pub job: WorkerJob,
+    /// Its name there, and to whom one speaks of it; another service that takes over changes both.
+    pub name: String,
+    pub connection: Connection,
     /// Ranks that left there.
     pub left: Ranks,
     /// Since when the service does not answer, and what was the matter last.
@@ -48,14 +52,18 @@ impl Shared {
         members: Vec<Member>,
         driver: WorkerDriver,
         trace: Option<SessionTrace>,
-        jobs: impl IntoIterator<Item = WorkerJob>,
+        joined: impl IntoIterator<Item = (WorkerJob, Connection)>,
     ) -> Self {
-        let lane = |job| Lane { job, left: Ranks::default(), silent: None, is_rejoining: false };
+        let name = config.job.clone();
+        let lane = |(job, connection)| {
+            let (name, left) = (name.clone(), Ranks::default());
+            Lane { job, name, connection, left, silent: None, is_rejoining: false }
+        };
         Self {
             // Every service admitted the rank, so it is below 64.
             rank: WorkerId(config.rank as u8),
             members: members.into(),
-            lanes: jobs.into_iter().map(lane).map(Mutex::new).collect(),
+            lanes: joined.into_iter().map(lane).map(Mutex::new).collect(),
             timeout_ns: AtomicU64::new(nanoseconds(config.timeout)),
             driver,
             trace,

@@ -17,6 +17,11 @@ pub(super) fn switch_restarted(rank: u8, switch: &str) {
     ONCE.call_once(|| say(rank, &text()));
 }
 
+/// Says that another service does what one did that is gone.
+pub(super) fn taken_over(rank: u8, switch: &str, by: &str) {
+    say(rank, &format!("switch {switch} is gone; {by} sums its share as well from now on"));
+}
+
 /// Says that many packets were sent again, once they are many.
 pub(super) fn packets_lost(rank: u8, switch: &str, statistics: &WorkerStatistics) {
     static ONCE: Once = Once::new();

@@ -8,7 +8,8 @@ use fanin_wire::AbortReason;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
-use super::admission::{Memory, join, leave};
+use super::admission::{Admitted, Memory, join, leave};
+use super::config::SessionConfig;
 use super::connection::{Connection, RETRY, explain};
 use super::presence::News;
 use super::shared::Shared;
@@ -18,6 +19,8 @@ use crate::proto::heartbeat_reply::State;
 use crate::proto::{HeartbeatReply, HeartbeatRequest};
 use crate::{ChainError, SessionError};
 
+/// How long a service may be gone before another one of the job takes over.
+const TAKE_OVER: Duration = Duration::from_secs(3);
 /// Heartbeats within the timeout after which the switch expels a silent rank: four may be lost.
 pub const HEARTBEATS_PER_TIMEOUT: u32 = 5;
 
@@ -37,7 +40,6 @@ enum Pulse {
 struct Watch {
     shared: Arc<Shared>,
     service: usize,
-    connection: Connection,
     /// The switch that admitted the rank, as opposed to one that took its place.
     switch_instance: u64,
     /// What the switch says unasked.
@@ -48,12 +50,11 @@ struct Watch {
 pub(super) async fn watch(
     shared: Arc<Shared>,
     service: usize,
-    connection: Connection,
     switch_instance: u64,
     news: mpsc::Receiver<News>,
 ) {
     let interval = shared.members[service].heartbeat_timeout / HEARTBEATS_PER_TIMEOUT;
-    let mut watch = Watch { shared, service, connection, switch_instance, news };
+    let mut watch = Watch { shared, service, switch_instance, news };
     if let Err(error) = watch.run(interval).await {
         watch.shared.fail(error);
         // The rank still lives: a switch that does not hear so would blame it for what another one did.
@@ -107,7 +108,7 @@ impl Watch {
             passed_on: 0,
             secret: job.key().secret_of(self.shared.rank),
         };
-        let reply = match timeout(patience.max(RETRY), self.connection.client.heartbeat(message)).await {
+        let reply = match timeout(patience.max(RETRY), self.connection().client.heartbeat(message)).await {
             Err(_) => {
                 let beyond = match self.shared.config.protocol {
                     Protocol::SwitchMl => "",
@@ -142,6 +143,12 @@ impl Watch {
                 }
                 // The data path goes on meanwhile: it may be only the control connection that suffers.
                 self.shared.lane(self.service).silent = Some((since, cause));
+                if self.may_be_taken_over() && gone >= TAKE_OVER {
+                    let memory = self.suspended();
+                    let taken_over = self.take_over(since, &memory).await;
+                    self.shared.lane(self.service).is_rejoining = false;
+                    return taken_over;
+                }
                 Ok(())
             }
         }
@@ -154,6 +161,10 @@ impl Watch {
             self.shared.config.switch_timeout.min(of_all_reduce).saturating_sub(gone_since.elapsed());
         let oldest = self.shared.pending.oldest();
         oldest.map_or(of_switch, |oldest| of_all_reduce.saturating_sub(oldest.since.elapsed()).min(of_switch))
+    }
+
+    fn connection(&self) -> Connection {
+        self.shared.lane(self.service).connection.clone()
     }
 
     fn member(&self) -> &Member {
@@ -171,42 +182,40 @@ impl Watch {
 
     /// Joins the job again under a switch that restarted, and goes on where it stopped.
     async fn rejoin(&mut self) -> Result<(), SessionError> {
-        self.shared.lane(self.service).is_rejoining = true;
-        let rejoined = self.rejoin_in_time().await;
-        self.shared.lane(self.service).is_rejoining = false;
-        rejoined
-    }
-
-    async fn rejoin_in_time(&mut self) -> Result<(), SessionError> {
         let since = self.silent_since();
-        let completed = self.shared.driver.suspend(self.service);
-        let memory = Memory { job: self.shared.job(self.service), completed };
         tracing::warn!(
             switch = self.member().switch,
             rank = self.shared.rank.0,
             "the switch restarted; joining again"
         );
         warnings::switch_restarted(self.shared.rank.0, &self.member().switch);
+        let memory = self.suspended();
+        let rejoined = self.rejoin_in_time(since, &memory).await;
+        self.shared.lane(self.service).is_rejoining = false;
+        rejoined
+    }
+
+    /// Stops the lane. Returns what its service must be told to go on, wherever that is.
+    fn suspended(&self) -> Memory {
+        self.shared.lane(self.service).is_rejoining = true;
+        let completed = self.shared.driver.suspend(self.service);
+        Memory { job: self.shared.job(self.service), completed }
+    }
+
+    async fn rejoin_in_time(&mut self, since: Instant, memory: &Memory) -> Result<(), SessionError> {
         loop {
             let left = self.patience(since);
-            let service = &self.shared.config.services[self.service];
-            let joining = join(&mut self.connection, &self.shared.config, service, left, Some(&memory));
-            let cause = match joining.await {
-                Ok(admitted) => {
-                    let address = self.connection.address;
-                    let resumed =
-                        self.shared.driver.resume(self.service, admitted.job, address, &admitted.restore);
-                    if let Err(error) = resumed {
-                        // The place is this rank's now, and the others would wait for it.
-                        leave(&mut self.connection, admitted.job.identity(), self.shared.rank).await;
-                        return Err(self.lost(since.elapsed(), &error.to_string()));
-                    }
-                    self.shared.lane(self.service).job = admitted.job;
-                    self.switch_instance = admitted.switch_instance;
-                    tracing::info!(generation = admitted.job.generation().0, "joined again");
-                    return Ok(());
-                }
+            // Ranks that came too late for it wait where another service takes over.
+            let left = if self.may_be_taken_over() { left.min(TAKE_OVER) } else { left };
+            // Two statements: each locks the lane.
+            let name = self.shared.lane(self.service).name.clone();
+            let connection = self.connection();
+            let cause = match self.join_at(name, connection, left, memory).await {
+                Ok(admitted) => return self.go_on(admitted, since).await,
                 Err(SessionError::JoinTimeout { missing_ranks, .. }) => {
+                    if self.may_be_taken_over() {
+                        return self.take_over(since, memory).await;
+                    }
                     let who = if missing_ranks.is_empty() {
                         "some ranks".into()
                     } else {
@@ -216,22 +225,108 @@ impl Watch {
                         self.lost(since.elapsed(), &format!("it restarted, but {who} did not join again"))
                     );
                 }
-                Err(SessionError::SwitchLost { cause, .. }) => cause,
-                // By this rank, whose question the server has not seen end: the switch that passed it on is cut off.
-                Err(SessionError::JoinRefused { reason: reason @ Refusal::DuplicateRank { .. }, .. }) => {
-                    reason.to_string()
-                }
-                // The server is away again, or still, behind a switch that is not.
-                Err(SessionError::Chain {
-                    error: error @ ChainError::UpstreamUnreachable { .. }, ..
-                }) => error.to_string(),
-                Err(error) => return Err(error),
+                Err(error) => passing(error)?,
             };
             if self.patience(since).is_zero() {
                 return Err(self.lost(since.elapsed(), &cause));
             }
             tokio::time::sleep(RETRY).await;
         }
+    }
+
+    /// Whether the job has other services, which can do what this one did.
+    fn may_be_taken_over(&self) -> bool {
+        self.shared.members.len() > 1
+    }
+
+    /// Lets another service of the job go on with what this one summed: the next one in their order that lives, on which all ranks agree
+    /// because they ask one after the other, and none goes on before all are there.
+    async fn take_over(&mut self, since: Instant, memory: &Memory) -> Result<(), SessionError> {
+        let count = self.shared.members.len();
+        let mut cause = String::from("no other service could take over");
+        for other in (1..count).cycle().map(|step| (self.service + step) % count) {
+            let left = self.patience(since);
+            if left.is_zero() {
+                return Err(self.lost(since.elapsed(), &cause));
+            }
+            let switch = self.shared.members[other].switch.clone();
+            if self.shared.lane(other).silent.is_some() {
+                tokio::time::sleep(RETRY).await;
+                continue;
+            }
+            let name = format!("{}~{}", self.shared.config.job, self.service);
+            let connection = match Connection::open(&switch, left.min(TAKE_OVER)).await {
+                Ok((connection, _)) => connection,
+                Err(error) => {
+                    cause = error.to_string();
+                    continue;
+                }
+            };
+            // Ranks may have noticed one after the other, within a few heartbeats.
+            cause = match self.join_at(name, connection, left.min(4 * TAKE_OVER), memory).await {
+                Ok(admitted) => {
+                    warnings::taken_over(self.shared.rank.0, &self.member().switch, &switch);
+                    return self.go_on(admitted, since).await;
+                }
+                Err(error @ SessionError::JoinTimeout { .. }) => error.to_string(),
+                // It has no room for it, or other shards: the next one may.
+                Err(error @ SessionError::JoinRefused { .. }) => error.to_string(),
+                Err(error) => passing(error)?,
+            };
+            tokio::time::sleep(RETRY).await;
+        }
+        Err(self.lost(since.elapsed(), &cause))
+    }
+
+    /// Joins the job under a name at a service.
+    async fn join_at(
+        &self,
+        name: String,
+        mut connection: Connection,
+        patience: Duration,
+        memory: &Memory,
+    ) -> Result<(Admitted, String, Connection), SessionError> {
+        let service = &self.shared.config.services[self.service];
+        let config = SessionConfig { job: name, ..self.shared.config.clone() };
+        let admitted = join(&mut connection, &config, service, patience, Some(memory)).await?;
+        Ok((admitted, config.job, connection))
+    }
+
+    /// Lets the lane go on as it was admitted.
+    async fn go_on(
+        &mut self,
+        (admitted, name, mut connection): (Admitted, String, Connection),
+        since: Instant,
+    ) -> Result<(), SessionError> {
+        let resumed =
+            self.shared.driver.resume(self.service, admitted.job, connection.address, &admitted.restore);
+        if let Err(error) = resumed {
+            // The place is this rank's now, and the others would wait for it.
+            leave(&mut connection, admitted.job.identity(), self.shared.rank).await;
+            return Err(self.lost(since.elapsed(), &error.to_string()));
+        }
+        let mut lane = self.shared.lane(self.service);
+        (lane.job, lane.name, lane.connection) = (admitted.job, name, connection);
+        (lane.silent, lane.left) = (None, Ranks::default());
+        self.switch_instance = admitted.switch_instance;
+        tracing::info!(generation = admitted.job.generation().0, "joined again");
+        Ok(())
+    }
+}
+
+/// What was the matter, where another attempt may help.
+fn passing(error: SessionError) -> Result<String, SessionError> {
+    match error {
+        SessionError::SwitchLost { cause, .. } => Ok(cause),
+        // By this rank, whose question the server has not seen end: the switch that passed it on is cut off.
+        SessionError::JoinRefused { reason: reason @ Refusal::DuplicateRank { .. }, .. } => {
+            Ok(reason.to_string())
+        }
+        // The server is away again, or still, behind a switch that is not.
+        SessionError::Chain { error: error @ ChainError::UpstreamUnreachable { .. }, .. } => {
+            Ok(error.to_string())
+        }
+        error => Err(error),
     }
 }
 

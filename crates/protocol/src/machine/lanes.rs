@@ -1,7 +1,7 @@
 //! The lanes of one job that one thread drives: a machine for each, all on one socket.
 
 use alloc::vec::Vec;
-use fanin_wire::{Preamble, ShardId};
+use fanin_wire::{JobId, Preamble, ShardId};
 
 use super::{Endpoint, Instant, Reason, Transmit, Verdict};
 
@@ -9,13 +9,15 @@ use super::{Endpoint, Instant, Reason, Transmit, Verdict};
 pub struct Lane<M: Endpoint> {
     /// Who is at the other end.
     pub peer: M::Address,
+    /// The job there. A service that took over what another one summed has several of ours.
+    pub job: JobId,
     /// Which of that one's shards.
     pub shard: ShardId,
     /// The machine.
     pub machine: M,
 }
 
-/// Several lanes as one machine. Packets go to the lane of their sender and shard; trains leave the lanes in turn.
+/// Several lanes as one machine. Packets go to the lane of their sender, job and shard; trains leave the lanes in turn.
 pub struct Lanes<M: Endpoint> {
     lanes: Vec<Lane<M>>,
     /// Whose packet came last: those of one train are all for one lane.
@@ -25,7 +27,7 @@ pub struct Lanes<M: Endpoint> {
 }
 
 impl<M: Endpoint> Lanes<M> {
-    /// No two lanes have the same peer and shard.
+    /// No two lanes have the same peer, job and shard.
     #[must_use]
     pub const fn new(lanes: Vec<Lane<M>>) -> Self {
         Self { lanes, last: 0, turn: 0 }
@@ -49,8 +51,8 @@ impl<M: Endpoint<Address: PartialEq>> Lanes<M> {
         if self.lanes.len() == 1 {
             return Ok(0);
         }
-        let shard = Preamble::parse(packet)?.shard;
-        let is_of = |lane: &Lane<M>| lane.shard == shard && lane.peer == from;
+        let Preamble { job, shard, .. } = Preamble::parse(packet)?;
+        let is_of = |lane: &Lane<M>| lane.job == job && lane.shard == shard && lane.peer == from;
         if self.lanes.get(self.last).is_some_and(is_of) {
             return Ok(self.last);
         }
@@ -110,7 +112,7 @@ impl<M: Endpoint<Address: PartialEq>> Endpoint for Lanes<M> {
 mod tests {
     use super::*;
     use alloc::vec;
-    use fanin_wire::{Generation, JobId, Kind, WorkerId};
+    use fanin_wire::{Generation, Kind, WorkerId};
 
     /// Says the packets that it took, and sends as many trains as it is told to.
     struct Machine {
@@ -150,13 +152,17 @@ mod tests {
 
     fn lane(peer: u8, shard: u8, trains: usize) -> Lane<Machine> {
         let machine = Machine { taken: 0, trains, due: Some(Instant(u64::from(peer))), to: peer };
-        Lane { peer, shard: ShardId(shard), machine }
+        Lane { peer, job: JobId(1), shard: ShardId(shard), machine }
     }
 
     fn packet(shard: u8) -> [u8; 12] {
+        packet_of(JobId(1), shard)
+    }
+
+    fn packet_of(job: JobId, shard: u8) -> [u8; 12] {
         let preamble = Preamble {
             kind: Kind::Result,
-            job: JobId(1),
+            job,
             generation: Generation(1),
             worker: WorkerId(0),
             shard: ShardId(shard),
@@ -174,6 +180,20 @@ mod tests {
         assert_eq!(lanes.handle_packet(Instant(0), 8, &packet(1)), Verdict::Drop(Reason::Foreign));
         assert_eq!(lanes.handle_packet(Instant(0), 8, b"short"), Verdict::Drop(Reason::Malformed));
         assert_eq!(lanes.iter_mut().map(|lane| lane.machine.taken).collect::<Vec<_>>(), [1, 3, 1]);
+    }
+
+    #[test]
+    fn a_service_with_two_of_our_jobs_is_heard_in_both() {
+        let other = Lane { job: JobId(2), ..lane(7, 0, 0) };
+        let mut lanes = Lanes::new(vec![lane(7, 0, 0), other]);
+        for job in [2, 1, 2] {
+            assert_eq!(lanes.handle_packet(Instant(0), 7, &packet_of(JobId(job), 0)), Verdict::Absorb);
+        }
+        assert_eq!(
+            lanes.handle_packet(Instant(0), 7, &packet_of(JobId(3), 0)),
+            Verdict::Drop(Reason::Foreign)
+        );
+        assert_eq!(lanes.iter_mut().map(|lane| lane.machine.taken).collect::<Vec<_>>(), [1, 2]);
     }
 
     #[test]
