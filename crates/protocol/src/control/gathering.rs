@@ -306,6 +306,7 @@ impl Gathering {
             wire_dtype,
             shards,
             receive_buffer_bytes,
+            is_one_of_many: self.waiting.values().any(|waiting| waiting.plan != 0),
         };
         let mut in_flight = self.in_flight_asked().unwrap_or_else(|| pool_slots(&path));
         if atp {

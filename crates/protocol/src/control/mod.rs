@@ -17,7 +17,8 @@ mod restore;
 
 pub use hierarchy::Hierarchy;
 pub use pool_size::{
-    HOST_PROCESSING, Path, RATE_DEFAULT_BPS, SLOTS_AUTOMATIC_MAX, SLOTS_AUTOMATIC_MIN, pool_slots,
+    HOST_PROCESSING, Path, RATE_DEFAULT_BPS, SLOTS_AUTOMATIC_MAX, SLOTS_AUTOMATIC_MIN,
+    SLOTS_AUTOMATIC_MIN_OF_MANY, pool_slots,
 };
 pub use ranks::Ranks;
 pub use refusal::{Refusal, ResumeField};

@@ -15,6 +15,9 @@ pub const HOST_PROCESSING: Duration = Duration::from_micros(200);
 
 /// Fewest slots a shard that are chosen without a request: below it, trains are too short to pay for their system calls.
 pub const SLOTS_AUTOMATIC_MIN: u16 = 64;
+/// The same of a service that is one of several: a rank's packets in flight to all of them share its link, and what is more than that
+/// carries waits there, at the start and at the end of each tensor.
+pub const SLOTS_AUTOMATIC_MIN_OF_MANY: u16 = 32;
 /// Most slots a shard that are chosen without a request.
 pub const SLOTS_AUTOMATIC_MAX: u16 = 4096;
 
@@ -38,10 +41,13 @@ pub struct Path {
     pub shards: u8,
     /// What the kernel granted to each of the switch's sockets.
     pub receive_buffer_bytes: usize,
+    /// Whether the job has other services, too.
+    pub is_one_of_many: bool,
 }
 
 /// Slots a shard: the bandwidth-delay product in packets, rounded up to a power of two (SwitchML Appendix C: `s · b`
-/// matches it), divided among the shards, and between [`SLOTS_AUTOMATIC_MIN`] and [`SLOTS_AUTOMATIC_MAX`].
+/// matches it), divided among the shards, and between [`SLOTS_AUTOMATIC_MIN`] (or
+/// [`SLOTS_AUTOMATIC_MIN_OF_MANY`]) and [`SLOTS_AUTOMATIC_MAX`].
 ///
 /// The receive buffer has the last word, for what overruns it is lost: all workers may send a whole pool at once. Half of
 /// it is used, since the kernel counts its own bookkeeping of each packet against the buffer too.
@@ -51,7 +57,8 @@ pub fn pool_slots(path: &Path) -> u16 {
     let delay = path.rtt.saturating_add(HOST_PROCESSING).as_nanos();
     let product_bytes = u128::from(path.rate_bps).saturating_mul(delay) / (8 * 1_000_000_000);
     let wanted = product_bytes.div_ceil(packet).div_ceil(u128::from(path.shards.max(1)));
-    let wanted = wanted.clamp(SLOTS_AUTOMATIC_MIN.into(), SLOTS_AUTOMATIC_MAX.into());
+    let least = if path.is_one_of_many { SLOTS_AUTOMATIC_MIN_OF_MANY } else { SLOTS_AUTOMATIC_MIN };
+    let wanted = wanted.clamp(least.into(), SLOTS_AUTOMATIC_MAX.into());
     let wanted = u16::try_from(wanted).map_or(SLOTS_AUTOMATIC_MAX, u16::next_power_of_two);
 
     let fit = path.receive_buffer_bytes as u128 / 2 / packet / u128::from(path.world_size.max(1));
@@ -85,7 +92,15 @@ mod tests {
             wire_dtype: WireDtype::Int32,
             shards: 1,
             receive_buffer_bytes: 16 * MIB,
+            is_one_of_many: false,
         }
+    }
+
+    #[test]
+    fn one_of_many_services_gets_along_with_fewer() {
+        let slow = Path { is_one_of_many: true, ..path(125_000_000, 50) };
+        assert_eq!(pool_slots(&slow), 32);
+        assert_eq!(pool_slots(&Path { is_one_of_many: true, ..path(10_000_000_000, 50) }), 512);
     }
 
     #[test]
@@ -163,7 +178,7 @@ mod tests {
             wire_dtype in prop::sample::select(WireDtype::ALL.to_vec()),
         ) {
             let rtt = Duration::from_nanos(rtt_ns);
-            let path = Path { rate_bps, rtt, world_size, elements, wire_dtype, shards, receive_buffer_bytes };
+            let path = Path { rate_bps, rtt, world_size, elements, wire_dtype, shards, receive_buffer_bytes, is_one_of_many: false };
             let slots = pool_slots(&path);
             let packet = chunk_packet_bytes(usize::from(elements), wire_dtype);
             let bytes = usize::from(slots) * usize::from(world_size) * packet;
