@@ -45,6 +45,11 @@ pub(crate) fn begin_rank(rank: u32) -> PyResult<()> {
     Ok(())
 }
 
+/// As [`begin`] for a switch: in a rank's process its lines are the rank's.
+pub(crate) fn begin_switch() -> PyResult<()> {
+    env::var(RANK).map_or_else(|_| begin("switch"), |rank| begin(&format!("rank {}", rank.trim())))
+}
+
 /// Starts the logs that FANIN_LOG asks for, each line behind `who`. The first in a process names it.
 pub(crate) fn begin(who: &str) -> PyResult<()> {
     fanin_cli::logging::start_if_asked(who).map_err(PyValueError::new_err)

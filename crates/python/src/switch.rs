@@ -1,7 +1,7 @@
 //! `Switch`: a switch inside this process.
 
 use crate::client::protocol_of;
-use crate::environment::begin;
+use crate::environment::begin_switch;
 use crate::interruptible::{duration, lock};
 use fanin_controller::{
     AtpSwitchServer, AtpSwitchServerConfig, ServerError, SwitchServer, SwitchServerConfig,
@@ -88,7 +88,7 @@ impl Switch {
     ) -> PyResult<Self> {
         let protocol = protocol_of(protocol)?;
         let heartbeat_timeout = duration(heartbeat_timeout)?;
-        begin("switch")?;
+        begin_switch()?;
         py.detach(|| {
             let mut config = SwitchServerConfig::new(resolve(listen)?);
             config.shards = shards.unwrap_or_else(SwitchServerConfig::automatic_shards);
