@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from typing import Any
 
 import fanin
@@ -283,6 +284,33 @@ def test_what_a_service_summed_that_dies_another_one_goes_on_with(
     finally:
         for switch in switches:
             switch.kill()
+
+
+def sums_a_while(me: Me) -> int:
+    me.init(pg_options=options(me, me.world_size))
+    for done in range(1, 6):
+        tensor = torch.full((200_000,), me.rank + 1, dtype=torch.int32)
+        dist.all_reduce(tensor)
+        assert (tensor == 6).all()
+        me.say(done)
+    return 5
+
+
+def test_a_rank_that_is_stopped_with_its_service_is_waited_for(launch: Launch) -> None:
+    ranks = launch(sums_a_while, 3, at=ALONE)
+    assert ranks.hear(1) == 1
+    pid = ranks.processes[1].pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        # Longer than a service may be gone before another one takes over, and than heartbeats take.
+        time.sleep(8)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    for rank in range(3):
+        while (told := ranks.next(rank))[0] == "said":
+            pass
+        assert told == ("ended", 5)
 
 
 def second_group(me: Me) -> list[float]:

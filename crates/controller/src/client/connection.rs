@@ -229,7 +229,7 @@ async fn first_to_answer(addresses: &[SocketAddr], patience: Duration) -> io::Re
 }
 
 /// Whether a call failed because nobody listens there any more.
-fn was_refused(status: &Status) -> bool {
+pub(super) fn was_refused(status: &Status) -> bool {
     let mut cause: Option<&dyn std::error::Error> = std::error::Error::source(status);
     while let Some(error) = cause {
         let io = error.downcast_ref::<io::Error>();

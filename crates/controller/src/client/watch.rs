@@ -10,7 +10,7 @@ use tokio::time::timeout;
 
 use super::admission::{Admitted, Memory, join, leave};
 use super::config::SessionConfig;
-use super::connection::{Connection, RETRY, explain};
+use super::connection::{Connection, RETRY, explain, was_refused};
 use super::presence::News;
 use super::shared::Shared;
 use super::warnings;
@@ -42,6 +42,8 @@ struct Watch {
     service: usize,
     /// The switch that admitted the rank, as opposed to one that took its place.
     switch_instance: u64,
+    /// Whether nobody listened there when it was asked last: its process is gone. One that does not answer may be stopped.
+    is_dead: bool,
     /// What the switch says unasked.
     news: mpsc::Receiver<News>,
 }
@@ -54,7 +56,7 @@ pub(super) async fn watch(
     news: mpsc::Receiver<News>,
 ) {
     let interval = shared.members[service].heartbeat_timeout / HEARTBEATS_PER_TIMEOUT;
-    let mut watch = Watch { shared, service, switch_instance, news };
+    let mut watch = Watch { shared, service, switch_instance, is_dead: false, news };
     if let Err(error) = watch.run(interval).await {
         watch.shared.fail(error);
         // The rank still lives: a switch that does not hear so would blame it for what another one did.
@@ -110,13 +112,17 @@ impl Watch {
         };
         let reply = match timeout(patience.max(RETRY), self.connection().client.heartbeat(message)).await {
             Err(_) => {
+                self.is_dead = false;
                 let beyond = match self.shared.config.protocol {
                     Protocol::SwitchMl => "",
                     Protocol::Atp => ", from it or from its upstream",
                 };
                 return Pulse::Unreachable(format!("no answer to heartbeats{beyond}"));
             }
-            Ok(Err(status)) => return Pulse::Unreachable(explain(&status)),
+            Ok(Err(status)) => {
+                self.is_dead = was_refused(&status);
+                return Pulse::Unreachable(explain(&status));
+            }
             Ok(Ok(reply)) => reply.into_inner(),
         };
         pulse(reply)
@@ -143,7 +149,7 @@ impl Watch {
                 }
                 // The data path goes on meanwhile: it may be only the control connection that suffers.
                 self.shared.lane(self.service).silent = Some((since, cause));
-                if self.may_be_taken_over() && gone >= TAKE_OVER {
+                if self.is_dead && self.may_be_taken_over() && gone >= TAKE_OVER {
                     let memory = self.suspended();
                     let taken_over = self.take_over(since, &memory).await;
                     self.shared.lane(self.service).is_rejoining = false;
@@ -154,11 +160,13 @@ impl Watch {
         }
     }
 
-    /// How much longer a switch that is gone since then may be gone: no longer than the oldest all-reduce may take.
+    /// How much longer a switch that is gone since then may be gone: no longer than the oldest all-reduce may take. One of several that
+    /// only does not answer may be in the process of a rank that is stopped, which is waited for as such.
     fn patience(&self, gone_since: Instant) -> Duration {
         let of_all_reduce = self.shared.timeout();
-        let of_switch =
-            self.shared.config.switch_timeout.min(of_all_reduce).saturating_sub(gone_since.elapsed());
+        let may_be_a_rank = self.may_be_taken_over() && !self.is_dead;
+        let of_switch = if may_be_a_rank { of_all_reduce } else { self.shared.config.switch_timeout };
+        let of_switch = of_switch.min(of_all_reduce).saturating_sub(gone_since.elapsed());
         let oldest = self.shared.pending.oldest();
         oldest.map_or(of_switch, |oldest| of_all_reduce.saturating_sub(oldest.since.elapsed()).min(of_switch))
     }
