@@ -34,6 +34,7 @@ def place(machine: int, **said: Any) -> Place:
         "switch_rates": [],
         "own_services": True,
         "plan": "auto",
+        "local": None,
     }
     return Place(**usual | said)
 

@@ -1,5 +1,6 @@
 //! A rank's whole job: what it sums with the ranks of its machine in shared memory, and over machines in a [`Session`].
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -125,6 +126,8 @@ struct Local {
     sum: LocalSum,
     /// Number of the next all-reduce. Held while one is submitted.
     next: Mutex<u64>,
+    /// All-reduces that came out well.
+    completed: Arc<AtomicU64>,
     wire_dtype: WireDtype,
     column: Column,
     /// This machine's ranks.
@@ -171,7 +174,14 @@ impl Job {
             .map_err(|error| SessionError::Local { what: "starting a thread", cause: error.to_string() })?;
         let switch =
             session.as_ref().map_or_else(|| SHARED_MEMORY.into(), |session| session.switch().to_owned());
-        let local = Local { sum, next: Mutex::default(), wire_dtype, column, here: group.ranks };
+        let local = Local {
+            sum,
+            next: Mutex::default(),
+            completed: Arc::default(),
+            wire_dtype,
+            column,
+            here: group.ranks,
+        };
         Ok(Self { local: Some(local), session, rank, switch })
     }
 
@@ -193,7 +203,9 @@ impl Job {
         let name = Tensor { number: *next, elements: tensor.elements(), dtype: tensor.dtype(), op };
         *next += 1;
         let (switch, wire_dtype) = (self.switch.clone(), local.wire_dtype);
+        let completed = Arc::clone(&local.completed);
         let done = move |result: Result<(), Failure>| {
+            completed.fetch_add(u64::from(result.is_ok()), Ordering::Relaxed);
             let result = result.map_err(|failure| AllReduceError {
                 cause: cause(&failure, wire_dtype, name, &switch),
                 tensor: name,
@@ -247,10 +259,12 @@ impl Job {
         (self.session.is_none() || !awaited.is_empty()).then_some(awaited)
     }
 
-    /// Counters of the data path over machines.
+    /// Counters of the data path over machines; `completed` are this job's all-reduces.
     #[must_use]
     pub fn statistics(&self) -> WorkerStatistics {
-        self.session.as_ref().map(|session| session.statistics()).unwrap_or_default()
+        let over_machines = self.session.as_ref().map(|session| session.statistics()).unwrap_or_default();
+        let Some(local) = &self.local else { return over_machines };
+        WorkerStatistics { completed: local.completed.load(Ordering::Relaxed), ..over_machines }
     }
 
     /// Trains and system calls of the data path over machines.
