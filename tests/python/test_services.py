@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 import fanin
@@ -15,6 +16,7 @@ import torch.distributed as dist
 from conftest import Launch, SwitchProcess
 from fanin._services import Place, Split, split
 from fanin.torch import handshake
+from programs import BY_TORCH, Start
 from ranks import DEADLINE, Failure, Me, sums_on_switch, wait_until
 from torch._C._distributed_c10d import HashStore
 
@@ -312,6 +314,50 @@ def test_a_rank_that_is_stopped_with_its_service_is_waited_for(launch: Launch) -
         while (told := ranks.next(rank))[0] == "said":
             pass
         assert told == ("ended", 5)
+
+
+def test_a_service_that_is_back_late_is_taken_again_where_no_other_can(launch: Launch) -> None:
+    # Two shards, which the ranks' own services do not have.
+    with SwitchProcess("--rate", "1gbit", "--shards", "2") as spare:
+        ranks = launch(sums_until_told, 2, at=spare.address)
+        for round_ in range(4):
+            for rank in range(2):
+                assert ranks.hear(rank) == round_ + 1
+            for rank in range(2):
+                ranks.tell(rank, "stop" if round_ == 3 else "go")
+            if round_ == 1:
+                spare.kill()
+                time.sleep(5)  # longer than a service may be gone before others are asked
+                spare.start()
+        assert ranks.results() == [4, 4]
+
+
+BY_EXIT = """
+from fanin import _fanin
+dist.init_process_group("fanin", init_method=os.environ["MEET"], rank=rank, world_size=world_size)
+dist.all_reduce(torch.ones(10))
+say("summed")
+if rank == 1:
+    time.sleep(1.5)  # the other program has ended, but for its service
+    client = dist.group.WORLD._get_backend(torch.device("cpu"))._channel._client
+    for service in client.switch.split(","):
+        _fanin.switch_rate(service, 1.0)
+    say("there")
+"""
+
+
+def test_a_program_that_ends_without_destroying_its_group_leaves_its_service_last(
+    start: Start, tmp_path: Path
+) -> None:
+    meet = f"file://{tmp_path}/meet"
+    ranks = [
+        start(BY_TORCH + BY_EXIT, rank, 2, ALONE, MEET=meet, FANIN_MACHINE=f"m{rank}")
+        for rank in range(2)
+    ]
+    ranks[0].line("^summed")
+    ranks[1].line("^there")
+    for rank in ranks:
+        assert rank.wait() == 0
 
 
 def second_group(me: Me) -> list[float]:

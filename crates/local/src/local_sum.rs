@@ -673,14 +673,14 @@ impl Engine {
         }
         let Some(first) = self.items.front() else { return };
         let waited = first.submitted.max(self.progressed).elapsed();
-        // Whoever waits for the network alone is looked after by it.
+        let timeout = Duration::from_nanos(self.shared.timeout_nanos.load(Ordering::Relaxed));
+        // Whoever waits for the network alone is looked after by it, as long as that may take. After that he is stopped.
+        let by_network = memory.group.networked && waited < timeout.saturating_mul(2);
         let by_ranks: Vec<Wish> =
-            shut.iter().copied().filter(|(gate, _)| *gate != READY || !memory.group.networked).collect();
+            shut.iter().copied().filter(|(gate, _)| *gate != READY || !by_network).collect();
         let mut missing: Vec<u32> = self.awaited(&by_ranks).map(|rank| memory.group.ranks[rank]).collect();
         missing.retain(|rank| *rank != memory.group.ranks[memory.me]);
-        if waited < Duration::from_nanos(self.shared.timeout_nanos.load(Ordering::Relaxed))
-            || missing.is_empty()
-        {
+        if waited < timeout || missing.is_empty() {
             return;
         }
         let failure = Failure::Because(Arc::new(LocalError::Timeout { missing, waited }));

@@ -240,8 +240,10 @@ def _close(
         # A forked child: the membership is its parent's, and the threads and what they had locked
         # at the fork are not here.
         return
-    client.close()
-    staging.close(CLOSE_TIMEOUT)
-    completions.join(CLOSE_TIMEOUT)
-    if closed is not None:
-        closed()
+    try:
+        client.close()
+        staging.close(CLOSE_TIMEOUT)
+        completions.join(CLOSE_TIMEOUT)
+    finally:
+        if closed is not None:
+            closed()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 import weakref
@@ -17,8 +16,18 @@ LINGER: Final = 5.0
 CORES_A_SHARD: Final = 8
 SHARDS_MAX: Final = 8
 
-_lock = threading.Lock()
+# A collected group gives its service back wherever the collector runs, also in `host`.
+_lock = threading.RLock()
 _hosted: Hosted | None = None
+
+
+def _forget() -> None:
+    """Leave the service to the parent, in a process that was forked, and a lock held there."""
+    global _hosted, _lock
+    _hosted, _lock = None, threading.RLock()
+
+
+os.register_at_fork(after_in_child=_forget)
 
 
 class Hosted:
@@ -42,9 +51,11 @@ class Hosted:
                 return
             if _hosted is self:
                 _hosted = None
-        # In the background, as others may take their time; and at exit there are no new threads.
-        with contextlib.suppress(RuntimeError):
+        if threading.main_thread().is_alive():
+            # In the background, as others may take their time.
             threading.Thread(target=self._end, name="fanin-linger").start()
+        else:
+            self._end()  # at exit nobody would wait for a thread
 
 
 def host(address: str) -> Hosted:
@@ -54,10 +65,11 @@ def host(address: str) -> Hosted:
     """
     global _hosted
     with _lock:
-        if _hosted is None or _hosted.machine_address != address:
-            _hosted = Hosted(address)
-        _hosted._users += 1
-        return _hosted
+        hosted = _hosted
+        if hosted is None or hosted.machine_address != address:
+            hosted = _hosted = Hosted(address)
+        hosted._users += 1
+        return hosted
 
 
 def _end(owner: int, switch: _fanin.Switch) -> None:

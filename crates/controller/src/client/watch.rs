@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fanin_protocol::control::{Protocol, Ranks, Refusal};
-use fanin_wire::AbortReason;
+use fanin_wire::{AbortReason, WorkerId};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
@@ -120,10 +120,18 @@ impl Watch {
                 return Pulse::Unreachable(format!("no answer to heartbeats{beyond}"));
             }
             Ok(Err(status)) => {
-                self.is_dead = was_refused(&status);
+                let is_dead = was_refused(&status);
+                if is_dead && !self.is_dead && self.may_be_taken_over() {
+                    // Until now it only did not answer, which may last longer.
+                    self.shared.lane(self.service).silent = None;
+                }
+                self.is_dead = is_dead;
                 return Pulse::Unreachable(explain(&status));
             }
-            Ok(Ok(reply)) => reply.into_inner(),
+            Ok(Ok(reply)) => {
+                self.is_dead = false;
+                reply.into_inner()
+            }
         };
         pulse(reply)
     }
@@ -134,6 +142,10 @@ impl Watch {
                 let mut lane = self.shared.lane(self.service);
                 (lane.left, lane.silent) = (left, None);
                 Ok(())
+            }
+            // The service of a rank that left goes with it.
+            Pulse::Aborted(AbortReason::SwitchStopped) if self.left().is_some() => {
+                Err(self.left().map_or(SessionError::Closed, |rank| SessionError::RankLeft { rank }))
             }
             Pulse::Aborted(reason) => Err(SessionError::from_abort(reason, self.member())),
             // It aborted the job so long ago that it forgot why; and this rank did not ask meanwhile.
@@ -150,6 +162,13 @@ impl Watch {
                 // The data path goes on meanwhile: it may be only the control connection that suffers.
                 self.shared.lane(self.service).silent = Some((since, cause));
                 if self.is_dead && self.may_be_taken_over() && gone >= TAKE_OVER {
+                    // Who left does not join anywhere again.
+                    if let Some(rank) = self.left() {
+                        return match self.shared.pending.oldest() {
+                            Some(_) => Err(SessionError::RankLeft { rank }),
+                            None => Ok(()),
+                        };
+                    }
                     let memory = self.suspended();
                     let taken_over = self.take_over(since, &memory).await;
                     self.shared.lane(self.service).is_rejoining = false;
@@ -169,6 +188,11 @@ impl Watch {
         let of_switch = of_switch.min(of_all_reduce).saturating_sub(gone_since.elapsed());
         let oldest = self.shared.pending.oldest();
         oldest.map_or(of_switch, |oldest| of_all_reduce.saturating_sub(oldest.since.elapsed()).min(of_switch))
+    }
+
+    /// A rank that has left, as some service knows.
+    fn left(&self) -> Option<WorkerId> {
+        self.shared.lanes().find_map(|lane| lane.left.iter().next())
     }
 
     fn connection(&self) -> Connection {
@@ -233,6 +257,12 @@ impl Watch {
                         self.lost(since.elapsed(), &format!("it restarted, but {who} did not join again"))
                     );
                 }
+                // It has no room any more, or other shards than before.
+                Err(SessionError::JoinRefused { reason, .. })
+                    if self.may_be_taken_over() && !matches!(reason, Refusal::DuplicateRank { .. }) =>
+                {
+                    return self.take_over(since, memory).await;
+                }
                 Err(error) => passing(error)?,
             };
             if self.patience(since).is_zero() {
@@ -247,33 +277,40 @@ impl Watch {
         self.shared.members.len() > 1
     }
 
-    /// Lets another service of the job go on with what this one summed: the next one in their order that lives, on which all ranks agree
-    /// because they ask one after the other, and none goes on before all are there.
+    /// Lets another service of the job go on with what this one summed: the next one in their order that lives and can. Its own turn comes as
+    /// well, as it may be back. Ranks that ask different ones wait for each other in vain, and ask on; none goes on before all are there.
     async fn take_over(&mut self, since: Instant, memory: &Memory) -> Result<(), SessionError> {
         let count = self.shared.members.len();
         let mut cause = String::from("no other service could take over");
-        for other in (1..count).cycle().map(|step| (self.service + step) % count) {
+        for other in (1..=count).cycle().map(|step| (self.service + step) % count) {
             let left = self.patience(since);
             if left.is_zero() {
                 return Err(self.lost(since.elapsed(), &cause));
             }
             let switch = self.shared.members[other].switch.clone();
-            if self.shared.lane(other).silent.is_some() {
+            let is_itself = other == self.service;
+            if !is_itself && self.shared.lane(other).silent.is_some() {
                 tokio::time::sleep(RETRY).await;
                 continue;
             }
-            let name = format!("{}~{}", self.shared.config.job, self.service);
-            let connection = match Connection::open(&switch, left.min(TAKE_OVER)).await {
+            // Ranks may have noticed one after the other, within a few heartbeats. Where the old one is, nobody waits for long.
+            let (name, reach, patience) = if is_itself {
+                (self.shared.config.job.clone(), RETRY, TAKE_OVER)
+            } else {
+                (format!("{}~{}", self.shared.config.job, self.service), TAKE_OVER, 4 * TAKE_OVER)
+            };
+            let connection = match Connection::open(&switch, left.min(reach)).await {
                 Ok((connection, _)) => connection,
                 Err(error) => {
                     cause = error.to_string();
                     continue;
                 }
             };
-            // Ranks may have noticed one after the other, within a few heartbeats.
-            cause = match self.join_at(name, connection, left.min(4 * TAKE_OVER), memory).await {
+            cause = match self.join_at(name, connection, left.min(patience), memory).await {
                 Ok(admitted) => {
-                    warnings::taken_over(self.shared.rank.0, &self.member().switch, &switch);
+                    if !is_itself {
+                        warnings::taken_over(self.shared.rank.0, &self.member().switch, &switch);
+                    }
                     return self.go_on(admitted, since).await;
                 }
                 Err(error @ SessionError::JoinTimeout { .. }) => error.to_string(),
