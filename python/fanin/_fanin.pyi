@@ -135,8 +135,8 @@ class Planned(TypedDict):
     ring: float
     lower_bound: float
 
-def plan(machines: Sequence[tuple[str, bool, bool, float, float]], one: bool = False) -> Planned:
-    """Return the split over machines that takes the least time; with `one`, over one switch.
+def plan(machines: Sequence[tuple[str, bool, bool, float, float]]) -> Planned:
+    """Return the split over machines that takes the least time.
 
     A machine is its name, whether it trains, whether it sums, and what its link carries out of it
     and into it in bits a second. Raises `ValueError` for what cannot be planned for.

@@ -10,6 +10,7 @@
 mod client;
 mod convert;
 mod error;
+mod guarded;
 mod keepalive;
 pub mod proto;
 mod server;

@@ -36,7 +36,8 @@ const SEGMENT_BYTES: usize = 4 << 20;
 const SEGMENTS: usize = 4;
 /// Where a segment is a block.
 const SEGMENTS_WITHOUT_NETWORK: usize = 8;
-/// How often is looked for what another process does while everybody gathers.
+/// How often is looked for what another process does while everybody gathers, once a job: a name that comes to be, and a process that
+/// dies before it has the memory, wake nobody.
 const GATHERING: Duration = Duration::from_millis(5);
 
 const _: () =

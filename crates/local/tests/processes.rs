@@ -153,7 +153,10 @@ fn a_rank_that_is_stopped_is_waited_for() {
 fn who_dies_before_all_are_there_is_named() {
     let name = name();
     let mut first = Rank::start(&name, 3, 0);
+    // The process must have made it, and nothing tells so but its name.
+    let deadline = std::time::Instant::now() + PATIENCE;
     while !std::path::Path::new("/dev/shm").join(&name).exists() {
+        assert!(std::time::Instant::now() < deadline, "no memory after {PATIENCE:?}");
         std::thread::sleep(Duration::from_millis(1));
     }
     let group = Group { ranks: vec![0, 10, 20], columns: 3, networked: false };

@@ -2,7 +2,7 @@
 
 use crate::error::to_python;
 use fanin_controller::{route, switch_status};
-use fanin_plan::{Bound as Limit, Cluster, LoadSplit, Machine, lower_bound, one_switch, ring};
+use fanin_plan::{Bound as Limit, Cluster, LoadSplit, Machine, lower_bound, ring};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -11,17 +11,14 @@ use std::time::Duration;
 
 /// The split of the load over machines that takes the least time (BytePS §4.1).
 ///
-/// `machines` are name, whether it trains, whether it sums, and the bits a second that its link carries out of it and into it. With `one` a
-/// single machine that does not train sums all. Returns `shares`, in the order of the machines; `seconds_per_byte` of a tensor, headers
+/// `machines` are name, whether it trains, whether it sums, and the bits a second that its link carries out of it and into it. Returns `shares`, in the order of the machines; `seconds_per_byte` of a tensor, headers
 /// apart; `bound`, what takes that long; and for comparison the seconds per byte of a `ring` and the `lower_bound` of any way to sum.
 ///
 /// Raises `ValueError` for machines that cannot be planned for.
 #[pyfunction]
-#[pyo3(signature = (machines, one=false))]
 pub(crate) fn plan<'py>(
     py: Python<'py>,
     machines: Vec<(String, bool, bool, f64, f64)>,
-    one: bool,
 ) -> PyResult<Bound<'py, PyDict>> {
     let machine = |(name, trains, sums, up_bps, down_bps)| Machine {
         trains,
@@ -32,8 +29,7 @@ pub(crate) fn plan<'py>(
     };
     let cluster = Cluster::new(machines.into_iter().map(machine).collect())
         .map_err(|error| PyValueError::new_err(error.to_string()))?;
-    let split = if one { one_switch(&cluster) } else { Some(LoadSplit::of(&cluster)) };
-    let split = split.ok_or_else(|| PyValueError::new_err("no machine only sums: name a switch"))?;
+    let split = LoadSplit::of(&cluster);
     let of = |what: &str, index: usize| format!("{what} {}", cluster.machines()[index].name);
     let bound = match split.bound {
         Limit::Up(index) => of("the link out of", index),

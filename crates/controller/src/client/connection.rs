@@ -10,7 +10,7 @@ use tonic::codegen::http;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 
-use super::socket::Socket;
+use super::socket;
 use crate::SessionError;
 use crate::convert::protocol;
 use crate::proto::control_client::ControlClient;
@@ -151,7 +151,7 @@ impl Connection {
         let endpoint = Endpoint::from_shared(format!("http://{address}"))
             .map_err(|error| not_a_switch(error.to_string()))?
             .connect_timeout(patience);
-        let connector = tower::service_fn(move |_: http::Uri| Socket::connect(address));
+        let connector = tower::service_fn(move |_: http::Uri| socket::connect(address));
         let mut client = ControlClient::new(endpoint.connect_with_connector_lazy(connector));
         // Of no job: only whether it is a switch, and which version.
         let question = StatusRequest { job: Some(String::new()), passed_on: 0 };

@@ -88,7 +88,7 @@ impl Oversight {
         Err(SessionError::AllReduceTimeout {
             missing_ranks: self.awaited().await,
             waited,
-            switch: self.switches(),
+            switch: self.shared.switches(),
             tensor: oldest.tensor,
         })
     }
@@ -119,11 +119,6 @@ impl Oversight {
         let to_blame: Option<WorkerId> = awaited.iter().find(|rank| left.contains(*rank));
         self.progress.blame = now + STANDSTILL;
         to_blame.map_or(Ok(()), |rank| Err(SessionError::RankLeft { rank }))
-    }
-
-    fn switches(&self) -> String {
-        let switches: Vec<_> = self.shared.members.iter().map(|member| member.switch.as_str()).collect();
-        switches.join(",")
     }
 
     /// The ranks whose contributions some service waits for, as far as the services say.

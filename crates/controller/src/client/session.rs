@@ -19,7 +19,7 @@ use super::config::{ServiceConfig, SessionConfig};
 use super::connection::{Connection, RETRY, Waiting};
 use super::oversight::oversee;
 use super::presence::attend;
-use super::shared::Shared;
+use super::shared::{Shared, names};
 use super::trace::{HandOver, SessionTrace};
 use super::warnings::say;
 use super::watch::watch;
@@ -109,7 +109,7 @@ impl Session {
                     }
                 };
                 let _ = runtime.block_on(async { tokio::time::timeout(GREETED, all).await });
-                let switch = names(shared.members.iter().map(|member| member.switch.as_str()));
+                let switch = shared.switches();
                 Ok(Self { shared: Some(shared), runtime: Some(runtime), world_size, switch })
             }
             Err(error) => {
@@ -333,10 +333,6 @@ async fn leave_all(joined: &mut [(Connection, Admitted)], rank: WorkerId) {
     for (connection, admitted) in joined {
         leave(connection, admitted.job.identity(), rank).await;
     }
-}
-
-fn names<'a>(switches: impl Iterator<Item = &'a str>) -> String {
-    switches.collect::<Vec<_>>().join(",")
 }
 
 /// Finds a switch and joins the job, and says on standard error for what it waits. A rank that is taken is asked for again

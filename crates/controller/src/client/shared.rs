@@ -90,6 +90,11 @@ impl Shared {
         self.lane(service).job
     }
 
+    /// The services, with commas between.
+    pub fn switches(&self) -> String {
+        names(self.members.iter().map(|member| member.switch.as_str()))
+    }
+
     pub fn timeout(&self) -> Duration {
         Duration::from_nanos(self.timeout_ns.load(Ordering::Relaxed))
     }
@@ -97,6 +102,11 @@ impl Shared {
     pub fn set_timeout(&self, timeout: Duration) {
         self.timeout_ns.store(nanoseconds(timeout), Ordering::Relaxed);
     }
+}
+
+/// Services in one text.
+pub(super) fn names<'a>(switches: impl Iterator<Item = &'a str>) -> String {
+    switches.collect::<Vec<_>>().join(",")
 }
 
 /// Saturates after five centuries.

@@ -42,6 +42,8 @@ struct Watch {
     service: usize,
     /// The switch that admitted the rank, as opposed to one that took its place.
     switch_instance: u64,
+    /// Between two heartbeats: of the service where the lane is now.
+    interval: Duration,
     /// Whether nobody listened there when it was asked last: its process is gone. One that does not answer may be stopped.
     is_dead: bool,
     /// What the switch says unasked.
@@ -56,22 +58,22 @@ pub(super) async fn watch(
     news: mpsc::Receiver<News>,
 ) {
     let interval = shared.members[service].heartbeat_timeout / HEARTBEATS_PER_TIMEOUT;
-    let mut watch = Watch { shared, service, switch_instance, is_dead: false, news };
-    if let Err(error) = watch.run(interval).await {
+    let mut watch = Watch { shared, service, switch_instance, interval, is_dead: false, news };
+    if let Err(error) = watch.run().await {
         watch.shared.fail(error);
         // The rank still lives: a switch that does not hear so would blame it for what another one did.
-        watch.linger(interval).await;
+        watch.linger().await;
     }
 }
 
 impl Watch {
-    async fn run(&mut self, interval: Duration) -> Result<(), SessionError> {
+    async fn run(&mut self) -> Result<(), SessionError> {
         let mut next_heartbeat = Instant::now();
         loop {
             if Instant::now() >= next_heartbeat {
-                let pulse = self.heartbeat(interval).await;
-                next_heartbeat =
-                    Instant::now() + if matches!(pulse, Pulse::Unreachable(_)) { RETRY } else { interval };
+                let pulse = self.heartbeat().await;
+                next_heartbeat = Instant::now()
+                    + if matches!(pulse, Pulse::Unreachable(_)) { RETRY } else { self.interval };
                 self.act_on(pulse).await?;
             }
             let pause = next_heartbeat.saturating_duration_since(Instant::now());
@@ -88,16 +90,16 @@ impl Watch {
     }
 
     /// Goes on with heartbeats for a session that has failed, until it is closed or the switch forgets it.
-    async fn linger(&mut self, interval: Duration) {
-        while matches!(self.heartbeat(interval).await, Pulse::Alive { .. } | Pulse::Unreachable(_)) {
-            let until = tokio::time::Instant::now() + interval;
+    async fn linger(&mut self) {
+        while matches!(self.heartbeat().await, Pulse::Alive { .. } | Pulse::Unreachable(_)) {
+            let until = tokio::time::Instant::now() + self.interval;
             // Heard, so that the stream goes on.
             while tokio::time::timeout_at(until, self.news.recv()).await.is_ok_and(|news| news.is_some()) {}
             tokio::time::sleep_until(until).await;
         }
     }
 
-    async fn heartbeat(&mut self, patience: Duration) -> Pulse {
+    async fn heartbeat(&mut self) -> Pulse {
         let job = self.shared.job(self.service);
         let statistics = self.shared.driver.statistics_of(self.service);
         warnings::packets_lost(self.shared.rank.0, &self.member().switch, &statistics);
@@ -110,7 +112,8 @@ impl Watch {
             passed_on: 0,
             secret: job.key().secret_of(self.shared.rank),
         };
-        let reply = match timeout(patience.max(RETRY), self.connection().client.heartbeat(message)).await {
+        let reply = match timeout(self.interval.max(RETRY), self.connection().client.heartbeat(message)).await
+        {
             Err(_) => {
                 self.is_dead = false;
                 let beyond = match self.shared.config.protocol {
@@ -354,6 +357,7 @@ impl Watch {
         (lane.job, lane.name, lane.connection) = (admitted.job, name, connection);
         (lane.silent, lane.left) = (None, Ranks::default());
         self.switch_instance = admitted.switch_instance;
+        self.interval = admitted.heartbeat_timeout / HEARTBEATS_PER_TIMEOUT;
         tracing::info!(generation = admitted.job.generation().0, "joined again");
         Ok(())
     }
