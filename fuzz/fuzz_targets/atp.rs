@@ -11,7 +11,7 @@ use fanin_protocol::atp::{
 use fanin_protocol::{Endpoint, Instant, Summer, Verdict};
 use fanin_wire::{
     AbortReason, Collective, Directions, Dtype, Flags, Generation, GradientHeader, GradientPacket, JobId,
-    Key, Kind, Op, Preamble, ShardId, WireDtype, WorkerId, fragment_packet_bytes,
+    Key, Kind, Op, Pattern, Preamble, ShardId, WireDtype, WorkerId, fragment_packet_bytes,
 };
 use libfuzzer_sys::fuzz_target;
 
@@ -91,6 +91,7 @@ fn packet(operation: &[u8; OPERATION], level: u8, out: &mut [u8]) -> usize {
             sequence: 0,
             dtype: if choice & 16 != 0 { Dtype::Int32 } else { Dtype::Float32 },
             op: if choice & 16 != 0 { Op::Average } else { Op::Sum },
+            pattern: Pattern::AllReduce,
             elements: 1000,
             wire_dtype: WireDtype::Int32,
         },

@@ -63,7 +63,7 @@ def test_slot_packets_are_as_documented() -> None:
     kinds = {"update_256": (1, 3), "probe": (1, 3), "result_256": (2, 255), "restore_256": (3, 63)}
     for name, (kind, worker) in kinds.items():
         preamble = PREAMBLE.unpack_from(golden[name])
-        assert preamble == (0xFA51, 3, kind, 0xDEADBEEF, 0x0102, worker, 1), name
+        assert preamble == (0xFA51, 4, kind, 0xDEADBEEF, 0x0102, worker, 1), name
         header = SLOT.unpack_from(golden[name], PREAMBLE.size)
         assert header == (0x0304, -5, 0x11223345, 0x0A0B0C0D, 7, 3, 2, 1_000_000), name
         assert len(golden[name]) == PREAMBLE.size + SLOT.size + TAG.size == 40
@@ -96,6 +96,21 @@ def test_packets_of_elements_as_they_are_are_as_documented() -> None:
         assert len(packet) == PREAMBLE.size + SLOT.size + TAG.size
 
 
+def test_packets_with_a_root_are_as_documented() -> None:
+    golden = packets()
+    rows = {
+        "update_reduce_256": (1, 3, 3, 64 + 5),
+        "result_reduce_others": (2, 255, 3, 128 + 5),
+        "update_broadcast_1024": (1, 63, 0x40 | 7, 192 + 63),
+        "update_broadcast_others": (1, 3, 0x40 | 7, 192 + 63),
+    }
+    for name, (kind, worker, dtype, op) in rows.items():
+        packet = golden[name]
+        assert PREAMBLE.unpack_from(packet)[2:] == (kind, 0xDEADBEEF, 0x0102, worker, 1), name
+        header = SLOT.unpack_from(packet, PREAMBLE.size)
+        assert header == (0x0304, -5, 0x11223345, 0x0A0B0C0D, 7, dtype, op, 1_000_000), name
+
+
 def test_gradient_packets_are_as_documented() -> None:
     golden = packets()
     up = (1 << 4, 1 << 2, 0, 0, 5, 3, 0, 0)
@@ -112,7 +127,7 @@ def test_gradient_packets_are_as_documented() -> None:
         "restored_64": (0, 1 | 32, -5, 0x123456, up, static),
     }
     for name, (level, flags, next_exponent, aggregator, directions, exponent) in rows.items():
-        assert PREAMBLE.unpack_from(golden[name]) == (0xFA51, 3, 5, 0xDEADBEEF, 0x0102, 255, 0), (
+        assert PREAMBLE.unpack_from(golden[name]) == (0xFA51, 4, 5, 0xDEADBEEF, 0x0102, 255, 0), (
             name
         )
         collective = (7, 3, 2, 1_000_000)

@@ -5,11 +5,12 @@ use std::net::SocketAddr;
 use fanin_protocol::atp::{AtpJobConfig, Hashing, Overflow, Scaling};
 use fanin_protocol::control::{Protocol, Ranks, Refusal, ResumeField};
 use fanin_wire::{
-    AbortReason, Collective, Generation, JobId, Key, NATIVE_ELEMENTS_MAX, Op, WireDtype, WorkerId,
+    AbortReason, Collective, Generation, JobId, Key, NATIVE_ELEMENTS_MAX, Op, Pattern, WireDtype, WorkerId,
 };
 
 use crate::error::ChainError;
 use crate::proto;
+use crate::proto::collective::Root;
 
 /// A message that no fanin sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -376,6 +377,11 @@ impl From<Collective> for proto::Collective {
             op: op.into(),
             elements: collective.elements,
             wire_dtype: proto::WireDtype::from(collective.wire_dtype).into(),
+            root: match collective.pattern {
+                Pattern::AllReduce => None,
+                Pattern::Reduce(root) => Some(Root::ReducedTo(root.0.into())),
+                Pattern::Broadcast(root) => Some(Root::BroadcastFrom(root.0.into())),
+            },
         }
     }
 }
@@ -391,6 +397,11 @@ impl TryFrom<proto::Collective> for Collective {
                 proto::collective::Op::Sum => Op::Sum,
                 proto::collective::Op::Average => Op::Average,
                 proto::collective::Op::Unspecified => return Err(Malformed("op")),
+            },
+            pattern: match message.root {
+                None => Pattern::AllReduce,
+                Some(Root::ReducedTo(root)) => Pattern::Reduce(worker(root)?),
+                Some(Root::BroadcastFrom(root)) => Pattern::Broadcast(worker(root)?),
             },
             elements: message.elements,
             wire_dtype: wire_dtype(message.wire_dtype)?,
@@ -464,6 +475,7 @@ mod tests {
             sequence: 7,
             dtype: Dtype::Bfloat16,
             op: Op::Average,
+            pattern: if elements == 1 { Pattern::AllReduce } else { Pattern::Reduce(WorkerId(1)) },
             elements,
             wire_dtype,
         };
@@ -493,6 +505,7 @@ mod tests {
             op: 1,
             elements: 1,
             wire_dtype,
+            root: None,
         };
         assert_eq!(Collective::try_from(collective("complex64", 0)), Err(Malformed("dtype")));
         assert_eq!(Collective::try_from(collective("float32", 3)), Err(Malformed("wire_dtype")));

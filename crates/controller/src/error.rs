@@ -378,7 +378,14 @@ mod tests {
     fn a_tensor_is_named_as_the_wire_names_it() {
         let (dtype, op) = (TENSOR.dtype, TENSOR.op);
         let wire_dtype = fanin_wire::WireDtype::Int32;
-        let on_the_wire = Collective { sequence: 5, dtype, wire_dtype, op, elements: 7 };
+        let on_the_wire = Collective {
+            sequence: 5,
+            dtype,
+            wire_dtype,
+            op,
+            pattern: fanin_wire::Pattern::AllReduce,
+            elements: 7,
+        };
         assert_eq!(TENSOR.to_string(), on_the_wire.to_string());
     }
 

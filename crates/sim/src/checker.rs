@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use fanin_protocol::{Instant, Verdict};
-use fanin_wire::{AbortReason, Generation, Kind, Preamble, SlotPacket};
+use fanin_wire::{AbortReason, Generation, Kind, Pattern, Preamble, SlotPacket};
 
 use crate::scenario::Scenario;
 use crate::tensors::{Copy, wrong_element};
@@ -107,9 +107,16 @@ impl<'a> Checker<'a> {
         let Some(packet) = slot_packet(packet) else { return Ok(()) };
         let (slot, exchange) = (packet.header.slot.0, packet.header.exchange);
         let worker = packet.preamble.worker.0;
-        if packet.preamble.kind == Kind::Update
-            && !self.added.insert((packet.preamble.generation, slot, exchange, worker))
-        {
+        let contributes = match packet.preamble.kind {
+            Kind::Update => true,
+            // What is handed back is a contribution where only another one got the sum.
+            Kind::Restore => {
+                let pattern = packet.header.collective.pattern;
+                !packet.payload.is_empty() && !pattern.receives(packet.preamble.worker)
+            }
+            _ => false,
+        };
+        if contributes && !self.added.insert((packet.preamble.generation, slot, exchange, worker)) {
             return Err(Violation::AddedTwice { worker, slot, exchange });
         }
         // The version held exchange - 2; nobody may still need that.
@@ -138,6 +145,18 @@ impl<'a> Checker<'a> {
             return Err(Violation::CompletedTwice { worker, tensor });
         }
         let bits = result.bits();
+        let pattern = self.scenario.tensors[tensor].pattern;
+        let moved_from = match pattern {
+            Pattern::Broadcast(root) => Some(root.0),
+            // It keeps what it had.
+            Pattern::Reduce(root) if root.0 != worker => Some(worker),
+            _ => None,
+        };
+        if let Some(from) = moved_from {
+            let expected = Copy::contribution(self.scenario, tensor, from).bits();
+            let wrong = bits.iter().zip(&expected).position(|(is, should)| is != should);
+            return wrong.map_or(Ok(()), |element| Err(Violation::WrongSum { worker, tensor, element }));
+        }
         if let Some(first) = self.results.get(&tensor) {
             return if *first == bits { Ok(()) } else { Err(Violation::Disagreement { worker, tensor }) };
         }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use fanin_protocol::Instant;
-use fanin_wire::{Dtype, Op, WireDtype};
+use fanin_wire::{Dtype, Op, Pattern, WireDtype, WorkerId};
 use oorandom::Rand64;
 
 /// One tensor of the job: the same on every worker but for its numbers.
@@ -13,6 +13,8 @@ pub struct TensorShape {
     pub dtype: Dtype,
     /// Sum or average.
     pub op: Op,
+    /// Whose numbers they are, and who gets the sum.
+    pub pattern: Pattern,
     /// Number of elements.
     pub elements: usize,
 }
@@ -61,7 +63,8 @@ pub struct Scenario {
 
 impl Scenario {
     /// Draws a scenario. One in eight has a perfect network, one in eight a worker that crashes, one in three a switch
-    /// that restarts, up to three times; in one of four large floats travel as bfloat16, in one as they are.
+    /// that restarts, up to three times; in one of four large floats travel as bfloat16, in one as they are. In one of two some
+    /// tensors have a root.
     #[must_use]
     pub fn from_seed(seed: u64) -> Self {
         let mut dice = Rand64::new(u128::from(seed) ^ 0xfa51_0000_0000);
@@ -89,7 +92,7 @@ impl Scenario {
                 at = at + down + Duration::from_millis(dice.rand_range(1..800));
             }
         }
-        Self {
+        let mut scenario = Self {
             seed,
             workers,
             slots,
@@ -103,10 +106,25 @@ impl Scenario {
             round: Duration::from_micros(dice.rand_range(0..3) * dice.rand_range(0..2_000)),
             crash,
             restarts,
-            // Last, so that all else is as the seed always had it.
+            // What came later is drawn last, so that all else is as the seed always had it.
             wire_dtype: [WireDtype::Int32, WireDtype::Int32, WireDtype::Bfloat16, WireDtype::Native]
                 [dice.rand_range(0..4) as usize],
+        };
+        if dice.rand_range(0..2) == 0 {
+            for tensor in &mut scenario.tensors {
+                let root = WorkerId(dice.rand_range(0..u64::from(workers)) as u8);
+                tensor.pattern = match dice.rand_range(0..3) {
+                    0 => Pattern::AllReduce,
+                    1 => Pattern::Reduce(root),
+                    _ => Pattern::Broadcast(root),
+                };
+                if matches!(tensor.pattern, Pattern::Broadcast(_)) && tensor.dtype == Dtype::Int32 {
+                    // Bytes are what is moved.
+                    tensor.dtype = Dtype::Uint8;
+                }
+            }
         }
+        scenario
     }
 }
 
@@ -119,5 +137,5 @@ fn shape(dice: &mut Rand64, budget: u64) -> TensorShape {
         2 => 256,
         _ => dice.rand_range(1..budget),
     };
-    TensorShape { dtype, op, elements: elements as usize }
+    TensorShape { dtype, op, pattern: Pattern::AllReduce, elements: elements as usize }
 }

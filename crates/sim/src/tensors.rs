@@ -162,7 +162,7 @@ impl Copy {
 /// of their type for the one rounding at the end. Floats that travelled as bfloat16 must be within the error that
 /// `docs/protocols/switchml.md` states, and besides be the very bits that it defines, whatever the order of arrival.
 pub(crate) fn wrong_element(scenario: &Scenario, result: &Copy, size_class: usize) -> Option<usize> {
-    let TensorShape { dtype, op, elements } = scenario.tensors[result.index];
+    let TensorShape { dtype, op, elements, .. } = scenario.tensors[result.index];
     let n = u32::from(scenario.workers);
     let parts: Vec<Copy> =
         (0..scenario.workers).map(|w| Copy::contribution(scenario, result.index, w)).collect();

@@ -11,12 +11,12 @@ use fanin_protocol::{
     Endpoint, Instant, JobAborted, RetransmissionConfig, Summer, Transmit, Verdict, WorkerEvent,
     WorkerMachine,
 };
-use fanin_wire::{AbortReason, Generation, JobId, Key, ShardId, WorkerId};
+use fanin_wire::{AbortReason, Generation, JobId, Key, Operation, Pattern, ShardId, WorkerId};
 use oorandom::Rand64;
 
 use crate::agenda::Agenda;
 use crate::checker::{Checker, Violation};
-use crate::scenario::Scenario;
+use crate::scenario::{Scenario, TensorShape};
 use crate::tensors::Copy;
 
 /// How often a worker says that it lives.
@@ -549,7 +549,8 @@ impl<'a> World<'a> {
         let node = &mut self.nodes[usize::from(worker)];
         let Some(machine) = node.machine.as_mut().filter(|_| node.alive) else { return Ok(()) };
         if let Some(shape) = self.scenario.tensors.get(node.submitted) {
-            machine.submit(Copy::contribution(self.scenario, node.submitted, worker), shape.op);
+            let operation = Operation { op: shape.op, pattern: shape.pattern };
+            machine.submit(Copy::contribution(self.scenario, node.submitted, worker), operation);
             node.submitted += 1;
             let pause = self.fabric.between(Duration::ZERO, self.scenario.pause);
             self.fabric.agenda.at(self.fabric.now + pause, Event::Submit { worker });
@@ -599,10 +600,17 @@ impl<'a> World<'a> {
                 }
             }
         }
-        // One result or reply a packet handled, of replies two a slot at most, or an abort for every worker.
+        // One result or reply a packet handled, of replies two a slot at most, or an abort for every worker. A result that is a root's
+        // alone is another one than that of the others.
         let handled = std::mem::take(&mut self.handled);
         let slots = usize::from(self.scenario.slots);
-        if answers > handled.min(4 * slots) + usize::from(self.scenario.workers) {
+        let has_roots = |shape: &TensorShape| matches!(shape.pattern, Pattern::Reduce(_));
+        let of_packets = if self.scenario.tensors.iter().any(has_roots) {
+            (2 * handled).min(6 * slots)
+        } else {
+            handled.min(4 * slots)
+        };
+        if answers > of_packets + usize::from(self.scenario.workers) {
             return Err(Violation::Unbounded { what: "switch's answers", size: answers });
         }
         while let Some(JobAborted { job, reason }) = switch.poll_event() {

@@ -2,7 +2,7 @@
 //! (ATP §3.3, Figure 5).
 
 use crate::preamble::PREAMBLE_BYTES;
-use crate::{Collective, Key, Kind, Preamble, WireError, bytes_at};
+use crate::{Collective, Key, Kind, Pattern, Preamble, WireError, bytes_at};
 
 /// Preamble, gradient header and tag together, in bytes; the payload follows.
 pub const GRADIENT_HEADER_BYTES: usize = 72;
@@ -173,7 +173,10 @@ impl<'a> GradientPacket<'a> {
         if !payload.is_empty() && !FRAGMENT_ELEMENTS.iter().any(|elements| elements * 4 == payload.len()) {
             return Err(WireError::PayloadLength(payload.len()));
         }
-        let collective = bytes_at(packet, 32).ok_or(truncated)?;
+        let collective = Collective::parse(bytes_at(packet, 32).ok_or(truncated)?)?;
+        if collective.pattern != Pattern::AllReduce {
+            return Err(WireError::Field("op"));
+        }
         Ok(Self {
             preamble,
             header: GradientHeader {
@@ -186,7 +189,7 @@ impl<'a> GradientPacket<'a> {
                 sequence: u64::from(word(16)) | u64::from(word(20)) << 32,
                 aggregator_index: word(24),
                 fragment: word(28),
-                collective: Collective::parse(collective)?,
+                collective,
                 exponent: i16::from_le_bytes([head[60], head[61]]),
                 next_exponent: i16::from_le_bytes([head[14], head[15]]),
             },

@@ -27,8 +27,8 @@ pub use ids::{Generation, JobId, ShardId, SlotIndex, WORKERS_MAX, WorkerId};
 pub use key::{Key, TAG_BYTES};
 pub use preamble::{Kind, MAGIC, PREAMBLE_BYTES, Preamble, SHARD_OFFSET, VERSION};
 pub use slot::{
-    CHUNK_ELEMENTS, CHUNK_ELEMENTS_DEFAULT, Collective, Dtype, IP_UDP_BYTES, Op, SLOT_HEADER_BYTES,
-    SlotHeader, SlotPacket, chunk_elements_for_mtu, chunk_packet_bytes, packet_bytes,
+    CHUNK_ELEMENTS, CHUNK_ELEMENTS_DEFAULT, Collective, Dtype, IP_UDP_BYTES, Op, Operation, Pattern,
+    SLOT_HEADER_BYTES, SlotHeader, SlotPacket, chunk_elements_for_mtu, chunk_packet_bytes, packet_bytes,
 };
 pub use wire_dtype::{NATIVE_ELEMENTS_MAX, WireDtype, begin_bfloat16_payload, bfloat16_payload};
 

@@ -1,7 +1,9 @@
 //! The SwitchML packet: one chunk of a tensor for one slot (SwitchML §4.3 to §4.6).
 
 use crate::preamble::PREAMBLE_BYTES;
-use crate::{Key, Kind, Preamble, SlotIndex, TAG_BYTES, WireDtype, WireError, bfloat16_payload, bytes_at};
+use crate::{
+    Key, Kind, Preamble, SlotIndex, TAG_BYTES, WireDtype, WireError, WorkerId, bfloat16_payload, bytes_at,
+};
 
 /// Preamble, slot header and tag together, in bytes; the payload follows.
 pub const SLOT_HEADER_BYTES: usize = 40;
@@ -132,15 +134,78 @@ pub enum Op {
     Average = 2,
 }
 
-impl Op {
-    fn parse(byte: u8) -> Result<Self, WireError> {
-        Ok(match byte {
-            1 => Self::Sum,
-            2 => Self::Average,
-            _ => return Err(WireError::Field("op")),
-        })
+/// Whose elements are added, and who gets the sum. A root is one worker of the job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pattern {
+    /// Everybody's, for everybody.
+    AllReduce,
+    /// Everybody's, for the root; the others get an empty result, which is their permission to go on.
+    Reduce(WorkerId),
+    /// The root's, for everybody; the others contribute nothing but that they are there.
+    Broadcast(WorkerId),
+}
+
+impl Pattern {
+    /// Whether this worker's packets have elements.
+    #[must_use]
+    pub fn contributes(self, worker: WorkerId) -> bool {
+        !matches!(self, Self::Broadcast(root) if root != worker)
+    }
+
+    /// Whether the results that this worker gets have elements.
+    #[must_use]
+    pub fn receives(self, worker: WorkerId) -> bool {
+        !matches!(self, Self::Reduce(root) if root != worker)
     }
 }
+
+/// What is done with a tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Operation {
+    /// What becomes of the sum. Of a broadcast always [`Op::Sum`].
+    pub op: Op,
+    /// Whose elements they are, and for whom.
+    pub pattern: Pattern,
+}
+
+impl From<Op> for Operation {
+    /// An all-reduce.
+    fn from(op: Op) -> Self {
+        Self { op, pattern: Pattern::AllReduce }
+    }
+}
+
+impl Operation {
+    /// The two highest bits of its byte say which pattern a root has, the others who that is.
+    const ROOTED: u8 = 0xc0;
+    const REDUCE_SUM: u8 = 0x40;
+    const REDUCE_AVERAGE: u8 = 0x80;
+    const BROADCAST: u8 = 0xc0;
+
+    fn parse(byte: u8) -> Result<Self, WireError> {
+        let root = WorkerId(byte & !Self::ROOTED);
+        let (op, pattern) = match (byte & Self::ROOTED, byte) {
+            (0, 1) => (Op::Sum, Pattern::AllReduce),
+            (0, 2) => (Op::Average, Pattern::AllReduce),
+            (Self::REDUCE_SUM, _) => (Op::Sum, Pattern::Reduce(root)),
+            (Self::REDUCE_AVERAGE, _) => (Op::Average, Pattern::Reduce(root)),
+            (Self::BROADCAST, _) => (Op::Sum, Pattern::Broadcast(root)),
+            _ => return Err(WireError::Field("op")),
+        };
+        Ok(Self { op, pattern })
+    }
+
+    const fn to_byte(self) -> u8 {
+        match (self.pattern, self.op) {
+            (Pattern::AllReduce, op) => op as u8,
+            (Pattern::Reduce(root), Op::Sum) => Self::REDUCE_SUM | root.0,
+            (Pattern::Reduce(root), Op::Average) => Self::REDUCE_AVERAGE | root.0,
+            (Pattern::Broadcast(root), _) => Self::BROADCAST | root.0,
+        }
+    }
+}
+
+const _: () = assert!(crate::WORKERS_MAX <= Operation::REDUCE_SUM as u32, "a root has six bits");
 
 /// What all workers must agree on before their numbers may be added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -151,6 +216,8 @@ pub struct Collective {
     pub dtype: Dtype,
     /// Sum or average.
     pub op: Op,
+    /// Whose, and for whom.
+    pub pattern: Pattern,
     /// Elements of the whole tensor, of which a shard may carry a part.
     pub elements: u32,
     /// How its elements travel, by [`WireDtype::of_tensor`].
@@ -159,15 +226,21 @@ pub struct Collective {
 
 impl core::fmt::Display for Collective {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        let op = match self.op {
-            Op::Sum => "sum",
-            Op::Average => "average",
+        let op = match (self.pattern, self.op) {
+            (Pattern::Broadcast(_), _) => "broadcast",
+            (_, Op::Sum) => "sum",
+            (_, Op::Average) => "average",
         };
         write!(f, "{op} of {} {}", self.elements, self.dtype.name())?;
         match self.wire_dtype {
             WireDtype::Int32 => {}
             WireDtype::Bfloat16 => f.write_str(" sent as bfloat16")?,
             WireDtype::Native => f.write_str(" sent as they are")?,
+        }
+        match self.pattern {
+            Pattern::AllReduce => {}
+            Pattern::Reduce(root) => write!(f, " for rank {}", root.0)?,
+            Pattern::Broadcast(root) => write!(f, " of rank {}", root.0)?,
         }
         write!(f, " (all-reduce {})", self.sequence)
     }
@@ -210,10 +283,16 @@ impl Collective {
         if !wire_dtype.carries(dtype) {
             return Err(WireError::Field("dtype"));
         }
+        let Operation { op, pattern } = Operation::parse(op)?;
+        let is_moved = matches!(pattern, Pattern::Broadcast(_));
+        if is_moved && wire_dtype != WireDtype::Native {
+            return Err(WireError::Field("dtype"));
+        }
         Ok(Self {
             sequence: u16::from_le_bytes([s0, s1]),
             dtype,
-            op: Op::parse(op)?,
+            op,
+            pattern,
             elements: u32::from_le_bytes([e0, e1, e2, e3]),
             wire_dtype,
         })
@@ -227,7 +306,8 @@ impl Collective {
             WireDtype::Bfloat16 => Self::BFLOAT16_ON_WIRE,
             WireDtype::Native => Self::NATIVE_ON_WIRE,
         };
-        [s0, s1, self.dtype as u8 | wire_dtype, self.op as u8, e0, e1, e2, e3]
+        let operation = Operation { op: self.op, pattern: self.pattern }.to_byte();
+        [s0, s1, self.dtype as u8 | wire_dtype, operation, e0, e1, e2, e3]
     }
 }
 

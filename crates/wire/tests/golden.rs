@@ -33,6 +33,7 @@ fn header() -> SlotHeader {
             sequence: 7,
             dtype: Dtype::Bfloat16,
             op: Op::Average,
+            pattern: Pattern::AllReduce,
             elements: 1_000_000,
             wire_dtype: WireDtype::Int32,
         },
@@ -110,6 +111,77 @@ fn bfloat16_packets_are_the_golden_bytes_both_ways() {
         let payload = bfloat16_payload(parsed.payload).map(|(exponent, elements)| (exponent, elements.len()));
         assert_eq!(payload, (elements > 0).then_some((-7, 2 * elements)));
     }
+}
+
+#[test]
+fn packets_with_a_root_are_the_golden_bytes_both_ways() {
+    let bytes: Vec<u8> = (0..1024).map(|i| (i as u8).wrapping_sub(1)).collect();
+    let integers: Vec<u8> = (0..256i32).flat_map(|i| (i - 1).to_le_bytes()).collect();
+    let (sum, average, moved) = (
+        Collective { op: Op::Sum, pattern: Pattern::Reduce(WorkerId(5)), ..header().collective },
+        Collective { op: Op::Average, pattern: Pattern::Reduce(WorkerId(5)), ..header().collective },
+        Collective {
+            op: Op::Sum,
+            pattern: Pattern::Broadcast(WorkerId(63)),
+            dtype: Dtype::Uint8,
+            wire_dtype: WireDtype::Native,
+            ..header().collective
+        },
+    );
+    for (name, kind, worker, collective, payload) in [
+        ("update_reduce_256", Kind::Update, WorkerId(3), sum, &integers[..]),
+        ("result_reduce_others", Kind::Result, WorkerId::ALL, average, &[]),
+        ("update_broadcast_1024", Kind::Update, WorkerId(63), moved, &bytes[..]),
+        ("update_broadcast_others", Kind::Update, WorkerId(3), moved, &[]),
+    ] {
+        let expected = [golden()[name].clone(), payload.to_vec()].concat();
+        let header = SlotHeader { collective, ..header() };
+        let elements = if payload.is_empty() { 0 } else { collective.chunk_elements(256) };
+        let mut out = vec![0xa5; expected.len()];
+        SlotPacket::write(&mut out, KEY, &preamble(kind, worker), &header, elements, |out| {
+            out.copy_from_slice(payload);
+        });
+        assert_eq!(out, expected, "{name}");
+        let parsed = SlotPacket::parse(Preamble::parse(&out).unwrap(), &out).unwrap();
+        assert_eq!((parsed.header, parsed.payload), (header, payload), "{name}");
+    }
+}
+
+#[test]
+fn every_operation_is_read_back_and_no_other_byte_is_one() {
+    let mut operations = vec![];
+    for op in [Op::Sum, Op::Average] {
+        operations.push((op, Pattern::AllReduce));
+        operations.extend((0..64).map(|root| (op, Pattern::Reduce(WorkerId(root)))));
+    }
+    operations.extend((0..64).map(|root| (Op::Sum, Pattern::Broadcast(WorkerId(root)))));
+    let mut known = std::collections::BTreeSet::new();
+    for (op, pattern) in operations {
+        let collective = Collective {
+            op,
+            pattern,
+            dtype: Dtype::Uint8,
+            wire_dtype: WireDtype::Native,
+            ..header().collective
+        };
+        let mut out = vec![0; packet_bytes(0)];
+        let header = SlotHeader { collective, ..header() };
+        SlotPacket::write(&mut out, KEY, &preamble(Kind::Update, WorkerId(3)), &header, 0, |_| {});
+        let parsed = SlotPacket::parse(Preamble::parse(&out).unwrap(), &out).unwrap();
+        assert_eq!(parsed.header.collective, collective);
+        assert!(known.insert(out[27]), "{collective}");
+    }
+    let mut packet = golden()["update_broadcast_others"].clone();
+    for byte in 0..=255 {
+        packet[27] = byte;
+        let parsed = SlotPacket::parse(Preamble::parse(&packet).unwrap(), &packet);
+        assert_eq!(parsed.is_ok(), known.contains(&byte), "{byte}: {parsed:?}");
+    }
+    // Nothing is scaled that is only moved.
+    let mut scaled = golden()["update_reduce_256"].clone();
+    scaled[27] = 0xc0;
+    let parsed = SlotPacket::parse(Preamble::parse(&scaled).unwrap(), &scaled);
+    assert_eq!(parsed.err(), Some(WireError::Field("dtype")));
 }
 
 #[test]

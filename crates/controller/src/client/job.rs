@@ -8,7 +8,7 @@ use fanin_local::{Done, Group, LocalConfig, LocalError, LocalSum, MemoryError, N
 use fanin_protocol::WorkerStatistics;
 use fanin_protocol::control::Ranks;
 use fanin_udp::{Failure, IoStatistics, RawTensor};
-use fanin_wire::{Collective, Op, WORKERS_MAX, WireDtype, WorkerId};
+use fanin_wire::{Collective, Op, Pattern, WORKERS_MAX, WireDtype, WorkerId};
 
 use super::config::SessionConfig;
 use super::session::{Cancel, Session};
@@ -414,7 +414,17 @@ fn cause(failure: &Failure, wire_dtype: WireDtype, tensor: Tensor, switch: &str)
                 let fanin_local::Submission { number, elements, dtype, op } = *submission;
                 let wire_dtype = wire_dtype.of_tensor(dtype, elements);
                 let elements = u32::try_from(elements).unwrap_or(u32::MAX);
-                (rank(*of), Collective { sequence: number as u16, dtype, op, elements, wire_dtype })
+                (
+                    rank(*of),
+                    Collective {
+                        sequence: number as u16,
+                        dtype,
+                        op,
+                        pattern: Pattern::AllReduce,
+                        elements,
+                        wire_dtype,
+                    },
+                )
             };
             SessionError::CollectiveMismatch { first: side(first), second: side(second) }
         }

@@ -6,8 +6,8 @@ use fanin_controller::{AtpSwitchServer, AtpSwitchServerConfig, ChainError, JobSt
 use fanin_protocol::atp::AtpJobConfig;
 use fanin_protocol::control::{Protocol, Ranks, Refusal};
 use fanin_wire::{
-    Collective, Directions, Flags, GradientHeader, GradientPacket, Kind, Preamble, ShardId, WireDtype,
-    WorkerId, fragment_packet_bytes,
+    Collective, Directions, Flags, GradientHeader, GradientPacket, Kind, Pattern, Preamble, ShardId,
+    WireDtype, WorkerId, fragment_packet_bytes,
 };
 
 use super::scripted::Script;
@@ -345,7 +345,14 @@ fn forged(config: &AtpJobConfig, directions: Directions, sequence: u64, is_ack: 
         sequence,
         aggregator_index: sequence as u32,
         fragment: 0,
-        collective: Collective { sequence: 9, dtype: Dtype::Int32, op: Op::Sum, elements: 9, wire_dtype },
+        collective: Collective {
+            sequence: 9,
+            dtype: Dtype::Int32,
+            op: Op::Sum,
+            pattern: Pattern::AllReduce,
+            elements: 9,
+            wire_dtype,
+        },
         exponent: GradientHeader::STATIC_FACTOR,
         next_exponent: 0,
     };

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use fanin_protocol::Reason;
 use fanin_wire::{
-    Collective, Generation, JobId, Kind, Preamble, ShardId, SlotHeader, SlotIndex, SlotPacket, WireDtype,
-    WorkerId, begin_bfloat16_payload, chunk_packet_bytes, packet_bytes,
+    Collective, Generation, JobId, Kind, Pattern, Preamble, ShardId, SlotHeader, SlotIndex, SlotPacket,
+    WireDtype, WorkerId, begin_bfloat16_payload, chunk_packet_bytes, packet_bytes,
 };
 
 use super::*;
@@ -202,6 +202,7 @@ fn every_reason_to_drop_a_packet_is_counted_and_changes_no_sum() {
         sequence: 0,
         dtype: Dtype::Int32,
         op: Op::Sum,
+        pattern: Pattern::AllReduce,
         elements: 1,
         wire_dtype: WireDtype::Int32,
     };

@@ -4,8 +4,9 @@
 use std::net::{SocketAddr, UdpSocket};
 
 use fanin_wire::{
-    Abort, AbortReason, Collective, Directions, Flags, GradientHeader, GradientPacket, Key, Kind, Preamble,
-    ShardId, SlotHeader, SlotIndex, SlotPacket, WireDtype, WorkerId, fragment_packet_bytes, packet_bytes,
+    Abort, AbortReason, Collective, Directions, Flags, GradientHeader, GradientPacket, Key, Kind, Pattern,
+    Preamble, ShardId, SlotHeader, SlotIndex, SlotPacket, WireDtype, WorkerId, fragment_packet_bytes,
+    packet_bytes,
 };
 use tonic::Code;
 
@@ -111,6 +112,7 @@ fn a_strangers_packets_have_no_effect_on_a_live_job() {
         sequence: 0,
         dtype: Dtype::Int32,
         op: Op::Sum,
+        pattern: Pattern::AllReduce,
         elements,
         wire_dtype: WireDtype::Int32,
     };
@@ -166,6 +168,7 @@ fn a_strangers_packets_have_no_effect_on_a_live_job_of_atp() {
                 sequence: 9,
                 dtype: Dtype::Int32,
                 op: Op::Sum,
+                pattern: Pattern::AllReduce,
                 elements: 9,
                 wire_dtype: WireDtype::Int32,
             };

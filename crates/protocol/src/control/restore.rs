@@ -10,23 +10,19 @@ use super::Refusal;
 ///
 /// `completed` holds, for each rank in order, the completed exchanges of each slot of each shard; all have the same shape.
 /// A slot that all ranks completed equally often needs no one: nobody waits for a result that others have. Where they
-/// differ, a rank that is ahead has the result that the others lack. No two can differ by more than one, because a slot's
+/// differ, all ranks that are ahead hand back what they have: mostly the whole result that the others lack, and the first to come is enough;
+/// of a sum that only a root got, their parts of it, and then each is needed. No two can differ by more than one, because a slot's
 /// next exchange completes only with every worker's contribution, which each sends after it has the previous result
 /// (SwitchML §4.5).
 pub(super) fn restorers(completed: &[&[Vec<u32>]]) -> Result<Vec<Vec<Vec<SlotIndex>>>, Refusal> {
     let shards = completed.first().map_or(0, |rank| rank.len());
     let mut restore: Vec<Vec<Vec<SlotIndex>>> =
         completed.iter().map(|_| (0..shards).map(|_| Vec::new()).collect()).collect();
-    let mut burden: Vec<u32> = completed.iter().map(|_| 0).collect();
     for shard in 0..shards {
         let slots = completed.first().map_or(0, |rank| rank[shard].len());
         for slot in 0..slots {
             let Some(ahead) = ahead(completed, shard, slot)? else { continue };
-            // The one that restores fewest so far, so that no rank's train carries them all; ties go to the lowest rank.
-            let chosen =
-                (0..completed.len()).filter(|rank| ahead & (1 << rank) != 0).min_by_key(|&rank| burden[rank]);
-            if let Some(rank) = chosen {
-                burden[rank] += 1;
+            for rank in (0..completed.len()).filter(|rank| ahead & (1 << rank) != 0) {
                 restore[rank][shard].push(SlotIndex(slot as u16));
             }
         }
@@ -94,11 +90,8 @@ mod tests {
     }
 
     #[test]
-    fn the_restorers_are_spread() {
-        assert_eq!(
-            assign(&[&[1, 1, 1, 1], &[1, 1, 1, 1], &[0; 4]]),
-            Ok(vec![vec![0, 2], vec![1, 3], vec![]])
-        );
+    fn all_that_are_ahead_restore() {
+        assert_eq!(assign(&[&[1, 1], &[1, 0], &[0, 0]]), Ok(vec![vec![0, 1], vec![0], vec![]]));
     }
 
     #[test]
@@ -119,7 +112,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn each_slot_that_differs_has_one_restorer_which_is_ahead(
+        fn who_is_ahead_restores_and_nobody_else(
             base: u32, lead in prop::collection::vec(prop::collection::vec(0_u32..=1, 8), 1..8)
         ) {
             let counts: Vec<Vec<u32>> =
@@ -129,9 +122,9 @@ mod tests {
             for slot in 0..8_u16 {
                 let ahead: Vec<bool> = lead.iter().map(|rank| rank[usize::from(slot)] == 1).collect();
                 let differs = ahead.iter().any(|&a| a) && !ahead.iter().all(|&a| a);
-                let restoring: Vec<usize> = (0..lead.len()).filter(|&rank| restore[rank].contains(&slot)).collect();
-                prop_assert_eq!(restoring.len(), usize::from(differs));
-                prop_assert!(restoring.iter().all(|&rank| ahead[rank]));
+                for (rank, ahead) in ahead.iter().enumerate() {
+                    prop_assert_eq!(restore[rank].contains(&slot), differs && *ahead);
+                }
             }
         }
     }

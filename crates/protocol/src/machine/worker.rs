@@ -1,7 +1,7 @@
 //! What every protocol's worker has in common: how its owner hands it tensors, and what it tells.
 
 use core::time::Duration;
-use fanin_wire::{AbortReason, Generation, Op};
+use fanin_wire::{AbortReason, Generation, Operation};
 
 use super::{Endpoint, Instant, Received, Tensor};
 
@@ -17,8 +17,9 @@ pub trait WorkerMachine: Endpoint<Event = WorkerEvent<<Self as WorkerMachine>::T
     /// Appends a tensor to the stream. Every worker of the job must submit alike tensors in the same order.
     ///
     /// # Panics
-    /// When the tensor has more than `u32::MAX` elements: the owner splits those.
-    fn submit(&mut self, tensor: Self::Tensor, op: Op);
+    /// When the tensor has more than `u32::MAX` elements: the owner splits those. And when one of int32 is broadcast: the owner says what
+    /// bytes it has.
+    fn submit(&mut self, tensor: Self::Tensor, operation: impl Into<Operation>);
 
     /// Stops sending and taking, because the machine that sums is gone.
     fn suspend(&mut self) -> Self::Memory;
@@ -51,7 +52,7 @@ pub struct TensorTimes {
 /// What a worker tells its owner.
 #[derive(Debug)]
 pub enum WorkerEvent<T> {
-    /// The tensor holds the sum. A tensor without elements was never sent, and has no times.
+    /// The tensor holds the sum, or what it held where the sum is another worker's. A tensor without elements was never sent, and has no times.
     Completed(T, Option<TensorTimes>),
     /// The job cannot go on. What is outstanding stays with the worker until it is abandoned.
     Aborted(AbortReason),

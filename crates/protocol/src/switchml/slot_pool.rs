@@ -13,7 +13,7 @@ use alloc::vec::Vec;
 use core::time::Duration;
 use fanin_quant::{Exponent, Scale};
 use fanin_wire::{
-    ABORT_BYTES, Abort, AbortReason, Collective, Generation, Kind, Preamble, SlotHeader, SlotIndex,
+    ABORT_BYTES, Abort, AbortReason, Collective, Generation, Kind, Pattern, Preamble, SlotHeader, SlotIndex,
     SlotPacket, WORKERS_MAX, WireDtype, WorkerId, begin_bfloat16_payload, bfloat16_payload,
 };
 
@@ -54,9 +54,22 @@ impl Version {
         first: WorkerId(0),
     };
 
-    /// Length of its result's packet, if that still belongs to a train.
-    fn fits(&self, run: &Run, train: &[u8]) -> Option<usize> {
-        let bytes = packet_bytes(&self.collective?, self.elements.into());
+    /// The only one whose result has elements, if it is one only.
+    fn sole_receiver(&self) -> Option<WorkerId> {
+        match self.collective?.pattern {
+            Pattern::Reduce(root) if self.elements > 0 => Some(root),
+            _ => None,
+        }
+    }
+
+    /// Elements of a worker's result.
+    fn elements_for(&self, worker: WorkerId) -> u16 {
+        if self.sole_receiver().is_none_or(|root| root == worker) { self.elements } else { 0 }
+    }
+
+    /// Length of its result's packet with so many elements, if that still belongs to a train.
+    fn fits(&self, elements: u16, run: &Run, train: &[u8]) -> Option<usize> {
+        let bytes = packet_bytes(&self.collective?, elements.into());
         run.takes(bytes, train).then_some(bytes)
     }
 
@@ -90,10 +103,12 @@ pub(super) struct SlotPool<A> {
     native: NativeSums,
     /// Where each worker's last packet came from.
     addresses: [Option<A>; WORKERS_MAX as usize],
-    /// The known addresses, in a row for [`Transmit`].
+    /// The known addresses, in a row for [`Transmit`], and the same once more: all but one are in a row too.
     recipients: Vec<A>,
     /// Completed exchanges whose results are still to be sent: at most one a packet since the last drain.
     results: VecDeque<(SlotIndex, u32)>,
+    /// Results that only one worker gets: at most as many.
+    for_roots: VecDeque<(WorkerId, SlotIndex, u32)>,
     /// Results that one worker asks for again, at most two a slot: more are dropped, and asked for once more.
     replies: VecDeque<(WorkerId, SlotIndex, u32)>,
     abortion: Abortion,
@@ -117,8 +132,9 @@ impl<A: Copy + PartialEq> SlotPool<A> {
             sums: vec![0; 2 * slots * config.sum_words()],
             native: NativeSums::new(&config),
             addresses: [None; WORKERS_MAX as usize],
-            recipients: Vec::with_capacity(usize::from(config.workers)),
+            recipients: Vec::with_capacity(2 * usize::from(config.workers)),
             results: VecDeque::with_capacity(2 * slots),
+            for_roots: VecDeque::new(),
             replies: VecDeque::with_capacity(2 * slots),
             abortion: Abortion::None,
             abort_pending: 0,
@@ -151,7 +167,12 @@ impl<A: Copy + PartialEq> SlotPool<A> {
             return Err(Reason::OutOfRange);
         }
         // Only a job of bfloat16 has room for the elements of a bfloat16 payload.
-        let Collective { wire_dtype, .. } = header.collective;
+        let Collective { wire_dtype, pattern, .. } = header.collective;
+        if let Pattern::Reduce(root) | Pattern::Broadcast(root) = pattern
+            && root.0 >= self.config.workers
+        {
+            return Err(Reason::OutOfRange);
+        }
         let has_room = wire_dtype != WireDtype::Bfloat16 || wire_dtype == self.config.wire_dtype;
         let chunk_elements = header.collective.chunk_elements(self.config.elements.into());
         if !payload.is_empty() && (packet.elements() != chunk_elements || !has_room) {
@@ -163,7 +184,7 @@ impl<A: Copy + PartialEq> SlotPool<A> {
             return Err(Reason::Aborted);
         }
         match preamble.kind {
-            Kind::Restore => self.restore(packet),
+            Kind::Restore => self.restore(now, packet),
             _ => self.contribute(now, packet),
         }
     }
@@ -173,6 +194,16 @@ impl<A: Copy + PartialEq> SlotPool<A> {
         let SlotPacket { preamble, header, payload } = packet;
         let everyone = self.config.everyone();
         let bfloat16 = bfloat16_of(packet);
+        let is_moved = matches!(header.collective.pattern, Pattern::Broadcast(_));
+        // What all packets of the exchange together come to, whatever this one has.
+        let elements = if is_moved {
+            if payload.is_empty() == header.collective.pattern.contributes(preamble.worker) {
+                return Err(Reason::ChunkLength);
+            }
+            header.collective.chunk_elements(self.config.elements.into())
+        } else {
+            packet.elements()
+        };
         let (current, other) = versions(&mut self.slots, header);
         let new = current.collective.is_none() || is_after(header.exchange, current.exchange);
         if new {
@@ -192,7 +223,7 @@ impl<A: Copy + PartialEq> SlotPool<A> {
                 exchange: header.exchange,
                 chunk: header.chunk,
                 collective: Some(header.collective),
-                elements: packet.elements() as u16,
+                elements: elements as u16,
                 exponent: bfloat16.map_or(Exponent::ZERO, |(exponent, _)| exponent),
                 next_exponent: header.next_exponent,
                 first: preamble.worker,
@@ -215,7 +246,7 @@ impl<A: Copy + PartialEq> SlotPool<A> {
             }
             return Err(Reason::Aborted);
         }
-        if usize::from(current.elements) != packet.elements() {
+        if usize::from(current.elements) != elements {
             return Err(Reason::ChunkLength);
         }
         if bfloat16.is_some_and(|(exponent, _)| exponent != current.exponent) {
@@ -233,6 +264,8 @@ impl<A: Copy + PartialEq> SlotPool<A> {
         }
         let sum = sum_of(&mut self.sums, &self.config, header, payload);
         match (bfloat16, new) {
+            _ if is_moved && payload.is_empty() => {}
+            _ if is_moved => fanin_quant::store_le(sum, payload),
             (None, _) if header.collective.wire_dtype == WireDtype::Native && !payload.is_empty() => {
                 let (slot, worker) = (header.slot, preamble.worker);
                 self.native.contribute(slot, worker, &header.collective, payload, (new, complete), sum);
@@ -246,16 +279,26 @@ impl<A: Copy + PartialEq> SlotPool<A> {
             }
         }
         if complete {
-            self.completed += 1;
             self.restorable[header.slot.index()] = false;
-            self.results.push_back((header.slot, header.exchange));
-            return Ok(Verdict::Multicast);
+            return Ok(self.complete(header));
         }
         Ok(Verdict::Absorb)
     }
 
-    /// Takes a sum back from a worker that has it, after this switch lost its memory.
-    fn restore(&mut self, packet: &SlotPacket<'_>) -> Result<Verdict, Reason> {
+    /// The sum of an exchange is there.
+    fn complete(&mut self, header: &SlotHeader) -> Verdict {
+        self.completed += 1;
+        self.results.push_back((header.slot, header.exchange));
+        let (current, _) = versions(&mut self.slots, header);
+        if let Some(root) = current.sole_receiver() {
+            self.for_roots.push_back((root, header.slot, header.exchange));
+        }
+        Verdict::Multicast
+    }
+
+    /// Takes a sum back from a worker that has it, after this switch lost its memory. Of a sum that only another one got, the workers
+    /// that go on hand their contributions back.
+    fn restore(&mut self, now: Instant, packet: &SlotPacket<'_>) -> Result<Verdict, Reason> {
         let SlotPacket { preamble, header, payload } = packet;
         if !self.config.resumed {
             return Err(Reason::Unexpected);
@@ -274,6 +317,9 @@ impl<A: Copy + PartialEq> SlotPool<A> {
         }
         if !self.restorable[header.slot.index()] {
             return Err(Reason::Unexpected);
+        }
+        if !payload.is_empty() && !header.collective.pattern.receives(preamble.worker) {
+            return self.contribute(now, packet);
         }
         if current.gathers(everyone) {
             self.native.release(header.slot);
@@ -297,9 +343,7 @@ impl<A: Copy + PartialEq> SlotPool<A> {
                 fanin_quant::store_bf16(sum, elements, &scale);
             }
         }
-        self.completed += 1;
-        self.results.push_back((header.slot, header.exchange));
-        Ok(Verdict::Multicast)
+        Ok(self.complete(header))
     }
 
     fn queue_reply(&mut self, worker: WorkerId, header: &SlotHeader) -> Result<Verdict, Reason> {
@@ -315,7 +359,23 @@ impl<A: Copy + PartialEq> SlotPool<A> {
         if *known != Some(from) {
             *known = Some(from);
             self.recipients.clear();
-            self.recipients.extend(self.addresses.iter().flatten());
+            for _ in 0..2 {
+                self.recipients.extend(self.addresses.iter().flatten());
+            }
+        }
+    }
+
+    /// Everybody's address that is known, or everybody else's.
+    fn all_but(&self, worker: Option<WorkerId>) -> &[A] {
+        let known = self.recipients.len() / 2;
+        let at =
+            worker.map(|worker| usize::from(worker.0)).filter(|worker| self.addresses[*worker].is_some());
+        match at {
+            None => &self.recipients[..known],
+            Some(worker) => {
+                let before = self.addresses[..worker].iter().flatten().count();
+                &self.recipients[before + 1..before + known]
+            }
         }
     }
 
@@ -329,6 +389,7 @@ impl<A: Copy + PartialEq> SlotPool<A> {
         self.abortion = abortion;
         self.abort_pending = self.config.everyone();
         self.results.clear();
+        self.for_roots.clear();
         self.replies.clear();
         // The reason is all that is still needed.
         self.slots = Vec::new();
@@ -357,31 +418,42 @@ impl<A: Copy + PartialEq> SlotPool<A> {
             }
         }
         let mut run = Run::default();
+        let mut sole_receiver = None;
         while let Some(&(slot, exchange)) = self.results.front() {
             let Some(version) = self.finished(slot, exchange) else {
                 self.results.pop_front();
                 continue;
             };
-            let Some(bytes) = version.fits(&run, train) else { break };
+            let elements = version.elements_for(WorkerId::ALL);
+            if !run.is_empty() && sole_receiver != version.sole_receiver() {
+                break;
+            }
+            let Some(bytes) = version.fits(elements, &run, train) else { break };
             let part = run.packet(bytes, train);
             write_result(&self.config, &self.sums, slot, &version, WorkerId::ALL, part);
+            sole_receiver = version.sole_receiver();
             self.results.pop_front();
         }
         if !run.is_empty() {
-            return run.to(&self.recipients);
+            return run.to(self.all_but(sole_receiver));
         }
-        let worker = self.replies.front()?.0;
-        while let Some(&(to, slot, exchange)) = self.replies.front() {
+        let worker = self.for_one().front()?.0;
+        while let Some(&(to, slot, exchange)) = self.for_one().front() {
             if to != worker {
                 break;
             }
             if let Some(version) = self.finished(slot, exchange) {
-                let Some(bytes) = version.fits(&run, train) else { break };
+                let Some(bytes) = version.fits(version.elements_for(worker), &run, train) else { break };
                 write_result(&self.config, &self.sums, slot, &version, worker, run.packet(bytes, train));
             }
-            self.replies.pop_front();
+            self.for_one().pop_front();
         }
         run.to(self.addresses[usize::from(worker.0)].as_slice())
+    }
+
+    /// What is next of the results that go to one worker.
+    fn for_one(&mut self) -> &mut VecDeque<(WorkerId, SlotIndex, u32)> {
+        if self.for_roots.is_empty() { &mut self.replies } else { &mut self.for_roots }
     }
 
     /// The version that still holds the finished sum of this exchange.
@@ -428,18 +500,18 @@ impl<A: Copy + PartialEq> Sender for SlotPool<A> {
             }
             self.results.pop_front();
         }
-        while let Some(&(worker, slot, exchange)) = self.replies.front() {
+        while let Some(&(worker, slot, exchange)) = self.for_one().front() {
             if self.finished(slot, exchange).is_some() && self.addresses[usize::from(worker.0)].is_some() {
                 break;
             }
-            self.replies.pop_front();
+            self.for_one().pop_front();
         }
         while self.abort_pending != 0
             && self.addresses[self.abort_pending.trailing_zeros() as usize].is_none()
         {
             self.abort_pending &= self.abort_pending - 1;
         }
-        self.abort_pending != 0 || !self.results.is_empty() || !self.replies.is_empty()
+        self.abort_pending != 0 || !self.results.is_empty() || !self.for_one().is_empty()
     }
 }
 
@@ -498,7 +570,8 @@ fn write_result(
         collective,
     };
     let at = (2 * slot.index() + header.pool_version()) * config.sum_words();
-    SlotPacket::write(out, config.key, &preamble, &header, usize::from(version.elements), |payload| {
+    let elements = version.elements_for(worker).into();
+    SlotPacket::write(out, config.key, &preamble, &header, elements, |payload| {
         let sum = &sums[at..at + config.sum_words()];
         match collective.wire_dtype {
             WireDtype::Int32 | WireDtype::Native => fanin_quant::write_le(&sum[..payload.len() / 4], payload),

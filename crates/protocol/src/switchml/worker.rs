@@ -17,8 +17,8 @@ use alloc::vec;
 use alloc::vec::Vec;
 use fanin_quant::{Exponent, Scale};
 use fanin_wire::{
-    Collective, Generation, Kind, Op, Preamble, SlotHeader, SlotIndex, SlotPacket, WireDtype, WorkerId,
-    begin_bfloat16_payload, bfloat16_payload,
+    Collective, Generation, Kind, Operation, Preamble, SlotHeader, SlotIndex, SlotPacket, WireDtype,
+    WorkerId, begin_bfloat16_payload, bfloat16_payload,
 };
 
 use super::config::{JobConfig, WorkerPlan};
@@ -28,7 +28,7 @@ use crate::machine::{
     Endpoint, Instant, Reason, Tensor, TensorTimes, Transmit, Verdict, WorkerEvent, WorkerMachine,
     WorkerStatistics,
 };
-use crate::transport::{RetransmissionConfig, Run, Stream, WorkerCore};
+use crate::transport::{Chunk, RetransmissionConfig, Run, Stream, WorkerCore};
 
 /// Slots that are sent again at a time while no result comes at all: somebody is late, and a packet or two will find
 /// out when he is there; the whole window would only load the switch.
@@ -42,7 +42,8 @@ pub struct Worker<A, T> {
     worker: WorkerId,
     slots: Vec<Slot>,
     /// Payload of each slot's last result: the worker's own shadow copy, from which a switch that lost its memory
-    /// gets the sum back although the tensor may long be in other hands.
+    /// gets the sum back although the tensor may long be in other hands. Of a sum that only another worker got, this one's part
+    /// of it.
     last_payloads: Vec<u8>,
     /// Slots whose packet is to be sent, each once.
     ready: VecDeque<SlotIndex>,
@@ -198,7 +199,8 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
         if header.collective != place.collective() || header.chunk != place.chunk() {
             return Err(Reason::Unexpected);
         }
-        let elements = if probe { 0 } else { place.chunk_elements() };
+        let receives = header.collective.pattern.receives(self.worker);
+        let elements = if probe || !receives { 0 } else { place.chunk_elements() };
         if packet.elements() != elements {
             return Err(Reason::ChunkLength);
         }
@@ -222,16 +224,22 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
             let workers = u32::from(self.config.workers);
             let op = place.collective().op;
             let range = place.range();
-            match (header.collective.wire_dtype, bfloat16) {
-                (WireDtype::Native, _) => place.elements().copy_from(range, payload),
-                (_, Some((_, sums))) => place.elements().decode(range, sums, workers, op),
-                _ => {
-                    let scale = Scale::new(slot.exponent, workers);
-                    place.elements().dequantize(range, payload, &scale, workers, op);
-                }
-            }
             let at = index.index() * self.config.payload_bytes_max();
-            self.last_payloads[at..at + payload.len()].copy_from_slice(payload);
+            if receives {
+                match (header.collective.wire_dtype, bfloat16) {
+                    (WireDtype::Native, _) => place.elements().copy_from(range, payload),
+                    (_, Some((_, sums))) => place.elements().decode(range, sums, workers, op),
+                    _ => {
+                        let scale = Scale::new(slot.exponent, workers);
+                        place.elements().dequantize(range, payload, &scale, workers, op);
+                    }
+                }
+                self.last_payloads[at..at + payload.len()].copy_from_slice(payload);
+            } else {
+                let bytes = header.collective.payload_bytes(place.chunk_elements());
+                let last = &mut self.last_payloads[at..at + bytes];
+                write_contribution(&mut place, slot.exponent, workers, last);
+            }
             slot.chunk += u64::from(self.config.slots);
             finished = place.finish_chunk(now);
         }
@@ -293,7 +301,8 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
         let place = self.core.stream.locate(slot.chunk)?;
         let (collective, chunk) = (place.collective(), place.chunk());
         let probe = is_probe(slot.exponent, &collective);
-        let elements_sent = if probe { 0 } else { place.chunk_elements() };
+        let contributes = collective.pattern.contributes(self.worker);
+        let elements_sent = if probe || !contributes { 0 } else { place.chunk_elements() };
         let bytes = packet_bytes(&collective, elements_sent);
         if !run.takes(bytes, train) {
             return None;
@@ -311,22 +320,30 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
         place.sent(now);
         let workers = u32::from(self.config.workers);
         SlotPacket::write(run.packet(bytes, train), key, &preamble, &header, elements_sent, |payload| {
-            if probe {
-                return;
-            }
-            let range = place.range();
-            match collective.wire_dtype {
-                WireDtype::Int32 => {
-                    place.elements().quantize(range, &Scale::new(slot.exponent, workers), payload);
-                }
-                WireDtype::Bfloat16 => {
-                    let elements = begin_bfloat16_payload(payload, slot.exponent.bits());
-                    place.elements().encode(range, elements);
-                }
-                WireDtype::Native => place.elements().copy_to(range, payload),
+            if !payload.is_empty() {
+                write_contribution(&mut place, slot.exponent, workers, payload);
             }
         });
         Some(())
+    }
+}
+
+/// Writes a chunk as this worker sends it.
+#[inline]
+fn write_contribution<T: Tensor>(
+    place: &mut Chunk<'_, T>,
+    exponent: Exponent,
+    workers: u32,
+    payload: &mut [u8],
+) {
+    let range = place.range();
+    match place.collective().wire_dtype {
+        WireDtype::Int32 => place.elements().quantize(range, &Scale::new(exponent, workers), payload),
+        WireDtype::Bfloat16 => {
+            let elements = begin_bfloat16_payload(payload, exponent.bits());
+            place.elements().encode(range, elements);
+        }
+        WireDtype::Native => place.elements().copy_to(range, payload),
     }
 }
 
@@ -400,9 +417,9 @@ impl<A: Copy, T: Tensor> WorkerMachine for Worker<A, T> {
     /// How many exchanges each slot has completed, wrapping: from all workers' a new switch finds out who lacks which sum.
     type Memory = Vec<u32>;
 
-    fn submit(&mut self, tensor: T, op: Op) {
+    fn submit(&mut self, tensor: T, operation: impl Into<Operation>) {
         let begin = self.core.stream.end();
-        self.core.submit(tensor, op);
+        self.core.submit(tensor, operation.into());
         if !self.core.is_running() {
             return;
         }

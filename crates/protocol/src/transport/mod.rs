@@ -11,6 +11,6 @@ mod worker_core;
 pub(crate) use congestion::CongestionWindow;
 pub use retransmission::RetransmissionConfig;
 pub(crate) use run::Run;
-pub(crate) use stream::Stream;
+pub(crate) use stream::{Chunk, Stream};
 pub(crate) use turns::{Sender, Turns};
 pub(crate) use worker_core::WorkerCore;

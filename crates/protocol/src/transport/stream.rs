@@ -3,7 +3,7 @@
 use alloc::collections::VecDeque;
 use core::ops::Range;
 use fanin_quant::Exponent;
-use fanin_wire::{Collective, Op, WireDtype};
+use fanin_wire::{Collective, Op, Operation, Pattern, WireDtype};
 
 use crate::machine::{Elements, Instant, Tensor, TensorTimes};
 
@@ -82,16 +82,23 @@ impl<T: Tensor> Stream<T> {
     }
 
     /// Appends a tensor that has elements.
-    pub(crate) fn push(&mut self, mut tensor: T, op: Op) {
+    pub(crate) fn push(&mut self, mut tensor: T, Operation { op, pattern }: Operation) {
         let whole = tensor.whole_elements();
         let elements = tensor.elements();
         let (count, dtype) = (elements.count(), elements.dtype());
+        let is_moved = matches!(pattern, Pattern::Broadcast(_));
         let collective = Collective {
             sequence: self.sequence,
             dtype,
-            op,
+            // Nothing is added where it is only moved.
+            op: if is_moved { Op::Sum } else { op },
+            pattern,
             elements: u32::try_from(whole).expect("the owner splits tensors of over u32::MAX elements"),
-            wire_dtype: self.wire_dtype.map_or(WireDtype::Int32, |job| job.of_tensor(dtype, whole)),
+            wire_dtype: match self.wire_dtype {
+                Some(_) if is_moved => WireDtype::Native,
+                Some(job) => job.of_tensor(dtype, whole),
+                None => WireDtype::Int32,
+            },
         };
         let chunk_elements = collective.chunk_elements(self.size_class);
         let chunks = count.div_ceil(chunk_elements) as u64;

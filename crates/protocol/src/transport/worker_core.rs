@@ -3,7 +3,7 @@
 //! What is in its packets, and which of them goes next, is the protocol's.
 
 use alloc::collections::VecDeque;
-use fanin_wire::{Abort, Key, Op, Preamble};
+use fanin_wire::{Abort, Key, Operation, Preamble};
 
 use super::retransmission::{RetransmissionConfig, RoundTrip};
 use super::stream::Stream;
@@ -51,12 +51,12 @@ impl<A, T: Tensor> WorkerCore<A, T> {
     }
 
     /// Appends a tensor to the stream; one without elements is done at once.
-    pub(crate) fn submit(&mut self, mut tensor: T, op: Op) {
+    pub(crate) fn submit(&mut self, mut tensor: T, operation: Operation) {
         if tensor.elements().count() == 0 {
             self.stream.skip();
             self.complete(tensor, None);
         } else {
-            self.stream.push(tensor, op);
+            self.stream.push(tensor, operation);
         }
     }
 

@@ -14,7 +14,7 @@ use fanin_sim::net::{
 };
 use fanin_wire::{
     Collective, Directions, Dtype, Flags, Generation, GradientHeader, GradientPacket, JobId, Key, Kind, Op,
-    Preamble, ShardId, WireDtype, WorkerId,
+    Pattern, Preamble, ShardId, WireDtype, WorkerId,
 };
 
 use crate::support::*;
@@ -171,6 +171,7 @@ fn gradient(sequence: u64) -> Vec<u8> {
             sequence: 0,
             dtype: Dtype::Float32,
             op: Op::Sum,
+            pattern: Pattern::AllReduce,
             elements: 64,
             wire_dtype: WireDtype::Int32,
         },

@@ -22,6 +22,7 @@ const SUM: Collective = Collective {
     sequence: 0,
     dtype: Dtype::Float32,
     op: Op::Sum,
+    pattern: Pattern::AllReduce,
     elements: 10_000,
     wire_dtype: WireDtype::Int32,
 };

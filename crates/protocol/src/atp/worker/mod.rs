@@ -15,7 +15,7 @@ use alloc::vec::Vec;
 use core::time::Duration;
 use fanin_quant::{Exponent, Scale};
 use fanin_wire::{
-    Directions, Dtype, Flags, Generation, GradientHeader, GradientPacket, Kind, Op, Preamble, ShardId,
+    Directions, Dtype, Flags, Generation, GradientHeader, GradientPacket, Kind, Operation, Preamble, ShardId,
     WorkerId, fragment_packet_bytes,
 };
 
@@ -479,8 +479,8 @@ impl<A: Copy + PartialEq, T: Tensor> WorkerMachine for AtpWorker<A, T> {
     /// Nothing: server and switches ask for what they need.
     type Memory = ();
 
-    fn submit(&mut self, tensor: T, op: Op) {
-        self.core.submit(tensor, op);
+    fn submit(&mut self, tensor: T, operation: impl Into<Operation>) {
+        self.core.submit(tensor, operation.into());
     }
 
     fn suspend(&mut self) {

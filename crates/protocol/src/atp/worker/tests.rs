@@ -6,7 +6,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 use core::fmt::Write;
 use core::time::Duration;
-use fanin_wire::{Abort, AbortReason, GRADIENT_HEADER_BYTES, JobId, Key};
+use fanin_wire::{Abort, AbortReason, GRADIENT_HEADER_BYTES, JobId, Key, Op};
 
 use super::*;
 use crate::machine::{Elements, Instant};

@@ -42,6 +42,7 @@ const SUM: Collective = Collective {
     sequence: 0,
     dtype: Dtype::Int32,
     op: Op::Sum,
+    pattern: Pattern::AllReduce,
     elements: 1000,
     wire_dtype: WireDtype::Int32,
 };

@@ -2,11 +2,12 @@
 
 mod bfloat16;
 mod native;
+mod roots;
 
 use alloc::vec;
 use alloc::vec::Vec;
 use core::time::Duration;
-use fanin_wire::{Abort, AbortReason, Generation, JobId, Key, NATIVE_ELEMENTS_MAX, ShardId};
+use fanin_wire::{Abort, AbortReason, Generation, JobId, Key, NATIVE_ELEMENTS_MAX, Op, ShardId};
 
 use super::*;
 use crate::machine::{Elements, Summer};

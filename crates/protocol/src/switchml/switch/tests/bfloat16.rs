@@ -7,6 +7,7 @@ const SUM_OF_FLOATS: Collective = Collective {
     sequence: 0,
     dtype: Dtype::Float32,
     op: Op::Sum,
+    pattern: Pattern::AllReduce,
     elements: 1000,
     wire_dtype: WireDtype::Bfloat16,
 };

@@ -6,7 +6,14 @@ use super::*;
 const WORDS: usize = ELEMENTS;
 
 fn collective(dtype: Dtype, op: Op) -> Collective {
-    Collective { sequence: 0, dtype, op, elements: 1000, wire_dtype: WireDtype::Native }
+    Collective {
+        sequence: 0,
+        dtype,
+        op,
+        pattern: Pattern::AllReduce,
+        elements: 1000,
+        wire_dtype: WireDtype::Native,
+    }
 }
 
 /// A packet with `head` at the start of its payload and zeros after it.
