@@ -25,16 +25,32 @@ class LocalRanks:
     def close(self) -> None:
         """Give the memory back, if no client has taken it."""
 
+class ServiceShare(TypedDict):
+    """What one service has of a job."""
+
+    service: str
+    share: float
+    host: int | None
+
+class JobPlan(TypedDict):
+    """How a job is shared among its services, and how they fare. Times are seconds a byte."""
+
+    services: list[ServiceShare]
+    predicted: float | None
+    bound: str | None
+    measured: float | None
+    imbalance: float
+
 class Client:
     """One membership of one rank in one job, which one service sums or several.
 
-    `services` are address, share and rate in bits a second of each. The constructor blocks, without
-    the GIL, until all ranks have joined.
+    `services` are address, share, rate in bits a second and hosting rank of each. The constructor
+    blocks, without the GIL, until all ranks have joined.
     """
 
     def __new__(
         cls,
-        services: Sequence[tuple[str, float, int | None]],
+        services: Sequence[tuple[str, float, int | None, int | None]],
         job: str,
         rank: int,
         world_size: int,
@@ -47,6 +63,8 @@ class Client:
         exact: bool = False,
         congestion_control: bool = True,
         trace: tuple[str, int] | None = None,
+        prediction: tuple[float, str] | None = None,
+        machine: str | None = None,
         local: LocalRanks | None = None,
     ) -> Client: ...
     @property
@@ -89,6 +107,10 @@ class Client:
 
     def failure(self) -> FaninError | None: ...
     def statistics(self) -> dict[str, int]: ...
+    @property
+    def plan(self) -> JobPlan | None:
+        """How the job is shared; None where no service sums, and once it is closed."""
+
     def close(self) -> None:
         """Leaves the job and fails what is outstanding. Idempotent."""
 

@@ -35,17 +35,19 @@ def join(
     world_size: int,
     timeout: float,
     services: Sequence[Service] | None = None,
+    prediction: tuple[float, str] | None = None,
     local: _fanin.LocalRanks | None = None,
 ) -> _fanin.Client:
     """Join `job`; blocks until all ranks have, `timeout` seconds at most.
 
-    Without `services` the switches of the settings sum, each as much as any other. With `local`
-    the ranks of this machine sum among themselves first. Raises the errors of `fanin.errors`.
+    Without `services` the switches of the settings sum, each as much as any other. `prediction` is
+    what the plan of the shares takes. With `local` the ranks of this machine sum among themselves
+    first. Raises the errors of `fanin.errors`.
     """
     if services is None:
         if settings.switch is None:
             raise SwitchUnreachable(no_switch())
-        services = [(switch, 1.0, None) for switch in settings.switch.split(",")]
+        services = [(switch, 1.0, None, None) for switch in settings.switch.split(",")]
     return _fanin.Client(
         services,
         job,
@@ -59,6 +61,8 @@ def join(
         exact=settings.exact,
         congestion_control=settings.congestion_control,
         trace=None if settings.trace is None else timeline(settings.trace, rank),
+        prediction=prediction,
+        machine=settings.machine,
         local=local,
     )
 

@@ -18,8 +18,9 @@ RATE_UNKNOWN_BPS: Final = 10_000_000_000
 # How long a switch may take to say how fast its link is, in seconds.
 SWITCH_PATIENCE: Final = 10.0
 
-Service: TypeAlias = tuple[str, float, int | None]
-"""An address, its share of all tensors, and the bits a second that a rank and it speak at."""
+Service: TypeAlias = tuple[str, float, int | None, int | None]
+"""An address, its share of all tensors, the bits a second that a rank and it speak at, and the rank
+in whose process it is."""
 
 
 @dataclass(frozen=True)
@@ -63,15 +64,15 @@ class Split:
     """Of each of rank 0's switches; zero for one that is not used."""
     rates_bps: list[int | None]
     """Of the lanes to the hosts, then to the switches."""
-    seconds_per_byte: float
-    """What it takes to sum a byte of a tensor, headers apart."""
-    bound: str
-    """What takes that long."""
+    prediction: tuple[float, str] | None
+    """What it takes to sum a byte, in seconds, headers apart, and what takes that long; None for a
+    job that one service sums, or of which no link's rate is known."""
 
     def services(self, hosted: Sequence[str], switches: Sequence[str]) -> list[Service]:
         """Return what sums, given the addresses of the hosts' services and of the switches."""
         shares = [*self.own_shares, *self.switch_shares]
-        services = zip([*hosted, *switches], shares, self.rates_bps, strict=True)
+        hosts = [*self.hosts, *[None] * len(switches)]
+        services = zip([*hosted, *switches], shares, self.rates_bps, hosts, strict=True)
         return [service for service in services if service[1] > 0]
 
 
@@ -157,10 +158,14 @@ def split(places: Sequence[Place]) -> Split | None:
     if not hosts and not names:
         return None
     if len(hosts) + len(names) == 1:
-        return Split(hosts, [1.0] * len(hosts), [1.0] * len(names), [None], 0.0, "not planned")
-    links = _links(places, of_rank, first.switch_rates if names else [])
+        return Split(hosts, [1.0] * len(hosts), [1.0] * len(names), [None], None)
+    switch_rates = first.switch_rates if names else []
+    links = _links(places, of_rank, switch_rates)
+    is_known = any(rate is not None for rate in (*(p.rate_bps for p in places), *switch_rates))
     count = max(of_rank) + 1
-    here = [(f"of rank {of_rank.index(i)}", True, own, links[i], links[i]) for i in range(count)]
+    here = [
+        (f"rank {of_rank.index(i)}'s machine", True, own, links[i], links[i]) for i in range(count)
+    ]
     spare = zip(names, links[count:], strict=True)
     there = [(name, False, True, rate, rate) for name, rate in spare]
     plan = _fanin.plan([*here, *there])
@@ -175,8 +180,7 @@ def split(places: Sequence[Place]) -> Split | None:
         own_shares=[shares[index] for index in used],
         switch_shares=shares[len(hosts) :],
         rates_bps=[lanes[index] for index in used] + lanes[len(hosts) :],
-        seconds_per_byte=seconds,
-        bound=plan["bound"],
+        prediction=(seconds, plan["bound"]) if is_known else None,
     )
 
 

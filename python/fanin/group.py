@@ -104,6 +104,16 @@ class Group:
         )
         return Handle(self, array, pending, None if contiguous else staged)
 
+    @property
+    def plan(self) -> _fanin.JobPlan | None:
+        """How the job is shared among its services, and how they fare; None once it is closed.
+
+        A dict: `services`, of each a dict of `service` ("HOST:PORT") and `share` of all arrays;
+        `measured`, the seconds that a byte of large arrays took of late as it travels, None before
+        the first; `imbalance`, by how much a service misses its share of the packets, at most.
+        """
+        return self._client.plan
+
     def statistics(self) -> dict[str, int]:
         """Counters of this membership: packets, retransmissions, ..."""
         return self._client.statistics()

@@ -28,7 +28,9 @@ def switch() -> Iterator[Switch]:
 def pair(switch: Switch, timeout: float = HANG) -> list[Client]:
     with ThreadPoolExecutor() as threads:
         joining = [
-            threads.submit(Client, [(switch.address, 1.0, None)], "job", rank, 2, timeout=timeout)
+            threads.submit(
+                Client, [(switch.address, 1.0, None, None)], "job", rank, 2, timeout=timeout
+            )
             for rank in range(2)
         ]
         return [client.result(HANG) for client in joining]
@@ -44,7 +46,7 @@ def test_an_interrupted_join_gives_its_rank_back(switch: Switch) -> None:
     interrupt = threading.Timer(0.3, _thread.interrupt_main)
     interrupt.start()
     with pytest.raises(KeyboardInterrupt):
-        Client([(switch.address, 1.0, None)], "job", 0, 2, timeout=HANG)
+        Client([(switch.address, 1.0, None, None)], "job", 0, 2, timeout=HANG)
     until = time.monotonic() + 5.0
     while 'fanin_jobs{state="gathering"} 0' not in metrics(switch):
         assert time.monotonic() < until, "rank 0 stays taken"
@@ -62,12 +64,12 @@ def metrics(switch: Switch) -> str:
 @pytest.mark.parametrize(("rank", "world_size"), [(-1, 2), (0, 2**40), (2**70, 2), (0, -1), (2, 2)])
 def test_a_rank_that_cannot_be_is_out_of_range(switch: Switch, rank: int, world_size: int) -> None:
     with pytest.raises(errors.RankOutOfRange, match=f"rank {rank} in a world of {world_size}"):
-        Client([(switch.address, 1.0, None)], "job", rank, world_size)
+        Client([(switch.address, 1.0, None, None)], "job", rank, world_size)
 
 
 def test_a_rank_that_is_no_number_is_a_type_error(switch: Switch) -> None:
     with pytest.raises(TypeError):
-        Client([(switch.address, 1.0, None)], "job", "0", 1)  # type: ignore[arg-type]
+        Client([(switch.address, 1.0, None, None)], "job", "0", 1)  # type: ignore[arg-type]
 
 
 def test_a_timeout_can_be_changed_either_way(switch: Switch) -> None:

@@ -41,11 +41,12 @@ def served() -> tuple[Series, dict[str, str]]:
         with pytest.raises(fanin.errors.JoinRefused):
             fanin.connect(switch.address, job="metrics", rank=0, world_size=1)
 
-        def round_trip_is_told() -> bool:
-            group.all_reduce(np.ones(100_000, np.float32))
-            return "fanin_round_trip_seconds" in scrape(switch.address)[0]
+        def measurements_are_told() -> bool:
+            group.all_reduce(np.ones(400_000, np.float32))
+            told = {"fanin_round_trip_seconds", "fanin_job_byte_seconds"}
+            return told <= scrape(switch.address)[0].keys()
 
-        wait_until(round_trip_is_told, "a heartbeat tells the round trip")
+        wait_until(measurements_are_told, "a heartbeat tells what the rank measured")
         seen, types = scrape(switch.address)
     switch.kill()
     server = SwitchProcess(command="server")

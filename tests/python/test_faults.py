@@ -194,7 +194,7 @@ def test_a_pool_that_is_too_small_says_how_much_was_asked_and_is_free() -> None:
     switch = _fanin.Switch(pool_units=64)
     try:
         with pytest.raises(errors.PoolExhausted) as caught:
-            _fanin.Client([(switch.address, 1.0, None)], "big", 0, 1, timeout=5, slots=4096)
+            _fanin.Client([(switch.address, 1.0, None, None)], "big", 0, 1, timeout=5, slots=4096)
         error = caught.value
         assert error.asked > error.free
         assert error.free == 64

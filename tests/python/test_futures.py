@@ -163,7 +163,8 @@ def channels(switch: str, request: pytest.FixtureRequest) -> Iterator[list[Chann
     """Both ranks of a job, in this process."""
     with ThreadPoolExecutor(2) as pool:
         clients = pool.map(
-            lambda rank: _fanin.Client([(switch, 1.0, None)], request.node.name, rank, 2), (0, 1)
+            lambda rank: _fanin.Client([(switch, 1.0, None, None)], request.node.name, rank, 2),
+            (0, 1),
         )
         made = [Channel(client) for client in clients]
     yield made
@@ -363,7 +364,7 @@ def test_a_failed_all_reduce_keeps_nothing_of_the_program(launch: Launch) -> Non
 
 
 def test_a_channel_may_be_closed_by_the_garbage_collector_wherever_that_runs(switch: str) -> None:
-    channel = Channel(_fanin.Client([(switch, 1.0, None)], "collected", 0, 1))
+    channel = Channel(_fanin.Client([(switch, 1.0, None, None)], "collected", 0, 1))
     channel.all_reduce([torch.ones(3)], average=False, notify=True).wait()
     completions = channel._completions
     assert completions is not None

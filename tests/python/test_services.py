@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
+import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import fanin
+import fanin.torch
 import numpy as np
 import pytest
 import torch
@@ -60,7 +65,7 @@ def test_one_switch_of_which_nothing_is_known_sums_all() -> None:
         said = {"switches": ["s:4800"], "switch_rates": [None]}
         found = planned([place(i, rate_bps=rate, **said) for i, rate in enumerate(rates)])
         assert found.hosts == []
-        assert found.services([], ["s:4800"]) == [("s:4800", 1.0, None)]
+        assert found.services([], ["s:4800"]) == [("s:4800", 1.0, None, None)]
 
 
 def test_a_switch_with_a_link_like_a_machine_s_sums_what_the_equations_give_it() -> None:
@@ -71,7 +76,9 @@ def test_a_switch_with_a_link_like_a_machine_s_sums_what_the_equations_give_it()
     assert found.hosts == [0, 1, 2, 3]
     assert found.switch_shares == pytest.approx([1 / 3])
     assert found.own_shares == pytest.approx([1 / 6] * 4)
-    assert found.seconds_per_byte * GIGABIT / 8 == pytest.approx(24 / 18)
+    assert found.prediction is not None
+    assert found.prediction[0] * GIGABIT / 8 == pytest.approx(24 / 18)
+    assert found.prediction[1].startswith("the link ")
 
 
 def test_a_switch_with_a_link_for_every_worker_sums_all() -> None:
@@ -330,6 +337,90 @@ def test_a_service_that_is_back_late_is_taken_again_where_no_other_can(launch: L
                 time.sleep(5)  # longer than a service may be gone before others are asked
                 spare.start()
         assert ranks.results() == [4, 4]
+
+
+def fanin_status(*arguments: str) -> list[dict[str, Any]]:
+    environment = {name: value for name, value in os.environ.items() if name != "FANIN_SWITCH"}
+    command = [sys.executable, "-m", "fanin", "status", "--json", *arguments]
+    shown = subprocess.run(command, capture_output=True, text=True, env=environment)
+    return [json.loads(line) for line in shown.stdout.splitlines()]
+
+
+def sums_large(me: Me, machines: int) -> Any:
+    me.init(pg_options=options(me, machines, rate="1gbit"))
+    for _ in range(3):
+        dist.all_reduce(torch.ones(4_000_000))
+    me.say(fanin.torch.plan())
+    assert me.hear() == "stop"
+    return fanin.torch.plan()
+
+
+@pytest.mark.parametrize("machines", [2, 4])
+def test_any_service_of_a_job_shows_who_sums_what_and_who_is_where(
+    launch: Launch, machines: int
+) -> None:
+    with SwitchProcess("--rate", "1gbit") as spare:
+        ranks = launch(sums_large, 4, machines, at=spare.address)
+        plans = [ranks.hear(rank) for rank in range(4)]
+        services = [each["service"] for each in plans[0]["services"]]
+        hosts = [rank for rank in range(4) if rank % (4 // machines) == 0]
+        assert [each["host"] for each in plans[0]["services"]] == [*hosts, None]
+        assert services[-1] == spare.address
+        shares = [each["share"] for each in plans[0]["services"]]
+        assert sum(shares) == pytest.approx(1)
+        for plan in plans:
+            assert plan["services"] == plans[0]["services"]
+            # BytePS Eq. 6 for k = 1: 2 n (n - 1) / (n^2 + n k - 2 k) links.
+            n = machines
+            seconds = 8 / GIGABIT * 2 * n * (n - 1) / (n * n + n - 2)
+            assert plan["predicted"] == pytest.approx(seconds)
+            assert plan["bound"].startswith("the link ")
+            assert plan["measured"] > 0
+            assert plan["imbalance"] < 0.05
+
+        def asked(address: str) -> list[dict[str, Any]]:
+            (report,) = fanin_status("--switch", address)
+            return [job for job in report["jobs"] if job["state"] == "running"]
+
+        def is_measured(address: str) -> bool:
+            return all(member["measured"] for job in asked(address) for member in job["members"])
+
+        for index, address in enumerate(services):
+            wait_until(partial(is_measured, address), "heartbeats tell what was measured")
+            jobs = asked(address)
+            assert len(jobs) == 4 // machines, "a job for each column of a machine's ranks"
+            for job in jobs:
+                told = job["plan"]
+                assert [each["service"] for each in told["services"]] == services
+                assert [each["here"] for each in told["services"]].index(True) == index
+                # A machine's columns share its link.
+                assert told["predicted"] == pytest.approx(seconds * (4 // machines))
+                assert told["imbalance"] < 0.05
+                assert [member["name"] for member in job["members"]] == [
+                    f"machine {machine}" for machine in range(machines)
+                ]
+                assert sorted(r for member in job["members"] for r in member["ranks"]) == [
+                    *range(4)
+                ]
+        here = {report["switch"] for report in fanin_status()}
+        assert here >= set(services), "also without an address"
+        for rank in range(4):
+            ranks.tell(rank, "stop")
+        ranks.results()
+
+
+def test_a_group_that_is_not_fanin_s_has_no_plan(launch: Launch) -> None:
+    assert launch(without_plan, 2, at=ALONE).results() == [None, None]
+
+
+def without_plan(me: Me) -> Any:
+    with pytest.raises(ValueError, match="there is no group"):
+        fanin.torch.plan()
+    me.init("gloo")
+    with pytest.raises(ValueError, match="gloo, and not fanin"):
+        fanin.torch.plan()
+    fanins: Any = dist.new_group(backend="fanin")
+    return fanin.torch.plan(fanins)  # on one machine, where memory is shared
 
 
 BY_EXIT = """

@@ -45,7 +45,7 @@ class Job:
 
     def __init__(self, switch: str, name: str, patch: pytest.MonkeyPatch) -> None:
         def join(rank: int) -> _fanin.Client:
-            return _fanin.Client([(switch, 1.0, None)], name, rank, 2, timeout=DEADLINE)
+            return _fanin.Client([(switch, 1.0, None, None)], name, rank, 2, timeout=DEADLINE)
 
         with ThreadPoolExecutor(2) as pool:
             self.clients = list(pool.map(join, (0, 1)))

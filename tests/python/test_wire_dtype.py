@@ -140,7 +140,7 @@ def test_what_is_no_wire_dtype_is_refused_with_the_cure(
     with pytest.raises(ValueError, match=r"^wire_dtype is ''"):
         fanin.torch.Options(wire_dtype="")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"one of int32 and bfloat16"):
-        fanin._fanin.Client([(switch, 1.0, None)], "wire-bad", 0, 1, wire_dtype="fp8")  # type: ignore[arg-type]
+        fanin._fanin.Client([(switch, 1.0, None, None)], "wire-bad", 0, 1, wire_dtype="fp8")  # type: ignore[arg-type]
     monkeypatch.setenv("FANIN_WIRE_DTYPE", "float16")
     with pytest.raises(ValueError, match=r"^FANIN_WIRE_DTYPE is 'float16'"):
         fanin.connect(switch, job="wire-bad", rank=0, world_size=1)

@@ -10,6 +10,7 @@ mod arguments;
 mod bench;
 mod doctor;
 pub mod environment;
+mod here;
 pub mod logging;
 pub mod machine;
 mod netlab;

@@ -1,28 +1,34 @@
 //! `fanin status`: what a switch does.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use comfy_table::{Cell, CellAlignment, Table, presets};
 use fanin_controller::{
-    AtpSwitchJob, AtpSwitchStatus, JobStatus, JobStatusState, SwitchStatus, switch_status,
+    AtpSwitchJob, AtpSwitchStatus, JobStatus, JobStatusState, MemberStatus, Split, SwitchStatus,
+    switch_status,
 };
 use fanin_protocol::control::Protocol;
 use fanin_wire::AbortReason;
 use serde::Serialize;
 
 use crate::arguments::{SWITCH_DEFAULT, seconds};
-use crate::output;
+use crate::{here, output};
 
-/// Show a switch's jobs and slots, and who waits for whom
+/// Show jobs and slots, who waits for whom, and how a job is shared among its services
+///
+/// Any service of a job shows the whole of it: who sums which share, what the plan takes and what bounds it, what was measured, and which ranks are
+/// on which machine.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
-    fanin status\n  \
+    fanin status                                   this machine's services, or FANIN_SWITCH\n  \
     fanin status --switch 10.0.0.9:4800 --json\n  \
+    fanin status --switch a:4800,b:4800            several, one after the other; of --json a line each\n  \
     watch -n1 fanin status")]
 pub(crate) struct Arguments {
-    /// The switch
-    #[arg(long, value_name = "HOST:PORT", default_value = SWITCH_DEFAULT, env = "FANIN_SWITCH")]
-    switch: String,
+    /// The switches, or services of ranks [default: FANIN_SWITCH, or the services on this machine, or 127.0.0.1:4800]
+    #[arg(long, value_name = "HOST:PORT[,..]", env = "FANIN_SWITCH")]
+    switch: Option<String>,
     /// Seconds to wait for an answer
     #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = seconds)]
     timeout: Duration,
@@ -102,11 +108,49 @@ enum State {
         /// ATP: at the server.
         aggregations: u64,
         collisions: u64,
+        /// How it is shared among its services; as its ranks told it, as what follows.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        plan: Option<JobPlan>,
+        members: Vec<Member>,
     },
     Aborted {
         id: u32,
         reason: String,
     },
+}
+
+/// Times are seconds for a byte as it travels.
+#[derive(Serialize)]
+struct JobPlan {
+    services: Vec<Service>,
+    /// Headers apart; none where it was not planned.
+    predicted: Option<f64>,
+    bound: Option<String>,
+    /// Of the rank that waits least for others; none before the first large all-reduce.
+    measured: Option<f64>,
+    imbalance: f64,
+}
+
+#[derive(Serialize)]
+struct Service {
+    service: String,
+    share: f64,
+    /// The rank in whose process it is, if it is in one's.
+    host: Option<u32>,
+    /// Whether this is who was asked.
+    here: bool,
+}
+
+#[derive(Serialize)]
+struct Member {
+    rank: u8,
+    /// The ranks for which it speaks.
+    ranks: Vec<u32>,
+    machine: String,
+    name: String,
+    address: String,
+    measured: Option<f64>,
+    imbalance: f64,
 }
 
 #[derive(Serialize)]
@@ -117,10 +161,35 @@ struct Waiting {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    let status = switch_status(&arguments.switch, arguments.timeout)?;
-    let report = report(&arguments.switch, &status);
-    let text = if arguments.json { serde_json::to_string(&report)? } else { table(&report) };
-    Ok(output::line(&text)?)
+    let switches = asked(arguments.switch.as_deref(), here::services);
+    let mut silent = Vec::new();
+    for (index, switch) in switches.iter().enumerate() {
+        let status = match switch_status(switch, arguments.timeout) {
+            Ok(status) => status,
+            // The others have something to say.
+            Err(error) => {
+                silent.push(error.to_string());
+                continue;
+            }
+        };
+        let report = report(switch, &status);
+        let text = if arguments.json { serde_json::to_string(&report)? } else { table(&report) };
+        let gap = if arguments.json || index + 1 == switches.len() { "" } else { "\n" };
+        output::line(&(text + gap))?;
+    }
+    anyhow::ensure!(silent.is_empty(), silent.join("\n"));
+    Ok(())
+}
+
+/// Whom to ask: those that were named, or those that are here, or who would be here by default.
+fn asked(named: Option<&str>, here: impl FnOnce() -> Vec<SocketAddr>) -> Vec<String> {
+    match named.map(str::trim).filter(|named| !named.is_empty()) {
+        Some(named) => named.split(',').map(|switch| switch.trim().to_owned()).collect(),
+        None => match here() {
+            here if here.is_empty() => vec![SWITCH_DEFAULT.into()],
+            here => here.iter().map(SocketAddr::to_string).collect(),
+        },
+    }
 }
 
 fn report<'a>(switch: &'a str, status: &'a SwitchStatus) -> Report<'a> {
@@ -175,6 +244,8 @@ fn state(job: &JobStatus, protocol: Protocol) -> State {
             left,
             aggregations,
             collisions,
+            split,
+            members,
         } => State::Running {
             id: job.0,
             generation: generation.0,
@@ -192,8 +263,47 @@ fn state(job: &JobStatus, protocol: Protocol) -> State {
             retransmitted: *retransmitted,
             aggregations: *aggregations,
             collisions: *collisions,
+            plan: split.as_ref().map(|(split, here)| plan(split, *here, members)),
+            members: members.iter().map(member).collect(),
         },
         JobStatusState::Aborted { job, reason } => State::Aborted { id: job.0, reason: explain(reason) },
+    }
+}
+
+fn plan(split: &Split, here: usize, members: &[MemberStatus]) -> JobPlan {
+    let measured = members.iter().filter_map(|member| member.seconds_per_byte);
+    JobPlan {
+        services: split
+            .shares
+            .iter()
+            .enumerate()
+            .map(|(index, share)| Service {
+                service: share.service.clone(),
+                share: share.share,
+                host: share.host,
+                here: index == here,
+            })
+            .collect(),
+        predicted: split.prediction.as_ref().map(|told| told.seconds_per_byte),
+        bound: split.prediction.as_ref().map(|told| told.bound.clone()),
+        measured: measured.min_by(f64::total_cmp),
+        imbalance: members.iter().map(|member| member.imbalance).fold(0.0, f64::max),
+    }
+}
+
+fn member(member: &MemberStatus) -> Member {
+    let ranks = match &member.place.ranks[..] {
+        [] => vec![member.rank.0.into()],
+        ranks => ranks.to_vec(),
+    };
+    Member {
+        rank: member.rank.0,
+        ranks,
+        machine: member.place.machine.clone(),
+        name: member.place.name.clone(),
+        address: member.place.address.clone(),
+        measured: member.seconds_per_byte,
+        imbalance: member.imbalance,
     }
 }
 
@@ -262,7 +372,66 @@ fn table(report: &Report<'_>) -> String {
         }
         table.add_row(row);
     }
-    format!("{head}\n{}{tail}", table.trim_fmt())
+    let plans: String = report.jobs.iter().filter_map(plan_table).collect();
+    format!("{head}\n{}{plans}{tail}", table.trim_fmt())
+}
+
+/// Who sums what of a job, and which of its ranks are where.
+fn plan_table(job: &Job<'_>) -> Option<String> {
+    let State::Running { plan: Some(plan), members, .. } = &job.state else { return None };
+    let number = |text: String| Cell::new(text).set_alignment(CellAlignment::Right);
+    let mut services = Table::new();
+    services.load_style(presets::NOTHING);
+    services.set_header(["SERVICE", "SHARE", "HOSTED BY"]);
+    for Service { service, share, host, here } in &plan.services {
+        let host = host.map_or("nobody of the job".into(), |rank| format!("rank {rank}"));
+        let is_here = if *here { " (asked)" } else { "" };
+        services.add_row([
+            Cell::new(service),
+            number(format!("{:.1} %", 100.0 * share)),
+            Cell::new(host + is_here),
+        ]);
+    }
+    let mut machines = Table::new();
+    machines.load_style(presets::NOTHING);
+    machines.set_header(["MACHINE", "ADDRESS", "RANKS", "MEASURED"]);
+    for member in members {
+        machines.add_row([
+            Cell::new(&member.name),
+            Cell::new(&member.address),
+            number(shortened(&member.ranks)),
+            number(time(member.measured)),
+        ]);
+    }
+    let bound = plan.bound.as_ref().map_or_else(String::new, |bound| format!(", bound by {bound}"));
+    Some(format!(
+        "\n\njob {}: predicted {}{bound}; measured {}; imbalance {:.1} %\n{}\n\n{}",
+        job.job,
+        time(plan.predicted),
+        time(plan.measured),
+        100.0 * plan.imbalance,
+        services.trim_fmt(),
+        machines.trim_fmt(),
+    ))
+}
+
+/// What a megabyte takes.
+fn time(seconds_per_byte: Option<f64>) -> String {
+    seconds_per_byte.map_or("-".into(), |seconds| format!("{:.3} ms/MB", seconds * 1e9))
+}
+
+/// 0, 1, 2, 5 as "0-2, 5".
+fn shortened(ranks: &[u32]) -> String {
+    let mut runs: Vec<(u32, u32)> = Vec::new();
+    for rank in ranks {
+        match runs.last_mut() {
+            Some((_, last)) if last.checked_add(1) == Some(*rank) => *last = *rank,
+            _ => runs.push((*rank, *rank)),
+        }
+    }
+    let run =
+        |(first, last): (u32, u32)| if first == last { first.to_string() } else { format!("{first}-{last}") };
+    runs.into_iter().map(run).collect::<Vec<_>>().join(", ")
 }
 
 /// Where ATP's fragments are added: at each switch on the way from whom was asked, and at the server.
@@ -310,6 +479,7 @@ fn ranks(ranks: impl Iterator<Item = String>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use fanin_controller::{Place, Prediction, Share};
     use fanin_protocol::control::Ranks;
     use fanin_wire::{Generation, JobId, WireDtype, WorkerId};
 
@@ -328,6 +498,8 @@ mod tests {
             left: Ranks(0),
             aggregations: 0,
             collisions: 0,
+            split: None,
+            members: vec![],
         };
         SwitchStatus {
             rate_bps: None,
@@ -353,6 +525,64 @@ mod tests {
         );
         assert!(lines[2].contains("running  bfloat16") && lines[2].ends_with("rank 2 (12 slots)"), "{text}");
         assert!(lines[3].contains("joining") && lines[3].ends_with("rank 1"), "{text}");
+    }
+
+    #[test]
+    fn the_table_says_who_sums_what_and_who_is_where() {
+        let share = |service: &str, share, host| Share { service: service.into(), share, host };
+        let split = Split {
+            shares: vec![share("10.0.0.1:40001", 0.25, Some(0)), share("10.0.0.9:4800", 0.75, None)],
+            prediction: Some(Prediction {
+                seconds_per_byte: 8e-9,
+                bound: "the link into 10.0.0.9:4800".into(),
+            }),
+        };
+        let member = |rank, name: &str, ranks, seconds_per_byte| MemberStatus {
+            rank: WorkerId(rank),
+            place: Place {
+                machine: format!("id of {name}"),
+                name: name.into(),
+                address: "10.0.0.1".into(),
+                ranks,
+            },
+            seconds_per_byte,
+            imbalance: 0.002 * f64::from(rank),
+        };
+        let mut status = status();
+        let JobStatusState::Running { split: told, members, .. } = &mut status.jobs[0].state else {
+            panic!()
+        };
+        *told = Some((split, 1));
+        *members =
+            vec![member(0, "one", vec![0, 1, 2, 5], Some(10e-9)), member(1, "two", vec![], Some(9e-9))];
+        let report = report("10.0.0.9:4800", &status);
+        let text = table(&report);
+        let lines: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
+        let told = "job gpt: predicted 8.000 ms/MB, bound by the link into 10.0.0.9:4800; measured 9.000 ms/MB; imbalance 0.2 %";
+        for row in [
+            told,
+            "10.0.0.1:40001 25.0 % rank 0",
+            "10.0.0.9:4800 75.0 % nobody of the job (asked)",
+            "one 10.0.0.1 0-2, 5 10.000 ms/MB",
+            "two 10.0.0.1 1 9.000 ms/MB",
+        ] {
+            assert!(lines.contains(&row.split(' ').collect()), "{row} in\n{text}");
+        }
+        let json = serde_json::to_value(&report).expect("serialisable");
+        assert_eq!(
+            (&json["jobs"][0]["plan"]["measured"], &json["jobs"][0]["plan"]["imbalance"]),
+            (&9e-9.into(), &0.002.into())
+        );
+        assert_eq!(json["jobs"][0]["members"][1]["ranks"], serde_json::json!([1]));
+    }
+
+    #[test]
+    fn who_is_asked_is_who_was_named_or_is_here_or_would_be_by_default() {
+        let here = || vec![([10, 0, 0, 1], 40_001).into()];
+        assert_eq!(asked(Some("a:1, b"), here), ["a:1", "b"]);
+        assert_eq!(asked(None, here), ["10.0.0.1:40001"]);
+        assert_eq!(asked(Some(" "), here), ["10.0.0.1:40001"], "a variable that is empty is not set");
+        assert_eq!(asked(None, Vec::new), [SWITCH_DEFAULT]);
     }
 
     #[test]

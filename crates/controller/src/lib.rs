@@ -17,8 +17,9 @@ mod server;
 
 pub use client::{
     AtpSwitchJob, AtpSwitchStatus, Cancel, HEARTBEATS_PER_TIMEOUT, HandOver, Job, JobStatus, JobStatusState,
-    LocalRanks, Probe, ProbeReport, ProbeSum, Route, ServiceConfig, Session, SessionConfig, SwitchStatus,
-    TraceConfig, interface_address, interface_rate_bps, resolve_switch, route, switch_address, switch_status,
+    LocalRanks, MemberStatus, Place, Prediction, Probe, ProbeReport, ProbeSum, Route, ServiceConfig, Session,
+    SessionConfig, Share, Split, SwitchStatus, TraceConfig, interface_address, interface_rate_bps,
+    resolve_switch, route, switch_address, switch_status,
 };
 pub use error::{AllReduceError, ChainError, SessionError, Tensor};
 pub use fanin_local::machine_id;

@@ -7,7 +7,7 @@ use crate::ledger::Completion;
 use crate::local::LocalRanks;
 use crate::membership::Membership;
 use crate::pending::Pending;
-use fanin_controller::{Job, ServiceConfig, SessionConfig, SessionError, TraceConfig};
+use fanin_controller::{Job, Prediction, ServiceConfig, SessionConfig, SessionError, Share, TraceConfig};
 use fanin_protocol::Reason;
 use fanin_protocol::control::Protocol;
 use fanin_udp::RawTensor;
@@ -24,14 +24,15 @@ const TIMEOUT_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
 
 /// One membership of one rank in one job, which one service sums or several.
 ///
-/// `services` has an address, host:port, a share and a rate for each: of all tensors together it sums its share, and at that many bits a second this rank and
-/// it are to speak, or as fast as the interface is where it is None. They are the same, in the same order, on all ranks.
+/// `services` has an address, host:port, a share, a rate and a rank for each: of all tensors together it sums its share, at that many bits a second this rank and
+/// it are to speak, or as fast as the interface is where it is None, and it is in that rank's process, or in none's. They are the same, in the same order, on all ranks.
 ///
 /// The constructor blocks, without the interpreter's lock, until all ranks have joined; `timeout` (seconds) bounds that, and
 /// later each all-reduce. `slots` is the number of slots a shard, `window` that of ATP's fragments in flight: each is computed from the path where it is None. `wire_dtype` says how
 /// large float tensors travel, "int32" or "bfloat16", or with `exact` as they are, and `protocol` how they are summed, "switchml" or
 /// "atp": the same on all ranks. Without `congestion_control`, ATP's window does not shrink when packets are lost. `trace` is the file of a timeline and the rank that this
-/// process has in it. With `local` this machine's ranks sum among themselves first, and `services` may be empty where there is no other machine. Raises the errors of `fanin.errors`, and `ValueError` for another wire dtype or protocol.
+/// process has in it. `prediction` is what the plan of the shares takes, in seconds a byte, and what takes that long, and `machine` names this machine: both are told by
+/// `fanin status`. With `local` this machine's ranks sum among themselves first, and `services` may be empty where there is no other machine. Raises the errors of `fanin.errors`, and `ValueError` for another wire dtype or protocol.
 #[pyclass(frozen, module = "fanin._fanin")]
 pub(crate) struct Client {
     membership: Arc<Membership>,
@@ -46,12 +47,12 @@ impl Client {
     #[new]
     #[pyo3(signature = (
         services, job, rank, world_size, *, timeout=300.0, slots=None, window=None, wire_dtype="int32",
-        protocol="switchml", exact=false, congestion_control=true, trace=None, local=None
+        protocol="switchml", exact=false, congestion_control=true, trace=None, prediction=None, machine=None, local=None
     ))]
     #[expect(clippy::too_many_arguments, reason = "the signature is Python's")]
     fn new(
         py: Python<'_>,
-        services: Vec<(String, f64, Option<u64>)>,
+        services: Vec<(String, f64, Option<u64>, Option<u32>)>,
         job: String,
         rank: &Bound<'_, PyAny>,
         world_size: &Bound<'_, PyAny>,
@@ -63,6 +64,8 @@ impl Client {
         exact: bool,
         congestion_control: bool,
         trace: Option<(PathBuf, u32)>,
+        prediction: Option<(f64, String)>,
+        machine: Option<String>,
         local: Option<&LocalRanks>,
     ) -> PyResult<Self> {
         let wire_dtype = match (wire_dtype.parse(), exact) {
@@ -92,6 +95,8 @@ impl Client {
             protocol,
             congestion_control,
             trace: trace.map(|(file, rank)| TraceConfig { file, rank }),
+            prediction: prediction.map(|(seconds_per_byte, bound)| Prediction { seconds_per_byte, bound }),
+            machine: machine.unwrap_or_else(|| usual.machine.clone()),
             timeout: limit,
             join_timeout: limit,
             ..usual
@@ -241,6 +246,33 @@ impl Client {
             )?;
         }
         Ok(counters)
+    }
+
+    /// How the job is shared among its services, and how they fare: a dict of `services`, of each a dict of address (`service`), `share` of all tensors and, where it is in a rank's process,
+    /// that rank (`host`); `predicted`, what a byte takes by the plan, in seconds as it travels, headers apart, and `bound`, what takes that long, or None where it was not
+    /// planned; `measured`, what a byte of large all-reduces took of late (from the submission, or the end of the one before; the median), or None before the first; `imbalance`, by how much a service misses its share of the packets,
+    /// at most. None where no service sums, and once the client is closed.
+    #[getter]
+    fn plan<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
+        let told = py.detach(|| {
+            self.membership.with_session(|job| (job.split(), job.seconds_per_byte(), job.imbalance()))
+        });
+        let Some((Some(split), measured, imbalance)) = told else { return Ok(None) };
+        let services = split.shares.into_iter().map(|Share { service, share, host }| {
+            let of_service = PyDict::new(py);
+            of_service.set_item("service", service)?;
+            of_service.set_item("share", share)?;
+            of_service.set_item("host", host)?;
+            Ok(of_service)
+        });
+        let plan = PyDict::new(py);
+        plan.set_item("services", services.collect::<PyResult<Vec<_>>>()?)?;
+        let (predicted, bound) = split.prediction.map(|told| (told.seconds_per_byte, told.bound)).unzip();
+        plan.set_item("predicted", predicted)?;
+        plan.set_item("bound", bound)?;
+        plan.set_item("measured", measured)?;
+        plan.set_item("imbalance", imbalance)?;
+        Ok(Some(plan))
     }
 
     /// Leaves the job and fails what is outstanding with `Closed`. Idempotent.

@@ -48,11 +48,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Backend, _DistributedBackendOptions
 
+    from fanin.torch.backend import plan as plan
     from fanin.torch.hook import HookState as HookState
     from fanin.torch.hook import allreduce_hook as allreduce_hook
     from fanin.torch.options import Options as Options
 
-__all__ = ["HookState", "Options", "allreduce_hook"]
+__all__ = ["HookState", "Options", "allreduce_hook", "plan"]
 
 BACKEND = "fanin"
 
@@ -97,6 +98,10 @@ def __getattr__(name: str) -> object:
         from fanin.torch.options import Options
 
         return Options
+    if name == "plan":
+        from fanin.torch.backend import plan
+
+        return plan
     if name in __all__:
         from fanin.torch import hook
 

@@ -10,10 +10,11 @@ import re
 from collections.abc import Sequence
 from datetime import timedelta
 
-from torch import Tensor
+from torch import Tensor, device, distributed
 from torch._C import _distributed_c10d as c10d
-from torch._C._distributed_c10d import PrefixStore, ReduceOp, Store, Work
+from torch._C._distributed_c10d import PrefixStore, ProcessGroup, ReduceOp, Store, Work
 
+from fanin import _fanin
 from fanin._settings import Settings
 from fanin.torch import handles, splitting
 from fanin.torch.channel import Channel
@@ -48,6 +49,25 @@ def create(
         # Torch then wraps the backend in a C++ one that keeps only its C++ half alive.
         _debugged.append(backend)
     return backend
+
+
+def plan(group: ProcessGroup | None = None) -> _fanin.JobPlan | None:
+    """Return how a group's all-reduces are shared among services, and how they fare.
+
+    A dict, on every rank: `services`, of each a dict of its address (`service`), its `share` of all
+    tensors, and the rank in whose process it is (`host`, None for a `fanin switch`); `predicted`
+    and `measured`, seconds that a byte takes as it travels, and `bound`, what the prediction waits
+    for: docs/operations.md has more. None for ranks of one machine, and for a destroyed group.
+
+    Without `group` it is the default group's. Raises `ValueError` for a group that is not fanin's.
+    """
+    chosen: ProcessGroup | None = group or distributed.group.WORLD
+    if chosen is None:
+        raise ValueError("there is no group: call init_process_group first")
+    backend = chosen._get_backend(device("cpu"))
+    if not isinstance(backend, FaninBackend):
+        raise ValueError(f"the group's backend is {chosen.name()}, and not fanin")
+    return backend.plan
 
 
 class FaninBackend(DelegatingBackend):
@@ -112,6 +132,11 @@ class FaninBackend(DelegatingBackend):
         return self._channel.all_reduce(
             tensors, average=average, notify=opts.asyncOp, limit=seconds(opts.timeout)
         )
+
+    @property
+    def plan(self) -> _fanin.JobPlan | None:
+        """See `fanin.torch.plan`."""
+        return self._channel.plan
 
     def _under_way(self) -> list[Work]:
         return [*self._channel.under_way(), *super()._under_way()]

@@ -88,6 +88,11 @@ class Channel:
             else None
         )
 
+    @property
+    def plan(self) -> _fanin.JobPlan | None:
+        """How the job is shared among its services."""
+        return None if self._client is None else self._client.plan
+
     def serves(self, tensor: torch.Tensor) -> bool:
         """Whether the switch can sum such a tensor: the same answer on every rank."""
         strided = tensor.device.type in DEVICES and tensor.layout == torch.strided

@@ -66,7 +66,7 @@ class Membership:
         try:
             if local is not None and len({place.machine for place in places}) == 1:
                 left = max(deadline - time.monotonic(), 1.0)
-                client = join(own, self.job, rank, world_size, left, [], local)
+                client = join(own, self.job, rank, world_size, left, [], local=local)
                 client.set_timeout(timeout)
                 return Connected(client, None)
             planned = split(places)
@@ -92,7 +92,8 @@ class Membership:
                 switches = places[0].switches[: len(planned.switch_shares)]
             services = planned.services(addresses, switches)
             left = max(deadline - time.monotonic(), 1.0)
-            client = join(own, self.job, rank, world_size, left, services, local)
+            prediction = planned.prediction
+            client = join(own, self.job, rank, world_size, left, services, prediction, local)
             client.set_timeout(timeout)
             return Connected(client, hosted)
         except BaseException:

@@ -10,6 +10,7 @@ use fanin_wire::{Directions, Generation, JobId, Key, LEVELS_MAX, ShardId, SlotIn
 
 use super::config::{ServiceConfig, SessionConfig};
 use super::connection::{Connection, explain};
+use super::split::{Split, place};
 use super::status::{JobStatusState, SwitchStatus};
 use crate::SessionError;
 use crate::convert::{Malformed, Refused, atp_job, key, narrow, wire_dtype};
@@ -65,6 +66,7 @@ pub(super) async fn join(
     let switch = connection.switch.clone();
     let mtu = fanin_udp::path_mtu(connection.address)
         .map_err(|error| SessionError::Local { what: "finding the path's MTU", cause: error.to_string() })?;
+    let here = config.services.iter().position(|other| other.switch == service.switch);
     let request = proto::JoinRequest {
         wire_version: VERSION.into(),
         job: config.job.clone(),
@@ -81,6 +83,8 @@ pub(super) async fn join(
         protocol: proto::Protocol::from(config.protocol).into(),
         hops: Vec::new(),
         plan: service.plan,
+        split: Some(Split::of(config).told(here.unwrap_or_default())),
+        place: Some(place(config, connection)),
     };
     let began = Instant::now();
     let timed_out = |missing_ranks| SessionError::JoinTimeout {

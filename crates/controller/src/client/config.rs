@@ -6,6 +6,7 @@ use fanin_protocol::RetransmissionConfig;
 use fanin_protocol::control::Protocol;
 use fanin_wire::WireDtype;
 
+use super::split::Prediction;
 use super::trace::TraceConfig;
 
 /// A service that sums, as a session is told of it.
@@ -18,15 +19,17 @@ pub struct ServiceConfig {
     /// The rate at which this rank and the service will speak, in bits a second, where it is planned; else that of the
     /// interface decides.
     pub rate_bps: Option<u64>,
+    /// The rank in whose process it is, if it is in one's.
+    pub host: Option<u32>,
     /// A fingerprint of all services' shares and of this one's place among them, which all ranks must agree on; zero where it is alone.
     pub plan: u64,
 }
 
 impl ServiceConfig {
-    /// The services with these addresses, shares and rates, each with the fingerprint of the whole.
+    /// The services with these addresses, shares, rates and hosts, each with the fingerprint of the whole.
     #[must_use]
-    pub fn all(services: Vec<(String, f64, Option<u64>)>) -> Vec<Self> {
-        let shares: Vec<f64> = services.iter().map(|(_, share, _)| *share).collect();
+    pub fn all(services: Vec<(String, f64, Option<u64>, Option<u32>)>) -> Vec<Self> {
+        let shares: Vec<f64> = services.iter().map(|(_, share, ..)| *share).collect();
         let fingerprint = |index: usize| match shares.len() {
             1 => 0,
             // FNV-1a over the bits of the shares, then the place.
@@ -39,8 +42,13 @@ impl ServiceConfig {
                     (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
                 }),
         };
-        let with_plan =
-            |(index, (switch, share, rate_bps))| Self { switch, share, rate_bps, plan: fingerprint(index) };
+        let with_plan = |(index, (switch, share, rate_bps, host))| Self {
+            switch,
+            share,
+            rate_bps,
+            host,
+            plan: fingerprint(index),
+        };
         services.into_iter().enumerate().map(with_plan).collect()
     }
 }
@@ -50,6 +58,12 @@ impl ServiceConfig {
 pub struct SessionConfig {
     /// The services that sum, in the same order on every rank. One with ATP.
     pub services: Vec<ServiceConfig>,
+    /// What they take, if that was planned: for people.
+    pub prediction: Option<Prediction>,
+    /// Which machine this is: the same for its ranks.
+    pub machine: String,
+    /// The ranks that this one speaks for, itself among them; none where it does so for itself alone.
+    pub ranks_here: Vec<u32>,
     /// Name of the job: ranks with the same name meet.
     pub job: String,
     /// This process's rank.
@@ -83,7 +97,10 @@ impl SessionConfig {
     #[must_use]
     pub fn new(switch: impl Into<String>, job: impl Into<String>, rank: u32, world_size: u32) -> Self {
         Self {
-            services: ServiceConfig::all(vec![(switch.into(), 1.0, None)]),
+            services: ServiceConfig::all(vec![(switch.into(), 1.0, None, None)]),
+            prediction: None,
+            machine: fanin_local::machine_id(),
+            ranks_here: Vec::new(),
             job: job.into(),
             rank,
             world_size,

@@ -12,6 +12,7 @@ use fanin_wire::{Collective, Op, Pattern, WORKERS_MAX, WireDtype, WorkerId};
 
 use super::config::SessionConfig;
 use super::session::{Cancel, Session};
+use super::split::Split;
 use super::trace::HandOver;
 use crate::SessionError;
 use crate::error::{AllReduceError, Tensor};
@@ -132,6 +133,8 @@ struct Local {
     column: Column,
     /// This machine's ranks.
     here: Vec<u32>,
+    /// In as many parts each tensor goes on.
+    columns: usize,
 }
 
 /// The ranks that sum one part of all tensors, one a machine: a job of its own to the services.
@@ -161,6 +164,7 @@ impl Job {
         let column = Column((0..machines).filter_map(of_machine).collect());
         let (world_size, timeout, wire_dtype) = (config.world_size, config.timeout, config.wire_dtype);
         let session = if group.networked && me < group.columns {
+            let config = SessionConfig { ranks_here: group.ranks.clone(), ..config };
             let config = of_column(config, me, group.columns, machine, machines);
             let session = Session::connect_unless(config, cancel).map_err(|error| column.name(error))?;
             Some(Arc::new(session))
@@ -181,6 +185,7 @@ impl Job {
             wire_dtype,
             column,
             here: group.ranks,
+            columns: group.columns.max(1),
         };
         Ok(Self { local: Some(local), session, rank, switch })
     }
@@ -288,6 +293,29 @@ impl Job {
         }
     }
 
+    /// As [`Session::split`], for the whole job. `None` where this rank speaks to no other machine.
+    #[must_use]
+    pub fn split(&self) -> Option<Split> {
+        let mut split = self.session.as_ref()?.split()?;
+        if let (Some(local), Some(prediction)) = (&self.local, &mut split.prediction) {
+            prediction.seconds_per_byte /= local.columns as f64;
+        }
+        Some(split)
+    }
+
+    /// As [`Session::seconds_per_byte`], for the whole job.
+    #[must_use]
+    pub fn seconds_per_byte(&self) -> Option<f64> {
+        let of_column = self.session.as_ref()?.seconds_per_byte()?;
+        Some(of_column / self.local.as_ref().map_or(1.0, |local| local.columns as f64))
+    }
+
+    /// As [`Session::imbalance`].
+    #[must_use]
+    pub fn imbalance(&self) -> f64 {
+        self.session.as_ref().map_or(0.0, |session| session.imbalance())
+    }
+
     /// This process's rank.
     #[must_use]
     pub const fn rank(&self) -> u32 {
@@ -322,6 +350,9 @@ fn of_column(
     }
     for service in &mut config.services {
         service.rate_bps = service.rate_bps.map(|rate| (rate / columns as u64).max(1));
+    }
+    if let Some(prediction) = &mut config.prediction {
+        prediction.seconds_per_byte *= columns as f64;
     }
     config
 }

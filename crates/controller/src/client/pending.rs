@@ -1,12 +1,17 @@
 //! The all-reduces that are under way, and since when: what a deadline needs to know.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use fanin_wire::{Dtype, Op};
+use fanin_wire::{Dtype, Op, WireDtype};
 
 use crate::error::Tensor;
+
+/// Shorter ones tell of round trips, and not of rates.
+const LARGE_BYTES: usize = 1 << 20;
+/// As many are what was of late.
+const LATELY: usize = 31;
 
 /// One all-reduce under way.
 #[derive(Clone, Copy, Debug)]
@@ -26,6 +31,8 @@ struct Table {
     under_way: BTreeMap<u64, AllReduce>,
     /// When one ended last.
     last_end: Option<Instant>,
+    /// Seconds a byte of the large ones that came out well of late.
+    took: VecDeque<f64>,
 }
 
 impl Pending {
@@ -42,14 +49,27 @@ impl Pending {
         tensor
     }
 
-    pub fn remove(&self, number: u64) {
+    /// One has ended; `bytes` of it travelled, if it came out well.
+    pub fn remove(&self, number: u64, now: Instant, bytes: Option<usize>) {
         let mut table = self.lock();
         // One that was overtaken is no nearer to its end.
         let is_oldest = table.under_way.first_key_value().is_some_and(|(oldest, _)| *oldest == number);
-        table.under_way.remove(&number);
-        if is_oldest {
-            table.last_end = Some(Instant::now());
+        let ended = table.under_way.remove(&number);
+        if let (Some(ended), Some(bytes)) = (ended, bytes.filter(|bytes| *bytes >= LARGE_BYTES)) {
+            let since = table.last_end.map_or(ended.since, |end| end.max(ended.since));
+            table.took.truncate(LATELY - 1);
+            table.took.push_front(now.saturating_duration_since(since).as_secs_f64() / bytes as f64);
         }
+        if is_oldest {
+            table.last_end = Some(now);
+        }
+    }
+
+    /// What a byte of large tensors takes of late, in seconds: the median. `None` before the first.
+    pub fn seconds_per_byte(&self) -> Option<f64> {
+        let mut took: Vec<f64> = self.lock().took.iter().copied().collect();
+        let middle = took.len() / 2;
+        (!took.is_empty()).then(|| *took.select_nth_unstable_by(middle, f64::total_cmp).1)
     }
 
     /// The one that was submitted first.
@@ -59,6 +79,16 @@ impl Pending {
         let since = table.last_end.map_or(oldest.since, |end| end.max(oldest.since));
         Some(AllReduce { since, ..oldest })
     }
+}
+
+/// How many bytes of a tensor travel, headers apart, in a job of this wire dtype.
+pub(super) fn bytes_on_wire(tensor: &Tensor, wire_dtype: WireDtype) -> usize {
+    let each = match wire_dtype.of_tensor(tensor.dtype, tensor.elements) {
+        WireDtype::Int32 => 4,
+        WireDtype::Bfloat16 => 2,
+        WireDtype::Native => tensor.dtype.element_bytes(),
+    };
+    tensor.elements.saturating_mul(each)
 }
 
 #[cfg(test)]
@@ -72,14 +102,49 @@ mod tests {
         let long_ago = Instant::now() - Duration::from_secs(100);
         let insert = |now| pending.insert(1, Dtype::Int32, Op::Sum, now).number;
         let [first, second, third] = [(), (), ()].map(|()| insert(long_ago));
-        pending.remove(third);
+        pending.remove(third, Instant::now(), None);
         assert_eq!(pending.oldest().map(|oldest| oldest.since), Some(long_ago), "only overtaken");
         let before = Instant::now();
-        pending.remove(first);
+        pending.remove(first, Instant::now(), None);
         assert!(pending.oldest().is_some_and(|oldest| oldest.since >= before), "the queue moved");
-        pending.remove(second);
+        pending.remove(second, Instant::now(), None);
         let later = Instant::now() + Duration::from_secs(100);
         insert(later);
         assert_eq!(pending.oldest().map(|oldest| oldest.since), Some(later), "the queue was empty meanwhile");
+    }
+    #[test]
+    fn what_a_byte_takes_is_the_median_of_large_tensors_that_came_out_well() {
+        let pending = Pending::default();
+        let start = Instant::now();
+        let ends = |milliseconds: u64, bytes| {
+            let number = pending.insert(1, Dtype::Int32, Op::Sum, start).number;
+            pending.remove(number, start + Duration::from_millis(milliseconds), bytes);
+        };
+        ends(1, Some(LARGE_BYTES - 1));
+        ends(2, None);
+        assert_eq!(pending.seconds_per_byte(), None);
+        // Each counts from the end of the one before: 8, 10 and 980 ms.
+        for end in [10, 20, 1000] {
+            ends(end, Some(LARGE_BYTES));
+        }
+        let of_megabyte =
+            |pending: &Pending| pending.seconds_per_byte().unwrap_or_default() * LARGE_BYTES as f64;
+        assert!((of_megabyte(&pending) - 0.010).abs() < 1e-9, "{}", of_megabyte(&pending));
+        for end in 1..=LATELY as u64 {
+            ends(1000 + 50 * end, Some(LARGE_BYTES));
+        }
+        assert!((of_megabyte(&pending) - 0.050).abs() < 1e-9, "the older ones are forgotten");
+    }
+
+    #[test]
+    fn bytes_are_counted_as_they_travel() {
+        let bytes = |dtype, elements, wire_dtype| {
+            bytes_on_wire(&Tensor { number: 0, elements, dtype, op: Op::Sum }, wire_dtype)
+        };
+        assert_eq!(bytes(Dtype::Float32, 100_000, WireDtype::Int32), 400_000);
+        assert_eq!(bytes(Dtype::Float32, 100_000, WireDtype::Bfloat16), 200_000);
+        assert_eq!(bytes(Dtype::Float16, 100_000, WireDtype::Int32), 400_000);
+        assert_eq!(bytes(Dtype::Float16, 100_000, WireDtype::Native), 200_000);
+        assert_eq!(bytes(Dtype::Float64, 100_000, WireDtype::Bfloat16), 800_000);
     }
 }

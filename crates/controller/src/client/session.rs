@@ -18,8 +18,10 @@ use super::admission::{Admitted, FAREWELL, join, leave};
 use super::config::{ServiceConfig, SessionConfig};
 use super::connection::{Connection, RETRY, Waiting};
 use super::oversight::oversee;
+use super::pending::bytes_on_wire;
 use super::presence::attend;
 use super::shared::{Shared, names};
+use super::split::Split;
 use super::trace::{HandOver, SessionTrace};
 use super::warnings::say;
 use super::watch::watch;
@@ -194,10 +196,11 @@ impl Session {
         let (members, switch) = (Arc::clone(&shared.members), self.switch.clone());
         let submitted = Instant::now();
         let name = pending.insert(tensor.elements(), tensor.dtype(), op, submitted);
+        let bytes = bytes_on_wire(&name, shared.config.wire_dtype);
         let trace = shared.trace.clone().map(|trace| (trace, Clock.now()));
         // It holds no reference to the driver: a thread of the driver would otherwise wait for itself to end.
         let done = move |result: Result<Vec<PartTimes>, Failure>| {
-            pending.remove(name.number);
+            pending.remove(name.number, Instant::now(), result.is_ok().then_some(bytes));
             let result = result.map_err(|failure| AllReduceError {
                 cause: SessionError::from_failure(&failure, &members),
                 tensor: name,
@@ -269,6 +272,25 @@ impl Session {
     #[must_use]
     pub fn io_statistics(&self) -> IoStatistics {
         self.shared.as_ref().map(|shared| shared.driver.io_statistics()).unwrap_or_default()
+    }
+
+    /// How the services share the job. `None` after [`Self::close`].
+    #[must_use]
+    pub fn split(&self) -> Option<Split> {
+        self.shared.as_ref().map(|shared| Split::of(&shared.config))
+    }
+
+    /// What a byte of large tensors took of late as it travels, in seconds, from a tensor's submission or the end of the one before: the median.
+    /// `None` before the first.
+    #[must_use]
+    pub fn seconds_per_byte(&self) -> Option<f64> {
+        self.shared.as_ref()?.pending.seconds_per_byte()
+    }
+
+    /// By how much the service that is furthest from its share misses it, as a fraction of all packets so far.
+    #[must_use]
+    pub fn imbalance(&self) -> f64 {
+        self.shared.as_ref().map_or(0.0, |shared| shared.driver.imbalance())
     }
 
     /// Leaves the job. What is outstanding fails with [`SessionError::Closed`]; when this returns no tensor is touched.

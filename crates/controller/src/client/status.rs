@@ -6,12 +6,13 @@ use fanin_protocol::control::{Protocol, Ranks};
 use fanin_wire::{AbortReason, Generation, JobId, WireDtype, WorkerId};
 
 use super::connection::{Connection, no_status};
+use super::split::{MemberStatus, Split};
 use crate::SessionError;
 use crate::convert::{Malformed, narrow, protocol, wire_dtype};
 use crate::proto;
 
 /// What a switch does.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct SwitchStatus {
     /// Version of the switch's package.
     pub version: String,
@@ -60,7 +61,7 @@ pub struct AtpSwitchJob {
 }
 
 /// What a job does.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct JobStatus {
     /// Its name.
     pub name: String,
@@ -71,7 +72,7 @@ pub struct JobStatus {
 }
 
 /// What a job does.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum JobStatusState {
     /// It waits for ranks to join.
     Gathering {
@@ -104,6 +105,10 @@ pub enum JobStatusState {
         aggregations: u64,
         /// ATP: fragments that found an aggregator taken, on their whole way.
         collisions: u64,
+        /// How it is shared, and which of its services this one is, as its ranks say.
+        split: Option<(Split, usize)>,
+        /// Its ranks, as they say.
+        members: Vec<MemberStatus>,
     },
     /// It was aborted.
     Aborted {
@@ -194,6 +199,11 @@ impl TryFrom<proto::Job> for JobStatus {
                 left: Ranks(running.left),
                 aggregations: running.aggregations,
                 collisions: running.collisions,
+                split: running.split.map(|told| {
+                    let here = told.here as usize;
+                    (told.into(), here)
+                }),
+                members: running.members.into_iter().map(MemberStatus::try_from).collect::<Result<_, _>>()?,
             },
             State::Aborted(aborted) => JobStatusState::Aborted {
                 job: JobId(aborted.job_id),

@@ -111,6 +111,8 @@ impl Watch {
             smoothed_rtt_ns: u64::try_from(rtt.as_nanos()).ok().filter(|rtt| *rtt > 0),
             passed_on: 0,
             secret: job.key().secret_of(self.shared.rank),
+            seconds_per_byte: self.shared.pending.seconds_per_byte(),
+            imbalance: self.shared.driver.imbalance(),
         };
         let reply = match timeout(self.interval.max(RETRY), self.connection().client.heartbeat(message)).await
         {

@@ -6,7 +6,7 @@ use std::io;
 use std::net::IpAddr;
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use fanin_protocol::JobAborted;
 use fanin_protocol::control::{
@@ -17,12 +17,13 @@ use fanin_udp::ThreadEnded;
 use fanin_wire::{AbortReason, Generation, JobId, WorkerId};
 use tokio::sync::{oneshot, watch};
 
-use crate::proto::AtpRoute;
+use crate::proto::{self, AtpRoute};
 
 use super::crowd::{Crowd, Place};
 use super::data_path::{DataPath, Figures};
 use super::errands::Errands;
 use super::snapshots::Snapshots;
+use super::told::{Measured, Told};
 
 /// Of the jobs that may wait or run at once, those of which ranks wait that ask from one address: half, so that others have room.
 const OF_ONE_ADDRESS: u32 = 2;
@@ -115,8 +116,8 @@ struct State {
     refusals: HashMap<&'static str, u64>,
     /// Calls in a rank's name without its secret.
     denied: u64,
-    /// What the ranks of running jobs measured; an entry goes with its job.
-    round_trips: HashMap<JobId, BTreeMap<WorkerId, Duration>>,
+    /// What the ranks of running jobs tell; an entry goes with its job.
+    told: HashMap<JobId, Told>,
     /// How each running job is, for the streams of its ranks.
     news: HashMap<JobId, watch::Sender<HeartbeatReply>>,
     /// The stream that each of their ranks has now: another one takes its place, and so ends it.
@@ -139,7 +140,7 @@ impl Jobs {
             without_room: Vec::new(),
             refusals: HashMap::new(),
             denied: 0,
-            round_trips: HashMap::new(),
+            told: HashMap::new(),
             news: HashMap::new(),
             streams: HashMap::new(),
         };
@@ -249,21 +250,32 @@ impl Jobs {
         });
     }
 
-    /// A rank lives, and has measured this round trip.
+    /// A rank that was admitted tells of the job and of itself.
+    pub fn tell(&self, job: JobId, rank: u32, split: Option<proto::Split>, place: Option<proto::Place>) {
+        let mut state = self.lock();
+        // It may have ended since. The registry admits none that a bitmap does not hold.
+        if let (true, Ok(rank)) = (state.news.contains_key(&job), u8::try_from(rank)) {
+            state.told.entry(job).or_default().joined(WorkerId(rank), split, place);
+        }
+    }
+
+    /// A rank lives, and has measured this.
     pub fn heartbeat(
         &self,
         job: JobId,
         rank: WorkerId,
         generation: Generation,
         secret: u64,
-        rtt: Option<Duration>,
+        measured: Measured,
     ) -> Result<HeartbeatReply, Denied> {
         let mut state = self.lock();
         let reply = state.registry.heartbeat(self.now(), job, rank, generation, secret);
         let reply = state.allowed(job, reply)?;
-        if let (HeartbeatReply::Alive { .. }, Some(rtt)) = (&reply, rtt) {
+        if let HeartbeatReply::Alive { left } = reply
+            && !left.contains(rank)
+        {
             // Of a rank that the job has, so that no more can be entered than there are ranks.
-            state.round_trips.entry(job).or_default().insert(rank, rtt);
+            state.told.entry(job).or_default().measured(rank, measured);
         }
         Ok(reply)
     }
@@ -306,9 +318,9 @@ impl Jobs {
         Some(AtpRoute { levels, elements, job: name, heartbeat_timeout_ms, key })
     }
 
-    /// The round trips that a job's ranks have told.
-    pub fn round_trips(&self, job: JobId) -> BTreeMap<WorkerId, Duration> {
-        self.lock().round_trips.get(&job).cloned().unwrap_or_default()
+    /// What a job's ranks have told.
+    pub fn told(&self, job: JobId) -> Told {
+        self.lock().told.get(&job).cloned().unwrap_or_default()
     }
 
     pub fn leave(&self, job: JobId, rank: WorkerId, secret: u64) -> Result<(), Denied> {
@@ -365,7 +377,7 @@ impl Jobs {
                     self.errands.send(move |driver| driver.abort_job(job, reason));
                 }
                 Command::Remove { job } => {
-                    state.round_trips.remove(&job);
+                    state.told.remove(&job);
                     state.news.remove(&job);
                     state.streams.remove(&job);
                     tracing::info!(id = job.0, "a job is over");
@@ -497,8 +509,9 @@ mod tests {
     use super::*;
     use crate::proto::control_client::ControlClient;
     use crate::proto::heartbeat_reply::State as Pulse;
-    use crate::proto::{self, HeartbeatRequest, StatusRequest};
+    use crate::proto::{HeartbeatRequest, StatusRequest};
     use fanin_protocol::control::{Protocol, Resume};
+    use std::time::Duration;
 
     /// Longer than anything here takes on a busy machine; only a hang reaches it.
     const HANG: Duration = Duration::from_secs(60);
@@ -539,19 +552,21 @@ mod tests {
     async fn a_round_trip_is_kept_for_a_rank_of_a_job_and_goes_with_the_job() {
         let jobs = jobs(data_path::bind(([127, 0, 0, 1], 0).into(), Protocol::SwitchMl, 1).unwrap());
         let Admission { job, key, generation, .. } = admitted(&jobs, "job").await.expect("admitted");
-        let trip = Some(Duration::from_micros(50));
+        let trip = Measured { round_trip: Some(Duration::from_micros(50)), ..Measured::default() };
         for (job, rank) in [(job, 0), (job, 1), (JobId(8), 0)] {
             let _ = jobs.heartbeat(job, WorkerId(rank), generation, key.secret_of(WorkerId(rank)), trip);
         }
         let secret = key.secret_of(WorkerId(0));
-        let denied = jobs.heartbeat(job, WorkerId(0), generation, 0, Some(Duration::ZERO));
+        let denied = jobs.heartbeat(job, WorkerId(0), generation, 0, trip);
         assert_eq!((denied, jobs.denied()), (Err(Denied { rank: WorkerId(0) }), 1));
-        jobs.heartbeat(job, WorkerId(0), generation, secret, None).expect("its own");
-        let expected = HashMap::from([(job, BTreeMap::from([(WorkerId(0), Duration::from_micros(50))]))]);
-        assert_eq!(jobs.lock().round_trips, expected);
+        jobs.heartbeat(job, WorkerId(0), generation, secret, Measured::default()).expect("its own");
+        let told = jobs.told(job).members;
+        assert_eq!((told.len(), told[&WorkerId(0)].measured), (1, trip));
+        assert_eq!(jobs.lock().told.len(), 1);
         jobs.leave(job, WorkerId(0), secret).expect("its own");
         jobs.heartbeat(job, WorkerId(0), generation, secret, trip).expect("its own");
-        assert!(jobs.lock().round_trips.is_empty());
+        jobs.tell(job, 0, None, Some(proto::Place::default()));
+        assert!(jobs.lock().told.is_empty());
     }
 
     /// A data path that answers when the test lets it.

@@ -1,6 +1,5 @@
 //! What Prometheus reads. Nothing is counted here: the machines count, and are asked at each scrape.
 
-use std::collections::BTreeMap;
 use std::fmt::Error;
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,6 +15,7 @@ use prometheus_client::registry::{Registry, Unit};
 
 use super::data_path::Figures;
 use super::jobs::{JobSnapshot, Jobs};
+use super::told::Told;
 
 /// The content type of [`text`].
 pub(super) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -83,6 +83,7 @@ impl Collector for Scrape {
         of_io(&mut encoder, &figures.io)?;
         let running: Vec<_> = snapshot.iter().filter_map(|job| RunningJob::of(jobs, figures, job)).collect();
         of_jobs(&mut encoder, &running, jobs.config().protocol)?;
+        of_plans(&mut encoder, &running)?;
         of_ranks(&mut encoder, &running)
     }
 }
@@ -94,7 +95,7 @@ struct RunningJob<'a> {
     in_flight: u64,
     ranks: Vec<WorkerId>,
     progress: JobProgress,
-    round_trips: BTreeMap<WorkerId, Duration>,
+    told: Told,
 }
 
 impl<'a> RunningJob<'a> {
@@ -106,7 +107,7 @@ impl<'a> RunningJob<'a> {
             ranks: Ranks::all(job.world_size).without(left).iter().collect(),
             // It may have ended since.
             progress: figures.jobs.get(&id)?.clone(),
-            round_trips: jobs.round_trips(id),
+            told: jobs.told(id),
         })
     }
 }
@@ -149,6 +150,27 @@ fn of_jobs(
     })
 }
 
+/// What the ranks of jobs tell of their plans.
+fn of_plans(encoder: &mut DescriptorEncoder<'_>, jobs: &[RunningJob<'_>]) -> Result<(), Error> {
+    let (name, unit) = ("fanin_job_byte", Unit::Seconds);
+    let help = "To sum a byte of a large tensor as it travels: what its plan says, and what its ranks measured of late";
+    let mut family = encoder.encode_descriptor(name, help, Some(&unit), MetricType::Gauge)?;
+    for RunningJob { name, told, .. } in jobs {
+        let predicted = told.split.as_ref().and_then(|split| split.seconds_per_byte);
+        for (of, seconds) in [("predicted", predicted), ("measured", told.seconds_per_byte())] {
+            let Some(seconds) = seconds else { continue };
+            family.encode_family(&[(JOB, *name), ("of", of)])?.encode_gauge(&seconds)?;
+        }
+    }
+    let name = "fanin_job_imbalance";
+    let help = "By how much a service misses its share of the job, as a fraction of all packets, at most";
+    let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+    for RunningJob { name, told, .. } in jobs {
+        family.encode_family(&[(JOB, *name)])?.encode_gauge(&told.imbalance())?;
+    }
+    Ok(())
+}
+
 fn of_ranks(encoder: &mut DescriptorEncoder<'_>, jobs: &[RunningJob<'_>]) -> Result<(), Error> {
     let mut of_ranks = |name, help, unit: Option<Unit>, kind, value: Value| {
         let mut family = encoder.encode_descriptor(name, help, unit.as_ref(), kind)?;
@@ -178,7 +200,7 @@ fn of_ranks(encoder: &mut DescriptorEncoder<'_>, jobs: &[RunningJob<'_>]) -> Res
         "From a packet of the rank to its result, smoothed, as the rank last told",
         Some(Unit::Seconds),
         MetricType::Gauge,
-        |job, rank| job.round_trips.get(&rank).map(Duration::as_secs_f64),
+        |job, rank| job.told.members.get(&rank)?.measured.round_trip.map(|trip| trip.as_secs_f64()),
     )?;
     of_ranks(
         "fanin_lateness",

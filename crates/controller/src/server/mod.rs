@@ -12,6 +12,7 @@ mod relay_metrics;
 mod routes;
 mod service;
 mod snapshots;
+mod told;
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};

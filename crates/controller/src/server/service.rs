@@ -14,6 +14,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 use super::data_path::{Figures, unhealthy};
 use super::jobs::{Attending, JobSnapshot, Jobs, Joined, NotAdmitted, Stays};
+use super::told::Measured;
 use crate::client::path::rate_bps_at;
 use crate::convert::{Malformed, narrow, protocol, wire_dtype};
 use crate::proto::{self, control_server::Control};
@@ -46,7 +47,9 @@ pub(super) fn refused(denied: Denied) -> Status {
 impl Control for ControlService {
     async fn join(&self, request: Request<proto::JoinRequest>) -> Result<Response<proto::JoinReply>, Status> {
         let peer = request.remote_addr();
-        let request = join_request(seen_from(request.into_inner(), peer))?;
+        let mut request = seen_from(request.into_inner(), peer);
+        let (split, place) = (request.split.take(), request.place.take());
+        let request = join_request(request)?;
         let rank = request.rank;
         let address = peer.map_or(IpAddr::from([0; 4]), |peer| peer.ip());
         let _place = self.jobs.wait(address, &request).ok_or_else(|| {
@@ -62,6 +65,7 @@ impl Control for ControlService {
         };
         let outcome = match outcome {
             Ok(admission) => {
+                self.jobs.tell(admission.job, rank, split, place);
                 let timeout = self.jobs.config().heartbeat_timeout;
                 let mut admitted = admission_for(&admission, rank, timeout, self.instance);
                 if let Some(atp) = &mut admitted.atp {
@@ -82,9 +86,13 @@ impl Control for ControlService {
         let request = request.into_inner();
         let rank = WorkerId(narrow(request.rank, "rank")?);
         let generation = Generation(narrow(request.generation, "generation")?);
-        let rtt = request.smoothed_rtt_ns.map(Duration::from_nanos);
+        let measured = Measured {
+            round_trip: request.smoothed_rtt_ns.map(Duration::from_nanos),
+            seconds_per_byte: request.seconds_per_byte,
+            imbalance: request.imbalance,
+        };
         let job = JobId(request.job_id);
-        let reply = self.jobs.heartbeat(job, rank, generation, request.secret, rtt).map_err(refused)?;
+        let reply = self.jobs.heartbeat(job, rank, generation, request.secret, measured).map_err(refused)?;
         // After the registry heard it: no rank is to blame.
         self.jobs.health().map_err(|ended| unhealthy(&ended))?;
         Ok(Response::new(self.reply(job, reply)))
@@ -133,7 +141,7 @@ impl Control for ControlService {
             true => self.jobs.figures().await.ok_or_else(|| Status::unavailable("the switch shuts down"))?,
             false => Arc::default(),
         };
-        let jobs = jobs.into_iter().map(|job| describe(&figures, job)).collect();
+        let jobs = jobs.into_iter().map(|job| describe(&self.jobs, &figures, job)).collect();
         Ok(Response::new(proto::StatusReply {
             version: env!("CARGO_PKG_VERSION").into(),
             wire_version: VERSION.into(),
@@ -306,12 +314,13 @@ fn atp_admission(admission: &Admission, rank: u32) -> Option<proto::AtpAdmission
 }
 
 /// A job with its progress.
-fn describe(figures: &Figures, job: JobSnapshot) -> proto::Job {
+fn describe(jobs: &Jobs, figures: &Figures, job: JobSnapshot) -> proto::Job {
     use proto::job::{Aborted, Gathering, Running, State};
     let state = match job.state {
         JobState::Gathering { present } => State::Gathering(Gathering { present: present.0 }),
         JobState::Running { job: id, generation, in_flight, elements, wire_dtype, left } => {
             let progress = figures.jobs.get(&id).cloned().unwrap_or_default();
+            let told = jobs.told(id);
             State::Running(Running {
                 job_id: id.0,
                 generation: generation.0.into(),
@@ -325,6 +334,8 @@ fn describe(figures: &Figures, job: JobSnapshot) -> proto::Job {
                 wire_dtype: proto::WireDtype::from(wire_dtype).into(),
                 aggregations: progress.aggregations,
                 collisions: progress.collisions,
+                members: told.described(),
+                split: told.split,
             })
         }
         JobState::Aborted { job: id, reason } => {

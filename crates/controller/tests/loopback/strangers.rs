@@ -32,8 +32,8 @@ fn impersonate(address: SocketAddr, job: &WorkerJob) -> u64 {
                     rank,
                     generation,
                     smoothed_rtt_ns: Some(1),
-                    passed_on: 0,
                     secret,
+                    ..HeartbeatRequest::default()
                 };
                 let leave = LeaveRequest { job_id, rank, passed_on: 0, secret };
                 let attend = AttendRequest { job_id, rank, generation, passed_on: 0, secret, gone: false };
