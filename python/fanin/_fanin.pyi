@@ -167,8 +167,11 @@ def plan(machines: Sequence[tuple[str, bool, bool, float, float]]) -> Planned:
 def route_to(address: str) -> tuple[str, str | None, int | None] | None:
     """Return this machine's address towards "host:port", the interface, and its bits a second."""
 
-def interface_address(interface: str) -> str | None:
-    """Return an address of an interface of this machine, IPv4 where it has one."""
+def interface_address(interface: str) -> str:
+    """Return an address of an interface of this machine, IPv4 where it has one.
+
+    Raises `ValueError` where there is no such interface, or it is down, or has none.
+    """
 
 def switch_rate(address: str, timeout: float) -> int | None:
     """Return the bits a second of a switch's link, as it says. Raises `fanin.errors`."""

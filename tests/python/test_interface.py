@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -43,6 +46,36 @@ def test_what_the_user_named_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     route_leads_from(monkeypatch, "198.51.100.4")
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
     assert gloo_address("198.51.100.9:4800") is None
+
+
+OWN = """
+from torch._C._distributed_c10d import HashStore
+from fanin.torch.interface import own_address
+print(own_address(HashStore()))
+"""
+
+
+def own(interface: str, *within: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*within, sys.executable, "-c", OWN],
+        env=os.environ | {"GLOO_SOCKET_IFNAME": interface},
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_services_listen_at_the_interface_that_is_named() -> None:
+    assert own("lo").stdout == "127.0.0.1\n"
+
+
+def test_an_interface_that_cannot_be_listened_at_says_why() -> None:
+    absent = own("none0").stderr
+    assert "GLOO_SOCKET_IFNAME is 'none0': there is no such interface here" in absent
+    if os.geteuid() != 0:
+        pytest.skip("a network namespace needs root")
+    # In a new network namespace lo is down.
+    down = own("lo", "unshare", "--net").stderr
+    assert "GLOO_SOCKET_IFNAME is 'lo': the interface is down (ip link set dev NAME up)" in down
 
 
 def test_a_name_with_an_address_of_its_own_stays(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,8 +16,12 @@ use serde_json::Value;
 /// Longer than anything here takes on a busy machine; only a hang reaches it.
 const HANG: Duration = Duration::from_secs(60);
 
-const CHECKS: [&str; 12] = [
+const CHECKS: [&str; 16] = [
     "switch",
+    "machine",
+    "local",
+    "address",
+    "service",
     "name",
     "tcp",
     "version",
@@ -34,6 +38,8 @@ const CHECKS: [&str; 12] = [
 fn command(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_fanin"));
     command.arg("doctor").args(arguments).env_remove("FANIN_SWITCH");
+    // The way to torch's store is this machine's own.
+    command.env_remove("GLOO_SOCKET_IFNAME").env("MASTER_ADDR", "127.0.0.1");
     command
 }
 
@@ -115,7 +121,9 @@ fn a_running_switch_on_this_machine_has_no_problem() {
         let diagnosis = Diagnosis::of(switch.address());
         assert_eq!(diagnosis.status, Some(0), "{}", diagnosis.report);
         // How large buffers are, and how fast heartbeats, is the machine's affair.
-        for check in CHECKS.into_iter().filter(|check| !["buffers", "heartbeat", "offload"].contains(check)) {
+        for check in
+            CHECKS.into_iter().filter(|check| !["buffers", "heartbeat", "offload", "address"].contains(check))
+        {
             assert_eq!(diagnosis.finding(check).0, "ok", "{check}: {}", diagnosis.report);
         }
         let (_, udp, _) = diagnosis.finding("udp");
@@ -218,12 +226,74 @@ fn without_a_switch_the_machine_is_still_looked_at() {
 }
 
 #[test]
+fn it_says_which_machine_this_is_and_what_ranks_do_there_without_a_switch() {
+    let settings = |more: &str| {
+        format!(
+            r#"[{{"name": "protocol", "value": "switchml"}}, {{"name": "own_services", "value": "1"}}{more}]"#
+        )
+    };
+    let of = |settings: &str, switch: &SocketAddr| {
+        let arguments = ["--json", "--switch", &switch.to_string(), "--settings", settings];
+        Diagnosis::from(command(&arguments).output().expect("it runs"))
+    };
+    let switch = switch_with(|_| {});
+    let usual = of(&settings(""), &switch.address());
+    assert_eq!(usual.status, Some(0), "{}", usual.report);
+    let (_, machine, _) = usual.finding("machine");
+    assert!(machine.starts_with(&fanin_controller::machine_id()), "{machine}");
+    let (_, local, _) = usual.finding("local");
+    assert!(local.contains("MiB free, 8 ranks need"), "{local}");
+    let (verdict, address, mend) = usual.finding("address");
+    assert_eq!(verdict, "warning", "a loopback address is no other machine's");
+    assert!(
+        address.starts_with("127.0.0.1 (lo): the route to the store (MASTER_ADDR=127.0.0.1)"),
+        "{address}"
+    );
+    assert!(address.contains("tells no rate") && mend.contains("GLOO_SOCKET_IFNAME"), "{address} {mend}");
+    let (_, service, _) = usual.finding("service");
+    assert!(
+        service.contains("listened on TCP and UDP 127.0.0.1:") && service.ends_with("and summed"),
+        "{service}"
+    );
+
+    let said = r#", {"name": "machine", "value": "w7"}, {"name": "rate", "value": "1gbit"}, {"name": "plan", "value": "switch"}"#;
+    let said = of(&settings(said), &switch.address());
+    assert!(said.finding("machine").1.starts_with("w7, as FANIN_MACHINE says"), "{}", said.report);
+    assert!(said.finding("address").1.contains("carries 1gbit, as FANIN_RATE says"), "{}", said.report);
+    assert_eq!(said.finding("service").1, "ranks here host none: plan=switch");
+}
+
+#[test]
+fn an_interface_that_is_not_there_is_a_problem() {
+    let output = command(&["--json", "--switch", &free_port().to_string()])
+        .env("GLOO_SOCKET_IFNAME", "none0")
+        .output();
+    let diagnosis = Diagnosis::from(output.expect("it runs"));
+    let (verdict, message, mend) = diagnosis.finding("address");
+    assert_eq!(verdict, "problem");
+    assert!(message.starts_with("GLOO_SOCKET_IFNAME is \"none0\": there is no such interface"), "{message}");
+    assert!(mend.contains("ip -br address"), "{mend}");
+}
+
+#[test]
+fn every_switch_of_several_is_examined() {
+    let (one, other) = (switch_with(|_| {}), switch_with(|_| {}));
+    let diagnosis = Diagnosis::of(format!("{},{}", one.address(), other.address()));
+    assert_eq!(diagnosis.status, Some(0), "{}", diagnosis.report);
+    for (finding, switch) in diagnosis.all("tcp").into_iter().zip([&one, &other]) {
+        let address = switch.address().to_string();
+        assert!(finding["message"].as_str().is_some_and(|text| text.starts_with(&address)), "{finding}");
+    }
+    assert_eq!(diagnosis.all("udp").len(), 2);
+}
+
+#[test]
 fn an_address_that_is_none_ends_the_examination() {
     let diagnosis = Diagnosis::of("http://box:4800");
     let (verdict, message, mend) = diagnosis.finding("name");
     assert_eq!((diagnosis.status, verdict), (Some(1), "problem"), "{message}");
     assert!(mend.contains("FANIN_SWITCH="), "{mend}");
-    assert_eq!(diagnosis.report["not_checked"].as_array().map(Vec::len), Some(CHECKS.len() - 2));
+    assert_eq!(diagnosis.report["not_checked"].as_array().map(Vec::len), Some(CHECKS.len() - 6));
 }
 
 #[test]

@@ -16,11 +16,11 @@ pub mod proto;
 mod server;
 
 pub use client::{
-    AtpSwitchJob, AtpSwitchStatus, Cancel, HEARTBEATS_PER_TIMEOUT, HandOver, Job, JobStatus, JobStatusState,
-    LocalRanks, MemberStatus, Place, Prediction, Probe, ProbeReport, ProbeSum, Route, ServiceConfig, Session,
-    SessionConfig, Share, Split, SwitchStatus, TraceConfig, interface_address, interface_rate_bps,
-    resolve_switch, route, switch_address, switch_status,
+    AtpSwitchJob, AtpSwitchStatus, Cancel, HEARTBEATS_PER_TIMEOUT, HandOver, InterfaceError, Job, JobStatus,
+    JobStatusState, LocalRanks, MemberStatus, Place, Prediction, Probe, ProbeReport, ProbeSum, Route,
+    ServiceConfig, Session, SessionConfig, Share, Split, SwitchStatus, TraceConfig, interface_address,
+    interface_of, interface_rate_bps, resolve_switch, route, switch_address, switch_status,
 };
 pub use error::{AllReduceError, ChainError, SessionError, Tensor};
-pub use fanin_local::machine_id;
+pub use fanin_local::{MemoryOfRanks, machine_id, memory_of_ranks};
 pub use server::{AtpSwitchServer, AtpSwitchServerConfig, ServerError, SwitchServer, SwitchServerConfig};

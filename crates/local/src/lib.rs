@@ -29,4 +29,4 @@ pub use error::{LocalError, MemoryError, Submission};
 pub use gate::RANKS_MAX;
 pub use local_sum::{Done, LocalConfig, LocalSum, Network};
 pub use machine::machine_id;
-pub use memory::{Group, SharedMemory, probe};
+pub use memory::{Group, MemoryOfRanks, SharedMemory, memory_of_ranks, probe};

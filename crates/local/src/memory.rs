@@ -181,6 +181,28 @@ impl Group {
     }
 }
 
+/// What /dev/shm has for the ranks of a machine, and whether that does.
+#[derive(Debug)]
+pub struct MemoryOfRanks {
+    /// What they need.
+    pub bytes: usize,
+    /// Bytes that are free, and all.
+    pub room: io::Result<(u64, u64)>,
+    /// Whether they can have what they need just now.
+    pub usable: Result<(), MemoryError>,
+}
+
+/// Looks whether so many ranks of a machine, one of several, could sum in shared memory: 1 to [`RANKS_MAX`].
+#[must_use]
+pub fn memory_of_ranks(ranks: u32) -> MemoryOfRanks {
+    let group = Group { ranks: (0..ranks).collect(), columns: ranks as usize, networked: true };
+    let room = rustix::fs::statvfs(FOLDER)
+        .map(|found| (found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize))
+        .map_err(io::Error::from);
+    let usable = group.bytes().and_then(probe);
+    MemoryOfRanks { bytes: group.bytes().unwrap_or_default(), room, usable }
+}
+
 /// Whether /dev/shm holds `bytes` more just now.
 ///
 /// # Errors

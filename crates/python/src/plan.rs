@@ -67,8 +67,12 @@ pub(crate) fn switch_rate(py: Python<'_>, address: String, timeout: f64) -> PyRe
         .map_err(|error| to_python(py, &error))
 }
 
-/// An address of an interface of this machine, IPv4 where it has one; None where there is no such interface.
+/// An address of an interface of this machine, IPv4 where it has one.
+///
+/// Raises `ValueError` where there is no such interface, or it is down, or has none.
 #[pyfunction]
-pub(crate) fn interface_address(interface: &str) -> Option<String> {
-    fanin_controller::interface_address(interface).map(|address| address.to_string())
+pub(crate) fn interface_address(interface: &str) -> PyResult<String> {
+    fanin_controller::interface_address(interface)
+        .map(|address| address.to_string())
+        .map_err(|error| PyValueError::new_err(error.to_string()))
 }

@@ -40,9 +40,10 @@ def own_address(store: Store) -> str:
     to the group's store, else that of the machine's own name.
     """
     if interface := os.environ.get(GLOO_VARIABLE):
-        if (address := _fanin.interface_address(interface)) is None:
-            raise ValueError(f"{GLOO_VARIABLE} is {interface!r}: no such interface has an address")
-        return address
+        try:
+            return _fanin.interface_address(interface)
+        except ValueError as cause:
+            raise ValueError(f"{GLOO_VARIABLE} is {interface!r}: {cause}") from None
     while isinstance(store, PrefixStore):
         store = store.underlying_store
     if isinstance(store, TCPStore):

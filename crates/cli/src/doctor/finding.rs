@@ -25,6 +25,10 @@ pub(super) enum Verdict {
 pub(super) enum Check {
     Switch,
     Settings,
+    Machine,
+    Local,
+    Address,
+    Service,
     Name,
     Tcp,
     Version,
@@ -60,6 +64,10 @@ impl Check {
         match self {
             Self::Switch => "switch",
             Self::Settings => "settings",
+            Self::Machine => "machine",
+            Self::Local => "local",
+            Self::Address => "address",
+            Self::Service => "service",
             Self::Name => "name",
             Self::Tcp => "tcp",
             Self::Version => "version",
@@ -117,7 +125,8 @@ impl Finding {
 /// For programs.
 #[derive(Serialize)]
 struct Report<'a> {
-    switch: &'a str,
+    /// None where no switch is meant.
+    switch: Option<&'a str>,
     version: &'static str,
     wire_version: u8,
     verdict: Verdict,
@@ -127,7 +136,7 @@ struct Report<'a> {
 
 /// Gathers findings; for people it shows each as it is made, since the next may take seconds.
 pub(super) struct Examination {
-    switch: String,
+    switch: Option<String>,
     json: bool,
     colours: bool,
     findings: Vec<Finding>,
@@ -135,9 +144,15 @@ pub(super) struct Examination {
 }
 
 impl Examination {
-    pub(super) fn new(switch: &str, json: bool) -> Self {
+    pub(super) fn new(switch: Option<&str>, json: bool) -> Self {
         let colours = io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-        Self { switch: switch.into(), json, colours, findings: Vec::new(), not_checked: Vec::new() }
+        Self {
+            switch: switch.map(str::to_owned),
+            json,
+            colours,
+            findings: Vec::new(),
+            not_checked: Vec::new(),
+        }
     }
 
     pub(super) fn note(&mut self, finding: Finding) -> io::Result<()> {
@@ -166,7 +181,7 @@ impl Examination {
         let verdict = self.findings.iter().map(|finding| finding.verdict).max().unwrap_or(Verdict::Ok);
         if self.json {
             output::line(&serde_json::to_string(&Report {
-                switch: &self.switch,
+                switch: self.switch.as_deref(),
                 version: env!("CARGO_PKG_VERSION"),
                 wire_version: VERSION,
                 verdict,
@@ -217,7 +232,7 @@ mod tests {
     #[test]
     fn the_worst_finding_decides() {
         let finish = |findings: &[Finding]| {
-            let mut examination = Examination::new("box:4800", true);
+            let mut examination = Examination::new(Some("box:4800"), true);
             examination.findings.extend_from_slice(findings);
             examination.finish().map_err(|error| error.to_string())
         };
@@ -230,7 +245,15 @@ mod tests {
 
     #[test]
     fn a_check_has_one_name_for_people_and_programs() {
-        for check in Check::AFTER_NAME.into_iter().chain([Check::Switch, Check::Settings, Check::Name]) {
+        for check in Check::AFTER_NAME.into_iter().chain([
+            Check::Switch,
+            Check::Settings,
+            Check::Machine,
+            Check::Local,
+            Check::Address,
+            Check::Service,
+            Check::Name,
+        ]) {
             assert_eq!(serde_json::to_value(check).expect("serialisable"), check.name());
         }
     }

@@ -6,6 +6,7 @@ mod data_path;
 mod finding;
 mod jobs;
 mod machine;
+mod own;
 mod reach;
 mod settings;
 mod stranger;
@@ -24,7 +25,8 @@ use crate::arguments::seconds;
 
 /// Find out why workers here do not reach a switch, or are slow
 ///
-/// Takes the settings of ranks as flags (--wire-dtype, --slots: docs/settings.md), and says of each who decided. Checks name, TCP and UDP (by a job of one rank, which takes a few slots for a moment), path MTU, segmentation offload,
+/// Takes the settings of ranks as flags (--wire-dtype, --slots: docs/settings.md), and says of each who decided. Says which machine this is,
+/// whether its ranks sum in shared memory, and where their own services would listen. Checks name, TCP and UDP (by a job of one rank, which takes a few slots for a moment), path MTU, segmentation offload,
 /// socket buffers, interface, heartbeat, versions, and ranks that are missing. Needs no root. Each finding comes with what
 /// mends it.
 #[derive(Debug, clap::Args)]
@@ -33,13 +35,13 @@ use crate::arguments::seconds;
     1  a problem: training would fail\n  \
     2  the command line cannot be understood\n\n\
     Examples:\n  \
-    fanin doctor                                  the switch of FANIN_SWITCH, or of this machine\n  \
+    fanin doctor                                  this machine, and the switch of FANIN_SWITCH if it is set\n  \
     fanin doctor --switch 10.0.0.9:4800\n  \
     fanin doctor --json | jq '.findings[] | select(.verdict != \"ok\")'\n  \
     fanin doctor && torchrun train.py             train only if it can work")]
 pub(crate) struct Arguments {
-    /// The switch [default: FANIN_SWITCH, or 127.0.0.1:4800]
-    #[arg(long, value_name = "HOST:PORT")]
+    /// The switches, if any [default: FANIN_SWITCH, or 127.0.0.1:4800 if somebody listens there]
+    #[arg(long, value_name = "HOST:PORT[,..]")]
     switch: Option<String>,
     /// Seconds that each step of a check may take
     #[arg(long, value_name = "SECONDS", default_value = "3", value_parser = seconds)]
@@ -54,11 +56,28 @@ pub(crate) struct Arguments {
 
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let environment = std::env::var_os("FANIN_SWITCH").map(|value| value.to_string_lossy().into_owned());
-    let (switch, chosen) = reach::choose(arguments.switch.as_deref(), environment.as_deref());
-    let mut examination = Examination::new(&switch, arguments.json);
-    examination.note(chosen)?;
-    examination.note_all(settings::findings(&arguments.settings.0))?;
-    examine(&mut examination, &switch, arguments.timeout, &arguments.settings.0)?;
+    let (switch, settings) = (arguments.switch.as_deref(), &arguments.settings.0);
+    let is_named = switch.is_some() || environment.as_deref().is_some_and(|named| !named.is_empty());
+    let named = is_named || !own::would_host(settings);
+    let chosen = named.then(|| reach::choose(switch, environment.as_deref()));
+    let switch = chosen.as_ref().map(|(switch, _)| switch.clone());
+    let mut examination = Examination::new(switch.as_deref(), arguments.json);
+    examination.note(chosen.map_or_else(reach::none_chosen, |(_, finding)| finding))?;
+    examination.note_all(settings::findings(settings))?;
+    examination.note(own::machine(settings))?;
+    examination.note(own::local())?;
+    examination.note_all(own::service(settings, arguments.timeout))?;
+    if switch.is_none()
+        && let Some(way) = own::way()
+    {
+        let of_way =
+            |finding: &Finding| [Check::Mtu, Check::Offload, Check::Buffers].contains(&finding.check);
+        examination.note_all(local(way, None, None).into_iter().filter(of_way).collect())?;
+    }
+    // Several have commas between, and each is examined.
+    for switch in switch.iter().flat_map(|named| named.split(',')) {
+        examine(&mut examination, switch, arguments.timeout, settings)?;
+    }
     examination.finish()
 }
 

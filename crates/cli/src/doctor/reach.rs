@@ -28,6 +28,17 @@ pub(super) fn choose(argument: Option<&str>, environment: Option<&str>) -> (Stri
     (switch.into(), Finding::ok(Check::Switch, format!("{switch}: {why}")))
 }
 
+/// Nobody named a switch, and there is no need of one.
+pub(super) fn none_chosen() -> Finding {
+    Finding::ok(
+        Check::Switch,
+        format!(
+            "none was named (--switch, FANIN_SWITCH), and none listens at {SWITCH_DEFAULT}: in torch's groups the first rank of each \
+             machine hosts a service"
+        ),
+    )
+}
+
 /// Looks the name up: `host:port`, its addresses, and the finding.
 pub(super) fn resolve(
     switch: &str,

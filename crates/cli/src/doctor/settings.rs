@@ -26,6 +26,11 @@ pub(super) fn parse(json: &str) -> Result<Settings, serde_json::Error> {
     serde_json::from_str(json).map(Settings)
 }
 
+/// What a setting is, or its default; `None` where it has none, or nobody knows.
+pub(super) fn value<'a>(settings: &'a [Setting], name: &str) -> Option<&'a str> {
+    settings.iter().find(|setting| setting.name == name)?.value.as_deref()
+}
+
 /// One finding for each setting that somebody decided, and one for the rest.
 pub(super) fn findings(settings: &[Setting]) -> Vec<Finding> {
     let (said, left): (Vec<_>, Vec<_>) = settings.iter().partition(|setting| setting.source.is_some());

@@ -21,7 +21,7 @@ mod watch;
 pub use config::{ServiceConfig, SessionConfig};
 pub use connection::switch_address;
 pub use job::{Job, LocalRanks};
-pub use path::{Route, interface_address, interface_rate_bps, route};
+pub use path::{InterfaceError, Route, interface_address, interface_of, interface_rate_bps, route};
 pub use probe::{Probe, ProbeReport, ProbeSum, resolve_switch};
 pub use session::{Cancel, Session};
 pub use split::{MemberStatus, Place, Prediction, Share, Split};

@@ -3,6 +3,7 @@
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 
 use nix::ifaddrs::getifaddrs;
+use nix::net::if_::InterfaceFlags;
 
 /// How packets to a switch leave this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,13 +63,37 @@ fn local_address(switch: SocketAddr) -> Option<IpAddr> {
     Some(socket.local_addr().ok()?.ip())
 }
 
+/// Why nobody can listen at an interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum InterfaceError {
+    /// There is none of this name.
+    #[error("there is no such interface here (ip -br link)")]
+    Absent,
+    /// It is not up.
+    #[error("the interface is down (ip link set dev NAME up)")]
+    Down,
+    /// It has no address.
+    #[error("the interface has no address (ip address add ADDR/BITS dev NAME)")]
+    NoAddress,
+}
+
 /// An address of an interface of this machine, IPv4 where it has one.
-#[must_use]
-pub fn interface_address(interface: &str) -> Option<IpAddr> {
-    let addresses = getifaddrs().ok()?.filter(|found| found.interface_name == interface);
-    let mut addresses: Vec<IpAddr> = addresses.filter_map(|found| ip_of(&found)).collect();
+///
+/// # Errors
+/// When nobody can listen there.
+pub fn interface_address(interface: &str) -> Result<IpAddr, InterfaceError> {
+    let found: Vec<_> = getifaddrs()
+        .map(|all| all.filter(|found| found.interface_name == interface).collect())
+        .unwrap_or_default();
+    if found.is_empty() {
+        return Err(InterfaceError::Absent);
+    }
+    if !found.iter().any(|found| found.flags.contains(InterfaceFlags::IFF_UP)) {
+        return Err(InterfaceError::Down);
+    }
+    let mut addresses: Vec<IpAddr> = found.iter().filter_map(ip_of).collect();
     addresses.sort_by_key(IpAddr::is_ipv6);
-    addresses.first().copied()
+    addresses.first().copied().ok_or(InterfaceError::NoAddress)
 }
 
 fn ip_of(found: &nix::ifaddrs::InterfaceAddress) -> Option<IpAddr> {
@@ -77,13 +102,21 @@ fn ip_of(found: &nix::ifaddrs::InterfaceAddress) -> Option<IpAddr> {
     v4.or_else(|| storage.as_sockaddr_in6().map(|address| IpAddr::V6(address.ip())))
 }
 
-fn interface_of(address: IpAddr) -> Option<String> {
+/// The interface of this machine that has `address`.
+#[must_use]
+pub fn interface_of(address: IpAddr) -> Option<String> {
     getifaddrs().ok()?.find(|found| ip_of(found) == Some(address)).map(|interface| interface.interface_name)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_interface_that_nobody_can_listen_at_says_why() {
+        assert_eq!(interface_address("lo"), Ok(IpAddr::from([127, 0, 0, 1])));
+        assert_eq!(interface_address("no such"), Err(InterfaceError::Absent));
+    }
 
     #[test]
     fn the_loopback_address_belongs_to_the_loopback_interface_which_has_no_rate() {

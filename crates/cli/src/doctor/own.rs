@@ -1,0 +1,175 @@
+//! What a rank here does without a switch: which machine this is, whether its ranks sum in shared memory, and where its own service would listen.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream, ToSocketAddrs};
+use std::time::Duration;
+
+use fanin_controller::{
+    Probe, ProbeSum, SwitchServer, SwitchServerConfig, interface_address, machine_id, memory_of_ranks, route,
+};
+
+use super::finding::{Check, Finding};
+use super::settings::{Setting, value};
+use crate::arguments::SWITCH_DEFAULT;
+
+/// What the launcher says about the store, and what chooses an interface for Gloo and for services.
+const STORE: &str = "MASTER_ADDR";
+const INTERFACE: &str = "GLOO_SOCKET_IFNAME";
+/// Ranks that shared memory is judged for.
+const RANKS: u32 = 8;
+/// Only a route is asked for; nothing is sent.
+const ANY_PORT: u16 = 9;
+
+/// Whether ranks with these settings would host services where no switch is named, and nobody is where one is looked for.
+pub(super) fn would_host(settings: &[Setting]) -> bool {
+    let is = |name, usual: &str| value(settings, name).is_none_or(|value| value == usual);
+    let switch: SocketAddr = SWITCH_DEFAULT.parse().unwrap_or(SocketAddr::from(([127, 0, 0, 1], 4800)));
+    is("own_services", "1")
+        && is("protocol", "switchml")
+        && value(settings, "plan").is_none_or(|plan| plan != "switch")
+        && TcpStream::connect_timeout(&switch, Duration::from_millis(200)).is_err()
+}
+
+/// Which machine ranks here are on.
+pub(super) fn machine(settings: &[Setting]) -> Finding {
+    let id = machine_id();
+    let message = match value(settings, "machine") {
+        Some(name) => format!(
+            "{name}, as FANIN_MACHINE says: ranks with the same name are on this machine (it is {id})"
+        ),
+        None => format!("{id}: ranks with the same boot, network, /dev/shm and user are on this machine"),
+    };
+    Finding::ok(Check::Machine, message)
+}
+
+/// Whether ranks of this machine can sum in shared memory.
+pub(super) fn local() -> Finding {
+    let memory = memory_of_ranks(RANKS);
+    let mib = |bytes: u64| format!("{} MiB", bytes >> 20);
+    let room = memory.room.as_ref().map_or_else(
+        |error| format!("/dev/shm does not say how large it is ({error})"),
+        |(free, all)| format!("/dev/shm has {} of {} free", mib(*free), mib(*all)),
+    );
+    let need = format!("{RANKS} ranks need {}", mib(memory.bytes as u64));
+    match memory.usable {
+        Ok(()) => Finding::ok(
+            Check::Local,
+            format!("ranks of this machine sum in shared memory first: {room}, {need}"),
+        ),
+        Err(error) => Finding::warning(
+            Check::Local,
+            format!("ranks of this machine would sum over loopback: {error} ({room}, {need})"),
+            "give /dev/shm more room: docker run --shm-size 1g, or mount -o remount,size=1g /dev/shm",
+        ),
+    }
+}
+
+/// The address where this machine's service would listen, and why.
+fn address() -> Result<(IpAddr, String), Finding> {
+    let said = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
+    if let Some(interface) = said(INTERFACE) {
+        let found = interface_address(&interface).map_err(|error| {
+            Finding::problem(
+                Check::Address,
+                format!("{INTERFACE} is {interface:?}: {error}"),
+                format!("export {INTERFACE}=NAME of one of: ip -br address"),
+            )
+        })?;
+        return Ok((found, format!("{INTERFACE}={interface} says so")));
+    }
+    if let Some(store) = said(STORE) {
+        let routed = way().and_then(route).ok_or_else(|| {
+            Finding::problem(
+                Check::Address,
+                format!("there is no way to {STORE}={store}"),
+                format!("getent hosts {store}; ip route get {store}"),
+            )
+        })?;
+        return Ok((routed.local, format!("the route to the store ({STORE}={store}) leaves from there")));
+    }
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let name = name.trim();
+    let own = (name, ANY_PORT).to_socket_addrs().into_iter().flatten().map(|address| address.ip());
+    let own =
+        own.into_iter().find(|ip| route((*ip, ANY_PORT).into()).is_some_and(|route| route.local == *ip));
+    let why = format!(
+        "{STORE} is not set here, and this machine's name ({name}) is there; the route to torch's store decides"
+    );
+    Ok((own.unwrap_or(Ipv4Addr::LOCALHOST.into()), why))
+}
+
+/// The way to other ranks, as far as it is known here: that to the store.
+pub(super) fn way() -> Option<SocketAddr> {
+    let store = std::env::var(STORE).ok()?;
+    (store, ANY_PORT).to_socket_addrs().ok()?.next()
+}
+
+/// The interface and the rate of this machine's link, and whether a service can be hosted there.
+pub(super) fn service(settings: &[Setting], patience: Duration) -> Vec<Finding> {
+    let (address, why) = match address() {
+        Ok(found) => found,
+        Err(finding) => return vec![finding],
+    };
+    let of_interface = route((address, ANY_PORT).into());
+    let interface =
+        fanin_controller::interface_of(address).unwrap_or_else(|| "an interface without a name".into());
+    let told = fanin_controller::interface_rate_bps(&interface);
+    let gigabits = |bps: f64| format!("{} Gbit/s", bps / 1e9);
+    let rate = match (value(settings, "rate"), told) {
+        (Some(said), told) => {
+            let told = told.map_or("nothing".into(), |rate| gigabits(rate as f64));
+            format!("its link carries {said}, as FANIN_RATE says (the interface tells {told})")
+        }
+        (None, Some(rate)) => format!("its link carries {}, as the interface tells", gigabits(rate as f64)),
+        (None, None) => "it tells no rate: links are taken for equal unless FANIN_RATE says otherwise".into(),
+    };
+    let facts = format!("{address} ({interface}): {why}; {rate}");
+    let mut findings = vec![if address.is_loopback() && of_interface.is_some() {
+        Finding::warning(
+            Check::Address,
+            format!("{facts}. No other machine reaches it"),
+            format!(
+                "set {STORE} as the ranks have it, or export {INTERFACE}=NAME of the interface to the others"
+            ),
+        )
+    } else {
+        Finding::ok(Check::Address, facts)
+    }];
+    findings.push(hosted(settings, address, patience));
+    findings
+}
+
+/// Hosts a service for a moment.
+fn hosted(settings: &[Setting], address: IpAddr, patience: Duration) -> Finding {
+    let off = [("own_services", "0"), ("protocol", "atp"), ("plan", "switch")];
+    let off = off.iter().find(|(name, text)| value(settings, name).is_some_and(|value| value == *text));
+    if let Some((name, text)) = off {
+        return Finding::ok(Check::Service, format!("ranks here host none: {name}={text}"));
+    }
+    let cannot = |cause: String| {
+        Finding::problem(
+            Check::Service,
+            format!("ranks here cannot host a service at {address}: {cause}"),
+            "export FANIN_OWN_SERVICES=0, and name a switch (fanin switch) in FANIN_SWITCH",
+        )
+    };
+    let server = match SwitchServer::start(SwitchServerConfig::new((address, 0).into())) {
+        Ok(server) => server,
+        Err(error) => return cannot(error.to_string()),
+    };
+    let at = server.address();
+    let summed = Probe::open(&at.to_string(), patience).and_then(|mut probe| probe.all_reduce());
+    server.stop();
+    match summed {
+        Ok(report) if matches!(report.sum, ProbeSum::Right { .. }) => Finding::ok(
+            Check::Service,
+            format!(
+                "the first rank of this machine can host one: it listened on TCP and UDP {at} for a moment, and summed"
+            ),
+        ),
+        Ok(report) => cannot(format!(
+            "its packets to itself do not come back ({:?}); is UDP filtered here?",
+            report.sum
+        )),
+        Err(error) => cannot(error.to_string()),
+    }
+}
