@@ -5,6 +5,7 @@ from typing import Literal, TypedDict
 
 from fanin.errors import FaninError
 
+Collective = Literal["all_reduce", "reduce", "broadcast", "reduce_scatter", "all_gather"]
 DType = Literal["float32", "float16", "bfloat16", "int32", "float64", "int64", "uint8", "int8"]
 WireDtype = Literal["int32", "bfloat16"]
 Protocol = Literal["switchml", "atp"]
@@ -80,22 +81,28 @@ class Client:
         """The dtypes that the job sums, the same on all ranks: by ATP not all of them."""
 
     @property
+    def has_roots(self) -> bool:
+        """Whether the job has other collectives than all_reduce, the same on all ranks."""
+
+    @property
     def timeout(self) -> float: ...
     def set_timeout(self, seconds: float) -> None:
         """Bound each all-reduce, those under way as well."""
 
     def submit(
         self,
-        address: int,
-        elements: int,
+        parts: Sequence[tuple[int, int]],
         dtype: DType,
+        collective: Collective,
+        root: int,
         average: bool,
         keep: object,
         notify: bool,
     ) -> Pending:
-        """Start an in-place all-reduce of `elements` contiguous elements at `address`.
+        """Start a collective, in place, on parts: the address of each, and its elements.
 
-        `keep` is held until completion. With `notify`, the `Pending` is also handed out by
+        A reduce_scatter and an all_gather have one part a rank, the others one. `keep` is held
+        until completion. With `notify`, the `Pending` is also handed out by
         `next_completion` once it is done. Every rank submits in the same order.
         """
 

@@ -13,17 +13,22 @@ from typing import NamedTuple
 
 
 class Tensor(NamedTuple):
-    """Which all-reduce of a job an error is about: every rank calls the same one by its number.
+    """Which all-reduce, or other collective, of a job an error is about.
 
-    Of a CUDA tensor it is a segment, which is an all-reduce of its own.
+    Every rank calls the same one by its number. Of a CUDA tensor it is a segment, which is an
+    all-reduce of its own.
     """
 
     number: int
-    """Its number among the job's (a torch group's) all-reduces, from 0; empty tensors count."""
+    """Its number among the job's (a torch group's) collectives, from 0; empty tensors count."""
     elements: int
+    """Of all its slices together, if it has slices."""
     dtype: str
+    """"uint8" where bytes are only moved."""
     op: str
-    """"sum" or "avg"."""
+    """"sum" or "avg"; "sum" where nothing is added."""
+    collective: str = "all_reduce"
+    """"all_reduce", "reduce", "broadcast", "reduce_scatter" or "all_gather"."""
 
 
 class FaninError(RuntimeError):

@@ -99,9 +99,9 @@ class Group:
             )
         contiguous = array.flags.c_contiguous and array.flags.aligned
         staged = array if contiguous else array.copy(order="C")
-        pending = self._client.submit(
-            staged.ctypes.data, staged.size, dtype, op == "avg", staged, False
-        )
+        parts = [(staged.ctypes.data, staged.size)]
+        average = op == "avg"
+        pending = self._client.submit(parts, dtype, "all_reduce", 0, average, staged, False)
         return Handle(self, array, pending, None if contiguous else staged)
 
     @property

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from conftest import Launch
 from fanin import errors
-from fanin.torch import channel
+from fanin.torch import channel, collectives
 from ranks import Me
 from torch._C._distributed_c10d import HashStore
 
@@ -147,7 +147,7 @@ def refused(me: Me) -> str:
             dist.all_reduce(torch.ones(3, dtype=torch.int32))
         return str(left.value)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(channel.DTYPES, torch.int32, "no dtype")
+        patch.setitem(collectives.DTYPES, torch.int32, "no dtype")
         patch.setattr(channel.Channel, "serves", lambda *_: True)
         with pytest.raises(ValueError, match="no dtype"):
             dist.all_reduce(torch.ones(3, dtype=torch.int32))

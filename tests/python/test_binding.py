@@ -39,7 +39,7 @@ def pair(switch: Switch, timeout: float = HANG) -> list[Client]:
 def submit(client: Client, notify: bool = False) -> Pending:
     numbers = array.array("i", [1, 2, 3])
     address, length = numbers.buffer_info()
-    return client.submit(address, length, "int32", False, numbers, notify)
+    return client.submit([(address, length)], "int32", "all_reduce", 0, False, numbers, notify)
 
 
 def test_an_interrupted_join_gives_its_rank_back(switch: Switch) -> None:

@@ -135,7 +135,7 @@ def cut_off(me: Me) -> str:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(channel, "LOSS_TIMEOUT", 0.5)
         with pytest.raises(RuntimeError, match="onnection"):
-            dist.broadcast(torch.ones(3), src=1)
+            dist.recv(torch.ones(3), src=1)
     with pytest.raises(errors.Closed) as closed:
         dist.all_reduce(torch.ones(3))
     return str(closed.value)

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use fanin_controller::{Session, SessionConfig, SessionError};
 use fanin_protocol::control::Protocol;
-use fanin_udp::RawTensor;
+use fanin_udp::{RawTensor, Submission};
 use fanin_wire::{Dtype, Op};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -87,7 +87,7 @@ fn all_reduce(session: &Session, tensor: &mut Vec<i32>) -> Result<(), SessionErr
     let (sender, done) = mpsc::channel();
     // SAFETY: the tensor is borrowed until `done` was called, below; where that never happens, the process ends.
     let raw = unsafe { RawTensor::new(tensor.as_mut_ptr().cast(), tensor.len(), Dtype::Int32) };
-    session.submit(raw.expect("a tensor"), Op::Sum, move |result, _| {
+    session.submit(Submission::all_reduce(raw.expect("a tensor"), Op::Sum), move |result, _| {
         let _ = sender.send(result.map_err(|error| error.cause));
     })?;
     done.recv_timeout(HANG).unwrap_or_else(|_| {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use fanin_protocol::control::{Ranks, Refusal};
-use fanin_udp::Failure;
+use fanin_udp::{CollectiveKind, Failure, Submission};
 use fanin_wire::{AbortReason, Collective, Dtype, Op, WorkerId};
 
 /// Why a session could not be, or ended.
@@ -212,27 +212,43 @@ pub enum ChainError {
     },
 }
 
-/// Which all-reduce of a job an error is about: every rank calls the same one by the same number.
+/// Which all-reduce of a job, or other collective, an error is about: every rank calls the same one by the same number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tensor {
-    /// Its number among the job's all-reduces, from 0; empty tensors count.
+    /// What it is.
+    pub kind: CollectiveKind,
+    /// Its number among the job's collectives, from 0; empty tensors count.
     pub number: u64,
-    /// Elements of the tensor.
+    /// Elements of the tensor; of all slices together where it has slices.
     pub elements: usize,
     /// Their type.
     pub dtype: Dtype,
-    /// Sum or average.
+    /// Sum or average; sum where nothing is added.
     pub op: Op,
+}
+
+impl Tensor {
+    pub(crate) const fn of(submission: &Submission, number: u64) -> Self {
+        Self {
+            kind: submission.kind(),
+            number,
+            elements: submission.elements(),
+            dtype: submission.dtype(),
+            op: submission.op(),
+        }
+    }
 }
 
 impl std::fmt::Display for Tensor {
     /// As [`Collective`] does it.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let op = match self.op {
-            Op::Sum => "sum",
-            Op::Average => "average",
-        };
-        write!(f, "{op} of {} {} (all-reduce {})", self.elements, self.dtype.name(), self.number)
+        match self.op {
+            _ if !self.kind.adds() => {}
+            Op::Sum => f.write_str("sum of ")?,
+            Op::Average => f.write_str("average of ")?,
+        }
+        let kind = self.kind.name().replace('_', "-");
+        write!(f, "{} {} ({kind} {})", self.elements, self.dtype.name(), self.number)
     }
 }
 
@@ -365,14 +381,20 @@ mod tests {
             AllReduceError { cause: cause.clone(), tensor, switch, waited }.to_string()
         };
         assert_eq!(of_tensor(TENSOR, &timeout), says_all);
-        let queued = Tensor { number: 6, elements: 1, dtype: Dtype::Int32, op: Op::Average };
+        let queued = Tensor { number: 6, elements: 1, dtype: Dtype::Int32, op: Op::Average, ..TENSOR };
         let also = "; this ended the average of 1 int32 (all-reduce 6) over switch 10.0.0.9:4800 after 2.5 s";
         assert_eq!(of_tensor(queued, &timeout), format!("{says_all}{also}"));
         let lost = SessionError::RankLost { rank: WorkerId(3) };
         assert_eq!(of_tensor(queued, &lost), format!("{lost}{also}"));
     }
 
-    const TENSOR: Tensor = Tensor { number: 5, elements: 7, dtype: Dtype::Float32, op: Op::Sum };
+    const TENSOR: Tensor = Tensor {
+        kind: CollectiveKind::AllReduce,
+        number: 5,
+        elements: 7,
+        dtype: Dtype::Float32,
+        op: Op::Sum,
+    };
 
     #[test]
     fn a_tensor_is_named_as_the_wire_names_it() {
@@ -387,6 +409,10 @@ mod tests {
             elements: 7,
         };
         assert_eq!(TENSOR.to_string(), on_the_wire.to_string());
+        let scattered = Tensor { kind: CollectiveKind::ReduceScatter, op: Op::Average, ..TENSOR };
+        assert_eq!(scattered.to_string(), "average of 7 float32 (reduce-scatter 5)");
+        let moved = Tensor { kind: CollectiveKind::Broadcast, ..TENSOR };
+        assert_eq!(moved.to_string(), "7 float32 (broadcast 5)");
     }
 
     #[test]

@@ -10,8 +10,8 @@ use crate::pending::Pending;
 use fanin_controller::{Job, Prediction, ServiceConfig, SessionConfig, SessionError, Share, TraceConfig};
 use fanin_protocol::Reason;
 use fanin_protocol::control::Protocol;
-use fanin_udp::RawTensor;
-use fanin_wire::{Dtype, Op, WireDtype};
+use fanin_udp::{CollectiveKind, RawTensor, Submission};
+use fanin_wire::{Dtype, Op, WireDtype, WorkerId};
 use pyo3::exceptions::{PyOverflowError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -135,6 +135,12 @@ impl Client {
         self.summed().map(Dtype::name).collect()
     }
 
+    /// Whether the job has other collectives than all_reduce: the same on all ranks.
+    #[getter]
+    fn has_roots(&self) -> bool {
+        self.membership.with_session(|session| session.has_roots()).unwrap_or_default()
+    }
+
     /// Seconds that each all-reduce may take, from its submission or from the end of the one before it.
     #[getter]
     fn timeout(&self) -> f64 {
@@ -151,19 +157,23 @@ impl Client {
         Ok(())
     }
 
-    /// Starts an in-place all-reduce of `elements` contiguous elements at `address`.
+    /// Starts a collective, in place, on `parts`: the address of each, and how many contiguous elements are there.
+    ///
+    /// `collective` is "all_reduce", "reduce" or "broadcast" of one part, the last two with a `root`; or "reduce_scatter" or "all_gather" of as many parts as there are
+    /// ranks, the `i`-th of which is rank `i`'s. What is only moved is moved as it is: give its bytes as uint8. `average` is for those that add.
     ///
     /// `keep` is held until completion: it owns the memory, which nobody may touch meanwhile. With `notify`, the `Pending`
     /// is also handed out by `next_completion` once it is done. Every rank submits in the same order.
     ///
-    /// Raises `Closed`, and `ValueError` for a dtype that the job does not sum or an address that is not aligned for it. All else is told by the `Pending`.
+    /// Raises `Closed`, and `ValueError` for a collective or dtype that the job does not have or an address that is not aligned for it. All else is told by the `Pending`.
     #[expect(clippy::too_many_arguments, reason = "the signature is Python's")]
     fn submit<'py>(
         &self,
         py: Python<'py>,
-        address: usize,
-        elements: usize,
+        parts: Vec<(usize, usize)>,
         dtype: &str,
+        collective: &str,
+        root: u32,
         average: bool,
         keep: Py<PyAny>,
         notify: bool,
@@ -171,12 +181,15 @@ impl Client {
         let dtype = self.summed().find(|summed| summed.name() == dtype).ok_or_else(|| {
             PyValueError::new_err(format!("dtype {dtype:?}: one of {}", self.dtypes().join(", ")))
         })?;
-        // SAFETY: Python's side of the contract, as documented: `keep` owns the memory, which only we use until the end. The
-        // ledger holds it until the driver has called back.
-        let tensor =
-            unsafe { RawTensor::new(std::ptr::with_exposed_provenance_mut(address), elements, dtype) }
-                .map_err(|error| PyValueError::new_err(error.to_string()))?;
+        let tensor = |(address, elements): &(usize, usize)| {
+            // SAFETY: Python's side of the contract, as documented: `keep` owns the memory, which only we use until the end. The
+            // ledger holds it until the driver has called back.
+            unsafe { RawTensor::new(std::ptr::with_exposed_provenance_mut(*address), *elements, dtype) }
+                .map_err(|error| PyValueError::new_err(error.to_string()))
+        };
         let op = if average { Op::Average } else { Op::Sum };
+        let submission =
+            self.submission(collective, parts.iter().map(tensor).collect::<PyResult<_>>()?, op, root)?;
         let Some(ledger) = self.membership.ledger() else { return Err(to_python(py, &SessionError::Closed)) };
         ledger.reap(py);
         let completion = Arc::new(Completion::default());
@@ -194,7 +207,7 @@ impl Client {
                 membership.finish(ticket);
             }
         };
-        let submitted = self.membership.with_session(|session| session.submit(tensor, op, done));
+        let submitted = self.membership.with_session(|session| session.submit(submission, done));
         let Some(Ok(tensor)) = submitted else {
             ledger.cancel(ticket);
             return Err(to_python(py, &SessionError::Closed));
@@ -219,12 +232,13 @@ impl Client {
     }
 
     /// Counters of this membership: packets sent, received and sent again, packets without effect by reason, the smoothed
-    /// round trip in nanoseconds, all-reduces completed and outstanding.
+    /// round trip in nanoseconds, all-reduces and other collectives completed, and outstanding.
     fn statistics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let (statistics, io, outstanding) = py.detach(|| {
+        let (statistics, others, io, outstanding) = py.detach(|| {
             self.membership
                 .with_session(|session| {
-                    (session.statistics(), session.io_statistics(), session.outstanding())
+                    let (statistics, others) = (session.statistics(), session.others_completed());
+                    (statistics, others, session.io_statistics(), session.outstanding())
                 })
                 .unwrap_or_default()
         });
@@ -234,6 +248,7 @@ impl Client {
         counters.set_item("retransmissions", statistics.retransmissions)?;
         counters.set_item("smoothed_rtt_ns", statistics.smoothed_rtt.as_nanos())?;
         counters.set_item("completed", statistics.completed)?;
+        counters.set_item("others_completed", others)?;
         counters.set_item("trains_sent", io.trains_sent)?;
         counters.set_item("trains_received", io.trains_received)?;
         counters.set_item("packets_given_up", io.packets_given_up)?;
@@ -285,6 +300,38 @@ impl Client {
 }
 
 impl Client {
+    /// The collective of that name, if the job has it.
+    fn submission(&self, name: &str, mut parts: Vec<RawTensor>, op: Op, root: u32) -> PyResult<Submission> {
+        let refused = |why: String| Err(PyValueError::new_err(format!("collective {name:?}: {why}")));
+        let Some(kind) = CollectiveKind::ALL.into_iter().find(|kind| kind.name() == name) else {
+            return refused(format!("one of {}", CollectiveKind::ALL.map(CollectiveKind::name).join(", ")));
+        };
+        let is_sliced = matches!(kind, CollectiveKind::ReduceScatter | CollectiveKind::AllGather);
+        let expected = if is_sliced { self.world_size as usize } else { 1 };
+        if parts.len() != expected {
+            return refused(format!("{} parts, and not {expected}", parts.len()));
+        }
+        if kind != CollectiveKind::AllReduce && !self.has_roots() {
+            return refused("this job has all_reduce alone".into());
+        }
+        if root >= self.world_size {
+            return refused(format!("rank {root} of {} as its root", self.world_size));
+        }
+        let root = WorkerId(root as u8);
+        Ok(match (kind, parts.pop()) {
+            (CollectiveKind::AllReduce, Some(tensor)) => Submission::all_reduce(tensor, op),
+            (CollectiveKind::Reduce, Some(tensor)) => Submission::reduce(tensor, op, root),
+            (CollectiveKind::Broadcast, Some(tensor)) => Submission::broadcast(tensor, root),
+            (kind, last) => {
+                parts.extend(last);
+                match kind {
+                    CollectiveKind::ReduceScatter => Submission::reduce_scatter(parts, op),
+                    _ => Submission::all_gather(parts),
+                }
+            }
+        })
+    }
+
     fn summed(&self) -> impl Iterator<Item = Dtype> {
         let protocol = self.protocol;
         Dtype::ALL.into_iter().filter(move |dtype| protocol.sums(*dtype))

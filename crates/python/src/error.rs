@@ -33,7 +33,7 @@ fn name<'py>(py: Python<'py>, tensor: &Tensor) -> PyResult<Bound<'py, PyAny>> {
         Op::Average => "avg",
     };
     let class = py.import("fanin.errors")?.getattr("Tensor")?;
-    class.call1((tensor.number, tensor.elements, tensor.dtype.name(), op))
+    class.call1((tensor.number, tensor.elements, tensor.dtype.name(), op, tensor.kind.name()))
 }
 
 fn make(py: Python<'_>, error: &SessionError) -> PyResult<PyErr> {

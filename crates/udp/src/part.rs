@@ -1,6 +1,6 @@
 //! One lane's part of a tensor, and the count of parts that are still out.
 
-use crate::{Done, Failure, RawTensor};
+use crate::{CollectiveKind, Done, Failure, RawTensor};
 use fanin_protocol::{Elements, Tensor, TensorTimes};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,7 +14,7 @@ pub struct PartTimes {
     pub times: TensorTimes,
 }
 
-/// An all-reduce that waits for its parts. It calls `done` when the last part is gone, whatever became of the parts: from
+/// An all-reduce, or another collective, that waits for its parts. It calls `done` when the last part is gone, whatever became of the parts: from
 /// then on nobody here can reach the tensor's memory.
 pub(crate) struct AllReduce {
     failure: Mutex<Option<Failure>>,
@@ -22,6 +22,7 @@ pub(crate) struct AllReduce {
     times: Mutex<Vec<PartTimes>>,
     done: Mutex<Option<Done>>,
     counts: Arc<Counts>,
+    kind: CollectiveKind,
 }
 
 /// How many all-reduces of a driver are under way, and how many came out well.
@@ -29,17 +30,20 @@ pub(crate) struct AllReduce {
 pub(crate) struct Counts {
     pub(crate) outstanding: AtomicUsize,
     pub(crate) completed: AtomicU64,
+    /// Other collectives that did.
+    pub(crate) others_completed: AtomicU64,
 }
 
 impl AllReduce {
     /// Counted as outstanding until `done` was called.
-    pub(crate) fn new(done: Done, counts: Arc<Counts>) -> Arc<Self> {
+    pub(crate) fn new(kind: CollectiveKind, done: Done, counts: Arc<Counts>) -> Arc<Self> {
         counts.outstanding.fetch_add(1, Ordering::Relaxed);
         Arc::new(Self {
             failure: Mutex::new(None),
             times: Mutex::default(),
             done: Mutex::new(Some(done)),
             counts,
+            kind,
         })
     }
 
@@ -66,7 +70,11 @@ impl Drop for AllReduce {
         let done = self.done.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         // Before the callback: who was told that it is done must not count it any more.
         if failure.is_none() {
-            self.counts.completed.fetch_add(1, Ordering::Relaxed);
+            let completed = match self.kind {
+                CollectiveKind::AllReduce => &self.counts.completed,
+                _ => &self.counts.others_completed,
+            };
+            completed.fetch_add(1, Ordering::Relaxed);
         }
         self.counts.outstanding.fetch_sub(1, Ordering::Release);
         if let Some(done) = done {

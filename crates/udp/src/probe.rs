@@ -9,7 +9,7 @@ use quinn_udp::UdpSocketState;
 use rustix::net::sockopt;
 
 use crate::socket::{BUFFER_BYTES, connect, receive_buffer_bytes};
-use crate::{Failure, RawTensor, WorkerDriver};
+use crate::{Failure, RawTensor, Submission, WorkerDriver};
 
 /// What the kernel gave a worker's socket. Buffers are in bytes of payload, of which the kernel keeps the double.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,7 +58,10 @@ impl WorkerDriver {
         // when no thread of the driver can reach the tensor any more. Moving the vector does not move the memory.
         let raw = unsafe { RawTensor::new(tensor.as_mut_ptr().cast(), tensor.len(), Dtype::Float32) };
         match raw {
-            Ok(raw) => self.submit(raw, op, Box::new(move |result| done(result.map(|_| tensor)))),
+            Ok(raw) => {
+                let done = move |result: Result<_, _>| done(result.map(|_| tensor));
+                self.submit(Submission::all_reduce(raw, op), Box::new(done));
+            }
             Err(error) => done(Err(Failure::Because(Arc::new(error)))),
         }
     }

@@ -7,12 +7,12 @@ use crate::mailbox::{self, Post, mailbox};
 use crate::part::{AllReduce, Counts, Part, PartTimes};
 use crate::socket::{check_shards, connect, open};
 use crate::train_socket::{Peer, TrainSocket};
-use crate::{Failure, IoStatistics, Offload, RawTensor, WorkerJob};
+use crate::{CollectiveKind, Failure, IoStatistics, Offload, RawTensor, Submission, WorkerJob};
 use fanin_plan::Placement;
 use fanin_protocol::atp::{AtpJobConfig, AtpWorker, AtpWorkerPlan};
 use fanin_protocol::switchml::{JobConfig, Worker, WorkerPlan};
 use fanin_protocol::{Lane, Lanes, RetransmissionConfig, WorkerEvent, WorkerMachine, WorkerStatistics};
-use fanin_wire::{JobId, Op, ShardId, SlotIndex, WorkerId};
+use fanin_wire::{JobId, Operation, Pattern, ShardId, SlotIndex, WorkerId};
 use std::any::Any;
 use std::io;
 use std::net::SocketAddr;
@@ -54,6 +54,8 @@ pub struct Service {
     pub shards: usize,
     /// Which part of all tensors it sums; what all services have together is the whole.
     pub share: f64,
+    /// The worker on whose machine it is, if it is on one's. What is for that one alone, or from it, goes there: the shortest way.
+    pub home: Option<WorkerId>,
 }
 
 /// A running worker. Dropping it fails what is outstanding, then stops and joins its threads.
@@ -115,7 +117,7 @@ enum Command<M: WorkerMachine> {
 
 /// What a thread is told whatever it runs.
 enum AnyCommand {
-    Submit { place: usize, part: Part, op: Op },
+    Submit { place: usize, part: Part, operation: Operation },
     Fail(Failure),
     Statistics(SyncSender<(Vec<WorkerStatistics>, IoStatistics)>),
     Stop,
@@ -260,13 +262,19 @@ impl WorkerDriver {
         Ok(driver)
     }
 
-    /// Starts the sum of `tensor` over all workers, in place. All workers must submit alike tensors in the same order.
+    /// Starts a collective operation over all workers, in place. All workers must submit alike ones in the same order.
     ///
-    /// Each service takes a contiguous part of whole packets, as its share says, and each of its shards one of that. `done` is called once, when no thread here can reach the tensor
+    /// Each service takes a contiguous part of whole packets, as its share says, and each of its shards one of that; a slice goes to its
+    /// root's own service, where there is one. `done` is called once, when no thread here can reach the tensors
     /// any more: by the I/O thread that was last to finish, or in this call when the worker has ended. They may
     /// finish in another order than they were submitted in, and the calls for two that finish together may overlap.
-    pub fn submit(&self, tensor: RawTensor, op: Op, done: Done) {
-        let all_reduce = AllReduce::new(done, Arc::clone(&self.shared.counts));
+    pub fn submit(&self, submission: Submission, done: Done) {
+        let kind = submission.kind();
+        let all_reduce = AllReduce::new(kind, done, Arc::clone(&self.shared.counts));
+        if kind != CollectiveKind::AllReduce && matches!(self.shared.posts, Posts::Atp(_)) {
+            let message = format!("ATP has no {}: SwitchML has", kind.name());
+            return all_reduce.fail(Failure::Because(Arc::new(invalid(message))));
+        }
         let mut intake = self.shared.intake();
         if let Some(failure) = intake.ended.clone() {
             drop(intake);
@@ -274,30 +282,54 @@ impl WorkerDriver {
             return;
         }
         let mut refused = Vec::new();
-        let mut parts = self.cut(&mut intake.placement, &tensor).into_iter().peekable();
+        let mut all_parts = Vec::new();
+        for (tensor, operation) in &submission.parts {
+            let home = self.home(kind, operation.pattern);
+            let cuts = self.cut(&mut intake.placement, tensor, home);
+            all_parts.extend(cuts.into_iter().map(|cut| (tensor, *operation, cut)));
+        }
+        let mut parts = all_parts.into_iter().peekable();
         let mut all_reduce = Some(all_reduce);
-        while let Some(Cut { service, shard, range, piece }) = parts.next() {
+        while let Some((tensor, operation, Cut { service, shard, range, piece })) = parts.next() {
             // The last part takes our reference with it: the I/O threads finish the all-reduce, not this one.
             let reference = if parts.peek().is_some() { all_reduce.clone() } else { all_reduce.take() };
             let Some(reference) = reference else { break };
             // SAFETY: the ranges are disjoint, and `tensor` itself is not used.
-            let part =
-                Part::new(unsafe { tensor.part(range) }, self.number(service, shard), piece, reference);
+            let part = unsafe { tensor.part(range) };
+            let part = Part::new(part, self.number(service, shard), piece, reference);
             let LaneId { thread, place } = self.lane(service, shard);
-            refused.extend(self.shared.posts.send(thread, AnyCommand::Submit { place, part, op }).err());
+            let submit = AnyCommand::Submit { place, part, operation };
+            refused.extend(self.shared.posts.send(thread, submit).err());
         }
         // Dropping what a lost thread refused may call `done`; not under the lock.
         drop(intake);
         drop(refused);
     }
 
-    /// Which elements of `tensor` go where.
-    fn cut(&self, placement: &mut Placement, tensor: &RawTensor) -> Vec<Cut> {
+    /// The service that is on the machine of a slice's root.
+    fn home(&self, kind: CollectiveKind, pattern: Pattern) -> Option<usize> {
+        let (
+            CollectiveKind::ReduceScatter | CollectiveKind::AllGather,
+            Pattern::Reduce(root) | Pattern::Broadcast(root),
+        ) = (kind, pattern)
+        else {
+            return None;
+        };
+        self.services.iter().position(|service| service.home == Some(root))
+    }
+
+    /// Which elements of `tensor` go where: to the service `home`, or to all by their shares.
+    fn cut(&self, placement: &mut Placement, tensor: &RawTensor, home: Option<usize>) -> Vec<Cut> {
         let mut cuts = Vec::new();
         for piece in pieces(tensor.elements(), PIECE_ELEMENTS_MAX) {
             let packet = |service: &Service| service.job.packet_elements(tensor.dtype(), piece.len());
             let longest = self.services.iter().map(packet).max().unwrap_or(1);
-            for (index, packets) in placement.place(piece.len().div_ceil(longest), PART_CHUNKS_MIN) {
+            let packets = piece.len().div_ceil(longest);
+            let placed = match home {
+                Some(home) => vec![(home, 0..packets)],
+                None => placement.place(packets, PART_CHUNKS_MIN),
+            };
+            for (index, packets) in placed {
                 let end = |packets: usize| (piece.start + packets * longest).min(piece.end);
                 let range = end(packets.start)..end(packets.end);
                 let service = &self.services[index];
@@ -401,6 +433,12 @@ impl WorkerDriver {
         let lanes = self.all_statistics().into_iter().flat_map(|(lanes, _)| lanes);
         let completed = self.shared.counts.completed.load(Ordering::Relaxed);
         WorkerStatistics { completed, ..lanes.reduce(add_statistics).unwrap_or_default() }
+    }
+
+    /// Collectives other than all-reduces that came out well.
+    #[must_use]
+    pub fn others_completed(&self) -> u64 {
+        self.shared.counts.others_completed.load(Ordering::Relaxed)
     }
 
     /// Counters of the lanes of one service; `completed` is what the slowest of its shards has finished of the parts that it was given.
@@ -563,9 +601,9 @@ impl<M: WorkerMachine<Address = Peer, Tensor = Part>> Shard for WorkerShard<M> {
     /// A reply fails when nobody waits for it any more; that is no concern of ours.
     fn command(&mut self, command: Command<M>, socket: &mut TrainSocket) -> ControlFlow<()> {
         match command {
-            Command::Any(AnyCommand::Submit { place, part, op }) => {
+            Command::Any(AnyCommand::Submit { place, part, operation }) => {
                 if let Some(lane) = self.lanes.lane(place) {
-                    lane.machine.submit(part, op);
+                    lane.machine.submit(part, operation);
                 }
             }
             Command::Any(AnyCommand::Fail(failure)) => {
@@ -637,6 +675,7 @@ mod tests {
             switch: SocketAddr::from(([127, 0, 0, 1], port)),
             shards: 1,
             share,
+            home: None,
         };
         let refused = |services: Vec<Service>| {
             let retransmission = RetransmissionConfig::default();

@@ -4,7 +4,7 @@ mod common;
 
 use common::{Cluster, finished};
 use fanin_protocol::{JobAborted, Reason};
-use fanin_udp::{Clock, Failure, Offload, RawTensor};
+use fanin_udp::{Clock, Failure, Offload, RawTensor, Submission};
 use fanin_wire::{AbortReason, Dtype, Kind, Op, SHARD_OFFSET, WorkerId, packet_bytes};
 use std::net::UdpSocket;
 use std::sync::Arc;
@@ -131,7 +131,8 @@ fn every_shard_says_when_it_was_at_work() {
             let (sender, receiver) = std::sync::mpsc::channel();
             // SAFETY: the tensors outlive the waits below.
             let raw = unsafe { RawTensor::new(tensor.as_mut_ptr().cast(), 10_000, Dtype::Int32) }.unwrap();
-            worker.submit(raw, Op::Sum, Box::new(move |result| drop(sender.send(result))));
+            let all_reduce = Submission::all_reduce(raw, Op::Sum);
+            worker.submit(all_reduce, Box::new(move |result| drop(sender.send(result))));
             receiver
         })
         .collect();
@@ -312,8 +313,7 @@ fn a_done_may_drop_the_worker_that_calls_it() {
     // Kept back until the caller has dropped its own reference.
     let (go, wait) = std::sync::mpsc::channel::<()>();
     worker.submit(
-        raw,
-        Op::Sum,
+        Submission::all_reduce(raw, Op::Sum),
         Box::new(move |result| {
             let _ = wait.recv();
             drop(held);
@@ -345,7 +345,7 @@ fn a_worker_of_which_a_thread_panics_fails_as_a_whole_and_names_the_thread() {
     let mut tensors = vec![vec![0i32; 1 << 18]; 2];
     // SAFETY: the tensor is kept until the worker is dropped, which joins its threads.
     let tensor = unsafe { RawTensor::new(tensors[0].as_mut_ptr().cast(), 1 << 18, Dtype::Int32) }.unwrap();
-    cluster.workers[0].submit(tensor, Op::Sum, Box::new(|_| panic!("on purpose")));
+    cluster.workers[0].submit(Submission::all_reduce(tensor, Op::Sum), Box::new(|_| panic!("on purpose")));
     let other = common::submit(&cluster.workers[1], &mut tensors[1], Dtype::Int32, Op::Sum);
     finished(&other).unwrap();
     // The other rank never submits this one: only the end of the thread can end it.

@@ -5,7 +5,9 @@ mod common;
 use common::{finished, job, submit};
 use fanin_protocol::RetransmissionConfig;
 use fanin_protocol::switchml::JobConfig;
-use fanin_udp::{Failure, Service, SwitchConfig, SwitchDriver, WorkerConfig, WorkerDriver};
+use fanin_udp::{
+    Failure, RawTensor, Service, Submission, SwitchConfig, SwitchDriver, WorkerConfig, WorkerDriver,
+};
 use fanin_wire::{Dtype, Generation, JobId, Op, SlotIndex, WorkerId};
 
 const WORKERS: usize = 3;
@@ -23,6 +25,11 @@ fn bind(listen: std::net::SocketAddr, shards: usize) -> SwitchDriver {
 impl Services {
     /// One for each share and number of shards.
     fn start(services: &[(f64, usize)]) -> Self {
+        Self::start_on(services, |_| None)
+    }
+
+    /// Each on the machine of the worker that `home` says.
+    fn start_on(services: &[(f64, usize)], home: impl Fn(usize) -> Option<WorkerId>) -> Self {
         let switches: Vec<_> =
             services.iter().map(|(_, shards)| bind(([127, 0, 0, 1], 0).into(), *shards)).collect();
         let jobs: Vec<_> =
@@ -31,11 +38,12 @@ impl Services {
             switch.add_job(*job).unwrap();
         }
         let worker = |rank: usize| {
-            let service = |((share, shards), (switch, job)): (&(f64, usize), (&SwitchDriver, &JobConfig))| {
-                let job = (*job).into();
-                Service { job, switch: switch.local_addr(), shards: *shards, share: *share }
+            let service = |index: usize| {
+                let (share, shards) = services[index];
+                let (job, switch) = (jobs[index].into(), switches[index].local_addr());
+                Service { job, switch, shards, share, home: home(index) }
             };
-            let services = services.iter().zip(switches.iter().zip(&jobs)).map(service).collect();
+            let services = (0..services.len()).map(service).collect();
             let retransmission = RetransmissionConfig::default();
             WorkerDriver::start(WorkerConfig { worker: WorkerId(rank as u8), services, retransmission })
                 .unwrap()
@@ -84,6 +92,64 @@ fn each_service_sums_its_share_of_every_tensor() {
         assert_eq!(worker.statistics().completed, lengths.len() as u64);
         assert!(worker.imbalance() < 0.05);
     }
+}
+
+#[test]
+fn slices_go_through_the_services_of_their_roots_and_the_others_get_no_packets() {
+    // The second worker has no service of its own.
+    let services = Services::start_on(&[(0.5, 2), (0.3, 1), (0.2, 1)], |service| {
+        [Some(WorkerId(0)), None, Some(WorkerId(2))][service]
+    });
+    let slice = 100_000;
+    let value = |rank: usize, i: usize| (rank * 31 + i) as i32;
+    let mut all: Vec<Vec<i32>> =
+        (0..WORKERS).map(|rank| (0..WORKERS * slice).map(|i| value(rank, i)).collect()).collect();
+    let submit = |all: &mut [Vec<i32>], make: fn(Vec<RawTensor>) -> Submission| {
+        let waits: Vec<_> = services
+            .workers
+            .iter()
+            .zip(all)
+            .map(|(worker, tensor)| {
+                common::submit_as(worker, tensor, Dtype::Int32, |whole| make(whole.slices(WORKERS)))
+            })
+            .collect();
+        waits.iter().for_each(|wait| finished(wait).unwrap());
+    };
+    submit(&mut all, |slices| Submission::reduce_scatter(slices, Op::Sum));
+    let sum = |i: usize| (0..WORKERS).map(|rank| value(rank, i)).sum::<i32>();
+    for (rank, tensor) in all.iter().enumerate() {
+        for (i, got) in tensor.iter().enumerate() {
+            let expected = if i / slice == rank { sum(i) } else { value(rank, i) };
+            assert_eq!(*got, expected, "worker {rank}, element {i}");
+        }
+    }
+    // A slice is 391 chunks; those of the second worker go by the shares.
+    let sent: Vec<u64> = (0..3).map(|service| services.packets(service)).collect();
+    assert!(sent[0] > 391 && sent[0] < 700 && sent[1] > 0 && sent[2] > 391, "{sent:?}");
+    submit(&mut all, Submission::all_gather);
+    for (rank, tensor) in all.iter().enumerate() {
+        assert!((0..WORKERS * slice).all(|i| tensor[i] == sum(i)), "worker {rank}");
+    }
+}
+
+#[test]
+fn one_has_what_all_sum_and_all_have_what_one_says() {
+    let services = Services::start(&[(0.5, 2), (0.5, 1)]);
+    let mut summed = tensors(200_003);
+    let own = summed.clone();
+    let each = |tensors: &mut [Vec<i32>], make: fn(RawTensor) -> Submission| {
+        let waits: Vec<_> = services
+            .workers
+            .iter()
+            .zip(tensors)
+            .map(|(worker, tensor)| common::submit_as(worker, tensor, Dtype::Int32, make))
+            .collect();
+        waits.iter().for_each(|wait| finished(wait).unwrap());
+    };
+    each(&mut summed, |tensor| Submission::reduce(tensor, Op::Sum, WorkerId(1)));
+    assert!(summed[0] == own[0] && summed[2] == own[2], "the others' stay as they are");
+    each(&mut summed, |tensor| Submission::broadcast(tensor, WorkerId(1)));
+    check(&summed);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-"""The backend "fanin": all-reduces go to the switch, everything else to Gloo."""
+"""The backend "fanin": what sums, gathers or spreads goes to the switch, all else to Gloo."""
 
 # The methods are torch's, and documented there.
 # ruff: noqa: D102
@@ -9,25 +9,34 @@ import contextlib
 import re
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import Protocol
 
-from torch import Tensor, device, distributed
+import torch
+from torch import Tensor, distributed
 from torch._C import _distributed_c10d as c10d
 from torch._C._distributed_c10d import PrefixStore, ProcessGroup, ReduceOp, Store, Work
 
 from fanin import _fanin
 from fanin._settings import Settings
-from fanin.torch import handles, splitting
+from fanin.torch import collectives, handles, splitting
 from fanin.torch.channel import Channel
-from fanin.torch.delegating import DelegatingBackend
+from fanin.torch.delegating import DelegatingBackend, TensorLists
 from fanin.torch.interface import gloo_address
 from fanin.torch.membership import agree
 from fanin.torch.options import Options, settings_of
-from fanin.torch.work import seconds
+from fanin.torch.work import Part, seconds
 
 # How Gloo says that another rank's end of a connection is gone.
 LOST_PEER = re.compile(r"[Cc]onnection (closed|reset)|[Bb]roken pipe|Connection refused")
 
 _debugged: list[FaninBackend] = []
+
+
+class _Options(Protocol):
+    """What the options of all collectives have."""
+
+    asyncOp: bool  # noqa: N815 - torch's name
+    timeout: timedelta
 
 
 def create(
@@ -64,7 +73,7 @@ def plan(group: ProcessGroup | None = None) -> _fanin.JobPlan | None:
     chosen: ProcessGroup | None = group or distributed.group.WORLD
     if chosen is None:
         raise ValueError("there is no group: call init_process_group first")
-    backend = chosen._get_backend(device("cpu"))
+    backend = chosen._get_backend(torch.device("cpu"))
     if not isinstance(backend, FaninBackend):
         raise ValueError(f"the group's backend is {chosen.name()}, and not fanin")
     return backend.plan
@@ -104,7 +113,7 @@ class FaninBackend(DelegatingBackend):
         self._timeout = timeout
         self._group = group
         self.settings = settings
-        self._all_reduces = 0
+        self._on_switch = 0
         handles.install()
         splitting.install(FaninBackend)
 
@@ -118,16 +127,133 @@ class FaninBackend(DelegatingBackend):
         work = self._sum(tensors, opts)
         return super().allreduce_coalesced(tensors, opts) if work is None else self._issued(work)
 
+    def reduce(self, tensors: Sequence[Tensor], opts: c10d.ReduceOptions) -> Work:
+        average = _average(opts.reduceOp)
+        if average is None or not self._channel.has(tensors, adds=True):
+            return super().reduce(tensors, opts)
+        root, rank = opts.rootRank, self.rank()
+        parts = [collectives.reduce(tensor, average, root, rank) for tensor in tensors]
+        return self._start(tensors, parts, opts)
+
+    def broadcast(self, tensors: Sequence[Tensor], opts: c10d.BroadcastOptions) -> Work:
+        if not self._channel.has(tensors, adds=False):
+            return super().broadcast(tensors, opts)
+        root, rank = opts.rootRank, self.rank()
+        parts = [collectives.broadcast(tensor, root, rank) for tensor in tensors]
+        return self._start(tensors, parts, opts)
+
+    def allgather(
+        self, outputs: TensorLists, inputs: Sequence[Tensor], opts: c10d.AllgatherOptions
+    ) -> Work:
+        work = self._gather(outputs, inputs, opts)
+        return super().allgather(outputs, inputs, opts) if work is None else work
+
+    def allgather_coalesced(
+        self, outputs: TensorLists, inputs: Sequence[Tensor], opts: c10d.AllgatherOptions
+    ) -> Work:
+        # One list a rank, which is the other way round.
+        work = self._gather(list(zip(*outputs, strict=False)), inputs, opts)
+        return super().allgather_coalesced(outputs, inputs, opts) if work is None else work
+
+    def all_gather_single(
+        self, output: Tensor, source: Tensor, opts: c10d.AllgatherOptions
+    ) -> Work:
+        work = self._gather([self._slices(output)], [source], opts)
+        return super().all_gather_single(output, source, opts) if work is None else work
+
+    def all_gather_single_coalesced(
+        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: c10d.AllgatherOptions
+    ) -> Work:
+        work = self._gather([self._slices(output) for output in outputs], inputs, opts)
+        return super().all_gather_single_coalesced(outputs, inputs, opts) if work is None else work
+
+    def reduce_scatter(
+        self, outputs: Sequence[Tensor], inputs: TensorLists, opts: c10d.ReduceScatterOptions
+    ) -> Work:
+        work = self._scatter(outputs, inputs, opts)
+        return super().reduce_scatter(outputs, inputs, opts) if work is None else work
+
+    def reduce_scatter_single(
+        self, output: Tensor, source: Tensor, opts: c10d.ReduceScatterOptions
+    ) -> Work:
+        work = self._scatter([output], [self._slices(source)], opts)
+        return super().reduce_scatter_single(output, source, opts) if work is None else work
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: c10d.ReduceScatterOptions
+    ) -> Work:
+        work = self._scatter(outputs, [self._slices(source) for source in inputs], opts)
+        return (
+            super().reduce_scatter_single_coalesced(outputs, inputs, opts) if work is None else work
+        )
+
+    # As in `delegating`: what Python callers know them by.
+
+    _allgather_base = all_gather_single
+    _reduce_scatter_base = reduce_scatter_single
+
+    def _slices(self, tensor: Tensor) -> Sequence[Tensor]:
+        """Return one slice a rank; none if the tensor cannot be cut so."""
+        if tensor.layout != torch.strided or tensor.numel() % self.size() != 0:
+            return []
+        if not tensor.is_contiguous():
+            return []
+        return tensor.detach().view(-1).chunk(self.size()) if tensor.numel() else []
+
+    def _gather(
+        self, outputs: TensorLists, inputs: Sequence[Tensor], opts: c10d.AllgatherOptions
+    ) -> Work | None:
+        """Start all-gathers on the switch; None if they are not ones that it serves."""
+        flat = [tensor for each in outputs for tensor in each]
+        if not self._matches(outputs, inputs) or not self._channel.has(flat, adds=False):
+            return None
+        if not self._channel.has(inputs, adds=False):
+            return None
+        pairs = zip(outputs, inputs, strict=True)
+        parts = [collectives.all_gather(each, source, self.rank()) for each, source in pairs]
+        return self._start(flat, parts, opts)
+
+    def _scatter(
+        self, outputs: Sequence[Tensor], inputs: TensorLists, opts: c10d.ReduceScatterOptions
+    ) -> Work | None:
+        """Start reduce-scatters on the switch; None if they are not ones that it serves."""
+        average = _average(opts.reduceOp)
+        if average is None or not self._matches(inputs, outputs):
+            return None
+        flat = [tensor for each in inputs for tensor in each]
+        if not (self._channel.has(outputs, adds=True) and self._channel.has(flat, adds=True)):
+            return None
+        pairs = zip(outputs, inputs, strict=True)
+        parts = [
+            collectives.reduce_scatter(output, each, average, self.rank()) for output, each in pairs
+        ]
+        return self._start(outputs, parts, opts)
+
+    def _matches(self, lists: TensorLists, ones: Sequence[Tensor]) -> bool:
+        """Whether each of the lists has one a rank, like the one tensor that belongs to it."""
+        if len(lists) != len(ones):
+            return False
+        return all(
+            len(each) == self.size()
+            and all(t.dtype == one.dtype and t.numel() == one.numel() for t in each)
+            for each, one in zip(lists, ones, strict=True)
+        )
+
+    def _start(self, tensors: Sequence[Tensor], parts: list[Part], opts: _Options) -> Work:
+        self._on_switch += 1
+        work = self._channel.start(tensors, parts, notify=opts.asyncOp, limit=seconds(opts.timeout))
+        return self._issued(work)
+
     def _sum(self, tensors: Sequence[Tensor], opts: c10d.AllreduceOptions) -> Work | None:
         """Start the all-reduce on the switch; None if it is not one that the switch serves."""
-        average = opts.reduceOp == ReduceOp.AVG
-        if not (average or opts.reduceOp == ReduceOp.SUM):
+        average = _average(opts.reduceOp)
+        if average is None:
             return None
         if not all(map(self._channel.serves, tensors)):
             return None
         if len({tensor.device.type for tensor in tensors}) > 1:
             return None
-        self._all_reduces += 1
+        self._on_switch += 1
         # A synchronous call keeps its work to itself: nobody can ask for a future.
         return self._channel.all_reduce(
             tensors, average=average, notify=opts.asyncOp, limit=seconds(opts.timeout)
@@ -179,7 +305,7 @@ class FaninBackend(DelegatingBackend):
         return c10d.Backend.Options("fanin", self._timeout)
 
     def _get_sequence_number_for_group(self) -> int:
-        return self._all_reduces + super()._get_sequence_number_for_group()
+        return self._on_switch + super()._get_sequence_number_for_group()
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Replace the timeout of every all-reduce, on the switch and on Gloo."""
@@ -202,3 +328,9 @@ class FaninBackend(DelegatingBackend):
     def abort(self) -> None:
         self._channel.close()
         super().abort()
+
+
+def _average(op: ReduceOp | ReduceOp.RedOpType) -> bool | None:
+    """Whether an operation is the average; None if it is neither that nor the sum."""
+    average = op == ReduceOp.AVG
+    return average if average or op == ReduceOp.SUM else None

@@ -18,25 +18,15 @@ from torch._C._distributed_c10d import Work
 
 from fanin import _fanin
 from fanin.errors import Closed, FaninError
-from fanin.torch import backward
+from fanin.torch import backward, collectives
+from fanin.torch.collectives import DTYPES
 from fanin.torch.completions import Completions
 from fanin.torch.copies import Copies
 from fanin.torch.cuda import CudaCopies
 from fanin.torch.staged_work import StagedWork
 from fanin.torch.staging import Staging
 from fanin.torch.under_way import Limited, UnderWay
-from fanin.torch.work import AllReduceWork, FaninWork, Kept, Part, each_once
-
-DTYPES: Final[dict[torch.dtype, _fanin.DType]] = {
-    torch.float32: "float32",
-    torch.float16: "float16",
-    torch.bfloat16: "bfloat16",
-    torch.int32: "int32",
-    torch.float64: "float64",
-    torch.int64: "int64",
-    torch.uint8: "uint8",
-    torch.int8: "int8",
-}
+from fanin.torch.work import AllReduceWork, FaninWork, Kept, Part
 
 DEVICES: Final = ("cpu", "cuda")
 
@@ -62,6 +52,7 @@ class Channel:
         backward.install()
         self._client = client
         self._summed = frozenset(DTYPES.values() if client is None else client.dtypes)
+        self._has_roots = client is not None and client.has_roots
         self._completions = Completions(client) if client is not None else None
         self._copies: Copies = CudaCopies()
         self._under_way = (
@@ -92,6 +83,13 @@ class Channel:
     def plan(self) -> _fanin.JobPlan | None:
         """How the job is shared among its services."""
         return None if self._client is None else self._client.plan
+
+    def has(self, tensors: Sequence[torch.Tensor], *, adds: bool) -> bool:
+        """Whether the switch has other collectives for such tensors: alike on every rank."""
+        if not self._has_roots or not tensors:
+            return False
+        here = all(t.device.type == "cpu" and t.layout == torch.strided for t in tensors)
+        return here and (not adds or all(map(self.serves, tensors)))
 
     def serves(self, tensor: torch.Tensor) -> bool:
         """Whether the switch can sum such a tensor: the same answer on every rank."""
@@ -126,18 +124,35 @@ class Channel:
         if staged:
             self._completions.ensure_running()
             return self._staging.all_reduce(tensors, average=average, limit=limit)
+        parts = [collectives.all_reduce(tensor, average) for tensor in tensors]
+        return self.start(tensors, parts, notify=notify, limit=limit)
+
+    def start(
+        self,
+        tensors: Sequence[torch.Tensor],
+        parts: list[Part],
+        *,
+        notify: bool,
+        limit: float | None = None,
+    ) -> FaninWork:
+        """Start the parts, whose results are in `tensors`, which are on the CPU.
+
+        As `all_reduce`; there is a client.
+        """
+        assert self._client is not None
+        assert self._completions is not None
+        assert self._staging is not None
         self._staging.flush()
-        parts = [_part(tensor) for tensor in tensors]
         if notify:
             self._completions.ensure_running()
         work = FaninWork(tensors, parts, self._under_way, notified=notify)
         if parts:
             self._under_way.begin(work, limit)
         for part in list(parts):
-            memory = part.memory
-            assert memory is not None  # nothing is settled before it was submitted
+            request = part.request
+            assert request is not None  # nothing is settled before it was submitted
             try:
-                pending = _submit(self._client, memory, average, part, notify)
+                pending = request.submit(self._client, part, notify)
             except Exception as error:
                 work.failed_to_start(error)
                 if not isinstance(error, Closed):
@@ -200,34 +215,10 @@ class Channel:
             self._close()
 
 
-def _part(tensor: torch.Tensor) -> Part:
-    # Detached: writing into a leaf that requires grad is no business of autograd here.
-    target = tensor.detach()
-    # The binding wants elements at addresses that are multiples of their size.
-    aligned = target.data_ptr() % target.element_size() == 0
-    if target.is_contiguous() and not target.is_neg() and aligned:
-        return Part(target, None)
-    staged = torch.empty(target.shape, dtype=target.dtype).copy_(target)
-    return Part(staged, partial(_copy_back, target, staged))
-
-
-def _copy_back(target: torch.Tensor, staged: torch.Tensor) -> None:
-    target, staged = each_once(target, staged)
-    with torch.inference_mode():  # also tensors that were made in it may be written to
-        target.copy_(staged)
-
-
-def _submit(
-    client: _fanin.Client, memory: torch.Tensor, average: bool, kept: Kept, notify: bool
-) -> _fanin.Pending:
-    dtype = DTYPES[memory.dtype]
-    return client.submit(memory.data_ptr(), memory.numel(), dtype, average, kept, notify)
-
-
 def _submit_notified(
     client: _fanin.Client, memory: torch.Tensor, average: bool, kept: Kept
 ) -> _fanin.Pending:
-    return _submit(client, memory, average, kept, True)
+    return collectives.summed(memory, average).submit(client, kept, True)
 
 
 def _nothing(*_: float) -> None:

@@ -1,7 +1,7 @@
 """Every collective that a backend can have, handed to an inner Gloo group.
 
-The switch sums; it does not broadcast, gather or scatter. A program that ran on Gloo must run on
-fanin, so whatever `backend.FaninBackend` does not take itself falls through to here.
+A program that ran on Gloo must run on fanin, so whatever `backend.FaninBackend` does not take
+itself falls through to here.
 """
 
 # The methods are torch's, and documented there.

@@ -1,4 +1,4 @@
-"""Work and futures of the all-reduces that the switch serves.
+"""Work and futures of what the switch serves.
 
 A `FaninWork` is settled exactly once, by whoever learns first that it is done: a thread in `wait`,
 or a completion thread. A future that was asked for before that is completed by a completion thread
@@ -15,6 +15,7 @@ import copy
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 
@@ -42,11 +43,31 @@ class Kept(ABC):
         """For completion threads, which can be here before the submitting thread has `pending`."""
 
 
-class Part(Kept):
-    """One tensor of a work."""
+@dataclass(frozen=True)
+class Request:
+    """A collective as the client takes it, on memory that lies in one piece."""
 
-    def __init__(self, memory: torch.Tensor, finish: Callable[[], object] | None) -> None:
-        self.memory: torch.Tensor | None = memory
+    memory: Sequence[torch.Tensor]
+    """One; or of a reduce_scatter or an all_gather, one a rank."""
+    dtype: _fanin.DType | None
+    """What is added; None where bytes are moved."""
+    collective: _fanin.Collective = "all_reduce"
+    root: int = 0
+    average: bool = False
+
+    def submit(self, client: _fanin.Client, kept: Kept, notify: bool) -> _fanin.Pending:
+        """Start it. `kept` holds the memory until it is over."""
+        moved = self.dtype is None
+        parts = [(x.data_ptr(), x.nbytes if moved else x.numel()) for x in self.memory]
+        dtype = self.dtype or "uint8"
+        return client.submit(parts, dtype, self.collective, self.root, self.average, kept, notify)
+
+
+class Part(Kept):
+    """One collective of a work."""
+
+    def __init__(self, request: Request, finish: Callable[[], object] | None) -> None:
+        self.request: Request | None = request
         self.finish = finish
         # For the completion thread, which delivers also what was settled before it came.
         self.work: FaninWork | None = None
@@ -144,7 +165,7 @@ class AllReduceWork(Limited):
 
 
 class FaninWork(AllReduceWork):
-    """An all-reduce of some tensors, under way or done."""
+    """A collective on some tensors, under way or done."""
 
     def __init__(
         self,
@@ -157,6 +178,7 @@ class FaninWork(AllReduceWork):
         super().__init__(tensors, under_way)
         self._parts = parts
         self._notified = notified
+        self._name = next((part.request.collective for part in parts if part.request), "all_reduce")
         self._awaited = len(parts)
         self._settled = not parts
         if notified:
@@ -235,14 +257,15 @@ class FaninWork(AllReduceWork):
                         part.finish()
                     except Exception as error:  # for the waiter: this thread has nobody to tell
                         self._error = error
-                part.finish = part.memory = part.pending = None
+                part.finish = part.request = part.pending = None
             self._parts = []
             self._settled = True
         self._under_way.over(self)
 
     def _late(self, limit: float) -> AllReduceTimeout:
         late = (pending for pending in self._pendings() if not pending.done())
-        return out_of_time("an all_reduce", limit, next(late, None))
+        article = "an" if self._name.startswith("a") else "a"
+        return out_of_time(f"{article} {self._name}", limit, next(late, None))
 
     def _make_future(self) -> TensorsFuture:
         """Return a future of the tensors."""

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use fanin_protocol::RetransmissionConfig;
 use fanin_protocol::control::Protocol;
-use fanin_wire::WireDtype;
+use fanin_wire::{WireDtype, WorkerId};
 
 use super::split::Prediction;
 use super::trace::TraceConfig;
@@ -21,7 +21,9 @@ pub struct ServiceConfig {
     pub rate_bps: Option<u64>,
     /// The rank in whose process it is, if it is in one's.
     pub host: Option<u32>,
-    /// A fingerprint of all services' shares and of this one's place among them, which all ranks must agree on; zero where it is alone.
+    /// That rank among those of the session: slices of its go through this service.
+    pub home: Option<WorkerId>,
+    /// A fingerprint of all services' shares and hosts and of this one's place among them, which all ranks must agree on; zero where it is alone.
     pub plan: u64,
 }
 
@@ -29,13 +31,17 @@ impl ServiceConfig {
     /// The services with these addresses, shares, rates and hosts, each with the fingerprint of the whole.
     #[must_use]
     pub fn all(services: Vec<(String, f64, Option<u64>, Option<u32>)>) -> Vec<Self> {
-        let shares: Vec<f64> = services.iter().map(|(_, share, ..)| *share).collect();
-        let fingerprint = |index: usize| match shares.len() {
+        let agreed: Vec<[u64; 2]> = services
+            .iter()
+            .map(|(_, share, _, host)| [share.to_bits(), host.map_or(u64::MAX, u64::from)])
+            .collect();
+        let fingerprint = |index: usize| match agreed.len() {
             1 => 0,
-            // FNV-1a over the bits of the shares, then the place.
-            _ => shares
+            // FNV-1a over the bits of the shares and homes, then the place.
+            _ => agreed
                 .iter()
-                .map(|share| share.to_bits())
+                .copied()
+                .flatten()
                 .chain([index as u64])
                 .flat_map(u64::to_le_bytes)
                 .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
@@ -47,6 +53,7 @@ impl ServiceConfig {
             share,
             rate_bps,
             host,
+            home: host.and_then(|rank: u32| u8::try_from(rank).ok()).map(WorkerId),
             plan: fingerprint(index),
         };
         services.into_iter().enumerate().map(with_plan).collect()

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use fanin_local::{Done, Group, LocalConfig, LocalError, LocalSum, MemoryError, Network, SharedMemory};
 use fanin_protocol::WorkerStatistics;
 use fanin_protocol::control::Ranks;
-use fanin_udp::{Failure, IoStatistics, RawTensor};
+use fanin_udp::{CollectiveKind, Failure, IoStatistics, RawTensor, Submission, WorkerJob};
 use fanin_wire::{Collective, Op, Pattern, WORKERS_MAX, WireDtype, WorkerId};
 
 use super::config::SessionConfig;
@@ -165,7 +165,7 @@ impl Job {
         let (world_size, timeout, wire_dtype) = (config.world_size, config.timeout, config.wire_dtype);
         let session = if group.networked && me < group.columns {
             let config = SessionConfig { ranks_here: group.ranks.clone(), ..config };
-            let config = of_column(config, me, group.columns, machine, machines);
+            let config = of_column(config, me, group.columns, machine, &local.machines);
             let session = Session::connect_unless(config, cancel).map_err(|error| column.name(error))?;
             Some(Arc::new(session))
         } else {
@@ -196,16 +196,21 @@ impl Job {
     /// As [`Session::submit`].
     pub fn submit(
         &self,
-        tensor: RawTensor,
-        op: Op,
+        submission: Submission,
         done: impl FnOnce(Result<(), AllReduceError>, HandOver) + Send + 'static,
     ) -> Result<Tensor, SessionError> {
         let Some(local) = &self.local else {
-            return self.session.as_ref().ok_or(SessionError::Closed)?.submit(tensor, op, done);
+            return self.session.as_ref().ok_or(SessionError::Closed)?.submit(submission, done);
         };
         let submitted = Instant::now();
         let mut next = local.next.lock().unwrap_or_else(PoisonError::into_inner);
-        let name = Tensor { number: *next, elements: tensor.elements(), dtype: tensor.dtype(), op };
+        let name = Tensor::of(&submission, *next);
+        let Some((tensor, op)) = submission.into_all_reduce() else {
+            return Err(SessionError::Local {
+                what: "summing with this machine's ranks",
+                cause: format!("they have no {}", name.kind.name()),
+            });
+        };
         *next += 1;
         let (switch, wire_dtype) = (self.switch.clone(), local.wire_dtype);
         let completed = Arc::clone(&local.completed);
@@ -221,6 +226,13 @@ impl Job {
         };
         local.sum.submit(tensor, op, Box::new(done));
         Ok(name)
+    }
+
+    /// Whether it has other collectives than all-reduces: those of SwitchML have, but for ranks that sum with others of their machine first.
+    #[must_use]
+    pub fn has_roots(&self) -> bool {
+        let protocol = self.session.as_ref().and_then(|session| session.job());
+        self.local.is_none() && matches!(protocol, Some(WorkerJob::SwitchMl(_)))
     }
 
     /// Changes [`SessionConfig::timeout`], for what is under way too.
@@ -252,7 +264,13 @@ impl Job {
         {
             local.sum.fail(local.column.failure(error));
         }
-        let none = Tensor { number: 0, elements: 0, dtype: fanin_wire::Dtype::Float32, op: Op::Sum };
+        let none = Tensor {
+            kind: CollectiveKind::AllReduce,
+            number: 0,
+            elements: 0,
+            dtype: fanin_wire::Dtype::Float32,
+            op: Op::Sum,
+        };
         local.sum.failure().map(|failure| cause(&failure, local.wire_dtype, none, &self.switch))
     }
 
@@ -270,6 +288,12 @@ impl Job {
         let over_machines = self.session.as_ref().map(|session| session.statistics()).unwrap_or_default();
         let Some(local) = &self.local else { return over_machines };
         WorkerStatistics { completed: local.completed.load(Ordering::Relaxed), ..over_machines }
+    }
+
+    /// Collectives other than all-reduces that came out well.
+    #[must_use]
+    pub fn others_completed(&self) -> u64 {
+        self.session.as_ref().map(|session| session.others_completed()).unwrap_or_default()
     }
 
     /// Trains and system calls of the data path over machines.
@@ -342,13 +366,18 @@ fn of_column(
     column: usize,
     columns: usize,
     machine: usize,
-    machines: usize,
+    of_rank: &[usize],
 ) -> SessionConfig {
+    let machines = of_rank.iter().max().map_or(0, |last| last + 1);
     let mut config = SessionConfig { rank: machine as u32, world_size: machines as u32, ..config };
     if columns > 1 {
         config.job = format!("{}.{column}", config.job);
     }
     for service in &mut config.services {
+        service.home = service.home.and_then(|rank| {
+            let machine = of_rank.get(usize::from(rank.0)).copied();
+            machine.map(|machine| WorkerId(machine as u8))
+        });
         service.rate_bps = service.rate_bps.map(|rate| (rate / columns as u64).max(1));
     }
     if let Some(prediction) = &mut config.prediction {
@@ -370,7 +399,7 @@ impl Network for Machines {
             done(result.map_err(|error| column.failure(error.cause)));
         };
         // It is closed after the thread that submits.
-        let _ = self.session.submit(tensor, Op::Sum, done);
+        let _ = self.session.submit(Submission::all_reduce(tensor, Op::Sum), done);
     }
 }
 

@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use fanin_wire::{Dtype, Op, WireDtype};
+use fanin_udp::Submission;
+use fanin_wire::WireDtype;
 
 use crate::error::Tensor;
 
@@ -41,9 +42,9 @@ impl Pending {
     }
 
     /// Notes an all-reduce that begins now, and returns its name.
-    pub fn insert(&self, elements: usize, dtype: Dtype, op: Op, now: Instant) -> Tensor {
+    pub fn insert(&self, submission: &Submission, now: Instant) -> Tensor {
         let mut table = self.lock();
-        let tensor = Tensor { number: table.next, elements, dtype, op };
+        let tensor = Tensor::of(submission, table.next);
         table.next += 1;
         table.under_way.insert(tensor.number, AllReduce { since: now, tensor });
         tensor
@@ -94,13 +95,15 @@ pub(super) fn bytes_on_wire(tensor: &Tensor, wire_dtype: WireDtype) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use fanin_udp::CollectiveKind;
+    use fanin_wire::{Dtype, Op};
     use std::time::Duration;
 
     #[test]
     fn time_counts_from_the_later_of_submission_and_the_end_of_the_one_before() {
         let pending = Pending::default();
         let long_ago = Instant::now() - Duration::from_secs(100);
-        let insert = |now| pending.insert(1, Dtype::Int32, Op::Sum, now).number;
+        let insert = |now| pending.insert(&Submission::all_gather(vec![]), now).number;
         let [first, second, third] = [(), (), ()].map(|()| insert(long_ago));
         pending.remove(third, Instant::now(), None);
         assert_eq!(pending.oldest().map(|oldest| oldest.since), Some(long_ago), "only overtaken");
@@ -117,7 +120,7 @@ mod tests {
         let pending = Pending::default();
         let start = Instant::now();
         let ends = |milliseconds: u64, bytes| {
-            let number = pending.insert(1, Dtype::Int32, Op::Sum, start).number;
+            let number = pending.insert(&Submission::all_gather(vec![]), start).number;
             pending.remove(number, start + Duration::from_millis(milliseconds), bytes);
         };
         ends(1, Some(LARGE_BYTES - 1));
@@ -139,7 +142,10 @@ mod tests {
     #[test]
     fn bytes_are_counted_as_they_travel() {
         let bytes = |dtype, elements, wire_dtype| {
-            bytes_on_wire(&Tensor { number: 0, elements, dtype, op: Op::Sum }, wire_dtype)
+            bytes_on_wire(
+                &Tensor { kind: CollectiveKind::AllReduce, number: 0, elements, dtype, op: Op::Sum },
+                wire_dtype,
+            )
         };
         assert_eq!(bytes(Dtype::Float32, 100_000, WireDtype::Int32), 400_000);
         assert_eq!(bytes(Dtype::Float32, 100_000, WireDtype::Bfloat16), 200_000);

@@ -195,8 +195,13 @@ async fn sum(
     admitted: &Admitted,
     patience: Duration,
 ) -> Result<ProbeReport, SessionError> {
-    let service =
-        Service { job: admitted.job, switch: connection.address, shards: admitted.shards, share: 1.0 };
+    let service = Service {
+        job: admitted.job,
+        switch: connection.address,
+        shards: admitted.shards,
+        share: 1.0,
+        home: None,
+    };
     let driver = WorkerDriver::start(WorkerConfig {
         worker: WorkerId(0),
         services: vec![service],

@@ -7,9 +7,10 @@ use std::time::{Duration, Instant};
 use fanin_protocol::WorkerStatistics;
 use fanin_protocol::control::{Protocol, Refusal};
 use fanin_udp::{
-    Clock, Failure, IoStatistics, PartTimes, RawTensor, Service, WorkerConfig, WorkerDriver, WorkerJob,
+    Clock, CollectiveKind, Failure, IoStatistics, PartTimes, Service, Submission, WorkerConfig, WorkerDriver,
+    WorkerJob,
 };
-use fanin_wire::{Op, WorkerId};
+use fanin_wire::WorkerId;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::task::{JoinHandle, JoinSet};
@@ -139,6 +140,7 @@ impl Session {
             switch: connection.address,
             shards: admitted.shards,
             share: service.share,
+            home: service.home,
         });
         let driver = WorkerDriver::start(WorkerConfig {
             worker: rank,
@@ -176,31 +178,32 @@ impl Session {
         Ok((Arc::new(Shared::new(config, members, driver, trace, joined)), instances))
     }
 
-    /// Starts the sum of `tensor` over all ranks, in place. All ranks must submit alike tensors in the same order.
+    /// Starts a collective over all ranks, in place. All ranks must submit alike ones in the same order.
     ///
     /// `done` is called once, by a thread of the data path (or by this call, when the session has ended): it must be quick.
-    /// Until then the tensor must not be touched. It hands the [`HandOver`] on to who waits for the result.
+    /// Until then the tensors must not be touched. It hands the [`HandOver`] on to who waits for the result.
     ///
-    /// Returns the all-reduce as errors name it.
+    /// Returns the collective as errors name it.
     ///
     /// # Errors
     /// [`SessionError::Closed`] after [`Self::close`]: nothing is submitted then, and `done` not called.
     pub fn submit(
         &self,
-        tensor: RawTensor,
-        op: Op,
+        submission: Submission,
         done: impl FnOnce(Result<(), AllReduceError>, HandOver) + Send + 'static,
     ) -> Result<Tensor, SessionError> {
         let shared = self.shared.as_ref().ok_or(SessionError::Closed)?;
         let pending = Arc::clone(&shared.pending);
         let (members, switch) = (Arc::clone(&shared.members), self.switch.clone());
         let submitted = Instant::now();
-        let name = pending.insert(tensor.elements(), tensor.dtype(), op, submitted);
-        let bytes = bytes_on_wire(&name, shared.config.wire_dtype);
+        let name = pending.insert(&submission, submitted);
+        // Whose time is predicted.
+        let is_all_reduce = name.kind == CollectiveKind::AllReduce;
+        let bytes = is_all_reduce.then(|| bytes_on_wire(&name, shared.config.wire_dtype));
         let trace = shared.trace.clone().map(|trace| (trace, Clock.now()));
         // It holds no reference to the driver: a thread of the driver would otherwise wait for itself to end.
         let done = move |result: Result<Vec<PartTimes>, Failure>| {
-            pending.remove(name.number, Instant::now(), result.is_ok().then_some(bytes));
+            pending.remove(name.number, Instant::now(), bytes.filter(|_| result.is_ok()));
             let result = result.map_err(|failure| AllReduceError {
                 cause: SessionError::from_failure(&failure, &members),
                 tensor: name,
@@ -213,7 +216,7 @@ impl Session {
             let hand_over = trace.done(name, submitted, times);
             done(result.map(drop), hand_over);
         };
-        shared.driver.submit(tensor, op, Box::new(done));
+        shared.driver.submit(submission, Box::new(done));
         Ok(name)
     }
 
@@ -266,6 +269,12 @@ impl Session {
     #[must_use]
     pub fn statistics(&self) -> WorkerStatistics {
         self.shared.as_ref().map(|shared| shared.driver.statistics()).unwrap_or_default()
+    }
+
+    /// Collectives other than all-reduces that came out well.
+    #[must_use]
+    pub fn others_completed(&self) -> u64 {
+        self.shared.as_ref().map(|shared| shared.driver.others_completed()).unwrap_or_default()
     }
 
     /// Trains and system calls of the data path.

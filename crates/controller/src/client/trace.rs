@@ -311,7 +311,7 @@ impl Writer {
 
     fn done(&mut self, row: Row, Done { all_reduce, submitted, part, done }: &Done) {
         let thread = self.lane(&row, *submitted, *done);
-        let name = format!("all-reduce {}", all_reduce.number);
+        let name = format!("{} {}", all_reduce.kind.name().replace('_', "-"), all_reduce.number);
         let arguments = AllReduceArguments {
             number: all_reduce.number,
             job: &row.job,
@@ -403,6 +403,7 @@ fn micros(time: Instant) -> f64 {
 mod tests {
     use super::*;
     use fanin_protocol::TensorTimes;
+    use fanin_udp::CollectiveKind;
     use fanin_wire::Dtype;
     use serde_json::Value;
 
@@ -443,7 +444,13 @@ mod tests {
     fn done(number: u64, submitted: u64, done: u64) -> Done {
         let times = TensorTimes { first_sent: Instant(submitted + 1), last_result: Instant(done - 1) };
         Done {
-            all_reduce: Tensor { number, elements: 10, dtype: Dtype::Float32, op: Op::Sum },
+            all_reduce: Tensor {
+                kind: CollectiveKind::AllReduce,
+                number,
+                elements: 10,
+                dtype: Dtype::Float32,
+                op: Op::Sum,
+            },
             submitted: Instant(submitted),
             part: Ok(PartTimes { lane: 0, times }),
             done: Instant(done),
@@ -522,7 +529,8 @@ mod tests {
         let scratch = Scratch::new("shared");
         let [first, second] =
             ["one", "two"].map(|job| SessionTrace::open(&scratch.config(), job).expect("open"));
-        let all_reduce = |number| Tensor { number, elements: 1, dtype: Dtype::Int32, op: Op::Average };
+        let kind = CollectiveKind::AllReduce;
+        let all_reduce = |number| Tensor { kind, number, elements: 1, dtype: Dtype::Int32, op: Op::Average };
         for number in 0..2 * QUEUE_MAX as u64 {
             first.done(all_reduce(number), Clock.now(), Err("x".into()));
         }

@@ -1,6 +1,7 @@
 //! Ranks and switches that go wrong: every other rank hears the same, with a name in it.
 
 use fanin_protocol::control::{Ranks, Refusal};
+use fanin_udp::CollectiveKind;
 use fanin_wire::{Key, WorkerId};
 
 use super::scripted::{INSTANCE, Script, admission};
@@ -234,13 +235,23 @@ fn every_all_reduce_that_a_lost_rank_ends_is_named() {
         let done = move |result: Result<(), AllReduceError>, _| {
             let _ = sender.send(result);
         };
-        sessions[0].submit(raw.expect("a tensor"), Op::Average, done).expect("it is open");
+        let average = Submission::all_reduce(raw.expect("a tensor"), Op::Average);
+        sessions[0].submit(average, done).expect("it is open");
     }
     sessions.pop().expect("two").close();
     for (number, elements) in [(0, 7), (1, 8)] {
         let error = ended.recv_timeout(HANG).expect("no hang").expect_err("rank 1 left");
         assert_eq!(error.cause, SessionError::RankLeft { rank: WorkerId(1) });
-        assert_eq!(error.tensor, Tensor { number, elements, dtype: Dtype::Float32, op: Op::Average });
+        assert_eq!(
+            error.tensor,
+            Tensor {
+                kind: CollectiveKind::AllReduce,
+                number,
+                elements,
+                dtype: Dtype::Float32,
+                op: Op::Average
+            }
+        );
         assert_eq!(error.switch, switch.address().to_string());
         assert!(error.waited > Duration::ZERO);
     }

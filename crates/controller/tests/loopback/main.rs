@@ -12,7 +12,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use fanin_udp::{RawTensor, WorkerJob};
+use fanin_udp::{RawTensor, Submission, WorkerJob};
 use fanin_wire::{Dtype, Op};
 
 use fanin_controller::proto::JoinRequest;
@@ -102,7 +102,7 @@ fn submit<T: Element>(session: &Session, mut tensor: Vec<T>, op: Op) -> UnderWay
     // SAFETY: `UnderWay` keeps the tensor where it is, untouched, until `done` was called.
     let raw = unsafe { RawTensor::new(tensor.as_mut_ptr().cast(), tensor.len(), T::DTYPE) };
     let closed = sender.clone();
-    let submitted = session.submit(raw.expect("a tensor"), op, move |result, _| {
+    let submitted = session.submit(Submission::all_reduce(raw.expect("a tensor"), op), move |result, _| {
         let _ = sender.send(result.map_err(|error| error.cause));
     });
     if let Err(error) = submitted {

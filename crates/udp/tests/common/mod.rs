@@ -4,7 +4,7 @@
 use fanin_protocol::RetransmissionConfig;
 use fanin_protocol::switchml::JobConfig;
 use fanin_udp::{
-    Failure, Offload, RawTensor, Service, SwitchConfig, SwitchDriver, WorkerConfig, WorkerDriver,
+    Failure, Offload, RawTensor, Service, Submission, SwitchConfig, SwitchDriver, WorkerConfig, WorkerDriver,
 };
 use fanin_wire::{Dtype, Generation, JobId, Key, Op, ShardId, WireDtype, WorkerId};
 use std::net::{SocketAddr, UdpSocket};
@@ -88,7 +88,7 @@ pub fn worker(
 ) -> WorkerDriver {
     let config = WorkerConfig {
         worker: WorkerId(rank as u8),
-        services: vec![Service { job: job.into(), switch, shards, share: 1.0 }],
+        services: vec![Service { job: job.into(), switch, shards, share: 1.0, home: None }],
         retransmission: RetransmissionConfig::default(),
     };
     WorkerDriver::start_with_offload(config, offload).unwrap()
@@ -105,11 +105,21 @@ pub type Wait = Receiver<Result<(), Failure>>;
 
 /// The caller awaits the result before it touches or drops `tensor`.
 pub fn submit<E>(worker: &WorkerDriver, tensor: &mut [E], dtype: Dtype, op: Op) -> Wait {
+    submit_as(worker, tensor, dtype, |tensor| Submission::all_reduce(tensor, op))
+}
+
+/// As [`submit`], whatever is to become of the tensor.
+pub fn submit_as<E>(
+    worker: &WorkerDriver,
+    tensor: &mut [E],
+    dtype: Dtype,
+    submission: impl FnOnce(RawTensor) -> Submission,
+) -> Wait {
     assert_eq!(size_of::<E>(), dtype.element_bytes());
     let (sender, receiver) = channel();
     // SAFETY: every test keeps the tensor, and its hands off it, until the result came.
     let tensor = unsafe { RawTensor::new(tensor.as_mut_ptr().cast(), tensor.len(), dtype) }.unwrap();
-    worker.submit(tensor, op, Box::new(move |result| drop(sender.send(result.map(drop)))));
+    worker.submit(submission(tensor), Box::new(move |result| drop(sender.send(result.map(drop)))));
     receiver
 }
 

@@ -1,0 +1,133 @@
+//! What a worker asks of its job for some tensors.
+
+use crate::RawTensor;
+use fanin_wire::{Dtype, Op, Operation, Pattern, WorkerId};
+
+/// A collective operation by its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CollectiveKind {
+    /// The sum of all, for all.
+    AllReduce,
+    /// The sum of all, for one.
+    Reduce,
+    /// What one has, for all.
+    Broadcast,
+    /// Of the sum of all, a slice for each.
+    ReduceScatter,
+    /// What each has, for all.
+    AllGather,
+}
+
+impl CollectiveKind {
+    /// Every kind.
+    pub const ALL: [Self; 5] =
+        [Self::AllReduce, Self::Reduce, Self::Broadcast, Self::ReduceScatter, Self::AllGather];
+
+    /// As programs call it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::AllReduce => "all_reduce",
+            Self::Reduce => "reduce",
+            Self::Broadcast => "broadcast",
+            Self::ReduceScatter => "reduce_scatter",
+            Self::AllGather => "all_gather",
+        }
+    }
+
+    /// Whether numbers are added, and not only moved.
+    #[must_use]
+    pub const fn adds(self) -> bool {
+        !matches!(self, Self::Broadcast | Self::AllGather)
+    }
+}
+
+/// One collective operation on tensors, in place. Every worker submits alike ones in the same order.
+#[derive(Debug)]
+pub struct Submission {
+    pub(crate) kind: CollectiveKind,
+    /// Each its own operation.
+    pub(crate) parts: Vec<(RawTensor, Operation)>,
+    elements: usize,
+    dtype: Dtype,
+    op: Op,
+}
+
+impl Submission {
+    /// The sum of all workers' tensors, or their average, takes the place of each.
+    #[must_use]
+    pub fn all_reduce(tensor: RawTensor, op: Op) -> Self {
+        Self::new(CollectiveKind::AllReduce, vec![tensor], op, |_| Pattern::AllReduce)
+    }
+
+    /// The sum of all workers' tensors, or their average, takes the place of the root's. The others' stay as they are.
+    #[must_use]
+    pub fn reduce(tensor: RawTensor, op: Op, root: WorkerId) -> Self {
+        Self::new(CollectiveKind::Reduce, vec![tensor], op, |_| Pattern::Reduce(root))
+    }
+
+    /// The root's tensor takes the place of all others, whatever its bits are.
+    #[must_use]
+    pub fn broadcast(tensor: RawTensor, root: WorkerId) -> Self {
+        Self::new(CollectiveKind::Broadcast, vec![tensor], Op::Sum, |_| Pattern::Broadcast(root))
+    }
+
+    /// Of as many slices as there are workers, the sum of all workers' `i`-th ones, or their average, takes the place of worker `i`'s. All
+    /// other slices stay as they are.
+    #[must_use]
+    pub fn reduce_scatter(slices: Vec<RawTensor>, op: Op) -> Self {
+        Self::new(CollectiveKind::ReduceScatter, slices, op, Pattern::Reduce)
+    }
+
+    /// Of as many slices as there are workers, worker `i`'s `i`-th one takes the place of all others' `i`-th ones.
+    #[must_use]
+    pub fn all_gather(slices: Vec<RawTensor>) -> Self {
+        Self::new(CollectiveKind::AllGather, slices, Op::Sum, Pattern::Broadcast)
+    }
+
+    fn new(
+        kind: CollectiveKind,
+        tensors: Vec<RawTensor>,
+        op: Op,
+        pattern: impl Fn(WorkerId) -> Pattern,
+    ) -> Self {
+        let dtype = tensors.first().map_or(Dtype::Uint8, RawTensor::dtype);
+        let elements = tensors.iter().map(RawTensor::elements).sum();
+        let part = |(root, tensor): (u8, RawTensor)| {
+            let tensor = if kind.adds() { tensor } else { tensor.into_bytes() };
+            (tensor, Operation { op, pattern: pattern(WorkerId(root)) })
+        };
+        Self { kind, parts: (0..).zip(tensors).map(part).collect(), elements, dtype, op }
+    }
+
+    /// What it is.
+    #[must_use]
+    pub const fn kind(&self) -> CollectiveKind {
+        self.kind
+    }
+
+    /// Elements of all its tensors.
+    #[must_use]
+    pub const fn elements(&self) -> usize {
+        self.elements
+    }
+
+    /// Their type.
+    #[must_use]
+    pub const fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+
+    /// Sum or average. Sum where nothing is added.
+    #[must_use]
+    pub const fn op(&self) -> Op {
+        self.op
+    }
+
+    /// The tensor and what becomes of it, where it is an all-reduce.
+    #[must_use]
+    pub fn into_all_reduce(self) -> Option<(RawTensor, Op)> {
+        let is_all_reduce = self.kind == CollectiveKind::AllReduce;
+        is_all_reduce.then(|| self.parts.into_iter().next().map(|(tensor, _)| (tensor, self.op)))?
+    }
+}

@@ -1,0 +1,121 @@
+"""What becomes of tensors in each collective, as memory that the network reads and writes.
+
+The network works in place, in memory that lies in one piece. A tensor that does not, is negated by
+a bit, or shares its memory with another one of the same call, is copied, and copied back in the
+end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final
+
+import torch
+
+from fanin import _fanin
+from fanin.torch.work import Part, Request, each_once
+
+DTYPES: Final[dict[torch.dtype, _fanin.DType]] = {
+    torch.float32: "float32",
+    torch.float16: "float16",
+    torch.bfloat16: "bfloat16",
+    torch.int32: "int32",
+    torch.float64: "float64",
+    torch.int64: "int64",
+    torch.uint8: "uint8",
+    torch.int8: "int8",
+}
+
+Finish = Callable[[], object]
+
+
+def all_reduce(tensor: torch.Tensor, average: bool) -> Part:
+    """Sum a tensor, or average it."""
+    memory, finish = _in_place(tensor)
+    return Part(summed(memory, average), finish)
+
+
+def summed(memory: torch.Tensor, average: bool) -> Request:
+    """Ask for the sum of memory that lies in one piece."""
+    return Request([memory], DTYPES[memory.dtype], average=average)
+
+
+def reduce(tensor: torch.Tensor, average: bool, root: int, rank: int) -> Part:
+    """Sum a tensor for one rank."""
+    memory, finish = _in_place(tensor)
+    dtype = DTYPES[tensor.dtype]
+    request = Request([memory], dtype, collective="reduce", root=root, average=average)
+    return Part(request, finish if rank == root else None)
+
+
+def broadcast(tensor: torch.Tensor, root: int, rank: int) -> Part:
+    """Give all ranks what one has."""
+    memory, finish = _in_place(tensor)
+    request = Request([memory], None, collective="broadcast", root=root)
+    return Part(request, None if rank == root else finish)
+
+
+def all_gather(outputs: Sequence[torch.Tensor], source: torch.Tensor, rank: int) -> Part:
+    """Give all ranks what each has; `outputs` are like `source`, one a rank."""
+    own = outputs[rank]
+    if own.data_ptr() != source.data_ptr() or own.stride() != source.stride():
+        # It may lie anywhere among the outputs.
+        shared = own.untyped_storage().data_ptr() == source.untyped_storage().data_ptr()
+        _write(own, source.clone() if shared else source)
+    placed = [_in_place(output) for output in outputs]
+    request = Request([memory for memory, _ in placed], None, collective="all_gather")
+    finishes = [finish for _, finish in placed if finish is not None]
+    return Part(request, partial(_run, finishes) if finishes else None)
+
+
+def reduce_scatter(
+    output: torch.Tensor, sources: Sequence[torch.Tensor], average: bool, rank: int
+) -> Part:
+    """Sum one slice for each rank; `sources` are like `output`, one a rank, and stay."""
+    own = sources[rank]
+    shared = any(
+        output.untyped_storage().data_ptr() == source.untyped_storage().data_ptr()
+        for source in sources
+    )
+    finish: Finish | None
+    if shared and output.data_ptr() != own.data_ptr():
+        # It may lie among what the others are to get.
+        memory = own.detach().clone(memory_format=torch.contiguous_format)
+        finish = partial(_write, output.detach(), memory)
+    else:
+        if output.data_ptr() != own.data_ptr() or output.stride() != own.stride():
+            _write(output, own)
+        memory, finish = _in_place(output)
+    parts = [
+        memory if other == rank else source.detach().resolve_neg().contiguous()
+        for other, source in enumerate(sources)
+    ]
+    dtype = DTYPES[output.dtype]
+    request = Request(parts, dtype, collective="reduce_scatter", average=average)
+    return Part(request, finish)
+
+
+def _in_place(tensor: torch.Tensor) -> tuple[torch.Tensor, Finish | None]:
+    # Detached: writing into a leaf that requires grad is no business of autograd here.
+    target = tensor.detach()
+    # The binding wants elements at addresses that are multiples of their size.
+    aligned = target.data_ptr() % target.element_size() == 0
+    if target.is_contiguous() and not target.is_neg() and aligned:
+        return target, None
+    staged = torch.empty(target.shape, dtype=target.dtype).copy_(target)
+    return staged, partial(_copy_back, target, staged)
+
+
+def _copy_back(target: torch.Tensor, staged: torch.Tensor) -> None:
+    _write(*each_once(target, staged))
+
+
+def _write(target: torch.Tensor, source: torch.Tensor) -> None:
+    with torch.inference_mode():  # also tensors that were made in it may be written to
+        target.detach().copy_(source.detach().view(target.shape))
+
+
+def _run(finishes: Sequence[Finish]) -> None:
+    for finish in finishes:
+        finish()
