@@ -6,27 +6,18 @@ use std::task::{Context, Poll};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
-use tonic::transport::server::{Connected, TcpConnectInfo};
 
 /// The connection with its guard.
 #[derive(Debug)]
 pub(crate) struct Guarded<G> {
     /// First, as it must go first.
-    _guard: G,
-    stream: TcpStream,
+    pub guard: G,
+    pub stream: TcpStream,
 }
 
 impl<G> Guarded<G> {
     pub const fn new(stream: TcpStream, guard: G) -> Self {
-        Self { _guard: guard, stream }
-    }
-}
-
-impl<G> Connected for Guarded<G> {
-    type ConnectInfo = TcpConnectInfo;
-
-    fn connect_info(&self) -> TcpConnectInfo {
-        self.stream.connect_info()
+        Self { guard, stream }
     }
 }
 

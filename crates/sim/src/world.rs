@@ -404,6 +404,7 @@ impl<'a> World<'a> {
                     wire_version: fanin_wire::VERSION,
                     wire_dtype: self.scenario.wire_dtype,
                     resume,
+                    origin: None,
                 };
                 match registry.join(now, request) {
                     JoinDecision::Waiting(ticket) => self.waiting.push((ticket, worker)),

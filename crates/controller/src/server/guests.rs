@@ -3,8 +3,9 @@
 use std::io;
 
 use tokio_stream::{Stream, StreamExt};
-use tonic::transport::server::TcpIncoming;
+use tonic::transport::server::{Connected, TcpIncoming};
 
+use super::calls::{Caller, Callers};
 use super::crowd::{Crowd, Place};
 use crate::guarded::Guarded;
 
@@ -13,14 +14,31 @@ const CONNECTIONS_MAX: usize = 4096;
 /// And from one address: an eighth, more than any machine has ranks.
 const CONNECTIONS_OF_ONE_MAX: usize = 512;
 
+/// What a connection has as long as it is open.
+#[derive(Debug)]
+pub(super) struct Guest {
+    _place: Place,
+    caller: Caller,
+}
+
+impl Connected for Guarded<Guest> {
+    type ConnectInfo = Caller;
+
+    fn connect_info(&self) -> Caller {
+        self.guard.caller.clone()
+    }
+}
+
 /// The connections that have a place, which each gives back with its end; the others are closed as they come.
-pub(super) fn guests(incoming: TcpIncoming) -> impl Stream<Item = io::Result<Guarded<Place>>> {
+pub(super) fn guests(incoming: TcpIncoming) -> impl Stream<Item = io::Result<Guarded<Guest>>> {
+    let callers = Callers::default();
     let crowd = Crowd::new(CONNECTIONS_MAX, CONNECTIONS_OF_ONE_MAX);
     incoming.filter_map(move |accepted| match accepted {
         Ok(stream) => {
             let peer = stream.peer_addr().ok()?;
             let place = crowd.enter(peer.ip(), peer.port().to_string())?;
-            Some(Ok(Guarded::new(stream, place)))
+            let caller = callers.caller(stream.connect_info());
+            Some(Ok(Guarded::new(stream, Guest { _place: place, caller })))
         }
         Err(error) => Some(Err(error)),
     })

@@ -2,9 +2,11 @@
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::http::{StatusCode, header};
+use axum::middleware::from_fn;
 use axum::response::IntoResponse;
 use axum::routing::get;
 use fanin_udp::ThreadEnded;
@@ -14,6 +16,7 @@ use tokio::task::JoinHandle;
 use tonic::service::Routes;
 use tonic::transport::server::TcpIncoming;
 
+use super::calls::in_turn;
 use super::guests::guests;
 use super::{ServerError, metrics};
 use crate::keepalive::expect_answers;
@@ -23,8 +26,12 @@ use crate::proto::control_server::{Control, ControlServer};
 const HANG_UP: Duration = Duration::from_millis(500);
 /// Ports that are tried when any will do: a TCP port that is free may be taken for UDP.
 const PORT_ATTEMPTS: usize = 16;
-/// The largest message is a resume: 64 shards of 16384 slots, whose counts take up to five bytes each.
+/// The largest message is a request to join that resumes a job: 64 shards of 16384 slots, whose counts take up to five bytes each. So is the answer, and what `Status` says of many jobs.
 const MESSAGE_BYTES_MAX: usize = 6 << 20;
+/// All other requests are short.
+const REQUEST_BYTES_MAX: usize = 64 << 10;
+/// The call that may be longer.
+const JOIN: &str = "/fanin.v1.Control/Join";
 
 /// Calls of one connection that are open at once: an ATP switch passes those of all ranks below it on, a stream and a question each.
 const CALLS_MAX: u32 = 2 * 64 * 256;
@@ -124,13 +131,18 @@ async fn serve<F: Future<Output = Scraped> + Send + 'static>(
     health: impl Fn() -> Result<(), ThreadEnded> + Clone + Send + Sync + 'static,
     hung_up: oneshot::Receiver<()>,
 ) {
-    let control = ControlServer::new(service)
-        .max_decoding_message_size(MESSAGE_BYTES_MAX)
-        .max_encoding_message_size(MESSAGE_BYTES_MAX);
-    let router = Routes::new(control)
+    let service = Arc::new(service);
+    let taking = |bytes| {
+        ControlServer::from_arc(Arc::clone(&service))
+            .max_decoding_message_size(bytes)
+            .max_encoding_message_size(MESSAGE_BYTES_MAX)
+    };
+    let router = Routes::new(taking(REQUEST_BYTES_MAX))
         .into_axum_router()
+        .route_service(JOIN, taking(MESSAGE_BYTES_MAX))
         .route("/healthz", get(async move || told(health())))
-        .route("/metrics", get(async move || scraped(scrape().await)));
+        .route("/metrics", get(async move || scraped(scrape().await)))
+        .layer(from_fn(in_turn));
     let served = tonic::transport::Server::builder()
         .accept_http1(true)
         .max_concurrent_streams(CALLS_MAX)

@@ -532,6 +532,7 @@ mod tests {
             patience: Duration::from_secs(1),
             wire_version: fanin_wire::VERSION,
             resume: None,
+            origin: None,
         }
     }
 

@@ -1,5 +1,6 @@
 //! A switch, or the server of ATP: the data path and its control connection under one port number.
 
+mod calls;
 mod crowd;
 mod data_path;
 mod errands;

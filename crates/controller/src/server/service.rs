@@ -49,7 +49,8 @@ impl Control for ControlService {
         let peer = request.remote_addr();
         let mut request = seen_from(request.into_inner(), peer);
         let (split, place) = (request.split.take(), request.place.take());
-        let request = join_request(request)?;
+        let mut request = join_request(request)?;
+        request.origin = peer.map(|peer| peer.ip().to_canonical()).filter(|ip| !ip.is_loopback());
         let rank = request.rank;
         let address = peer.map_or(IpAddr::from([0; 4]), |peer| peer.ip());
         let _place = self.jobs.wait(address, &request).ok_or_else(|| {
@@ -268,6 +269,7 @@ fn join_request(message: proto::JoinRequest) -> Result<JoinRequest, Malformed> {
         protocol,
         hops: message.hops.iter().map(hop).collect::<Result<_, _>>()?,
         resume: message.resume.map(resume).transpose()?,
+        origin: None,
     })
 }
 

@@ -4,12 +4,17 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream, UdpSocket};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
+use fanin_controller::proto::control_client::ControlClient;
+use fanin_controller::proto::join_reply::Outcome;
+use fanin_controller::proto::{Counts, JoinRequest, Resume, StatusRequest};
 use fanin_protocol::Reason;
 use fanin_wire::{
     Collective, Generation, JobId, Kind, Pattern, Preamble, ShardId, SlotHeader, SlotIndex, SlotPacket,
     WireDtype, WorkerId, begin_bfloat16_payload, chunk_packet_bytes, packet_bytes,
 };
+use tonic::Code;
 
 use super::*;
 
@@ -67,6 +72,59 @@ fn the_calls_that_a_connection_has_open_are_limited() {
     });
     // A stream and a question for each of 64 ranks in as many jobs as may gather at once.
     assert_eq!(limit, Some(2 * 64 * 256));
+}
+
+#[test]
+fn a_request_that_is_too_long_is_refused_and_a_long_one_to_resume_is_not() {
+    let switch = switch();
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    runtime.block_on(async {
+        let mut client =
+            ControlClient::connect(format!("http://{}", switch.address())).await.expect("a switch");
+        let question = StatusRequest { job: Some("j".repeat(64 << 10)), passed_on: 0 };
+        let refused = client.status(question).await.expect_err("longer than any question");
+        assert_eq!(refused.code(), Code::OutOfRange, "{refused}");
+        // The largest that a worker remembers: 64 shards of 16384 slots.
+        let resume = |shards: usize| Resume {
+            in_flight: 16_384,
+            elements: 256,
+            completed: vec![Counts { exchanges: vec![u32::MAX; 16_384] }; shards],
+            ..Resume::default()
+        };
+        let ask = |shards| JoinRequest { resume: Some(resume(shards)), ..request("long", 0, 1, HANG) };
+        let answer = client.join(ask(64)).await.expect("an answer").into_inner();
+        // Of another number of shards than this switch has.
+        assert!(matches!(answer.outcome, Some(Outcome::Refusal(_))), "{answer:?}");
+        let refused = client.join(ask(128)).await.expect_err("longer than any memory");
+        assert_eq!(refused.code(), Code::OutOfRange, "{refused}");
+    });
+}
+
+#[test]
+fn who_calls_too_often_waits() {
+    /// At once, and in a second after that.
+    const CALLS: (u32, u32) = (8192, 4096);
+    const CALLERS: u32 = 256;
+    let switch = switch();
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let took = runtime.block_on(async {
+        let client = ControlClient::connect(format!("http://{}", switch.address())).await.expect("a switch");
+        let began = Instant::now();
+        let mut callers = tokio::task::JoinSet::new();
+        for _ in 0..CALLERS {
+            let mut client = client.clone();
+            callers.spawn(async move {
+                for _ in 0..(CALLS.0 + CALLS.1) / CALLERS {
+                    let question = StatusRequest { job: Some(String::new()), passed_on: 0 };
+                    client.status(question).await.expect("nobody is refused");
+                }
+            });
+        }
+        callers.join_all().await;
+        began.elapsed()
+    });
+    // It may be slower for other reasons, but not faster.
+    assert!(took > Duration::from_millis(990), "{took:?}");
 }
 
 /// The value of a rank's series; `None` when there is none.

@@ -2,6 +2,7 @@
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
+use core::net::IpAddr;
 use core::time::Duration;
 
 use fanin_wire::{
@@ -33,6 +34,7 @@ struct Waiting {
     protocol: Protocol,
     hops: Vec<Hop>,
     resume: Option<Resume>,
+    origin: Option<IpAddr>,
 }
 
 /// Ranks that joined and wait for the rest.
@@ -227,6 +229,7 @@ impl Gathering {
                 protocol: request.protocol,
                 hops: request.hops,
                 resume: request.resume,
+                origin: request.origin,
             },
         );
         Ok(())
@@ -251,6 +254,13 @@ impl Gathering {
 
     pub fn world_size(&self) -> u8 {
         self.world_size
+    }
+
+    /// From where all of its ranks ask, if that is one machine, and not the switch's own.
+    pub fn origin(&self) -> Option<IpAddr> {
+        let mut origins = self.waiting.values().map(|waiting| waiting.origin);
+        let first = origins.next()??;
+        origins.all(|other| other == Some(first)).then_some(first)
     }
 
     pub fn present(&self) -> Ranks {

@@ -185,8 +185,8 @@ macro_rules! for_each_refusal {
             }
                 |f| write!(
                     f,
-                    "the job needs {asked} units of memory, and {free} are free (units of 256 elements, each shard); ask for fewer \
-                     slots or a smaller window, wait until a job ends, or start the switch with more (--pool-units)"
+                    "the job needs {asked} units of memory, and {free} are free (units of 256 elements, each shard; jobs \
+                     of one machine have half of them all at most); ask for fewer slots or a smaller window, wait until a job ends, or start the switch with more (--pool-units)"
                 );
 
             /// The rank and its job (or the switch) disagree on the job that is to be resumed.

@@ -4,6 +4,7 @@ use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
 use alloc::string::String;
 use alloc::vec::Vec;
+use core::net::IpAddr;
 use core::time::Duration;
 
 use fanin_wire::{AbortReason, Generation, JobId, Key, WireDtype, WorkerId};
@@ -16,6 +17,8 @@ use crate::machine::Instant;
 #[cfg(test)]
 mod tests;
 
+/// Of the pool, what jobs have at most of which all ranks ask from one machine: half, so that others have room.
+const POOL_OF_ONE: u32 = 2;
 /// Most exchange counts that are kept of ranks which wait to resume a job: 64 MiB, 16 jobs of 64 ranks with the largest pool in one
 /// shard.
 const COUNTS_MAX: usize = 1 << 24;
@@ -256,6 +259,8 @@ struct Job {
     wire_dtype: WireDtype,
     /// What it takes of a shard's pool.
     pool_units: u32,
+    /// From where all of its ranks asked, if that is one machine.
+    origin: Option<IpAddr>,
     levels: u8,
     left: Ranks,
     /// When a rank left it last.
@@ -484,6 +489,7 @@ impl Registry {
     fn admit(&mut self, now: Instant, identity: &(String, Option<u64>)) -> Result<Admission, Refusal> {
         let gathering = &self.gatherings[identity];
         let world_size = gathering.world_size();
+        let origin = gathering.origin();
         let plan = gathering.plan(self.config.shards, self.config.receive_buffer_bytes)?;
         let gathering = match self.config.protocol {
             Protocol::SwitchMl => world_size,
@@ -491,8 +497,9 @@ impl Registry {
             Protocol::Atp => 0,
         };
         let asked = pool_units(plan.in_flight, plan.elements, plan.wire_dtype, gathering);
-        if asked > self.free {
-            return Err(Refusal::PoolExhausted { asked, free: self.free });
+        let free = self.free_for(origin);
+        if asked > free {
+            return Err(Refusal::PoolExhausted { asked, free });
         }
         self.free -= asked;
         let id = self.unused_id();
@@ -522,6 +529,7 @@ impl Registry {
                 elements: plan.elements,
                 wire_dtype: plan.wire_dtype,
                 pool_units: asked,
+                origin,
                 levels: admission.hierarchy.as_ref().map_or(0, |hierarchy| hierarchy.levels),
                 left: Ranks::default(),
                 left_last: now,
@@ -530,6 +538,14 @@ impl Registry {
             },
         );
         Ok(admission)
+    }
+
+    /// Memory that is free for a job of which all ranks ask from one machine, or from several.
+    fn free_for(&self, origin: Option<IpAddr>) -> u32 {
+        let Some(origin) = origin else { return self.free };
+        let theirs = self.jobs.values().filter(|job| job.is_running() && job.origin == Some(origin));
+        let taken: u32 = theirs.map(|job| job.pool_units).sum();
+        self.free.min((self.config.pool_units / POOL_OF_ONE).saturating_sub(taken))
     }
 
     /// A random id that no job here has.

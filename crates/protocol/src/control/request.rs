@@ -2,7 +2,7 @@
 
 use alloc::string::String;
 use alloc::vec::Vec;
-use core::net::SocketAddr;
+use core::net::{IpAddr, SocketAddr};
 use core::time::Duration;
 
 use fanin_wire::{Dtype, Generation, JobId, Key, ShardId, SlotIndex, WireDtype};
@@ -97,6 +97,8 @@ pub struct JoinRequest {
     pub wire_version: u8,
     /// What the rank still has of a job that a switch forgot.
     pub resume: Option<Resume>,
+    /// From where it was asked; `None` from the switch's own machine.
+    pub origin: Option<IpAddr>,
 }
 
 impl JoinRequest {

@@ -42,6 +42,7 @@ fn ask(job: &str, rank: u32, world_size: u32) -> JoinRequest {
         wire_version: VERSION,
         wire_dtype: WireDtype::Int32,
         resume: None,
+        origin: None,
     }
 }
 
@@ -298,6 +299,33 @@ fn a_job_beyond_the_pool_is_refused_for_all_its_ranks_with_asked_and_free() {
     assert_eq!(registry.jobs().count(), 1, "the gathering is gone, so that the ranks may ask for less");
     let message = reason.to_string();
     assert!(message.contains("needs 3000 units") && message.contains("1856 are free"), "{message}");
+}
+
+#[test]
+fn jobs_of_one_machine_leave_half_of_the_pool_to_others() {
+    let mut registry = registry();
+    let [stranger, other] = [1, 2].map(|last| Some(IpAddr::from([10, 0, 0, last])));
+    // 256 slots of 352 elements count as 768 of 2048, for one rank and for two.
+    let mut asks = |job: &str, ranks: &[Option<IpAddr>]| {
+        let world_size = ranks.len() as u32;
+        let mut decisions = (0..).zip(ranks).map(|(rank, origin)| {
+            let ask = JoinRequest { in_flight: Some(256), origin: *origin, ..ask(job, rank, world_size) };
+            registry.join(at(0), ask)
+        });
+        decisions.by_ref().last().expect("a rank")
+    };
+    let admitted =
+        |decision: &JoinDecision| matches!(decision, JoinDecision::Complete { outcome: Ok(_), .. });
+    let refused = |decision: &JoinDecision| match decision {
+        JoinDecision::Complete { outcome: Err(reason), .. } => Some(*reason),
+        _ => None,
+    };
+    assert!(admitted(&asks("a", &[stranger])));
+    let exhausted = Some(Refusal::PoolExhausted { asked: 768, free: 256 });
+    assert_eq!(refused(&asks("b", &[stranger])), exhausted, "half of 2048 less what it has");
+    assert!(admitted(&asks("b", &[stranger, other])), "a job of two machines has what is free");
+    let exhausted = Some(Refusal::PoolExhausted { asked: 768, free: 512 });
+    assert_eq!(refused(&asks("c", &[None])), exhausted, "what is left of all");
 }
 
 #[test]
