@@ -67,6 +67,7 @@ class Client:
         prediction: tuple[float, str] | None = None,
         machine: str | None = None,
         local: LocalRanks | None = None,
+        hosted: Switch | None = None,
     ) -> Client: ...
     @property
     def switch(self) -> str: ...

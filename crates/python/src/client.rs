@@ -7,6 +7,7 @@ use crate::ledger::Completion;
 use crate::local::LocalRanks;
 use crate::membership::Membership;
 use crate::pending::Pending;
+use crate::switch::Switch;
 use fanin_controller::{Job, Prediction, ServiceConfig, SessionConfig, SessionError, Share, TraceConfig};
 use fanin_protocol::Reason;
 use fanin_protocol::control::Protocol;
@@ -32,7 +33,8 @@ const TIMEOUT_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
 /// large float tensors travel, "int32" or "bfloat16", or with `exact` as they are, and `protocol` how they are summed, "switchml" or
 /// "atp": the same on all ranks. Without `congestion_control`, ATP's window does not shrink when packets are lost. `trace` is the file of a timeline and the rank that this
 /// process has in it. `prediction` is what the plan of the shares takes, in seconds a byte, and what takes that long, and `machine` names this machine: both are told by
-/// `fanin status`. With `local` this machine's ranks sum among themselves first, and `services` may be empty where there is no other machine. Raises the errors of `fanin.errors`, and `ValueError` for another wire dtype or protocol.
+/// `fanin status`. With `local` this machine's ranks sum among themselves first, and `services` may be empty where there is no other machine. What is said to `hosted`, a switch
+/// of this process, if it is one of `services`, touches no socket. Raises the errors of `fanin.errors`, and `ValueError` for another wire dtype or protocol.
 #[pyclass(frozen, module = "fanin._fanin")]
 pub(crate) struct Client {
     membership: Arc<Membership>,
@@ -47,7 +49,8 @@ impl Client {
     #[new]
     #[pyo3(signature = (
         services, job, rank, world_size, *, timeout=300.0, slots=None, window=None, wire_dtype="int32",
-        protocol="switchml", exact=false, congestion_control=true, trace=None, prediction=None, machine=None, local=None
+        protocol="switchml", exact=false, congestion_control=true, trace=None, prediction=None, machine=None, local=None,
+        hosted=None
     ))]
     #[expect(clippy::too_many_arguments, reason = "the signature is Python's")]
     fn new(
@@ -67,6 +70,7 @@ impl Client {
         prediction: Option<(f64, String)>,
         machine: Option<String>,
         local: Option<&LocalRanks>,
+        hosted: Option<&Switch>,
     ) -> PyResult<Self> {
         let wire_dtype = match (wire_dtype.parse(), exact) {
             (Ok(WireDtype::Int32), true) => WireDtype::Native,
@@ -94,6 +98,7 @@ impl Client {
             wire_dtype,
             protocol,
             congestion_control,
+            host: hosted.and_then(Switch::threads),
             trace: trace.map(|(file, rank)| TraceConfig { file, rank }),
             prediction: prediction.map(|(seconds_per_byte, bound)| Prediction { seconds_per_byte, bound }),
             machine: machine.unwrap_or_else(|| usual.machine.clone()),

@@ -7,6 +7,7 @@ use fanin_controller::{
     AtpSwitchServer, AtpSwitchServerConfig, ServerError, SwitchServer, SwitchServerConfig,
 };
 use fanin_protocol::control::Protocol;
+use fanin_udp::HostThreads;
 use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
 use std::net::{Ipv4Addr, SocketAddr, ToSocketAddrs};
@@ -54,6 +55,14 @@ impl Running {
         }
     }
 
+    /// ATP's ranks speak to the switch, and the server, which is hidden, to nobody else.
+    fn threads(&self) -> Option<HostThreads> {
+        match self {
+            Self::SwitchMl(server) => Some(server.threads()),
+            Self::Atp { .. } => None,
+        }
+    }
+
     fn is_idle(&self) -> bool {
         match self {
             Self::SwitchMl(server) | Self::Atp { server, .. } => server.is_idle(),
@@ -69,6 +78,13 @@ impl Running {
                 switch.stop();
             }
         }
+    }
+}
+
+impl Switch {
+    /// Its threads, for a rank of this process; `None` once it has ended.
+    pub(crate) fn threads(&self) -> Option<HostThreads> {
+        lock(&self.running).as_ref().and_then(Running::threads)
     }
 }
 

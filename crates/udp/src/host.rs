@@ -1,7 +1,8 @@
 //! Machines that serve one port, each with a socket and a thread of its own, and an owner who asks them things.
 
-use crate::io_loop::{self, Shard};
-use crate::mailbox::{Post, mailbox};
+use crate::io_loop::Shard;
+use crate::io_thread::{HostThreads, Lease, Room};
+use crate::mailbox::Post;
 use crate::socket::{bind, receive_buffer_bytes};
 use crate::train_socket::{Peer, TrainSocket};
 use crate::{IoStatistics, Offload, ThreadEnded};
@@ -11,9 +12,9 @@ use std::net::SocketAddr;
 use std::ops::ControlFlow;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Mutex, PoisonError};
-use std::thread::{self, JoinHandle};
 
-/// The shards of a machine, all on one port: each a thread. Dropping it stops and joins the threads; its peers are not told.
+/// The shards of a machine, all on one port: each a thread. Dropping it stops the machines, and joins the threads on which nobody else lives;
+/// its peers are not told.
 pub struct Host<M: Endpoint> {
     address: SocketAddr,
     receive_buffer_bytes: usize,
@@ -23,7 +24,7 @@ pub struct Host<M: Endpoint> {
 
 struct Running<M> {
     post: Post<Command<M>>,
-    thread: JoinHandle<()>,
+    lease: Lease,
 }
 
 type Question<M> = Box<dyn FnOnce(&mut M, IoStatistics) + Send>;
@@ -56,11 +57,11 @@ where
         };
         for (index, (machine, socket)) in machines.into_iter().zip(sockets).enumerate() {
             let socket = TrainSocket::new(socket, offload)?;
-            let (post, mailbox) = mailbox()?;
+            let room = Room::new()?;
+            let (post, mailbox) = room.mailbox();
             let shard = HostShard { machine, events: events.clone() };
-            let thread = thread::Builder::new().name(format!("{name}-{index}"));
-            let thread = thread.spawn(move || io_loop::run(shard, socket, &mailbox))?;
-            host.shards.push(Running { post, thread });
+            let lease = room.move_in(shard, socket, mailbox, Some(address), format!("{name}-{index}"))?;
+            host.shards.push(Running { post, lease });
         }
         Ok(host)
     }
@@ -113,13 +114,16 @@ where
     /// # Errors
     /// The first that has ended, though nobody stopped it.
     pub fn health(&self) -> Result<(), ThreadEnded> {
-        match self.shards.iter().find(|shard| shard.thread.is_finished()) {
-            None => Ok(()),
-            Some(ended) => Err(ThreadEnded::named(ended.thread.thread().name())),
-        }
+        self.shards.iter().try_for_each(|shard| shard.lease.health())
     }
 
-    /// Stops and joins the threads, and frees the port.
+    /// Its threads, for workers of this process.
+    #[must_use]
+    pub fn threads(&self) -> HostThreads {
+        HostThreads::new(self.address, self.shards.iter().map(|shard| &shard.lease))
+    }
+
+    /// Stops the machines, and frees the port.
     pub fn shutdown(self) {
         drop(self);
     }
@@ -131,8 +135,7 @@ impl<M: Endpoint> Drop for Host<M> {
             let _ = shard.post.send(Command::Stop);
         }
         for shard in self.shards.drain(..) {
-            // A thread that panicked has said so on standard error.
-            let _ = shard.thread.join();
+            shard.lease.wait();
         }
     }
 }

@@ -1,11 +1,18 @@
-//! The loop that runs one machine on one socket, on a thread of its own.
+//! The loop of an I/O thread: it runs the machines that live on it, each on a socket of its own.
+//!
+//! There is one machine on most threads. On the threads of a service that a process hosts for its own ranks their lanes are guests
+//! (`io_thread`): what lane and service say to each other is handed over between two machines of one thread. It touches no socket and no
+//! queue, wakes nobody, and is never lost.
 
 use crate::clock::Clock;
-use crate::mailbox::Mailbox;
+use crate::mailbox::{Bell, Mailbox};
 use crate::train_socket::{Peer, ReceiveBuffers, TRAIN_BYTES, TrainSocket};
 use fanin_protocol::{Endpoint, Instant, Verdict};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::convert::Infallible;
 use std::ops::ControlFlow;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::mpsc::Sender;
 
 /// Bytes that are handled before the machine may answer: sixteen trains, or as much in single packets. More of them gather
 /// more answers into one train; but a worker whose answer waits has its window closed meanwhile.
@@ -23,49 +30,163 @@ const SPINS: usize = 16;
 /// cores with a switch and two workers, 8 spins cost a tenth of the rate and a quarter more latency, 128 half of the rate.
 const SPIN_CORES_MIN: usize = 8;
 
+/// Up to so many tenants, less one, a sleep allocates nothing.
+const FEW: usize = 4;
+
 /// What a driver puts around a machine.
 pub(crate) trait Shard {
     type Machine: Endpoint<Address = Peer>;
     type Command;
 
     fn machine(&mut self) -> &mut Self::Machine;
-    /// Carries out a command; `Break` ends the loop.
+    /// Carries out a command; `Break` ends the machine.
     fn command(&mut self, command: Self::Command, socket: &mut TrainSocket) -> ControlFlow<()>;
     fn event(&mut self, event: <Self::Machine as Endpoint>::Event);
     /// Told after a round in which so many packets counted.
     fn progress(&mut self, _packets: u64) {}
 }
 
-/// Runs `shard` until a command ends it.
-pub(crate) fn run<S: Shard>(mut shard: S, mut socket: TrainSocket, mailbox: &Mailbox<S::Command>) {
+/// A machine on its thread, with all that it has there.
+pub(crate) struct Seat<S: Shard> {
+    pub(crate) shard: S,
+    pub(crate) socket: TrainSocket,
+    pub(crate) mailbox: Mailbox<S::Command>,
+    /// Who it is to the others on the thread.
+    pub(crate) peer: Peer,
+    /// Dropped last: the machine is gone.
+    pub(crate) _ends: Sender<Infallible>,
+}
+
+/// A [`Seat`], whatever its machine is. Calls are by round or by train, not by packet.
+pub(crate) trait Tenant: Send {
+    fn peer(&self) -> Peer;
+    fn socket(&self) -> BorrowedFd<'_>;
+    /// Carries out what it is told; whether it was told anything, or `Break` when it is to end.
+    fn obey(&mut self) -> ControlFlow<(), bool>;
+    /// Hands the machine what the socket has, up to the bound of a round.
+    fn receive(&mut self, buffers: &mut ReceiveBuffers, clock: Clock) -> bool;
+    /// Hands the machine a train of another one on this thread.
+    fn take(&mut self, now: Instant, from: Peer, train: &[u8], segment_bytes: usize);
+    /// Sends what the machine has to say, to `others` by handing it over.
+    fn transmit(&mut self, now: Instant, train: &mut [u8], others: Others<'_>) -> bool;
+    fn tell(&mut self) -> bool;
+    fn timeout(&mut self) -> Option<Instant>;
+    fn handle_timeout(&mut self, now: Instant);
+    fn slept(&mut self);
+}
+
+/// The other tenants of a thread, before and after one of them.
+type Others<'a> = [&'a mut [Box<dyn Tenant>]; 2];
+
+impl<S> Tenant for Seat<S>
+where
+    S: Shard<Command: Send> + Send,
+{
+    fn peer(&self) -> Peer {
+        self.peer
+    }
+
+    fn socket(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    fn obey(&mut self) -> ControlFlow<(), bool> {
+        let mut any = false;
+        while let Some(command) = self.mailbox.take() {
+            any = true;
+            self.shard.command(command, &mut self.socket)?;
+        }
+        ControlFlow::Continue(any)
+    }
+
+    fn receive(&mut self, buffers: &mut ReceiveBuffers, clock: Clock) -> bool {
+        receive(&mut self.shard, &mut self.socket, buffers, clock)
+    }
+
+    fn take(&mut self, now: Instant, from: Peer, train: &[u8], segment_bytes: usize) {
+        let machine = self.shard.machine();
+        let packets = train.chunks(segment_bytes.max(1));
+        let counts = |packet| !matches!(machine.handle_packet(now, from, packet), Verdict::Drop(_));
+        let counted = packets.map(counts).filter(|counts| *counts).count();
+        self.shard.progress(counted as u64);
+    }
+
+    fn transmit(&mut self, now: Instant, train: &mut [u8], mut others: Others<'_>) -> bool {
+        let mut any = false;
+        while let Some(transmit) = self.shard.machine().poll_transmit(now, train) {
+            any = true;
+            let (bytes, segment_bytes) = (&train[..transmit.bytes], transmit.segment_bytes);
+            for &to in transmit.to {
+                match others.iter_mut().flat_map(|others| others.iter_mut()).find(|other| other.peer() == to)
+                {
+                    Some(other) => other.take(now, self.peer, bytes, segment_bytes),
+                    None => self.socket.send(to, bytes, segment_bytes),
+                }
+            }
+        }
+        any
+    }
+
+    fn tell(&mut self) -> bool {
+        let mut any = false;
+        while let Some(event) = self.shard.machine().poll_event() {
+            any = true;
+            self.shard.event(event);
+        }
+        any
+    }
+
+    fn timeout(&mut self) -> Option<Instant> {
+        self.shard.machine().poll_timeout()
+    }
+
+    fn handle_timeout(&mut self, now: Instant) {
+        self.shard.machine().handle_timeout(now);
+    }
+
+    fn slept(&mut self) {
+        self.socket.statistics.sleeps += 1;
+    }
+}
+
+/// Runs the tenants that `newcomers` hands over, until it says that nobody is there any more and nobody comes.
+pub(crate) fn run(bell: &Bell, mut newcomers: impl FnMut(&mut Vec<Box<dyn Tenant>>) -> ControlFlow<()>) {
     let clock = Clock;
     let mut buffers = ReceiveBuffers::new();
     let mut train = vec![0; TRAIN_BYTES];
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let spins = if cores >= SPIN_CORES_MIN { SPINS } else { 0 };
     let mut idle_rounds = 0;
-    loop {
+    let mut tenants = Vec::new();
+    while newcomers(&mut tenants).is_continue() {
         let mut busy = false;
-        while let Some(command) = mailbox.take() {
-            busy = true;
-            if shard.command(command, &mut socket).is_break() {
-                // What came before the command is still said: to the network, such as an abort, and to the owner.
-                transmit(&mut shard, &mut socket, &mut train, clock.now());
-                while let Some(event) = shard.machine().poll_event() {
-                    shard.event(event);
+        let mut index = 0;
+        while index < tenants.len() {
+            match tenants[index].obey() {
+                ControlFlow::Continue(any) => {
+                    busy |= any;
+                    index += 1;
                 }
-                return;
+                ControlFlow::Break(()) => {
+                    busy = true;
+                    // What came before the command is still said: to the network, such as an abort, and to the owner.
+                    transmit(&mut tenants, index, clock.now(), &mut train);
+                    tenants.remove(index).tell();
+                }
             }
         }
-        busy |= receive(&mut shard, &mut socket, &mut buffers, clock);
-        let now = clock.now();
-        if shard.machine().poll_timeout().is_some_and(|due| due <= now) {
-            shard.machine().handle_timeout(now);
+        for tenant in &mut tenants {
+            busy |= tenant.receive(&mut buffers, clock);
         }
-        busy |= transmit(&mut shard, &mut socket, &mut train, now);
-        while let Some(event) = shard.machine().poll_event() {
-            busy = true;
-            shard.event(event);
+        let now = clock.now();
+        for index in 0..tenants.len() {
+            if tenants[index].timeout().is_some_and(|due| due <= now) {
+                tenants[index].handle_timeout(now);
+            }
+            busy |= transmit(&mut tenants, index, now, &mut train);
+        }
+        for tenant in &mut tenants {
+            busy |= tenant.tell();
         }
         if busy {
             idle_rounds = 0;
@@ -74,9 +195,15 @@ pub(crate) fn run<S: Shard>(mut shard: S, mut socket: TrainSocket, mailbox: &Mai
             std::hint::spin_loop();
         } else {
             idle_rounds = 0;
-            sleep(shard.machine().poll_timeout(), &mut socket, mailbox, clock);
+            sleep(&mut tenants, bell, clock);
         }
     }
+}
+
+fn transmit(tenants: &mut [Box<dyn Tenant>], index: usize, now: Instant, train: &mut [u8]) -> bool {
+    let (before, rest) = tenants.split_at_mut(index);
+    let Some((tenant, after)) = rest.split_first_mut() else { return false };
+    tenant.transmit(now, train, [before, after])
 }
 
 /// Hands the machine what the socket has, up to the bound of a round.
@@ -107,31 +234,30 @@ fn receive<S: Shard>(
     any
 }
 
-fn transmit<S: Shard>(shard: &mut S, socket: &mut TrainSocket, train: &mut [u8], now: Instant) -> bool {
-    let mut any = false;
-    while let Some(transmit) = shard.machine().poll_transmit(now, train) {
-        any = true;
-        for &to in transmit.to {
-            socket.send(to, &train[..transmit.bytes], transmit.segment_bytes);
-        }
-    }
-    any
-}
-
-/// Sleeps until a packet, a command or the machine's timer.
-fn sleep<C>(timeout: Option<Instant>, socket: &mut TrainSocket, mailbox: &Mailbox<C>, clock: Clock) {
+/// Sleeps until a packet, a command or a machine's timer.
+fn sleep(tenants: &mut [Box<dyn Tenant>], bell: &Bell, clock: Clock) {
+    let timeout = tenants.iter_mut().filter_map(|tenant| tenant.timeout()).min();
     let timeout = timeout.map(|due| due.since(clock.now()));
     // Longer than poll can express is forever.
     let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
-    socket.statistics.sleeps += 1;
-    let mut fds = [
-        PollFd::from_borrowed_fd(socket.as_fd(), PollFlags::IN),
-        PollFd::from_borrowed_fd(mailbox.bell(), PollFlags::IN),
-    ];
+    tenants.iter_mut().for_each(|tenant| tenant.slept());
+    // The bell after all sockets.
+    let fd_of = |place: usize| {
+        let socket = tenants.get(place).map_or_else(|| bell.as_fd(), |tenant| tenant.socket());
+        PollFd::from_borrowed_fd(socket, PollFlags::IN)
+    };
+    let mut few: [_; FEW] = std::array::from_fn(fd_of);
+    let mut many = Vec::new();
+    let fds = if let Some(fds) = few.get_mut(..=tenants.len()) {
+        fds
+    } else {
+        many.extend((0..=tenants.len()).map(fd_of));
+        &mut many[..]
+    };
     // An interrupted sleep is a short sleep.
-    let _ = poll(&mut fds, timeout.as_ref());
-    if fds[1].revents().contains(PollFlags::IN) {
-        mailbox.silence();
+    let _ = poll(fds, timeout.as_ref());
+    if fds[tenants.len()].revents().contains(PollFlags::IN) {
+        bell.silence();
     }
 }
 

@@ -5,30 +5,53 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, mpsc};
 
+/// What ends the sleep of an I/O thread: one for all mailboxes that it empties.
+#[derive(Clone, Debug)]
+pub(crate) struct Bell(Arc<OwnedFd>);
+
 /// The sending half.
 pub(crate) struct Post<C> {
     queue: mpsc::Sender<C>,
-    bell: Arc<OwnedFd>,
+    bell: Bell,
 }
 
 /// The receiving half, owned by the I/O thread.
-pub(crate) struct Mailbox<C> {
-    queue: mpsc::Receiver<C>,
-    bell: Arc<OwnedFd>,
+pub(crate) struct Mailbox<C>(mpsc::Receiver<C>);
+
+/// A mailbox of the thread that `bell` wakes.
+pub(crate) fn mailbox<C>(bell: &Bell) -> (Post<C>, Mailbox<C>) {
+    let (queue, receiver) = mpsc::channel();
+    (Post { queue, bell: bell.clone() }, Mailbox(receiver))
 }
 
-pub(crate) fn mailbox<C>() -> io::Result<(Post<C>, Mailbox<C>)> {
-    let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-    let (sender, receiver) = mpsc::channel();
-    Ok((Post { queue: sender, bell: Arc::clone(&bell) }, Mailbox { queue: receiver, bell }))
+impl Bell {
+    pub(crate) fn new() -> io::Result<Self> {
+        Ok(Self(Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)))
+    }
+
+    pub(crate) fn ring(&self) {
+        // Fails only when the counter is full, and then the bell rings already.
+        let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
+    }
+
+    /// Call before [`Mailbox::take`], else a command that comes in between is slept over.
+    pub(crate) fn silence(&self) {
+        let _ = rustix::io::read(&self.0, &mut [0; 8]);
+    }
+}
+
+/// What to poll for reading.
+impl AsFd for Bell {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
 }
 
 impl<C> Post<C> {
     /// Queues a command and wakes the thread; gives the command back when the thread has ended.
     pub(crate) fn send(&self, command: C) -> Result<(), C> {
         self.queue.send(command).map_err(|mpsc::SendError(command)| command)?;
-        // Fails only when the counter is full, and then the bell rings already.
-        let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+        self.bell.ring();
         Ok(())
     }
 
@@ -54,17 +77,7 @@ impl<C> std::fmt::Debug for Post<C> {
 
 impl<C> Mailbox<C> {
     pub(crate) fn take(&self) -> Option<C> {
-        self.queue.try_recv().ok()
-    }
-
-    /// What to poll for reading.
-    pub(crate) fn bell(&self) -> BorrowedFd<'_> {
-        self.bell.as_fd()
-    }
-
-    /// Silences the bell. Call before [`Self::take`], else a command that comes in between is slept over.
-    pub(crate) fn silence(&self) {
-        let _ = rustix::io::read(&self.bell, &mut [0; 8]);
+        self.0.try_recv().ok()
     }
 }
 
@@ -74,7 +87,7 @@ mod tests {
 
     #[test]
     fn a_command_to_a_thread_that_has_ended_comes_back() {
-        let (post, mailbox) = mailbox::<u32>().unwrap();
+        let (post, mailbox) = mailbox::<u32>(&Bell::new().unwrap());
         post.send(1).unwrap();
         assert_eq!(mailbox.take(), Some(1));
         assert_eq!(mailbox.take(), None);
@@ -85,17 +98,18 @@ mod tests {
     #[test]
     fn the_bell_rings_until_it_is_silenced() {
         use rustix::event::{PollFd, PollFlags, Timespec, poll};
-        let (post, mailbox) = mailbox::<u32>().unwrap();
-        let rings = |mailbox: &Mailbox<u32>| {
-            let mut fds = [PollFd::from_borrowed_fd(mailbox.bell(), PollFlags::IN)];
+        let bell = Bell::new().unwrap();
+        let (post, mailbox) = mailbox::<u32>(&bell);
+        let rings = || {
+            let mut fds = [PollFd::new(&bell, PollFlags::IN)];
             poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() == 1
         };
-        assert!(!rings(&mailbox));
+        assert!(!rings());
         post.send(1).unwrap();
         post.send(2).unwrap();
-        assert!(rings(&mailbox));
-        mailbox.silence();
-        assert!(!rings(&mailbox));
+        assert!(rings());
+        bell.silence();
+        assert!(!rings());
         assert_eq!((mailbox.take(), mailbox.take()), (Some(1), Some(2)));
     }
 }

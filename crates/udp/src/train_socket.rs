@@ -38,18 +38,28 @@ pub enum Offload {
     Never,
 }
 
-/// A peer of a socket: the same one, whichever of our addresses it speaks to.
+/// Who sends and is sent to.
 #[derive(Clone, Copy, Debug)]
-pub struct Peer {
-    pub(crate) remote: SocketAddr,
-    /// Our address that the peer spoke to, where the socket has several: an answer from another one would not be heard by a
-    /// connected peer.
-    pub(crate) local: Option<IpAddr>,
+pub enum Peer {
+    /// The peer of a socket: the same one, whichever of our addresses it speaks to.
+    At {
+        /// Its address.
+        remote: SocketAddr,
+        /// Our address that the peer spoke to, where the socket has several: an answer from another one would not be heard by a
+        /// connected peer.
+        local: Option<IpAddr>,
+    },
+    /// A guest on the same thread. No packet from a socket is from such a one.
+    Guest(u64),
 }
 
 impl PartialEq for Peer {
     fn eq(&self, other: &Self) -> bool {
-        self.remote == other.remote
+        match (self, other) {
+            (Self::At { remote, .. }, Self::At { remote: other, .. }) => remote == other,
+            (Self::Guest(number), Self::Guest(other)) => number == other,
+            _ => false,
+        }
     }
 }
 
@@ -57,7 +67,7 @@ impl Eq for Peer {}
 
 impl From<SocketAddr> for Peer {
     fn from(remote: SocketAddr) -> Self {
-        Self { remote, local: None }
+        Self::At { remote, local: None }
     }
 }
 
@@ -126,7 +136,8 @@ impl TrainSocket {
         };
         self.statistics.trains_received += trains as u64;
         for (meta, bytes) in buffers.meta.iter().zip(&slices).take(trains) {
-            let peer = Peer { remote: meta.addr, local: if self.wildcard { meta.dst_ip } else { None } };
+            let local = if self.wildcard { meta.dst_ip } else { None };
+            let peer = Peer::At { remote: meta.addr, local };
             let train = &bytes[..meta.len.min(bytes.len())];
             if train.is_empty() {
                 self.statistics.packets_received += 1;
@@ -145,10 +156,15 @@ impl TrainSocket {
     pub(crate) fn send(&mut self, to: Peer, train: &[u8], segment_bytes: usize) {
         let segment_bytes = segment_bytes.clamp(1, DATAGRAM_BYTES_MAX);
         let mut rest = train;
+        let Peer::At { remote, local } = to else {
+            // A guest that has left.
+            self.statistics.packets_given_up += train.len().div_ceil(segment_bytes) as u64;
+            return;
+        };
         while !rest.is_empty() {
             let (now, later) =
                 rest.split_at((self.segments_max(segment_bytes) * segment_bytes).min(rest.len()));
-            match self.send_train(to, now, segment_bytes) {
+            match self.send_train((remote, local), now, segment_bytes) {
                 Sent::Yes => {
                     self.statistics.trains_sent += 1;
                     self.statistics.packets_sent += now.len().div_ceil(segment_bytes) as u64;
@@ -171,13 +187,18 @@ impl TrainSocket {
         }
     }
 
-    fn send_train(&mut self, to: Peer, train: &[u8], segment_bytes: usize) -> Sent {
+    fn send_train(
+        &mut self,
+        (destination, src_ip): (SocketAddr, Option<IpAddr>),
+        train: &[u8],
+        segment_bytes: usize,
+    ) -> Sent {
         let transmit = quinn_udp::Transmit {
-            destination: to.remote,
+            destination,
             ecn: None,
             contents: train,
             segment_size: Some(segment_bytes),
-            src_ip: to.local,
+            src_ip,
         };
         for _ in 0..SEND_ATTEMPTS {
             let segments_before = self.state.max_gso_segments();
@@ -287,7 +308,7 @@ mod tests {
         let (mut server, mut client, address) = pair(Ipv4Addr::UNSPECIFIED, Offload::Detect);
         client.send(address.into(), b"question", 8);
         let (peer, _) = packets(&mut server, 1).remove(0);
-        assert_eq!(peer.local, Some(address.ip()));
+        assert!(matches!(peer, Peer::At { local, .. } if local == Some(address.ip())));
         server.send(peer, b"answer", 6);
         // The client is connected: it hears `address` alone.
         assert_eq!(packets(&mut client, 1)[0].1, b"answer");

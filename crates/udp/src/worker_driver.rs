@@ -2,8 +2,9 @@
 
 use crate::clock::Clock;
 use crate::failure::invalid;
-use crate::io_loop::{self, Shard};
-use crate::mailbox::{self, Post, mailbox};
+use crate::io_loop::Shard;
+use crate::io_thread::{HostThreads, Lease, Room};
+use crate::mailbox::{self, Post};
 use crate::part::{AllReduce, Counts, Part, PartTimes};
 use crate::socket::{check_shards, connect, open};
 use crate::train_socket::{Peer, TrainSocket};
@@ -20,7 +21,7 @@ use std::ops::{ControlFlow, Range};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::{self, JoinHandle};
+use std::thread;
 
 /// Told once what became of an all-reduce, and when its parts were on their way (lanes whose part was empty apart). It is
 /// usually called by an I/O thread: it must be quick, must not block, and must not panic.
@@ -41,6 +42,8 @@ pub struct WorkerConfig {
     pub services: Vec<Service>,
     /// When to send again.
     pub retransmission: RetransmissionConfig,
+    /// The threads of a service that this process hosts: if it is one of `services`, the lanes live on them.
+    pub host: Option<HostThreads>,
 }
 
 /// One service of a job: a switch, or whatever else sums as one does.
@@ -66,7 +69,7 @@ pub struct WorkerDriver {
     shared: Arc<Shared>,
     services: Vec<Service>,
     offload: Offload,
-    threads: Mutex<Vec<JoinHandle<()>>>,
+    threads: Mutex<Vec<Lease>>,
 }
 
 #[derive(Debug)]
@@ -198,8 +201,9 @@ impl WorkerDriver {
     /// # Errors
     /// As [`Self::start`].
     pub fn start_with_offload(config: WorkerConfig, offload: Offload) -> io::Result<Self> {
-        let WorkerConfig { worker, services, retransmission } = config;
+        let WorkerConfig { worker, services, retransmission, host } = config;
         check(worker, &services)?;
+        let host = host.filter(|host| services.iter().any(|service| service.switch == host.address));
         let atp = services.iter().find_map(|service| match service.job {
             WorkerJob::Atp { config, directions } => Some((config, directions)),
             WorkerJob::SwitchMl(_) => None,
@@ -208,9 +212,9 @@ impl WorkerDriver {
             let lane = |service: &Service, _| {
                 Some(AtpWorker::new(job, directions, service.switch.into(), retransmission))
             };
-            return Self::launch(services, offload, Posts::Atp, lane);
+            return Self::launch(services, host.as_ref(), offload, Posts::Atp, lane);
         }
-        Self::launch(services, offload, Posts::SwitchMl, |service, shard| match service.job {
+        Self::launch(services, host.as_ref(), offload, Posts::SwitchMl, |service, shard| match service.job {
             WorkerJob::SwitchMl(job) => {
                 let job = JobConfig { shard, ..job };
                 Some(Worker::new(job, worker, service.switch.into(), retransmission))
@@ -221,6 +225,7 @@ impl WorkerDriver {
 
     fn launch<M>(
         services: Vec<Service>,
+        host: Option<&HostThreads>,
         offload: Offload,
         posts: impl Fn(Vec<Post<Command<M>>>) -> Posts,
         machine: impl Fn(&Service, ShardId) -> Option<M>,
@@ -229,8 +234,9 @@ impl WorkerDriver {
         M: WorkerMachine<Address = Peer, Tensor = Part, Plan: Send, Memory: Send> + Send + 'static,
     {
         let count = services.iter().map(|service| service.shards).max().unwrap_or_default();
-        let (theirs, mailboxes): (Vec<_>, Vec<_>) =
-            (0..count).map(|_| mailbox()).collect::<io::Result<Vec<_>>>()?.into_iter().unzip();
+        let room = |thread| host.and_then(|host| Room::beside(host, thread)).map_or_else(Room::new, Ok);
+        let rooms = (0..count).map(room).collect::<io::Result<Vec<_>>>()?;
+        let (theirs, mailboxes): (Vec<_>, Vec<_>) = rooms.iter().map(Room::mailbox).unzip();
         let shares: Vec<f64> = services.iter().map(|service| service.share).collect();
         let shared = Arc::new(Shared {
             posts: posts(theirs),
@@ -240,7 +246,7 @@ impl WorkerDriver {
         });
         // Dropped with what runs already, if one cannot be started.
         let driver = Self { shared, services, offload, threads: Mutex::default() };
-        for (thread, mailbox) in mailboxes.into_iter().enumerate() {
+        for (thread, (room, mailbox)) in rooms.into_iter().zip(mailboxes).enumerate() {
             let shard = ShardId(thread as u8);
             let has_lane = |service: &usize| thread < driver.services[*service].shards;
             let services: Vec<usize> = (0..driver.services.len()).filter(has_lane).collect();
@@ -249,15 +255,16 @@ impl WorkerDriver {
                 let (peer, job) = (service.switch.into(), service.job.id());
                 Some(Lane { peer, job, shard, machine: machine(service, shard)? })
             };
+            let peers: Vec<SocketAddr> =
+                services.iter().map(|service| driver.services[*service].switch).collect();
             let lanes: Vec<_> = services.iter().filter_map(lane).collect();
-            let peers: Vec<SocketAddr> = lanes.iter().map(|lane| lane.peer.remote).collect();
             // Connected where it can be: the kernel then drops what others send, and tells of a switch that is gone.
             let socket = if let [peer] = peers[..] { connect(peer)? } else { open(&peers)? };
             let socket = TrainSocket::new(socket, offload)?;
             let shard =
                 WorkerShard { lanes: Lanes::new(lanes), services, shared: Arc::clone(&driver.shared) };
-            let thread = thread::Builder::new().name(format!("fanin-worker-{thread}"));
-            driver.threads().push(thread.spawn(move || io_loop::run(shard, socket, &mailbox))?);
+            let lease = room.move_in(shard, socket, mailbox, None, format!("fanin-worker-{thread}"))?;
+            driver.threads().push(lease);
         }
         Ok(driver)
     }
@@ -469,16 +476,13 @@ impl WorkerDriver {
             let _ = self.shared.posts.send(thread, AnyCommand::Stop);
         }
         let threads = std::mem::take(&mut *self.threads());
-        for thread in threads {
-            // A `done` that held the last reference to the driver drops it on an I/O thread, which cannot await itself.
-            if thread.thread().id() != thread::current().id() {
-                // A thread that panicked has said so on standard error.
-                let _ = thread.join();
-            }
+        for lease in threads {
+            // A `done` that held the last reference to the driver drops it on an I/O thread, which does not await itself.
+            lease.wait();
         }
     }
 
-    fn threads(&self) -> MutexGuard<'_, Vec<JoinHandle<()>>> {
+    fn threads(&self) -> MutexGuard<'_, Vec<Lease>> {
         self.threads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -660,7 +664,7 @@ mod tests {
 
     #[test]
     fn a_thread_is_handed_no_plan_of_another_protocol() {
-        let (post, mailbox) = mailbox().unwrap();
+        let (post, mailbox) = Room::new().unwrap().mailbox();
         let switch = SocketAddr::from(([127, 0, 0, 1], 4800));
         let lane = LaneId { thread: 0, place: 0 };
         let resumed = Posts::Atp(vec![post]).resume(lane, job().into(), ShardId(0), switch.into(), None, &[]);
@@ -679,7 +683,7 @@ mod tests {
         };
         let refused = |services: Vec<Service>| {
             let retransmission = RetransmissionConfig::default();
-            let config = WorkerConfig { worker: WorkerId(0), services, retransmission };
+            let config = WorkerConfig { worker: WorkerId(0), services, retransmission, host: None };
             WorkerDriver::start(config).err().map(|error| error.to_string()).unwrap_or_default()
         };
         assert!(refused(vec![]).contains("name a switch"));

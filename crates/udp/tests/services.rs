@@ -25,11 +25,15 @@ fn bind(listen: std::net::SocketAddr, shards: usize) -> SwitchDriver {
 impl Services {
     /// One for each share and number of shards.
     fn start(services: &[(f64, usize)]) -> Self {
-        Self::start_on(services, |_| None)
+        Self::start_on(services, |_| None, &[])
     }
 
-    /// Each on the machine of the worker that `home` says.
-    fn start_on(services: &[(f64, usize)], home: impl Fn(usize) -> Option<WorkerId>) -> Self {
+    /// Each on the machine of the worker that `home` says, with workers on the threads of services: of each of them a worker and a service.
+    fn start_on(
+        services: &[(f64, usize)],
+        home: impl Fn(usize) -> Option<WorkerId>,
+        beside: &[(usize, usize)],
+    ) -> Self {
         let switches: Vec<_> =
             services.iter().map(|(_, shards)| bind(([127, 0, 0, 1], 0).into(), *shards)).collect();
         let jobs: Vec<_> =
@@ -45,8 +49,10 @@ impl Services {
             };
             let services = (0..services.len()).map(service).collect();
             let retransmission = RetransmissionConfig::default();
-            WorkerDriver::start(WorkerConfig { worker: WorkerId(rank as u8), services, retransmission })
-                .unwrap()
+            let worker = WorkerId(rank as u8);
+            let host = beside.iter().find(|(guest, _)| *guest == rank);
+            let host = host.map(|(_, service)| switches[*service].threads());
+            WorkerDriver::start(WorkerConfig { worker, services, retransmission, host }).unwrap()
         };
         Self { workers: (0..WORKERS).map(worker).collect(), switches, jobs }
     }
@@ -97,9 +103,8 @@ fn each_service_sums_its_share_of_every_tensor() {
 #[test]
 fn slices_go_through_the_services_of_their_roots_and_the_others_get_no_packets() {
     // The second worker has no service of its own.
-    let services = Services::start_on(&[(0.5, 2), (0.3, 1), (0.2, 1)], |service| {
-        [Some(WorkerId(0)), None, Some(WorkerId(2))][service]
-    });
+    let home = |service: usize| [Some(WorkerId(0)), None, Some(WorkerId(2))][service];
+    let services = Services::start_on(&[(0.5, 2), (0.3, 1), (0.2, 1)], home, &[]);
     let slice = 100_000;
     let value = |rank: usize, i: usize| (rank * 31 + i) as i32;
     let mut all: Vec<Vec<i32>> =
@@ -153,8 +158,80 @@ fn one_has_what_all_sum_and_all_have_what_one_says() {
 }
 
 #[test]
+fn what_a_worker_and_the_service_beside_it_say_to_each_other_touches_no_socket() {
+    // Some services have more shards than there are threads beside others.
+    let services = Services::start_on(&[(1.0, 1), (2.0, 2), (1.0, 3)], |_| None, &[(0, 0), (1, 1)]);
+    for length in [1, 0, 255, 300_001, 4] {
+        let mut summed = tensors(length);
+        let waits = services.begin(&mut summed);
+        waits.iter().for_each(|wait| finished(wait).unwrap());
+        check(&summed);
+    }
+    for (rank, beside) in [Some(0), Some(1), None].into_iter().enumerate() {
+        let worker = &services.workers[rank];
+        let by_socket = (0..3).filter(|service| Some(*service) != beside);
+        let written: u64 = by_socket.map(|service| worker.statistics_of(service).packets_sent).sum();
+        let io = worker.io_statistics();
+        assert_eq!(io.packets_sent, written, "worker {rank}: {io:?}");
+        let beside = beside.map_or(1, |service| worker.statistics_of(service).packets_sent);
+        assert!(written > 0 && beside > 0, "worker {rank}");
+    }
+}
+
+#[test]
+fn a_service_goes_on_when_the_workers_beside_it_end() {
+    let mut services = Services::start_on(&[(1.0, 2)], |_| None, &[(0, 0), (1, 0)]);
+    let mut summed = tensors(100_000);
+    let waits = services.begin(&mut summed);
+    waits.iter().for_each(|wait| finished(wait).unwrap());
+    check(&summed);
+    // It cannot become complete.
+    let mut tensor = vec![1_i32; 100_000];
+    let wait = submit(&services.workers[0], &mut tensor, Dtype::Int32, Op::Sum);
+    services.workers.clear();
+    assert!(matches!(finished(&wait), Err(Failure::Stopped)));
+    let (switch, job) = (&services.switches[0], services.jobs[0].id);
+    assert_eq!(switch.health(), Ok(()));
+    // It tells them, as it would tell workers elsewhere, and says that they did not hear it.
+    switch.abort_job(job, fanin_wire::AbortReason::SwitchStopped);
+    while switch.io_statistics().packets_given_up == 0 {
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn a_worker_beside_a_service_that_has_ended_has_threads_of_its_own() {
+    let ended = bind(([127, 0, 0, 1], 0).into(), 1);
+    let (threads, listen) = (ended.threads(), ended.local_addr());
+    ended.shutdown();
+    let switch = bind(listen, 1);
+    switch.add_job(job(1)).unwrap();
+    let service = Service { job: job(1).into(), switch: listen, shards: 1, share: 1.0, home: None };
+    let worker = WorkerDriver::start(WorkerConfig {
+        worker: WorkerId(0),
+        services: vec![service],
+        retransmission: RetransmissionConfig::default(),
+        host: Some(threads),
+    });
+    let mut tensor = vec![7_i32; 100_000];
+    let worker = worker.unwrap();
+    finished(&submit(&worker, &mut tensor, Dtype::Int32, Op::Sum)).unwrap();
+    assert_eq!(tensor, [7; 100_000]);
+    assert!(worker.io_statistics().packets_sent > 0, "through a socket");
+}
+
+#[test]
 fn a_service_that_loses_its_memory_keeps_the_others_at_work_and_the_sum_exact() {
-    let mut services = Services::start(&[(1.0, 1), (1.0, 1)]);
+    lose_the_memory_of_a_service(&[]);
+}
+
+#[test]
+fn a_worker_goes_on_where_the_service_beside_it_was_and_elsewhere() {
+    lose_the_memory_of_a_service(&[(0, 1), (1, 0)]);
+}
+
+fn lose_the_memory_of_a_service(beside: &[(usize, usize)]) {
+    let mut services = Services::start_on(&[(1.0, 1), (1.0, 1)], |_| None, beside);
     let mut summed = tensors(800_000);
     let waits = services.begin(&mut summed);
     for generation in 2..5 {

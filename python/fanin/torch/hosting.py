@@ -35,12 +35,12 @@ class Hosted:
 
     def __init__(self, address: str) -> None:
         shards = min(max((os.cpu_count() or 1) // CORES_A_SHARD, 1), SHARDS_MAX)
-        self._switch = _fanin.Switch(f"{bracketed(address)}:0", shards=shards)
+        self.switch = _fanin.Switch(f"{bracketed(address)}:0", shards=shards)
         self.machine_address = address
-        self.address = self._switch.address
+        self.address = self.switch.address
         self._users = 0
         # Also at exit: and made before whoever uses it, so that it ends after them.
-        self._end = weakref.finalize(self, _end, os.getpid(), self._switch)
+        self._end = weakref.finalize(self, _end, os.getpid(), self.switch)
 
     def release(self) -> None:
         """Give it back. The last user ends it, once nobody needs it any more."""

@@ -93,7 +93,10 @@ class Membership:
             services = planned.services(addresses, switches)
             left = max(deadline - time.monotonic(), 1.0)
             prediction = planned.prediction
-            client = join(own, self.job, rank, world_size, left, services, prediction, local)
+            switch = hosted.switch if hosted is not None else None
+            client = join(
+                own, self.job, rank, world_size, left, services, prediction, local, switch
+            )
             client.set_timeout(timeout)
             return Connected(client, hosted)
         except BaseException:

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use fanin_protocol::RetransmissionConfig;
 use fanin_protocol::control::Protocol;
+use fanin_udp::HostThreads;
 use fanin_wire::{WireDtype, WorkerId};
 
 use super::split::Prediction;
@@ -97,6 +98,8 @@ pub struct SessionConfig {
     pub retransmission: RetransmissionConfig,
     /// Where to write a timeline, if at all.
     pub trace: Option<TraceConfig>,
+    /// The threads of a service that this process hosts: if it is one of `services`, what goes there touches no socket.
+    pub host: Option<HostThreads>,
 }
 
 impl SessionConfig {
@@ -121,6 +124,7 @@ impl SessionConfig {
             switch_timeout: Duration::from_secs(30),
             retransmission: RetransmissionConfig::default(),
             trace: None,
+            host: None,
         }
     }
 }

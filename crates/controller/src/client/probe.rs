@@ -206,6 +206,7 @@ async fn sum(
         worker: WorkerId(0),
         services: vec![service],
         retransmission: config.retransmission,
+        host: None,
     });
     let driver = driver
         .map_err(|error| SessionError::Local { what: "opening the data path", cause: error.to_string() })?;

@@ -146,6 +146,7 @@ impl Session {
             worker: rank,
             services: services.collect(),
             retransmission: config.retransmission,
+            host: config.host.clone(),
         });
         let driver = match driver {
             Ok(driver) => driver,

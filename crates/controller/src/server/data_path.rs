@@ -10,7 +10,9 @@ use fanin_protocol::atp::{Hashing, ServerJob};
 use fanin_protocol::control::{Admission, Protocol};
 use fanin_protocol::switchml::JobConfig;
 use fanin_protocol::{JobAborted, JobProgress, Received, Summer};
-use fanin_udp::{AtpServerDriver, Host, IoStatistics, Peer, SwitchConfig, SwitchDriver, ThreadEnded};
+use fanin_udp::{
+    AtpServerDriver, Host, HostThreads, IoStatistics, Peer, SwitchConfig, SwitchDriver, ThreadEnded,
+};
 use fanin_wire::{AbortReason, JobId};
 use tonic::Status;
 
@@ -29,6 +31,7 @@ pub(super) trait DataPath: std::fmt::Debug + Send + Sync {
     /// How everything is, and these jobs.
     fn figures(&self, jobs: &[JobId]) -> Figures;
     fn health(&self) -> Result<(), ThreadEnded>;
+    fn threads(&self) -> HostThreads;
 }
 
 /// What a rank hears of a data path that moves no packets, instead of waiting for its sums.
@@ -126,5 +129,9 @@ where
 
     fn health(&self) -> Result<(), ThreadEnded> {
         Self::health(self)
+    }
+
+    fn threads(&self) -> HostThreads {
+        Self::threads(self)
     }
 }

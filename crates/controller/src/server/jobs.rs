@@ -511,6 +511,7 @@ mod tests {
     use crate::proto::heartbeat_reply::State as Pulse;
     use crate::proto::{HeartbeatRequest, StatusRequest};
     use fanin_protocol::control::{Protocol, Resume};
+    use fanin_udp::HostThreads;
     use std::time::Duration;
 
     /// Longer than anything here takes on a busy machine; only a hang reaches it.
@@ -629,6 +630,9 @@ mod tests {
         }
         fn health(&self) -> Result<(), ThreadEnded> {
             Ok(())
+        }
+        fn threads(&self) -> HostThreads {
+            unreachable!("nobody here has a lane")
         }
     }
 

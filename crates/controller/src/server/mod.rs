@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fanin_protocol::control::{ConfigError, Protocol, Registry, RegistryConfig};
-use fanin_udp::SHARDS_MAX;
+use fanin_udp::{HostThreads, SHARDS_MAX};
 
 use self::data_path::DataPath;
 use self::http::Served;
@@ -211,6 +211,12 @@ impl SwitchServer {
     #[must_use]
     pub const fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// The threads of its data path, for ranks of this process.
+    #[must_use]
+    pub fn threads(&self) -> HostThreads {
+        self.jobs.driver.threads()
     }
 
     /// Whether nobody is in any job, nor waits for one.

@@ -25,8 +25,7 @@ use super::config::{JobConfig, WorkerPlan};
 use super::exchange::{is_after, packet_bytes};
 use super::in_flight::InFlight;
 use crate::machine::{
-    Endpoint, Instant, Reason, Tensor, TensorTimes, Transmit, Verdict, WorkerEvent, WorkerMachine,
-    WorkerStatistics,
+    Endpoint, Instant, Reason, Tensor, Transmit, Verdict, WorkerEvent, WorkerMachine, WorkerStatistics,
 };
 use crate::transport::{Chunk, RetransmissionConfig, Run, Stream, WorkerCore};
 
@@ -182,7 +181,7 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
             // The answer to a sum that was handed back: this worker has it already.
             Phase::Restoring if header.exchange == slot.exchange.wrapping_sub(1) => {
                 self.in_flight.remove(index);
-                self.progressed(now, None);
+                self.progressed(now);
                 // A retransmission may be due; the slot's own exchange takes its place.
                 self.ready.retain(|queued| *queued != index);
                 self.advance(index);
@@ -219,7 +218,6 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
             self.in_flight.answered(index);
         }
         let again = slot.phase == Phase::SentAgain;
-        let mut finished = None;
         if !probe {
             let workers = u32::from(self.config.workers);
             let op = place.collective().op;
@@ -241,7 +239,11 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
                 write_contribution(&mut place, slot.exponent, workers, last);
             }
             slot.chunk += u64::from(self.config.slots);
-            finished = place.finish_chunk(now);
+            let finished = place.finish_chunk(now);
+            // Not carried further where there is nothing: to move the whole of it would wait for the sums to reach the cache.
+            if finished.is_some() {
+                self.core.finished(finished);
+            }
         }
         slot.exponent = Exponent::from_bits(header.next_exponent);
         slot.exchange = slot.exchange.wrapping_add(1);
@@ -252,7 +254,7 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
             // Its retransmission may be due but not sent yet.
             self.ready.retain(|queued| *queued != index);
         }
-        self.progressed(now, finished);
+        self.progressed(now);
         self.advance(index);
         while let Some(lost) = self.in_flight.overtaken().filter(|_| !self.timeouts_only) {
             self.send_again(lost);
@@ -260,10 +262,9 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
         Ok(Verdict::Absorb)
     }
 
-    fn progressed(&mut self, now: Instant, finished: Option<(T, TensorTimes)>) {
+    fn progressed(&mut self, now: Instant) {
         self.last_progress = Some(now);
         self.stalled_until = None;
-        self.core.finished(finished);
     }
 
     /// Queues what is in flight in a slot once more.

@@ -90,6 +90,7 @@ pub fn worker(
         worker: WorkerId(rank as u8),
         services: vec![Service { job: job.into(), switch, shards, share: 1.0, home: None }],
         retransmission: RetransmissionConfig::default(),
+        host: None,
     };
     WorkerDriver::start_with_offload(config, offload).unwrap()
 }
