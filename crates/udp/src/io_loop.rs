@@ -9,6 +9,7 @@ use crate::mailbox::{Bell, Mailbox};
 use crate::train_socket::{Peer, ReceiveBuffers, TRAIN_BYTES, TrainSocket};
 use fanin_protocol::{Endpoint, Instant, Verdict};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::cell::Cell;
 use std::convert::Infallible;
 use std::ops::ControlFlow;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -53,6 +54,8 @@ pub(crate) struct Seat<S: Shard> {
     pub(crate) mailbox: Mailbox<S::Command>,
     /// Who it is to the others on the thread.
     pub(crate) peer: Peer,
+    /// Whether the socket may have packets.
+    pub(crate) may_have: Cell<bool>,
     /// Dropped last: the machine is gone.
     pub(crate) _ends: Sender<Infallible>,
 }
@@ -63,7 +66,9 @@ pub(crate) trait Tenant: Send {
     fn socket(&self) -> BorrowedFd<'_>;
     /// Carries out what it is told; whether it was told anything, or `Break` when it is to end.
     fn obey(&mut self) -> ControlFlow<(), bool>;
-    /// Hands the machine what the socket has, up to the bound of a round.
+    /// The socket may have packets again.
+    fn look_again(&self);
+    /// Hands the machine what the socket has, up to the bound of a round, if it may have something.
     fn receive(&mut self, buffers: &mut ReceiveBuffers, clock: Clock) -> bool;
     /// Hands the machine a train of another one on this thread.
     fn take(&mut self, now: Instant, from: Peer, train: &[u8], segment_bytes: usize);
@@ -99,8 +104,16 @@ where
         ControlFlow::Continue(any)
     }
 
+    fn look_again(&self) {
+        self.may_have.set(true);
+    }
+
     fn receive(&mut self, buffers: &mut ReceiveBuffers, clock: Clock) -> bool {
-        receive(&mut self.shard, &mut self.socket, buffers, clock)
+        let before = self.socket.statistics.trains_received;
+        if self.may_have.get() {
+            self.may_have.set(receive(&mut self.shard, &mut self.socket, buffers, clock));
+        }
+        self.socket.statistics.trains_received > before
     }
 
     fn take(&mut self, now: Instant, from: Peer, train: &[u8], segment_bytes: usize) {
@@ -175,9 +188,11 @@ pub(crate) fn run(bell: &Bell, mut newcomers: impl FnMut(&mut Vec<Box<dyn Tenant
                 }
             }
         }
+        let mut received = false;
         for tenant in &mut tenants {
-            busy |= tenant.receive(&mut buffers, clock);
+            received |= tenant.receive(&mut buffers, clock);
         }
+        busy |= received;
         let now = clock.now();
         for index in 0..tenants.len() {
             if tenants[index].timeout().is_some_and(|due| due <= now) {
@@ -190,8 +205,13 @@ pub(crate) fn run(bell: &Bell, mut newcomers: impl FnMut(&mut Vec<Box<dyn Tenant
         }
         if busy {
             idle_rounds = 0;
+            // Whoever keeps two machines of this thread busy does not keep it from its sockets.
+            if !received {
+                tenants.iter().for_each(|tenant| tenant.look_again());
+            }
         } else if idle_rounds < spins {
             idle_rounds += 1;
+            tenants.iter().for_each(|tenant| tenant.look_again());
             std::hint::spin_loop();
         } else {
             idle_rounds = 0;
@@ -206,32 +226,28 @@ fn transmit(tenants: &mut [Box<dyn Tenant>], index: usize, now: Instant, train: 
     tenant.transmit(now, train, [before, after])
 }
 
-/// Hands the machine what the socket has, up to the bound of a round.
+/// Hands the machine what the socket has, up to the bound of a round; whether there may be more.
 fn receive<S: Shard>(
     shard: &mut S,
     socket: &mut TrainSocket,
     buffers: &mut ReceiveBuffers,
     clock: Clock,
 ) -> bool {
-    let (mut any, mut bytes, mut counted) = (false, 0, 0);
-    while bytes < ROUND_BYTES {
+    let (mut more, mut bytes, mut counted) = (true, 0, 0);
+    while more && bytes < ROUND_BYTES {
         let now = clock.now();
         let machine = shard.machine();
-        let received = socket.receive(buffers, |peer, packet| {
+        more = socket.receive(buffers, |peer, packet| {
             bytes += packet.len().max(PACKET_BYTES_MIN);
             if !matches!(machine.handle_packet(now, peer, packet), Verdict::Drop(_)) {
                 counted += 1;
             }
         });
-        if received == 0 {
-            break;
-        }
-        any = true;
     }
     if counted > 0 {
         shard.progress(counted);
     }
-    any
+    more
 }
 
 /// Sleeps until a packet, a command or a machine's timer.
@@ -254,9 +270,15 @@ fn sleep(tenants: &mut [Box<dyn Tenant>], bell: &Bell, clock: Clock) {
         many.extend((0..=tenants.len()).map(fd_of));
         &mut many[..]
     };
-    // An interrupted sleep is a short sleep.
-    let _ = poll(fds, timeout.as_ref());
-    if fds[tenants.len()].revents().contains(PollFlags::IN) {
+    // An interrupted sleep is a short sleep, after which there may be anything.
+    let woken = poll(fds, timeout.as_ref());
+    let is_ready = |fd: &PollFd<'_>| woken.is_err() || !fd.revents().is_empty();
+    for (tenant, fd) in tenants.iter().zip(&*fds) {
+        if is_ready(fd) {
+            tenant.look_again();
+        }
+    }
+    if is_ready(&fds[tenants.len()]) {
         bell.silence();
     }
 }
@@ -313,7 +335,7 @@ mod tests {
         let mut client = TrainSocket::new(connect(address).unwrap(), Offload::Detect).unwrap();
         client.send(address.into(), &[0; SENT], 1);
         let (mut counter, mut buffers) = (Counter(0), ReceiveBuffers::new());
-        assert!(receive(&mut counter, &mut server, &mut buffers, Clock));
+        assert!(receive(&mut counter, &mut server, &mut buffers, Clock), "there are more");
         // A round ends between two system calls, of which each takes a few trains of at most 128 packets.
         assert!((1..SENT / 2).contains(&counter.0), "{} of {SENT} packets in one round", counter.0);
     }

@@ -4,6 +4,7 @@ use crate::ThreadEnded;
 use crate::io_loop::{self, Seat, Shard, Tenant};
 use crate::mailbox::{Bell, Mailbox, Post, mailbox};
 use crate::train_socket::{Peer, TrainSocket};
+use std::cell::Cell;
 use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
@@ -94,7 +95,8 @@ impl Room {
         let Self { bell, thread } = self;
         let peer = address.map_or_else(|| Peer::Guest(GUESTS.fetch_add(1, Ordering::Relaxed)), Peer::from);
         let (ends, ended) = channel();
-        let mut tenant: Box<dyn Tenant> = Box::new(Seat { shard, socket, mailbox, peer, _ends: ends });
+        let mut tenant: Box<dyn Tenant> =
+            Box::new(Seat { shard, socket, mailbox, peer, may_have: Cell::new(true), _ends: ends });
         let ended = Mutex::new(ended);
         if let Some(thread) = thread {
             match thread.door.admit(tenant) {

@@ -114,12 +114,12 @@ impl TrainSocket {
     }
 
     /// Receives the trains that are here, as many as one system call takes, and hands each packet to `take`.
-    /// Returns the number of trains; zero when there are none.
+    /// Returns whether it took as many as it could: of what else there may be, the kernel tells who sleeps.
     pub(crate) fn receive(
         &mut self,
         buffers: &mut ReceiveBuffers,
         mut take: impl FnMut(Peer, &[u8]),
-    ) -> usize {
+    ) -> bool {
         let count = (RECEIVE_BYTES / self.buffer_bytes).min(BATCH_SIZE);
         let mut memory = buffers.memory.chunks_exact_mut(self.buffer_bytes);
         let mut slices: [IoSliceMut<'_>; BATCH_SIZE] =
@@ -128,10 +128,10 @@ impl TrainSocket {
             self.state.recv((&self.socket).into(), &mut slices[..count], &mut buffers.meta[..count]);
         let trains = match received {
             Ok(trains) => trains,
-            Err(error) if error.kind() == ErrorKind::WouldBlock => return 0,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return false,
             Err(error) => {
                 self.count_error(&error);
-                return 0;
+                return false;
             }
         };
         self.statistics.trains_received += trains as u64;
@@ -148,7 +148,7 @@ impl TrainSocket {
                 take(peer, packet);
             }
         }
-        trains
+        trains == count
     }
 
     /// Sends a run of packets of `segment_bytes`, the last perhaps shorter, in as few system calls as the kernel allows.
