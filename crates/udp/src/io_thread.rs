@@ -48,6 +48,10 @@ impl HostThreads {
     pub(crate) fn new<'a>(address: SocketAddr, leases: impl Iterator<Item = &'a Lease>) -> Self {
         Self { address, threads: leases.map(|lease| Arc::downgrade(&lease.thread)).collect() }
     }
+
+    pub(crate) fn count(&self) -> usize {
+        self.threads.len()
+    }
 }
 
 impl PartialEq for HostThreads {

@@ -1,4 +1,4 @@
-//! A worker on real sockets: its job's lanes, with one thread and one socket for those of the same shard number.
+//! A worker on real sockets: its job's lanes, a thread and a socket for those of a shard number.
 
 use crate::clock::Clock;
 use crate::failure::invalid;
@@ -63,7 +63,8 @@ pub struct Service {
 
 /// A running worker. Dropping it fails what is outstanding, then stops and joins its threads.
 ///
-/// Each shard of each service is a lane. Lanes of the same shard number share a thread and a socket.
+/// Each shard of each service is a lane. Lanes of the same shard number share a thread and a socket; beside a service of this process,
+/// which has fewer threads than others have shards, those of several numbers do.
 #[derive(Debug)]
 pub struct WorkerDriver {
     shared: Arc<Shared>,
@@ -233,7 +234,9 @@ impl WorkerDriver {
     where
         M: WorkerMachine<Address = Peer, Tensor = Part, Plan: Send, Memory: Send> + Send + 'static,
     {
-        let count = services.iter().map(|service| service.shards).max().unwrap_or_default();
+        let most = services.iter().map(|service| service.shards).max().unwrap_or_default();
+        // As many cores as the service takes; those that other machines spend on theirs are no reason for more here.
+        let count = host.map_or(most, |host| host.count().clamp(1, most));
         let room = |thread| host.and_then(|host| Room::beside(host, thread)).map_or_else(Room::new, Ok);
         let rooms = (0..count).map(room).collect::<io::Result<Vec<_>>>()?;
         let (theirs, mailboxes): (Vec<_>, Vec<_>) = rooms.iter().map(Room::mailbox).unzip();
@@ -247,17 +250,16 @@ impl WorkerDriver {
         // Dropped with what runs already, if one cannot be started.
         let driver = Self { shared, services, offload, threads: Mutex::default() };
         for (thread, (room, mailbox)) in rooms.into_iter().zip(mailboxes).enumerate() {
-            let shard = ShardId(thread as u8);
-            let has_lane = |service: &usize| thread < driver.services[*service].shards;
-            let services: Vec<usize> = (0..driver.services.len()).filter(has_lane).collect();
-            let lane = |service: &usize| {
-                let service = &driver.services[*service];
+            let theirs = driver.lanes_of(thread);
+            let lane = |(service, shard): &(usize, usize)| {
+                let (service, shard) = (&driver.services[*service], ShardId(*shard as u8));
                 let (peer, job) = (service.switch.into(), service.job.id());
                 Some(Lane { peer, job, shard, machine: machine(service, shard)? })
             };
+            let lanes: Vec<_> = theirs.iter().filter_map(lane).collect();
+            let services: Vec<usize> = theirs.into_iter().map(|(service, _)| service).collect();
             let peers: Vec<SocketAddr> =
                 services.iter().map(|service| driver.services[*service].switch).collect();
-            let lanes: Vec<_> = services.iter().filter_map(lane).collect();
             // Connected where it can be: the kernel then drops what others send, and tells of a switch that is gone.
             let socket = if let [peer] = peers[..] { connect(peer)? } else { open(&peers)? };
             let socket = TrainSocket::new(socket, offload)?;
@@ -358,8 +360,20 @@ impl WorkerDriver {
     }
 
     fn lane(&self, service: usize, shard: usize) -> LaneId {
-        let before = &self.services[..service];
-        LaneId { thread: shard, place: before.iter().filter(|service| shard < service.shards).count() }
+        let threads = self.shared.posts.threads();
+        let thread = shard % threads;
+        let lanes = |service: &Service| service.shards.saturating_sub(thread).div_ceil(threads);
+        LaneId { thread, place: self.services[..service].iter().map(lanes).sum::<usize>() + shard / threads }
+    }
+
+    /// The lanes of a thread in their order, each as its service and that one's shard.
+    fn lanes_of(&self, thread: usize) -> Vec<(usize, usize)> {
+        let of_service = |service: usize| {
+            (thread..self.services[service].shards)
+                .step_by(self.shared.posts.threads())
+                .map(move |shard| (service, shard))
+        };
+        (0..self.services.len()).flat_map(of_service).collect()
     }
 
     /// Stops sending to a service and taking from it, because it is gone; what is outstanding waits. Returns for each of its shards how
@@ -396,9 +410,9 @@ impl WorkerDriver {
             return Err(io::Error::other(failure));
         }
         for (shard, restore) in restore.iter().enumerate() {
-            let is_alone = self.services.iter().filter(|service| shard < service.shards).count() == 1;
-            let socket = is_alone.then(|| TrainSocket::new(connect(switch)?, self.offload)).transpose()?;
             let lane = self.lane(service, shard);
+            let is_alone = self.lanes_of(lane.thread).len() == 1;
+            let socket = is_alone.then(|| TrainSocket::new(connect(switch)?, self.offload)).transpose()?;
             self.shared.posts.resume(lane, job, ShardId(shard as u8), switch.into(), socket, restore)?;
         }
         // It may have failed meanwhile; the shards stay as that left them.
