@@ -175,6 +175,12 @@ def plan(machines: Sequence[tuple[str, bool, bool, float, float]]) -> Planned:
 def route_to(address: str) -> tuple[str, str | None, int | None] | None:
     """Return this machine's address towards "host:port", the interface, and its bits a second."""
 
+def cut_off(address: str, timeout: float) -> str | None:
+    """Return what keeps this machine from a service over TCP or UDP, `timeout` seconds for each.
+
+    None where nothing does, or where it cannot be told.
+    """
+
 def interface_address(interface: str) -> str:
     """Return an address of an interface of this machine, IPv4 where it has one.
 

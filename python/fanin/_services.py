@@ -6,6 +6,7 @@ Ranks tell each other where they are (`Place`), and each computes the same plan 
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Final, TypeAlias
@@ -29,6 +30,8 @@ class Place:
 
     machine: str
     """Equal for ranks of one machine."""
+    name: str
+    """Its name, for people."""
     address: str
     """Of this machine, as the others reach it."""
     rate_bps: int | None
@@ -92,6 +95,7 @@ def place(settings: Settings, address: str, *, asks: bool) -> Place:
     rates = [_fanin.switch_rate(s, SWITCH_PATIENCE) if is_asked else None for s in switches]
     return Place(
         machine=machine(settings),
+        name=settings.machine or socket.gethostname(),
         address=address,
         rate_bps=rate,
         switches=switches,

@@ -80,9 +80,7 @@ def test_an_interface_that_cannot_be_listened_at_says_why() -> None:
 
 def test_a_name_with_an_address_of_its_own_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     name_stands_for(monkeypatch, "127.0.0.1")
-    monkeypatch.setattr(
-        "fanin.torch.interface._is_loopback", lambda address: address != "127.0.0.1"
-    )
+    monkeypatch.setattr("fanin.torch.interface.is_loopback", lambda address: address != "127.0.0.1")
     route_leads_from(monkeypatch, "198.51.100.4")
     assert gloo_address("198.51.100.9:4800") is None
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -30,7 +32,8 @@ from fanin.netlab import (
     NetlabError,
     address,
 )
-from ranks import DEADLINE, Me, wait_until
+from fanin.torch import backend
+from ranks import DEADLINE, Failure, Me, wait_until
 from torch._C._distributed_c10d import FileStore
 
 MISSING = [tool for tool in ("ip", "tc", "nft") if shutil.which(tool) is None]
@@ -299,6 +302,64 @@ def test_an_all_reduce_over_links_that_lose_a_hundredth_is_exact(
         assert netlab.describe(NAME)["packets_lost"] > 0
     assert first == second
     assert first[0] == 0
+
+
+def sums_by_own_services(me: Me, namespaces: list[str], meeting: str) -> list[float]:
+    netlab.enter(namespaces[me.rank])
+    os.environ["GLOO_SOCKET_IFNAME"] = INTERFACE
+    store = FileStore(meeting, me.world_size)
+    limit = timedelta(seconds=20)
+    me.init("fanin", store=store, rank=me.rank, world_size=me.world_size, timeout=limit)
+    tensor = torch.arange(200_000, dtype=torch.int32) * (me.rank + 1)
+    dist.all_reduce(tensor)
+    ranks = me.world_size * (me.world_size + 1) // 2
+    assert torch.equal(tensor, torch.arange(200_000, dtype=torch.int32) * ranks)
+    plan = backend.plan()
+    assert plan is not None
+    return [service["share"] for service in plan["services"]]
+
+
+@needs_lab
+@pytest.mark.parametrize(
+    ("protocol", "there", "back"),
+    [
+        ("udp", "UDP: no packet gets there", "UDP: no packet comes back"),
+        ("tcp", "TCP: no answer", "TCP: no answer"),
+    ],
+)
+def test_a_machine_that_does_not_reach_one_service_is_named_on_all_ranks(
+    launch: Launch, tmp_path: Any, protocol: str, there: str, back: str
+) -> None:
+    with Netlab(3, name=NAME) as lab:
+        spaces = [lab.namespace(f"w{i}") for i in range(3)]
+        rule = f"ip saddr {address('w0')} meta l4proto {protocol} drop"
+        rules = f"table inet cut {{ chain in {{ type filter hook input priority 0; {rule}; }}; }}"
+        command = ["ip", "netns", "exec", spaces[1], "nft", "-f", "-"]
+        subprocess.run(command, input=rules, text=True, check=True)
+        ranks = launch(sums_by_own_services, 3, spaces, str(tmp_path / "store"), at="")
+        outcomes = [ranks.outcome(rank) for rank in range(3)]
+    for outcome in outcomes:
+        assert isinstance(outcome, Failure)
+        assert outcome.kind == "SwitchUnreachable"
+        assert outcome.message == outcomes[0].message
+    places = {i: rf"rank {i} on \S+ \({re.escape(address(f'w{i}'))}\)" for i in range(3)}
+    for asks, owner, cause in ((0, 1, there), (1, 0, back)):
+        at = rf"at {re.escape(address(f'w{owner}'))}:\d+"
+        pair = rf"{places[asks]} does not reach the service of {places[owner]} {at} \({cause}"
+        assert re.search(pair, outcomes[0].message), outcomes[0].message
+    assert "rank 2" not in outcomes[0].message
+    assert "firewall" in outcomes[0].message
+
+
+@needs_lab
+def test_machines_whose_links_have_unequal_mtus_sum(launch: Launch, tmp_path: Any) -> None:
+    with Netlab(2, name=NAME) as lab:
+        spaces = [lab.namespace("w0"), lab.namespace("w1")]
+        # Wider than what it hangs on: its long packets are lost, and nobody says so.
+        command = ["ip", "-n", spaces[0], "link", "set", "dev", INTERFACE, "mtu", "9000"]
+        subprocess.run(command, check=True)
+        ranks = launch(sums_by_own_services, 2, spaces, str(tmp_path / "store"), at="")
+        assert ranks.results() == [[0.5, 0.5]] * 2
 
 
 @needs_lab

@@ -35,6 +35,7 @@ GIGABIT = 1_000_000_000
 def place(machine: int, **said: Any) -> Place:
     usual: dict[str, Any] = {
         "machine": f"m{machine}",
+        "name": f"m{machine}",
         "address": f"10.0.0.{machine + 1}",
         "rate_bps": None,
         "switches": [],

@@ -18,8 +18,9 @@ mod server;
 pub use client::{
     AtpSwitchJob, AtpSwitchStatus, Cancel, HEARTBEATS_PER_TIMEOUT, HandOver, InterfaceError, Job, JobStatus,
     JobStatusState, LocalRanks, MemberStatus, Place, Prediction, Probe, ProbeReport, ProbeSum, Route,
-    ServiceConfig, Session, SessionConfig, Share, Split, SwitchStatus, TraceConfig, interface_address,
-    interface_of, interface_rate_bps, resolve_switch, route, switch_address, switch_status,
+    ServiceConfig, Session, SessionConfig, Share, Split, SwitchStatus, TraceConfig, cut_off,
+    interface_address, interface_of, interface_rate_bps, resolve_switch, route, switch_address,
+    switch_status,
 };
 pub use error::{AllReduceError, ChainError, SessionError, Tensor};
 pub use fanin_local::{MemoryOfRanks, machine_id, memory_of_ranks};

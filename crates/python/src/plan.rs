@@ -67,6 +67,14 @@ pub(crate) fn switch_rate(py: Python<'_>, address: String, timeout: f64) -> PyRe
         .map_err(|error| to_python(py, &error))
 }
 
+/// What keeps this machine from the service at `address`, host:port, over TCP or UDP, in `timeout` seconds for each; None where nothing does, or it cannot be
+/// told.
+#[pyfunction]
+pub(crate) fn cut_off(py: Python<'_>, address: String, timeout: f64) -> PyResult<Option<String>> {
+    let patience = crate::interruptible::duration(Some(timeout))?.unwrap_or(Duration::MAX);
+    Ok(py.detach(|| fanin_controller::cut_off(&address, patience)))
+}
+
 /// An address of an interface of this machine, IPv4 where it has one.
 ///
 /// Raises `ValueError` where there is no such interface, or it is down, or has none.

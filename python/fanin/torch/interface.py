@@ -27,10 +27,10 @@ def gloo_address(switches: str) -> str | None:
     have it, no other machine could connect. The interface that leads to the switch is one that the
     ranks share, so it takes the place of a loopback address, and of no other.
     """
-    if not switches or os.environ.get(GLOO_VARIABLE) or not _is_loopback(_own_address()):
+    if not switches or os.environ.get(GLOO_VARIABLE) or not is_loopback(_own_address()):
         return None
     routes = map(_source_address, switches.split(","))
-    return next((route for route in routes if not _is_loopback(route)), None)
+    return next((route for route in routes if not is_loopback(route)), None)
 
 
 def own_address(store: Store) -> str:
@@ -55,10 +55,10 @@ def own_address(store: Store) -> str:
 
 def reachable(here: Place, places: Sequence[Place]) -> str:
     """Return this machine's address for the others: not one that means itself to each of them."""
-    if not _is_loopback(here.address):
+    if not is_loopback(here.address):
         return here.address
     for other in places:
-        if other.machine != here.machine and not _is_loopback(other.address):
+        if other.machine != here.machine and not is_loopback(other.address):
             route = _fanin.route_to(f"{bracketed(other.address)}:9")
             if route is not None:
                 return route[0]
@@ -88,5 +88,6 @@ def _source_address(switch: str) -> str:
         return str(probe.getsockname()[0])
 
 
-def _is_loopback(address: str) -> bool:
+def is_loopback(address: str) -> bool:
+    """Return whether each machine means itself by the address."""
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback

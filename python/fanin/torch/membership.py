@@ -8,7 +8,8 @@ import re
 import secrets
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -17,16 +18,20 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from fanin import _fanin
 from fanin._join import check_rank, join, no_switch
-from fanin._services import Place, local_machines, place, split
+from fanin._services import Place, Service, local_machines, machines, place, split
 from fanin._settings import Settings
 from fanin.errors import JoinTimeout, SwitchUnreachable
 from fanin.torch import handshake
 from fanin.torch.hosting import Hosted, host
-from fanin.torch.interface import own_address, reachable
+from fanin.torch.interface import GLOO_VARIABLE, is_loopback, own_address, reachable
 
 # What is kept of the job's name and of a group's: a name has 128 bytes on the switch.
 JOB_BYTES_MAX = 80
 GROUP_MAX = 24
+# How long a service may take to be reached that is there, over TCP and over UDP, in seconds.
+WAY_PATIENCE = 10.0
+# Most pairs of machines that one error names.
+NAMED_MAX = 4
 # torch's name of the default group.
 DEFAULT_GROUP = "0"
 
@@ -91,6 +96,8 @@ class Membership:
             if len(switches) != len(planned.switch_shares):
                 switches = places[0].switches[: len(planned.switch_shares)]
             services = planned.services(addresses, switches)
+            if len(services) > 1:
+                self._check_ways(rank, places, services, gather, deadline)
             left = max(deadline - time.monotonic(), 1.0)
             prediction = planned.prediction
             switch = hosted.switch if hosted is not None else None
@@ -105,6 +112,57 @@ class Membership:
             if local is not None:
                 local.close()
             raise
+
+    def _check_ways(
+        self,
+        rank: int,
+        places: Sequence[Place],
+        services: Sequence[Service],
+        gather: Callable[[str, str], list[str]],
+        deadline: float,
+    ) -> None:
+        """Raise the same `SwitchUnreachable` on all ranks where a machine does not reach a service.
+
+        One that a rank hosts is there; another one may still start, unless somebody reaches it.
+        """
+        of_rank = machines(places)
+        asks = of_rank.index(of_rank[rank]) == rank
+        others = [
+            index
+            for index, (_, _, _, owner) in enumerate(services)
+            if asks and (owner is None or of_rank[owner] != of_rank[rank])
+        ]
+        patience = max(min(WAY_PATIENCE, (deadline - time.monotonic()) / 4), 0.1)
+
+        def cut_off(index: int) -> str | None:
+            return _fanin.cut_off(services[index][0], patience)
+
+        with ThreadPoolExecutor(max(len(others), 1), "fanin-ways") as threads:
+            found = dict(zip(others, threads.map(cut_off, others), strict=True))
+        told: list[dict[str, str | None]] = [
+            json.loads(t) for t in gather("ways", json.dumps(found))
+        ]
+        wrong = []
+        for index, (address, _, _, owner) in enumerate(services):
+            answers = {
+                asked: way[str(index)] for asked, way in enumerate(told) if str(index) in way
+            }
+            if owner is None and all(answers.values()):
+                continue  # it may still start: the join waits for it, and names it
+            whose = "" if owner is None else f" of {_at(owner, places)}"
+            wrong += [
+                f"{_at(asked, places)} does not reach the service{whose} at {address} ({cause})"
+                for asked, cause in answers.items()
+                if cause is not None
+            ]
+        if wrong:
+            more = f"; and {len(wrong) - NAMED_MAX} more" if len(wrong) > NAMED_MAX else ""
+            loopback = any(is_loopback(place.address) for place in places)
+            hint = f". Set {GLOO_VARIABLE} to the interface to the others" if loopback else ""
+            raise SwitchUnreachable(
+                f"group {self.group!r}: {'; '.join(wrong[:NAMED_MAX])}{more}{hint}. Does a "
+                "firewall between them let TCP and UDP through, both ways (docs/operations.md)?"
+            )
 
     def _share_memory(
         self, rank: int, machines: list[int] | None, gather: Callable[[str, str], list[str]]
@@ -156,6 +214,11 @@ class Connected:
         self.client.close()
         if self.hosted is not None:
             self.hosted.release()
+
+
+def _at(rank: int, places: Sequence[Place]) -> str:
+    place = places[rank]
+    return f"rank {rank} on {place.name} ({place.address})"
 
 
 def new_job(job: str | None, group: str) -> str:

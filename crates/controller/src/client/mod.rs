@@ -22,7 +22,7 @@ pub use config::{ServiceConfig, SessionConfig};
 pub use connection::switch_address;
 pub use job::{Job, LocalRanks};
 pub use path::{InterfaceError, Route, interface_address, interface_of, interface_rate_bps, route};
-pub use probe::{Probe, ProbeReport, ProbeSum, resolve_switch};
+pub use probe::{Probe, ProbeReport, ProbeSum, cut_off, resolve_switch};
 pub use session::{Cancel, Session};
 pub use split::{MemberStatus, Place, Prediction, Share, Split};
 pub use status::{AtpSwitchJob, AtpSwitchStatus, JobStatus, JobStatusState, SwitchStatus, switch_status};

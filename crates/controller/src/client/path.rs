@@ -35,6 +35,12 @@ pub(crate) fn rate_bps_at(address: IpAddr) -> Option<u64> {
     interface_rate_bps(&interface_of(address)?)
 }
 
+/// The bytes that a packet may have at the interface of this machine that has `address`; `None` where none has.
+pub(crate) fn mtu_at(address: IpAddr) -> Option<usize> {
+    let mtu = std::path::Path::new("/sys/class/net").join(interface_of(address)?).join("mtu");
+    std::fs::read_to_string(mtu).ok()?.trim().parse().ok()
+}
+
 /// The rate of an interface of this machine, in bits a second; `None` where it does not tell, and where what it tells is none: a pair of
 /// virtual interfaces says 10 Gbit/s, and a bridge the same of its ports.
 #[must_use]

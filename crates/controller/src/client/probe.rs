@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use fanin_protocol::WorkerStatistics;
 use fanin_udp::{IoStatistics, Service, WorkerConfig, WorkerDriver, WorkerJob};
-use fanin_wire::{Op, WorkerId};
+use fanin_wire::{Op, WorkerId, packet_bytes};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
@@ -96,6 +96,33 @@ pub fn resolve_switch(switch: &str, patience: Duration) -> Result<(String, Vec<S
         Ok(Err(error)) => Err(failed(error.to_string())),
         Err(_) => Err(failed(format!("no answer from the name server within {patience:?}"))),
     }
+}
+
+/// What keeps this machine from the service at `switch`, over TCP or UDP, in so much time for each; `None` where nothing does, or where it cannot be told: its process may be
+/// stopped.
+#[must_use]
+pub fn cut_off(switch: &str, patience: Duration) -> Option<String> {
+    let mut probe = match Probe::open(switch, patience) {
+        Ok(probe) => probe,
+        Err(SessionError::SwitchUnreachable { cause, .. }) => return Some(format!("TCP: {cause}")),
+        Err(_) => return None,
+    };
+    let report = probe.all_reduce().ok()?;
+    let is_alive = report.heartbeats_lost == 0 && !report.heartbeats.is_empty();
+    if report.sum != ProbeSum::Missing || !is_alive {
+        return None;
+    }
+    let what = match (report.io.packets_received, report.exchanges_at_switch) {
+        (0, Some(0)) => "no packet gets there".into(),
+        (0, _) => "no packet comes back".into(),
+        _ => {
+            let bytes = packet_bytes(usize::from(report.job.elements()));
+            format!(
+                "packets of {bytes} bytes are lost, shorter ones are not; has a link on the way a smaller MTU?"
+            )
+        }
+    };
+    Some(format!("UDP: {what}"))
 }
 
 impl Probe {

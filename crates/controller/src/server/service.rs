@@ -15,7 +15,7 @@ use tonic::{Request, Response, Status, Streaming};
 use super::data_path::{Figures, unhealthy};
 use super::jobs::{Attending, JobSnapshot, Jobs, Joined, NotAdmitted, Stays};
 use super::told::Measured;
-use crate::client::path::rate_bps_at;
+use crate::client::path::{mtu_at, rate_bps_at};
 use crate::convert::{Malformed, narrow, protocol, wire_dtype};
 use crate::proto::{self, control_server::Control};
 
@@ -47,9 +47,13 @@ pub(super) fn refused(denied: Denied) -> Status {
 impl Control for ControlService {
     async fn join(&self, request: Request<proto::JoinRequest>) -> Result<Response<proto::JoinReply>, Status> {
         let peer = request.remote_addr();
+        let here = request.local_addr();
         let mut request = seen_from(request.into_inner(), peer);
         let (split, place) = (request.split.take(), request.place.take());
         let mut request = join_request(request)?;
+        // The rank knows its own end of the path. A link that is narrower at this one loses packets, and nobody says so.
+        let ours = here.and_then(|here| mtu_at(here.ip().to_canonical()));
+        request.mtu = ours.map_or(request.mtu, |mtu| mtu.min(request.mtu));
         request.origin = peer.map(|peer| peer.ip().to_canonical()).filter(|ip| !ip.is_loopback());
         let rank = request.rank;
         let address = peer.map_or(IpAddr::from([0; 4]), |peer| peer.ip());
