@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -206,6 +207,9 @@ def test_ranks_that_name_switches_in_another_order_are_refused(launch: Launch) -
             assert isinstance(outcome, Failure)
             assert outcome.kind == "JoinRefused"
             assert "in the same order (switch, or FANIN_SWITCH)" in outcome.message
+            plans = re.findall(r"rank (\d) (?:has )?plan ([0-9a-f]{16})\b", outcome.message)
+            assert sorted(rank for rank, _ in plans) == ["0", "1"], outcome.message
+            assert plans[0][1] != plans[1][1], "both fingerprints"
 
 
 def leaves_early(me: Me) -> int:
