@@ -30,7 +30,7 @@ fuzz_target!(|bytes: &[u8]| {
             shard: ShardId(0),
             resumed,
         };
-        switch.add_job(config).expect("within its limits");
+        switch.add_job(config.into()).expect("within its limits");
     }
     let mut train = vec![0; 65536];
     let mut packet = vec![0; 40 + 4 + 1024];

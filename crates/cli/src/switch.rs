@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
-use fanin_controller::{AtpSwitchServer, AtpSwitchServerConfig, SwitchServer, SwitchServerConfig};
+use fanin_controller::{RackMemory, RackServer, RackServerConfig, SwitchServer, SwitchServerConfig};
 use fanin_protocol::control::Protocol;
 use fanin_sim::scenario_file::Rate;
 use serde::Serialize;
@@ -19,6 +19,9 @@ use crate::{logging, output};
 /// Listens on one port number: UDP for gradients, TCP for control and metrics (http://ADDR:PORT/metrics, /healthz).
 /// Ends on SIGTERM and SIGINT, after it has told the workers.
 ///
+/// With --upstream it is a rack: it sums what its own workers send, and its sum is one contribution at its upstream, which has as many
+/// --shards. Jobs go on when a rack is started again within the root's --heartbeat-timeout.
+///
 /// With --protocol atp it is a switch on the way to a server (fanin server): it sums what it has aggregators for and sends the
 /// rest on. Its jobs wait for one that ends until it is back.
 #[derive(Debug, clap::Args)]
@@ -27,15 +30,17 @@ use crate::{logging, output};
     fanin switch --listen 0.0.0.0:4800 --shards 4       for other machines, on 4 cores\n  \
     fanin switch --listen 127.0.0.1:0 --json            on a free port, told as JSON\n  \
     fanin switch --listen 0.0.0.0:4800 --protocol atp --upstream 10.0.0.8:4800\n  \
-    \u{20}                                                  a rack's switch, whose server is 10.0.0.8")]
+    \u{20}                                                  a rack's switch, whose server is 10.0.0.8\n  \
+    fanin switch --listen 0.0.0.0:4800 --upstream 10.0.0.8:4800 --shards 4\n  \
+    \u{20}                                                  a rack, whose root (fanin switch --shards 4) is 10.0.0.8")]
 pub(crate) struct Arguments {
     /// Address and port, TCP and UDP; port 0 takes a free one
     #[arg(long, value_name = "ADDR:PORT", default_value = SWITCH_DEFAULT, value_parser = listen)]
     listen: SocketAddr,
-    /// How gradients are summed: switchml (here alone) or atp (on the way to a server)
+    /// How gradients are summed: switchml (in slots) or atp (on the way to a server)
     #[arg(long, value_name = "PROTOCOL", default_value = "switchml", value_parser = protocol)]
     protocol: Protocol,
-    /// ATP: the next switch towards the server, or the server
+    /// The next switch towards the root, or the root (ATP: the server): this one sums for its own workers, and sends the sum on
     #[arg(long, value_name = "HOST:PORT")]
     upstream: Option<String>,
     /// ATP: aggregators for all jobs together; with 0 it only forwards [default: 4096]
@@ -79,10 +84,13 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     // Before the switch starts: a signal that comes early must find us ready.
     let mut signals = Signals::new([SIGTERM, SIGINT]).context("cannot handle signals")?;
     if let Some(upstream) = &arguments.upstream {
-        let defaults = AtpSwitchServerConfig::new(arguments.listen, upstream);
-        let aggregators = arguments.aggregators.unwrap_or(defaults.aggregators);
-        let switch = AtpSwitchServer::start(AtpSwitchServerConfig { aggregators, ..defaults })?;
-        announce("switch", switch.address(), 1, arguments.json)?;
+        let config = rack(arguments, upstream);
+        let shards = match config.memory {
+            RackMemory::Aggregators(_) => 1,
+            RackMemory::Slots { shards, .. } => shards,
+        };
+        let switch = RackServer::start(config)?;
+        announce("switch", switch.address(), shards, arguments.json)?;
         wait(&mut signals);
         switch.stop();
         return Ok(());
@@ -103,6 +111,22 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// A switch with an upstream.
+fn rack(arguments: &Arguments, upstream: &str) -> RackServerConfig {
+    let defaults = match arguments.protocol {
+        Protocol::SwitchMl => RackServerConfig::switch_ml(arguments.listen, upstream),
+        Protocol::Atp => RackServerConfig::atp(arguments.listen, upstream),
+    };
+    let memory = match defaults.memory {
+        RackMemory::Aggregators(usual) => RackMemory::Aggregators(arguments.aggregators.unwrap_or(usual)),
+        RackMemory::Slots { pool_units, .. } => RackMemory::Slots {
+            shards: arguments.shards.unwrap_or_else(SwitchServerConfig::automatic_shards),
+            pool_units: arguments.pool_units.unwrap_or(pool_units),
+        },
+    };
+    RackServerConfig { memory, ..defaults }
+}
+
 /// Options of one protocol with the other are a mistake, not a wish to be ignored.
 fn check(arguments: &Arguments) -> anyhow::Result<()> {
     let of_switch_ml = [
@@ -111,14 +135,23 @@ fn check(arguments: &Arguments) -> anyhow::Result<()> {
         ("--heartbeat-timeout", arguments.heartbeat_timeout.is_some()),
         ("--join-timeout-max", arguments.join_timeout_max.is_some()),
     ];
-    let of_atp =
-        [("--upstream", arguments.upstream.is_some()), ("--aggregators", arguments.aggregators.is_some())];
+    let of_atp = [("--aggregators", arguments.aggregators.is_some())];
+    let of_root = [
+        ("--heartbeat-timeout", arguments.heartbeat_timeout.is_some()),
+        ("--join-timeout-max", arguments.join_timeout_max.is_some()),
+        ("--rate", arguments.rate.is_some() && std::env::var_os("FANIN_RATE").is_none()),
+    ];
     let given =
         |options: &[(&'static str, bool)]| options.iter().find(|(_, given)| *given).map(|(name, _)| *name);
     match arguments.protocol {
         Protocol::SwitchMl => match given(&of_atp) {
             Some(option) => bail!("{option} is for ATP; add --protocol atp, or leave it out"),
-            None => Ok(()),
+            None => match given(&of_root).filter(|_| arguments.upstream.is_some()) {
+                Some(option) => {
+                    bail!("{option} is not for a rack, whose upstream decides that; leave it out")
+                }
+                None => Ok(()),
+            },
         },
         Protocol::Atp if arguments.upstream.is_none() => {
             bail!("--protocol atp needs --upstream HOST:PORT: the next switch, or the server (fanin server)")

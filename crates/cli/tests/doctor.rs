@@ -7,8 +7,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use fanin_controller::{
-    AtpSwitchServer, AtpSwitchServerConfig, JobStatusState, Session, SessionConfig, SwitchServer,
-    SwitchServerConfig, switch_status,
+    JobStatusState, RackServer, RackServerConfig, Session, SessionConfig, SwitchServer, SwitchServerConfig,
+    switch_status,
 };
 use fanin_protocol::control::Protocol;
 use serde_json::Value;
@@ -144,9 +144,8 @@ fn a_running_switch_on_this_machine_has_no_problem() {
 fn a_switch_of_atp_is_examined_with_its_own_packets() {
     let server = switch_with(|config| config.protocol = Protocol::Atp);
     let here = ([127, 0, 0, 1], 0).into();
-    let rack = |upstream: String| {
-        AtpSwitchServer::start(AtpSwitchServerConfig::new(here, upstream)).expect("a free port")
-    };
+    let rack =
+        |upstream: String| RackServer::start(RackServerConfig::atp(here, upstream)).expect("a free port");
     let switch = rack(server.address().to_string());
     let diagnosis = Diagnosis::of(switch.address());
     let (verdict, mtu, _) = diagnosis.finding("mtu");

@@ -1,7 +1,7 @@
 //! The input and output of control: how a worker finds its switch, joins a job, and learns that something is wrong.
 //!
 //! From the top: a [`SwitchServer`] is a whole switch (or the server of ATP), the data path (`fanin-udp`) and the control
-//! connection under one port number; an [`AtpSwitchServer`] is a switch on the way to such a server; a [`Session`] is a worker's whole connection to it, and a [`Job`] adds the ranks of its machine. Every decision is made in `fanin_protocol::control`; here it
+//! connection under one port number; a [`RackServer`] is a switch on the way to such a one; a [`Session`] is a worker's whole connection to it, and a [`Job`] adds the ranks of its machine. Every decision is made in `fanin_protocol::control`; here it
 //! is asked for, carried out and reported. A gradient passes this room only as a pointer on its way to the driver.
 //!
 //! Deliberately absent: policy, packets, and Python.
@@ -24,4 +24,4 @@ pub use client::{
 };
 pub use error::{AllReduceError, ChainError, SessionError, Tensor};
 pub use fanin_local::{MemoryOfRanks, machine_id, memory_of_ranks};
-pub use server::{AtpSwitchServer, AtpSwitchServerConfig, ServerError, SwitchServer, SwitchServerConfig};
+pub use server::{RackMemory, RackServer, RackServerConfig, ServerError, SwitchServer, SwitchServerConfig};

@@ -3,9 +3,7 @@
 use crate::client::protocol_of;
 use crate::environment::begin_switch;
 use crate::interruptible::{duration, lock};
-use fanin_controller::{
-    AtpSwitchServer, AtpSwitchServerConfig, ServerError, SwitchServer, SwitchServerConfig,
-};
+use fanin_controller::{RackServer, RackServerConfig, ServerError, SwitchServer, SwitchServerConfig};
 use fanin_protocol::control::Protocol;
 use fanin_udp::HostThreads;
 use pyo3::exceptions::{PyOSError, PyValueError};
@@ -35,7 +33,7 @@ pub(crate) struct Switch {
 
 enum Running {
     SwitchMl(SwitchServer),
-    Atp { switch: AtpSwitchServer, server: SwitchServer },
+    Atp { switch: RackServer, server: SwitchServer },
 }
 
 impl Running {
@@ -49,7 +47,7 @@ impl Running {
                 let hidden = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
                 let server = SwitchServer::start(SwitchServerConfig { listen: hidden, shards: 1, ..config })?;
                 let upstream = server.address().to_string();
-                let switch = AtpSwitchServer::start(AtpSwitchServerConfig::new(config.listen, upstream))?;
+                let switch = RackServer::start(RackServerConfig::atp(config.listen, upstream))?;
                 Ok((switch.address(), Self::Atp { switch, server }))
             }
         }

@@ -9,7 +9,7 @@
 
 use crate::float16::{bf16_from_f32, f16_from_f32, f32_from_bf16, f32_from_f16};
 use crate::integer::store_le;
-use crate::scale::{Divisor, assert_workers};
+use crate::scale::assert_workers;
 
 /// Words that every payload is a multiple of.
 const WORDS_MULTIPLE: usize = 32;
@@ -192,21 +192,14 @@ fn finish<const N: usize>(
 ///
 /// # Panics
 /// As [`crate::sum_f32`].
-pub(crate) fn assert_payloads(
-    payload_bytes: usize,
-    workers: u32,
-    divisor: Divisor,
-    words: usize,
-) -> Option<f64> {
-    assert_workers(workers);
+pub(crate) fn assert_payloads(payload_bytes: usize, count: u32, divisor: u32, words: usize) -> Option<f64> {
+    assert_workers(count);
+    assert_workers(divisor);
     assert!(
-        words > 0 && words.is_multiple_of(WORDS_MULTIPLE) && payload_bytes == workers as usize * 4 * words,
-        "{payload_bytes} bytes of {workers} payloads for {words} words"
+        words > 0 && words.is_multiple_of(WORDS_MULTIPLE) && payload_bytes == count as usize * 4 * words,
+        "{payload_bytes} bytes of {count} payloads for {words} words"
     );
-    match divisor {
-        Divisor::One => None,
-        Divisor::Workers => Some(f64::from(workers)),
-    }
+    (divisor > 1).then(|| f64::from(divisor))
 }
 
 /// Rounds to `f32` so that a further rounding, to a type of at least two digits less, ends where one alone would have: what

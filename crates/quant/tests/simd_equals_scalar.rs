@@ -276,10 +276,10 @@ proptest! {
     }
 
     #[test]
-    fn sums_of_what_travels_as_it_is_are_equal((workers, words, payloads) in payloads(), divisor in divisor(), offset in 0..ALIGNMENTS) {
+    fn sums_of_what_travels_as_it_is_are_equal((workers, words, payloads) in payloads(), divisor in 1..=64_u32, offset in 0..ALIGNMENTS) {
         let mut bytes = vec![0; offset];
         bytes.extend(payloads);
-        type Sum = fn(&Kernels, &[u8], u32, Divisor, &mut [i32]);
+        type Sum = fn(&Kernels, &[u8], u32, u32, &mut [i32]);
         for sum in [Kernels::sum_f32 as Sum, Kernels::sum_f16, Kernels::sum_bf16, Kernels::sum_f64] {
             let sum = |kernels: &Kernels| {
                 let mut words = vec![1; words];

@@ -75,12 +75,15 @@ pub enum Violation {
     },
 }
 
+/// A switch since one of its starts, and the job's generation.
+type Gathering = ((usize, u32), Generation);
+
 pub(crate) struct Checker<'a> {
     scenario: &'a Scenario,
     /// Elements of a chunk as int32.
     size_class: usize,
-    /// Contributions that counted: generation, slot, exchange, worker.
-    added: BTreeSet<(Generation, u16, u32, u8)>,
+    /// Contributions that counted: slot, exchange, and place there.
+    added: BTreeSet<(Gathering, u16, u32, u8)>,
     /// Exchanges of each slot that each worker has the result of.
     received: BTreeMap<(u8, u16), u32>,
     results: BTreeMap<usize, Vec<u64>>,
@@ -99,9 +102,14 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// The switch has handled a packet.
-    pub(crate) fn at_switch(&mut self, packet: &[u8], verdict: Verdict) -> Result<(), Violation> {
-        if !matches!(verdict, Verdict::Absorb | Verdict::Multicast) {
+    /// A switch has handled a packet; `switch` is which one, and how often it was started.
+    pub(crate) fn at_switch(
+        &mut self,
+        switch: (usize, u32),
+        packet: &[u8],
+        verdict: Verdict,
+    ) -> Result<(), Violation> {
+        if !matches!(verdict, Verdict::Absorb | Verdict::Multicast | Verdict::Forward) {
             return Ok(());
         }
         let Some(packet) = slot_packet(packet) else { return Ok(()) };
@@ -116,7 +124,7 @@ impl<'a> Checker<'a> {
             }
             _ => false,
         };
-        if contributes && !self.added.insert((packet.preamble.generation, slot, exchange, worker)) {
+        if contributes && !self.added.insert(((switch, packet.preamble.generation), slot, exchange, worker)) {
             return Err(Violation::AddedTwice { worker, slot, exchange });
         }
         // The version held exchange - 2; nobody may still need that.

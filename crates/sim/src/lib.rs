@@ -19,5 +19,5 @@ pub mod workload;
 mod world;
 
 pub use checker::Violation;
-pub use scenario::{Restart, Scenario};
+pub use scenario::{Racks, Restart, Scenario};
 pub use world::{Report, run};

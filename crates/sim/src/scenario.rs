@@ -28,6 +28,50 @@ pub struct Restart {
     pub down: Duration,
 }
 
+/// The racks of a job: each worker's, and each rack's upstream; `None` is the root.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Racks {
+    /// For each worker the rack that it sends to. A worker beyond the list sends to the root.
+    pub of_workers: Vec<Option<usize>>,
+    /// For each rack its upstream, which comes before it.
+    pub upstreams: Vec<Option<usize>>,
+    /// Racks that lose their memory, and when, in order.
+    pub restarts: Vec<(usize, Restart)>,
+}
+
+impl Racks {
+    /// The racks on a worker's way, its own first.
+    #[must_use]
+    pub fn way(&self, worker: u8) -> Vec<usize> {
+        let own = self.of_workers.get(usize::from(worker)).copied().flatten();
+        std::iter::successors(own, |rack| self.upstreams[*rack]).collect()
+    }
+
+    /// Draws one to three levels of them; a few workers send to the root or to a rack of racks. Each is away for less than what would
+    /// make the root expel the workers behind it.
+    fn from_seed(seed: u64, workers: u8) -> Self {
+        let mut dice = Rand64::new(u128::from(seed) ^ 0x7ac4_0000_0000);
+        let count = dice.rand_range(1..7) as usize;
+        let upstream = |rack: usize| match dice.rand_range(0..3) {
+            0 => None,
+            _ => rack.checked_sub(1).map(|last| dice.rand_range(0..last as u64 + 1) as usize),
+        };
+        let upstreams: Vec<_> = (0..count).map(upstream).collect();
+        let of_workers = (0..workers)
+            .map(|_| (dice.rand_range(0..6) > 0).then(|| dice.rand_range(0..count as u64) as usize))
+            .collect();
+        let mut restarts = Vec::new();
+        let mut at = Instant(0);
+        for _ in 0..dice.rand_range(0..4) {
+            at = at + Duration::from_millis(dice.rand_range(1..60));
+            let down = Duration::from_millis(dice.rand_range(1..100));
+            restarts.push((dice.rand_range(0..count as u64) as usize, Restart { at, down }));
+            at = at + down;
+        }
+        Self { of_workers, upstreams, restarts }
+    }
+}
+
 /// A job and everything that goes wrong with it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Scenario {
@@ -59,9 +103,22 @@ pub struct Scenario {
     pub crash: Option<(u8, Instant)>,
     /// Restarts of the switch, in order.
     pub restarts: Vec<Restart>,
+    /// What sums before the switch.
+    pub racks: Racks,
 }
 
 impl Scenario {
+    /// The same with racks before the switch, some of which restart.
+    #[must_use]
+    pub fn with_racks_from_seed(seed: u64) -> Self {
+        let mut scenario = Self::from_seed(seed);
+        scenario.racks = Racks::from_seed(seed, scenario.workers);
+        for tensor in &mut scenario.tensors {
+            tensor.pattern = Pattern::AllReduce;
+        }
+        scenario
+    }
+
     /// Draws a scenario. One in eight has a perfect network, one in eight a worker that crashes, one in three a switch
     /// that restarts, up to three times; in one of four large floats travel as bfloat16, in one as they are. In one of two some
     /// tensors have a root.
@@ -109,6 +166,7 @@ impl Scenario {
             // What came later is drawn last, so that all else is as the seed always had it.
             wire_dtype: [WireDtype::Int32, WireDtype::Int32, WireDtype::Bfloat16, WireDtype::Native]
                 [dice.rand_range(0..4) as usize],
+            racks: Racks::default(),
         };
         if dice.rand_range(0..2) == 0 {
             for tensor in &mut scenario.tensors {

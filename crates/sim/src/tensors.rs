@@ -158,7 +158,7 @@ impl Copy {
 /// The first element of `result` that is not the sum of all workers' contributions, if any.
 ///
 /// Integers must be exact, and what travels as it is the very bits that `docs/protocols/switchml.md` defines: summed in the order
-/// of the workers. Other floats must be within n/f of the exact sum (SwitchML Theorem 1), and half a unit in the last place
+/// of the workers, each rack's sum rounded to the type. Other floats must be within n/f of the exact sum (SwitchML Theorem 1), and half a unit in the last place
 /// of their type for the one rounding at the end. Floats that travelled as bfloat16 must be within the error that
 /// `docs/protocols/switchml.md` states, and besides be the very bits that it defines, whatever the order of arrival.
 pub(crate) fn wrong_element(scenario: &Scenario, result: &Copy, size_class: usize) -> Option<usize> {
@@ -183,8 +183,11 @@ pub(crate) fn wrong_element(scenario: &Scenario, result: &Copy, size_class: usiz
     let on_wire = scenario.wire_dtype.of_tensor(dtype, elements);
     if on_wire == WireDtype::Native {
         let (bits, n) = (result.bits(), (op == Op::Average).then_some(f64::from(n)));
-        return (0..elements)
-            .find(|&i| bits[i] != in_order(dtype, parts.iter().map(|part| part.value(i)), n));
+        let of_rack = |parts: &[f64]| of_bits(dtype, in_order(dtype, parts.iter().copied(), None));
+        return (0..elements).find(|&i| {
+            let at_root = at_root(scenario, |w| parts[w].value(i), of_rack);
+            bits[i] != in_order(dtype, at_root.into_iter(), n)
+        });
     }
     let chunk_elements = on_wire.chunk_elements(size_class, dtype);
     let divisor = if op == Op::Average { f64::from(n) } else { 1.0 };
@@ -208,13 +211,15 @@ pub(crate) fn wrong_element(scenario: &Scenario, result: &Copy, size_class: usiz
             });
         }
         if on_wire == WireDtype::Bfloat16 {
+            let levels = (0..scenario.workers).map(|w| scenario.racks.way(w).len()).max().unwrap_or(0);
             let fixed_point = FixedPoint::new(exponent, n);
             return range.into_iter().find(|&i| {
                 let exact: f64 = parts.iter().map(|part| part.value(i)).sum();
                 let sizes: f64 = parts.iter().map(|part| part.value(i).abs()).sum();
-                let error = fixed_point.error(exact, sizes, n);
+                let error = fixed_point.error(exact, sizes, n, levels);
                 let bound = (error + (exact.abs() + error) * half_unit * 1.01) / divisor + smallest;
-                let sum = fixed_point.sum(parts.iter().map(|part| part.value(i)));
+                let of_rack = |parts: &[f64]| f64::from(fixed_point.sum(parts.iter().copied()));
+                let sum = fixed_point.sum(at_root(scenario, |w| parts[w].value(i), of_rack).into_iter());
                 let expected = if op == Op::Average { sum / n as f32 } else { sum };
                 (result.value(i) - exact / divisor).abs() > bound || !result.is(i, expected)
             });
@@ -226,6 +231,42 @@ pub(crate) fn wrong_element(scenario: &Scenario, result: &Copy, size_class: usiz
             (result.value(i) - exact).abs() > bound
         })
     })
+}
+
+/// What comes to the root for an element: of the workers that send there their numbers, of racks what `of_rack` makes of theirs. Each
+/// switch has its parts in the order of their lowest ranks.
+fn at_root(scenario: &Scenario, number: impl Fn(usize) -> f64, of_rack: impl Fn(&[f64]) -> f64) -> Vec<f64> {
+    let racks = &scenario.racks;
+    // Of each rack, and last of the root: the lowest rank of each part, and the part.
+    let root = racks.upstreams.len();
+    let mut parts: Vec<Vec<(u8, f64)>> = vec![Vec::new(); root + 1];
+    for worker in 0..scenario.workers {
+        let own = racks.way(worker).first().copied().unwrap_or(root);
+        parts[own].push((worker, number(usize::from(worker))));
+    }
+    let ordered = |mut parts: Vec<(u8, f64)>| {
+        parts.sort_by_key(|(rank, _)| *rank);
+        parts
+    };
+    // A rack's upstream comes before it.
+    for rack in (0..root).rev() {
+        let own = ordered(std::mem::take(&mut parts[rack]));
+        if let Some((lowest, _)) = own.first() {
+            let sum = of_rack(&own.iter().map(|(_, x)| *x).collect::<Vec<_>>());
+            parts[racks.upstreams[rack].unwrap_or(root)].push((*lowest, sum));
+        }
+    }
+    ordered(parts.swap_remove(root)).into_iter().map(|(_, x)| x).collect()
+}
+
+/// The number that has these bits.
+fn of_bits(dtype: Dtype, bits: u64) -> f64 {
+    match dtype {
+        Dtype::Float64 => f64::from_bits(bits),
+        Dtype::Float16 => f16::from_bits(bits as u16).to_f64(),
+        Dtype::Bfloat16 => bf16::from_bits(bits as u16).to_f64(),
+        _ => f64::from(f32::from_bits(bits as u32)),
+    }
 }
 
 /// The bits of a sum, or a mean, that was made in the order of the workers and rounded once.
@@ -285,11 +326,13 @@ impl FixedPoint {
         f32::from(bf16::from_f32((sum as f64 / factor) as f32))
     }
 
-    /// How far the sum may be from `exact`; `sizes` is the sum of the contributions' absolute values.
-    fn error(&self, exact: f64, sizes: f64, workers: u32) -> f64 {
+    /// How far the sum may be from `exact`; `sizes` is the sum of the contributions' absolute values. Each level of racks rounds once more.
+    fn error(&self, exact: f64, sizes: f64, workers: u32, levels: usize) -> f64 {
         let unit = 2f64.powi(-8);
         let Some(factor) = self.factor else { return 0.0 };
         let contributions = unit * sizes + f64::from(workers) / factor / 2.0;
-        contributions + (unit + 2f64.powi(-23)) * (exact.abs() + contributions)
+        let rounding = unit + 2f64.powi(-23);
+        let error = (0..levels).fold(contributions, |error, _| error + rounding * (sizes + error));
+        error + rounding * (exact.abs() + error)
     }
 }

@@ -1,12 +1,12 @@
-//! The world itself: one switch, the workers of one job, and the network between them.
+//! The world itself: one switch, racks before it or none, the workers of one job, and the network between them.
 
 use std::time::Duration;
 
 use fanin_protocol::control::{
-    Admission, Command, HeartbeatReply, JoinDecision, JoinRequest, Protocol, Refusal, Registry,
+    Admission, Command, HeartbeatReply, Hop, JoinDecision, JoinRequest, Protocol, Rack, Refusal, Registry,
     RegistryConfig, Resume, Ticket,
 };
-use fanin_protocol::switchml::{Switch, Worker, WorkerPlan};
+use fanin_protocol::switchml::{Switch, SwitchJob, Upstream, Worker, WorkerPlan};
 use fanin_protocol::{
     Endpoint, Instant, JobAborted, RetransmissionConfig, Summer, Transmit, Verdict, WorkerEvent,
     WorkerMachine,
@@ -23,8 +23,8 @@ use crate::tensors::Copy;
 const HEARTBEAT: Duration = Duration::from_millis(50);
 /// After how long the switch believes that it does not.
 const HEARTBEAT_TIMEOUT: Duration = Duration::from_millis(400);
-/// How long the world may take.
-const DEADLINE: Instant = Instant(120_000_000_000);
+/// How long the world may take for each switch on a worker's way: a retransmission that mends a loss far up must get there itself.
+const PATIENCE: Duration = Duration::from_secs(120);
 /// A path that carries chunks of 256 elements.
 const MTU: usize = 1280;
 const CHUNK_ELEMENTS: usize = 256;
@@ -48,7 +48,8 @@ pub struct Report {
 
 enum Event {
     ToSwitch {
-        from: u8,
+        switch: Place,
+        from: Node,
         packet: Vec<u8>,
     },
     ToWorker {
@@ -63,7 +64,9 @@ enum Event {
     DrainWorker {
         worker: u8,
     },
-    DrainSwitch,
+    DrainSwitch {
+        switch: Place,
+    },
     Submit {
         worker: u8,
     },
@@ -89,6 +92,35 @@ enum Event {
         down: Duration,
     },
     SwitchIsBack,
+    RackDies {
+        rack: usize,
+        down: Duration,
+    },
+    RackIsBack {
+        rack: usize,
+    },
+}
+
+/// Who sends and receives packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Node {
+    Worker(u8),
+    Switch(Place),
+}
+
+/// The root, or a rack.
+type Place = Option<usize>;
+
+/// What sums somewhere.
+#[derive(Default)]
+struct Summing {
+    machine: Option<Switch<Node>>,
+    /// How often it was started.
+    incarnation: u32,
+    /// A drain is on the agenda.
+    drains: bool,
+    /// Packets that were handled since the last drain.
+    handled: usize,
 }
 
 enum Question {
@@ -106,7 +138,7 @@ enum Answer {
     Broken,
 }
 
-struct Node {
+struct Rank {
     machine: Option<Worker<(), Copy>>,
     /// Job and generation while joined.
     joined: Option<(JobId, Generation)>,
@@ -131,15 +163,12 @@ struct World<'a> {
     scenario: &'a Scenario,
     fabric: Fabric,
     checker: Checker<'a>,
-    switch: Option<(Switch<u8>, Registry)>,
-    /// How often the switch was started.
-    incarnation: u32,
-    /// A drain of the switch is on the agenda.
-    switch_drains: bool,
-    /// Packets that the switch has handled since its last drain.
-    handled: usize,
+    root: Summing,
+    /// While the root runs.
+    registry: Option<Registry>,
+    racks: Vec<Summing>,
     waiting: Vec<(Ticket, u8)>,
-    nodes: Vec<Node>,
+    nodes: Vec<Rank>,
     resumptions: u64,
     digest: u64,
     train: Vec<u8>,
@@ -152,7 +181,7 @@ struct World<'a> {
 pub fn run(scenario: &Scenario) -> Result<Report, Violation> {
     let mut world = World::new(scenario);
     world.play()?;
-    let retransmissions = |node: &Node| node.machine.as_ref().map_or(0, |m| m.statistics().retransmissions);
+    let retransmissions = |node: &Rank| node.machine.as_ref().map_or(0, |m| m.statistics().retransmissions);
     Ok(Report {
         ended: world.fabric.now,
         packets: world.fabric.packets,
@@ -195,7 +224,7 @@ impl Fabric {
 
 impl<'a> World<'a> {
     fn new(scenario: &'a Scenario) -> Self {
-        let node = |_| Node {
+        let node = |_| Rank {
             machine: None,
             joined: None,
             key: None,
@@ -214,10 +243,9 @@ impl<'a> World<'a> {
                 lost: 0,
             },
             checker: Checker::new(scenario, CHUNK_ELEMENTS),
-            switch: None,
-            incarnation: 0,
-            switch_drains: false,
-            handled: 0,
+            root: Summing::default(),
+            registry: None,
+            racks: (0..scenario.racks.upstreams.len()).map(|_| Summing::default()).collect(),
             waiting: Vec::new(),
             nodes: (0..scenario.workers).map(node).collect(),
             resumptions: 0,
@@ -225,6 +253,7 @@ impl<'a> World<'a> {
             train: vec![0; 65536],
         };
         world.start_switch();
+        (0..world.racks.len()).for_each(|rack| world.start_rack(rack));
         for worker in 0..scenario.workers {
             world.ask(worker, Question::Join(None));
             world.fabric.agenda.at(Instant(0), Event::Heartbeat { worker });
@@ -235,13 +264,19 @@ impl<'a> World<'a> {
         for restart in &scenario.restarts {
             world.fabric.agenda.at(restart.at, Event::SwitchDies { down: restart.down });
         }
+        for (rack, restart) in &scenario.racks.restarts {
+            world.fabric.agenda.at(restart.at, Event::RackDies { rack: *rack, down: restart.down });
+        }
         world
     }
 
     fn play(&mut self) -> Result<(), Violation> {
+        let way = |worker| self.scenario.racks.way(worker).len() as u32;
+        let levels = 1 + (0..self.scenario.workers).map(way).max().unwrap_or(0);
+        let deadline = Instant(0) + PATIENCE * levels;
         while !self.settled() {
             let completed = || self.checker.completed.iter().map(std::collections::BTreeSet::len).collect();
-            let Some((now, event)) = self.fabric.agenda.next().filter(|(now, _)| *now < DEADLINE) else {
+            let Some((now, event)) = self.fabric.agenda.next().filter(|(now, _)| *now < deadline) else {
                 return Err(Violation::NoProgress { completed: completed(), at: self.fabric.now });
             };
             self.fabric.now = now;
@@ -264,7 +299,7 @@ impl<'a> World<'a> {
     fn check_bounds(&self) -> Result<(), Violation> {
         // Two copies of each packet, up and down; a timeout may send a slot again some times within the longest delay.
         let slots = usize::from(self.scenario.slots) * usize::from(self.scenario.workers);
-        let most = 400 + 200 * slots;
+        let most = 400 + 200 * slots * (1 + self.racks.len());
         let size = self.fabric.agenda.len();
         if size > most { Err(Violation::Unbounded { what: "network", size }) } else { Ok(()) }
     }
@@ -272,16 +307,19 @@ impl<'a> World<'a> {
     fn happen(&mut self, event: Event) -> Result<(), Violation> {
         let now = self.fabric.now;
         match event {
-            Event::ToSwitch { from, packet } => {
-                if let Some((switch, _)) = &mut self.switch {
-                    let verdict = switch.handle_packet(now, from, &packet);
-                    self.note(&packet, verdict);
-                    self.checker.at_switch(&packet, verdict)?;
-                    self.handled += 1;
-                    if !std::mem::replace(&mut self.switch_drains, true) {
-                        let wait = self.fabric.between(Duration::ZERO, self.scenario.round);
-                        self.fabric.agenda.at(now + wait, Event::DrainSwitch);
-                    }
+            Event::ToSwitch { switch, from, packet } => {
+                let summing = self.summing(switch);
+                let Some(machine) = &mut summing.machine else { return Ok(()) };
+                let verdict = machine.handle_packet(now, from, &packet);
+                summing.handled += 1;
+                let (drains, incarnation) =
+                    (std::mem::replace(&mut summing.drains, true), summing.incarnation);
+                self.note(&packet, verdict);
+                let which = switch.map_or(0, |rack| rack + 1);
+                self.checker.at_switch((which, incarnation), &packet, verdict)?;
+                if !drains {
+                    let wait = self.fabric.between(Duration::ZERO, self.scenario.round);
+                    self.fabric.agenda.at(now + wait, Event::DrainSwitch { switch });
                 }
             }
             Event::ToWorker { worker, packet } => {
@@ -310,9 +348,9 @@ impl<'a> World<'a> {
                 self.nodes[usize::from(worker)].drains = false;
                 self.drain_worker(worker)?;
             }
-            Event::DrainSwitch => {
-                self.switch_drains = false;
-                self.drain_switch()?;
+            Event::DrainSwitch { switch } => {
+                self.summing(switch).drains = false;
+                self.drain_switch(switch)?;
             }
             Event::Submit { worker } => self.submit(worker)?,
             Event::Ask { worker, incarnation, question } => self.answer(worker, incarnation, question)?,
@@ -328,8 +366,8 @@ impl<'a> World<'a> {
                 }
             }
             Event::Tick { incarnation } => {
-                if incarnation == self.incarnation
-                    && let Some((_, registry)) = &mut self.switch
+                if incarnation == self.root.incarnation
+                    && let Some(registry) = &mut self.registry
                 {
                     let commands = registry.tick(now);
                     self.fabric.agenda.at(now + HEARTBEAT, Event::Tick { incarnation });
@@ -339,36 +377,87 @@ impl<'a> World<'a> {
             Event::WorkerDies { worker } => {
                 self.nodes[usize::from(worker)].alive = false;
                 // Its connection breaks, and the switch notices if it was waiting for the others.
-                if let (Some((_, registry)), Some(at)) =
-                    (&mut self.switch, self.waiting.iter().position(|(_, w)| *w == worker))
+                if let (Some(registry), Some(at)) =
+                    (&mut self.registry, self.waiting.iter().position(|(_, w)| *w == worker))
                 {
                     registry.withdraw(self.waiting.swap_remove(at).0);
                 }
             }
             Event::SwitchDies { down } => {
-                self.switch = None;
+                self.root.machine = None;
+                self.registry = None;
                 for (_, worker) in std::mem::take(&mut self.waiting) {
                     self.fabric.tell(self.scenario, Event::Answer { worker, answer: Answer::Broken });
                 }
                 self.fabric.agenda.at(now + down, Event::SwitchIsBack);
             }
             Event::SwitchIsBack => self.start_switch(),
+            Event::RackDies { rack, down } => {
+                self.racks[rack].machine = None;
+                // The connections of those who wait for their job through it break.
+                for (ticket, worker) in std::mem::take(&mut self.waiting) {
+                    if self.scenario.racks.way(worker).contains(&rack) {
+                        self.registry.iter_mut().for_each(|registry| registry.withdraw(ticket));
+                        self.fabric.tell(self.scenario, Event::Answer { worker, answer: Answer::Broken });
+                    } else {
+                        self.waiting.push((ticket, worker));
+                    }
+                }
+                self.fabric.agenda.at(now + down, Event::RackIsBack { rack });
+            }
+            Event::RackIsBack { rack } => self.start_rack(rack),
         }
         Ok(())
     }
 
+    fn summing(&mut self, switch: Place) -> &mut Summing {
+        match switch {
+            None => &mut self.root,
+            Some(rack) => &mut self.racks[rack],
+        }
+    }
+
     fn start_switch(&mut self) {
-        self.incarnation += 1;
+        self.root.incarnation += 1;
+        let incarnation = self.root.incarnation;
         let config = RegistryConfig { heartbeat_timeout: HEARTBEAT_TIMEOUT, ..RegistryConfig::default() };
-        let mut ids = Rand64::new(u128::from(self.scenario.seed) << 8 | u128::from(self.incarnation));
+        let mut ids = Rand64::new(u128::from(self.scenario.seed) << 8 | u128::from(incarnation));
         let registry = Registry::new(config, Box::new(move || ids.rand_u64()));
-        self.switch = Some((Switch::new(ShardId(0)), registry.expect("the limits are not zero")));
-        let incarnation = self.incarnation;
+        self.root.machine = Some(Switch::new(ShardId(0)));
+        self.registry = Some(registry.expect("the limits are not zero"));
         self.fabric.agenda.at(self.fabric.now, Event::Tick { incarnation });
     }
 
+    fn start_rack(&mut self, rack: usize) {
+        self.racks[rack].incarnation += 1;
+        self.racks[rack].machine = Some(Switch::new(ShardId(0)));
+    }
+
+    /// The racks on a worker's way, which pass on what the root tells it, learn of its job what they do not know.
+    fn teach(&mut self, worker: u8, job: JobId) {
+        let Some((config, _, racks)) =
+            self.registry.as_ref().and_then(|registry| registry.racks(job, WorkerId(worker)))
+        else {
+            return;
+        };
+        let racks: Vec<Rack> = racks.cloned().collect();
+        let mut upstream = None;
+        for (rack, Rack { place, contributions }) in
+            self.scenario.racks.way(worker).into_iter().rev().zip(racks)
+        {
+            let address = Node::Switch(upstream.replace(rack));
+            if let Some(machine) = &mut self.racks[rack].machine
+                && machine.job_progress(job).is_none()
+            {
+                let upstream = Some(Upstream { address, place });
+                let job = SwitchJob { config, contributions, upstream };
+                machine.add_job(job).expect("an admission is within its limits");
+            }
+        }
+    }
+
     fn ask(&mut self, worker: u8, question: Question) {
-        let incarnation = self.incarnation;
+        let incarnation = self.root.incarnation;
         self.fabric.tell(self.scenario, Event::Ask { worker, incarnation, question });
     }
 
@@ -376,7 +465,25 @@ impl<'a> World<'a> {
     fn answer(&mut self, worker: u8, incarnation: u32, question: Question) -> Result<(), Violation> {
         let now = self.fabric.now;
         let alive = self.nodes[usize::from(worker)].alive;
-        let Some((_, registry)) = self.switch.as_mut().filter(|_| incarnation == self.incarnation && alive)
+        let way = self.scenario.racks.way(worker);
+        if way.iter().any(|rack| self.racks[*rack].machine.is_none()) {
+            // A heartbeat is said again.
+            if matches!(question, Question::Join(_)) {
+                self.fabric.tell(self.scenario, Event::Answer { worker, answer: Answer::Broken });
+            }
+            return Ok(());
+        }
+        let hop = |rack: &usize| Hop {
+            instance: *rack as u64,
+            address: ([10, 0, 0, *rack as u8], 4800).into(),
+            aggregators: 0,
+            elements: 0,
+            receive_buffer_bytes: 16 << 20,
+            mtu: MTU,
+        };
+        let hops = way.iter().map(hop).collect();
+        let incarnation_now = self.root.incarnation;
+        let Some(registry) = self.registry.as_mut().filter(|_| incarnation == incarnation_now && alive)
         else {
             self.fabric.tell(self.scenario, Event::Answer { worker, answer: Answer::Broken });
             return Ok(());
@@ -385,6 +492,7 @@ impl<'a> World<'a> {
             Question::Heartbeat(job, generation, secret) => {
                 let reply = registry.heartbeat(now, job, WorkerId(worker), generation, secret);
                 let reply = reply.expect("a rank shows its own secret");
+                self.teach(worker, job);
                 let answer = Answer::Heartbeat(job, generation, reply);
                 self.fabric.tell(self.scenario, Event::Answer { worker, answer });
             }
@@ -400,7 +508,7 @@ impl<'a> World<'a> {
                     rtt: Duration::ZERO,
                     patience: Duration::from_secs(20),
                     protocol: Protocol::SwitchMl,
-                    hops: Vec::new(),
+                    hops,
                     wire_version: fanin_wire::VERSION,
                     wire_dtype: self.scenario.wire_dtype,
                     resume,
@@ -416,6 +524,7 @@ impl<'a> World<'a> {
                         }
                     }
                     JoinDecision::Again { admission, .. } => {
+                        self.teach(worker, admission.job);
                         let answer = Answer::Admitted(Box::new(admission));
                         self.fabric.tell(self.scenario, Event::Answer { worker, answer });
                     }
@@ -430,12 +539,13 @@ impl<'a> World<'a> {
     }
 
     fn admit(&mut self, tickets: &[Ticket], admission: &Admission) {
-        if let Some((switch, _)) = &mut self.switch {
-            switch.add_job(admission.job_config()).expect("an admission is within its limits");
+        if let Some(switch) = &mut self.root.machine {
+            switch.add_job(admission.root_job()).expect("an admission is within its limits");
         }
         self.resumptions += u64::from(admission.resumed);
         for (ticket, worker) in std::mem::take(&mut self.waiting) {
             if tickets.contains(&ticket) {
+                self.teach(worker, admission.job);
                 let answer = Answer::Admitted(Box::new(admission.clone()));
                 self.fabric.tell(self.scenario, Event::Answer { worker, answer });
             } else {
@@ -457,14 +567,14 @@ impl<'a> World<'a> {
 
     fn obey(&mut self, commands: Vec<Command>) -> Result<(), Violation> {
         for command in commands {
-            let Some((switch, _)) = &mut self.switch else { break };
+            let Some(switch) = &mut self.root.machine else { break };
             match command {
                 Command::Abort { job, reason } => switch.abort_job(job, reason),
                 Command::Remove { job } => switch.remove_job(job),
                 Command::Refuse { tickets, reason } => self.refuse(&tickets, &reason),
             }
         }
-        self.drain_switch()
+        self.drain_switch(None)
     }
 
     /// A worker hears the answer to its question.
@@ -476,6 +586,7 @@ impl<'a> World<'a> {
         match answer {
             Answer::Admitted(admission) => {
                 let config = admission.job_config();
+                let place = admission.racks.places[usize::from(worker)];
                 node.joined = Some((config.id, config.generation));
                 node.key = Some(config.key);
                 match &mut node.machine {
@@ -483,11 +594,10 @@ impl<'a> World<'a> {
                         let restore =
                             admission.restore.get(usize::from(worker)).and_then(|shards| shards.first());
                         let restore = restore.cloned().unwrap_or_default();
-                        machine.resume(self.fabric.now, WorkerPlan { config, switch: (), restore });
+                        machine.resume(self.fabric.now, WorkerPlan { config, switch: (), place, restore });
                     }
                     None => {
-                        let id = WorkerId(worker);
-                        node.machine = Some(Worker::new(config, id, (), RetransmissionConfig::default()));
+                        node.machine = Some(Worker::new(config, place, (), RetransmissionConfig::default()));
                         self.fabric.agenda.at(self.fabric.now, Event::Submit { worker });
                     }
                 }
@@ -564,11 +674,15 @@ impl<'a> World<'a> {
         let node = &mut self.nodes[usize::from(worker)];
         let Some(machine) = &mut node.machine else { return Ok(()) };
         let mut sent = 0;
+        let (switch, from) = (self.scenario.racks.way(worker).first().copied(), Node::Worker(worker));
         while let Some(Transmit { bytes, segment_bytes, .. }) = machine.poll_transmit(now, &mut self.train) {
             for packet in self.train[..bytes].chunks(segment_bytes) {
                 sent += 1;
-                self.fabric
-                    .carry(self.scenario, || Event::ToSwitch { from: worker, packet: packet.to_vec() });
+                self.fabric.carry(self.scenario, || Event::ToSwitch {
+                    switch,
+                    from,
+                    packet: packet.to_vec(),
+                });
             }
         }
         if sent > usize::from(self.scenario.slots) {
@@ -587,35 +701,47 @@ impl<'a> World<'a> {
         failed.map_or(Ok(()), |reason| self.fail(worker, reason))
     }
 
-    fn drain_switch(&mut self) -> Result<(), Violation> {
+    fn drain_switch(&mut self, switch: Place) -> Result<(), Violation> {
         let now = self.fabric.now;
-        let Some((switch, registry)) = &mut self.switch else { return Ok(()) };
+        let summing = match switch {
+            None => &mut self.root,
+            Some(rack) => &mut self.racks[rack],
+        };
+        let Some(machine) = &mut summing.machine else { return Ok(()) };
         let mut answers = 0;
-        while let Some(Transmit { to, bytes, segment_bytes }) = switch.poll_transmit(now, &mut self.train) {
+        while let Some(Transmit { to, bytes, segment_bytes }) = machine.poll_transmit(now, &mut self.train) {
             answers += bytes.div_ceil(segment_bytes);
             let to = to.to_vec();
             for packet in self.train[..bytes].chunks(segment_bytes) {
-                for &worker in &to {
-                    let event = || Event::ToWorker { worker, packet: packet.to_vec() };
+                for &to in &to {
+                    let event = || match to {
+                        Node::Worker(worker) => Event::ToWorker { worker, packet: packet.to_vec() },
+                        Node::Switch(to) => {
+                            let from = Node::Switch(switch);
+                            Event::ToSwitch { switch: to, from, packet: packet.to_vec() }
+                        }
+                    };
                     self.fabric.carry(self.scenario, event);
                 }
             }
         }
-        // One result or reply a packet handled, of replies two a slot at most, or an abort for every worker. A result that is a root's
-        // alone is another one than that of the others.
-        let handled = std::mem::take(&mut self.handled);
+        // One result, reply or packet to the upstream a packet handled, of the last two each two a slot at most, or an abort for
+        // everybody. A result that is a root's alone is another one than that of the others.
+        let handled = std::mem::take(&mut summing.handled);
         let slots = usize::from(self.scenario.slots);
         let has_roots = |shape: &TensorShape| matches!(shape.pattern, Pattern::Reduce(_));
         let of_packets = if self.scenario.tensors.iter().any(has_roots) {
             (2 * handled).min(6 * slots)
         } else {
-            handled.min(4 * slots)
+            handled.min(if switch.is_some() { 6 } else { 4 } * slots)
         };
-        if answers > of_packets + usize::from(self.scenario.workers) {
+        if answers > of_packets + usize::from(self.scenario.workers) + 1 {
             return Err(Violation::Unbounded { what: "switch's answers", size: answers });
         }
-        while let Some(JobAborted { job, reason }) = switch.poll_event() {
-            registry.aborted(now, job, reason);
+        while let Some(JobAborted { job, reason }) = machine.poll_event() {
+            if let (None, Some(registry)) = (switch, &mut self.registry) {
+                registry.aborted(now, job, reason);
+            }
         }
         Ok(())
     }

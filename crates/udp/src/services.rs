@@ -6,13 +6,13 @@ use crate::socket::check_shards;
 use crate::train_socket::Peer;
 use crate::{IoStatistics, Offload};
 use fanin_protocol::atp::{AtpServer, AtpSwitch, AtpSwitchConfig, SwitchRoute};
-use fanin_protocol::switchml::Switch;
+use fanin_protocol::switchml::{Switch, SwitchJob, Upstream};
 use fanin_protocol::{JobProgress, Received, Summer};
 use fanin_wire::{AbortReason, JobId, ShardId};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 
-/// A running switch of SwitchML.
+/// A running switch of SwitchML, the root or a rack.
 pub type SwitchDriver = Host<Switch<Peer>>;
 /// A running server of ATP.
 pub type AtpServerDriver = Host<AtpServer<Peer>>;
@@ -45,6 +45,22 @@ impl SwitchDriver {
         check_shards(config.shards)?;
         let machines = (0u8..).map(ShardId).map(Switch::new).take(config.shards);
         Self::start(config.listen, "fanin-switch", machines, offload)
+    }
+}
+
+impl SwitchDriver {
+    /// Takes in a job that it sums for its upstream, as a rack. When this returns its packets are answered. A job of the same id is
+    /// forgotten.
+    ///
+    /// # Errors
+    /// When the switch refuses the job, cannot send to its upstream, or has stopped.
+    pub fn add_rack(&self, job: SwitchJob<SocketAddr>) -> io::Result<()> {
+        let SwitchJob { config, contributions, upstream } = job;
+        let upstream = upstream.map(|Upstream { address, place }| {
+            let address = Peer::from(reachable(self.local_addr(), address)?);
+            Ok::<_, io::Error>(Upstream { address, place })
+        });
+        self.add_job(SwitchJob { config, contributions, upstream: upstream.transpose()? })
     }
 }
 

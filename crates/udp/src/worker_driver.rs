@@ -36,8 +36,6 @@ const PART_CHUNKS_MIN: usize = 32;
 /// One worker of a job, which is summed by one service or by several.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WorkerConfig {
-    /// Which of the job's workers this is.
-    pub worker: WorkerId,
     /// The services; the same ones in the same order on every worker.
     pub services: Vec<Service>,
     /// When to send again.
@@ -172,9 +170,9 @@ impl Posts {
     ) -> io::Result<()> {
         let at = (switch, job.id());
         let resumed = match (self, job) {
-            (Self::SwitchMl(posts), WorkerJob::SwitchMl(job)) => {
-                let config = JobConfig { shard, ..job };
-                let plan = WorkerPlan { config, switch, restore: restore.to_vec() };
+            (Self::SwitchMl(posts), WorkerJob::SwitchMl { config, place: worker, .. }) => {
+                let config = JobConfig { shard, ..config };
+                let plan = WorkerPlan { config, switch, place: worker, restore: restore.to_vec() };
                 posts[thread].ask(|reply| Command::Resume { place, plan, at, socket, reply })
             }
             (Self::Atp(posts), WorkerJob::Atp { config, directions }) => {
@@ -202,12 +200,12 @@ impl WorkerDriver {
     /// # Errors
     /// As [`Self::start`].
     pub fn start_with_offload(config: WorkerConfig, offload: Offload) -> io::Result<Self> {
-        let WorkerConfig { worker, services, retransmission, host } = config;
-        check(worker, &services)?;
+        let WorkerConfig { services, retransmission, host } = config;
+        check(&services)?;
         let host = host.filter(|host| services.iter().any(|service| service.switch == host.address));
         let atp = services.iter().find_map(|service| match service.job {
             WorkerJob::Atp { config, directions } => Some((config, directions)),
-            WorkerJob::SwitchMl(_) => None,
+            WorkerJob::SwitchMl { .. } => None,
         });
         if let Some((job, directions)) = atp {
             let lane = |service: &Service, _| {
@@ -216,9 +214,9 @@ impl WorkerDriver {
             return Self::launch(services, host.as_ref(), offload, Posts::Atp, lane);
         }
         Self::launch(services, host.as_ref(), offload, Posts::SwitchMl, |service, shard| match service.job {
-            WorkerJob::SwitchMl(job) => {
-                let job = JobConfig { shard, ..job };
-                Some(Worker::new(job, worker, service.switch.into(), retransmission))
+            WorkerJob::SwitchMl { config, place, .. } => {
+                let config = JobConfig { shard, ..config };
+                Some(Worker::new(config, place, service.switch.into(), retransmission))
             }
             WorkerJob::Atp { .. } => None,
         })
@@ -532,16 +530,13 @@ impl Shared {
     }
 }
 
-fn check(worker: WorkerId, services: &[Service]) -> io::Result<()> {
+fn check(services: &[Service]) -> io::Result<()> {
     if services.is_empty() {
         return Err(invalid("a worker without a service: name a switch"));
     }
     for Service { job, shards, share, .. } in services {
         job.check()?;
         check_shards(*shards)?;
-        if u16::from(worker.0) >= job.workers() {
-            return Err(invalid(format!("worker {} of a job of {}", worker.0, job.workers())));
-        }
         if *shards != 1 && matches!(job, WorkerJob::Atp { .. }) {
             return Err(invalid(format!("an ATP job in {shards} shards: it has one")));
         }
@@ -681,7 +676,14 @@ mod tests {
         let (post, mailbox) = Room::new().unwrap().mailbox();
         let switch = SocketAddr::from(([127, 0, 0, 1], 4800));
         let lane = LaneId { thread: 0, place: 0 };
-        let resumed = Posts::Atp(vec![post]).resume(lane, job().into(), ShardId(0), switch.into(), None, &[]);
+        let resumed = Posts::Atp(vec![post]).resume(
+            lane,
+            (job(), WorkerId(0)).into(),
+            ShardId(0),
+            switch.into(),
+            None,
+            &[],
+        );
         assert_eq!(resumed.unwrap_err().kind(), io::ErrorKind::InvalidInput);
         assert!(mailbox.take().is_none());
     }
@@ -689,7 +691,7 @@ mod tests {
     #[test]
     fn impossible_services_are_refused_with_the_reason() {
         let service = |share, port| Service {
-            job: job().into(),
+            job: (job(), WorkerId(0)).into(),
             switch: SocketAddr::from(([127, 0, 0, 1], port)),
             shards: 1,
             share,
@@ -697,7 +699,7 @@ mod tests {
         };
         let refused = |services: Vec<Service>| {
             let retransmission = RetransmissionConfig::default();
-            let config = WorkerConfig { worker: WorkerId(0), services, retransmission, host: None };
+            let config = WorkerConfig { services, retransmission, host: None };
             WorkerDriver::start(config).err().map(|error| error.to_string()).unwrap_or_default()
         };
         assert!(refused(vec![]).contains("name a switch"));

@@ -3,14 +3,21 @@
 use crate::failure::invalid;
 use fanin_protocol::atp::AtpJobConfig;
 use fanin_protocol::switchml::JobConfig;
-use fanin_wire::{Directions, Dtype, Generation, JobId, Key};
+use fanin_wire::{Directions, Dtype, Generation, JobId, Key, WorkerId};
 use std::io;
 
 /// A job as one of its workers was admitted to it: what is summed how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WorkerJob {
-    /// In the slots of one switch. The `shard` is the driver's to fill in.
-    SwitchMl(JobConfig),
+    /// In the slots of a switch.
+    SwitchMl {
+        /// The job. The `shard` is the driver's to fill in.
+        config: JobConfig,
+        /// This worker's place at its switch: its rank, where no rack sums first.
+        place: WorkerId,
+        /// Whether racks sum first, on the way of whichever worker.
+        has_racks: bool,
+    },
     /// On the way to a server, in one shard.
     Atp {
         /// The job.
@@ -20,9 +27,10 @@ pub enum WorkerJob {
     },
 }
 
-impl From<JobConfig> for WorkerJob {
-    fn from(config: JobConfig) -> Self {
-        Self::SwitchMl(config)
+/// The job of a switch alone, and the worker's rank.
+impl From<(JobConfig, WorkerId)> for WorkerJob {
+    fn from((config, place): (JobConfig, WorkerId)) -> Self {
+        Self::SwitchMl { config, place, has_racks: false }
     }
 }
 
@@ -39,9 +47,10 @@ struct Common {
 impl WorkerJob {
     const fn common(&self) -> Common {
         match *self {
-            Self::SwitchMl(JobConfig { id, key, generation, workers, slots, elements, .. }) => {
-                Common { id, key, generation, workers: workers as u16, in_flight: slots, elements }
-            }
+            Self::SwitchMl {
+                config: JobConfig { id, key, generation, workers, slots, elements, .. },
+                ..
+            } => Common { id, key, generation, workers: workers as u16, in_flight: slots, elements },
             Self::Atp {
                 config: AtpJobConfig { id, key, generation, workers, window_max, elements, .. },
                 ..
@@ -85,22 +94,30 @@ impl WorkerJob {
         self.common().elements
     }
 
-    pub(crate) const fn workers(&self) -> u16 {
-        self.common().workers
-    }
-
     /// Elements that one packet carries, of a tensor of `elements` elements.
     pub(crate) const fn packet_elements(&self, dtype: Dtype, elements: usize) -> usize {
         match self {
-            Self::SwitchMl(config) => config.chunk_elements(dtype, elements),
+            Self::SwitchMl { config, .. } => config.chunk_elements(dtype, elements),
             Self::Atp { config, .. } => config.elements as usize,
         }
+    }
+
+    /// Whether it has other collectives than all-reduces. A rack would not know behind which of its places a root is.
+    #[must_use]
+    pub const fn has_roots(&self) -> bool {
+        matches!(self, Self::SwitchMl { has_racks: false, .. })
     }
 
     /// Whether every number is within its limit.
     pub(crate) fn check(&self) -> io::Result<()> {
         match self {
-            Self::SwitchMl(config) => config.check().map(drop).map_err(invalid),
+            Self::SwitchMl { config, place, .. } => {
+                let config = config.check().map_err(invalid)?;
+                if place.0 >= config.workers {
+                    return Err(invalid(format!("place {} in a job of {} workers", place.0, config.workers)));
+                }
+                Ok(())
+            }
             Self::Atp { config, .. } => config.check().map(drop).map_err(invalid),
         }
     }
@@ -109,7 +126,7 @@ impl WorkerJob {
     pub(crate) fn shape(&self) -> String {
         let Common { workers, in_flight, elements, .. } = self.common();
         let (in_flight, how) = match self {
-            Self::SwitchMl(job) => (format!("{in_flight} slots"), job.wire_dtype.name()),
+            Self::SwitchMl { config, .. } => (format!("{in_flight} slots"), config.wire_dtype.name()),
             Self::Atp { .. } => (format!("a window of {in_flight} fragments"), "ATP"),
         };
         format!("{workers} workers, {in_flight} of {elements} elements ({how})")

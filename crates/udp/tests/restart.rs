@@ -6,7 +6,7 @@ use common::{Cluster, finished};
 use fanin_protocol::atp::{AtpJobConfig, Hashing, Overflow, Scaling};
 use fanin_protocol::switchml::JobConfig;
 use fanin_udp::{Offload, SwitchConfig, SwitchDriver, WorkerDriver, WorkerJob};
-use fanin_wire::{Directions, Dtype, Generation, JobId, Key, Op, SlotIndex};
+use fanin_wire::{Directions, Dtype, Generation, JobId, Key, Op, SlotIndex, WorkerId};
 
 /// For each worker and shard the slots whose last sum it has and another worker lacks. The first that has it gives it.
 fn restore(completed: &[Vec<Vec<u32>>]) -> Vec<Vec<Vec<SlotIndex>>> {
@@ -58,9 +58,9 @@ fn sums_survive_a_switch_that_loses_its_memory() {
             let completed: Vec<_> = workers.iter().map(|worker| worker.suspend(0)).collect();
             let job = JobConfig { generation: Generation(generation), resumed: true, ..job };
             let switch = SwitchDriver::bind(SwitchConfig { listen, shards }).unwrap();
-            switch.add_job(job).unwrap();
-            for (worker, restore) in workers.iter().zip(restore(&completed)) {
-                worker.resume(0, job.into(), switch.local_addr(), &restore).unwrap();
+            switch.add_job(job.into()).unwrap();
+            for (rank, (worker, restore)) in workers.iter().zip(restore(&completed)).enumerate() {
+                worker.resume(0, (job, WorkerId(rank as u8)).into(), switch.local_addr(), &restore).unwrap();
             }
             cluster = Cluster { switch, workers, job };
         }
@@ -81,11 +81,11 @@ fn a_job_that_changed_its_shape_cannot_go_on() {
     let switch = cluster.switch.local_addr();
     let good = JobConfig { generation: Generation(2), resumed: true, ..cluster.job };
     for bad in [
-        JobConfig { elements: 1024, ..good }.into(),
-        JobConfig { slots: 8, ..good }.into(),
-        JobConfig { wire_dtype: fanin_wire::WireDtype::Bfloat16, ..good }.into(),
-        JobConfig { workers: 2, ..good }.into(),
-        JobConfig { slots: 0, ..good }.into(),
+        (JobConfig { elements: 1024, ..good }, WorkerId(0)).into(),
+        (JobConfig { slots: 8, ..good }, WorkerId(0)).into(),
+        (JobConfig { wire_dtype: fanin_wire::WireDtype::Bfloat16, ..good }, WorkerId(0)).into(),
+        (JobConfig { workers: 2, ..good }, WorkerId(0)).into(),
+        (JobConfig { slots: 0, ..good }, WorkerId(0)).into(),
         atp_job(good.id, good.workers),
     ] {
         assert_eq!(
@@ -93,9 +93,9 @@ fn a_job_that_changed_its_shape_cannot_go_on() {
             std::io::ErrorKind::InvalidInput
         );
     }
-    assert!(worker.resume(0, good.into(), switch, &[]).is_err(), "a list of slots a shard");
-    cluster.switch.add_job(good).unwrap();
-    worker.resume(0, good.into(), switch, &[vec![]]).unwrap();
+    assert!(worker.resume(0, (good, WorkerId(0)).into(), switch, &[]).is_err(), "a list of slots a shard");
+    cluster.switch.add_job(good.into()).unwrap();
+    worker.resume(0, (good, WorkerId(0)).into(), switch, &[vec![]]).unwrap();
     cluster.all_reduce_integers(1000);
 }
 
@@ -123,6 +123,8 @@ fn a_worker_that_has_failed_stays_failed() {
     let cluster = Cluster::start(1, 1, Offload::Detect);
     cluster.workers[0].fail(fanin_udp::Failure::Stopped);
     assert!(
-        cluster.workers[0].resume(0, cluster.job.into(), cluster.switch.local_addr(), &[vec![]]).is_err()
+        cluster.workers[0]
+            .resume(0, (cluster.job, WorkerId(0)).into(), cluster.switch.local_addr(), &[vec![]])
+            .is_err()
     );
 }

@@ -39,20 +39,20 @@ impl Services {
         let jobs: Vec<_> =
             (0..services.len()).map(|i| JobConfig { id: JobId(77 + i as u32), ..job(WORKERS) }).collect();
         for (switch, job) in switches.iter().zip(&jobs) {
-            switch.add_job(*job).unwrap();
+            switch.add_job((*job).into()).unwrap();
         }
         let worker = |rank: usize| {
             let service = |index: usize| {
                 let (share, shards) = services[index];
-                let (job, switch) = (jobs[index].into(), switches[index].local_addr());
+                let (job, switch) =
+                    ((jobs[index], WorkerId(rank as u8)).into(), switches[index].local_addr());
                 Service { job, switch, shards, share, home: home(index) }
             };
             let services = (0..services.len()).map(service).collect();
             let retransmission = RetransmissionConfig::default();
-            let worker = WorkerId(rank as u8);
             let host = beside.iter().find(|(guest, _)| *guest == rank);
             let host = host.map(|(_, service)| switches[*service].threads());
-            WorkerDriver::start(WorkerConfig { worker, services, retransmission, host }).unwrap()
+            WorkerDriver::start(WorkerConfig { services, retransmission, host }).unwrap()
         };
         Self { workers: (0..WORKERS).map(worker).collect(), switches, jobs }
     }
@@ -205,10 +205,10 @@ fn a_worker_beside_a_service_that_has_ended_has_threads_of_its_own() {
     let (threads, listen) = (ended.threads(), ended.local_addr());
     ended.shutdown();
     let switch = bind(listen, 1);
-    switch.add_job(job(1)).unwrap();
-    let service = Service { job: job(1).into(), switch: listen, shards: 1, share: 1.0, home: None };
+    switch.add_job(job(1).into()).unwrap();
+    let service =
+        Service { job: (job(1), WorkerId(0)).into(), switch: listen, shards: 1, share: 1.0, home: None };
     let worker = WorkerDriver::start(WorkerConfig {
-        worker: WorkerId(0),
         services: vec![service],
         retransmission: RetransmissionConfig::default(),
         host: Some(threads),
@@ -250,7 +250,7 @@ fn lose_the_memory_of_a_service(beside: &[(usize, usize)]) {
         // At another port than before: whoever takes over need not be where the old one was.
         let listen = std::net::SocketAddr::new(listen.ip(), 0);
         services.switches.push(bind(listen, 1));
-        services.switches[1].add_job(job).unwrap();
+        services.switches[1].add_job(job.into()).unwrap();
         for (rank, worker) in services.workers.iter().enumerate() {
             // Whoever is ahead of the slowest gives; the first of them.
             let gives = |slot: &usize| {
@@ -260,7 +260,9 @@ fn lose_the_memory_of_a_service(beside: &[(usize, usize)]) {
             };
             let restore =
                 (0..completed[0][0].len()).filter(gives).map(|slot| SlotIndex(slot as u16)).collect();
-            worker.resume(1, job.into(), services.switches[1].local_addr(), &[restore]).unwrap();
+            worker
+                .resume(1, (job, WorkerId(rank as u8)).into(), services.switches[1].local_addr(), &[restore])
+                .unwrap();
         }
     }
     waits.iter().for_each(|wait| finished(wait).unwrap());

@@ -25,6 +25,8 @@ pub enum Kind {
     Abort = 4,
     /// ATP, both ways: a fragment of a gradient, or the parameters that it became.
     Gradient = 5,
+    /// SwitchML, rack to its upstream: has this exchange of the slot a sum? Without payload; answered by the result, or not at all.
+    Query = 6,
 }
 
 impl Kind {
@@ -38,6 +40,7 @@ impl Kind {
             3 => Self::Restore,
             4 => Self::Abort,
             5 => Self::Gradient,
+            6 => Self::Query,
             other => return Err(WireError::Kind(other)),
         })
     }

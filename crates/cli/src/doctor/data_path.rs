@@ -248,7 +248,7 @@ mod tests {
     use super::*;
     use fanin_protocol::switchml::JobConfig;
     use fanin_udp::WorkerJob;
-    use fanin_wire::{Generation, JobId, Key, ShardId};
+    use fanin_wire::{Generation, JobId, Key, ShardId, WorkerId};
 
     fn address() -> SocketAddr {
         ([10, 0, 0, 9], 4800).into()
@@ -256,17 +256,21 @@ mod tests {
 
     fn report(sum: ProbeSum) -> ProbeReport {
         ProbeReport {
-            job: WorkerJob::SwitchMl(JobConfig {
-                id: JobId(1),
-                key: Key(1),
-                generation: Generation(0),
-                workers: 1,
-                slots: 8,
-                elements: 352,
-                wire_dtype: Default::default(),
-                shard: ShardId(0),
-                resumed: false,
-            }),
+            job: WorkerJob::SwitchMl {
+                config: JobConfig {
+                    id: JobId(1),
+                    key: Key(1),
+                    generation: Generation(0),
+                    workers: 1,
+                    slots: 8,
+                    elements: 352,
+                    wire_dtype: Default::default(),
+                    shard: ShardId(0),
+                    resumed: false,
+                },
+                place: WorkerId(0),
+                has_racks: false,
+            },
             sum,
             io: Default::default(),
             worker: Default::default(),

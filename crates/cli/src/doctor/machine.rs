@@ -29,7 +29,7 @@ impl Window {
         let slots = pool_slots(&control::Path {
             rate_bps: self.rate_bps.unwrap_or(RATE_DEFAULT_BPS),
             rtt: self.rtt,
-            world_size: ranks,
+            senders: ranks,
             elements: self.elements,
             wire_dtype: WireDtype::Int32,
             shards: self.shards,

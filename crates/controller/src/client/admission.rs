@@ -48,7 +48,7 @@ impl From<&Memory> for proto::Resume {
             in_flight: memory.job.in_flight().into(),
             elements: memory.job.elements().into(),
             completed: match memory.job {
-                WorkerJob::SwitchMl(_) => memory.completed.iter().map(counts).collect(),
+                WorkerJob::SwitchMl { .. } => memory.completed.iter().map(counts).collect(),
                 WorkerJob::Atp { .. } => Vec::new(),
             },
         }
@@ -152,16 +152,16 @@ fn taken(
     switch: &str,
     config: &SessionConfig,
 ) -> Result<Admitted, SessionError> {
-    let mut admitted = Admitted::try_from(admission)
+    let mut admitted = Admitted::new(admission, WorkerId(config.rank as u8))
         .map_err(|malformed: Malformed| not_a_switch(switch, malformed.to_string()))?;
     if let WorkerJob::Atp { config: job, .. } = &mut admitted.job {
         job.congestion_control = config.congestion_control; // nobody else need know
     }
     let unknown = match admitted.job {
-        WorkerJob::SwitchMl(_) if config.protocol != Protocol::SwitchMl => {
+        WorkerJob::SwitchMl { .. } if config.protocol != Protocol::SwitchMl => {
             format!("protocol {}", config.protocol.name())
         }
-        WorkerJob::SwitchMl(job) if job.wire_dtype != config.wire_dtype => {
+        WorkerJob::SwitchMl { config: job, .. } if job.wire_dtype != config.wire_dtype => {
             format!("wire dtype {}", config.wire_dtype.name())
         }
         _ => return Ok(admitted),
@@ -202,10 +202,9 @@ async fn missing(
     status.ok().and_then(of_job).unwrap_or_default()
 }
 
-impl TryFrom<proto::Admission> for Admitted {
-    type Error = Malformed;
-
-    fn try_from(admission: proto::Admission) -> Result<Self, Malformed> {
+impl Admitted {
+    /// What a rank was told.
+    fn new(admission: proto::Admission, rank: WorkerId) -> Result<Self, Malformed> {
         let heartbeat_timeout = Duration::from_millis(admission.heartbeat_timeout_ms);
         if heartbeat_timeout.is_zero() {
             return Err(Malformed("heartbeat_timeout_ms"));
@@ -239,7 +238,13 @@ impl TryFrom<proto::Admission> for Admitted {
         if admission.resumed && restore.len() != usize::from(shards) {
             return Err(Malformed("restore"));
         }
-        let job = job.into();
+        // Every rack on the way took itself off.
+        let place = match &admission.rack {
+            None => rank,
+            Some(route) if route.racks.is_empty() => WorkerId(narrow(route.place, "place")?),
+            Some(_) => return Err(Malformed("racks")),
+        };
+        let job = WorkerJob::SwitchMl { config: job, place, has_racks: admission.rack.is_some() };
         Ok(Self { job, shards: shards.into(), restore, heartbeat_timeout, switch_instance })
     }
 }

@@ -228,11 +228,12 @@ impl Job {
         Ok(name)
     }
 
-    /// Whether it has other collectives than all-reduces: those of SwitchML have, but for ranks that sum with others of their machine first.
+    /// Whether it has other collectives than all-reduces: those of SwitchML have, but for ranks that sum with others of their machine first,
+    /// or in racks.
     #[must_use]
     pub fn has_roots(&self) -> bool {
-        let protocol = self.session.as_ref().and_then(|session| session.job());
-        self.local.is_none() && matches!(protocol, Some(WorkerJob::SwitchMl(_)))
+        let job = self.session.as_ref().and_then(|session| session.job());
+        self.local.is_none() && job.is_some_and(|job| job.has_roots())
     }
 
     /// Changes [`SessionConfig::timeout`], for what is under way too.

@@ -230,7 +230,6 @@ async fn sum(
         home: None,
     };
     let driver = WorkerDriver::start(WorkerConfig {
-        worker: WorkerId(0),
         services: vec![service],
         retransmission: config.retransmission,
         host: None,

@@ -143,7 +143,6 @@ impl Session {
             home: service.home,
         });
         let driver = WorkerDriver::start(WorkerConfig {
-            worker: rank,
             services: services.collect(),
             retransmission: config.retransmission,
             host: config.host.clone(),

@@ -8,7 +8,7 @@ use std::sync::mpsc::Receiver;
 
 use fanin_protocol::atp::{Hashing, ServerJob};
 use fanin_protocol::control::{Admission, Protocol};
-use fanin_protocol::switchml::JobConfig;
+use fanin_protocol::switchml::SwitchJob;
 use fanin_protocol::{JobAborted, JobProgress, Received, Summer};
 use fanin_udp::{
     AtpServerDriver, Host, HostThreads, IoStatistics, Peer, SwitchConfig, SwitchDriver, ThreadEnded,
@@ -61,9 +61,9 @@ trait Admitted: Sized {
     fn of(admission: &Admission) -> io::Result<Self>;
 }
 
-impl Admitted for JobConfig {
+impl Admitted for SwitchJob<Peer> {
     fn of(admission: &Admission) -> io::Result<Self> {
-        Ok(admission.job_config())
+        Ok(admission.root_job())
     }
 }
 

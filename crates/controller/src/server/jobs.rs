@@ -11,13 +11,13 @@ use std::time::Instant;
 use fanin_protocol::JobAborted;
 use fanin_protocol::control::{
     Admission, Attendance, Command, Denied, Detached, HeartbeatReply, JOB_NAME_BYTES_MAX, JobState, JobView,
-    JoinDecision, JoinRequest, Pool, Ranks, Refusal, Registry, RegistryConfig, Ticket,
+    JoinDecision, JoinRequest, Pool, Rack, Ranks, Refusal, Registry, RegistryConfig, Ticket,
 };
 use fanin_udp::ThreadEnded;
 use fanin_wire::{AbortReason, Generation, JobId, WorkerId};
 use tokio::sync::{oneshot, watch};
 
-use crate::proto::{self, AtpRoute};
+use crate::proto::{self, AtpRoute, RackRoute};
 
 use super::crowd::{Crowd, Place};
 use super::data_path::{DataPath, Figures};
@@ -71,6 +71,7 @@ pub(super) enum Joined<'a> {
 
 /// A rank's stream, as it begins.
 pub(super) struct Attending {
+    pub rank: WorkerId,
     /// How the job is.
     pub reply: HeartbeatReply,
     /// What follows, while it runs.
@@ -297,7 +298,7 @@ impl Jobs {
             state.streams.entry(job).or_default().insert(rank, current);
             Stays { attendance, news, superseded }
         });
-        Ok(Attending { reply, stays })
+        Ok(Attending { rank, reply, stays })
     }
 
     /// A rank's stream ended.
@@ -310,12 +311,35 @@ impl Jobs {
     pub fn route(&self, job: JobId) -> Option<AtpRoute> {
         let state = self.lock();
         let (levels, elements, key) = state.registry.levels(job)?;
-        let is_it = |view: &JobView<'_>| matches!(view.state, JobState::Running { job: id, .. } if id == job);
-        let name = state.registry.jobs().find(is_it)?.name.into();
+        let name = state.name_of(job)?;
         let timeout = state.registry.config().heartbeat_timeout;
         let heartbeat_timeout_ms = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
         let (levels, elements, key) = (levels.into(), elements.into(), key.to_bytes().into());
         Some(AtpRoute { levels, elements, job: name, heartbeat_timeout_ms, key })
+    }
+
+    /// The racks on a rank's way, as the first of them is told of a job that runs here; `None` where the job has none.
+    pub fn rack_route(&self, job: JobId, rank: WorkerId) -> Option<RackRoute> {
+        let state = self.lock();
+        let (config, place, racks) = state.registry.racks(job, rank)?;
+        let rack = |rack: &Rack| proto::Rack {
+            place: rack.place.0.into(),
+            ranks: rack.contributions.ranks.iter().map(|rank| rank.0.into()).collect(),
+            racks: rack.contributions.racks,
+        };
+        let limits = state.registry.config();
+        Some(RackRoute {
+            world_size: config.workers.into(),
+            slots: config.slots.into(),
+            elements: config.elements.into(),
+            wire_dtype: proto::WireDtype::from(config.wire_dtype).into(),
+            shards: limits.shards.into(),
+            key: config.key.to_bytes().into(),
+            job: state.name_of(job)?,
+            heartbeat_timeout_ms: u64::try_from(limits.heartbeat_timeout.as_millis()).unwrap_or(u64::MAX),
+            racks: racks.map(rack).collect(),
+            place: place.0.into(),
+        })
     }
 
     /// What a job's ranks have told.
@@ -461,6 +485,11 @@ impl State {
             JobState::Gathering { .. } | JobState::Aborted { .. } => None,
         };
         self.registry.jobs().filter_map(id).collect()
+    }
+
+    fn name_of(&self, job: JobId) -> Option<String> {
+        let is_it = |view: &JobView<'_>| matches!(view.state, JobState::Running { job: id, .. } if id == job);
+        Some(self.registry.jobs().find(is_it)?.name.into())
     }
 
     fn answer(&mut self, ticket: Ticket, outcome: Outcome) {

@@ -8,6 +8,7 @@ mod guests;
 mod http;
 mod jobs;
 mod metrics;
+mod on_the_way;
 mod relay;
 mod relay_metrics;
 mod routes;
@@ -29,7 +30,7 @@ use self::jobs::Jobs;
 use self::service::ControlService;
 use crate::SessionError;
 
-pub use self::relay::{AtpSwitchServer, AtpSwitchServerConfig};
+pub use self::relay::{RackMemory, RackServer, RackServerConfig};
 
 /// How often silence and overdue gatherings are looked for: a fraction of the shortest sensible timeout.
 const TICK: Duration = Duration::from_millis(100);

@@ -1,19 +1,21 @@
-//! An ATP switch: its aggregators, and the control connection that it passes on towards the server.
+//! A switch with an upstream, a rack of SwitchML or a switch of ATP: what it sums with, and the control connection that it passes on
+//! towards the root.
 //!
 //! A worker knows its own switch alone, and a switch its upstream alone. Each asks the next one what it was asked, adds itself
 //! to a request to join, and learns from the answer what it needs to serve the job, before whom it asks for gets the answer. A
 //! switch that restarted learns the same from the next heartbeat.
 
+use std::io;
 use std::net::SocketAddr;
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use fanin_protocol::atp::AtpSwitchConfig;
-use fanin_protocol::control::{Protocol, Refusal};
+use fanin_protocol::control::{HOPS_MAX, Protocol, Refusal, RegistryConfig};
 use fanin_protocol::{JobAborted, JobProgress};
-use fanin_udp::{AtpSwitchDriver, ThreadEnded};
-use fanin_wire::{FRAGMENT_ELEMENTS, Generation, JobId, LEVELS_MAX, VERSION, WorkerId};
+use fanin_udp::{AtpSwitchDriver, SHARDS_MAX, SwitchConfig, SwitchDriver, ThreadEnded};
+use fanin_wire::{FRAGMENT_ELEMENTS, Generation, JobId, VERSION, WorkerId};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Response, Status, Streaming};
@@ -23,8 +25,9 @@ use super::data_path::unhealthy;
 use super::errands::Errands;
 use super::http::{self, Served};
 use super::jobs::for_log;
-use super::relay_metrics::{Figures, text};
-use super::routes::{Route, Routes};
+use super::on_the_way::{Figures, OnTheWay};
+use super::relay_metrics::text;
+use super::routes::{Route, Routes, Way};
 use super::service::{Replies, refused, seen_from};
 use super::snapshots::Snapshots;
 use crate::client::connection::{Connection, explain, with_port};
@@ -48,61 +51,108 @@ const TICK: Duration = Duration::from_secs(1);
 /// How long a caller's host may not be heard of.
 const SILENCE: Duration = Duration::from_secs(5);
 
-/// What an ATP switch is told at its start.
+/// What a switch with an upstream is told at its start.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct AtpSwitchServerConfig {
+pub struct RackServerConfig {
     /// Address, and the port for TCP and UDP; 0 takes one that is free for both.
     pub listen: SocketAddr,
-    /// The next switch towards the server, or the server, as `host:port`; the port is 4800 where it is missing.
+    /// The next switch towards the root, or the root, as `host:port`; the port is 4800 where it is missing.
     pub upstream: String,
-    /// Aggregators for all jobs together; with none, it only forwards.
-    pub aggregators: u32,
+    /// What it sums with.
+    pub memory: RackMemory,
 }
 
-impl AtpSwitchServerConfig {
-    /// The usual number of aggregators.
+/// What a switch with an upstream sums with, for all jobs together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RackMemory {
+    /// ATP.
+    Aggregators(u32),
+    /// SwitchML.
+    Slots {
+        /// Cores that sum, each with a socket and slots of its own: as many as the root has.
+        shards: usize,
+        /// Memory in each shard, in units of 256 elements.
+        pool_units: u32,
+    },
+}
+
+impl RackServerConfig {
+    /// A switch of ATP with the usual number of aggregators. With none, it only forwards.
     #[must_use]
-    pub fn new(listen: SocketAddr, upstream: impl Into<String>) -> Self {
-        Self { listen, upstream: upstream.into(), aggregators: AGGREGATORS_DEFAULT }
+    pub fn atp(listen: SocketAddr, upstream: impl Into<String>) -> Self {
+        Self { listen, upstream: upstream.into(), memory: RackMemory::Aggregators(AGGREGATORS_DEFAULT) }
+    }
+
+    /// A rack of SwitchML with the usual memory, and one shard.
+    #[must_use]
+    pub fn switch_ml(listen: SocketAddr, upstream: impl Into<String>) -> Self {
+        let pool_units = RegistryConfig::default().pool_units;
+        Self { listen, upstream: upstream.into(), memory: RackMemory::Slots { shards: 1, pool_units } }
+    }
+
+    const fn protocol(&self) -> Protocol {
+        match self.memory {
+            RackMemory::Aggregators(_) => Protocol::Atp,
+            RackMemory::Slots { .. } => Protocol::SwitchMl,
+        }
     }
 }
 
-/// A running ATP switch. Dropping it stops it: its jobs wait for it as for one that crashed.
+/// A running switch with an upstream. Dropping it stops it: its jobs wait for it as for one that crashed.
 #[derive(Debug)]
-pub struct AtpSwitchServer {
+pub struct RackServer {
     address: SocketAddr,
     relay: Arc<Relay>,
     served: Option<Served>,
 }
 
-impl AtpSwitchServer {
+impl RackServer {
     /// Binds both ports and starts. The upstream need not be there yet.
     ///
     /// # Errors
     /// When the port is taken, the address is not ours, the upstream's is none, or a limit is out of range.
-    pub fn start(config: AtpSwitchServerConfig) -> Result<Self, ServerError> {
-        let max = AtpSwitchConfig::aggregators_max(ELEMENTS);
-        if config.aggregators > max {
-            return Err(ServerError::Aggregators { asked: config.aggregators, max });
+    pub fn start(config: RackServerConfig) -> Result<Self, ServerError> {
+        let protocol = config.protocol();
+        let shards = match config.memory {
+            RackMemory::Aggregators(_) => 1,
+            RackMemory::Slots { shards, .. } => shards,
+        };
+        let of_shards = u8::try_from(shards).ok().filter(|_| (1..=SHARDS_MAX).contains(&shards));
+        let of_shards = of_shards.ok_or(ServerError::Shards(shards))?;
+        if let RackMemory::Aggregators(asked) = config.memory {
+            let max = AtpSwitchConfig::aggregators_max(ELEMENTS);
+            if asked > max {
+                return Err(ServerError::Aggregators { asked, max });
+            }
         }
         let (upstream, _) = with_port(&config.upstream).map_err(ServerError::Upstream)?;
-        let data_path = AtpSwitchConfig {
-            aggregators: config.aggregators,
-            elements: ELEMENTS,
-            stale: STALE,
-            // Its queues are the sockets' buffers, which tell by loss.
-            ecn_threshold_packets: None,
+        let bind = |listen| -> io::Result<Arc<dyn OnTheWay>> {
+            Ok(match config.memory {
+                RackMemory::Aggregators(aggregators) => Arc::new(AtpSwitchDriver::bind(
+                    listen,
+                    AtpSwitchConfig {
+                        aggregators,
+                        elements: ELEMENTS,
+                        stale: STALE,
+                        // Its queues are the sockets' buffers, which tell by loss.
+                        ecn_threshold_packets: None,
+                    },
+                )?),
+                RackMemory::Slots { shards, .. } => {
+                    Arc::new(SwitchDriver::bind(SwitchConfig { listen, shards })?)
+                }
+            })
         };
-        let (listener, driver) =
-            http::bind(config.listen, |address| AtpSwitchDriver::bind(address, data_path))?;
+        let (listener, driver) = http::bind(config.listen, bind)?;
         let address = driver.local_addr();
-        let driver = Arc::new(driver);
         let routes = Arc::<Mutex<Routes>>::default();
         let (asked, served_jobs) = (Arc::clone(&driver), Arc::clone(&routes));
         let relay = Arc::new(Relay {
             address,
             instance: rand::random(),
-            aggregators: config.aggregators,
+            protocol,
+            memory: config.memory,
+            shards: of_shards,
             upstream,
             connection: Mutex::new(None),
             ended: Mutex::new(driver.events()),
@@ -111,7 +161,7 @@ impl AtpSwitchServer {
             figures: Snapshots::new(move || {
                 // Before the data path is asked, which may take its time: heartbeats need the lock.
                 let names = lock(&served_jobs).names();
-                Figures::of(&asked, names)
+                asked.figures(names)
             }),
             routes,
             stops: watch::Sender::new(false),
@@ -125,15 +175,15 @@ impl AtpSwitchServer {
             SILENCE,
             move || {
                 let scraped = Arc::clone(&scraped);
-                async move { text(scraped.aggregators, scraped.figures().await) }
+                async move { text(scraped.memory, scraped.figures().await) }
             },
             move || asked.health(),
         )?;
         tracing::info!(
             %address,
             upstream = relay.upstream,
-            aggregators = config.aggregators,
-            "the ATP switch listens"
+            protocol = protocol.name(),
+            "the switch listens"
         );
         let ticking = Arc::clone(&relay);
         served.every(TICK, move || ticking.tick());
@@ -152,12 +202,12 @@ impl AtpSwitchServer {
     }
 }
 
-impl Drop for AtpSwitchServer {
+impl Drop for RackServer {
     fn drop(&mut self) {
         if let Some(served) = self.served.take() {
             self.relay.stops.send_replace(true);
             drop(served);
-            tracing::info!(address = %self.address, "the ATP switch stopped");
+            tracing::info!(address = %self.address, "the switch stopped");
         }
     }
 }
@@ -167,12 +217,14 @@ impl Drop for AtpSwitchServer {
 struct Relay {
     address: SocketAddr,
     instance: u64,
-    aggregators: u32,
+    protocol: Protocol,
+    memory: RackMemory,
+    shards: u8,
     upstream: String,
     /// The connection to the upstream, while it works.
     connection: Mutex<Option<Connection>>,
-    driver: Arc<AtpSwitchDriver>,
-    errands: Errands<AtpSwitchDriver>,
+    driver: Arc<dyn OnTheWay>,
+    errands: Errands<dyn OnTheWay>,
     figures: Snapshots<Figures>,
     /// Jobs that the server ended.
     ended: Mutex<Option<Receiver<JobAborted>>>,
@@ -198,8 +250,12 @@ impl Relay {
             SessionError::SwitchUnreachable { cause, .. } => self.unreachable(&cause, true),
             error => self.unreachable(&error.to_string(), false),
         })?;
-        if connection.protocol != Protocol::Atp {
-            return Err(self.unreachable("it is a switch of SwitchML", false));
+        if connection.protocol != self.protocol {
+            let cause = match self.protocol {
+                Protocol::Atp => "it is a switch of SwitchML",
+                Protocol::SwitchMl => "it is of ATP",
+            };
+            return Err(self.unreachable(cause, false));
         }
         *self.connection.lock().unwrap_or_else(PoisonError::into_inner) = Some(connection.clone());
         Ok(connection)
@@ -245,32 +301,74 @@ impl Relay {
         SocketAddr::new(ip, self.address.port()).to_string()
     }
 
-    /// Serves a job that the upstream admitted or knows, and says how many levels are left below.
-    async fn learn(
+    fn mismatch(&self, cause: String) -> ChainError {
+        ChainError::RouteMismatch { switch: self.name(), upstream: self.upstream.clone(), cause }
+    }
+
+    /// Serves a job of ATP that the upstream admitted or knows, and takes its own level off the route.
+    async fn learn_route(
         &self,
-        (job, generation, rank): (JobId, Generation, WorkerId),
+        member: (JobId, Generation, WorkerId),
         connection: &Connection,
-        message: &proto::AtpRoute,
-    ) -> Result<u32, ChainError> {
-        let mismatch = |cause: String| ChainError::RouteMismatch {
-            switch: self.name(),
-            upstream: self.upstream.clone(),
-            cause,
-        };
-        let route = Route::new(generation, connection.address, message).map_err(mismatch)?;
-        if route.elements > ELEMENTS {
-            return Err(mismatch(format!(
-                "its fragments have {} elements, aggregators here hold {ELEMENTS}",
-                route.elements
+        message: &mut proto::AtpRoute,
+    ) -> Result<(), ChainError> {
+        let route =
+            Route::atp(member.1, connection.address, message).map_err(|cause| self.mismatch(cause))?;
+        if let Way::Atp { elements, level } = route.way {
+            if elements > ELEMENTS {
+                return Err(self.mismatch(format!(
+                    "its fragments have {elements} elements, aggregators here hold {ELEMENTS}"
+                )));
+            }
+            message.levels = level.into();
+        }
+        self.learn(member, route).await
+    }
+
+    /// Serves a job of SwitchML that the upstream admitted or knows, and takes itself off the route.
+    async fn learn_rack(
+        &self,
+        member: (JobId, Generation, WorkerId),
+        connection: &Connection,
+        message: &mut proto::RackRoute,
+    ) -> Result<(), ChainError> {
+        if message.racks.is_empty() {
+            return Err(self.mismatch("it counts too few racks on the way".into()));
+        }
+        let own = message.racks.remove(0);
+        if message.shards != u32::from(self.shards) {
+            return Err(self.mismatch(format!(
+                "it has {} shards, this one {}: start it with --shards {0}",
+                message.shards, self.shards
             )));
         }
-        let levels = u32::from(route.level);
+        let route = Route::switch_ml((member.0, member.1), connection.address, message, &own)
+            .map_err(|malformed| self.mismatch(malformed.to_string()))?;
+        if let RackMemory::Slots { pool_units, .. } = self.memory {
+            let free = pool_units.saturating_sub(lock(&self.routes).pool_units_beside(member.0, &route));
+            let asked = route.pool_units();
+            if asked > free {
+                return Err(self.mismatch(format!(
+                    "it needs {asked} units of memory in each shard, {free} are free: start it with a larger --pool-units"
+                )));
+            }
+        }
+        self.learn(member, route).await
+    }
+
+    /// Serves a job that the upstream admitted or knows.
+    async fn learn(
+        &self,
+        (job, _, rank): (JobId, Generation, WorkerId),
+        route: Route,
+    ) -> Result<(), ChainError> {
+        let mismatch = |cause: String| self.mismatch(cause);
         let (sender, learned) = oneshot::channel();
         {
             // Errands are sent under the lock, in the order of what they are sent for.
             let mut known = lock(&self.routes);
             if known.heard(job, rank, &route, Instant::now()).map_err(mismatch)? {
-                return Ok(levels);
+                return Ok(());
             }
             let routes = Arc::clone(&self.routes);
             self.errands.send(move |driver| {
@@ -282,7 +380,7 @@ impl Relay {
             Ok(served) => served.map_err(mismatch)?,
             Err(_) => return Err(mismatch("it shuts down".into())),
         }
-        Ok(levels)
+        Ok(())
     }
 
     fn tick(&self) {
@@ -294,7 +392,7 @@ impl Relay {
         drop(routes);
         let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
         for JobAborted { job, reason } in ended.iter().flat_map(Receiver::try_iter) {
-            tracing::warn!(id = job.0, ?reason, "the server ended a job");
+            tracing::warn!(id = job.0, ?reason, "a job is ended");
         }
     }
 
@@ -308,22 +406,26 @@ impl Relay {
         let figures = figures.ok_or_else(|| Status::unavailable("the switch shuts down"))?;
         let job = |(job, _, progress): &(JobId, String, JobProgress)| proto::AtpSwitchJob {
             job_id: job.0,
-            aggregations: progress.aggregations,
+            // A rack's slots count what they complete.
+            aggregations: progress.aggregations + progress.completed,
             collisions: progress.collisions,
         };
         Ok(proto::AtpSwitch {
             address: self.name(),
             upstream: self.upstream.clone(),
-            aggregators: self.aggregators,
-            in_use: figures.switch.in_use,
+            aggregators: match self.memory {
+                RackMemory::Aggregators(aggregators) => aggregators,
+                RackMemory::Slots { .. } => 0,
+            },
+            in_use: figures.in_use(),
             jobs: figures.jobs.iter().map(job).collect(),
         })
     }
 
     async fn join(&self, mut request: proto::JoinRequest) -> Result<proto::Admission, Failed> {
         let asked = protocol(request.protocol)?;
-        if asked != Protocol::Atp {
-            return Err(Failed::Registry(Refusal::ProtocolMismatch { asked, served: Protocol::Atp }));
+        if asked != self.protocol {
+            return Err(Failed::Registry(Refusal::ProtocolMismatch { asked, served: self.protocol }));
         }
         self.health().map_err(|ended| unhealthy(&ended))?;
         if request.hops.iter().any(|hop| hop.instance == self.instance) {
@@ -337,8 +439,12 @@ impl Relay {
             port: self.address.port().into(),
             // Whom we ask sees it.
             address: String::new(),
-            aggregators: self.aggregators,
+            aggregators: match self.memory {
+                RackMemory::Aggregators(aggregators) => aggregators,
+                RackMemory::Slots { .. } => 0,
+            },
             elements: ELEMENTS.into(),
+            receive_buffer_bytes: self.driver.receive_buffer_bytes() as u64,
             mtu_bytes: u32::try_from(mtu).unwrap_or(u32::MAX),
         });
         let rtt_ns = u64::try_from(connection.rtt.as_nanos()).unwrap_or(u64::MAX);
@@ -363,17 +469,25 @@ impl Relay {
         Ok(admission)
     }
 
-    /// Serves the job of a rank that was admitted above, and writes this switch's level into what the rank hears.
+    /// Serves the job of a rank that was admitted above, and takes itself off the route that the rank hears.
     async fn learn_admission(
         &self,
         rank: u32,
         admission: &mut proto::Admission,
         connection: &Connection,
     ) -> Result<(), Failed> {
-        let route = admission.atp.as_mut().and_then(|atp| atp.route.as_mut()).ok_or(Malformed("route"))?;
         let generation = Generation(narrow(admission.generation, "generation")?);
         let member = (JobId(admission.job_id), generation, WorkerId(narrow(rank, "rank")?));
-        route.levels = self.learn(member, connection, route).await?;
+        match self.protocol {
+            Protocol::Atp => {
+                let route = admission.atp.as_mut().and_then(|atp| atp.route.as_mut());
+                self.learn_route(member, connection, route.ok_or(Malformed("route"))?).await?;
+            }
+            Protocol::SwitchMl => {
+                let route = admission.rack.as_mut().ok_or(Malformed("rack"))?;
+                self.learn_rack(member, connection, route).await?;
+            }
+        }
         Ok(())
     }
 
@@ -455,7 +569,7 @@ impl Relay {
         Ok(stream)
     }
 
-    /// What the upstream says of a rank's job, with this switch's own level in it.
+    /// What the upstream says of a rank's job, with this switch taken off the route.
     async fn learned(
         &self,
         member: (JobId, Generation, WorkerId),
@@ -463,7 +577,10 @@ impl Relay {
         mut reply: proto::HeartbeatReply,
     ) -> Result<proto::HeartbeatReply, ChainError> {
         if let Some(route) = &mut reply.route {
-            route.levels = self.learn(member, connection, route).await?;
+            self.learn_route(member, connection, route).await?;
+        }
+        if let Some(route) = &mut reply.rack {
+            self.learn_rack(member, connection, route).await?;
         }
         Ok(reply)
     }
@@ -502,8 +619,8 @@ impl Relay {
             return Ok(proto::StatusReply {
                 version: env!("CARGO_PKG_VERSION").into(),
                 wire_version: VERSION.into(),
-                shards: 1,
-                protocol: proto::Protocol::Atp.into(),
+                shards: self.shards.into(),
+                protocol: proto::Protocol::from(self.protocol).into(),
                 ..proto::StatusReply::default()
             });
         }
@@ -517,7 +634,7 @@ impl Relay {
 
 /// Lets the packets of a job through, whose route was not known when this errand was sent.
 fn serve(
-    driver: &AtpSwitchDriver,
+    driver: &dyn OnTheWay,
     routes: &Mutex<Routes>,
     job: JobId,
     rank: WorkerId,
@@ -526,7 +643,7 @@ fn serve(
     if lock(routes).heard(job, rank, &route, Instant::now())? {
         return Ok(());
     }
-    driver.add_route(route.on_data_path(job)).map_err(|error| error.to_string())?;
+    driver.add(job, &route).map_err(|error| error.to_string())?;
     let over = lock(routes).insert(job, rank, route, Instant::now());
     over.into_iter().for_each(|job| driver.remove_job(job));
     Ok(())
@@ -534,8 +651,8 @@ fn serve(
 
 /// Counts who passed a question on: more than there can be levels go round in circles.
 fn one_more(passed_on: u32) -> Result<u32, Failed> {
-    if passed_on as usize >= LEVELS_MAX {
-        let text = format!("passed on by {LEVELS_MAX} switches already; do their --upstream form a loop?");
+    if passed_on as usize >= HOPS_MAX {
+        let text = format!("passed on by {HOPS_MAX} switches already; do their --upstream form a loop?");
         return Err(Failed::Refused(Status::failed_precondition(text)));
     }
     Ok(passed_on + 1)
@@ -658,8 +775,8 @@ mod tests {
         let local = SocketAddr::from(([127, 0, 0, 1], 0));
         let config = SwitchServerConfig { protocol: Protocol::Atp, ..SwitchServerConfig::new(local) };
         let server = SwitchServer::start(config).expect("a free port");
-        let config = AtpSwitchServerConfig::new(local, server.address().to_string());
-        let switch = AtpSwitchServer::start(config).expect("a free port");
+        let config = RackServerConfig::atp(local, server.address().to_string());
+        let switch = RackServer::start(config).expect("a free port");
         let join = |job: &str| proto::JoinRequest {
             job: job.into(),
             world_size: 1,
@@ -683,11 +800,11 @@ mod tests {
             let (holds, held) = channel();
             let driver = Arc::clone(&switch.relay.driver);
             let holding = thread::spawn(move || {
-                driver.ask_all(move |_, _| {
+                driver.occupy(Arc::new(move || {
                     holds.send(()).expect("the test waits");
                     // Until the other end is dropped.
                     let _ = gate.lock().expect("one shard").recv();
-                })
+                }));
             });
             held.recv().expect("its thread is held");
             // A job whose route the data path is to learn, questions how it fares, and a job that it is to forget.

@@ -1,15 +1,16 @@
-//! What an ATP switch knows of the jobs that it serves.
+//! What a switch with an upstream knows of the jobs that it serves.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use fanin_protocol::atp::SwitchRoute;
-use fanin_protocol::control::{Denied, Ranks};
-use fanin_wire::{Generation, JobId, Key, WORKERS_MAX, WorkerId};
+use fanin_protocol::control::{Denied, Ranks, pool_units};
+use fanin_protocol::switchml::{Contributions, JobConfig, SwitchJob, Upstream};
+use fanin_wire::{Generation, JobId, Key, ShardId, WORKERS_MAX, WorkerId};
 
-use crate::convert::key;
-use crate::proto::AtpRoute;
+use crate::convert::{Malformed, key, narrow, wire_dtype};
+use crate::proto::{self, AtpRoute, RackRoute};
 
 /// A job's way through the switch.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -17,28 +18,104 @@ pub(super) struct Route {
     generation: Generation,
     key: Key,
     upstream: SocketAddr,
-    /// The level of this switch, and so how many may be below it.
-    pub level: u8,
-    pub elements: u16,
     name: String,
     heartbeat_timeout: Duration,
+    pub way: Way,
+}
+
+/// What is summed on the way, as each protocol has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    Atp {
+        /// The level of this switch, and so how many may be below it.
+        level: u8,
+        elements: u16,
+    },
+    SwitchMl {
+        config: JobConfig,
+        shards: u8,
+        contributions: Contributions,
+        /// This switch's at its upstream.
+        place: WorkerId,
+    },
 }
 
 impl Route {
-    /// The route that the upstream tells, or what is wrong with it.
-    pub fn new(generation: Generation, upstream: SocketAddr, message: &AtpRoute) -> Result<Self, String> {
+    /// The route that the upstream of a switch of ATP tells, or what is wrong with it.
+    pub fn atp(generation: Generation, upstream: SocketAddr, message: &AtpRoute) -> Result<Self, String> {
         let level = message.levels.checked_sub(1).and_then(|level| u8::try_from(level).ok());
         let level = level.ok_or_else(|| format!("it counts {} switches on the way", message.levels))?;
         let elements = u16::try_from(message.elements)
             .map_err(|_| format!("its fragments have {} elements", message.elements))?;
         let key = key(&message.key).map_err(|malformed| malformed.to_string())?;
         let heartbeat_timeout = Duration::from_millis(message.heartbeat_timeout_ms);
-        Ok(Self { generation, key, upstream, level, elements, name: message.job.clone(), heartbeat_timeout })
+        let way = Way::Atp { level, elements };
+        Ok(Self { generation, key, upstream, name: message.job.clone(), heartbeat_timeout, way })
     }
 
-    pub const fn on_data_path(&self, id: JobId) -> SwitchRoute<SocketAddr> {
-        let Self { generation, key, upstream, level, .. } = *self;
-        SwitchRoute { id, key, generation, upstream, level }
+    /// The route that a rack's upstream tells, whose own part of it is `rack`.
+    pub fn switch_ml(
+        (id, generation): (JobId, Generation),
+        upstream: SocketAddr,
+        message: &RackRoute,
+        rack: &proto::Rack,
+    ) -> Result<Self, Malformed> {
+        let key = key(&message.key)?;
+        let config = JobConfig {
+            id,
+            key,
+            generation,
+            workers: narrow(message.world_size, "world_size")?,
+            slots: narrow(message.slots, "slots")?,
+            elements: narrow(message.elements, "elements")?,
+            wire_dtype: wire_dtype(message.wire_dtype)?,
+            shard: ShardId(0),
+            resumed: false,
+        };
+        let rank = |rank: &u32| match narrow(*rank, "ranks")? {
+            rank if rank < config.workers => Ok(WorkerId(rank)),
+            _ => Err(Malformed("ranks")),
+        };
+        let ranks = rack.ranks.iter().map(rank).collect::<Result<_, Malformed>>()?;
+        let way = Way::SwitchMl {
+            config,
+            shards: narrow(message.shards, "shards")?,
+            contributions: Contributions { ranks, racks: rack.racks },
+            place: WorkerId(narrow(rack.place, "place")?),
+        };
+        let heartbeat_timeout = Duration::from_millis(message.heartbeat_timeout_ms);
+        Ok(Self { generation, key, upstream, name: message.job.clone(), heartbeat_timeout, way })
+    }
+
+    /// The job as a switch of ATP is told of it.
+    pub const fn switch_route(&self, id: JobId) -> Option<SwitchRoute<SocketAddr>> {
+        let Self { generation, key, upstream, .. } = *self;
+        match self.way {
+            Way::Atp { level, .. } => Some(SwitchRoute { id, key, generation, upstream, level }),
+            Way::SwitchMl { .. } => None,
+        }
+    }
+
+    /// The job as a rack of SwitchML is told of it.
+    pub fn rack_job(&self) -> Option<SwitchJob<SocketAddr>> {
+        match &self.way {
+            Way::Atp { .. } => None,
+            Way::SwitchMl { config, contributions, place, .. } => Some(SwitchJob {
+                config: *config,
+                contributions: contributions.clone(),
+                upstream: Some(Upstream { address: self.upstream, place: *place }),
+            }),
+        }
+    }
+
+    /// Memory that it takes of each shard of a rack, in units of 256 elements.
+    pub fn pool_units(&self) -> u32 {
+        match &self.way {
+            Way::Atp { .. } => 0,
+            Way::SwitchMl { config, contributions, .. } => {
+                pool_units(config.slots, config.elements, config.wire_dtype, contributions.count())
+            }
+        }
     }
 }
 
@@ -67,9 +144,16 @@ impl Routes {
                 Ok(true)
             }
             // The same job cannot be at two places of the hierarchy.
-            Some(known) if known.route.generation == route.generation && known.route.level != route.level => {
-                Err(format!("it was at level {} here, and is at {}", known.route.level, route.level))
-            }
+            Some(known) if known.route.generation == route.generation => match (&known.route.way, &route.way)
+            {
+                (Way::Atp { level: was, .. }, Way::Atp { level, .. }) if was != level => {
+                    Err(format!("it was at level {was} here, and is at {level}"))
+                }
+                (was, is @ Way::SwitchMl { .. }) if was != is => {
+                    Err("it has another place here, or other ranks, than it had".into())
+                }
+                _ => Ok(false),
+            },
             _ => Ok(false),
         }
     }
@@ -77,13 +161,7 @@ impl Routes {
     /// A job is served from now on. Returns jobs that are over, which are forgotten: a name is that of one job at a time, but of
     /// another one after its server restarted.
     pub fn insert(&mut self, job: JobId, rank: WorkerId, route: Route, now: Instant) -> Vec<JobId> {
-        tracing::info!(
-            id = job.0,
-            job = route.name,
-            generation = route.generation.0,
-            level = route.level,
-            "serves a job"
-        );
+        tracing::info!(id = job.0, job = route.name, generation = route.generation.0, "serves a job");
         let is_before = |(id, entry): &(&JobId, &Entry)| **id != job && entry.route.name == route.name;
         let before: Vec<JobId> = self.0.iter().filter(is_before).map(|(id, _)| *id).collect();
         for old in &before {
@@ -125,6 +203,12 @@ impl Routes {
         over
     }
 
+    /// Memory that its jobs but this one take of each shard of a rack. A job that takes the name of another has its memory, too.
+    pub fn pool_units_beside(&self, job: JobId, route: &Route) -> u32 {
+        let stays = |(id, entry): &(&JobId, &Entry)| **id != job && entry.route.name != route.name;
+        self.0.iter().filter(stays).map(|(_, entry)| entry.route.pool_units()).sum()
+    }
+
     pub fn names(&self) -> Vec<(JobId, String)> {
         self.0.iter().map(|(job, entry)| (*job, entry.route.name.clone())).collect()
     }
@@ -145,7 +229,7 @@ mod tests {
             heartbeat_timeout_ms: 1000,
             key: KEY.to_bytes().into(),
         };
-        Route::new(Generation(generation), ([10, 0, 0, 9], 4800).into(), &message).expect("a route")
+        Route::atp(Generation(generation), ([10, 0, 0, 9], 4800).into(), &message).expect("a route")
     }
 
     /// What the switch does; whether the data path had to be told, and which jobs are over.
@@ -201,7 +285,7 @@ mod tests {
         let error = learn(&mut routes, JOB, 1, route(0, 2), now).expect_err("elsewhere");
         assert_eq!(error, "it was at level 0 here, and is at 1");
         let none = AtpRoute::default();
-        let error = Route::new(Generation(0), ([10, 0, 0, 9], 1).into(), &none).expect_err("no switch");
+        let error = Route::atp(Generation(0), ([10, 0, 0, 9], 1).into(), &none).expect_err("no switch");
         assert_eq!(error, "it counts 0 switches on the way");
     }
 

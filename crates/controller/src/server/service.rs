@@ -76,6 +76,9 @@ impl Control for ControlService {
                 if let Some(atp) = &mut admitted.atp {
                     atp.route = self.jobs.route(admission.job);
                 }
+                if !admission.racks.is_flat() {
+                    admitted.rack = self.jobs.rack_route(admission.job, WorkerId(rank as u8)).map(Box::new);
+                }
                 proto::join_reply::Outcome::Admission(admitted)
             }
             Err(NotAdmitted::Refused(reason)) => proto::join_reply::Outcome::Refusal(reason.into()),
@@ -100,7 +103,8 @@ impl Control for ControlService {
         let reply = self.jobs.heartbeat(job, rank, generation, request.secret, measured).map_err(refused)?;
         // After the registry heard it: no rank is to blame.
         self.jobs.health().map_err(|ended| unhealthy(&ended))?;
-        Ok(Response::new(self.reply(job, reply)))
+        let passed_on_for = (request.passed_on > 0).then_some(rank);
+        Ok(Response::new(self.reply(job, reply, passed_on_for)))
     }
 
     type AttendStream = Replies;
@@ -162,20 +166,29 @@ impl Control for ControlService {
 }
 
 impl ControlService {
-    fn reply(&self, job: JobId, reply: HeartbeatReply) -> proto::HeartbeatReply {
+    /// An answer, and for a rank whose question was passed on its way, for those on it who forgot the job.
+    fn reply(
+        &self,
+        job: JobId,
+        reply: HeartbeatReply,
+        passed_on_for: Option<WorkerId>,
+    ) -> proto::HeartbeatReply {
         use proto::heartbeat_reply::{Alive, State, Unknown};
-        let mut route = None;
+        let (mut route, mut rack) = (None, None);
         let state = match reply {
             HeartbeatReply::Alive { left } => {
-                if self.jobs.config().protocol == Protocol::Atp {
-                    route = self.jobs.route(job);
+                match self.jobs.config().protocol {
+                    Protocol::Atp => route = self.jobs.route(job),
+                    Protocol::SwitchMl => {
+                        rack = passed_on_for.and_then(|rank| self.jobs.rack_route(job, rank))
+                    }
                 }
                 State::Alive(Alive { left: left.0 })
             }
             HeartbeatReply::Unknown => State::Unknown(Unknown {}),
             HeartbeatReply::Aborted(reason) => State::Aborted(reason.into()),
         };
-        proto::HeartbeatReply { state: Some(state), switch_instance: self.instance, route }
+        proto::HeartbeatReply { state: Some(state), switch_instance: self.instance, route, rack }
     }
 
     /// Tells a rank how its job is, until that or the rank's stream ends.
@@ -187,8 +200,9 @@ impl ControlService {
         replies: mpsc::Sender<Result<proto::HeartbeatReply, Status>>,
     ) {
         let job = JobId(who.job_id);
+        let passed_on_for = (who.passed_on > 0).then_some(attending.rank);
         // If nobody listens any more, the end of the stream says so below.
-        let _ = replies.send(Ok(self.reply(job, attending.reply))).await;
+        let _ = replies.send(Ok(self.reply(job, attending.reply, passed_on_for))).await;
         let Some(Stays { attendance, mut news, mut superseded }) = attending.stays else { return };
         let broken = match who.passed_on {
             0 => Detached::AtTheRank,
@@ -207,7 +221,7 @@ impl ControlService {
                 () = replies.closed() => break broken,
             }
             let reply = *news.borrow_and_update();
-            let _ = replies.send(Ok(self.reply(job, reply))).await;
+            let _ = replies.send(Ok(self.reply(job, reply, passed_on_for))).await;
             if !matches!(reply, HeartbeatReply::Alive { .. }) {
                 return;
             }
@@ -238,6 +252,7 @@ fn hop(message: &proto::Hop) -> Result<Hop, Malformed> {
         address: (ip, narrow(message.port, "port")?).into(),
         aggregators: message.aggregators,
         elements: narrow(message.elements, "elements")?,
+        receive_buffer_bytes: usize::try_from(message.receive_buffer_bytes).unwrap_or(usize::MAX),
         mtu: narrow(message.mtu_bytes, "mtu_bytes")?,
     })
 }
@@ -302,6 +317,7 @@ fn admission_for(
         wire_dtype: proto::WireDtype::from(admission.wire_dtype).into(),
         atp: atp_admission(admission, rank),
         key: admission.key.to_bytes().into(),
+        rack: None,
     }
 }
 

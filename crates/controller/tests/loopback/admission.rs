@@ -65,7 +65,7 @@ fn ranks_that_disagree_on_the_wire_dtype_are_both_told_and_their_place_is_free()
     let agreed = connect_all(&switch, "wait", 2, |config| config.wire_dtype = WireDtype::Bfloat16);
     assert!(
         agreed.iter().all(
-            |session| matches!(session.job(), Some(WorkerJob::SwitchMl(job)) if job.wire_dtype == asked)
+            |session| matches!(session.job(), Some(WorkerJob::SwitchMl { config, .. }) if config.wire_dtype == asked)
         )
     );
 }

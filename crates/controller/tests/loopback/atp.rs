@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use fanin_controller::{AtpSwitchServer, AtpSwitchServerConfig, ChainError, JobStatusState, switch_status};
+use fanin_controller::{ChainError, JobStatusState, RackMemory, RackServer, RackServerConfig, switch_status};
 use fanin_protocol::atp::AtpJobConfig;
 use fanin_protocol::control::{Protocol, Ranks, Refusal};
 use fanin_wire::{
@@ -24,13 +24,13 @@ pub(super) fn server() -> SwitchServer {
     server_with(|_| {})
 }
 
-fn rack_with(upstream: SocketAddr, change: impl FnOnce(&mut AtpSwitchServerConfig)) -> AtpSwitchServer {
-    let mut config = AtpSwitchServerConfig::new(([127, 0, 0, 1], 0).into(), upstream.to_string());
+fn rack_with(upstream: SocketAddr, change: impl FnOnce(&mut RackServerConfig)) -> RackServer {
+    let mut config = RackServerConfig::atp(([127, 0, 0, 1], 0).into(), upstream.to_string());
     change(&mut config);
-    AtpSwitchServer::start(config).expect("a free port")
+    RackServer::start(config).expect("a free port")
 }
 
-pub(super) fn rack(upstream: SocketAddr) -> AtpSwitchServer {
+pub(super) fn rack(upstream: SocketAddr) -> RackServer {
     rack_with(upstream, |_| {})
 }
 
@@ -114,7 +114,7 @@ fn one_rack_sums_exactly() {
 fn two_racks_and_a_switch_above_them_meet_at_the_server() {
     let server = server();
     let racks = [rack(server.address()), rack(server.address())];
-    let at = [&racks[0], &racks[1], &racks[0], &racks[1]].map(AtpSwitchServer::address);
+    let at = [&racks[0], &racks[1], &racks[0], &racks[1]].map(RackServer::address);
     sums_are_exact(&ranks("two racks", &at), 3);
     let spine = rack(server.address());
     let racks = [rack(spine.address()), rack(spine.address())];
@@ -146,7 +146,7 @@ fn switches_that_listen_on_all_addresses_know_each_other_by_any() {
 fn a_switch_without_aggregators_and_one_with_fewer_than_a_window_are_exact() {
     let server = server();
     for aggregators in [0, 1, 7] {
-        let rack = rack_with(server.address(), |config| config.aggregators = aggregators);
+        let rack = rack_with(server.address(), |config| config.memory = RackMemory::Aggregators(aggregators));
         sums_are_exact(&ranks("few", &[rack.address(); 2]), 6);
     }
 }
@@ -173,7 +173,7 @@ fn two_jobs_share_a_switch() {
 }
 
 /// Starts something again on the port that it had.
-fn again<T>(start: impl Fn() -> Result<T, fanin_controller::ServerError>) -> T {
+pub(super) fn again<T>(start: impl Fn() -> Result<T, fanin_controller::ServerError>) -> T {
     // Connections of the one before may still be closing.
     let began = std::time::Instant::now();
     loop {
@@ -188,12 +188,17 @@ fn again<T>(start: impl Fn() -> Result<T, fanin_controller::ServerError>) -> T {
 
 /// Sums without an end, on all ranks, until told to stop; every sum is checked.
 pub(super) fn summing(sessions: &[Session], until: impl FnOnce()) -> u32 {
+    summing_with(|round| sums_are_exact(sessions, round), until)
+}
+
+/// As [`summing`], each round of sums by `sums`.
+pub(super) fn summing_with(sums: impl Fn(i32) + Sync, until: impl FnOnce()) -> u32 {
     let stop = std::sync::atomic::AtomicBool::new(false);
     thread::scope(|scope| {
         let rounds = scope.spawn(|| {
             let mut rounds = 0;
             while !stop.load(std::sync::atomic::Ordering::Relaxed) || rounds < 2 {
-                sums_are_exact(sessions, rounds as i32);
+                sums(rounds as i32);
                 rounds += 1;
             }
             rounds
@@ -214,8 +219,8 @@ fn a_switch_that_restarts_learns_its_jobs_and_the_sums_go_on() {
     let mut running = Some(first);
     summing(&sessions, || {
         drop(running.take());
-        let config = AtpSwitchServerConfig::new(address, &*upstream);
-        let second = again(|| AtpSwitchServer::start(config.clone()));
+        let config = RackServerConfig::atp(address, &*upstream);
+        let second = again(|| RackServer::start(config.clone()));
         let began = std::time::Instant::now();
         // Nobody joins again: heartbeats alone tell it.
         while switch_status(&address.to_string(), HANG).expect("a status").switches[0].jobs.is_empty() {
@@ -501,8 +506,7 @@ fn a_chain_that_leads_nowhere_is_refused_with_the_place_where_it_ends() {
     assert_eq!((switch, upstream), (last.address().to_string(), nowhere.to_string()));
 
     // A second switch on the port that the first one's upstream names, whose upstream is the first.
-    let ring =
-        again(|| AtpSwitchServer::start(AtpSwitchServerConfig::new(nowhere, first.address().to_string())));
+    let ring = again(|| RackServer::start(RackServerConfig::atp(nowhere, first.address().to_string())));
     let error = chain(refused(asking(ring.address(), Protocol::Atp)));
     assert_eq!(error, ChainError::Loop { switch: ring.address().to_string() });
 

@@ -247,7 +247,7 @@ fn every_reason_to_drop_a_packet_is_counted_and_changes_no_sum() {
         config.slots = Some(32);
         config.wire_dtype = WireDtype::Bfloat16;
     });
-    let Some(WorkerJob::SwitchMl(job)) = sessions[0].job() else { panic!("another protocol") };
+    let Some(WorkerJob::SwitchMl { config: job, .. }) = sessions[0].job() else { panic!("another protocol") };
     let preamble = Preamble {
         kind: Kind::Update,
         job: job.id,

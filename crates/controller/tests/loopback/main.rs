@@ -4,6 +4,7 @@ mod admission;
 mod atp;
 mod faults;
 mod http;
+mod racks;
 mod scripted;
 mod strangers;
 mod sums;

@@ -107,7 +107,7 @@ fn forge(address: SocketAddr, packets: impl Fn(Key) -> Vec<Vec<u8>>) {
 fn a_strangers_packets_have_no_effect_on_a_live_job() {
     let switch = switch();
     let sessions = connect_all(&switch, "live", 2, |_| {});
-    let Some(WorkerJob::SwitchMl(job)) = sessions[0].job() else { panic!("another protocol") };
+    let Some(WorkerJob::SwitchMl { config: job, .. }) = sessions[0].job() else { panic!("another protocol") };
     let collective = |elements| Collective {
         sequence: 0,
         dtype: Dtype::Int32,

@@ -10,12 +10,12 @@ use fanin_wire::{
     WorkerId, chunk_elements_for_mtu, chunk_packet_bytes, fragment_elements_for_mtu, fragment_packet_bytes,
 };
 
-use super::hierarchy::{Hierarchy, hierarchy};
+use super::hierarchy::{Hierarchy, Racks, hierarchy, racks};
 use super::pool_size::RATE_DEFAULT_BPS;
 use super::restore::restorers;
 use super::{
-    Hop, JOB_NAME_BYTES_MAX, JoinRequest, Path, Protocol, Ranks, Refusal, Resume, ResumeField, Ticket,
-    pool_slots,
+    HOPS_MAX, Hop, JOB_NAME_BYTES_MAX, JoinRequest, Path, Protocol, Ranks, Refusal, Resume, ResumeField,
+    Ticket, pool_slots,
 };
 use crate::atp::WINDOW_ELEMENTS_MAX;
 use crate::machine::Instant;
@@ -56,6 +56,7 @@ pub(super) struct Plan {
     pub wire_dtype: WireDtype,
     pub resumed: bool,
     pub hierarchy: Option<Hierarchy>,
+    pub racks: Racks,
     pub restore: Vec<Vec<Vec<fanin_wire::SlotIndex>>>,
 }
 
@@ -68,7 +69,11 @@ pub(super) fn check(request: &JoinRequest, served: Protocol, shards: u8) -> Resu
         return Err(Refusal::ProtocolMismatch { asked: request.protocol, served });
     }
     // Before anything is made of them, or kept: they are as many as whoever asks likes.
-    if request.hops.len() > LEVELS_MAX {
+    let hops_max = match served {
+        Protocol::SwitchMl => HOPS_MAX,
+        Protocol::Atp => LEVELS_MAX,
+    };
+    if request.hops.len() > hops_max {
         let levels = u32::try_from(request.hops.len()).unwrap_or(u32::MAX);
         return Err(Refusal::TooManyLevels { levels });
     }
@@ -286,7 +291,8 @@ impl Gathering {
         // `check` let no rank in that asks for another protocol.
         let atp = self.waiting.values().any(|waiting| waiting.protocol == Protocol::Atp);
         let paths: Vec<&[Hop]> = self.waiting.values().map(|waiting| waiting.hops.as_slice()).collect();
-        let hierarchy = atp.then(|| hierarchy(&paths)).transpose()?;
+        let (hierarchy, racks) =
+            if atp { (Some(hierarchy(&paths)?), Racks::default()) } else { (None, racks(&paths)?) };
         let resumes: Vec<&Resume> =
             self.waiting.values().filter_map(|waiting| waiting.resume.as_ref()).collect();
         if let Some(first) = resumes.first() {
@@ -300,6 +306,7 @@ impl Gathering {
                 wire_dtype,
                 resumed: true,
                 hierarchy,
+                racks,
                 restore: restorers(&completed)?,
             });
         }
@@ -308,14 +315,15 @@ impl Gathering {
         };
         // `check` let no rank in whose path cannot carry the smallest chunk.
         let elements = fold(u16::MAX.into(), |waiting| waiting.elements.into(), u64::min) as u16;
+        let of_racks = paths.iter().copied().flatten().map(|hop| hop.receive_buffer_bytes);
         let path = Path {
             rate_bps: fold(u64::MAX, |waiting| waiting.rate_bps, u64::min),
             rtt: self.waiting.values().map(|waiting| waiting.rtt).max().unwrap_or_default(),
-            world_size: self.world_size,
+            senders: if atp { self.world_size } else { racks.widest() },
             elements,
             wire_dtype,
             shards,
-            receive_buffer_bytes,
+            receive_buffer_bytes: of_racks.filter(|_| !atp).fold(receive_buffer_bytes, usize::min),
             is_one_of_many: self.waiting.values().any(|waiting| waiting.plan != 0),
         };
         let mut in_flight = self.in_flight_asked().unwrap_or_else(|| pool_slots(&path));
@@ -324,7 +332,7 @@ impl Gathering {
             in_flight = in_flight.min((WINDOW_ELEMENTS_MAX / usize::from(elements.max(1))) as u16);
         }
         let (generation, restore) = (Generation(0), Vec::new());
-        Ok(Plan { generation, in_flight, elements, wire_dtype, resumed: false, hierarchy, restore })
+        Ok(Plan { generation, in_flight, elements, wire_dtype, resumed: false, hierarchy, racks, restore })
     }
 }
 

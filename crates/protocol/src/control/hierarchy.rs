@@ -1,11 +1,12 @@
-//! From each rank's way to the server to the directions of its packets (ATP §3.4, §A.2).
+//! From each rank's way to the root to what sums where: the directions of its packets (ATP §3.4, §A.2), or the racks of SwitchML (§7).
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
-use fanin_wire::{CHILDREN_MAX, Directions, LEVELS_MAX};
+use fanin_wire::{CHILDREN_MAX, Directions, LEVELS_MAX, WORKERS_MAX, WorkerId};
 
 use super::{Hop, Refusal};
+use crate::switchml::Contributions;
 
 /// How a job's packets come together on the way to the server.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,63 +19,137 @@ pub struct Hierarchy {
     pub aggregators: u32,
 }
 
-/// A switch by its instance, or the server, which is no one's child.
+/// How a SwitchML job's contributions come together (SwitchML §7): at the root, and in the racks before it, if there are any.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct Racks {
+    /// What the root gets.
+    pub root: Contributions,
+    /// Of each rank its place at the switch that it sends to.
+    pub places: Vec<WorkerId>,
+    racks: Vec<Rack>,
+    /// Of each rank the racks on its way, the root's neighbour first.
+    ways: Vec<Vec<usize>>,
+}
+
+/// A switch that sums for others, and sends its sum on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rack {
+    /// Its place at its upstream.
+    pub place: WorkerId,
+    /// What it gets.
+    pub contributions: Contributions,
+}
+
+impl Racks {
+    /// The racks that a rank's packets go through, the root's neighbour first.
+    pub fn way(&self, rank: WorkerId) -> impl ExactSizeIterator<Item = &Rack> {
+        let way = self.ways.get(usize::from(rank.0)).map_or(&[][..], Vec::as_slice);
+        way.iter().map(|rack| &self.racks[*rack])
+    }
+
+    /// Whether all ranks send to the root.
+    #[must_use]
+    pub const fn is_flat(&self) -> bool {
+        self.racks.is_empty()
+    }
+
+    /// The most contributions that one switch gets.
+    #[must_use]
+    pub fn widest(&self) -> u8 {
+        let racks = self.racks.iter().map(|rack| &rack.contributions);
+        racks.chain([&self.root]).map(Contributions::count).max().unwrap_or(0)
+    }
+}
+
+/// A switch by its instance, or the root, which is no one's child: ATP's server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Parent {
     Switch(u64),
-    Server,
+    Root,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Child {
     Switch(u64),
-    Rank(usize),
+    Rank,
+}
+
+/// Who sends to whom, each child with the lowest rank that is it or is behind it: in the order of these.
+#[derive(Debug, Default)]
+struct Tree(BTreeMap<Parent, Vec<(Child, usize)>>);
+
+impl Tree {
+    fn of(paths: &[&[Hop]], children_max: usize) -> Result<Self, Refusal> {
+        let mut tree = Self::default();
+        let mut upstream: BTreeMap<u64, (Parent, usize)> = BTreeMap::new();
+        for (rank, path) in paths.iter().enumerate() {
+            let mut child = Child::Rank;
+            for (position, hop) in path.iter().enumerate() {
+                tree.join(Parent::Switch(hop.instance), child, rank);
+                let next = path.get(position + 1).map_or(Parent::Root, |next| Parent::Switch(next.instance));
+                let (known, other_rank) = *upstream.entry(hop.instance).or_insert((next, rank));
+                if known != next {
+                    return Err(Refusal::PathsDisagree {
+                        rank: rank as u32,
+                        other_rank: other_rank as u32,
+                        switch: hop.address,
+                    });
+                }
+                child = Child::Switch(hop.instance);
+            }
+            tree.join(Parent::Root, child, rank);
+        }
+        for (parent, children) in &tree.0 {
+            if children.len() > children_max {
+                let is_parent = |hop: &&Hop| *parent == Parent::Switch(hop.instance);
+                let switch = paths.iter().copied().flatten().find(is_parent).map(|hop| hop.address);
+                return Err(Refusal::TooManyChildren { switch, children: children.len() as u32 });
+            }
+        }
+        Ok(tree)
+    }
+
+    fn join(&mut self, parent: Parent, child: Child, rank: usize) {
+        let children = self.0.entry(parent).or_default();
+        let is_it = |other: &(Child, usize)| match child {
+            Child::Switch(_) => other.0 == child,
+            Child::Rank => false,
+        };
+        if !children.iter().any(is_it) {
+            children.push((child, rank));
+        }
+    }
+
+    fn children(&self, parent: Parent) -> &[(Child, usize)] {
+        self.0.get(&parent).map_or(&[], Vec::as_slice)
+    }
+
+    /// Which of a parent's children a switch or this rank is.
+    fn place(&self, parent: Parent, child: Child, rank: usize) -> usize {
+        let is_it = |other: &(Child, usize)| match child {
+            Child::Switch(_) => other.0 == child,
+            Child::Rank => *other == (child, rank),
+        };
+        self.children(parent).iter().position(is_it).unwrap_or(0)
+    }
 }
 
 /// Levels count from the server's side, so that a switch has the same level on every way that leads through it: the last
 /// before the server has the highest. The server merges by the level above, if it has several children.
 pub(super) fn hierarchy(paths: &[&[Hop]]) -> Result<Hierarchy, Refusal> {
     let levels = paths.iter().map(|path| path.len()).max().unwrap_or(0);
-    let mut children: BTreeMap<Parent, Vec<Child>> = BTreeMap::new();
-    let mut upstream: BTreeMap<u64, (Parent, usize)> = BTreeMap::new();
-    for (rank, path) in paths.iter().enumerate() {
-        let mut child = Child::Rank(rank);
-        for (position, hop) in path.iter().enumerate() {
-            join(&mut children, Parent::Switch(hop.instance), child);
-            let next = path.get(position + 1).map_or(Parent::Server, |next| Parent::Switch(next.instance));
-            let (known, other_rank) = *upstream.entry(hop.instance).or_insert((next, rank));
-            if known != next {
-                return Err(Refusal::PathsDisagree {
-                    rank: rank as u32,
-                    other_rank: other_rank as u32,
-                    switch: hop.address,
-                });
-            }
-            child = Child::Switch(hop.instance);
-        }
-        join(&mut children, Parent::Server, child);
-    }
-    let at_server = children.get(&Parent::Server).map_or(0, Vec::len);
-    let needed = levels + usize::from(at_server > 1);
+    let tree = Tree::of(paths, CHILDREN_MAX)?;
+    let needed = levels + usize::from(tree.children(Parent::Root).len() > 1);
     if needed > LEVELS_MAX {
         return Err(Refusal::TooManyLevels { levels: needed as u32 });
     }
-    for (parent, of_parent) in &children {
-        if of_parent.len() > CHILDREN_MAX {
-            let is_parent = |hop: &&Hop| *parent == Parent::Switch(hop.instance);
-            let switch = paths.iter().copied().flatten().find(is_parent).map(|hop| hop.address);
-            return Err(Refusal::TooManyChildren { switch, children: of_parent.len() as u32 });
-        }
-    }
     let of_rank = |(rank, path): (usize, &&[Hop])| {
         let mut directions = Directions { level: (levels - path.len()) as u8, ..Directions::default() };
-        let mut child = Child::Rank(rank);
-        let parents = path.iter().map(|hop| Parent::Switch(hop.instance)).chain([Parent::Server]);
+        let mut child = Child::Rank;
+        let parents = path.iter().map(|hop| Parent::Switch(hop.instance)).chain([Parent::Root]);
         for (level, parent) in (levels - path.len()..LEVELS_MAX).zip(parents) {
-            let of_parent = children.get(&parent).map_or(&[][..], Vec::as_slice);
-            let place = of_parent.iter().position(|other| *other == child).unwrap_or(0);
-            directions.bitmaps[level] = 1 << place;
-            directions.fan_in_degrees[level] = of_parent.len() as u8;
+            directions.bitmaps[level] = 1 << tree.place(parent, child, rank);
+            directions.fan_in_degrees[level] = tree.children(parent).len() as u8;
             if let Parent::Switch(instance) = parent {
                 child = Child::Switch(instance);
             }
@@ -88,11 +163,37 @@ pub(super) fn hierarchy(paths: &[&[Hop]]) -> Result<Hierarchy, Refusal> {
     })
 }
 
-fn join(children: &mut BTreeMap<Parent, Vec<Child>>, parent: Parent, child: Child) {
-    let of_parent = children.entry(parent).or_default();
-    if !of_parent.contains(&child) {
-        of_parent.push(child);
+/// The racks of a SwitchML job: none where all ranks are at the root.
+pub(super) fn racks(paths: &[&[Hop]]) -> Result<Racks, Refusal> {
+    let tree = Tree::of(paths, WORKERS_MAX as usize)?;
+    let contributions = |parent: Parent| {
+        let children = tree.children(parent);
+        let racks = children.iter().enumerate().filter(|(_, (child, _))| matches!(child, Child::Switch(_)));
+        Contributions {
+            ranks: children.iter().map(|(_, rank)| WorkerId(*rank as u8)).collect(),
+            racks: racks.fold(0, |bitmap, (place, _)| bitmap | 1 << place),
+        }
+    };
+    let place = |parent, child, rank| WorkerId(tree.place(parent, child, rank) as u8);
+    let mut racks = Racks { root: contributions(Parent::Root), ..Racks::default() };
+    let mut indices: BTreeMap<u64, usize> = BTreeMap::new();
+    for (rank, path) in paths.iter().enumerate() {
+        let own = path.first().map_or(Parent::Root, |hop| Parent::Switch(hop.instance));
+        racks.places.push(place(own, Child::Rank, rank));
+        let mut way = Vec::with_capacity(path.len());
+        let mut upstream = Parent::Root;
+        for hop in path.iter().rev() {
+            way.push(*indices.entry(hop.instance).or_insert_with(|| {
+                let place = place(upstream, Child::Switch(hop.instance), rank);
+                let contributions = contributions(Parent::Switch(hop.instance));
+                racks.racks.push(Rack { place, contributions });
+                racks.racks.len() - 1
+            }));
+            upstream = Parent::Switch(hop.instance);
+        }
+        racks.ways.push(way);
     }
+    Ok(racks)
 }
 
 #[cfg(test)]
@@ -106,6 +207,7 @@ mod tests {
             address: ([10, 0, 0, instance as u8], 4800).into(),
             aggregators: 100 + instance as u32,
             elements: 2048,
+            receive_buffer_bytes: 16 << 20,
             mtu: 1500,
         }
     }
@@ -154,6 +256,40 @@ mod tests {
         let hierarchy = of(&[&[], &[]]).unwrap();
         assert_eq!((hierarchy.levels, hierarchy.aggregators), (0, 0));
         assert_eq!(hierarchy.directions[1], directions(0, [2, 0, 0, 0], [2, 0, 0, 0]));
+    }
+
+    fn racks_of(paths: &[&[u64]]) -> Result<Racks, Refusal> {
+        let hops: Vec<Vec<Hop>> =
+            paths.iter().map(|path| path.iter().map(|instance| hop(*instance)).collect()).collect();
+        racks(&hops.iter().map(Vec::as_slice).collect::<Vec<_>>())
+    }
+
+    fn contributions(ranks: &[u8], racks: u64) -> Contributions {
+        Contributions { ranks: ranks.iter().copied().map(WorkerId).collect(), racks }
+    }
+
+    #[test]
+    fn without_racks_each_ranks_place_is_its_own() {
+        let racks = racks_of(&[&[], &[], &[]]).unwrap();
+        assert_eq!(racks.root, contributions(&[0, 1, 2], 0));
+        assert_eq!(racks.places, [0, 1, 2].map(WorkerId));
+        assert_eq!(racks.way(WorkerId(1)).len(), 0);
+        assert_eq!(racks.widest(), 3);
+    }
+
+    #[test]
+    fn racks_of_racks_and_ranks_beside_them_have_places_in_the_order_of_ranks() {
+        let racks = racks_of(&[&[7, 9], &[], &[8, 9], &[7, 9], &[9]]).unwrap();
+        assert_eq!(racks.root, contributions(&[0, 1], 0b01));
+        assert_eq!(racks.places, [0, 1, 0, 1, 2].map(WorkerId));
+        let way: Vec<&Rack> = racks.way(WorkerId(3)).collect();
+        let (upper, lower) = (contributions(&[0, 2, 4], 0b011), contributions(&[0, 3], 0));
+        assert_eq!(*way[0], Rack { place: WorkerId(0), contributions: upper });
+        assert_eq!(*way[1], Rack { place: WorkerId(0), contributions: lower });
+        let way: Vec<&Rack> = racks.way(WorkerId(2)).collect();
+        assert_eq!(*way[1], Rack { place: WorkerId(1), contributions: contributions(&[2], 0) });
+        assert_eq!(racks.way(WorkerId(4)).len(), 1);
+        assert_eq!(racks.widest(), 3);
     }
 
     #[test]

@@ -15,10 +15,10 @@ mod registry;
 mod request;
 mod restore;
 
-pub use hierarchy::Hierarchy;
+pub use hierarchy::{Hierarchy, Rack, Racks};
 pub use pool_size::{
     HOST_PROCESSING, Path, RATE_DEFAULT_BPS, SLOTS_AUTOMATIC_MAX, SLOTS_AUTOMATIC_MIN,
-    SLOTS_AUTOMATIC_MIN_OF_MANY, pool_slots,
+    SLOTS_AUTOMATIC_MIN_OF_MANY, pool_slots, pool_units,
 };
 pub use ranks::Ranks;
 pub use refusal::{Refusal, ResumeField};
@@ -26,4 +26,4 @@ pub use registry::{
     Attendance, Command, ConfigError, Denied, Detached, HeartbeatReply, JobState, JobView, JoinDecision,
     Pool, Registry, RegistryConfig,
 };
-pub use request::{Admission, Hop, JOB_NAME_BYTES_MAX, JoinRequest, Protocol, Resume, Ticket};
+pub use request::{Admission, HOPS_MAX, Hop, JOB_NAME_BYTES_MAX, JoinRequest, Protocol, Resume, Ticket};

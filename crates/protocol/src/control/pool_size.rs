@@ -31,8 +31,8 @@ pub struct Path {
     pub rate_bps: u64,
     /// The furthest rank's round trip.
     pub rtt: Duration,
-    /// Ranks of the job.
-    pub world_size: u8,
+    /// Ranks and racks that send to one switch: the most.
+    pub senders: u8,
     /// Elements of a chunk; twice as many where they travel as bfloat16.
     pub elements: u16,
     /// How they travel.
@@ -61,7 +61,7 @@ pub fn pool_slots(path: &Path) -> u16 {
     let wanted = wanted.clamp(least.into(), SLOTS_AUTOMATIC_MAX.into());
     let wanted = u16::try_from(wanted).map_or(SLOTS_AUTOMATIC_MAX, u16::next_power_of_two);
 
-    let fit = path.receive_buffer_bytes as u128 / 2 / packet / u128::from(path.world_size.max(1));
+    let fit = path.receive_buffer_bytes as u128 / 2 / packet / u128::from(path.senders.max(1));
     let fit = u16::try_from(fit).unwrap_or(SLOTS_AUTOMATIC_MAX).clamp(1, SLOTS_AUTOMATIC_MAX);
     wanted.min(1 << fit.ilog2())
 }
@@ -70,7 +70,7 @@ pub fn pool_slots(path: &Path) -> u16 {
 /// which an element that is rounded on its way counts as much as any, and of each of the `gathering` workers one contribution
 /// of floats that travel as they are.
 #[must_use]
-pub(super) fn pool_units(slots: u16, elements: u16, wire_dtype: WireDtype, gathering: u8) -> u32 {
+pub fn pool_units(slots: u16, elements: u16, wire_dtype: WireDtype, gathering: u8) -> u32 {
     let sums = 2 * wire_dtype.sum_words(elements.into()) as u32;
     let contributions = u32::from(gathering) * u32::from(elements);
     u32::from(slots) * (sums + contributions).div_ceil(2 * UNIT_ELEMENTS)
@@ -87,7 +87,7 @@ mod tests {
         Path {
             rate_bps,
             rtt: Duration::from_micros(rtt_us),
-            world_size: 4,
+            senders: 4,
             elements: 256,
             wire_dtype: WireDtype::Int32,
             shards: 1,
@@ -129,7 +129,7 @@ mod tests {
     #[test]
     fn a_small_receive_buffer_wins_over_the_minimum() {
         // The usual limit of an unprivileged process, 208 KiB, for 8 workers: 12 packets each, so 8.
-        let small = Path { world_size: 8, receive_buffer_bytes: 212_992, ..path(10_000_000_000, 50) };
+        let small = Path { senders: 8, receive_buffer_bytes: 212_992, ..path(10_000_000_000, 50) };
         assert_eq!(pool_slots(&small), 8);
         assert_eq!(pool_slots(&Path { receive_buffer_bytes: 0, ..small }), 1);
     }
@@ -156,7 +156,7 @@ mod tests {
         let path = path(100_000_000_000, 200);
         let slots = pool_slots(&path);
         let sums = pool_units(slots, path.elements, path.wire_dtype, 0);
-        let all = pool_units(slots, path.elements, path.wire_dtype, path.world_size);
+        let all = pool_units(slots, path.elements, path.wire_dtype, path.senders);
         let bytes = usize::try_from((all - sums) * 2 * 4 * UNIT_ELEMENTS).unwrap();
         assert!(slots == 1024 && bytes <= path.receive_buffer_bytes / 2, "{slots} slots: {bytes} bytes");
     }
@@ -173,15 +173,15 @@ mod tests {
     proptest! {
         #[test]
         fn a_pool_is_a_power_of_two_that_fits_the_buffer(
-            rate_bps: u64, rtt_ns: u64, world_size in 1_u8..=64, shards: u8, receive_buffer_bytes in 0_usize..1 << 40,
+            rate_bps: u64, rtt_ns: u64, senders in 1_u8..=64, shards: u8, receive_buffer_bytes in 0_usize..1 << 40,
             elements in prop::sample::select(alloc::vec![256_u16, 352, 1024, 2048]),
             wire_dtype in prop::sample::select(WireDtype::ALL.to_vec()),
         ) {
             let rtt = Duration::from_nanos(rtt_ns);
-            let path = Path { rate_bps, rtt, world_size, elements, wire_dtype, shards, receive_buffer_bytes, is_one_of_many: false };
+            let path = Path { rate_bps, rtt, senders, elements, wire_dtype, shards, receive_buffer_bytes, is_one_of_many: false };
             let slots = pool_slots(&path);
             let packet = chunk_packet_bytes(usize::from(elements), wire_dtype);
-            let bytes = usize::from(slots) * usize::from(world_size) * packet;
+            let bytes = usize::from(slots) * usize::from(senders) * packet;
             prop_assert!(slots.is_power_of_two() && slots <= SLOTS_AUTOMATIC_MAX);
             prop_assert!(slots == 1 || bytes <= receive_buffer_bytes / 2);
         }

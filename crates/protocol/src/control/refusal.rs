@@ -7,7 +7,7 @@ use core::net::SocketAddr;
 
 use fanin_wire::{CHILDREN_MAX, LEVELS_MAX, WORKERS_MAX, WireDtype, WorkerId};
 
-use super::{JOB_NAME_BYTES_MAX, Protocol, Ranks};
+use super::{HOPS_MAX, JOB_NAME_BYTES_MAX, Protocol, Ranks};
 use crate::switchml::SLOTS_MAX;
 
 /// Hands the table of all refusals to the macro `$with`: for each what it means, its name in metrics and logs, its fields, and how
@@ -271,18 +271,18 @@ macro_rules! for_each_refusal {
 
             /// More switches in a row than a packet has bitmaps.
             TooManyLevels = "too_many_levels" {
-                /// Levels that the way to the server would need, its own included if ways meet there.
+                /// Levels that the way to the root would need; with ATP the server's own included, if ways meet there.
                 levels: u32,
             }
                 |f| write!(
                     f,
-                    "the ranks' ways to the server have {levels} levels where packets meet, a packet has room for \
-                     {LEVELS_MAX}; take switches out of the way"
+                    "the ranks' ways to the root have {levels} levels where packets meet, of which there are at most {HOPS_MAX}, \
+                     with ATP {LEVELS_MAX}; take switches out of the way"
                 );
 
             /// More ranks and switches behind one switch than a bitmap has bits.
             TooManyChildren = "too_many_children" {
-                /// The switch; `None` is the server.
+                /// The switch; `None` is the root: ATP's server.
                 switch: Option<SocketAddr>,
                 /// Ranks of the job and switches behind it.
                 children: u32,
@@ -290,13 +290,13 @@ macro_rules! for_each_refusal {
                 |f| match switch {
                     Some(switch) => write!(
                         f,
-                        "{children} ranks and switches of the job are behind switch {switch}, it tells {CHILDREN_MAX} apart; \
-                         spread them over more switches"
+                        "{children} ranks and switches of the job are behind switch {switch}, it tells {WORKERS_MAX} apart, \
+                         with ATP {CHILDREN_MAX}; spread them over more switches"
                     ),
                     None => write!(
                         f,
-                        "{children} ranks and switches of the job are at the server itself, it tells {CHILDREN_MAX} apart; put \
-                         switches between (fanin switch --protocol atp)"
+                        "{children} ranks and switches of the job are at the root itself, it tells {WORKERS_MAX} apart, with \
+                         ATP {CHILDREN_MAX}; put switches between (fanin switch --upstream)"
                     ),
                 };
 
@@ -312,7 +312,7 @@ macro_rules! for_each_refusal {
             }
                 |f| write!(
                     f,
-                    "the ways of ranks {rank} and {other_rank} to the server part behind switch {switch}, so that what it \
+                    "the ways of ranks {rank} and {other_rank} to the root part behind switch {switch}, so that what it \
                      waits for does not add up; was it restarted with another --upstream? start the job again"
                 );
         }

@@ -7,12 +7,13 @@ use alloc::vec::Vec;
 use core::net::IpAddr;
 use core::time::Duration;
 
-use fanin_wire::{AbortReason, Generation, JobId, Key, WireDtype, WorkerId};
+use fanin_wire::{AbortReason, Generation, JobId, Key, ShardId, WireDtype, WorkerId};
 
 use super::gathering::{Gathering, check};
 use super::pool_size::pool_units;
-use super::{Admission, Hierarchy, JoinRequest, Protocol, Ranks, Refusal, Resume, Ticket};
+use super::{Admission, Hierarchy, JoinRequest, Protocol, Rack, Racks, Ranks, Refusal, Resume, Ticket};
 use crate::machine::Instant;
+use crate::switchml::JobConfig;
 
 #[cfg(test)]
 mod tests;
@@ -262,6 +263,7 @@ struct Job {
     /// From where all of its ranks asked, if that is one machine.
     origin: Option<IpAddr>,
     levels: u8,
+    racks: Racks,
     left: Ranks,
     /// When a rank left it last.
     left_last: Instant,
@@ -297,15 +299,16 @@ impl Job {
     fn admission_again(&mut self, now: Instant, rank: WorkerId, request: &JoinRequest) -> Option<Admission> {
         let (admission, unheard) = self.untold.as_ref()?;
         let resume = request.resume.as_ref()?;
-        let switches = |hierarchy: &Hierarchy| {
+        let of_atp = |hierarchy: &Hierarchy| {
             let levels = hierarchy.directions.get(usize::from(rank.0)).map(|directions| directions.level);
             levels.map_or(0, |level| usize::from(hierarchy.levels - level))
         };
+        let of_switch_ml = || admission.racks.way(rank).len();
         let is_it = unheard.contains(rank)
             && request.world_size == u32::from(admission.world_size)
             && resume.generation.0.wrapping_add(1) == admission.generation.0
             && (resume.in_flight, resume.elements) == (admission.in_flight, admission.elements)
-            && admission.hierarchy.as_ref().map_or(0, switches) == request.hops.len();
+            && admission.hierarchy.as_ref().map_or_else(of_switch_ml, of_atp) == request.hops.len();
         let Life::Running { presences } = &mut self.life else { return None };
         if !is_it {
             return None;
@@ -492,7 +495,7 @@ impl Registry {
         let origin = gathering.origin();
         let plan = gathering.plan(self.config.shards, self.config.receive_buffer_bytes)?;
         let gathering = match self.config.protocol {
-            Protocol::SwitchMl => world_size,
+            Protocol::SwitchMl => plan.racks.root.count(),
             // Its server sums originals one by one.
             Protocol::Atp => 0,
         };
@@ -515,6 +518,7 @@ impl Registry {
             shards: self.config.shards,
             resumed: plan.resumed,
             hierarchy: plan.hierarchy,
+            racks: plan.racks,
             restore: plan.restore,
         };
         self.jobs.insert(
@@ -531,6 +535,7 @@ impl Registry {
                 pool_units: asked,
                 origin,
                 levels: admission.hierarchy.as_ref().map_or(0, |hierarchy| hierarchy.levels),
+                racks: admission.racks.clone(),
                 left: Ranks::default(),
                 left_last: now,
                 untold: admission.resumed.then(|| (admission.clone(), admission.ranks())),
@@ -563,6 +568,30 @@ impl Registry {
     #[must_use]
     pub fn levels(&self, job: JobId) -> Option<(u8, u16, Key)> {
         self.jobs.get(&job).filter(|job| job.is_running()).map(|job| (job.levels, job.elements, job.key))
+    }
+
+    /// A running job as the racks on a rank's way are told of it, the rank's place at its own switch, and the racks, this switch's
+    /// neighbour first.
+    #[must_use]
+    pub fn racks(
+        &self,
+        job: JobId,
+        rank: WorkerId,
+    ) -> Option<(JobConfig, WorkerId, impl Iterator<Item = &Rack>)> {
+        let of_job = self.jobs.get(&job).filter(|job| job.is_running())?;
+        let config = JobConfig {
+            id: job,
+            key: of_job.key,
+            generation: of_job.generation,
+            workers: of_job.world_size,
+            slots: of_job.in_flight,
+            elements: of_job.elements,
+            wire_dtype: of_job.wire_dtype,
+            shard: ShardId(0),
+            resumed: of_job.lineage.is_some(),
+        };
+        let place = of_job.racks.places.get(usize::from(rank.0))?;
+        Some((config, *place, of_job.racks.way(rank)))
     }
 
     /// A rank that waited is gone.

@@ -7,16 +7,19 @@ use core::time::Duration;
 
 use fanin_wire::{Dtype, Generation, JobId, Key, ShardId, SlotIndex, WireDtype};
 
-use super::{Hierarchy, Ranks};
-use crate::switchml::JobConfig;
+use super::{Hierarchy, Racks, Ranks};
+use crate::switchml::{JobConfig, SwitchJob};
 
 /// Longest job name in bytes.
 pub const JOB_NAME_BYTES_MAX: usize = 128;
 
+/// Most switches on a rank's way to the root. ATP's packets have room for [`LEVELS_MAX`](fanin_wire::LEVELS_MAX) levels only.
+pub const HOPS_MAX: usize = 8;
+
 /// How a job's gradients are summed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Protocol {
-    /// In the slots of one switch (SwitchML).
+    /// In the slots of a switch, and of racks before it (SwitchML).
     #[default]
     SwitchMl,
     /// In aggregators of the switches on the way to a server, as far as there are any (ATP).
@@ -51,17 +54,19 @@ impl core::str::FromStr for Protocol {
     }
 }
 
-/// A switch that passed a rank's request on towards the server.
+/// A switch that passed a rank's request on towards the root.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hop {
     /// Drawn when the switch started: what tells one from another.
     pub instance: u64,
     /// Its data port, as whom it asked sees it: for messages.
     pub address: SocketAddr,
-    /// Aggregators that all jobs share.
+    /// ATP: aggregators that all jobs share.
     pub aggregators: u32,
-    /// Elements of the longest fragment that an aggregator holds.
+    /// ATP: elements of the longest fragment that an aggregator holds.
     pub elements: u16,
+    /// What the kernel granted to each of its sockets.
+    pub receive_buffer_bytes: usize,
     /// MTU of its path to whom it asked.
     pub mtu: usize,
 }
@@ -89,7 +94,7 @@ pub struct JoinRequest {
     pub plan: u64,
     /// How it believes that the job is summed.
     pub protocol: Protocol,
-    /// The switches that passed the request on, the rank's own first. Only ATP has any.
+    /// The switches that passed the request on, the rank's own first.
     pub hops: Vec<Hop>,
     /// How long the rank will wait for the others.
     pub patience: Duration,
@@ -160,6 +165,8 @@ pub struct Admission {
     pub resumed: bool,
     /// How the packets come together; of ATP jobs alone.
     pub hierarchy: Option<Hierarchy>,
+    /// What the switch gets, and the racks before it; of SwitchML jobs alone.
+    pub racks: Racks,
     /// For each rank and shard the slots whose last result that rank hands back. Empty unless resumed.
     pub restore: Vec<Vec<Vec<SlotIndex>>>,
 }
@@ -185,5 +192,11 @@ impl Admission {
             shard: ShardId(0),
             resumed: self.resumed,
         }
+    }
+
+    /// The job as the switch at the root is told of it.
+    #[must_use]
+    pub fn root_job<A>(&self) -> SwitchJob<A> {
+        SwitchJob { config: self.job_config(), contributions: self.racks.root.clone(), upstream: None }
     }
 }

@@ -1,12 +1,14 @@
 //! What the machines of one job are told at their construction, checked there, and a worker when it goes on.
 
 use alloc::vec::Vec;
-use fanin_wire::{CHUNK_ELEMENTS, Dtype, Generation, JobId, Key, ShardId, SlotIndex, WORKERS_MAX, WireDtype};
+use fanin_wire::{
+    CHUNK_ELEMENTS, Dtype, Generation, JobId, Key, ShardId, SlotIndex, WORKERS_MAX, WireDtype, WorkerId,
+};
 
 /// Most slots of one job in one shard.
 pub const SLOTS_MAX: u16 = 16384;
 
-/// One job as one shard sees it: the same on the switch and on every worker.
+/// One job as one shard sees it: the same on every switch and on every worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct JobConfig {
     /// The job's id, drawn by the switch.
@@ -15,7 +17,7 @@ pub struct JobConfig {
     pub key: Key,
     /// How often the job was restarted.
     pub generation: Generation,
-    /// Number of workers, 1 to [`WORKERS_MAX`].
+    /// Number of workers of the whole job, 1 to [`WORKERS_MAX`].
     pub workers: u8,
     /// Slots of the pool in this shard, 1 to [`SLOTS_MAX`]; each has two versions.
     pub slots: u16,
@@ -59,10 +61,72 @@ impl JobConfig {
     pub(crate) const fn payload_bytes_max(&self) -> usize {
         self.wire_dtype.payload_bytes_max(self.elements as usize)
     }
+}
 
-    /// Bitmap of all workers.
-    pub(crate) const fn everyone(&self) -> u64 {
-        u64::MAX >> (64 - self.workers as u32)
+/// What one summer of a job gets: a switch alone all contributions; where racks sum first, the root and each rack its own.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct Contributions {
+    /// Of each place the rank, or the lowest one behind the rack: whom messages name. 1 to [`WORKERS_MAX`] places.
+    pub ranks: Vec<WorkerId>,
+    /// Bitmap of the places that are racks.
+    pub racks: u64,
+}
+
+impl Contributions {
+    /// Those of a switch alone: each rank has its own place.
+    #[must_use]
+    pub fn of_workers(workers: u8) -> Self {
+        Self { ranks: (0..workers).map(WorkerId).collect(), racks: 0 }
+    }
+
+    /// How many there are to each chunk.
+    #[must_use]
+    pub fn count(&self) -> u8 {
+        u8::try_from(self.ranks.len()).unwrap_or(u8::MAX)
+    }
+
+    /// Bitmap of all places.
+    pub(super) fn everyone(&self) -> u64 {
+        u64::MAX >> (WORKERS_MAX - u32::from(self.count()))
+    }
+}
+
+/// Where a rack sends its sums.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Upstream<A> {
+    /// The next switch towards the root, or the root.
+    pub address: A,
+    /// The rack's place there.
+    pub place: WorkerId,
+}
+
+/// A job as a switch is told of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SwitchJob<A> {
+    /// What all of its machines are told.
+    pub config: JobConfig,
+    /// What comes to this switch.
+    pub contributions: Contributions,
+    /// Of a rack; the root has none.
+    pub upstream: Option<Upstream<A>>,
+}
+
+/// The job of a switch alone.
+impl<A> From<JobConfig> for SwitchJob<A> {
+    fn from(config: JobConfig) -> Self {
+        Self { config, contributions: Contributions::of_workers(config.workers), upstream: None }
+    }
+}
+
+impl<A> SwitchJob<A> {
+    /// The job, if every number is within its limit.
+    pub(super) fn check(self) -> Result<Self, ConfigError> {
+        self.config.check()?;
+        let places = self.contributions.ranks.len();
+        if places == 0 || places > WORKERS_MAX as usize {
+            return Err(ConfigError::Contributions(places));
+        }
+        Ok(self)
     }
 }
 
@@ -73,6 +137,8 @@ pub struct WorkerPlan<A> {
     pub config: JobConfig,
     /// The switch.
     pub switch: A,
+    /// The worker's place there.
+    pub place: WorkerId,
     /// Slots whose last sum the worker hands back before it goes on, because another one lacks it.
     pub restore: Vec<SlotIndex>,
 }
@@ -86,6 +152,8 @@ pub enum ConfigError {
     Slots(u16),
     /// No packet carries so many elements.
     Elements(u16),
+    /// No switch tells so many contributions apart.
+    Contributions(usize),
 }
 
 impl core::fmt::Display for ConfigError {
@@ -94,6 +162,7 @@ impl core::fmt::Display for ConfigError {
             Self::Workers(n) => write!(f, "{n} workers: a job has 1 to {WORKERS_MAX}"),
             Self::Slots(n) => write!(f, "{n} slots: a pool has 1 to {SLOTS_MAX}"),
             Self::Elements(n) => write!(f, "{n} elements a chunk: one of {CHUNK_ELEMENTS:?}"),
+            Self::Contributions(n) => write!(f, "{n} contributions: a switch gets 1 to {WORKERS_MAX}"),
         }
     }
 }

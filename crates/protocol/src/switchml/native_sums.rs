@@ -1,26 +1,29 @@
 //! Sums of what travels as it is.
 //!
 //! Integers wrap, so that they are added as they come, like those of every other chunk. A sum of floats depends on its order:
-//! their contributions are kept side by side until all are there, and summed in the order of the workers. So the result is the
+//! their contributions are kept side by side until all are there, and summed in the order of their places. So the result is the
 //! same bits in every run, whatever was lost, came twice or overtook.
 //!
 //! An average is divided here, before it is rounded, and not by the workers as SwitchML has it: the average of large float16
-//! numbers is one, also where their sum is not.
+//! numbers is one, also where their sum is not. A rack's sum is rounded to the tensor's type as well, and is one contribution at its
+//! upstream; the root divides.
 
 use alloc::boxed::Box;
 use alloc::vec;
 use alloc::vec::Vec;
-use fanin_quant::Divisor;
 use fanin_wire::{Collective, Dtype, Op, SlotIndex, WorkerId};
 
-use super::config::JobConfig;
+use super::config::SwitchJob;
 
 /// What a job's slots have of such chunks besides their sums: as much memory as they ever needed at once.
 #[derive(Debug, Default)]
 pub(super) struct NativeSums {
-    workers: u8,
+    /// How many contributions there are to a chunk.
+    count: u8,
+    /// What the sum of an average is divided by: at the root the number of workers, in a rack one.
+    divisor: u8,
     payload_bytes: usize,
-    /// The contributions to what each slot gathers, that of worker `w` at `w * payload_bytes`. Of a slot's two versions one
+    /// The contributions to what each slot gathers, that of place `w` at `w * payload_bytes`. Of a slot's two versions one
     /// gathers at most, so this is a window of every worker, which is what the switch's receive buffer must hold anyway.
     contributions: Vec<Option<Box<[u8]>>>,
     /// Kept for other slots, so that nothing is allocated a packet.
@@ -28,10 +31,12 @@ pub(super) struct NativeSums {
 }
 
 impl NativeSums {
-    pub(super) fn new(config: &JobConfig) -> Self {
+    pub(super) fn new<A>(job: &SwitchJob<A>) -> Self {
+        let SwitchJob { config, contributions, upstream } = job;
         let slots = usize::from(config.slots);
         Self {
-            workers: config.workers,
+            count: contributions.count(),
+            divisor: if upstream.is_some() { 1 } else { config.workers },
             payload_bytes: 4 * usize::from(config.elements),
             contributions: vec![None; slots],
             spare: Vec::with_capacity(slots),
@@ -48,10 +53,9 @@ impl NativeSums {
         (first, last): (bool, bool),
         sum: &mut [i32],
     ) {
-        let workers = u32::from(self.workers);
         let divisor = match collective.op {
-            Op::Sum => Divisor::One,
-            Op::Average => Divisor::Workers,
+            Op::Sum => 1,
+            Op::Average => u32::from(self.divisor),
         };
         let sum_of = match collective.dtype {
             Dtype::Float32 => fanin_quant::sum_f32,
@@ -66,17 +70,18 @@ impl NativeSums {
                     _ => fanin_quant::add_i8_le(sum, payload),
                 }
                 match collective.dtype {
-                    _ if !last || divisor == Divisor::One => {}
-                    Dtype::Int64 => fanin_quant::mean_i64(sum, workers),
-                    Dtype::Uint8 => fanin_quant::mean_u8(sum, workers),
-                    _ => fanin_quant::mean_i8(sum, workers),
+                    _ if !last || divisor == 1 => {}
+                    Dtype::Int64 => fanin_quant::mean_i64(sum, divisor),
+                    Dtype::Uint8 => fanin_quant::mean_u8(sum, divisor),
+                    _ => fanin_quant::mean_i8(sum, divisor),
                 }
                 return;
             }
         };
+        let count = u32::from(self.count);
         let contributions = self.keep(slot, worker, payload);
         if last {
-            sum_of(contributions, workers, divisor, sum);
+            sum_of(contributions, count, divisor, sum);
             self.release(slot);
         }
     }
@@ -88,7 +93,7 @@ impl NativeSums {
 
     /// Puts a contribution beside the others, and returns all.
     fn keep(&mut self, slot: SlotIndex, worker: WorkerId, payload: &[u8]) -> &[u8] {
-        let bytes = usize::from(self.workers) * self.payload_bytes;
+        let bytes = usize::from(self.count) * self.payload_bytes;
         let contributions = self.contributions[slot.index()]
             .get_or_insert_with(|| self.spare.pop().unwrap_or_else(|| vec![0; bytes].into_boxed_slice()));
         let at = usize::from(worker.0) * self.payload_bytes;

@@ -7,6 +7,8 @@
 //! Beyond the paper, a packet carries the full number of its exchange and not only its lowest bit, the pool version.
 //! A duplicate that the network held back for two exchanges is recognised by it instead of being added.
 
+mod upstream;
+
 use alloc::collections::VecDeque;
 use alloc::vec;
 use alloc::vec::Vec;
@@ -17,7 +19,8 @@ use fanin_wire::{
     SlotPacket, WORKERS_MAX, WireDtype, WorkerId, begin_bfloat16_payload, bfloat16_payload,
 };
 
-use super::config::JobConfig;
+use self::upstream::Upward;
+use super::config::{Contributions, JobConfig, SwitchJob};
 use super::exchange::{is_after, packet_bytes};
 use super::native_sums::NativeSums;
 use crate::machine::{Instant, JobProgress, Reason, Transmit, Verdict};
@@ -40,6 +43,10 @@ struct Version {
     next_exponent: i16,
     /// Who fixed `collective`, to name in a disagreement.
     first: WorkerId,
+    /// Who contributed last.
+    last: WorkerId,
+    /// In a rack that waits for its upstream: as what this went there.
+    awaits: Option<Kind>,
 }
 
 impl Version {
@@ -52,6 +59,8 @@ impl Version {
         exponent: Exponent::ZERO,
         next_exponent: i16::MIN,
         first: WorkerId(0),
+        last: WorkerId(0),
+        awaits: None,
     };
 
     /// The only one whose result has elements, if it is one only.
@@ -73,6 +82,11 @@ impl Version {
         run.takes(bytes, train).then_some(bytes)
     }
 
+    /// Whether it holds the result.
+    fn is_finished(&self, everyone: u64) -> bool {
+        self.worker_bitmap == everyone && self.awaits.is_none()
+    }
+
     /// Whether it lacks some contributions and has others.
     fn gathers(&self, everyone: u64) -> bool {
         self.collective.is_some() && self.worker_bitmap != everyone
@@ -91,11 +105,17 @@ enum Abortion {
 #[derive(Debug)]
 pub(super) struct SlotPool<A> {
     config: JobConfig,
+    contributions: Contributions,
+    /// Bitmap of all contributions.
+    everyone: u64,
+    /// Of a rack.
+    upward: Option<Upward<A>>,
     slots: Vec<[Version; 2]>,
     /// When the first contribution came to what each slot gathers.
     began: Vec<Instant>,
     /// Whether a sum may still be handed back to each slot: in a resumed job, until the slot has completed an exchange here.
-    /// Everybody who contributed to that one had the sum before it, so nobody can lack a sum that is not here.
+    /// Everybody who contributed to that one had the sum before it, so nobody can lack a sum that is not here. A
+    /// rack may have restarted while its job runs: there every slot begins so.
     restorable: Vec<bool>,
     /// The sums: of slot `i`, version `v` at `(2 i + v) * sum_words`. Those of bfloat16 are in fixed point; those of elements
     /// that travel as they are, the words of the payload.
@@ -122,17 +142,22 @@ pub(super) struct SlotPool<A> {
 }
 
 impl<A: Copy + PartialEq> SlotPool<A> {
-    pub(super) fn new(config: JobConfig) -> Self {
+    pub(super) fn new(job: SwitchJob<A>) -> Self {
+        let native = NativeSums::new(&job);
+        let SwitchJob { config, contributions, upstream } = job;
         let slots = usize::from(config.slots);
         Self {
             config,
+            everyone: contributions.everyone(),
+            upward: upstream.map(|upstream| Upward::new(upstream, slots)),
             slots: vec![[Version::UNUSED; 2]; slots],
             began: vec![Instant(0); slots],
-            restorable: vec![config.resumed; slots],
+            restorable: vec![config.resumed || upstream.is_some(); slots],
             sums: vec![0; 2 * slots * config.sum_words()],
-            native: NativeSums::new(&config),
+            native,
             addresses: [None; WORKERS_MAX as usize],
-            recipients: Vec::with_capacity(2 * usize::from(config.workers)),
+            recipients: Vec::with_capacity(2 * contributions.ranks.len()),
+            contributions,
             results: VecDeque::with_capacity(2 * slots),
             for_roots: VecDeque::new(),
             replies: VecDeque::with_capacity(2 * slots),
@@ -161,9 +186,29 @@ impl<A: Copy + PartialEq> SlotPool<A> {
         from: A,
         packet: &SlotPacket<'_>,
     ) -> Result<Verdict, Reason> {
-        let SlotPacket { preamble, header, payload } = packet;
+        let SlotPacket { preamble, .. } = packet;
         let worker = preamble.worker;
-        if worker.0 >= self.config.workers || header.slot.0 >= self.config.slots {
+        if worker.0 >= self.contributions.count() {
+            return Err(Reason::OutOfRange);
+        }
+        self.check(packet)?;
+        self.remember_address(worker, from);
+        if !matches!(self.abortion, Abortion::None) {
+            self.abort_pending |= worker.bit();
+            self.tell_abort_upward();
+            return Err(Reason::Aborted);
+        }
+        match preamble.kind {
+            Kind::Restore => self.restore(now, packet),
+            Kind::Query => self.query(packet),
+            _ => self.contribute(now, packet),
+        }
+    }
+
+    /// Whether the job has such a slot and such a payload.
+    fn check(&self, packet: &SlotPacket<'_>) -> Result<(), Reason> {
+        let SlotPacket { preamble, header, payload } = packet;
+        if header.slot.0 >= self.config.slots {
             return Err(Reason::OutOfRange);
         }
         // Only a job of bfloat16 has room for the elements of a bfloat16 payload.
@@ -173,27 +218,24 @@ impl<A: Copy + PartialEq> SlotPool<A> {
         {
             return Err(Reason::OutOfRange);
         }
+        // A rack does not know behind which of its places a root is.
+        if pattern != Pattern::AllReduce && (self.is_rack() || self.has_racks()) {
+            return Err(Reason::Unexpected);
+        }
         let has_room = wire_dtype != WireDtype::Bfloat16 || wire_dtype == self.config.wire_dtype;
         let chunk_elements = header.collective.chunk_elements(self.config.elements.into());
-        if !payload.is_empty() && (packet.elements() != chunk_elements || !has_room) {
-            return Err(Reason::ChunkLength);
-        }
-        self.remember_address(worker, from);
-        if !matches!(self.abortion, Abortion::None) {
-            self.abort_pending |= worker.bit();
-            return Err(Reason::Aborted);
-        }
-        match preamble.kind {
-            Kind::Restore => self.restore(now, packet),
-            _ => self.contribute(now, packet),
-        }
+        let is_right = packet.elements() == chunk_elements && has_room && preamble.kind != Kind::Query;
+        if payload.is_empty() || is_right { Ok(()) } else { Err(Reason::ChunkLength) }
     }
 
     /// Algorithm 3, with exchange numbers in place of clearing the other version's bits.
     fn contribute(&mut self, now: Instant, packet: &SlotPacket<'_>) -> Result<Verdict, Reason> {
         let SlotPacket { preamble, header, payload } = packet;
-        let everyone = self.config.everyone();
+        let everyone = self.everyone;
         let bfloat16 = bfloat16_of(packet);
+        if self.upward.is_some() {
+            self.recall(header)?;
+        }
         let is_moved = matches!(header.collective.pattern, Pattern::Broadcast(_));
         // What all packets of the exchange together come to, whatever this one has.
         let elements = if is_moved {
@@ -209,13 +251,12 @@ impl<A: Copy + PartialEq> SlotPool<A> {
         if new {
             // The sum in this version may be overwritten only when nobody can ask for it any more.
             let in_turn = match other.collective {
-                Some(_) => {
-                    other.worker_bitmap == everyone && other.exchange.wrapping_add(1) == header.exchange
-                }
+                Some(_) => other.is_finished(everyone) && other.exchange.wrapping_add(1) == header.exchange,
                 // A resumed job begins wherever it was; but what gathers already is not overtaken.
                 None => header.exchange == 0 || (self.config.resumed && current.collective.is_none()),
             };
-            if !in_turn {
+            // A rack was asked above.
+            if !in_turn && self.upward.is_none() {
                 return Err(Reason::Ahead);
             }
             *current = Version {
@@ -227,21 +268,24 @@ impl<A: Copy + PartialEq> SlotPool<A> {
                 exponent: bfloat16.map_or(Exponent::ZERO, |(exponent, _)| exponent),
                 next_exponent: header.next_exponent,
                 first: preamble.worker,
+                ..Version::UNUSED
             };
         } else if header.exchange != current.exchange {
             return Err(Reason::Stale);
         }
         if current.worker_bitmap & preamble.worker.bit() != 0 {
             self.retransmitted += 1;
-            if current.worker_bitmap != everyone {
+            if !current.is_finished(everyone) {
+                self.retransmit_upward(preamble.worker, header);
                 return Err(Reason::Duplicate);
             }
             return self.queue_reply(preamble.worker, header);
         }
         if current.collective != Some(header.collective) || current.chunk != header.chunk {
             if let Some(collective) = current.collective {
-                let first = (current.first, collective);
-                let second = (preamble.worker, header.collective);
+                let rank = |place: WorkerId| self.contributions.ranks[usize::from(place.0)];
+                let first = (rank(current.first), collective);
+                let second = (rank(preamble.worker), header.collective);
                 self.stop(Abortion::New(AbortReason::Mismatch { first, second }));
             }
             return Err(Reason::Aborted);
@@ -253,6 +297,7 @@ impl<A: Copy + PartialEq> SlotPool<A> {
             return Err(Reason::Exponent);
         }
         current.worker_bitmap |= preamble.worker.bit();
+        current.last = preamble.worker;
         current.next_exponent = current.next_exponent.max(header.next_exponent);
         let complete = current.worker_bitmap == everyone;
         if new {
@@ -273,12 +318,22 @@ impl<A: Copy + PartialEq> SlotPool<A> {
             (None, true) => fanin_quant::store_le(sum, payload),
             (None, false) => fanin_quant::add_le(sum, payload),
             (Some((exponent, elements)), _) => {
-                let scale = Scale::fixed_point(exponent, self.config.workers.into());
+                let workers = self.config.workers.into();
+                let scale = match self.contributions.racks & preamble.worker.bit() {
+                    0 => Scale::fixed_point(exponent, workers),
+                    // A sum of several.
+                    _ => Scale::fixed_point_sum(exponent, workers),
+                };
                 let add = if new { fanin_quant::store_bf16 } else { fanin_quant::add_bf16 };
                 add(sum, elements, &scale);
             }
         }
         if complete {
+            if let Some(upward) = &mut self.upward {
+                current.awaits = Some(Kind::Update);
+                upward.push(Kind::Update, header);
+                return Ok(Verdict::Forward);
+            }
             self.restorable[header.slot.index()] = false;
             return Ok(self.complete(header));
         }
@@ -300,15 +355,18 @@ impl<A: Copy + PartialEq> SlotPool<A> {
     /// that go on hand their contributions back.
     fn restore(&mut self, now: Instant, packet: &SlotPacket<'_>) -> Result<Verdict, Reason> {
         let SlotPacket { preamble, header, payload } = packet;
-        if !self.config.resumed {
+        if !self.config.resumed && self.upward.is_none() {
             return Err(Reason::Unexpected);
         }
-        let everyone = self.config.everyone();
-        let bfloat16 = bfloat16_of(packet);
+        let everyone = self.everyone;
         let (current, _) = versions(&mut self.slots, header);
         if current.collective.is_some() {
             if current.exchange == header.exchange && current.worker_bitmap == everyone {
                 self.retransmitted += 1;
+                if !current.is_finished(everyone) {
+                    self.push_upward(header);
+                    return Err(Reason::Duplicate);
+                }
                 return self.queue_reply(preamble.worker, header);
             }
             if is_after(current.exchange, header.exchange) {
@@ -321,11 +379,26 @@ impl<A: Copy + PartialEq> SlotPool<A> {
         if !payload.is_empty() && !header.collective.pattern.receives(preamble.worker) {
             return self.contribute(now, packet);
         }
-        if current.gathers(everyone) {
+        self.hold_sum(packet);
+        if let Some(upward) = &mut self.upward {
+            let (current, _) = versions(&mut self.slots, header);
+            current.awaits = Some(Kind::Restore);
+            upward.push(Kind::Restore, header);
+            return Ok(Verdict::Forward);
+        }
+        Ok(self.complete(header))
+    }
+
+    /// Keeps a sum that was made elsewhere, in place of what gathers in its version.
+    fn hold_sum(&mut self, packet: &SlotPacket<'_>) {
+        let SlotPacket { preamble, header, payload } = packet;
+        let bfloat16 = bfloat16_of(packet);
+        let (current, _) = versions(&mut self.slots, header);
+        if current.gathers(self.everyone) {
             self.native.release(header.slot);
         }
         *current = Version {
-            worker_bitmap: everyone,
+            worker_bitmap: self.everyone,
             exchange: header.exchange,
             chunk: header.chunk,
             collective: Some(header.collective),
@@ -333,6 +406,8 @@ impl<A: Copy + PartialEq> SlotPool<A> {
             exponent: bfloat16.map_or(Exponent::ZERO, |(exponent, _)| exponent),
             next_exponent: header.next_exponent,
             first: preamble.worker,
+            last: preamble.worker,
+            awaits: None,
         };
         let sum = sum_of(&mut self.sums, &self.config, header, payload);
         match bfloat16 {
@@ -343,7 +418,6 @@ impl<A: Copy + PartialEq> SlotPool<A> {
                 fanin_quant::store_bf16(sum, elements, &scale);
             }
         }
-        Ok(self.complete(header))
     }
 
     fn queue_reply(&mut self, worker: WorkerId, header: &SlotHeader) -> Result<Verdict, Reason> {
@@ -387,7 +461,10 @@ impl<A: Copy + PartialEq> SlotPool<A> {
 
     fn stop(&mut self, abortion: Abortion) {
         self.abortion = abortion;
-        self.abort_pending = self.config.everyone();
+        self.abort_pending = self.everyone;
+        if let Some(upward) = &mut self.upward {
+            upward.stop();
+        }
         self.results.clear();
         self.for_roots.clear();
         self.replies.clear();
@@ -410,10 +487,13 @@ impl<A: Copy + PartialEq> SlotPool<A> {
         match self.abortion {
             Abortion::None => {}
             Abortion::New(reason) | Abortion::Known(reason) => {
+                if let Some(upward) = self.upward.as_mut().filter(|upward| upward.has_abort()) {
+                    return upward.poll_abort(&self.config, reason, train);
+                }
                 let worker = self.abort_pending.trailing_zeros() as usize;
                 self.abort_pending &= self.abort_pending.wrapping_sub(1);
                 let mut run = Run::default();
-                write_abort(&self.config, reason, run.packet(ABORT_BYTES, train));
+                write_abort(&self.config, reason, WorkerId::ALL, run.packet(ABORT_BYTES, train));
                 return run.to(self.addresses.get(worker)?.as_slice());
             }
         }
@@ -430,12 +510,16 @@ impl<A: Copy + PartialEq> SlotPool<A> {
             }
             let Some(bytes) = version.fits(elements, &run, train) else { break };
             let part = run.packet(bytes, train);
-            write_result(&self.config, &self.sums, slot, &version, WorkerId::ALL, part);
+            let to = (Kind::Result, WorkerId::ALL);
+            write_sum(&self.config, &self.sums, slot, &version, to, part);
             sole_receiver = version.sole_receiver();
             self.results.pop_front();
         }
         if !run.is_empty() {
             return run.to(self.all_but(sole_receiver));
+        }
+        if self.has_upward() {
+            return self.poll_upward(train);
         }
         let worker = self.for_one().front()?.0;
         while let Some(&(to, slot, exchange)) = self.for_one().front() {
@@ -444,7 +528,8 @@ impl<A: Copy + PartialEq> SlotPool<A> {
             }
             if let Some(version) = self.finished(slot, exchange) {
                 let Some(bytes) = version.fits(version.elements_for(worker), &run, train) else { break };
-                write_result(&self.config, &self.sums, slot, &version, worker, run.packet(bytes, train));
+                let part = run.packet(bytes, train);
+                write_sum(&self.config, &self.sums, slot, &version, (Kind::Result, worker), part);
             }
             self.for_one().pop_front();
         }
@@ -459,16 +544,20 @@ impl<A: Copy + PartialEq> SlotPool<A> {
     /// The version that still holds the finished sum of this exchange.
     fn finished(&self, slot: SlotIndex, exchange: u32) -> Option<Version> {
         let version = self.slots[slot.index()][(exchange & 1) as usize];
-        let finished = version.exchange == exchange && version.worker_bitmap == self.config.everyone();
+        let finished = version.exchange == exchange && version.is_finished(self.everyone);
         finished.then_some(version)
     }
 
     pub(super) fn progress(&self) -> JobProgress {
-        let everyone = self.config.everyone();
-        let workers = usize::from(self.config.workers);
+        let everyone = self.everyone;
+        let ranks = &self.contributions.ranks;
+        let mut lateness = vec![Duration::ZERO; usize::from(self.config.workers)];
+        for (rank, late_ns) in ranks.iter().zip(self.lateness_ns) {
+            lateness[usize::from(rank.0)] = Duration::from_nanos(late_ns);
+        }
         let mut progress = JobProgress {
-            waiting_for: vec![0; workers],
-            lateness: self.lateness_ns[..workers].iter().copied().map(Duration::from_nanos).collect(),
+            waiting_for: vec![0; lateness.len()],
+            lateness,
             completed: self.completed,
             retransmitted: self.retransmitted,
             ..JobProgress::default()
@@ -479,7 +568,8 @@ impl<A: Copy + PartialEq> SlotPool<A> {
             progress.in_use += 1;
             let mut missing = everyone & !version.worker_bitmap;
             while missing != 0 {
-                progress.waiting_for[missing.trailing_zeros() as usize] += 1;
+                let rank = ranks[missing.trailing_zeros() as usize];
+                progress.waiting_for[usize::from(rank.0)] += 1;
                 missing &= missing - 1;
             }
         }
@@ -511,7 +601,7 @@ impl<A: Copy + PartialEq> Sender for SlotPool<A> {
         {
             self.abort_pending &= self.abort_pending - 1;
         }
-        self.abort_pending != 0 || !self.results.is_empty() || !self.for_one().is_empty()
+        self.abort_pending != 0 || !self.results.is_empty() || !self.for_one().is_empty() || self.has_upward()
     }
 }
 
@@ -546,22 +636,18 @@ fn bfloat16_of<'a>(packet: &SlotPacket<'a>) -> Option<(Exponent, &'a [u8])> {
     }
 }
 
-fn write_result(
+/// Writes what a version holds as a packet of this kind, from or to this worker.
+fn write_sum(
     config: &JobConfig,
     sums: &[i32],
     slot: SlotIndex,
     version: &Version,
-    worker: WorkerId,
+    (kind, worker): (Kind, WorkerId),
     out: &mut [u8],
 ) {
     let Some(collective) = version.collective else { return };
-    let preamble = Preamble {
-        kind: Kind::Result,
-        job: config.id,
-        generation: config.generation,
-        worker,
-        shard: config.shard,
-    };
+    let preamble =
+        Preamble { kind, job: config.id, generation: config.generation, worker, shard: config.shard };
     let header = SlotHeader {
         slot,
         next_exponent: version.next_exponent,
@@ -579,18 +665,22 @@ fn write_result(
             WireDtype::Bfloat16 => {
                 let elements = begin_bfloat16_payload(payload, version.exponent.bits());
                 let scale = Scale::fixed_point(version.exponent, config.workers.into());
-                fanin_quant::write_bf16(&sum[..elements.len() / 2], &scale, elements);
+                let sum = &sum[..elements.len() / 2];
+                fanin_quant::write_bf16(sum, &scale, elements);
+                if kind == Kind::Update && version.exponent.finite().is_none() {
+                    upstream::leave_finite_open(sum, elements);
+                }
             }
         }
     });
 }
 
-fn write_abort(config: &JobConfig, reason: AbortReason, out: &mut [u8]) {
+fn write_abort(config: &JobConfig, reason: AbortReason, worker: WorkerId, out: &mut [u8]) {
     let preamble = Preamble {
         kind: Kind::Abort,
         job: config.id,
         generation: config.generation,
-        worker: WorkerId::ALL,
+        worker,
         shard: config.shard,
     };
     out.copy_from_slice(&Abort { preamble, reason }.to_bytes(config.key));

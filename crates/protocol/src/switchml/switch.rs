@@ -4,9 +4,9 @@
 mod tests;
 
 use alloc::collections::{BTreeMap, VecDeque};
-use fanin_wire::{AbortReason, JobId, Kind, Preamble, ShardId, SlotPacket};
+use fanin_wire::{Abort, AbortReason, JobId, Kind, Preamble, ShardId, SlotPacket};
 
-use super::config::{ConfigError, JobConfig};
+use super::config::{ConfigError, JobConfig, SwitchJob};
 use super::slot_pool::SlotPool;
 use crate::machine::{
     Endpoint, Instant, JobAborted, JobProgress, Reason, Received, Summer, Transmit, Verdict,
@@ -42,12 +42,24 @@ impl<A: Copy + PartialEq> Switch<A> {
             return Err(Reason::OutOfRange);
         }
         let pool = self.jobs.get_mut(&preamble.job).ok_or(Reason::UnknownJob)?;
-        if !matches!(preamble.kind, Kind::Update | Kind::Restore) {
-            return Err(Reason::Unexpected);
-        }
-        let parsed = SlotPacket::parse(preamble, packet)?;
-        pool.authenticate(preamble.generation, packet)?;
-        let verdict = pool.receive(now, from, &parsed);
+        let verdict = match preamble.kind {
+            Kind::Update | Kind::Restore | Kind::Query => {
+                let parsed = SlotPacket::parse(preamble, packet)?;
+                pool.authenticate(preamble.generation, packet)?;
+                pool.receive(now, from, &parsed)
+            }
+            Kind::Result if pool.is_rack() => {
+                let parsed = SlotPacket::parse(preamble, packet)?;
+                pool.authenticate(preamble.generation, packet)?;
+                pool.take_result(from, &parsed)
+            }
+            Kind::Abort if pool.is_rack() || pool.has_racks() => {
+                let abort = Abort::parse(preamble, packet)?;
+                pool.authenticate(preamble.generation, packet)?;
+                pool.take_abort(from, &abort)
+            }
+            Kind::Result | Kind::Abort | Kind::Gradient => return Err(Reason::Unexpected),
+        };
         self.turns.line_up(preamble.job, pool);
         if let Some(reason) = pool.take_new_abort() {
             self.events.push_back(JobAborted { job: preamble.job, reason });
@@ -75,7 +87,7 @@ impl<A: Copy + PartialEq> Endpoint for Switch<A> {
         self.events.pop_front()
     }
 
-    /// Never: loss is found and mended by the workers alone (SwitchML §4.5).
+    /// Never: loss is found and mended by the workers alone (SwitchML §4.5), also above a rack (§7).
     fn poll_timeout(&self) -> Option<Instant> {
         None
     }
@@ -83,12 +95,13 @@ impl<A: Copy + PartialEq> Endpoint for Switch<A> {
 
 impl<A: Copy + PartialEq> Summer for Switch<A> {
     /// As all its shards are told of it: each puts its own number in.
-    type Job = JobConfig;
+    type Job = SwitchJob<A>;
     type Error = ConfigError;
 
-    fn add_job(&mut self, job: JobConfig) -> Result<(), ConfigError> {
-        let config = JobConfig { shard: self.shard, ..job }.check()?;
-        self.jobs.insert(config.id, SlotPool::new(config));
+    fn add_job(&mut self, job: SwitchJob<A>) -> Result<(), ConfigError> {
+        let config = JobConfig { shard: self.shard, ..job.config };
+        let job = SwitchJob { config, ..job }.check()?;
+        self.jobs.insert(config.id, SlotPool::new(job));
         self.turns.remove(config.id);
         Ok(())
     }

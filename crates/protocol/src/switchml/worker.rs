@@ -38,6 +38,7 @@ const STALLED_RETRANSMISSIONS: usize = 32;
 pub struct Worker<A, T> {
     core: WorkerCore<A, T>,
     config: JobConfig,
+    /// Its place among those who send to the same switch: its rank, where that is the only one.
     worker: WorkerId,
     slots: Vec<Slot>,
     /// Payload of each slot's last result: the worker's own shadow copy, from which a switch that lost its memory
@@ -84,7 +85,7 @@ enum Phase {
 }
 
 impl<A: Copy, T: Tensor> Worker<A, T> {
-    /// A worker of an admitted job.
+    /// A worker of an admitted job, which is `worker` to its switch.
     ///
     /// # Panics
     /// When the configuration was not checked, or the worker is not one of the job's: admission does that.
@@ -169,7 +170,7 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
                 self.stop();
                 Ok(Verdict::Absorb)
             }
-            Kind::Update | Kind::Restore | Kind::Gradient => Err(Reason::Unexpected),
+            Kind::Update | Kind::Restore | Kind::Query | Kind::Gradient => Err(Reason::Unexpected),
         }
     }
 
@@ -448,6 +449,7 @@ impl<A: Copy, T: Tensor> WorkerMachine for Worker<A, T> {
         }
         let JobConfig { slots, elements, wire_dtype, .. } = self.config;
         self.config = JobConfig { slots, elements, wire_dtype, ..plan.config };
+        self.worker = plan.place;
         self.last_progress = None;
         for index in plan.restore {
             if let Some(slot) = self.slots.get_mut(index.index()).filter(|slot| slot.last.is_some()) {

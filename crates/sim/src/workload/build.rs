@@ -183,7 +183,7 @@ impl Layout {
         for (node, jobs) in &self.pools {
             let mut switch = Switch::new(ShardId(0));
             for config in jobs {
-                switch.add_job(*config).expect("a scenario's jobs are checked when it is read");
+                switch.add_job((*config).into()).expect("a scenario's jobs are checked when it is read");
             }
             network.add_actor(*node, POOL_PORT, Machine::new(switch, PoolOwner).classified(self.classify()));
         }

@@ -83,7 +83,7 @@ fn all_reduce(seed: u64, loss: f64) -> (Network, Done, u64) {
     let switch = network.topology().programmable().next().unwrap();
     let address = SimAddress::new(switch, PORT);
     let mut machine = Switch::new(ShardId(0));
-    machine.add_job(config).expect("within its limits");
+    machine.add_job(config.into()).expect("within its limits");
     let owner = |_: &mut Switch<SimAddress>, event: JobAborted, _: &mut Context<'_>| panic!("{event:?}");
     network.add_actor(switch, PORT, Machine::new(machine, owner));
     let done = Done::default();

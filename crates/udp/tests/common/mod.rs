@@ -46,7 +46,7 @@ impl Cluster {
     }
 
     fn join(switch: SwitchDriver, job: JobConfig, workers: usize, shards: usize, offload: Offload) -> Self {
-        switch.add_job(job).unwrap();
+        switch.add_job(job.into()).unwrap();
         let worker = |rank| worker(job, rank, switch.local_addr(), shards, offload);
         Self { workers: (0..workers).map(worker).collect(), switch, job }
     }
@@ -87,8 +87,13 @@ pub fn worker(
     offload: Offload,
 ) -> WorkerDriver {
     let config = WorkerConfig {
-        worker: WorkerId(rank as u8),
-        services: vec![Service { job: job.into(), switch, shards, share: 1.0, home: None }],
+        services: vec![Service {
+            job: (job, WorkerId(rank as u8)).into(),
+            switch,
+            shards,
+            share: 1.0,
+            home: None,
+        }],
         retransmission: RetransmissionConfig::default(),
         host: None,
     };

@@ -182,7 +182,7 @@ impl<A: Copy + PartialEq, T: Tensor> AtpWorker<A, T> {
                 self.stop();
                 Ok(Verdict::Absorb)
             }
-            Kind::Update | Kind::Result | Kind::Restore => Err(Reason::Unexpected),
+            Kind::Update | Kind::Result | Kind::Restore | Kind::Query => Err(Reason::Unexpected),
         }
     }
 

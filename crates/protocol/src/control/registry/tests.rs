@@ -112,7 +112,7 @@ fn server() -> Registry {
 
 fn through(instance: u64, rank: u32, world_size: u32) -> JoinRequest {
     let address = ([10, 0, 0, instance as u8], 4800).into();
-    let hop = Hop { instance, address, aggregators: 512, elements: 2048, mtu: 1500 };
+    let hop = Hop { instance, address, aggregators: 512, elements: 2048, receive_buffer_bytes: 0, mtu: 1500 };
     JoinRequest { protocol: Protocol::Atp, mtu: 9000, hops: vec![hop], ..ask("a", rank, world_size) }
 }
 
@@ -223,6 +223,7 @@ fn ranks_wait_until_the_last_one_comes_and_all_get_the_same_admission() {
         shards: 1,
         resumed: false,
         hierarchy: None,
+        racks: crate::control::hierarchy::racks(&[&[], &[], &[]]).expect("no racks"),
         restore: vec![],
     };
     let tickets = vec![Ticket(1), Ticket(2), Ticket(0)];

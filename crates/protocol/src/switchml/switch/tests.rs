@@ -34,7 +34,7 @@ fn config(workers: u8, slots: u16) -> JobConfig {
 
 fn switch(config: JobConfig) -> Switch<u8> {
     let mut switch = Switch::new(config.shard);
-    switch.add_job(config).unwrap();
+    switch.add_job(config.into()).unwrap();
     switch
 }
 
@@ -376,7 +376,7 @@ fn a_flood_of_retransmissions_before_one_drain_is_answered_twice_a_slot_at_most(
 #[test]
 fn jobs_share_a_switch_and_not_a_slot() {
     let mut switch = switch(config(1, 1));
-    switch.add_job(JobConfig { id: JobId(8), ..config(1, 1) }).unwrap();
+    switch.add_job(JobConfig { id: JobId(8), ..config(1, 1) }.into()).unwrap();
     let mut other = Contribution { value: 2, ..Default::default() }.packet();
     other[4..8].copy_from_slice(&8u32.to_le_bytes());
     KEY.seal(&mut other);
@@ -445,7 +445,7 @@ fn appendix_a_example_execution() {
     let mut x = Example {
         switch: {
             let mut switch = Switch::new(ShardId(0));
-            switch.add_job(config(3, 1)).unwrap();
+            switch.add_job(config(3, 1).into()).unwrap();
             switch
         },
         workers: (0..3)

@@ -77,7 +77,7 @@ impl Rack {
             resumed: false,
         };
         let mut switch = Switch::new(ShardId(0));
-        switch.add_job(config).unwrap();
+        switch.add_job(config.into()).unwrap();
         let worker = |w| Worker::new(config, WorkerId(w), (), RetransmissionConfig::default());
         Self {
             switch,
@@ -382,11 +382,12 @@ fn a_suspended_worker_hears_nothing_and_an_abandoned_one_does_not_rise() {
     // The old switch's last word is not about the job as it goes on.
     assert_eq!(worker.handle_packet(rack.now, (), &train[..bytes]), Verdict::Drop(Reason::Unexpected));
     assert!(worker.poll_event().is_none());
+    let place = worker.worker;
     let config = JobConfig { generation: Generation(1), resumed: true, ..worker.config };
-    worker.resume(rack.now, WorkerPlan { config, switch: (), restore: vec![] });
+    worker.resume(rack.now, WorkerPlan { config, switch: (), place, restore: vec![] });
     assert!(worker.poll_transmit(rack.now, &mut train).is_some(), "it goes on");
     assert_eq!(worker.abandon().count(), 1);
-    worker.resume(rack.now, WorkerPlan { config, switch: (), restore: vec![SlotIndex(0)] });
+    worker.resume(rack.now, WorkerPlan { config, switch: (), place, restore: vec![SlotIndex(0)] });
     assert_eq!(worker.poll_transmit(rack.now, &mut train), None);
     assert_eq!(worker.poll_timeout(), None);
 }
@@ -510,10 +511,11 @@ fn after_the_switch_lost_its_memory_the_sum_is_still_exact() {
     // A fresh switch under the same job; workers 0 and 1 hand one slot back each.
     let config = JobConfig { generation: Generation(1), resumed: true, ..rack.workers[0].config };
     rack.switch = Switch::new(ShardId(0));
-    rack.switch.add_job(config).unwrap();
+    rack.switch.add_job(config.into()).unwrap();
     let restore = [vec![SlotIndex(0)], vec![SlotIndex(1)], vec![]];
     for (worker, restore) in rack.workers.iter_mut().zip(restore) {
-        worker.resume(rack.now, WorkerPlan { config, switch: (), restore });
+        let place = worker.worker;
+        worker.resume(rack.now, WorkerPlan { config, switch: (), place, restore });
     }
     rack.settle(|_| false);
     while rack.sleep() {

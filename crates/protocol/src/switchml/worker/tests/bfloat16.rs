@@ -177,10 +177,11 @@ fn after_the_switch_lost_its_memory_all_workers_have_the_same_bits() {
     assert_eq!(completed, [[2, 2], [2, 2], [1, 1]]);
     let config = JobConfig { generation: Generation(1), resumed: true, ..rack.workers[0].config };
     rack.switch = Switch::new(ShardId(0));
-    rack.switch.add_job(config).unwrap();
+    rack.switch.add_job(config.into()).unwrap();
     let restore = [vec![SlotIndex(0)], vec![SlotIndex(1)], vec![]];
     for (worker, restore) in rack.workers.iter_mut().zip(restore) {
-        worker.resume(rack.now, WorkerPlan { config, switch: (), restore });
+        let place = worker.worker;
+        worker.resume(rack.now, WorkerPlan { config, switch: (), place, restore });
     }
     rack.settle(|_| false);
     while rack.sleep() {

@@ -113,11 +113,12 @@ fn after_the_switch_lost_its_memory_all_workers_have_the_same_bits() {
     assert_eq!(completed, [[1, 1], [1, 1], [0, 0]]);
     let config = JobConfig { generation: Generation(1), resumed: true, ..rack.workers[0].config };
     rack.switch = Switch::new(ShardId(0));
-    rack.switch.add_job(config).unwrap();
+    rack.switch.add_job(config.into()).unwrap();
     // Who lags begins again before the sums are handed back: what gathers of them gives way.
     let restore = [vec![SlotIndex(0)], vec![SlotIndex(1)], vec![]];
     for (worker, restore) in rack.workers.iter_mut().zip(restore).rev() {
-        worker.resume(rack.now, WorkerPlan { config, switch: (), restore });
+        let place = worker.worker;
+        worker.resume(rack.now, WorkerPlan { config, switch: (), place, restore });
         let sent = worker.poll_transmit(rack.now, &mut train).unwrap();
         let (bytes, segment) = (sent.bytes, sent.segment_bytes);
         let from = usize::from(worker.worker.0);

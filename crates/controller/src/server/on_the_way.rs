@@ -1,0 +1,130 @@
+//! What sums on the way to the root: ATP's aggregators, or a rack's slots, behind one set of questions.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::mpsc::Receiver;
+
+use fanin_protocol::atp::AtpSwitchStatistics;
+use fanin_protocol::{JobAborted, JobProgress, Received};
+use fanin_udp::{AtpSwitchDriver, IoStatistics, SwitchDriver, ThreadEnded};
+use fanin_wire::JobId;
+
+use super::routes::Route;
+
+/// The host of a machine on the way, whatever the protocol.
+pub(super) trait OnTheWay: std::fmt::Debug + Send + Sync {
+    fn local_addr(&self) -> SocketAddr;
+    fn receive_buffer_bytes(&self) -> usize;
+    fn events(&self) -> Option<Receiver<JobAborted>>;
+    /// Lets the packets of a job through. When this returns they are taken.
+    fn add(&self, job: JobId, route: &Route) -> io::Result<()>;
+    fn remove_job(&self, job: JobId);
+    /// How everything is, and these jobs.
+    fn figures(&self, names: Vec<(JobId, String)>) -> Figures;
+    fn health(&self) -> Result<(), ThreadEnded>;
+    /// Has this done on its threads.
+    #[cfg(test)]
+    fn occupy(&self, with: std::sync::Arc<dyn Fn() + Send + Sync>);
+}
+
+/// How a data path fares, at one time.
+#[derive(Debug)]
+pub(super) struct Figures {
+    pub received: Received,
+    /// Of ATP's aggregators; nothing when their thread has ended.
+    pub aggregators: Option<AtpSwitchStatistics>,
+    pub io: IoStatistics,
+    /// By id, each with its name.
+    pub jobs: Vec<(JobId, String, JobProgress)>,
+}
+
+impl Figures {
+    /// Aggregators or slots that gather now.
+    pub fn in_use(&self) -> u32 {
+        let slots = || self.jobs.iter().map(|(_, _, progress)| progress.in_use).sum();
+        self.aggregators.map_or_else(slots, |aggregators| aggregators.in_use)
+    }
+}
+
+impl OnTheWay for AtpSwitchDriver {
+    fn local_addr(&self) -> SocketAddr {
+        Self::local_addr(self)
+    }
+
+    fn receive_buffer_bytes(&self) -> usize {
+        Self::receive_buffer_bytes(self)
+    }
+
+    fn events(&self) -> Option<Receiver<JobAborted>> {
+        Self::events(self)
+    }
+
+    fn add(&self, job: JobId, route: &Route) -> io::Result<()> {
+        self.add_route(route.switch_route(job).ok_or(io::ErrorKind::InvalidInput)?)
+    }
+
+    fn remove_job(&self, job: JobId) {
+        Self::remove_job(self, job);
+    }
+
+    fn figures(&self, names: Vec<(JobId, String)>) -> Figures {
+        let statistics = self.ask_all(|machine, _| machine.statistics()).pop().flatten();
+        let progress = |(job, name)| Some((job, name, self.job_progress(job)?));
+        Figures {
+            received: statistics.map(|statistics| statistics.received).unwrap_or_default(),
+            aggregators: Some(statistics.unwrap_or_default()),
+            io: self.io_statistics(),
+            jobs: names.into_iter().filter_map(progress).collect(),
+        }
+    }
+
+    fn health(&self) -> Result<(), ThreadEnded> {
+        Self::health(self)
+    }
+
+    #[cfg(test)]
+    fn occupy(&self, with: std::sync::Arc<dyn Fn() + Send + Sync>) {
+        self.ask_all(move |_, _| with());
+    }
+}
+
+impl OnTheWay for SwitchDriver {
+    fn local_addr(&self) -> SocketAddr {
+        Self::local_addr(self)
+    }
+
+    fn receive_buffer_bytes(&self) -> usize {
+        Self::receive_buffer_bytes(self)
+    }
+
+    fn events(&self) -> Option<Receiver<JobAborted>> {
+        Self::events(self)
+    }
+
+    fn add(&self, _: JobId, route: &Route) -> io::Result<()> {
+        self.add_rack(route.rack_job().ok_or(io::ErrorKind::InvalidInput)?)
+    }
+
+    fn remove_job(&self, job: JobId) {
+        Self::remove_job(self, job);
+    }
+
+    fn figures(&self, names: Vec<(JobId, String)>) -> Figures {
+        let progress = |(job, name)| Some((job, name, self.job_progress(job)?));
+        Figures {
+            received: self.received(),
+            aggregators: None,
+            io: self.io_statistics(),
+            jobs: names.into_iter().filter_map(progress).collect(),
+        }
+    }
+
+    fn health(&self) -> Result<(), ThreadEnded> {
+        Self::health(self)
+    }
+
+    #[cfg(test)]
+    fn occupy(&self, with: std::sync::Arc<dyn Fn() + Send + Sync>) {
+        self.ask_all(move |_, _| with());
+    }
+}

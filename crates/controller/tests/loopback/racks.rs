@@ -1,0 +1,175 @@
+//! Racks of SwitchML (§7): ranks behind racks, racks behind racks, and each of them that goes away.
+
+use std::net::SocketAddr;
+use std::thread;
+
+use fanin_controller::{
+    ChainError, RackMemory, RackServer, RackServerConfig, Session, SessionConfig, SessionError, switch_status,
+};
+use fanin_protocol::control::Refusal;
+use fanin_wire::{Collective, Op, WireDtype, WorkerId};
+
+use super::atp::{again, summing_with};
+use super::{HANG, submit, switch, switch_with};
+
+fn rack(upstream: SocketAddr) -> RackServer {
+    let config = RackServerConfig::switch_ml(([127, 0, 0, 1], 0).into(), upstream.to_string());
+    RackServer::start(config).expect("a free port")
+}
+
+/// A rank for each of the switches that it is to ask.
+fn ranks(job: &str, at: &[SocketAddr], wire_dtype: WireDtype) -> Vec<Session> {
+    let world_size = at.len() as u32;
+    let connecting: Vec<_> = (0..world_size)
+        .zip(at)
+        .map(|(rank, switch)| {
+            let mut config = SessionConfig::new(switch.to_string(), job, rank, world_size);
+            config.wire_dtype = wire_dtype;
+            thread::spawn(move || Session::connect(config))
+        })
+        .collect();
+    connecting.into_iter().map(|rank| rank.join().expect("no panic").expect("admitted")).collect()
+}
+
+/// Sums of every way in which numbers travel: integers, floats in blocks, and few floats as they are.
+fn sums_are_exact(sessions: &[Session], seed: i32) {
+    let (length, count) = (50_003, sessions.len() as i32);
+    let value = |rank: i32, i: i32| rank * 1_000_003 + i * 7 + seed;
+    let expected: Vec<i32> = (0..length).map(|i| (0..count).map(|rank| value(rank, i)).sum()).collect();
+    let submitted: Vec<_> = (0..count)
+        .zip(sessions)
+        .map(|(rank, session)| submit(session, (0..length).map(|i| value(rank, i)).collect(), Op::Sum))
+        .collect();
+    for all_reduce in submitted {
+        assert!(all_reduce.wait().expect("a sum") == expected);
+    }
+    // Whole numbers, so that each type can hold their sums.
+    let float = |rank: i32, i: i32| ((i + rank) % 31) as f32;
+    for (length, tolerance) in [(length, 2e-2), (100, 0.0)] {
+        let submitted: Vec<_> = (0..count)
+            .zip(sessions)
+            .map(|(rank, session)| submit(session, (0..length).map(|i| float(rank, i)).collect(), Op::Sum))
+            .collect();
+        let expected: Vec<f32> = (0..length).map(|i| (0..count).map(|rank| float(rank, i)).sum()).collect();
+        let mut bits = None;
+        for all_reduce in submitted {
+            let sums = all_reduce.wait().expect("a sum");
+            let is_near =
+                |(sum, expected): (&f32, &f32)| (sum - expected).abs() <= tolerance * expected.abs();
+            assert!(sums.iter().zip(&expected).all(is_near));
+            let same: Vec<u32> = sums.iter().map(|sum| sum.to_bits()).collect();
+            assert!(*bits.get_or_insert(same.clone()) == same, "every rank has the same bits");
+        }
+    }
+}
+
+#[test]
+fn two_racks_of_two_ranks_sum_under_a_root() {
+    let root = switch();
+    let racks = [rack(root.address()), rack(root.address())];
+    let at = [0, 0, 1, 1].map(|of: usize| racks[of].address());
+    for wire_dtype in WireDtype::ALL {
+        sums_are_exact(&ranks("racks", &at, wire_dtype), 1);
+    }
+}
+
+#[test]
+fn racks_of_racks_and_ranks_beside_them_sum_in_as_many_shards_as_the_root_has() {
+    let root = switch_with(|config| config.shards = 2);
+    let rack = |upstream: SocketAddr| {
+        let mut config = RackServerConfig::switch_ml(([127, 0, 0, 1], 0).into(), upstream.to_string());
+        config.memory = RackMemory::Slots { shards: 2, pool_units: 65_536 };
+        RackServer::start(config).expect("a free port")
+    };
+    let spine = rack(root.address());
+    let (left, right) = (rack(spine.address()), rack(spine.address()));
+    let at = [left.address(), root.address(), right.address(), spine.address(), left.address()];
+    let sessions = ranks("levels", &at, WireDtype::Int32);
+    sums_are_exact(&sessions, 2);
+    let status = switch_status(&left.address().to_string(), HANG).expect("a status");
+    let on_the_way: Vec<_> = status.switches.iter().map(|switch| switch.address.clone()).collect();
+    assert_eq!(on_the_way, [spine.address(), left.address()].map(|address| address.to_string()));
+    assert!(status.switches.iter().all(|switch| switch.jobs[0].aggregations > 0), "{status:?}");
+}
+
+#[test]
+fn a_rack_that_restarts_learns_its_jobs_and_the_sums_go_on() {
+    let root = switch();
+    let first = rack(root.address());
+    let address = first.address();
+    let sessions = ranks("goes on", &[address, address, root.address()], WireDtype::Int32);
+    let mut running = Some(first);
+    summing_with(
+        |round| sums_are_exact(&sessions, round),
+        || {
+            for _ in 0..3 {
+                drop(running.take());
+                let config = RackServerConfig::switch_ml(address, root.address().to_string());
+                let second = again(|| RackServer::start(config.clone()));
+                let began = std::time::Instant::now();
+                // Nobody joins again: heartbeats alone tell it.
+                while switch_status(&address.to_string(), HANG).expect("a status").switches[0].jobs.is_empty()
+                {
+                    assert!(began.elapsed() < HANG, "it did not learn");
+                    // Between two questions, within the limit above.
+                    thread::sleep(std::time::Duration::from_millis(5));
+                }
+                running = Some(second);
+            }
+        },
+    );
+}
+
+#[test]
+fn ranks_of_different_racks_that_disagree_are_named_to_all() {
+    let root = switch();
+    let racks = [rack(root.address()), rack(root.address())];
+    let at = [0, 0, 1, 1].map(|of: usize| racks[of].address());
+    let sessions = ranks("unlike", &at, WireDtype::Int32);
+    // Ranks 2 and 3 agree with each other, and with nobody else.
+    let lengths = [10_000, 10_000, 9_999, 9_999];
+    let submitted: Vec<_> = sessions
+        .iter()
+        .zip(lengths)
+        .map(|(session, length)| submit(session, vec![1_i32; length], Op::Sum))
+        .collect();
+    for all_reduce in submitted {
+        let error = all_reduce.wait().expect_err("they disagree");
+        let SessionError::CollectiveMismatch { first, second } = error else { panic!("{error}") };
+        let mut named = [first, second].map(|(rank, Collective { elements, .. })| (rank, elements));
+        named.sort();
+        assert_eq!(named, [(WorkerId(0), 10_000), (WorkerId(2), 9_999)], "one of each rack, the lowest");
+    }
+}
+
+#[test]
+fn a_rack_of_other_shards_or_too_little_memory_is_refused_with_the_cure() {
+    let root = switch_with(|config| config.shards = 2);
+    for (memory, cure) in [
+        (RackMemory::Slots { shards: 1, pool_units: 65_536 }, "start it with --shards 2"),
+        (RackMemory::Slots { shards: 2, pool_units: 1 }, "start it with a larger --pool-units"),
+    ] {
+        let config = RackServerConfig::switch_ml(([127, 0, 0, 1], 0).into(), root.address().to_string());
+        let rack = RackServer::start(RackServerConfig { memory, ..config }).expect("a free port");
+        let config = SessionConfig::new(rack.address().to_string(), "refused", 0, 1);
+        let error = Session::connect(config).expect_err("refused");
+        assert!(
+            matches!(&error, SessionError::Chain { error: ChainError::RouteMismatch { .. }, .. }),
+            "{error}"
+        );
+        assert!(error.to_string().contains(cure), "{error}");
+    }
+}
+
+#[test]
+fn a_rack_of_the_other_protocol_is_refused() {
+    let root = switch();
+    let config = RackServerConfig::atp(([127, 0, 0, 1], 0).into(), root.address().to_string());
+    let rack = RackServer::start(config).expect("a free port");
+    let error = Session::connect(SessionConfig::new(rack.address().to_string(), "other", 0, 1));
+    let error = error.expect_err("refused");
+    assert!(
+        matches!(&error, SessionError::JoinRefused { reason: Refusal::ProtocolMismatch { .. }, .. }),
+        "{error}"
+    );
+}
