@@ -273,7 +273,8 @@ fn sums_stay_exact_when_a_switch_of_atp_is_killed_and_comes_back() {
 fn options_of_the_other_protocol_are_refused_with_the_cure() {
     for (line, cure) in [
         (&["--protocol", "atp"][..], "--upstream HOST:PORT"),
-        (&["--upstream", "box:4800"], "add --protocol atp"),
+        (&["--upstream", "box:4800", "--heartbeat-timeout", "9"], "whose upstream decides that"),
+        (&["--upstream", ":1"], "--upstream: "),
         (&["--aggregators", "7"], "add --protocol atp"),
         (&["--protocol", "atp", "--upstream", "box", "--shards", "2"], "fanin server --help"),
         (&["--protocol", "atp", "--upstream", ":1"], "give it like 10.0.0.9:4800"),

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use fanin_local::{Done, Group, LocalConfig, LocalError, LocalSum, MemoryError, Network, SharedMemory};
 use fanin_protocol::WorkerStatistics;
 use fanin_protocol::control::Ranks;
-use fanin_udp::{CollectiveKind, Failure, IoStatistics, RawTensor, Submission, WorkerJob};
+use fanin_udp::{CollectiveKind, Failure, IoStatistics, RawTensor, Submission};
 use fanin_wire::{Collective, Op, Pattern, WORKERS_MAX, WireDtype, WorkerId};
 
 use super::config::SessionConfig;

@@ -1,0 +1,80 @@
+"""Racks of SwitchML under PyTorch: links that lose packets, and each switch that goes away."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+from conftest import Launch, SwitchProcess
+from fanin.netlab import SERVER, SERVER_ADDRESS, Netlab, address
+from ranks import Me
+from test_faults import Sum, both_ways, exact_loop
+from test_netlab import NAME, needs_lab, sums_over_the_laboratory
+
+SHARDS = ("--shards", "1")
+
+
+class Chain:
+    """A root and a rack, as processes that can be killed."""
+
+    def __init__(self) -> None:
+        self.root = SwitchProcess(*SHARDS, "--heartbeat-timeout", "20")
+        self.root.start()
+        self.rack = SwitchProcess(*SHARDS, "--upstream", self.root.address)
+        self.rack.start()
+
+
+@pytest.fixture
+def chain() -> Iterator[Chain]:
+    running = Chain()
+    yield running
+    running.rack.kill()
+    running.root.kill()
+
+
+@pytest.mark.parametrize("killed", ["rack", "root"])
+@both_ways
+def test_sums_are_exact_across_a_restart(
+    launch: Launch, chain: Chain, way: Callable[[Me, float], Sum], killed: str
+) -> None:
+    ranks = launch(one_in_the_rack, 2, [chain.rack.address, chain.root.address], exact_loop, way)
+    for _ in range(3):
+        for rank in range(2):
+            assert ranks.hear(rank) == "running"
+    process: SwitchProcess = getattr(chain, killed)
+    process.kill()
+    process.start()
+    ranks.tell(0, "it was restarted")
+    for rank in range(2):
+        while (outcome := ranks.next(rank))[0] == "said":
+            pass
+        assert outcome == ("ended", 0)
+
+
+def one_in_the_rack(me: Me, switches: list[str], body: Callable[..., Any], *args: Any) -> Any:
+    os.environ["FANIN_SWITCH"] = me.switch = switches[me.rank]
+    os.environ["FANIN_OWN_SERVICES"] = "0"
+    return body(me, *args)
+
+
+@needs_lab
+def test_two_racks_whose_links_lose_a_hundredth_sum_exactly(launch: Launch, tmp_path: Any) -> None:
+    with Netlab(4, racks=2, loss=0.01, name=NAME) as lab, contextlib.ExitStack() as stack:
+        root = f"{SERVER_ADDRESS}:4800"
+        stack.enter_context(SwitchProcess(*SHARDS, listen=root, popen=partial(lab.popen, SERVER)))
+        for rack in ("sw0", "sw1"):
+            listen = f"{address(rack)}:4800"
+            options = (*SHARDS, "--upstream", root)
+            popen = partial(lab.popen, rack)
+            stack.enter_context(SwitchProcess(*options, listen=listen, popen=popen))
+        spaces = [lab.namespace(f"w{i}") for i in range(4)]
+        switches = [f"{address(lab.switch_of(i))}:4800" for i in range(4)]
+        store = str(tmp_path / "store")
+        ranks = launch(one_in_the_rack, 4, switches, sums_over_the_laboratory, spaces, store)
+        results = ranks.results()
+    assert all(result == results[0] for result in results)
+    assert results[0][0] == 0
