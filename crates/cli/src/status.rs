@@ -46,7 +46,7 @@ struct Report<'a> {
     protocol: &'static str,
     pool: Pool,
     jobs: Vec<Job<'a>>,
-    /// ATP's switches on the way to the server, the server's neighbour first.
+    /// The switches on the way to the root (ATP: the server), its neighbour first.
     switches: Vec<Switch<'a>>,
 }
 
@@ -54,7 +54,9 @@ struct Report<'a> {
 struct Switch<'a> {
     address: &'a str,
     upstream: &'a str,
+    /// ATP's.
     aggregators: u32,
+    /// Aggregators or slots that gather.
     in_use: u32,
     jobs: Vec<SwitchJob>,
 }
@@ -63,6 +65,7 @@ struct Switch<'a> {
 #[derive(Serialize)]
 struct SwitchJob {
     id: u32,
+    /// Of a rack: results that it handed on.
     aggregations: u64,
     collisions: u64,
 }
@@ -329,7 +332,7 @@ fn table(report: &Report<'_>) -> String {
         if report.shards == 1 { "" } else { "s" },
         units.saturating_sub(free),
     );
-    let tail = if report.protocol == "atp" { atp_table(report) } else { String::new() };
+    let tail = if report.protocol == "atp" { atp_table(report) } else { rack_table(report) };
     if report.jobs.is_empty() {
         return format!("{head}\nno jobs{tail}");
     }
@@ -434,16 +437,37 @@ fn shortened(ranks: &[u32]) -> String {
     runs.into_iter().map(run).collect::<Vec<_>>().join(", ")
 }
 
+/// The racks on the way from whom was asked to the root.
+fn rack_table(report: &Report<'_>) -> String {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    table.set_header(["RACK", "UPSTREAM", "IN USE", "JOB", "SUMS"]);
+    let number = |number: u64| Cell::new(number).set_alignment(CellAlignment::Right);
+    for rack in report.switches.iter().rev() {
+        let whole = vec![Cell::new(rack.address), Cell::new(rack.upstream), number(rack.in_use.into())];
+        for job in &rack.jobs {
+            let of_job = [Cell::new(name_of(report, job.id)), number(job.aggregations)];
+            table.add_row(whole.iter().cloned().chain(of_job));
+        }
+        if rack.jobs.is_empty() {
+            table.add_row(whole);
+        }
+    }
+    if table.is_empty() { String::new() } else { format!("\n\n{}", table.trim_fmt()) }
+}
+
+/// A running job's name, or its id where it has none any more.
+fn name_of(report: &Report<'_>, id: u32) -> String {
+    let is_it = |job: &&Job<'_>| matches!(job.state, State::Running { id: of_job, .. } if of_job == id);
+    report.jobs.iter().find(is_it).map_or_else(|| id.to_string(), |job| job.job.to_owned())
+}
+
 /// Where ATP's fragments are added: at each switch on the way from whom was asked, and at the server.
 fn atp_table(report: &Report<'_>) -> String {
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
     table.set_header(["ATP", "AGGREGATORS", "IN USE", "JOB", "ADDED", "COLLISIONS"]);
     let number = |number: u64| Cell::new(number).set_alignment(CellAlignment::Right);
-    let name = |id: u32| {
-        let is_it = |job: &&Job<'_>| matches!(job.state, State::Running { id: of_job, .. } if of_job == id);
-        report.jobs.iter().find(is_it).map_or_else(|| id.to_string(), |job| job.job.to_owned())
-    };
     for switch in report.switches.iter().rev() {
         let whole = vec![
             Cell::new(format!("switch {}", switch.address)),
@@ -451,7 +475,8 @@ fn atp_table(report: &Report<'_>) -> String {
             number(switch.in_use.into()),
         ];
         for job in &switch.jobs {
-            let of_job = [Cell::new(name(job.id)), number(job.aggregations), number(job.collisions)];
+            let of_job =
+                [Cell::new(name_of(report, job.id)), number(job.aggregations), number(job.collisions)];
             table.add_row(whole.iter().cloned().chain(of_job));
         }
         if switch.jobs.is_empty() {
@@ -525,6 +550,26 @@ mod tests {
         );
         assert!(lines[2].contains("running  bfloat16") && lines[2].ends_with("rank 2 (12 slots)"), "{text}");
         assert!(lines[3].contains("joining") && lines[3].ends_with("rank 1"), "{text}");
+    }
+
+    #[test]
+    fn the_table_of_a_rack_says_what_each_on_the_way_summed() {
+        let rack = |address: &str, upstream: &str| AtpSwitchStatus {
+            address: address.into(),
+            upstream: upstream.into(),
+            aggregators: 0,
+            in_use: 3,
+            jobs: vec![AtpSwitchJob { job: JobId(9), aggregations: 500, collisions: 0 }],
+        };
+        let switches = vec![rack("10.0.0.9:4800", "10.0.0.8:4800"), rack("10.0.1.9:4800", "10.0.0.9:4800")];
+        let status = SwitchStatus { switches, ..status() };
+        let text = table(&report("10.0.1.9:4800", &status));
+        let cells = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+        let racks: Vec<_> =
+            text.lines().map(cells).skip_while(|cells| cells.first().is_none_or(|c| c != "RACK")).collect();
+        assert_eq!(racks[0], ["RACK", "UPSTREAM", "IN", "USE", "JOB", "SUMS"], "{text}");
+        assert_eq!(racks[1], ["10.0.1.9:4800", "10.0.0.9:4800", "3", "gpt", "500"], "the nearest first");
+        assert_eq!(racks[2][..2], ["10.0.0.9:4800", "10.0.0.8:4800"]);
     }
 
     #[test]
