@@ -9,6 +9,8 @@ from functools import partial
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 from conftest import Launch, SwitchProcess
 from fanin.netlab import SERVER, SERVER_ADDRESS, Netlab, address
 from ranks import Me
@@ -78,3 +80,19 @@ def test_two_racks_whose_links_lose_a_hundredth_sum_exactly(launch: Launch, tmp_
         results = ranks.results()
     assert all(result == results[0] for result in results)
     assert results[0][0] == 0
+
+
+def test_a_broadcast_is_right_in_a_job_with_racks(launch: Launch, chain: Chain) -> None:
+    switches = [chain.rack.address, chain.root.address]
+    others, root = launch(one_in_the_rack, 2, switches, moved).results()
+    assert (others[0], root) == (7.0, [7.0, 2.0])
+
+
+def moved(me: Me) -> list[float]:
+    """What a broadcast of rank 1 and a reduction to it leave; Gloo leaves anything on others."""
+    me.init()
+    broadcast = torch.full((100_000,), 7.0 * me.rank)
+    dist.broadcast(broadcast, src=1)
+    reduced = torch.ones(100_000)
+    dist.reduce(reduced, dst=1)
+    return [broadcast.mean().item(), reduced.mean().item()]
