@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
+from typing import Final
 
 from fanin.errors import FaninError
 
 USAGE = """\
-usage: fanin bench allreduce [options]
+usage: fanin bench COLLECTIVE [options]
 
-Measures fanin beside Gloo. See: fanin bench allreduce --help
+Measures fanin beside Gloo; COLLECTIVE is allreduce, reduce, broadcast, reducescatter or allgather.
+See: fanin bench allreduce --help
 """
+
+COLLECTIVES: Final[Mapping[str, str]] = {
+    "allreduce": "all_reduce",
+    "reduce": "reduce",
+    "broadcast": "broadcast",
+    "reducescatter": "reduce_scatter",
+    "allgather": "all_gather",
+}
+"""What the commands are called, and torch's functions."""
 
 
 class BenchError(FaninError):
@@ -19,10 +31,10 @@ class BenchError(FaninError):
 
 def main(argv: list[str]) -> int:
     """Run `fanin bench ARGV` and return its exit status."""
-    if argv[:1] == ["allreduce"]:
-        from fanin.bench.command import main as allreduce
+    if argv and argv[0] in COLLECTIVES:
+        from fanin.bench.command import main as command
 
-        return allreduce(argv[1:])
+        return command(argv[0], argv[1:])
     asked = argv[:1] in (["--help"], ["-h"])
     print(USAGE, end="", file=sys.stdout if asked else sys.stderr)
     return 0 if asked else 2

@@ -1,4 +1,4 @@
-"""`fanin bench allreduce`: the options, the order of the rounds, what is written."""
+"""`fanin bench COLLECTIVE`: the options, the order of the rounds, what is written."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from fanin import _signals, _units
 from fanin._settings import Settings, add_flags
-from fanin.bench import BenchError
+from fanin.bench import COLLECTIVES, BenchError
 from fanin.bench.progress import progress
 from fanin.errors import FaninError
 from fanin.netlab.command import add_link_arguments, add_machine_arguments
@@ -29,14 +29,16 @@ SIZES_SWEEP = [4_000, 64_000, 1_000_000, 5_000_000, 25_000_000]
 _T = TypeVar("_T")
 
 DESCRIPTION = """\
-All-reduces through the PyTorch backend. With --rate, --loss, --mtu or --racks the ranks run in a
+Collectives through the PyTorch backend. With --rate, --loss, --mtu or --racks the ranks run in a
 laboratory of network namespaces (see fanin netlab; needs root), else on this machine's loopback.
 
 fanin and Gloo are two groups of the same ranks, and take turns, round by round. A round begins at a
 moment that all ranks are told beforehand, on the clock that they share; its time ends when the last
 rank has its sums. Every sum is checked: against the exact one, within the stated error, and for
-equal bits on all ranks. CPU seconds are those of the ranks' and the switch's processes during the
-rounds of a backend; what the kernel does for shaped links on its own account is in none."""
+equal bits on all ranks. Of reduce and broadcast rank 0 is the root; of reducescatter and allgather
+--size is that of all ranks' slices together. CPU seconds are those of the ranks' and the switch's
+processes during the rounds of a backend; what the kernel does for shaped links on its own account
+is in none."""
 
 EXAMPLES = """\
 examples:
@@ -49,10 +51,10 @@ examples:
 """
 
 
-def parser() -> argparse.ArgumentParser:
+def parser(name: str = "allreduce") -> argparse.ArgumentParser:
     """Return the parser of the options."""
     made = argparse.ArgumentParser(
-        prog="fanin bench allreduce",
+        prog=f"fanin bench {name}",
         description=DESCRIPTION,
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -101,7 +103,7 @@ def parser() -> argparse.ArgumentParser:
         "--calls",
         type=_units.positive_number,
         metavar="C",
-        help="all-reduces one after the other in a round, whose time is divided by them "
+        help="collectives one after the other in a round, whose time is divided by them "
         "(default: 32 for less than 64 kB, where waking the ranks would be most of it; else 1)",
     )
     made.add_argument(
@@ -143,11 +145,12 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def main(argv: list[str]) -> int:
-    """Run `fanin bench allreduce ARGV` and return its exit status."""
-    args = parser().parse_args(argv)
+def main(name: str, argv: list[str]) -> int:
+    """Run `fanin bench NAME ARGV` and return its exit status."""
+    args = parser(name).parse_args(argv)
+    args.collective = COLLECTIVES[name]
     try:
-        return _run(args, ["fanin", "bench", "allreduce", *argv])
+        return _run(args, ["fanin", "bench", name, *argv])
     except FaninError as error:
         print(f"fanin bench: {error}", file=sys.stderr)
         return 1

@@ -53,6 +53,7 @@ def measure(
                     ranks_per_machine=grouped,
                     with_switch=with_switch,
                     own_services=settings.own_services,
+                    collective=args.collective,
                 )
                 plan = ready.plan(setting.payload_bytes, settings.plan)
                 runs.append(_take_turns(ready, replace(setting, plan=plan), args, advance))
@@ -119,6 +120,7 @@ def _take_turns(ready: Stage, setting: Setting, args: argparse.Namespace, advanc
                     elements=setting.elements,
                     buckets=setting.buckets,
                     calls=setting.calls,
+                    collective=setting.collective,
                 )
             )
             _check(backend, setting, sample)

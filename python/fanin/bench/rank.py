@@ -9,7 +9,7 @@ import signal
 import time
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -60,6 +60,8 @@ class Round:
     """Tensors in flight at once."""
     calls: int
     """How often, one after the other, on other tensors each time."""
+    collective: str = "all_reduce"
+    """By torch's name. The root is rank 0."""
 
 
 @dataclass(frozen=True)
@@ -153,9 +155,9 @@ def _measure(inputs: Inputs, group: Any, round_: Round, begin: float) -> Timing:
     began = time.monotonic()
     for call in inputs.calls:
         if len(call) == 1:
-            dist.all_reduce(call[0], group=group)
+            inputs.start(call[0], group, False)
         else:
-            for work in [dist.all_reduce(t, group=group, async_op=True) for t in call]:
+            for work in [inputs.start(tensor, group, True) for tensor in call]:
                 work.wait()
     ended = time.monotonic()
     cpu = time.process_time() - cpu
@@ -166,26 +168,57 @@ class Inputs:
     """The tensors of a rank: a known pattern, another one each round."""
 
     def __init__(self, round_: Round, place: Place) -> None:
-        self._shape = (round_.dtype, round_.elements, round_.buckets, round_.calls)
+        self._round = replace(round_, backend="")
+        self._rank = place.rank
+        self._slice = round_.elements // place.world_size
         dtype: torch.dtype = getattr(torch, round_.dtype)
         ramp = torch.arange(round_.elements, dtype=torch.int32)
         self._world_size = place.world_size
         # One pattern at a time: all of them on every rank would be more than a machine has.
-        total = torch.zeros_like(ramp)
+        total, gathered = torch.zeros_like(ramp), torch.zeros_like(ramp)
         for rank in range(place.world_size):
             pattern = (ramp + 31 * rank) % _PERIOD - 48
             total += pattern
+            here = self._of(rank)
+            gathered[here] = pattern[here]
+            if rank == 0:
+                first = pattern
             if rank == place.rank:
                 self._mine = pattern.to(dtype)
-        self._sum = total.to(torch.float32)
+        expected = {"all_gather": gathered, "broadcast": first}.get(round_.collective, total)
+        self._expected = expected.to(torch.float32)
+        # How often what is written is in a result.
+        self._times = 1 if round_.collective in ("all_gather", "broadcast") else self._world_size
+        self._results = {
+            "reduce_scatter": self._of(place.rank),
+            "reduce": slice(0, round_.elements if place.rank == 0 else 0),
+        }.get(round_.collective, slice(None))
         self.calls = [
             [torch.empty(round_.elements, dtype=dtype) for _ in range(round_.buckets)]
             for _ in range(round_.calls)
         ]
 
+    def _of(self, rank: int) -> slice:
+        return slice(rank * self._slice, (rank + 1) * self._slice)
+
     def fit(self, round_: Round) -> bool:
         """Whether these are the tensors of such a round."""
-        return self._shape == (round_.dtype, round_.elements, round_.buckets, round_.calls)
+        return self._round == replace(round_, backend="")
+
+    def start(self, tensor: torch.Tensor, group: Any, async_op: bool) -> Any:
+        """Call the collective on a tensor; the result is in it, of a slice in its place there."""
+        own = tensor[self._of(self._rank)]
+        match self._round.collective:
+            case "reduce":
+                return dist.reduce(tensor, 0, group=group, async_op=async_op)
+            case "broadcast":
+                return dist.broadcast(tensor, 0, group=group, async_op=async_op)
+            case "reduce_scatter":
+                return dist.reduce_scatter_single(own, tensor, group=group, async_op=async_op)
+            case "all_gather":
+                return dist.all_gather_single(tensor, own, group=group, async_op=async_op)
+            case _:
+                return dist.all_reduce(tensor, group=group, async_op=async_op)
 
     def fill(self, number: int) -> None:
         """Write the inputs of that round."""
@@ -196,11 +229,14 @@ class Inputs:
         """Compare the sums of that round."""
         digest = hashlib.blake2b(digest_size=16)
         error = 0.0
+        alike = self._round.collective not in ("reduce", "reduce_scatter")
         for i, tensor in enumerate(self._tensors()):
-            digest.update(tensor.view(torch.uint8).numpy().data)
-            off = (
-                tensor.to(torch.float32).sub_(self._sum).sub_(self._world_size * _offset(number, i))
-            )
+            result, expected = tensor[self._results], self._expected[self._results]
+            if alike:
+                digest.update(result.view(torch.uint8).numpy().data)
+            off = result.to(torch.float32).sub_(expected).sub_(self._times * _offset(number, i))
+            if not off.numel():
+                continue
             # Not max(): a NaN must not compare as small.
             worst = off.abs_().max().item()
             error = worst if not worst <= error else error

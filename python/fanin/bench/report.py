@@ -24,9 +24,10 @@ def title(setting: Setting) -> str:
     tensors = f" in {setting.buckets} tensors" if setting.buckets > 1 else ""
     wire = f" sent as {setting.wire_dtype}" if setting.wire_dtype != "int32" else ""
     wire += f" by {setting.protocol}" if setting.protocol != "switchml" else ""
+    what = "" if setting.collective == "all_reduce" else f"{setting.collective} of "
     calls = f", {setting.calls} calls a round" if setting.calls > 1 else ""
     return (
-        f"{setting.workers} workers, {where}: "
+        f"{setting.workers} workers, {where}: {what}"
         f"{shown_size(setting.payload_bytes)} of {setting.dtype}{wire}{tensors}{calls}"
     )
 
@@ -54,7 +55,7 @@ def table(run: Run) -> str:
 
 
 LEGEND = """\
-times: of one all-reduce, on the slowest rank; bound: what the links take at least for the payload,
+times: of one collective, on the slowest rank; bound: what the links take at least for the payload,
 summed where the plan says; ranks, switch: CPU seconds a gigabyte, all ranks together, and all that
 only sums; resent: packets in all rounds; error: the largest absolute one in any sum."""
 

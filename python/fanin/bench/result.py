@@ -11,6 +11,9 @@ from fanin._settings import Protocol, WireDtype
 from fanin.bench.plan import Plan
 from fanin.bench.stage import Links, Sample
 
+SLICED = ("reduce_scatter", "all_gather")
+"""Collectives of one slice a rank."""
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -35,13 +38,18 @@ class Setting:
     """Whether there is a switch that has a link for every worker."""
     own_services: bool = True
     """Whether the ranks' machines may sum, too."""
+    collective: str = "all_reduce"
+    """By torch's name."""
     plan: Plan | None = None
     """None: the planner does not know the links."""
 
     @property
     def elements(self) -> int:
-        """Of each tensor."""
-        return max(1, self.size_bytes // self.element_bytes // self.buckets)
+        """Of each tensor; of slices all together, and as many for each rank."""
+        elements = max(1, self.size_bytes // self.element_bytes // self.buckets)
+        if self.collective in SLICED:
+            elements = max(1, elements // self.workers) * self.workers
+        return elements
 
     @property
     def payload_bytes(self) -> int:
@@ -53,8 +61,10 @@ class Setting:
         """The time of the plan; without one, of the payload on a link. Headers are not in it.
 
         With these shares nobody who sends every byte once can be faster; who rounds them to fewer
-        can.
+        can. None for other collectives than all-reduces, which are not planned.
         """
+        if self.collective != "all_reduce":
+            return None
         if self.plan is not None:
             return self.plan.time_s
         if self.links is None or self.links.rate_bps is None:

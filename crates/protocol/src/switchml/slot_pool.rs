@@ -127,7 +127,7 @@ pub(super) struct SlotPool<A> {
     recipients: Vec<A>,
     /// Completed exchanges whose results are still to be sent: at most one a packet since the last drain.
     results: VecDeque<(SlotIndex, u32)>,
-    /// Results that only one worker gets: at most as many.
+    /// Results that only one worker gets, and the others heard of in the train before: at most a train.
     for_roots: VecDeque<(WorkerId, SlotIndex, u32)>,
     /// Results that one worker asks for again, at most two a slot: more are dropped, and asked for once more.
     replies: VecDeque<(WorkerId, SlotIndex, u32)>,
@@ -344,10 +344,6 @@ impl<A: Copy + PartialEq> SlotPool<A> {
     fn complete(&mut self, header: &SlotHeader) -> Verdict {
         self.completed += 1;
         self.results.push_back((header.slot, header.exchange));
-        let (current, _) = versions(&mut self.slots, header);
-        if let Some(root) = current.sole_receiver() {
-            self.for_roots.push_back((root, header.slot, header.exchange));
-        }
         Verdict::Multicast
     }
 
@@ -499,7 +495,9 @@ impl<A: Copy + PartialEq> SlotPool<A> {
         }
         let mut run = Run::default();
         let mut sole_receiver = None;
-        while let Some(&(slot, exchange)) = self.results.front() {
+        // A root's own results right behind those of the others: what comes in another order than it was asked for in looks lost.
+        while self.for_roots.is_empty() || !run.is_empty() {
+            let Some(&(slot, exchange)) = self.results.front() else { break };
             let Some(version) = self.finished(slot, exchange) else {
                 self.results.pop_front();
                 continue;
@@ -513,6 +511,7 @@ impl<A: Copy + PartialEq> SlotPool<A> {
             let to = (Kind::Result, WorkerId::ALL);
             write_sum(&self.config, &self.sums, slot, &version, to, part);
             sole_receiver = version.sole_receiver();
+            self.for_roots.extend(sole_receiver.map(|root| (root, slot, exchange)));
             self.results.pop_front();
         }
         if !run.is_empty() {
