@@ -119,10 +119,18 @@ enum Command<M: WorkerMachine> {
 
 /// What a thread is told whatever it runs.
 enum AnyCommand {
-    Submit { place: usize, part: Part, operation: Operation },
+    /// What its lanes do of one submission, in order.
+    Submit(Vec<LanePart>),
     Fail(Failure),
     Statistics(SyncSender<(Vec<WorkerStatistics>, IoStatistics)>),
     Stop,
+}
+
+/// What one lane does of a submission.
+struct LanePart {
+    place: usize,
+    part: Part,
+    operation: Operation,
 }
 
 impl Posts {
@@ -288,25 +296,23 @@ impl WorkerDriver {
             all_reduce.fail(failure);
             return;
         }
-        let mut refused = Vec::new();
-        let mut all_parts = Vec::new();
-        for (tensor, operation) in &submission.parts {
+        // A thread hears of all its parts at once: workers that begin with different ones send in different orders.
+        let mut threads: Vec<Vec<LanePart>> = (0..self.shared.posts.threads()).map(|_| Vec::new()).collect();
+        for (tensor, operation) in submission.parts {
             let home = self.home(kind, operation.pattern);
-            let cuts = self.cut(&mut intake.placement, tensor, home);
-            all_parts.extend(cuts.into_iter().map(|cut| (tensor, *operation, cut)));
+            for Cut { service, shard, range, piece } in self.cut(&mut intake.placement, &tensor, home) {
+                // SAFETY: the ranges are disjoint, and `tensor` itself is not used.
+                let part = unsafe { tensor.part(range) };
+                let part = Part::new(part, self.number(service, shard), piece, Arc::clone(&all_reduce));
+                let LaneId { thread, place } = self.lane(service, shard);
+                threads[thread].push(LanePart { place, part, operation });
+            }
         }
-        let mut parts = all_parts.into_iter().peekable();
-        let mut all_reduce = Some(all_reduce);
-        while let Some((tensor, operation, Cut { service, shard, range, piece })) = parts.next() {
-            // The last part takes our reference with it: the I/O threads finish the all-reduce, not this one.
-            let reference = if parts.peek().is_some() { all_reduce.clone() } else { all_reduce.take() };
-            let Some(reference) = reference else { break };
-            // SAFETY: the ranges are disjoint, and `tensor` itself is not used.
-            let part = unsafe { tensor.part(range) };
-            let part = Part::new(part, self.number(service, shard), piece, reference);
-            let LaneId { thread, place } = self.lane(service, shard);
-            let submit = AnyCommand::Submit { place, part, operation };
-            refused.extend(self.shared.posts.send(thread, submit).err());
+        // The I/O threads finish it, not this one.
+        drop(all_reduce);
+        let mut refused = Vec::new();
+        for (thread, parts) in threads.into_iter().enumerate().filter(|(_, parts)| !parts.is_empty()) {
+            refused.extend(self.shared.posts.send(thread, AnyCommand::Submit(parts)).err());
         }
         // Dropping what a lost thread refused may call `done`; not under the lock.
         drop(intake);
@@ -614,9 +620,11 @@ impl<M: WorkerMachine<Address = Peer, Tensor = Part>> Shard for WorkerShard<M> {
     /// A reply fails when nobody waits for it any more; that is no concern of ours.
     fn command(&mut self, command: Command<M>, socket: &mut TrainSocket) -> ControlFlow<()> {
         match command {
-            Command::Any(AnyCommand::Submit { place, part, operation }) => {
-                if let Some(lane) = self.lanes.lane(place) {
-                    lane.machine.submit(part, operation);
+            Command::Any(AnyCommand::Submit(parts)) => {
+                for LanePart { place, part, operation } in parts {
+                    if let Some(lane) = self.lanes.lane(place) {
+                        lane.machine.submit(part, operation);
+                    }
                 }
             }
             Command::Any(AnyCommand::Fail(failure)) => {
