@@ -29,6 +29,10 @@ from fanin.torch.work import Part, seconds
 # How Gloo says that another rank's end of a connection is gone.
 LOST_PEER = re.compile(r"[Cc]onnection (closed|reset)|[Bb]roken pipe|Connection refused")
 
+# What all ranks' slices have together, up to which the services gather faster than Gloo: beyond it
+# what each chunk costs the processor decides (docs/performance.md, "Other collectives").
+ALL_GATHER_BYTES_MAX = 1_000_000
+
 _debugged: list[FaninBackend] = []
 
 
@@ -208,6 +212,8 @@ class FaninBackend(DelegatingBackend):
         if not self._matches(outputs, inputs) or not self._channel.has(flat, adds=False):
             return None
         if not self._channel.has(inputs, adds=False):
+            return None
+        if sum(tensor.nbytes for tensor in flat) > ALL_GATHER_BYTES_MAX:
             return None
         pairs = zip(outputs, inputs, strict=True)
         parts = [collectives.all_gather(each, source, self.rank()) for each, source in pairs]
