@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 from fanin import _units
-from fanin.bench import BenchError
+from fanin._settings import Settings
+from fanin.bench import BenchError, rank
 from fanin.bench.plan import Machine, planned
 from fanin.bench.result import Setting, error_allowed, figures
 from fanin.bench.stage import Links, Sample
@@ -284,7 +285,7 @@ import importlib.util, sys
 find = importlib.util.find_spec
 from fanin.bench import command
 command.find_spec = lambda name: None if name == "matplotlib" else find(name)
-sys.exit(command.main(["--plot", "time.png"]))
+sys.exit(command.main("allreduce", ["--plot", "time.png"]))
 """
     done = subprocess.run(
         [sys.executable, "-c", program],
@@ -296,3 +297,43 @@ sys.exit(command.main(["--plot", "time.png"]))
     )
     assert done.returncode == 1
     assert 'pip install "fanin[lab]"' in done.stderr
+
+
+@pytest.mark.parametrize("name", ["reduce", "broadcast", "reducescatter", "allgather"])
+def test_the_other_collectives_are_measured_and_checked(tmp_path: Path, name: str) -> None:
+    command = [sys.executable, "-m", "fanin", "bench", name, "--json", "result.json"]
+    command += ["--workers", "3", "--size", "10KB,100KB", "--repeat", "1", "--warmup", "0"]
+    done = subprocess.run(
+        command, timeout=2 * DEADLINE, check=False, capture_output=True, text=True, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    runs = json.loads((tmp_path / "result.json").read_text())["runs"]
+    assert [run["payload_bytes"] for run in runs] == (
+        [9_996, 99_996] if name in ("reducescatter", "allgather") else [10_000, 100_000]
+    )
+    assert all(run["ratio_to_gloo"] > 0 and run["bound_s"] is None for run in runs)
+    torch_name = {"reducescatter": "reduce_scatter", "allgather": "all_gather"}.get(name, name)
+    assert f"loopback: {torch_name} of" in done.stdout
+
+
+def test_a_wrong_slice_is_found() -> None:
+    place = rank.Place(1, 2, None, "lo", "", "x:1", None, 1.0, (), Settings())
+    for collective in ("reduce_scatter", "all_gather", "broadcast"):
+        inputs = rank.Inputs(rank.Round("fanin", "float32", 10, 1, 1, collective), place)
+        inputs.fill(1)
+        assert inputs.verdict(1).error_max > 0, "nothing was summed or moved yet"
+
+
+@needs_lab
+def test_a_step_of_fsdp_is_measured_beside_gloo() -> None:
+    program = Path(__file__).parents[2] / "benches" / "sharded.py"
+    done = subprocess.run(
+        [sys.executable, str(program), "--workers", "2", "--steps", "2"],
+        timeout=2 * DEADLINE,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "times as fast as Gloo" in done.stdout
+    assert "rank 0's loss went from" in done.stdout
