@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import Launch
+from conftest import Launch, SwitchProcess
 from fanin import _fanin, errors
 from fanin.torch import Options
 from ranks import Failure, Me
@@ -293,6 +293,46 @@ def test_a_rank_that_does_not_come_is_named(launch: Launch) -> None:
     assert ranks.hear(1) == "late"
     ranks.tell(0, "go")
     assert ranks.outcome(1) == "all_gather [0]"
+
+
+def until_told(me: Me) -> int:
+    """Sums for one, and back to all, of numbers that no other round has."""
+    me.init(pg_options=Options(machine=f"machine {me.rank}", rate="1gbit"))
+    n, done = me.world_size, 0
+    while True:
+        root = done % n
+        ramp = torch.arange(200_000, dtype=torch.int32) + done
+        tensor = ramp * (me.rank + 1)
+        dist.reduce(tensor, root)
+        total = ramp * (n * (n + 1) // 2)
+        assert torch.equal(tensor, total if me.rank == root else ramp * (me.rank + 1))
+        dist.broadcast(tensor, root)
+        assert torch.equal(tensor, total)
+        scattered = torch.empty(200_000 // n, dtype=torch.int32)
+        dist.reduce_scatter_single(scattered, tensor[: scattered.numel() * n].clone())
+        assert torch.equal(scattered, n * total.narrow(0, me.rank * len(scattered), len(scattered)))
+        done += 1
+        me.say(done)
+        if me.hear() == "stop":
+            assert on_switch() == 3 * done
+            return done
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_a_service_that_is_killed_costs_no_sum(launch: Launch, comes_back: bool) -> None:
+    with SwitchProcess("--rate", "1gbit", "--shards", "1") as spare:
+        ranks = launch(until_told, 3, at=spare.address)
+        for round_ in range(12):
+            for rank in range(3):
+                assert ranks.hear(rank) == round_ + 1
+            for rank in range(3):
+                ranks.tell(rank, "stop" if round_ == 11 else "go")
+            # In the midst of the next ones.
+            if round_ in ((2, 5, 8) if comes_back else (3,)):
+                spare.kill()
+                if comes_back:
+                    spare.start()
+        assert ranks.results() == [12] * 3
 
 
 def by_atp(me: Me) -> int:
