@@ -373,8 +373,8 @@ def test_a_rank_killed_in_mid_all_reduce_is_named_by_the_others(launch: Launch) 
         assert failure.kind == "RankLost"
         assert failure.fields["rank"] == 1
         assert "rank 1 is lost" in failure.message
-        number, elements, dtype, op = failure.fields["tensor"]
-        assert (elements, dtype, op) == (2_000_000, "float32", "sum")
+        number, elements, dtype, op, collective = failure.fields["tensor"]
+        assert (elements, dtype, op, collective) == (2_000_000, "float32", "sum", "all_reduce")
         assert f"sum of 2000000 float32 (all-reduce {number})" in failure.message
 
 
