@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use fanin_protocol::{Instant, Verdict};
-use fanin_wire::{AbortReason, Generation, Kind, Pattern, Preamble, SlotPacket};
+use fanin_wire::{AbortReason, Generation, JobId, Kind, Pattern, Preamble, SlotPacket};
 
 use crate::scenario::Scenario;
 use crate::tensors::{Copy, wrong_element};
@@ -75,8 +75,8 @@ pub enum Violation {
     },
 }
 
-/// A switch since one of its starts, and the job's generation.
-type Gathering = ((usize, u32), Generation);
+/// A switch since one of its starts, and a job there with its generation.
+type Gathering = ((usize, u32), JobId, Generation);
 
 pub(crate) struct Checker<'a> {
     scenario: &'a Scenario,
@@ -84,8 +84,10 @@ pub(crate) struct Checker<'a> {
     size_class: usize,
     /// Contributions that counted: slot, exchange, and place there.
     added: BTreeSet<(Gathering, u16, u32, u8)>,
-    /// Exchanges of each slot that each worker has the result of.
-    received: BTreeMap<(u8, u16), u32>,
+    /// Of which lane a job is.
+    lanes: BTreeMap<JobId, usize>,
+    /// Exchanges of each lane's slots that each worker has the result of.
+    received: BTreeMap<(usize, u8, u16), u32>,
     results: BTreeMap<usize, Vec<u64>>,
     pub(crate) completed: Vec<BTreeSet<usize>>,
 }
@@ -96,10 +98,16 @@ impl<'a> Checker<'a> {
             scenario,
             size_class,
             added: BTreeSet::new(),
+            lanes: BTreeMap::new(),
             received: BTreeMap::new(),
             results: BTreeMap::new(),
             completed: vec![BTreeSet::new(); usize::from(scenario.workers)],
         }
+    }
+
+    /// A lane goes on as this job.
+    pub(crate) fn admitted(&mut self, job: JobId, lane: usize) {
+        self.lanes.insert(job, lane);
     }
 
     /// A switch has handled a packet; `switch` is which one, and how often it was started.
@@ -124,12 +132,14 @@ impl<'a> Checker<'a> {
             }
             _ => false,
         };
-        if contributes && !self.added.insert(((switch, packet.preamble.generation), slot, exchange, worker)) {
+        let gathering = (switch, packet.preamble.job, packet.preamble.generation);
+        if contributes && !self.added.insert((gathering, slot, exchange, worker)) {
             return Err(Violation::AddedTwice { worker, slot, exchange });
         }
         // The version held exchange - 2; nobody may still need that.
+        let lane = self.lanes[&packet.preamble.job];
         for worker in 0..self.scenario.workers {
-            let received = self.received.get(&(worker, slot)).copied().unwrap_or(0);
+            let received = self.received.get(&(lane, worker, slot)).copied().unwrap_or(0);
             if received + 1 < exchange {
                 return Err(Violation::SlotReusedEarly { worker, slot, exchange });
             }
@@ -141,7 +151,8 @@ impl<'a> Checker<'a> {
     pub(crate) fn at_worker(&mut self, worker: u8, packet: &[u8], verdict: Verdict) {
         let result = slot_packet(packet).filter(|packet| packet.preamble.kind == Kind::Result);
         if let (Verdict::Absorb, Some(packet)) = (verdict, result) {
-            let received = self.received.entry((worker, packet.header.slot.0)).or_default();
+            let lane = self.lanes[&packet.preamble.job];
+            let received = self.received.entry((lane, worker, packet.header.slot.0)).or_default();
             // The answer to a sum handed back is for an exchange that the worker has.
             *received = (*received).max(packet.header.exchange + 1);
         }

@@ -2,7 +2,8 @@
 //!
 //! [`net`] is a network of packets, with rates, queues, routes and topologies: for what the protocols do to a network, and
 //! it to them. [`workload`] puts jobs on it, [`scenario_file`] reads what `fanin sim` plays. Beside it stands a small world for
-//! SwitchML's faults alone: a network that loses, duplicates, reorders and delays; workers that crash, a switch that restarts.
+//! SwitchML's faults alone: a network that loses, duplicates, reorders and delays; workers that crash, services that restart or die
+//! for good and are taken over by others.
 //! There a [`Scenario`] is drawn from a seed; [`run`] plays it and returns what the [`Checker`](checker) found wrong, if
 //! anything. The same seed plays the same way on every machine: nothing here reads a clock, an address or a hash map's order.
 //!
@@ -19,5 +20,5 @@ pub mod workload;
 mod world;
 
 pub use checker::Violation;
-pub use scenario::{Racks, Restart, Scenario};
+pub use scenario::{Death, Racks, Restart, Scenario, Services};
 pub use world::{Report, run};

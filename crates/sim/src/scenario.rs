@@ -72,6 +72,32 @@ impl Racks {
     }
 }
 
+/// A service dies at `at`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Death {
+    /// Which.
+    pub service: usize,
+    /// When.
+    pub at: Instant,
+    /// For how long it is away; `None` is for good. One that is away when it should die comes back when it would have.
+    pub down: Option<Duration>,
+}
+
+/// The services that share a job: tensors go to them in turn.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Services {
+    /// How many.
+    pub count: usize,
+    /// Those that die, besides the restarts of the first. At least one of them lives in the end.
+    pub deaths: Vec<Death>,
+}
+
+impl Default for Services {
+    fn default() -> Self {
+        Self { count: 1, deaths: Vec::new() }
+    }
+}
+
 /// A job and everything that goes wrong with it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Scenario {
@@ -105,6 +131,8 @@ pub struct Scenario {
     pub restarts: Vec<Restart>,
     /// What sums before the switch.
     pub racks: Racks,
+    /// Who shares the job.
+    pub services: Services,
 }
 
 impl Scenario {
@@ -116,6 +144,35 @@ impl Scenario {
         for tensor in &mut scenario.tensors {
             tensor.pattern = Pattern::AllReduce;
         }
+        scenario
+    }
+
+    /// The same with two or three services, and four tensors at least. Unless a worker crashes, one of them dies for good, of three sometimes a
+    /// second one, and in one of three some is away for a while.
+    #[must_use]
+    pub fn with_services_from_seed(seed: u64) -> Self {
+        let mut scenario = Self::from_seed(seed);
+        let mut dice = Rand64::new(u128::from(seed) ^ 0x5e41_0000_0000);
+        let count = dice.rand_range(2..4) as usize;
+        // Each lane has some.
+        let drawn = scenario.tensors.clone();
+        scenario.tensors.extend(drawn.iter().cycle().take(4_usize.saturating_sub(drawn.len())));
+        let mut deaths = Vec::new();
+        if scenario.crash.is_none() {
+            let first = dice.rand_range(0..count as u64) as usize;
+            let mut moment = |most: u64| Instant(dice.rand_range(0..most * 1_000_000));
+            deaths.push(Death { service: first, at: moment(80), down: None });
+            let (second, away) = (moment(800), moment(300));
+            if count == 3 && dice.rand_range(0..2) == 0 {
+                deaths.push(Death { service: (first + 1) % 3, at: second, down: None });
+            }
+            if dice.rand_range(0..3) == 0 {
+                let service = dice.rand_range(0..count as u64) as usize;
+                let down = Some(Duration::from_millis(dice.rand_range(1..400)));
+                deaths.push(Death { service, at: away, down });
+            }
+        }
+        scenario.services = Services { count, deaths };
         scenario
     }
 
@@ -167,6 +224,7 @@ impl Scenario {
             wire_dtype: [WireDtype::Int32, WireDtype::Int32, WireDtype::Bfloat16, WireDtype::Native]
                 [dice.rand_range(0..4) as usize],
             racks: Racks::default(),
+            services: Services::default(),
         };
         if dice.rand_range(0..2) == 0 {
             for tensor in &mut scenario.tensors {

@@ -1,23 +1,21 @@
-//! The world itself: one switch, racks before it or none, the workers of one job, and the network between them.
+//! The world itself: one service or several, racks before it or none, the workers of one job, and the network between them.
 
 use std::time::Duration;
 
-use fanin_protocol::control::{
-    Admission, Command, HeartbeatReply, Hop, JoinDecision, JoinRequest, Protocol, Rack, Refusal, Registry,
-    RegistryConfig, Resume, Ticket,
-};
-use fanin_protocol::switchml::{Switch, SwitchJob, Upstream, Worker, WorkerPlan};
+use fanin_protocol::switchml::{Switch, Worker};
 use fanin_protocol::{
-    Endpoint, Instant, JobAborted, RetransmissionConfig, Summer, Transmit, Verdict, WorkerEvent,
-    WorkerMachine,
+    Endpoint, Instant, JobAborted, Lane, Lanes, Transmit, Verdict, WorkerEvent, WorkerMachine,
 };
-use fanin_wire::{AbortReason, Generation, JobId, Key, Operation, Pattern, ShardId, WorkerId};
+use fanin_wire::{AbortReason, Operation, Pattern};
 use oorandom::Rand64;
 
+use self::membership::{Answer, Membership, Question, Seat, Service};
 use crate::agenda::Agenda;
 use crate::checker::{Checker, Violation};
-use crate::scenario::{Scenario, TensorShape};
+use crate::scenario::{Death, Scenario, TensorShape};
 use crate::tensors::Copy;
+
+mod membership;
 
 /// How often a worker says that it lives.
 const HEARTBEAT: Duration = Duration::from_millis(50);
@@ -40,8 +38,14 @@ pub struct Report {
     pub lost: u64,
     /// Packets that workers sent again.
     pub retransmissions: u64,
-    /// Times that the job went on under a new switch.
+    /// Times that the job, or a lane of it, went on under a new switch.
     pub resumptions: u64,
+    /// Those where another service took over.
+    pub taken_over: u64,
+    /// Slots whose last exchange was handed to it.
+    pub handed_back: u64,
+    /// Services that ended for good.
+    pub killed: u64,
     /// A digest of everything that happened, in order.
     pub digest: u64,
 }
@@ -54,6 +58,7 @@ enum Event {
     },
     ToWorker {
         worker: u8,
+        from: Place,
         packet: Vec<u8>,
     },
     /// The machine's timer, or nothing if it moved.
@@ -71,27 +76,32 @@ enum Event {
         worker: u8,
     },
     Ask {
-        worker: u8,
+        service: Place,
         incarnation: u32,
+        seat: Seat,
         question: Question,
     },
     Answer {
-        worker: u8,
+        seat: Seat,
         answer: Answer,
     },
     Heartbeat {
         worker: u8,
     },
     Tick {
+        service: Place,
         incarnation: u32,
     },
     WorkerDies {
         worker: u8,
     },
-    SwitchDies {
-        down: Duration,
+    ServiceDies {
+        service: Place,
+        down: Option<Duration>,
     },
-    SwitchIsBack,
+    ServiceIsBack {
+        service: Place,
+    },
     RackDies {
         rack: usize,
         down: Duration,
@@ -108,8 +118,10 @@ enum Node {
     Switch(Place),
 }
 
-/// The root, or a rack.
-type Place = Option<usize>;
+/// Which switch: the services come first, and then the racks.
+type Place = usize;
+
+type Machine = Worker<Place, Copy>;
 
 /// What sums somewhere.
 #[derive(Default)]
@@ -123,32 +135,26 @@ struct Summing {
     handled: usize,
 }
 
-enum Question {
-    Join(Option<Resume>),
-    /// Of a rank that shows this secret.
-    Heartbeat(JobId, Generation, u64),
-}
-
-enum Answer {
-    Admitted(Box<Admission>),
-    Heartbeat(JobId, Generation, HeartbeatReply),
-    /// The switch says no.
-    Refused(Refusal),
-    /// Nobody listens there, or the connection broke.
-    Broken,
-}
-
 struct Rank {
-    machine: Option<Worker<(), Copy>>,
-    /// Job and generation while joined.
-    joined: Option<(JobId, Generation)>,
-    /// Of the job that it joined last.
-    key: Option<Key>,
+    /// A lane for each service, once all have admitted it.
+    lanes: Option<Lanes<Machine>>,
+    /// Until then.
+    joining: Vec<Option<Lane<Machine>>>,
+    memberships: Vec<Membership>,
     alive: bool,
     /// A drain is on the agenda.
     drains: bool,
     submitted: usize,
     failed: Option<AbortReason>,
+}
+
+impl Rank {
+    fn lane(&mut self, lane: usize) -> Option<&mut Lane<Machine>> {
+        match &mut self.lanes {
+            Some(lanes) => lanes.lane(lane),
+            None => self.joining[lane].as_mut(),
+        }
+    }
 }
 
 struct Fabric {
@@ -163,13 +169,13 @@ struct World<'a> {
     scenario: &'a Scenario,
     fabric: Fabric,
     checker: Checker<'a>,
-    root: Summing,
-    /// While the root runs.
-    registry: Option<Registry>,
-    racks: Vec<Summing>,
-    waiting: Vec<(Ticket, u8)>,
+    services: Vec<Service>,
+    switches: Vec<Summing>,
     nodes: Vec<Rank>,
     resumptions: u64,
+    taken_over: u64,
+    handed_back: u64,
+    killed: u64,
     digest: u64,
     train: Vec<u8>,
 }
@@ -181,13 +187,17 @@ struct World<'a> {
 pub fn run(scenario: &Scenario) -> Result<Report, Violation> {
     let mut world = World::new(scenario);
     world.play()?;
-    let retransmissions = |node: &Rank| node.machine.as_ref().map_or(0, |m| m.statistics().retransmissions);
+    let lanes = world.nodes.iter_mut().filter_map(|node| node.lanes.as_mut()).flat_map(Lanes::iter_mut);
+    let retransmissions = lanes.map(|lane| lane.machine.statistics().retransmissions).sum();
     Ok(Report {
         ended: world.fabric.now,
         packets: world.fabric.packets,
         lost: world.fabric.lost,
-        retransmissions: world.nodes.iter().map(retransmissions).sum(),
+        retransmissions,
         resumptions: world.resumptions,
+        taken_over: world.taken_over,
+        handed_back: world.handed_back,
+        killed: world.killed,
         digest: world.digest,
     })
 }
@@ -224,10 +234,11 @@ impl Fabric {
 
 impl<'a> World<'a> {
     fn new(scenario: &'a Scenario) -> Self {
+        let count = scenario.services.count;
         let node = |_| Rank {
-            machine: None,
-            joined: None,
-            key: None,
+            lanes: None,
+            joining: (0..count).map(|_| None).collect(),
+            memberships: (0..count).map(Membership::new).collect(),
             alive: true,
             drains: false,
             submitted: 0,
@@ -243,26 +254,31 @@ impl<'a> World<'a> {
                 lost: 0,
             },
             checker: Checker::new(scenario, CHUNK_ELEMENTS),
-            root: Summing::default(),
-            registry: None,
-            racks: (0..scenario.racks.upstreams.len()).map(|_| Summing::default()).collect(),
-            waiting: Vec::new(),
+            services: (0..count).map(|_| Service::default()).collect(),
+            switches: (0..count + scenario.racks.upstreams.len()).map(|_| Summing::default()).collect(),
             nodes: (0..scenario.workers).map(node).collect(),
             resumptions: 0,
+            taken_over: 0,
+            handed_back: 0,
+            killed: 0,
             digest: 0,
             train: vec![0; 65536],
         };
-        world.start_switch();
-        (0..world.racks.len()).for_each(|rack| world.start_rack(rack));
+        (0..count).for_each(|service| world.start_service(service));
+        (count..world.switches.len()).for_each(|rack| world.start_switch(rack));
         for worker in 0..scenario.workers {
-            world.ask(worker, Question::Join(None));
+            (0..count).for_each(|lane| world.rejoin(worker, lane));
             world.fabric.agenda.at(Instant(0), Event::Heartbeat { worker });
         }
         if let Some((worker, at)) = scenario.crash {
             world.fabric.agenda.at(at, Event::WorkerDies { worker });
         }
         for restart in &scenario.restarts {
-            world.fabric.agenda.at(restart.at, Event::SwitchDies { down: restart.down });
+            let down = Some(restart.down);
+            world.fabric.agenda.at(restart.at, Event::ServiceDies { service: 0, down });
+        }
+        for Death { service, at, down } in &scenario.services.deaths {
+            world.fabric.agenda.at(*at, Event::ServiceDies { service: *service, down: *down });
         }
         for (rack, restart) in &scenario.racks.restarts {
             world.fabric.agenda.at(restart.at, Event::RackDies { rack: *rack, down: restart.down });
@@ -299,7 +315,7 @@ impl<'a> World<'a> {
     fn check_bounds(&self) -> Result<(), Violation> {
         // Two copies of each packet, up and down; a timeout may send a slot again some times within the longest delay.
         let slots = usize::from(self.scenario.slots) * usize::from(self.scenario.workers);
-        let most = 400 + 200 * slots * (1 + self.racks.len());
+        let most = 400 + 200 * slots * self.switches.len();
         let size = self.fabric.agenda.len();
         if size > most { Err(Violation::Unbounded { what: "network", size }) } else { Ok(()) }
     }
@@ -308,24 +324,23 @@ impl<'a> World<'a> {
         let now = self.fabric.now;
         match event {
             Event::ToSwitch { switch, from, packet } => {
-                let summing = self.summing(switch);
+                let summing = &mut self.switches[switch];
                 let Some(machine) = &mut summing.machine else { return Ok(()) };
                 let verdict = machine.handle_packet(now, from, &packet);
                 summing.handled += 1;
                 let (drains, incarnation) =
                     (std::mem::replace(&mut summing.drains, true), summing.incarnation);
                 self.note(&packet, verdict);
-                let which = switch.map_or(0, |rack| rack + 1);
-                self.checker.at_switch((which, incarnation), &packet, verdict)?;
+                self.checker.at_switch((switch, incarnation), &packet, verdict)?;
                 if !drains {
                     let wait = self.fabric.between(Duration::ZERO, self.scenario.round);
                     self.fabric.agenda.at(now + wait, Event::DrainSwitch { switch });
                 }
             }
-            Event::ToWorker { worker, packet } => {
+            Event::ToWorker { worker, from, packet } => {
                 let node = &mut self.nodes[usize::from(worker)];
-                if let Some(machine) = node.machine.as_mut().filter(|_| node.alive) {
-                    let verdict = machine.handle_packet(now, (), &packet);
+                if let Some(machine) = node.lanes.as_mut().filter(|_| node.alive) {
+                    let verdict = machine.handle_packet(now, from, &packet);
                     let drains = std::mem::replace(&mut node.drains, true);
                     self.note(&packet, verdict);
                     self.checker.at_worker(worker, &packet, verdict);
@@ -337,7 +352,7 @@ impl<'a> World<'a> {
             }
             Event::Timer { worker } => {
                 let node = &mut self.nodes[usize::from(worker)];
-                if let Some(machine) = node.machine.as_mut().filter(|_| node.alive)
+                if let Some(machine) = node.lanes.as_mut().filter(|_| node.alive)
                     && machine.poll_timeout().is_some_and(|due| due <= now)
                 {
                     machine.handle_timeout(now);
@@ -349,319 +364,61 @@ impl<'a> World<'a> {
                 self.drain_worker(worker)?;
             }
             Event::DrainSwitch { switch } => {
-                self.summing(switch).drains = false;
+                self.switches[switch].drains = false;
                 self.drain_switch(switch)?;
             }
             Event::Submit { worker } => self.submit(worker)?,
-            Event::Ask { worker, incarnation, question } => self.answer(worker, incarnation, question)?,
-            Event::Answer { worker, answer } => self.hear(worker, answer)?,
+            Event::Ask { service, incarnation, seat, question } => {
+                self.answer(service, incarnation, seat, question);
+            }
+            Event::Answer { seat, answer } => self.hear(seat, answer)?,
             Event::Heartbeat { worker } => {
                 let node = &self.nodes[usize::from(worker)];
                 if node.alive && node.failed.is_none() {
-                    if let Some(((job, generation), key)) = node.joined.zip(node.key) {
-                        let secret = key.secret_of(WorkerId(worker));
-                        self.ask(worker, Question::Heartbeat(job, generation, secret));
-                    }
+                    self.say_alive(worker);
                     self.fabric.agenda.at(now + HEARTBEAT, Event::Heartbeat { worker });
                 }
             }
-            Event::Tick { incarnation } => {
-                if incarnation == self.root.incarnation
-                    && let Some(registry) = &mut self.registry
-                {
-                    let commands = registry.tick(now);
-                    self.fabric.agenda.at(now + HEARTBEAT, Event::Tick { incarnation });
-                    self.obey(commands)?;
-                }
-            }
+            Event::Tick { service, incarnation } => self.tick(service, incarnation)?,
             Event::WorkerDies { worker } => {
                 self.nodes[usize::from(worker)].alive = false;
-                // Its connection breaks, and the switch notices if it was waiting for the others.
-                if let (Some(registry), Some(at)) =
-                    (&mut self.registry, self.waiting.iter().position(|(_, w)| *w == worker))
-                {
-                    registry.withdraw(self.waiting.swap_remove(at).0);
+                self.withdraw(worker);
+            }
+            Event::ServiceDies { service, down } => self.end_service(service, down),
+            Event::ServiceIsBack { service } => {
+                if !self.services[service].is_gone {
+                    self.start_service(service);
                 }
             }
-            Event::SwitchDies { down } => {
-                self.root.machine = None;
-                self.registry = None;
-                for (_, worker) in std::mem::take(&mut self.waiting) {
-                    self.fabric.tell(self.scenario, Event::Answer { worker, answer: Answer::Broken });
-                }
-                self.fabric.agenda.at(now + down, Event::SwitchIsBack);
-            }
-            Event::SwitchIsBack => self.start_switch(),
             Event::RackDies { rack, down } => {
-                self.racks[rack].machine = None;
-                // The connections of those who wait for their job through it break.
-                for (ticket, worker) in std::mem::take(&mut self.waiting) {
-                    if self.scenario.racks.way(worker).contains(&rack) {
-                        self.registry.iter_mut().for_each(|registry| registry.withdraw(ticket));
-                        self.fabric.tell(self.scenario, Event::Answer { worker, answer: Answer::Broken });
-                    } else {
-                        self.waiting.push((ticket, worker));
-                    }
-                }
+                let place = self.rack(rack);
+                self.switches[place].machine = None;
+                self.break_connections(rack);
                 self.fabric.agenda.at(now + down, Event::RackIsBack { rack });
             }
-            Event::RackIsBack { rack } => self.start_rack(rack),
+            Event::RackIsBack { rack } => self.start_switch(self.rack(rack)),
         }
         Ok(())
     }
 
-    fn summing(&mut self, switch: Place) -> &mut Summing {
-        match switch {
-            None => &mut self.root,
-            Some(rack) => &mut self.racks[rack],
-        }
+    /// Where a rack is among the switches.
+    fn rack(&self, rack: usize) -> Place {
+        self.services.len() + rack
     }
 
-    fn start_switch(&mut self) {
-        self.root.incarnation += 1;
-        let incarnation = self.root.incarnation;
-        let config = RegistryConfig { heartbeat_timeout: HEARTBEAT_TIMEOUT, ..RegistryConfig::default() };
-        let mut ids = Rand64::new(u128::from(self.scenario.seed) << 8 | u128::from(incarnation));
-        let registry = Registry::new(config, Box::new(move || ids.rand_u64()));
-        self.root.machine = Some(Switch::new(ShardId(0)));
-        self.registry = Some(registry.expect("the limits are not zero"));
-        self.fabric.agenda.at(self.fabric.now, Event::Tick { incarnation });
-    }
-
-    fn start_rack(&mut self, rack: usize) {
-        self.racks[rack].incarnation += 1;
-        self.racks[rack].machine = Some(Switch::new(ShardId(0)));
-    }
-
-    /// The racks on a worker's way, which pass on what the root tells it, learn of its job what they do not know.
-    fn teach(&mut self, worker: u8, job: JobId) {
-        let Some((config, _, racks)) =
-            self.registry.as_ref().and_then(|registry| registry.racks(job, WorkerId(worker)))
-        else {
-            return;
-        };
-        let racks: Vec<Rack> = racks.cloned().collect();
-        let mut upstream = None;
-        for (rack, Rack { place, contributions }) in
-            self.scenario.racks.way(worker).into_iter().rev().zip(racks)
-        {
-            let address = Node::Switch(upstream.replace(rack));
-            if let Some(machine) = &mut self.racks[rack].machine
-                && machine.job_progress(job).is_none()
-            {
-                let upstream = Some(Upstream { address, place });
-                let job = SwitchJob { config, contributions, upstream };
-                machine.add_job(job).expect("an admission is within its limits");
-            }
-        }
-    }
-
-    fn ask(&mut self, worker: u8, question: Question) {
-        let incarnation = self.root.incarnation;
-        self.fabric.tell(self.scenario, Event::Ask { worker, incarnation, question });
-    }
-
-    /// The switch hears a question, if it still runs.
-    fn answer(&mut self, worker: u8, incarnation: u32, question: Question) -> Result<(), Violation> {
-        let now = self.fabric.now;
-        let alive = self.nodes[usize::from(worker)].alive;
-        let way = self.scenario.racks.way(worker);
-        if way.iter().any(|rack| self.racks[*rack].machine.is_none()) {
-            // A heartbeat is said again.
-            if matches!(question, Question::Join(_)) {
-                self.fabric.tell(self.scenario, Event::Answer { worker, answer: Answer::Broken });
-            }
-            return Ok(());
-        }
-        let hop = |rack: &usize| Hop {
-            instance: *rack as u64,
-            address: ([10, 0, 0, *rack as u8], 4800).into(),
-            aggregators: 0,
-            elements: 0,
-            receive_buffer_bytes: 16 << 20,
-            mtu: MTU,
-        };
-        let hops = way.iter().map(hop).collect();
-        let incarnation_now = self.root.incarnation;
-        let Some(registry) = self.registry.as_mut().filter(|_| incarnation == incarnation_now && alive)
-        else {
-            self.fabric.tell(self.scenario, Event::Answer { worker, answer: Answer::Broken });
-            return Ok(());
-        };
-        match question {
-            Question::Heartbeat(job, generation, secret) => {
-                let reply = registry.heartbeat(now, job, WorkerId(worker), generation, secret);
-                let reply = reply.expect("a rank shows its own secret");
-                self.teach(worker, job);
-                let answer = Answer::Heartbeat(job, generation, reply);
-                self.fabric.tell(self.scenario, Event::Answer { worker, answer });
-            }
-            Question::Join(resume) => {
-                let request = JoinRequest {
-                    plan: 0,
-                    job: "job".into(),
-                    rank: worker.into(),
-                    world_size: self.scenario.workers.into(),
-                    in_flight: Some(self.scenario.slots),
-                    mtu: MTU,
-                    rate_bps: None,
-                    rtt: Duration::ZERO,
-                    patience: Duration::from_secs(20),
-                    protocol: Protocol::SwitchMl,
-                    hops,
-                    wire_version: fanin_wire::VERSION,
-                    wire_dtype: self.scenario.wire_dtype,
-                    resume,
-                    origin: None,
-                };
-                match registry.join(now, request) {
-                    JoinDecision::Waiting(ticket) => self.waiting.push((ticket, worker)),
-                    JoinDecision::Complete { ticket, tickets, outcome } => {
-                        self.waiting.push((ticket, worker));
-                        match outcome {
-                            Ok(admission) => self.admit(&tickets, &admission),
-                            Err(reason) => self.refuse(&tickets, &reason),
-                        }
-                    }
-                    JoinDecision::Again { admission, .. } => {
-                        self.teach(worker, admission.job);
-                        let answer = Answer::Admitted(Box::new(admission));
-                        self.fabric.tell(self.scenario, Event::Answer { worker, answer });
-                    }
-                    JoinDecision::Refused { reason } => {
-                        let answer = Answer::Refused(reason);
-                        self.fabric.tell(self.scenario, Event::Answer { worker, answer });
-                    }
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn admit(&mut self, tickets: &[Ticket], admission: &Admission) {
-        if let Some(switch) = &mut self.root.machine {
-            switch.add_job(admission.root_job()).expect("an admission is within its limits");
-        }
-        self.resumptions += u64::from(admission.resumed);
-        for (ticket, worker) in std::mem::take(&mut self.waiting) {
-            if tickets.contains(&ticket) {
-                self.teach(worker, admission.job);
-                let answer = Answer::Admitted(Box::new(admission.clone()));
-                self.fabric.tell(self.scenario, Event::Answer { worker, answer });
-            } else {
-                self.waiting.push((ticket, worker));
-            }
-        }
-    }
-
-    fn refuse(&mut self, tickets: &[Ticket], reason: &Refusal) {
-        for (ticket, worker) in std::mem::take(&mut self.waiting) {
-            if tickets.contains(&ticket) {
-                let answer = Answer::Refused(*reason);
-                self.fabric.tell(self.scenario, Event::Answer { worker, answer });
-            } else {
-                self.waiting.push((ticket, worker));
-            }
-        }
-    }
-
-    fn obey(&mut self, commands: Vec<Command>) -> Result<(), Violation> {
-        for command in commands {
-            let Some(switch) = &mut self.root.machine else { break };
-            match command {
-                Command::Abort { job, reason } => switch.abort_job(job, reason),
-                Command::Remove { job } => switch.remove_job(job),
-                Command::Refuse { tickets, reason } => self.refuse(&tickets, &reason),
-            }
-        }
-        self.drain_switch(None)
-    }
-
-    /// A worker hears the answer to its question.
-    fn hear(&mut self, worker: u8, answer: Answer) -> Result<(), Violation> {
-        let node = &mut self.nodes[usize::from(worker)];
-        if !node.alive || node.failed.is_some() {
-            return Ok(());
-        }
-        match answer {
-            Answer::Admitted(admission) => {
-                let config = admission.job_config();
-                let place = admission.racks.places[usize::from(worker)];
-                node.joined = Some((config.id, config.generation));
-                node.key = Some(config.key);
-                match &mut node.machine {
-                    Some(machine) => {
-                        let restore =
-                            admission.restore.get(usize::from(worker)).and_then(|shards| shards.first());
-                        let restore = restore.cloned().unwrap_or_default();
-                        machine.resume(self.fabric.now, WorkerPlan { config, switch: (), place, restore });
-                    }
-                    None => {
-                        node.machine = Some(Worker::new(config, place, (), RetransmissionConfig::default()));
-                        self.fabric.agenda.at(self.fabric.now, Event::Submit { worker });
-                    }
-                }
-                self.drain_worker(worker)
-            }
-            Answer::Heartbeat(job, generation, reply) => {
-                if node.joined != Some((job, generation)) {
-                    return Ok(()); // of a job that is over
-                }
-                match reply {
-                    HeartbeatReply::Alive { .. } => Ok(()),
-                    HeartbeatReply::Unknown => {
-                        self.rejoin(worker);
-                        Ok(())
-                    }
-                    HeartbeatReply::Aborted(reason) => self.fail(worker, reason),
-                }
-            }
-            // A rank that died before the job began is missed, not expelled.
-            Answer::Refused(Refusal::JoinTimeout { missing }) => {
-                let dead = missing.iter().next().unwrap_or_default();
-                self.fail(worker, AbortReason::Expelled(dead))
-            }
-            Answer::Refused(_) | Answer::Broken => {
-                self.rejoin(worker);
-                Ok(())
-            }
-        }
-    }
-
-    /// Joins, with what the worker still has of the job.
-    fn rejoin(&mut self, worker: u8) {
-        let node = &mut self.nodes[usize::from(worker)];
-        let was_joined = node.joined.take();
-        // A refused heartbeat and a refused join may both come; only one of them asks again.
-        if node.machine.is_some() && was_joined.is_none() && self.waiting.iter().any(|(_, w)| *w == worker) {
-            return;
-        }
-        let resume = node.machine.as_mut().zip(node.key).map(|(machine, key)| Resume {
-            lineage: key.lineage(),
-            generation: machine.generation(),
-            in_flight: self.scenario.slots,
-            elements: CHUNK_ELEMENTS as u16,
-            shards: 1,
-            completed: vec![machine.suspend()],
-        });
-        self.ask(worker, Question::Join(resume));
-    }
-
-    fn fail(&mut self, worker: u8, reason: AbortReason) -> Result<(), Violation> {
-        let expected = self.scenario.crash.map(|(worker, _)| AbortReason::Expelled(WorkerId(worker)));
-        if expected != Some(reason) {
-            return Err(Violation::WrongAbort { worker, reason });
-        }
-        self.nodes[usize::from(worker)].failed = Some(reason);
-        Ok(())
+    /// Where a worker's packets to a service go.
+    fn first_hop(&self, worker: u8, service: Place) -> Place {
+        self.scenario.racks.way(worker).first().map_or(service, |rack| self.rack(*rack))
     }
 
     fn submit(&mut self, worker: u8) -> Result<(), Violation> {
         let node = &mut self.nodes[usize::from(worker)];
-        let Some(machine) = node.machine.as_mut().filter(|_| node.alive) else { return Ok(()) };
-        if let Some(shape) = self.scenario.tensors.get(node.submitted) {
+        let Some(lanes) = node.lanes.as_mut().filter(|_| node.alive) else { return Ok(()) };
+        // Tensors go to the lanes in turn, each whole.
+        let lane = lanes.lane(node.submitted % self.services.len());
+        if let Some((shape, lane)) = self.scenario.tensors.get(node.submitted).zip(lane) {
             let operation = Operation { op: shape.op, pattern: shape.pattern };
-            machine.submit(Copy::contribution(self.scenario, node.submitted, worker), operation);
+            lane.machine.submit(Copy::contribution(self.scenario, node.submitted, worker), operation);
             node.submitted += 1;
             let pause = self.fabric.between(Duration::ZERO, self.scenario.pause);
             self.fabric.agenda.at(self.fabric.now + pause, Event::Submit { worker });
@@ -672,10 +429,11 @@ impl<'a> World<'a> {
     fn drain_worker(&mut self, worker: u8) -> Result<(), Violation> {
         let now = self.fabric.now;
         let node = &mut self.nodes[usize::from(worker)];
-        let Some(machine) = &mut node.machine else { return Ok(()) };
+        let Some(machine) = &mut node.lanes else { return Ok(()) };
         let mut sent = 0;
-        let (switch, from) = (self.scenario.racks.way(worker).first().copied(), Node::Worker(worker));
-        while let Some(Transmit { bytes, segment_bytes, .. }) = machine.poll_transmit(now, &mut self.train) {
+        let from = Node::Worker(worker);
+        while let Some(Transmit { to, bytes, segment_bytes }) = machine.poll_transmit(now, &mut self.train) {
+            let switch = to[0];
             for packet in self.train[..bytes].chunks(segment_bytes) {
                 sent += 1;
                 self.fabric.carry(self.scenario, || Event::ToSwitch {
@@ -685,14 +443,14 @@ impl<'a> World<'a> {
                 });
             }
         }
-        if sent > usize::from(self.scenario.slots) {
+        if sent > usize::from(self.scenario.slots) * self.services.len() {
             return Err(Violation::Unbounded { what: "worker's window", size: sent });
         }
         if let Some(due) = machine.poll_timeout() {
             self.fabric.agenda.at(due.max(now), Event::Timer { worker });
         }
         let mut failed = None;
-        while let Some(event) = machine.poll_event() {
+        while let Some((_, event)) = machine.poll_event() {
             match event {
                 WorkerEvent::Completed(tensor, _) => self.checker.completed(worker, &tensor)?,
                 WorkerEvent::Aborted(reason) => failed = Some(reason),
@@ -703,10 +461,7 @@ impl<'a> World<'a> {
 
     fn drain_switch(&mut self, switch: Place) -> Result<(), Violation> {
         let now = self.fabric.now;
-        let summing = match switch {
-            None => &mut self.root,
-            Some(rack) => &mut self.racks[rack],
-        };
+        let summing = &mut self.switches[switch];
         let Some(machine) = &mut summing.machine else { return Ok(()) };
         let mut answers = 0;
         while let Some(Transmit { to, bytes, segment_bytes }) = machine.poll_transmit(now, &mut self.train) {
@@ -715,7 +470,9 @@ impl<'a> World<'a> {
             for packet in self.train[..bytes].chunks(segment_bytes) {
                 for &to in &to {
                     let event = || match to {
-                        Node::Worker(worker) => Event::ToWorker { worker, packet: packet.to_vec() },
+                        Node::Worker(worker) => {
+                            Event::ToWorker { worker, from: switch, packet: packet.to_vec() }
+                        }
                         Node::Switch(to) => {
                             let from = Node::Switch(switch);
                             Event::ToSwitch { switch: to, from, packet: packet.to_vec() }
@@ -728,18 +485,22 @@ impl<'a> World<'a> {
         // One result, reply or packet to the upstream a packet handled, of the last two each two a slot at most, or an abort for
         // everybody. A result that is a root's alone is another one than that of the others.
         let handled = std::mem::take(&mut summing.handled);
-        let slots = usize::from(self.scenario.slots);
+        // A service has the job of its own lane, and those that it took over.
+        let services = self.services.len();
+        let slots = usize::from(self.scenario.slots) * services;
         let has_roots = |shape: &TensorShape| matches!(shape.pattern, Pattern::Reduce(_));
         let of_packets = if self.scenario.tensors.iter().any(has_roots) {
             (2 * handled).min(6 * slots)
         } else {
-            handled.min(if switch.is_some() { 6 } else { 4 } * slots)
+            handled.min(if switch >= services { 6 } else { 4 } * slots)
         };
-        if answers > of_packets + usize::from(self.scenario.workers) + 1 {
+        if answers > of_packets + services * (usize::from(self.scenario.workers) + 1) {
             return Err(Violation::Unbounded { what: "switch's answers", size: answers });
         }
         while let Some(JobAborted { job, reason }) = machine.poll_event() {
-            if let (None, Some(registry)) = (switch, &mut self.registry) {
+            if let Some(registry) =
+                self.services.get_mut(switch).and_then(|service| service.registry.as_mut())
+            {
                 registry.aborted(now, job, reason);
             }
         }

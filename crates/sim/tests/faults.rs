@@ -8,6 +8,8 @@ use fanin_sim::{Report, Scenario, run};
 const SEEDS: u64 = 20_000;
 /// The same, with racks before the switch.
 const SEEDS_WITH_RACKS: u64 = 10_000;
+/// The same, with services of which some die for good.
+const SEEDS_WITH_SERVICES: u64 = 5_000;
 
 type FromSeed = fn(u64) -> Scenario;
 
@@ -21,16 +23,25 @@ fn play(scenario: &Scenario) -> Report {
     })
 }
 
-/// Plays all seeds, or that of the environment. Returns how many packets were lost, and how often a job went on.
-fn play_all(seeds: u64, from_seed: FromSeed) -> (u64, u64) {
+/// What all runs were like together.
+#[derive(Default)]
+struct Totals {
+    lost: AtomicU64,
+    resumptions: AtomicU64,
+    taken_over: AtomicU64,
+    handed_back: AtomicU64,
+    killed: AtomicU64,
+}
+
+/// Plays all seeds, and returns what they were like; none where the environment names a seed, which is played alone.
+fn play_all(seeds: u64, from_seed: FromSeed) -> Option<Totals> {
     if let Ok(seed) = std::env::var("FANIN_SEED") {
         let scenario = from_seed(seed.parse().expect("FANIN_SEED is a number"));
         println!("{scenario:#?}\n{:#?}", play(&scenario));
-        return (u64::MAX, u64::MAX);
+        return None;
     }
     let next = AtomicU64::new(0);
-    let lost = AtomicU64::new(0);
-    let resumptions = AtomicU64::new(0);
+    let totals = Totals::default();
     std::thread::scope(|scope| {
         for _ in 0..std::thread::available_parallelism().map_or(1, usize::from) {
             scope.spawn(|| {
@@ -40,33 +51,51 @@ fn play_all(seeds: u64, from_seed: FromSeed) -> (u64, u64) {
                         break;
                     }
                     let report = play(&from_seed(seed));
-                    lost.fetch_add(report.lost, Ordering::Relaxed);
-                    resumptions.fetch_add(report.resumptions, Ordering::Relaxed);
+                    totals.lost.fetch_add(report.lost, Ordering::Relaxed);
+                    totals.resumptions.fetch_add(report.resumptions, Ordering::Relaxed);
+                    totals.taken_over.fetch_add(report.taken_over, Ordering::Relaxed);
+                    totals.handed_back.fetch_add(report.handed_back, Ordering::Relaxed);
+                    totals.killed.fetch_add(report.killed, Ordering::Relaxed);
                 }
             });
         }
     });
-    (lost.into_inner(), resumptions.into_inner())
+    Some(totals)
 }
 
 #[test]
 fn every_seed_keeps_every_rule() {
-    let (lost, resumptions) = play_all(SEEDS, Scenario::from_seed);
+    let Some(totals) = play_all(SEEDS, Scenario::from_seed) else { return };
     // The scenarios must really be hostile, or the rules were kept for nothing.
-    assert!(lost > 500_000);
-    assert!(resumptions > 2_500);
+    assert!(totals.lost.into_inner() > 500_000);
+    assert!(totals.resumptions.into_inner() > 2_500);
 }
 
 #[test]
 fn every_seed_keeps_every_rule_behind_racks() {
-    let (lost, resumptions) = play_all(SEEDS_WITH_RACKS, Scenario::with_racks_from_seed);
+    let Some(totals) = play_all(SEEDS_WITH_RACKS, Scenario::with_racks_from_seed) else { return };
+    let (lost, resumptions) = (totals.lost.into_inner(), totals.resumptions.into_inner());
     assert!(lost > 500_000, "{lost}");
     assert!(resumptions > 1_250, "{resumptions}");
 }
 
 #[test]
+fn every_seed_keeps_every_rule_where_services_die_and_others_take_over() {
+    let Some(totals) = play_all(SEEDS_WITH_SERVICES, Scenario::with_services_from_seed) else { return };
+    let (lost, killed) = (totals.lost.into_inner(), totals.killed.into_inner());
+    let (taken_over, handed_back) = (totals.taken_over.into_inner(), totals.handed_back.into_inner());
+    assert!(lost > 500_000, "{lost}");
+    assert!(killed > 2_500, "{killed}");
+    assert!(taken_over > 2_500, "{taken_over}");
+    // Some had a sum that others lacked: it was in flight when the service died.
+    assert!(handed_back > 2_500, "{handed_back}");
+}
+
+#[test]
 fn the_same_seed_plays_the_same_way() {
-    for from_seed in [Scenario::from_seed as FromSeed, Scenario::with_racks_from_seed] {
+    let worlds: [FromSeed; 3] =
+        [Scenario::from_seed, Scenario::with_racks_from_seed, Scenario::with_services_from_seed];
+    for from_seed in worlds {
         for seed in 0..50 {
             assert_eq!(play(&from_seed(seed)), play(&from_seed(seed)), "seed {seed}");
         }
