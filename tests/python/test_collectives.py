@@ -172,6 +172,13 @@ def odd_memory(me: Me) -> None:
     strided = torch.zeros(25, 40).t()
     dist.reduce_scatter(strided, [torch.full((40, 25), float(r)) for r in range(n)])
     assert strided.tolist() == [[float(n * me.rank)] * 25] * 40
+    columns = torch.zeros(40, n * 25).t()
+    dist.all_gather_single(columns, torch.full((40, 25), float(me.rank)).t())
+    assert columns.tolist() == [[float(r)] * 40 for r in range(n) for _ in range(25)]
+    rows = torch.arange(float(n * 25)).expand(40, n * 25).t()
+    summed = torch.zeros(25, 40)
+    dist.reduce_scatter_single(summed, rows)
+    assert summed[:, 7].tolist() == [n * float(i) for i in range(25 * me.rank, 25 * me.rank + 25)]
     # Leaves, and what was made for inference.
     leaf = torch.full((5,), float(me.rank), requires_grad=True)
     dist.broadcast(leaf, 1)

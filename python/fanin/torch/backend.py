@@ -149,26 +149,26 @@ class FaninBackend(DelegatingBackend):
     def allgather(
         self, outputs: TensorLists, inputs: Sequence[Tensor], opts: c10d.AllgatherOptions
     ) -> Work:
-        work = self._gather(outputs, inputs, opts)
+        work = self._gather_lists(outputs, inputs, opts)
         return super().allgather(outputs, inputs, opts) if work is None else work
 
     def allgather_coalesced(
         self, outputs: TensorLists, inputs: Sequence[Tensor], opts: c10d.AllgatherOptions
     ) -> Work:
         # One list a rank, which is the other way round.
-        work = self._gather(list(zip(*outputs, strict=False)), inputs, opts)
+        work = self._gather_lists(list(zip(*outputs, strict=False)), inputs, opts)
         return super().allgather_coalesced(outputs, inputs, opts) if work is None else work
 
     def all_gather_single(
         self, output: Tensor, source: Tensor, opts: c10d.AllgatherOptions
     ) -> Work:
-        work = self._gather([self._slices(output)], [source], opts)
+        work = self._gather([output], [source], opts)
         return super().all_gather_single(output, source, opts) if work is None else work
 
     def all_gather_single_coalesced(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: c10d.AllgatherOptions
     ) -> Work:
-        work = self._gather([self._slices(output) for output in outputs], inputs, opts)
+        work = self._gather(outputs, inputs, opts)
         return super().all_gather_single_coalesced(outputs, inputs, opts) if work is None else work
 
     def reduce_scatter(
@@ -197,27 +197,40 @@ class FaninBackend(DelegatingBackend):
     _reduce_scatter_base = reduce_scatter_single
 
     def _slices(self, tensor: Tensor) -> Sequence[Tensor]:
-        """Return one slice a rank; none if the tensor cannot be cut so."""
+        """Return one slice a rank, in one piece each; none if the tensor cannot be cut so."""
         if tensor.layout != torch.strided or tensor.numel() % self.size() != 0:
             return []
-        if not tensor.is_contiguous():
-            return []
-        return tensor.detach().view(-1).chunk(self.size()) if tensor.numel() else []
+        return tensor.detach().contiguous().view(-1).chunk(self.size()) if tensor.numel() else []
 
     def _gather(
-        self, outputs: TensorLists, inputs: Sequence[Tensor], opts: c10d.AllgatherOptions
+        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: c10d.AllgatherOptions
     ) -> Work | None:
         """Start all-gathers on the switch; None if they are not ones that it serves."""
+        n, rank = self.size(), self.rank()
+        fit = len(outputs) == len(inputs) and all(
+            output.numel() == n * source.numel() > 0 and output.dtype == source.dtype
+            for output, source in zip(outputs, inputs, strict=True)
+        )
+        if not fit or not self._gathers(outputs, inputs):
+            return None
+        pairs = zip(outputs, inputs, strict=True)
+        parts = [collectives.all_gather_single(one, source, rank, n) for one, source in pairs]
+        return self._start(outputs, parts, opts)
+
+    def _gather_lists(
+        self, outputs: TensorLists, inputs: Sequence[Tensor], opts: c10d.AllgatherOptions
+    ) -> Work | None:
         flat = [tensor for each in outputs for tensor in each]
-        if not self._matches(outputs, inputs) or not self._channel.has(flat, adds=False):
-            return None
-        if not self._channel.has(inputs, adds=False):
-            return None
-        if sum(tensor.nbytes for tensor in flat) > ALL_GATHER_BYTES_MAX:
+        if not self._matches(outputs, inputs) or not self._gathers(flat, inputs):
             return None
         pairs = zip(outputs, inputs, strict=True)
         parts = [collectives.all_gather(each, source, self.rank()) for each, source in pairs]
         return self._start(flat, parts, opts)
+
+    def _gathers(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> bool:
+        """Whether the switch is to gather these; it could, but not in large."""
+        small = sum(tensor.nbytes for tensor in outputs) <= ALL_GATHER_BYTES_MAX
+        return small and self._channel.has([*outputs, *inputs], adds=False)
 
     def _scatter(
         self, outputs: Sequence[Tensor], inputs: TensorLists, opts: c10d.ReduceScatterOptions

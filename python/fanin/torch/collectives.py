@@ -69,6 +69,17 @@ def all_gather(outputs: Sequence[torch.Tensor], source: torch.Tensor, rank: int)
     return Part(request, partial(_run, finishes) if finishes else None)
 
 
+def all_gather_single(
+    output: torch.Tensor, source: torch.Tensor, rank: int, world_size: int
+) -> Part:
+    """Give all ranks what each has, one behind the other."""
+    memory, finish = _in_place(output)
+    part = all_gather(memory.view(-1).chunk(world_size), source.reshape(-1), rank)
+    # Slices of memory in one piece need nothing themselves.
+    part.finish = finish
+    return part
+
+
 def reduce_scatter(
     output: torch.Tensor, sources: Sequence[torch.Tensor], average: bool, rank: int
 ) -> Part:
@@ -113,7 +124,7 @@ def _copy_back(target: torch.Tensor, staged: torch.Tensor) -> None:
 
 def _write(target: torch.Tensor, source: torch.Tensor) -> None:
     with torch.inference_mode():  # also tensors that were made in it may be written to
-        target.detach().copy_(source.detach().view(target.shape))
+        target.detach().copy_(source.detach().reshape(target.shape))
 
 
 def _run(finishes: Sequence[Finish]) -> None:
