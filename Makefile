@@ -141,6 +141,7 @@ fuzz: test-tools
 # before? `$(BIN)/python benches/against.py ../before` lets two built checkouts take turns.
 bench: build
 	$(BIN)/python benches/performance.py
+	$(BIN)/python benches/collectives.py
 
 # ATP on real sockets: docs/reproduction-sockets.md. Needs root, for network namespaces.
 bench-atp: build

@@ -175,14 +175,14 @@ def no_laboratory() -> str | None:
     return None
 
 
-def bench(arguments: Sequence[str], fanin: Sequence[str] = FANIN) -> Any:
-    """Run `fanin bench allreduce` and return its JSON.
+def bench(arguments: Sequence[str], fanin: Sequence[str] = FANIN, name: str = "allreduce") -> Any:
+    """Run `fanin bench NAME` and return its JSON.
 
     Raises `FailedError`.
     """
     with tempfile.TemporaryDirectory(prefix="fanin-performance-") as folder:
         result = Path(folder) / "result.json"
-        _output([*fanin, "bench", "allreduce", *arguments, "--json", str(result)])
+        _output([*fanin, "bench", name, *arguments, "--json", str(result)])
         return json.loads(result.read_text())
 
 

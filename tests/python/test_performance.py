@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import against
+import collectives
 import document
 import kernels
 import performance
@@ -249,3 +250,18 @@ def test_two_checkouts_take_turns_and_the_ratio_within_a_round_counts(
     assert asked == ["there", "here", "here", "there", "there", "here"]
     (row,) = capsys.readouterr().out.splitlines()[1:]
     assert " ".join(row.split()) == "4, loopback, 25 MB 100.0 ms 200.0 ms 2.00 (2.00 to 2.00)"
+
+
+def test_the_other_collectives_have_a_table_of_their_own(tmp_path: Path) -> None:
+    program = PROGRAM.with_name("collectives.py")
+    done = subprocess.run(
+        [sys.executable, str(program), "--quick", "--into", str(tmp_path / "page.md")],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / "page.md").read_text()
+    assert "| allgather | 2, loopback | 4 kB |" in page
+    assert collectives.BEGIN in (PROGRAM.parents[1] / "docs" / "performance.md").read_text()

@@ -36,9 +36,9 @@ fanin and Gloo are two groups of the same ranks, and take turns, round by round.
 moment that all ranks are told beforehand, on the clock that they share; its time ends when the last
 rank has its sums. Every sum is checked: against the exact one, within the stated error, and for
 equal bits on all ranks. Of reduce and broadcast rank 0 is the root; of reducescatter and allgather
---size is that of all ranks' slices together. CPU seconds are those of the ranks' and the switch's
-processes during the rounds of a backend; what the kernel does for shaped links on its own account
-is in none."""
+--size is that of all ranks' slices together, and the services gather however many those are. CPU
+seconds are those of the ranks' and the switch's processes during the rounds of a backend; what the
+kernel does for shaped links on its own account is in none."""
 
 EXAMPLES = """\
 examples:

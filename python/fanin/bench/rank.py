@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import os
 import signal
+import sys
 import time
 import traceback
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ import torch.distributed as dist
 
 from fanin import netlab
 from fanin._settings import Settings, variable
+from fanin.torch import backend
 from fanin.torch.options import Options
 
 # The elements are whole numbers up to this, so that their sum is known exactly.
@@ -132,6 +134,8 @@ def _play(place: Place, parent: Connection) -> None:
             plan=said.plan,
             rate=place.rate_bps,
         )
+        # What the services do is measured, also where the backend would take Gloo for it.
+        backend.ALL_GATHER_BYTES_MAX = sys.maxsize
         groups["fanin"] = dist.new_group(backend="fanin", timeout=timeout, pg_options=options)
     parent.send("joined")
     inputs: Inputs | None = None
