@@ -59,6 +59,7 @@ def parser(name: str = "allreduce") -> argparse.ArgumentParser:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    made.set_defaults(collective=COLLECTIVES[name])
     made.add_argument(
         "--workers",
         type=_listed(_units.positive_number),
@@ -148,7 +149,6 @@ def parser(name: str = "allreduce") -> argparse.ArgumentParser:
 def main(name: str, argv: list[str]) -> int:
     """Run `fanin bench NAME ARGV` and return its exit status."""
     args = parser(name).parse_args(argv)
-    args.collective = COLLECTIVES[name]
     try:
         return _run(args, ["fanin", "bench", name, *argv])
     except FaninError as error:

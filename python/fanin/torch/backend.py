@@ -6,15 +6,18 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Protocol
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor, distributed
 from torch._C import _distributed_c10d as c10d
 from torch._C._distributed_c10d import PrefixStore, ProcessGroup, ReduceOp, Store, Work
+from torch._compile import _disable_dynamo
 
 from fanin import _fanin
 from fanin._settings import Settings
@@ -83,6 +86,24 @@ def plan(group: ProcessGroup | None = None) -> _fanin.JobPlan | None:
     return backend.plan
 
 
+_Method = TypeVar("_Method", bound=Callable[..., Work])
+
+
+def _untraced(method: _Method) -> _Method:
+    """Keep TorchDynamo out of a method that C++ calls in the midst of a compiled program.
+
+    It would make graphs of what is done with tensors here. Where nobody has loaded it, there is
+    nothing to keep out, and it takes a second to load.
+    """
+    disabled = _disable_dynamo(method)
+
+    @functools.wraps(method)
+    def call(*args: Any) -> Work:
+        return (disabled if "torch._dynamo" in sys.modules else method)(*args)
+
+    return cast(_Method, call)
+
+
 class FaninBackend(DelegatingBackend):
     """One rank of one group. The constructor blocks until all ranks have joined the job.
 
@@ -131,6 +152,7 @@ class FaninBackend(DelegatingBackend):
         work = self._sum(tensors, opts)
         return super().allreduce_coalesced(tensors, opts) if work is None else self._issued(work)
 
+    @_untraced
     def reduce(self, tensors: Sequence[Tensor], opts: c10d.ReduceOptions) -> Work:
         average = _average(opts.reduceOp)
         if average is None or not self._channel.has(tensors, adds=True):
@@ -139,6 +161,7 @@ class FaninBackend(DelegatingBackend):
         parts = [collectives.reduce(tensor, average, root, rank) for tensor in tensors]
         return self._start(tensors, parts, opts)
 
+    @_untraced
     def broadcast(self, tensors: Sequence[Tensor], opts: c10d.BroadcastOptions) -> Work:
         if not self._channel.has(tensors, adds=False):
             return super().broadcast(tensors, opts)
@@ -146,12 +169,14 @@ class FaninBackend(DelegatingBackend):
         parts = [collectives.broadcast(tensor, root, rank) for tensor in tensors]
         return self._start(tensors, parts, opts)
 
+    @_untraced
     def allgather(
         self, outputs: TensorLists, inputs: Sequence[Tensor], opts: c10d.AllgatherOptions
     ) -> Work:
         work = self._gather_lists(outputs, inputs, opts)
         return super().allgather(outputs, inputs, opts) if work is None else work
 
+    @_untraced
     def allgather_coalesced(
         self, outputs: TensorLists, inputs: Sequence[Tensor], opts: c10d.AllgatherOptions
     ) -> Work:
@@ -159,30 +184,35 @@ class FaninBackend(DelegatingBackend):
         work = self._gather_lists(list(zip(*outputs, strict=False)), inputs, opts)
         return super().allgather_coalesced(outputs, inputs, opts) if work is None else work
 
+    @_untraced
     def all_gather_single(
         self, output: Tensor, source: Tensor, opts: c10d.AllgatherOptions
     ) -> Work:
         work = self._gather([output], [source], opts)
         return super().all_gather_single(output, source, opts) if work is None else work
 
+    @_untraced
     def all_gather_single_coalesced(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: c10d.AllgatherOptions
     ) -> Work:
         work = self._gather(outputs, inputs, opts)
         return super().all_gather_single_coalesced(outputs, inputs, opts) if work is None else work
 
+    @_untraced
     def reduce_scatter(
         self, outputs: Sequence[Tensor], inputs: TensorLists, opts: c10d.ReduceScatterOptions
     ) -> Work:
         work = self._scatter(outputs, inputs, opts)
         return super().reduce_scatter(outputs, inputs, opts) if work is None else work
 
+    @_untraced
     def reduce_scatter_single(
         self, output: Tensor, source: Tensor, opts: c10d.ReduceScatterOptions
     ) -> Work:
         work = self._scatter([output], [self._slices(source)], opts)
         return super().reduce_scatter_single(output, source, opts) if work is None else work
 
+    @_untraced
     def reduce_scatter_single_coalesced(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: c10d.ReduceScatterOptions
     ) -> Work:
