@@ -163,9 +163,9 @@ def recorded(me: Me, backend: str) -> set[str]:
     pair: Any = dist.new_group(group_desc="a pair")
     tensor = torch.ones(2)
     for group in (None, pair):
-        dist.broadcast(tensor, src=0, group=group)
-        dist.all_reduce(tensor, group=group)
-        dist.all_gather([torch.empty(2), torch.empty(2)], tensor, group=group)
+        # Gloo's on both, and Gloo is who writes.
+        dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=group)
+        dist.all_to_all_single(torch.empty(2), tensor, group=group)
     text = c10d._dump_fr_trace_json()
     return {str(entry["process_group"][0]) for entry in json.loads(text)["entries"]}
 
