@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import warnings
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -179,6 +181,24 @@ def odd_memory(me: Me) -> None:
     summed = torch.zeros(25, 40)
     dist.reduce_scatter_single(summed, rows)
     assert summed[:, 7].tolist() == [n * float(i) for i in range(25 * me.rank, 25 * me.rank + 25)]
+    # One tensor in many places, and memory at odd addresses.
+    x = torch.full((20_000,), float(me.rank + 1))
+    dist.reduce_scatter(x, [x] * n)
+    assert (x == n * (n + 1) / 2).all()
+    y, z = torch.full((50,), float(me.rank)), torch.zeros(50)
+    dist.reduce_scatter(z, [y] * n)
+    assert (z == n * (n - 1) / 2).all()
+    odd = torch.frombuffer(bytearray(4 * 10 * n + 2), dtype=torch.float32, offset=2, count=10 * n)
+    odd.fill_(1.0)
+    z = torch.zeros(10)
+    dist.reduce_scatter_single(z, odd)
+    assert z.tolist() == [float(n)] * 10
+    # Ranks need not have their tensors in memory alike.
+    alike = torch.full((n * 25, 40), float(me.rank))
+    mixed = alike if me.rank == 0 else torch.full((40, n * 25), float(me.rank)).t()
+    z = torch.zeros(25, 40)
+    dist.reduce_scatter_single(z, mixed)
+    assert (z == n * (n - 1) / 2).all()
     # Leaves, and what was made for inference.
     leaf = torch.full((5,), float(me.rank), requires_grad=True)
     dist.broadcast(leaf, 1)
@@ -195,6 +215,25 @@ def odd_memory(me: Me) -> None:
 
 def test_memory_of_any_shape(launch: Launch) -> None:
     launch(odd_memory, 3, at=ALONE).results()
+
+
+def from_read_only_memory(me: Me, file: str) -> list[float]:
+    init(me)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns of memory that cannot be written
+        kept = torch.from_numpy(np.load(file, mmap_mode="r"))
+    tensor = kept if me.rank == 0 else torch.zeros(len(kept))
+    dist.broadcast(tensor, 0)
+    outputs = [kept if other == me.rank else torch.zeros(len(kept)) for other in range(2)]
+    dist.all_gather(outputs, kept)
+    return [tensor.sum().item(), outputs[1 - me.rank].sum().item()]
+
+
+def test_what_a_rank_says_may_be_in_read_only_memory(launch: Launch, tmp_path: Path) -> None:
+    numbers = np.arange(1000, dtype=np.float32)
+    np.save(tmp_path / "numbers.npy", numbers)
+    found = launch(from_read_only_memory, 2, str(tmp_path / "numbers.npy"), at=ALONE).results()
+    assert found == [[float(numbers.sum())] * 2] * 2
 
 
 def asynchronous(me: Me) -> None:

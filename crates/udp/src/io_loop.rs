@@ -26,6 +26,8 @@ const PACKET_BYTES_MIN: usize = 1024;
 /// Attempts to receive before the thread sleeps, where there are cores to spare. An attempt costs about half a microsecond,
 /// to sleep and be woken several: a peer that answers at once is heard awake.
 const SPINS: usize = 16;
+/// After so many rounds in which one socket had packets, all are looked at: one that never runs dry is not the only one.
+const LOOK_ROUNDS: usize = 8;
 
 /// Cores below which the thread sleeps at once. A core that spins is one that the peer, or the training, waits for: on two
 /// cores with a switch and two workers, 8 spins cost a tenth of the rate and a quarter more latency, 128 half of the rate.
@@ -169,7 +171,7 @@ pub(crate) fn run(bell: &Bell, mut newcomers: impl FnMut(&mut Vec<Box<dyn Tenant
     let mut train = vec![0; TRAIN_BYTES];
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let spins = if cores >= SPIN_CORES_MIN { SPINS } else { 0 };
-    let mut idle_rounds = 0;
+    let (mut idle_rounds, mut rounds) = (0, 0usize);
     let mut tenants = Vec::new();
     while newcomers(&mut tenants).is_continue() {
         let mut busy = false;
@@ -205,8 +207,9 @@ pub(crate) fn run(bell: &Bell, mut newcomers: impl FnMut(&mut Vec<Box<dyn Tenant
         }
         if busy {
             idle_rounds = 0;
-            // Whoever keeps two machines of this thread busy does not keep it from its sockets.
-            if !received {
+            // Whoever keeps two machines of this thread busy does not keep it from its sockets, and no socket the others from theirs.
+            rounds += 1;
+            if !received || rounds % LOOK_ROUNDS == 0 {
                 tenants.iter().for_each(|tenant| tenant.look_again());
             }
         } else if idle_rounds < spins {

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Final
 
 import torch
@@ -63,7 +64,10 @@ def all_gather(outputs: Sequence[torch.Tensor], source: torch.Tensor, rank: int)
         # It may lie anywhere among the outputs.
         shared = own.untyped_storage().data_ptr() == source.untyped_storage().data_ptr()
         _write(own, source.clone() if shared else source)
-    placed = [_in_place(output) for output in outputs]
+    if _disjoint(outputs):
+        placed = [_in_place(output) for output in outputs]
+    else:
+        placed = [_staged(output) for output in outputs]
     request = Request([memory for memory, _ in placed], None, collective="all_gather")
     finishes = [finish for _, finish in placed if finish is not None]
     return Part(request, partial(_run, finishes) if finishes else None)
@@ -85,23 +89,20 @@ def reduce_scatter(
 ) -> Part:
     """Sum one slice for each rank; `sources` are like `output`, one a rank, and stay."""
     own = sources[rank]
-    shared = any(
-        output.untyped_storage().data_ptr() == source.untyped_storage().data_ptr()
-        for source in sources
-    )
+    others = [source for other, source in enumerate(sources) if other != rank]
+    in_place = output.data_ptr() == own.data_ptr() and output.stride() == own.stride()
     finish: Finish | None
-    if shared and output.data_ptr() != own.data_ptr():
-        # It may lie among what the others are to get.
-        memory = own.detach().clone(memory_format=torch.contiguous_format)
-        finish = partial(_write, output.detach(), memory)
-    else:
-        if output.data_ptr() != own.data_ptr() or output.stride() != own.stride():
+    if _disjoint([output, *others]) and (in_place or _disjoint([output, own])):
+        if not in_place:
             _write(output, own)
         memory, finish = _in_place(output)
-    parts = [
-        memory if other == rank else source.detach().resolve_neg().contiguous()
-        for other, source in enumerate(sources)
-    ]
+        parts = [_in_place(source)[0] for source in others]
+    else:
+        # It may lie among what the others are to get, and they among each other.
+        memory = _staged(own)[0]
+        finish = partial(_write, output.detach(), memory)
+        parts = [_staged(source)[0] for source in others]
+    parts.insert(rank, memory)
     dtype = DTYPES[output.dtype]
     request = Request(parts, dtype, collective="reduce_scatter", average=average)
     return Part(request, finish)
@@ -114,8 +115,26 @@ def _in_place(tensor: torch.Tensor) -> tuple[torch.Tensor, Finish | None]:
     aligned = target.data_ptr() % target.element_size() == 0
     if target.is_contiguous() and not target.is_neg() and aligned:
         return target, None
+    return _staged(target)
+
+
+def _staged(tensor: torch.Tensor) -> tuple[torch.Tensor, Finish]:
+    target = tensor.detach()
     staged = torch.empty(target.shape, dtype=target.dtype).copy_(target)
     return staged, partial(_copy_back, target, staged)
+
+
+def _disjoint(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether no two of them have memory in common; those that only interleave count as if."""
+    spans = sorted(_span(tensor) for tensor in tensors if tensor.numel())
+    return all(one[1] <= other[0] for one, other in pairwise(spans))
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    last = sum((count - 1) * stride for count, stride in steps)
+    begin = tensor.data_ptr()
+    return begin, begin + (last + 1) * tensor.element_size()
 
 
 def _copy_back(target: torch.Tensor, staged: torch.Tensor) -> None:

@@ -132,7 +132,7 @@ class Membership:
             for index, (_, _, _, owner) in enumerate(services)
             if asks and (owner is None or of_rank[owner] != of_rank[rank])
         ]
-        patience = max(min(WAY_PATIENCE, (deadline - time.monotonic()) / 4), 0.1)
+        patience = max(min(WAY_PATIENCE, (deadline - time.monotonic()) / 2), 1.0)
 
         def cut_off(index: int) -> str | None:
             return _fanin.cut_off(services[index][0], patience)

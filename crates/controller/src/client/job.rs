@@ -232,8 +232,7 @@ impl Job {
     /// or in racks.
     #[must_use]
     pub fn has_roots(&self) -> bool {
-        let job = self.session.as_ref().and_then(|session| session.job());
-        self.local.is_none() && job.is_some_and(|job| job.has_roots())
+        self.local.is_none() && self.session.as_ref().is_some_and(|session| session.has_roots())
     }
 
     /// Changes [`SessionConfig::timeout`], for what is under way too.

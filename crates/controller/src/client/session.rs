@@ -251,6 +251,12 @@ impl Session {
         self.shared.as_ref().map(|shared| shared.job(0))
     }
 
+    /// Whether all services have other collectives than all-reduces. Not after [`Self::close`].
+    #[must_use]
+    pub fn has_roots(&self) -> bool {
+        self.shared.as_ref().is_some_and(|shared| shared.lanes().all(|lane| lane.job.has_roots()))
+    }
+
     /// All-reduces that are not done.
     #[must_use]
     pub fn outstanding(&self) -> usize {

@@ -17,7 +17,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 use fanin_quant::{Exponent, Scale};
 use fanin_wire::{
-    Collective, Generation, Kind, Operation, Preamble, SlotHeader, SlotIndex, SlotPacket, WireDtype,
+    Collective, Generation, Kind, Operation, Pattern, Preamble, SlotHeader, SlotIndex, SlotPacket, WireDtype,
     WorkerId, begin_bfloat16_payload, bfloat16_payload,
 };
 
@@ -225,7 +225,10 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
             let range = place.range();
             let at = index.index() * self.config.payload_bytes_max();
             if receives {
+                // Nobody's memory is written that only says what it holds: it may be read-only.
+                let is_told = header.collective.pattern != Pattern::Broadcast(self.worker);
                 match (header.collective.wire_dtype, bfloat16) {
+                    _ if !is_told => {}
                     (WireDtype::Native, _) => place.elements().copy_from(range, payload),
                     (_, Some((_, sums))) => place.elements().decode(range, sums, workers, op),
                     _ => {
