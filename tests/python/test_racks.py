@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from conftest import Launch, SwitchProcess
 from fanin.netlab import SERVER, SERVER_ADDRESS, Netlab, address
+from fanin.torch import Options
 from ranks import Me
 from test_faults import Sum, both_ways, exact_loop
 from test_netlab import NAME, needs_lab, sums_over_the_laboratory
@@ -96,3 +97,24 @@ def moved(me: Me) -> list[float]:
     reduced = torch.ones(100_000)
     dist.reduce(reduced, dst=1)
     return [broadcast.mean().item(), reduced.mean().item()]
+
+
+def moved_beside_own_services(me: Me) -> tuple[int, float, float]:
+    me.init(pg_options=Options(machine=f"machine {me.rank}", rate="1gbit"))
+    backend: Any = dist.group.WORLD._get_backend(torch.device("cpu"))  # type: ignore[union-attr]
+    # So large that every service would have a part.
+    tensor = torch.full((2_000_000,), 7.0 * me.rank)
+    dist.broadcast(tensor, src=1)
+    summed = torch.ones(2_000_000)
+    dist.all_reduce(summed)
+    services = len(backend._channel._client.switch.split(","))
+    return services, tensor.mean().item(), summed.mean().item()
+
+
+def test_a_broadcast_is_right_where_one_of_several_services_is_a_rack(launch: Launch) -> None:
+    with (
+        SwitchProcess(*SHARDS, "--rate", "1gbit") as root,
+        SwitchProcess(*SHARDS, "--upstream", root.address) as rack,
+    ):
+        results = launch(moved_beside_own_services, 2, at=rack.address).results()
+    assert results == [(3, 7.0, 2.0)] * 2
