@@ -14,7 +14,7 @@ use super::socket;
 use crate::SessionError;
 use crate::convert::protocol;
 use crate::proto::control_client::ControlClient;
-use crate::proto::{StatusReply, StatusRequest};
+use crate::proto::{REPLY_BYTES_MAX, StatusReply, StatusRequest};
 
 /// The port where none is given.
 const PORT_DEFAULT: u16 = 4800;
@@ -152,7 +152,8 @@ impl Connection {
             .map_err(|error| not_a_switch(error.to_string()))?
             .connect_timeout(patience);
         let connector = tower::service_fn(move |_: http::Uri| socket::connect(address));
-        let mut client = ControlClient::new(endpoint.connect_with_connector_lazy(connector));
+        let channel = endpoint.connect_with_connector_lazy(connector);
+        let mut client = ControlClient::new(channel).max_decoding_message_size(REPLY_BYTES_MAX);
         // Of no job: only whether it is a switch, and which version.
         let question = StatusRequest { job: Some(String::new()), passed_on: 0 };
         let status = match tokio::time::timeout(patience, client.status(question)).await {

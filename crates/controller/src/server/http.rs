@@ -20,16 +20,17 @@ use super::calls::in_turn;
 use super::guests::guests;
 use super::{ServerError, metrics};
 use crate::keepalive::expect_answers;
+use crate::proto::REPLY_BYTES_MAX;
 use crate::proto::control_server::{Control, ControlServer};
 
 /// How long open connections may take to end.
 const HANG_UP: Duration = Duration::from_millis(500);
 /// Ports that are tried when any will do: a TCP port that is free may be taken for UDP.
 const PORT_ATTEMPTS: usize = 16;
-/// The largest message is a request to join that resumes a job: 64 shards of 16384 slots, whose counts take up to five bytes each. So is the answer, and what `Status` says of many jobs.
-const MESSAGE_BYTES_MAX: usize = 6 << 20;
-/// All other requests are short.
-const REQUEST_BYTES_MAX: usize = 64 << 10;
+/// The largest request is one to join that resumes a job: 64 shards of 16384 slots, whose counts take up to five bytes each.
+const JOIN_BYTES_MAX: usize = 6 << 20;
+/// All other requests are short, and so is the rest of that one.
+pub(super) const REQUEST_BYTES_MAX: usize = 64 << 10;
 /// The call that may be longer.
 const JOIN: &str = "/fanin.v1.Control/Join";
 
@@ -135,11 +136,11 @@ async fn serve<F: Future<Output = Scraped> + Send + 'static>(
     let taking = |bytes| {
         ControlServer::from_arc(Arc::clone(&service))
             .max_decoding_message_size(bytes)
-            .max_encoding_message_size(MESSAGE_BYTES_MAX)
+            .max_encoding_message_size(REPLY_BYTES_MAX)
     };
     let router = Routes::new(taking(REQUEST_BYTES_MAX))
         .into_axum_router()
-        .route_service(JOIN, taking(MESSAGE_BYTES_MAX))
+        .route_service(JOIN, taking(JOIN_BYTES_MAX))
         .route("/healthz", get(async move || told(health())))
         .route("/metrics", get(async move || scraped(scrape().await)))
         .layer(from_fn(in_turn));

@@ -23,7 +23,7 @@ use super::crowd::{Crowd, Place};
 use super::data_path::{DataPath, Figures};
 use super::errands::Errands;
 use super::snapshots::Snapshots;
-use super::told::{Measured, Told};
+use super::told::{Measured, Told, Word};
 
 /// Of the jobs that may wait or run at once, those of which ranks wait that ask from one address: half, so that others have room.
 const OF_ONE_ADDRESS: u32 = 2;
@@ -252,11 +252,11 @@ impl Jobs {
     }
 
     /// A rank that was admitted tells of the job and of itself.
-    pub fn tell(&self, job: JobId, rank: u32, split: Option<proto::Split>, place: Option<proto::Place>) {
+    pub fn tell(&self, job: JobId, rank: u32, word: Word) {
         let mut state = self.lock();
         // It may have ended since. The registry admits none that a bitmap does not hold.
         if let (true, Ok(rank)) = (state.news.contains_key(&job), u8::try_from(rank)) {
-            state.told.entry(job).or_default().joined(WorkerId(rank), split, place);
+            state.told.entry(job).or_default().joined(WorkerId(rank), word);
         }
     }
 
@@ -596,7 +596,7 @@ mod tests {
         assert_eq!(jobs.lock().told.len(), 1);
         jobs.leave(job, WorkerId(0), secret).expect("its own");
         jobs.heartbeat(job, WorkerId(0), generation, secret, trip).expect("its own");
-        jobs.tell(job, 0, None, Some(proto::Place::default()));
+        jobs.tell(job, 0, Word::default());
         assert!(jobs.lock().told.is_empty());
     }
 

@@ -703,8 +703,7 @@ struct Service(Arc<Relay>);
 impl Control for Service {
     async fn join(&self, request: Request<proto::JoinRequest>) -> Result<Response<proto::JoinReply>, Status> {
         use proto::join_reply::Outcome;
-        let peer = request.remote_addr();
-        let message = seen_from(request.into_inner(), peer);
+        let message = seen_from(request)?;
         let (job, rank) = (for_log(&message.job), message.rank);
         let refused =
             |reason: &dyn std::fmt::Display| tracing::warn!(job, rank, %reason, "a rank is refused");

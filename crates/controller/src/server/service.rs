@@ -8,13 +8,15 @@ use fanin_protocol::control::{
     Admission, Denied, Detached, HeartbeatReply, Hop, JobState, JoinRequest, Protocol, Resume,
 };
 use fanin_wire::{Generation, JobId, VERSION, WorkerId};
+use prost::Message;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::data_path::{Figures, unhealthy};
+use super::http::REQUEST_BYTES_MAX;
 use super::jobs::{Attending, JobSnapshot, Jobs, Joined, NotAdmitted, Stays};
-use super::told::Measured;
+use super::told::{Measured, Word};
 use crate::client::path::{mtu_at, rate_bps_at};
 use crate::convert::{Malformed, narrow, protocol, wire_dtype};
 use crate::proto::{self, control_server::Control};
@@ -48,13 +50,14 @@ impl Control for ControlService {
     async fn join(&self, request: Request<proto::JoinRequest>) -> Result<Response<proto::JoinReply>, Status> {
         let peer = request.remote_addr();
         let here = request.local_addr();
-        let mut request = seen_from(request.into_inner(), peer);
-        let (split, place) = (request.split.take(), request.place.take());
+        let mut request = seen_from(request)?;
+        // Not a byte more of it while the rank waits than is kept after that.
+        let word = Word::of(&mut request);
         let mut request = join_request(request)?;
         // The rank knows its own end of the path. A link that is narrower at this one loses packets, and nobody says so.
         let ours = here.and_then(|here| mtu_at(here.ip().to_canonical()));
         request.mtu = ours.map_or(request.mtu, |mtu| mtu.min(request.mtu));
-        request.origin = peer.map(|peer| peer.ip().to_canonical()).filter(|ip| !ip.is_loopback());
+        request.origin = peer.and_then(|peer| origin(peer, here, &request.hops));
         let rank = request.rank;
         let address = peer.map_or(IpAddr::from([0; 4]), |peer| peer.ip());
         let _place = self.jobs.wait(address, &request).ok_or_else(|| {
@@ -70,7 +73,7 @@ impl Control for ControlService {
         };
         let outcome = match outcome {
             Ok(admission) => {
-                self.jobs.tell(admission.job, rank, split, place);
+                self.jobs.tell(admission.job, rank, word);
                 let timeout = self.jobs.config().heartbeat_timeout;
                 let mut admitted = admission_for(&admission, rank, timeout, self.instance);
                 if let Some(atp) = &mut admitted.atp {
@@ -238,11 +241,30 @@ fn keep_secret(job: &mut JobSnapshot) {
 }
 
 /// A request of which the switch that passed it on is named as it is seen from here.
-pub(super) fn seen_from(mut message: proto::JoinRequest, peer: Option<SocketAddr>) -> proto::JoinRequest {
+///
+/// # Errors
+/// When it is longer than others, but for what it resumes.
+pub(super) fn seen_from(request: Request<proto::JoinRequest>) -> Result<proto::JoinRequest, Status> {
+    let peer = request.remote_addr();
+    let mut message = request.into_inner();
+    let length = message.encoded_len() - message.resume.as_ref().map_or(0, Message::encoded_len);
+    if length > REQUEST_BYTES_MAX {
+        return Err(Status::out_of_range(format!(
+            "a request to join of {length} bytes, without what it resumes; the limit is {REQUEST_BYTES_MAX}"
+        )));
+    }
     if let (Some(hop), Some(peer)) = (message.hops.last_mut(), peer) {
         hop.address = peer.ip().to_canonical().to_string();
     }
-    message
+    Ok(message)
+}
+
+/// The machine whose memory a rank uses up, where that can be seen: who asks through other switches comes from any behind them, and
+/// this switch's own machine may use all.
+fn origin(peer: SocketAddr, here: Option<SocketAddr>, hops: &[Hop]) -> Option<IpAddr> {
+    let ip = peer.ip().to_canonical();
+    let is_ours = ip.is_loopback() || here.is_some_and(|here| here.ip().to_canonical() == ip);
+    (hops.is_empty() && !is_ours).then_some(ip)
 }
 
 fn hop(message: &proto::Hop) -> Result<Hop, Malformed> {
@@ -365,4 +387,21 @@ fn describe(jobs: &Jobs, figures: &Figures, job: JobSnapshot) -> proto::Job {
         }
     };
     proto::Job { name: job.name, world_size: job.world_size.into(), state: Some(state) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_of_one_machine_count_together_unless_it_is_the_switchs_or_a_switch() {
+        let address = |ip: [u8; 4]| SocketAddr::from((ip, 1));
+        let (here, other) = (address([10, 0, 0, 1]), address([10, 0, 0, 2]));
+        assert_eq!(origin(other, Some(here), &[]), Some(other.ip()));
+        assert_eq!(origin(here, Some(here), &[]), None);
+        assert_eq!(origin("[::ffff:10.0.0.1]:1".parse().unwrap(), Some(here), &[]), None, "the same one");
+        assert_eq!(origin(address([127, 0, 0, 2]), Some(here), &[]), None);
+        let rack = hop(&proto::Hop { address: "10.0.0.2".into(), ..proto::Hop::default() }).unwrap();
+        assert_eq!(origin(other, Some(here), &[rack]), None);
+    }
 }

@@ -4,15 +4,34 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use fanin_wire::WorkerId;
+use prost::Message;
 
 use crate::proto;
 
 /// Most services of a job that are kept.
 const SHARES_MAX: usize = 256;
-/// Most characters of a name.
+/// Most bytes of a name: a machine's has about 90.
 const NAME_MAX: usize = 128;
 /// Most ranks that one speaks for.
 const RANKS_MAX: usize = 1024;
+/// Most bytes, as they are told, of how a job is shared: 72 services with long names take 7 KB.
+const SPLIT_BYTES_MAX: usize = 12 << 10;
+/// And of that and where all of its ranks are: `Status` tells of all jobs in one message. 64 ranks take 15 KB.
+const BYTES_MAX: usize = 24 << 10;
+
+/// What a rank tells as it joins, no longer than what can be kept of it.
+#[derive(Debug, Default)]
+pub(super) struct Word {
+    split: Option<proto::Split>,
+    place: Option<proto::Place>,
+}
+
+impl Word {
+    /// Takes it off a request.
+    pub fn of(request: &mut proto::JoinRequest) -> Self {
+        Self { split: request.split.take().and_then(kept), place: request.place.take().map(kept_place) }
+    }
+}
 
 /// What was told of one job.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -41,17 +60,19 @@ pub(super) struct Measured {
 
 impl Told {
     /// A rank has joined.
-    pub fn joined(&mut self, rank: WorkerId, split: Option<proto::Split>, place: Option<proto::Place>) {
+    pub fn joined(&mut self, rank: WorkerId, word: Word) {
         if self.split.is_none() {
-            self.split = split.map(kept);
+            self.split = word.split;
         }
-        self.member(rank).place = place.map(kept_place).unwrap_or_default();
+        let of_members = self.members.values().map(|member| member.place.encoded_len());
+        let taken = self.split.as_ref().map_or(0, Message::encoded_len) + of_members.sum::<usize>();
+        let place = word.place.filter(|place| taken + place.encoded_len() <= BYTES_MAX);
+        self.member(rank).place = place.unwrap_or_default();
     }
 
     /// A rank has measured again; what it does not say stays.
     pub fn measured(&mut self, rank: WorkerId, measured: Measured) {
         let known = &mut self.member(rank).measured;
-        let sound = |number: &f64| number.is_finite() && *number >= 0.0;
         known.round_trip = measured.round_trip.or(known.round_trip);
         known.seconds_per_byte = measured.seconds_per_byte.filter(sound).or(known.seconds_per_byte);
         known.imbalance = Some(measured.imbalance).filter(sound).unwrap_or_default();
@@ -84,12 +105,22 @@ impl Told {
     }
 }
 
+/// What somebody measured or computed.
+fn sound(number: &f64) -> bool {
+    number.is_finite() && *number >= 0.0
+}
+
 /// As much of it as there can be of an honest job.
-fn kept(mut split: proto::Split) -> proto::Split {
+fn kept(mut split: proto::Split) -> Option<proto::Split> {
     split.shares.truncate(SHARES_MAX);
-    split.shares.iter_mut().for_each(|share| shorten(&mut share.service));
+    split.shares.shrink_to_fit();
+    split.shares.iter_mut().for_each(|share| {
+        shorten(&mut share.service);
+        share.share = Some(share.share).filter(sound).unwrap_or_default();
+    });
+    split.seconds_per_byte = split.seconds_per_byte.filter(sound);
     shorten(&mut split.bound);
-    split
+    Some(split).filter(|split| split.encoded_len() <= SPLIT_BYTES_MAX)
 }
 
 fn kept_place(mut place: proto::Place) -> proto::Place {
@@ -97,13 +128,18 @@ fn kept_place(mut place: proto::Place) -> proto::Place {
         shorten(text);
     }
     place.ranks.truncate(RANKS_MAX);
+    place.ranks.shrink_to_fit();
     place
 }
 
 fn shorten(text: &mut String) {
     // What is told is printed by who asks: on one line, and no terminal takes it for a command.
-    if text.chars().any(char::is_control) || text.chars().count() > NAME_MAX {
-        *text = text.chars().filter(|character| !character.is_control()).take(NAME_MAX).collect();
+    if text.chars().any(char::is_control) || text.len() > NAME_MAX {
+        text.retain(|character| !character.is_control());
+        while text.len() > NAME_MAX {
+            text.pop();
+        }
+        text.shrink_to_fit();
     }
 }
 
@@ -113,24 +149,67 @@ mod tests {
 
     #[test]
     fn what_is_told_is_kept_up_to_what_an_honest_job_has() {
-        let share = proto::split::Share { service: "\u{1b}[2J".repeat(100), share: 1.0, host: None };
-        let split = proto::Split { shares: vec![share; 1000], ..proto::Split::default() };
-        let place =
-            proto::Place { machine: "m".repeat(1000), ranks: vec![0; 10_000], ..proto::Place::default() };
+        let share = |service: String| proto::split::Share { service, share: 1.0, host: None };
+        let long = share("\u{1b}[2J".repeat(100));
+        let split = proto::Split { shares: vec![long.clone()], ..proto::Split::default() };
+        let place = proto::Place {
+            machine: "\u{e4}".repeat(1000),
+            ranks: vec![0; 10_000],
+            ..proto::Place::default()
+        };
         let mut told = Told::default();
-        told.joined(WorkerId(1), Some(split), Some(place));
+        told.joined(WorkerId(1), word(Some(split), Some(place)));
         let split = told.split.clone().unwrap();
-        assert_eq!(split.shares.len(), SHARES_MAX);
-        assert!(
-            split
-                .shares
-                .iter()
-                .all(|share| share.service.len() == NAME_MAX && !share.service.contains('\u{1b}'))
-        );
+        let service = &split.shares[0].service;
+        assert!(service.len() == NAME_MAX && !service.contains('\u{1b}'));
         let place = &told.members[&WorkerId(1)].place;
         assert_eq!((place.machine.len(), place.ranks.len()), (NAME_MAX, RANKS_MAX));
-        told.joined(WorkerId(0), Some(proto::Split::default()), None);
+        told.joined(WorkerId(0), word(Some(proto::Split::default()), None));
         assert_eq!(told.split, Some(split), "the first word stands");
+        let many = proto::Split { shares: vec![share("a:1".into()); 1000], ..proto::Split::default() };
+        assert_eq!(word(Some(many), None).split.unwrap().shares.len(), SHARES_MAX);
+        let much = proto::Split { shares: vec![long; SHARES_MAX], ..proto::Split::default() };
+        assert_eq!(word(Some(much), None).split, None);
+    }
+
+    fn word(split: Option<proto::Split>, place: Option<proto::Place>) -> Word {
+        Word::of(&mut proto::JoinRequest { split, place, ..proto::JoinRequest::default() })
+    }
+
+    #[test]
+    fn all_of_a_large_job_is_kept_and_no_more() {
+        let share = proto::split::Share { service: "s".repeat(70), share: 0.5, host: Some(1) };
+        let bound = "the link of a machine".into();
+        let split = proto::Split { shares: vec![share; 72], here: 71, seconds_per_byte: Some(1e-9), bound };
+        let place = proto::Place {
+            machine: "m".repeat(90),
+            name: "n".repeat(64),
+            address: "1111:2222:3333:4444:5555:6666:7777:8888".into(),
+            ranks: (1000..1008).collect(),
+        };
+        let mut told = Told::default();
+        for rank in 0..64 {
+            told.joined(WorkerId(rank), word(Some(split.clone()), Some(place.clone())));
+        }
+        assert_eq!(told.split, Some(split));
+        assert!(told.members.values().all(|member| member.place == place));
+        let place = proto::Place { ranks: vec![u32::MAX; RANKS_MAX], ..place };
+        for rank in 0..64 {
+            told.joined(WorkerId(rank), word(None, Some(place.clone())));
+        }
+        let bytes: usize = told.described().iter().map(Message::encoded_len).sum();
+        assert!(bytes <= BYTES_MAX + 64 * 32, "{bytes}");
+    }
+
+    #[test]
+    fn a_prediction_that_is_no_number_is_not_kept() {
+        let share = proto::split::Share { service: "a".into(), share: f64::INFINITY, host: None };
+        for (told, kept) in [(f64::NAN, None), (f64::INFINITY, None), (-1.0, None), (1e-9, Some(1e-9))] {
+            let (shares, seconds_per_byte) = (vec![share.clone()], Some(told));
+            let split = proto::Split { shares, seconds_per_byte, ..proto::Split::default() };
+            let split = word(Some(split), None).split.unwrap();
+            assert_eq!((split.seconds_per_byte, split.shares[0].share), (kept, 0.0));
+        }
     }
 
     #[test]

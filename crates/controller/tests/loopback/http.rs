@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use fanin_controller::proto::control_client::ControlClient;
 use fanin_controller::proto::join_reply::Outcome;
-use fanin_controller::proto::{Counts, JoinRequest, Resume, StatusRequest};
+use fanin_controller::proto::{Counts, JoinRequest, Resume, Split, StatusRequest};
 use fanin_protocol::Reason;
 use fanin_wire::{
     Collective, Generation, JobId, Kind, Pattern, Preamble, ShardId, SlotHeader, SlotIndex, SlotPacket,
@@ -83,6 +83,14 @@ fn a_request_that_is_too_long_is_refused_and_a_long_one_to_resume_is_not() {
             ControlClient::connect(format!("http://{}", switch.address())).await.expect("a switch");
         let question = StatusRequest { job: Some("j".repeat(64 << 10)), passed_on: 0 };
         let refused = client.status(question).await.expect_err("longer than any question");
+        assert_eq!(refused.code(), Code::OutOfRange, "{refused}");
+        let plan = Split { bound: "b".repeat(64 << 10), ..Split::default() };
+        let refused = JoinRequest { split: Some(plan.clone()), ..request("long", 0, 1, HANG) };
+        let refused = client.join(refused).await.expect_err("longer than any request that resumes nothing");
+        assert_eq!(refused.code(), Code::OutOfRange, "{refused}");
+        let refused =
+            JoinRequest { split: Some(plan), resume: Some(Resume::default()), ..request("long", 0, 1, HANG) };
+        let refused = client.join(refused).await.expect_err("the rest is as long");
         assert_eq!(refused.code(), Code::OutOfRange, "{refused}");
         // The largest that a worker remembers: 64 shards of 16384 slots.
         let resume = |shards: usize| Resume {

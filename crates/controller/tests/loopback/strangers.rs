@@ -14,7 +14,10 @@ use super::atp::{rack, ranks, server, summing};
 use super::http::{fetch, metric};
 use super::*;
 use fanin_controller::proto::control_client::ControlClient;
-use fanin_controller::proto::{AttendRequest, HeartbeatRequest, LeaveRequest, join_reply::Outcome};
+use fanin_controller::proto::split::Share;
+use fanin_controller::proto::{
+    AttendRequest, HeartbeatRequest, JoinRequest, LeaveRequest, Place, Split, join_reply::Outcome,
+};
 
 /// Calls in the name of every rank, without its secret and with what a stranger might take for it.
 fn impersonate(address: SocketAddr, job: &WorkerJob) -> u64 {
@@ -231,6 +234,35 @@ fn one_address_does_not_fill_the_switch_with_jobs_that_wait() {
     });
     let sessions = connect_all(&switch, "later", 2, |_| {});
     assert_eq!(sessions.len(), 2);
+}
+
+#[test]
+fn a_switch_full_of_jobs_that_tell_a_lot_still_says_how_it_fares() {
+    let switch = switch_with(|config| config.heartbeat_timeout = HANG);
+    let share = Share { service: "s".repeat(100), share: 0.5, host: None };
+    let ask = |job: &str, rank, shares| JoinRequest {
+        slots: Some(1),
+        mtu_bytes: 1500,
+        split: Some(Split { shares: vec![share.clone(); shares], ..Split::default() }),
+        place: Some(Place { ranks: vec![u32::MAX; 1024], ..Place::default() }),
+        ..request(job, rank, 2, HANG)
+    };
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    runtime.block_on(async {
+        let client = ControlClient::connect(format!("http://{}", switch.address())).await.expect("a switch");
+        for job in 0..256 {
+            let (mut one, mut other) = (client.clone(), client.clone());
+            // As much as is kept, and as much as a request can hold.
+            let name = format!("{job}");
+            let (one, other) = tokio::join!(one.join(ask(&name, 0, 100)), other.join(ask(&name, 1, 500)));
+            for reply in [one, other] {
+                let outcome = reply.expect("an answer").into_inner().outcome;
+                assert!(matches!(outcome, Some(Outcome::Admission(_))), "{outcome:?}");
+            }
+        }
+    });
+    let status = fanin_controller::switch_status(&switch.address().to_string(), HANG).expect("a status");
+    assert_eq!(status.jobs.len(), 256);
 }
 
 #[test]

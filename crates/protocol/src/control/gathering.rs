@@ -261,7 +261,7 @@ impl Gathering {
         self.world_size
     }
 
-    /// From where all of its ranks ask, if that is one machine, and not the switch's own.
+    /// From where all of its ranks ask, if that is known, one machine, and not the switch's own.
     pub fn origin(&self) -> Option<IpAddr> {
         let mut origins = self.waiting.values().map(|waiting| waiting.origin);
         let first = origins.next()??;

@@ -102,7 +102,7 @@ pub struct JoinRequest {
     pub wire_version: u8,
     /// What the rank still has of a job that a switch forgot.
     pub resume: Option<Resume>,
-    /// From where it was asked; `None` from the switch's own machine.
+    /// From which machine it was asked; `None` from the switch's own, and through other switches: any may be behind them.
     pub origin: Option<IpAddr>,
 }
 
