@@ -21,6 +21,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Response, Status, Streaming};
 
 use super::ServerError;
+use super::calls::{Calls, too_many};
 use super::data_path::unhealthy;
 use super::errands::Errands;
 use super::http::{self, Served};
@@ -48,6 +49,8 @@ const JOIN_PATIENCE: Duration = Duration::from_secs(3);
 const PATIENCE: Duration = Duration::from_millis(500);
 /// How often jobs are looked for that are over.
 const TICK: Duration = Duration::from_secs(1);
+/// As many calls one of a stranger counts: all of them leave three quarters of what the upstream takes from here to the ranks.
+const STRANGER_COUNTS: u32 = 4;
 /// How long a caller's host may not be heard of.
 const SILENCE: Duration = Duration::from_secs(5);
 
@@ -164,6 +167,7 @@ impl RackServer {
                 asked.figures(names)
             }),
             routes,
+            of_strangers: Mutex::default(),
             stops: watch::Sender::new(false),
         });
         let scraped = Arc::clone(&relay);
@@ -229,6 +233,8 @@ struct Relay {
     /// Jobs that the server ended.
     ended: Mutex<Option<Receiver<JobAborted>>>,
     routes: Arc<Mutex<Routes>>,
+    /// Calls of whom it does not know: the upstream hears them and those of all ranks here from one address.
+    of_strangers: Mutex<Calls>,
     /// The streams of ranks end, and say nothing of the ranks.
     stops: watch::Sender<bool>,
 }
@@ -597,7 +603,14 @@ impl Relay {
 
     /// Of a job that is not known here the server says whose call it is.
     fn authenticate(&self, job: JobId, rank: WorkerId, secret: u64) -> Result<(), Status> {
-        lock(&self.routes).authenticate(job, rank, secret).map_err(refused)
+        let is_known = lock(&self.routes).authenticate(job, rank, secret).map_err(refused)?;
+        if is_known { Ok(()) } else { self.pass_a_stranger() }
+    }
+
+    /// Whether one more call of who may be anybody is passed on.
+    fn pass_a_stranger(&self) -> Result<(), Status> {
+        let mut calls = self.of_strangers.lock().unwrap_or_else(PoisonError::into_inner);
+        calls.one_more(Instant::now(), STRANGER_COUNTS).map(drop).ok_or_else(too_many)
     }
 
     fn forget(&self, job: JobId, rank: WorkerId) {
@@ -625,6 +638,7 @@ impl Relay {
             });
         }
         request.passed_on = one_more(request.passed_on)?;
+        self.pass_a_stranger()?;
         let mut connection = self.upstream(PATIENCE).await?;
         let mut reply = self.answered(connection.client.status(request).await)?;
         reply.switches.push(self.describe().await?);
@@ -768,6 +782,38 @@ mod tests {
 
     /// Longer than anything here takes on a busy machine; only a hang reaches it.
     const HANG: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn strangers_do_not_use_up_the_calls_of_ranks() {
+        let local = SocketAddr::from(([127, 0, 0, 1], 0));
+        let config = SwitchServerConfig { protocol: Protocol::Atp, ..SwitchServerConfig::new(local) };
+        let server = SwitchServer::start(config).expect("a free port");
+        let config = RackServerConfig::atp(local, server.address().to_string());
+        let switch = RackServer::start(config).expect("a free port");
+        let join = proto::JoinRequest {
+            job: "runs".into(),
+            world_size: 1,
+            mtu_bytes: 1500,
+            wire_version: VERSION.into(),
+            protocol: proto::Protocol::Atp.into(),
+            patience_ms: HANG.as_millis() as u64,
+            ..proto::JoinRequest::default()
+        };
+        let joined = tokio::runtime::Runtime::new().expect("a runtime").block_on(async {
+            let client = ControlClient::connect(format!("http://{}", switch.address())).await;
+            client.expect("a switch").join(join).await.expect("an answer").into_inner()
+        });
+        let Some(proto::join_reply::Outcome::Admission(admission)) = joined.outcome else {
+            panic!("{joined:?}")
+        };
+        let (job, rank) = (JobId(admission.job_id), WorkerId(0));
+        let relay = &switch.relay;
+        let calls = |job, secret| (0..100_000).map(move |_| relay.authenticate(job, rank, secret));
+        let refused = calls(JobId(job.0 ^ 1), 0).find_map(Result::err).expect("one too many");
+        assert_eq!(refused.code(), Code::ResourceExhausted, "{refused}");
+        let secret = key(&admission.key).expect("a key").secret_of(rank);
+        assert!(calls(job, secret).all(|answer| answer.is_ok()));
+    }
 
     #[test]
     fn heartbeats_are_passed_on_while_the_data_path_answers_nobody() {

@@ -172,11 +172,11 @@ impl Routes {
         before
     }
 
-    /// Whether a call in a rank's name is the rank's, as far as that can be known here.
-    pub fn authenticate(&self, job: JobId, rank: WorkerId, secret: u64) -> Result<(), Denied> {
+    /// Whether a call in a rank's name is the rank's; false of a job that is not known here.
+    pub fn authenticate(&self, job: JobId, rank: WorkerId, secret: u64) -> Result<bool, Denied> {
         match self.0.get(&job) {
             Some(entry) if entry.route.key.secret_of(rank) != secret => Err(Denied { rank }),
-            _ => Ok(()),
+            entry => Ok(entry.is_some()),
         }
     }
 
@@ -258,9 +258,9 @@ mod tests {
     #[test]
     fn a_rank_of_a_job_that_is_served_speaks_with_its_secret() {
         let (mut routes, now, rank) = (Routes::default(), Instant::now(), WorkerId(1));
-        assert_eq!(routes.authenticate(JOB, rank, 0), Ok(()), "who knows the job decides");
+        assert_eq!(routes.authenticate(JOB, rank, 0), Ok(false), "who knows the job decides");
         learn(&mut routes, JOB, 1, route(0, 1), now).expect("new");
-        assert_eq!(routes.authenticate(JOB, rank, KEY.secret_of(rank)), Ok(()));
+        assert_eq!(routes.authenticate(JOB, rank, KEY.secret_of(rank)), Ok(true));
         for secret in [0, KEY.secret_of(WorkerId(0))] {
             assert_eq!(routes.authenticate(JOB, rank, secret), Err(Denied { rank }));
         }
