@@ -79,18 +79,6 @@ impl RawTensor {
         Self { address: self.address, elements, dtype: Dtype::Uint8 }
     }
 
-    /// Its elements in `count` slices of the same length, each a tensor of its own.
-    ///
-    /// # Panics
-    /// When they are not so many times a number.
-    #[must_use]
-    pub fn slices(self, count: usize) -> Vec<Self> {
-        let each = self.elements / count;
-        assert_eq!(each * count, self.elements, "slices of one length");
-        // SAFETY: they do not overlap, and the whole is gone.
-        (0..count).map(|slice| unsafe { self.part(slice * each..(slice + 1) * each) }).collect()
-    }
-
     /// The elements in `range`, as a tensor of their own.
     ///
     /// # Panics

@@ -115,7 +115,8 @@ fn slices_go_through_the_services_of_their_roots_and_the_others_get_no_packets()
             .iter()
             .zip(all)
             .map(|(worker, tensor)| {
-                common::submit_as(worker, tensor, Dtype::Int32, |whole| make(whole.slices(WORKERS)))
+                let slices = tensor.chunks_mut(slice).map(|slice| common::raw(slice, Dtype::Int32));
+                common::begin(worker, make(slices.collect()))
             })
             .collect();
         waits.iter().for_each(|wait| finished(wait).unwrap());
@@ -147,7 +148,7 @@ fn one_has_what_all_sum_and_all_have_what_one_says() {
             .workers
             .iter()
             .zip(tensors)
-            .map(|(worker, tensor)| common::submit_as(worker, tensor, Dtype::Int32, make))
+            .map(|(worker, tensor)| common::begin(worker, make(common::raw(tensor, Dtype::Int32))))
             .collect();
         waits.iter().for_each(|wait| finished(wait).unwrap());
     };

@@ -111,21 +111,19 @@ pub type Wait = Receiver<Result<(), Failure>>;
 
 /// The caller awaits the result before it touches or drops `tensor`.
 pub fn submit<E>(worker: &WorkerDriver, tensor: &mut [E], dtype: Dtype, op: Op) -> Wait {
-    submit_as(worker, tensor, dtype, |tensor| Submission::all_reduce(tensor, op))
+    begin(worker, Submission::all_reduce(raw(tensor, dtype), op))
 }
 
-/// As [`submit`], whatever is to become of the tensor.
-pub fn submit_as<E>(
-    worker: &WorkerDriver,
-    tensor: &mut [E],
-    dtype: Dtype,
-    submission: impl FnOnce(RawTensor) -> Submission,
-) -> Wait {
+/// As the driver is given it; whoever submits it awaits the result before anybody touches or drops `tensor`.
+pub fn raw<E>(tensor: &mut [E], dtype: Dtype) -> RawTensor {
     assert_eq!(size_of::<E>(), dtype.element_bytes());
-    let (sender, receiver) = channel();
     // SAFETY: every test keeps the tensor, and its hands off it, until the result came.
-    let tensor = unsafe { RawTensor::new(tensor.as_mut_ptr().cast(), tensor.len(), dtype) }.unwrap();
-    worker.submit(submission(tensor), Box::new(move |result| drop(sender.send(result.map(drop)))));
+    unsafe { RawTensor::new(tensor.as_mut_ptr().cast(), tensor.len(), dtype) }.unwrap()
+}
+
+pub fn begin(worker: &WorkerDriver, submission: Submission) -> Wait {
+    let (sender, receiver) = channel();
+    worker.submit(submission, Box::new(move |result| drop(sender.send(result.map(drop)))));
     receiver
 }
 
