@@ -783,13 +783,19 @@ mod tests {
     /// Longer than anything here takes on a busy machine; only a hang reaches it.
     const HANG: Duration = Duration::from_secs(60);
 
-    #[test]
-    fn strangers_do_not_use_up_the_calls_of_ranks() {
+    /// A server of ATP and a switch before it.
+    fn chain() -> (SwitchServer, RackServer) {
         let local = SocketAddr::from(([127, 0, 0, 1], 0));
         let config = SwitchServerConfig { protocol: Protocol::Atp, ..SwitchServerConfig::new(local) };
         let server = SwitchServer::start(config).expect("a free port");
         let config = RackServerConfig::atp(local, server.address().to_string());
         let switch = RackServer::start(config).expect("a free port");
+        (server, switch)
+    }
+
+    #[test]
+    fn strangers_do_not_use_up_the_calls_of_ranks() {
+        let (_server, switch) = chain();
         let join = proto::JoinRequest {
             job: "runs".into(),
             world_size: 1,
@@ -817,11 +823,7 @@ mod tests {
 
     #[test]
     fn heartbeats_are_passed_on_while_the_data_path_answers_nobody() {
-        let local = SocketAddr::from(([127, 0, 0, 1], 0));
-        let config = SwitchServerConfig { protocol: Protocol::Atp, ..SwitchServerConfig::new(local) };
-        let server = SwitchServer::start(config).expect("a free port");
-        let config = RackServerConfig::atp(local, server.address().to_string());
-        let switch = RackServer::start(config).expect("a free port");
+        let (server, switch) = chain();
         let join = |job: &str| proto::JoinRequest {
             job: job.into(),
             world_size: 1,
