@@ -81,8 +81,9 @@ test-rust: test-tools
 	cargo test --package fanin-quant --package fanin-sim --package fanin-local --benches --quiet -- --test
 	$(MAKE) --no-print-directory fuzz
 
+# A file is one worker's, as its tests may share what is slow to make. Most tests wait: two at a time take little more than half as long.
 test-python: build
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 # Ranks killed at random moments, under torchrun; ten minutes. A seed alone: LONG="-k 'moments and 3'".
 LONG ?=

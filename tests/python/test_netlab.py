@@ -42,7 +42,8 @@ needs_lab = pytest.mark.skipif(
     reason=f"not root, or missing: {', '.join(MISSING) or 'nothing'} "
     "(apt-get install iproute2 nftables)",
 )
-NAME = "test"
+# A worker of pytest-xdist has its own.
+NAME = f"test{os.environ.get('PYTEST_XDIST_WORKER', '')}"
 
 # Answers each datagram with what it was, to whom it came from.
 ECHO = f"""
