@@ -167,7 +167,7 @@ fn check_fan_in(
 ) -> Result<(), Mistake> {
     let system = *job.system.get_ref();
     let result = match (system, server) {
-        (System::Switchml, _) => placement::single_rack(topology, workers).map(|_| ()),
+        (System::Switchml, _) => placement::pools(topology, workers).map(|_| ()),
         (_, Some(server)) => placement::place(topology, system, workers, server).map(|_| ()),
         _ => Ok(()),
     };

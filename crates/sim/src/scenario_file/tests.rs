@@ -215,11 +215,13 @@ fn a_fan_in_that_does_not_add_up_is_refused() {
     };
     refused(&format!("{network}{}", job("h124")), 8, &["leaf31", "children"]);
     ok(&format!("{network}{}", job("h1")));
-    refused(
-        "[network]\ntopology = \"leaf-spine\"\nleaves = 2\nspines = 1\nhosts = 4\n[[job]]\nsystem = \"switchml\"\nworkers = 8\ntensor = \"1MB\"\n",
-        8,
-        &["one rack"],
-    );
+    let racks = |programmable: &str| {
+        format!(
+            "[network]\ntopology = \"leaf-spine\"\nleaves = 2\nspines = 1\nhosts = 4\n[switch]\nprogrammable = {programmable}\n[[job]]\nsystem = \"switchml\"\nworkers = 8\ntensor = \"1MB\"\n"
+        )
+    };
+    ok(&racks("[0]"));
+    refused(&racks("\"0%\""), 10, &["programmable"]);
 }
 
 #[test]

@@ -8,15 +8,15 @@ use std::time::Duration;
 use fanin_protocol::atp::{
     AtpJobConfig, AtpServer, AtpSwitch, AtpSwitchConfig, AtpWorker, ServerJob, SwitchRoute,
 };
-use fanin_protocol::switchml::{JobConfig, Switch, Worker};
+use fanin_protocol::switchml::{JobConfig, Switch, SwitchJob, Upstream, Worker};
 use fanin_protocol::{RetransmissionConfig, Summer};
-use fanin_wire::{Directions, Generation, JobId, Key, Preamble, ShardId, WireDtype, WorkerId};
+use fanin_wire::{Directions, Generation, JobId, Key, Preamble, ShardId, WireDtype};
 
 use super::actors::{Begins, PoolOwner, ServerOwner, SwitchOwner, Window, WorkerOwner};
 use super::checker::Referee;
 use super::job::Job;
 use super::mailbox::Mailbox;
-use super::placement::{self, Placement};
+use super::placement::{self, Placement, Pool, Pools};
 use super::ring::RingWorker;
 use super::scenario::{JobPlan, Scenario};
 use super::values::Gradient;
@@ -42,7 +42,7 @@ pub(crate) struct Layout {
     pub(crate) referee: Rc<Referee>,
     pub(crate) switches: BTreeMap<NodeId, SwitchPlace>,
     /// SwitchML's.
-    pools: BTreeMap<NodeId, Vec<JobConfig>>,
+    pools: BTreeMap<NodeId, Vec<SwitchJob<SimAddress>>>,
     pub(crate) servers: BTreeMap<NodeId, ServerPlace>,
     pub(crate) jobs: Vec<JobPlace>,
     /// The last port that a worker's machine took, by host.
@@ -66,6 +66,8 @@ pub(crate) struct JobPlace {
     pub(crate) job: Rc<RefCell<Job>>,
     /// One for each server: all of them are one to the user.
     pub(crate) shards: Vec<Shard>,
+    /// SwitchML's.
+    pools: Option<Pools>,
 }
 
 /// One server's part of a job.
@@ -166,12 +168,22 @@ impl Layout {
             }
         });
         let shards: Vec<Shard> = shards.collect();
-        if plan.system == System::Switchml {
-            let switch = placement::single_rack(&self.scenario.topology, &plan.workers)
-                .expect("a scenario's placements are checked when it is read");
-            self.pools.entry(switch).or_default().push(pool_config(plan, shards[0].id));
+        let pools = (plan.system == System::Switchml).then(|| {
+            placement::pools(&self.scenario.topology, &plan.workers)
+                .expect("a scenario's placements are checked when it is read")
+        });
+        if let Some(pools) = &pools {
+            let config = pool_config(plan, shards[0].id);
+            for Pool { switch, contributions, upstream } in pools.switches.iter().cloned() {
+                let upstream = upstream.map(|(node, place)| {
+                    let address = SimAddress::new(node, POOL_PORT);
+                    Upstream { address, place }
+                });
+                let job = SwitchJob { config, contributions, upstream };
+                self.pools.entry(switch).or_default().push(job);
+            }
         }
-        self.jobs.push(JobPlace { job, shards });
+        self.jobs.push(JobPlace { job, shards, pools });
     }
 
     fn place_switches(&mut self, network: &mut Network) {
@@ -182,8 +194,8 @@ impl Layout {
         }
         for (node, jobs) in &self.pools {
             let mut switch = Switch::new(ShardId(0));
-            for config in jobs {
-                switch.add_job((*config).into()).expect("a scenario's jobs are checked when it is read");
+            for job in jobs {
+                switch.add_job(job.clone()).expect("a scenario's jobs are checked when it is read");
             }
             network.add_actor(*node, POOL_PORT, Machine::new(switch, PoolOwner).classified(self.classify()));
         }
@@ -290,13 +302,12 @@ impl Layout {
         let node = plan.workers[rank];
         let actors: Vec<ActorId> = match plan.system {
             System::Switchml => {
-                let switch = placement::single_rack(&self.scenario.topology, &plan.workers)
-                    .expect("a scenario's placements are checked when it is read");
+                let pools = place.pools.as_ref().expect("a SwitchML job has pools");
+                let (switch, own) = pools.workers[rank];
                 let config = pool_config(plan, place.shards[0].id);
                 let class = plan.class;
                 let (timeout, switch) = (plan.timeout, SimAddress::new(switch, POOL_PORT));
-                let worker =
-                    |retransmission| Worker::new(config, WorkerId(rank as u8), switch, retransmission);
+                let worker = |retransmission| Worker::new(config, own, switch, retransmission);
                 let machine = if plan.timeouts_only {
                     // A timeout that never changes.
                     let fixed = RetransmissionConfig { floor: timeout, ceiling: timeout };

@@ -4,7 +4,11 @@
 //! is not programmable is left out. Workers in the server's rack, if there are others, join at the second level, as in the
 //! paper's Figure 9.
 
-use fanin_wire::{CHILDREN_MAX, Directions};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, VecDeque};
+
+use fanin_protocol::switchml::Contributions;
+use fanin_wire::{CHILDREN_MAX, Directions, WORKERS_MAX, WorkerId};
 
 use crate::net::{NodeId, NodeKind, Topology};
 use crate::scenario_file::System;
@@ -34,24 +38,22 @@ pub(crate) struct Hop {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum PlacementError {
     /// A node has more children than a bitmap has bits.
-    Children { node: String, children: usize },
+    Children { node: String, children: usize, most: usize },
     /// A host that no switch is next to.
     Unattached(String),
-    /// SwitchML: the workers are not in one rack, or its switch is not programmable.
-    Racks,
+    /// SwitchML: no switch sums.
+    NoSwitch,
 }
 
 impl std::fmt::Display for PlacementError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Children { node, children } => write!(
+            Self::Children { node, children, most } => write!(
                 f,
-                "{node} would have {children} children in this job, and a bitmap holds {CHILDREN_MAX}; spread the workers over more racks, or place the server in a rack of its own"
+                "{node} would have {children} children in this job, and a bitmap holds {most}; spread the workers over more racks, or place the server in a rack of its own"
             ),
             Self::Unattached(host) => write!(f, "{host} is next to no switch"),
-            Self::Racks => {
-                f.write_str("SwitchML needs all workers in one rack, and that rack's switch programmable")
-            }
+            Self::NoSwitch => f.write_str("SwitchML needs a programmable switch, and there is none"),
         }
     }
 }
@@ -66,15 +68,92 @@ pub(crate) fn programmable(topology: &Topology, node: NodeId) -> bool {
     matches!(topology.get(node).kind, NodeKind::Switch { programmable: true, .. })
 }
 
-/// The rack switch of a SwitchML job.
-pub(crate) fn single_rack(topology: &Topology, workers: &[NodeId]) -> Result<NodeId, PlacementError> {
-    let switch = rack(topology, workers[0])?;
-    for worker in workers {
-        if rack(topology, *worker)? != switch {
-            return Err(PlacementError::Racks);
+/// Who sums what of a SwitchML job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Pools {
+    /// By rank: the switch that it sends to, and its place there.
+    pub(crate) workers: Vec<(NodeId, WorkerId)>,
+    pub(crate) switches: Vec<Pool>,
+}
+
+/// A switch of a SwitchML job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Pool {
+    pub(crate) switch: NodeId,
+    pub(crate) contributions: Contributions,
+    /// Whom a rack sends its sums to, and its place there.
+    pub(crate) upstream: Option<(NodeId, WorkerId)>,
+}
+
+/// The switches of a SwitchML job: the workers' own where they are in one rack; else each rack's sums for its workers (SwitchML §7),
+/// and the one that is nearest to all racks is the root. Workers whose rack's switch is not programmable send to the root.
+pub(crate) fn pools(topology: &Topology, workers: &[NodeId]) -> Result<Pools, PlacementError> {
+    let racks = workers.iter().map(|worker| rack(topology, *worker)).collect::<Result<Vec<_>, _>>()?;
+    let root = nearest(topology, &racks).ok_or(PlacementError::NoSwitch)?;
+    let mut sums = BTreeMap::from([(root, Contributions::default())]);
+    let mut places = BTreeMap::new();
+    let mut placed = Vec::with_capacity(workers.len());
+    for (rank, rack) in racks.into_iter().enumerate() {
+        let rank = WorkerId(rank as u8);
+        let switch = if programmable(topology, rack) { rack } else { root };
+        if switch != root && !sums.contains_key(&switch) {
+            let at_root = sums.entry(root).or_default();
+            let place = at_root.ranks.len();
+            at_root.ranks.push(rank);
+            at_root.racks |= 1_u64.checked_shl(place as u32).unwrap_or(0);
+            places.insert(switch, WorkerId(place as u8));
+        }
+        let here = sums.entry(switch).or_default();
+        placed.push((switch, WorkerId(here.ranks.len() as u8)));
+        here.ranks.push(rank);
+    }
+    let most = WORKERS_MAX as usize;
+    if let Some((switch, sum)) = sums.iter().find(|(_, sum)| sum.ranks.len() > most) {
+        let (node, children) = (topology.get(*switch).name.clone(), sum.ranks.len());
+        return Err(PlacementError::Children { node, children, most });
+    }
+    let pool = |(switch, contributions)| {
+        let upstream = places.get(&switch).map(|place| (root, *place));
+        Pool { switch, contributions, upstream }
+    };
+    Ok(Pools { workers: placed, switches: sums.into_iter().map(pool).collect() })
+}
+
+/// The programmable switch with the fewest links to all racks together; of several the one nearest to the core, then the first.
+fn nearest(topology: &Topology, racks: &[NodeId]) -> Option<NodeId> {
+    let mut adjacent: BTreeMap<NodeId, Vec<NodeId>> = BTreeMap::new();
+    for link in topology.links() {
+        let [a, b] = link.ends;
+        if topology.layer(a).is_some() && topology.layer(b).is_some() {
+            adjacent.entry(a).or_default().push(b);
+            adjacent.entry(b).or_default().push(a);
         }
     }
-    if programmable(topology, switch) { Ok(switch) } else { Err(PlacementError::Racks) }
+    let mut racks = racks.to_vec();
+    racks.sort_unstable();
+    racks.dedup();
+    let mut links: BTreeMap<NodeId, Vec<usize>> = BTreeMap::new();
+    for rack in &racks {
+        let mut distance = BTreeMap::from([(*rack, 0)]);
+        let mut next = VecDeque::from([*rack]);
+        while let Some(switch) = next.pop_front() {
+            let further = distance[&switch] + 1;
+            for other in adjacent.get(&switch).into_iter().flatten() {
+                distance.entry(*other).or_insert_with(|| {
+                    next.push_back(*other);
+                    further
+                });
+            }
+        }
+        for (switch, distance) in distance {
+            links.entry(switch).or_default().push(distance);
+        }
+    }
+    let reached = links.into_iter().filter(|(_, to)| to.len() == racks.len());
+    let sums = reached.filter(|(switch, _)| programmable(topology, *switch));
+    let best =
+        sums.min_by_key(|(switch, to)| (to.iter().sum::<usize>(), Reverse(topology.layer(*switch)), *switch));
+    best.map(|(switch, _)| switch)
 }
 
 /// The hierarchy of a job with a parameter server.
@@ -88,12 +167,15 @@ pub(crate) fn place(
     let aggregates = |switch: NodeId| system != System::Ps && programmable(topology, switch);
     let root = Some(rack(topology, server)?).filter(|root| system == System::Atp && aggregates(*root));
     let single = racks.iter().all(|rack| *rack == racks[0]);
-    let name = |node: NodeId| topology.get(node).name.clone();
+    let too_many = |node: NodeId, children| {
+        let node = topology.get(node).name.clone();
+        PlacementError::Children { node, children, most: CHILDREN_MAX }
+    };
 
     // Everybody in one rack: one level, whether its switch or the server sums.
     if single {
         if workers.len() > CHILDREN_MAX && aggregates(racks[0]) {
-            return Err(PlacementError::Children { node: name(racks[0]), children: workers.len() });
+            return Err(too_many(racks[0], workers.len()));
         }
         if aggregates(racks[0]) {
             let first = racks[0];
@@ -137,12 +219,12 @@ pub(crate) fn place(
     }
     for (switch, size) in &lower {
         if *size > CHILDREN_MAX {
-            return Err(PlacementError::Children { node: name(*switch), children: *size });
+            return Err(too_many(*switch, *size));
         }
     }
     let children = lower.len() + alone;
     if children > CHILDREN_MAX {
-        return Err(PlacementError::Children { node: name(top), children });
+        return Err(too_many(top, children));
     }
     let mut seen = vec![0; lower.len()];
     let mut next_alone = lower.len();
@@ -260,7 +342,7 @@ mod tests {
         let hosts: Vec<_> = topology.hosts().collect();
         assert_eq!(
             place(&topology, System::Atp, &hosts[..33], hosts[39]),
-            Err(PlacementError::Children { node: "s0".into(), children: 33 })
+            Err(PlacementError::Children { node: "s0".into(), children: 33, most: CHILDREN_MAX })
         );
         let alone = place(&topology, System::Ps, &hosts[..33], hosts[39]).expect("a server alone takes them");
         assert_eq!(alone.workers[32].0.bitmaps, [1, 2, 0, 0]);
@@ -277,5 +359,50 @@ mod tests {
         assert_eq!(placement.switches.len(), 33);
         assert_eq!(placement.workers[1023].0.bitmaps, [1 << 31, 1 << 31, 0, 0]);
         assert_eq!(placement.workers[1023].0.fan_in_degrees, [32, 32, 0, 0]);
+    }
+
+    fn sums(topology: &Topology, pools: &Pools) -> Vec<(String, Vec<u8>, u64, Option<(String, u8)>)> {
+        let name = |node: NodeId| topology.get(node).name.clone();
+        let sum = |pool: &Pool| {
+            let ranks = pool.contributions.ranks.iter().map(|rank| rank.0).collect();
+            let upstream = pool.upstream.map(|(node, place)| (name(node), place.0));
+            (name(pool.switch), ranks, pool.contributions.racks, upstream)
+        };
+        pools.switches.iter().map(sum).collect()
+    }
+
+    #[test]
+    fn a_switchml_job_of_one_rack_has_its_switch_alone() {
+        let (topology, workers, _) = figure9();
+        let found = pools(&topology, &workers[..2]).expect("a place");
+        assert_eq!(sums(&topology, &found), [("sw0".into(), vec![0, 1], 0, None)]);
+    }
+
+    #[test]
+    fn racks_of_a_switchml_job_send_to_the_switch_nearest_to_all() {
+        let (topology, workers, _) = figure9();
+        let found = pools(&topology, &workers).expect("a place");
+        let expected = [
+            ("sw0".into(), vec![0, 1], 0, Some(("sw2".into(), 0))),
+            ("sw1".into(), vec![2, 3], 0, Some(("sw2".into(), 1))),
+            ("sw2".into(), vec![0, 2, 4, 5], 0b11, None),
+        ];
+        assert_eq!(sums(&topology, &found), expected);
+        let sw = named(&topology, &["sw0", "sw2"]);
+        assert_eq!(found.workers[1], (sw[0], WorkerId(1)));
+        assert_eq!(found.workers[5], (sw[1], WorkerId(3)));
+    }
+
+    #[test]
+    fn workers_of_a_rack_that_does_not_sum_send_to_the_root() {
+        let mut topology = Topology::leaf_spine(3, 2, 2, &parts()).expect("a leaf-spine");
+        let hosts: Vec<_> = topology.hosts().collect();
+        assert_eq!(pools(&topology, &hosts), Err(PlacementError::NoSwitch));
+        topology.set_programmable(&Programmable::Layers(vec![1])).expect("a layer");
+        let found = pools(&topology, &hosts).expect("a place");
+        let spine = found.switches[0].switch;
+        assert_eq!(topology.layer(spine), Some(1));
+        assert_eq!(found.switches.len(), 1);
+        assert!((0..6).all(|rank| found.workers[rank] == (spine, WorkerId(rank as u8))));
     }
 }

@@ -34,7 +34,7 @@ fn every_system_sums_in_one_rack() {
 #[test]
 fn every_system_sums_over_racks_and_losses() {
     let network = "[network]\ntopology = \"leaf-spine\"\nleaves = 3\nspines = 2\nhosts = 2\nrouting = \"packet\"\n[[loss]]\nloss = \"1%\"\nduplication = \"1%\"\n";
-    for system in ["atp", "rss", "ps", "ps-n-to-n", "ring"] {
+    for system in ["atp", "rss", "ps", "ps-n-to-n", "switchml", "ring"] {
         let report = play(&format!("{network}{}", job(system)));
         assert!(report.jobs[0].finished, "{system}");
         assert!(report.drops.iter().any(|drop| drop.name == "loss"), "{system}");
