@@ -361,12 +361,15 @@ mod tests {
         assert_eq!(placement.workers[1023].0.fan_in_degrees, [32, 32, 0, 0]);
     }
 
-    fn sums(topology: &Topology, pools: &Pools) -> Vec<(String, Vec<u8>, u64, Option<(String, u8)>)> {
-        let name = |node: NodeId| topology.get(node).name.clone();
+    /// "switch: ranks, bitmap of racks, place at the upstream" of each.
+    fn shown(topology: &Topology, pools: &Pools) -> Vec<String> {
+        let name = |node: NodeId| &topology.get(node).name;
         let sum = |pool: &Pool| {
-            let ranks = pool.contributions.ranks.iter().map(|rank| rank.0).collect();
-            let upstream = pool.upstream.map(|(node, place)| (name(node), place.0));
-            (name(pool.switch), ranks, pool.contributions.racks, upstream)
+            let ranks: Vec<_> = pool.contributions.ranks.iter().map(|rank| rank.0).collect();
+            let upstream = pool
+                .upstream
+                .map_or(String::new(), |(node, place)| format!(", {} of {}", place.0, name(node)));
+            format!("{}: {ranks:?}, {:b}{upstream}", name(pool.switch), pool.contributions.racks)
         };
         pools.switches.iter().map(sum).collect()
     }
@@ -375,19 +378,15 @@ mod tests {
     fn a_switchml_job_of_one_rack_has_its_switch_alone() {
         let (topology, workers, _) = figure9();
         let found = pools(&topology, &workers[..2]).expect("a place");
-        assert_eq!(sums(&topology, &found), [("sw0".into(), vec![0, 1], 0, None)]);
+        assert_eq!(shown(&topology, &found), ["sw0: [0, 1], 0"]);
     }
 
     #[test]
     fn racks_of_a_switchml_job_send_to_the_switch_nearest_to_all() {
         let (topology, workers, _) = figure9();
         let found = pools(&topology, &workers).expect("a place");
-        let expected = [
-            ("sw0".into(), vec![0, 1], 0, Some(("sw2".into(), 0))),
-            ("sw1".into(), vec![2, 3], 0, Some(("sw2".into(), 1))),
-            ("sw2".into(), vec![0, 2, 4, 5], 0b11, None),
-        ];
-        assert_eq!(sums(&topology, &found), expected);
+        let expected = ["sw0: [0, 1], 0, 0 of sw2", "sw1: [2, 3], 0, 1 of sw2", "sw2: [0, 2, 4, 5], 11"];
+        assert_eq!(shown(&topology, &found), expected);
         let sw = named(&topology, &["sw0", "sw2"]);
         assert_eq!(found.workers[1], (sw[0], WorkerId(1)));
         assert_eq!(found.workers[5], (sw[1], WorkerId(3)));
