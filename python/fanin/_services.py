@@ -59,23 +59,29 @@ class Place:
 class Split:
     """What is summed where: the same on every rank."""
 
-    hosts: list[int]
-    """The ranks whose own services sum."""
+    machines: list[int]
+    """Those of which ranks' own services sum."""
     own_shares: list[float]
-    """Of each of the hosts."""
+    """Of each of these machines."""
     switch_shares: list[float]
     """Of each of rank 0's switches; zero for one that is not used."""
     rates_bps: list[int | None]
-    """Of the lanes to the hosts, then to the switches."""
+    """Of the lanes to the machines, then to the switches."""
     prediction: tuple[float, str] | None
     """What it takes to sum a byte, in seconds, headers apart, and what takes that long; None for a
     job that one service sums, or of which no link's rate is known."""
 
-    def services(self, hosted: Sequence[str], switches: Sequence[str]) -> list[Service]:
-        """Return what sums, given the addresses of the hosts' services and of the switches."""
+    def hosts(self, column: Sequence[int]) -> list[int]:
+        """Return the ranks of a column whose services sum it."""
+        return [column[machine] for machine in self.machines]
+
+    def services(
+        self, hosts: Sequence[int], hosted: Sequence[str], switches: Sequence[str]
+    ) -> list[Service]:
+        """Return what sums, given the hosts, and the addresses of their services and switches."""
         shares = [*self.own_shares, *self.switch_shares]
-        hosts = [*self.hosts, *[None] * len(switches)]
-        services = zip([*hosted, *switches], shares, self.rates_bps, hosts, strict=True)
+        owners = [*hosts, *[None] * len(switches)]
+        services = zip([*hosted, *switches], shares, self.rates_bps, owners, strict=True)
         return [service for service in services if service[1] > 0]
 
 
@@ -130,6 +136,18 @@ def machines(places: Sequence[Place]) -> list[int]:
     return [numbers.setdefault(place.machine, len(numbers)) for place in places]
 
 
+def columns(of_rank: Sequence[int]) -> list[list[int]]:
+    """Return for each column its ranks, one a machine, given the machine of each rank.
+
+    There are as many as ranks on the machine with the fewest. What a column has of all tensors is a
+    job to its services, of which each of its ranks may host one: that it speaks to by no socket.
+    """
+    of_machine: list[list[int]] = [[] for _ in range(max(of_rank) + 1)]
+    for rank, machine in enumerate(of_rank):
+        of_machine[machine].append(rank)
+    return [list(ranks) for ranks in zip(*of_machine, strict=False)]
+
+
 def local_machines(places: Sequence[Place]) -> list[int] | None:
     """Return the machine of each rank if ranks of one are to sum among themselves, else None."""
     of_rank = machines(places)
@@ -144,29 +162,27 @@ def split(places: Sequence[Place]) -> Split | None:
     """Return what takes the least time as rank 0 would have it; None if nobody may sum."""
     first = places[0]
     of_rank = machines(places)
-    hosts = [of_rank.index(machine) for machine in range(max(of_rank) + 1)]
+    count = max(of_rank) + 1
     names = first.switches
     if not names:
         own = first.own_services and first.plan != "switch"
     elif first.plan == "own":
         own, names = first.own_services, []
-    elif first.plan == "switch" or not first.own_services or len(hosts) == 1:
+    elif first.plan == "switch" or not first.own_services or count == 1:
         own = False
     else:
         # Of one switch without a rate, or beside machines without one, it is not known that its
         # link is no better than theirs.
         known = [place.rate_bps for place in places] + first.switch_rates
         own = len(names) > 1 or None not in known
-    if not own:
-        hosts = []
-    if not hosts and not names:
+    summing = list(range(count)) if own else []
+    if not summing and not names:
         return None
-    if len(hosts) + len(names) == 1:
-        return Split(hosts, [1.0] * len(hosts), [1.0] * len(names), [None], None)
+    if len(summing) + len(names) == 1:
+        return Split(summing, [1.0] * len(summing), [1.0] * len(names), [None], None)
     switch_rates = first.switch_rates if names else []
     links = _links(places, of_rank, switch_rates)
     is_known = any(rate is not None for rate in (*(p.rate_bps for p in places), *switch_rates))
-    count = max(of_rank) + 1
     here = [
         (f"rank {of_rank.index(i)}'s machine", True, own, links[i], links[i]) for i in range(count)
     ]
@@ -178,12 +194,12 @@ def split(places: Sequence[Place]) -> Split | None:
     seconds = plan["seconds_per_byte"]
     lanes = [round(8 * share / seconds) or None for share in shares]
     # Whose services get nothing need not start them.
-    used = [index for index in range(len(hosts)) if shares[index] > 0]
+    used = [index for index in summing if shares[index] > 0]
     return Split(
-        hosts=[hosts[index] for index in used],
+        machines=used,
         own_shares=[shares[index] for index in used],
-        switch_shares=shares[len(hosts) :],
-        rates_bps=[lanes[index] for index in used] + lanes[len(hosts) :],
+        switch_shares=shares[len(summing) :],
+        rates_bps=[lanes[index] for index in used] + lanes[len(summing) :],
         prediction=(seconds, plan["bound"]) if is_known else None,
     )
 

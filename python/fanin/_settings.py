@@ -162,7 +162,7 @@ class Settings:
         _file, None, "FILE", "a timeline of each rank, FILE with the rank before its suffix"
     )
     own_services: bool = _row(
-        _yes, True, "0|1", "whether the first rank of each machine may sum, too", "switchml"
+        _yes, True, "0|1", "whether the ranks of each machine may sum, too", "switchml"
     )
     plan: Plan = _row(
         _one_of("auto", "switch", "own"),

@@ -20,7 +20,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from conftest import Launch, SwitchProcess
-from fanin._services import Place, Split, split
+from fanin import _hosting
+from fanin._services import Place, Split, columns, split
 from fanin.torch import handshake
 from programs import BY_TORCH, Start
 from ranks import DEADLINE, Failure, Me, sums_on_switch, wait_until
@@ -56,18 +57,26 @@ def planned(places: list[Place]) -> Split:
 
 def test_each_machine_s_first_rank_sums_as_much_as_the_others() -> None:
     found = planned([place(machine) for machine in (0, 0, 1, 1, 2)])
-    assert found.hosts == [0, 2, 4]
+    (column,) = columns([0, 0, 1, 1, 2])
+    hosts = found.hosts(column)
+    assert hosts == [0, 2, 4]
     assert found.own_shares == pytest.approx([1 / 3] * 3)
     addresses = [f"10.0.0.{i}:1" for i in range(3)]
-    assert [service[0] for service in found.services(addresses, [])] == addresses
+    assert [service[0] for service in found.services(hosts, addresses, [])] == addresses
+
+
+def test_each_column_of_the_machines_ranks_is_summed_by_its_own() -> None:
+    assert columns([0, 0, 1, 0, 1, 1, 1]) == [[0, 2], [1, 4], [3, 5]]
+    found = planned([place(machine) for machine in (0, 0, 1, 1)])
+    assert [found.hosts(column) for column in columns([0, 0, 1, 1])] == [[0, 2], [1, 3]]
 
 
 def test_one_switch_of_which_nothing_is_known_sums_all() -> None:
     for rates in ([None, None], [GIGABIT, None]):
         said = {"switches": ["s:4800"], "switch_rates": [None]}
         found = planned([place(i, rate_bps=rate, **said) for i, rate in enumerate(rates)])
-        assert found.hosts == []
-        assert found.services([], ["s:4800"]) == [("s:4800", 1.0, None, None)]
+        assert found.machines == []
+        assert found.services([], [], ["s:4800"]) == [("s:4800", 1.0, None, None)]
 
 
 def test_a_switch_with_a_link_like_a_machine_s_sums_what_the_equations_give_it() -> None:
@@ -75,7 +84,7 @@ def test_a_switch_with_a_link_like_a_machine_s_sums_what_the_equations_give_it()
     # for a tensor and a link of one a second, and the spare machine sums t / n of it.
     said = {"switches": ["s:4800"], "switch_rates": [GIGABIT], "rate_bps": GIGABIT}
     found = planned([place(machine, **said) for machine in range(4)])
-    assert found.hosts == [0, 1, 2, 3]
+    assert found.machines == [0, 1, 2, 3]
     assert found.switch_shares == pytest.approx([1 / 3])
     assert found.own_shares == pytest.approx([1 / 6] * 4)
     assert found.prediction is not None
@@ -86,18 +95,18 @@ def test_a_switch_with_a_link_like_a_machine_s_sums_what_the_equations_give_it()
 def test_a_switch_with_a_link_for_every_worker_sums_all() -> None:
     said = {"switches": ["s:4800"], "switch_rates": [4 * GIGABIT], "rate_bps": GIGABIT}
     found = planned([place(machine, **said) for machine in range(4)])
-    assert found.hosts == []
+    assert found.machines == []
     assert found.switch_shares == [1.0]
 
 
 def test_what_is_forced_is_done() -> None:
     said = {"switches": ["s:4800", "t:4800"], "switch_rates": [GIGABIT] * 2, "rate_bps": GIGABIT}
     places = [place(machine, **said, plan="own") for machine in range(3)]
-    assert planned(places).hosts == [0, 1, 2]
+    assert planned(places).machines == [0, 1, 2]
     assert planned(places).switch_shares == []
     for forced in ({"plan": "switch"}, {"own_services": False}):
         found = planned([place(machine, **said | forced) for machine in range(3)])
-        assert found.hosts == []
+        assert found.machines == []
         assert found.switch_shares == pytest.approx([0.5, 0.5])
 
 
@@ -111,7 +120,7 @@ def test_unequal_links_have_unequal_shares() -> None:
     found = planned([place(machine, rate_bps=rate) for machine, rate in enumerate(rates)])
     assert found.own_shares[:3] == pytest.approx([found.own_shares[0]] * 3)
     assert sum(found.own_shares) == pytest.approx(1)
-    assert len(found.hosts) < 4 or found.own_shares[3] < found.own_shares[0] / 2
+    assert len(found.machines) < 4 or found.own_shares[3] < found.own_shares[0] / 2
 
 
 def test_a_rank_that_does_not_say_where_it_is_is_named() -> None:
@@ -155,8 +164,12 @@ def sums(me: Me, machines: int, said: dict[str, Any]) -> tuple[str, list[str]]:
 @pytest.mark.parametrize(("ranks", "machines"), [(4, 4), (4, 2), (3, 1), (2, 2)])
 def test_ranks_sum_without_a_switch_to_start(launch: Launch, ranks: int, machines: int) -> None:
     results = launch(sums, ranks, machines, {}, at=ALONE).results()
-    assert len({str(result) for result in results}) == 1, "the same services, the same bits"
-    assert len(results[0][0].split(",")) == machines
+    assert len({str(bits) for _, bits in results}) == 1, "the same bits"
+    services = [switch.split(",") for switch, _ in results]
+    assert {len(of_rank) for of_rank in services} == {machines}
+    # Each column has services of its own, where there are other machines.
+    columns = ranks // machines if machines > 1 else 1
+    assert len({tuple(of_rank) for of_rank in services}) == columns
 
 
 def test_switches_are_shared_with_the_ranks_own_services(launch: Launch) -> None:
@@ -367,14 +380,15 @@ def test_any_service_of_a_job_shows_who_sums_what_and_who_is_where(
     with SwitchProcess("--rate", "1gbit") as spare:
         ranks = launch(sums_large, 4, machines, at=spare.address)
         plans = [ranks.hear(rank) for rank in range(4)]
-        services = [each["service"] for each in plans[0]["services"]]
-        hosts = [rank for rank in range(4) if rank % (4 // machines) == 0]
-        assert [each["host"] for each in plans[0]["services"]] == [*hosts, None]
-        assert services[-1] == spare.address
-        shares = [each["share"] for each in plans[0]["services"]]
-        assert sum(shares) == pytest.approx(1)
-        for plan in plans:
-            assert plan["services"] == plans[0]["services"]
+        columns = 4 // machines
+        services = [[each["service"] for each in plan["services"]] for plan in plans]
+        for rank, plan in enumerate(plans):
+            hosts = [other for other in range(4) if other % columns == rank % columns]
+            assert [each["host"] for each in plan["services"]] == [*hosts, None]
+            assert services[rank] == services[rank % columns], "those of its column"
+            assert services[rank][-1] == spare.address
+            shares = [each["share"] for each in plan["services"]]
+            assert sum(shares) == pytest.approx(1)
             # BytePS Eq. 6 for k = 1: 2 n (n - 1) / (n^2 + n k - 2 k) links.
             n = machines
             seconds = 8 / GIGABIT * 2 * n * (n - 1) / (n * n + n - 2)
@@ -390,16 +404,20 @@ def test_any_service_of_a_job_shows_who_sums_what_and_who_is_where(
         def is_measured(address: str) -> bool:
             return all(member["measured"] for job in asked(address) for member in job["members"])
 
-        for index, address in enumerate(services):
+        everywhere = {address for of_rank in services for address in of_rank}
+        assert len(everywhere) == 4 + 1
+        for address in everywhere:
             wait_until(partial(is_measured, address), "heartbeats tell what was measured")
             jobs = asked(address)
-            assert len(jobs) == 4 // machines, "a job for each column of a machine's ranks"
+            # Its column's, and at the switch each of them.
+            assert len(jobs) == (columns if address == spare.address else 1)
             for job in jobs:
                 told = job["plan"]
-                assert [each["service"] for each in told["services"]] == services
-                assert [each["here"] for each in told["services"]].index(True) == index
+                assert [each["service"] for each in told["services"]] in services
+                (here,) = (each for each in told["services"] if each["here"])
+                assert here["service"] == address
                 # A machine's columns share its link.
-                assert told["predicted"] == pytest.approx(seconds * (4 // machines))
+                assert told["predicted"] == pytest.approx(seconds * columns)
                 assert told["imbalance"] < 0.05
                 assert [member["name"] for member in job["members"]] == [
                     f"machine {machine}" for machine in range(machines)
@@ -407,8 +425,8 @@ def test_any_service_of_a_job_shows_who_sums_what_and_who_is_where(
                 assert sorted(r for member in job["members"] for r in member["ranks"]) == [
                     *range(4)
                 ]
-        here = {report["switch"] for report in fanin_status()}
-        assert here >= set(services), "also without an address"
+        shown = {report["switch"] for report in fanin_status()}
+        assert shown >= everywhere, "also without an address"
         for rank in range(4):
             ranks.tell(rank, "stop")
         ranks.results()
@@ -458,8 +476,6 @@ def test_a_program_that_ends_without_destroying_its_group_leaves_its_service_las
 
 def second_group(me: Me) -> list[float]:
     me.init(pg_options=options(me, me.world_size))
-    from fanin.torch import hosting
-
     halves: list[Any] = [
         dist.new_group([0, 1], backend="fanin"),
         dist.new_group([2, 3], backend="fanin"),
@@ -471,10 +487,10 @@ def second_group(me: Me) -> list[float]:
     dist.destroy_process_group(mine)
     tensor = torch.ones(50_000)
     dist.all_reduce(tensor)
-    hosted = hosting._hosted
+    hosted = _hosting._hosted
     dist.destroy_process_group()
     # In the background, once the others have left as well.
-    wait_until(lambda: hosting._hosted is None, "the service is given back", DEADLINE)
+    wait_until(lambda: _hosting._hosted is None, "the service is given back", DEADLINE)
     assert hosted is not None
     return [first, tensor[0].item()]
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import os
 import socket
-from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from fanin import _fanin
-from fanin._services import Place, bracketed
+from fanin._membership import is_loopback
+from fanin._services import bracketed
 
 GLOO_VARIABLE = "GLOO_SOCKET_IFNAME"
 
@@ -53,18 +52,6 @@ def own_address(store: Store) -> str:
     return _own_address()
 
 
-def reachable(here: Place, places: Sequence[Place]) -> str:
-    """Return this machine's address for the others: not one that means itself to each of them."""
-    if not is_loopback(here.address):
-        return here.address
-    for other in places:
-        if other.machine != here.machine and not is_loopback(other.address):
-            route = _fanin.route_to(f"{bracketed(other.address)}:9")
-            if route is not None:
-                return route[0]
-    return here.address
-
-
 def _own_address() -> str:
     """Return what Gloo chooses: the first address of the machine's name that is one of its own."""
     with contextlib.suppress(OSError):
@@ -86,8 +73,3 @@ def _source_address(switch: str) -> str:
     with socket.socket(family, kind, protocol) as probe:
         probe.connect(address)
         return str(probe.getsockname()[0])
-
-
-def is_loopback(address: str) -> bool:
-    """Return whether each machine means itself by the address."""
-    return ipaddress.ip_address(address.partition("%")[0]).is_loopback

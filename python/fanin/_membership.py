@@ -1,0 +1,251 @@
+"""How the ranks of a job find out who sums what, and join.
+
+Before a job begins, its ranks say a few things to each other, in rounds: where they are, whether
+their machine's memory can be had, where their services listen, whom they reach. What carries the
+rounds is the caller's: torch's groups have a store, `fanin.connect` a switch.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import re
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from fanin import _fanin
+from fanin._hosting import Hosted, host
+from fanin._join import join, no_switch
+from fanin._services import (
+    Place,
+    Service,
+    bracketed,
+    columns,
+    local_machines,
+    machines,
+    place,
+    split,
+)
+from fanin._settings import Settings
+from fanin.errors import SwitchUnreachable
+
+# How long a service may take to be reached that is there, over TCP and over UDP, in seconds.
+WAY_PATIENCE = 10.0
+# Most pairs of machines that one error names.
+NAMED_MAX = 4
+
+Gather: TypeAlias = Callable[[str, str, float], list[str]]
+"""``gather(round, text, seconds)``: what each rank says in that round, in the order of the ranks.
+
+Raises `fanin.errors.JoinTimeout`, which names who said nothing."""
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """The ranks of a job, before it begins."""
+
+    job: str
+    """Its name at the services."""
+    name: str
+    """One that no other attempt at any job has: of the machines' shared memory."""
+    who: str
+    """What the job is called in errors, such as "group 'train'"."""
+    rank: int
+    world_size: int
+    address: str
+    """Of this machine, as the others reach it, as far as is known."""
+    cure: str
+    """What to do where that is one by which every machine means itself."""
+    gather: Gather
+
+    def connect(self, settings: Settings, timeout: float) -> Connected:
+        """Join the job; blocks until all ranks have.
+
+        Where ranks are to sum themselves, their services are started. Raises the errors of
+        `fanin.errors`.
+        """
+        deadline = time.monotonic() + timeout
+        rank = self.rank
+
+        def left() -> float:
+            return max(deadline - time.monotonic(), 1.0)
+
+        def gather(name: str, text: str) -> list[str]:
+            return self.gather(name, text, deadline - time.monotonic())
+
+        here = place(settings, self.address, asks=rank == 0)
+        places = [Place.decode(text) for text in gather("place", here.encode())]
+        of_rank = machines(places)
+        hosted: Hosted | None = None
+        local = self._share_memory(local_machines(places), gather)
+        try:
+            if local is not None and max(of_rank) == 0:
+                client = join(settings, self.job, rank, self.world_size, left(), [], local=local)
+                client.set_timeout(timeout)
+                return Connected(client, None)
+            planned = split(places)
+            if planned is None:
+                raise SwitchUnreachable(no_switch())
+            jobs = columns(of_rank) if local is not None else columns(of_rank)[:1]
+            # Of a rank beyond the columns nothing goes to a service.
+            mine = next((column for column in jobs if rank in column), jobs[0])
+            # A name of this machine that means itself says nothing to others.
+            told, error = "", ""
+            if rank in planned.hosts(mine):
+                try:
+                    hosted = host(reachable(here, places))
+                    told = hosted.address
+                except OSError as cause:
+                    error = f"rank {rank} cannot host a service: {cause}"
+            addresses = [""] * self.world_size
+            if planned.machines:
+                answers = [json.loads(t) for t in gather("service", json.dumps([told, error]))]
+                for _, wrong in answers:
+                    if wrong:
+                        raise SwitchUnreachable(wrong)
+                addresses = [address for address, _ in answers]
+            switches = settings.switch.split(",") if settings.switch else []
+            if len(switches) != len(planned.switch_shares):
+                switches = places[0].switches[: len(planned.switch_shares)]
+
+            def services(column: Sequence[int]) -> list[Service]:
+                hosts = planned.hosts(column)
+                return planned.services(hosts, [addresses[host] for host in hosts], switches)
+
+            if len(services(mine)) > 1:
+                # What is between two machines is between all of their columns.
+                self._check_ways(places, services(jobs[0]), gather, deadline)
+            client = join(
+                settings,
+                self.job,
+                rank,
+                self.world_size,
+                left(),
+                services(mine),
+                planned.prediction,
+                local,
+                hosted.switch if hosted is not None else None,
+            )
+            client.set_timeout(timeout)
+            return Connected(client, hosted)
+        except BaseException:
+            if hosted is not None:
+                hosted.release()
+            if local is not None:
+                local.close()
+            raise
+
+    def _check_ways(
+        self,
+        places: Sequence[Place],
+        services: Sequence[Service],
+        gather: Callable[[str, str], list[str]],
+        deadline: float,
+    ) -> None:
+        """Raise the same `SwitchUnreachable` on all ranks where a machine does not reach a service.
+
+        One that a rank hosts is there; another one may still start, unless somebody reaches it.
+        """
+        of_rank, rank = machines(places), self.rank
+        asks = of_rank.index(of_rank[rank]) == rank
+        others = [
+            index
+            for index, (_, _, _, owner) in enumerate(services)
+            if asks and (owner is None or of_rank[owner] != of_rank[rank])
+        ]
+        patience = max(min(WAY_PATIENCE, (deadline - time.monotonic()) / 2), 1.0)
+
+        def cut_off(index: int) -> str | None:
+            return _fanin.cut_off(services[index][0], patience)
+
+        with ThreadPoolExecutor(max(len(others), 1), "fanin-ways") as threads:
+            found = dict(zip(others, threads.map(cut_off, others), strict=True))
+        told: list[dict[str, str | None]] = [
+            json.loads(t) for t in gather("ways", json.dumps(found))
+        ]
+        wrong = []
+        for index, (address, _, _, owner) in enumerate(services):
+            answers = {
+                asked: way[str(index)] for asked, way in enumerate(told) if str(index) in way
+            }
+            if owner is None and all(answers.values()):
+                continue  # it may still start: the join waits for it, and names it
+            whose = "" if owner is None else f" of {_at(owner, places)}"
+            wrong += [
+                f"{_at(asked, places)} does not reach the service{whose} at {address} ({cause})"
+                for asked, cause in answers.items()
+                if cause is not None
+            ]
+        if wrong:
+            more = f"; and {len(wrong) - NAMED_MAX} more" if len(wrong) > NAMED_MAX else ""
+            loopback = any(is_loopback(place.address) for place in places)
+            hint = f". {self.cure}" if loopback else ""
+            raise SwitchUnreachable(
+                f"{self.who}: {'; '.join(wrong[:NAMED_MAX])}{more}{hint}. Does a "
+                "firewall between them let TCP and UDP through, both ways (docs/operations.md)?"
+            )
+
+    def _share_memory(
+        self, machines: list[int] | None, gather: Callable[[str, str], list[str]]
+    ) -> _fanin.LocalRanks | None:
+        """Return this machine's ranks if all machines' ranks sum among themselves first."""
+        if machines is None:
+            return None
+        local, wrong = None, ""
+        name = "fanin-" + re.sub(r"[^\w.-]", "-", self.name)
+        try:
+            local = _fanin.LocalRanks(machines, self.rank, name)
+        except OSError as error:
+            wrong = str(error)
+            print(
+                f"[fanin] rank {self.rank}: {error}; every rank sends its own gradients instead. "
+                "Give /dev/shm more room (docker run --shm-size)",
+                file=sys.stderr,
+                flush=True,
+            )
+        if any(gather("memory", wrong)):
+            if local is not None:
+                local.close()
+            return None
+        return local
+
+
+@dataclass(frozen=True)
+class Connected:
+    """A rank in its job."""
+
+    client: _fanin.Client
+    hosted: Hosted | None
+    """The service of this process, if it is one of those that sum."""
+
+    def close(self) -> None:
+        """Leave, and give the service back."""
+        self.client.close()
+        if self.hosted is not None:
+            self.hosted.release()
+
+
+def _at(rank: int, places: Sequence[Place]) -> str:
+    place = places[rank]
+    return f"rank {rank} on {place.name} ({place.address})"
+
+
+def reachable(here: Place, places: Sequence[Place]) -> str:
+    """Return this machine's address for the others: not one that means itself to each of them."""
+    if not is_loopback(here.address):
+        return here.address
+    for other in places:
+        if other.machine != here.machine and not is_loopback(other.address):
+            route = _fanin.route_to(f"{bracketed(other.address)}:9")
+            if route is not None:
+                return route[0]
+    return here.address
+
+
+def is_loopback(address: str) -> bool:
+    """Return whether each machine means itself by the address."""
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
