@@ -6,6 +6,6 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo::rerun-if-changed=proto/fanin.proto");
     let descriptors = protox::compile(["proto/fanin.proto"], ["proto"])?;
     // Few jobs have it, and no answer is to be as large as it.
-    tonic_prost_build::configure().boxed(".fanin.v1.Admission.rack").compile_fds(descriptors)?;
+    tonic_prost_build::configure().boxed(".fanin.v1.Admission.route").compile_fds(descriptors)?;
     Ok(())
 }

@@ -5,8 +5,7 @@ use std::time::Duration;
 
 use comfy_table::{Cell, CellAlignment, Table, presets};
 use fanin_controller::{
-    AtpSwitchJob, AtpSwitchStatus, JobStatus, JobStatusState, MemberStatus, Split, SwitchStatus,
-    switch_status,
+    JobStatus, JobStatusState, MemberStatus, RelayJob, RelayStatus, Split, SwitchStatus, switch_status,
 };
 use fanin_protocol::control::Protocol;
 use fanin_wire::AbortReason;
@@ -208,12 +207,12 @@ fn report<'a>(switch: &'a str, status: &'a SwitchStatus) -> Report<'a> {
             .iter()
             .map(|job| Job { job: &job.name, world_size: job.world_size, state: state(job, status.protocol) })
             .collect(),
-        switches: status.switches.iter().map(switch_report).collect(),
+        switches: status.relays.iter().map(switch_report).collect(),
     }
 }
 
-fn switch_report(switch: &AtpSwitchStatus) -> Switch<'_> {
-    let job = |job: &AtpSwitchJob| SwitchJob {
+fn switch_report(switch: &RelayStatus) -> Switch<'_> {
+    let job = |job: &RelayJob| SwitchJob {
         id: job.job.0,
         aggregations: job.aggregations,
         collisions: job.collisions,
@@ -535,7 +534,7 @@ mod tests {
             pool_free: 896,
             jobs: vec![job("gpt", running), job("late", JobStatusState::Gathering { present: Ranks(0b101) })],
             protocol: Protocol::SwitchMl,
-            switches: vec![],
+            relays: vec![],
         }
     }
 
@@ -554,15 +553,15 @@ mod tests {
 
     #[test]
     fn the_table_of_a_rack_says_what_each_on_the_way_summed() {
-        let rack = |address: &str, upstream: &str| AtpSwitchStatus {
+        let rack = |address: &str, upstream: &str| RelayStatus {
             address: address.into(),
             upstream: upstream.into(),
             aggregators: 0,
             in_use: 3,
-            jobs: vec![AtpSwitchJob { job: JobId(9), aggregations: 500, collisions: 0 }],
+            jobs: vec![RelayJob { job: JobId(9), aggregations: 500, collisions: 0 }],
         };
-        let switches = vec![rack("10.0.0.9:4800", "10.0.0.8:4800"), rack("10.0.1.9:4800", "10.0.0.9:4800")];
-        let status = SwitchStatus { switches, ..status() };
+        let relays = vec![rack("10.0.0.9:4800", "10.0.0.8:4800"), rack("10.0.1.9:4800", "10.0.0.9:4800")];
+        let status = SwitchStatus { relays, ..status() };
         let text = table(&report("10.0.1.9:4800", &status));
         let cells = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
         let racks: Vec<_> =
@@ -632,15 +631,15 @@ mod tests {
 
     #[test]
     fn the_table_says_where_atp_adds() {
-        let of_switch = AtpSwitchJob { job: JobId(9), aggregations: 500, collisions: 7 };
-        let switch = AtpSwitchStatus {
+        let of_switch = RelayJob { job: JobId(9), aggregations: 500, collisions: 7 };
+        let switch = RelayStatus {
             address: "10.0.1.9:4800".into(),
             upstream: "10.0.0.8:4800".into(),
             aggregators: 4096,
             in_use: 3,
             jobs: vec![of_switch],
         };
-        let mut status = SwitchStatus { protocol: Protocol::Atp, switches: vec![switch], ..status() };
+        let mut status = SwitchStatus { protocol: Protocol::Atp, relays: vec![switch], ..status() };
         if let JobStatusState::Running { aggregations, collisions, .. } = &mut status.jobs[0].state {
             (*aggregations, *collisions) = (200, 8);
         }

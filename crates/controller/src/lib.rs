@@ -16,8 +16,8 @@ pub mod proto;
 mod server;
 
 pub use client::{
-    AtpSwitchJob, AtpSwitchStatus, Cancel, HEARTBEATS_PER_TIMEOUT, HandOver, InterfaceError, Job, JobStatus,
-    JobStatusState, LocalRanks, MemberStatus, Place, Prediction, Probe, ProbeReport, ProbeSum, Route,
+    Cancel, HEARTBEATS_PER_TIMEOUT, HandOver, InterfaceError, Job, JobStatus, JobStatusState, LocalRanks,
+    MemberStatus, Place, Prediction, Probe, ProbeReport, ProbeSum, RelayJob, RelayStatus, Route,
     ServiceConfig, Session, SessionConfig, Share, Split, SwitchStatus, TraceConfig, cut_off,
     interface_address, interface_of, interface_rate_bps, resolve_switch, route, switch_address,
     switch_status,

@@ -77,7 +77,7 @@ mod tests {
             pool_free: 0,
             jobs: states.into_iter().map(job).collect(),
             protocol: Protocol::SwitchMl,
-            switches: vec![],
+            relays: vec![],
         }
     }
 

@@ -257,7 +257,7 @@ mod tests {
             pool_free: 1,
             jobs: vec![],
             protocol: fanin_protocol::control::Protocol::SwitchMl,
-            switches: vec![],
+            relays: vec![],
         };
         assert_eq!(version(&status("999.0.0")).verdict, Verdict::Warning);
         assert_eq!(version(&status(OURS)).verdict, Verdict::Ok);

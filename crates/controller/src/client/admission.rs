@@ -42,15 +42,20 @@ pub(super) struct Memory {
 impl From<&Memory> for proto::Resume {
     fn from(memory: &Memory) -> Self {
         let counts = |exchanges: &Vec<u32>| proto::Counts { exchanges: exchanges.clone() };
+        let in_flight = memory.job.in_flight().into();
         Self {
             lineage: memory.job.key().lineage(),
             generation: memory.job.generation().0.into(),
-            in_flight: memory.job.in_flight().into(),
             elements: memory.job.elements().into(),
-            completed: match memory.job {
-                WorkerJob::SwitchMl { .. } => memory.completed.iter().map(counts).collect(),
-                WorkerJob::Atp { .. } => Vec::new(),
-            },
+            protocol: Some(match memory.job {
+                WorkerJob::SwitchMl { .. } => {
+                    let completed = memory.completed.iter().map(counts).collect();
+                    proto::resume::Protocol::Switchml(proto::resume::SwitchMl { slots: in_flight, completed })
+                }
+                WorkerJob::Atp { .. } => {
+                    proto::resume::Protocol::Atp(proto::resume::Atp { window: in_flight })
+                }
+            }),
         }
     }
 }
@@ -72,19 +77,26 @@ pub(super) async fn join(
         job: config.job.clone(),
         rank: config.rank,
         world_size: config.world_size,
-        slots: config.slots.filter(|_| config.protocol == Protocol::SwitchMl).map(u32::from),
-        window: config.window.filter(|_| config.protocol == Protocol::Atp).map(u32::from),
         mtu_bytes: u32::try_from(mtu).unwrap_or(u32::MAX),
         rate_bps: service.rate_bps.or_else(|| super::path::rate_bps(connection.address)),
         rtt_ns: u64::try_from(connection.rtt.as_nanos()).unwrap_or(u64::MAX),
         resume: memory.map(proto::Resume::from),
         patience_ms: u64::try_from(patience.as_millis()).unwrap_or(u64::MAX),
         wire_dtype: proto::WireDtype::from(config.wire_dtype).into(),
-        protocol: proto::Protocol::from(config.protocol).into(),
         hops: Vec::new(),
         plan: service.plan,
         split: Some(Split::of(config).told(here.unwrap_or_default())),
         place: Some(place(config, connection)),
+        protocol: Some(match config.protocol {
+            Protocol::SwitchMl => {
+                let slots = config.slots.map(u32::from);
+                proto::join_request::Protocol::Switchml(proto::join_request::SwitchMl { slots })
+            }
+            Protocol::Atp => {
+                let window = config.window.map(u32::from);
+                proto::join_request::Protocol::Atp(proto::join_request::Atp { window })
+            }
+        }),
     };
     let began = Instant::now();
     let timed_out = |missing_ranks| SessionError::JoinTimeout {
@@ -157,10 +169,12 @@ fn taken(
     if let WorkerJob::Atp { config: job, .. } = &mut admitted.job {
         job.congestion_control = config.congestion_control; // nobody else need know
     }
+    let of = |job: &WorkerJob| match job {
+        WorkerJob::SwitchMl { .. } => Protocol::SwitchMl,
+        WorkerJob::Atp { .. } => Protocol::Atp,
+    };
     let unknown = match admitted.job {
-        WorkerJob::SwitchMl { .. } if config.protocol != Protocol::SwitchMl => {
-            format!("protocol {}", config.protocol.name())
-        }
+        job if of(&job) != config.protocol => format!("protocol {}", config.protocol.name()),
         WorkerJob::SwitchMl { config: job, .. } if job.wire_dtype != config.wire_dtype => {
             format!("wire dtype {}", config.wire_dtype.name())
         }
@@ -210,47 +224,61 @@ impl Admitted {
             return Err(Malformed("heartbeat_timeout_ms"));
         }
         let switch_instance = admission.switch_instance;
-        if let Some(atp) = &admission.atp {
-            let (job, restore) = (atp_admission(&admission, atp)?, vec![Vec::new()]);
-            return Ok(Self { job, shards: 1, restore, heartbeat_timeout, switch_instance });
-        }
-        let job = JobConfig {
-            id: JobId(admission.job_id),
-            key: key(&admission.key)?,
-            generation: Generation(narrow(admission.generation, "generation")?),
-            workers: narrow(admission.world_size, "world_size")?,
-            slots: narrow(admission.in_flight, "in_flight")?,
-            elements: narrow(admission.elements, "elements")?,
-            wire_dtype: wire_dtype(admission.wire_dtype)?,
-            shard: ShardId(0),
-            resumed: admission.resumed,
+        let (job, shards, restore) = match &admission.protocol {
+            Some(proto::admission::Protocol::Switchml(own)) => switch_ml_admission(&admission, own, rank)?,
+            Some(proto::admission::Protocol::Atp(own)) => {
+                (atp_admission(&admission, own)?, 1, vec![Vec::new()])
+            }
+            None => return Err(Malformed("protocol")),
         };
-        let job = job.check().map_err(|_| Malformed("job"))?;
-        let shards: u8 = narrow(admission.shards, "shards")?;
-        let slot = |slot: u32| match narrow(slot, "restore")? {
-            slot if slot < job.slots => Ok(SlotIndex(slot)),
-            _ => Err(Malformed("restore")),
-        };
-        let mut restore: Vec<Vec<SlotIndex>> = Vec::new();
-        for shard in admission.restore {
-            restore.push(shard.slots.into_iter().map(slot).collect::<Result<_, _>>()?);
-        }
-        if admission.resumed && restore.len() != usize::from(shards) {
-            return Err(Malformed("restore"));
-        }
-        // Every rack on the way took itself off.
-        let place = match &admission.rack {
-            None => rank,
-            Some(route) if route.racks.is_empty() => WorkerId(narrow(route.place, "place")?),
-            Some(_) => return Err(Malformed("racks")),
-        };
-        let job = WorkerJob::SwitchMl { config: job, place, has_racks: admission.rack.is_some() };
-        Ok(Self { job, shards: shards.into(), restore, heartbeat_timeout, switch_instance })
+        Ok(Self { job, shards, restore, heartbeat_timeout, switch_instance })
     }
 }
 
+/// What a SwitchML job is for the worker that was admitted to it, its shards, and for each the slots that this rank hands back.
+fn switch_ml_admission(
+    admission: &proto::Admission,
+    own: &proto::admission::SwitchMl,
+    rank: WorkerId,
+) -> Result<(WorkerJob, usize, Vec<Vec<SlotIndex>>), Malformed> {
+    let config = JobConfig {
+        id: JobId(admission.job_id),
+        key: key(&admission.key)?,
+        generation: Generation(narrow(admission.generation, "generation")?),
+        workers: narrow(admission.world_size, "world_size")?,
+        slots: narrow(own.slots, "slots")?,
+        elements: narrow(own.elements, "elements")?,
+        wire_dtype: wire_dtype(own.wire_dtype)?,
+        shard: ShardId(0),
+        resumed: admission.resumed,
+    };
+    let config = config.check().map_err(|_| Malformed("job"))?;
+    let shards: u8 = narrow(own.shards, "shards")?;
+    let slot = |slot: &u32| match narrow(*slot, "restore")? {
+        slot if slot < config.slots => Ok(SlotIndex(slot)),
+        _ => Err(Malformed("restore")),
+    };
+    let mut restore: Vec<Vec<SlotIndex>> = Vec::new();
+    for shard in &own.restore {
+        restore.push(shard.slots.iter().map(slot).collect::<Result<_, _>>()?);
+    }
+    if admission.resumed && restore.len() != usize::from(shards) {
+        return Err(Malformed("restore"));
+    }
+    let place = match admission.route.as_ref().map(|route| &route.protocol) {
+        None => rank,
+        // Every rack on the way took itself off.
+        Some(Some(proto::route::Protocol::Switchml(route))) if route.racks.is_empty() => {
+            WorkerId(narrow(route.place, "place")?)
+        }
+        Some(_) => return Err(Malformed("route")),
+    };
+    let job = WorkerJob::SwitchMl { config, place, has_racks: admission.route.is_some() };
+    Ok((job, shards.into(), restore))
+}
+
 /// What an ATP job is for the worker that was admitted to it.
-fn atp_admission(admission: &proto::Admission, atp: &proto::AtpAdmission) -> Result<WorkerJob, Malformed> {
+fn atp_admission(admission: &proto::Admission, own: &proto::admission::Atp) -> Result<WorkerJob, Malformed> {
     let config = atp_job(
         (
             JobId(admission.job_id),
@@ -258,26 +286,27 @@ fn atp_admission(admission: &proto::Admission, atp: &proto::AtpAdmission) -> Res
             Generation(narrow(admission.generation, "generation")?),
         ),
         narrow(admission.world_size, "world_size")?,
-        (narrow(admission.in_flight, "in_flight")?, narrow(admission.elements, "elements")?),
-        atp.aggregators,
-        match proto::atp_admission::Hashing::try_from(atp.hashing).map_err(|_| Malformed("hashing"))? {
-            proto::atp_admission::Hashing::Hash => Hashing::Hash,
-            proto::atp_admission::Hashing::Linear => Hashing::Linear,
+        (narrow(own.window, "window")?, narrow(own.elements, "elements")?),
+        own.aggregators,
+        match proto::admission::atp::Hashing::try_from(own.hashing).map_err(|_| Malformed("hashing"))? {
+            proto::admission::atp::Hashing::Hash => Hashing::Hash,
+            proto::admission::atp::Hashing::Linear => Hashing::Linear,
         },
     );
     let config = config.check().map_err(|_| Malformed("job"))?;
     let mut fan_in_degrees = [0; LEVELS_MAX];
-    for (degree, of_message) in fan_in_degrees.iter_mut().zip(&atp.fan_in_degrees) {
+    for (degree, of_message) in fan_in_degrees.iter_mut().zip(&own.fan_in_degrees) {
         *degree = narrow(*of_message, "fan_in_degrees")?;
     }
     let directions = Directions {
-        level: narrow(atp.level, "level")?,
-        bitmaps: atp.bitmaps.as_slice().try_into().map_err(|_| Malformed("bitmaps"))?,
+        level: narrow(own.level, "level")?,
+        bitmaps: own.bitmaps.as_slice().try_into().map_err(|_| Malformed("bitmaps"))?,
         fan_in_degrees,
     };
     // Every switch on the way took one level off: what is left are those below this worker.
-    if atp.route.as_ref().map(|route| route.levels) != Some(atp.level) {
-        return Err(Malformed("level"));
+    match admission.route.as_ref().and_then(|route| route.protocol.as_ref()) {
+        Some(proto::route::Protocol::Atp(route)) if route.levels == own.level => {}
+        _ => return Err(Malformed("route")),
     }
     Ok(WorkerJob::Atp { config, directions })
 }

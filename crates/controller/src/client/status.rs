@@ -28,35 +28,35 @@ pub struct SwitchStatus {
     pub jobs: Vec<JobStatus>,
     /// How they are summed.
     pub protocol: Protocol,
-    /// ATP: the switches on the way from whom was asked to the server, the server's neighbour first.
-    pub switches: Vec<AtpSwitchStatus>,
+    /// The switches on the way from whom was asked to the root, the root's neighbour first.
+    pub relays: Vec<RelayStatus>,
     /// What its link carries, in bits a second, where it is known.
     pub rate_bps: Option<u64>,
 }
 
-/// What an ATP switch does.
+/// What a switch with an upstream does, of either protocol.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct AtpSwitchStatus {
+pub struct RelayStatus {
     /// Its data port, as it names itself.
     pub address: String,
     /// Whom it asks, and sends to.
     pub upstream: String,
-    /// Aggregators for all jobs together.
+    /// ATP: aggregators for all jobs together.
     pub aggregators: u32,
-    /// Those that hold a fragment now.
+    /// Those, or SwitchML's slots, that gather now.
     pub in_use: u32,
     /// What it does for each job that it serves.
-    pub jobs: Vec<AtpSwitchJob>,
+    pub jobs: Vec<RelayJob>,
 }
 
-/// What an ATP switch does for a job.
+/// What a switch with an upstream does for a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct AtpSwitchJob {
+pub struct RelayJob {
     /// The job.
     pub job: JobId,
-    /// Fragments that were added here.
+    /// Fragments, or slots' exchanges, of which it got all contributions.
     pub aggregations: u64,
-    /// Fragments that found their aggregator taken.
+    /// ATP: fragments that found their aggregator taken.
     pub collisions: u64,
 }
 
@@ -152,15 +152,15 @@ impl TryFrom<proto::StatusReply> for SwitchStatus {
             pool_free: reply.pool_free,
             jobs: reply.jobs.into_iter().map(JobStatus::try_from).collect::<Result<_, _>>()?,
             protocol: protocol(reply.protocol)?,
-            switches: reply.switches.into_iter().map(AtpSwitchStatus::from).collect(),
+            relays: reply.relays.into_iter().map(RelayStatus::from).collect(),
             rate_bps: reply.rate_bps,
         })
     }
 }
 
-impl From<proto::AtpSwitch> for AtpSwitchStatus {
-    fn from(switch: proto::AtpSwitch) -> Self {
-        let job = |job: proto::AtpSwitchJob| AtpSwitchJob {
+impl From<proto::Relay> for RelayStatus {
+    fn from(switch: proto::Relay) -> Self {
+        let job = |job: proto::RelayJob| RelayJob {
             job: JobId(job.job_id),
             aggregations: job.aggregations,
             collisions: job.collisions,

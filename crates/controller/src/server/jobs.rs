@@ -11,13 +11,13 @@ use std::time::Instant;
 use fanin_protocol::JobAborted;
 use fanin_protocol::control::{
     Admission, Attendance, Command, Denied, Detached, HeartbeatReply, JOB_NAME_BYTES_MAX, JobState, JobView,
-    JoinDecision, JoinRequest, Pool, Rack, Ranks, Refusal, Registry, RegistryConfig, Ticket,
+    JoinDecision, JoinRequest, Pool, Protocol, Rack, Ranks, Refusal, Registry, RegistryConfig, Ticket,
 };
 use fanin_udp::ThreadEnded;
 use fanin_wire::{AbortReason, Generation, JobId, WorkerId};
 use tokio::sync::{oneshot, watch};
 
-use crate::proto::{self, AtpRoute, RackRoute};
+use crate::proto;
 
 use super::crowd::{Crowd, Place};
 use super::data_path::{DataPath, Figures};
@@ -307,38 +307,40 @@ impl Jobs {
         self.lock().registry.detached(self.now(), attendance, cause);
     }
 
-    /// The route of a job that runs here, as the first switch on the way to its workers is told it.
-    pub fn route(&self, job: JobId) -> Option<AtpRoute> {
+    /// What those on a rank's way need to serve a job that runs here; `None` where there is nobody who would.
+    pub fn route(&self, job: JobId, rank: WorkerId) -> Option<proto::Route> {
         let state = self.lock();
-        let (levels, elements, key) = state.registry.levels(job)?;
-        let name = state.name_of(job)?;
-        let timeout = state.registry.config().heartbeat_timeout;
-        let heartbeat_timeout_ms = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
-        let (levels, elements, key) = (levels.into(), elements.into(), key.to_bytes().into());
-        Some(AtpRoute { levels, elements, job: name, heartbeat_timeout_ms, key })
-    }
-
-    /// The racks on a rank's way, as the first of them is told of a job that runs here; `None` where the job has none.
-    pub fn rack_route(&self, job: JobId, rank: WorkerId) -> Option<RackRoute> {
-        let state = self.lock();
-        let (config, place, racks) = state.registry.racks(job, rank)?;
-        let rack = |rack: &Rack| proto::Rack {
-            place: rack.place.0.into(),
-            ranks: rack.contributions.ranks.iter().map(|rank| rank.0.into()).collect(),
-            racks: rack.contributions.racks,
-        };
         let limits = state.registry.config();
-        Some(RackRoute {
-            world_size: config.workers.into(),
-            slots: config.slots.into(),
-            elements: config.elements.into(),
-            wire_dtype: proto::WireDtype::from(config.wire_dtype).into(),
-            shards: limits.shards.into(),
-            key: config.key.to_bytes().into(),
+        let (key, protocol) = match limits.protocol {
+            Protocol::Atp => {
+                let (levels, elements, key) = state.registry.levels(job)?;
+                let own = proto::route::Atp { levels: levels.into(), elements: elements.into() };
+                (key, proto::route::Protocol::Atp(own))
+            }
+            Protocol::SwitchMl => {
+                let (config, place, racks) = state.registry.racks(job, rank)?;
+                let rack = |rack: &Rack| proto::Rack {
+                    place: rack.place.0.into(),
+                    ranks: rack.contributions.ranks.iter().map(|rank| rank.0.into()).collect(),
+                    racks: rack.contributions.racks,
+                };
+                let own = proto::route::SwitchMl {
+                    world_size: config.workers.into(),
+                    slots: config.slots.into(),
+                    elements: config.elements.into(),
+                    wire_dtype: proto::WireDtype::from(config.wire_dtype).into(),
+                    shards: limits.shards.into(),
+                    racks: racks.map(rack).collect(),
+                    place: place.0.into(),
+                };
+                (config.key, proto::route::Protocol::Switchml(own))
+            }
+        };
+        Some(proto::Route {
             job: state.name_of(job)?,
+            key: key.to_bytes().into(),
             heartbeat_timeout_ms: u64::try_from(limits.heartbeat_timeout.as_millis()).unwrap_or(u64::MAX),
-            racks: racks.map(rack).collect(),
-            place: place.0.into(),
+            protocol: Some(protocol),
         })
     }
 
@@ -539,7 +541,7 @@ mod tests {
     use crate::proto::control_client::ControlClient;
     use crate::proto::heartbeat_reply::State as Pulse;
     use crate::proto::{HeartbeatRequest, StatusRequest};
-    use fanin_protocol::control::{Protocol, Resume};
+    use fanin_protocol::control::Resume;
     use fanin_udp::HostThreads;
     use std::time::Duration;
 
@@ -697,6 +699,7 @@ mod tests {
                     world_size: 1,
                     mtu_bytes: 1500,
                     wire_version: fanin_wire::VERSION.into(),
+                    protocol: Some(proto::join_request::Protocol::Switchml(Default::default())),
                     ..proto::JoinRequest::default()
                 };
                 tokio::spawn(async move { client.join(request).await })

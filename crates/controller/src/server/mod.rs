@@ -286,6 +286,7 @@ mod tests {
             wire_version: fanin_wire::VERSION.into(),
             mtu_bytes: 1500,
             patience_ms: 1000,
+            protocol: Some(crate::proto::join_request::Protocol::Switchml(Default::default())),
             ..JoinRequest::default()
         };
         let reply = runtime.block_on(client.join(join(0))).expect("an answer").into_inner();

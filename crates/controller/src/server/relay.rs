@@ -28,12 +28,12 @@ use super::http::{self, Served};
 use super::jobs::for_log;
 use super::on_the_way::{Figures, OnTheWay};
 use super::relay_metrics::text;
-use super::routes::{Route, Routes, Way};
-use super::service::{Replies, refused, seen_from};
+use super::routes::{Route, Routes};
+use super::service::{Replies, asked, refused, seen_from};
 use super::snapshots::Snapshots;
 use crate::client::connection::{Connection, explain, with_port};
 use crate::client::path;
-use crate::convert::{Malformed, key, narrow, protocol};
+use crate::convert::{Malformed, key, narrow};
 use crate::error::{ChainError, SessionError};
 use crate::proto::{self, control_server::Control};
 
@@ -311,55 +311,76 @@ impl Relay {
         ChainError::RouteMismatch { switch: self.name(), upstream: self.upstream.clone(), cause }
     }
 
-    /// Serves a job of ATP that the upstream admitted or knows, and takes its own level off the route.
+    /// Serves a job that the upstream admitted or knows, and takes itself off the route.
     async fn learn_route(
         &self,
         member: (JobId, Generation, WorkerId),
         connection: &Connection,
-        message: &mut proto::AtpRoute,
+        message: &mut proto::Route,
     ) -> Result<(), ChainError> {
-        let route =
-            Route::atp(member.1, connection.address, message).map_err(|cause| self.mismatch(cause))?;
-        if let Way::Atp { elements, level } = route.way {
-            if elements > ELEMENTS {
-                return Err(self.mismatch(format!(
-                    "its fragments have {elements} elements, aggregators here hold {ELEMENTS}"
-                )));
+        use proto::route::Protocol as Own;
+        let route = match (message.protocol.take(), self.memory) {
+            (Some(Own::Atp(mut own)), RackMemory::Aggregators(_)) => {
+                let route = self.atp_route(member, connection, message, &own)?;
+                own.levels -= 1;
+                message.protocol = Some(Own::Atp(own));
+                route
             }
-            message.levels = level.into();
-        }
+            (Some(Own::Switchml(mut own)), RackMemory::Slots { pool_units, .. }) => {
+                if own.racks.is_empty() {
+                    return Err(self.mismatch("it counts too few racks on the way".into()));
+                }
+                let rack = own.racks.remove(0);
+                let route = self.rack_route(member, connection, (message, &own, &rack), pool_units)?;
+                message.protocol = Some(Own::Switchml(own));
+                route
+            }
+            _ => return Err(self.mismatch(Malformed("route").to_string())),
+        };
         self.learn(member, route).await
     }
 
-    /// Serves a job of SwitchML that the upstream admitted or knows, and takes itself off the route.
-    async fn learn_rack(
+    fn atp_route(
         &self,
-        member: (JobId, Generation, WorkerId),
+        (_, generation, _): (JobId, Generation, WorkerId),
         connection: &Connection,
-        message: &mut proto::RackRoute,
-    ) -> Result<(), ChainError> {
-        if message.racks.is_empty() {
-            return Err(self.mismatch("it counts too few racks on the way".into()));
-        }
-        let own = message.racks.remove(0);
-        if message.shards != u32::from(self.shards) {
+        message: &proto::Route,
+        own: &proto::route::Atp,
+    ) -> Result<Route, ChainError> {
+        let route = Route::atp(generation, connection.address, message, own);
+        let route = route.map_err(|cause| self.mismatch(cause))?;
+        if own.elements > ELEMENTS.into() {
+            let elements = own.elements;
             return Err(self.mismatch(format!(
-                "it has {} shards, this one {}: start it with --shards {0}",
-                message.shards, self.shards
+                "its fragments have {elements} elements, aggregators here hold {ELEMENTS}"
             )));
         }
-        let route = Route::switch_ml((member.0, member.1), connection.address, message, &own)
-            .map_err(|malformed| self.mismatch(malformed.to_string()))?;
-        if let RackMemory::Slots { pool_units, .. } = self.memory {
-            let free = pool_units.saturating_sub(lock(&self.routes).pool_units_beside(member.0, &route));
-            let asked = route.pool_units();
-            if asked > free {
-                return Err(self.mismatch(format!(
-                    "it needs {asked} units of memory in each shard, {free} are free: start it with a larger --pool-units"
-                )));
-            }
+        Ok(route)
+    }
+
+    fn rack_route(
+        &self,
+        (job, generation, _): (JobId, Generation, WorkerId),
+        connection: &Connection,
+        (message, own, rack): (&proto::Route, &proto::route::SwitchMl, &proto::Rack),
+        pool_units: u32,
+    ) -> Result<Route, ChainError> {
+        if own.shards != u32::from(self.shards) {
+            return Err(self.mismatch(format!(
+                "it has {} shards, this one {}: start it with --shards {0}",
+                own.shards, self.shards
+            )));
         }
-        self.learn(member, route).await
+        let route = Route::switch_ml((job, generation), connection.address, message, own, rack)
+            .map_err(|malformed| self.mismatch(malformed.to_string()))?;
+        let free = pool_units.saturating_sub(lock(&self.routes).pool_units_beside(job, &route));
+        let asked = route.pool_units();
+        if asked > free {
+            return Err(self.mismatch(format!(
+                "it needs {asked} units of memory in each shard, {free} are free: start it with a larger --pool-units"
+            )));
+        }
+        Ok(route)
     }
 
     /// Serves a job that the upstream admitted or knows.
@@ -407,16 +428,16 @@ impl Relay {
         self.figures.current().await
     }
 
-    async fn describe(&self) -> Result<proto::AtpSwitch, Failed> {
+    async fn describe(&self) -> Result<proto::Relay, Failed> {
         let figures = self.figures().await;
         let figures = figures.ok_or_else(|| Status::unavailable("the switch shuts down"))?;
-        let job = |(job, _, progress): &(JobId, String, JobProgress)| proto::AtpSwitchJob {
+        let job = |(job, _, progress): &(JobId, String, JobProgress)| proto::RelayJob {
             job_id: job.0,
             // A rack's slots count what they complete.
             aggregations: progress.aggregations + progress.completed,
             collisions: progress.collisions,
         };
-        Ok(proto::AtpSwitch {
+        Ok(proto::Relay {
             address: self.name(),
             upstream: self.upstream.clone(),
             aggregators: match self.memory {
@@ -429,7 +450,7 @@ impl Relay {
     }
 
     async fn join(&self, mut request: proto::JoinRequest) -> Result<proto::Admission, Failed> {
-        let asked = protocol(request.protocol)?;
+        let (asked, _) = asked(&request)?;
         if asked != self.protocol {
             return Err(Failed::Registry(Refusal::ProtocolMismatch { asked, served: self.protocol }));
         }
@@ -445,13 +466,14 @@ impl Relay {
             port: self.address.port().into(),
             // Whom we ask sees it.
             address: String::new(),
-            aggregators: match self.memory {
-                RackMemory::Aggregators(aggregators) => aggregators,
-                RackMemory::Slots { .. } => 0,
-            },
-            elements: ELEMENTS.into(),
             receive_buffer_bytes: self.driver.receive_buffer_bytes() as u64,
             mtu_bytes: u32::try_from(mtu).unwrap_or(u32::MAX),
+            protocol: Some(match self.memory {
+                RackMemory::Aggregators(aggregators) => {
+                    proto::hop::Protocol::Atp(proto::hop::Atp { aggregators, elements: ELEMENTS.into() })
+                }
+                RackMemory::Slots { .. } => proto::hop::Protocol::Switchml(proto::hop::SwitchMl {}),
+            }),
         });
         let rtt_ns = u64::try_from(connection.rtt.as_nanos()).unwrap_or(u64::MAX);
         request.rtt_ns = request.rtt_ns.saturating_add(rtt_ns);
@@ -484,17 +506,8 @@ impl Relay {
     ) -> Result<(), Failed> {
         let generation = Generation(narrow(admission.generation, "generation")?);
         let member = (JobId(admission.job_id), generation, WorkerId(narrow(rank, "rank")?));
-        match self.protocol {
-            Protocol::Atp => {
-                let route = admission.atp.as_mut().and_then(|atp| atp.route.as_mut());
-                self.learn_route(member, connection, route.ok_or(Malformed("route"))?).await?;
-            }
-            Protocol::SwitchMl => {
-                let route = admission.rack.as_mut().ok_or(Malformed("rack"))?;
-                self.learn_rack(member, connection, route).await?;
-            }
-        }
-        Ok(())
+        let route = admission.route.as_mut().ok_or(Malformed("route"))?;
+        Ok(self.learn_route(member, connection, route).await?)
     }
 
     async fn heartbeat(&self, mut request: proto::HeartbeatRequest) -> Result<proto::HeartbeatReply, Failed> {
@@ -585,9 +598,6 @@ impl Relay {
         if let Some(route) = &mut reply.route {
             self.learn_route(member, connection, route).await?;
         }
-        if let Some(route) = &mut reply.rack {
-            self.learn_rack(member, connection, route).await?;
-        }
         Ok(reply)
     }
 
@@ -641,7 +651,7 @@ impl Relay {
         self.pass_a_stranger()?;
         let mut connection = self.upstream(PATIENCE).await?;
         let mut reply = self.answered(connection.client.status(request).await)?;
-        reply.switches.push(self.describe().await?);
+        reply.relays.push(self.describe().await?);
         Ok(reply)
     }
 }
@@ -801,7 +811,7 @@ mod tests {
             world_size: 1,
             mtu_bytes: 1500,
             wire_version: VERSION.into(),
-            protocol: proto::Protocol::Atp.into(),
+            protocol: Some(proto::join_request::Protocol::Atp(Default::default())),
             patience_ms: HANG.as_millis() as u64,
             ..proto::JoinRequest::default()
         };
@@ -829,7 +839,7 @@ mod tests {
             world_size: 1,
             mtu_bytes: 1500,
             wire_version: VERSION.into(),
-            protocol: proto::Protocol::Atp.into(),
+            protocol: Some(proto::join_request::Protocol::Atp(Default::default())),
             patience_ms: HANG.as_millis() as u64,
             ..proto::JoinRequest::default()
         };

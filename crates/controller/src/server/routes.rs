@@ -10,7 +10,7 @@ use fanin_protocol::switchml::{Contributions, JobConfig, SwitchJob, Upstream};
 use fanin_wire::{Generation, JobId, Key, ShardId, WORKERS_MAX, WorkerId};
 
 use crate::convert::{Malformed, key, narrow, wire_dtype};
-use crate::proto::{self, AtpRoute, RackRoute};
+use crate::proto;
 
 /// A job's way through the switch.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,11 +42,16 @@ pub(super) enum Way {
 
 impl Route {
     /// The route that the upstream of a switch of ATP tells, or what is wrong with it.
-    pub fn atp(generation: Generation, upstream: SocketAddr, message: &AtpRoute) -> Result<Self, String> {
-        let level = message.levels.checked_sub(1).and_then(|level| u8::try_from(level).ok());
-        let level = level.ok_or_else(|| format!("it counts {} switches on the way", message.levels))?;
-        let elements = u16::try_from(message.elements)
-            .map_err(|_| format!("its fragments have {} elements", message.elements))?;
+    pub fn atp(
+        generation: Generation,
+        upstream: SocketAddr,
+        message: &proto::Route,
+        own: &proto::route::Atp,
+    ) -> Result<Self, String> {
+        let level = own.levels.checked_sub(1).and_then(|level| u8::try_from(level).ok());
+        let level = level.ok_or_else(|| format!("it counts {} switches on the way", own.levels))?;
+        let elements = u16::try_from(own.elements)
+            .map_err(|_| format!("its fragments have {} elements", own.elements))?;
         let key = key(&message.key).map_err(|malformed| malformed.to_string())?;
         let heartbeat_timeout = Duration::from_millis(message.heartbeat_timeout_ms);
         let way = Way::Atp { level, elements };
@@ -57,7 +62,8 @@ impl Route {
     pub fn switch_ml(
         (id, generation): (JobId, Generation),
         upstream: SocketAddr,
-        message: &RackRoute,
+        message: &proto::Route,
+        own: &proto::route::SwitchMl,
         rack: &proto::Rack,
     ) -> Result<Self, Malformed> {
         let key = key(&message.key)?;
@@ -65,10 +71,10 @@ impl Route {
             id,
             key,
             generation,
-            workers: narrow(message.world_size, "world_size")?,
-            slots: narrow(message.slots, "slots")?,
-            elements: narrow(message.elements, "elements")?,
-            wire_dtype: wire_dtype(message.wire_dtype)?,
+            workers: narrow(own.world_size, "world_size")?,
+            slots: narrow(own.slots, "slots")?,
+            elements: narrow(own.elements, "elements")?,
+            wire_dtype: wire_dtype(own.wire_dtype)?,
             shard: ShardId(0),
             resumed: false,
         };
@@ -79,7 +85,7 @@ impl Route {
         let ranks = rack.ranks.iter().map(rank).collect::<Result<_, Malformed>>()?;
         let way = Way::SwitchMl {
             config,
-            shards: narrow(message.shards, "shards")?,
+            shards: narrow(own.shards, "shards")?,
             contributions: Contributions { ranks, racks: rack.racks },
             place: WorkerId(narrow(rack.place, "place")?),
         };
@@ -222,14 +228,14 @@ mod tests {
     const KEY: Key = Key(9);
 
     fn route(generation: u16, levels: u32) -> Route {
-        let message = AtpRoute {
-            levels,
-            elements: 256,
+        let message = proto::Route {
             job: "a".into(),
             heartbeat_timeout_ms: 1000,
             key: KEY.to_bytes().into(),
+            protocol: None,
         };
-        Route::atp(Generation(generation), ([10, 0, 0, 9], 4800).into(), &message).expect("a route")
+        let own = proto::route::Atp { levels, elements: 256 };
+        Route::atp(Generation(generation), ([10, 0, 0, 9], 4800).into(), &message, &own).expect("a route")
     }
 
     /// What the switch does; whether the data path had to be told, and which jobs are over.
@@ -284,8 +290,9 @@ mod tests {
         learn(&mut routes, JOB, 0, route(0, 1), now).expect("new");
         let error = learn(&mut routes, JOB, 1, route(0, 2), now).expect_err("elsewhere");
         assert_eq!(error, "it was at level 0 here, and is at 1");
-        let none = AtpRoute::default();
-        let error = Route::atp(Generation(0), ([10, 0, 0, 9], 1).into(), &none).expect_err("no switch");
+        let (message, none) = (proto::Route::default(), proto::route::Atp::default());
+        let error =
+            Route::atp(Generation(0), ([10, 0, 0, 9], 1).into(), &message, &none).expect_err("no switch");
         assert_eq!(error, "it counts 0 switches on the way");
     }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fanin_protocol::control::{
-    Admission, Denied, Detached, HeartbeatReply, Hop, JobState, JoinRequest, Protocol, Resume,
+    Admission, Denied, Detached, HeartbeatReply, Hierarchy, Hop, JobState, JoinRequest, Protocol, Resume,
 };
 use fanin_wire::{Generation, JobId, VERSION, WorkerId};
 use prost::Message;
@@ -18,7 +18,7 @@ use super::http::REQUEST_BYTES_MAX;
 use super::jobs::{Attending, JobSnapshot, Jobs, Joined, NotAdmitted, Stays};
 use super::told::{Measured, Word};
 use crate::client::path::{mtu_at, rate_bps_at};
-use crate::convert::{Malformed, narrow, protocol, wire_dtype};
+use crate::convert::{Malformed, narrow, wire_dtype};
 use crate::proto::{self, control_server::Control};
 
 /// The server's half of a rank's stream.
@@ -76,12 +76,7 @@ impl Control for ControlService {
                 self.jobs.tell(admission.job, rank, word);
                 let timeout = self.jobs.config().heartbeat_timeout;
                 let mut admitted = admission_for(&admission, rank, timeout, self.instance);
-                if let Some(atp) = &mut admitted.atp {
-                    atp.route = self.jobs.route(admission.job);
-                }
-                if !admission.racks.is_flat() {
-                    admitted.rack = self.jobs.rack_route(admission.job, WorkerId(rank as u8)).map(Box::new);
-                }
+                admitted.route = self.jobs.route(admission.job, WorkerId(rank as u8)).map(Box::new);
                 proto::join_reply::Outcome::Admission(admitted)
             }
             Err(NotAdmitted::Refused(reason)) => proto::join_reply::Outcome::Refusal(reason.into()),
@@ -162,7 +157,7 @@ impl Control for ControlService {
             pool_free: pool.free,
             jobs,
             protocol: proto::Protocol::from(config.protocol).into(),
-            switches: Vec::new(),
+            relays: Vec::new(),
             rate_bps: self.rate_bps.or_else(|| rate_bps_at(asked_at?.ip().to_canonical())),
         }))
     }
@@ -177,21 +172,16 @@ impl ControlService {
         passed_on_for: Option<WorkerId>,
     ) -> proto::HeartbeatReply {
         use proto::heartbeat_reply::{Alive, State, Unknown};
-        let (mut route, mut rack) = (None, None);
+        let mut route = None;
         let state = match reply {
             HeartbeatReply::Alive { left } => {
-                match self.jobs.config().protocol {
-                    Protocol::Atp => route = self.jobs.route(job),
-                    Protocol::SwitchMl => {
-                        rack = passed_on_for.and_then(|rank| self.jobs.rack_route(job, rank))
-                    }
-                }
+                route = passed_on_for.and_then(|rank| self.jobs.route(job, rank));
                 State::Alive(Alive { left: left.0 })
             }
             HeartbeatReply::Unknown => State::Unknown(Unknown {}),
             HeartbeatReply::Aborted(reason) => State::Aborted(reason.into()),
         };
-        proto::HeartbeatReply { state: Some(state), switch_instance: self.instance, route, rack }
+        proto::HeartbeatReply { state: Some(state), switch_instance: self.instance, route }
     }
 
     /// Tells a rank how its job is, until that or the rank's stream ends.
@@ -269,32 +259,51 @@ fn origin(peer: SocketAddr, here: Option<SocketAddr>, hops: &[Hop]) -> Option<Ip
 
 fn hop(message: &proto::Hop) -> Result<Hop, Malformed> {
     let ip: IpAddr = message.address.parse().map_err(|_| Malformed("address"))?;
+    let (aggregators, elements) = match message.protocol.as_ref().ok_or(Malformed("protocol"))? {
+        proto::hop::Protocol::Switchml(_) => (0, 0),
+        proto::hop::Protocol::Atp(own) => (own.aggregators, narrow(own.elements, "elements")?),
+    };
     Ok(Hop {
         instance: message.instance,
         address: (ip, narrow(message.port, "port")?).into(),
-        aggregators: message.aggregators,
-        elements: narrow(message.elements, "elements")?,
+        aggregators,
+        elements,
         receive_buffer_bytes: usize::try_from(message.receive_buffer_bytes).unwrap_or(usize::MAX),
         mtu: narrow(message.mtu_bytes, "mtu_bytes")?,
     })
 }
 
+/// How a rank believes that its job is summed, and the packets that it wants in flight where it says so.
+pub(super) fn asked(message: &proto::JoinRequest) -> Result<(Protocol, Option<u32>), Malformed> {
+    use proto::join_request::Protocol as Asked;
+    match &message.protocol {
+        Some(Asked::Switchml(own)) => Ok((Protocol::SwitchMl, own.slots)),
+        Some(Asked::Atp(own)) => Ok((Protocol::Atp, own.window)),
+        // Another version of the messages: for that it is refused.
+        None if message.wire_version != u32::from(VERSION) => Ok((Protocol::default(), None)),
+        None => Err(Malformed("protocol")),
+    }
+}
+
+fn resume(message: proto::Resume, protocol: Protocol) -> Result<Resume, Malformed> {
+    use proto::resume::Protocol as Own;
+    let (in_flight, completed) = match (message.protocol, protocol) {
+        (Some(Own::Switchml(own)), Protocol::SwitchMl) => (own.slots, own.completed),
+        (Some(Own::Atp(own)), Protocol::Atp) => (own.window, Vec::new()),
+        _ => return Err(Malformed("protocol")),
+    };
+    Ok(Resume {
+        lineage: message.lineage,
+        generation: Generation(narrow(message.generation, "generation")?),
+        in_flight: narrow(in_flight, "in_flight")?,
+        elements: narrow(message.elements, "elements")?,
+        shards: u8::try_from(completed.len()).map_err(|_| Malformed("completed"))?,
+        completed: completed.into_iter().map(|counts| counts.exchanges).collect(),
+    })
+}
+
 fn join_request(message: proto::JoinRequest) -> Result<JoinRequest, Malformed> {
-    let resume = |resume: proto::Resume| {
-        Ok(Resume {
-            lineage: resume.lineage,
-            generation: Generation(narrow(resume.generation, "generation")?),
-            in_flight: narrow(resume.in_flight, "in_flight")?,
-            elements: narrow(resume.elements, "elements")?,
-            shards: u8::try_from(resume.completed.len()).map_err(|_| Malformed("completed"))?,
-            completed: resume.completed.into_iter().map(|counts| counts.exchanges).collect(),
-        })
-    };
-    let protocol = protocol(message.protocol)?;
-    let asked = match protocol {
-        Protocol::SwitchMl => message.slots,
-        Protocol::Atp => message.window,
-    };
+    let (protocol, asked) = asked(&message)?;
     Ok(JoinRequest {
         job: message.job,
         rank: message.rank,
@@ -309,52 +318,61 @@ fn join_request(message: proto::JoinRequest) -> Result<JoinRequest, Malformed> {
         plan: message.plan,
         protocol,
         hops: message.hops.iter().map(hop).collect::<Result<_, _>>()?,
-        resume: message.resume.map(resume).transpose()?,
+        resume: message.resume.map(|message| resume(message, protocol)).transpose()?,
         origin: None,
     })
 }
 
-/// What one rank is told of its job.
+/// What one rank is told of its job; the route is the caller's to fill in.
 fn admission_for(
     admission: &Admission,
     rank: u32,
     heartbeat_timeout: Duration,
     switch_instance: u64,
 ) -> proto::Admission {
-    let own = usize::try_from(rank).ok().and_then(|rank| admission.restore.get(rank));
-    let slots = |shard: &Vec<fanin_wire::SlotIndex>| proto::Slots {
-        slots: shard.iter().map(|slot| slot.0.into()).collect(),
+    let rank = rank as usize;
+    let protocol = match &admission.hierarchy {
+        Some(hierarchy) => proto::admission::Protocol::Atp(of_atp(admission, hierarchy, rank)),
+        None => proto::admission::Protocol::Switchml(of_switch_ml(admission, rank)),
     };
     proto::Admission {
         job_id: admission.job.0,
         generation: admission.generation.0.into(),
         world_size: admission.world_size.into(),
-        in_flight: admission.in_flight.into(),
-        elements: admission.elements.into(),
-        shards: admission.shards.into(),
         resumed: admission.resumed,
-        restore: own.map(|shards| shards.iter().map(slots).collect()).unwrap_or_default(),
         heartbeat_timeout_ms: u64::try_from(heartbeat_timeout.as_millis()).unwrap_or(u64::MAX),
         switch_instance,
-        wire_dtype: proto::WireDtype::from(admission.wire_dtype).into(),
-        atp: atp_admission(admission, rank),
         key: admission.key.to_bytes().into(),
-        rack: None,
+        route: None,
+        protocol: Some(protocol),
     }
 }
 
-/// What a rank is told of its packets' way; its route is the caller's to fill in.
-fn atp_admission(admission: &Admission, rank: u32) -> Option<proto::AtpAdmission> {
-    let hierarchy = admission.hierarchy.as_ref()?;
-    let directions = hierarchy.directions.get(usize::try_from(rank).ok()?)?;
-    Some(proto::AtpAdmission {
-        route: None,
+fn of_switch_ml(admission: &Admission, rank: usize) -> proto::admission::SwitchMl {
+    let slots = |shard: &Vec<fanin_wire::SlotIndex>| proto::Slots {
+        slots: shard.iter().map(|slot| slot.0.into()).collect(),
+    };
+    proto::admission::SwitchMl {
+        slots: admission.in_flight.into(),
+        elements: admission.elements.into(),
+        shards: admission.shards.into(),
+        wire_dtype: proto::WireDtype::from(admission.wire_dtype).into(),
+        restore: admission.restore.get(rank).map(|own| own.iter().map(slots).collect()).unwrap_or_default(),
+    }
+}
+
+/// The rank's packets' way with it.
+fn of_atp(admission: &Admission, hierarchy: &Hierarchy, rank: usize) -> proto::admission::Atp {
+    let directions = &hierarchy.directions[rank];
+    proto::admission::Atp {
+        window: admission.in_flight.into(),
+        elements: admission.elements.into(),
         level: directions.level.into(),
         bitmaps: directions.bitmaps.to_vec(),
         fan_in_degrees: directions.fan_in_degrees.iter().copied().map(u32::from).collect(),
         aggregators: hierarchy.aggregators,
-        hashing: proto::atp_admission::Hashing::Hash.into(),
-    })
+        hashing: proto::admission::atp::Hashing::Hash.into(),
+    }
 }
 
 /// A job with its progress.
@@ -401,7 +419,9 @@ mod tests {
         assert_eq!(origin(here, Some(here), &[]), None);
         assert_eq!(origin("[::ffff:10.0.0.1]:1".parse().unwrap(), Some(here), &[]), None, "the same one");
         assert_eq!(origin(address([127, 0, 0, 2]), Some(here), &[]), None);
-        let rack = hop(&proto::Hop { address: "10.0.0.2".into(), ..proto::Hop::default() }).unwrap();
+        let protocol = Some(proto::hop::Protocol::Switchml(proto::hop::SwitchMl {}));
+        let rack =
+            hop(&proto::Hop { address: "10.0.0.2".into(), protocol, ..proto::Hop::default() }).unwrap();
         assert_eq!(origin(other, Some(here), &[rack]), None);
     }
 }

@@ -6,7 +6,7 @@ use std::net::TcpListener;
 use fanin_protocol::control::{Ranks, Refusal};
 use fanin_wire::WireDtype;
 
-use super::scripted::{Script, admission};
+use super::scripted::{Admitted, ONE_SLOT, Script, SwitchMl, admission};
 use super::*;
 use fanin_controller::proto::control_client::ControlClient;
 use fanin_controller::proto::{self, Admission, join_reply::Outcome, refusal::Reason};
@@ -86,11 +86,15 @@ fn a_switch_that_knows_of_int32_alone_is_not_taken_for_one_that_knows_better() {
 fn a_rank_that_cannot_take_the_place_it_is_given_leaves_it() {
     let joins: [fn(proto::JoinRequest) -> Outcome; 3] = [
         // More shards than a data path has threads.
-        |request| Outcome::Admission(Admission { shards: 65, ..admission(&request) }),
+        |request| {
+            let protocol = Some(Admitted::Switchml(SwitchMl { shards: 65, ..ONE_SLOT }));
+            Outcome::Admission(Admission { protocol, ..admission(&request) })
+        },
         // Not what was asked for.
         |request| {
             let wire_dtype = proto::WireDtype::Bfloat16.into();
-            Outcome::Admission(Admission { wire_dtype, ..admission(&request) })
+            let protocol = Some(Admitted::Switchml(SwitchMl { wire_dtype, ..ONE_SLOT }));
+            Outcome::Admission(Admission { protocol, ..admission(&request) })
         },
         |request| Outcome::Admission(Admission { heartbeat_timeout_ms: 0, ..admission(&request) }),
     ];
@@ -118,7 +122,8 @@ fn one_connection_carries_the_calls_of_hundreds_of_ranks() {
         let others = (0..WORLD_SIZE - 1).flat_map(|rank| ["a", "b", "c", "d"].map(|job| (job, rank)));
         for (job, rank) in others.chain(["a", "b", "c", "d"].map(|job| (job, WORLD_SIZE - 1))) {
             let mut client = client.clone();
-            let request = JoinRequest { slots: Some(1), ..request(job, rank, WORLD_SIZE, HANG) };
+            let request =
+                JoinRequest { protocol: Some(of_switch_ml(Some(1))), ..request(job, rank, WORLD_SIZE, HANG) };
             calls.spawn(async move { client.join(request).await.expect("an answer").into_inner() });
         }
         while let Some(reply) = calls.join_next().await {

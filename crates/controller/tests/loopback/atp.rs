@@ -132,7 +132,7 @@ fn switches_that_listen_on_all_addresses_know_each_other_by_any() {
     let rack = rack_with(here(server.address()), |config| config.listen = everywhere);
     sums_are_exact(&ranks("everywhere", &[here(rack.address()), here(server.address())]), 9);
     let status = switch_status(&here(rack.address()).to_string(), HANG).expect("a status");
-    assert_eq!(status.switches[0].address, here(rack.address()).to_string(), "as its upstream sees it");
+    assert_eq!(status.relays[0].address, here(rack.address()).to_string(), "as its upstream sees it");
 
     drop(server);
     let error = refused(asking(here(rack.address()), Protocol::Atp));
@@ -163,7 +163,7 @@ fn two_jobs_share_a_switch() {
     });
     let status = switch_status(&rack.address().to_string(), HANG).expect("a status");
     assert_eq!(status.protocol, Protocol::Atp);
-    let [switch] = &status.switches[..] else { panic!("{status:?}") };
+    let [switch] = &status.relays[..] else { panic!("{status:?}") };
     assert_eq!((switch.upstream.clone(), switch.jobs.len()), (server.address().to_string(), 2));
     assert!(switch.jobs.iter().all(|job| job.aggregations > 0), "{switch:?}");
     for job in &status.jobs {
@@ -223,7 +223,7 @@ fn a_switch_that_restarts_learns_its_jobs_and_the_sums_go_on() {
         let second = again(|| RackServer::start(config.clone()));
         let began = std::time::Instant::now();
         // Nobody joins again: heartbeats alone tell it.
-        while switch_status(&address.to_string(), HANG).expect("a status").switches[0].jobs.is_empty() {
+        while switch_status(&address.to_string(), HANG).expect("a status").relays[0].jobs.is_empty() {
             assert!(began.elapsed() < HANG, "it did not learn");
             // Between two questions, within the limit above.
             thread::sleep(Duration::from_millis(5));
@@ -239,7 +239,7 @@ fn a_rank_that_dies_behind_a_switch_is_named_to_every_other() {
     let racks = [rack(server.address()), rack(server.address())];
     let dying = {
         let mut request = request("dying", 2, 3, HANG);
-        request.protocol = fanin_controller::proto::Protocol::Atp.into();
+        request.protocol = Some(of_atp());
         let address = racks[1].address();
         thread::spawn(move || super::faults::join_and_die(address, request))
     };
@@ -267,7 +267,7 @@ fn a_rank_whose_connection_to_its_switch_closes_is_named_to_every_other() {
     let far = rack(bottom.address());
     for next_to_it in [top.address(), far.address()] {
         let mut request = request("closes", 1, 2, HANG);
-        request.protocol = fanin_controller::proto::Protocol::Atp.into();
+        request.protocol = Some(of_atp());
         let dying = thread::spawn(move || Process::join(next_to_it, request));
         let mut config = SessionConfig::new(top.address().to_string(), "closes", 0, 2);
         config.protocol = Protocol::Atp;
@@ -286,7 +286,7 @@ fn a_switch_that_stops_ends_the_streams_of_its_ranks_and_says_nothing_of_them() 
     let rack = rack(server.address());
     let join = |job, at| {
         let mut request = request(job, 0, 1, HANG);
-        request.protocol = fanin_controller::proto::Protocol::Atp.into();
+        request.protocol = Some(of_atp());
         Process::join(at, request)
     };
     let mut behind_it = join("behind it", rack.address());
@@ -534,14 +534,14 @@ fn a_chain_that_leads_nowhere_is_refused_with_the_place_where_it_ends() {
 
 #[test]
 fn an_upstream_whose_answer_does_not_fit_is_named() {
-    use fanin_controller::proto::{Admission, AtpAdmission, AtpRoute, join_reply::Outcome};
+    use fanin_controller::proto::{Admission, Route, join_reply::Outcome, route};
     let answers = Script {
         protocol: fanin_controller::proto::Protocol::Atp,
         join: |_| {
             // A job of which no switch serves any level.
-            let route = AtpRoute { levels: 0, elements: 256, ..AtpRoute::default() };
-            let atp = AtpAdmission { route: Some(route), ..AtpAdmission::default() };
-            Outcome::Admission(Admission { atp: Some(atp), ..Admission::default() })
+            let own = route::Protocol::Atp(route::Atp { levels: 0, elements: 256 });
+            let route = Box::new(Route { protocol: Some(own), ..Route::default() });
+            Outcome::Admission(Admission { route: Some(route), ..Admission::default() })
         },
         ..Script::default()
     };

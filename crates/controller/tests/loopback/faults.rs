@@ -4,7 +4,7 @@ use fanin_protocol::control::{Ranks, Refusal};
 use fanin_udp::CollectiveKind;
 use fanin_wire::{Key, WorkerId};
 
-use super::scripted::{INSTANCE, Script, admission};
+use super::scripted::{Admitted, INSTANCE, ONE_SLOT, Script, SwitchMl, admission};
 use super::*;
 use fanin_controller::proto::control_client::ControlClient;
 use fanin_controller::proto::join_reply::Outcome;
@@ -345,9 +345,10 @@ fn a_rank_that_cannot_take_its_place_under_a_new_switch_leaves_it() {
     // After its restart the switch grants another number of slots, with which the job cannot go on.
     let join: fn(JoinRequest) -> Outcome = |request| {
         let again = request.resume.is_some();
+        let slots = if again { 2 } else { 1 };
         Outcome::Admission(Admission {
-            job_id: if again { 2 } else { 1 },
-            in_flight: if again { 2 } else { 1 },
+            job_id: slots,
+            protocol: Some(Admitted::Switchml(SwitchMl { slots, ..ONE_SLOT })),
             switch_instance: if again { INSTANCE } else { INSTANCE - 1 },
             ..admission(&request)
         })

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use fanin_controller::proto::control_client::ControlClient;
 use fanin_controller::proto::join_reply::Outcome;
-use fanin_controller::proto::{Counts, JoinRequest, Resume, Split, StatusRequest};
+use fanin_controller::proto::{Counts, JoinRequest, Resume, Split, StatusRequest, resume};
 use fanin_protocol::Reason;
 use fanin_wire::{
     Collective, Generation, JobId, Kind, Pattern, Preamble, ShardId, SlotHeader, SlotIndex, SlotPacket,
@@ -93,13 +93,15 @@ fn a_request_that_is_too_long_is_refused_and_a_long_one_to_resume_is_not() {
         let refused = client.join(refused).await.expect_err("the rest is as long");
         assert_eq!(refused.code(), Code::OutOfRange, "{refused}");
         // The largest that a worker remembers: 64 shards of 16384 slots.
-        let resume = |shards: usize| Resume {
-            in_flight: 16_384,
+        let resumed = |shards: usize| Resume {
             elements: 256,
-            completed: vec![Counts { exchanges: vec![u32::MAX; 16_384] }; shards],
+            protocol: Some(resume::Protocol::Switchml(resume::SwitchMl {
+                slots: 16_384,
+                completed: vec![Counts { exchanges: vec![u32::MAX; 16_384] }; shards],
+            })),
             ..Resume::default()
         };
-        let ask = |shards| JoinRequest { resume: Some(resume(shards)), ..request("long", 0, 1, HANG) };
+        let ask = |shards| JoinRequest { resume: Some(resumed(shards)), ..request("long", 0, 1, HANG) };
         let answer = client.join(ask(64)).await.expect("an answer").into_inner();
         // Of another number of shards than this switch has.
         assert!(matches!(answer.outcome, Some(Outcome::Refusal(_))), "{answer:?}");

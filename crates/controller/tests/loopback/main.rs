@@ -16,7 +16,7 @@ use std::time::Duration;
 use fanin_udp::{RawTensor, Submission, WorkerJob};
 use fanin_wire::{Dtype, Op};
 
-use fanin_controller::proto::JoinRequest;
+use fanin_controller::proto::{JoinRequest, join_request};
 use fanin_controller::{Session, SessionConfig, SessionError, SwitchServer, SwitchServerConfig};
 
 /// Longer than anything here takes on a busy machine; only a hang reaches it.
@@ -45,8 +45,17 @@ fn request(job: &str, rank: u32, world_size: u32, patience: Duration) -> JoinReq
         world_size,
         mtu_bytes: 65_535,
         patience_ms: patience.as_millis() as u64,
+        protocol: Some(of_switch_ml(None)),
         ..JoinRequest::default()
     }
+}
+
+fn of_switch_ml(slots: Option<u32>) -> join_request::Protocol {
+    join_request::Protocol::Switchml(join_request::SwitchMl { slots })
+}
+
+fn of_atp() -> join_request::Protocol {
+    join_request::Protocol::Atp(join_request::Atp { window: None })
 }
 
 /// Connects all ranks at once, as their processes would.

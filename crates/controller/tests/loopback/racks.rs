@@ -87,9 +87,9 @@ fn racks_of_racks_and_ranks_beside_them_sum_in_as_many_shards_as_the_root_has() 
     let sessions = ranks("levels", &at, WireDtype::Int32);
     sums_are_exact(&sessions, 2);
     let status = switch_status(&left.address().to_string(), HANG).expect("a status");
-    let on_the_way: Vec<_> = status.switches.iter().map(|switch| switch.address.clone()).collect();
+    let on_the_way: Vec<_> = status.relays.iter().map(|switch| switch.address.clone()).collect();
     assert_eq!(on_the_way, [spine.address(), left.address()].map(|address| address.to_string()));
-    assert!(status.switches.iter().all(|switch| switch.jobs[0].aggregations > 0), "{status:?}");
+    assert!(status.relays.iter().all(|switch| switch.jobs[0].aggregations > 0), "{status:?}");
 }
 
 #[test]
@@ -108,8 +108,7 @@ fn a_rack_that_restarts_learns_its_jobs_and_the_sums_go_on() {
                 let second = again(|| RackServer::start(config.clone()));
                 let began = std::time::Instant::now();
                 // Nobody joins again: heartbeats alone tell it.
-                while switch_status(&address.to_string(), HANG).expect("a status").switches[0].jobs.is_empty()
-                {
+                while switch_status(&address.to_string(), HANG).expect("a status").relays[0].jobs.is_empty() {
                     assert!(began.elapsed() < HANG, "it did not learn");
                     // Between two questions, within the limit above.
                     thread::sleep(std::time::Duration::from_millis(5));

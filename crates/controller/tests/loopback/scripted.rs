@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, mpsc};
 
+pub use fanin_controller::proto::admission::{Protocol as Admitted, SwitchMl};
 use fanin_controller::proto::control_server::{Control, ControlServer};
 use fanin_controller::proto::{
     Admission, AttendRequest, HeartbeatReply, HeartbeatRequest, JoinReply, JoinRequest, LeaveReply,
@@ -44,15 +45,17 @@ pub fn admission(request: &JoinRequest) -> Admission {
     Admission {
         job_id: 1,
         world_size: request.world_size,
-        in_flight: 1,
-        elements: 256,
-        shards: 1,
         heartbeat_timeout_ms: 250,
         switch_instance: INSTANCE,
         key: vec![7; 16],
+        protocol: Some(Admitted::Switchml(ONE_SLOT)),
         ..Admission::default()
     }
 }
+
+/// In one shard.
+pub const ONE_SLOT: SwitchMl =
+    SwitchMl { slots: 1, elements: 256, shards: 1, wire_dtype: 0, restore: Vec::new() };
 
 /// A running script. Dropping it ends it.
 pub struct Scripted {
@@ -93,12 +96,7 @@ impl Control for Player {
     async fn heartbeat(&self, _: Request<HeartbeatRequest>) -> Result<Response<HeartbeatReply>, Status> {
         let number = self.heartbeats.fetch_add(1, Ordering::Relaxed);
         let state = (self.script.heartbeat)(number).ok_or_else(|| Status::unavailable("as scripted"))?;
-        Ok(Response::new(HeartbeatReply {
-            state: Some(state),
-            switch_instance: INSTANCE,
-            route: None,
-            rack: None,
-        }))
+        Ok(Response::new(HeartbeatReply { state: Some(state), switch_instance: INSTANCE, route: None }))
     }
 
     type AttendStream = tokio_stream::Empty<Result<HeartbeatReply, Status>>;

@@ -570,15 +570,15 @@ impl Registry {
         self.jobs.get(&job).filter(|job| job.is_running()).map(|job| (job.levels, job.elements, job.key))
     }
 
-    /// A running job as the racks on a rank's way are told of it, the rank's place at its own switch, and the racks, this switch's
-    /// neighbour first.
+    /// A running job that has racks as those on a rank's way are told of it, the rank's place at its own switch, and the racks, this
+    /// switch's neighbour first.
     #[must_use]
     pub fn racks(
         &self,
         job: JobId,
         rank: WorkerId,
     ) -> Option<(JobConfig, WorkerId, impl Iterator<Item = &Rack>)> {
-        let of_job = self.jobs.get(&job).filter(|job| job.is_running())?;
+        let of_job = self.jobs.get(&job).filter(|job| job.is_running() && !job.racks.is_flat())?;
         let config = JobConfig {
             id: job,
             key: of_job.key,
