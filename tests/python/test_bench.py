@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from fanin import _units
 from fanin._settings import Settings
-from fanin.bench import BenchError, rank
+from fanin.bench import BenchError, message, rank
 from fanin.bench.plan import Machine, planned
 from fanin.bench.result import Setting, error_allowed, figures
 from fanin.bench.stage import Links, Sample
@@ -317,9 +317,9 @@ def test_the_other_collectives_are_measured_and_checked(tmp_path: Path, name: st
 
 
 def test_a_wrong_slice_is_found() -> None:
-    place = rank.Place(1, 2, None, "lo", "", "x:1", None, 1.0, (), Settings())
+    place = message.Place(1, 2, None, "lo", "", "x:1", None, 1.0, (), Settings())
     for collective in ("reduce_scatter", "all_gather", "broadcast"):
-        inputs = rank.Inputs(rank.Round("fanin", "float32", 10, 1, 1, collective), place)
+        inputs = rank.Inputs(message.Round("fanin", "float32", 10, 1, 1, collective), place)
         inputs.fill(1)
         assert inputs.verdict(1).error_max > 0, "nothing was summed or moved yet"
 

@@ -24,6 +24,14 @@ COLLECTIVES: Final[Mapping[str, str]] = {
 }
 """What the commands are called, and torch's functions."""
 
+DTYPES: Final[Mapping[str, tuple[int, float]]] = {
+    "float32": (4, 2.0**-23),
+    "float16": (2, 2.0**-10),
+    "bfloat16": (2, 2.0**-7),
+    "int32": (4, 0.0),
+}
+"""What may be measured, by torch's name: bytes, and how far the next number is from 1."""
+
 
 class BenchError(FaninError):
     """The benchmark cannot go on: something is missing, a rank failed, or a sum is wrong."""

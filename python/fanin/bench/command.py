@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from fanin import _signals, _units
 from fanin._settings import Settings, add_flags
-from fanin.bench import COLLECTIVES, BenchError
+from fanin.bench import COLLECTIVES, DTYPES, BenchError
 from fanin.bench.progress import progress
 from fanin.errors import FaninError
 from fanin.netlab.command import add_link_arguments, add_machine_arguments
@@ -82,9 +82,7 @@ def parser(name: str = "allreduce") -> argparse.ArgumentParser:
         metavar="B",
         help="tensors of S/B bytes, in flight at once",
     )
-    made.add_argument(
-        "--dtype", choices=["float32", "float16", "bfloat16", "int32"], default="float32"
-    )
+    made.add_argument("--dtype", choices=list(DTYPES), default="float32")
     add_flags(made, "wire_dtype", "protocol", "own_services", "plan")
     made.add_argument(
         "--repeat",

@@ -23,14 +23,12 @@ def machine() -> dict[str, Any]:
 
 def versions() -> dict[str, str | None]:
     """Return the versions of what is measured and of what it runs on."""
-    import torch
-
     from fanin import _fanin
 
     return {
         "fanin": _fanin.version,
         "python": platform.python_version(),
-        "torch": str(torch.__version__),
+        "torch": _version("torch"),
         "numpy": _version("numpy"),
     }
 

@@ -6,12 +6,10 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 
-import torch
-
 from fanin._settings import Settings
-from fanin.bench import BenchError
+from fanin.bench import DTYPES, BenchError
+from fanin.bench.message import PATTERN_MAX, Round
 from fanin.bench.progress import Advance
-from fanin.bench.rank import PATTERN_MAX, Round
 from fanin.bench.report import title
 from fanin.bench.result import Run, Setting, error_allowed, figures
 from fanin.bench.stage import Links, Sample, Stage, stage
@@ -46,7 +44,7 @@ def measure(
                     dtype=args.dtype,
                     wire_dtype=settings.wire_dtype,
                     protocol=settings.protocol,
-                    element_bytes=_dtype(args.dtype).itemsize,
+                    element_bytes=DTYPES[args.dtype][0],
                     buckets=args.buckets,
                     calls=args.calls or (CALLS_SMALL if size < SMALL_BYTES else 1),
                     links=links,
@@ -131,17 +129,10 @@ def _take_turns(ready: Stage, setting: Setting, args: argparse.Namespace, advanc
 
 
 def _check(backend: str, setting: Setting, sample: Sample) -> None:
-    dtype = _dtype(setting.dtype)
-    epsilon = torch.finfo(dtype).eps if dtype.is_floating_point else 0.0
+    _, epsilon = DTYPES[setting.dtype]
     allowed = error_allowed(backend, epsilon, setting.workers, PATTERN_MAX, setting.wire_dtype)
     if not sample.error_max <= allowed:  # true of a NaN, too
         raise BenchError(
             f"{backend}: a sum is off by {sample.error_max:g}, and {allowed:g} is allowed: "
             f"{title(setting)}"
         )
-
-
-def _dtype(name: str) -> torch.dtype:
-    found = getattr(torch, name)
-    assert isinstance(found, torch.dtype)
-    return found

@@ -10,7 +10,7 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -20,76 +20,12 @@ import torch
 import torch.distributed as dist
 
 from fanin import netlab
-from fanin._settings import Settings, variable
+from fanin._settings import variable
+from fanin.bench.message import Failed, Place, Round, Timing, Verdict
 from fanin.torch import backend
 from fanin.torch.options import Options
 
-# The elements are whole numbers up to this, so that their sum is known exactly.
-PATTERN_MAX = 127
 _PERIOD = 97
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a rank runs, and with whom."""
-
-    rank: int
-    world_size: int
-    namespace: str | None
-    """None: this machine's own network, over loopback."""
-    interface: str
-    rendezvous: str
-    """A file through which the ranks find each other: it needs no network, and loses nothing."""
-    switch: str | None
-    """None: there are the ranks' own services alone."""
-    rate_bps: int | None
-    """Of this machine's link: a virtual one does not say it. None: unshaped."""
-    timeout_s: float
-    backends: tuple[str, ...]
-    settings: Settings
-    """How fanin sums."""
-
-
-@dataclass(frozen=True)
-class Round:
-    """What all ranks do next."""
-
-    backend: str
-    dtype: str
-    elements: int
-    """Of each tensor."""
-    buckets: int
-    """Tensors in flight at once."""
-    calls: int
-    """How often, one after the other, on other tensors each time."""
-    collective: str = "all_reduce"
-    """By torch's name. The root is rank 0."""
-
-
-@dataclass(frozen=True)
-class Timing:
-    """What a rank saw of its round. Times are the machine's monotonic clock, in seconds."""
-
-    began: float
-    ended: float
-    cpu_s: float
-    retransmissions: int
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What a rank's sums were."""
-
-    digest: str
-    error_max: float
-    """Largest absolute difference from the exact sum."""
-
-
-@dataclass(frozen=True)
-class Failed:
-    """A rank's last words."""
-
-    text: str
 
 
 def play(place: Place, parent: Connection) -> None:

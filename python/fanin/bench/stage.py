@@ -23,8 +23,8 @@ from fanin import _settings, netlab
 from fanin._settings import Settings
 from fanin._units import shown_links
 from fanin.bench import BenchError
+from fanin.bench.message import Failed, Place, Round, Timing, Verdict
 from fanin.bench.plan import Machine, Plan, planned
-from fanin.bench.rank import Failed, Place, Round, Timing, Verdict, play
 from fanin.netlab import INTERFACE, MTU_DEFAULT, SERVER, SWITCH, Netlab, address
 
 SWITCH_PORT = 4800
@@ -369,7 +369,7 @@ def _ranks(places: list[Place]) -> Iterator[tuple[list[Any], list[Connection]]]:
     try:
         for place in places:
             ours, theirs = context.Pipe()
-            process = context.Process(target=play, args=(place, theirs), name=f"rank {place.rank}")
+            process = context.Process(target=_be, args=(place, theirs), name=f"rank {place.rank}")
             process.start()
             theirs.close()
             processes.append(process)
@@ -383,6 +383,12 @@ def _ranks(places: list[Place]) -> Iterator[tuple[list[Any], list[Connection]]]:
             if process.is_alive():
                 process.kill()
                 process.join()
+
+
+def _be(place: Place, parent: Connection) -> None:
+    from fanin.bench.rank import play  # and torch, in the ranks alone
+
+    play(place, parent)
 
 
 def _end_with_parent() -> None:

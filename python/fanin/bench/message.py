@@ -1,0 +1,73 @@
+"""What the ranks of the benchmark are told, and tell; without torch, which only they need."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fanin._settings import Settings
+
+PATTERN_MAX = 127
+"""The elements are whole numbers up to this, so that their sum is known exactly."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank runs, and with whom."""
+
+    rank: int
+    world_size: int
+    namespace: str | None
+    """None: this machine's own network, over loopback."""
+    interface: str
+    rendezvous: str
+    """A file through which the ranks find each other: it needs no network, and loses nothing."""
+    switch: str | None
+    """None: there are the ranks' own services alone."""
+    rate_bps: int | None
+    """Of this machine's link: a virtual one does not say it. None: unshaped."""
+    timeout_s: float
+    backends: tuple[str, ...]
+    settings: Settings
+    """How fanin sums."""
+
+
+@dataclass(frozen=True)
+class Round:
+    """What all ranks do next."""
+
+    backend: str
+    dtype: str
+    elements: int
+    """Of each tensor."""
+    buckets: int
+    """Tensors in flight at once."""
+    calls: int
+    """How often, one after the other, on other tensors each time."""
+    collective: str = "all_reduce"
+    """By torch's name. The root is rank 0."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What a rank saw of its round. Times are the machine's monotonic clock, in seconds."""
+
+    began: float
+    ended: float
+    cpu_s: float
+    retransmissions: int
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a rank's sums were."""
+
+    digest: str
+    error_max: float
+    """Largest absolute difference from the exact sum."""
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A rank's last words."""
+
+    text: str
