@@ -69,7 +69,8 @@ class Split:
     """Of the lanes to the machines, then to the switches."""
     prediction: tuple[float, str] | None
     """What it takes to sum a byte, in seconds, headers apart, and what takes that long; None for a
-    job that one service sums, or of which no link's rate is known."""
+    job that one service sums, of which no link's rate is known, or whose ranks name unlike
+    switches."""
 
     def hosts(self, column: Sequence[int]) -> list[int]:
         """Return the ranks of a column whose services sum it."""
@@ -164,23 +165,26 @@ def split(places: Sequence[Place]) -> Split | None:
     of_rank = machines(places)
     count = max(of_rank) + 1
     names = first.switches
+    # Where ranks name others, these may be racks, each with a link for its own ranks alone, of
+    # which rank 0 asked one; or one switch by two addresses.
+    is_alike = all(place.switches == names for place in places if place.switches)
+    switch_rates = first.switch_rates if is_alike else [None] * len(names)
     if not names:
         own = first.own_services and first.plan != "switch"
     elif first.plan == "own":
-        own, names = first.own_services, []
+        own, names, switch_rates = first.own_services, [], []
     elif first.plan == "switch" or not first.own_services or count == 1:
         own = False
     else:
         # Of one switch without a rate, or beside machines without one, it is not known that its
         # link is no better than theirs.
-        known = [place.rate_bps for place in places] + first.switch_rates
+        known = [place.rate_bps for place in places] + switch_rates
         own = len(names) > 1 or None not in known
     summing = list(range(count)) if own else []
     if not summing and not names:
         return None
     if len(summing) + len(names) == 1:
         return Split(summing, [1.0] * len(summing), [1.0] * len(names), [None], None)
-    switch_rates = first.switch_rates if names else []
     links = _links(places, of_rank, switch_rates)
     is_known = any(rate is not None for rate in (*(p.rate_bps for p in places), *switch_rates))
     here = [
@@ -200,7 +204,7 @@ def split(places: Sequence[Place]) -> Split | None:
         own_shares=[shares[index] for index in used],
         switch_shares=shares[len(summing) :],
         rates_bps=[lanes[index] for index in used] + lanes[len(summing) :],
-        prediction=(seconds, plan["bound"]) if is_known else None,
+        prediction=(seconds, plan["bound"]) if is_known and (is_alike or not names) else None,
     )
 
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,25 @@ def test_a_switch_with_a_link_like_a_machine_s_sums_what_the_equations_give_it()
     assert found.prediction is not None
     assert found.prediction[0] * GIGABIT / 8 == pytest.approx(24 / 18)
     assert found.prediction[1].startswith("the link ")
+
+
+def test_of_ranks_that_name_each_their_own_rack_nothing_is_predicted() -> None:
+    def racks(*names: str, rate: int = GIGABIT) -> list[Place]:
+        # Rank 0 asked its own alone.
+        asked = [rate] * len(names)
+        said = {"rate_bps": GIGABIT, "switch_rates": asked}
+        first = place(0, switches=[f"{name}1:4800" for name in names], **said)
+        return [first, place(1, switches=[f"{name}2:4800" for name in names], **said)]
+
+    for rate in (GIGABIT, 10 * GIGABIT):
+        found = planned(racks("rack", rate=rate))
+        assert (found.machines, found.switch_shares, found.prediction) == ([], [1.0], None)
+    found = planned(racks("rack", "other"))
+    assert found.prediction is None
+    assert sum(found.own_shares) + sum(found.switch_shares) == pytest.approx(1)
+    forced = planned([replace(each, plan="own") for each in racks("rack")])
+    assert (forced.machines, forced.switch_shares) == ([0, 1], [])
+    assert forced.prediction is not None, "no rack has a part in it"
 
 
 def test_a_switch_with_a_link_for_every_worker_sums_all() -> None:
