@@ -94,12 +94,19 @@ def sum_until_lost(me: Me, machines: str | None, victim: int) -> tuple[type, int
     join(me, machines)
     if me.rank != victim:
         me.say("here")
-    tensor = torch.ones(1_000_000)
+    tensor, part = torch.ones(800_000), torch.ones(200_000)
+    whole = torch.ones(200_000)
     try:
         while True:
             tensor.fill_(1)
             dist.all_reduce(tensor)
             assert bool((tensor == me.world_size).all()), "a wrong sum"
+            dist.reduce_scatter_single(part, tensor)
+            assert bool((part == me.world_size**2).all()), "a wrong sum"
+            dist.broadcast(part.mul_(me.rank), 1)
+            assert bool((part == me.world_size**2).all()), "of another rank"
+            dist.all_gather_single(whole, part[:50_000].fill_(me.rank))
+            assert whole[::50_000].tolist() == list(range(me.world_size))
             if me.rank == victim:
                 me.say("summed")
     except Exception as error:
@@ -132,6 +139,9 @@ def alone(me: Me, options: str, machines: str | None) -> tuple[str, float]:
     client = join(me, machines)
     tensor = torch.ones(100_000)
     dist.all_reduce(tensor)
+    part = torch.ones(50_000)
+    dist.reduce_scatter_single(part, tensor.clone())
+    dist.all_gather_single(tensor, part / 2)
     return client.switch, tensor.sum().item()
 
 

@@ -5,7 +5,7 @@
 
 use criterion::{Criterion, Throughput};
 use fanin_local::{Group, LocalConfig, LocalSum, SharedMemory};
-use fanin_udp::RawTensor;
+use fanin_udp::{RawTensor, Submission};
 use fanin_wire::{Dtype, Op};
 use std::hint::black_box;
 use std::sync::mpsc;
@@ -53,7 +53,7 @@ fn machine(ranks: usize) -> Vec<LocalSum> {
         (1..ranks).map(|me| SharedMemory::open(&name, group.clone(), me, PATIENCE).expect("the memory"));
     let memories: Vec<_> = std::iter::once(first).chain(others).collect();
     let start = |memory| {
-        let config = LocalConfig { memory, network: None, world_size: ranks as u32, timeout: PATIENCE };
+        let config = LocalConfig { memory, network: None, machines: vec![0; ranks], timeout: PATIENCE };
         LocalSum::start(config).expect("a thread")
     };
     memories.into_iter().map(start).collect()
@@ -67,7 +67,10 @@ fn all_reduce(machine: &[LocalSum], tensors: &mut [Vec<u8>], dtype: Dtype) {
         let tensor =
             unsafe { RawTensor::new(tensor.as_mut_ptr(), elements, dtype) }.expect("memory of the heap");
         let sender = sender.clone();
-        rank.submit(tensor, Op::Average, Box::new(move |result| drop(sender.send(result))));
+        rank.submit(
+            Submission::all_reduce(tensor, Op::Average),
+            Box::new(move |result| drop(sender.send(result))),
+        );
     }
     drop(sender);
     for answer in answers {

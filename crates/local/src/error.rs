@@ -1,5 +1,6 @@
 //! What can go wrong among the ranks of one machine.
 
+use fanin_udp::CollectiveKind;
 use fanin_wire::{Dtype, Op};
 use std::io;
 use std::time::Duration;
@@ -94,25 +95,37 @@ pub enum LocalError {
     Forked,
 }
 
-/// A tensor as ranks compare it.
+/// A collective as ranks compare it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Submission {
     /// Its number among those that were submitted, from 0.
     pub number: u64,
-    /// Its elements.
+    /// What it is.
+    pub kind: CollectiveKind,
+    /// The rank that gets the sum, or has what all get; 0 where there is no such rank.
+    pub root: u8,
+    /// Elements of each of its tensors.
     pub elements: usize,
     /// Their type.
     pub dtype: Dtype,
-    /// Sum or average.
+    /// Sum or average; sum where nothing is added.
     pub op: Op,
 }
 
 impl std::fmt::Display for Submission {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let op = match self.op {
-            Op::Sum => "sum",
-            Op::Average => "average",
-        };
-        write!(f, "{op} of {} {} (all-reduce {})", self.elements, self.dtype.name(), self.number)
+        match self.op {
+            _ if !self.kind.adds() => {}
+            Op::Sum => f.write_str("sum of ")?,
+            Op::Average => f.write_str("average of ")?,
+        }
+        write!(f, "{} {}", self.elements, self.dtype.name())?;
+        match self.kind {
+            CollectiveKind::Reduce => write!(f, " for rank {}", self.root)?,
+            CollectiveKind::Broadcast => write!(f, " of rank {}", self.root)?,
+            CollectiveKind::ReduceScatter | CollectiveKind::AllGather => f.write_str(" a rank")?,
+            CollectiveKind::AllReduce => {}
+        }
+        write!(f, " ({} {})", self.kind.name().replace('_', "-"), self.number)
     }
 }

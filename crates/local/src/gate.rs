@@ -4,6 +4,7 @@
 //! bell; who opens a gate rings for those whose wish is fulfilled, and for nobody else. Nobody spins, and nobody holds a lock that could die with him.
 
 use crate::error::Submission;
+use fanin_udp::CollectiveKind;
 use fanin_wire::{Dtype, Op};
 use rustix::thread::futex::{self, Flags, Timespec};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -47,7 +48,7 @@ pub(crate) struct Seat {
     process: AtomicU64,
     /// Units that it has arrived at, of each gate: whom the others wait for.
     reached: [AtomicU64; GATES],
-    /// Of which tensor each of its blocks is.
+    /// Of which collective each of its blocks is.
     submissions: [[AtomicU64; 3]; SLOTS_MAX],
 }
 
@@ -148,10 +149,11 @@ impl Seat {
         let _ = futex::wait(&self.bell, Flags::empty(), heard, Some(&most));
     }
 
-    /// Before it arrives with a block: of which tensor it is.
+    /// Before it arrives with a block: of which collective it is.
     pub(crate) fn submit(&self, slot: usize, submission: Submission) {
-        let Submission { number, elements, dtype, op } = submission;
-        let kind = (dtype as u64) << 8 | op as u64;
+        let Submission { number, kind, root, elements, dtype, op } = submission;
+        let kind = [kind as u8, root, dtype as u8, op as u8, 0, 0, 0, 0];
+        let kind = u64::from_le_bytes(kind);
         for (place, word) in self.submissions[slot].iter().zip([number, elements as u64, kind]) {
             place.store(word, Ordering::Relaxed);
         }
@@ -161,8 +163,10 @@ impl Seat {
     pub(crate) fn submission(&self, slot: usize) -> Option<Submission> {
         let [number, elements, kind] =
             [0, 1, 2].map(|word: usize| self.submissions[slot][word].load(Ordering::Relaxed));
-        let dtype = Dtype::ALL.into_iter().find(|dtype| *dtype as u64 == kind >> 8)?;
-        let op = [Op::Sum, Op::Average].into_iter().find(|op| *op as u64 == kind & 0xff)?;
-        Some(Submission { number, elements: elements as usize, dtype, op })
+        let [kind, root, dtype, op, ..] = kind.to_le_bytes();
+        let kind = CollectiveKind::ALL.into_iter().find(|each| *each as u8 == kind)?;
+        let dtype = Dtype::ALL.into_iter().find(|each| *each as u8 == dtype)?;
+        let op = [Op::Sum, Op::Average].into_iter().find(|each| *each as u8 == op)?;
+        Some(Submission { number, kind, root, elements: elements as usize, dtype, op })
     }
 }

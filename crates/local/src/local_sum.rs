@@ -1,12 +1,12 @@
 //! A rank's thread: it contributes, sums its column, speaks to the network, and reads the sums, whichever can go on.
 
-use crate::cut::{Cut, Segment};
-use crate::error::{LocalError, Submission};
+use crate::cut::{Cut, Stretch};
+use crate::error::{self, LocalError};
 use crate::gate::{CONTRIBUTED, GATES, Party, READ, READY, SUMMED};
 use crate::memory::SharedMemory;
 use crate::sums;
-use fanin_udp::{Failure, RawTensor};
-use fanin_wire::Op;
+use fanin_udp::{CollectiveKind, Failure, RawTensor, Submission};
+use fanin_wire::{Dtype, Op, Operation, Pattern, WorkerId};
 use std::collections::{BTreeSet, VecDeque};
 use std::io;
 use std::ops::Range;
@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// Told once what became of an all-reduce. It must be quick, must not block, and must not panic.
+/// Told once what became of a collective. It must be quick, must not block, and must not panic.
 pub type Done = Box<dyn FnOnce(Result<(), Failure>) + Send>;
 
 /// How often a rank that waits looks whether those that it waits for are alive.
@@ -23,12 +23,12 @@ const LOOK: Duration = Duration::from_millis(100);
 /// The same while it has nothing to do.
 const IDLE: Duration = Duration::from_secs(1);
 
-/// What is above the ranks of a machine: the sum over machines, of what stands in one column.
+/// What is above the ranks of a machine: the collectives over machines, of what stands in one column.
 pub trait Network: Send {
-    /// Starts the sum of `tensor` over the same column of all machines, in place. All machines submit alike tensors in the same order.
+    /// Starts a collective over the same column of all machines, in place, in which each machine is a rank. All machines submit alike ones in the same order.
     ///
     /// A failure that is a [`LocalError`] is told to the other ranks of the machine as it is; of any other they learn whose it was.
-    fn submit(&self, tensor: RawTensor, done: Done);
+    fn submit(&self, submission: Submission, done: Done);
 }
 
 /// What a rank sums with.
@@ -37,9 +37,9 @@ pub struct LocalConfig {
     pub memory: SharedMemory,
     /// For a rank that is a column of a group with other machines, and for no other.
     pub network: Option<Box<dyn Network>>,
-    /// Ranks of the whole job: what a mean is divided by.
-    pub world_size: u32,
-    /// How long the ranks of the machine may keep an all-reduce waiting, from its submission or the end of the one before it.
+    /// Of each rank of the whole job its machine, numbered from 0.
+    pub machines: Vec<usize>,
+    /// How long the ranks of the machine may keep a collective waiting, from its submission or the end of the one before it.
     pub timeout: Duration,
 }
 
@@ -53,6 +53,7 @@ pub struct LocalSum {
 /// What the rank's thread shares with those that submit, and with the network's.
 struct Shared {
     memory: SharedMemory,
+    places: Places,
     inbox: Mutex<Inbox>,
     outstanding: Arc<AtomicUsize>,
     timeout_nanos: AtomicU64,
@@ -76,11 +77,29 @@ struct Summed {
     early: BTreeSet<u64>,
 }
 
-/// An all-reduce. Dropped, it fails.
+/// Where the ranks of the job are.
+struct Places {
+    machines: Vec<usize>,
+    /// All ranks, those of one machine one behind the other: tensors of which each rank has one stand so.
+    order: Vec<usize>,
+    /// As [`Cut`] wants them: of such tensors, and of a single one.
+    of_each: Arc<[usize]>,
+    of_one: Arc<[usize]>,
+    /// This rank's.
+    me: usize,
+}
+
+/// A collective. Dropped, it fails.
 struct Item {
     number: u64,
-    tensor: RawTensor,
+    kind: CollectiveKind,
     op: Op,
+    /// Of what has one.
+    root: Option<WorkerId>,
+    /// One; or one a rank, as [`Places`] orders them.
+    tensors: Vec<RawTensor>,
+    /// Which one this rank alone gets, or has what all get.
+    own: Option<usize>,
     cut: Cut,
     submitted: Instant,
     outstanding: Arc<AtomicUsize>,
@@ -103,7 +122,6 @@ struct Cursor {
 struct Engine {
     shared: Arc<Shared>,
     network: Option<Box<dyn Network>>,
-    world_size: u32,
     items: VecDeque<Item>,
     contribute: Cursor,
     sum: Cursor,
@@ -123,13 +141,17 @@ impl LocalSum {
     /// When there is none to be had.
     ///
     /// # Panics
-    /// When a rank has a network that is to have none, or the reverse.
+    /// When a rank has a network that is to have none, or the reverse; when the memory's ranks are not those of a machine.
     pub fn start(config: LocalConfig) -> io::Result<Self> {
-        let LocalConfig { memory, network, world_size, timeout } = config;
+        let LocalConfig { memory, network, machines, timeout } = config;
         let speaks = memory.group.networked && memory.me < memory.group.columns;
         assert_eq!(network.is_some(), speaks, "columns speak to a network where there is one");
+        let places = Places::new(machines, memory.group.ranks[memory.me] as usize);
+        let here = places.order[places.here()].iter().map(|rank| *rank as u32);
+        assert!(here.eq(memory.group.ranks.iter().copied()), "a memory is for the ranks of its machine");
         let shared = Arc::new(Shared {
             memory,
+            places,
             inbox: Mutex::default(),
             outstanding: Arc::default(),
             timeout_nanos: AtomicU64::default(),
@@ -139,7 +161,6 @@ impl LocalSum {
         let engine = Engine {
             shared: Arc::clone(&shared),
             network,
-            world_size,
             items: VecDeque::new(),
             contribute: Cursor::default(),
             sum: Cursor::default(),
@@ -153,10 +174,13 @@ impl LocalSum {
         Ok(local)
     }
 
-    /// Starts the sum of `tensor` over all ranks of the job, in place. All ranks must submit alike tensors in the same order.
+    /// Starts a collective over all ranks of the job, in place. All ranks must submit alike ones in the same order.
     ///
-    /// The sum has the same bits on all ranks. How far it is from the exact one: `docs/local.md`.
-    pub fn submit(&self, tensor: RawTensor, op: Op, done: Done) {
+    /// A sum has the same bits on all ranks that get it. How far it is from the exact one: `docs/local.md`.
+    ///
+    /// # Panics
+    /// When the slices of a reduce_scatter or an all_gather are not of one length, and one a rank; when a root is none of the ranks.
+    pub fn submit(&self, submission: Submission, done: Done) {
         let shared = &self.shared;
         if shared.memory.is_forked() {
             return done(Err(Failure::Because(Arc::new(LocalError::Forked))));
@@ -169,20 +193,12 @@ impl LocalSum {
         let number = inbox.next_number;
         inbox.next_number += 1;
         shared.outstanding.fetch_add(1, Ordering::Relaxed);
-        inbox.items.push_back(Item {
-            number,
-            op,
-            cut: Cut::new(shared.memory.layout.blocks, tensor.dtype(), tensor.elements()),
-            tensor,
-            submitted: Instant::now(),
-            outstanding: Arc::clone(&shared.outstanding),
-            done: Some(done),
-        });
+        inbox.items.push_back(Item::new(shared, number, submission, done));
         drop(inbox);
         shared.memory.seat(shared.memory.me).ring();
     }
 
-    /// All-reduces whose `done` was not called yet.
+    /// Collectives whose `done` was not called yet.
     #[must_use]
     pub fn outstanding(&self) -> usize {
         self.shared.outstanding.load(Ordering::Acquire)
@@ -308,6 +324,26 @@ impl Shared {
     }
 }
 
+impl Places {
+    fn new(machines: Vec<usize>, me: usize) -> Self {
+        let mut order: Vec<usize> = (0..machines.len()).collect();
+        order.sort_by_key(|rank| machines[*rank]);
+        let is_first = |place: &usize| *place == 0 || machines[order[*place]] != machines[order[*place - 1]];
+        let of_each = (0..order.len()).filter(is_first).chain([order.len()]).collect();
+        Self { order, of_each, of_one: Arc::from([0, 1]), me, machines }
+    }
+
+    /// The places of this machine's ranks.
+    fn here(&self) -> Range<usize> {
+        let machine = self.machines[self.me];
+        self.of_each[machine]..self.of_each[machine + 1]
+    }
+
+    fn machine(&self, rank: WorkerId) -> WorkerId {
+        WorkerId(self.machines[usize::from(rank.0)] as u8)
+    }
+}
+
 impl std::fmt::Debug for Shared {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Shared").field("memory", &self.memory).finish_non_exhaustive()
@@ -374,6 +410,85 @@ impl Drop for Item {
 }
 
 impl Item {
+    fn new(shared: &Shared, number: u64, submission: Submission, done: Done) -> Self {
+        let (memory, places) = (&shared.memory, &shared.places);
+        let (kind, op) = (submission.kind(), submission.op());
+        let mut root = None;
+        let tensor = |(tensor, operation): (RawTensor, Operation)| {
+            if let (
+                CollectiveKind::Reduce | CollectiveKind::Broadcast,
+                Pattern::Reduce(rank) | Pattern::Broadcast(rank),
+            ) = (kind, operation.pattern)
+            {
+                root = Some(rank);
+            }
+            tensor
+        };
+        let mut tensors: Vec<_> = submission.into_parts().into_iter().map(tensor).collect();
+        let is_each = matches!(kind, CollectiveKind::ReduceScatter | CollectiveKind::AllGather);
+        let (groups, own) = if is_each {
+            // Sorted by their places.
+            let mut of_ranks: Vec<_> = tensors.into_iter().map(Some).collect();
+            tensors = places.order.iter().filter_map(|rank| of_ranks[*rank].take()).collect();
+            (&places.of_each, places.order.iter().position(|rank| *rank == places.me))
+        } else {
+            (&places.of_one, root.filter(|root| usize::from(root.0) == places.me).map(|_| 0))
+        };
+        let (dtype, elements) = (tensors[0].dtype(), tensors[0].elements());
+        assert!(
+            tensors.len() == groups[groups.len() - 1]
+                && tensors.iter().all(|tensor| (tensor.dtype(), tensor.elements()) == (dtype, elements)),
+            "one slice a rank, all alike"
+        );
+        Self {
+            number,
+            kind,
+            op,
+            root,
+            tensors,
+            own,
+            cut: Cut::new(memory.layout.blocks, Arc::clone(groups), kind.adds(), dtype, elements),
+            submitted: Instant::now(),
+            outstanding: Arc::clone(&shared.outstanding),
+            done: Some(done),
+        }
+    }
+
+    /// Whether this rank gets something into a tensor.
+    fn gets(&self, tensor: usize) -> bool {
+        match self.kind {
+            CollectiveKind::AllReduce => true,
+            CollectiveKind::Reduce | CollectiveKind::ReduceScatter => self.own == Some(tensor),
+            CollectiveKind::Broadcast | CollectiveKind::AllGather => self.own != Some(tensor),
+        }
+    }
+
+    /// Whether what other columns sum is nothing to this rank, where there is no other machine.
+    fn awaits_no_column(&self) -> bool {
+        match self.kind {
+            CollectiveKind::AllReduce => false,
+            CollectiveKind::Reduce => self.own.is_none(),
+            CollectiveKind::ReduceScatter | CollectiveKind::Broadcast | CollectiveKind::AllGather => true,
+        }
+    }
+
+    /// The same over the machines, of a column's slices: one; or one a machine.
+    fn over_machines(&self, places: &Places, mut slices: Vec<RawTensor>) -> Submission {
+        let root = self.root.map_or(WorkerId(0), |rank| places.machine(rank));
+        match (self.kind, slices.pop()) {
+            (CollectiveKind::AllReduce, Some(slice)) => Submission::all_reduce(slice, Op::Sum),
+            (CollectiveKind::Reduce, Some(slice)) => Submission::reduce(slice, Op::Sum, root),
+            (CollectiveKind::Broadcast, Some(slice)) => Submission::broadcast(slice, root),
+            (kind, last) => {
+                slices.extend(last);
+                match kind {
+                    CollectiveKind::ReduceScatter => Submission::reduce_scatter(slices, Op::Sum),
+                    _ => Submission::all_gather(slices),
+                }
+            }
+        }
+    }
+
     fn over(&mut self, result: Result<(), Failure>) {
         if let Some(done) = self.done.take() {
             // Before the callback: who was told that it is done must not count it any more.
@@ -382,17 +497,18 @@ impl Item {
         }
     }
 
-    const fn submission(&self) -> Submission {
+    fn submission(&self) -> error::Submission {
         let Cut { dtype, elements, .. } = self.cut;
-        Submission { number: self.number, elements, dtype, op: self.op }
+        let root = self.root.map_or(0, |root| root.0);
+        error::Submission { number: self.number, kind: self.kind, root, elements, dtype, op: self.op }
     }
 }
 
 impl Cursor {
-    fn pass_block(&mut self, cut: &Cut, segment: &Segment) {
+    fn pass_block(&mut self, cut: &Cut, blocks: usize) {
         self.block += 1;
         self.blocks += 1;
-        if self.block == segment.blocks {
+        if self.block == blocks {
             self.block = 0;
             self.pass_segment(cut);
         }
@@ -478,15 +594,22 @@ impl Engine {
         // Free when the one before in its place is not needed any more.
         let free =
             |gate: usize, unit: u64, places: usize| Some((gate, (unit + 1).saturating_sub(places as u64)));
-        let Cursor { blocks, .. } = self.contribute;
-        let submitted = self.item(self.contribute.item).is_some();
-        let contribute = submitted.then(|| [free(SUMMED, blocks, layout.contributions), None]);
+        let Cursor { blocks, segments, .. } = self.contribute;
+        let contribute = self.item(self.contribute.item).map(|item| {
+            // What is only moved is written to where it is read.
+            let place = || free(READ, segments, layout.segments);
+            [free(SUMMED, blocks, layout.contributions), if item.kind.adds() { None } else { place() }]
+        });
         let is_column = self.shared.memory.me < layout.blocks.columns;
         let sum = (is_column && self.sum.blocks < blocks).then(|| {
             [Some((CONTRIBUTED, self.sum.blocks + 1)), free(READ, self.sum.segments, layout.segments)]
         });
-        let begun = (self.read.item, self.read.segment) < (self.contribute.item, self.contribute.segment);
-        let read = begun.then(|| [Some((READY, self.read.segments + 1)), None]);
+        let before = if is_column { self.sum } else { self.contribute };
+        let begun = (self.read.item, self.read.segment) < (before.item, before.segment);
+        let read = self.item(self.read.item).filter(|_| begun).map(|item| {
+            let is_there = !self.shared.memory.group.networked && item.awaits_no_column();
+            [(!is_there).then_some((READY, self.read.segments + 1)), None]
+        });
         [contribute, sum, read]
     }
 
@@ -500,33 +623,44 @@ impl Engine {
         &mut self.items[(number - first) as usize]
     }
 
-    /// Writes this rank's part of a block, but for what it sums itself.
+    /// Writes this rank's part of a block, but for what it sums itself; or what it has for the others.
     fn contribute(&mut self) {
         let shared = Arc::clone(&self.shared);
         let (memory, mut at) = (&shared.memory, self.contribute);
         let item = self.item_mut(at.item);
-        let cut = item.cut;
+        let submission = item.submission();
+        let Item { tensors, cut, own, kind, .. } = item;
         let segment = cut.segment(at.segment);
-        for column in (0..cut.columns()).filter(|column| *column != memory.me) {
-            let piece = of_tensor(&cut, &segment, cut.piece(&segment, column, at.block));
-            let place = cut.piece_offset(column)..cut.piece_offset(column) + piece.len();
-            // SAFETY: the gate SUMMED was open for the block that was in this place, and CONTRIBUTED is not yet told.
-            let place = unsafe { memory.own_contribution(at.blocks, place) };
-            place.copy_from_slice(&item.tensor.as_bytes()[piece]);
+        if kind.adds() {
+            for column in (0..cut.columns()).filter(|column| *column != memory.me) {
+                let mut offset = cut.piece_offset(column);
+                for Stretch { tensor, of_tensor, .. } in cut.piece(segment, column, at.block) {
+                    let of_tensor = bytes(cut.dtype, of_tensor);
+                    let place = offset..offset + of_tensor.len();
+                    offset = place.end;
+                    // SAFETY: the gate SUMMED was open for the block that was in this place, and CONTRIBUTED is not yet told.
+                    let place = unsafe { memory.own_contribution(at.blocks, place) };
+                    place.copy_from_slice(&tensors[tensor].as_bytes()[of_tensor]);
+                }
+            }
+        } else if let Some(own) = *own {
+            let Stretch { of_tensor, of_segment, .. } = segment.of(own);
+            // SAFETY: the gate READ was open for the segment that was in this place, and CONTRIBUTED is not yet told. Of several that
+            // write, each has a place of its own, but for ranks that disagree: what these have written nobody reads.
+            let place = unsafe { memory.own_result(at.segments, bytes(cut.sum_dtype, of_segment)).as_mut() };
+            place.copy_from_slice(&tensors[own].as_bytes()[bytes(cut.dtype, of_tensor)]);
         }
-        memory
-            .seat(memory.me)
-            .submit((at.blocks % memory.layout.contributions as u64) as usize, item.submission());
+        memory.seat(memory.me).submit((at.blocks % memory.layout.contributions as u64) as usize, submission);
         shared.arrive(CONTRIBUTED, at.blocks);
-        at.pass_block(&cut, &segment);
+        at.pass_block(cut, segment.blocks);
         self.contribute = at;
     }
 
-    /// Adds up this rank's column of a block.
+    /// Adds up this rank's column of a block, if there is something to add, and hands a whole segment on.
     fn sum(&mut self) {
         let shared = Arc::clone(&self.shared);
         let (memory, mut at) = (&shared.memory, self.sum);
-        let (networked, world_size) = (memory.group.networked, self.world_size);
+        let (networked, world_size) = (memory.group.networked, shared.places.machines.len());
         let slot = (at.blocks % memory.layout.contributions as u64) as usize;
         let item = self.item_mut(at.item);
         let ours = item.submission();
@@ -535,14 +669,16 @@ impl Engine {
             let ending = Ending::Mismatch { slot: slot as u8, first: memory.me as u8, second: other as u8 };
             return shared.end(ending);
         }
-        let cut = item.cut;
+        let Item { tensors, cut, op, kind, .. } = &mut *item;
         let segment = cut.segment(at.segment);
-        let piece = cut.piece(&segment, memory.me, at.block);
-        if !piece.is_empty() {
-            let own = of_tensor(&cut, &segment, piece.clone());
-            let offset = cut.piece_offset(memory.me);
+        // Where there are other machines, the mean is taken of the whole sum, when it is read.
+        let divisor = (*op == Op::Average && !networked).then_some(world_size as u32);
+        let mut offset = cut.piece_offset(memory.me);
+        let piece = if kind.adds() { Some(cut.piece(segment, memory.me, at.block)) } else { None };
+        for Stretch { tensor, of_tensor, of_segment } in piece.into_iter().flatten() {
+            let own: &[u8] = &tensors[tensor].as_bytes()[bytes(cut.dtype, of_tensor)];
             let theirs = offset..offset + own.len();
-            let own: &[u8] = &item.tensor.as_bytes()[own];
+            offset = theirs.end;
             let parts: Vec<&[u8]> = (0..memory.layout.ranks)
                 .map(|rank| {
                     if rank == memory.me {
@@ -552,56 +688,69 @@ impl Engine {
                     unsafe { memory.contribution(rank, at.blocks, theirs.clone()) }
                 })
                 .collect();
-            // SAFETY: the gate READ was open for the segment that was in this place; READY is told after its last block.
-            let sum = unsafe { memory.own_result(at.segments, of_sum(&cut, piece)).as_mut() };
-            // Where there are other machines, the mean is taken of the whole sum, when it is read.
-            let divisor = (item.op == Op::Average && !networked).then_some(world_size);
+            // SAFETY: the gate READ was open for the segment that was in this place; READY is told after its last block, and this
+            // rank reads no earlier.
+            let sum = unsafe { memory.own_result(at.segments, bytes(cut.sum_dtype, of_segment)).as_mut() };
             sums::sum(cut.dtype, &parts, divisor, cut.sum_dtype, sum);
         }
         shared.arrive(SUMMED, at.blocks);
-        let is_last = at.block + 1 == segment.blocks;
-        let (number, slice) = (at.segments, cut.slice(&segment, memory.me));
-        at.pass_block(&cut, &segment);
+        let (number, is_last) = (at.segments, at.block + 1 == segment.blocks);
+        let slices: Vec<_> = cut.slices(segment, memory.me).collect();
+        let sum_dtype = cut.sum_dtype;
+        at.pass_block(cut, segment.blocks);
+        let goes_on = is_last && networked && slices.iter().any(|slice| !slice.is_empty());
+        let slice = |slice: Range<usize>| {
+            // SAFETY: as above, and what others have written here was before CONTRIBUTED: until READY is told, which `done` does.
+            let memory = unsafe { memory.own_result(number, bytes(sum_dtype, slice.clone())) };
+            // SAFETY: it is aligned, at the memory's page plus a multiple of its elements; it is mapped as long as `shared` lives,
+            // which `done` holds.
+            let tensor = unsafe { RawTensor::new(memory.cast().as_ptr(), slice.len(), sum_dtype) };
+            let Ok(tensor) = tensor else {
+                unreachable!("a slice of a mapping is aligned and fits into memory")
+            };
+            tensor
+        };
+        let over_machines =
+            goes_on.then(|| item.over_machines(&shared.places, slices.into_iter().map(slice).collect()));
         self.sum = at;
-        match &self.network {
-            _ if !is_last => {}
-            Some(network) if !slice.is_empty() => {
-                // SAFETY: as above: until READY is told, which `done` does.
-                let memory = unsafe { memory.own_result(number, of_sum(&cut, slice.clone())) };
-                // SAFETY: it is aligned for every type, at the memory's page plus a multiple of 64 elements; it is mapped as long as
-                // `shared` lives, which `done` holds.
-                let tensor = unsafe { RawTensor::new(memory.cast().as_ptr(), slice.len(), cut.sum_dtype) };
-                let Ok(tensor) = tensor else {
-                    unreachable!("a slice of a mapping is aligned and fits into memory")
-                };
+        match (&self.network, over_machines) {
+            (Some(network), Some(submission)) => {
+                let shared = Arc::clone(&shared);
                 network.submit(
-                    tensor,
+                    submission,
                     Box::new(move |result| match result {
                         Ok(()) => shared.is_ready(number),
                         Err(failure) => shared.fail(failure),
                     }),
                 );
             }
-            _ => shared.is_ready(number),
+            _ if is_last => shared.is_ready(number),
+            _ => {}
         }
     }
 
-    /// Takes a segment's sum.
+    /// Takes what this rank gets of a segment.
     fn read(&mut self) {
         let shared = Arc::clone(&self.shared);
         let (memory, mut at) = (&shared.memory, self.read);
-        let (networked, world_size) = (memory.group.networked, self.world_size);
+        let (networked, world_size) = (memory.group.networked, shared.places.machines.len());
         let item = self.item_mut(at.item);
-        let cut = item.cut;
-        let segment = cut.segment(at.segment);
-        let all = 0..segment.elements;
-        // SAFETY: the gate READY is open for the segment, and READ not yet told.
-        let sums = unsafe { memory.result(at.segments, of_sum(&cut, all.clone())) };
-        let divisor = (item.op == Op::Average && networked).then_some(world_size);
-        let out = &mut item.tensor.as_bytes()[of_tensor(&cut, &segment, all)];
-        sums::finish(cut.sum_dtype, sums, divisor, cut.dtype, out);
+        let segment = item.cut.segment(at.segment);
+        let divisor = (item.op == Op::Average && networked).then_some(world_size as u32);
+        for tensor in 0..item.cut.tensors() {
+            if !item.gets(tensor) {
+                continue;
+            }
+            let Cut { dtype, sum_dtype, .. } = item.cut;
+            let Stretch { of_tensor, of_segment, .. } = segment.of(tensor);
+            // SAFETY: the gate READY is open for the segment, or CONTRIBUTED for what others wrote here, or it is what this rank summed itself;
+            // READ is not yet told.
+            let sums = unsafe { memory.result(at.segments, bytes(sum_dtype, of_segment)) };
+            let out = &mut item.tensors[tensor].as_bytes()[bytes(dtype, of_tensor)];
+            sums::finish(sum_dtype, sums, divisor, dtype, out);
+        }
         shared.arrive(READ, at.segments);
-        at.pass_segment(&cut);
+        at.pass_segment(&item.cut);
         self.read = at;
         if at.segment == 0
             && let Some(mut item) = self.items.pop_front()
@@ -665,7 +814,7 @@ impl Engine {
         left.is_some()
     }
 
-    /// Whether everybody is alive, and the all-reduces take no longer than they may.
+    /// Whether everybody is alive, and the collectives take no longer than they may.
     fn look(&self, shut: &[Wish]) {
         let memory = &self.shared.memory;
         if let Some(rank) = (0..memory.layout.ranks).find(|rank| memory.is_dead(*rank)) {
@@ -709,14 +858,8 @@ impl Engine {
     }
 }
 
-/// Elements of a segment as bytes of the tensor.
-const fn of_tensor(cut: &Cut, segment: &Segment, elements: Range<usize>) -> Range<usize> {
-    let bytes = cut.dtype.element_bytes();
-    (segment.start + elements.start) * bytes..(segment.start + elements.end) * bytes
-}
-
-/// Elements of a segment as bytes of its place among the sums.
-const fn of_sum(cut: &Cut, elements: Range<usize>) -> Range<usize> {
-    let bytes = cut.sum_dtype.element_bytes();
-    elements.start * bytes..elements.end * bytes
+/// So many elements, as bytes.
+const fn bytes(dtype: Dtype, elements: Range<usize>) -> Range<usize> {
+    let each = dtype.element_bytes();
+    elements.start * each..elements.end * each
 }

@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 
 const FOLDER: &str = "/dev/shm";
 /// Names layout and version of what is in the file.
-const MAGIC: u64 = 0x6661_6e69_6e00_0001;
+const MAGIC: u64 = 0x6661_6e69_6e00_0002;
 const PAGE: usize = 4096;
 /// What a rank contributes at a time: of all ranks of a usual machine together, it stays in the cache that they share.
 const BLOCK_BYTES: usize = 256 << 10;
@@ -76,6 +76,8 @@ struct Header {
     attached: AtomicU32,
     /// Why the group has ended, as `Ending` packs it; 0 while it lives.
     ended: AtomicU64,
+    /// What the first rank has told: 0 nothing yet, 1 no, 2 yes.
+    told: AtomicU32,
     gates: [Gate; GATES],
 }
 
@@ -307,6 +309,28 @@ impl SharedMemory {
             std::thread::sleep(GATHERING);
         }
         Ok(())
+    }
+
+    /// As the first rank: tells the others something that only those that speak to the network know.
+    pub fn tell(&self, answer: bool) {
+        self.header().told.store(1 + u32::from(answer), Ordering::Release);
+    }
+
+    /// What the first rank tells; `None` when it has not within `patience`.
+    ///
+    /// # Errors
+    /// When the first rank has ended or left.
+    pub fn told(&self, patience: Duration) -> Result<Option<bool>, MemoryError> {
+        let begin = Instant::now();
+        loop {
+            let gone = self.seat(0).party() == Party::Left || self.is_dead(0);
+            match self.header().told.load(Ordering::Acquire) {
+                0 if gone => return Err(MemoryError::Lost { rank: self.group.ranks[0] }),
+                0 if begin.elapsed() >= patience => return Ok(None),
+                0 => std::thread::sleep(GATHERING),
+                told => return Ok(Some(told == 2)),
+            }
+        }
     }
 
     fn map(name: &str, file: OwnedFd, group: Group, me: usize) -> io::Result<Self> {

@@ -61,6 +61,20 @@ fn another_groups_memory_is_refused() {
 }
 
 #[test]
+fn what_the_first_rank_tells_is_heard_and_that_it_left_too() {
+    for answer in [false, true] {
+        let memories = memories(&group(2));
+        assert_eq!(memories[1].told(Duration::ZERO).expect("it is here"), None);
+        memories[0].tell(answer);
+        assert_eq!(memories[1].told(PATIENCE).expect("it is here"), Some(answer));
+    }
+    let mut memories = memories(&group(2));
+    drop(memories.remove(0));
+    let error = memories[0].told(PATIENCE).expect_err("it has left").to_string();
+    assert!(error.starts_with("rank 0 of this machine has ended"), "{error}");
+}
+
+#[test]
 fn too_little_room_is_an_error_when_it_is_made() {
     probe(group(8).bytes().expect("a group")).expect("room for eight ranks");
     let error = probe(1 << 50).expect_err("no machine has so much").to_string();

@@ -1,25 +1,27 @@
-//! Sums of ranks that are threads: all dtypes, lengths and groups, with and without other machines.
+//! Collectives of ranks that are threads: all kinds, dtypes, lengths and groups, with and without other machines.
 
 mod common;
 
-use common::{PATIENCE, cluster, expected, machine, submit, tensor};
+use common::{Call, PATIENCE, cluster, expected, machine, spread, submit, submit_any, tensor};
 use fanin_local::LocalSum;
-use fanin_udp::Failure;
+use fanin_udp::{CollectiveKind, Failure};
 use fanin_wire::{Dtype, Op};
 use proptest::prelude::*;
 
-/// All ranks submit all tensors at once; returns what they got.
-fn reduce(ranks: &[LocalSum], tensors: &[(Dtype, usize, Op)]) -> Vec<Vec<Vec<u8>>> {
-    let mut memories: Vec<Vec<Vec<u8>>> = (0..ranks.len())
-        .map(|rank| {
-            let numbered = tensors.iter().enumerate();
-            numbered.map(|(number, (dtype, elements, _))| tensor(*dtype, *elements, rank, number)).collect()
-        })
+/// All ranks submit all collectives at once; returns what became of each rank's tensors.
+fn reduce(ranks: &[LocalSum], calls: &[Call]) -> Vec<Vec<Vec<Vec<u8>>>> {
+    let of_call = |rank: usize, number: usize, call: &Call| {
+        let tensors = 0..call.tensors(ranks.len());
+        tensors.map(|slice| tensor(call.dtype, call.elements, rank, number + slice)).collect()
+    };
+    let mut memories: Vec<Vec<Vec<Vec<u8>>>> = (0..ranks.len())
+        .map(|rank| calls.iter().enumerate().map(|(number, call)| of_call(rank, number, call)).collect())
         .collect();
     let mut answers = Vec::new();
     for (rank, memories) in ranks.iter().zip(&mut memories) {
-        for (memory, (dtype, _, op)) in memories.iter_mut().zip(tensors) {
-            answers.push(submit(rank, memory, *dtype, *op));
+        for (memory, call) in memories.iter_mut().zip(calls) {
+            let mut tensors: Vec<&mut [u8]> = memory.iter_mut().map(Vec::as_mut_slice).collect();
+            answers.push(submit_any(rank, &mut tensors, call));
         }
     }
     for answer in answers {
@@ -28,12 +30,24 @@ fn reduce(ranks: &[LocalSum], tensors: &[(Dtype, usize, Op)]) -> Vec<Vec<Vec<u8>
     memories
 }
 
-fn check(ranks: &[LocalSum], tensors: &[(Dtype, usize, Op)]) {
-    let sums = reduce(ranks, tensors);
-    for (number, (dtype, elements, op)) in tensors.iter().enumerate() {
-        let expected = expected(*dtype, *elements, ranks.len(), number, *op);
-        for (rank, sums) in sums.iter().enumerate() {
-            assert!(sums[number] == expected, "{op:?} of {elements} {dtype:?} at rank {rank}");
+fn check(ranks: &[LocalSum], calls: &[Call]) {
+    let found = reduce(ranks, calls);
+    for (number, call) in calls.iter().enumerate() {
+        let Call { kind, root, dtype, elements, op } = *call;
+        for slice in 0..call.tensors(ranks.len()) {
+            let sum = expected(dtype, elements, ranks.len(), number + slice, op);
+            let of = |rank| tensor(dtype, elements, rank, number + slice);
+            for (rank, found) in found.iter().enumerate() {
+                let expected = match kind {
+                    CollectiveKind::AllReduce => sum.clone(),
+                    CollectiveKind::Reduce if rank == root => sum.clone(),
+                    CollectiveKind::ReduceScatter if rank == slice => sum.clone(),
+                    CollectiveKind::Broadcast => of(root),
+                    CollectiveKind::AllGather => of(slice),
+                    CollectiveKind::Reduce | CollectiveKind::ReduceScatter => of(rank),
+                };
+                assert!(found[number][slice] == expected, "{call:?} at rank {rank}, slice {slice}");
+            }
         }
     }
     for rank in ranks {
@@ -41,33 +55,80 @@ fn check(ranks: &[LocalSum], tensors: &[(Dtype, usize, Op)]) {
     }
 }
 
-fn shapes() -> impl Strategy<Value = Vec<(Dtype, usize, Op)>> {
-    let elements = prop_oneof![Just(0), Just(1), 0usize..5000, 0usize..700_000];
+fn calls() -> impl Strategy<Value = Vec<Call>> {
+    let elements = prop_oneof![Just(0), Just(1), 0usize..5000, 0usize..200_000];
     let op = prop::sample::select(vec![Op::Sum, Op::Average]);
-    prop::collection::vec((prop::sample::select(Dtype::ALL.to_vec()), elements, op), 1..6)
+    let (kind, dtype) =
+        (prop::sample::select(CollectiveKind::ALL.to_vec()), prop::sample::select(Dtype::ALL.to_vec()));
+    let call = (kind, 0usize..64, dtype, elements, op).prop_map(|(kind, root, dtype, elements, op)| Call {
+        kind,
+        root,
+        dtype,
+        elements,
+        op,
+    });
+    prop::collection::vec(call, 1..8)
+}
+
+/// With roots that there are.
+fn fit(mut calls: Vec<Call>, ranks: usize) -> Vec<Call> {
+    for call in &mut calls {
+        call.root %= ranks;
+    }
+    calls
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 32, ..ProptestConfig::default() })]
 
     #[test]
-    fn one_machine_sums_every_dtype_and_length(ranks in 2usize..=8, tensors in shapes()) {
-        check(&machine(ranks), &tensors);
+    fn one_machine_does_every_collective_of_every_dtype_and_length(ranks in 2usize..=8, calls in calls()) {
+        check(&machine(ranks), &fit(calls, ranks));
     }
 
     #[test]
-    fn machines_sum_whatever_their_numbers_of_ranks(
-        machines in prop::collection::vec(1usize..=4, 2..=3), tensors in shapes(),
+    fn machines_do_so_whatever_their_numbers_of_ranks(
+        machines in prop::collection::vec(1usize..=4, 2..=3), calls in calls(),
     ) {
-        check(&cluster(&machines), &tensors);
+        check(&cluster(&machines), &fit(calls, machines.iter().sum()));
+    }
+}
+
+#[test]
+fn ranks_of_a_machine_need_not_follow_each_other() {
+    let calls: Vec<_> = CollectiveKind::ALL
+        .into_iter()
+        .flat_map(|kind| [3, 30_001].map(|elements| Call { kind, root: 3, elements, ..Call::default() }))
+        .collect();
+    check(&spread(vec![0, 1, 1, 0, 2, 1, 0, 2]), &calls);
+}
+
+#[test]
+fn many_ranks_gather_and_scatter() {
+    let call = |kind, dtype, elements| Call { kind, dtype, elements, ..Call::default() };
+    for elements in [1, 5000] {
+        let calls = [
+            call(CollectiveKind::AllGather, Dtype::Float64, elements),
+            call(CollectiveKind::ReduceScatter, Dtype::Float32, elements),
+        ];
+        check(&machine(24), &calls);
+        check(&cluster(&[9, 7, 8]), &calls);
     }
 }
 
 #[test]
 fn a_long_tensor_goes_through_every_place_of_the_rings() {
-    let tensors = [(Dtype::Float32, 7_000_003, Op::Average), (Dtype::Float16, 6_000_001, Op::Sum)];
-    check(&machine(4), &tensors);
-    check(&cluster(&[3, 2]), &tensors);
+    let long = |kind, dtype, elements, op| Call { kind, root: 1, dtype, elements, op };
+    let calls = [
+        long(CollectiveKind::AllReduce, Dtype::Float32, 7_000_003, Op::Average),
+        long(CollectiveKind::Broadcast, Dtype::Int32, 6_000_001, Op::Sum),
+        long(CollectiveKind::AllReduce, Dtype::Float16, 6_000_001, Op::Sum),
+        long(CollectiveKind::ReduceScatter, Dtype::Float16, 1_400_001, Op::Average),
+        long(CollectiveKind::AllGather, Dtype::Float32, 1_200_001, Op::Sum),
+        long(CollectiveKind::Reduce, Dtype::Float32, 6_000_001, Op::Sum),
+    ];
+    check(&machine(4), &calls);
+    check(&cluster(&[3, 2]), &calls);
 }
 
 #[test]
@@ -139,9 +200,33 @@ fn ranks_that_reduce_different_tensors_are_named_with_them() {
 }
 
 #[test]
+fn ranks_that_call_unlike_collectives_are_told_both_and_have_none() {
+    let call = |kind, root| Call { kind, root, dtype: Dtype::Uint8, elements: 8, ..Call::default() };
+    let (broadcast, reduce) = (CollectiveKind::Broadcast, CollectiveKind::Reduce);
+    for (first, second, said) in [
+        (call(broadcast, 0), call(broadcast, 1), ["8 uint8 of rank 0", "8 uint8 of rank 1"]),
+        (call(reduce, 0), call(broadcast, 0), ["sum of 8 uint8 for rank 0", "8 uint8 of rank 0"]),
+    ] {
+        let ranks = machine(2);
+        let mut memories = [[1u8; 8], [2u8; 8]];
+        let answers: Vec<_> = ranks
+            .iter()
+            .zip(&mut memories)
+            .zip([first, second])
+            .map(|((rank, memory), call)| submit_any(rank, &mut [memory], &call))
+            .collect();
+        for answer in answers {
+            let failure = answer.recv_timeout(PATIENCE).expect("an answer").expect_err("they disagree");
+            assert!(said.iter().all(|said| failure.to_string().contains(said)), "{failure}");
+        }
+        assert_eq!(memories, [[1; 8], [2; 8]], "nothing is handed out");
+    }
+}
+
+#[test]
 fn who_leaves_early_is_named_and_who_leaves_late_is_not_missed() {
     let mut ranks = machine(3);
-    check(&ranks, &[(Dtype::Float32, 1000, Op::Sum)]);
+    check(&ranks, &[Call { elements: 1000, ..Call::default() }]);
     drop(ranks.remove(1));
     let mut memory = vec![vec![0u8; 8]; 2];
     let answers: Vec<_> = ranks

@@ -165,7 +165,7 @@ impl Client {
     /// Starts a collective, in place, on `parts`: the address of each, and how many contiguous elements are there.
     ///
     /// `collective` is "all_reduce", "reduce" or "broadcast" of one part, the last two with a `root`; or "reduce_scatter" or "all_gather" of as many parts as there are
-    /// ranks, the `i`-th of which is rank `i`'s. What is only moved is moved as it is: give its bytes as uint8. `average` is for those that add.
+    /// ranks, all of one length, the `i`-th of which is rank `i`'s. What is only moved is moved as it is: give its bytes as uint8. `average` is for those that add.
     ///
     /// `keep` is held until completion: it owns the memory, which nobody may touch meanwhile. With `notify`, the `Pending`
     /// is also handed out by `next_completion` once it is done. Every rank submits in the same order.
@@ -315,6 +315,9 @@ impl Client {
         let expected = if is_sliced { self.world_size as usize } else { 1 };
         if parts.len() != expected {
             return refused(format!("{} parts, and not {expected}", parts.len()));
+        }
+        if parts.iter().any(|part| part.elements() != parts[0].elements()) {
+            return refused("parts of different lengths".into());
         }
         if kind != CollectiveKind::AllReduce && !self.has_roots() {
             return refused("this job has all_reduce alone".into());

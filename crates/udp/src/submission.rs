@@ -124,10 +124,9 @@ impl Submission {
         self.op
     }
 
-    /// The tensor and what becomes of it, where it is an all-reduce.
+    /// Its tensors, in the order of their ranks where there is one for each, and what is done with each of them.
     #[must_use]
-    pub fn into_all_reduce(self) -> Option<(RawTensor, Op)> {
-        let is_all_reduce = self.kind == CollectiveKind::AllReduce;
-        is_all_reduce.then(|| self.parts.into_iter().next().map(|(tensor, _)| (tensor, self.op)))?
+    pub fn into_parts(self) -> Vec<(RawTensor, Operation)> {
+        self.parts
     }
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use fanin_local::{Done, Group, LocalConfig, LocalError, LocalSum, MemoryError, Network, SharedMemory};
 use fanin_protocol::WorkerStatistics;
 use fanin_protocol::control::Ranks;
-use fanin_udp::{CollectiveKind, Failure, IoStatistics, RawTensor, Submission};
+use fanin_udp::{CollectiveKind, Failure, IoStatistics, Submission};
 use fanin_wire::{Collective, Op, Pattern, WORKERS_MAX, WireDtype, WorkerId};
 
 use super::config::SessionConfig;
@@ -21,6 +21,8 @@ use crate::error::{AllReduceError, Tensor};
 const SHARED_MEMORY: &str = "(shared memory)";
 /// How long the services may take to notice that a process has ended: its connections end with it.
 const NOTICED: Duration = Duration::from_millis(1500);
+/// Most ranks of a job that has other collectives than all-reduces: a root is named in a byte.
+const ROOTS_MAX: u32 = 1 + u8::MAX as u32;
 /// How often is looked whether somebody still wants to join.
 const LOOK: Duration = Duration::from_millis(50);
 
@@ -81,13 +83,6 @@ impl LocalRanks {
 
     /// Opens the memory, and waits for the others of the machine.
     fn gather(&mut self, patience: Duration, cancel: &Cancel) -> Result<SharedMemory, SessionError> {
-        let failed = |error: MemoryError| match error {
-            MemoryError::Lost { rank } => SessionError::RankLost { rank: WorkerId(rank as u8) },
-            error => SessionError::Local {
-                what: "sharing memory with this machine's ranks",
-                cause: error.to_string(),
-            },
-        };
         let began = Instant::now();
         let group = self.group();
         let memory = match self.memory.take() {
@@ -95,7 +90,7 @@ impl LocalRanks {
             None => {
                 let me = group.ranks.iter().position(|rank| *rank == self.rank).unwrap_or_default();
                 // The first rank has told that it is there.
-                SharedMemory::open(&self.file(), group, me, patience).map_err(failed)?
+                SharedMemory::open(&self.file(), group, me, patience).map_err(no_memory)?
             }
         };
         loop {
@@ -104,8 +99,29 @@ impl LocalRanks {
                     return Err(SessionError::Closed);
                 }
                 Err(MemoryError::Incomplete { .. }) if began.elapsed() < patience => {}
-                gathered => return gathered.map(|()| memory).map_err(failed),
+                gathered => return gathered.map(|()| memory).map_err(no_memory),
             }
+        }
+    }
+}
+
+/// Waits until the first rank of the machine has joined the job over machines, and tells what it found there.
+fn hear(memory: &SharedMemory, cancel: &Cancel) -> Result<bool, SessionError> {
+    loop {
+        // That rank has a limit of its own.
+        match memory.told(LOOK).map_err(no_memory)? {
+            Some(told) => return Ok(told),
+            None if cancel.is_cancelled() => return Err(SessionError::Closed),
+            None => {}
+        }
+    }
+}
+
+fn no_memory(error: MemoryError) -> SessionError {
+    match error {
+        MemoryError::Lost { rank } => SessionError::RankLost { rank: WorkerId(rank as u8) },
+        error => {
+            SessionError::Local { what: "sharing memory with this machine's ranks", cause: error.to_string() }
         }
     }
 }
@@ -125,10 +141,11 @@ pub struct Job {
 #[derive(Debug)]
 struct Local {
     sum: LocalSum,
-    /// Number of the next all-reduce. Held while one is submitted.
+    /// Number of the next collective. Held while one is submitted.
     next: Mutex<u64>,
-    /// All-reduces that came out well.
-    completed: Arc<AtomicU64>,
+    /// All-reduces that came out well, and other collectives.
+    completed: [Arc<AtomicU64>; 2],
+    has_roots: bool,
     wire_dtype: WireDtype,
     column: Column,
     /// This machine's ranks.
@@ -171,17 +188,28 @@ impl Job {
         } else {
             None
         };
+        let has_roots = match &session {
+            // Alike on all machines: all have the same services.
+            Some(session) => session.has_roots(),
+            None if group.networked => hear(&memory, cancel)?,
+            None => true,
+        };
+        if me == 0 {
+            memory.tell(has_roots);
+        }
         let network = session
             .clone()
             .map(|session| Box::new(Machines { session, column: column.clone() }) as Box<dyn Network>);
-        let sum = LocalSum::start(LocalConfig { memory, network, world_size, timeout })
+        let machines = std::mem::take(&mut local.machines);
+        let sum = LocalSum::start(LocalConfig { memory, network, machines, timeout })
             .map_err(|error| SessionError::Local { what: "starting a thread", cause: error.to_string() })?;
         let switch =
             session.as_ref().map_or_else(|| SHARED_MEMORY.into(), |session| session.switch().to_owned());
         let local = Local {
             sum,
             next: Mutex::default(),
-            completed: Arc::default(),
+            completed: Default::default(),
+            has_roots: has_roots && world_size <= ROOTS_MAX,
             wire_dtype,
             column,
             here: group.ranks,
@@ -205,15 +233,9 @@ impl Job {
         let submitted = Instant::now();
         let mut next = local.next.lock().unwrap_or_else(PoisonError::into_inner);
         let name = Tensor::of(&submission, *next);
-        let Some((tensor, op)) = submission.into_all_reduce() else {
-            return Err(SessionError::Local {
-                what: "summing with this machine's ranks",
-                cause: format!("they have no {}", name.kind.name()),
-            });
-        };
         *next += 1;
         let (switch, wire_dtype) = (self.switch.clone(), local.wire_dtype);
-        let completed = Arc::clone(&local.completed);
+        let completed = Arc::clone(&local.completed[usize::from(name.kind != CollectiveKind::AllReduce)]);
         let done = move |result: Result<(), Failure>| {
             completed.fetch_add(u64::from(result.is_ok()), Ordering::Relaxed);
             let result = result.map_err(|failure| AllReduceError {
@@ -224,15 +246,17 @@ impl Job {
             });
             done(result, HandOver::default());
         };
-        local.sum.submit(tensor, op, Box::new(done));
+        local.sum.submit(submission, Box::new(done));
         Ok(name)
     }
 
-    /// Whether it has other collectives than all-reduces: those of SwitchML have, but for ranks that sum with others of their machine first,
-    /// or in racks.
+    /// Whether it has other collectives than all-reduces: those of SwitchML have, but for racks. Alike on all ranks.
     #[must_use]
     pub fn has_roots(&self) -> bool {
-        self.local.is_none() && self.session.as_ref().is_some_and(|session| session.has_roots())
+        match &self.local {
+            Some(local) => local.has_roots,
+            None => self.session.as_ref().is_some_and(|session| session.has_roots()),
+        }
     }
 
     /// Changes [`SessionConfig::timeout`], for what is under way too.
@@ -287,13 +311,15 @@ impl Job {
     pub fn statistics(&self) -> WorkerStatistics {
         let over_machines = self.session.as_ref().map(|session| session.statistics()).unwrap_or_default();
         let Some(local) = &self.local else { return over_machines };
-        WorkerStatistics { completed: local.completed.load(Ordering::Relaxed), ..over_machines }
+        WorkerStatistics { completed: local.completed[0].load(Ordering::Relaxed), ..over_machines }
     }
 
     /// Collectives other than all-reduces that came out well.
     #[must_use]
     pub fn others_completed(&self) -> u64 {
-        self.session.as_ref().map(|session| session.others_completed()).unwrap_or_default()
+        let of_session = || self.session.as_ref().map(|session| session.others_completed());
+        let of_local = self.local.as_ref().map(|local| local.completed[1].load(Ordering::Relaxed));
+        of_local.or_else(of_session).unwrap_or_default()
     }
 
     /// Trains and system calls of the data path over machines.
@@ -386,20 +412,20 @@ fn of_column(
     config
 }
 
-/// The sum of a column over the machines.
+/// The collectives of a column over the machines.
 struct Machines {
     session: Arc<Session>,
     column: Column,
 }
 
 impl Network for Machines {
-    fn submit(&self, tensor: RawTensor, done: Done) {
+    fn submit(&self, submission: Submission, done: Done) {
         let column = self.column.clone();
         let done = move |result: Result<(), AllReduceError>, _: HandOver| {
             done(result.map_err(|error| column.failure(error.cause)));
         };
         // It is closed after the thread that submits.
-        let _ = self.session.submit(Submission::all_reduce(tensor, Op::Sum), done);
+        let _ = self.session.submit(submission, done);
     }
 }
 
@@ -471,20 +497,20 @@ fn cause(failure: &Failure, wire_dtype: WireDtype, tensor: Tensor, switch: &str)
         Some(LocalError::Left { rank: left }) => SessionError::RankLeft { rank: rank(*left) },
         Some(LocalError::Mismatch { first, second }) => {
             let side = |(of, submission): &(u32, fanin_local::Submission)| {
-                let fanin_local::Submission { number, elements, dtype, op } = *submission;
-                let wire_dtype = wire_dtype.of_tensor(dtype, elements);
+                let fanin_local::Submission { number, kind, root, elements, dtype, op } = *submission;
+                // As over machines: of slices the first is told of.
+                let (pattern, wire_dtype) = match kind {
+                    CollectiveKind::Broadcast | CollectiveKind::AllGather => {
+                        (Pattern::Broadcast(WorkerId(root)), WireDtype::Native)
+                    }
+                    CollectiveKind::Reduce | CollectiveKind::ReduceScatter => {
+                        (Pattern::Reduce(WorkerId(root)), wire_dtype.of_tensor(dtype, elements))
+                    }
+                    CollectiveKind::AllReduce => (Pattern::AllReduce, wire_dtype.of_tensor(dtype, elements)),
+                };
                 let elements = u32::try_from(elements).unwrap_or(u32::MAX);
-                (
-                    rank(*of),
-                    Collective {
-                        sequence: number as u16,
-                        dtype,
-                        op,
-                        pattern: Pattern::AllReduce,
-                        elements,
-                        wire_dtype,
-                    },
-                )
+                let sequence = number as u16;
+                (rank(*of), Collective { sequence, dtype, op, pattern, elements, wire_dtype })
             };
             SessionError::CollectiveMismatch { first: side(first), second: side(second) }
         }

@@ -2,8 +2,8 @@
 #![allow(dead_code, reason = "not every test needs everything")]
 
 use fanin_local::{Done, Group, LocalConfig, LocalSum, Network, SharedMemory};
-use fanin_udp::{Failure, RawTensor};
-use fanin_wire::{Dtype, Op};
+use fanin_udp::{CollectiveKind, Failure, RawTensor, Submission};
+use fanin_wire::{Dtype, Op, Pattern, WorkerId};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc;
@@ -28,93 +28,157 @@ pub fn memories(group: &Group) -> Vec<SharedMemory> {
     std::iter::once(first).chain(others).collect()
 }
 
-pub fn start(memory: SharedMemory, network: Option<Box<dyn Network>>, world_size: u32) -> LocalSum {
-    LocalSum::start(LocalConfig { memory, network, world_size, timeout: PATIENCE }).expect("a thread")
+pub fn start(memory: SharedMemory, network: Option<Box<dyn Network>>, machines: Vec<usize>) -> LocalSum {
+    LocalSum::start(LocalConfig { memory, network, machines, timeout: PATIENCE }).expect("a thread")
 }
 
 /// One machine without a network.
 pub fn machine(ranks: usize) -> Vec<LocalSum> {
     let group = Group { ranks: (0..ranks as u32).collect(), columns: ranks, networked: false };
-    memories(&group).into_iter().map(|memory| start(memory, None, ranks as u32)).collect()
+    memories(&group).into_iter().map(|memory| start(memory, None, vec![0; ranks])).collect()
 }
 
+/// An answer to come.
+pub type Answer = mpsc::Receiver<Result<(), Failure>>;
+
 /// Starts an all-reduce of memory that stays where it is until the answer has come.
-pub fn submit(
-    rank: &LocalSum,
-    memory: &mut [u8],
-    dtype: Dtype,
-    op: Op,
-) -> mpsc::Receiver<Result<(), Failure>> {
-    let elements = memory.len() / dtype.element_bytes();
-    // SAFETY: the callers wait for the answer before they touch the memory, or let it go.
-    let tensor = unsafe { RawTensor::new(memory.as_mut_ptr(), elements, dtype) }.expect("memory of the heap");
+pub fn submit(rank: &LocalSum, memory: &mut [u8], dtype: Dtype, op: Op) -> Answer {
+    submit_any(rank, &mut [memory], &Call { dtype, op, ..Call::default() })
+}
+
+/// A collective of tensors.
+#[derive(Clone, Copy, Debug)]
+pub struct Call {
+    pub kind: CollectiveKind,
+    pub root: usize,
+    pub dtype: Dtype,
+    /// Of each tensor.
+    pub elements: usize,
+    pub op: Op,
+}
+
+impl Default for Call {
+    fn default() -> Self {
+        Self { kind: CollectiveKind::AllReduce, root: 0, dtype: Dtype::Float32, elements: 0, op: Op::Sum }
+    }
+}
+
+impl Call {
+    pub fn tensors(&self, ranks: usize) -> usize {
+        match self.kind {
+            CollectiveKind::ReduceScatter | CollectiveKind::AllGather => ranks,
+            _ => 1,
+        }
+    }
+}
+
+/// Starts a collective of memory that stays where it is until the answer has come.
+pub fn submit_any(rank: &LocalSum, memory: &mut [&mut [u8]], call: &Call) -> Answer {
+    let raw = |memory: &mut &mut [u8]| {
+        let elements = memory.len() / call.dtype.element_bytes();
+        // SAFETY: the callers wait for the answer before they touch the memory, or let it go.
+        unsafe { RawTensor::new(memory.as_mut_ptr(), elements, call.dtype) }.expect("memory of the heap")
+    };
+    let mut tensors: Vec<_> = memory.iter_mut().map(raw).collect();
+    let root = WorkerId(call.root as u8);
+    let submission = match call.kind {
+        CollectiveKind::AllReduce => Submission::all_reduce(tensors.remove(0), call.op),
+        CollectiveKind::Reduce => Submission::reduce(tensors.remove(0), call.op, root),
+        CollectiveKind::Broadcast => Submission::broadcast(tensors.remove(0), root),
+        CollectiveKind::ReduceScatter => Submission::reduce_scatter(tensors, call.op),
+        CollectiveKind::AllGather => Submission::all_gather(tensors),
+    };
     let (sender, answer) = mpsc::channel();
-    rank.submit(tensor, op, Box::new(move |result| drop(sender.send(result))));
+    rank.submit(submission, Box::new(move |result| drop(sender.send(result))));
     answer
 }
 
-/// Machines that each have the same columns, and a network between them that answers in any order.
+/// Machines that each have the same columns, and a network between them that answers in any order. The ranks of a machine follow each other.
 pub fn cluster(machines: &[usize]) -> Vec<LocalSum> {
-    let world_size = machines.iter().sum::<usize>() as u32;
-    let columns = *machines.iter().min().expect("a machine");
-    let hub = hub(machines.len());
-    let mut first = 0;
-    let mut ranks = Vec::new();
-    for count in machines {
-        let group = Group { ranks: (first..first + *count as u32).collect(), columns, networked: true };
-        first += *count as u32;
-        for (me, memory) in memories(&group).into_iter().enumerate() {
-            let speaks = Speaks { column: me, next: AtomicU64::new(0), hub: hub.clone() };
-            let network = (me < columns).then(|| Box::new(speaks) as Box<dyn Network>);
-            ranks.push(start(memory, network, world_size));
-        }
-    }
-    ranks
+    spread(machines.iter().enumerate().flat_map(|(machine, count)| vec![machine; *count]).collect())
 }
 
-type Slice = ((usize, u64), RawTensor, Done);
+/// The same, of each rank its machine.
+pub fn spread(machines: Vec<usize>) -> Vec<LocalSum> {
+    let count = machines.iter().max().expect("a machine") + 1;
+    let of = |machine| (0u32..).zip(&machines).filter(move |(_, of)| **of == machine).map(|(rank, _)| rank);
+    let columns = (0..count).map(|machine| of(machine).count()).min().expect("a machine");
+    let hub = hub(count);
+    let mut ranks = Vec::new();
+    for machine in 0..count {
+        let group = Group { ranks: of(machine).collect(), columns, networked: true };
+        for (me, memory) in memories(&group).into_iter().enumerate() {
+            let speaks = Speaks { machine, column: me, next: AtomicU64::new(0), hub: hub.clone() };
+            let network = (me < columns).then(|| Box::new(speaks) as Box<dyn Network>);
+            ranks.push((group.ranks[me], start(memory, network, machines.clone())));
+        }
+    }
+    ranks.sort_by_key(|(rank, _)| *rank);
+    ranks.into_iter().map(|(_, rank)| rank).collect()
+}
+
+type OfMachine = (usize, Submission, Done);
+type Slice = ((usize, u64), OfMachine);
 
 struct Speaks {
+    machine: usize,
     column: usize,
     next: AtomicU64,
     hub: mpsc::Sender<Slice>,
 }
 
 impl Network for Speaks {
-    fn submit(&self, tensor: RawTensor, done: Done) {
+    fn submit(&self, submission: Submission, done: Done) {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
-        self.hub.send(((self.column, number), tensor, done)).expect("the hub lives as long as its ranks");
+        let slice = ((self.column, number), (self.machine, submission, done));
+        self.hub.send(slice).expect("the hub lives as long as its ranks");
     }
 }
 
-/// Sums what the machines submit alike, and tells the latest first.
+/// Does what the machines submit alike, and tells the latest first.
 fn hub(machines: usize) -> mpsc::Sender<Slice> {
     let (sender, slices) = mpsc::channel::<Slice>();
     thread::spawn(move || {
-        let mut waiting: HashMap<(usize, u64), Vec<(RawTensor, Done)>> = HashMap::new();
+        let mut waiting: HashMap<(usize, u64), Vec<OfMachine>> = HashMap::new();
         while let Ok(first) = slices.recv() {
             let mut whole = Vec::new();
-            for (key, tensor, done) in std::iter::once(first).chain(slices.try_iter()) {
+            for (key, slice) in std::iter::once(first).chain(slices.try_iter()) {
                 let alike = waiting.entry(key).or_default();
-                alike.push((tensor, done));
+                alike.push(slice);
                 if alike.len() == machines {
                     whole.extend(waiting.remove(&key));
                 }
             }
             for mut alike in whole.into_iter().rev() {
-                let dtype = alike[0].0.dtype();
-                let sum = alike
-                    .iter_mut()
-                    .map(|(tensor, _)| tensor.as_bytes().to_vec())
-                    .reduce(|a, b| add(dtype, &a, &b));
-                for (mut tensor, done) in alike {
-                    tensor.as_bytes().copy_from_slice(sum.as_ref().expect("a machine"));
+                alike.sort_by_key(|(machine, ..)| *machine);
+                let (submissions, done): (Vec<_>, Vec<_>) =
+                    alike.into_iter().map(|(_, submission, done)| (submission.into_parts(), done)).unzip();
+                over_machines(submissions);
+                for done in done {
                     done(Ok(()));
                 }
             }
         }
     });
     sender
+}
+
+fn over_machines(mut machines: Vec<Vec<(RawTensor, fanin_wire::Operation)>>) {
+    for part in 0..machines[0].len() {
+        let operation = machines[0][part].1;
+        let dtype = machines[0][part].0.dtype();
+        assert!(machines.iter().all(|parts| parts.len() == machines[0].len() && parts[part].1 == operation));
+        let all: Vec<_> = machines.iter_mut().map(|parts| parts[part].0.as_bytes().to_vec()).collect();
+        let result = match operation.pattern {
+            Pattern::Broadcast(root) => all[usize::from(root.0)].clone(),
+            _ => all.into_iter().reduce(|a, b| add(dtype, &a, &b)).expect("a machine"),
+        };
+        for (machine, parts) in machines.iter_mut().enumerate() {
+            if operation.pattern.receives(WorkerId(machine as u8)) {
+                parts[part].0.as_bytes().copy_from_slice(&result);
+            }
+        }
+    }
 }
 
 /// The sum of two tensors, element by element.
