@@ -89,7 +89,7 @@ def sums(me: Me, machines: str, said: dict[str, Any]) -> list[str]:
     """Every reduction beside the all-reduce of the same numbers: the very bits."""
     init(me, machines, **said)
     n = me.world_size
-    # Sums of a machine are rounded for the wire with what stands beside them, by which slices differ.
+    # A machine's sums are rounded for the wire by what stands beside them: unlike in a slice.
     coarse = "wire_dtype" in said and len(set(machines)) < n
     done, bits = 0, []
     for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.int32, torch.float64):
