@@ -16,8 +16,9 @@ All-reduces (SUM, AVG) of float32, float16, bfloat16 and int32 tensors on the CP
 are summed by the switch, and of float64, int64, uint8 and int8 tensors, too, if the protocol is not
 ATP. So are reduce and reduce_scatter, of tensors on the CPU, and broadcast and all_gather move bits
 of any dtype; but not by ATP or behind racks, and an all_gather of more than 1 MB in all is faster
-on Gloo. All that is not served so is served by a Gloo group over the same store. The choice is each rank's own: where the ranks' dtypes or ops differ
-such that some go to Gloo, the collective ends with `fanin.errors.AllReduceTimeout`.
+on Gloo where each rank has a machine to itself. All that is not served so is served by a Gloo group
+over the same store. The choice is each rank's own: where the ranks' dtypes or ops differ such that
+some go to Gloo, the collective ends with `fanin.errors.AllReduceTimeout`.
 
 CUDA tensors pass through pinned host memory, in segments of 4 MiB, copied while others are on the
 network. An all-reduce comes after what the current stream was given before it. `Work.wait()` blocks
