@@ -15,8 +15,8 @@ from fanin.errors import RankOutOfRange, SwitchUnreachable
 # torchrun's: unlike the rank in a job, it is another one in every process of a run.
 RANK_VARIABLE = "RANK"
 
-# As many as fit into a slot's worker bitmap.
-WORLD_SIZE_MAX = 64
+# A switch sums for 64, and so many of those that sum for 64 each.
+WORLD_SIZE_MAX = 4096
 
 
 def check_rank(rank: int, world_size: int) -> None:

@@ -90,7 +90,7 @@ def test_ranks_that_disagree_about_the_world_size(switch: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rank", "world_size"), [(-1, 2), (2, 2), (0, 0), (0, 65), (0, 2**40), (2**40, 2**41)]
+    ("rank", "world_size"), [(-1, 2), (2, 2), (0, 0), (0, 4097), (0, 2**40), (2**40, 2**41)]
 )
 def test_a_rank_that_cannot_be_is_refused_before_anything_is_sent(
     rank: int, world_size: int
@@ -139,8 +139,8 @@ def answers_in_order(listener: socket.socket, answers: list[bytes]) -> None:
     [
         # StatusReply: wire_version = 9.
         [b"\x10\x09"],
-        # The status of our version, and JoinReply: refusal: version_mismatch: theirs = 4, ours = 9.
-        [b"\x10\x04", b"\x12\x06\x0a\x04\x08\x04\x10\x09"],
+        # The status of our version, and JoinReply: refusal: version_mismatch: theirs = 5, ours = 9.
+        [b"\x10\x05", b"\x12\x06\x0a\x04\x08\x05\x10\x09"],
     ],
     ids=["status", "join"],
 )
@@ -151,8 +151,8 @@ def test_a_switch_of_another_version_is_told_from_ours(answers: list[bytes]) -> 
         with pytest.raises(errors.ProtocolVersionMismatch) as caught:
             join(f"127.0.0.1:{listener.getsockname()[1]}", "old", 0, 1, timeout=3600)()
         thread.join(DEADLINE)
-    assert (caught.value.ours, caught.value.theirs) == (4, 9)
-    assert "wire version 9, this process 4" in str(caught.value)
+    assert (caught.value.ours, caught.value.theirs) == (5, 9)
+    assert "wire version 9, this process 5" in str(caught.value)
 
 
 def test_ranks_that_never_come_are_named(switch: str) -> None:
@@ -526,8 +526,8 @@ def test_packets_that_are_not_for_a_switch_are_counted_by_reason() -> None:
     preambles = {
         "malformed": (0xBEEF, 1, 1, 7, 0, 0, 0),
         "version": (0xFA51, 1, 1, 7, 0, 0, 0),
-        "unknown_job": (0xFA51, 4, 1, 7, 0, 0, 0),
-        "out_of_range": (0xFA51, 4, 1, 7, 0, 0, 200),
+        "unknown_job": (0xFA51, 5, 1, 7, 0, 0, 0),
+        "out_of_range": (0xFA51, 5, 1, 7, 0, 0, 200),
     }
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:

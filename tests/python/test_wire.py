@@ -7,7 +7,7 @@ GOLDEN = Path(__file__).parents[2] / "crates/wire/golden/packets.txt"
 PREAMBLE = struct.Struct("<HBBIHBB")
 SLOT = struct.Struct("<HhIIHBBI")
 GRADIENT = struct.Struct("<BBhQIIHBBI4I4BhH")
-ABORT = struct.Struct("<BBBxHBBIHBBI")
+ABORT = struct.Struct("<BxHH2xHBBIHBBI")
 TAG = struct.Struct("<Q")
 KEY = bytes(range(16))
 ECN = 4
@@ -45,7 +45,7 @@ def siphash(key: bytes, message: bytes, compression: int = 1, finalization: int 
 def test_every_header_ends_with_its_tag() -> None:
     assert siphash(KEY, bytes(range(15)), 2, 4) == 0xA129CA6149BE45E5, "the paper's own example"
     for name, packet in packets().items():
-        at = 64 if PREAMBLE.unpack_from(packet)[2] == 5 else 32
+        at = {4: 36, 5: 64}.get(PREAMBLE.unpack_from(packet)[2], 32)
         header = bytearray(packet[:at])
         if at == 64:
             header[13] &= ~ECN
@@ -63,7 +63,7 @@ def test_slot_packets_are_as_documented() -> None:
     kinds = {"update_256": (1, 3), "probe": (1, 3), "result_256": (2, 255), "restore_256": (3, 63)}
     for name, (kind, worker) in kinds.items():
         preamble = PREAMBLE.unpack_from(golden[name])
-        assert preamble == (0xFA51, 4, kind, 0xDEADBEEF, 0x0102, worker, 1), name
+        assert preamble == (0xFA51, 5, kind, 0xDEADBEEF, 0x0102, worker, 1), name
         header = SLOT.unpack_from(golden[name], PREAMBLE.size)
         assert header == (0x0304, -5, 0x11223345, 0x0A0B0C0D, 7, 3, 2, 1_000_000), name
         assert len(golden[name]) == PREAMBLE.size + SLOT.size + TAG.size == 40
@@ -127,7 +127,7 @@ def test_gradient_packets_are_as_documented() -> None:
         "restored_64": (0, 1 | 32, -5, 0x123456, up, static),
     }
     for name, (level, flags, next_exponent, aggregator, directions, exponent) in rows.items():
-        assert PREAMBLE.unpack_from(golden[name]) == (0xFA51, 4, 5, 0xDEADBEEF, 0x0102, 255, 0), (
+        assert PREAMBLE.unpack_from(golden[name]) == (0xFA51, 5, 5, 0xDEADBEEF, 0x0102, 255, 0), (
             name
         )
         collective = (7, 3, 2, 1_000_000)
@@ -145,7 +145,7 @@ def test_abort_packets_are_as_documented() -> None:
         "abort_expelled": (1, 9, 0, *none),
         "abort_mismatch": (2, 0, 5, 7, 3, 2, 100, 7, 1, 2, 200),
         "abort_mismatch_of_wire_dtypes": (2, 0, 5, 7, 3, 2, 100, 7, 0x83, 2, 100),
-        "abort_mismatch_of_ranks": (2, 63, 255, 7, 3, 2, 100, 7, 1, 2, 200),
+        "abort_mismatch_of_ranks": (2, 63, 4095, 7, 3, 2, 100, 7, 1, 2, 200),
         "abort_switch_stopped": (3, 0, 0, *none),
     }
     for name, fields in reasons.items():

@@ -8,7 +8,7 @@ use fanin_controller::{
     JobStatus, JobStatusState, MemberStatus, RelayJob, RelayStatus, Split, SwitchStatus, switch_status,
 };
 use fanin_protocol::control::Protocol;
-use fanin_wire::AbortReason;
+use fanin_wire::{AbortReason, Rank};
 use serde::Serialize;
 
 use crate::arguments::{SWITCH_DEFAULT, seconds};
@@ -79,7 +79,7 @@ struct Pool {
 #[derive(Serialize)]
 struct Job<'a> {
     job: &'a str,
-    world_size: u8,
+    world_size: u16,
     #[serde(flatten)]
     state: State,
 }
@@ -88,8 +88,8 @@ struct Job<'a> {
 #[serde(tag = "state", rename_all = "snake_case")]
 enum State {
     Gathering {
-        joined: Vec<u8>,
-        missing: Vec<u8>,
+        joined: Vec<u16>,
+        missing: Vec<u16>,
     },
     Running {
         id: u32,
@@ -104,7 +104,7 @@ enum State {
         wire_dtype: &'static str,
         in_use: u32,
         waiting_for: Vec<Waiting>,
-        left: Vec<u8>,
+        left: Vec<u16>,
         completed: u64,
         retransmitted: u64,
         /// ATP: at the server.
@@ -145,7 +145,7 @@ struct Service {
 
 #[derive(Serialize)]
 struct Member {
-    rank: u8,
+    rank: u16,
     /// The ranks for which it speaks.
     ranks: Vec<u32>,
     machine: String,
@@ -157,7 +157,7 @@ struct Member {
 
 #[derive(Serialize)]
 struct Waiting {
-    rank: u8,
+    rank: u16,
     /// Slots, or ATP's fragments, that wait for it.
     waiting: u32,
 }
@@ -229,7 +229,7 @@ fn switch_report(switch: &RelayStatus) -> Switch<'_> {
 fn state(job: &JobStatus, protocol: Protocol) -> State {
     match &job.state {
         JobStatusState::Gathering { present } => {
-            let is_here = |rank: &u8| present.contains(fanin_wire::WorkerId(*rank));
+            let is_here = |rank: &u16| present.contains(Rank(*rank));
             let (joined, missing) = (0..job.world_size).partition(is_here);
             State::Gathering { joined, missing }
         }
@@ -346,7 +346,8 @@ fn table(report: &Report<'_>) -> String {
             State::Gathering { missing, .. } => {
                 row.push(Cell::new("joining"));
                 row.extend((0..5).map(|_| Cell::new("")));
-                row.push(Cell::new(ranks(missing.iter().map(u8::to_string))));
+                let missing: Vec<u32> = missing.iter().map(|rank| u32::from(*rank)).collect();
+                row.push(Cell::new(ranks(missing.len(), shortened(&missing))));
             }
             State::Running {
                 wire_dtype,
@@ -363,8 +364,14 @@ fn table(report: &Report<'_>) -> String {
                 let in_flight = slots.or(*window).unwrap_or_default();
                 let numbers = [u64::from(in_flight), u64::from(*in_use), *completed, *retransmitted];
                 row.extend(numbers.map(number));
-                let waits = |waiting: &Waiting| format!("{} ({} {unit})", waiting.rank, waiting.waiting);
-                row.push(Cell::new(ranks(waiting_for.iter().map(waits))));
+                let alike =
+                    |one: &Waiting, next: &Waiting| (one.rank + 1, one.waiting) == (next.rank, next.waiting);
+                let waits = |alike: &[Waiting]| {
+                    let of: Vec<u32> = alike.iter().map(|waiting| waiting.rank.into()).collect();
+                    format!("{} ({} {unit})", shortened(&of), alike[0].waiting)
+                };
+                let waits: Vec<String> = waiting_for.chunk_by(alike).map(waits).collect();
+                row.push(Cell::new(ranks(waiting_for.len(), waits.join(", "))));
             }
             State::Aborted { reason, .. } => {
                 row.push(Cell::new("aborted"));
@@ -491,12 +498,11 @@ fn atp_table(report: &Report<'_>) -> String {
     if table.is_empty() { String::new() } else { format!("\n\n{}", table.trim_fmt()) }
 }
 
-fn ranks(ranks: impl Iterator<Item = String>) -> String {
-    let ranks: Vec<String> = ranks.collect();
-    match ranks.len() {
+fn ranks(count: usize, named: String) -> String {
+    match count {
         0 => "nobody".into(),
-        1 => format!("rank {}", ranks[0]),
-        _ => format!("ranks {}", ranks.join(", ")),
+        1 => format!("rank {named}"),
+        _ => format!("ranks {named}"),
     }
 }
 
@@ -505,7 +511,7 @@ mod tests {
     use super::*;
     use fanin_controller::{Place, Prediction, Share};
     use fanin_protocol::control::Ranks;
-    use fanin_wire::{Generation, JobId, WireDtype, WorkerId};
+    use fanin_wire::{Generation, JobId, Rank, WireDtype};
 
     fn status() -> SwitchStatus {
         let job = |name: &str, state| JobStatus { name: name.into(), world_size: 3, state };
@@ -516,10 +522,10 @@ mod tests {
             elements: 352,
             wire_dtype: WireDtype::Bfloat16,
             in_use: 12,
-            waiting_for: vec![(WorkerId(2), 12)],
+            waiting_for: vec![(Rank(2), 12)],
             completed: 1000,
             retransmitted: 3,
-            left: Ranks(0),
+            left: Ranks::default(),
             aggregations: 0,
             collisions: 0,
             split: None,
@@ -532,7 +538,10 @@ mod tests {
             shards: 1,
             pool_units: 1024,
             pool_free: 896,
-            jobs: vec![job("gpt", running), job("late", JobStatusState::Gathering { present: Ranks(0b101) })],
+            jobs: vec![
+                job("gpt", running),
+                job("late", JobStatusState::Gathering { present: Ranks::from([0, 2]) }),
+            ],
             protocol: Protocol::SwitchMl,
             relays: vec![],
         }
@@ -582,7 +591,7 @@ mod tests {
             }),
         };
         let member = |rank, name: &str, ranks, seconds_per_byte| MemberStatus {
-            rank: WorkerId(rank),
+            rank: Rank(rank),
             place: Place {
                 machine: format!("id of {name}"),
                 name: name.into(),

@@ -5,7 +5,8 @@ use std::net::SocketAddr;
 use fanin_protocol::atp::{AtpJobConfig, Hashing, Overflow, Scaling};
 use fanin_protocol::control::{Protocol, Ranks, Refusal, ResumeField};
 use fanin_wire::{
-    AbortReason, Collective, Generation, JobId, Key, NATIVE_ELEMENTS_MAX, Op, Pattern, WireDtype, WorkerId,
+    AbortReason, Collective, Generation, JobId, Key, NATIVE_ELEMENTS_MAX, Op, Pattern, RANKS_MAX, Rank,
+    WireDtype, WorkerId,
 };
 
 use crate::error::ChainError;
@@ -27,8 +28,15 @@ pub(crate) fn key(bytes: &[u8]) -> Result<Key, Malformed> {
     bytes.try_into().map(Key::from_bytes).map_err(|_| Malformed("key"))
 }
 
-fn worker(rank: u32) -> Result<WorkerId, Malformed> {
-    narrow(rank, "rank").map(WorkerId)
+/// A rank as it came.
+pub(crate) fn rank(rank: u32) -> Result<Rank, Malformed> {
+    let rank = narrow(rank, "rank").map(Rank)?;
+    if u32::from(rank.0) < RANKS_MAX { Ok(rank) } else { Err(Malformed("rank")) }
+}
+
+/// A set of ranks as it came.
+pub(crate) fn ranks(words: &[u64], field: &'static str) -> Result<Ranks, Malformed> {
+    Ranks::from_words(words).ok_or(Malformed(field))
 }
 
 impl From<WireDtype> for proto::WireDtype {
@@ -70,7 +78,7 @@ pub(crate) fn protocol(number: i32) -> Result<Protocol, Malformed> {
 /// An ATP job as it was admitted, to its server and to its workers alike. What nobody chooses is chosen here.
 pub(crate) const fn atp_job(
     (id, key, generation): (JobId, Key, Generation),
-    workers: u8,
+    workers: u16,
     (window_max, elements): (u16, u16),
     aggregators: u32,
     hashing: Hashing,
@@ -79,7 +87,7 @@ pub(crate) const fn atp_job(
         id,
         key,
         generation,
-        workers: workers as u16,
+        workers,
         elements,
         window_max,
         aggregators,
@@ -167,7 +175,7 @@ macro_rules! number_field {
 }
 number_field!(u8 u16 u32 usize);
 
-impl Field for WorkerId {
+impl Field for Rank {
     type Message = u32;
 
     fn to_message(self) -> u32 {
@@ -175,7 +183,7 @@ impl Field for WorkerId {
     }
 
     fn from_message(message: u32, _: &'static str) -> Result<Self, Malformed> {
-        worker(message)
+        rank(message)
     }
 }
 
@@ -192,14 +200,14 @@ impl Field for u64 {
 }
 
 impl Field for Ranks {
-    type Message = u64;
+    type Message = Vec<u64>;
 
-    fn to_message(self) -> u64 {
-        self.0
+    fn to_message(self) -> Vec<u64> {
+        self.words().to_vec()
     }
 
-    fn from_message(message: u64, _: &'static str) -> Result<Self, Malformed> {
-        Ok(Self(message))
+    fn from_message(message: Vec<u64>, name: &'static str) -> Result<Self, Malformed> {
+        ranks(&message, name)
     }
 }
 
@@ -355,10 +363,10 @@ impl TryFrom<proto::AbortReason> for AbortReason {
         let collective =
             |message: Option<proto::Collective>| message.ok_or(Malformed("collective"))?.try_into();
         Ok(match reason.reason.ok_or(Malformed("reason"))? {
-            Reason::Expelled(rank) => Self::Expelled(worker(rank)?),
+            Reason::Expelled(number) => Self::Expelled(rank(number)?),
             Reason::Mismatch(m) => Self::Mismatch {
-                first: (worker(m.first_rank)?, collective(m.first)?),
-                second: (worker(m.second_rank)?, collective(m.second)?),
+                first: (rank(m.first_rank)?, collective(m.first)?),
+                second: (rank(m.second_rank)?, collective(m.second)?),
             },
             Reason::SwitchStopped(_) => Self::SwitchStopped,
         })
@@ -400,8 +408,8 @@ impl TryFrom<proto::Collective> for Collective {
             },
             pattern: match message.root {
                 None => Pattern::AllReduce,
-                Some(Root::ReducedTo(root)) => Pattern::Reduce(worker(root)?),
-                Some(Root::BroadcastFrom(root)) => Pattern::Broadcast(worker(root)?),
+                Some(Root::ReducedTo(root)) => Pattern::Reduce(WorkerId(narrow(root, "root")?)),
+                Some(Root::BroadcastFrom(root)) => Pattern::Broadcast(WorkerId(narrow(root, "root")?)),
             },
             elements: message.elements,
             wire_dtype: wire_dtype(message.wire_dtype)?,
@@ -421,7 +429,7 @@ mod tests {
             Refusal::JobName { bytes: 129 },
             Refusal::TooManyJobs { max: 3 },
             Refusal::RankOutOfRange { rank: 4, world_size: 4 },
-            Refusal::TooManyWorkers { asked: 65 },
+            Refusal::TooManyWorkers { asked: 4097, max: 4096 },
             Refusal::WorldSizeMismatch { rank: 1, asked: 2, job_has: 3 },
             Refusal::DuplicateRank { rank: 1 },
             Refusal::JobRunning { rank: 1, world_size: 2 },
@@ -437,8 +445,8 @@ mod tests {
             Refusal::MtuTooSmall { mtu: 576, need: 1104 },
             Refusal::PoolExhausted { asked: 512, free: 64 },
             Refusal::ResumeMismatch { rank: 1, field: ResumeField::Counts, rank_has: 3, job_has: 4 },
-            Refusal::ResumeGap { ahead: WorkerId(1), behind: WorkerId(0), shard: 2, slot: 3 },
-            Refusal::JoinTimeout { missing: Ranks(0b101) },
+            Refusal::ResumeGap { ahead: Rank(1), behind: Rank(0), shard: 2, slot: 3 },
+            Refusal::JoinTimeout { missing: Ranks::from([0, 2]) },
             Refusal::SwitchStopping,
             Refusal::ProtocolMismatch { asked: Protocol::SwitchMl, served: Protocol::Atp },
             Refusal::WireDtypeOfAtp { asked: WireDtype::Bfloat16 },
@@ -448,7 +456,7 @@ mod tests {
             Refusal::PathsDisagree { rank: 1, other_rank: 0, switch: ([10, 0, 0, 9], 4800).into() },
         ];
         for refusal in refusals {
-            let refused = Refused::try_from(proto::Refusal::from(refusal));
+            let refused = Refused::try_from(proto::Refusal::from(refusal.clone()));
             assert_eq!(refused, Ok(Refused::Registry(refusal)));
         }
         let switch = || "10.0.0.9:4800".to_string();
@@ -480,10 +488,10 @@ mod tests {
             wire_dtype,
         };
         let reasons = [
-            AbortReason::Expelled(WorkerId(3)),
+            AbortReason::Expelled(Rank(3)),
             AbortReason::Mismatch {
-                first: (WorkerId(0), collective(1, WireDtype::Int32)),
-                second: (WorkerId(1), collective(2, WireDtype::Bfloat16)),
+                first: (Rank(0), collective(1, WireDtype::Int32)),
+                second: (Rank(1), collective(2, WireDtype::Bfloat16)),
             },
             AbortReason::SwitchStopped,
         ];
@@ -494,7 +502,7 @@ mod tests {
 
     #[test]
     fn numbers_out_of_range_are_malformed_not_cut() {
-        let reason = proto::abort_reason::Reason::Expelled(256);
+        let reason = proto::abort_reason::Reason::Expelled(4096);
         assert_eq!(
             AbortReason::try_from(proto::AbortReason { reason: Some(reason) }),
             Err(Malformed("rank"))

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use fanin_protocol::control::{Ranks, Refusal};
 use fanin_udp::{CollectiveKind, Failure, Submission};
-use fanin_wire::{AbortReason, Collective, Dtype, Op, WorkerId};
+use fanin_wire::{AbortReason, Collective, Dtype, Op, Rank};
 
 /// Why a session could not be, or ended.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -82,7 +82,7 @@ pub enum SessionError {
     #[error(
         "job {job:?} at switch {switch} is incomplete after {}: {} did not join; running, with the same job name and \
          switch?",
-        seconds(*waited), named(*missing_ranks)
+        seconds(*waited), named(missing_ranks)
     )]
     JoinTimeout {
         /// Host and port.
@@ -102,15 +102,15 @@ pub enum SessionError {
     )]
     CollectiveMismatch {
         /// The rank that came first, and its tensor.
-        first: (WorkerId, Collective),
+        first: (Rank, Collective),
         /// The rank that disagreed, and its tensor.
-        second: (WorkerId, Collective),
+        second: (Rank, Collective),
     },
     /// A rank is gone.
     #[error("rank {} is lost: the switch no longer hears from it; look at that rank's log", rank.0)]
     RankLost {
         /// The rank.
-        rank: WorkerId,
+        rank: Rank,
     },
     /// This process's own rank was expelled.
     #[error(
@@ -119,7 +119,7 @@ pub enum SessionError {
     )]
     Expelled {
         /// The rank.
-        rank: WorkerId,
+        rank: Rank,
         /// Host and port.
         switch: String,
         /// The silence that the switch allows.
@@ -132,7 +132,7 @@ pub enum SessionError {
     )]
     RankLeft {
         /// The rank.
-        rank: WorkerId,
+        rank: Rank,
     },
     /// The switch is gone, or came back without all ranks.
     #[error("switch {switch} was lost: {cause}; start it again (fanin switch) and the job anew")]
@@ -145,7 +145,7 @@ pub enum SessionError {
     /// An all-reduce did not complete in time.
     #[error(
         "{tensor} over switch {switch} did not complete within {}: {}",
-        seconds(*waited), blamed(*missing_ranks)
+        seconds(*waited), blamed(missing_ranks)
     )]
     AllReduceTimeout {
         /// Ranks whose contributions the switch waits for; empty when it waits for none, or could not say.
@@ -286,7 +286,7 @@ impl AllReduceError {
 pub(crate) struct Member {
     /// The switch as it is named in messages.
     pub switch: String,
-    pub rank: WorkerId,
+    pub rank: Rank,
     /// After so much silence the switch expels it.
     pub heartbeat_timeout: Duration,
 }
@@ -334,7 +334,7 @@ fn seconds(duration: Duration) -> String {
     format!("{} s", text.trim_end_matches('0').trim_end_matches('.'))
 }
 
-pub(crate) fn named(ranks: Ranks) -> String {
+pub(crate) fn named(ranks: &Ranks) -> String {
     match ranks.len() {
         0 => "some ranks".into(),
         1 => format!("rank {ranks}"),
@@ -342,7 +342,7 @@ pub(crate) fn named(ranks: Ranks) -> String {
     }
 }
 
-fn blamed(missing: Ranks) -> String {
+fn blamed(missing: &Ranks) -> String {
     if missing.is_empty() {
         return "the switch waits for no rank, or could not be asked; look at the other ranks' errors and the network".into();
     }
@@ -367,7 +367,7 @@ mod tests {
              UDP+TCP 4800 open?"
         );
         let timeout = SessionError::AllReduceTimeout {
-            missing_ranks: Ranks(0b110),
+            missing_ranks: Ranks::from([1, 2]),
             waited: Duration::from_millis(1500),
             switch: "10.0.0.9:4800".into(),
             tensor: TENSOR,
@@ -384,7 +384,7 @@ mod tests {
         let queued = Tensor { number: 6, elements: 1, dtype: Dtype::Int32, op: Op::Average, ..TENSOR };
         let also = "; this ended the average of 1 int32 (all-reduce 6) over switch 10.0.0.9:4800 after 2.5 s";
         assert_eq!(of_tensor(queued, &timeout), format!("{says_all}{also}"));
-        let lost = SessionError::RankLost { rank: WorkerId(3) };
+        let lost = SessionError::RankLost { rank: Rank(3) };
         assert_eq!(of_tensor(queued, &lost), format!("{lost}{also}"));
     }
 
@@ -420,12 +420,12 @@ mod tests {
         let told = |rank| {
             let member = Member {
                 switch: "10.0.0.9:4800".into(),
-                rank: WorkerId(rank),
+                rank: Rank(rank),
                 heartbeat_timeout: Duration::from_secs(5),
             };
-            SessionError::from_abort(AbortReason::Expelled(WorkerId(1)), &member)
+            SessionError::from_abort(AbortReason::Expelled(Rank(1)), &member)
         };
-        assert_eq!(told(0), SessionError::RankLost { rank: WorkerId(1) });
+        assert_eq!(told(0), SessionError::RankLost { rank: Rank(1) });
         assert_eq!(
             told(1).to_string(),
             "this rank (1) was expelled: switch 10.0.0.9:4800 did not hear from it for 5 s (suspended, swapping or cut \

@@ -11,7 +11,7 @@ use fanin_protocol::atp::{
 use fanin_protocol::{
     Elements, Endpoint, Instant, RetransmissionConfig, Summer, Tensor, WorkerEvent, WorkerMachine,
 };
-use fanin_wire::{AbortReason, Directions, Generation, JobId, Key, Op, WorkerId};
+use fanin_wire::{AbortReason, Directions, Generation, JobId, Key, Op, Rank};
 
 struct Counting;
 
@@ -191,7 +191,7 @@ fn an_aborted_job_keeps_no_memory_but_the_reason_and_whom_to_tell() {
         rack.workers[0].handle_timeout(Instant(1 << 40));
     };
     let expel = |rack: &mut Rack| {
-        rack.server.abort_job(CONFIG.id, AbortReason::Expelled(WorkerId(1)));
+        rack.server.abort_job(CONFIG.id, AbortReason::Expelled(Rank(1)));
     };
     for abort in [disagree as fn(&mut Rack), expel] {
         let mut rack = Rack::new();

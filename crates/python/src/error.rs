@@ -2,7 +2,7 @@
 
 use fanin_controller::{AllReduceError, ChainError, SessionError, Tensor};
 use fanin_protocol::control::{Ranks, Refusal};
-use fanin_wire::{Op, WORKERS_MAX};
+use fanin_wire::{Op, RANKS_MAX};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -59,7 +59,7 @@ fn class_of(py: Python<'_>, error: &SessionError, fields: &Bound<'_, PyDict>) ->
         }
         SessionError::JoinRefused { switch, reason, .. } => {
             fields.set_item("switch", switch)?;
-            refused(*reason, fields)?
+            refused(reason.clone(), fields)?
         }
         SessionError::Chain { error: ChainError::UpstreamUnreachable { switch, .. }, .. } => {
             fields.set_item("switch", switch)?;
@@ -73,13 +73,13 @@ fn class_of(py: Python<'_>, error: &SessionError, fields: &Bound<'_, PyDict>) ->
         SessionError::JoinTimeout { switch, missing_ranks, waited, .. } => {
             fields.set_item("switch", switch)?;
             fields.set_item("waited", waited.as_secs_f64())?;
-            missing(*missing_ranks, fields, "JoinTimeout")?
+            missing(missing_ranks, fields, "JoinTimeout")?
         }
         SessionError::AllReduceTimeout { missing_ranks, waited, switch, tensor } => {
             fields.set_item("switch", switch)?;
             fields.set_item("waited", waited.as_secs_f64())?;
             fields.set_item("tensor", name(py, tensor)?)?;
-            missing(*missing_ranks, fields, "AllReduceTimeout")?
+            missing(missing_ranks, fields, "AllReduceTimeout")?
         }
         SessionError::CollectiveMismatch { .. } => "CollectiveMismatch",
         SessionError::RankLost { rank } | SessionError::Expelled { rank, .. } => {
@@ -103,7 +103,7 @@ pub(crate) fn rank_out_of_range(
     world_size: &Bound<'_, PyAny>,
 ) -> PyErr {
     let message = format!(
-        "rank {rank} in a world of {world_size}; ranks count from 0 to world_size - 1, and a job has 1 to {WORKERS_MAX}"
+        "rank {rank} in a world of {world_size}; ranks count from 0 to world_size - 1, and a job has 1 to {RANKS_MAX}"
     );
     raise(py, "RankOutOfRange", message, &PyDict::new(py)).unwrap_or_else(|error| error)
 }
@@ -131,7 +131,7 @@ fn refused(reason: Refusal, fields: &Bound<'_, PyDict>) -> PyResult<&'static str
             fields.set_item("free", free)?;
             "PoolExhausted"
         }
-        Refusal::JoinTimeout { missing: ranks } => missing(ranks, fields, "JoinTimeout")?,
+        Refusal::JoinTimeout { missing: ranks } => missing(&ranks, fields, "JoinTimeout")?,
         Refusal::SwitchStopping => "SwitchLost",
         // No class of their own.
         Refusal::JobName { .. }
@@ -150,7 +150,7 @@ fn refused(reason: Refusal, fields: &Bound<'_, PyDict>) -> PyResult<&'static str
     })
 }
 
-fn missing(ranks: Ranks, fields: &Bound<'_, PyDict>, class: &'static str) -> PyResult<&'static str> {
+fn missing(ranks: &Ranks, fields: &Bound<'_, PyDict>, class: &'static str) -> PyResult<&'static str> {
     let ranks: Vec<u32> = ranks.iter().map(|rank| rank.0.into()).collect();
     fields.set_item("missing_ranks", ranks)?;
     Ok(class)

@@ -2,8 +2,8 @@
 
 use crate::Exponent;
 
-/// The most workers that can share a sum: the width of the worker bitmap on the wire.
-pub const WORKERS_MAX: u32 = 64;
+/// The most workers that can share a sum: the most ranks of a job.
+pub const WORKERS_MAX: u32 = 4096;
 
 /// The largest magnitude that the sum of all workers may reach.
 const SUM_MAX: i32 = i32::MAX;
@@ -25,7 +25,7 @@ impl Divisor {
         assert_workers(workers);
         match self {
             Self::One => 1.0,
-            // At most 64: exact.
+            // At most 4096: exact.
             Self::Workers => workers as f32,
         }
     }
@@ -164,7 +164,7 @@ impl Finite {
         let n = f64::from(workers);
         let sum_max = f64::from(SUM_MAX);
         // The division by a power of two is exact, so f is within half an ulp of its definition; likewise the inverses.
-        // n <= 64 makes the quotient fit; integer division is the floor.
+        // Integer division is the floor.
         let limit = f64::from(SUM_MAX / workers as i32);
         Self {
             factor: sum_max / n * power_of_two(-m),
@@ -220,8 +220,8 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "65 workers, not 1..=64")]
-    fn more_workers_than_the_bitmap_holds_are_refused() {
-        let _ = Scale::new(Exponent::ZERO, 65);
+    #[should_panic(expected = "4097 workers, not 1..=4096")]
+    fn more_workers_than_a_job_has_are_refused() {
+        let _ = Scale::new(Exponent::ZERO, 4097);
     }
 }

@@ -1,6 +1,6 @@
 //! Every implementation equals the specification bit for bit: any bit pattern, any length, any alignment.
 
-use fanin_quant::{Divisor, Exponent, Isa, Kernels, Scale};
+use fanin_quant::{Divisor, Exponent, Isa, Kernels, Scale, WORKERS_MAX};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -58,7 +58,7 @@ fn sums() -> impl Strategy<Value = Vec<i32>> {
 
 fn scale() -> impl Strategy<Value = Scale> {
     let exponent = prop_oneof![8 => -149i16..=128, 3 => -4i16..=4, 1 => any::<i16>()];
-    (exponent, 1u32..=64).prop_map(|(bits, workers)| Scale::new(Exponent::from_bits(bits), workers))
+    (exponent, 1..=WORKERS_MAX).prop_map(|(bits, workers)| Scale::new(Exponent::from_bits(bits), workers))
 }
 
 /// ATP's factor, and any other: the largest and the smallest too.
@@ -68,7 +68,7 @@ fn fixed_factor() -> impl Strategy<Value = Scale> {
 
 fn fixed_point() -> impl Strategy<Value = Scale> {
     let exponent = prop_oneof![8 => -149i16..=128, 3 => -4i16..=4, 1 => any::<i16>()];
-    (exponent, 1u32..=64, any::<bool>()).prop_map(|(bits, workers, whole)| {
+    (exponent, 1..=WORKERS_MAX, any::<bool>()).prop_map(|(bits, workers, whole)| {
         let scale = if whole { Scale::fixed_point_sum } else { Scale::fixed_point };
         scale(Exponent::from_bits(bits), workers)
     })
@@ -198,7 +198,7 @@ proptest! {
     }
 
     #[test]
-    fn bfloat16_sums_are_read_equally(sums in u16_block(), workers in 1u32..=64, divisor in divisor(), offset in 0..ALIGNMENTS) {
+    fn bfloat16_sums_are_read_equally(sums in u16_block(), workers in 1..=WORKERS_MAX, divisor in divisor(), offset in 0..ALIGNMENTS) {
         let mut bytes = vec![0; offset];
         bytes.extend(sums.iter().flat_map(|sum| sum.to_le_bytes()));
         let f32 = |kernels: &Kernels| {
@@ -276,7 +276,7 @@ proptest! {
     }
 
     #[test]
-    fn sums_of_what_travels_as_it_is_are_equal((workers, words, payloads) in payloads(), divisor in 1..=64_u32, offset in 0..ALIGNMENTS) {
+    fn sums_of_what_travels_as_it_is_are_equal((workers, words, payloads) in payloads(), divisor in 1..=WORKERS_MAX, offset in 0..ALIGNMENTS) {
         let mut bytes = vec![0; offset];
         bytes.extend(payloads);
         type Sum = fn(&Kernels, &[u8], u32, u32, &mut [i32]);

@@ -54,7 +54,7 @@ fn finite_neighbour_of_an_infinity_becomes_nan_not_a_guess() {
 fn classes_of_16_bit_formats_are_those_of_f32() {
     let scale = Scale::new(Exponent::NON_FINITE, 64);
     let mut payload = [0; 16];
-    let classes = [0, 1, 1 << 8, 1 << 16].map(i32::to_le_bytes);
+    let classes = [0, 1, 1 << 16, 1 << 16 | 1].map(i32::to_le_bytes);
     quantize_f32(&[1.0, f32::INFINITY, f32::NEG_INFINITY, -f32::NAN], &scale, &mut payload);
     assert_eq!(payload.as_chunks().0, classes);
     quantize_f16(&[0x7bff, 0x7c00, 0xfc00, 0x7c01], &scale, &mut payload);
@@ -117,7 +117,7 @@ fn no_exponent_panics_and_none_but_finite_ones_carry_values() {
     let halves = [0x3c00, 0x8000, 0x7c00, 0x7e01, 1];
     for bits in i16::MIN..=i16::MAX {
         let exponent = Exponent::from_bits(bits);
-        for workers in [1, 3, 64] {
+        for workers in [1, 3, 64, WORKERS_MAX] {
             let scale = Scale::new(exponent, workers);
             assert_eq!(scale.factor().is_some(), exponent.finite().is_some());
             let mut payload = [0xa5; 20];

@@ -14,7 +14,7 @@ pub enum Violation {
     /// A tensor came back with an element that is not the sum.
     WrongSum {
         /// The worker that got it.
-        worker: u8,
+        worker: u16,
         /// Which tensor.
         tensor: usize,
         /// The first wrong element.
@@ -23,21 +23,21 @@ pub enum Violation {
     /// Two workers got different bits.
     Disagreement {
         /// The later worker.
-        worker: u8,
+        worker: u16,
         /// Which tensor.
         tensor: usize,
     },
     /// A tensor came back more than once.
     CompletedTwice {
         /// The worker.
-        worker: u8,
+        worker: u16,
         /// Which tensor.
         tensor: usize,
     },
     /// A contribution was added a second time.
     AddedTwice {
         /// The worker.
-        worker: u8,
+        worker: u16,
         /// The slot.
         slot: u16,
         /// The exchange.
@@ -46,7 +46,7 @@ pub enum Violation {
     /// A slot's version was overwritten while a worker still lacked what it held.
     SlotReusedEarly {
         /// The worker that lacks it.
-        worker: u8,
+        worker: u16,
         /// The slot.
         slot: u16,
         /// The exchange that took its place.
@@ -62,7 +62,7 @@ pub enum Violation {
     /// A worker failed for a reason that the scenario does not give.
     WrongAbort {
         /// The worker.
-        worker: u8,
+        worker: u16,
         /// Its reason.
         reason: AbortReason,
     },
@@ -87,7 +87,7 @@ pub(crate) struct Checker<'a> {
     /// Of which lane a job is.
     lanes: BTreeMap<JobId, usize>,
     /// Exchanges of each lane's slots that each worker has the result of.
-    received: BTreeMap<(usize, u8, u16), u32>,
+    received: BTreeMap<(usize, u16, u16), u32>,
     results: BTreeMap<usize, Vec<u64>>,
     pub(crate) completed: Vec<BTreeSet<usize>>,
 }
@@ -134,7 +134,7 @@ impl<'a> Checker<'a> {
         };
         let gathering = (switch, packet.preamble.job, packet.preamble.generation);
         if contributes && !self.added.insert((gathering, slot, exchange, worker)) {
-            return Err(Violation::AddedTwice { worker, slot, exchange });
+            return Err(Violation::AddedTwice { worker: worker.into(), slot, exchange });
         }
         // The version held exchange - 2; nobody may still need that.
         let lane = self.lanes[&packet.preamble.job];
@@ -148,7 +148,7 @@ impl<'a> Checker<'a> {
     }
 
     /// A worker has handled a packet.
-    pub(crate) fn at_worker(&mut self, worker: u8, packet: &[u8], verdict: Verdict) {
+    pub(crate) fn at_worker(&mut self, worker: u16, packet: &[u8], verdict: Verdict) {
         let result = slot_packet(packet).filter(|packet| packet.preamble.kind == Kind::Result);
         if let (Verdict::Absorb, Some(packet)) = (verdict, result) {
             let lane = self.lanes[&packet.preamble.job];
@@ -158,7 +158,7 @@ impl<'a> Checker<'a> {
         }
     }
 
-    pub(crate) fn completed(&mut self, worker: u8, result: &Copy) -> Result<(), Violation> {
+    pub(crate) fn completed(&mut self, worker: u16, result: &Copy) -> Result<(), Violation> {
         let tensor = result.index;
         if !self.completed[usize::from(worker)].insert(tensor) {
             return Err(Violation::CompletedTwice { worker, tensor });
@@ -166,9 +166,9 @@ impl<'a> Checker<'a> {
         let bits = result.bits();
         let pattern = self.scenario.tensors[tensor].pattern;
         let moved_from = match pattern {
-            Pattern::Broadcast(root) => Some(root.0),
+            Pattern::Broadcast(root) => Some(root.0.into()),
             // It keeps what it had.
-            Pattern::Reduce(root) if root.0 != worker => Some(worker),
+            Pattern::Reduce(root) if u16::from(root.0) != worker => Some(worker),
             _ => None,
         };
         if let Some(from) = moved_from {

@@ -42,14 +42,14 @@ pub struct Racks {
 impl Racks {
     /// The racks on a worker's way, its own first.
     #[must_use]
-    pub fn way(&self, worker: u8) -> Vec<usize> {
+    pub fn way(&self, worker: u16) -> Vec<usize> {
         let own = self.of_workers.get(usize::from(worker)).copied().flatten();
         std::iter::successors(own, |rack| self.upstreams[*rack]).collect()
     }
 
     /// Draws one to three levels of them; a few workers send to the root or to a rack of racks. Each is away for less than what would
     /// make the root expel the workers behind it.
-    fn from_seed(seed: u64, workers: u8) -> Self {
+    fn from_seed(seed: u64, workers: u16) -> Self {
         let mut dice = Rand64::new(u128::from(seed) ^ 0x7ac4_0000_0000);
         let count = dice.rand_range(1..7) as usize;
         let upstream = |rack: usize| match dice.rand_range(0..3) {
@@ -104,7 +104,7 @@ pub struct Scenario {
     /// The seed that it was drawn from, and that the network's dice start with.
     pub seed: u64,
     /// Workers of the job.
-    pub workers: u8,
+    pub workers: u16,
     /// Slots of its pool.
     pub slots: u16,
     /// How the elements of large float tensors travel.
@@ -126,7 +126,7 @@ pub struct Scenario {
     /// The longest that a driver gathers packets before it asks its machine for answers.
     pub round: Duration,
     /// A worker that dies, and when.
-    pub crash: Option<(u8, Instant)>,
+    pub crash: Option<(u16, Instant)>,
     /// Restarts of the switch, in order.
     pub restarts: Vec<Restart>,
     /// What sums before the switch.
@@ -184,8 +184,8 @@ impl Scenario {
         let mut dice = Rand64::new(u128::from(seed) ^ 0xfa51_0000_0000);
         let workers = match dice.rand_range(0..10) {
             0 => 1,
-            1..=7 => dice.rand_range(2..6) as u8,
-            8 => dice.rand_range(6..17) as u8,
+            1..=7 => dice.rand_range(2..6) as u16,
+            8 => dice.rand_range(6..17) as u16,
             _ => 64,
         };
         let slots = [1, 2, 3, 8, 17][dice.rand_range(0..5) as usize];
@@ -196,7 +196,7 @@ impl Scenario {
         let (loss, duplication, reordering) = (chance(0.2), chance(0.2), chance(0.3));
         let moment = |dice: &mut Rand64| Instant(dice.rand_range(0..80_000_000));
         let crash = (dice.rand_range(0..8) == 0)
-            .then(|| (dice.rand_range(0..u64::from(workers)) as u8, moment(&mut dice)));
+            .then(|| (dice.rand_range(0..u64::from(workers)) as u16, moment(&mut dice)));
         let mut restarts = Vec::new();
         if crash.is_none() && dice.rand_range(0..3) == 0 {
             let mut at = moment(&mut dice);

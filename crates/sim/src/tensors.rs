@@ -45,7 +45,7 @@ impl Tensor for Copy {
 
 impl Copy {
     /// The tensor `index` as `worker` contributes it: a function of the seed, so that it need not be kept.
-    pub(crate) fn contribution(scenario: &Scenario, index: usize, worker: u8) -> Self {
+    pub(crate) fn contribution(scenario: &Scenario, index: usize, worker: u16) -> Self {
         let TensorShape { dtype, elements, .. } = scenario.tensors[index];
         let seed = (u128::from(scenario.seed) << 32) | ((index as u128) << 8) | u128::from(worker);
         let mut dice = Rand64::new(seed);
@@ -239,12 +239,12 @@ fn at_root(scenario: &Scenario, number: impl Fn(usize) -> f64, of_rack: impl Fn(
     let racks = &scenario.racks;
     // Of each rack, and last of the root: the lowest rank of each part, and the part.
     let root = racks.upstreams.len();
-    let mut parts: Vec<Vec<(u8, f64)>> = vec![Vec::new(); root + 1];
+    let mut parts: Vec<Vec<(u16, f64)>> = vec![Vec::new(); root + 1];
     for worker in 0..scenario.workers {
         let own = racks.way(worker).first().copied().unwrap_or(root);
         parts[own].push((worker, number(usize::from(worker))));
     }
-    let ordered = |mut parts: Vec<(u8, f64)>| {
+    let ordered = |mut parts: Vec<(u16, f64)>| {
         parts.sort_by_key(|(rank, _)| *rank);
         parts
     };

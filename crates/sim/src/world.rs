@@ -57,23 +57,23 @@ enum Event {
         packet: Vec<u8>,
     },
     ToWorker {
-        worker: u8,
+        worker: u16,
         from: Place,
         packet: Vec<u8>,
     },
     /// The machine's timer, or nothing if it moved.
     Timer {
-        worker: u8,
+        worker: u16,
     },
     /// The driver has handled what there was, and asks the machine for its answers.
     DrainWorker {
-        worker: u8,
+        worker: u16,
     },
     DrainSwitch {
         switch: Place,
     },
     Submit {
-        worker: u8,
+        worker: u16,
     },
     Ask {
         service: Place,
@@ -86,14 +86,14 @@ enum Event {
         answer: Answer,
     },
     Heartbeat {
-        worker: u8,
+        worker: u16,
     },
     Tick {
         service: Place,
         incarnation: u32,
     },
     WorkerDies {
-        worker: u8,
+        worker: u16,
     },
     ServiceDies {
         service: Place,
@@ -114,7 +114,7 @@ enum Event {
 /// Who sends and receives packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Node {
-    Worker(u8),
+    Worker(u16),
     Switch(Place),
 }
 
@@ -407,11 +407,11 @@ impl<'a> World<'a> {
     }
 
     /// Where a worker's packets to a service go.
-    fn first_hop(&self, worker: u8, service: Place) -> Place {
+    fn first_hop(&self, worker: u16, service: Place) -> Place {
         self.scenario.racks.way(worker).first().map_or(service, |rack| self.rack(*rack))
     }
 
-    fn submit(&mut self, worker: u8) -> Result<(), Violation> {
+    fn submit(&mut self, worker: u16) -> Result<(), Violation> {
         let node = &mut self.nodes[usize::from(worker)];
         let Some(lanes) = node.lanes.as_mut().filter(|_| node.alive) else { return Ok(()) };
         // Tensors go to the lanes in turn, each whole.
@@ -426,7 +426,7 @@ impl<'a> World<'a> {
         self.drain_worker(worker)
     }
 
-    fn drain_worker(&mut self, worker: u8) -> Result<(), Violation> {
+    fn drain_worker(&mut self, worker: u16) -> Result<(), Violation> {
         let now = self.fabric.now;
         let node = &mut self.nodes[usize::from(worker)];
         let Some(machine) = &mut node.lanes else { return Ok(()) };

@@ -50,7 +50,7 @@ impl WorkerJob {
             Self::SwitchMl {
                 config: JobConfig { id, key, generation, workers, slots, elements, .. },
                 ..
-            } => Common { id, key, generation, workers: workers as u16, in_flight: slots, elements },
+            } => Common { id, key, generation, workers, in_flight: slots, elements },
             Self::Atp {
                 config: AtpJobConfig { id, key, generation, workers, window_max, elements, .. },
                 ..
@@ -113,7 +113,7 @@ impl WorkerJob {
         match self {
             Self::SwitchMl { config, place, .. } => {
                 let config = config.check().map_err(invalid)?;
-                if place.0 >= config.workers {
+                if u16::from(place.0) >= config.workers {
                     return Err(invalid(format!("place {} in a job of {} workers", place.0, config.workers)));
                 }
                 Ok(())

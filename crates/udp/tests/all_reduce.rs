@@ -5,7 +5,7 @@ mod common;
 use common::{Cluster, finished};
 use fanin_protocol::{JobAborted, Reason};
 use fanin_udp::{Clock, Failure, Offload, RawTensor, Submission};
-use fanin_wire::{AbortReason, Dtype, Kind, Op, SHARD_OFFSET, WorkerId, packet_bytes};
+use fanin_wire::{AbortReason, Dtype, Kind, Op, Rank, SHARD_OFFSET, packet_bytes};
 use std::net::UdpSocket;
 use std::sync::Arc;
 
@@ -219,17 +219,11 @@ fn an_abort_fails_what_is_outstanding_and_what_comes_later_on_every_shard() {
     let mut first = vec![1i32; 100_000];
     // Worker 1 never contributes.
     let wait = common::submit(&cluster.workers[0], &mut first, Dtype::Int32, Op::Sum);
-    cluster.switch.abort_job(cluster.job.id, AbortReason::Expelled(WorkerId(1)));
-    assert!(matches!(
-        finished(&wait),
-        Err(Failure::Aborted { reason: AbortReason::Expelled(WorkerId(1)), .. })
-    ));
+    cluster.switch.abort_job(cluster.job.id, AbortReason::Expelled(Rank(1)));
+    assert!(matches!(finished(&wait), Err(Failure::Aborted { reason: AbortReason::Expelled(Rank(1)), .. })));
     let mut second = vec![1i32; 10];
     let wait = common::submit(&cluster.workers[0], &mut second, Dtype::Int32, Op::Sum);
-    assert!(matches!(
-        finished(&wait),
-        Err(Failure::Aborted { reason: AbortReason::Expelled(WorkerId(1)), .. })
-    ));
+    assert!(matches!(finished(&wait), Err(Failure::Aborted { reason: AbortReason::Expelled(Rank(1)), .. })));
     assert_eq!(cluster.workers[0].outstanding(), 0);
 }
 

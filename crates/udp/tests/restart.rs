@@ -100,12 +100,12 @@ fn a_job_that_changed_its_shape_cannot_go_on() {
 }
 
 /// ATP's counterpart of a job.
-fn atp_job(id: JobId, workers: u8) -> WorkerJob {
+fn atp_job(id: JobId, workers: u16) -> WorkerJob {
     let config = AtpJobConfig {
         id,
         key: Key(3),
         generation: Generation(2),
-        workers: workers.into(),
+        workers,
         elements: 256,
         window_max: 16,
         aggregators: 0,

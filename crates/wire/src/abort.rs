@@ -1,22 +1,24 @@
 //! The packet that ends a job, with the reason in it.
 
 use crate::preamble::PREAMBLE_BYTES;
-use crate::{Collective, Key, Kind, Preamble, TAG_BYTES, WORKERS_MAX, WireError, WorkerId, bytes_at};
+use crate::{Collective, Key, Kind, Preamble, RANKS_MAX, Rank, TAG_BYTES, WireError, bytes_at};
 
 /// Length of an abort packet in bytes.
-pub const ABORT_BYTES: usize = PREAMBLE_BYTES + 4 + 2 * Collective::BYTES + TAG_BYTES;
+pub const ABORT_BYTES: usize = COLLECTIVES_OFFSET + 2 * Collective::BYTES + TAG_BYTES;
+/// Where the first of the two collectives stands.
+const COLLECTIVES_OFFSET: usize = PREAMBLE_BYTES + 8;
 
-/// Why a job cannot go on. It names who is to blame; [`WorkerId::ALL`] is a rank of an ATP job that has no number here.
+/// Why a job cannot go on. It names the ranks that are to blame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AbortReason {
     /// The worker's heartbeat stopped.
-    Expelled(WorkerId),
+    Expelled(Rank),
     /// Two workers fed unlike tensors into one slot.
     Mismatch {
         /// The worker that came first, and what it is reducing.
-        first: (WorkerId, Collective),
+        first: (Rank, Collective),
         /// The worker that disagreed with it, and what that one is reducing.
-        second: (WorkerId, Collective),
+        second: (Rank, Collective),
     },
     /// The switch is shutting down.
     SwitchStopped,
@@ -41,18 +43,18 @@ impl Abort {
         if packet.len() < ABORT_BYTES {
             return Err(truncated);
         }
-        let [code, a, b, _] = bytes_at(packet, PREAMBLE_BYTES).ok_or(truncated)?;
-        let first = bytes_at(packet, PREAMBLE_BYTES + 4).ok_or(truncated)?;
-        let named = |worker: u8| u32::from(worker) < WORKERS_MAX || worker == WorkerId::ALL.0;
-        if !named(a) || !named(b) {
-            return Err(WireError::Field("worker"));
+        let [code, _, a0, a1, b0, b1, _, _] = bytes_at(packet, PREAMBLE_BYTES).ok_or(truncated)?;
+        let [a, b] = [[a0, a1], [b0, b1]].map(u16::from_le_bytes);
+        if u32::from(a.max(b)) >= RANKS_MAX {
+            return Err(WireError::Field("rank"));
         }
-        let second = bytes_at(packet, PREAMBLE_BYTES + 4 + Collective::BYTES).ok_or(truncated)?;
+        let first = bytes_at(packet, COLLECTIVES_OFFSET).ok_or(truncated)?;
+        let second = bytes_at(packet, COLLECTIVES_OFFSET + Collective::BYTES).ok_or(truncated)?;
         let reason = match code {
-            1 => AbortReason::Expelled(WorkerId(a)),
+            1 => AbortReason::Expelled(Rank(a)),
             2 => AbortReason::Mismatch {
-                first: (WorkerId(a), Collective::parse(first)?),
-                second: (WorkerId(b), Collective::parse(second)?),
+                first: (Rank(a), Collective::parse(first)?),
+                second: (Rank(b), Collective::parse(second)?),
             },
             3 => AbortReason::SwitchStopped,
             _ => return Err(WireError::Field("reason")),
@@ -65,17 +67,25 @@ impl Abort {
     pub fn to_bytes(&self, key: Key) -> [u8; ABORT_BYTES] {
         let mut out = [0; ABORT_BYTES];
         out[..PREAMBLE_BYTES].copy_from_slice(&self.preamble.to_bytes());
-        let at = PREAMBLE_BYTES;
-        match self.reason {
-            AbortReason::Expelled(worker) => out[at..at + 2].copy_from_slice(&[1, worker.0]),
-            AbortReason::Mismatch { first, second } => {
-                out[at..at + 3].copy_from_slice(&[2, first.0.0, second.0.0]);
-                let (one, two) = (at + 4, at + 4 + Collective::BYTES);
-                out[one..two].copy_from_slice(&first.1.to_bytes());
-                out[two..two + Collective::BYTES].copy_from_slice(&second.1.to_bytes());
+        let mut name = |at: usize, rank: Rank| {
+            out[PREAMBLE_BYTES + at..][..2].copy_from_slice(&rank.0.to_le_bytes());
+        };
+        let code = match self.reason {
+            AbortReason::Expelled(rank) => {
+                name(2, rank);
+                1
             }
-            AbortReason::SwitchStopped => out[at] = 3,
-        }
+            AbortReason::Mismatch { first, second } => {
+                name(2, first.0);
+                name(4, second.0);
+                let collectives = [first.1, second.1].map(Collective::to_bytes);
+                let bytes = collectives.as_flattened();
+                out[COLLECTIVES_OFFSET..][..bytes.len()].copy_from_slice(bytes);
+                2
+            }
+            AbortReason::SwitchStopped => 3,
+        };
+        out[PREAMBLE_BYTES] = code;
         key.seal(&mut out);
         out
     }

@@ -2,7 +2,7 @@
 
 use siphasher::sip::SipHasher13;
 
-use crate::{ABORT_BYTES, Flags, GRADIENT_HEADER_BYTES, GradientHeader, Kind, SLOT_HEADER_BYTES, WorkerId};
+use crate::{ABORT_BYTES, Flags, GRADIENT_HEADER_BYTES, GradientHeader, Kind, Rank, SLOT_HEADER_BYTES};
 
 /// Length of the tag that ends the header of every packet.
 pub const TAG_BYTES: usize = 8;
@@ -33,8 +33,8 @@ impl Key {
 
     /// What a rank shows in its control calls, to be taken for this rank of the job.
     #[must_use]
-    pub fn secret_of(self, rank: WorkerId) -> u64 {
-        self.hash(&[rank.0])
+    pub fn secret_of(self, rank: Rank) -> u64 {
+        self.hash(&rank.0.to_le_bytes())
     }
 
     /// What the ranks of a job show when their switch forgot it: the same for all of them, and known to nobody else.

@@ -23,7 +23,7 @@ pub use gradient::{
     CHILDREN_MAX, Directions, FRAGMENT_ELEMENTS, Flags, GRADIENT_HEADER_BYTES, GradientHeader,
     GradientPacket, LEVELS_MAX, fragment_elements_for_mtu, fragment_packet_bytes,
 };
-pub use ids::{Generation, JobId, ShardId, SlotIndex, WORKERS_MAX, WorkerId};
+pub use ids::{Generation, JobId, PLACES_MAX, RANKS_MAX, Rank, ShardId, SlotIndex, WorkerId};
 pub use key::{Key, TAG_BYTES};
 pub use preamble::{Kind, MAGIC, PREAMBLE_BYTES, Preamble, SHARD_OFFSET, VERSION};
 pub use slot::{

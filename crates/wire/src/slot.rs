@@ -134,7 +134,7 @@ pub enum Op {
     Average = 2,
 }
 
-/// Whose elements are added, and who gets the sum. A root is one worker of the job.
+/// Whose elements are added, and who gets the sum. A root is one worker of a job that has one switch alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pattern {
     /// Everybody's, for everybody.
@@ -205,7 +205,7 @@ impl Operation {
     }
 }
 
-const _: () = assert!(crate::WORKERS_MAX <= Operation::REDUCE_SUM as u32, "a root has six bits");
+const _: () = assert!(crate::PLACES_MAX <= Operation::REDUCE_SUM as u32, "a root has six bits");
 
 /// What all workers must agree on before their numbers may be added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -272,21 +272,18 @@ fn abort_packets_are_the_golden_bytes_both_ways() {
     let short = Collective { elements: 100, ..header().collective };
     let long = Collective { elements: 200, dtype: Dtype::Float32, ..short };
     for (name, reason) in [
-        ("abort_expelled", AbortReason::Expelled(WorkerId(9))),
-        (
-            "abort_mismatch",
-            AbortReason::Mismatch { first: (WorkerId(0), short), second: (WorkerId(5), long) },
-        ),
+        ("abort_expelled", AbortReason::Expelled(Rank(9))),
+        ("abort_mismatch", AbortReason::Mismatch { first: (Rank(0), short), second: (Rank(5), long) }),
         (
             "abort_mismatch_of_wire_dtypes",
             AbortReason::Mismatch {
-                first: (WorkerId(0), short),
-                second: (WorkerId(5), Collective { wire_dtype: WireDtype::Bfloat16, ..short }),
+                first: (Rank(0), short),
+                second: (Rank(5), Collective { wire_dtype: WireDtype::Bfloat16, ..short }),
             },
         ),
         (
             "abort_mismatch_of_ranks",
-            AbortReason::Mismatch { first: (WorkerId(63), short), second: (WorkerId::ALL, long) },
+            AbortReason::Mismatch { first: (Rank(63), short), second: (Rank(4095), long) },
         ),
         ("abort_switch_stopped", AbortReason::SwitchStopped),
     ] {
@@ -418,8 +415,13 @@ fn a_frame_of_1500_carries_336_elements_of_a_fragment_and_one_of_9000_carries_20
 fn only_the_key_of_its_job_makes_a_header_authentic() {
     for (name, packet) in golden() {
         assert!(KEY.authenticates(&packet), "{name}");
-        let header =
-            if packet[3] == Kind::Gradient as u8 { GRADIENT_HEADER_BYTES } else { SLOT_HEADER_BYTES };
+        const GRADIENT: u8 = Kind::Gradient as u8;
+        const ABORT: u8 = Kind::Abort as u8;
+        let header = match packet[3] {
+            GRADIENT => GRADIENT_HEADER_BYTES,
+            ABORT => ABORT_BYTES,
+            _ => SLOT_HEADER_BYTES,
+        };
         assert_eq!(packet.len().min(header), header);
         for length in 0..header {
             assert!(!KEY.authenticates(&packet[..length]), "{name}: {length} bytes of it");
@@ -428,7 +430,7 @@ fn only_the_key_of_its_job_makes_a_header_authentic() {
             let mut forged = packet.clone();
             forged[bit / 8] ^= 1 << (bit % 8);
             // A queue on the way may set the one; with another kind the tag stands elsewhere.
-            let is_ecn = packet[3] == Kind::Gradient as u8 && bit == 8 * GradientHeader::FLAGS_OFFSET + 2;
+            let is_ecn = packet[3] == GRADIENT && bit == 8 * GradientHeader::FLAGS_OFFSET + 2;
             assert_eq!(KEY.authenticates(&forged), is_ecn, "{name}: bit {bit}");
         }
         let other = Key(KEY.0 ^ 1 << 127);

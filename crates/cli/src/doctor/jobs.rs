@@ -37,7 +37,7 @@ fn incomplete(job: &JobStatus, switch: &str) -> Option<Finding> {
     match &job.state {
         JobStatusState::Running { .. } => None,
         JobStatusState::Gathering { present } => {
-            let missing = Ranks::all(job.world_size).without(*present);
+            let missing = Ranks::all(job.world_size).without(present);
             let ranks = if missing.len() == 1 { "rank" } else { "ranks" };
             Some(Finding::warning(
                 Check::Jobs,
@@ -64,7 +64,7 @@ mod tests {
     use super::super::finding::Verdict;
     use super::*;
     use fanin_protocol::control::Protocol;
-    use fanin_wire::{AbortReason, JobId, WorkerId};
+    use fanin_wire::{AbortReason, JobId, Rank};
 
     fn status(states: Vec<JobStatusState>) -> SwitchStatus {
         let job = |state| JobStatus { name: "gpt".into(), world_size: 4, state };
@@ -83,8 +83,8 @@ mod tests {
 
     #[test]
     fn a_gathering_job_names_the_ranks_that_it_lacks() {
-        let gathering = JobStatusState::Gathering { present: Ranks(0b0101) };
-        let aborted = JobStatusState::Aborted { job: JobId(1), reason: AbortReason::Expelled(WorkerId(2)) };
+        let gathering = JobStatusState::Gathering { present: Ranks::from([0, 2]) };
+        let aborted = JobStatusState::Aborted { job: JobId(1), reason: AbortReason::Expelled(Rank(2)) };
         let findings = jobs(&status(vec![gathering, aborted]), "box:4800");
         assert_eq!(findings[0].message, "job \"gpt\" has 2 of 4 ranks and waits for ranks 1 and 3 to join");
         assert!(findings[1].message.ends_with("was aborted: rank 2 was lost"), "{}", findings[1].message);

@@ -12,7 +12,7 @@ use fanin_wire::{WireDtype, packet_bytes};
 use super::finding::{Check, Finding};
 
 /// Ranks that a switch's buffer is judged for.
-const RANKS: u8 = 8;
+const RANKS: u16 = 8;
 
 /// What a job's window is computed from, as the switch does it.
 pub(super) struct Window {
@@ -25,7 +25,7 @@ pub(super) struct Window {
 impl Window {
     /// Bytes of receive buffer that keep `ranks` windows from being lost, or cut: double, since the kernel counts its own
     /// bookkeeping against the buffer (see `pool_slots`).
-    fn buffer_bytes(&self, ranks: u8) -> usize {
+    fn buffer_bytes(&self, ranks: u16) -> usize {
         let slots = pool_slots(&control::Path {
             rate_bps: self.rate_bps.unwrap_or(RATE_DEFAULT_BPS),
             rtt: self.rtt,

@@ -6,7 +6,9 @@ use fanin_protocol::atp::Hashing;
 use fanin_protocol::control::{Protocol, Ranks, Refusal};
 use fanin_protocol::switchml::JobConfig;
 use fanin_udp::WorkerJob;
-use fanin_wire::{Directions, Generation, JobId, Key, LEVELS_MAX, ShardId, SlotIndex, VERSION, WorkerId};
+use fanin_wire::{
+    Directions, Generation, JobId, Key, LEVELS_MAX, Rank, ShardId, SlotIndex, VERSION, WorkerId,
+};
 
 use super::config::{ServiceConfig, SessionConfig};
 use super::connection::{Connection, explain};
@@ -135,7 +137,7 @@ pub(super) async fn join(
             let taken = taken(admission, &switch, config);
             if taken.is_err() {
                 // The others would wait for this rank until it has been silent for long.
-                leave(connection, (job, key), WorkerId(config.rank as u8)).await;
+                leave(connection, (job, key), Rank(config.rank as u16)).await;
             }
             taken
         }
@@ -164,7 +166,7 @@ fn taken(
     switch: &str,
     config: &SessionConfig,
 ) -> Result<Admitted, SessionError> {
-    let mut admitted = Admitted::new(admission, WorkerId(config.rank as u8))
+    let mut admitted = Admitted::new(admission, Rank(config.rank as u16))
         .map_err(|malformed: Malformed| not_a_switch(switch, malformed.to_string()))?;
     if let WorkerJob::Atp { config: job, .. } = &mut admitted.job {
         job.congestion_control = config.congestion_control; // nobody else need know
@@ -188,7 +190,7 @@ fn not_a_switch(switch: &str, cause: String) -> SessionError {
 }
 
 /// Tells the switch that a rank is done, if it listens.
-pub(super) async fn leave(connection: &mut Connection, (job, key): (JobId, Key), rank: WorkerId) {
+pub(super) async fn leave(connection: &mut Connection, (job, key): (JobId, Key), rank: Rank) {
     let secret = key.secret_of(rank);
     let message = proto::LeaveRequest { job_id: job.0, rank: rank.0.into(), passed_on: 0, secret };
     let left = tokio::time::timeout(FAREWELL, connection.client.leave(message)).await;
@@ -208,8 +210,8 @@ async fn missing(
     };
     let status = SwitchStatus::try_from(reply.into_inner());
     let of_job = |status: SwitchStatus| {
-        status.jobs.iter().find_map(|job| match job.state {
-            JobStatusState::Gathering { present } => Some(Ranks::all(job.world_size).without(present)),
+        status.jobs.into_iter().find_map(|job| match job.state {
+            JobStatusState::Gathering { present } => Some(Ranks::all(job.world_size).without(&present)),
             _ => None,
         })
     };
@@ -218,7 +220,7 @@ async fn missing(
 
 impl Admitted {
     /// What a rank was told.
-    fn new(admission: proto::Admission, rank: WorkerId) -> Result<Self, Malformed> {
+    fn new(admission: proto::Admission, rank: Rank) -> Result<Self, Malformed> {
         let heartbeat_timeout = Duration::from_millis(admission.heartbeat_timeout_ms);
         if heartbeat_timeout.is_zero() {
             return Err(Malformed("heartbeat_timeout_ms"));
@@ -239,7 +241,7 @@ impl Admitted {
 fn switch_ml_admission(
     admission: &proto::Admission,
     own: &proto::admission::SwitchMl,
-    rank: WorkerId,
+    rank: Rank,
 ) -> Result<(WorkerJob, usize, Vec<Vec<SlotIndex>>), Malformed> {
     let config = JobConfig {
         id: JobId(admission.job_id),
@@ -266,7 +268,7 @@ fn switch_ml_admission(
         return Err(Malformed("restore"));
     }
     let place = match admission.route.as_ref().map(|route| &route.protocol) {
-        None => rank,
+        None => WorkerId(narrow(rank.0.into(), "rank")?),
         // Every rack on the way took itself off.
         Some(Some(proto::route::Protocol::Switchml(route))) if route.racks.is_empty() => {
             WorkerId(narrow(route.place, "place")?)

@@ -5,7 +5,7 @@ use std::time::Duration;
 use fanin_protocol::RetransmissionConfig;
 use fanin_protocol::control::Protocol;
 use fanin_udp::HostThreads;
-use fanin_wire::{WireDtype, WorkerId};
+use fanin_wire::{Rank, WireDtype};
 
 use super::split::Prediction;
 use super::trace::TraceConfig;
@@ -23,7 +23,7 @@ pub struct ServiceConfig {
     /// The rank in whose process it is, if it is in one's.
     pub host: Option<u32>,
     /// That rank among those of the session: slices of its go through this service.
-    pub home: Option<WorkerId>,
+    pub home: Option<Rank>,
     /// A fingerprint of all services' shares and hosts and of this one's place among them, which all ranks must agree on; zero where it is alone.
     pub plan: u64,
 }
@@ -54,7 +54,7 @@ impl ServiceConfig {
             share,
             rate_bps,
             host,
-            home: host.and_then(|rank: u32| u8::try_from(rank).ok()).map(WorkerId),
+            home: host.and_then(|rank: u32| u16::try_from(rank).ok()).map(Rank),
             plan: fingerprint(index),
         };
         services.into_iter().enumerate().map(with_plan).collect()

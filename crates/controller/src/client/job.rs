@@ -8,7 +8,7 @@ use fanin_local::{Done, Group, LocalConfig, LocalError, LocalSum, MemoryError, N
 use fanin_protocol::WorkerStatistics;
 use fanin_protocol::control::Ranks;
 use fanin_udp::{CollectiveKind, Failure, IoStatistics, Submission};
-use fanin_wire::{Collective, Op, Pattern, WORKERS_MAX, WireDtype, WorkerId};
+use fanin_wire::{Collective, Op, Pattern, RANKS_MAX, Rank, WireDtype, WorkerId};
 
 use super::config::SessionConfig;
 use super::session::{Cancel, Session};
@@ -119,7 +119,7 @@ fn hear(memory: &SharedMemory, cancel: &Cancel) -> Result<bool, SessionError> {
 
 fn no_memory(error: MemoryError) -> SessionError {
     match error {
-        MemoryError::Lost { rank } => SessionError::RankLost { rank: WorkerId(rank as u8) },
+        MemoryError::Lost { rank } => SessionError::RankLost { rank: Rank(rank as u16) },
         error => {
             SessionError::Local { what: "sharing memory with this machine's ranks", cause: error.to_string() }
         }
@@ -402,7 +402,7 @@ fn of_column(
     for service in &mut config.services {
         service.home = service.home.and_then(|rank| {
             let machine = of_rank.get(usize::from(rank.0)).copied();
-            machine.map(|machine| WorkerId(machine as u8))
+            machine.map(|machine| Rank(machine as u16))
         });
         service.rate_bps = service.rate_bps.map(|rate| (rate / columns as u64).max(1));
     }
@@ -430,12 +430,12 @@ impl Network for Machines {
 }
 
 impl Column {
-    fn of(&self, machine: WorkerId) -> WorkerId {
+    fn of(&self, machine: Rank) -> Rank {
         // A machine that is none of the job's keeps its number: the services made it up.
-        self.0.get(usize::from(machine.0)).map_or(machine, |rank| WorkerId(*rank as u8))
+        self.0.get(usize::from(machine.0)).map_or(machine, |rank| Rank(*rank as u16))
     }
 
-    fn ranks(&self, machines: Ranks) -> Ranks {
+    fn ranks(&self, machines: &Ranks) -> Ranks {
         ranks(machines.iter().map(|machine| self.of(machine).0.into()))
     }
 
@@ -452,11 +452,11 @@ impl Column {
                 second: (self.of(second.0), second.1),
             },
             SessionError::JoinTimeout { switch, job, missing_ranks, waited } => {
-                SessionError::JoinTimeout { switch, job, missing_ranks: self.ranks(missing_ranks), waited }
+                SessionError::JoinTimeout { switch, job, missing_ranks: self.ranks(&missing_ranks), waited }
             }
             SessionError::AllReduceTimeout { missing_ranks, waited, switch, tensor } => {
                 SessionError::AllReduceTimeout {
-                    missing_ranks: self.ranks(missing_ranks),
+                    missing_ranks: self.ranks(&missing_ranks),
                     waited,
                     switch,
                     tensor,
@@ -482,7 +482,7 @@ impl Column {
 
 /// Those that a set of ranks can hold.
 fn ranks(ranks: impl IntoIterator<Item = u32>) -> Ranks {
-    ranks.into_iter().filter(|rank| *rank < WORKERS_MAX).map(|rank| WorkerId(rank as u8)).collect()
+    ranks.into_iter().filter(|rank| *rank < RANKS_MAX).map(|rank| Rank(rank as u16)).collect()
 }
 
 /// What a failure of the ranks of a machine is to `tensor`.
@@ -491,7 +491,7 @@ fn cause(failure: &Failure, wire_dtype: WireDtype, tensor: Tensor, switch: &str)
     if let Some(error) = cause.downcast_ref::<SessionError>() {
         return error.clone();
     }
-    let rank = |rank: u32| WorkerId(rank as u8);
+    let rank = |rank: u32| Rank(rank as u16);
     match cause.downcast_ref::<LocalError>() {
         Some(LocalError::Lost { rank: lost }) => SessionError::RankLost { rank: rank(*lost) },
         Some(LocalError::Left { rank: left }) => SessionError::RankLeft { rank: rank(*left) },

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fanin_protocol::control::Ranks;
-use fanin_wire::WorkerId;
+use fanin_wire::Rank;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
@@ -107,16 +107,19 @@ impl Oversight {
             let awaited = self.awaited().await;
             if !awaited.is_empty() {
                 let rank = self.shared.rank.0;
-                say(rank, &still_waiting(stands, awaited, &oldest.tensor, self.shared.timeout()));
+                say(rank, &still_waiting(stands, &awaited, &oldest.tensor, self.shared.timeout()));
             }
         }
-        let left = self.shared.lanes().fold(Ranks::default(), |left, lane| left.and(lane.left));
+        let mut left = Ranks::default();
+        for lane in self.shared.lanes() {
+            left.extend(lane.left.iter());
+        }
         if left.is_empty() || now < self.progress.blame {
             return Ok(());
         }
         // A rank that left after it gave all it owed is not to blame: only one that a slot waits for.
         let awaited = self.awaited().await;
-        let to_blame: Option<WorkerId> = awaited.iter().find(|rank| left.contains(*rank));
+        let to_blame: Option<Rank> = awaited.iter().find(|rank| left.contains(*rank));
         self.progress.blame = now + STANDSTILL;
         to_blame.map_or(Ok(()), |rank| Err(SessionError::RankLeft { rank }))
     }
@@ -140,14 +143,14 @@ impl Oversight {
         }
         let mut awaited = Ranks::default();
         while let Some(answer) = asked.join_next().await {
-            awaited = awaited.and(answer.ok().flatten().unwrap_or_default());
+            awaited.extend(answer.ok().flatten().unwrap_or_default().iter());
         }
         awaited
     }
 }
 
 /// What is said of an all-reduce that waits for ranks of which the switch knows that they live.
-fn still_waiting(stands: Duration, awaited: Ranks, tensor: &Tensor, timeout: Duration) -> String {
+fn still_waiting(stands: Duration, awaited: &Ranks, tensor: &Tensor, timeout: Duration) -> String {
     format!(
         "waiting for {} in {tensor} for {} s; connected but silent: stopped, or busy elsewhere? (timeout {} s)",
         named(awaited),

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use fanin_protocol::WorkerStatistics;
 use fanin_udp::{IoStatistics, Service, WorkerConfig, WorkerDriver, WorkerJob};
-use fanin_wire::{Op, WorkerId, packet_bytes};
+use fanin_wire::{Op, Rank, packet_bytes};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
@@ -211,7 +211,7 @@ async fn all_reduce(connection: &mut Connection, patience: Duration) -> Result<P
     };
     let admitted = join(connection, &config, &config.services[0], patience, None).await?;
     let report = sum(connection, &config, &admitted, patience).await;
-    leave(connection, admitted.job.identity(), WorkerId(0)).await;
+    leave(connection, admitted.job.identity(), Rank(0)).await;
     report
 }
 
@@ -253,7 +253,7 @@ async fn sum(
     };
     let member = Member {
         switch: connection.switch.clone(),
-        rank: WorkerId(0),
+        rank: Rank(0),
         heartbeat_timeout: admitted.heartbeat_timeout,
     };
     let sum = match outcome {
@@ -309,7 +309,7 @@ impl Pulse {
         let message = HeartbeatRequest {
             job_id: self.job.id().0,
             generation: self.job.generation().0.into(),
-            secret: self.job.key().secret_of(WorkerId(0)),
+            secret: self.job.key().secret_of(Rank(0)),
             ..HeartbeatRequest::default()
         };
         let began = Instant::now();

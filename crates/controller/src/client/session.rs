@@ -10,7 +10,7 @@ use fanin_udp::{
     Clock, CollectiveKind, Failure, IoStatistics, PartTimes, Service, Submission, WorkerConfig, WorkerDriver,
     WorkerJob,
 };
-use fanin_wire::WorkerId;
+use fanin_wire::{Rank, WorkerId};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::task::{JoinHandle, JoinSet};
@@ -133,14 +133,14 @@ impl Session {
         // First of all: a run whose timeline was asked for should not begin without one.
         let trace = trace.transpose()?;
         let mut joined = admissions(&config).await?;
-        // The services admitted the rank, so it is below 64.
-        let rank = WorkerId(config.rank as u8);
+        // The services admitted the rank, so that it fits.
+        let rank = Rank(config.rank as u16);
         let services = joined.iter().zip(&config.services).map(|((connection, admitted), service)| Service {
             job: admitted.job,
             switch: connection.address,
             shards: admitted.shards,
             share: service.share,
-            home: service.home,
+            home: service.home.and_then(|rank| u8::try_from(rank.0).ok()).map(WorkerId),
         });
         let driver = WorkerDriver::start(WorkerConfig {
             services: services.collect(),
@@ -359,14 +359,14 @@ async fn admissions(config: &SessionConfig) -> Result<Vec<(Connection, Admitted)
         // Those that are under way give the places back when they are dropped.
         joining.shutdown().await;
         let mut joined: Vec<_> = joined.into_iter().map(|(_, admitted)| admitted).collect();
-        leave_all(&mut joined, WorkerId(config.rank as u8)).await;
+        leave_all(&mut joined, Rank(config.rank as u16)).await;
         return Err(error);
     }
     joined.sort_by_key(|(index, _)| *index);
     Ok(joined.into_iter().map(|(_, admitted)| admitted).collect())
 }
 
-async fn leave_all(joined: &mut [(Connection, Admitted)], rank: WorkerId) {
+async fn leave_all(joined: &mut [(Connection, Admitted)], rank: Rank) {
     for (connection, admitted) in joined {
         leave(connection, admitted.job.identity(), rank).await;
     }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use fanin_protocol::control::Ranks;
 use fanin_udp::{Failure, WorkerDriver, WorkerJob};
-use fanin_wire::WorkerId;
+use fanin_wire::Rank;
 
 use super::config::SessionConfig;
 use super::connection::Connection;
@@ -18,7 +18,7 @@ use crate::error::Member;
 /// One rank of a job, as long as it takes part.
 pub(super) struct Shared {
     pub config: SessionConfig,
-    pub rank: WorkerId,
+    pub rank: Rank,
     /// What it is at each service.
     pub members: Arc<[Member]>,
     /// Of each service.
@@ -61,7 +61,7 @@ impl Shared {
         };
         Self {
             // Every service admitted the rank, so it is below 64.
-            rank: WorkerId(config.rank as u8),
+            rank: Rank(config.rank as u16),
             members: members.into(),
             lanes: joined.into_iter().map(lane).map(Mutex::new).collect(),
             timeout_ns: AtomicU64::new(nanoseconds(config.timeout)),

@@ -1,6 +1,6 @@
 //! What a rank tells its services for people who ask them: how the job is shared, where the rank is, and how it fares.
 
-use fanin_wire::WorkerId;
+use fanin_wire::Rank;
 
 use super::config::{ServiceConfig, SessionConfig};
 use super::connection::Connection;
@@ -54,7 +54,7 @@ pub struct Place {
 #[derive(Clone, Debug, PartialEq)]
 pub struct MemberStatus {
     /// Its number at the service.
-    pub rank: WorkerId,
+    pub rank: Rank,
     /// Where it is.
     pub place: Place,
     /// What a byte of large tensors took of late as it travels, from a tensor's submission or the end of the one before: a median.
@@ -124,7 +124,7 @@ impl TryFrom<proto::job::Member> for MemberStatus {
     fn try_from(told: proto::job::Member) -> Result<Self, Malformed> {
         let proto::Place { machine, name, address, ranks } = told.place.unwrap_or_default();
         Ok(Self {
-            rank: WorkerId(narrow(told.rank, "rank")?),
+            rank: Rank(narrow(told.rank, "rank")?),
             place: Place { machine, name, address, ranks },
             seconds_per_byte: told.seconds_per_byte,
             imbalance: told.imbalance,

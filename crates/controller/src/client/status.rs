@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use fanin_protocol::control::{Protocol, Ranks};
-use fanin_wire::{AbortReason, Generation, JobId, WireDtype, WorkerId};
+use fanin_wire::{AbortReason, Generation, JobId, RANKS_MAX, Rank, WireDtype};
 
 use super::connection::{Connection, no_status};
 use super::split::{MemberStatus, Split};
 use crate::SessionError;
-use crate::convert::{Malformed, narrow, protocol, wire_dtype};
+use crate::convert::{Malformed, narrow, protocol, ranks, wire_dtype};
 use crate::proto;
 
 /// What a switch does.
@@ -66,7 +66,7 @@ pub struct JobStatus {
     /// Its name.
     pub name: String,
     /// Its ranks.
-    pub world_size: u8,
+    pub world_size: u16,
     /// What it does.
     pub state: JobStatusState,
 }
@@ -94,7 +94,7 @@ pub enum JobStatusState {
         /// Slots, or ATP's fragments, that gather contributions now, over all shards.
         in_use: u32,
         /// Ranks that they wait for, and how many of them.
-        waiting_for: Vec<(WorkerId, u32)>,
+        waiting_for: Vec<(Rank, u32)>,
         /// Exchanges completed.
         completed: u64,
         /// Contributions that came again.
@@ -181,7 +181,9 @@ impl TryFrom<proto::Job> for JobStatus {
     fn try_from(job: proto::Job) -> Result<Self, Malformed> {
         use proto::job::State;
         let state = match job.state.ok_or(Malformed("state"))? {
-            State::Gathering(gathering) => JobStatusState::Gathering { present: Ranks(gathering.present) },
+            State::Gathering(gathering) => {
+                JobStatusState::Gathering { present: ranks(&gathering.present, "present")? }
+            }
             State::Running(running) => JobStatusState::Running {
                 job: JobId(running.job_id),
                 generation: Generation(narrow(running.generation, "generation")?),
@@ -189,14 +191,14 @@ impl TryFrom<proto::Job> for JobStatus {
                 elements: narrow(running.elements, "elements")?,
                 wire_dtype: wire_dtype(running.wire_dtype)?,
                 in_use: running.in_use,
-                waiting_for: (0..64)
-                    .map(WorkerId)
+                waiting_for: (0..RANKS_MAX as u16)
+                    .map(Rank)
                     .zip(running.waiting_for)
                     .filter(|(_, waiting)| *waiting > 0)
                     .collect(),
                 completed: running.completed,
                 retransmitted: running.retransmitted,
-                left: Ranks(running.left),
+                left: ranks(&running.left, "left")?,
                 aggregations: running.aggregations,
                 collisions: running.collisions,
                 split: running.split.map(|told| {

@@ -11,19 +11,19 @@ const PACKETS_MIN: u64 = 20_000;
 const SENT_AGAIN_MAX: u64 = 50;
 
 /// Says that the switch restarted.
-pub(super) fn switch_restarted(rank: u8, switch: &str) {
+pub(super) fn switch_restarted(rank: u16, switch: &str) {
     static ONCE: Once = Once::new();
     let text = || format!("switch {switch} restarted; the ranks join again and go on where they were");
     ONCE.call_once(|| say(rank, &text()));
 }
 
 /// Says that another service does what one did that is gone.
-pub(super) fn taken_over(rank: u8, switch: &str, by: &str) {
+pub(super) fn taken_over(rank: u16, switch: &str, by: &str) {
     say(rank, &format!("switch {switch} is gone; {by} sums its share as well from now on"));
 }
 
 /// Says that many packets were sent again, once they are many.
-pub(super) fn packets_lost(rank: u8, switch: &str, statistics: &WorkerStatistics) {
+pub(super) fn packets_lost(rank: u16, switch: &str, statistics: &WorkerStatistics) {
     static ONCE: Once = Once::new();
     if let Some(percent) = sent_again_percent(statistics.packets_sent, statistics.retransmissions) {
         let text = || {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fanin_protocol::control::{Protocol, Ranks, Refusal};
-use fanin_wire::{AbortReason, WorkerId};
+use fanin_wire::{AbortReason, Rank};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
@@ -14,6 +14,7 @@ use super::connection::{Connection, RETRY, explain, was_refused};
 use super::presence::News;
 use super::shared::Shared;
 use super::warnings;
+use crate::convert::ranks;
 use crate::error::Member;
 use crate::proto::heartbeat_reply::State;
 use crate::proto::{HeartbeatReply, HeartbeatRequest};
@@ -196,7 +197,7 @@ impl Watch {
     }
 
     /// A rank that has left, as some service knows.
-    fn left(&self) -> Option<WorkerId> {
+    fn left(&self) -> Option<Rank> {
         self.shared.lanes().find_map(|lane| lane.left.iter().next())
     }
 
@@ -390,7 +391,10 @@ pub(super) fn lost(switch: &str, gone: Duration, cause: &str) -> SessionError {
 /// What a reply of the switch means.
 fn pulse(reply: HeartbeatReply) -> Pulse {
     match reply.state {
-        Some(State::Alive(alive)) => Pulse::Alive { left: Ranks(alive.left) },
+        Some(State::Alive(alive)) => match ranks(&alive.left, "left") {
+            Ok(left) => Pulse::Alive { left },
+            Err(malformed) => Pulse::Unreachable(malformed.to_string()),
+        },
         Some(State::Unknown(_)) => Pulse::Forgotten { switch_instance: reply.switch_instance },
         Some(State::Aborted(reason)) => match reason.try_into() {
             Ok(reason) => Pulse::Aborted(reason),

@@ -14,7 +14,7 @@ use fanin_protocol::control::{
     JoinDecision, JoinRequest, Pool, Protocol, Rack, Ranks, Refusal, Registry, RegistryConfig, Ticket,
 };
 use fanin_udp::ThreadEnded;
-use fanin_wire::{AbortReason, Generation, JobId, WorkerId};
+use fanin_wire::{AbortReason, Generation, JobId, Rank};
 use tokio::sync::{oneshot, watch};
 
 use crate::proto;
@@ -29,7 +29,7 @@ use super::told::{Measured, Told, Word};
 const OF_ONE_ADDRESS: u32 = 2;
 
 /// What a waiting rank is told.
-pub(super) type Outcome = Result<Admission, NotAdmitted>;
+pub(super) type Outcome = Result<Arc<Admission>, NotAdmitted>;
 
 /// Why a rank is not admitted.
 #[derive(Clone, Debug)]
@@ -71,7 +71,7 @@ pub(super) enum Joined<'a> {
 
 /// A rank's stream, as it begins.
 pub(super) struct Attending {
-    pub rank: WorkerId,
+    pub rank: Rank,
     /// How the job is.
     pub reply: HeartbeatReply,
     /// What follows, while it runs.
@@ -91,7 +91,7 @@ pub(super) struct Stays {
 #[derive(Clone, Debug)]
 pub(super) struct JobSnapshot {
     pub name: String,
-    pub world_size: u8,
+    pub world_size: u16,
     pub state: JobState,
 }
 
@@ -122,7 +122,7 @@ struct State {
     /// How each running job is, for the streams of its ranks.
     news: HashMap<JobId, watch::Sender<HeartbeatReply>>,
     /// The stream that each of their ranks has now: another one takes its place, and so ends it.
-    streams: HashMap<JobId, BTreeMap<WorkerId, oneshot::Sender<()>>>,
+    streams: HashMap<JobId, BTreeMap<Rank, oneshot::Sender<()>>>,
 }
 
 impl Jobs {
@@ -195,9 +195,9 @@ impl Jobs {
                     Err(reason) => reason,
                 };
                 tracing::warn!(job, world_size, ?reason, "a job is not admitted");
-                state.count_refusal(reason);
+                state.count_refusal(&reason);
                 for other in tickets.into_iter().filter(|other| *other != ticket) {
-                    state.answer(other, Err(NotAdmitted::Refused(reason)));
+                    state.answer(other, Err(NotAdmitted::Refused(reason.clone())));
                 }
                 Joined::Done(Err(NotAdmitted::Refused(reason)))
             }
@@ -207,12 +207,12 @@ impl Jobs {
                 state.waiting.insert(ticket, sender);
                 // After the job itself: the data path may not know it yet.
                 let state = Arc::clone(&self.state);
-                self.errands.send(move |_| lock(&state).answer(ticket, Ok(admission)));
+                self.errands.send(move |_| lock(&state).answer(ticket, Ok(Arc::new(admission))));
                 Joined::Waiting(Seat { jobs: self, ticket, outcome })
             }
             JoinDecision::Refused { reason } => {
                 tracing::warn!(job, rank, world_size, %reason, "a rank is refused");
-                state.count_refusal(reason);
+                state.count_refusal(&reason);
                 Joined::Done(Err(NotAdmitted::Refused(reason)))
             }
         }
@@ -234,7 +234,8 @@ impl Jobs {
                         wire_dtype = admission.wire_dtype.name(),
                         "a job runs"
                     );
-                    Ok(admission)
+                    // What is in it grows with the ranks, and each of them waits for an answer.
+                    Ok(Arc::new(admission))
                 }
                 Err(error) => {
                     tracing::warn!(job = name, %error, "the data path has no room for a job");
@@ -254,9 +255,9 @@ impl Jobs {
     /// A rank that was admitted tells of the job and of itself.
     pub fn tell(&self, job: JobId, rank: u32, word: Word) {
         let mut state = self.lock();
-        // It may have ended since. The registry admits none that a bitmap does not hold.
-        if let (true, Ok(rank)) = (state.news.contains_key(&job), u8::try_from(rank)) {
-            state.told.entry(job).or_default().joined(WorkerId(rank), word);
+        // It may have ended since.
+        if let (true, Ok(rank)) = (state.news.contains_key(&job), u16::try_from(rank)) {
+            state.told.entry(job).or_default().joined(Rank(rank), word);
         }
     }
 
@@ -264,7 +265,7 @@ impl Jobs {
     pub fn heartbeat(
         &self,
         job: JobId,
-        rank: WorkerId,
+        rank: Rank,
         generation: Generation,
         secret: u64,
         measured: Measured,
@@ -272,7 +273,7 @@ impl Jobs {
         let mut state = self.lock();
         let reply = state.registry.heartbeat(self.now(), job, rank, generation, secret);
         let reply = state.allowed(job, reply)?;
-        if let HeartbeatReply::Alive { left } = reply
+        if let HeartbeatReply::Alive { left } = &reply
             && !left.contains(rank)
         {
             // Of a rank that the job has, so that no more can be entered than there are ranks.
@@ -285,7 +286,7 @@ impl Jobs {
     pub fn attend(
         &self,
         job: JobId,
-        rank: WorkerId,
+        rank: Rank,
         generation: Generation,
         secret: u64,
     ) -> Result<Attending, Denied> {
@@ -308,7 +309,7 @@ impl Jobs {
     }
 
     /// What those on a rank's way need to serve a job that runs here; `None` where there is nobody who would.
-    pub fn route(&self, job: JobId, rank: WorkerId) -> Option<proto::Route> {
+    pub fn route(&self, job: JobId, rank: Rank) -> Option<proto::Route> {
         let state = self.lock();
         let limits = state.registry.config();
         let (key, protocol) = match limits.protocol {
@@ -349,7 +350,7 @@ impl Jobs {
         self.lock().told.get(&job).cloned().unwrap_or_default()
     }
 
-    pub fn leave(&self, job: JobId, rank: WorkerId, secret: u64) -> Result<(), Denied> {
+    pub fn leave(&self, job: JobId, rank: Rank, secret: u64) -> Result<(), Denied> {
         let mut state = self.lock();
         let command = state.registry.leave(self.now(), job, rank, secret);
         let command = state.allowed(job, command)?;
@@ -411,9 +412,9 @@ impl Jobs {
                 }
                 Command::Refuse { tickets, reason } => {
                     tracing::warn!(%reason, "a gathering is given up");
-                    state.count_refusal(reason);
+                    state.count_refusal(&reason);
                     for ticket in tickets {
-                        state.answer(ticket, Err(NotAdmitted::Refused(reason)));
+                        state.answer(ticket, Err(NotAdmitted::Refused(reason.clone())));
                     }
                 }
             }
@@ -517,7 +518,7 @@ impl State {
         })
     }
 
-    fn count_refusal(&mut self, reason: Refusal) {
+    fn count_refusal(&mut self, reason: &Refusal) {
         *self.refusals.entry(reason.name()).or_default() += 1;
     }
 }
@@ -584,20 +585,20 @@ mod tests {
     #[tokio::test]
     async fn a_round_trip_is_kept_for_a_rank_of_a_job_and_goes_with_the_job() {
         let jobs = jobs(data_path::bind(([127, 0, 0, 1], 0).into(), Protocol::SwitchMl, 1).unwrap());
-        let Admission { job, key, generation, .. } = admitted(&jobs, "job").await.expect("admitted");
+        let Admission { job, key, generation, .. } = *admitted(&jobs, "job").await.expect("admitted");
         let trip = Measured { round_trip: Some(Duration::from_micros(50)), ..Measured::default() };
         for (job, rank) in [(job, 0), (job, 1), (JobId(8), 0)] {
-            let _ = jobs.heartbeat(job, WorkerId(rank), generation, key.secret_of(WorkerId(rank)), trip);
+            let _ = jobs.heartbeat(job, Rank(rank), generation, key.secret_of(Rank(rank)), trip);
         }
-        let secret = key.secret_of(WorkerId(0));
-        let denied = jobs.heartbeat(job, WorkerId(0), generation, 0, trip);
-        assert_eq!((denied, jobs.denied()), (Err(Denied { rank: WorkerId(0) }), 1));
-        jobs.heartbeat(job, WorkerId(0), generation, secret, Measured::default()).expect("its own");
+        let secret = key.secret_of(Rank(0));
+        let denied = jobs.heartbeat(job, Rank(0), generation, 0, trip);
+        assert_eq!((denied, jobs.denied()), (Err(Denied { rank: Rank(0) }), 1));
+        jobs.heartbeat(job, Rank(0), generation, secret, Measured::default()).expect("its own");
         let told = jobs.told(job).members;
-        assert_eq!((told.len(), told[&WorkerId(0)].measured), (1, trip));
+        assert_eq!((told.len(), told[&Rank(0)].measured), (1, trip));
         assert_eq!(jobs.lock().told.len(), 1);
-        jobs.leave(job, WorkerId(0), secret).expect("its own");
-        jobs.heartbeat(job, WorkerId(0), generation, secret, trip).expect("its own");
+        jobs.leave(job, Rank(0), secret).expect("its own");
+        jobs.heartbeat(job, Rank(0), generation, secret, trip).expect("its own");
         jobs.tell(job, 0, Word::default());
         assert!(jobs.lock().told.is_empty());
     }
@@ -684,7 +685,7 @@ mod tests {
         let callers = tokio::runtime::Runtime::new().unwrap();
         callers.block_on(async {
             let client = ControlClient::connect(format!("http://{address}")).await.unwrap();
-            let Admission { job, key, generation, .. } = admitted(&jobs, "runs").await.expect("admitted");
+            let Admission { job, key, generation, .. } = *admitted(&jobs, "runs").await.expect("admitted");
             gated.close(true);
             let mut flood = tokio::task::JoinSet::new();
             for _ in 0..50 {
@@ -715,7 +716,7 @@ mod tests {
                 let message = HeartbeatRequest {
                     job_id: job.0,
                     generation: generation.0.into(),
-                    secret: key.secret_of(WorkerId(0)),
+                    secret: key.secret_of(Rank(0)),
                     ..HeartbeatRequest::default()
                 };
                 let reply = tokio::time::timeout(HANG, client.heartbeat(message)).await;
@@ -737,14 +738,14 @@ mod tests {
     #[tokio::test]
     async fn a_stream_ends_when_its_rank_opens_another() {
         let jobs = jobs(Arc::new(Gated::default()));
-        let Admission { job, key, generation, .. } = admitted(&jobs, "job").await.expect("admitted");
-        let secret = key.secret_of(WorkerId(0));
-        let attend = || jobs.attend(job, WorkerId(0), generation, secret);
+        let Admission { job, key, generation, .. } = *admitted(&jobs, "job").await.expect("admitted");
+        let secret = key.secret_of(Rank(0));
+        let attend = || jobs.attend(job, Rank(0), generation, secret);
         let attend = || attend().expect("its own").stays.expect("it runs");
         let (first, mut second) = (attend(), attend());
         tokio::time::timeout(HANG, first.superseded).await.expect("it ends").expect_err("nothing to say");
         assert_eq!(second.superseded.try_recv(), Err(oneshot::error::TryRecvError::Empty));
-        jobs.leave(job, WorkerId(0), secret).expect("its own");
+        jobs.leave(job, Rank(0), secret).expect("its own");
         assert!(jobs.lock().streams.is_empty());
     }
 
@@ -775,10 +776,10 @@ mod tests {
     async fn what_was_decided_is_carried_out_in_that_order_and_a_job_without_room_ends() {
         let gated = Arc::new(Gated::default());
         let jobs = jobs(Arc::clone(&gated) as Arc<dyn DataPath>);
-        let Admission { job, key, .. } = admitted(&jobs, "first").await.expect("admitted");
+        let Admission { job, key, .. } = *admitted(&jobs, "first").await.expect("admitted");
         gated.close(true);
         gated.state.lock().unwrap().refuses = true;
-        jobs.leave(job, WorkerId(0), key.secret_of(WorkerId(0))).expect("its own");
+        jobs.leave(job, Rank(0), key.secret_of(Rank(0))).expect("its own");
         let Joined::Waiting(mut place) = jobs.join(request("second")) else { panic!("answered too early") };
         gated.close(false);
         assert!(matches!(place.outcome().await, Err(NotAdmitted::DataPath(_))));

@@ -7,7 +7,7 @@ use std::time::Duration;
 use fanin_protocol::control::{JobState, Protocol, Ranks};
 use fanin_protocol::{JobProgress, Reason};
 use fanin_udp::IoStatistics;
-use fanin_wire::WorkerId;
+use fanin_wire::Rank;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
@@ -93,14 +93,14 @@ struct RunningJob<'a> {
     name: &'a str,
     /// Slots, or ATP's window, over all shards.
     in_flight: u64,
-    ranks: Vec<WorkerId>,
+    ranks: Vec<Rank>,
     progress: JobProgress,
     told: Told,
 }
 
 impl<'a> RunningJob<'a> {
     fn of(jobs: &Jobs, figures: &Figures, job: &'a JobSnapshot) -> Option<Self> {
-        let JobState::Running { job: id, in_flight, left, .. } = job.state else { return None };
+        let JobState::Running { job: id, in_flight, ref left, .. } = job.state else { return None };
         Some(Self {
             name: &job.name,
             in_flight: u64::from(in_flight) * jobs.driver.shards() as u64,
@@ -211,7 +211,7 @@ fn of_ranks(encoder: &mut DescriptorEncoder<'_>, jobs: &[RunningJob<'_>]) -> Res
     )
 }
 
-type Value = fn(&RunningJob<'_>, WorkerId) -> Option<f64>;
+type Value = fn(&RunningJob<'_>, Rank) -> Option<f64>;
 
 /// Of a data path's sockets.
 pub(super) fn of_io(encoder: &mut DescriptorEncoder<'_>, io: &IoStatistics) -> Result<(), Error> {

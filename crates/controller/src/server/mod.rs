@@ -292,7 +292,7 @@ mod tests {
         let reply = runtime.block_on(client.join(join(0))).expect("an answer").into_inner();
         let Some(Outcome::Admission(admission)) = reply.outcome else { panic!("{reply:?}") };
         let key = crate::convert::key(&admission.key).expect("a key");
-        let secret = key.secret_of(fanin_wire::WorkerId(0));
+        let secret = key.secret_of(fanin_wire::Rank(0));
         let beat = HeartbeatRequest { job_id: admission.job_id, secret, ..HeartbeatRequest::default() };
         runtime.block_on(client.heartbeat(beat)).expect("alive");
         assert!(healthz(server.address()).ends_with("\r\n\r\nok\n"));

@@ -15,7 +15,7 @@ use fanin_protocol::atp::AtpSwitchConfig;
 use fanin_protocol::control::{HOPS_MAX, Protocol, Refusal, RegistryConfig};
 use fanin_protocol::{JobAborted, JobProgress};
 use fanin_udp::{AtpSwitchDriver, SHARDS_MAX, SwitchConfig, SwitchDriver, ThreadEnded};
-use fanin_wire::{FRAGMENT_ELEMENTS, Generation, JobId, VERSION, WorkerId};
+use fanin_wire::{FRAGMENT_ELEMENTS, Generation, JobId, Rank, VERSION};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Response, Status, Streaming};
@@ -314,7 +314,7 @@ impl Relay {
     /// Serves a job that the upstream admitted or knows, and takes itself off the route.
     async fn learn_route(
         &self,
-        member: (JobId, Generation, WorkerId),
+        member: (JobId, Generation, Rank),
         connection: &Connection,
         message: &mut proto::Route,
     ) -> Result<(), ChainError> {
@@ -342,7 +342,7 @@ impl Relay {
 
     fn atp_route(
         &self,
-        (_, generation, _): (JobId, Generation, WorkerId),
+        (_, generation, _): (JobId, Generation, Rank),
         connection: &Connection,
         message: &proto::Route,
         own: &proto::route::Atp,
@@ -360,7 +360,7 @@ impl Relay {
 
     fn rack_route(
         &self,
-        (job, generation, _): (JobId, Generation, WorkerId),
+        (job, generation, _): (JobId, Generation, Rank),
         connection: &Connection,
         (message, own, rack): (&proto::Route, &proto::route::SwitchMl, &proto::Rack),
         pool_units: u32,
@@ -384,11 +384,7 @@ impl Relay {
     }
 
     /// Serves a job that the upstream admitted or knows.
-    async fn learn(
-        &self,
-        (job, _, rank): (JobId, Generation, WorkerId),
-        route: Route,
-    ) -> Result<(), ChainError> {
+    async fn learn(&self, (job, _, rank): (JobId, Generation, Rank), route: Route) -> Result<(), ChainError> {
         let mismatch = |cause: String| self.mismatch(cause);
         let (sender, learned) = oneshot::channel();
         {
@@ -487,7 +483,7 @@ impl Relay {
         };
         if let Err(error) = self.learn_admission(rank, &mut admission, &connection).await {
             // The rank hears a refusal, so it will not leave the place that it was given above.
-            if let (Ok(key), Ok(worker)) = (key(&admission.key), narrow(rank, "rank").map(WorkerId)) {
+            if let (Ok(key), Ok(worker)) = (key(&admission.key), narrow(rank, "rank").map(Rank)) {
                 let secret = key.secret_of(worker);
                 let leave = proto::LeaveRequest { job_id: admission.job_id, rank, passed_on: 1, secret };
                 let _ = tokio::time::timeout(PATIENCE, connection.client.leave(leave)).await;
@@ -505,7 +501,7 @@ impl Relay {
         connection: &Connection,
     ) -> Result<(), Failed> {
         let generation = Generation(narrow(admission.generation, "generation")?);
-        let member = (JobId(admission.job_id), generation, WorkerId(narrow(rank, "rank")?));
+        let member = (JobId(admission.job_id), generation, Rank(narrow(rank, "rank")?));
         let route = admission.route.as_mut().ok_or(Malformed("route"))?;
         Ok(self.learn_route(member, connection, route).await?)
     }
@@ -514,7 +510,7 @@ impl Relay {
         self.health().map_err(|ended| unhealthy(&ended))?;
         request.passed_on = one_more(request.passed_on)?;
         let generation = Generation(narrow(request.generation, "generation")?);
-        let member = (JobId(request.job_id), generation, WorkerId(narrow(request.rank, "rank")?));
+        let member = (JobId(request.job_id), generation, Rank(narrow(request.rank, "rank")?));
         self.authenticate(member.0, member.2, request.secret)?;
         let mut connection = self.upstream(PATIENCE).await?;
         let reply = self.answered(connection.client.heartbeat(request).await)?;
@@ -531,7 +527,7 @@ impl Relay {
         let is_next_to_us = request.passed_on == 0;
         request.passed_on = one_more(request.passed_on)?;
         let generation = Generation(narrow(request.generation, "generation")?);
-        let member = (JobId(request.job_id), generation, WorkerId(narrow(request.rank, "rank")?));
+        let member = (JobId(request.job_id), generation, Rank(narrow(request.rank, "rank")?));
         self.authenticate(member.0, member.2, request.secret)?;
         let mut connection = self.upstream(PATIENCE).await?;
         let (ours, passed_on) = mpsc::channel(1);
@@ -591,7 +587,7 @@ impl Relay {
     /// What the upstream says of a rank's job, with this switch taken off the route.
     async fn learned(
         &self,
-        member: (JobId, Generation, WorkerId),
+        member: (JobId, Generation, Rank),
         connection: &Connection,
         mut reply: proto::HeartbeatReply,
     ) -> Result<proto::HeartbeatReply, ChainError> {
@@ -603,7 +599,7 @@ impl Relay {
 
     async fn leave(&self, mut request: proto::LeaveRequest) -> Result<proto::LeaveReply, Failed> {
         request.passed_on = one_more(request.passed_on)?;
-        let (job, rank) = (JobId(request.job_id), WorkerId(narrow(request.rank, "rank")?));
+        let (job, rank) = (JobId(request.job_id), Rank(narrow(request.rank, "rank")?));
         self.authenticate(job, rank, request.secret)?;
         // Whether or not the server hears of it.
         self.forget(job, rank);
@@ -612,7 +608,7 @@ impl Relay {
     }
 
     /// Of a job that is not known here the server says whose call it is.
-    fn authenticate(&self, job: JobId, rank: WorkerId, secret: u64) -> Result<(), Status> {
+    fn authenticate(&self, job: JobId, rank: Rank, secret: u64) -> Result<(), Status> {
         let is_known = lock(&self.routes).authenticate(job, rank, secret).map_err(refused)?;
         if is_known { Ok(()) } else { self.pass_a_stranger() }
     }
@@ -623,7 +619,7 @@ impl Relay {
         calls.one_more(Instant::now(), STRANGER_COUNTS).map(drop).ok_or_else(too_many)
     }
 
-    fn forget(&self, job: JobId, rank: WorkerId) {
+    fn forget(&self, job: JobId, rank: Rank) {
         let mut routes = lock(&self.routes);
         if routes.leave(job, rank) {
             self.errands.send(move |driver| driver.remove_job(job));
@@ -661,7 +657,7 @@ fn serve(
     driver: &dyn OnTheWay,
     routes: &Mutex<Routes>,
     job: JobId,
-    rank: WorkerId,
+    rank: Rank,
     route: Route,
 ) -> Result<(), String> {
     if lock(routes).heard(job, rank, &route, Instant::now())? {
@@ -822,7 +818,7 @@ mod tests {
         let Some(proto::join_reply::Outcome::Admission(admission)) = joined.outcome else {
             panic!("{joined:?}")
         };
-        let (job, rank) = (JobId(admission.job_id), WorkerId(0));
+        let (job, rank) = (JobId(admission.job_id), Rank(0));
         let relay = &switch.relay;
         let calls = |job, secret| (0..100_000).map(move |_| relay.authenticate(job, rank, secret));
         let refused = calls(JobId(job.0 ^ 1), 0).find_map(Result::err).expect("one too many");
@@ -895,7 +891,7 @@ mod tests {
                 let message = proto::HeartbeatRequest {
                     job_id: admission.job_id,
                     generation: admission.generation,
-                    secret: key(&admission.key).expect("a key").secret_of(WorkerId(0)),
+                    secret: key(&admission.key).expect("a key").secret_of(Rank(0)),
                     ..proto::HeartbeatRequest::default()
                 };
                 let reply = tokio::time::timeout(HANG, client.heartbeat(message)).await;

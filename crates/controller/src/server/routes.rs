@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use fanin_protocol::atp::SwitchRoute;
 use fanin_protocol::control::{Denied, Ranks, pool_units};
 use fanin_protocol::switchml::{Contributions, JobConfig, SwitchJob, Upstream};
-use fanin_wire::{Generation, JobId, Key, ShardId, WORKERS_MAX, WorkerId};
+use fanin_wire::{Generation, JobId, Key, RANKS_MAX, Rank, ShardId, WorkerId};
 
 use crate::convert::{Malformed, key, narrow, wire_dtype};
 use crate::proto;
@@ -79,7 +79,7 @@ impl Route {
             resumed: false,
         };
         let rank = |rank: &u32| match narrow(*rank, "ranks")? {
-            rank if rank < config.workers => Ok(WorkerId(rank)),
+            rank if rank < config.workers => Ok(Rank(rank)),
             _ => Err(Malformed("ranks")),
         };
         let ranks = rack.ranks.iter().map(rank).collect::<Result<_, Malformed>>()?;
@@ -139,8 +139,8 @@ pub(super) struct Routes(BTreeMap<JobId, Entry>);
 
 impl Routes {
     /// A rank of a job lives here. Whether its route is known; if not, the data path must be told before [`Self::insert`].
-    pub fn heard(&mut self, job: JobId, rank: WorkerId, route: &Route, now: Instant) -> Result<bool, String> {
-        if u32::from(rank.0) >= WORKERS_MAX {
+    pub fn heard(&mut self, job: JobId, rank: Rank, route: &Route, now: Instant) -> Result<bool, String> {
+        if u32::from(rank.0) >= RANKS_MAX {
             return Err(format!("rank {}", rank.0));
         }
         match self.0.get_mut(&job) {
@@ -166,7 +166,7 @@ impl Routes {
 
     /// A job is served from now on. Returns jobs that are over, which are forgotten: a name is that of one job at a time, but of
     /// another one after its server restarted.
-    pub fn insert(&mut self, job: JobId, rank: WorkerId, route: Route, now: Instant) -> Vec<JobId> {
+    pub fn insert(&mut self, job: JobId, rank: Rank, route: Route, now: Instant) -> Vec<JobId> {
         tracing::info!(id = job.0, job = route.name, generation = route.generation.0, "serves a job");
         let is_before = |(id, entry): &(&JobId, &Entry)| **id != job && entry.route.name == route.name;
         let before: Vec<JobId> = self.0.iter().filter(is_before).map(|(id, _)| *id).collect();
@@ -179,7 +179,7 @@ impl Routes {
     }
 
     /// Whether a call in a rank's name is the rank's; false of a job that is not known here.
-    pub fn authenticate(&self, job: JobId, rank: WorkerId, secret: u64) -> Result<bool, Denied> {
+    pub fn authenticate(&self, job: JobId, rank: Rank, secret: u64) -> Result<bool, Denied> {
         match self.0.get(&job) {
             Some(entry) if entry.route.key.secret_of(rank) != secret => Err(Denied { rank }),
             entry => Ok(entry.is_some()),
@@ -187,10 +187,9 @@ impl Routes {
     }
 
     /// A rank left; true when it was the last one here, and the job is forgotten.
-    pub fn leave(&mut self, job: JobId, rank: WorkerId) -> bool {
+    pub fn leave(&mut self, job: JobId, rank: Rank) -> bool {
         let Some(entry) = self.0.get_mut(&job) else { return false };
-        entry.ranks = entry.ranks.without([rank].into_iter().filter(|_| rank.0 < 64).collect());
-        let is_last = entry.ranks.is_empty();
+        let is_last = entry.ranks.remove(rank) && entry.ranks.is_empty();
         if is_last {
             self.0.remove(&job);
         }
@@ -242,12 +241,12 @@ mod tests {
     fn learn(
         routes: &mut Routes,
         job: JobId,
-        rank: u8,
+        rank: u16,
         route: Route,
         now: Instant,
     ) -> Result<(bool, Vec<JobId>), String> {
-        let known = routes.heard(job, WorkerId(rank), &route, now)?;
-        let over = if known { Vec::new() } else { routes.insert(job, WorkerId(rank), route, now) };
+        let known = routes.heard(job, Rank(rank), &route, now)?;
+        let over = if known { Vec::new() } else { routes.insert(job, Rank(rank), route, now) };
         Ok((!known, over))
     }
 
@@ -263,11 +262,11 @@ mod tests {
 
     #[test]
     fn a_rank_of_a_job_that_is_served_speaks_with_its_secret() {
-        let (mut routes, now, rank) = (Routes::default(), Instant::now(), WorkerId(1));
+        let (mut routes, now, rank) = (Routes::default(), Instant::now(), Rank(1));
         assert_eq!(routes.authenticate(JOB, rank, 0), Ok(false), "who knows the job decides");
         learn(&mut routes, JOB, 1, route(0, 1), now).expect("new");
         assert_eq!(routes.authenticate(JOB, rank, KEY.secret_of(rank)), Ok(true));
-        for secret in [0, KEY.secret_of(WorkerId(0))] {
+        for secret in [0, KEY.secret_of(Rank(0))] {
             assert_eq!(routes.authenticate(JOB, rank, secret), Err(Denied { rank }));
         }
     }
@@ -302,7 +301,7 @@ mod tests {
         for rank in [0, 3] {
             learn(&mut routes, JOB, rank, route(0, 1), now).expect("consistent");
         }
-        assert_eq!([0, 0, 3, 3].map(|rank| routes.leave(JOB, WorkerId(rank))), [false, false, true, false]);
+        assert_eq!([0, 0, 3, 3].map(|rank| routes.leave(JOB, Rank(rank))), [false, false, true, false]);
         learn(&mut routes, JOB, 0, route(0, 1), now).expect("new");
         assert_eq!(routes.overdue(now + Duration::from_secs(2)), []);
         assert_eq!(routes.overdue(now + Duration::from_millis(2001)), [JOB]);

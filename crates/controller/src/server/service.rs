@@ -7,7 +7,7 @@ use std::time::Duration;
 use fanin_protocol::control::{
     Admission, Denied, Detached, HeartbeatReply, Hierarchy, Hop, JobState, JoinRequest, Protocol, Resume,
 };
-use fanin_wire::{Generation, JobId, VERSION, WorkerId};
+use fanin_wire::{Generation, JobId, Rank, VERSION};
 use prost::Message;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -76,7 +76,7 @@ impl Control for ControlService {
                 self.jobs.tell(admission.job, rank, word);
                 let timeout = self.jobs.config().heartbeat_timeout;
                 let mut admitted = admission_for(&admission, rank, timeout, self.instance);
-                admitted.route = self.jobs.route(admission.job, WorkerId(rank as u8)).map(Box::new);
+                admitted.route = self.jobs.route(admission.job, Rank(rank as u16)).map(Box::new);
                 proto::join_reply::Outcome::Admission(admitted)
             }
             Err(NotAdmitted::Refused(reason)) => proto::join_reply::Outcome::Refusal(reason.into()),
@@ -90,7 +90,7 @@ impl Control for ControlService {
         request: Request<proto::HeartbeatRequest>,
     ) -> Result<Response<proto::HeartbeatReply>, Status> {
         let request = request.into_inner();
-        let rank = WorkerId(narrow(request.rank, "rank")?);
+        let rank = Rank(narrow(request.rank, "rank")?);
         let generation = Generation(narrow(request.generation, "generation")?);
         let measured = Measured {
             round_trip: request.smoothed_rtt_ns.map(Duration::from_nanos),
@@ -113,7 +113,7 @@ impl Control for ControlService {
     ) -> Result<Response<Replies>, Status> {
         let mut asks = request.into_inner();
         let who = asks.message().await?.ok_or(Malformed("attendance"))?;
-        let rank = WorkerId(narrow(who.rank, "rank")?);
+        let rank = Rank(narrow(who.rank, "rank")?);
         let generation = Generation(narrow(who.generation, "generation")?);
         let attending = self.jobs.attend(JobId(who.job_id), rank, generation, who.secret);
         let attending = attending.map_err(refused)?;
@@ -127,7 +127,7 @@ impl Control for ControlService {
         request: Request<proto::LeaveRequest>,
     ) -> Result<Response<proto::LeaveReply>, Status> {
         let request = request.into_inner();
-        let rank = WorkerId(narrow(request.rank, "rank")?);
+        let rank = Rank(narrow(request.rank, "rank")?);
         self.jobs.leave(JobId(request.job_id), rank, request.secret).map_err(refused)?;
         Ok(Response::new(proto::LeaveReply {}))
     }
@@ -165,18 +165,13 @@ impl Control for ControlService {
 
 impl ControlService {
     /// An answer, and for a rank whose question was passed on its way, for those on it who forgot the job.
-    fn reply(
-        &self,
-        job: JobId,
-        reply: HeartbeatReply,
-        passed_on_for: Option<WorkerId>,
-    ) -> proto::HeartbeatReply {
+    fn reply(&self, job: JobId, reply: HeartbeatReply, passed_on_for: Option<Rank>) -> proto::HeartbeatReply {
         use proto::heartbeat_reply::{Alive, State, Unknown};
         let mut route = None;
         let state = match reply {
             HeartbeatReply::Alive { left } => {
                 route = passed_on_for.and_then(|rank| self.jobs.route(job, rank));
-                State::Alive(Alive { left: left.0 })
+                State::Alive(Alive { left: left.words().to_vec() })
             }
             HeartbeatReply::Unknown => State::Unknown(Unknown {}),
             HeartbeatReply::Aborted(reason) => State::Aborted(reason.into()),
@@ -213,9 +208,10 @@ impl ControlService {
                 },
                 () = replies.closed() => break broken,
             }
-            let reply = *news.borrow_and_update();
+            let reply = news.borrow_and_update().clone();
+            let goes_on = matches!(reply, HeartbeatReply::Alive { .. });
             let _ = replies.send(Ok(self.reply(job, reply, passed_on_for))).await;
-            if !matches!(reply, HeartbeatReply::Alive { .. }) {
+            if !goes_on {
                 return;
             }
         };
@@ -225,7 +221,7 @@ impl ControlService {
 
 /// Cuts the part off a name that only those should know who may still join.
 fn keep_secret(job: &mut JobSnapshot) {
-    if let (JobState::Gathering { .. }, Some(at)) = (job.state, job.name.find('#')) {
+    if let (JobState::Gathering { .. }, Some(at)) = (&job.state, job.name.find('#')) {
         job.name.replace_range(at + 1.., "...");
     }
 }
@@ -379,7 +375,7 @@ fn of_atp(admission: &Admission, hierarchy: &Hierarchy, rank: usize) -> proto::a
 fn describe(jobs: &Jobs, figures: &Figures, job: JobSnapshot) -> proto::Job {
     use proto::job::{Aborted, Gathering, Running, State};
     let state = match job.state {
-        JobState::Gathering { present } => State::Gathering(Gathering { present: present.0 }),
+        JobState::Gathering { present } => State::Gathering(Gathering { present: present.words().to_vec() }),
         JobState::Running { job: id, generation, in_flight, elements, wire_dtype, left } => {
             let progress = figures.jobs.get(&id).cloned().unwrap_or_default();
             let told = jobs.told(id);
@@ -388,7 +384,7 @@ fn describe(jobs: &Jobs, figures: &Figures, job: JobSnapshot) -> proto::Job {
                 generation: generation.0.into(),
                 in_flight: in_flight.into(),
                 elements: elements.into(),
-                left: left.0,
+                left: left.words().to_vec(),
                 in_use: progress.in_use,
                 waiting_for: progress.waiting_for.into_iter().take(job.world_size.into()).collect(),
                 completed: progress.completed,

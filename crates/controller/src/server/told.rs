@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use fanin_wire::WorkerId;
+use fanin_wire::Rank;
 use prost::Message;
 
 use crate::proto;
@@ -38,7 +38,7 @@ impl Word {
 pub(super) struct Told {
     /// By the first that did: the ranks agree about it.
     pub split: Option<proto::Split>,
-    pub members: BTreeMap<WorkerId, Member>,
+    pub members: BTreeMap<Rank, Member>,
 }
 
 /// What a rank told of itself.
@@ -60,7 +60,7 @@ pub(super) struct Measured {
 
 impl Told {
     /// A rank has joined.
-    pub fn joined(&mut self, rank: WorkerId, word: Word) {
+    pub fn joined(&mut self, rank: Rank, word: Word) {
         if self.split.is_none() {
             self.split = word.split;
         }
@@ -71,14 +71,14 @@ impl Told {
     }
 
     /// A rank has measured again; what it does not say stays.
-    pub fn measured(&mut self, rank: WorkerId, measured: Measured) {
+    pub fn measured(&mut self, rank: Rank, measured: Measured) {
         let known = &mut self.member(rank).measured;
         known.round_trip = measured.round_trip.or(known.round_trip);
         known.seconds_per_byte = measured.seconds_per_byte.filter(sound).or(known.seconds_per_byte);
         known.imbalance = Some(measured.imbalance).filter(sound).unwrap_or_default();
     }
 
-    fn member(&mut self, rank: WorkerId) -> &mut Member {
+    fn member(&mut self, rank: Rank) -> &mut Member {
         self.members.entry(rank).or_default()
     }
 
@@ -95,7 +95,7 @@ impl Told {
 
     /// The ranks, for who asks.
     pub fn described(&self) -> Vec<proto::job::Member> {
-        let member = |(rank, member): (&WorkerId, &Member)| proto::job::Member {
+        let member = |(rank, member): (&Rank, &Member)| proto::job::Member {
             rank: rank.0.into(),
             place: Some(member.place.clone()),
             seconds_per_byte: member.measured.seconds_per_byte,
@@ -158,13 +158,13 @@ mod tests {
             ..proto::Place::default()
         };
         let mut told = Told::default();
-        told.joined(WorkerId(1), word(Some(split), Some(place)));
+        told.joined(Rank(1), word(Some(split), Some(place)));
         let split = told.split.clone().unwrap();
         let service = &split.shares[0].service;
         assert!(service.len() == NAME_MAX && !service.contains('\u{1b}'));
-        let place = &told.members[&WorkerId(1)].place;
+        let place = &told.members[&Rank(1)].place;
         assert_eq!((place.machine.len(), place.ranks.len()), (NAME_MAX, RANKS_MAX));
-        told.joined(WorkerId(0), word(Some(proto::Split::default()), None));
+        told.joined(Rank(0), word(Some(proto::Split::default()), None));
         assert_eq!(told.split, Some(split), "the first word stands");
         let many = proto::Split { shares: vec![share("a:1".into()); 1000], ..proto::Split::default() };
         assert_eq!(word(Some(many), None).split.unwrap().shares.len(), SHARES_MAX);
@@ -189,13 +189,13 @@ mod tests {
         };
         let mut told = Told::default();
         for rank in 0..64 {
-            told.joined(WorkerId(rank), word(Some(split.clone()), Some(place.clone())));
+            told.joined(Rank(rank), word(Some(split.clone()), Some(place.clone())));
         }
         assert_eq!(told.split, Some(split));
         assert!(told.members.values().all(|member| member.place == place));
         let place = proto::Place { ranks: vec![u32::MAX; RANKS_MAX], ..place };
         for rank in 0..64 {
-            told.joined(WorkerId(rank), word(None, Some(place.clone())));
+            told.joined(Rank(rank), word(None, Some(place.clone())));
         }
         let bytes: usize = told.described().iter().map(Message::encoded_len).sum();
         assert!(bytes <= BYTES_MAX + 64 * 32, "{bytes}");
@@ -218,12 +218,9 @@ mod tests {
         assert_eq!((told.seconds_per_byte(), told.imbalance()), (None, 0.0));
         for (rank, seconds_per_byte, imbalance) in [(0, 3e-9, 0.01), (1, 1e-9, 0.02), (2, 2e-9, f64::NAN)] {
             let seconds_per_byte = Some(seconds_per_byte);
-            told.measured(WorkerId(rank), Measured { seconds_per_byte, imbalance, ..Measured::default() });
+            told.measured(Rank(rank), Measured { seconds_per_byte, imbalance, ..Measured::default() });
         }
-        told.measured(
-            WorkerId(1),
-            Measured { seconds_per_byte: Some(-1.0), imbalance: 0.02, round_trip: None },
-        );
+        told.measured(Rank(1), Measured { seconds_per_byte: Some(-1.0), imbalance: 0.02, round_trip: None });
         assert_eq!((told.seconds_per_byte(), told.imbalance()), (Some(1e-9), 0.02));
     }
 }

@@ -6,7 +6,7 @@ use fanin_controller::{ChainError, JobStatusState, RackMemory, RackServer, RackS
 use fanin_protocol::atp::AtpJobConfig;
 use fanin_protocol::control::{Protocol, Ranks, Refusal};
 use fanin_wire::{
-    Collective, Directions, Flags, GradientHeader, GradientPacket, Kind, Pattern, Preamble, ShardId,
+    Collective, Directions, Flags, GradientHeader, GradientPacket, Kind, Pattern, Preamble, Rank, ShardId,
     WireDtype, WorkerId, fragment_packet_bytes,
 };
 
@@ -255,7 +255,7 @@ fn a_rank_that_dies_behind_a_switch_is_named_to_every_other() {
         .collect();
     dying.join().expect("no panic");
     for rank in living {
-        assert_eq!(rank.join().expect("no panic"), Err(SessionError::RankLost { rank: WorkerId(2) }));
+        assert_eq!(rank.join().expect("no panic"), Err(SessionError::RankLost { rank: Rank(2) }));
     }
 }
 
@@ -275,7 +275,7 @@ fn a_rank_whose_connection_to_its_switch_closes_is_named_to_every_other() {
         let dying = dying.join().expect("no panic");
         let sum = submit(&session, vec![1_i32; 10], Op::Sum);
         drop(dying);
-        assert_eq!(sum.wait(), Err(SessionError::RankLost { rank: WorkerId(1) }));
+        assert_eq!(sum.wait(), Err(SessionError::RankLost { rank: Rank(1) }));
     }
 }
 
@@ -326,12 +326,12 @@ fn ranks_that_disagree_are_late_or_left_are_named() {
     for all_reduce in waiting {
         let error = all_reduce.wait().expect_err("rank 2 gives nothing");
         let SessionError::AllReduceTimeout { missing_ranks, .. } = &error else { panic!("{error}") };
-        assert_eq!(*missing_ranks, Ranks(0b100));
+        assert_eq!(*missing_ranks, Ranks::from([2]));
     }
     let mut sessions = ranks("left", &[rack.address(), server.address()]);
     sessions.pop().expect("two").close();
     let result = submit(&sessions[0], vec![1_i32; 10], Op::Sum).wait();
-    assert_eq!(result, Err(SessionError::RankLeft { rank: WorkerId(1) }));
+    assert_eq!(result, Err(SessionError::RankLeft { rank: Rank(1) }));
 }
 
 /// A packet of the job's, with these directions.
@@ -464,7 +464,7 @@ fn a_rank_that_waited_for_the_server_and_then_for_ranks_says_which_are_missing()
     });
     let error = early.join().expect("no panic").expect_err("rank 1 does not come");
     assert!(
-        matches!(error, SessionError::JoinTimeout { missing_ranks, .. } if missing_ranks == Ranks(0b10)),
+        matches!(&error, SessionError::JoinTimeout { missing_ranks, .. } if *missing_ranks == Ranks::from([1])),
         "{error}"
     );
 }

@@ -2,7 +2,7 @@
 
 use fanin_protocol::control::{Ranks, Refusal};
 use fanin_udp::CollectiveKind;
-use fanin_wire::{Key, WorkerId};
+use fanin_wire::{Key, Rank};
 
 use super::scripted::{Admitted, INSTANCE, ONE_SLOT, Script, SwitchMl, admission};
 use super::*;
@@ -51,7 +51,7 @@ impl Process {
                 job_id: admission.job_id,
                 rank,
                 generation: admission.generation,
-                secret: key.secret_of(WorkerId(rank as u8)),
+                secret: key.secret_of(Rank(rank as u16)),
                 ..AttendRequest::default()
             };
             let ours = tokio_stream::StreamExt::chain(tokio_stream::once(who), tokio_stream::pending());
@@ -100,7 +100,7 @@ fn a_rank_whose_connection_closes_is_named_though_it_may_be_silent_for_ever() {
     let sums: Vec<_> = sessions.iter().map(|session| submit(session, vec![1_i32; 10], Op::Sum)).collect();
     assert!(sessions.iter().all(|session| session.failure().is_none()));
     drop(dying);
-    let lost = SessionError::RankLost { rank: WorkerId(2) };
+    let lost = SessionError::RankLost { rank: Rank(2) };
     for sum in sums {
         assert_eq!(sum.wait(), Err(lost.clone()));
     }
@@ -119,7 +119,7 @@ fn a_rank_is_told_of_anothers_death_before_it_asks_or_sends_anything() {
         assert!(began.elapsed() < HANG, "it was never told");
         thread::sleep(Duration::from_millis(5));
     }
-    assert_eq!(session.failure(), Some(SessionError::RankLost { rank: WorkerId(1) }));
+    assert_eq!(session.failure(), Some(SessionError::RankLost { rank: Rank(1) }));
 }
 
 #[test]
@@ -132,7 +132,7 @@ fn a_rank_that_is_stopped_is_waited_for_until_the_timeout() {
     session.set_timeout(Duration::from_secs(3));
     let error = submit(&session, vec![1_i32; 10], Op::Sum).wait().expect_err("rank 1 gives nothing");
     let SessionError::AllReduceTimeout { missing_ranks, .. } = error else { panic!("{error}") };
-    assert_eq!(missing_ranks, Ranks(0b10));
+    assert_eq!(missing_ranks, Ranks::from([1]));
 }
 
 #[test]
@@ -179,7 +179,7 @@ fn a_rank_that_dies_is_named_to_every_other() {
         .collect();
     dying.join().expect("no panic");
     for rank in living {
-        assert_eq!(rank.join().expect("no panic"), Err(SessionError::RankLost { rank: WorkerId(2) }));
+        assert_eq!(rank.join().expect("no panic"), Err(SessionError::RankLost { rank: Rank(2) }));
     }
 }
 
@@ -216,7 +216,7 @@ fn an_all_reduce_that_takes_too_long_names_who_is_missing() {
         let SessionError::AllReduceTimeout { missing_ranks, waited, tensor, .. } = &error else {
             panic!("{error}")
         };
-        assert_eq!(*missing_ranks, Ranks(0b100));
+        assert_eq!(*missing_ranks, Ranks::from([2]));
         assert!(*waited >= Duration::from_millis(500));
         assert_eq!(tensor.to_string(), "sum of 7 float32 (all-reduce 1)");
     }
@@ -241,7 +241,7 @@ fn every_all_reduce_that_a_lost_rank_ends_is_named() {
     sessions.pop().expect("two").close();
     for (number, elements) in [(0, 7), (1, 8)] {
         let error = ended.recv_timeout(HANG).expect("no hang").expect_err("rank 1 left");
-        assert_eq!(error.cause, SessionError::RankLeft { rank: WorkerId(1) });
+        assert_eq!(error.cause, SessionError::RankLeft { rank: Rank(1) });
         assert_eq!(
             error.tensor,
             Tensor {
@@ -287,14 +287,14 @@ fn a_rank_that_was_expelled_says_so_whether_or_not_the_switch_remembers() {
         let session = Session::connect(SessionConfig::new(&*switch, "a", 1, 2)).expect("admitted");
         let error = submit(&session, vec![1_i32; 10], Op::Sum).wait().expect_err("expelled");
         let silence = Duration::from_millis(250);
-        assert_eq!(error, SessionError::Expelled { rank: WorkerId(1), switch, silence });
+        assert_eq!(error, SessionError::Expelled { rank: Rank(1), switch, silence });
     }
 }
 
 #[test]
 fn a_failed_session_lives_on_for_the_switch_though_a_heartbeat_is_lost() {
     let heartbeat: fn(u32) -> Option<State> =
-        |number| (number % 3 != 0).then_some(State::Alive(Alive { left: 0 }));
+        |number| (number % 3 != 0).then_some(State::Alive(Alive { left: Vec::new() }));
     let scripted = Script { heartbeat, ..Script::default() }.play();
     let mut config = SessionConfig::new(scripted.address.to_string(), "a", 0, 2);
     config.timeout = Duration::from_millis(100);
@@ -315,7 +315,7 @@ fn a_rank_that_left_is_blamed_when_others_wait_for_it() {
     let mut leaving = sessions.pop().expect("two");
     leaving.close();
     let result = submit(&sessions[0], vec![1_i32; 10], Op::Sum).wait();
-    assert_eq!(result, Err(SessionError::RankLeft { rank: WorkerId(1) }));
+    assert_eq!(result, Err(SessionError::RankLeft { rank: Rank(1) }));
 }
 
 #[test]

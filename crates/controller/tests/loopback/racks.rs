@@ -7,7 +7,7 @@ use fanin_controller::{
     ChainError, RackMemory, RackServer, RackServerConfig, Session, SessionConfig, SessionError, switch_status,
 };
 use fanin_protocol::control::Refusal;
-use fanin_wire::{Collective, Op, WireDtype, WorkerId};
+use fanin_wire::{Collective, Op, Rank, WireDtype};
 
 use super::atp::{again, summing_with};
 use super::{HANG, submit, switch, switch_with};
@@ -137,7 +137,7 @@ fn ranks_of_different_racks_that_disagree_are_named_to_all() {
         let SessionError::CollectiveMismatch { first, second } = error else { panic!("{error}") };
         let mut named = [first, second].map(|(rank, Collective { elements, .. })| (rank, elements));
         named.sort();
-        assert_eq!(named, [(WorkerId(0), 10_000), (WorkerId(2), 9_999)], "one of each rack, the lowest");
+        assert_eq!(named, [(Rank(0), 10_000), (Rank(2), 9_999)], "one of each rack, the lowest");
     }
 }
 

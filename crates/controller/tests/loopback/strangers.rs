@@ -5,7 +5,7 @@ use std::net::{SocketAddr, UdpSocket};
 
 use fanin_wire::{
     Abort, AbortReason, Collective, Directions, Flags, GradientHeader, GradientPacket, Key, Kind, Pattern,
-    Preamble, ShardId, SlotHeader, SlotIndex, SlotPacket, WireDtype, WorkerId, fragment_packet_bytes,
+    Preamble, Rank, ShardId, SlotHeader, SlotIndex, SlotPacket, WireDtype, WorkerId, fragment_packet_bytes,
     packet_bytes,
 };
 use tonic::Code;
@@ -28,7 +28,7 @@ fn impersonate(address: SocketAddr, job: &WorkerJob) -> u64 {
         let mut client = ControlClient::connect(format!("http://{address}")).await.expect("a switch");
         for rank in 0..2 {
             // The last is another rank's: who is in the job is not all of its ranks.
-            for secret in [0, u64::from(job_id), job.key().secret_of(WorkerId(1 - rank))] {
+            for secret in [0, u64::from(job_id), job.key().secret_of(Rank(1 - rank))] {
                 let rank = rank.into();
                 let beat = HeartbeatRequest {
                     job_id,
@@ -155,7 +155,7 @@ fn a_strangers_packets_have_no_effect_on_a_live_job_of_atp() {
             worker: WorkerId::ALL,
             shard: ShardId(0),
         };
-        let reason = AbortReason::Expelled(WorkerId(0));
+        let reason = AbortReason::Expelled(Rank(0));
         let abort = Abort { preamble: Preamble { kind: Kind::Abort, ..preamble }, reason };
         let mut packets = vec![abort.to_bytes(key).to_vec()];
         for (sequence, bit, is_ack, restore) in [

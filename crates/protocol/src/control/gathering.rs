@@ -6,8 +6,8 @@ use core::net::IpAddr;
 use core::time::Duration;
 
 use fanin_wire::{
-    CHUNK_ELEMENTS, FRAGMENT_ELEMENTS, Generation, IP_UDP_BYTES, LEVELS_MAX, VERSION, WORKERS_MAX, WireDtype,
-    WorkerId, chunk_elements_for_mtu, chunk_packet_bytes, fragment_elements_for_mtu, fragment_packet_bytes,
+    CHUNK_ELEMENTS, FRAGMENT_ELEMENTS, Generation, IP_UDP_BYTES, LEVELS_MAX, RANKS_MAX, Rank, VERSION,
+    WireDtype, chunk_elements_for_mtu, chunk_packet_bytes, fragment_elements_for_mtu, fragment_packet_bytes,
 };
 
 use super::hierarchy::{Hierarchy, Racks, hierarchy, racks};
@@ -17,7 +17,7 @@ use super::{
     HOPS_MAX, Hop, JOB_NAME_BYTES_MAX, JoinRequest, Path, Protocol, Ranks, Refusal, Resume, ResumeField,
     Ticket, pool_slots,
 };
-use crate::atp::WINDOW_ELEMENTS_MAX;
+use crate::atp::{ATP_WORKERS_MAX, WINDOW_ELEMENTS_MAX};
 use crate::machine::Instant;
 use crate::switchml::SLOTS_MAX;
 
@@ -40,11 +40,11 @@ struct Waiting {
 /// Ranks that joined and wait for the rest.
 #[derive(Debug)]
 pub(super) struct Gathering {
-    world_size: u8,
+    world_size: u16,
     /// When the most patient of the ranks that came loses patience, but not after `limit`.
     deadline: Instant,
     limit: Instant,
-    waiting: BTreeMap<WorkerId, Waiting>,
+    waiting: BTreeMap<Rank, Waiting>,
 }
 
 /// What a complete gathering decides.
@@ -61,7 +61,7 @@ pub(super) struct Plan {
 }
 
 /// Checks what can be checked of a request by itself, and returns its rank and world size.
-pub(super) fn check(request: &JoinRequest, served: Protocol, shards: u8) -> Result<(WorkerId, u8), Refusal> {
+pub(super) fn check(request: &JoinRequest, served: Protocol, shards: u8) -> Result<(Rank, u16), Refusal> {
     if request.wire_version != VERSION {
         return Err(Refusal::VersionMismatch { theirs: request.wire_version, ours: VERSION });
     }
@@ -69,9 +69,9 @@ pub(super) fn check(request: &JoinRequest, served: Protocol, shards: u8) -> Resu
         return Err(Refusal::ProtocolMismatch { asked: request.protocol, served });
     }
     // Before anything is made of them, or kept: they are as many as whoever asks likes.
-    let hops_max = match served {
-        Protocol::SwitchMl => HOPS_MAX,
-        Protocol::Atp => LEVELS_MAX,
+    let (hops_max, ranks_max) = match served {
+        Protocol::SwitchMl => (HOPS_MAX, RANKS_MAX),
+        Protocol::Atp => (LEVELS_MAX, ATP_WORKERS_MAX.into()),
     };
     if request.hops.len() > hops_max {
         let levels = u32::try_from(request.hops.len()).unwrap_or(u32::MAX);
@@ -84,8 +84,8 @@ pub(super) fn check(request: &JoinRequest, served: Protocol, shards: u8) -> Resu
     if name.is_empty() || name.len() > JOB_NAME_BYTES_MAX || name.chars().any(char::is_control) {
         return Err(Refusal::JobName { bytes: name.len() });
     }
-    if request.world_size > WORKERS_MAX {
-        return Err(Refusal::TooManyWorkers { asked: request.world_size });
+    if request.world_size > ranks_max {
+        return Err(Refusal::TooManyWorkers { asked: request.world_size, max: ranks_max });
     }
     if request.rank >= request.world_size {
         return Err(Refusal::RankOutOfRange { rank: request.rank, world_size: request.world_size });
@@ -114,7 +114,7 @@ pub(super) fn check(request: &JoinRequest, served: Protocol, shards: u8) -> Resu
             return Err(too_small(need(usize::from(resume.elements))));
         }
     }
-    Ok((WorkerId(request.rank as u8), request.world_size as u8))
+    Ok((Rank(request.rank as u16), request.world_size as u16))
 }
 
 /// The smallest MTU on a rank's whole way.
@@ -169,7 +169,7 @@ fn check_resume(rank: u32, resume: &Resume, served: Protocol, shards: u8) -> Res
 
 impl Gathering {
     /// A gathering that begins now, and is given up at `limit` whatever its ranks ask for.
-    pub fn new(world_size: u8, now: Instant, limit: Instant) -> Self {
+    pub fn new(world_size: u16, now: Instant, limit: Instant) -> Self {
         Self { world_size, deadline: now, limit, waiting: BTreeMap::new() }
     }
 
@@ -177,7 +177,7 @@ impl Gathering {
     pub fn join(
         &mut self,
         now: Instant,
-        rank: WorkerId,
+        rank: Rank,
         ticket: Ticket,
         request: JoinRequest,
     ) -> Result<(), Refusal> {
@@ -257,7 +257,7 @@ impl Gathering {
         self.deadline
     }
 
-    pub fn world_size(&self) -> u8 {
+    pub fn world_size(&self) -> u16 {
         self.world_size
     }
 
@@ -273,7 +273,7 @@ impl Gathering {
     }
 
     pub fn missing(&self) -> Ranks {
-        Ranks::all(self.world_size).without(self.present())
+        Ranks::all(self.world_size).without(&self.present())
     }
 
     pub fn tickets(&self) -> Vec<Ticket> {
@@ -319,7 +319,7 @@ impl Gathering {
         let path = Path {
             rate_bps: fold(u64::MAX, |waiting| waiting.rate_bps, u64::min),
             rtt: self.waiting.values().map(|waiting| waiting.rtt).max().unwrap_or_default(),
-            senders: if atp { self.world_size } else { racks.widest() },
+            senders: if atp { self.world_size } else { racks.widest().into() },
             elements,
             wire_dtype,
             shards,

@@ -3,7 +3,7 @@
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
-use fanin_wire::{CHILDREN_MAX, Directions, LEVELS_MAX, WORKERS_MAX, WorkerId};
+use fanin_wire::{CHILDREN_MAX, Directions, LEVELS_MAX, PLACES_MAX, Rank, WorkerId};
 
 use super::{Hop, Refusal};
 use crate::switchml::Contributions;
@@ -42,7 +42,7 @@ pub struct Rack {
 
 impl Racks {
     /// The racks that a rank's packets go through, the root's neighbour first.
-    pub fn way(&self, rank: WorkerId) -> impl ExactSizeIterator<Item = &Rack> {
+    pub fn way(&self, rank: Rank) -> impl ExactSizeIterator<Item = &Rack> {
         let way = self.ways.get(usize::from(rank.0)).map_or(&[][..], Vec::as_slice);
         way.iter().map(|rack| &self.racks[*rack])
     }
@@ -165,12 +165,12 @@ pub(super) fn hierarchy(paths: &[&[Hop]]) -> Result<Hierarchy, Refusal> {
 
 /// The racks of a SwitchML job: none where all ranks are at the root.
 pub(super) fn racks(paths: &[&[Hop]]) -> Result<Racks, Refusal> {
-    let tree = Tree::of(paths, WORKERS_MAX as usize)?;
+    let tree = Tree::of(paths, PLACES_MAX as usize)?;
     let contributions = |parent: Parent| {
         let children = tree.children(parent);
         let racks = children.iter().enumerate().filter(|(_, (child, _))| matches!(child, Child::Switch(_)));
         Contributions {
-            ranks: children.iter().map(|(_, rank)| WorkerId(*rank as u8)).collect(),
+            ranks: children.iter().map(|(_, rank)| Rank(*rank as u16)).collect(),
             racks: racks.fold(0, |bitmap, (place, _)| bitmap | 1 << place),
         }
     };
@@ -264,8 +264,8 @@ mod tests {
         racks(&hops.iter().map(Vec::as_slice).collect::<Vec<_>>())
     }
 
-    fn contributions(ranks: &[u8], racks: u64) -> Contributions {
-        Contributions { ranks: ranks.iter().copied().map(WorkerId).collect(), racks }
+    fn contributions(ranks: &[u16], racks: u64) -> Contributions {
+        Contributions { ranks: ranks.iter().copied().map(Rank).collect(), racks }
     }
 
     #[test]
@@ -273,7 +273,7 @@ mod tests {
         let racks = racks_of(&[&[], &[], &[]]).unwrap();
         assert_eq!(racks.root, contributions(&[0, 1, 2], 0));
         assert_eq!(racks.places, [0, 1, 2].map(WorkerId));
-        assert_eq!(racks.way(WorkerId(1)).len(), 0);
+        assert_eq!(racks.way(Rank(1)).len(), 0);
         assert_eq!(racks.widest(), 3);
     }
 
@@ -282,13 +282,13 @@ mod tests {
         let racks = racks_of(&[&[7, 9], &[], &[8, 9], &[7, 9], &[9]]).unwrap();
         assert_eq!(racks.root, contributions(&[0, 1], 0b01));
         assert_eq!(racks.places, [0, 1, 0, 1, 2].map(WorkerId));
-        let way: Vec<&Rack> = racks.way(WorkerId(3)).collect();
+        let way: Vec<&Rack> = racks.way(Rank(3)).collect();
         let (upper, lower) = (contributions(&[0, 2, 4], 0b011), contributions(&[0, 3], 0));
         assert_eq!(*way[0], Rack { place: WorkerId(0), contributions: upper });
         assert_eq!(*way[1], Rack { place: WorkerId(0), contributions: lower });
-        let way: Vec<&Rack> = racks.way(WorkerId(2)).collect();
+        let way: Vec<&Rack> = racks.way(Rank(2)).collect();
         assert_eq!(*way[1], Rack { place: WorkerId(1), contributions: contributions(&[2], 0) });
-        assert_eq!(racks.way(WorkerId(4)).len(), 1);
+        assert_eq!(racks.way(Rank(4)).len(), 1);
         assert_eq!(racks.widest(), 3);
     }
 

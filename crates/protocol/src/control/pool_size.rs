@@ -32,7 +32,7 @@ pub struct Path {
     /// The furthest rank's round trip.
     pub rtt: Duration,
     /// Ranks and racks that send to one switch: the most.
-    pub senders: u8,
+    pub senders: u16,
     /// Elements of a chunk; twice as many where they travel as bfloat16.
     pub elements: u16,
     /// How they travel.
@@ -156,7 +156,7 @@ mod tests {
         let path = path(100_000_000_000, 200);
         let slots = pool_slots(&path);
         let sums = pool_units(slots, path.elements, path.wire_dtype, 0);
-        let all = pool_units(slots, path.elements, path.wire_dtype, path.senders);
+        let all = pool_units(slots, path.elements, path.wire_dtype, path.senders as u8);
         let bytes = usize::try_from((all - sums) * 2 * 4 * UNIT_ELEMENTS).unwrap();
         assert!(slots == 1024 && bytes <= path.receive_buffer_bytes / 2, "{slots} slots: {bytes} bytes");
     }
@@ -173,7 +173,7 @@ mod tests {
     proptest! {
         #[test]
         fn a_pool_is_a_power_of_two_that_fits_the_buffer(
-            rate_bps: u64, rtt_ns: u64, senders in 1_u8..=64, shards: u8, receive_buffer_bytes in 0_usize..1 << 40,
+            rate_bps: u64, rtt_ns: u64, senders in 1_u16..=4096, shards: u8, receive_buffer_bytes in 0_usize..1 << 40,
             elements in prop::sample::select(alloc::vec![256_u16, 352, 1024, 2048]),
             wire_dtype in prop::sample::select(WireDtype::ALL.to_vec()),
         ) {

@@ -5,7 +5,7 @@
 
 use core::net::SocketAddr;
 
-use fanin_wire::{CHILDREN_MAX, LEVELS_MAX, WORKERS_MAX, WireDtype, WorkerId};
+use fanin_wire::{CHILDREN_MAX, LEVELS_MAX, PLACES_MAX, Rank, WireDtype};
 
 use super::{HOPS_MAX, JOB_NAME_BYTES_MAX, Protocol, Ranks};
 use crate::switchml::SLOTS_MAX;
@@ -55,15 +55,14 @@ macro_rules! for_each_refusal {
             }
                 |f| write!(f, "rank {rank} in a world of {world_size}; ranks count from 0 to world_size - 1");
 
-            /// More ranks than a slot's worker bitmap has bits.
+            /// No job has so many ranks.
             TooManyWorkers = "too_many_workers" {
                 /// The world size that was asked for.
                 asked: u32,
+                /// The most that the protocol has.
+                max: u32,
             }
-                |f| write!(
-                    f,
-                    "a world of {asked} ranks, where one switch sums for at most {WORKERS_MAX}; use fewer ranks a job"
-                );
+                |f| write!(f, "a world of {asked} ranks, where a job has at most {max}; use fewer ranks a job");
 
             /// The ranks disagree on the number of ranks.
             WorldSizeMismatch = "world_size_mismatch" {
@@ -210,9 +209,9 @@ macro_rules! for_each_refusal {
             /// Two ranks are further apart than one exchange of a slot can bring them (SwitchML §4.5).
             ResumeGap = "resume_gap" {
                 /// The rank that completed more exchanges.
-                ahead: WorkerId,
+                ahead: Rank,
                 /// The rank that completed fewer.
-                behind: WorkerId,
+                behind: Rank,
                 /// The shard of the slot.
                 shard: u8,
                 /// The slot.
@@ -290,12 +289,12 @@ macro_rules! for_each_refusal {
                 |f| match switch {
                     Some(switch) => write!(
                         f,
-                        "{children} ranks and switches of the job are behind switch {switch}, it tells {WORKERS_MAX} apart, \
+                        "{children} ranks and switches of the job are behind switch {switch}, it tells {PLACES_MAX} apart, \
                          with ATP {CHILDREN_MAX}; spread them over more switches"
                     ),
                     None => write!(
                         f,
-                        "{children} ranks and switches of the job are at the root itself, it tells {WORKERS_MAX} apart, with \
+                        "{children} ranks and switches of the job are at the root itself, it tells {PLACES_MAX} apart, with \
                          ATP {CHILDREN_MAX}; put switches between (fanin switch --upstream)"
                     ),
                 };
@@ -326,7 +325,7 @@ macro_rules! define {
         |$f:ident| $message:expr;
     )*) => {
         /// Why a rank may not join a job.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[derive(Clone, Debug, PartialEq, Eq)]
         pub enum Refusal {
             $($(#[$doc])* $variant $({ $($(#[$field_doc])* $field: $type,)* })?,)*
         }
@@ -343,7 +342,7 @@ macro_rules! define {
 
         impl core::fmt::Display for Refusal {
             fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-                match *self {
+                match self {
                     $(Self::$variant $({ $($field,)* })? => {
                         let $f = f;
                         $message

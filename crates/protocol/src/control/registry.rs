@@ -7,7 +7,7 @@ use alloc::vec::Vec;
 use core::net::IpAddr;
 use core::time::Duration;
 
-use fanin_wire::{AbortReason, Generation, JobId, Key, ShardId, WireDtype, WorkerId};
+use fanin_wire::{AbortReason, Generation, JobId, Key, Rank, ShardId, WireDtype, WorkerId};
 
 use super::gathering::{Gathering, check};
 use super::pool_size::pool_units;
@@ -114,7 +114,7 @@ pub struct Attendance {
     /// The job.
     pub job: JobId,
     /// The rank.
-    pub rank: WorkerId,
+    pub rank: Rank,
     number: u64,
 }
 
@@ -139,7 +139,7 @@ enum Presence {
 }
 
 /// The answer to a heartbeat.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HeartbeatReply {
     /// The job runs.
     Alive {
@@ -156,7 +156,7 @@ pub enum HeartbeatReply {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Denied {
     /// Of the job's ranks the one that was named.
-    pub rank: WorkerId,
+    pub rank: Rank,
 }
 
 impl core::fmt::Display for Denied {
@@ -210,13 +210,13 @@ pub struct JobView<'a> {
     /// Its name.
     pub name: &'a str,
     /// Ranks of it.
-    pub world_size: u8,
+    pub world_size: u16,
     /// What it does.
     pub state: JobState,
 }
 
 /// What a job does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum JobState {
     /// It waits for ranks.
     Gathering {
@@ -254,7 +254,7 @@ struct Job {
     /// What its ranks showed when they resumed it.
     lineage: Option<u64>,
     generation: Generation,
-    world_size: u8,
+    world_size: u16,
     in_flight: u16,
     elements: u16,
     wire_dtype: WireDtype,
@@ -291,12 +291,12 @@ impl Job {
     }
 
     /// Whether a call in a rank's name is the rank's.
-    fn authenticate(&self, rank: WorkerId, secret: u64) -> Result<(), Denied> {
+    fn authenticate(&self, rank: Rank, secret: u64) -> Result<(), Denied> {
         if secret == self.key.secret_of(rank) { Ok(()) } else { Err(Denied { rank }) }
     }
 
     /// The admission, for a rank that did not get it and asks once more.
-    fn admission_again(&mut self, now: Instant, rank: WorkerId, request: &JoinRequest) -> Option<Admission> {
+    fn admission_again(&mut self, now: Instant, rank: Rank, request: &JoinRequest) -> Option<Admission> {
         let (admission, unheard) = self.untold.as_ref()?;
         let resume = request.resume.as_ref()?;
         let of_atp = |hierarchy: &Hierarchy| {
@@ -318,7 +318,7 @@ impl Job {
     }
 
     /// The rank that is dead by now, the one first if there are several.
-    fn dead(&self, now: Instant, config: &RegistryConfig) -> Option<WorkerId> {
+    fn dead(&self, now: Instant, config: &RegistryConfig) -> Option<Rank> {
         let overdue = |presence: &Presence| match *presence {
             Presence::Attends(_) => None,
             Presence::Heard(then) => (now.since(then) > config.heartbeat_timeout).then_some(then),
@@ -331,23 +331,24 @@ impl Job {
     }
 
     /// A rank whose stream ended without a farewell.
-    fn gone(&self) -> Option<WorkerId> {
+    fn gone(&self) -> Option<Rank> {
         self.members().find(|(_, presence)| matches!(presence, Presence::Gone(_))).map(|(rank, _)| rank)
     }
 
     /// The ranks of a running job that did not leave.
-    fn members(&self) -> impl Iterator<Item = (WorkerId, &Presence)> {
+    fn members(&self) -> impl Iterator<Item = (Rank, &Presence)> {
         let presences = match &self.life {
             Life::Running { presences } => presences.as_slice(),
             Life::Aborted { .. } => &[],
         };
-        (0..self.world_size).map(WorkerId).zip(presences).filter(|(rank, _)| !self.left.contains(*rank))
+        (0..self.world_size).map(Rank).zip(presences).filter(|(rank, _)| !self.left.contains(*rank))
     }
 
     /// Whether the reason of its abort has no one left to tell.
     fn is_spent(&self, now: Instant, memory: Duration) -> bool {
-        let Life::Aborted { since, heard, .. } = self.life else { return false };
-        now.since(since) > memory || Ranks::all(self.world_size).without(heard).without(self.left).is_empty()
+        let Life::Aborted { since, heard, .. } = &self.life else { return false };
+        now.since(*since) > memory
+            || Ranks::all(self.world_size).without(heard).without(&self.left).is_empty()
     }
 }
 
@@ -576,7 +577,7 @@ impl Registry {
     pub fn racks(
         &self,
         job: JobId,
-        rank: WorkerId,
+        rank: Rank,
     ) -> Option<(JobConfig, WorkerId, impl Iterator<Item = &Rack>)> {
         let of_job = self.jobs.get(&job).filter(|job| job.is_running() && !job.racks.is_flat())?;
         let config = JobConfig {
@@ -605,7 +606,7 @@ impl Registry {
         &mut self,
         now: Instant,
         job: JobId,
-        rank: WorkerId,
+        rank: Rank,
         generation: Generation,
         secret: u64,
     ) -> Result<HeartbeatReply, Denied> {
@@ -621,10 +622,10 @@ impl Registry {
                     *presence = Presence::Heard(now);
                 }
                 if let Some((_, unheard)) = &mut job.untold {
-                    *unheard = unheard.without([rank].into_iter().collect());
+                    unheard.remove(rank);
                 }
                 job.untold.take_if(|(_, unheard)| unheard.is_empty());
-                HeartbeatReply::Alive { left: job.left }
+                HeartbeatReply::Alive { left: job.left.clone() }
             }
             Life::Aborted { reason, heard, .. } => {
                 heard.insert(rank);
@@ -639,7 +640,7 @@ impl Registry {
         &mut self,
         now: Instant,
         job: JobId,
-        rank: WorkerId,
+        rank: Rank,
         generation: Generation,
         secret: u64,
     ) -> Result<(HeartbeatReply, Option<Attendance>), Denied> {
@@ -674,7 +675,7 @@ impl Registry {
         &mut self,
         now: Instant,
         job: JobId,
-        rank: WorkerId,
+        rank: Rank,
         secret: u64,
     ) -> Result<Option<Command>, Denied> {
         let Some(entry) = self.jobs.get_mut(&job).filter(|entry| rank.0 < entry.world_size) else {
@@ -724,7 +725,7 @@ impl Registry {
         });
         self.forgive_own_silence(now);
         let dead = |(id, job): (&JobId, &Job)| Some((*id, job.dead(now, &self.config)?));
-        let dead: Vec<(JobId, WorkerId)> = self.jobs.iter().filter_map(dead).collect();
+        let dead: Vec<(JobId, Rank)> = self.jobs.iter().filter_map(dead).collect();
         commands.extend(self.expel(now, dead));
         let memory = self.config.abort_memory;
         let spent: Vec<JobId> =
@@ -734,7 +735,7 @@ impl Registry {
     }
 
     /// Ends jobs that a rank's death ended.
-    fn expel(&mut self, now: Instant, dead: Vec<(JobId, WorkerId)>) -> Vec<Command> {
+    fn expel(&mut self, now: Instant, dead: Vec<(JobId, Rank)>) -> Vec<Command> {
         let mut commands = Vec::new();
         for (job, rank) in dead {
             let reason = AbortReason::Expelled(rank);
@@ -816,7 +817,7 @@ impl Registry {
                     in_flight: job.in_flight,
                     elements: job.elements,
                     wire_dtype: job.wire_dtype,
-                    left: job.left,
+                    left: job.left.clone(),
                 },
                 Life::Aborted { reason, .. } => JobState::Aborted { job: *id, reason },
             },

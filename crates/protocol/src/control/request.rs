@@ -152,7 +152,7 @@ pub struct Admission {
     /// 0, or one more than the generation that is resumed.
     pub generation: Generation,
     /// Ranks of the job.
-    pub world_size: u8,
+    pub world_size: u16,
     /// Packets of a rank that may be in flight in a shard: slots, or ATP's window.
     pub in_flight: u16,
     /// Elements of a chunk (twice as many where they travel as bfloat16) or, with ATP, of a fragment.
@@ -174,7 +174,7 @@ pub struct Admission {
 impl Admission {
     /// All ranks of the job.
     #[must_use]
-    pub const fn ranks(&self) -> Ranks {
+    pub fn ranks(&self) -> Ranks {
         Ranks::all(self.world_size)
     }
 

@@ -2,7 +2,7 @@
 
 use alloc::vec::Vec;
 
-use fanin_wire::{SlotIndex, WorkerId};
+use fanin_wire::{Rank, SlotIndex};
 
 use super::Refusal;
 
@@ -22,7 +22,8 @@ pub(super) fn restorers(completed: &[&[Vec<u32>]]) -> Result<Vec<Vec<Vec<SlotInd
         let slots = completed.first().map_or(0, |rank| rank[shard].len());
         for slot in 0..slots {
             let Some(ahead) = ahead(completed, shard, slot)? else { continue };
-            for rank in (0..completed.len()).filter(|rank| ahead & (1 << rank) != 0) {
+            let is_ahead = |rank: &usize| completed[*rank][shard][slot] == ahead;
+            for rank in (0..completed.len()).filter(is_ahead) {
                 restore[rank][shard].push(SlotIndex(slot as u16));
             }
         }
@@ -30,8 +31,8 @@ pub(super) fn restorers(completed: &[&[Vec<u32>]]) -> Result<Vec<Vec<Vec<SlotInd
     Ok(restore)
 }
 
-/// The ranks that are one exchange ahead in a slot, as a bitmap; `None` when all are equal.
-fn ahead(completed: &[&[Vec<u32>]], shard: usize, slot: usize) -> Result<Option<u64>, Refusal> {
+/// What those have completed who are one exchange ahead in a slot; `None` when all are equal.
+fn ahead(completed: &[&[Vec<u32>]], shard: usize, slot: usize) -> Result<Option<u32>, Refusal> {
     let count = |rank: usize| completed[rank][shard][slot];
     // Relative to rank 0, since the counts wrap: "highest" has no meaning for the numbers themselves.
     let relative = |rank: usize| count(rank).wrapping_sub(count(0)) as i32;
@@ -46,15 +47,10 @@ fn ahead(completed: &[&[Vec<u32>]], shard: usize, slot: usize) -> Result<Option<
     }
     match relative(highest).wrapping_sub(relative(lowest)) {
         0 => Ok(None),
-        1 => {
-            let top = count(highest);
-            Ok(Some(
-                (0..completed.len()).filter(|&rank| count(rank) == top).fold(0, |map, rank| map | 1 << rank),
-            ))
-        }
+        1 => Ok(Some(count(highest))),
         _ => Err(Refusal::ResumeGap {
-            ahead: WorkerId(highest as u8),
-            behind: WorkerId(lowest as u8),
+            ahead: Rank(highest as u16),
+            behind: Rank(lowest as u16),
             shard: shard as u8,
             slot: slot as u16,
         }),
@@ -97,8 +93,8 @@ mod tests {
     #[test]
     fn two_exchanges_apart_cannot_be() {
         let gap = |ahead, behind| Refusal::ResumeGap {
-            ahead: WorkerId(ahead),
-            behind: WorkerId(behind),
+            ahead: Rank(ahead),
+            behind: Rank(behind),
             shard: 0,
             slot: 0,
         };

@@ -3,7 +3,7 @@
 use fanin_quant::{Divisor, Exponent, Scale};
 use fanin_wire::{Dtype, Op};
 
-const _: () = assert!(fanin_quant::WORKERS_MAX == fanin_wire::WORKERS_MAX);
+const _: () = assert!(fanin_quant::WORKERS_MAX == fanin_wire::RANKS_MAX);
 
 /// A tensor's elements, contiguous. Half-precision elements are their raw bits.
 #[derive(Debug)]

@@ -2,7 +2,8 @@
 
 use alloc::vec::Vec;
 use fanin_wire::{
-    CHUNK_ELEMENTS, Dtype, Generation, JobId, Key, ShardId, SlotIndex, WORKERS_MAX, WireDtype, WorkerId,
+    CHUNK_ELEMENTS, Dtype, Generation, JobId, Key, PLACES_MAX, RANKS_MAX, Rank, ShardId, SlotIndex,
+    WireDtype, WorkerId,
 };
 
 /// Most slots of one job in one shard.
@@ -17,8 +18,8 @@ pub struct JobConfig {
     pub key: Key,
     /// How often the job was restarted.
     pub generation: Generation,
-    /// Number of workers of the whole job, 1 to [`WORKERS_MAX`].
-    pub workers: u8,
+    /// Number of workers of the whole job, 1 to [`RANKS_MAX`].
+    pub workers: u16,
     /// Slots of the pool in this shard, 1 to [`SLOTS_MAX`]; each has two versions.
     pub slots: u16,
     /// Elements of a chunk, one of [`CHUNK_ELEMENTS`]; twice as many where they travel as bfloat16.
@@ -34,7 +35,7 @@ pub struct JobConfig {
 impl JobConfig {
     /// The configuration, if every number is within its limit.
     pub fn check(self) -> Result<Self, ConfigError> {
-        if self.workers == 0 || u32::from(self.workers) > WORKERS_MAX {
+        if self.workers == 0 || u32::from(self.workers) > RANKS_MAX {
             return Err(ConfigError::Workers(self.workers));
         }
         if self.slots == 0 || self.slots > SLOTS_MAX {
@@ -66,8 +67,8 @@ impl JobConfig {
 /// What one summer of a job gets: a switch alone all contributions; where racks sum first, the root and each rack its own.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Contributions {
-    /// Of each place the rank, or the lowest one behind the rack: whom messages name. 1 to [`WORKERS_MAX`] places.
-    pub ranks: Vec<WorkerId>,
+    /// Of each place the rank, or the lowest one behind the rack: whom messages name. 1 to [`PLACES_MAX`] places.
+    pub ranks: Vec<Rank>,
     /// Bitmap of the places that are racks.
     pub racks: u64,
 }
@@ -75,8 +76,8 @@ pub struct Contributions {
 impl Contributions {
     /// Those of a switch alone: each rank has its own place.
     #[must_use]
-    pub fn of_workers(workers: u8) -> Self {
-        Self { ranks: (0..workers).map(WorkerId).collect(), racks: 0 }
+    pub fn of_workers(workers: u16) -> Self {
+        Self { ranks: (0..workers).map(Rank).collect(), racks: 0 }
     }
 
     /// How many there are to each chunk.
@@ -87,7 +88,7 @@ impl Contributions {
 
     /// Bitmap of all places.
     pub(super) fn everyone(&self) -> u64 {
-        u64::MAX >> (WORKERS_MAX - u32::from(self.count()))
+        u64::MAX >> (PLACES_MAX - u32::from(self.count()))
     }
 }
 
@@ -123,7 +124,7 @@ impl<A> SwitchJob<A> {
     pub(super) fn check(self) -> Result<Self, ConfigError> {
         self.config.check()?;
         let places = self.contributions.ranks.len();
-        if places == 0 || places > WORKERS_MAX as usize {
+        if places == 0 || places > PLACES_MAX as usize {
             return Err(ConfigError::Contributions(places));
         }
         Ok(self)
@@ -147,7 +148,7 @@ pub struct WorkerPlan<A> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConfigError {
     /// No job has so many workers.
-    Workers(u8),
+    Workers(u16),
     /// No pool has so many slots.
     Slots(u16),
     /// No packet carries so many elements.
@@ -159,10 +160,10 @@ pub enum ConfigError {
 impl core::fmt::Display for ConfigError {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self {
-            Self::Workers(n) => write!(f, "{n} workers: a job has 1 to {WORKERS_MAX}"),
+            Self::Workers(n) => write!(f, "{n} workers: a job has 1 to {RANKS_MAX}"),
             Self::Slots(n) => write!(f, "{n} slots: a pool has 1 to {SLOTS_MAX}"),
             Self::Elements(n) => write!(f, "{n} elements a chunk: one of {CHUNK_ELEMENTS:?}"),
-            Self::Contributions(n) => write!(f, "{n} contributions: a switch gets 1 to {WORKERS_MAX}"),
+            Self::Contributions(n) => write!(f, "{n} contributions: a switch gets 1 to {PLACES_MAX}"),
         }
     }
 }

@@ -21,7 +21,7 @@ pub(super) struct NativeSums {
     /// How many contributions there are to a chunk.
     count: u8,
     /// What the sum of an average is divided by: at the root the number of workers, in a rack one.
-    divisor: u8,
+    divisor: u16,
     payload_bytes: usize,
     /// The contributions to what each slot gathers, that of place `w` at `w * payload_bytes`. Of a slot's two versions one
     /// gathers at most, so this is a window of every worker, which is what the switch's receive buffer must hold anyway.

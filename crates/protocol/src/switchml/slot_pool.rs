@@ -15,8 +15,8 @@ use alloc::vec::Vec;
 use core::time::Duration;
 use fanin_quant::{Exponent, Scale};
 use fanin_wire::{
-    ABORT_BYTES, Abort, AbortReason, Collective, Generation, Kind, Pattern, Preamble, SlotHeader, SlotIndex,
-    SlotPacket, WORKERS_MAX, WireDtype, WorkerId, begin_bfloat16_payload, bfloat16_payload,
+    ABORT_BYTES, Abort, AbortReason, Collective, Generation, Kind, PLACES_MAX, Pattern, Preamble, SlotHeader,
+    SlotIndex, SlotPacket, WireDtype, WorkerId, begin_bfloat16_payload, bfloat16_payload,
 };
 
 use self::upstream::Upward;
@@ -122,7 +122,7 @@ pub(super) struct SlotPool<A> {
     sums: Vec<i32>,
     native: NativeSums,
     /// Where each worker's last packet came from.
-    addresses: [Option<A>; WORKERS_MAX as usize],
+    addresses: [Option<A>; PLACES_MAX as usize],
     /// The known addresses, in a row for [`Transmit`], and the same once more: all but one are in a row too.
     recipients: Vec<A>,
     /// Completed exchanges whose results are still to be sent: at most one a packet since the last drain.
@@ -138,7 +138,7 @@ pub(super) struct SlotPool<A> {
     completed: u64,
     retransmitted: u64,
     /// [`JobProgress::lateness`] in nanoseconds. It wraps, which a reader of counters takes for a restart.
-    lateness_ns: [u64; WORKERS_MAX as usize],
+    lateness_ns: [u64; PLACES_MAX as usize],
 }
 
 impl<A: Copy + PartialEq> SlotPool<A> {
@@ -155,7 +155,7 @@ impl<A: Copy + PartialEq> SlotPool<A> {
             restorable: vec![config.resumed || upstream.is_some(); slots],
             sums: vec![0; 2 * slots * config.sum_words()],
             native,
-            addresses: [None; WORKERS_MAX as usize],
+            addresses: [None; PLACES_MAX as usize],
             recipients: Vec::with_capacity(2 * contributions.ranks.len()),
             contributions,
             results: VecDeque::with_capacity(2 * slots),
@@ -166,7 +166,7 @@ impl<A: Copy + PartialEq> SlotPool<A> {
             in_line: false,
             completed: 0,
             retransmitted: 0,
-            lateness_ns: [0; WORKERS_MAX as usize],
+            lateness_ns: [0; PLACES_MAX as usize],
         }
     }
 
@@ -214,7 +214,7 @@ impl<A: Copy + PartialEq> SlotPool<A> {
         // Only a job of bfloat16 has room for the elements of a bfloat16 payload.
         let Collective { wire_dtype, pattern, .. } = header.collective;
         if let Pattern::Reduce(root) | Pattern::Broadcast(root) = pattern
-            && root.0 >= self.config.workers
+            && u16::from(root.0) >= self.config.workers
         {
             return Err(Reason::OutOfRange);
         }

@@ -92,7 +92,7 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
     #[must_use]
     pub fn new(config: JobConfig, worker: WorkerId, switch: A, retransmission: RetransmissionConfig) -> Self {
         let config = config.check().expect("a job is checked at admission");
-        assert!(worker.0 < config.workers, "rank {} of {} workers", worker.0, config.workers);
+        assert!(u16::from(worker.0) < config.workers, "place {} of {} workers", worker.0, config.workers);
         let slots = usize::from(config.slots);
         let slot = |index| Slot {
             exchange: 0,

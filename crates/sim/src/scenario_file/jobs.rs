@@ -6,7 +6,7 @@ use std::time::Duration;
 use fanin_protocol::atp::{ATP_WORKERS_MAX, Hashing, Overflow, Scaling, WINDOW_ELEMENTS_MAX};
 use fanin_protocol::switchml::SLOTS_MAX;
 use fanin_wire::{
-    CHUNK_ELEMENTS, FRAGMENT_ELEMENTS, WORKERS_MAX, WireDtype, chunk_elements_for_mtu, chunk_packet_bytes,
+    CHUNK_ELEMENTS, FRAGMENT_ELEMENTS, RANKS_MAX, WireDtype, chunk_elements_for_mtu, chunk_packet_bytes,
     fragment_elements_for_mtu, fragment_packet_bytes,
 };
 use toml::Spanned;
@@ -120,7 +120,7 @@ fn workers(topology: &Topology, job: &Job, taken: &mut BTreeSet<NodeId>) -> Resu
     }
     let (least, most) = match job.system.get_ref() {
         System::Atp | System::Rss | System::Ps | System::PsNToN => (1, ATP_WORKERS_MAX.into()),
-        System::Switchml => (1, WORKERS_MAX as usize),
+        System::Switchml => (1, RANKS_MAX as usize),
         System::Ring => (2, usize::MAX),
     };
     if found.len() < least {

@@ -377,7 +377,7 @@ fn pool_config(plan: &JobPlan, id: JobId) -> JobConfig {
         id,
         key: key_of(id),
         generation: Generation(1),
-        workers: plan.workers.len() as u8,
+        workers: plan.workers.len() as u16,
         slots: plan.window,
         elements: plan.elements,
         wire_dtype: WireDtype::Int32,

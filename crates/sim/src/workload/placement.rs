@@ -8,7 +8,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, VecDeque};
 
 use fanin_protocol::switchml::Contributions;
-use fanin_wire::{CHILDREN_MAX, Directions, WORKERS_MAX, WorkerId};
+use fanin_wire::{CHILDREN_MAX, Directions, PLACES_MAX, Rank, WorkerId};
 
 use crate::net::{NodeId, NodeKind, Topology};
 use crate::scenario_file::System;
@@ -94,7 +94,7 @@ pub(crate) fn pools(topology: &Topology, workers: &[NodeId]) -> Result<Pools, Pl
     let mut places = BTreeMap::new();
     let mut placed = Vec::with_capacity(workers.len());
     for (rank, rack) in racks.into_iter().enumerate() {
-        let rank = WorkerId(rank as u8);
+        let rank = Rank(rank as u16);
         let switch = if programmable(topology, rack) { rack } else { root };
         if switch != root && !sums.contains_key(&switch) {
             let at_root = sums.entry(root).or_default();
@@ -107,7 +107,7 @@ pub(crate) fn pools(topology: &Topology, workers: &[NodeId]) -> Result<Pools, Pl
         placed.push((switch, WorkerId(here.ranks.len() as u8)));
         here.ranks.push(rank);
     }
-    let most = WORKERS_MAX as usize;
+    let most = PLACES_MAX as usize;
     if let Some((switch, sum)) = sums.iter().find(|(_, sum)| sum.ranks.len() > most) {
         let (node, children) = (topology.get(*switch).name.clone(), sum.ranks.len());
         return Err(PlacementError::Children { node, children, most });

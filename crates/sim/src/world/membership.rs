@@ -8,7 +8,7 @@ use fanin_protocol::control::{
 };
 use fanin_protocol::switchml::{Switch, SwitchJob, Upstream, WorkerPlan};
 use fanin_protocol::{Instant, Lane, Lanes, RetransmissionConfig, Summer, WorkerMachine};
-use fanin_wire::{AbortReason, Generation, JobId, Key, ShardId, WorkerId};
+use fanin_wire::{AbortReason, Generation, JobId, Key, Rank, ShardId};
 use oorandom::Rand64;
 
 use super::{CHUNK_ELEMENTS, Event, HEARTBEAT, HEARTBEAT_TIMEOUT, Machine, Node, Place, World};
@@ -32,7 +32,7 @@ pub(super) struct Service {
 /// A worker's place in the job of one lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Seat {
-    worker: u8,
+    worker: u16,
     /// By the service that the lane began at.
     lane: usize,
     /// How often it asked to join: an answer to what it asked before is of no interest.
@@ -127,7 +127,7 @@ impl World<'_> {
     }
 
     /// The connections of a worker that died break, and each service notices where it was waiting for the others.
-    pub fn withdraw(&mut self, worker: u8) {
+    pub fn withdraw(&mut self, worker: u16) {
         for Service { registry, waiting, .. } in &mut self.services {
             let Some(registry) = registry else { continue };
             while let Some(at) = waiting.iter().position(|(_, seat)| seat.worker == worker) {
@@ -137,10 +137,9 @@ impl World<'_> {
     }
 
     /// The racks on a worker's way, which pass on what the root tells it, learn of its job what they do not know.
-    fn teach(&mut self, at: Place, worker: u8, job: JobId) {
+    fn teach(&mut self, at: Place, worker: u16, job: JobId) {
         let registry = self.services[at].registry.as_ref();
-        let Some((config, _, racks)) = registry.and_then(|registry| registry.racks(job, WorkerId(worker)))
-        else {
+        let Some((config, _, racks)) = registry.and_then(|registry| registry.racks(job, Rank(worker))) else {
             return;
         };
         let racks: Vec<Rack> = racks.cloned().collect();
@@ -161,7 +160,7 @@ impl World<'_> {
     }
 
     /// Asks the service where a lane is.
-    fn ask(&mut self, worker: u8, lane: usize, question: Question) {
+    fn ask(&mut self, worker: u16, lane: usize, question: Question) {
         let Membership { at, attempt, .. } = self.nodes[usize::from(worker)].memberships[lane];
         let incarnation = self.services[at].incarnation;
         let seat = Seat { worker, lane, attempt };
@@ -173,11 +172,11 @@ impl World<'_> {
     }
 
     /// A worker says that it lives, wherever it has joined.
-    pub fn say_alive(&mut self, worker: u8) {
+    pub fn say_alive(&mut self, worker: u16) {
         for lane in 0..self.services.len() {
             let membership = &self.nodes[usize::from(worker)].memberships[lane];
             if let Some(((job, generation), key)) = membership.joined.zip(membership.key) {
-                let secret = key.secret_of(WorkerId(worker));
+                let secret = key.secret_of(Rank(worker));
                 self.ask(worker, lane, Question::Heartbeat(job, generation, secret));
             }
         }
@@ -220,7 +219,7 @@ impl World<'_> {
         };
         match question {
             Question::Heartbeat(job, generation, secret) => {
-                let reply = registry.heartbeat(now, job, WorkerId(worker), generation, secret);
+                let reply = registry.heartbeat(now, job, Rank(worker), generation, secret);
                 let reply = reply.expect("a rank shows its own secret");
                 self.teach(at, worker, job);
                 self.reply(seat, Answer::Heartbeat(reply));
@@ -287,7 +286,7 @@ impl World<'_> {
 
     fn refuse(&mut self, at: Place, tickets: &[Ticket], reason: &Refusal) {
         for seat in self.served(at, tickets) {
-            self.reply(seat, Answer::Refused(*reason));
+            self.reply(seat, Answer::Refused(reason.clone()));
         }
     }
 
@@ -364,7 +363,7 @@ impl World<'_> {
     }
 
     /// A worker's lane begins, or goes on.
-    fn go_on(&mut self, worker: u8, lane: usize, admission: &Admission) -> Result<(), Violation> {
+    fn go_on(&mut self, worker: u16, lane: usize, admission: &Admission) -> Result<(), Violation> {
         let first_hop = self.first_hop(worker, self.nodes[usize::from(worker)].memberships[lane].at);
         let node = &mut self.nodes[usize::from(worker)];
         let config = admission.job_config();
@@ -391,7 +390,7 @@ impl World<'_> {
     }
 
     /// Joins, with what the worker still has of the lane's job.
-    pub fn rejoin(&mut self, worker: u8, lane: usize) {
+    pub fn rejoin(&mut self, worker: u16, lane: usize) {
         let node = &mut self.nodes[usize::from(worker)];
         node.memberships[lane].joined = None;
         node.memberships[lane].attempt += 1;
@@ -407,8 +406,8 @@ impl World<'_> {
         self.ask(worker, lane, Question::Join(resume));
     }
 
-    pub fn fail(&mut self, worker: u8, reason: AbortReason) -> Result<(), Violation> {
-        let expected = self.scenario.crash.map(|(worker, _)| AbortReason::Expelled(WorkerId(worker)));
+    pub fn fail(&mut self, worker: u16, reason: AbortReason) -> Result<(), Violation> {
+        let expected = self.scenario.crash.map(|(worker, _)| AbortReason::Expelled(Rank(worker)));
         if expected != Some(reason) {
             return Err(Violation::WrongAbort { worker, reason });
         }

@@ -73,7 +73,7 @@ fn all_reduce(seed: u64, loss: f64) -> (Network, Done, u64) {
         id: JobId(7),
         key: Key(7),
         generation: Generation(0),
-        workers: WORKERS,
+        workers: WORKERS.into(),
         slots: 16,
         elements: 256,
         wire_dtype: WireDtype::Int32,

@@ -21,7 +21,7 @@ pub fn job(workers: usize) -> JobConfig {
         id: JobId(0x0fa1_1000 + workers as u32),
         key: Key(workers as u128),
         generation: Generation(1),
-        workers: workers as u8,
+        workers: workers as u16,
         slots: 16,
         elements: 256,
         wire_dtype: WireDtype::Int32,

@@ -5,8 +5,8 @@ use alloc::vec;
 use alloc::vec::Vec;
 use core::time::Duration;
 use fanin_wire::{
-    Abort, AbortReason, Directions, Flags, Generation, GradientHeader, GradientPacket, Kind, Preamble,
-    ShardId, WORKERS_MAX, WorkerId, fragment_packet_bytes,
+    Abort, AbortReason, Directions, Flags, Generation, GradientHeader, GradientPacket, Kind, Preamble, Rank,
+    ShardId, WorkerId, fragment_packet_bytes,
 };
 
 use super::fragment::{ExactSums, Finished, Subject, Unfinished};
@@ -411,15 +411,8 @@ impl<A: Copy + PartialEq> Job<A> {
 
     /// Two workers do not reduce the same.
     fn disagree(&mut self, first: Subject, second: Subject) {
-        let ranks = (self.tree.rank(first.first.into()), self.tree.rank(second.first.into()));
-        let named = |rank: u16| match u8::try_from(rank) {
-            Ok(rank) if u32::from(rank) < WORKERS_MAX => WorkerId(rank),
-            _ => WorkerId::ALL,
-        };
-        let reason = AbortReason::Mismatch {
-            first: (named(ranks.0), first.collective),
-            second: (named(ranks.1), second.collective),
-        };
+        let named = |subject: Subject| (Rank(self.tree.rank(subject.first.into())), subject.collective);
+        let reason = AbortReason::Mismatch { first: named(first), second: named(second) };
         self.stop(Abortion::New(reason));
     }
 

@@ -324,7 +324,7 @@ fn workers_that_disagree_end_the_job_and_are_named() {
     let other = Collective { elements: 9, ..SUM };
     let unlike = from_worker(0, 0, 1).with(|header| header.collective = other);
     assert_eq!(unlike.to(&mut server, 1), Verdict::Drop(Reason::Aborted));
-    let reason = AbortReason::Mismatch { first: (WorkerId(1), SUM), second: (WorkerId(0), other) };
+    let reason = AbortReason::Mismatch { first: (Rank(1), SUM), second: (Rank(0), other) };
     assert_eq!(server.poll_event(), Some(JobAborted { job: JobId(3), reason }));
     assert_eq!(sent(&mut server), ["[2, 1] abort"]);
     assert_eq!(from_worker(1, 0, 1).resent().to(&mut server, 2), Verdict::Drop(Reason::Aborted));

@@ -56,7 +56,7 @@ fn abort(key: Key) -> [u8; ABORT_BYTES] {
         worker: WorkerId::ALL,
         shard: ShardId(0),
     };
-    Abort { preamble, reason: AbortReason::Expelled(WorkerId(1)) }.to_bytes(key)
+    Abort { preamble, reason: AbortReason::Expelled(Rank(1)) }.to_bytes(key)
 }
 
 #[test]

@@ -399,7 +399,7 @@ fn an_abort_of_the_server_reaches_the_children_and_whoever_goes_on_sending() {
         worker: WorkerId::ALL,
         shard: ShardId(0),
     };
-    let reason = AbortReason::Expelled(WorkerId(1));
+    let reason = AbortReason::Expelled(Rank(1));
     let abort = Abort { preamble, reason }.to_bytes(KEY);
     assert_eq!(switch.handle_packet(Instant(0), 66, &abort), FOREIGN);
     assert_eq!(switch.handle_packet(Instant(0), UP, &abort), Verdict::Multicast);

@@ -61,11 +61,11 @@ fn resuming(rank: u32, world_size: u32, completed: &[u32]) -> JoinRequest {
 
 /// What a rank does, with the secret that it has.
 impl Registry {
-    fn secret_of(&self, job: JobId, rank: WorkerId) -> u64 {
+    fn secret_of(&self, job: JobId, rank: Rank) -> u64 {
         self.jobs.get(&job).map_or(0, |job| job.key.secret_of(rank))
     }
 
-    fn beats(&mut self, now: Instant, job: JobId, rank: WorkerId, generation: Generation) -> HeartbeatReply {
+    fn beats(&mut self, now: Instant, job: JobId, rank: Rank, generation: Generation) -> HeartbeatReply {
         let secret = self.secret_of(job, rank);
         self.heartbeat(now, job, rank, generation, secret).expect("its own secret")
     }
@@ -74,14 +74,14 @@ impl Registry {
         &mut self,
         now: Instant,
         job: JobId,
-        rank: WorkerId,
+        rank: Rank,
         generation: Generation,
     ) -> (HeartbeatReply, Option<Attendance>) {
         let secret = self.secret_of(job, rank);
         self.attend(now, job, rank, generation, secret).expect("its own secret")
     }
 
-    fn leaves(&mut self, now: Instant, job: JobId, rank: WorkerId) -> Option<Command> {
+    fn leaves(&mut self, now: Instant, job: JobId, rank: Rank) -> Option<Command> {
         let secret = self.secret_of(job, rank);
         self.leave(now, job, rank, secret).expect("its own secret")
     }
@@ -166,10 +166,10 @@ fn a_rank_that_did_not_hear_that_its_job_goes_on_is_told_again_until_it_is_heard
     let decision = registry.join(at(0), again(7, 1));
     let JoinDecision::Complete { outcome: Ok(admission), .. } = decision else { panic!("{decision:?}") };
     let (job, generation) = (admission.job, admission.generation);
-    registry.beats(at(1), job, WorkerId(0), generation);
+    registry.beats(at(1), job, Rank(0), generation);
     assert_eq!(registry.join(at(4), again(8, 1)), JoinDecision::Again { ticket: Ticket(2), admission });
     assert_eq!(registry.jobs().count(), 1);
-    registry.beats(at(4), job, WorkerId(0), generation);
+    registry.beats(at(4), job, Rank(0), generation);
     registry.tick(at(4));
     assert_eq!(registry.tick(at(6)), [], "it was heard when it asked");
 
@@ -182,7 +182,7 @@ fn a_rank_that_did_not_hear_that_its_job_goes_on_is_told_again_until_it_is_heard
     let older = JoinRequest { resume: Some(older), ..through(8, 1, 2) };
     assert_eq!(refusal(&mut registry, older), running(1));
     assert_eq!(refusal(&mut registry, through(8, 1, 2)), running(1), "it remembers nothing");
-    registry.beats(at(6), job, WorkerId(1), generation);
+    registry.beats(at(6), job, Rank(1), generation);
     assert_eq!(refusal(&mut registry, again(8, 1)), running(1));
 }
 
@@ -265,7 +265,7 @@ fn each_refusal_has_its_cause() {
     assert_eq!(refused(ask("", 0, 1)), Refusal::JobName { bytes: 0 });
     assert_eq!(refused(ask("a\nb", 0, 1)), Refusal::JobName { bytes: 3 });
     assert_eq!(refused(ask(&"x".repeat(129), 0, 1)), Refusal::JobName { bytes: 129 });
-    assert_eq!(refused(ask("b", 0, 65)), Refusal::TooManyWorkers { asked: 65 });
+    assert_eq!(refused(ask("b", 0, 4097)), Refusal::TooManyWorkers { asked: 4097, max: 4096 });
     assert_eq!(refused(ask("b", 2, 2)), Refusal::RankOutOfRange { rank: 2, world_size: 2 });
     assert_eq!(refused(ask("b", 0, 0)), Refusal::RankOutOfRange { rank: 0, world_size: 0 });
     assert_eq!(refused(ask("a", 1, 3)), Refusal::WorldSizeMismatch { rank: 1, asked: 3, job_has: 2 });
@@ -296,7 +296,7 @@ fn a_job_beyond_the_pool_is_refused_for_all_its_ranks_with_asked_and_free() {
     let decision = registry.join(at(0), JoinRequest { in_flight: Some(1000), ..ask("b", 1, 2) });
     let reason = Refusal::PoolExhausted { asked: 3000, free: 1856 };
     let tickets = vec![Ticket(1), Ticket(2)];
-    assert_eq!(decision, JoinDecision::Complete { ticket: Ticket(2), tickets, outcome: Err(reason) });
+    assert_eq!(decision, JoinDecision::Complete { ticket: Ticket(2), tickets, outcome: Err(reason.clone()) });
     assert_eq!(registry.jobs().count(), 1, "the gathering is gone, so that the ranks may ask for less");
     let message = reason.to_string();
     assert!(message.contains("needs 3000 units") && message.contains("1856 are free"), "{message}");
@@ -318,7 +318,7 @@ fn jobs_of_one_machine_leave_half_of_the_pool_to_others() {
     let admitted =
         |decision: &JoinDecision| matches!(decision, JoinDecision::Complete { outcome: Ok(_), .. });
     let refused = |decision: &JoinDecision| match decision {
-        JoinDecision::Complete { outcome: Err(reason), .. } => Some(*reason),
+        JoinDecision::Complete { outcome: Err(reason), .. } => Some(reason.clone()),
         _ => None,
     };
     assert!(admitted(&asks("a", &[stranger])));
@@ -339,7 +339,7 @@ fn ranks_that_disagree_on_the_wire_dtype_are_all_told_the_same() {
     let (asked, job_has) = (WireDtype::Int32, WireDtype::Bfloat16);
     let reason = Refusal::WireDtypeMismatch { rank: 2, asked, other_rank: 1, job_has };
     let tickets = vec![Ticket(1), Ticket(0), Ticket(2)];
-    assert_eq!(decision, JoinDecision::Complete { ticket: Ticket(2), tickets, outcome: Err(reason) });
+    assert_eq!(decision, JoinDecision::Complete { ticket: Ticket(2), tickets, outcome: Err(reason.clone()) });
     assert_eq!(registry.jobs().count(), 0, "the gathering is gone");
     let message = reason.to_string();
     assert!(
@@ -365,7 +365,7 @@ fn a_job_of_bfloat16_takes_its_accumulators_from_the_pool_and_gives_them_back() 
     assert_eq!(registry.pool(), Pool { units: 2048, free: 2048 - 64 * 4 });
     let state = registry.jobs().next().map(|view| view.state);
     assert!(matches!(state, Some(JobState::Running { wire_dtype: WireDtype::Bfloat16, .. })), "{state:?}");
-    registry.leaves(at(1), admission.job, WorkerId(0));
+    registry.leaves(at(1), admission.job, Rank(0));
     assert_eq!(registry.pool().free, 2048);
 }
 
@@ -398,9 +398,9 @@ fn a_running_job_takes_no_more_ranks_until_it_ends() {
     let mut registry = registry();
     let job = start(&mut registry, at(0), "a", 2).job;
     assert_eq!(refusal(&mut registry, ask("a", 1, 2)), Refusal::JobRunning { rank: 1, world_size: 2 });
-    assert_eq!(registry.leaves(at(1), job, WorkerId(0)), None);
-    assert_eq!(registry.leaves(at(1), job, WorkerId(0)), None, "leaving twice counts once");
-    assert_eq!(registry.leaves(at(1), job, WorkerId(1)), Some(Command::Remove { job }));
+    assert_eq!(registry.leaves(at(1), job, Rank(0)), None);
+    assert_eq!(registry.leaves(at(1), job, Rank(0)), None, "leaving twice counts once");
+    assert_eq!(registry.leaves(at(1), job, Rank(1)), Some(Command::Remove { job }));
     assert_eq!(registry.pool().free, 2048);
     let again = start(&mut registry, at(0), "a", 2);
     assert_eq!((again.job, again.generation), (JobId(44), Generation(0)));
@@ -412,8 +412,9 @@ fn a_gathering_that_stays_incomplete_is_given_up_and_names_the_missing() {
     registry.join(at(0), ask("a", 1, 4));
     registry.join(at(100), JoinRequest { patience: SECOND * 10, ..ask("a", 3, 4) });
     assert_eq!(registry.tick(at(119)), vec![]);
-    let reason = Refusal::JoinTimeout { missing: Ranks(0b0101) };
-    assert_eq!(registry.tick(at(120)), vec![Command::Refuse { tickets: vec![Ticket(0), Ticket(1)], reason }]);
+    let reason = Refusal::JoinTimeout { missing: Ranks::from([0, 2]) };
+    let tickets = vec![Ticket(0), Ticket(1)];
+    assert_eq!(registry.tick(at(120)), vec![Command::Refuse { tickets, reason: reason.clone() }]);
     assert!(reason.to_string().starts_with("ranks 0 and 2 did not join in time"));
     assert_eq!(registry.jobs().count(), 0);
 }
@@ -452,13 +453,13 @@ fn a_rank_that_disconnects_while_it_waits_may_come_again() {
 fn a_silent_rank_is_expelled_and_every_other_hears_of_it_once() {
     let mut registry = registry();
     let Admission { job, generation, .. } = start(&mut registry, at(0), "a", 3);
-    let beat = |registry: &mut Registry, now, rank| registry.beats(now, job, WorkerId(rank), generation);
+    let beat = |registry: &mut Registry, now, rank| registry.beats(now, job, Rank(rank), generation);
     for second in 1..=5 {
         assert_eq!(registry.tick(at(second)), vec![]);
-        assert_eq!(beat(&mut registry, at(second), 0), HeartbeatReply::Alive { left: Ranks(0) });
-        assert_eq!(beat(&mut registry, at(second), 2), HeartbeatReply::Alive { left: Ranks(0) });
+        assert_eq!(beat(&mut registry, at(second), 0), HeartbeatReply::Alive { left: Ranks::default() });
+        assert_eq!(beat(&mut registry, at(second), 2), HeartbeatReply::Alive { left: Ranks::default() });
     }
-    let reason = AbortReason::Expelled(WorkerId(1));
+    let reason = AbortReason::Expelled(Rank(1));
     assert_eq!(registry.tick(at(5) + Duration::from_nanos(1)), vec![Command::Abort { job, reason }]);
     assert_eq!(registry.pool().free, 2048);
     assert_eq!(beat(&mut registry, at(6), 0), HeartbeatReply::Aborted(reason));
@@ -473,7 +474,7 @@ fn a_silent_rank_is_expelled_and_every_other_hears_of_it_once() {
 fn an_abort_that_nobody_asks_about_is_forgotten() {
     let mut registry = registry();
     let job = start(&mut registry, at(0), "a", 2).job;
-    assert_eq!(registry.aborted(at(1), job, AbortReason::Expelled(WorkerId(0))), None);
+    assert_eq!(registry.aborted(at(1), job, AbortReason::Expelled(Rank(0))), None);
     assert_eq!(registry.tick(at(61)), vec![]);
     assert_eq!(registry.tick(at(62)), vec![Command::Remove { job }]);
 }
@@ -483,7 +484,7 @@ fn no_more_aborts_are_kept_than_jobs_may_run() {
     let mut registry = registry();
     let abort = |registry: &mut Registry, second| {
         let job = start(registry, at(second), "a", 1).job;
-        (job, registry.aborted(at(second), job, AbortReason::Expelled(WorkerId(0))))
+        (job, registry.aborted(at(second), job, AbortReason::Expelled(Rank(0))))
     };
     let (oldest, _) = abort(&mut registry, 0);
     assert_eq!(abort(&mut registry, 1).1, None);
@@ -499,21 +500,21 @@ fn an_aborted_job_may_be_joined_afresh_at_once() {
     registry.aborted(at(1), old.job, AbortReason::SwitchStopped);
     let new = start(&mut registry, at(1), "a", 1);
     assert_ne!(old.job, new.job);
-    let reply = registry.beats(at(2), old.job, WorkerId(0), old.generation);
+    let reply = registry.beats(at(2), old.job, Rank(0), old.generation);
     assert_eq!(reply, HeartbeatReply::Aborted(AbortReason::SwitchStopped));
-    let reply = registry.beats(at(2), new.job, WorkerId(0), new.generation);
-    assert_eq!(reply, HeartbeatReply::Alive { left: Ranks(0) });
+    let reply = registry.beats(at(2), new.job, Rank(0), new.generation);
+    assert_eq!(reply, HeartbeatReply::Alive { left: Ranks::default() });
 }
 
 #[test]
 fn a_rank_that_left_is_not_expelled_and_the_others_hear_that_it_left() {
     let mut registry = registry();
     let Admission { job, generation, .. } = start(&mut registry, at(0), "a", 2);
-    registry.leaves(at(1), job, WorkerId(1));
+    registry.leaves(at(1), job, Rank(1));
     for second in 1..20 {
         assert_eq!(registry.tick(at(second)), vec![]);
-        let reply = registry.beats(at(second), job, WorkerId(0), generation);
-        assert_eq!(reply, HeartbeatReply::Alive { left: Ranks(0b10) });
+        let reply = registry.beats(at(second), job, Rank(0), generation);
+        assert_eq!(reply, HeartbeatReply::Alive { left: Ranks::from([1]) });
     }
 }
 
@@ -521,10 +522,10 @@ fn a_rank_that_left_is_not_expelled_and_the_others_hear_that_it_left() {
 fn a_heartbeat_of_another_generation_or_rank_is_unknown() {
     let mut registry = registry();
     let job = start(&mut registry, at(0), "a", 2).job;
-    assert_eq!(registry.beats(at(1), job, WorkerId(0), Generation(1)), HeartbeatReply::Unknown);
-    assert_eq!(registry.beats(at(1), job, WorkerId(2), Generation(0)), HeartbeatReply::Unknown);
-    assert_eq!(registry.beats(at(1), JobId(7), WorkerId(0), Generation(0)), HeartbeatReply::Unknown);
-    assert_eq!(registry.leaves(at(1), job, WorkerId(200)), None);
+    assert_eq!(registry.beats(at(1), job, Rank(0), Generation(1)), HeartbeatReply::Unknown);
+    assert_eq!(registry.beats(at(1), job, Rank(2), Generation(0)), HeartbeatReply::Unknown);
+    assert_eq!(registry.beats(at(1), JobId(7), Rank(0), Generation(0)), HeartbeatReply::Unknown);
+    assert_eq!(registry.leaves(at(1), job, Rank(200)), None);
 }
 
 #[test]
@@ -545,9 +546,8 @@ const MILLISECOND: Duration = Duration::from_millis(1);
 fn attended(registry: &mut Registry, name: &str) -> (Admission, [Attendance; 2]) {
     let admission = start(registry, at(0), name, 2);
     let mut attend = |rank| {
-        let (reply, attendance) =
-            registry.attends(at(0), admission.job, WorkerId(rank), admission.generation);
-        assert_eq!(reply, HeartbeatReply::Alive { left: Ranks(0) });
+        let (reply, attendance) = registry.attends(at(0), admission.job, Rank(rank), admission.generation);
+        assert_eq!(reply, HeartbeatReply::Alive { left: Ranks::default() });
         attendance.expect("the job runs")
     };
     let attendances = [attend(0), attend(1)];
@@ -564,7 +564,7 @@ fn a_rank_that_attends_may_be_silent_for_ever_and_is_dead_soon_after_its_stream_
     }
     registry.detached(at(hour), second, Detached::AtTheRank);
     assert_eq!(registry.tick(at(hour) + MILLISECOND * 500), vec![]);
-    let reason = AbortReason::Expelled(WorkerId(1));
+    let reason = AbortReason::Expelled(Rank(1));
     assert_eq!(registry.tick(at(hour) + MILLISECOND * 501), vec![Command::Abort { job, reason }]);
 }
 
@@ -574,7 +574,7 @@ fn a_rank_that_opens_another_stream_in_time_goes_on() {
     let (Admission { job, generation, .. }, [_, old]) = attended(&mut registry, "a");
     registry.tick(at(0));
     registry.detached(at(1), old, Detached::AtTheRank);
-    let (_, new) = registry.attends(at(1) + MILLISECOND * 400, job, WorkerId(1), generation);
+    let (_, new) = registry.attends(at(1) + MILLISECOND * 400, job, Rank(1), generation);
     // The end of the old one is heard of once more, and late: nobody minds.
     registry.detached(at(2), old, Detached::AtTheRank);
     for second in 2..60 {
@@ -592,11 +592,11 @@ fn a_stream_that_breaks_on_the_way_leaves_the_rank_the_time_of_its_heartbeats() 
     for second in 1..=5 {
         assert_eq!(registry.tick(at(second)), vec![]);
     }
-    registry.beats(at(5), job, WorkerId(0), generation);
+    registry.beats(at(5), job, Rank(0), generation);
     for second in 6..=10 {
         assert_eq!(registry.tick(at(second)), vec![]);
     }
-    let reason = AbortReason::Expelled(WorkerId(0));
+    let reason = AbortReason::Expelled(Rank(0));
     assert_eq!(registry.tick(at(11)), vec![Command::Abort { job, reason }]);
 }
 
@@ -604,7 +604,7 @@ fn a_stream_that_breaks_on_the_way_leaves_the_rank_the_time_of_its_heartbeats() 
 fn a_stream_that_ends_after_a_farewell_means_nothing() {
     let mut registry = registry();
     let (Admission { job, .. }, [_, second]) = attended(&mut registry, "a");
-    assert_eq!(registry.leaves(at(1), job, WorkerId(1)), None);
+    assert_eq!(registry.leaves(at(1), job, Rank(1)), None);
     registry.detached(at(1), second, Detached::AtTheRank);
     for second in 1..60 {
         assert_eq!(registry.tick(at(second)), vec![]);
@@ -621,7 +621,7 @@ fn streams_that_end_while_the_switch_was_not_scheduled_may_come_back_as_long_as_
     for second in 101..=105 {
         assert_eq!(registry.tick(at(second)), vec![]);
     }
-    let reason = AbortReason::Expelled(WorkerId(0));
+    let reason = AbortReason::Expelled(Rank(0));
     assert_eq!(registry.tick(at(106)), vec![Command::Abort { job, reason }]);
 }
 
@@ -629,10 +629,10 @@ fn streams_that_end_while_the_switch_was_not_scheduled_may_come_back_as_long_as_
 fn there_is_nothing_to_attend_without_a_running_job() {
     let mut registry = registry();
     let (Admission { job, generation, .. }, [first, _]) = attended(&mut registry, "a");
-    assert_eq!(registry.attends(at(0), JobId(7), WorkerId(0), generation).1, None);
+    assert_eq!(registry.attends(at(0), JobId(7), Rank(0), generation).1, None);
     let reason = AbortReason::SwitchStopped;
     registry.aborted(at(1), job, reason);
-    let reply = registry.attends(at(1), job, WorkerId(0), generation);
+    let reply = registry.attends(at(1), job, Rank(0), generation);
     assert_eq!(reply, (HeartbeatReply::Aborted(reason), None));
     registry.detached(at(1), first, Detached::AtTheRank);
     assert_eq!(registry.pool().free, 2048);
@@ -647,7 +647,7 @@ fn who_takes_a_dead_ranks_place_ends_its_job_and_begins_anew() {
     assert!(matches!(registry.join(at(1), again(1)), JoinDecision::Refused { .. }));
     registry.detached(at(1), dead, Detached::AtTheRank);
     assert_eq!(registry.make_way(at(1), &ask("b", 1, 2)), vec![], "another job");
-    let reason = AbortReason::Expelled(WorkerId(1));
+    let reason = AbortReason::Expelled(Rank(1));
     assert_eq!(registry.make_way(at(1), &again(1)), vec![Command::Abort { job, reason }]);
     assert_eq!(registry.pool().free, 2048);
     let new = start(&mut registry, at(1), "a", 2);
@@ -658,11 +658,11 @@ fn who_takes_a_dead_ranks_place_ends_its_job_and_begins_anew() {
 fn a_rank_that_left_waits_for_the_next_job_of_the_name_while_the_others_end_this_one() {
     let mut registry = registry();
     let (Admission { job, .. }, _) = attended(&mut registry, "a");
-    registry.leaves(at(1), job, WorkerId(1));
+    registry.leaves(at(1), job, Rank(1));
     assert_eq!(registry.make_way(at(1), &ask("a", 1, 2)), vec![]);
     assert!(matches!(registry.join(at(1), ask("a", 1, 2)), JoinDecision::Waiting(_)));
     assert!(matches!(registry.join(at(1), ask("a", 0, 2)), JoinDecision::Refused { .. }), "it lives");
-    assert_eq!(registry.leaves(at(1), job, WorkerId(0)), Some(Command::Remove { job }));
+    assert_eq!(registry.leaves(at(1), job, Rank(0)), Some(Command::Remove { job }));
     let last = registry.join(at(2), ask("a", 0, 2));
     assert!(matches!(last, JoinDecision::Complete { outcome: Ok(_), .. }), "{last:?}");
 }
@@ -671,12 +671,12 @@ fn a_rank_that_left_waits_for_the_next_job_of_the_name_while_the_others_end_this
 fn a_rank_that_left_ends_its_job_when_it_comes_again_for_one_of_another_size() {
     let mut registry = registry();
     let (Admission { job, .. }, _) = attended(&mut registry, "a");
-    registry.leaves(at(1), job, WorkerId(0));
+    registry.leaves(at(1), job, Rank(0));
     // The other one may still collect its last sum.
     let soon = at(1) + registry.config().return_timeout;
     assert_eq!(registry.make_way(soon, &ask("a", 0, 1)), vec![]);
     assert_eq!(refusal(&mut registry, ask("a", 0, 1)), Refusal::JobRunning { rank: 0, world_size: 2 });
-    let reason = AbortReason::Expelled(WorkerId(0));
+    let reason = AbortReason::Expelled(Rank(0));
     assert_eq!(registry.make_way(at(2), &ask("a", 0, 1)), vec![Command::Abort { job, reason }]);
     start(&mut registry, at(2), "a", 1);
 }
@@ -695,7 +695,7 @@ fn who_is_not_let_in_ends_no_job_of_a_rank_whose_stream_broke() {
     for request in refused {
         assert_eq!(registry.make_way(at(1), &request), vec![], "{request:?}");
     }
-    let reason = AbortReason::Expelled(WorkerId(1));
+    let reason = AbortReason::Expelled(Rank(1));
     assert_eq!(registry.make_way(at(1), &ask("a", 1, 2)), vec![Command::Abort { job, reason }]);
 }
 
@@ -708,7 +708,7 @@ fn a_stopping_switch_ends_everything_and_admits_nothing() {
     assert_eq!(
         registry.stop(at(1)),
         vec![
-            Command::Refuse { tickets: vec![Ticket(1)], reason },
+            Command::Refuse { tickets: vec![Ticket(1)], reason: reason.clone() },
             Command::Abort { job, reason: AbortReason::SwitchStopped },
         ]
     );
@@ -751,7 +751,7 @@ fn a_resume_that_cannot_be_is_refused_for_all() {
     let mut registry = registry();
     registry.join(at(0), resuming(0, 2, &[1, 5]));
     let reason = refusal(&mut registry, resuming(1, 2, &[1, 7]));
-    assert_eq!(reason, Refusal::ResumeGap { ahead: WorkerId(1), behind: WorkerId(0), shard: 0, slot: 1 });
+    assert_eq!(reason, Refusal::ResumeGap { ahead: Rank(1), behind: Rank(0), shard: 0, slot: 1 });
     assert_eq!(registry.jobs().count(), 0);
 }
 
@@ -759,7 +759,7 @@ fn a_resume_that_cannot_be_is_refused_for_all() {
 fn a_call_without_the_ranks_own_secret_has_no_effect() {
     let mut registry = registry();
     let Admission { job, generation, key, .. } = start(&mut registry, at(0), "a", 2);
-    let (victim, other) = (WorkerId(1), WorkerId(0));
+    let (victim, other) = (Rank(1), Rank(0));
     registry.attends(at(0), job, other, generation);
     for second in 1..=5 {
         for secret in [0, u64::MAX, key.secret_of(other), key.lineage(), key.0 as u64] {
@@ -771,7 +771,7 @@ fn a_call_without_the_ranks_own_secret_has_no_effect() {
         }
         assert_eq!(registry.tick(at(second)), [], "nobody is expelled for it");
         let reply = registry.beats(at(second), job, other, generation);
-        assert_eq!(reply, HeartbeatReply::Alive { left: Ranks(0) }, "nobody has left");
+        assert_eq!(reply, HeartbeatReply::Alive { left: Ranks::default() }, "nobody has left");
     }
     let reason = AbortReason::Expelled(victim);
     let expelled = registry.tick(at(5) + Duration::from_nanos(1));
@@ -846,8 +846,7 @@ fn every_job_has_a_key_of_its_own_and_every_rank_a_secret() {
     let mut registry = registry();
     let [one, two] = ["a", "b"].map(|name| start(&mut registry, at(0), name, 2).key);
     assert_ne!(one, two);
-    let secrets =
-        [one, two].map(|key| [key.secret_of(WorkerId(0)), key.secret_of(WorkerId(1)), key.lineage()]);
+    let secrets = [one, two].map(|key| [key.secret_of(Rank(0)), key.secret_of(Rank(1)), key.lineage()]);
     let mut all = secrets.concat();
     all.sort_unstable();
     all.dedup();
@@ -899,7 +898,7 @@ fn job_name(job: u8) -> &'static str {
 fn held(registry: &Registry) -> u32 {
     let units = |view: JobView<'_>| match view.state {
         JobState::Running { in_flight, elements, wire_dtype, .. } => {
-            pool_units(in_flight, elements, wire_dtype, view.world_size)
+            pool_units(in_flight, elements, wire_dtype, view.world_size as u8)
         }
         _ => 0,
     };
@@ -961,13 +960,13 @@ proptest! {
                 }
                 Operation::Heartbeat { job, rank } => {
                     if let Some(admission) = admitted.get(job) {
-                        registry.beats(now, admission.job, WorkerId(rank), admission.generation);
+                        registry.beats(now, admission.job, Rank(rank.into()), admission.generation);
                     }
                 }
                 Operation::Attend { job, rank } => {
                     if let Some(admission) = admitted.get(job) {
                         let attending =
-                            registry.attends(now, admission.job, WorkerId(rank), admission.generation);
+                            registry.attends(now, admission.job, Rank(rank.into()), admission.generation);
                         attendances.extend(attending.1);
                     }
                 }
@@ -977,10 +976,10 @@ proptest! {
                     }
                 }
                 Operation::Leave { job, rank } => {
-                    admitted.get(job).map(|admission| registry.leaves(now, admission.job, WorkerId(rank)));
+                    admitted.get(job).map(|admission| registry.leaves(now, admission.job, Rank(rank.into())));
                 }
                 Operation::Abort { job } => {
-                    let reason = AbortReason::Expelled(WorkerId(0));
+                    let reason = AbortReason::Expelled(Rank(0));
                     admitted.get(job).map(|admission| registry.aborted(now, admission.job, reason));
                 }
                 Operation::Tick { after } => {

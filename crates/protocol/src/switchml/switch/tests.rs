@@ -23,7 +23,7 @@ fn config(workers: u8, slots: u16) -> JobConfig {
         id: JobId(7),
         key: KEY,
         generation: Generation(0),
-        workers,
+        workers: workers.into(),
         slots,
         elements: ELEMENTS as u16,
         wire_dtype: WireDtype::Int32,
@@ -273,7 +273,7 @@ fn workers_that_reduce_unlike_tensors_are_both_named() {
         Contribution { worker: 2, ..Default::default() }.to(&mut switch);
         let unlike = Contribution { worker: 1, collective: other, ..Default::default() };
         assert_eq!(unlike.to(&mut switch), Verdict::Drop(Reason::Aborted));
-        let reason = AbortReason::Mismatch { first: (WorkerId(2), SUM), second: (WorkerId(1), other) };
+        let reason = AbortReason::Mismatch { first: (Rank(2), SUM), second: (Rank(1), other) };
         assert_eq!(switch.poll_event(), Some(JobAborted { job: JobId(7), reason }));
         assert_eq!(switch.poll_event(), None);
         let mut told: Vec<u8> = Vec::new();

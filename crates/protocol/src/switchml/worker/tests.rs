@@ -7,7 +7,7 @@ mod roots;
 use alloc::vec;
 use alloc::vec::Vec;
 use core::time::Duration;
-use fanin_wire::{Abort, AbortReason, Generation, JobId, Key, NATIVE_ELEMENTS_MAX, Op, ShardId};
+use fanin_wire::{Abort, AbortReason, Generation, JobId, Key, NATIVE_ELEMENTS_MAX, Op, Rank, ShardId};
 
 use super::*;
 use crate::machine::{Elements, Summer};
@@ -69,7 +69,7 @@ impl Rack {
             id: JobId(1),
             key: KEY,
             generation: Generation(0),
-            workers,
+            workers: workers.into(),
             slots,
             elements: ELEMENTS as u16,
             wire_dtype,
@@ -354,7 +354,7 @@ fn an_abort_stops_everything_and_gives_the_tensors_back() {
     rack.workers[0].submit(Numbers::Int(vec![1; 5000]), Op::Sum);
     rack.workers[0].submit(Numbers::Int(vec![2; 7]), Op::Sum);
     rack.settle(|_| false);
-    rack.switch.abort_job(JobId(1), AbortReason::Expelled(WorkerId(1)));
+    rack.switch.abort_job(JobId(1), AbortReason::Expelled(Rank(1)));
     let mut train = vec![0; 65536];
     let sent = rack.switch.poll_transmit(rack.now, &mut train).unwrap();
     assert_eq!(sent.to, [0]);
@@ -362,7 +362,7 @@ fn an_abort_stops_everything_and_gives_the_tensors_back() {
     assert_eq!(rack.workers[0].handle_packet(rack.now, (), &train[..bytes]), Verdict::Absorb);
     assert!(matches!(
         rack.workers[0].poll_event(),
-        Some(WorkerEvent::Aborted(AbortReason::Expelled(WorkerId(1))))
+        Some(WorkerEvent::Aborted(AbortReason::Expelled(Rank(1))))
     ));
     assert_eq!(rack.workers[0].abandon().count(), 2);
     assert_eq!(rack.workers[0].poll_transmit(rack.now, &mut train), None);
@@ -374,7 +374,7 @@ fn a_suspended_worker_hears_nothing_and_an_abandoned_one_does_not_rise() {
     let mut rack = Rack::new(2, 2);
     rack.workers[0].submit(Numbers::Int(vec![1; 5000]), Op::Sum);
     rack.settle(|_| false);
-    rack.switch.abort_job(JobId(1), AbortReason::Expelled(WorkerId(1)));
+    rack.switch.abort_job(JobId(1), AbortReason::Expelled(Rank(1)));
     let mut train = vec![0; 65536];
     let bytes = rack.switch.poll_transmit(rack.now, &mut train).unwrap().bytes;
     let worker = &mut rack.workers[0];
@@ -467,7 +467,7 @@ fn a_stranger_makes_up_no_result_and_ends_no_worker() {
         SlotPacket::write(&mut result, key, &of_result, &header, ELEMENTS, |payload| payload.fill(66));
         forgeries.push(result);
         let of_abort = Preamble { kind: Kind::Abort, ..preamble };
-        let abort = Abort { preamble: of_abort, reason: AbortReason::Expelled(WorkerId(1)) };
+        let abort = Abort { preamble: of_abort, reason: AbortReason::Expelled(Rank(1)) };
         forgeries.push(abort.to_bytes(key).to_vec());
     }
     // What a worker sent is no result either, and its tag says so.

@@ -158,8 +158,7 @@ fn workers_that_disagree_on_the_wire_dtype_are_both_named() {
     let as_int32 = Collective { wire_dtype: WireDtype::Int32, ..SUM_OF_FLOATS };
     let unlike = Contribution { worker: 1, collective: as_int32, ..Default::default() };
     assert_eq!(unlike.to(&mut switch), Verdict::Drop(Reason::Aborted));
-    let reason =
-        AbortReason::Mismatch { first: (WorkerId(0), SUM_OF_FLOATS), second: (WorkerId(1), as_int32) };
+    let reason = AbortReason::Mismatch { first: (Rank(0), SUM_OF_FLOATS), second: (Rank(1), as_int32) };
     assert_eq!(switch.poll_event(), Some(JobAborted { job: JobId(7), reason }));
     assert_eq!(SUM_OF_FLOATS.to_string(), "sum of 1000 float32 sent as bfloat16 (all-reduce 0)");
     assert_eq!(as_int32.to_string(), "sum of 1000 float32 (all-reduce 0)");
