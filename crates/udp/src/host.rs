@@ -3,6 +3,7 @@
 use crate::io_loop::Shard;
 use crate::io_thread::{HostThreads, Lease, Room};
 use crate::mailbox::Post;
+use crate::registered::Registered;
 use crate::socket::{bind, receive_buffer_bytes};
 use crate::train_socket::{Peer, TrainSocket};
 use crate::{IoStatistics, Offload, ThreadEnded};
@@ -22,14 +23,14 @@ pub struct Host<M: Endpoint> {
     events: Mutex<Option<Receiver<M::Event>>>,
 }
 
-struct Running<M> {
+struct Running<M: Endpoint> {
     post: Post<Command<M>>,
     lease: Lease,
 }
 
-type Question<M> = Box<dyn FnOnce(&mut M, IoStatistics) + Send>;
+type Question<M> = Box<dyn FnOnce(&mut HostShard<M>, IoStatistics) + Send>;
 
-enum Command<M> {
+pub(crate) enum Command<M: Endpoint> {
     Ask(Question<M>),
     Stop,
 }
@@ -59,7 +60,7 @@ where
             let socket = TrainSocket::new(socket, offload)?;
             let room = Room::new()?;
             let (post, mailbox) = room.mailbox();
-            let shard = HostShard { machine, events: events.clone() };
+            let shard = HostShard { machine, registered: Registered::default(), events: events.clone() };
             let lease = room.move_in(shard, socket, mailbox, Some(address), format!("{name}-{index}"))?;
             host.shards.push(Running { post, lease });
         }
@@ -89,12 +90,20 @@ where
         &self,
         question: impl Fn(&mut M, IoStatistics) -> R + Clone + Send + 'static,
     ) -> Vec<Option<R>> {
+        self.ask_shards(move |shard, io| question(&mut shard.machine, io))
+    }
+
+    /// As [`Self::ask_all`], of all that is on the threads.
+    pub(crate) fn ask_shards<R: Send + 'static>(
+        &self,
+        question: impl Fn(&mut HostShard<M>, IoStatistics) -> R + Clone + Send + 'static,
+    ) -> Vec<Option<R>> {
         let asked = self.shards.iter().map(|shard| {
             let question = question.clone();
             let (reply, answer) = mpsc::sync_channel(1);
-            let ask = move |machine: &mut M, io| {
+            let ask = move |shard: &mut HostShard<M>, io| {
                 // Fails when nobody waits for it any more; that is no concern of the machine's.
-                let _ = reply.send(question(machine, io));
+                let _ = reply.send(question(shard, io));
             };
             shard.post.send(Command::Ask(Box::new(ask))).is_ok().then_some(answer)
         });
@@ -150,8 +159,10 @@ pub(crate) fn stopped() -> io::Error {
     io::Error::other("the data path has stopped")
 }
 
-struct HostShard<M: Endpoint> {
-    machine: M,
+/// What a host has on a thread.
+pub(crate) struct HostShard<M: Endpoint> {
+    pub(crate) machine: M,
+    pub(crate) registered: Registered,
     events: Sender<M::Event>,
 }
 
@@ -163,9 +174,13 @@ impl<M: Endpoint<Address = Peer>> Shard for HostShard<M> {
         &mut self.machine
     }
 
+    fn takes(&mut self, from: Peer, packet: &[u8]) -> bool {
+        self.registered.takes(from, packet)
+    }
+
     fn command(&mut self, command: Command<M>, socket: &mut TrainSocket) -> ControlFlow<()> {
         match command {
-            Command::Ask(question) => question(&mut self.machine, socket.statistics),
+            Command::Ask(question) => question(self, socket.statistics),
             Command::Stop => return ControlFlow::Break(()),
         }
         ControlFlow::Continue(())

@@ -42,6 +42,10 @@ pub(crate) trait Shard {
     type Command;
 
     fn machine(&mut self) -> &mut Self::Machine;
+    /// Whether a packet that a socket brought is for the machine.
+    fn takes(&mut self, _from: Peer, _packet: &[u8]) -> bool {
+        true
+    }
     /// Carries out a command; `Break` ends the machine.
     fn command(&mut self, command: Self::Command, socket: &mut TrainSocket) -> ControlFlow<()>;
     fn event(&mut self, event: <Self::Machine as Endpoint>::Event);
@@ -239,10 +243,11 @@ fn receive<S: Shard>(
     let (mut more, mut bytes, mut counted) = (true, 0, 0);
     while more && bytes < ROUND_BYTES {
         let now = clock.now();
-        let machine = shard.machine();
         more = socket.receive(buffers, |peer, packet| {
             bytes += packet.len().max(PACKET_BYTES_MIN);
-            if !matches!(machine.handle_packet(now, peer, packet), Verdict::Drop(_)) {
+            if shard.takes(peer, packet)
+                && !matches!(shard.machine().handle_packet(now, peer, packet), Verdict::Drop(_))
+            {
                 counted += 1;
             }
         });

@@ -19,6 +19,7 @@ mod mailbox;
 mod part;
 mod probe;
 mod raw_tensor;
+mod registered;
 mod services;
 mod socket;
 mod statistics;

@@ -1,13 +1,13 @@
 //! The machines that sum, on real sockets: SwitchML's switch, ATP's switch and its server.
 
 use crate::failure::invalid;
-use crate::host::{Host, stopped};
+use crate::host::{Host, HostShard, stopped};
 use crate::socket::check_shards;
 use crate::train_socket::Peer;
 use crate::{IoStatistics, Offload};
 use fanin_protocol::atp::{AtpServer, AtpSwitch, AtpSwitchConfig, SwitchRoute};
 use fanin_protocol::switchml::{Switch, SwitchJob, Upstream};
-use fanin_protocol::{JobProgress, Received, Summer};
+use fanin_protocol::{JobProgress, Reason, Received, Summer};
 use fanin_wire::{AbortReason, JobId, ShardId};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -56,11 +56,14 @@ impl SwitchDriver {
     /// When the switch refuses the job, cannot send to its upstream, or has stopped.
     pub fn add_rack(&self, job: SwitchJob<SocketAddr>) -> io::Result<()> {
         let SwitchJob { config, contributions, upstream } = job;
+        let above = upstream.map(|Upstream { address, .. }| address.ip());
         let upstream = upstream.map(|Upstream { address, place }| {
             let address = Peer::from(reachable(self.local_addr(), address)?);
             Ok::<_, io::Error>(Upstream { address, place })
         });
-        self.add_job(SwitchJob { config, contributions, upstream: upstream.transpose()? })
+        self.add_job(SwitchJob { config, contributions, upstream: upstream.transpose()? })?;
+        self.register(config.id, above);
+        Ok(())
     }
 }
 
@@ -88,9 +91,12 @@ impl AtpSwitchDriver {
     /// # Errors
     /// When the switch can serve no such job, cannot send to its upstream, or has stopped.
     pub fn add_route(&self, route: SwitchRoute<SocketAddr>) -> io::Result<()> {
+        let above = route.upstream.ip();
         let upstream = Peer::from(reachable(self.local_addr(), route.upstream)?);
         let SwitchRoute { id, key, generation, level, .. } = route;
-        self.add_job(SwitchRoute { id, key, generation, upstream, level })
+        self.add_job(SwitchRoute { id, key, generation, upstream, level })?;
+        self.register(id, [above]);
+        Ok(())
     }
 }
 
@@ -110,9 +116,24 @@ where
         Ok(())
     }
 
+    /// Members of a job that is here send from these hosts. When this returns its packets are taken from there, and from where was registered
+    /// before; until the first time they are from anywhere.
+    pub fn register(&self, job: JobId, hosts: impl IntoIterator<Item = IpAddr>) {
+        let hosts = Vec::from_iter(hosts);
+        self.ask_shards(move |shard, _| {
+            // It may be over by now.
+            if shard.machine.job_progress(job).is_some() {
+                hosts.iter().for_each(|host| shard.registered.register(job, *host));
+            }
+        });
+    }
+
     /// Forgets a job, in every shard. When this returns its packets are unknown.
     pub fn remove_job(&self, job: JobId) {
-        self.ask_all(move |machine, _| machine.remove_job(job));
+        self.ask_shards(move |shard, _| {
+            shard.machine.remove_job(job);
+            shard.registered.forget(job);
+        });
     }
 
     /// Tells the job's workers, now and whenever they send again, that it cannot go on.
@@ -134,7 +155,13 @@ where
     #[must_use]
     pub fn received(&self) -> Received {
         let mut sum = Received::default();
-        self.ask_all(|machine, _| machine.received()).into_iter().flatten().for_each(|shard| sum += shard);
+        let received = |shard: &mut HostShard<M>, _| {
+            let mut received = shard.machine.received();
+            received.packets += shard.registered.foreign;
+            received.dropped[Reason::Foreign as usize] += shard.registered.foreign;
+            received
+        };
+        self.ask_shards(received).into_iter().flatten().for_each(|shard| sum += shard);
         sum
     }
 

@@ -89,6 +89,7 @@ pub(super) async fn join(
         plan: service.plan,
         split: Some(Split::of(config).told(here.unwrap_or_default())),
         place: Some(place(config, connection)),
+        host: super::path::host(connection.address),
         protocol: Some(match config.protocol {
             Protocol::SwitchMl => {
                 let slots = config.slots.map(u32::from);

@@ -25,6 +25,11 @@ pub fn route(switch: SocketAddr) -> Option<Route> {
     Some(Route { local, interface, rate_bps })
 }
 
+/// The address that packets to `switch` leave from, as the control protocol has it; empty where there is no way.
+pub(crate) fn host(switch: SocketAddr) -> String {
+    local_address(switch).map(|local| local.to_string()).unwrap_or_default()
+}
+
 /// The rate of the interface through which `switch` is reached; `None` where it does not tell, as virtual ones do not.
 pub(crate) fn rate_bps(switch: SocketAddr) -> Option<u64> {
     route(switch)?.rate_bps

@@ -114,6 +114,7 @@ impl Watch {
             secret: job.key().secret_of(self.shared.rank),
             seconds_per_byte: self.shared.pending.seconds_per_byte(),
             imbalance: self.shared.driver.imbalance(),
+            host: super::path::host(self.connection().address),
         };
         let reply = match timeout(self.interval.max(RETRY), self.connection().client.heartbeat(message)).await
         {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 
@@ -26,6 +26,8 @@ pub(super) trait DataPath: std::fmt::Debug + Send + Sync {
     fn events(&self) -> Option<Receiver<JobAborted>>;
     /// Makes room for an admitted job.
     fn add_job(&self, admission: &Admission) -> io::Result<()>;
+    /// Has a job's packets taken from these hosts of its members, too.
+    fn register(&self, job: JobId, hosts: &[IpAddr]);
     fn remove_job(&self, job: JobId);
     fn abort_job(&self, job: JobId, reason: AbortReason);
     /// How everything is, and these jobs.
@@ -108,6 +110,10 @@ where
 
     fn add_job(&self, admission: &Admission) -> io::Result<()> {
         Self::add_job(self, M::Job::of(admission)?)
+    }
+
+    fn register(&self, job: JobId, hosts: &[IpAddr]) {
+        Self::register(self, job, hosts.iter().copied());
     }
 
     fn remove_job(&self, job: JobId) {

@@ -121,6 +121,8 @@ struct State {
     told: HashMap<JobId, Told>,
     /// How each running job is, for the streams of its ranks.
     news: HashMap<JobId, watch::Sender<HeartbeatReply>>,
+    /// From which hosts each of their ranks sends.
+    hosts: HashMap<JobId, BTreeMap<Rank, Vec<IpAddr>>>,
     /// The stream that each of their ranks has now: another one takes its place, and so ends it.
     streams: HashMap<JobId, BTreeMap<Rank, oneshot::Sender<()>>>,
 }
@@ -143,6 +145,7 @@ impl Jobs {
             denied: 0,
             told: HashMap::new(),
             news: HashMap::new(),
+            hosts: HashMap::new(),
             streams: HashMap::new(),
         };
         let state = Arc::new(Mutex::new(state));
@@ -252,6 +255,22 @@ impl Jobs {
         });
     }
 
+    /// A rank that was admitted sends from these hosts. Resolves when its packets are taken from there.
+    pub async fn register(&self, job: JobId, rank: Rank, hosts: Vec<IpAddr>) {
+        let (sender, registered) = oneshot::channel();
+        {
+            let mut state = self.lock();
+            state.sends_from(job, rank, &hosts);
+            self.errands.send(move |driver| {
+                driver.register(job, &hosts);
+                // The rank may have hung up.
+                let _ = sender.send(());
+            });
+        }
+        // Fails when nobody carries out errands any more, which `health` says.
+        let _ = registered.await;
+    }
+
     /// A rank that was admitted tells of the job and of itself.
     pub fn tell(&self, job: JobId, rank: u32, word: Word) {
         let mut state = self.lock();
@@ -269,6 +288,7 @@ impl Jobs {
         generation: Generation,
         secret: u64,
         measured: Measured,
+        hosts: Vec<IpAddr>,
     ) -> Result<HeartbeatReply, Denied> {
         let mut state = self.lock();
         let reply = state.registry.heartbeat(self.now(), job, rank, generation, secret);
@@ -278,6 +298,9 @@ impl Jobs {
         {
             // Of a rank that the job has, so that no more can be entered than there are ranks.
             state.told.entry(job).or_default().measured(rank, measured);
+            if state.sends_from(job, rank, &hosts) {
+                self.errands.send(move |driver| driver.register(job, &hosts));
+            }
         }
         Ok(reply)
     }
@@ -407,6 +430,7 @@ impl Jobs {
                     state.told.remove(&job);
                     state.news.remove(&job);
                     state.streams.remove(&job);
+                    state.hosts.remove(&job);
                     tracing::info!(id = job.0, "a job is over");
                     self.errands.send(move |driver| driver.remove_job(job));
                 }
@@ -502,6 +526,19 @@ impl State {
         }
     }
 
+    /// Notes from where a rank of a running job sends; whether that is new.
+    fn sends_from(&mut self, job: JobId, rank: Rank, hosts: &[IpAddr]) -> bool {
+        if !self.news.contains_key(&job) {
+            return false;
+        }
+        let known = self.hosts.entry(job).or_default().entry(rank).or_default();
+        let is_new = known != hosts;
+        if is_new {
+            *known = hosts.to_vec();
+        }
+        is_new
+    }
+
     /// Tells a job's ranks how it is.
     fn tell(&self, job: JobId, news: HeartbeatReply) {
         if let Some(ranks) = self.news.get(&job) {
@@ -588,17 +625,17 @@ mod tests {
         let Admission { job, key, generation, .. } = *admitted(&jobs, "job").await.expect("admitted");
         let trip = Measured { round_trip: Some(Duration::from_micros(50)), ..Measured::default() };
         for (job, rank) in [(job, 0), (job, 1), (JobId(8), 0)] {
-            let _ = jobs.heartbeat(job, Rank(rank), generation, key.secret_of(Rank(rank)), trip);
+            let _ = jobs.heartbeat(job, Rank(rank), generation, key.secret_of(Rank(rank)), trip, vec![]);
         }
         let secret = key.secret_of(Rank(0));
-        let denied = jobs.heartbeat(job, Rank(0), generation, 0, trip);
+        let denied = jobs.heartbeat(job, Rank(0), generation, 0, trip, vec![]);
         assert_eq!((denied, jobs.denied()), (Err(Denied { rank: Rank(0) }), 1));
-        jobs.heartbeat(job, Rank(0), generation, secret, Measured::default()).expect("its own");
+        jobs.heartbeat(job, Rank(0), generation, secret, Measured::default(), vec![]).expect("its own");
         let told = jobs.told(job).members;
         assert_eq!((told.len(), told[&Rank(0)].measured), (1, trip));
         assert_eq!(jobs.lock().told.len(), 1);
         jobs.leave(job, Rank(0), secret).expect("its own");
-        jobs.heartbeat(job, Rank(0), generation, secret, trip).expect("its own");
+        jobs.heartbeat(job, Rank(0), generation, secret, trip, vec![]).expect("its own");
         jobs.tell(job, 0, Word::default());
         assert!(jobs.lock().told.is_empty());
     }
@@ -649,6 +686,9 @@ mod tests {
         fn add_job(&self, _: &Admission) -> io::Result<()> {
             self.pass("add");
             if self.state.lock().unwrap().refuses { Err(io::ErrorKind::OutOfMemory.into()) } else { Ok(()) }
+        }
+        fn register(&self, _: JobId, _: &[IpAddr]) {
+            self.pass("register");
         }
         fn remove_job(&self, _: JobId) {
             self.pass("remove");
@@ -747,6 +787,24 @@ mod tests {
         assert_eq!(second.superseded.try_recv(), Err(oneshot::error::TryRecvError::Empty));
         jobs.leave(job, Rank(0), secret).expect("its own");
         assert!(jobs.lock().streams.is_empty());
+    }
+
+    #[tokio::test]
+    async fn from_where_a_rank_sends_is_told_to_the_data_path_when_it_changes() {
+        let gated = Arc::new(Gated::default());
+        let jobs = jobs(Arc::clone(&gated) as Arc<dyn DataPath>);
+        let Admission { job, key, generation, .. } = *admitted(&jobs, "job").await.expect("admitted");
+        let (rank, secret) = (Rank(0), key.secret_of(Rank(0)));
+        let [one, other] = [1, 2].map(|last| vec![IpAddr::from([10, 0, 0, last])]);
+        jobs.register(job, rank, one.clone()).await;
+        for (hosts, secret) in [(&one, secret), (&other, secret), (&other, secret), (&one, 0)] {
+            let _ = jobs.heartbeat(job, rank, generation, secret, Measured::default(), hosts.clone());
+        }
+        jobs.leave(job, rank, secret).expect("its own");
+        let _ = jobs.heartbeat(job, rank, generation, secret, Measured::default(), one);
+        assert!(jobs.lock().hosts.is_empty());
+        drop(jobs);
+        assert_eq!(gated.state.lock().unwrap().told, ["add", "register", "register", "remove"]);
     }
 
     #[tokio::test]

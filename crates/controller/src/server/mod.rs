@@ -294,7 +294,7 @@ mod tests {
         let key = crate::convert::key(&admission.key).expect("a key");
         let secret = key.secret_of(fanin_wire::Rank(0));
         let beat = HeartbeatRequest { job_id: admission.job_id, secret, ..HeartbeatRequest::default() };
-        runtime.block_on(client.heartbeat(beat)).expect("alive");
+        runtime.block_on(client.heartbeat(beat.clone())).expect("alive");
         assert!(healthz(server.address()).ends_with("\r\n\r\nok\n"));
 
         driver.ask_all(|_, _| -> () { panic!("on purpose") });

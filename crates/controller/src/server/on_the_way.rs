@@ -1,7 +1,7 @@
 //! What sums on the way to the root: ATP's aggregators, or a rack's slots, behind one set of questions.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::mpsc::Receiver;
 
 use fanin_protocol::atp::AtpSwitchStatistics;
@@ -18,6 +18,8 @@ pub(super) trait OnTheWay: std::fmt::Debug + Send + Sync {
     fn events(&self) -> Option<Receiver<JobAborted>>;
     /// Lets the packets of a job through. When this returns they are taken.
     fn add(&self, job: JobId, route: &Route) -> io::Result<()>;
+    /// Has a job's packets taken from these hosts of who is below, too.
+    fn register(&self, job: JobId, hosts: &[IpAddr]);
     fn remove_job(&self, job: JobId);
     /// How everything is, and these jobs.
     fn figures(&self, names: Vec<(JobId, String)>) -> Figures;
@@ -63,6 +65,10 @@ impl OnTheWay for AtpSwitchDriver {
         self.add_route(route.switch_route(job).ok_or(io::ErrorKind::InvalidInput)?)
     }
 
+    fn register(&self, job: JobId, hosts: &[IpAddr]) {
+        Self::register(self, job, hosts.iter().copied());
+    }
+
     fn remove_job(&self, job: JobId) {
         Self::remove_job(self, job);
     }
@@ -71,7 +77,7 @@ impl OnTheWay for AtpSwitchDriver {
         let statistics = self.ask_all(|machine, _| machine.statistics()).pop().flatten();
         let progress = |(job, name)| Some((job, name, self.job_progress(job)?));
         Figures {
-            received: statistics.map(|statistics| statistics.received).unwrap_or_default(),
+            received: self.received(),
             aggregators: Some(statistics.unwrap_or_default()),
             io: self.io_statistics(),
             jobs: names.into_iter().filter_map(progress).collect(),
@@ -103,6 +109,10 @@ impl OnTheWay for SwitchDriver {
 
     fn add(&self, _: JobId, route: &Route) -> io::Result<()> {
         self.add_rack(route.rack_job().ok_or(io::ErrorKind::InvalidInput)?)
+    }
+
+    fn register(&self, job: JobId, hosts: &[IpAddr]) {
+        Self::register(self, job, hosts.iter().copied());
     }
 
     fn remove_job(&self, job: JobId) {

@@ -6,7 +6,7 @@
 //! switch that restarted learns the same from the next heartbeat.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -29,7 +29,7 @@ use super::jobs::for_log;
 use super::on_the_way::{Figures, OnTheWay};
 use super::relay_metrics::text;
 use super::routes::{Route, Routes};
-use super::service::{Replies, asked, refused, seen_from};
+use super::service::{Replies, asked, hosts, refused, seen_from};
 use super::snapshots::Snapshots;
 use crate::client::connection::{Connection, explain, with_port};
 use crate::client::path;
@@ -307,6 +307,14 @@ impl Relay {
         SocketAddr::new(ip, self.address.port()).to_string()
     }
 
+    /// The address that its packets to the upstream leave from.
+    fn host(&self, connection: &Connection) -> String {
+        match self.address.ip() {
+            ip if ip.is_unspecified() => path::host(connection.address),
+            ip => ip.to_string(),
+        }
+    }
+
     fn mismatch(&self, cause: String) -> ChainError {
         ChainError::RouteMismatch { switch: self.name(), upstream: self.upstream.clone(), cause }
     }
@@ -445,7 +453,12 @@ impl Relay {
         })
     }
 
-    async fn join(&self, mut request: proto::JoinRequest) -> Result<proto::Admission, Failed> {
+    /// Passes on that a rank joins, whose packets come from these hosts.
+    async fn join(
+        &self,
+        mut request: proto::JoinRequest,
+        hosts: Vec<IpAddr>,
+    ) -> Result<proto::Admission, Failed> {
         let (asked, _) = asked(&request)?;
         if asked != self.protocol {
             return Err(Failed::Registry(Refusal::ProtocolMismatch { asked, served: self.protocol }));
@@ -471,6 +484,7 @@ impl Relay {
                 RackMemory::Slots { .. } => proto::hop::Protocol::Switchml(proto::hop::SwitchMl {}),
             }),
         });
+        request.host = self.host(&connection);
         let rtt_ns = u64::try_from(connection.rtt.as_nanos()).unwrap_or(u64::MAX);
         request.rtt_ns = request.rtt_ns.saturating_add(rtt_ns);
         let ours = path::rate_bps(connection.address);
@@ -481,7 +495,7 @@ impl Relay {
             proto::join_reply::Outcome::Admission(admission) => admission,
             proto::join_reply::Outcome::Refusal(refusal) => return Err(Failed::Passed(refusal)),
         };
-        if let Err(error) = self.learn_admission(rank, &mut admission, &connection).await {
+        if let Err(error) = self.learn_admission(rank, &mut admission, &connection, hosts).await {
             // The rank hears a refusal, so it will not leave the place that it was given above.
             if let (Ok(key), Ok(worker)) = (key(&admission.key), narrow(rank, "rank").map(Rank)) {
                 let secret = key.secret_of(worker);
@@ -499,22 +513,52 @@ impl Relay {
         rank: u32,
         admission: &mut proto::Admission,
         connection: &Connection,
+        hosts: Vec<IpAddr>,
     ) -> Result<(), Failed> {
         let generation = Generation(narrow(admission.generation, "generation")?);
         let member = (JobId(admission.job_id), generation, Rank(narrow(rank, "rank")?));
         let route = admission.route.as_mut().ok_or(Malformed("route"))?;
-        Ok(self.learn_route(member, connection, route).await?)
+        self.learn_route(member, connection, route).await?;
+        if let Some(registered) = self.register(member.0, member.2, hosts) {
+            // Fails when nobody carries out errands any more, which `health` says.
+            let _ = registered.await;
+        }
+        Ok(())
     }
 
-    async fn heartbeat(&self, mut request: proto::HeartbeatRequest) -> Result<proto::HeartbeatReply, Failed> {
+    /// A rank's packets come here from these hosts. If that is new, says when they are taken from there.
+    fn register(&self, job: JobId, rank: Rank, hosts: Vec<IpAddr>) -> Option<oneshot::Receiver<()>> {
+        let mut routes = lock(&self.routes);
+        routes.sends_from(job, rank, &hosts).then(|| {
+            let (sender, registered) = oneshot::channel();
+            self.errands.send(move |driver| {
+                driver.register(job, &hosts);
+                // Nobody need wait.
+                let _ = sender.send(());
+            });
+            registered
+        })
+    }
+
+    async fn heartbeat(
+        &self,
+        mut request: proto::HeartbeatRequest,
+        hosts: Vec<IpAddr>,
+    ) -> Result<proto::HeartbeatReply, Failed> {
         self.health().map_err(|ended| unhealthy(&ended))?;
         request.passed_on = one_more(request.passed_on)?;
         let generation = Generation(narrow(request.generation, "generation")?);
         let member = (JobId(request.job_id), generation, Rank(narrow(request.rank, "rank")?));
         self.authenticate(member.0, member.2, request.secret)?;
         let mut connection = self.upstream(PATIENCE).await?;
+        request.host = self.host(&connection);
         let reply = self.answered(connection.client.heartbeat(request).await)?;
-        Ok(self.learned(member, &connection, reply).await?)
+        let is_of_job = reply.route.is_some();
+        let reply = self.learned(member, &connection, reply).await?;
+        if is_of_job {
+            self.register(member.0, member.2, hosts);
+        }
+        Ok(reply)
     }
 
     /// Opens a rank's stream to the upstream, and passes on what comes from there and, if the rank dies, that.
@@ -723,12 +767,14 @@ struct Service(Arc<Relay>);
 impl Control for Service {
     async fn join(&self, request: Request<proto::JoinRequest>) -> Result<Response<proto::JoinReply>, Status> {
         use proto::join_reply::Outcome;
+        let peer = request.remote_addr();
         let message = seen_from(request)?;
+        let hosts = hosts(peer, &message.host);
         let (job, rank) = (for_log(&message.job), message.rank);
         let refused =
             |reason: &dyn std::fmt::Display| tracing::warn!(job, rank, %reason, "a rank is refused");
         // When the rank hangs up, this future is dropped, and with it the call to the upstream.
-        let outcome = match self.0.join(message).await {
+        let outcome = match self.0.join(message, hosts).await {
             Ok(admission) => Outcome::Admission(admission),
             Err(Failed::Registry(refusal)) => {
                 refused(&refusal);
@@ -748,7 +794,10 @@ impl Control for Service {
         &self,
         request: Request<proto::HeartbeatRequest>,
     ) -> Result<Response<proto::HeartbeatReply>, Status> {
-        Ok(Response::new(self.0.heartbeat(request.into_inner()).await?))
+        let peer = request.remote_addr();
+        let request = request.into_inner();
+        let hosts = hosts(peer, &request.host);
+        Ok(Response::new(self.0.heartbeat(request, hosts).await?))
     }
 
     type AttendStream = Replies;

@@ -1,7 +1,7 @@
 //! What a switch with an upstream knows of the jobs that it serves.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use fanin_protocol::atp::SwitchRoute;
@@ -130,6 +130,8 @@ struct Entry {
     route: Route,
     /// The ranks that were heard of through this switch and did not leave.
     ranks: Ranks,
+    /// From which hosts their packets come here.
+    hosts: BTreeMap<Rank, Vec<IpAddr>>,
     heard: Instant,
 }
 
@@ -174,8 +176,21 @@ impl Routes {
             self.0.remove(old);
         }
         let ranks = [rank].into_iter().collect();
-        self.0.insert(job, Entry { route, ranks, heard: now });
+        self.0.insert(job, Entry { route, ranks, hosts: BTreeMap::new(), heard: now });
         before
+    }
+
+    /// Notes from where a rank's packets come; whether that is new, and its job is served here.
+    pub fn sends_from(&mut self, job: JobId, rank: Rank, hosts: &[IpAddr]) -> bool {
+        let Some(entry) = self.0.get_mut(&job).filter(|entry| entry.ranks.contains(rank)) else {
+            return false;
+        };
+        let known = entry.hosts.entry(rank).or_default();
+        let is_new = known != hosts;
+        if is_new {
+            *known = hosts.to_vec();
+        }
+        is_new
     }
 
     /// Whether a call in a rank's name is the rank's; false of a job that is not known here.

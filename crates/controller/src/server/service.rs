@@ -51,6 +51,7 @@ impl Control for ControlService {
         let peer = request.remote_addr();
         let here = request.local_addr();
         let mut request = seen_from(request)?;
+        let hosts = hosts(peer, &request.host);
         // Not a byte more of it while the rank waits than is kept after that.
         let word = Word::of(&mut request);
         let mut request = join_request(request)?;
@@ -73,10 +74,12 @@ impl Control for ControlService {
         };
         let outcome = match outcome {
             Ok(admission) => {
+                let worker = Rank(rank as u16);
+                self.jobs.register(admission.job, worker, hosts).await;
                 self.jobs.tell(admission.job, rank, word);
                 let timeout = self.jobs.config().heartbeat_timeout;
                 let mut admitted = admission_for(&admission, rank, timeout, self.instance);
-                admitted.route = self.jobs.route(admission.job, Rank(rank as u16)).map(Box::new);
+                admitted.route = self.jobs.route(admission.job, worker).map(Box::new);
                 proto::join_reply::Outcome::Admission(admitted)
             }
             Err(NotAdmitted::Refused(reason)) => proto::join_reply::Outcome::Refusal(reason.into()),
@@ -89,7 +92,9 @@ impl Control for ControlService {
         &self,
         request: Request<proto::HeartbeatRequest>,
     ) -> Result<Response<proto::HeartbeatReply>, Status> {
+        let peer = request.remote_addr();
         let request = request.into_inner();
+        let hosts = hosts(peer, &request.host);
         let rank = Rank(narrow(request.rank, "rank")?);
         let generation = Generation(narrow(request.generation, "generation")?);
         let measured = Measured {
@@ -98,7 +103,8 @@ impl Control for ControlService {
             imbalance: request.imbalance,
         };
         let job = JobId(request.job_id);
-        let reply = self.jobs.heartbeat(job, rank, generation, request.secret, measured).map_err(refused)?;
+        let reply =
+            self.jobs.heartbeat(job, rank, generation, request.secret, measured, hosts).map_err(refused)?;
         // After the registry heard it: no rank is to blame.
         self.jobs.health().map_err(|ended| unhealthy(&ended))?;
         let passed_on_for = (request.passed_on > 0).then_some(rank);
@@ -243,6 +249,15 @@ pub(super) fn seen_from(request: Request<proto::JoinRequest>) -> Result<proto::J
         hop.address = peer.ip().to_canonical().to_string();
     }
     Ok(message)
+}
+
+/// The hosts that packets of who calls come from: that of the call, which is all that is seen of it behind a NAT, and the one that it tells of,
+/// whose packets may leave from another address than its calls.
+pub(super) fn hosts(peer: Option<SocketAddr>, told: &str) -> Vec<IpAddr> {
+    let mut hosts: Vec<IpAddr> = peer.map(|peer| peer.ip().to_canonical()).into_iter().collect();
+    let told = told.parse().ok().map(|told: IpAddr| told.to_canonical());
+    hosts.extend(told.filter(|told| !told.is_unspecified() && !hosts.contains(told)));
+    hosts
 }
 
 /// The machine whose memory a rank uses up, where that can be seen: who asks through other switches comes from any behind them, and
@@ -406,6 +421,16 @@ fn describe(jobs: &Jobs, figures: &Figures, job: JobSnapshot) -> proto::Job {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn packets_come_from_where_the_call_does_and_from_where_their_sender_says() {
+        let (peer, ip) = (|text: &str| text.parse().ok(), |text: &str| text.parse::<IpAddr>().unwrap());
+        assert_eq!(hosts(peer("10.0.0.1:7"), "192.168.0.2"), [ip("10.0.0.1"), ip("192.168.0.2")], "by a NAT");
+        assert_eq!(hosts(peer("[::ffff:10.0.0.1]:7"), "10.0.0.1"), [ip("10.0.0.1")], "the same one");
+        for told in ["", "0.0.0.0", "anywhere"] {
+            assert_eq!(hosts(peer("[fd00::1]:7"), told), [ip("fd00::1")], "{told:?} is none");
+        }
+    }
 
     #[test]
     fn ranks_of_one_machine_count_together_unless_it_is_the_switchs_or_a_switch() {

@@ -49,7 +49,7 @@ pub(super) fn ranks(job: &str, at: &[SocketAddr]) -> Vec<Session> {
 }
 
 /// Sums tensors that differ by rank and place, of a length that fills many fragments and the last one in part.
-fn sums_are_exact(sessions: &[Session], seed: i32) {
+pub(super) fn sums_are_exact(sessions: &[Session], seed: i32) {
     let (length, count) = (100_003, sessions.len() as i32);
     let value = |rank: i32, i: i32| rank * 1_000_003 + i * 7 + seed;
     let integers: Vec<_> = (0..count)

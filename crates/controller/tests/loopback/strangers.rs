@@ -10,9 +10,10 @@ use fanin_wire::{
 };
 use tonic::Code;
 
-use super::atp::{rack, ranks, server, summing};
+use super::atp::{rack, ranks, server, summing, sums_are_exact};
 use super::http::{fetch, metric};
 use super::*;
+use fanin_controller::JobStatusState;
 use fanin_controller::proto::control_client::ControlClient;
 use fanin_controller::proto::split::Share;
 use fanin_controller::proto::{
@@ -198,6 +199,93 @@ fn a_strangers_packets_have_no_effect_on_a_live_job_of_atp() {
     });
 }
 
+/// Sends a packet again that a rank sent, until `address` has counted that it came from elsewhere; whether something comes back.
+fn replay(address: SocketAddr, packet: &[u8]) -> bool {
+    let stranger = UdpSocket::bind("127.0.0.2:0").expect("of this machine");
+    stranger.set_nonblocking(true).expect("a socket");
+    let is_answered = || stranger.recv(&mut [0; 9000]).is_ok();
+    let foreign = || metric(&fetch(address, "/metrics"), "fanin_packets_dropped_total{reason=\"foreign\"}");
+    let (before, began) = (foreign(), std::time::Instant::now());
+    while foreign() < before + 20 && began.elapsed() < HANG {
+        stranger.send_to(packet, address).expect("sent");
+        if is_answered() {
+            return true;
+        }
+    }
+    is_answered() || foreign() < before + 20
+}
+
+#[test]
+fn a_packet_that_is_sent_again_from_elsewhere_diverts_nothing() {
+    let switch = switch();
+    let sessions = connect_all(&switch, "caught", 2, |_| {});
+    let Some(WorkerJob::SwitchMl { config: job, .. }) = sessions[0].job() else { panic!("another protocol") };
+    // Of an exchange that is long over.
+    let (kind, worker, shard) = (Kind::Update, WorkerId(0), ShardId(0));
+    let preamble = Preamble { kind, job: job.id, generation: job.generation, worker, shard };
+    let collective = Collective {
+        sequence: 0,
+        dtype: Dtype::Int32,
+        op: Op::Sum,
+        pattern: Pattern::AllReduce,
+        elements: 1,
+        wire_dtype: WireDtype::Int32,
+    };
+    let header =
+        SlotHeader { slot: SlotIndex(0), next_exponent: 0, exchange: u32::MAX, chunk: 0, collective };
+    let mut packet = vec![0; packet_bytes(0)];
+    SlotPacket::write(&mut packet, job.key, &preamble, &header, 0, |_| {});
+    let mut is_diverted = true;
+    summing(&sessions, || is_diverted = replay(switch.address(), &packet));
+    assert!(!is_diverted, "what is for a rank goes to a stranger");
+}
+
+#[test]
+fn a_packet_of_atp_that_is_sent_again_from_elsewhere_diverts_nothing() {
+    let server = server();
+    let rack = rack(server.address());
+    let sessions = ranks("caught", &[rack.address(); 2]);
+    let Some(WorkerJob::Atp { config, directions }) = sessions[0].job() else { panic!("another protocol") };
+    let packet = |directions| {
+        let (kind, worker) = (Kind::Gradient, WorkerId::ALL);
+        let (job, generation, shard) = (config.id, config.generation, ShardId(0));
+        let preamble = Preamble { kind, job, generation, worker, shard };
+        let collective = Collective {
+            sequence: 0,
+            dtype: Dtype::Int32,
+            op: Op::Sum,
+            pattern: Pattern::AllReduce,
+            elements: 1,
+            wire_dtype: WireDtype::Int32,
+        };
+        let header = GradientHeader {
+            flags: Flags { resend: true, ..Flags::default() },
+            directions,
+            sequence: 0,
+            aggregator_index: 0,
+            fragment: 0,
+            collective,
+            exponent: GradientHeader::STATIC_FACTOR,
+            next_exponent: 0,
+        };
+        let mut bytes = vec![0; fragment_packet_bytes(config.elements.into())];
+        let elements = config.elements.into();
+        GradientPacket::write(&mut bytes, config.key, &preamble, &header, elements, |payload| {
+            payload.fill(0)
+        });
+        bytes
+    };
+    sums_are_exact(&sessions, 1);
+    let mut is_diverted = [true; 2];
+    summing(&sessions, || {
+        is_diverted = [
+            replay(rack.address(), &packet(directions)),
+            replay(server.address(), &packet(Directions { level: 1, ..directions })),
+        ];
+    });
+    assert_eq!(is_diverted, [false; 2], "what is for a rank goes to a stranger");
+}
+
 #[test]
 fn one_address_does_not_fill_the_switch_with_jobs_that_wait() {
     let switch = switch();
@@ -232,6 +320,11 @@ fn one_address_does_not_fill_the_switch_with_jobs_that_wait() {
         // Who hangs up makes room.
         waiting.shutdown().await;
     });
+    let (address, began) = (switch.address().to_string(), std::time::Instant::now());
+    let gathers = |job: &fanin_controller::JobStatus| matches!(job.state, JobStatusState::Gathering { .. });
+    while fanin_controller::switch_status(&address, HANG).expect("a status").jobs.iter().any(gathers) {
+        assert!(began.elapsed() < HANG, "the switch does not hear that they are gone");
+    }
     let sessions = connect_all(&switch, "later", 2, |_| {});
     assert_eq!(sessions.len(), 2);
 }
