@@ -22,6 +22,7 @@ use tonic::{Code, Request, Response, Status, Streaming};
 
 use super::ServerError;
 use super::calls::{Calls, too_many};
+use super::crowd::Crowd;
 use super::data_path::unhealthy;
 use super::errands::Errands;
 use super::http::{self, Served};
@@ -29,7 +30,7 @@ use super::jobs::for_log;
 use super::on_the_way::{Figures, OnTheWay};
 use super::relay_metrics::text;
 use super::routes::{Route, Routes};
-use super::service::{Replies, asked, hosts, refused, seen_from};
+use super::service::{Replies, asked, crowded, hosts, refused, seen_from};
 use super::snapshots::Snapshots;
 use crate::client::connection::{Connection, explain, with_port};
 use crate::client::path;
@@ -51,6 +52,8 @@ const PATIENCE: Duration = Duration::from_millis(500);
 const TICK: Duration = Duration::from_secs(1);
 /// As many calls one of a stranger counts: all of them leave three quarters of what the upstream takes from here to the ranks.
 const STRANGER_COUNTS: u32 = 4;
+/// Of how many jobs ranks may wait at once that ask from one address: half as many as the upstream lets wait that ask from here.
+const WAITING_OF_ONE_MAX: usize = 64;
 /// How long a caller's host may not be heard of.
 const SILENCE: Duration = Duration::from_secs(5);
 
@@ -168,6 +171,7 @@ impl RackServer {
             }),
             routes,
             of_strangers: Mutex::default(),
+            waiting: Crowd::new(usize::MAX, WAITING_OF_ONE_MAX),
             stops: watch::Sender::new(false),
         });
         let scraped = Arc::clone(&relay);
@@ -235,6 +239,8 @@ struct Relay {
     routes: Arc<Mutex<Routes>>,
     /// Calls of whom it does not know: the upstream hears them and those of all ranks here from one address.
     of_strangers: Mutex<Calls>,
+    /// Jobs of which ranks wait to be admitted, by where they ask from.
+    waiting: Crowd,
     /// The streams of ranks end, and say nothing of the ranks.
     stops: watch::Sender<bool>,
 }
@@ -771,6 +777,9 @@ impl Control for Service {
         let message = seen_from(request)?;
         let hosts = hosts(peer, &message.host);
         let (job, rank) = (for_log(&message.job), message.rank);
+        let address = peer.map_or(IpAddr::from([0; 4]), |peer| peer.ip());
+        let _place = self.0.waiting.enter(address, job.clone()).ok_or_else(crowded)?;
+        self.0.pass_a_stranger()?;
         let refused =
             |reason: &dyn std::fmt::Display| tracing::warn!(job, rank, %reason, "a rank is refused");
         // When the rank hangs up, this future is dropped, and with it the call to the upstream.

@@ -58,14 +58,10 @@ impl Control for ControlService {
         // The rank knows its own end of the path. A link that is narrower at this one loses packets, and nobody says so.
         let ours = here.and_then(|here| mtu_at(here.ip().to_canonical()));
         request.mtu = ours.map_or(request.mtu, |mtu| mtu.min(request.mtu));
-        request.origin = peer.and_then(|peer| origin(peer, here, &request.hops));
+        request.origin = peer.and_then(|peer| origin(peer, here));
         let rank = request.rank;
         let address = peer.map_or(IpAddr::from([0; 4]), |peer| peer.ip());
-        let _place = self.jobs.wait(address, &request).ok_or_else(|| {
-            let text =
-                "ranks of too many jobs wait here already that ask from this address; start fewer at a time";
-            Status::resource_exhausted(text)
-        })?;
+        let _place = self.jobs.wait(address, &request).ok_or_else(crowded)?;
         self.jobs.health().map_err(|ended| unhealthy(&ended))?;
         let outcome = match self.jobs.join(request) {
             // When the rank hangs up, this future is dropped, and its place with it.
@@ -260,12 +256,18 @@ pub(super) fn hosts(peer: Option<SocketAddr>, told: &str) -> Vec<IpAddr> {
     hosts
 }
 
-/// The machine whose memory a rank uses up, where that can be seen: who asks through other switches comes from any behind them, and
-/// this switch's own machine may use all.
-fn origin(peer: SocketAddr, here: Option<SocketAddr>, hops: &[Hop]) -> Option<IpAddr> {
+/// What a rank hears of whose address too many ranks wait.
+pub(super) fn crowded() -> Status {
+    let text = "ranks of too many jobs wait here already that ask from this address; start fewer at a time";
+    Status::resource_exhausted(text)
+}
+
+/// The machine that a rank's use of memory counts for: who calls, be it another switch, for anybody can say that he is one. This switch's own
+/// machine may use all.
+fn origin(peer: SocketAddr, here: Option<SocketAddr>) -> Option<IpAddr> {
     let ip = peer.ip().to_canonical();
     let is_ours = ip.is_loopback() || here.is_some_and(|here| here.ip().to_canonical() == ip);
-    (hops.is_empty() && !is_ours).then_some(ip)
+    (!is_ours).then_some(ip)
 }
 
 fn hop(message: &proto::Hop) -> Result<Hop, Malformed> {
@@ -433,16 +435,12 @@ mod tests {
     }
 
     #[test]
-    fn ranks_of_one_machine_count_together_unless_it_is_the_switchs_or_a_switch() {
+    fn who_calls_from_one_machine_counts_together_unless_it_is_the_switchs() {
         let address = |ip: [u8; 4]| SocketAddr::from((ip, 1));
         let (here, other) = (address([10, 0, 0, 1]), address([10, 0, 0, 2]));
-        assert_eq!(origin(other, Some(here), &[]), Some(other.ip()));
-        assert_eq!(origin(here, Some(here), &[]), None);
-        assert_eq!(origin("[::ffff:10.0.0.1]:1".parse().unwrap(), Some(here), &[]), None, "the same one");
-        assert_eq!(origin(address([127, 0, 0, 2]), Some(here), &[]), None);
-        let protocol = Some(proto::hop::Protocol::Switchml(proto::hop::SwitchMl {}));
-        let rack =
-            hop(&proto::Hop { address: "10.0.0.2".into(), protocol, ..proto::Hop::default() }).unwrap();
-        assert_eq!(origin(other, Some(here), &[rack]), None);
+        assert_eq!(origin(other, Some(here)), Some(other.ip()));
+        assert_eq!(origin(here, Some(here)), None);
+        assert_eq!(origin("[::ffff:10.0.0.1]:1".parse().unwrap(), Some(here)), None, "the same one");
+        assert_eq!(origin(address([127, 0, 0, 2]), Some(here)), None);
     }
 }

@@ -286,27 +286,27 @@ fn a_packet_of_atp_that_is_sent_again_from_elsewhere_diverts_nothing() {
     assert_eq!(is_diverted, [false; 2], "what is for a rank goes to a stranger");
 }
 
-#[test]
-fn one_address_does_not_fill_the_switch_with_jobs_that_wait() {
-    let switch = switch();
+/// Asks for twice as many jobs as may wait here of one address, and sees that half of them are refused, and that another address has room.
+fn crowd(switch: SocketAddr, of_one_max: usize, protocol: join_request::Protocol) {
+    let request =
+        |job: &str, world_size| JoinRequest { protocol: Some(protocol), ..request(job, 0, world_size, HANG) };
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     runtime.block_on(async {
-        let client = ControlClient::connect(format!("http://{}", switch.address())).await.expect("a switch");
+        let client = ControlClient::connect(format!("http://{switch}")).await.expect("a switch");
         let mut waiting = tokio::task::JoinSet::new();
-        for job in 0..256 {
-            let mut client = client.clone();
-            let request = request(&format!("{job}"), 0, 2, HANG);
+        for job in 0..2 * of_one_max {
+            let (mut client, request) = (client.clone(), request(&format!("{job}"), 2));
             waiting.spawn(async move { client.join(request).await.map(drop) });
         }
-        for _ in 0..128 {
-            let refused =
-                waiting.join_next().await.expect("256 asked").expect("no panic").expect_err("refused");
+        for _ in 0..of_one_max {
+            let refused = waiting.join_next().await.expect("all asked").expect("no panic");
+            let refused = refused.expect_err("refused");
             assert_eq!(refused.code(), Code::ResourceExhausted, "{refused}");
         }
-        // Another address has room; 127.0.0.2 is this machine's, too.
+        // 127.0.0.2 is this machine's, too.
         let socket = tokio::net::TcpSocket::new_v4().expect("a socket");
         socket.bind(([127, 0, 0, 2], 0).into()).expect("of this machine");
-        let stream = socket.connect(switch.address()).await.expect("a switch");
+        let stream = socket.connect(switch).await.expect("a switch");
         let mut stream = Some(hyper_util::rt::TokioIo::new(stream));
         let connector = tower::service_fn(move |_: tonic::codegen::http::Uri| {
             let stream = stream.take();
@@ -315,11 +315,24 @@ fn one_address_does_not_fill_the_switch_with_jobs_that_wait() {
         let endpoint = tonic::transport::Endpoint::from_static("http://switch");
         let mut other =
             ControlClient::new(endpoint.connect_with_connector(connector).await.expect("a switch"));
-        let reply = other.join(request("other", 0, 1, HANG)).await.expect("an answer").into_inner();
+        let reply = other.join(request("other", 1)).await.expect("an answer").into_inner();
         assert!(matches!(reply.outcome, Some(Outcome::Admission(_))), "{reply:?}");
         // Who hangs up makes room.
         waiting.shutdown().await;
     });
+}
+
+#[test]
+fn one_address_leaves_room_to_others_that_join_through_the_same_switch() {
+    let server = server();
+    let rack = rack(server.address());
+    crowd(rack.address(), 64, of_atp());
+}
+
+#[test]
+fn one_address_does_not_fill_the_switch_with_jobs_that_wait() {
+    let switch = switch();
+    crowd(switch.address(), 128, of_switch_ml(None));
     let (address, began) = (switch.address().to_string(), std::time::Instant::now());
     let gathers = |job: &fanin_controller::JobStatus| matches!(job.state, JobStatusState::Gathering { .. });
     while fanin_controller::switch_status(&address, HANG).expect("a status").jobs.iter().any(gathers) {

@@ -102,7 +102,7 @@ pub struct JoinRequest {
     pub wire_version: u8,
     /// What the rank still has of a job that a switch forgot.
     pub resume: Option<Resume>,
-    /// From which machine it was asked; `None` from the switch's own, and through other switches: any may be behind them.
+    /// From which machine it was asked, a rank's or that of the switch which passed it on; `None` from the switch's own.
     pub origin: Option<IpAddr>,
 }
 
