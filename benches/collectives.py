@@ -24,7 +24,10 @@ PATH = ROOT / "docs" / "performance.md"
 CLUSTERS: Mapping[str, Sequence[str]] = {
     "4, unshaped": ("--workers", "4", "--mtu", "1500"),
     "8, 1 Gbit/s": ("--workers", "8", "--rate", "1gbit"),
+    "4 on one machine": ("--workers", "4", "--ranks-per-machine", "4", "--mtu", "1500"),
+    "2 x 4, 1 Gbit/s": ("--workers", "8", "--ranks-per-machine", "4", "--rate", "1gbit"),
 }
+STEPS = ("--workers", "4"), ("--workers", "8", "--ranks-per-machine", "4")
 SIZES = "4KB,64KB,1MB,25MB"
 OPTIONS = ("--own-services", "--warmup", "1", "--repeat", "5")
 QUICK = ("--workers", "2"), ("--size", "4KB", "--own-services", "--warmup", "0", "--repeat", "1")
@@ -50,7 +53,7 @@ def main() -> int:
                 print(f"{name}: {cluster}", file=sys.stderr, flush=True)
                 results.append(bench([*where, *options], name=name))
                 lines += [_row(name, cluster, run) for run in results[-1]["runs"]]
-        step = None if args.quick else _step()
+        steps = [] if args.quick else [_step(which) for which in STEPS]
     except FailedError as error:
         print(error, file=sys.stderr)
         return 1
@@ -61,8 +64,7 @@ def main() -> int:
         f"One run of each: `{command}`. Medians; times as fast as Gloo.\n",
         document.table(heads, lines),
     ]
-    if step is not None:
-        parts.append(f"`python benches/sharded.py`, 4 workers at 1 Gbit/s:\n\n```\n{step}```\n")
+    parts += [f"`{command}`, at 1 Gbit/s:\n\n```\n{said}```\n" for command, said in steps]
     text = args.into.read_text() if args.into.exists() else None
     args.into.write_text(document.rewritten(text, "\n".join(parts), BEGIN, END))
     return 0
@@ -82,14 +84,14 @@ def _row(name: str, cluster: str, run: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _step() -> str:
+def _step(which: Sequence[str]) -> tuple[str, str]:
     program = Path(__file__).with_name("sharded.py")
     done = subprocess.run(
-        [sys.executable, str(program)], check=False, capture_output=True, text=True
+        [sys.executable, str(program), *which], check=False, capture_output=True, text=True
     )
     if done.returncode:
         raise FailedError(done.stderr.strip().splitlines()[-1])
-    return done.stdout
+    return " ".join(["python benches/sharded.py", *which]), done.stdout
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """A step of FSDP2 on fanin beside one on Gloo: `python benches/sharded.py`, as root.
 
-Every rank is a process in a namespace of its own, behind one shaped link, and the ranks' own
+Every machine is a namespace, behind one shaped link, with a rank or several, and the ranks' own
 services sum. The model is wide and its batch small, so that a step is what is gathered and
 scattered; both backends train the same model from the same start, in turns, and their losses are
 compared. As a program with arguments, this file is one such rank.
@@ -31,19 +31,24 @@ def main() -> int:
     """Measure, and print a line for each backend."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--ranks-per-machine", type=int, default=1)
     parser.add_argument("--rate-bps", type=int, default=10**9)
     parser.add_argument("--steps", type=int, default=7, help="of each backend; the first warms up")
     args = parser.parse_args()
+    grouped = args.ranks_per_machine
+    if args.workers % grouped:
+        parser.error(f"{args.workers} ranks do not fill machines of {grouped}")
     with (
         tempfile.TemporaryDirectory() as directory,
-        Netlab(args.workers, rate_bps=args.rate_bps, name=f"shard{os.getpid()}") as lab,
+        Netlab(args.workers // grouped, rate_bps=args.rate_bps, name=f"shard{os.getpid()}") as lab,
     ):
         meeting = Path(directory) / "rendezvous"
         ranks = []
         for rank in range(args.workers):
             command = [sys.executable, __file__, "rank", str(rank), str(args.workers)]
             command += [str(meeting), str(args.rate_bps), str(args.steps)]
-            ranks.append(lab.popen(f"w{rank}", command, stdout=subprocess.PIPE, text=True))
+            machine = f"w{rank // grouped}"
+            ranks.append(lab.popen(machine, command, stdout=subprocess.PIPE, text=True))
         said = [rank.communicate()[0] for rank in ranks]
     if any(rank.returncode for rank in ranks):
         print("a rank failed", file=sys.stderr)

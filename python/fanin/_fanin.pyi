@@ -86,6 +86,13 @@ class Client:
         """Whether the job has other collectives than all_reduce, the same on all ranks."""
 
     @property
+    def columns(self) -> int:
+        """How many ranks of each machine speak for it, the same on all ranks.
+
+        1 where they do not sum among themselves.
+        """
+
+    @property
     def timeout(self) -> float: ...
     def set_timeout(self, seconds: float) -> None:
         """Bound each all-reduce, those under way as well."""

@@ -175,6 +175,17 @@ def awkward(me: Me) -> None:
     assert maximum.item() == n - 1
     dist.broadcast(maximum.fill_(me.rank), src=0)
     assert maximum.item() == 0
+    # The other collectives, of slices whose segments lie apart.
+    scattered = torch.empty(LENGTH, device=device)
+    dist.reduce_scatter_single(scattered, torch.ones(n * LENGTH, device=device) * (me.rank + 1))
+    assert scattered.eq(n * (n + 1) / 2).all()
+    gathered = torch.empty(n * 3000, device=device)
+    dist.all_gather_single(gathered, torch.full((3000,), float(me.rank), device=device))
+    assert gathered.view(n, -1).t().eq(torch.arange(n, device=device)).all()
+    dist.reduce(scattered.fill_(1.0), 1)
+    assert scattered.eq(n if me.rank == 1 else 1).all()
+    dist.broadcast(scattered, 1)
+    assert scattered.eq(n).all()
     dist.barrier()
 
 

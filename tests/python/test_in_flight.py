@@ -330,6 +330,6 @@ def test_the_network_hears_the_last_timeout_also_if_a_work_ends_while_it_is_told
         told.append(seconds)
 
     under_way = UnderWay(5, tell, lambda: None)
-    work = Idle([], under_way)
+    work = Idle([], [], under_way)
     under_way.begin(work, 1000)
     assert told[-1] == 5

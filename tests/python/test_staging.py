@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import test_all_reduce
+import test_collectives
 import test_ddp
 import test_delegated
 import test_futures
@@ -23,8 +24,9 @@ import torch.distributed as dist
 from conftest import Launch
 from fake_device import FakeDevice, Mark, plug_in
 from fanin import _fanin, errors
-from fanin.torch import staging
+from fanin.torch import collectives, staging
 from fanin.torch.channel import Channel
+from fanin.torch.work import Request
 from ranks import DEADLINE, Me, wait_until
 
 ELEMENTS = 1000
@@ -370,18 +372,50 @@ def test_cutting_covers_every_element_once_whatever_the_dtype() -> None:
         per = 4 * ELEMENTS // dtype.itemsize
         for length in (0, 1, per - 1, per, per + 1, 5 * per):
             whole = torch.arange(length).to(dtype)
-            parts = staging.cut(whole)
+            cuts = staging.cut(Request([whole], "float32"))
+            parts = [part.memory[0] for part in cuts]
             assert torch.equal(torch.cat(parts), whole)
             assert [part.numel() for part in parts[:-1]] == [per] * (len(parts) - 1)
             assert len(parts) == max(1, -(-length // per))
+    # Of several tensors each segment has a stretch of each; of what is moved, the bytes.
+    several = [torch.arange(700) + rank for rank in range(3)]
+    cuts = staging.cut(Request(several, None, "all_gather"))
+    for rank, whole in enumerate(several):
+        pieces = [part.memory[rank] for part in cuts]
+        assert torch.equal(torch.cat(pieces), whole.view(torch.uint8))
+    assert all(sum(piece.nbytes for piece in part.memory) <= 4 * ELEMENTS for part in cuts)
+    assert len(cuts) == 5
+
+
+def test_memory_is_not_written_to_before_the_device_was_done_with_it(job: Job) -> None:
+    busy = job.devices[1].producer = Mark()
+    tensors = [torch.full((ELEMENTS,), 1.0 + rank) for rank in (0, 1)]
+    works = [
+        channel.start([tensor], [collectives.broadcast(tensor, 0, rank)], notify=True)
+        for rank, (channel, tensor) in enumerate(zip(job.channels, tensors, strict=True))
+    ]
+    with pytest.raises(errors.AllReduceTimeout, match="a broadcast of device tensors was not over"):
+        works[0].wait(timedelta(seconds=0.2))
+    assert tensors[1][0] == 2.0
+    busy.event.set()
+    for work, tensor in zip(works, tensors, strict=True):
+        assert work.wait(SOON)
+        assert (tensor == 1.0).all()
+    # The root only gives, and the other only gets.
+    assert [len(device.copied_out) for device in job.devices] == [1, 0]
+    assert [len(device.copied_in) for device in job.devices] == [0, 1]
 
 
 # The suites of host tensors, on the device. Each body runs in processes of its own.
 
 
 def on_a_device(me: Me, body: Callable[..., Any], *args: Any) -> Any:
+    return in_segments(me, 4 * ELEMENTS, body, *args)
+
+
+def in_segments(me: Me, size_bytes: int, body: Callable[..., Any], *args: Any) -> Any:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(staging, "SEGMENT_BYTES", 4 * ELEMENTS)
+        patch.setattr(staging, "SEGMENT_BYTES", size_bytes)
         devices = plug_in(patch)
         try:
             result = body(me, *args)
@@ -406,6 +440,26 @@ def test_programs_of_host_tensors_run_on_the_device(
     launch: Launch, body: Callable[[Me], Any]
 ) -> None:
     launch(on_a_device, 2, body).results()
+
+
+@pytest.mark.parametrize(
+    ("body", "machines", "args"),
+    [
+        (test_collectives.moves, "abc", ()),
+        (test_collectives.moves, "aba", ()),
+        (test_collectives.sums, "abc", ({},)),
+        (test_collectives.sums, "aaa", ({},)),
+        (test_collectives.odd_memory, "abc", ()),
+        (test_collectives.odd_memory, "aaa", ()),
+        (test_collectives.asynchronous, "aba", ()),
+    ],
+    ids=lambda value: getattr(value, "__name__", value if isinstance(value, str) else None),
+)
+def test_the_other_collectives_run_on_the_device(
+    launch: Launch, body: Callable[..., Any], machines: str, args: tuple[Any, ...]
+) -> None:
+    run = in_segments, len(machines), 50_000, body, machines, *args
+    assert launch(*run, at=test_collectives.ALONE).results()
 
 
 @pytest.mark.parametrize("average", [False, True], ids=["sum", "avg"])

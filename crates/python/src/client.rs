@@ -146,6 +146,12 @@ impl Client {
         self.membership.with_session(|session| session.has_roots()).unwrap_or_default()
     }
 
+    /// How many ranks of each machine speak for it, 1 where they do not sum among themselves: the same on all ranks.
+    #[getter]
+    fn columns(&self) -> usize {
+        self.membership.with_session(Job::columns).unwrap_or(1)
+    }
+
     /// Seconds that each all-reduce may take, from its submission or from the end of the one before it.
     #[getter]
     fn timeout(&self) -> f64 {

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from fanin import netlab
 from fanin._settings import variable
 from fanin.bench.message import Failed, Place, Round, Timing, Verdict
-from fanin.torch import backend
+from fanin.torch import channel
 from fanin.torch.options import Options
 
 _PERIOD = 97
@@ -71,7 +71,7 @@ def _play(place: Place, parent: Connection) -> None:
             rate=place.rate_bps,
         )
         # What the services do is measured, also where the backend would take Gloo for it.
-        backend.ALL_GATHER_BYTES_MAX = sys.maxsize
+        channel.ALL_GATHER_BYTES_MAX = sys.maxsize
         groups["fanin"] = dist.new_group(backend="fanin", timeout=timeout, pg_options=options)
     parent.send("joined")
     inputs: Inputs | None = None

@@ -12,21 +12,21 @@ Programs that have "gloo" written in them run unchanged with FANIN_AS=gloo, or
 With ``pg_options=fanin.torch.Options(wire_dtype="bfloat16")`` gradients travel in half the bytes,
 with ``protocol="atp"`` (FANIN_PROTOCOL) they are summed on the way to a server.
 
-All-reduces (SUM, AVG) of float32, float16, bfloat16 and int32 tensors on the CPU or on CUDA devices
-are summed by the switch, and of float64, int64, uint8 and int8 tensors, too, if the protocol is not
-ATP. So are reduce and reduce_scatter, of tensors on the CPU, and broadcast and all_gather move bits
-of any dtype; but not by ATP or behind racks, and an all_gather of more than 1 MB in all is faster
-on Gloo where each rank has a machine to itself. All that is not served so is served by a Gloo group
-over the same store. The choice is each rank's own: where the ranks' dtypes or ops differ such that
-some go to Gloo, the collective ends with `fanin.errors.AllReduceTimeout`.
+All-reduces, reduces and reduce_scatters (SUM, AVG) of float32, float16, bfloat16 and int32 tensors,
+on the CPU or on CUDA devices, are summed by the switch, and of float64, int64, uint8 and int8
+tensors, too; broadcast and all_gather move bits of any dtype. ATP has all-reduces alone, of the
+first four, racks have no other collective either, and an all_gather of more than 1 MB in all is
+faster on Gloo where each rank has a machine to itself. All that is not served so is served by a
+Gloo group over the same store. The choice is each rank's own: where the ranks' dtypes or ops differ
+such that some go to Gloo, the collective ends with `fanin.errors.AllReduceTimeout`.
 
 CUDA tensors pass through pinned host memory, in segments of 4 MiB, copied while others are on the
-network. An all-reduce comes after what the current stream was given before it. `Work.wait()` blocks
+network. A collective comes after what the current stream was given before it. `Work.wait()` blocks
 the host until the network is done, so that it can raise, and then the current stream until the sum
 is copied in; the work's future orders the streams of its users by itself. The group's timeout
 bounds each segment. The ranks' tensors are all on the CPU or all on CUDA devices: a rank that
-differs is told of by `fanin.errors.CollectiveMismatch`, unless the tensor is one segment. An
-all-reduce cannot be captured into a CUDA graph, and none may be under way during a capture.
+differs is told of by `fanin.errors.CollectiveMismatch`, unless the tensor is one segment. A
+collective cannot be captured into a CUDA graph, and none may be under way during a capture.
 
 A barrier comes after all all-reduces in flight, as on Gloo, and so does `destroy_process_group`,
 for some seconds; what is not over then fails with `fanin.errors.Closed`. An all-reduce whose

@@ -32,10 +32,6 @@ from fanin.torch.work import Part, seconds
 # How Gloo says that another rank's end of a connection is gone.
 LOST_PEER = re.compile(r"[Cc]onnection (closed|reset)|[Bb]roken pipe|Connection refused")
 
-# What all ranks' slices have together, up to which the services gather faster than Gloo: beyond it
-# what each chunk costs the processor decides (docs/performance.md, "Other collectives").
-ALL_GATHER_BYTES_MAX = 1_000_000
-
 _debugged: list[FaninBackend] = []
 
 
@@ -259,8 +255,8 @@ class FaninBackend(DelegatingBackend):
 
     def _gathers(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> bool:
         """Whether the switch is to gather these; it could, but not in large."""
-        small = sum(tensor.nbytes for tensor in outputs) <= ALL_GATHER_BYTES_MAX
-        return small and self._channel.has([*outputs, *inputs], adds=False)
+        size_bytes = sum(tensor.nbytes for tensor in outputs)
+        return self._channel.gathers([*outputs, *inputs], size_bytes)
 
     def _scatter(
         self, outputs: Sequence[Tensor], inputs: TensorLists, opts: c10d.ReduceScatterOptions
@@ -270,7 +266,7 @@ class FaninBackend(DelegatingBackend):
         if average is None or not self._matches(inputs, outputs):
             return None
         flat = [tensor for each in inputs for tensor in each]
-        if not (self._channel.has(outputs, adds=True) and self._channel.has(flat, adds=True)):
+        if not self._channel.has([*outputs, *flat], adds=True):
             return None
         pairs = zip(outputs, inputs, strict=True)
         parts = [

@@ -26,9 +26,15 @@ from fanin.torch.cuda import CudaCopies
 from fanin.torch.staged_work import StagedWork
 from fanin.torch.staging import Staging
 from fanin.torch.under_way import Limited, UnderWay
-from fanin.torch.work import AllReduceWork, FaninWork, Kept, Part
+from fanin.torch.work import AllReduceWork, FaninWork, Kept, Part, Request
 
 DEVICES: Final = ("cpu", "cuda")
+
+# What all ranks' slices have together, up to which the services gather faster than Gloo where each
+# rank has a machine to itself: beyond it what each chunk costs the processor decides. Where ranks
+# share machines fewer machines have chunks, and Gloo has as many connections
+# (docs/performance.md, "Other collectives").
+ALL_GATHER_BYTES_MAX = 1_000_000
 
 # How long closing waits for callbacks that are running, and a destroyed group for what is under
 # way, in seconds.
@@ -53,6 +59,7 @@ class Channel:
         self._client = client
         self._summed = frozenset(DTYPES.values() if client is None else client.dtypes)
         self._has_roots = client is not None and client.has_roots
+        self._columns = 1 if client is None else client.columns
         self._completions = Completions(client) if client is not None else None
         self._copies: Copies = CudaCopies()
         self._under_way = (
@@ -61,7 +68,13 @@ class Channel:
             else UnderWay(math.inf, _nothing, _nothing)
         )
         self._staging = (
-            Staging(self._copies, partial(_submit_notified, client), client.close, self._under_way)
+            Staging(
+                self._copies,
+                client.rank,
+                partial(_submit_notified, client),
+                client.close,
+                self._under_way,
+            )
             if client is not None
             else None
         )
@@ -88,8 +101,15 @@ class Channel:
         """Whether the switch has other collectives for such tensors: alike on every rank."""
         if not self._has_roots or not tensors:
             return False
-        here = all(t.device.type == "cpu" and t.layout == torch.strided for t in tensors)
-        return here and (not adds or all(map(self.serves, tensors)))
+        kinds = {t.device.type for t in tensors}
+        here = len(kinds) == 1 and kinds <= set(DEVICES)
+        strided = all(t.layout == torch.strided for t in tensors)
+        return here and strided and (not adds or all(map(self.serves, tensors)))
+
+    def gathers(self, tensors: Sequence[torch.Tensor], size_bytes: int) -> bool:
+        """Whether the switch is to gather such tensors: as `has`, and no slower than Gloo."""
+        small = self._columns > 1 or size_bytes <= ALL_GATHER_BYTES_MAX
+        return small and self.has(tensors, adds=False)
 
     def serves(self, tensor: torch.Tensor) -> bool:
         """Whether the switch can sum such a tensor: the same answer on every rank."""
@@ -116,14 +136,10 @@ class Channel:
 
         After `limit` seconds, if it is given, the all-reduce fails, and with it the group.
         """
-        staged = bool(tensors) and self._copies.takes(tensors[0])
-        if self._client is None or self._completions is None or self._staging is None:
-            if staged:
+        if self._client is None:
+            if self._are_staged(tensors):
                 return StagedWork.alone(tensors, self._copies, self._under_way)
             return FaninWork(tensors, [], self._under_way, notified=notify)
-        if staged:
-            self._completions.ensure_running()
-            return self._staging.all_reduce(tensors, average=average, limit=limit)
         parts = [collectives.all_reduce(tensor, average) for tensor in tensors]
         return self.start(tensors, parts, notify=notify, limit=limit)
 
@@ -134,14 +150,14 @@ class Channel:
         *,
         notify: bool,
         limit: float | None = None,
-    ) -> FaninWork:
-        """Start the parts, whose results are in `tensors`, which are on the CPU.
-
-        As `all_reduce`; there is a client.
-        """
+    ) -> AllReduceWork:
+        """Start the parts, whose results are in `tensors`: as `all_reduce`; there is a client."""
         assert self._client is not None
         assert self._completions is not None
         assert self._staging is not None
+        if self._are_staged(tensors):
+            self._completions.ensure_running()
+            return self._staging.start(tensors, parts, limit)
         self._staging.flush()
         if notify:
             self._completions.ensure_running()
@@ -161,6 +177,9 @@ class Channel:
                 break
             work.started(part, pending)
         return work
+
+    def _are_staged(self, tensors: Sequence[torch.Tensor]) -> bool:
+        return bool(tensors) and self._copies.takes(tensors[0])
 
     def set_timeout(self, seconds: float) -> None:
         """Bound each all-reduce, in place of the timeout that the client was made with."""
@@ -215,10 +234,8 @@ class Channel:
             self._close()
 
 
-def _submit_notified(
-    client: _fanin.Client, memory: torch.Tensor, average: bool, kept: Kept
-) -> _fanin.Pending:
-    return collectives.summed(memory, average).submit(client, kept, True)
+def _submit_notified(client: _fanin.Client, request: Request, kept: Kept) -> _fanin.Pending:
+    return request.submit(client, kept, True)
 
 
 def _nothing(*_: float) -> None:

@@ -1,21 +1,20 @@
 """What becomes of tensors in each collective, as memory that the network reads and writes.
 
-The network works in place, in memory that lies in one piece. A tensor that does not, is negated by
-a bit, or shares its memory with another one of the same call, is copied, and copied back in the
-end.
+The network works in place, in memory that lies in one piece. A tensor that does not, is negated or
+conjugated by a bit, or shares its memory with another one of the same call, is copied, and copied
+back in the end. Tensors of a device are copied on it, on the current stream, and staged from there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Final
 
 import torch
 
 from fanin import _fanin
-from fanin.torch.work import Part, Request, each_once
+from fanin.torch.work import Back, Part, Request, write
 
 DTYPES: Final[dict[torch.dtype, _fanin.DType]] = {
     torch.float32: "float32",
@@ -28,33 +27,26 @@ DTYPES: Final[dict[torch.dtype, _fanin.DType]] = {
     torch.int8: "int8",
 }
 
-Finish = Callable[[], object]
-
 
 def all_reduce(tensor: torch.Tensor, average: bool) -> Part:
     """Sum a tensor, or average it."""
-    memory, finish = _in_place(tensor)
-    return Part(summed(memory, average), finish)
-
-
-def summed(memory: torch.Tensor, average: bool) -> Request:
-    """Ask for the sum of memory that lies in one piece."""
-    return Request([memory], DTYPES[memory.dtype], average=average)
+    memory, back = _in_place(tensor)
+    return Part(Request([memory], DTYPES[memory.dtype], average=average), back)
 
 
 def reduce(tensor: torch.Tensor, average: bool, root: int, rank: int) -> Part:
     """Sum a tensor for one rank."""
-    memory, finish = _in_place(tensor)
+    memory, back = _in_place(tensor)
     dtype = DTYPES[tensor.dtype]
     request = Request([memory], dtype, collective="reduce", root=root, average=average)
-    return Part(request, finish if rank == root else None)
+    return Part(request, back if rank == root else [])
 
 
 def broadcast(tensor: torch.Tensor, root: int, rank: int) -> Part:
     """Give all ranks what one has."""
-    memory, finish = _in_place(tensor)
+    memory, back = _in_place(tensor)
     request = Request([memory], None, collective="broadcast", root=root)
-    return Part(request, None if rank == root else finish)
+    return Part(request, [] if rank == root else back)
 
 
 def all_gather(outputs: Sequence[torch.Tensor], source: torch.Tensor, rank: int) -> Part:
@@ -63,24 +55,23 @@ def all_gather(outputs: Sequence[torch.Tensor], source: torch.Tensor, rank: int)
     if own.data_ptr() != source.data_ptr() or own.stride() != source.stride():
         # It may lie anywhere among the outputs.
         shared = own.untyped_storage().data_ptr() == source.untyped_storage().data_ptr()
-        _write(own, source.clone() if shared else source)
+        write(own, (source.clone() if shared else source).reshape(own.shape))
     if _disjoint(outputs):
         placed = [_in_place(output) for output in outputs]
     else:
         placed = [_staged(output) for output in outputs]
     request = Request([memory for memory, _ in placed], None, collective="all_gather")
-    finishes = [finish for _, finish in placed if finish is not None]
-    return Part(request, partial(_run, finishes) if finishes else None)
+    return Part(request, [pair for _, back in placed for pair in back])
 
 
 def all_gather_single(
     output: torch.Tensor, source: torch.Tensor, rank: int, world_size: int
 ) -> Part:
     """Give all ranks what each has, one behind the other."""
-    memory, finish = _in_place(output)
+    memory, back = _in_place(output)
     part = all_gather(memory.view(-1).chunk(world_size), source.reshape(-1), rank)
     # Slices of memory in one piece need nothing themselves.
-    part.finish = finish
+    part.back = back
     return part
 
 
@@ -91,37 +82,37 @@ def reduce_scatter(
     own = sources[rank]
     others = [source for other, source in enumerate(sources) if other != rank]
     in_place = output.data_ptr() == own.data_ptr() and output.stride() == own.stride()
-    finish: Finish | None
     if _disjoint([output, *others]) and (in_place or _disjoint([output, own])):
         if not in_place:
-            _write(output, own)
-        memory, finish = _in_place(output)
+            write(output, own.reshape(output.shape))
+        memory, back = _in_place(output)
         parts = [_in_place(source)[0] for source in others]
     else:
         # It may lie among what the others are to get, and they among each other.
         memory = _staged(own)[0]
-        finish = partial(_write, output.detach(), memory)
+        back = [(output.detach(), memory.view(output.shape))]
         parts = [_staged(source)[0] for source in others]
     parts.insert(rank, memory)
     dtype = DTYPES[output.dtype]
     request = Request(parts, dtype, collective="reduce_scatter", average=average)
-    return Part(request, finish)
+    return Part(request, back)
 
 
-def _in_place(tensor: torch.Tensor) -> tuple[torch.Tensor, Finish | None]:
+def _in_place(tensor: torch.Tensor) -> tuple[torch.Tensor, Back]:
     # Detached: writing into a leaf that requires grad is no business of autograd here.
     target = tensor.detach()
     # The binding wants elements at addresses that are multiples of their size.
     aligned = target.data_ptr() % target.element_size() == 0
-    if target.is_contiguous() and not target.is_neg() and aligned:
-        return target, None
+    plain = not target.is_neg() and not target.is_conj()
+    if target.is_contiguous() and plain and aligned:
+        return target, []
     return _staged(target)
 
 
-def _staged(tensor: torch.Tensor) -> tuple[torch.Tensor, Finish]:
+def _staged(tensor: torch.Tensor) -> tuple[torch.Tensor, Back]:
     target = tensor.detach()
-    staged = torch.empty(target.shape, dtype=target.dtype).copy_(target)
-    return staged, partial(_copy_back, target, staged)
+    staged = torch.empty(target.shape, dtype=target.dtype, device=target.device).copy_(target)
+    return staged, [(target, staged)]
 
 
 def _disjoint(tensors: Sequence[torch.Tensor]) -> bool:
@@ -135,17 +126,3 @@ def _span(tensor: torch.Tensor) -> tuple[int, int]:
     last = sum((count - 1) * stride for count, stride in steps)
     begin = tensor.data_ptr()
     return begin, begin + (last + 1) * tensor.element_size()
-
-
-def _copy_back(target: torch.Tensor, staged: torch.Tensor) -> None:
-    _write(*each_once(target, staged))
-
-
-def _write(target: torch.Tensor, source: torch.Tensor) -> None:
-    with torch.inference_mode():  # also tensors that were made in it may be written to
-        target.detach().copy_(source.detach().reshape(target.shape))
-
-
-def _run(finishes: Sequence[Finish]) -> None:
-    for finish in finishes:
-        finish()

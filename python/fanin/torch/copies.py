@@ -21,7 +21,7 @@ class Copies(Protocol):
         """Whether the tensor is in a memory that the network cannot read."""
 
     def begin(self, tensor: torch.Tensor) -> Mark:
-        """Hold the memory for the copies of an all-reduce, for the thread that asks for it.
+        """Hold the memory for the copies of a collective, for the thread that asks for it.
 
         Return the mark of all that the thread's current stream was given: of what makes the tensor.
         """

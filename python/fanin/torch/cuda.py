@@ -35,7 +35,7 @@ class CudaCopies:
         with torch.cuda.device(device):
             if torch.cuda.is_current_stream_capturing():
                 raise RuntimeError(
-                    "an all_reduce of the backend fanin cannot be captured into a CUDA graph: the "
+                    "a collective of the backend fanin cannot be captured into a CUDA graph: the "
                     "host takes part in it; call it outside of the capture"
                 )
         # The caching allocator would otherwise hand the memory on as soon as nobody refers to the

@@ -1,4 +1,4 @@
-"""Works of all-reduces whose tensors are staged: on the network first, then on the device.
+"""Works of collectives whose tensors are staged: on the network first, then on the device.
 
 Such a work is *settled* when the network is done and the last copy is queued on the device. From
 then on the device's streams order what follows, as with NCCL: `wait` blocks the host until then,
@@ -19,6 +19,9 @@ from fanin.torch.copies import Copies, Mark
 from fanin.torch.under_way import UnderWay
 from fanin.torch.work import (
     AllReduceWork,
+    Back,
+    Part,
+    Request,
     TensorsFuture,
     each_once,
     out_of_time,
@@ -27,16 +30,21 @@ from fanin.torch.work import (
 
 
 class StagedWork(AllReduceWork):
-    """An all-reduce of some tensors of devices, under way or done."""
+    """A collective on some tensors of devices, under way or done."""
 
     def __init__(
-        self, tensors: Sequence[torch.Tensor], copies: Copies, under_way: UnderWay
+        self,
+        tensors: Sequence[torch.Tensor],
+        parts: Sequence[Part],
+        copies: Copies,
+        under_way: UnderWay,
     ) -> None:
-        super().__init__(tensors, under_way)
+        super().__init__(tensors, parts, under_way)
         self._copies = copies
         self._changed = threading.Condition(self._lock)
-        # Contiguous copies on the device, and the tensors that they are of.
-        self._strided: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._parts = list(parts)
+        # What is copied on the device when all is there.
+        self._back: Back = [pair for part in parts for pair in part.back]
         self._marks: dict[torch.device, Mark] = {}
         self._awaited = 0
         # What was submitted last: to ask it whom the network waits for.
@@ -48,27 +56,26 @@ class StagedWork(AllReduceWork):
         cls, tensors: Sequence[torch.Tensor], copies: Copies, under_way: UnderWay
     ) -> StagedWork:
         """Make the work of a group of one rank: done as soon as the tensors are made."""
-        work = cls(tensors, copies, under_way)
+        work = cls(tensors, [], copies, under_way)
         for tensor in tensors:
             work._marks[tensor.device] = copies.begin(tensor)
         work._settled = True
         return work
 
-    def begin(self) -> Iterator[tuple[torch.Tensor, Mark]]:
-        """Yield each tensor's elements as a flat tensor, and the mark from which on they are there.
+    def begin(self) -> Iterator[tuple[Request, list[Mark]]]:
+        """Yield what is asked for, on memory of devices, and the marks from which on that is there.
 
-        For the thread that asks for the all-reduce, whose current streams make the tensors.
+        For the thread that asks for the collective, whose current streams make the tensors.
         """
-        for tensor in self._tensors:
-            # Detached: writing into a leaf that requires grad is no business of autograd here.
-            target = tensor.detach()
-            ready = self._copies.begin(target)
-            if not target.is_contiguous() or target.is_neg():
-                compact = torch.empty(target.shape, dtype=target.dtype, device=target.device)
-                self._strided.append((compact.copy_(target), target))
-                target, ready = compact, self._copies.begin(compact)
-            self._marks[target.device] = ready
-            yield target.view(-1), ready
+        for target, _ in self._back:
+            self._copies.begin(target)  # what it holds is not looked at
+        for part in self._parts:
+            request = part.request
+            assert request is not None  # nothing is settled before it has begun
+            ready = {memory.device: self._copies.begin(memory) for memory in request.memory}
+            self._marks.update(ready)
+            yield request, list(ready.values())
+        self._parts = []
 
     def expect(self, segments: int) -> None:
         """Note how many segments there are, before the first is under way."""
@@ -91,20 +98,20 @@ class StagedWork(AllReduceWork):
         self._finish()
         with self._changed:
             self._pending = None
-            self._strided = []
+            self._back = []
             self._settled = True
             self._changed.notify_all()
         self._under_way.over(self)
         return True
 
     def _late(self, limit: float) -> AllReduceTimeout:
-        return out_of_time("an all_reduce of device tensors", limit, self._pending)
+        return out_of_time(f"{self._name} of device tensors", limit, self._pending)
 
     def _finish(self) -> None:
         """Queue the last copies. Nobody else is here: all segments are done, nothing is settled."""
         try:
             if self._error is None:
-                for compact, target in self._strided:
+                for target, compact in self._back:
                     target, compact = each_once(target, compact)
                     self._copies.copy_in(compact, target)
             for device in self._marks:

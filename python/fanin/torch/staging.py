@@ -1,10 +1,11 @@
 """The way of a device's tensor through host memory: out in segments, over the network, back in.
 
-    tensor  --copy out-->  buffer  --all-reduce-->  buffer  --copy in-->  tensor
+    tensor  --copy out-->  buffer  --collective-->  buffer  --copy in-->  tensor
             out thread               the client              completion threads
 
 While one segment is on the network, the next is copied out and the one before copied in. Each
-segment is an all-reduce of its own. Its borders follow from the number of elements and the dtype
+segment is a collective of its own, of a stretch of every tensor; a rank copies out only what it
+gives, and in only what it gets. The borders follow from the number of elements and the dtype
 alone, so all ranks cut alike; and one thread submits all segments, in the order of the calls, as
 every rank must submit in the same order.
 
@@ -16,7 +17,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import torch
@@ -26,7 +27,7 @@ from fanin.errors import Closed
 from fanin.torch.copies import Copies, Mark
 from fanin.torch.staged_work import StagedWork
 from fanin.torch.under_way import UnderWay
-from fanin.torch.work import Kept
+from fanin.torch.work import Kept, Part, Request
 
 # Large enough that what Python does for a segment (about 0.1 ms, more when the training holds the
 # GIL) hides behind its transfer, of 1.3 ms at 25 Gbit/s; small enough that its copies, of which the
@@ -38,7 +39,7 @@ SEGMENT_BYTES: Final = 4 << 20
 # the network and on the way in.
 BUFFERS_MAX: Final = 16
 
-Submit = Callable[[torch.Tensor, bool, Kept], _fanin.Pending]
+Submit = Callable[[Request, Kept], _fanin.Pending]
 
 
 @dataclass
@@ -46,29 +47,30 @@ class Buffer:
     """Host memory for one segment."""
 
     memory: torch.Tensor
-    mark: Mark | None = None
-    """After it the device is done with what the buffer was used for last."""
+    marks: list[Mark] = field(default_factory=list)
+    """After them the device is done with what the buffer was used for last."""
 
 
 class Segment(Kept):
-    """A stretch of a tensor on its way."""
+    """A stretch of a collective's tensors on its way."""
 
     def __init__(
-        self, work: StagedWork, memory: torch.Tensor, ready: Mark, average: bool, staging: Staging
+        self, work: StagedWork, request: Request, ready: Sequence[Mark], staging: Staging
     ) -> None:
         self.work = work
-        self.memory = memory
+        self.request = request
         self.ready = ready
-        self.average = average
         self.staging = staging
         self.buffer: Buffer | None = None
-        self.copied: Mark | None = None
+        # What must be over before it is on the network.
+        self.awaited: list[Mark] = []
 
-    def host(self) -> torch.Tensor:
-        """Return the segment's part of its buffer."""
+    def host(self, part: int) -> torch.Tensor:
+        """Return a tensor's place in the buffer: they stand one behind the other."""
         assert self.buffer is not None  # only between copying out and copying in
-        size_bytes = self.memory.numel() * self.memory.element_size()
-        return self.buffer.memory[:size_bytes].view(self.memory.dtype)
+        memory = self.request.memory[part]
+        place = self.buffer.memory[part * memory.nbytes : (part + 1) * memory.nbytes]
+        return place.view(memory.dtype)
 
     def completed(self, pending: _fanin.Pending) -> None:
         """For completion threads: the sum, or an error, is there."""
@@ -79,14 +81,20 @@ class Segment(Kept):
 class Staging:
     """The buffers of one membership, and the thread that copies out and submits.
 
-    `submit` starts the all-reduce of host memory; `leave` ends the membership, whose works
+    `submit` starts a collective on host memory, as `rank`; `leave` ends the membership, whose works
     `under_way` knows. The thread starts with the first tensor and ends with `close`.
     """
 
     def __init__(
-        self, copies: Copies, submit: Submit, leave: Callable[[], None], under_way: UnderWay
+        self,
+        copies: Copies,
+        rank: int,
+        submit: Submit,
+        leave: Callable[[], None],
+        under_way: UnderWay,
     ) -> None:
         self._copies = copies
+        self._rank = rank
         self._under_way = under_way
         self._submit = submit
         self._leave = leave
@@ -98,15 +106,18 @@ class Staging:
         self._thread: threading.Thread | None = None
         self._closed = False
 
-    def all_reduce(
-        self, tensors: Sequence[torch.Tensor], *, average: bool, limit: float | None
+    def start(
+        self, tensors: Sequence[torch.Tensor], parts: Sequence[Part], limit: float | None
     ) -> StagedWork:
-        """Start summing each tensor in place. Does not block. Raises while a graph is captured."""
-        work = StagedWork(tensors, self._copies, self._under_way)
+        """Start the parts, whose results are in `tensors`. Does not block.
+
+        Raises while a graph is captured.
+        """
+        work = StagedWork(tensors, parts, self._copies, self._under_way)
         segments = [
-            Segment(work, memory, ready, average, self)
-            for flat, ready in work.begin()
-            for memory in cut(flat)
+            Segment(work, stretch, ready, self)
+            for request, ready in work.begin()
+            for stretch in cut(request)
         ]
         work.expect(len(segments))
         self._under_way.begin(work, limit)
@@ -124,18 +135,20 @@ class Staging:
         return work
 
     def flush(self) -> None:
-        """Wait until all that was given to `all_reduce` is on the network, or has failed."""
+        """Wait until all that was given to `start` is on the network, or has failed."""
         if self._unsubmitted:
             with self._changed:
                 self._changed.wait_for(lambda: self._unsubmitted == 0)
 
     def summed(self, segment: Segment, error: Exception | None) -> None:
-        """Copy the sum in and give the buffer back."""
-        buffer = segment.buffer
+        """Copy in what this rank gets, and give the buffer back."""
+        buffer, request = segment.buffer, segment.request
         assert buffer is not None  # it was submitted from it
         if error is None:
             try:
-                buffer.mark = self._copies.copy_in(segment.host(), segment.memory)
+                for part, memory in enumerate(request.memory):
+                    if request.gets(part, self._rank):
+                        buffer.marks.append(self._copies.copy_in(segment.host(part), memory))
             except Exception as failure:  # for the waiter: this thread has nobody to tell
                 error = failure
         self._release(segment)
@@ -195,14 +208,18 @@ class Staging:
         try:
             if segment.buffer is None:
                 segment.buffer = self._new_buffer()
-            after = [segment.ready]
-            if segment.buffer.mark is not None:
-                after.append(segment.buffer.mark)
-            segment.copied = self._copies.copy_out(segment.memory, segment.host(), after)
+            after, request = [*segment.ready, *segment.buffer.marks], segment.request
+            copied = [
+                self._copies.copy_out(memory, segment.host(part), after)
+                for part, memory in enumerate(request.memory)
+                if request.gives(part, self._rank)
+            ]
         except Exception as error:
             self._break_off(segment, error)
             return False
-        segment.buffer.mark = segment.copied
+        # What gives nothing is not written to, and its buffer neither, before that is free.
+        segment.awaited = copied or after
+        segment.buffer.marks = copied
         return True
 
     def _new_buffer(self) -> Buffer:
@@ -215,8 +232,10 @@ class Staging:
 
     def _send(self, segment: Segment) -> None:
         try:
-            self._copies.block_host(segment.copied)
-            pending = self._submit(segment.host(), segment.average, segment)
+            for mark in segment.awaited:
+                self._copies.block_host(mark)
+            host = [segment.host(part) for part in range(len(segment.request.memory))]
+            pending = self._submit(replace(segment.request, memory=host), segment)
         except Exception as error:
             self._break_off(segment, error)
             return
@@ -255,14 +274,22 @@ class Staging:
             self._changed.notify_all()
 
 
-def cut(flat: torch.Tensor) -> list[torch.Tensor]:
-    """Return the segments of a tensor; one, empty, of an empty tensor.
+def cut(request: Request) -> list[Request]:
+    """Return a collective's segments; one, empty, of empty tensors.
 
     Like an empty tensor on the CPU it counts in the order that the ranks must agree about.
     """
-    elements = SEGMENT_BYTES // flat.element_size()
-    return [flat[begin : begin + elements] for begin in range(0, max(flat.numel(), 1), elements)]
+    flat = [memory.view(-1) for memory in request.memory]
+    if request.dtype is None:
+        # Whatever it is, its bytes are moved.
+        flat = [memory.view(torch.uint8) for memory in flat]
+    length = flat[0].numel()
+    elements = SEGMENT_BYTES // flat[0].element_size() // len(flat)
+    return [
+        replace(request, memory=[memory[begin : begin + elements] for memory in flat])
+        for begin in range(0, max(length, 1), elements)
+    ]
 
 
 def _closed() -> Closed:
-    return Closed("the process group was destroyed before this all-reduce was on the network")
+    return Closed("the process group was destroyed before this collective was on the network")

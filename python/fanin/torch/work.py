@@ -14,7 +14,7 @@ import contextlib
 import copy
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -55,6 +55,24 @@ class Request:
     root: int = 0
     average: bool = False
 
+    def gives(self, part: int, rank: int) -> bool:
+        """Whether a rank's memory of a part is read."""
+        if self.collective == "broadcast":
+            return rank == self.root
+        return self.collective != "all_gather" or part == rank
+
+    def gets(self, part: int, rank: int) -> bool:
+        """Whether a rank's memory of a part is written to."""
+        match self.collective:
+            case "all_reduce":
+                return True
+            case "reduce":
+                return rank == self.root
+            case "reduce_scatter":
+                return part == rank
+            case _:
+                return not self.gives(part, rank)
+
     def submit(self, client: _fanin.Client, kept: Kept, notify: bool) -> _fanin.Pending:
         """Start it. `kept` holds the memory until it is over."""
         moved = self.dtype is None
@@ -63,12 +81,16 @@ class Request:
         return client.submit(parts, dtype, self.collective, self.root, self.average, kept, notify)
 
 
-class Part(Kept):
-    """One collective of a work."""
+# Of a tensor that is none of a request's memory, and of what stands for it there: alike in shape.
+Back = list[tuple[torch.Tensor, torch.Tensor]]
 
-    def __init__(self, request: Request, finish: Callable[[], object] | None) -> None:
+
+class Part(Kept):
+    """One collective of a work; in the end tensors are written from what stood for them."""
+
+    def __init__(self, request: Request, back: Back) -> None:
         self.request: Request | None = request
-        self.finish = finish
+        self.back = back
         # For the completion thread, which delivers also what was settled before it came.
         self.work: FaninWork | None = None
         self.pending: _fanin.Pending | None = None
@@ -90,9 +112,13 @@ def seconds(timeout: timedelta | float | None) -> float | None:
 class AllReduceWork(Limited):
     """What the works of all-reduces share: one outcome, told to waiters and to one future."""
 
-    def __init__(self, tensors: Sequence[torch.Tensor], under_way: UnderWay) -> None:
+    def __init__(
+        self, tensors: Sequence[torch.Tensor], parts: Sequence[Part], under_way: UnderWay
+    ) -> None:
         super().__init__()
         self._tensors = list(tensors)
+        name = next((part.request.collective for part in parts if part.request), "all_reduce")
+        self._name = f"{'an' if name.startswith('a') else 'a'} {name}"
         self._under_way = under_way
         self._lock = threading.Lock()
         self._settled = False
@@ -175,10 +201,9 @@ class FaninWork(AllReduceWork):
         *,
         notified: bool,
     ) -> None:
-        super().__init__(tensors, under_way)
+        super().__init__(tensors, parts, under_way)
         self._parts = parts
         self._notified = notified
-        self._name = next((part.request.collective for part in parts if part.request), "all_reduce")
         self._awaited = len(parts)
         self._settled = not parts
         if notified:
@@ -252,20 +277,20 @@ class FaninWork(AllReduceWork):
                     error = part.pending.exception()
                     self._error = None if error is None else self._under_way.explain(error)
             for part in self._parts:
-                if self._error is None and part.finish is not None:
-                    try:
-                        part.finish()
-                    except Exception as error:  # for the waiter: this thread has nobody to tell
-                        self._error = error
-                part.finish = part.request = part.pending = None
+                try:
+                    for target, staged in part.back if self._error is None else ():
+                        write(*each_once(target, staged))
+                except Exception as error:  # for the waiter: this thread has nobody to tell
+                    self._error = error
+                part.request = part.pending = None
+                part.back = []
             self._parts = []
             self._settled = True
         self._under_way.over(self)
 
     def _late(self, limit: float) -> AllReduceTimeout:
         late = (pending for pending in self._pendings() if not pending.done())
-        article = "an" if self._name.startswith("a") else "a"
-        return out_of_time(f"{article} {self._name}", limit, next(late, None))
+        return out_of_time(self._name, limit, next(late, None))
 
     def _make_future(self) -> TensorsFuture:
         """Return a future of the tensors."""
@@ -332,6 +357,12 @@ def each_once(target: torch.Tensor, compact: torch.Tensor) -> tuple[torch.Tensor
         if stride == 0 and target.shape[dimension] > 1:
             target, compact = target.narrow(dimension, 0, 1), compact.narrow(dimension, 0, 1)
     return target, compact
+
+
+def write(target: torch.Tensor, source: torch.Tensor) -> None:
+    """Copy into a tensor, whatever it is to autograd."""
+    with torch.inference_mode():  # also tensors that were made in it may be written to
+        target.detach().copy_(source.detach())
 
 
 class WorkGroup(FindableWork):

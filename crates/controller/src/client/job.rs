@@ -259,6 +259,12 @@ impl Job {
         }
     }
 
+    /// How many ranks of each machine speak for it: 1 where they do not sum among themselves. Alike on all ranks.
+    #[must_use]
+    pub fn columns(&self) -> usize {
+        self.local.as_ref().map_or(1, |local| local.columns)
+    }
+
     /// Changes [`SessionConfig::timeout`], for what is under way too.
     pub fn set_timeout(&self, timeout: Duration) {
         if let Some(session) = &self.session {
