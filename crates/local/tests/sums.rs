@@ -121,11 +121,11 @@ fn a_long_tensor_goes_through_every_place_of_the_rings() {
     let long = |kind, dtype, elements, op| Call { kind, root: 1, dtype, elements, op };
     let calls = [
         long(CollectiveKind::AllReduce, Dtype::Float32, 7_000_003, Op::Average),
-        long(CollectiveKind::Broadcast, Dtype::Int32, 6_000_001, Op::Sum),
+        long(CollectiveKind::Broadcast, Dtype::Float64, 2_200_001, Op::Sum),
         long(CollectiveKind::AllReduce, Dtype::Float16, 6_000_001, Op::Sum),
-        long(CollectiveKind::ReduceScatter, Dtype::Float16, 1_400_001, Op::Average),
-        long(CollectiveKind::AllGather, Dtype::Float32, 1_200_001, Op::Sum),
-        long(CollectiveKind::Reduce, Dtype::Float32, 6_000_001, Op::Sum),
+        long(CollectiveKind::ReduceScatter, Dtype::Float64, 450_001, Op::Average),
+        long(CollectiveKind::AllGather, Dtype::Float64, 450_001, Op::Sum),
+        long(CollectiveKind::Reduce, Dtype::Float64, 2_200_001, Op::Sum),
     ];
     check(&machine(4), &calls);
     check(&cluster(&[3, 2]), &calls);
