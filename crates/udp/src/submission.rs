@@ -93,9 +93,9 @@ impl Submission {
     ) -> Self {
         let dtype = tensors.first().map_or(Dtype::Uint8, RawTensor::dtype);
         let elements = tensors.iter().map(RawTensor::elements).sum();
-        let part = |(root, tensor): (u8, RawTensor)| {
+        let part = |(root, tensor): (u32, RawTensor)| {
             let tensor = if kind.adds() { tensor } else { tensor.into_bytes() };
-            (tensor, Operation { op, pattern: pattern(WorkerId(root)) })
+            (tensor, Operation { op, pattern: pattern(WorkerId(root as u8)) })
         };
         Self { kind, parts: (0..).zip(tensors).map(part).collect(), elements, dtype, op }
     }

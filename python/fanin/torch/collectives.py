@@ -1,8 +1,8 @@
 """What becomes of tensors in each collective, as memory that the network reads and writes.
 
-The network works in place, in memory that lies in one piece. A tensor that does not, is negated or
-conjugated by a bit, or shares its memory with another one of the same call, is copied, and copied
-back in the end. Tensors of a device are copied on it, on the current stream, and staged from there.
+The network works in place, in memory that lies in one piece. A tensor that does not, is negated by
+a bit, or shares its memory with another one of the same call, is copied, and copied back in the
+end. Tensors of a device are copied on it, on the current stream, and staged from there.
 """
 
 from __future__ import annotations
@@ -103,8 +103,7 @@ def _in_place(tensor: torch.Tensor) -> tuple[torch.Tensor, Back]:
     target = tensor.detach()
     # The binding wants elements at addresses that are multiples of their size.
     aligned = target.data_ptr() % target.element_size() == 0
-    plain = not target.is_neg() and not target.is_conj()
-    if target.is_contiguous() and plain and aligned:
+    if target.is_contiguous() and not target.is_neg() and aligned:
         return target, []
     return _staged(target)
 
