@@ -8,7 +8,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio_stream::StreamExt;
 use tonic::Code;
 
-use super::connection::RETRY;
+use super::connection::{RETRY, explain, was_refused};
 use super::shared::Shared;
 use crate::proto::heartbeat_reply::State;
 use crate::proto::{AttendRequest, HeartbeatReply};
@@ -18,16 +18,17 @@ pub(super) type News = (WorkerJob, HeartbeatReply);
 
 /// Keeps the stream open as long as the session's runtime lives, in a new job too, and hands on what the switch says.
 ///
-/// `first` is told once the switch has answered, or will not. Ends with the job, when nobody listens to the news any more, and with a switch that knows of no such stream: heartbeats alone
-/// tell it that the rank lives.
+/// `first` is told once the switch has answered, or why it will not: nobody listens there any more. Ends with the job, when nobody listens to the
+/// news any more, and with a switch that knows of no such stream: heartbeats alone tell it that the rank lives.
 pub(super) async fn attend(
     shared: Arc<Shared>,
     service: usize,
     news: mpsc::Sender<News>,
-    first: oneshot::Sender<()>,
+    first: oneshot::Sender<Result<(), String>>,
 ) {
     let mut first = Some(first);
-    let mut answered = || drop(first.take());
+    // Whoever connects may have stopped waiting for it.
+    let mut answered = |answer| first.take().map(|first| first.send(answer));
     loop {
         let began = Instant::now();
         let job = shared.job(service);
@@ -52,7 +53,7 @@ pub(super) async fn attend(
                         Ok(None) => break false,
                         Err(_) => break true,
                     };
-                    answered();
+                    answered(Ok(()));
                     let ends = matches!(reply.state, Some(State::Aborted(_)));
                     if news.send((job, reply)).await.is_err() || ends {
                         return;
@@ -62,10 +63,12 @@ pub(super) async fn attend(
             Err(status) if status.code() == Code::Unimplemented => return,
             Err(status) => {
                 tracing::debug!(%status, "no stream to the switch");
+                if was_refused(&status) {
+                    answered(Err(explain(&status)));
+                }
                 false
             }
         };
-        answered();
         // The switch gives a rank whose connection breaks little time to come back.
         if !broke || began.elapsed() < RETRY {
             tokio::time::sleep(RETRY).await;

@@ -107,13 +107,27 @@ impl Session {
                 runtime.spawn(supervise(overseeing, move |error| failing.fail(error)));
                 // From here on the switches notice at once when the process dies.
                 let all = async {
+                    let mut first = Ok(());
                     for answered in greeted {
-                        let _ = answered.await;
+                        first = first.and(answered.await.unwrap_or(Ok(())));
                     }
+                    first
                 };
-                let _ = runtime.block_on(async { tokio::time::timeout(GREETED, all).await });
+                let greeted = runtime.block_on(async { tokio::time::timeout(GREETED, all).await });
                 let switch = shared.switches();
-                Ok(Self { shared: Some(shared), runtime: Some(runtime), world_size, switch })
+                // Of several services another one takes over, whoever noticed what.
+                let is_alone = shared.members.len() == 1;
+                let mut session =
+                    Self { shared: Some(shared), runtime: Some(runtime), world_size, switch: switch.clone() };
+                match greeted {
+                    // Other ranks may not have been admitted, and have told that they were not. Nobody has summed anything yet.
+                    Ok(Err(cause)) if is_alone => {
+                        session.close();
+                        let cause = format!("it ended as the job began: {cause}");
+                        Err(SessionError::SwitchLost { switch, cause })
+                    }
+                    _ => Ok(session),
+                }
             }
             Err(error) => {
                 // Not dropped, which would wait for a name server that does not answer.

@@ -341,6 +341,17 @@ fn a_closed_session_fails_what_is_under_way_and_what_comes() {
 }
 
 #[test]
+fn a_switch_that_ends_as_the_job_begins_is_named_at_once() {
+    // The other rank gets no answer.
+    let scripted = Script { is_brief: true, ..Script::default() }.play();
+    let switch = scripted.address.to_string();
+    let error = Session::connect(SessionConfig::new(switch.clone(), "brief", 0, 2)).expect_err("it is gone");
+    let SessionError::SwitchLost { switch: named, cause } = error else { panic!("{error}") };
+    assert_eq!(named, switch);
+    assert!(cause.starts_with("it ended as the job began: ") && cause.contains("refused"), "{cause}");
+}
+
+#[test]
 fn a_rank_that_cannot_take_its_place_under_a_new_switch_leaves_it() {
     // After its restart the switch grants another number of slots, with which the job cannot go on.
     let join: fn(JoinRequest) -> Outcome = |request| {

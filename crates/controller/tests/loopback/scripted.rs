@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, Mutex, mpsc};
 
 pub use fanin_controller::proto::admission::{Protocol as Admitted, SwitchMl};
 use fanin_controller::proto::control_server::{Control, ControlServer};
@@ -23,6 +23,8 @@ pub struct Script {
     pub join: fn(JoinRequest) -> Outcome,
     /// Answers the heartbeat of this number; `None` fails the call.
     pub heartbeat: fn(u32) -> Option<State>,
+    /// Whether it is gone as soon as a rank opens its stream.
+    pub is_brief: bool,
 }
 
 impl Default for Script {
@@ -32,6 +34,7 @@ impl Default for Script {
             protocol: Protocol::Switchml,
             join: admit,
             heartbeat: |_| None,
+            is_brief: false,
         }
     }
 }
@@ -63,13 +66,29 @@ pub struct Scripted {
     pub heartbeats: Arc<AtomicU32>,
     /// The ranks that left.
     pub left: mpsc::Receiver<LeaveRequest>,
-    _runtime: Runtime,
+    runtime: Running,
+}
+
+/// The threads of a script, until it ends.
+type Running = Arc<Mutex<Option<Runtime>>>;
+
+fn end(running: &Running) {
+    if let Some(runtime) = running.lock().expect("no panic").take() {
+        runtime.shutdown_background();
+    }
+}
+
+impl Drop for Scripted {
+    fn drop(&mut self) {
+        end(&self.runtime);
+    }
 }
 
 struct Player {
     script: Script,
     heartbeats: Arc<AtomicU32>,
     left: mpsc::Sender<LeaveRequest>,
+    runtime: Running,
 }
 
 impl Script {
@@ -80,10 +99,17 @@ impl Script {
         let address = listener.local_addr().expect("bound");
         let heartbeats = Arc::new(AtomicU32::new(0));
         let (sender, left) = mpsc::channel();
-        let player = Player { script: self, heartbeats: Arc::clone(&heartbeats), left: sender };
+        let running = Running::default();
+        let player = Player {
+            script: self,
+            heartbeats: Arc::clone(&heartbeats),
+            left: sender,
+            runtime: Arc::clone(&running),
+        };
         let server = tonic::transport::Server::builder().add_service(ControlServer::new(player));
         runtime.spawn(server.serve_with_incoming(TcpIncoming::from(listener)));
-        Scripted { address, heartbeats, left, _runtime: runtime }
+        *running.lock().expect("no panic") = Some(runtime);
+        Scripted { address, heartbeats, left, runtime: running }
     }
 }
 
@@ -101,11 +127,16 @@ impl Control for Player {
 
     type AttendStream = tokio_stream::Empty<Result<HeartbeatReply, Status>>;
 
-    /// As a switch that knows of no streams.
+    /// As a switch that knows of no streams, if it is not brief.
     async fn attend(
         &self,
         _: Request<Streaming<AttendRequest>>,
     ) -> Result<Response<Self::AttendStream>, Status> {
+        if self.script.is_brief {
+            let running = Arc::clone(&self.runtime);
+            std::thread::spawn(move || end(&running));
+            std::future::pending::<()>().await;
+        }
         Err(Status::unimplemented("as scripted"))
     }
 
