@@ -84,6 +84,8 @@ pub(crate) struct Checker<'a> {
     size_class: usize,
     /// Contributions that counted: slot, exchange, and place there.
     added: BTreeSet<(Gathering, u16, u32, u8)>,
+    /// Of each slot the exchange that came last to it.
+    begun: BTreeMap<(Gathering, u16), u32>,
     /// Of which lane a job is.
     lanes: BTreeMap<JobId, usize>,
     /// Exchanges of each lane's slots that each worker has the result of.
@@ -98,6 +100,7 @@ impl<'a> Checker<'a> {
             scenario,
             size_class,
             added: BTreeSet::new(),
+            begun: BTreeMap::new(),
             lanes: BTreeMap::new(),
             received: BTreeMap::new(),
             results: BTreeMap::new(),
@@ -136,7 +139,10 @@ impl<'a> Checker<'a> {
         if contributes && !self.added.insert((gathering, slot, exchange, worker)) {
             return Err(Violation::AddedTwice { worker: worker.into(), slot, exchange });
         }
-        // The version held exchange - 2; nobody may still need that.
+        if self.begun.insert((gathering, slot), exchange) == Some(exchange) {
+            return Ok(());
+        }
+        // The version held exchange - 2; nobody may still need that. Who has it keeps it, so that once an exchange is enough.
         let lane = self.lanes[&packet.preamble.job];
         for worker in 0..self.scenario.workers {
             let received = self.received.get(&(lane, worker, slot)).copied().unwrap_or(0);

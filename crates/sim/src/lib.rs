@@ -20,5 +20,5 @@ pub mod workload;
 mod world;
 
 pub use checker::Violation;
-pub use scenario::{Death, Racks, Restart, Scenario, Services};
+pub use scenario::{Death, Racks, Restart, Scenario, Services, TensorShape};
 pub use world::{Report, run};

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use fanin_protocol::Instant;
-use fanin_wire::{Dtype, Op, Pattern, WireDtype, WorkerId};
+use fanin_wire::{Dtype, Op, PLACES_MAX, Pattern, WireDtype, WorkerId};
 use oorandom::Rand64;
 
 /// One tensor of the job: the same on every worker but for its numbers.
@@ -51,7 +51,9 @@ impl Racks {
     /// make the root expel the workers behind it.
     fn from_seed(seed: u64, workers: u16) -> Self {
         let mut dice = Rand64::new(u128::from(seed) ^ 0x7ac4_0000_0000);
-        let count = dice.rand_range(1..7) as usize;
+        // So many that each gets along with the places that a switch has.
+        let least = if u32::from(workers) > PLACES_MAX { 4 } else { 1 };
+        let count = dice.rand_range(least..7) as usize;
         let upstream = |rack: usize| match dice.rand_range(0..3) {
             0 => None,
             _ => rack.checked_sub(1).map(|last| dice.rand_range(0..last as u64 + 1) as usize),
@@ -136,10 +138,13 @@ pub struct Scenario {
 }
 
 impl Scenario {
-    /// The same with racks before the switch, some of which restart.
+    /// The same with racks before the switch, some of which restart; one in 128 with more workers than a switch has places.
     #[must_use]
     pub fn with_racks_from_seed(seed: u64) -> Self {
         let mut scenario = Self::from_seed(seed);
+        if seed % 128 == 127 {
+            scenario.workers = PLACES_MAX as u16 + 1 + (seed / 128 % 64) as u16;
+        }
         scenario.racks = Racks::from_seed(seed, scenario.workers);
         for tensor in &mut scenario.tensors {
             tensor.pattern = Pattern::AllReduce;

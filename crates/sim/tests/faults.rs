@@ -1,8 +1,11 @@
 //! Thousands of seeds, every checker on. `FANIN_SEED=n` replays one of them.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
-use fanin_sim::{Report, Scenario, run};
+use fanin_protocol::Instant;
+use fanin_sim::{Racks, Report, Restart, Scenario, Services, TensorShape, run};
+use fanin_wire::{Dtype, Op, PLACES_MAX, Pattern, RANKS_MAX, WireDtype};
 
 /// Seeds 0 to this; the same in CI and at the desk.
 const SEEDS: u64 = 20_000;
@@ -77,6 +80,39 @@ fn every_seed_keeps_every_rule_behind_racks() {
     let (lost, resumptions) = (totals.lost.into_inner(), totals.resumptions.into_inner());
     assert!(lost > 500_000, "{lost}");
     assert!(resumptions > 1_250, "{resumptions}");
+}
+
+#[test]
+fn as_many_ranks_as_a_job_can_have_sum_exactly_behind_racks() {
+    let racks = PLACES_MAX as usize;
+    let tensor = |dtype, op, elements| TensorShape { dtype, op, pattern: Pattern::AllReduce, elements };
+    let restart = Restart { at: Instant(0) + Duration::from_millis(40), down: Duration::from_millis(20) };
+    for wire_dtype in [WireDtype::Int32, WireDtype::Bfloat16] {
+        let report = play(&Scenario {
+            workers: RANKS_MAX as u16,
+            slots: 4,
+            wire_dtype,
+            tensors: vec![
+                tensor(Dtype::Float32, Op::Average, 5000),
+                tensor(Dtype::Float64, Op::Sum, 100),
+                tensor(Dtype::Int8, Op::Sum, 700),
+            ],
+            pause: Duration::ZERO,
+            loss: 0.01,
+            duplication: 0.01,
+            reordering: 0.01,
+            crash: None,
+            restarts: Vec::new(),
+            racks: Racks {
+                of_workers: (0..RANKS_MAX as usize).map(|rank| Some(rank / racks)).collect(),
+                upstreams: vec![None; racks],
+                restarts: vec![(7, restart)],
+            },
+            services: Services::default(),
+            ..Scenario::from_seed(0)
+        });
+        assert!(report.lost > 500, "{report:?}");
+    }
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! Who is in which job where: joining, heartbeats, and what becomes of the lane to a service that died.
 
+use std::rc::Rc;
 use std::time::Duration;
 
 use fanin_protocol::control::{
@@ -67,7 +68,7 @@ pub(super) enum Question {
 }
 
 pub(super) enum Answer {
-    Admitted(Box<Admission>),
+    Admitted(Rc<Admission>),
     Heartbeat(HeartbeatReply),
     /// The switch says no.
     Refused(Refusal),
@@ -253,13 +254,13 @@ impl World<'_> {
                     JoinDecision::Complete { ticket, tickets, outcome } => {
                         service.waiting.push((ticket, seat));
                         match outcome {
-                            Ok(admission) => self.admit(at, lane, &tickets, &admission),
+                            Ok(admission) => self.admit(at, lane, &tickets, admission),
                             Err(reason) => self.refuse(at, &tickets, &reason),
                         }
                     }
                     JoinDecision::Again { admission, .. } => {
                         self.teach(at, worker, admission.job);
-                        self.reply(seat, Answer::Admitted(Box::new(admission)));
+                        self.reply(seat, Answer::Admitted(Rc::new(admission)));
                     }
                     JoinDecision::Refused { reason } => self.reply(seat, Answer::Refused(reason)),
                 }
@@ -267,7 +268,7 @@ impl World<'_> {
         }
     }
 
-    fn admit(&mut self, at: Place, lane: usize, tickets: &[Ticket], admission: &Admission) {
+    fn admit(&mut self, at: Place, lane: usize, tickets: &[Ticket], admission: Admission) {
         if let Some(switch) = &mut self.switches[at].machine {
             switch.add_job(admission.root_job()).expect("an admission is within its limits");
         }
@@ -278,9 +279,10 @@ impl World<'_> {
             let slots = admission.restore.iter().flatten().map(Vec::len).sum::<usize>();
             self.handed_back += slots as u64;
         }
+        let admission = Rc::new(admission);
         for seat in self.served(at, tickets) {
             self.teach(at, seat.worker, admission.job);
-            self.reply(seat, Answer::Admitted(Box::new(admission.clone())));
+            self.reply(seat, Answer::Admitted(Rc::clone(&admission)));
         }
     }
 
