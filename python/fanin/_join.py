@@ -8,15 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fanin import _fanin
-from fanin._services import Service
+from fanin._services import PLACES_MAX, Service
 from fanin._settings import Settings, variable
 from fanin.errors import RankOutOfRange, SwitchUnreachable
 
 # torchrun's: unlike the rank in a job, it is another one in every process of a run.
 RANK_VARIABLE = "RANK"
 
-# A switch sums for 64, and so many of those that sum for 64 each.
-WORLD_SIZE_MAX = 4096
+WORLD_SIZE_MAX = PLACES_MAX**2
 
 
 def check_rank(rank: int, world_size: int) -> None:

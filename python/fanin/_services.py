@@ -13,7 +13,10 @@ from typing import Final, TypeAlias
 
 from fanin import _fanin
 from fanin._settings import Plan, Settings
+from fanin.errors import JoinRefused
 
+# A switch, and so a service, sums for so many, which may be switches that sum for as many each.
+PLACES_MAX: Final = 64
 # What a link is taken to carry of which nobody says what.
 RATE_UNKNOWN_BPS: Final = 10_000_000_000
 # How long a switch may take to say how fast its link is, in seconds.
@@ -160,7 +163,10 @@ def local_machines(places: Sequence[Place]) -> list[int] | None:
 
 
 def split(places: Sequence[Place]) -> Split | None:
-    """Return what takes the least time as rank 0 would have it; None if nobody may sum."""
+    """Return what takes the least time as rank 0 would have it; None if nobody may sum.
+
+    Raises `fanin.errors.JoinRefused` where there are more machines than own services sum for.
+    """
     first = places[0]
     of_rank = machines(places)
     count = max(of_rank) + 1
@@ -180,6 +186,15 @@ def split(places: Sequence[Place]) -> Split | None:
         # link is no better than theirs.
         known = [place.rate_bps for place in places] + switch_rates
         own = len(names) > 1 or None not in known
+    if own and count > PLACES_MAX:
+        # No rack is before them; before a switch that was named there may be.
+        if not names:
+            raise JoinRefused(
+                f"{count} machines, and services of their own sum for {PLACES_MAX} at most; start "
+                f"a switch, and racks before it (fanin switch --upstream), each for {PLACES_MAX} "
+                "machines at most, and name the rack of each machine (switch, or FANIN_SWITCH)"
+            )
+        own = False
     summing = list(range(count)) if own else []
     if not summing and not names:
         return None

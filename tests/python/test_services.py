@@ -23,6 +23,7 @@ import torch.distributed as dist
 from conftest import Launch, SwitchProcess
 from fanin import _hosting
 from fanin._services import Place, Split, columns, split
+from fanin.errors import JoinRefused
 from fanin.torch import handshake
 from programs import BY_TORCH, Start
 from ranks import DEADLINE, Failure, Me, sums_on_switch, wait_until
@@ -128,6 +129,14 @@ def test_what_is_forced_is_done() -> None:
         found = planned([place(machine, **said | forced) for machine in range(3)])
         assert found.machines == []
         assert found.switch_shares == pytest.approx([0.5, 0.5])
+
+
+def test_more_machines_than_a_service_sums_for_need_racks_and_a_switch() -> None:
+    with pytest.raises(JoinRefused, match=r"65 machines.*fanin switch --upstream"):
+        split([place(machine) for machine in range(65)])
+    racks: dict[str, Any] = {"switches": ["a:1", "b:1"], "switch_rates": [10**9, 10**9]}
+    assert planned([place(machine, **racks) for machine in range(65)]).machines == []
+    assert len(planned([place(machine, **racks) for machine in range(64)]).machines) == 64
 
 
 def test_without_a_switch_somebody_must_be_allowed_to_sum() -> None:

@@ -1,11 +1,13 @@
 //! `fanin plan`: how fast a cluster can sum, and what would make it faster.
 
+use std::fmt::Write;
 use std::path::PathBuf;
 
 use anyhow::{Context, ensure};
 use comfy_table::{Cell, CellAlignment, Table, presets};
 use fanin_plan::{Bound, Cluster, LoadSplit, Machine, lower_bound, one_switch, ring};
 use fanin_sim::scenario_file::{Rate, Size};
+use fanin_wire::PLACES_MAX;
 use serde::{Deserialize, Serialize};
 
 use crate::output;
@@ -342,7 +344,13 @@ fn shown(report: &Report) -> String {
     if report.split.bound.is_none() {
         return format!("{shares}\n\nOne machine trains alone: nothing crosses the network.");
     }
-    let text = format!("{shares}\n\nA sum of {size_mb} MB, headers not counted:\n{ways}");
+    let mut text = format!("{shares}\n\nA sum of {size_mb} MB, headers not counted:\n{ways}");
+    if report.machines.iter().filter(|machine| machine.trains).count() > PLACES_MAX as usize {
+        let _ = write!(
+            text,
+            "\n\nA service sums for {PLACES_MAX} machines: for more, racks sum before one switch (fanin switch --upstream)."
+        );
+    }
     text.lines().map(str::trim_end).collect::<Vec<_>>().join("\n")
 }
 

@@ -95,6 +95,14 @@ fn of_two_plans_that_take_as_long_the_one_with_one_switch_is_taken() {
 }
 
 #[test]
+fn more_machines_than_a_service_sums_for_are_told_of_racks() {
+    for (machines, is_told) in [("64", false), ("65", true)] {
+        let output = plan(&["--machines", machines, "--rate", "1gbit"]);
+        assert_eq!(text(&output.stdout).contains("fanin switch --upstream"), is_told, "{machines}");
+    }
+}
+
+#[test]
 fn a_machine_alone_needs_no_plan() {
     let output = plan(&["--machines", "1", "--rate", "1gbit"]);
     assert!(text(&output.stdout).ends_with("nothing crosses the network.\n"), "{}", text(&output.stdout));
