@@ -5,7 +5,12 @@ use std::error::Error;
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo::rerun-if-changed=proto/fanin.proto");
     let descriptors = protox::compile(["proto/fanin.proto"], ["proto"])?;
-    // Few jobs have it, and no answer is to be as large as it.
-    tonic_prost_build::configure().boxed(".fanin.v1.Admission.route").compile_fds(descriptors)?;
+    tonic_prost_build::configure()
+        // Few jobs have it, and no answer is to be as large as it.
+        .boxed(".fanin.v1.Admission.route")
+        // All ranks are told the same.
+        .bytes(".fanin.v1.MeetReply.Met.texts")
+        .bytes(".fanin.v1.MeetRequest.text")
+        .compile_fds(descriptors)?;
     Ok(())
 }

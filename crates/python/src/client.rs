@@ -374,7 +374,7 @@ pub(crate) fn protocol_of(name: &str) -> PyResult<Protocol> {
 }
 
 /// A timeout in seconds as a duration from which a deadline can be computed.
-fn limit(seconds: f64) -> PyResult<Duration> {
+pub(crate) fn limit(seconds: f64) -> PyResult<Duration> {
     Ok(duration(Some(seconds))?.unwrap_or(TIMEOUT_MAX).min(TIMEOUT_MAX))
 }
 

@@ -2,7 +2,8 @@
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant};
 
 /// How often the main thread looks for signals while it waits: soon enough for a finger on Ctrl-C.
@@ -30,6 +31,53 @@ pub(crate) fn wait<T: Send, R: Send>(
         py.check_signals()?;
         if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
             return Ok(None);
+        }
+    }
+}
+
+/// Does what blocks on a thread of its own, so that this one can look for signals. When one raises, `cancel` is called, and what comes all the same is dropped there.
+///
+/// # Errors
+/// What a signal handler raised; when there is no thread to be had.
+pub(crate) fn on_a_thread<T: Send + 'static>(
+    py: Python<'_>,
+    name: &str,
+    cancel: impl FnOnce(),
+    work: impl FnOnce() -> T + Send + 'static,
+) -> PyResult<T> {
+    enum State<T> {
+        Waiting,
+        Gone,
+        Done(T),
+    }
+    let meeting = Arc::new((Mutex::new(State::Waiting), Condvar::new()));
+    let theirs = Arc::clone(&meeting);
+    thread::Builder::new().name(name.into()).spawn(move || {
+        let done = work();
+        let mut state = lock(&theirs.0);
+        if matches!(*state, State::Waiting) {
+            *state = State::Done(done);
+            theirs.1.notify_one();
+        } else {
+            drop(state);
+            drop(done);
+        }
+    })?;
+    let found =
+        wait(py, &meeting.0, &meeting.1, None, |state| match std::mem::replace(state, State::Waiting) {
+            State::Done(done) => Some(done),
+            other => {
+                *state = other;
+                None
+            }
+        });
+    match found {
+        Ok(done) => Ok(done.expect("there is no timeout")),
+        Err(interrupt) => {
+            let state = std::mem::replace(&mut *lock(&meeting.0), State::Gone);
+            cancel();
+            py.detach(|| drop(state));
+            Err(interrupt)
         }
     }
 }

@@ -13,6 +13,7 @@ mod error;
 mod interruptible;
 mod ledger;
 mod local;
+mod meeting;
 mod membership;
 mod pending;
 mod plan;
@@ -31,6 +32,8 @@ mod _fanin {
     use crate::environment::{switch_address, warn_of_unknown_variables};
     #[pymodule_export]
     use crate::local::{LocalRanks, machine_id};
+    #[pymodule_export]
+    use crate::meeting::Meeting;
     #[pymodule_export]
     use crate::pending::Pending;
     #[pymodule_export]

@@ -1,7 +1,7 @@
 //! A rank's membership in a job: the session, and the all-reduces that Python still has to hear of.
 
 use crate::error::to_python;
-use crate::interruptible;
+use crate::interruptible::on_a_thread;
 use crate::ledger::{Ledger, Ticket};
 use fanin_controller::{
     Cancel, Job, JobStatusState, LocalRanks, SessionConfig, SessionError, Tensor, switch_status,
@@ -9,7 +9,7 @@ use fanin_controller::{
 use fanin_protocol::control::Ranks;
 use pyo3::prelude::*;
 use rustix::process::{Pid, getpid};
-use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock};
+use std::sync::{PoisonError, RwLock};
 use std::thread;
 use std::time::Duration;
 
@@ -32,7 +32,16 @@ impl Membership {
     pub(crate) fn join(py: Python<'_>, config: SessionConfig, local: Option<LocalRanks>) -> PyResult<Self> {
         let services = config.services.iter().map(|service| service.switch.clone()).collect();
         let job = config.job.clone();
-        let session = connect(py, config, local)?.map_err(|error| to_python(py, &error))?;
+        let cancel = Cancel::default();
+        let cancelled = cancel.clone();
+        // A session that comes although it was cancelled is closed.
+        let joined = on_a_thread(
+            py,
+            "fanin-join",
+            || cancel.cancel(),
+            move || Job::connect_unless(config, local, &cancelled),
+        );
+        let session = joined?.map_err(|error| to_python(py, &error))?;
         Ok(Self {
             services,
             job,
@@ -122,56 +131,6 @@ impl Drop for Membership {
         if self.is_forked() {
             // Closing would wait for threads that this process does not have.
             std::mem::forget(self.session.get_mut().unwrap_or_else(PoisonError::into_inner).take());
-        }
-    }
-}
-
-/// Connects on a thread of its own, so that this one can look for signals. When one raises, the joining ends, and a session
-/// that came all the same is closed.
-fn connect(
-    py: Python<'_>,
-    config: SessionConfig,
-    local: Option<LocalRanks>,
-) -> PyResult<Result<Job, SessionError>> {
-    type Meeting = (Mutex<State>, Condvar);
-    enum State {
-        Waiting,
-        Gone,
-        Connected(Box<Result<Job, SessionError>>),
-    }
-    let meeting: Arc<Meeting> = Arc::new((Mutex::new(State::Waiting), Condvar::new()));
-    let theirs = Arc::clone(&meeting);
-    let cancel = Cancel::default();
-    let cancelled = cancel.clone();
-    thread::Builder::new().name("fanin-join".into()).spawn(move || {
-        let session = Job::connect_unless(config, local, &cancelled);
-        let mut state = interruptible::lock(&theirs.0);
-        if matches!(*state, State::Waiting) {
-            *state = State::Connected(Box::new(session));
-            theirs.1.notify_one();
-        } else {
-            drop(state);
-            drop(session);
-        }
-    })?;
-    let connected = interruptible::wait(py, &meeting.0, &meeting.1, None, |state| {
-        match std::mem::replace(state, State::Waiting) {
-            State::Connected(session) => Some(*session),
-            other => {
-                *state = other;
-                None
-            }
-        }
-    });
-    match connected {
-        Ok(Some(session)) => Ok(session),
-        // Without a timeout there is no third case.
-        Ok(None) => Ok(Err(SessionError::Closed)),
-        Err(interrupt) => {
-            let state = std::mem::replace(&mut *interruptible::lock(&meeting.0), State::Gone);
-            cancel.cancel();
-            py.detach(|| drop(state));
-            Err(interrupt)
         }
     }
 }

@@ -143,22 +143,30 @@ pub(super) async fn join(
             taken
         }
         proto::join_reply::Outcome::Refusal(refusal) => {
-            let refusal = match Refused::try_from(refusal).map_err(malformed)? {
-                Refused::Registry(refusal) => refusal,
-                Refused::Chain(error) => {
-                    return Err(SessionError::Chain { job: config.job.clone(), error });
-                }
-            };
-            Err(match refusal {
-                Refusal::JoinTimeout { missing } => timed_out(missing),
-                Refusal::VersionMismatch { theirs, ours } => {
-                    // The switch's "ours" is the other one's here.
-                    SessionError::ProtocolVersionMismatch { switch, ours: theirs.into(), theirs: ours.into() }
-                }
-                reason => SessionError::JoinRefused { switch, job: config.job.clone(), reason },
-            })
+            Err(refused(refusal, &switch, &config.job, began).map_err(malformed)?)
         }
     }
+}
+
+/// What a rank makes of a refusal that came a while after it `began` to ask.
+pub(super) fn refused(
+    refusal: proto::Refusal,
+    switch: &str,
+    job: &str,
+    began: Instant,
+) -> Result<SessionError, Malformed> {
+    let (switch, job) = (switch.to_owned(), job.to_owned());
+    Ok(match Refused::try_from(refusal)? {
+        Refused::Chain(error) => SessionError::Chain { job, error },
+        Refused::Registry(Refusal::JoinTimeout { missing: missing_ranks }) => {
+            SessionError::JoinTimeout { switch, job, missing_ranks, waited: began.elapsed() }
+        }
+        Refused::Registry(Refusal::VersionMismatch { theirs, ours }) => {
+            // The switch's "ours" is the other one's here.
+            SessionError::ProtocolVersionMismatch { switch, ours: theirs.into(), theirs: ours.into() }
+        }
+        Refused::Registry(reason) => SessionError::JoinRefused { switch, job, reason },
+    })
 }
 
 /// The job that a switch admits this rank to, if it is the one that was asked for.

@@ -32,15 +32,26 @@ use crate::{ChainError, SessionError};
 /// How long a new session waits at most until the switch has its stream.
 const GREETED: Duration = Duration::from_secs(1);
 /// How long a rank is asked for again that another process holds.
-const PREDECESSOR: Duration = Duration::from_secs(1);
+pub(super) const PREDECESSOR: Duration = Duration::from_secs(1);
 
-/// Ends a [`Session::connect_unless`] that is under way on another thread.
+/// Ends what is under way on another thread: a [`Session::connect_unless`], say.
 #[derive(Clone, Debug, Default)]
 pub struct Cancel(Arc<(Notify, AtomicBool)>);
 
 impl Cancel {
     pub(super) fn is_cancelled(&self) -> bool {
         self.0.1.load(Ordering::Acquire)
+    }
+
+    /// What becomes of `work`, [`SessionError::Closed`] where it is cancelled meanwhile: it is dropped then.
+    pub(super) async fn or<T>(
+        &self,
+        work: impl Future<Output = Result<T, SessionError>>,
+    ) -> Result<T, SessionError> {
+        tokio::select! {
+            done = work => done,
+            () = self.0.0.notified() => Err(SessionError::Closed),
+        }
     }
 
     /// The rank wants to join no more. May be called before the connecting begins, too.
@@ -82,13 +93,8 @@ impl Session {
             .enable_all()
             .build()
             .map_err(|error| SessionError::Local { what: "starting a thread", cause: error.to_string() })?;
-        let joined = runtime.block_on(async {
-            tokio::select! {
-                joined = Self::join(config) => joined,
-                // Dropping the call tells the switch, which gives the place back.
-                () = cancel.0.0.notified() => Err(SessionError::Closed),
-            }
-        });
+        // Dropping the call tells the switch, which gives the place back.
+        let joined = runtime.block_on(cancel.or(Self::join(config)));
         match joined {
             Ok((shared, instances)) => {
                 let world_size = shared.config.world_size;

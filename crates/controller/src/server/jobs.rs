@@ -22,6 +22,7 @@ use crate::proto;
 use super::crowd::{Crowd, Place};
 use super::data_path::{DataPath, Figures};
 use super::errands::Errands;
+use super::meetings::{Meetings, NotHeard, Present};
 use super::snapshots::Snapshots;
 use super::told::{Measured, Told, Word};
 
@@ -105,6 +106,8 @@ pub(super) struct Jobs {
     origin: Instant,
     /// Jobs of which ranks wait to be admitted, by where they ask from.
     waiting: Crowd,
+    /// Ranks that have still to find each other.
+    meetings: Meetings,
 }
 
 struct State {
@@ -130,7 +133,7 @@ struct State {
 impl Jobs {
     /// Whether nobody is in any job, nor waits for one.
     pub fn is_idle(&self) -> bool {
-        self.lock().registry.jobs().next().is_none()
+        self.meetings.is_empty() && self.lock().registry.jobs().next().is_none()
     }
 
     /// # Errors
@@ -157,7 +160,8 @@ impl Jobs {
         });
         let jobs_max = lock(&state).registry.config().jobs_max;
         let waiting = Crowd::new(usize::MAX, (jobs_max / OF_ONE_ADDRESS).max(1) as usize);
-        Ok(Self { state, driver, errands, figures, origin: Instant::now(), waiting })
+        let (origin, meetings) = (Instant::now(), Meetings::default());
+        Ok(Self { state, driver, errands, figures, origin, waiting, meetings })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -171,6 +175,27 @@ impl Jobs {
     /// A place for a rank that waits; `None` when ranks of too many jobs wait already that ask from the same address.
     pub fn wait(&self, address: IpAddr, request: &JoinRequest) -> Option<Place> {
         self.waiting.enter(address, for_log(&request.job))
+    }
+
+    /// A rank says something to the others of its job before they join.
+    ///
+    /// Where a job of this name runs that it did not leave, it is refused at once, as it would be when it joined: for this job itself, and for its columns, whose ranks are machines.
+    pub fn meet(&self, from: IpAddr, request: proto::MeetRequest) -> Result<Present, NotHeard> {
+        if request.attempt == 0 {
+            for job in self.lock().registry.jobs() {
+                let JobState::Running { left, .. } = job.state else { continue };
+                let Some(rest) = job.name.strip_prefix(&request.job) else { continue };
+                let begins_anew = match rest.is_empty() {
+                    true => left.iter().any(|rank| u32::from(rank.0) == request.rank),
+                    false => !is_column(rest) || !left.is_empty(),
+                };
+                if !begins_anew {
+                    let world_size = job.world_size.into();
+                    return Err(Refusal::JobRunning { rank: request.rank, world_size }.into());
+                }
+            }
+        }
+        self.meetings.enter(from, request)
     }
 
     pub fn join(&self, request: JoinRequest) -> Joined<'_> {
@@ -470,7 +495,14 @@ impl Jobs {
             world_size: view.world_size,
             state: view.state,
         };
-        self.lock().registry.jobs().map(owned).collect()
+        let mut jobs: Vec<_> = self.lock().registry.jobs().map(owned).collect();
+        let meeting = |(name, world_size, present): (String, u32, Ranks)| JobSnapshot {
+            name,
+            world_size: u8::try_from(world_size).unwrap_or(u8::MAX),
+            state: JobState::Gathering { present },
+        };
+        jobs.extend(self.meetings.jobs().into_iter().map(meeting));
+        jobs
     }
 
     /// Whether some rank of an ended job has not heard how it ended.
@@ -498,6 +530,12 @@ impl Jobs {
 /// A name that may be any, as it gets into a log.
 pub(super) fn for_log(name: &str) -> String {
     name.chars().take(JOB_NAME_BYTES_MAX).collect()
+}
+
+/// What follows the name of a job of several columns.
+fn is_column(rest: &str) -> bool {
+    rest.strip_prefix('.')
+        .is_some_and(|number| !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit()))
 }
 
 fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {

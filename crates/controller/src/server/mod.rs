@@ -7,6 +7,7 @@ mod errands;
 mod guests;
 mod http;
 mod jobs;
+mod meetings;
 mod metrics;
 mod on_the_way;
 mod relay;

@@ -513,6 +513,13 @@ impl Relay {
         Ok(admission)
     }
 
+    async fn meet(&self, mut request: proto::MeetRequest) -> Result<proto::MeetReply, Failed> {
+        request.passed_on = one_more(request.passed_on)?;
+        self.pass_a_stranger()?;
+        let mut connection = self.upstream(JOIN_PATIENCE).await?;
+        self.answered(connection.client.meet(request).await)
+    }
+
     /// Serves the job of a rank that was admitted above, and takes itself off the route that the rank hears.
     async fn learn_admission(
         &self,
@@ -771,6 +778,21 @@ struct Service(Arc<Relay>);
 
 #[tonic::async_trait]
 impl Control for Service {
+    async fn meet(&self, request: Request<proto::MeetRequest>) -> Result<Response<proto::MeetReply>, Status> {
+        use proto::meet_reply::Outcome;
+        let address = request.remote_addr().map_or(IpAddr::from([0; 4]), |peer| peer.ip());
+        let request = request.into_inner();
+        let _place = self.0.waiting.enter(address, for_log(&request.job)).ok_or_else(crowded)?;
+        match self.0.meet(request).await {
+            Ok(reply) => Ok(Response::new(reply)),
+            // As to one that joins: the upstream may come yet.
+            Err(Failed::Chain(error)) => {
+                Ok(Response::new(proto::MeetReply { outcome: Some(Outcome::Refusal(error.into())) }))
+            }
+            Err(failed) => Err(failed.into()),
+        }
+    }
+
     async fn join(&self, request: Request<proto::JoinRequest>) -> Result<Response<proto::JoinReply>, Status> {
         use proto::join_reply::Outcome;
         let peer = request.remote_addr();

@@ -16,6 +16,7 @@ use tonic::{Request, Response, Status, Streaming};
 use super::data_path::{Figures, unhealthy};
 use super::http::REQUEST_BYTES_MAX;
 use super::jobs::{Attending, JobSnapshot, Jobs, Joined, NotAdmitted, Stays};
+use super::meetings::NotHeard;
 use super::told::{Measured, Word};
 use crate::client::path::{mtu_at, rate_bps_at};
 use crate::convert::{Malformed, narrow, wire_dtype};
@@ -47,6 +48,21 @@ pub(super) fn refused(denied: Denied) -> Status {
 
 #[tonic::async_trait]
 impl Control for ControlService {
+    async fn meet(&self, request: Request<proto::MeetRequest>) -> Result<Response<proto::MeetReply>, Status> {
+        use proto::meet_reply::Outcome;
+        let from = request.remote_addr().map_or(IpAddr::from([0; 4]), |peer| peer.ip());
+        let request = request.into_inner();
+        let patience = Duration::from_millis(request.patience_ms).min(self.jobs.config().join_timeout_max);
+        // When the rank hangs up, this future is dropped, and what it said with it.
+        let outcome = match self.jobs.meet(from, request) {
+            Ok(mut present) => present.others(patience).await,
+            Err(NotHeard::Refused(refusal)) => Err(refusal),
+            Err(NotHeard::Failed(status)) => return Err(status),
+        };
+        let outcome = outcome.map_or_else(|refusal| Outcome::Refusal(refusal.into()), Outcome::Met);
+        Ok(Response::new(proto::MeetReply { outcome: Some(outcome) }))
+    }
+
     async fn join(&self, request: Request<proto::JoinRequest>) -> Result<Response<proto::JoinReply>, Status> {
         let peer = request.remote_addr();
         let here = request.local_addr();

@@ -4,6 +4,7 @@ mod admission;
 mod atp;
 mod faults;
 mod http;
+mod meetings;
 mod racks;
 mod scripted;
 mod strangers;

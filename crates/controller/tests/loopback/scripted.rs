@@ -8,7 +8,8 @@ pub use fanin_controller::proto::admission::{Protocol as Admitted, SwitchMl};
 use fanin_controller::proto::control_server::{Control, ControlServer};
 use fanin_controller::proto::{
     Admission, AttendRequest, HeartbeatReply, HeartbeatRequest, JoinReply, JoinRequest, LeaveReply,
-    LeaveRequest, Protocol, StatusReply, StatusRequest, heartbeat_reply::State, join_reply::Outcome,
+    LeaveRequest, MeetReply, MeetRequest, Protocol, StatusReply, StatusRequest, heartbeat_reply::State,
+    join_reply::Outcome,
 };
 use tokio::runtime::Runtime;
 use tonic::transport::server::TcpIncoming;
@@ -115,6 +116,11 @@ impl Script {
 
 #[tonic::async_trait]
 impl Control for Player {
+    /// As a switch that knows of no meetings.
+    async fn meet(&self, _: Request<MeetRequest>) -> Result<Response<MeetReply>, Status> {
+        Err(Status::unimplemented("as scripted"))
+    }
+
     async fn join(&self, request: Request<JoinRequest>) -> Result<Response<JoinReply>, Status> {
         Ok(Response::new(JoinReply { outcome: Some((self.script.join)(request.into_inner())) }))
     }

@@ -1,0 +1,203 @@
+//! The ranks of a job as they find each other at a switch, before they know who is to sum.
+
+use std::time::{Duration, Instant};
+
+use fanin_protocol::control::{Protocol, Refusal};
+use prost::bytes::Bytes;
+use tokio::runtime::{Builder, Runtime};
+use tokio::task::JoinSet;
+
+use super::admission::refused;
+use super::connection::{Connection, RETRY, Waiting, explain};
+use super::session::{Cancel, PREDECESSOR};
+use super::warnings::say;
+use crate::proto::{MeetRequest, meet_reply::Met, meet_reply::Outcome};
+use crate::{ChainError, SessionError};
+
+/// The first round: each rank says at each switch at which place it names it.
+const FIRST: &str = "switch";
+/// How much later than asked for a switch may answer.
+const SILENCE: Duration = Duration::from_secs(5);
+
+/// Who meets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MeetingConfig {
+    /// The switches, each as `host:port`, in the order of the job.
+    pub switches: Vec<String>,
+    /// How the job is to be summed.
+    pub protocol: Protocol,
+    /// Its name.
+    pub job: String,
+    /// This process's rank.
+    pub rank: u32,
+    /// Ranks of the job.
+    pub world_size: u32,
+}
+
+/// The ranks of a job at the first of the switches that rank 0 names. Its methods block and must not be called from an asynchronous task.
+#[derive(Debug)]
+pub struct Meeting {
+    config: MeetingConfig,
+    connection: Connection,
+    /// Which attempt at the job it is: drawn by the switch, and no other has it.
+    attempt: u64,
+    runtime: Option<Runtime>,
+}
+
+impl Meeting {
+    /// Finds the switch where the ranks meet, and says on standard error for what it waits. Returns when all ranks have come, until `cancel` is called.
+    ///
+    /// # Errors
+    /// As of a session that is joined; [`SessionError::JoinTimeout`] names the ranks that did not come in time, [`SessionError::Closed`] that it was cancelled.
+    pub fn open(config: MeetingConfig, patience: Duration, cancel: &Cancel) -> Result<Self, SessionError> {
+        // With a thread of its own: keep-alives must be answered between the rounds, too.
+        let runtime = Builder::new_multi_thread()
+            .worker_threads(1)
+            .thread_name("fanin-meeting")
+            .enable_all()
+            .build()
+            .map_err(|error| SessionError::Local { what: "starting a thread", cause: error.to_string() })?;
+        match runtime.block_on(cancel.or(find(&config, patience))) {
+            Ok((connection, attempt)) => Ok(Self { config, connection, attempt, runtime: Some(runtime) }),
+            Err(error) => {
+                runtime.shutdown_background();
+                Err(error)
+            }
+        }
+    }
+
+    /// Which attempt at the job it is: the same on all its ranks, and no other's.
+    #[must_use]
+    pub const fn attempt(&self) -> u64 {
+        self.attempt
+    }
+
+    /// What each rank says in this round, in their order; each round once, in the same order on all ranks. `cancel` ends it.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn gather(
+        &self,
+        round: &str,
+        text: String,
+        patience: Duration,
+        cancel: &Cancel,
+    ) -> Result<Vec<String>, SessionError> {
+        let Some(runtime) = &self.runtime else { return Err(SessionError::Closed) };
+        let mut connection = self.connection.clone();
+        let said = said(&self.config, round, self.attempt, text, patience);
+        let met = runtime.block_on(cancel.or(meet(&mut connection, said, patience)))?;
+        let text = |text: Bytes| String::from_utf8(text.into()).map_err(|error| error.to_string());
+        met.texts
+            .into_iter()
+            .map(text)
+            .collect::<Result<_, _>>()
+            .map_err(|cause| SessionError::NotASwitch { switch: self.connection.switch.clone(), cause })
+    }
+}
+
+impl Drop for Meeting {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+/// Meets at all switches at once, as ranks may name them in another order, and takes the one that rank 0 names first.
+async fn find(config: &MeetingConfig, patience: Duration) -> Result<(Connection, u64), SessionError> {
+    let mut meeting = JoinSet::new();
+    for (place, switch) in config.switches.iter().cloned().enumerate() {
+        let config = config.clone();
+        meeting.spawn(async move { first_round(&config, place, &switch, patience).await });
+    }
+    while let Some(ended) = meeting.join_next().await {
+        let met = ended.map_err(|error| SessionError::Local { what: "meeting", cause: error.to_string() })?;
+        // What is wrong at one of them would be when the job is joined there.
+        let (connection, met) = met?;
+        if met.texts.first().is_some_and(|text| *text == "0") {
+            return Ok((connection, met.attempt));
+        }
+    }
+    Err(SessionError::Address {
+        switch: config.switches.join(","),
+        cause: "none is the first that rank 0 names; all ranks name the same, in the same order".into(),
+    })
+}
+
+async fn first_round(
+    config: &MeetingConfig,
+    place: usize,
+    switch: &str,
+    patience: Duration,
+) -> Result<(Connection, Met), SessionError> {
+    let began = Instant::now();
+    let mut waiting = Waiting::new(patience);
+    let (mut connection, _) =
+        Connection::open_saying(switch, patience, |text| say(config.rank, text)).await?;
+    if connection.protocol != config.protocol {
+        let reason = Refusal::ProtocolMismatch { asked: config.protocol, served: connection.protocol };
+        return Err(SessionError::JoinRefused { switch: connection.switch, job: config.job.clone(), reason });
+    }
+    let reached = Instant::now();
+    loop {
+        let left = patience.saturating_sub(began.elapsed());
+        let said = said(config, FIRST, 0, place.to_string(), left);
+        match meet(&mut connection, said, left).await {
+            Err(SessionError::Chain {
+                error: error @ ChainError::UpstreamUnreachable { may_come: true, .. },
+                job,
+            }) => {
+                if began.elapsed() + RETRY >= patience {
+                    return Err(SessionError::Chain { error, job });
+                }
+                if waiting.is_due(true) {
+                    say(config.rank, &waiting.says(&format!("the switches on the way: {error}")));
+                }
+            }
+            // Its process may be dying just now.
+            Err(SessionError::JoinRefused {
+                reason: Refusal::JobRunning { .. } | Refusal::DuplicateRank { .. },
+                ..
+            }) if reached.elapsed() < PREDECESSOR.min(patience) => {}
+            met => return Ok((connection, met?)),
+        }
+        tokio::time::sleep(RETRY).await;
+    }
+}
+
+fn said(config: &MeetingConfig, round: &str, attempt: u64, text: String, patience: Duration) -> MeetRequest {
+    MeetRequest {
+        job: config.job.clone(),
+        rank: config.rank,
+        world_size: config.world_size,
+        round: round.into(),
+        attempt,
+        text: text.into(),
+        patience_ms: u64::try_from(patience.as_millis()).unwrap_or(u64::MAX),
+        passed_on: 0,
+    }
+}
+
+async fn meet(
+    connection: &mut Connection,
+    said: MeetRequest,
+    patience: Duration,
+) -> Result<Met, SessionError> {
+    let switch = connection.switch.clone();
+    let (job, world_size) = (said.job.clone(), said.world_size as usize);
+    let began = Instant::now();
+    let lost = |cause: String| SessionError::SwitchLost { switch: switch.clone(), cause };
+    // It answers when the patience is over, unless it is gone.
+    let reply = tokio::time::timeout(patience.saturating_add(SILENCE), connection.client.meet(said)).await;
+    let reply = reply.map_err(|_| lost("it fell silent while the ranks met".into()))?;
+    let reply = reply.map_err(|status| lost(format!("while the ranks met: {}", explain(&status))))?;
+    let malformed = |cause: String| SessionError::NotASwitch { switch: switch.clone(), cause };
+    match reply.into_inner().outcome {
+        Some(Outcome::Met(met)) if met.texts.len() == world_size => Ok(met),
+        Some(Outcome::Met(_)) | None => Err(malformed("it did not say what all ranks said".into())),
+        Some(Outcome::Refusal(refusal)) => {
+            Err(refused(refusal, &switch, &job, began).unwrap_or_else(|error| malformed(error.to_string())))
+        }
+    }
+}

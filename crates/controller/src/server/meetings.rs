@@ -1,0 +1,336 @@
+//! What the ranks of a job say to each other before they join it.
+//!
+//! They do so in rounds, each of which is over when every rank has said something. A rank's word is here as long as its call: nothing is left of one that hangs up or dies. The first round's answer has a
+//! number that nobody else knows, and is part of the name of all that follow, so that two attempts at a job share no later round.
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use fanin_protocol::control::{JOB_NAME_BYTES_MAX, Ranks, Refusal};
+use fanin_wire::{WORKERS_MAX, WorkerId};
+use prost::bytes::Bytes;
+use tokio::sync::oneshot;
+use tonic::Status;
+
+use crate::proto::{MeetRequest, meet_reply::Met};
+
+/// Bytes of a round's name.
+const ROUND_BYTES_MAX: usize = 32;
+/// Bytes that a rank may say in a round: where several switches are and what their links carry.
+const TEXT_BYTES_MAX: usize = 16 << 10;
+/// Bytes that all ranks may say in a round: each of them is told all of it.
+const TEXTS_BYTES_MAX: usize = 512 << 10;
+/// What a word takes beside its text.
+const WORD_BYTES: usize = 512;
+/// Bytes of all words that wait.
+const BYTES_MAX: usize = 32 << 20;
+/// And of those that came from one address: a quarter, so that others have room.
+const BYTES_OF_ONE_MAX: usize = 8 << 20;
+
+/// Rounds under way.
+#[derive(Debug, Default)]
+pub(super) struct Meetings(Arc<Mutex<Rounds>>);
+
+#[derive(Debug, Default)]
+struct Rounds {
+    rounds: HashMap<Name, Round>,
+    /// Bytes of the words that wait, by where they came from.
+    bytes: HashMap<IpAddr, usize>,
+    next_ticket: u64,
+}
+
+/// Which round of which attempt at which job.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Name {
+    job: String,
+    attempt: u64,
+    round: String,
+}
+
+#[derive(Debug)]
+struct Round {
+    world_size: u32,
+    words: BTreeMap<u32, Word>,
+}
+
+#[derive(Debug)]
+struct Word {
+    text: Bytes,
+    from: IpAddr,
+    /// Of whose call it is.
+    ticket: u64,
+    answer: oneshot::Sender<Answer>,
+}
+
+type Answer = Result<Met, Refusal>;
+
+/// A rank that has said its word, until it is dropped.
+#[derive(Debug)]
+pub(super) struct Present {
+    name: Name,
+    rank: u32,
+    ticket: u64,
+    answer: oneshot::Receiver<Answer>,
+    rounds: Arc<Mutex<Rounds>>,
+}
+
+/// Why a word is not taken.
+#[derive(Debug)]
+pub(super) enum NotHeard {
+    Refused(Refusal),
+    /// There is no room for it, or it is no word.
+    Failed(Status),
+}
+
+impl From<Refusal> for NotHeard {
+    fn from(refusal: Refusal) -> Self {
+        Self::Refused(refusal)
+    }
+}
+
+impl Meetings {
+    /// Takes a rank's word. Who said the last one of a round ends it.
+    pub fn enter(&self, from: IpAddr, request: MeetRequest) -> Result<Present, NotHeard> {
+        let MeetRequest { job, rank, world_size, round, attempt, text, .. } = request;
+        check(&job, rank, world_size)?;
+        if round.len() > ROUND_BYTES_MAX || text.len() > TEXT_BYTES_MAX {
+            let why = format!("a round's name has at most {ROUND_BYTES_MAX} bytes, a text {TEXT_BYTES_MAX}");
+            return Err(NotHeard::Failed(Status::out_of_range(why)));
+        }
+        let from = from.to_canonical();
+        let name = Name { job, attempt, round };
+        let mut rounds = lock(&self.0);
+        let word = text.len() + WORD_BYTES;
+        let of_one = rounds.bytes.get(&from).copied().unwrap_or_default();
+        if of_one + word > BYTES_OF_ONE_MAX || rounds.bytes.values().sum::<usize>() + word > BYTES_MAX {
+            let why = "too many ranks meet here already; start fewer at a time";
+            return Err(NotHeard::Failed(Status::resource_exhausted(why)));
+        }
+        if let Some(round) = rounds.rounds.get(&name) {
+            if round.world_size != world_size {
+                let job_has = round.world_size;
+                return Err(Refusal::WorldSizeMismatch { rank, asked: world_size, job_has }.into());
+            }
+            if round.words.contains_key(&rank) {
+                return Err(Refusal::DuplicateRank { rank }.into());
+            }
+            if round.bytes() + text.len() > TEXTS_BYTES_MAX {
+                let why = format!("the ranks of a job say at most {TEXTS_BYTES_MAX} bytes in a round");
+                return Err(NotHeard::Failed(Status::out_of_range(why)));
+            }
+        }
+        let (answer, answered) = oneshot::channel();
+        let ticket = rounds.next_ticket;
+        rounds.next_ticket += 1;
+        *rounds.bytes.entry(from).or_default() += word;
+        let round = rounds.rounds.entry(name.clone());
+        let round = round.or_insert_with(|| Round { world_size, words: BTreeMap::new() });
+        round.words.insert(rank, Word { text, from, ticket, answer });
+        if round.words.len() == world_size as usize {
+            let attempt = if attempt == 0 { rand::random_range(1..=u64::MAX) } else { attempt };
+            let texts = round.words.values().map(|word| word.text.clone()).collect();
+            rounds.end(&name, &Ok(Met { texts, attempt }));
+        }
+        drop(rounds);
+        Ok(Present { name, rank, ticket, answer: answered, rounds: Arc::clone(&self.0) })
+    }
+
+    /// Whether nobody waits.
+    pub fn is_empty(&self) -> bool {
+        lock(&self.0).rounds.is_empty()
+    }
+
+    /// Jobs of which ranks meet: their world sizes, and who is there.
+    pub fn jobs(&self) -> Vec<(String, u32, Ranks)> {
+        let rounds = lock(&self.0);
+        let present = |round: &Round| ranks(round.words.keys().copied());
+        rounds
+            .rounds
+            .iter()
+            .map(|(name, round)| (name.job.clone(), round.world_size, present(round)))
+            .collect()
+    }
+}
+
+impl Present {
+    /// What all ranks said, once they have. When one of them loses patience, nobody waits any longer.
+    pub async fn others(&mut self, patience: Duration) -> Answer {
+        if let Ok(answered) = tokio::time::timeout(patience, &mut self.answer).await {
+            return answered.unwrap_or(Err(Refusal::SwitchStopping));
+        }
+        let mut rounds = lock(&self.rounds);
+        let Some(round) = rounds.rounds.get(&self.name).filter(|round| round.has(self.rank, self.ticket))
+        else {
+            // Just now.
+            return self.answer.try_recv().unwrap_or(Err(Refusal::SwitchStopping));
+        };
+        let absent = (0..round.world_size).filter(|rank| !round.words.contains_key(rank));
+        let answer = Err(Refusal::JoinTimeout { missing: ranks(absent) });
+        rounds.end(&self.name, &answer);
+        answer
+    }
+}
+
+impl Drop for Present {
+    fn drop(&mut self) {
+        let mut rounds = lock(&self.rounds);
+        let Some(round) = rounds.rounds.get_mut(&self.name) else { return };
+        if !round.has(self.rank, self.ticket) {
+            return;
+        }
+        let word = round.words.remove(&self.rank);
+        if round.words.is_empty() {
+            rounds.rounds.remove(&self.name);
+        }
+        word.iter().for_each(|word| rounds.forget(word));
+    }
+}
+
+impl Rounds {
+    /// Tells all who wait in a round.
+    fn end(&mut self, name: &Name, answer: &Answer) {
+        let Some(round) = self.rounds.remove(name) else { return };
+        for word in round.words.into_values() {
+            self.forget(&word);
+            // It may have hung up.
+            let _ = word.answer.send(answer.clone());
+        }
+    }
+
+    fn forget(&mut self, word: &Word) {
+        let Some(bytes) = self.bytes.get_mut(&word.from) else { return };
+        *bytes -= word.text.len() + WORD_BYTES;
+        if *bytes == 0 {
+            self.bytes.remove(&word.from);
+        }
+    }
+}
+
+impl Round {
+    fn bytes(&self) -> usize {
+        self.words.values().map(|word| word.text.len()).sum()
+    }
+
+    fn has(&self, rank: u32, ticket: u64) -> bool {
+        self.words.get(&rank).is_some_and(|word| word.ticket == ticket)
+    }
+}
+
+/// As a request to join is looked at.
+fn check(job: &str, rank: u32, world_size: u32) -> Result<(), Refusal> {
+    if job.is_empty() || job.len() > JOB_NAME_BYTES_MAX || job.chars().any(char::is_control) {
+        return Err(Refusal::JobName { bytes: job.len() });
+    }
+    if world_size > WORKERS_MAX {
+        return Err(Refusal::TooManyWorkers { asked: world_size });
+    }
+    if rank >= world_size {
+        return Err(Refusal::RankOutOfRange { rank, world_size });
+    }
+    Ok(())
+}
+
+fn ranks(ranks: impl Iterator<Item = u32>) -> Ranks {
+    ranks.map(|rank| WorkerId(rank as u8)).collect()
+}
+
+fn lock(rounds: &Mutex<Rounds>) -> MutexGuard<'_, Rounds> {
+    rounds.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HERE: [u8; 4] = [10, 0, 0, 1];
+
+    fn said(attempt: u64, rank: u32, text: &str) -> MeetRequest {
+        MeetRequest {
+            job: "job".into(),
+            rank,
+            world_size: 3,
+            round: "place".into(),
+            attempt,
+            text: text.to_owned().into(),
+            ..MeetRequest::default()
+        }
+    }
+
+    fn enter(meetings: &Meetings, attempt: u64, rank: u32, text: &str) -> Present {
+        meetings.enter(HERE.into(), said(attempt, rank, text)).expect("heard")
+    }
+
+    async fn hears(mut present: Present) -> (Vec<Bytes>, u64) {
+        let Met { texts, attempt } = present.others(Duration::from_secs(60)).await.expect("all are there");
+        (texts, attempt)
+    }
+
+    #[tokio::test]
+    async fn all_hear_what_all_said_once_the_last_has_come() {
+        let meetings = Meetings::default();
+        let two = enter(&meetings, 0, 2, "c");
+        let zero = enter(&meetings, 0, 0, "a");
+        assert_eq!(meetings.jobs(), [("job".into(), 3, ranks([0, 2].into_iter()))]);
+        let one = enter(&meetings, 0, 1, "b");
+        assert!(meetings.is_empty());
+        let (texts, attempt) = hears(one).await;
+        assert_eq!(texts, ["a", "b", "c"]);
+        assert_ne!(attempt, 0);
+        assert_eq!(hears(zero).await, (texts.clone(), attempt));
+        assert_eq!(hears(two).await, (texts, attempt));
+        assert!(lock(&meetings.0).bytes.is_empty(), "nothing is kept");
+    }
+
+    #[tokio::test]
+    async fn what_a_rank_said_goes_with_its_call_and_another_attempt_has_rounds_of_its_own() {
+        let meetings = Meetings::default();
+        let dead = enter(&meetings, 0, 0, "dead");
+        let again = meetings.enter(HERE.into(), said(0, 0, "twice"));
+        assert!(matches!(again, Err(NotHeard::Refused(Refusal::DuplicateRank { rank: 0 }))), "{again:?}");
+        drop(dead);
+        assert!(meetings.is_empty() && lock(&meetings.0).bytes.is_empty());
+        let old = enter(&meetings, 7, 0, "old");
+        let first = [0, 1, 2].map(|rank| enter(&meetings, 8, rank, "new"));
+        for present in first {
+            assert_eq!(hears(present).await, (vec!["new".into(); 3], 8));
+        }
+        assert_eq!(meetings.jobs().len(), 1, "the old one still waits");
+        drop(old);
+    }
+
+    #[tokio::test]
+    async fn who_is_missing_is_told_to_all_when_the_first_loses_patience() {
+        let meetings = Meetings::default();
+        let (mut zero, mut two) = (enter(&meetings, 0, 0, ""), enter(&meetings, 0, 2, ""));
+        let short = zero.others(Duration::from_millis(10)).await;
+        let long = two.others(Duration::from_secs(1000)).await;
+        for answer in [short, long] {
+            let Err(Refusal::JoinTimeout { missing }) = answer else { panic!("{answer:?}") };
+            assert_eq!(missing, ranks([1].into_iter()));
+        }
+        assert!(meetings.is_empty());
+    }
+
+    #[test]
+    fn strangers_leave_room_for_others_and_say_nothing_long() {
+        let meetings = Meetings::default();
+        let long = "x".repeat(TEXT_BYTES_MAX);
+        let named = |job: usize, from: [u8; 4]| {
+            let request = MeetRequest { job: job.to_string(), ..said(0, 0, &long) };
+            meetings.enter(from.into(), request)
+        };
+        let mut here: Vec<_> = (0..).map(|job| named(job, HERE)).take_while(Result::is_ok).collect();
+        assert!(here.len() * TEXT_BYTES_MAX <= BYTES_OF_ONE_MAX);
+        assert!(here.len() * TEXT_BYTES_MAX >= BYTES_OF_ONE_MAX * 9 / 10);
+        assert!(named(0, [10, 0, 0, 2]).is_err(), "as rank 0 is there");
+        assert!(named(1 << 20, [10, 0, 0, 2]).is_ok(), "there is room for others");
+        here.pop();
+        assert!(named(1 << 20, HERE).is_ok(), "and for one more when one has gone");
+        let longer = MeetRequest { job: "y".into(), ..said(0, 0, &(long + "x")) };
+        assert!(matches!(meetings.enter([10, 0, 0, 3].into(), longer), Err(NotHeard::Failed(_))));
+        let wide = MeetRequest { world_size: WORKERS_MAX + 1, ..said(0, 0, "") };
+        assert!(matches!(meetings.enter(HERE.into(), wide), Err(NotHeard::Refused(_))));
+    }
+}

@@ -1,0 +1,88 @@
+//! Ranks that find each other before they join.
+
+use std::thread::JoinHandle;
+
+use fanin_controller::{
+    Cancel, JobStatusState, Meeting, MeetingConfig, RackServer, RackServerConfig, switch_status,
+};
+use fanin_protocol::control::{Protocol, Refusal};
+
+use super::*;
+
+/// The attempt, and what all said.
+type Met = (u64, Vec<String>);
+
+fn meets(
+    switches: &[String],
+    rank: u32,
+    world_size: u32,
+    patience: Duration,
+) -> JoinHandle<Result<Met, SessionError>> {
+    let config = MeetingConfig {
+        switches: switches.to_vec(),
+        protocol: Protocol::SwitchMl,
+        job: "meets".into(),
+        rank,
+        world_size,
+    };
+    thread::spawn(move || {
+        let meeting = Meeting::open(config, patience, &Cancel::default())?;
+        let said = format!("{rank} is here");
+        Ok((meeting.attempt(), meeting.gather("place", said, patience, &Cancel::default())?))
+    })
+}
+
+fn all_meet(ranks: Vec<JoinHandle<Result<Met, SessionError>>>) {
+    let met: Vec<_> =
+        ranks.into_iter().map(|rank| rank.join().expect("no panic").expect("all come")).collect();
+    let said: Vec<_> = (0..met.len()).map(|rank| format!("{rank} is here")).collect();
+    assert!(met.iter().all(|(attempt, heard)| (*attempt, heard) == (met[0].0, &said)), "{met:?}");
+}
+
+#[test]
+fn ranks_meet_in_whatever_order_they_name_the_switches_and_behind_racks() {
+    let (one, two) = (switch(), switch());
+    let listen = ([127, 0, 0, 1], 0).into();
+    let rack = RackServer::start(RackServerConfig::switch_ml(listen, one.address().to_string()));
+    let rack = rack.expect("a free port");
+    let [first, second] = [&one, &two].map(|switch| switch.address().to_string());
+    let behind = rack.address().to_string();
+    let named = [[first.clone(), second.clone()], [second.clone(), first], [behind, second]];
+    all_meet((0..3).map(|rank| meets(&named[rank as usize], rank, 3, HANG)).collect());
+}
+
+#[test]
+fn who_meets_is_seen_and_named_when_missing_and_leaves_nothing_behind() {
+    let switch = switch();
+    let named = [switch.address().to_string()];
+    let early = meets(&named, 1, 3, HANG);
+    loop {
+        let jobs = switch_status(&named[0], HANG).expect("it answers").jobs;
+        let Some(job) = jobs.first() else { continue };
+        let JobStatusState::Gathering { present } = &job.state else { panic!("{job:?}") };
+        assert_eq!((job.name.as_str(), job.world_size, present.len()), ("meets", 3, 1));
+        break;
+    }
+    let other = meets(&named, 0, 2, HANG).join().expect("no panic");
+    let Err(SessionError::JoinRefused { reason, .. }) = other else { panic!("{other:?}") };
+    assert!(matches!(reason, Refusal::WorldSizeMismatch { .. }), "{reason:?}");
+    let hasty = meets(&named, 0, 3, Duration::from_millis(300));
+    for rank in [hasty, early] {
+        let outcome = rank.join().expect("no panic");
+        let Err(SessionError::JoinTimeout { missing_ranks, .. }) = outcome else { panic!("{outcome:?}") };
+        assert_eq!(missing_ranks.to_string(), "2");
+    }
+    assert!(switch.is_idle());
+    all_meet((0..3).map(|rank| meets(&named, rank, 3, HANG)).collect());
+}
+
+#[test]
+fn a_rank_of_a_job_that_runs_without_it_is_told_so() {
+    let switch = switch();
+    let running = connect_all(&switch, "meets", 2, |_| {});
+    let named = [switch.address().to_string()];
+    let outcome = meets(&named, 1, 2, HANG).join().expect("no panic");
+    let Err(SessionError::JoinRefused { reason, .. }) = outcome else { panic!("{outcome:?}") };
+    assert!(matches!(reason, Refusal::JobRunning { rank: 1, .. }), "{reason:?}");
+    drop(running);
+}
