@@ -320,6 +320,14 @@ def sums_by_own_services(me: Me, namespaces: list[str], meeting: str) -> list[fl
     return [service["share"] for service in plan["services"]]
 
 
+def cut_off(namespace: str, protocol: str) -> None:
+    """Let nothing of a protocol in there that comes from w0."""
+    rule = f"ip saddr {address('w0')} meta l4proto {protocol} drop"
+    rules = f"table inet cut {{ chain in {{ type filter hook input priority 0; {rule}; }}; }}"
+    command = ["ip", "netns", "exec", namespace, "nft", "-f", "-"]
+    subprocess.run(command, input=rules, text=True, check=True)
+
+
 @needs_lab
 @pytest.mark.parametrize(
     ("protocol", "there", "back"),
@@ -333,10 +341,7 @@ def test_a_machine_that_does_not_reach_one_service_is_named_on_all_ranks(
 ) -> None:
     with Netlab(3, name=NAME) as lab:
         spaces = [lab.namespace(f"w{i}") for i in range(3)]
-        rule = f"ip saddr {address('w0')} meta l4proto {protocol} drop"
-        rules = f"table inet cut {{ chain in {{ type filter hook input priority 0; {rule}; }}; }}"
-        command = ["ip", "netns", "exec", spaces[1], "nft", "-f", "-"]
-        subprocess.run(command, input=rules, text=True, check=True)
+        cut_off(spaces[1], protocol)
         ranks = launch(sums_by_own_services, 3, spaces, str(tmp_path / "store"), at="")
         outcomes = [ranks.outcome(rank) for rank in range(3)]
     for outcome in outcomes:
@@ -350,6 +355,43 @@ def test_a_machine_that_does_not_reach_one_service_is_named_on_all_ranks(
         assert re.search(pair, outcomes[0].message), outcomes[0].message
     assert "rank 2" not in outcomes[0].message
     assert "firewall" in outcomes[0].message
+
+
+def sums_until_it_fails(me: Me, namespaces: list[str], meeting: str) -> None:
+    netlab.enter(namespaces[me.rank])
+    os.environ["GLOO_SOCKET_IFNAME"] = INTERFACE
+    store = FileStore(meeting, me.world_size)
+    limit = timedelta(seconds=DEADLINE)
+    me.init("fanin", store=store, rank=me.rank, world_size=me.world_size, timeout=limit)
+    while True:
+        dist.all_reduce(torch.ones(200_000))
+        me.say("summed")
+
+
+@needs_lab
+def test_a_firewall_that_closes_later_is_named_by_who_is_cut_off(
+    launch: Launch, tmp_path: Any
+) -> None:
+    with Netlab(2, name=NAME) as lab:
+        spaces = [lab.namespace(f"w{i}") for i in range(2)]
+        ranks = launch(sums_until_it_fails, 2, spaces, str(tmp_path / "store"), at="")
+        for rank in range(2):
+            assert ranks.hear(rank) == "summed"
+        cut_off(spaces[1], "udp")
+        outcomes = []
+        for rank in range(2):
+            while (told := ranks.next(rank))[0] == "said":
+                pass
+            outcomes.append(told[1])
+    # The other one may hear of it by its end.
+    (named, *_) = [o for o in outcomes if o.kind == "SwitchUnreachable"]
+    ways = ((1, "gets there", 0), (0, "comes back", 1))
+    pairs = (
+        rf"switch {re.escape(address(f'w{there}'))}:\d+ .*"
+        rf"\(UDP: no packet {cause}, from {re.escape(address(f'w{here}'))}\)"
+        for there, cause, here in ways
+    )
+    assert any(re.search(pair, named.message) for pair in pairs), named.message
 
 
 @needs_lab

@@ -5,9 +5,12 @@ use std::time::{Duration, Instant};
 
 use fanin_protocol::control::Ranks;
 use fanin_wire::Rank;
-use tokio::task::JoinSet;
+use tokio::task::{JoinHandle, JoinSet, spawn_blocking};
 use tokio::time::timeout;
 
+use super::connection::{Connection, with_port};
+use super::path::route;
+use super::probe::cut_off;
 use super::shared::Shared;
 use super::status::{JobStatusState, SwitchStatus};
 use super::warnings::say;
@@ -25,6 +28,9 @@ const PATIENCE_UNTOLD: Duration = Duration::from_secs(5);
 /// How long a switch may take to say whom it waits for.
 const STATUS_PATIENCE: Duration = Duration::from_secs(1);
 
+/// How long a service that waits for this rank may take to answer, over TCP and over UDP, when it is asked whether anything can get there.
+const WAY_PATIENCE: Duration = Duration::from_secs(2);
+
 /// When a session last saw something move.
 struct Progress {
     marker: u64,
@@ -33,13 +39,24 @@ struct Progress {
     blame: Instant,
     /// How long nothing may move before somebody is told.
     untold: Duration,
+    /// Looks whether this rank is cut off from a service that waits for it.
+    probing: Option<JoinHandle<Option<CutOff>>>,
+    /// What was found so, for the first time.
+    cut_off: Option<CutOff>,
 }
 
 impl Progress {
     fn now(marker: u64) -> Self {
         let since = Instant::now();
-        Self { marker, since, blame: since + STANDSTILL, untold: PATIENCE_UNTOLD }
+        let blame = since + STANDSTILL;
+        Self { marker, since, blame, untold: PATIENCE_UNTOLD, probing: None, cut_off: None }
     }
+}
+
+/// A service that a rank does not reach any more, and the cause.
+struct CutOff {
+    switch: String,
+    cause: String,
 }
 
 struct Oversight {
@@ -104,12 +121,15 @@ impl Oversight {
         let stands = now - self.progress.since;
         if stands >= self.progress.untold {
             self.progress.untold *= 2;
-            let awaited = self.awaited().await;
+            let awaited = self.awaited_by_each().await;
+            self.probe_who_waits_for_us(&awaited);
+            let awaited: Ranks = awaited.iter().flat_map(Ranks::iter).collect();
             if !awaited.is_empty() {
                 let rank = self.shared.rank.0;
                 say(rank, &still_waiting(stands, &awaited, &oldest.tensor, self.shared.timeout()));
             }
         }
+        self.check_probe(stands).await?;
         let mut left = Ranks::default();
         for lane in self.shared.lanes() {
             left.extend(lane.left.iter());
@@ -124,10 +144,57 @@ impl Oversight {
         to_blame.map_or(Ok(()), |rank| Err(SessionError::RankLeft { rank }))
     }
 
+    /// A service that waits for this rank although nothing moves here may not get its packets, or this rank not what it sends.
+    fn probe_who_waits_for_us(&mut self, awaited: &[Ranks]) {
+        if self.progress.probing.is_some() {
+            return;
+        }
+        let rank = self.shared.rank;
+        let suspects = self.shared.lanes().zip(awaited).filter(|(_, awaited)| awaited.contains(rank));
+        let suspects: Vec<_> = suspects.map(|(lane, _)| lane.connection.clone()).collect();
+        if suspects.is_empty() {
+            return;
+        }
+        let look = move || {
+            suspects.into_iter().find_map(|Connection { switch, address, .. }| {
+                let here = route(address).map(|route| route.local.to_string()).unwrap_or_default();
+                let cause = cut_off(&switch, WAY_PATIENCE)?;
+                Some(CutOff { switch, cause: format!("{cause}, from {here}") })
+            })
+        };
+        self.progress.probing = Some(spawn_blocking(look));
+    }
+
+    /// Ends the session when this rank was cut off twice from a service, seconds apart, and nothing moved in between.
+    async fn check_probe(&mut self, stands: Duration) -> Result<(), SessionError> {
+        let Some(probing) = self.progress.probing.take_if(|probing| probing.is_finished()) else {
+            return Ok(());
+        };
+        let found = probing.await.ok().flatten();
+        let before = self.progress.cut_off.take();
+        let Some(found) = found else { return Ok(()) };
+        if before.is_some_and(|before| before.switch == found.switch) {
+            let CutOff { switch, cause } = found;
+            let port = with_port(&switch).map_or(0, |(_, port)| port);
+            return Err(SessionError::SwitchUnreachable { switch, port, waited: stands, cause });
+        }
+        say(
+            self.shared.rank.0,
+            &format!("switch {} waits for this rank, but is cut off ({})", found.switch, found.cause),
+        );
+        self.progress.cut_off = Some(found);
+        Ok(())
+    }
+
     /// The ranks whose contributions some service waits for, as far as the services say.
     async fn awaited(&self) -> Ranks {
+        self.awaited_by_each().await.iter().flat_map(Ranks::iter).collect()
+    }
+
+    /// The same of each service, in their order; none where it does not say.
+    async fn awaited_by_each(&self) -> Vec<Ranks> {
         let mut asked = JoinSet::new();
-        for lane in self.shared.lanes() {
+        for (service, lane) in self.shared.lanes().enumerate() {
             let (mut client, id) = (lane.connection.client.clone(), lane.job.id());
             let question = StatusRequest { job: Some(lane.name.clone()), passed_on: 0 };
             asked.spawn(async move {
@@ -135,15 +202,17 @@ impl Oversight {
                 let status = SwitchStatus::try_from(reply.into_inner()).ok()?;
                 status.jobs.into_iter().find_map(|job| match job.state {
                     JobStatusState::Running { job, waiting_for, .. } if job == id => {
-                        Some(waiting_for.into_iter().map(|(rank, _)| rank).collect::<Ranks>())
+                        Some((service, waiting_for.into_iter().map(|(rank, _)| rank).collect::<Ranks>()))
                     }
                     _ => None,
                 })
             });
         }
-        let mut awaited = Ranks::default();
+        let mut awaited = vec![Ranks::default(); asked.len()];
         while let Some(answer) = asked.join_next().await {
-            awaited.extend(answer.ok().flatten().unwrap_or_default().iter());
+            if let Some((service, ranks)) = answer.ok().flatten() {
+                awaited[service] = ranks;
+            }
         }
         awaited
     }
