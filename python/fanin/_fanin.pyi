@@ -26,6 +26,37 @@ class LocalRanks:
     def close(self) -> None:
         """Give the memory back, if no client has taken it."""
 
+class Meeting:
+    """The ranks of a job at the first of the switches that rank 0 names, before they join.
+
+    Blocks until all ranks have come, `timeout` seconds at most. Raises the errors of
+    `fanin.errors`, of which `JoinTimeout` names the ranks that did not.
+    """
+
+    def __new__(
+        cls,
+        switches: Sequence[str],
+        protocol: str,
+        job: str,
+        rank: int,
+        world_size: int,
+        *,
+        timeout: float,
+    ) -> Meeting: ...
+    @property
+    def attempt(self) -> int:
+        """Which attempt at the job it is: the same on all its ranks, and no other's."""
+
+    def gather(self, name: str, text: str, *, timeout: float) -> list[str]:
+        """Return what each rank says under this name, in their order; `text` is this rank's.
+
+        Every rank calls with the same names in the same order, each once. Blocks and raises as the
+        constructor does.
+        """
+
+    def close(self) -> None:
+        """Hang up. Idempotent."""
+
 class ServiceShare(TypedDict):
     """What one service has of a job."""
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from fanin import _fanin
 from fanin._services import PLACES_MAX, Service
 from fanin._settings import Settings, variable
-from fanin.errors import RankOutOfRange, SwitchUnreachable
+from fanin.errors import FaninError, RankOutOfRange, SwitchUnreachable
 
 # torchrun's: unlike the rank in a job, it is another one in every process of a run.
 RANK_VARIABLE = "RANK"
@@ -79,6 +79,18 @@ def timeline(trace: str, rank: int) -> tuple[str, int]:
     number = int(launched) if launched.isdecimal() else rank
     path = Path(trace).absolute()
     return str(path.with_name(f"{path.stem}.{number}{path.suffix}")), number
+
+
+def check_timeline(trace: str, rank: int) -> None:
+    """Raise `fanin.errors.FaninError` where the process's timeline cannot be written."""
+    file, _ = timeline(trace, rank)
+    try:
+        with Path(file).open("ab"):
+            pass
+    except OSError as cause:
+        raise FaninError(
+            f"opening the trace file (FANIN_TRACE) failed on this machine: {file}: {cause.strerror}"
+        ) from None
 
 
 def no_switch() -> str:

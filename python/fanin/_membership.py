@@ -35,8 +35,9 @@ from fanin.errors import SwitchUnreachable
 
 # How long a service may take to be reached that is there, over TCP and over UDP, in seconds.
 WAY_PATIENCE = 10.0
-# Most pairs of machines that one error names.
+# Most pairs of machines that one error names, and characters of what keeps one from the other.
 NAMED_MAX = 4
+CAUSE_MAX = 200
 
 Gather: TypeAlias = Callable[[str, str, float], list[str]]
 """``gather(round, text, seconds)``: what each rank says in that round, in the order of the ranks.
@@ -45,7 +46,7 @@ Raises `fanin.errors.JoinTimeout`, which names who said nothing."""
 
 
 @dataclass(frozen=True)
-class Meeting:
+class Ranks:
     """The ranks of a job, before it begins."""
 
     job: str
@@ -62,13 +63,12 @@ class Meeting:
     """What to do where that is one by which every machine means itself."""
     gather: Gather
 
-    def connect(self, settings: Settings, timeout: float) -> Connected:
-        """Join the job; blocks until all ranks have.
+    def connect(self, settings: Settings, timeout: float, deadline: float) -> Connected:
+        """Join the job; blocks until all ranks have, until `deadline` (`time.monotonic`) at most.
 
-        Where ranks are to sum themselves, their services are started. Raises the errors of
-        `fanin.errors`.
+        Where ranks are to sum themselves, their services are started. `timeout` is that of each
+        all-reduce, in seconds. Raises the errors of `fanin.errors`.
         """
-        deadline = time.monotonic() + timeout
         rank = self.rank
 
         def left() -> float:
@@ -163,22 +163,22 @@ class Meeting:
             return _fanin.cut_off(services[index][0], patience)
 
         with ThreadPoolExecutor(max(len(others), 1), "fanin-ways") as threads:
-            found = dict(zip(others, threads.map(cut_off, others), strict=True))
-        told: list[dict[str, str | None]] = [
-            json.loads(t) for t in gather("ways", json.dumps(found))
+            causes = dict(zip(others, threads.map(cut_off, others), strict=True))
+        found = [(index, cause[:CAUSE_MAX]) for index, cause in causes.items() if cause is not None]
+        # Of more than these nobody is told why.
+        found = found[:NAMED_MAX] + [(index, "") for index, _ in found[NAMED_MAX:]]
+        told: list[dict[int, str]] = [
+            dict(json.loads(text)) for text in gather("ways", json.dumps(found))
         ]
         wrong = []
         for index, (address, _, _, owner) in enumerate(services):
-            answers = {
-                asked: way[str(index)] for asked, way in enumerate(told) if str(index) in way
-            }
-            if owner is None and all(answers.values()):
+            answers = {asked: way[index] for asked, way in enumerate(told) if index in way}
+            if owner is None and len(answers) == max(of_rank) + 1:
                 continue  # it may still start: the join waits for it, and names it
             whose = "" if owner is None else f" of {_at(owner, places)}"
             wrong += [
                 f"{_at(asked, places)} does not reach the service{whose} at {address} ({cause})"
                 for asked, cause in answers.items()
-                if cause is not None
             ]
         if wrong:
             more = f"; and {len(wrong) - NAMED_MAX} more" if len(wrong) > NAMED_MAX else ""

@@ -198,8 +198,11 @@ def split(places: Sequence[Place]) -> Split | None:
     summing = list(range(count)) if own else []
     if not summing and not names:
         return None
-    if len(summing) + len(names) == 1:
-        return Split(summing, [1.0] * len(summing), [1.0] * len(names), [None], None)
+    sums = len(summing) + len(names)
+    if sums == 1 or count == 1:
+        # A plan is for what travels between machines: here all ask as much of each.
+        share = 1.0 / sums
+        return Split(summing, [share] * len(summing), [share] * len(names), [None] * sums, None)
     links = _links(places, of_rank, switch_rates)
     is_known = any(rate is not None for rate in (*(p.rate_bps for p in places), *switch_rates))
     here = [

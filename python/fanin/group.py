@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import threading
+import time
+import weakref
 from types import TracebackType
 from typing import Any, Literal, TypeAlias, Unpack
 
 import numpy as np
 
 from fanin import _fanin
-from fanin._join import check_rank, join
+from fanin._join import check_rank, check_timeline, join, no_switch
+from fanin._membership import Connected, Ranks
 from fanin._settings import Said, Settings, variable
+from fanin.errors import SwitchUnreachable
 
 Op: TypeAlias = Literal["sum", "avg"]
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
@@ -49,8 +53,10 @@ class Handle:
 class Group:
     """A job's ranks, as seen by one of them. Made by `connect`; a context manager."""
 
-    def __init__(self, client: _fanin.Client) -> None:
-        self._client = client
+    def __init__(self, connected: Connected) -> None:
+        self._client = connected.client
+        # Also at exit: who hosts a service leaves before that waits for the others to leave.
+        self._close = weakref.finalize(self, connected.close) if connected.hosted else None
 
     @property
     def rank(self) -> int:
@@ -121,6 +127,8 @@ class Group:
     def close(self) -> None:
         """Leaves the job; what is outstanding fails with `fanin.errors.Closed`. Idempotent."""
         self._client.close()
+        if self._close is not None:
+            self._close()
 
     def __enter__(self) -> Group:
         return self
@@ -146,11 +154,15 @@ def connect(
 
     `timeout` (seconds) bounds the joining and, later, every all-reduce (see
     `fanin.errors.AllReduceTimeout`). The others are settings: `switch` ("HOST:PORT"), `job`,
-    `slots`, `window`, `wire_dtype`, `protocol`, `exact`, `congestion_control`, `trace`. What is not
-    given, the environment says (FANIN_SWITCH, FANIN_JOB, ...): docs/settings.md lists them. A
-    switch and a job must be said. All ranks say the same, but for the switch's address.
+    `slots`, `window`, `wire_dtype`, `protocol`, `exact`, `congestion_control`, `trace`,
+    `own_services`, `plan`, `rate`, `machine`. What is not given, the environment says
+    (FANIN_SWITCH, FANIN_JOB, ...): docs/settings.md lists them. A switch and a job must be said.
+    All ranks say the same, but for the switch's address.
 
-    `job` names the job on the switch: ranks that give the same name find each other.
+    `job` names the job on the switch: ranks that give the same name find each other, at the first
+    switch that rank 0 names. Where they are on several machines, the ranks of each sum among
+    themselves first (docs/local.md), and, where it is known that this is faster, sum beside the
+    switches as `plan` says.
 
     Arrays of at most 4,096 floats, float64 and integers travel as they are: each element is right
     to its own magnitude, within half a unit in the last place and n 2^-53 of the sum of its own n
@@ -178,4 +190,38 @@ def connect(
             f'no job was named: say job="NAME", or set {variable("job")}, the same on all ranks'
         )
     check_rank(rank, world_size)
-    return Group(join(taken, taken.job, rank, world_size, timeout))
+    return joined(taken, taken.job, rank, world_size, timeout)
+
+
+def joined(settings: Settings, job: str, rank: int, world_size: int, timeout: float) -> Group:
+    """Join `job` with the other ranks, who are found at the first switch that rank 0 names."""
+    if world_size == 1 or settings.protocol == "atp":
+        # There is nothing to agree on: ATP's sums are where its switches are.
+        return Group(Connected(join(settings, job, rank, world_size, timeout), None))
+    if settings.switch is None:
+        raise SwitchUnreachable(no_switch())
+    if settings.trace is not None:
+        # As where nobody is to be met: told before anything is waited for.
+        check_timeline(settings.trace, rank)
+    deadline = time.monotonic() + timeout
+    switches = settings.switch.split(",")
+    meeting = _fanin.Meeting(switches, settings.protocol, job, rank, world_size, timeout=timeout)
+
+    def gather(name: str, text: str, left: float) -> list[str]:
+        return meeting.gather(name, text, timeout=max(left, 0.0))
+
+    try:
+        route = _fanin.route_to(switches[0])
+        ranks = Ranks(
+            job=job,
+            name=f"{job}-{meeting.attempt:016x}",
+            who=f"job {job!r}",
+            rank=rank,
+            world_size=world_size,
+            address=route[0] if route else "127.0.0.1",
+            cure="Name the switch by an address that the other machines know, too",
+            gather=gather,
+        )
+        return Group(ranks.connect(settings, timeout, deadline))
+    finally:
+        meeting.close()

@@ -94,6 +94,12 @@ def test_a_switch_with_a_link_like_a_machine_s_sums_what_the_equations_give_it()
     assert found.prediction[1].startswith("the link ")
 
 
+def test_switches_share_equally_what_one_machine_s_ranks_have() -> None:
+    said = {"switches": ["s:4800", "t:4800"], "switch_rates": [GIGABIT, 2 * GIGABIT]}
+    found = planned([place(0, rate_bps=GIGABIT, **said)] * 2)
+    assert (found.machines, found.switch_shares, found.prediction) == ([], [0.5, 0.5], None)
+
+
 def test_of_ranks_that_name_each_their_own_rack_nothing_is_predicted() -> None:
     def racks(*names: str, rate: int = GIGABIT) -> list[Place]:
         # Rank 0 asked its own alone.
@@ -234,6 +240,47 @@ def test_arrays_are_summed_by_several_switches(launch: Launch) -> None:
     with SwitchProcess() as one, SwitchProcess() as two:
         both = f"{one.address},{two.address}"
         assert launch(by_numpy, 2, both).results() == [[1, 2 * 499_999 + 1]] * 2
+
+
+def on_machines(me: Me, said: dict[str, Any]) -> Any:
+    group = fanin.connect(
+        job="machines",
+        rank=me.rank,
+        world_size=me.world_size,
+        machine=f"machine {me.rank % 2}",
+        timeout=60,
+        **said,
+    )
+    sums = []
+    for length in (3, 700_000):
+        array = np.linspace(0, 1, length, dtype=np.float32) * (me.rank + 1)
+        sums.append(group.all_reduce(array).tobytes())
+    me.say(group.plan)
+    assert me.hear() == "stop"
+    return sums  # and the group ends with its process
+
+
+@pytest.mark.parametrize("rate", [None, "1gbit"])
+def test_arrays_of_a_machine_s_ranks_are_summed_there_first(
+    launch: Launch, rate: str | None
+) -> None:
+    with SwitchProcess(*(["--rate", rate] if rate else [])) as switch:
+        ranks = launch(on_machines, 4, {"rate": rate} if rate else {}, at=switch.address)
+        for rank in range(4):
+            services = ranks.hear(rank)["services"]
+            # Beside one switch of which nothing is known nobody else sums.
+            own = [rank // 2 * 2, rank // 2 * 2 + 1] if rate else []
+            assert [each["host"] for each in services] == [*own, None]
+            assert services[-1]["service"] == switch.address
+        (report,) = fanin_status("--switch", switch.address)
+        assert sorted(job["job"] for job in report["jobs"]) == ["machines.0", "machines.1"]
+        for rank in range(4):
+            ranks.tell(rank, "stop")
+        results = ranks.results()
+    assert all(result == results[0] for result in results), "the same bits"
+    for sums in results[0]:
+        array = np.frombuffer(sums, dtype=np.float32)
+        np.testing.assert_allclose(array, 10 * np.linspace(0, 1, len(array)), atol=1e-5)
 
 
 def in_another_order(me: Me, switches: list[str]) -> None:

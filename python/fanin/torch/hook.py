@@ -11,9 +11,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook as plain_hook
 
-from fanin._join import join
 from fanin._settings import Said, Settings
-from fanin.group import Group
+from fanin.group import Group, joined
 from fanin.torch.channel import Channel
 from fanin.torch.membership import new_job
 
@@ -47,7 +46,7 @@ class HookState:
         dist.broadcast_object_list(agreed, group=process_group, group_src=0)
         job, root_switch = agreed[0]
         own = replace(taken, switch=taken.switch or root_switch)
-        self.group = Group(join(own, job, rank, world_size, timeout))
+        self.group = joined(own, job, rank, world_size, timeout)
 
     def close(self) -> None:
         """Leaves the job. The hook must not be called afterwards. Idempotent."""

@@ -6,6 +6,7 @@ import contextlib
 import re
 import secrets
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -14,7 +15,7 @@ from pathlib import Path
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from fanin._join import check_rank
-from fanin._membership import Connected, Meeting
+from fanin._membership import Connected, Ranks
 from fanin._settings import Settings
 from fanin.errors import JoinTimeout
 from fanin.torch import handshake
@@ -47,7 +48,7 @@ class Membership:
             with self.naming_absent(timeout):
                 return handshake.gather(self.store, rank, world_size, name, text, left)
 
-        meeting = Meeting(
+        ranks = Ranks(
             job=self.job,
             name=self.job,
             who=f"group {self.group!r}",
@@ -59,7 +60,7 @@ class Membership:
         )
         # A rank's own switch first: it may reach it by another address than rank 0.
         own = replace(settings, switch=settings.switch or self.switch)
-        return meeting.connect(own, timeout)
+        return ranks.connect(own, timeout, time.monotonic() + timeout)
 
     @contextlib.contextmanager
     def naming_absent(self, waited: float) -> Iterator[None]:

@@ -498,7 +498,7 @@ impl Jobs {
         let mut jobs: Vec<_> = self.lock().registry.jobs().map(owned).collect();
         let meeting = |(name, world_size, present): (String, u32, Ranks)| JobSnapshot {
             name,
-            world_size: u8::try_from(world_size).unwrap_or(u8::MAX),
+            world_size: u16::try_from(world_size).unwrap_or(u16::MAX),
             state: JobState::Gathering { present },
         };
         jobs.extend(self.meetings.jobs().into_iter().map(meeting));

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use fanin_protocol::control::{JOB_NAME_BYTES_MAX, Ranks, Refusal};
-use fanin_wire::{WORKERS_MAX, WorkerId};
+use fanin_wire::{RANKS_MAX, Rank};
 use prost::bytes::Bytes;
 use tokio::sync::oneshot;
 use tonic::Status;
@@ -223,8 +223,8 @@ fn check(job: &str, rank: u32, world_size: u32) -> Result<(), Refusal> {
     if job.is_empty() || job.len() > JOB_NAME_BYTES_MAX || job.chars().any(char::is_control) {
         return Err(Refusal::JobName { bytes: job.len() });
     }
-    if world_size > WORKERS_MAX {
-        return Err(Refusal::TooManyWorkers { asked: world_size });
+    if world_size > RANKS_MAX {
+        return Err(Refusal::TooManyWorkers { asked: world_size, max: RANKS_MAX });
     }
     if rank >= world_size {
         return Err(Refusal::RankOutOfRange { rank, world_size });
@@ -233,7 +233,7 @@ fn check(job: &str, rank: u32, world_size: u32) -> Result<(), Refusal> {
 }
 
 fn ranks(ranks: impl Iterator<Item = u32>) -> Ranks {
-    ranks.map(|rank| WorkerId(rank as u8)).collect()
+    ranks.map(|rank| Rank(rank as u16)).collect()
 }
 
 fn lock(rounds: &Mutex<Rounds>) -> MutexGuard<'_, Rounds> {
@@ -330,7 +330,7 @@ mod tests {
         assert!(named(1 << 20, HERE).is_ok(), "and for one more when one has gone");
         let longer = MeetRequest { job: "y".into(), ..said(0, 0, &(long + "x")) };
         assert!(matches!(meetings.enter([10, 0, 0, 3].into(), longer), Err(NotHeard::Failed(_))));
-        let wide = MeetRequest { world_size: WORKERS_MAX + 1, ..said(0, 0, "") };
+        let wide = MeetRequest { world_size: RANKS_MAX + 1, ..said(0, 0, "") };
         assert!(matches!(meetings.enter(HERE.into(), wide), Err(NotHeard::Refused(_))));
     }
 }
