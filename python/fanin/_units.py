@@ -78,6 +78,7 @@ def shown_links(
     spares: int = 0,
     spare_bps: int | None = None,
     rates: Mapping[str, int] | None = None,
+    queue: int | None = None,
 ) -> str:
     """Return the links of a laboratory in words; ``rates`` are of machines that have another."""
     others = [f"{machine} {shown_rate(rate)}" for machine, rate in (rates or {}).items()]
@@ -86,6 +87,7 @@ def shown_links(
     text = f"{'unshaped' if bps is None else shown_rate(bps)} links"
     text += f" ({', '.join(others)})" if others else ""
     text += f", MTU {mtu}"
+    text += "" if queue is None else f", queues of {shown_size(queue)}"
     text += "" if loss is None else f", loss {100 * loss:g} %"
     text += f", {racks} racks" if racks > 1 else ""
     return text + (f", {spares} spare machine{'s' if spares > 1 else ''}" if spares else "")

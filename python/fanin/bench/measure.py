@@ -97,6 +97,7 @@ def links_of(args: argparse.Namespace) -> Links | None:
         spares=args.spares,
         spare_rate_bps=args.spare_rate,
         rates=dict(args.rate_of),
+        queue_bytes=args.queue,
     )
     return links if links != Links() or args.mtu is not None else None
 

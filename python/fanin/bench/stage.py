@@ -54,6 +54,8 @@ class Links:
     """None: as the others'."""
     rates: Mapping[str, int] = field(default_factory=dict)
     """Of machines whose link has another rate, in bits a second."""
+    queue_bytes: int | None = None
+    """What may wait at each end of a link; None: 50 ms of its rate."""
 
     def shown(self) -> str:
         """Return them in words."""
@@ -245,6 +247,7 @@ def laboratory(machines: int, links: Links) -> Netlab:
         rate_bps=links.rate_bps,
         spare_rate_bps=links.spare_rate_bps,
         rates=links.rates,
+        queue_bytes=links.queue_bytes,
         loss=links.loss,
         mtu=links.mtu,
         racks=links.racks,

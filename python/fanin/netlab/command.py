@@ -82,12 +82,19 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def add_link_arguments(parser: argparse._ActionsContainer) -> None:
-    """Add --rate, --loss and --mtu, as `fanin netlab up` and `fanin bench` have them."""
+    """Add --rate, --queue, --loss and --mtu, as `fanin netlab up` and `fanin bench` have them."""
     parser.add_argument(
         "--rate",
         type=_units.rate_bps,
         metavar="R",
         help="of each link, both ways, as tc writes it: 500mbit, 1gbit (default: unshaped)",
+    )
+    parser.add_argument(
+        "--queue",
+        type=_units.size_bytes,
+        metavar="SIZE",
+        help="what may wait at each end of a link with a rate, as a switch's buffer lets it; more "
+        "is dropped: 200KB (default: 50 ms of the rate)",
     )
     parser.add_argument(
         "--loss",
@@ -164,6 +171,7 @@ def _up(args: argparse.Namespace) -> int:
         rate_bps=args.rate,
         spare_rate_bps=args.spare_rate,
         rates=dict(args.rate_of),
+        queue_bytes=args.queue,
         loss=args.loss,
         mtu=args.mtu if args.mtu is not None else MTU_DEFAULT,
         name=args.name,
@@ -178,7 +186,12 @@ def _up(args: argparse.Namespace) -> int:
     if lab.spares:
         there += f", {_shown_machines('s', lab.spares, 'spare machine')}"
     links = _units.shown_links(
-        lab.rate_bps, lab.loss, lab.mtu, spare_bps=args.spare_rate, rates=dict(args.rate_of)
+        lab.rate_bps,
+        lab.loss,
+        lab.mtu,
+        spare_bps=args.spare_rate,
+        rates=dict(args.rate_of),
+        queue=lab.queue_bytes,
     )
     print(f"{there}; {links}")
     return 0

@@ -51,8 +51,10 @@ _RUN = Path("/run/netns")
 _BRIDGE_FILTERS = Path("/proc/sys/net/bridge")  # each namespace has its own
 # nftables draws an integer below this: the loss in millionths.
 _LOSS_UNIT = 1_000_000
-# How much may go at the machine's rate, and how long the rest may wait before it is dropped.
-_TBF = "burst 128k latency 50ms"
+# How much may go at the machine's rate, and how long the rest may wait before it is dropped, where
+# nobody says how much of it may.
+_BURST = "burst 128k"
+_LATENCY = "latency 50ms"
 # How long processes in a laboratory that is removed have to end after SIGTERM, in seconds.
 _TERMINATION = 2.0
 _CLONE_NEWNET = 0x40000000
@@ -61,7 +63,8 @@ _CLONE_NEWNET = 0x40000000
 class Netlab:
     """A laboratory that lives as long as its ``with`` block, also when a signal ends that.
 
-    ``rate_bps`` shapes each link both ways; None leaves it to the machine. ``loss`` is the fraction
+    ``rate_bps`` shapes each link both ways; None leaves it to the machine. At each end of a shaped
+    link ``queue_bytes`` may wait, or what it carries in 50 ms. ``loss`` is the fraction
     of IP packets that each link loses, independently, in each direction; links that can lose (0 is
     a loss, None is not) carry no trains, which costs the machine several times as much for a byte.
     Laboratories with different names do not see each other.
@@ -83,6 +86,7 @@ class Netlab:
         rate_bps: int | None = None,
         spare_rate_bps: int | None = None,
         rates: Mapping[str, int] | None = None,
+        queue_bytes: int | None = None,
         loss: float | None = None,
         mtu: int = MTU_DEFAULT,
         name: str = "",
@@ -111,6 +115,9 @@ class Netlab:
         if unknown := (rates or {}).keys() - self.rates.keys():
             raise NetlabError(f"a rate of {min(unknown)}: the machines are {' '.join(self.rates)}")
         self.rates |= rates or {}
+        if queue_bytes is not None and not any(self.rates.values()):
+            raise NetlabError("a queue, and no link has a rate that would fill it: say one, too")
+        self.queue_bytes = queue_bytes
         self.loss = loss
         self.mtu = mtu
         self.name = checked_name(name)
@@ -213,8 +220,9 @@ class Netlab:
 
     def _impair(self, namespace: str, rates: Mapping[str, int | None]) -> None:
         """Shape what the interfaces send, each to its rate, and lose some of what they receive."""
+        queue = _LATENCY if self.queue_bytes is None else f"limit {self.queue_bytes}"
         shape = [
-            f"qdisc add dev {interface} root tbf rate {rate_bps}bit {_TBF}"
+            f"qdisc add dev {interface} root tbf rate {rate_bps}bit {_BURST} {queue}"
             for interface, rate_bps in rates.items()
             if rate_bps is not None
         ]

@@ -5,7 +5,7 @@ use fanin_wire::SlotIndex;
 
 use crate::machine::Instant;
 
-/// By how many packets one must be overtaken to count as lost, a quarter of the window within these. All workers send their
+/// By how many packets one must be overtaken to count as lost, a quarter of the window in use within these. All workers send their
 /// slots in the order of the results, so results come in the order of sending but for trains that cross: three full ones.
 const OVERTAKEN_MIN: u64 = 8;
 const OVERTAKEN_MAX: u64 = 128;
@@ -16,6 +16,8 @@ const OVERTAKEN_MAX: u64 = 128;
 pub(super) struct InFlight {
     /// One link a slot, and one more that is both ends of the list.
     links: Vec<Link>,
+    /// Slots in the list.
+    count: u32,
     /// Packets put in so far: numbers the next one.
     pushed: u64,
     /// The largest number of a packet that was answered.
@@ -35,7 +37,7 @@ impl InFlight {
         // A link to itself is in no list; for the last one that means empty.
         let links =
             (0..=slots).map(|own| Link { previous: own, next: own, sent: Instant(0), number: 0 }).collect();
-        Self { links, pushed: 0, newest_answered: 0 }
+        Self { links, count: 0, pushed: 0, newest_answered: 0 }
     }
 
     pub(super) fn oldest(&self) -> Option<(SlotIndex, Instant)> {
@@ -50,6 +52,7 @@ impl InFlight {
         let ends = self.links.len() - 1;
         let last = self.links[ends].previous;
         self.pushed += 1;
+        self.count += 1;
         self.links[slot.index()] = Link { previous: last, next: ends as u16, sent, number: self.pushed };
         self.links[usize::from(last)].next = slot.0;
         self.links[ends].previous = slot.0;
@@ -58,10 +61,26 @@ impl InFlight {
     /// Takes a slot out, if it is in.
     pub(super) fn remove(&mut self, slot: SlotIndex) {
         let Link { previous, next, .. } = self.links[slot.index()];
+        self.count -= u32::from(previous != slot.0);
         self.links[usize::from(previous)].next = next;
         self.links[usize::from(next)].previous = previous;
         let link = &mut self.links[slot.index()];
         (link.previous, link.next) = (slot.0, slot.0);
+    }
+
+    /// Slots in the list.
+    pub(super) const fn count(&self) -> u32 {
+        self.count
+    }
+
+    /// The number of the packet that this slot sent last.
+    pub(super) fn number(&self, slot: SlotIndex) -> u64 {
+        self.links[slot.index()].number
+    }
+
+    /// The number of the next packet that is put in.
+    pub(super) const fn next_number(&self) -> u64 {
+        self.pushed + 1
     }
 
     /// Notes that the packet that this slot sent last was answered. It must be clear that it was that one.
@@ -69,11 +88,15 @@ impl InFlight {
         self.newest_answered = self.newest_answered.max(self.links[slot.index()].number);
     }
 
-    /// The oldest slot in flight, if a packet that was sent long after its own was answered already.
-    pub(super) fn overtaken(&self) -> Option<SlotIndex> {
+    /// Whether a packet that was sent after this slot's was answered already.
+    pub(super) fn is_overtaken(&self, slot: SlotIndex) -> bool {
+        self.number(slot) < self.newest_answered
+    }
+
+    /// The oldest slot in flight, if a packet that was sent long after its own was answered already, where so many may be on the way.
+    pub(super) fn overtaken(&self, window: u32) -> Option<SlotIndex> {
         let (slot, _) = self.oldest()?;
-        let slots = self.links.len() as u64 - 1;
-        let margin = (slots / 4).clamp(OVERTAKEN_MIN, OVERTAKEN_MAX);
+        let margin = (u64::from(window) / 4).clamp(OVERTAKEN_MIN, OVERTAKEN_MAX);
         (self.links[slot.index()].number + margin < self.newest_answered).then_some(slot)
     }
 }
@@ -94,6 +117,7 @@ mod tests {
         assert_eq!(list.oldest(), Some((SlotIndex(3), Instant(30))));
         list.remove(SlotIndex(3));
         list.remove(SlotIndex(1));
+        assert_eq!(list.count(), 1);
         assert_eq!(list.oldest(), Some((SlotIndex(2), Instant(40))));
         list.remove(SlotIndex(2));
         assert_eq!(list.oldest(), None);
@@ -107,11 +131,12 @@ mod tests {
         }
         // A quarter of 40 may cross.
         list.answered(SlotIndex(10));
-        assert_eq!(list.overtaken(), None);
+        assert_eq!(list.overtaken(40), None);
         list.answered(SlotIndex(11));
-        assert_eq!(list.overtaken(), Some(SlotIndex(0)));
+        assert_eq!(list.overtaken(40), Some(SlotIndex(0)));
+        assert_eq!(list.overtaken(100), None, "where more are on the way more may cross");
         // Sent again, it is the newest.
         list.push(SlotIndex(0), Instant(1));
-        assert_eq!(list.overtaken(), None);
+        assert_eq!(list.overtaken(40), None);
     }
 }

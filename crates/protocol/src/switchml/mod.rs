@@ -11,6 +11,7 @@ mod in_flight;
 mod native_sums;
 mod slot_pool;
 mod switch;
+mod window;
 mod worker;
 
 pub use config::{ConfigError, Contributions, JobConfig, SLOTS_MAX, SwitchJob, Upstream, WorkerPlan};

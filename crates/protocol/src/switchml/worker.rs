@@ -24,6 +24,7 @@ use fanin_wire::{
 use super::config::{JobConfig, WorkerPlan};
 use super::exchange::{is_after, packet_bytes};
 use super::in_flight::InFlight;
+use super::window::{ANEW, Answered, Cause, Window};
 use crate::machine::{
     Endpoint, Instant, Reason, Tensor, Transmit, Verdict, WorkerEvent, WorkerMachine, WorkerStatistics,
 };
@@ -45,9 +46,14 @@ pub struct Worker<A, T> {
     /// gets the sum back although the tensor may long be in other hands. Of a sum that only another worker got, this one's part
     /// of it.
     last_payloads: Vec<u8>,
-    /// Slots whose packet is to be sent, each once.
+    /// Slots whose packet is to be sent, each once, in the order of their chunks: workers whose windows differ send the same chunks first.
     ready: VecDeque<SlotIndex>,
     in_flight: InFlight,
+    window: Window,
+    /// Slots in [`Phase::InDoubt`], in the order of their chunks.
+    in_doubt: Vec<SlotIndex>,
+    /// The first chunk of the stream that lacks its sum, or one before it.
+    unsummed: u64,
     timeouts_only: bool,
     /// When a result came last, or the first packet left since the worker (again) began.
     last_progress: Option<Instant>,
@@ -78,6 +84,8 @@ enum Phase {
     Ready,
     /// Sent once at `since`; a round trip can be measured.
     Sent { since: Instant },
+    /// Sent once, and nothing was answered since for long: waits for what explains that.
+    InDoubt,
     /// Sent more than once: which copy an answer answers is not known (Karn's rule).
     SentAgain,
     /// Hands the last sum back before its own exchange goes on.
@@ -111,6 +119,9 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
             last_payloads: vec![0; slots * config.payload_bytes_max()],
             ready: VecDeque::with_capacity(slots),
             in_flight: InFlight::new(config.slots),
+            window: Window::new(config.slots),
+            in_doubt: Vec::new(),
+            unsummed: 0,
             timeouts_only: false,
             last_progress: None,
             stalled_until: None,
@@ -128,7 +139,9 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
     /// Forgets what is in flight.
     fn stop(&mut self) {
         self.ready.clear();
+        self.in_doubt.clear();
         self.in_flight = InFlight::new(self.config.slots);
+        self.window = Window::new(self.config.slots);
         self.stalled_until = None;
         for slot in &mut self.slots {
             slot.phase = Phase::Idle;
@@ -146,12 +159,34 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
         }
     }
 
+    /// Queues a slot's packet.
+    fn queue(&mut self, index: SlotIndex) {
+        let chunk = |index: &SlotIndex| self.slots[index.index()].chunk;
+        // Nearly always the last one: results come in the order of the chunks.
+        let before = self.ready.iter().rposition(|other| chunk(other) < chunk(&index));
+        self.ready.insert(before.map_or(0, |at| at + 1), index);
+    }
+
+    /// Whether the window has room for the slot's packet. For the first chunk that lacks its sum it always has: no workers wait for each
+    /// other's windows.
+    fn has_room_for(&mut self, index: SlotIndex) -> bool {
+        if self.in_flight.count() < self.window.size() {
+            return true;
+        }
+        let slots = u64::from(self.config.slots);
+        // A slot's chunk is its first without a sum.
+        while self.slots[(self.unsummed % slots) as usize].chunk > self.unsummed {
+            self.unsummed += 1;
+        }
+        self.slots[index.index()].chunk == self.unsummed
+    }
+
     /// Makes an idle slot ready if the stream has a chunk for it.
     fn advance(&mut self, index: SlotIndex) {
         let slot = &mut self.slots[index.index()];
         slot.phase = if slot.chunk < self.core.stream.end() { Phase::Ready } else { Phase::Idle };
         if slot.phase == Phase::Ready {
-            self.ready.push_back(index);
+            self.queue(index);
         }
     }
 
@@ -190,7 +225,7 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
             }
             _ if is_after(slot.exchange, header.exchange) => return Err(Reason::Stale),
             _ if header.exchange != slot.exchange => return Err(Reason::Ahead),
-            Phase::Sent { .. } | Phase::SentAgain => {}
+            Phase::Sent { .. } | Phase::InDoubt | Phase::SentAgain => {}
             // A sum of our exchange without our part cannot be.
             Phase::Idle | Phase::Ready | Phase::Restoring => return Err(Reason::Ahead),
         }
@@ -218,7 +253,11 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
             }
             self.in_flight.answered(index);
         }
-        let again = slot.phase == Phase::SentAgain;
+        let answered = match slot.phase {
+            Phase::InDoubt => Answered::InDoubt,
+            Phase::SentAgain => Answered::Again,
+            _ => Answered::Once,
+        };
         if !probe {
             let workers = u32::from(self.config.workers);
             let op = place.collective().op;
@@ -254,13 +293,19 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
         slot.last = Some(*header);
         slot.last_has_payload = !probe;
         self.in_flight.remove(index);
-        if again {
+        match answered {
+            Answered::Once => {}
             // Its retransmission may be due but not sent yet.
-            self.ready.retain(|queued| *queued != index);
+            Answered::Again => self.ready.retain(|queued| *queued != index),
+            Answered::InDoubt => self.in_doubt.retain(|doubted| *doubted != index),
         }
         self.progressed(now);
+        if let Some(cause) = self.window.answered(answered) {
+            self.explain(now, cause);
+        }
         self.advance(index);
-        while let Some(lost) = self.in_flight.overtaken().filter(|_| !self.timeouts_only) {
+        while let Some(lost) = self.in_flight.overtaken(self.window.size()).filter(|_| !self.timeouts_only) {
+            self.window.lost(self.in_flight.number(lost), self.in_flight.next_number());
             self.send_again(lost);
         }
         Ok(Verdict::Absorb)
@@ -271,6 +316,47 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
         self.stalled_until = None;
     }
 
+    /// The slot that waits for an answer the longest, and since when: while answers come in the order of sending, since the last of them.
+    fn waits_longest(&self) -> Option<(SlotIndex, Instant)> {
+        let (index, sent) = self.in_flight.oldest()?;
+        let overtaken = self.in_flight.is_overtaken(index);
+        Some((index, self.last_progress.filter(|_| !overtaken).map_or(sent, |last| sent.max(last))))
+    }
+
+    /// Sends the first chunks that are in flight again, and doubts the others: nothing was answered for long.
+    fn doubt(&mut self) {
+        let mut in_flight = Vec::new();
+        while let Some((index, _)) = self.in_flight.oldest() {
+            self.in_flight.remove(index);
+            in_flight.push(index);
+        }
+        in_flight.sort_by_key(|index| self.slots[index.index()].chunk);
+        for (number, index) in in_flight.into_iter().enumerate() {
+            let slot = &mut self.slots[index.index()];
+            match slot.phase {
+                Phase::Sent { .. } if number >= ANEW as usize => {
+                    slot.phase = Phase::InDoubt;
+                    self.in_doubt.push(index);
+                }
+                _ => self.send_again(index),
+            }
+        }
+    }
+
+    /// Sends what is in doubt again, or waits for it as before.
+    fn explain(&mut self, now: Instant, cause: Cause) {
+        self.window.explained(cause);
+        for index in core::mem::take(&mut self.in_doubt) {
+            match cause {
+                Cause::Loss => self.send_again(index),
+                Cause::Lateness => {
+                    self.slots[index.index()].phase = Phase::SentAgain;
+                    self.in_flight.push(index, now);
+                }
+            }
+        }
+    }
+
     /// Queues what is in flight in a slot once more.
     fn send_again(&mut self, index: SlotIndex) {
         self.in_flight.remove(index);
@@ -278,7 +364,7 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
         if slot.phase != Phase::Restoring {
             slot.phase = Phase::SentAgain;
         }
-        self.ready.push_back(index);
+        self.queue(index);
         self.core.statistics.retransmissions += 1;
     }
 
@@ -373,24 +459,37 @@ impl<A: Copy, T: Tensor> Endpoint for Worker<A, T> {
         }
         let timeout = self.core.round_trip.timeout();
         let stalled = self.last_progress.is_some_and(|last| now.since(last) >= timeout);
-        let at_most = if stalled { STALLED_RETRANSMISSIONS } else { usize::MAX };
-        for _ in 0..at_most {
-            let Some((index, sent)) = self.in_flight.oldest() else { break };
-            if sent + timeout > now {
-                break;
-            }
-            self.send_again(index);
-        }
         self.core.round_trip.back_off(now);
         if stalled {
             self.stalled_until = Some(now + self.core.round_trip.timeout());
+            if self.window.paused_again() {
+                self.explain(now, Cause::Loss);
+            } else if self.window.paused(self.in_flight.count(), self.in_flight.next_number()) {
+                self.doubt();
+                return;
+            }
+        }
+        let at_most = if stalled { STALLED_RETRANSMISSIONS } else { usize::MAX };
+        for _ in 0..at_most {
+            let Some((index, since)) = self.waits_longest() else { break };
+            if since + timeout > now {
+                break;
+            }
+            if !stalled {
+                self.window.lost(self.in_flight.number(index), self.in_flight.next_number());
+            }
+            self.send_again(index);
         }
     }
 
     fn poll_transmit(&mut self, now: Instant, train: &mut [u8]) -> Option<Transmit<'_, A>> {
         let mut run = Run::default();
+        if self.in_flight.count() == 0 && self.ready.is_empty() && !self.in_doubt.is_empty() {
+            // Nothing is left that could explain the pause.
+            self.explain(now, Cause::Loss);
+        }
         while let Some(&index) = self.ready.front() {
-            if self.write(now, index, &mut run, train).is_none() {
+            if !self.has_room_for(index) || self.write(now, index, &mut run, train).is_none() {
                 break;
             }
             self.ready.pop_front();
@@ -410,8 +509,8 @@ impl<A: Copy, T: Tensor> Endpoint for Worker<A, T> {
     }
 
     fn poll_timeout(&self) -> Option<Instant> {
-        let (_, sent) = self.in_flight.oldest()?;
-        let due = sent + self.core.round_trip.timeout();
+        let (_, since) = self.waits_longest()?;
+        let due = since + self.core.round_trip.timeout();
         Some(self.stalled_until.map_or(due, |until| due.max(until)))
     }
 }
@@ -435,7 +534,7 @@ impl<A: Copy, T: Tensor> WorkerMachine for Worker<A, T> {
             // A slot that is behind gets there by itself, result by result.
             if slot.chunk == chunk && slot.phase == Phase::Idle {
                 slot.phase = Phase::Ready;
-                self.ready.push_back(SlotIndex(index));
+                self.queue(SlotIndex(index));
             }
         }
     }
@@ -457,7 +556,7 @@ impl<A: Copy, T: Tensor> WorkerMachine for Worker<A, T> {
         for index in plan.restore {
             if let Some(slot) = self.slots.get_mut(index.index()).filter(|slot| slot.last.is_some()) {
                 slot.phase = Phase::Restoring;
-                self.ready.push_back(index);
+                self.queue(index);
             }
         }
         for index in 0..self.config.slots {

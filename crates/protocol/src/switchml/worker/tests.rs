@@ -2,6 +2,7 @@
 
 mod bfloat16;
 mod native;
+mod queues;
 mod roots;
 
 use alloc::vec;
