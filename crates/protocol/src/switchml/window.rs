@@ -57,6 +57,8 @@ pub(super) enum Cause {
     Lateness,
     /// What is in doubt is lost.
     Loss,
+    /// Nothing is left that could tell: the stream is at its end.
+    Unknown,
 }
 
 impl Window {
@@ -116,10 +118,12 @@ impl Window {
 
     /// The pause is explained.
     pub(super) const fn explained(&mut self, cause: Cause) {
-        if let Some(doubt) = self.doubt.take()
-            && matches!(cause, Cause::Lateness)
-        {
-            (self.size, self.threshold) = (doubt.size, doubt.threshold);
+        let Some(doubt) = self.doubt.take() else { return };
+        match cause {
+            Cause::Lateness => (self.size, self.threshold) = (doubt.size, doubt.threshold),
+            Cause::Loss => {}
+            // It begins anew, but is soon what it was.
+            Cause::Unknown => self.threshold = doubt.size,
         }
     }
 
@@ -212,6 +216,12 @@ mod tests {
         assert_eq!(window.size(), 16, "soon half of what it was");
         window.answered(Answered::Once);
         assert_eq!(window.size(), 16);
+        let mut at_the_end = Window::new(32);
+        assert!(at_the_end.paused(32, 100));
+        at_the_end.explained(Cause::Unknown);
+        assert_eq!(at_the_end.size(), ANEW);
+        (0..28).for_each(|_| assert_eq!(at_the_end.answered(Answered::Again), None));
+        assert_eq!(at_the_end.size(), 32);
     }
 
     #[test]

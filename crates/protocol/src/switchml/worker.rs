@@ -348,7 +348,7 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
         self.window.explained(cause);
         for index in core::mem::take(&mut self.in_doubt) {
             match cause {
-                Cause::Loss => self.send_again(index),
+                Cause::Loss | Cause::Unknown => self.send_again(index),
                 Cause::Lateness => {
                     self.slots[index.index()].phase = Phase::SentAgain;
                     self.in_flight.push(index, now);
@@ -485,8 +485,7 @@ impl<A: Copy, T: Tensor> Endpoint for Worker<A, T> {
     fn poll_transmit(&mut self, now: Instant, train: &mut [u8]) -> Option<Transmit<'_, A>> {
         let mut run = Run::default();
         if self.in_flight.count() == 0 && self.ready.is_empty() && !self.in_doubt.is_empty() {
-            // Nothing is left that could explain the pause.
-            self.explain(now, Cause::Loss);
+            self.explain(now, Cause::Unknown);
         }
         while let Some(&index) = self.ready.front() {
             if !self.has_room_for(index) || self.write(now, index, &mut run, train).is_none() {
