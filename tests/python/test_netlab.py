@@ -163,16 +163,20 @@ def test_workers_of_two_racks_reach_their_switch_the_server_and_each_other() -> 
 
 @needs_lab
 def test_links_are_shaped_both_ways() -> None:
-    with Netlab(2, rate_bps=50_000_000, name=NAME) as lab:
+    with Netlab(2, rate_bps=50_000_000, queue_bytes=200_000, name=NAME) as lab:
         for member, interface in (("w1", INTERFACE), (SWITCH, "w1")):
-            command = ["tc", "-n", lab.namespace(member), "-j", "qdisc", "show", "dev", interface]
+            tc = ["tc", "-n", lab.namespace(member), "-j", "-r"]
+            command = [*tc, "qdisc", "show", "dev", interface]
             (qdisc,) = json.loads(subprocess.check_output(command))
             assert (qdisc["kind"], qdisc["options"]["rate"]) == ("tbf", 50_000_000 / 8)
+            assert qdisc["options"]["limit"] == 200_000
         state = json.loads(fanin("status", "--name", NAME, "--json").stdout)
     assert state["switch"]["address"] == SWITCH_ADDRESS
     for worker in state["workers"]:
         assert worker["connected"]
         assert (worker["up_rate_bps"], worker["down_rate_bps"]) == (50_000_000, 50_000_000)
+    with pytest.raises(NetlabError, match="no link has a rate"):
+        Netlab(2, queue_bytes=200_000, name=NAME)
 
 
 @needs_lab
