@@ -73,25 +73,39 @@ say("joined")
 while True:
     array = np.full(1000, rank + 1, np.int32)
     group.all_reduce(array)
-    assert (array == 3).all()
+    assert (array == world_size * (world_size + 1) // 2).all()
     if os.environ.get("ENDS"):
         break
 say("done")
 """
 
 
-def test_a_named_job_whose_ranks_are_killed_is_started_again_at_once(start: Start) -> None:
+@pytest.mark.parametrize("machines", ["aa", "aab", "aabb"])
+def test_a_named_job_whose_ranks_are_killed_is_started_again_at_once(
+    start: Start, machines: str
+) -> None:
+    size = len(machines)
     switch = SwitchProcess("--heartbeat-timeout", "3600")
     switch.start()
     try:
         for attempt in range(3):
             ends = {"ENDS": "1"} if attempt == 2 else {}
-            ranks = [start(BY_NUMPY + NAMED, rank, 2, switch.address, **ends) for rank in range(2)]
+            ranks = [
+                start(
+                    BY_NUMPY + NAMED,
+                    rank,
+                    size,
+                    switch.address,
+                    FANIN_MACHINE=machines[rank],
+                    **ends,
+                )
+                for rank in range(size)
+            ]
             for rank in ranks:
                 rank.line("^joined$")
             if attempt < 2:
-                # Of the first attempt both die; of the second one, and the other hears of it.
-                for rank in ranks[attempt:]:
+                # Of the first attempt all die; of the second one, and the others hear of it.
+                for rank in ranks[-1:] if attempt else ranks:
                     rank.kill()
         for rank in ranks:
             rank.line("^done$")

@@ -550,6 +550,33 @@ def test_a_program_that_ends_without_destroying_its_group_leaves_its_service_las
         assert rank.wait() == 0
 
 
+FORKS = """
+dist.init_process_group("fanin", init_method=os.environ["MEET"], rank=rank, world_size=world_size)
+dist.all_reduce(torch.ones(10))
+child = os.fork()
+if child == 0:
+    sys.exit(0)
+say("child", os.waitpid(child, 0)[1])
+tensor = torch.ones(10)
+dist.all_reduce(tensor)
+say("summed", tensor[0].item())
+"""
+
+
+def test_a_forked_child_of_a_rank_that_hosts_a_service_ends_and_leaves_it_alone(
+    start: Start, tmp_path: Path
+) -> None:
+    meet = f"file://{tmp_path}/meet"
+    ranks = [
+        start(BY_TORCH + FORKS, rank, 2, ALONE, MEET=meet, FANIN_MACHINE=f"m{rank}")
+        for rank in range(2)
+    ]
+    for rank in ranks:
+        rank.line("^child 0$")
+        rank.line("^summed 2.0$")
+        assert rank.wait() == 0
+
+
 def second_group(me: Me) -> list[float]:
     me.init(pg_options=options(me, me.world_size))
     halves: list[Any] = [

@@ -157,11 +157,13 @@ impl Group {
     fn check(&self) -> Result<(), MemoryError> {
         let ranks = self.ranks.len();
         let least = if self.networked { 1 } else { 2 };
-        if (least..=RANKS_MAX).contains(&ranks) && (1..=ranks).contains(&self.columns) {
+        // Where there is no other machine with fewer ranks, each is a column.
+        let columns = if self.networked { 1..=ranks } else { ranks..=ranks };
+        if (least..=RANKS_MAX).contains(&ranks) && columns.contains(&self.columns) {
             return Ok(());
         }
         let cause = format!(
-            "{ranks} ranks in {} columns; a machine's group has {least} to {RANKS_MAX} ranks",
+            "{ranks} ranks in {} columns; a machine's group has {least} to {RANKS_MAX} ranks, and a machine alone a column for each",
             self.columns
         );
         Err(MemoryError::Unusable { wanted: 0, cause: io::Error::new(io::ErrorKind::InvalidInput, cause) })

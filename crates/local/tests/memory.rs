@@ -46,7 +46,7 @@ fn another_groups_memory_is_refused() {
     let others = [
         group(2),
         Group { ranks: vec![0, 1, 3], ..group(3) },
-        Group { columns: 2, ..group(3) },
+        Group { columns: 2, networked: true, ..group(3) },
         Group { networked: true, ..group(3) },
     ];
     for other in others {

@@ -8,8 +8,10 @@ use fanin_protocol::control::Protocol;
 use fanin_udp::HostThreads;
 use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
+use rustix::process::{Pid, getpid};
+use std::mem;
 use std::net::{Ipv4Addr, SocketAddr, ToSocketAddrs};
-use std::sync::Mutex;
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -29,6 +31,8 @@ const LINGER_MAX: Duration = Duration::from_secs(3600);
 pub(crate) struct Switch {
     address: SocketAddr,
     running: Mutex<Option<Running>>,
+    /// The process that started it. A fork of it has none of its threads, and could only wait for them.
+    owner: Pid,
 }
 
 enum Running {
@@ -112,7 +116,7 @@ impl Switch {
             config.heartbeat_timeout = heartbeat_timeout.unwrap_or(config.heartbeat_timeout);
             config.protocol = protocol;
             let (address, running) = Running::start(config).map_err(|error| to_python(&error))?;
-            Ok(Self { address, running: Mutex::new(Some(running)) })
+            Ok(Self { address, running: Mutex::new(Some(running)), owner: getpid() })
         })
     }
 
@@ -123,10 +127,13 @@ impl Switch {
     }
 
     /// Tells all ranks that the switch goes, and ends it. Idempotent. It waits until nobody is in any job, `linger` seconds at most: others may still
-    /// lack results that this process has.
+    /// lack results that this process has. Of a process that was forked from the switch's it does nothing.
     #[pyo3(signature = (linger=0.0))]
     fn stop(&self, py: Python<'_>, linger: f64) -> PyResult<()> {
         let linger = duration(Some(linger))?.unwrap_or_default();
+        if getpid() != self.owner {
+            return Ok(());
+        }
         py.detach(|| {
             // Held meanwhile: who stops it as well waits, too.
             let mut running = lock(&self.running);
@@ -144,6 +151,11 @@ impl Switch {
 
 impl Drop for Switch {
     fn drop(&mut self) {
+        if getpid() != self.owner {
+            // Not locked: a thread that is not here may have been in it.
+            mem::forget(self.running.get_mut().unwrap_or_else(PoisonError::into_inner).take());
+            return;
+        }
         // Detached when it can be: the farewell takes time. An interpreter that is ending cannot.
         if Python::try_attach(|py| self.stop(py, 0.0)).is_none() {
             drop(lock(&self.running).take());

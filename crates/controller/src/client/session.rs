@@ -31,8 +31,8 @@ use crate::{ChainError, SessionError};
 
 /// How long a new session waits at most until the switch has its stream.
 const GREETED: Duration = Duration::from_secs(1);
-/// How long a rank is asked for again that another process holds.
-pub(super) const PREDECESSOR: Duration = Duration::from_secs(1);
+/// How long a rank is asked for again that another process holds: longer than the neighbours of one that died may stay to be heard (`NOTICED`).
+pub(super) const PREDECESSOR: Duration = Duration::from_millis(2500);
 
 /// Ends what is under way on another thread: a [`Session::connect_unless`], say.
 #[derive(Clone, Debug, Default)]

@@ -179,19 +179,16 @@ impl Jobs {
 
     /// A rank says something to the others of its job before they join.
     ///
-    /// Where a job of this name runs that it did not leave, it is refused at once, as it would be when it joined: for this job itself, and for its columns, whose ranks are machines.
+    /// Where a job of this name and size runs that it did not leave, it is refused at once, as it would be when it joined. What columns of the job
+    /// run is for the joins to see: when all ranks have met, those that they were have left or ended.
     pub fn meet(&self, from: IpAddr, request: proto::MeetRequest) -> Result<Present, NotHeard> {
         if request.attempt == 0 {
             for job in self.lock().registry.jobs() {
                 let JobState::Running { left, .. } = job.state else { continue };
-                let Some(rest) = job.name.strip_prefix(&request.job) else { continue };
-                let begins_anew = match rest.is_empty() {
-                    true => left.iter().any(|rank| u32::from(rank.0) == request.rank),
-                    false => !is_column(rest) || !left.is_empty(),
-                };
-                if !begins_anew {
-                    let world_size = job.world_size.into();
-                    return Err(Refusal::JobRunning { rank: request.rank, world_size }.into());
+                let is_it = job.name == request.job && u32::from(job.world_size) == request.world_size;
+                if is_it && !left.iter().any(|rank| u32::from(rank.0) == request.rank) {
+                    let (rank, world_size) = (request.rank, request.world_size);
+                    return Err(Refusal::JobRunning { rank, world_size }.into());
                 }
             }
         }
@@ -530,12 +527,6 @@ impl Jobs {
 /// A name that may be any, as it gets into a log.
 pub(super) fn for_log(name: &str) -> String {
     name.chars().take(JOB_NAME_BYTES_MAX).collect()
-}
-
-/// What follows the name of a job of several columns.
-fn is_column(rest: &str) -> bool {
-    rest.strip_prefix('.')
-        .is_some_and(|number| !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit()))
 }
 
 fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {

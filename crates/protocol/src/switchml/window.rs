@@ -111,6 +111,11 @@ impl Window {
         true
     }
 
+    /// Whether there is a pause that is not explained yet.
+    pub(super) const fn doubts(&self) -> bool {
+        self.doubt.is_some()
+    }
+
     /// Nothing was answered for a timeout once more. Whether that explains the pause before it: who was late then had come.
     pub(super) fn paused_again(&self) -> bool {
         self.doubt.is_some_and(|doubt| doubt.answered)

@@ -46,7 +46,7 @@ pub struct Worker<A, T> {
     /// gets the sum back although the tensor may long be in other hands. Of a sum that only another worker got, this one's part
     /// of it.
     last_payloads: Vec<u8>,
-    /// Slots whose packet is to be sent, each once, in the order of their chunks: workers whose windows differ send the same chunks first.
+    /// Slots whose packet is to be sent, each once: sums that are handed back, then chunks in their order, so that workers whose windows differ send the same ones first.
     ready: VecDeque<SlotIndex>,
     in_flight: InFlight,
     window: Window,
@@ -161,16 +161,21 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
 
     /// Queues a slot's packet.
     fn queue(&mut self, index: SlotIndex) {
-        let chunk = |index: &SlotIndex| self.slots[index.index()].chunk;
+        // Others wait for sums that are handed back.
+        let turn = |index: &SlotIndex| {
+            let slot = &self.slots[index.index()];
+            (slot.phase != Phase::Restoring, slot.chunk)
+        };
         // Nearly always the last one: results come in the order of the chunks.
-        let before = self.ready.iter().rposition(|other| chunk(other) < chunk(&index));
+        let before = self.ready.iter().rposition(|other| turn(other) < turn(&index));
         self.ready.insert(before.map_or(0, |at| at + 1), index);
     }
 
-    /// Whether the window has room for the slot's packet. For the first chunk that lacks its sum it always has: no workers wait for each
-    /// other's windows.
+    /// Whether the window has room for the slot's packet. For the first chunk that lacks its sum, and for sums that are handed back, it
+    /// always has: no workers wait for each other's windows.
     fn has_room_for(&mut self, index: SlotIndex) -> bool {
-        if self.in_flight.count() < self.window.size() {
+        let is_handed_back = self.slots[index.index()].phase == Phase::Restoring;
+        if is_handed_back || self.in_flight.count() < self.window.size() {
             return true;
         }
         let slots = u64::from(self.config.slots);
@@ -484,7 +489,7 @@ impl<A: Copy, T: Tensor> Endpoint for Worker<A, T> {
 
     fn poll_transmit(&mut self, now: Instant, train: &mut [u8]) -> Option<Transmit<'_, A>> {
         let mut run = Run::default();
-        if self.in_flight.count() == 0 && self.ready.is_empty() && !self.in_doubt.is_empty() {
+        if self.window.doubts() && self.in_flight.count() == 0 && self.ready.is_empty() {
             self.explain(now, Cause::Unknown);
         }
         while let Some(&index) = self.ready.front() {

@@ -3,6 +3,7 @@
 mod bfloat16;
 mod native;
 mod queues;
+mod restores;
 mod roots;
 
 use alloc::vec;
