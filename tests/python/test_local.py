@@ -125,6 +125,29 @@ def test_a_killed_rank_is_named_and_no_sum_is_wrong(
         assert ranks.result(rank) == (RankLost, victim)
 
 
+def sum_in_one_column_until_lost(me: Me) -> tuple[type, int | None]:
+    join(me, "aabb")
+    # So small that the first column has all of it, and the second none.
+    tensor = torch.ones(1000)
+    try:
+        while True:
+            dist.all_reduce(tensor.fill_(1))
+            assert bool((tensor == me.world_size).all()), "a wrong sum"
+            if me.rank == 3:
+                me.say("summed")
+    except Exception as error:
+        return type(error), getattr(error, "rank", None)
+
+
+def test_a_killed_rank_is_named_by_other_machines_although_its_column_has_nothing_to_do(
+    launch: Launch,
+) -> None:
+    ranks = launch(sum_in_one_column_until_lost, 4)
+    assert ranks.hear(3) == "summed"
+    ranks.kill(3)
+    assert [ranks.result(rank) for rank in range(3)] == [(RankLost, 3)] * 3
+
+
 def hide_shared_memory(options: str) -> None:
     """Gives this process a /dev/shm of its own."""
     libc = ctypes.CDLL(None, use_errno=True)

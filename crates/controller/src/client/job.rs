@@ -140,7 +140,7 @@ pub struct Job {
 
 #[derive(Debug)]
 struct Local {
-    sum: LocalSum,
+    sum: Arc<LocalSum>,
     /// Number of the next collective. Held while one is submitted.
     next: Mutex<u64>,
     /// All-reduces that came out well, and other collectives.
@@ -203,6 +203,10 @@ impl Job {
         let machines = std::mem::take(&mut local.machines);
         let sum = LocalSum::start(LocalConfig { memory, network, machines, timeout })
             .map_err(|error| SessionError::Local { what: "starting a thread", cause: error.to_string() })?;
+        let sum = Arc::new(sum);
+        if let Some(session) = &session {
+            tell_of_failure(session, &column, &sum);
+        }
         let switch =
             session.as_ref().map_or_else(|| SHARED_MEMORY.into(), |session| session.switch().to_owned());
         let local = Local {
@@ -416,6 +420,20 @@ fn of_column(
         prediction.seconds_per_byte *= columns as f64;
     }
     config
+}
+
+/// Ends the machine's sums with the column, also while none of them needs it: the other columns would only hear later that ranks left, which
+/// did so because they knew more.
+fn tell_of_failure(session: &Session, column: &Column, sum: &Arc<LocalSum>) {
+    // The session's threads keep nothing of the job alive.
+    let (column, sum) = (column.clone(), Arc::downgrade(sum));
+    session.on_failure(move |error| {
+        // Who is done leaves, and takes its service along; what is under way here may need neither.
+        let may_be_the_end = matches!(error, SessionError::RankLeft { .. } | SessionError::SwitchLost { .. });
+        if let Some(sum) = sum.upgrade().filter(|_| !may_be_the_end) {
+            sum.fail(column.failure(error));
+        }
+    });
 }
 
 /// The collectives of a column over the machines.

@@ -68,8 +68,10 @@ struct Oversight {
 pub(super) async fn oversee(shared: Arc<Shared>) {
     let progress = Progress::now(shared.driver.progress_marker());
     let mut oversight = Oversight { shared, progress };
-    if let Err(error) = oversight.run().await {
-        oversight.shared.fail(error);
+    match oversight.run().await {
+        Err(error) => oversight.shared.fail(error),
+        // The data path may have been the first to know.
+        Ok(()) => oversight.shared.tell_failure(),
     }
 }
 

@@ -286,9 +286,15 @@ impl Session {
     /// Why the session ended, if it did: what every all-reduce since fails with. `None` after [`Self::close`].
     #[must_use]
     pub fn failure(&self) -> Option<SessionError> {
-        let shared = self.shared.as_ref()?;
-        let failure = shared.driver.failure()?;
-        Some(SessionError::from_failure(&failure, &shared.members))
+        self.shared.as_ref()?.failure()
+    }
+
+    /// Calls `told` once with [`Self::failure`] when the session ends by itself, whether or not anything is under way; in this call if it has.
+    /// Not when it is closed. By a thread of the session: it must be quick, and must not hold the session.
+    pub(super) fn on_failure(&self, told: impl FnOnce(SessionError) + Send + 'static) {
+        if let Some(shared) = &self.shared {
+            shared.on_failure(Box::new(told));
+        }
     }
 
     /// Counters of the data path.
@@ -480,6 +486,27 @@ mod tests {
         let watching = tokio::spawn(std::future::pending());
         watching.abort();
         supervise(watching, |error| panic!("{error}")).await;
+    }
+
+    #[test]
+    fn the_end_of_a_session_is_told_once_and_a_close_is_none() {
+        let switch =
+            SwitchServer::start(SwitchServerConfig::new(([127, 0, 0, 1], 0).into())).expect("a port");
+        let told = [true, false].map(|is_lost| {
+            let config = SessionConfig::new(switch.address().to_string(), "job", 0, 1);
+            let mut session = Session::connect(config).expect("admitted");
+            let (tell, told) = std::sync::mpsc::channel();
+            session.on_failure(move |error| tell.send(error).expect("somebody listens"));
+            let shared = Arc::clone(session.shared.as_ref().expect("open"));
+            if is_lost {
+                shared.fail(SessionError::RankLost { rank: Rank(3) });
+            }
+            session.close();
+            shared.fail(SessionError::RankLost { rank: Rank(4) });
+            told.try_iter().collect::<Vec<_>>()
+        });
+        assert!(matches!(&told[0][..], [SessionError::RankLost { rank: Rank(3) }]), "{told:?}");
+        assert!(told[1].is_empty(), "{told:?}");
     }
 
     #[test]

@@ -28,7 +28,11 @@ pub(super) struct Shared {
     pub driver: WorkerDriver,
     pub trace: Option<SessionTrace>,
     pub pending: Arc<Pending>,
+    /// Who is told when the session ends by itself.
+    on_failure: Mutex<Option<OnFailure>>,
 }
+
+type OnFailure = Box<dyn FnOnce(SessionError) + Send>;
 
 /// What is known of a job at one service.
 #[derive(Clone, Debug)]
@@ -68,6 +72,7 @@ impl Shared {
             driver,
             trace,
             pending: Arc::default(),
+            on_failure: Mutex::default(),
             config,
         }
     }
@@ -76,6 +81,29 @@ impl Shared {
     pub fn fail(&self, error: SessionError) {
         tracing::error!(%error, rank = self.rank.0, "the session ends");
         self.driver.fail(Failure::Because(Arc::new(error)));
+        self.tell_failure();
+    }
+
+    /// Why the session ended, if it did.
+    pub fn failure(&self) -> Option<SessionError> {
+        Some(SessionError::from_failure(&self.driver.failure()?, &self.members))
+    }
+
+    /// As [`super::session::Session::on_failure`].
+    pub fn on_failure(&self, told: OnFailure) {
+        *self.on_failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(told);
+        self.tell_failure();
+    }
+
+    /// Tells who wants to know it that the session has ended, if it has and its owner did not close it.
+    pub fn tell_failure(&self) {
+        let Some(error) = self.failure().filter(|error| !matches!(error, SessionError::Closed)) else {
+            return;
+        };
+        let told = self.on_failure.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(told) = told {
+            told(error);
+        }
     }
 
     pub fn lane(&self, service: usize) -> MutexGuard<'_, Lane> {
