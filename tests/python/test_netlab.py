@@ -177,6 +177,9 @@ def test_links_are_shaped_both_ways() -> None:
         assert (worker["up_rate_bps"], worker["down_rate_bps"]) == (50_000_000, 50_000_000)
     with pytest.raises(NetlabError, match="no link has a rate"):
         Netlab(2, queue_bytes=200_000, name=NAME)
+    Netlab(2, rate_bps=50_000_000, queue_bytes=9014, mtu=9000, name=NAME)
+    with pytest.raises(NetlabError, match="with an MTU of 9000 it needs 9014"):
+        Netlab(2, rate_bps=50_000_000, queue_bytes=9013, mtu=9000, name=NAME)
 
 
 @needs_lab

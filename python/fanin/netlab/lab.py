@@ -36,6 +36,7 @@ WORKERS_MAX = 208
 SPARES_MAX = 32
 RACKS_MAX = 10
 MTU_MIN, MTU_DEFAULT, MTU_MAX = 576, 1500, 65535
+_ETHERNET_HEADER = 14  # bytes, which a queue counts and an MTU does not
 INTERFACE = "eth0"
 """The link, as a worker or a spare machine sees it."""
 
@@ -117,6 +118,11 @@ class Netlab:
         self.rates |= rates or {}
         if queue_bytes is not None and not any(self.rates.values()):
             raise NetlabError("a queue, and no link has a rate that would fill it: say one, too")
+        if queue_bytes is not None and queue_bytes < mtu + _ETHERNET_HEADER:
+            raise NetlabError(
+                f"a queue of {queue_bytes} bytes: none has room for a full packet, so each would "
+                f"be dropped; with an MTU of {mtu} it needs {mtu + _ETHERNET_HEADER}"
+            )
         self.queue_bytes = queue_bytes
         self.loss = loss
         self.mtu = mtu
