@@ -16,7 +16,7 @@ All-reduces, reduces and reduce_scatters (SUM, AVG) of float32, float16, bfloat1
 on the CPU or on CUDA devices, are summed by the switch, and of float64, int64, uint8 and int8
 tensors, too; broadcast and all_gather move bits of any dtype. ATP has all-reduces alone, of the
 first four, racks have no other collective either, and an all_gather of more than 1 MB in all is
-faster on Gloo where each rank has a machine to itself. All that is not served so is served by a
+faster on Gloo where some machine has a single rank. All that is not served so is served by a
 Gloo group over the same store. The choice is each rank's own: where the ranks' dtypes or ops differ
 such that some go to Gloo, the collective ends with `fanin.errors.AllReduceTimeout`.
 

@@ -30,10 +30,10 @@ from fanin.torch.work import AllReduceWork, FaninWork, Kept, Part, Request
 
 DEVICES: Final = ("cpu", "cuda")
 
-# What all ranks' slices have together, up to which the services gather faster than Gloo where each
-# rank has a machine to itself: beyond it what each chunk costs the processor decides. Where ranks
-# share machines fewer machines have chunks, and Gloo has as many connections
-# (docs/performance.md, "Other collectives").
+# What all ranks' slices have together, up to which the services gather faster than Gloo where some
+# machine has a single rank, so that one of each speaks for it: beyond it what each chunk costs the
+# processor decides. Where all machines have several, fewer have chunks, and Gloo has as many
+# connections (docs/performance.md, "Other collectives").
 ALL_GATHER_BYTES_MAX = 1_000_000
 
 # How long closing waits for callbacks that are running, and a destroyed group for what is under
