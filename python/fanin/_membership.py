@@ -207,11 +207,13 @@ class Ranks:
                 file=sys.stderr,
                 flush=True,
             )
-        if any(gather("memory", wrong)):
-            if local is not None:
+        shared = False
+        try:
+            shared = not any(gather("memory", wrong))
+        finally:
+            if local is not None and not shared:
                 local.close()
-            return None
-        return local
+        return local if shared else None
 
 
 @dataclass(frozen=True)

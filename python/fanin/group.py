@@ -14,7 +14,7 @@ from fanin import _fanin
 from fanin._join import check_rank, check_timeline, join, no_switch
 from fanin._membership import Connected, Ranks
 from fanin._settings import Said, Settings, variable
-from fanin.errors import SwitchUnreachable
+from fanin.errors import RankLost, SwitchUnreachable
 
 Op: TypeAlias = Literal["sum", "avg"]
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
@@ -205,10 +205,40 @@ def joined(settings: Settings, job: str, rank: int, world_size: int, timeout: fl
         check_timeline(settings.trace, rank)
     deadline = time.monotonic() + timeout
     switches = settings.switch.split(",")
-    meeting = _fanin.Meeting(switches, settings.protocol, job, rank, world_size, timeout=timeout)
+    while True:
+        try:
+            return _met(settings, switches, job, rank, world_size, timeout, deadline)
+        except _BeganAnewError as began_anew:
+            # All that this rank made for the others is gone again.
+            if time.monotonic() >= deadline:
+                raise began_anew.lost from None
+
+
+class _BeganAnewError(Exception):
+    """A rank was started again while the ranks met: they meet once more."""
+
+    def __init__(self, lost: RankLost) -> None:
+        super().__init__()
+        self.lost = lost
+
+
+def _met(
+    settings: Settings,
+    switches: list[str],
+    job: str,
+    rank: int,
+    world_size: int,
+    timeout: float,
+    deadline: float,
+) -> Group:
+    left = max(deadline - time.monotonic(), 0.0)
+    meeting = _fanin.Meeting(switches, settings.protocol, job, rank, world_size, timeout=left)
 
     def gather(name: str, text: str, left: float) -> list[str]:
-        return meeting.gather(name, text, timeout=max(left, 0.0))
+        try:
+            return meeting.gather(name, text, timeout=max(left, 0.0))
+        except RankLost as lost:
+            raise _BeganAnewError(lost) from None
 
     try:
         route = _fanin.route_to(switches[0])

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 from conftest import SwitchProcess
+from fanin import _fanin
 from programs import BY_NUMPY, BY_TORCH, Program, Start
 from ranks import DEADLINE, wait_until
 
@@ -112,6 +113,17 @@ def test_a_named_job_whose_ranks_are_killed_is_started_again_at_once(
             assert rank.wait() == 0
     finally:
         switch.kill()
+
+
+def test_ranks_meet_once_more_when_one_dies_as_they_meet_and_is_started_again(
+    start: Start, switch: str
+) -> None:
+    zero = start(BY_NUMPY + ONE_SUM, 0, 2, switch)
+    # As of a process that dies after the first round.
+    _fanin.Meeting([switch], "switchml", "early", 1, 2, timeout=DEADLINE).close()
+    for rank in (zero, start(BY_NUMPY + ONE_SUM, 1, 2, switch)):
+        rank.line("^sum 3$")
+        assert rank.wait() == 0
 
 
 # torchrun

@@ -454,6 +454,8 @@ mod tests {
             Refusal::TooManyChildren { switch: Some(([10, 0, 0, 9], 4800).into()), children: 33 },
             Refusal::TooManyChildren { switch: None, children: 33 },
             Refusal::PathsDisagree { rank: 1, other_rank: 0, switch: ([10, 0, 0, 9], 4800).into() },
+            Refusal::BeganAnew { rank: 1 },
+            Refusal::WordsTooLong { of_rank: 16, of_job: 32 },
         ];
         for refusal in refusals {
             let refused = Refused::try_from(proto::Refusal::from(refusal.clone()));

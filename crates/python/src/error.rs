@@ -133,6 +133,10 @@ fn refused(reason: Refusal, fields: &Bound<'_, PyDict>) -> PyResult<&'static str
         }
         Refusal::JoinTimeout { missing: ranks } => missing(&ranks, fields, "JoinTimeout")?,
         Refusal::SwitchStopping => "SwitchLost",
+        Refusal::BeganAnew { rank } => {
+            fields.set_item("rank", rank)?;
+            "RankLost"
+        }
         // No class of their own.
         Refusal::JobName { .. }
         | Refusal::TooManyJobs { .. }
@@ -146,7 +150,8 @@ fn refused(reason: Refusal, fields: &Bound<'_, PyDict>) -> PyResult<&'static str
         | Refusal::TooManyLevels { .. }
         | Refusal::TooManyChildren { .. }
         | Refusal::PathsDisagree { .. }
-        | Refusal::PlanMismatch { .. } => "JoinRefused",
+        | Refusal::PlanMismatch { .. }
+        | Refusal::WordsTooLong { .. } => "JoinRefused",
     })
 }
 

@@ -42,7 +42,7 @@ impl Meeting {
         Ok(Self { attempt: meeting.attempt(), meeting: Mutex::new(Some(meeting)) })
     }
 
-    /// What each rank says under this name, in their order; `text` is this rank's. Every rank calls with the same names in the same order, each once. Blocks and raises as the constructor does.
+    /// What each rank says under this name, in their order; `text` is this rank's. Every rank calls with the same names in the same order, each once. Blocks and raises as the constructor does; `RankLost` when a rank was started again since all met, so that they have to meet once more, and `JoinRefused`, on all ranks, when they say too much.
     #[pyo3(signature = (name, text, *, timeout))]
     fn gather(&self, py: Python<'_>, name: String, text: String, timeout: f64) -> PyResult<Vec<String>> {
         let patience = limit(timeout)?;

@@ -75,7 +75,8 @@ impl Meeting {
     /// What each rank says in this round, in their order; each round once, in the same order on all ranks. `cancel` ends it.
     ///
     /// # Errors
-    /// As [`Self::open`].
+    /// As [`Self::open`]; and [`SessionError::JoinRefused`] with [`Refusal::BeganAnew`] when a rank was started again since all met, so that they have to meet once more, or [`Refusal::WordsTooLong`], on all
+    /// ranks, when they say too much.
     pub fn gather(
         &self,
         round: &str,

@@ -1,7 +1,8 @@
 //! What the ranks of a job say to each other before they join it.
 //!
 //! They do so in rounds, each of which is over when every rank has said something. A rank's word is here as long as its call: nothing is left of one that hangs up or dies. The first round's answer has a
-//! number that nobody else knows, and is part of the name of all that follow, so that two attempts at a job share no later round.
+//! number that nobody else knows, and is part of the name of all that follow, so that two attempts at a job share no later round. Where a rank says its first word again, its process was started anew, and
+//! the attempt that it took part in is over for all.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
@@ -20,14 +21,16 @@ use crate::proto::{MeetRequest, meet_reply::Met};
 const ROUND_BYTES_MAX: usize = 32;
 /// Bytes that a rank may say in a round: where several switches are and what their links carry.
 const TEXT_BYTES_MAX: usize = 16 << 10;
-/// Bytes that all ranks may say in a round: each of them is told all of it.
-const TEXTS_BYTES_MAX: usize = 512 << 10;
+/// Bytes that all ranks may say in a round, each of which is told all of it: 512 a rank where there are as many as may be.
+const TEXTS_BYTES_MAX: usize = 512 * RANKS_MAX as usize;
 /// What a word takes beside its text.
 const WORD_BYTES: usize = 512;
 /// Bytes of all words that wait.
 const BYTES_MAX: usize = 32 << 20;
 /// And of those that came from one address: a quarter, so that others have room.
 const BYTES_OF_ONE_MAX: usize = 8 << 20;
+/// Later rounds of jobs of one name that are under way: those of an attempt follow each other, and few attempts are left alone.
+const LATER_ROUNDS_MAX: usize = 16;
 
 /// Rounds under way.
 #[derive(Debug, Default)]
@@ -35,17 +38,19 @@ pub(super) struct Meetings(Arc<Mutex<Rounds>>);
 
 #[derive(Debug, Default)]
 struct Rounds {
-    rounds: HashMap<Name, Round>,
+    rounds: BTreeMap<Name, Round>,
     /// Bytes of the words that wait, by where they came from.
     bytes: HashMap<IpAddr, usize>,
     next_ticket: u64,
 }
 
 /// Which round of which attempt at which job.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Name {
     job: String,
+    /// 0 in the first round.
     attempt: u64,
+    /// Empty in the first round, of which there is one.
     round: String,
 }
 
@@ -53,6 +58,8 @@ struct Name {
 struct Round {
     world_size: u32,
     words: BTreeMap<u32, Word>,
+    /// More was said than all may be told.
+    too_long: bool,
 }
 
 #[derive(Debug)]
@@ -91,23 +98,19 @@ impl From<Refusal> for NotHeard {
 }
 
 impl Meetings {
-    /// Takes a rank's word. Who said the last one of a round ends it.
+    /// Takes a rank's word. Who said the last one of a round ends it, and who says a first word the later rounds that wait for one of his.
     pub fn enter(&self, from: IpAddr, request: MeetRequest) -> Result<Present, NotHeard> {
         let MeetRequest { job, rank, world_size, round, attempt, text, .. } = request;
         check(&job, rank, world_size)?;
-        if round.len() > ROUND_BYTES_MAX || text.len() > TEXT_BYTES_MAX {
-            let why = format!("a round's name has at most {ROUND_BYTES_MAX} bytes, a text {TEXT_BYTES_MAX}");
+        if round.len() > ROUND_BYTES_MAX {
+            let why = format!("a round's name has at most {ROUND_BYTES_MAX} bytes");
             return Err(NotHeard::Failed(Status::out_of_range(why)));
         }
         let from = from.to_canonical();
+        let round = if attempt == 0 { String::new() } else { round };
         let name = Name { job, attempt, round };
         let mut rounds = lock(&self.0);
-        let word = text.len() + WORD_BYTES;
-        let of_one = rounds.bytes.get(&from).copied().unwrap_or_default();
-        if of_one + word > BYTES_OF_ONE_MAX || rounds.bytes.values().sum::<usize>() + word > BYTES_MAX {
-            let why = "too many ranks meet here already; start fewer at a time";
-            return Err(NotHeard::Failed(Status::resource_exhausted(why)));
-        }
+        let mut too_long = text.len() > TEXT_BYTES_MAX;
         if let Some(round) = rounds.rounds.get(&name) {
             if round.world_size != world_size {
                 let job_has = round.world_size;
@@ -116,23 +119,30 @@ impl Meetings {
             if round.words.contains_key(&rank) {
                 return Err(Refusal::DuplicateRank { rank }.into());
             }
-            if round.bytes() + text.len() > TEXTS_BYTES_MAX {
-                let why = format!("the ranks of a job say at most {TEXTS_BYTES_MAX} bytes in a round");
-                return Err(NotHeard::Failed(Status::out_of_range(why)));
-            }
+            too_long |= round.too_long || round.bytes() + text.len() > TEXTS_BYTES_MAX;
+        } else if attempt != 0 && rounds.later(&name.job).count() == LATER_ROUNDS_MAX {
+            return Err(crowded());
+        }
+        // Nobody will be told of it. That it is too much all are told when all are there, so that none waits for those who were told before.
+        let text = if too_long { Bytes::new() } else { text };
+        let word = text.len() + WORD_BYTES;
+        let of_one = rounds.bytes.get(&from).copied().unwrap_or_default();
+        if of_one + word > BYTES_OF_ONE_MAX || rounds.bytes.values().sum::<usize>() + word > BYTES_MAX {
+            return Err(crowded());
         }
         let (answer, answered) = oneshot::channel();
         let ticket = rounds.next_ticket;
         rounds.next_ticket += 1;
         *rounds.bytes.entry(from).or_default() += word;
         let round = rounds.rounds.entry(name.clone());
-        let round = round.or_insert_with(|| Round { world_size, words: BTreeMap::new() });
+        let round = round.or_insert_with(|| Round { world_size, words: BTreeMap::new(), too_long });
+        round.too_long = too_long;
         round.words.insert(rank, Word { text, from, ticket, answer });
         if round.words.len() == world_size as usize {
-            let attempt = if attempt == 0 { rand::random_range(1..=u64::MAX) } else { attempt };
-            let texts = round.words.values().map(|word| word.text.clone()).collect();
-            rounds.end(&name, &Ok(Met { texts, attempt }));
+            let answer = round.answer(attempt);
+            rounds.end(&name, &answer);
         }
+        rounds.end_without(&name, rank, world_size);
         drop(rounds);
         Ok(Present { name, rank, ticket, answer: answered, rounds: Arc::clone(&self.0) })
     }
@@ -189,6 +199,31 @@ impl Drop for Present {
 }
 
 impl Rounds {
+    /// The rounds of a job but the first.
+    fn later(&self, job: &str) -> impl Iterator<Item = (&Name, &Round)> {
+        let second = Name { job: job.into(), attempt: 1, round: String::new() };
+        self.rounds.range(second..).take_while(move |(name, _)| name.job == job)
+    }
+
+    /// Ends the later rounds of a job that wait for a rank which begins anew: after this rank's word in the round of that name.
+    fn end_without(&mut self, name: &Name, rank: u32, world_size: u32) {
+        if name.attempt == 0 {
+            let waits = |round: &Round| round.world_size == world_size && !round.words.contains_key(&rank);
+            let ended = self.later(&name.job).filter(|(_, round)| waits(round));
+            for name in ended.map(|(name, _)| name.clone()).collect::<Vec<_>>() {
+                self.end(&name, &Err(Refusal::BeganAnew { rank }));
+            }
+            return;
+        }
+        // Who was between two rounds then.
+        let first = Name { job: name.job.clone(), attempt: 0, round: String::new() };
+        let (Some(round), Some(first)) = (self.rounds.get(name), self.rounds.get(&first)) else { return };
+        let anew = first.words.keys().copied().find(|rank| !round.words.contains_key(rank));
+        if let Some(rank) = anew.filter(|_| first.world_size == world_size) {
+            self.end(name, &Err(Refusal::BeganAnew { rank }));
+        }
+    }
+
     /// Tells all who wait in a round.
     fn end(&mut self, name: &Name, answer: &Answer) {
         let Some(round) = self.rounds.remove(name) else { return };
@@ -209,6 +244,16 @@ impl Rounds {
 }
 
 impl Round {
+    /// What all hear when all have said something.
+    fn answer(&self, attempt: u64) -> Answer {
+        if self.too_long {
+            let (of_rank, of_job) = (TEXT_BYTES_MAX as u32, TEXTS_BYTES_MAX as u32);
+            return Err(Refusal::WordsTooLong { of_rank, of_job });
+        }
+        let attempt = if attempt == 0 { rand::random_range(1..=u64::MAX) } else { attempt };
+        Ok(Met { texts: self.words.values().map(|word| word.text.clone()).collect(), attempt })
+    }
+
     fn bytes(&self) -> usize {
         self.words.values().map(|word| word.text.len()).sum()
     }
@@ -216,6 +261,10 @@ impl Round {
     fn has(&self, rank: u32, ticket: u64) -> bool {
         self.words.get(&rank).is_some_and(|word| word.ticket == ticket)
     }
+}
+
+fn crowded() -> NotHeard {
+    NotHeard::Failed(Status::resource_exhausted("too many ranks meet here already; start fewer at a time"))
 }
 
 /// As a request to join is looked at.
@@ -314,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn strangers_leave_room_for_others_and_say_nothing_long() {
+    fn strangers_leave_room_for_others() {
         let meetings = Meetings::default();
         let long = "x".repeat(TEXT_BYTES_MAX);
         let named = |job: usize, from: [u8; 4]| {
@@ -328,9 +377,66 @@ mod tests {
         assert!(named(1 << 20, [10, 0, 0, 2]).is_ok(), "there is room for others");
         here.pop();
         assert!(named(1 << 20, HERE).is_ok(), "and for one more when one has gone");
-        let longer = MeetRequest { job: "y".into(), ..said(0, 0, &(long + "x")) };
-        assert!(matches!(meetings.enter([10, 0, 0, 3].into(), longer), Err(NotHeard::Failed(_))));
         let wide = MeetRequest { world_size: RANKS_MAX + 1, ..said(0, 0, "") };
         assert!(matches!(meetings.enter(HERE.into(), wide), Err(NotHeard::Refused(_))));
+        let later = |attempt| meetings.enter([10, 0, 0, 3].into(), said(attempt, 0, ""));
+        let rounds: Vec<_> = (1..).map(later).take_while(Result::is_ok).collect();
+        assert_eq!(rounds.len(), LATER_ROUNDS_MAX);
+    }
+    async fn hears_of_one_that_began_anew(mut present: Present) -> u32 {
+        let answer = present.others(Duration::from_secs(60)).await;
+        let Err(Refusal::BeganAnew { rank }) = answer else { panic!("{answer:?}") };
+        rank
+    }
+
+    #[tokio::test]
+    async fn an_attempt_is_over_for_all_once_one_of_its_ranks_begins_anew() {
+        let meetings = Meetings::default();
+        let zero = enter(&meetings, 7, 0, "");
+        let other =
+            meetings.enter(HERE.into(), MeetRequest { world_size: 4, ..said(8, 0, "") }).expect("heard");
+        let anew = enter(&meetings, 0, 1, "");
+        assert_eq!(hears_of_one_that_began_anew(zero).await, 1);
+        // It was between two rounds when rank 1 came.
+        assert_eq!(hears_of_one_that_began_anew(enter(&meetings, 7, 2, "")).await, 1);
+        drop(other); // Of another size: it was left alone.
+        let (zero, two) = (enter(&meetings, 0, 0, ""), enter(&meetings, 0, 2, ""));
+        let attempt = hears(anew).await.1;
+        assert_eq!((hears(zero).await.1, hears(two).await.1), (attempt, attempt));
+        assert!(meetings.is_empty() && lock(&meetings.0).bytes.is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_rank_that_spoke_in_a_round_does_not_end_it() {
+        let meetings = Meetings::default();
+        let round = [0, 1].map(|rank| enter(&meetings, 7, rank, ""));
+        let _twin = enter(&meetings, 0, 1, "");
+        let last = enter(&meetings, 7, 2, "");
+        for present in round.into_iter().chain([last]) {
+            assert_eq!(hears(present).await.1, 7);
+        }
+    }
+
+    #[tokio::test]
+    async fn as_many_ranks_as_may_be_have_room_and_all_hear_when_they_say_too_much() {
+        let meetings = Meetings::default();
+        let round = |first: String| {
+            let text = |rank| if rank == 0 { first.clone() } else { "x".repeat(512) };
+            let said = |rank| MeetRequest { world_size: RANKS_MAX, ..said(7, rank, &text(rank)) };
+            (0..RANKS_MAX)
+                .map(|rank| meetings.enter(HERE.into(), said(rank)).expect("heard"))
+                .collect::<Vec<_>>()
+        };
+        let patience = Duration::from_secs(60);
+        for mut present in round("x".repeat(512)) {
+            assert!(present.others(patience).await.is_ok());
+        }
+        for first in [513, TEXT_BYTES_MAX + 1] {
+            for mut present in round("x".repeat(first)) {
+                let answer = present.others(patience).await;
+                assert!(matches!(answer, Err(Refusal::WordsTooLong { .. })), "{answer:?}");
+            }
+        }
+        assert!(meetings.is_empty() && lock(&meetings.0).bytes.is_empty());
     }
 }

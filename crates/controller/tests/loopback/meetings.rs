@@ -12,22 +12,35 @@ use super::*;
 /// The attempt, and what all said.
 type Met = (u64, Vec<String>);
 
+fn config(switches: &[String], rank: u32, world_size: u32) -> MeetingConfig {
+    MeetingConfig {
+        switches: switches.to_vec(),
+        protocol: Protocol::SwitchMl,
+        job: "meets".into(),
+        rank,
+        world_size,
+    }
+}
+
 fn meets(
     switches: &[String],
     rank: u32,
     world_size: u32,
     patience: Duration,
 ) -> JoinHandle<Result<Met, SessionError>> {
-    let config = MeetingConfig {
-        switches: switches.to_vec(),
-        protocol: Protocol::SwitchMl,
-        job: "meets".into(),
-        rank,
-        world_size,
-    };
+    says(switches, rank, world_size, patience, format!("{rank} is here"))
+}
+
+fn says(
+    switches: &[String],
+    rank: u32,
+    world_size: u32,
+    patience: Duration,
+    said: String,
+) -> JoinHandle<Result<Met, SessionError>> {
+    let config = config(switches, rank, world_size);
     thread::spawn(move || {
         let meeting = Meeting::open(config, patience, &Cancel::default())?;
-        let said = format!("{rank} is here");
         Ok((meeting.attempt(), meeting.gather("place", said, patience, &Cancel::default())?))
     })
 }
@@ -85,4 +98,30 @@ fn a_rank_of_a_job_that_runs_without_it_is_told_so() {
     let Err(SessionError::JoinRefused { reason, .. }) = outcome else { panic!("{outcome:?}") };
     assert!(matches!(reason, Refusal::JobRunning { rank: 1, .. }), "{reason:?}");
     drop(running);
+}
+
+#[test]
+fn a_rank_that_was_started_again_ends_the_attempt_of_the_others_at_once() {
+    let switch = switch();
+    let named = [switch.address().to_string()];
+    let zero = meets(&named, 0, 2, HANG);
+    drop(Meeting::open(config(&named, 1, 2), HANG, &Cancel::default()).expect("both come"));
+    let one = meets(&named, 1, 2, HANG);
+    let outcome = zero.join().expect("no panic");
+    let Err(SessionError::JoinRefused { reason, .. }) = outcome else { panic!("{outcome:?}") };
+    assert_eq!(reason, Refusal::BeganAnew { rank: 1 });
+    all_meet(vec![meets(&named, 0, 2, HANG), one]);
+}
+
+#[test]
+fn all_hear_that_a_rank_says_too_much() {
+    let switch = switch();
+    let named = [switch.address().to_string()];
+    let said = ["short".into(), "x".repeat((16 << 10) + 1)];
+    let ranks = said.into_iter().zip(0..).map(|(said, rank)| says(&named, rank, 2, HANG, said));
+    for rank in ranks.collect::<Vec<_>>() {
+        let outcome = rank.join().expect("no panic");
+        let Err(SessionError::JoinRefused { reason, .. }) = outcome else { panic!("{outcome:?}") };
+        assert!(matches!(reason, Refusal::WordsTooLong { .. }), "{reason:?}");
+    }
 }

@@ -314,6 +314,26 @@ macro_rules! for_each_refusal {
                     "the ways of ranks {rank} and {other_rank} to the root part behind switch {switch}, so that what it \
                      waits for does not add up; was it restarted with another --upstream? start the job again"
                 );
+
+            /// The ranks met already, and one of them says that it begins.
+            BeganAnew = "began_anew" {
+                /// That rank.
+                rank: u32,
+            }
+                |f| write!(f, "rank {rank} began anew while the ranks met; all have to begin anew");
+
+            /// The ranks say too much to each other before they join.
+            WordsTooLong = "words_too_long" {
+                /// Bytes that one may say at a time.
+                of_rank: u32,
+                /// Bytes that all of them may.
+                of_job: u32,
+            }
+                |f| write!(
+                    f,
+                    "what the ranks say to each other before they join has more than {of_rank} bytes a rank, or {of_job} a job; \
+                     use fewer ranks a job, or fewer switches and shorter names of theirs (switch, or FANIN_SWITCH)"
+                );
         }
     };
 }
