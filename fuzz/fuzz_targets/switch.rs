@@ -9,7 +9,7 @@ use fanin_wire::{Generation, JobId, Key, MAGIC, ShardId, VERSION, WireDtype};
 use libfuzzer_sys::fuzz_target;
 
 const SLOTS: u16 = 3;
-const WORKERS: u8 = 2;
+const WORKERS: u16 = 2;
 const KEY: Key = Key(1);
 
 /// Inputs, and packets that reached a slot: a driver whose packets are all foreign would test nothing.
