@@ -329,6 +329,7 @@ impl SharedMemory {
             match self.header().told.load(Ordering::Acquire) {
                 0 if gone => return Err(MemoryError::Lost { rank: self.group.ranks[0] }),
                 0 if begin.elapsed() >= patience => return Ok(None),
+                // Told once, as the group begins: no gate is open yet that could wake who waits.
                 0 => std::thread::sleep(GATHERING),
                 told => return Ok(Some(told == 2)),
             }
