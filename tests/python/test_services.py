@@ -25,7 +25,7 @@ from fanin import _hosting
 from fanin._services import Place, Split, columns, split
 from fanin.errors import JoinRefused
 from fanin.torch import handshake
-from programs import BY_TORCH, Start
+from programs import BY_TORCH, Program, Start
 from ranks import DEADLINE, Failure, Me, sums_on_switch, wait_until
 from torch._C._distributed_c10d import HashStore
 
@@ -536,14 +536,18 @@ if rank == 1:
 """
 
 
+def on_two_machines(start: Start, source: str, tmp_path: Path) -> list[Program]:
+    meet = f"file://{tmp_path}/meet"
+    return [
+        start(BY_TORCH + source, rank, 2, ALONE, MEET=meet, FANIN_MACHINE=f"m{rank}")
+        for rank in range(2)
+    ]
+
+
 def test_a_program_that_ends_without_destroying_its_group_leaves_its_service_last(
     start: Start, tmp_path: Path
 ) -> None:
-    meet = f"file://{tmp_path}/meet"
-    ranks = [
-        start(BY_TORCH + BY_EXIT, rank, 2, ALONE, MEET=meet, FANIN_MACHINE=f"m{rank}")
-        for rank in range(2)
-    ]
+    ranks = on_two_machines(start, BY_EXIT, tmp_path)
     ranks[0].line("^summed")
     ranks[1].line("^there")
     for rank in ranks:
@@ -566,12 +570,7 @@ say("summed", tensor[0].item())
 def test_a_forked_child_of_a_rank_that_hosts_a_service_ends_and_leaves_it_alone(
     start: Start, tmp_path: Path
 ) -> None:
-    meet = f"file://{tmp_path}/meet"
-    ranks = [
-        start(BY_TORCH + FORKS, rank, 2, ALONE, MEET=meet, FANIN_MACHINE=f"m{rank}")
-        for rank in range(2)
-    ]
-    for rank in ranks:
+    for rank in on_two_machines(start, FORKS, tmp_path):
         rank.line("^child 0$")
         rank.line("^summed 2.0$")
         assert rank.wait() == 0

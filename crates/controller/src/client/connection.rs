@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use fanin_protocol::control::Protocol;
 use fanin_wire::VERSION;
+use tokio::runtime::{Builder, Runtime};
 use tonic::codegen::http;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
@@ -27,6 +28,12 @@ const FIRST_WORD: Duration = Duration::from_secs(1);
 const NEXT_WORD: Duration = Duration::from_secs(5);
 /// What to do about a switch that is not there.
 const CURE: &str = "is `fanin switch` running there?";
+
+/// A thread for connections: their keep-alives must be answered also while nobody waits for them.
+pub(super) fn runtime(name: &'static str) -> Result<Runtime, SessionError> {
+    let built = Builder::new_multi_thread().worker_threads(1).thread_name(name).enable_all().build();
+    built.map_err(|error| SessionError::Local { what: "starting a thread", cause: error.to_string() })
+}
 
 /// A switch that answered.
 #[derive(Clone, Debug)]

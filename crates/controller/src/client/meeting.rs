@@ -4,11 +4,11 @@ use std::time::{Duration, Instant};
 
 use fanin_protocol::control::{Protocol, Refusal};
 use prost::bytes::Bytes;
-use tokio::runtime::{Builder, Runtime};
+use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
 
 use super::admission::refused;
-use super::connection::{Connection, RETRY, Waiting, explain};
+use super::connection::{Connection, RETRY, Waiting, explain, runtime};
 use super::session::{Cancel, PREDECESSOR};
 use super::warnings::say;
 use crate::proto::{MeetRequest, meet_reply::Met, meet_reply::Outcome};
@@ -50,13 +50,7 @@ impl Meeting {
     /// # Errors
     /// As of a session that is joined; [`SessionError::JoinTimeout`] names the ranks that did not come in time, [`SessionError::Closed`] that it was cancelled.
     pub fn open(config: MeetingConfig, patience: Duration, cancel: &Cancel) -> Result<Self, SessionError> {
-        // With a thread of its own: keep-alives must be answered between the rounds, too.
-        let runtime = Builder::new_multi_thread()
-            .worker_threads(1)
-            .thread_name("fanin-meeting")
-            .enable_all()
-            .build()
-            .map_err(|error| SessionError::Local { what: "starting a thread", cause: error.to_string() })?;
+        let runtime = runtime("fanin-meeting")?;
         match runtime.block_on(cancel.or(find(&config, patience))) {
             Ok((connection, attempt)) => Ok(Self { config, connection, attempt, runtime: Some(runtime) }),
             Err(error) => {

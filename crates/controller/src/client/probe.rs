@@ -9,13 +9,13 @@ use std::time::{Duration, Instant};
 use fanin_protocol::WorkerStatistics;
 use fanin_udp::{IoStatistics, Service, WorkerConfig, WorkerDriver, WorkerJob};
 use fanin_wire::{Op, Rank, packet_bytes};
-use tokio::runtime::{Builder, Runtime};
+use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use super::admission::{Admitted, join, leave};
 use super::config::SessionConfig;
-use super::connection::{Connection, no_status, with_port};
+use super::connection::{Connection, no_status, runtime, with_port};
 use super::status::{JobStatusState, SwitchStatus};
 use super::watch::HEARTBEATS_PER_TIMEOUT;
 use crate::SessionError;
@@ -84,7 +84,7 @@ pub struct ProbeReport {
 pub fn resolve_switch(switch: &str, patience: Duration) -> Result<(String, Vec<SocketAddr>), SessionError> {
     let (switch, _) = with_port(switch)?;
     let failed = |cause: String| SessionError::Local { what: "looking up the switch's name", cause };
-    let runtime = runtime()?;
+    let runtime = runtime("fanin-probe")?;
     let found = runtime.block_on(async {
         timeout(patience, tokio::net::lookup_host(&switch)).await.map(|found| found.map(Vec::from_iter))
     });
@@ -131,7 +131,7 @@ impl Probe {
     /// # Errors
     /// When the switch is not there, is none, or speaks another version.
     pub fn open(switch: &str, patience: Duration) -> Result<Self, SessionError> {
-        let runtime = runtime()?;
+        let runtime = runtime("fanin-probe")?;
         match runtime.block_on(Connection::open(switch, patience)) {
             Ok((connection, _)) => Ok(Self { connection, patience, runtime: Some(runtime) }),
             Err(error) => {
@@ -178,12 +178,6 @@ impl Drop for Probe {
             runtime.shutdown_background();
         }
     }
-}
-
-fn runtime() -> Result<Runtime, SessionError> {
-    // With a thread of its own: keep-alives must be answered between the steps too.
-    let built = Builder::new_multi_thread().worker_threads(1).thread_name("fanin-probe").enable_all().build();
-    built.map_err(|error| SessionError::Local { what: "starting a thread", cause: error.to_string() })
 }
 
 async fn status(

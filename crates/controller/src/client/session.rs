@@ -11,13 +11,13 @@ use fanin_udp::{
     WorkerJob,
 };
 use fanin_wire::{Rank, WorkerId};
-use tokio::runtime::{Builder, Runtime};
+use tokio::runtime::Runtime;
 use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::task::{JoinHandle, JoinSet};
 
 use super::admission::{Admitted, FAREWELL, join, leave};
 use super::config::{ServiceConfig, SessionConfig};
-use super::connection::{Connection, RETRY, Waiting};
+use super::connection::{Connection, RETRY, Waiting, runtime};
 use super::oversight::oversee;
 use super::pending::bytes_on_wire;
 use super::presence::attend;
@@ -87,12 +87,7 @@ impl Session {
     /// # Errors
     /// As [`Self::connect`]; [`SessionError::Closed`] when it was cancelled.
     pub fn connect_unless(config: SessionConfig, cancel: &Cancel) -> Result<Self, SessionError> {
-        let runtime = Builder::new_multi_thread()
-            .worker_threads(1)
-            .thread_name("fanin-session")
-            .enable_all()
-            .build()
-            .map_err(|error| SessionError::Local { what: "starting a thread", cause: error.to_string() })?;
+        let runtime = runtime("fanin-session")?;
         // Dropping the call tells the switch, which gives the place back.
         let joined = runtime.block_on(cancel.or(Self::join(config)));
         match joined {

@@ -11,8 +11,8 @@ use fanin_controller::proto::join_reply::Outcome;
 use fanin_controller::proto::{Counts, JoinRequest, Resume, Split, StatusRequest, resume};
 use fanin_protocol::Reason;
 use fanin_wire::{
-    Collective, Generation, JobId, Kind, Pattern, Preamble, ShardId, SlotHeader, SlotIndex, SlotPacket,
-    WireDtype, WorkerId, begin_bfloat16_payload, chunk_packet_bytes, packet_bytes,
+    Collective, Generation, JobId, Kind, Preamble, ShardId, SlotHeader, SlotIndex, SlotPacket, WireDtype,
+    WorkerId, begin_bfloat16_payload, chunk_packet_bytes, packet_bytes,
 };
 use tonic::Code;
 
@@ -266,14 +266,7 @@ fn every_reason_to_drop_a_packet_is_counted_and_changes_no_sum() {
         shard: ShardId(0),
     };
     // Of slots that the sum below, of one chunk, does not use.
-    let collective = Collective {
-        sequence: 0,
-        dtype: Dtype::Int32,
-        op: Op::Sum,
-        pattern: Pattern::AllReduce,
-        elements: 1,
-        wire_dtype: WireDtype::Int32,
-    };
+    let collective = collective(1);
     let header = SlotHeader { slot: SlotIndex(31), next_exponent: 0, exchange: 0, chunk: 0, collective };
     let packet = |preamble: Preamble, header: SlotHeader, elements: usize| {
         let mut bytes = vec![0; packet_bytes(elements)];

@@ -15,7 +15,7 @@ use std::thread;
 use std::time::Duration;
 
 use fanin_udp::{RawTensor, Submission, WorkerJob};
-use fanin_wire::{Dtype, Op};
+use fanin_wire::{Collective, Dtype, Op, Pattern, WireDtype};
 
 use fanin_controller::proto::{JoinRequest, join_request};
 use fanin_controller::{Session, SessionConfig, SessionError, SwitchServer, SwitchServerConfig};
@@ -27,6 +27,18 @@ fn switch_with(change: impl FnOnce(&mut SwitchServerConfig)) -> SwitchServer {
     let mut config = SwitchServerConfig::new(([127, 0, 0, 1], 0).into());
     change(&mut config);
     SwitchServer::start(config).expect("a free port")
+}
+
+/// The first of a job, of so many integers.
+fn collective(elements: u32) -> Collective {
+    Collective {
+        sequence: 0,
+        dtype: Dtype::Int32,
+        op: Op::Sum,
+        pattern: Pattern::AllReduce,
+        elements,
+        wire_dtype: WireDtype::Int32,
+    }
 }
 
 fn switch() -> SwitchServer {

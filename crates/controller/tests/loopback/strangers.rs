@@ -112,14 +112,6 @@ fn a_strangers_packets_have_no_effect_on_a_live_job() {
     let switch = switch();
     let sessions = connect_all(&switch, "live", 2, |_| {});
     let Some(WorkerJob::SwitchMl { config: job, .. }) = sessions[0].job() else { panic!("another protocol") };
-    let collective = |elements| Collective {
-        sequence: 0,
-        dtype: Dtype::Int32,
-        op: Op::Sum,
-        pattern: Pattern::AllReduce,
-        elements,
-        wire_dtype: WireDtype::Int32,
-    };
     let packets = |key| {
         let mut packets = Vec::new();
         for (kind, worker, exchange, elements) in [
@@ -223,14 +215,7 @@ fn a_packet_that_is_sent_again_from_elsewhere_diverts_nothing() {
     // Of an exchange that is long over.
     let (kind, worker, shard) = (Kind::Update, WorkerId(0), ShardId(0));
     let preamble = Preamble { kind, job: job.id, generation: job.generation, worker, shard };
-    let collective = Collective {
-        sequence: 0,
-        dtype: Dtype::Int32,
-        op: Op::Sum,
-        pattern: Pattern::AllReduce,
-        elements: 1,
-        wire_dtype: WireDtype::Int32,
-    };
+    let collective = collective(1);
     let header =
         SlotHeader { slot: SlotIndex(0), next_exponent: 0, exchange: u32::MAX, chunk: 0, collective };
     let mut packet = vec![0; packet_bytes(0)];
@@ -250,14 +235,7 @@ fn a_packet_of_atp_that_is_sent_again_from_elsewhere_diverts_nothing() {
         let (kind, worker) = (Kind::Gradient, WorkerId::ALL);
         let (job, generation, shard) = (config.id, config.generation, ShardId(0));
         let preamble = Preamble { kind, job, generation, worker, shard };
-        let collective = Collective {
-            sequence: 0,
-            dtype: Dtype::Int32,
-            op: Op::Sum,
-            pattern: Pattern::AllReduce,
-            elements: 1,
-            wire_dtype: WireDtype::Int32,
-        };
+        let collective = collective(1);
         let header = GradientHeader {
             flags: Flags { resend: true, ..Flags::default() },
             directions,
