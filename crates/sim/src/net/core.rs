@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use oorandom::Rand64;
 
 use super::config::{Multipath, NetworkConfig};
+use super::cores::{Cores, Direction};
 use super::flow::{Flow, Notice};
 use super::ids::{ActorId, FlowId, LinkId, NodeId, PortId, SimAddress};
 use super::packets::{Content, Ecn, PacketId, Packets, Record, UDP_HEADER_BYTES, wire_bytes};
@@ -32,8 +33,10 @@ pub(crate) enum Event {
     Arrives(PacketId),
     /// A port's link is free, and packets wait.
     Wakes { port: PortId, epoch: u32 },
-    /// A packet is through its node's processing, or was sent by the node to itself.
-    Processed(PacketId),
+    /// The first packet that waits for a node's cores is through. One event for all of them, as for a link's.
+    Handled { node: NodeId, epoch: u32, direction: Direction },
+    /// A packet that a node sent to itself is there.
+    Returns(PacketId),
     /// An actor begins.
     Starts { actor: ActorId, incarnation: u16 },
     /// A timer of an actor.
@@ -56,12 +59,22 @@ pub(crate) struct NodeState {
     pub(crate) buffer: Buffer,
     /// In all its queues.
     pub(crate) buffered_bytes: u64,
-    processing: Time,
-    /// When its machines are through with all that came.
-    pub(crate) processes_until: Time,
+    /// What its actors send goes through these first ..
+    pub(crate) sends: Cores,
+    /// .. and what is for them through these.
+    pub(crate) receives: Cores,
     /// Actors by port, sorted.
     pub(crate) listeners: Vec<(u16, ActorId)>,
     pub(crate) statistics: NodeStatistics,
+}
+
+impl NodeState {
+    pub(crate) const fn cores(&mut self, direction: Direction) -> &mut Cores {
+        match direction {
+            Direction::Sends => &mut self.sends,
+            Direction::Receives => &mut self.receives,
+        }
+    }
 }
 
 /// An actor as the network knows it.
@@ -131,8 +144,8 @@ impl Core {
                 ports: Vec::new(),
                 buffer: node.config.buffer,
                 buffered_bytes: 0,
-                processing: node.config.processing.into(),
-                processes_until: Time::ZERO,
+                sends: Cores::new(node.config.sends, node.config.queues[0].limit_bytes),
+                receives: Cores::new(node.config.receives, node.config.queues[0].limit_bytes),
                 listeners: Vec::new(),
                 statistics: NodeStatistics::default(),
             })
@@ -246,13 +259,16 @@ impl Core {
             self.drop_at_node(packet, NodeId(from.node), DropReason::NodeDown);
         } else if from.node == to.node {
             self.packets.get_mut(packet).epoch = node.epoch;
-            self.agenda.at(self.now, Event::Processed(packet));
-        } else {
+            self.agenda.at(self.now, Event::Returns(packet));
+        } else if node.sends.cost_nothing() {
             self.forward(packet, NodeId(from.node));
+        } else {
+            self.handle(packet, NodeId(from.node), Direction::Sends);
         }
     }
 
-    /// A packet is at the other end of its link. If it is for this node and needs no processing, it is to be delivered.
+    /// A packet is at the other end of its link. If it is for this node and costs its cores nothing, it is to be
+    /// delivered.
     pub(crate) fn arrives(&mut self, packet: PacketId) -> Option<PacketId> {
         let record = self.packets.get_mut(packet);
         let port = &mut self.ports[record.port.index()];
@@ -268,12 +284,10 @@ impl Core {
         self.digest = (self.digest.rotate_left(5) ^ mixed).wrapping_mul(DIGEST_PRIME);
         let node = &mut self.nodes[here.index()];
         if to == here.0 {
-            if node.processing == Time::ZERO {
+            if node.receives.cost_nothing() {
                 return Some(packet);
             }
-            record.epoch = node.epoch;
-            node.processes_until = node.processes_until.max(self.now) + node.processing;
-            self.agenda.at(node.processes_until, Event::Processed(packet));
+            self.handle(packet, here, Direction::Receives);
         } else if node.is_host {
             self.drop_at_node(packet, here, DropReason::NoRoute);
         } else if hops >= HOPS_MAX {
@@ -285,8 +299,8 @@ impl Core {
         None
     }
 
-    /// A packet's processing is over. It is to be delivered, unless its node went down meanwhile.
-    pub(crate) fn processed(&mut self, packet: PacketId) -> Option<PacketId> {
+    /// A packet that a node sent to itself is to be delivered, unless the node went down meanwhile.
+    pub(crate) fn returns(&mut self, packet: PacketId) -> Option<PacketId> {
         let record = self.packets.get(packet);
         let node = NodeId(record.to.node);
         let state = &self.nodes[node.index()];
@@ -302,7 +316,7 @@ impl Core {
         self.packets.release(packet);
     }
 
-    fn forward(&mut self, packet: PacketId, here: NodeId) {
+    pub(crate) fn forward(&mut self, packet: PacketId, here: NodeId) {
         let Record { from, to, .. } = *self.packets.get(packet);
         let destination = NodeId(to.node);
         if destination.index() >= self.nodes.len() {

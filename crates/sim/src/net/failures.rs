@@ -4,7 +4,6 @@ use super::core::Core;
 use super::ids::{LinkId, NodeId};
 use super::packets::PacketId;
 use super::statistics::DropReason;
-use super::time::Time;
 
 impl Core {
     pub(crate) fn set_link(&mut self, link: LinkId, up: bool) {
@@ -22,7 +21,13 @@ impl Core {
         node.up = up;
         if !up {
             node.epoch += 1;
-            node.processes_until = Time::ZERO;
+            for mut lost in [node.sends.forget(), node.receives.forget()] {
+                while lost != PacketId::NONE {
+                    node.statistics.drops.count(DropReason::NodeDown);
+                    self.packets.release(lost);
+                    lost = self.packets.get(lost).next;
+                }
+            }
         }
         for port in node.ports.clone() {
             self.refresh(port.link());

@@ -11,6 +11,7 @@ mod actor;
 mod config;
 mod context;
 mod core;
+mod cores;
 mod failures;
 mod flow;
 mod forwarding;
@@ -45,5 +46,5 @@ pub use statistics::{DropReason, Drops, NodeStatistics, PortStatistics, QueueSta
 pub use time::Time;
 pub use topologies::Parts;
 pub use topology::{
-    Link, LinkConfig, Node, NodeConfig, NodeKind, Programmable, RATE_MAX_BPS, Topology, TopologyError,
+    Cost, Link, LinkConfig, Node, NodeConfig, NodeKind, Programmable, RATE_MAX_BPS, Topology, TopologyError,
 };

@@ -10,6 +10,7 @@ use super::actor::Actor;
 use super::config::NetworkConfig;
 use super::context::Context;
 use super::core::{Core, Event, Seat};
+use super::cores::Direction;
 use super::flow::{ConstantRateConfig, FlowStatistics, Notice, TcpConfig};
 use super::ids::{ActorId, FlowId, LinkId, NodeId, PortId, SimAddress};
 use super::impairment::{Faults, Impairment};
@@ -423,8 +424,17 @@ impl Network {
                     self.deliver(packet);
                 }
             }
-            Event::Processed(packet) => {
-                if let Some(packet) = self.core.processed(packet) {
+            Event::Handled { node, epoch, direction } => {
+                let (packet, next) = self.core.handled(node, epoch, direction);
+                match (packet, direction) {
+                    (Some(packet), Direction::Sends) => self.core.forward(packet, node),
+                    (Some(packet), Direction::Receives) => self.deliver(packet),
+                    (None, _) => {}
+                }
+                return next.map(|next| (next, event));
+            }
+            Event::Returns(packet) => {
+                if let Some(packet) = self.core.returns(packet) {
                     self.deliver(packet);
                 }
             }

@@ -9,6 +9,8 @@ use super::time::Time;
 pub(crate) const UDP_HEADER_BYTES: u32 = 28;
 /// IPv4 and TCP headers.
 pub(crate) const TCP_HEADER_BYTES: u32 = 40;
+/// Ethernet's own, which a host sees of a frame besides the IP packet.
+pub(crate) const ETHERNET_HEADER_BYTES: u32 = 14;
 /// Ethernet header, frame check sequence, preamble and gap.
 const FRAMING_BYTES: u32 = 38;
 /// The shortest Ethernet frame, with preamble and gap.
@@ -69,13 +71,14 @@ pub(crate) struct Record {
     pub(crate) to: SimAddress,
     pub(crate) content: Content,
     pub(crate) datagram_bytes: u32,
-    /// The next one in the same queue, or on the same link.
+    /// The next one in the same queue, on the same link, or for the same cores.
     pub(crate) next: PacketId,
-    /// When its last bit is at the other end of the link that it is on.
+    /// When its last bit is at the other end of the link that it is on, or its node's cores are through with it.
     pub(crate) arrives: Time,
     /// The port whose link it is on.
     pub(crate) port: PortId,
-    /// Of that port, or while it is processed of its node, when it came there: another one now means that it is lost.
+    /// Of that port, or of one that a node sent to itself of the node, when it came there: another one now means that it
+    /// is lost.
     pub(crate) epoch: u32,
     pub(crate) class: Class,
     pub(crate) ecn: Ecn,

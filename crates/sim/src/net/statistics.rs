@@ -25,11 +25,13 @@ pub enum DropReason {
     HopLimit,
     /// Nobody listens at its destination.
     NoListener,
+    /// More waited for the cores of a node than one of its queues holds.
+    Host,
 }
 
 impl DropReason {
     /// All reasons, in order: one counter each.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Tail,
         Self::Selective,
         Self::Buffer,
@@ -40,6 +42,7 @@ impl DropReason {
         Self::NoRoute,
         Self::HopLimit,
         Self::NoListener,
+        Self::Host,
     ];
 
     /// Its name in results.
@@ -56,6 +59,7 @@ impl DropReason {
             Self::NoRoute => "no_route",
             Self::HopLimit => "hop_limit",
             Self::NoListener => "no_listener",
+            Self::Host => "host",
         }
     }
 }

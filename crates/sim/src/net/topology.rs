@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::ids::{LinkId, NodeId, PortId};
 use super::queue::{Buffer, PRIORITIES, QueueConfig};
+use super::time::Time;
 
 /// The fastest link: a byte takes a picosecond.
 pub const RATE_MAX_BPS: u64 = 8_000_000_000_000;
@@ -23,6 +24,39 @@ pub enum NodeKind {
     },
 }
 
+/// What packets cost a node in one direction: each occupies one core, and the next free one takes the next packet. What
+/// waits for a core is at most what a queue of priority 0 holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cost {
+    /// Of a packet.
+    pub packet: Time,
+    /// Of each byte of its frame: the IP packet and Ethernet's header of 14 bytes.
+    pub byte: Time,
+    /// Cores; none is taken as one.
+    pub cores: u16,
+}
+
+impl Cost {
+    /// As if the node had as many cores as it needs.
+    pub const NOTHING: Self = Self::of_packet(Time::ZERO);
+
+    /// One core that takes as long for every packet.
+    #[must_use]
+    pub const fn of_packet(packet: Time) -> Self {
+        Self { packet, byte: Time::ZERO, cores: 1 }
+    }
+
+    pub(crate) const fn is_nothing(&self) -> bool {
+        self.packet.0 == 0 && self.byte.0 == 0
+    }
+
+    /// Of a frame of so many bytes.
+    #[must_use]
+    pub const fn of(&self, bytes: u32) -> Time {
+        Time(self.packet.0.saturating_add(self.byte.0.saturating_mul(bytes as u64)))
+    }
+}
+
 /// A node's own properties.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct NodeConfig {
@@ -30,15 +64,22 @@ pub struct NodeConfig {
     pub buffer: Buffer,
     /// The queues of each of its ports, by priority.
     pub queues: [QueueConfig; PRIORITIES],
-    /// Time that its machines need for a packet that is for them, one after the other; zero for none.
-    pub processing: Duration,
+    /// What a packet costs it that its machines and flows send to another node.
+    pub sends: Cost,
+    /// What one costs that is for them.
+    pub receives: Cost,
 }
 
 impl NodeConfig {
-    /// All ports alike, all priorities alike, each queue with its own memory, no processing time.
+    /// All ports alike, all priorities alike, each queue with its own memory, packets that cost nothing.
     #[must_use]
     pub const fn new(queue: QueueConfig) -> Self {
-        Self { buffer: Buffer::PerQueue, queues: [queue; PRIORITIES], processing: Duration::ZERO }
+        Self {
+            buffer: Buffer::PerQueue,
+            queues: [queue; PRIORITIES],
+            sends: Cost::NOTHING,
+            receives: Cost::NOTHING,
+        }
     }
 
     /// A host: its NIC holds 64 MiB, more than any window, so that a sender loses nothing to itself.

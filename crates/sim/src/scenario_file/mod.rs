@@ -20,8 +20,8 @@ pub use schema::{PacketKind, System};
 pub use unit::{Rate, Size};
 
 use crate::net::{
-    Buffer, DROP_CLASSES, LinkConfig, LinkId, Multipath, NodeConfig, PRIORITIES, Parts, Programmable,
-    QueueConfig, Topology, TopologyError,
+    Buffer, Cost, DROP_CLASSES, LinkConfig, LinkId, Multipath, NodeConfig, PRIORITIES, Parts, Programmable,
+    QueueConfig, Time, Topology, TopologyError,
 };
 use crate::workload::{BackgroundPlan, Fault, FaultPlan, LossPlan, Scenario, SwitchPlan, Target, Which};
 use error::{Mistake, at};
@@ -33,6 +33,8 @@ use schema::{
 
 /// Intervals of a time series: beyond this nobody looks at them, and they fill the memory.
 const INTERVALS_MAX: u128 = 1_000_000;
+/// Cores of a host: more than any machine has.
+const CORES_MAX: u16 = 1024;
 
 /// Reads and checks a scenario. `name` is the file's, for messages.
 ///
@@ -55,8 +57,9 @@ fn resolve(file: File) -> Result<Scenario, Mistake> {
         return Err(at(&file.interval, message));
     }
     let jobs = jobs::resolve(&file, &topology)?;
+    let mtu = *file.network.mtu.get_ref();
     let background =
-        file.background.iter().map(|flow| background(&topology, flow)).collect::<Result<_, _>>()?;
+        file.background.iter().map(|flow| background(&topology, mtu, flow)).collect::<Result<_, _>>()?;
     let mut losses = Vec::new();
     for loss in &file.loss {
         losses.extend(losses_of(&topology, loss)?);
@@ -103,7 +106,7 @@ fn topology(
         queue = queue.with_ecn(threshold.get_ref().0);
     }
     let mut node = NodeConfig::new(queue);
-    node.processing = switch.processing.0;
+    node.receives = Cost::of_packet(switch.processing.0.into());
     for queue in queues {
         set_queues(network, &mut node, queue)?;
     }
@@ -113,6 +116,8 @@ fn topology(
     for nic in host.queues.iter_mut().filter(|_| network.nic_ecn) {
         nic.ecn_threshold_bytes = queue.ecn_threshold_bytes;
     }
+    host.sends = host_cost(network)?;
+    host.receives = host.sends;
     let parts = Parts {
         host,
         switch: node,
@@ -162,6 +167,18 @@ fn topology(
         error => at(&network.topology, error),
     })?;
     Ok(topology)
+}
+
+/// What a packet costs a host, either way.
+fn host_cost(network: &Network) -> Result<Cost, Mistake> {
+    let cores = match &network.host_cores {
+        Some(place) if !(1..=CORES_MAX).contains(place.get_ref()) => {
+            return Err(at(place, format!("a host has from 1 to {CORES_MAX} cores for each direction")));
+        }
+        Some(cores) => *cores.get_ref(),
+        None => 1,
+    };
+    Ok(Cost { packet: Time(network.host_packet_cost.0), byte: Time(network.host_byte_cost.0), cores })
 }
 
 /// One entry's queues of every switch.
@@ -247,7 +264,13 @@ fn set_programmable(topology: &mut Topology, switch: &SwitchTable) -> Result<(),
     topology.set_programmable(&chosen).map_err(|error| at(which, error))
 }
 
-fn background(topology: &Topology, flow: &Spanned<Background>) -> Result<BackgroundPlan, Mistake> {
+/// Bits a second, framing included, that a node's cores handle of packets as long as the MTU.
+fn host_rate_bps(cost: &Cost, mtu: u32) -> f64 {
+    let (frame_bytes, wire_bytes) = (mtu + 14, mtu + 38);
+    f64::from(cost.cores) * f64::from(wire_bytes) * 8.0 / cost.of(frame_bytes).as_secs_f64()
+}
+
+fn background(topology: &Topology, mtu: u32, flow: &Spanned<Background>) -> Result<BackgroundPlan, Mistake> {
     let plan = flow.get_ref();
     let from = host(topology, plan.from.get_ref(), &plan.from)?;
     let to = host(topology, plan.to.get_ref(), &plan.to)?;
@@ -266,6 +289,13 @@ fn background(topology: &Topology, flow: &Spanned<Background>) -> Result<Backgro
         && rate.get_ref().0 > topology.links()[link.0 as usize].config.rate_bps
     {
         return Err(at(rate, "an impossible rate: the sender's link is slower"));
+    }
+    if let Some(rate) = &plan.rate {
+        let most = host_rate_bps(&topology.get(from).config.sends, mtu);
+        if rate.get_ref().0 as f64 > most {
+            let message = format!("an impossible rate: the sender's cores handle {:.3} Gbit/s", most / 1e9);
+            return Err(at(rate, message));
+        }
     }
     let (start, stop) = (plan.start.0, plan.stop.map(|stop| stop.0));
     if stop.is_some_and(|stop| stop <= start) {

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Deserializer};
 use toml::Spanned;
 
-use super::unit::{Rate, Share, Size, Time};
+use super::unit::{CoreTime, Rate, Share, Size, Time};
 
 /// A whole file.
 #[derive(Clone, Debug, Deserialize)]
@@ -89,6 +89,14 @@ pub(super) struct Network {
     pub(super) alpha: Spanned<f64>,
     #[serde(default)]
     pub(super) routing: RoutingName,
+    /// What a packet that a host sends or receives costs one of its cores ..
+    #[serde(default)]
+    pub(super) host_packet_cost: CoreTime,
+    /// .. and each byte of it.
+    #[serde(default)]
+    pub(super) host_byte_cost: CoreTime,
+    /// How many cores send, and how many receive.
+    pub(super) host_cores: Option<Spanned<u16>>,
 }
 
 /// `[[queue]]`: what differs in some of a switch's queues, at each of its ports.

@@ -310,6 +310,27 @@ fn nics_mark_as_switches_do_unless_told_not_to() {
 }
 
 #[test]
+fn hosts_cost_both_ways_what_the_file_says() {
+    let costs = "host_packet_cost = \"17.5ns\"\nhost_byte_cost = \"0.076ns\"\nhost_cores = 2\n";
+    let configs = |text: &str| {
+        let topology = ok(&format!("{RACK}{text}{JOB}")).topology;
+        ["h0", "h8", "s0"].map(|name| topology.get(topology.node(name).expect("of the rack")).config)
+    };
+    let cost = Cost { packet: Time(17_500), byte: Time(76), cores: 2 };
+    let [first, last, switch] = configs(costs);
+    assert!([first.sends, first.receives, last.sends, last.receives].iter().all(|side| *side == cost));
+    assert!([switch.sends, switch.receives].iter().all(|side| *side == Cost::NOTHING));
+    assert!(configs("")[..2].iter().all(|host| [host.sends, host.receives] == [Cost::NOTHING; 2]));
+    refused(&format!("{RACK}host_cores = 0\n{JOB}"), 4, &["from 1 to 1024 cores"]);
+    refused(&format!("{RACK}host_byte_cost = \"76\"\n{JOB}"), 4, &["no time of a core", "17.5ns"]);
+    // 131.5 ns for 1514 bytes, which are 1538 on the link.
+    let flow = "[[background]]\nfrom = \"h0\"\nto = \"h1\"\nkind = \"constant\"\nrate = ";
+    let costs = costs.replace("host_cores = 2\n", "");
+    ok(&format!("{RACK}{costs}{flow}\"92Gbit\"\n"));
+    refused(&format!("{RACK}{costs}{flow}\"93Gbit\"\n"), 10, &["the sender's cores handle 92.8"]);
+}
+
+#[test]
 fn queues_and_buffers_that_cannot_be_are_refused() {
     let queue = |keys: &str| format!("{RACK}{JOB}[[queue]]\n{keys}\n");
     refused(&queue("priority = 8"), 9, &["`priority` is from 0 to 7"]);

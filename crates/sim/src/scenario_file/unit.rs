@@ -19,12 +19,18 @@ pub struct Size(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Time(pub Duration);
 
+/// A time that a core takes, in picoseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct CoreTime(pub u64);
+
 /// A number from 0 to 1.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Share(pub f64);
 
 /// A year.
 const TIME_MAX_S: f64 = 3.2e7;
+/// A second: of what a core does with one packet or byte.
+const CORE_TIME_MAX_PS: f64 = 1e12;
 
 impl Rate {
     fn parse(text: &str) -> Result<Self, String> {
@@ -68,6 +74,16 @@ impl Time {
             .filter(|seconds| *seconds <= TIME_MAX_S)
             .ok_or_else(|| format!("{text:?} is no time: a number with ns, us, ms or s, as in \"10us\""))?;
         Ok(Self(Duration::from_nanos((seconds * 1e9).round() as u64)))
+    }
+}
+
+impl CoreTime {
+    fn parse(text: &str) -> Result<Self, String> {
+        let units = [("ps", 1.0), ("ns", 1e3), ("us", 1e6), ("ms", 1e9)];
+        let picos = number(text, &units).filter(|picos| *picos <= CORE_TIME_MAX_PS).ok_or_else(|| {
+            format!("{text:?} is no time of a core: a number with ps, ns, us or ms, as in \"17.5ns\"")
+        })?;
+        Ok(Self(picos.round() as u64))
     }
 }
 
@@ -131,6 +147,7 @@ impl FromStr for Size {
 deserialized_from_text!(Rate, "a rate, as in \"100Gbit\"");
 deserialized_from_text!(Size, "a size, as in \"4MB\"");
 deserialized_from_text!(Time, "a time, as in \"10us\"");
+deserialized_from_text!(CoreTime, "a time, as in \"17.5ns\"");
 
 impl<'de> Deserialize<'de> for Share {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -167,6 +184,8 @@ mod tests {
         assert_eq!(Time::parse("10us"), Ok(Time(Duration::from_micros(10))));
         assert_eq!(Time::parse("1.5s"), Ok(Time(Duration::from_millis(1500))));
         assert_eq!(Share::parse("0.1%"), Ok(Share(0.001)));
+        assert_eq!(CoreTime::parse("17.5ns"), Ok(CoreTime(17_500)));
+        assert_eq!(CoreTime::parse("76ps"), CoreTime::parse("0.076ns"));
     }
 
     #[test]
@@ -180,6 +199,9 @@ mod tests {
         }
         for text in ["-1s", "1", "1h", "infs"] {
             assert!(Time::parse(text).is_err(), "{text}");
+        }
+        for text in ["-1ns", "1", "2s", "1001ms"] {
+            assert!(CoreTime::parse(text).is_err(), "{text}");
         }
         assert!(Share::parse("101%").is_err());
         assert!(Share::new(-0.1).is_none());

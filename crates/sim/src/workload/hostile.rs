@@ -9,7 +9,8 @@ use oorandom::Rand64;
 use super::placement;
 use super::scenario::{Fault, FaultPlan, JobPlan, LossPlan, Scenario, SwitchPlan, Workload};
 use crate::net::{
-    Class, LinkConfig, LinkId, Multipath, NodeConfig, NodeId, Parts, Programmable, QueueConfig, Topology,
+    Class, Cost, LinkConfig, LinkId, Multipath, NodeConfig, NodeId, Parts, Programmable, QueueConfig, Time,
+    Topology,
 };
 use crate::scenario_file::System;
 
@@ -180,7 +181,7 @@ fn topology(dice: &mut Dice) -> Topology {
         queue = queue.with_ecn(dice.range(500, 3_000));
     }
     parts.switch = NodeConfig::new(queue);
-    parts.switch.processing = dice.among(&[Duration::ZERO, Duration::from_nanos(500)]);
+    parts.switch.receives = Cost::of_packet(Time(dice.among(&[0, 500_000])));
     let built = match dice.range(0, 3) {
         0 => Topology::one_rack(dice.range(2, 10) as usize, &parts),
         1 => Ok(Topology::figure9(&parts)),

@@ -401,10 +401,12 @@ fn report(network: &Network, layout: &Layout, flows: &Flows, samples: &Samples, 
 
 fn drops(network: &Network) -> Vec<Count> {
     let links = 0..network.topology().links().len() as u32;
-    let ports = links.flat_map(|link| crate::net::LinkId(link).ports());
+    let at_ports =
+        links.flat_map(|link| crate::net::LinkId(link).ports()).map(|port| network.port(port).drops);
+    let nodes = 0..network.topology().nodes().len() as u32;
+    let at_nodes = nodes.map(|node| network.node(NodeId(node)).drops);
     let mut counts = vec![0; DropReason::ALL.len()];
-    for port in ports {
-        let drops = network.port(port).drops;
+    for drops in at_ports.chain(at_nodes) {
         for (count, reason) in counts.iter_mut().zip(DropReason::ALL) {
             *count += drops.of(reason);
         }

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use fanin_sim::net::{
-    Buffer, Class, ConstantRateConfig, DropReason, Drops, Impairment, LinkId, Loss, Multipath, Network,
-    NetworkConfig, NodeConfig, NodeId, Outcome, Parts, QueueConfig, TcpConfig, Time, Topology,
+    Buffer, Class, ConstantRateConfig, Cost, DropReason, Drops, Impairment, LinkId, Loss, Multipath, Network,
+    NetworkConfig, NodeConfig, NodeId, Outcome, PRIORITIES, Parts, QueueConfig, TcpConfig, Time, Topology,
 };
 use oorandom::Rand64;
 
@@ -25,7 +25,10 @@ fn troubled(seed: u64, dice: &mut Rand64) -> Network {
     let queue = QueueConfig::tail_drop(20_000).with_ecn(4_000).with_drop_threshold(1, 8_000);
     let mut parts = Parts::uniform(byte_a_nano());
     parts.core = byte_a_nano().with_mtu(1200);
-    parts.host.processing = Duration::from_nanos(one_of(dice, &[0, 700]));
+    parts.host.queues = [QueueConfig::tail_drop(one_of(dice, &[64 << 20, 10_000])); PRIORITIES];
+    parts.host.receives =
+        Cost { byte: Time(one_of(dice, &[0, 500])), ..Cost::of_packet(Time(one_of(dice, &[0, 700_000]))) };
+    parts.host.sends = Cost { cores: 2, ..Cost::of_packet(Time(one_of(dice, &[0, 300_000]))) };
     parts.switch = NodeConfig::new(queue);
     parts.switch.buffer = one_of(
         dice,

@@ -1,4 +1,4 @@
-//! Serialisation, propagation, MTU, processing.
+//! Serialisation, propagation, MTU.
 
 use std::time::Duration;
 
@@ -63,22 +63,6 @@ fn a_packet_longer_than_the_mtu_is_an_error_and_counted() {
     assert_eq!(network.port(nic).drops.of(DropReason::TooLong), 2);
     assert_eq!(network.port(bottleneck).drops.of(DropReason::TooLong), 2);
     assert_eq!(network.progress().packets, 0);
-}
-
-#[test]
-fn a_node_processes_its_packets_one_after_the_other() {
-    let mut parts = Parts::uniform(byte_a_nano());
-    parts.host.processing = Duration::from_micros(5);
-    let mut network = network(Topology::one_rack(3, &parts).unwrap(), 1);
-    let [a, b, to] = ["h0", "h1", "h2"].map(|name| node(&network, name));
-    let arrivals = sink(&mut network, to);
-    for from in [a, b] {
-        source(&mut network, from, vec![Shot::new(Time::ZERO, to, 962, 0)]);
-    }
-    network.run_until(Time::from_millis(1));
-    let times: Vec<_> = arrivals.borrow().iter().map(|arrival| arrival.0).collect();
-    // The second one arrives 1 us after the first and waits for it.
-    assert_eq!(times, [Time::from_micros(4 + 5), Time::from_micros(4 + 10)]);
 }
 
 #[test]

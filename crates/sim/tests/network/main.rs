@@ -4,6 +4,7 @@ mod captures;
 mod conservation;
 mod failures;
 mod flows;
+mod hosts;
 mod impairments;
 mod links;
 mod machines;
