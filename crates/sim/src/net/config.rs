@@ -3,7 +3,8 @@
 /// How packets choose among equally short paths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Multipath {
-    /// All packets of a flow (addresses and ports) the same one, by hash.
+    /// All packets of a flow (addresses and ports) the same one, by a hash that the seed
+    /// salts.
     #[default]
     PerFlow,
     /// Each packet its own, by the dice.

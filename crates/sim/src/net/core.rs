@@ -102,6 +102,8 @@ pub(crate) struct Core {
     pub(crate) seats: Vec<Seat>,
     pub(crate) flows: Vec<Flow>,
     pub(crate) routes: Routes,
+    /// Of the hash that chooses among paths.
+    salt: u64,
     pub(crate) pcap: Option<Pcap>,
     pub(crate) trace: Option<Trace>,
     pub(crate) packet_hops: u64,
@@ -191,6 +193,7 @@ impl Core {
             agenda: Agenda::new(),
             packets: Packets::default(),
             routes,
+            salt: mix(config.seed),
             links_up: vec![true; topology.links().len()],
             ports,
             queue_configs,
@@ -326,7 +329,7 @@ impl Core {
             self.routes.learn(destination, &Ports { ports: &self.ports, nodes: &self.nodes });
         }
         let port = self.routes.port(here, destination, |count| match self.config.multipath {
-            Multipath::PerFlow => flow_choice(from, to, here, count),
+            Multipath::PerFlow => flow_choice(self.salt, from, to, here, count),
             Multipath::PerPacket => self.dice.rand_range(0..u64::from(count)) as u32,
         });
         match port {

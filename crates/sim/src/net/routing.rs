@@ -124,10 +124,10 @@ impl Routes {
 }
 
 /// Which of `count` equally short ways a flow takes at `node`: another hash at every node, or the flows that met at
-/// one would stay together at the next. The same for every seed: what differs between seeds is not the choice of paths.
-pub(crate) fn flow_choice(from: SimAddress, to: SimAddress, node: NodeId, count: u32) -> u32 {
+/// one would stay together at the next. The salt makes it another for every seed: which flows meet is chance.
+pub(crate) fn flow_choice(salt: u64, from: SimAddress, to: SimAddress, node: NodeId, count: u32) -> u32 {
     let pair = |address: SimAddress| u64::from(address.node) << 16 | u64::from(address.port);
-    let mixed = mix(mix(pair(from) ^ u64::from(node.0) << 40) ^ pair(to).rotate_left(17));
+    let mixed = mix(mix(salt ^ pair(from) ^ u64::from(node.0) << 40) ^ pair(to).rotate_left(17));
     (((mixed >> 32) * u64::from(count)) >> 32) as u32
 }
 

@@ -104,15 +104,17 @@ impl Topology {
     }
 
     /// Al-Fares et al.'s fat tree of switches with `k` ports: `k` pods of `k/2` edge (`edge0`.., layer 0) and `k/2`
-    /// aggregation switches (`agg0`.., layer 1), `(k/2)^2` core switches (`core0`.., layer 2), `k^3/4` hosts (`h0`..).
+    /// aggregation switches (`agg0`.., layer 1), `(k/2)^2` core switches (`core0`.., layer 2); `hosts` at each edge switch
+    /// (`h0`..), of which Al-Fares et al. have `k/2`.
     ///
     /// # Errors
-    /// When `k` is odd, less than 2 or more than 40.
-    pub fn fat_tree(k: usize, parts: &Parts) -> Result<Self, TopologyError> {
+    /// When `k` is odd, less than 2 or more than 40, or there are no hosts, or too many.
+    pub fn fat_tree(k: usize, hosts: usize, parts: &Parts) -> Result<Self, TopologyError> {
         if k < 2 || k % 2 == 1 || k > 40 {
             return Err(TopologyError::Parameter("k of a fat tree: even, from 2 to 40"));
         }
         let half = k / 2;
+        count(hosts.saturating_mul(k * half), "number of hosts")?;
         let mut topology = Self::new();
         let mut layer = |name: &str, layer, switches| -> Vec<NodeId> {
             (0..switches).map(|at| topology.add_switch(format!("{name}{at}"), layer, parts.switch)).collect()
@@ -121,7 +123,7 @@ impl Topology {
         let aggregations = layer("agg", 1, k * half);
         let cores = layer("core", 2, half * half);
         for (at, edge) in edges.iter().enumerate() {
-            topology.rack("h", at * half, half, *edge, parts);
+            topology.rack("h", at * hosts, hosts, *edge, parts);
         }
         for pod in 0..k {
             for edge in &edges[pod * half..][..half] {

@@ -55,7 +55,7 @@ pub(super) enum TopologyName {
 #[serde(deny_unknown_fields)]
 pub(super) struct Network {
     pub(super) topology: Spanned<TopologyName>,
-    /// Hosts: of the rack, at each side of the dumbbell, at each leaf.
+    /// Hosts: of the rack, at each side of the dumbbell, at each leaf or edge switch.
     pub(super) hosts: Option<Spanned<usize>>,
     pub(super) leaves: Option<Spanned<usize>>,
     pub(super) spines: Option<Spanned<usize>>,

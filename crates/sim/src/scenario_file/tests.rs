@@ -1,6 +1,7 @@
 use fanin_protocol::atp::Hashing;
 
 use super::*;
+use crate::net::Time;
 use crate::workload::Workload;
 use crate::workload::models::Model;
 
@@ -262,6 +263,10 @@ fn topologies_take_their_own_numbers_and_no_others() {
     refused("[network]\ntopology = \"rack\"\n", 2, &["needs `hosts`"]);
     refused("[network]\ntopology = \"figure9\"\nk = 4\n", 3, &["`k` has no meaning"]);
     refused("[network]\ntopology = \"fat-tree\"\nk = 3\n", 2, &["even"]);
+    let hosts = |more: &str| {
+        ok(&format!("[network]\ntopology = \"fat-tree\"\nk = 8\n{more}{JOB}")).topology.hosts().count()
+    };
+    assert_eq!([hosts(""), hosts("hosts = 6\n")], [128, 192]);
     refused("[network]\ntopology = \"rack\"\nhosts = 0\n", 2, &["number of hosts"]);
 }
 

@@ -10,7 +10,7 @@ use crate::support::*;
 fn a_packet_is_stored_and_forwarded_at_exactly_the_sum_of_its_times() {
     for (rate, picos_per_byte) in [(100 * GBIT, 80), (10 * GBIT, 800), (25 * GBIT, 320)] {
         let parts = Parts::uniform(LinkConfig::new(rate, Duration::from_nanos(700)));
-        let mut network = network(Topology::fat_tree(4, &parts).unwrap(), 1);
+        let mut network = network(Topology::fat_tree(4, 2, &parts).unwrap(), 1);
         let (from, to) = (node(&network, "h0"), node(&network, "h15"));
         let arrivals = sink(&mut network, to);
         source(&mut network, from, vec![Shot::new(Time::from_nanos(3), to, 1500, 9)]);

@@ -20,15 +20,15 @@ fn uplinks(network: &Network) -> Vec<u64> {
         .collect()
 }
 
-fn leaf_spine(multipath: Multipath) -> Network {
+fn leaf_spine(multipath: Multipath, seed: u64) -> Network {
     let parts = Parts::uniform(byte_a_nano());
     let topology = Topology::leaf_spine(2, 4, 8, &parts).unwrap();
-    Network::new(topology, NetworkConfig { seed: 5, multipath }).unwrap()
+    Network::new(topology, NetworkConfig { seed, multipath }).unwrap()
 }
 
 #[test]
 fn flows_spread_over_equal_paths_and_each_keeps_to_one() {
-    let mut network = leaf_spine(Multipath::PerFlow);
+    let mut network = leaf_spine(Multipath::PerFlow, 5);
     // 8 * 8 * 16 flows of 10 segments: one a flow.
     for flow in 0..1024 {
         let [from, to] = [flow % 8, 8 + flow / 8 % 8].map(|host| node(&network, &format!("h{host}")));
@@ -43,10 +43,33 @@ fn flows_spread_over_equal_paths_and_each_keeps_to_one() {
 }
 
 #[test]
+fn which_flows_meet_differs_between_seeds_and_not_between_runs() {
+    let ways = |seed| {
+        let mut network = leaf_spine(Multipath::PerFlow, seed);
+        let ways: Vec<usize> = (0..8)
+            .map(|host| {
+                let [from, to] = [host, 8 + host].map(|host| node(&network, &format!("h{host}")));
+                let before = uplinks(&network);
+                let flow = network.open_tcp(TcpConfig::new(from, to));
+                network.write(flow, 1000, None);
+                network.run_until(network.time() + Duration::from_millis(1));
+                let after = uplinks(&network);
+                (0..4).find(|way| after[*way] > before[*way]).expect("it took one of four")
+            })
+            .collect();
+        ways
+    };
+    assert_eq!(ways(1), ways(1));
+    let others: Vec<_> = (2..12).map(ways).collect();
+    // Two seeds agree on all eight flows with a chance of one in 65,536.
+    assert!(others.iter().all(|other| *other != ways(1)), "{others:?}");
+}
+
+#[test]
 fn the_hash_of_a_second_layer_does_not_follow_that_of_the_first() {
     // In a fat tree, all flows of one edge switch that meet at one aggregation switch still use both its uplinks.
     let parts = Parts::uniform(byte_a_nano());
-    let mut network = network(Topology::fat_tree(4, &parts).unwrap(), 5);
+    let mut network = network(Topology::fat_tree(4, 2, &parts).unwrap(), 5);
     for flow in 0..400 {
         let [from, to] = [flow % 2, 4 + flow % 12].map(|host| node(&network, &format!("h{host}")));
         let flow = network.open_tcp(TcpConfig { segment_bytes: 100, ..TcpConfig::new(from, to) });
@@ -67,7 +90,7 @@ fn the_hash_of_a_second_layer_does_not_follow_that_of_the_first() {
 #[test]
 fn spraying_spreads_the_packets_of_one_flow() {
     for (multipath, spreads) in [(Multipath::PerPacket, true), (Multipath::PerFlow, false)] {
-        let mut network = leaf_spine(multipath);
+        let mut network = leaf_spine(multipath, 5);
         let (from, to) = (node(&network, "h0"), node(&network, "h8"));
         network.start_constant_rate(ConstantRateConfig {
             from,

@@ -24,8 +24,10 @@ fn the_standard_ones_have_as_many_parts_as_they_should() {
     assert_eq!(counts(&Topology::figure9(&parts())), (7, 3, 9));
     assert_eq!(counts(&Topology::leaf_spine(4, 2, 8, &parts()).unwrap()), (32, 6, 40));
     // Al-Fares et al., 2008: k = 4 has 16 hosts and 20 switches.
-    assert_eq!(counts(&Topology::fat_tree(4, &parts()).unwrap()), (16, 20, 48));
-    assert_eq!(counts(&Topology::fat_tree(16, &parts()).unwrap()), (1024, 320, 3072));
+    assert_eq!(counts(&Topology::fat_tree(4, 2, &parts()).unwrap()), (16, 20, 48));
+    assert_eq!(counts(&Topology::fat_tree(16, 8, &parts()).unwrap()), (1024, 320, 3072));
+    // More hosts at an edge switch than it has ports upwards: 192 on 80 switches.
+    assert_eq!(counts(&Topology::fat_tree(8, 6, &parts()).unwrap()), (192, 80, 192 + 256));
 }
 
 #[test]
@@ -45,7 +47,7 @@ fn figure_9_has_its_workers_where_the_paper_has_them() {
 
 #[test]
 fn every_switch_of_a_fat_tree_has_k_ports_and_every_host_reaches_every_other() {
-    let topology = Topology::fat_tree(4, &parts()).unwrap();
+    let topology = Topology::fat_tree(4, 2, &parts()).unwrap();
     assert!(topology.switches().all(|switch| topology.neighbours(switch).count() == 4));
     let hosts: Vec<_> = topology.hosts().collect();
     let mut network = network(topology, 1);
@@ -120,7 +122,7 @@ fn what_cannot_be_is_refused_with_its_reason() {
     };
     assert_eq!(refused(&buffer), Some(TopologyError::Buffer("s0".into())));
     for k in [0, 3, 42] {
-        assert!(matches!(Topology::fat_tree(k, &parts()), Err(TopologyError::Parameter(_))));
+        assert!(matches!(Topology::fat_tree(k, 1, &parts()), Err(TopologyError::Parameter(_))));
     }
     assert!(Topology::one_rack(0, &parts()).is_err());
     assert!(Topology::leaf_spine(usize::MAX, 1, usize::MAX, &parts()).is_err());

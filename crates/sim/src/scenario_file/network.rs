@@ -1,0 +1,188 @@
+//! `[network]`, `[[queue]]`, and which switches are programmable: nodes and links, checked.
+
+use std::time::Duration;
+
+use toml::Spanned;
+
+use super::error::{Mistake, at, unknown};
+use super::lookup::number_below;
+use super::schema::{File, Network, Queue, SwitchTable, TopologyName, WhichSwitches};
+use super::unit::Size;
+use crate::net::{
+    Buffer, Cost, DROP_CLASSES, LinkConfig, NodeConfig, PRIORITIES, Parts, Programmable, QueueConfig, Time,
+    Topology, TopologyError,
+};
+
+/// Cores of a host: more than any machine has.
+const CORES_MAX: u16 = 1024;
+
+pub(super) fn resolve(file: &File) -> Result<Topology, Mistake> {
+    let (network, switch) = (&file.network, &file.switch);
+    let link = |rate: u64, delay: Duration| LinkConfig::new(rate, delay).with_mtu(*network.mtu.get_ref());
+    let core_rate = network.core_rate.as_ref().unwrap_or(&network.rate);
+    let mut queue = QueueConfig::tail_drop(network.queue.get_ref().0);
+    if network.queue.get_ref().0 < u64::from(*network.mtu.get_ref()) {
+        return Err(at(
+            &network.queue,
+            "a queue that holds not even one packet: make it longer than the MTU",
+        ));
+    }
+    if let Some(threshold) = &network.ecn {
+        if threshold.get_ref().0 >= network.queue.get_ref().0 {
+            return Err(at(threshold, "`ecn` marks nothing when it is not below `queue`"));
+        }
+        queue = queue.with_ecn(threshold.get_ref().0);
+    }
+    let mut node = NodeConfig::new(queue);
+    node.receives = Cost::of_packet(switch.processing.0.into());
+    for queue in &file.queue {
+        set_queues(network, &mut node, queue)?;
+    }
+    node.buffer = buffer(network)?;
+    let delay = network.delay.0;
+    let mut host = NodeConfig::host();
+    for nic in host.queues.iter_mut().filter(|_| network.nic_ecn) {
+        nic.ecn_threshold_bytes = queue.ecn_threshold_bytes;
+    }
+    host.sends = host_cost(network)?;
+    host.receives = host.sends;
+    let parts = Parts {
+        host,
+        switch: node,
+        edge: link(network.rate.get_ref().0, delay),
+        core: link(core_rate.get_ref().0, network.core_delay.map_or(delay, |delay| delay.0)),
+    };
+    let name = *network.topology.get_ref();
+    let given = [
+        ("hosts", &network.hosts, name != TopologyName::Figure9),
+        ("leaves", &network.leaves, name == TopologyName::LeafSpine),
+        ("spines", &network.spines, name == TopologyName::LeafSpine),
+        ("k", &network.k, name == TopologyName::FatTree),
+    ];
+    for (key, value, means) in given {
+        match value {
+            Some(value) if !means => {
+                return Err(at(value, format!("`{key}` has no meaning for this topology")));
+            }
+            None if means && (key, name) != ("hosts", TopologyName::FatTree) => {
+                return Err(at(&network.topology, format!("this topology needs `{key}`")));
+            }
+            _ => {}
+        }
+    }
+    let number = |value: &Option<Spanned<usize>>| value.as_ref().map_or(0, |value| *value.get_ref());
+    let built = match name {
+        TopologyName::Rack => Topology::one_rack(number(&network.hosts), &parts),
+        TopologyName::Dumbbell => Topology::dumbbell(number(&network.hosts), number(&network.hosts), &parts),
+        TopologyName::Figure9 => Ok(Topology::figure9(&parts)),
+        TopologyName::LeafSpine => Topology::leaf_spine(
+            number(&network.leaves),
+            number(&network.spines),
+            number(&network.hosts),
+            &parts,
+        ),
+        TopologyName::FatTree => {
+            let k = number(&network.k);
+            Topology::fat_tree(k, network.hosts.as_ref().map_or(k / 2, |hosts| *hosts.get_ref()), &parts)
+        }
+    };
+    let mut topology = built.map_err(|error| at(&network.topology, error))?;
+    set_programmable(&mut topology, switch)?;
+    topology.check().map_err(|error| match error {
+        TopologyError::Rate(_) => at(&network.rate, error),
+        TopologyError::Mtu(_) => at(&network.mtu, "the MTU must be from 68 to 65535 bytes"),
+        error => at(&network.topology, error),
+    })?;
+    Ok(topology)
+}
+
+/// What a packet costs a host, either way.
+fn host_cost(network: &Network) -> Result<Cost, Mistake> {
+    let cores = match &network.host_cores {
+        Some(place) if !(1..=CORES_MAX).contains(place.get_ref()) => {
+            return Err(at(place, format!("a host has from 1 to {CORES_MAX} cores for each direction")));
+        }
+        Some(cores) => *cores.get_ref(),
+        None => 1,
+    };
+    Ok(Cost { packet: Time(network.host_packet_cost.0), byte: Time(network.host_byte_cost.0), cores })
+}
+
+/// One entry's queues of every switch.
+fn set_queues(network: &Network, node: &mut NodeConfig, entry: &Spanned<Queue>) -> Result<(), Mistake> {
+    let queue = entry.get_ref();
+    let priority = number_below(&queue.priority, PRIORITIES, "priority")?;
+    let drop_class = number_below(&queue.drop_class, DROP_CLASSES, "drop_class")?;
+    let threshold = match (drop_class, &queue.drop_above) {
+        (Some(class), Some(above)) => Some((class, above)),
+        (None, None) => None,
+        _ => return Err(at(entry, "selective dropping needs both `drop_class` and `drop_above`")),
+    };
+    let meant = priority.map_or(0..PRIORITIES, |priority| priority.into()..usize::from(priority) + 1);
+    for config in &mut node.queues[meant] {
+        if let Some(limit) = &queue.limit {
+            config.limit_bytes = limit.get_ref().0;
+            if config.limit_bytes < u64::from(*network.mtu.get_ref()) {
+                return Err(at(limit, "a queue that holds not even one packet: make it longer than the MTU"));
+            }
+        }
+        if let Some(ecn) = &queue.ecn {
+            config.ecn_threshold_bytes = Some(ecn.get_ref().0);
+        }
+        if config.ecn_threshold_bytes.is_some_and(|threshold| threshold >= config.limit_bytes) {
+            return Err(at(entry, "`ecn` marks nothing when it is not below what the queue holds"));
+        }
+        if let Some((class, above)) = threshold {
+            if above.get_ref().0 >= config.limit_bytes {
+                return Err(at(
+                    above,
+                    "`drop_above` drops nothing when it is not below what the queue holds",
+                ));
+            }
+            *config = config.with_drop_threshold(class, above.get_ref().0);
+        }
+    }
+    Ok(())
+}
+
+fn buffer(network: &Network) -> Result<Buffer, Mistake> {
+    if !(network.alpha.get_ref().is_finite() && *network.alpha.get_ref() > 0.0) {
+        return Err(at(&network.alpha, "`alpha` must be a number greater than zero"));
+    }
+    let holds = |bytes: &Spanned<Size>| {
+        if bytes.get_ref().0 < u64::from(*network.mtu.get_ref()) {
+            return Err(at(bytes, "a buffer that holds not even one packet: make it longer than the MTU"));
+        }
+        Ok(bytes.get_ref().0)
+    };
+    match (&network.port_buffer, &network.shared_buffer) {
+        (Some(port), Some(_)) => {
+            Err(at(port, "a switch's memory is either each port's (`port_buffer`) or all its ports'"))
+        }
+        (Some(port), None) => Ok(Buffer::PerPort { bytes: holds(port)? }),
+        (None, Some(shared)) => Ok(Buffer::Shared { bytes: holds(shared)?, alpha: *network.alpha.get_ref() }),
+        (None, None) => Ok(Buffer::PerQueue),
+    }
+}
+
+fn set_programmable(topology: &mut Topology, switch: &SwitchTable) -> Result<(), Mistake> {
+    let Some(which) = &switch.programmable else {
+        return topology
+            .set_programmable(&Programmable::Share(1.0))
+            .map_err(|error| at(&switch.aggregators, error));
+    };
+    let chosen = match which.get_ref() {
+        WhichSwitches::Names(names) => {
+            for name in names {
+                if !topology.switches().any(|node| topology.get(node).name == *name) {
+                    let known = topology.switches().map(|node| topology.get(node).name.as_str());
+                    return Err(at(which, unknown("switch", name, known)));
+                }
+            }
+            Programmable::Names(names.clone())
+        }
+        WhichSwitches::Layers(layers) => Programmable::Layers(layers.clone()),
+        WhichSwitches::Share(share) => Programmable::Share(*share),
+    };
+    topology.set_programmable(&chosen).map_err(|error| at(which, error))
+}
