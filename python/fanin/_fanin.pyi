@@ -51,7 +51,7 @@ class Meeting:
         """Return what each rank says under this name, in their order; `text` is this rank's.
 
         Every rank calls with the same names in the same order, each once. Blocks and raises as the
-        constructor does; `RankLost` when a rank was started again since all met, so that they have
+        constructor does; `BeganAnew` when a rank was started again since all met, so that they have
         to meet once more, and `JoinRefused`, on all ranks, when they say too much.
         """
 
@@ -100,6 +100,7 @@ class Client:
         machine: str | None = None,
         local: LocalRanks | None = None,
         hosted: Switch | None = None,
+        meeting: Meeting | None = None,
     ) -> Client: ...
     @property
     def switch(self) -> str: ...

@@ -37,13 +37,14 @@ def join(
     prediction: tuple[float, str] | None = None,
     local: _fanin.LocalRanks | None = None,
     hosted: _fanin.Switch | None = None,
+    meeting: _fanin.Meeting | None = None,
 ) -> _fanin.Client:
     """Join `job`; blocks until all ranks have, `timeout` seconds at most.
 
     Without `services` the switches of the settings sum, each as much as any other. `prediction` is
     what the plan of the shares takes. With `local` the ranks of this machine sum among themselves
-    first. `hosted` is this process's service, if it is one of them. Raises the errors of
-    `fanin.errors`.
+    first. `hosted` is this process's service, if it is one of them. The ranks met at `meeting`, and
+    `BeganAnew` is raised when one of them is started again. Raises the errors of `fanin.errors`.
     """
     if services is None:
         if settings.switch is None:
@@ -66,6 +67,7 @@ def join(
         machine=settings.machine,
         local=local,
         hosted=hosted,
+        meeting=meeting,
     )
 
 

@@ -62,6 +62,8 @@ class Ranks:
     cure: str
     """What to do where that is one by which every machine means itself."""
     gather: Gather
+    meeting: _fanin.Meeting | None = None
+    """Where they say it, if at a switch, which tells them as long as they join who began anew."""
 
     def connect(self, settings: Settings, timeout: float, deadline: float) -> Connected:
         """Join the job; blocks until all ranks have, until `deadline` (`time.monotonic`) at most.
@@ -84,7 +86,16 @@ class Ranks:
         local = self._share_memory(local_machines(places), gather)
         try:
             if local is not None and max(of_rank) == 0:
-                client = join(settings, self.job, rank, self.world_size, left(), [], local=local)
+                client = join(
+                    settings,
+                    self.job,
+                    rank,
+                    self.world_size,
+                    left(),
+                    [],
+                    local=local,
+                    meeting=self.meeting,
+                )
                 client.set_timeout(timeout)
                 return Connected(client, None)
             planned = split(places)
@@ -129,6 +140,7 @@ class Ranks:
                 planned.prediction,
                 local,
                 hosted.switch if hosted is not None else None,
+                self.meeting,
             )
             client.set_timeout(timeout)
             return Connected(client, hosted)

@@ -147,6 +147,13 @@ class RankLost(_OneRank):
     """A rank stopped answering (killed, crashed, cut off) while it was needed."""
 
 
+class BeganAnew(RankLost):
+    """A rank was started again while the others found each other or joined.
+
+    `fanin.connect` then meets once more; it raises this when its timeout is over by then.
+    """
+
+
 class RankLeft(_OneRank):
     """A rank left the job while the others still needed it."""
 
@@ -161,6 +168,7 @@ class Closed(FaninError):
 
 __all__ = [
     "AllReduceTimeout",
+    "BeganAnew",
     "Closed",
     "CollectiveMismatch",
     "DuplicateRank",

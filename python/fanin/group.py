@@ -14,7 +14,7 @@ from fanin import _fanin
 from fanin._join import check_rank, check_timeline, join, no_switch
 from fanin._membership import Connected, Ranks
 from fanin._settings import Said, Settings, variable
-from fanin.errors import RankLost, SwitchUnreachable
+from fanin.errors import BeganAnew, SwitchUnreachable
 
 Op: TypeAlias = Literal["sum", "avg"]
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
@@ -208,18 +208,10 @@ def joined(settings: Settings, job: str, rank: int, world_size: int, timeout: fl
     while True:
         try:
             return _met(settings, switches, job, rank, world_size, timeout, deadline)
-        except _BeganAnewError as began_anew:
+        except BeganAnew:
             # All that this rank made for the others is gone again.
             if time.monotonic() >= deadline:
-                raise began_anew.lost from None
-
-
-class _BeganAnewError(Exception):
-    """A rank was started again while the ranks met: they meet once more."""
-
-    def __init__(self, lost: RankLost) -> None:
-        super().__init__()
-        self.lost = lost
+                raise
 
 
 def _met(
@@ -235,10 +227,7 @@ def _met(
     meeting = _fanin.Meeting(switches, settings.protocol, job, rank, world_size, timeout=left)
 
     def gather(name: str, text: str, left: float) -> list[str]:
-        try:
-            return meeting.gather(name, text, timeout=max(left, 0.0))
-        except RankLost as lost:
-            raise _BeganAnewError(lost) from None
+        return meeting.gather(name, text, timeout=max(left, 0.0))
 
     try:
         route = _fanin.route_to(switches[0])
@@ -251,6 +240,7 @@ def _met(
             address=route[0] if route else "127.0.0.1",
             cure="Name the switch by an address that the other machines know, too",
             gather=gather,
+            meeting=meeting,
         )
         return Group(ranks.connect(settings, timeout, deadline))
     finally:

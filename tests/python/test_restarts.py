@@ -126,6 +126,30 @@ def test_ranks_meet_once_more_when_one_dies_as_they_meet_and_is_started_again(
         assert rank.wait() == 0
 
 
+DIES_AS_IT_JOINS = """
+import fanin._membership
+
+fanin._membership.join = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("machines", ["ab", "aab"])
+def test_ranks_meet_once_more_when_one_dies_as_they_join_and_is_started_again(
+    start: Start, switch: str, machines: str
+) -> None:
+    size = len(machines)
+
+    def rank(number: int, more: str = "") -> Program:
+        source = BY_NUMPY + more + NAMED
+        return start(source, number, size, switch, FANIN_MACHINE=machines[number], ENDS="1")
+
+    others = [rank(number) for number in range(size - 1)]
+    assert rank(size - 1, DIES_AS_IT_JOINS).wait() == -signal.SIGKILL
+    for each in (*others, rank(size - 1)):
+        each.line("^done$")
+        assert each.wait() == 0
+
+
 # torchrun
 
 TRAINS = """

@@ -5,6 +5,7 @@ use crate::error::{rank_out_of_range, to_python};
 use crate::interruptible::{duration, lock};
 use crate::ledger::Completion;
 use crate::local::LocalRanks;
+use crate::meeting::Meeting;
 use crate::membership::Membership;
 use crate::pending::Pending;
 use crate::switch::Switch;
@@ -34,7 +35,8 @@ const TIMEOUT_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
 /// "atp": the same on all ranks. Without `congestion_control`, ATP's window does not shrink when packets are lost. `trace` is the file of a timeline and the rank that this
 /// process has in it. `prediction` is what the plan of the shares takes, in seconds a byte, and what takes that long, and `machine` names this machine: both are told by
 /// `fanin status`. With `local` this machine's ranks sum among themselves first, and `services` may be empty where there is no other machine. What is said to `hosted`, a switch
-/// of this process, if it is one of `services`, touches no socket. Raises the errors of `fanin.errors`, and `ValueError` for another wire dtype or protocol.
+/// of this process, if it is one of `services`, touches no socket. The ranks of `meeting` found each other there, and are told by `BeganAnew` when one is started again before
+/// all have joined. Raises the errors of `fanin.errors`, and `ValueError` for another wire dtype or protocol.
 #[pyclass(frozen, module = "fanin._fanin")]
 pub(crate) struct Client {
     membership: Arc<Membership>,
@@ -50,7 +52,7 @@ impl Client {
     #[pyo3(signature = (
         services, job, rank, world_size, *, timeout=300.0, slots=None, window=None, wire_dtype="int32",
         protocol="switchml", exact=false, congestion_control=true, trace=None, prediction=None, machine=None, local=None,
-        hosted=None
+        hosted=None, meeting=None
     ))]
     #[expect(clippy::too_many_arguments, reason = "the signature is Python's")]
     fn new(
@@ -71,6 +73,7 @@ impl Client {
         machine: Option<String>,
         local: Option<&LocalRanks>,
         hosted: Option<&Switch>,
+        meeting: Option<&Meeting>,
     ) -> PyResult<Self> {
         let wire_dtype = match (wire_dtype.parse(), exact) {
             (Ok(WireDtype::Int32), true) => WireDtype::Native,
@@ -106,7 +109,12 @@ impl Client {
             join_timeout: limit,
             ..usual
         };
-        let membership = Arc::new(Membership::join(py, config, local.and_then(LocalRanks::take))?);
+        let membership = Arc::new(Membership::join(
+            py,
+            config,
+            local.and_then(LocalRanks::take),
+            meeting.and_then(Meeting::open),
+        )?);
         Ok(Self { membership, rank, world_size, protocol, timeout: Mutex::new(timeout) })
     }
 

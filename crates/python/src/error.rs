@@ -135,7 +135,7 @@ fn refused(reason: Refusal, fields: &Bound<'_, PyDict>) -> PyResult<&'static str
         Refusal::SwitchStopping => "SwitchLost",
         Refusal::BeganAnew { rank } => {
             fields.set_item("rank", rank)?;
-            "RankLost"
+            "BeganAnew"
         }
         // No class of their own.
         Refusal::JobName { .. }

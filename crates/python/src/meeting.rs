@@ -42,18 +42,24 @@ impl Meeting {
         Ok(Self { attempt: meeting.attempt(), meeting: Mutex::new(Some(meeting)) })
     }
 
-    /// What each rank says under this name, in their order; `text` is this rank's. Every rank calls with the same names in the same order, each once. Blocks and raises as the constructor does; `RankLost` when a rank was started again since all met, so that they have to meet once more, and `JoinRefused`, on all ranks, when they say too much.
+    /// What each rank says under this name, in their order; `text` is this rank's. Every rank calls with the same names in the same order, each once. Blocks and raises as the constructor does; `BeganAnew` when a rank was started again since all met, so that they have to meet once more, and `JoinRefused`, on all ranks, when they say too much.
     #[pyo3(signature = (name, text, *, timeout))]
     fn gather(&self, py: Python<'_>, name: String, text: String, timeout: f64) -> PyResult<Vec<String>> {
         let patience = limit(timeout)?;
-        let meeting = lock(&self.meeting).clone();
-        let meeting = meeting.ok_or_else(|| to_python(py, &SessionError::Closed))?;
+        let meeting = self.open().ok_or_else(|| to_python(py, &SessionError::Closed))?;
         unless_interrupted(py, move |cancel| meeting.gather(&name, text, patience, cancel))
     }
 
     /// Hangs up. Idempotent.
     fn close(&self) {
         drop(lock(&self.meeting).take());
+    }
+}
+
+impl Meeting {
+    /// `None` once it is closed.
+    pub(crate) fn open(&self) -> Option<Arc<controller::Meeting>> {
+        lock(&self.meeting).clone()
     }
 }
 

@@ -4,12 +4,12 @@ use crate::error::to_python;
 use crate::interruptible::on_a_thread;
 use crate::ledger::{Ledger, Ticket};
 use fanin_controller::{
-    Cancel, Job, JobStatusState, LocalRanks, SessionConfig, SessionError, Tensor, switch_status,
+    Cancel, Job, JobStatusState, LocalRanks, Meeting, SessionConfig, SessionError, Tensor, switch_status,
 };
 use fanin_protocol::control::Ranks;
 use pyo3::prelude::*;
 use rustix::process::{Pid, getpid};
-use std::sync::{PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock};
 use std::thread;
 use std::time::Duration;
 
@@ -29,7 +29,12 @@ pub(crate) struct Membership {
 
 impl Membership {
     /// Joins; returns when all ranks have, or a signal handler raised.
-    pub(crate) fn join(py: Python<'_>, config: SessionConfig, local: Option<LocalRanks>) -> PyResult<Self> {
+    pub(crate) fn join(
+        py: Python<'_>,
+        config: SessionConfig,
+        local: Option<LocalRanks>,
+        meeting: Option<Arc<Meeting>>,
+    ) -> PyResult<Self> {
         let services = config.services.iter().map(|service| service.switch.clone()).collect();
         let job = config.job.clone();
         let cancel = Cancel::default();
@@ -39,7 +44,12 @@ impl Membership {
             py,
             "fanin-join",
             || cancel.cancel(),
-            move || Job::connect_unless(config, local, &cancelled),
+            move || {
+                let joining = meeting.map(|meeting| meeting.joining(config.join_timeout, &cancelled));
+                let joined = Job::connect_unless(config, local, &cancelled);
+                drop(joining);
+                joined
+            },
         );
         let session = joined?.map_err(|error| to_python(py, &error))?;
         Ok(Self {

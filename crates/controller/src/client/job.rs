@@ -95,10 +95,9 @@ impl LocalRanks {
         };
         loop {
             match memory.gather(LOOK.min(patience.saturating_sub(began.elapsed()))) {
-                Err(MemoryError::Incomplete { .. }) if cancel.is_cancelled() => {
-                    return Err(SessionError::Closed);
+                Err(MemoryError::Incomplete { .. }) if began.elapsed() < patience => {
+                    cancel.cause().map_or(Ok(()), Err)?;
                 }
-                Err(MemoryError::Incomplete { .. }) if began.elapsed() < patience => {}
                 gathered => return gathered.map(|()| memory).map_err(no_memory),
             }
         }
@@ -111,8 +110,7 @@ fn hear(memory: &SharedMemory, cancel: &Cancel) -> Result<bool, SessionError> {
         // That rank has a limit of its own.
         match memory.told(LOOK).map_err(no_memory)? {
             Some(told) => return Ok(told),
-            None if cancel.is_cancelled() => return Err(SessionError::Closed),
-            None => {}
+            None => cancel.cause().map_or(Ok(()), Err)?,
         }
     }
 }

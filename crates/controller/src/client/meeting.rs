@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use fanin_protocol::control::{Protocol, Refusal};
 use prost::bytes::Bytes;
 use tokio::runtime::Runtime;
-use tokio::task::JoinSet;
+use tokio::task::{JoinHandle, JoinSet};
 
 use super::admission::refused;
 use super::connection::{Connection, RETRY, Waiting, explain, runtime};
@@ -16,6 +16,8 @@ use crate::{ChainError, SessionError};
 
 /// The first round: each rank says at each switch at which place it names it.
 const FIRST: &str = "switch";
+/// The last one, which lasts while the ranks join.
+const LAST: &str = "joins";
 /// How much later than asked for a switch may answer.
 const SILENCE: Duration = Duration::from_secs(5);
 
@@ -80,7 +82,7 @@ impl Meeting {
     ) -> Result<Vec<String>, SessionError> {
         let Some(runtime) = &self.runtime else { return Err(SessionError::Closed) };
         let mut connection = self.connection.clone();
-        let said = said(&self.config, round, self.attempt, text, patience);
+        let said = said(&self.config, (round, self.attempt), text, patience);
         let met = runtime.block_on(cancel.or(meet(&mut connection, said, patience)))?;
         let text = |text: Bytes| String::from_utf8(text.into()).map_err(|error| error.to_string());
         met.texts
@@ -88,6 +90,33 @@ impl Meeting {
             .map(text)
             .collect::<Result<_, _>>()
             .map_err(|cause| SessionError::NotASwitch { switch: self.connection.switch.clone(), cause })
+    }
+
+    /// The last of all: the rank joins until what is returned is dropped. When another one is started again meanwhile, `cancel` is called, with [`Refusal::BeganAnew`].
+    #[must_use]
+    pub fn joining(&self, patience: Duration, cancel: &Cancel) -> Joining {
+        let said = said(&self.config, (LAST, self.attempt), String::new(), patience);
+        let said = MeetRequest { joins: true, ..said };
+        let (mut connection, cancel) = (self.connection.clone(), cancel.clone());
+        let told = async move {
+            // Whatever else it hears says nothing of the services that it joins.
+            if let Err(error @ SessionError::JoinRefused { reason: Refusal::BeganAnew { .. }, .. }) =
+                meet(&mut connection, said, patience).await
+            {
+                cancel.because(error);
+            }
+        };
+        Joining(self.runtime.as_ref().map(|runtime| runtime.spawn(told)))
+    }
+}
+
+/// That a rank joins a job, as the others of its meeting are told. Dropping it says that it does so no more.
+#[derive(Debug)]
+pub struct Joining(Option<JoinHandle<()>>);
+
+impl Drop for Joining {
+    fn drop(&mut self) {
+        self.0.iter().for_each(JoinHandle::abort);
     }
 }
 
@@ -137,7 +166,7 @@ async fn first_round(
     let reached = Instant::now();
     loop {
         let left = patience.saturating_sub(began.elapsed());
-        let said = said(config, FIRST, 0, place.to_string(), left);
+        let said = said(config, (FIRST, 0), place.to_string(), left);
         match meet(&mut connection, said, left).await {
             Err(SessionError::Chain {
                 error: error @ ChainError::UpstreamUnreachable { may_come: true, .. },
@@ -161,7 +190,12 @@ async fn first_round(
     }
 }
 
-fn said(config: &MeetingConfig, round: &str, attempt: u64, text: String, patience: Duration) -> MeetRequest {
+fn said(
+    config: &MeetingConfig,
+    (round, attempt): (&str, u64),
+    text: String,
+    patience: Duration,
+) -> MeetRequest {
     MeetRequest {
         job: config.job.clone(),
         rank: config.rank,
@@ -171,6 +205,7 @@ fn said(config: &MeetingConfig, round: &str, attempt: u64, text: String, patienc
         text: text.into(),
         patience_ms: u64::try_from(patience.as_millis()).unwrap_or(u64::MAX),
         passed_on: 0,
+        joins: false,
     }
 }
 

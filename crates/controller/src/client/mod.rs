@@ -22,7 +22,7 @@ mod watch;
 pub use config::{ServiceConfig, SessionConfig};
 pub use connection::switch_address;
 pub use job::{Job, LocalRanks};
-pub use meeting::{Meeting, MeetingConfig};
+pub use meeting::{Joining, Meeting, MeetingConfig};
 pub use path::{InterfaceError, Route, interface_address, interface_of, interface_rate_bps, route};
 pub use probe::{Probe, ProbeReport, ProbeSum, cut_off, resolve_switch};
 pub use session::{Cancel, Session};

@@ -1,7 +1,6 @@
 //! A worker's whole connection to the services that sum its job.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use fanin_protocol::WorkerStatistics;
@@ -36,11 +35,17 @@ pub(super) const PREDECESSOR: Duration = Duration::from_millis(2500);
 
 /// Ends what is under way on another thread: a [`Session::connect_unless`], say.
 #[derive(Clone, Debug, Default)]
-pub struct Cancel(Arc<(Notify, AtomicBool)>);
+pub struct Cancel(Arc<(Notify, OnceLock<SessionError>)>);
 
 impl Cancel {
-    pub(super) fn is_cancelled(&self) -> bool {
-        self.0.1.load(Ordering::Acquire)
+    /// Why nobody wants to join any more, if so.
+    pub(super) fn cause(&self) -> Option<SessionError> {
+        self.0.1.get().cloned()
+    }
+
+    async fn cancelled(&self) -> SessionError {
+        self.0.0.notified().await;
+        self.cause().unwrap_or(SessionError::Closed)
     }
 
     /// What becomes of `work`, [`SessionError::Closed`] where it is cancelled meanwhile: it is dropped then.
@@ -50,13 +55,19 @@ impl Cancel {
     ) -> Result<T, SessionError> {
         tokio::select! {
             done = work => done,
-            () = self.0.0.notified() => Err(SessionError::Closed),
+            cause = self.cancelled() => Err(cause),
         }
     }
 
     /// The rank wants to join no more. May be called before the connecting begins, too.
     pub fn cancel(&self) {
-        self.0.1.store(true, Ordering::Release);
+        self.because(SessionError::Closed);
+    }
+
+    /// The rank cannot join any more, which is told for the first of such causes.
+    pub(super) fn because(&self, cause: SessionError) {
+        // Another one was first.
+        let _ = self.0.1.set(cause);
         self.0.0.notify_one();
     }
 }
@@ -88,8 +99,7 @@ impl Session {
     /// As [`Self::connect`]; [`SessionError::Closed`] when it was cancelled.
     pub fn connect_unless(config: SessionConfig, cancel: &Cancel) -> Result<Self, SessionError> {
         let runtime = runtime("fanin-session")?;
-        // Dropping the call tells the switch, which gives the place back.
-        let joined = runtime.block_on(cancel.or(Self::join(config)));
+        let joined = runtime.block_on(Self::join(config, cancel));
         match joined {
             Ok((shared, instances)) => {
                 let world_size = shared.config.world_size;
@@ -138,7 +148,7 @@ impl Session {
         }
     }
 
-    async fn join(config: SessionConfig) -> Result<(Arc<Shared>, Vec<u64>), SessionError> {
+    async fn join(config: SessionConfig, cancel: &Cancel) -> Result<(Arc<Shared>, Vec<u64>), SessionError> {
         let trace = config.trace.as_ref().map(|trace| {
             SessionTrace::open(trace, &config.job).map_err(|error| SessionError::Local {
                 what: "opening the trace file (FANIN_TRACE)",
@@ -147,7 +157,7 @@ impl Session {
         });
         // First of all: a run whose timeline was asked for should not begin without one.
         let trace = trace.transpose()?;
-        let mut joined = admissions(&config).await?;
+        let joined = admissions(&config, cancel).await?;
         // The services admitted the rank, so that it fits.
         let rank = Rank(config.rank as u16);
         let services = joined.iter().zip(&config.services).map(|((connection, admitted), service)| Service {
@@ -165,7 +175,7 @@ impl Session {
         let driver = match driver {
             Ok(driver) => driver,
             Err(error) => {
-                leave_all(&mut joined, rank).await;
+                leave_all(joined, rank).await;
                 return Err(SessionError::Local { what: "opening the data path", cause: error.to_string() });
             }
         };
@@ -350,8 +360,11 @@ impl Session {
     }
 }
 
-/// Joins the job at all services at once. When one does not admit the rank, it leaves those that have.
-async fn admissions(config: &SessionConfig) -> Result<Vec<(Connection, Admitted)>, SessionError> {
+/// Joins the job at all services at once. When one does not admit the rank, or it is cancelled, it leaves those that have.
+async fn admissions(
+    config: &SessionConfig,
+    cancel: &Cancel,
+) -> Result<Vec<(Connection, Admitted)>, SessionError> {
     if config.services.is_empty() {
         return Err(SessionError::Address { switch: String::new(), cause: "no switch is named".into() });
     }
@@ -368,29 +381,36 @@ async fn admissions(config: &SessionConfig) -> Result<Vec<(Connection, Admitted)
         joining.spawn(async move { (index, admission(&config, &service).await) });
     }
     let mut joined = Vec::new();
-    while let Some(ended) = joining.join_next().await {
-        let error = match ended {
-            Ok((index, Ok(admitted))) => {
-                joined.push((index, admitted));
-                continue;
-            }
-            Ok((_, Err(error))) => error,
-            Err(error) => SessionError::Local { what: "joining", cause: error.to_string() },
+    loop {
+        let error = tokio::select! {
+            ended = joining.join_next() => match ended {
+                None => break,
+                Some(Ok((index, Ok(admitted)))) => {
+                    joined.push((index, admitted));
+                    continue;
+                }
+                Some(Ok((_, Err(error)))) => error,
+                Some(Err(error)) => SessionError::Local { what: "joining", cause: error.to_string() },
+            },
+            cause = cancel.cancelled() => cause,
         };
-        // Those that are under way give the places back when they are dropped.
-        joining.shutdown().await;
-        let mut joined: Vec<_> = joined.into_iter().map(|(_, admitted)| admitted).collect();
-        leave_all(&mut joined, Rank(config.rank as u16)).await;
+        // Those that are under way give the places back when they are dropped; some may just have been admitted.
+        joining.abort_all();
+        while let Some(ended) = joining.join_next().await {
+            joined.extend(ended.ok().and_then(|(index, admitted)| Some((index, admitted.ok()?))));
+        }
+        leave_all(joined.into_iter().map(|(_, admitted)| admitted).collect(), Rank(config.rank as u16)).await;
         return Err(error);
     }
     joined.sort_by_key(|(index, _)| *index);
     Ok(joined.into_iter().map(|(_, admitted)| admitted).collect())
 }
 
-async fn leave_all(joined: &mut [(Connection, Admitted)], rank: Rank) {
-    for (connection, admitted) in joined {
-        leave(connection, admitted.job.identity(), rank).await;
-    }
+async fn leave_all(joined: Vec<(Connection, Admitted)>, rank: Rank) {
+    let leaving = joined.into_iter().map(|(mut connection, admitted)| async move {
+        leave(&mut connection, admitted.job.identity(), rank).await;
+    });
+    leaving.collect::<JoinSet<()>>().join_all().await;
 }
 
 /// Finds a switch and joins the job, and says on standard error for what it waits. A rank that is taken is asked for again

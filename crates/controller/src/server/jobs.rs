@@ -183,13 +183,16 @@ impl Jobs {
     /// run is for the joins to see: when all ranks have met, those that they were have left or ended.
     pub fn meet(&self, from: IpAddr, request: proto::MeetRequest) -> Result<Present, NotHeard> {
         if request.attempt == 0 {
-            for job in self.lock().registry.jobs() {
-                let JobState::Running { left, .. } = job.state else { continue };
-                let is_it = job.name == request.job && u32::from(job.world_size) == request.world_size;
-                if is_it && !left.iter().any(|rank| u32::from(rank.0) == request.rank) {
-                    let (rank, world_size) = (request.rank, request.world_size);
-                    return Err(Refusal::JobRunning { rank, world_size }.into());
-                }
+            let (rank, world_size) = (request.rank, request.world_size);
+            let runs = self.lock().registry.jobs().any(|job| {
+                let JobState::Running { left, .. } = job.state else { return false };
+                let is_it = job.name == request.job && u32::from(job.world_size) == world_size;
+                is_it && !left.iter().any(|left| u32::from(left.0) == rank)
+            });
+            if runs {
+                // Others may join other services still, where they wait for this rank.
+                self.meetings.begins_anew(&request.job, rank, world_size);
+                return Err(Refusal::JobRunning { rank, world_size }.into());
             }
         }
         self.meetings.enter(from, request)

@@ -2,7 +2,7 @@
 //!
 //! They do so in rounds, each of which is over when every rank has said something. A rank's word is here as long as its call: nothing is left of one that hangs up or dies. The first round's answer has a
 //! number that nobody else knows, and is part of the name of all that follow, so that two attempts at a job share no later round. Where a rank says its first word again, its process was started anew, and
-//! the attempt that it took part in is over for all.
+//! the attempt that it took part in is over for all. The last round lasts as long as the ranks join, so that those who join hear of it too.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
@@ -52,6 +52,8 @@ struct Name {
     attempt: u64,
     /// Empty in the first round, of which there is one.
     round: String,
+    /// Whether the ranks join meanwhile: it is not over when all are there.
+    joins: bool,
 }
 
 #[derive(Debug)]
@@ -100,7 +102,7 @@ impl From<Refusal> for NotHeard {
 impl Meetings {
     /// Takes a rank's word. Who said the last one of a round ends it, and who says a first word the later rounds that wait for one of his.
     pub fn enter(&self, from: IpAddr, request: MeetRequest) -> Result<Present, NotHeard> {
-        let MeetRequest { job, rank, world_size, round, attempt, text, .. } = request;
+        let MeetRequest { job, rank, world_size, round, attempt, text, joins, .. } = request;
         check(&job, rank, world_size)?;
         if round.len() > ROUND_BYTES_MAX {
             let why = format!("a round's name has at most {ROUND_BYTES_MAX} bytes");
@@ -108,7 +110,7 @@ impl Meetings {
         }
         let from = from.to_canonical();
         let round = if attempt == 0 { String::new() } else { round };
-        let name = Name { job, attempt, round };
+        let name = Name { job, attempt, round, joins: joins && attempt != 0 };
         let mut rounds = lock(&self.0);
         let mut too_long = text.len() > TEXT_BYTES_MAX;
         if let Some(round) = rounds.rounds.get(&name) {
@@ -138,11 +140,15 @@ impl Meetings {
         let round = round.or_insert_with(|| Round { world_size, words: BTreeMap::new(), too_long });
         round.too_long = too_long;
         round.words.insert(rank, Word { text, from, ticket, answer });
-        if round.words.len() == world_size as usize {
+        if !name.joins && round.words.len() == world_size as usize {
             let answer = round.answer(attempt);
             rounds.end(&name, &answer);
         }
-        rounds.end_without(&name, rank, world_size);
+        if attempt == 0 {
+            rounds.begins_anew(&name.job, rank, world_size);
+        } else {
+            rounds.end_if_anew(&name);
+        }
         drop(rounds);
         Ok(Present { name, rank, ticket, answer: answered, rounds: Arc::clone(&self.0) })
     }
@@ -152,13 +158,19 @@ impl Meetings {
         lock(&self.0).rounds.is_empty()
     }
 
-    /// Jobs of which ranks meet: their world sizes, and who is there.
+    /// A rank begins anew: all are told who met it and have still to hear of it, or still join.
+    pub fn begins_anew(&self, job: &str, rank: u32, world_size: u32) {
+        lock(&self.0).begins_anew(job, rank, world_size);
+    }
+
+    /// Jobs of which ranks meet: their world sizes, and who is there. Those that join are for the services to tell.
     pub fn jobs(&self) -> Vec<(String, u32, Ranks)> {
         let rounds = lock(&self.0);
         let present = |round: &Round| ranks(round.words.keys().copied());
         rounds
             .rounds
             .iter()
+            .filter(|(name, _)| !name.joins)
             .map(|(name, round)| (name.job.clone(), round.world_size, present(round)))
             .collect()
     }
@@ -195,31 +207,36 @@ impl Drop for Present {
             rounds.rounds.remove(&self.name);
         }
         word.iter().for_each(|word| rounds.forget(word));
+        // Its process may have died, and the next one have begun before this was seen.
+        rounds.end_if_anew(&self.name);
     }
 }
 
 impl Rounds {
     /// The rounds of a job but the first.
     fn later(&self, job: &str) -> impl Iterator<Item = (&Name, &Round)> {
-        let second = Name { job: job.into(), attempt: 1, round: String::new() };
+        let second = Name { job: job.into(), attempt: 1, round: String::new(), joins: false };
         self.rounds.range(second..).take_while(move |(name, _)| name.job == job)
     }
 
-    /// Ends the later rounds of a job that wait for a rank which begins anew: after this rank's word in the round of that name.
-    fn end_without(&mut self, name: &Name, rank: u32, world_size: u32) {
-        if name.attempt == 0 {
-            let waits = |round: &Round| round.world_size == world_size && !round.words.contains_key(&rank);
-            let ended = self.later(&name.job).filter(|(_, round)| waits(round));
-            for name in ended.map(|(name, _)| name.clone()).collect::<Vec<_>>() {
-                self.end(&name, &Err(Refusal::BeganAnew { rank }));
-            }
+    /// Ends the later rounds of a job that lack a rank which begins anew.
+    fn begins_anew(&mut self, job: &str, rank: u32, world_size: u32) {
+        let lacks = |round: &Round| round.world_size == world_size && !round.words.contains_key(&rank);
+        let ended = self.later(job).filter(|(_, round)| lacks(round));
+        for name in ended.map(|(name, _)| name.clone()).collect::<Vec<_>>() {
+            self.end(&name, &Err(Refusal::BeganAnew { rank }));
+        }
+    }
+
+    /// Ends a later round of a job if it lacks a rank that has begun anew: some were between two rounds then.
+    fn end_if_anew(&mut self, name: &Name) {
+        let first = Name { job: name.job.clone(), attempt: 0, round: String::new(), joins: false };
+        if *name == first {
             return;
         }
-        // Who was between two rounds then.
-        let first = Name { job: name.job.clone(), attempt: 0, round: String::new() };
         let (Some(round), Some(first)) = (self.rounds.get(name), self.rounds.get(&first)) else { return };
         let anew = first.words.keys().copied().find(|rank| !round.words.contains_key(rank));
-        if let Some(rank) = anew.filter(|_| first.world_size == world_size) {
+        if let Some(rank) = anew.filter(|_| first.world_size == round.world_size) {
             self.end(name, &Err(Refusal::BeganAnew { rank }));
         }
     }
@@ -403,6 +420,29 @@ mod tests {
         let (zero, two) = (enter(&meetings, 0, 0, ""), enter(&meetings, 0, 2, ""));
         let attempt = hears(anew).await.1;
         assert_eq!((hears(zero).await.1, hears(two).await.1), (attempt, attempt));
+        assert!(meetings.is_empty() && lock(&meetings.0).bytes.is_empty());
+    }
+
+    #[tokio::test]
+    async fn those_who_join_are_told_of_one_that_begins_anew_and_of_nothing_else() {
+        let meetings = Meetings::default();
+        let joins = |rank| {
+            let request = MeetRequest { joins: true, ..said(7, rank, "") };
+            meetings.enter(HERE.into(), request).expect("heard")
+        };
+        let [mut zero, dead, two] = [0, 1, 2].map(joins);
+        assert_eq!(meetings.jobs(), [], "the services tell of it");
+        // Its next process is there before the switch sees that the one before is gone.
+        let anew = enter(&meetings, 0, 1, "");
+        assert!(zero.answer.try_recv().is_err(), "all are there, and nothing is over");
+        drop(dead);
+        assert_eq!(hears_of_one_that_began_anew(zero).await, 1);
+        assert_eq!(hears_of_one_that_began_anew(two).await, 1);
+        drop(anew);
+        // Who has joined hangs up.
+        let mut still = [0, 1, 2].map(joins).into_iter().last().expect("three");
+        assert!(still.answer.try_recv().is_err());
+        drop(still);
         assert!(meetings.is_empty() && lock(&meetings.0).bytes.is_empty());
     }
 

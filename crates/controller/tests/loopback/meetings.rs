@@ -114,6 +114,36 @@ fn a_rank_that_was_started_again_ends_the_attempt_of_the_others_at_once() {
 }
 
 #[test]
+fn ranks_that_join_already_meet_again_with_one_that_was_started_again() {
+    let switch = switch();
+    let named = [switch.address().to_string()];
+    let dead = {
+        let config = config(&named, 1, 2);
+        thread::spawn(move || Meeting::open(config, HANG, &Cancel::default()))
+    };
+    let meeting = Meeting::open(config(&named, 0, 2), HANG, &Cancel::default()).expect("both come");
+    // It died after the last round, and before it joined.
+    drop(dead.join().expect("no panic").expect("both come"));
+    let (named, service) = (named.clone(), named[0].clone());
+    let zero = {
+        let cancel = Cancel::default();
+        let joining = meeting.joining(HANG, &cancel);
+        let config = SessionConfig { join_timeout: HANG, ..SessionConfig::new(service, "meets", 0, 2) };
+        thread::spawn(move || {
+            let joined = Session::connect_unless(config, &cancel).map(drop);
+            drop(joining);
+            joined
+        })
+    };
+    let one = meets(&named, 1, 2, HANG);
+    let outcome = zero.join().expect("no panic");
+    let Err(SessionError::JoinRefused { reason, .. }) = outcome else { panic!("{outcome:?}") };
+    assert_eq!(reason, Refusal::BeganAnew { rank: 1 });
+    all_meet(vec![meets(&named, 0, 2, HANG), one]);
+    assert!(switch.is_idle(), "its place among those who join is free");
+}
+
+#[test]
 fn all_hear_that_a_rank_says_too_much() {
     let switch = switch();
     let named = [switch.address().to_string()];
