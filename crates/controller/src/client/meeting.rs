@@ -6,6 +6,7 @@ use fanin_protocol::control::{Protocol, Refusal};
 use prost::bytes::Bytes;
 use tokio::runtime::Runtime;
 use tokio::task::{JoinHandle, JoinSet};
+use tonic::Status;
 
 use super::admission::refused;
 use super::connection::{Connection, RETRY, Waiting, explain, runtime};
@@ -219,11 +220,25 @@ async fn meet(
     let began = Instant::now();
     let lost = |cause: String| SessionError::SwitchLost { switch: switch.clone(), cause };
     // It answers when the patience is over, unless it is gone.
-    let reply = tokio::time::timeout(patience.saturating_add(SILENCE), connection.client.meet(said)).await;
-    let reply = reply.map_err(|_| lost("it fell silent while the ranks met".into()))?;
-    let reply = reply.map_err(|status| lost(format!("while the ranks met: {}", explain(&status))))?;
+    let told = async {
+        let mut pieces = connection.client.meet(said).await?.into_inner();
+        let mut all = Met::default();
+        while let Some(piece) = pieces.message().await? {
+            match piece.outcome {
+                Some(Outcome::Met(met)) if all.texts.len() + met.texts.len() <= world_size => {
+                    all.attempt = met.attempt;
+                    all.texts.extend(met.texts);
+                }
+                outcome => return Ok(outcome),
+            }
+        }
+        Ok(Some(Outcome::Met(all)))
+    };
+    let told = tokio::time::timeout(patience.saturating_add(SILENCE), told).await;
+    let told = told.map_err(|_| lost("it fell silent while the ranks met".into()))?;
+    let told = told.map_err(|status: Status| lost(format!("while the ranks met: {}", explain(&status))))?;
     let malformed = |cause: String| SessionError::NotASwitch { switch: switch.clone(), cause };
-    match reply.into_inner().outcome {
+    match told {
         Some(Outcome::Met(met)) if met.texts.len() == world_size => Ok(met),
         Some(Outcome::Met(_)) | None => Err(malformed("it did not say what all ranks said".into())),
         Some(Outcome::Refusal(refusal)) => {

@@ -23,6 +23,10 @@ const ROUND_BYTES_MAX: usize = 32;
 const TEXT_BYTES_MAX: usize = 16 << 10;
 /// Bytes that all ranks may say in a round, each of which is told all of it: 512 a rank where there are as many as may be.
 const TEXTS_BYTES_MAX: usize = 512 * RANKS_MAX as usize;
+/// As many bytes of texts end a piece of an answer.
+const PIECE_BYTES: usize = 16 << 10;
+/// What a text takes in it beside its bytes.
+const TEXT_HEADER_BYTES: usize = 4;
 /// What a word takes beside its text.
 const WORD_BYTES: usize = 512;
 /// Bytes of all words that wait.
@@ -73,7 +77,7 @@ struct Word {
     answer: oneshot::Sender<Answer>,
 }
 
-type Answer = Result<Met, Refusal>;
+type Answer = Result<Arc<Met>, NotHeard>;
 
 /// A rank that has said its word, until it is dropped.
 #[derive(Debug)]
@@ -85,8 +89,16 @@ pub(super) struct Present {
     rounds: Arc<Mutex<Rounds>>,
 }
 
-/// Why a word is not taken.
+/// What all ranks said, as one of them is told it: all share it, and a piece is made when the one before has been taken.
 #[derive(Debug)]
+pub(super) struct Pieces {
+    met: Arc<Met>,
+    /// Whose text is the next.
+    next: usize,
+}
+
+/// Why a word is not taken, or was in vain.
+#[derive(Clone, Debug)]
 pub(super) enum NotHeard {
     Refused(Refusal),
     /// There is no room for it, or it is no word.
@@ -96,6 +108,28 @@ pub(super) enum NotHeard {
 impl From<Refusal> for NotHeard {
     fn from(refusal: Refusal) -> Self {
         Self::Refused(refusal)
+    }
+}
+
+impl Pieces {
+    pub const fn of(met: Arc<Met>) -> Self {
+        Self { met, next: 0 }
+    }
+}
+
+impl Iterator for Pieces {
+    type Item = Met;
+
+    fn next(&mut self) -> Option<Met> {
+        let mut bytes = 0;
+        let texts = self.met.texts[self.next..].iter().take_while(|text| {
+            let is_full = bytes >= PIECE_BYTES;
+            bytes += text.len() + TEXT_HEADER_BYTES;
+            !is_full
+        });
+        let texts: Vec<_> = texts.cloned().collect();
+        self.next += texts.len();
+        (!texts.is_empty()).then_some(Met { texts, attempt: self.met.attempt })
     }
 }
 
@@ -130,6 +164,10 @@ impl Meetings {
         let word = text.len() + WORD_BYTES;
         let of_one = rounds.bytes.get(&from).copied().unwrap_or_default();
         if of_one + word > BYTES_OF_ONE_MAX || rounds.bytes.values().sum::<usize>() + word > BYTES_MAX {
+            if !name.joins {
+                // The others would wait for this rank.
+                rounds.end(&name, &Err(crowded()));
+            }
             return Err(crowded());
         }
         let (answer, answered) = oneshot::channel();
@@ -180,16 +218,16 @@ impl Present {
     /// What all ranks said, once they have. When one of them loses patience, nobody waits any longer.
     pub async fn others(&mut self, patience: Duration) -> Answer {
         if let Ok(answered) = tokio::time::timeout(patience, &mut self.answer).await {
-            return answered.unwrap_or(Err(Refusal::SwitchStopping));
+            return answered.unwrap_or(Err(Refusal::SwitchStopping.into()));
         }
         let mut rounds = lock(&self.rounds);
         let Some(round) = rounds.rounds.get(&self.name).filter(|round| round.has(self.rank, self.ticket))
         else {
             // Just now.
-            return self.answer.try_recv().unwrap_or(Err(Refusal::SwitchStopping));
+            return self.answer.try_recv().unwrap_or(Err(Refusal::SwitchStopping.into()));
         };
         let absent = (0..round.world_size).filter(|rank| !round.words.contains_key(rank));
-        let answer = Err(Refusal::JoinTimeout { missing: ranks(absent) });
+        let answer = Err(Refusal::JoinTimeout { missing: ranks(absent) }.into());
         rounds.end(&self.name, &answer);
         answer
     }
@@ -224,7 +262,7 @@ impl Rounds {
         let lacks = |round: &Round| round.world_size == world_size && !round.words.contains_key(&rank);
         let ended = self.later(job).filter(|(_, round)| lacks(round));
         for name in ended.map(|(name, _)| name.clone()).collect::<Vec<_>>() {
-            self.end(&name, &Err(Refusal::BeganAnew { rank }));
+            self.end(&name, &Err(Refusal::BeganAnew { rank }.into()));
         }
     }
 
@@ -237,7 +275,7 @@ impl Rounds {
         let (Some(round), Some(first)) = (self.rounds.get(name), self.rounds.get(&first)) else { return };
         let anew = first.words.keys().copied().find(|rank| !round.words.contains_key(rank));
         if let Some(rank) = anew.filter(|_| first.world_size == round.world_size) {
-            self.end(name, &Err(Refusal::BeganAnew { rank }));
+            self.end(name, &Err(Refusal::BeganAnew { rank }.into()));
         }
     }
 
@@ -265,10 +303,11 @@ impl Round {
     fn answer(&self, attempt: u64) -> Answer {
         if self.too_long {
             let (of_rank, of_job) = (TEXT_BYTES_MAX as u32, TEXTS_BYTES_MAX as u32);
-            return Err(Refusal::WordsTooLong { of_rank, of_job });
+            return Err(Refusal::WordsTooLong { of_rank, of_job }.into());
         }
         let attempt = if attempt == 0 { rand::random_range(1..=u64::MAX) } else { attempt };
-        Ok(Met { texts: self.words.values().map(|word| word.text.clone()).collect(), attempt })
+        let texts = self.words.values().map(|word| word.text.clone()).collect();
+        Ok(Arc::new(Met { texts, attempt }))
     }
 
     fn bytes(&self) -> usize {
@@ -308,6 +347,8 @@ fn lock(rounds: &Mutex<Rounds>) -> MutexGuard<'_, Rounds> {
 
 #[cfg(test)]
 mod tests {
+    use prost::Message;
+
     use super::*;
 
     const HERE: [u8; 4] = [10, 0, 0, 1];
@@ -329,8 +370,8 @@ mod tests {
     }
 
     async fn hears(mut present: Present) -> (Vec<Bytes>, u64) {
-        let Met { texts, attempt } = present.others(Duration::from_secs(60)).await.expect("all are there");
-        (texts, attempt)
+        let met = present.others(Duration::from_secs(60)).await.expect("all are there");
+        (met.texts.clone(), met.attempt)
     }
 
     #[tokio::test]
@@ -373,7 +414,9 @@ mod tests {
         let short = zero.others(Duration::from_millis(10)).await;
         let long = two.others(Duration::from_secs(1000)).await;
         for answer in [short, long] {
-            let Err(Refusal::JoinTimeout { missing }) = answer else { panic!("{answer:?}") };
+            let Err(NotHeard::Refused(Refusal::JoinTimeout { missing })) = answer else {
+                panic!("{answer:?}")
+            };
             assert_eq!(missing, ranks([1].into_iter()));
         }
         assert!(meetings.is_empty());
@@ -400,9 +443,26 @@ mod tests {
         let rounds: Vec<_> = (1..).map(later).take_while(Result::is_ok).collect();
         assert_eq!(rounds.len(), LATER_ROUNDS_MAX);
     }
+
+    #[tokio::test]
+    async fn all_hear_that_there_is_no_room_for_one_of_them() {
+        let meetings = Meetings::default();
+        let mut zero = enter(&meetings, 0, 0, "");
+        let full = |job: usize| {
+            let text = "x".repeat(TEXT_BYTES_MAX).into();
+            meetings.enter(HERE.into(), MeetRequest { job: job.to_string(), text, ..said(0, 0, "") })
+        };
+        let others: Vec<_> = (0..).map(full).take_while(Result::is_ok).collect();
+        let long = "x".repeat(TEXT_BYTES_MAX);
+        assert!(matches!(meetings.enter(HERE.into(), said(0, 1, &long)), Err(NotHeard::Failed(_))));
+        let answer = zero.others(Duration::from_secs(60)).await;
+        assert!(matches!(answer, Err(NotHeard::Failed(_))), "{answer:?}");
+        drop(others);
+    }
+
     async fn hears_of_one_that_began_anew(mut present: Present) -> u32 {
         let answer = present.others(Duration::from_secs(60)).await;
-        let Err(Refusal::BeganAnew { rank }) = answer else { panic!("{answer:?}") };
+        let Err(NotHeard::Refused(Refusal::BeganAnew { rank })) = answer else { panic!("{answer:?}") };
         rank
     }
 
@@ -469,12 +529,25 @@ mod tests {
         };
         let patience = Duration::from_secs(60);
         for mut present in round("x".repeat(512)) {
-            assert!(present.others(patience).await.is_ok());
+            let met = present.others(patience).await.expect("all are there");
+            // Nobody is told 2 MiB at once, nor has a copy of them.
+            let mut heard = met.texts.iter();
+            for piece in Pieces::of(Arc::clone(&met)) {
+                assert!(piece.encoded_len() <= PIECE_BYTES + TEXT_BYTES_MAX, "{}", piece.encoded_len());
+                assert!(
+                    piece
+                        .texts
+                        .iter()
+                        .all(|text| Some(text.as_ptr()) == heard.next().map(|text| text.as_ptr()))
+                );
+            }
+            assert!(heard.next().is_none());
         }
         for first in [513, TEXT_BYTES_MAX + 1] {
             for mut present in round("x".repeat(first)) {
                 let answer = present.others(patience).await;
-                assert!(matches!(answer, Err(Refusal::WordsTooLong { .. })), "{answer:?}");
+                let told = matches!(answer, Err(NotHeard::Refused(Refusal::WordsTooLong { .. })));
+                assert!(told, "{answer:?}");
             }
         }
         assert!(meetings.is_empty() && lock(&meetings.0).bytes.is_empty());

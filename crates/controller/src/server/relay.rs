@@ -6,6 +6,7 @@
 //! switch that restarted learns the same from the next heartbeat.
 
 use std::io;
+use std::iter;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -30,7 +31,7 @@ use super::jobs::for_log;
 use super::on_the_way::{Figures, OnTheWay};
 use super::relay_metrics::text;
 use super::routes::{Route, Routes};
-use super::service::{Replies, asked, crowded, hosts, refused, seen_from};
+use super::service::{Replies, Told, asked, crowded, hosts, refused, seen_from, told};
 use super::snapshots::Snapshots;
 use crate::client::connection::{Connection, explain, with_port};
 use crate::client::path;
@@ -513,7 +514,7 @@ impl Relay {
         Ok(admission)
     }
 
-    async fn meet(&self, mut request: proto::MeetRequest) -> Result<proto::MeetReply, Failed> {
+    async fn meet(&self, mut request: proto::MeetRequest) -> Result<Streaming<proto::MeetReply>, Failed> {
         request.passed_on = one_more(request.passed_on)?;
         self.pass_a_stranger()?;
         let mut connection = self.upstream(JOIN_PATIENCE).await?;
@@ -778,17 +779,17 @@ struct Service(Arc<Relay>);
 
 #[tonic::async_trait]
 impl Control for Service {
-    async fn meet(&self, request: Request<proto::MeetRequest>) -> Result<Response<proto::MeetReply>, Status> {
+    type MeetStream = Told;
+
+    async fn meet(&self, request: Request<proto::MeetRequest>) -> Result<Response<Told>, Status> {
         use proto::meet_reply::Outcome;
         let address = request.remote_addr().map_or(IpAddr::from([0; 4]), |peer| peer.ip());
         let request = request.into_inner();
         let _place = self.0.waiting.enter(address, for_log(&request.job)).ok_or_else(crowded)?;
         match self.0.meet(request).await {
-            Ok(reply) => Ok(Response::new(reply)),
+            Ok(replies) => Ok(Response::new(Box::pin(replies))),
             // As to one that joins: the upstream may come yet.
-            Err(Failed::Chain(error)) => {
-                Ok(Response::new(proto::MeetReply { outcome: Some(Outcome::Refusal(error.into())) }))
-            }
+            Err(Failed::Chain(error)) => Ok(told(iter::once(Outcome::Refusal(error.into())))),
             Err(failed) => Err(failed.into()),
         }
     }

@@ -1,6 +1,8 @@
 //! The control protocol as the switch serves it.
 
+use std::iter;
 use std::net::{IpAddr, SocketAddr};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,17 +12,29 @@ use fanin_protocol::control::{
 use fanin_wire::{Generation, JobId, Rank, VERSION};
 use prost::Message;
 use tokio::sync::mpsc;
+use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::data_path::{Figures, unhealthy};
 use super::http::REQUEST_BYTES_MAX;
 use super::jobs::{Attending, JobSnapshot, Jobs, Joined, NotAdmitted, Stays};
-use super::meetings::NotHeard;
+use super::meetings::{NotHeard, Pieces};
 use super::told::{Measured, Word};
 use crate::client::path::{mtu_at, rate_bps_at};
 use crate::convert::{Malformed, narrow, wire_dtype};
 use crate::proto::{self, control_server::Control};
+
+/// What the ranks that meet said, in pieces.
+pub(super) type Told = Pin<Box<dyn Stream<Item = Result<proto::MeetReply, Status>> + Send>>;
+
+/// An answer to one that meets: pieces of what was said, or one refusal.
+pub(super) fn told(
+    outcomes: impl Iterator<Item = proto::meet_reply::Outcome> + Send + 'static,
+) -> Response<Told> {
+    let reply = |outcome| Ok(proto::MeetReply { outcome: Some(outcome) });
+    Response::new(Box::pin(tokio_stream::iter(outcomes.map(reply))))
+}
 
 /// The server's half of a rank's stream.
 pub(super) type Replies = ReceiverStream<Result<proto::HeartbeatReply, Status>>;
@@ -48,7 +62,9 @@ pub(super) fn refused(denied: Denied) -> Status {
 
 #[tonic::async_trait]
 impl Control for ControlService {
-    async fn meet(&self, request: Request<proto::MeetRequest>) -> Result<Response<proto::MeetReply>, Status> {
+    type MeetStream = Told;
+
+    async fn meet(&self, request: Request<proto::MeetRequest>) -> Result<Response<Told>, Status> {
         use proto::meet_reply::Outcome;
         let from = request.remote_addr().map_or(IpAddr::from([0; 4]), |peer| peer.ip());
         let request = request.into_inner();
@@ -56,11 +72,13 @@ impl Control for ControlService {
         // When the rank hangs up, this future is dropped, and what it said with it.
         let outcome = match self.jobs.meet(from, request) {
             Ok(mut present) => present.others(patience).await,
-            Err(NotHeard::Refused(refusal)) => Err(refusal),
-            Err(NotHeard::Failed(status)) => return Err(status),
+            Err(not_heard) => Err(not_heard),
         };
-        let outcome = outcome.map_or_else(|refusal| Outcome::Refusal(refusal.into()), Outcome::Met);
-        Ok(Response::new(proto::MeetReply { outcome: Some(outcome) }))
+        match outcome {
+            Ok(met) => Ok(told(Pieces::of(met).map(Outcome::Met))),
+            Err(NotHeard::Refused(refusal)) => Ok(told(iter::once(Outcome::Refusal(refusal.into())))),
+            Err(NotHeard::Failed(status)) => Err(status),
+        }
     }
 
     async fn join(&self, request: Request<proto::JoinRequest>) -> Result<Response<proto::JoinReply>, Status> {

@@ -144,6 +144,20 @@ fn ranks_that_join_already_meet_again_with_one_that_was_started_again() {
 }
 
 #[test]
+fn what_is_told_in_pieces_is_heard_whole_also_behind_a_rack() {
+    let switch = switch();
+    let listen = ([127, 0, 0, 1], 0).into();
+    let rack = RackServer::start(RackServerConfig::switch_ml(listen, switch.address().to_string()));
+    let rack = rack.expect("a free port");
+    let named = [rack.address().to_string()];
+    let said: Vec<_> = ["a", "b", "c"].map(|letter| letter.repeat(16 << 10)).to_vec();
+    let ranks = said.iter().zip(0..).map(|(said, rank)| says(&named, rank, 3, HANG, said.clone()));
+    for rank in ranks.collect::<Vec<_>>() {
+        assert!(rank.join().expect("no panic").expect("all come").1 == said);
+    }
+}
+
+#[test]
 fn all_hear_that_a_rank_says_too_much() {
     let switch = switch();
     let named = [switch.address().to_string()];

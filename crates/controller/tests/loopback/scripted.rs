@@ -116,8 +116,10 @@ impl Script {
 
 #[tonic::async_trait]
 impl Control for Player {
+    type MeetStream = tokio_stream::Empty<Result<MeetReply, Status>>;
+
     /// As a switch that knows of no meetings.
-    async fn meet(&self, _: Request<MeetRequest>) -> Result<Response<MeetReply>, Status> {
+    async fn meet(&self, _: Request<MeetRequest>) -> Result<Response<Self::MeetStream>, Status> {
         Err(Status::unimplemented("as scripted"))
     }
 
