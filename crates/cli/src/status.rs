@@ -1,5 +1,6 @@
 //! `fanin status`: what a switch does.
 
+use std::collections::{BTreeSet, HashMap};
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -153,6 +154,13 @@ struct Member {
     address: String,
     measured: Option<f64>,
     imbalance: f64,
+}
+
+impl Member {
+    /// Whether the service keeps where it is: it has room for so many.
+    fn is_placed(&self) -> bool {
+        !(self.machine.is_empty() && self.name.is_empty() && self.address.is_empty())
+    }
 }
 
 #[derive(Serialize)]
@@ -404,17 +412,27 @@ fn plan_table(job: &Job<'_>) -> Option<String> {
     let mut machines = Table::new();
     machines.load_style(presets::NOTHING);
     machines.set_header(["MACHINE", "ADDRESS", "RANKS", "MEASURED"]);
-    for member in members {
+    let (known, elsewhere): (Vec<_>, Vec<_>) = members.iter().partition(|member| member.is_placed());
+    for (of_machine, measured) in by_machine(&known) {
+        let first = of_machine[0];
         machines.add_row([
-            Cell::new(&member.name),
-            Cell::new(&member.address),
-            number(shortened(&member.ranks)),
-            number(time(member.measured)),
+            Cell::new(&first.name),
+            Cell::new(&first.address),
+            number(shortened(&ranks_of(&of_machine))),
+            number(time(measured)),
         ]);
     }
+    let elsewhere = ranks_of(&elsewhere);
+    let elsewhere = match elsewhere.len() {
+        0 => String::new(),
+        count => format!(
+            "\nnot shown: where {count} more are ({}); a service keeps the places of about 100 ranks",
+            ranks(count, shortened(&elsewhere)),
+        ),
+    };
     let bound = plan.bound.as_ref().map_or_else(String::new, |bound| format!(", bound by {bound}"));
     Some(format!(
-        "\n\njob {}: predicted {}{bound}; measured {}; imbalance {:.1} %\n{}\n\n{}",
+        "\n\njob {}: predicted {}{bound}; measured {}; imbalance {:.1} %\n{}\n\n{}{elsewhere}",
         job.job,
         time(plan.predicted),
         time(plan.measured),
@@ -422,6 +440,27 @@ fn plan_table(job: &Job<'_>) -> Option<String> {
         services.trim_fmt(),
         machines.trim_fmt(),
     ))
+}
+
+/// The ranks of each machine, in the order of the first of them, and what a byte takes of the one that waits least for others.
+fn by_machine<'a>(members: &[&'a Member]) -> Vec<(Vec<&'a Member>, Option<f64>)> {
+    let mut places = HashMap::new();
+    let mut machines: Vec<Vec<&Member>> = Vec::new();
+    for &member in members {
+        let place = (&member.machine, &member.name, &member.address);
+        let machine = *places.entry(place).or_insert_with(|| {
+            machines.push(Vec::new());
+            machines.len() - 1
+        });
+        machines[machine].push(member);
+    }
+    let measured = |of: &[&Member]| of.iter().filter_map(|member| member.measured).min_by(f64::total_cmp);
+    machines.into_iter().map(|of| (of.clone(), measured(&of))).collect()
+}
+
+fn ranks_of(members: &[&Member]) -> Vec<u32> {
+    let ranks: BTreeSet<u32> = members.iter().flat_map(|member| member.ranks.iter().copied()).collect();
+    ranks.into_iter().collect()
 }
 
 /// What a megabyte takes.
@@ -627,6 +666,30 @@ mod tests {
             (&9e-9.into(), &0.002.into())
         );
         assert_eq!(json["jobs"][0]["members"][1]["ranks"], serde_json::json!([1]));
+    }
+
+    #[test]
+    fn of_many_ranks_the_table_has_a_line_a_machine_and_says_of_whom_it_does_not_know() {
+        let member = |rank: u16| {
+            let name = format!("node{}", rank / 8);
+            let machine = format!("id of {name}");
+            let known = Place { machine, name, address: "10.0.0.1".into(), ranks: vec![rank.into()] };
+            let place = if rank < 96 { known } else { Place::default() };
+            MemberStatus { rank: Rank(rank), place, seconds_per_byte: Some(f64::from(rank)), imbalance: 0.0 }
+        };
+        let mut status = status();
+        let JobStatusState::Running { split, members, .. } = &mut status.jobs[0].state else { panic!() };
+        *split = Some((Split { shares: vec![], prediction: None }, 0));
+        *members = (0..1024).map(member).collect();
+        let text = table(&report("10.0.0.9:4800", &status));
+        let of_machines: Vec<&str> =
+            text.lines().filter(|line| line.trim_start().starts_with("node")).collect();
+        assert_eq!(of_machines.len(), 12, "{text}");
+        let last: Vec<&str> = of_machines[11].split_whitespace().collect();
+        assert_eq!(last[..3], ["node11", "10.0.0.1", "88-95"], "{text}");
+        let more =
+            "not shown: where 928 more are (ranks 96-1023); a service keeps the places of about 100 ranks";
+        assert!(text.lines().any(|line| line == more) && text.lines().count() < 30, "{text}");
     }
 
     #[test]
