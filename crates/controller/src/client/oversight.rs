@@ -8,13 +8,13 @@ use fanin_wire::Rank;
 use tokio::task::{JoinHandle, JoinSet, spawn_blocking};
 use tokio::time::timeout;
 
-use super::connection::{Connection, with_port};
+use super::connection::{Connection, explain, was_refused, with_port};
 use super::path::route;
 use super::probe::cut_off;
 use super::shared::Shared;
 use super::status::{JobStatusState, SwitchStatus};
 use super::warnings::say;
-use super::watch::lost;
+use super::watch::{died, lost};
 use crate::SessionError;
 use crate::error::{Tensor, named};
 use crate::proto::StatusRequest;
@@ -143,7 +143,28 @@ impl Oversight {
         let awaited = self.awaited().await;
         let to_blame: Option<Rank> = awaited.iter().find(|rank| left.contains(*rank));
         self.progress.blame = now + STANDSTILL;
-        to_blame.map_or(Ok(()), |rank| Err(SessionError::RankLeft { rank }))
+        let Some(rank) = to_blame else { return Ok(()) };
+        Err(self.why_left(rank).await)
+    }
+
+    /// That a rank left, or the service that died before: ranks that were not admitted there yet left for that, and so nobody can take over.
+    async fn why_left(&self, rank: Rank) -> SessionError {
+        let mut asked = JoinSet::new();
+        for (service, lane) in self.shared.lanes().enumerate().filter(|(at, _)| !self.shared.hosts(rank, *at))
+        {
+            let mut client = lane.connection.client.clone();
+            let greeting = StatusRequest { job: Some(String::new()), passed_on: 0 };
+            asked.spawn(async move {
+                let reply = timeout(STATUS_PATIENCE, client.status(greeting)).await.ok()?;
+                reply.err().filter(was_refused).map(|status| (service, explain(&status)))
+            });
+        }
+        while let Some(answer) = asked.join_next().await {
+            if let Some((service, cause)) = answer.ok().flatten() {
+                return died(&self.shared.members[service].switch, &cause, rank);
+            }
+        }
+        SessionError::RankLeft { rank }
     }
 
     /// A service that waits for this rank although nothing moves here may not get its packets, or this rank not what it sends.

@@ -51,6 +51,11 @@ pub(super) struct Lane {
 }
 
 impl Shared {
+    /// Whether a service is in the process of a rank, and goes with it.
+    pub fn hosts(&self, rank: Rank, service: usize) -> bool {
+        self.config.services[service].home == Some(rank)
+    }
+
     pub fn new(
         config: SessionConfig,
         members: Vec<Member>,

@@ -151,10 +151,14 @@ impl Watch {
                 Ok(())
             }
             // The service of a rank that left goes with it.
-            Pulse::Aborted(AbortReason::SwitchStopped) if self.left().is_some() => {
-                Err(self.left().map_or(SessionError::Closed, |rank| SessionError::RankLeft { rank }))
+            Pulse::Aborted(reason) => {
+                let host = self.left().filter(|rank| self.shared.hosts(*rank, self.service));
+                let host = host.filter(|_| reason == AbortReason::SwitchStopped);
+                Err(host.map_or_else(
+                    || SessionError::from_abort(reason, self.member()),
+                    |rank| SessionError::RankLeft { rank },
+                ))
             }
-            Pulse::Aborted(reason) => Err(SessionError::from_abort(reason, self.member())),
             // It aborted the job so long ago that it forgot why; and this rank did not ask meanwhile.
             Pulse::Forgotten { switch_instance } if switch_instance == self.switch_instance => {
                 Err(self.member().expelled())
@@ -167,12 +171,15 @@ impl Watch {
                     return Err(self.lost(gone, &cause));
                 }
                 // The data path goes on meanwhile: it may be only the control connection that suffers.
-                self.shared.lane(self.service).silent = Some((since, cause));
+                self.shared.lane(self.service).silent = Some((since, cause.clone()));
                 if self.is_dead && self.may_be_taken_over() && gone >= TAKE_OVER {
                     // Who left does not join anywhere again.
                     if let Some(rank) = self.left() {
                         return match self.shared.pending.oldest() {
-                            Some(_) => Err(SessionError::RankLeft { rank }),
+                            Some(_) if self.shared.hosts(rank, self.service) => {
+                                Err(SessionError::RankLeft { rank })
+                            }
+                            Some(_) => Err(died(&self.member().switch, &cause, rank)),
                             None => Ok(()),
                         };
                     }
@@ -197,9 +204,11 @@ impl Watch {
         oldest.map_or(of_switch, |oldest| of_all_reduce.saturating_sub(oldest.since.elapsed()).min(of_switch))
     }
 
-    /// A rank that has left, as some service knows.
+    /// A rank that has left, as some service knows: the one that hosts this service, if it is among them.
     fn left(&self) -> Option<Rank> {
-        self.shared.lanes().find_map(|lane| lane.left.iter().next())
+        let mut left = Ranks::default();
+        self.shared.lanes().for_each(|lane| left.extend(lane.left.iter()));
+        left.iter().find(|rank| self.shared.hosts(*rank, self.service)).or_else(|| left.iter().next())
     }
 
     fn connection(&self) -> Connection {
@@ -381,6 +390,12 @@ fn passing(error: SessionError) -> Result<String, SessionError> {
         }
         error => Err(error),
     }
+}
+
+/// A service died and cannot be taken over, as a rank has left.
+pub(super) fn died(switch: &str, cause: &str, rank: Rank) -> SessionError {
+    let cause = format!("{cause}; rank {} left, so that no other service takes over", rank.0);
+    SessionError::SwitchLost { switch: switch.into(), cause }
 }
 
 /// A service that was gone for so long is lost.

@@ -9,11 +9,11 @@ use super::*;
 use fanin_controller::proto::control_client::ControlClient;
 use fanin_controller::proto::join_reply::Outcome;
 use fanin_controller::proto::{
-    AbortReason, Admission, AttendRequest,
+    AbortReason, Admission, AttendRequest, LeaveRequest,
     abort_reason::Reason,
     heartbeat_reply::{Alive, State, Unknown},
 };
-use fanin_controller::{AllReduceError, Tensor};
+use fanin_controller::{AllReduceError, ServiceConfig, Tensor};
 
 /// Joins as a rank that then dies: no packet, no heartbeat, no farewell.
 fn rank_that_dies(switch: &SwitchServer, job: &str, rank: u32, world_size: u32) -> thread::JoinHandle<()> {
@@ -349,6 +349,35 @@ fn a_switch_that_ends_as_the_job_begins_is_named_at_once() {
     let SessionError::SwitchLost { switch: named, cause } = error else { panic!("{error}") };
     assert_eq!(named, switch);
     assert!(cause.starts_with("it ended as the job began: ") && cause.contains("refused"), "{cause}");
+}
+
+#[test]
+fn a_service_that_dies_while_ranks_are_admitted_is_named_and_not_the_rank_that_left_for_it() {
+    let alive = switch();
+    let brief = Script { is_brief: true, ..Script::default() }.play();
+    let dies = brief.address.to_string();
+    let services = [alive.address().to_string(), dies.clone()];
+    let services = ServiceConfig::all(services.map(|service| (service, 0.5, None, None)).to_vec());
+    let plan = services[0].plan;
+    let zero = SessionConfig { services, ..config(&alive, "dies", 0, 2) };
+    let zero = thread::spawn(move || Session::connect(zero).expect("admitted at both"));
+    // Rank 1 is admitted by the one that lives, hears nothing of the other, and leaves.
+    tokio::runtime::Runtime::new().expect("a runtime").block_on(async {
+        let mut client =
+            ControlClient::connect(format!("http://{}", alive.address())).await.expect("a switch");
+        let one = JoinRequest { plan, ..request("dies", 1, 2, HANG) };
+        let reply = client.join(one).await.expect("an answer").into_inner();
+        let Some(Outcome::Admission(Admission { job_id, key, .. })) = reply.outcome else {
+            panic!("{reply:?}")
+        };
+        let secret = Key::from_bytes(key.try_into().expect("16 bytes")).secret_of(Rank(1));
+        client.leave(LeaveRequest { job_id, rank: 1, passed_on: 0, secret }).await.expect("it leaves");
+    });
+    let zero = zero.join().expect("no panic");
+    let error = submit(&zero, vec![1_i32; 100_000], Op::Sum).wait().expect_err("nobody else is there");
+    let SessionError::SwitchLost { switch, cause } = error else { panic!("{error}") };
+    assert_eq!(switch, dies);
+    assert!(cause.contains("refused") && cause.contains("rank 1 left"), "{cause}");
 }
 
 #[test]
