@@ -5,9 +5,11 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from fanin.torch import handshake
@@ -78,6 +80,9 @@ class Process:
     def get(self, key: str, /) -> bytes:
         self.step()
         return self._world.keys[key].encode()
+
+    def multi_get(self, keys: list[str], /) -> list[bytes]:
+        return [self.get(key) for key in keys]
 
     def check(self, keys: list[str], /) -> bool:
         self.step()
@@ -245,3 +250,28 @@ def test_a_third_rank_that_does_not_come_is_named_by_both_sides(
     for thread in threads:
         thread.join(DEADLINE)
     assert named == {0: [2], 1: [2]}
+
+
+class Asked:
+    """A store that counts what is asked of it."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.questions: Counter[str] = Counter()
+
+    def __getattr__(self, name: str) -> Any:
+        self.questions[name] += 1
+        return getattr(self._store, name)
+
+
+@pytest.mark.parametrize("prefixed", [False, True])
+def test_what_all_ranks_say_is_read_in_one_question(prefixed: bool) -> None:
+    store: Store = HashStore()
+    if prefixed:
+        store = PrefixStore("attempt/", store)
+    for rank in range(1, 1000):
+        store.set(f"place/{rank}", f"of {rank}")
+    asked = Asked(store)
+    said = handshake.gather(cast(handshake.Store, asked), 0, 1000, "place", "of 0", DEADLINE)
+    assert said == [f"of {rank}" for rank in range(1000)]
+    assert sum(asked.questions.values()) == 3, "to say it, to see that all are there, to read it"
