@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
+import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -13,6 +17,9 @@ import pytest
 from fanin import _fanin
 from programs import Program, Start
 from ranks import Ranks
+
+# Of more than a run of all tests needs: a port is not soon another one's again.
+PORTS_OF_A_WORKER = 1000
 
 
 @pytest.fixture(scope="session")
@@ -40,6 +47,20 @@ def launch(switch: str) -> Iterator[Launch]:
         ranks.close()
 
 
+_ports = itertools.count()
+
+
+def free_address() -> str:
+    """Where nobody listens, yet: where no connection begins, and no other xdist worker looks."""
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    connections = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    for _ in range(PORTS_OF_A_WORKER):
+        port = connections - 1 - worker * PORTS_OF_A_WORKER - next(_ports) % PORTS_OF_A_WORKER
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return f"127.0.0.1:{port}"
+    raise AssertionError("all ports of this worker are taken")
+
+
 class SwitchProcess:
     """`fanin switch` (or `server`) as a user runs it; it can be killed, and started again there.
 
@@ -50,13 +71,13 @@ class SwitchProcess:
         self,
         *options: str,
         command: str = "switch",
-        listen: str = "127.0.0.1:0",
+        listen: str | None = None,
         popen: Callable[..., subprocess.Popen[str]] = subprocess.Popen,
         program: Sequence[str] = (sys.executable, "-m", "fanin"),
     ) -> None:
         self.options = options
         self.command = command
-        self.address = listen
+        self.address = listen or free_address()
         self.process: subprocess.Popen[str] | None = None
         self._popen = popen
         self._program = program

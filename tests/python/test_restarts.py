@@ -13,16 +13,21 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import SwitchProcess
+from conftest import SwitchProcess, free_address
 from fanin import _fanin
 from programs import BY_NUMPY, BY_TORCH, Program, Start
 from ranks import DEADLINE, wait_until
 
 
-def free_address() -> str:
-    """Where nobody listens, yet."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return f"127.0.0.1:{free.getsockname()[1]}"
+def test_addresses_that_are_free_stay_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = {}
+    for worker in ("gw0", "gw1", "gw7"):
+        monkeypatch.setenv("PYTEST_XDIST_WORKER", worker)
+        taken[worker] = {int(free_address().split(":")[1]) for _ in range(10)}
+        assert len(taken[worker]) == 10, "none is given twice"
+    assert len(set().union(*taken.values())) == 30, "nor to two workers"
+    connections = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
+    assert max(max(ports) for ports in taken.values()) < int(connections[0])
 
 
 # Coming before the switch
