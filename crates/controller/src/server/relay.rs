@@ -5,221 +5,49 @@
 //! to a request to join, and learns from the answer what it needs to serve the job, before whom it asks for gets the answer. A
 //! switch that restarted learns the same from the next heartbeat.
 
-use std::io;
 use std::iter;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use fanin_protocol::atp::AtpSwitchConfig;
-use fanin_protocol::control::{HOPS_MAX, Protocol, Refusal, RegistryConfig};
+use fanin_protocol::control::{HOPS_MAX, Protocol, Refusal};
 use fanin_protocol::{JobAborted, JobProgress};
-use fanin_udp::{AtpSwitchDriver, SHARDS_MAX, SwitchConfig, SwitchDriver, ThreadEnded};
+use fanin_udp::ThreadEnded;
 use fanin_wire::{FRAGMENT_ELEMENTS, Generation, JobId, Rank, VERSION};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Response, Status, Streaming};
 
-use super::ServerError;
 use super::calls::{Calls, too_many};
 use super::crowd::Crowd;
 use super::data_path::unhealthy;
 use super::errands::Errands;
-use super::http::{self, Served};
 use super::jobs::for_log;
 use super::on_the_way::{Figures, OnTheWay};
-use super::relay_metrics::text;
 use super::routes::{Route, Routes};
 use super::service::{Replies, Told, asked, crowded, hosts, refused, seen_from, told};
 use super::snapshots::Snapshots;
-use crate::client::connection::{Connection, explain, with_port};
+use crate::client::connection::{Connection, explain};
 use crate::client::path;
 use crate::convert::{Malformed, key, narrow};
 use crate::error::{ChainError, SessionError};
 use crate::proto::{self, control_server::Control};
 
-/// Aggregators unless told otherwise: eight jobs with the window of a 10 Gbit/s link.
-const AGGREGATORS_DEFAULT: u32 = 4096;
+mod rack_server;
+#[cfg(test)]
+mod tests;
+
+pub use rack_server::{RackMemory, RackServer, RackServerConfig};
+
 /// Elements of the longest fragment: any that a packet can carry.
 const ELEMENTS: u16 = FRAGMENT_ELEMENTS[FRAGMENT_ELEMENTS.len() - 1] as u16;
-/// After so long without a contribution an aggregator was left behind: a worker would have sent again several times.
-const STALE: Duration = Duration::from_secs(2);
 /// How long the upstream may take to answer a connection for a rank that joins.
 const JOIN_PATIENCE: Duration = Duration::from_secs(3);
 /// How long it may take otherwise: who asks waits a second at most, asks again, and should hear who does not answer.
 const PATIENCE: Duration = Duration::from_millis(500);
-/// How often jobs are looked for that are over.
-const TICK: Duration = Duration::from_secs(1);
 /// As many calls one of a stranger counts: all of them leave three quarters of what the upstream takes from here to the ranks.
 const STRANGER_COUNTS: u32 = 4;
-/// Of how many jobs ranks may wait at once that ask from one address: half as many as the upstream lets wait that ask from here.
-const WAITING_OF_ONE_MAX: usize = 64;
-/// How long a caller's host may not be heard of.
-const SILENCE: Duration = Duration::from_secs(5);
-
-/// What a switch with an upstream is told at its start.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RackServerConfig {
-    /// Address, and the port for TCP and UDP; 0 takes one that is free for both.
-    pub listen: SocketAddr,
-    /// The next switch towards the root, or the root, as `host:port`; the port is 4800 where it is missing.
-    pub upstream: String,
-    /// What it sums with.
-    pub memory: RackMemory,
-}
-
-/// What a switch with an upstream sums with, for all jobs together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RackMemory {
-    /// ATP.
-    Aggregators(u32),
-    /// SwitchML.
-    Slots {
-        /// Cores that sum, each with a socket and slots of its own: as many as the root has.
-        shards: usize,
-        /// Memory in each shard, in units of 256 elements.
-        pool_units: u32,
-    },
-}
-
-impl RackServerConfig {
-    /// A switch of ATP with the usual number of aggregators. With none, it only forwards.
-    #[must_use]
-    pub fn atp(listen: SocketAddr, upstream: impl Into<String>) -> Self {
-        Self { listen, upstream: upstream.into(), memory: RackMemory::Aggregators(AGGREGATORS_DEFAULT) }
-    }
-
-    /// A rack of SwitchML with the usual memory, and one shard.
-    #[must_use]
-    pub fn switch_ml(listen: SocketAddr, upstream: impl Into<String>) -> Self {
-        let pool_units = RegistryConfig::default().pool_units;
-        Self { listen, upstream: upstream.into(), memory: RackMemory::Slots { shards: 1, pool_units } }
-    }
-
-    const fn protocol(&self) -> Protocol {
-        match self.memory {
-            RackMemory::Aggregators(_) => Protocol::Atp,
-            RackMemory::Slots { .. } => Protocol::SwitchMl,
-        }
-    }
-}
-
-/// A running switch with an upstream. Dropping it stops it: its jobs wait for it as for one that crashed.
-#[derive(Debug)]
-pub struct RackServer {
-    address: SocketAddr,
-    relay: Arc<Relay>,
-    served: Option<Served>,
-}
-
-impl RackServer {
-    /// Binds both ports and starts. The upstream need not be there yet.
-    ///
-    /// # Errors
-    /// When the port is taken, the address is not ours, the upstream's is none, or a limit is out of range.
-    pub fn start(config: RackServerConfig) -> Result<Self, ServerError> {
-        let protocol = config.protocol();
-        let shards = match config.memory {
-            RackMemory::Aggregators(_) => 1,
-            RackMemory::Slots { shards, .. } => shards,
-        };
-        let of_shards = u8::try_from(shards).ok().filter(|_| (1..=SHARDS_MAX).contains(&shards));
-        let of_shards = of_shards.ok_or(ServerError::Shards(shards))?;
-        if let RackMemory::Aggregators(asked) = config.memory {
-            let max = AtpSwitchConfig::aggregators_max(ELEMENTS);
-            if asked > max {
-                return Err(ServerError::Aggregators { asked, max });
-            }
-        }
-        let (upstream, _) = with_port(&config.upstream).map_err(ServerError::Upstream)?;
-        let bind = |listen| -> io::Result<Arc<dyn OnTheWay>> {
-            Ok(match config.memory {
-                RackMemory::Aggregators(aggregators) => Arc::new(AtpSwitchDriver::bind(
-                    listen,
-                    AtpSwitchConfig {
-                        aggregators,
-                        elements: ELEMENTS,
-                        stale: STALE,
-                        // Its queues are the sockets' buffers, which tell by loss.
-                        ecn_threshold_packets: None,
-                    },
-                )?),
-                RackMemory::Slots { shards, .. } => {
-                    Arc::new(SwitchDriver::bind(SwitchConfig { listen, shards })?)
-                }
-            })
-        };
-        let (listener, driver) = http::bind(config.listen, bind)?;
-        let address = driver.local_addr();
-        let routes = Arc::<Mutex<Routes>>::default();
-        let (asked, served_jobs) = (Arc::clone(&driver), Arc::clone(&routes));
-        let relay = Arc::new(Relay {
-            address,
-            instance: rand::random(),
-            protocol,
-            memory: config.memory,
-            shards: of_shards,
-            upstream,
-            connection: Mutex::new(None),
-            ended: Mutex::new(driver.events()),
-            errands: Errands::start(Arc::clone(&driver)).map_err(ServerError::Runtime)?,
-            driver,
-            figures: Snapshots::new(move || {
-                // Before the data path is asked, which may take its time: heartbeats need the lock.
-                let names = lock(&served_jobs).names();
-                asked.figures(names)
-            }),
-            routes,
-            of_strangers: Mutex::default(),
-            waiting: Crowd::new(usize::MAX, WAITING_OF_ONE_MAX),
-            stops: watch::Sender::new(false),
-        });
-        let scraped = Arc::clone(&relay);
-        let service = Service(Arc::clone(&relay));
-        let asked = Arc::clone(&relay);
-        let served = Served::start(
-            listener,
-            service,
-            SILENCE,
-            move || {
-                let scraped = Arc::clone(&scraped);
-                async move { text(scraped.memory, scraped.figures().await) }
-            },
-            move || asked.health(),
-        )?;
-        tracing::info!(
-            %address,
-            upstream = relay.upstream,
-            protocol = protocol.name(),
-            "the switch listens"
-        );
-        let ticking = Arc::clone(&relay);
-        served.every(TICK, move || ticking.tick());
-        Ok(Self { address, relay, served: Some(served) })
-    }
-
-    /// Where it listens, TCP and UDP.
-    #[must_use]
-    pub const fn address(&self) -> SocketAddr {
-        self.address
-    }
-
-    /// Ends it. Must not be called from an asynchronous task.
-    pub fn stop(self) {
-        drop(self);
-    }
-}
-
-impl Drop for RackServer {
-    fn drop(&mut self) {
-        if let Some(served) = self.served.take() {
-            self.relay.stops.send_replace(true);
-            drop(served);
-            tracing::info!(address = %self.address, "the switch stopped");
-        }
-    }
-}
 
 /// What its calls share.
 #[derive(Debug)]
@@ -854,142 +682,5 @@ impl Control for Service {
         request: Request<proto::StatusRequest>,
     ) -> Result<Response<proto::StatusReply>, Status> {
         Ok(Response::new(self.0.status(request.into_inner()).await?))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::mpsc::channel;
-    use std::thread;
-
-    use super::*;
-    use crate::proto::control_client::ControlClient;
-    use crate::proto::heartbeat_reply::State;
-    use crate::{SwitchServer, SwitchServerConfig};
-
-    /// Longer than anything here takes on a busy machine; only a hang reaches it.
-    const HANG: Duration = Duration::from_secs(60);
-
-    /// A server of ATP and a switch before it.
-    fn chain() -> (SwitchServer, RackServer) {
-        let local = SocketAddr::from(([127, 0, 0, 1], 0));
-        let config = SwitchServerConfig { protocol: Protocol::Atp, ..SwitchServerConfig::new(local) };
-        let server = SwitchServer::start(config).expect("a free port");
-        let config = RackServerConfig::atp(local, server.address().to_string());
-        let switch = RackServer::start(config).expect("a free port");
-        (server, switch)
-    }
-
-    #[test]
-    fn strangers_do_not_use_up_the_calls_of_ranks() {
-        let (_server, switch) = chain();
-        let join = proto::JoinRequest {
-            job: "runs".into(),
-            world_size: 1,
-            mtu_bytes: 1500,
-            wire_version: VERSION.into(),
-            protocol: Some(proto::join_request::Protocol::Atp(Default::default())),
-            patience_ms: HANG.as_millis() as u64,
-            ..proto::JoinRequest::default()
-        };
-        let joined = tokio::runtime::Runtime::new().expect("a runtime").block_on(async {
-            let client = ControlClient::connect(format!("http://{}", switch.address())).await;
-            client.expect("a switch").join(join).await.expect("an answer").into_inner()
-        });
-        let Some(proto::join_reply::Outcome::Admission(admission)) = joined.outcome else {
-            panic!("{joined:?}")
-        };
-        let (job, rank) = (JobId(admission.job_id), Rank(0));
-        let relay = &switch.relay;
-        let calls = |job, secret| (0..100_000).map(move |_| relay.authenticate(job, rank, secret));
-        let refused = calls(JobId(job.0 ^ 1), 0).find_map(Result::err).expect("one too many");
-        assert_eq!(refused.code(), Code::ResourceExhausted, "{refused}");
-        let secret = key(&admission.key).expect("a key").secret_of(rank);
-        assert!(calls(job, secret).all(|answer| answer.is_ok()));
-    }
-
-    #[test]
-    fn heartbeats_are_passed_on_while_the_data_path_answers_nobody() {
-        let (server, switch) = chain();
-        let join = |job: &str| proto::JoinRequest {
-            job: job.into(),
-            world_size: 1,
-            mtu_bytes: 1500,
-            wire_version: VERSION.into(),
-            protocol: Some(proto::join_request::Protocol::Atp(Default::default())),
-            patience_ms: HANG.as_millis() as u64,
-            ..proto::JoinRequest::default()
-        };
-        let callers = tokio::runtime::Runtime::new().expect("a runtime");
-        callers.block_on(async {
-            let client = ControlClient::connect(format!("http://{}", switch.address())).await;
-            let mut client = client.expect("a switch");
-            let joined = client.join(join("runs")).await.expect("an answer").into_inner();
-            let Some(proto::join_reply::Outcome::Admission(admission)) = joined.outcome else {
-                panic!("{joined:?}")
-            };
-
-            let (open, gate) = channel::<()>();
-            let gate = Arc::new(Mutex::new(gate));
-            let (holds, held) = channel();
-            let driver = Arc::clone(&switch.relay.driver);
-            let holding = thread::spawn(move || {
-                driver.occupy(Arc::new(move || {
-                    holds.send(()).expect("the test waits");
-                    // Until the other end is dropped.
-                    let _ = gate.lock().expect("one shard").recv();
-                }));
-            });
-            held.recv().expect("its thread is held");
-            // A job whose route the data path is to learn, questions how it fares, and a job that it is to forget.
-            let mut waiting = tokio::task::JoinSet::new();
-            for _ in 0..50 {
-                let mut client = client.clone();
-                waiting.spawn(async move { client.status(proto::StatusRequest::default()).await.is_ok() });
-            }
-            let joining = {
-                let mut client = client.clone();
-                let request = join("joins");
-                tokio::spawn(async move { client.join(request).await })
-            };
-            let mut observer =
-                ControlClient::connect(format!("http://{}", server.address())).await.expect("a server");
-            let both_run = async {
-                while observer
-                    .status(proto::StatusRequest::default())
-                    .await
-                    .expect("a status")
-                    .into_inner()
-                    .jobs
-                    .len()
-                    < 2
-                {
-                    tokio::task::yield_now().await;
-                }
-            };
-            tokio::time::timeout(HANG, both_run).await.expect("the server admits it");
-            for _ in 0..20 {
-                let message = proto::HeartbeatRequest {
-                    job_id: admission.job_id,
-                    generation: admission.generation,
-                    secret: key(&admission.key).expect("a key").secret_of(Rank(0)),
-                    ..proto::HeartbeatRequest::default()
-                };
-                let reply = tokio::time::timeout(HANG, client.heartbeat(message)).await;
-                let reply =
-                    reply.expect("an answer while the data path is busy").expect("alive").into_inner();
-                assert!(matches!(reply.state, Some(State::Alive(_))), "{reply:?}");
-            }
-            assert!(!joining.is_finished(), "no rank is told of a job that the data path does not know");
-            assert!(waiting.try_join_next().is_none());
-            drop(open);
-            let all = async {
-                assert!(waiting.join_all().await.into_iter().all(|answered| answered));
-                let outcome = joining.await.expect("no panic").expect("an answer").into_inner().outcome;
-                assert!(matches!(outcome, Some(proto::join_reply::Outcome::Admission(_))), "{outcome:?}");
-            };
-            tokio::time::timeout(HANG, all).await.expect("answers");
-            holding.join().expect("no panic");
-        });
     }
 }

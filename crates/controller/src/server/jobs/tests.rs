@@ -1,0 +1,280 @@
+use std::net::{SocketAddr, TcpListener};
+use std::sync::Condvar;
+
+use super::super::data_path;
+use super::super::http::Served;
+use super::super::metrics;
+use super::super::service::ControlService;
+use super::*;
+use crate::proto::control_client::ControlClient;
+use crate::proto::heartbeat_reply::State as Pulse;
+use crate::proto::{HeartbeatRequest, StatusRequest};
+use fanin_protocol::control::Resume;
+use fanin_udp::HostThreads;
+use std::time::Duration;
+
+/// Longer than anything here takes on a busy machine; only a hang reaches it.
+const HANG: Duration = Duration::from_secs(60);
+
+fn request(job: &str) -> JoinRequest {
+    JoinRequest {
+        plan: 0,
+        job: job.into(),
+        rank: 0,
+        world_size: 1,
+        in_flight: Some(1),
+        mtu: 1500,
+        rate_bps: None,
+        rtt: Duration::ZERO,
+        wire_dtype: fanin_wire::WireDtype::Int32,
+        protocol: Protocol::SwitchMl,
+        hops: Vec::new(),
+        patience: Duration::from_secs(1),
+        wire_version: fanin_wire::VERSION,
+        resume: None,
+        origin: None,
+    }
+}
+
+async fn admitted(jobs: &Jobs, job: &str) -> Outcome {
+    match jobs.join(request(job)) {
+        Joined::Waiting(mut place) => place.outcome().await,
+        Joined::Done(outcome) => outcome,
+    }
+}
+
+fn jobs(driver: Arc<dyn DataPath>) -> Jobs {
+    let mut ids = 7..;
+    let ids = Box::new(move || ids.next().unwrap());
+    Jobs::new(Registry::new(RegistryConfig::default(), ids).unwrap(), driver).unwrap()
+}
+
+#[tokio::test]
+async fn a_round_trip_is_kept_for_a_rank_of_a_job_and_goes_with_the_job() {
+    let jobs = jobs(data_path::bind(([127, 0, 0, 1], 0).into(), Protocol::SwitchMl, 1).unwrap());
+    let Admission { job, key, generation, .. } = *admitted(&jobs, "job").await.expect("admitted");
+    let trip = Measured { round_trip: Some(Duration::from_micros(50)), ..Measured::default() };
+    for (job, rank) in [(job, 0), (job, 1), (JobId(8), 0)] {
+        let _ = jobs.heartbeat(job, Rank(rank), generation, key.secret_of(Rank(rank)), trip, vec![]);
+    }
+    let secret = key.secret_of(Rank(0));
+    let denied = jobs.heartbeat(job, Rank(0), generation, 0, trip, vec![]);
+    assert_eq!((denied, jobs.denied()), (Err(Denied { rank: Rank(0) }), 1));
+    jobs.heartbeat(job, Rank(0), generation, secret, Measured::default(), vec![]).expect("its own");
+    let told = jobs.told(job).members;
+    assert_eq!((told.len(), told[&Rank(0)].measured), (1, trip));
+    assert_eq!(jobs.lock().told.len(), 1);
+    jobs.leave(job, Rank(0), secret).expect("its own");
+    jobs.heartbeat(job, Rank(0), generation, secret, trip, vec![]).expect("its own");
+    jobs.tell(job, 0, Word::default());
+    assert!(jobs.lock().told.is_empty());
+}
+
+/// A data path that answers when the test lets it.
+#[derive(Debug, Default)]
+struct Gated {
+    state: Mutex<Gate>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Gate {
+    is_closed: bool,
+    waiting: u32,
+    refuses: bool,
+    told: Vec<&'static str>,
+}
+
+impl Gated {
+    fn close(&self, is_closed: bool) {
+        self.state.lock().unwrap().is_closed = is_closed;
+        self.changed.notify_all();
+    }
+
+    fn pass(&self, what: &'static str) {
+        let mut state = self.state.lock().unwrap();
+        state.waiting += 1;
+        let mut state = self.changed.wait_while(state, |state| state.is_closed).unwrap();
+        state.waiting -= 1;
+        state.told.push(what);
+    }
+}
+
+impl DataPath for Gated {
+    fn local_addr(&self) -> SocketAddr {
+        ([127, 0, 0, 1], 1).into()
+    }
+    fn shards(&self) -> usize {
+        1
+    }
+    fn receive_buffer_bytes(&self) -> usize {
+        1 << 20
+    }
+    fn events(&self) -> Option<Receiver<JobAborted>> {
+        None
+    }
+    fn add_job(&self, _: &Admission) -> io::Result<()> {
+        self.pass("add");
+        if self.state.lock().unwrap().refuses { Err(io::ErrorKind::OutOfMemory.into()) } else { Ok(()) }
+    }
+    fn register(&self, _: JobId, _: &[IpAddr]) {
+        self.pass("register");
+    }
+    fn remove_job(&self, _: JobId) {
+        self.pass("remove");
+    }
+    fn abort_job(&self, _: JobId, _: AbortReason) {
+        self.pass("abort");
+    }
+    fn figures(&self, _: &[JobId]) -> data_path::Figures {
+        self.pass("figures");
+        data_path::Figures::default()
+    }
+    fn health(&self) -> Result<(), ThreadEnded> {
+        Ok(())
+    }
+    fn threads(&self) -> HostThreads {
+        unreachable!("nobody here has a lane")
+    }
+}
+
+#[test]
+fn heartbeats_are_answered_while_the_data_path_answers_nobody() {
+    let gated = Arc::new(Gated::default());
+    let jobs = Arc::new(jobs(Arc::clone(&gated) as Arc<dyn DataPath>));
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let address = listener.local_addr().unwrap();
+    let service = ControlService { jobs: Arc::clone(&jobs), instance: 1, rate_bps: None };
+    let scraped = Arc::clone(&jobs);
+    let text = move || metrics::text(Arc::clone(&scraped));
+    let served = Served::start(listener, service, HANG, text, || Ok(())).unwrap();
+    let ticking = Arc::clone(&jobs);
+    served.every(Duration::from_millis(1), move || ticking.tick());
+
+    let callers = tokio::runtime::Runtime::new().unwrap();
+    callers.block_on(async {
+        let client = ControlClient::connect(format!("http://{address}")).await.unwrap();
+        let Admission { job, key, generation, .. } = *admitted(&jobs, "runs").await.expect("admitted");
+        gated.close(true);
+        let mut flood = tokio::task::JoinSet::new();
+        for _ in 0..50 {
+            let mut client = client.clone();
+            flood.spawn(async move { client.status(StatusRequest::default()).await.map(drop) });
+        }
+        // Another rank joins, a job ends, and all of it waits for the data path too.
+        let joining = {
+            let mut client = client.clone();
+            let request = proto::JoinRequest {
+                job: "joins".into(),
+                world_size: 1,
+                mtu_bytes: 1500,
+                wire_version: fanin_wire::VERSION.into(),
+                protocol: Some(proto::join_request::Protocol::Switchml(Default::default())),
+                ..proto::JoinRequest::default()
+            };
+            tokio::spawn(async move { client.join(request).await })
+        };
+        let everything_waits = async {
+            while gated.state.lock().unwrap().waiting < 2 {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(HANG, everything_waits).await.expect("a question and an errand");
+        let mut client = client.clone();
+        for _ in 0..20 {
+            let message = HeartbeatRequest {
+                job_id: job.0,
+                generation: generation.0.into(),
+                secret: key.secret_of(Rank(0)),
+                ..HeartbeatRequest::default()
+            };
+            let reply = tokio::time::timeout(HANG, client.heartbeat(message)).await;
+            let reply = reply.expect("an answer while the data path is busy").unwrap().into_inner();
+            assert!(matches!(reply.state, Some(Pulse::Alive(_))), "{reply:?}");
+        }
+        assert!(!joining.is_finished(), "no rank is told of a job that the data path does not know");
+        assert!(flood.try_join_next().is_none());
+        gated.close(false);
+        let all = async {
+            assert!(flood.join_all().await.iter().all(Result::is_ok));
+            let outcome = joining.await.unwrap().unwrap().into_inner().outcome;
+            assert!(matches!(outcome, Some(proto::join_reply::Outcome::Admission(_))), "{outcome:?}");
+        };
+        tokio::time::timeout(HANG, all).await.expect("answers");
+    });
+}
+
+#[tokio::test]
+async fn a_stream_ends_when_its_rank_opens_another() {
+    let jobs = jobs(Arc::new(Gated::default()));
+    let Admission { job, key, generation, .. } = *admitted(&jobs, "job").await.expect("admitted");
+    let secret = key.secret_of(Rank(0));
+    let attend = || jobs.attend(job, Rank(0), generation, secret);
+    let attend = || attend().expect("its own").stays.expect("it runs");
+    let (first, mut second) = (attend(), attend());
+    tokio::time::timeout(HANG, first.superseded).await.expect("it ends").expect_err("nothing to say");
+    assert_eq!(second.superseded.try_recv(), Err(oneshot::error::TryRecvError::Empty));
+    jobs.leave(job, Rank(0), secret).expect("its own");
+    assert!(jobs.lock().streams.is_empty());
+}
+
+#[tokio::test]
+async fn from_where_a_rank_sends_is_told_to_the_data_path_when_it_changes() {
+    let gated = Arc::new(Gated::default());
+    let jobs = jobs(Arc::clone(&gated) as Arc<dyn DataPath>);
+    let Admission { job, key, generation, .. } = *admitted(&jobs, "job").await.expect("admitted");
+    let (rank, secret) = (Rank(0), key.secret_of(Rank(0)));
+    let [one, other] = [1, 2].map(|last| vec![IpAddr::from([10, 0, 0, last])]);
+    jobs.register(job, rank, one.clone()).await;
+    for (hosts, secret) in [(&one, secret), (&other, secret), (&other, secret), (&one, 0)] {
+        let _ = jobs.heartbeat(job, rank, generation, secret, Measured::default(), hosts.clone());
+    }
+    jobs.leave(job, rank, secret).expect("its own");
+    let _ = jobs.heartbeat(job, rank, generation, secret, Measured::default(), one);
+    assert!(jobs.lock().hosts.is_empty());
+    drop(jobs);
+    assert_eq!(gated.state.lock().unwrap().told, ["add", "register", "register", "remove"]);
+}
+
+#[tokio::test]
+async fn a_rank_is_told_again_of_its_job_after_the_data_path_knows_it() {
+    let gated = Arc::new(Gated::default());
+    let jobs = jobs(Arc::clone(&gated) as Arc<dyn DataPath>);
+    let resume = Resume {
+        lineage: 1,
+        generation: Generation(0),
+        in_flight: 1,
+        elements: 256,
+        shards: 1,
+        completed: vec![vec![0]],
+    };
+    let request = JoinRequest { resume: Some(resume), ..request("resumed") };
+    gated.close(true);
+    let [mut first, mut again] = [0, 1].map(|_| match jobs.join(request.clone()) {
+        Joined::Waiting(place) => place,
+        Joined::Done(outcome) => panic!("answered before the data path: {outcome:?}"),
+    });
+    gated.close(false);
+    let told = first.outcome().await.expect("admitted");
+    assert_eq!(again.outcome().await.expect("told again"), told);
+}
+
+#[tokio::test]
+async fn what_was_decided_is_carried_out_in_that_order_and_a_job_without_room_ends() {
+    let gated = Arc::new(Gated::default());
+    let jobs = jobs(Arc::clone(&gated) as Arc<dyn DataPath>);
+    let Admission { job, key, .. } = *admitted(&jobs, "first").await.expect("admitted");
+    gated.close(true);
+    gated.state.lock().unwrap().refuses = true;
+    jobs.leave(job, Rank(0), key.secret_of(Rank(0))).expect("its own");
+    let Joined::Waiting(mut place) = jobs.join(request("second")) else { panic!("answered too early") };
+    gated.close(false);
+    assert!(matches!(place.outcome().await, Err(NotAdmitted::DataPath(_))));
+    jobs.tick();
+    let aborted = |job: &JobSnapshot| matches!(job.state, JobState::Aborted { .. });
+    assert!(jobs.snapshot().iter().all(aborted), "{:?}", jobs.snapshot());
+    drop(place);
+    drop(jobs);
+    assert_eq!(gated.state.lock().unwrap().told, ["add", "remove", "add", "remove"]);
+}
