@@ -5,79 +5,28 @@ use alloc::collections::BTreeMap;
 use alloc::string::String;
 use alloc::vec::Vec;
 use core::net::IpAddr;
-use core::time::Duration;
 
 use fanin_wire::{AbortReason, Generation, JobId, Key, Rank, ShardId, WireDtype, WorkerId};
 
 use super::gathering::{Gathering, check};
 use super::pool_size::pool_units;
-use super::{Admission, Hierarchy, JoinRequest, Protocol, Rack, Racks, Ranks, Refusal, Resume, Ticket};
+use super::{Admission, JoinRequest, Protocol, Rack, Ranks, Refusal, Resume, Ticket};
 use crate::machine::Instant;
 use crate::switchml::JobConfig;
 
+mod config;
+mod job;
 #[cfg(test)]
 mod tests;
+
+pub use self::config::{ConfigError, RegistryConfig};
+use self::job::{Job, Life, Presence};
 
 /// Of the pool, what jobs have at most of which all ranks ask from one machine: half, so that others have room.
 const POOL_OF_ONE: u32 = 2;
 /// Most exchange counts that are kept of ranks which wait to resume a job: 64 MiB, 16 jobs of 64 ranks with the largest pool in one
 /// shard.
 const COUNTS_MAX: usize = 1 << 24;
-
-/// Limits of a registry.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RegistryConfig {
-    /// How jobs are summed here.
-    pub protocol: Protocol,
-    /// Shards of the switch.
-    pub shards: u8,
-    /// Memory in each shard, for all jobs together, in units of 256 elements.
-    pub pool_units: u32,
-    /// What the kernel granted to each of the switch's sockets.
-    pub receive_buffer_bytes: usize,
-    /// Most jobs that gather or run at once.
-    pub jobs_max: u32,
-    /// A rank that has no stream and is silent for longer is expelled.
-    pub heartbeat_timeout: Duration,
-    /// A rank whose stream ended is expelled unless it opens another one within this: a connection may break under a process
-    /// that lives.
-    pub return_timeout: Duration,
-    /// A gathering is given up when its ranks lose patience, and after this at the latest.
-    pub join_timeout_max: Duration,
-    /// How long the reason of an abort is kept for ranks that have not heard it.
-    pub abort_memory: Duration,
-}
-
-impl Default for RegistryConfig {
-    fn default() -> Self {
-        Self {
-            protocol: Protocol::SwitchMl,
-            shards: 1,
-            pool_units: 262_144,
-            receive_buffer_bytes: 16 << 20,
-            jobs_max: 256,
-            heartbeat_timeout: Duration::from_secs(5),
-            return_timeout: Duration::from_millis(500),
-            join_timeout_max: Duration::from_secs(3600),
-            abort_memory: Duration::from_secs(60),
-        }
-    }
-}
-
-/// A limit that would make a registry useless.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ConfigError {
-    /// The field that is zero.
-    pub field: &'static str,
-}
-
-impl core::fmt::Display for ConfigError {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        write!(f, "{} is zero; it must be at least one", self.field)
-    }
-}
-
-impl core::error::Error for ConfigError {}
 
 /// What becomes of a rank that asks to join.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -125,17 +74,6 @@ pub enum Detached {
     AtTheRank,
     /// Between the switch next to the rank and this one; the rank itself may live.
     OnTheWay,
-}
-
-/// What is known of a rank's life.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Presence {
-    /// It asked something then, and has no stream.
-    Heard(Instant),
-    /// Its stream of this number is open: it lives, however silent it is.
-    Attends(u64),
-    /// Its stream ended then without a farewell.
-    Gone(Instant),
 }
 
 /// The answer to a heartbeat.
@@ -245,111 +183,6 @@ pub enum JobState {
         /// Why.
         reason: AbortReason,
     },
-}
-
-#[derive(Debug)]
-struct Job {
-    name: String,
-    key: Key,
-    /// What its ranks showed when they resumed it.
-    lineage: Option<u64>,
-    generation: Generation,
-    world_size: u16,
-    in_flight: u16,
-    elements: u16,
-    wire_dtype: WireDtype,
-    /// What it takes of a shard's pool.
-    pool_units: u32,
-    /// From where all of its ranks asked, if that is one machine.
-    origin: Option<IpAddr>,
-    levels: u8,
-    racks: Racks,
-    left: Ranks,
-    /// When a rank left it last.
-    left_last: Instant,
-    /// Of a job that was resumed: what its ranks were told, and which of them were not heard since.
-    untold: Option<(Admission, Ranks)>,
-    life: Life,
-}
-
-#[derive(Debug)]
-enum Life {
-    Running { presences: Vec<Presence> },
-    Aborted { reason: AbortReason, since: Instant, heard: Ranks },
-}
-
-impl Job {
-    fn is_running(&self) -> bool {
-        matches!(self.life, Life::Running { .. })
-    }
-
-    /// Whether who asks to join must do so here, or nowhere, as the name is the same. Somebody else's job that took the name does
-    /// not keep those out who had it before their switch restarted.
-    fn concerns(&self, request: &JoinRequest) -> bool {
-        let of_lineage = |lineage| self.lineage == Some(lineage) || self.key.lineage() == lineage;
-        self.is_running() && self.name == request.job && request.lineage().is_none_or(of_lineage)
-    }
-
-    /// Whether a call in a rank's name is the rank's.
-    fn authenticate(&self, rank: Rank, secret: u64) -> Result<(), Denied> {
-        if secret == self.key.secret_of(rank) { Ok(()) } else { Err(Denied { rank }) }
-    }
-
-    /// The admission, for a rank that did not get it and asks once more.
-    fn admission_again(&mut self, now: Instant, rank: Rank, request: &JoinRequest) -> Option<Admission> {
-        let (admission, unheard) = self.untold.as_ref()?;
-        let resume = request.resume.as_ref()?;
-        let of_atp = |hierarchy: &Hierarchy| {
-            let levels = hierarchy.directions.get(usize::from(rank.0)).map(|directions| directions.level);
-            levels.map_or(0, |level| usize::from(hierarchy.levels - level))
-        };
-        let of_switch_ml = || admission.racks.way(rank).len();
-        let is_it = unheard.contains(rank)
-            && request.world_size == u32::from(admission.world_size)
-            && resume.generation.0.wrapping_add(1) == admission.generation.0
-            && (resume.in_flight, resume.elements) == (admission.in_flight, admission.elements)
-            && admission.hierarchy.as_ref().map_or_else(of_switch_ml, of_atp) == request.hops.len();
-        let Life::Running { presences } = &mut self.life else { return None };
-        if !is_it {
-            return None;
-        }
-        presences[usize::from(rank.0)] = Presence::Heard(now);
-        Some(admission.clone())
-    }
-
-    /// The rank that is dead by now, the one first if there are several.
-    fn dead(&self, now: Instant, config: &RegistryConfig) -> Option<Rank> {
-        let overdue = |presence: &Presence| match *presence {
-            Presence::Attends(_) => None,
-            Presence::Heard(then) => (now.since(then) > config.heartbeat_timeout).then_some(then),
-            Presence::Gone(then) => (now.since(then) > config.return_timeout).then_some(then),
-        };
-        self.members()
-            .filter_map(|(rank, presence)| Some((overdue(presence)?, rank)))
-            .min_by_key(|(then, _)| *then)
-            .map(|(_, rank)| rank)
-    }
-
-    /// A rank whose stream ended without a farewell.
-    fn gone(&self) -> Option<Rank> {
-        self.members().find(|(_, presence)| matches!(presence, Presence::Gone(_))).map(|(rank, _)| rank)
-    }
-
-    /// The ranks of a running job that did not leave.
-    fn members(&self) -> impl Iterator<Item = (Rank, &Presence)> {
-        let presences = match &self.life {
-            Life::Running { presences } => presences.as_slice(),
-            Life::Aborted { .. } => &[],
-        };
-        (0..self.world_size).map(Rank).zip(presences).filter(|(rank, _)| !self.left.contains(*rank))
-    }
-
-    /// Whether the reason of its abort has no one left to tell.
-    fn is_spent(&self, now: Instant, memory: Duration) -> bool {
-        let Life::Aborted { since, heard, .. } = &self.life else { return false };
-        now.since(*since) > memory
-            || Ranks::all(self.world_size).without(heard).without(&self.left).is_empty()
-    }
 }
 
 /// The jobs of a switch. See the module's documentation.

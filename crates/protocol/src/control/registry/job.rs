@@ -1,0 +1,129 @@
+//! A job from its admission to the last rank that hears of its end.
+
+use alloc::string::String;
+use alloc::vec::Vec;
+use core::net::IpAddr;
+use core::time::Duration;
+
+use fanin_wire::{AbortReason, Generation, Key, Rank, WireDtype};
+
+use super::super::{Admission, Hierarchy, JoinRequest, Racks, Ranks};
+use super::{Denied, RegistryConfig};
+use crate::machine::Instant;
+
+/// What is known of a rank's life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Presence {
+    /// It asked something then, and has no stream.
+    Heard(Instant),
+    /// Its stream of this number is open: it lives, however silent it is.
+    Attends(u64),
+    /// Its stream ended then without a farewell.
+    Gone(Instant),
+}
+
+/// A job that was admitted.
+#[derive(Debug)]
+pub(super) struct Job {
+    pub name: String,
+    pub key: Key,
+    /// What its ranks showed when they resumed it.
+    pub lineage: Option<u64>,
+    pub generation: Generation,
+    pub world_size: u16,
+    pub in_flight: u16,
+    pub elements: u16,
+    pub wire_dtype: WireDtype,
+    /// What it takes of a shard's pool.
+    pub pool_units: u32,
+    /// From where all of its ranks asked, if that is one machine.
+    pub origin: Option<IpAddr>,
+    pub levels: u8,
+    pub racks: Racks,
+    pub left: Ranks,
+    /// When a rank left it last.
+    pub left_last: Instant,
+    /// Of a job that was resumed: what its ranks were told, and which of them were not heard since.
+    pub untold: Option<(Admission, Ranks)>,
+    pub life: Life,
+}
+
+#[derive(Debug)]
+pub(super) enum Life {
+    Running { presences: Vec<Presence> },
+    Aborted { reason: AbortReason, since: Instant, heard: Ranks },
+}
+
+impl Job {
+    pub fn is_running(&self) -> bool {
+        matches!(self.life, Life::Running { .. })
+    }
+
+    /// Whether who asks to join must do so here, or nowhere, as the name is the same. Somebody else's job that took the name does
+    /// not keep those out who had it before their switch restarted.
+    pub fn concerns(&self, request: &JoinRequest) -> bool {
+        let of_lineage = |lineage| self.lineage == Some(lineage) || self.key.lineage() == lineage;
+        self.is_running() && self.name == request.job && request.lineage().is_none_or(of_lineage)
+    }
+
+    /// Whether a call in a rank's name is the rank's.
+    pub fn authenticate(&self, rank: Rank, secret: u64) -> Result<(), Denied> {
+        if secret == self.key.secret_of(rank) { Ok(()) } else { Err(Denied { rank }) }
+    }
+
+    /// The admission, for a rank that did not get it and asks once more.
+    pub fn admission_again(&mut self, now: Instant, rank: Rank, request: &JoinRequest) -> Option<Admission> {
+        let (admission, unheard) = self.untold.as_ref()?;
+        let resume = request.resume.as_ref()?;
+        let of_atp = |hierarchy: &Hierarchy| {
+            let levels = hierarchy.directions.get(usize::from(rank.0)).map(|directions| directions.level);
+            levels.map_or(0, |level| usize::from(hierarchy.levels - level))
+        };
+        let of_switch_ml = || admission.racks.way(rank).len();
+        let is_it = unheard.contains(rank)
+            && request.world_size == u32::from(admission.world_size)
+            && resume.generation.0.wrapping_add(1) == admission.generation.0
+            && (resume.in_flight, resume.elements) == (admission.in_flight, admission.elements)
+            && admission.hierarchy.as_ref().map_or_else(of_switch_ml, of_atp) == request.hops.len();
+        let Life::Running { presences } = &mut self.life else { return None };
+        if !is_it {
+            return None;
+        }
+        presences[usize::from(rank.0)] = Presence::Heard(now);
+        Some(admission.clone())
+    }
+
+    /// The rank that is dead by now, the one first if there are several.
+    pub fn dead(&self, now: Instant, config: &RegistryConfig) -> Option<Rank> {
+        let overdue = |presence: &Presence| match *presence {
+            Presence::Attends(_) => None,
+            Presence::Heard(then) => (now.since(then) > config.heartbeat_timeout).then_some(then),
+            Presence::Gone(then) => (now.since(then) > config.return_timeout).then_some(then),
+        };
+        self.members()
+            .filter_map(|(rank, presence)| Some((overdue(presence)?, rank)))
+            .min_by_key(|(then, _)| *then)
+            .map(|(_, rank)| rank)
+    }
+
+    /// A rank whose stream ended without a farewell.
+    pub fn gone(&self) -> Option<Rank> {
+        self.members().find(|(_, presence)| matches!(presence, Presence::Gone(_))).map(|(rank, _)| rank)
+    }
+
+    /// The ranks of a running job that did not leave.
+    pub fn members(&self) -> impl Iterator<Item = (Rank, &Presence)> {
+        let presences = match &self.life {
+            Life::Running { presences } => presences.as_slice(),
+            Life::Aborted { .. } => &[],
+        };
+        (0..self.world_size).map(Rank).zip(presences).filter(|(rank, _)| !self.left.contains(*rank))
+    }
+
+    /// Whether the reason of its abort has no one left to tell.
+    pub fn is_spent(&self, now: Instant, memory: Duration) -> bool {
+        let Life::Aborted { since, heard, .. } = &self.life else { return false };
+        now.since(*since) > memory
+            || Ranks::all(self.world_size).without(heard).without(&self.left).is_empty()
+    }
+}
