@@ -47,8 +47,10 @@ impl Membership {
             move || {
                 let joining = meeting.map(|meeting| meeting.joining(config.join_timeout, &cancelled));
                 let joined = Job::connect_unless(config, local, &cancelled);
-                drop(joining);
-                joined
+                match joining {
+                    Some(joining) => joining.over(joined),
+                    None => joined,
+                }
             },
         );
         let session = joined?.map_err(|error| to_python(py, &error))?;

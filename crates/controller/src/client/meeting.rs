@@ -19,6 +19,9 @@ use crate::{ChainError, SessionError};
 const FIRST: &str = "switch";
 /// The last one, which lasts while the ranks join.
 const LAST: &str = "joins";
+/// By how much a rank may hear later than another that one began anew, and how often it looks.
+const TOLD: Duration = Duration::from_millis(500);
+const LOOK: Duration = Duration::from_millis(10);
 /// How much later than asked for a switch may answer.
 const SILENCE: Duration = Duration::from_secs(5);
 
@@ -98,7 +101,7 @@ impl Meeting {
     pub fn joining(&self, patience: Duration, cancel: &Cancel) -> Joining {
         let said = said(&self.config, (LAST, self.attempt), String::new(), patience);
         let said = MeetRequest { joins: true, ..said };
-        let (mut connection, cancel) = (self.connection.clone(), cancel.clone());
+        let (mut connection, joined, cancel) = (self.connection.clone(), cancel.clone(), cancel.clone());
         let told = async move {
             // Whatever else it hears says nothing of the services that it joins.
             if let Err(error @ SessionError::JoinRefused { reason: Refusal::BeganAnew { .. }, .. }) =
@@ -107,17 +110,42 @@ impl Meeting {
                 cancel.because(error);
             }
         };
-        Joining(self.runtime.as_ref().map(|runtime| runtime.spawn(told)))
+        Joining { told: self.runtime.as_ref().map(|runtime| runtime.spawn(told)), cancel: joined }
     }
 }
 
 /// That a rank joins a job, as the others of its meeting are told. Dropping it says that it does so no more.
 #[derive(Debug)]
-pub struct Joining(Option<JoinHandle<()>>);
+pub struct Joining {
+    told: Option<JoinHandle<()>>,
+    cancel: Cancel,
+}
+
+impl Joining {
+    /// What became of it. A rank whose neighbour in shared memory is gone may only not have been told yet why that one went: all are, at once.
+    ///
+    /// # Errors
+    /// That of `joined`, unless another rank began anew.
+    pub fn over<T>(self, joined: Result<T, SessionError>) -> Result<T, SessionError> {
+        let since = Instant::now();
+        loop {
+            let Err(SessionError::RankLost { .. }) = &joined else {
+                return joined;
+            };
+            if let Some(cause) = self.cancel.cause() {
+                return Err(cause);
+            }
+            if since.elapsed() >= TOLD {
+                return joined;
+            }
+            std::thread::sleep(LOOK);
+        }
+    }
+}
 
 impl Drop for Joining {
     fn drop(&mut self) {
-        self.0.iter().for_each(JoinHandle::abort);
+        self.told.iter().for_each(JoinHandle::abort);
     }
 }
 
