@@ -9,7 +9,7 @@ use anyhow::{Context, anyhow};
 use comfy_table::{CellAlignment, Table, presets};
 use fanin_sim::net::Progress;
 use fanin_sim::scenario_file;
-use fanin_sim::workload::{JobReport, Options, Report, RunError, Scenario, run as simulate};
+use fanin_sim::workload::{JobReport, Measurement, Options, Report, RunError, Scenario, run as simulate};
 use serde::Serialize;
 
 use crate::output;
@@ -91,11 +91,30 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         };
         let json = serde_json::to_string_pretty(&document)?;
         if path.as_os_str() == "-" {
-            return Ok(output::line(&json)?);
+            output::line(&json)?;
+            return unfinished(&report);
         }
         std::fs::write(path, json + "\n").with_context(|| format!("cannot write {}", path.display()))?;
     }
-    Ok(output::line(&table(&report))?)
+    output::line(&table(&report))?;
+    unfinished(&report)
+}
+
+/// A job that had so much to do and did not is a failure, though nothing was wrong with what it did.
+fn unfinished(report: &Report) -> anyhow::Result<()> {
+    let late: Vec<String> = report
+        .jobs
+        .iter()
+        .filter_map(|job| job.unfinished.as_ref().map(|waits| format!("{}: {waits}", job.name)))
+        .collect();
+    if late.is_empty() {
+        return Ok(());
+    }
+    Err(anyhow!(
+        "the run ended at {:.6} s with unfinished jobs; give it a later `until`, or them less to do\n{}",
+        report.ended_s,
+        late.join("\n")
+    ))
 }
 
 fn create(path: &Path) -> anyhow::Result<Box<dyn Write>> {
@@ -142,6 +161,7 @@ fn table(report: &Report) -> String {
             "ended",
         ];
         lines.push(rows(&header, report.jobs.iter().map(job_row)));
+        lines.extend(report.jobs.iter().filter(|job| !job.measurement.enough).map(not_measured));
     }
     if !report.servers.is_empty() {
         let header = ["server", "packets in", "MB in"];
@@ -194,22 +214,39 @@ fn table(report: &Report) -> String {
     lines.join("\n")
 }
 
+/// Why the throughputs of a job say little.
+fn not_measured(job: &JobReport) -> String {
+    let Measurement { window_s, completed, needed, .. } = job.measurement;
+    let (what, more) = match job.training {
+        Some(_) => ("iterations", "`iterations`"),
+        None => ("tensors", "`tensors`"),
+    };
+    format!(
+        "~ {}: not measured, {completed} {what} in the {window_s:.6} s after the warm-up and {needed} are needed: a later `until`, more {more} or a shorter `warm_up`",
+        job.name
+    )
+}
+
 fn job_row(job: &JobReport) -> Vec<String> {
-    let samples = job
-        .training
-        .as_ref()
-        .map_or("-".to_owned(), |training| format!("{:.1} {}", training.samples_per_s, training.sample));
+    let about = if job.measurement.enough { "" } else { "~" };
+    let samples = job.training.as_ref().map_or("-".to_owned(), |training| {
+        format!("{about}{:.1} {}", training.samples_per_s, training.sample)
+    });
     vec![
         job.name.clone(),
         job.system.to_owned(),
         job.workers.to_string(),
-        format!("{:.2}", job.aggregation_gbps),
+        format!("{about}{:.2}", job.aggregation_gbps),
         format!("{:.0}", job.tensors),
         samples,
         job.switch_aggregations.to_string(),
         job.server_aggregations.to_string(),
         job.retransmissions.to_string(),
-        if job.finished { format!("{:.6} s", job.finished_s) } else { "runs on".to_owned() },
+        match (job.finished, &job.unfinished) {
+            (true, _) => format!("{:.6} s", job.finished_s),
+            (false, None) => "runs on".to_owned(),
+            (false, Some(_)) => "unfinished".to_owned(),
+        },
     ]
 }
 

@@ -81,6 +81,24 @@ fn a_table_is_for_people() {
 }
 
 #[test]
+fn a_job_that_has_not_finished_fails_the_run_and_is_in_the_result_nevertheless() {
+    let directory = Directory::new("unfinished");
+    let file = directory.write("short.toml", &format!("until = \"20us\"\n{SCENARIO}"));
+    let json = directory.path("short.json");
+    let output = sim(&[&file, "--json", &json]);
+    assert_eq!(output.status.code(), Some(1));
+    let message = text(&output.stderr);
+    assert!(message.contains("unfinished jobs") && message.contains("job0: tensors completed"), "{message}");
+    let table = text(&output.stdout);
+    assert!(table.contains(" tensors in the 0.000020 s after the warm-up and 6 are needed"), "{table}");
+    let result = std::fs::read(json).expect("it was written");
+    let result: serde_json::Value = serde_json::from_slice(&result).expect("JSON");
+    let job = &result["result"]["jobs"][0];
+    assert!(job["unfinished"].is_string());
+    assert_eq!(job["measurement"]["enough"], false);
+}
+
+#[test]
 fn mistakes_are_told_with_file_and_line() {
     let directory = Directory::new("mistakes");
     let file = directory.write("wrong.toml", &SCENARIO.replace("workers", "wrokers"));

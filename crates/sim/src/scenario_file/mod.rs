@@ -29,6 +29,12 @@ use schema::{Background, BackgroundKind, FaultKind, File, RoutingName};
 /// Intervals of a time series: beyond this nobody looks at them, and they fill the memory.
 const INTERVALS_MAX: u128 = 1_000_000;
 
+/// For how long a job may stand still unless the file says otherwise: for a part of the run, or so many of its timeouts, which
+/// grow while nothing comes.
+const STALL_SHARE: u32 = 4;
+const STALL_TIMEOUTS: u32 = 4;
+const STALL_MAX: Duration = Duration::from_secs(2);
+
 /// Reads and checks a scenario. `name` is the file's, for messages.
 ///
 /// # Errors
@@ -57,14 +63,19 @@ fn resolve(file: File) -> Result<Scenario, Mistake> {
     for loss in &file.loss {
         losses.extend(losses_of(&topology, loss)?);
     }
-    let faults =
+    let faults: Vec<FaultPlan> =
         file.fault.iter().map(|fault| fault_of(&topology, &jobs, fault)).collect::<Result<_, _>>()?;
+    // An outage is no stall: what is away comes back.
+    let outage = file.fault.iter().filter_map(|fault| fault.get_ref().down).map(|down| down.0).max();
+    let timeout = jobs.iter().map(|job| job.timeout).max();
+    let stall = (until / STALL_SHARE).min(STALL_MAX).max(timeout.unwrap_or_default() * STALL_TIMEOUTS)
+        + outage.unwrap_or_default();
     Ok(Scenario {
         title: file.title,
         until,
         interval,
         warm_up: file.warm_up.0,
-        stall: file.stall.0,
+        stall: file.stall.map_or(stall, |stall| stall.0),
         topology,
         multipath: match file.network.routing {
             RoutingName::Flow => Multipath::PerFlow,

@@ -21,9 +21,8 @@ pub(super) struct File {
     /// What happens before is not in the throughputs.
     #[serde(default = "defaults::zero")]
     pub(super) warm_up: Time,
-    /// A job that runs and completes nothing for this long has stalled, which is a violation.
-    #[serde(default = "defaults::stall")]
-    pub(super) stall: Time,
+    /// A job whose workers wait and to whom nothing comes for this long has stalled, which is a violation.
+    pub(super) stall: Option<Time>,
     pub(super) network: Network,
     #[serde(default)]
     pub(super) queue: Vec<Spanned<Queue>>,
@@ -447,10 +446,6 @@ mod defaults {
 
     pub(super) fn interval() -> Spanned<Time> {
         nowhere(Time(Duration::from_millis(10)))
-    }
-
-    pub(super) const fn stall() -> Time {
-        Time(Duration::from_secs(2))
     }
 
     pub(super) const fn zero() -> Time {

@@ -39,6 +39,18 @@ fn a_short_file_has_sensible_defaults() {
 }
 
 #[test]
+fn a_job_may_stand_still_for_a_part_of_the_run_unless_said_otherwise() {
+    let stall = |head: &str, tail: &str| ok(&format!("{head}{RACK}{JOB}{tail}")).stall;
+    let ms = std::time::Duration::from_millis;
+    assert_eq!(stall("", ""), ms(2000), "of ten seconds");
+    assert_eq!(stall("until = \"50ms\"\n", ""), ms(50) / 4);
+    assert_eq!(stall("until = \"2ms\"\n", ""), ms(4), "four timeouts");
+    assert_eq!(stall("until = \"2ms\"\nstall = \"1ms\"\n", ""), ms(1));
+    let outage = "[[fault]]\nat = \"1ms\"\nkind = \"node-fails\"\nnode = \"s0\"\ndown = \"7ms\"\n";
+    assert_eq!(stall("until = \"50ms\"\n", outage), ms(50) / 4 + ms(7));
+}
+
+#[test]
 fn every_key_has_its_effect() {
     let scenario = ok(r#"
 title = "all keys"

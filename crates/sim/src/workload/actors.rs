@@ -76,13 +76,21 @@ impl<E: WorkerMachine<Address = SimAddress, Tensor = Gradient> + 'static> Owner<
         }
     }
 
-    fn handled(&mut self, packet: &Packet<'_>, verdict: Verdict, _context: &mut Context<'_>) {
-        if let (Some(window), Verdict::Absorb) = (&self.window, verdict)
-            && let Some(gradient) = gradient(packet).filter(|gradient| gradient.header.flags.is_ack)
-            && !gradient.payload.is_empty()
-        {
-            window.borrow_mut().received(self.rank, gradient.header.sequence);
+    fn handled(&mut self, packet: &Packet<'_>, verdict: Verdict, context: &mut Context<'_>) {
+        if verdict != Verdict::Absorb {
+            return;
         }
+        match (&self.window, gradient(packet)) {
+            (Some(window), Some(gradient))
+                if gradient.header.flags.is_ack && !gradient.payload.is_empty() =>
+            {
+                window.borrow_mut().received(self.rank, gradient.header.sequence);
+            }
+            (None, None) => {}
+            // The server asks for something again: nothing has come.
+            _ => return,
+        }
+        self.job.borrow_mut().progressed(context.now());
     }
 }
 

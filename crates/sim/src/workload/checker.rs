@@ -52,14 +52,12 @@ pub enum Violation {
         /// The fragment that took the place.
         sequence: u64,
     },
-    /// A running job completed nothing for too long.
+    /// Workers of a job wait, and nothing has come to any of them for too long, or nothing can come any more.
     Stalled {
         /// The job.
         job: String,
-        /// Tensors that each worker has.
-        completed: Vec<u64>,
-        /// Where its machines stand.
-        machines: String,
+        /// Who waits for which tensor, and for whom; where its machines stand.
+        waits: String,
     },
     /// A machine had more than its tables hold, or more to send than its windows allow.
     Unbounded {
@@ -97,13 +95,7 @@ impl std::fmt::Display for Violation {
                 f,
                 "{job}: fragment {sequence} took the place of {lacks}, which worker {rank} still lacks"
             ),
-            Self::Stalled { job, completed, machines } => {
-                write!(
-                    f,
-                    "{job}: no progress; tensors completed by each worker: {}; {machines}",
-                    first(completed)
-                )
-            }
+            Self::Stalled { job, waits } => write!(f, "{job}: no progress; {waits}"),
             Self::Unbounded { what, size, limit } => write!(f, "{what}: {size}, and the limit is {limit}"),
             Self::Aborted { job, rank, reason } => {
                 write!(f, "{job}: worker {rank} was told that the job ended: {reason:?}")

@@ -7,10 +7,11 @@ use std::time::Duration;
 
 use fanin_protocol::Instant;
 
-use super::checker::{Referee, Violation};
+use super::checker::{Referee, Violation, first};
 use super::mailbox::Mailbox;
+use super::meter::{Meter, Reading};
 use super::program::{Program, Schedule, Step};
-use super::scenario::JobPlan;
+use super::scenario::{JobPlan, Workload};
 use super::values::{Gradient, Source, mix};
 use crate::net::{ActorId, Context};
 
@@ -37,11 +38,12 @@ pub(crate) struct Job {
     pub(crate) workers: Vec<WorkerState>,
     /// Of tensors that some workers have and some do not: the first one's bits.
     results: BTreeMap<(u64, usize), u64>,
-    warm_up: Instant,
-    /// When a tensor was completed last, or the job began.
-    pub(crate) last_progress: Instant,
+    /// When a worker took in what it lacked last, or the job began.
+    last_progress: Instant,
     /// When the last worker was finished.
     pub(crate) finished: Option<Instant>,
+    /// When the job was over: the same, or when it died.
+    over: Option<Instant>,
     /// Jobs that are not over, this one among them.
     open: Rc<Cell<usize>>,
     pub(crate) dead: bool,
@@ -76,46 +78,13 @@ pub(crate) struct Measures {
     pub(crate) bytes: u64,
     pub(crate) tensors: u64,
     pub(crate) iterations: u64,
-    /// When the worker began.
-    pub(crate) first: Option<Instant>,
-    /// Bytes by time, and iterations by time.
-    pub(crate) throughput: Meter,
-    pub(crate) pace: Meter,
+    /// Whether the worker has begun.
+    began: bool,
+    /// Of tensors, or iterations of training.
+    pub(crate) meter: Meter,
     /// Time from a tensor's submission to its sum.
     pub(crate) latency_total: Duration,
     pub(crate) latency_max: Duration,
-}
-
-/// Counts what is completed between the first completion after the warm-up and the last: whole tensors or iterations, and the
-/// time that just these took.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Meter {
-    /// Completions that are in `amount`.
-    counted: u64,
-    amount: u64,
-    first: Option<Instant>,
-    last: Instant,
-}
-
-impl Meter {
-    fn count(&mut self, now: Instant, amount: u64) {
-        match self.first {
-            None => self.first = Some(now),
-            Some(_) => {
-                self.amount += amount;
-                self.counted += 1;
-            }
-        }
-        self.last = now;
-    }
-
-    /// A second, when `in_flight` are under way at once. None when too few were completed: what was sent before the first
-    /// completion then counts without its time, and the figure is beyond what the link carries.
-    pub(crate) fn per_second(&self, in_flight: u64) -> Option<f64> {
-        let time = self.last.since(self.first?);
-        let enough = self.counted >= COMPLETED_PER_IN_FLIGHT * in_flight;
-        (enough && !time.is_zero()).then(|| self.amount as f64 / time.as_secs_f64())
-    }
 }
 
 impl Job {
@@ -142,7 +111,7 @@ impl Job {
             finished: false,
             away: false,
             lost: None,
-            measures: Measures::default(),
+            measures: Measures { meter: Meter::new(plan.start, warm_up), ..Measures::default() },
         };
         Self {
             plan: plan.clone(),
@@ -157,9 +126,9 @@ impl Job {
             schedule,
             referee,
             results: BTreeMap::new(),
-            warm_up: Instant(0) + warm_up,
             last_progress: Instant(0) + plan.start,
             finished: None,
+            over: None,
             open,
             dead: false,
             mailboxes: Vec::new(),
@@ -171,7 +140,7 @@ impl Job {
         let mut steps = Vec::new();
         match token {
             token::START => {
-                self.workers[rank].measures.first = Some(context.now());
+                self.workers[rank].measures.began = true;
                 self.workers[rank].program.start(&mut steps);
             }
             token::STOP => self.workers[rank].program.stop(&mut steps),
@@ -222,7 +191,6 @@ impl Job {
         worker.spare.push(part);
         let measures = &mut worker.measures;
         measures.bytes += 4 * (to - from) as u64;
-        self.last_progress = now;
         let left = worker.parts.get_mut(&tensor).map(|left| {
             *left -= 1;
             *left
@@ -230,8 +198,8 @@ impl Job {
         if left == Some(0) {
             worker.parts.remove(&tensor);
             worker.measures.tensors += 1;
-            if now >= self.warm_up {
-                worker.measures.throughput.count(now, 4 * self.schedule.elements(tensor) as u64);
+            if matches!(self.plan.workload, Workload::AllReduce { .. }) {
+                worker.measures.meter.count(now);
             }
             if let Some(since) = worker.submitted.remove(&tensor) {
                 let latency = now.since(since);
@@ -259,14 +227,12 @@ impl Job {
                 Step::Iterated => {
                     let measures = &mut self.workers[rank].measures;
                     measures.iterations += 1;
-                    if now >= self.warm_up {
-                        measures.pace.count(now, 1);
-                    }
+                    measures.meter.count(now);
                 }
                 Step::Finished => {
                     self.workers[rank].finished = true;
                     if self.workers.iter().all(|worker| worker.finished) {
-                        self.finished = Some(now);
+                        (self.finished, self.over) = (Some(now), Some(now));
                         self.close(context);
                     }
                 }
@@ -289,15 +255,75 @@ impl Job {
         }
     }
 
-    /// Whether it has stalled: it should be running, and nothing was completed for too long.
+    /// What is measured, worker by worker; the run ends now.
+    pub(crate) fn readings(&self, now: Instant) -> Vec<Reading> {
+        // A model's tensors come in iterations, one after the other.
+        let in_flight = match self.plan.workload {
+            Workload::AllReduce { in_flight, .. } => in_flight.into(),
+            Workload::Training { .. } => 1,
+        };
+        let end = self.over.unwrap_or(now);
+        let meters = self.workers.iter().map(|worker| worker.measures.meter);
+        meters.map(|meter| meter.read(end, self.is_open(), in_flight)).collect()
+    }
+
+    /// Parameter bytes of what the meter counts.
+    pub(crate) fn measured_bytes(&self) -> u64 {
+        4 * self.schedule.elements_counted() as u64
+    }
+
+    /// A worker took in something that it lacked.
+    pub(crate) fn progressed(&mut self, now: Instant) {
+        self.last_progress = now;
+    }
+
+    /// Whether it should be running.
+    pub(crate) fn is_open(&self) -> bool {
+        self.over.is_none()
+    }
+
+    /// Whether it has stalled: its workers wait, and nothing has come to any of them for too long.
     pub(crate) fn stalled(&self, now: Instant, limit: Duration) -> bool {
-        let waits = self.workers.iter().any(|worker| !worker.parts.is_empty());
-        self.finished.is_none() && !self.dead && waits && now.since(self.last_progress) > limit
+        let waits_since = self.workers.iter().filter_map(|worker| worker.submitted.values().min()).min();
+        self.is_open() && waits_since.is_some_and(|since| now.since((*since).max(self.last_progress)) > limit)
+    }
+
+    /// Whether it had to be over by `now` and is not.
+    pub(crate) fn is_late(&self, now: Instant) -> bool {
+        let limited = match self.plan.workload {
+            Workload::AllReduce { count, .. } => count.is_some(),
+            Workload::Training { iterations, .. } => iterations.is_some(),
+        };
+        self.is_open() && (limited || self.plan.stop.is_some_and(|stop| Instant(0) + stop < now))
+    }
+
+    /// Who waits for which tensor, and for whom.
+    pub(crate) fn waits(&self) -> String {
+        let completed: Vec<u64> = self.workers.iter().map(|worker| worker.measures.tensors).collect();
+        let all = |is: &dyn Fn(&WorkerState) -> bool| -> Vec<usize> {
+            (0..self.workers.len()).filter(|rank| is(&self.workers[*rank])).collect()
+        };
+        let mut text = format!("tensors completed by each worker: {}", first(&completed));
+        let mut add = |what: &str, ranks: &[usize]| {
+            if !ranks.is_empty() {
+                text += &format!("; {what}: ranks {}", first(ranks));
+            }
+        };
+        if let Some(tensor) = self.workers.iter().filter_map(|worker| worker.parts.keys().min()).min() {
+            let has = |worker: &WorkerState| worker.parts.contains_key(tensor);
+            add(&format!("wait for tensor {tensor}"), &all(&has));
+            add("have not submitted it", &all(&|worker| worker.program.next_tensor() <= *tensor));
+        }
+        add("have not begun", &all(&|worker| !worker.measures.began));
+        add("away", &all(&|worker| worker.away));
+        add("have done everything", &all(&|worker| worker.finished));
+        text
     }
 
     /// The whole job is gone.
     pub(crate) fn die(&mut self, context: &mut Context<'_>) {
         if !std::mem::replace(&mut self.dead, true) && self.finished.is_none() {
+            self.over = Some(context.now());
             self.close(context);
         }
     }
@@ -312,7 +338,7 @@ impl Job {
 
     /// The node of worker `rank` was away: its timers are lost.
     pub(crate) fn restarted(&mut self, context: &mut Context<'_>, rank: usize) {
-        if self.workers[rank].measures.first.is_none() {
+        if !self.workers[rank].measures.began {
             return self.schedule_start(context);
         }
         let mut steps = Vec::new();
@@ -345,7 +371,7 @@ impl Job {
         worker.waiting.iter_mut().for_each(VecDeque::clear);
         worker.away = false;
         worker.lost = (lost > 0).then_some((tensor, lost));
-        if worker.measures.first.is_none() {
+        if !worker.measures.began {
             return self.schedule_start(context);
         }
         let mut steps = Vec::new();
@@ -364,7 +390,5 @@ impl WorkerState {
     }
 }
 
-/// How many must be completed for each one under way before the time between completions says something.
-const COMPLETED_PER_IN_FLIGHT: u64 = 3;
 /// Digests that are kept before those of tensors that everybody has are dropped.
 const RESULTS_KEPT: usize = 256;

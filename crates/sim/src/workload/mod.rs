@@ -13,6 +13,7 @@ mod faults;
 mod hostile;
 mod job;
 mod mailbox;
+mod meter;
 pub mod models;
 pub(crate) mod placement;
 mod program;
@@ -27,7 +28,7 @@ mod values;
 pub use checker::Violation;
 pub use hostile::{hostile, shrink};
 pub use report::{
-    Count, FlowReport, JobReport, JobSeries, Report, ServerReport, SwitchReport, TrainingReport,
+    Count, FlowReport, JobReport, JobSeries, Measurement, Report, ServerReport, SwitchReport, TrainingReport,
 };
 pub use scenario::{
     BackgroundPlan, Fault, FaultPlan, JobPlan, LossPlan, Scenario, SwitchPlan, Target, Which, Workload,

@@ -72,6 +72,14 @@ impl Schedule {
         unreachable!("a stream has no end")
     }
 
+    /// Elements of what throughput is counted in: a tensor of the micro-benchmark, an iteration of training.
+    pub(crate) fn elements_counted(&self) -> usize {
+        match self {
+            Self::AllReduce { elements, .. } => *elements,
+            Self::Training(training) => training.gradients.iter().map(|(_, elements)| elements).sum(),
+        }
+    }
+
     /// Elements of a tensor.
     pub(crate) fn elements(&self, tensor: u64) -> usize {
         match self {

@@ -15,6 +15,8 @@ pub struct Report {
     pub warm_up_s: f64,
     /// Length of an interval of every series.
     pub interval_s: f64,
+    /// Length of every series' last one, which the run's end cut short.
+    pub last_interval_s: f64,
     /// Packets sent into links.
     pub packet_hops: u64,
     /// Things that happened.
@@ -55,8 +57,13 @@ pub struct JobReport {
     pub finished: bool,
     /// When it had, or when the run ended.
     pub finished_s: f64,
-    /// Parameters that a worker received a second, in Gbit/s, in the mean over workers: ATP §5.1's aggregation throughput.
+    /// Of a job that had to be over and is not: who waits for which tensor, and for whom, and where its machines stand.
+    pub unfinished: Option<String>,
+    /// Parameters that a worker received a second, in Gbit/s, in the mean over workers: ATP §5.1's aggregation throughput. It
+    /// says something only where the measurement is enough.
     pub aggregation_gbps: f64,
+    /// What the throughputs rest on.
+    pub measurement: Measurement,
     /// Tensors that a worker got, in the mean over workers, and the time of one from submission to sum.
     pub tensors: f64,
     /// In the mean.
@@ -81,6 +88,19 @@ pub struct JobReport {
     pub series: JobSeries,
 }
 
+/// What a job's throughputs rest on: what was completed in a window, by its length.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Measurement {
+    /// From the warm-up's end, or the job's start if that is later, to the job's end or the run's.
+    pub window_s: f64,
+    /// Tensors, or iterations of training, that were completed in it, at the worker with the fewest.
+    pub completed: u64,
+    /// As many there must be: three for each that is under way at once.
+    pub needed: u64,
+    /// Whether there are. If not, the throughputs are those of a beginning and an end.
+    pub enough: bool,
+}
+
 /// What training adds.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct TrainingReport {
@@ -90,7 +110,7 @@ pub struct TrainingReport {
     pub scale: f64,
     /// Iterations completed by every worker.
     pub iterations: u64,
-    /// A second, in the mean over workers, after the warm-up; of the scaled model.
+    /// A second, in the mean over workers, in the window of the measurement; of the scaled model.
     pub iterations_per_s: f64,
     /// Images or sequences a second and worker, as the model would without scale.
     pub samples_per_s: f64,

@@ -128,6 +128,7 @@ impl Actor for RingWorker {
             ARRIVED => {
                 let message = self.from_previous.borrow_mut().0.pop_front();
                 if let Some(message) = message {
+                    self.job.borrow_mut().progressed(context.now());
                     self.take(context, message);
                 }
             }

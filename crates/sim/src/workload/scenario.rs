@@ -20,7 +20,7 @@ pub struct Scenario {
     pub interval: Duration,
     /// What happens before is not in the throughputs.
     pub warm_up: Duration,
-    /// A job that completes nothing for this long has stalled.
+    /// A job whose workers wait, and to whom nothing comes for this long, has stalled.
     pub stall: Duration,
     /// Nodes and links.
     pub topology: Topology,

@@ -14,12 +14,12 @@ use super::checker::{Violation, first};
 use super::faults;
 use super::job::{Job, Measures};
 use super::report::{
-    Count, FlowReport, JobReport, JobSeries, Report, ServerReport, SwitchReport, TrainingReport,
+    Count, FlowReport, JobReport, JobSeries, Measurement, Report, ServerReport, SwitchReport, TrainingReport,
 };
 use super::scenario::{BackgroundPlan, Scenario, Target, Which, Workload};
 use crate::net::{
-    Body, ConstantRateConfig, DropReason, FlowId, Impairment, Loss, Network, NetworkConfig, NodeId, Packet,
-    PortId, Ports, Progress, TcpConfig, Time, TopologyError,
+    Body, ConstantRateConfig, DropReason, FlowId, Impairment, Loss, Network, NetworkConfig, NodeId, Outcome,
+    Packet, PortId, Ports, Progress, TcpConfig, Time, TopologyError,
 };
 use crate::scenario_file::{PacketKind, System};
 
@@ -65,6 +65,10 @@ impl std::error::Error for RunError {}
 /// What is sampled while the run goes on.
 #[derive(Default)]
 struct Samples {
+    /// When the last was taken.
+    taken: Time,
+    /// How long the last interval was.
+    last_interval: Duration,
     jobs: Vec<JobSamples>,
     servers: BTreeMap<NodeId, Sampled>,
     in_use_max: BTreeMap<NodeId, u32>,
@@ -86,9 +90,13 @@ struct Sampled {
 }
 
 impl Sampled {
-    /// A machine that lost its memory counts from zero again.
-    fn sample(&mut self, now: u64) {
-        self.growth.push(if now >= self.last { now - self.last } else { now });
+    /// A machine that lost its memory counts from zero again. What grew in `no_time` belongs to the interval before.
+    fn sample(&mut self, now: u64, no_time: bool) {
+        let growth = if now >= self.last { now - self.last } else { now };
+        match self.growth.last_mut() {
+            Some(before) if no_time => *before += growth,
+            _ => self.growth.push(growth),
+        }
         self.last = now;
     }
 
@@ -96,10 +104,14 @@ impl Sampled {
         self.growth.iter().sum()
     }
 
-    /// Of bytes: Gbit/s.
-    fn gbps(&self, interval: Duration, among: usize) -> Vec<f64> {
-        let rate = |bytes: &u64| *bytes as f64 * 8.0 / 1e9 / interval.as_secs_f64() / among.max(1) as f64;
-        self.growth.iter().map(rate).collect()
+    /// Of bytes: Gbit/s, in intervals of which the last may be shorter.
+    fn gbps(&self, interval: Duration, last: Duration, among: usize) -> Vec<f64> {
+        let rate = |(index, bytes): (usize, &u64)| {
+            let length = if index + 1 == self.growth.len() { last } else { interval };
+            let seconds = length.max(Duration::from_nanos(1)).as_secs_f64();
+            *bytes as f64 * 8.0 / 1e9 / seconds / among.max(1) as f64
+        };
+        self.growth.iter().enumerate().map(rate).collect()
     }
 }
 
@@ -141,7 +153,10 @@ pub fn run(scenario: &Scenario, options: Options) -> Result<Report, RunError> {
     let samples = Rc::new(RefCell::new(Samples::default()));
     watch(&mut network, &layout, &flows, &samples);
 
-    network.run_until(Time::from(scenario.until));
+    if network.run_until(Time::from(scenario.until)) == Outcome::Idle {
+        // Nobody has a packet or a timer: whoever waits does so for ever.
+        note_stalled(&network, &layout, Job::is_open);
+    }
     if let Some(violation) = layout.referee.verdict() {
         return Err(RunError::Violation(violation, network.time()));
     }
@@ -259,19 +274,25 @@ fn watch(network: &mut Network, layout: &Rc<Layout>, flows: &Flows, samples: &Rc
     let layout = layout.clone();
     network.every((scenario.stall / 8).max(Duration::from_nanos(1)), move |network| {
         let now = network.time().instant();
-        for place in &layout.jobs {
-            let job = place.job.borrow();
-            if job.stalled(now, layout.scenario.stall) {
-                layout.referee.note(Violation::Stalled {
-                    job: job.plan.name.clone(),
-                    completed: job.workers.iter().map(|worker| worker.measures.tensors).collect(),
-                    machines: standing(network, &layout, place, &job),
-                });
-                network.stop();
-            }
+        if note_stalled(network, &layout, |job| job.stalled(now, layout.scenario.stall)) {
+            network.stop();
         }
         true
     });
+}
+
+/// Tells the referee of the first job that has stalled; whether there is one.
+fn note_stalled(network: &Network, layout: &Layout, has: impl Fn(&Job) -> bool) -> bool {
+    let Some(place) = layout.jobs.iter().find(|place| has(&place.job.borrow())) else { return false };
+    let job = place.job.borrow();
+    let waits = waits(network, layout, place, &job);
+    layout.referee.note(Violation::Stalled { job: job.plan.name.clone(), waits });
+    true
+}
+
+/// Who waits for which tensor, and for whom; where the machines stand.
+fn waits(network: &Network, layout: &Layout, place: &JobPlace, job: &Job) -> String {
+    format!("{}; {}", job.waits(), standing(network, layout, place, job))
 }
 
 /// Where ATP's machines of a job stand in its stream of fragments.
@@ -290,20 +311,28 @@ fn standing(network: &Network, layout: &Layout, place: &JobPlace, job: &Job) -> 
 }
 
 fn sample(network: &Network, layout: &Layout, flows: &Flows, samples: &mut Samples) {
+    let length = network.time().instant().since(samples.taken.instant());
+    // The run ends where an interval does.
+    let no_time = length.is_zero();
+    if !no_time {
+        (samples.taken, samples.last_interval) = (network.time(), length);
+    }
     samples.jobs.resize_with(layout.jobs.len(), JobSamples::default);
     for (place, samples) in layout.jobs.iter().zip(&mut samples.jobs) {
-        samples.bytes.sample(place.job.borrow().workers.iter().map(|worker| worker.measures.bytes).sum());
+        samples
+            .bytes
+            .sample(place.job.borrow().workers.iter().map(|worker| worker.measures.bytes).sum(), no_time);
         let (mut at_switches, mut at_servers) = (0, 0);
         for shard in &place.shards {
             at_switches +=
                 switch_progress(network, layout, shard.id).map(|progress| progress.aggregations).sum::<u64>();
             at_servers += server_aggregations(network, layout, shard);
         }
-        samples.switch_aggregations.sample(at_switches);
-        samples.server_aggregations.sample(at_servers);
+        samples.switch_aggregations.sample(at_switches, no_time);
+        samples.server_aggregations.sample(at_servers, no_time);
     }
     for node in layout.servers.keys() {
-        samples.servers.entry(*node).or_default().sample(network.node(*node).received_bytes);
+        samples.servers.entry(*node).or_default().sample(network.node(*node).received_bytes, no_time);
     }
     for (node, place) in &layout.switches {
         if let Some(machine) = network.actor::<SwitchMachine>(place.actor) {
@@ -315,7 +344,7 @@ fn sample(network: &Network, layout: &Layout, flows: &Flows, samples: &mut Sampl
     }
     samples.flows.resize_with(flows.borrow().len(), Sampled::default);
     for (flow, samples) in flows.borrow().iter().zip(&mut samples.flows) {
-        samples.sample(flow.map_or(0, |flow| network.flow(flow).delivered_bytes));
+        samples.sample(flow.map_or(0, |flow| network.flow(flow).delivered_bytes), no_time);
     }
 }
 
@@ -338,21 +367,23 @@ fn server_aggregations(network: &Network, layout: &Layout, shard: &super::build:
 fn report(network: &Network, layout: &Layout, flows: &Flows, samples: &Samples, seed: u64) -> Report {
     let scenario = &layout.scenario;
     let name = |node: NodeId| network.topology().get(node).name.clone();
-    let ended = network.time().as_secs_f64();
     let progress = network.progress();
     let jobs = layout.jobs.iter().enumerate();
     Report {
         title: scenario.title.clone(),
         seed,
-        ended_s: ended,
+        ended_s: network.time().as_secs_f64(),
         warm_up_s: scenario.warm_up.as_secs_f64(),
         interval_s: scenario.interval.as_secs_f64(),
+        last_interval_s: samples.last_interval.as_secs_f64(),
         packet_hops: progress.packet_hops,
         events: progress.events,
         digest: format!("{:016x}", network.digest()),
         drops: drops(network),
         jobs: jobs
-            .map(|(index, place)| job_report(network, layout, place, &samples.jobs[index], ended))
+            .map(|(index, place)| {
+                job_report(network, layout, place, &samples.jobs[index], samples.last_interval)
+            })
             .collect(),
         servers: layout
             .servers
@@ -361,7 +392,7 @@ fn report(network: &Network, layout: &Layout, flows: &Flows, samples: &Samples, 
                 host: name(*node),
                 received_packets: network.node(*node).received_packets,
                 received_bytes: network.node(*node).received_bytes,
-                received_gbps: samples.servers[node].gbps(scenario.interval, 1),
+                received_gbps: samples.servers[node].gbps(scenario.interval, samples.last_interval, 1),
             })
             .collect(),
         switches: layout
@@ -392,7 +423,7 @@ fn report(network: &Network, layout: &Layout, flows: &Flows, samples: &Samples, 
                     to: name(plan.to),
                     delivered_bytes: flow.delivered_bytes,
                     retransmissions: flow.retransmissions,
-                    delivered_gbps: samples.flows[index].gbps(scenario.interval, 1),
+                    delivered_gbps: samples.flows[index].gbps(scenario.interval, samples.last_interval, 1),
                 }
             })
             .collect(),
@@ -420,24 +451,18 @@ fn job_report(
     layout: &Layout,
     place: &JobPlace,
     samples: &JobSamples,
-    ended: f64,
+    last_interval: Duration,
 ) -> JobReport {
     let job = place.job.borrow();
     let workers = job.workers.len();
     let mean = |value: &dyn Fn(&Measures) -> f64| {
         job.workers.iter().map(|worker| value(&worker.measures)).sum::<f64>() / workers as f64
     };
-    let end = job.finished.map_or(ended, |at| at.0 as f64 / 1e9);
-    // Too short to measure between completions: all of it, from its beginning.
-    let whole = |amount: u64, measures: &Measures| {
-        let seconds = measures.first.map_or(0.0, |first| end - first.0 as f64 / 1e9);
-        if seconds > 0.0 { amount as f64 / seconds } else { 0.0 }
-    };
-    // A model's tensors come in iterations, and those at its end, one behind the other, are as a steady stream.
-    let in_flight = match job.plan.workload {
-        Workload::AllReduce { in_flight, .. } => in_flight.into(),
-        Workload::Training { .. } => 1,
-    };
+    let now = network.time().instant();
+    let readings = job.readings(now);
+    let per_second = readings.iter().map(|reading| reading.per_second).sum::<f64>() / workers as f64;
+    let completed = readings.iter().map(|reading| reading.completed).min().unwrap_or(0);
+    let (window, needed) = readings.first().map_or((Duration::ZERO, 0), |one| (one.window, one.needed));
     let (mut sent, mut again) = (0, 0);
     for actor in job.workers.iter().flat_map(|worker| &worker.actors) {
         if let Some(machine) = network.actor::<AtpMachine>(*actor) {
@@ -449,17 +474,14 @@ fn job_report(
         }
     }
     let training = match job.plan.workload {
-        Workload::Training { model, batch, scale, .. } => {
-            let iterations_per_s = mean(&|m| m.pace.per_second(1).unwrap_or_else(|| whole(m.iterations, m)));
-            Some(TrainingReport {
-                model: model.name(),
-                scale,
-                iterations: job.workers.iter().map(|worker| worker.measures.iterations).min().unwrap_or(0),
-                iterations_per_s,
-                samples_per_s: iterations_per_s / scale * f64::from(batch),
-                sample: model.sample(),
-            })
-        }
+        Workload::Training { model, batch, scale, .. } => Some(TrainingReport {
+            model: model.name(),
+            scale,
+            iterations: job.workers.iter().map(|worker| worker.measures.iterations).min().unwrap_or(0),
+            iterations_per_s: per_second,
+            samples_per_s: per_second / scale * f64::from(batch),
+            sample: model.sample(),
+        }),
         Workload::AllReduce { .. } => None,
     };
     let latency = |measures: &Measures| {
@@ -476,10 +498,15 @@ fn job_report(
         system: system_name(job.plan.system),
         workers,
         finished: job.finished.is_some(),
-        finished_s: end,
-        aggregation_gbps: mean(&|m| {
-            m.throughput.per_second(in_flight).unwrap_or_else(|| whole(m.bytes, m)) * 8.0 / 1e9
-        }),
+        finished_s: job.finished.unwrap_or(now).0 as f64 / 1e9,
+        unfinished: job.is_late(now).then(|| waits(network, layout, place, &job)),
+        aggregation_gbps: per_second * job.measured_bytes() as f64 * 8.0 / 1e9,
+        measurement: Measurement {
+            window_s: window.as_secs_f64(),
+            completed,
+            needed,
+            enough: completed >= needed,
+        },
         tensors: mean(&|measures| measures.tensors as f64),
         tensor_mean_s: mean(&latency),
         tensor_max_s: latencies.max().unwrap_or_default().as_secs_f64(),
@@ -496,7 +523,7 @@ fn job_report(
         retransmissions: again,
         overflows: place.shards.iter().map(|shard| overflows(network, layout, shard)).sum(),
         series: JobSeries {
-            aggregation_gbps: samples.bytes.gbps(interval, workers),
+            aggregation_gbps: samples.bytes.gbps(interval, last_interval, workers),
             switch_aggregations: samples.switch_aggregations.growth.clone(),
             server_aggregations: samples.server_aggregations.growth.clone(),
         },

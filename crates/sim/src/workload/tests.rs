@@ -1,3 +1,5 @@
+use std::time::Duration;
+
 use super::*;
 use crate::scenario_file::parse;
 
@@ -213,11 +215,105 @@ fn a_few_tensors_are_not_measured_beyond_what_the_link_carries() {
     }
 }
 
+/// A ring whose worker 1 dies at 5 ms, and no other takes its place: connections are still acknowledged, and no timer runs.
+fn broken_ring(file: &str) -> Result<Report, RunError> {
+    let job = "[[job]]\nsystem = \"ring\"\nworkers = 4\ntensor = \"200kB\"\n";
+    let mut scenario = parse("test.toml", &format!("until = \"50ms\"\n{RACK}{job}{file}"))
+        .unwrap_or_else(|error| panic!("{error}"));
+    let fault = Fault::WorkerRespawns(0, 1, Duration::from_millis(1));
+    scenario.faults.push(FaultPlan { at: Duration::from_millis(5), fault });
+    run(&scenario, Options { seed: 1, ..Options::default() })
+}
+
+/// The violation's words, and when.
+fn stall(result: Result<Report, RunError>) -> (String, f64) {
+    match result {
+        Err(RunError::Violation(Violation::Stalled { job, waits }, at)) => {
+            assert_eq!(job, "job0");
+            (waits, at.as_secs_f64())
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
 #[test]
-fn a_stalled_job_of_many_workers_names_a_few() {
-    let (job, machines) = ("job0".into(), "gathers 3".into());
-    let message = Violation::Stalled { job, completed: vec![1; 992], machines }.to_string();
-    assert!(message.contains("1, 1, 1, 1, 1, 1, 1, 1, and 984 more of 992; gathers 3"), "{message}");
+fn a_deadlock_in_which_nobody_has_a_timer_names_who_waits_for_whom() {
+    let (waits, at) = stall(broken_ring(""));
+    assert!(at < 0.012, "{at}: nothing is left to happen");
+    for words in ["wait for tensor ", ": ranks 0, 1, 2, 3", "away: ranks 1"] {
+        assert!(waits.contains(words), "{words:?} is not in {waits:?}");
+    }
+}
+
+#[test]
+fn a_job_that_stands_still_is_seen_in_a_short_run_beside_others_that_do_not() {
+    let flow = "[[background]]\nfrom = \"h4\"\nto = \"h0\"\nkind = \"constant\"\nrate = \"1Gbit\"\n";
+    let (waits, at) = stall(broken_ring(flow));
+    assert!((0.015..0.025).contains(&at), "{at}: a quarter of the run");
+    assert!(waits.contains("away: ranks 1"), "{waits}");
+}
+
+#[test]
+fn a_job_that_should_have_ended_and_has_not_says_who_waits() {
+    let text = format!("until = \"20us\"\n{RACK}{}", job("atp"));
+    let report = play(&text);
+    let waits = report.jobs[0].unfinished.as_ref().expect("six tensors take longer");
+    for words in ["tensors completed by each worker: ", "wait for tensor ", "ranks 0, 1, 2, 3", "expects "] {
+        assert!(waits.contains(words), "{words:?} is not in {waits:?}");
+    }
+    let endless = play(&text.replace("tensors = 6", ""));
+    assert_eq!(endless.jobs[0].unfinished, None, "it ends with the run");
+    let stopped = play(&text.replace("tensors = 6", "stop = \"1us\""));
+    assert!(stopped.jobs[0].unfinished.is_some(), "it was to end");
+}
+
+#[test]
+fn many_workers_who_wait_are_named_by_a_few() {
+    let network = "until = \"10us\"\n[network]\ntopology = \"rack\"\nhosts = 31\n";
+    let job = "[[job]]\nsystem = \"atp\"\nworkers = 30\ntensor = \"4MB\"\ntensors = 1\n";
+    let report = play(&format!("{network}{job}"));
+    let waits = report.jobs[0].unfinished.as_ref().expect("it takes longer");
+    assert!(waits.contains("ranks 0, 1, 2, 3, 4, 5, 6, 7, and 22 more of 30"), "{waits}");
+}
+
+/// A link is away for the second half of the run.
+#[test]
+fn a_job_that_stands_still_half_of_the_time_has_half_the_throughput() {
+    let job = job("atp").replace("tensors = 6", "");
+    let fault = "[[fault]]\nat = \"5ms\"\nkind = \"link-fails\"\nlink = [\"h0\", \"s0\"]\ndown = \"9ms\"\n";
+    let text = format!("until = \"9ms\"\nwarm_up = \"1ms\"\n{RACK}{job}");
+    let (whole, half) = (play(&text), play(&format!("{text}{fault}")));
+    let share = half.jobs[0].aggregation_gbps / whole.jobs[0].aggregation_gbps;
+    assert!((0.45..0.55).contains(&share), "{share}");
+    assert!(whole.jobs[0].measurement.enough && half.jobs[0].measurement.enough);
+}
+
+#[test]
+fn throughputs_of_too_few_tensors_or_iterations_are_marked() {
+    let measured =
+        |job: &str| play(&format!("until = \"1s\"\n{RACK}[[job]]\nworkers = 2\n{job}")).jobs[0].measurement;
+    let tensors = |count: u64| measured(&format!("system = \"atp\"\ntensor = \"40kB\"\ntensors = {count}\n"));
+    assert!(!tensors(5).enough, "two are under way");
+    assert!(tensors(6).enough);
+    let training = |count: u64| {
+        measured(&format!("system = \"ring\"\nmodel = \"alexnet\"\nscale = 1000\niterations = {count}\n"))
+    };
+    assert_eq!((training(2).completed, training(2).needed, training(2).enough), (2, 3, false));
+    assert!(training(3).enough);
+}
+
+#[test]
+fn the_last_interval_of_a_series_is_as_long_as_it_was() {
+    let flow = "[[background]]\nfrom = \"h0\"\nto = \"h1\"\nkind = \"constant\"\nrate = \"4Gbit\"\n";
+    let ended = |until: &str| {
+        let report = play(&format!("until = \"{until}\"\ninterval = \"1ms\"\n{RACK}{flow}"));
+        (report.last_interval_s, report.background[0].delivered_gbps.clone())
+    };
+    let (length, rates) = ended("2250us");
+    assert!((length - 250e-6).abs() < 1e-12 && rates.len() == 3, "{length} {rates:?}");
+    assert!((rates[2] / rates[1] - 1.0).abs() < 0.02, "{rates:?}");
+    let (length, rates) = ended("2ms");
+    assert!((length - 1e-3).abs() < 1e-12 && rates.len() == 2, "{length} {rates:?}");
 }
 
 /// Two constant flows of 8 Gbit/s into one link of 10 Gbit/s: the bytes of each, and why packets were dropped.
