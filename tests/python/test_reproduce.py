@@ -15,7 +15,7 @@ from fanin.reproduce import ReproduceError, command
 from fanin.reproduce.atp import EXPERIMENTS, overflow
 from fanin.reproduce.byteps import equations, goodput
 from fanin.reproduce.finding import Experiment, Finding, Outcome, table
-from fanin.reproduce.lab import Lab, Spread, toml
+from fanin.reproduce.lab import Lab, Spread, doubts, toml
 from test_netlab import needs_lab
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
@@ -222,6 +222,18 @@ def test_what_measures_runs_alone_and_last() -> None:
     assert [outcome.series["name"] for outcome in outcomes] == ["one", "two", "three"]
     assert before["one"] == {"two"}
     assert before["three"] == {"two", "one"}
+
+
+def test_throughputs_that_were_not_measured_are_told() -> None:
+    enough = {"window_s": 0.002, "completed": 6, "needed": 6, "enough": True}
+    measured = {"name": "a", "unfinished": None, "measurement": enough}
+    late = {**measured, "name": "b", "unfinished": "tensors completed by each worker: 3"}
+    few = {**measured, "name": "c", "measurement": {**enough, "completed": 5, "enough": False}}
+    assert doubts({"jobs": [measured]}) == []
+    assert doubts({"jobs": [late, few]}) == [
+        "b has not finished",
+        "c is not measured: 5 completed in 2 ms, 6 needed",
+    ]
 
 
 def test_a_scenario_is_written_as_toml() -> None:

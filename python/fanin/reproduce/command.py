@@ -129,6 +129,7 @@ def _run(args: argparse.Namespace, command: list[str]) -> int:
         "version": _fanin.version,
         "seeds": list(seeds),
         "quick": args.quick,
+        "doubts": sorted(lab.doubts),
         "experiments": {
             experiment.name: {
                 "title": experiment.title,
@@ -142,9 +143,10 @@ def _run(args: argparse.Namespace, command: list[str]) -> int:
     findings = [finding for outcome in outcomes for finding in outcome.findings]
     shown = table(findings)
     (args.out / "README.md").write_text(
-        _page(shlex.join(command), document["commit"], paper, seeds, shown, chosen)
+        _page(shlex.join(command), document["commit"], paper, seeds, shown, chosen, lab.doubts)
     )
     print(shown)
+    print(_doubtful(lab.doubts), end="")
     print(f"{time.monotonic() - began:.0f} s; plots, scenarios and results are in {args.out}")
     return 0
 
@@ -179,10 +181,18 @@ def _page(
     seeds: range,
     shown: str,
     chosen: Sequence[Experiment],
+    doubts: Sequence[str],
 ) -> str:
     plots = "\n".join(f"![{e.title}]({e.name}.png)\n" for e in chosen)
     repeated = f"{paper.repeated} {seeds.start} to {seeds.stop - 1}"
     return (
         f"`{command}`, commit {commit}, {repeated}; medians, least and most in brackets.\n\n"
-        f"{shown}\n{plots}"
+        f"{shown}\n{_doubtful(doubts)}\n{plots}"
     )
+
+
+def _doubtful(doubts: Sequence[str]) -> str:
+    if not doubts:
+        return ""
+    lines = "".join(f"- {doubt}\n" for doubt in sorted(doubts))
+    return f"Runs whose throughputs say little:\n\n{lines}"

@@ -61,6 +61,8 @@ class Lab:
         self.seeds = seeds
         self.quick = quick
         """Whether coarse figures will do."""
+        self.doubts: list[str] = []
+        """Runs whose throughputs say little: too short to measure, or not finished."""
         self._progress = progress
         self._pool = ThreadPoolExecutor(jobs)
         self._stopped = threading.Event()
@@ -124,12 +126,30 @@ class Lab:
         result = self.out / "results" / f"{name}-{seed}.json"
         command = [sys.executable, "-m", "fanin", "sim", str(self._scenario(name))]
         command += ["--seed", str(seed), "--json", str(result)]
+        result.unlink(missing_ok=True)
         ended = subprocess.run(command, capture_output=True, text=True, env=_environment())
-        if ended.returncode:
+        # With unfinished jobs it fails, and writes its result nevertheless.
+        if ended.returncode and not result.exists():
             raise ReproduceError(f"{name}: {ended.stderr.strip()}")
         self._progress.done(name)
         report: Report = json.loads(result.read_text())["result"]
+        self.doubts += [f"{name}, seed {seed}: {doubt}" for doubt in doubts(report)]
         return report
+
+
+def doubts(report: Report) -> list[str]:
+    """Return why the throughputs of a run's jobs say little, if they do."""
+    found = []
+    for job in report["jobs"]:
+        measurement = job["measurement"]
+        if job["unfinished"] is not None:
+            found.append(f"{job['name']} has not finished")
+        if not measurement["enough"]:
+            found.append(
+                f"{job['name']} is not measured: {measurement['completed']} completed in "
+                f"{1e3 * measurement['window_s']:.3g} ms, {measurement['needed']} needed"
+            )
+    return found
 
 
 def _environment() -> dict[str, str]:
