@@ -7,6 +7,7 @@ mod error;
 mod jobs;
 mod lookup;
 mod network;
+mod parts;
 mod schema;
 #[cfg(test)]
 mod tests;

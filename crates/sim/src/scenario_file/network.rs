@@ -1,4 +1,4 @@
-//! `[network]`, `[[queue]]`, and which switches are programmable: nodes and links, checked.
+//! `[network]`, `[[queue]]`, and which switches are programmable: nodes and links, checked. What single ones of them are like: `parts`.
 
 use std::time::Duration;
 
@@ -6,7 +6,8 @@ use toml::Spanned;
 
 use super::error::{Mistake, at, unknown};
 use super::lookup::number_below;
-use super::schema::{File, Network, Queue, SwitchTable, TopologyName, WhichSwitches};
+use super::parts;
+use super::schema::{File, Queue, SwitchTable, TopologyName, WhichSwitches};
 use super::unit::Size;
 use crate::net::{
     Buffer, Cost, DROP_CLASSES, LinkConfig, NodeConfig, PRIORITIES, Parts, Programmable, QueueConfig, Time,
@@ -18,15 +19,10 @@ const CORES_MAX: u16 = 1024;
 
 pub(super) fn resolve(file: &File) -> Result<Topology, Mistake> {
     let (network, switch) = (&file.network, &file.switch);
-    let link = |rate: u64, delay: Duration| LinkConfig::new(rate, delay).with_mtu(*network.mtu.get_ref());
+    let mtu = *network.mtu.get_ref();
+    let link = |rate: u64, delay: Duration| LinkConfig::new(rate, delay).with_mtu(mtu);
     let core_rate = network.core_rate.as_ref().unwrap_or(&network.rate);
-    let mut queue = QueueConfig::tail_drop(network.queue.get_ref().0);
-    if network.queue.get_ref().0 < u64::from(*network.mtu.get_ref()) {
-        return Err(at(
-            &network.queue,
-            "a queue that holds not even one packet: make it longer than the MTU",
-        ));
-    }
+    let mut queue = QueueConfig::tail_drop(holds_a_packet(&network.queue, mtu)?);
     if let Some(threshold) = &network.ecn {
         if threshold.get_ref().0 >= network.queue.get_ref().0 {
             return Err(at(threshold, "`ecn` marks nothing when it is not below `queue`"));
@@ -36,15 +32,18 @@ pub(super) fn resolve(file: &File) -> Result<Topology, Mistake> {
     let mut node = NodeConfig::new(queue);
     node.receives = Cost::of_packet(switch.processing.0.into());
     for queue in &file.queue {
-        set_queues(network, &mut node, queue)?;
+        set_queues(mtu, &mut node, queue)?;
     }
-    node.buffer = buffer(network)?;
+    if let Some(memory) = buffer(&network.port_buffer, &network.shared_buffer, Some(&network.alpha), mtu)? {
+        node.buffer = memory;
+    }
     let delay = network.delay.0;
     let mut host = NodeConfig::host();
     for nic in host.queues.iter_mut().filter(|_| network.nic_ecn) {
         nic.ecn_threshold_bytes = queue.ecn_threshold_bytes;
     }
-    host.sends = host_cost(network)?;
+    let (packet, byte) = (Time(network.host_packet_cost.0), Time(network.host_byte_cost.0));
+    host.sends = Cost { packet, byte, cores: cores(&network.host_cores)? };
     host.receives = host.sends;
     let parts = Parts {
         host,
@@ -54,7 +53,7 @@ pub(super) fn resolve(file: &File) -> Result<Topology, Mistake> {
     };
     let name = *network.topology.get_ref();
     let given = [
-        ("hosts", &network.hosts, name != TopologyName::Figure9),
+        ("hosts", &network.hosts, ![TopologyName::Figure9, TopologyName::Own].contains(&name)),
         ("leaves", &network.leaves, name == TopologyName::LeafSpine),
         ("spines", &network.spines, name == TopologyName::LeafSpine),
         ("k", &network.k, name == TopologyName::FatTree),
@@ -81,12 +80,14 @@ pub(super) fn resolve(file: &File) -> Result<Topology, Mistake> {
             number(&network.hosts),
             &parts,
         ),
+        TopologyName::Own => Ok(Topology::new()),
         TopologyName::FatTree => {
             let k = number(&network.k);
             Topology::fat_tree(k, network.hosts.as_ref().map_or(k / 2, |hosts| *hosts.get_ref()), &parts)
         }
     };
     let mut topology = built.map_err(|error| at(&network.topology, error))?;
+    parts::apply(file, &parts, &mut topology)?;
     set_programmable(&mut topology, switch)?;
     topology.check().map_err(|error| match error {
         TopologyError::Rate(_) => at(&network.rate, error),
@@ -96,20 +97,26 @@ pub(super) fn resolve(file: &File) -> Result<Topology, Mistake> {
     Ok(topology)
 }
 
-/// What a packet costs a host, either way.
-fn host_cost(network: &Network) -> Result<Cost, Mistake> {
-    let cores = match &network.host_cores {
+/// How many cores send, and as many receive.
+pub(super) fn cores(given: &Option<Spanned<u16>>) -> Result<u16, Mistake> {
+    match given {
         Some(place) if !(1..=CORES_MAX).contains(place.get_ref()) => {
-            return Err(at(place, format!("a host has from 1 to {CORES_MAX} cores for each direction")));
+            Err(at(place, format!("a node has from 1 to {CORES_MAX} cores for each direction")))
         }
-        Some(cores) => *cores.get_ref(),
-        None => 1,
-    };
-    Ok(Cost { packet: Time(network.host_packet_cost.0), byte: Time(network.host_byte_cost.0), cores })
+        given => Ok(given.as_ref().map_or(1, |cores| *cores.get_ref())),
+    }
+}
+
+/// A memory that a packet fits into.
+pub(super) fn holds_a_packet(bytes: &Spanned<Size>, mtu: u32) -> Result<u64, Mistake> {
+    match bytes.get_ref().0 {
+        bytes if bytes >= mtu.into() => Ok(bytes),
+        _ => Err(at(bytes, "this holds not even one packet: make it longer than the MTU")),
+    }
 }
 
 /// One entry's queues of every switch.
-fn set_queues(network: &Network, node: &mut NodeConfig, entry: &Spanned<Queue>) -> Result<(), Mistake> {
+fn set_queues(mtu: u32, node: &mut NodeConfig, entry: &Spanned<Queue>) -> Result<(), Mistake> {
     let queue = entry.get_ref();
     let priority = number_below(&queue.priority, PRIORITIES, "priority")?;
     let drop_class = number_below(&queue.drop_class, DROP_CLASSES, "drop_class")?;
@@ -121,10 +128,7 @@ fn set_queues(network: &Network, node: &mut NodeConfig, entry: &Spanned<Queue>) 
     let meant = priority.map_or(0..PRIORITIES, |priority| priority.into()..usize::from(priority) + 1);
     for config in &mut node.queues[meant] {
         if let Some(limit) = &queue.limit {
-            config.limit_bytes = limit.get_ref().0;
-            if config.limit_bytes < u64::from(*network.mtu.get_ref()) {
-                return Err(at(limit, "a queue that holds not even one packet: make it longer than the MTU"));
-            }
+            config.limit_bytes = holds_a_packet(limit, mtu)?;
         }
         if let Some(ecn) = &queue.ecn {
             config.ecn_threshold_bytes = Some(ecn.get_ref().0);
@@ -145,23 +149,26 @@ fn set_queues(network: &Network, node: &mut NodeConfig, entry: &Spanned<Queue>) 
     Ok(())
 }
 
-fn buffer(network: &Network) -> Result<Buffer, Mistake> {
-    if !(network.alpha.get_ref().is_finite() && *network.alpha.get_ref() > 0.0) {
-        return Err(at(&network.alpha, "`alpha` must be a number greater than zero"));
+/// The memory that queues share, if any is given.
+pub(super) fn buffer(
+    port: &Option<Spanned<Size>>,
+    shared: &Option<Spanned<Size>>,
+    alpha: Option<&Spanned<f64>>,
+    mtu: u32,
+) -> Result<Option<Buffer>, Mistake> {
+    if let Some(alpha) = alpha.filter(|alpha| !(alpha.get_ref().is_finite() && *alpha.get_ref() > 0.0)) {
+        return Err(at(alpha, "`alpha` must be a number greater than zero"));
     }
-    let holds = |bytes: &Spanned<Size>| {
-        if bytes.get_ref().0 < u64::from(*network.mtu.get_ref()) {
-            return Err(at(bytes, "a buffer that holds not even one packet: make it longer than the MTU"));
-        }
-        Ok(bytes.get_ref().0)
-    };
-    match (&network.port_buffer, &network.shared_buffer) {
+    match (port, shared) {
         (Some(port), Some(_)) => {
             Err(at(port, "a switch's memory is either each port's (`port_buffer`) or all its ports'"))
         }
-        (Some(port), None) => Ok(Buffer::PerPort { bytes: holds(port)? }),
-        (None, Some(shared)) => Ok(Buffer::Shared { bytes: holds(shared)?, alpha: *network.alpha.get_ref() }),
-        (None, None) => Ok(Buffer::PerQueue),
+        (Some(port), None) => Ok(Some(Buffer::PerPort { bytes: holds_a_packet(port, mtu)? })),
+        (None, Some(shared)) => {
+            let alpha = alpha.map_or(1.0, |alpha| *alpha.get_ref());
+            Ok(Some(Buffer::Shared { bytes: holds_a_packet(shared, mtu)?, alpha }))
+        }
+        (None, None) => Ok(None),
     }
 }
 

@@ -27,6 +27,10 @@ pub(super) struct File {
     #[serde(default)]
     pub(super) queue: Vec<Spanned<Queue>>,
     #[serde(default)]
+    pub(super) node: Vec<Spanned<Node>>,
+    #[serde(default)]
+    pub(super) link: Vec<Spanned<Link>>,
+    #[serde(default)]
     pub(super) switch: SwitchTable,
     #[serde(default)]
     pub(super) job: Vec<Spanned<Job>>,
@@ -47,6 +51,8 @@ pub(super) enum TopologyName {
     Figure9,
     LeafSpine,
     FatTree,
+    /// None but the file's own nodes and links.
+    Own,
 }
 
 /// `[network]`
@@ -112,6 +118,54 @@ pub(super) struct Queue {
     pub(super) drop_class: Option<Spanned<u8>>,
     /// .. are dropped when they would make it longer than this.
     pub(super) drop_above: Option<Spanned<Size>>,
+}
+
+/// `[[node]]`: what differs at some nodes; with a `kind`, nodes of an own topology.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Node {
+    /// Its name; of nodes that are there, also a pattern in which `*` stands for anything.
+    pub(super) name: Spanned<String>,
+    pub(super) kind: Option<Spanned<NodeKindName>>,
+    /// So many of the kind, with their numbers from 0 on behind the name.
+    pub(super) count: Option<Spanned<usize>>,
+    /// Of a switch; 0 is next to the hosts.
+    pub(super) layer: Option<Spanned<u8>>,
+    /// What each of its queues holds.
+    pub(super) queue: Option<Spanned<Size>>,
+    /// The length from which they mark.
+    pub(super) ecn: Option<Spanned<Size>>,
+    /// The queues of each of its ports share this much memory.
+    pub(super) port_buffer: Option<Spanned<Size>>,
+    /// All its queues share this much memory.
+    pub(super) shared_buffer: Option<Spanned<Size>>,
+    pub(super) alpha: Option<Spanned<f64>>,
+    /// What a packet costs a host both ways, and a switch's machines that receive it ..
+    pub(super) packet_cost: Option<CoreTime>,
+    /// .. and each byte of it.
+    pub(super) byte_cost: Option<CoreTime>,
+    pub(super) cores: Option<Spanned<u16>>,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum NodeKindName {
+    Host,
+    Switch,
+}
+
+/// `[[link]]`: what differs at some links; links of an own topology.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Link {
+    /// The names of its two ends, or patterns.
+    pub(super) link: Spanned<[String; 2]>,
+    pub(super) rate: Option<Rate>,
+    pub(super) delay: Option<Time>,
+    /// What each of the queues at both its ends holds.
+    pub(super) queue: Option<Spanned<Size>>,
+    /// The length from which they mark.
+    pub(super) ecn: Option<Spanned<Size>>,
 }
 
 /// How a packet chooses among paths that are equally short.

@@ -5,16 +5,16 @@ use crate::net::Time;
 use crate::workload::Workload;
 use crate::workload::models::Model;
 
-const RACK: &str = "[network]\ntopology = \"rack\"\nhosts = 9\n";
-const JOB: &str = "[[job]]\nsystem = \"atp\"\nworkers = 8\ntensor = \"4MB\"\n";
+pub(super) const RACK: &str = "[network]\ntopology = \"rack\"\nhosts = 9\n";
+pub(super) const JOB: &str = "[[job]]\nsystem = \"atp\"\nworkers = 8\ntensor = \"4MB\"\n";
 
-fn ok(text: &str) -> Scenario {
+pub(super) fn ok(text: &str) -> Scenario {
     parse("test.toml", text).unwrap_or_else(|error| panic!("{error}"))
 }
 
 /// The file is refused, at this line, with a message that has all of `words`.
 #[track_caller]
-fn refused(text: &str, line: usize, words: &[&str]) {
+pub(super) fn refused(text: &str, line: usize, words: &[&str]) {
     let Err(error) = parse("test.toml", text) else { panic!("this was taken:\n{text}") };
     let message = error.to_string();
     assert_eq!(error.line(), line, "{message}");
