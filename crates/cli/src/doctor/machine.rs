@@ -34,7 +34,7 @@ impl Window {
             wire_dtype: WireDtype::Int32,
             shards: self.shards,
             receive_buffer_bytes: usize::MAX,
-            is_one_of_many: false,
+            portion: None,
         });
         2 * usize::from(ranks) * usize::from(slots) * packet_bytes(usize::from(self.elements))
     }

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fanin_protocol::control::{
-    Admission, Denied, Detached, HeartbeatReply, Hierarchy, Hop, JobState, JoinRequest, Protocol, Resume,
+    Admission, Denied, Detached, HeartbeatReply, Hierarchy, Hop, JobState, JoinRequest, PORTION_WHOLE,
+    Protocol, Resume,
 };
 use fanin_wire::{Generation, JobId, Rank, VERSION};
 use prost::Message;
@@ -87,8 +88,9 @@ impl Control for ControlService {
         let mut request = seen_from(request)?;
         let hosts = hosts(peer, &request.host);
         // Not a byte more of it while the rank waits than is kept after that.
+        let portion = request.split.as_ref().map_or(PORTION_WHOLE, portion);
         let word = Word::of(&mut request);
-        let mut request = join_request(request)?;
+        let mut request = join_request(request, portion)?;
         // The rank knows its own end of the path. A link that is narrower at this one loses packets, and nobody says so.
         let ours = here.and_then(|here| mtu_at(here.ip().to_canonical()));
         request.mtu = ours.map_or(request.mtu, |mtu| mtu.min(request.mtu));
@@ -349,7 +351,16 @@ fn resume(message: proto::Resume, protocol: Protocol) -> Result<Resume, Malforme
     })
 }
 
-fn join_request(message: proto::JoinRequest) -> Result<JoinRequest, Malformed> {
+/// What part this service's share is of the largest, whatever the shares say: it decides about speed alone.
+fn portion(split: &proto::Split) -> u16 {
+    let largest = split.shares.iter().map(|share| share.share).fold(0.0, f64::max);
+    let own = split.shares.get(split.here as usize).map_or(0.0, |own| own.share);
+    let portion = own / largest * f64::from(PORTION_WHOLE);
+    // Neither infinite nor no number, where the largest is above zero.
+    if portion.is_finite() { portion.ceil().clamp(0.0, PORTION_WHOLE.into()) as u16 } else { PORTION_WHOLE }
+}
+
+fn join_request(message: proto::JoinRequest, portion: u16) -> Result<JoinRequest, Malformed> {
     let (protocol, asked) = asked(&message)?;
     Ok(JoinRequest {
         job: message.job,
@@ -363,6 +374,7 @@ fn join_request(message: proto::JoinRequest) -> Result<JoinRequest, Malformed> {
         wire_version: narrow(message.wire_version, "wire_version")?,
         wire_dtype: wire_dtype(message.wire_dtype)?,
         plan: message.plan,
+        portion,
         protocol,
         hops: message.hops.iter().map(hop).collect::<Result<_, _>>()?,
         resume: message.resume.map(|message| resume(message, protocol)).transpose()?,

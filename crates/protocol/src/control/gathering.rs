@@ -29,6 +29,7 @@ struct Waiting {
     elements: u16,
     wire_dtype: WireDtype,
     plan: u64,
+    portion: u16,
     rate_bps: u64,
     rtt: Duration,
     protocol: Protocol,
@@ -229,6 +230,7 @@ impl Gathering {
                 elements,
                 wire_dtype: request.wire_dtype,
                 plan: request.plan,
+                portion: request.portion,
                 rate_bps: request.rate_bps.filter(|rate| *rate > 0).unwrap_or(RATE_DEFAULT_BPS),
                 rtt: request.rtt,
                 protocol: request.protocol,
@@ -324,7 +326,12 @@ impl Gathering {
             wire_dtype,
             shards,
             receive_buffer_bytes: of_racks.filter(|_| !atp).fold(receive_buffer_bytes, usize::min),
-            is_one_of_many: self.waiting.values().any(|waiting| waiting.plan != 0),
+            portion: self
+                .waiting
+                .values()
+                .filter(|waiting| waiting.plan != 0)
+                .map(|waiting| waiting.portion)
+                .max(),
         };
         let mut in_flight = self.in_flight_asked().unwrap_or_else(|| pool_slots(&path));
         if atp {

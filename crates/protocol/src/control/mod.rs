@@ -17,7 +17,7 @@ mod restore;
 
 pub use hierarchy::{Hierarchy, Rack, Racks};
 pub use pool_size::{
-    HOST_PROCESSING, Path, RATE_DEFAULT_BPS, SLOTS_AUTOMATIC_MAX, SLOTS_AUTOMATIC_MIN,
+    HOST_PROCESSING, PORTION_WHOLE, Path, RATE_DEFAULT_BPS, SLOTS_AUTOMATIC_MAX, SLOTS_AUTOMATIC_MIN,
     SLOTS_AUTOMATIC_MIN_OF_MANY, pool_slots, pool_units,
 };
 pub use ranks::Ranks;

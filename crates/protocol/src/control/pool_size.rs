@@ -15,9 +15,13 @@ pub const HOST_PROCESSING: Duration = Duration::from_micros(200);
 
 /// Fewest slots a shard that are chosen without a request: below it, trains are too short to pay for their system calls.
 pub const SLOTS_AUTOMATIC_MIN: u16 = 64;
-/// The same of a service that is one of several: a rank's packets in flight to all of them share its link, and what is more than that
-/// carries waits there, at the start and at the end of each tensor.
+/// The same of the service with the largest share of several: a rank's packets in flight to all of them share its link, and what is more
+/// than that carries waits there, at the start and at the end of each tensor.
 pub const SLOTS_AUTOMATIC_MIN_OF_MANY: u16 = 32;
+/// The same of a service whose share is ever so small.
+const SLOTS_AUTOMATIC_LEAST: u16 = 8;
+/// A share as large as the largest one of the job: [`Path::portion`] counts in parts of this.
+pub const PORTION_WHOLE: u16 = 1024;
 /// Most slots a shard that are chosen without a request.
 pub const SLOTS_AUTOMATIC_MAX: u16 = 4096;
 
@@ -41,8 +45,8 @@ pub struct Path {
     pub shards: u8,
     /// What the kernel granted to each of the switch's sockets.
     pub receive_buffer_bytes: usize,
-    /// Whether the job has other services, too.
-    pub is_one_of_many: bool,
+    /// Of a job with several services: what part its share is of the largest one's, in parts of [`PORTION_WHOLE`].
+    pub portion: Option<u16>,
 }
 
 /// Slots a shard: the bandwidth-delay product in packets, rounded up to a power of two (SwitchML Appendix C: `s · b`
@@ -57,13 +61,21 @@ pub fn pool_slots(path: &Path) -> u16 {
     let delay = path.rtt.saturating_add(HOST_PROCESSING).as_nanos();
     let product_bytes = u128::from(path.rate_bps).saturating_mul(delay) / (8 * 1_000_000_000);
     let wanted = product_bytes.div_ceil(packet).div_ceil(u128::from(path.shards.max(1)));
-    let least = if path.is_one_of_many { SLOTS_AUTOMATIC_MIN_OF_MANY } else { SLOTS_AUTOMATIC_MIN };
+    let least = path.portion.map_or(SLOTS_AUTOMATIC_MIN, least_of_many);
     let wanted = wanted.clamp(least.into(), SLOTS_AUTOMATIC_MAX.into());
     let wanted = u16::try_from(wanted).map_or(SLOTS_AUTOMATIC_MAX, u16::next_power_of_two);
 
     let fit = path.receive_buffer_bytes as u128 / 2 / packet / u128::from(path.senders.max(1));
     let fit = u16::try_from(fit).unwrap_or(SLOTS_AUTOMATIC_MAX).clamp(1, SLOTS_AUTOMATIC_MAX);
     wanted.min(1 << fit.ilog2())
+}
+
+/// Windows that share a link share its rate in proportion to their lengths. So they are as long as the shares ask for, or the smallest
+/// shares were summed first while the links of the services with the largest ones wait.
+fn least_of_many(portion: u16) -> u16 {
+    let least = u32::from(SLOTS_AUTOMATIC_MIN_OF_MANY) * u32::from(portion.min(PORTION_WHOLE));
+    // At most `SLOTS_AUTOMATIC_MIN_OF_MANY`.
+    (least.div_ceil(PORTION_WHOLE.into()) as u16).next_power_of_two().max(SLOTS_AUTOMATIC_LEAST)
 }
 
 /// What a job of `slots` slots of `elements` takes of a shard's pool, in units of 256 elements: two sums in words of 32 bits, in
@@ -92,15 +104,17 @@ mod tests {
             wire_dtype: WireDtype::Int32,
             shards: 1,
             receive_buffer_bytes: 16 * MIB,
-            is_one_of_many: false,
+            portion: None,
         }
     }
 
     #[test]
     fn one_of_many_services_gets_along_with_fewer() {
-        let slow = Path { is_one_of_many: true, ..path(125_000_000, 50) };
+        let slow = Path { portion: Some(PORTION_WHOLE), ..path(125_000_000, 50) };
         assert_eq!(pool_slots(&slow), 32);
-        assert_eq!(pool_slots(&Path { is_one_of_many: true, ..path(10_000_000_000, 50) }), 512);
+        assert_eq!(pool_slots(&Path { portion: Some(PORTION_WHOLE), ..path(10_000_000_000, 50) }), 512);
+        let of_share = |portion: u16| pool_slots(&Path { portion: Some(portion), ..slow });
+        assert_eq!([PORTION_WHOLE, 513, 512, 174, 1].map(of_share), [32, 32, 16, 8, 8], "as the shares are");
     }
 
     #[test]
@@ -178,7 +192,7 @@ mod tests {
             wire_dtype in prop::sample::select(WireDtype::ALL.to_vec()),
         ) {
             let rtt = Duration::from_nanos(rtt_ns);
-            let path = Path { rate_bps, rtt, senders, elements, wire_dtype, shards, receive_buffer_bytes, is_one_of_many: false };
+            let path = Path { rate_bps, rtt, senders, elements, wire_dtype, shards, receive_buffer_bytes, portion: None };
             let slots = pool_slots(&path);
             let packet = chunk_packet_bytes(usize::from(elements), wire_dtype);
             let bytes = usize::from(slots) * usize::from(senders) * packet;

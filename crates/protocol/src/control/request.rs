@@ -92,6 +92,8 @@ pub struct JoinRequest {
     pub wire_dtype: WireDtype,
     /// How it believes that tensors are cut among the job's services, and which of them this one is: a fingerprint.
     pub plan: u64,
+    /// What part this service's share is of the largest one's, in parts of [`PORTION_WHOLE`](super::PORTION_WHOLE).
+    pub portion: u16,
     /// How it believes that the job is summed.
     pub protocol: Protocol,
     /// The switches that passed the request on, the rank's own first.

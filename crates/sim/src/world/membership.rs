@@ -4,8 +4,8 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use fanin_protocol::control::{
-    Admission, Command, HeartbeatReply, Hop, JoinDecision, JoinRequest, Protocol, Rack, Refusal, Registry,
-    RegistryConfig, Resume, Ticket,
+    Admission, Command, HeartbeatReply, Hop, JoinDecision, JoinRequest, PORTION_WHOLE, Protocol, Rack,
+    Refusal, Registry, RegistryConfig, Resume, Ticket,
 };
 use fanin_protocol::switchml::{Switch, SwitchJob, Upstream, WorkerPlan};
 use fanin_protocol::{Instant, Lane, Lanes, RetransmissionConfig, Summer, WorkerMachine};
@@ -234,6 +234,7 @@ impl World<'_> {
                 };
                 let request = JoinRequest {
                     plan: 0,
+                    portion: PORTION_WHOLE,
                     job: if lane == at { "job".into() } else { format!("job~{lane}") },
                     rank: worker.into(),
                     world_size: self.scenario.workers.into(),

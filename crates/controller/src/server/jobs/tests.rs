@@ -9,7 +9,7 @@ use super::*;
 use crate::proto::control_client::ControlClient;
 use crate::proto::heartbeat_reply::State as Pulse;
 use crate::proto::{HeartbeatRequest, StatusRequest};
-use fanin_protocol::control::Resume;
+use fanin_protocol::control::{PORTION_WHOLE, Resume};
 use fanin_udp::HostThreads;
 use std::time::Duration;
 
@@ -19,6 +19,7 @@ const HANG: Duration = Duration::from_secs(60);
 fn request(job: &str) -> JoinRequest {
     JoinRequest {
         plan: 0,
+        portion: PORTION_WHOLE,
         job: job.into(),
         rank: 0,
         world_size: 1,

@@ -8,7 +8,7 @@ use core::time::Duration;
 use fanin_wire::{SlotIndex, VERSION};
 
 use super::*;
-use crate::control::{Hop, Resume, ResumeField};
+use crate::control::{Hop, PORTION_WHOLE, Resume, ResumeField};
 
 mod any_order;
 mod resuming;
@@ -33,6 +33,7 @@ fn registry() -> Registry {
 fn ask(job: &str, rank: u32, world_size: u32) -> JoinRequest {
     JoinRequest {
         plan: 0,
+        portion: PORTION_WHOLE,
         job: job.into(),
         rank,
         world_size,
