@@ -174,7 +174,7 @@ impl<M: Endpoint<Address = Peer>> Shard for HostShard<M> {
         &mut self.machine
     }
 
-    fn takes(&mut self, from: Peer, packet: &[u8]) -> bool {
+    fn takes(&mut self, from: &Peer, packet: &[u8]) -> bool {
         self.registered.takes(from, packet)
     }
 

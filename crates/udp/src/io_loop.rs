@@ -43,7 +43,7 @@ pub(crate) trait Shard {
 
     fn machine(&mut self) -> &mut Self::Machine;
     /// Whether a packet that a socket brought is for the machine.
-    fn takes(&mut self, _from: Peer, _packet: &[u8]) -> bool {
+    fn takes(&mut self, _from: &Peer, _packet: &[u8]) -> bool {
         true
     }
     /// Carries out a command; `Break` ends the machine.
@@ -246,7 +246,7 @@ fn receive<S: Shard>(
         more = socket.receive(buffers, |peer, packet| {
             bytes += packet.len().max(PACKET_BYTES_MIN);
             if shard.takes(peer, packet)
-                && !matches!(shard.machine().handle_packet(now, peer, packet), Verdict::Drop(_))
+                && !matches!(shard.machine().handle_packet(now, *peer, packet), Verdict::Drop(_))
             {
                 counted += 1;
             }

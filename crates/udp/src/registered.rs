@@ -45,7 +45,7 @@ impl Registered {
     }
 
     /// Whether a packet is for the machine: what is wrong with it otherwise, that one says.
-    pub(crate) fn takes(&mut self, from: Peer, packet: &[u8]) -> bool {
+    pub(crate) fn takes(&mut self, from: &Peer, packet: &[u8]) -> bool {
         let Peer::At { remote, .. } = from else { return true };
         let Ok(Preamble { job, .. }) = Preamble::parse(packet) else { return true };
         if self.last == Some((job, remote.ip())) {
@@ -77,7 +77,7 @@ mod tests {
         };
         let from = |address: &str| Peer::from(address.parse::<SocketAddr>().unwrap());
         let mut registered = Registered::default();
-        assert!(registered.takes(from("10.0.0.1:7"), &packet(job)), "nobody is registered");
+        assert!(registered.takes(&from("10.0.0.1:7"), &packet(job)), "nobody is registered");
         registered.register(job, "10.0.0.2".parse().unwrap());
         for (address, job, is_taken) in [
             ("10.0.0.2:7", job, true),
@@ -88,13 +88,13 @@ mod tests {
             ("10.0.0.1:7", other, true),
             ("10.0.0.1:7", job, false),
         ] {
-            assert_eq!(registered.takes(from(address), &packet(job)), is_taken, "{address} {job:?}");
+            assert_eq!(registered.takes(&from(address), &packet(job)), is_taken, "{address} {job:?}");
         }
         assert_eq!(registered.foreign, 3);
-        assert!(registered.takes(Peer::Guest(0), &packet(job)));
-        assert!(registered.takes(from("10.0.0.1:7"), &[]), "the machine counts it");
+        assert!(registered.takes(&Peer::Guest(0), &packet(job)));
+        assert!(registered.takes(&from("10.0.0.1:7"), &[]), "the machine counts it");
         registered.forget(job);
-        assert!(registered.takes(from("10.0.0.1:7"), &packet(job)), "another job");
+        assert!(registered.takes(&from("10.0.0.1:7"), &packet(job)), "another job");
     }
 
     #[test]

@@ -113,12 +113,13 @@ impl TrainSocket {
         self.socket.as_fd()
     }
 
-    /// Receives the trains that are here, as many as one system call takes, and hands each packet to `take`.
+    /// Receives the trains that are here, as many as one system call takes, and hands each packet to `take`. Who sent it is written once a
+    /// train: to copy what was just written waits for all that the core has still to store, such as the sums of the packet before.
     /// Returns whether it took as many as it could: of what else there may be, the kernel tells who sleeps.
     pub(crate) fn receive(
         &mut self,
         buffers: &mut ReceiveBuffers,
-        mut take: impl FnMut(Peer, &[u8]),
+        mut take: impl FnMut(&Peer, &[u8]),
     ) -> bool {
         let count = (RECEIVE_BYTES / self.buffer_bytes).min(BATCH_SIZE);
         let mut memory = buffers.memory.chunks_exact_mut(self.buffer_bytes);
@@ -141,11 +142,11 @@ impl TrainSocket {
             let train = &bytes[..meta.len.min(bytes.len())];
             if train.is_empty() {
                 self.statistics.packets_received += 1;
-                take(peer, train);
+                take(&peer, train);
             }
             for packet in train.chunks(meta.stride.max(1)) {
                 self.statistics.packets_received += 1;
-                take(peer, packet);
+                take(&peer, packet);
             }
         }
         trains == count
@@ -270,7 +271,7 @@ mod tests {
         while packets.len() < count {
             let mut fds = [PollFd::from_borrowed_fd(socket.socket.as_fd(), PollFlags::IN)];
             poll(&mut fds, None).unwrap();
-            socket.receive(&mut buffers, |peer, packet| packets.push((peer, packet.to_vec())));
+            socket.receive(&mut buffers, |peer, packet| packets.push((*peer, packet.to_vec())));
         }
         packets
     }

@@ -43,7 +43,7 @@ impl Abort {
         if packet.len() < ABORT_BYTES {
             return Err(truncated);
         }
-        let [code, _, a0, a1, b0, b1, _, _] = bytes_at(packet, PREAMBLE_BYTES).ok_or(truncated)?;
+        let [code, _, a0, a1, b0, b1, _, _] = *bytes_at(packet, PREAMBLE_BYTES).ok_or(truncated)?;
         let [a, b] = [[a0, a1], [b0, b1]].map(u16::from_le_bytes);
         if u32::from(a.max(b)) >= RANKS_MAX {
             return Err(WireError::Field("rank"));
@@ -53,8 +53,8 @@ impl Abort {
         let reason = match code {
             1 => AbortReason::Expelled(Rank(a)),
             2 => AbortReason::Mismatch {
-                first: (Rank(a), Collective::parse(first)?),
-                second: (Rank(b), Collective::parse(second)?),
+                first: (Rank(a), Collective::parse(*first)?),
+                second: (Rank(b), Collective::parse(*second)?),
             },
             3 => AbortReason::SwitchStopped,
             _ => return Err(WireError::Field("reason")),

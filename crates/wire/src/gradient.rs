@@ -156,7 +156,7 @@ impl<'a> GradientPacket<'a> {
             return Err(WireError::Kind(preamble.kind as u8));
         }
         let truncated = WireError::Truncated { need: GRADIENT_HEADER_BYTES, have: packet.len() };
-        let head: [u8; GRADIENT_HEADER_BYTES] = bytes_at(packet, 0).ok_or(truncated)?;
+        let head: &[u8; GRADIENT_HEADER_BYTES] = bytes_at(packet, 0).ok_or(truncated)?;
         let payload = packet.get(GRADIENT_HEADER_BYTES..).ok_or(truncated)?;
         let word = |at: usize| u32::from_le_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
         let level = head[12];
@@ -173,7 +173,7 @@ impl<'a> GradientPacket<'a> {
         if !payload.is_empty() && !FRAGMENT_ELEMENTS.iter().any(|elements| elements * 4 == payload.len()) {
             return Err(WireError::PayloadLength(payload.len()));
         }
-        let collective = Collective::parse(bytes_at(packet, 32).ok_or(truncated)?)?;
+        let collective = Collective::parse(*bytes_at(packet, 32).ok_or(truncated)?)?;
         if collective.pattern != Pattern::AllReduce {
             return Err(WireError::Field("op"));
         }

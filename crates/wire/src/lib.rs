@@ -78,7 +78,9 @@ impl core::fmt::Display for WireError {
 
 impl core::error::Error for WireError {}
 
-/// Reads `N` bytes at `at`; `None` when the slice ends before.
-fn bytes_at<const N: usize>(packet: &[u8], at: usize) -> Option<[u8; N]> {
-    packet.get(at..at.checked_add(N)?)?.try_into().ok()
+/// The `N` bytes at `at`; `None` when the slice ends before. Not a copy: what is copied whole and then read in parts waits for all that the
+/// core has still to store, which on the data path are the sums of the packet before.
+#[inline]
+fn bytes_at<const N: usize>(packet: &[u8], at: usize) -> Option<&[u8; N]> {
+    packet.get(at..)?.first_chunk()
 }

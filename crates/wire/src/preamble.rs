@@ -33,6 +33,7 @@ impl Kind {
     /// Where it stands.
     pub(crate) const OFFSET: usize = 3;
 
+    #[inline]
     fn parse(byte: u8) -> Result<Self, WireError> {
         Ok(match byte {
             1 => Self::Update,
@@ -63,10 +64,11 @@ pub struct Preamble {
 
 impl Preamble {
     /// Reads and checks the preamble at the start of `packet`.
+    #[inline]
     pub fn parse(packet: &[u8]) -> Result<Self, WireError> {
-        let head: [u8; PREAMBLE_BYTES] =
+        let head: &[u8; PREAMBLE_BYTES] =
             bytes_at(packet, 0).ok_or(WireError::Truncated { need: PREAMBLE_BYTES, have: packet.len() })?;
-        let [m0, m1, version, kind, j0, j1, j2, j3, g0, g1, worker, shard] = head;
+        let &[m0, m1, version, kind, j0, j1, j2, j3, g0, g1, worker, shard] = head;
         let magic = u16::from_le_bytes([m0, m1]);
         if magic != MAGIC {
             return Err(WireError::Magic(magic));

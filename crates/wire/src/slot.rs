@@ -271,6 +271,7 @@ impl Collective {
         self.wire_dtype.payload_bytes(elements, self.dtype)
     }
 
+    #[inline]
     pub(crate) fn parse(bytes: [u8; Self::BYTES]) -> Result<Self, WireError> {
         let [s0, s1, dtype, op, e0, e1, e2, e3] = bytes;
         let wire_dtype = match dtype & (Self::BFLOAT16_ON_WIRE | Self::NATIVE_ON_WIRE) {
@@ -350,15 +351,16 @@ pub struct SlotPacket<'a> {
 
 impl<'a> SlotPacket<'a> {
     /// Reads what follows the preamble of an update, result or restore packet. Its tag is the reader's to check.
+    #[inline]
     pub fn parse(preamble: Preamble, packet: &'a [u8]) -> Result<Self, WireError> {
         if matches!(preamble.kind, Kind::Abort | Kind::Gradient) {
             return Err(WireError::Kind(preamble.kind as u8));
         }
         let truncated = WireError::Truncated { need: SLOT_HEADER_BYTES, have: packet.len() };
-        let head: [u8; TAG_OFFSET - PREAMBLE_BYTES] = bytes_at(packet, PREAMBLE_BYTES).ok_or(truncated)?;
-        let [s0, s1, n0, n1, e0, e1, e2, e3, c0, c1, c2, c3, collective @ ..] = head;
+        let head: &[u8; TAG_OFFSET - PREAMBLE_BYTES] = bytes_at(packet, PREAMBLE_BYTES).ok_or(truncated)?;
+        let &[s0, s1, n0, n1, e0, e1, e2, e3, c0, c1, c2, c3, t0, t1, t2, t3, t4, t5, t6, t7] = head;
         let payload = packet.get(SLOT_HEADER_BYTES..).ok_or(truncated)?;
-        let collective = Collective::parse(collective)?;
+        let collective = Collective::parse([t0, t1, t2, t3, t4, t5, t6, t7])?;
         let Collective { dtype, wire_dtype, .. } = collective;
         let is_chunk = |elements: usize| {
             elements == 0 || CHUNK_ELEMENTS.iter().any(|class| collective.chunk_elements(*class) == elements)

@@ -45,14 +45,15 @@ impl<M: Endpoint> Lanes<M> {
 }
 
 impl<M: Endpoint<Address: PartialEq>> Lanes<M> {
-    /// Which lane a packet is for, or why it is for none.
-    fn lane_of(&self, from: M::Address, packet: &[u8]) -> Result<usize, Reason> {
+    /// Which lane a packet is for, or why it is for none. The address is not copied: to move it about would wait until the sums of the
+    /// packet before are in the cache.
+    fn lane_of(&self, from: &M::Address, packet: &[u8]) -> Result<usize, Reason> {
         // A machine that is alone judges for itself.
         if self.lanes.len() == 1 {
             return Ok(0);
         }
         let Preamble { job, shard, .. } = Preamble::parse(packet)?;
-        let is_of = |lane: &Lane<M>| lane.job == job && lane.shard == shard && lane.peer == from;
+        let is_of = |lane: &Lane<M>| lane.job == job && lane.shard == shard && lane.peer == *from;
         if self.lanes.get(self.last).is_some_and(is_of) {
             return Ok(self.last);
         }
@@ -66,7 +67,7 @@ impl<M: Endpoint<Address: PartialEq>> Endpoint for Lanes<M> {
     type Event = (usize, M::Event);
 
     fn handle_packet(&mut self, now: Instant, from: M::Address, packet: &[u8]) -> Verdict {
-        match self.lane_of(from, packet) {
+        match self.lane_of(&from, packet) {
             Ok(lane) => {
                 self.last = lane;
                 self.lanes[lane].machine.handle_packet(now, from, packet)

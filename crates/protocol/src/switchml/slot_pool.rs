@@ -183,7 +183,7 @@ impl<A: Copy + PartialEq> SlotPool<A> {
     pub(super) fn receive(
         &mut self,
         now: Instant,
-        from: A,
+        from: &A,
         packet: &SlotPacket<'_>,
     ) -> Result<Verdict, Reason> {
         let SlotPacket { preamble, .. } = packet;
@@ -424,10 +424,10 @@ impl<A: Copy + PartialEq> SlotPool<A> {
         Ok(Verdict::ReplyUnicast)
     }
 
-    fn remember_address(&mut self, worker: WorkerId, from: A) {
+    fn remember_address(&mut self, worker: WorkerId, from: &A) {
         let known = &mut self.addresses[usize::from(worker.0)];
-        if *known != Some(from) {
-            *known = Some(from);
+        if known.as_ref() != Some(from) {
+            *known = Some(*from);
             self.recipients.clear();
             for _ in 0..2 {
                 self.recipients.extend(self.addresses.iter().flatten());

@@ -36,7 +36,7 @@ impl<A: Copy + PartialEq> Switch<A> {
         }
     }
 
-    fn receive(&mut self, now: Instant, from: A, packet: &[u8]) -> Result<Verdict, Reason> {
+    fn receive(&mut self, now: Instant, from: &A, packet: &[u8]) -> Result<Verdict, Reason> {
         let preamble = Preamble::parse(packet)?;
         if preamble.shard != self.shard {
             return Err(Reason::OutOfRange);
@@ -44,19 +44,21 @@ impl<A: Copy + PartialEq> Switch<A> {
         let pool = self.jobs.get_mut(&preamble.job).ok_or(Reason::UnknownJob)?;
         let verdict = match preamble.kind {
             Kind::Update | Kind::Restore | Kind::Query => {
-                let parsed = SlotPacket::parse(preamble, packet)?;
+                // Not moved out: see `Worker::receive`.
+                let parsed = SlotPacket::parse(preamble, packet);
+                let parsed = parsed.as_ref().map_err(|error| *error)?;
                 pool.authenticate(preamble.generation, packet)?;
-                pool.receive(now, from, &parsed)
+                pool.receive(now, from, parsed)
             }
             Kind::Result if pool.is_rack() => {
                 let parsed = SlotPacket::parse(preamble, packet)?;
                 pool.authenticate(preamble.generation, packet)?;
-                pool.take_result(from, &parsed)
+                pool.take_result(*from, &parsed)
             }
             Kind::Abort if pool.is_rack() || pool.has_racks() => {
                 let abort = Abort::parse(preamble, packet)?;
                 pool.authenticate(preamble.generation, packet)?;
-                pool.take_abort(from, &abort)
+                pool.take_abort(*from, &abort)
             }
             Kind::Result | Kind::Abort | Kind::Gradient => return Err(Reason::Unexpected),
         };
@@ -73,7 +75,7 @@ impl<A: Copy + PartialEq> Endpoint for Switch<A> {
     type Event = JobAborted;
 
     fn handle_packet(&mut self, now: Instant, from: A, packet: &[u8]) -> Verdict {
-        let verdict = self.receive(now, from, packet).unwrap_or_else(Verdict::Drop);
+        let verdict = self.receive(now, &from, packet).unwrap_or_else(Verdict::Drop);
         self.received.count(verdict)
     }
 

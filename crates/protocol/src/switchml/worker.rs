@@ -196,14 +196,16 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
     }
 
     fn receive(&mut self, now: Instant, packet: &[u8]) -> Result<Verdict, Reason> {
-        let preamble = self.core.check(&self.preamble(), self.config.key, packet)?;
+        let preamble = Preamble::parse(packet)?;
+        self.core.check(&self.preamble(), self.config.key, &preamble, packet)?;
         if preamble.worker != self.worker && preamble.worker != WorkerId::ALL {
             return Err(Reason::OutOfRange);
         }
         match preamble.kind {
             Kind::Result => {
-                let packet = SlotPacket::parse(preamble, packet)?;
-                self.take_result(now, &packet)
+                // Not moved out: a move reads what was just written, and waits until the sums of the packet before are in the cache.
+                let packet = SlotPacket::parse(preamble, packet);
+                self.take_result(now, packet.as_ref().map_err(|error| *error)?)
             }
             Kind::Abort => {
                 self.core.abort(preamble, packet)?;

@@ -96,11 +96,16 @@ impl<A, T: Tensor> WorkerCore<A, T> {
         self.stream.drain()
     }
 
-    /// The preamble of a packet that is for this worker, and now, and of its job, whose key is `key`; or why it is not. The worker's
-    /// own packets have the preamble `own`.
+    /// Whether a packet with this preamble is for this worker, and now, and of its job, whose key is `key`; or why it is not. The
+    /// worker's own packets have the preamble `own`.
     #[inline]
-    pub(crate) fn check(&self, own: &Preamble, key: Key, packet: &[u8]) -> Result<Preamble, Reason> {
-        let preamble = Preamble::parse(packet)?;
+    pub(crate) fn check(
+        &self,
+        own: &Preamble,
+        key: Key,
+        preamble: &Preamble,
+        packet: &[u8],
+    ) -> Result<(), Reason> {
         if preamble.job != own.job {
             return Err(Reason::UnknownJob);
         }
@@ -111,7 +116,7 @@ impl<A, T: Tensor> WorkerCore<A, T> {
             return Err(Reason::OutOfRange);
         }
         match self.state {
-            State::Running if key.authenticates(packet) => Ok(preamble),
+            State::Running if key.authenticates(packet) => Ok(()),
             State::Running => Err(Reason::Forged),
             State::Suspended => Err(Reason::Unexpected),
             State::Aborted => Err(Reason::Aborted),

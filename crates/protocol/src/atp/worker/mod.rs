@@ -162,7 +162,8 @@ impl<A: Copy + PartialEq, T: Tensor> AtpWorker<A, T> {
     }
 
     fn receive(&mut self, now: Instant, from: A, bytes: &[u8]) -> Result<Verdict, Reason> {
-        let preamble = self.core.check(&self.preamble(), self.config.key, bytes)?;
+        let preamble = Preamble::parse(bytes)?;
+        self.core.check(&self.preamble(), self.config.key, &preamble, bytes)?;
         if from != self.core.peer()[0] {
             return Err(Reason::Foreign);
         }
