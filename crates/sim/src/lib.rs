@@ -15,6 +15,7 @@ mod checker;
 pub mod net;
 mod scenario;
 pub mod scenario_file;
+pub mod systems;
 mod tensors;
 pub mod workload;
 mod world;

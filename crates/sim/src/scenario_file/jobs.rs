@@ -1,6 +1,7 @@
 //! `[[job]]`: hosts found, numbers checked, the system's own limits.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use fanin_protocol::atp::{ATP_WORKERS_MAX, Hashing, Overflow, Scaling, WINDOW_ELEMENTS_MAX};
@@ -15,8 +16,12 @@ use super::error::{self, Mistake, at};
 use super::lookup::{class, host};
 use super::schema::{DtypeName, File, HashingName, Hosts, Job, OverflowName, ScalingName, System};
 use crate::net::{NodeId, Topology};
+use crate::systems::atp::{Atp, Help};
+use crate::systems::placement;
+use crate::systems::ring::Ring;
+use crate::systems::switchml::SwitchMl;
 use crate::workload::models::{FLOPS_PER_S, Model};
-use crate::workload::{JobPlan, Workload, placement};
+use crate::workload::{JobPlan, Workload};
 
 /// IPv4 and UDP, as the simulated network counts them.
 const IP_UDP_BYTES: usize = 28;
@@ -72,18 +77,11 @@ fn resolve_one(
     if let Some(only) = job.timeouts_only.as_ref().filter(|_| system != System::Switchml) {
         return Err(at(only, "`timeouts_only` is about SwitchML, and this job is none"));
     }
-    Ok(JobPlan {
-        name: job.name.clone().unwrap_or_else(|| format!("job{number}")),
-        system,
-        workers,
+    let atp = |help| Atp {
+        help,
         server,
-        class: class(&job.priority, &job.drop_class)?,
-        start,
-        stop,
-        workload: workload(job)?,
         elements,
         window,
-        integers: job.dtype == DtypeName::Int32,
         hashing,
         scaling: match job.scaling {
             ScalingName::Static => Scaling::Static,
@@ -95,7 +93,27 @@ fn resolve_one(
         },
         congestion_control: job.congestion_control,
         timeout,
-        timeouts_only: job.timeouts_only.as_ref().is_some_and(|only| *only.get_ref()),
+    };
+    Ok(JobPlan {
+        name: job.name.clone().unwrap_or_else(|| format!("job{number}")),
+        system: match system {
+            System::Atp => Arc::new(atp(Help::Way)),
+            System::Rss => Arc::new(atp(Help::Racks)),
+            System::Ps | System::PsNToN => Arc::new(atp(Help::None)),
+            System::Switchml => Arc::new(SwitchMl {
+                elements,
+                slots: window,
+                timeout,
+                timeouts_only: job.timeouts_only.as_ref().is_some_and(|only| *only.get_ref()),
+            }),
+            System::Ring => Arc::new(Ring),
+        },
+        workers,
+        class: class(&job.priority, &job.drop_class)?,
+        start,
+        stop,
+        workload: workload(job)?,
+        integers: job.dtype == DtypeName::Int32,
         large_values: job.large_values.as_ref().map_or(0.0, |share| share.get_ref().0),
     })
 }
@@ -168,7 +186,8 @@ fn check_fan_in(
     let system = *job.system.get_ref();
     let result = match (system, server) {
         (System::Switchml, _) => placement::pools(topology, workers).map(|_| ()),
-        (_, Some(server)) => placement::place(topology, system, workers, server).map(|_| ()),
+        (System::Atp, Some(server)) => placement::place(topology, Help::Way, workers, server).map(|_| ()),
+        (System::Rss, Some(server)) => placement::place(topology, Help::Racks, workers, server).map(|_| ()),
         _ => Ok(()),
     };
     result.map_err(|error| at(&job.workers, error))

@@ -18,7 +18,7 @@ use std::time::Duration;
 use toml::Spanned;
 
 pub use error::FileError;
-pub use schema::{PacketKind, System};
+pub use schema::PacketKind;
 pub use unit::{Rate, Size};
 
 use crate::net::{Cost, LinkId, Multipath, Topology};
@@ -68,7 +68,7 @@ fn resolve(file: File) -> Result<Scenario, Mistake> {
         file.fault.iter().map(|fault| fault_of(&topology, &jobs, fault)).collect::<Result<_, _>>()?;
     // An outage is no stall: what is away comes back.
     let outage = file.fault.iter().filter_map(|fault| fault.get_ref().down).map(|down| down.0).max();
-    let timeout = jobs.iter().map(|job| job.timeout).max();
+    let timeout = jobs.iter().map(|job| job.system.timeout()).max();
     let stall = (until / STALL_SHARE).min(STALL_MAX).max(timeout.unwrap_or_default() * STALL_TIMEOUTS)
         + outage.unwrap_or_default();
     Ok(Scenario {
@@ -214,7 +214,7 @@ fn fault_of(
     };
     let node_of = || node(topology, plan.node.as_ref().ok_or_else(|| needs("node"))?);
     let has_server = |job: usize| {
-        if jobs[job].server.is_some() {
+        if jobs[job].system.server().is_some() {
             Ok(job)
         } else {
             Err(at(&plan.kind, "this job has no server of its own"))

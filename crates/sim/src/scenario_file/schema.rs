@@ -237,7 +237,7 @@ impl<'de> Deserialize<'de> for WhichSwitches {
 /// Who sums.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "kebab-case")]
-pub enum System {
+pub(super) enum System {
     /// Switches on the way with memory that all jobs share, and a parameter server behind them.
     Atp,
     /// Every rack's switch for itself; the server merges the racks (ATP §5.2.2's rack-scale service).

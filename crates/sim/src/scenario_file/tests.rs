@@ -1,15 +1,22 @@
-use fanin_protocol::atp::Hashing;
-
 use super::*;
 use crate::net::Time;
-use crate::workload::Workload;
 use crate::workload::models::Model;
+use crate::workload::{JobPlan, Workload};
 
 pub(super) const RACK: &str = "[network]\ntopology = \"rack\"\nhosts = 9\n";
 pub(super) const JOB: &str = "[[job]]\nsystem = \"atp\"\nworkers = 8\ntensor = \"4MB\"\n";
 
 pub(super) fn ok(text: &str) -> Scenario {
     parse("test.toml", text).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// The job's system is configured so.
+#[track_caller]
+fn says(job: &JobPlan, words: &[&str]) {
+    let system = format!("{:?}", job.system);
+    for word in words {
+        assert!(system.contains(word), "{word:?} is not in: {system}");
+    }
 }
 
 /// The file is refused, at this line, with a message that has all of `words`.
@@ -32,8 +39,8 @@ fn a_short_file_has_sensible_defaults() {
     let job = &scenario.jobs[0];
     assert_eq!(job.name, "job0");
     assert_eq!(job.workers.len(), 8);
-    assert_eq!(scenario.topology.get(job.server.expect("ATP has a server")).name, "h8");
-    assert_eq!(job.elements, 336, "fills an Ethernet frame");
+    assert_eq!(scenario.topology.get(job.system.server().expect("ATP has a server")).name, "h8");
+    says(job, &["elements: 336"]); // Fills an Ethernet frame.
     assert_eq!(job.workload, Workload::AllReduce { elements: 1_000_000, in_flight: 2, count: None });
     assert_eq!(scenario.topology.programmable().count(), 1);
 }
@@ -138,7 +145,8 @@ rank = 2
 down = "1ms"
 "#);
     let job = &scenario.jobs[0];
-    assert_eq!((job.elements, job.window, job.integers, job.congestion_control), (1024, 64, true, false));
+    assert!(job.integers);
+    says(job, &["elements: 1024", "window: 64", "congestion_control: false"]);
     let Workload::Training { model, batch, jitter, pause, .. } = job.workload else { panic!("it trains") };
     assert_eq!((model, batch, jitter), (Model::Vgg16, 16, 0.1));
     assert_eq!(pause, Some((2, Duration::from_millis(10))));
@@ -245,7 +253,7 @@ fn no_aggregators_are_fine_for_atp_and_no_slots_are_not_for_switchml() {
     refused(&format!("{RACK}{none}{}", JOB.replace("atp", "switchml")), 7, &["0 aggregators", "two"]);
     let jobs = "[[job]]\nsystem = \"switchml\"\nworkers = 2\ntensor = \"4kB\"\n".repeat(3);
     let scenario = ok(&format!("{RACK}[switch]\naggregators = 60\n{jobs}"));
-    assert!(scenario.jobs.iter().all(|job| job.window == 10), "two aggregators a slot, three jobs");
+    scenario.jobs.iter().for_each(|job| says(job, &["slots: 10"])); // Two aggregators a slot, three jobs.
 }
 
 #[test]
@@ -300,9 +308,11 @@ fn static_shares_are_equal_parts_of_the_table_and_bound_the_window() {
         job("b", ""),
         job("c", &format!("{part}window = 20\n"))
     );
-    let found: Vec<_> = ok(&text).jobs.iter().map(|job| (job.hashing, job.window)).collect();
-    let partition = |first| Hashing::Partition { first };
-    assert_eq!(found, [(partition(0), 50), (Hashing::Hash, 1024), (partition(50), 20)]);
+    let expected =
+        [["first: 0 }", "window: 50,"], ["hashing: Hash", "window: 1024,"], ["first: 50 }", "window: 20,"]];
+    for (job, expected) in ok(&text).jobs.iter().zip(expected) {
+        says(job, &expected);
+    }
     refused(&text.replace("= 100", "= 1"), 8, &["no part for each of 2 jobs"]);
 }
 
@@ -310,7 +320,7 @@ fn static_shares_are_equal_parts_of_the_table_and_bound_the_window() {
 fn noticing_losses_by_timeouts_alone_is_for_switchml() {
     let text = format!("{RACK}{JOB}timeouts_only = true\n");
     refused(&text, 8, &["`timeouts_only` is about SwitchML"]);
-    assert!(ok(&text.replace("\"atp\"", "\"switchml\"")).jobs[0].timeouts_only);
+    says(&ok(&text.replace("\"atp\"", "\"switchml\"")).jobs[0], &["timeouts_only: true"]);
 }
 
 #[test]

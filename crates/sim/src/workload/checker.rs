@@ -2,12 +2,10 @@
 
 use std::cell::RefCell;
 
-use fanin_protocol::atp::{Overflow, Scaling};
 use fanin_wire::AbortReason;
 
 use super::scenario::JobPlan;
 use crate::net::Context;
-use crate::scenario_file::System;
 
 /// A rule that was broken.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -138,23 +136,7 @@ impl Referee {
 
 /// How far an element of a result may be from the exact sum, besides the one rounding at the end.
 pub(crate) fn bound(plan: &JobPlan) -> f64 {
-    let workers = plan.workers.len() as f64;
     // The largest value, 2^-6 and a bit, as `values` makes them; in large blocks 2^6 and a bit.
     let largest = if plan.large_values > 0.0 { 128.0 } else { 1.0 / 32.0 };
-    match plan.system {
-        System::Atp | System::Rss | System::Ps | System::PsNToN => {
-            // Each contribution is rounded once, to a multiple of the factor (ATP §3.8): n halves of a unit.
-            let fixed = workers / 2.0 / 1e8;
-            // A factor of its own has the whole range of an int32 for n times its largest value (§B.3).
-            let own = match (plan.scaling, plan.overflow) {
-                (Scaling::Static, Overflow::Reactive | Overflow::Proactive) => 0.0,
-                (Scaling::Dynamic, _) => workers / 2.0 * workers * largest * 2.0 / 2f64.powi(31),
-            };
-            fixed.max(own) * (1.0 + 1e-6)
-        }
-        // SwitchML Theorem 1: n / f, where f leaves room for n times the largest value.
-        System::Switchml => workers * workers * largest * 4.0 / 2f64.powi(31),
-        // Sums of floats, one rounding each.
-        System::Ring => workers * workers * largest * f64::from(f32::EPSILON),
-    }
+    plan.system.bound(plan.workers.len(), largest)
 }

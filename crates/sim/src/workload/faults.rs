@@ -4,14 +4,11 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::Duration;
 
-use fanin_protocol::atp::AtpWorkerPlan;
-use fanin_protocol::{Summer, WorkerMachine};
-
-use super::actors::Begins;
-use super::build::{AtpMachine, Layout, ServerMachine, ServerPlace, key_of};
+use super::build::Layout;
 use super::job::Job;
 use super::scenario::{Fault, FaultPlan};
 use crate::net::{Actor, Context, Listener, Network, NodeId, Packet};
+use crate::systems::Role;
 
 /// How often a process that cannot reach its server asks for it.
 const ASK_AGAIN: Duration = Duration::from_millis(1);
@@ -52,80 +49,47 @@ fn absent() -> Listener<impl FnMut(&mut Context<'_>, u64) + 'static> {
     Listener(|_: &mut Context<'_>, _| {})
 }
 
-/// A switch's aggregators are empty; its jobs are those that they were. SwitchML's pools stay as they are: how its jobs are
-/// admitted again is the fault world's to try.
+/// What stands on a switch has lost its memory; its jobs are those that they were.
 fn forget(network: &mut Network, layout: &Layout, node: NodeId) {
-    if let Some(place) = layout.switches.get(&node) {
-        network.replace_actor(place.actor, layout.switch_machine(node));
+    for station in layout.at(node).filter(|station| station.role() == Role::Switch) {
+        station.forget(network);
     }
 }
 
 /// All jobs of the server's host lose their sums; workers bring them back.
 fn restart_server(network: &mut Network, layout: &Rc<Layout>, job: usize, down: Duration) {
-    let Some((node, actor)) = layout.jobs[job].shards[0]
-        .server
-        .and_then(|node| layout.servers.get(&node).map(|place| (node, place.actor)))
-    else {
-        return;
+    let Some(node) = layout.scenario.jobs[job].system.server() else { return };
+    let servers = move |layout: &Layout| -> Vec<_> {
+        layout.at(node).filter(|station| station.role() == Role::Server).cloned().collect()
     };
-    network.replace_actor(actor, absent());
+    for server in servers(layout) {
+        network.replace_actor(server.actor(), absent());
+    }
     let layout = layout.clone();
     later(network, down, move |network| {
-        network.replace_actor(actor, layout.server_machine(node, true));
+        for server in servers(&layout) {
+            server.forget(network);
+        }
         resume_through(network, &layout, node);
     });
 }
 
-/// The controller tells the workers of all jobs that use a switch or server that it is back. They would find out by themselves,
-/// but for one who has nothing to send: a server that forgot as well may need what only he has.
 fn resume_through(network: &mut Network, layout: &Layout, node: NodeId) {
-    for (index, place) in layout.jobs.iter().enumerate() {
-        for (number, shard) in place.shards.iter().enumerate() {
-            let hops = shard.placement.iter().flat_map(|placement| &placement.switches);
-            if shard.server == Some(node) || hops.into_iter().any(|hop| hop.switch == node) {
-                resume(network, layout, index, number);
-            }
-        }
-    }
-}
-
-fn resume(network: &mut Network, layout: &Layout, index: usize, shard: usize) {
-    let place = &layout.jobs[index];
-    let actors: Vec<_> = place.job.borrow().workers.iter().map(|worker| worker.actors[shard]).collect();
-    for (rank, actor) in actors.into_iter().enumerate() {
-        let lives = network.actor::<AtpMachine>(actor).is_some();
-        if let Some((directions, upstream)) = layout.way_up(index, rank, shard).filter(|_| lives) {
-            network.with_actor(actor, |machine: &mut AtpMachine, context| {
-                let (id, generation) = (place.shards[shard].id, machine.machine.generation());
-                let plan = AtpWorkerPlan { id, key: key_of(id), generation, directions, upstream };
-                machine.machine.resume(context.now(), plan);
-                machine.drain(context);
-            });
-        }
+    for place in &layout.jobs {
+        place.machines.resume(network, node);
     }
 }
 
 /// All machines of a job are gone, and what it had in the switches' aggregators stays there.
 fn die(network: &mut Network, layout: &Layout, job: usize) {
     let place = &layout.jobs[job];
-    let actors: Vec<_> = place.job.borrow().workers.iter().flat_map(|worker| worker.actors.clone()).collect();
-    for actor in actors {
+    for actor in place.tenant.machines() {
         network.replace_actor(actor, Dead(place.job.clone()));
     }
-    for shard in &place.shards {
-        let server = shard.server.and_then(|node| layout.servers.get(&node));
-        let lives = |place: &&ServerPlace| network.actor::<ServerMachine>(place.actor).is_some();
-        if let Some(server) = server.filter(lives) {
-            network.with_actor(server.actor, |machine: &mut ServerMachine, context| {
-                machine.machine.remove_job(shard.id);
-                machine.drain(context);
-            });
-        }
-    }
+    place.machines.die(network);
 }
 
-/// A worker is gone for a while, and another process takes its rank, on the same host but at another port (ATP §A.3). It
-/// begins where the server says that the job stands; the parameters of before it would copy from another worker.
+/// A worker is gone for a while, and another process takes its rank.
 fn respawn(network: &mut Network, layout: &Rc<Layout>, index: usize, rank: usize, down: Duration) {
     let place = &layout.jobs[index];
     let actor = {
@@ -143,32 +107,19 @@ fn respawn(network: &mut Network, layout: &Rc<Layout>, index: usize, rank: usize
 /// The new process has come up.
 fn take_rank(network: &mut Network, layout: &Rc<Layout>, index: usize, rank: usize) {
     let place = &layout.jobs[index];
-    if place.job.borrow().dead {
+    // Without a server nobody can say where the job stands.
+    if place.tenant.is_dead() || place.tenant.plan().system.server().is_none() {
         return;
     }
-    let shard = &place.shards[0];
-    let Some(server) = shard.server else { return };
-    if layout.servers.get(&server).is_none_or(|place| network.actor::<ServerMachine>(place.actor).is_none()) {
-        // The server is away as well; ask again.
-        let layout = layout.clone();
-        return later(network, ASK_AGAIN, move |network| take_rank(network, &layout, index, rank));
-    }
-    let earliest = layout.servers.get(&server).and_then(|place| {
-        network.with_actor(place.actor, |machine: &mut ServerMachine, _| {
-            machine.machine.progress(shard.id).map(|progress| progress.earliest)
-        })
-    });
-    let (Some(earliest), Some(mut machine)) = (earliest, layout.atp_worker(index, rank, 0)) else { return };
-    let (tensor, fragment) = place.job.borrow().locate(earliest);
-    machine.machine.begin_at(earliest, tensor as u16, fragment);
-    machine.owner.begins = Begins::InPlaceOfAnother(tensor, fragment);
-    if let Some(window) = &shard.window {
-        window.borrow_mut().begins_at(rank, earliest);
-    }
-    let node = layout.scenario.jobs[index].workers[rank];
     // The machine starts only when the run goes on: nobody can miss the actor's new number.
-    let actor = network.add_actor(node, layout.port(node), machine);
-    place.job.borrow_mut().workers[rank].actors[0] = actor;
+    match place.machines.respawn(network, place.tenant.process(rank, 0)) {
+        Some(actor) => place.job.borrow_mut().workers[rank].actors[0] = actor,
+        None => {
+            // The server is away as well; ask again.
+            let layout = layout.clone();
+            later(network, ASK_AGAIN, move |network| take_rank(network, &layout, index, rank));
+        }
+    }
 }
 
 /// What is left of a worker whose job has died: it says so once.

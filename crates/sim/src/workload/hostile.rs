@@ -1,18 +1,19 @@
 //! Scenarios that a seed draws: small ATP jobs in networks where everything goes wrong that can.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use fanin_protocol::atp::{Hashing, Overflow, Scaling};
 use fanin_wire::FRAGMENT_ELEMENTS;
 use oorandom::Rand64;
 
-use super::placement;
 use super::scenario::{Fault, FaultPlan, JobPlan, LossPlan, Scenario, SwitchPlan, Workload};
 use crate::net::{
     Class, Cost, LinkConfig, LinkId, Multipath, NodeConfig, NodeId, Parts, Programmable, QueueConfig, Time,
     Topology,
 };
-use crate::scenario_file::System;
+use crate::systems::atp::{Atp, Help};
+use crate::systems::placement;
 
 /// How long faults keep coming.
 const TROUBLE: Duration = Duration::from_millis(20);
@@ -92,7 +93,7 @@ fn simpler(scenario: &Scenario) -> Vec<Scenario> {
     let mut with = |change: &dyn Fn(&mut Scenario)| {
         let mut changed = scenario.clone();
         change(&mut changed);
-        if changed != *scenario {
+        if format!("{changed:?}") != format!("{scenario:?}") {
             all.push(changed);
         }
     };
@@ -209,33 +210,27 @@ fn job(dice: &mut Dice, topology: &Topology, index: u64) -> JobPlan {
     // The server may be on a worker's host.
     let server = dice.among(&hosts);
     let workers: Vec<NodeId> = hosts[..dice.range(1, hosts.len() as u64 + 1) as usize].to_vec();
-    let system = dice.among(&[System::Atp, System::Atp, System::Atp, System::Atp, System::Rss, System::Ps]);
-    debug_assert!(
-        placement::place(topology, system, &workers, server).is_ok(),
-        "few hosts have few children"
-    );
+    let help = dice.among(&[Help::Way, Help::Way, Help::Way, Help::Way, Help::Racks, Help::None]);
+    debug_assert!(placement::place(topology, help, &workers, server).is_ok(), "few hosts have few children");
     let elements = dice.among(&[FRAGMENT_ELEMENTS[0], FRAGMENT_ELEMENTS[0], FRAGMENT_ELEMENTS[1]]);
     let longest = 60 * elements as u64;
-    JobPlan {
-        name: format!("job{index}"),
-        system,
-        workers,
-        server: Some(server),
-        class: Class::default(),
-        start: if dice.one_in(2) { Duration::ZERO } else { dice.time(Duration::ZERO, TROUBLE / 4) },
-        stop: None,
-        workload: Workload::AllReduce {
-            elements: match dice.range(0, 6) {
-                0 => 1,
-                1 => elements,
-                _ => dice.range(1, longest) as usize,
-            },
-            in_flight: dice.range(1, 4) as u32,
-            count: Some(dice.range(1, 8)),
+    let start = if dice.one_in(2) { Duration::ZERO } else { dice.time(Duration::ZERO, TROUBLE / 4) };
+    let workload = Workload::AllReduce {
+        elements: match dice.range(0, 6) {
+            0 => 1,
+            1 => elements,
+            _ => dice.range(1, longest) as usize,
         },
+        in_flight: dice.range(1, 4) as u32,
+        count: Some(dice.range(1, 8)),
+    };
+    let window = dice.among(&[1, 2, 5, 16, 64]);
+    let integers = dice.one_in(4);
+    let system = Atp {
+        help,
+        server: Some(server),
         elements: elements as u16,
-        window: dice.among(&[1, 2, 5, 16, 64]),
-        integers: dice.one_in(4),
+        window,
         hashing: dice.among(&[Hashing::Hash, Hashing::Hash, Hashing::Linear]),
         scaling: dice.among(&[Scaling::Static, Scaling::Static, Scaling::Dynamic]),
         overflow: dice.among(&[Overflow::Reactive, Overflow::Reactive, Overflow::Proactive]),
@@ -245,7 +240,16 @@ fn job(dice: &mut Dice, topology: &Topology, index: u64) -> JobPlan {
             Duration::from_millis(1),
             Duration::from_millis(5),
         ]),
-        timeouts_only: false,
+    };
+    JobPlan {
+        name: format!("job{index}"),
+        system: Arc::new(system),
+        workers,
+        class: Class::default(),
+        start,
+        stop: None,
+        workload,
+        integers,
         large_values: dice.among(&[0.0, 0.0, 0.02, 0.3]),
     }
 }

@@ -1,6 +1,6 @@
 //! A job while it runs: its workers' programs, what they have under way, and the rules that their results must keep.
 
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 use std::time::Duration;
@@ -8,7 +8,6 @@ use std::time::Duration;
 use fanin_protocol::Instant;
 
 use super::checker::{Referee, Violation, first};
-use super::mailbox::Mailbox;
 use super::meter::{Meter, Reading};
 use super::program::{Program, Schedule, Step};
 use super::scenario::{JobPlan, Workload};
@@ -47,8 +46,6 @@ pub(crate) struct Job {
     /// Jobs that are not over, this one among them.
     open: Rc<Cell<usize>>,
     pub(crate) dead: bool,
-    /// Of a ring: what each worker has sent and the next has not taken.
-    pub(crate) mailboxes: Vec<Rc<RefCell<Mailbox>>>,
 }
 
 pub(crate) struct WorkerState {
@@ -92,7 +89,6 @@ impl Job {
         index: usize,
         plan: &JobPlan,
         seed: u64,
-        shards: usize,
         warm_up: Duration,
         referee: Rc<Referee>,
         open: Rc<Cell<usize>>,
@@ -101,6 +97,7 @@ impl Job {
         let schedule = Rc::new(Schedule::new(&plan.workload));
         let seed = mix(seed ^ (index as u64) << 48);
         let workers = plan.workers.len();
+        let shards = plan.system.parts(workers);
         let worker = |rank: usize| WorkerState {
             program: Program::new(schedule.clone(), mix(seed ^ rank as u64)),
             actors: Vec::new(),
@@ -131,7 +128,6 @@ impl Job {
             over: None,
             open,
             dead: false,
-            mailboxes: Vec::new(),
         }
     }
 
@@ -357,14 +353,13 @@ impl Job {
         }
     }
 
-    /// Where in the stream of tensors the job stands: that of fragment `sequence`, and which of the tensor's it is.
-    pub(crate) fn locate(&self, sequence: u64) -> (u64, u32) {
-        self.schedule.locate(sequence, self.plan.elements.into(), |tensor| self.schedule.elements(tensor))
+    /// Where in the stream of tensors the job stands: that of a packet, and which of the tensor's it is.
+    pub(crate) fn locate(&self, packet: u64, elements: usize) -> (u64, u32) {
+        self.schedule.locate(packet, elements, |tensor| self.schedule.elements(tensor))
     }
 
-    /// A new process takes rank `rank`, from fragment `fragment` of `tensor` on.
-    pub(crate) fn respawned(&mut self, context: &mut Context<'_>, rank: usize, tensor: u64, fragment: u32) {
-        let lost = fragment as usize * usize::from(self.plan.elements);
+    /// A new process takes rank `rank`, from `tensor` on; the sums of its first `lost` elements it lacks.
+    pub(crate) fn respawned(&mut self, context: &mut Context<'_>, rank: usize, tensor: u64, lost: usize) {
         let worker = &mut self.workers[rank];
         worker.parts.clear();
         worker.submitted.clear();

@@ -1,16 +1,16 @@
 //! What a run consists of, resolved and checked: nodes instead of names, machines' own types instead of words.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
-
-use fanin_protocol::atp::{Hashing, Overflow, Scaling};
 
 use super::models::Model;
 use crate::net::{Class, LinkId, Multipath, NodeId, PortId, Topology};
-use crate::scenario_file::{PacketKind, System};
+use crate::scenario_file::PacketKind;
+use crate::systems::System;
 
 /// A network, the jobs on it, and what goes wrong.
-#[derive(Clone, PartialEq)]
+#[derive(Clone)]
 pub struct Scenario {
     /// What it shows.
     pub title: String,
@@ -75,16 +75,14 @@ pub struct SwitchPlan {
 }
 
 /// One job.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct JobPlan {
     /// For reports.
     pub name: String,
     /// Who sums.
-    pub system: System,
+    pub system: Arc<dyn System>,
     /// Hosts by rank.
     pub workers: Vec<NodeId>,
-    /// The parameter server's host, where the system has one.
-    pub server: Option<NodeId>,
     /// How queues treat its packets.
     pub class: Class,
     /// When its workers begin.
@@ -93,24 +91,8 @@ pub struct JobPlan {
     pub stop: Option<Duration>,
     /// What they do.
     pub workload: Workload,
-    /// Elements of a packet.
-    pub elements: u16,
-    /// Packets under way, or slots.
-    pub window: u16,
     /// Whether tensors are int32 instead of float32.
     pub integers: bool,
-    /// ATP's choice of aggregators.
-    pub hashing: Hashing,
-    /// ATP's factor.
-    pub scaling: Scaling,
-    /// ATP's way with overflows.
-    pub overflow: Overflow,
-    /// Whether ATP's workers adjust their windows.
-    pub congestion_control: bool,
-    /// Shortest wait for an answer.
-    pub timeout: Duration,
-    /// Whether SwitchML's workers notice losses by it alone, always as long.
-    pub timeouts_only: bool,
     /// Share of blocks whose sum overflows ATP's static factor.
     pub large_values: f64,
 }

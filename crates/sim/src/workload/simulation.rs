@@ -6,11 +6,10 @@ use std::io::Write;
 use std::rc::Rc;
 use std::time::Duration;
 
-use fanin_protocol::WorkerMachine;
 use fanin_wire::{GradientPacket, Kind, Preamble};
 
-use super::build::{AtpMachine, JobPlace, Layout, PoolWorkerMachine, ServerMachine, SwitchMachine};
-use super::checker::{Violation, first};
+use super::build::{JobPlace, Layout};
+use super::checker::Violation;
 use super::faults;
 use super::job::{Job, Measures};
 use super::report::{
@@ -21,7 +20,8 @@ use crate::net::{
     Body, ConstantRateConfig, DropReason, FlowId, Impairment, Loss, Network, NetworkConfig, NodeId, Outcome,
     Packet, PortId, Ports, Progress, TcpConfig, Time, TopologyError,
 };
-use crate::scenario_file::{PacketKind, System};
+use crate::scenario_file::PacketKind;
+use crate::systems::Role;
 
 /// Events between two reports of progress.
 const PROGRESS_EVENTS: u64 = 1 << 18;
@@ -70,8 +70,8 @@ struct Samples {
     /// How long the last interval was.
     last_interval: Duration,
     jobs: Vec<JobSamples>,
-    servers: BTreeMap<NodeId, Sampled>,
-    in_use_max: BTreeMap<NodeId, u32>,
+    /// In the order of the layout's.
+    stations: Vec<StationSamples>,
     flows: Vec<Sampled>,
 }
 
@@ -80,6 +80,13 @@ struct JobSamples {
     bytes: Sampled,
     switch_aggregations: Sampled,
     server_aggregations: Sampled,
+}
+
+#[derive(Default)]
+struct StationSamples {
+    /// Bytes that came to the node.
+    received: Sampled,
+    in_use_max: u32,
 }
 
 /// A counter, and by how much it grew in each interval.
@@ -285,29 +292,14 @@ fn watch(network: &mut Network, layout: &Rc<Layout>, flows: &Flows, samples: &Rc
 fn note_stalled(network: &Network, layout: &Layout, has: impl Fn(&Job) -> bool) -> bool {
     let Some(place) = layout.jobs.iter().find(|place| has(&place.job.borrow())) else { return false };
     let job = place.job.borrow();
-    let waits = waits(network, layout, place, &job);
+    let waits = waits(network, place, &job);
     layout.referee.note(Violation::Stalled { job: job.plan.name.clone(), waits });
     true
 }
 
 /// Who waits for which tensor, and for whom; where the machines stand.
-fn waits(network: &Network, layout: &Layout, place: &JobPlace, job: &Job) -> String {
-    format!("{}; {}", job.waits(), standing(network, layout, place, job))
-}
-
-/// Where ATP's machines of a job stand in its stream of fragments.
-fn standing(network: &Network, layout: &Layout, place: &JobPlace, job: &Job) -> String {
-    let workers = job.workers.iter().flat_map(|worker| &worker.actors).filter_map(|actor| {
-        let progress = network.actor::<AtpMachine>(*actor)?.machine.progress();
-        Some(format!("expects {} sends {}", progress.expected, progress.next))
-    });
-    let servers = place.shards.iter().filter_map(|shard| {
-        let place = layout.servers.get(&shard.server?)?;
-        let progress = network.actor::<ServerMachine>(place.actor)?.machine.progress(shard.id)?;
-        Some(format!("gathers {}", progress.earliest))
-    });
-    let (workers, servers): (Vec<_>, Vec<_>) = (workers.collect(), servers.collect());
-    format!("workers: {}; server: {}", first(&workers), first(&servers))
+fn waits(network: &Network, place: &JobPlace, job: &Job) -> String {
+    format!("{}{}", job.waits(), place.machines.standing(network))
 }
 
 fn sample(network: &Network, layout: &Layout, flows: &Flows, samples: &mut Samples) {
@@ -322,24 +314,22 @@ fn sample(network: &Network, layout: &Layout, flows: &Flows, samples: &mut Sampl
         samples
             .bytes
             .sample(place.job.borrow().workers.iter().map(|worker| worker.measures.bytes).sum(), no_time);
-        let (mut at_switches, mut at_servers) = (0, 0);
-        for shard in &place.shards {
-            at_switches +=
-                switch_progress(network, layout, shard.id).map(|progress| progress.aggregations).sum::<u64>();
-            at_servers += server_aggregations(network, layout, shard);
-        }
-        samples.switch_aggregations.sample(at_switches, no_time);
-        samples.server_aggregations.sample(at_servers, no_time);
+        let counters = place.machines.counters(network);
+        samples.switch_aggregations.sample(counters.switch_aggregations, no_time);
+        samples.server_aggregations.sample(counters.server_aggregations, no_time);
     }
-    for node in layout.servers.keys() {
-        samples.servers.entry(*node).or_default().sample(network.node(*node).received_bytes, no_time);
-    }
-    for (node, place) in &layout.switches {
-        if let Some(machine) = network.actor::<SwitchMachine>(place.actor) {
-            let in_use = machine.machine.statistics().in_use;
-            machine.owner.check(in_use);
-            let most = samples.in_use_max.entry(*node).or_default();
-            *most = (*most).max(in_use);
+    samples.stations.resize_with(layout.stations.len(), StationSamples::default);
+    for ((node, station), samples) in layout.stations.iter().zip(&mut samples.stations) {
+        samples.received.sample(network.node(*node).received_bytes, no_time);
+        if let Some(table) = station.table(network) {
+            if table.in_use > table.aggregators {
+                layout.referee.note(Violation::Unbounded {
+                    what: "aggregators in use",
+                    size: table.in_use.into(),
+                    limit: table.aggregators.into(),
+                });
+            }
+            samples.in_use_max = samples.in_use_max.max(table.in_use);
         }
     }
     samples.flows.resize_with(flows.borrow().len(), Sampled::default);
@@ -348,27 +338,12 @@ fn sample(network: &Network, layout: &Layout, flows: &Flows, samples: &mut Sampl
     }
 }
 
-fn switch_progress(
-    network: &Network,
-    layout: &Layout,
-    id: fanin_wire::JobId,
-) -> impl Iterator<Item = fanin_protocol::atp::AtpSwitchProgress> {
-    layout.switches.values().filter_map(move |place| {
-        network.actor::<SwitchMachine>(place.actor).and_then(|machine| machine.machine.progress(id))
-    })
-}
-
-fn server_aggregations(network: &Network, layout: &Layout, shard: &super::build::Shard) -> u64 {
-    let place = shard.server.and_then(|server| layout.servers.get(&server));
-    let machine = place.and_then(|place| network.actor::<ServerMachine>(place.actor));
-    machine.and_then(|machine| machine.machine.progress(shard.id)).map_or(0, |progress| progress.aggregations)
-}
-
 fn report(network: &Network, layout: &Layout, flows: &Flows, samples: &Samples, seed: u64) -> Report {
     let scenario = &layout.scenario;
     let name = |node: NodeId| network.topology().get(node).name.clone();
     let progress = network.progress();
     let jobs = layout.jobs.iter().enumerate();
+    let stations = layout.stations.iter().zip(&samples.stations);
     Report {
         title: scenario.title.clone(),
         seed,
@@ -385,30 +360,28 @@ fn report(network: &Network, layout: &Layout, flows: &Flows, samples: &Samples, 
                 job_report(network, layout, place, &samples.jobs[index], samples.last_interval)
             })
             .collect(),
-        servers: layout
-            .servers
-            .keys()
-            .map(|node| ServerReport {
+        servers: stations
+            .clone()
+            .filter(|((_, station), _)| station.role() == Role::Server)
+            .map(|((node, _), samples_of)| ServerReport {
                 host: name(*node),
                 received_packets: network.node(*node).received_packets,
                 received_bytes: network.node(*node).received_bytes,
-                received_gbps: samples.servers[node].gbps(scenario.interval, samples.last_interval, 1),
+                received_gbps: samples_of.received.gbps(scenario.interval, samples.last_interval, 1),
             })
             .collect(),
-        switches: layout
-            .switches
-            .iter()
-            .filter_map(|(node, place)| {
-                let statistics = network.actor::<SwitchMachine>(place.actor)?.machine.statistics();
+        switches: stations
+            .filter_map(|((node, station), samples)| {
+                let table = station.table(network)?;
                 Some(SwitchReport {
                     name: name(*node),
-                    aggregators: scenario.switch.aggregators,
-                    in_use_max: samples.in_use_max.get(node).copied().unwrap_or(0),
-                    aggregations: statistics.aggregations,
-                    collisions: statistics.collisions,
-                    freed_by_parameters: statistics.freed_by_parameters,
-                    freed_by_resend: statistics.freed_by_resend,
-                    freed_stale: statistics.freed_stale,
+                    aggregators: table.aggregators,
+                    in_use_max: samples.in_use_max,
+                    aggregations: table.aggregations,
+                    collisions: table.collisions,
+                    freed_by_parameters: table.freed_by_parameters,
+                    freed_by_resend: table.freed_by_resend,
+                    freed_stale: table.freed_stale,
                 })
             })
             .collect(),
@@ -463,16 +436,7 @@ fn job_report(
     let per_second = readings.iter().map(|reading| reading.per_second).sum::<f64>() / workers as f64;
     let completed = readings.iter().map(|reading| reading.completed).min().unwrap_or(0);
     let (window, needed) = readings.first().map_or((Duration::ZERO, 0), |one| (one.window, one.needed));
-    let (mut sent, mut again) = (0, 0);
-    for actor in job.workers.iter().flat_map(|worker| &worker.actors) {
-        if let Some(machine) = network.actor::<AtpMachine>(*actor) {
-            sent += machine.machine.statistics().packets_sent;
-            again += machine.machine.statistics().retransmissions;
-        } else if let Some(machine) = network.actor::<PoolWorkerMachine>(*actor) {
-            sent += machine.machine.statistics().packets_sent;
-            again += machine.machine.statistics().retransmissions;
-        }
-    }
+    let counters = place.machines.counters(network);
     let training = match job.plan.workload {
         Workload::Training { model, batch, scale, .. } => Some(TrainingReport {
             model: model.name(),
@@ -495,11 +459,11 @@ fn job_report(
     let interval = layout.scenario.interval;
     JobReport {
         name: job.plan.name.clone(),
-        system: system_name(job.plan.system),
+        system: job.plan.system.name(),
         workers,
         finished: job.finished.is_some(),
         finished_s: job.finished.unwrap_or(now).0 as f64 / 1e9,
-        unfinished: job.is_late(now).then(|| waits(network, layout, place, &job)),
+        unfinished: job.is_late(now).then(|| waits(network, place, &job)),
         aggregation_gbps: per_second * job.measured_bytes() as f64 * 8.0 / 1e9,
         measurement: Measurement {
             window_s: window.as_secs_f64(),
@@ -512,37 +476,15 @@ fn job_report(
         tensor_max_s: latencies.max().unwrap_or_default().as_secs_f64(),
         training,
         switch_aggregations: samples.switch_aggregations.total(),
-        switch_collisions: place
-            .shards
-            .iter()
-            .flat_map(|shard| switch_progress(network, layout, shard.id))
-            .map(|progress| progress.collisions)
-            .sum(),
+        switch_collisions: counters.switch_collisions,
         server_aggregations: samples.server_aggregations.total(),
-        packets_sent: sent,
-        retransmissions: again,
-        overflows: place.shards.iter().map(|shard| overflows(network, layout, shard)).sum(),
+        packets_sent: counters.packets_sent,
+        retransmissions: counters.retransmissions,
+        overflows: counters.overflows,
         series: JobSeries {
             aggregation_gbps: samples.bytes.gbps(interval, last_interval, workers),
             switch_aggregations: samples.switch_aggregations.growth.clone(),
             server_aggregations: samples.server_aggregations.growth.clone(),
         },
-    }
-}
-
-fn overflows(network: &Network, layout: &Layout, shard: &super::build::Shard) -> u64 {
-    let place = shard.server.and_then(|server| layout.servers.get(&server));
-    let machine = place.and_then(|place| network.actor::<ServerMachine>(place.actor));
-    machine.and_then(|machine| machine.machine.progress(shard.id)).map_or(0, |progress| progress.overflows)
-}
-
-const fn system_name(system: System) -> &'static str {
-    match system {
-        System::Atp => "atp",
-        System::Rss => "rss",
-        System::Ps => "ps",
-        System::PsNToN => "ps-n-to-n",
-        System::Switchml => "switchml",
-        System::Ring => "ring",
     }
 }

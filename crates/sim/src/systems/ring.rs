@@ -5,27 +5,99 @@
 //! The connection carries lengths; the numbers themselves travel beside it and are taken when their bytes have arrived.
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 
-use super::job::{Job, token};
-use super::mailbox::{Mailbox, Message};
-use super::values::Gradient;
-use crate::net::{Actor, Context, FlowId, Notice, Packet, TcpConfig};
+use super::{Counters, Machines, Process, Site, System, Tenant};
+use crate::net::{Actor, ActorId, Context, FlowId, Network, Notice, Packet, TcpConfig};
+use crate::workload::Gradient;
 
 /// A message's header: which tensor, which step.
 const HEADER_BYTES: u64 = 16;
 /// Token: a message from the worker before has arrived.
 const ARRIVED: u64 = 100;
+/// Of the MTU: what IP and TCP take.
+const IP_TCP_BYTES: u32 = 40;
+
+/// A ring of a job's workers, in the order of their ranks.
+#[derive(Clone, Copy, Debug)]
+pub struct Ring;
+
+impl System for Ring {
+    fn name(&self) -> &'static str {
+        "ring"
+    }
+
+    /// Sums of floats, one rounding each.
+    fn bound(&self, workers: usize, largest: f64) -> f64 {
+        let workers = workers as f64;
+        workers * workers * largest * f64::from(f32::EPSILON)
+    }
+
+    fn plan(&self, tenant: Tenant, site: &mut Site<'_>) -> Box<dyn Machines> {
+        let workers = &tenant.plan().workers;
+        let topology = site.topology();
+        let connection = |rank: usize| {
+            let (from, to) = (workers[rank], workers[(rank + 1) % workers.len()]);
+            let mtu = topology
+                .neighbours(from)
+                .next()
+                .map_or(1500, |(_, link)| topology.links()[link.0 as usize].config.mtu);
+            let class = tenant.plan().class;
+            TcpConfig { segment_bytes: mtu - IP_TCP_BYTES, class, ..TcpConfig::new(from, to) }
+        };
+        let connections = (0..workers.len()).map(connection).collect();
+        let mailboxes = workers.iter().map(|_| Mailbox::default()).collect();
+        Box::new(Job { connections, mailboxes })
+    }
+}
+
+/// A ring in a run.
+struct Job {
+    /// From each worker to the next.
+    connections: Vec<TcpConfig>,
+    /// By rank: what a worker has sent and the next has not taken.
+    mailboxes: Vec<Mailbox>,
+}
+
+impl Machines for Job {
+    fn add_worker(&self, network: &mut Network, process: Process) -> ActorId {
+        let (node, port, rank) = (process.node(), process.port(), process.rank());
+        let before = (rank + self.mailboxes.len() - 1) % self.mailboxes.len();
+        let worker = RingWorker {
+            process,
+            connection: self.connections[rank],
+            from_previous: self.mailboxes[before].clone(),
+            to_next: self.mailboxes[rank].clone(),
+            flow: None,
+            tensors: BTreeMap::new(),
+            early: Vec::new(),
+        };
+        network.add_actor(node, port, worker)
+    }
+
+    fn counters(&self, _network: &Network) -> Counters {
+        Counters::default()
+    }
+}
+
+/// One chunk of a tensor.
+struct Message {
+    tensor: u64,
+    step: usize,
+    chunk: Gradient,
+}
+
+/// What is under way to a worker, in order.
+type Mailbox = Rc<RefCell<VecDeque<Message>>>;
 
 /// One worker of a ring.
-pub(crate) struct RingWorker {
-    pub(crate) job: Rc<RefCell<Job>>,
-    pub(crate) rank: usize,
+struct RingWorker {
+    process: Process,
     /// To the next worker.
-    pub(crate) connection: TcpConfig,
-    pub(crate) from_previous: Rc<RefCell<Mailbox>>,
-    pub(crate) to_next: Rc<RefCell<Mailbox>>,
+    connection: TcpConfig,
+    from_previous: Mailbox,
+    to_next: Mailbox,
     flow: Option<FlowId>,
     tensors: BTreeMap<u64, Gradient>,
     /// Came before the tensor was submitted here.
@@ -33,36 +105,19 @@ pub(crate) struct RingWorker {
 }
 
 impl RingWorker {
-    pub(crate) fn new(
-        job: Rc<RefCell<Job>>,
-        rank: usize,
-        connection: TcpConfig,
-        (from_previous, to_next): (Rc<RefCell<Mailbox>>, Rc<RefCell<Mailbox>>),
-    ) -> Self {
-        Self {
-            job,
-            rank,
-            connection,
-            from_previous,
-            to_next,
-            flow: None,
-            tensors: BTreeMap::new(),
-            early: Vec::new(),
-        }
-    }
-
     fn workers(&self) -> usize {
-        self.job.borrow().workers.len()
+        self.process.tenant().plan().workers.len()
     }
 
     fn send(&self, context: &mut Context<'_>, tensor: u64, step: usize) {
         let workers = self.workers();
         let Some(gradient) = self.tensors.get(&tensor) else { return };
-        let index = (self.rank + 2 * workers - step) % workers;
+        let rank = self.process.rank();
+        let index = (rank + 2 * workers - step) % workers;
         let range = chunk(gradient.count(), workers, index);
         let bytes = HEADER_BYTES + 4 * range.len() as u64;
-        self.to_next.borrow_mut().0.push_back(Message { tensor, step, chunk: gradient.part(range) });
-        let next = self.job.borrow().workers[(self.rank + 1) % workers].actors[0];
+        self.to_next.borrow_mut().push_back(Message { tensor, step, chunk: gradient.part(range) });
+        let next = self.process.tenant().machine((rank + 1) % workers, 0);
         if let Some(flow) = self.flow {
             context.write(flow, bytes, Some(Notice { actor: next, token: ARRIVED }));
         }
@@ -73,7 +128,7 @@ impl RingWorker {
         let Some(gradient) = self.tensors.get_mut(&message.tensor) else {
             return self.early.push(message);
         };
-        let index = (self.rank + 2 * workers - 1 - message.step) % workers;
+        let index = (self.process.rank() + 2 * workers - 1 - message.step) % workers;
         let range = chunk(gradient.count(), workers, index);
         if message.step < workers - 1 {
             gradient.add(range.start, &message.chunk);
@@ -84,7 +139,7 @@ impl RingWorker {
             return self.send(context, message.tensor, message.step + 1);
         }
         if let Some(gradient) = self.tensors.remove(&message.tensor) {
-            self.job.borrow_mut().completed(context, self.rank, 0, gradient);
+            self.process.completed(context, gradient);
         }
     }
 }
@@ -96,24 +151,23 @@ fn chunk(elements: usize, chunks: usize, index: usize) -> std::ops::Range<usize>
 
 impl Actor for RingWorker {
     fn start(&mut self, context: &mut Context<'_>) {
-        if self.flow.is_some() {
-            // Its node was away; connections outlive that.
-            return self.job.borrow_mut().restarted(context, self.rank);
+        // Connections outlive that a node is away.
+        if self.flow.is_none() {
+            self.flow = Some(context.open_tcp(self.connection));
         }
-        self.flow = Some(context.open_tcp(self.connection));
-        self.job.borrow().schedule_start(context);
+        self.process.started(context);
     }
 
     fn packet(&mut self, _context: &mut Context<'_>, _packet: &Packet<'_>) {}
 
     fn timer(&mut self, context: &mut Context<'_>, timer: u64) {
-        self.job.borrow_mut().told(context, self.rank, timer);
+        self.process.timer(context, timer);
     }
 
     fn notice(&mut self, context: &mut Context<'_>, notice: u64) {
         match notice {
-            token::SUBMIT => {
-                let Some(part) = self.job.borrow_mut().next_part(self.rank, 0) else { return };
+            Process::SUBMIT => {
+                let Some(part) = self.process.next() else { return };
                 let tensor = part.tensor;
                 self.tensors.insert(tensor, part);
                 self.send(context, tensor, 0);
@@ -126,9 +180,9 @@ impl Actor for RingWorker {
                 }
             }
             ARRIVED => {
-                let message = self.from_previous.borrow_mut().0.pop_front();
+                let message = self.from_previous.borrow_mut().pop_front();
                 if let Some(message) = message {
-                    self.job.borrow_mut().progressed(context.now());
+                    self.process.progressed(context);
                     self.take(context, message);
                 }
             }

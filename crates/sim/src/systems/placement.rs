@@ -10,8 +10,8 @@ use std::collections::{BTreeMap, VecDeque};
 use fanin_protocol::switchml::Contributions;
 use fanin_wire::{CHILDREN_MAX, Directions, PLACES_MAX, Rank, WorkerId};
 
+use super::atp::Help;
 use crate::net::{NodeId, NodeKind, Topology};
-use crate::scenario_file::System;
 
 /// A job's hierarchy.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -159,13 +159,13 @@ fn nearest(topology: &Topology, racks: &[NodeId]) -> Option<NodeId> {
 /// The hierarchy of a job with a parameter server.
 pub(crate) fn place(
     topology: &Topology,
-    system: System,
+    help: Help,
     workers: &[NodeId],
     server: NodeId,
 ) -> Result<Placement, PlacementError> {
     let racks = workers.iter().map(|worker| rack(topology, *worker)).collect::<Result<Vec<_>, _>>()?;
-    let aggregates = |switch: NodeId| system != System::Ps && programmable(topology, switch);
-    let root = Some(rack(topology, server)?).filter(|root| system == System::Atp && aggregates(*root));
+    let aggregates = |switch: NodeId| help != Help::None && programmable(topology, switch);
+    let root = Some(rack(topology, server)?).filter(|root| help == Help::Way && aggregates(*root));
     let single = racks.iter().all(|rack| *rack == racks[0]);
     let too_many = |node: NodeId, children| {
         let node = topology.get(node).name.clone();
@@ -288,7 +288,7 @@ mod tests {
     #[test]
     fn figure_9_has_two_racks_and_two_workers_at_its_second_level() {
         let (topology, workers, server) = figure9();
-        let placement = place(&topology, System::Atp, &workers, server).expect("a place");
+        let placement = place(&topology, Help::Way, &workers, server).expect("a place");
         let sw = named(&topology, &["sw0", "sw1", "sw2"]);
         assert_eq!(
             placement.switches,
@@ -318,7 +318,7 @@ mod tests {
     #[test]
     fn a_rack_scale_service_sums_in_every_rack_for_itself() {
         let (topology, workers, server) = figure9();
-        let placement = place(&topology, System::Rss, &workers, server).expect("a place");
+        let placement = place(&topology, Help::Racks, &workers, server).expect("a place");
         assert_eq!(placement.switches.len(), 3);
         assert!(placement.switches.iter().all(|hop| hop.level == 0 && hop.upstream == server));
         let (last, upstream) = placement.workers[5];
@@ -329,7 +329,7 @@ mod tests {
     #[test]
     fn a_parameter_server_alone_has_every_worker_as_its_child() {
         let (topology, workers, server) = figure9();
-        let placement = place(&topology, System::Ps, &workers, server).expect("a place");
+        let placement = place(&topology, Help::None, &workers, server).expect("a place");
         assert!(placement.switches.is_empty());
         assert!(placement.workers.iter().all(|(directions, to)| *to == server && directions.level == 0));
         assert_eq!(placement.workers[5].0.bitmaps, [32, 0, 0, 0]);
@@ -341,10 +341,10 @@ mod tests {
         topology.set_programmable(&Programmable::Share(1.0)).expect("a share");
         let hosts: Vec<_> = topology.hosts().collect();
         assert_eq!(
-            place(&topology, System::Atp, &hosts[..33], hosts[39]),
+            place(&topology, Help::Way, &hosts[..33], hosts[39]),
             Err(PlacementError::Children { node: "s0".into(), children: 33, most: CHILDREN_MAX })
         );
-        let alone = place(&topology, System::Ps, &hosts[..33], hosts[39]).expect("a server alone takes them");
+        let alone = place(&topology, Help::None, &hosts[..33], hosts[39]).expect("a server alone takes them");
         assert_eq!(alone.workers[32].0.bitmaps, [1, 2, 0, 0]);
         assert_eq!(alone.workers[32].0.fan_in_degrees, [1, 2, 0, 0]);
         assert_eq!(alone.workers[31].0.fan_in_degrees, [32, 2, 0, 0]);
@@ -355,7 +355,7 @@ mod tests {
         let mut topology = Topology::leaf_spine(33, 2, 32, &parts()).expect("a leaf-spine");
         topology.set_programmable(&Programmable::Layers(vec![0])).expect("a layer");
         let hosts: Vec<_> = topology.hosts().collect();
-        let placement = place(&topology, System::Atp, &hosts[..1024], hosts[1024]).expect("a place");
+        let placement = place(&topology, Help::Way, &hosts[..1024], hosts[1024]).expect("a place");
         assert_eq!(placement.switches.len(), 33);
         assert_eq!(placement.workers[1023].0.bitmaps, [1 << 31, 1 << 31, 0, 0]);
         assert_eq!(placement.workers[1023].0.fan_in_degrees, [32, 32, 0, 0]);

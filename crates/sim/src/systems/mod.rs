@@ -1,0 +1,228 @@
+//! Systems under test: what sums for a job, each in a file or a room of its own.
+//!
+//! A [`System`] is what one job's table in a scenario file says, checked. When a run begins, it is asked once for the job's
+//! [`Machines`]: it says which [`Station`]s the job needs (a switch's aggregators, a server: machines that jobs share), and
+//! afterwards adds each worker's machine. The rest of the simulator knows these three traits and no system. Who adds one writes
+//! a file here; who tries one outside of this crate hands its [`Kind`] to
+//! [`parse_with`](crate::scenario_file::parse_with), as `tests/toy_system.rs` does.
+//!
+//! Deliberately absent: what workers submit and what their sums must be (`workload`), how packets travel (`net`).
+
+use std::any::Any;
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::fmt::Debug;
+use std::rc::Rc;
+use std::time::Duration;
+
+use fanin_wire::Preamble;
+
+use crate::net::{ActorId, Class, Network, NodeId, Topology};
+use crate::workload::{JobPlan, Process, SwitchPlan, Tenant};
+
+pub mod atp;
+pub(crate) mod placement;
+pub mod ring;
+pub mod switchml;
+mod worker;
+
+/// One job's system, as its table in the scenario file configures it. Everything in it has been checked.
+pub trait System: Debug + Send + Sync {
+    /// As scenario files and reports call it.
+    fn name(&self) -> &'static str;
+
+    /// Parts that each tensor is cut into: a worker has a machine for each.
+    fn parts(&self, _workers: usize) -> usize {
+        1
+    }
+
+    /// The host of the server that can be restarted, and that knows where the job stands when another process takes a worker's
+    /// rank. Without one, neither fault can be asked for.
+    fn server(&self) -> Option<NodeId> {
+        None
+    }
+
+    /// How long a worker waits before it asks for something again, at least: a job that waits for a few of these has not stalled.
+    fn timeout(&self) -> Duration {
+        Duration::from_millis(1)
+    }
+
+    /// How far an element of a float sum may be from the exact one, besides the one rounding at the end, where `workers`
+    /// contribute numbers of which none is larger than `largest`.
+    fn bound(&self, workers: usize, largest: f64) -> f64;
+
+    /// Finds out which machines a job needs where, and asks the site for the stations among them. Called once a run, in the order of
+    /// the jobs, before anything is on the network.
+    fn plan(&self, tenant: Tenant, site: &mut Site<'_>) -> Box<dyn Machines>;
+}
+
+/// A job's machines in a run.
+pub trait Machines {
+    /// Adds the machine of one part of a worker's tensors to the worker's host. All stations are there. The machine takes
+    /// tensors from the process, and gives it their sums.
+    fn add_worker(&self, network: &mut Network, process: Process) -> ActorId;
+
+    /// What the machines counted. One that lost its memory counts from zero again.
+    fn counters(&self, network: &Network) -> Counters;
+
+    /// Where each machine stands, to find out who waits for whom; empty if there is nothing to say.
+    fn standing(&self, _network: &Network) -> String {
+        String::new()
+    }
+
+    /// What stands on `node` is back without its memory: workers that depend on it are told.
+    fn resume(&self, _network: &mut Network, _node: NodeId) {}
+
+    /// Adds the machine of a process that takes a dead worker's rank, or not yet: then it is asked again. Only of systems with a
+    /// [`System::server`].
+    fn respawn(&self, _network: &mut Network, _process: Process) -> Option<ActorId> {
+        None
+    }
+
+    /// All workers are gone for good; stations forget the job, but for what only time can tell them.
+    fn die(&self, _network: &mut Network) {}
+}
+
+/// What stands on a switch or a host for all jobs that use it.
+pub trait Station: Any {
+    /// What it is.
+    fn role(&self) -> Role;
+
+    /// Adds the machine to its node: all jobs have been planned.
+    fn place(&self, network: &mut Network);
+
+    /// The machine's number; only asked once it is placed.
+    fn actor(&self) -> ActorId;
+
+    /// Puts a machine without memory in the place of what is there. Nothing happens where a system does not say how its jobs are
+    /// admitted again.
+    fn forget(&self, network: &mut Network);
+
+    /// What a switch's memory was used for.
+    fn table(&self, _network: &Network) -> Option<Table> {
+        None
+    }
+}
+
+/// What a [`Station`] is, for reports and faults.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// On a programmable switch: forgets when the switch does.
+    Switch,
+    /// On a host: restarts when a job's server does.
+    Server,
+}
+
+/// What a job's machines counted, for reports: a system leaves zero what it does not have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Packets that switches added.
+    pub switch_aggregations: u64,
+    /// Packets that found no room at a switch.
+    pub switch_collisions: u64,
+    /// Packets that servers added.
+    pub server_aggregations: u64,
+    /// Packets that workers sent.
+    pub packets_sent: u64,
+    /// Of these, sent again.
+    pub retransmissions: u64,
+    /// Sums that saturated.
+    pub overflows: u64,
+}
+
+/// What a switch's memory was used for, by all jobs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Table {
+    /// Its size.
+    pub aggregators: u32,
+    /// Those that are in use now: more than there are is a violation.
+    pub in_use: u32,
+    /// Packets added.
+    pub aggregations: u64,
+    /// Packets that found no room.
+    pub collisions: u64,
+    /// Freed by parameters.
+    pub freed_by_parameters: u64,
+    /// Freed by packets sent again.
+    pub freed_by_resend: u64,
+    /// Freed because they were left behind.
+    pub freed_stale: u64,
+}
+
+/// Classes of those jobs that have one, by job id.
+type Classes = Rc<RefCell<BTreeMap<u32, Class>>>;
+
+/// By node and port; the second is the same station, to be found as what it is.
+type Stations = BTreeMap<(NodeId, u16), (Rc<dyn Station>, Rc<dyn Any>)>;
+
+/// How packets are treated in queues.
+pub type Classify = Rc<dyn Fn(&[u8]) -> Class>;
+
+/// The network before anything stands on it, and what will.
+pub struct Site<'a> {
+    topology: &'a Topology,
+    switch: SwitchPlan,
+    classes: Classes,
+    stations: Stations,
+}
+
+impl<'a> Site<'a> {
+    pub(crate) fn new(topology: &'a Topology, switch: SwitchPlan) -> Self {
+        Self { topology, switch, classes: Classes::default(), stations: Stations::new() }
+    }
+
+    /// Nodes and links.
+    #[must_use]
+    pub const fn topology(&self) -> &'a Topology {
+        self.topology
+    }
+
+    /// Every programmable switch.
+    #[must_use]
+    pub const fn switch(&self) -> SwitchPlan {
+        self.switch
+    }
+
+    /// The station at a port of a node: the one that another job has asked for, or a new one.
+    ///
+    /// # Panics
+    /// When something else stands there: ports of stations are constants, each of one system.
+    pub fn station<S: Station>(&mut self, node: NodeId, port: u16, new: impl FnOnce() -> S) -> Rc<S> {
+        let (_, station) = self.stations.entry((node, port)).or_insert_with(|| {
+            let station = Rc::new(new());
+            (station.clone(), station)
+        });
+        station.clone().downcast().expect("a port of one system")
+    }
+
+    /// How packets of machines are treated that several jobs share: by the job that a packet is of.
+    #[must_use]
+    pub fn classify(&self) -> Classify {
+        let classes = self.classes.clone();
+        Rc::new(move |bytes: &[u8]| {
+            let classes = classes.borrow();
+            if classes.is_empty() {
+                return Class::default();
+            }
+            let job = Preamble::parse(bytes).ok().map(|preamble| preamble.job.0);
+            job.and_then(|job| classes.get(&job).copied()).unwrap_or_default()
+        })
+    }
+
+    pub(crate) fn plan(&mut self, plan: &JobPlan, tenant: Tenant) -> Box<dyn Machines> {
+        if plan.class != Class::default() {
+            let ids = (0..plan.system.parts(plan.workers.len())).map(|part| (tenant.id(part).0, plan.class));
+            self.classes.borrow_mut().extend(ids);
+        }
+        plan.system.plan(tenant, self)
+    }
+
+    /// What stands where, switches first.
+    pub(crate) fn into_stations(self) -> Vec<(NodeId, Rc<dyn Station>)> {
+        let stations = self.stations.into_iter().map(|((node, _), (station, _))| (node, station));
+        let (mut switches, servers): (Vec<_>, Vec<_>) =
+            stations.partition(|(_, station)| station.role() == Role::Switch);
+        switches.extend(servers);
+        switches
+    }
+}
