@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 RUST_SOURCES := $(shell find crates -name '*.rs' -o -name '*.toml' -o -name '*.proto') Cargo.toml Cargo.lock
 PYTHON_SOURCES := $(shell find python -name '*.py' -o -name '*.pyi') pyproject.toml
 
-.PHONY: help build wheel demo test lint test-rust test-python test-torch test-frameworks test-long fuzz bench bench-atp clean tools test-tools
+.PHONY: help build wheel demo test lint test-rust test-python test-torch test-frameworks test-long fuzz bench bench-atp reproduction clean tools test-tools
 .DELETE_ON_ERROR:
 
 help:
@@ -19,6 +19,7 @@ help:
 	@echo 'make test-frameworks  docs/frameworks.md: unchanged programs of frameworks, on fanin and on Gloo (installs them)'
 	@echo 'make bench   docs/performance.md: fanin beside Gloo, the kernels beside memcpy; as root, else rows are skipped (40 minutes)'
 	@echo 'make bench-atp   docs/reproduction-sockets.md: two of the ATP paper'\''s experiments on real sockets; needs root (5 minutes)'
+	@echo 'make reproduction   docs/reproduction: the figures of the ATP and SwitchML papers, in the simulator (15 minutes of a core)'
 	@echo 'make fuzz    the fuzz targets, briefly'
 	@echo 'make clean   remove what was built'
 
@@ -143,6 +144,14 @@ fuzz: test-tools
 bench: build
 	$(BIN)/python benches/performance.py
 	$(BIN)/python benches/collectives.py
+
+# docs/reproduction: what stands there is what these two commands write.
+reproduction: build
+	for paper in atp switchml; do \
+	  out=target/reproduction/$$paper; \
+	  $(BIN)/fanin reproduce $$paper --why --out $$out || exit 1; \
+	  cp $$out/README.md $$out/*.png docs/reproduction/$$paper/ || exit 1; \
+	done
 
 # ATP on real sockets: docs/reproduction-sockets.md. Needs root, for network namespaces.
 bench-atp: build

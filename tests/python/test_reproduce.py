@@ -12,10 +12,10 @@ from typing import Any, cast
 
 import pytest
 from fanin.reproduce import ReproduceError, command
-from fanin.reproduce.atp import EXPERIMENTS, overflow
+from fanin.reproduce.atp import PAPER, overflow
 from fanin.reproduce.byteps import equations, goodput
-from fanin.reproduce.finding import Experiment, Finding, Outcome, table
-from fanin.reproduce.lab import Lab, Spread, doubts, toml
+from fanin.reproduce.finding import Experiment, Finding, Outcome, Reason, summary, table
+from fanin.reproduce.lab import Between, Lab, Spread, _drawn, doubts, toml
 from test_netlab import needs_lab
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
@@ -56,13 +56,13 @@ def test_every_figure_has_a_row_and_a_plot(
     quick: Path, findings: dict[str, list[dict[str, Any]]]
 ) -> None:
     page = (quick / "README.md").read_text()
-    assert set(findings) == {experiment.name for experiment in EXPERIMENTS}
-    for experiment in EXPERIMENTS:
+    assert set(findings) == {experiment.name for experiment in PAPER.experiments}
+    for experiment in PAPER.experiments:
         assert (quick / f"{experiment.name}.png").read_bytes().startswith(SIGNATURE)
         assert f"({experiment.name}.png)" in page
         for finding in findings[experiment.name]:
             assert finding["what"] in page
-            assert finding["agrees"] or finding["why"], f"no reason: {finding}"
+            assert finding["verdict"] != "explained", "no reason was played"
 
 
 # The figures' names and values are those of the ATP paper (NSDI 2021).
@@ -123,6 +123,29 @@ def test_a_figure_that_is_not_there_is_refused_with_those_that_are(tmp_path: Pat
     assert ended.returncode == 2
     assert "latency" in ended.stderr
     assert "rack-scale" in ended.stderr
+
+
+# The figures' names and values are those of the SwitchML paper (NSDI 2021).
+
+
+def test_slots_losses_and_scaled_integers_are_as_in_switchml(tmp_path: Path) -> None:
+    names = ("pool", "inflation", "timeline", "models", "accuracy")
+    ended = reproduce("switchml", "--quick", "--only", *names, "--out", str(tmp_path))
+    assert ended.returncode == 0, ended.stderr
+    found = findings_of(tmp_path)
+    assert set(found) == set(names)
+    assert ours(found, "pool", "the smallest pool") == 512  # Appendix C
+    little = "times as long with 0.01 % loss"
+    assert ours(found, "inflation", f"SwitchML: {little}") < 1.2
+    assert ours(found, "inflation", f"ring over TCP: {little}") > 1.5
+    assert ours(found, "timeline", "the last fifth of the time") < 1
+    assert ours(found, "models", "bert-large at 10 Gbit/s") > ours(found, "models", "at 100 Gbit/s")
+    assert abs(ours(found, "accuracy", "integers scaled by block")) <= 1
+    assert ours(found, "accuracy", "scaled by 4") < -1
+    page = (tmp_path / "README.md").read_text()
+    for name in names:
+        assert (tmp_path / f"{name}.png").read_bytes().startswith(SIGNATURE)
+        assert f"({name}.png)" in page
 
 
 # The figures' names and values are those of the BytePS paper (OSDI 2020).
@@ -200,7 +223,6 @@ def test_figure_12_is_held_to_the_optimum(slower: float, below: float) -> None:
     assert by_ring == pytest.approx(expected)
     by_servers = [one.ours.median for one in outcome.findings if "alone (PS)" in one.what]
     assert by_servers[0] == pytest.approx(equations.by_parameter_server(4, 1) / slower)
-    assert [one for one in outcome.findings if not (one.agrees or one.why)] == []
 
 
 def test_what_measures_runs_alone_and_last() -> None:
@@ -215,10 +237,11 @@ def test_what_measures_runs_alone_and_last() -> None:
             before[name] = set(before)
             return Outcome([], lambda _: None, {"name": name})
 
-        return Experiment(name, name, run, measures)
+        return Experiment(name, name, run, measures=measures)
 
     chosen = [experiment("one", True), experiment("two", False), experiment("three", True)]
-    outcomes = command._run_all(chosen, cast(Lab, Stub()))
+    outcomes, reasons = command._run_all(chosen, cast(Lab, Stub()), why=False)
+    assert reasons is None
     assert [outcome.series["name"] for outcome in outcomes] == ["one", "two", "three"]
     assert before["one"] == {"two"}
     assert before["three"] == {"two", "one"}
@@ -242,22 +265,118 @@ def test_a_scenario_is_written_as_toml() -> None:
     scenario = {
         "title": 'with "quotes"',
         "network": {"hosts": 9, "ecn": "100kB"},
-        "job": [{"workers": ["h0", "h1"]}, {"workers": 2, "congestion_control": False}],
+        "job": [
+            {"workers": ["h0", "h1"], "atp": {"window": 3}},
+            {"workers": 2, "congestion_control": False},
+        ],
         "background": [],
     }
     assert tomllib.loads(toml(scenario)) == scenario
 
 
-def test_a_finding_is_within_a_fifth_or_gives_its_reason() -> None:
-    def row(ours: float, paper: float | str, holds: bool | None = None) -> str:
-        spread = Spread(ours, ours, ours)
-        found = Finding("Fig. 1", "x", paper, spread, holds, unit="Gbit/s", why="because")
-        return table([found]).splitlines()[-1]
+def finding(ours: float, paper: float | str, **more: Any) -> Finding:
+    return Finding("Fig. 1", "x", paper, Spread.of([ours]), unit="Gbit/s", **more)
 
-    assert row(11.9, 10.0).endswith("| 10 Gbit/s | 11.9 Gbit/s | 1.19 | yes |")
-    assert row(12.1, 10.0).endswith("| 1.21 | no: because |")
-    assert row(2, "more than 1", True).endswith("| more than 1 | 2 Gbit/s |  | holds |")
-    assert row(0.5, "more than 1", False).endswith("|  | does not hold: because |")
+
+@pytest.mark.parametrize(
+    ("found", "verdict"),
+    [
+        (finding(11.9, 10.0), "agrees"),
+        (finding(12.1, 10.0), "unexplained"),
+        (finding(8.1, 10.0), "agrees"),
+        (finding(7.9, 10.0), "unexplained"),
+        (finding(2, "more than 1", holds=True), "agrees"),
+        (finding(0.5, "more than 1", holds=False), "unexplained"),
+        (finding(10.0, 10.0, cannot_fail="fitted"), "not counted"),
+        (finding(12.1, 10.0, swept="queues"), "unexplained"),
+    ],
+)
+def test_a_finding_is_within_a_fifth_or_differs(found: Finding, verdict: str) -> None:
+    assert found.verdict([]) == verdict
+    if verdict == "unexplained":
+        assert found.verdict(None) == "reasons not played"
+
+
+def test_what_is_swept_is_in_the_range_only_where_the_papers_number_is() -> None:
+    spreads = [Spread.of([5.0]), Spread.of([16.0]), Spread.of([20.0])]
+    over = Spread.over(spreads)
+    assert (over.median, over.least, over.most, over.interval) == (16.0, 5.0, 20.0, (5.0, 20.0))
+    for paper, verdict in ((10.0, "in the range"), (17.0, "in the range"), (4.0, "unexplained")):
+        found = Finding("Fig. 1", "x", paper, over, swept="queues of 1 to 2 MB")
+        assert found.verdict([]) == verdict
+    narrow = Spread.over([Spread.of([9.0]), Spread.of([11.0])])
+    assert Finding("Fig. 1", "x", 10.0, narrow, swept="queues").verdict([]) == "agrees"
+
+
+def test_a_reason_explains_what_agrees_once_its_change_is_made() -> None:
+    differs = finding(20.0, 10.0)
+    good = Reason("x", "a shorter queue", Spread.of([11.0]))
+    bad = Reason("x", "a longer queue", Spread.of([30.0]))
+    of_another = Reason("y", "a shorter queue", Spread.of([10.0]))
+    assert differs.verdict([bad, of_another]) == "unexplained"
+    assert differs.verdict([bad, good]) == "explained"
+    assert "differs; agrees with a shorter queue |" in table([differs], [bad, good])
+    assert "unexplained |" in table([differs], [bad])
+    assert "1 differ and are unexplained" in summary([differs], [bad])
+    assert "1 differ, and a scenario that was played says why" in summary([differs], [good])
+
+
+def test_what_cannot_fail_is_not_counted() -> None:
+    findings = [finding(10.0, 10.0), finding(10.0, 10.0, cannot_fail="it was fitted")]
+    assert summary(findings, []).startswith("Of 1 findings that could have failed, 1 agree.")
+    assert "not counted: it was fitted" in table(findings, [])
+
+
+@pytest.mark.parametrize(
+    ("samples", "interval"),
+    # 1 - 2 (1/2)^6 = 0.969 and 1 - 2 (10/512) = 0.961; one rank further in it is less than 0.95.
+    [(2, (1, 2)), (5, (1, 5)), (6, (1, 6)), (8, (1, 8)), (9, (2, 8)), (20, (6, 15))],
+)
+def test_the_interval_has_the_median_with_95_percent(
+    samples: int, interval: tuple[int, int]
+) -> None:
+    spread = Spread.of([float(n) for n in range(samples, 0, -1)])
+    assert spread.interval == interval
+    assert (spread.least, spread.most) == (1, samples)
+
+
+def test_a_seed_draws_the_same_times_for_what_is_compared() -> None:
+    def starts(seed: int, **more: Any) -> list[str]:
+        jobs = [{"start": Between(1.0, 2.0), **more} for _ in range(3)]
+        return [job["start"] for job in _drawn({"job": jobs}, seed)["job"]]
+
+    assert starts(1) == starts(1, hashing="partition")
+    assert starts(1) != starts(2)
+    assert len(set(starts(1))) == 3
+    assert all(1.0 <= float(start.removesuffix("ms")) <= 2.0 for start in starts(1))
+
+
+def test_reasons_are_played_when_asked_for(tmp_path: Path) -> None:
+    arguments = ("--quick", "--why", "--only", "overflow", "--out", str(tmp_path))
+    assert reproduce("atp", *arguments).returncode == 0
+    document = json.loads((tmp_path / "results.json").read_text())
+    changes = {reason["change"] for reason in document["reasons"]}
+    assert "a tail of exponent 3.5" in changes
+    page = (tmp_path / "README.md").read_text()
+    assert all(change in page for change in changes)
+    verdicts = {one["verdict"] for one in document["experiments"]["overflow"]["findings"]}
+    assert "reasons not played" not in verdicts
+
+
+def test_what_was_played_is_not_played_again_unless_the_scenario_is_another(
+    tmp_path: Path,
+) -> None:
+    arguments = ("atp", "--quick", "--only", "phases", "--out", str(tmp_path))
+    assert reproduce(*arguments).returncode == 0
+    [result] = (tmp_path / "results").glob("*.json")
+    first, found = result.stat().st_mtime_ns, findings_of(tmp_path)
+    assert reproduce(*arguments).returncode == 0
+    assert result.stat().st_mtime_ns == first
+    assert findings_of(tmp_path) == found
+    result.with_suffix(".key").write_text("another")
+    assert reproduce(*arguments).returncode == 0
+    assert result.stat().st_mtime_ns != first
+    assert findings_of(tmp_path) == found
 
 
 def test_the_bound_of_the_proactive_mechanism_is_the_papers() -> None:

@@ -8,40 +8,49 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from collections.abc import Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from fanin import _signals, _units
 from fanin.errors import FaninError
-from fanin.reproduce import ReproduceError, atp, byteps, plot
-from fanin.reproduce.finding import Experiment, Outcome, Paper, table
+from fanin.reproduce import ReproduceError, atp, byteps, plot, switchml
+from fanin.reproduce.finding import (
+    Experiment,
+    Finding,
+    Outcome,
+    Paper,
+    Reason,
+    summary,
+    table,
+    table_of_reasons,
+)
 from fanin.reproduce.lab import Lab
 from fanin.reproduce.progress import progress
 
-FORMAT = 1
+FORMAT = 2
 """Of the JSON. A field may be added without a new number."""
 
-SEEDS = 3
-SEEDS_QUICK = 1
+BOUNDING = 6
+"""Samples of which the least and the most bound the median with 95 % confidence."""
 
-PAPERS = {
-    "atp": Paper(atp.EXPERIMENTS, "seeds"),
-    "byteps": Paper(byteps.EXPERIMENTS, "rounds"),
-}
+PAPERS = {"atp": atp.PAPER, "switchml": switchml.PAPER, "byteps": byteps.PAPER}
 
 DESCRIPTION = """\
-The figures of a paper, again, beside what the paper says. atp: in the simulator; scenarios are
-written, and each is played with several seeds. byteps: by the planner, and measured in several
-rounds on shaped links of this machine, which needs root. In the folder of --out: README.md (the
-table), results.json, a plot for each figure, and the scenarios and results of all runs; fanin sim
-plays a scenario again."""
+The figures of a paper, again, beside what the paper says. atp and switchml: in the simulator;
+scenarios are written, and each is played with several seeds; a run that was stopped goes on where
+it was. byteps: by the planner, and measured in several rounds on shaped links of this machine,
+which needs root. In the folder of --out: README.md (the table), results.json, a plot for each
+figure, and the scenarios and results of all runs; fanin sim plays a scenario again."""
 
 EXAMPLES = """\
 examples:
   fanin reproduce atp                     all figures, in some minutes
   fanin reproduce atp --quick             coarser, in a minute
+  fanin reproduce atp --why               and the scenarios that explain where ours differs
   fanin reproduce atp --only loss sharing --out /tmp/atp
   sudo fanin reproduce byteps --quick
   fanin reproduce byteps --only theorem acceleration     what needs no links, and no root
@@ -61,6 +70,11 @@ def parser() -> argparse.ArgumentParser:
         "--quick",
         action="store_true",
         help="one seed or round, fewer points, smaller models and tensors",
+    )
+    made.add_argument(
+        "--why",
+        action="store_true",
+        help="also play, for what differs from the paper, scenarios with one thing changed",
     )
     made.add_argument(
         "--only",
@@ -116,10 +130,10 @@ def _run(args: argparse.Namespace, command: list[str]) -> int:
     began = time.monotonic()
     paper = PAPERS[args.paper]
     chosen = [e for e in paper.experiments if args.only is None or e.name in args.only]
-    seeds = range(args.seed, args.seed + (SEEDS_QUICK if args.quick else SEEDS))
+    seeds = range(args.seed, args.seed + (1 if args.quick else paper.repetitions))
     with _signals.as_exit(), progress() as bar:
         lab = Lab(args.out, seeds, args.jobs, args.quick, bar)
-        outcomes = _run_all(chosen, lab)
+        outcomes, reasons = _run_all(chosen, lab, why=args.why)
     for experiment, outcome in zip(chosen, outcomes, strict=True):
         plot.save(experiment, outcome, args.out / f"{experiment.name}.png")
     document = {
@@ -133,41 +147,49 @@ def _run(args: argparse.Namespace, command: list[str]) -> int:
         "experiments": {
             experiment.name: {
                 "title": experiment.title,
-                "findings": [finding.as_json() for finding in outcome.findings],
+                "findings": [
+                    {**finding.as_json(), "verdict": finding.verdict(reasons)}
+                    for finding in outcome.findings
+                ],
                 "series": outcome.series,
             }
             for experiment, outcome in zip(chosen, outcomes, strict=True)
         },
+        "reasons": None if reasons is None else [asdict(reason) for reason in reasons],
     }
     (args.out / "results.json").write_text(json.dumps(document, indent=1) + "\n")
     findings = [finding for outcome in outcomes for finding in outcome.findings]
-    shown = table(findings)
-    (args.out / "README.md").write_text(
-        _page(shlex.join(command), document["commit"], paper, seeds, shown, chosen, lab.doubts)
-    )
-    print(shown)
-    print(_doubtful(lab.doubts), end="")
+    assert {reason.of for reason in reasons or ()} <= {finding.what for finding in findings}
+    page = _page(document, paper, chosen, findings, reasons)
+    (args.out / "README.md").write_text(page)
+    print(table(findings, reasons))
+    print(summary(findings, reasons))
+    print(_doubtful(document["doubts"]), end="")
     print(f"{time.monotonic() - began:.0f} s; plots, scenarios and results are in {args.out}")
     return 0
 
 
-def _run_all(chosen: Sequence[Experiment], lab: Lab) -> list[Outcome]:
+def _run_all(
+    chosen: Sequence[Experiment], lab: Lab, *, why: bool
+) -> tuple[list[Outcome], list[Reason] | None]:
     """Run all experiments at once: the simulations of one fill the cores while another thinks.
 
-    But those that measure, afterwards, and one after the other.
+    But those that measure, afterwards, and one after the other. With ``why``, play reasons, too.
     """
-    with ThreadPoolExecutor(len(chosen)) as threads:
-        thinking = [experiment for experiment in chosen if not experiment.measures]
-        running = [threads.submit(experiment.run, lab) for experiment in thinking]
+    with ThreadPoolExecutor(2 * len(chosen)) as threads:
+        thinking = {e.name: threads.submit(e.run, lab) for e in chosen if not e.measures}
+        reasons = [threads.submit(e.why, lab) for e in chosen] if why else []
         try:
+            running: list[Future[Any]] = [*thinking.values(), *reasons]
             ended, _ = wait(running, return_when=FIRST_EXCEPTION)
             for one in ended:
                 one.result()  # the failure, if there is one
-            found = {e.name: one.result() for e, one in zip(thinking, running, strict=True)}
+            found = {name: outcome.result() for name, outcome in thinking.items()}
+            played = [reason for of_one in reasons for reason in of_one.result()]
             found |= {e.name: e.run(lab) for e in chosen if e.measures}
         finally:
             lab.stop()
-    return [found[experiment.name] for experiment in chosen]
+    return [found[experiment.name] for experiment in chosen], played if why else None
 
 
 def _names(paper: Paper) -> list[str]:
@@ -175,24 +197,34 @@ def _names(paper: Paper) -> list[str]:
 
 
 def _page(
-    command: str,
-    commit: object,
+    document: Mapping[str, Any],
     paper: Paper,
-    seeds: range,
-    shown: str,
     chosen: Sequence[Experiment],
-    doubts: Sequence[str],
+    findings: Sequence[Finding],
+    reasons: Sequence[Reason] | None,
 ) -> str:
     plots = "\n".join(f"![{e.title}]({e.name}.png)\n" for e in chosen)
-    repeated = f"{paper.repeated} {seeds.start} to {seeds.stop - 1}"
-    return (
-        f"`{command}`, commit {commit}, {repeated}; medians, least and most in brackets.\n\n"
-        f"{shown}\n{_doubtful(doubts)}\n{plots}"
+    seeds = document["seeds"]
+    in_brackets = "their 95 % intervals" if len(seeds) >= BOUNDING else "least and most"
+    page = (
+        f"`{document['command']}`, commit {document['commit']}, {paper.repeated} {seeds[0]} to "
+        f"{seeds[-1]}; medians, {in_brackets} in brackets. A figure agrees within a fifth of the "
+        f"paper's.\n\n{summary(findings, reasons)}\n\n{table(findings, reasons)}\n"
     )
+    if reasons is not None:
+        page += (
+            "Each line here is a scenario as the one above, but for what is changed.\n\n"
+            f"{table_of_reasons(findings, reasons)}\n"
+        )
+    if document["doubts"]:
+        page += _doubtful(document["doubts"]) + "\n"
+    if paper.missing:
+        page += "Not made again:\n\n" + "".join(f"- {line}\n" for line in paper.missing) + "\n"
+    return page + plots
 
 
 def _doubtful(doubts: Sequence[str]) -> str:
     if not doubts:
         return ""
-    lines = "".join(f"- {doubt}\n" for doubt in sorted(doubts))
+    lines = "".join(f"- {doubt}\n" for doubt in doubts)
     return f"Runs whose throughputs say little:\n\n{lines}"

@@ -1,10 +1,10 @@
-"""What an experiment found, beside what the paper says."""
+"""What an experiment found, beside what the paper says, and why it differs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from fanin.reproduce.lab import Lab, Spread
 
@@ -12,7 +12,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FIFTH = 0.2
-"""What a figure may differ by without a reason."""
+"""What a figure may differ by and still agree."""
+
+Verdict = Literal[
+    "agrees", "in the range", "explained", "unexplained", "reasons not played", "not counted"
+]
 
 
 @dataclass(frozen=True)
@@ -28,8 +32,10 @@ class Finding:
     holds: bool | None = None
     """Whether ours is what the words say; None where the paper has a number."""
     unit: str = ""
-    why: str = ""
-    """Why a number differs by more than a fifth, or words do not hold."""
+    swept: str = ""
+    """What the paper does not give, and `ours` is therefore the spread over."""
+    cannot_fail: str = ""
+    """Why this is no evidence, and not counted: it was fitted, or it is arithmetic."""
 
     @property
     def ratio(self) -> float | None:
@@ -38,14 +44,53 @@ class Finding:
 
     @property
     def agrees(self) -> bool:
-        """Whether it is within a fifth, or holds."""
-        if self.ratio is None:
-            return self.holds is True
-        return abs(self.ratio - 1) <= FIFTH
+        """Whether it is within a fifth, or holds; of what is swept, with every setting."""
+        ends = (self.ours.least, self.ours.most) if self.swept else (self.ours.median,)
+        return all(_agrees(self.paper, end, self.holds) for end in ends)
+
+    def verdict(self, reasons: Sequence[Reason] | None) -> Verdict:
+        """Return what it comes to; `reasons` are those that were played, if any were."""
+        if self.cannot_fail:
+            return "not counted"
+        if self.agrees:
+            return "agrees"
+        if self.swept and isinstance(self.paper, float) and self._reaches(self.paper):
+            return "in the range"
+        if reasons is None:
+            return "reasons not played"
+        explained = any(reason.explains(self) for reason in reasons)
+        return "explained" if explained else "unexplained"
+
+    def _reaches(self, paper: float) -> bool:
+        return self.ours.least <= (1 + FIFTH) * paper and self.ours.most >= (1 - FIFTH) * paper
 
     def as_json(self) -> dict[str, Any]:
         """Return it for `json.dumps`."""
         return {**asdict(self), "ratio": self.ratio, "agrees": self.agrees}
+
+
+@dataclass(frozen=True)
+class Reason:
+    """A finding's scenario again with one thing changed: whether the figure is then the paper's."""
+
+    of: str
+    """The finding: its `what`."""
+    change: str
+    """What is different in this scenario."""
+    ours: Spread
+    """The same figure as the finding's."""
+    holds: bool | None = None
+    """As the finding's."""
+
+    def explains(self, finding: Finding) -> bool:
+        """Return whether the change makes a finding that differs agree."""
+        return self.of == finding.what and _agrees(finding.paper, self.ours.median, self.holds)
+
+
+def _agrees(paper: float | str, ours: float, holds: bool | None) -> bool:
+    if isinstance(paper, float):
+        return abs(ours / paper - 1) <= FIFTH
+    return holds is True
 
 
 @dataclass(frozen=True)
@@ -67,6 +112,8 @@ class Experiment:
     title: str
     """Of the plot."""
     run: Callable[[Lab], Outcome]
+    why: Callable[[Lab], Sequence[Reason]] = lambda _: ()
+    """Plays the scenarios that may explain where it differs."""
     measures: bool = False
     """Whether it takes times on this machine, where nothing else may run meanwhile."""
 
@@ -78,28 +125,91 @@ class Paper:
     experiments: Sequence[Experiment]
     repeated: str
     """What the repetitions of a run differ by, in the plural."""
+    repetitions: int
+    missing: Sequence[str] = ()
+    """Figures of it that are not made again, each with the reason."""
 
 
-def table(findings: Sequence[Finding]) -> str:
+def summary(findings: Sequence[Finding], reasons: Sequence[Reason] | None) -> str:
+    """Return how many findings came to what."""
+    verdicts = [finding.verdict(reasons) for finding in findings]
+    counted = len(verdicts) - verdicts.count("not counted")
+    parts = [f"{verdicts.count('agrees')} agree"]
+    others: tuple[tuple[Verdict, str], ...] = (
+        ("in the range", "have the paper's number within the range of what it does not give"),
+        ("explained", "differ, and a scenario that was played says why"),
+        ("unexplained", "differ and are unexplained"),
+        ("reasons not played", "differ (`--why` plays reasons)"),
+    )
+    for verdict, words in others:
+        if count := verdicts.count(verdict):
+            parts.append(f"{count} {words}")
+    text = f"Of {counted} findings that could have failed, {', '.join(parts)}."
+    if apart := len(verdicts) - counted:
+        text += f" {apart} more cannot fail (fitted, or arithmetic) and are not counted."
+    return text
+
+
+def table(findings: Sequence[Finding], reasons: Sequence[Reason] | None = None) -> str:
     """Return the findings as Markdown."""
-    head = "| paper | what | paper's | ours | ratio | within a fifth |\n|---|---|---|---|---|---|\n"
-    return head + "".join(_row(finding) for finding in findings)
+    head = "| paper | what | paper's | ours | ratio | verdict |\n|---|---|---|---|---|---|\n"
+    return head + "".join(_row(finding, reasons) for finding in findings)
 
 
-def _row(finding: Finding) -> str:
-    unit = f" {finding.unit}" if finding.unit else ""
-    paper = finding.paper if isinstance(finding.paper, str) else f"{_number(finding.paper)}{unit}"
-    ours = finding.ours
-    shown = _number(ours.median)
-    if ours.least != ours.most:
-        shown += f" ({_number(ours.least)} to {_number(ours.most)})"
+def table_of_reasons(findings: Sequence[Finding], reasons: Sequence[Reason]) -> str:
+    """Return what was played to explain what differs, as Markdown."""
+    head = "| what differs | paper's | ours | changed | ours then | explains it |\n"
+    rows = [head, "|---|---|---|---|---|---|\n"]
+    for finding in findings:
+        for reason in reasons:
+            if reason.of != finding.what:
+                continue
+            if finding.agrees:
+                explains = "(it agrees as it is)"
+            else:
+                explains = "yes" if reason.explains(finding) else "no"
+            ours, then = _spread(finding.ours, finding.unit), _spread(reason.ours, finding.unit)
+            cells = [f"{finding.figure}: {finding.what}", _paper(finding), ours, reason.change]
+            rows.append(f"| {' | '.join([*cells, then, explains])} |\n")
+    return "".join(rows)
+
+
+def _row(finding: Finding, reasons: Sequence[Reason] | None) -> str:
     ratio = "" if finding.ratio is None else f"{finding.ratio:.2f}"
-    if finding.ratio is None:
-        verdict = "holds" if finding.agrees else f"does not hold: {finding.why}"
-    else:
-        verdict = "yes" if finding.agrees else f"no: {finding.why}"
-    cells = [finding.figure, finding.what, paper, f"{shown}{unit}", ratio, verdict]
+    verdict = finding.verdict(reasons)
+    said: str = verdict
+    if verdict == "explained":
+        changes = [reason.change for reason in reasons or () if reason.explains(finding)]
+        said = f"differs; agrees with {' or with '.join(changes)}"
+    elif verdict == "in the range":
+        said = f"in the range over {finding.swept}"
+    elif verdict == "not counted":
+        said = f"not counted: {finding.cannot_fail}"
+    elif verdict == "reasons not played":
+        said = "differs"
+    ours = _spread(finding.ours, finding.unit)
+    if finding.swept and verdict != "in the range":
+        ours += f" over {finding.swept}"
+    cells = [finding.figure, finding.what, _paper(finding), ours, ratio, said]
     return f"| {' | '.join(cells)} |\n"
+
+
+def _paper(finding: Finding) -> str:
+    if isinstance(finding.paper, str):
+        return finding.paper
+    return _with_unit(_number(finding.paper), finding.unit)
+
+
+def _spread(spread: Spread, unit: str) -> str:
+    shown = _number(spread.median)
+    low, high = spread.interval
+    if low != high:
+        shown += f" ({_number(low)} to {_number(high)})"
+    return _with_unit(shown, unit)
+
+
+def _with_unit(number: str, unit: str) -> str:
+    return f"{number} {unit}" if unit else number
 
 
 def _number(value: float) -> str:

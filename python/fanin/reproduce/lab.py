@@ -5,8 +5,12 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import json
+import math
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -35,11 +39,46 @@ class Spread:
     median: float
     least: float
     most: float
+    interval: tuple[float, float]
+    """In which the median of all seeds lies with 95 % confidence, whatever the distribution; with
+    fewer than six seeds there is no such interval, and it is all that was seen."""
 
     @classmethod
     def of(cls, samples: Sequence[float]) -> Spread:
         """Return the spread of one figure in runs with different seeds."""
-        return cls(statistics.median(samples), min(samples), max(samples))
+        ordered = sorted(samples)
+        cut = _ranks_cut(len(ordered))
+        interval = ordered[cut], ordered[-1 - cut]
+        return cls(statistics.median(ordered), ordered[0], ordered[-1], interval)
+
+    @classmethod
+    def over(cls, spreads: Sequence[Spread]) -> Spread:
+        """Return the spread of the medians, one for each value of what is swept."""
+        medians = [spread.median for spread in spreads]
+        ends = min(medians), max(medians)
+        return cls(statistics.median(medians), *ends, ends)
+
+
+def _ranks_cut(samples: int) -> int:
+    """Return how many of the least and of the most lie outside the median's 95 % interval.
+
+    The median lies below the sample of rank r + 1 when at most r of n fair coins show heads.
+    """
+    below, cut = 0.0, 0
+    for rank in range(samples // 2):
+        below += math.comb(samples, rank) / 2**samples
+        if 2 * below > 0.05:
+            break
+        cut = rank
+    return cut
+
+
+@dataclass(frozen=True)
+class Between:
+    """A time that the dice of a seed choose for a scenario, evenly."""
+
+    least_ms: float
+    most_ms: float
 
 
 @dataclass(frozen=True)
@@ -48,9 +87,13 @@ class Runs:
 
     reports: Sequence[Report]
 
+    def samples(self, figure: Callable[[Report], float]) -> list[float]:
+        """Return what `figure` finds in each report."""
+        return [figure(report) for report in self.reports]
+
     def spread(self, figure: Callable[[Report], float]) -> Spread:
         """Return what `figure` finds in the reports."""
-        return Spread.of([figure(report) for report in self.reports])
+        return Spread.of(self.samples(figure))
 
 
 class Lab:
@@ -69,20 +112,29 @@ class Lab:
         for folder in ("scenarios", "results"):
             (out / folder).mkdir(parents=True, exist_ok=True)
 
-    def play(self, scenarios: Mapping[str, Scenario], *, once: bool = False) -> dict[str, Runs]:
+    def play(
+        self, scenarios: Mapping[str, Scenario], *, once: bool = False, throughputs: bool = True
+    ) -> dict[str, Runs]:
         """Play every scenario with every seed; return the runs by the scenarios' names.
 
-        With ``once``, only with the first seed.
+        With ``once``, only with the first seed. Without ``throughputs`` none is read of them, and
+        it does not matter whether they were measured for long enough.
         """
         seeds = self.seeds[:1] if once else self.seeds
-        for name, scenario in scenarios.items():
-            self._scenario(name).write_text(toml(scenario))
         self._progress.expect(len(scenarios) * len(seeds))
-        runs = {
-            name: [self._pool.submit(self._simulate, name, seed) for seed in seeds]
-            for name in scenarios
+        running = {
+            name: [self._pool.submit(self._simulate, name, scenario, seed) for seed in seeds]
+            for name, scenario in scenarios.items()
         }
-        return {name: Runs([run.result() for run in of_one]) for name, of_one in runs.items()}
+        played = {name: [run.result() for run in of_one] for name, of_one in running.items()}
+        if throughputs:
+            self.doubts += [
+                f"{name}, seed {seed}: {doubt}"
+                for name, reports in played.items()
+                for seed, report in zip(seeds, reports, strict=True)
+                for doubt in doubts(report)
+            ]
+        return {name: Runs(reports) for name, reports in played.items()}
 
     def each(
         self, what: str, function: Callable[[_T], _Found], items: Sequence[_T]
@@ -117,23 +169,28 @@ class Lab:
         self._stopped.set()
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def _scenario(self, name: str) -> Path:
-        return self.out / "scenarios" / f"{name}.toml"
-
-    def _simulate(self, name: str, seed: int) -> Report:
+    def _simulate(self, name: str, scenario: Scenario, seed: int) -> Report:
         if self._stopped.is_set():
             raise ReproduceError("stopped")
+        text = toml(_drawn(scenario, seed))
+        key = hashlib.sha256(f"{_program()} {seed} {text}".encode()).hexdigest()
+        file = self.out / "scenarios" / f"{name}-{seed}.toml"
         result = self.out / "results" / f"{name}-{seed}.json"
-        command = [sys.executable, "-m", "fanin", "sim", str(self._scenario(name))]
-        command += ["--seed", str(seed), "--json", str(result)]
-        result.unlink(missing_ok=True)
-        ended = subprocess.run(command, capture_output=True, text=True, env=_environment())
-        # With unfinished jobs it fails, and writes its result nevertheless.
-        if ended.returncode and not result.exists():
-            raise ReproduceError(f"{name}: {ended.stderr.strip()}")
+        played = result.with_suffix(".key")
+        # A run that was stopped goes on: the same program, scenario and seed give the same bytes.
+        if not (played.exists() and played.read_text() == key):
+            for old in (played, result):
+                old.unlink(missing_ok=True)
+            file.write_text(text)
+            command = [sys.executable, "-m", "fanin", "sim", str(file)]
+            command += ["--seed", str(seed), "--json", str(result)]
+            ended = subprocess.run(command, capture_output=True, text=True, env=_environment())
+            # With unfinished jobs it fails, and writes its result nevertheless.
+            if ended.returncode and not result.exists():
+                raise ReproduceError(f"{name}: {ended.stderr.strip()}")
+            played.write_text(key)
         self._progress.done(name)
         report: Report = json.loads(result.read_text())["result"]
-        self.doubts += [f"{name}, seed {seed}: {doubt}" for doubt in doubts(report)]
         return report
 
 
@@ -152,6 +209,32 @@ def doubts(report: Report) -> list[str]:
     return found
 
 
+@functools.cache
+def _program() -> str:
+    """Return a number that stands for the compiled simulator."""
+    from fanin import _fanin
+
+    assert _fanin.__file__ is not None
+    return hashlib.sha256(Path(_fanin.__file__).read_bytes()).hexdigest()
+
+
+def _drawn(scenario: Scenario, seed: int) -> Scenario:
+    """Return the scenario with its times drawn: the same ones wherever seed and order are."""
+    dice = random.Random(seed)
+
+    def value(given: Any) -> Any:
+        if isinstance(given, Between):
+            return f"{dice.uniform(given.least_ms, given.most_ms):.6f}ms"
+        if isinstance(given, Mapping):
+            return {key: value(inner) for key, inner in given.items()}
+        if isinstance(given, list):
+            return [value(inner) for inner in given]
+        return given
+
+    drawn: Scenario = value(scenario)
+    return drawn
+
+
 def _environment() -> dict[str, str]:
     """Return an environment in which `python -m fanin` is this package, wherever it was found."""
     here = str(Path(__file__).parents[2])
@@ -161,26 +244,28 @@ def _environment() -> dict[str, str]:
 
 def toml(scenario: Scenario) -> str:
     """Write a scenario file."""
-    plain = [line for key, value in scenario.items() if (line := _plain(key, value))]
-    for key, value in scenario.items():
+    return "\n".join(_table(scenario, "")).lstrip("\n") + "\n"
+
+
+def _table(table: Mapping[str, Any], path: str) -> list[str]:
+    lines = [f"{key} = {_plain(value)}" for key, value in table.items() if not _is_nested(value)]
+    for key, value in table.items():
+        if not _is_nested(value):
+            continue
+        inner = f"{path}{key}"
         if isinstance(value, Mapping):
-            plain += ["", f"[{key}]", *_table(value)]
-        elif _is_tables(value):
-            for table in value:
-                plain += ["", f"[[{key}]]", *_table(table)]
-    return "\n".join(plain) + "\n"
+            lines += ["", f"[{inner}]", *_table(value, f"{inner}.")]
+        else:
+            for one in value:
+                lines += ["", f"[[{inner}]]", *_table(one, f"{inner}.")]
+    return lines
 
 
-def _is_tables(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and isinstance(value[0], Mapping)
+def _is_nested(value: Any) -> bool:
+    is_tables = isinstance(value, list) and bool(value) and isinstance(value[0], Mapping)
+    return is_tables or isinstance(value, Mapping)
 
 
-def _plain(key: str, value: Any) -> str | None:
-    if isinstance(value, Mapping) or _is_tables(value):
-        return None
+def _plain(value: Any) -> str:
     # Numbers, strings, booleans and lists of them are written alike in TOML and in JSON.
-    return f"{key} = {json.dumps(value)}"
-
-
-def _table(table: Mapping[str, Any]) -> list[str]:
-    return [line for key, value in table.items() if (line := _plain(key, value))]
+    return json.dumps(value)

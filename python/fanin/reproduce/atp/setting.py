@@ -1,44 +1,70 @@
 """What all experiments share: the paper's machines as the simulator has them (ATP §5.1).
 
-The paper's links carry 100 Gbit/s, but its hosts at most 60 (§D.1), of which 248 of every 306 bytes
-are gradients: 48.6 Gbit/s of payload. Our packets of 64 elements have 256 bytes of payload in 386
-on the wire, so links of 73 Gbit/s make hosts that move as much payload as the paper's. The delay
-stands for what hosts and switch take: 660 packets, a third of the paper's peak-throughput
-aggregators, then fill a link, as they do there.
+Links carry the paper's 100 Gbit/s. A packet costs a host 17.5 ns and 0.076 ns a byte, in each
+direction: the line through what the paper says of its hosts, 60 Gbit/s in packets of 306 bytes
+(§5.5) and 1.3 times less in such of 180 (Figure 19). Our packet of 64 elements has 48 bytes more on
+the wire than the paper's would; a host is charged for the paper's.
 
-VGG16's peak goodput of 20 Gbit/s (§5.5) is 4.7 times its 528 MB a second, or 151 images a second
-in batches of 32; an accelerator of 15.4 TFLOP/s, which computes 166 images a second, trains at that
-rate behind such a network.
+Accelerators compute each model at a published throughput of an RTX 2080 Ti, the paper's GPU.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from fanin.reproduce.lab import Report
+from fanin.reproduce.lab import Between, Report
 
-RATE = "73Gbit"
+RATE = "100Gbit"
+HOSTS = {"host_packet_cost": "13.9ns", "host_byte_cost": "0.076ns"}
+"""17.5 ns less 48 times 0.076."""
+HOSTS_OF_SWITCHML = {"host_packet_cost": "249.4ns"}
+"""Of a packet of 256 elements, our shortest: as the paper's eight of 180 bytes each (§4)."""
+HOSTS_FREE: dict[str, Any] = {}
+"""RDMA: packets cost a host nothing."""
+HOST_GOODPUT_GBPS = 49.5
+"""Of elements, that a host moves: 256 bytes in 17.5 + 0.076 * 314 ns."""
 DELAY = "6us"
+"""Of a link; a round trip from worker to server and back is four of these. The paper gives none."""
 QUEUE = "1MB"
 ECN = "100kB"
 """Of switches' queues: what they hold, and from where on they mark."""
 ELEMENTS = 64
 WINDOW = 660
-"""Packets that an ATP worker has on the way at most: they fill a link."""
+"""Packets that an ATP worker has on the way at most: with this round trip they fill a host."""
+SLOTS = 512
+"""SwitchML's at 100 Gbit/s (its Appendix C)."""
 WIRE_BYTES = 386
 PAYLOAD_BYTES = 4 * ELEMENTS
-FLOPS = 1.54e13
+PAPER_PTA = 1980
+"""§5.4.1: the aggregators with which three jobs fill the link to their servers."""
+PAPER_DELAY = "20us"
+"""Of a link, with which the 1980 packets of 306 bytes are one round trip (of four links) at 60
+Gbit/s: 81 us. The paper gives no delay."""
 BATCH = 32
+COMPUTED = {
+    # Images a second and multiply-adds of an image (torchvision).
+    "resnet50": (294.0, 4.09e9),  # Lambda, 2080 Ti Deep Learning Benchmarks, FP32
+    "resnet152": (110.0, 11.51e9),  # the same
+    # VGG16's peak goodput of 20 Gbit/s (§5.5) is 4.7 times its 528 MB a second: 151 images a second
+    # in batches of 32, behind a network that leaves so much of 166.
+    "vgg16": (166.0, 15.47e9),
+}
+LIKE = {"alexnet": ["vgg16"], "vgg11": ["vgg16"], "vgg19": ["vgg16"]} | {
+    "resnet101": ["resnet50", "resnet152"]
+}
+"""Of which nothing is published that we know: as many operations a second as others of the kind."""
 JITTER = "2%"
 """Of a worker's times: without it, jobs that began at different moments would stay apart, or not,
 forever."""
 
 
-def network(topology: str, **more: Any) -> dict[str, Any]:
+def network(topology: str, cost: Mapping[str, Any] = HOSTS, **more: Any) -> dict[str, Any]:
     """Return a network of such machines."""
     return {
         "topology": topology,
         "rate": RATE,
+        **cost,
         "delay": DELAY,
         "queue": QUEUE,
         "ecn": ECN,
@@ -47,37 +73,56 @@ def network(topology: str, **more: Any) -> dict[str, Any]:
     }
 
 
-def rack(hosts: int, **more: Any) -> dict[str, Any]:
+def rack(hosts: int, cost: Mapping[str, Any] = HOSTS, **more: Any) -> dict[str, Any]:
     """Return the network of the paper's testbed: hosts h0, h1, .. on one switch, s0."""
-    return network("rack", hosts=hosts, **more)
+    return network("rack", cost, hosts=hosts, **more)
 
 
 def job(system: str = "atp", **more: Any) -> dict[str, Any]:
     """Return a job of eight workers, unless said otherwise."""
-    packets = {"elements": ELEMENTS, "window": WINDOW} if system == "atp" else {}
+    packets = {
+        "ring": {},
+        "switchml": {"elements": 256, "window": SLOTS},
+    }.get(system, {"elements": ELEMENTS, "window": WINDOW})
     return {"system": system, "workers": 8, **packets, **more}
 
 
 def training(model: str, scale: float, **more: Any) -> dict[str, Any]:
     """Return a training job; parameters and times are divided by ``scale``."""
-    work = {"model": model, "batch": BATCH, "flops": FLOPS, "scale": scale, "jitter": JITTER}
-    return job(**{**work, **more})
+    return job(**{**work(model, scale), **more})
 
 
-def microbenchmark(**more: Any) -> dict[str, Any]:
-    """Return the aggregation micro-benchmark: tensors of 4 MB, two on the way (§5.1)."""
-    return job(**{"tensor": "4MB", **more})
+def work(model: str, scale: float) -> dict[str, Any]:
+    """Return what a training job does."""
+    return {
+        "model": model,
+        "batch": BATCH,
+        "flops": flops(model),
+        "scale": scale,
+        "jitter": JITTER,
+    }
+
+
+def flops(model: str) -> float:
+    """Return the operations a second at which a worker trains a model as fast as is published.
+
+    Forward and backward are three times two operations a multiply-add.
+    """
+    alike = [COMPUTED[name] for name in LIKE.get(model, [model])]
+    return sum(6 * images * multiply_adds for images, multiply_adds in alike) / len(alike)
 
 
 def sharing(jobs: list[tuple[str, int, dict[str, Any]]], scale: float) -> list[dict[str, Any]]:
     """Return training jobs (model, workers, more keys), whose servers share one more host.
 
-    They begin one after the other, so that they are in different phases of their iterations.
+    They begin at moments that a seed draws, in different phases of their iterations.
     """
     server = f"h{sum(workers for _, workers, _ in jobs)}"
     return [
-        training(model, scale, workers=workers, server=server, start=ms(140 * at / scale), **more)
-        for at, (model, workers, more) in enumerate(jobs)
+        training(
+            model, scale, workers=workers, server=server, start=Between(0, 280 / scale), **more
+        )
+        for model, workers, more in jobs
     ]
 
 

@@ -3,5 +3,10 @@
 from __future__ import annotations
 
 from fanin.reproduce.byteps import acceleration, goodput, theorem
+from fanin.reproduce.finding import Paper
 
-EXPERIMENTS = [module.EXPERIMENT for module in (theorem, acceleration, goodput)]
+PAPER = Paper(
+    [module.EXPERIMENT for module in (theorem, acceleration, goodput)],
+    repeated="rounds",
+    repetitions=3,
+)

@@ -95,7 +95,6 @@ def run(lab: Lab) -> Outcome:
                 Spread.of([100 * one for one in worst]),
                 holds=statistics.median(worst) <= DIFFERENCE_MAX,
                 unit="%",
-                why=WHY_BELOW,
             ),
             *(
                 Finding(
@@ -104,7 +103,6 @@ def run(lab: Lab) -> Outcome:
                     equations.by_ring(MACHINES, k),
                     by(split[k], ring[k]),
                     unit="x",
-                    why=WHY_RING,
                 )
                 for k in spares
             ),
@@ -115,7 +113,6 @@ def run(lab: Lab) -> Outcome:
                     equations.by_parameter_server(MACHINES, k),
                     by(split[k], servers[k]),
                     unit="x",
-                    why=WHY_SERVERS,
                 )
                 for k in servers
             ),
@@ -125,7 +122,6 @@ def run(lab: Lab) -> Outcome:
                 "the same for all k",
                 Spread.of(flat),
                 holds=statistics.median(flat) > 0.9,
-                why="it does not know of the machines that only sum: what else ran here?",
             ),
         ],
         draw,
@@ -151,10 +147,6 @@ def _goodput(run: object, backend: str) -> float:
     assert isinstance(run, dict)
     return float(8e-9 * run["payload_bytes"] / run["backends"][backend]["median_s"])
 
-
-WHY_BELOW = "all machines share the cores of one, and a round begins from idle"
-WHY_RING = "a ring waits for its neighbours at each of 2 (n - 1) steps"
-WHY_SERVERS = "the paper's own servers have other troubles (§6.2); Table 1 has none"
 
 EXPERIMENT = Experiment(
     "goodput", f"Goodput of {MACHINES} machines, each with 1 Gbit/s (Figure 12)", run, measures=True

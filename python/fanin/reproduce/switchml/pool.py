@@ -1,0 +1,97 @@
+"""Appendix C, Figure 9: how many slots a tensor needs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fanin.reproduce.finding import Experiment, Finding, Outcome
+from fanin.reproduce.lab import Lab, Spread
+from fanin.reproduce.plot import finish
+from fanin.reproduce.switchml import setting
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+RATE_GBPS = 100
+WORKERS = 8
+POOLS = [32, 64, 128, 256, 512, 1024, 2048]
+POOLS_QUICK = [128, 256, 512, 1024]
+DELAYS = ["6us", "12us", "18us", "24us"]
+DELAYS_QUICK = ["18us"]
+FLAT = 1.05
+"""Times the least time of all pools: what counts as no longer."""
+PAPER_POOL = 512.0
+
+
+def run(lab: Lab) -> Outcome:
+    """Sum continuously with each pool, and with each delay, which the paper does not give."""
+    pools = POOLS_QUICK if lab.quick else POOLS
+    delays = DELAYS_QUICK if lab.quick else DELAYS
+    runs = lab.play(
+        {
+            f"pool-{slots}-{delay}": {
+                "title": f"Figure 9: {slots} slots, {delay} a link",
+                # With few slots as many tensors take longer.
+                "until": "3ms" if slots > 128 else "12ms",
+                "warm_up": "1ms",
+                "interval": "1ms",
+                "network": setting.rack(WORKERS, RATE_GBPS) | {"delay": delay},
+                "switch": {"aggregators": 2 * max(POOLS)},
+                "job": [
+                    setting.job(
+                        "switchml", WORKERS, RATE_GBPS, tensor="250kB", in_flight=8, window=slots
+                    )
+                ],
+            }
+            for slots in pools
+            for delay in delays
+        },
+        once=True,
+    )
+    # Times of 100 MB, as in the paper.
+    times = {
+        delay: [
+            800 / setting.goodput_gbps(runs[f"pool-{slots}-{delay}"].reports[0]) for slots in pools
+        ]
+        for delay in delays
+    }
+    needed = {
+        delay: min(n for n, ms in zip(pools, of_delay, strict=True) if ms <= FLAT * min(of_delay))
+        for delay, of_delay in times.items()
+    }
+
+    def draw(figure: Figure) -> None:
+        axes = figure.add_subplot()
+        for at, (delay, of_delay) in enumerate(times.items()):
+            axes.plot(pools, [ms / 1000 for ms in of_delay], f"C{at}o-", label=f"{delay} a link")
+        axes.axvline(PAPER_POOL, color="black", linestyle="--", label="paper: 512")
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        finish(axes, "slots", "time of 100 MB (ms)")
+
+    first = list(times.values())[-1]
+    return Outcome(
+        [
+            Finding(
+                "App. C, Fig. 9",
+                "100 Gbit/s: the smallest pool, a power of two, that is as fast as any",
+                PAPER_POOL,
+                Spread.over([Spread.of([float(n)]) for n in needed.values()]),
+                unit="slots",
+                swept=f"links of {delays[0]} to {delays[-1]}" if len(delays) > 1 else "",
+            ),
+            Finding(
+                "Fig. 9",
+                f"{delays[-1]} a link: time with {pools[0]} slots by that with {pools[-1]}",
+                "more than 1",
+                Spread.of([first[0] / first[-1]]),
+                holds=first[0] / first[-1] > 1.2,
+                unit="x",
+            ),
+        ],
+        draw,
+        {"pools": pools, "ms_of_100_mb": times},
+    )
+
+
+EXPERIMENT = Experiment("pool", "Time of a tensor by the slots, 100 Gbit/s (Figure 9)", run)
