@@ -15,7 +15,7 @@ from fanin.reproduce import ReproduceError, command
 from fanin.reproduce.atp import PAPER, overflow
 from fanin.reproduce.byteps import equations, goodput
 from fanin.reproduce.finding import Experiment, Finding, Outcome, Reason, summary, table
-from fanin.reproduce.lab import Between, Lab, Spread, _drawn, doubts, toml
+from fanin.reproduce.lab import Between, Lab, Spread, _drawn, doubts, own_tables, toml
 from test_netlab import needs_lab
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
@@ -272,6 +272,12 @@ def test_a_scenario_is_written_as_toml() -> None:
         "background": [],
     }
     assert tomllib.loads(toml(scenario)) == scenario
+
+
+def test_what_a_system_alone_has_is_written_into_its_own_table() -> None:
+    flat = {"job": [{"system": "switchml", "workers": 2, "slots": 9}, {"system": "ring"}]}
+    tables = [{"system": "switchml", "workers": 2, "switchml": {"slots": 9}}, {"system": "ring"}]
+    assert own_tables(flat) == {"job": tables}
 
 
 def finding(ours: float, paper: float | str, **more: Any) -> Finding:

@@ -28,6 +28,9 @@ Scenario = Mapping[str, Any]
 """A scenario file's keys; a list of mappings is an array of tables."""
 Report = Mapping[str, Any]
 """`result` of the JSON that `fanin sim` writes, or one of the `runs` of `fanin bench`."""
+OWN = {"server", "elements", "window", "slots", "hashing", "scaling", "overflow"}
+OWN |= {"congestion_control", "timeout", "timeouts_only"}
+"""Keys of a job that stand in the table of its system."""
 _T = TypeVar("_T")
 _Found = TypeVar("_Found")
 
@@ -172,7 +175,7 @@ class Lab:
     def _simulate(self, name: str, scenario: Scenario, seed: int) -> Report:
         if self._stopped.is_set():
             raise ReproduceError("stopped")
-        text = toml(_drawn(scenario, seed))
+        text = toml(own_tables(_drawn(scenario, seed)))
         key = hashlib.sha256(f"{_program()} {seed} {text}".encode()).hexdigest()
         file = self.out / "scenarios" / f"{name}-{seed}.toml"
         result = self.out / "results" / f"{name}-{seed}.json"
@@ -240,6 +243,21 @@ def _environment() -> dict[str, str]:
     here = str(Path(__file__).parents[2])
     paths = [here, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+def own_tables(scenario: Scenario) -> Scenario:
+    """Return the scenario with what its jobs' systems alone have in the systems' own tables.
+
+    Experiments write jobs flat, for a key is named where it varies.
+    """
+
+    def job(flat: Mapping[str, Any]) -> dict[str, Any]:
+        own = {key: value for key, value in flat.items() if key in OWN}
+        rest = {key: value for key, value in flat.items() if key not in OWN}
+        return {**rest, flat["system"]: own} if own else rest
+
+    jobs = [job(flat) for flat in scenario.get("job", [])]
+    return {**scenario, "job": jobs} if jobs else scenario
 
 
 def toml(scenario: Scenario) -> str:

@@ -4,14 +4,15 @@ use std::ops::Range;
 
 use toml::Spanned;
 
-/// Something that cannot be, and where it stands.
-pub(super) struct Mistake {
+/// Something in a file that cannot be, and where it stands.
+#[derive(Debug)]
+pub struct Mistake {
     pub(super) span: Option<Range<usize>>,
     pub(super) message: String,
 }
 
-/// A default stands nowhere.
-pub(super) fn at<T>(place: &Spanned<T>, message: impl std::fmt::Display) -> Mistake {
+/// The mistake at a place of the file; a default stands nowhere.
+pub fn at<T>(place: &Spanned<T>, message: impl std::fmt::Display) -> Mistake {
     let span = Some(place.span()).filter(|span| !span.is_empty());
     Mistake { span, message: message.to_string() }
 }
@@ -44,8 +45,16 @@ impl FileError {
         }
     }
 
+    /// The line that it is in, from 1; 0 where it is in no one line.
+    #[must_use]
+    pub const fn line(&self) -> usize {
+        self.line
+    }
+}
+
+impl Mistake {
     /// Of the TOML reader: with the nearest name that it would have taken.
-    pub(super) fn of_toml(file: &str, text: &str, error: &toml::de::Error) -> Self {
+    pub(super) fn of_toml(error: &toml::de::Error) -> Self {
         let message = error.message().trim_end();
         // serde says: unknown field `x`, expected one of `a`, `b`
         let mut quoted = message.split('`').skip(1).step_by(2);
@@ -59,13 +68,7 @@ impl FileError {
                 message.replace(&format!("expected {integer}"), "expected a whole number, not negative")
             }),
         };
-        Self::new(file, text, error.span(), message)
-    }
-
-    /// The line that it is in, from 1; 0 where it is in no one line.
-    #[must_use]
-    pub const fn line(&self) -> usize {
-        self.line
+        Self { span: error.span(), message }
     }
 }
 
@@ -75,6 +78,9 @@ const NAMES_SHOWN: usize = 40;
 /// The message for a name that is none, with the nearest of those that are.
 pub(super) fn unknown<'a>(what: &str, given: &str, known: impl Iterator<Item = &'a str>) -> String {
     let known: Vec<&str> = known.collect();
+    if known.is_empty() {
+        return format!("unknown {what} `{given}`: there is none");
+    }
     let similarity = |name: &str| strsim::jaro_winkler(&given.to_lowercase(), &name.to_lowercase());
     let nearest = known.iter().max_by(|a, b| similarity(a).total_cmp(&similarity(b)));
     match nearest.filter(|name| similarity(name) > 0.7) {

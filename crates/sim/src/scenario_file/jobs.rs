@@ -1,36 +1,25 @@
-//! `[[job]]`: hosts found, numbers checked, the system's own limits.
+//! `[[job]]`: hosts found, numbers checked; what a system's own table says is the system's to read.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
-use std::time::Duration;
 
-use fanin_protocol::atp::{ATP_WORKERS_MAX, Hashing, Overflow, Scaling, WINDOW_ELEMENTS_MAX};
-use fanin_protocol::switchml::SLOTS_MAX;
-use fanin_wire::{
-    CHUNK_ELEMENTS, FRAGMENT_ELEMENTS, RANKS_MAX, WireDtype, chunk_elements_for_mtu, chunk_packet_bytes,
-    fragment_elements_for_mtu, fragment_packet_bytes,
-};
 use toml::Spanned;
 
+use super::entry::{Entry, OwnTable};
 use super::error::{self, Mistake, at};
 use super::lookup::{class, host};
-use super::schema::{DtypeName, File, HashingName, Hosts, Job, OverflowName, ScalingName, System};
+use super::schema::{DtypeName, File, Hosts, Job};
 use crate::net::{NodeId, Topology};
-use crate::systems::atp::{Atp, Help};
-use crate::systems::placement;
-use crate::systems::ring::Ring;
-use crate::systems::switchml::SwitchMl;
 use crate::workload::models::{FLOPS_PER_S, Model};
 use crate::workload::{JobPlan, Workload};
 
-/// IPv4 and UDP, as the simulated network counts them.
-const IP_UDP_BYTES: usize = 28;
-/// ATP's window, in packets: beyond what a network of short delays needs.
-const WINDOW: u16 = 1024;
 /// Of a float32 as of an int32.
 const ELEMENT_BYTES: u64 = 4;
 
-pub(super) fn resolve(file: &File, topology: &Topology) -> Result<Vec<JobPlan>, Mistake> {
+pub(super) fn resolve(
+    file: &File,
+    tables: &[OwnTable<'_>],
+    topology: &Topology,
+) -> Result<Vec<JobPlan>, Mistake> {
     if file.job.is_empty() && file.background.is_empty() {
         return Err(Mistake {
             span: None,
@@ -40,7 +29,7 @@ pub(super) fn resolve(file: &File, topology: &Topology) -> Result<Vec<JobPlan>, 
     let mut taken = BTreeSet::new();
     let mut jobs: Vec<JobPlan> = Vec::new();
     for (number, job) in file.job.iter().enumerate() {
-        let plan = resolve_one(file, topology, job, number, &mut taken)?;
+        let plan = resolve_one(file, tables, topology, number, &mut taken)?;
         if jobs.iter().any(|other| other.name == plan.name) {
             return Err(at(job, format!("two jobs are called {}", plan.name)));
         }
@@ -51,63 +40,23 @@ pub(super) fn resolve(file: &File, topology: &Topology) -> Result<Vec<JobPlan>, 
 
 fn resolve_one(
     file: &File,
+    tables: &[OwnTable<'_>],
     topology: &Topology,
-    entry: &Spanned<Job>,
     number: usize,
     taken: &mut BTreeSet<NodeId>,
 ) -> Result<JobPlan, Mistake> {
-    let job = entry.get_ref();
-    let system = *job.system.get_ref();
+    let place = &file.job[number];
+    let job = place.get_ref();
     let workers = workers(topology, job, taken)?;
-    let server = server(topology, job, taken)?;
-    check_fan_in(topology, job, &workers, server)?;
-    let (elements, window) = packets(file, job)?;
-    let (hashing, window) = hashing(file, job, number, window)?;
+    let mut entry = Entry { file, topology, number, workers: &workers, taken, tables };
+    let system = (tables[number].kind.resolve)(&mut entry)?;
     let (start, stop) = (job.start.0, job.stop.map(|stop| stop.0));
     if stop.is_some_and(|stop| stop <= start) {
-        return Err(at(entry, "this job stops before it starts"));
+        return Err(at(place, "this job stops before it starts"));
     }
-    let timeout = match &job.timeout {
-        Some(timeout) if timeout.get_ref().0.is_zero() => {
-            return Err(at(timeout, "`timeout` must not be zero"));
-        }
-        Some(timeout) => timeout.get_ref().0,
-        None => Duration::from_millis(1),
-    };
-    if let Some(only) = job.timeouts_only.as_ref().filter(|_| system != System::Switchml) {
-        return Err(at(only, "`timeouts_only` is about SwitchML, and this job is none"));
-    }
-    let atp = |help| Atp {
-        help,
-        server,
-        elements,
-        window,
-        hashing,
-        scaling: match job.scaling {
-            ScalingName::Static => Scaling::Static,
-            ScalingName::Dynamic => Scaling::Dynamic,
-        },
-        overflow: match job.overflow {
-            OverflowName::Reactive => Overflow::Reactive,
-            OverflowName::Proactive => Overflow::Proactive,
-        },
-        congestion_control: job.congestion_control,
-        timeout,
-    };
     Ok(JobPlan {
         name: job.name.clone().unwrap_or_else(|| format!("job{number}")),
-        system: match system {
-            System::Atp => Arc::new(atp(Help::Way)),
-            System::Rss => Arc::new(atp(Help::Racks)),
-            System::Ps | System::PsNToN => Arc::new(atp(Help::None)),
-            System::Switchml => Arc::new(SwitchMl {
-                elements,
-                slots: window,
-                timeout,
-                timeouts_only: job.timeouts_only.as_ref().is_some_and(|only| *only.get_ref()),
-            }),
-            System::Ring => Arc::new(Ring),
-        },
+        system,
         workers,
         class: class(&job.priority, &job.drop_class)?,
         start,
@@ -136,139 +85,8 @@ fn workers(topology: &Topology, job: &Job, taken: &mut BTreeSet<NodeId>) -> Resu
     if found.iter().collect::<BTreeSet<_>>().len() < found.len() {
         return Err(at(&job.workers, "a host cannot be two workers of one job"));
     }
-    let (least, most) = match job.system.get_ref() {
-        System::Atp | System::Rss | System::Ps | System::PsNToN => (1, ATP_WORKERS_MAX.into()),
-        System::Switchml => (1, RANKS_MAX as usize),
-        System::Ring => (2, usize::MAX),
-    };
-    if found.len() < least {
-        return Err(at(&job.workers, format!("at least {least} workers")));
-    }
-    if found.len() > most {
-        let message =
-            format!("{} workers: more than the {most} that this system's bitmaps hold", found.len());
-        return Err(at(&job.workers, message));
-    }
     taken.extend(&found);
     Ok(found)
-}
-
-fn server(topology: &Topology, job: &Job, taken: &mut BTreeSet<NodeId>) -> Result<Option<NodeId>, Mistake> {
-    let needed = matches!(job.system.get_ref(), System::Atp | System::Rss | System::Ps);
-    match &job.server {
-        Some(server) if !needed => Err(at(server, "this system has no server of its own")),
-        Some(server) => {
-            let node = host(topology, server.get_ref(), server)?;
-            taken.insert(node);
-            Ok(Some(node))
-        }
-        None if needed => {
-            let node = topology.hosts().filter(|node| !taken.contains(node)).last().ok_or_else(|| {
-                at(
-                    &job.system,
-                    "no host is left for the server; name one with `server`, a worker's if need be",
-                )
-            })?;
-            taken.insert(node);
-            Ok(Some(node))
-        }
-        None => Ok(None),
-    }
-}
-
-/// Whether the bitmaps hold the job's hierarchy.
-fn check_fan_in(
-    topology: &Topology,
-    job: &Job,
-    workers: &[NodeId],
-    server: Option<NodeId>,
-) -> Result<(), Mistake> {
-    let system = *job.system.get_ref();
-    let result = match (system, server) {
-        (System::Switchml, _) => placement::pools(topology, workers).map(|_| ()),
-        (System::Atp, Some(server)) => placement::place(topology, Help::Way, workers, server).map(|_| ()),
-        (System::Rss, Some(server)) => placement::place(topology, Help::Racks, workers, server).map(|_| ()),
-        _ => Ok(()),
-    };
-    result.map_err(|error| at(&job.workers, error))
-}
-
-/// Elements of a packet, and the window.
-fn packets(file: &File, job: &Job) -> Result<(u16, u16), Mistake> {
-    let mtu = *file.network.mtu.get_ref() as usize;
-    let (lengths, fits, bytes): (&[usize], _, fn(usize) -> usize) = match job.system.get_ref() {
-        System::Switchml => (&CHUNK_ELEMENTS, chunk_elements_for_mtu(mtu, WireDtype::Int32), |elements| {
-            chunk_packet_bytes(elements, WireDtype::Int32)
-        }),
-        _ => (&FRAGMENT_ELEMENTS, fragment_elements_for_mtu(mtu), fragment_packet_bytes),
-    };
-    let elements = match &job.elements {
-        Some(elements) => {
-            let count = usize::from(*elements.get_ref());
-            if !lengths.contains(&count) {
-                return Err(at(elements, format!("a packet carries {lengths:?} elements, one of these")));
-            }
-            if bytes(count) + IP_UDP_BYTES > mtu {
-                return Err(at(elements, format!("{count} elements do not fit a packet of {mtu} bytes")));
-            }
-            *elements.get_ref()
-        }
-        None => fits.map(|elements| elements as u16).ok_or_else(|| {
-            at(&file.network.mtu, format!("no packet of {mtu} bytes carries even {} elements", lengths[0]))
-        })?,
-    };
-    if *job.system.get_ref() == System::Switchml {
-        return slots(file, job).map(|slots| (elements, slots));
-    }
-    let most = (WINDOW_ELEMENTS_MAX / usize::from(elements)).min(usize::from(u16::MAX)) as u16;
-    let window = match &job.window {
-        Some(window) if !(1..=most).contains(window.get_ref()) => {
-            return Err(at(window, format!("a window of packets of {elements} elements: 1 to {most}")));
-        }
-        Some(window) => *window.get_ref(),
-        None => WINDOW.min(most),
-    };
-    Ok((elements, window))
-}
-
-/// How a job's fragments find their aggregators; a job with a part of the table for itself has a window no longer than that.
-fn hashing(file: &File, job: &Job, number: usize, window: u16) -> Result<(Hashing, u16), Mistake> {
-    match job.hashing {
-        HashingName::Hash => Ok((Hashing::Hash, window)),
-        HashingName::Linear => Ok((Hashing::Linear, window)),
-        HashingName::Partition => {
-            let with_part = |jobs: &[Spanned<Job>]| {
-                jobs.iter().filter(|job| job.get_ref().hashing == HashingName::Partition).count() as u32
-            };
-            let (aggregators, sharing) = (*file.switch.aggregators.get_ref(), with_part(&file.job));
-            let part = aggregators / sharing;
-            if part == 0 {
-                let message = format!("{aggregators} aggregators are no part for each of {sharing} jobs");
-                return Err(at(&job.system, message));
-            }
-            let first = part * with_part(&file.job[..number]);
-            Ok((Hashing::Partition { first }, window.min(part.min(u16::MAX.into()) as u16)))
-        }
-    }
-}
-
-/// SwitchML's slots: two aggregators each, and as many for each job as for the others, running or not.
-fn slots(file: &File, job: &Job) -> Result<u16, Mistake> {
-    let sharing = file.job.iter().filter(|job| *job.get_ref().system.get_ref() == System::Switchml).count();
-    let aggregators = *file.switch.aggregators.get_ref();
-    let most = (aggregators / 2 / sharing as u32).min(SLOTS_MAX.into()) as u16;
-    if most == 0 {
-        let message =
-            format!("{aggregators} aggregators are no slot for each of {sharing} jobs: a slot takes two");
-        return Err(at(&job.system, message));
-    }
-    match &job.window {
-        Some(window) if !(1..=most).contains(window.get_ref()) => {
-            Err(at(window, format!("this job's part of the switch's memory is {most} slots")))
-        }
-        Some(window) => Ok(*window.get_ref()),
-        None => Ok(most),
-    }
 }
 
 fn workload(job: &Job) -> Result<Workload, Mistake> {

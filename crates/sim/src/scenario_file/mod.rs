@@ -3,6 +3,7 @@
 //! A file is read whole and checked whole before anything runs: a name that is none is answered with the nearest one, and
 //! whatever cannot be (a rate, a window, a fan-in) with the line that it stands in.
 
+mod entry;
 mod error;
 mod jobs;
 mod lookup;
@@ -15,15 +16,19 @@ mod unit;
 
 use std::time::Duration;
 
+use serde::Deserialize;
 use toml::Spanned;
+use toml::de::{DeTable, Deserializer};
 
-pub use error::FileError;
+pub use entry::{Entry, Kind};
+pub use error::{FileError, Mistake, at};
 pub use schema::PacketKind;
-pub use unit::{Rate, Size};
+pub use unit::{Rate, Share, Size, Time};
 
 use crate::net::{Cost, LinkId, Multipath, Topology};
+use crate::systems;
 use crate::workload::{BackgroundPlan, Fault, FaultPlan, LossPlan, Scenario, SwitchPlan, Target, Which};
-use error::{Mistake, at};
+use entry::{OwnTable, own_tables};
 use lookup::{class, host, link, node};
 use schema::{Background, BackgroundKind, FaultKind, File, RoutingName};
 
@@ -41,12 +46,31 @@ const STALL_MAX: Duration = Duration::from_secs(2);
 /// # Errors
 /// The first mistake, with its place.
 pub fn parse(name: &str, text: &str) -> Result<Scenario, FileError> {
-    let file: File = toml::from_str(text).map_err(|error| FileError::of_toml(name, text, &error))?;
-    resolve(file).map_err(|mistake| FileError::new(name, text, mistake.span, mistake.message))
+    parse_with(&systems::ALL, name, text)
 }
 
-fn resolve(file: File) -> Result<Scenario, Mistake> {
-    let topology = network::resolve(&file)?;
+/// [`parse`], with other systems than this crate's.
+///
+/// # Errors
+/// The first mistake, with its place.
+pub fn parse_with(kinds: &[Kind], name: &str, text: &str) -> Result<Scenario, FileError> {
+    read(kinds, text).map_err(|mistake| FileError::new(name, text, mistake.span, mistake.message))
+}
+
+fn read(kinds: &[Kind], text: &str) -> Result<Scenario, Mistake> {
+    let of_toml = |error| Mistake::of_toml(&error);
+    let mut document = DeTable::parse(text).map_err(of_toml)?;
+    let tables = own_tables(document.get_mut(), kinds)?;
+    let file = File::deserialize(Deserializer::from(document)).map_err(of_toml)?;
+    resolve(&file, &tables)
+}
+
+fn switch_plan(file: &File) -> SwitchPlan {
+    SwitchPlan { aggregators: *file.switch.aggregators.get_ref(), stale: file.switch.stale.0 }
+}
+
+fn resolve(file: &File, tables: &[OwnTable<'_>]) -> Result<Scenario, Mistake> {
+    let topology = network::resolve(file)?;
     let (until, interval) = (file.until.get_ref().0, file.interval.get_ref().0);
     if until.is_zero() {
         return Err(at(&file.until, "`until` must be later than the start"));
@@ -56,7 +80,7 @@ fn resolve(file: File) -> Result<Scenario, Mistake> {
             format!("`interval` must not be zero, and fit into `until` at most {INTERVALS_MAX} times");
         return Err(at(&file.interval, message));
     }
-    let jobs = jobs::resolve(&file, &topology)?;
+    let jobs = jobs::resolve(file, tables, &topology)?;
     let mtu = *file.network.mtu.get_ref();
     let background =
         file.background.iter().map(|flow| background(&topology, mtu, flow)).collect::<Result<_, _>>()?;
@@ -72,7 +96,7 @@ fn resolve(file: File) -> Result<Scenario, Mistake> {
     let stall = (until / STALL_SHARE).min(STALL_MAX).max(timeout.unwrap_or_default() * STALL_TIMEOUTS)
         + outage.unwrap_or_default();
     Ok(Scenario {
-        title: file.title,
+        title: file.title.clone(),
         until,
         interval,
         warm_up: file.warm_up.0,
@@ -82,7 +106,7 @@ fn resolve(file: File) -> Result<Scenario, Mistake> {
             RoutingName::Flow => Multipath::PerFlow,
             RoutingName::Packet => Multipath::PerPacket,
         },
-        switch: SwitchPlan { aggregators: *file.switch.aggregators.get_ref(), stale: file.switch.stale.0 },
+        switch: switch_plan(file),
         jobs,
         background,
         losses,

@@ -234,35 +234,16 @@ impl<'de> Deserialize<'de> for WhichSwitches {
     }
 }
 
-/// Who sums.
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
-#[serde(rename_all = "kebab-case")]
-pub(super) enum System {
-    /// Switches on the way with memory that all jobs share, and a parameter server behind them.
-    Atp,
-    /// Every rack's switch for itself; the server merges the racks (ATP §5.2.2's rack-scale service).
-    Rss,
-    /// A parameter server alone.
-    Ps,
-    /// As many parameter servers as workers, one beside each.
-    PsNToN,
-    /// A pool of slots on the rack's switch, an equal part of its memory for each job.
-    Switchml,
-    /// Workers in a ring.
-    Ring,
-}
-
-/// `[[job]]`
+/// `[[job]]`, without the table of its system.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Job {
     /// For reports; `job0` and so on unless given.
     pub(super) name: Option<String>,
-    pub(super) system: Spanned<System>,
+    /// Who sums.
+    pub(super) system: Spanned<String>,
     /// Hosts by name, or how many of those that no job before has.
     pub(super) workers: Spanned<Hosts>,
-    /// The parameter server's host; the last that no job before has, unless given.
-    pub(super) server: Option<Spanned<String>>,
     #[serde(default = "defaults::zero")]
     pub(super) start: Time,
     /// When it submits nothing more.
@@ -297,24 +278,8 @@ pub(super) struct Job {
     /// Training: how long it is.
     pub(super) pause: Option<Spanned<Time>>,
 
-    /// Elements of a packet; the most that the MTU takes unless given.
-    pub(super) elements: Option<Spanned<u16>>,
-    /// Packets that a worker has under way at most (ATP), or slots (SwitchML).
-    pub(super) window: Option<Spanned<u16>>,
     #[serde(default)]
     pub(super) dtype: DtypeName,
-    #[serde(default)]
-    pub(super) hashing: HashingName,
-    #[serde(default)]
-    pub(super) scaling: ScalingName,
-    #[serde(default)]
-    pub(super) overflow: OverflowName,
-    #[serde(default = "defaults::yes")]
-    pub(super) congestion_control: bool,
-    /// Shortest wait for an answer before a packet is sent again.
-    pub(super) timeout: Option<Spanned<Time>>,
-    /// SwitchML: losses are noticed by the timeout alone, always as long, as in its paper; not by packets that were overtaken.
-    pub(super) timeouts_only: Option<Spanned<bool>>,
     /// Share of blocks of 64 elements whose sum overflows the static factor.
     pub(super) large_values: Option<Spanned<Share>>,
 }
@@ -348,32 +313,6 @@ pub(super) enum DtypeName {
     #[default]
     Float32,
     Int32,
-}
-
-#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
-#[serde(rename_all = "kebab-case")]
-pub(super) enum HashingName {
-    #[default]
-    Hash,
-    Linear,
-    /// An equal part of the table for each job that says so, running or not; the window is no longer than that.
-    Partition,
-}
-
-#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
-#[serde(rename_all = "kebab-case")]
-pub(super) enum ScalingName {
-    #[default]
-    Static,
-    Dynamic,
-}
-
-#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
-#[serde(rename_all = "kebab-case")]
-pub(super) enum OverflowName {
-    #[default]
-    Reactive,
-    Proactive,
 }
 
 /// `[[background]]`: a flow that is no job's.

@@ -92,7 +92,6 @@ processing = "1us"
 name = "train"
 system = "atp"
 workers = ["h0", "h1", "h4"]
-server = "h5"
 start = "1ms"
 stop = "2s"
 model = "VGG16"
@@ -103,15 +102,18 @@ flops = 5e12
 jitter = "10%"
 pause_every = 2
 pause = "10ms"
+dtype = "int32"
+large_values = "1%"
+
+[job.atp]
+server = "h5"
 elements = 1024
 window = 64
-dtype = "int32"
 hashing = "linear"
 scaling = "dynamic"
 overflow = "proactive"
 congestion_control = false
 timeout = "2ms"
-large_values = "1%"
 
 [[background]]
 from = "h2"
@@ -146,7 +148,19 @@ down = "1ms"
 "#);
     let job = &scenario.jobs[0];
     assert!(job.integers);
-    says(job, &["elements: 1024", "window: 64", "congestion_control: false"]);
+    says(
+        job,
+        &[
+            "server: Some(NodeId(",
+            "elements: 1024",
+            "window: 64",
+            "Linear",
+            "Dynamic",
+            "Proactive",
+            "congestion_control: false",
+            "2ms",
+        ],
+    );
     let Workload::Training { model, batch, jitter, pause, .. } = job.workload else { panic!("it trains") };
     assert_eq!((model, batch, jitter), (Model::Vgg16, 16, 0.1));
     assert_eq!(pause, Some((2, Duration::from_millis(10))));
@@ -179,7 +193,7 @@ fn an_unknown_name_is_answered_with_the_nearest_one() {
         7,
         &["unknown model `vgg-16`", "`vgg16`"],
     );
-    refused(&format!("{RACK}{JOB}server = \"h88\"\n"), 8, &["unknown host `h88`", "`h8`"]);
+    refused(&format!("{RACK}{JOB}[job.atp]\nserver = \"h88\"\n"), 9, &["unknown host `h88`", "`h8`"]);
     refused(
         &format!("{RACK}[switch]\nprogrammable = [\"sw0\"]\n{JOB}"),
         5,
@@ -231,7 +245,7 @@ fn a_fan_in_that_does_not_add_up_is_refused() {
         (0..128).filter(|host| host % 4 == 0 || *host > 124).map(|host| format!("\"h{host}\"")).collect();
     let job = |server| {
         format!(
-            "[[job]]\nsystem = \"atp\"\nworkers = [{}]\nserver = \"{server}\"\ntensor = \"1MB\"\n",
+            "[[job]]\nsystem = \"atp\"\nworkers = [{}]\ntensor = \"1MB\"\n[job.atp]\nserver = \"{server}\"\n",
             workers.join(", ")
         )
     };
@@ -258,11 +272,11 @@ fn no_aggregators_are_fine_for_atp_and_no_slots_are_not_for_switchml() {
 
 #[test]
 fn packets_that_do_not_fit_are_refused() {
-    refused(&format!("{RACK}{JOB}elements = 100\n"), 8, &["[64, 256, 336, 1024, 2048]"]);
-    refused(&format!("{RACK}{JOB}elements = 1024\n"), 8, &["do not fit", "1500"]);
+    refused(&format!("{RACK}{JOB}[job.atp]\nelements = 100\n"), 9, &["[64, 256, 336, 1024, 2048]"]);
+    refused(&format!("{RACK}{JOB}[job.atp]\nelements = 1024\n"), 9, &["do not fit", "1500"]);
     refused(&format!("{RACK}mtu = 200\n{JOB}"), 4, &["200 bytes"]);
-    refused(&format!("{RACK}{JOB}window = 0\n"), 8, &["1 to "]);
-    refused(&format!("{RACK}{JOB}window = 5000\n"), 8, &["1 to 3120"]);
+    refused(&format!("{RACK}{JOB}[job.atp]\nwindow = 0\n"), 9, &["1 to "]);
+    refused(&format!("{RACK}{JOB}[job.atp]\nwindow = 5000\n"), 9, &["1 to 3120"]);
     refused(&format!("{RACK}queue = \"1kB\"\n{JOB}"), 4, &["not even one packet"]);
     refused(&format!("{RACK}ecn = \"2MB\"\n{JOB}"), 4, &["marks nothing"]);
 }
@@ -274,7 +288,8 @@ fn a_job_has_one_thing_to_do() {
     refused(&format!("{RACK}{job}tensor = \"4MB\"\nmodel = \"vgg16\"\n"), 7, &["either"]);
     refused(&format!("{RACK}{job}tensor = \"4MB\"\nbatch = 3\n"), 8, &["`batch` is about training"]);
     refused(&format!("{RACK}{job}model = \"vgg16\"\ntensors = 3\n"), 8, &["`tensors` is about"]);
-    refused(&format!("{RACK}{job}tensor = \"4MB\"\nserver = \"h5\"\n"), 8, &["no server of its own"]);
+    let beside = job.replace("ring", "ps-n-to-n") + "tensor = \"4MB\"\n";
+    refused(&format!("{RACK}{beside}[job.ps-n-to-n]\nserver = \"h5\"\n"), 9, &["no server of its own"]);
     refused(RACK, 0, &["nothing to simulate"]);
 }
 
@@ -301,7 +316,7 @@ fn static_shares_are_equal_parts_of_the_table_and_bound_the_window() {
     let job = |name: &str, more: &str| {
         format!("[[job]]\nname = \"{name}\"\nsystem = \"atp\"\nworkers = 2\ntensor = \"4MB\"\n{more}")
     };
-    let part = "hashing = \"partition\"\n";
+    let part = "[job.atp]\nhashing = \"partition\"\n";
     let text = format!(
         "{RACK}[switch]\naggregators = 100\n{}{}{}",
         job("a", part),
@@ -317,10 +332,23 @@ fn static_shares_are_equal_parts_of_the_table_and_bound_the_window() {
 }
 
 #[test]
-fn noticing_losses_by_timeouts_alone_is_for_switchml() {
-    let text = format!("{RACK}{JOB}timeouts_only = true\n");
-    refused(&text, 8, &["`timeouts_only` is about SwitchML"]);
-    says(&ok(&text.replace("\"atp\"", "\"switchml\"")).jobs[0], &["timeouts_only: true"]);
+fn a_systems_keys_are_in_its_own_table_and_nowhere_else() {
+    let only = "timeouts_only = true\n";
+    refused(&format!("{RACK}{JOB}{only}"), 8, &["unknown key `timeouts_only`"]);
+    refused(&format!("{RACK}{JOB}[job.atp]\n{only}"), 9, &["unknown key `timeouts_only`"]);
+    refused(&format!("{RACK}{JOB}[job.atp]\nhashin = \"linear\"\n"), 9, &["did you mean `hashing`?"]);
+    let text = format!("{RACK}{}[job.switchml]\n{only}slots = 7\n", JOB.replace("atp", "switchml"));
+    says(&ok(&text).jobs[0], &["timeouts_only: true", "slots: 7,"]);
+    refused(
+        &text.replace("[job.switchml]", "[job.atp]"),
+        8,
+        &["switchml", "[job.switchml]", "not [job.atp]"],
+    );
+    let ring = format!("{RACK}{}[job.ring]\nwindow = 7\n", JOB.replace("atp", "ring"));
+    refused(&ring, 9, &["unknown key `window`: there is none"]);
+    let ps = format!("{RACK}{}[job.ps]\nhashing = \"hash\"\n", JOB.replace("atp", "ps"));
+    refused(&ps, 9, &["`hashing` is about aggregators"]);
+    refused(&format!("{RACK}{}", JOB.replace("atp", "atpp")), 5, &["unknown system `atpp`", "`atp`"]);
 }
 
 #[test]

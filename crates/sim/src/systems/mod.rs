@@ -18,13 +18,18 @@ use std::time::Duration;
 use fanin_wire::Preamble;
 
 use crate::net::{ActorId, Class, Network, NodeId, Topology};
+use crate::scenario_file::Kind;
 use crate::workload::{JobPlan, Process, SwitchPlan, Tenant};
 
 pub mod atp;
+mod keys;
 pub(crate) mod placement;
 pub mod ring;
 pub mod switchml;
 mod worker;
+
+/// The systems that this crate has.
+pub const ALL: [Kind; 6] = [atp::ATP, atp::RSS, atp::PS, atp::PS_N_TO_N, switchml::KIND, ring::KIND];
 
 /// One job's system, as its table in the scenario file configures it. Everything in it has been checked.
 pub trait System: Debug + Send + Sync {

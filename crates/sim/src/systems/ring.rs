@@ -7,9 +7,13 @@
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
+use std::sync::Arc;
+
+use serde::Deserialize;
 
 use super::{Counters, Machines, Process, Site, System, Tenant};
 use crate::net::{Actor, ActorId, Context, FlowId, Network, Notice, Packet, TcpConfig};
+use crate::scenario_file::{Entry, Kind, Mistake};
 use crate::workload::Gradient;
 
 /// A message's header: which tensor, which step.
@@ -22,6 +26,19 @@ const IP_TCP_BYTES: u32 = 40;
 /// A ring of a job's workers, in the order of their ranks.
 #[derive(Clone, Copy, Debug)]
 pub struct Ring;
+
+pub(crate) const KIND: Kind = Kind { name: "ring", resolve };
+
+/// `[job.ring]`: there is nothing to choose.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Keys {}
+
+fn resolve(entry: &mut Entry<'_>) -> Result<Arc<dyn System>, Mistake> {
+    let Keys {} = entry.table()?;
+    entry.workers_between(2, usize::MAX)?;
+    Ok(Arc::new(Ring))
+}
 
 impl System for Ring {
     fn name(&self) -> &'static str {

@@ -1,16 +1,24 @@
 //! SwitchML: a pool of slots on the workers' switch, or on the switches of their racks and a root.
 
 use std::cell::{Cell, RefCell};
+use std::sync::Arc;
 use std::time::Duration;
 
-use fanin_protocol::switchml::{JobConfig, Switch, SwitchJob, Upstream, Worker};
+use fanin_protocol::switchml::{JobConfig, SLOTS_MAX, Switch, SwitchJob, Upstream, Worker};
 use fanin_protocol::{JobAborted, RetransmissionConfig, Summer, WorkerMachine};
-use fanin_wire::{Generation, JobId, ShardId, WireDtype, WorkerId};
+use fanin_wire::{
+    CHUNK_ELEMENTS, Generation, JobId, RANKS_MAX, ShardId, WireDtype, WorkerId, chunk_elements_for_mtu,
+    chunk_packet_bytes,
+};
+use serde::Deserialize;
+use toml::Spanned;
 
+use super::keys::{PacketLengths, timeout};
 use super::placement::{self, Pool};
 use super::worker::{WorkerOwner, retransmission};
 use super::{Classify, Counters, Machines, Process, Role, Site, Station, System, Tenant};
 use crate::net::{ActorId, Context, Machine, Network, NodeId, Owner, SimAddress};
+use crate::scenario_file::{Entry, Kind, Mistake, Time, at};
 use crate::workload::Gradient;
 
 /// UDP port.
@@ -29,6 +37,59 @@ pub struct SwitchMl {
     pub timeout: Duration,
     /// Whether losses are noticed by it alone, always as long.
     pub timeouts_only: bool,
+}
+
+pub(crate) const KIND: Kind = Kind { name: "switchml", resolve };
+
+const LENGTHS: PacketLengths = PacketLengths {
+    elements: &CHUNK_ELEMENTS,
+    for_mtu: |mtu| chunk_elements_for_mtu(mtu, WireDtype::Int32),
+    packet_bytes: |elements| chunk_packet_bytes(elements, WireDtype::Int32),
+};
+
+/// `[job.switchml]`
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct Keys {
+    /// Elements of a packet; the most that the MTU takes unless given.
+    elements: Option<Spanned<u16>>,
+    /// Of the job's part of the switches' memory; all unless given.
+    slots: Option<Spanned<u16>>,
+    /// Shortest wait for an answer before a packet is sent again.
+    timeout: Option<Spanned<Time>>,
+    /// Losses are noticed by the timeout alone, always as long, as in the paper; not by packets that were overtaken.
+    timeouts_only: bool,
+}
+
+fn resolve(entry: &mut Entry<'_>) -> Result<Arc<dyn System>, Mistake> {
+    let keys: Keys = entry.table()?;
+    entry.workers_between(1, RANKS_MAX as usize)?;
+    placement::pools(entry.topology(), entry.workers()).map_err(|error| entry.at_workers(error))?;
+    Ok(Arc::new(SwitchMl {
+        elements: LENGTHS.of(entry, keys.elements.as_ref())?,
+        slots: slots(entry, keys.slots.as_ref())?,
+        timeout: timeout(keys.timeout.as_ref())?,
+        timeouts_only: keys.timeouts_only,
+    }))
+}
+
+/// Two aggregators each, and as many for each job as for the others, running or not.
+fn slots(entry: &Entry<'_>, given: Option<&Spanned<u16>>) -> Result<u16, Mistake> {
+    let (_, sharing) = entry.among(|system, _| system == KIND.name);
+    let aggregators = entry.switch().aggregators;
+    let most = (aggregators / 2 / sharing as u32).min(SLOTS_MAX.into()) as u16;
+    if most == 0 {
+        let message =
+            format!("{aggregators} aggregators are no slot for each of {sharing} jobs: a slot takes two");
+        return Err(entry.at_system(message));
+    }
+    match given {
+        Some(slots) if !(1..=most).contains(slots.get_ref()) => {
+            Err(at(slots, format!("this job's part of the switch's memory is {most} slots")))
+        }
+        Some(slots) => Ok(*slots.get_ref()),
+        None => Ok(most),
+    }
 }
 
 impl SwitchMl {

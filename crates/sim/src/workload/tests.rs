@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use super::*;
-use crate::scenario_file::parse;
+use crate::scenario_file::{Kind, parse};
 
 fn try_to_play(text: &str) -> Result<Report, RunError> {
     let scenario = parse("test.toml", text).unwrap_or_else(|error| panic!("{error}"));
@@ -20,7 +20,7 @@ fn job(system: &str) -> String {
 
 #[test]
 fn every_system_sums_in_one_rack() {
-    for system in ["atp", "rss", "ps", "ps-n-to-n", "switchml", "ring"] {
+    for Kind { name: system, .. } in crate::systems::ALL {
         for dtype in ["float32", "int32"] {
             let report = play(&format!("{RACK}{}dtype = \"{dtype}\"\n", job(system)));
             let job = &report.jobs[0];
@@ -36,7 +36,7 @@ fn every_system_sums_in_one_rack() {
 #[test]
 fn every_system_sums_over_racks_and_losses() {
     let network = "[network]\ntopology = \"leaf-spine\"\nleaves = 3\nspines = 2\nhosts = 2\nrouting = \"packet\"\n[[loss]]\nloss = \"1%\"\nduplication = \"1%\"\n";
-    for system in ["atp", "rss", "ps", "ps-n-to-n", "switchml", "ring"] {
+    for Kind { name: system, .. } in crate::systems::ALL {
         let report = play(&format!("{network}{}", job(system)));
         assert!(report.jobs[0].finished, "{system}");
         assert!(report.drops.iter().any(|drop| drop.name == "loss"), "{system}");
@@ -61,7 +61,7 @@ fn a_queue_that_is_too_short_for_one_packet_of_each_worker_delays_and_does_not_s
 fn a_rack_scale_service_sends_its_server_three_times_as_much() {
     let received = |system: &str| {
         let job = format!(
-            "[[job]]\nsystem = \"{system}\"\nworkers = 6\nserver = \"ps\"\ntensor = \"400kB\"\ntensors = 5\nwindow = 32\n"
+            "[[job]]\nsystem = \"{system}\"\nworkers = 6\ntensor = \"400kB\"\ntensors = 5\n[job.{system}]\nserver = \"ps\"\nwindow = 32\n"
         );
         play(&format!("[network]\ntopology = \"figure9\"\n{job}")).servers[0].received_bytes as f64
     };

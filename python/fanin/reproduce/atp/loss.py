@@ -145,7 +145,7 @@ def _scenario(
     name, keys = SYSTEMS[system]
     keys = {"elements": ELEMENTS, "timeout": "1ms", **keys}
     if system != "atp":
-        keys["window"] = slots
+        keys["slots"] = slots
     if work == "micro":
         keys |= {"tensor": "1MB", "tensors": TENSORS, "in_flight": ahead}
     else:

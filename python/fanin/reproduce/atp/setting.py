@@ -82,7 +82,7 @@ def job(system: str = "atp", **more: Any) -> dict[str, Any]:
     """Return a job of eight workers, unless said otherwise."""
     packets = {
         "ring": {},
-        "switchml": {"elements": 256, "window": SLOTS},
+        "switchml": {"elements": 256, "slots": SLOTS},
     }.get(system, {"elements": ELEMENTS, "window": WINDOW})
     return {"system": system, "workers": 8, **packets, **more}
 

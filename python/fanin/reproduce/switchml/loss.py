@@ -85,7 +85,7 @@ def why(lab: Lab) -> Sequence[Reason]:
     pieces = PIECES_QUICK if lab.quick else PIECES
     changes: dict[str, dict[str, Any]] = {
         "timeouts of 0.25 ms": {"timeout": "0.25ms"},
-        "512 slots instead of 128": {"window": 512},
+        "512 slots instead of 128": {"slots": 512},
         "losses that a worker notices by what overtakes them, too": {"timeouts_only": False},
     }
     reasons = []

@@ -39,7 +39,7 @@ def run(lab: Lab) -> Outcome:
                 "switch": {"aggregators": 2 * max(POOLS)},
                 "job": [
                     setting.job(
-                        "switchml", WORKERS, RATE_GBPS, tensor="250kB", in_flight=8, window=slots
+                        "switchml", WORKERS, RATE_GBPS, tensor="250kB", in_flight=8, slots=slots
                     )
                 ],
             }

@@ -130,10 +130,10 @@ def _scenario(
     work: dict[str, Any] = (
         {"tensor": "8MB", "in_flight": 1}
         if system == "ring"
-        else {"tensor": "500kB", "in_flight": 6, "window": slots * setting.SLOTS[gbps]}
+        else {"tensor": "500kB", "in_flight": 6, "slots": slots * setting.SLOTS[gbps]}
     )
     if system == "ps-n-to-n":
-        del work["window"]
+        del work["slots"]
     time_ms = (600 if system == "ring" else 200) / gbps + 2
     hosts = {"host_packet_cost": "17.5ns", "host_byte_cost": "0.076ns"} if cost else {}
     return {

@@ -34,7 +34,7 @@ def job(system: str, workers: int, gbps: int, **more: Any) -> dict[str, Any]:
     packets: dict[str, dict[str, Any]] = {
         "switchml": {
             "elements": ELEMENTS,
-            "window": SLOTS[gbps],
+            "slots": SLOTS[gbps],
             "timeout": TIMEOUT,
             "timeouts_only": True,
         },

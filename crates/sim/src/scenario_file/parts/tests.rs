@@ -122,7 +122,7 @@ rate = "100Gbit"
 
 #[test]
 fn an_own_topology_is_its_nodes_and_links_and_jobs_run_on_it() {
-    let job = "[[job]]\nsystem = \"atp\"\nworkers = [\"l0\", \"l1\", \"l2\"]\nserver = \"server\"\ntensor = \"100kB\"\ntensors = 3\n";
+    let job = "[[job]]\nsystem = \"atp\"\nworkers = [\"l0\", \"l1\", \"l2\"]\ntensor = \"100kB\"\ntensors = 3\n[job.atp]\nserver = \"server\"\n";
     let scenario = ok(&format!("{OWN}{job}"));
     let topology = &scenario.topology;
     let names: Vec<&str> = topology.nodes().iter().map(|node| node.name.as_str()).collect();

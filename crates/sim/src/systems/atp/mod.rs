@@ -1,6 +1,7 @@
 //! ATP: switches on the way with memory that all jobs share, and a server behind them; and what its paper compares it with, in
 //! which the same machines have less help: a rack-scale service, a server alone, a server beside each worker.
 
+mod keys;
 mod stations;
 mod window;
 
@@ -21,6 +22,8 @@ use crate::net::{ActorId, Machine, Network, NodeId, SimAddress};
 use crate::workload::{Gradient, first};
 use stations::{SERVER_PORT, SWITCH_PORT, Served, Server, Switch, gradient};
 use window::Window;
+
+pub(crate) use keys::{ATP, PS, PS_N_TO_N, RSS};
 
 type WorkerActor = Machine<AtpWorker<SimAddress, Gradient>, WorkerOwner>;
 

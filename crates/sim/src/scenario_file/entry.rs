@@ -1,0 +1,181 @@
+//! A job's entry, as its system sees it: the table that is the system's own, and what other tables have settled.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use serde::de::DeserializeOwned;
+use toml::Spanned;
+use toml::de::{DeTable, DeValue, ValueDeserializer};
+
+use super::error::{Mistake, at, unknown};
+use super::lookup::host;
+use super::schema::{File, Job};
+use crate::net::{NodeId, Topology};
+use crate::systems::System;
+use crate::workload::SwitchPlan;
+
+/// A system, to scenario files.
+#[derive(Clone, Copy)]
+pub struct Kind {
+    /// What `system` says, and what the system's own table is called: `[job.NAME]`.
+    pub name: &'static str,
+    /// Makes the system of a job's entry, or says what is wrong with that.
+    pub resolve: fn(&mut Entry<'_>) -> Result<Arc<dyn System>, Mistake>,
+}
+
+/// A job's system, and the table of the same name; an absent one is empty.
+pub(super) struct OwnTable<'i> {
+    pub(super) kind: Kind,
+    table: Spanned<DeValue<'i>>,
+}
+
+/// Takes each job's own table out of the document: the rest has the same keys for all systems.
+pub(super) fn own_tables<'i>(
+    document: &mut DeTable<'i>,
+    kinds: &[Kind],
+) -> Result<Vec<OwnTable<'i>>, Mistake> {
+    let Some(DeValue::Array(jobs)) = document.get_mut("job").map(Spanned::get_mut) else {
+        return Ok(Vec::new()); // None, or none that is a table: the schema says so.
+    };
+    let mut tables = Vec::new();
+    for job in jobs.iter_mut() {
+        let DeValue::Table(job) = job.get_mut() else { continue };
+        let Some((system, span)) = job.get("system").and_then(|it| Some((it.get_ref().as_str()?, it.span())))
+        else {
+            continue;
+        };
+        let names = || kinds.iter().map(|kind| kind.name);
+        let kind = kinds
+            .iter()
+            .find(|kind| kind.name == system)
+            .ok_or_else(|| Mistake { span: Some(span), message: unknown("system", system, names()) })?;
+        let of_others = job.keys().find(|key| {
+            let key = key.get_ref().as_ref();
+            key != kind.name && names().any(|name| name == key)
+        });
+        if let Some(key) = of_others {
+            let (given, own) = (key.get_ref(), kind.name);
+            return Err(at(
+                key,
+                format!("this job's system is {own}: its table is [job.{own}], not [job.{given}]"),
+            ));
+        }
+        let table = job.remove(kind.name);
+        tables.push(OwnTable {
+            kind: *kind,
+            table: table.unwrap_or_else(|| Spanned::new(0..0, DeValue::Table(DeTable::new()))),
+        });
+    }
+    Ok(tables)
+}
+
+/// A job's entry in a scenario file, to its system.
+pub struct Entry<'a> {
+    pub(super) file: &'a File,
+    pub(super) topology: &'a Topology,
+    pub(super) number: usize,
+    pub(super) workers: &'a [NodeId],
+    /// Hosts of this job and those before it.
+    pub(super) taken: &'a mut BTreeSet<NodeId>,
+    pub(super) tables: &'a [OwnTable<'a>],
+}
+
+impl Entry<'_> {
+    /// The system's own table, as its keys are declared: with `deny_unknown_fields`, and defaults for all that need not be given.
+    ///
+    /// # Errors
+    /// The key that is none of them, with the nearest; a value that cannot be.
+    pub fn table<T: DeserializeOwned>(&self) -> Result<T, Mistake> {
+        let table = ValueDeserializer::from(self.tables[self.number].table.clone());
+        T::deserialize(table).map_err(|error| match Mistake::of_toml(&error) {
+            // A table that is not there stands nowhere.
+            Mistake { span: Some(span), message } if span.is_empty() => self.at_system(message),
+            mistake => mistake,
+        })
+    }
+
+    /// Nodes and links.
+    #[must_use]
+    pub const fn topology(&self) -> &Topology {
+        self.topology
+    }
+
+    /// Every programmable switch.
+    #[must_use]
+    pub fn switch(&self) -> SwitchPlan {
+        super::switch_plan(self.file)
+    }
+
+    /// Longest IP packet, in bytes.
+    #[must_use]
+    pub fn mtu(&self) -> usize {
+        *self.file.network.mtu.get_ref() as usize
+    }
+
+    /// The workers' hosts, by rank.
+    #[must_use]
+    pub const fn workers(&self) -> &[NodeId] {
+        self.workers
+    }
+
+    /// The host of this name, which is then no more among those that are free.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn host(&mut self, name: &Spanned<String>) -> Result<NodeId, Mistake> {
+        let found = host(self.topology, name.get_ref(), name)?;
+        self.taken.insert(found);
+        Ok(found)
+    }
+
+    /// The last host that is free.
+    pub fn free_host(&mut self) -> Option<NodeId> {
+        let found = self.topology.hosts().filter(|node| !self.taken.contains(node)).last()?;
+        self.taken.insert(found);
+        Some(found)
+    }
+
+    /// Of the jobs whose system and table are so: how many come before this one, and how many there are.
+    pub fn among(&self, is_one: impl Fn(&str, &DeTable<'_>) -> bool) -> (usize, usize) {
+        let is_one = |table: &OwnTable<'_>| {
+            table.table.get_ref().as_table().is_some_and(|keys| is_one(table.kind.name, keys))
+        };
+        let before = self.tables[..self.number].iter().filter(|table| is_one(table)).count();
+        (before, self.tables.iter().filter(|table| is_one(table)).count())
+    }
+
+    /// Checks the number of workers.
+    ///
+    /// # Errors
+    /// When it is not within the limits of a system.
+    pub fn workers_between(&self, least: usize, most: usize) -> Result<(), Mistake> {
+        let workers = self.workers.len();
+        if workers < least {
+            return Err(self.at_workers(format!("at least {least} workers")));
+        }
+        if workers > most {
+            let message = format!("{workers} workers: more than the {most} that this system's bitmaps hold");
+            return Err(self.at_workers(message));
+        }
+        Ok(())
+    }
+
+    /// A mistake in `workers`.
+    pub fn at_workers(&self, message: impl std::fmt::Display) -> Mistake {
+        at(&self.job().workers, message)
+    }
+
+    /// A mistake in `system`, or where nothing else is to blame.
+    pub fn at_system(&self, message: impl std::fmt::Display) -> Mistake {
+        at(&self.job().system, message)
+    }
+
+    /// A mistake in the network's `mtu`.
+    pub fn at_mtu(&self, message: impl std::fmt::Display) -> Mistake {
+        at(&self.file.network.mtu, message)
+    }
+
+    fn job(&self) -> &Job {
+        self.file.job[self.number].get_ref()
+    }
+}

@@ -1,0 +1,160 @@
+//! `[job.atp]`, `[job.rss]`, `[job.ps]` and `[job.ps-n-to-n]`.
+
+use std::sync::Arc;
+
+use fanin_protocol::atp::{ATP_WORKERS_MAX, Hashing, Overflow, Scaling, WINDOW_ELEMENTS_MAX};
+use fanin_wire::{FRAGMENT_ELEMENTS, fragment_elements_for_mtu, fragment_packet_bytes};
+use serde::Deserialize;
+use toml::Spanned;
+
+use super::super::System;
+use super::super::keys::{PacketLengths, timeout};
+use super::{Atp, Help, place};
+use crate::net::NodeId;
+use crate::scenario_file::{Entry, Kind, Mistake, Time, at};
+
+pub(crate) const ATP: Kind = Kind { name: "atp", resolve: |entry| resolve(entry, Help::Way, true) };
+pub(crate) const RSS: Kind = Kind { name: "rss", resolve: |entry| resolve(entry, Help::Racks, true) };
+pub(crate) const PS: Kind = Kind { name: "ps", resolve: |entry| resolve(entry, Help::None, true) };
+pub(crate) const PS_N_TO_N: Kind =
+    Kind { name: "ps-n-to-n", resolve: |entry| resolve(entry, Help::None, false) };
+
+/// In packets: beyond what a network of short delays needs.
+const WINDOW: u16 = 1024;
+
+const LENGTHS: PacketLengths = PacketLengths {
+    elements: &FRAGMENT_ELEMENTS,
+    for_mtu: fragment_elements_for_mtu,
+    packet_bytes: fragment_packet_bytes,
+};
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct Keys {
+    /// The parameter server's host; the last that no job before has, unless given.
+    server: Option<Spanned<String>>,
+    /// Elements of a packet; the most that the MTU takes unless given.
+    elements: Option<Spanned<u16>>,
+    /// Packets that a worker has under way at most.
+    window: Option<Spanned<u16>>,
+    hashing: Option<Spanned<HashingName>>,
+    scaling: ScalingName,
+    overflow: OverflowName,
+    congestion_control: bool,
+    /// Shortest wait for an answer before a packet is sent again.
+    timeout: Option<Spanned<Time>>,
+}
+
+impl Default for Keys {
+    fn default() -> Self {
+        Self {
+            server: None,
+            elements: None,
+            window: None,
+            hashing: None,
+            scaling: ScalingName::Static,
+            overflow: OverflowName::Reactive,
+            congestion_control: true,
+            timeout: None,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+enum HashingName {
+    Hash,
+    Linear,
+    /// An equal part of the table for each job that says so, running or not; the window is no longer than that.
+    Partition,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+enum ScalingName {
+    Static,
+    Dynamic,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+enum OverflowName {
+    Reactive,
+    Proactive,
+}
+
+fn resolve(entry: &mut Entry<'_>, help: Help, has_server: bool) -> Result<Arc<dyn System>, Mistake> {
+    let keys: Keys = entry.table()?;
+    entry.workers_between(1, ATP_WORKERS_MAX.into())?;
+    let server = if has_server { Some(server(entry, keys.server.as_ref())?) } else { None };
+    if let (Some(place), None) = (&keys.server, server) {
+        return Err(at(place, "this system has no server of its own"));
+    }
+    for server in server.iter().chain(entry.workers().iter().filter(|_| server.is_none())) {
+        place(entry.topology(), help, entry.workers(), *server).map_err(|error| entry.at_workers(error))?;
+    }
+    let elements = LENGTHS.of(entry, keys.elements.as_ref())?;
+    let most = (WINDOW_ELEMENTS_MAX / usize::from(elements)).min(usize::from(u16::MAX)) as u16;
+    let window = match &keys.window {
+        Some(window) if !(1..=most).contains(window.get_ref()) => {
+            return Err(at(window, format!("a window of packets of {elements} elements: 1 to {most}")));
+        }
+        Some(window) => *window.get_ref(),
+        None => WINDOW.min(most),
+    };
+    if let (Some(place), Help::None) = (&keys.hashing, help) {
+        return Err(at(place, "`hashing` is about aggregators of switches, of which this system uses none"));
+    }
+    let (hashing, window) = hashing(entry, keys.hashing.as_ref(), window)?;
+    Ok(Arc::new(Atp {
+        help,
+        server,
+        elements,
+        window,
+        hashing,
+        scaling: match keys.scaling {
+            ScalingName::Static => Scaling::Static,
+            ScalingName::Dynamic => Scaling::Dynamic,
+        },
+        overflow: match keys.overflow {
+            OverflowName::Reactive => Overflow::Reactive,
+            OverflowName::Proactive => Overflow::Proactive,
+        },
+        congestion_control: keys.congestion_control,
+        timeout: timeout(keys.timeout.as_ref())?,
+    }))
+}
+
+fn server(entry: &mut Entry<'_>, name: Option<&Spanned<String>>) -> Result<NodeId, Mistake> {
+    match name {
+        Some(name) => entry.host(name),
+        None => entry.free_host().ok_or_else(|| {
+            entry.at_system("no host is left for the server; name one with `server`, a worker's if need be")
+        }),
+    }
+}
+
+/// How a job's fragments find their aggregators; a job with a part of the table for itself has a window no longer than that.
+fn hashing(
+    entry: &Entry<'_>,
+    name: Option<&Spanned<HashingName>>,
+    window: u16,
+) -> Result<(Hashing, u16), Mistake> {
+    match name.map(Spanned::get_ref) {
+        None | Some(HashingName::Hash) => Ok((Hashing::Hash, window)),
+        Some(HashingName::Linear) => Ok((Hashing::Linear, window)),
+        Some(HashingName::Partition) => {
+            let (before, sharing) = entry.among(|_, keys| {
+                keys.get("hashing").and_then(|name| name.get_ref().as_str()) == Some("partition")
+            });
+            let aggregators = entry.switch().aggregators;
+            let part = aggregators / sharing as u32;
+            if part == 0 {
+                let message = format!("{aggregators} aggregators are no part for each of {sharing} jobs");
+                return Err(entry.at_system(message));
+            }
+            let first = part * before as u32;
+            Ok((Hashing::Partition { first }, window.min(part.min(u16::MAX.into()) as u16)))
+        }
+    }
+}
