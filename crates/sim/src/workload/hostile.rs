@@ -13,7 +13,6 @@ use crate::net::{
     Topology,
 };
 use crate::systems::atp::{Atp, Help};
-use crate::systems::placement;
 
 /// How long faults keep coming.
 const TROUBLE: Duration = Duration::from_millis(20);
@@ -211,7 +210,6 @@ fn job(dice: &mut Dice, topology: &Topology, index: u64) -> JobPlan {
     let server = dice.among(&hosts);
     let workers: Vec<NodeId> = hosts[..dice.range(1, hosts.len() as u64 + 1) as usize].to_vec();
     let help = dice.among(&[Help::Way, Help::Way, Help::Way, Help::Way, Help::Racks, Help::None]);
-    debug_assert!(placement::place(topology, help, &workers, server).is_ok(), "few hosts have few children");
     let elements = dice.among(&[FRAGMENT_ELEMENTS[0], FRAGMENT_ELEMENTS[0], FRAGMENT_ELEMENTS[1]]);
     let longest = 60 * elements as u64;
     let start = if dice.one_in(2) { Duration::ZERO } else { dice.time(Duration::ZERO, TROUBLE / 4) };
@@ -241,6 +239,7 @@ fn job(dice: &mut Dice, topology: &Topology, index: u64) -> JobPlan {
             Duration::from_millis(5),
         ]),
     };
+    debug_assert!(system.fits(topology, &workers).is_ok(), "few hosts have few children");
     JobPlan {
         name: format!("job{index}"),
         system: Arc::new(system),

@@ -9,7 +9,7 @@ use toml::Spanned;
 
 use super::super::System;
 use super::super::keys::{PacketLengths, timeout};
-use super::{Atp, Help, place};
+use super::{Atp, Help};
 use crate::net::NodeId;
 use crate::scenario_file::{Entry, Kind, Mistake, Time, at};
 
@@ -90,9 +90,6 @@ fn resolve(entry: &mut Entry<'_>, help: Help, has_server: bool) -> Result<Arc<dy
     if let (Some(place), None) = (&keys.server, server) {
         return Err(at(place, "this system has no server of its own"));
     }
-    for server in server.iter().chain(entry.workers().iter().filter(|_| server.is_none())) {
-        place(entry.topology(), help, entry.workers(), *server).map_err(|error| entry.at_workers(error))?;
-    }
     let elements = LENGTHS.of(entry, keys.elements.as_ref())?;
     let most = (WINDOW_ELEMENTS_MAX / usize::from(elements)).min(usize::from(u16::MAX)) as u16;
     let window = match &keys.window {
@@ -106,7 +103,7 @@ fn resolve(entry: &mut Entry<'_>, help: Help, has_server: bool) -> Result<Arc<dy
         return Err(at(place, "`hashing` is about aggregators of switches, of which this system uses none"));
     }
     let (hashing, window) = hashing(entry, keys.hashing.as_ref(), window)?;
-    Ok(Arc::new(Atp {
+    let system = Atp {
         help,
         server,
         elements,
@@ -122,7 +119,9 @@ fn resolve(entry: &mut Entry<'_>, help: Help, has_server: bool) -> Result<Arc<dy
         },
         congestion_control: keys.congestion_control,
         timeout: timeout(keys.timeout.as_ref())?,
-    }))
+    };
+    system.fits(entry.topology(), entry.workers()).map_err(|error| entry.at_workers(error))?;
+    Ok(Arc::new(system))
 }
 
 fn server(entry: &mut Entry<'_>, name: Option<&Spanned<String>>) -> Result<NodeId, Mistake> {

@@ -2,6 +2,7 @@
 //! which the same machines have less help: a rack-scale service, a server alone, a server beside each worker.
 
 mod keys;
+mod placement;
 mod stations;
 mod window;
 
@@ -13,13 +14,13 @@ use fanin_protocol::WorkerMachine;
 use fanin_protocol::atp::{
     AtpJobConfig, AtpWorker, AtpWorkerPlan, Hashing, Overflow, Scaling, ServerJob, SwitchRoute,
 };
-use fanin_wire::{Directions, Generation};
+use fanin_wire::Directions;
 
-use super::placement::{Placement, place};
 use super::worker::{WorkerOwner, retransmission};
 use super::{Counters, Machines, Process, Site, System, Tenant};
 use crate::net::{ActorId, Machine, Network, NodeId, SimAddress};
 use crate::workload::{Gradient, first};
+use placement::Placement;
 use stations::{SERVER_PORT, SWITCH_PORT, Served, Server, Switch, gradient};
 use window::Window;
 
@@ -110,15 +111,17 @@ impl System for Atp {
 impl Atp {
     fn part(&self, tenant: &Tenant, part: usize, server: NodeId, site: &mut Site<'_>) -> Part {
         let plan = tenant.plan();
-        let placement = place(site.topology(), self.help, &plan.workers, server)
+        let identity = (tenant.id(part), tenant.key(part));
+        let placement = self
+            .place(site.topology(), &plan.workers, server, identity)
             .expect("a scenario's placements are checked when it is read");
         let config = AtpJobConfig {
-            id: tenant.id(part),
-            key: tenant.key(part),
-            generation: Generation(1),
-            workers: plan.workers.len() as u16,
-            elements: self.elements,
-            window_max: self.window,
+            id: placement.admission.job,
+            key: placement.admission.key,
+            generation: placement.admission.generation,
+            workers: placement.admission.world_size,
+            elements: placement.admission.elements,
+            window_max: placement.admission.in_flight,
             aggregators: site.switch().aggregators,
             hashing: self.hashing,
             scaling: self.scaling,

@@ -1,5 +1,7 @@
 //! SwitchML: a pool of slots on the workers' switch, or on the switches of their racks and a root.
 
+mod placement;
+
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,19 +9,18 @@ use std::time::Duration;
 use fanin_protocol::switchml::{JobConfig, SLOTS_MAX, Switch, SwitchJob, Upstream, Worker};
 use fanin_protocol::{JobAborted, RetransmissionConfig, Summer, WorkerMachine};
 use fanin_wire::{
-    CHUNK_ELEMENTS, Generation, JobId, RANKS_MAX, ShardId, WireDtype, WorkerId, chunk_elements_for_mtu,
-    chunk_packet_bytes,
+    CHUNK_ELEMENTS, RANKS_MAX, ShardId, WireDtype, WorkerId, chunk_elements_for_mtu, chunk_packet_bytes,
 };
 use serde::Deserialize;
 use toml::Spanned;
 
 use super::keys::{PacketLengths, timeout};
-use super::placement::{self, Pool};
 use super::worker::{WorkerOwner, retransmission};
 use super::{Classify, Counters, Machines, Process, Role, Site, Station, System, Tenant};
 use crate::net::{ActorId, Context, Machine, Network, NodeId, Owner, SimAddress};
 use crate::scenario_file::{Entry, Kind, Mistake, Time, at};
 use crate::workload::Gradient;
+use placement::Pool;
 
 /// UDP port.
 const POOL_PORT: u16 = 4801;
@@ -64,13 +65,14 @@ struct Keys {
 fn resolve(entry: &mut Entry<'_>) -> Result<Arc<dyn System>, Mistake> {
     let keys: Keys = entry.table()?;
     entry.workers_between(1, RANKS_MAX as usize)?;
-    placement::pools(entry.topology(), entry.workers()).map_err(|error| entry.at_workers(error))?;
-    Ok(Arc::new(SwitchMl {
+    let system = SwitchMl {
         elements: LENGTHS.of(entry, keys.elements.as_ref())?,
         slots: slots(entry, keys.slots.as_ref())?,
         timeout: timeout(keys.timeout.as_ref())?,
         timeouts_only: keys.timeouts_only,
-    }))
+    };
+    system.fits(entry.topology(), entry.workers()).map_err(|error| entry.at_workers(error))?;
+    Ok(Arc::new(system))
 }
 
 /// Two aggregators each, and as many for each job as for the others, running or not.
@@ -92,22 +94,6 @@ fn slots(entry: &Entry<'_>, given: Option<&Spanned<u16>>) -> Result<u16, Mistake
     }
 }
 
-impl SwitchMl {
-    fn config(&self, id: JobId, tenant: &Tenant) -> JobConfig {
-        JobConfig {
-            id,
-            key: tenant.key(0),
-            generation: Generation(1),
-            workers: tenant.plan().workers.len() as u16,
-            slots: self.slots,
-            elements: self.elements,
-            wire_dtype: WireDtype::Int32,
-            shard: ShardId(0),
-            resumed: false,
-        }
-    }
-}
-
 impl System for SwitchMl {
     fn name(&self) -> &'static str {
         "switchml"
@@ -124,10 +110,11 @@ impl System for SwitchMl {
     }
 
     fn plan(&self, tenant: Tenant, site: &mut Site<'_>) -> Box<dyn Machines> {
-        let pools = placement::pools(site.topology(), &tenant.plan().workers)
+        let placement = self
+            .place(site.topology(), &tenant.plan().workers, (tenant.id(0), tenant.key(0)))
             .expect("a scenario's placements are checked when it is read");
-        let config = self.config(tenant.id(0), &tenant);
-        for Pool { switch, contributions, upstream } in pools.switches {
+        let config = placement.admission.job_config();
+        for Pool { switch, contributions, upstream } in placement.switches {
             let upstream =
                 upstream.map(|(node, place)| Upstream { address: SimAddress::new(node, POOL_PORT), place });
             let classify = site.classify();
@@ -139,7 +126,7 @@ impl System for SwitchMl {
             });
             station.jobs.borrow_mut().push(SwitchJob { config, contributions, upstream });
         }
-        Box::new(Job { system: self.clone(), config, workers: pools.workers, tenant })
+        Box::new(Job { system: self.clone(), config, workers: placement.workers, tenant })
     }
 }
 
