@@ -1,29 +1,72 @@
 //! What goes wrong once: links and nodes that are away, machines that lose their memory, jobs that vanish.
 
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
 use super::build::Layout;
 use super::job::Job;
 use super::scenario::{Fault, FaultPlan};
-use crate::net::{Actor, Context, Listener, Network, NodeId, Packet};
+use crate::net::{Actor, Context, LinkId, Listener, Network, NodeId, Packet};
 use crate::systems::Role;
 
 /// How often a process that cannot reach its server asks for it.
 const ASK_AGAIN: Duration = Duration::from_millis(1);
 
+/// What is away, and how many outages of it go on: it is back when the last of them is over.
+#[derive(Default)]
+pub(crate) struct Outages(RefCell<BTreeMap<Away, u32>>);
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Away {
+    Link(LinkId),
+    Node(NodeId),
+    /// A host's servers.
+    Servers(NodeId),
+}
+
+impl Outages {
+    /// Something is away from now on, unless it was already, for so long, unless it is for longer.
+    fn outage(
+        self: &Rc<Self>,
+        network: &mut Network,
+        what: Away,
+        down: Duration,
+        begins: impl FnOnce(&mut Network),
+        ends: impl FnOnce(&mut Network) + 'static,
+    ) {
+        if self.count(what, 1) == 1 {
+            begins(network);
+        }
+        let outages = self.clone();
+        later(network, down, move |network| {
+            if outages.count(what, -1) == 0 {
+                ends(network);
+            }
+        });
+    }
+
+    /// How many go on after this change.
+    fn count(&self, what: Away, change: i32) -> u32 {
+        let mut outages = self.0.borrow_mut();
+        let count = outages.entry(what).or_default();
+        *count = count.saturating_add_signed(change);
+        *count
+    }
+}
+
 /// Puts a fault on the agenda.
-pub(crate) fn schedule(network: &mut Network, layout: &Rc<Layout>, plan: FaultPlan) {
-    let layout = layout.clone();
+pub(crate) fn schedule(network: &mut Network, layout: &Rc<Layout>, outages: &Rc<Outages>, plan: FaultPlan) {
+    let (layout, outages) = (layout.clone(), outages.clone());
     network.at(plan.at, move |network| match plan.fault {
         Fault::LinkFails(link, down) => {
-            network.set_link(link, false);
-            later(network, down, move |network| network.set_link(link, true));
+            let set = move |up| move |network: &mut Network| network.set_link(link, up);
+            outages.outage(network, Away::Link(link), down, set(false), set(true));
         }
         Fault::NodeFails(node, down) => {
-            network.set_node(node, false);
-            later(network, down, move |network| {
+            let begins = |network: &mut Network| network.set_node(node, false);
+            outages.outage(network, Away::Node(node), down, begins, move |network| {
                 forget(network, &layout, node);
                 network.set_node(node, true);
                 resume_through(network, &layout, node);
@@ -33,7 +76,7 @@ pub(crate) fn schedule(network: &mut Network, layout: &Rc<Layout>, plan: FaultPl
             forget(network, &layout, node);
             resume_through(network, &layout, node);
         }
-        Fault::ServerRestarts(job, down) => restart_server(network, &layout, job, down),
+        Fault::ServerRestarts(job, down) => restart_server(network, &layout, &outages, job, down),
         Fault::WorkerRespawns(job, rank, down) => respawn(network, &layout, job, rank.into(), down),
         Fault::JobDies(job) => die(network, &layout, job),
     });
@@ -57,16 +100,24 @@ fn forget(network: &mut Network, layout: &Layout, node: NodeId) {
 }
 
 /// All jobs of the server's host lose their sums; workers bring them back.
-fn restart_server(network: &mut Network, layout: &Rc<Layout>, job: usize, down: Duration) {
+fn restart_server(
+    network: &mut Network,
+    layout: &Rc<Layout>,
+    outages: &Rc<Outages>,
+    job: usize,
+    down: Duration,
+) {
     let Some(node) = layout.scenario.jobs[job].system.server() else { return };
     let servers = move |layout: &Layout| -> Vec<_> {
         layout.at(node).filter(|station| station.role() == Role::Server).cloned().collect()
     };
-    for server in servers(layout) {
-        network.replace_actor(server.actor(), absent());
-    }
+    let begins = |network: &mut Network| {
+        for server in servers(layout) {
+            network.replace_actor(server.actor(), absent());
+        }
+    };
     let layout = layout.clone();
-    later(network, down, move |network| {
+    outages.outage(network, Away::Servers(node), down, begins, move |network| {
         for server in servers(&layout) {
             server.forget(network);
         }

@@ -154,8 +154,9 @@ pub fn run(scenario: &Scenario, options: Options) -> Result<Report, RunError> {
     for (index, plan) in scenario.background.iter().enumerate() {
         schedule_flow(&mut network, &flows, index, *plan);
     }
+    let outages = Rc::default();
     for plan in &scenario.faults {
-        faults::schedule(&mut network, &layout, *plan);
+        faults::schedule(&mut network, &layout, &outages, *plan);
     }
     let samples = Rc::new(RefCell::new(Samples::default()));
     watch(&mut network, &layout, &flows, &samples);

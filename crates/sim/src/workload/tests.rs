@@ -167,6 +167,31 @@ down = "1ms"
     assert!(report.jobs[0].retransmissions > 0);
 }
 
+/// Of two outages of one thing that overlap, the first one's end is not the second one's.
+#[test]
+fn what_fails_twice_is_back_when_the_last_outage_ends() {
+    for what in [
+        "kind = \"link-fails\"\nlink = [\"h0\", \"s0\"]",
+        "kind = \"node-fails\"\nnode = \"s0\"",
+        "kind = \"node-fails\"\nnode = \"h1\"",
+        "kind = \"server-restarts\"\njob = \"job0\"",
+    ] {
+        let fault = |at: &str, down: &str| format!("[[fault]]\nat = \"{at}\"\n{what}\ndown = \"{down}\"\n");
+        let job = job("atp").replace("tensors = 6", "tensors = 100");
+        let report = play(&format!(
+            "interval = \"1ms\"\n{RACK}{job}{}{}",
+            fault("500us", "2ms"),
+            fault("1500us", "8ms")
+        ));
+        assert!(report.jobs[0].finished && report.ended_s > 0.0095, "{what}: {}", report.ended_s);
+        let throughput = &report.jobs[0].series.aggregation_gbps;
+        assert!(
+            throughput[0] > 1.0 && throughput[2..9].iter().all(|gbps| *gbps == 0.0),
+            "{what}: {throughput:?}"
+        );
+    }
+}
+
 #[test]
 fn a_job_that_dies_leaves_its_aggregators_to_others_in_time() {
     let report = play(&format!(
