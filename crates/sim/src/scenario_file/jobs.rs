@@ -10,7 +10,7 @@ use super::lookup::{class, host};
 use super::schema::{DtypeName, File, Hosts, Job};
 use crate::net::{NodeId, Topology};
 use crate::workload::models::{FLOPS_PER_S, Model};
-use crate::workload::{JobPlan, Workload};
+use crate::workload::{JobPlan, WORKERS_MAX, Workload};
 
 /// Of a float32 as of an int32.
 const ELEMENT_BYTES: u64 = 4;
@@ -84,6 +84,10 @@ fn workers(topology: &Topology, job: &Job, taken: &mut BTreeSet<NodeId>) -> Resu
     };
     if found.iter().collect::<BTreeSet<_>>().len() < found.len() {
         return Err(at(&job.workers, "a host cannot be two workers of one job"));
+    }
+    if found.len() > WORKERS_MAX as usize {
+        let message = format!("{} workers: a job has at most {WORKERS_MAX}", found.len());
+        return Err(at(&job.workers, message));
     }
     taken.extend(&found);
     Ok(found)

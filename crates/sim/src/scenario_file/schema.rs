@@ -280,7 +280,7 @@ pub(super) struct Job {
 
     #[serde(default)]
     pub(super) dtype: DtypeName,
-    /// Share of blocks of 64 elements whose sum overflows the static factor.
+    /// Share of packets whose sum overflows the static factor.
     pub(super) large_values: Option<Spanned<Share>>,
 }
 

@@ -233,6 +233,7 @@ fn more_workers_than_there_are_or_than_bitmaps_hold_are_refused() {
     refused(&(rack(1100) + &job("atp", 1025)), 6, &["1025 workers", "1024"]);
     refused(&(rack(80) + &job("switchml", 65)), 6, &["s0 would have 65 children", "64"]);
     refused(&(rack(4100) + &job("switchml", 4097)), 6, &["4097 workers", "4096"]);
+    refused(&(rack(4100) + &job("ring", 4097)), 6, &["4097 workers", "4096"]);
     refused(&(rack(9) + &job("atp", 0)), 6, &["at least 1"]);
     refused(&(rack(9) + &job("ring", 1)), 6, &["at least 2"]);
 }

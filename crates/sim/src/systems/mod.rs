@@ -15,7 +15,7 @@ use std::fmt::Debug;
 use std::rc::Rc;
 use std::time::Duration;
 
-use fanin_wire::Preamble;
+use fanin_wire::{FRAGMENT_ELEMENTS, Preamble};
 
 use crate::net::{ActorId, Class, Network, NodeId, Topology};
 use crate::scenario_file::Kind;
@@ -53,8 +53,14 @@ pub trait System: Debug + Send + Sync {
     }
 
     /// How far an element of a float sum may be from the exact one, besides the one rounding at the end, where `workers`
-    /// contribute numbers of which none is larger than `largest`.
+    /// contribute numbers below `largest`, a power of two, to the element's packet. They are so few bits that sums of floats
+    /// are exact; and no bound is so wide that it hides a worker's contribution.
     fn bound(&self, workers: usize, largest: f64) -> f64;
+
+    /// Elements that share what decides their rounding: those of a packet, where each has a factor of its own.
+    fn packet_elements(&self) -> usize {
+        FRAGMENT_ELEMENTS[0]
+    }
 
     /// Finds out which machines a job needs where, and asks the site for the stations among them. Called once a run, in the order of
     /// the jobs, before anything is on the network.

@@ -45,10 +45,9 @@ impl System for Ring {
         "ring"
     }
 
-    /// Sums of floats, one rounding each.
-    fn bound(&self, workers: usize, largest: f64) -> f64 {
-        let workers = workers as f64;
-        workers * workers * largest * f64::from(f32::EPSILON)
+    /// Workers' numbers are such that floats sum to the very number.
+    fn bound(&self, _workers: usize, _largest: f64) -> f64 {
+        0.0
     }
 
     fn plan(&self, tenant: Tenant, site: &mut Site<'_>) -> Box<dyn Machines> {

@@ -4,7 +4,6 @@ use std::cell::RefCell;
 
 use fanin_wire::AbortReason;
 
-use super::scenario::JobPlan;
 use crate::net::Context;
 
 /// A rule that was broken.
@@ -132,11 +131,4 @@ impl Referee {
     pub(crate) fn verdict(&self) -> Option<Violation> {
         self.0.borrow().clone()
     }
-}
-
-/// How far an element of a result may be from the exact sum, besides the one rounding at the end.
-pub(crate) fn bound(plan: &JobPlan) -> f64 {
-    // The largest value, 2^-6 and a bit, as `values` makes them; in large blocks 2^6 and a bit.
-    let largest = if plan.large_values > 0.0 { 128.0 } else { 1.0 / 32.0 };
-    plan.system.bound(plan.workers.len(), largest)
 }

@@ -31,8 +31,6 @@ pub(crate) struct Job {
     pub(crate) plan: JobPlan,
     schedule: Rc<Schedule>,
     source: Source,
-    /// How far an element may be from the exact sum.
-    bound: f64,
     referee: Rc<Referee>,
     pub(crate) workers: Vec<WorkerState>,
     /// Of tensors that some workers have and some do not: the first one's bits.
@@ -112,13 +110,7 @@ impl Job {
         };
         Self {
             plan: plan.clone(),
-            source: Source {
-                seed,
-                workers: workers as u32,
-                large: plan.large_values,
-                integers: plan.integers,
-            },
-            bound: super::checker::bound(plan),
+            source: Source::new(plan, seed),
             workers: (0..workers).map(worker).collect(),
             schedule,
             referee,
@@ -164,7 +156,7 @@ impl Job {
         let tensor = part.tensor;
         let (from, to) = self.range(tensor, shard);
         let lost = self.workers[rank].lost.take_if(|(lost, _)| *lost == tensor).map(|(_, elements)| elements);
-        match self.source.check(&part, from, lost.unwrap_or(0), self.bound) {
+        match self.source.check(&part, from, lost.unwrap_or(0)) {
             Err(element) => {
                 let element = from + element;
                 let violation = Violation::WrongSum { job: self.plan.name.clone(), rank, tensor, element };

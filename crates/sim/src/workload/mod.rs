@@ -34,3 +34,4 @@ pub use scenario::{
 pub use simulation::{Options, RunError, run};
 pub use tenant::{Process, Tenant};
 pub use values::Gradient;
+pub(crate) use values::WORKERS_MAX;

@@ -93,7 +93,7 @@ pub struct JobPlan {
     pub workload: Workload,
     /// Whether tensors are int32 instead of float32.
     pub integers: bool,
-    /// Share of blocks whose sum overflows ATP's static factor.
+    /// Share of packets whose sum overflows ATP's static factor.
     pub large_values: f64,
 }
 

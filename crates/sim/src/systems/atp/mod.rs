@@ -88,12 +88,16 @@ impl System for Atp {
         let workers = workers as f64;
         // Each contribution is rounded once, to a multiple of the factor (ATP §3.8): n halves of a unit.
         let fixed = workers / 2.0 / 1e8;
-        // A factor of its own has the whole range of an int32 for n times its largest value (§B.3).
-        let own = match (self.scaling, self.overflow) {
-            (Scaling::Static, Overflow::Reactive | Overflow::Proactive) => 0.0,
-            (Scaling::Dynamic, _) => workers / 2.0 * workers * largest * 2.0 / 2f64.powi(31),
+        // A factor of its own has the whole range of an int32, less n, for n times its largest value (§B.3).
+        let own = match self.scaling {
+            Scaling::Static => 0.0,
+            Scaling::Dynamic => workers / 2.0 * workers * largest / (f64::from(i32::MAX) - workers),
         };
         fixed.max(own) * (1.0 + 1e-6)
+    }
+
+    fn packet_elements(&self) -> usize {
+        self.elements.into()
     }
 
     fn plan(&self, tenant: Tenant, site: &mut Site<'_>) -> Box<dyn Machines> {

@@ -106,7 +106,11 @@ impl System for SwitchMl {
     /// SwitchML Theorem 1: n / f, where f leaves room for n times the largest value.
     fn bound(&self, workers: usize, largest: f64) -> f64 {
         let workers = workers as f64;
-        workers * workers * largest * 4.0 / 2f64.powi(31)
+        workers * workers * largest / f64::from(i32::MAX)
+    }
+
+    fn packet_elements(&self) -> usize {
+        self.elements.into()
     }
 
     fn plan(&self, tenant: Tenant, site: &mut Site<'_>) -> Box<dyn Machines> {
