@@ -1,18 +1,22 @@
-//! Scenarios that a seed draws: small ATP jobs in networks where everything goes wrong that can.
+//! Scenarios that a seed draws: small jobs of every system in networks where everything goes wrong that can.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use fanin_protocol::atp::{Hashing, Overflow, Scaling};
-use fanin_wire::FRAGMENT_ELEMENTS;
+use fanin_wire::{CHUNK_ELEMENTS, FRAGMENT_ELEMENTS};
 use oorandom::Rand64;
 
+use super::models::Model;
 use super::scenario::{Fault, FaultPlan, JobPlan, LossPlan, Scenario, SwitchPlan, Workload};
 use crate::net::{
-    Class, Cost, LinkConfig, LinkId, Multipath, NodeConfig, NodeId, Parts, Programmable, QueueConfig, Time,
-    Topology,
+    Buffer, Class, Cost, LinkConfig, LinkId, Multipath, NodeConfig, NodeId, PRIORITIES, Parts, Programmable,
+    QueueConfig, Time, Topology,
 };
+use crate::systems::System;
 use crate::systems::atp::{Atp, Help};
+use crate::systems::ring::Ring;
+use crate::systems::switchml::SwitchMl;
 
 /// How long faults keep coming.
 const TROUBLE: Duration = Duration::from_millis(20);
@@ -20,7 +24,8 @@ const TROUBLE: Duration = Duration::from_millis(20);
 const BURIED: Duration = Duration::from_millis(3);
 
 /// Draws a scenario: one to three jobs, of which most are ATP's, in a rack, in Figure 9's network or in a leaf-spine, in
-/// which an eighth of the switches cannot aggregate.
+/// which an eighth of the switches cannot aggregate. Some train, some have priorities; switches' ports have their own memory or share
+/// it; what has failed may fail again before it is back.
 ///
 /// One thing it leaves out: a server does not lose its memory in a run in which a worker is started again. Parameters that
 /// only the dead worker had got would be in nobody's memory, and no protocol could tell what they were.
@@ -28,38 +33,19 @@ const BURIED: Duration = Duration::from_millis(3);
 pub fn hostile(seed: u64) -> Scenario {
     let mut dice = Dice(Rand64::new(u128::from(seed) ^ 0xa7b0_0000_0000));
     let topology = topology(&mut dice);
-    let programmable: Vec<NodeId> = topology.programmable().collect();
     let aggregators = dice.among(&[0, 1, 3, 16, 64, 512]);
     let jobs: Vec<JobPlan> = (0..dice.range(1, 4)).map(|index| job(&mut dice, &topology, index)).collect();
     let perfect = dice.one_in(8);
     let losses = if perfect { Vec::new() } else { losses(&mut dice, &topology) };
-    let mut faults = Vec::new();
-    let respawns = dice.one_in(2);
-    for _ in 0..dice.range(0, 5) {
-        let at = dice.time(Duration::ZERO, TROUBLE);
-        let down = dice.time(Duration::from_micros(10), TROUBLE);
-        let job = dice.range(0, jobs.len() as u64) as usize;
-        let switches: Vec<NodeId> = topology.switches().collect();
-        let fault = match dice.range(0, 8) {
-            0 => Fault::LinkFails(LinkId(dice.range(0, topology.links().len() as u64) as u32), down),
-            1 => Fault::NodeFails(dice.among(&switches), down),
-            2 | 3 if !programmable.is_empty() => Fault::SwitchForgets(dice.among(&programmable)),
-            4 | 5 if respawns => {
-                let rank = dice.range(0, jobs[job].workers.len() as u64) as u16;
-                Fault::WorkerRespawns(job, rank, down + BURIED)
-            }
-            4 | 5 => Fault::ServerRestarts(job, down),
-            6 if jobs.len() > 1 => Fault::JobDies(job),
-            _ => continue,
-        };
-        faults.push(FaultPlan { at, fault });
-    }
+    let faults = faults(&mut dice, &topology, &jobs);
+    // A connection that loses the same segment time and again waits for up to a minute (RFC 6298).
+    let patience = if jobs.iter().any(|job| job.system.name() == "ring") { 10 } else { 1 };
     Scenario {
         title: format!("hostile seed {seed}"),
-        until: Duration::from_secs(200),
+        until: Duration::from_secs(200) * patience,
         interval: Duration::from_secs(1),
         warm_up: Duration::ZERO,
-        stall: Duration::from_secs(60),
+        stall: Duration::from_secs(60) * patience,
         topology,
         multipath: dice.among(&[Multipath::PerFlow, Multipath::PerPacket]),
         switch: SwitchPlan {
@@ -71,6 +57,44 @@ pub fn hostile(seed: u64) -> Scenario {
         losses,
         faults,
     }
+}
+
+fn faults(dice: &mut Dice, topology: &Topology, jobs: &[JobPlan]) -> Vec<FaultPlan> {
+    let nodes: Vec<NodeId> = topology.switches().chain(topology.hosts()).collect();
+    let switches = topology.switches().count() as u64;
+    let programmable: Vec<NodeId> = topology.programmable().collect();
+    let respawns = dice.one_in(2);
+    let mut faults: Vec<FaultPlan> = Vec::new();
+    for _ in 0..dice.range(0, 5) {
+        let at = dice.time(Duration::ZERO, TROUBLE);
+        let down = dice.time(Duration::from_micros(10), TROUBLE);
+        let job = dice.range(0, jobs.len() as u64) as usize;
+        let has_server = jobs[job].system.server().is_some();
+        let fault = match dice.range(0, 9) {
+            0 => Fault::LinkFails(LinkId(dice.range(0, topology.links().len() as u64) as u32), down),
+            // Of two such faults one is of a switch.
+            1 if dice.one_in(2) => Fault::NodeFails(dice.among(&nodes), down),
+            1 => Fault::NodeFails(nodes[dice.range(0, switches) as usize], down),
+            2 | 3 if !programmable.is_empty() => Fault::SwitchForgets(dice.among(&programmable)),
+            4 | 5 if respawns && has_server => {
+                let rank = dice.range(0, jobs[job].workers.len() as u64) as u16;
+                Fault::WorkerRespawns(job, rank, down + BURIED)
+            }
+            4 | 5 if has_server => Fault::ServerRestarts(job, down),
+            6 if jobs.len() > 1 => Fault::JobDies(job),
+            // What has failed fails again, perhaps before it is back.
+            7 => match faults.last().map(|plan| plan.fault) {
+                Some(Fault::LinkFails(link, _)) => Fault::LinkFails(link, down),
+                Some(Fault::NodeFails(node, _)) => Fault::NodeFails(node, down),
+                Some(Fault::ServerRestarts(job, _)) => Fault::ServerRestarts(job, down),
+                Some(Fault::WorkerRespawns(job, rank, _)) => Fault::WorkerRespawns(job, rank, down + BURIED),
+                _ => continue,
+            },
+            _ => continue,
+        };
+        faults.push(FaultPlan { at, fault });
+    }
+    faults
 }
 
 /// A smaller scenario that `fails` as well: without whatever it fails without. Greedy, so not the smallest.
@@ -137,6 +161,13 @@ fn simpler(scenario: &Scenario) -> Vec<Scenario> {
                 *in_flight = 1;
             }
         });
+        with(&|scenario| {
+            if let Workload::Training { iterations, jitter, pause, .. } = &mut scenario.jobs[index].workload {
+                *iterations = iterations.map(|count| (count / 2).max(1));
+                (*jitter, *pause) = (0.0, None);
+            }
+        });
+        with(&|scenario| scenario.jobs[index].class = Class::default());
         with(&|scenario| scenario.jobs[index].large_values = 0.0);
         with(&|scenario| scenario.jobs[index].start = Duration::ZERO);
     }
@@ -180,7 +211,16 @@ fn topology(dice: &mut Dice) -> Topology {
     if dice.one_in(2) {
         queue = queue.with_ecn(dice.range(500, 3_000));
     }
+    let drop_class = dice.among(&[0, 0, 1]);
+    if drop_class > 0 {
+        queue = queue.with_drop_threshold(drop_class, 20_000);
+    }
     parts.switch = NodeConfig::new(queue);
+    parts.switch.buffer = match dice.range(0, 4) {
+        0 => Buffer::PerPort { bytes: dice.among(&[20_000, 60_000]) },
+        1 => Buffer::Shared { bytes: 200_000, alpha: dice.among(&[0.5, 1.0, 8.0]) },
+        _ => Buffer::PerQueue,
+    };
     parts.switch.receives = Cost::of_packet(Time(dice.among(&[0, 500_000])));
     let built = match dice.range(0, 3) {
         0 => Topology::one_rack(dice.range(2, 10) as usize, &parts),
@@ -209,47 +249,82 @@ fn job(dice: &mut Dice, topology: &Topology, index: u64) -> JobPlan {
     // The server may be on a worker's host.
     let server = dice.among(&hosts);
     let workers: Vec<NodeId> = hosts[..dice.range(1, hosts.len() as u64 + 1) as usize].to_vec();
-    let help = dice.among(&[Help::Way, Help::Way, Help::Way, Help::Way, Help::Racks, Help::None]);
-    let elements = dice.among(&[FRAGMENT_ELEMENTS[0], FRAGMENT_ELEMENTS[0], FRAGMENT_ELEMENTS[1]]);
-    let longest = 60 * elements as u64;
-    let start = if dice.one_in(2) { Duration::ZERO } else { dice.time(Duration::ZERO, TROUBLE / 4) };
-    let workload = Workload::AllReduce {
+    let window = dice.among(&[1, 2, 5, 16, 64]);
+    let timeout =
+        dice.among(&[Duration::from_micros(300), Duration::from_millis(1), Duration::from_millis(5)]);
+    let pool = SwitchMl {
+        elements: dice.among(&[CHUNK_ELEMENTS[0], CHUNK_ELEMENTS[0], CHUNK_ELEMENTS[1]]) as u16,
+        slots: window,
+        timeout,
+        timeouts_only: dice.one_in(4),
+    };
+    let system: Arc<dyn System> = match dice.range(0, 10) {
+        0 if workers.len() > 1 => Arc::new(Ring),
+        // Without a programmable switch there is none.
+        1 | 2 if pool.fits(topology, &workers).is_ok() => Arc::new(pool),
+        drawn => {
+            let (help, server) = match drawn {
+                3 => (Help::None, None),
+                4 => (Help::None, Some(server)),
+                5 => (Help::Racks, Some(server)),
+                _ => (Help::Way, Some(server)),
+            };
+            let atp = Atp {
+                help,
+                server,
+                elements: dice.among(&[FRAGMENT_ELEMENTS[0], FRAGMENT_ELEMENTS[0], FRAGMENT_ELEMENTS[1]])
+                    as u16,
+                window,
+                hashing: dice.among(&[Hashing::Hash, Hashing::Hash, Hashing::Linear]),
+                scaling: dice.among(&[Scaling::Static, Scaling::Static, Scaling::Dynamic]),
+                overflow: dice.among(&[Overflow::Reactive, Overflow::Reactive, Overflow::Proactive]),
+                congestion_control: !dice.one_in(4),
+                timeout,
+            };
+            debug_assert!(atp.fits(topology, &workers).is_ok(), "few hosts have few children");
+            Arc::new(atp)
+        }
+    };
+    JobPlan {
+        name: format!("job{index}"),
+        workload: workload(dice, system.packet_elements()),
+        system,
+        workers,
+        class: match dice.range(0, 4) {
+            0 => Class { priority: dice.range(0, PRIORITIES as u64) as u8, drop_class: 0 },
+            1 => Class { priority: 0, drop_class: 1 },
+            _ => Class::default(),
+        },
+        start: if dice.one_in(2) { Duration::ZERO } else { dice.time(Duration::ZERO, TROUBLE / 4) },
+        stop: None,
+        integers: dice.one_in(4),
+        large_values: dice.among(&[0.0, 0.0, 0.02, 0.3]),
+    }
+}
+
+fn workload(dice: &mut Dice, packet: usize) -> Workload {
+    if dice.one_in(5) {
+        let (model, parameters) = dice.among(&[(Model::AlexNet, 61e6), (Model::ResNet18, 12e6)]);
+        // As many parameters as the tensors below have elements, and milliseconds to compute them.
+        let scale = parameters / dice.range(1, 30 * packet as u64) as f64;
+        return Workload::Training {
+            model,
+            batch: 32,
+            iterations: Some(dice.range(1, 5)),
+            scale,
+            flops_per_s: 1e14 / scale * dice.among(&[1.0, 10.0]),
+            jitter: dice.among(&[0.0, 0.1, 0.9]),
+            pause: dice.one_in(3).then(|| (dice.range(1, 3), dice.time(Duration::ZERO, TROUBLE / 4))),
+        };
+    }
+    Workload::AllReduce {
         elements: match dice.range(0, 6) {
             0 => 1,
-            1 => elements,
-            _ => dice.range(1, longest) as usize,
+            1 => packet,
+            _ => dice.range(1, 60 * packet as u64) as usize,
         },
         in_flight: dice.range(1, 4) as u32,
         count: Some(dice.range(1, 8)),
-    };
-    let window = dice.among(&[1, 2, 5, 16, 64]);
-    let integers = dice.one_in(4);
-    let system = Atp {
-        help,
-        server: Some(server),
-        elements: elements as u16,
-        window,
-        hashing: dice.among(&[Hashing::Hash, Hashing::Hash, Hashing::Linear]),
-        scaling: dice.among(&[Scaling::Static, Scaling::Static, Scaling::Dynamic]),
-        overflow: dice.among(&[Overflow::Reactive, Overflow::Reactive, Overflow::Proactive]),
-        congestion_control: !dice.one_in(4),
-        timeout: dice.among(&[
-            Duration::from_micros(300),
-            Duration::from_millis(1),
-            Duration::from_millis(5),
-        ]),
-    };
-    debug_assert!(system.fits(topology, &workers).is_ok(), "few hosts have few children");
-    JobPlan {
-        name: format!("job{index}"),
-        system: Arc::new(system),
-        workers,
-        class: Class::default(),
-        start,
-        stop: None,
-        workload,
-        integers,
-        large_values: dice.among(&[0.0, 0.0, 0.02, 0.3]),
     }
 }
 
@@ -278,7 +353,61 @@ fn losses(dice: &mut Dice, topology: &Topology) -> Vec<LossPlan> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
+
+    /// What fails, from when to when.
+    fn outage(plan: &FaultPlan) -> Option<(String, Duration, Duration)> {
+        let (what, down) = match plan.fault {
+            Fault::LinkFails(link, down) => (format!("{link:?}"), down),
+            Fault::NodeFails(node, down) => (format!("{node:?}"), down),
+            Fault::ServerRestarts(job, down) => (format!("server of {job}"), down),
+            Fault::WorkerRespawns(job, rank, down) => (format!("worker {rank} of {job}"), down),
+            Fault::SwitchForgets(_) | Fault::JobDies(_) => return None,
+        };
+        Some((what, plan.at, plan.at + down))
+    }
+
+    #[test]
+    fn every_system_workload_class_buffer_and_fault_is_drawn() {
+        let mut drawn = BTreeSet::new();
+        for scenario in (0..2000).map(hostile) {
+            let mut note = |what: &str| drawn.insert(what.to_owned());
+            for job in &scenario.jobs {
+                note(job.system.name());
+                note(if job.integers { "int32" } else { "float32" });
+                if job.system.name() != "atp" && matches!(job.workload, Workload::Training { .. }) {
+                    note(&format!("training by {}", job.system.name()));
+                }
+                if job.class.priority > 0 {
+                    note("priority");
+                }
+                if job.class.drop_class > 0 {
+                    note("drop class");
+                }
+            }
+            let switch = scenario.topology.switches().next().expect("a switch");
+            note(match scenario.topology.get(switch).config.buffer {
+                Buffer::PerQueue => "queues",
+                Buffer::PerPort { .. } => "ports",
+                Buffer::Shared { .. } => "shared buffer",
+            });
+            let outages: Vec<_> = scenario.faults.iter().filter_map(outage).collect();
+            for (at, (what, begin, end)) in outages.iter().enumerate() {
+                note(what.split(['(', ' ']).next().expect("a word"));
+                let overlaps =
+                    |(other, from, to): &&(String, _, _)| other == what && from < end && begin < to;
+                if outages[at + 1..].iter().any(|other| overlaps(&other)) {
+                    note(&format!("{} twice", what.split(['(', ' ']).next().expect("a word")));
+                }
+            }
+        }
+        let expected = "LinkId, LinkId twice, NodeId, NodeId twice, atp, drop class, float32, int32, ports, priority, ps, ps-n-to-n, \
+            queues, ring, rss, server, server twice, shared buffer, switchml, training by ps, training by ps-n-to-n, \
+            training by ring, training by rss, training by switchml, worker, worker twice";
+        assert_eq!(drawn.into_iter().collect::<Vec<_>>().join(", "), expected);
+    }
 
     #[test]
     fn shrinking_leaves_what_is_needed_to_fail() {

@@ -1,4 +1,4 @@
-//! Thousands of seeds of ATP in hostile networks, every checker on. `FANIN_SEED=n` replays one of them.
+//! Thousands of seeds of jobs of every system in hostile networks, every checker on. `FANIN_SEED=n` replays one of them.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -27,7 +27,7 @@ fn play(seed: u64) -> Report {
         let still = fault(&small, seed).err().unwrap_or_default();
         panic!(
             "seed {seed}: {message}\nshrunk, it says: {still}\nin {small:#?}\n\
-             replay: FANIN_SEED={seed} cargo test -p fanin-sim --test atp_faults -- --nocapture\n"
+             replay: FANIN_SEED={seed} cargo test -p fanin-sim --test hostile -- --nocapture\n"
         )
     })
 }
