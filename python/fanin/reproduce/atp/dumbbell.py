@@ -110,6 +110,8 @@ def _gain(images: dict[str, list[list[float]]], system: str) -> Spread:
 def _scenario(system: str, cost: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "title": f"Figure 12: {SYSTEMS[system]}",
+        # A ring waits for the timeouts of TCP.
+        "stall": "1s",
         "until": setting.ms(1000 * TIME_S / SCALE),
         "warm_up": setting.ms(1000 * TIME_S / 4 / SCALE),
         "network": setting.network("dumbbell", cost, hosts=6),

@@ -44,7 +44,7 @@ def run(lab: Lab) -> Outcome:
                         hashing=scheme,
                         # As many as its part would be: more would be on the way in vain.
                         window=AGGREGATORS // count,
-                        tensor="50kB",
+                        tensor=f"{50 / count:g}kB",
                         in_flight=8,
                     )
                     for job in range(count)

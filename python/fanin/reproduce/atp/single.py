@@ -138,6 +138,8 @@ def _scenario(
     time_ms = 6_000 if system == "ps" else 2_000
     return {
         "title": f"Figure 8: {model}, {SYSTEMS[system]}",
+        # A ring waits for the timeouts of TCP.
+        "stall": "1s",
         "until": setting.ms(time_ms / scale),
         "warm_up": setting.ms(300 / scale),
         "network": setting.rack(9, usual if cost is None else cost),

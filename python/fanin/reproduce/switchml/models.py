@@ -109,6 +109,8 @@ def _scenario(profile: Profile, gbps: int, system: str, scale: float) -> dict[st
     iterations = 6
     return {
         "title": f"Table 2: {profile.model} at {gbps} Gbit/s, {system}",
+        # A ring waits for the timeouts of TCP.
+        "stall": "1s",
         "until": setting.ms(1000 * 4 * iterations / scale),
         "network": setting.rack(WORKERS, gbps),
         "job": [

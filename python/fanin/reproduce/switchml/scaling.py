@@ -138,6 +138,8 @@ def _scenario(
     hosts = {"host_packet_cost": "17.5ns", "host_byte_cost": "0.076ns"} if cost else {}
     return {
         "title": f"Figure 3: {SYSTEMS[system]}, {workers} workers at {gbps} Gbit/s",
+        # A ring waits for the timeouts of TCP.
+        "stall": "1s",
         "until": setting.ms(time_ms),
         "warm_up": setting.ms(time_ms / 4),
         "interval": "1ms",
