@@ -33,8 +33,7 @@ from fanin.netlab.kernel import require_root, require_tools
 from rows import Command
 
 ROOT = Path(__file__).resolve().parents[1]
-ROUNDS = 3
-"""Of 27 commands, seven minutes each."""
+ROUNDS = 5
 FORMAT = 1
 """Of the JSON."""
 

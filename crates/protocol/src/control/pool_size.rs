@@ -50,8 +50,8 @@ pub struct Path {
 }
 
 /// Slots a shard: the bandwidth-delay product in packets, rounded up to a power of two (SwitchML Appendix C: `s · b`
-/// matches it), divided among the shards, and between [`SLOTS_AUTOMATIC_MIN`] (or
-/// [`SLOTS_AUTOMATIC_MIN_OF_MANY`]) and [`SLOTS_AUTOMATIC_MAX`].
+/// matches it), divided among the shards, and between [`SLOTS_AUTOMATIC_MIN`] (of one of several services: from 8 to
+/// [`SLOTS_AUTOMATIC_MIN_OF_MANY`], as its share is) and [`SLOTS_AUTOMATIC_MAX`].
 ///
 /// The receive buffer has the last word, for what overruns it is lost: all workers may send a whole pool at once. Half of
 /// it is used, since the kernel counts its own bookkeeping of each packet against the buffer too.
@@ -70,12 +70,13 @@ pub fn pool_slots(path: &Path) -> u16 {
     wanted.min(1 << fit.ilog2())
 }
 
-/// Windows that share a link share its rate in proportion to their lengths. So they are as long as the shares ask for, or the smallest
-/// shares were summed first while the links of the services with the largest ones wait.
+/// Windows that share a link share its rate in proportion to their lengths: with equal ones the smallest shares were summed first, while
+/// the links of the services with the largest ones waited. Shares from half of the largest on have windows as long as its, because short
+/// trains cost more of the processor than such a difference costs time.
 fn least_of_many(portion: u16) -> u16 {
-    let least = u32::from(SLOTS_AUTOMATIC_MIN_OF_MANY) * u32::from(portion.min(PORTION_WHOLE));
-    // At most `SLOTS_AUTOMATIC_MIN_OF_MANY`.
-    (least.div_ceil(PORTION_WHOLE.into()) as u16).next_power_of_two().max(SLOTS_AUTOMATIC_LEAST)
+    let least = u32::from(SLOTS_AUTOMATIC_MIN_OF_MANY) * 2 * u32::from(portion);
+    let least = least.div_ceil(PORTION_WHOLE.into()).next_power_of_two();
+    (least as u16).clamp(SLOTS_AUTOMATIC_LEAST, SLOTS_AUTOMATIC_MIN_OF_MANY)
 }
 
 /// What a job of `slots` slots of `elements` takes of a shard's pool, in units of 256 elements: two sums in words of 32 bits, in
@@ -114,7 +115,11 @@ mod tests {
         assert_eq!(pool_slots(&slow), 32);
         assert_eq!(pool_slots(&Path { portion: Some(PORTION_WHOLE), ..path(10_000_000_000, 50) }), 512);
         let of_share = |portion: u16| pool_slots(&Path { portion: Some(portion), ..slow });
-        assert_eq!([PORTION_WHOLE, 513, 512, 174, 1].map(of_share), [32, 32, 16, 8, 8], "as the shares are");
+        assert_eq!(
+            [PORTION_WHOLE, 512, 257, 256, 128, 1].map(of_share),
+            [32, 32, 32, 16, 8, 8],
+            "as the shares are"
+        );
     }
 
     #[test]
