@@ -4,12 +4,15 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use fanin_udp::WorkerJob;
+use fanin_wire::{AbortReason, Rank};
 use tokio::sync::{mpsc, oneshot};
 use tokio_stream::StreamExt;
-use tonic::Code;
+use tonic::{Code, Status, Streaming};
 
-use super::connection::{RETRY, explain, was_refused};
+use super::connection::{Connection, RETRY, explain, was_refused};
 use super::shared::Shared;
+use crate::SessionError;
+use crate::error::Member;
 use crate::proto::heartbeat_reply::State;
 use crate::proto::{AttendRequest, HeartbeatReply};
 
@@ -32,34 +35,21 @@ pub(super) async fn attend(
     loop {
         let began = Instant::now();
         let job = shared.job(service);
-        let who = AttendRequest {
-            job_id: job.id().0,
-            rank: shared.rank.0.into(),
-            generation: job.generation().0.into(),
-            passed_on: 0,
-            secret: job.key().secret_of(shared.rank),
-            gone: false,
-        };
-        // Our half says no more, and stays open.
-        let ours = tokio_stream::once(who).chain(tokio_stream::pending());
         // Another service may have taken over.
-        let mut client = shared.lane(service).connection.client.clone();
-        let broke = match client.attend(ours).await {
-            Ok(stream) => {
-                let mut replies = stream.into_inner();
-                loop {
-                    let reply = match replies.message().await {
-                        Ok(Some(reply)) => reply,
-                        Ok(None) => break false,
-                        Err(_) => break true,
-                    };
-                    answered(Ok(()));
-                    let ends = matches!(reply.state, Some(State::Aborted(_)));
-                    if news.send((job, reply)).await.is_err() || ends {
-                        return;
-                    }
+        let connection = shared.lane(service).connection.clone();
+        let broke = match open(connection, job, shared.rank).await {
+            Ok(mut replies) => loop {
+                let reply = match replies.message().await {
+                    Ok(Some(reply)) => reply,
+                    Ok(None) => break false,
+                    Err(_) => break true,
+                };
+                answered(Ok(()));
+                let ends = matches!(reply.state, Some(State::Aborted(_)));
+                if news.send((job, reply)).await.is_err() || ends {
+                    return;
                 }
-            }
+            },
             Err(status) if status.code() == Code::Unimplemented => return,
             Err(status) => {
                 tracing::debug!(%status, "no stream to the switch");
@@ -74,4 +64,39 @@ pub(super) async fn attend(
             tokio::time::sleep(RETRY).await;
         }
     }
+}
+
+/// Keeps the stream of a rank open that one service has admitted and others have not yet. Returns when that one says that a rank of the job is lost.
+pub(super) async fn attend_meanwhile(connection: Connection, job: WorkerJob, member: Member) -> SessionError {
+    loop {
+        if let Ok(mut replies) = open(connection.clone(), job, member.rank).await {
+            while let Ok(Some(reply)) = replies.message().await {
+                // A service that stops may be that of a rank which knows more: the others will say.
+                if let Some(State::Aborted(reason)) = reply.state
+                    && let Ok(reason @ AbortReason::Expelled(_)) = reason.try_into()
+                {
+                    return SessionError::from_abort(reason, &member);
+                }
+            }
+        }
+        tokio::time::sleep(RETRY).await;
+    }
+}
+
+async fn open(
+    mut connection: Connection,
+    job: WorkerJob,
+    rank: Rank,
+) -> Result<Streaming<HeartbeatReply>, Status> {
+    let who = AttendRequest {
+        job_id: job.id().0,
+        rank: rank.0.into(),
+        generation: job.generation().0.into(),
+        passed_on: 0,
+        secret: job.key().secret_of(rank),
+        gone: false,
+    };
+    // Our half says no more, and stays open.
+    let ours = tokio_stream::once(who).chain(tokio_stream::pending());
+    Ok(connection.client.attend(ours).await?.into_inner())
 }

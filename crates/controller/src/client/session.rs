@@ -19,7 +19,7 @@ use super::config::{ServiceConfig, SessionConfig};
 use super::connection::{Connection, RETRY, Waiting, runtime};
 use super::oversight::oversee;
 use super::pending::bytes_on_wire;
-use super::presence::attend;
+use super::presence::{attend, attend_meanwhile};
 use super::shared::{Shared, names};
 use super::split::Split;
 use super::trace::{HandOver, SessionTrace};
@@ -101,7 +101,7 @@ impl Session {
         let runtime = runtime("fanin-session")?;
         let joined = runtime.block_on(Self::join(config, cancel));
         match joined {
-            Ok((shared, instances)) => {
+            Ok((shared, instances, meanwhile)) => {
                 let world_size = shared.config.world_size;
                 let mut greeted = Vec::new();
                 for (service, switch_instance) in instances.into_iter().enumerate() {
@@ -125,6 +125,8 @@ impl Session {
                     first
                 };
                 let greeted = runtime.block_on(async { tokio::time::timeout(GREETED, all).await });
+                // Not before the session's own streams are open: the rank would seem to have died.
+                drop(meanwhile);
                 let switch = shared.switches();
                 // Of several services another one takes over, whoever noticed what.
                 let is_alone = shared.members.len() == 1;
@@ -148,7 +150,11 @@ impl Session {
         }
     }
 
-    async fn join(config: SessionConfig, cancel: &Cancel) -> Result<(Arc<Shared>, Vec<u64>), SessionError> {
+    /// What a rank of the job is, of each service which process of it admitted the rank, and the streams that last until it has others.
+    async fn join(
+        config: SessionConfig,
+        cancel: &Cancel,
+    ) -> Result<(Arc<Shared>, Vec<u64>, JoinSet<SessionError>), SessionError> {
         let trace = config.trace.as_ref().map(|trace| {
             SessionTrace::open(trace, &config.job).map_err(|error| SessionError::Local {
                 what: "opening the trace file (FANIN_TRACE)",
@@ -157,7 +163,7 @@ impl Session {
         });
         // First of all: a run whose timeline was asked for should not begin without one.
         let trace = trace.transpose()?;
-        let joined = admissions(&config, cancel).await?;
+        let (joined, meanwhile) = admissions(&config, cancel).await?;
         // The services admitted the rank, so that it fits.
         let rank = Rank(config.rank as u16);
         let services = joined.iter().zip(&config.services).map(|((connection, admitted), service)| Service {
@@ -192,15 +198,10 @@ impl Session {
                 "joined"
             );
         }
-        let member = |(connection, admitted): &(Connection, Admitted)| Member {
-            switch: connection.switch.clone(),
-            rank,
-            heartbeat_timeout: admitted.heartbeat_timeout,
-        };
-        let members = joined.iter().map(member).collect();
+        let members = joined.iter().map(|admitted| member(admitted, rank)).collect();
         let instances = joined.iter().map(|(_, admitted)| admitted.switch_instance).collect();
         let joined = joined.into_iter().map(|(connection, admitted)| (admitted.job, connection));
-        Ok((Arc::new(Shared::new(config, members, driver, trace, joined)), instances))
+        Ok((Arc::new(Shared::new(config, members, driver, trace, joined)), instances, meanwhile))
     }
 
     /// Starts a collective over all ranks, in place. All ranks must submit alike ones in the same order.
@@ -360,11 +361,16 @@ impl Session {
     }
 }
 
-/// Joins the job at all services at once. When one does not admit the rank, or it is cancelled, it leaves those that have.
+fn member((connection, admitted): &(Connection, Admitted), rank: Rank) -> Member {
+    Member { switch: connection.switch.clone(), rank, heartbeat_timeout: admitted.heartbeat_timeout }
+}
+
+/// Joins the job at all services at once. When one does not admit the rank, or loses another one meanwhile, or it is cancelled, it leaves those that
+/// have. One that has admitted it knows that it lives, however long the others take: by the streams that come with the admissions.
 async fn admissions(
     config: &SessionConfig,
     cancel: &Cancel,
-) -> Result<Vec<(Connection, Admitted)>, SessionError> {
+) -> Result<(Vec<(Connection, Admitted)>, JoinSet<SessionError>), SessionError> {
     if config.services.is_empty() {
         return Err(SessionError::Address { switch: String::new(), cause: "no switch is named".into() });
     }
@@ -380,18 +386,25 @@ async fn admissions(
         let (config, service) = (config.clone(), service.clone());
         joining.spawn(async move { (index, admission(&config, &service).await) });
     }
-    let mut joined = Vec::new();
+    let (mut joined, mut meanwhile) = (Vec::new(), JoinSet::new());
     loop {
         let error = tokio::select! {
             ended = joining.join_next() => match ended {
                 None => break,
                 Some(Ok((index, Ok(admitted)))) => {
+                    if !joining.is_empty() {
+                        // Every service admitted it, so that it fits.
+                        let member = member(&admitted, Rank(config.rank as u16));
+                        let (connection, job) = (admitted.0.clone(), admitted.1.job);
+                        meanwhile.spawn(attend_meanwhile(connection, job, member));
+                    }
                     joined.push((index, admitted));
                     continue;
                 }
                 Some(Ok((_, Err(error)))) => error,
                 Some(Err(error)) => SessionError::Local { what: "joining", cause: error.to_string() },
             },
+            Some(Ok(lost)) = meanwhile.join_next() => lost,
             cause = cancel.cancelled() => cause,
         };
         // Those that are under way give the places back when they are dropped; some may just have been admitted.
@@ -403,7 +416,7 @@ async fn admissions(
         return Err(error);
     }
     joined.sort_by_key(|(index, _)| *index);
-    Ok(joined.into_iter().map(|(_, admitted)| admitted).collect())
+    Ok((joined.into_iter().map(|(_, admitted)| admitted).collect(), meanwhile))
 }
 
 async fn leave_all(joined: Vec<(Connection, Admitted)>, rank: Rank) {

@@ -13,7 +13,7 @@ use fanin_controller::proto::{
     abort_reason::Reason,
     heartbeat_reply::{Alive, State, Unknown},
 };
-use fanin_controller::{AllReduceError, ServiceConfig, Tensor};
+use fanin_controller::{AllReduceError, JobStatusState, ServiceConfig, Tensor, switch_status};
 
 /// Joins as a rank that then dies: no packet, no heartbeat, no farewell.
 fn rank_that_dies(switch: &SwitchServer, job: &str, rank: u32, world_size: u32) -> thread::JoinHandle<()> {
@@ -378,6 +378,61 @@ fn a_service_that_dies_while_ranks_are_admitted_is_named_and_not_the_rank_that_l
     let SessionError::SwitchLost { switch, cause } = error else { panic!("{error}") };
     assert_eq!(switch, dies);
     assert!(cause.contains("refused") && cause.contains("rank 1 left"), "{cause}");
+}
+
+/// Of a job that two services sum alike.
+fn shared_by_two(first: &SwitchServer, second: std::net::SocketAddr, job: &str, rank: u32) -> SessionConfig {
+    let services = [first.address(), second].map(|service| (service.to_string(), 0.5, None, None));
+    SessionConfig { services: ServiceConfig::all(services.to_vec()), ..config(first, job, rank, 2) }
+}
+
+fn not_there_yet() -> std::net::SocketAddr {
+    let switch = switch();
+    let address = switch.address();
+    switch.stop();
+    address
+}
+
+fn wait_until_it_runs(switch: &SwitchServer) {
+    let is_running = || {
+        let status = switch_status(&switch.address().to_string(), HANG).expect("it answers");
+        status.jobs.iter().any(|job| matches!(job.state, JobStatusState::Running { .. }))
+    };
+    while !is_running() {
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn ranks_that_one_service_has_admitted_live_there_however_late_another_one_comes() {
+    let silence = Duration::from_millis(300);
+    let first = switch_with(|config| config.heartbeat_timeout = silence);
+    let late = not_there_yet();
+    let ranks = [0, 1].map(|rank| {
+        let config = shared_by_two(&first, late, "late", rank);
+        thread::spawn(move || Session::connect(config))
+    });
+    wait_until_it_runs(&first);
+    thread::sleep(4 * silence);
+    let second = SwitchServer::start(SwitchServerConfig::new(late)).expect("its port");
+    let sessions = ranks.map(|rank| rank.join().expect("no panic").expect("admitted at both"));
+    let sums = sessions.each_ref().map(|session| submit(session, vec![1_i32; 100_000], Op::Sum));
+    for sum in sums {
+        assert!(sum.wait().expect("both are there").iter().all(|element| *element == 2));
+    }
+    drop(sessions);
+    drop(second);
+}
+
+#[test]
+fn a_rank_that_dies_at_one_service_is_named_to_those_who_wait_for_another() {
+    let first = switch();
+    let config = shared_by_two(&first, not_there_yet(), "dies", 0);
+    let one = JoinRequest { plan: config.services[0].plan, ..request("dies", 1, 2, HANG) };
+    let zero = thread::spawn(move || Session::connect(config));
+    drop(Process::join(first.address(), one));
+    let error = zero.join().expect("no panic").expect_err("nobody else is there");
+    assert_eq!(error, SessionError::RankLost { rank: Rank(1) });
 }
 
 #[test]
