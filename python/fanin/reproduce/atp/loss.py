@@ -53,13 +53,10 @@ def run(lab: Lab) -> Outcome:
         once=True,
         throughputs=False,
     )
-    scenarios = {
-        _name("micro", system, loss, pair): _scenario("micro", system, loss, pair)
-        for pair in swept
-        for system in ("atp", "switchml")
-        for loss in (0.0, WORST)
-    }
-    runs = lab.play(scenarios, throughputs=False)
+    # Settings differ by more than seeds do.
+    runs = lab.play(_at_worst(USUAL), throughputs=False)
+    for pair in swept[1:]:
+        runs = lab.play(_at_worst(pair), once=True, throughputs=False) | runs
     if not lab.quick:
         runs |= lab.play(
             {
@@ -138,6 +135,14 @@ def why(lab: Lab) -> Sequence[Reason]:
     return reasons
 
 
+def _at_worst(pair: tuple[int, int]) -> dict[str, dict[str, Any]]:
+    return {
+        _name("micro", system, loss, pair): _scenario("micro", system, loss, pair)
+        for system in ("atp", "switchml")
+        for loss in (0.0, WORST)
+    }
+
+
 def _scenario(
     work: str, system: str, loss: float, pair: tuple[int, int] = USUAL, **more: Any
 ) -> dict[str, Any]:
@@ -183,7 +188,8 @@ def _pace(report: Report) -> float:
 
 def _gain(runs: dict[str, Runs], work: str, swept: Sequence[int] | None) -> Spread:
     ours, theirs = (_normalised(runs, work, s, WORST, swept) for s in ("atp", "switchml"))
-    return Spread.of([one / other for one, other in zip(ours, theirs, strict=True)])
+    # Of a setting that was played once there is one of theirs, and of ours that of the same seed.
+    return Spread.of([one / other for one, other in zip(ours, theirs, strict=False)])
 
 
 EXPERIMENT = Experiment("loss", "One worker loses packets (Figure 10)", run, why)
