@@ -1,8 +1,8 @@
 //! How many packet-hops a second one core simulates: a hop is a packet sent into a link, queues, routing, statistics and
 //! delivery included.
 //!
-//! After the criterion report come, of single runs, the cost of a hop as the number of packets grows by 64, and rate and
-//! memory of a leaf-spine with 1,024 hosts. It fails when a scene is slower than 2 million hops a second, when a hop of
+//! After the criterion report come, of single runs, the cost of a hop as the number of packets grows by 64 and as the network
+//! grows from 64 hosts to 8,192, and rate and memory of a leaf-spine with 1,024 hosts. It fails when a scene is slower than 2 million hops a second, when a hop of
 //! a long run costs more than twice one of a short run (the long one has windows and queues that are full, and so more in its
 //! caches), or when the process ever had more than 2 GB.
 //!
@@ -36,10 +36,12 @@ fn main() {
     group.finish();
     if std::env::args().any(|argument| argument == "--test") {
         growth(4);
+        by_hosts(20);
         thousand_hosts(100_000);
         return;
     }
     let (slowest, growth) = growth(64);
+    by_hosts(2000);
     let memory_kib = thousand_hosts(20_000_000);
     assert!(slowest <= 500.0, "{slowest:.0} ns a hop are less than 2 million a second");
     assert!(growth <= 2.0, "a hop of a long run costs {growth:.2} times one of a short run");
@@ -177,6 +179,16 @@ fn growth(times: u64) -> (f64, f64) {
         growth = growth.max(high / low);
     }
     (slowest, growth)
+}
+
+/// Nanoseconds a hop in networks with as many packets for each host.
+fn by_hosts(hops_of_host: u64) {
+    println!("\nA hop's cost as the network grows, TCP, ns:");
+    for (leaves, spines, hosts) in [(4, 4, 16), (16, 16, 32), (32, 16, 32), (64, 32, 64), (128, 64, 64)] {
+        let hosts_in_all = (leaves * hosts) as u64;
+        let (hops, took) = hops_of(tcp(leaves, spines, hosts, hops_of_host * hosts_in_all));
+        println!("{hosts_in_all:6} hosts {:6.0} ({hops} hops)", took.as_nanos() as f64 / hops as f64);
+    }
 }
 
 /// The most memory that this process ever had, in KiB; zero where the system does not say.
