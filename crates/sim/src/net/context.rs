@@ -50,7 +50,13 @@ impl Context<'_> {
 
     /// Sends a UDP payload. One for the own node arrives at once, in an event of its own.
     pub fn send(&mut self, to: SimAddress, class: Class, payload: &[u8]) {
-        self.core.send_bytes(self.address(), to, class, payload);
+        self.send_to_all(&[to], class, payload, 0);
+    }
+
+    /// Sends the same UDP payload to several, in their order. It is `declared_bytes` longer than what is given: nobody sees
+    /// these, and they take their time on links and their place in queues.
+    pub fn send_to_all(&mut self, to: &[SimAddress], class: Class, payload: &[u8], declared_bytes: u32) {
+        self.core.send_bytes(self.address(), to, class, payload, declared_bytes);
     }
 
     /// Sends a UDP payload of `bytes` that has no content but `tag`.

@@ -229,12 +229,23 @@ impl Core {
         self.agenda.at(self.now, Event::Starts { actor, incarnation });
     }
 
-    pub(crate) fn send_bytes(&mut self, from: SimAddress, to: SimAddress, class: Class, payload: &[u8]) {
-        let datagram_bytes = payload.len() as u32 + UDP_HEADER_BYTES;
-        let record = outgoing(from, to, class, datagram_bytes, Content::Bytes, Ecn::Capable);
-        let packet = self.packets.add(record);
-        self.packets.fill(packet, payload);
-        self.send(packet);
+    /// The same payload to each of `to`; `declared_bytes` more of it are not there and count as if they were.
+    pub(crate) fn send_bytes(
+        &mut self,
+        from: SimAddress,
+        to: &[SimAddress],
+        class: Class,
+        payload: &[u8],
+        declared_bytes: u32,
+    ) {
+        let datagram_bytes = payload.len() as u32 + declared_bytes + UDP_HEADER_BYTES;
+        let buffer = self.packets.keep(payload);
+        for to in to {
+            let record = outgoing(from, *to, class, datagram_bytes, Content::Bytes(buffer), Ecn::Capable);
+            let packet = self.packets.add(record);
+            self.send(packet);
+        }
+        self.packets.let_go(buffer);
     }
 
     pub(crate) fn send_blank(

@@ -2,7 +2,7 @@
 
 use super::core::{Core, Event};
 use super::ids::PortId;
-use super::packets::{Content, Ecn, PacketId};
+use super::packets::{Ecn, PacketId};
 use super::queue::Buffer;
 use super::statistics::DropReason;
 use super::time::Time;
@@ -60,7 +60,6 @@ impl Core {
             record.ecn = Ecn::Marked;
         }
         record.next = PacketId::NONE;
-        let has_header = record.content == Content::Bytes;
         let last = std::mem::replace(&mut queue.tail, packet);
         queue.grow(self.now, bytes);
         node.buffered_bytes += bytes;
@@ -80,8 +79,8 @@ impl Core {
         {
             trace.queue(self.now, id, port.queue_bytes());
         }
-        if marks && has_header {
-            fanin_wire::GradientHeader::mark_ecn(self.packets.buffer_mut(packet));
+        if marks && let Some(payload) = self.packets.payload_mut(packet) {
+            fanin_wire::GradientHeader::mark_ecn(payload);
         }
     }
 

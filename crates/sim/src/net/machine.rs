@@ -38,6 +38,8 @@ const OWN_TIMER: u64 = u64::MAX;
 
 /// How a packet is treated in queues.
 type Classify = Box<dyn Fn(&[u8]) -> Class>;
+/// By how many bytes a packet is longer than what the machine wrote.
+type Declare = Box<dyn Fn(&[u8]) -> u32>;
 
 /// A machine and its owner.
 pub struct Machine<E, O> {
@@ -47,6 +49,7 @@ pub struct Machine<E, O> {
     /// Its owner.
     pub owner: O,
     classify: Classify,
+    declare: Declare,
     /// The earliest timer that is set.
     timer: Option<Instant>,
 }
@@ -58,13 +61,21 @@ where
 {
     /// All packets in the default class.
     pub fn new(machine: E, owner: O) -> Self {
-        Self { machine, owner, classify: Box::new(|_| Class::default()), timer: None }
+        let (classify, declare) = (Box::new(|_: &[u8]| Class::default()), Box::new(|_: &[u8]| 0_u32));
+        Self { machine, owner, classify, declare, timer: None }
     }
 
     /// How the machine's packets are treated in queues.
     #[must_use]
     pub fn classified(mut self, classify: impl Fn(&[u8]) -> Class + 'static) -> Self {
         self.classify = Box::new(classify);
+        self
+    }
+
+    /// How many bytes longer than what the machine wrote its packets are on the network: it carries a sample of their elements.
+    #[must_use]
+    pub fn declaring(mut self, declare: impl Fn(&[u8]) -> u32 + 'static) -> Self {
+        self.declare = Box::new(declare);
         self
     }
 
@@ -75,10 +86,8 @@ where
         loop {
             while let Some(transmit) = self.machine.poll_transmit(now, &mut train) {
                 for packet in train[..transmit.bytes].chunks(transmit.segment_bytes) {
-                    let class = (self.classify)(packet);
-                    for to in transmit.to {
-                        context.send(*to, class, packet);
-                    }
+                    let (class, declared) = ((self.classify)(packet), (self.declare)(packet));
+                    context.send_to_all(transmit.to, class, packet, declared);
                 }
             }
             let Some(event) = self.machine.poll_event() else { break };

@@ -481,14 +481,17 @@ impl Network {
             return self.core.drop_at_node(packet, NodeId(record.to.node), DropReason::NoListener);
         };
         let (_, actor) = node.listeners[at];
-        // The slot stays taken until the actor is through with the buffer, or what it sends would get it.
-        let buffer = self.core.packets.take_buffer(packet);
-        if record.content == Content::Bytes {
-            self.core.mix_in(&buffer); // Of a blank packet there is none but what its slot held before.
+        if let Content::Bytes(buffer) = record.content {
+            // The packet is released when the actor is through with the payload, or what it sends would get it.
+            let payload = self.core.packets.take(buffer);
+            self.core.mix_in(&payload);
+            let view = record.view(&payload);
+            self.act(actor, |actor, context| actor.packet(context, &view));
+            self.core.packets.put_back(buffer, payload);
+        } else {
+            let view = record.view(&[]);
+            self.act(actor, |actor, context| actor.packet(context, &view));
         }
-        let view = record.view(&buffer);
-        self.act(actor, |actor, context| actor.packet(context, &view));
-        self.core.packets.put_buffer(packet, buffer);
         self.core.packets.release(packet);
     }
 

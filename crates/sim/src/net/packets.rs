@@ -1,4 +1,4 @@
-//! All packets that are anywhere, in one slab: in the steady state nothing is allocated.
+//! All packets that are anywhere, in one slab: in the steady state nothing is allocated. Copies of a packet share its payload.
 
 use super::ids::{FlowId, PortId, SimAddress};
 use super::packet::{Body, Packet, Segment};
@@ -35,6 +35,10 @@ impl PacketId {
     }
 }
 
+/// A payload's number among the buffers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct BufferId(u32);
+
 /// What a queue's mark does to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ecn {
@@ -46,8 +50,9 @@ pub(crate) enum Ecn {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Content {
-    /// In its buffer.
-    Bytes,
+    /// In a buffer. A simulation that carries only a sample of a payload declares the rest: the datagram is longer than the
+    /// buffer says.
+    Bytes(BufferId),
     Blank {
         tag: u64,
     },
@@ -93,7 +98,7 @@ impl Record {
     /// With a payload that is not in the record.
     pub(crate) fn view<'a>(&self, buffer: &'a [u8]) -> Packet<'a> {
         let body = match self.content {
-            Content::Bytes => Body::Bytes(buffer),
+            Content::Bytes(_) => Body::Bytes(buffer),
             Content::Blank { tag } => Body::Blank { bytes: self.datagram_bytes - UDP_HEADER_BYTES, tag },
             Content::Datagram { flow } => {
                 Body::Blank { bytes: self.datagram_bytes - UDP_HEADER_BYTES, tag: flow.0.into() }
@@ -108,16 +113,30 @@ impl Record {
     }
 }
 
+/// A payload, and how many packets it is of.
+#[derive(Debug, Default)]
+struct Buffer {
+    bytes: Vec<u8>,
+    users: u32,
+}
+
+/// Buffers of which nobody is a user that keep their memory: a burst at the beginning would hold it to the end.
+const SPARE_BUFFERS: usize = 1 << 12;
+
 #[derive(Debug, Default)]
 pub(crate) struct Packets {
     records: Vec<Record>,
-    /// Beside the records, which are small and often looked at.
-    buffers: Vec<Vec<u8>>,
     free: Vec<PacketId>,
+    /// Beside the records, which are small and often looked at.
+    buffers: Vec<Buffer>,
+    spare: Vec<BufferId>,
 }
 
 impl Packets {
     pub(crate) fn add(&mut self, record: Record) -> PacketId {
+        if let Content::Bytes(buffer) = record.content {
+            self.buffers[buffer.0 as usize].users += 1;
+        }
         match self.free.pop() {
             Some(id) => {
                 self.records[id.index()] = record;
@@ -126,30 +145,44 @@ impl Packets {
             None => {
                 assert!(self.records.len() < PacketId::NONE.index(), "4 billion packets at once");
                 self.records.push(record);
-                self.buffers.push(Vec::new());
                 PacketId(self.records.len() as u32 - 1)
             }
         }
     }
 
-    pub(crate) fn fill(&mut self, id: PacketId, payload: &[u8]) {
-        let buffer = &mut self.buffers[id.index()];
-        buffer.clear();
-        buffer.extend_from_slice(payload);
+    /// Copies a payload into a buffer, which stays until [`Self::let_go`] and longer while packets have it.
+    pub(crate) fn keep(&mut self, payload: &[u8]) -> BufferId {
+        let id = self.spare.pop().unwrap_or_else(|| {
+            self.buffers.push(Buffer::default());
+            BufferId(self.buffers.len() as u32 - 1)
+        });
+        let buffer = &mut self.buffers[id.0 as usize];
+        buffer.users = 1;
+        buffer.bytes.clear();
+        buffer.bytes.extend_from_slice(payload);
+        id
+    }
+
+    pub(crate) fn let_go(&mut self, id: BufferId) {
+        let buffer = &mut self.buffers[id.0 as usize];
+        buffer.users -= 1;
+        if buffer.users == 0 {
+            if self.spare.len() >= SPARE_BUFFERS {
+                buffer.bytes = Vec::new();
+            }
+            self.spare.push(id);
+        }
     }
 
     pub(crate) fn release(&mut self, id: PacketId) {
+        if let Content::Bytes(buffer) = self.records[id.index()].content {
+            self.let_go(buffer);
+        }
         self.free.push(id);
     }
 
     pub(crate) fn copy(&mut self, id: PacketId) -> PacketId {
-        let twin = self.add(self.records[id.index()]);
-        if self.records[id.index()].content == Content::Bytes {
-            let buffer = self.take_buffer(id);
-            self.fill(twin, &buffer);
-            self.put_buffer(id, buffer);
-        }
-        twin
+        self.add(self.records[id.index()])
     }
 
     pub(crate) fn get(&self, id: PacketId) -> &Record {
@@ -161,20 +194,35 @@ impl Packets {
     }
 
     pub(crate) fn view(&self, id: PacketId) -> Packet<'_> {
-        self.get(id).view(&self.buffers[id.index()])
+        let record = self.get(id);
+        let payload = match record.content {
+            Content::Bytes(buffer) => &self.buffers[buffer.0 as usize].bytes[..],
+            _ => &[],
+        };
+        record.view(payload)
     }
 
-    pub(crate) fn buffer_mut(&mut self, id: PacketId) -> &mut [u8] {
-        &mut self.buffers[id.index()]
+    /// To change a packet's payload, which is its own then.
+    pub(crate) fn payload_mut(&mut self, id: PacketId) -> Option<&mut [u8]> {
+        let Content::Bytes(shared) = self.records[id.index()].content else { return None };
+        let mut own = shared;
+        if self.buffers[shared.0 as usize].users > 1 {
+            let payload = self.take(shared);
+            own = self.keep(&payload);
+            self.put_back(shared, payload);
+            self.let_go(shared);
+            self.records[id.index()].content = Content::Bytes(own);
+        }
+        Some(&mut self.buffers[own.0 as usize].bytes)
     }
 
-    /// While somebody looks at it; [`Self::put_buffer`] gives it back, so that it is used again.
-    pub(crate) fn take_buffer(&mut self, id: PacketId) -> Vec<u8> {
-        std::mem::take(&mut self.buffers[id.index()])
+    /// While somebody looks at it; [`Self::put_back`] gives it back, for others that share it and to be used again.
+    pub(crate) fn take(&mut self, id: BufferId) -> Vec<u8> {
+        std::mem::take(&mut self.buffers[id.0 as usize].bytes)
     }
 
-    pub(crate) fn put_buffer(&mut self, id: PacketId, buffer: Vec<u8>) {
-        self.buffers[id.index()] = buffer;
+    pub(crate) fn put_back(&mut self, id: BufferId, bytes: Vec<u8>) {
+        self.buffers[id.0 as usize].bytes = bytes;
     }
 
     pub(crate) fn alive(&self) -> usize {

@@ -168,7 +168,7 @@ impl Core {
                 let content = Content::Segment { flow: id, sequence: expected, is_ack: true, echo };
                 self.send_of_flow(id, 1, TCP_HEADER_BYTES, content);
             }
-            Content::Bytes | Content::Blank { .. } => {}
+            Content::Bytes(_) | Content::Blank { .. } => {}
         }
     }
 }
