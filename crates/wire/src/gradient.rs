@@ -14,6 +14,16 @@ pub const CHILDREN_MAX: usize = 32;
 /// bytes under IPv4 and IPv6, 2048 one of 9000.
 pub const FRAGMENT_ELEMENTS: [usize; 5] = [64, 256, 336, 1024, 2048];
 
+/// Elements that a simulation carries of longer packets, whose other elements are there in length alone. A machine takes them as
+/// it takes one of [`FRAGMENT_ELEMENTS`]; no job on a network is admitted with them.
+pub const SAMPLE_ELEMENTS: usize = 8;
+
+/// Whether a fragment has so many elements: one of [`FRAGMENT_ELEMENTS`], or [`SAMPLE_ELEMENTS`].
+#[must_use]
+pub fn is_fragment(elements: usize) -> bool {
+    elements == SAMPLE_ELEMENTS || FRAGMENT_ELEMENTS.contains(&elements)
+}
+
 /// Length of the UDP payload that carries a fragment of `elements`.
 #[must_use]
 pub const fn fragment_packet_bytes(elements: usize) -> usize {
@@ -142,7 +152,7 @@ pub struct GradientPacket<'a> {
     pub preamble: Preamble,
     /// Everything else.
     pub header: GradientHeader,
-    /// Little-endian elements of four bytes: none, or as many as [`FRAGMENT_ELEMENTS`] lists.
+    /// Little-endian elements of four bytes: none, or as many as [`is_fragment`] allows.
     pub payload: &'a [u8],
 }
 
@@ -170,7 +180,8 @@ impl<'a> GradientPacket<'a> {
         if head[62] != 0 || head[63] != 0 {
             return Err(WireError::Field("zero"));
         }
-        if !payload.is_empty() && !FRAGMENT_ELEMENTS.iter().any(|elements| elements * 4 == payload.len()) {
+        let fits = payload.is_empty() || payload.len().is_multiple_of(4) && is_fragment(payload.len() / 4);
+        if !fits {
             return Err(WireError::PayloadLength(payload.len()));
         }
         let collective = Collective::parse(*bytes_at(packet, 32).ok_or(truncated)?)?;

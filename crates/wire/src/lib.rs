@@ -21,7 +21,8 @@ mod wire_dtype;
 pub use abort::{ABORT_BYTES, Abort, AbortReason};
 pub use gradient::{
     CHILDREN_MAX, Directions, FRAGMENT_ELEMENTS, Flags, GRADIENT_HEADER_BYTES, GradientHeader,
-    GradientPacket, LEVELS_MAX, fragment_elements_for_mtu, fragment_packet_bytes,
+    GradientPacket, LEVELS_MAX, SAMPLE_ELEMENTS, fragment_elements_for_mtu, fragment_packet_bytes,
+    is_fragment,
 };
 pub use ids::{Generation, JobId, PLACES_MAX, RANKS_MAX, Rank, ShardId, SlotIndex, WorkerId};
 pub use key::{Key, TAG_BYTES};

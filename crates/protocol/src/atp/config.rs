@@ -2,6 +2,7 @@
 
 use fanin_wire::{
     CHILDREN_MAX, Directions, FRAGMENT_ELEMENTS, Generation, GradientHeader, JobId, Key, LEVELS_MAX,
+    is_fragment,
 };
 
 /// Most workers of an ATP job: two levels of 32 (ATP §3.4).
@@ -64,7 +65,7 @@ pub struct AtpJobConfig {
     pub generation: Generation,
     /// Number of workers, 1 to [`ATP_WORKERS_MAX`].
     pub workers: u16,
-    /// Elements of a fragment, one of [`FRAGMENT_ELEMENTS`].
+    /// Elements of a fragment, one of [`FRAGMENT_ELEMENTS`]; in a simulation perhaps [`SAMPLE_ELEMENTS`](fanin_wire::SAMPLE_ELEMENTS).
     pub elements: u16,
     /// Most fragments that a worker has sent and not got back; with `elements` no more than [`WINDOW_ELEMENTS_MAX`].
     pub window_max: u16,
@@ -92,7 +93,7 @@ impl AtpJobConfig {
         if self.workers == 0 || self.workers > ATP_WORKERS_MAX {
             return Err(AtpConfigError::Workers(self.workers));
         }
-        if !FRAGMENT_ELEMENTS.contains(&usize::from(self.elements)) {
+        if !is_fragment(self.elements.into()) {
             return Err(AtpConfigError::Elements(self.elements));
         }
         let window_elements = usize::from(self.window_max) * usize::from(self.elements);

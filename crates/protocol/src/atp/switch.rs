@@ -3,9 +3,9 @@
 use alloc::collections::{BTreeMap, VecDeque};
 use core::time::Duration;
 use fanin_wire::{
-    ABORT_BYTES, Abort, AbortReason, CHILDREN_MAX, Directions, FRAGMENT_ELEMENTS, Flags, Generation,
-    GradientHeader, GradientPacket, JobId, Key, Kind, LEVELS_MAX, Preamble, ShardId, WorkerId,
-    fragment_packet_bytes,
+    ABORT_BYTES, Abort, AbortReason, CHILDREN_MAX, Directions, Flags, Generation, GradientHeader,
+    GradientPacket, JobId, Key, Kind, LEVELS_MAX, Preamble, ShardId, WorkerId, fragment_packet_bytes,
+    is_fragment,
 };
 
 use super::aggregator_table::{Aggregate, AggregatorTable, Freed, Identifier, Outcome, ResendOutcome};
@@ -22,7 +22,7 @@ use crate::transport::{Run, Sender, Turns};
 pub struct AtpSwitchConfig {
     /// Number of aggregators, up to [`AGGREGATORS_MAX`] and as many as 4 GiB hold; with none, the switch only forwards.
     pub aggregators: u32,
-    /// Elements of the longest fragment that an aggregator holds, one of [`FRAGMENT_ELEMENTS`]; longer ones are forwarded.
+    /// Elements of the longest fragment that an aggregator holds, as [`is_fragment`] allows; longer ones are forwarded.
     pub elements: u16,
     /// How long after its last contribution an aggregator counts as left behind (§3.7).
     pub stale: Duration,
@@ -314,7 +314,7 @@ impl AtpSwitchConfig {
     /// # Errors
     /// The first number that is not.
     pub fn check(self) -> Result<Self, AtpConfigError> {
-        if !FRAGMENT_ELEMENTS.contains(&usize::from(self.elements)) {
+        if !is_fragment(self.elements.into()) {
             return Err(AtpConfigError::Elements(self.elements));
         }
         if self.aggregators > Self::aggregators_max(self.elements) {

@@ -119,6 +119,15 @@ impl<A: Copy + PartialEq, T: Tensor> AtpWorker<A, T> {
         }
     }
 
+    /// Makes the window count packets of so many bytes, as the network does where they are longer than what they carry. A worker that
+    /// has sent nothing yet is told.
+    #[must_use]
+    pub fn with_packet_bytes(mut self, bytes: usize) -> Self {
+        let AtpJobConfig { window_max, congestion_control, .. } = self.config;
+        self.congestion = CongestionWindow::new(bytes, window_max.into(), congestion_control);
+        self
+    }
+
     /// Puts a worker that was started again, and has no tensors yet, where its job is (ATP §A.3): its first tensor is number
     /// `collective` of the job, whose fragment `fragment` has the sequence number `sequence`, the earliest that is not
     /// aggregated. What lies before that in the tensor stays as it is: its parameters are with the other workers only.
