@@ -7,8 +7,9 @@ use toml::Spanned;
 use super::entry::{Entry, OwnTable};
 use super::error::{self, Mistake, at};
 use super::lookup::{class, host};
-use super::schema::{DtypeName, File, Hosts, Job};
+use super::schema::{DtypeName, File, Hosts, Job, PayloadName};
 use crate::net::{NodeId, Topology};
+use crate::systems::System;
 use crate::workload::models::{FLOPS_PER_S, Model};
 use crate::workload::{JobPlan, WORKERS_MAX, Workload};
 
@@ -50,6 +51,7 @@ fn resolve_one(
     let workers = workers(topology, job, taken)?;
     let mut entry = Entry { file, topology, number, workers: &workers, taken, tables };
     let system = (tables[number].kind.resolve)(&mut entry)?;
+    let sampled = sampled(file, job, &*system)?;
     let (start, stop) = (job.start.0, job.stop.map(|stop| stop.0));
     if stop.is_some_and(|stop| stop <= start) {
         return Err(at(place, "this job stops before it starts"));
@@ -64,7 +66,28 @@ fn resolve_one(
         workload: workload(job)?,
         integers: job.dtype == DtypeName::Int32,
         large_values: job.large_values.as_ref().map_or(0.0, |share| share.get_ref().0),
+        sampled,
     })
+}
+
+/// Whether packets carry a sample of their elements.
+fn sampled(file: &File, job: &Job, system: &dyn System) -> Result<bool, Mistake> {
+    if *file.payload.get_ref() == PayloadName::Full {
+        return Ok(false);
+    }
+    if !system.takes_samples() {
+        let message = format!(
+            "what {} decides depends on all of a tensor, and not on a sample: it needs `payload = \"full\"`",
+            system.name()
+        );
+        return Err(at(&job.system, message));
+    }
+    if let Some(large) = job.large_values.as_ref().filter(|large| large.get_ref().0 > 0.0) {
+        let message =
+            "most overflows would be in elements that a sample leaves out; they need `payload = \"full\"`";
+        return Err(at(large, message));
+    }
+    Ok(true)
 }
 
 fn workers(topology: &Topology, job: &Job, taken: &mut BTreeSet<NodeId>) -> Result<Vec<NodeId>, Mistake> {

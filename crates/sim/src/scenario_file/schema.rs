@@ -23,6 +23,8 @@ pub(super) struct File {
     pub(super) warm_up: Time,
     /// A job whose workers wait and to whom nothing comes for this long has stalled, which is a violation.
     pub(super) stall: Option<Time>,
+    #[serde(default = "defaults::payload")]
+    pub(super) payload: Spanned<PayloadName>,
     pub(super) network: Network,
     #[serde(default)]
     pub(super) queue: Vec<Spanned<Queue>>,
@@ -40,6 +42,16 @@ pub(super) struct File {
     pub(super) loss: Vec<Spanned<Loss>>,
     #[serde(default)]
     pub(super) fault: Vec<Spanned<Fault>>,
+}
+
+/// What packets carry.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum PayloadName {
+    /// All their elements.
+    Full,
+    /// The first few of each packet; the rest is there in length alone.
+    Sample,
 }
 
 /// Shapes of networks.
@@ -426,7 +438,7 @@ mod defaults {
     use std::time::Duration;
     use toml::Spanned;
 
-    use super::{Rate, Size, Time};
+    use super::{PayloadName, Rate, Size, Time};
 
     /// Not written down anywhere.
     fn nowhere<T>(value: T) -> Spanned<T> {
@@ -439,6 +451,10 @@ mod defaults {
 
     pub(super) fn interval() -> Spanned<Time> {
         nowhere(Time(Duration::from_millis(10)))
+    }
+
+    pub(super) fn payload() -> Spanned<PayloadName> {
+        nowhere(PayloadName::Full)
     }
 
     pub(super) const fn zero() -> Time {

@@ -15,7 +15,7 @@ use std::fmt::Debug;
 use std::rc::Rc;
 use std::time::Duration;
 
-use fanin_wire::{FRAGMENT_ELEMENTS, Preamble};
+use fanin_wire::{FRAGMENT_ELEMENTS, Preamble, SAMPLE_ELEMENTS, fragment_packet_bytes};
 
 use crate::net::{ActorId, Class, Network, NodeId, Topology};
 use crate::scenario_file::Kind;
@@ -50,6 +50,12 @@ pub trait System: Debug + Send + Sync {
     /// How long a worker waits before it asks for something again, at least: a job that waits for a few of these has not stalled.
     fn timeout(&self) -> Duration {
         Duration::from_millis(1)
+    }
+
+    /// Whether a scenario may have packets carry the first few of their elements only, and the others in length alone: no decision
+    /// depends on those, or on how many elements there are of a tensor.
+    fn takes_samples(&self) -> bool {
+        false
     }
 
     /// How far an element of a float sum may be from the exact one, besides the one rounding at the end, where `workers`
@@ -160,26 +166,30 @@ pub struct Table {
     pub freed_stale: u64,
 }
 
-/// Classes of those jobs that have one, by job id.
-type Classes = Rc<RefCell<BTreeMap<u32, Class>>>;
+/// Something of those jobs that have it, by job id.
+type OfJobs<T> = Rc<RefCell<BTreeMap<u32, T>>>;
 
 /// By node and port; the second is the same station, to be found as what it is.
 type Stations = BTreeMap<(NodeId, u16), (Rc<dyn Station>, Rc<dyn Any>)>;
 
 /// How packets are treated in queues.
 pub type Classify = Rc<dyn Fn(&[u8]) -> Class>;
+/// By how many bytes a packet is longer on the network than what its machine wrote.
+pub type Declare = Rc<dyn Fn(&[u8]) -> u32>;
 
 /// The network before anything stands on it, and what will.
 pub struct Site<'a> {
     topology: &'a Topology,
     switch: SwitchPlan,
-    classes: Classes,
+    classes: OfJobs<Class>,
+    declared_bytes: OfJobs<u32>,
     stations: Stations,
 }
 
 impl<'a> Site<'a> {
     pub(crate) fn new(topology: &'a Topology, switch: SwitchPlan) -> Self {
-        Self { topology, switch, classes: Classes::default(), stations: Stations::new() }
+        let (classes, declared_bytes) = (OfJobs::default(), OfJobs::default());
+        Self { topology, switch, classes, declared_bytes, stations: Stations::new() }
     }
 
     /// Nodes and links.
@@ -220,7 +230,28 @@ impl<'a> Site<'a> {
         })
     }
 
+    /// How much longer packets of ATP are than what machines wrote: by the elements that a sample leaves out, of the job that a packet
+    /// is of.
+    #[must_use]
+    pub fn declare(&self) -> Declare {
+        let declared_bytes = self.declared_bytes.clone();
+        Rc::new(move |packet: &[u8]| {
+            // Requests and aborts carry no elements.
+            if packet.len() != fragment_packet_bytes(SAMPLE_ELEMENTS) {
+                return 0;
+            }
+            let job = Preamble::parse(packet).ok().map(|preamble| preamble.job.0);
+            job.and_then(|job| declared_bytes.borrow().get(&job).copied()).unwrap_or_default()
+        })
+    }
+
     pub(crate) fn plan(&mut self, plan: &JobPlan, tenant: Tenant) -> Box<dyn Machines> {
+        let (elements, carried) = plan.packet();
+        if carried < elements {
+            let bytes = 4 * (elements - carried) as u32;
+            let ids = (0..plan.system.parts(plan.workers.len())).map(|part| (tenant.id(part).0, bytes));
+            self.declared_bytes.borrow_mut().extend(ids);
+        }
         if plan.class != Class::default() {
             let ids = (0..plan.system.parts(plan.workers.len())).map(|part| (tenant.id(part).0, plan.class));
             self.classes.borrow_mut().extend(ids);

@@ -45,6 +45,10 @@ impl System for Ring {
         "ring"
     }
 
+    fn takes_samples(&self) -> bool {
+        true
+    }
+
     /// Workers' numbers are such that floats sum to the very number.
     fn bound(&self, _workers: usize, _largest: f64) -> f64 {
         0.0
@@ -131,7 +135,8 @@ impl RingWorker {
         let rank = self.process.rank();
         let index = (rank + 2 * workers - step) % workers;
         let range = chunk(gradient.count(), workers, index);
-        let bytes = HEADER_BYTES + 4 * range.len() as u64;
+        let elements = chunk(self.process.tenant().elements(tensor), workers, index).len();
+        let bytes = HEADER_BYTES + 4 * elements as u64;
         self.to_next.borrow_mut().push_back(Message { tensor, step, chunk: gradient.part(range) });
         let next = self.process.tenant().machine((rank + 1) % workers, 0);
         if let Some(flow) = self.flow {

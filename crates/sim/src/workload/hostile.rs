@@ -299,6 +299,7 @@ fn job(dice: &mut Dice, topology: &Topology, index: u64) -> JobPlan {
         stop: None,
         integers: dice.one_in(4),
         large_values: dice.among(&[0.0, 0.0, 0.02, 0.3]),
+        sampled: false,
     }
 }
 

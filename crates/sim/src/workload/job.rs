@@ -143,6 +143,11 @@ impl Job {
         self.workers[rank].waiting[shard].pop_front()
     }
 
+    /// Elements of a tensor, whether they are there or not.
+    pub(crate) fn elements(&self, tensor: u64) -> usize {
+        self.schedule.elements(tensor)
+    }
+
     /// Which elements of a tensor are machine `shard`'s.
     fn range(&self, tensor: u64, shard: usize) -> (usize, usize) {
         let elements = self.schedule.elements(tensor);
@@ -158,7 +163,7 @@ impl Job {
         let lost = self.workers[rank].lost.take_if(|(lost, _)| *lost == tensor).map(|(_, elements)| elements);
         match self.source.check(&part, from, lost.unwrap_or(0)) {
             Err(element) => {
-                let element = from + element;
+                let element = self.source.element(from, element);
                 let violation = Violation::WrongSum { job: self.plan.name.clone(), rank, tensor, element };
                 return self.referee.stop(context, violation);
             }

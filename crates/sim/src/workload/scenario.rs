@@ -4,6 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use fanin_wire::SAMPLE_ELEMENTS;
+
 use super::models::Model;
 use crate::net::{Class, LinkId, Multipath, NodeId, PortId, Topology};
 use crate::scenario_file::PacketKind;
@@ -95,6 +97,16 @@ pub struct JobPlan {
     pub integers: bool,
     /// Share of packets whose sum overflows ATP's static factor.
     pub large_values: f64,
+    /// Whether packets carry the first few of their elements only, and the others in length alone.
+    pub sampled: bool,
+}
+
+impl JobPlan {
+    /// Elements of a packet, and how many of them, the first, are there.
+    pub(crate) fn packet(&self) -> (usize, usize) {
+        let elements = self.system.packet_elements();
+        (elements, if self.sampled { SAMPLE_ELEMENTS } else { elements })
+    }
 }
 
 /// What a worker does all day.

@@ -77,6 +77,12 @@ impl Tenant {
         self.job.borrow().locate(packet, elements)
     }
 
+    /// Elements of a tensor, whether they are there or not.
+    #[must_use]
+    pub fn elements(&self, tensor: u64) -> usize {
+        self.job.borrow().elements(tensor)
+    }
+
     pub(crate) fn parts(&self) -> usize {
         self.plan().system.parts(self.plan().workers.len())
     }

@@ -43,6 +43,75 @@ fn every_system_sums_over_racks_and_losses() {
     }
 }
 
+/// What the run of a scenario reports, and every transmission of every packet: when, from whom to whom, how many bytes, marked or not.
+fn played_and_traced(text: &str) -> (Report, String) {
+    #[derive(Clone, Default)]
+    struct Shared(std::rc::Rc<std::cell::RefCell<Vec<u8>>>);
+    impl std::io::Write for Shared {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.borrow_mut().write(bytes)
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+    let trace = Shared::default();
+    let scenario = parse("test.toml", text).unwrap_or_else(|error| panic!("{error}"));
+    let options = Options { seed: 1, trace: Some(Box::new(trace.clone())), ..Options::default() };
+    let report = run(&scenario, options).unwrap_or_else(|error| panic!("{error}"));
+    let log = String::from_utf8(trace.0.take()).expect("JSON");
+    (report, log)
+}
+
+#[test]
+fn a_sample_of_the_payload_takes_the_same_decisions_at_the_same_times() {
+    let network = "until = \"2s\"\n[network]\ntopology = \"leaf-spine\"\nleaves = 4\nspines = 2\nhosts = 6\nqueue = \"80kB\"\necn = \"20kB\"\nhost_packet_cost = \"17.5ns\"\nhost_byte_cost = \"0.076ns\"\n[switch]\naggregators = 150\n[[loss]]\nloss = \"0.2%\"\nduplication = \"0.1%\"\n";
+    let atp = "[[job]]\nsystem = \"atp\"\nworkers = 7\ntensor = \"200kB\"\ntensors = 3\n";
+    let jobs = [
+        format!("{atp}[job.atp]\nscaling = \"dynamic\"\n[[job]]\nsystem = \"atp\"\nworkers = 5\ntensor = \"100kB\"\ntensors = 4\n[job.atp]\nelements = 64\n"),
+        format!("{atp}dtype = \"int32\"\n[[job]]\nsystem = \"ring\"\nworkers = 4\ntensor = \"100kB\"\ntensors = 3\n"),
+        "[[job]]\nsystem = \"ps-n-to-n\"\nworkers = 4\nmodel = \"resnet50\"\nscale = 1000\niterations = 2\njitter = \"5%\"\n".to_string(),
+        format!("{atp}[[fault]]\nat = \"20us\"\nkind = \"worker-respawns\"\njob = \"job0\"\nrank = 2\ndown = \"3ms\"\n"),
+    ];
+    for jobs in jobs {
+        let (full, all) = played_and_traced(&format!("{network}{jobs}"));
+        let (sample, same) = played_and_traced(&format!("payload = \"sample\"\n{network}{jobs}"));
+        let differs = all.lines().zip(same.lines()).find(|(one, other)| one != other);
+        assert_eq!(differs, None, "{jobs}");
+        assert_eq!(all.len(), same.len(), "{jobs}");
+        assert!(full.packet_hops > 1000 && !full.drops.is_empty(), "{:?}", full.drops);
+        // The digest is over the beginnings of packets too, and a tensor's length is there.
+        let report = |report: Report| format!("{:?}", Report { digest: String::new(), ..report });
+        assert_eq!(report(sample), report(full), "{jobs}");
+    }
+}
+
+/// With `hash`, fragments of a job meet others of it, each in all racks at once, and come to the server from every worker.
+#[test]
+fn a_job_over_eight_racks_takes_little_longer_than_its_bytes_on_one_link() {
+    let network = "payload = \"sample\"\n[network]\ntopology = \"leaf-spine\"\nleaves = 9\nspines = 8\nhosts = 8\ncore_rate = \"400Gbit\"\necn = \"100kB\"\n";
+    let report = play(&format!(
+        "{network}[[job]]\nsystem = \"atp\"\nworkers = 64\ntensor = \"2MB\"\ntensors = 1\nin_flight = 1\n[job.atp]\nhashing = \"linear\"\n"
+    ));
+    assert_eq!((report.jobs[0].switch_collisions, report.drops.len()), (0, 0));
+    // 1,344 of the 1,482 bytes of a packet on a link of 100 Gbit/s are elements.
+    let ideal = 2e6 * 8.0 / 100e9 * 1482.0 / 1344.0;
+    let took = report.jobs[0].finished_s;
+    assert!(took < 1.2 * ideal, "{took} s, and {ideal} on a link that is never idle");
+}
+
+#[test]
+fn a_sample_that_would_decide_otherwise_is_refused() {
+    let refused = |job: &str| {
+        let text = format!("payload = \"sample\"\n{RACK}{job}");
+        parse("test.toml", &text).expect_err("refused").to_string()
+    };
+    assert!(refused(&job("switchml")).contains("depends on all of a tensor"));
+    assert!(
+        refused(&format!("{}large_values = \"5%\"\n", job("atp"))).contains("most overflows would be in")
+    );
+}
+
 /// A resend of every worker is 140 kB at the server's port. With one timeout for all, the port drops the same ones for ever.
 #[test]
 fn a_queue_that_is_too_short_for_one_packet_of_each_worker_delays_and_does_not_stop() {

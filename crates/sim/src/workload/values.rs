@@ -38,6 +38,8 @@ pub struct Source {
     integers: bool,
     /// Elements of a packet.
     packet: usize,
+    /// How many of them, the first, are there: tensors consist of these.
+    carried: usize,
     /// What floats are multiples of; a power of two.
     unit: f64,
     /// Integers are below two to the power of this.
@@ -137,12 +139,14 @@ impl Source {
         let digits = DIGITS.min(1 << (bits - 1));
         let bound = |largest: i32| plan.system.bound(plan.workers.len(), power_of_two(largest));
         let largest = bits + floor_log2(unit);
+        let (packet, carried) = plan.packet();
         let mut source = Self {
             seed,
             workers,
             large: plan.large_values,
             integers: plan.integers,
-            packet: plan.system.packet_elements(),
+            packet,
+            carried,
             unit,
             bits: bits as u32,
             digits: digits - 1,
@@ -165,7 +169,8 @@ impl Source {
         source
     }
 
-    /// What `worker` contributes to elements `from` to `from + elements` of a tensor; in the memory of `old` if there is one.
+    /// What `worker` contributes to elements `from` to `from + elements` of a tensor, as far as they are there; in the memory of
+    /// `old` if there is one.
     #[must_use]
     pub fn contribution(
         &self,
@@ -181,13 +186,18 @@ impl Source {
             let digit = self.turned(rank[i % PLACES], self.turn(hash));
             signed(hash, 1 + self.common(hash) + digit)
         };
+        let count = elements / self.packet * self.carried + (elements % self.packet).min(self.carried);
+        let parts = (0..elements)
+            .step_by(self.packet)
+            .map(|begin| from + begin..from + elements.min(begin + self.carried));
         let numbers = if self.integers {
             let mut numbers = match old.map(|old| old.numbers) {
                 Some(Numbers::Int32(numbers)) => numbers,
                 _ => Vec::new(),
             };
             numbers.clear();
-            numbers.extend((from..from + elements).map(integer));
+            numbers.reserve_exact(count);
+            parts.for_each(|part| numbers.extend(part.map(integer)));
             Numbers::Int32(numbers)
         } else {
             let mut numbers = match old.map(|old| old.numbers) {
@@ -195,10 +205,11 @@ impl Source {
                 _ => Vec::new(),
             };
             numbers.clear();
+            numbers.reserve_exact(count);
             let unit = self.unit as f32;
-            numbers.extend((from..from + elements).map(|i| integer(i) as f32 * unit));
+            parts.for_each(|part| numbers.extend(part.map(|i| integer(i) as f32 * unit)));
             if self.large > 0.0 {
-                for (index, packet) in numbers.chunks_mut(self.packet).enumerate() {
+                for (index, packet) in numbers.chunks_mut(self.carried).enumerate() {
                     if self.is_large(key, from, index) {
                         packet.iter_mut().for_each(|x| *x *= power_of_two(LARGE_SHIFT) as f32);
                     }
@@ -209,8 +220,13 @@ impl Source {
         Gradient { tensor, numbers }
     }
 
+    /// Which element of a tensor is number `at` of those that are there, of the part that begins with element `from`.
+    pub(crate) const fn element(&self, from: usize, at: usize) -> usize {
+        from + at / self.carried * self.packet + at % self.carried
+    }
+
     /// Digest of a result's bits, or the first element that is not as near to the sum of all workers' contributions as the
-    /// job's system must come; integers must be exact. The first `skip` elements are not looked at.
+    /// job's system must come, by its number among those that are there; integers must be exact. The first `skip` are not looked at.
     ///
     /// # Errors
     /// That element.
@@ -225,20 +241,20 @@ impl Source {
         match &result.numbers {
             Numbers::Int32(sums) => {
                 for (i, sum) in sums.iter().enumerate().skip(skip) {
-                    if *sum != exact(from + i) {
+                    if *sum != exact(self.element(from, i)) {
                         return Err(i);
                     }
                     digest.add(sum.cast_unsigned());
                 }
             }
             Numbers::Float32(sums) => {
-                for (index, packet) in sums.chunks(self.packet).enumerate() {
+                for (index, packet) in sums.chunks(self.carried).enumerate() {
                     let large = self.is_large(key, from, index);
                     let unit = if large { self.unit * power_of_two(LARGE_SHIFT) } else { self.unit };
                     let bound = self.bounds[usize::from(large)];
-                    let begin = index * self.packet;
+                    let (begin, first) = (index * self.carried, from + index * self.packet);
                     for (i, sum) in packet.iter().enumerate().skip(skip.saturating_sub(begin)) {
-                        let expected = f64::from(exact(from + begin + i)) * unit;
+                        let expected = f64::from(exact(first + i)) * unit;
                         let half_unit = f64::from(f32::EPSILON) / 2.0 * (expected.abs() + bound);
                         let error = (f64::from(*sum) - expected).abs();
                         if error.is_nan() || error > bound + half_unit {
@@ -396,6 +412,7 @@ mod tests {
             workload: Workload::AllReduce { elements: ELEMENTS, in_flight: 1, count: None },
             integers: summer == Summer::Integers,
             large_values: large,
+            sampled: false,
         };
         Source::new(&plan, 7)
     }
@@ -467,6 +484,35 @@ mod tests {
         let mut mixed = right.clone();
         mixed.set(i, &wrong.part(i..i + 1));
         mixed
+    }
+
+    #[test]
+    fn a_sample_is_the_first_elements_of_each_packet_and_a_missing_contribution_is_seen_in_it() {
+        for summer in [Summer::Ring, Summer::Integers] {
+            let whole = source(summer, 5, 0.0);
+            let sample = Source { carried: 8, ..whole.clone() };
+            let all = whole.contribution(None, 3, 2, FROM, ELEMENTS);
+            let some = sample.contribution(None, 3, 2, FROM, ELEMENTS);
+            // Five packets, and one of two elements.
+            assert_eq!(some.count(), 5 * 8 + 2);
+            let at = |gradient: &Gradient, i: usize| match &gradient.numbers {
+                Numbers::Float32(x) => f64::from(x[i]),
+                Numbers::Int32(x) => f64::from(x[i]),
+            };
+            for i in 0..some.count() {
+                assert!(at(&some, i) == at(&all, sample.element(FROM, i) - FROM), "{i}");
+            }
+            let total = |ranks: std::ops::Range<u32>| {
+                let mut parts = ranks.map(|rank| sample.contribution(None, 3, rank, FROM, ELEMENTS));
+                let first = parts.next().expect("a worker");
+                parts.fold(first, |mut sum, part| {
+                    sum.add(0, &part);
+                    sum
+                })
+            };
+            assert!(sample.check(&total(0..5), FROM, 0).is_ok(), "{summer:?}");
+            assert_eq!(sample.check(&total(0..4), FROM, 0), Err(0), "{summer:?}");
+        }
     }
 
     #[test]

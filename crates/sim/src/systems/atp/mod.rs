@@ -14,10 +14,10 @@ use fanin_protocol::WorkerMachine;
 use fanin_protocol::atp::{
     AtpJobConfig, AtpWorker, AtpWorkerPlan, Hashing, Overflow, Scaling, ServerJob, SwitchRoute,
 };
-use fanin_wire::Directions;
+use fanin_wire::{Directions, SAMPLE_ELEMENTS, fragment_packet_bytes};
 
 use super::worker::{WorkerOwner, retransmission};
-use super::{Counters, Machines, Process, Site, System, Tenant};
+use super::{Counters, Declare, Machines, Process, Site, System, Tenant};
 use crate::net::{ActorId, Machine, Network, NodeId, SimAddress};
 use crate::workload::{Gradient, first};
 use placement::Placement;
@@ -84,6 +84,10 @@ impl System for Atp {
         self.timeout
     }
 
+    fn takes_samples(&self) -> bool {
+        true
+    }
+
     fn bound(&self, workers: usize, largest: f64) -> f64 {
         let workers = workers as f64;
         // Each contribution is rounded once, to a multiple of the factor (ATP §3.8): n halves of a unit.
@@ -124,7 +128,7 @@ impl Atp {
             key: placement.admission.key,
             generation: placement.admission.generation,
             workers: placement.admission.world_size,
-            elements: placement.admission.elements,
+            elements: if plan.sampled { SAMPLE_ELEMENTS as u16 } else { placement.admission.elements },
             window_max: placement.admission.in_flight,
             aggregators: site.switch().aggregators,
             hashing: self.hashing,
@@ -135,15 +139,16 @@ impl Atp {
         };
         let config = config.check().expect("a scenario's numbers are checked when it is read");
         let window = Rc::new(RefCell::new(Window::new(self.window, plan.workers.len())));
-        let classify = site.classify();
+        let (classify, declare) = (site.classify(), site.declare());
         let mut switches = Vec::new();
         for hop in &placement.switches {
-            let (switch, classify) = (site.switch(), classify.clone());
+            let (switch, classify, declare) = (site.switch(), classify.clone(), declare.clone());
             let station = site.station(hop.switch, SWITCH_PORT, || Switch {
                 node: hop.switch,
                 aggregators: switch.aggregators,
                 stale: switch.stale,
                 classify,
+                declare,
                 actor: Cell::new(ActorId(u32::MAX)),
                 routes: RefCell::default(),
                 elements: Cell::new(0),
@@ -156,7 +161,7 @@ impl Atp {
                 upstream: SimAddress::new(hop.upstream, port),
                 level: hop.level,
             });
-            station.elements.set(station.elements.get().max(self.elements));
+            station.elements.set(station.elements.get().max(config.elements));
             switches.push(station);
         }
         let workers = placement.workers.iter().map(|(directions, _)| *directions).collect();
@@ -164,11 +169,12 @@ impl Atp {
         let server = site.station(server, SERVER_PORT, || Server {
             node: server,
             classify,
+            declare: declare.clone(),
             actor: Cell::new(ActorId(u32::MAX)),
             jobs: RefCell::default(),
         });
         server.jobs.borrow_mut().push(Served { job, tenant: tenant.clone(), window: window.clone() });
-        Part { config, placement, switches, server, window }
+        Part { config, placement, switches, server, window, declare }
     }
 }
 
@@ -187,6 +193,7 @@ struct Part {
     switches: Vec<Rc<Switch>>,
     server: Rc<Server>,
     window: Rc<RefCell<Window>>,
+    declare: Declare,
 }
 
 impl Part {
@@ -207,7 +214,9 @@ impl Job {
         let (rank, part) = (process.rank(), &self.parts[process.part()]);
         let (directions, upstream) = part.way_up(rank);
         let timeout = retransmission(self.config.timeout);
-        let worker = AtpWorker::new(part.config, directions, upstream, timeout);
+        let worker = AtpWorker::new(part.config, directions, upstream, timeout)
+            .with_packet_bytes(fragment_packet_bytes(self.config.elements.into()));
+        let declare = part.declare.clone();
         let (class, window) = (self.tenant.plan().class, part.window.clone());
         let owner = WorkerOwner::watched(process, move |packet| {
             let parameters = gradient(packet)
@@ -217,7 +226,7 @@ impl Job {
             window.borrow_mut().received(rank, parameters.header.sequence);
             true
         });
-        Machine::new(worker, owner).classified(move |_| class)
+        Machine::new(worker, owner).classified(move |_| class).declaring(move |packet| declare(packet))
     }
 }
 
@@ -289,9 +298,8 @@ impl Machines for Job {
     fn respawn(&self, network: &mut Network, mut process: Process) -> Option<ActorId> {
         let part = &self.parts[process.part()];
         let earliest = part.server.progress(network, part.config.id)?.earliest;
-        let elements = usize::from(self.config.elements);
-        let (tensor, fragment) = self.tenant.locate(earliest, elements);
-        process.in_place_of_another(tensor, fragment as usize * elements);
+        let (tensor, fragment) = self.tenant.locate(earliest, self.config.elements.into());
+        process.in_place_of_another(tensor, fragment as usize * usize::from(part.config.elements));
         part.window.borrow_mut().begins_at(process.rank(), earliest);
         let (node, port) = (process.node(), process.port());
         let mut worker = self.worker(process);

@@ -10,7 +10,7 @@ use fanin_protocol::atp::{
 use fanin_protocol::{JobAborted, Summer, Verdict};
 use fanin_wire::{GradientPacket, JobId, Kind, Preamble};
 
-use super::super::{Classify, Role, Station, Table, Tenant};
+use super::super::{Classify, Declare, Role, Station, Table, Tenant};
 use super::window::Window;
 use crate::net::{ActorId, Body, Context, Machine, Network, NodeId, Owner, Packet, SimAddress};
 use crate::workload::Violation;
@@ -28,6 +28,7 @@ pub(super) struct Switch {
     pub(super) aggregators: u32,
     pub(super) stale: Duration,
     pub(super) classify: Classify,
+    pub(super) declare: Declare,
     pub(super) actor: Cell<ActorId>,
     pub(super) routes: RefCell<Vec<SwitchRoute<SimAddress>>>,
     /// Of the longest fragment.
@@ -46,8 +47,10 @@ impl Switch {
         for route in self.routes.borrow().iter() {
             switch.add_job(*route).expect("levels are those of a placement");
         }
-        let classify = self.classify.clone();
-        Machine::new(switch, NoOwner).classified(move |packet| classify(packet))
+        let (classify, declare) = (self.classify.clone(), self.declare.clone());
+        Machine::new(switch, NoOwner)
+            .classified(move |packet| classify(packet))
+            .declaring(move |packet| declare(packet))
     }
 
     pub(super) fn progress(&self, network: &Network, id: JobId) -> Option<AtpSwitchProgress> {
@@ -103,6 +106,7 @@ impl Owner<AtpSwitch<SimAddress>> for NoOwner {
 pub(super) struct Server {
     pub(super) node: NodeId,
     pub(super) classify: Classify,
+    pub(super) declare: Declare,
     pub(super) actor: Cell<ActorId>,
     pub(super) jobs: RefCell<Vec<Served>>,
 }
@@ -125,8 +129,10 @@ impl Server {
             server.add_job(job).expect("a scenario's jobs are checked when it is read");
             jobs.push(served.clone());
         }
-        let classify = self.classify.clone();
-        Machine::new(server, ServerOwner(jobs)).classified(move |packet| classify(packet))
+        let (classify, declare) = (self.classify.clone(), self.declare.clone());
+        Machine::new(server, ServerOwner(jobs))
+            .classified(move |packet| classify(packet))
+            .declaring(move |packet| declare(packet))
     }
 
     /// Where a job stands, unless the server is away.
