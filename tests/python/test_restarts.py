@@ -138,9 +138,11 @@ fanin._membership.join = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-@pytest.mark.parametrize("machines", ["ab", "aab"])
+@pytest.mark.parametrize(
+    ("machines", "dies"), [("ab", 1), ("aab", 2), ("aab", 0), ("aabb", 0), ("aabb", 3)]
+)
 def test_ranks_meet_once_more_when_one_dies_as_they_join_and_is_started_again(
-    start: Start, switch: str, machines: str
+    start: Start, switch: str, machines: str, dies: int
 ) -> None:
     size = len(machines)
 
@@ -148,9 +150,9 @@ def test_ranks_meet_once_more_when_one_dies_as_they_join_and_is_started_again(
         source = BY_NUMPY + more + NAMED
         return start(source, number, size, switch, FANIN_MACHINE=machines[number], ENDS="1")
 
-    others = [rank(number) for number in range(size - 1)]
-    assert rank(size - 1, DIES_AS_IT_JOINS).wait() == -signal.SIGKILL
-    for each in (*others, rank(size - 1)):
+    others = [rank(number) for number in range(size) if number != dies]
+    assert rank(dies, DIES_AS_IT_JOINS).wait() == -signal.SIGKILL
+    for each in (*others, rank(dies)):
         each.line("^done$")
         assert each.wait() == 0
 

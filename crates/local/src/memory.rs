@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 
 const FOLDER: &str = "/dev/shm";
 /// Names layout and version of what is in the file.
-const MAGIC: u64 = 0x6661_6e69_6e00_0002;
+const MAGIC: u64 = 0x6661_6e69_6e00_0003;
 const PAGE: usize = 4096;
 /// What a rank contributes at a time: of all ranks of a usual machine together, it stays in the cache that they share.
 const BLOCK_BYTES: usize = 256 << 10;
@@ -76,8 +76,10 @@ struct Header {
     attached: AtomicU32,
     /// Why the group has ended, as `Ending` packs it; 0 while it lives.
     ended: AtomicU64,
-    /// What the first rank has told: 0 nothing yet, 1 no, 2 yes.
+    /// What the first rank has told: 0 no, or nothing yet, 1 yes.
     told: AtomicU32,
+    /// Columns that have joined the job over machines.
+    joined: AtomicU32,
     gates: [Gate; GATES],
 }
 
@@ -313,26 +315,36 @@ impl SharedMemory {
         Ok(())
     }
 
-    /// As the first rank: tells the others something that only those that speak to the network know.
+    /// As a column's rank, once: it has joined the job over machines. Of what they found there all ranks take the first one's word.
     pub fn tell(&self, answer: bool) {
-        self.header().told.store(1 + u32::from(answer), Ordering::Release);
+        if self.me == 0 {
+            self.header().told.store(answer.into(), Ordering::Release);
+        }
+        self.header().joined.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// What the first rank tells; `None` when it has not within `patience`.
+    /// What the first rank tells, once all columns have joined; `None` when they have not within `patience`.
     ///
     /// # Errors
-    /// When the first rank has ended or left.
+    /// When a column's rank has ended or left before.
     pub fn told(&self, patience: Duration) -> Result<Option<bool>, MemoryError> {
         let begin = Instant::now();
+        let columns = 0..self.group.columns;
         loop {
-            let gone = self.seat(0).party() == Party::Left || self.is_dead(0);
-            match self.header().told.load(Ordering::Acquire) {
-                0 if gone => return Err(MemoryError::Lost { rank: self.group.ranks[0] }),
-                0 if begin.elapsed() >= patience => return Ok(None),
-                // Told once, as the group begins: no gate is open yet that could wake who waits.
-                0 => std::thread::sleep(GATHERING),
-                told => return Ok(Some(told == 2)),
+            // Asked first: who has joined may leave as soon as all have. One that left may have done so because another one died.
+            let dead = columns.clone().find(|rank| self.is_dead(*rank));
+            let gone = dead.or_else(|| columns.clone().find(|rank| self.seat(*rank).party() == Party::Left));
+            if self.header().joined.load(Ordering::Acquire) == columns.len() as u32 {
+                return Ok(Some(self.header().told.load(Ordering::Acquire) == 1));
             }
+            if let Some(rank) = gone {
+                return Err(MemoryError::Lost { rank: self.group.ranks[rank] });
+            }
+            if begin.elapsed() >= patience {
+                return Ok(None);
+            }
+            // Told once, as the group begins: no gate is open yet that could wake who waits.
+            std::thread::sleep(GATHERING);
         }
     }
 

@@ -61,17 +61,28 @@ fn another_groups_memory_is_refused() {
 }
 
 #[test]
-fn what_the_first_rank_tells_is_heard_and_that_it_left_too() {
+fn what_the_first_rank_tells_is_heard_when_all_columns_have_joined_and_that_one_left_too() {
+    let columns = |columns| Group { columns, networked: true, ..group(3) };
     for answer in [false, true] {
-        let memories = memories(&group(2));
-        assert_eq!(memories[1].told(Duration::ZERO).expect("it is here"), None);
-        memories[0].tell(answer);
-        assert_eq!(memories[1].told(PATIENCE).expect("it is here"), Some(answer));
+        let memories = memories(&columns(2));
+        for joins in [0, 1] {
+            assert!(
+                memories.iter().all(|memory| memory.told(Duration::ZERO).expect("all are here").is_none())
+            );
+            memories[joins].tell(answer == (joins == 0));
+        }
+        let told = memories.iter().map(|memory| memory.told(PATIENCE).expect("all are here"));
+        assert!(told.eq([Some(answer); 3]));
     }
-    let mut memories = memories(&group(2));
-    drop(memories.remove(0));
-    let error = memories[0].told(PATIENCE).expect_err("it has left").to_string();
-    assert!(error.starts_with("rank 0 of this machine has ended"), "{error}");
+    for leaves in [0, 1] {
+        let mut memories = memories(&columns(2));
+        memories[1 - leaves].tell(true);
+        drop(memories.remove(leaves));
+        for memory in &memories {
+            let error = memory.told(PATIENCE).expect_err("it has left").to_string();
+            assert!(error.starts_with(&format!("rank {leaves} of this machine has ended")), "{error}");
+        }
+    }
 }
 
 #[test]

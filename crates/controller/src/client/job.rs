@@ -1,5 +1,6 @@
 //! A rank's whole job: what it sums with the ranks of its machine in shared memory, and over machines in a [`Session`].
 
+use std::io::ErrorKind;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -89,8 +90,18 @@ impl LocalRanks {
             Some(memory) => memory,
             None => {
                 let me = group.ranks.iter().position(|rank| *rank == self.rank).unwrap_or_default();
-                // The first rank has told that it is there.
-                SharedMemory::open(&self.file(), group, me, patience).map_err(no_memory)?
+                // The first rank has told that it is there; and may have gone again.
+                loop {
+                    let left = patience.saturating_sub(began.elapsed());
+                    match SharedMemory::open(&self.file(), group.clone(), me, LOOK.min(left)) {
+                        Err(MemoryError::Unreachable { cause, .. })
+                            if cause.kind() == ErrorKind::NotFound && !left.is_zero() =>
+                        {
+                            cancel.cause().map_or(Ok(()), Err)?;
+                        }
+                        opened => break opened.map_err(no_memory)?,
+                    }
+                }
             }
         };
         loop {
@@ -104,14 +115,19 @@ impl LocalRanks {
     }
 }
 
-/// Waits until the first rank of the machine has joined the job over machines, and tells what it found there.
-fn hear(memory: &SharedMemory, cancel: &Cancel) -> Result<bool, SessionError> {
+/// Waits until all columns of the machine have joined the job over machines, and tells what the first one found there; or why this rank's own
+/// `failed` meanwhile. None takes part before: where one cannot join, all ranks join once more.
+fn hear(
+    memory: &SharedMemory,
+    failed: impl Fn() -> Option<SessionError>,
+    cancel: &Cancel,
+) -> Result<bool, SessionError> {
     loop {
-        // That rank has a limit of its own.
-        match memory.told(LOOK).map_err(no_memory)? {
-            Some(told) => return Ok(told),
-            None => cancel.cause().map_or(Ok(()), Err)?,
+        // Each column has a limit of its own.
+        if let Some(told) = memory.told(LOOK).map_err(no_memory)? {
+            return Ok(told);
         }
+        cancel.cause().or_else(&failed).map_or(Ok(()), Err)?;
     }
 }
 
@@ -186,15 +202,12 @@ impl Job {
         } else {
             None
         };
-        let has_roots = match &session {
-            // Alike on all machines: all have the same services.
-            Some(session) => session.has_roots(),
-            None if group.networked => hear(&memory, cancel)?,
-            None => true,
-        };
-        if me == 0 {
-            memory.tell(has_roots);
+        if let Some(session) = &session {
+            memory.tell(session.has_roots());
         }
+        // Alike on all machines: all have the same services.
+        let failed = || Some(column.name(session.as_ref()?.failure()?));
+        let has_roots = !group.networked || hear(&memory, failed, cancel)?;
         let network = session
             .clone()
             .map(|session| Box::new(Machines { session, column: column.clone() }) as Box<dyn Network>);

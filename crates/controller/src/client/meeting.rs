@@ -19,7 +19,7 @@ use crate::{ChainError, SessionError};
 const FIRST: &str = "switch";
 /// The last one, which lasts while the ranks join.
 const LAST: &str = "joins";
-/// By how much a rank may hear later than another that one began anew, and how often it looks.
+/// By how much a rank may hear later than another that one began anew, which left for that; and how often it looks.
 const TOLD: Duration = Duration::from_millis(500);
 const LOOK: Duration = Duration::from_millis(10);
 /// How much later than asked for a switch may answer.
@@ -99,18 +99,33 @@ impl Meeting {
     /// The last of all: the rank joins until what is returned is dropped. When another one is started again meanwhile, `cancel` is called, with [`Refusal::BeganAnew`].
     #[must_use]
     pub fn joining(&self, patience: Duration, cancel: &Cancel) -> Joining {
-        let said = said(&self.config, (LAST, self.attempt), String::new(), patience);
-        let said = MeetRequest { joins: true, ..said };
         let (mut connection, joined, cancel) = (self.connection.clone(), cancel.clone(), cancel.clone());
+        let (config, attempt, until) = (self.config.clone(), self.attempt, Instant::now() + patience);
         let told = async move {
-            // Whatever else it hears says nothing of the services that it joins.
-            if let Err(error @ SessionError::JoinRefused { reason: Refusal::BeganAnew { .. }, .. }) =
-                meet(&mut connection, said, patience).await
-            {
-                cancel.because(error);
+            loop {
+                let left = until.saturating_duration_since(Instant::now());
+                let said = said(&config, (LAST, attempt), String::new(), left);
+                match meet(&mut connection, MeetRequest { joins: true, ..said }, left).await {
+                    Err(error @ SessionError::JoinRefused { reason: Refusal::BeganAnew { .. }, .. }) => {
+                        return cancel.because(error);
+                    }
+                    // It restarts, or has still to see that the connection is gone on which this rank said so before.
+                    Err(SessionError::JoinRefused {
+                        reason: Refusal::DuplicateRank { .. } | Refusal::SwitchStopping,
+                        ..
+                    }) => {}
+                    // Nothing of the services that it joins.
+                    Ok(_) | Err(SessionError::JoinRefused { .. } | SessionError::JoinTimeout { .. }) => {
+                        return;
+                    }
+                    // The connection broke, or the switch is another one now: who begins anew comes there, too.
+                    Err(_) => {}
+                }
+                tokio::time::sleep(RETRY).await;
             }
         };
-        Joining { told: self.runtime.as_ref().map(|runtime| runtime.spawn(told)), cancel: joined }
+        let told = self.runtime.as_ref().map(|runtime| runtime.spawn(told));
+        Joining { told, cancel: joined, rank: self.config.rank, until }
     }
 }
 
@@ -119,24 +134,36 @@ impl Meeting {
 pub struct Joining {
     told: Option<JoinHandle<()>>,
     cancel: Cancel,
+    rank: u32,
+    /// When it loses patience.
+    until: Instant,
 }
 
 impl Joining {
-    /// What became of it. A rank whose neighbour in shared memory is gone may only not have been told yet why that one went: all are, at once.
+    /// What became of it. Who failed for what others did may only not have been told yet why they did it: all are, at once. That a rank died is known
+    /// before it can have been started again, which is waited for as others wait who only miss it.
     ///
     /// # Errors
     /// That of `joined`, unless another rank began anew.
     pub fn over<T>(self, joined: Result<T, SessionError>) -> Result<T, SessionError> {
-        let since = Instant::now();
+        let soon = Instant::now() + TOLD;
+        let mut has_said = false;
         loop {
-            let Err(SessionError::RankLost { .. }) = &joined else {
-                return joined;
-            };
             if let Some(cause) = self.cancel.cause() {
                 return Err(cause);
             }
-            if since.elapsed() >= TOLD {
-                return joined;
+            let now = Instant::now();
+            match &joined {
+                Err(SessionError::RankLost { rank }) if now < self.until => {
+                    if now >= soon && !has_said {
+                        has_said = true;
+                        let left = (self.until - now).as_secs();
+                        let waits = "ended while the ranks joined; waiting for it to be started again";
+                        say(self.rank, &format!("rank {} {waits} ({left} s at most)", rank.0));
+                    }
+                }
+                Err(_) if now < soon => {}
+                _ => return joined,
             }
             std::thread::sleep(LOOK);
         }
