@@ -1,4 +1,5 @@
-//! What the ranks of a job tell of it and of themselves. Nothing is decided by it: it is there for who asks.
+//! What the ranks of a job tell of it and of themselves. What is kept of it decides nothing: it is there for who asks. (How long windows are at
+//! least follows from the shares as a request to join has them: `service.rs`, `portion`.)
 
 use std::collections::BTreeMap;
 use std::time::Duration;
