@@ -196,6 +196,7 @@ impl Job {
         let (world_size, timeout, wire_dtype) = (config.world_size, config.timeout, config.wire_dtype);
         let session = if group.networked && me < group.columns {
             let config = SessionConfig { ranks_here: group.ranks.clone(), ..config };
+            let config = SessionConfig { called: column.0.to_vec(), ..config };
             let config = of_column(config, me, group.columns, machine, &local.machines);
             let session = Session::connect_unless(config, cancel).map_err(|error| column.name(error))?;
             Some(Arc::new(session))
@@ -559,5 +560,22 @@ fn cause(failure: &Failure, wire_dtype: WireDtype, tensor: Tensor, switch: &str)
         Some(LocalError::Ended { .. }) | None => {
             SessionError::Local { what: "summing with this machine's ranks", cause: cause.to_string() }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rank_whose_first_neighbour_has_gone_again_looks_for_its_memory_until_it_is_cancelled() {
+        let name = format!("fanin-gone-{}", std::process::id());
+        let mut ranks = LocalRanks::new(vec![0, 0], 1, name).expect("no memory of its own");
+        let cancel = Cancel::default();
+        cancel.cancel();
+        let gathered = ranks.gather(Duration::from_secs(5), &cancel).map(drop);
+        assert_eq!(gathered, Err(SessionError::Closed));
+        let gathered = ranks.gather(Duration::from_millis(100), &Cancel::default()).map(drop);
+        assert!(matches!(gathered, Err(SessionError::Local { .. })), "{gathered:?}");
     }
 }

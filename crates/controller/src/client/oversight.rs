@@ -127,8 +127,11 @@ impl Oversight {
             self.probe_who_waits_for_us(&awaited);
             let awaited: Ranks = awaited.iter().flat_map(Ranks::iter).collect();
             if !awaited.is_empty() {
-                let rank = self.shared.rank.0;
-                say(rank, &still_waiting(stands, &awaited, &oldest.tensor, self.shared.timeout()));
+                let awaited = self.shared.config.names(&awaited);
+                say(
+                    self.shared.config.own_name().0,
+                    &still_waiting(stands, &awaited, &oldest.tensor, self.shared.timeout()),
+                );
             }
         }
         self.check_probe(stands).await?;
@@ -144,14 +147,15 @@ impl Oversight {
         let to_blame: Option<Rank> = awaited.iter().find(|rank| left.contains(*rank));
         self.progress.blame = now + STANDSTILL;
         let Some(rank) = to_blame else { return Ok(()) };
-        Err(self.why_left(rank).await)
+        Err(self.why_left(rank, &left).await)
     }
 
     /// That a rank left, or the service that died before: ranks that were not admitted there yet left for that, and so nobody can take over.
-    async fn why_left(&self, rank: Rank) -> SessionError {
+    /// The services of those who left went with them.
+    async fn why_left(&self, rank: Rank, left: &Ranks) -> SessionError {
         let mut asked = JoinSet::new();
-        for (service, lane) in self.shared.lanes().enumerate().filter(|(at, _)| !self.shared.hosts(rank, *at))
-        {
+        let went = |service| left.iter().any(|rank| self.shared.hosts(rank, service));
+        for (service, lane) in self.shared.lanes().enumerate().filter(|(service, _)| !went(*service)) {
             let mut client = lane.connection.client.clone();
             let greeting = StatusRequest { job: Some(String::new()), passed_on: 0 };
             asked.spawn(async move {
@@ -161,6 +165,7 @@ impl Oversight {
         }
         while let Some(answer) = asked.join_next().await {
             if let Some((service, cause)) = answer.ok().flatten() {
+                let rank = self.shared.config.name(rank);
                 return died(&self.shared.members[service].switch, &cause, rank);
             }
         }
@@ -202,7 +207,7 @@ impl Oversight {
             return Err(SessionError::SwitchUnreachable { switch, port, waited: stands, cause });
         }
         say(
-            self.shared.rank.0,
+            self.shared.config.own_name().0,
             &format!("switch {} waits for this rank, but is cut off ({})", found.switch, found.cause),
         );
         self.progress.cut_off = Some(found);

@@ -435,7 +435,8 @@ async fn admission(
     let began = Instant::now();
     let mut waiting = Waiting::new(config.join_timeout);
     let (mut connection, _) =
-        Connection::open_saying(&service.switch, config.join_timeout, |text| say(config.rank, text)).await?;
+        Connection::open_saying(&service.switch, config.join_timeout, |text| say(config.own_name().0, text))
+            .await?;
     let began_joining = Instant::now();
     let mut not_yet = None;
     loop {
@@ -447,7 +448,7 @@ async fn admission(
                 job,
             }) => {
                 if waiting.is_due(true) {
-                    say(config.rank, &waiting.says(&format!("the switches on the way: {error}")));
+                    say(config.own_name().0, &waiting.says(&format!("the switches on the way: {error}")));
                 }
                 not_yet = Some(SessionError::Chain { error, job });
             }

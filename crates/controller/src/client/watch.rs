@@ -103,7 +103,7 @@ impl Watch {
     async fn heartbeat(&mut self) -> Pulse {
         let job = self.shared.job(self.service);
         let statistics = self.shared.driver.statistics_of(self.service);
-        warnings::packets_lost(self.shared.rank.0, &self.member().switch, &statistics);
+        warnings::packets_lost(self.own_name(), &self.member().switch, &statistics);
         let rtt = statistics.smoothed_rtt;
         let message = HeartbeatRequest {
             job_id: job.id().0,
@@ -179,7 +179,10 @@ impl Watch {
                             Some(_) if self.shared.hosts(rank, self.service) => {
                                 Err(SessionError::RankLeft { rank })
                             }
-                            Some(_) => Err(died(&self.member().switch, &cause, rank)),
+                            Some(_) => {
+                                let rank = self.shared.config.name(rank);
+                                Err(died(&self.member().switch, &cause, rank))
+                            }
                             None => Ok(()),
                         };
                     }
@@ -215,6 +218,10 @@ impl Watch {
         self.shared.lane(self.service).connection.clone()
     }
 
+    fn own_name(&self) -> u16 {
+        self.shared.config.own_name().0
+    }
+
     fn member(&self) -> &Member {
         &self.shared.members[self.service]
     }
@@ -236,7 +243,7 @@ impl Watch {
             rank = self.shared.rank.0,
             "the switch restarted; joining again"
         );
-        warnings::switch_restarted(self.shared.rank.0, &self.member().switch);
+        warnings::switch_restarted(self.own_name(), &self.member().switch);
         let memory = self.suspended();
         let rejoined = self.rejoin_in_time(since, &memory).await;
         self.shared.lane(self.service).is_rejoining = false;
@@ -267,7 +274,7 @@ impl Watch {
                     let who = if missing_ranks.is_empty() {
                         "some ranks".into()
                     } else {
-                        format!("rank {missing_ranks}")
+                        format!("rank {}", self.shared.config.names(&missing_ranks))
                     };
                     return Err(
                         self.lost(since.elapsed(), &format!("it restarted, but {who} did not join again"))
@@ -325,7 +332,7 @@ impl Watch {
             cause = match self.join_at(name, connection, left.min(patience), memory).await {
                 Ok(admitted) => {
                     if !is_itself {
-                        warnings::taken_over(self.shared.rank.0, &self.member().switch, &switch);
+                        warnings::taken_over(self.own_name(), &self.member().switch, &switch);
                     }
                     return self.go_on(admitted, since).await;
                 }

@@ -351,33 +351,51 @@ fn a_switch_that_ends_as_the_job_begins_is_named_at_once() {
     assert!(cause.starts_with("it ended as the job began: ") && cause.contains("refused"), "{cause}");
 }
 
-#[test]
-fn a_service_that_dies_while_ranks_are_admitted_is_named_and_not_the_rank_that_left_for_it() {
+/// What rank 0 of three hears where ranks 1 and 2 are admitted by the service that lives, hear nothing of one that dies, in the process of `host`, and leave;
+/// and which service dies. They are called 4, 5 and 6.
+fn where_a_service_dies_while_ranks_are_admitted(host: Option<u32>) -> (SessionError, String) {
     let alive = switch();
     let brief = Script { is_brief: true, ..Script::default() }.play();
     let dies = brief.address.to_string();
-    let services = [alive.address().to_string(), dies.clone()];
-    let services = ServiceConfig::all(services.map(|service| (service, 0.5, None, None)).to_vec());
+    let services = [(alive.address().to_string(), None), (dies.clone(), host)];
+    let services = services.map(|(service, host)| (service, 0.5, None, host));
+    let services = ServiceConfig::all(services.to_vec());
     let plan = services[0].plan;
-    let zero = SessionConfig { services, ..config(&alive, "dies", 0, 2) };
+    let zero = SessionConfig { services, called: vec![4, 5, 6], ..config(&alive, "dies", 0, 3) };
     let zero = thread::spawn(move || Session::connect(zero).expect("admitted at both"));
-    // Rank 1 is admitted by the one that lives, hears nothing of the other, and leaves.
-    tokio::runtime::Runtime::new().expect("a runtime").block_on(async {
-        let mut client =
-            ControlClient::connect(format!("http://{}", alive.address())).await.expect("a switch");
-        let one = JoinRequest { plan, ..request("dies", 1, 2, HANG) };
-        let reply = client.join(one).await.expect("an answer").into_inner();
-        let Some(Outcome::Admission(Admission { job_id, key, .. })) = reply.outcome else {
-            panic!("{reply:?}")
-        };
-        let secret = Key::from_bytes(key.try_into().expect("16 bytes")).secret_of(Rank(1));
-        client.leave(LeaveRequest { job_id, rank: 1, passed_on: 0, secret }).await.expect("it leaves");
-    });
+    let leaves = |rank: u32| {
+        let alive = alive.address();
+        thread::spawn(move || {
+            tokio::runtime::Runtime::new().expect("a runtime").block_on(async {
+                let mut client = ControlClient::connect(format!("http://{alive}")).await.expect("a switch");
+                let request = JoinRequest { plan, ..request("dies", rank, 3, HANG) };
+                let reply = client.join(request).await.expect("an answer").into_inner();
+                let Some(Outcome::Admission(Admission { job_id, key, .. })) = reply.outcome else {
+                    panic!("{reply:?}")
+                };
+                let secret = Key::from_bytes(key.try_into().expect("16 bytes")).secret_of(Rank(rank as u16));
+                client.leave(LeaveRequest { job_id, rank, passed_on: 0, secret }).await.expect("it leaves");
+            });
+        })
+    };
+    [1, 2].map(leaves).into_iter().for_each(|rank| rank.join().expect("no panic"));
     let zero = zero.join().expect("no panic");
     let error = submit(&zero, vec![1_i32; 100_000], Op::Sum).wait().expect_err("nobody else is there");
+    (error, dies)
+}
+
+#[test]
+fn a_service_that_dies_while_ranks_are_admitted_is_named_and_not_the_rank_that_left_for_it() {
+    let (error, dies) = where_a_service_dies_while_ranks_are_admitted(None);
     let SessionError::SwitchLost { switch, cause } = error else { panic!("{error}") };
     assert_eq!(switch, dies);
-    assert!(cause.contains("refused") && cause.contains("rank 1 left"), "{cause}");
+    assert!(cause.contains("refused") && cause.contains("rank 5 left"), "{cause}");
+}
+
+#[test]
+fn a_service_that_goes_with_a_rank_that_left_is_not_to_blame() {
+    let (error, _) = where_a_service_dies_while_ranks_are_admitted(Some(2));
+    assert!(matches!(error, SessionError::RankLeft { .. }), "{error}");
 }
 
 /// Of a job that two services sum alike.
