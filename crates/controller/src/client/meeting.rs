@@ -301,3 +301,42 @@ async fn meet(
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use fanin_wire::Rank;
+
+    use super::*;
+
+    const LOST: SessionError = SessionError::RankLost { rank: Rank(1) };
+
+    fn joining(patience: Duration) -> (Joining, Cancel) {
+        let cancel = Cancel::default();
+        (Joining { told: None, cancel: cancel.clone(), rank: 0, until: Instant::now() + patience }, cancel)
+    }
+
+    fn began_anew() -> SessionError {
+        let reason = Refusal::BeganAnew { rank: 1 };
+        SessionError::JoinRefused { switch: "switch".into(), job: "job".into(), reason }
+    }
+
+    #[test]
+    fn a_rank_that_died_is_waited_for_until_it_begins_anew_or_patience_is_over() {
+        let (waits, cancel) = joining(Duration::from_secs(60));
+        let begins_anew = std::thread::spawn(move || {
+            std::thread::sleep(TOLD * 3 / 2);
+            cancel.because(began_anew());
+        });
+        assert_eq!(waits.over::<()>(Err(LOST)), Err(began_anew()));
+        begins_anew.join().expect("no panic");
+        assert_eq!(joining(TOLD).0.over::<()>(Err(LOST)), Err(LOST));
+    }
+
+    #[test]
+    fn who_has_joined_as_another_begins_anew_joins_once_more() {
+        let (late, cancel) = joining(Duration::from_secs(60));
+        cancel.because(began_anew());
+        assert_eq!(late.over(Ok(())), Err(began_anew()));
+        assert_eq!(joining(Duration::from_secs(60)).0.over(Ok(())), Ok(()));
+    }
+}

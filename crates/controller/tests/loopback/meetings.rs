@@ -144,6 +144,29 @@ fn ranks_that_join_already_meet_again_with_one_that_was_started_again() {
 }
 
 #[test]
+fn who_joins_is_told_also_by_a_switch_that_was_started_again() {
+    let (first, service) = (switch(), switch());
+    let (address, named) = (first.address(), [first.address().to_string()]);
+    let dead = {
+        let config = config(&named, 1, 2);
+        thread::spawn(move || Meeting::open(config, HANG, &Cancel::default()))
+    };
+    let meeting = Meeting::open(config(&named, 0, 2), HANG, &Cancel::default()).expect("both come");
+    drop(dead.join().expect("no panic").expect("both come"));
+    let cancel = Cancel::default();
+    let joining = meeting.joining(HANG, &cancel);
+    first.stop();
+    let _again = SwitchServer::start(SwitchServerConfig::new(address)).expect("its port");
+    let one = meets(&named, 1, 2, HANG);
+    let config = SessionConfig::new(service.address().to_string(), "meets", 0, 2);
+    let outcome =
+        joining.over(Session::connect_unless(SessionConfig { join_timeout: HANG, ..config }, &cancel));
+    let Err(SessionError::JoinRefused { reason, .. }) = outcome else { panic!("{outcome:?}") };
+    assert_eq!(reason, Refusal::BeganAnew { rank: 1 });
+    all_meet(vec![meets(&named, 0, 2, HANG), one]);
+}
+
+#[test]
 fn what_is_told_in_pieces_is_heard_whole_also_behind_a_rack() {
     let switch = switch();
     let listen = ([127, 0, 0, 1], 0).into();
