@@ -160,7 +160,8 @@ impl Meetings {
             return Err(crowded());
         }
         // Nobody will be told of it. That it is too much all are told when all are there, so that none waits for those who were told before.
-        let text = if too_long { Bytes::new() } else { text };
+        // Not a part of what the call came in, of which more than the text would be kept.
+        let text = if too_long { Bytes::new() } else { Bytes::copy_from_slice(&text) };
         let word = text.len() + WORD_BYTES;
         let of_one = rounds.bytes.get(&from).copied().unwrap_or_default();
         if of_one + word > BYTES_OF_ONE_MAX || rounds.bytes.values().sum::<usize>() + word > BYTES_MAX {
@@ -442,6 +443,16 @@ mod tests {
         let later = |attempt| meetings.enter([10, 0, 0, 3].into(), said(attempt, 0, ""));
         let rounds: Vec<_> = (1..).map(later).take_while(Result::is_ok).collect();
         assert_eq!(rounds.len(), LATER_ROUNDS_MAX);
+    }
+
+    #[test]
+    fn nothing_is_kept_of_a_word_but_its_text() {
+        let meetings = Meetings::default();
+        let received = Bytes::from(vec![b'x'; 8 << 10]);
+        let text = received.slice(..1);
+        let present = meetings.enter(HERE.into(), MeetRequest { text, ..said(0, 0, "") }).expect("heard");
+        assert!(received.is_unique());
+        drop(present);
     }
 
     #[tokio::test]
