@@ -423,8 +423,14 @@ fn plan_table(job: &Job<'_>) -> Option<String> {
         ]);
     }
     let elsewhere = ranks_of(&elsewhere);
+    // Who speaks for others says so with his place: without it he is only a machine's number.
+    let are_machines = known.iter().any(|member| member.ranks.len() > 1);
     let elsewhere = match elsewhere.len() {
         0 => String::new(),
+        count if are_machines => format!(
+            "\nnot shown: where the ranks of {} are; a service keeps the places of about 100 machines",
+            if count == 1 { "one more machine".into() } else { format!("{count} more machines") },
+        ),
         count => format!(
             "\nnot shown: where {count} more are ({}); a service keeps the places of about 100 ranks",
             ranks(count, shortened(&elsewhere)),
@@ -690,6 +696,28 @@ mod tests {
         let more =
             "not shown: where 928 more are (ranks 96-1023); a service keeps the places of about 100 ranks";
         assert!(text.lines().any(|line| line == more) && text.lines().count() < 30, "{text}");
+    }
+
+    #[test]
+    fn of_machines_of_which_no_place_is_known_the_table_gives_no_ranks() {
+        let of_machines = |machines: u16| {
+            let member = |machine: u16| {
+                let ranks = (0..8).map(|rank| u32::from(machine) * 8 + rank).collect();
+                let (name, address) = (format!("node{machine}"), "10.0.0.1".into());
+                let known = Place { machine: format!("id of {name}"), name, address, ranks };
+                let place = if machine < 12 { known } else { Place::default() };
+                MemberStatus { rank: Rank(machine), place, seconds_per_byte: None, imbalance: 0.0 }
+            };
+            let mut status = status();
+            let JobStatusState::Running { split, members, .. } = &mut status.jobs[0].state else { panic!() };
+            *split = Some((Split { shares: vec![], prediction: None }, 0));
+            *members = (0..machines).map(member).collect();
+            table(&report("10.0.0.9:4800", &status))
+        };
+        for (machines, more) in [(13, "one more machine"), (128, "116 more machines")] {
+            let (line, text) = (format!("not shown: where the ranks of {more} are; "), of_machines(machines));
+            assert!(text.lines().any(|it| it.starts_with(&line)), "{text}");
+        }
     }
 
     #[test]
