@@ -16,6 +16,9 @@ from fanin._membership import Connected, Ranks
 from fanin._settings import Said, Settings, variable
 from fanin.errors import BeganAnew, SwitchUnreachable
 
+# Before ranks meet once more, in seconds: whatever made one begin anew may do so again at once.
+AGAIN = 0.1
+
 Op: TypeAlias = Literal["sum", "avg"]
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
@@ -212,6 +215,7 @@ def joined(settings: Settings, job: str, rank: int, world_size: int, timeout: fl
             # All that this rank made for the others is gone again.
             if time.monotonic() >= deadline:
                 raise
+            time.sleep(AGAIN)
 
 
 def _met(

@@ -315,12 +315,16 @@ macro_rules! for_each_refusal {
                      waits for does not add up; was it restarted with another --upstream? start the job again"
                 );
 
-            /// The ranks met already, and one of them says that it begins.
+            /// The ranks met already, and one of them says that it begins: it was started again while they said more, or joined.
             BeganAnew = "began_anew" {
                 /// That rank.
                 rank: u32,
             }
-                |f| write!(f, "rank {rank} began anew while the ranks met; all have to begin anew");
+                |f| write!(
+                    f,
+                    "rank {rank} was started again while the ranks met or joined, so that all have to meet once more; start \
+                     them again, with a longer timeout if that was over"
+                );
 
             /// The ranks say too much to each other before they join.
             WordsTooLong = "words_too_long" {
