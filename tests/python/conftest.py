@@ -20,6 +20,7 @@ from ranks import Ranks
 
 # Of more than a run of all tests needs: a port is not soon another one's again.
 PORTS_OF_A_WORKER = 1000
+PORTS_PRIVILEGED = 1024
 
 
 @pytest.fixture(scope="session")
@@ -47,15 +48,17 @@ def launch(switch: str) -> Iterator[Launch]:
         ranks.close()
 
 
-_ports = itertools.count()
+_ports = itertools.count(os.getpid())  # tests of two checkouts may run on one machine
 
 
 def free_address() -> str:
     """Where nobody listens, yet: where no connection begins, and no other xdist worker looks."""
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     connections = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    workers = max((connections - PORTS_PRIVILEGED) // PORTS_OF_A_WORKER, 1)
+    last = connections - 1 - worker % workers * PORTS_OF_A_WORKER
     for _ in range(PORTS_OF_A_WORKER):
-        port = connections - 1 - worker * PORTS_OF_A_WORKER - next(_ports) % PORTS_OF_A_WORKER
+        port = last - next(_ports) % PORTS_OF_A_WORKER
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
             return f"127.0.0.1:{port}"
     raise AssertionError("all ports of this worker are taken")
