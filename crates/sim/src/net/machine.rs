@@ -36,8 +36,8 @@ where
 
 const OWN_TIMER: u64 = u64::MAX;
 
-/// How a packet is treated in queues.
-type Classify = Box<dyn Fn(&[u8]) -> Class>;
+/// How a machine's packet is treated in queues.
+type Classify<E> = Box<dyn Fn(&E, &[u8]) -> Class>;
 /// By how many bytes a packet is longer than what the machine wrote.
 type Declare = Box<dyn Fn(&[u8]) -> u32>;
 
@@ -48,8 +48,10 @@ pub struct Machine<E, O> {
     pub machine: E,
     /// Its owner.
     pub owner: O,
-    classify: Classify,
+    classify: Classify<E>,
     declare: Declare,
+    /// Whom the train is for that is being sent.
+    recipients: Vec<SimAddress>,
     /// The earliest timer that is set.
     timer: Option<Instant>,
 }
@@ -61,13 +63,13 @@ where
 {
     /// All packets in the default class.
     pub fn new(machine: E, owner: O) -> Self {
-        let (classify, declare) = (Box::new(|_: &[u8]| Class::default()), Box::new(|_: &[u8]| 0_u32));
-        Self { machine, owner, classify, declare, timer: None }
+        let (classify, declare) = (Box::new(|_: &E, _: &[u8]| Class::default()), Box::new(|_: &[u8]| 0_u32));
+        Self { machine, owner, classify, declare, recipients: Vec::new(), timer: None }
     }
 
-    /// How the machine's packets are treated in queues.
+    /// How each of the machine's packets is treated in queues, by the packet or by what the machine knows of it.
     #[must_use]
-    pub fn classified(mut self, classify: impl Fn(&[u8]) -> Class + 'static) -> Self {
+    pub fn classified(mut self, classify: impl Fn(&E, &[u8]) -> Class + 'static) -> Self {
         self.classify = Box::new(classify);
         self
     }
@@ -85,9 +87,13 @@ where
         let mut train = std::mem::take(&mut context.core.train);
         loop {
             while let Some(transmit) = self.machine.poll_transmit(now, &mut train) {
-                for packet in train[..transmit.bytes].chunks(transmit.segment_bytes) {
-                    let (class, declared) = ((self.classify)(packet), (self.declare)(packet));
-                    context.send_to_all(transmit.to, class, packet, declared);
+                let (bytes, segment_bytes) = (transmit.bytes, transmit.segment_bytes);
+                self.recipients.clear();
+                self.recipients.extend_from_slice(transmit.to);
+                for packet in train[..bytes].chunks(segment_bytes) {
+                    let class = (self.classify)(&self.machine, packet);
+                    let declared = (self.declare)(packet);
+                    context.send_to_all(&self.recipients, class, packet, declared);
                 }
             }
             let Some(event) = self.machine.poll_event() else { break };

@@ -14,7 +14,7 @@ use fanin_sim::net::{
 };
 use fanin_wire::{
     Collective, Directions, Dtype, Flags, Generation, GradientHeader, GradientPacket, JobId, Key, Kind, Op,
-    Pattern, Preamble, ShardId, WireDtype, WorkerId,
+    Pattern, Preamble, ShardId, SlotPacket, WireDtype, WorkerId,
 };
 
 use crate::support::*;
@@ -60,8 +60,12 @@ impl Owner<SimWorker> for User {
     }
 }
 
+fn all_alike(_: &SimWorker, _: &[u8]) -> Class {
+    Class::default()
+}
+
 /// `SwitchML`: four workers around a programmable switch. Returns the network and the results.
-fn all_reduce(seed: u64, loss: f64) -> (Network, Done, u64) {
+fn all_reduce(seed: u64, loss: f64, classify: fn(&SimWorker, &[u8]) -> Class) -> (Network, Done, u64) {
     let mut topology = Topology::one_rack(WORKERS.into(), &Parts::uniform(byte_a_nano())).unwrap();
     topology.set_programmable(&Programmable::Layers(vec![0])).unwrap();
     let links = topology.links().len() as u32;
@@ -94,7 +98,7 @@ fn all_reduce(seed: u64, loss: f64) -> (Network, Done, u64) {
         let worker = Worker::new(config, WorkerId(rank), address, retransmission);
         let host = node(&network, &format!("h{rank}"));
         let user = User { rank, done: Rc::clone(&done), handled: 0 };
-        workers.push(network.add_actor(host, PORT, Machine::new(worker, user)));
+        workers.push(network.add_actor(host, PORT, Machine::new(worker, user).classified(classify)));
     }
     assert_eq!(network.run_until(Time::from_millis(10_000)), Outcome::Stopped, "seed {seed}");
     let handled =
@@ -105,7 +109,7 @@ fn all_reduce(seed: u64, loss: f64) -> (Network, Done, u64) {
 
 #[test]
 fn workers_and_switch_sum_over_the_network() {
-    let (network, done, handled) = all_reduce(1, 0.0);
+    let (network, done, handled) = all_reduce(1, 0.0, all_alike);
     let expected: Vec<_> = (0..ELEMENTS).map(|at| at * 10).collect();
     assert!(done.borrow().iter().all(|(_, _, sum)| *sum == expected));
     // 79 chunks of 256 elements, once to and once from the switch, for each worker.
@@ -117,9 +121,27 @@ fn workers_and_switch_sum_over_the_network() {
 }
 
 #[test]
+fn a_machine_gives_each_of_its_packets_a_class() {
+    /// Chunks of odd slots can wait.
+    fn by_slot(worker: &SimWorker, packet: &[u8]) -> Class {
+        assert!(worker.statistics().packets_sent > 0, "the machine has sent it");
+        let preamble = Preamble::parse(packet).unwrap();
+        let slot = SlotPacket::parse(preamble, packet).unwrap().header.slot;
+        Class { priority: if slot.0 % 2 == 1 { 3 } else { 1 }, drop_class: 0 }
+    }
+    let (network, done, _) = all_reduce(1, 0.0, by_slot);
+    assert_eq!(done.borrow().len(), usize::from(WORKERS));
+    let nic = LinkId(0).ports()[0];
+    assert_eq!(network.topology().port(node(&network, "h0"), LinkId(0)), Some(nic));
+    // Sixteen chunks at once: the first goes out as it comes, the others wait, each half in its own queue.
+    let waited: Vec<u64> = (0..8).map(|priority| network.queue(nic, priority).bytes_max).collect();
+    assert!((0..8).all(|priority| (waited[priority] > 0) == [1, 3].contains(&priority)), "{waited:?}");
+}
+
+#[test]
 fn they_sum_exactly_over_links_that_lose() {
     for seed in 0..10 {
-        let (_, done, _) = all_reduce(seed, 0.05);
+        let (_, done, _) = all_reduce(seed, 0.05, all_alike);
         let expected: Vec<_> = (0..ELEMENTS).map(|at| at * 10).collect();
         assert!(done.borrow().iter().all(|(_, _, sum)| *sum == expected), "seed {seed}");
     }
@@ -128,7 +150,7 @@ fn they_sum_exactly_over_links_that_lose() {
 #[test]
 fn the_same_seed_is_the_same_run_to_the_last_byte() {
     let run = |seed| {
-        let (network, done, _) = all_reduce(seed, 0.05);
+        let (network, done, _) = all_reduce(seed, 0.05, all_alike);
         let times: Vec<_> = done.borrow().iter().map(|(rank, time, _)| (*rank, *time)).collect();
         (network.digest(), network.progress(), times)
     };

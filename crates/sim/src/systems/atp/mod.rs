@@ -226,7 +226,7 @@ impl Job {
             window.borrow_mut().received(rank, parameters.header.sequence);
             true
         });
-        Machine::new(worker, owner).classified(move |_| class).declaring(move |packet| declare(packet))
+        Machine::new(worker, owner).classified(move |_, _| class).declaring(move |packet| declare(packet))
     }
 }
 

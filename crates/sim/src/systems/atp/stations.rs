@@ -49,7 +49,7 @@ impl Switch {
         }
         let (classify, declare) = (self.classify.clone(), self.declare.clone());
         Machine::new(switch, NoOwner)
-            .classified(move |packet| classify(packet))
+            .classified(move |_, packet| classify(packet))
             .declaring(move |packet| declare(packet))
     }
 
@@ -131,7 +131,7 @@ impl Server {
         }
         let (classify, declare) = (self.classify.clone(), self.declare.clone());
         Machine::new(server, ServerOwner(jobs))
-            .classified(move |packet| classify(packet))
+            .classified(move |_, packet| classify(packet))
             .declaring(move |packet| declare(packet))
     }
 

@@ -153,7 +153,7 @@ impl Station for Pools {
             switch.add_job(job.clone()).expect("a scenario's jobs are checked when it is read");
         }
         let classify = self.classify.clone();
-        let machine = Machine::new(switch, NoOwner).classified(move |packet| classify(packet));
+        let machine = Machine::new(switch, NoOwner).classified(move |_, packet| classify(packet));
         self.actor.set(network.add_actor(self.node, POOL_PORT, machine));
     }
 
@@ -192,7 +192,7 @@ impl Machines for Job {
             worker(retransmission(timeout))
         };
         let (node, port, class) = (process.node(), process.port(), self.tenant.plan().class);
-        let machine = Machine::new(worker, WorkerOwner::new(process)).classified(move |_| class);
+        let machine = Machine::new(worker, WorkerOwner::new(process)).classified(move |_, _| class);
         network.add_actor(node, port, machine)
     }
 
