@@ -18,6 +18,8 @@ use crate::output;
 const QUIET: Duration = Duration::from_secs(2);
 /// Between two lines of progress.
 const REFRESH: Duration = Duration::from_millis(200);
+/// In the table; `--json` has all.
+const LINKS_SHOWN: usize = 4;
 
 /// Run a scenario in the packet-level simulator
 ///
@@ -204,6 +206,8 @@ fn table(report: &Report) -> String {
             }),
         ));
     }
+    lines.extend(times(report));
+    lines.extend(busiest_links(report));
     let dropped: Vec<String> =
         report.drops.iter().map(|drop| format!("{} {}", drop.count, drop.name)).collect();
     let dropped = if dropped.is_empty() { "none".to_owned() } else { dropped.join(", ") };
@@ -212,6 +216,54 @@ fn table(report: &Report) -> String {
         report.ended_s, report.packet_hops, report.seed, report.digest
     ));
     lines.join("\n")
+}
+
+/// How long tensors and flows took.
+fn times(report: &Report) -> Option<String> {
+    let tensors = report.jobs.iter().map(|job| (format!("tensors of {}", job.name), job.tensor_times));
+    let flows = report.background.iter().filter_map(|flow| {
+        let times = flow.times?;
+        Some((format!("{} of {} flows, {} to {}", times.count, flow.flows, flow.from, flow.to), times))
+    });
+    let several = report.background.iter().filter(|flow| flow.times.is_some()).count() > 1;
+    let all = report.flow_times.filter(|_| several).map(|times| ("all flows".to_owned(), times));
+    let rows_of: Vec<_> = tensors.chain(flows).chain(all).filter(|(_, times)| times.count > 0).collect();
+    let header = ["time of", "ended", "mean", "95 %", "99 %", "99.9 %", "longest"];
+    let table = || {
+        rows(
+            &header,
+            rows_of.iter().map(|(of, times)| {
+                let seconds = [times.mean_s, times.p95_s, times.p99_s, times.p999_s, times.max_s];
+                let times_ms = seconds.map(|time| format!("{:.3} ms", time * 1e3));
+                [of.clone(), times.count.to_string()].into_iter().chain(times_ms).collect()
+            }),
+        )
+    };
+    (!rows_of.is_empty()).then(table)
+}
+
+/// Directions of links that were busy for the longest time.
+fn busiest_links(report: &Report) -> Option<String> {
+    let mut links: Vec<_> = report.links.iter().collect();
+    links.sort_by(|a, b| b.load.total_cmp(&a.load));
+    links.truncate(LINKS_SHOWN);
+    let header = ["busiest links", "Gbit/s", "busy", "most in an interval", "longest queue", "dropped"];
+    let table = || {
+        rows(
+            &header,
+            links.iter().map(|link| {
+                vec![
+                    format!("{} to {}", link.from, link.to),
+                    format!("{:.1}", link.rate_gbps),
+                    format!("{:.1} %", link.load * 100.0),
+                    format!("{:.1} %", link.load_max * 100.0),
+                    format!("{:.1} kB", link.queue_max_bytes as f64 / 1e3),
+                    link.dropped.to_string(),
+                ]
+            }),
+        )
+    };
+    (!links.is_empty()).then(table)
 }
 
 /// Why the throughputs of a job say little.

@@ -352,6 +352,12 @@ impl Network {
         statistics
     }
 
+    /// How long one direction of a link has been busy: what [`Self::port`] has too, sooner.
+    #[must_use]
+    pub fn busy(&self, port: PortId) -> Time {
+        self.core.ports[port.index()].busy
+    }
+
     /// One queue of a port.
     #[must_use]
     pub fn queue(&self, port: PortId, priority: u8) -> QueueStatistics {

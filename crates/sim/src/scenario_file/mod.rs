@@ -34,6 +34,8 @@ use schema::{Background, BackgroundKind, FaultKind, File, RoutingName};
 
 /// Intervals of a time series: beyond this nobody looks at them, and they fill the memory.
 const INTERVALS_MAX: u128 = 1_000_000;
+/// Flows of one entry: each is remembered, and looked at in every interval.
+const FLOWS_MAX: u32 = 100_000;
 
 /// For how long a job may stand still unless the file says otherwise: for a part of the run, or so many of its timeouts, which
 /// grow while nothing comes.
@@ -153,7 +155,24 @@ fn background(topology: &Topology, mtu: u32, flow: &Spanned<Background>) -> Resu
     }
     let ecn = plan.ecn.unwrap_or(rate_bps.is_none());
     let class = class(&plan.priority, &plan.drop_class)?;
-    Ok(BackgroundPlan { from, to, rate_bps, ecn, class, start, stop })
+    let size = match &plan.size {
+        Some(size) if rate_bps.is_some() => return Err(at(size, "`size` is of tcp flows")),
+        Some(size) if size.get_ref().0 == 0 => return Err(at(size, "a flow of at least one byte")),
+        size => size.as_ref().map(|size| size.get_ref().0),
+    };
+    let (count, every) = match (&plan.count, &plan.every) {
+        (Some(count), _) if size.is_none() => {
+            return Err(at(count, "flows that follow each other need a `size`"));
+        }
+        (Some(count), _) if !(1..=FLOWS_MAX).contains(count.get_ref()) => {
+            return Err(at(count, format!("from 1 to {FLOWS_MAX} flows")));
+        }
+        (Some(count), Some(every)) => (*count.get_ref(), every.get_ref().0),
+        (None, None) => (1, Duration::ZERO),
+        (Some(count), None) => return Err(at(count, "`count` needs `every`: how long after the one before")),
+        (None, Some(every)) => return Err(at(every, "`every` needs `count`: how many flows")),
+    };
+    Ok(BackgroundPlan { from, to, rate_bps, ecn, class, start, stop, size, count, every })
 }
 
 fn losses_of(topology: &Topology, loss: &Spanned<schema::Loss>) -> Result<Vec<LossPlan>, Mistake> {

@@ -343,6 +343,12 @@ pub(super) struct Background {
     #[serde(default = "defaults::zero")]
     pub(super) start: Time,
     pub(super) stop: Option<Time>,
+    /// Bytes of a TCP-like flow; without end unless given.
+    pub(super) size: Option<Spanned<Size>>,
+    /// So many such flows, ..
+    pub(super) count: Option<Spanned<u32>>,
+    /// .. each so long after the one before.
+    pub(super) every: Option<Spanned<Time>>,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]

@@ -12,7 +12,7 @@ use super::meter::{Meter, Reading};
 use super::program::{Program, Schedule, Step};
 use super::scenario::{JobPlan, Workload};
 use super::values::{Gradient, Source, mix};
-use crate::net::{ActorId, Context};
+use crate::net::{ActorId, Context, Time};
 
 /// Tokens of timers and notices that belong to the job and not to a machine.
 pub(crate) mod token {
@@ -77,9 +77,8 @@ pub(crate) struct Measures {
     began: bool,
     /// Of tensors, or iterations of training.
     pub(crate) meter: Meter,
-    /// Time from a tensor's submission to its sum.
-    pub(crate) latency_total: Duration,
-    pub(crate) latency_max: Duration,
+    /// Of each tensor, from its submission to its sum.
+    pub(crate) latencies: Vec<Time>,
 }
 
 impl Job {
@@ -195,9 +194,7 @@ impl Job {
                 worker.measures.meter.count(now);
             }
             if let Some(since) = worker.submitted.remove(&tensor) {
-                let latency = now.since(since);
-                worker.measures.latency_total += latency;
-                worker.measures.latency_max = worker.measures.latency_max.max(latency);
+                worker.measures.latencies.push(now.since(since).into());
             }
             let mut steps = Vec::new();
             if !worker.program.completed(tensor, &mut steps) {

@@ -6,11 +6,13 @@
 //!
 //! Deliberately absent: how packets travel (`net`), how scenarios are written down (`scenario_file`).
 
+mod background;
 mod build;
 mod checker;
 mod faults;
 mod hostile;
 mod job;
+mod loads;
 mod meter;
 pub mod models;
 mod program;
@@ -26,7 +28,8 @@ pub use checker::Violation;
 pub(crate) use checker::first;
 pub use hostile::{hostile, shrink};
 pub use report::{
-    Count, FlowReport, JobReport, JobSeries, Measurement, Report, ServerReport, SwitchReport, TrainingReport,
+    Count, Durations, FlowReport, JobReport, JobSeries, LinkReport, Measurement, Report, ServerReport,
+    SwitchReport, TrainingReport,
 };
 pub use scenario::{
     BackgroundPlan, Fault, FaultPlan, JobPlan, LossPlan, Scenario, SwitchPlan, Target, Which, Workload,

@@ -2,6 +2,8 @@
 
 use serde::Serialize;
 
+use crate::net::Time;
+
 /// A whole run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Report {
@@ -33,6 +35,72 @@ pub struct Report {
     pub switches: Vec<SwitchReport>,
     /// Background flows, in the scenario's order.
     pub background: Vec<FlowReport>,
+    /// How long those took that have a size, of all entries together.
+    pub flow_times: Option<Durations>,
+    /// Ends of the intervals of links' loads. Where these would be more than a million numbers, intervals are longer than
+    /// those of the other series.
+    pub link_ends_s: Vec<f64>,
+    /// Both directions of each link that carried or dropped anything.
+    pub links: Vec<LinkReport>,
+}
+
+/// How long things took, each from its beginning to its end; percentiles are the nearest that occurred, not below.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Durations {
+    /// How many ended. Without any, all times are zero.
+    pub count: usize,
+    /// In the mean.
+    pub mean_s: f64,
+    /// 95 of 100 took no longer.
+    pub p95_s: f64,
+    /// 99 of 100.
+    pub p99_s: f64,
+    /// 999 of 1000.
+    pub p999_s: f64,
+    /// The longest.
+    pub max_s: f64,
+}
+
+impl Durations {
+    pub(crate) fn of(mut times: Vec<Time>) -> Self {
+        times.sort_unstable();
+        let Some(longest) = times.last() else { return Self::default() };
+        let not_above = |per_mille: usize| times[(times.len() * per_mille).div_ceil(1000) - 1].as_secs_f64();
+        let total: u128 = times.iter().map(|time| u128::from(time.0)).sum();
+        Self {
+            count: times.len(),
+            mean_s: total as f64 / times.len() as f64 / 1e12,
+            p95_s: not_above(950),
+            p99_s: not_above(990),
+            p999_s: not_above(999),
+            max_s: longest.as_secs_f64(),
+        }
+    }
+}
+
+/// One direction of a link.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct LinkReport {
+    /// Who sends.
+    pub from: String,
+    /// Who receives.
+    pub to: String,
+    /// Its rate.
+    pub rate_gbps: f64,
+    /// Sent into it, with all framing.
+    pub sent_bytes: u64,
+    /// Share of the run in which it was busy.
+    pub load: f64,
+    /// Of its intervals, the largest.
+    pub load_max: f64,
+    /// Most bytes that waited in one of the queues in front of it.
+    pub queue_max_bytes: u64,
+    /// Packets that were marked there.
+    pub marked: u64,
+    /// Packets that did not get through.
+    pub dropped: u64,
+    /// By interval: the share in which it was busy.
+    pub loads: Vec<f64>,
 }
 
 /// How often something happened.
@@ -64,12 +132,10 @@ pub struct JobReport {
     pub aggregation_gbps: f64,
     /// What the throughputs rest on.
     pub measurement: Measurement,
-    /// Tensors that a worker got, in the mean over workers, and the time of one from submission to sum.
+    /// Tensors that a worker got, in the mean over workers.
     pub tensors: f64,
-    /// In the mean.
-    pub tensor_mean_s: f64,
-    /// The longest.
-    pub tensor_max_s: f64,
+    /// Of each tensor at each worker, from its submission to its sum.
+    pub tensor_times: Durations,
     /// Of training: the rest.
     pub training: Option<TrainingReport>,
     /// Fragments that switches added.
@@ -170,10 +236,34 @@ pub struct FlowReport {
     pub from: String,
     /// Receiver.
     pub to: String,
+    /// How many were opened.
+    pub flows: usize,
+    /// Where they have a size, how long those took that ended.
+    pub times: Option<Durations>,
     /// Bytes that arrived.
     pub delivered_bytes: u64,
     /// Segments sent again.
     pub retransmissions: u64,
     /// Arrived, by interval, in Gbit/s.
     pub delivered_gbps: Vec<f64>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_are_times_that_occurred() {
+        let of = |times: std::ops::RangeInclusive<u64>| {
+            Durations::of(times.rev().map(Time::from_micros).collect())
+        };
+        let thousand = of(1..=1000);
+        let micros = |seconds: f64| (seconds * 1e6).round() as u64;
+        let all = |times: Durations| [times.p95_s, times.p99_s, times.p999_s, times.max_s].map(micros);
+        assert_eq!(all(thousand), [950, 990, 999, 1000]);
+        assert!((thousand.mean_s - 500.5e-6).abs() < 1e-12);
+        assert_eq!(all(of(1..=10)), [10; 4]);
+        assert_eq!(all(of(7..=7)), [7; 4]);
+        assert_eq!(Durations::of(Vec::new()), Durations::default());
+    }
 }

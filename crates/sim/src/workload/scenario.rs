@@ -157,6 +157,12 @@ pub struct BackgroundPlan {
     pub start: Duration,
     /// When it ends.
     pub stop: Option<Duration>,
+    /// Bytes of a TCP-like flow; without end unless given.
+    pub size: Option<u64>,
+    /// So many flows, one after the other has begun ..
+    pub count: u32,
+    /// .. by this time.
+    pub every: Duration,
 }
 
 /// What one direction of a link does to packets.

@@ -8,17 +8,20 @@ use std::time::Duration;
 
 use fanin_wire::{GradientPacket, Kind, Preamble};
 
+use super::background::Flows;
 use super::build::{JobPlace, Layout};
 use super::checker::Violation;
 use super::faults;
 use super::job::{Job, Measures};
+use super::loads::Loads;
 use super::report::{
-    Count, FlowReport, JobReport, JobSeries, Measurement, Report, ServerReport, SwitchReport, TrainingReport,
+    Count, Durations, FlowReport, JobReport, JobSeries, Measurement, Report, ServerReport, SwitchReport,
+    TrainingReport,
 };
-use super::scenario::{BackgroundPlan, Scenario, Target, Which, Workload};
+use super::scenario::{Scenario, Target, Which, Workload};
 use crate::net::{
-    Body, ConstantRateConfig, DropReason, FlowId, Impairment, Loss, Network, NetworkConfig, NodeId, Outcome,
-    Packet, PortId, Ports, Progress, TcpConfig, Time, TopologyError,
+    Body, DropReason, Impairment, Loss, Network, NetworkConfig, NodeId, Outcome, Packet, PortId, Ports,
+    Progress, Time, TopologyError,
 };
 use crate::scenario_file::PacketKind;
 use crate::systems::Role;
@@ -63,7 +66,6 @@ impl std::fmt::Display for RunError {
 impl std::error::Error for RunError {}
 
 /// What is sampled while the run goes on.
-#[derive(Default)]
 struct Samples {
     /// When the last was taken.
     taken: Time,
@@ -73,6 +75,20 @@ struct Samples {
     /// In the order of the layout's.
     stations: Vec<StationSamples>,
     flows: Vec<Sampled>,
+    loads: Loads,
+}
+
+impl Samples {
+    fn new(network: &Network) -> Self {
+        Self {
+            taken: Time::ZERO,
+            last_interval: Duration::ZERO,
+            jobs: Vec::new(),
+            stations: Vec::new(),
+            flows: Vec::new(),
+            loads: Loads::new(network),
+        }
+    }
 }
 
 #[derive(Default)]
@@ -122,9 +138,6 @@ impl Sampled {
     }
 }
 
-/// Background flows as they are opened.
-type Flows = Rc<RefCell<Vec<Option<FlowId>>>>;
-
 /// Plays a scenario.
 ///
 /// # Errors
@@ -150,15 +163,12 @@ pub fn run(scenario: &Scenario, options: Options) -> Result<Report, RunError> {
     for (port, impairment) in impairments {
         network.impair(port, impairment);
     }
-    let flows: Flows = Rc::new(RefCell::new(vec![None; scenario.background.len()]));
-    for (index, plan) in scenario.background.iter().enumerate() {
-        schedule_flow(&mut network, &flows, index, *plan);
-    }
+    let flows = Flows::schedule(&mut network, &scenario.background);
     let outages = Rc::default();
     for plan in &scenario.faults {
         faults::schedule(&mut network, &layout, &outages, *plan);
     }
-    let samples = Rc::new(RefCell::new(Samples::default()));
+    let samples = Rc::new(RefCell::new(Samples::new(&network)));
     watch(&mut network, &layout, &flows, &samples);
 
     if network.run_until(Time::from(scenario.until)) == Outcome::Idle {
@@ -169,6 +179,7 @@ pub fn run(scenario: &Scenario, options: Options) -> Result<Report, RunError> {
         return Err(RunError::Violation(violation, network.time()));
     }
     sample(&network, &layout, &flows, &mut samples.borrow_mut());
+    samples.borrow_mut().loads.sample(&network, true);
     network.finish().map_err(RunError::Output)?;
     Ok(report(&network, &layout, &flows, &samples.borrow(), options.seed))
 }
@@ -225,47 +236,6 @@ fn is_of(kind: PacketKind, packet: &Packet<'_>) -> bool {
     }
 }
 
-fn schedule_flow(network: &mut Network, flows: &Flows, index: usize, plan: BackgroundPlan) {
-    let opened = flows.clone();
-    network.at(plan.start, move |network| {
-        let mtu = |node| {
-            let (_, link) = network.topology().neighbours(node).next()?;
-            Some(network.topology().links()[link.0 as usize].config.mtu)
-        };
-        let mtu = mtu(plan.from).unwrap_or(1500);
-        let flow = match plan.rate_bps {
-            Some(rate_bps) => network.start_constant_rate(ConstantRateConfig {
-                from: plan.from,
-                to: plan.to,
-                class: plan.class,
-                rate_bps,
-                datagram_bytes: mtu,
-                ecn: plan.ecn,
-            }),
-            None => {
-                let config = TcpConfig {
-                    segment_bytes: mtu - 40,
-                    ecn: plan.ecn,
-                    class: plan.class,
-                    ..TcpConfig::new(plan.from, plan.to)
-                };
-                let flow = network.open_tcp(config);
-                network.fill(flow);
-                flow
-            }
-        };
-        opened.borrow_mut()[index] = Some(flow);
-    });
-    if let Some(stop) = plan.stop {
-        let opened = flows.clone();
-        network.at(stop, move |network| {
-            if let Some(flow) = opened.borrow()[index] {
-                network.stop_flow(flow);
-            }
-        });
-    }
-}
-
 /// Samples every interval; looks for jobs that stalled, and for the end.
 fn watch(network: &mut Network, layout: &Rc<Layout>, flows: &Flows, samples: &Rc<RefCell<Samples>>) {
     let scenario = layout.scenario.clone();
@@ -273,6 +243,7 @@ fn watch(network: &mut Network, layout: &Rc<Layout>, flows: &Flows, samples: &Rc
         let (layout, flows, samples) = (layout.clone(), flows.clone(), samples.clone());
         network.every(scenario.interval, move |network| {
             sample(network, &layout, &flows, &mut samples.borrow_mut());
+            samples.borrow_mut().loads.sample(network, false);
             if layout.referee.verdict().is_some() {
                 network.stop();
             }
@@ -333,9 +304,9 @@ fn sample(network: &Network, layout: &Layout, flows: &Flows, samples: &mut Sampl
             samples.in_use_max = samples.in_use_max.max(table.in_use);
         }
     }
-    samples.flows.resize_with(flows.borrow().len(), Sampled::default);
-    for (flow, samples) in flows.borrow().iter().zip(&mut samples.flows) {
-        samples.sample(flow.map_or(0, |flow| network.flow(flow).delivered_bytes), no_time);
+    samples.flows.resize_with(layout.scenario.background.len(), Sampled::default);
+    for (index, samples) in samples.flows.iter_mut().enumerate() {
+        samples.sample(flows.sum(network, index, |flow| flow.delivered_bytes), no_time);
     }
 }
 
@@ -345,6 +316,9 @@ fn report(network: &Network, layout: &Layout, flows: &Flows, samples: &Samples, 
     let progress = network.progress();
     let jobs = layout.jobs.iter().enumerate();
     let stations = layout.stations.iter().zip(&samples.stations);
+    let background = scenario.background.iter().enumerate();
+    let sized: Vec<usize> =
+        background.filter(|(_, plan)| plan.size.is_some()).map(|(index, _)| index).collect();
     Report {
         title: scenario.title.clone(),
         seed,
@@ -391,16 +365,21 @@ fn report(network: &Network, layout: &Layout, flows: &Flows, samples: &Samples, 
             .iter()
             .enumerate()
             .map(|(index, plan)| {
-                let flow = flows.borrow()[index].map(|flow| network.flow(flow)).unwrap_or_default();
+                let sized = plan.size.is_some();
                 FlowReport {
                     from: name(plan.from),
                     to: name(plan.to),
-                    delivered_bytes: flow.delivered_bytes,
-                    retransmissions: flow.retransmissions,
+                    flows: flows.count(index),
+                    times: sized.then(|| flows.durations(network, index..index + 1)),
+                    delivered_bytes: flows.sum(network, index, |flow| flow.delivered_bytes),
+                    retransmissions: flows.sum(network, index, |flow| flow.retransmissions),
                     delivered_gbps: samples.flows[index].gbps(scenario.interval, samples.last_interval, 1),
                 }
             })
             .collect(),
+        flow_times: (!sized.is_empty()).then(|| flows.durations(network, sized.into_iter())),
+        link_ends_s: samples.loads.ends_s(),
+        links: samples.loads.report(network),
     }
 }
 
@@ -449,14 +428,7 @@ fn job_report(
         }),
         Workload::AllReduce { .. } => None,
     };
-    let latency = |measures: &Measures| {
-        if measures.tensors == 0 {
-            0.0
-        } else {
-            measures.latency_total.as_secs_f64() / measures.tensors as f64
-        }
-    };
-    let latencies = job.workers.iter().map(|worker| worker.measures.latency_max);
+    let latencies = job.workers.iter().flat_map(|worker| worker.measures.latencies.iter().copied());
     let interval = layout.scenario.interval;
     JobReport {
         name: job.plan.name.clone(),
@@ -473,8 +445,7 @@ fn job_report(
             enough: completed >= needed,
         },
         tensors: mean(&|measures| measures.tensors as f64),
-        tensor_mean_s: mean(&latency),
-        tensor_max_s: latencies.max().unwrap_or_default().as_secs_f64(),
+        tensor_times: Durations::of(latencies.collect()),
         training,
         switch_aggregations: samples.switch_aggregations.total(),
         switch_collisions: counters.switch_collisions,

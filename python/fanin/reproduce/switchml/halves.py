@@ -35,7 +35,7 @@ def run(lab: Lab) -> Outcome:
     )
 
     def time(report: Report) -> float:
-        return float(report["jobs"][0]["tensor_mean_s"])
+        return float(report["jobs"][0]["tensor_times"]["mean_s"])
 
     times = {
         dtype: [runs[f"halves-{dtype}-{gbps}"].spread(time).median for gbps in RATES]

@@ -153,6 +153,19 @@ fn an_own_topology_that_cannot_be_is_refused() {
 }
 
 #[test]
+fn flows_that_follow_each_other_need_a_size_and_are_tcp() {
+    let flow = |more: &str| format!("{RACK}[[background]]\nfrom = \"h0\"\nto = \"h1\"\n{more}");
+    let plan = ok(&flow("kind = \"tcp\"\nsize = \"10kB\"\ncount = 3\nevery = \"1ms\"\n")).background[0];
+    assert_eq!((plan.size, plan.count, plan.every), (Some(10_000), 3, Duration::from_millis(1)));
+    refused(&flow("kind = \"constant\"\nrate = \"1Gbit\"\nsize = \"1kB\"\n"), 9, &["`size` is of tcp"]);
+    refused(&flow("kind = \"tcp\"\nsize = \"0B\"\n"), 8, &["at least one byte"]);
+    refused(&flow("kind = \"tcp\"\ncount = 3\n"), 8, &["need a `size`"]);
+    refused(&flow("kind = \"tcp\"\nsize = \"1kB\"\ncount = 3\n"), 9, &["needs `every`"]);
+    refused(&flow("kind = \"tcp\"\nsize = \"1kB\"\nevery = \"1ms\"\n"), 9, &["needs `count`"]);
+    refused(&flow("kind = \"tcp\"\nsize = \"1kB\"\ncount = 0\nevery = \"1ms\"\n"), 9, &["from 1 to"]);
+}
+
+#[test]
 fn one_slow_nic_slows_the_job_that_it_is_in() {
     let gbps = |more: &str| {
         let job = "[[job]]\nsystem = \"atp\"\nworkers = 4\ntensor = \"400kB\"\ntensors = 10\n";

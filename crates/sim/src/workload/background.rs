@@ -1,0 +1,164 @@
+//! Flows that are no job's: opened when their time comes, and what became of them.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use super::report::Durations;
+use super::scenario::BackgroundPlan;
+use crate::net::{ConstantRateConfig, FlowId, FlowStatistics, Network, NodeId, TcpConfig, Time};
+
+/// By entry of the scenario, each flow with the time at which it was opened.
+type Opened = Rc<RefCell<Vec<Vec<(Time, FlowId)>>>>;
+
+/// The background flows of a run.
+#[derive(Clone)]
+pub(crate) struct Flows(Opened);
+
+impl Flows {
+    /// Sees to it that each is opened in time.
+    pub(crate) fn schedule(network: &mut Network, plans: &[BackgroundPlan]) -> Self {
+        let opened: Opened = Rc::new(RefCell::new(vec![Vec::new(); plans.len()]));
+        for (index, plan) in plans.iter().copied().enumerate() {
+            let flows = opened.clone();
+            network.at(plan.start, move |network| open(network, &flows, index, plan, 0));
+            if let Some(stop) = plan.stop {
+                let opened = opened.clone();
+                network.at(stop, move |network| {
+                    for (_, flow) in &opened.borrow()[index] {
+                        network.stop_flow(*flow);
+                    }
+                });
+            }
+        }
+        Self(opened)
+    }
+
+    /// How many of an entry have been opened.
+    pub(crate) fn count(&self, index: usize) -> usize {
+        self.0.borrow()[index].len()
+    }
+
+    /// A sum over all flows of an entry.
+    pub(crate) fn sum(&self, network: &Network, index: usize, of: fn(FlowStatistics) -> u64) -> u64 {
+        self.0.borrow()[index].iter().map(|(_, flow)| of(network.flow(*flow))).sum()
+    }
+
+    /// How long those of an entry took that have ended.
+    fn times(&self, network: &Network, index: usize) -> Vec<Time> {
+        let flows = &self.0.borrow()[index];
+        let ended =
+            flows.iter().filter_map(|(begin, flow)| Some(network.flow(*flow).completed?.since(*begin)));
+        ended.collect()
+    }
+
+    /// The same of all these entries together.
+    pub(crate) fn durations(&self, network: &Network, entries: impl Iterator<Item = usize>) -> Durations {
+        Durations::of(entries.flat_map(|index| self.times(network, index)).collect())
+    }
+}
+
+fn open(network: &mut Network, opened: &Opened, index: usize, plan: BackgroundPlan, nth: u32) {
+    let mtu = |node: NodeId| {
+        let (_, link) = network.topology().neighbours(node).next()?;
+        Some(network.topology().links()[link.0 as usize].config.mtu)
+    };
+    let mtu = mtu(plan.from).unwrap_or(1500);
+    let flow = match plan.rate_bps {
+        Some(rate_bps) => network.start_constant_rate(ConstantRateConfig {
+            from: plan.from,
+            to: plan.to,
+            class: plan.class,
+            rate_bps,
+            datagram_bytes: mtu,
+            ecn: plan.ecn,
+        }),
+        None => {
+            let flow = network.open_tcp(TcpConfig {
+                segment_bytes: mtu - 40,
+                ecn: plan.ecn,
+                class: plan.class,
+                ..TcpConfig::new(plan.from, plan.to)
+            });
+            match plan.size {
+                Some(bytes) => network.write(flow, bytes, None),
+                None => network.fill(flow),
+            }
+            flow
+        }
+    };
+    opened.borrow_mut()[index].push((network.time(), flow));
+    let next = nth + 1;
+    let at = plan.start + plan.every * next;
+    if next < plan.count && plan.stop.is_none_or(|stop| at < stop) {
+        let opened = opened.clone();
+        network.at(at, move |network| open(network, &opened, index, plan, next));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::scenario_file::parse;
+    use crate::workload::{Options, Report, run};
+
+    fn play(text: &str) -> Report {
+        let scenario = parse("test.toml", text).unwrap_or_else(|error| panic!("{error}"));
+        run(&scenario, Options::default()).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    const RACK: &str = "[network]\ntopology = \"rack\"\nhosts = 5\n";
+
+    /// Flows of 14,600 bytes, which are ten segments and an initial window, every 100 us.
+    fn flows(from: &str, more: &str) -> String {
+        format!(
+            "[[background]]\nfrom = \"{from}\"\nto = \"h4\"\nkind = \"tcp\"\nsize = \"14600B\"\nevery = \"100us\"\n{more}"
+        )
+    }
+
+    #[test]
+    fn a_flow_alone_takes_the_time_of_its_segments_and_the_way() {
+        let report = play(&format!("{RACK}{}", flows("h0", "count = 20\nstart = \"7us\"\n")));
+        let flow = &report.background[0];
+        assert_eq!((flow.flows, flow.delivered_bytes), (20, 20 * 14_600));
+        let times = flow.times.expect("flows with a size");
+        assert_eq!(times.count, 20);
+        // Ten segments of 1538 bytes on the first link, one more on the second; 80 ps a byte and 1 us a link.
+        let exact = 11.0 * 1538.0 * 80e-12 + 2e-6;
+        for time in [times.mean_s, times.p95_s, times.p99_s, times.p999_s, times.max_s] {
+            assert!((time - exact).abs() < 1e-12, "{times:?}");
+        }
+        assert_eq!(report.flow_times, Some(times));
+        assert!(report.jobs.is_empty() && report.ended_s < 0.1, "it ends with its flows' last timers");
+    }
+
+    #[test]
+    fn flows_that_meet_take_longer_and_those_that_are_stopped_are_not_among_the_times() {
+        let meet = format!("{}{}", flows("h0", "count = 50\n"), flows("h1", "count = 50\nstop = \"1ms\"\n"));
+        let report = play(&format!("{RACK}{meet}"));
+        assert_eq!(report.background[0].flows, 50);
+        assert_eq!(report.background[1].flows, 10);
+        let all = report.flow_times.expect("flows with a size");
+        assert_eq!(all.count, 60);
+        let alone = 11.0 * 1538.0 * 80e-12 + 2e-6;
+        // Ten of each meet another at the receiver's link; the last of the two ends a burst later.
+        assert!(all.mean_s > alone && all.mean_s < all.p95_s, "{all:?}");
+        assert!((all.max_s - alone - 10.0 * 1538.0 * 80e-12).abs() < 1e-9, "{all:?}");
+        let link = report.links.iter().find(|link| link.to == "h4").expect("it carried them");
+        assert!(link.queue_max_bytes > 5 * 1538 && link.dropped == 0, "{link:?}");
+        // A flow without a size has no time.
+        let endless = "until = \"1ms\"\n";
+        let text = format!("{endless}{RACK}[[background]]\nfrom = \"h0\"\nto = \"h1\"\nkind = \"tcp\"\n");
+        let report = play(&text);
+        assert_eq!((report.background[0].times, report.flow_times), (None, None));
+    }
+
+    #[test]
+    fn tensors_have_times_too() {
+        let job = "[[job]]\nsystem = \"switchml\"\nworkers = 4\ntensor = \"200kB\"\ntensors = 6\n";
+        let times = play(&format!("{RACK}{job}")).jobs[0].tensor_times;
+        assert_eq!(times.count, 4 * 6);
+        assert!(0.0 < times.mean_s && times.mean_s <= times.p95_s && times.p95_s <= times.p99_s);
+        assert!(times.p99_s <= times.p999_s && times.p999_s <= times.max_s);
+        // 200 kB at 100 Gbit/s, at least.
+        assert!(times.mean_s > 16e-6, "{times:?}");
+    }
+}
