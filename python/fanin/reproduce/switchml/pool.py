@@ -63,7 +63,7 @@ def run(lab: Lab) -> Outcome:
     def draw(figure: Figure) -> None:
         axes = figure.add_subplot()
         for at, (delay, of_delay) in enumerate(times.items()):
-            axes.plot(pools, [ms / 1000 for ms in of_delay], f"C{at}o-", label=f"{delay} a link")
+            axes.plot(pools, of_delay, f"C{at}o-", label=f"{delay} a link")
         axes.axvline(PAPER_POOL, color="black", linestyle="--", label="paper: 512")
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
