@@ -1,10 +1,10 @@
-//! `fanin status`: what a switch does.
+//! `fanin status`: what a switch does, as a report that is JSON or a table.
 
-use std::collections::{BTreeSet, HashMap};
+mod table;
+
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use comfy_table::{Cell, CellAlignment, Table, presets};
 use fanin_controller::{
     JobStatus, JobStatusState, MemberStatus, RelayJob, RelayStatus, Split, SwitchStatus, switch_status,
 };
@@ -12,6 +12,7 @@ use fanin_protocol::control::Protocol;
 use fanin_wire::{AbortReason, Rank};
 use serde::Serialize;
 
+use self::table::table;
 use crate::arguments::{SWITCH_DEFAULT, seconds};
 use crate::{here, output};
 
@@ -324,230 +325,6 @@ pub(crate) fn explain(reason: &AbortReason) -> String {
             format!("ranks {} and {} disagree: {} against {}", first.0.0, second.0.0, first.1, second.1)
         }
         AbortReason::SwitchStopped => "the switch stops".into(),
-    }
-}
-
-fn table(report: &Report<'_>) -> String {
-    let Pool { units, free } = report.pool;
-    let head = format!(
-        "switch {}: {}fanin {}, wire version {}, {} shard{}, {} of {units} units of memory in use",
-        report.switch,
-        if report.protocol == "atp" { "ATP, " } else { "" },
-        report.version,
-        report.wire_version,
-        report.shards,
-        if report.shards == 1 { "" } else { "s" },
-        units.saturating_sub(free),
-    );
-    let tail = if report.protocol == "atp" { atp_table(report) } else { rack_table(report) };
-    if report.jobs.is_empty() {
-        return format!("{head}\nno jobs{tail}");
-    }
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING);
-    let (bound, unit) = if report.protocol == "atp" { ("WINDOW", "fragments") } else { ("SLOTS", "slots") };
-    table.set_header(["JOB", "RANKS", "STATE", "WIRE", bound, "IN USE", "SUMS", "RESENT", "WAITS FOR"]);
-    for job in &report.jobs {
-        let number = |number: u64| Cell::new(number).set_alignment(CellAlignment::Right);
-        let mut row = vec![Cell::new(job.job), number(job.world_size.into())];
-        match &job.state {
-            State::Gathering { missing, .. } => {
-                row.push(Cell::new("joining"));
-                row.extend((0..5).map(|_| Cell::new("")));
-                let missing: Vec<u32> = missing.iter().map(|rank| u32::from(*rank)).collect();
-                row.push(Cell::new(ranks(missing.len(), shortened(&missing))));
-            }
-            State::Running {
-                wire_dtype,
-                slots,
-                window,
-                in_use,
-                completed,
-                retransmitted,
-                waiting_for,
-                ..
-            } => {
-                row.push(Cell::new("running"));
-                row.push(Cell::new(wire_dtype));
-                let in_flight = slots.or(*window).unwrap_or_default();
-                let numbers = [u64::from(in_flight), u64::from(*in_use), *completed, *retransmitted];
-                row.extend(numbers.map(number));
-                let alike =
-                    |one: &Waiting, next: &Waiting| (one.rank + 1, one.waiting) == (next.rank, next.waiting);
-                let waits = |alike: &[Waiting]| {
-                    let of: Vec<u32> = alike.iter().map(|waiting| waiting.rank.into()).collect();
-                    format!("{} ({} {unit})", shortened(&of), alike[0].waiting)
-                };
-                let waits: Vec<String> = waiting_for.chunk_by(alike).map(waits).collect();
-                row.push(Cell::new(ranks(waiting_for.len(), waits.join(", "))));
-            }
-            State::Aborted { reason, .. } => {
-                row.push(Cell::new("aborted"));
-                row.extend((0..5).map(|_| Cell::new("")));
-                row.push(Cell::new(format!("nobody: {reason}")));
-            }
-        }
-        table.add_row(row);
-    }
-    let plans: String = report.jobs.iter().filter_map(plan_table).collect();
-    format!("{head}\n{}{plans}{tail}", table.trim_fmt())
-}
-
-/// Who sums what of a job, and which of its ranks are where.
-fn plan_table(job: &Job<'_>) -> Option<String> {
-    let State::Running { plan: Some(plan), members, .. } = &job.state else { return None };
-    let number = |text: String| Cell::new(text).set_alignment(CellAlignment::Right);
-    let mut services = Table::new();
-    services.load_style(presets::NOTHING);
-    services.set_header(["SERVICE", "SHARE", "HOSTED BY"]);
-    for Service { service, share, host, here } in &plan.services {
-        let host = host.map_or("nobody of the job".into(), |rank| format!("rank {rank}"));
-        let is_here = if *here { " (asked)" } else { "" };
-        services.add_row([
-            Cell::new(service),
-            number(format!("{:.1} %", 100.0 * share)),
-            Cell::new(host + is_here),
-        ]);
-    }
-    let mut machines = Table::new();
-    machines.load_style(presets::NOTHING);
-    machines.set_header(["MACHINE", "ADDRESS", "RANKS", "MEASURED"]);
-    let (known, elsewhere): (Vec<_>, Vec<_>) = members.iter().partition(|member| member.is_placed());
-    for (of_machine, measured) in by_machine(&known) {
-        let first = of_machine[0];
-        machines.add_row([
-            Cell::new(&first.name),
-            Cell::new(&first.address),
-            number(shortened(&ranks_of(&of_machine))),
-            number(time(measured)),
-        ]);
-    }
-    let elsewhere = ranks_of(&elsewhere);
-    // Who speaks for others says so with his place: without it he is only a machine's number.
-    let are_machines = known.iter().any(|member| member.ranks.len() > 1);
-    let elsewhere = match elsewhere.len() {
-        0 => String::new(),
-        count if are_machines => format!(
-            "\nnot shown: where the ranks of {} are; a service keeps the places of about 100 machines",
-            if count == 1 { "one more machine".into() } else { format!("{count} more machines") },
-        ),
-        count => format!(
-            "\nnot shown: where {count} more are ({}); a service keeps the places of about 100 ranks",
-            ranks(count, shortened(&elsewhere)),
-        ),
-    };
-    let bound = plan.bound.as_ref().map_or_else(String::new, |bound| format!(", bound by {bound}"));
-    Some(format!(
-        "\n\njob {}: predicted {}{bound}; measured {}; imbalance {:.1} %\n{}\n\n{}{elsewhere}",
-        job.job,
-        time(plan.predicted),
-        time(plan.measured),
-        100.0 * plan.imbalance,
-        services.trim_fmt(),
-        machines.trim_fmt(),
-    ))
-}
-
-/// The ranks of each machine, in the order of the first of them, and what a byte takes of the one that waits least for others.
-fn by_machine<'a>(members: &[&'a Member]) -> Vec<(Vec<&'a Member>, Option<f64>)> {
-    let mut places = HashMap::new();
-    let mut machines: Vec<Vec<&Member>> = Vec::new();
-    for &member in members {
-        let place = (&member.machine, &member.name, &member.address);
-        let machine = *places.entry(place).or_insert_with(|| {
-            machines.push(Vec::new());
-            machines.len() - 1
-        });
-        machines[machine].push(member);
-    }
-    let measured = |of: &[&Member]| of.iter().filter_map(|member| member.measured).min_by(f64::total_cmp);
-    machines.into_iter().map(|of| (of.clone(), measured(&of))).collect()
-}
-
-fn ranks_of(members: &[&Member]) -> Vec<u32> {
-    let ranks: BTreeSet<u32> = members.iter().flat_map(|member| member.ranks.iter().copied()).collect();
-    ranks.into_iter().collect()
-}
-
-/// What a megabyte takes.
-fn time(seconds_per_byte: Option<f64>) -> String {
-    seconds_per_byte.map_or("-".into(), |seconds| format!("{:.3} ms/MB", seconds * 1e9))
-}
-
-/// 0, 1, 2, 5 as "0-2, 5".
-fn shortened(ranks: &[u32]) -> String {
-    let mut runs: Vec<(u32, u32)> = Vec::new();
-    for rank in ranks {
-        match runs.last_mut() {
-            Some((_, last)) if last.checked_add(1) == Some(*rank) => *last = *rank,
-            _ => runs.push((*rank, *rank)),
-        }
-    }
-    let run =
-        |(first, last): (u32, u32)| if first == last { first.to_string() } else { format!("{first}-{last}") };
-    runs.into_iter().map(run).collect::<Vec<_>>().join(", ")
-}
-
-/// The racks on the way from whom was asked to the root.
-fn rack_table(report: &Report<'_>) -> String {
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING);
-    table.set_header(["RACK", "UPSTREAM", "IN USE", "JOB", "SUMS"]);
-    let number = |number: u64| Cell::new(number).set_alignment(CellAlignment::Right);
-    for rack in report.switches.iter().rev() {
-        let whole = vec![Cell::new(rack.address), Cell::new(rack.upstream), number(rack.in_use.into())];
-        for job in &rack.jobs {
-            let of_job = [Cell::new(name_of(report, job.id)), number(job.aggregations)];
-            table.add_row(whole.iter().cloned().chain(of_job));
-        }
-        if rack.jobs.is_empty() {
-            table.add_row(whole);
-        }
-    }
-    if table.is_empty() { String::new() } else { format!("\n\n{}", table.trim_fmt()) }
-}
-
-/// A running job's name, or its id where it has none any more.
-fn name_of(report: &Report<'_>, id: u32) -> String {
-    let is_it = |job: &&Job<'_>| matches!(job.state, State::Running { id: of_job, .. } if of_job == id);
-    report.jobs.iter().find(is_it).map_or_else(|| id.to_string(), |job| job.job.to_owned())
-}
-
-/// Where ATP's fragments are added: at each switch on the way from whom was asked, and at the server.
-fn atp_table(report: &Report<'_>) -> String {
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING);
-    table.set_header(["ATP", "AGGREGATORS", "IN USE", "JOB", "ADDED", "COLLISIONS"]);
-    let number = |number: u64| Cell::new(number).set_alignment(CellAlignment::Right);
-    for switch in report.switches.iter().rev() {
-        let whole = vec![
-            Cell::new(format!("switch {}", switch.address)),
-            number(switch.aggregators.into()),
-            number(switch.in_use.into()),
-        ];
-        for job in &switch.jobs {
-            let of_job =
-                [Cell::new(name_of(report, job.id)), number(job.aggregations), number(job.collisions)];
-            table.add_row(whole.iter().cloned().chain(of_job));
-        }
-        if switch.jobs.is_empty() {
-            table.add_row(whole);
-        }
-    }
-    for job in &report.jobs {
-        if let State::Running { aggregations, collisions, .. } = job.state {
-            let cells = ["server", "", "", job.job].map(Cell::new);
-            table.add_row(cells.into_iter().chain([number(aggregations), number(collisions)]));
-        }
-    }
-    if table.is_empty() { String::new() } else { format!("\n\n{}", table.trim_fmt()) }
-}
-
-fn ranks(count: usize, named: String) -> String {
-    match count {
-        0 => "nobody".into(),
-        1 => format!("rank {named}"),
-        _ => format!("ranks {named}"),
     }
 }
 
