@@ -84,20 +84,30 @@ class Ranks:
         of_rank = machines(places)
         hosted: Hosted | None = None
         local = self._share_memory(local_machines(places), gather)
+
+        def enter(
+            services: Sequence[Service],
+            prediction: tuple[float, str] | None = None,
+            hosted: _fanin.Switch | None = None,
+        ) -> _fanin.Client:
+            client = join(
+                settings,
+                self.job,
+                rank,
+                self.world_size,
+                left(),
+                services,
+                prediction,
+                local,
+                hosted,
+                self.meeting,
+            )
+            client.set_timeout(timeout)
+            return client
+
         try:
             if local is not None and max(of_rank) == 0:
-                client = join(
-                    settings,
-                    self.job,
-                    rank,
-                    self.world_size,
-                    left(),
-                    [],
-                    local=local,
-                    meeting=self.meeting,
-                )
-                client.set_timeout(timeout)
-                return Connected(client, None)
+                return Connected(enter([]), None)
             planned = split(places)
             if planned is None:
                 raise SwitchUnreachable(no_switch())
@@ -130,20 +140,8 @@ class Ranks:
             if len(services(mine)) > 1:
                 # What is between two machines is between all of their columns.
                 self._check_ways(places, services(jobs[0]), gather, deadline)
-            client = join(
-                settings,
-                self.job,
-                rank,
-                self.world_size,
-                left(),
-                services(mine),
-                planned.prediction,
-                local,
-                hosted.switch if hosted is not None else None,
-                self.meeting,
-            )
-            client.set_timeout(timeout)
-            return Connected(client, hosted)
+            switch = hosted.switch if hosted is not None else None
+            return Connected(enter(services(mine), planned.prediction, switch), hosted)
         except BaseException:
             if hosted is not None:
                 hosted.release()

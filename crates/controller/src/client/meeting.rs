@@ -165,6 +165,7 @@ impl Joining {
                 Err(_) if now < soon => {}
                 _ => return joined,
             }
+            // What is waited for comes from a runtime, or from nobody: the cause has no waker for a thread.
             std::thread::sleep(LOOK);
         }
     }
@@ -324,6 +325,7 @@ mod tests {
     fn a_rank_that_died_is_waited_for_until_it_begins_anew_or_patience_is_over() {
         let (waits, cancel) = joining(Duration::from_secs(60));
         let begins_anew = std::thread::spawn(move || {
+            // Later than a cause is waited for where no rank died.
             std::thread::sleep(TOLD * 3 / 2);
             cancel.because(began_anew());
         });

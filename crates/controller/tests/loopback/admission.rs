@@ -10,7 +10,7 @@ use super::scripted::{Admitted, ONE_SLOT, Script, SwitchMl, admission};
 use super::*;
 use fanin_controller::proto::control_client::ControlClient;
 use fanin_controller::proto::{self, Admission, join_reply::Outcome, refusal::Reason};
-use fanin_controller::{Cancel, JobStatusState, ServerError, switch_status};
+use fanin_controller::{Cancel, JobStatusState, ServerError};
 
 fn refused(config: SessionConfig) -> Refusal {
     match Session::connect(config).expect_err("refused") {
@@ -31,12 +31,7 @@ fn rank_that_waits(
 }
 
 fn wait_for_jobs(switch: &SwitchServer, jobs: usize) {
-    let address = switch.address().to_string();
-    let began = std::time::Instant::now();
-    while switch_status(&address, HANG).expect("a status").jobs.len() != jobs {
-        assert!(began.elapsed() < HANG, "the switch keeps its jobs");
-        thread::sleep(Duration::from_millis(5));
-    }
+    wait_until(switch, "the switch keeps its jobs", |status| status.jobs.len() == jobs);
 }
 
 #[test]

@@ -12,13 +12,15 @@ mod sums;
 
 use std::sync::mpsc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fanin_udp::{RawTensor, Submission, WorkerJob};
 use fanin_wire::{Collective, Dtype, Op, Pattern, WireDtype};
 
 use fanin_controller::proto::{JoinRequest, join_request};
-use fanin_controller::{Session, SessionConfig, SessionError, SwitchServer, SwitchServerConfig};
+use fanin_controller::{
+    Session, SessionConfig, SessionError, SwitchServer, SwitchServerConfig, SwitchStatus, switch_status,
+};
 
 /// Longer than anything here takes on a busy machine; only a hang reaches it.
 const HANG: Duration = Duration::from_secs(60);
@@ -43,6 +45,15 @@ fn collective(elements: u32) -> Collective {
 
 fn switch() -> SwitchServer {
     switch_with(|_| {})
+}
+
+/// Waits until the switch's status is such; `otherwise` says what is wrong with one that never is.
+fn wait_until(switch: &SwitchServer, otherwise: &str, is_so: impl Fn(&SwitchStatus) -> bool) {
+    let (address, began) = (switch.address().to_string(), Instant::now());
+    while !is_so(&switch_status(&address, HANG).expect("a status")) {
+        assert!(began.elapsed() < HANG, "{otherwise}");
+        thread::sleep(Duration::from_millis(5));
+    }
 }
 
 fn config(switch: &SwitchServer, job: &str, rank: u32, world_size: u32) -> SessionConfig {

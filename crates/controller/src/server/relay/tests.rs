@@ -19,21 +19,25 @@ fn chain() -> (SwitchServer, RackServer) {
     (server, switch)
 }
 
-#[test]
-fn strangers_do_not_use_up_the_calls_of_ranks() {
-    let (_server, switch) = chain();
-    let join = proto::JoinRequest {
-        job: "runs".into(),
+/// Of the one rank of a job.
+fn join(job: &str) -> proto::JoinRequest {
+    proto::JoinRequest {
+        job: job.into(),
         world_size: 1,
         mtu_bytes: 1500,
         wire_version: VERSION.into(),
         protocol: Some(proto::join_request::Protocol::Atp(Default::default())),
         patience_ms: HANG.as_millis() as u64,
         ..proto::JoinRequest::default()
-    };
+    }
+}
+
+#[test]
+fn strangers_do_not_use_up_the_calls_of_ranks() {
+    let (_server, switch) = chain();
     let joined = tokio::runtime::Runtime::new().expect("a runtime").block_on(async {
         let client = ControlClient::connect(format!("http://{}", switch.address())).await;
-        client.expect("a switch").join(join).await.expect("an answer").into_inner()
+        client.expect("a switch").join(join("runs")).await.expect("an answer").into_inner()
     });
     let Some(proto::join_reply::Outcome::Admission(admission)) = joined.outcome else { panic!("{joined:?}") };
     let (job, rank) = (JobId(admission.job_id), Rank(0));
@@ -48,15 +52,6 @@ fn strangers_do_not_use_up_the_calls_of_ranks() {
 #[test]
 fn heartbeats_are_passed_on_while_the_data_path_answers_nobody() {
     let (server, switch) = chain();
-    let join = |job: &str| proto::JoinRequest {
-        job: job.into(),
-        world_size: 1,
-        mtu_bytes: 1500,
-        wire_version: VERSION.into(),
-        protocol: Some(proto::join_request::Protocol::Atp(Default::default())),
-        patience_ms: HANG.as_millis() as u64,
-        ..proto::JoinRequest::default()
-    };
     let callers = tokio::runtime::Runtime::new().expect("a runtime");
     callers.block_on(async {
         let client = ControlClient::connect(format!("http://{}", switch.address())).await;
