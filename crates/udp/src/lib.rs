@@ -27,6 +27,7 @@ mod submission;
 mod train_socket;
 mod worker_driver;
 mod worker_job;
+mod worker_shard;
 
 pub use clock::Clock;
 pub use failure::{Failure, ThreadEnded};

@@ -1,27 +1,23 @@
 //! A worker on real sockets: its job's lanes, a thread and a socket for those of a shard number.
 
-use crate::clock::Clock;
 use crate::failure::invalid;
-use crate::io_loop::Shard;
 use crate::io_thread::{HostThreads, Lease, Room};
 use crate::mailbox::{self, Post};
-use crate::part::{AllReduce, Counts, Part, PartTimes};
+use crate::part::{AllReduce, Part, PartTimes};
 use crate::socket::{check_shards, connect, open};
 use crate::train_socket::{Peer, TrainSocket};
+use crate::worker_shard::{AnyCommand, Command, Intake, LaneId, LanePart, Posts, Shared, WorkerShard};
 use crate::{CollectiveKind, Failure, IoStatistics, Offload, RawTensor, Submission, WorkerJob};
 use fanin_plan::Placement;
-use fanin_protocol::atp::{AtpJobConfig, AtpWorker, AtpWorkerPlan};
-use fanin_protocol::switchml::{JobConfig, Worker, WorkerPlan};
-use fanin_protocol::{Lane, Lanes, RetransmissionConfig, WorkerEvent, WorkerMachine, WorkerStatistics};
-use fanin_wire::{JobId, Operation, Pattern, ShardId, SlotIndex, WorkerId};
-use std::any::Any;
+use fanin_protocol::atp::AtpWorker;
+use fanin_protocol::switchml::{JobConfig, Worker};
+use fanin_protocol::{Lane, Lanes, RetransmissionConfig, WorkerMachine, WorkerStatistics};
+use fanin_wire::{Pattern, ShardId, SlotIndex, WorkerId};
 use std::io;
 use std::net::SocketAddr;
-use std::ops::{ControlFlow, Range};
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread;
 
 /// Told once what became of an all-reduce, and when its parts were on their way (lanes whose part was empty apart). It is
 /// usually called by an I/O thread: it must be quick, must not block, and must not panic.
@@ -69,129 +65,6 @@ pub struct WorkerDriver {
     services: Vec<Service>,
     offload: Offload,
     threads: Mutex<Vec<Lease>>,
-}
-
-#[derive(Debug)]
-struct Shared {
-    posts: Posts,
-    /// Held while an all-reduce is handed to the lanes, so that all lanes see the same order.
-    intake: Mutex<Intake>,
-    counts: Arc<Counts>,
-    progress: AtomicU64,
-}
-
-#[derive(Debug)]
-struct Intake {
-    placement: Placement,
-    /// Why nothing is taken any more.
-    ended: Option<Failure>,
-}
-
-/// A mailbox a thread, which say what machines empty them.
-#[derive(Debug)]
-enum Posts {
-    SwitchMl(Vec<Post<Command<Worker<Peer, Part>>>>),
-    Atp(Vec<Post<Command<AtpWorker<Peer, Part>>>>),
-}
-
-/// A lane: which thread drives it, and its place among the lanes of that thread. Both are functions of service and shard.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct LaneId {
-    thread: usize,
-    place: usize,
-}
-
-/// What a thread is told that runs lanes of `M`.
-enum Command<M: WorkerMachine> {
-    Any(AnyCommand),
-    Suspend {
-        place: usize,
-        reply: SyncSender<M::Memory>,
-    },
-    Resume {
-        place: usize,
-        plan: M::Plan,
-        at: (Peer, JobId),
-        socket: Option<TrainSocket>,
-        reply: SyncSender<()>,
-    },
-}
-
-/// What a thread is told whatever it runs.
-enum AnyCommand {
-    /// What its lanes do of one submission, in order.
-    Submit(Vec<LanePart>),
-    Fail(Failure),
-    Statistics(SyncSender<(Vec<WorkerStatistics>, IoStatistics)>),
-    Stop,
-}
-
-/// What one lane does of a submission.
-struct LanePart {
-    place: usize,
-    part: Part,
-    operation: Operation,
-}
-
-impl Posts {
-    fn threads(&self) -> usize {
-        match self {
-            Self::SwitchMl(posts) => posts.len(),
-            Self::Atp(posts) => posts.len(),
-        }
-    }
-
-    /// Gives the command back, as something to drop, when the thread has ended.
-    fn send(&self, thread: usize, command: AnyCommand) -> Result<(), Box<dyn Any>> {
-        match self {
-            Self::SwitchMl(posts) => {
-                posts[thread].send(Command::Any(command)).map_err(|refused| Box::new(refused) as _)
-            }
-            Self::Atp(posts) => {
-                posts[thread].send(Command::Any(command)).map_err(|refused| Box::new(refused) as _)
-            }
-        }
-    }
-
-    /// The lane stops sending and taking. Returns how many exchanges each slot has completed: ATP has no slots.
-    fn suspend(&self, LaneId { thread, place }: LaneId) -> Vec<u32> {
-        match self {
-            Self::SwitchMl(posts) => {
-                posts[thread].ask(|reply| Command::Suspend { place, reply }).unwrap_or_default()
-            }
-            Self::Atp(posts) => posts[thread]
-                .ask(|reply| Command::Suspend { place, reply })
-                .map(|()| Vec::new())
-                .unwrap_or_default(),
-        }
-    }
-
-    /// The lane goes on, through another socket if one is given.
-    fn resume(
-        &self,
-        LaneId { thread, place }: LaneId,
-        job: WorkerJob,
-        shard: ShardId,
-        switch: Peer,
-        socket: Option<TrainSocket>,
-        restore: &[SlotIndex],
-    ) -> io::Result<()> {
-        let at = (switch, job.id());
-        let resumed = match (self, job) {
-            (Self::SwitchMl(posts), WorkerJob::SwitchMl { config, place: worker, .. }) => {
-                let config = JobConfig { shard, ..config };
-                let plan = WorkerPlan { config, switch, place: worker, restore: restore.to_vec() };
-                posts[thread].ask(|reply| Command::Resume { place, plan, at, socket, reply })
-            }
-            (Self::Atp(posts), WorkerJob::Atp { config, directions }) => {
-                let AtpJobConfig { id, key, generation, .. } = config;
-                let plan = AtpWorkerPlan { id, key, generation, directions, upstream: switch };
-                posts[thread].ask(|reply| Command::Resume { place, plan, at, socket, reply })
-            }
-            _ => return Err(invalid("a worker goes on in no job of another protocol")),
-        };
-        resumed.ok_or_else(|| io::Error::other(Failure::Stopped))
-    }
 }
 
 impl WorkerDriver {
@@ -518,24 +391,6 @@ impl Drop for WorkerDriver {
     }
 }
 
-impl Shared {
-    fn intake(&self) -> MutexGuard<'_, Intake> {
-        self.intake.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn fail(&self, failure: Failure) {
-        let mut intake = self.intake();
-        if intake.ended.is_some() {
-            return;
-        }
-        intake.ended = Some(failure.clone());
-        // Under the lock: what was submitted before is in the mailboxes before this.
-        for thread in 0..self.posts.threads() {
-            let _ = self.posts.send(thread, AnyCommand::Fail(failure.clone()));
-        }
-    }
-}
-
 fn check(services: &[Service]) -> io::Result<()> {
     if services.is_empty() {
         return Err(invalid("a worker without a service: name a switch"));
@@ -593,91 +448,10 @@ fn add_statistics(mut sum: WorkerStatistics, shard: WorkerStatistics) -> WorkerS
     sum
 }
 
-struct WorkerShard<M: WorkerMachine> {
-    lanes: Lanes<M>,
-    /// The service of each of them.
-    services: Vec<usize>,
-    shared: Arc<Shared>,
-}
-
-impl<M: WorkerMachine> Drop for WorkerShard<M> {
-    fn drop(&mut self) {
-        // The other lanes hold parts of the same tensors, and would wait for what nobody sends.
-        if thread::panicking() {
-            self.shared.fail(Failure::of_drop());
-        }
-    }
-}
-
-impl<M: WorkerMachine<Address = Peer, Tensor = Part>> Shard for WorkerShard<M> {
-    type Machine = Lanes<M>;
-    type Command = Command<M>;
-
-    fn machine(&mut self) -> &mut Lanes<M> {
-        &mut self.lanes
-    }
-
-    /// A reply fails when nobody waits for it any more; that is no concern of ours.
-    fn command(&mut self, command: Command<M>, socket: &mut TrainSocket) -> ControlFlow<()> {
-        match command {
-            Command::Any(AnyCommand::Submit(parts)) => {
-                for LanePart { place, part, operation } in parts {
-                    if let Some(lane) = self.lanes.lane(place) {
-                        lane.machine.submit(part, operation);
-                    }
-                }
-            }
-            Command::Any(AnyCommand::Fail(failure)) => {
-                for lane in self.lanes.iter_mut() {
-                    for part in lane.machine.abandon() {
-                        part.fail(failure.clone());
-                    }
-                }
-            }
-            Command::Any(AnyCommand::Statistics(reply)) => {
-                let lanes = self.lanes.iter_mut().map(|lane| lane.machine.statistics()).collect();
-                let _ = reply.send((lanes, socket.statistics));
-            }
-            Command::Any(AnyCommand::Stop) => return ControlFlow::Break(()),
-            Command::Suspend { place, reply } => {
-                if let Some(lane) = self.lanes.lane(place) {
-                    let _ = reply.send(lane.machine.suspend());
-                }
-            }
-            Command::Resume { place, plan, at, socket: new, reply } => {
-                if let Some(mut new) = new {
-                    new.statistics = socket.statistics;
-                    *socket = new;
-                }
-                if let Some(lane) = self.lanes.lane(place) {
-                    (lane.peer, lane.job) = at;
-                    lane.machine.resume(Clock.now(), plan);
-                    let _ = reply.send(());
-                }
-            }
-        }
-        ControlFlow::Continue(())
-    }
-
-    fn event(&mut self, (place, event): (usize, WorkerEvent<Part>)) {
-        match event {
-            WorkerEvent::Completed(part, times) => part.complete(times),
-            // The other lanes' tensors are parts of the same ones.
-            WorkerEvent::Aborted(reason) => {
-                self.shared.fail(Failure::Aborted { service: self.services[place], reason });
-            }
-        }
-    }
-
-    fn progress(&mut self, packets: u64) {
-        self.shared.progress.fetch_add(packets, Ordering::Relaxed);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fanin_wire::{Generation, Key, WireDtype};
+    use fanin_wire::{Generation, JobId, Key, WireDtype};
 
     #[test]
     fn a_thread_is_handed_no_plan_of_another_protocol() {
