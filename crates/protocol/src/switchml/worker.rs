@@ -128,8 +128,8 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
         }
     }
 
-    /// The worker, but noticing losses by timeouts alone, as SwitchML's own does (§4.4): only to measure what it is worth to
-    /// notice that a packet was overtaken.
+    /// The worker, but as the paper's: each packet has a timer of its own (Algorithm 4), losses are noticed by nothing else, and as
+    /// many packets are on the way as there are slots, whatever is lost ("no explicit congestion control", §7). For comparisons only.
     #[must_use]
     pub fn with_timeouts_only(mut self) -> Self {
         self.timeouts_only = true;
@@ -326,7 +326,7 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
     /// The slot that waits for an answer the longest, and since when: while answers come in the order of sending, since the last of them.
     fn waits_longest(&self) -> Option<(SlotIndex, Instant)> {
         let (index, sent) = self.in_flight.oldest()?;
-        let overtaken = self.in_flight.is_overtaken(index);
+        let overtaken = self.timeouts_only || self.in_flight.is_overtaken(index);
         Some((index, self.last_progress.filter(|_| !overtaken).map_or(sent, |last| sent.max(last))))
     }
 
@@ -465,7 +465,8 @@ impl<A: Copy, T: Tensor> Endpoint for Worker<A, T> {
             return;
         }
         let timeout = self.core.round_trip.timeout();
-        let stalled = self.last_progress.is_some_and(|last| now.since(last) >= timeout);
+        let pause = self.last_progress.is_some_and(|last| now.since(last) >= timeout);
+        let stalled = pause && !self.timeouts_only;
         self.core.round_trip.back_off(now);
         if stalled {
             self.stalled_until = Some(now + self.core.round_trip.timeout());
@@ -482,7 +483,7 @@ impl<A: Copy, T: Tensor> Endpoint for Worker<A, T> {
             if since + timeout > now {
                 break;
             }
-            if !stalled {
+            if !stalled && !self.timeouts_only {
                 self.window.lost(self.in_flight.number(index), self.in_flight.next_number());
             }
             self.send_again(index);

@@ -1,6 +1,7 @@
 //! Workers and a switch joined by hand, without loss unless a test makes it.
 
 mod bfloat16;
+mod lengths;
 mod native;
 mod queues;
 mod restores;
@@ -67,13 +68,17 @@ impl Rack {
     }
 
     fn with_wire_dtype(workers: u8, slots: u16, wire_dtype: WireDtype) -> Self {
+        Self::with_chunks(workers, slots, ELEMENTS, wire_dtype)
+    }
+
+    fn with_chunks(workers: u8, slots: u16, elements: usize, wire_dtype: WireDtype) -> Self {
         let config = JobConfig {
             id: JobId(1),
             key: KEY,
             generation: Generation(0),
             workers: workers.into(),
             slots,
-            elements: ELEMENTS as u16,
+            elements: elements as u16,
             wire_dtype,
             shard: ShardId(0),
             resumed: false,
@@ -333,6 +338,22 @@ fn with_timeouts_only_a_lost_packet_is_sent_again_after_its_timeout() {
     assert!(rack.sleep(), "a timer is set");
     rack.settle(|_| false);
     assert!(rack.done.iter().all(|done| *done == [Numbers::Int(vec![21; 64 * 10 * ELEMENTS])]));
+}
+
+#[test]
+fn with_timeouts_only_as_many_packets_are_on_the_way_as_there_are_slots_whatever_was_lost() {
+    for (timeouts_only, sent_again) in [(true, 64), (false, u64::from(ANEW))] {
+        let mut rack = Rack::new(1, 64);
+        if timeouts_only {
+            rack.workers = rack.workers.into_iter().map(Worker::with_timeouts_only).collect();
+        }
+        rack.workers[0].submit(Numbers::Int(vec![7; 64 * 10 * ELEMENTS]), Op::Sum);
+        rack.settle(|_| true);
+        assert!(rack.sleep(), "a timer is set");
+        assert_eq!(rack.workers[0].statistics().retransmissions, sent_again);
+        rack.settle(|_| false);
+        assert_eq!(rack.done, [[Numbers::Int(vec![7; 64 * 10 * ELEMENTS])]]);
+    }
 }
 
 #[test]
