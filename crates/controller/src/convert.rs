@@ -442,7 +442,7 @@ mod tests {
                 job_has: WireDtype::Int32,
             },
             Refusal::PlanMismatch { rank: 1, asked: 7, other_rank: 0, job_has: 0 },
-            Refusal::MtuTooSmall { mtu: 576, need: 1104 },
+            Refusal::MtuTooSmall { mtu: 200, need: 216 },
             Refusal::PoolExhausted { asked: 512, free: 64 },
             Refusal::ResumeMismatch { rank: 1, field: ResumeField::Counts, rank_has: 3, job_has: 4 },
             Refusal::ResumeGap { ahead: Rank(1), behind: Rank(0), shard: 2, slot: 3 },

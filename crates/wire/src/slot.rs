@@ -13,8 +13,9 @@ const TAG_OFFSET: usize = SLOT_HEADER_BYTES - TAG_BYTES;
 pub const CHUNK_ELEMENTS_DEFAULT: usize = 256;
 /// The payload lengths, in elements of four bytes. A short list, so that a bounded program can unroll each. As bfloat16
 /// a payload has twice as many elements; as they are, as many as have room.
+/// 32 and 64 are what a programmable switch sums in one pass (SwitchML §5); here they serve narrow paths, and the simulator.
 /// 352 fills an Ethernet frame of 1500 bytes under IPv4 and IPv6, 2048 one of 9000.
-pub const CHUNK_ELEMENTS: [usize; 4] = [256, 352, 1024, 2048];
+pub const CHUNK_ELEMENTS: [usize; 6] = [32, 64, 256, 352, 1024, 2048];
 
 /// IPv6 and UDP headers: the larger of the two that a datagram may carry.
 pub const IP_UDP_BYTES: usize = 48;

@@ -452,12 +452,14 @@ fn another_version_is_refused_with_both_versions() {
 }
 
 #[test]
-fn an_ethernet_frame_of_1500_carries_352_elements_and_one_of_9000_carries_2048() {
+fn an_ethernet_frame_of_1500_carries_352_elements_one_of_9000_2048_and_narrow_ones_64_and_32() {
     for wire_dtype in WireDtype::ALL {
         assert_eq!(chunk_elements_for_mtu(1500, wire_dtype), Some(352));
         assert_eq!(chunk_elements_for_mtu(9000, wire_dtype), Some(2048));
         assert_eq!(chunk_elements_for_mtu(1280, wire_dtype), Some(256));
-        assert_eq!(chunk_elements_for_mtu(576, wire_dtype), None);
+        assert_eq!(chunk_elements_for_mtu(576, wire_dtype), Some(64));
+        assert_eq!(chunk_elements_for_mtu(300, wire_dtype), Some(32));
+        assert_eq!(chunk_elements_for_mtu(215, wire_dtype), None);
     }
     // A bfloat16 payload is the four bytes of its exponent longer.
     assert_eq!(chunk_elements_for_mtu(1496, WireDtype::Int32), Some(352));

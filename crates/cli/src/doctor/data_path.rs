@@ -315,13 +315,13 @@ mod tests {
 
     #[test]
     fn an_mtu_without_room_for_a_chunk_says_how_much_is_needed() {
-        let finding = mtu(Protocol::SwitchMl, &Ok(1000), address(), None);
-        assert!(finding.verdict == Verdict::Problem && finding.message.contains("needs 1112"));
+        let finding = mtu(Protocol::SwitchMl, &Ok(200), address(), None);
+        assert!(finding.verdict == Verdict::Problem && finding.message.contains("needs 216"));
         let finding = mtu(Protocol::Atp, &Ok(1000), address(), None);
         assert!(finding.verdict == Verdict::Ok && finding.message.contains("fragments of "), "{finding:?}");
         let finding = mtu(Protocol::Atp, &Ok(300), address(), None);
         assert!(finding.message.contains("the shortest fragment fits, which needs 376"), "{finding:?}");
-        let reason = Refusal::MtuTooSmall { mtu: 1000, need: 1112 };
+        let reason = Refusal::MtuTooSmall { mtu: 200, need: 216 };
         assert_eq!(udp(&refused(reason), address()).verdict, Verdict::Warning);
     }
 

@@ -193,7 +193,7 @@ mod tests {
         #[test]
         fn a_pool_is_a_power_of_two_that_fits_the_buffer(
             rate_bps: u64, rtt_ns: u64, senders in 1_u16..=4096, shards: u8, receive_buffer_bytes in 0_usize..1 << 40,
-            elements in prop::sample::select(alloc::vec![256_u16, 352, 1024, 2048]),
+            elements in prop::sample::select(alloc::vec![32_u16, 64, 256, 352, 1024, 2048]),
             wire_dtype in prop::sample::select(WireDtype::ALL.to_vec()),
         ) {
             let rtt = Duration::from_nanos(rtt_ns);

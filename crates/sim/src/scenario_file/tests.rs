@@ -275,6 +275,11 @@ fn no_aggregators_are_fine_for_atp_and_no_slots_are_not_for_switchml() {
 fn packets_that_do_not_fit_are_refused() {
     refused(&format!("{RACK}{JOB}[job.atp]\nelements = 100\n"), 9, &["[64, 256, 336, 1024, 2048]"]);
     refused(&format!("{RACK}{JOB}[job.atp]\nelements = 1024\n"), 9, &["do not fit", "1500"]);
+    let pool = JOB.replace("atp", "switchml");
+    refused(&format!("{RACK}{pool}[job.switchml]\nelements = 48\n"), 9, &["[32, 64, 256, 352, 1024, 2048]"]);
+    let ring = JOB.replace("atp", "ring");
+    refused(&format!("{RACK}{ring}[job.ring]\nreceive_window = \"0kB\"\n"), 9, &["must not be zero"]);
+    says(&ok(&format!("{RACK}{ring}[job.ring]\nreceive_window = \"64kB\"\n")).jobs[0], &["64000"]);
     refused(&format!("{RACK}mtu = 200\n{JOB}"), 4, &["200 bytes"]);
     refused(&format!("{RACK}{JOB}[job.atp]\nwindow = 0\n"), 9, &["1 to "]);
     refused(&format!("{RACK}{JOB}[job.atp]\nwindow = 5000\n"), 9, &["1 to 3120"]);
@@ -346,7 +351,7 @@ fn a_systems_keys_are_in_its_own_table_and_nowhere_else() {
         &["switchml", "[job.switchml]", "not [job.atp]"],
     );
     let ring = format!("{RACK}{}[job.ring]\nwindow = 7\n", JOB.replace("atp", "ring"));
-    refused(&ring, 9, &["unknown key `window`: there is none"]);
+    refused(&ring, 9, &["unknown key `window`; known: receive_window"]);
     let ps = format!("{RACK}{}[job.ps]\nhashing = \"hash\"\n", JOB.replace("atp", "ps"));
     refused(&ps, 9, &["`hashing` is about aggregators"]);
     refused(&format!("{RACK}{}", JOB.replace("atp", "atpp")), 5, &["unknown system `atpp`", "`atp`"]);

@@ -10,10 +10,11 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use serde::Deserialize;
+use toml::Spanned;
 
 use super::{Counters, Machines, Process, Site, System, Tenant};
 use crate::net::{Actor, ActorId, Context, FlowId, Network, Notice, Packet, TcpConfig};
-use crate::scenario_file::{Entry, Kind, Mistake};
+use crate::scenario_file::{Entry, Kind, Mistake, Size, at};
 use crate::workload::Gradient;
 
 /// A message's header: which tensor, which step.
@@ -24,20 +25,33 @@ const ARRIVED: u64 = 100;
 const IP_TCP_BYTES: u32 = 40;
 
 /// A ring of a job's workers, in the order of their ranks.
-#[derive(Clone, Copy, Debug)]
-pub struct Ring;
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Ring {
+    /// What a connection has on the way at most; [`TcpConfig`]'s unless given.
+    pub receive_window_bytes: Option<u64>,
+}
 
 pub(crate) const KIND: Kind = Kind { name: "ring", resolve };
 
-/// `[job.ring]`: there is nothing to choose.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Keys {}
+/// `[job.ring]`
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct Keys {
+    /// What a connection has on the way at most; 4 MiB unless given.
+    receive_window: Option<Spanned<Size>>,
+}
 
 fn resolve(entry: &mut Entry<'_>) -> Result<Arc<dyn System>, Mistake> {
-    let Keys {} = entry.table()?;
+    let keys: Keys = entry.table()?;
     entry.workers_between(2, usize::MAX)?;
-    Ok(Arc::new(Ring))
+    let receive_window_bytes = match &keys.receive_window {
+        Some(window) if window.get_ref().0 == 0 => {
+            return Err(at(window, "`receive_window` must not be zero: nothing would be sent"));
+        }
+        Some(window) => Some(window.get_ref().0),
+        None => None,
+    };
+    Ok(Arc::new(Ring { receive_window_bytes }))
 }
 
 impl System for Ring {
@@ -64,7 +78,9 @@ impl System for Ring {
                 .next()
                 .map_or(1500, |(_, link)| topology.links()[link.0 as usize].config.mtu);
             let class = tenant.plan().class;
-            TcpConfig { segment_bytes: mtu - IP_TCP_BYTES, class, ..TcpConfig::new(from, to) }
+            let usual = TcpConfig::new(from, to);
+            let window_max_bytes = self.receive_window_bytes.unwrap_or(usual.window_max_bytes);
+            TcpConfig { segment_bytes: mtu - IP_TCP_BYTES, class, window_max_bytes, ..usual }
         };
         let connections = (0..workers.len()).map(connection).collect();
         let mailboxes = workers.iter().map(|_| Mailbox::default()).collect();

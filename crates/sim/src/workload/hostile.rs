@@ -253,13 +253,13 @@ fn job(dice: &mut Dice, topology: &Topology, index: u64) -> JobPlan {
     let timeout =
         dice.among(&[Duration::from_micros(300), Duration::from_millis(1), Duration::from_millis(5)]);
     let pool = SwitchMl {
-        elements: dice.among(&[CHUNK_ELEMENTS[0], CHUNK_ELEMENTS[0], CHUNK_ELEMENTS[1]]) as u16,
+        elements: dice.among(&[CHUNK_ELEMENTS[0], CHUNK_ELEMENTS[1], CHUNK_ELEMENTS[2]]) as u16,
         slots: window,
         timeout,
         timeouts_only: dice.one_in(4),
     };
     let system: Arc<dyn System> = match dice.range(0, 10) {
-        0 if workers.len() > 1 => Arc::new(Ring),
+        0 if workers.len() > 1 => Arc::new(Ring::default()),
         // Without a programmable switch there is none.
         1 | 2 if pool.fits(topology, &workers).is_ok() => Arc::new(pool),
         drawn => {

@@ -397,7 +397,7 @@ mod tests {
                 timeout: Duration::from_millis(1),
                 timeouts_only: false,
             }),
-            Summer::Ring => Arc::new(Ring),
+            Summer::Ring => Arc::new(Ring::default()),
         }
     }
 

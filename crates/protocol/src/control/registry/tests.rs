@@ -279,10 +279,10 @@ fn each_refusal_has_its_cause() {
     assert_eq!(refused(slots(0, 1)), Refusal::InFlightOutOfRange { asked: 0 });
     assert_eq!(refused(slots(16385, 1)), Refusal::InFlightOutOfRange { asked: 16385 });
     assert_eq!(refused(slots(65, 1)), Refusal::InFlightMismatch { rank: 1, asked: 65, job_has: 64 });
-    let mtu = JoinRequest { mtu: 1111, ..ask("b", 0, 1) };
-    assert_eq!(refused(mtu.clone()), Refusal::MtuTooSmall { mtu: 1111, need: 1112 });
-    let bfloat16 = JoinRequest { wire_dtype: WireDtype::Bfloat16, mtu: 1115, ..mtu };
-    assert_eq!(refused(bfloat16), Refusal::MtuTooSmall { mtu: 1115, need: 1116 });
+    let mtu = JoinRequest { mtu: 215, ..ask("b", 0, 1) };
+    assert_eq!(refused(mtu.clone()), Refusal::MtuTooSmall { mtu: 215, need: 216 });
+    let bfloat16 = JoinRequest { wire_dtype: WireDtype::Bfloat16, mtu: 219, ..mtu };
+    assert_eq!(refused(bfloat16), Refusal::MtuTooSmall { mtu: 219, need: 220 });
     // What it remembers is not cut anew for a path that became narrower.
     let bfloat16 = JoinRequest { wire_dtype: WireDtype::Bfloat16, mtu: 1499, ..resuming(0, 1, &[1]) };
     assert_eq!(
@@ -386,6 +386,16 @@ fn a_chunk_of_bfloat16_leaves_room_for_its_exponent_on_the_path() {
     assert_eq!(elements(1499, WireDtype::Int32, "a"), 352);
     assert_eq!(elements(1499, WireDtype::Bfloat16, "b"), 256);
     assert_eq!(elements(1500, WireDtype::Bfloat16, "c"), 352);
+}
+
+#[test]
+fn a_narrow_path_has_short_chunks() {
+    for (wire_dtype, length) in [(WireDtype::Int32, 64), (WireDtype::Bfloat16, 32)] {
+        let mut registry = registry();
+        let decision = registry.join(at(0), JoinRequest { mtu: 344, wire_dtype, ..ask("a", 0, 1) });
+        let JoinDecision::Complete { outcome: Ok(admission), .. } = decision else { panic!("{decision:?}") };
+        assert_eq!(admission.elements, length);
+    }
 }
 
 #[test]

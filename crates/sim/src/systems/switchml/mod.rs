@@ -36,7 +36,7 @@ pub struct SwitchMl {
     pub slots: u16,
     /// Shortest wait for an answer.
     pub timeout: Duration,
-    /// Whether losses are noticed by it alone, always as long.
+    /// Whether losses are noticed by it alone, always as long, and make no window smaller.
     pub timeouts_only: bool,
 }
 
@@ -58,7 +58,8 @@ struct Keys {
     slots: Option<Spanned<u16>>,
     /// Shortest wait for an answer before a packet is sent again.
     timeout: Option<Spanned<Time>>,
-    /// Losses are noticed by the timeout alone, always as long, as in the paper; not by packets that were overtaken.
+    /// As in the paper: losses are noticed by the timeout alone, always as long, not by packets that were overtaken, and make no window
+    /// smaller.
     timeouts_only: bool,
 }
 
