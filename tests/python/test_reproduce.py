@@ -14,8 +14,32 @@ import pytest
 from fanin.reproduce import ReproduceError, command
 from fanin.reproduce.atp import PAPER, overflow
 from fanin.reproduce.byteps import equations, goodput
-from fanin.reproduce.finding import Experiment, Finding, Outcome, Reason, summary, table
-from fanin.reproduce.lab import Between, Lab, Spread, _drawn, doubts, own_tables, toml
+from fanin.reproduce.finding import (
+    LESS,
+    MORE,
+    Experiment,
+    Finding,
+    Outcome,
+    Range,
+    Reason,
+    at_least,
+    at_most,
+    like,
+    summary,
+    table,
+    table_of_reasons,
+)
+from fanin.reproduce.lab import (
+    Between,
+    Lab,
+    Spread,
+    _drawn,
+    _refuse_unfinished,
+    doubts,
+    own_tables,
+    throughput,
+    toml,
+)
 from test_netlab import needs_lab
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
@@ -247,16 +271,30 @@ def test_what_measures_runs_alone_and_last() -> None:
     assert before["three"] == {"two", "one"}
 
 
-def test_throughputs_that_were_not_measured_are_told() -> None:
+def test_a_throughput_that_was_not_measured_is_told_and_is_none() -> None:
     enough = {"window_s": 0.002, "completed": 6, "needed": 6, "enough": True}
     measured = {"name": "a", "unfinished": None, "measurement": enough}
-    late = {**measured, "name": "b", "unfinished": "tensors completed by each worker: 3"}
     few = {**measured, "name": "c", "measurement": {**enough, "completed": 5, "enough": False}}
     assert doubts({"jobs": [measured]}) == []
-    assert doubts({"jobs": [late, few]}) == [
-        "b has not finished",
-        "c is not measured: 5 completed in 2 ms, 6 needed",
-    ]
+    told = "c is not measured: 5 completed in 2 ms, 6 needed"
+    assert doubts({"jobs": [measured, few]}) == [told]
+    assert throughput(measured, 3.0) == 3
+    ours = Spread.of([5.0, throughput(few, 3.0), 4.0])
+    for found in (ours, Spread.over([Spread.of([5.0]), ours]), Spread.of([1 / ours.median])):
+        row = Finding("Fig. 1", "x", 5.0, found)
+        assert row.verdict(None) == "not measured"
+        assert "| none | not measured |" in table([row])
+        assert "1 were not measured" in summary([row], None)
+        assert json.loads(json.dumps(command._finite(row.as_json())))["ours"]["median"] is None
+        assert not Reason("x", "a shorter queue", found).explains(finding(20.0, 5.0))
+
+
+def test_a_job_that_was_to_end_and_has_not_is_refused() -> None:
+    job = {"name": "a", "unfinished": None}
+    _refuse_unfinished("pool-32, seed 1", {"jobs": [job]})
+    late = {"name": "b", "unfinished": "tensors completed by each worker: 3"}
+    with pytest.raises(ReproduceError, match="pool-32, seed 1: b has not finished: tensors comp"):
+        _refuse_unfinished("pool-32, seed 1", {"jobs": [job, late]})
 
 
 def test_a_scenario_is_written_as_toml() -> None:
@@ -280,27 +318,81 @@ def test_what_a_system_alone_has_is_written_into_its_own_table() -> None:
     assert own_tables(flat) == {"job": tables}
 
 
-def finding(ours: float, paper: float | str, **more: Any) -> Finding:
-    return Finding("Fig. 1", "x", paper, Spread.of([ours]), unit="Gbit/s", **more)
+def finding(ours: float | Sequence[float], paper: float | str, **more: Any) -> Finding:
+    samples = [ours] if isinstance(ours, int | float) else ours
+    return Finding("Fig. 1", "x", paper, Spread.of(samples), **more)
 
 
 @pytest.mark.parametrize(
     ("found", "verdict"),
     [
-        (finding(11.9, 10.0), "agrees"),
-        (finding(12.1, 10.0), "unexplained"),
-        (finding(8.1, 10.0), "agrees"),
-        (finding(7.9, 10.0), "unexplained"),
-        (finding(2, "more than 1", holds=True), "agrees"),
-        (finding(0.5, "more than 1", holds=False), "unexplained"),
+        (finding([8.1, 11.9], 10.0), "agrees"),
+        (finding([8.1, 12.1], 10.0), "cannot tell"),
+        (finding([7.9, 11.9], 10.0), "cannot tell"),
+        (finding([7.8, 7.9], 10.0), "unexplained"),
+        (finding([12.1, 14.0], 10.0), "unexplained"),
+        (finding([2.0, 3.0], "more", holds=MORE), "agrees"),
+        (finding([1.0, 3.0], "more", holds=MORE), "cannot tell"),
+        (finding([0.5, 1.0], "more", holds=MORE), "unexplained"),
+        (finding([0.5, 0.9], "less", holds=LESS), "agrees"),
+        (finding([0.9, 1.0], "less", holds=LESS), "cannot tell"),
+        (finding(1.0, "less", holds=LESS), "unexplained"),
+        (finding([5.0, 10.0], "5 to 10", holds=Range(5, 10)), "agrees"),
+        # Its ends are both outside, and what is between them is not.
+        (finding([4.0, 11.0], "5 to 10", holds=Range(5, 10)), "cannot tell"),
+        (finding(4.0, "5 to 10", holds=Range(5, 10)), "unexplained"),
+        (finding([8.0, 12.1], 10.0, swept="queues"), "in the range"),
+        (finding([4.0, 6.0], "5 at least", holds=at_least(5), swept="queues"), "cannot tell"),
         (finding(10.0, 10.0, cannot_fail="fitted"), "not counted"),
-        (finding(12.1, 10.0, swept="queues"), "unexplained"),
     ],
 )
-def test_a_finding_is_within_a_fifth_or_differs(found: Finding, verdict: str) -> None:
+def test_a_verdict_heeds_the_whole_interval(found: Finding, verdict: str) -> None:
     assert found.verdict([]) == verdict
-    if verdict == "unexplained":
-        assert found.verdict(None) == "reasons not played"
+    assert found.verdict(None) == verdict.replace("unexplained", "reasons not played")
+    assert found.agrees == (verdict in ("agrees", "not counted"))
+
+
+@pytest.mark.parametrize(
+    ("paper", "agree", "differ"),
+    [
+        # An effect may be 1.5 times weaker or stronger.
+        (1.24, [1.16, 1.24, 1.38], [0.9, 1.0, 1.15, 1.39]),
+        (1.05, [1.04, 1.05, 1.07], [1.0, 1.03, 1.08]),
+        (0.9, [0.86, 0.9, 0.93], [0.84, 0.94, 1.0, 1.1]),
+        # And of a strong one the fifth is less.
+        (8.7, [7.0, 10.4], [6.9, 10.5]),
+        (0.5, [0.41, 0.59], [0.39, 0.61]),
+        # Where the paper has none, there is none.
+        (1.0, [0.96, 1.0, 1.04], [0.94, 1.06]),
+        (1.02, [0.96, 1.0, 1.04], [0.94, 1.06]),
+    ],
+)
+def test_a_ratio_agrees_with_the_effect_and_not_with_none(
+    paper: float, agree: list[float], differ: list[float]
+) -> None:
+    for ours in agree:
+        assert finding(ours, paper, unit="x").agrees
+    for ours in differ:
+        assert finding(ours, paper, unit="x").verdict([]) == "unexplained"
+        assert like(paper, "images/s").compared(Spread.of([ours])) == (
+            "agrees" if abs(ours / paper - 1) <= 0.2 else "differs"
+        )
+    # The paper's own rounding never decides.
+    for rounded in (paper - 0.005, paper + 0.005):
+        assert finding(rounded, paper, unit="x").agrees
+
+
+def test_the_range_stands_in_the_table() -> None:
+    rows = table(
+        [
+            finding(1.2, 1.24, unit="x"),
+            finding(3.0, "some", holds=at_least(10), unit="%"),
+            finding(3.0, "few", holds=at_most(5)),
+        ]
+    )
+    assert "| 1.24 x | 1.15 to 1.38 | 1.2 x | agrees |" in rows
+    assert "| some | 10 and more | 3 % | differs |" in rows
+    assert "| few | 5 and less | 3 | agrees |" in rows
 
 
 def test_what_is_swept_is_in_the_range_only_where_the_papers_number_is() -> None:
@@ -316,15 +408,42 @@ def test_what_is_swept_is_in_the_range_only_where_the_papers_number_is() -> None
 
 def test_a_reason_explains_what_agrees_once_its_change_is_made() -> None:
     differs = finding(20.0, 10.0)
-    good = Reason("x", "a shorter queue", Spread.of([11.0]))
+    good = Reason("x", "a shorter queue", Spread.of([9.0, 11.0]))
     bad = Reason("x", "a longer queue", Spread.of([30.0]))
+    unsure = Reason("x", "another queue", Spread.of([9.0, 13.0]))
     of_another = Reason("y", "a shorter queue", Spread.of([10.0]))
-    assert differs.verdict([bad, of_another]) == "unexplained"
+    assert differs.verdict([bad, unsure, of_another]) == "unexplained"
     assert differs.verdict([bad, good]) == "explained"
     assert "differs; agrees with a shorter queue |" in table([differs], [bad, good])
     assert "unexplained |" in table([differs], [bad])
     assert "1 differ and are unexplained" in summary([differs], [bad])
     assert "1 differ, and a scenario that was played says why" in summary([differs], [good])
+
+
+def test_a_reason_that_changes_what_the_paper_gives_is_shown_and_explains_nothing() -> None:
+    differs = finding(20.0, 10.0)
+    against = Reason("x", "a shorter timeout", Spread.of([10.0]), contradicts='§5: "1ms"')
+    assert differs.verdict([against]) == "unexplained"
+    shown = table_of_reasons([([differs], [against])])
+    assert '| a shorter timeout (contradicts the paper, §5: "1ms") | 10 |' in shown
+    assert "| no: it contradicts the paper |" in shown
+
+
+def test_a_reason_that_breaks_another_row_of_its_experiment_says_so() -> None:
+    differs = finding(20.0, 10.0)
+    agrees = Finding("Fig. 2", "y", 5.0, Spread.of([5.0]))
+    mends = Reason("x", "a shorter queue", Spread.of([10.0]))
+    breaks = Reason("y", "a shorter queue", Spread.of([9.0]))
+    keeps = Reason("y", "a shorter queue", Spread.of([5.5]))
+    together = table_of_reasons([([differs, agrees], [mends, breaks])])
+    assert "| yes, and breaks: y |" in together
+    assert "| (it agrees as it is, and with this no longer) |" in together
+    kept = table_of_reasons([([differs, agrees], [mends, keeps])])
+    assert "| yes |" in kept
+    assert "| (it agrees as it is) |" in kept
+    # The same words in another experiment are another scenario.
+    apart = table_of_reasons([([differs], [mends]), ([agrees], [breaks])])
+    assert "| yes |" in apart
 
 
 def test_what_cannot_fail_is_not_counted() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import shlex
 import sys
@@ -20,7 +21,6 @@ from fanin.errors import FaninError
 from fanin.reproduce import ReproduceError, atp, byteps, plot, switchml
 from fanin.reproduce.finding import (
     Experiment,
-    Finding,
     Outcome,
     Paper,
     Reason,
@@ -34,10 +34,19 @@ from fanin.reproduce.progress import progress
 FORMAT = 2
 """Of the JSON. A field may be added without a new number."""
 
+SEEDS_OF_REASONS = 3
+"""As many scenarios again, and more, are played for reasons; three seeds show what seeds do."""
+
 BOUNDING = 6
 """Samples of which the least and the most bound the median with 95 % confidence."""
 
 PAPERS = {"atp": atp.PAPER, "switchml": switchml.PAPER, "byteps": byteps.PAPER}
+
+HOW_TO_READ = (
+    "A figure agrees when all of its interval is where the table says: within a fifth of the "
+    "paper's, and for a ratio (x) besides with at least 1/1.5 and at most 1.5 times its effect. "
+    "It differs when none is, and else cannot tell."
+)
 
 DESCRIPTION = """\
 The figures of a paper, again, beside what the paper says. atp and switchml: in the simulator;
@@ -133,9 +142,12 @@ def _run(args: argparse.Namespace, command: list[str]) -> int:
     seeds = range(args.seed, args.seed + (1 if args.quick else paper.repetitions))
     with _signals.as_exit(), progress() as bar:
         lab = Lab(args.out, seeds, args.jobs, args.quick, bar)
-        outcomes, reasons = _run_all(chosen, lab, why=args.why)
+        outcomes, reasons_of = _run_all(chosen, lab, why=args.why)
     for experiment, outcome in zip(chosen, outcomes, strict=True):
         plot.save(experiment, outcome, args.out / f"{experiment.name}.png")
+    findings = [finding for outcome in outcomes for finding in outcome.findings]
+    reasons = None if reasons_of is None else [one for of_one in reasons_of for one in of_one]
+    assert {reason.of for reason in reasons or ()} <= {finding.what for finding in findings}
     document = {
         "format": FORMAT,
         "command": shlex.join(command),
@@ -157,10 +169,9 @@ def _run(args: argparse.Namespace, command: list[str]) -> int:
         },
         "reasons": None if reasons is None else [asdict(reason) for reason in reasons],
     }
-    (args.out / "results.json").write_text(json.dumps(document, indent=1) + "\n")
-    findings = [finding for outcome in outcomes for finding in outcome.findings]
-    assert {reason.of for reason in reasons or ()} <= {finding.what for finding in findings}
-    page = _page(document, paper, chosen, findings, reasons)
+    text = json.dumps(_finite(document), indent=1, allow_nan=False)
+    (args.out / "results.json").write_text(text + "\n")
+    page = _page(document, paper, chosen, outcomes, reasons_of)
     (args.out / "README.md").write_text(page)
     print(table(findings, reasons))
     print(summary(findings, reasons))
@@ -171,50 +182,65 @@ def _run(args: argparse.Namespace, command: list[str]) -> int:
 
 def _run_all(
     chosen: Sequence[Experiment], lab: Lab, *, why: bool
-) -> tuple[list[Outcome], list[Reason] | None]:
+) -> tuple[list[Outcome], list[Sequence[Reason]] | None]:
     """Run all experiments at once: the simulations of one fill the cores while another thinks.
 
     But those that measure, afterwards, and one after the other. With ``why``, play reasons, too.
     """
     with ThreadPoolExecutor(2 * len(chosen)) as threads:
         thinking = {e.name: threads.submit(e.run, lab) for e in chosen if not e.measures}
-        reasons = [threads.submit(e.why, lab) for e in chosen] if why else []
+        few = lab.with_seeds(lab.seeds[:SEEDS_OF_REASONS]) if why else lab
+        reasons = {e.name: threads.submit(e.why, few) for e in chosen if why}
         try:
-            running: list[Future[Any]] = [*thinking.values(), *reasons]
+            running: list[Future[Any]] = [*thinking.values(), *reasons.values()]
             ended, _ = wait(running, return_when=FIRST_EXCEPTION)
             for one in ended:
                 one.result()  # the failure, if there is one
             found = {name: outcome.result() for name, outcome in thinking.items()}
-            played = [reason for of_one in reasons for reason in of_one.result()]
+            played = {name: of_one.result() for name, of_one in reasons.items()}
             found |= {e.name: e.run(lab) for e in chosen if e.measures}
         finally:
             lab.stop()
-    return [found[experiment.name] for experiment in chosen], played if why else None
+    return [found[e.name] for e in chosen], [played[e.name] for e in chosen] if why else None
 
 
 def _names(paper: Paper) -> list[str]:
     return [experiment.name for experiment in paper.experiments]
 
 
+def _finite(value: Any) -> Any:
+    """Return it with null for every number that JSON has not."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(inner) for key, inner in value.items()}
+    return [_finite(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
 def _page(
     document: Mapping[str, Any],
     paper: Paper,
     chosen: Sequence[Experiment],
-    findings: Sequence[Finding],
-    reasons: Sequence[Reason] | None,
+    outcomes: Sequence[Outcome],
+    reasons_of: Sequence[Sequence[Reason]] | None,
 ) -> str:
+    findings = [finding for outcome in outcomes for finding in outcome.findings]
+    reasons = None if reasons_of is None else [one for of_one in reasons_of for one in of_one]
     plots = "\n".join(f"![{e.title}]({e.name}.png)\n" for e in chosen)
     seeds = document["seeds"]
     in_brackets = "their 95 % intervals" if len(seeds) >= BOUNDING else "least and most"
     page = (
         f"`{document['command']}`, commit {document['commit']}, {paper.repeated} {seeds[0]} to "
-        f"{seeds[-1]}; medians, {in_brackets} in brackets. A figure agrees within a fifth of the "
-        f"paper's.\n\n{summary(findings, reasons)}\n\n{table(findings, reasons)}\n"
+        f"{seeds[-1]}; medians, {in_brackets} in brackets. {HOW_TO_READ}\n\n"
+        f"{summary(findings, reasons)}\n\n{table(findings, reasons)}\n"
     )
-    if reasons is not None:
+    if reasons_of is not None:
+        few = seeds[:SEEDS_OF_REASONS]
+        played = [(o.findings, of_one) for o, of_one in zip(outcomes, reasons_of, strict=True)]
         page += (
-            "Each line here is a scenario as the one above, but for what is changed.\n\n"
-            f"{table_of_reasons(findings, reasons)}\n"
+            "Each line here is a scenario as the one above, but for what is changed; "
+            f"{paper.repeated} {few[0]} to {few[-1]}, least and most in brackets.\n\n"
+            f"{table_of_reasons(played)}\n"
         )
     if document["doubts"]:
         page += _doubtful(document["doubts"]) + "\n"
@@ -227,4 +253,4 @@ def _doubtful(doubts: Sequence[str]) -> str:
     if not doubts:
         return ""
     lines = "".join(f"- {doubt}\n" for doubt in doubts)
-    return f"Runs whose throughputs say little:\n\n{lines}"
+    return f"Runs with too little completed for a throughput, which then is none:\n\n{lines}"

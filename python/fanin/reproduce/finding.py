@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,10 +14,80 @@ if TYPE_CHECKING:
 
 FIFTH = 0.2
 """What a figure may differ by and still agree."""
+EFFECT = 1.5
+"""How many times stronger or weaker an effect may be and still agree."""
+NONE = 0.05
+"""Which effect is none: what runs of a testbed differ by anyway."""
+RATIO = "x"
+"""The unit of a ratio, which claims an effect, or that there is none: how far it is from 1."""
 
+Compared = Literal["agrees", "cannot tell", "differs", "not measured"]
 Verdict = Literal[
-    "agrees", "in the range", "explained", "unexplained", "reasons not played", "not counted"
+    "agrees",
+    "in the range",
+    "cannot tell",
+    "explained",
+    "unexplained",
+    "reasons not played",
+    "not measured",
+    "not counted",
 ]
+
+
+@dataclass(frozen=True)
+class Range:
+    """Where a figure agrees with the paper, its ends included."""
+
+    least: float = -math.inf
+    most: float = math.inf
+
+    def compared(self, ours: Spread) -> Compared:
+        """Return where the whole interval lies."""
+        low, high = ours.interval
+        if math.isnan(low):
+            return "not measured"
+        if self.least <= low and high <= self.most:
+            return "agrees"
+        if high < self.least or low > self.most:
+            return "differs"
+        return "cannot tell"
+
+    def __str__(self) -> str:
+        if math.isinf(self.most):
+            return f"{_number(self.least)} and more"
+        if math.isinf(self.least):
+            return f"{_number(self.most)} and less"
+        return f"{_number(self.least)} to {_number(self.most)}"
+
+
+def at_least(bound: float) -> Range:
+    """Return this and more."""
+    return Range(least=bound)
+
+
+def at_most(bound: float) -> Range:
+    """Return this and less."""
+    return Range(most=bound)
+
+
+MORE, LESS = at_least(1 + NONE), at_most(1 - NONE)
+"""A ratio that is above 1, or below it, by some effect."""
+
+
+def like(paper: float, unit: str) -> Range:
+    """Return where a figure agrees with the paper's number.
+
+    Within a fifth. A ratio besides: an effect of the paper's is there, in the same direction, and
+    at most 1.5 times stronger or weaker (1.24 is three times 1.0746, and so is 1.24^3); where the
+    paper's is none, so is ours. Without that, no effect at all would agree with 1.2 and with 0.9.
+    """
+    fifth = Range((1 - FIFTH) * paper, (1 + FIFTH) * paper)
+    if unit != RATIO:
+        return fifth
+    if abs(paper - 1) < NONE:
+        return Range(1 - NONE, 1 + NONE)
+    weaker, stronger = sorted((paper ** (1 / EFFECT), paper**EFFECT))
+    return Range(max(fifth.least, weaker), min(fifth.most, stronger))
 
 
 @dataclass(frozen=True)
@@ -29,8 +100,9 @@ class Finding:
     paper: float | str
     """A number, or what the paper says or shows in words."""
     ours: Spread
-    holds: bool | None = None
-    """Whether ours is what the words say; None where the paper has a number."""
+    """NaN where it was not measured."""
+    holds: Range | None = None
+    """Where ours is what the words say; None where the paper has a number."""
     unit: str = ""
     swept: str = ""
     """What the paper does not give, and `ours` is therefore the spread over."""
@@ -38,59 +110,66 @@ class Finding:
     """Why this is no evidence, and not counted: it was fitted, or it is arithmetic."""
 
     @property
-    def ratio(self) -> float | None:
-        """Ours by the paper's."""
-        return self.ours.median / self.paper if isinstance(self.paper, float) else None
+    def range(self) -> Range:
+        """Where it agrees."""
+        if isinstance(self.paper, str):
+            assert self.holds is not None, f"{self.what}: no number says when the words hold"
+            return self.holds
+        return like(self.paper, self.unit)
 
     @property
     def agrees(self) -> bool:
-        """Whether it is within a fifth, or holds; of what is swept, with every setting."""
-        ends = (self.ours.least, self.ours.most) if self.swept else (self.ours.median,)
-        return all(_agrees(self.paper, end, self.holds) for end in ends)
+        """Whether all of its interval does: over seeds, or over what is swept."""
+        return self.range.compared(self.ours) == "agrees"
 
     def verdict(self, reasons: Sequence[Reason] | None) -> Verdict:
         """Return what it comes to; `reasons` are those that were played, if any were."""
         if self.cannot_fail:
             return "not counted"
-        if self.agrees:
-            return "agrees"
-        if self.swept and isinstance(self.paper, float) and self._reaches(self.paper):
+        compared = self.range.compared(self.ours)
+        if compared == "cannot tell" and self.swept and not isinstance(self.paper, str):
             return "in the range"
+        if compared != "differs":
+            return compared
         if reasons is None:
             return "reasons not played"
         explained = any(reason.explains(self) for reason in reasons)
         return "explained" if explained else "unexplained"
 
-    def _reaches(self, paper: float) -> bool:
-        return self.ours.least <= (1 + FIFTH) * paper and self.ours.most >= (1 - FIFTH) * paper
-
     def as_json(self) -> dict[str, Any]:
         """Return it for `json.dumps`."""
-        return {**asdict(self), "ratio": self.ratio, "agrees": self.agrees}
+        ratio = None if isinstance(self.paper, str) else self.ours.median / self.paper
+        fields = asdict(self) | {"range": asdict(self.range)}
+        del fields["holds"]
+        return {**fields, "ratio": ratio, "agrees": self.agrees}
 
 
 @dataclass(frozen=True)
 class Reason:
-    """A finding's scenario again with one thing changed: whether the figure is then the paper's."""
+    """A finding's scenario with something changed: whether the figure is then the paper's.
+
+    It is played with every setting of the finding's.
+    """
 
     of: str
     """The finding: its `what`."""
     change: str
-    """What is different in this scenario."""
+    """All that is different in this scenario."""
     ours: Spread
     """The same figure as the finding's."""
-    holds: bool | None = None
-    """As the finding's."""
+    contradicts: str = ""
+    """What the paper gives, and this changes: its section and words. Then it explains nothing."""
 
     def explains(self, finding: Finding) -> bool:
-        """Return whether the change makes a finding that differs agree."""
-        return self.of == finding.what and _agrees(finding.paper, self.ours.median, self.holds)
+        """Return whether the change makes a finding that differs agree, by the finding's rule."""
+        return not self.contradicts and self._mends(finding)
 
+    def breaks(self, finding: Finding) -> bool:
+        """Return whether a finding that agrees no longer does."""
+        return self.of == finding.what and finding.agrees and not self._mends(finding)
 
-def _agrees(paper: float | str, ours: float, holds: bool | None) -> bool:
-    if isinstance(paper, float):
-        return abs(ours / paper - 1) <= FIFTH
-    return holds is True
+    def _mends(self, finding: Finding) -> bool:
+        return self.of == finding.what and finding.range.compared(self.ours) == "agrees"
 
 
 @dataclass(frozen=True)
@@ -137,45 +216,72 @@ def summary(findings: Sequence[Finding], reasons: Sequence[Reason] | None) -> st
     parts = [f"{verdicts.count('agrees')} agree"]
     others: tuple[tuple[Verdict, str], ...] = (
         ("in the range", "have the paper's number within the range of what it does not give"),
+        ("cannot tell", "cannot tell: their intervals are too wide"),
         ("explained", "differ, and a scenario that was played says why"),
         ("unexplained", "differ and are unexplained"),
         ("reasons not played", "differ (`--why` plays reasons)"),
+        ("not measured", "were not measured"),
     )
     for verdict, words in others:
         if count := verdicts.count(verdict):
             parts.append(f"{count} {words}")
     text = f"Of {counted} findings that could have failed, {', '.join(parts)}."
     if apart := len(verdicts) - counted:
-        text += f" {apart} more cannot fail (fitted, or arithmetic) and are not counted."
+        text += f" {apart} more cannot fail (fitted, chosen or arithmetic) and are not counted."
     return text
 
 
 def table(findings: Sequence[Finding], reasons: Sequence[Reason] | None = None) -> str:
     """Return the findings as Markdown."""
-    head = "| paper | what | paper's | ours | ratio | verdict |\n|---|---|---|---|---|---|\n"
+    head = "| paper | what | paper's | agrees from | ours | verdict |\n|---|---|---|---|---|---|\n"
     return head + "".join(_row(finding, reasons) for finding in findings)
 
 
-def table_of_reasons(findings: Sequence[Finding], reasons: Sequence[Reason]) -> str:
-    """Return what was played to explain what differs, as Markdown."""
+def table_of_reasons(played: Sequence[tuple[Sequence[Finding], Sequence[Reason]]]) -> str:
+    """Return what was played to explain what differs, as Markdown; given by experiment."""
     head = "| what differs | paper's | ours | changed | ours then | explains it |\n"
     rows = [head, "|---|---|---|---|---|---|\n"]
-    for finding in findings:
-        for reason in reasons:
-            if reason.of != finding.what:
-                continue
-            if finding.agrees:
-                explains = "(it agrees as it is)"
-            else:
-                explains = "yes" if reason.explains(finding) else "no"
-            ours, then = _spread(finding.ours, finding.unit), _spread(reason.ours, finding.unit)
-            cells = [f"{finding.figure}: {finding.what}", _paper(finding), ours, reason.change]
-            rows.append(f"| {' | '.join([*cells, then, explains])} |\n")
+    for findings, reasons in played:
+        for finding in findings:
+            for reason in reasons:
+                if reason.of != finding.what:
+                    continue
+                ours, then = _spread(finding.ours, finding.unit), _spread(reason.ours, finding.unit)
+                cells = [
+                    f"{finding.figure}: {finding.what}",
+                    _paper(finding),
+                    ours,
+                    _change(reason),
+                ]
+                cells += [then, _explains(finding, reason, findings, reasons)]
+                rows.append(f"| {' | '.join(cells)} |\n")
     return "".join(rows)
 
 
+def _change(reason: Reason) -> str:
+    if not reason.contradicts:
+        return reason.change
+    return f"{reason.change} (contradicts the paper, {reason.contradicts})"
+
+
+def _explains(
+    finding: Finding, reason: Reason, findings: Sequence[Finding], reasons: Sequence[Reason]
+) -> str:
+    verdict = finding.verdict(reasons)
+    if reason.breaks(finding):
+        return "(it agrees as it is, and with this no longer)"
+    if verdict not in ("explained", "unexplained"):
+        return "(it agrees as it is)" if finding.agrees else f"({verdict} as it is)"
+    if reason.contradicts:
+        return "no: it contradicts the paper"
+    if not reason.explains(finding):
+        return "no"
+    alike = [other for other in reasons if other.change == reason.change]
+    broken = [one.what for one in findings if any(other.breaks(one) for other in alike)]
+    return f"yes, and breaks: {'; '.join(broken)}" if broken else "yes"
+
+
 def _row(finding: Finding, reasons: Sequence[Reason] | None) -> str:
-    ratio = "" if finding.ratio is None else f"{finding.ratio:.2f}"
     verdict = finding.verdict(reasons)
     said: str = verdict
     if verdict == "explained":
@@ -190,7 +296,7 @@ def _row(finding: Finding, reasons: Sequence[Reason] | None) -> str:
     ours = _spread(finding.ours, finding.unit)
     if finding.swept and verdict != "in the range":
         ours += f" over {finding.swept}"
-    cells = [finding.figure, finding.what, _paper(finding), ours, ratio, said]
+    cells = [finding.figure, finding.what, _paper(finding), str(finding.range), ours, said]
     return f"| {' | '.join(cells)} |\n"
 
 
@@ -201,6 +307,8 @@ def _paper(finding: Finding) -> str:
 
 
 def _spread(spread: Spread, unit: str) -> str:
+    if math.isnan(spread.median):
+        return "none"
     shown = _number(spread.median)
     low, high = spread.interval
     if low != high:

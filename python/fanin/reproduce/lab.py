@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import hashlib
 import json
@@ -48,7 +49,12 @@ class Spread:
 
     @classmethod
     def of(cls, samples: Sequence[float]) -> Spread:
-        """Return the spread of one figure in runs with different seeds."""
+        """Return the spread of one figure in runs with different seeds.
+
+        Where one of them was not measured (NaN), none is.
+        """
+        if any(map(math.isnan, samples)):
+            return cls(math.nan, math.nan, math.nan, (math.nan, math.nan))
         ordered = sorted(samples)
         cut = _ranks_cut(len(ordered))
         interval = ordered[cut], ordered[-1 - cut]
@@ -57,9 +63,8 @@ class Spread:
     @classmethod
     def over(cls, spreads: Sequence[Spread]) -> Spread:
         """Return the spread of the medians, one for each value of what is swept."""
-        medians = [spread.median for spread in spreads]
-        ends = min(medians), max(medians)
-        return cls(statistics.median(medians), *ends, ends)
+        found = cls.of([spread.median for spread in spreads])
+        return cls(found.median, found.least, found.most, (found.least, found.most))
 
 
 def _ranks_cut(samples: int) -> int:
@@ -115,13 +120,25 @@ class Lab:
         for folder in ("scenarios", "results"):
             (out / folder).mkdir(parents=True, exist_ok=True)
 
+    def with_seeds(self, seeds: Sequence[int]) -> Lab:
+        """Return this one, which plays with other seeds."""
+        other = copy.copy(self)
+        other.seeds = seeds
+        return other
+
     def play(
-        self, scenarios: Mapping[str, Scenario], *, once: bool = False, throughputs: bool = True
+        self,
+        scenarios: Mapping[str, Scenario],
+        *,
+        once: bool = False,
+        throughputs: bool = True,
+        unfinished: bool = False,
     ) -> dict[str, Runs]:
         """Play every scenario with every seed; return the runs by the scenarios' names.
 
         With ``once``, only with the first seed. Without ``throughputs`` none is read of them, and
-        it does not matter whether they were measured for long enough.
+        it does not matter whether they were measured for long enough. A job that was to end and
+        has not raises ReproduceError, unless what has not ``unfinished`` is what is looked for.
         """
         seeds = self.seeds[:1] if once else self.seeds
         self._progress.expect(len(scenarios) * len(seeds))
@@ -130,6 +147,10 @@ class Lab:
             for name, scenario in scenarios.items()
         }
         played = {name: [run.result() for run in of_one] for name, of_one in running.items()}
+        for name, reports in played.items():
+            for seed, report in zip(seeds, reports, strict=True):
+                if not unfinished:
+                    _refuse_unfinished(f"{name}, seed {seed}", report)
         if throughputs:
             self.doubts += [
                 f"{name}, seed {seed}: {doubt}"
@@ -197,19 +218,26 @@ class Lab:
         return report
 
 
+def _refuse_unfinished(name: str, report: Report) -> None:
+    for job in report["jobs"]:
+        if job["unfinished"] is not None:
+            text = f"{name}: {job['name']} has not finished: {job['unfinished']}"
+            raise ReproduceError(f"{text}; give it a later `until`, or less to do")
+
+
 def doubts(report: Report) -> list[str]:
     """Return why the throughputs of a run's jobs say little, if they do."""
-    found = []
-    for job in report["jobs"]:
-        measurement = job["measurement"]
-        if job["unfinished"] is not None:
-            found.append(f"{job['name']} has not finished")
-        if not measurement["enough"]:
-            found.append(
-                f"{job['name']} is not measured: {measurement['completed']} completed in "
-                f"{1e3 * measurement['window_s']:.3g} ms, {measurement['needed']} needed"
-            )
-    return found
+    return [
+        f"{job['name']} is not measured: {measurement['completed']} completed in "
+        f"{1e3 * measurement['window_s']:.3g} ms, {measurement['needed']} needed"
+        for job in report["jobs"]
+        if not (measurement := job["measurement"])["enough"]
+    ]
+
+
+def throughput(job: Report, value: float) -> float:
+    """Return a throughput of a job's; NaN where too little was completed to measure one."""
+    return float(value) if job["measurement"]["enough"] else math.nan
 
 
 @functools.cache

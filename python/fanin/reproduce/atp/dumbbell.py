@@ -80,9 +80,7 @@ def why(lab: Lab) -> Sequence[Reason]:
     reasons = []
     for number, (change, cost) in enumerate(changes.items()):
         tag = f"-why-{number}"
-        runs = lab.play(
-            {_name(system) + tag: _scenario(system, cost) for system in SYSTEMS}, once=True
-        )
+        runs = lab.play({_name(system) + tag: _scenario(system, cost) for system in SYSTEMS})
         images = _images(runs, tag)
         for system in PAPER_GAIN:
             found = _gain(images, system)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fanin.reproduce.atp import setting
-from fanin.reproduce.finding import Experiment, Finding, Outcome
+from fanin.reproduce.finding import Experiment, Finding, Outcome, at_least
 from fanin.reproduce.lab import Lab, Report
 from fanin.reproduce.plot import finish
 
@@ -17,6 +17,7 @@ TIME_S = 2.0
 INTERVAL_S = 0.01
 IDLE, BUSY = 0.05, 0.5
 """Of the greatest rate of an interval: below the one a job is off, above the other it is on."""
+COMPUTES = "how long it computes was chosen, and meanwhile it sends nothing"
 
 
 def run(lab: Lab) -> Outcome:
@@ -61,7 +62,8 @@ def run(lab: Lab) -> Outcome:
                 "greatest rate",
                 "some are off: at least 10 %",
                 times_off,
-                holds=times_off.median >= 10,
+                holds=at_least(10),
+                cannot_fail=COMPUTES,
                 unit="%",
             ),
             Finding(
@@ -69,7 +71,8 @@ def run(lab: Lab) -> Outcome:
                 "VGG16: such intervals with more than half of it",
                 "some are on: at least 10 %",
                 times_on,
-                holds=times_on.median >= 10,
+                holds=at_least(10),
+                cannot_fail=COMPUTES,
                 unit="%",
             ),
         ],

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fanin.reproduce.lab import Between, Report
+from fanin.reproduce.lab import Between, Report, throughput
 
 RATE = "100Gbit"
 HOSTS = {"host_packet_cost": "13.9ns", "host_byte_cost": "0.076ns"}
@@ -133,9 +133,11 @@ def ms(time_ms: float) -> str:
 
 def images_per_s(report: Report, job: int = 0) -> float:
     """Return a training job's throughput: images a second and worker."""
-    return float(report["jobs"][job]["training"]["samples_per_s"])
+    found = report["jobs"][job]
+    return throughput(found, found["training"]["samples_per_s"])
 
 
 def goodput_gbps(report: Report, job: int = 0) -> float:
     """Return a job's aggregation throughput (§5.1): parameters that a worker received a second."""
-    return float(report["jobs"][job]["aggregation_gbps"])
+    found = report["jobs"][job]
+    return throughput(found, found["aggregation_gbps"])

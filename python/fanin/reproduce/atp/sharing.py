@@ -6,7 +6,16 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from fanin.reproduce.atp import setting
-from fanin.reproduce.finding import Experiment, Finding, Outcome, Reason
+from fanin.reproduce.finding import (
+    MORE,
+    Experiment,
+    Finding,
+    Outcome,
+    Range,
+    Reason,
+    at_least,
+    at_most,
+)
 from fanin.reproduce.lab import Lab, Report, Runs, Spread
 from fanin.reproduce.plot import finish
 
@@ -141,7 +150,7 @@ def run(lab: Lab) -> Outcome:
                 WHAT.format(share),
                 "at least 1",
                 gains[share],
-                holds=gains[share].least >= 1,
+                holds=at_least(1),
                 unit="x",
                 swept=swept if share in SHARES_SWEPT else "",
             )
@@ -153,7 +162,7 @@ def run(lab: Lab) -> Outcome:
             NONE_LEFT,
             "falls to none: less than 2 %",
             left,
-            holds=left.median < 2,
+            holds=at_most(2),
             unit="%",
         ),
         Finding(
@@ -161,7 +170,7 @@ def run(lab: Lab) -> Outcome:
             "33 %: in-network aggregations of the others while one job pauses, by before and after",
             "more than 1",
             rises,
-            holds=rises.least > 1,
+            holds=MORE,
             unit="x",
         ),
     ]
@@ -173,7 +182,7 @@ def run(lab: Lab) -> Outcome:
                 HALF,
                 "5 to 10 %",
                 lost,
-                holds=lost.median <= 10,
+                holds=Range(5, 10),
                 unit="%",
                 swept=swept,
             )
@@ -218,12 +227,12 @@ def why(lab: Lab) -> Sequence[Reason]:
         images = {key: _images(runs[name].reports[0]) for key, name in names.items()}
         for share in shares:
             gain = images["hash", share] / images["partition", share]
-            reasons.append(Reason(WHAT.format(share), change, Spread.of([gain]), holds=gain >= 1))
+            reasons.append(Reason(WHAT.format(share), change, Spread.of([gain])))
         left = runs[names["hash", 100]].spread(_share_at_server)
-        reasons.append(Reason(NONE_LEFT, change, left, holds=left.median < 2))
+        reasons.append(Reason(NONE_LEFT, change, left))
         if 50 in shares:
             lost = 100 * (1 - images["hash", 50] / images["hash", 100])
-            reasons.append(Reason(HALF, change, Spread.of([lost]), holds=lost <= 10))
+            reasons.append(Reason(HALF, change, Spread.of([lost])))
     return reasons
 
 

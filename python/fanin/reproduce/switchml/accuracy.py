@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from fanin.reproduce import ReproduceError
-from fanin.reproduce.finding import Experiment, Finding, Outcome
+from fanin.reproduce.finding import Experiment, Finding, Outcome, Range, at_most
 from fanin.reproduce.lab import Lab, Spread
 from fanin.reproduce.plot import finish
 
@@ -74,7 +74,7 @@ def run(lab: Lab) -> Outcome:
                 "digits: accuracy with integers scaled by block, less that with float32",
                 "similar: within 1 %",
                 scaled,
-                holds=max(abs(scaled.least), abs(scaled.most)) <= 1,
+                holds=Range(-1, 1),
                 unit="%",
             ),
             Finding(
@@ -82,14 +82,14 @@ def run(lab: Lab) -> Outcome:
                 f"digits: epochs until {100 * REACHED:g} % are right, more than with float32",
                 "a similar number: at most one more",
                 later(),
-                holds=later().most <= 1,
+                holds=at_most(1),
             ),
             Finding(
                 "App. E",
                 "digits: accuracy where all are scaled by 4, less that with float32",
                 "worse: a small factor costs precision",
                 coarse,
-                holds=coarse.median < -1,
+                holds=at_most(-1),
                 unit="%",
             ),
         ],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fanin.reproduce.finding import Experiment, Finding, Outcome
+from fanin.reproduce.finding import Experiment, Finding, Outcome, at_least
 from fanin.reproduce.lab import Lab, Spread
 from fanin.reproduce.plot import finish
 from fanin.reproduce.switchml import setting
@@ -85,7 +85,7 @@ def run(lab: Lab) -> Outcome:
                 f"{delays[-1]} a link: time with {pools[0]} slots by that with {pools[-1]}",
                 "more than 1",
                 Spread.of([first[0] / first[-1]]),
-                holds=first[0] / first[-1] > 1.2,
+                holds=at_least(1.2),
                 unit="x",
             ),
         ],

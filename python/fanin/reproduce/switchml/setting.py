@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fanin.reproduce.lab import Between, Report
+from fanin.reproduce.lab import Between, Report, throughput
 
 SLOTS = {10: 128, 100: 512}
 """By Gbit/s."""
@@ -47,7 +47,7 @@ def job(system: str, workers: int, gbps: int, **more: Any) -> dict[str, Any]:
 
 def goodput_gbps(report: Report) -> float:
     """Return the elements, in Gbit/s, that a worker has summed."""
-    return float(report["jobs"][0]["aggregation_gbps"])
+    return throughput(report["jobs"][0], report["jobs"][0]["aggregation_gbps"])
 
 
 def ms(time_ms: float) -> str:
