@@ -125,11 +125,13 @@ impl AtpJobConfig {
     /// `HASH(<job, sequence number>) % numAggregators`).
     ///
     /// The hash is of the place and not of the sequence number, so that "the old index" which the server replaces after a
-    /// collision is the same for all workers.
+    /// collision is the same for all workers. It sends no two places of a job to one aggregator as long as there are as many
+    /// aggregators as places: a job that collides with itself does so in every rack at once, and each such fragment comes to the
+    /// server once from every worker. Of 1,024 places drawn at random from 8,192, one in sixteen would.
     pub(crate) fn aggregator_index(&self, sequence: u64) -> u32 {
         let aggregators = u64::from(self.aggregators.max(1));
         let index = match self.hashing {
-            Hashing::Hash => mix(u64::from(self.id.0) << 32 | self.place(sequence) as u64) % aggregators,
+            Hashing::Hash => permuted(self.place(sequence) as u64 % aggregators, aggregators, self.id),
             Hashing::Linear => sequence % aggregators,
             Hashing::Partition { first } => u64::from(first) + self.place(sequence) as u64,
         };
@@ -185,6 +187,27 @@ pub struct AtpWorkerPlan<A> {
 fn power_of_two(exponent: i32) -> f64 {
     f64::from_bits(u64::from((1023 + exponent.clamp(-1022, 1023)).unsigned_abs()) << 52)
 }
+
+/// Number `at` of a permutation of the numbers below `below`, each job's own: a Feistel network over an even number of bits,
+/// gone through until it ends below.
+fn permuted(at: u64, below: u64, job: JobId) -> u64 {
+    let bits = u64::BITS - (below - 1).leading_zeros();
+    let half = bits.div_ceil(2).max(1);
+    let mut at = at;
+    loop {
+        for round in 0..FEISTEL_ROUNDS {
+            let (left, right) = (at >> half, at & ((1 << half) - 1));
+            let other = mix(u64::from(job.0) << 32 | round << 24 | right) & ((1 << half) - 1);
+            at = right << half | (left ^ other);
+        }
+        if at < below {
+            return at;
+        }
+    }
+}
+
+/// Four of them, with a good hash, are a permutation that cannot be told from a random one (Luby and Rackoff, 1988).
+const FEISTEL_ROUNDS: u64 = 4;
 
 /// A hash that every bit of the input reaches every bit of (the finalizer of SplitMix64).
 pub(super) const fn mix(mut x: u64) -> u64 {

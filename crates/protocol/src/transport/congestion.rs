@@ -3,8 +3,9 @@
 //! The signal is an ECN mark on a parameter packet, which all workers get, or a fragment that was overtaken. A timeout is
 //! none: it mostly tells of a late worker, and the paper does not count it either.
 
-/// Where a window starts, in packets: within the bandwidth-delay product of 100 Gbit/s (ATP §3.7).
-const WINDOW_INITIAL: u32 = 200;
+/// Where a window starts, in bytes: ATP's 200 packets of 300 bytes, "within the bandwidth-delay product (about 60 KB) of a 100 Gbps
+/// network" (§3.7), in packets as long as those of 64 elements. As many packets of 1500 bytes would be five times that.
+const WINDOW_INITIAL_BYTES: usize = 200 * 328;
 /// What a window grows by, in bytes: an Ethernet frame's payload (ATP §3.7: "one MTU (1500 bytes or 5 packets)").
 const MTU_BYTES: usize = 1500;
 
@@ -26,11 +27,14 @@ pub(crate) struct CongestionWindow {
 impl CongestionWindow {
     /// A window for packets of `packet_bytes`, never above `size_max` packets; always there if it is not `enabled`.
     pub(crate) fn new(packet_bytes: usize, size_max: u32, enabled: bool) -> Self {
+        let packets = |bytes: usize| u32::try_from(bytes / packet_bytes).map_or(1, |packets| packets.max(1));
+        let packets_per_mtu = packets(MTU_BYTES);
+        let initial = packets(WINDOW_INITIAL_BYTES).max(packets_per_mtu);
         Self {
-            size: if enabled { WINDOW_INITIAL.min(size_max) } else { size_max },
+            size: if enabled { initial.min(size_max) } else { size_max },
             size_max,
             slow_start_threshold: size_max,
-            packets_per_mtu: u32::try_from(MTU_BYTES / packet_bytes).map_or(1, |packets| packets.max(1)),
+            packets_per_mtu,
             grown: 0,
             recovery_end: 0,
             halved: 0,
@@ -83,7 +87,7 @@ mod tests {
     use super::*;
 
     /// A packet of 64 elements.
-    const SMALL: usize = 320;
+    const SMALL: usize = 328;
     const FRAME: usize = 1408;
 
     /// Parameter packets until the window has another size.
@@ -115,8 +119,17 @@ mod tests {
     }
 
     #[test]
+    fn a_window_starts_with_as_many_bytes_whatever_the_length_of_its_packets() {
+        let packets = [(SMALL, 200), (FRAME, 46), (9000, 7), (100_000, 1)];
+        for (bytes, expected) in packets {
+            assert_eq!(CongestionWindow::new(bytes, 1000, true).size(), expected, "{bytes}");
+        }
+    }
+
+    #[test]
     fn the_signals_of_one_window_halve_it_once() {
         let mut window = CongestionWindow::new(FRAME, 400, true);
+        (0..154).for_each(|_| window.acknowledged());
         let timeline = [
             // (marked packet, next to be sent, window)
             (10, 210, 100),

@@ -17,7 +17,9 @@ use crate::atp::{AtpConfigError, AtpJobConfig, Hashing, Scaling};
 use crate::machine::{Instant, JobProgress, Reason, Transmit, Verdict};
 use crate::transport::Sender;
 
-/// How soon the same fragment is asked for again: every worker that waits for it asks, and each request is answered by all.
+/// How soon the same fragment is asked for again: every worker that waits for it asks, and each request is answered by all. And
+/// how soon a child gets the same parameters again: all workers below it ask, and each answer reaches all of them, so that
+/// answers to each would be as many times as much as was lost.
 const REQUEST_INTERVAL: Duration = Duration::from_millis(1);
 /// No job comes so far; windows can be added to what is below without a thought.
 const SEQUENCE_MAX: u64 = u64::MAX >> 1;
@@ -42,6 +44,8 @@ struct Place {
     /// Whether it is certain which fragment is next: not so after a restart, until one is finished here.
     anchored: bool,
     parameters_to: To,
+    /// To whom the finished parameters went last because they were asked for, and when.
+    answered: Option<(To, Instant)>,
     /// What is asked for, until it is sent.
     request: Option<GradientHeader>,
     /// When the fragment before the one that is gathered was last asked for.
@@ -100,6 +104,7 @@ impl<A: Copy + PartialEq> Job<A> {
             finished: None,
             anchored: !job.restored,
             parameters_to: To::Nobody,
+            answered: None,
             request: None,
             requested_before: None,
         };
@@ -243,7 +248,24 @@ impl<A: Copy + PartialEq> Job<A> {
             return Ok(Verdict::Absorb);
         }
         self.finish(at, header);
+        // All lacked its parameters, so all sent it again, and much of that is still on its way.
+        self.places[at].answered = is_sent_again(header.flags).then_some((To::All, now));
         Ok(Verdict::Multicast)
+    }
+
+    /// Sends finished parameters to a child below which they were lost, unless another worker there was just answered.
+    fn answer(&mut self, now: Instant, at: usize, sender: &Coverage) -> Result<Verdict, Reason> {
+        let answered = &mut self.places[at].answered;
+        let to = To::Child(sender.child);
+        let just_now = answered.is_some_and(|(last, when)| {
+            (last == To::All || last == to) && now.since(when) < REQUEST_INTERVAL
+        });
+        if just_now && sender.shared {
+            return Err(Reason::Duplicate);
+        }
+        *answered = Some((to, now));
+        self.send_parameters(at, to);
+        Ok(Verdict::ReplyUnicast)
     }
 
     /// A packet of a fragment before the one that its place gathers.
@@ -263,8 +285,7 @@ impl<A: Copy + PartialEq> Job<A> {
         }
         if has_parameters {
             // The parameters were lost: they go to the child that lacks them.
-            self.send_parameters(at, To::Child(sender.child));
-            return Ok(Verdict::ReplyUnicast);
+            return self.answer(now, at, sender);
         }
         if previous && !place.anchored {
             // A worker that is ahead has the parameters which this server forgot.
@@ -357,6 +378,7 @@ impl<A: Copy + PartialEq> Job<A> {
         self.parameters[at * bytes..][..bytes].copy_from_slice(payload);
         let place = &mut self.places[at];
         place.finished = Some(finished);
+        place.answered = None;
         place.anchored = true;
         self.progress.completed += 1;
         self.newest = self.newest.max(Some(finished.sequence));
@@ -370,6 +392,7 @@ impl<A: Copy + PartialEq> Job<A> {
         place.gathering.begin(next, &mut self.spare);
         place.anchored = true;
         place.finished = Some(finished);
+        place.answered = None;
         place.request = None;
         place.requested_before = None;
         self.progress.completed += 1;
@@ -458,6 +481,7 @@ impl<A: Copy + PartialEq> Job<A> {
             let renamed = |position| positions[usize::from(self.tree.rank(position))];
             place.gathering.rename(renamed, workers.len());
             place.parameters_to = To::Nobody;
+            place.answered = None;
             place.request = None;
         }
         self.tree = after;

@@ -61,6 +61,8 @@ pub(super) struct Coverage {
     pub(super) first: u16,
     /// The server's child that it came through, as an index below the number of workers.
     pub(super) child: u16,
+    /// Whether there are several workers below that child.
+    pub(super) shared: bool,
 }
 
 /// What stands at one bit of a switch's bitmap.
@@ -189,7 +191,7 @@ impl Tree {
             return None;
         }
         let mut switch = &self.switches[0];
-        let mut child = 0;
+        let (mut child, mut shared) = (0, self.workers() > 1);
         loop {
             let bitmap = directions.bitmaps[switch.level];
             let unaggregated = switch.level >= self.server_level;
@@ -197,18 +199,20 @@ impl Tree {
                 return None;
             }
             if !bitmap.is_power_of_two() {
-                return (!unaggregated && bitmap != 0).then(|| switch.several(bitmap, child)).flatten();
+                return (!unaggregated && bitmap != 0)
+                    .then(|| switch.several(bitmap, child, shared))
+                    .flatten();
             }
             let next = switch.child(bitmap)?;
             if unaggregated {
-                child = next.below.start;
+                (child, shared) = (next.below.start, next.below.len() > 1);
             }
             match next.switch {
                 Some(at) => switch = &self.switches[at],
                 None => {
                     let mut workers = Workers::default();
                     workers.insert(next.below.start.into());
-                    return Some(Coverage { workers, count: 1, first: next.below.start, child });
+                    return Some(Coverage { workers, count: 1, first: next.below.start, child, shared });
                 }
             }
         }
@@ -226,13 +230,13 @@ impl Switch {
     }
 
     /// Who is below the children in a bitmap of several bits.
-    fn several(&self, mut bitmap: u32, child: u16) -> Option<Coverage> {
+    fn several(&self, mut bitmap: u32, child: u16, shared: bool) -> Option<Coverage> {
         let first = self.child(bitmap)?.below.start;
         let mut workers = Workers::default();
         while bitmap != 0 {
             workers.insert_range(&self.child(bitmap)?.below);
             bitmap &= bitmap - 1;
         }
-        Some(Coverage { workers, count: workers.count(), first, child })
+        Some(Coverage { workers, count: workers.count(), first, child, shared })
     }
 }

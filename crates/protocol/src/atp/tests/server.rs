@@ -165,6 +165,37 @@ fn lost_parameters_go_to_the_child_that_lacks_them_until_the_next_of_the_place_i
     assert_eq!(from_worker(1, 3 * WINDOW, 0).to(&mut server, 2), Verdict::Drop(Reason::Ahead));
 }
 
+/// One answer reaches everybody below a switch: were each worker of a rack answered, a lost packet would cost as many as there are.
+#[test]
+fn workers_of_one_rack_that_lack_the_same_parameters_get_them_once() {
+    let mut server = server();
+    let again = |bit| arrived(bit, 0b01, 0, ONE).resent();
+    arrived(0b11, 0b01, 0, 3 * ONE).to(&mut server, 9);
+    arrived(0b11, 0b10, 0, 7 * ONE).to(&mut server, 9);
+    assert_eq!(sent(&mut server), ["[9] #0 parameters: 10"]);
+    assert_eq!(again(0b01).to_at(&mut server, 9, MS), Verdict::ReplyUnicast);
+    assert_eq!(sent(&mut server), ["[9] #0 parameters: 10"]);
+    assert_eq!(again(0b10).to_at(&mut server, 9, 2 * MS - 1), DUPLICATE);
+    assert_eq!(again(0b01).to_at(&mut server, 9, 2 * MS - 1), DUPLICATE);
+    assert_eq!(sent(&mut server).len(), 0);
+    // The answer was lost as well.
+    assert_eq!(again(0b10).to_at(&mut server, 9, 2 * MS), Verdict::ReplyUnicast);
+    assert_eq!(sent(&mut server), ["[9] #0 parameters: 10"]);
+}
+
+#[test]
+fn what_crosses_parameters_that_a_resend_completed_is_not_answered() {
+    let mut server = server();
+    // A sum was lost: everybody sends again.
+    arrived(0b11, 0b01, 0, 3 * ONE).resent().to(&mut server, 9);
+    arrived(0b11, 0b10, 0, 7 * ONE).resent().to_at(&mut server, 9, MS);
+    assert_eq!(sent(&mut server), ["[9] #0 parameters: 10"]);
+    for (rack, bit) in [(0b01, 0b01), (0b01, 0b10), (0b10, 0b01), (0b10, 0b10)] {
+        assert_eq!(arrived(bit, rack, 0, ONE).resent().to_at(&mut server, 9, 2 * MS - 1), DUPLICATE);
+    }
+    assert_eq!(arrived(0b01, 0b01, 0, ONE).resent().to_at(&mut server, 9, 2 * MS), Verdict::ReplyUnicast);
+}
+
 #[test]
 fn ecn_reaches_the_parameters_even_by_a_duplicate() {
     let mut server = plain(false);
@@ -217,6 +248,30 @@ fn rehashing_reaches_all_aggregators_and_parts_two_jobs_that_collide() {
     let places = AtpJobConfig { window_max: 1024, ..one };
     (0..1024).for_each(|sequence| seen[places.aggregator_index(sequence) as usize] = true);
     assert_eq!(seen, [true; 8]);
+}
+
+/// And jobs that share a table meet as often as if they drew: here in about 1000 * 1000 / 2000 places.
+#[test]
+fn places_of_one_job_have_an_aggregator_each_while_there_are_enough() {
+    for aggregators in [1, 2, 3, 5, 63, 64, 65, 1000, 1024, 8191] {
+        let places = aggregators.min(1024) as u16;
+        let config = AtpJobConfig { aggregators, window_max: places, ..config(1) };
+        let used = (0..u64::from(places)).map(|sequence| config.aggregator_index(sequence));
+        let used: alloc::collections::BTreeSet<_> =
+            used.inspect(|index| assert!(*index < aggregators)).collect();
+        assert_eq!(used.len(), usize::from(places), "{aggregators}");
+    }
+    let of_job = |id| {
+        let config = AtpJobConfig { id: JobId(id), aggregators: 2000, window_max: 1000, ..config(1) };
+        (0..1000)
+            .map(|sequence| config.aggregator_index(sequence))
+            .collect::<alloc::collections::BTreeSet<_>>()
+    };
+    let one = of_job(3);
+    for other in 4..12 {
+        let shared = of_job(other).intersection(&one).count();
+        assert!((430..570).contains(&shared), "{shared} with job {other}");
+    }
 }
 
 #[test]
