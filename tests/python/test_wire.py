@@ -115,12 +115,14 @@ def test_gradient_packets_are_as_documented() -> None:
     golden = packets()
     up = (1 << 4, 1 << 2, 0, 0, 5, 3, 0, 0)
     whole_rack = (0b11111, 1 << 2, 0, 0, 5, 3, 0, 0)
+    partial = (0b10011, 1 << 2, 0, 0, 5, 3, 0, 0)
     down = (0x123456, 0, 0, 0, 0, 0, 0, 0)
     static = -32768
     # level, flags, next exponent, aggregator, directions, exponent
     rows = {
         "fragment_64": (0, 0, -5, 0xABCDEF, up, 3),
         "sum_64": (2, 1 | 2 | 4, -5, 0xABCDEF, whole_rack, static),
+        "stalled_64": (1, 1 | 64, -5, 0xABCDEF, partial, static),
         "parameters_64": (0, 8, -5, 0xABCDEF, down, static),
         "request": (0, 8 | 16, static, 0xABCDEF, (0,) * 8, static),
         "originals_64": (0, 1 | 16, -5, 0xABCDEF, up, static),

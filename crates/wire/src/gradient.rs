@@ -54,7 +54,8 @@ pub struct Directions {
 /// The single bits of a gradient packet (ATP §3.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Flags {
-    /// Sent again, or to be treated so: what a switch has of the fragment goes on to the server.
+    /// Sent again, or to be treated so: what a switch has of the fragment goes on to the server. In parameters: a packet of their
+    /// fragment was lost.
     pub resend: bool,
     /// A switch had no aggregator for it.
     pub collision: bool,
@@ -67,6 +68,8 @@ pub struct Flags {
     pub overflow: bool,
     /// From a worker: the parameters that it has, for a server that lost its memory.
     pub restore: bool,
+    /// Sent again although it was not lost: a switch had it in an aggregator, which others were missing from.
+    pub stalled: bool,
 }
 
 impl Flags {
@@ -76,9 +79,10 @@ impl Flags {
     const IS_ACK: u8 = 8;
     const OVERFLOW: u8 = 16;
     const RESTORE: u8 = 32;
+    const STALLED: u8 = 64;
 
     const fn from_bits(bits: u8) -> Result<Self, WireError> {
-        if bits >= 64 {
+        if bits >= 128 {
             return Err(WireError::Field("flags"));
         }
         Ok(Self {
@@ -88,6 +92,7 @@ impl Flags {
             is_ack: bits & Self::IS_ACK != 0,
             overflow: bits & Self::OVERFLOW != 0,
             restore: bits & Self::RESTORE != 0,
+            stalled: bits & Self::STALLED != 0,
         })
     }
 
@@ -99,6 +104,7 @@ impl Flags {
             (self.is_ack, Self::IS_ACK),
             (self.overflow, Self::OVERFLOW),
             (self.restore, Self::RESTORE),
+            (self.stalled, Self::STALLED),
         ]
         .into_iter()
         .fold(0, |bits, (set, bit)| bits | if set { bit } else { 0 })

@@ -325,6 +325,15 @@ fn gradient_packets_are_the_golden_bytes_both_ways() {
                 ..up
             },
         ),
+        (
+            "stalled_64",
+            64,
+            GradientHeader {
+                flags: Flags { resend: true, stalled: true, ..none },
+                directions: directions(1, 0b10011),
+                ..up
+            },
+        ),
         ("parameters_64", 64, GradientHeader { flags: is_ack, directions: down, ..up }),
         (
             "request",
@@ -384,7 +393,7 @@ fn a_gradient_packet_with_an_impossible_field_is_malformed() {
     assert_eq!(parse(&good), Ok(()));
     for (at, byte, error) in [
         (12, 5, WireError::Field("level")),
-        (13, 64, WireError::Field("flags")),
+        (13, 128, WireError::Field("flags")),
         (34, 9, WireError::Field("dtype")),
         (35, 0, WireError::Field("op")),
         (56, 33, WireError::Field("fan_in_degrees")),

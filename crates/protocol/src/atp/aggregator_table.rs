@@ -74,7 +74,11 @@ pub(super) enum ResendOutcome<'a> {
     /// No aggregator has any of it.
     Pass,
     /// This is what there was, with the fragment in it; the aggregator is free.
-    Flush(Aggregate<'a>),
+    Flush {
+        sum: Aggregate<'a>,
+        /// The fragment was in it, and others were not: it was not lost, and no sum of it either.
+        stalled: bool,
+    },
 }
 
 /// Which aggregator a parameter packet freed.
@@ -185,13 +189,14 @@ impl AggregatorTable {
         let value = &mut self.values[index * self.elements..][..packet.payload.len() / 4];
         aggregator.ecn |= packet.header.flags.ecn;
         let bit = packet.header.directions.bitmaps[level];
+        let stalled = aggregator.bitmap & bit != 0 && !aggregator.is_complete();
         // Box 5: not in it yet? Box 6: add it.
         if aggregator.bitmap & bit == 0 {
             aggregator.add(now, packet, bit);
             fanin_quant::add_saturating_le(value, packet.payload);
         }
         // Box 7.
-        ResendOutcome::Flush(aggregator.aggregate(value))
+        ResendOutcome::Flush { sum: aggregator.aggregate(value), stalled }
     }
 
     /// Frees the fragment's aggregator: at higher levels when it is sent again (Figure 17, box 3). Whether there was one.

@@ -260,9 +260,9 @@ impl<A: Copy + PartialEq> AtpSwitch<A> {
         if resend {
             return match self.table.merge_resent(now, level, packet) {
                 ResendOutcome::Pass => job.forward(&self.config, &mut self.passing, packet, Flags::default()),
-                ResendOutcome::Flush(partial) => {
+                ResendOutcome::Flush { sum, stalled } => {
                     self.statistics.freed_by_resend += 1;
-                    job.forward_partial(&self.config, &mut self.passing, packet, &partial)
+                    job.forward_partial(&self.config, &mut self.passing, packet, &sum, stalled)
                 }
             };
         }
@@ -377,8 +377,10 @@ impl<A: Copy + PartialEq> Job<A> {
         passing: &mut Passing,
         packet: &GradientPacket<'_>,
         sum: &Aggregate<'_>,
+        stalled: bool,
     ) -> Result<Verdict, Reason> {
-        let header = self.header_of_sum(packet.header, sum);
+        let mut header = self.header_of_sum(packet.header, sum);
+        header.flags.stalled = stalled;
         self.pass(config, passing, header, sum.value.len(), |out| fanin_quant::write_le(sum.value, out))
     }
 

@@ -51,9 +51,8 @@ fn without_contention_the_server_gets_one_packet_a_fragment() {
         let world = check(Case { topology, workers: 6, aggregators: 100_000, ..plain() });
         let server = world.server(0);
         assert_eq!(server.completed, 500);
-        // A few places share an aggregator at first.
-        assert!(server.complete >= 490, "{topology:?}: {server:?}");
-        assert!(world.retransmissions() < 20, "{topology:?}: {}", world.retransmissions());
+        assert_eq!(server.complete, 500, "{topology:?}: {server:?}");
+        assert_eq!(world.retransmissions(), 0, "{topology:?}");
     }
 }
 
@@ -73,9 +72,11 @@ fn where_every_fragment_collides_two_jobs_are_exact() {
 #[test]
 fn a_rehash_ends_collisions() {
     let world = check(Case { aggregators: 3000, jobs: 3, tensors: vec![64 * 6000], ..plain() });
-    for job in 0..3 {
-        let server = world.server(job);
-        assert!(server.rehashes > 0 && server.collisions < server.completed / 20, "{server:?}");
+    let servers = [0, 1, 2].map(|job| world.server(job));
+    // Who comes first to an aggregator meets nobody there: each time it may be the same job.
+    assert!(servers.iter().map(|server| server.rehashes).sum::<u64>() > 30, "{servers:?}");
+    for server in servers {
+        assert!(server.collisions < server.completed / 20, "{server:?}");
     }
 }
 

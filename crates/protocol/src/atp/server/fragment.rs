@@ -4,7 +4,7 @@
 use alloc::boxed::Box;
 use alloc::vec;
 use alloc::vec::Vec;
-use fanin_wire::{Collective, Dtype, GradientHeader, Op};
+use fanin_wire::{Collective, Dtype, Flags, GradientHeader, Op};
 
 use super::exact_sum::ExactSum;
 use super::tree::{Coverage, Workers};
@@ -31,6 +31,10 @@ pub(super) struct Unfinished {
     pub(super) subject: Option<Subject>,
     pub(super) contributed: Workers,
     pub(super) count: u32,
+    /// The workers of whom anything came, also what could not be added.
+    heard: Workers,
+    /// Something of it was lost, and came only when it was sent again.
+    pub(super) lost: bool,
     /// The workers whose values in `sums` are integers scaled by `exponent`; the others sent original values.
     scaled: Workers,
     exponent: i16,
@@ -54,6 +58,8 @@ pub(super) struct Finished {
     pub(super) collective: Collective,
     pub(super) fragment: u32,
     pub(super) ecn: bool,
+    /// One of its packets was lost, or its parameters were.
+    pub(super) lost: bool,
     pub(super) aggregator_index: u32,
     pub(super) next_aggregator_index: u32,
     pub(super) next_exponent: i16,
@@ -66,6 +72,8 @@ impl Unfinished {
             subject: None,
             contributed: Workers::default(),
             count: 0,
+            heard: Workers::default(),
+            lost: false,
             scaled: Workers::default(),
             exponent: GradientHeader::STATIC_FACTOR,
             next_exponent: i16::MIN,
@@ -95,6 +103,14 @@ impl Unfinished {
         if let Some(exact) = &mut self.exact {
             exact.fill(ExactSum::default());
         }
+    }
+
+    /// Notes of whom a packet is, and whether a loss was mended with it: who sent again, and is not known to have stalled, and of whom
+    /// nothing came before, lost what was sent first. Original values go to the server under the same flags the first time.
+    pub(super) fn hear(&mut self, flags: Flags, from: &Coverage) {
+        let sent_again = is_sent_again(flags) && !flags.overflow && !flags.restore;
+        self.lost |= sent_again && !flags.stalled && from.workers.is_disjoint(&self.heard);
+        self.heard.extend(&from.workers);
     }
 
     /// Adds a packet of scaled values (ATP §3.6, "PS updating parameters").
@@ -232,9 +248,15 @@ impl Unfinished {
             new
         };
         self.contributed = renamed(&self.contributed);
+        self.heard = renamed(&self.heard);
         self.scaled = renamed(&self.scaled);
         if let Some(subject) = &mut self.subject {
             subject.first = position_after(subject.first.into()) as u16;
         }
     }
+}
+
+/// Whether a worker sent it again. A switch without an aggregator marks also what was sent once (Figure 7, box 2).
+pub(super) const fn is_sent_again(flags: Flags) -> bool {
+    flags.resend && !flags.collision
 }

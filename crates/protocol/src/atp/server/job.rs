@@ -9,7 +9,7 @@ use fanin_wire::{
     ShardId, WorkerId, fragment_packet_bytes,
 };
 
-use super::fragment::{ExactSums, Finished, Subject, Unfinished};
+use super::fragment::{ExactSums, Finished, Subject, Unfinished, is_sent_again};
 use super::tree::{Coverage, Tree};
 use super::{AtpServerProgress, ServerJob};
 use crate::atp::children::Children;
@@ -211,6 +211,7 @@ impl<A: Copy + PartialEq> Job<A> {
             self.restore(at, packet);
             return Ok(Verdict::Multicast);
         }
+        gathering.hear(header.flags, sender);
         let added = if header.flags.overflow {
             gathering.add_original(header.collective.dtype, sender, payload, sums, &mut self.spare)
         } else {
@@ -264,6 +265,11 @@ impl<A: Copy + PartialEq> Job<A> {
             return Err(Reason::Duplicate);
         }
         *answered = Some((to, now));
+        let place = &mut self.places[at];
+        // Unless they are about to leave: then they were not lost.
+        if let Some(finished) = place.finished.as_mut().filter(|_| place.parameters_to == To::Nobody) {
+            finished.lost = true;
+        }
         self.send_parameters(at, to);
         Ok(Verdict::ReplyUnicast)
     }
@@ -334,6 +340,7 @@ impl<A: Copy + PartialEq> Job<A> {
             collective: header.collective,
             fragment: header.fragment,
             ecn: gathering.ecn,
+            lost: gathering.lost,
             aggregator_index: index,
             next_aggregator_index,
             next_exponent: self.next_factor(at),
@@ -592,7 +599,7 @@ impl Finished {
         let mut directions = Directions::default();
         directions.bitmaps[0] = self.next_aggregator_index;
         GradientHeader {
-            flags: Flags { is_ack: true, ecn: self.ecn, ..Flags::default() },
+            flags: Flags { is_ack: true, ecn: self.ecn, resend: self.lost, ..Flags::default() },
             directions,
             sequence: self.sequence,
             aggregator_index: self.aggregator_index,
@@ -604,11 +611,6 @@ impl Finished {
     }
 }
 
-/// Whether a worker sent it again. A switch without an aggregator marks also what was sent once (Figure 7, box 2).
-const fn is_sent_again(flags: Flags) -> bool {
-    flags.resend && !flags.collision
-}
-
 /// Parameters that a worker hands back: it knows the index that its place uses from now on.
 const fn finished_by_hand(header: &GradientHeader) -> Finished {
     Finished {
@@ -616,6 +618,7 @@ const fn finished_by_hand(header: &GradientHeader) -> Finished {
         collective: header.collective,
         fragment: header.fragment,
         ecn: header.flags.ecn,
+        lost: false,
         aggregator_index: header.aggregator_index,
         next_aggregator_index: header.aggregator_index,
         next_exponent: header.next_exponent,

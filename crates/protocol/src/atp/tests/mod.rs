@@ -128,7 +128,7 @@ fn line(packet: &[u8]) -> String {
         return "abort".to_string();
     }
     let GradientPacket { header, payload, .. } = GradientPacket::parse(preamble, packet).unwrap();
-    let Flags { resend, collision, ecn, is_ack, overflow, restore } = header.flags;
+    let Flags { resend, collision, ecn, is_ack, overflow, restore, stalled } = header.flags;
     let mut flags = String::new();
     for (set, name) in [
         (resend, " resend"),
@@ -136,6 +136,7 @@ fn line(packet: &[u8]) -> String {
         (ecn, " ecn"),
         (overflow, " overflow"),
         (restore, " restore"),
+        (stalled, " stalled"),
     ] {
         flags.push_str(if set { name } else { "" });
     }
@@ -143,6 +144,7 @@ fn line(packet: &[u8]) -> String {
     if is_ack {
         let what =
             if payload.is_empty() { "request".to_string() } else { format!("{}", f32::from_le_bytes(value)) };
+        let flags = flags.replace("resend", "lost");
         return format!("#{} parameters{flags}: {what}", header.sequence);
     }
     let [a, b, c, d] = header.directions.bitmaps;

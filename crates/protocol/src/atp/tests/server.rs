@@ -125,7 +125,7 @@ fn duplicates_are_dropped_and_what_overlaps_waits_for_single_fragments() {
     assert_eq!(arrived(0b11, 0b01, 0, 3).resent().to(&mut server, 9), Verdict::Drop(Reason::Overlap));
     assert_eq!(arrived(0b10, 0b01, 0, ONE - 1).resent().to(&mut server, 9), Verdict::Absorb);
     assert_eq!(arrived(0b10, 0b10, 0, 8 * ONE).resent().to(&mut server, 9), Verdict::Multicast);
-    assert_eq!(sent(&mut server), ["[9] #0 parameters: 13"]);
+    assert_eq!(sent(&mut server), ["[9] #0 parameters lost: 13"]);
     let progress = server.progress(JobId(3)).unwrap();
     assert_eq!((progress.aggregations, progress.duplicates, progress.completed), (4, 1, 1));
 }
@@ -155,12 +155,12 @@ fn lost_parameters_go_to_the_child_that_lacks_them_until_the_next_of_the_place_i
     let collided = late.resent().with(|header| header.flags.collision = true);
     assert_eq!(collided.to(&mut server, 2), STALE, "sent once, and marked on the way");
     assert_eq!(from_worker(1, 0, ONE).resent().to(&mut server, 2), Verdict::ReplyUnicast);
-    assert_eq!(sent(&mut server), ["[2] #0 parameters: 2"]);
+    assert_eq!(sent(&mut server), ["[2] #0 parameters lost: 2"]);
     // Both ask: once to both.
     from_worker(1, 1, ONE).resent().to(&mut server, 2);
     from_worker(0, 1, ONE).resent().to(&mut server, 1);
     from_worker(0, 1, ONE).resent().to(&mut server, 1);
-    assert_eq!(sent(&mut server), ["[1, 2] #1 parameters: 2"]);
+    assert_eq!(sent(&mut server), ["[1, 2] #1 parameters lost: 2"]);
     assert_eq!(from_worker(1, WINDOW, ONE).to(&mut server, 2), Verdict::Multicast);
     assert_eq!(from_worker(1, 3 * WINDOW, 0).to(&mut server, 2), Verdict::Drop(Reason::Ahead));
 }
@@ -174,13 +174,13 @@ fn workers_of_one_rack_that_lack_the_same_parameters_get_them_once() {
     arrived(0b11, 0b10, 0, 7 * ONE).to(&mut server, 9);
     assert_eq!(sent(&mut server), ["[9] #0 parameters: 10"]);
     assert_eq!(again(0b01).to_at(&mut server, 9, MS), Verdict::ReplyUnicast);
-    assert_eq!(sent(&mut server), ["[9] #0 parameters: 10"]);
+    assert_eq!(sent(&mut server), ["[9] #0 parameters lost: 10"]);
     assert_eq!(again(0b10).to_at(&mut server, 9, 2 * MS - 1), DUPLICATE);
     assert_eq!(again(0b01).to_at(&mut server, 9, 2 * MS - 1), DUPLICATE);
     assert_eq!(sent(&mut server).len(), 0);
     // The answer was lost as well.
     assert_eq!(again(0b10).to_at(&mut server, 9, 2 * MS), Verdict::ReplyUnicast);
-    assert_eq!(sent(&mut server), ["[9] #0 parameters: 10"]);
+    assert_eq!(sent(&mut server), ["[9] #0 parameters lost: 10"]);
 }
 
 #[test]
@@ -189,7 +189,7 @@ fn what_crosses_parameters_that_a_resend_completed_is_not_answered() {
     // A sum was lost: everybody sends again.
     arrived(0b11, 0b01, 0, 3 * ONE).resent().to(&mut server, 9);
     arrived(0b11, 0b10, 0, 7 * ONE).resent().to_at(&mut server, 9, MS);
-    assert_eq!(sent(&mut server), ["[9] #0 parameters: 10"]);
+    assert_eq!(sent(&mut server), ["[9] #0 parameters lost: 10"]);
     for (rack, bit) in [(0b01, 0b01), (0b01, 0b10), (0b10, 0b01), (0b10, 0b10)] {
         assert_eq!(arrived(bit, rack, 0, ONE).resent().to_at(&mut server, 9, 2 * MS - 1), DUPLICATE);
     }
@@ -502,7 +502,7 @@ fn a_server_that_lost_its_memory_gets_parameters_back_from_who_has_them() {
         // And on it goes.
         from_worker(0, 12, ONE).resent().to_at(&mut server, 1, 5 * MS);
         assert_eq!(from_worker(1, 12, ONE).to_at(&mut server, 2, 5 * MS), Verdict::Multicast);
-        assert!(sent(&mut server).iter().any(|line| line.contains("#12 parameters: 2")));
+        assert!(sent(&mut server).iter().any(|line| line.contains("#12 parameters lost: 2")));
     }
 }
 
@@ -513,7 +513,7 @@ fn parameters_that_are_handed_back_count_where_they_are_missed_only() {
     assert_eq!(sent(&mut server), ["[1] #8 parameters: 0.5"]);
     assert_eq!(restored(0, 12, 7.0).to(&mut server, 1), Verdict::Drop(Reason::Unexpected));
     assert_eq!(from_worker(1, 8, ONE).resent().to(&mut server, 2), Verdict::ReplyUnicast);
-    assert_eq!(sent(&mut server), ["[2] #8 parameters: 0.5"]);
+    assert_eq!(sent(&mut server), ["[2] #8 parameters lost: 0.5"]);
 }
 
 /// Worker 0 is a window ahead and always speaks first, as timers that were set at once make it.
@@ -565,7 +565,7 @@ fn a_child_whose_address_changes_is_heard_and_answered_with_its_next_packet() {
     assert_eq!(sent(&mut server), ["[1, 2] #0 parameters: 2"]);
     // Those went to the old address of worker 1.
     assert_eq!(from_worker(1, 0, ONE).resent().to(&mut server, 7), Verdict::ReplyUnicast);
-    assert_eq!(sent(&mut server), ["[7] #0 parameters: 2"]);
+    assert_eq!(sent(&mut server), ["[7] #0 parameters lost: 2"]);
     assert_eq!(from_worker(1, WINDOW, i32::MAX).to(&mut server, 7), Verdict::Absorb);
     // Copies of what is over, from the old address, do not count; one of what gathers does, until the next packet.
     assert_eq!(from_worker(1, 0, ONE).to(&mut server, 2), STALE);
@@ -595,7 +595,7 @@ fn a_server_that_lost_its_memory_sums_what_nobody_has() {
     from_worker(0, 8, ONE).resent().to(&mut server, 1);
     assert_eq!(sent(&mut server), ["[1] #8 parameters overflow: request"]);
     assert_eq!(from_worker(1, 8, 2 * ONE).resent().to(&mut server, 2), Verdict::Multicast);
-    assert_eq!(sent(&mut server), ["[1, 2] #8 parameters: 3"]);
+    assert_eq!(sent(&mut server), ["[1, 2] #8 parameters lost: 3"]);
 }
 
 #[test]
@@ -673,4 +673,48 @@ fn jobs_share_a_server_in_turn() {
     server.remove_job(JobId(8));
     let gone = Packet { job: 8, ..fragment(0, 2, ONE).directed(worker) };
     assert_eq!(gone.to(&mut server, 8), Verdict::Drop(Reason::UnknownJob));
+}
+
+/// Workers tell by it what a network lost from what waited for its likes, or was overtaken by others.
+#[test]
+fn parameters_say_whether_something_of_their_fragment_was_lost() {
+    let one_rack = |bitmap: u32, value| {
+        fragment(0, 0, value).directed(Directions {
+            level: 1,
+            bitmaps: [bitmap, 0, 0, 0],
+            fan_in_degrees: [4, 0, 0, 0],
+        })
+    };
+    let collided = |bitmap| {
+        one_rack(bitmap, ONE).with(|header| (header.flags.resend, header.flags.collision) = (true, true))
+    };
+    let again = |bitmap: u32| one_rack(bitmap, bitmap.count_ones() as i32 * ONE).resent();
+    let stalled = |bitmap| again(bitmap).with(|header| header.flags.stalled = true);
+    let timelines = [
+        // The fourth was lost on its way to the switch; who came in first asks for the partial sum, or the fourth itself does.
+        (vec![stalled(0b0111), again(0b1000)], true),
+        (vec![again(0b1111)], true),
+        // The sum was lost on its way to the server: the aggregator was complete.
+        (vec![again(0b1111)], true),
+        // Two collided, the other two came in and waited: somebody's resend brings them.
+        (vec![collided(0b0001), collided(0b0010), stalled(0b1100)], false),
+        // That of one of the first two: it is in the sum once more, and all come one by one.
+        (vec![collided(0b0001), collided(0b0010), again(0b1101), again(0b0100), again(0b1000)], false),
+        // One that collided was lost.
+        (vec![collided(0b0001), stalled(0b1100), again(0b0010)], true),
+        // All collided, and came late.
+        (vec![collided(0b0001), collided(0b0010), collided(0b0100), collided(0b1000), again(0b0001)], false),
+        // All collided, and one was lost.
+        (vec![collided(0b0001), collided(0b0010), collided(0b0100), again(0b1000)], true),
+    ];
+    for (at, (packets, lost)) in timelines.into_iter().enumerate() {
+        let directions =
+            |bit| Directions { level: 0, bitmaps: [1_u32 << bit, 0, 0, 0], fan_in_degrees: [4, 0, 0, 0] };
+        let mut server = server_with(config(4), (0..4).map(directions).collect(), 1, false);
+        for packet in packets {
+            packet.to(&mut server, 9);
+        }
+        let expected = if lost { "[9] #0 parameters lost: 4" } else { "[9] #0 parameters: 4" };
+        assert_eq!(sent(&mut server)[0], expected, "timeline {at}");
+    }
 }

@@ -134,7 +134,7 @@ fn a_stranger_adds_nothing_at_the_server_and_asks_it_for_nothing() {
     }
     have_no_effect_but(&mut server, &of(0, 0, 1).resent().bytes(), "[1, 2] #0 parameters: 2");
     assert_eq!(of(0, 0, 1).resent().to(&mut server, 1), Verdict::ReplyUnicast);
-    assert_eq!(sent(&mut server), ["[1] #0 parameters: 2"]);
+    assert_eq!(sent(&mut server), ["[1] #0 parameters lost: 2"]);
 }
 
 /// What was to be sent anyway is sent, and to whom it was.

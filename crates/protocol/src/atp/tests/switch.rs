@@ -149,7 +149,11 @@ fn figure_17_box_5_what_is_in_already_is_not_added_again() {
     of_three(0, 1).to(&mut switch, 1);
     of_three(1, 2).with(|header| header.flags.ecn = true).to(&mut switch, 2);
     assert_eq!(of_three(0, 1).resent().to(&mut switch, 1), Verdict::Forward);
-    assert_eq!(sent(&mut switch), ["[100] #0 L1 11/1 resend ecn: 3"], "a partial sum of two of three");
+    assert_eq!(
+        sent(&mut switch),
+        ["[100] #0 L1 11/1 resend ecn stalled: 3"],
+        "a partial sum of two of three"
+    );
 }
 
 #[test]

@@ -27,8 +27,8 @@ use crate::machine::{
 use crate::transport::{CongestionWindow, RetransmissionConfig, Run, Stream, WorkerCore};
 use window::{Standing, Window};
 
-/// Fragments that a timeout sends again at most. Nothing came for a while, so somebody is late: a few packets find out when he is
-/// there, and every further one would be lost to aggregation on the way.
+/// Fragments that a timeout sends again at once. Nothing came for a while, so mostly somebody is late: a few packets find out when he
+/// is there, and every further one would be lost to aggregation on the way.
 const STALLED_RETRANSMISSIONS: usize = 8;
 
 /// One worker of an ATP job. `A` names the rack's switch (or the server where there is none), `T` holds a tensor's memory.
@@ -238,16 +238,13 @@ impl<A: Copy + PartialEq, T: Tensor> AtpWorker<A, T> {
             Some(since) => self.core.round_trip.measure(now.since(since)),
             None => self.core.round_trip.answered_again(),
         }
-        self.window.finish(sequence);
+        self.window.finish(sequence, header.flags.resend);
         self.last_progress = now;
         self.congestion.acknowledged();
         if header.flags.ecn {
             self.congestion.congested(sequence, self.window.next());
         }
-        while let Some(lost) = self.window.overtaken() {
-            self.congestion.congested(lost, self.window.next());
-            self.send_again(lost);
-        }
+        self.recover(header.flags.resend);
         self.core.finished(finished);
         Ok(Verdict::Absorb)
     }
@@ -296,6 +293,20 @@ impl<A: Copy + PartialEq, T: Tensor> AtpWorker<A, T> {
         if self.window.queue(sequence) {
             self.again.push_back(Outgoing::Again(sequence));
             self.core.statistics.retransmissions += 1;
+        }
+    }
+
+    /// Sends again what was overtaken: a fragment for each that came, so that a queue which lost some gets no more than leaves it, and
+    /// two for one that was `mended` by sending it again. These go on with what was on the way at the last timeout, twice as much each
+    /// round trip, as in a slow start after TCP's timeout (RFC 5681 §3.1).
+    fn recover(&mut self, mended: bool) {
+        for _ in 0..1 + u32::from(mended) {
+            if let Some(lost) = self.window.overtaken() {
+                self.congestion.congested(lost, self.window.next());
+                self.send_again(lost);
+            } else if mended && let Some(unanswered) = self.window.still_unanswered() {
+                self.send_again(unanswered);
+            }
         }
     }
 
@@ -439,14 +450,10 @@ impl<A: Copy + PartialEq, T: Tensor> Endpoint for AtpWorker<A, T> {
         if self.poll_timeout().is_none_or(|due| due > now) {
             return;
         }
-        let mut late = [0; STALLED_RETRANSMISSIONS];
-        let mut count = 0;
-        for (late, sequence) in late.iter_mut().zip(self.window.unanswered()) {
-            *late = sequence;
-            count += 1;
-        }
-        for sequence in &late[..count] {
-            self.send_again(*sequence);
+        self.window.go_back();
+        for _ in 0..STALLED_RETRANSMISSIONS {
+            let Some(unanswered) = self.window.still_unanswered() else { break };
+            self.send_again(unanswered);
         }
         if self.unheard {
             self.make_known();

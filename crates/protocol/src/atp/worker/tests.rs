@@ -66,6 +66,8 @@ struct Line {
 #[derive(Clone, Copy, Default)]
 struct Answer {
     ecn: bool,
+    /// A packet of the fragment was lost.
+    lost: bool,
     next_index: u32,
     next_exponent: i16,
 }
@@ -140,7 +142,7 @@ impl Line {
     /// A packet from the server about a fragment.
     fn said_by_server(&self, sequence: u64, flags: Flags, answer: Answer, values: Option<&[u8]>) -> Vec<u8> {
         let mut header = self.headers[&sequence];
-        header.flags = Flags { is_ack: true, ecn: answer.ecn, ..flags };
+        header.flags = Flags { is_ack: true, ecn: answer.ecn, resend: answer.lost, ..flags };
         header.directions.bitmaps[0] = answer.next_index;
         header.next_exponent = answer.next_exponent;
         let preamble = self.worker.preamble();
@@ -268,6 +270,30 @@ fn every_hole_that_was_overtaken_is_filled_without_waiting_for_the_first() {
     assert_eq!(line.sent(), "4r");
 }
 
+/// The end of a stream, so that nothing new overtakes what is lost twice: a queue that was full takes no more than leaves it.
+#[test]
+fn each_parameter_lets_one_lost_fragment_out_and_what_is_lost_again_is_noticed_by_what_was_sent_after_it() {
+    let lost = Answer { lost: true, ..Answer::default() };
+    let mut line = Line::with_fragments(config(1000), 12);
+    assert_eq!(line.sent(), "0-11");
+    // Eight were lost. 0 is lost again.
+    let timeline = [
+        (8, Answer::default(), ""),
+        (9, Answer::default(), ""),
+        (10, Answer::default(), "0r"),
+        (11, Answer::default(), "1r"),
+        (1, lost, "2-3r"),
+        (2, lost, "4-5r"),
+        (3, lost, "6-7r"),
+        (4, lost, "0r"),
+        (5, lost, ""),
+    ];
+    for (sequence, answer, sends) in timeline {
+        line.answer(sequence, answer);
+        assert_eq!(line.sent(), sends, "after parameters {sequence}");
+    }
+}
+
 #[test]
 fn a_timeout_sends_the_first_few_again_and_backs_off() {
     let mut line = Line::with_fragments(config(1000), 50);
@@ -286,26 +312,49 @@ fn a_timeout_sends_the_first_few_again_and_backs_off() {
 
 /// The rack's switch was away for a moment, and nothing follows that could overtake what was lost.
 #[test]
-fn a_last_window_that_is_lost_whole_comes_back_without_one_full_back_off_after_another() {
+fn a_last_window_that_is_lost_whole_is_sent_again_twice_as_much_each_round_trip() {
     let mut line = Line::with_fragments(config(1000), 150);
     line.at_ms(0).sent();
     for sequence in 0..50 {
         line.at_ms(1).parameters(sequence);
     }
-    let mut ms = 1;
-    let mut timeouts = 0;
-    while let Some(due) = line.worker.poll_timeout() {
-        ms = due.0.div_ceil(1_000_000);
-        line.headers.clear();
-        line.at_ms(ms).sent();
-        timeouts += 1;
-        for sequence in line.headers.clone().into_keys() {
-            line.at_ms(ms + 1).parameters(sequence);
+    let mut ms = line.worker.poll_timeout().unwrap().0.div_ceil(1_000_000);
+    for (first, last) in [(50, 57), (58, 73), (74, 105), (106, 149)] {
+        assert_eq!(line.at_ms(ms).sent(), alloc::format!("{first}-{last}r"));
+        ms += 1;
+        for sequence in first..=last {
+            line.at_ms(ms).answer(sequence, Answer { lost: true, ..Answer::default() });
         }
     }
     assert_eq!(line.completed().len(), 1);
-    assert_eq!(timeouts, 100usize.div_ceil(STALLED_RETRANSMISSIONS));
-    assert!(ms < 3 * TIMEOUT_MS, "{timeouts} timeouts end after {ms} ms");
+}
+
+/// Somebody was late, and without a switch what he sends is the last that is missing: nothing was lost.
+#[test]
+fn what_was_late_and_not_lost_is_not_sent_again_beyond_the_first_few() {
+    let mut line = Line::with_fragments(config(1000), 50);
+    line.at_ms(0).sent();
+    assert_eq!(line.at_ms(TIMEOUT_MS).sent(), "0-7r");
+    for sequence in 0..50 {
+        line.at_ms(TIMEOUT_MS + 1).parameters(sequence);
+        assert_eq!(line.sent(), "", "after parameters {sequence}");
+    }
+    assert_eq!(line.completed().len(), 1);
+}
+
+/// A second timeout begins with what is missing then.
+#[test]
+fn what_is_lost_again_while_a_worker_goes_back_waits_for_the_next_timeout() {
+    let lost = Answer { lost: true, ..Answer::default() };
+    let mut line = Line::with_fragments(config(1000), 50);
+    line.at_ms(0).sent();
+    assert_eq!(line.at_ms(TIMEOUT_MS).sent(), "0-7r");
+    line.at_ms(TIMEOUT_MS + 1).answer(0, lost);
+    assert_eq!(line.sent(), "8-9r");
+    let due = line.worker.poll_timeout().unwrap().0.div_ceil(1_000_000);
+    assert_eq!(line.at_ms(due).sent(), "1-8r");
+    line.answer(1, lost);
+    assert_eq!(line.sent(), "9-10r");
 }
 
 #[test]

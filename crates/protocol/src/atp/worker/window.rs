@@ -4,6 +4,7 @@
 //! first one that is missing on, so a place never has two fragments on the way.
 
 use alloc::vec::Vec;
+use core::ops::Range;
 
 use crate::machine::Instant;
 
@@ -17,13 +18,19 @@ struct Fragment {
     /// The last sequence number of the place whose parameters came, if any did.
     finished: Option<u64>,
     sent: Instant,
-    /// The first sequence number that had not been sent when this was sent last: parameters from there on overtake it.
-    overtaken_from: u64,
+    /// The number of the packet that it went out with last, of all that the worker sent.
+    packet: u64,
     sent_again: bool,
     queued: bool,
     /// It goes with its original values.
     originals: bool,
+    /// Its neighbours among those on the way that do not wait to be sent again, by `packet`.
+    before: u32,
+    after: u32,
 }
+
+/// No fragment.
+const NONE: u32 = u32::MAX;
 
 /// What a place says of the fragment that was sent last in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,10 +58,15 @@ pub(super) struct Window {
     next: u64,
     /// Sent and not back.
     in_flight: u32,
-    /// The largest sequence numbers that are back, in ascending order; 0 counts as none.
+    /// Packets sent so far.
+    packets: u64,
+    /// The last packets that were answered, in ascending order; 0 is none.
     newest: [u64; OVERTAKING],
-    /// Everything before it was looked at for having been overtaken.
-    scanned: u64,
+    /// The places of the fragments that were sent first and last of those on the way that do not wait to be sent again.
+    oldest: u32,
+    latest: u32,
+    /// What was on the way at the last timeout and was not looked at since.
+    going_back: Range<u64>,
 }
 
 impl Window {
@@ -62,25 +74,30 @@ impl Window {
         let idle = Fragment {
             finished: None,
             sent: Instant(0),
-            overtaken_from: 0,
+            packet: 0,
             sent_again: false,
             queued: false,
             originals: false,
+            before: NONE,
+            after: NONE,
         };
         Self {
             places: alloc::vec![idle; usize::from(window_max)],
             expected: 0,
             next: 0,
             in_flight: 0,
+            packets: 0,
             newest: [0; OVERTAKING],
-            scanned: 0,
+            oldest: NONE,
+            latest: NONE,
+            going_back: 0..0,
         }
     }
 
     /// Makes a window that was not used yet begin with this fragment. What the others agreed on for the first fragment of each
     /// place is not known, so these go with their original values.
     pub(super) fn begin_at(&mut self, sequence: u64) {
-        (self.expected, self.next, self.scanned) = (sequence, sequence, sequence);
+        (self.expected, self.next) = (sequence, sequence);
         for fragment in &mut self.places {
             fragment.originals = true;
         }
@@ -131,11 +148,7 @@ impl Window {
 
     /// Counts the next fragment as sent.
     pub(super) fn send_next(&mut self, now: Instant) {
-        let overtaken_from = self.next + 1;
-        let fragment = self.fragment_mut(self.next);
-        fragment.sent = now;
-        fragment.overtaken_from = overtaken_from;
-        fragment.sent_again = false;
+        self.leave(self.next, now, false);
         self.next += 1;
         self.in_flight += 1;
     }
@@ -151,17 +164,44 @@ impl Window {
 
     /// Whether a packet of this place is to be sent again, from now on; false when it was to be already.
     pub(super) fn queue(&mut self, sequence: u64) -> bool {
-        !core::mem::replace(&mut self.fragment_mut(sequence).queued, true)
+        let fragment = self.fragment_mut(sequence);
+        let first = !core::mem::replace(&mut fragment.queued, true);
+        if first && fragment.finished != Some(sequence) {
+            self.unlink(sequence);
+        }
+        first
     }
 
     /// Notes that what was queued leaves.
     pub(super) fn send_again(&mut self, sequence: u64, now: Instant) {
-        let overtaken_from = self.next;
+        self.leave(sequence, now, true);
+    }
+
+    /// Puts a fragment at the end of those on the way.
+    fn leave(&mut self, sequence: u64, now: Instant, sent_again: bool) {
+        self.packets += 1;
+        let (packet, latest, place) = (self.packets, self.latest, self.place(sequence) as u32);
         let fragment = self.fragment_mut(sequence);
-        fragment.queued = false;
-        fragment.sent = now;
-        fragment.overtaken_from = overtaken_from;
-        fragment.sent_again = true;
+        (fragment.sent, fragment.packet, fragment.sent_again) = (now, packet, sent_again);
+        (fragment.queued, fragment.before, fragment.after) = (false, latest, NONE);
+        match latest {
+            NONE => self.oldest = place,
+            latest => self.places[latest as usize].after = place,
+        }
+        self.latest = place;
+    }
+
+    /// Takes a fragment out of those on the way.
+    fn unlink(&mut self, sequence: u64) {
+        let Fragment { before, after, .. } = *self.fragment(sequence);
+        match before {
+            NONE => self.oldest = after,
+            before => self.places[before as usize].after = after,
+        }
+        match after {
+            NONE => self.latest = before,
+            after => self.places[after as usize].before = before,
+        }
     }
 
     /// Takes what was queued out: it is not to be sent.
@@ -169,15 +209,21 @@ impl Window {
         self.fragment_mut(sequence).queued = false;
     }
 
-    /// Counts the parameters of a fragment that is on the way as come.
-    pub(super) fn finish(&mut self, sequence: u64) {
+    /// Counts the parameters of a fragment that is on the way as come; `mended` if it had to be sent again for that.
+    pub(super) fn finish(&mut self, sequence: u64, mended: bool) {
         let fragment = self.fragment_mut(sequence);
+        let (queued, packet) = (fragment.queued, fragment.packet);
+        // Of a fragment that was sent again for nothing, the first packet was answered, which is of no use here any more.
+        let answered = !fragment.sent_again || mended;
         fragment.finished = Some(sequence);
         fragment.queued = false;
         fragment.originals = false;
+        if !queued {
+            self.unlink(sequence);
+        }
         self.in_flight -= 1;
-        if sequence > self.newest[0] {
-            self.newest[0] = sequence;
+        if answered && packet > self.newest[0] {
+            self.newest[0] = packet;
             self.newest.sort_unstable();
         }
         while self.expected < self.next && self.fragment(self.expected).finished == Some(self.expected) {
@@ -185,26 +231,13 @@ impl Window {
         }
     }
 
-    /// The next fragment that three later ones have overtaken since it was sent last. It must be queued then.
-    ///
-    /// Whoever was sent once is looked at once; one that was sent again only while it is the expected one.
-    pub(super) fn overtaken(&mut self) -> Option<u64> {
-        let third = self.newest[0];
-        self.scanned = self.scanned.max(self.expected);
-        while self.scanned < third {
-            let sequence = self.scanned;
-            self.scanned += 1;
-            let fragment = self.fragment(sequence);
-            if fragment.finished != Some(sequence) && !fragment.sent_again && !fragment.queued {
-                return Some(sequence);
-            }
-        }
-        let expected = self.fragment(self.expected);
-        let again = self.expected < self.next
-            && expected.sent_again
-            && !expected.queued
-            && third >= expected.overtaken_from;
-        again.then_some(self.expected)
+    /// The next fragment that three have overtaken which were sent after it was sent last. It must be queued then.
+    pub(super) fn overtaken(&self) -> Option<u64> {
+        let oldest = self.places.get(self.oldest as usize)?;
+        // The fragment of a place that is on the way is the only one between `expected` and a window further on.
+        let places = self.places.len() as u64;
+        let behind = (u64::from(self.oldest) + places - self.expected % places) % places;
+        (oldest.packet < self.newest[0]).then_some(self.expected + behind)
     }
 
     /// When the expected fragment was sent, if one is on the way.
@@ -212,12 +245,21 @@ impl Window {
         (self.expected < self.next).then(|| self.fragment(self.expected).sent)
     }
 
-    /// What is on the way, in order, but for what waits to be sent again.
-    pub(super) fn unanswered(&self) -> impl Iterator<Item = u64> + '_ {
-        (self.expected..self.next).filter(|sequence| {
-            let fragment = self.fragment(*sequence);
-            fragment.finished != Some(*sequence) && !fragment.queued
-        })
+    /// Begins with the expected fragment again: whatever is on the way may be lost.
+    pub(super) fn go_back(&mut self) {
+        self.going_back = self.expected..self.next;
+    }
+
+    /// The next of what was on the way when the window went back, and is not answered. It must be queued then.
+    pub(super) fn still_unanswered(&mut self) -> Option<u64> {
+        self.going_back.start = self.going_back.start.max(self.expected);
+        while let Some(sequence) = self.going_back.next() {
+            let fragment = self.fragment(sequence);
+            if fragment.finished != Some(sequence) && !fragment.queued {
+                return Some(sequence);
+            }
+        }
+        None
     }
 
     /// Forgets what waits to be sent again.
