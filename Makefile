@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 RUST_SOURCES := $(shell find crates -name '*.rs' -o -name '*.toml' -o -name '*.proto') Cargo.toml Cargo.lock
 PYTHON_SOURCES := $(shell find python -name '*.py' -o -name '*.pyi') pyproject.toml
 
-.PHONY: help build wheel demo test lint test-rust test-python test-torch test-frameworks test-long fuzz bench bench-atp reproduction clean tools test-tools
+.PHONY: help build wheel demo test lint test-rust test-python test-torch test-frameworks test-long fuzz bench bench-atp reproduction reproduction-byteps clean tools test-tools
 .DELETE_ON_ERROR:
 
 help:
@@ -20,6 +20,7 @@ help:
 	@echo 'make bench   docs/performance.md: fanin beside Gloo, the kernels beside memcpy; as root, else rows are skipped (40 minutes)'
 	@echo 'make bench-atp   docs/reproduction-sockets.md: two of the ATP paper'\''s experiments on real sockets; needs root (5 minutes)'
 	@echo 'make reproduction   docs/reproduction: the figures of the ATP and SwitchML papers, in the simulator (10 minutes)'
+	@echo 'make reproduction-byteps   docs/reproduction/byteps: the figures of the BytePS paper, some on shaped links; needs root (5 minutes)'
 	@echo 'make fuzz    the fuzz targets, briefly'
 	@echo 'make clean   remove what was built'
 
@@ -152,6 +153,11 @@ reproduction: build
 	  $(BIN)/fanin reproduce $$paper --why --out $$out || exit 1; \
 	  cp $$out/README.md $$out/*.png docs/reproduction/$$paper/ || exit 1; \
 	done
+
+# The same of BytePS, some of which is measured on shaped links: that needs root, and nothing beside it (5 minutes).
+reproduction-byteps: build
+	$(BIN)/fanin reproduce byteps --why --out target/reproduction/byteps
+	cp target/reproduction/byteps/README.md target/reproduction/byteps/*.png docs/reproduction/byteps/
 
 # ATP on real sockets: docs/reproduction-sockets.md. Needs root, for network namespaces.
 bench-atp: build

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -153,16 +153,16 @@ def test_a_figure_that_is_not_there_is_refused_with_those_that_are(tmp_path: Pat
 
 
 def test_slots_losses_and_scaled_integers_are_as_in_switchml(tmp_path: Path) -> None:
-    names = ("pool", "inflation", "timeline", "models", "accuracy")
+    names = ("pool", "loss", "models", "accuracy")
     ended = reproduce("switchml", "--quick", "--only", *names, "--out", str(tmp_path))
     assert ended.returncode == 0, ended.stderr
     found = findings_of(tmp_path)
     assert set(found) == set(names)
     assert ours(found, "pool", "the smallest pool") == 512  # Appendix C
     little = "times as long with 0.01 % loss"
-    assert ours(found, "inflation", f"SwitchML: {little}") < 1.2
-    assert ours(found, "inflation", f"ring over TCP: {little}") > 1.5
-    assert ours(found, "timeline", "the last fifth of the time") < 1
+    assert ours(found, "loss", f"SwitchML: {little}") < 1.2
+    assert ours(found, "loss", f"ring over TCP: {little}") > 1.5
+    assert ours(found, "loss", "the last fifth of the time") < 1
     assert ours(found, "models", "bert-large at 10 Gbit/s") > ours(found, "models", "at 100 Gbit/s")
     assert abs(ours(found, "accuracy", "integers scaled by block")) <= 1
     assert ours(found, "accuracy", "scaled by 4") < -1
@@ -224,7 +224,10 @@ class Measured:
         self.slower = slower
         """By how much the split takes longer than it must."""
 
-    def bench(self, name: str, arguments: Sequence[str]) -> dict[str, Any]:
+    def bench(
+        self, name: str, arguments: Sequence[str], settings: Mapping[str, str] | None = None
+    ) -> dict[str, Any]:
+        self.settings = dict(settings or {})
         assert name.rpartition("-")[2] in ("1", "2"), "one file a round"
         n, k = (int(arguments[arguments.index(option) + 1]) for option in ("--workers", "--spares"))
         unit_s = 0.2 * 1482 / 1408
@@ -249,6 +252,16 @@ def test_figure_12_is_held_to_the_optimum(slower: float, below: float) -> None:
     assert by_servers[0] == pytest.approx(equations.by_parameter_server(4, 1) / slower)
 
 
+@needs_lab
+@pytest.mark.parametrize(("slower", "holds"), [(1.05, True), (1.2, False)])
+def test_windows_of_one_length_are_held_to_the_optimum(slower: float, holds: bool) -> None:
+    lab = Measured(slower)
+    [reason] = goodput.why(cast(Lab, lab))
+    assert lab.settings == {"FANIN_SLOTS": "32"}
+    assert reason.holds == holds
+    assert reason.of == goodput.run(cast(Lab, lab)).findings[0].what
+
+
 def test_what_measures_runs_alone_and_last() -> None:
     before: dict[str, set[str]] = {}
 
@@ -261,14 +274,22 @@ def test_what_measures_runs_alone_and_last() -> None:
             before[name] = set(before)
             return Outcome([], lambda _: None, {"name": name})
 
-        return Experiment(name, name, run, measures=measures)
+        def why(_: Lab) -> Sequence[Reason]:
+            before[f"why {name}"] = set(before)
+            return ()
+
+        return Experiment(name, name, run, why, measures=measures)
 
     chosen = [experiment("one", True), experiment("two", False), experiment("three", True)]
-    outcomes, reasons = command._run_all(chosen, cast(Lab, Stub()), why=False)
-    assert reasons is None
+    outcomes, reasons = command._run_all(chosen, cast(Lab, Stub()), why=True)
+    assert reasons == []
     assert [outcome.series["name"] for outcome in outcomes] == ["one", "two", "three"]
-    assert before["one"] == {"two"}
-    assert before["three"] == {"two", "one"}
+    assert before["one"] == {"two", "why two"}
+    assert before["three"] == {"two", "why two", "one"}
+    assert before["why one"] == {"two", "why two", "one", "three"}
+    before.clear()
+    assert command._run_all(chosen, cast(Lab, Stub()), why=False)[1] is None
+    assert set(before) == {"one", "two", "three"}
 
 
 def test_a_throughput_that_was_not_measured_is_told_and_is_none() -> None:

@@ -185,12 +185,16 @@ def _run_all(
 ) -> tuple[list[Outcome], list[Sequence[Reason]] | None]:
     """Run all experiments at once: the simulations of one fill the cores while another thinks.
 
-    But those that measure, afterwards, and one after the other. With ``why``, play reasons, too.
+    But those that measure, afterwards, and one after the other, and their reasons behind them.
+    With ``why``, play reasons, too.
     """
     with ThreadPoolExecutor(2 * len(chosen)) as threads:
         thinking = {e.name: threads.submit(e.run, lab) for e in chosen if not e.measures}
         few = lab.with_seeds(lab.seeds[:SEEDS_OF_REASONS]) if why else lab
-        reasons = {e.name: threads.submit(e.why, few) for e in chosen if why}
+        alone = [e for e in chosen if e.measures]
+        reasons = {
+            e.name: threads.submit(e.why, few) for e in chosen if why and not e.measures
+        }
         try:
             running: list[Future[Any]] = [*thinking.values(), *reasons.values()]
             ended, _ = wait(running, return_when=FIRST_EXCEPTION)
@@ -198,7 +202,8 @@ def _run_all(
                 one.result()  # the failure, if there is one
             found = {name: outcome.result() for name, outcome in thinking.items()}
             played = {name: of_one.result() for name, of_one in reasons.items()}
-            found |= {e.name: e.run(lab) for e in chosen if e.measures}
+            found |= {e.name: e.run(lab) for e in alone}
+            played |= {e.name: e.why(few) for e in alone if why}
         finally:
             lab.stop()
     return [found[e.name] for e in chosen], [played[e.name] for e in chosen] if why else None

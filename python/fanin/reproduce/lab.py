@@ -30,7 +30,7 @@ Scenario = Mapping[str, Any]
 Report = Mapping[str, Any]
 """`result` of the JSON that `fanin sim` writes, or one of the `runs` of `fanin bench`."""
 OWN = {"server", "elements", "window", "slots", "hashing", "scaling", "overflow"}
-OWN |= {"congestion_control", "timeout", "timeouts_only"}
+OWN |= {"congestion_control", "timeout", "timeouts_only", "receive_window"}
 """Keys of a job that stand in the table of its system."""
 _T = TypeVar("_T")
 _Found = TypeVar("_Found")
@@ -175,13 +175,19 @@ class Lab:
         self._progress.expect(len(items))
         return list(self._pool.map(one, items))
 
-    def bench(self, name: str, arguments: Sequence[str]) -> Report:
-        """Run `fanin bench allreduce`, of one setting; return that of the JSON that it writes."""
+    def bench(
+        self, name: str, arguments: Sequence[str], settings: Mapping[str, str] | None = None
+    ) -> Report:
+        """Run `fanin bench allreduce`, of one setting; return that of the JSON that it writes.
+
+        ``settings`` are environment variables.
+        """
         result = self.out / "results" / f"{name}.json"
         command = [sys.executable, "-m", "fanin", "bench", "allreduce", *arguments]
         command += ["--json", str(result)]
         self._progress.expect(1)
-        ended = subprocess.run(command, capture_output=True, text=True, env=_environment())
+        environment = {**_environment(), **(settings or {})}
+        ended = subprocess.run(command, capture_output=True, text=True, env=environment)
         if ended.returncode:
             raise ReproduceError(f"{name}: {ended.stderr.strip()}")
         self._progress.done(name)

@@ -30,6 +30,7 @@ def run(lab: Lab) -> Outcome:
             for dtype, tensor in TENSORS.items()
             for gbps in RATES
         },
+        # Nothing in it is random: every seed would give the same.
         once=True,
         throughputs=False,
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fanin.reproduce.lab import Between, Report, throughput
+from fanin.reproduce.lab import Report, throughput
 
 SLOTS = {10: 128, 100: 512}
 """By Gbit/s."""
@@ -18,8 +18,11 @@ DELAY = {10: "40us", 100: "16us"}
 """Of a link: there and back are two."""
 ELEMENTS = 256
 PAYLOAD_BYTES = 4 * ELEMENTS
-WIRE_BYTES = PAYLOAD_BYTES + 106
-"""Of such a packet on the link: its own header 40, IP and UDP 28, Ethernet 38."""
+HEADER_BYTES = 106
+"""Of a packet on the link: its own header 40, IP and UDP 28, Ethernet 38."""
+WIRE_BYTES = PAYLOAD_BYTES + HEADER_BYTES
+HOSTS_OF_ATP = {"host_packet_cost": "17.5ns", "host_byte_cost": "0.076ns"}
+"""What a packet costs the hosts of another paper (ATP §5.5, Figure 19), which run on cores, too."""
 TIMEOUT = "1ms"
 
 
@@ -42,7 +45,7 @@ def job(system: str, workers: int, gbps: int, **more: Any) -> dict[str, Any]:
     }
     # Of parameter servers each has a part of the slots.
     keys = packets.get(system, {"elements": ELEMENTS, "window": SLOTS[gbps] // workers})
-    return {"system": system, "workers": workers, "start": Between(0, 0.05), **keys, **more}
+    return {"system": system, "workers": workers, **keys, **more}
 
 
 def goodput_gbps(report: Report) -> float:
