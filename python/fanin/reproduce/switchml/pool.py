@@ -41,7 +41,13 @@ def run(lab: Lab) -> Outcome:
                 "switch": {"aggregators": 2 * max(POOLS)},
                 "job": [
                     setting.job(
-                        "switchml", WORKERS, RATE_GBPS, tensor="250kB", in_flight=8, slots=slots
+                        "switchml",
+                        WORKERS,
+                        RATE_GBPS,
+                        slots=slots,
+                        tensor="250kB",
+                        # As of one long tensor, each slot's next chunk is known when it sends.
+                        in_flight=max(8, slots // 100),
                     )
                 ],
             }

@@ -231,7 +231,7 @@ def _scenario(
         work = {"tensor": "500kB", "in_flight": 6}
         if system == "switchml":
             work |= {"elements": elements, "slots": slots * setting.SLOTS[gbps]}
-        time_ms = 200 / gbps + 2
+        time_ms = (200 if elements == setting.ELEMENTS else 400) / gbps + 2
         scenario |= {"until": setting.ms(time_ms), "warm_up": setting.ms(time_ms / 4)}
     return {**scenario, "job": [setting.job(system, workers, gbps, **work)]}
 
