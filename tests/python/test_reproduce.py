@@ -258,14 +258,20 @@ def test_windows_of_one_length_are_held_to_the_optimum(slower: float, holds: boo
     lab = Measured(slower)
     [reason] = goodput.why(cast(Lab, lab))
     assert lab.settings == {"FANIN_SLOTS": "32"}
-    assert reason.holds == holds
-    assert reason.of == goodput.run(cast(Lab, lab)).findings[0].what
+    first = goodput.run(cast(Lab, lab)).findings[0]
+    assert reason.of == first.what
+    assert reason.explains(first) == holds
 
 
 def test_what_measures_runs_alone_and_last() -> None:
     before: dict[str, set[str]] = {}
 
     class Stub:
+        seeds = (1,)
+
+        def with_seeds(self, _: Sequence[int]) -> Stub:
+            return self
+
         def stop(self) -> None:
             pass
 
@@ -282,7 +288,7 @@ def test_what_measures_runs_alone_and_last() -> None:
 
     chosen = [experiment("one", True), experiment("two", False), experiment("three", True)]
     outcomes, reasons = command._run_all(chosen, cast(Lab, Stub()), why=True)
-    assert reasons == []
+    assert reasons == [(), (), ()]
     assert [outcome.series["name"] for outcome in outcomes] == ["one", "two", "three"]
     assert before["one"] == {"two", "why two"}
     assert before["three"] == {"two", "why two", "one"}

@@ -192,9 +192,7 @@ def _run_all(
         thinking = {e.name: threads.submit(e.run, lab) for e in chosen if not e.measures}
         few = lab.with_seeds(lab.seeds[:SEEDS_OF_REASONS]) if why else lab
         alone = [e for e in chosen if e.measures]
-        reasons = {
-            e.name: threads.submit(e.why, few) for e in chosen if why and not e.measures
-        }
+        reasons = {e.name: threads.submit(e.why, few) for e in chosen if why and not e.measures}
         try:
             running: list[Future[Any]] = [*thinking.values(), *reasons.values()]
             ended, _ = wait(running, return_when=FIRST_EXCEPTION)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from fanin.reproduce.finding import Experiment, Finding, Outcome, Reason, at_least, at_most
-from fanin.reproduce.lab import Lab, Runs, Spread
+from fanin.reproduce.lab import Lab, Report, Runs, Spread
 from fanin.reproduce.plot import finish
 from fanin.reproduce.switchml import setting
 
@@ -62,7 +62,7 @@ def run(lab: Lab) -> Outcome:
     )
 
     def goodputs(name: str) -> list[float]:
-        return runs[name].samples(setting.goodput_gbps)
+        return runs[name].samples(_goodput_gbps)
 
     def by(one: str, other: str) -> Spread:
         return _by(runs, one, other)
@@ -194,8 +194,16 @@ def why(lab: Lab) -> Sequence[Reason]:
 
 
 def _by(runs: dict[str, Runs], one: str, other: str) -> Spread:
-    ours, theirs = (runs[name].samples(setting.goodput_gbps) for name in (one, other))
+    ours, theirs = (runs[name].samples(_goodput_gbps) for name in (one, other))
     return Spread.of([a / b for a, b in zip(ours, theirs, strict=True)])
+
+
+def _goodput_gbps(report: Report) -> float:
+    """Return what was summed a second; a ring's is of one tensor, from its beginning to its end."""
+    job = report["jobs"][0]
+    return (
+        float(job["aggregation_gbps"]) if job["system"] == "ring" else setting.goodput_gbps(report)
+    )
 
 
 ON_CORES = "scaling-on-cores"
