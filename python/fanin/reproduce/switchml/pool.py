@@ -121,6 +121,7 @@ def run(lab: Lab) -> Outcome:
                 Spread.of([longer / shorter]),
                 holds=at_least(1.2),
                 unit="x",
+                cannot_fail="where 512 slots fill the link, more of them queue: arithmetic",
             ),
         ],
         draw,
