@@ -313,7 +313,9 @@ def test_a_throughput_that_was_not_measured_is_told_and_is_none() -> None:
         assert "| none | not measured |" in table([row])
         assert "1 were not measured" in summary([row], None)
         assert json.loads(json.dumps(command._finite(row.as_json())))["ours"]["median"] is None
-        assert not Reason("x", "a shorter queue", found).explains(finding(20.0, 5.0))
+        differs, reason = finding(20.0, 5.0), Reason("x", "a shorter queue", found)
+        assert differs.verdict([reason]) == "unexplained"
+        assert "| none | no: it was not measured |" in table_of_reasons([([differs], [reason])])
 
 
 def test_a_job_that_was_to_end_and_has_not_is_refused() -> None:
@@ -388,6 +390,7 @@ def test_a_verdict_heeds_the_whole_interval(found: Finding, verdict: str) -> Non
         (0.9, [0.86, 0.9, 0.93], [0.84, 0.94, 1.0, 1.1]),
         # And of a strong one the fifth is less.
         (8.7, [7.0, 10.4], [6.9, 10.5]),
+        (0.95, [0.93, 0.96], [0.92, 0.97, 1.0]),
         (0.5, [0.41, 0.59], [0.39, 0.61]),
         # Where the paper has none, there is none.
         (1.0, [0.96, 1.0, 1.04], [0.94, 1.06]),

@@ -275,7 +275,7 @@ def _explains(
     if reason.contradicts:
         return "no: it contradicts the paper"
     if not reason.explains(finding):
-        return "no"
+        return "no: it was not measured" if math.isnan(reason.ours.median) else "no"
     alike = [other for other in reasons if other.change == reason.change]
     broken = [one.what for one in findings if any(other.breaks(one) for other in alike)]
     return f"yes, and breaks: {'; '.join(broken)}" if broken else "yes"

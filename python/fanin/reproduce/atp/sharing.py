@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -73,8 +74,8 @@ def run(lab: Lab) -> Outcome:
     runs = lab.play(scenarios) | lab.play(once, once=True)
 
     searched = {n: runs[f"sharing-static-{n}"].spread(_images) for n in candidates}
-    best = max(spread.median for spread in searched.values())
-    peak = min(n for n, spread in searched.items() if spread.median >= PEAK * best)
+    enough = PEAK * Spread.over(list(searched.values())).most
+    peak = min((n for n, spread in searched.items() if spread.median >= enough), default=math.nan)
     gains = {
         share: Spread.over([_gain(runs, share, workers) for workers in counts])
         if more and share in SHARES_SWEPT
