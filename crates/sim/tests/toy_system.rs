@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use fanin_protocol::{Elements, Tensor};
 use fanin_sim::net::{Actor, ActorId, Body, Context, Network, NodeId, Packet, SimAddress};
-use fanin_sim::scenario_file::{Entry, Kind, Mistake, parse, parse_with};
+use fanin_sim::scenario_file::{Entry, Kind, Mistake, keys, parse, parse_with};
 use fanin_sim::systems::{Counters, Machines, Role, Site, Station, System};
 use fanin_sim::workload::{Gradient, Options, Process, Report, RunError, Tenant, Violation, run};
 use serde::Deserialize;
@@ -23,7 +23,7 @@ const HEADER_BYTES: usize = 16;
 
 // 1. What scenario files say: the name, and the keys of `[job.toy]`.
 
-const TOY: Kind = Kind { name: "toy", resolve };
+const TOY: Kind = Kind { name: "toy", keys: keys::<Keys>, resolve };
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, Deserializer, Error, Visitor};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue, ValueDeserializer};
 
@@ -19,8 +19,45 @@ use crate::workload::SwitchPlan;
 pub struct Kind {
     /// What `system` says, and what the system's own table is called: `[job.NAME]`.
     pub name: &'static str,
+    /// The names in that table: [`keys`] of what it is read as.
+    pub keys: fn() -> &'static [&'static str],
     /// Makes the system of a job's entry, or says what is wrong with that.
     pub resolve: fn(&mut Entry<'_>) -> Result<Arc<dyn System>, Mistake>,
+}
+
+/// The keys of a table that is read as `T`, from its declaration.
+#[must_use]
+pub fn keys<T: DeserializeOwned>() -> &'static [&'static str] {
+    let mut found: &'static [&'static str] = &[];
+    // It is only asked what it would take; nothing is there to be taken.
+    let _: Result<T, _> = T::deserialize(Asked(&mut found));
+    found
+}
+
+/// Hands a struct nothing, and remembers which fields it asked for.
+struct Asked<'a>(&'a mut &'static [&'static str]);
+
+impl<'de> Deserializer<'de> for Asked<'_> {
+    type Error = serde::de::value::Error;
+
+    fn deserialize_any<V: Visitor<'de>>(self, _: V) -> Result<V::Value, Self::Error> {
+        Err(Self::Error::custom("nothing is there"))
+    }
+
+    fn deserialize_struct<V: Visitor<'de>>(
+        self,
+        _: &'static str,
+        fields: &'static [&'static str],
+        _: V,
+    ) -> Result<V::Value, Self::Error> {
+        *self.0 = fields;
+        Err(Self::Error::custom("nothing is there"))
+    }
+
+    serde::forward_to_deserialize_any! {
+        bool i8 i16 i32 i64 u8 u16 u32 u64 f32 f64 char str string bytes byte_buf option unit unit_struct newtype_struct seq
+        tuple tuple_struct map enum identifier ignored_any
+    }
 }
 
 /// A job's system, and the table of the same name; an absent one is empty.
@@ -58,6 +95,17 @@ pub(super) fn own_tables<'i>(
             return Err(at(
                 key,
                 format!("this job's system is {own}: its table is [job.{own}], not [job.{given}]"),
+            ));
+        }
+        let moved = job.keys().find(|key| {
+            let key = key.get_ref().as_ref();
+            (kind.keys)().contains(&key) && !keys::<Job>().contains(&key)
+        });
+        if let Some(key) = moved {
+            let (given, own) = (key.get_ref(), kind.name);
+            return Err(at(
+                key,
+                format!("`{given}` is a key of {own} alone: it stands in the table [job.{own}]"),
             ));
         }
         let table = job.remove(kind.name);

@@ -20,7 +20,7 @@ use serde::Deserialize;
 use toml::Spanned;
 use toml::de::{DeTable, Deserializer};
 
-pub use entry::{Entry, Kind};
+pub use entry::{Entry, Kind, keys};
 pub use error::{FileError, Mistake, at};
 pub use schema::PacketKind;
 pub use unit::{Rate, Share, Size, Time};

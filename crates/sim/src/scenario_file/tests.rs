@@ -343,6 +343,15 @@ fn a_systems_keys_are_in_its_own_table_and_nowhere_else() {
     refused(&format!("{RACK}{JOB}{only}"), 8, &["unknown key `timeouts_only`"]);
     refused(&format!("{RACK}{JOB}[job.atp]\n{only}"), 9, &["unknown key `timeouts_only`"]);
     refused(&format!("{RACK}{JOB}[job.atp]\nhashin = \"linear\"\n"), 9, &["did you mean `hashing`?"]);
+    let flat = ["window = 3\n", "hashing = \"linear\"\n", "server = \"h8\"\n"];
+    for (key, name) in flat.into_iter().zip(["window", "hashing", "server"]) {
+        refused(&format!("{RACK}{JOB}{key}"), 8, &[&format!("`{name}`"), "it stands in the table [job.atp]"]);
+    }
+    refused(
+        &format!("{RACK}{}{only}", JOB.replace("atp", "switchml")),
+        8,
+        &["`timeouts_only` is a key of switchml alone", "[job.switchml]"],
+    );
     let text = format!("{RACK}{}[job.switchml]\n{only}slots = 7\n", JOB.replace("atp", "switchml"));
     says(&ok(&text).jobs[0], &["timeouts_only: true", "slots: 7,"]);
     refused(

@@ -14,7 +14,7 @@ use toml::Spanned;
 
 use super::{Counters, Machines, Process, Site, System, Tenant};
 use crate::net::{Actor, ActorId, Context, FlowId, Network, Notice, Packet, TcpConfig};
-use crate::scenario_file::{Entry, Kind, Mistake, Size, at};
+use crate::scenario_file::{Entry, Kind, Mistake, Size, at, keys};
 use crate::workload::Gradient;
 
 /// A message's header: which tensor, which step.
@@ -31,7 +31,7 @@ pub struct Ring {
     pub receive_window_bytes: Option<u64>,
 }
 
-pub(crate) const KIND: Kind = Kind { name: "ring", resolve };
+pub(crate) const KIND: Kind = Kind { name: "ring", keys: keys::<Keys>, resolve };
 
 /// `[job.ring]`
 #[derive(Debug, Default, Deserialize)]

@@ -11,13 +11,16 @@ use super::super::System;
 use super::super::keys::{PacketLengths, timeout};
 use super::{Atp, Help};
 use crate::net::NodeId;
-use crate::scenario_file::{Entry, Kind, Mistake, Time, at};
+use crate::scenario_file::{Entry, Kind, Mistake, Time, at, keys};
 
-pub(crate) const ATP: Kind = Kind { name: "atp", resolve: |entry| resolve(entry, Help::Way, true) };
-pub(crate) const RSS: Kind = Kind { name: "rss", resolve: |entry| resolve(entry, Help::Racks, true) };
-pub(crate) const PS: Kind = Kind { name: "ps", resolve: |entry| resolve(entry, Help::None, true) };
-pub(crate) const PS_N_TO_N: Kind =
-    Kind { name: "ps-n-to-n", resolve: |entry| resolve(entry, Help::None, false) };
+pub(crate) const ATP: Kind = kind("atp", |entry| resolve(entry, Help::Way, true));
+pub(crate) const RSS: Kind = kind("rss", |entry| resolve(entry, Help::Racks, true));
+pub(crate) const PS: Kind = kind("ps", |entry| resolve(entry, Help::None, true));
+pub(crate) const PS_N_TO_N: Kind = kind("ps-n-to-n", |entry| resolve(entry, Help::None, false));
+
+const fn kind(name: &'static str, resolve: fn(&mut Entry<'_>) -> Result<Arc<dyn System>, Mistake>) -> Kind {
+    Kind { name, keys: keys::<Keys>, resolve }
+}
 
 /// In packets: beyond what a network of short delays needs.
 const WINDOW: u16 = 1024;

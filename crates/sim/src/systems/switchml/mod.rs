@@ -18,7 +18,7 @@ use super::keys::{PacketLengths, timeout};
 use super::worker::{WorkerOwner, retransmission};
 use super::{Classify, Counters, Machines, Process, Role, Site, Station, System, Tenant};
 use crate::net::{ActorId, Context, Machine, Network, NodeId, Owner, SimAddress};
-use crate::scenario_file::{Entry, Kind, Mistake, Time, at};
+use crate::scenario_file::{Entry, Kind, Mistake, Time, at, keys};
 use crate::workload::Gradient;
 use placement::Pool;
 
@@ -40,7 +40,7 @@ pub struct SwitchMl {
     pub timeouts_only: bool,
 }
 
-pub(crate) const KIND: Kind = Kind { name: "switchml", resolve };
+pub(crate) const KIND: Kind = Kind { name: "switchml", keys: keys::<Keys>, resolve };
 
 const LENGTHS: PacketLengths = PacketLengths {
     elements: &CHUNK_ELEMENTS,
