@@ -13,12 +13,23 @@ _COMMANDS = {
     "bench": ("fanin.bench", "main", "lab"),
     "netlab": ("fanin.netlab.command", "main", "lab"),
     "reproduce": ("fanin.reproduce.command", "main", "lab"),
+    "sim": ("fanin.sweep.command", "main", "lab"),
 }
+# `fanin sim` runs many times with one of these; without, and for its help, it is Rust's.
+_MANY = ("--sweep", "--seeds", "--jobs", "--out", "--ray")
 # The packages that an extra brings. Whatever else is missing is a fault.
 _TORCH = ("torch", "numpy")
 _BROUGHT = {
     "torch": _TORCH,
-    "lab": (*_TORCH, "fanin.bench", "fanin.netlab", "fanin.reproduce", "matplotlib", "rich"),
+    "lab": (
+        *_TORCH,
+        "fanin.bench",
+        "fanin.netlab",
+        "fanin.reproduce",
+        "fanin.sweep",
+        "matplotlib",
+        "rich",
+    ),
 }
 
 
@@ -26,7 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run one command line and return its exit status."""
     argv = sys.argv[1:] if arguments is None else arguments
     name = argv[0] if argv else ""
-    if name in _COMMANDS:
+    if name in _COMMANDS and (name != "sim" or _asks_for_many(argv)):
         module, function, extra = _COMMANDS[name]
         try:
             run = cast(Callable[[list[str]], int], getattr(import_module(module), function))
@@ -47,3 +58,9 @@ def main(arguments: list[str] | None = None) -> int:
     from fanin import _fanin
 
     return _fanin.main(argv)
+
+
+def _asks_for_many(argv: list[str]) -> bool:
+    if {"-h", "--help"} & set(argv):
+        return False
+    return any(argument.partition("=")[0] in _MANY for argument in argv)

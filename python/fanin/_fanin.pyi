@@ -230,6 +230,18 @@ def interface_address(interface: str) -> str:
 def switch_rate(address: str, timeout: float) -> int | None:
     """Return the bits a second of a switch's link, as it says. Raises `fanin.errors`."""
 
+def check_scenario(name: str, text: str) -> None:
+    """Read a scenario file's text, and play nothing.
+
+    Raises `ValueError` with the first mistake; its text begins with `name`, line and column.
+    """
+
+def system_keys(system: str) -> list[str]:
+    """Return the keys of the table `[job.SYSTEM]` that a simulated system has for itself.
+
+    Raises `ValueError` where there is no such system.
+    """
+
 def machine_id() -> str:
     """Name the machine: equal where kernel, network namespace, /dev/shm and user are."""
 

@@ -60,7 +60,7 @@ def main() -> None:
             ).fit()
         finally:
             ray.shutdown()
-            cluster.shutdown()
+            cluster.shutdown()  # type: ignore[no-untyped-call]
 
 
 if __name__ == "__main__":

@@ -38,8 +38,8 @@ from fanin.reproduce.lab import (
     doubts,
     own_tables,
     throughput,
-    toml,
 )
+from fanin.sweep.scenario import toml
 from test_netlab import needs_lab
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"

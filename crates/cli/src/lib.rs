@@ -1,7 +1,7 @@
 //! The `fanin` command: one file a subcommand.
 //!
 //! It stands outside the way of a gradient: it starts a switch, asks one, or simulates a network of them. The Python package
-//! calls [`main`] as well, for all but `fanin run`, `bench`, `netlab` and `reproduce`, which it does itself.
+//! calls [`main`] as well, for all but `fanin run`, `bench`, `netlab`, `reproduce` and `sim --sweep`, which it does itself.
 //!
 //! Deliberately absent: anything that decides.
 #![forbid(unsafe_code)]

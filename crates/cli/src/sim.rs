@@ -21,14 +21,30 @@ const REFRESH: Duration = Duration::from_millis(200);
 /// In the table; `--json` has all.
 const LINKS_SHOWN: usize = 4;
 
+// Lines of paragraphs are broken where the terminal ends.
+const AFTER_HELP: &str = "\
+A parameter of --sweep is a key of the scenario file, after the tables that it stands in: until, network.queue, job.0.workers, \
+job.0.atp.window. An entry of a list of tables ([[job]], [[link]], ..) goes by its number, from 0, or its name; * stands for all \
+of them. The file need not have the key. Values are as in the file, but need no quotes; 1..8 are all whole numbers from 1 to 8.
+
+The folder of --out gets sweep.json (all figures of all runs), sweep.png (a plot), and scenario and result of every run. A sweep \
+that was stopped goes on where it was. Runs that fail are named, with the command that plays each again; the others go on, and the \
+exit status is 1.
+
+Examples:
+  fanin sim examples/sim/rack.toml
+  fanin sim examples/sim/figure9.toml --seed 7 --json result.json
+  fanin sim examples/sim/rack.toml --pcap rack.pcap --trace rack.json   (for Wireshark, for ui.perfetto.dev)
+  fanin sim examples/sim/rack.toml --seeds 9
+  fanin sim examples/sim/rack.toml --sweep switch.aggregators=64,512 --sweep job.0.atp.window=64,256
+  fanin sim examples/sim/rack.toml --sweep job.0.workers=1..8 --ray 10.0.0.9:6379";
+
 /// Run a scenario in the packet-level simulator
 ///
 /// Hosts, switches, queues and links in virtual time, and on them the same state machines that run on sockets. Every sum is
 /// checked. The same seed gives the same bytes on every machine.
 #[derive(Debug, clap::Args)]
-#[command(
-    after_help = "Examples:\n  fanin sim examples/sim/rack.toml\n  fanin sim examples/sim/figure9.toml --seed 7 --json result.json\n  fanin sim examples/sim/rack.toml --pcap rack.pcap --trace rack.json   (for Wireshark, for ui.perfetto.dev)"
-)]
+#[command(after_help = AFTER_HELP)]
 pub(crate) struct Arguments {
     /// Scenario (TOML); examples/sim has some, with comments
     file: PathBuf,
@@ -44,6 +60,40 @@ pub(crate) struct Arguments {
     /// Write transmissions and queues as a Chrome trace
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
+    #[command(flatten)]
+    many: Many,
+}
+
+/// What the Python package does, by many such runs.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Many runs")]
+struct Many {
+    /// Play it once for each of these values of a parameter, as in network.queue=100kB,1MB; of several sweeps, for every
+    /// combination
+    #[arg(long, value_name = "PARAMETER=VALUES")]
+    sweep: Vec<String>,
+    /// Play each with so many seeds, from --seed on; medians, with 95 % intervals from six seeds on
+    #[arg(long, value_name = "N")]
+    seeds: Option<u64>,
+    /// Runs at a time [default: as many as there are cores]
+    #[arg(long, value_name = "N")]
+    jobs: Option<u64>,
+    /// Where results and plot are written [default: the file's name and -sweep]
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// Run on a Ray cluster, whose nodes have this fanin; its address as ray.init takes it
+    #[arg(long, value_name = "ADDRESS")]
+    ray: Option<String>,
+}
+
+impl Many {
+    const fn is_asked(&self) -> bool {
+        !self.sweep.is_empty()
+            || self.seeds.is_some()
+            || self.jobs.is_some()
+            || self.out.is_some()
+            || self.ray.is_some()
+    }
 }
 
 /// A result as a file.
@@ -63,6 +113,9 @@ struct Program {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    if arguments.many.is_asked() {
+        return crate::run::in_python("sim --sweep");
+    }
     let file = arguments.file.display().to_string();
     let text = std::fs::read_to_string(&arguments.file)
         .with_context(|| format!("cannot read the scenario {file}"))?;

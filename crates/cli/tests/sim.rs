@@ -129,6 +129,22 @@ fn a_broken_rule_names_the_command_that_shows_it_again() {
 }
 
 #[test]
+fn many_runs_are_the_python_packages_and_explained_here() {
+    let directory = Directory::new("many");
+    let file = directory.write("small.toml", SCENARIO);
+    for arguments in [["--sweep", "network.queue=100kB,1MB"], ["--seeds", "3"], ["--ray", "10.0.0.9:6379"]] {
+        let output = sim(&[&[file.as_str()], &arguments[..]].concat());
+        assert_eq!(output.status.code(), Some(1));
+        let message = text(&output.stderr);
+        assert!(message.contains("fanin sim --sweep is part of the Python package"), "{message}");
+    }
+    let output = sim(&["--help"]);
+    for words in ["--sweep <PARAMETER=VALUES>", "job.0.atp.window", "goes on where it was"] {
+        assert!(text(&output.stdout).contains(words), "{words} is not in the help");
+    }
+}
+
+#[test]
 fn the_examples_play() {
     let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/sim");
     let mut played = 0;

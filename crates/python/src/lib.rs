@@ -17,6 +17,7 @@ mod meeting;
 mod membership;
 mod pending;
 mod plan;
+mod scenario;
 mod switch;
 
 /// The Rust binding: sockets, protocol and threads. It knows no torch and no NumPy, only memory.
@@ -38,6 +39,8 @@ mod _fanin {
     use crate::pending::Pending;
     #[pymodule_export]
     use crate::plan::{cut_off, interface_address, plan, route_to, switch_rate};
+    #[pymodule_export]
+    use crate::scenario::{check_scenario, system_keys};
     #[pymodule_export]
     use crate::switch::Switch;
 

@@ -29,16 +29,14 @@ from fanin.reproduce.finding import (
     table_of_reasons,
 )
 from fanin.reproduce.lab import Lab
-from fanin.reproduce.progress import progress
+from fanin.sweep.progress import progress
+from fanin.sweep.spread import in_brackets
 
 FORMAT = 2
 """Of the JSON. A field may be added without a new number."""
 
 SEEDS_OF_REASONS = 3
 """As many scenarios again, and more, are played for reasons; three seeds show what seeds do."""
-
-BOUNDING = 6
-"""Samples of which the least and the most bound the median with 95 % confidence."""
 
 PAPERS = {"atp": atp.PAPER, "switchml": switchml.PAPER, "byteps": byteps.PAPER}
 
@@ -231,10 +229,9 @@ def _page(
     reasons = None if reasons_of is None else [one for of_one in reasons_of for one in of_one]
     plots = "\n".join(f"![{e.title}]({e.name}.png)\n" for e in chosen)
     seeds = document["seeds"]
-    in_brackets = "their 95 % intervals" if len(seeds) >= BOUNDING else "least and most"
     page = (
         f"`{document['command']}`, commit {document['commit']}, {paper.repeated} {seeds[0]} to "
-        f"{seeds[-1]}; medians, {in_brackets} in brackets. {HOW_TO_READ}\n\n"
+        f"{seeds[-1]}; medians, {in_brackets(len(seeds))} in brackets. {HOW_TO_READ}\n\n"
         f"{summary(findings, reasons)}\n\n{table(findings, reasons)}\n"
     )
     if reasons_of is not None:

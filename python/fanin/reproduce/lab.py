@@ -6,79 +6,30 @@
 from __future__ import annotations
 
 import copy
-import functools
-import hashlib
 import json
 import math
-import os
 import random
-import statistics
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from fanin import _fanin
+from fanin._simulation import Processes
+from fanin._simulation import environment as fanin_environment
 from fanin.reproduce import ReproduceError
-from fanin.reproduce.progress import Progress
+from fanin.sweep.progress import Progress
+from fanin.sweep.runs import Report, Run, Runner
+from fanin.sweep.scenario import Scenario, toml
+from fanin.sweep.spread import Spread
 
-Scenario = Mapping[str, Any]
-"""A scenario file's keys; a list of mappings is an array of tables."""
-Report = Mapping[str, Any]
-"""`result` of the JSON that `fanin sim` writes, or one of the `runs` of `fanin bench`."""
-OWN = {"server", "elements", "window", "slots", "hashing", "scaling", "overflow"}
-OWN |= {"congestion_control", "timeout", "timeouts_only", "receive_window"}
-"""Keys of a job that stand in the table of its system."""
+__all__ = ["Between", "Lab", "Report", "Runs", "Scenario", "Spread", "doubts", "throughput"]
+
 _T = TypeVar("_T")
 _Found = TypeVar("_Found")
-
-
-@dataclass(frozen=True)
-class Spread:
-    """A figure over seeds."""
-
-    median: float
-    least: float
-    most: float
-    interval: tuple[float, float]
-    """In which the median of all seeds lies with 95 % confidence, whatever the distribution; with
-    fewer than six seeds there is no such interval, and it is all that was seen."""
-
-    @classmethod
-    def of(cls, samples: Sequence[float]) -> Spread:
-        """Return the spread of one figure in runs with different seeds.
-
-        Where one of them was not measured (NaN), none is.
-        """
-        if any(map(math.isnan, samples)):
-            return cls(math.nan, math.nan, math.nan, (math.nan, math.nan))
-        ordered = sorted(samples)
-        cut = _ranks_cut(len(ordered))
-        interval = ordered[cut], ordered[-1 - cut]
-        return cls(statistics.median(ordered), ordered[0], ordered[-1], interval)
-
-    @classmethod
-    def over(cls, spreads: Sequence[Spread]) -> Spread:
-        """Return the spread of the medians, one for each value of what is swept."""
-        found = cls.of([spread.median for spread in spreads])
-        return cls(found.median, found.least, found.most, (found.least, found.most))
-
-
-def _ranks_cut(samples: int) -> int:
-    """Return how many of the least and of the most lie outside the median's 95 % interval.
-
-    The median lies below the sample of rank r + 1 when at most r of n fair coins show heads.
-    """
-    below, cut = 0.0, 0
-    for rank in range(samples // 2):
-        below += math.comb(samples, rank) / 2**samples
-        if 2 * below > 0.05:
-            break
-        cut = rank
-    return cut
 
 
 @dataclass(frozen=True)
@@ -115,10 +66,7 @@ class Lab:
         self.doubts: list[str] = []
         """Runs whose throughputs say little: too short to measure, or not finished."""
         self._progress = progress
-        self._pool = ThreadPoolExecutor(jobs)
-        self._stopped = threading.Event()
-        for folder in ("scenarios", "results"):
-            (out / folder).mkdir(parents=True, exist_ok=True)
+        self._runner = Runner(out, Processes(), jobs, progress)
 
     def with_seeds(self, seeds: Sequence[int]) -> Lab:
         """Return this one, which plays with other seeds."""
@@ -141,12 +89,18 @@ class Lab:
         has not raises ReproduceError, unless what has not ``unfinished`` is what is looked for.
         """
         seeds = self.seeds[:1] if once else self.seeds
-        self._progress.expect(len(scenarios) * len(seeds))
+
+        def begun(name: str, scenario: Scenario, seed: int) -> Future[Run]:
+            return self._runner.submit(name, toml(own_tables(_drawn(scenario, seed))), seed)
+
         running = {
-            name: [self._pool.submit(self._simulate, name, scenario, seed) for seed in seeds]
+            name: [begun(name, scenario, seed) for seed in seeds]
             for name, scenario in scenarios.items()
         }
-        played = {name: [run.result() for run in of_one] for name, of_one in running.items()}
+        played = {
+            name: [_report(name, run.result()) for run in of_one]
+            for name, of_one in running.items()
+        }
         for name, reports in played.items():
             for seed, report in zip(seeds, reports, strict=True):
                 if not unfinished:
@@ -164,16 +118,7 @@ class Lab:
         self, what: str, function: Callable[[_T], _Found], items: Sequence[_T]
     ) -> list[_Found]:
         """Return what the function finds for each item; as many at a time as simulations."""
-
-        def one(item: _T) -> _Found:
-            if self._stopped.is_set():
-                raise ReproduceError("stopped")
-            found = function(item)
-            self._progress.done(what)
-            return found
-
-        self._progress.expect(len(items))
-        return list(self._pool.map(one, items))
+        return self._runner.each(what, function, items)
 
     def bench(
         self, name: str, arguments: Sequence[str], settings: Mapping[str, str] | None = None
@@ -186,7 +131,7 @@ class Lab:
         command = [sys.executable, "-m", "fanin", "bench", "allreduce", *arguments]
         command += ["--json", str(result)]
         self._progress.expect(1)
-        environment = {**_environment(), **(settings or {})}
+        environment = {**fanin_environment(), **(settings or {})}
         ended = subprocess.run(command, capture_output=True, text=True, env=environment)
         if ended.returncode:
             raise ReproduceError(f"{name}: {ended.stderr.strip()}")
@@ -195,33 +140,15 @@ class Lab:
         return dict(run)
 
     def stop(self) -> None:
-        """Begin no further simulation."""
-        self._stopped.set()
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        """End the simulations that run, and begin no other."""
+        self._runner.stop()
 
-    def _simulate(self, name: str, scenario: Scenario, seed: int) -> Report:
-        if self._stopped.is_set():
-            raise ReproduceError("stopped")
-        text = toml(own_tables(_drawn(scenario, seed)))
-        key = hashlib.sha256(f"{_program()} {seed} {text}".encode()).hexdigest()
-        file = self.out / "scenarios" / f"{name}-{seed}.toml"
-        result = self.out / "results" / f"{name}-{seed}.json"
-        played = result.with_suffix(".key")
-        # A run that was stopped goes on: the same program, scenario and seed give the same bytes.
-        if not (played.exists() and played.read_text() == key):
-            for old in (played, result):
-                old.unlink(missing_ok=True)
-            file.write_text(text)
-            command = [sys.executable, "-m", "fanin", "sim", str(file)]
-            command += ["--seed", str(seed), "--json", str(result)]
-            ended = subprocess.run(command, capture_output=True, text=True, env=_environment())
-            # With unfinished jobs it fails, and writes its result nevertheless.
-            if ended.returncode and not result.exists():
-                raise ReproduceError(f"{name}: {ended.stderr.strip()}")
-            played.write_text(key)
-        self._progress.done(name)
-        report: Report = json.loads(result.read_text())["result"]
-        return report
+
+def _report(name: str, run: Run) -> Report:
+    # With unfinished jobs it fails, and has a result nevertheless.
+    if not run.has_result:
+        raise ReproduceError(f"{name}: {run.wrong}\nreplay: {run.replay}")
+    return run.report()
 
 
 def _refuse_unfinished(name: str, report: Report) -> None:
@@ -246,15 +173,6 @@ def throughput(job: Report, value: float) -> float:
     return float(value) if job["measurement"]["enough"] else math.nan
 
 
-@functools.cache
-def _program() -> str:
-    """Return a number that stands for the compiled simulator."""
-    from fanin import _fanin
-
-    assert _fanin.__file__ is not None
-    return hashlib.sha256(Path(_fanin.__file__).read_bytes()).hexdigest()
-
-
 def _drawn(scenario: Scenario, seed: int) -> Scenario:
     """Return the scenario with its times drawn: the same ones wherever seed and order are."""
     dice = random.Random(seed)
@@ -272,13 +190,6 @@ def _drawn(scenario: Scenario, seed: int) -> Scenario:
     return drawn
 
 
-def _environment() -> dict[str, str]:
-    """Return an environment in which `python -m fanin` is this package, wherever it was found."""
-    here = str(Path(__file__).parents[2])
-    paths = [here, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-
-
 def own_tables(scenario: Scenario) -> Scenario:
     """Return the scenario with what its jobs' systems alone have in the systems' own tables.
 
@@ -286,38 +197,10 @@ def own_tables(scenario: Scenario) -> Scenario:
     """
 
     def job(flat: Mapping[str, Any]) -> dict[str, Any]:
-        own = {key: value for key, value in flat.items() if key in OWN}
-        rest = {key: value for key, value in flat.items() if key not in OWN}
+        of_system = _fanin.system_keys(flat["system"])
+        own = {key: value for key, value in flat.items() if key in of_system}
+        rest = {key: value for key, value in flat.items() if key not in of_system}
         return {**rest, flat["system"]: own} if own else rest
 
     jobs = [job(flat) for flat in scenario.get("job", [])]
     return {**scenario, "job": jobs} if jobs else scenario
-
-
-def toml(scenario: Scenario) -> str:
-    """Write a scenario file."""
-    return "\n".join(_table(scenario, "")).lstrip("\n") + "\n"
-
-
-def _table(table: Mapping[str, Any], path: str) -> list[str]:
-    lines = [f"{key} = {_plain(value)}" for key, value in table.items() if not _is_nested(value)]
-    for key, value in table.items():
-        if not _is_nested(value):
-            continue
-        inner = f"{path}{key}"
-        if isinstance(value, Mapping):
-            lines += ["", f"[{inner}]", *_table(value, f"{inner}.")]
-        else:
-            for one in value:
-                lines += ["", f"[[{inner}]]", *_table(one, f"{inner}.")]
-    return lines
-
-
-def _is_nested(value: Any) -> bool:
-    is_tables = isinstance(value, list) and bool(value) and isinstance(value[0], Mapping)
-    return is_tables or isinstance(value, Mapping)
-
-
-def _plain(value: Any) -> str:
-    # Numbers, strings, booleans and lists of them are written alike in TOML and in JSON.
-    return json.dumps(value)

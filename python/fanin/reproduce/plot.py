@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fanin.reproduce.finding import Experiment, Outcome
+from fanin.sweep.picture import finish, write
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["PAPER", "finish", "save"]
 
 PAPER: dict[str, Any] = {"color": "black", "linestyle": "--", "linewidth": 1.2}
 """How the paper's figures are marked."""
@@ -17,27 +19,9 @@ PAPER: dict[str, Any] = {"color": "black", "linestyle": "--", "linewidth": 1.2}
 
 def save(experiment: Experiment, outcome: Outcome, path: Path) -> None:
     """Write an experiment's plot as a PNG."""
-    # The canvas without pyplot: no display is asked for, and no global state is left behind.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from PIL import Image  # matplotlib's own requirement
 
-    figure = Figure(figsize=(9, 4.8), layout="constrained")
-    FigureCanvasAgg(figure)
-    outcome.draw(figure)
-    figure.suptitle(experiment.title)
-    drawn = io.BytesIO()
-    figure.savefig(drawn, format="png", dpi=120)
-    # A palette: a quarter of the bytes, for a picture that stands in a repository.
-    Image.open(drawn).convert("RGB").quantize(128).save(path, format="png", optimize=True)
+    def draw(figure: Figure) -> None:
+        outcome.draw(figure)
+        figure.suptitle(experiment.title)
 
-
-def finish(axes: Axes, x: str, y: str, title: str = "") -> None:
-    """Name the axes, and show grid and legend."""
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
-    if title:
-        axes.set_title(title, fontsize="medium")
-    axes.grid(alpha=0.3)
-    if axes.get_legend_handles_labels()[1]:
-        axes.legend(fontsize="small")
+    write(draw, path, (9, 4.8))

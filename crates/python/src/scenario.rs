@@ -1,0 +1,23 @@
+//! What Python asks about scenario files.
+
+use fanin_sim::{scenario_file, systems};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+
+/// Reads a scenario file's text and plays nothing.
+///
+/// Raises `ValueError` with the first mistake; its text begins with `name`, line and column.
+#[pyfunction]
+pub(crate) fn check_scenario(name: &str, text: &str) -> PyResult<()> {
+    scenario_file::parse(name, text).map(drop).map_err(|error| PyValueError::new_err(error.to_string()))
+}
+
+/// The keys of the table `[job.SYSTEM]` that a simulated system has for itself.
+///
+/// Raises `ValueError` where there is no such system.
+#[pyfunction]
+pub(crate) fn system_keys(system: &str) -> PyResult<Vec<&'static str>> {
+    let kind = systems::ALL.iter().find(|kind| kind.name == system);
+    let kind = kind.ok_or_else(|| PyValueError::new_err(format!("there is no system {system}")))?;
+    Ok((kind.keys)().to_vec())
+}
