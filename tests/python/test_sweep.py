@@ -302,6 +302,16 @@ def test_runs_that_fail_are_named_with_the_command_that_shows_it_and_the_others_
     assert [one is None for one in wrong] == [False, True, False, False]
 
 
+def test_a_sweep_of_which_all_fails_has_a_table_nevertheless(small: Path, tmp_path: Path) -> None:
+    fault = 'at = "1us"\nkind = "link-fails"\nlink = ["h0", "s0"]\ndown = "5s"\n'
+    small.write_text(f'stall = "10ms"\n{SMALL}[[fault]]\n{fault}')
+    ended = sim(small, "--seeds", "2", "--out", tmp_path / "out")
+    assert ended.returncode == 1
+    assert "2 runs failed" in ended.stderr
+    assert ended.stdout.splitlines()[1].split() == ["2", "of", "2"]
+    assert (tmp_path / "out" / "sweep.png").read_bytes().startswith(SIGNATURE)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_sweep_that_is_stopped_ends_its_processes(
     small: Path, tmp_path: Path, number: signal.Signals

@@ -131,10 +131,10 @@ def _to_play(
         except TypeError as error:
             raise SweepError(f"{file}: a value that no scenario has: {error}") from None
         # Written down, so that the line of a mistake can be looked at.
-        place = scenario_path(out, point.name, seed)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(written)
-        _check(str(place), written)
+        kept = scenario_path(out, point.name, seed)
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.write_text(written)
+        _check(str(kept), written)
         found.append((point, written))
     return found
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fanin.sweep.figures import COLUMNS
 from fanin.sweep.picture import finish, write
 from fanin.sweep.spread import Spread
 from fanin.sweep.table import PointPlayed
@@ -23,6 +23,7 @@ _TITLES = {
     "sent_again": "packets sent again",
     "dropped": "packets dropped",
 }
+_FIRST = "gbps"
 _PANELS = 4
 _SPAN = 8
 """An axis of numbers that differ by more than this factor is logarithmic."""
@@ -31,20 +32,17 @@ _SPAN = 8
 def save(title: str, played: Sequence[PointPlayed], path: Path) -> None:
     """Write the PNG: a line for each job and each combination of the other parameters' values."""
     there = {key for one in played for row in one.spreads for key, s in row.items() if s.most > 0}
-    keys = [key for key in _TITLES if key in there][:_PANELS]
-    if "samples_per_s" in keys and "gbps" in keys:
-        keys.remove("gbps")  # what training is about
+    keys = [key for key in _TITLES if key in there or key == _FIRST][:_PANELS]
 
     def draw(figure: Figure) -> None:
         figure.suptitle(title)
         for at, key in enumerate(keys):
             axes = figure.add_subplot(1, len(keys), at + 1)
             _panel(axes, key, played)
-            # One legend is enough.
-            if at and (legend := axes.get_legend()) is not None:
+            # One legend is enough: every job has a throughput.
+            if key != _FIRST and (legend := axes.get_legend()) is not None:
                 legend.remove()
 
-    assert set(_TITLES) <= set(COLUMNS)
     write(draw, path, (max(4.5 * len(keys), 6), 4.2))
 
 
@@ -60,7 +58,9 @@ def _panel(axes: Axes, key: str, played: Sequence[PointPlayed]) -> None:
                 given.append(x)
             parts = [f"{path}={one.point.values[path]}" for path in varied]
             label = " ".join([name, *parts] if several else parts)
-            lines.setdefault(label, []).append((x, spread))
+            line = lines.setdefault(label, [])  # also without a point: colours are the lines'
+            if spread is not None:
+                line.append((x, spread))
     places = _places(axes, given)
     for colour, (label, line) in enumerate(lines.items()):
         xs = [places[x] for x, _ in line]
@@ -76,21 +76,19 @@ def _varies(path: str, played: Sequence[PointPlayed]) -> bool:
     return len({one.point.values[path] for one in played}) > 1
 
 
-def _found(one: PointPlayed, key: str) -> list[tuple[str, str, Spread]]:
+def _found(one: PointPlayed, key: str) -> list[tuple[str, str, Spread | None]]:
     """Return name, place on the axis and figure of each row; without a parameter, of each seed."""
     if one.point.values:
         x = next(iter(one.point.values.values()))
-        return [
-            (name, x, row[key])
-            for name, row in zip(one.names, one.spreads, strict=True)
-            if key in row
-        ]
-    return [
-        (row.name, str(played.run.seed), Spread.of([row.figures[key]]))
-        for played in one.runs
-        for row in played.rows
-        if key in row.figures
-    ]
+        named = zip(one.names, one.spreads, strict=True)
+        return [(name, x, row.get(key)) for name, row in named]
+    found = []
+    for played in one.runs:
+        for row in played.rows:
+            figure = row.figures.get(key)
+            spread = None if figure is None else Spread.of([figure])
+            found.append((row.name, str(played.run.seed), spread))
+    return found
 
 
 def _places(axes: Axes, given: Sequence[str]) -> dict[str, float]:
@@ -100,11 +98,12 @@ def _places(axes: Axes, given: Sequence[str]) -> dict[str, float]:
     except ValueError:
         places = {text: float(at) for at, text in enumerate(given)}
     else:
-        least, most = min(places.values()), max(places.values())
+        # No run may have come to its end.
+        least, most = min(places.values(), default=0), max(places.values(), default=0)
         if least > 0 and most / least > _SPAN:
             axes.set_xscale("log", base=2)
     # Beyond a dozen, labels would overlap.
-    shown = list(places) if len(places) <= 12 else list(places)[:: -(-len(places) // 12)]
+    shown = list(places) if len(places) <= 12 else list(places)[:: math.ceil(len(places) / 12)]
     axes.set_xticks([places[text] for text in shown], shown)
     axes.minorticks_off()
     return places
