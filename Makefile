@@ -150,14 +150,16 @@ bench: build
 reproduction: build
 	for paper in atp switchml; do \
 	  out=target/reproduction/$$paper; \
+	  rm -f $$out/*.png; \
 	  $(BIN)/fanin reproduce $$paper --why --out $$out || exit 1; \
-	  cp $$out/README.md $$out/*.png docs/reproduction/$$paper/ || exit 1; \
+	  rm -f docs/reproduction/$$paper/*.png && cp $$out/README.md $$out/*.png docs/reproduction/$$paper/ || exit 1; \
 	done
 
 # The same of BytePS, some of which is measured on shaped links: that needs root, and nothing beside it (5 minutes).
 reproduction-byteps: build
+	rm -f target/reproduction/byteps/*.png
 	$(BIN)/fanin reproduce byteps --why --out target/reproduction/byteps
-	cp target/reproduction/byteps/README.md target/reproduction/byteps/*.png docs/reproduction/byteps/
+	rm -f docs/reproduction/byteps/*.png && cp target/reproduction/byteps/README.md target/reproduction/byteps/*.png docs/reproduction/byteps/
 
 # ATP on real sockets: docs/reproduction-sockets.md. Needs root, for network namespaces.
 bench-atp: build
