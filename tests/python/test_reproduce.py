@@ -123,6 +123,12 @@ def test_losses_cost_atp_less_than_switchml(findings: dict[str, list[dict[str, A
     assert ours(findings, "loss", "micro-benchmark at 1 % loss") > 1
 
 
+def test_hosts_are_charged_for_the_papers_frames(findings: dict[str, list[dict[str, Any]]]) -> None:
+    # What `atp/setting.py` takes off a packet's cost is as long as our headers are longer.
+    assert ours(findings, "packets", "frames of 306 bytes") == pytest.approx(60, rel=0.01)
+    assert ours(findings, "packets", "two passes (306 bytes)") == pytest.approx(1.3, rel=0.01)
+
+
 def test_the_same_seed_gives_the_same_findings(tmp_path: Path, quick: Path) -> None:
     ended = reproduce("atp", "--quick", "--only", "rack-scale", "overflow", "--out", str(tmp_path))
     assert ended.returncode == 0, ended.stderr
