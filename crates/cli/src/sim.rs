@@ -344,15 +344,21 @@ fn job_row(job: &JobReport) -> Vec<String> {
         format!("{about}{:.2}", job.aggregation_gbps),
         format!("{:.0}", job.tensors),
         samples,
-        job.switch_aggregations.to_string(),
-        job.server_aggregations.to_string(),
-        job.retransmissions.to_string(),
-        match (job.finished, &job.unfinished) {
-            (true, _) => format!("{:.6} s", job.finished_s),
-            (false, None) => "runs on".to_owned(),
-            (false, Some(_)) => "unfinished".to_owned(),
+        counted(job.counters.switch_aggregations),
+        counted(job.counters.server_aggregations),
+        counted(job.counters.retransmissions),
+        match (job.finished_s, job.died_s, &job.unfinished) {
+            (Some(at), ..) => format!("{at:.6} s"),
+            (None, Some(at), _) => format!("died, {at:.6} s"),
+            (None, None, Some(_)) => "unfinished".to_owned(),
+            (None, None, None) => "runs on".to_owned(),
         },
     ]
+}
+
+/// What no machine counts is no zero.
+fn counted(count: Option<u64>) -> String {
+    count.map_or("-".to_owned(), |count| count.to_string())
 }
 
 fn rows(header: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {

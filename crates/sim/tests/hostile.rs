@@ -52,9 +52,10 @@ fn every_seed_keeps_every_rule() {
                     let report = play(seed);
                     let add = |sum: &AtomicU64, count| sum.fetch_add(count, Ordering::Relaxed);
                     add(&lost, report.drops.iter().map(|drop| drop.count).sum());
-                    add(&collisions, report.jobs.iter().map(|job| job.switch_collisions).sum());
-                    add(&resent, report.jobs.iter().map(|job| job.retransmissions).sum());
-                    add(&overflows, report.jobs.iter().map(|job| job.overflows).sum());
+                    let jobs = || report.jobs.iter().map(|job| job.counters);
+                    add(&collisions, jobs().filter_map(|job| job.switch_collisions).sum());
+                    add(&resent, jobs().filter_map(|job| job.retransmissions).sum());
+                    add(&overflows, jobs().filter_map(|job| job.overflows).sum());
                     add(&stale, report.switches.iter().map(|switch| switch.freed_stale).sum());
                     add(&hops, report.packet_hops);
                 }

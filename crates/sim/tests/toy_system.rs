@@ -150,7 +150,7 @@ impl Machines for Job {
     fn counters(&self, network: &Network) -> Counters {
         let server = network.actor::<Summer>(self.server.actor.get());
         let added = server.and_then(|server| server.added.get(&self.id).copied());
-        Counters { server_aggregations: added.unwrap_or(0), ..Counters::default() }
+        Counters { server_aggregations: Some(added.unwrap_or(0)), ..Counters::default() }
     }
 }
 
@@ -241,7 +241,7 @@ fn a_system_from_outside_sums_for_two_jobs_at_one_server() {
         assert!(job.finished && job.system == "toy");
         assert_eq!(job.tensors, 5.0);
         // 2,500 floats are ten packets.
-        assert_eq!(job.server_aggregations, 3 * 5 * 10);
+        assert_eq!(job.counters.server_aggregations, Some(3 * 5 * 10));
     }
     assert_eq!(report.servers[0].host, "h8");
     assert_eq!(report.servers[0].received_packets, 2 * 3 * 5 * 10);

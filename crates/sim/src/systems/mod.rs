@@ -16,6 +16,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use fanin_wire::{FRAGMENT_ELEMENTS, Preamble, SAMPLE_ELEMENTS, fragment_packet_bytes};
+use serde::Serialize;
 
 use crate::net::{ActorId, Class, Network, NodeId, Topology};
 use crate::scenario_file::Kind;
@@ -79,7 +80,7 @@ pub trait Machines {
     /// tensors from the process, and gives it their sums.
     fn add_worker(&self, network: &mut Network, process: Process) -> ActorId;
 
-    /// What the machines counted. One that lost its memory counts from zero again.
+    /// What the machines counted. One that lost its memory counts from zero again; what it had counted before is kept for it.
     fn counters(&self, network: &Network) -> Counters;
 
     /// Where each machine stands, to find out who waits for whom; empty if there is nothing to say.
@@ -115,7 +116,7 @@ pub trait Station: Any {
     /// admitted again.
     fn forget(&self, network: &mut Network);
 
-    /// What a switch's memory was used for.
+    /// What a switch's memory was used for since it lost it last: what was before is kept for it.
     fn table(&self, _network: &Network) -> Option<Table> {
         None
     }
@@ -130,21 +131,21 @@ pub enum Role {
     Server,
 }
 
-/// What a job's machines counted, for reports: a system leaves zero what it does not have.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// What a job's machines counted, for reports: a system leaves out what it does not have, or does not count.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Counters {
     /// Packets that switches added.
-    pub switch_aggregations: u64,
+    pub switch_aggregations: Option<u64>,
     /// Packets that found no room at a switch.
-    pub switch_collisions: u64,
-    /// Packets that servers added.
-    pub server_aggregations: u64,
+    pub switch_collisions: Option<u64>,
+    /// Packets that servers added: whole sums, partial ones and single contributions.
+    pub server_aggregations: Option<u64>,
     /// Packets that workers sent.
-    pub packets_sent: u64,
+    pub packets_sent: Option<u64>,
     /// Of these, sent again.
-    pub retransmissions: u64,
-    /// Sums that saturated.
-    pub overflows: u64,
+    pub retransmissions: Option<u64>,
+    /// Packets whose sum saturated.
+    pub overflows: Option<u64>,
 }
 
 /// What a switch's memory was used for, by all jobs.
@@ -152,7 +153,7 @@ pub struct Counters {
 pub struct Table {
     /// Its size.
     pub aggregators: u32,
-    /// Those that are in use now: more than there are is a violation.
+    /// Those that are in use now.
     pub in_use: u32,
     /// Packets added.
     pub aggregations: u64,
@@ -164,6 +165,43 @@ pub struct Table {
     pub freed_by_resend: u64,
     /// Freed because they were left behind.
     pub freed_stale: u64,
+}
+
+/// What machines counted that may lose their memory.
+pub(crate) trait Counted: Copy {
+    /// Both counts, each with its like, as `of` has it.
+    fn with(self, other: Self, of: impl Fn(u64, u64) -> u64) -> Self;
+}
+
+impl Counted for Counters {
+    fn with(self, other: Self, of: impl Fn(u64, u64) -> u64) -> Self {
+        let of = |one: Option<u64>, other: Option<u64>| match (one, other) {
+            (None, None) => None,
+            _ => Some(of(one.unwrap_or(0), other.unwrap_or(0))),
+        };
+        Self {
+            switch_aggregations: of(self.switch_aggregations, other.switch_aggregations),
+            switch_collisions: of(self.switch_collisions, other.switch_collisions),
+            server_aggregations: of(self.server_aggregations, other.server_aggregations),
+            packets_sent: of(self.packets_sent, other.packets_sent),
+            retransmissions: of(self.retransmissions, other.retransmissions),
+            overflows: of(self.overflows, other.overflows),
+        }
+    }
+}
+
+impl Counted for Table {
+    /// Sizes and what is in use now are no counts: they stay as they are.
+    fn with(self, other: Self, of: impl Fn(u64, u64) -> u64) -> Self {
+        Self {
+            aggregations: of(self.aggregations, other.aggregations),
+            collisions: of(self.collisions, other.collisions),
+            freed_by_parameters: of(self.freed_by_parameters, other.freed_by_parameters),
+            freed_by_resend: of(self.freed_by_resend, other.freed_by_resend),
+            freed_stale: of(self.freed_stale, other.freed_stale),
+            ..self
+        }
+    }
 }
 
 /// Something of those jobs that have it, by job id.

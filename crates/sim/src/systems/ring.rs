@@ -84,7 +84,7 @@ impl System for Ring {
         };
         let connections = (0..workers.len()).map(connection).collect();
         let mailboxes = workers.iter().map(|_| Mailbox::default()).collect();
-        Box::new(Job { connections, mailboxes })
+        Box::new(Job { connections, mailboxes, flows: Rc::default() })
     }
 }
 
@@ -94,6 +94,8 @@ struct Job {
     connections: Vec<TcpConfig>,
     /// By rank: what a worker has sent and the next has not taken.
     mailboxes: Vec<Mailbox>,
+    /// The connections that are open: they outlive the workers.
+    flows: Rc<RefCell<Vec<FlowId>>>,
 }
 
 impl Machines for Job {
@@ -106,14 +108,25 @@ impl Machines for Job {
             from_previous: self.mailboxes[before].clone(),
             to_next: self.mailboxes[rank].clone(),
             flow: None,
+            flows: self.flows.clone(),
             tensors: BTreeMap::new(),
             early: Vec::new(),
         };
         network.add_actor(node, port, worker)
     }
 
-    fn counters(&self, _network: &Network) -> Counters {
-        Counters::default()
+    /// What connections sent, acknowledgements among it, and sent again.
+    fn counters(&self, network: &Network) -> Counters {
+        let (mut packets_sent, mut retransmissions) = (0, 0);
+        for flow in self.flows.borrow().iter() {
+            packets_sent += network.flow(*flow).sent_packets;
+            retransmissions += network.flow(*flow).retransmissions;
+        }
+        Counters {
+            packets_sent: Some(packets_sent),
+            retransmissions: Some(retransmissions),
+            ..Counters::default()
+        }
     }
 }
 
@@ -135,6 +148,8 @@ struct RingWorker {
     from_previous: Mailbox,
     to_next: Mailbox,
     flow: Option<FlowId>,
+    /// The job's.
+    flows: Rc<RefCell<Vec<FlowId>>>,
     tensors: BTreeMap<u64, Gradient>,
     /// Came before the tensor was submitted here.
     early: Vec<Message>,
@@ -190,7 +205,9 @@ impl Actor for RingWorker {
     fn start(&mut self, context: &mut Context<'_>) {
         // Connections outlive that a node is away.
         if self.flow.is_none() {
-            self.flow = Some(context.open_tcp(self.connection));
+            let flow = context.open_tcp(self.connection);
+            self.flow = Some(flow);
+            self.flows.borrow_mut().push(flow);
         }
         self.process.started(context);
     }

@@ -8,21 +8,44 @@ use super::job::Job;
 use super::scenario::Scenario;
 use super::tenant::{Ports, Tenant};
 use crate::net::{Network, NodeId};
-use crate::systems::{Machines, Site, Station};
+use crate::systems::{Counted, Counters, Machines, Site, Station, Table};
 
 /// What stands where, so that it can be asked, and built again after a fault.
 pub(crate) struct Layout {
     pub(crate) scenario: Rc<Scenario>,
     pub(crate) referee: Rc<Referee>,
     /// Switches first, each in the order of nodes.
-    pub(crate) stations: Vec<(NodeId, Rc<dyn Station>)>,
+    pub(crate) stations: Vec<StationPlace>,
     pub(crate) jobs: Vec<JobPlace>,
+}
+
+pub(crate) struct StationPlace {
+    pub(crate) node: NodeId,
+    pub(crate) station: Rc<dyn Station>,
+    /// What it counted before it lost its memory.
+    lost: Cell<Table>,
+}
+
+impl StationPlace {
+    /// What its memory was used for since the run began.
+    pub(crate) fn table(&self, network: &Network) -> Option<Table> {
+        Some(self.station.table(network)?.with(self.lost.get(), u64::wrapping_add))
+    }
 }
 
 pub(crate) struct JobPlace {
     pub(crate) job: Rc<RefCell<Job>>,
     pub(crate) tenant: Tenant,
     pub(crate) machines: Box<dyn Machines>,
+    /// What machines counted before they lost their memory.
+    lost: Cell<Counters>,
+}
+
+impl JobPlace {
+    /// What its machines counted since the run began.
+    pub(crate) fn counters(&self, network: &Network) -> Counters {
+        self.machines.counters(network).with(self.lost.get(), u64::wrapping_add)
+    }
 }
 
 impl Layout {
@@ -44,11 +67,13 @@ impl Layout {
                 ports: ports.clone(),
             };
             let machines = site.plan(plan, tenant.clone());
-            jobs.push(JobPlace { job, tenant, machines });
+            jobs.push(JobPlace { job, tenant, machines, lost: Cell::default() });
         }
-        let stations = site.into_stations();
-        for (_, station) in &stations {
-            station.place(network);
+        let stations = site.into_stations().into_iter();
+        let stations: Vec<StationPlace> =
+            stations.map(|(node, station)| StationPlace { node, station, lost: Cell::default() }).collect();
+        for place in &stations {
+            place.station.place(network);
         }
         for place in &jobs {
             for rank in 0..place.tenant.plan().workers.len() {
@@ -63,6 +88,21 @@ impl Layout {
 
     /// What stands on a node.
     pub(crate) fn at(&self, node: NodeId) -> impl Iterator<Item = &Rc<dyn Station>> {
-        self.stations.iter().filter(move |(at, _)| *at == node).map(|(_, station)| station)
+        self.stations.iter().filter(move |place| place.node == node).map(|place| &place.station)
+    }
+
+    /// Takes the memory of machines. What they had counted is kept, each for itself: their sums would hide it, as one that counts
+    /// from zero again is beside others that do not.
+    pub(crate) fn taking(&self, network: &mut Network, take: impl FnOnce(&mut Network)) {
+        let counters: Vec<_> = self.jobs.iter().map(|place| place.counters(network)).collect();
+        let tables: Vec<_> = self.stations.iter().map(|place| place.table(network)).collect();
+        take(network);
+        for (place, before) in self.jobs.iter().zip(counters) {
+            place.lost.set(before.with(place.machines.counters(network), u64::saturating_sub));
+        }
+        for (place, before) in self.stations.iter().zip(tables) {
+            let left = place.station.table(network).unwrap_or_default();
+            place.lost.set(before.unwrap_or_default().with(left, u64::saturating_sub));
+        }
     }
 }

@@ -56,15 +56,6 @@ pub enum Violation {
         /// Who waits for which tensor, and for whom; where its machines stand.
         waits: String,
     },
-    /// A machine had more than its tables hold, or more to send than its windows allow.
-    Unbounded {
-        /// What grew.
-        what: &'static str,
-        /// How far.
-        size: u64,
-        /// How far it may.
-        limit: u64,
-    },
     /// A job was aborted though nothing in the scenario is a reason for that.
     Aborted {
         /// The job.
@@ -93,7 +84,6 @@ impl std::fmt::Display for Violation {
                 "{job}: fragment {sequence} took the place of {lacks}, which worker {rank} still lacks"
             ),
             Self::Stalled { job, waits } => write!(f, "{job}: no progress; {waits}"),
-            Self::Unbounded { what, size, limit } => write!(f, "{what}: {size}, and the limit is {limit}"),
             Self::Aborted { job, rank, reason } => {
                 write!(f, "{job}: worker {rank} was told that the job ended: {reason:?}")
             }

@@ -94,9 +94,11 @@ fn absent() -> Listener<impl FnMut(&mut Context<'_>, u64) + 'static> {
 
 /// What stands on a switch has lost its memory; its jobs are those that they were.
 fn forget(network: &mut Network, layout: &Layout, node: NodeId) {
-    for station in layout.at(node).filter(|station| station.role() == Role::Switch) {
-        station.forget(network);
-    }
+    layout.taking(network, |network| {
+        for station in layout.at(node).filter(|station| station.role() == Role::Switch) {
+            station.forget(network);
+        }
+    });
 }
 
 /// All jobs of the server's host lose their sums; workers bring them back.
@@ -112,9 +114,11 @@ fn restart_server(
         layout.at(node).filter(|station| station.role() == Role::Server).cloned().collect()
     };
     let begins = |network: &mut Network| {
-        for server in servers(layout) {
-            network.replace_actor(server.actor(), absent());
-        }
+        layout.taking(network, |network| {
+            for server in servers(layout) {
+                network.replace_actor(server.actor(), absent());
+            }
+        });
     };
     let layout = layout.clone();
     outages.outage(network, Away::Servers(node), down, begins, move |network| {
@@ -134,10 +138,12 @@ fn resume_through(network: &mut Network, layout: &Layout, node: NodeId) {
 /// All machines of a job are gone, and what it had in the switches' aggregators stays there.
 fn die(network: &mut Network, layout: &Layout, job: usize) {
     let place = &layout.jobs[job];
-    for actor in place.tenant.machines() {
-        network.replace_actor(actor, Dead(place.job.clone()));
-    }
-    place.machines.die(network);
+    layout.taking(network, |network| {
+        for actor in place.tenant.machines() {
+            network.replace_actor(actor, Dead(place.job.clone()));
+        }
+        place.machines.die(network);
+    });
 }
 
 /// A worker is gone for a while, and another process takes its rank.
@@ -150,7 +156,9 @@ fn respawn(network: &mut Network, layout: &Rc<Layout>, index: usize, rank: usize
         }
         job.workers[rank].actors[0]
     };
-    network.replace_actor(actor, absent());
+    layout.taking(network, |network| {
+        network.replace_actor(actor, absent());
+    });
     let layout = layout.clone();
     later(network, down, move |network| take_rank(network, &layout, index, rank));
 }

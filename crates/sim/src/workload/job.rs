@@ -318,6 +318,11 @@ impl Job {
         }
     }
 
+    /// When it was gone, if it had not finished before.
+    pub(crate) fn died(&self) -> Option<Instant> {
+        self.over.filter(|_| self.finished.is_none())
+    }
+
     /// One job fewer; after the last one there is nothing to wait for.
     fn close(&self, context: &mut Context<'_>) {
         self.open.set(self.open.get() - 1);

@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use crate::net::Time;
+use crate::systems::Counters;
 
 /// A whole run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -123,8 +124,10 @@ pub struct JobReport {
     pub workers: usize,
     /// Whether it did all that it had to do.
     pub finished: bool,
-    /// When it had, or when the run ended.
-    pub finished_s: f64,
+    /// When it had; none if it has not.
+    pub finished_s: Option<f64>,
+    /// When all its machines vanished, if that was before.
+    pub died_s: Option<f64>,
     /// Of a job that had to be over and is not: who waits for which tensor, and for whom, and where its machines stand.
     pub unfinished: Option<String>,
     /// Parameters that a worker received a second, in Gbit/s, in the mean over workers: ATP §5.1's aggregation throughput. It
@@ -138,18 +141,9 @@ pub struct JobReport {
     pub tensor_times: Durations,
     /// Of training: the rest.
     pub training: Option<TrainingReport>,
-    /// Fragments that switches added.
-    pub switch_aggregations: u64,
-    /// Fragments that found no aggregator at a switch.
-    pub switch_collisions: u64,
-    /// Packets that the server added: whole sums, partial ones and single fragments.
-    pub server_aggregations: u64,
-    /// Packets that workers sent.
-    pub packets_sent: u64,
-    /// Of these, sent again.
-    pub retransmissions: u64,
-    /// Fragments whose sum saturated.
-    pub overflows: u64,
+    /// What its machines counted: none where the system does not.
+    #[serde(flatten)]
+    pub counters: Counters,
     /// By interval.
     pub series: JobSeries,
 }
@@ -189,10 +183,10 @@ pub struct TrainingReport {
 pub struct JobSeries {
     /// Parameters that a worker received, in Gbit/s, in the mean over workers.
     pub aggregation_gbps: Vec<f64>,
-    /// Fragments that switches added.
-    pub switch_aggregations: Vec<u64>,
-    /// Packets that the server added.
-    pub server_aggregations: Vec<u64>,
+    /// Packets that switches added, where they are counted.
+    pub switch_aggregations: Option<Vec<u64>>,
+    /// Packets that the server added, where they are counted.
+    pub server_aggregations: Option<Vec<u64>>,
 }
 
 /// A host with a parameter server.

@@ -6,6 +6,7 @@ use std::io::Write;
 use std::rc::Rc;
 use std::time::Duration;
 
+use fanin_protocol::Instant;
 use fanin_wire::{GradientPacket, Kind, Preamble};
 
 use super::background::Flows;
@@ -113,18 +114,14 @@ struct Sampled {
 }
 
 impl Sampled {
-    /// A machine that lost its memory counts from zero again. What grew in `no_time` belongs to the interval before.
+    /// What grew in `no_time` belongs to the interval before.
     fn sample(&mut self, now: u64, no_time: bool) {
-        let growth = if now >= self.last { now - self.last } else { now };
+        let growth = now.saturating_sub(self.last);
         match self.growth.last_mut() {
             Some(before) if no_time => *before += growth,
             _ => self.growth.push(growth),
         }
         self.last = now;
-    }
-
-    fn total(&self) -> u64 {
-        self.growth.iter().sum()
     }
 
     /// Of bytes: Gbit/s, in intervals of which the last may be shorter.
@@ -286,21 +283,14 @@ fn sample(network: &Network, layout: &Layout, flows: &Flows, samples: &mut Sampl
         samples
             .bytes
             .sample(place.job.borrow().workers.iter().map(|worker| worker.measures.bytes).sum(), no_time);
-        let counters = place.machines.counters(network);
-        samples.switch_aggregations.sample(counters.switch_aggregations, no_time);
-        samples.server_aggregations.sample(counters.server_aggregations, no_time);
+        let counters = place.counters(network);
+        samples.switch_aggregations.sample(counters.switch_aggregations.unwrap_or(0), no_time);
+        samples.server_aggregations.sample(counters.server_aggregations.unwrap_or(0), no_time);
     }
     samples.stations.resize_with(layout.stations.len(), StationSamples::default);
-    for ((node, station), samples) in layout.stations.iter().zip(&mut samples.stations) {
-        samples.received.sample(network.node(*node).received_bytes, no_time);
-        if let Some(table) = station.table(network) {
-            if table.in_use > table.aggregators {
-                layout.referee.note(Violation::Unbounded {
-                    what: "aggregators in use",
-                    size: table.in_use.into(),
-                    limit: table.aggregators.into(),
-                });
-            }
+    for (place, samples) in layout.stations.iter().zip(&mut samples.stations) {
+        samples.received.sample(network.node(place.node).received_bytes, no_time);
+        if let Some(table) = place.table(network) {
             samples.in_use_max = samples.in_use_max.max(table.in_use);
         }
     }
@@ -337,19 +327,19 @@ fn report(network: &Network, layout: &Layout, flows: &Flows, samples: &Samples, 
             .collect(),
         servers: stations
             .clone()
-            .filter(|((_, station), _)| station.role() == Role::Server)
-            .map(|((node, _), samples_of)| ServerReport {
-                host: name(*node),
-                received_packets: network.node(*node).received_packets,
-                received_bytes: network.node(*node).received_bytes,
+            .filter(|(place, _)| place.station.role() == Role::Server)
+            .map(|(place, samples_of)| ServerReport {
+                host: name(place.node),
+                received_packets: network.node(place.node).received_packets,
+                received_bytes: network.node(place.node).received_bytes,
                 received_gbps: samples_of.received.gbps(scenario.interval, samples.last_interval, 1),
             })
             .collect(),
         switches: stations
-            .filter_map(|((node, station), samples)| {
-                let table = station.table(network)?;
+            .filter_map(|(place, samples)| {
+                let table = place.table(network)?;
                 Some(SwitchReport {
-                    name: name(*node),
+                    name: name(place.node),
                     aggregators: table.aggregators,
                     in_use_max: samples.in_use_max,
                     aggregations: table.aggregations,
@@ -411,12 +401,13 @@ fn job_report(
     let mean = |value: &dyn Fn(&Measures) -> f64| {
         job.workers.iter().map(|worker| value(&worker.measures)).sum::<f64>() / workers as f64
     };
+    let seconds = |at: Instant| at.0 as f64 / 1e9;
     let now = network.time().instant();
     let readings = job.readings(now);
     let per_second = readings.iter().map(|reading| reading.per_second).sum::<f64>() / workers as f64;
     let completed = readings.iter().map(|reading| reading.completed).min().unwrap_or(0);
     let (window, needed) = readings.first().map_or((Duration::ZERO, 0), |one| (one.window, one.needed));
-    let counters = place.machines.counters(network);
+    let counters = place.counters(network);
     let training = match job.plan.workload {
         Workload::Training { model, batch, scale, .. } => Some(TrainingReport {
             model: model.name(),
@@ -435,7 +426,8 @@ fn job_report(
         system: job.plan.system.name(),
         workers,
         finished: job.finished.is_some(),
-        finished_s: job.finished.unwrap_or(now).0 as f64 / 1e9,
+        finished_s: job.finished.map(seconds),
+        died_s: job.died().map(seconds),
         unfinished: job.is_late(now).then(|| waits(network, place, &job)),
         aggregation_gbps: per_second * job.measured_bytes() as f64 * 8.0 / 1e9,
         measurement: Measurement {
@@ -447,16 +439,15 @@ fn job_report(
         tensors: mean(&|measures| measures.tensors as f64),
         tensor_times: Durations::of(latencies.collect()),
         training,
-        switch_aggregations: samples.switch_aggregations.total(),
-        switch_collisions: counters.switch_collisions,
-        server_aggregations: samples.server_aggregations.total(),
-        packets_sent: counters.packets_sent,
-        retransmissions: counters.retransmissions,
-        overflows: counters.overflows,
+        counters,
         series: JobSeries {
             aggregation_gbps: samples.bytes.gbps(interval, last_interval, workers),
-            switch_aggregations: samples.switch_aggregations.growth.clone(),
-            server_aggregations: samples.server_aggregations.growth.clone(),
+            switch_aggregations: counters
+                .switch_aggregations
+                .map(|_| samples.switch_aggregations.growth.clone()),
+            server_aggregations: counters
+                .server_aggregations
+                .map(|_| samples.server_aggregations.growth.clone()),
         },
     }
 }

@@ -135,7 +135,7 @@ fn an_own_topology_is_its_nodes_and_links_and_jobs_run_on_it() {
     assert_eq!(config(topology, "server").sends, Cost::of_packet(Time(5_000)));
     let report = run(&scenario, Options::default()).expect("right sums");
     assert!(report.jobs[0].finished);
-    assert_eq!(report.jobs[0].retransmissions, 0);
+    assert_eq!(report.jobs[0].counters.retransmissions, Some(0));
 }
 
 #[test]

@@ -237,26 +237,36 @@ impl Machines for Job {
     }
 
     fn counters(&self, network: &Network) -> Counters {
-        let mut counters = Counters::default();
+        let (mut switch_aggregations, mut switch_collisions) = (0, 0);
+        let (mut server_aggregations, mut overflows) = (0, 0);
         for part in &self.parts {
             for switch in &part.switches {
                 if let Some(progress) = switch.progress(network, part.config.id) {
-                    counters.switch_aggregations += progress.aggregations;
-                    counters.switch_collisions += progress.collisions;
+                    switch_aggregations += progress.aggregations;
+                    switch_collisions += progress.collisions;
                 }
             }
             if let Some(progress) = part.server.progress(network, part.config.id) {
-                counters.server_aggregations += progress.aggregations;
-                counters.overflows += progress.overflows;
+                server_aggregations += progress.aggregations;
+                overflows += progress.overflows;
             }
         }
+        let (mut packets_sent, mut retransmissions) = (0, 0);
         for actor in self.tenant.machines() {
             if let Some(worker) = network.actor::<WorkerActor>(actor) {
-                counters.packets_sent += worker.machine.statistics().packets_sent;
-                counters.retransmissions += worker.machine.statistics().retransmissions;
+                packets_sent += worker.machine.statistics().packets_sent;
+                retransmissions += worker.machine.statistics().retransmissions;
             }
         }
-        counters
+        let aggregates = self.config.help != Help::None;
+        Counters {
+            switch_aggregations: aggregates.then_some(switch_aggregations),
+            switch_collisions: aggregates.then_some(switch_collisions),
+            server_aggregations: Some(server_aggregations),
+            packets_sent: Some(packets_sent),
+            retransmissions: Some(retransmissions),
+            overflows: Some(overflows),
+        }
     }
 
     fn standing(&self, network: &Network) -> String {

@@ -198,13 +198,17 @@ impl Machines for Job {
     }
 
     fn counters(&self, network: &Network) -> Counters {
-        let mut counters = Counters::default();
+        let (mut packets_sent, mut retransmissions) = (0, 0);
         for actor in self.tenant.machines() {
             if let Some(worker) = network.actor::<WorkerActor>(actor) {
-                counters.packets_sent += worker.machine.statistics().packets_sent;
-                counters.retransmissions += worker.machine.statistics().retransmissions;
+                packets_sent += worker.machine.statistics().packets_sent;
+                retransmissions += worker.machine.statistics().retransmissions;
             }
         }
-        counters
+        Counters {
+            packets_sent: Some(packets_sent),
+            retransmissions: Some(retransmissions),
+            ..Counters::default()
+        }
     }
 }
