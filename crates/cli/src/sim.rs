@@ -281,14 +281,21 @@ fn times(report: &Report) -> Option<String> {
     let several = report.background.iter().filter(|flow| flow.times.is_some()).count() > 1;
     let all = report.flow_times.filter(|_| several).map(|times| ("all flows".to_owned(), times));
     let rows_of: Vec<_> = tensors.chain(flows).chain(all).filter(|(_, times)| times.count > 0).collect();
-    let header = ["time of", "ended", "mean", "95 %", "99 %", "99.9 %", "longest"];
+    let header = ["time of", "ended", "not ended", "mean", "95 %", "99 %", "99.9 %", "longest"];
     let table = || {
         rows(
             &header,
             rows_of.iter().map(|(of, times)| {
+                // How many there must be for each to be another than the longest, and of how many one may be unfinished.
+                let needed = [(1, 100), (20, 20), (100, 100), (1000, 1000), (1, usize::MAX)];
                 let seconds = [times.mean_s, times.p95_s, times.p99_s, times.p999_s, times.max_s];
-                let times_ms = seconds.map(|time| format!("{:.3} ms", time * 1e3));
-                [of.clone(), times.count.to_string()].into_iter().chain(times_ms).collect()
+                let times_ms = seconds.into_iter().zip(needed).map(|(time, (needed, among))| {
+                    let known =
+                        times.count >= needed && times.unfinished.saturating_mul(among) <= times.count;
+                    format!("{}{:.3} ms", if known { "" } else { "~" }, time * 1e3)
+                });
+                let counts = [times.count, times.unfinished].map(|count| count.to_string());
+                [of.clone()].into_iter().chain(counts).chain(times_ms).collect()
             }),
         )
     };

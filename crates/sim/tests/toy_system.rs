@@ -57,6 +57,14 @@ impl System for Toy {
         (workers * workers) as f64 * largest * f64::from(f32::EPSILON)
     }
 
+    fn packet_kinds(&self) -> &'static [&'static str] {
+        &["chunk"]
+    }
+
+    fn kind_of(&self, packet: &[u8]) -> Option<&'static str> {
+        (packet.len() > HEADER_BYTES).then_some("chunk")
+    }
+
     fn plan(&self, tenant: Tenant, site: &mut Site<'_>) -> Box<dyn Machines> {
         let server = site.station(self.server, PORT, || Server {
             node: self.server,
@@ -253,6 +261,18 @@ fn what_it_leaves_out_is_found() {
         Err(RunError::Violation(Violation::WrongSum { job, .. }, _)) => assert!(job.starts_with("job")),
         other => panic!("{other:?}"),
     }
+}
+
+/// It sends nothing again, so that the tensor never comes.
+#[test]
+fn its_packets_can_be_named_in_losses() {
+    let loss =
+        |kind: &str| play(&format!("[[loss]]\nonly = \"{kind}\"\nnth = [7]\nlink = [\"h0\", \"s0\"]\n"));
+    match loss("chunk") {
+        Err(RunError::Violation(Violation::Stalled { .. }, _)) => {}
+        other => panic!("{other:?}"),
+    }
+    assert!(loss("segment").is_ok());
 }
 
 #[test]

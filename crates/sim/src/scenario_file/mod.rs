@@ -14,6 +14,7 @@ mod schema;
 mod tests;
 mod unit;
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use serde::Deserialize;
@@ -22,12 +23,13 @@ use toml::de::{DeTable, Deserializer};
 
 pub use entry::{Entry, Kind, keys};
 pub use error::{FileError, Mistake, at};
-pub use schema::PacketKind;
 pub use unit::{Rate, Share, Size, Time};
 
 use crate::net::{Cost, LinkId, Multipath, Topology};
 use crate::systems;
-use crate::workload::{BackgroundPlan, Fault, FaultPlan, LossPlan, Scenario, SwitchPlan, Target, Which};
+use crate::workload::{
+    BackgroundPlan, Fault, FaultPlan, JobPlan, LossPlan, Scenario, SwitchPlan, TCP_KINDS, Target, Which,
+};
 use entry::{OwnTable, own_tables};
 use lookup::{class, host, link, node};
 use schema::{Background, BackgroundKind, FaultKind, File, RoutingName};
@@ -88,7 +90,7 @@ fn resolve(file: &File, tables: &[OwnTable<'_>]) -> Result<Scenario, Mistake> {
         file.background.iter().map(|flow| background(&topology, mtu, flow)).collect::<Result<_, _>>()?;
     let mut losses = Vec::new();
     for loss in &file.loss {
-        losses.extend(losses_of(&topology, loss)?);
+        losses.extend(losses_of(&topology, &jobs, loss)?);
     }
     let faults: Vec<FaultPlan> =
         file.fault.iter().map(|fault| fault_of(&topology, &jobs, fault)).collect::<Result<_, _>>()?;
@@ -175,7 +177,11 @@ fn background(topology: &Topology, mtu: u32, flow: &Spanned<Background>) -> Resu
     Ok(BackgroundPlan { from, to, rate_bps, ecn, class, start, stop, size, count, every })
 }
 
-fn losses_of(topology: &Topology, loss: &Spanned<schema::Loss>) -> Result<Vec<LossPlan>, Mistake> {
+fn losses_of(
+    topology: &Topology,
+    jobs: &[JobPlan],
+    loss: &Spanned<schema::Loss>,
+) -> Result<Vec<LossPlan>, Mistake> {
     let plan = loss.get_ref();
     let links: Vec<LinkId> = match &plan.link {
         Some(ends) => vec![link(topology, ends)?],
@@ -193,7 +199,7 @@ fn losses_of(topology: &Topology, loss: &Spanned<schema::Loss>) -> Result<Vec<Lo
     if let (Some(between), None) = (&plan.loss_between, &burst) {
         return Err(at(between, "`loss_between` needs bursts: `burst_begin` and `burst_end`"));
     }
-    let target = target(plan)?;
+    let target = target(jobs, plan)?;
     if let (Some(_), None) = (plan.reordering, plan.held_back) {
         return Err(at(loss, "`reordering` needs `held_back`: how long a packet waits at most"));
     }
@@ -221,7 +227,15 @@ fn losses_of(topology: &Topology, loss: &Spanned<schema::Loss>) -> Result<Vec<Lo
 }
 
 /// The packets that an entry names, if it does.
-fn target(plan: &schema::Loss) -> Result<Option<Target>, Mistake> {
+fn target(jobs: &[JobPlan], plan: &schema::Loss) -> Result<Option<Target>, Mistake> {
+    if let Some(only) = &plan.only {
+        let of_systems = jobs.iter().flat_map(|job| job.system.packet_kinds());
+        let known: BTreeSet<&str> = TCP_KINDS.iter().chain(of_systems).copied().collect();
+        if !known.contains(only.get_ref().as_str()) {
+            let message = error::unknown("kind of packet", only.get_ref(), known.into_iter());
+            return Err(at(only, format!("{message} (those of the jobs' systems, and of TCP)")));
+        }
+    }
     let which = match (&plan.nth, &plan.every) {
         (Some(nth), Some(_)) => return Err(at(nth, "either `nth` or `every`")),
         (Some(nth), None) if nth.get_ref().contains(&0) => return Err(at(nth, "the first packet is 1")),
@@ -236,12 +250,12 @@ fn target(plan: &schema::Loss) -> Result<Option<Target>, Mistake> {
     if let Some(chance) = plan.loss.as_ref().or(plan.burst_begin.as_ref()) {
         return Err(at(chance, "losses are either chances or named packets (`only`, `nth`, `every`)"));
     }
-    Ok(Some(Target { kind: plan.only.as_ref().map(|kind| *kind.get_ref()), which }))
+    Ok(Some(Target { kind: plan.only.as_ref().map(|kind| kind.get_ref().clone()), which }))
 }
 
 fn fault_of(
     topology: &Topology,
-    jobs: &[crate::workload::JobPlan],
+    jobs: &[JobPlan],
     fault: &Spanned<schema::Fault>,
 ) -> Result<FaultPlan, Mistake> {
     let plan = fault.get_ref();

@@ -376,7 +376,7 @@ pub(super) struct Loss {
     /// Chance that a packet between two bursts is lost.
     pub(super) loss_between: Option<Spanned<Share>>,
     /// Instead of chances: packets of this kind, all of them unless `nth` or `every` says which.
-    pub(super) only: Option<Spanned<PacketKind>>,
+    pub(super) only: Option<Spanned<String>>,
     /// Those of these numbers; the first is 1.
     pub(super) nth: Option<Spanned<Vec<u64>>>,
     /// Every so many, one.
@@ -385,24 +385,6 @@ pub(super) struct Loss {
     /// Chance that a packet is held back for up to `held_back`.
     pub(super) reordering: Option<Share>,
     pub(super) held_back: Option<Time>,
-}
-
-/// What a packet is for.
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
-#[serde(rename_all = "kebab-case")]
-pub enum PacketKind {
-    /// ATP: a fragment on its way up.
-    Gradient,
-    /// ATP: a sum on its way down.
-    Parameters,
-    /// SwitchML: a worker's contribution.
-    Update,
-    /// SwitchML: a sum.
-    Result,
-    /// TCP: data.
-    Segment,
-    /// TCP: an acknowledgement.
-    Acknowledgement,
 }
 
 /// `[[fault]]`: what happens once.

@@ -422,6 +422,7 @@ fn queues_and_buffers_that_cannot_be_are_refused() {
 fn losses_are_chances_or_named_packets() {
     let loss = |keys: &str| format!("{RACK}{JOB}[[loss]]\n{keys}\n");
     refused(&loss("only = \"gradiant\""), 9, &["`gradiant`", "did you mean `gradient`?"]);
+    refused(&loss("only = \"update\""), 9, &["unknown kind of packet `update`", "of the jobs' systems"]);
     refused(&loss("only = \"gradient\"\nloss = \"1%\""), 10, &["either chances or named"]);
     refused(&loss("nth = [0]"), 9, &["the first packet is 1"]);
     refused(&loss("every = 0"), 9, &["at least 1"]);

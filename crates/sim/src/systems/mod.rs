@@ -15,7 +15,7 @@ use std::fmt::Debug;
 use std::rc::Rc;
 use std::time::Duration;
 
-use fanin_wire::{FRAGMENT_ELEMENTS, Preamble, SAMPLE_ELEMENTS, fragment_packet_bytes};
+use fanin_wire::{FRAGMENT_ELEMENTS, Preamble};
 use serde::Serialize;
 
 use crate::net::{ActorId, Class, Network, NodeId, Topology};
@@ -57,6 +57,22 @@ pub trait System: Debug + Send + Sync {
     /// depends on those, or on how many elements there are of a tensor.
     fn takes_samples(&self) -> bool {
         false
+    }
+
+    /// How long a worker waits for the same thing at most, when each time nothing has come: so long a job may stand still where most
+    /// packets are lost.
+    fn timeout_max(&self) -> Duration {
+        self.timeout() * worker::BACK_OFF
+    }
+
+    /// What its packets are for, in the words that `only` of a scenario's `[[loss]]` says.
+    fn packet_kinds(&self) -> &'static [&'static str] {
+        &[]
+    }
+
+    /// Which of these a packet is, if it is one of the system's.
+    fn kind_of(&self, _packet: &[u8]) -> Option<&'static str> {
+        None
     }
 
     /// How far an element of a float sum may be from the exact one, besides the one rounding at the end, where `workers`
@@ -268,14 +284,14 @@ impl<'a> Site<'a> {
         })
     }
 
-    /// How much longer packets of ATP are than what machines wrote: by the elements that a sample leaves out, of the job that a packet
-    /// is of.
+    /// How much longer packets are than what machines wrote, where what they wrote carries a sample and is so long: by the elements
+    /// that the sample leaves out, of the job that a packet is of.
     #[must_use]
-    pub fn declare(&self) -> Declare {
+    pub fn declare(&self, sample_packet_bytes: usize) -> Declare {
         let declared_bytes = self.declared_bytes.clone();
         Rc::new(move |packet: &[u8]| {
             // Requests and aborts carry no elements.
-            if packet.len() != fragment_packet_bytes(SAMPLE_ELEMENTS) {
+            if packet.len() != sample_packet_bytes {
                 return 0;
             }
             let job = Preamble::parse(packet).ok().map(|preamble| preamble.job.0);

@@ -8,6 +8,7 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde::Deserialize;
 use toml::Spanned;
@@ -61,6 +62,10 @@ impl System for Ring {
 
     fn takes_samples(&self) -> bool {
         true
+    }
+
+    fn timeout_max(&self) -> Duration {
+        TcpConfig::RTO_MAX
     }
 
     /// Workers' numbers are such that floats sum to the very number.

@@ -10,7 +10,7 @@ use crate::net::{Context, Owner, Packet, SimAddress};
 use crate::workload::Gradient;
 
 /// How much longer than its shortest a worker's timeout grows while nothing comes back.
-const BACK_OFF: u32 = 16;
+pub(super) const BACK_OFF: u32 = 16;
 
 /// Owner of a worker's machine.
 pub(super) struct WorkerOwner {

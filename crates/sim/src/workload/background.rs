@@ -53,7 +53,13 @@ impl Flows {
 
     /// The same of all these entries together.
     pub(crate) fn durations(&self, network: &Network, entries: impl Iterator<Item = usize>) -> Durations {
-        Durations::of(entries.flat_map(|index| self.times(network, index)).collect())
+        let (mut times, mut opened) = (Vec::new(), 0);
+        for index in entries {
+            times.extend(self.times(network, index));
+            opened += self.count(index);
+        }
+        let unfinished = opened - times.len();
+        Durations::of(times, unfinished)
     }
 }
 
@@ -120,7 +126,7 @@ mod tests {
         let flow = &report.background[0];
         assert_eq!((flow.flows, flow.delivered_bytes), (20, 20 * 14_600));
         let times = flow.times.expect("flows with a size");
-        assert_eq!(times.count, 20);
+        assert_eq!((times.count, times.unfinished), (20, 0));
         // Ten segments of 1538 bytes on the first link, one more on the second; 80 ps a byte and 1 us a link.
         let exact = 11.0 * 1538.0 * 80e-12 + 2e-6;
         for time in [times.mean_s, times.p95_s, times.p99_s, times.p999_s, times.max_s] {
@@ -144,6 +150,11 @@ mod tests {
         assert!((all.max_s - alone - 10.0 * 1538.0 * 80e-12).abs() < 1e-9, "{all:?}");
         let link = report.links.iter().find(|link| link.to == "h4").expect("it carried them");
         assert!(link.queue_max_bytes > 5 * 1538 && link.dropped == 0, "{link:?}");
+        // A job's end is the run's: flows that are under way then are told of.
+        let job = "[[job]]\nsystem = \"atp\"\nworkers = [\"h2\", \"h3\"]\ntensor = \"40kB\"\ntensors = 3\n";
+        let report = play(&format!("{RACK}{job}{}", flows("h0", "count = 1\n").replace("14600B", "40MB")));
+        let times = report.flow_times.expect("flows with a size");
+        assert_eq!((times.count, times.unfinished), (0, 1));
         // A flow without a size has no time.
         let endless = "until = \"1ms\"\n";
         let text = format!("{endless}{RACK}[[background]]\nfrom = \"h0\"\nto = \"h1\"\nkind = \"tcp\"\n");

@@ -33,10 +33,11 @@ pub(crate) struct Job {
     source: Source,
     referee: Rc<Referee>,
     pub(crate) workers: Vec<WorkerState>,
-    /// Of tensors that some workers have and some do not: the first one's bits.
-    results: BTreeMap<(u64, usize), u64>,
+    results: Digests,
     /// When a worker took in what it lacked last, or the job began.
     last_progress: Instant,
+    /// Until when a worker computes or pauses.
+    busy_until: Instant,
     /// When the last worker was finished.
     pub(crate) finished: Option<Instant>,
     /// When the job was over: the same, or when it died.
@@ -113,8 +114,9 @@ impl Job {
             workers: (0..workers).map(worker).collect(),
             schedule,
             referee,
-            results: BTreeMap::new(),
+            results: Digests::default(),
             last_progress: Instant(0) + plan.start,
+            busy_until: Instant(0),
             finished: None,
             over: None,
             open,
@@ -169,15 +171,12 @@ impl Job {
             // Bits that it lacks cannot be compared.
             Ok(_) if lost.is_some() => {}
             Ok(digest) => {
-                if *self.results.entry((tensor, shard)).or_insert(digest) != digest {
+                let least = || self.workers.iter().map(WorkerState::least).min().unwrap_or(0);
+                if !self.results.agree((tensor, shard), digest, least) {
                     let violation = Violation::Disagreement { job: self.plan.name.clone(), rank, tensor };
                     return self.referee.stop(context, violation);
                 }
             }
-        }
-        if self.results.len() > RESULTS_KEPT {
-            let least = self.workers.iter().map(WorkerState::least).min().unwrap_or(0);
-            self.results.retain(|(tensor, _), _| *tensor >= least);
         }
         let worker = &mut self.workers[rank];
         worker.spare.push(part);
@@ -213,7 +212,10 @@ impl Job {
         for step in steps {
             match step {
                 Step::Submit { tensor, elements } => self.submit(context, rank, tensor, elements),
-                Step::Wait(length) => context.wake_after(length, token::PROGRAM),
+                Step::Wait(length) => {
+                    self.busy_until = self.busy_until.max(now + length);
+                    context.wake_after(length, token::PROGRAM);
+                }
                 Step::Iterated => {
                     let measures = &mut self.workers[rank].measures;
                     measures.iterations += 1;
@@ -272,10 +274,10 @@ impl Job {
         self.over.is_none()
     }
 
-    /// Whether it has stalled: its workers wait, and nothing has come to any of them for too long.
+    /// Whether it has stalled: none of its workers computes or pauses, and nothing has come to any of them for too long, whether they
+    /// have submitted something or not.
     pub(crate) fn stalled(&self, now: Instant, limit: Duration) -> bool {
-        let waits_since = self.workers.iter().filter_map(|worker| worker.submitted.values().min()).min();
-        self.is_open() && waits_since.is_some_and(|since| now.since((*since).max(self.last_progress)) > limit)
+        self.is_open() && now.since(self.last_progress.max(self.busy_until)) > limit
     }
 
     /// Whether it had to be over by `now` and is not.
@@ -378,11 +380,60 @@ impl Job {
 }
 
 impl WorkerState {
+    /// Tensors that it has submitted and lacks.
+    pub(crate) fn under_way(&self) -> usize {
+        self.submitted.len()
+    }
+
     /// The first tensor that it does not have.
     fn least(&self) -> u64 {
         self.parts.keys().next().copied().unwrap_or_else(|| self.program.next_tensor())
     }
 }
 
-/// Digests that are kept before those of tensors that everybody has are dropped.
-const RESULTS_KEPT: usize = 256;
+/// Of parts of tensors that some workers have and some do not: the first one's bits.
+#[derive(Default)]
+struct Digests {
+    kept: BTreeMap<(u64, usize), u64>,
+    /// When there are more, those of tensors that everybody has are dropped.
+    most: usize,
+}
+
+impl Digests {
+    /// Whether a worker's bits are the first one's. `least` is the first tensor that somebody lacks.
+    fn agree(&mut self, part: (u64, usize), digest: u64, least: impl FnOnce() -> u64) -> bool {
+        let agree = *self.kept.entry(part).or_insert(digest) == digest;
+        if self.kept.len() > self.most {
+            self.kept = self.kept.split_off(&(least(), 0));
+            // As many again come until the next time, so that looking at all workers costs little for each of them.
+            self.most = DIGESTS_KEPT.max(2 * self.kept.len());
+        }
+        agree
+    }
+}
+
+const DIGESTS_KEPT: usize = 256;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn digests_are_dropped_seldom_and_before_there_are_many_however_many_parts_a_tensor_has() {
+        const PARTS: usize = 600;
+        let (mut digests, mut looks) = (Digests::default(), 0);
+        for tensor in 0..100 {
+            for (worker, part) in (0..3).flat_map(|worker| (0..PARTS).map(move |part| (worker, part))) {
+                // The last worker lacks the tensor before until it has this one.
+                let mut least = || {
+                    looks += 1;
+                    tensor - u64::from(worker < 2 && tensor > 0)
+                };
+                assert!(digests.agree((tensor, part), tensor ^ part as u64, &mut least));
+                assert!(!digests.agree((tensor, part), 1 << 40, least));
+                assert!(digests.kept.len() <= 4 * PARTS);
+            }
+        }
+        assert!(looks < 150, "{looks}: all workers were looked at too often");
+    }
+}

@@ -31,6 +31,7 @@ pub use report::{
     Count, Durations, FlowReport, JobReport, JobSeries, LinkReport, Measurement, Report, ServerReport,
     SwitchReport, TrainingReport,
 };
+pub(crate) use scenario::TCP_KINDS;
 pub use scenario::{
     BackgroundPlan, Fault, FaultPlan, JobPlan, LossPlan, Scenario, SwitchPlan, Target, Which, Workload,
 };

@@ -50,6 +50,8 @@ pub struct Report {
 pub struct Durations {
     /// How many ended. Without any, all times are zero.
     pub count: usize,
+    /// How many had begun and not ended, which are in none of the times: the longest may be among them.
+    pub unfinished: usize,
     /// In the mean.
     pub mean_s: f64,
     /// 95 of 100 took no longer.
@@ -63,13 +65,14 @@ pub struct Durations {
 }
 
 impl Durations {
-    pub(crate) fn of(mut times: Vec<Time>) -> Self {
+    pub(crate) fn of(mut times: Vec<Time>, unfinished: usize) -> Self {
         times.sort_unstable();
-        let Some(longest) = times.last() else { return Self::default() };
+        let Some(longest) = times.last() else { return Self { unfinished, ..Self::default() } };
         let not_above = |per_mille: usize| times[(times.len() * per_mille).div_ceil(1000) - 1].as_secs_f64();
         let total: u128 = times.iter().map(|time| u128::from(time.0)).sum();
         Self {
             count: times.len(),
+            unfinished,
             mean_s: total as f64 / times.len() as f64 / 1e12,
             p95_s: not_above(950),
             p99_s: not_above(990),
@@ -249,7 +252,7 @@ mod tests {
     #[test]
     fn percentiles_are_times_that_occurred() {
         let of = |times: std::ops::RangeInclusive<u64>| {
-            Durations::of(times.rev().map(Time::from_micros).collect())
+            Durations::of(times.rev().map(Time::from_micros).collect(), 0)
         };
         let thousand = of(1..=1000);
         let micros = |seconds: f64| (seconds * 1e6).round() as u64;
@@ -258,6 +261,6 @@ mod tests {
         assert!((thousand.mean_s - 500.5e-6).abs() < 1e-12);
         assert_eq!(all(of(1..=10)), [10; 4]);
         assert_eq!(all(of(7..=7)), [7; 4]);
-        assert_eq!(Durations::of(Vec::new()), Durations::default());
+        assert_eq!(Durations::of(Vec::new(), 2), Durations { unfinished: 2, ..Durations::default() });
     }
 }

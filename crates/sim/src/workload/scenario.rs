@@ -8,7 +8,6 @@ use fanin_wire::SAMPLE_ELEMENTS;
 
 use super::models::Model;
 use crate::net::{Class, LinkId, Multipath, NodeId, PortId, Topology};
-use crate::scenario_file::PacketKind;
 use crate::systems::System;
 
 /// A network, the jobs on it, and what goes wrong.
@@ -48,6 +47,8 @@ impl fmt::Debug for Scenario {
         let programmable: Vec<String> = self.topology.programmable().map(name).collect();
         let hosts: Vec<String> = self.topology.hosts().map(name).collect();
         let switch = self.topology.switches().next().map(|node| self.topology.get(node).config);
+        let host = self.topology.hosts().next().map(|node| self.topology.get(node).config);
+        let host = host.map(|config| (config.queues[0].limit_bytes, config.sends, config.receives));
         f.debug_struct("Scenario")
             .field("title", &self.title)
             .field("until", &self.until)
@@ -55,6 +56,7 @@ impl fmt::Debug for Scenario {
             .field("hosts", &hosts.join(" "))
             .field("switches", &switches.join(" "))
             .field("programmable", &programmable.join(" "))
+            .field("host", &format_args!("{host:?}"))
             .field("link", &format_args!("{:?}", self.topology.links().first().map(|link| link.config)))
             .field("queue", &format_args!("{:?}", switch.map(|config| config.queues[0])))
             .field("multipath", &self.multipath)
@@ -186,11 +188,14 @@ pub struct LossPlan {
     pub held_back: Duration,
 }
 
+/// What TCP's packets are for.
+pub(crate) const TCP_KINDS: [&str; 2] = ["segment", "acknowledgement"];
+
 /// Packets that a link loses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
-    /// Of this kind only.
-    pub kind: Option<PacketKind>,
+    /// Of this kind only: of TCP's, or of a system's ([`System::packet_kinds`]).
+    pub kind: Option<String>,
     /// Which of these.
     pub which: Which,
 }

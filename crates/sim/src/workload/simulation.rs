@@ -4,28 +4,27 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use fanin_protocol::Instant;
-use fanin_wire::{GradientPacket, Kind, Preamble};
 
 use super::background::Flows;
 use super::build::{JobPlace, Layout};
 use super::checker::Violation;
 use super::faults;
-use super::job::{Job, Measures};
+use super::job::{Job, Measures, WorkerState};
 use super::loads::Loads;
 use super::report::{
     Count, Durations, FlowReport, JobReport, JobSeries, Measurement, Report, ServerReport, SwitchReport,
     TrainingReport,
 };
-use super::scenario::{Scenario, Target, Which, Workload};
+use super::scenario::{LossPlan, Scenario, TCP_KINDS, Target, Which, Workload};
 use crate::net::{
     Body, DropReason, Impairment, Loss, Network, NetworkConfig, NodeId, Outcome, Packet, PortId, Ports,
     Progress, Time, TopologyError,
 };
-use crate::scenario_file::PacketKind;
-use crate::systems::Role;
+use crate::systems::{Role, System};
 
 /// Events between two reports of progress.
 const PROGRESS_EVENTS: u64 = 1 << 18;
@@ -153,9 +152,12 @@ pub fn run(scenario: &Scenario, options: Options) -> Result<Report, RunError> {
         network.on_progress(PROGRESS_EVENTS, tell);
     }
     let layout = Rc::new(Layout::build(&scenario, options.seed, &mut network));
+    let systems: BTreeMap<_, _> =
+        scenario.jobs.iter().map(|job| (job.system.name(), job.system.clone())).collect();
+    let systems: Rc<[_]> = systems.into_values().collect();
     let mut impairments: BTreeMap<PortId, Impairment> = BTreeMap::new();
     for loss in &scenario.losses {
-        impairments.insert(loss.port, impairment(loss));
+        impairments.insert(loss.port, impairment(loss, &systems));
     }
     for (port, impairment) in impairments {
         network.impair(port, impairment);
@@ -181,24 +183,27 @@ pub fn run(scenario: &Scenario, options: Options) -> Result<Report, RunError> {
     Ok(report(&network, &layout, &flows, &samples.borrow(), options.seed))
 }
 
-fn impairment(plan: &super::scenario::LossPlan) -> Impairment {
-    let loss = match plan.burst {
-        _ if plan.target.is_some() => plan.target.as_ref().map_or(Loss::None, targeted),
-        Some((to_bad, to_good)) => {
+/// One of each kind that the jobs have.
+type Systems = Rc<[Arc<dyn System>]>;
+
+fn impairment(plan: &LossPlan, systems: &Systems) -> Impairment {
+    let loss = match (&plan.target, plan.burst) {
+        (Some(target), _) => targeted(target, systems),
+        (None, Some((to_bad, to_good))) => {
             // In a burst everything is lost unless the scenario says how much.
             let loss_bad = if plan.loss > 0.0 { plan.loss } else { 1.0 };
             Loss::GilbertElliott { to_bad, to_good, loss_good: plan.loss_between, loss_bad }
         }
-        None if plan.loss > 0.0 => Loss::Uniform(plan.loss),
-        None => Loss::None,
+        (None, None) if plan.loss > 0.0 => Loss::Uniform(plan.loss),
+        (None, None) => Loss::None,
     };
     Impairment { loss, duplication: plan.duplication, reordering: plan.reordering, held_back: plan.held_back }
 }
 
 /// Each direction of a link counts its own packets.
-fn targeted(target: &Target) -> Loss {
-    let kind = target.kind;
-    let is_meant = move |packet: &Packet<'_>| kind.is_none_or(|kind| is_of(kind, packet));
+fn targeted(target: &Target, systems: &Systems) -> Loss {
+    let (kind, systems) = (target.kind.clone(), systems.clone());
+    let is_meant = move |packet: &Packet<'_>| kind.as_ref().is_none_or(|kind| is_of(kind, &systems, packet));
     match &target.which {
         Which::All => Loss::Matching(Box::new(is_meant)),
         Which::Nth(nth) => Loss::Targeted { which: Box::new(is_meant), nth: nth.clone() },
@@ -212,24 +217,11 @@ fn targeted(target: &Target) -> Loss {
     }
 }
 
-fn is_of(kind: PacketKind, packet: &Packet<'_>) -> bool {
+fn is_of(kind: &str, systems: &Systems, packet: &Packet<'_>) -> bool {
     match packet.body {
         Body::Blank { .. } => false,
-        Body::Segment(segment) => {
-            kind == if segment.is_ack { PacketKind::Acknowledgement } else { PacketKind::Segment }
-        }
-        Body::Bytes(bytes) => match Preamble::parse(bytes).map(|preamble| (preamble.kind, preamble)) {
-            Ok((Kind::Update, _)) => kind == PacketKind::Update,
-            Ok((Kind::Result, _)) => kind == PacketKind::Result,
-            Ok((Kind::Gradient, preamble)) => GradientPacket::parse(preamble, bytes).is_ok_and(|gradient| {
-                kind == if gradient.header.flags.is_ack {
-                    PacketKind::Parameters
-                } else {
-                    PacketKind::Gradient
-                }
-            }),
-            _ => false,
-        },
+        Body::Segment(segment) => kind == TCP_KINDS[usize::from(segment.is_ack)],
+        Body::Bytes(bytes) => systems.iter().any(|system| system.kind_of(bytes) == Some(kind)),
     }
 }
 
@@ -437,7 +429,10 @@ fn job_report(
             enough: completed >= needed,
         },
         tensors: mean(&|measures| measures.tensors as f64),
-        tensor_times: Durations::of(latencies.collect()),
+        tensor_times: Durations::of(
+            latencies.collect(),
+            job.workers.iter().map(WorkerState::under_way).sum(),
+        ),
         training,
         counters,
         series: JobSeries {

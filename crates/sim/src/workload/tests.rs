@@ -406,6 +406,27 @@ fn a_job_that_stands_still_is_seen_in_a_short_run_beside_others_that_do_not() {
     assert!(waits.contains("away: ranks 1"), "{waits}");
 }
 
+/// Both workers die while they compute, and nobody takes their ranks: nothing is submitted that they could wait for.
+#[test]
+fn a_job_that_has_submitted_nothing_and_stands_still_is_seen_and_one_that_computes_or_pauses_is_not() {
+    let flow = "[[background]]\nfrom = \"h4\"\nto = \"h3\"\nkind = \"constant\"\nrate = \"1Gbit\"\n";
+    let job = "[[job]]\nsystem = \"ring\"\nworkers = 2\nmodel = \"alexnet\"\nscale = 1000\n";
+    let scenario = |more: &str| {
+        let text = format!("until = \"60ms\"\nstall = \"4ms\"\n{RACK}{flow}{job}{more}");
+        parse("test.toml", &text).unwrap_or_else(|error| panic!("{error}"))
+    };
+    let options = || Options { seed: 1, ..Options::default() };
+    let pauses = scenario("pause_every = 1\npause = \"10ms\"\nflops = 1e12\n");
+    assert!(run(&pauses, options()).is_ok_and(|report| report.jobs[0].tensors > 10.0));
+    let mut broken = scenario("flops = 1e12\n");
+    for rank in 0..2 {
+        let fault = Fault::WorkerRespawns(0, rank, Duration::from_millis(1));
+        broken.faults.push(FaultPlan { at: Duration::from_micros(10), fault });
+    }
+    let (waits, _) = stall(run(&broken, options()));
+    assert!(waits.contains("away: ranks 0, 1") && !waits.contains("wait for tensor"), "{waits}");
+}
+
 #[test]
 fn a_job_that_should_have_ended_and_has_not_says_who_waits() {
     let text = format!("until = \"20us\"\n{RACK}{}", job("atp"));
@@ -570,7 +591,7 @@ fn named_packets_are_lost_and_no_others() {
     assert_eq!(lost("atp", &format!("{from}nth = [1, 5]\n")), 2);
     assert_eq!(lost("atp", "nth = [1, 5]\n"), 4, "each direction counts for itself");
     assert_eq!(lost("atp", "only = \"parameters\"\nnth = [3]\n"), 1);
-    assert_eq!(lost("atp", "only = \"update\"\n"), 0);
+    assert_eq!(lost("atp", "only = \"segment\"\n"), 0);
     assert_eq!(lost("switchml", "only = \"result\"\nnth = [2]\n"), 1);
     assert_eq!(lost("ring", "only = \"acknowledgement\"\nnth = [2]\n"), 2);
     // 149 fragments, and a few again.

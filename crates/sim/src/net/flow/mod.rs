@@ -46,6 +46,9 @@ pub struct TcpConfig {
 }
 
 impl TcpConfig {
+    /// Longest retransmission timeout: it doubles while nothing comes (RFC 6298).
+    pub const RTO_MAX: Duration = Duration::from_secs(60);
+
     /// Ethernet's 1460 bytes a segment, ten segments at the start (RFC 6928), 4 MiB of window, 10 ms, no ECN.
     #[must_use]
     pub const fn new(from: NodeId, to: NodeId) -> Self {

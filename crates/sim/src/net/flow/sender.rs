@@ -12,8 +12,6 @@ pub(crate) struct Piece {
     pub(crate) bytes: u32,
 }
 
-/// RFC 6298's longest.
-const RTO_MAX: Time = Time::from_millis(60_000);
 const DUPLICATES: u32 = 3;
 
 #[derive(Debug)]
@@ -218,7 +216,7 @@ impl Sender {
         self.resend = false;
         self.next = self.unacknowledged;
         self.measured = None;
-        self.rto = (self.rto + self.rto).min(RTO_MAX.max(self.rto_min));
+        self.rto = (self.rto + self.rto).min(Time::from(TcpConfig::RTO_MAX).max(self.rto_min));
         self.deadline = None;
     }
 
@@ -237,7 +235,7 @@ impl Sender {
     fn timeout_of_round_trip(&self) -> Time {
         let rto =
             self.smoothed.map_or(Time::ZERO, |(smoothed, variation)| Time(smoothed.0 + 4 * variation.0));
-        rto.clamp(self.rto_min, RTO_MAX.max(self.rto_min))
+        rto.clamp(self.rto_min, Time::from(TcpConfig::RTO_MAX).max(self.rto_min))
     }
 }
 

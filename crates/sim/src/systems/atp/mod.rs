@@ -14,7 +14,7 @@ use fanin_protocol::WorkerMachine;
 use fanin_protocol::atp::{
     AtpJobConfig, AtpWorker, AtpWorkerPlan, Hashing, Overflow, Scaling, ServerJob, SwitchRoute,
 };
-use fanin_wire::{Directions, SAMPLE_ELEMENTS, fragment_packet_bytes};
+use fanin_wire::{Directions, GradientPacket, Kind, Preamble, SAMPLE_ELEMENTS, fragment_packet_bytes};
 
 use super::worker::{WorkerOwner, retransmission};
 use super::{Counters, Declare, Machines, Process, Site, System, Tenant};
@@ -25,6 +25,10 @@ use stations::{SERVER_PORT, SWITCH_PORT, Served, Server, Switch, gradient};
 use window::Window;
 
 pub(crate) use keys::{ATP, PS, PS_N_TO_N, RSS};
+
+/// Kinds of packets: a fragment on its way up, a sum on its way down.
+const GRADIENT: &str = "gradient";
+const PARAMETERS: &str = "parameters";
 
 type WorkerActor = Machine<AtpWorker<SimAddress, Gradient>, WorkerOwner>;
 
@@ -88,6 +92,16 @@ impl System for Atp {
         true
     }
 
+    fn packet_kinds(&self) -> &'static [&'static str] {
+        &[GRADIENT, PARAMETERS]
+    }
+
+    fn kind_of(&self, packet: &[u8]) -> Option<&'static str> {
+        let preamble = Preamble::parse(packet).ok().filter(|preamble| preamble.kind == Kind::Gradient)?;
+        let gradient = GradientPacket::parse(preamble, packet).ok()?;
+        Some(if gradient.header.flags.is_ack { PARAMETERS } else { GRADIENT })
+    }
+
     fn bound(&self, workers: usize, largest: f64) -> f64 {
         let workers = workers as f64;
         // Each contribution is rounded once, to a multiple of the factor (ATP §3.8): n halves of a unit.
@@ -139,7 +153,7 @@ impl Atp {
         };
         let config = config.check().expect("a scenario's numbers are checked when it is read");
         let window = Rc::new(RefCell::new(Window::new(self.window, plan.workers.len())));
-        let (classify, declare) = (site.classify(), site.declare());
+        let (classify, declare) = (site.classify(), site.declare(fragment_packet_bytes(SAMPLE_ELEMENTS)));
         let mut switches = Vec::new();
         for hop in &placement.switches {
             let (switch, classify, declare) = (site.switch(), classify.clone(), declare.clone());

@@ -9,7 +9,8 @@ use std::time::Duration;
 use fanin_protocol::switchml::{JobConfig, SLOTS_MAX, Switch, SwitchJob, Upstream, Worker};
 use fanin_protocol::{JobAborted, RetransmissionConfig, Summer, WorkerMachine};
 use fanin_wire::{
-    CHUNK_ELEMENTS, RANKS_MAX, ShardId, WireDtype, WorkerId, chunk_elements_for_mtu, chunk_packet_bytes,
+    CHUNK_ELEMENTS, Kind as PacketKind, Preamble, RANKS_MAX, ShardId, WireDtype, WorkerId,
+    chunk_elements_for_mtu, chunk_packet_bytes,
 };
 use serde::Deserialize;
 use toml::Spanned;
@@ -24,6 +25,10 @@ use placement::Pool;
 
 /// UDP port.
 const POOL_PORT: u16 = 4801;
+
+/// Kinds of packets: a worker's or a rack's contribution, and a sum.
+const UPDATE: &str = "update";
+const RESULT: &str = "result";
 
 type WorkerActor = Machine<Worker<SimAddress, Gradient>, WorkerOwner>;
 
@@ -102,6 +107,18 @@ impl System for SwitchMl {
 
     fn timeout(&self) -> Duration {
         self.timeout
+    }
+
+    fn packet_kinds(&self) -> &'static [&'static str] {
+        &[UPDATE, RESULT]
+    }
+
+    fn kind_of(&self, packet: &[u8]) -> Option<&'static str> {
+        match Preamble::parse(packet).ok()?.kind {
+            PacketKind::Update => Some(UPDATE),
+            PacketKind::Result => Some(RESULT),
+            _ => None,
+        }
     }
 
     /// SwitchML Theorem 1: n / f, where f leaves room for n times the largest value.
