@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 import pytest
 from fanin.sweep import SweepError, cluster
+from fanin.sweep.figures import rows
 from fanin.sweep.parameter import Parameter, points
 from fanin.sweep.scenario import toml
 from ranks import DEADLINE, wait_until
@@ -183,6 +184,28 @@ def test_help_is_one_for_a_run_and_for_many(small: Path) -> None:
 
 
 # What comes of it.
+
+
+def test_what_is_not_counted_or_not_over_is_no_figure() -> None:
+    times = {"count": 2, "mean_s": 0.002, "p99_s": 0.003}
+    job = {
+        "name": "a",
+        "aggregation_gbps": 9.0,
+        "measurement": {"enough": False},
+        "training": None,
+        "tensor_times": times,
+        "retransmissions": None,
+        "finished": False,
+        "finished_s": None,
+    }
+    over = {**job, "retransmissions": 4, "finished": True, "finished_s": 0.5}
+    report = {"jobs": [job, over], "background": [], "drops": [{"count": 3}, {"count": 4}]}
+    first, second = rows(report)
+    same = {"gbps": 9.0, "time_mean_ms": 2.0, "time_p99_ms": 3.0, "dropped": 7}
+    assert first.figures == same
+    assert second.figures == {**same, "sent_again": 4, "ended_ms": 500.0}
+    assert not first.enough
+
 
 SWEEP = ("--sweep", "job.train.atp.window=4,8", "--sweep", "network.queue=100kB,1MB")
 

@@ -74,14 +74,18 @@ def spreads(played: Sequence[Sequence[Row]]) -> list[dict[str, Spread]]:
 
 
 def _of_job(job: Mapping[str, Any], dropped: int) -> Row:
-    figures = {"gbps": job["aggregation_gbps"]}
-    if job["training"] is not None:
-        figures["samples_per_s"] = job["training"]["samples_per_s"]
-    figures |= _times(job["tensor_times"])
-    figures |= {"sent_again": job["retransmissions"], "dropped": dropped}
-    if job["finished"]:
-        figures["ended_ms"] = 1e3 * job["finished_s"]
-    return Row(job["name"], figures, job["measurement"]["enough"])
+    training, ended_s = job["training"], job["finished_s"] if job["finished"] else None
+    figures = {
+        "gbps": job["aggregation_gbps"],
+        "samples_per_s": None if training is None else training["samples_per_s"],
+        **_times(job["tensor_times"]),
+        "sent_again": job["retransmissions"],
+        "dropped": dropped,
+        "ended_ms": None if ended_s is None else 1e3 * ended_s,
+    }
+    # What a system does not count is none, and no zero.
+    known = {key: figure for key, figure in figures.items() if figure is not None}
+    return Row(job["name"], known, job["measurement"]["enough"])
 
 
 def _of_flows(flows: Mapping[str, Any], dropped: int, ended_s: float) -> Row:
