@@ -239,7 +239,7 @@ def _page(
         played = [(o.findings, of_one) for o, of_one in zip(outcomes, reasons_of, strict=True)]
         page += (
             "Each line here is a scenario as the one above, but for what is changed; "
-            f"{paper.repeated} {few[0]} to {few[-1]}, least and most in brackets.\n\n"
+            f"{paper.repeated} {few[0]} to {few[-1]} at most, least and most in brackets.\n\n"
             f"{table_of_reasons(played)}\n"
         )
     if document["doubts"]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fanin.reproduce.atp import setting
@@ -76,12 +76,7 @@ def run(lab: Lab) -> Outcome:
     searched = {n: runs[f"sharing-static-{n}"].spread(_images) for n in candidates}
     enough = PEAK * Spread.over(list(searched.values())).most
     peak = min((n for n, spread in searched.items() if spread.median >= enough), default=math.nan)
-    gains = {
-        share: Spread.over([_gain(runs, share, workers) for workers in counts])
-        if more and share in SHARES_SWEPT
-        else _gain(runs, share, few)
-        for share in shares
-    }
+    gains = _gains(runs, shares, counts)
     swept = SWEPT.format(" or ".join(map(str, counts))) if more else ""
     throughput = {
         (hashing, workers): {
@@ -206,35 +201,43 @@ def run(lab: Lab) -> Outcome:
 
 def why(lab: Lab) -> Sequence[Reason]:
     """Take the halving of windows away; and play what scale and round trip do."""
-    # Congestion control, off, in both schemes: their windows stay what they are.
-    changes: dict[str, dict[str, Any]] = {
-        "windows that nothing halves (no congestion control)": {"congestion_control": False},
-        "parameters and times divided by half the scale: 100": {"scale": 100.0},
-        "a round trip of 24 us, and windows and aggregators in proportion": {"delay": "6us"},
+    changes: dict[str, tuple[dict[str, Any], str]] = {
+        # Off, in both schemes: their windows stay what they are.
+        "windows that nothing halves (no congestion control)": (
+            {"congestion_control": False},
+            '§3.7: on congestion "it halves the window"',
+        ),
+        "a round trip of 24 us, and windows and aggregators in proportion": (
+            {"delay": "6us"},
+            '§5.4.1: "1980 aggregators"',
+        ),
+        "parameters and times divided by half the scale: 100": ({"scale": 100.0}, ""),
     }
     shares = SHARES_QUICK if lab.quick else SHARES
+    few, *rest = WORKERS_QUICK if lab.quick else WORKERS
     reasons = []
-    for change, more in changes.items():
-        tag = "-".join(str(value) for value in more.values())
-        names = {
-            (hashing, share): f"{_name(hashing, share, 2)}-{tag}"
-            for hashing in ("hash", "partition")
-            for share in shares
-        }
-        runs = lab.play(
-            {name: _scenario(*key, 2, **more) for key, name in names.items()}, once=True
-        )
-
-        images = {key: _images(runs[name].reports[0]) for key, name in names.items()}
-        for share in shares:
-            gain = images["hash", share] / images["partition", share]
-            reasons.append(Reason(WHAT.format(share), change, Spread.of([gain])))
-        left = runs[names["hash", 100]].spread(_share_at_server)
-        reasons.append(Reason(NONE_LEFT, change, left))
+    for change, (more, contradicts) in changes.items():
+        # As the rows are; what explains nothing anyway, once and with few workers.
+        counts = [few] if contradicts else [few, *rest]
+        runs = _changed(lab, shares, few, more, once=bool(contradicts))
+        for workers in counts[1:]:
+            runs |= _changed(lab, SHARES_SWEPT, workers, more, once=True)
+        found = {WHAT.format(share): gain for share, gain in _gains(runs, shares, counts).items()}
+        found[NONE_LEFT] = runs[_name("hash", 100, few)].spread(_share_at_server)
         if 50 in shares:
-            lost = 100 * (1 - images["hash", 50] / images["hash", 100])
-            reasons.append(Reason(HALF, change, Spread.of([lost])))
+            found[HALF] = Spread.over([_lost(runs, workers) for workers in counts])
+        reasons += [Reason(what, change, ours, contradicts) for what, ours in found.items()]
     return reasons
+
+
+def _changed(
+    lab: Lab, shares: Sequence[int], workers: int, more: Mapping[str, Any], *, once: bool
+) -> dict[str, Runs]:
+    """Play scenarios with something changed; return the runs by the unchanged ones' names."""
+    tag = "-".join(str(value) for value in more.values())
+    keys = [(hashing, share, workers) for hashing in ("hash", "partition") for share in shares]
+    runs = lab.play({f"{_name(*key)}-{tag}": _scenario(*key, **more) for key in keys}, once=once)
+    return {_name(*key): runs[f"{_name(*key)}-{tag}"] for key in keys}
 
 
 def _scenario(
@@ -264,6 +267,18 @@ def _scenario(
 
 def _name(hashing: str, share: int, workers: int) -> str:
     return f"sharing-{hashing}-{share}%-{workers}"
+
+
+def _gains(
+    runs: dict[str, Runs], shares: Sequence[int], counts: Sequence[int]
+) -> dict[int, Spread]:
+    few, *more = counts
+    return {
+        share: Spread.over([_gain(runs, share, workers) for workers in counts])
+        if more and share in SHARES_SWEPT
+        else _gain(runs, share, few)
+        for share in shares
+    }
 
 
 def _gain(runs: dict[str, Runs], share: int, workers: int) -> Spread:
