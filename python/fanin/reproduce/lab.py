@@ -64,7 +64,7 @@ class Lab:
         self.quick = quick
         """Whether coarse figures will do."""
         self.doubts: list[str] = []
-        """Runs whose throughputs say little: too short to measure, or not finished."""
+        """Runs with too little completed for a throughput."""
         self._progress = progress
         self._runner = Runner(out, Processes(), jobs, progress)
 
