@@ -34,11 +34,11 @@ from fanin.reproduce.lab import (
     Lab,
     Spread,
     _drawn,
-    _refuse_unfinished,
     doubts,
     own_tables,
     throughput,
 )
+from fanin.sweep.progress import progress
 from fanin.sweep.scenario import toml
 from test_netlab import needs_lab
 
@@ -324,12 +324,20 @@ def test_a_throughput_that_was_not_measured_is_told_and_is_none() -> None:
         assert "| none | no: it was not measured |" in table_of_reasons([([differs], [reason])])
 
 
-def test_a_job_that_was_to_end_and_has_not_is_refused() -> None:
-    job = {"name": "a", "unfinished": None}
-    _refuse_unfinished("pool-32, seed 1", {"jobs": [job]})
-    late = {"name": "b", "unfinished": "tensors completed by each worker: 3"}
-    with pytest.raises(ReproduceError, match="pool-32, seed 1: b has not finished: tensors comp"):
-        _refuse_unfinished("pool-32, seed 1", {"jobs": [job, late]})
+def test_a_job_that_was_to_end_and_has_not_is_refused_unless_it_is_looked_for(
+    tmp_path: Path,
+) -> None:
+    job = {"system": "switchml", "workers": 2, "tensor": "1MB", "tensors": 9}
+    late = {"late": {"until": "20us", "network": {"topology": "rack", "hosts": 2}, "job": [job]}}
+    with progress() as bar:
+        lab = Lab(tmp_path, [1], 1, True, bar)
+        try:
+            with pytest.raises(ReproduceError, match="late, seed 1: job0 has not finished: "):
+                lab.play(late)
+            runs = lab.play(late, unfinished=True)["late"]
+        finally:
+            lab.stop()
+    assert not runs.reports[0]["jobs"][0]["finished"]
 
 
 def test_a_scenario_is_written_as_toml() -> None:

@@ -188,8 +188,9 @@ def why(lab: Lab) -> Sequence[Reason]:
                 ),
                 key=lambda spread: spread.median,
             ),
+            contradicts='§6.1: "results for 100 MB tensors only"' if "tensor_mb" in more else "",
         )
-        for number, change in enumerate(changes)
+        for number, (change, more) in enumerate(changes.items())
     ]
 
 
