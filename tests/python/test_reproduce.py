@@ -446,6 +446,10 @@ def test_what_is_swept_is_in_the_range_only_where_the_papers_number_is() -> None
     for paper, verdict in ((10.0, "in the range"), (17.0, "in the range"), (4.0, "unexplained")):
         found = Finding("Fig. 1", "x", paper, over, swept="queues of 1 to 2 MB")
         assert found.verdict([]) == verdict
+    seeds = Spread.over([Spread.of([9.0, 13.0]), Spread.of([10.0])])
+    assert (seeds.least, seeds.most, seeds.interval) == (10.0, 11.0, (9.0, 13.0))
+    unsure = Finding("Fig. 1", "x", 10.0, seeds, swept="queues")
+    assert unsure.verdict([]) == "cannot tell", "the settings agree, their seeds do not"
     narrow = Spread.over([Spread.of([9.0]), Spread.of([11.0])])
     assert Finding("Fig. 1", "x", 10.0, narrow, swept="queues").verdict([]) == "agrees"
 

@@ -43,7 +43,13 @@ class Range:
 
     def compared(self, ours: Spread) -> Compared:
         """Return where the whole interval lies."""
-        low, high = ours.interval
+        return self._compared(*ours.interval)
+
+    def divides(self, ours: Spread) -> bool:
+        """Return whether some settings' medians are in it, or around it, and some are not."""
+        return self._compared(ours.least, ours.most) == "cannot tell"
+
+    def _compared(self, low: float, high: float) -> Compared:
         if math.isnan(low):
             return "not measured"
         if self.least <= low and high <= self.most:
@@ -119,7 +125,7 @@ class Finding:
 
     @property
     def agrees(self) -> bool:
-        """Whether all of its interval does: over seeds, or over what is swept."""
+        """Whether all of its interval does: over seeds, and over what is swept."""
         return self.range.compared(self.ours) == "agrees"
 
     def verdict(self, reasons: Sequence[Reason] | None) -> Verdict:
@@ -127,8 +133,9 @@ class Finding:
         if self.cannot_fail:
             return "not counted"
         compared = self.range.compared(self.ours)
-        if compared == "cannot tell" and self.swept and not isinstance(self.paper, str):
-            return "in the range"
+        in_words = isinstance(self.paper, str)
+        if compared == "cannot tell" and self.swept and not in_words:
+            return "in the range" if self.range.divides(self.ours) else compared
         if compared != "differs":
             return compared
         if reasons is None:

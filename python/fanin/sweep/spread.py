@@ -37,9 +37,15 @@ class Spread:
 
     @classmethod
     def over(cls, spreads: Sequence[Spread]) -> Spread:
-        """Return the spread of the medians, one for each value of what is swept."""
+        """Return the spread of the medians, one for each value of what is swept.
+
+        Its interval has all of the spreads' intervals.
+        """
         found = cls.of([spread.median for spread in spreads])
-        return cls(found.median, found.least, found.most, (found.least, found.most))
+        lows, highs = zip(*(spread.interval for spread in spreads), strict=True)
+        # NaN, if one is, whatever its place.
+        interval = cls.of(lows).least, cls.of(highs).most
+        return cls(found.median, found.least, found.most, interval)
 
 
 def in_brackets(seeds: int) -> str:
