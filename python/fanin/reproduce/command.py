@@ -32,7 +32,7 @@ from fanin.reproduce.lab import Lab
 from fanin.sweep.progress import progress
 from fanin.sweep.spread import in_brackets
 
-FORMAT = 2
+FORMAT = 3
 """Of the JSON. A field may be added without a new number."""
 
 SEEDS_OF_REASONS = 3
