@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fanin.reproduce.atp import setting
-from fanin.reproduce.finding import Experiment, Finding, Outcome, Reason
+from fanin.reproduce.finding import Experiment, Finding, Outcome
 from fanin.reproduce.lab import Between, Lab, Report, Runs, Spread
 from fanin.reproduce.plot import PAPER, finish
 
@@ -15,14 +15,22 @@ if TYPE_CHECKING:
 
 RATE_GBPS = 100.0
 """Of the uplink, which is the bottleneck here: its hosts' cores are left out."""
-SCALE = 200.0
-START_MS, END_MS = 1.0, 12.0
-SETTLED_MS = 6.0
+START_MS = 1.0
+SETTLED_MS = 8.0
 """Windows grow by an MTU in a round trip, and need hundreds of these to settle."""
+MEASURED_MS = {"vgg16": 50.0, "micro": 12.0}
+"""At the usual scale fifty of VGG16's iterations; the micro-benchmark is even."""
 PAYLOAD_SHARE = setting.PAYLOAD_BYTES / setting.WIRE_BYTES
 FAIR_GBPS = RATE_GBPS / 2 * PAYLOAD_SHARE
-MARKS = ["100kB", "300kB"]
-SWEPT = "marks at the uplink from 100 to 300 kB on"
+USUAL = {"scale": 200.0, "ecn": "100kB"}
+SWEPT: dict[str, list[dict[str, Any]]] = {
+    "vgg16": [{}, {"ecn": "300kB"}, {"scale": 100.0}],
+    "micro": [{}, {"ecn": "300kB"}],
+}
+OVER = {
+    "vgg16": "marks at the uplink from 100 or 300 kB on, scales of 100 or 200",
+    "micro": "marks at the uplink from 100 or 300 kB on",
+}
 NAMES = {"vgg16": "VGG16", "micro": "micro-benchmark"}
 WHATS = {
     "vgg16": "VGG16 beside a flow, by VGG16 alone",
@@ -31,30 +39,23 @@ WHATS = {
 
 
 def run(lab: Lab) -> Outcome:
-    """Let each job run alone, and beside a flow from one of its workers."""
-    runs = lab.play(
-        {
-            _name(work, mark, beside): _scenario(work, mark, beside)
-            for work in NAMES
-            for mark in MARKS
-            for beside in ((False, True) if work == "vgg16" else (True,))
-        },
-        throughputs=False,
-    )
-    by = {
-        "vgg16": Spread.over([_by_alone(runs, mark) for mark in MARKS]),
-        "micro": Spread.over([_by_fair(runs[_name("micro", mark, True)]) for mark in MARKS]),
-    }
+    """Let each job run alone where nothing marks, and beside a flow from one of its workers."""
+    swept = {work: settings[: 1 if lab.quick else None] for work, settings in SWEPT.items()}
+    few = {work: settings[1:] for work, settings in swept.items()}
+    runs = lab.play(_beside({work: settings[:1] for work, settings in swept.items()}))
+    # Settings differ by more than seeds do.
+    runs |= lab.play(_beside(few) | _alone(swept["vgg16"]), once=True)
+    by = {work: _over(runs, work, settings) for work, settings in swept.items()}
     together = {
-        work: Spread.over([runs[_name(work, mark, True)].spread(_wire) for mark in MARKS])
-        for work in NAMES
+        work: Spread.over([runs[_name(work, more)].spread(_wire) for more in settings])
+        for work, settings in swept.items()
     }
-    alone = runs[_name("vgg16", MARKS[0], False)].spread(_goodput).median
+    alone = _goodput_alone(runs, {})
 
     def draw(figure: Figure) -> None:
         many = figure.subplots(1, 2, sharey=True)
         for axes, work in zip(many, NAMES, strict=True):
-            report = runs[_name(work, MARKS[0], True)].reports[0]
+            report = runs[_name(work, {})].reports[0]
             job = report["jobs"][0]["series"]["aggregation_gbps"]
             other = report["background"][0]["delivered_gbps"]
             times = [at + 0.5 for at in range(min(len(job), len(other)))]
@@ -65,14 +66,16 @@ def run(lab: Lab) -> Outcome:
             label = "paper: what the job gets alone" if work == "vgg16" else "paper: fair share"
             axes.axhline(alone if work == "vgg16" else FAIR_GBPS, **PAPER, label=label)
             axes.set_ylim(0, 105)
-            title = f"{NAMES[work]}, marks from {MARKS[0]} on"
+            title = f"{NAMES[work]}, marks from {USUAL['ecn']} on"
             finish(axes, "time (ms)", "goodput over the uplink (Gbit/s)", title)
 
+    over = dict.fromkeys(OVER, "") if lab.quick else OVER
+    letters = (("a", "vgg16"), ("b", "micro"))
     return Outcome(
         [
             *(
-                Finding(f"Fig. 16{letter}", WHATS[work], 1.0, by[work], unit="x", swept=SWEPT)
-                for letter, work in (("a", "vgg16"), ("b", "micro"))
+                Finding(f"Fig. 16{letter}", WHATS[work], 1.0, by[work], unit="x", swept=over[work])
+                for letter, work in letters
             ),
             *(
                 Finding(
@@ -81,96 +84,85 @@ def run(lab: Lab) -> Outcome:
                     100.0,
                     together[work],
                     unit="%",
-                    swept=SWEPT,
+                    swept=over[work],
                 )
-                for letter, work in (("a", "vgg16"), ("b", "micro"))
+                for letter, work in letters
             ),
         ],
         draw,
-        {"alone_gbps": alone, "fair_gbps": FAIR_GBPS, "marks": MARKS},
+        {"alone_gbps": alone, "fair_gbps": FAIR_GBPS, "settings": swept},
     )
 
 
-def why(lab: Lab) -> Sequence[Reason]:
-    """Let nothing mark at the uplink, or the bottleneck be the other direction."""
-    played = {
-        "no marks at the worker's own NIC": {"nic_ecn": False},
-        "the flow towards the worker": {"towards": True},
+def _beside(swept: Mapping[str, Sequence[dict[str, Any]]]) -> dict[str, dict[str, Any]]:
+    return {
+        _name(work, more): _scenario(work, more)
+        for work, settings in swept.items()
+        for more in settings
     }
-    reasons = []
-    for change, more in played.items():
-        runs = lab.play(
-            {
-                _name(work, f"why-{'-'.join(more)}", beside): _scenario(
-                    work, MARKS[0], beside, **more
-                )
-                for work in NAMES
-                for beside in ((False, True) if work == "vgg16" else (True,))
-            },
-            once=True,
-            throughputs=False,
+
+
+def _alone(settings: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return VGG16 alone at each scale: one baseline, in which nothing marks."""
+    return {
+        _name_alone(more): _scenario(
+            "vgg16", {"scale": more.get("scale", USUAL["scale"]), "nic_ecn": False}, beside=False
         )
-        mark = f"why-{'-'.join(more)}"
-        reasons += [
-            Reason(WHATS["vgg16"], change, _by_alone(runs, mark)),
-            Reason(WHATS["micro"], change, _by_fair(runs[_name("micro", mark, True)])),
-        ]
-    return reasons
+        for more in settings
+    }
 
 
-def _scenario(
-    work: str, mark: str, beside: bool, *, nic_ecn: bool = True, towards: bool = False
-) -> dict[str, Any]:
+def _over(runs: Mapping[str, Runs], work: str, settings: Sequence[Mapping[str, Any]]) -> Spread:
+    def by(more: Mapping[str, Any]) -> Spread:
+        fair = _goodput_alone(runs, more) if work == "vgg16" else FAIR_GBPS
+        return runs[_name(work, more)].spread(lambda report: setting.goodput_gbps(report) / fair)
+
+    return Spread.over([by(more) for more in settings])
+
+
+def _goodput_alone(runs: Mapping[str, Runs], more: Mapping[str, Any]) -> float:
+    (report,) = runs[_name_alone(more)].reports
+    return setting.goodput_gbps(report)
+
+
+def _scenario(work: str, more: Mapping[str, Any], *, beside: bool = True) -> dict[str, Any]:
+    of = {**USUAL, "nic_ecn": True, **more}
     if work == "vgg16":
-        job = setting.training("vgg16", SCALE, workers=6)
+        job = setting.training("vgg16", of["scale"], workers=6)
     else:
         job = setting.job(workers=6, tensor="250kB", in_flight=12)
-    flow = {"from": "h7", "to": "h0"} if towards else {"from": "h0", "to": "h7"}
+    flow = {"kind": "tcp", "from": "h0", "to": "h7"}
     start = Between(START_MS / 2, START_MS * 3 / 2)
+    measured_ms = MEASURED_MS[work] * (USUAL["scale"] / of["scale"] if work == "vgg16" else 1.0)
     return {
         "title": f"Figure 16: {work} {'beside a flow' if beside else 'alone'}",
-        "until": setting.ms(END_MS),
+        "until": setting.ms(SETTLED_MS + measured_ms),
+        "warm_up": setting.ms(SETTLED_MS),
         "interval": "1ms",
+        "payload": "sample",
         # The worker's own NIC is where its job and the flow meet: it marks, or neither hears of it.
-        "network": setting.rack(8, setting.HOSTS_FREE, ecn=mark, nic_ecn=nic_ecn),
+        "network": setting.rack(8, setting.HOSTS_FREE, ecn=of["ecn"], nic_ecn=of["nic_ecn"]),
         "switch": {"aggregators": 4096},
         "job": [{**job, "server": "h6", "start": start}],
-        "background": [{**flow, "kind": "tcp"}] if beside else [],
+        "background": [flow] if beside else [],
     }
 
 
-def _name(work: str, mark: str, beside: bool) -> str:
-    return f"background-{work}-{mark}-{'beside' if beside else 'alone'}"
+def _name(work: str, more: Mapping[str, Any]) -> str:
+    return "-".join(["background", work, *(f"{key}-{value}" for key, value in more.items())])
 
 
-def _by_alone(runs: dict[str, Runs], mark: str) -> Spread:
-    both = zip(
-        runs[_name("vgg16", mark, True)].reports,
-        runs[_name("vgg16", mark, False)].reports,
-        strict=True,
-    )
-    return Spread.of([_goodput(beside) / _goodput(alone) for beside, alone in both])
-
-
-def _by_fair(runs: Runs) -> Spread:
-    return runs.spread(lambda report: _goodput(report) / FAIR_GBPS)
-
-
-def _goodput(report: Report) -> float:
-    return _settled(report["jobs"][0]["series"]["aggregation_gbps"])
+def _name_alone(more: Mapping[str, Any]) -> str:
+    return f"background-alone-{more.get('scale', USUAL['scale']):g}"
 
 
 def _wire(report: Report) -> float:
     # A segment of 1460 bytes takes 1538 of the link.
-    flow = _settled(report["background"][0]["delivered_gbps"])
-    return _goodput(report) / PAYLOAD_SHARE + flow * 1538 / 1460
-
-
-def _settled(series: Sequence[float]) -> float:
-    part = series[int(SETTLED_MS) : int(END_MS) - 1]
-    return sum(part) / len(part)
+    series = report["background"][0]["delivered_gbps"][int(SETTLED_MS) : -1]
+    flow: float = sum(series) / len(series)
+    return setting.goodput_gbps(report) / PAYLOAD_SHARE + flow * 1538 / 1460
 
 
 EXPERIMENT = Experiment(
-    "background", "Beside a flow that fills one worker's uplink (Figure 16)", run, why
+    "background", "Beside a flow that fills one worker's uplink (Figure 16)", run
 )

@@ -13,35 +13,51 @@ from fanin.reproduce.plot import finish
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SCALE = 200.0
-TIME_S = 4.0
+Values = Mapping[str, Any]
+TIME_S = 6.0
+PACKET = "1,344"
 SYSTEMS: dict[str, str] = {
     "atp": "ATP",
-    "ps-n-to-n": "a server beside each worker (BytePS NtoN)",
-    "ring": "ring (Horovod)",
+    "ps-n-to-n": "a server beside each worker (BytePS NtoN RDMA)",
+    "ring": "ring (Horovod RDMA)",
 }
 PAPER_GAIN = {"ps-n-to-n": 1.20, "ring": 1.25}
 FASTER = "two VGG16 over a shared link: the faster job, ATP by {}"
 JOBS = [("l0", "r0", "r1", "r4"), ("l1", "r2", "r3", "r5")]
 """Three workers, and the server where there is one."""
+Images = dict[str, list[list[float]]]
+"""By the runs' name: each job's, by seed."""
 
 
 def run(lab: Lab) -> Outcome:
     """Train both jobs on each system."""
-    runs = lab.play({_name(system): _scenario(system, setting.HOSTS) for system in SYSTEMS})
-    images = _images(runs)
+    settings = _settings(lab)
+    swept = "" if lab.quick else setting.CONTENDED_OVER
+    images = _images(_play(lab, settings), settings)
 
     def equal(system: str) -> Spread:
-        return Spread.of([min(pair) / max(pair) for pair in zip(*images[system], strict=True)])
+        def at(more: Values) -> Spread:
+            pairs = zip(*images[_name(system, more)], strict=True)
+            return Spread.of([min(pair) / max(pair) for pair in pairs])
+
+        return Spread.over([at(more) for more in settings])
 
     def draw(figure: Figure) -> None:
-        axes = figure.add_subplot()
-        for job in range(len(JOBS)):
-            medians = [Spread.of(images[system][job]).median for system in SYSTEMS]
-            places = [at + 0.35 * (job - 0.5) for at in range(len(SYSTEMS))]
-            axes.bar(places, medians, 0.35, label=f"job {job + 1}")
-        axes.set_xticks(range(len(SYSTEMS)), [name.split(" (")[0] for name in SYSTEMS.values()])
-        finish(axes, "", "images/s and worker")
+        many = figure.subplots(1, len(settings), sharey=True, squeeze=False)[0]
+        figure.set_size_inches(3 * len(settings) + 2, 4.8)
+        for axes, more in zip(many, settings, strict=True):
+            for job in range(len(JOBS)):
+                spreads = [Spread.of(images[_name(system, more)][job]) for system in SYSTEMS]
+                medians = [s.median for s in spreads]
+                errors = [
+                    [s.median - s.least for s in spreads],
+                    [s.most - s.median for s in spreads],
+                ]
+                places = [at + 0.35 * (job - 0.5) for at in range(len(SYSTEMS))]
+                axes.bar(places, medians, 0.35, yerr=errors, capsize=3, label=f"job {job + 1}")
+            axes.set_xticks(range(len(SYSTEMS)), ["ATP", "NtoN", "ring"])
+            y = "images/s and worker" if axes is many[0] else ""
+            finish(axes, "", y, ", ".join(f"{k} {v}" for k, v in more.items()) or "usual")
 
     return Outcome(
         [
@@ -50,8 +66,9 @@ def run(lab: Lab) -> Outcome:
                     "§5.3.2, Fig. 12",
                     FASTER.format(SYSTEMS[system]),
                     paper,
-                    _gain(images, system),
+                    _gain(images, system, settings),
                     unit="x",
+                    swept=swept,
                 )
                 for system, paper in PAPER_GAIN.items()
             ),
@@ -62,6 +79,7 @@ def run(lab: Lab) -> Outcome:
                     1.0,
                     equal(system),
                     unit="x",
+                    swept=swept,
                 )
                 for system in ("atp", "ring")
             ),
@@ -72,67 +90,99 @@ def run(lab: Lab) -> Outcome:
 
 
 def why(lab: Lab) -> Sequence[Reason]:
-    """Let hosts cost nothing, or each byte as much."""
-    changes: dict[str, Mapping[str, Any]] = {
-        "hosts whose cores cost nothing": setting.HOSTS_FREE,
-        "hosts that move 60 Gbit/s of whatever packets": {"host_byte_cost": "0.133ns"},
+    """Let RDMA cost hosts what ATP's packets do, or these nothing."""
+    settings = _settings(lab)
+    atp, rdma = ["atp"], list(PAPER_GAIN)
+    changes: dict[str, tuple[Sequence[str], Mapping[str, Any]]] = {
+        "hosts that RDMA costs as ATP's packets do": (rdma, setting.HOSTS),
+        "hosts that ATP's packets cost nothing": (atp, setting.HOSTS_FREE),
     }
     reasons = []
-    for number, (change, cost) in enumerate(changes.items()):
+    for number, (change, (systems, cost)) in enumerate(changes.items()):
+        costs = dict.fromkeys(systems, cost)
         tag = f"-why-{number}"
-        runs = lab.play({_name(system) + tag: _scenario(system, cost) for system in SYSTEMS})
-        images = _images(runs, tag)
+        images = _images(_play(lab, settings, costs, tag), settings, tag)
         for system in PAPER_GAIN:
-            found = _gain(images, system)
+            found = _gain(images, system, settings)
             reasons.append(Reason(FASTER.format(SYSTEMS[system]), change, found))
     return reasons
 
 
-def _images(runs: dict[str, Runs], tag: str = "") -> dict[str, list[list[float]]]:
+def _settings(lab: Lab) -> list[Values]:
+    return list(setting.CONTENDED_SWEPT[: 1 if lab.quick else None])
+
+
+def _play(
+    lab: Lab,
+    settings: Sequence[Values],
+    costs: Mapping[str, Mapping[str, Any]] | None = None,
+    tag: str = "",
+) -> dict[str, Runs]:
+    costs = {} if costs is None else costs
+
+    def of(settings: Sequence[Values]) -> dict[str, dict[str, Any]]:
+        return {
+            _name(system, more) + tag: _scenario(system, more, costs.get(system))
+            for system in SYSTEMS
+            for more in settings
+        }
+
+    # Settings differ by more than seeds do.
+    return lab.play(of(settings[:1])) | lab.play(of(settings[1:]), once=True)
+
+
+def _images(runs: Mapping[str, Runs], settings: Sequence[Values], tag: str = "") -> Images:
+    names = [_name(system, more) for system in SYSTEMS for more in settings]
     return {
-        system: [
-            [setting.images_per_s(report, job) for report in runs[_name(system) + tag].reports]
+        name: [
+            [setting.images_per_s(report, job) for report in runs[name + tag].reports]
             for job in range(len(JOBS))
         ]
-        for system in SYSTEMS
+        for name in names
     }
 
 
-def _gain(images: dict[str, list[list[float]]], system: str) -> Spread:
-    ours, theirs = (
-        [max(pair) for pair in zip(*images[one], strict=True)] for one in ("atp", system)
-    )
-    return Spread.of([one / other for one, other in zip(ours, theirs, strict=True)])
+def _gain(images: Images, system: str, settings: Sequence[Values]) -> Spread:
+    def at(more: Values) -> Spread:
+        ours, theirs = (
+            [max(pair) for pair in zip(*images[_name(one, more)], strict=True)]
+            for one in ("atp", system)
+        )
+        return Spread.of([one / other for one, other in zip(ours, theirs, strict=True)])
+
+    return Spread.over([at(more) for more in settings])
 
 
-def _scenario(system: str, cost: Mapping[str, Any]) -> dict[str, Any]:
+def _scenario(system: str, more: Values, cost: Mapping[str, Any] | None) -> dict[str, Any]:
+    values = {**setting.CONTENDED, **more}
+    scale, delay = values["scale"], values["delay"]
+    if system == "atp":
+        hosts = setting.HOSTS if cost is None else cost
+        network = setting.network("dumbbell", hosts, hosts=6, delay=delay)
+        keys = {"system": system, "window": setting.FILLS[delay]}
+    else:
+        network = setting.rdma("dumbbell", PACKET, hosts=6, delay=delay, **(cost or {}))
+        keys = setting.rdma_keys(system, PACKET)
+
+    def job(hosts: tuple[str, ...]) -> dict[str, Any]:
+        *workers, server = hosts
+        own = {"server": server} if system == "atp" else {}
+        start = Between(0, 280 / scale)
+        return setting.training("vgg16", scale, workers=workers, start=start, **keys, **own)
+
     return {
         "title": f"Figure 12: {SYSTEMS[system]}",
-        # A ring waits for the timeouts of TCP.
-        "stall": "1s",
-        "until": setting.ms(1000 * TIME_S / SCALE),
-        "warm_up": setting.ms(1000 * TIME_S / 4 / SCALE),
-        "network": setting.network("dumbbell", cost, hosts=6),
-        "switch": {"aggregators": setting.PAPER_PTA},
-        "job": [_job(system, hosts) for hosts in JOBS],
+        "until": setting.ms(1000 * TIME_S / scale),
+        "warm_up": setting.ms(1000 * TIME_S / 4 / scale),
+        "payload": "sample",
+        "network": network,
+        "switch": {"aggregators": values["aggregators"]},
+        "job": [job(hosts) for hosts in JOBS],
     }
 
 
-def _name(system: str) -> str:
-    return f"dumbbell-{system}"
-
-
-def _job(system: str, hosts: tuple[str, ...]) -> dict[str, Any]:
-    *workers, server = hosts
-    more: dict[str, Any] = {"server": server} if system == "atp" else {}
-    return setting.training(
-        "vgg16",
-        SCALE,
-        system=system,
-        workers=workers,
-        start=Between(0, 280 / SCALE),
-        **more,
-    )
+def _name(system: str, more: Values) -> str:
+    return "-".join(["dumbbell", system, *(f"{key}-{value}" for key, value in more.items())])
 
 
 EXPERIMENT = Experiment(

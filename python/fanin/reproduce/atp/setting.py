@@ -21,7 +21,7 @@ HOSTS = {"host_packet_cost": "12.64ns", "host_byte_cost": "0.076ns"}
 HOSTS_OF_SWITCHML = {"host_packet_cost": "15.22ns", "host_byte_cost": "0.076ns"}
 """17.5 ns less 30 times 0.076: frames of 210 bytes cost what 180 would (§4)."""
 HOSTS_FREE: dict[str, Any] = {}
-"""RDMA: packets cost a host nothing."""
+"""Packets cost a host nothing."""
 HOST_GOODPUT_GBPS = 50.2
 """Of elements, that a host moves: 256 bytes in 17.5 + 0.076 * 306 ns."""
 DELAY = "6us"
@@ -44,19 +44,33 @@ PAPER_PTA = 1980
 PAPER_DELAY = "20us"
 """Of a link, with which the 1980 packets of 306 bytes are one round trip (of four links) at 60
 Gbit/s: 81 us. The paper gives no delay."""
+FILLS = {DELAY: WINDOW, PAPER_DELAY: 1980}
+"""By the links' delay, packets on the way that fill a host."""
+CONTENDED: dict[str, Any] = {"scale": 200.0, "delay": PAPER_DELAY, "aggregators": PAPER_PTA}
+"""Where jobs share a switch (Figure 12, §D.2), and the paper gives none of these."""
+CONTENDED_SWEPT: list[dict[str, Any]] = [
+    {},
+    {"scale": 50.0},
+    {"aggregators": 8192},
+    {"delay": DELAY},
+]
+CONTENDED_OVER = "links of 6 or 20 us, 1,980 or 8,192 aggregators, scales of 50 or 200"
+RDMA_PACKETS = {"1,344": (336, 1500), "4,096": (1024, 4500)}
+"""By their bytes, which the paper does not give: elements, and the MTU that takes them."""
+RDMA_ON_THE_WAY = 500_000
+"""Elements: more than a link carries in a round trip over six links of 20 us."""
 BATCH = 32
 COMPUTED = {
-    # Images a second and multiply-adds of an image (torchvision).
-    "resnet50": (294.0, 4.09e9),  # Lambda, 2080 Ti Deep Learning Benchmarks, FP32
-    "resnet152": (110.0, 11.51e9),  # the same
-    # VGG16's peak goodput of 20 Gbit/s (§5.5) is 4.7 times its 528 MB a second: 151 images a second
-    # in batches of 32, behind a network that leaves so much of 166.
-    "vgg16": (166.0, 15.47e9),
+    # Images a second and multiply-adds of an image (torchvision). ResNets: Lambda, "2080 Ti Deep
+    # Learning Benchmarks", FP32. The others: logs of Lambda's lambda-tensorflow-benchmark
+    # (TensorFlow 1.15, FP32, synthetic data, one GPU, no XLA), which have 292 and 112 for ResNets.
+    "resnet50": (294.0, 4.09e9),
+    "resnet152": (110.0, 11.51e9),
+    "vgg16": (165.0, 15.47e9),
+    "alexnet": (3764.0, 0.714e9),
 }
-LIKE = {"alexnet": ["vgg16"], "vgg11": ["vgg16"], "vgg19": ["vgg16"]} | {
-    "resnet101": ["resnet50", "resnet152"]
-}
-"""Of which nothing is published that we know: as many operations a second as others of the kind."""
+LIKE = {"vgg11": ["vgg16"], "vgg19": ["vgg16"], "resnet101": ["resnet50", "resnet152"]}
+"""Of which nothing is published there: as many operations a second as others of the kind."""
 JITTER = "2%"
 """Of a worker's times: without it, jobs that began at different moments would stay apart, or not,
 forever."""
@@ -79,6 +93,25 @@ def network(topology: str, cost: Mapping[str, Any] = HOSTS, **more: Any) -> dict
 def rack(hosts: int, cost: Mapping[str, Any] = HOSTS, **more: Any) -> dict[str, Any]:
     """Return the network of the paper's testbed: hosts h0, h1, .. on one switch, s0."""
     return network("rack", cost, hosts=hosts, **more)
+
+
+def rdma(topology: str, packet: str, **more: Any) -> dict[str, Any]:
+    """Return a network for RDMA with PFC (§5.1).
+
+    Hosts' cores have no part in it, and nothing is lost or marked: no queue ever fills.
+    """
+    _, mtu = RDMA_PACKETS[packet]
+    usual = {"topology": topology, "rate": RATE, "delay": DELAY, "queue": "64MB", "mtu": mtu}
+    return {**usual, **more}
+
+
+def rdma_keys(system: str, packet: str) -> dict[str, Any]:
+    """Return what a job over such a network has: it waits for no timeout."""
+    elements, _ = RDMA_PACKETS[packet]
+    if system == "ring":
+        return {"system": system}
+    window = RDMA_ON_THE_WAY // elements
+    return {"system": system, "elements": elements, "window": window, "timeout": "10ms"}
 
 
 def job(system: str = "atp", **more: Any) -> dict[str, Any]:

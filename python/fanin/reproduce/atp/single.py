@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fanin.reproduce.atp import setting
 from fanin.reproduce.finding import Experiment, Finding, Outcome, Reason
-from fanin.reproduce.lab import Lab, Spread
+from fanin.reproduce.lab import Lab, Runs, Spread
 from fanin.reproduce.plot import finish
 
 if TYPE_CHECKING:
@@ -15,54 +15,45 @@ if TYPE_CHECKING:
 
 MODELS = ["alexnet", "vgg11", "vgg16", "vgg19", "resnet50", "resnet101", "resnet152"]
 MODELS_QUICK = ["vgg16", "resnet50"]
-SCALE = 200.0
-SCALE_QUICK = 400.0
+SCALES = [200.0, 100.0]
+SCALES_QUICK = [400.0]
 SYSTEMS = {
     "atp": "ATP",
     "switchml": "SwitchML",
-    "ring": "ring (Horovod)",
-    "ps-n-to-n": "a server beside each worker (BytePS NtoN)",
+    "ring": "ring (Horovod RDMA)",
+    "ps-n-to-n": "a server beside each worker (BytePS NtoN RDMA)",
 }
+RDMA = ["ring", "ps-n-to-n"]
 PAPER_MAX = {"switchml": 1.5, "ring": 1.24, "ps-n-to-n": 1.5}
 PAPER_BY_MODEL = {"resnet50": 1.02, "resnet101": 1.01, "vgg16": 1.25, "vgg19": 1.2, "alexnet": 2.39}
 """ATP by BytePS NtoN over RDMA: §5.3.1 and §D.3 (AlexNet's is more than the most of §5.2.1)."""
 MOST = "ATP by {}, the most of all models"
 COMPUTES = "at the published speed it computes for longer than it sends, on any system"
 OF_MODEL = "ATP by a server beside each worker: {}"
+Setting = tuple[float, str]
+"""Scale, and the bytes of an RDMA packet."""
 
 
 def run(lab: Lab) -> Outcome:
     """Train every model on every system."""
     models = MODELS_QUICK if lab.quick else MODELS
-    scale = SCALE_QUICK if lab.quick else SCALE
-    reports = {
-        name: runs.reports[0]
-        for name, runs in lab.play(
-            {
-                _name(model, system): _scenario(model, system, scale)
-                for model in models
-                for system in SYSTEMS
-            },
-            # Systems differ by far more than seeds do.
-            once=True,
-        ).items()
-    }
-    images = {
-        system: {model: setting.images_per_s(reports[_name(model, system)]) for model in models}
-        for system in SYSTEMS
-    }
-
-    def gain(model: str, system: str) -> float:
-        return images["atp"][model] / images[system][model]
+    settings = _settings(lab)
+    runs = lab.play(_scenarios(models, settings), once=True)
+    swept = _swept(settings)
 
     def draw(figure: Figure) -> None:
         axes = figure.add_subplot()
         width = 0.8 / len(SYSTEMS)
         for at, (system, name) in enumerate(SYSTEMS.items()):
             places = [model + (at - 1.5) * width for model in range(len(models))]
-            axes.bar(places, list(images[system].values()), width, label=name)
+            images = [_images(runs, model, system, settings[0]) for model in models]
+            axes.bar(places, images, width, label=name)
         axes.set_xticks(range(len(models)), models)
-        finish(axes, "", "images/s and worker")
+        scale, packet = settings[0]
+        finish(axes, "", "images/s and worker", f"scale {scale:g}, RDMA packets of {packet} bytes")
+
+    def of_model(model: str) -> list[Spread]:
+        return [_gain(runs, model, "ps-n-to-n", setting) for setting in settings]
 
     return Outcome(
         [
@@ -71,8 +62,9 @@ def run(lab: Lab) -> Outcome:
                     "§5.2.1, Fig. 8",
                     MOST.format(SYSTEMS[system]),
                     paper,
-                    Spread.of([max(gain(model, system) for model in models)]),
+                    _most(runs, models, system, settings),
                     unit="x",
+                    swept=swept,
                 )
                 for system, paper in PAPER_MAX.items()
             ),
@@ -81,8 +73,9 @@ def run(lab: Lab) -> Outcome:
                     "§5.3.1, §D.3",
                     OF_MODEL.format(model),
                     paper,
-                    Spread.of([gain(model, "ps-n-to-n")]),
+                    Spread.over(of_model(model)),
                     unit="x",
+                    swept=swept,
                     cannot_fail=COMPUTES if model in ("resnet50", "resnet101") else "",
                 )
                 for model, paper in PAPER_BY_MODEL.items()
@@ -90,61 +83,122 @@ def run(lab: Lab) -> Outcome:
             ),
         ],
         draw,
-        {"models": models, "images_per_s": images},
+        {
+            "models": models,
+            "images_per_s": {
+                f"{system}, scale {scale:g}, {packet}": [
+                    _images(runs, model, system, (scale, packet)) for model in models
+                ]
+                for system in SYSTEMS
+                for scale, packet in settings
+            },
+        },
     )
 
 
 def why(lab: Lab) -> Sequence[Reason]:
-    """Give each transport what the paper's has and ours has not, or take it away."""
+    """Let each transport cost its hosts what another's does."""
     models = MODELS_QUICK if lab.quick else ["alexnet", "vgg16"]
-    scale = SCALE_QUICK if lab.quick else SCALE
+    settings = _settings(lab)
     reasons = []
-    for system, change, cost, more in (
-        ("switchml", "hosts that count bytes alone", LINKS_ALONE, {}),
-        ("ps-n-to-n", RDMA, setting.HOSTS_FREE, {"elements": 336, "window": 256}),
-        ("ring", "hosts that RDMA costs nothing", setting.HOSTS_FREE, {}),
+    for system, change, cost in (
+        ("switchml", "hosts that count bytes alone", LINKS_ALONE),
+        ("ring", "hosts that RDMA costs as ATP's packets do", setting.HOSTS),
+        ("ps-n-to-n", "hosts that RDMA costs as ATP's packets do", setting.HOSTS),
     ):
-        of = {
-            model: {
-                f"{_name(model, 'atp')}-why": _scenario(model, "atp", scale),
-                f"{_name(model, system)}-why": _scenario(model, system, scale, cost, **more),
-            }
-            for model in models
-        }
-        runs = lab.play({name: s for pair in of.values() for name, s in pair.items()}, once=True)
-        gains = {}
-        for model, pair in of.items():
-            ours, theirs = (setting.images_per_s(runs[name].reports[0]) for name in pair)
-            gains[model] = ours / theirs
-        reasons.append(
-            Reason(MOST.format(SYSTEMS[system]), change, Spread.of([max(gains.values())]))
-        )
+        changed = _scenarios(models, settings, {system: cost}, "-why")
+        runs = lab.play(changed, once=True)
+        most = _most(runs, models, system, settings, "-why")
+        reasons.append(Reason(MOST.format(SYSTEMS[system]), change, most))
         if system == "ps-n-to-n":
-            for model, gain in gains.items():
-                reasons.append(Reason(OF_MODEL.format(model), change, Spread.of([gain])))
+            for model in models:
+                gains = [_gain(runs, model, system, setting, "-why") for setting in settings]
+                reasons.append(Reason(OF_MODEL.format(model), change, Spread.over(gains)))
     return reasons
 
 
 LINKS_ALONE = {"host_byte_cost": "0.114ns"}
 """60 Gbit/s of whatever packets: 0.133 ns for each of 180 bytes, where ours has 210."""
-RDMA = "RDMA: packets of 1,344 bytes that cost hosts nothing"
+
+
+def _settings(lab: Lab) -> list[Setting]:
+    scales = SCALES_QUICK if lab.quick else SCALES
+    packets = list(setting.RDMA_PACKETS)[: 1 if lab.quick else None]
+    return [(scales[0], packet) for packet in packets] + [(s, packets[0]) for s in scales[1:]]
+
+
+def _swept(settings: Sequence[Setting]) -> str:
+    if len(settings) == 1:
+        return ""
+    scales = sorted({scale for scale, _ in settings})
+    packets = " or ".join(setting.RDMA_PACKETS)
+    return f"scales of {scales[0]:g} or {scales[-1]:g}, RDMA packets of {packets} bytes"
+
+
+def _most(
+    runs: Mapping[str, Runs],
+    models: Sequence[str],
+    system: str,
+    settings: Sequence[Setting],
+    tag: str = "",
+) -> Spread:
+    of_all = [[_gain(runs, m, system, one, tag).median for m in models] for one in settings]
+    return Spread.over([Spread.of([max(gains)]) for gains in of_all])
+
+
+def _gain(runs: Mapping[str, Runs], model: str, system: str, of: Setting, tag: str = "") -> Spread:
+    ours, theirs = (_images(runs, model, one, of, tag) for one in ("atp", system))
+    return Spread.of([ours / theirs])
+
+
+def _images(runs: Mapping[str, Runs], model: str, system: str, of: Setting, tag: str = "") -> float:
+    (report,) = runs[_name(model, system, of) + tag].reports
+    return setting.images_per_s(report)
+
+
+def _scenarios(
+    models: Sequence[str],
+    settings: Sequence[Setting],
+    costs: Mapping[str, Mapping[str, Any]] | None = None,
+    tag: str = "",
+) -> dict[str, dict[str, Any]]:
+    """Return those of ATP and of all systems, or of those that have other ``costs``."""
+    costs = {} if costs is None else costs
+    systems = ["atp", *costs] if costs else list(SYSTEMS)
+    return {
+        _name(model, system, of) + tag: _scenario(model, system, of, costs.get(system))
+        for model in models
+        for system in systems
+        for of in settings
+    }
 
 
 def _scenario(
-    model: str, system: str, scale: float, cost: Mapping[str, Any] | None = None, **more: Any
+    model: str, system: str, of: Setting, cost: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    usual = setting.HOSTS_OF_SWITCHML if system == "switchml" else setting.HOSTS
+    scale, packet = of
+    more = {"system": system}
+    if system in RDMA:
+        network = setting.rdma("rack", packet, hosts=9, **(cost or setting.HOSTS_FREE))
+        more = setting.rdma_keys(system, packet)
+    else:
+        usual = setting.HOSTS_OF_SWITCHML if system == "switchml" else setting.HOSTS
+        network = setting.rack(9, usual if cost is None else cost)
     return {
         "title": f"Figure 8: {model}, {SYSTEMS[system]}",
         "until": setting.ms(2_000 / scale),
         "warm_up": setting.ms(300 / scale),
-        "network": setting.rack(9, usual if cost is None else cost),
-        "job": [setting.training(model, scale, system=system, **more)],
+        # SwitchML cuts short tensors in another way than long ones.
+        "payload": "full" if system == "switchml" else "sample",
+        "network": network,
+        "job": [setting.training(model, scale, **more)],
     }
 
 
-def _name(model: str, system: str) -> str:
-    return f"single-{model}-{system}"
+def _name(model: str, system: str, of: Setting) -> str:
+    # Packets are RDMA's alone, so other systems are played once for all of them.
+    scale, packet = of
+    return f"single-{model}-{system}-{scale:g}" + (f"-{packet}" if system in RDMA else "")
 
 
 EXPERIMENT = Experiment("single", "One job of 8 workers (Figure 8)", run, why)
