@@ -1,7 +1,7 @@
 //! How many fragments a worker may have on the way (ATP §3.7): slow start, then additive increase, multiplicative decrease.
 //!
-//! The signal is an ECN mark on a parameter packet, which all workers get, or a fragment that was overtaken. A timeout is
-//! none: it mostly tells of a late worker, and the paper does not count it either.
+//! The signal is an ECN mark on a parameter packet, which all workers get, or a fragment that was overtaken and whose parameters say
+//! that it was lost. A timeout is none: it mostly tells of a late worker, and the paper does not count it either.
 
 /// Where a window starts, in bytes: ATP's 200 packets of 300 bytes, "within the bandwidth-delay product (about 60 KB) of a 100 Gbps
 /// network" (§3.7), in packets as long as those of 64 elements. As many packets of 1500 bytes would be five times that.
@@ -52,12 +52,12 @@ impl CongestionWindow {
         self.halved
     }
 
-    /// A parameter packet came: one MTU more, above the threshold one MTU more a window.
-    pub(crate) fn acknowledged(&mut self) {
+    /// A parameter packet came: one MTU more, above the threshold, and in `doubt` about a loss, one MTU more a window.
+    pub(crate) fn acknowledged(&mut self, doubt: bool) {
         if !self.enabled {
             return;
         }
-        if self.size < self.slow_start_threshold {
+        if self.size < self.slow_start_threshold && !doubt {
             self.size = (self.size + self.packets_per_mtu).min(self.slow_start_threshold);
             return;
         }
@@ -95,7 +95,7 @@ mod tests {
         let before = window.size();
         (1..)
             .find(|_| {
-                window.acknowledged();
+                window.acknowledged(false);
                 window.size() != before
             })
             .unwrap_or(u32::MAX)
@@ -107,7 +107,7 @@ mod tests {
         // (what happens, the window after it)
         assert_eq!(window.size(), 200);
         for expected in [204, 208, 212] {
-            window.acknowledged();
+            window.acknowledged(false);
             assert_eq!(window.size(), expected);
         }
         window.congested(50, 212);
@@ -129,7 +129,7 @@ mod tests {
     #[test]
     fn the_signals_of_one_window_halve_it_once() {
         let mut window = CongestionWindow::new(FRAME, 400, true);
-        (0..154).for_each(|_| window.acknowledged());
+        (0..154).for_each(|_| window.acknowledged(false));
         let timeline = [
             // (marked packet, next to be sent, window)
             (10, 210, 100),
@@ -150,7 +150,7 @@ mod tests {
     fn the_window_stays_within_one_mtu_and_the_jobs_window() {
         let mut window = CongestionWindow::new(SMALL, 202, true);
         for _ in 0..1000 {
-            window.acknowledged();
+            window.acknowledged(false);
         }
         assert_eq!(window.size(), 202);
         for round in 0..20 {
@@ -166,7 +166,7 @@ mod tests {
     fn switched_off_it_is_the_jobs_window_whatever_happens() {
         let mut window = CongestionWindow::new(FRAME, 500, false);
         window.congested(3, 10);
-        window.acknowledged();
+        window.acknowledged(false);
         assert_eq!((window.size(), window.halved()), (500, 0));
     }
 }

@@ -238,13 +238,14 @@ impl<A: Copy + PartialEq, T: Tensor> AtpWorker<A, T> {
             Some(since) => self.core.round_trip.measure(now.since(since)),
             None => self.core.round_trip.answered_again(),
         }
-        self.window.finish(sequence, header.flags.resend);
+        let lost = header.flags.resend;
+        let was_overtaken = self.window.finish(sequence, lost);
         self.last_progress = now;
-        self.congestion.acknowledged();
-        if header.flags.ecn {
+        self.congestion.acknowledged(self.window.doubts());
+        if header.flags.ecn || lost && was_overtaken {
             self.congestion.congested(sequence, self.window.next());
         }
-        self.recover(header.flags.resend);
+        self.recover(lost);
         self.core.finished(finished);
         Ok(Verdict::Absorb)
     }
@@ -302,7 +303,6 @@ impl<A: Copy + PartialEq, T: Tensor> AtpWorker<A, T> {
     fn recover(&mut self, mended: bool) {
         for _ in 0..1 + u32::from(mended) {
             if let Some(lost) = self.window.overtaken() {
-                self.congestion.congested(lost, self.window.next());
                 self.send_again(lost);
             } else if mended && let Some(unanswered) = self.window.still_unanswered() {
                 self.send_again(unanswered);

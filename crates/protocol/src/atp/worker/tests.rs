@@ -234,15 +234,15 @@ fn the_jobs_window_ends_where_a_place_is_still_taken() {
 }
 
 #[test]
-fn a_fragment_that_three_parameters_overtook_is_sent_again_at_once_and_halves_the_window() {
+fn a_fragment_that_three_parameters_overtook_is_sent_again_at_once_and_halves_the_window_if_it_was_lost() {
     let mut line = Line::with_fragments(config(1000), 1000);
     assert_eq!(line.sent(), "0-199");
-    let timeline = [(1, "200-204"), (2, "205-209"), (3, "0r")];
+    let timeline = [(1, "200-204"), (2, "205-209"), (3, "0r 210-214")];
     for (sequence, sends) in timeline {
         line.parameters(sequence);
         assert_eq!(line.sent(), sends, "after parameters {sequence}");
     }
-    assert_eq!(line.worker.progress().congestion_window, (208 + 4) / 2);
+    assert_eq!(line.worker.progress().congestion_window, 208 + 4, "it may have been overtaken only");
     // Whatever was sent before it overtakes it no more ...
     for sequence in 4..210 {
         line.parameters(sequence);
@@ -255,6 +255,44 @@ fn a_fragment_that_three_parameters_overtook_is_sent_again_at_once_and_halves_th
         assert_eq!(line.sent().contains("0r"), sends, "after parameters {sequence}");
     }
     assert_eq!(line.worker.statistics().retransmissions, 2);
+    let before = line.worker.progress().congestion_window;
+    line.answer(0, Answer { lost: true, ..Answer::default() });
+    assert_eq!(line.worker.progress().congestion_window, (before + 4) / 2);
+}
+
+/// It stalled in a switch, or came to the server on a longer way: that says nothing of congestion.
+#[test]
+fn a_fragment_that_was_overtaken_and_not_lost_holds_slow_start_up_and_halves_nothing() {
+    let mut line = Line::with_fragments(config(1000), 1000);
+    line.sent();
+    let timeline = [
+        // (parameters, the window after them)
+        (1, 204),
+        (2, 208),
+        (3, 212),
+        // In doubt about 0, one MTU a window.
+        (4, 212),
+        (5, 212),
+        (0, 216),
+        (6, 220),
+    ];
+    for (sequence, window) in timeline {
+        line.parameters(sequence);
+        assert_eq!(line.worker.progress().congestion_window, window, "after parameters {sequence}");
+    }
+    assert_eq!(line.worker.progress().window_halved, 0);
+}
+
+/// Somebody lost a fragment of a tensor that came late to all others: it is his network that is full, if any.
+#[test]
+fn what_another_worker_lost_halves_no_window_here() {
+    let lost = Answer { lost: true, ..Answer::default() };
+    let mut line = Line::with_fragments(config(1000), 50);
+    line.at_ms(0).sent();
+    line.answer(0, lost);
+    line.at_ms(TIMEOUT_MS).sent();
+    line.answer(1, lost);
+    assert_eq!(line.worker.progress().window_halved, 0, "nor after a timeout");
 }
 
 #[test]

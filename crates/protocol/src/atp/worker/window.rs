@@ -21,6 +21,8 @@ struct Fragment {
     /// The number of the packet that it went out with last, of all that the worker sent.
     packet: u64,
     sent_again: bool,
+    /// It was sent again because others overtook it.
+    overtaken: bool,
     queued: bool,
     /// It goes with its original values.
     originals: bool,
@@ -62,6 +64,8 @@ pub(super) struct Window {
     packets: u64,
     /// The last packets that were answered, in ascending order; 0 is none.
     newest: [u64; OVERTAKING],
+    /// How many on the way were overtaken: lost, or not.
+    doubtful: u32,
     /// The places of the fragments that were sent first and last of those on the way that do not wait to be sent again.
     oldest: u32,
     latest: u32,
@@ -76,6 +80,7 @@ impl Window {
             sent: Instant(0),
             packet: 0,
             sent_again: false,
+            overtaken: false,
             queued: false,
             originals: false,
             before: NONE,
@@ -88,6 +93,7 @@ impl Window {
             in_flight: 0,
             packets: 0,
             newest: [0; OVERTAKING],
+            doubtful: 0,
             oldest: NONE,
             latest: NONE,
             going_back: 0..0,
@@ -209,9 +215,11 @@ impl Window {
         self.fragment_mut(sequence).queued = false;
     }
 
-    /// Counts the parameters of a fragment that is on the way as come; `mended` if it had to be sent again for that.
-    pub(super) fn finish(&mut self, sequence: u64, mended: bool) {
+    /// Counts the parameters of a fragment that is on the way as come; `mended` if it had to be sent again for that. Whether it was
+    /// overtaken.
+    pub(super) fn finish(&mut self, sequence: u64, mended: bool) -> bool {
         let fragment = self.fragment_mut(sequence);
+        let overtaken = core::mem::take(&mut fragment.overtaken);
         let (queued, packet) = (fragment.queued, fragment.packet);
         // Of a fragment that was sent again for nothing, the first packet was answered, which is of no use here any more.
         let answered = !fragment.sent_again || mended;
@@ -221,6 +229,7 @@ impl Window {
         if !queued {
             self.unlink(sequence);
         }
+        self.doubtful -= u32::from(overtaken);
         self.in_flight -= 1;
         if answered && packet > self.newest[0] {
             self.newest[0] = packet;
@@ -229,15 +238,25 @@ impl Window {
         while self.expected < self.next && self.fragment(self.expected).finished == Some(self.expected) {
             self.expected += 1;
         }
+        overtaken
+    }
+
+    /// Whether a fragment on the way was overtaken, so that it is not known yet whether it was lost.
+    pub(super) const fn doubts(&self) -> bool {
+        self.doubtful > 0
     }
 
     /// The next fragment that three have overtaken which were sent after it was sent last. It must be queued then.
-    pub(super) fn overtaken(&self) -> Option<u64> {
-        let oldest = self.places.get(self.oldest as usize)?;
+    pub(super) fn overtaken(&mut self) -> Option<u64> {
+        let oldest = self.places.get_mut(self.oldest as usize)?;
+        if oldest.packet >= self.newest[0] {
+            return None;
+        }
+        self.doubtful += u32::from(!core::mem::replace(&mut oldest.overtaken, true));
         // The fragment of a place that is on the way is the only one between `expected` and a window further on.
         let places = self.places.len() as u64;
         let behind = (u64::from(self.oldest) + places - self.expected % places) % places;
-        (oldest.packet < self.newest[0]).then_some(self.expected + behind)
+        Some(self.expected + behind)
     }
 
     /// When the expected fragment was sent, if one is on the way.
