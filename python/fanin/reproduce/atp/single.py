@@ -143,7 +143,8 @@ def _most(
     tag: str = "",
 ) -> Spread:
     of_all = [[_gain(runs, m, system, one, tag).median for m in models] for one in settings]
-    return Spread.over([Spread.of([max(gains)]) for gains in of_all])
+    # Not by max(), which loses a NaN: what was not measured.
+    return Spread.over([Spread.of([Spread.of(gains).most]) for gains in of_all])
 
 
 def _gain(runs: Mapping[str, Runs], model: str, system: str, of: Setting, tag: str = "") -> Spread:
