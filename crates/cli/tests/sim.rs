@@ -70,6 +70,20 @@ fn json_says_which_program_which_seed_and_which_scenario() {
 }
 
 #[test]
+fn a_job_that_died_and_what_nobody_counts_are_told_in_the_table() {
+    let directory = Directory::new("died");
+    let jobs = "[[job]]\nsystem = \"ring\"\nworkers = 2\ntensor = \"40kB\"\ntensors = 3\n\
+        [[fault]]\nat = \"20us\"\nkind = \"job-dies\"\njob = \"job0\"\n";
+    let scenario = SCENARIO.replace("hosts = 3", "hosts = 5").replace("40kB", "4MB");
+    let output = sim(&[&directory.write("died.toml", &format!("{scenario}{jobs}"))]);
+    let table = text(&output.stdout);
+    let row = |name: &str| table.lines().map(str::trim).find(|line| line.starts_with(name)).expect("a row");
+    assert!(row("job0").ends_with("died, 0.000020 s"), "{table}");
+    let ring: Vec<&str> = row("job1").split_whitespace().collect();
+    assert!(ring.contains(&"-") && ring[ring.len() - 1] == "s", "{table}");
+}
+
+#[test]
 fn a_table_is_for_people() {
     let directory = Directory::new("table");
     let output = sim(&[&directory.write("small.toml", SCENARIO)]);

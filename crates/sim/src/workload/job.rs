@@ -45,6 +45,7 @@ pub(crate) struct Job {
     /// Jobs that are not over, this one among them.
     open: Rc<Cell<usize>>,
     pub(crate) dead: bool,
+    stopped: bool,
 }
 
 pub(crate) struct WorkerState {
@@ -121,6 +122,7 @@ impl Job {
             over: None,
             open,
             dead: false,
+            stopped: false,
         }
     }
 
@@ -132,11 +134,24 @@ impl Job {
                 self.workers[rank].measures.began = true;
                 self.workers[rank].program.start(&mut steps);
             }
-            token::STOP => self.workers[rank].program.stop(&mut steps),
+            token::STOP => return self.stop(context),
             token::PROGRAM => self.workers[rank].program.timer(&mut steps),
             _ => {}
         }
         self.take(context, rank, steps);
+    }
+
+    /// Nobody begins a tensor that no worker has begun: all stop at once, after what the furthest of them does.
+    fn stop(&mut self, context: &mut Context<'_>) {
+        if std::mem::replace(&mut self.stopped, true) {
+            return;
+        }
+        let end = self.workers.iter().map(|worker| worker.program.committed()).max().unwrap_or(0);
+        for rank in 0..self.workers.len() {
+            let mut steps = Vec::new();
+            self.workers[rank].program.stop(end, &mut steps);
+            self.take(context, rank, steps);
+        }
     }
 
     /// The next part that worker `rank`'s machine `shard` is to submit.

@@ -133,7 +133,8 @@ pub(crate) struct Program {
     /// Training: how this phase's times differ from the model's.
     pace: f64,
     state: State,
-    stopped: bool,
+    /// The first tensor that is not submitted any more, if the job was stopped.
+    end: Option<u64>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -155,7 +156,7 @@ impl Program {
             iteration: 0,
             pace: 1.0,
             state: State::Idle,
-            stopped: false,
+            end: None,
         }
     }
 
@@ -176,12 +177,26 @@ impl Program {
         self.next
     }
 
-    /// Submits nothing more after what is under way.
-    pub(crate) fn stop(&mut self, steps: &mut Vec<Step>) {
-        self.stopped = true;
-        if matches!(*self.schedule, Schedule::AllReduce { .. }) {
+    /// The first tensor that it does not submit if nobody makes it begin more: those of an iteration are one.
+    pub(crate) fn committed(&self) -> u64 {
+        match (&*self.schedule, self.state) {
+            (Schedule::Training(training), State::Paused | State::Forward | State::Backward) => {
+                (self.iteration + 1) * training.gradients.len() as u64
+            }
+            _ => self.next,
+        }
+    }
+
+    /// Submits nothing from tensor `end` on. All workers of a job have the same: what one has submitted needs all of them.
+    pub(crate) fn stop(&mut self, end: u64, steps: &mut Vec<Step>) {
+        self.end = Some(end);
+        if self.is_over() && matches!(*self.schedule, Schedule::AllReduce { .. }) {
             self.finish_if_done(steps);
         }
+    }
+
+    fn is_over(&self) -> bool {
+        self.end.is_some_and(|end| self.next >= end)
     }
 
     /// A time that it waited for is over.
@@ -269,7 +284,7 @@ impl Program {
     }
 
     fn begin_iteration(&mut self, training: &Training, steps: &mut Vec<Step>) {
-        if self.stopped || training.iterations.is_some_and(|most| self.iteration >= most) {
+        if self.is_over() || training.iterations.is_some_and(|most| self.iteration >= most) {
             self.state = State::Finished;
             steps.push(Step::Finished);
             return;
@@ -299,7 +314,7 @@ impl Program {
 
     fn submit_next(&mut self, steps: &mut Vec<Step>) {
         let Schedule::AllReduce { elements, count, .. } = *self.schedule else { return };
-        if self.stopped || count.is_some_and(|count| self.next >= count) {
+        if self.is_over() || count.is_some_and(|count| self.next >= count) {
             self.finish_if_done(steps);
         } else {
             self.submit(elements, steps);

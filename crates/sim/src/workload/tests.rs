@@ -237,6 +237,27 @@ down = "1ms"
     assert!(report.jobs[0].counters.retransmissions > Some(0));
 }
 
+/// When it comes to its `stop`, some workers have submitted a tensor that others have not, or one is away.
+#[test]
+fn a_job_that_stops_finishes_what_any_worker_has_begun() {
+    let stopped = |workload: &str, more: &str| {
+        let job = format!("[[job]]\nsystem = \"atp\"\nworkers = 4\n{workload}");
+        let report = play(&format!("until = \"1s\"\n{RACK}{job}{more}"));
+        assert!(report.jobs[0].finished, "{workload}{more}: {:?}", report.jobs[0].unfinished);
+    };
+    let respawn =
+        "[[fault]]\nat = \"60us\"\nkind = \"worker-respawns\"\njob = \"job0\"\nrank = 1\ndown = \"2ms\"\n";
+    stopped("tensor = \"4MB\"\nin_flight = 1\nstop = \"50us\"\n", respawn);
+    for stop in [100, 200, 300, 400] {
+        let loss = "[[loss]]\nloss = \"3%\"\n";
+        stopped(&format!("tensor = \"4kB\"\nstop = \"{stop}us\"\n"), loss);
+        stopped(
+            &format!("model = \"alexnet\"\nscale = 10000\njitter = \"50%\"\nstop = \"{stop}us\"\n"),
+            loss,
+        );
+    }
+}
+
 /// Of two outages of one thing that overlap, the first one's end is not the second one's.
 #[test]
 fn what_fails_twice_is_back_when_the_last_outage_ends() {
