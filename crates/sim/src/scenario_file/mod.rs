@@ -174,7 +174,19 @@ fn background(topology: &Topology, mtu: u32, flow: &Spanned<Background>) -> Resu
         (Some(count), None) => return Err(at(count, "`count` needs `every`: how long after the one before")),
         (None, Some(every)) => return Err(at(every, "`every` needs `count`: how many flows")),
     };
-    Ok(BackgroundPlan { from, to, rate_bps, ecn, class, start, stop, size, count, every })
+    Ok(BackgroundPlan {
+        from,
+        to,
+        rate_bps,
+        ecn,
+        class,
+        start,
+        stop,
+        size,
+        count,
+        every,
+        spread: plan.spread.0,
+    })
 }
 
 fn losses_of(

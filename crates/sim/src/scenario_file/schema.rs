@@ -349,6 +349,9 @@ pub(super) struct Background {
     pub(super) count: Option<Spanned<u32>>,
     /// .. each so long after the one before.
     pub(super) every: Option<Spanned<Time>>,
+    /// Each begins later by up to so much, as the seed draws it.
+    #[serde(default = "defaults::zero")]
+    pub(super) spread: Time,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]

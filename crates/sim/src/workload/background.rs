@@ -1,7 +1,10 @@
 //! Flows that are no job's: opened when their time comes, and what became of them.
 
 use std::cell::RefCell;
+use std::cmp::Reverse;
 use std::rc::Rc;
+
+use oorandom::Rand64;
 
 use super::report::Durations;
 use super::scenario::BackgroundPlan;
@@ -16,11 +19,11 @@ pub(crate) struct Flows(Opened);
 
 impl Flows {
     /// Sees to it that each is opened in time.
-    pub(crate) fn schedule(network: &mut Network, plans: &[BackgroundPlan]) -> Self {
+    pub(crate) fn schedule(network: &mut Network, plans: &[BackgroundPlan], seed: u64) -> Self {
         let opened: Opened = Rc::new(RefCell::new(vec![Vec::new(); plans.len()]));
         for (index, plan) in plans.iter().copied().enumerate() {
-            let flows = opened.clone();
-            network.at(plan.start, move |network| open(network, &flows, index, plan, 0));
+            let dice = Rand64::new(u128::from(seed) << 64 | 0xf10e_0000_0000 | index as u128);
+            open_in_time(network, opened.clone(), index, plan, starts(&plan, dice));
             if let Some(stop) = plan.stop {
                 let opened = opened.clone();
                 network.at(stop, move |network| {
@@ -63,13 +66,43 @@ impl Flows {
     }
 }
 
-fn open(network: &mut Network, opened: &Opened, index: usize, plan: BackgroundPlan, nth: u32) {
+/// When the flows of an entry begin, the first one last.
+fn starts(plan: &BackgroundPlan, mut dice: Rand64) -> Vec<Time> {
+    let spread = Time::from(plan.spread).0;
+    let draw = |nth| {
+        let drawn = if spread == 0 { 0 } else { dice.rand_range(0..spread) };
+        Time::from(plan.start + plan.every * nth) + Time(drawn)
+    };
+    let mut starts: Vec<Time> = (0..plan.count).map(draw).collect();
+    starts.retain(|start| plan.stop.is_none_or(|stop| *start < stop.into()));
+    starts.sort_unstable_by_key(|start| Reverse(*start));
+    starts
+}
+
+/// One flow after the other; only the next one is on the agenda.
+fn open_in_time(
+    network: &mut Network,
+    opened: Opened,
+    index: usize,
+    plan: BackgroundPlan,
+    mut starts: Vec<Time>,
+) {
+    if let Some(start) = starts.pop() {
+        network.at(start, move |network| {
+            let flow = open(network, &plan);
+            opened.borrow_mut()[index].push((network.time(), flow));
+            open_in_time(network, opened, index, plan, starts);
+        });
+    }
+}
+
+fn open(network: &mut Network, plan: &BackgroundPlan) -> FlowId {
     let mtu = |node: NodeId| {
         let (_, link) = network.topology().neighbours(node).next()?;
         Some(network.topology().links()[link.0 as usize].config.mtu)
     };
     let mtu = mtu(plan.from).unwrap_or(1500);
-    let flow = match plan.rate_bps {
+    match plan.rate_bps {
         Some(rate_bps) => network.start_constant_rate(ConstantRateConfig {
             from: plan.from,
             to: plan.to,
@@ -91,13 +124,6 @@ fn open(network: &mut Network, opened: &Opened, index: usize, plan: BackgroundPl
             }
             flow
         }
-    };
-    opened.borrow_mut()[index].push((network.time(), flow));
-    let next = nth + 1;
-    let at = plan.start + plan.every * next;
-    if next < plan.count && plan.stop.is_none_or(|stop| at < stop) {
-        let opened = opened.clone();
-        network.at(at, move |network| open(network, &opened, index, plan, next));
     }
 }
 
@@ -107,8 +133,12 @@ mod tests {
     use crate::workload::{Options, Report, run};
 
     fn play(text: &str) -> Report {
+        play_with(text, Options::default().seed)
+    }
+
+    fn play_with(text: &str, seed: u64) -> Report {
         let scenario = parse("test.toml", text).unwrap_or_else(|error| panic!("{error}"));
-        run(&scenario, Options::default()).unwrap_or_else(|error| panic!("{error}"))
+        run(&scenario, Options { seed, ..Options::default() }).unwrap_or_else(|error| panic!("{error}"))
     }
 
     const RACK: &str = "[network]\ntopology = \"rack\"\nhosts = 5\n";
@@ -160,6 +190,27 @@ mod tests {
         let text = format!("{endless}{RACK}[[background]]\nfrom = \"h0\"\nto = \"h1\"\nkind = \"tcp\"\n");
         let report = play(&text);
         assert_eq!((report.background[0].times, report.flow_times), (None, None));
+    }
+
+    #[test]
+    fn starts_that_are_drawn_lie_in_their_span_and_differ_between_seeds() {
+        // In intervals of 100 us: the times at which something arrived.
+        let arrivals = |seed| {
+            let text = format!(
+                "until = \"4ms\"\ninterval = \"100us\"\n{RACK}[[background]]\nfrom = \"h0\"\nto = \"h4\"\nkind = \"tcp\"\nsize = \"1kB\"\ncount = 8\nevery = \"0us\"\nstart = \"1ms\"\nspread = \"2ms\"\n"
+            );
+            let report = play_with(&text, seed);
+            assert_eq!((report.background[0].flows, report.background[0].delivered_bytes), (8, 8_000));
+            let series = report.background[0].delivered_gbps.clone();
+            series.iter().enumerate().filter(|(_, rate)| **rate > 0.0).map(|(at, _)| at).collect::<Vec<_>>()
+        };
+        let (first, second) = (arrivals(1), arrivals(2));
+        assert!(
+            first.len() > 3 && first.iter().chain(&second).all(|at| (10..=30).contains(at)),
+            "{first:?} {second:?}"
+        );
+        assert_ne!(first, second);
+        assert_eq!(first, arrivals(1));
     }
 
     #[test]

@@ -165,6 +165,8 @@ pub struct BackgroundPlan {
     pub count: u32,
     /// .. by this time.
     pub every: Duration,
+    /// Each begins later than that by up to so much, as the seed draws it.
+    pub spread: Duration,
 }
 
 /// What one direction of a link does to packets.

@@ -162,7 +162,7 @@ pub fn run(scenario: &Scenario, options: Options) -> Result<Report, RunError> {
     for (port, impairment) in impairments {
         network.impair(port, impairment);
     }
-    let flows = Flows::schedule(&mut network, &scenario.background);
+    let flows = Flows::schedule(&mut network, &scenario.background, options.seed);
     let outages = Rc::default();
     for plan in &scenario.faults {
         faults::schedule(&mut network, &layout, &outages, *plan);
