@@ -1,8 +1,12 @@
 //! What happens when: a queue of events in virtual time, ties in the order of their making.
 //!
 //! Most events are a link's delay away, and there are as many as links. In one heap each would go through many levels; so
-//! what is due soon is put into a wheel of spans of time, unsorted, and only the span that is the present one is a heap, which is
-//! small. What is further away than the wheel reaches is in another heap until its span is the present one.
+//! what is due soon is put into a wheel of spans of time, and a span is sorted when it becomes the present one. What is made
+//! for the present span meanwhile, which is little, is in a heap; in another one is what is further away than the wheel reaches,
+//! until its span is the present one.
+
+use std::cmp::{Ordering, Reverse};
+use std::collections::BinaryHeap;
 
 use fanin_protocol::Instant;
 
@@ -35,11 +39,36 @@ struct Entry<E> {
     event: E,
 }
 
+/// The next one is the greatest, as the end of a sorted vector and the head of a heap have it.
+impl<E> Ord for Entry<E> {
+    #[inline]
+    fn cmp(&self, other: &Self) -> Ordering {
+        other.key.cmp(&self.key)
+    }
+}
+
+impl<E> PartialOrd for Entry<E> {
+    #[inline]
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl<E> PartialEq for Entry<E> {
+    fn eq(&self, other: &Self) -> bool {
+        self.key == other.key
+    }
+}
+
+impl<E> Eq for Entry<E> {}
+
 impl<E> Entry<E> {
+    #[inline]
     const fn ticks(&self) -> u64 {
         (self.key >> 64) as u64
     }
 
+    #[inline]
     const fn span(&self) -> u64 {
         self.ticks() >> SPAN_BITS
     }
@@ -48,15 +77,17 @@ impl<E> Entry<E> {
 /// Events by time.
 #[derive(Debug)]
 pub(crate) struct Agenda<T, E> {
-    /// Those of the present span and of before.
-    present: Heap<E>,
+    /// Those that the present span began with, the next one last.
+    present: Vec<Entry<E>>,
+    /// Those of the present span and of before that were made since.
+    late: BinaryHeap<Entry<E>>,
     span: u64,
     /// Those of the next [`SPANS`] spans but for the present one, by their span's number modulo that.
     wheel: Vec<Vec<Entry<E>>>,
     /// Which of these there are.
     occupied: [u64; WORDS],
     /// Those further away when they were made.
-    far: Heap<E>,
+    far: BinaryHeap<Entry<E>>,
     made: u64,
     length: usize,
     time: std::marker::PhantomData<T>,
@@ -65,11 +96,12 @@ pub(crate) struct Agenda<T, E> {
 impl<T: Moment, E> Agenda<T, E> {
     pub(crate) fn new() -> Self {
         Self {
-            present: Heap::new(),
+            present: Vec::new(),
+            late: BinaryHeap::new(),
             span: 0,
             wheel: std::iter::repeat_with(Vec::new).take(SPANS).collect(),
             occupied: [0; WORDS],
-            far: Heap::new(),
+            far: BinaryHeap::new(),
             made: 0,
             length: 0,
             time: std::marker::PhantomData,
@@ -81,16 +113,18 @@ impl<T: Moment, E> Agenda<T, E> {
         Entry { key: u128::from(when.to_ticks()) << 64 | u128::from(self.made), event }
     }
 
+    #[inline]
     pub(crate) fn at(&mut self, when: T, event: E) {
         let entry = self.entry(when, event);
         self.length += 1;
         self.put(entry);
     }
 
+    #[inline]
     fn put(&mut self, entry: Entry<E>) {
         let ahead = entry.span().saturating_sub(self.span);
         if ahead == 0 {
-            self.present.push(entry);
+            self.late.push(entry);
         } else if ahead < SPANS as u64 {
             let at = entry.span() as usize % SPANS;
             self.occupied[at / 64] |= 1 << (at % 64);
@@ -100,136 +134,67 @@ impl<T: Moment, E> Agenda<T, E> {
         }
     }
 
-    /// Goes on to the next span in which something happens, if nothing does in the present one.
-    fn turn(&mut self) {
-        if self.present.0.is_empty() && self.length > 0 {
-            let far = self.far.0.first().map(Entry::span);
-            let next = self.next_on_wheel().into_iter().chain(far).min();
-            self.span = next.expect("events are on the wheel or beyond it");
-            let at = self.span as usize % SPANS;
-            self.occupied[at / 64] &= !(1 << (at % 64));
-            let Self { wheel, present, .. } = self;
-            wheel[at].drain(..).for_each(|entry| present.push(entry));
-            while self.far.0.first().is_some_and(|entry| entry.span() == self.span) {
-                let entry = self.far.pop().expect("the first");
-                self.present.push(entry);
-            }
+    /// Goes on to the next span in which something happens, if nothing does in the present one; returns whether it did.
+    #[inline]
+    pub(crate) fn turn(&mut self) -> bool {
+        if !self.present.is_empty() || !self.late.is_empty() || self.length == 0 {
+            return false;
         }
+        let far = self.far.peek().map(Entry::span);
+        let next = self.next_on_wheel().into_iter().chain(far).min();
+        self.span = next.expect("events are on the wheel or beyond it");
+        let at = self.span as usize % SPANS;
+        self.occupied[at / 64] &= !(1 << (at % 64));
+        std::mem::swap(&mut self.present, &mut self.wheel[at]);
+        while self.far.peek().is_some_and(|entry| entry.span() == self.span) {
+            self.present.extend(self.far.pop());
+        }
+        self.present.sort_unstable_by_key(|entry| Reverse(entry.key));
+        true
+    }
+
+    /// What the present span began with and has not happened yet, in no order.
+    pub(crate) fn present(&self) -> impl ExactSizeIterator<Item = &E> {
+        self.present.iter().map(|entry| &entry.event)
     }
 
     /// The first span on the wheel after the present one in which something happens.
     fn next_on_wheel(&self) -> Option<u64> {
         let begin = (self.span as usize + 1) % SPANS;
         let (word, bit) = (begin / 64, begin % 64);
-        // The first word twice: from the bit on, and at the end what is before it.
-        let masks = [(word, !0 << bit)]
-            .into_iter()
-            .chain((1..WORDS).map(|further| ((word + further) % WORDS, !0)))
-            .chain([(word, (1 << bit) - 1)]);
-        masks.into_iter().find_map(|(word, mask)| {
-            let found = self.occupied[word] & mask;
-            (found != 0).then(|| {
-                let at = word * 64 + found.trailing_zeros() as usize;
-                self.span + 1 + ((at + SPANS - begin) % SPANS) as u64
-            })
+        let ahead = self.occupied[word] >> bit;
+        if ahead != 0 {
+            return Some(self.span + 1 + u64::from(ahead.trailing_zeros()));
+        }
+        // At last the first word again: what is in it now is before the bit.
+        (1..=WORDS).find_map(|further| {
+            let found = self.occupied[(word + further) % WORDS];
+            let distance = (further * 64 - bit) as u64 + u64::from(found.trailing_zeros());
+            (found != 0).then_some(self.span + 1 + distance)
         })
     }
 
-    /// The next event, which stays.
-    pub(crate) fn first(&mut self) -> Option<(T, &E)> {
+    /// Takes the next event, if it is not after `end`.
+    #[inline]
+    pub(crate) fn next_until(&mut self, end: T) -> Option<(T, E)> {
         self.turn();
-        self.present.0.first().map(|entry| (T::from_ticks(entry.ticks()), &entry.event))
+        let late = self.late.peek().is_some_and(|late| self.present.last().is_none_or(|first| late > first));
+        let ticks = if late { self.late.peek() } else { self.present.last() }?.ticks();
+        if ticks > end.to_ticks() {
+            return None;
+        }
+        let entry = if late { self.late.pop() } else { self.present.pop() }?;
+        self.length -= 1;
+        Some((T::from_ticks(ticks), entry.event))
     }
 
     /// Takes the next event.
     pub(crate) fn next(&mut self) -> Option<(T, E)> {
-        self.turn();
-        let entry = self.present.pop()?;
-        self.length -= 1;
-        Some((T::from_ticks(entry.ticks()), entry.event))
-    }
-
-    /// Puts another event in the place of the next.
-    ///
-    /// # Panics
-    /// When there is none.
-    pub(crate) fn replace_first(&mut self, when: T, event: E) {
-        self.turn();
-        let entry = self.entry(when, event);
-        if entry.span() <= self.span {
-            // Half the work of taking one and adding one.
-            self.present.0[0] = entry;
-            self.present.sink();
-        } else {
-            self.present.pop();
-            self.put(entry);
-        }
+        self.next_until(T::from_ticks(u64::MAX))
     }
 
     pub(crate) const fn len(&self) -> usize {
         self.length
-    }
-}
-
-const CHILDREN: usize = 4;
-
-/// With four children a node, the events inside it: half as deep as a binary one, and the children that are compared lie
-/// side by side.
-#[derive(Debug)]
-struct Heap<E>(Vec<Entry<E>>);
-
-impl<E> Heap<E> {
-    const fn new() -> Self {
-        Self(Vec::new())
-    }
-
-    fn push(&mut self, entry: Entry<E>) {
-        self.0.push(entry);
-        self.rise(self.0.len() - 1);
-    }
-
-    fn pop(&mut self) -> Option<Entry<E>> {
-        if self.0.is_empty() {
-            return None;
-        }
-        let entry = self.0.swap_remove(0);
-        self.sink();
-        Some(entry)
-    }
-
-    fn rise(&mut self, mut at: usize) {
-        while at > 0 {
-            let parent = (at - 1) / CHILDREN;
-            if self.0[parent].key < self.0[at].key {
-                break;
-            }
-            self.0.swap(parent, at);
-            at = parent;
-        }
-    }
-
-    /// The first entry goes down to its place.
-    fn sink(&mut self) {
-        let mut at = 0;
-        loop {
-            let first = at * CHILDREN + 1;
-            let least = if let Some([a, b, c, d]) = self.0.get(first..first + CHILDREN) {
-                // Without branches that could not be foreseen.
-                let (left, left_key) = if b.key < a.key { (1, b.key) } else { (0, a.key) };
-                let (right, right_key) = if d.key < c.key { (3, d.key) } else { (2, c.key) };
-                first + if right_key < left_key { right } else { left }
-            } else {
-                match (first..self.0.len()).min_by_key(|child| self.0[*child].key) {
-                    Some(least) => least,
-                    None => break,
-                }
-            };
-            if self.0[at].key < self.0[least].key {
-                break;
-            }
-            self.0.swap(at, least);
-            at = least;
-        }
     }
 }
 
@@ -250,7 +215,6 @@ mod tests {
             expected.push((when, made));
         }
         expected.sort_unstable();
-        assert_eq!(agenda.first(), Some((expected[0].0, &expected[0].1)));
         let came: Vec<_> = std::iter::from_fn(|| agenda.next()).collect();
         assert_eq!(came, expected);
         assert_eq!(agenda.len(), 0);
@@ -264,38 +228,20 @@ mod tests {
         let mut now = 0;
         while made < 20_000 || agenda.len() > 0 {
             let reach = 1 << dice.rand_range(0..30);
-            let (mut when, replaces) = (Instant(now + dice.rand_range(0..reach)), dice.rand_range(0..3) == 0);
-            let makes = made < 20_000 && (agenda.len() < 3 || dice.rand_range(0..2) == 0);
-            if makes && !(replaces && agenda.len() > 0) {
+            let when = Instant(now + dice.rand_range(0..reach));
+            if made < 20_000 && (agenda.len() < 3 || dice.rand_range(0..2) == 0) {
                 agenda.at(when, made);
-            } else {
-                let ((time, count), event) = expected.pop_first().expect("as many as in the agenda");
-                assert_eq!(agenda.first(), Some((time, &event)), "{count}");
+                expected.insert((when, made), made);
+                made += 1;
+            } else if let Some((time, event)) = agenda.next_until(when) {
+                assert_eq!(expected.pop_first(), Some(((time, event), event)));
                 now = time.0;
-                if makes {
-                    when = when.max(time);
-                    agenda.replace_first(when, made);
-                } else {
-                    assert_eq!(agenda.next(), Some((time, event)));
-                    continue;
-                }
+            } else {
+                let (((next, _), _), end) = (expected.first_key_value().expect("as many"), when);
+                assert!(*next > end, "{next:?} is not after {end:?}");
             }
-            expected.insert((when, made), made);
-            made += 1;
             assert_eq!(agenda.len(), expected.len());
         }
         assert!(now > 1 << 26, "many turns of the wheel");
-    }
-
-    #[test]
-    fn a_replaced_event_takes_its_place_as_one_that_was_made_now() {
-        let mut agenda = Agenda::new();
-        for (when, event) in [(1, 'a'), (2, 'b'), (3, 'c'), (3, 'd')] {
-            agenda.at(Instant(when), event);
-        }
-        agenda.replace_first(Instant(3), 'e');
-        agenda.replace_first(Instant(0), 'f');
-        let came: String = std::iter::from_fn(|| agenda.next()).map(|(_, event)| event).collect();
-        assert_eq!(came, "fcde");
     }
 }

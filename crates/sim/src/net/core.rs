@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 
 use oorandom::Rand64;
 
+use super::ahead::Look;
 use super::config::{Multipath, NetworkConfig};
 use super::cores::{Cores, Direction};
 use super::flow::{Flow, Notice};
 use super::ids::{ActorId, FlowId, LinkId, NodeId, PortId, SimAddress};
 use super::packets::{Content, Ecn, PacketId, Packets, Record, UDP_HEADER_BYTES, wire_bytes};
 use super::pcap::Pcap;
-use super::port::{Port, QueueConfigs};
+use super::port::{Link, Port, QueueConfigs, Queues, Seldom};
 use super::queue::{Buffer, Class, DROP_CLASSES, PRIORITIES};
 use super::routing::{Anchor, Edge, Graph, Routes, flow_choice, mix};
 use super::statistics::{DropReason, NodeStatistics};
@@ -49,31 +50,35 @@ pub(crate) enum Event {
     Hook(u32),
 }
 
-/// A node at work.
+/// A node at work. What most packets need of it is one cache line, the first.
+#[repr(C, align(64))]
 pub(crate) struct NodeState {
     pub(crate) up: bool,
     pub(crate) is_host: bool,
     /// Counts the times that it went down.
     pub(crate) epoch: u32,
-    pub(crate) ports: Vec<PortId>,
-    pub(crate) buffer: Buffer,
     /// In all its queues.
     pub(crate) buffered_bytes: u64,
-    /// What its actors send goes through these first ..
-    pub(crate) sends: Cores,
+    pub(crate) statistics: NodeStatistics,
+    pub(crate) buffer: Buffer,
+    /// What its actors send goes through these first, if that costs them anything ..
+    pub(crate) sends: Option<Box<Cores>>,
     /// .. and what is for them through these.
-    pub(crate) receives: Cores,
+    pub(crate) receives: Option<Box<Cores>>,
     /// Actors by port, sorted.
     pub(crate) listeners: Vec<(u16, ActorId)>,
-    pub(crate) statistics: NodeStatistics,
+    pub(crate) ports: Vec<PortId>,
 }
 
 impl NodeState {
-    pub(crate) const fn cores(&mut self, direction: Direction) -> &mut Cores {
-        match direction {
+    /// # Panics
+    /// When packets cost it nothing.
+    pub(crate) fn cores(&mut self, direction: Direction) -> &mut Cores {
+        let cores = match direction {
             Direction::Sends => &mut self.sends,
             Direction::Receives => &mut self.receives,
-        }
+        };
+        cores.as_mut().expect("cores that packets are handed to")
     }
 }
 
@@ -94,8 +99,14 @@ pub(crate) struct Core {
     pub(crate) topology: Topology,
     pub(crate) config: NetworkConfig,
     pub(crate) agenda: Agenda<Time, Event>,
+    /// Of [`Self::look_ahead`].
+    pub(crate) looks: Vec<Look>,
     pub(crate) packets: Packets,
     pub(crate) ports: Vec<Port>,
+    pub(crate) queues: Queues,
+    /// By port.
+    pub(crate) seldom: Vec<Seldom>,
+    pub(crate) links: Vec<Link>,
     pub(crate) queue_configs: Vec<QueueConfigs>,
     pub(crate) nodes: Vec<NodeState>,
     pub(crate) links_up: Vec<bool>,
@@ -117,10 +128,6 @@ struct Ports<'a> {
 }
 
 impl Graph for Ports<'_> {
-    fn nodes(&self) -> usize {
-        self.nodes.len()
-    }
-
     fn edges(&self, node: NodeId) -> impl Iterator<Item = Edge> {
         self.nodes[node.index()].ports.iter().map(|port| {
             let Port { peer, up, .. } = self.ports[port.index()];
@@ -146,33 +153,31 @@ impl Core {
                 ports: Vec::new(),
                 buffer: node.config.buffer,
                 buffered_bytes: 0,
-                sends: Cores::new(node.config.sends, node.config.queues[0].limit_bytes),
-                receives: Cores::new(node.config.receives, node.config.queues[0].limit_bytes),
+                sends: Cores::of(node.config.sends, node.config.queues[0].limit_bytes),
+                receives: Cores::of(node.config.receives, node.config.queues[0].limit_bytes),
                 listeners: Vec::new(),
                 statistics: NodeStatistics::default(),
             })
             .collect();
-        // A node's ports share its configuration, and a standard topology has two or three in all.
+        // A node's ports share its configuration, and a standard topology has two or three in all, and as many kinds of links.
         let mut queue_configs: Vec<QueueConfigs> = Vec::new();
+        let mut links: Vec<Link> = Vec::new();
+        let mut seldom = Vec::with_capacity(2 * topology.links().len());
         let mut of_node = vec![None; nodes.len()];
         let mut ports = Vec::with_capacity(2 * topology.links().len());
         for (at, link) in topology.links().iter().enumerate() {
+            let kind = intern(&mut links, Link::new(&link.config));
             for (port, [node, peer]) in
                 LinkId(at as u32).ports().into_iter().zip([link.ends, [link.ends[1], link.ends[0]]])
             {
-                let mut intern = |queues: &QueueConfigs| {
-                    let known = queue_configs.iter().rposition(|config| config == queues);
-                    known.unwrap_or_else(|| {
-                        queue_configs.push(*queues);
-                        queue_configs.len() - 1
-                    }) as u32
-                };
+                let mut intern = |queues: &QueueConfigs| intern(&mut queue_configs, *queues);
                 let config = match topology.port_queues.get(&port) {
                     Some(own) => intern(own),
                     None => *of_node[node.index()]
                         .get_or_insert_with(|| intern(&topology.get(node).config.queues)),
                 };
-                ports.push(Port::new(node, peer, &link.config, config));
+                ports.push(Port::new(node, peer, config, kind));
+                seldom.push(Seldom::new(link.config.rate_bps));
                 nodes[node.index()].ports.push(port);
             }
         }
@@ -183,7 +188,7 @@ impl Core {
             }
             _ => None,
         });
-        let routes = Routes::new(anchors.collect());
+        let routes = Routes::new(&anchors.collect::<Vec<_>>());
         Ok(Self {
             now: Time::ZERO,
             dice: Rand64::new(u128::from(config.seed)),
@@ -191,10 +196,14 @@ impl Core {
             train: vec![0; 1 << 16],
             config,
             agenda: Agenda::new(),
+            looks: Vec::new(),
             packets: Packets::default(),
             routes,
             salt: mix(config.seed),
             links_up: vec![true; topology.links().len()],
+            queues: Queues::new(ports.len()),
+            seldom,
+            links,
             ports,
             queue_configs,
             nodes,
@@ -274,7 +283,7 @@ impl Core {
         } else if from.node == to.node {
             self.packets.get_mut(packet).epoch = node.epoch;
             self.agenda.at(self.now, Event::Returns(packet));
-        } else if node.sends.cost_nothing() {
+        } else if node.sends.is_none() {
             self.forward(packet, NodeId(from.node));
         } else {
             self.handle(packet, NodeId(from.node), Direction::Sends);
@@ -287,7 +296,7 @@ impl Core {
         let record = self.packets.get_mut(packet);
         let port = &mut self.ports[record.port.index()];
         if record.epoch != port.epoch {
-            port.drops.count(DropReason::LinkDown);
+            self.seldom[record.port.index()].drops.count(DropReason::LinkDown);
             self.packets.release(packet);
             return None;
         }
@@ -298,7 +307,7 @@ impl Core {
         self.digest = (self.digest.rotate_left(5) ^ mixed).wrapping_mul(DIGEST_PRIME);
         let node = &mut self.nodes[here.index()];
         if to == here.0 {
-            if node.receives.cost_nothing() {
+            if node.receives.is_none() {
                 return Some(packet);
             }
             self.handle(packet, here, Direction::Receives);
@@ -339,7 +348,8 @@ impl Core {
         if !self.routes.knows(destination) {
             self.routes.learn(destination, &Ports { ports: &self.ports, nodes: &self.nodes });
         }
-        let port = self.routes.port(here, destination, |count| match self.config.multipath {
+        let works = |nic: PortId| self.ports[nic.index()].up;
+        let port = self.routes.port(here, destination, works, |count| match self.config.multipath {
             Multipath::PerFlow => flow_choice(self.salt, from, to, here, count),
             Multipath::PerPacket => self.dice.rand_range(0..u64::from(count)) as u32,
         });
@@ -347,6 +357,15 @@ impl Core {
             Some(port) => self.enqueue(packet, port),
             None => self.drop_at_node(packet, here, DropReason::NoRoute),
         }
+    }
+
+    /// The port by which a packet of a flow is about to leave, if that is known.
+    pub(crate) fn likely_port(&self, here: NodeId, from: SimAddress, to: SimAddress) -> Option<PortId> {
+        let destination = NodeId(to.node);
+        if destination.index() >= self.nodes.len() || !self.routes.knows(destination) {
+            return None;
+        }
+        self.routes.port(here, destination, |_| true, |count| flow_choice(self.salt, from, to, here, count))
     }
 
     /// What was delivered counts in the digest: its beginning, where headers are.
@@ -372,6 +391,15 @@ impl Core {
     }
 }
 
+/// Where the value stands in a list, of which the last ones are the likeliest.
+fn intern<T: PartialEq>(known: &mut Vec<T>, value: T) -> u32 {
+    let at = known.iter().rposition(|one| *one == value).unwrap_or_else(|| {
+        known.push(value);
+        known.len() - 1
+    });
+    at as u32
+}
+
 /// A packet that has not begun its way.
 pub(crate) const fn outgoing(
     from: SimAddress,
@@ -387,7 +415,7 @@ pub(crate) const fn outgoing(
         content,
         datagram_bytes,
         next: PacketId::NONE,
-        arrives: Time::ZERO,
+        next_at: Time::ZERO,
         port: PortId(0),
         epoch: 0,
         class,

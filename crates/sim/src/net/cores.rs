@@ -33,14 +33,15 @@ pub(crate) struct Cores {
 }
 
 impl Cores {
-    pub(crate) fn new(cost: Cost, limit_bytes: u64) -> Self {
+    /// None where packets cost nothing.
+    pub(crate) fn of(cost: Cost, limit_bytes: u64) -> Option<Box<Self>> {
+        (!cost.is_nothing()).then(|| Box::new(Self::new(cost, limit_bytes)))
+    }
+
+    fn new(cost: Cost, limit_bytes: u64) -> Self {
         let free = (0..cost.cores.max(1)).map(|_| Reverse(Time::ZERO)).collect();
         let none = PacketId::NONE;
         Self { cost, free, last: Time::ZERO, head: none, tail: none, waiting_bytes: 0, limit_bytes }
-    }
-
-    pub(crate) const fn cost_nothing(&self) -> bool {
-        self.cost.is_nothing()
     }
 
     /// Gives a packet of so many bytes to the core that is free first. Returns when it is through.
@@ -89,11 +90,11 @@ impl Core {
             cores.head = packet;
             self.agenda.at(through, Event::Handled { node, epoch, direction });
         } else {
-            self.packets.get_mut(last).next = packet;
+            let last = self.packets.get_mut(last);
+            last.next = packet;
+            last.next_at = through;
         }
-        let record = self.packets.get_mut(packet);
-        record.arrives = through;
-        record.next = PacketId::NONE;
+        self.packets.get_mut(packet).next = PacketId::NONE;
     }
 
     /// A node's cores are through with their first packet. Returns it, and when they are with the next one.
@@ -107,9 +108,8 @@ impl Core {
         if state.epoch != epoch {
             return (None, None); // It went down meanwhile, and what waited is lost.
         }
-        let cores = state.cores(direction);
-        let packet = cores.pop(&self.packets);
-        let next = (cores.head != PacketId::NONE).then(|| self.packets.get(cores.head).arrives);
-        (Some(packet), next)
+        let packet = state.cores(direction).pop(&self.packets);
+        let record = self.packets.get(packet);
+        (Some(packet), (record.next != PacketId::NONE).then_some(record.next_at))
     }
 }

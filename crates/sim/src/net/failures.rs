@@ -21,7 +21,8 @@ impl Core {
         node.up = up;
         if !up {
             node.epoch += 1;
-            for mut lost in [node.sends.forget(), node.receives.forget()] {
+            for cores in [&mut node.sends, &mut node.receives].into_iter().flatten() {
+                let mut lost = cores.forget();
                 while lost != PacketId::NONE {
                     node.statistics.drops.count(DropReason::NodeDown);
                     self.packets.release(lost);
@@ -49,13 +50,13 @@ impl Core {
                 self.ports[id.index()].busy_until = self.now;
                 let mut flying = std::mem::replace(&mut self.ports[id.index()].flying, PacketId::NONE);
                 while flying != PacketId::NONE {
-                    self.ports[id.index()].drops.count(DropReason::LinkDown);
+                    self.seldom[id.index()].drops.count(DropReason::LinkDown);
                     self.packets.release(flying);
                     flying = self.packets.get(flying).next;
                 }
                 while self.ports[id.index()].backlog != 0 {
                     let packet = self.dequeue(id);
-                    self.ports[id.index()].drops.count(DropReason::LinkDown);
+                    self.seldom[id.index()].drops.count(DropReason::LinkDown);
                     self.packets.release(packet);
                 }
             }

@@ -16,13 +16,13 @@ impl Core {
         let bytes = u64::from(record.wire_bytes());
         let refused = if !port.up {
             Some(DropReason::LinkDown)
-        } else if record.datagram_bytes > port.mtu {
+        } else if record.datagram_bytes > self.links[port.link as usize].mtu {
             Some(DropReason::TooLong)
         } else {
             None
         };
         if let Some(reason) = refused {
-            port.drops.count(reason);
+            self.seldom[id.index()].drops.count(reason);
             return self.packets.release(packet);
         }
         record.port = id;
@@ -32,7 +32,7 @@ impl Core {
         }
         let node = &mut self.nodes[port.node.index()];
         let config = &self.queue_configs[port.config as usize][priority];
-        let length = port.queues[priority].bytes + bytes;
+        let length = self.queues.get(id, priority).bytes + bytes;
         let above = |threshold: Option<u64>| threshold.is_some_and(|threshold| length > threshold);
         let refused = if length > config.limit_bytes {
             Some(DropReason::Tail)
@@ -41,7 +41,7 @@ impl Core {
         } else {
             let is_full = match node.buffer {
                 Buffer::PerQueue => false,
-                Buffer::PerPort { bytes: memory } => port.queue_bytes() + bytes > memory,
+                Buffer::PerPort { bytes: memory } => self.queues.bytes(id) + bytes > memory,
                 Buffer::Shared { bytes: memory, alpha } => {
                     let free = memory.saturating_sub(node.buffered_bytes);
                     bytes > free || length as f64 > alpha * free as f64
@@ -49,11 +49,11 @@ impl Core {
             };
             is_full.then_some(DropReason::Buffer)
         };
-        let queue = &mut port.queues[priority];
         if let Some(reason) = refused {
-            queue.drops.count(reason);
+            self.seldom[id.index()].count_at_queue(priority, reason);
             return self.packets.release(packet);
         }
+        let queue = self.queues.get_mut(id, priority);
         let marks = above(config.ecn_threshold_bytes) && record.ecn != Ecn::NotCapable;
         if marks {
             queue.marked += 1;
@@ -74,10 +74,8 @@ impl Core {
             port.wakes = true;
             self.agenda.at(port.busy_until, Event::Wakes { port: id, epoch: port.epoch });
         }
-        if port.traced
-            && let Some(trace) = &mut self.trace
-        {
-            trace.queue(self.now, id, port.queue_bytes());
+        if port.special {
+            self.trace_queue(id);
         }
         if marks && let Some(payload) = self.packets.payload_mut(packet) {
             fanin_wire::GradientHeader::mark_ecn(payload);
@@ -101,7 +99,7 @@ impl Core {
     pub(crate) fn dequeue(&mut self, id: PortId) -> PacketId {
         let port = &mut self.ports[id.index()];
         let priority = port.backlog.trailing_zeros() as usize;
-        let queue = &mut port.queues[priority];
+        let queue = self.queues.get_mut(id, priority);
         let packet = queue.head;
         let record = self.packets.get(packet);
         let bytes = u64::from(record.wire_bytes());
@@ -112,59 +110,85 @@ impl Core {
         }
         queue.shrink(self.now, bytes);
         self.nodes[port.node.index()].buffered_bytes -= bytes;
-        if port.traced
-            && let Some(trace) = &mut self.trace
-        {
-            trace.queue(self.now, id, port.queue_bytes());
+        if port.special {
+            self.trace_queue(id);
         }
         packet
     }
 
+    fn trace_queue(&mut self, id: PortId) {
+        if self.seldom[id.index()].traced
+            && let Some(trace) = &mut self.trace
+        {
+            trace.queue(self.now, id, self.queues.bytes(id));
+        }
+    }
+
     fn transmit(&mut self, packet: PacketId, id: PortId) {
         let port = &mut self.ports[id.index()];
+        let link = &self.links[port.link as usize];
         let bytes = self.packets.get(packet).wire_bytes();
-        let takes = port.rate.take(bytes);
+        let takes = match link.picos_per_byte {
+            Some(picos) => Time(u64::from(bytes) * picos),
+            None => self.seldom[id.index()].rate.take(bytes),
+        };
         port.busy_until = self.now + takes;
         port.busy = port.busy + takes;
         port.sent_packets += 1;
         port.sent_bytes += u64::from(bytes);
         self.packet_hops += 1;
-        if port.captured
+        let arrives = port.busy_until + link.delay;
+        if !port.special || !self.strays(packet, id, takes, arrives) {
+            self.fly(packet, id, arrives);
+        }
+    }
+
+    /// A packet sent into a link that is captured, traced or has faults. Returns whether it does not arrive with the others, as
+    /// it is lost or held back.
+    fn strays(&mut self, packet: PacketId, id: PortId, takes: Time, arrives: Time) -> bool {
+        let seldom = &mut self.seldom[id.index()];
+        if seldom.captured
             && let Some(pcap) = &mut self.pcap
         {
             pcap.packet(self.now, &self.packets.view(packet), self.packets.get(packet));
         }
-        if port.traced
+        if seldom.traced
             && let Some(trace) = &mut self.trace
         {
+            let bytes = self.packets.get(packet).wire_bytes();
             trace.transmission(self.now, takes, id, &self.packets.view(packet), bytes);
         }
-        let arrives = port.busy_until + port.delay;
-        if let Some(faults) = &mut port.faults {
-            let fate = faults.fate(&self.packets.view(packet));
-            if fate.lost {
-                port.drops.count(DropReason::Loss);
-                return self.packets.release(packet);
-            }
-            if fate.duplicated {
-                port.duplicated += 1;
-                let twin = self.packets.copy(packet);
-                self.agenda.at(arrives + fate.held_back, Event::Arrives(twin));
-            }
-            if fate.held_back > Time::ZERO {
-                port.held_back += 1;
-                return self.agenda.at(arrives + fate.held_back, Event::Arrives(packet));
-            }
+        let Some(faults) = &mut seldom.faults else { return false };
+        let fate = faults.fate(&self.packets.view(packet));
+        if fate.lost {
+            seldom.drops.count(DropReason::Loss);
+            self.packets.release(packet);
+            return true;
         }
-        let record = self.packets.get_mut(packet);
-        record.arrives = arrives;
-        record.next = PacketId::NONE;
+        if fate.duplicated {
+            seldom.duplicated += 1;
+            let twin = self.packets.copy(packet);
+            self.agenda.at(arrives + fate.held_back, Event::Arrives(twin));
+        }
+        if fate.held_back > Time::ZERO {
+            seldom.held_back += 1;
+            self.agenda.at(arrives + fate.held_back, Event::Arrives(packet));
+            return true;
+        }
+        false
+    }
+
+    fn fly(&mut self, packet: PacketId, id: PortId, arrives: Time) {
+        let port = &mut self.ports[id.index()];
+        self.packets.get_mut(packet).next = PacketId::NONE;
         let last = std::mem::replace(&mut port.flying_last, packet);
         if port.flying == PacketId::NONE {
             port.flying = packet;
             self.agenda.at(arrives, Event::Lands { port: id, epoch: port.epoch });
         } else {
-            self.packets.get_mut(last).next = packet;
+            let last = self.packets.get_mut(last);
+            last.next = packet;
+            last.next_at = arrives;
         }
     }
 
@@ -175,10 +199,8 @@ impl Core {
             return (None, None); // All that was on it is lost.
         }
         let packet = port.flying;
-        port.flying = self.packets.get(packet).next;
-        if port.flying == PacketId::NONE {
-            return (Some(packet), None);
-        }
-        (Some(packet), Some(self.packets.get(port.flying).arrives))
+        let record = self.packets.get(packet);
+        port.flying = record.next;
+        (Some(packet), (record.next != PacketId::NONE).then_some(record.next_at))
     }
 }

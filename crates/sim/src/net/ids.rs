@@ -41,36 +41,42 @@ impl SimAddress {
 }
 
 impl NodeId {
+    #[inline]
     pub(crate) const fn index(self) -> usize {
         self.0 as usize
     }
 }
 
 impl LinkId {
+    #[inline]
     pub(crate) const fn index(self) -> usize {
         self.0 as usize
     }
 
     /// The port of the link's first end, and that of its second.
     #[must_use]
+    #[inline]
     pub const fn ports(self) -> [PortId; 2] {
         [PortId(self.0 * 2), PortId(self.0 * 2 + 1)]
     }
 }
 
 impl PortId {
+    #[inline]
     pub(crate) const fn index(self) -> usize {
         self.0 as usize
     }
 
     /// The link that it sends into.
     #[must_use]
+    #[inline]
     pub const fn link(self) -> LinkId {
         LinkId(self.0 / 2)
     }
 
     /// The port at the link's other end, which sends the other way.
     #[must_use]
+    #[inline]
     pub const fn opposite(self) -> Self {
         Self(self.0 ^ 1)
     }

@@ -8,6 +8,7 @@
 //! Deliberately absent: what a protocol does with a packet, workloads, files of scenarios.
 
 mod actor;
+mod ahead;
 mod config;
 mod context;
 mod core;

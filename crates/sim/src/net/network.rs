@@ -16,6 +16,7 @@ use super::ids::{ActorId, FlowId, LinkId, NodeId, PortId, SimAddress};
 use super::impairment::{Faults, Impairment};
 use super::packets::{Content, PacketId};
 use super::pcap::Pcap;
+use super::queue::PRIORITIES;
 use super::statistics::{DropReason, NodeStatistics, PortStatistics, QueueStatistics};
 use super::time::Time;
 use super::topology::{NodeKind, Topology, TopologyError};
@@ -226,18 +227,16 @@ impl Network {
             if self.core.agenda.len() == self.repeating {
                 return Outcome::Idle;
             }
-            let Some((now, event)) = self.core.agenda.first().filter(|(due, _)| *due <= end) else {
+            if self.core.agenda.turn() {
+                self.core.look_ahead();
+            }
+            let Some((now, event)) = self.core.agenda.next_until(end) else {
                 self.core.now = end.max(self.core.now);
                 return Outcome::TimeUp;
             };
-            let event = *event;
             self.core.now = now;
             self.events += 1;
-            // The event stays first as long as it happens: nothing new is earlier.
-            match self.happens(event) {
-                Some((when, event)) => self.core.agenda.replace_first(when, event),
-                None => drop(self.core.agenda.next()),
-            }
+            self.happens(event);
             if self.progress.as_ref().is_some_and(|Tell { every, .. }| self.events.is_multiple_of(*every)) {
                 let progress = self.progress();
                 self.progress.iter_mut().for_each(|told| (told.tell)(progress));
@@ -302,7 +301,8 @@ impl Network {
     pub fn impair(&mut self, port: PortId, impairment: Impairment) {
         assert!(impairment.is_sound(), "a chance that is not from 0 to 1");
         let seed = self.core.seed(port.0.into());
-        let faults = &mut self.core.ports[port.index()].faults;
+        self.core.ports[port.index()].special = true;
+        let faults = &mut self.core.seldom[port.index()].faults;
         let dice = faults.take().map_or_else(|| Rand64::new(seed), |before| before.dice);
         *faults = Some(Box::new(Faults::new(impairment, dice)));
     }
@@ -332,19 +332,20 @@ impl Network {
     #[must_use]
     pub fn port(&self, port: PortId) -> PortStatistics {
         let state = &self.core.ports[port.index()];
+        let seldom = &self.core.seldom[port.index()];
         let mut statistics = PortStatistics {
             sent_packets: state.sent_packets,
             sent_bytes: state.sent_bytes,
             busy: state.busy,
-            drops: state.drops,
+            drops: seldom.drops,
             marked: 0,
-            duplicated: state.duplicated,
-            held_back: state.held_back,
-            queue_bytes: state.queue_bytes(),
+            duplicated: seldom.duplicated,
+            held_back: seldom.held_back,
+            queue_bytes: self.core.queues.bytes(port),
             queue_bytes_max: 0,
         };
-        for queue in &state.queues {
-            let queue = queue.statistics(self.core.now);
+        for priority in 0..PRIORITIES {
+            let queue = self.queue(port, priority as u8);
             statistics.drops.add(&queue.drops);
             statistics.marked += queue.marked;
             statistics.queue_bytes_max = statistics.queue_bytes_max.max(queue.bytes_max);
@@ -361,7 +362,9 @@ impl Network {
     /// One queue of a port.
     #[must_use]
     pub fn queue(&self, port: PortId, priority: u8) -> QueueStatistics {
-        self.core.ports[port.index()].queues[usize::from(priority)].statistics(self.core.now)
+        let priority = usize::from(priority);
+        let drops = self.core.seldom[port.index()].queue_drops(priority);
+        self.core.queues.get(port, priority).statistics(self.core.now, drops)
     }
 
     /// A node.
@@ -374,7 +377,8 @@ impl Network {
     pub fn capture(&mut self, ports: &Ports, out: impl io::Write + 'static) {
         self.core.pcap = Some(Pcap::new(Box::new(out)));
         for port in self.chosen(ports) {
-            self.core.ports[port].captured = true;
+            self.core.ports[port].special = true;
+            self.core.seldom[port].captured = true;
         }
     }
 
@@ -385,7 +389,8 @@ impl Network {
         names.retain(|port, _| chosen.contains(&port.index()));
         self.core.trace = Some(Trace::new(Box::new(out), names));
         for port in chosen {
-            self.core.ports[port].traced = true;
+            self.core.ports[port].special = true;
+            self.core.seldom[port].traced = true;
         }
     }
 
@@ -414,17 +419,19 @@ impl Network {
         self.core.agenda.at(at.max(self.core.now), Event::Hook(index));
     }
 
-    /// Returns what takes the event's place.
-    fn happens(&mut self, event: Event) -> Option<(Time, Event)> {
+    fn happens(&mut self, event: Event) {
         match event {
             Event::Lands { port, epoch } => {
                 let (packet, next) = self.core.lands(port, epoch);
                 if let Some(packet) = packet.and_then(|packet| self.core.arrives(packet)) {
                     self.deliver(packet);
                 }
-                return next.map(|next| (next, event));
+                self.again(next, event);
             }
-            Event::Wakes { port, epoch } => return self.core.wakes(port, epoch).map(|next| (next, event)),
+            Event::Wakes { port, epoch } => {
+                let next = self.core.wakes(port, epoch);
+                self.again(next, event);
+            }
             Event::Arrives(packet) => {
                 if let Some(packet) = self.core.arrives(packet) {
                     self.deliver(packet);
@@ -437,7 +444,7 @@ impl Network {
                     (Some(packet), Direction::Receives) => self.deliver(packet),
                     (None, _) => {}
                 }
-                return next.map(|next| (next, event));
+                self.again(next, event);
             }
             Event::Returns(packet) => {
                 if let Some(packet) = self.core.returns(packet) {
@@ -462,7 +469,13 @@ impl Network {
             Event::Flow(flow) => self.core.flow_due(flow),
             Event::Hook(index) => self.call(index),
         }
-        None
+    }
+
+    /// The same happens once more, if there is a time for it.
+    fn again(&mut self, when: Option<Time>, event: Event) {
+        if let Some(when) = when {
+            self.core.agenda.at(when, event);
+        }
     }
 
     fn is_current(&self, actor: ActorId, incarnation: u16) -> bool {

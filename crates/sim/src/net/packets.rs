@@ -17,6 +17,7 @@ const FRAMING_BYTES: u32 = 38;
 const WIRE_BYTES_MIN: u32 = 84;
 
 /// Time on a link, in bytes, of an IP packet.
+#[inline]
 pub(crate) const fn wire_bytes(datagram_bytes: u32) -> u32 {
     let bytes = datagram_bytes.saturating_add(FRAMING_BYTES);
     if bytes < WIRE_BYTES_MIN { WIRE_BYTES_MIN } else { bytes }
@@ -30,6 +31,7 @@ impl PacketId {
     /// No packet: the end of a list.
     pub(crate) const NONE: Self = Self(u32::MAX);
 
+    #[inline]
     pub(crate) const fn index(self) -> usize {
         self.0 as usize
     }
@@ -78,8 +80,8 @@ pub(crate) struct Record {
     pub(crate) datagram_bytes: u32,
     /// The next one in the same queue, on the same link, or for the same cores.
     pub(crate) next: PacketId,
-    /// When its last bit is at the other end of the link that it is on, or its node's cores are through with it.
-    pub(crate) arrives: Time,
+    /// When the next one's last bit is at the other end of the link that both are on, or their node's cores are through with it.
+    pub(crate) next_at: Time,
     /// The port whose link it is on.
     pub(crate) port: PortId,
     /// Of that port, or of one that a node sent to itself of the node, when it came there: another one now means that it
@@ -133,6 +135,7 @@ pub(crate) struct Packets {
 }
 
 impl Packets {
+    #[inline]
     pub(crate) fn add(&mut self, record: Record) -> PacketId {
         if let Content::Bytes(buffer) = record.content {
             self.buffers[buffer.0 as usize].users += 1;
@@ -174,6 +177,7 @@ impl Packets {
         }
     }
 
+    #[inline]
     pub(crate) fn release(&mut self, id: PacketId) {
         if let Content::Bytes(buffer) = self.records[id.index()].content {
             self.let_go(buffer);
@@ -185,10 +189,12 @@ impl Packets {
         self.add(self.records[id.index()])
     }
 
+    #[inline]
     pub(crate) fn get(&self, id: PacketId) -> &Record {
         &self.records[id.index()]
     }
 
+    #[inline]
     pub(crate) fn get_mut(&mut self, id: PacketId) -> &mut Record {
         &mut self.records[id.index()]
     }

@@ -1,54 +1,56 @@
 //! A port's state: its queues, and the link that they are sent into.
+//!
+//! What every packet needs of a port is one cache line, and of a queue another; the queues of one priority lie together. In a
+//! large network it is these lines that time goes into.
 
-use super::ids::NodeId;
+use super::ids::{NodeId, PortId};
 use super::impairment::Faults;
 use super::packets::PacketId;
 use super::queue::{PRIORITIES, QueueConfig};
 use super::rate::Rate;
-use super::statistics::{Drops, QueueStatistics};
+use super::statistics::{DropReason, Drops, QueueStatistics};
 use super::time::Time;
 use super::topology::LinkConfig;
 
 /// A list through the slab.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
+#[repr(align(64))]
 pub(crate) struct Queue {
     pub(crate) head: PacketId,
     pub(crate) tail: PacketId,
-    pub(crate) packets: u64,
+    packets: u32,
     pub(crate) bytes: u64,
     bytes_max: u64,
-    /// Sums over time of what waited, up to `changed`.
-    byte_picos: u128,
-    packet_picos: u128,
+    /// Sums over time of what waited, in picoseconds, up to `changed`.
+    byte_time: f64,
+    packet_time: f64,
     changed: Time,
     pub(crate) marked: u64,
-    pub(crate) drops: Drops,
 }
 
 impl Queue {
-    fn new() -> Self {
-        Self {
-            head: PacketId::NONE,
-            tail: PacketId::NONE,
-            packets: 0,
-            bytes: 0,
-            bytes_max: 0,
-            byte_picos: 0,
-            packet_picos: 0,
-            changed: Time::ZERO,
-            marked: 0,
-            drops: Drops::default(),
-        }
-    }
+    const EMPTY: Self = Self {
+        head: PacketId::NONE,
+        tail: PacketId::NONE,
+        packets: 0,
+        bytes: 0,
+        bytes_max: 0,
+        byte_time: 0.0,
+        packet_time: 0.0,
+        changed: Time::ZERO,
+        marked: 0,
+    };
 
     /// Before its length changes.
+    #[inline]
     fn account(&mut self, now: Time) {
-        let passed = u128::from(now.since(self.changed).0);
-        self.byte_picos += passed * u128::from(self.bytes);
-        self.packet_picos += passed * u128::from(self.packets);
+        let passed = now.since(self.changed).0 as f64;
+        self.byte_time += passed * self.bytes as f64;
+        self.packet_time += passed * f64::from(self.packets);
         self.changed = now;
     }
 
+    #[inline]
     pub(crate) fn grow(&mut self, now: Time, bytes: u64) {
         self.account(now);
         self.packets += 1;
@@ -56,96 +58,158 @@ impl Queue {
         self.bytes_max = self.bytes_max.max(self.bytes);
     }
 
+    #[inline]
     pub(crate) fn shrink(&mut self, now: Time, bytes: u64) {
         self.account(now);
         self.packets -= 1;
         self.bytes -= bytes;
     }
 
-    pub(crate) fn statistics(&self, now: Time) -> QueueStatistics {
-        let passed = u128::from(now.since(self.changed).0);
-        let mean = |sum: u128, length: u64| match now {
-            Time::ZERO => 0.0,
-            now => (sum + passed * u128::from(length)) as f64 / now.0 as f64,
-        };
+    pub(crate) fn statistics(&self, now: Time, drops: Drops) -> QueueStatistics {
+        let mut until_now = self.clone();
+        until_now.account(now);
+        let mean = |sum: f64| if now == Time::ZERO { 0.0 } else { sum / now.0 as f64 };
         QueueStatistics {
             bytes: self.bytes,
-            packets: self.packets,
+            packets: self.packets.into(),
             bytes_max: self.bytes_max,
-            bytes_mean: mean(self.byte_picos, self.bytes),
-            packets_mean: mean(self.packet_picos, self.packets),
+            bytes_mean: mean(until_now.byte_time),
+            packets_mean: mean(until_now.packet_time),
             marked: self.marked,
-            drops: self.drops,
+            drops,
         }
     }
 }
 
+/// All queues of all ports.
+#[derive(Debug)]
+pub(crate) struct Queues([Vec<Queue>; PRIORITIES]);
+
+impl Queues {
+    pub(crate) fn new(ports: usize) -> Self {
+        Self(std::array::from_fn(|_| vec![Queue::EMPTY; ports]))
+    }
+
+    #[inline]
+    pub(crate) fn get(&self, port: PortId, priority: usize) -> &Queue {
+        &self.0[priority][port.index()]
+    }
+
+    #[inline]
+    pub(crate) fn get_mut(&mut self, port: PortId, priority: usize) -> &mut Queue {
+        &mut self.0[priority][port.index()]
+    }
+
+    /// What waits at a port.
+    pub(crate) fn bytes(&self, port: PortId) -> u64 {
+        self.0.iter().map(|queues| queues[port.index()].bytes).sum()
+    }
+}
+
+/// What every packet needs.
+#[repr(align(64))]
 pub(crate) struct Port {
     /// Whose it is.
     pub(crate) node: NodeId,
     /// Where its link leads.
     pub(crate) peer: NodeId,
+    /// Packets on the link, the first to arrive first. Those that are held back are not among them.
+    pub(crate) flying: PacketId,
+    pub(crate) flying_last: PacketId,
+    /// Counts the times that it went down.
+    pub(crate) epoch: u32,
+    /// Which of the network's queue configurations is its.
+    pub(crate) config: u32,
+    /// And which of its kinds of links.
+    pub(crate) link: u32,
     /// Link and both nodes work.
     pub(crate) up: bool,
     /// An event will look at the queues when the link is free.
     pub(crate) wakes: bool,
-    /// Packets on the link, the first to arrive first. Those that are held back are not among them.
-    pub(crate) flying: PacketId,
-    pub(crate) flying_last: PacketId,
     /// A bit for each queue that is not empty.
     pub(crate) backlog: u8,
-    pub(crate) captured: bool,
-    pub(crate) traced: bool,
-    /// Counts the times that it went down.
-    pub(crate) epoch: u32,
-    pub(crate) mtu: u32,
-    /// Which of the network's queue configurations is its.
-    pub(crate) config: u32,
-    pub(crate) delay: Time,
-    pub(crate) rate: Rate,
+    /// It is captured, traced or has faults: [`Seldom`] says which.
+    pub(crate) special: bool,
     pub(crate) busy_until: Time,
     pub(crate) busy: Time,
     pub(crate) sent_packets: u64,
     pub(crate) sent_bytes: u64,
+}
+
+const _: () = assert!(size_of::<Port>() == 64 && size_of::<Queue>() == 64);
+
+impl Port {
+    pub(crate) const fn new(node: NodeId, peer: NodeId, config: u32, link: u32) -> Self {
+        Self {
+            node,
+            peer,
+            flying: PacketId::NONE,
+            flying_last: PacketId::NONE,
+            epoch: 0,
+            config,
+            link,
+            up: true,
+            wakes: false,
+            backlog: 0,
+            special: false,
+            busy_until: Time::ZERO,
+            busy: Time::ZERO,
+            sent_packets: 0,
+            sent_bytes: 0,
+        }
+    }
+}
+
+/// What links of one kind have in common.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Link {
+    pub(crate) mtu: u32,
+    pub(crate) delay: Time,
+    /// If that is a whole number; else [`Seldom::rate`] keeps the fraction.
+    pub(crate) picos_per_byte: Option<u64>,
+}
+
+impl Link {
+    pub(crate) fn new(config: &LinkConfig) -> Self {
+        let picos_per_byte = Rate::new(config.rate_bps).picos_per_byte();
+        Self { mtu: config.mtu, delay: config.delay.into(), picos_per_byte }
+    }
+}
+
+/// What few packets need of a port.
+pub(crate) struct Seldom {
+    pub(crate) rate: Rate,
+    pub(crate) captured: bool,
+    pub(crate) traced: bool,
     pub(crate) duplicated: u64,
     pub(crate) held_back: u64,
     /// Drops that are not a queue's.
     pub(crate) drops: Drops,
     pub(crate) faults: Option<Box<Faults>>,
-    pub(crate) queues: [Queue; PRIORITIES],
+    /// Of its queues; most never drop anything.
+    of_queues: Option<Box<[Drops; PRIORITIES]>>,
 }
 
-impl Port {
-    pub(crate) fn new(node: NodeId, peer: NodeId, link: &LinkConfig, config: u32) -> Self {
+impl Seldom {
+    pub(crate) fn new(rate_bps: u64) -> Self {
         Self {
-            node,
-            peer,
-            up: true,
-            wakes: false,
-            flying: PacketId::NONE,
-            flying_last: PacketId::NONE,
-            backlog: 0,
+            rate: Rate::new(rate_bps),
             captured: false,
             traced: false,
-            epoch: 0,
-            mtu: link.mtu,
-            config,
-            delay: link.delay.into(),
-            rate: Rate::new(link.rate_bps),
-            busy_until: Time::ZERO,
-            busy: Time::ZERO,
-            sent_packets: 0,
-            sent_bytes: 0,
             duplicated: 0,
             held_back: 0,
             drops: Drops::default(),
             faults: None,
-            queues: std::array::from_fn(|_| Queue::new()),
+            of_queues: None,
         }
     }
 
-    pub(crate) fn queue_bytes(&self) -> u64 {
-        self.queues.iter().map(|queue| queue.bytes).sum()
+    pub(crate) fn count_at_queue(&mut self, priority: usize, reason: DropReason) {
+        self.of_queues.get_or_insert_default()[priority].count(reason);
+    }
+
+    pub(crate) fn queue_drops(&self, priority: usize) -> Drops {
+        self.of_queues.as_ref().map_or_else(Drops::default, |drops| drops[priority])
     }
 }
 

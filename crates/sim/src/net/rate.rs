@@ -19,7 +19,12 @@ impl Rate {
         Self { bps, picos_per_byte, remainder: 0 }
     }
 
+    pub(crate) const fn picos_per_byte(&self) -> Option<u64> {
+        self.picos_per_byte
+    }
+
     /// How long `bytes` take.
+    #[inline]
     pub(crate) fn take(&mut self, bytes: u32) -> Time {
         if let Some(picos) = self.picos_per_byte {
             return Time(u64::from(bytes) * picos);

@@ -23,14 +23,13 @@ pub(crate) struct Edge {
 
 /// What routing needs to know of the network.
 pub(crate) trait Graph {
-    fn nodes(&self) -> usize;
     fn edges(&self, node: NodeId) -> impl Iterator<Item = Edge>;
     /// It may carry packets of others.
     fn forwards(&self, node: NodeId) -> bool;
 }
 
-/// Where a host with one NIC hangs: all ways to it are those to its switch, and one more link. A table for each switch
-/// instead of each host is what fits into a cache.
+/// Where a host with one NIC hangs: all ways to it are those to its switch, and one more link. Tables for switches instead of
+/// hosts are what fits into a cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Anchor {
     pub(crate) switch: NodeId,
@@ -38,78 +37,123 @@ pub(crate) struct Anchor {
     pub(crate) port: PortId,
 }
 
+/// A node among the routers, which are all nodes without an anchor.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    /// Its own number, or that of the switch that it hangs on.
+    router: u32,
+    /// The switch's port to it, of a host with an anchor.
+    port: PortId,
+}
+
+/// Of routers themselves.
+const NO_PORT: PortId = PortId(u32::MAX);
+
 #[derive(Debug)]
 pub(crate) struct Routes {
-    anchors: Vec<Option<Anchor>>,
-    /// By destination (of an anchored one its switch) and then by node.
+    /// By node.
+    places: Vec<Place>,
+    routers: Vec<NodeId>,
+    /// By destination and then by node, both routers.
     to: Vec<Option<Box<[Hop]>>>,
     sets: Vec<PortId>,
     interned: BTreeMap<Vec<PortId>, u32>,
 }
 
 impl Routes {
-    pub(crate) fn new(anchors: Vec<Option<Anchor>>) -> Self {
-        let to = vec![None; anchors.len()];
-        Self { anchors, to, sets: Vec::new(), interned: BTreeMap::new() }
+    pub(crate) fn new(anchors: &[Option<Anchor>]) -> Self {
+        let nodes = (0..anchors.len() as u32).map(NodeId);
+        let routers: Vec<_> = nodes.filter(|node| anchors[node.index()].is_none()).collect();
+        let number = |node| routers.binary_search(&node).expect("a router") as u32;
+        let place = |(node, anchor): (u32, &Option<Anchor>)| match anchor {
+            Some(Anchor { switch, port }) => Place { router: number(*switch), port: *port },
+            None => Place { router: number(NodeId(node)), port: NO_PORT },
+        };
+        let places = (0..).zip(anchors).map(place).collect();
+        let to = vec![None; routers.len()];
+        Self { places, routers, to, sets: Vec::new(), interned: BTreeMap::new() }
     }
 
     /// Something went down or came up.
     pub(crate) fn forget(&mut self) {
-        *self = Self::new(std::mem::take(&mut self.anchors));
+        self.to.fill(None);
+        self.sets.clear();
+        self.interned.clear();
     }
 
+    #[inline]
     pub(crate) fn knows(&self, to: NodeId) -> bool {
-        let to = self.anchors[to.index()].map_or(to, |anchor| anchor.switch);
-        self.to[to.index()].is_some()
+        self.to[self.places[to.index()].router as usize].is_some()
     }
 
-    /// The port of `node` that leads `to`; `choose` picks one of several. `None` when there is no way.
+    /// The port of `node` that leads `to`; `choose` picks one of several, and `works` says whether a host's NIC does. `None` when
+    /// there is no way.
     ///
     /// # Panics
     /// When the destination is not known: [`Self::learn`] first.
-    pub(crate) fn port(&self, node: NodeId, to: NodeId, choose: impl FnOnce(u32) -> u32) -> Option<PortId> {
-        let to = match self.anchors[to.index()] {
-            Some(Anchor { switch, port }) if switch == node => return Some(port),
-            Some(Anchor { switch, .. }) => switch,
-            None => to,
-        };
-        let hops = self.to[to.index()].as_ref().expect("learnt before");
-        match hops[node.index()] {
+    #[inline]
+    pub(crate) fn port(
+        &self,
+        node: NodeId,
+        to: NodeId,
+        works: impl FnOnce(PortId) -> bool,
+        choose: impl FnOnce(u32) -> u32,
+    ) -> Option<PortId> {
+        let (here, there) = (self.places[node.index()], self.places[to.index()]);
+        if here.port != NO_PORT {
+            let nic = here.port.opposite();
+            let reached = here.router == there.router || self.hop(here, there) != UNREACHABLE;
+            return (reached && works(nic)).then_some(nic);
+        }
+        if here.router == there.router {
+            return Some(there.port);
+        }
+        match self.hop(here, there) {
             UNREACHABLE => None,
             Hop { first, count: 1 } => Some(PortId(first)),
             Hop { first, count } => Some(self.sets[(first + choose(count)) as usize]),
         }
     }
 
+    #[inline]
+    fn hop(&self, from: Place, to: Place) -> Hop {
+        self.to[to.router as usize].as_ref().expect("learnt before")[from.router as usize]
+    }
+
     /// Finds all shortest ways to a destination, by breadth first search from it.
     pub(crate) fn learn(&mut self, to: NodeId, graph: &impl Graph) {
-        let to = self.anchors[to.index()].map_or(to, |anchor| anchor.switch);
         const FAR: u32 = u32::MAX;
-        let mut distance = vec![FAR; graph.nodes()];
-        let mut hops = vec![UNREACHABLE; graph.nodes()].into_boxed_slice();
-        let mut reached = VecDeque::from([to]);
-        distance[to.index()] = 0;
+        let root = self.places[to.index()].router;
+        let mut distance = vec![FAR; self.routers.len()];
+        let mut hops = vec![UNREACHABLE; self.routers.len()].into_boxed_slice();
+        let mut reached = VecDeque::from([self.routers[root as usize]]);
+        distance[root as usize] = 0;
         let mut set = Vec::new();
         while let Some(node) = reached.pop_front() {
-            let here = distance[node.index()];
+            let number = self.places[node.index()].router as usize;
+            let here = distance[number];
             set.clear();
             for edge in graph.edges(node).filter(|edge| edge.up) {
-                let there = &mut distance[edge.to.index()];
-                if *there == FAR && (node == to || graph.forwards(node)) {
+                let place = self.places[edge.to.index()];
+                if place.port != NO_PORT {
+                    continue; // No way leads through it.
+                }
+                let there = &mut distance[place.router as usize];
+                if *there == FAR && (number == root as usize || graph.forwards(node)) {
                     *there = here + 1;
                     reached.push_back(edge.to);
                 }
-                if here > 0 && *there == here - 1 && (edge.to == to || graph.forwards(edge.to)) {
+                if here > 0 && *there == here - 1 && (place.router == root || graph.forwards(edge.to)) {
                     set.push(edge.port);
                 }
             }
-            hops[node.index()] = match set[..] {
+            hops[number] = match set[..] {
                 [] => UNREACHABLE,
                 [port] => Hop { first: port.0, count: 1 },
                 _ => Hop { first: self.intern(&set), count: set.len() as u32 },
             };
         }
-        self.to[to.index()] = Some(hops);
+        self.to[root as usize] = Some(hops);
     }
 
     fn intern(&mut self, set: &[PortId]) -> u32 {
@@ -125,6 +169,7 @@ impl Routes {
 
 /// Which of `count` equally short ways a flow takes at `node`: another hash at every node, or the flows that met at
 /// one would stay together at the next. The salt makes it another for every seed: which flows meet is chance.
+#[inline]
 pub(crate) fn flow_choice(salt: u64, from: SimAddress, to: SimAddress, node: NodeId, count: u32) -> u32 {
     let pair = |address: SimAddress| u64::from(address.node) << 16 | u64::from(address.port);
     let mixed = mix(mix(salt ^ pair(from) ^ u64::from(node.0) << 40) ^ pair(to).rotate_left(17));
@@ -132,6 +177,7 @@ pub(crate) fn flow_choice(salt: u64, from: SimAddress, to: SimAddress, node: Nod
 }
 
 /// `SplitMix64`'s finalizer.
+#[inline]
 pub(crate) const fn mix(mut bits: u64) -> u64 {
     bits = bits.wrapping_add(0x9e37_79b9_7f4a_7c15);
     bits = (bits ^ bits >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -134,8 +134,9 @@ pub struct PortStatistics {
     pub queue_bytes_max: u64,
 }
 
-/// A node.
+/// A node. In this order: what every packet counts is together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[repr(C)]
 pub struct NodeStatistics {
     /// Packets that its machines and flows sent.
     pub sent_packets: u64,
@@ -147,8 +148,8 @@ pub struct NodeStatistics {
     pub received_bytes: u64,
     /// Packets for others that went through.
     pub forwarded_packets: u64,
-    /// Packets that ended here.
-    pub drops: Drops,
     /// Most bytes that ever waited in all its queues together.
     pub buffer_bytes_max: u64,
+    /// Packets that ended here.
+    pub drops: Drops,
 }

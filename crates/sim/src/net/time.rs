@@ -50,16 +50,19 @@ impl Time {
 
     /// Time since `earlier`; zero if that is later.
     #[must_use]
+    #[inline]
     pub const fn since(self, earlier: Self) -> Self {
         Self(self.0.saturating_sub(earlier.0))
     }
 }
 
 impl Moment for Time {
+    #[inline]
     fn to_ticks(self) -> u64 {
         self.0
     }
 
+    #[inline]
     fn from_ticks(ticks: u64) -> Self {
         Self(ticks)
     }
@@ -80,6 +83,7 @@ impl From<Duration> for Time {
 impl Add for Time {
     type Output = Self;
 
+    #[inline]
     fn add(self, later: Self) -> Self {
         Self(self.0.saturating_add(later.0))
     }
@@ -88,6 +92,7 @@ impl Add for Time {
 impl Add<Duration> for Time {
     type Output = Self;
 
+    #[inline]
     fn add(self, later: Duration) -> Self {
         self + Self::from(later)
     }
@@ -96,6 +101,7 @@ impl Add<Duration> for Time {
 impl Sub for Time {
     type Output = Self;
 
+    #[inline]
     fn sub(self, earlier: Self) -> Self {
         self.since(earlier)
     }

@@ -109,6 +109,18 @@ pub(crate) struct Flow {
     kind: FlowKind,
 }
 
+impl Flow {
+    /// Reads what its next packet needs, and returns something of it.
+    pub(crate) fn glance(&self, is_ack: bool) -> u64 {
+        let half = match &self.kind {
+            FlowKind::Tcp(tcp) if is_ack => tcp.sender.glance(),
+            FlowKind::Tcp(tcp) => tcp.receiver.expected() ^ tcp.sender.end(),
+            FlowKind::ConstantRate { .. } => 0,
+        };
+        half ^ self.statistics.delivered_bytes ^ u64::from(self.ends[0].node)
+    }
+}
+
 enum FlowKind {
     Tcp(Box<Tcp>),
     ConstantRate { rate: Rate, datagram_bytes: u32 },

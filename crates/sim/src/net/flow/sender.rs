@@ -87,6 +87,12 @@ impl Sender {
         self.end
     }
 
+    /// Something of each part of it.
+    pub(crate) fn glance(&self) -> u64 {
+        let Self { rto_min, unacknowledged, credit, rto, measured, .. } = self;
+        rto_min.0 ^ unacknowledged ^ credit ^ rto.0 ^ u64::from(measured.is_some())
+    }
+
     pub(crate) const fn deadline(&self) -> Option<Time> {
         self.deadline
     }
