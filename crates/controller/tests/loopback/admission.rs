@@ -31,7 +31,7 @@ fn rank_that_waits(
 }
 
 fn wait_for_jobs(switch: &SwitchServer, jobs: usize) {
-    wait_until(switch, "the switch keeps its jobs", |status| status.jobs.len() == jobs);
+    wait_until(switch.address(), "the switch keeps its jobs", |status| status.jobs.len() == jobs);
 }
 
 #[test]

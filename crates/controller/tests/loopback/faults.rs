@@ -413,7 +413,7 @@ fn not_there_yet() -> std::net::SocketAddr {
 
 fn wait_until_it_runs(switch: &SwitchServer) {
     let is_running = |job: &JobStatus| matches!(job.state, JobStatusState::Running { .. });
-    wait_until(switch, "no job runs", |status| status.jobs.iter().any(is_running));
+    wait_until(switch.address(), "no job runs", |status| status.jobs.iter().any(is_running));
 }
 
 #[test]

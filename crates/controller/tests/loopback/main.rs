@@ -10,6 +10,7 @@ mod scripted;
 mod strangers;
 mod sums;
 
+use std::net::SocketAddr;
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -47,9 +48,9 @@ fn switch() -> SwitchServer {
     switch_with(|_| {})
 }
 
-/// Waits until the switch's status is such; `otherwise` says what is wrong with one that never is.
-fn wait_until(switch: &SwitchServer, otherwise: &str, is_so: impl Fn(&SwitchStatus) -> bool) {
-    let (address, began) = (switch.address().to_string(), Instant::now());
+/// Waits until the status of the switch there is such; `otherwise` says what is wrong with one that never is.
+fn wait_until(switch: SocketAddr, otherwise: &str, is_so: impl Fn(&SwitchStatus) -> bool) {
+    let (address, began) = (switch.to_string(), Instant::now());
     while !is_so(&switch_status(&address, HANG).expect("a status")) {
         assert!(began.elapsed() < HANG, "{otherwise}");
         thread::sleep(Duration::from_millis(5));

@@ -10,7 +10,7 @@ use fanin_protocol::control::Refusal;
 use fanin_wire::{Collective, Op, Rank, WireDtype};
 
 use super::atp::{again, summing_with};
-use super::{HANG, submit, switch, switch_with};
+use super::{HANG, submit, switch, switch_with, wait_until};
 
 fn rack(upstream: SocketAddr) -> RackServer {
     let config = RackServerConfig::switch_ml(([127, 0, 0, 1], 0).into(), upstream.to_string());
@@ -106,13 +106,8 @@ fn a_rack_that_restarts_learns_its_jobs_and_the_sums_go_on() {
                 drop(running.take());
                 let config = RackServerConfig::switch_ml(address, root.address().to_string());
                 let second = again(|| RackServer::start(config.clone()));
-                let began = std::time::Instant::now();
                 // Nobody joins again: heartbeats alone tell it.
-                while switch_status(&address.to_string(), HANG).expect("a status").relays[0].jobs.is_empty() {
-                    assert!(began.elapsed() < HANG, "it did not learn");
-                    // Between two questions, within the limit above.
-                    thread::sleep(std::time::Duration::from_millis(5));
-                }
+                wait_until(address, "it did not learn", |status| !status.relays[0].jobs.is_empty());
                 running = Some(second);
             }
         },
