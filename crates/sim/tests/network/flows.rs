@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use fanin_sim::net::{
     Body, Class, ConstantRateConfig, DropReason, FlowId, LinkConfig, LinkId, Listener, Loss, Network,
-    NodeConfig, Notice, Packet, Parts, QueueConfig, TcpConfig, Time, Topology,
+    NetworkConfig, NodeConfig, Notice, Packet, Parts, QueueConfig, TcpConfig, Time, Topology,
 };
 
 use crate::support::*;
@@ -188,6 +188,26 @@ fn everything_goes_wrong(seed: u64) -> u64 {
     assert_eq!(statistics.delivered_bytes, 50 * 7_777, "seed {seed}: {statistics:?}");
     assert!(statistics.completed.is_some(), "seed {seed}");
     network.digest()
+}
+
+/// So large that what its events need is read ahead, which changes nothing: the number is of a program that did not.
+#[test]
+fn a_large_network_is_the_same_simulation_with_its_memory_read_ahead() {
+    let mut parts = Parts::uniform(LinkConfig::new(100 * GBIT, Duration::from_micros(1)));
+    parts.switch = NodeConfig::new(QueueConfig::tail_drop(500_000).with_ecn(100_000));
+    let topology = Topology::leaf_spine(32, 16, 32, &parts).unwrap();
+    let mut network = Network::new(topology, NetworkConfig::default()).unwrap();
+    let hosts: Vec<_> = network.topology().hosts().collect();
+    for at in 0..hosts.len() {
+        let (from, to) = (hosts[at], hosts[(at * 7 + 32) % hosts.len()]);
+        if from != to {
+            let flow = network.open_tcp(TcpConfig { ecn: true, ..TcpConfig::new(from, to) });
+            network.write(flow, 7314, None);
+        }
+    }
+    network.run_until(Time::from_millis(60_000));
+    let found = (network.progress().packet_hops, network.digest());
+    assert_eq!(found, (48_384, 0x22f2_0703_7e7b_d087), "{:#x}", found.1);
 }
 
 #[test]
