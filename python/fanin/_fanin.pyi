@@ -242,6 +242,15 @@ def system_keys(system: str) -> list[str]:
     Raises `ValueError` where there is no such system.
     """
 
+def simulated_sum(scenario: str, seed: int, contributions: bytes) -> tuple[bytes, str]:
+    """Return the sum of `contributions` as a simulated job makes it, and the run's report as JSON.
+
+    `scenario` is a scenario file's text: one job that sums one tensor (`tensors = 1`). The elements
+    of all ranks stand one rank after the other, float32 or int32 by the job's `dtype`, in this
+    machine's byte order, as those of the sum do. Raises `ValueError` for a mistake in the scenario
+    or numbers that are not its job's, and `RuntimeError` where a rule was broken.
+    """
+
 def machine_id() -> str:
     """Name the machine: equal where kernel, network namespace, /dev/shm and user are."""
 

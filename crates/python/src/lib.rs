@@ -18,6 +18,7 @@ mod membership;
 mod pending;
 mod plan;
 mod scenario;
+mod simulation;
 mod switch;
 
 /// The Rust binding: sockets, protocol and threads. It knows no torch and no NumPy, only memory.
@@ -41,6 +42,8 @@ mod _fanin {
     use crate::plan::{cut_off, interface_address, plan, route_to, switch_rate};
     #[pymodule_export]
     use crate::scenario::{check_scenario, system_keys};
+    #[pymodule_export]
+    use crate::simulation::simulated_sum;
     #[pymodule_export]
     use crate::switch::Switch;
 

@@ -162,6 +162,8 @@ pub struct Counters {
     pub retransmissions: Option<u64>,
     /// Packets whose sum saturated.
     pub overflows: Option<u64>,
+    /// Workers' packets that went past the switches as original values, since their sum could overflow (ATP §B.2).
+    pub proactive: Option<u64>,
 }
 
 /// What a switch's memory was used for, by all jobs.
@@ -202,6 +204,7 @@ impl Counted for Counters {
             packets_sent: of(self.packets_sent, other.packets_sent),
             retransmissions: of(self.retransmissions, other.retransmissions),
             overflows: of(self.overflows, other.overflows),
+            proactive: of(self.proactive, other.proactive),
         }
     }
 }

@@ -11,7 +11,7 @@ use super::checker::{Referee, Violation, first};
 use super::meter::{Meter, Reading};
 use super::program::{Program, Schedule, Step};
 use super::scenario::{JobPlan, Workload};
-use super::values::{Gradient, Source, mix};
+use super::values::{Given, Gradient, Numbers, Origin, Source, mix};
 use crate::net::{ActorId, Context, Time};
 
 /// Tokens of timers and notices that belong to the job and not to a machine.
@@ -30,7 +30,7 @@ pub(crate) mod token {
 pub(crate) struct Job {
     pub(crate) plan: JobPlan,
     schedule: Rc<Schedule>,
-    source: Source,
+    source: Origin,
     referee: Rc<Referee>,
     pub(crate) workers: Vec<WorkerState>,
     results: Digests,
@@ -111,7 +111,7 @@ impl Job {
         };
         Self {
             plan: plan.clone(),
-            source: Source::new(plan, seed),
+            source: Origin::Drawn(Source::new(plan, seed)),
             workers: (0..workers).map(worker).collect(),
             schedule,
             referee,
@@ -123,6 +123,19 @@ impl Job {
             open,
             dead: false,
             stopped: false,
+        }
+    }
+
+    /// Its workers have these numbers instead of drawn ones; nothing was submitted yet.
+    pub(crate) fn give(&mut self, given: Given) {
+        self.source = Origin::Given(given);
+    }
+
+    /// What came of given numbers.
+    pub(crate) fn sums(&self) -> Option<Numbers> {
+        match &self.source {
+            Origin::Given(given) => Some(given.sums.clone()),
+            Origin::Drawn(_) => None,
         }
     }
 

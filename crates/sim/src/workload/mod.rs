@@ -35,7 +35,7 @@ pub(crate) use scenario::TCP_KINDS;
 pub use scenario::{
     BackgroundPlan, Fault, FaultPlan, JobPlan, LossPlan, Scenario, SwitchPlan, Target, Which, Workload,
 };
-pub use simulation::{Options, RunError, run};
+pub use simulation::{Options, RunError, run, sum};
 pub use tenant::{Process, Tenant};
-pub use values::Gradient;
 pub(crate) use values::WORKERS_MAX;
+pub use values::{Gradient, Numbers};

@@ -20,6 +20,7 @@ use super::report::{
     TrainingReport,
 };
 use super::scenario::{LossPlan, Scenario, TCP_KINDS, Target, Which, Workload};
+use super::values::{Given, Numbers};
 use crate::net::{
     Body, DropReason, Impairment, Loss, Network, NetworkConfig, NodeId, Outcome, Packet, PortId, Ports,
     Progress, Time, TopologyError,
@@ -49,6 +50,8 @@ pub enum RunError {
     Violation(Violation, Time),
     /// The network cannot be.
     Topology(TopologyError),
+    /// Numbers to be summed are not those of the scenario's job.
+    Given(String),
     /// Capture or trace could not be written.
     Output(std::io::Error),
 }
@@ -58,6 +61,7 @@ impl std::fmt::Display for RunError {
         match self {
             Self::Violation(violation, at) => write!(f, "a rule was broken at {at}: {violation}"),
             Self::Topology(error) => error.fmt(f),
+            Self::Given(why) => write!(f, "these numbers cannot be summed here: {why}"),
             Self::Output(error) => write!(f, "cannot write the capture or the trace: {error}"),
         }
     }
@@ -139,6 +143,35 @@ impl Sampled {
 /// # Errors
 /// The first rule that was broken, or what could not be built or written.
 pub fn run(scenario: &Scenario, options: Options) -> Result<Report, RunError> {
+    play(scenario, options, None).map(|(report, _)| report)
+}
+
+/// Plays a scenario of one job that sums one tensor, whose contributions are given, by rank. Returns the sums that its workers
+/// got, all the same bits, and they are checked as drawn ones are.
+///
+/// # Errors
+/// As [`run`]; or why this job cannot sum these numbers.
+pub fn sum(
+    scenario: &Scenario,
+    seed: u64,
+    contributions: Vec<Numbers>,
+) -> Result<(Numbers, Report), RunError> {
+    let [plan] = scenario.jobs.as_slice() else {
+        return Err(RunError::Given(format!("the scenario has {} jobs, and not one", scenario.jobs.len())));
+    };
+    let given = Given::new(plan, contributions).map_err(RunError::Given)?;
+    let (report, sums) = play(scenario, Options { seed, ..Options::default() }, Some(given))?;
+    match &report.jobs[0].unfinished {
+        Some(waits) => Err(RunError::Given(format!("the run ended before they were: {waits}"))),
+        None => Ok((sums.expect("numbers were given"), report)),
+    }
+}
+
+fn play(
+    scenario: &Scenario,
+    options: Options,
+    given: Option<Given>,
+) -> Result<(Report, Option<Numbers>), RunError> {
     let scenario = Rc::new(scenario.clone());
     let config = NetworkConfig { seed: options.seed, multipath: scenario.multipath };
     let mut network = Network::new(scenario.topology.clone(), config).map_err(RunError::Topology)?;
@@ -152,6 +185,9 @@ pub fn run(scenario: &Scenario, options: Options) -> Result<Report, RunError> {
         network.on_progress(PROGRESS_EVENTS, tell);
     }
     let layout = Rc::new(Layout::build(&scenario, options.seed, &mut network));
+    if let Some(given) = given {
+        layout.jobs[0].job.borrow_mut().give(given);
+    }
     let systems: BTreeMap<_, _> =
         scenario.jobs.iter().map(|job| (job.system.name(), job.system.clone())).collect();
     let systems: Rc<[_]> = systems.into_values().collect();
@@ -180,7 +216,9 @@ pub fn run(scenario: &Scenario, options: Options) -> Result<Report, RunError> {
     sample(&network, &layout, &flows, &mut samples.borrow_mut());
     samples.borrow_mut().loads.sample(&network, true);
     network.finish().map_err(RunError::Output)?;
-    Ok(report(&network, &layout, &flows, &samples.borrow(), options.seed))
+    let report = report(&network, &layout, &flows, &samples.borrow(), options.seed);
+    let sums = layout.jobs.first().and_then(|place| place.job.borrow().sums());
+    Ok((report, sums))
 }
 
 /// One of each kind that the jobs have.

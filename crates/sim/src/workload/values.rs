@@ -10,9 +10,12 @@
 //! Where a scenario wants overflows, the numbers of some packets are 2^12 times as large. A packet is what SwitchML and ATP's
 //! dynamic scaling find one factor for: the bound of the one does not cover what is wrong in the next.
 
+mod given;
+
 use fanin_protocol::{Elements, Tensor};
 
 use super::scenario::JobPlan;
+pub(crate) use given::{Given, Origin};
 
 /// How much larger the numbers of an overflowing packet are, as a power of two.
 const LARGE_SHIFT: i32 = 12;
@@ -60,10 +63,29 @@ pub struct Gradient {
     numbers: Numbers,
 }
 
-#[derive(Clone, Debug)]
-enum Numbers {
+/// The elements of a tensor, or some of them.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Numbers {
+    /// As gradients are.
     Float32(Vec<f32>),
+    /// Summed modulo 2^32.
     Int32(Vec<i32>),
+}
+
+impl Numbers {
+    fn part(&self, range: std::ops::Range<usize>) -> Self {
+        match self {
+            Self::Float32(x) => Self::Float32(x[range].to_vec()),
+            Self::Int32(x) => Self::Int32(x[range].to_vec()),
+        }
+    }
+
+    fn count(&self) -> usize {
+        match self {
+            Self::Float32(x) => x.len(),
+            Self::Int32(x) => x.len(),
+        }
+    }
 }
 
 impl Tensor for Gradient {
@@ -78,11 +100,7 @@ impl Tensor for Gradient {
 impl Gradient {
     /// A copy of some of its elements.
     pub(crate) fn part(&self, range: std::ops::Range<usize>) -> Self {
-        let numbers = match &self.numbers {
-            Numbers::Float32(x) => Numbers::Float32(x[range].to_vec()),
-            Numbers::Int32(x) => Numbers::Int32(x[range].to_vec()),
-        };
-        Self { tensor: self.tensor, numbers }
+        Self { tensor: self.tensor, numbers: self.numbers.part(range) }
     }
 
     /// Adds `part` to the elements from `from` on.
@@ -109,10 +127,7 @@ impl Gradient {
 
     /// Number of elements.
     pub(crate) fn count(&self) -> usize {
-        match &self.numbers {
-            Numbers::Float32(x) => x.len(),
-            Numbers::Int32(x) => x.len(),
-        }
+        self.numbers.count()
     }
 }
 

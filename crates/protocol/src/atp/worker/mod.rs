@@ -77,6 +77,8 @@ pub struct AtpWorkerProgress {
     pub window_halved: u64,
     /// Fragments sent with original values.
     pub originals_sent: u64,
+    /// Fragments whose original values went before anybody asked, for a sum that could overflow (ATP §B.2).
+    pub proactive: u64,
     /// Parameters handed back to a server that lost its memory.
     pub restores_sent: u64,
 }
@@ -401,6 +403,7 @@ impl<A: Copy + PartialEq, T: Tensor> AtpWorker<A, T> {
                 return;
             }
             self.window.set_originals(sequence);
+            self.progress.proactive += 1;
         }
         self.progress.originals_sent += 1;
         header.flags = Flags { resend: true, overflow: true, ..Flags::default() };

@@ -265,11 +265,12 @@ impl Machines for Job {
                 overflows += progress.overflows;
             }
         }
-        let (mut packets_sent, mut retransmissions) = (0, 0);
+        let (mut packets_sent, mut retransmissions, mut proactive) = (0, 0, 0);
         for actor in self.tenant.machines() {
             if let Some(worker) = network.actor::<WorkerActor>(actor) {
                 packets_sent += worker.machine.statistics().packets_sent;
                 retransmissions += worker.machine.statistics().retransmissions;
+                proactive += worker.machine.progress().proactive;
             }
         }
         let aggregates = self.config.help != Help::None;
@@ -280,6 +281,7 @@ impl Machines for Job {
             packets_sent: Some(packets_sent),
             retransmissions: Some(retransmissions),
             overflows: Some(overflows),
+            proactive: Some(proactive),
         }
     }
 

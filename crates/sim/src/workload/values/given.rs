@@ -1,0 +1,292 @@
+//! Numbers that come from outside, such as the gradients of a training, instead of drawn ones: what a network makes of real ones.
+//!
+//! They are of any size, so that a contribution which is less than its system's own error can be missing and not be found.
+
+use std::sync::Arc;
+
+use super::{Digest, Gradient, Numbers, Source, floor_log2, power_of_two};
+use crate::systems::System;
+use crate::workload::{JobPlan, Workload};
+
+/// Where the numbers of a job come from.
+pub(crate) enum Origin {
+    Drawn(Source),
+    Given(Given),
+}
+
+impl Origin {
+    /// [`Source::contribution`].
+    pub(crate) fn contribution(
+        &self,
+        old: Option<Gradient>,
+        tensor: u64,
+        worker: u32,
+        from: usize,
+        elements: usize,
+    ) -> Gradient {
+        match self {
+            Self::Drawn(source) => source.contribution(old, tensor, worker, from, elements),
+            Self::Given(given) => {
+                let numbers = given.contributions[worker as usize].part(from..from + elements);
+                Gradient { tensor, numbers }
+            }
+        }
+    }
+
+    /// [`Source::element`].
+    pub(crate) const fn element(&self, from: usize, at: usize) -> usize {
+        match self {
+            Self::Drawn(source) => source.element(from, at),
+            Self::Given(_) => from + at,
+        }
+    }
+
+    /// [`Source::check`].
+    pub(crate) fn check(&mut self, result: &Gradient, from: usize, skip: usize) -> Result<u64, usize> {
+        match self {
+            Self::Drawn(source) => source.check(result, from, skip),
+            Self::Given(given) => given.check(&result.numbers, from, skip),
+        }
+    }
+}
+
+/// The numbers of a job's one tensor.
+pub(crate) struct Given {
+    system: Arc<dyn System>,
+    /// By rank.
+    contributions: Vec<Numbers>,
+    exact: Exact,
+    /// What workers got.
+    pub(crate) sums: Numbers,
+}
+
+/// What the sums must be.
+enum Exact {
+    Float32 {
+        sums: Vec<f64>,
+        /// By element: the largest of any worker, without its sign.
+        largest: Vec<f32>,
+    },
+    Int32(Vec<i32>),
+}
+
+impl Given {
+    /// # Errors
+    /// Why these are not the numbers of such a job.
+    pub(crate) fn new(plan: &JobPlan, contributions: Vec<Numbers>) -> Result<Self, String> {
+        let Workload::AllReduce { elements, count: Some(1), .. } = plan.workload else {
+            return Err(format!("{} has to have a `tensor` and `tensors = 1`", plan.name));
+        };
+        if plan.sampled {
+            return Err("numbers are given whole, which needs `payload = \"full\"`".into());
+        }
+        let workers = plan.workers.len();
+        if contributions.len() != workers {
+            return Err(format!("contributions of {} for {workers} workers", contributions.len()));
+        }
+        let mut exact = if plan.integers {
+            Exact::Int32(vec![0; elements])
+        } else {
+            Exact::Float32 { sums: vec![0.0; elements], largest: vec![0.0; elements] }
+        };
+        for (rank, numbers) in contributions.iter().enumerate() {
+            let count = numbers.count();
+            if count != elements {
+                return Err(format!("rank {rank} has {count} elements of a tensor of {elements}"));
+            }
+            exact.add(numbers).map_err(|why| format!("rank {rank}: {why}"))?;
+        }
+        let sums = if plan.integers {
+            Numbers::Int32(vec![0; elements])
+        } else {
+            Numbers::Float32(vec![0.0; elements])
+        };
+        Ok(Self { system: plan.system.clone(), contributions, exact, sums })
+    }
+
+    fn check(&mut self, result: &Numbers, from: usize, skip: usize) -> Result<u64, usize> {
+        let (mut digest, workers) = (Digest::default(), self.contributions.len());
+        match (result, &self.exact, &mut self.sums) {
+            (Numbers::Int32(result), Exact::Int32(exact), Numbers::Int32(sums)) => {
+                for (i, sum) in result.iter().enumerate().skip(skip) {
+                    if *sum != exact[from + i] {
+                        return Err(i);
+                    }
+                    digest.add(sum.cast_unsigned());
+                    sums[from + i] = *sum;
+                }
+            }
+            (Numbers::Float32(result), Exact::Float32 { sums: exact, largest }, Numbers::Float32(sums)) => {
+                let packet_elements = self.system.packet_elements();
+                for (index, packet) in result.chunks(packet_elements).enumerate() {
+                    let begin = index * packet_elements;
+                    let range = from + begin..from + begin + packet.len();
+                    let most = largest[range.clone()].iter().copied().fold(0.0, f32::max);
+                    for (i, sum) in packet.iter().enumerate().skip(skip.saturating_sub(begin)) {
+                        let (exact, largest) = (exact[range.start + i], largest[range.start + i]);
+                        let bound = bound(&*self.system, workers, most, largest);
+                        // Below the least normal float the units are as large as there.
+                        let unit =
+                            f64::from(f32::EPSILON) * (exact.abs() + bound + f64::from(f32::MIN_POSITIVE));
+                        let error = (f64::from(*sum) - exact).abs();
+                        if error.is_nan() || error > bound + unit / 2.0 {
+                            return Err(begin + i);
+                        }
+                        digest.add(sum.to_bits());
+                        sums[range.start + i] = *sum;
+                    }
+                }
+            }
+            _ => unreachable!("the tensors of a job have one type"),
+        }
+        Ok(digest.0)
+    }
+}
+
+impl Exact {
+    fn add(&mut self, numbers: &Numbers) -> Result<(), String> {
+        match (self, numbers) {
+            (Self::Int32(sums), Numbers::Int32(numbers)) => {
+                sums.iter_mut().zip(numbers).for_each(|(sum, x)| *sum = sum.wrapping_add(*x));
+            }
+            (Self::Float32 { sums, largest }, Numbers::Float32(numbers)) => {
+                for (element, x) in numbers.iter().enumerate() {
+                    if !x.is_finite() {
+                        return Err(format!("element {element} is {x}, which no sum can be compared with"));
+                    }
+                    sums[element] += f64::from(*x);
+                    largest[element] = largest[element].max(x.abs());
+                }
+            }
+            _ => return Err("its numbers are not of the job's `dtype`".into()),
+        }
+        Ok(())
+    }
+}
+
+/// How far an element of a packet may be from its exact sum: the largest numbers of packet and element are these.
+fn bound(system: &dyn System, workers: usize, of_packet: f32, of_element: f32) -> f64 {
+    let bound = system.bound(workers, above(of_packet));
+    if bound > 0.0 {
+        return bound;
+    }
+    // Floats are added, whose sums are exact as long as they are few bits: these are not.
+    let workers = workers as f64;
+    workers * f64::from(f32::EPSILON) / 2.0 * workers * f64::from(of_element)
+}
+
+/// The least power of two above `x`, which is not negative; zero of zero.
+const fn above(x: f32) -> f64 {
+    if x == 0.0 { 0.0 } else { power_of_two(floor_log2(x as f64) + 1) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scenario_file::parse;
+    use crate::workload::{Report, sum};
+
+    /// Four workers that have three packets of 64 elements, the last of one.
+    const WORKERS: usize = 4;
+    const ELEMENTS: usize = 129;
+
+    fn summed(job: &str, contributions: Vec<Numbers>) -> Result<(Numbers, Report), String> {
+        let text = format!(
+            "[network]\ntopology = \"rack\"\nhosts = {}\n[[job]]\nworkers = {WORKERS}\n\
+             tensor = \"{}B\"\ntensors = 1\n{job}",
+            WORKERS + 1,
+            4 * ELEMENTS
+        );
+        let scenario = parse("given.toml", &text).map_err(|error| error.to_string())?;
+        sum(&scenario, 1, contributions).map_err(|error| error.to_string())
+    }
+
+    /// Each element as large as these, of the ranks in turn.
+    fn floats(of: impl Fn(usize, usize) -> f32) -> Vec<Numbers> {
+        (0..WORKERS)
+            .map(|rank| Numbers::Float32((0..ELEMENTS).map(|element| of(rank, element)).collect()))
+            .collect()
+    }
+
+    const ATP: &str = "system = \"atp\"\n[job.atp]\nelements = 64\n";
+
+    #[test]
+    fn given_numbers_are_summed_by_every_system_and_handed_back() {
+        let jobs =
+            [ATP, "system = \"switchml\"", "system = \"ring\"", "system = \"ps-n-to-n\"", "system = \"rss\""];
+        for job in jobs {
+            let drawn = |rank: usize, element: usize| (rank as f32 - 1.3) * (element as f32 * 0.7).sin();
+            let (sums, report) = summed(job, floats(drawn)).unwrap();
+            let Numbers::Float32(sums) = sums else { panic!("floats") };
+            for (element, sum) in sums.iter().enumerate() {
+                let exact: f32 = (0..WORKERS).map(|rank| drawn(rank, element)).sum();
+                assert!((sum - exact).abs() < 1e-6, "{job}: element {element} is {sum}, not {exact}");
+            }
+            assert!(report.jobs[0].finished);
+
+            let integers = |rank| Numbers::Int32((0..ELEMENTS as i32).map(|x| x << (8 * rank)).collect());
+            let job = job.replacen('\n', "\ndtype = \"int32\"\n", 1);
+            let job = if job.contains("dtype") { job } else { format!("{job}\ndtype = \"int32\"") };
+            let (sums, _) = summed(&job, (0..WORKERS).map(integers).collect()).unwrap();
+            let exact = |x: i32| (0..WORKERS).fold(0i32, |sum, rank| sum.wrapping_add(x << (8 * rank)));
+            assert_eq!(sums, Numbers::Int32((0..ELEMENTS as i32).map(exact).collect()), "{job}");
+        }
+    }
+
+    #[test]
+    fn overflows_and_what_could_overflow_are_counted() {
+        // B of ATP's B.2 is 5.4 for four workers. Beyond it are two packets of rank 0, of which one makes the sum overflow,
+        // 21.5 and more, with the other workers'.
+        let large = |rank: usize, element: usize| match (rank, element / 64) {
+            (0, 0) => 5.5,
+            (0, 1) => 12.0,
+            (_, 1) => 5.0,
+            _ => 0.25,
+        };
+        let exact = |element: usize| (0..WORKERS).map(|rank| large(rank, element)).sum::<f32>();
+        for (overflow, proactive, overflows) in [("reactive", 0, 1), ("proactive", 2, 0)] {
+            let (sums, report) = summed(&format!("{ATP}overflow = \"{overflow}\"\n"), floats(large)).unwrap();
+            assert_eq!(sums, Numbers::Float32((0..ELEMENTS).map(exact).collect()));
+            let counters = report.jobs[0].counters;
+            assert_eq!(
+                (counters.proactive, counters.overflows),
+                (Some(proactive), Some(overflows)),
+                "{overflow}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_sum_that_lacks_a_given_contribution_is_found() {
+        let plan = |text: &str| parse("given.toml", text).unwrap().jobs[0].clone();
+        let text = format!(
+            "[network]\ntopology = \"rack\"\nhosts = 5\n[[job]]\nworkers = {WORKERS}\ntensors = 1\n\
+             tensor = \"{}B\"\n{ATP}",
+            4 * ELEMENTS
+        );
+        let numbers = |rank: usize, _| [1.0, -2.0, 1e-6, 0.5][rank];
+        let mut given = Given::new(&plan(&text), floats(numbers)).unwrap();
+        let result = |lacks: f32| {
+            let mut sums = vec![-0.499_999_f32; ELEMENTS];
+            sums[70] -= lacks;
+            Numbers::Float32(sums)
+        };
+        assert!(given.check(&result(0.0), 0, 0).is_ok());
+        for lacks in [1.0, -2.0, 1e-6, 0.5] {
+            assert_eq!(given.check(&result(lacks), 0, 0), Err(70));
+        }
+    }
+
+    #[test]
+    fn numbers_that_are_not_the_jobs_are_refused() {
+        let refused = |job: &str, numbers: Vec<Numbers>| summed(job, numbers).unwrap_err();
+        let zeros = || floats(|_, _| 0.0);
+        assert!(refused(ATP, zeros()[1..].to_vec()).contains("contributions of 3 for 4 workers"));
+        let mut short = zeros();
+        short[2] = Numbers::Float32(vec![0.0; 5]);
+        assert!(refused(ATP, short).contains("rank 2 has 5 elements of a tensor of 129"));
+        let not_one = floats(|rank, element| if (rank, element) == (1, 3) { f32::NAN } else { 0.0 });
+        assert!(refused(ATP, not_one).contains("rank 1: element 3 is NaN"));
+        assert!(refused(&format!("dtype = \"int32\"\n{ATP}"), zeros()).contains("not of the job's `dtype`"));
+    }
+}
