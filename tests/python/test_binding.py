@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from fanin import errors
-from fanin._fanin import Client, Pending, Switch
+from fanin._fanin import Client, Pending, Switch, simulated_sum
 
 HANG = 60.0
 
@@ -123,3 +123,36 @@ def test_a_forked_process_has_a_closed_client_and_never_waits(switch: Switch) ->
     pending.wait(HANG)
     first.close()
     second.close()
+
+
+SCENARIO = """
+[network]
+topology = "rack"
+hosts = 3
+[[job]]
+system = "atp"
+workers = 2
+tensor = "12B"
+tensors = 1
+"""
+
+
+def test_a_simulated_job_sums_what_it_is_given() -> None:
+    sums, report = simulated_sum(SCENARIO, 1, array.array("f", [1, 2, 3, 0.5, 30, -3]).tobytes())
+    assert array.array("f", sums).tolist() == [1.5, 32, 0]
+    # 32 is beyond what ATP's fixed factor leaves room for: 21.4.
+    assert '"overflows":1' in report
+
+
+def test_what_a_simulated_job_cannot_sum_is_refused_with_the_cause() -> None:
+    numbers = array.array("f", [0.0] * 6)
+    with pytest.raises(ValueError, match="sytem"):
+        simulated_sum(SCENARIO.replace("system", "sytem"), 1, numbers.tobytes())
+    with pytest.raises(ValueError, match="5 elements are not as many for each of 2 workers"):
+        simulated_sum(SCENARIO, 1, numbers[:5].tobytes())
+    with pytest.raises(ValueError, match="rank 0 has 2 elements of a tensor of 3"):
+        simulated_sum(SCENARIO, 1, numbers[:4].tobytes())
+    with pytest.raises(ValueError, match="four bytes an element"):
+        simulated_sum(SCENARIO, 1, b"123")
+    with pytest.raises(ValueError, match="`tensors = 1`"):
+        simulated_sum(SCENARIO.replace("tensors = 1", ""), 1, numbers.tobytes())
