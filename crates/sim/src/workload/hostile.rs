@@ -8,7 +8,10 @@ use fanin_wire::{CHUNK_ELEMENTS, FRAGMENT_ELEMENTS};
 use oorandom::Rand64;
 
 use super::models::Model;
-use super::scenario::{Fault, FaultPlan, JobPlan, LossPlan, Scenario, SwitchPlan, Workload};
+use super::scenario::{
+    BackgroundPlan, Fault, FaultPlan, JobPlan, LossPlan, Scenario, SwitchPlan, TCP_KINDS, Target, Which,
+    Workload,
+};
 use crate::net::{
     Buffer, Class, Cost, LinkConfig, LinkId, Multipath, NodeConfig, NodeId, PRIORITIES, Parts, Programmable,
     QueueConfig, Time, Topology,
@@ -23,9 +26,16 @@ const TROUBLE: Duration = Duration::from_millis(20);
 /// Longer than any packet is under way: nothing that a dead worker sent arrives after another took its rank.
 const BURIED: Duration = Duration::from_millis(3);
 
+/// Without anything new for so many of their longest timeouts, jobs have stalled. A window of one packet, over links that lose in bursts,
+/// has nothing new for twelve once in some 10,000 runs.
+const PATIENCE: u32 = 100;
+/// From a worker to its server and back, in the largest of these networks.
+const PORTS_ON_THE_WAY: u32 = 8;
+
 /// Draws a scenario: one to three jobs, of which most are ATP's, in a rack, in Figure 9's network or in a leaf-spine, in
-/// which an eighth of the switches cannot aggregate. Some train, some have priorities; switches' ports have their own memory or share
-/// it; what has failed may fail again before it is back.
+/// which an eighth of the switches cannot aggregate. Some train, some have priorities, some stop early; other flows are beside them.
+/// Switches' ports have their own memory or share it, links differ, hosts' cores and NICs are slow and small; what has failed may fail
+/// again before it is back.
 ///
 /// One thing it leaves out: a server does not lose its memory in a run in which a worker is started again. Parameters that
 /// only the dead worker had got would be in nobody's memory, and no protocol could tell what they were.
@@ -34,18 +44,22 @@ pub fn hostile(seed: u64) -> Scenario {
     let mut dice = Dice(Rand64::new(u128::from(seed) ^ 0xa7b0_0000_0000));
     let topology = topology(&mut dice);
     let aggregators = dice.among(&[0, 1, 3, 16, 64, 512]);
-    let jobs: Vec<JobPlan> = (0..dice.range(1, 4)).map(|index| job(&mut dice, &topology, index)).collect();
+    let jobs: Vec<JobPlan> =
+        (0..dice.range(1, 4)).map(|index| job(&mut dice, &topology, aggregators, index)).collect();
+    let background = background(&mut dice, &topology);
     let perfect = dice.one_in(8);
-    let losses = if perfect { Vec::new() } else { losses(&mut dice, &topology) };
+    let losses = if perfect { Vec::new() } else { losses(&mut dice, &topology, &jobs) };
     let faults = faults(&mut dice, &topology, &jobs);
-    // A connection that loses the same segment time and again waits for up to a minute (RFC 6298).
-    let patience = if jobs.iter().any(|job| job.system.name() == "ring") { 10 } else { 1 };
+    let timeout_max = jobs.iter().map(|job| job.system.timeout_max()).max().unwrap_or_default();
+    // Where one worker alone still sends, each of the losses by number may cost it a timeout on each link of its way there and back.
+    let lost = losses.iter().filter_map(|plan| plan.target.as_ref()).map(numbered).max().unwrap_or_default();
+    let stall = timeout_max * (PATIENCE + lost * PORTS_ON_THE_WAY) + TROUBLE + BURIED;
     Scenario {
         title: format!("hostile seed {seed}"),
-        until: Duration::from_secs(200) * patience,
+        until: (stall * 4).max(Duration::from_secs(200)),
         interval: Duration::from_secs(1),
         warm_up: Duration::ZERO,
-        stall: Duration::from_secs(60) * patience,
+        stall,
         topology,
         multipath: dice.among(&[Multipath::PerFlow, Multipath::PerPacket]),
         switch: SwitchPlan {
@@ -53,7 +67,7 @@ pub fn hostile(seed: u64) -> Scenario {
             stale: dice.time(Duration::from_micros(500), Duration::from_millis(20)),
         },
         jobs,
-        background: Vec::new(),
+        background,
         losses,
         faults,
     }
@@ -121,6 +135,7 @@ fn simpler(scenario: &Scenario) -> Vec<Scenario> {
         }
     };
     with(&|scenario| scenario.losses.clear());
+    with(&|scenario| scenario.background.clear());
     for index in 0..scenario.faults.len() {
         with(&|scenario| {
             scenario.faults.remove(index);
@@ -170,6 +185,7 @@ fn simpler(scenario: &Scenario) -> Vec<Scenario> {
         with(&|scenario| scenario.jobs[index].class = Class::default());
         with(&|scenario| scenario.jobs[index].large_values = 0.0);
         with(&|scenario| scenario.jobs[index].start = Duration::ZERO);
+        with(&|scenario| scenario.jobs[index].stop = None);
     }
     all
 }
@@ -199,12 +215,15 @@ impl Dice {
     }
 }
 
-fn topology(dice: &mut Dice) -> Topology {
-    let link = LinkConfig::new(
+fn link(dice: &mut Dice) -> LinkConfig {
+    LinkConfig::new(
         dice.among(&[1_000_000_000, 10_000_000_000, 100_000_000_000]),
         dice.time(Duration::from_nanos(200), Duration::from_micros(50)),
-    );
-    let mut parts = Parts::uniform(link);
+    )
+}
+
+fn topology(dice: &mut Dice) -> Topology {
+    let mut parts = Parts::uniform(link(dice));
     // The shortest holds one multicast to as many children as there may be: a switch makes all copies at once and in one order,
     // so that a shorter queue would lose the last child's copy every time.
     let mut queue = QueueConfig::tail_drop(dice.among(&[20_000, 50_000, 1_000_000]));
@@ -222,6 +241,16 @@ fn topology(dice: &mut Dice) -> Topology {
         _ => Buffer::PerQueue,
     };
     parts.switch.receives = Cost::of_packet(Time(dice.among(&[0, 500_000])));
+    if dice.one_in(3) {
+        // As much as one packet in 20 ns to 2 us on each core, and up to 0.1 ns a byte.
+        let packet = Time(dice.among(&[20_000, 500_000, 2_000_000]));
+        let cost = Cost { packet, byte: Time(dice.range(0, 100)), cores: dice.range(1, 4) as u16 };
+        (parts.host.sends, parts.host.receives) = (cost, cost);
+    }
+    if dice.one_in(3) {
+        // A NIC that loses what its own machines send at once; and its node's cores hold no more.
+        parts.host.queues = [QueueConfig::tail_drop(dice.among(&[20_000, 60_000, 200_000])); PRIORITIES];
+    }
     let built = match dice.range(0, 3) {
         0 => Topology::one_rack(dice.range(2, 10) as usize, &parts),
         1 => Ok(Topology::figure9(&parts)),
@@ -231,6 +260,13 @@ fn topology(dice: &mut Dice) -> Topology {
         }
     };
     let mut topology = built.expect("the numbers are not zero");
+    if dice.one_in(3) {
+        for at in 0..topology.links().len() as u32 {
+            if dice.one_in(3) {
+                topology.set_link(LinkId(at), link(dice));
+            }
+        }
+    }
     let switches: Vec<NodeId> = topology.switches().collect();
     let chosen: Vec<String> = switches
         .into_iter()
@@ -241,7 +277,7 @@ fn topology(dice: &mut Dice) -> Topology {
     topology
 }
 
-fn job(dice: &mut Dice, topology: &Topology, index: u64) -> JobPlan {
+fn job(dice: &mut Dice, topology: &Topology, aggregators: u32, index: u64) -> JobPlan {
     let mut hosts: Vec<NodeId> = topology.hosts().collect();
     for at in (1..hosts.len()).rev() {
         hosts.swap(at, dice.range(0, at as u64 + 1) as usize);
@@ -269,13 +305,20 @@ fn job(dice: &mut Dice, topology: &Topology, index: u64) -> JobPlan {
                 5 => (Help::Racks, Some(server)),
                 _ => (Help::Way, Some(server)),
             };
+            // A part of the aggregators for each of as many jobs as there may be, and one for nobody.
+            let part = aggregators / 4;
+            let (hashing, window) = match dice.range(0, 4) {
+                0 | 1 => (Hashing::Hash, window),
+                2 if part > 0 => (Hashing::Partition { first: part * index as u32 }, window.min(part as u16)),
+                _ => (Hashing::Linear, window),
+            };
             let atp = Atp {
                 help,
                 server,
                 elements: dice.among(&[FRAGMENT_ELEMENTS[0], FRAGMENT_ELEMENTS[0], FRAGMENT_ELEMENTS[1]])
                     as u16,
                 window,
-                hashing: dice.among(&[Hashing::Hash, Hashing::Hash, Hashing::Linear]),
+                hashing,
                 scaling: dice.among(&[Scaling::Static, Scaling::Static, Scaling::Dynamic]),
                 overflow: dice.among(&[Overflow::Reactive, Overflow::Reactive, Overflow::Proactive]),
                 congestion_control: !dice.one_in(4),
@@ -285,6 +328,8 @@ fn job(dice: &mut Dice, topology: &Topology, index: u64) -> JobPlan {
             Arc::new(atp)
         }
     };
+    let start = if dice.one_in(2) { Duration::ZERO } else { dice.time(Duration::ZERO, TROUBLE / 4) };
+    let stop = dice.one_in(6).then(|| start + dice.time(Duration::from_nanos(1), TROUBLE / 4));
     JobPlan {
         name: format!("job{index}"),
         workload: workload(dice, system.packet_elements()),
@@ -295,8 +340,8 @@ fn job(dice: &mut Dice, topology: &Topology, index: u64) -> JobPlan {
             1 => Class { priority: 0, drop_class: 1 },
             _ => Class::default(),
         },
-        start: if dice.one_in(2) { Duration::ZERO } else { dice.time(Duration::ZERO, TROUBLE / 4) },
-        stop: None,
+        start,
+        stop,
         integers: dice.one_in(4),
         large_values: dice.among(&[0.0, 0.0, 0.02, 0.3]),
         sampled: false,
@@ -329,7 +374,52 @@ fn workload(dice: &mut Dice, packet: usize) -> Workload {
     }
 }
 
-fn losses(dice: &mut Dice, topology: &Topology) -> Vec<LossPlan> {
+/// Up to two flows between any two hosts: slow ones that nothing slows down, and short ones that give way.
+fn background(dice: &mut Dice, topology: &Topology) -> Vec<BackgroundPlan> {
+    let hosts: Vec<NodeId> = topology.hosts().collect();
+    let plans = (0..dice.range(0, 5).saturating_sub(2)).map(|_| {
+        let from = dice.range(0, hosts.len() as u64) as usize;
+        let to = (from + dice.range(1, hosts.len() as u64) as usize) % hosts.len();
+        let start = dice.time(Duration::ZERO, TROUBLE / 4);
+        let rate_bps = dice.one_in(2).then(|| dice.among(&[50_000_000, 500_000_000]));
+        let sizes = dice.among(&[1_000, 15_000, 200_000]);
+        BackgroundPlan {
+            from: hosts[from],
+            to: hosts[to],
+            rate_bps,
+            ecn: dice.one_in(2),
+            class: Class { priority: dice.range(0, PRIORITIES as u64) as u8, drop_class: 0 },
+            start,
+            stop: Some(start + dice.time(Duration::from_nanos(1), TROUBLE)),
+            size: rate_bps.is_none().then_some(sizes),
+            count: if rate_bps.is_none() { dice.range(1, 20) as u32 } else { 1 },
+            every: dice.time(Duration::from_micros(10), TROUBLE / 20),
+            spread: dice.time(Duration::ZERO, TROUBLE / 20),
+        }
+    });
+    plans.collect()
+}
+
+/// Packets of one kind, a few of which links lose in place of any. Not one in so many: where nothing is random, those that are sent again
+/// can come round to the same number for ever.
+fn target(dice: &mut Dice, jobs: &[JobPlan]) -> Target {
+    let kinds = jobs.iter().flat_map(|job| job.system.packet_kinds()).chain(&TCP_KINDS);
+    let kinds: Vec<&str> = kinds.copied().collect();
+    Target {
+        kind: (!dice.one_in(4)).then(|| dice.among(&kinds).to_owned()),
+        which: Which::Nth((0..dice.range(1, 20)).map(|_| dice.range(0, 100)).collect()),
+    }
+}
+
+fn numbered(target: &Target) -> u32 {
+    match &target.which {
+        Which::Nth(numbers) => numbers.len() as u32,
+        Which::All | Which::Every(_) => 0,
+    }
+}
+
+fn losses(dice: &mut Dice, topology: &Topology, jobs: &[JobPlan]) -> Vec<LossPlan> {
+    let target = dice.one_in(4).then(|| target(dice, jobs));
     let (loss, duplication, reordering) = (dice.chance(0.1), dice.chance(0.1), dice.chance(0.2));
     let burst = dice.one_in(4).then_some((0.02, 0.3));
     let held_back = dice.time(Duration::from_micros(1), Duration::from_micros(500));
@@ -341,10 +431,10 @@ fn losses(dice: &mut Dice, topology: &Topology) -> Vec<LossPlan> {
         .flat_map(|link| LinkId(link as u32).ports())
         .map(|port| LossPlan {
             port,
-            loss,
+            loss: if target.is_some() { 0.0 } else { loss },
             loss_between: 0.0,
-            target: None,
-            burst: burst.filter(|_| loss > 0.0),
+            target: target.clone(),
+            burst: burst.filter(|_| loss > 0.0 && target.is_none()),
             duplication,
             reordering,
             held_back,
@@ -387,6 +477,30 @@ mod tests {
                 if job.class.drop_class > 0 {
                     note("drop class");
                 }
+                if job.stop.is_some() {
+                    note("stop");
+                }
+                if format!("{:?}", job.system).contains("Partition") {
+                    note("partition");
+                }
+            }
+            for flow in &scenario.background {
+                note(if flow.size.is_some() { "tcp" } else { "constant" });
+            }
+            for target in scenario.losses.iter().filter_map(|plan| plan.target.as_ref()) {
+                note(&format!("lost {}", target.kind.as_deref().unwrap_or("packets")));
+            }
+            let host = scenario.topology.hosts().next().expect("a host");
+            let host = scenario.topology.get(host).config;
+            if host.queues[0].limit_bytes < 1 << 20 {
+                note("small NIC");
+            }
+            if host.sends != Cost::NOTHING {
+                note(&format!("{} cores", host.sends.cores));
+            }
+            if scenario.topology.links().iter().any(|link| link.config != scenario.topology.links()[0].config)
+            {
+                note("links differ");
             }
             let switch = scenario.topology.switches().next().expect("a switch");
             note(match scenario.topology.get(switch).config.buffer {
@@ -404,9 +518,11 @@ mod tests {
                 }
             }
         }
-        let expected = "LinkId, LinkId twice, NodeId, NodeId twice, atp, drop class, float32, int32, ports, priority, ps, ps-n-to-n, \
-            queues, ring, rss, server, server twice, shared buffer, switchml, training by ps, training by ps-n-to-n, \
-            training by ring, training by rss, training by switchml, worker, worker twice";
+        let expected = "1 cores, 2 cores, 3 cores, LinkId, LinkId twice, NodeId, NodeId twice, atp, constant, drop class, float32, int32, \
+            links differ, lost acknowledgement, lost gradient, lost packets, lost parameters, lost result, lost segment, lost update, \
+            partition, ports, priority, ps, ps-n-to-n, queues, ring, rss, server, server twice, shared buffer, small NIC, stop, \
+            switchml, tcp, training by ps, training by ps-n-to-n, training by ring, training by rss, training by switchml, worker, \
+            worker twice";
         assert_eq!(drawn.into_iter().collect::<Vec<_>>().join(", "), expected);
     }
 
