@@ -78,6 +78,7 @@ fn packet(operation: &[u8; OPERATION], level: u8, out: &mut [u8]) -> usize {
             is_ack: bit(8) && bit(128),
             overflow: bit(16) && bit(64),
             restore: bit(32) && bit(64),
+            stalled: bit(1) && bit(64),
         },
         directions: Directions {
             level,
