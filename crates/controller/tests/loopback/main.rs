@@ -53,6 +53,7 @@ fn wait_until(switch: SocketAddr, otherwise: &str, is_so: impl Fn(&SwitchStatus)
     let (address, began) = (switch.to_string(), Instant::now());
     while !is_so(&switch_status(&address, HANG).expect("a status")) {
         assert!(began.elapsed() < HANG, "{otherwise}");
+        // A status is asked for: no switch tells when it changes.
         thread::sleep(Duration::from_millis(5));
     }
 }
