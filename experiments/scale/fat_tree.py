@@ -36,6 +36,5 @@ in_flight = 1
 tensors = 1
 [job.atp]
 server = "h{server}"
-hashing = "linear"
 window = 256
 """)
