@@ -1,14 +1,16 @@
 """Handwritten digits (scikit-learn's 8 x 8 pixels), a small network, plain DDP.
 
     fanin run --nproc-per-node 2 examples/digits.py
+    fanin profile loss-tolerance --target 0.9 --nproc-per-node 2 examples/digits.py
 
-Prints the accuracy on digits that were held back.
+Prints the accuracy on digits that were held back, and reports it after each epoch for the second.
 """
 
 from __future__ import annotations
 
 import argparse
 
+import fanin.profile
 import torch
 import torch.distributed as dist
 from sklearn.datasets import load_digits
@@ -49,9 +51,10 @@ def main() -> None:
             loss = nn.functional.cross_entropy(model(x), y)
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
+        with torch.no_grad():
+            right = (model.module(pixels[test]).argmax(dim=1) == digits[test]).float().mean().item()
+        fanin.profile.report(accuracy=right)
 
-    with torch.no_grad():
-        right = (model.module(pixels[test]).argmax(dim=1) == digits[test]).float().mean().item()
     if dist.get_rank() == 0:
         print(f"accuracy {right:.3f} on {len(test)} digits, after {args.epochs} epochs", flush=True)
     # No rank tears its connections down while another still works: Gloo may abort when they close.

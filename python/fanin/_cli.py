@@ -12,6 +12,7 @@ _COMMANDS = {
     "run": ("fanin.launch", "run", "torch"),
     "bench": ("fanin.bench", "main", "lab"),
     "netlab": ("fanin.netlab.command", "main", "lab"),
+    "profile": ("fanin.profiler", "main", "lab"),
     "reproduce": ("fanin.reproduce.command", "main", "lab"),
     "sim": ("fanin.sweep.command", "main", "lab"),
 }
@@ -25,6 +26,7 @@ _BROUGHT = {
         *_TORCH,
         "fanin.bench",
         "fanin.netlab",
+        "fanin.profiler",
         "fanin.reproduce",
         "fanin.sweep",
         "matplotlib",

@@ -63,7 +63,7 @@ def test_the_wheel_is_for_every_python_and_leaves_the_laboratory_out(
     wheels: dict[str, Path],
 ) -> None:
     assert "-cp311-abi3-" in wheels["fanin"].name
-    laboratory = {"bench", "netlab", "reproduce", "sweep"}
+    laboratory = {"bench", "netlab", "profiler", "reproduce", "sweep"}
     assert "torch" in rooms(wheels["fanin"])
     assert not rooms(wheels["fanin"]) & laboratory
     assert laboratory <= rooms(wheels["fanin_lab"])
