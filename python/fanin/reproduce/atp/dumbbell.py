@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Values = Mapping[str, Any]
-TIME_S = 6.0
+TIME_S = 4.0
+"""Of the unscaled time; the first quarter is warm-up."""
 PACKET = "1,344"
 SYSTEMS: dict[str, str] = {
     "atp": "ATP",
@@ -155,11 +156,12 @@ def _gain(images: Images, system: str, settings: Sequence[Values]) -> Spread:
 
 def _scenario(system: str, more: Values, cost: Mapping[str, Any] | None) -> dict[str, Any]:
     values = {**setting.CONTENDED, **more}
-    scale, delay = values["scale"], values["delay"]
+    scale, round_trip_us = values["scale"], values["round_trip_us"]
+    delay = setting.delay("dumbbell", round_trip_us)
     if system == "atp":
         hosts = setting.HOSTS if cost is None else cost
         network = setting.network("dumbbell", hosts, hosts=6, delay=delay)
-        keys = {"system": system, "window": setting.FILLS[delay]}
+        keys = {"system": system, "window": setting.WINDOWS[round_trip_us]}
     else:
         network = setting.rdma("dumbbell", PACKET, hosts=6, delay=delay, **(cost or {}))
         keys = setting.rdma_keys(system, PACKET)

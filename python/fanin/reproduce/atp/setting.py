@@ -46,15 +46,21 @@ PAPER_DELAY = "20us"
 Gbit/s: 81 us. The paper gives no delay."""
 FILLS = {DELAY: WINDOW, PAPER_DELAY: 1980}
 """By the links' delay, packets on the way that fill a host."""
-CONTENDED: dict[str, Any] = {"scale": 200.0, "delay": PAPER_DELAY, "aggregators": PAPER_PTA}
+LINKS_THERE_AND_BACK = {"rack": 4, "dumbbell": 6}
+"""By topology, links between a worker and the server farthest from it, both ways."""
+ROUND_TRIP_US, PAPER_ROUND_TRIP_US = 24.0, 80.0
+"""Of a path without queues, on any topology: four links of `DELAY`, or of `PAPER_DELAY`. The
+paper's dumbbell is one switch (§5.3.2): its path takes no longer than one through a rack."""
+WINDOWS = {ROUND_TRIP_US: FILLS[DELAY], PAPER_ROUND_TRIP_US: FILLS[PAPER_DELAY]}
+"""By the round trip, packets on the way that fill a host."""
+CONTENDED: dict[str, Any] = {"scale": 50.0, "round_trip_us": ROUND_TRIP_US, "aggregators": 8192}
 """Where jobs share a switch (Figure 12, §D.2), and the paper gives none of these."""
 CONTENDED_SWEPT: list[dict[str, Any]] = [
     {},
-    {"scale": 50.0},
-    {"aggregators": 8192},
-    {"delay": DELAY},
+    {"round_trip_us": PAPER_ROUND_TRIP_US},
+    {"round_trip_us": PAPER_ROUND_TRIP_US, "aggregators": PAPER_PTA},
 ]
-CONTENDED_OVER = "links of 6 or 20 us, 1,980 or 8,192 aggregators, scales of 50 or 200"
+CONTENDED_OVER = "round trips of 24 us, or of 80 us with 8,192 or 1,980 aggregators"
 RDMA_PACKETS = {"1,344": (336, 1500), "4,096": (1024, 4500)}
 """By their bytes, which the paper does not give: elements, and the MTU that takes them."""
 RDMA_ON_THE_WAY = 500_000
@@ -93,6 +99,11 @@ def network(topology: str, cost: Mapping[str, Any] = HOSTS, **more: Any) -> dict
 def rack(hosts: int, cost: Mapping[str, Any] = HOSTS, **more: Any) -> dict[str, Any]:
     """Return the network of the paper's testbed: hosts h0, h1, .. on one switch, s0."""
     return network("rack", cost, hosts=hosts, **more)
+
+
+def delay(topology: str, round_trip_us: float) -> str:
+    """Return the delay of each link with which a round trip takes so long."""
+    return f"{round_trip_us / LINKS_THERE_AND_BACK[topology]:.3f}us"
 
 
 def rdma(topology: str, packet: str, **more: Any) -> dict[str, Any]:
@@ -153,11 +164,10 @@ def sharing(jobs: list[tuple[str, int, dict[str, Any]]], scale: float) -> list[d
 
     They begin at moments that a seed draws, in different phases of their iterations.
     """
-    server = f"h{sum(workers for _, workers, _ in jobs)}"
+    shared = f"h{sum(workers for _, workers, _ in jobs)}"
+    start = Between(0, 280 / scale)
     return [
-        training(
-            model, scale, workers=workers, server=server, start=Between(0, 280 / scale), **more
-        )
+        training(model, scale, **{"workers": workers, "server": shared, "start": start, **more})
         for model, workers, more in jobs
     ]
 
