@@ -19,17 +19,25 @@ START_MS = 1.0
 SETTLED_MS = 8.0
 """Windows grow by an MTU in a round trip, and need hundreds of these to settle."""
 MEASURED_MS = {"vgg16": 50.0, "micro": 12.0}
-"""At the usual scale fifty of VGG16's iterations; the micro-benchmark is even."""
+"""A dozen of VGG16's iterations, or five; the micro-benchmark is even."""
 PAYLOAD_SHARE = setting.PAYLOAD_BYTES / setting.WIRE_BYTES
 FAIR_GBPS = RATE_GBPS / 2 * PAYLOAD_SHARE
-USUAL = {"scale": 200.0, "ecn": "100kB"}
+BDP_ROUND_TRIP_US = 4.8
+"""§3.7 has 60 kB as the bandwidth-delay product of 100 Gbit/s."""
+USUAL = {"scale": 50.0, "ecn": "100kB", "round_trip_us": setting.ROUND_TRIP_US}
 SWEPT: dict[str, list[dict[str, Any]]] = {
-    "vgg16": [{}, {"ecn": "300kB"}, {"scale": 100.0}],
-    "micro": [{}, {"ecn": "300kB"}],
+    "vgg16": [
+        {},
+        {"ecn": "300kB"},
+        {"scale": 20.0},
+        {"round_trip_us": BDP_ROUND_TRIP_US, "scale": 20.0},
+    ],
+    "micro": [{}, {"ecn": "300kB"}, {"round_trip_us": BDP_ROUND_TRIP_US}],
 }
 OVER = {
-    "vgg16": "marks at the uplink from 100 or 300 kB on, scales of 100 or 200",
-    "micro": "marks at the uplink from 100 or 300 kB on",
+    "vgg16": "round trips of 24 or 4.8 us, marks at the uplink from 100 or 300 kB on, "
+    "scales of 50 or 20",
+    "micro": "round trips of 24 or 4.8 us, marks at the uplink from 100 or 300 kB on",
 }
 NAMES = {"vgg16": "VGG16", "micro": "micro-benchmark"}
 WHATS = {
@@ -103,11 +111,9 @@ def _beside(swept: Mapping[str, Sequence[dict[str, Any]]]) -> dict[str, dict[str
 
 
 def _alone(settings: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return VGG16 alone at each scale: one baseline, in which nothing marks."""
+    """Return VGG16 alone at each scale and round trip: one baseline, in which nothing marks."""
     return {
-        _name_alone(more): _scenario(
-            "vgg16", {"scale": more.get("scale", USUAL["scale"]), "nic_ecn": False}, beside=False
-        )
+        _name_alone(more): _scenario("vgg16", {**more, "ecn": USUAL["ecn"]}, beside=False)
         for more in settings
     }
 
@@ -126,22 +132,27 @@ def _goodput_alone(runs: Mapping[str, Runs], more: Mapping[str, Any]) -> float:
 
 
 def _scenario(work: str, more: Mapping[str, Any], *, beside: bool = True) -> dict[str, Any]:
-    of = {**USUAL, "nic_ecn": True, **more}
+    of = {**USUAL, **more}
     if work == "vgg16":
         job = setting.training("vgg16", of["scale"], workers=6)
     else:
         job = setting.job(workers=6, tensor="250kB", in_flight=12)
     flow = {"kind": "tcp", "from": "h0", "to": "h7"}
     start = Between(START_MS / 2, START_MS * 3 / 2)
-    measured_ms = MEASURED_MS[work] * (USUAL["scale"] / of["scale"] if work == "vgg16" else 1.0)
     return {
         "title": f"Figure 16: {work} {'beside a flow' if beside else 'alone'}",
-        "until": setting.ms(SETTLED_MS + measured_ms),
+        "until": setting.ms(SETTLED_MS + MEASURED_MS[work]),
         "warm_up": setting.ms(SETTLED_MS),
         "interval": "1ms",
         "payload": "sample",
+        "network": setting.rack(
+            8,
+            setting.HOSTS_FREE,
+            ecn=of["ecn"],
+            delay=setting.delay("rack", of["round_trip_us"]),
+        ),
         # The worker's own NIC is where its job and the flow meet: it marks, or neither hears of it.
-        "network": setting.rack(8, setting.HOSTS_FREE, ecn=of["ecn"], nic_ecn=of["nic_ecn"]),
+        "node": [{"name": "h0", "ecn": of["ecn"]}] if beside else [],
         "switch": {"aggregators": 4096},
         "job": [{**job, "server": "h6", "start": start}],
         "background": [flow] if beside else [],
@@ -153,7 +164,8 @@ def _name(work: str, more: Mapping[str, Any]) -> str:
 
 
 def _name_alone(more: Mapping[str, Any]) -> str:
-    return f"background-alone-{more.get('scale', USUAL['scale']):g}"
+    of = {**USUAL, **more}
+    return f"background-alone-{of['scale']:g}-{of['round_trip_us']:g}"
 
 
 def _wire(report: Report) -> float:
