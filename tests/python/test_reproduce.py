@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 from fanin.reproduce import ReproduceError, command, training
-from fanin.reproduce.atp import PAPER
+from fanin.reproduce.atp import PAPER, setting
 from fanin.reproduce.byteps import equations, goodput
 from fanin.reproduce.finding import (
     LESS,
@@ -117,6 +117,34 @@ def test_a_job_gets_its_fair_share_of_a_link(findings: dict[str, list[dict[str, 
     share = ours(findings, "background", "by its fair share")
     assert share == pytest.approx(1, rel=0.2)
     assert ours(findings, "background", "VGG16 beside a flow") > 0.7
+
+
+def test_a_round_trip_is_as_long_on_each_topology(tmp_path: Path) -> None:
+    places = {"rack": (["h0", "h1"], "h2"), "dumbbell": (["l0", "r0"], "r1")}
+    times = {}
+    for topology, (workers, server) in places.items():
+        delay = setting.delay(topology, 1000.0)
+        job = {"workers": workers, "tensor": "256B", "tensors": 1}
+        scenario = {
+            "network": setting.network(topology, setting.HOSTS_FREE, hosts=3, delay=delay),
+            "job": [{"system": "atp", **job, "atp": {"elements": 64, "server": server}}],
+        }
+        (tmp_path / f"{topology}.toml").write_text(toml(scenario))
+        line = [sys.executable, "-m", "fanin", "sim", str(tmp_path / f"{topology}.toml")]
+        played = subprocess.run([*line, "--json", "-"], capture_output=True, text=True, timeout=60)
+        assert played.returncode == 0, played.stderr
+        times[topology] = json.loads(played.stdout)["result"]["jobs"][0]["tensor_times"]["max_s"]
+    assert times == pytest.approx({"rack": 1e-3, "dumbbell": 1e-3}, rel=0.01)
+
+
+def test_two_jobs_fare_alike_where_they_share_a_link_or_a_server(
+    findings: dict[str, list[dict[str, Any]]],
+) -> None:
+    [alike] = [one for one in findings["dumbbell"] if "the same, ATP" in one["what"]]
+    assert alike["ours"]["median"] > 0.9
+    # Both send less than their links carry, and so compute without waiting, nearly.
+    assert ours(findings, "dumbbell", "ATP by ring") > 0.8
+    assert ours(findings, "pairs", "VGG16 of 3 workers beside VGG16 of 3, by alone") > 0.7
 
 
 def test_losses_cost_atp_less_than_switchml(findings: dict[str, list[dict[str, Any]]]) -> None:

@@ -34,6 +34,7 @@ SWEPT: dict[str, list[dict[str, Any]]] = {
     ],
     "micro": [{}, {"ecn": "300kB"}, {"round_trip_us": BDP_ROUND_TRIP_US}],
 }
+SWEPT_QUICK = {"vgg16": [{"scale": 200.0}], "micro": SWEPT["micro"][:1]}
 OVER = {
     "vgg16": "round trips of 24 or 4.8 us, marks at the uplink from 100 or 300 kB on, "
     "scales of 50 or 20",
@@ -48,7 +49,7 @@ WHATS = {
 
 def run(lab: Lab) -> Outcome:
     """Let each job run alone where nothing marks, and beside a flow from one of its workers."""
-    swept = {work: settings[: 1 if lab.quick else None] for work, settings in SWEPT.items()}
+    swept = SWEPT_QUICK if lab.quick else SWEPT
     few = {work: settings[1:] for work, settings in swept.items()}
     runs = lab.play(_beside({work: settings[:1] for work, settings in swept.items()}))
     # Settings differ by more than seeds do.
@@ -58,12 +59,12 @@ def run(lab: Lab) -> Outcome:
         work: Spread.over([runs[_name(work, more)].spread(_wire) for more in settings])
         for work, settings in swept.items()
     }
-    alone = _goodput_alone(runs, {})
+    alone = _goodput_alone(runs, swept["vgg16"][0])
 
     def draw(figure: Figure) -> None:
         many = figure.subplots(1, 2, sharey=True)
         for axes, work in zip(many, NAMES, strict=True):
-            report = runs[_name(work, {})].reports[0]
+            report = runs[_name(work, swept[work][0])].reports[0]
             job = report["jobs"][0]["series"]["aggregation_gbps"]
             other = report["background"][0]["delivered_gbps"]
             times = [at + 0.5 for at in range(min(len(job), len(other)))]

@@ -110,7 +110,7 @@ def why(lab: Lab) -> Sequence[Reason]:
 
 
 def _settings(lab: Lab) -> list[Values]:
-    return list(setting.CONTENDED_SWEPT[: 1 if lab.quick else None])
+    return list(setting.CONTENDED_QUICK if lab.quick else setting.CONTENDED_SWEPT)
 
 
 def _play(

@@ -60,6 +60,7 @@ CONTENDED_SWEPT: list[dict[str, Any]] = [
     {"round_trip_us": PAPER_ROUND_TRIP_US},
     {"round_trip_us": PAPER_ROUND_TRIP_US, "aggregators": PAPER_PTA},
 ]
+CONTENDED_QUICK: list[dict[str, Any]] = [{"scale": 200.0}]
 CONTENDED_OVER = "round trips of 24 us, or of 80 us with 8,192 or 1,980 aggregators"
 RDMA_PACKETS = {"1,344": (336, 1500), "4,096": (1024, 4500)}
 """By their bytes, which the paper does not give: elements, and the MTU that takes them."""
