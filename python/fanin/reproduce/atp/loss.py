@@ -31,7 +31,7 @@ OVER = "windows of ATP that fill a host, or have as many elements as SwitchML's 
 WARM_UP_MS = 3.0
 LOSSY_MS = 50.0
 """Fifty timeouts; without loss one iteration is as the next."""
-LOSSLESS_MS = 8.0
+LOSSLESS_MS = 16.0
 SCALE = 200.0
 PAPER_GAIN = 1.34
 MICRO = (
