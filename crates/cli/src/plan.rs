@@ -12,6 +12,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::output;
 
+mod thresholds;
+
 /// Spare machines more that are looked at.
 const MORE: [usize; 4] = [1, 2, 4, 8];
 /// How much faster a link is that one might buy.
@@ -43,13 +45,20 @@ const GAIN_MIN: f64 = 0.01;
     name = \"spare\"\n  \
     trains = false        # it only sums\n  \
     rate = \"2.5gbit\"\n  \
-    sums_at = \"20gbit\"    # what its cores can take in and add")]
+    sums_at = \"20gbit\"    # what its cores can take in and add\n\n\
+    A port whose queues drop gradients (DLCP), as a file for --thresholds:\n  \
+    buffer = \"512kB\"\n  \
+    load = 1.2            # what arrives by what the link carries\n  \
+    [[queue]]             # the first layers; served first\n  \
+    size = \"10MB\"\n  \
+    small = [[0, 0], [0.016, 0], [0.05, 6]]  # loss, rounds that it costs (fanin profile)\n  \
+    large = [[0, 0], [0.001, 0], [0.05, 30]]")]
 pub(crate) struct Arguments {
     /// Machines that train
-    #[arg(long, value_name = "N", required_unless_present = "cluster", conflicts_with = "cluster")]
+    #[arg(long, value_name = "N", required_unless_present_any = ["cluster", "thresholds"], conflicts_with = "cluster")]
     machines: Option<usize>,
     /// What the link of each carries in each direction
-    #[arg(long, required_unless_present = "cluster", conflicts_with = "cluster")]
+    #[arg(long, required_unless_present_any = ["cluster", "thresholds"], conflicts_with = "cluster")]
     rate: Option<Rate>,
     /// Machines more that only sum
     #[arg(long, value_name = "K", default_value_t = 0, conflicts_with = "cluster")]
@@ -63,6 +72,9 @@ pub(crate) struct Arguments {
     /// The cluster, as TOML
     #[arg(long, value_name = "FILE")]
     cluster: Option<PathBuf>,
+    /// Instead: at which lengths the queues of a port drop gradients (DLCP Appendix B), as TOML
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["machines", "rate", "cluster", "size"])]
+    thresholds: Option<PathBuf>,
     /// Bytes of the tensor
     #[arg(long, default_value = "25MB")]
     size: Size,
@@ -143,6 +155,9 @@ struct Purchase {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    if let Some(path) = &arguments.thresholds {
+        return thresholds::run(path, arguments.json);
+    }
     let cluster = Cluster::new(machines(arguments)?)?;
     let report = report(&cluster, arguments.size.0);
     let text = if arguments.json { serde_json::to_string(&report)? } else { shown(&report) };

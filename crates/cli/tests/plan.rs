@@ -132,3 +132,51 @@ fn mistakes_are_named() {
         assert!(text(&output.stderr).contains(says), "{cluster}: {}", text(&output.stderr));
     }
 }
+
+const PORT: &str = r#"
+buffer = "60kB"
+load = 1.2
+[[queue]]
+size = "10MB"
+small = [[0, 0], [0.016, 0], [0.05, 6]]
+large = [[0, 0], [0.001, 0], [0.05, 30]]
+[[queue]]
+size = "10MB"
+small = [[0, 0], [0.004, 0], [0.05, 60]]
+large = [[0, 0], [0.001, 0], [0.05, 300]]
+"#;
+
+#[test]
+fn thresholds_share_the_buffer_among_the_queues() {
+    let port = Cluster::new("port", PORT);
+    let plan = json(&["--thresholds", port.path()]);
+    let queues = plan["queues"].as_array().expect("a list");
+    let packets: u64 = queues.iter().map(|queue| queue["packets"].as_u64().expect("a number")).sum();
+    // 60 kB are 40 packets of 1,500 bytes.
+    assert_eq!((queues.len(), packets), (2, 40));
+    let loss = |queue: usize, which: &str| queues[queue][which].as_f64().expect("a number");
+    assert!(loss(0, "large_loss") < loss(0, "small_loss"), "{plan}");
+    let table = plan_of(&["--thresholds", port.path()]);
+    assert!(table.contains("SMALL FROM") && table.contains("rounds of training"), "{table}");
+}
+
+#[test]
+fn a_port_that_makes_no_sense_is_refused_with_the_place() {
+    for (from, to, message) in [
+        ("load = 1.2", "load = 0", "the load is 0"),
+        ("[[0, 0], [0.004, 0]", "[[0, 3], [0.004, 0]", "`small` of queue 2"),
+        ("buffer = \"60kB\"", "buffer = \"1GB\"", "20000 at most"),
+        ("load = 1.2", "lod = 1.2", "lod"),
+    ] {
+        let port = Cluster::new("bad-port", &PORT.replace(from, to));
+        let output = plan(&["--thresholds", port.path()]);
+        assert!(!output.status.success());
+        assert!(text(&output.stderr).contains(message), "{}", text(&output.stderr));
+    }
+}
+
+fn plan_of(arguments: &[&str]) -> String {
+    let output = plan(arguments);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    text(&output.stdout).to_owned()
+}

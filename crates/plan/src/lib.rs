@@ -1,4 +1,4 @@
-//! Which part of a job's gradients is summed where: pure functions from a cluster to a plan.
+//! Which part of a job's gradients is summed where, and which may be lost: pure functions to a plan.
 //!
 //! It stands beside the way of a gradient: a plan is made before the first one, and the data path only looks it up.
 //!
@@ -8,7 +8,9 @@
 mod cluster;
 mod load_split;
 mod placement;
+mod thresholds;
 
 pub use cluster::{Cluster, ClusterError, Machine};
 pub use load_split::{Bound, LoadSplit, lower_bound, one_switch, ring};
 pub use placement::{Placement, SHARE_WHOLE};
+pub use thresholds::{DroppingPort, ImpactCurve, LayerQueue, Threshold, ThresholdError, Thresholds};
