@@ -20,6 +20,9 @@ SETTLED_MS = 8.0
 """Windows grow by an MTU in a round trip, and need hundreds of these to settle."""
 MEASURED_MS = {"vgg16": 50.0, "micro": 12.0}
 """A dozen of VGG16's iterations, or five; the micro-benchmark is even."""
+DRAWN_OVER_MS = {"vgg16": 10, "micro": 1}
+"""What is averaged. A tensor counts when it is whole, and three quarters of VGG16 are one tensor:
+less than an iteration or two would show more than the link carries."""
 PAYLOAD_SHARE = setting.PAYLOAD_BYTES / setting.WIRE_BYTES
 FAIR_GBPS = RATE_GBPS / 2 * PAYLOAD_SHARE
 BDP_ROUND_TRIP_US = 4.8
@@ -67,10 +70,12 @@ def run(lab: Lab) -> Outcome:
             report = runs[_name(work, swept[work][0])].reports[0]
             job = report["jobs"][0]["series"]["aggregation_gbps"]
             other = report["background"][0]["delivered_gbps"]
-            times = [at + 0.5 for at in range(min(len(job), len(other)))]
-            both = [one + two for one, two in zip(job, other, strict=False)]
-            axes.plot(times, job[: len(times)], "C0-", label="ATP")
-            axes.plot(times, other[: len(times)], "C1-", label="other flow")
+            width = DRAWN_OVER_MS[work]
+            means = [_running_mean(series, width) for series in (job, other)]
+            both = [one + two for one, two in zip(*means, strict=False)]
+            times = [at + width / 2 for at in range(len(both))]
+            axes.plot(times, means[0][: len(times)], "C0-", label="ATP")
+            axes.plot(times, means[1][: len(times)], "C1-", label="other flow")
             axes.plot(times, both, "C2:", label="together")
             label = "paper: what the job gets alone" if work == "vgg16" else "paper: fair share"
             axes.axhline(alone if work == "vgg16" else FAIR_GBPS, **PAPER, label=label)
@@ -167,6 +172,10 @@ def _name(work: str, more: Mapping[str, Any]) -> str:
 def _name_alone(more: Mapping[str, Any]) -> str:
     of = {**USUAL, **more}
     return f"background-alone-{of['scale']:g}-{of['round_trip_us']:g}"
+
+
+def _running_mean(series: Sequence[float], width: int) -> list[float]:
+    return [sum(series[at : at + width]) / width for at in range(len(series) - width + 1)]
 
 
 def _wire(report: Report) -> float:
