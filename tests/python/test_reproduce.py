@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import torch
 from fanin.reproduce import ReproduceError, command, training
 from fanin.reproduce.atp import PAPER, setting
 from fanin.reproduce.byteps import equations, goodput
@@ -241,6 +242,51 @@ def test_the_equations_of_byteps_are_consistent_with_its_proof() -> None:
                 servers = equations.parameter_server(n, k)
                 assert equations.by_parameter_server(n, k) == pytest.approx(servers / time)
             assert equations.by_ring(n, k) == pytest.approx(equations.ring(n) / time)
+
+
+# The figures are those of the DLCP paper (arXiv, 2020).
+
+
+def test_losses_cost_epochs_as_in_dlcp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Digits alone: a GPT takes a minute.
+    own, other = training.tasks()["digits"], training.on_other_data()["digits"]
+    monkeypatch.setattr(training, "tasks", lambda: {"digits": own})
+    monkeypatch.setattr(training, "on_other_data", lambda: {"digits": other})
+    assert command.main(["dlcp", "--quick", "--out", str(tmp_path)]) == 0
+    found = findings_of(tmp_path)
+    assert ours(found, "tolerance", "more with 1 %") < 5
+    assert ours(found, "tolerance", "more with 50 %") > 20
+    [low, high] = found["tolerance"][3]["ours"]["interval"]
+    assert 1 <= low < high <= 50
+    assert (
+        ours(found, "gradients", "largest packets lost, over those with as much of the smal") > 1.1
+    )
+    assert abs(ours(found, "accuracy", "last epoch with a bound of 10 %")) <= 1
+    document = json.loads((tmp_path / "results.json").read_text())
+    curves = document["experiments"]["accuracy"]["series"]["accuracy"]["digits"]
+    assert curves["without loss"] != curves["1 % lost"] != curves["10 % lost"]
+    page = (tmp_path / "README.md").read_text()
+    for name in found:
+        assert f"({name}.png)" in page
+        assert (tmp_path / f"{name}.png").read_bytes().startswith(SIGNATURE)
+
+
+def test_the_same_networks_learn_from_other_data() -> None:
+    other = training.on_other_data()
+    for name, task in training.tasks().items():
+        begun, again = (
+            each.begin(torch.Generator().manual_seed(1)) for each in (task, other[name])
+        )
+        assert [p.shape for p in begun.network.parameters()] == [
+            p.shape for p in again.network.parameters()
+        ]
+        dice = [torch.arange(3).view(1, 3)] * 2
+        (x, _), (y, _) = (
+            each.draw(numbers) for each, numbers in zip((begun, again), dice, strict=True)
+        )
+        assert name == "digits" or not torch.equal(x, y)
+    digits, half = (each["digits"].begin(torch.Generator()) for each in (training.tasks(), other))
+    assert half.samples == digits.samples // 2
 
 
 def test_without_root_figure_12_is_refused_with_what_can_be_had(

@@ -13,7 +13,7 @@ import math
 import sysconfig
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -150,7 +150,8 @@ def later(one: list[list[float]], other: list[list[float]], aim: float) -> Sprea
 
 def draw_curves(figure: Figure, found: Curves, names: Mapping[str, str]) -> None:
     """Draw a curve for each seed, of each way that has a name, one plot for each task."""
-    for axes, (task, of_ways) in zip(figure.subplots(1, len(found)), found.items(), strict=True):
+    every = figure.subplots(1, len(found), squeeze=False)[0]
+    for axes, (task, of_ways) in zip(every, found.items(), strict=True):
         for at, (way, name) in enumerate(names.items()):
             for number, curve in enumerate(of_ways[way]):
                 axes.plot(
@@ -166,9 +167,19 @@ def draw_curves(figure: Figure, found: Curves, names: Mapping[str, str]) -> None
 
 
 def train(
-    task: Task, seed: int, workers: int, epochs: int, summed: Summed, *, batch: int | None = None
+    task: Task,
+    seed: int,
+    workers: int,
+    epochs: int,
+    summed: Summed,
+    *,
+    batch: int | None = None,
+    only_to_aim: bool = False,
 ) -> list[float]:
-    """Return the share of right answers on what was held back, after each epoch."""
+    """Return the share of right answers on what was held back, after each epoch.
+
+    With ``only_to_aim`` there is none after the one that reaches the task's aim.
+    """
     import torch
     from torch.func import functional_call, grad, vmap
     from torch.nn.functional import cross_entropy
@@ -204,7 +215,18 @@ def train(
             x, y = learner.held_back
             right = learner.network(x).argmax(dim=-1) == y
         curve.append(float(right.double().mean()))
+        if only_to_aim and curve[-1] >= task.aim:
+            break
     return curve
+
+
+def sizes(task: Task) -> list[int]:
+    """Return how many elements the tensors of a task's network have, from its front to its back."""
+    import torch
+
+    with _SEEDED:
+        network = task.begin(torch.Generator().manual_seed(0)).network
+    return [parameter.numel() for parameter in network.parameters()]
 
 
 def plainly(_task: str, _seed: int) -> Summed:
@@ -233,7 +255,20 @@ def tasks() -> dict[str, Task]:
         raise ReproduceError(text) from None
     return {
         "digits": Task("digits", aim=0.9, epochs=20, batch=8, begin=_digits),
-        "GPT": Task("GPT", aim=0.35, epochs=6, batch=4, begin=_gpt),
+        "GPT": Task("GPT", aim=0.35, epochs=6, batch=4, begin=lambda dice: _gpt(dice, _code())),
+    }
+
+
+def on_other_data() -> dict[str, Task]:
+    """Return the same networks as `tasks` does, which learn from half of the digits, and English.
+
+    Raises `ReproduceError` as that does.
+    """
+    digits, gpt = tasks().values()
+    half = TRAINED // 2
+    return {
+        "digits": replace(digits, epochs=40, begin=lambda dice: _digits(dice, half)),
+        "GPT": replace(gpt, begin=lambda dice: _gpt(dice, _english())),
     }
 
 
@@ -241,8 +276,8 @@ TRAINED = 1437
 """Of 1797 digits; the rest is held back."""
 
 
-def _digits(dice: Generator) -> Learner:
-    """Begin with the network of examples/digits.py."""
+def _digits(dice: Generator, samples: int = TRAINED) -> Learner:
+    """Begin with the network of examples/digits.py, which learns from so many images."""
     import torch
     from sklearn.datasets import load_digits
     from torch import nn
@@ -255,7 +290,7 @@ def _digits(dice: Generator) -> Learner:
     return Learner(
         network,
         torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9),
-        TRAINED,
+        samples,
         lambda numbers: (pixels[order[numbers]], digits[order[numbers]]),
         (pixels[held_back], digits[held_back]),
     )
@@ -273,11 +308,10 @@ HELD_BACK = 256
 """Sequences, from the text's last tenth."""
 
 
-def _gpt(dice: Generator) -> Learner:
-    """Begin with the network of examples/gpt.py, smaller, on its text: Python's own library."""
+def _gpt(dice: Generator, text: Tensor) -> Learner:
+    """Begin with the network of examples/gpt.py, smaller."""
     import torch
 
-    text = _text()
     trained = len(text) * 9 // 10
     places = torch.arange(CONTEXT + 1)
 
@@ -297,9 +331,8 @@ def _gpt(dice: Generator) -> Learner:
 
 
 @functools.cache
-def _text() -> Tensor:
-    import torch
-
+def _code() -> Tensor:
+    """Return the text of examples/gpt.py: Python's own library."""
     root = Path(sysconfig.get_path("stdlib"))
     text = bytearray()
     for path in sorted(root.rglob("*.py")):
@@ -308,8 +341,22 @@ def _text() -> Tensor:
         text += path.read_text(encoding="utf-8", errors="replace").encode("ascii", "replace")
         if len(text) >= TEXT_BYTES:
             break
-    codes = torch.frombuffer(text[:TEXT_BYTES], dtype=torch.uint8)
-    return codes.clamp(max=CHARACTERS - 1)
+    return _codes(text[:TEXT_BYTES])
+
+
+@functools.cache
+def _english() -> Tensor:
+    """Return what Python's `help` says of the language, some 700,000 characters."""
+    import pydoc_data.topics
+
+    topics: dict[str, str] = pydoc_data.topics.topics
+    return _codes(bytearray("\n".join(topics.values()).encode("ascii", "replace")))
+
+
+def _codes(text: bytearray) -> Tensor:
+    import torch
+
+    return torch.frombuffer(text, dtype=torch.uint8).clamp(max=CHARACTERS - 1)
 
 
 def _network() -> nn.Module:
