@@ -133,7 +133,7 @@ FUZZ_FLAGS := --cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-covera
   -Cllvm-args=-sanitizer-coverage-trace-compares -Ccodegen-units=1
 fuzz: test-tools
 	cd fuzz && RUSTFLAGS="$(FUZZ_FLAGS)" cargo build --quiet --release --target $(FUZZ_TARGET) --target-dir ../target/fuzz
-	@for target in parse switch atp; do \
+	@for target in parse switch atp dlcp; do \
 	  echo "fuzz $$target, $(FUZZ_SECONDS) s"; \
 	  target/fuzz/$(FUZZ_TARGET)/release/$$target -max_total_time=$(FUZZ_SECONDS) -max_len=2000 \
 	    -artifact_prefix=target/fuzz/ 2>target/fuzz/$$target.log || { tail -30 target/fuzz/$$target.log; exit 1; }; \

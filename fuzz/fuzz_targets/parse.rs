@@ -1,7 +1,7 @@
 //! Any bytes: parsing returns, and what it accepts it writes back the same.
 #![no_main]
 
-use fanin_wire::{Abort, GradientPacket, Key, MAGIC, Preamble, SlotPacket, VERSION};
+use fanin_wire::{Abort, BlockPacket, GradientPacket, Key, MAGIC, Preamble, SignalPacket, SlotPacket, VERSION};
 use libfuzzer_sys::fuzz_target;
 
 const KEY: Key = Key(1);
@@ -27,6 +27,18 @@ fn parse(bytes: &[u8]) {
         });
         assert_eq!(&out[..written], bytes);
     }
+    if let Ok(packet) = BlockPacket::parse(preamble, bytes) {
+        let mut out = vec![0; bytes.len()];
+        BlockPacket::write(&mut out, KEY, &preamble, &packet.header, |payload| {
+            payload.copy_from_slice(packet.payload);
+        });
+        assert_eq!(out, bytes);
+    }
+    if let Ok(packet) = SignalPacket::parse(preamble, bytes) {
+        let mut out = vec![0; packet.signal.packet_bytes()];
+        packet.write(&mut out, KEY);
+        assert_eq!(out, bytes);
+    }
     if let Ok(abort) = Abort::parse(preamble, bytes) {
         let again = abort.to_bytes(KEY);
         assert!(KEY.authenticates(&again));
@@ -43,8 +55,8 @@ fuzz_target!(|bytes: &[u8]| {
         *head = [m0, m1, VERSION];
     }
     parse(&ours);
-    // So is a payload of a length that counts: as int32, as bfloat16, none, and a fragment of a gradient.
-    for length in [40 + 1024, 40 + 4 + 1024, 72, 72 + 256] {
+    // So is a length that counts: a payload as int32, as bfloat16, none, and a fragment of a gradient; a start, a report, a stop.
+    for length in [40 + 1024, 40 + 4 + 1024, 72, 72 + 256, 48, 40, 28] {
         ours.resize(length, 0);
         parse(&ours);
     }

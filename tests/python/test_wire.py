@@ -8,6 +8,8 @@ PREAMBLE = struct.Struct("<HBBIHBB")
 SLOT = struct.Struct("<HhIIHBBI")
 GRADIENT = struct.Struct("<BBhQIIHBBI4I4BhH")
 ABORT = struct.Struct("<BxHH2xHBBIHBBI")
+BLOCK = struct.Struct("<IIHBBHH")
+SIGNAL = struct.Struct("<IHBB")
 TAG = struct.Struct("<Q")
 KEY = bytes(range(16))
 ECN = 4
@@ -45,9 +47,10 @@ def siphash(key: bytes, message: bytes, compression: int = 1, finalization: int 
 def test_every_header_ends_with_its_tag() -> None:
     assert siphash(KEY, bytes(range(15)), 2, 4) == 0xA129CA6149BE45E5, "the paper's own example"
     for name, packet in packets().items():
-        at = {4: 36, 5: 64}.get(PREAMBLE.unpack_from(packet)[2], 32)
+        signal = len(packet) - TAG.size
+        at = {4: 36, 5: 64, 7: 28, 8: signal}.get(PREAMBLE.unpack_from(packet)[2], 32)
         header = bytearray(packet[:at])
-        if at == 64:
+        if PREAMBLE.unpack_from(packet)[2] == 5:
             header[13] &= ~ECN
         assert TAG.unpack_from(packet, at) == (siphash(KEY, bytes(header)),), name
 
@@ -154,3 +157,33 @@ def test_abort_packets_are_as_documented() -> None:
         assert PREAMBLE.unpack_from(golden[name])[2] == 4
         assert ABORT.unpack_from(golden[name], PREAMBLE.size) == fields, name
         assert len(golden[name]) == PREAMBLE.size + ABORT.size + TAG.size
+
+    bounds = golden["abort_loss_bounds"]
+    assert struct.unpack_from("<BxHH2xIxxxxI", bounds, PREAMBLE.size) == (4, 0, 5, 10_000, 50_000)
+
+
+def test_dlcp_packets_are_as_documented() -> None:
+    golden = packets()
+    blocks = {
+        "block_push": (0x01020304, 0x0A0B, 0, 3, 2, 1, 0),
+        "block_pull": (0x01020304, 0x0A0B, 1, 0x80 | 7, 0, 4, 0),
+        "block_unsummed": (0x01020304, 0x0A0B, 0, 0x80 | 7, 0, 0, 0),
+    }
+    for name, fields in blocks.items():
+        assert PREAMBLE.unpack_from(golden[name])[2:] == (7, 0xDEADBEEF, 0x0102, 3, 1), name
+        assert BLOCK.unpack_from(golden[name], PREAMBLE.size) == fields, name
+        assert len(golden[name]) == PREAMBLE.size + BLOCK.size + TAG.size == 36
+    start = struct.pack("<HBBI", 7, 0x40 | 1, 2, 1_000_000)
+    signals = {
+        "signal_start": (0, 1, start + struct.pack("<IIBBxx", 900_000, 10_000, 3, 1)),
+        "signal_start_without_blocks": (0, 1, start + struct.pack("<IIBBxx", 900_000, 0, 3, 0)),
+        "signal_stop": (5, 2, b""),
+        "signal_confirm": (0, 3, b""),
+        "signal_report": (0, 4, struct.pack("<III", 9, 100, 200)),
+        "signal_request": (5, 5, bytes([1, 0, 0, 0, 0x81, 0, 0x10])),
+        "signal_finish": (5, 6, b""),
+    }
+    for name, (number, code, body) in signals.items():
+        assert PREAMBLE.unpack_from(golden[name])[2:] == (8, 0xDEADBEEF, 0x0102, 3, 1), name
+        assert SIGNAL.unpack_from(golden[name], PREAMBLE.size) == (0x01020304, number, code, 0), name
+        assert golden[name][PREAMBLE.size + SIGNAL.size : -TAG.size] == body, name

@@ -325,6 +325,12 @@ pub(crate) fn explain(reason: &AbortReason) -> String {
             format!("ranks {} and {} disagree: {} against {}", first.0.0, second.0.0, first.1, second.1)
         }
         AbortReason::SwitchStopped => "the switch stops".into(),
+        AbortReason::LossBounds { first, second } => {
+            format!(
+                "ranks {} and {} disagree: loss bounds {} and {}",
+                first.0.0, second.0.0, first.1, second.1
+            )
+        }
     }
 }
 

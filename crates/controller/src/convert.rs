@@ -5,8 +5,8 @@ use std::net::SocketAddr;
 use fanin_protocol::atp::{AtpJobConfig, Hashing, Overflow, Scaling};
 use fanin_protocol::control::{Protocol, Ranks, Refusal, ResumeField};
 use fanin_wire::{
-    AbortReason, Collective, Generation, JobId, Key, NATIVE_ELEMENTS_MAX, Op, Pattern, RANKS_MAX, Rank,
-    WireDtype, WorkerId,
+    AbortReason, Collective, Generation, JobId, Key, LossBound, NATIVE_ELEMENTS_MAX, Op, Pattern, RANKS_MAX,
+    Rank, WireDtype, WorkerId,
 };
 
 use crate::error::ChainError;
@@ -340,7 +340,7 @@ impl TryFrom<proto::refusal::resume_mismatch::Field> for ResumeField {
 
 impl From<AbortReason> for proto::AbortReason {
     fn from(reason: AbortReason) -> Self {
-        use proto::abort_reason::{Mismatch, Reason, SwitchStopped};
+        use proto::abort_reason::{LossBounds, Mismatch, Reason, SwitchStopped};
         let reason = match reason {
             AbortReason::Expelled(rank) => Reason::Expelled(rank.0.into()),
             AbortReason::Mismatch { first, second } => Reason::Mismatch(Mismatch {
@@ -350,6 +350,12 @@ impl From<AbortReason> for proto::AbortReason {
                 second: Some(second.1.into()),
             }),
             AbortReason::SwitchStopped => Reason::SwitchStopped(SwitchStopped {}),
+            AbortReason::LossBounds { first, second } => Reason::LossBounds(LossBounds {
+                first_rank: first.0.0.into(),
+                first: first.1.millionths(),
+                second_rank: second.0.0.into(),
+                second: second.1.millionths(),
+            }),
         };
         Self { reason: Some(reason) }
     }
@@ -369,6 +375,13 @@ impl TryFrom<proto::AbortReason> for AbortReason {
                 second: (rank(m.second_rank)?, collective(m.second)?),
             },
             Reason::SwitchStopped(_) => Self::SwitchStopped,
+            Reason::LossBounds(m) => {
+                let bound = |millionths| LossBound::from_millionths(millionths).ok_or(Malformed("bound"));
+                Self::LossBounds {
+                    first: (rank(m.first_rank)?, bound(m.first)?),
+                    second: (rank(m.second_rank)?, bound(m.second)?),
+                }
+            }
         })
     }
 }
@@ -496,6 +509,10 @@ mod tests {
                 second: (Rank(1), collective(2, WireDtype::Bfloat16)),
             },
             AbortReason::SwitchStopped,
+            AbortReason::LossBounds {
+                first: (Rank(3), LossBound::RELIABLE),
+                second: (Rank(4), LossBound::from_millionths(10_000).unwrap()),
+            },
         ];
         for reason in reasons {
             assert_eq!(AbortReason::try_from(proto::AbortReason::from(reason)), Ok(reason));

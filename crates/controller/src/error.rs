@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use fanin_protocol::control::{Ranks, Refusal};
 use fanin_udp::{CollectiveKind, Failure, Submission};
-use fanin_wire::{AbortReason, Collective, Dtype, Op, Rank};
+use fanin_wire::{AbortReason, Collective, Dtype, LossBound, Op, Rank};
 
 /// Why a session could not be, or ended.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -105,6 +105,17 @@ pub enum SessionError {
         first: (Rank, Collective),
         /// The rank that disagreed, and its tensor.
         second: (Rank, Collective),
+    },
+    /// Two ranks allow for unlike losses of one tensor (DLCP).
+    #[error(
+        "rank {} lets {} of a tensor be lost, rank {} {}; start all ranks with the same loss bound",
+        first.0.0, first.1, second.0.0, second.1
+    )]
+    LossBoundMismatch {
+        /// The rank that came first, and its bound.
+        first: (Rank, LossBound),
+        /// The rank that disagreed, and its bound.
+        second: (Rank, LossBound),
     },
     /// A rank is gone.
     #[error("rank {} is lost: the switch no longer hears from it; look at that rank's log", rank.0)]
@@ -309,6 +320,7 @@ impl SessionError {
             AbortReason::Expelled(rank) if rank == member.rank => member.expelled(),
             AbortReason::Expelled(rank) => Self::RankLost { rank },
             AbortReason::Mismatch { first, second } => Self::CollectiveMismatch { first, second },
+            AbortReason::LossBounds { first, second } => Self::LossBoundMismatch { first, second },
             AbortReason::SwitchStopped => {
                 Self::SwitchLost { switch: member.switch.clone(), cause: "it was shut down".into() }
             }

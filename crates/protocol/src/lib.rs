@@ -4,7 +4,7 @@
 //! train of packets; a switch adds the chunks of all workers and answers with the sum, which the worker turns back into floats
 //! in place. Simulator and socket driver run the very same code through [`Endpoint`].
 //!
-//! A protocol is a room of its own, [`switchml`] or [`atp`], and knows no other. What they share is below them: the contract of
+//! A protocol is a room of its own, [`switchml`], [`atp`] or [`dlcp`], and knows no other. What they share is below them: the contract of
 //! all machines (`machine`), and what a sender has (`transport`). Above them is what knows several: [`control`].
 //!
 //! Deliberately absent: input and output, time, threads, unsafe code. The crate builds without an operating system.
@@ -15,12 +15,13 @@ extern crate alloc;
 
 pub mod atp;
 pub mod control;
+pub mod dlcp;
 mod machine;
 pub mod switchml;
 mod transport;
 
 pub use machine::{
-    Elements, Endpoint, Instant, JobAborted, JobProgress, Lane, Lanes, Reason, Received, Summer, Tensor,
-    TensorTimes, Transmit, Verdict, WorkerEvent, WorkerMachine, WorkerStatistics,
+    Elements, Endpoint, Instant, JobAborted, JobProgress, Lane, Lanes, Layer, Loss, Reason, Received, Summer,
+    Tensor, TensorTimes, Transmit, Verdict, WorkerEvent, WorkerMachine, WorkerStatistics,
 };
 pub use transport::RetransmissionConfig;

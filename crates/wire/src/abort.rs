@@ -1,7 +1,7 @@
 //! The packet that ends a job, with the reason in it.
 
 use crate::preamble::PREAMBLE_BYTES;
-use crate::{Collective, Key, Kind, Preamble, RANKS_MAX, Rank, TAG_BYTES, WireError, bytes_at};
+use crate::{Collective, Key, Kind, LossBound, Preamble, RANKS_MAX, Rank, TAG_BYTES, WireError, bytes_at};
 
 /// Length of an abort packet in bytes.
 pub const ABORT_BYTES: usize = COLLECTIVES_OFFSET + 2 * Collective::BYTES + TAG_BYTES;
@@ -22,6 +22,13 @@ pub enum AbortReason {
     },
     /// The switch is shutting down.
     SwitchStopped,
+    /// DLCP: two workers allow for unlike losses of one tensor.
+    LossBounds {
+        /// The worker that came first, and its bound.
+        first: (Rank, LossBound),
+        /// The worker that disagreed with it, and that one's bound.
+        second: (Rank, LossBound),
+    },
 }
 
 /// A checked abort packet.
@@ -57,6 +64,10 @@ impl Abort {
                 second: (Rank(b), Collective::parse(*second)?),
             },
             3 => AbortReason::SwitchStopped,
+            4 => AbortReason::LossBounds {
+                first: (Rank(a), bound_of(first)?),
+                second: (Rank(b), bound_of(second)?),
+            },
             _ => return Err(WireError::Field("reason")),
         };
         Ok(Self { preamble, reason })
@@ -84,9 +95,22 @@ impl Abort {
                 2
             }
             AbortReason::SwitchStopped => 3,
+            AbortReason::LossBounds { first, second } => {
+                name(2, first.0);
+                name(4, second.0);
+                for (at, (_, bound)) in [(0, first), (Collective::BYTES, second)] {
+                    out[COLLECTIVES_OFFSET + at..][..4].copy_from_slice(&bound.millionths().to_le_bytes());
+                }
+                4
+            }
         };
         out[PREAMBLE_BYTES] = code;
         key.seal(&mut out);
         out
     }
+}
+
+/// A bound where another reason has a collective: the last four of its bytes mean nothing.
+fn bound_of(&[m0, m1, m2, m3, ..]: &[u8; Collective::BYTES]) -> Result<LossBound, WireError> {
+    LossBound::from_millionths(u32::from_le_bytes([m0, m1, m2, m3])).ok_or(WireError::Field("bound"))
 }

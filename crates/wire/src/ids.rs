@@ -48,3 +48,50 @@ impl SlotIndex {
         self.0 as usize
     }
 }
+
+/// A flow of a job (DLCP): a tensor, or a part of a long one. Its blocks come to a server under the number under which their sums go back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct FlowId(pub u32);
+
+/// The fraction of a flow's blocks that may be lost (DLCP §3.2.1), in millionths: at least 0, below 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct LossBound(u32);
+
+impl LossBound {
+    /// Nothing may be lost.
+    pub const RELIABLE: Self = Self(0);
+    const ONE: u32 = 1_000_000;
+
+    /// The nearest bound to `fraction`; `None` when that is not at least 0 and below 1.
+    #[must_use]
+    pub fn new(fraction: f64) -> Option<Self> {
+        // The cast cuts, and a fraction just below 1 stays below.
+        (0.0..1.0)
+            .contains(&fraction)
+            .then(|| Self(((fraction * f64::from(Self::ONE) + 0.5) as u32).min(Self::ONE - 1)))
+    }
+
+    /// From millionths; `None` for one and more.
+    #[must_use]
+    pub const fn from_millionths(millionths: u32) -> Option<Self> {
+        if millionths < Self::ONE { Some(Self(millionths)) } else { None }
+    }
+
+    /// In millionths.
+    #[must_use]
+    pub const fn millionths(self) -> u32 {
+        self.0
+    }
+
+    /// How many of so many blocks may be lost, rounded down: of less than 1/bound blocks none.
+    #[must_use]
+    pub const fn of_blocks(self, blocks: u32) -> u32 {
+        (blocks as u64 * self.0 as u64 / Self::ONE as u64) as u32
+    }
+}
+
+impl core::fmt::Display for LossBound {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "{} %", f64::from(self.0) * 100.0 / f64::from(Self::ONE))
+    }
+}

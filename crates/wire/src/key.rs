@@ -2,9 +2,12 @@
 
 use siphasher::sip::SipHasher13;
 
-use crate::{ABORT_BYTES, Flags, GRADIENT_HEADER_BYTES, GradientHeader, Kind, Rank, SLOT_HEADER_BYTES};
+use crate::{
+    ABORT_BYTES, BLOCK_HEADER_BYTES, Flags, GRADIENT_HEADER_BYTES, GradientHeader, Kind, Rank,
+    SLOT_HEADER_BYTES,
+};
 
-/// Length of the tag that ends the header of every packet.
+/// Length of the tag that ends the header of every packet, and a DLCP signal as a whole.
 pub const TAG_BYTES: usize = 8;
 /// What is hashed for [`Key::lineage`]: no packet's header and no rank is as long.
 const LINEAGE: &[u8] = b"lineage";
@@ -67,6 +70,8 @@ impl Key {
     fn tag_of(self, packet: &[u8]) -> Option<(usize, u64)> {
         const GRADIENT: u8 = Kind::Gradient as u8;
         const ABORT: u8 = Kind::Abort as u8;
+        const BLOCK: u8 = Kind::Block as u8;
+        const SIGNAL: u8 = Kind::Signal as u8;
         match *packet.get(Kind::OFFSET)? {
             GRADIENT => {
                 const AT: usize = GRADIENT_HEADER_BYTES - TAG_BYTES;
@@ -76,8 +81,14 @@ impl Key {
                 Some((AT, self.hash(&header)))
             }
             kind => {
-                let bytes = if kind == ABORT { ABORT_BYTES } else { SLOT_HEADER_BYTES };
-                let at = bytes - TAG_BYTES;
+                let bytes = match kind {
+                    ABORT => ABORT_BYTES,
+                    BLOCK => BLOCK_HEADER_BYTES,
+                    // All of it: what it says decides, and is short.
+                    SIGNAL => packet.len(),
+                    _ => SLOT_HEADER_BYTES,
+                };
+                let at = bytes.checked_sub(TAG_BYTES)?;
                 Some((at, self.hash(packet.get(..at)?)))
             }
         }

@@ -11,22 +11,28 @@
 #![forbid(unsafe_code)]
 
 mod abort;
+mod block;
 mod gradient;
 mod ids;
 mod key;
 mod preamble;
+mod signal;
 mod slot;
 mod wire_dtype;
 
 pub use abort::{ABORT_BYTES, Abort, AbortReason};
+pub use block::{BLOCK_HEADER_BYTES, BlockHeader, BlockPacket, PRIORITIES, Tag, block_packet_bytes};
 pub use gradient::{
     CHILDREN_MAX, Directions, FRAGMENT_ELEMENTS, Flags, GRADIENT_HEADER_BYTES, GradientHeader,
     GradientPacket, LEVELS_MAX, SAMPLE_ELEMENTS, fragment_elements_for_mtu, fragment_packet_bytes,
     is_fragment,
 };
-pub use ids::{Generation, JobId, PLACES_MAX, RANKS_MAX, Rank, ShardId, SlotIndex, WorkerId};
+pub use ids::{
+    FlowId, Generation, JobId, LossBound, PLACES_MAX, RANKS_MAX, Rank, ShardId, SlotIndex, WorkerId,
+};
 pub use key::{Key, TAG_BYTES};
 pub use preamble::{Kind, MAGIC, PREAMBLE_BYTES, Preamble, SHARD_OFFSET, VERSION};
+pub use signal::{REQUEST_BLOCKS, Report, SIGNAL_BYTES_MAX, Signal, SignalPacket, Start};
 pub use slot::{
     CHUNK_ELEMENTS, CHUNK_ELEMENTS_DEFAULT, Collective, Dtype, IP_UDP_BYTES, Op, Operation, Pattern,
     SLOT_HEADER_BYTES, SlotHeader, SlotPacket, chunk_elements_for_mtu, chunk_packet_bytes, packet_bytes,

@@ -27,6 +27,10 @@ pub enum Kind {
     Gradient = 5,
     /// SwitchML, rack to its upstream: has this exchange of the slot a sum? Without payload; answered by the result, or not at all.
     Query = 6,
+    /// DLCP, both ways: a block of a tensor, which may be lost.
+    Block = 7,
+    /// DLCP, both ways: what is said of a flow, which may not be lost.
+    Signal = 8,
 }
 
 impl Kind {
@@ -42,6 +46,8 @@ impl Kind {
             4 => Self::Abort,
             5 => Self::Gradient,
             6 => Self::Query,
+            7 => Self::Block,
+            8 => Self::Signal,
             other => return Err(WireError::Kind(other)),
         })
     }

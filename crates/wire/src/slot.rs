@@ -153,6 +153,15 @@ impl Pattern {
         !matches!(self, Self::Broadcast(root) if root != worker)
     }
 
+    /// How many contributions have elements, where so many workers take part.
+    #[must_use]
+    pub const fn contributions(self, workers: u16) -> u16 {
+        match self {
+            Self::AllReduce | Self::Reduce(_) => workers,
+            Self::Broadcast(_) => 1,
+        }
+    }
+
     /// Whether the results that this worker gets have elements.
     #[must_use]
     pub fn receives(self, worker: WorkerId) -> bool {
@@ -354,7 +363,7 @@ impl<'a> SlotPacket<'a> {
     /// Reads what follows the preamble of an update, result or restore packet. Its tag is the reader's to check.
     #[inline]
     pub fn parse(preamble: Preamble, packet: &'a [u8]) -> Result<Self, WireError> {
-        if matches!(preamble.kind, Kind::Abort | Kind::Gradient) {
+        if !matches!(preamble.kind, Kind::Update | Kind::Result | Kind::Restore | Kind::Query) {
             return Err(WireError::Kind(preamble.kind as u8));
         }
         let truncated = WireError::Truncated { need: SLOT_HEADER_BYTES, have: packet.len() };

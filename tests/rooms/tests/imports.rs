@@ -22,11 +22,12 @@ const ALLOWED: [(&str, &[&str]); 11] = [
 ];
 
 /// Room of `protocol`, and the rooms there that it may import. Protocols are siblings: none reaches into another.
-const ALLOWED_IN_PROTOCOL: [(&str, &[&str]); 5] = [
+const ALLOWED_IN_PROTOCOL: [(&str, &[&str]); 6] = [
     ("machine", &[]),
     ("transport", &["machine"]),
     ("switchml", &["machine", "transport"]),
     ("atp", &["machine", "transport"]),
+    ("dlcp", &["machine", "transport"]),
     ("control", &["machine", "switchml", "atp"]),
 ];
 

@@ -487,6 +487,10 @@ impl Column {
                 first: (self.of(first.0), first.1),
                 second: (self.of(second.0), second.1),
             },
+            SessionError::LossBoundMismatch { first, second } => SessionError::LossBoundMismatch {
+                first: (self.of(first.0), first.1),
+                second: (self.of(second.0), second.1),
+            },
             SessionError::JoinTimeout { switch, job, missing_ranks, waited } => {
                 SessionError::JoinTimeout { switch, job, missing_ranks: self.ranks(&missing_ranks), waited }
             }

@@ -402,7 +402,7 @@ fn micros(time: Instant) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fanin_protocol::TensorTimes;
+    use fanin_protocol::{Loss, TensorTimes};
     use fanin_udp::CollectiveKind;
     use fanin_wire::Dtype;
     use serde_json::Value;
@@ -442,7 +442,11 @@ mod tests {
 
     /// An all-reduce that was submitted and done at these times.
     fn done(number: u64, submitted: u64, done: u64) -> Done {
-        let times = TensorTimes { first_sent: Instant(submitted + 1), last_result: Instant(done - 1) };
+        let times = TensorTimes {
+            first_sent: Instant(submitted + 1),
+            last_result: Instant(done - 1),
+            loss: Loss::default(),
+        };
         Done {
             all_reduce: Tensor {
                 kind: CollectiveKind::AllReduce,

@@ -93,11 +93,13 @@ pub enum Reason {
     OutboxFull,
     /// Without the tag that only a member of the job can write.
     Forged,
+    /// Of a flow that was not announced: its rendezvous comes later, or never.
+    Unannounced,
 }
 
 impl Reason {
     /// All reasons, in order: one counter each.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 17] = [
         Self::Malformed,
         Self::Version,
         Self::UnknownJob,
@@ -114,6 +116,7 @@ impl Reason {
         Self::Overlap,
         Self::OutboxFull,
         Self::Forged,
+        Self::Unannounced,
     ];
 
     /// Its name in metrics.
@@ -136,6 +139,7 @@ impl Reason {
             Self::Overlap => "overlap",
             Self::OutboxFull => "outbox_full",
             Self::Forged => "forged",
+            Self::Unannounced => "unannounced",
         }
     }
 }

@@ -11,5 +11,5 @@ pub use endpoint::{Endpoint, Instant, Reason, Transmit, Verdict};
 pub use lanes::{Lane, Lanes};
 pub use received::Received;
 pub use summer::{JobAborted, JobProgress, Summer};
-pub use tensor::{Elements, Tensor};
-pub use worker::{TensorTimes, WorkerEvent, WorkerMachine, WorkerStatistics};
+pub use tensor::{Elements, Layer, Tensor};
+pub use worker::{Loss, TensorTimes, WorkerEvent, WorkerMachine, WorkerStatistics};

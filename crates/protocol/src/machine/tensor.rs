@@ -208,4 +208,25 @@ pub trait Tensor {
     fn whole_elements(&mut self) -> usize {
         self.elements().count()
     }
+
+    /// The layer of the model that its gradients are of: DLCP's packets say it to queues.
+    fn layer(&self) -> Layer {
+        Layer::default()
+    }
+}
+
+/// A layer of a model, counted from its input.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layer {
+    /// Which one; less than `count`.
+    pub index: u16,
+    /// Of how many.
+    pub count: u16,
+}
+
+/// The one layer of a model of which nothing is known.
+impl Default for Layer {
+    fn default() -> Self {
+        Self { index: 0, count: 1 }
+    }
 }

@@ -47,6 +47,34 @@ pub struct TensorTimes {
     pub first_sent: Instant,
     /// Its last result came.
     pub last_result: Instant,
+    /// What its sum lacks.
+    pub loss: Loss,
+}
+
+/// What the sum of a tensor lacks, where a protocol may lose something (DLCP); all zero elsewhere.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Loss {
+    /// Contributions that its blocks would have if nothing had been lost.
+    pub contributions: u64,
+    /// Those that are not in their sums: the same on every rank.
+    pub lost: u64,
+    /// Blocks that have nobody's contribution, and are zero: the same on every rank.
+    pub unsummed: u64,
+    /// Blocks whose mean did not come here, and which hold this rank's own gradient.
+    pub kept: u64,
+    /// How often blocks were asked for again on their way here.
+    pub rounds: u32,
+}
+
+/// Over parts of a tensor.
+impl core::ops::AddAssign for Loss {
+    fn add_assign(&mut self, other: Self) {
+        self.contributions += other.contributions;
+        self.lost += other.lost;
+        self.unsummed += other.unsummed;
+        self.kept += other.kept;
+        self.rounds += other.rounds;
+    }
 }
 
 /// What a worker tells its owner.

@@ -60,7 +60,9 @@ impl<A: Copy + PartialEq> Switch<A> {
                 pool.authenticate(preamble.generation, packet)?;
                 pool.take_abort(*from, &abort)
             }
-            Kind::Result | Kind::Abort | Kind::Gradient => return Err(Reason::Unexpected),
+            Kind::Result | Kind::Abort | Kind::Gradient | Kind::Block | Kind::Signal => {
+                return Err(Reason::Unexpected);
+            }
         };
         self.turns.line_up(preamble.job, pool);
         if let Some(reason) = pool.take_new_abort() {

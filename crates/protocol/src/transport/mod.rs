@@ -10,6 +10,7 @@ mod worker_core;
 
 pub(crate) use congestion::CongestionWindow;
 pub use retransmission::RetransmissionConfig;
+pub(crate) use retransmission::RoundTrip;
 pub(crate) use run::Run;
 pub(crate) use stream::{Chunk, Stream};
 pub(crate) use turns::{Sender, Turns};

@@ -5,7 +5,7 @@ use core::ops::Range;
 use fanin_quant::Exponent;
 use fanin_wire::{Collective, Op, Operation, Pattern, WireDtype};
 
-use crate::machine::{Elements, Instant, Tensor, TensorTimes};
+use crate::machine::{Elements, Instant, Loss, Tensor, TensorTimes};
 
 #[derive(Debug)]
 pub(crate) struct Stream<T> {
@@ -37,6 +37,8 @@ struct Entry<T> {
     chunks_left: u64,
     /// When the first of its packets was written; far in the future before.
     first_sent: Instant,
+    /// What its chunks lack so far.
+    loss: Loss,
 }
 
 /// A chunk and the tensor that it belongs to.
@@ -112,6 +114,7 @@ impl<T: Tensor> Stream<T> {
             first_chunk: self.end,
             chunks_left: chunks - skipped,
             first_sent: Instant(u64::MAX),
+            loss: Loss::default(),
         });
         self.end += chunks;
         self.sequence = self.sequence.wrapping_add(1);
@@ -179,6 +182,11 @@ impl<T: Tensor> Chunk<'_, T> {
         entry.first_sent = entry.first_sent.min(now);
     }
 
+    /// What the tensor's chunks lack so far.
+    pub(crate) fn loss(&mut self) -> &mut Loss {
+        &mut self.stream.entries[self.entry].loss
+    }
+
     /// Counts the chunk as done; the tensor, and when it was sent and summed, if it was its last.
     #[inline]
     pub(crate) fn finish_chunk(self, now: Instant) -> Option<(T, TensorTimes)> {
@@ -187,7 +195,7 @@ impl<T: Tensor> Chunk<'_, T> {
         if entry.chunks_left > 0 {
             return None;
         }
-        let times = TensorTimes { first_sent: entry.first_sent, last_result: now };
+        let times = TensorTimes { first_sent: entry.first_sent, last_result: now, loss: entry.loss };
         let tensor = entry.tensor.take();
         self.stream.outstanding -= 1;
         while self.stream.entries.front().is_some_and(|entry| entry.tensor.is_none()) {

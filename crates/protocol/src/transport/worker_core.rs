@@ -3,7 +3,7 @@
 //! What is in its packets, and which of them goes next, is the protocol's.
 
 use alloc::collections::VecDeque;
-use fanin_wire::{Abort, Key, Operation, Preamble};
+use fanin_wire::{Abort, AbortReason, Key, Operation, Preamble};
 
 use super::retransmission::{RetransmissionConfig, RoundTrip};
 use super::stream::Stream;
@@ -126,9 +126,14 @@ impl<A, T: Tensor> WorkerCore<A, T> {
     /// Ends with an abort packet, and tells the owner.
     pub(crate) fn abort(&mut self, preamble: Preamble, packet: &[u8]) -> Result<(), Reason> {
         let abort = Abort::parse(preamble, packet)?;
-        self.state = State::Aborted;
-        self.events.push_back(WorkerEvent::Aborted(abort.reason));
+        self.end(abort.reason);
         Ok(())
+    }
+
+    /// Ends, and tells the owner why.
+    pub(crate) fn end(&mut self, reason: AbortReason) {
+        self.state = State::Aborted;
+        self.events.push_back(WorkerEvent::Aborted(reason));
     }
 
     /// Counts a packet by what came of it.

@@ -194,7 +194,9 @@ impl<A: Copy + PartialEq, T: Tensor> AtpWorker<A, T> {
                 self.stop();
                 Ok(Verdict::Absorb)
             }
-            Kind::Update | Kind::Result | Kind::Restore | Kind::Query => Err(Reason::Unexpected),
+            Kind::Update | Kind::Result | Kind::Restore | Kind::Query | Kind::Block | Kind::Signal => {
+                Err(Reason::Unexpected)
+            }
         }
     }
 

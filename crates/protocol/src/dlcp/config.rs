@@ -1,0 +1,200 @@
+//! What the machines of one job are told at their construction, checked there.
+
+use alloc::vec::Vec;
+use core::time::Duration;
+use fanin_wire::{
+    CHUNK_ELEMENTS, Collective, Dtype, Generation, JobId, Key, LossBound, Op, PLACES_MAX, Pattern, Rank,
+    SAMPLE_ELEMENTS, ShardId, WireDtype, WorkerId,
+};
+
+use super::flow::ReceiverConfig;
+use super::rate::RateConfig;
+use crate::transport::RetransmissionConfig;
+
+/// Most workers of a job: who is in a sum is one word.
+pub const WORKERS_MAX: u16 = PLACES_MAX as u16;
+/// Most flows that a worker has under way.
+pub const FLOWS_MAX: u16 = 256;
+/// Most blocks of a flow: 64 requests speak of all.
+pub const FLOW_BLOCKS_MAX: u32 = 64 * fanin_wire::REQUEST_BLOCKS;
+
+/// One job as one shard sees it: the same at its server and at every worker.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct JobConfig {
+    /// The job's id, drawn by the server.
+    pub id: JobId,
+    /// What its packets are tagged with.
+    pub key: Key,
+    /// How often the job was restarted.
+    pub generation: Generation,
+    /// Number of workers, 1 to [`WORKERS_MAX`].
+    pub workers: u16,
+    /// The shard.
+    pub shard: ShardId,
+    /// Words of four bytes that a full block has, one of [`CHUNK_ELEMENTS`]; the paper's 1,400 bytes are nearest to 352.
+    pub elements: u16,
+    /// What each worker's part of a float tensor may lose on its way to the server (§3.2.1).
+    pub push_bound: LossBound,
+    /// What may be lost on the way back. Above 0 a worker keeps its own gradient where it lacks a mean (Appendix A), and the ranks' tensors
+    /// differ from then on; sums are never lost.
+    pub pull_bound: LossBound,
+    /// Blocks of a flow, 1 to [`FLOW_BLOCKS_MAX`]: longer tensors are several flows.
+    pub flow_blocks: u32,
+    /// Flows that a worker has under way, 1 to [`FLOWS_MAX`]. The server has room for twice as many: workers may be as far apart.
+    pub flows: u16,
+    /// How fast a flow is sent.
+    pub rate: RateConfig,
+    /// How long nothing more must have come after a stop before its receiver asks for what is missing: signals overtake data in queues.
+    pub quiet: Duration,
+    /// When a signal that was not answered is sent again.
+    pub retransmission: RetransmissionConfig,
+    /// Source ports that packets are spread over (§3.2.3), at least 1.
+    pub paths: u8,
+}
+
+impl JobConfig {
+    /// The configuration, if every number is within its limit.
+    ///
+    /// # Errors
+    /// [`ConfigError`] names the number.
+    pub fn check(self) -> Result<Self, ConfigError> {
+        if self.workers == 0 || self.workers > WORKERS_MAX {
+            return Err(ConfigError::Workers(self.workers));
+        }
+        let elements = usize::from(self.elements);
+        if elements != SAMPLE_ELEMENTS && !CHUNK_ELEMENTS.contains(&elements) {
+            return Err(ConfigError::Elements(self.elements));
+        }
+        if self.flow_blocks == 0 || self.flow_blocks > FLOW_BLOCKS_MAX {
+            return Err(ConfigError::FlowBlocks(self.flow_blocks));
+        }
+        if self.flows == 0 || self.flows > FLOWS_MAX {
+            return Err(ConfigError::Flows(self.flows));
+        }
+        if self.paths == 0 {
+            return Err(ConfigError::Paths);
+        }
+        self.rate.check().map_err(|()| ConfigError::Rate)?;
+        Ok(self)
+    }
+
+    pub(super) const fn receiver(&self) -> ReceiverConfig {
+        let (period, ceiling) = (self.rate.period, self.retransmission.ceiling);
+        ReceiverConfig { period, ceiling, quiet: self.quiet }
+    }
+
+    /// Bytes of a full block.
+    pub(super) const fn block_bytes(&self) -> usize {
+        4 * self.elements as usize
+    }
+
+    /// What may be lost of a worker's part of a tensor. An integer is not a gradient, and what is broadcast has no second contribution.
+    pub(super) const fn push_bound(&self, collective: &Collective) -> LossBound {
+        match (collective.pattern, is_float(collective.dtype)) {
+            (Pattern::AllReduce | Pattern::Reduce(_), true) => self.push_bound,
+            _ => LossBound::RELIABLE,
+        }
+    }
+
+    /// What may be lost of its sum: one's own gradient takes the place of a mean, and of nothing else.
+    pub(super) const fn pull_bound(&self, collective: &Collective) -> LossBound {
+        match (collective.pattern, collective.op, is_float(collective.dtype)) {
+            (Pattern::AllReduce, Op::Average, true) => self.pull_bound,
+            _ => LossBound::RELIABLE,
+        }
+    }
+
+    /// Bytes of the element type that travels.
+    pub(super) const fn element_bytes(collective: &Collective) -> usize {
+        match collective.wire_dtype {
+            WireDtype::Native => collective.dtype.element_bytes(),
+            WireDtype::Int32 | WireDtype::Bfloat16 => 4,
+        }
+    }
+
+    /// Blocks of a flow of so many elements.
+    pub(super) fn blocks(&self, collective: &Collective, elements: u32) -> u32 {
+        let of_block = self.block_bytes() / Self::element_bytes(collective);
+        u32::try_from((elements as usize).div_ceil(of_block)).unwrap_or(u32::MAX)
+    }
+
+    /// Bytes of one of its blocks: the last may be shorter.
+    pub(super) fn bytes_of_block(&self, collective: &Collective, elements: u32, block: u32) -> usize {
+        let bytes = elements as usize * Self::element_bytes(collective);
+        bytes.saturating_sub(block as usize * self.block_bytes()).min(self.block_bytes())
+    }
+}
+
+const fn is_float(dtype: Dtype) -> bool {
+    matches!(dtype, Dtype::Float32 | Dtype::Float16 | Dtype::Bfloat16 | Dtype::Float64)
+}
+
+/// A job as its server is told of it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ServerJob {
+    /// What all of its machines are told.
+    pub config: JobConfig,
+    /// Of each place the rank: whom messages name.
+    pub ranks: Vec<Rank>,
+}
+
+/// The ranks' numbers are their places.
+impl From<JobConfig> for ServerJob {
+    fn from(config: JobConfig) -> Self {
+        Self { config, ranks: (0..config.workers).map(Rank).collect() }
+    }
+}
+
+/// What a worker must be told to go on with a server that has an empty memory.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct WorkerPlan<A> {
+    /// The job there; of its numbers only the id, the key, the generation and the shard may be others than before.
+    pub config: JobConfig,
+    /// The worker's place.
+    pub place: WorkerId,
+    /// The server.
+    pub server: A,
+}
+
+/// Which number is outside its limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ConfigError {
+    /// Workers of the job.
+    Workers(u16),
+    /// The server was told of another number of ranks than workers.
+    Ranks(usize),
+    /// Words of a block.
+    Elements(u16),
+    /// Blocks of a flow.
+    FlowBlocks(u32),
+    /// Flows under way.
+    Flows(u16),
+    /// No path.
+    Paths,
+    /// A link without a rate, packets without a length, a period of nothing, or a delta below 1.
+    Rate,
+}
+
+impl core::fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match *self {
+            Self::Workers(workers) => {
+                write!(f, "{workers} workers: a DLCP server sums for 1 to {WORKERS_MAX}")
+            }
+            Self::Ranks(ranks) => write!(f, "{ranks} ranks are named: name one for each worker"),
+            Self::Elements(elements) => {
+                write!(f, "blocks of {elements} words: choose one of {CHUNK_ELEMENTS:?}")
+            }
+            Self::FlowBlocks(blocks) => {
+                write!(f, "flows of {blocks} blocks: choose 1 to {FLOW_BLOCKS_MAX}")
+            }
+            Self::Flows(flows) => write!(f, "{flows} flows under way: choose 1 to {FLOWS_MAX}"),
+            Self::Paths => f.write_str("no path: packets take at least one"),
+            Self::Rate => f.write_str(
+                "the rate control needs a link's rate, a packet's length, a period, and a delta of 1 or more",
+            ),
+        }
+    }
+}
+
+impl core::error::Error for ConfigError {}

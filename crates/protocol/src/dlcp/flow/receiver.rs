@@ -1,0 +1,295 @@
+//! The receiver of a flow.
+
+use alloc::vec;
+use alloc::vec::Vec;
+use core::time::Duration;
+use fanin_wire::{LossBound, REQUEST_BLOCKS, Report, Signal};
+
+use super::retry::{Retry, Waiting};
+use super::sender::{is_set, part_bytes, parts};
+use crate::machine::{Instant, Reason};
+
+/// Reports on nothing after which a sender that has not stopped counts as silent. They soon come as seldom as `ceiling` says.
+const SILENT_REPORTS_MAX: u32 = 50;
+
+/// What all receivers of a job have in common.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::dlcp) struct ReceiverConfig {
+    /// How often it reports.
+    pub(in crate::dlcp) period: Duration,
+    /// Reports on nothing are twice as far apart each time, up to this.
+    pub(in crate::dlcp) ceiling: Duration,
+    /// How long nothing more must have come before a stop is believed.
+    pub(in crate::dlcp) quiet: Duration,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Receiving,
+    /// Enough has come. What is on its way is taken until the sender confirms.
+    Finishing,
+    Confirmed,
+}
+
+/// One flow as its receiver has it.
+#[derive(Debug)]
+pub(in crate::dlcp) struct Receiver {
+    config: ReceiverConfig,
+    blocks: u32,
+    /// A bit for each block that has not come.
+    missing: Vec<u8>,
+    lacks: u32,
+    /// How many may be missing.
+    allowed: u32,
+    state: State,
+    round: u16,
+    /// When this round's stop came.
+    stopped: Option<Instant>,
+    /// When the last data packet came.
+    last_block: Instant,
+    request: Retry,
+    next_part: u16,
+    finish: Retry,
+    /// Whether a start waits for its answer.
+    answers: bool,
+    /// Packets since the last report, which was at `reported`: `None` before there was anything to measure.
+    packets: u32,
+    reported: Option<Instant>,
+    report: u32,
+    silent_reports: u32,
+}
+
+impl Receiver {
+    pub(in crate::dlcp) fn new(blocks: u32, bound: LossBound, config: ReceiverConfig) -> Self {
+        let mut missing = vec![0xff; blocks.div_ceil(8) as usize];
+        if let (Some(last), bits @ 1..) = (missing.last_mut(), blocks % 8) {
+            *last >>= 8 - bits;
+        }
+        let mut receiver = Self {
+            config,
+            blocks,
+            missing,
+            lacks: blocks,
+            allowed: bound.of_blocks(blocks),
+            state: State::Receiving,
+            round: 0,
+            stopped: None,
+            last_block: Instant(0),
+            request: Retry::default(),
+            next_part: 0,
+            finish: Retry::default(),
+            answers: false,
+            packets: 0,
+            reported: None,
+            report: 0,
+            silent_reports: 0,
+        };
+        receiver.judge(Instant(0));
+        receiver
+    }
+
+    /// Whether the bound is met and the flow at its end.
+    pub(in crate::dlcp) fn is_finished(&self) -> bool {
+        self.state != State::Receiving
+    }
+
+    pub(in crate::dlcp) fn is_confirmed(&self) -> bool {
+        self.state == State::Confirmed
+    }
+
+    pub(in crate::dlcp) fn has(&self, block: u32) -> bool {
+        !is_set(&self.missing, block)
+    }
+
+    /// Blocks that have not come.
+    pub(in crate::dlcp) const fn lacks(&self) -> u32 {
+        self.lacks
+    }
+
+    /// How often it asked again.
+    pub(in crate::dlcp) const fn round(&self) -> u16 {
+        self.round
+    }
+
+    /// Whether its sender said nothing for too long.
+    pub(in crate::dlcp) const fn is_silent(&self) -> bool {
+        self.request.is_vain() || self.finish.is_vain() || self.silent_reports > SILENT_REPORTS_MAX
+    }
+
+    /// The rendezvous came, or came once more: it is answered with a report, of nothing.
+    pub(in crate::dlcp) fn take_start(&mut self, now: Instant) {
+        self.answers = true;
+        self.reported.get_or_insert(now);
+    }
+
+    /// Notes that a block came. Its bytes are the caller's to put where they belong, if it is the first.
+    pub(in crate::dlcp) fn take_block(
+        &mut self,
+        now: Instant,
+        block: u32,
+        round: u16,
+        waiting: &Waiting,
+    ) -> Result<(), Reason> {
+        if block >= self.blocks {
+            return Err(Reason::OutOfRange);
+        }
+        if self.state == State::Confirmed {
+            return Err(Reason::Stale);
+        }
+        if self.packets == 0 && self.silent_reports > 0 {
+            // What comes after a pause is not measured over the pause.
+            self.measure_from(now);
+        }
+        self.packets = self.packets.saturating_add(1);
+        self.last_block = now;
+        self.reported.get_or_insert(now);
+        if round == self.round {
+            // Not answered: of a request in several parts, one may be lost.
+            self.request.postpone(now, waiting);
+        }
+        if self.has(block) {
+            return Err(Reason::Duplicate);
+        }
+        self.missing[block as usize / 8] &= !(1 << (block % 8));
+        self.lacks -= 1;
+        self.judge(now);
+        Ok(())
+    }
+
+    /// All of this round was sent.
+    pub(in crate::dlcp) fn take_stop(
+        &mut self,
+        now: Instant,
+        round: u16,
+        waiting: &mut Waiting,
+    ) -> Result<(), Reason> {
+        if self.state == State::Finishing {
+            // It has not heard that it is enough.
+            self.finish.want();
+            return Err(Reason::Duplicate);
+        }
+        if self.state == State::Confirmed || round != self.round {
+            return Err(Reason::Stale);
+        }
+        if self.stopped.is_some() {
+            return Err(Reason::Duplicate);
+        }
+        self.request.answered(now, false, waiting);
+        self.silent_reports = 0;
+        self.stopped = Some(now);
+        self.judge(now);
+        Ok(())
+    }
+
+    /// The sender knows that it is over.
+    pub(in crate::dlcp) fn take_confirm(
+        &mut self,
+        now: Instant,
+        waiting: &mut Waiting,
+    ) -> Result<(), Reason> {
+        if self.state != State::Finishing {
+            return Err(Reason::Unexpected);
+        }
+        self.finish.answered(now, true, waiting);
+        self.state = State::Confirmed;
+        Ok(())
+    }
+
+    /// Acts on what is due.
+    pub(in crate::dlcp) fn handle_timeout(&mut self, now: Instant) {
+        self.judge(now);
+    }
+
+    /// Finishes where enough has come, and asks for what is missing where it has not and nothing more comes.
+    fn judge(&mut self, now: Instant) {
+        if self.state != State::Receiving {
+            return;
+        }
+        let is_met = self.lacks <= self.allowed;
+        // What is asked for again is worth no moment longer than the bound asks for. The first time all may come, and is waited for:
+        // else the last of each tensor would be lost each time (docs/protocols/dlcp.md).
+        if self.lacks == 0 || is_met && (self.round > 0 || self.is_quiet(now)) {
+            self.state = State::Finishing;
+            self.request = Retry::default();
+            self.finish.want();
+        } else if self.is_quiet(now) {
+            self.round = self.round.wrapping_add(1);
+            self.stopped = None;
+            self.next_part = 0;
+            self.request.want();
+            self.measure_from(now);
+        }
+    }
+
+    fn measure_from(&mut self, now: Instant) {
+        self.packets = 0;
+        self.silent_reports = 0;
+        self.reported = Some(now);
+    }
+
+    /// Whether the sender stopped, and what it had sent had time to come.
+    fn is_quiet(&self, now: Instant) -> bool {
+        self.quiet_at().is_some_and(|at| at <= now)
+    }
+
+    fn quiet_at(&self) -> Option<Instant> {
+        self.stopped.map(|stopped| stopped.max(self.last_block) + self.config.quiet)
+    }
+
+    /// The next signal that is due.
+    pub(in crate::dlcp) fn poll_signal(
+        &mut self,
+        now: Instant,
+        waiting: &Waiting,
+    ) -> Option<(u16, Signal<'_>)> {
+        if core::mem::take(&mut self.answers) {
+            return Some((
+                self.round,
+                Signal::Report(Report { number: self.report, packets: 0, period_us: 0 }),
+            ));
+        }
+        if self.finish.is_due(now) {
+            self.finish.sent(now, waiting);
+            return Some((self.round, Signal::Finish));
+        }
+        if self.request.is_due(now) {
+            let part = self.next_part;
+            self.next_part += 1;
+            if u32::from(self.next_part) == parts(self.blocks) {
+                self.next_part = 0;
+                self.request.sent(now, waiting);
+            }
+            let begin = usize::from(part) * REQUEST_BLOCKS as usize / 8;
+            let missing = &self.missing[begin..begin + part_bytes(self.blocks, part)];
+            return Some((self.round, Signal::Request { part, missing }));
+        }
+        self.report(now).map(|report| (self.round, Signal::Report(report)))
+    }
+
+    /// The report that is due. Another stands in for one that is lost, so none is sent again.
+    fn report(&mut self, now: Instant) -> Option<Report> {
+        let since = self.reported.filter(|_| self.report_at().is_some_and(|due| due <= now))?;
+        let packets = core::mem::take(&mut self.packets);
+        self.silent_reports = if packets == 0 { self.silent_reports + 1 } else { 0 };
+        self.reported = Some(now);
+        self.report = self.report.wrapping_add(1);
+        let period_us = u32::try_from(now.since(since).as_micros()).unwrap_or(u32::MAX).max(1);
+        Some(Report { number: self.report, packets, period_us })
+    }
+
+    /// When to report next. What is over is not measured.
+    fn report_at(&self) -> Option<Instant> {
+        let is_coming = self.state == State::Receiving && self.stopped.is_none();
+        let interval = self.config.period.saturating_mul(1 << self.silent_reports.min(16));
+        let interval = interval.min(self.config.ceiling.max(self.config.period));
+        self.reported.filter(|_| is_coming).map(|reported| reported + interval)
+    }
+
+    /// When something is due.
+    pub(in crate::dlcp) fn poll_timeout(&self) -> Option<Instant> {
+        let answer = self.answers.then_some(Instant(0));
+        let quiet = self.quiet_at().filter(|_| self.state == State::Receiving);
+        let signals = [self.finish.poll_timeout(), self.request.poll_timeout()];
+        [answer, quiet, self.report_at()].into_iter().chain(signals).flatten().min()
+    }
+}

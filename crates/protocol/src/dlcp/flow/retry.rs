@@ -1,0 +1,90 @@
+//! A signal that is sent again until it is answered.
+
+use core::time::Duration;
+
+use crate::machine::Instant;
+use crate::transport::{RetransmissionConfig, RoundTrip};
+
+/// So often a signal is sent in vain before its peer counts as silent: with the usual ceiling of 250 ms that takes ten seconds. They are
+/// counted and not timed: after a clock has jumped, one try is due and not all.
+const TRIES_MAX: u32 = 40;
+
+/// What is known of the way to a peer.
+#[derive(Debug)]
+pub(in crate::dlcp) struct Waiting {
+    round_trip: RoundTrip,
+    ceiling: Duration,
+}
+
+impl Waiting {
+    pub(in crate::dlcp) const fn new(config: RetransmissionConfig) -> Self {
+        Self { round_trip: RoundTrip::new(config), ceiling: config.ceiling }
+    }
+
+    pub(in crate::dlcp) fn smoothed(&self) -> Duration {
+        self.round_trip.smoothed()
+    }
+
+    /// How long an answer may take after so many tries.
+    fn timeout(&self, tries: u32) -> Duration {
+        let timeout = self.round_trip.timeout();
+        timeout.saturating_mul(1 << tries.saturating_sub(1).min(16)).min(self.ceiling.max(timeout))
+    }
+}
+
+/// One signal of a flow, and when to send it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(in crate::dlcp) struct Retry {
+    /// Whether it has to be said.
+    is_wanted: bool,
+    /// When it is to be sent again; `None` at once.
+    due: Option<Instant>,
+    /// When it was sent last.
+    sent: Instant,
+    tries: u32,
+}
+
+impl Retry {
+    /// It is to be said from now on.
+    pub(in crate::dlcp) fn want(&mut self) {
+        *self = Self { is_wanted: true, ..Self::default() };
+    }
+
+    pub(in crate::dlcp) fn is_due(&self, now: Instant) -> bool {
+        self.is_wanted && self.due.is_none_or(|due| due <= now)
+    }
+
+    /// It leaves.
+    pub(in crate::dlcp) fn sent(&mut self, now: Instant, waiting: &Waiting) {
+        self.tries += 1;
+        self.sent = now;
+        self.due = Some(now + waiting.timeout(self.tries));
+    }
+
+    /// It is answered. A round trip is measured by an answer that `counts` as an immediate one, to a signal that was sent once.
+    pub(in crate::dlcp) fn answered(&mut self, now: Instant, counts: bool, waiting: &mut Waiting) {
+        if self.is_wanted && self.tries == 1 && counts {
+            waiting.round_trip.measure(now.since(self.sent));
+        }
+        *self = Self::default();
+    }
+
+    /// It was heard, but perhaps not all of it: it waits as if it had just been sent.
+    pub(in crate::dlcp) fn postpone(&mut self, now: Instant, waiting: &Waiting) {
+        if self.is_wanted && self.tries > 0 {
+            // No answer to it measures a round trip any more.
+            self.tries = 2;
+            self.due = Some(now + waiting.timeout(1));
+        }
+    }
+
+    /// Whether it was sent in vain for too long.
+    pub(in crate::dlcp) const fn is_vain(&self) -> bool {
+        self.tries > TRIES_MAX
+    }
+
+    /// When to look again; `Instant(0)` where it waits to be sent.
+    pub(in crate::dlcp) fn poll_timeout(&self) -> Option<Instant> {
+        self.is_wanted.then(|| self.due.unwrap_or_default())
+    }
+}

@@ -1,0 +1,276 @@
+//! The sender of a flow.
+
+use alloc::collections::VecDeque;
+use fanin_wire::{REQUEST_BLOCKS, Report, Signal, Start};
+
+use super::retry::{Retry, Waiting};
+use crate::dlcp::rate::{Pacer, Rate, RateConfig};
+use crate::machine::{Instant, Reason};
+
+/// Blocks that are told apart by their magnitude at a time. Those of them that are important go first, so that trains, which are treated
+/// alike as a whole, are not of a packet or two.
+const SORTED: usize = 64;
+
+/// One flow as its sender has it.
+#[derive(Debug)]
+pub(in crate::dlcp) struct Sender {
+    blocks: u32,
+    /// To be announced; `None` where the receiver knows of the flow anyway.
+    start: Option<(Start, Retry)>,
+    /// What is to be sent in this round.
+    to_send: VecDeque<u32>,
+    /// The next of it, and whether it is important.
+    lined_up: VecDeque<(u32, bool)>,
+    /// Whether all blocks of the round are known. A server's become known as they are summed.
+    is_sealed: bool,
+    round: u16,
+    /// Parts of the request for this round that have come.
+    parts: u64,
+    stop: Retry,
+    stopped: bool,
+    finished: bool,
+    rate: Rate,
+    pacer: Pacer,
+    /// Packets since `measured_since`.
+    sent: u32,
+    measured_since: Option<Instant>,
+    /// Number of the last report.
+    report: u32,
+}
+
+impl Sender {
+    /// Of a tensor that is there as a whole, and has to be announced.
+    pub(in crate::dlcp) fn announcing(start: Start, blocks: u32, rate: RateConfig) -> Self {
+        let blocks = if start.has_blocks { blocks } else { 0 };
+        let to_send = (0..blocks).collect();
+        Self { to_send, is_sealed: true, ..Self::streaming(blocks, rate).announced(start) }
+    }
+
+    /// The same, but to somebody who has to be told of it.
+    pub(in crate::dlcp) fn announced(mut self, start: Start) -> Self {
+        let mut retry = Retry::default();
+        retry.want();
+        self.start = Some((start, retry));
+        self
+    }
+
+    /// Of blocks that come to be one after the other, to somebody who expects them.
+    pub(in crate::dlcp) fn streaming(blocks: u32, rate: RateConfig) -> Self {
+        Self {
+            blocks,
+            start: None,
+            to_send: VecDeque::new(),
+            lined_up: VecDeque::new(),
+            is_sealed: false,
+            round: 0,
+            parts: 0,
+            stop: Retry::default(),
+            stopped: false,
+            finished: false,
+            rate: Rate::new(rate),
+            pacer: Pacer::default(),
+            sent: 0,
+            measured_since: None,
+            report: 0,
+        }
+    }
+
+    /// A block that is there now.
+    pub(in crate::dlcp) fn push(&mut self, block: u32) {
+        self.to_send.push_back(block);
+    }
+
+    /// All blocks are there.
+    pub(in crate::dlcp) fn seal(&mut self) {
+        self.is_sealed = true;
+        self.stop_if_all_is_sent();
+    }
+
+    pub(in crate::dlcp) const fn is_finished(&self) -> bool {
+        self.finished
+    }
+
+    /// How often blocks were asked for again.
+    pub(in crate::dlcp) const fn round(&self) -> u16 {
+        self.round
+    }
+
+    /// Whether its receiver said nothing for too long.
+    pub(in crate::dlcp) fn is_silent(&self) -> bool {
+        self.stop.is_vain() || self.start.is_some_and(|(_, retry)| retry.is_vain())
+    }
+
+    /// The next signal that is due.
+    pub(in crate::dlcp) fn poll_signal(
+        &mut self,
+        now: Instant,
+        waiting: &Waiting,
+    ) -> Option<(u16, Signal<'static>)> {
+        if let Some((start, retry)) = &mut self.start
+            && retry.is_due(now)
+        {
+            retry.sent(now, waiting);
+            return Some((0, Signal::Start(*start)));
+        }
+        if self.stop.is_due(now) {
+            self.stop.sent(now, waiting);
+            return Some((self.round, Signal::Stop));
+        }
+        None
+    }
+
+    /// Whether it has blocks to send, now or later.
+    pub(in crate::dlcp) fn has_blocks(&self) -> bool {
+        !self.to_send.is_empty() || !self.lined_up.is_empty()
+    }
+
+    /// The next block, and whether it is important. `importance` is asked once about each block, and says `None` of one that nobody needs
+    /// any more.
+    pub(in crate::dlcp) fn peek(
+        &mut self,
+        mut importance: impl FnMut(u32) -> Option<bool>,
+    ) -> Option<(u32, bool)> {
+        while self.lined_up.is_empty() && !self.to_send.is_empty() {
+            let mut others = VecDeque::new();
+            for _ in 0..SORTED.min(self.to_send.len()) {
+                let Some(block) = self.to_send.pop_front() else { break };
+                match importance(block) {
+                    // What is asked for again is what the bound does not forgive.
+                    Some(is_important) if is_important || self.round > 0 => {
+                        self.lined_up.push_back((block, true));
+                    }
+                    Some(_) => others.push_back((block, false)),
+                    None => {}
+                }
+            }
+            self.lined_up.append(&mut others);
+        }
+        let next = self.lined_up.front().copied();
+        if next.is_none() {
+            self.stop_if_all_is_sent();
+        }
+        next
+    }
+
+    /// Whether the rate lets a packet leave.
+    pub(in crate::dlcp) fn is_open(&mut self, now: Instant) -> bool {
+        self.pacer.is_open(now, self.rate.config())
+    }
+
+    /// When it does, where it does not now.
+    pub(in crate::dlcp) const fn opens_at(&self) -> Instant {
+        self.pacer.opens_at()
+    }
+
+    /// The block that [`Self::peek`] showed leaves.
+    pub(in crate::dlcp) fn sent(&mut self, now: Instant) {
+        self.lined_up.pop_front();
+        self.pacer.sent(now, self.rate.config(), self.rate.bps());
+        self.sent = self.sent.saturating_add(1);
+        self.measured_since.get_or_insert(now);
+        self.stop_if_all_is_sent();
+    }
+
+    /// Nothing is left to send: says so at once (§3.2.1).
+    fn stop_if_all_is_sent(&mut self) {
+        if self.is_sealed && !self.has_blocks() && !self.finished && !self.stopped && self.blocks > 0 {
+            self.stopped = true;
+            self.stop.want();
+        }
+    }
+
+    pub(in crate::dlcp) fn take_report(
+        &mut self,
+        now: Instant,
+        report: Report,
+        waiting: &mut Waiting,
+    ) -> Result<(), Reason> {
+        let is_answer = report.period_us == 0;
+        self.started(now, is_answer, waiting);
+        if report.number <= self.report && !is_answer {
+            return Err(Reason::Stale);
+        }
+        self.report = report.number;
+        let Some(since) = self.measured_since.filter(|_| self.sent > 0 && !is_answer) else { return Ok(()) };
+        let config = self.rate.config();
+        let sending = config.bps(self.sent, now.since(since));
+        let period = core::time::Duration::from_micros(report.period_us.into());
+        let receiving = config.bps(report.packets, period);
+        self.rate.reported(sending, receiving);
+        self.sent = 0;
+        self.measured_since = Some(now);
+        Ok(())
+    }
+
+    pub(in crate::dlcp) fn take_request(
+        &mut self,
+        now: Instant,
+        round: u16,
+        part: u16,
+        missing: &[u8],
+        waiting: &mut Waiting,
+    ) -> Result<(), Reason> {
+        let begins = round == self.round.wrapping_add(1) && self.stopped;
+        if self.finished || !begins && round != self.round || round == 0 {
+            return Err(Reason::Stale);
+        }
+        let first = u32::from(part) * REQUEST_BLOCKS;
+        if first >= self.blocks || missing.len() != part_bytes(self.blocks, part) {
+            return Err(Reason::OutOfRange);
+        }
+        if begins {
+            self.started(now, false, waiting);
+            self.stop.answered(now, false, waiting);
+            (self.round, self.parts, self.is_sealed, self.stopped) = (round, 0, false, false);
+            self.rate.restart();
+            (self.sent, self.measured_since) = (0, None);
+        }
+        if self.parts & 1 << part != 0 {
+            return Err(Reason::Duplicate);
+        }
+        self.parts |= 1 << part;
+        let last = self.blocks.min(first + REQUEST_BLOCKS);
+        self.to_send.extend((first..last).filter(|block| is_set(missing, block - first)));
+        if self.parts.count_ones() == parts(self.blocks) {
+            self.seal();
+        }
+        Ok(())
+    }
+
+    /// The receiver has enough.
+    pub(in crate::dlcp) fn take_finish(&mut self, now: Instant, waiting: &mut Waiting) {
+        self.started(now, false, waiting);
+        self.stop.answered(now, false, waiting);
+        self.to_send.clear();
+        self.lined_up.clear();
+        self.finished = true;
+    }
+
+    /// Any answer shows that the flow is known.
+    fn started(&mut self, now: Instant, is_answer: bool, waiting: &mut Waiting) {
+        if let Some((_, retry)) = &mut self.start {
+            retry.answered(now, is_answer, waiting);
+        }
+    }
+
+    /// When a signal is due; blocks are when [`Self::opens_at`] says.
+    pub(in crate::dlcp) fn poll_timeout(&self) -> Option<Instant> {
+        let start = self.start.as_ref().and_then(|(_, retry)| retry.poll_timeout());
+        [start, self.stop.poll_timeout()].into_iter().flatten().min()
+    }
+}
+
+/// Requests that it takes to speak of so many blocks.
+pub(super) fn parts(blocks: u32) -> u32 {
+    blocks.div_ceil(REQUEST_BLOCKS)
+}
+
+/// Bytes of the bitmap in one of them.
+pub(super) fn part_bytes(blocks: u32, part: u16) -> usize {
+    let left = blocks.saturating_sub(u32::from(part) * REQUEST_BLOCKS);
+    left.min(REQUEST_BLOCKS).div_ceil(8) as usize
+}
+
+pub(super) fn is_set(bitmap: &[u8], bit: u32) -> bool {
+    bitmap.get(bit as usize / 8).is_some_and(|byte| byte >> (bit % 8) & 1 != 0)
+}

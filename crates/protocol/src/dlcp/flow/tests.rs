@@ -1,0 +1,374 @@
+//! Timelines of one flow: what its ends say, and what they send, as time passes.
+
+use alloc::string::{String, ToString};
+use alloc::vec;
+use alloc::vec::Vec;
+use alloc::{collections::BTreeSet, format};
+use core::time::Duration;
+use fanin_wire::{Collective, Dtype, LossBound, Op, Pattern, Signal, Start, WireDtype};
+
+use super::{Receiver, ReceiverConfig, Sender, Waiting};
+use crate::dlcp::rate::RateConfig;
+use crate::machine::{Instant, Reason};
+use crate::transport::RetransmissionConfig;
+
+const RETRANSMISSION: RetransmissionConfig =
+    RetransmissionConfig { floor: Duration::from_millis(1), ceiling: Duration::from_millis(250) };
+const RECEIVER: ReceiverConfig = ReceiverConfig {
+    period: Duration::from_micros(200),
+    ceiling: Duration::from_millis(250),
+    quiet: Duration::from_micros(50),
+};
+
+fn start(bound: LossBound, has_blocks: bool) -> Start {
+    let collective = Collective {
+        sequence: 0,
+        dtype: Dtype::Float32,
+        op: Op::Sum,
+        pattern: Pattern::AllReduce,
+        elements: 1000,
+        wire_dtype: WireDtype::Native,
+    };
+    Start { collective, elements: 1000, bound, priority: 1, has_blocks }
+}
+
+fn us(us: u64) -> Instant {
+    Instant(us * 1000)
+}
+
+/// A signal in a word or two.
+fn word(round: u16, signal: &Signal<'_>) -> String {
+    match signal {
+        Signal::Start(_) => "start".to_string(),
+        Signal::Stop => format!("stop {round}"),
+        Signal::Confirm => "confirm".to_string(),
+        Signal::Finish => "finish".to_string(),
+        Signal::Report(report) if report.period_us == 0 => "started".to_string(),
+        Signal::Report(report) => format!("report {} in {}", report.packets, report.period_us),
+        Signal::Request { missing, .. } => {
+            let bits = (0..8 * missing.len()).filter(|bit| missing[bit / 8] >> (bit % 8) & 1 != 0);
+            format!("request {round} of {:?}", bits.collect::<Vec<_>>())
+        }
+    }
+}
+
+struct Ends {
+    sender: Sender,
+    receiver: Receiver,
+    of_sender: Waiting,
+    of_receiver: Waiting,
+}
+
+impl Ends {
+    /// Of a flow of ten blocks.
+    fn new(percent: u32) -> Self {
+        let bound = LossBound::from_millionths(percent * 10_000).expect("below one");
+        Self {
+            // A packet takes a microsecond.
+            sender: Sender::announcing(start(bound, true), 10, RateConfig::of_link(1_000_000_000, 125)),
+            receiver: Receiver::new(10, bound, RECEIVER),
+            of_sender: Waiting::new(RETRANSMISSION),
+            of_receiver: Waiting::new(RETRANSMISSION),
+        }
+    }
+
+    /// What the sender says at a time.
+    fn sender_says(&mut self, now: Instant) -> Vec<String> {
+        let mut said = vec![];
+        while let Some((round, signal)) = self.sender.poll_signal(now, &self.of_sender) {
+            said.push(word(round, &signal));
+        }
+        said
+    }
+
+    fn receiver_says(&mut self, now: Instant) -> Vec<String> {
+        self.receiver.handle_timeout(now);
+        let mut said = vec![];
+        while let Some((round, signal)) = self.receiver.poll_signal(now, &self.of_receiver) {
+            said.push(word(round, &signal));
+        }
+        said
+    }
+
+    /// The blocks that the sender sends at a time, as many as its rate lets leave then.
+    fn sends(&mut self, now: Instant) -> Vec<u32> {
+        let mut sent = vec![];
+        while self.sender.is_open(now)
+            && let Some((block, _)) = self.sender.peek(|_| Some(true))
+        {
+            self.sender.sent(now);
+            sent.push(block);
+        }
+        sent
+    }
+
+    /// Blocks come.
+    fn come(&mut self, now: Instant, blocks: impl IntoIterator<Item = u32>, round: u16) {
+        for block in blocks {
+            self.receiver.take_block(now, block, round, &self.of_receiver).expect("the first copy");
+        }
+    }
+
+    fn stop(&mut self, now: Instant, round: u16) -> Result<(), Reason> {
+        self.receiver.take_stop(now, round, &mut self.of_receiver)
+    }
+
+    /// The sender hears that it may stop, and the receiver that it did.
+    fn finish(&mut self, now: Instant) {
+        self.sender.take_finish(now, &mut self.of_sender);
+        self.receiver.take_confirm(now, &mut self.of_receiver).expect("it finished");
+        assert!(self.sender.is_finished() && self.receiver.is_confirmed());
+    }
+
+    /// The sender hears the request for these blocks.
+    fn request(&mut self, now: Instant, round: u16, blocks: &[u32]) -> Result<(), Reason> {
+        let mut missing = [0; 2];
+        blocks.iter().for_each(|block| missing[*block as usize / 8] |= 1 << (block % 8));
+        self.sender.take_request(now, round, 0, &missing, &mut self.of_sender)
+    }
+}
+
+#[test]
+fn without_loss_a_flow_takes_one_way_and_an_answer() {
+    let mut ends = Ends::new(0);
+    // Announced, sent and stopped in one breath.
+    assert_eq!(ends.sender_says(us(0)), ["start"]);
+    assert_eq!(ends.sends(us(0)), (0..10).collect::<Vec<_>>());
+    assert_eq!(ends.sender_says(us(0)), ["stop 0"]);
+    ends.receiver.take_start(us(40));
+    assert_eq!(ends.receiver_says(us(40)), ["started"]);
+    ends.come(us(41), 0..10, 0);
+    assert_eq!(ends.receiver_says(us(41)), ["finish"], "all there: the stop is not waited for");
+    ends.finish(us(80));
+    assert_eq!(ends.receiver_says(us(100_000)), Vec::<String>::new());
+    assert_eq!(ends.sender_says(us(100_000)), Vec::<String>::new());
+}
+
+#[test]
+fn what_the_bound_forgives_is_not_sent_again() {
+    let mut ends = Ends::new(20);
+    ends.sends(us(0));
+    ends.receiver.take_start(us(40));
+    ends.come(us(41), 0..8, 0);
+    assert_eq!(
+        ends.receiver_says(us(41)),
+        ["started"],
+        "not before the stop: the others may be on their way"
+    );
+    ends.stop(us(42), 0).expect("the first");
+    assert_eq!(ends.receiver_says(us(91)), Vec::<String>::new());
+    assert_eq!(ends.receiver_says(us(92)), ["finish"], "nothing for 50 us");
+    // Until the confirmation, what is on its way is taken.
+    ends.come(us(100), [8], 0);
+    assert_eq!(ends.receiver.lacks(), 1);
+    ends.finish(us(130));
+    assert_eq!(ends.receiver.take_block(us(131), 9, 0, &ends.of_receiver), Err(Reason::Stale));
+}
+
+#[test]
+fn what_the_bound_does_not_forgive_is_requested_until_it_is_met() {
+    let mut ends = Ends::new(10);
+    ends.sender_says(us(0));
+    ends.sends(us(0));
+    ends.sender_says(us(0));
+    ends.receiver.take_start(us(40));
+    ends.come(us(41), [0, 1, 2, 3, 5, 7], 0);
+    ends.stop(us(42), 0).expect("the first");
+    assert_eq!(ends.receiver_says(us(92)), ["started", "request 1 of [4, 6, 8, 9]"]);
+    // Round 1: two of four come, and one more is needed.
+    ends.request(us(130), 1, &[4, 6, 8, 9]).expect("the first");
+    assert_eq!(ends.sends(us(130)), [4, 6, 8, 9]);
+    assert_eq!(ends.sender_says(us(130)), ["stop 1"]);
+    ends.come(us(170), [4, 6], 1);
+    ends.stop(us(171), 1).expect("the first");
+    assert_eq!(ends.receiver_says(us(221)), ["request 2 of [8, 9]"]);
+    // Round 2: with the first of them the bound is met, and no moment is lost.
+    ends.request(us(260), 2, &[8, 9]).expect("the first");
+    assert_eq!(ends.sends(us(260)), [8, 9]);
+    ends.come(us(300), [9], 2);
+    assert_eq!(ends.receiver_says(us(300)), ["finish"]);
+}
+
+#[test]
+fn a_start_or_a_stop_that_is_lost_is_sent_again() {
+    let mut ends = Ends::new(0);
+    assert_eq!(ends.sender_says(us(0)), ["start"]);
+    ends.sends(us(0));
+    assert_eq!(ends.sender_says(us(0)), ["stop 0"]);
+    // 50 ms, as nothing is known of the way yet; and then ever longer, up to 250.
+    assert_eq!(ends.sender_says(us(49_999)), Vec::<String>::new());
+    assert_eq!(ends.sender_says(us(50_000)), ["start", "stop 0"]);
+    assert_eq!(ends.sender_says(us(149_999)), Vec::<String>::new());
+    assert_eq!(ends.sender_says(us(150_000)), ["start", "stop 0"]);
+    // All data came before the start, and was dropped: all is requested.
+    ends.receiver.take_start(us(150_040));
+    ends.stop(us(150_040), 0).expect("the first");
+    assert_eq!(ends.stop(us(150_041), 0), Err(Reason::Duplicate));
+    let all = format!("request 1 of {:?}", (0..10).collect::<Vec<_>>());
+    assert_eq!(ends.receiver_says(us(150_090)), ["started", all.as_str()]);
+}
+
+#[test]
+fn a_finish_that_is_lost_is_said_again_to_who_stops_again() {
+    let mut ends = Ends::new(0);
+    ends.receiver.take_start(us(0));
+    ends.come(us(1), 0..10, 0);
+    assert_eq!(ends.receiver_says(us(1)), ["started", "finish"]);
+    assert_eq!(ends.stop(us(900), 0), Err(Reason::Duplicate));
+    assert_eq!(ends.receiver_says(us(900)), ["finish"]);
+}
+
+#[test]
+fn requests_that_come_twice_or_late_change_nothing() {
+    let mut ends = Ends::new(0);
+    assert_eq!(ends.request(us(0), 1, &[3]), Err(Reason::Stale), "nothing was stopped yet");
+    ends.sends(us(0));
+    ends.request(us(10), 1, &[3]).expect("the first");
+    assert_eq!(ends.request(us(11), 1, &[3]), Err(Reason::Duplicate));
+    assert_eq!(ends.sends(us(100)), [3]);
+    assert_eq!(ends.request(us(200), 1, &[3]), Err(Reason::Duplicate));
+    assert_eq!(ends.request(us(200), 3, &[3]), Err(Reason::Stale));
+    assert_eq!(ends.sends(us(300)), Vec::<u32>::new());
+    assert_eq!(
+        ends.sender.take_request(us(300), 2, 1, &[0; 2], &mut ends.of_sender),
+        Err(Reason::OutOfRange)
+    );
+    assert_eq!(
+        ends.sender.take_request(us(300), 2, 0, &[0; 3], &mut ends.of_sender),
+        Err(Reason::OutOfRange)
+    );
+}
+
+#[test]
+fn a_request_of_several_parts_is_complete_when_all_have_come() {
+    let bound = LossBound::RELIABLE;
+    let blocks = 2 * fanin_wire::REQUEST_BLOCKS + 8;
+    let mut sender = Sender::announcing(start(bound, true), blocks, RateConfig::of_link(u64::MAX / 100, 125));
+    let mut receiver = Receiver::new(blocks, bound, RECEIVER);
+    let mut waiting = Waiting::new(RETRANSMISSION);
+    let mut sent = BTreeSet::new();
+    let mut send = |sender: &mut Sender, at: u64| {
+        while sender.is_open(us(at))
+            && let Some((block, _)) = sender.peek(|_| Some(true))
+        {
+            sender.sent(us(at));
+            sent.insert(block);
+        }
+        sent.len()
+    };
+    assert_eq!(send(&mut sender, 0), blocks as usize);
+    receiver.take_start(us(0));
+    receiver.take_stop(us(0), 0, &mut waiting).expect("the first");
+    receiver.handle_timeout(us(50));
+    let mut parts = vec![];
+    while let Some((round, signal)) = receiver.poll_signal(us(50), &waiting) {
+        if let Signal::Request { part, missing } = signal {
+            parts.push((round, part, missing.to_vec()));
+        }
+    }
+    assert_eq!(
+        parts.iter().map(|(_, part, bits)| (*part, bits.len())).collect::<Vec<_>>(),
+        [(0, 512), (1, 512), (2, 1)]
+    );
+    for (number, (round, part, missing)) in parts.into_iter().rev().enumerate() {
+        sender.take_request(us(60), round, part, &missing, &mut waiting).expect("the first");
+        send(&mut sender, 60);
+        let said: Vec<_> = core::iter::from_fn(|| {
+            sender.poll_signal(us(60), &waiting).map(|(round, signal)| word(round, &signal))
+        })
+        .filter(|word| word.starts_with("stop"))
+        .collect();
+        let expected: &[&str] = if number == 2 { &["stop 1"] } else { &[] };
+        assert_eq!(said, expected, "after part {part}");
+    }
+}
+
+#[test]
+fn a_receiver_reports_what_came_every_period_and_seldom_on_nothing() {
+    let mut ends = Ends::new(0);
+    ends.receiver.take_start(us(0));
+    assert_eq!(ends.receiver_says(us(0)), ["started"]);
+    ends.come(us(100), 0..4, 0);
+    assert_eq!(ends.receiver_says(us(199)), Vec::<String>::new());
+    assert_eq!(ends.receiver_says(us(200)), ["report 4 in 200"]);
+    ends.come(us(300), [4], 0);
+    assert_eq!(ends.receiver_says(us(410)), ["report 1 in 210"]);
+    assert_eq!(ends.receiver_says(us(610)), ["report 0 in 200"]);
+    assert_eq!(ends.receiver_says(us(1009)), Vec::<String>::new());
+    assert_eq!(ends.receiver_says(us(1010)), ["report 0 in 400"]);
+    ends.come(us(1500), [5], 0);
+    assert_eq!(ends.receiver_says(us(1700)), ["report 1 in 200"], "not over the pause");
+}
+
+#[test]
+fn reports_halve_the_rate_and_a_retransmission_restores_it() {
+    let mut ends = Ends::new(0);
+    ends.sends(us(0));
+    let report = |number, packets| fanin_wire::Report { number, packets, period_us: 200 };
+    // 10 packets were sent in 200 us, and 4 of them came.
+    ends.sender.take_report(us(200), report(1, 4), &mut ends.of_sender).expect("a report");
+    assert_eq!(ends.sender.take_report(us(201), report(1, 0), &mut ends.of_sender), Err(Reason::Stale));
+    ends.request(us(300), 1, &[0, 1, 2, 3, 4, 5]).expect("the first");
+    assert_eq!(ends.sends(us(300)).len(), 6, "at line rate");
+}
+
+#[test]
+fn a_peer_that_says_nothing_is_silent_at_some_time_and_a_clock_that_jumps_does_not_make_it_so() {
+    let mut ends = Ends::new(0);
+    ends.receiver.take_start(us(0));
+    // A day later: one report is due, not all.
+    let day = 86_400_000_000;
+    assert_eq!(ends.receiver_says(us(day)).len(), 2);
+    assert!(!ends.receiver.is_silent());
+    let mut now = us(day);
+    while !ends.receiver.is_silent() {
+        now = ends.receiver.poll_timeout().expect("it waits").max(now);
+        ends.receiver_says(now);
+    }
+    let waited = now.since(us(day));
+    assert!(waited > Duration::from_secs(8) && waited < Duration::from_secs(15), "{waited:?}");
+
+    let mut ends = Ends::new(0);
+    ends.sender_says(us(0));
+    ends.sends(us(0));
+    ends.sender_says(us(day));
+    assert!(!ends.sender.is_silent());
+    let mut now = us(day);
+    while !ends.sender.is_silent() {
+        now = ends.sender.poll_timeout().expect("it waits").max(now);
+        ends.sender_says(now);
+    }
+    assert!(now.since(us(day)) < Duration::from_secs(15));
+}
+
+#[test]
+fn important_blocks_of_a_stretch_go_first_and_what_is_not_needed_not_at_all() {
+    let mut ends = Ends::new(10);
+    let mut sent = vec![];
+    while let Some(next) = ends.sender.peek(|block| (block != 5).then_some(block % 3 == 0)) {
+        ends.sender.sent(us(0));
+        sent.push(next);
+    }
+    let (important, other) = ([0, 3, 6, 9], [1, 2, 4, 7, 8]);
+    let expected = important.map(|block| (block, true)).into_iter().chain(other.map(|block| (block, false)));
+    assert_eq!(sent, expected.collect::<Vec<_>>());
+    assert_eq!(ends.sender_says(us(0)), ["start", "stop 0"]);
+    // What is requested is what the bound does not forgive.
+    ends.request(us(100), 1, &[1, 2]).expect("the first");
+    assert_eq!(ends.sender.peek(|_| Some(false)), Some((1, true)));
+}
+
+#[test]
+fn a_flow_without_blocks_of_its_own_is_announced_and_finished() {
+    let mut sender = Sender::announcing(start(LossBound::RELIABLE, false), 10, RateConfig::of_link(1, 1));
+    let mut receiver = Receiver::new(0, LossBound::RELIABLE, RECEIVER);
+    let mut waiting = Waiting::new(RETRANSMISSION);
+    assert!(matches!(sender.poll_signal(us(0), &waiting), Some((0, Signal::Start(_)))));
+    assert_eq!(sender.poll_signal(us(0), &waiting), None, "and no stop");
+    receiver.take_start(us(1));
+    assert!(receiver.is_finished());
+    assert!(matches!(receiver.poll_signal(us(1), &waiting), Some((0, Signal::Report(_)))));
+    assert_eq!(receiver.poll_signal(us(1), &waiting), Some((0, Signal::Finish)));
+    sender.take_finish(us(2), &mut waiting);
+    assert_eq!(sender.poll_timeout(), None);
+}

@@ -1,0 +1,199 @@
+//! How fast a flow is sent: the machine of Figure 7, and the pacer that keeps to it.
+
+use core::time::Duration;
+
+use crate::machine::Instant;
+
+/// What is added to the rate in a period without congestion, of the link's (§3.2.1).
+const INCREASE_PERCENT: u64 = 5;
+/// A packet may be sent so much of a period before its time, so that packets gather into trains.
+const TRAINS_IN_PERIOD: u32 = 10;
+
+/// How fast a flow may be sent.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RateConfig {
+    /// The link's rate: that of a flow when it begins.
+    pub line_rate_bps: u64,
+    /// What a full data packet takes on the link, with all headers and framing.
+    pub packet_bytes: u32,
+    /// How often a receiver reports (footnote 3: 200 us).
+    pub period: Duration,
+    /// How many times as much as arrives is sent when that is congestion (footnote 3: 2).
+    pub delta: f64,
+}
+
+impl RateConfig {
+    /// The paper's period and delta.
+    #[must_use]
+    pub const fn of_link(line_rate_bps: u64, packet_bytes: u32) -> Self {
+        Self { line_rate_bps, packet_bytes, period: Duration::from_micros(200), delta: 2.0 }
+    }
+
+    pub(super) fn check(self) -> Result<Self, ()> {
+        let is_sound = self.line_rate_bps > 0
+            && self.packet_bytes > 0
+            && self.period >= Duration::from_micros(1)
+            && self.delta >= 1.0
+            && self.delta.is_finite();
+        is_sound.then_some(self).ok_or(())
+    }
+
+    /// So many packets in so long, in bits a second.
+    pub(super) fn bps(&self, packets: u32, time: Duration) -> u64 {
+        let bits = u128::from(packets) * u128::from(self.packet_bytes) * 8;
+        let ns = time.as_nanos().max(1);
+        u64::try_from(bits * 1_000_000_000 / ns).unwrap_or(u64::MAX)
+    }
+
+    /// One packet a period: below that there is nothing to measure.
+    fn least_bps(&self) -> u64 {
+        self.bps(1, self.period).clamp(1, self.line_rate_bps)
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    LineRateStart,
+    CongestionAvoidance,
+}
+
+/// The rate of one flow.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Rate {
+    config: RateConfig,
+    state: State,
+    bps: u64,
+}
+
+impl Rate {
+    pub(super) const fn new(config: RateConfig) -> Self {
+        Self { config, state: State::LineRateStart, bps: config.line_rate_bps }
+    }
+
+    pub(super) const fn bps(&self) -> u64 {
+        self.bps
+    }
+
+    pub(super) const fn config(&self) -> &RateConfig {
+        &self.config
+    }
+
+    /// A period is over, in which this was sent and that arrived. In both states the rate is halved where more than delta times as much was
+    /// sent; docs/decisions/dlcp-congestion-avoidance.md says why in both.
+    pub(super) fn reported(&mut self, sending_bps: u64, receiving_bps: u64) {
+        let RateConfig { line_rate_bps, delta, .. } = self.config;
+        if sending_bps as f64 > delta * receiving_bps as f64 {
+            self.state = State::CongestionAvoidance;
+            // Of what was sent: a sender that had less to send than it might is not congested by what it might.
+            self.bps = (self.bps.min(sending_bps) / 2).max(self.config.least_bps());
+        } else if self.state == State::CongestionAvoidance {
+            self.bps = (self.bps + line_rate_bps * INCREASE_PERCENT / 100).min(line_rate_bps);
+        }
+    }
+
+    /// A retransmission begins (§3.2.1).
+    pub(super) const fn restart(&mut self) {
+        *self = Self::new(self.config);
+    }
+}
+
+/// Says when the next packet may leave, where so many bits a second may.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Pacer {
+    /// When all that has left would have left at exactly the rate.
+    free_at: Instant,
+    /// Whether the next packet waits for that, and a train with it.
+    waits: bool,
+}
+
+impl Pacer {
+    /// Whether a packet may leave.
+    pub(super) fn is_open(&mut self, now: Instant, config: &RateConfig) -> bool {
+        let ahead = if self.waits { Duration::ZERO } else { config.period / TRAINS_IN_PERIOD };
+        self.waits = self.free_at > now + ahead;
+        !self.waits
+    }
+
+    /// A packet leaves.
+    pub(super) fn sent(&mut self, now: Instant, config: &RateConfig, bps: u64) {
+        let ns = u128::from(config.packet_bytes) * 8_000_000_000 / u128::from(bps.max(1));
+        let from = self.free_at.max(now);
+        self.free_at = from + Duration::from_nanos(u64::try_from(ns).unwrap_or(u64::MAX));
+    }
+
+    /// When the next packet may leave, after [`Self::is_open`] said that none may now.
+    pub(super) const fn opens_at(&self) -> Instant {
+        self.free_at
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIGABIT: u64 = 1_000_000_000;
+
+    fn rate() -> Rate {
+        Rate::new(RateConfig::of_link(GIGABIT, 1500))
+    }
+
+    /// (sent, arrived, rate after), in percent of the link, period by period.
+    fn plays(rate: &mut Rate, periods: &[(u64, u64, u64)]) {
+        let percent = GIGABIT / 100;
+        for (period, (sent, arrived, after)) in periods.iter().enumerate() {
+            rate.reported(sent * percent, arrived * percent);
+            assert_eq!(rate.bps() / percent, *after, "after period {period}");
+        }
+    }
+
+    #[test]
+    fn a_flow_starts_at_line_rate_and_stays_there_while_half_of_it_arrives() {
+        plays(&mut rate(), &[(100, 100, 100), (100, 51, 100), (100, 50, 100)]);
+    }
+
+    #[test]
+    fn congestion_halves_and_what_arrives_adds_a_twentieth_of_the_link() {
+        let rows = [(100, 40, 50), (50, 40, 55), (55, 55, 60), (60, 20, 30), (30, 10, 15), (15, 15, 20)];
+        plays(&mut rate(), &rows);
+    }
+
+    #[test]
+    fn the_rate_is_never_above_the_link_and_never_nothing() {
+        let mut rate = rate();
+        plays(&mut rate, &[(100, 0, 50), (50, 50, 55)]);
+        (0..100).for_each(|_| rate.reported(rate.bps(), rate.bps()));
+        assert_eq!(rate.bps(), GIGABIT);
+        (0..100).for_each(|_| rate.reported(rate.bps(), 0));
+        assert_eq!(rate.bps(), 60_000_000, "a packet of 1,500 bytes in 200 us");
+    }
+
+    #[test]
+    fn a_sender_with_little_to_send_is_halved_from_that() {
+        plays(&mut rate(), &[(20, 5, 10)]);
+    }
+
+    #[test]
+    fn a_retransmission_starts_at_line_rate_again() {
+        let mut rate = rate();
+        plays(&mut rate, &[(100, 10, 50)]);
+        rate.restart();
+        plays(&mut rate, &[(100, 60, 100)]);
+    }
+
+    #[test]
+    fn a_pacer_keeps_the_rate_and_lets_trains_through() {
+        // A packet takes 12 us; a tenth of a period is 20.
+        let config = RateConfig::of_link(GIGABIT, 1500);
+        let mut pacer = Pacer::default();
+        let (mut now, mut left, mut trains) = (Instant(0), 0, 0);
+        while now < Instant(12_000_000) {
+            trains += 1;
+            while pacer.is_open(now, &config) {
+                pacer.sent(now, &config, GIGABIT);
+                left += 1;
+            }
+            now = pacer.opens_at();
+        }
+        assert_eq!((left, trains), (1000, 500));
+    }
+}

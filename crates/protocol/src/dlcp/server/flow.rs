@@ -1,0 +1,147 @@
+//! One flow of all workers at the server: what comes from each, the sums, and what goes back to each.
+
+use alloc::vec::Vec;
+use fanin_wire::{FlowId, Start, WorkerId};
+
+use crate::dlcp::config::JobConfig;
+use crate::dlcp::flow::{Receiver, ReceiverConfig, Sender, Waiting};
+use crate::dlcp::sums::Sums;
+use crate::machine::{Instant, Reason};
+
+/// One flow under way.
+#[derive(Debug)]
+pub(super) struct Flow {
+    pub(super) id: FlowId,
+    /// What who announced it first said of it.
+    pub(super) start: Start,
+    /// Who that was, and when.
+    pub(super) first: (WorkerId, Instant),
+    pub(super) blocks: u32,
+    /// By place; `None` before it was announced from there.
+    pub(super) pushes: Vec<Option<Receiver>>,
+    /// By place; `None` for who gets nothing.
+    pub(super) pulls: Vec<Option<Sender>>,
+    pub(super) sums: Sums,
+    /// Whose push is at its end: nothing more is waited for from there.
+    finished: u64,
+}
+
+impl Flow {
+    pub(super) fn new(id: FlowId, start: Start, first: (WorkerId, Instant), config: &JobConfig) -> Self {
+        let blocks = config.blocks(&start.collective, start.elements);
+        let places = || (0..config.workers).map(|place| WorkerId(place as u8));
+        let receives = |worker| start.collective.pattern.receives(worker);
+        let pull = |worker| receives(worker).then(|| Sender::streaming(blocks, config.rate));
+        Self {
+            id,
+            start,
+            first,
+            blocks,
+            pushes: places().map(|_| None).collect(),
+            pulls: places().map(pull).collect(),
+            sums: Sums::new(start.collective, config.workers, config.elements, blocks),
+            finished: 0,
+        }
+    }
+
+    /// A worker announces it.
+    pub(super) fn take_start(
+        &mut self,
+        now: Instant,
+        worker: WorkerId,
+        start: &Start,
+        config: ReceiverConfig,
+    ) {
+        let blocks = if start.has_blocks { self.blocks } else { 0 };
+        let new = || Receiver::new(blocks, start.bound, config);
+        self.pushes[usize::from(worker.0)].get_or_insert_with(new).take_start(now);
+        self.close_what_is_decided(worker);
+    }
+
+    /// A block of a worker's.
+    pub(super) fn take_block(
+        &mut self,
+        now: Instant,
+        worker: WorkerId,
+        (block, round): (u32, u16),
+        payload: &[u8],
+        waiting: &Waiting,
+    ) -> Result<(), Reason> {
+        let push = self.pushes[usize::from(worker.0)].as_mut().ok_or(Reason::Unannounced)?;
+        let was_finished = push.is_finished();
+        push.take_block(now, block, round, waiting)?;
+        if self.sums.is_closed(block) {
+            // It was on its way when its sender was let off it, and the sum without it may be with others already.
+            return Err(Reason::Stale);
+        }
+        self.sums.contribute(block, worker, payload);
+        if push.is_finished() && !was_finished {
+            self.close_what_is_decided(worker);
+        } else {
+            self.close_if_decided(block);
+        }
+        Ok(())
+    }
+
+    /// Notes that a worker's push may have come to its end, and decides what waited for it.
+    pub(super) fn close_what_is_decided(&mut self, worker: WorkerId) {
+        let push = self.pushes[usize::from(worker.0)].as_ref();
+        if self.finished & worker.bit() == 0 && push.is_some_and(Receiver::is_finished) {
+            self.finished |= worker.bit();
+            (0..self.blocks).for_each(|block| self.close_if_decided(block));
+        }
+    }
+
+    /// A block is decided when of each worker it is there or will not come, once and for all.
+    fn close_if_decided(&mut self, block: u32) {
+        let everyone = u64::MAX >> (64 - self.pushes.len());
+        if self.sums.is_closed(block) || self.sums.inside(block) | self.finished != everyone {
+            return;
+        }
+        let workers = self.pushes.len() as u16;
+        self.sums.close(block, self.start.collective.pattern.contributions(workers));
+        for pull in self.pulls.iter_mut().flatten() {
+            pull.push(block);
+            if self.sums.open() == 0 {
+                pull.seal();
+            }
+        }
+    }
+
+    /// Whether a worker's push is at its end.
+    pub(super) const fn is_finished(&self, worker: WorkerId) -> bool {
+        self.finished & worker.bit() != 0
+    }
+
+    /// Whether all know that it is over: who gets a sum has it, and who gets none knows that it is enough.
+    pub(super) fn is_over(&self) -> bool {
+        self.pushes.iter().zip(&self.pulls).all(|(push, pull)| match (push, pull) {
+            (_, Some(pull)) => pull.is_finished(),
+            (Some(push), None) => push.is_confirmed(),
+            (None, None) => false,
+        })
+    }
+
+    /// A worker that says nothing though it is waited for.
+    pub(super) fn silent(&self) -> Option<usize> {
+        self.pushes.iter().zip(&self.pulls).position(|(push, pull)| {
+            push.as_ref().is_some_and(Receiver::is_silent) || pull.as_ref().is_some_and(Sender::is_silent)
+        })
+    }
+
+    /// How many of a worker's blocks are waited for.
+    pub(super) fn lacks(&self, place: usize) -> u32 {
+        match &self.pushes[place] {
+            None => self.blocks,
+            Some(push) if push.is_finished() => 0,
+            Some(push) => push.lacks(),
+        }
+    }
+
+    /// When a signal is due, or something is to be judged.
+    pub(super) fn poll_timeout(&self) -> Option<Instant> {
+        let pushes = self.pushes.iter().flatten().filter_map(Receiver::poll_timeout);
+        let pulls = self.pulls.iter().flatten().filter_map(Sender::poll_timeout);
+        pushes.chain(pulls).min()
+    }
+}

@@ -1,0 +1,499 @@
+//! One job at the server.
+
+use alloc::collections::VecDeque;
+use alloc::vec;
+use alloc::vec::Vec;
+use core::time::Duration;
+use fanin_wire::{
+    Abort, AbortReason, BlockHeader, BlockPacket, FlowId, Kind, PRIORITIES, Preamble, Signal, SignalPacket,
+    Start, Tag, WorkerId, block_packet_bytes,
+};
+
+use super::flow::Flow;
+use crate::dlcp::config::{JobConfig, ServerJob};
+use crate::dlcp::flow::{Sender, Waiting};
+use crate::dlcp::rate::Pacer;
+use crate::dlcp::rendezvous::Unlike;
+use crate::machine::{Instant, JobProgress, Reason, Transmit, Verdict};
+use crate::transport::Run;
+
+/// A train that was written: whom it is for, by place, and its lengths.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Written {
+    place: usize,
+    bytes: usize,
+    segment_bytes: usize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Abortion {
+    None,
+    /// Found here, and not told to the owner yet.
+    New(AbortReason),
+    Known(AbortReason),
+}
+
+#[derive(Debug)]
+pub(super) struct Job<A> {
+    job: ServerJob,
+    /// Flows under way, in their order, and such as are over behind one that is not.
+    flows: VecDeque<Option<Flow>>,
+    /// Number of the first of them.
+    first: FlowId,
+    /// By place: where its last signal came from. Blocks come from other ports, too.
+    addresses: Vec<Option<A>>,
+    /// By place.
+    waiting: Vec<Waiting>,
+    /// Flows whose end is to be confirmed, by place.
+    confirms: VecDeque<(usize, FlowId)>,
+    /// By priority: who has blocks to send of which flow.
+    sending: [VecDeque<(FlowId, usize)>; PRIORITIES as usize],
+    /// The server's own link.
+    link: Pacer,
+    path: u8,
+    /// Whether a signal may be due.
+    may_signal: bool,
+    /// Not later than anything is due, once it was looked for since `may_be_due`.
+    due: Option<Instant>,
+    may_be_due: bool,
+    abortion: Abortion,
+    /// Places to be told of it.
+    abort_pending: u64,
+    completed: u64,
+    retransmitted: u64,
+    lateness: Vec<Duration>,
+}
+
+impl<A: Copy> Job<A> {
+    pub(super) fn new(job: ServerJob) -> Self {
+        let workers = usize::from(job.config.workers);
+        Self {
+            flows: VecDeque::new(),
+            first: FlowId(0),
+            addresses: vec![None; workers],
+            waiting: (0..workers).map(|_| Waiting::new(job.config.retransmission)).collect(),
+            confirms: VecDeque::new(),
+            sending: Default::default(),
+            link: Pacer::default(),
+            path: 0,
+            may_signal: false,
+            due: None,
+            may_be_due: false,
+            abortion: Abortion::None,
+            abort_pending: 0,
+            completed: 0,
+            retransmitted: 0,
+            lateness: vec![Duration::ZERO; workers],
+            job,
+        }
+    }
+
+    const fn config(&self) -> &JobConfig {
+        &self.job.config
+    }
+
+    /// Whether a packet is of a member of the job, and of this generation.
+    pub(super) fn authenticate(&mut self, preamble: &Preamble, packet: &[u8]) -> Result<(), Reason> {
+        if preamble.generation != self.config().generation {
+            return Err(Reason::Generation);
+        }
+        if u16::from(preamble.worker.0) >= self.config().workers {
+            return Err(Reason::OutOfRange);
+        }
+        if !self.config().key.authenticates(packet) {
+            return Err(Reason::Forged);
+        }
+        if self.abortion != Abortion::None {
+            self.abort_pending |= preamble.worker.bit();
+            return Err(Reason::Aborted);
+        }
+        Ok(())
+    }
+
+    /// Flows that there may be: workers are as far apart as one that waits for the sums of its first flow, and one that has those of all that
+    /// it may have under way.
+    fn flows_max(&self) -> usize {
+        2 * usize::from(self.config().flows)
+    }
+
+    /// The place in `flows` of one that may be under way.
+    fn place_of(&self, flow: FlowId) -> Result<usize, Reason> {
+        let at = flow.0.wrapping_sub(self.first.0);
+        match at as usize {
+            _ if at > u32::MAX / 2 => Err(Reason::Stale),
+            at if at >= self.flows_max() => Err(Reason::Ahead),
+            at => Ok(at),
+        }
+    }
+
+    fn flow(&mut self, id: FlowId) -> Result<&mut Flow, Reason> {
+        let at = self.place_of(id)?;
+        self.flows.get_mut(at).and_then(Option::as_mut).ok_or(Reason::Unannounced)
+    }
+
+    pub(super) fn take_block(&mut self, now: Instant, packet: &BlockPacket<'_>) -> Result<Verdict, Reason> {
+        let BlockPacket { preamble: Preamble { worker, .. }, header, payload } = *packet;
+        let at = self.place_of(header.flow)?;
+        let Self { job: ServerJob { config, .. }, flows, waiting, .. } = self;
+        let flow = flows.get_mut(at).and_then(Option::as_mut).ok_or(Reason::Unannounced)?;
+        if header.block >= flow.blocks || header.contributions != 1 {
+            return Err(Reason::OutOfRange);
+        }
+        let Start { collective, elements, .. } = flow.start;
+        if payload.len() != config.bytes_of_block(&collective, elements, header.block) {
+            return Err(Reason::ChunkLength);
+        }
+        let open = flow.sums.open();
+        let waiting = &waiting[usize::from(worker.0)];
+        let outcome = flow.take_block(now, worker, (header.block, header.round), payload, waiting);
+        let decided = open - flow.sums.open();
+        // A receiver looks at what came no sooner than that, but for its end.
+        let due = now + config.rate.period.min(config.quiet);
+        self.may_signal |= flow.is_finished(worker);
+        if outcome == Err(Reason::Duplicate) {
+            self.retransmitted += 1;
+        }
+        self.due = Some(self.due.map_or(due, |old| old.min(due)));
+        self.decided(at, decided);
+        outcome.map(|()| if decided > 0 { Verdict::Multicast } else { Verdict::Absorb })
+    }
+
+    /// Notes that so many blocks of a flow were decided.
+    fn decided(&mut self, at: usize, blocks: u32) {
+        let Some(flow) = self.flows[at].as_ref().filter(|_| blocks > 0) else { return };
+        self.completed += u64::from(blocks);
+        self.may_signal = true;
+        self.may_be_due = true;
+        for place in 0..flow.pulls.len() {
+            self.line_up(at, place);
+        }
+    }
+
+    /// Puts a pull that has blocks to send into its line, if it is not there.
+    fn line_up(&mut self, at: usize, place: usize) {
+        let Some(flow) = &self.flows[at] else { return };
+        let line = &mut self.sending[usize::from(flow.start.priority)];
+        let has_blocks = flow.pulls[place].as_ref().is_some_and(Sender::has_blocks);
+        if has_blocks && !line.contains(&(flow.id, place)) {
+            line.push_back((flow.id, place));
+        }
+    }
+
+    pub(super) fn take_signal(
+        &mut self,
+        now: Instant,
+        from: A,
+        packet: &SignalPacket<'_>,
+    ) -> Result<Verdict, Reason> {
+        let SignalPacket { preamble: Preamble { worker, .. }, flow: id, round, signal } = *packet;
+        let place = usize::from(worker.0);
+        self.addresses[place] = Some(from);
+        self.may_signal = true;
+        self.may_be_due = true;
+        if signal == Signal::Finish && self.place_of(id) == Err(Reason::Stale) {
+            return self.confirm(place, id);
+        }
+        if let Signal::Start(start) = signal {
+            return self.take_start(now, worker, id, &start);
+        }
+        let at = self.place_of(id)?;
+        let flow = self.flows.get_mut(at).and_then(Option::as_mut).ok_or(Reason::Unannounced)?;
+        let waiting = &mut self.waiting[place];
+        let push = || Reason::Unannounced;
+        let nothing = || Reason::Unexpected;
+        match signal {
+            Signal::Start(_) => unreachable!("it is taken above"),
+            Signal::Stop => {
+                flow.pushes[place].as_mut().ok_or_else(push)?.take_stop(now, round, waiting)?;
+                let open = flow.sums.open();
+                flow.close_what_is_decided(worker);
+                let decided = open - flow.sums.open();
+                self.decided(at, decided);
+            }
+            Signal::Confirm => {
+                flow.pushes[place].as_mut().ok_or_else(push)?.take_confirm(now, waiting)?;
+                self.forget_what_is_over();
+            }
+            Signal::Report(report) => {
+                flow.pulls[place].as_mut().ok_or_else(nothing)?.take_report(now, report, waiting)?;
+            }
+            Signal::Request { part, missing } => {
+                let pull = flow.pulls[place].as_mut().ok_or_else(nothing)?;
+                pull.take_request(now, round, part, missing, waiting)?;
+                self.line_up(at, place);
+            }
+            Signal::Finish => {
+                let pull = flow.pulls[place].as_mut().ok_or_else(nothing)?;
+                if flow.sums.open() > 0 {
+                    return Err(Reason::Unexpected);
+                }
+                pull.take_finish(now, waiting);
+                self.forget_what_is_over();
+                return self.confirm(place, id);
+            }
+        }
+        Ok(Verdict::Absorb)
+    }
+
+    /// The rendezvous of a worker's flow (§3.2.1).
+    fn take_start(
+        &mut self,
+        now: Instant,
+        worker: WorkerId,
+        id: FlowId,
+        start: &Start,
+    ) -> Result<Verdict, Reason> {
+        let at = self.place_of(id)?;
+        let config = *self.config();
+        if config.blocks(&start.collective, start.elements) > config.flow_blocks {
+            return Err(Reason::OutOfRange);
+        }
+        if start.has_blocks != start.collective.pattern.contributes(worker) {
+            return Err(Reason::Unexpected);
+        }
+        if self.flows.len() <= at {
+            self.flows.resize_with(at + 1, || None);
+        }
+        let flow = self.flows[at].get_or_insert_with(|| Flow::new(id, *start, (worker, now), &config));
+        let (first, since) = flow.first;
+        let rank = |worker: WorkerId| self.job.ranks[usize::from(worker.0)];
+        if let Some(unlike) = Unlike::of(&flow.start, start) {
+            self.end(Abortion::New(unlike.reason(rank(first), rank(worker))));
+            return Ok(Verdict::Multicast);
+        }
+        let place = usize::from(worker.0);
+        let is_new = flow.pushes[place].is_none();
+        let open = flow.sums.open();
+        flow.take_start(now, worker, start, config.receiver());
+        let decided = open - flow.sums.open();
+        if is_new {
+            self.lateness[place] += now.since(since);
+        }
+        self.decided(at, decided);
+        if is_new { Ok(Verdict::Absorb) } else { Err(Reason::Duplicate) }
+    }
+
+    fn confirm(&mut self, place: usize, flow: FlowId) -> Result<Verdict, Reason> {
+        if self.confirms.contains(&(place, flow)) {
+            return Err(Reason::Duplicate);
+        }
+        if self.confirms.len() >= self.flows_max() * self.addresses.len() {
+            return Err(Reason::OutboxFull);
+        }
+        self.confirms.push_back((place, flow));
+        Ok(Verdict::ReplyUnicast)
+    }
+
+    fn forget_what_is_over(&mut self) {
+        while self.flows.front().is_some_and(|flow| flow.as_ref().is_some_and(Flow::is_over)) {
+            self.flows.pop_front();
+            self.first = FlowId(self.first.0.wrapping_add(1));
+        }
+    }
+
+    pub(super) fn handle_timeout(&mut self, now: Instant) {
+        if self.due.is_none_or(|due| due > now) {
+            return;
+        }
+        for at in 0..self.flows.len() {
+            let Some(flow) = &mut self.flows[at] else { continue };
+            let open = flow.sums.open();
+            for place in 0..flow.pushes.len() {
+                if let Some(push) = &mut flow.pushes[place] {
+                    push.handle_timeout(now);
+                    flow.close_what_is_decided(WorkerId(place as u8));
+                }
+            }
+            let (decided, silent) = (open - flow.sums.open(), flow.silent());
+            self.decided(at, decided);
+            if let Some(place) = silent {
+                self.end(Abortion::New(AbortReason::Expelled(self.job.ranks[place])));
+                return;
+            }
+        }
+        self.may_signal = true;
+        self.may_be_due = true;
+    }
+
+    /// Finds out when something is due.
+    fn look_ahead(&mut self) {
+        let signals = self.flows.iter().flatten().filter_map(Flow::poll_timeout).min();
+        let blocks = self.sending.iter().flatten().filter_map(|(id, place)| {
+            let at = self.place_of(*id).ok()?;
+            let pull = self.flows.get(at)?.as_ref()?.pulls[*place].as_ref()?;
+            Some(pull.opens_at().max(self.link.opens_at()))
+        });
+        self.due = signals.into_iter().chain(blocks.min()).min();
+        self.may_be_due = false;
+    }
+
+    /// Not later than something is due.
+    pub(super) const fn poll_timeout(&self) -> Option<Instant> {
+        self.due
+    }
+
+    /// Writes the next train.
+    pub(super) fn write(&mut self, now: Instant, train: &mut [u8]) -> Option<Written> {
+        if let Abortion::New(reason) | Abortion::Known(reason) = self.abortion {
+            return self.write_abort(reason, train);
+        }
+        let written = self.write_confirm(train);
+        let written =
+            written.or_else(|| self.write_signal(now, train)).or_else(|| self.write_blocks(now, train));
+        // The last of a round may have been all that a stop waited for.
+        let written = written.or_else(|| self.write_signal(now, train));
+        match written {
+            Some(_) => self.may_be_due = true,
+            None if self.may_be_due => self.look_ahead(),
+            None => {}
+        }
+        written
+    }
+
+    /// Whom a train is for.
+    pub(super) fn transmit(&self, written: Written) -> Option<Transmit<'_, A>> {
+        let Written { place, bytes, segment_bytes } = written;
+        let to = self.addresses[place].as_ref().map(core::slice::from_ref)?;
+        Some(Transmit { to, bytes, segment_bytes })
+    }
+
+    fn preamble(&self, kind: Kind, place: usize) -> Preamble {
+        let JobConfig { id, generation, shard, .. } = *self.config();
+        Preamble { kind, job: id, generation, worker: WorkerId(place as u8), shard }
+    }
+
+    fn write_confirm(&mut self, train: &mut [u8]) -> Option<Written> {
+        let (place, flow) = self.confirms.pop_front()?;
+        let preamble = self.preamble(Kind::Signal, place);
+        let packet = SignalPacket { preamble, flow, round: 0, signal: Signal::Confirm };
+        Some(self.write_one(place, &packet, train))
+    }
+
+    fn write_one(&self, place: usize, packet: &SignalPacket<'_>, train: &mut [u8]) -> Written {
+        let bytes = packet.signal.packet_bytes();
+        packet.write(&mut train[..bytes], self.config().key);
+        Written { place, bytes, segment_bytes: bytes }
+    }
+
+    fn write_signal(&mut self, now: Instant, train: &mut [u8]) -> Option<Written> {
+        if !self.may_signal {
+            return None;
+        }
+        let JobConfig { id, generation, shard, key, .. } = *self.config();
+        for flow in self.flows.iter_mut().flatten() {
+            for (place, waiting) in self.waiting.iter().enumerate() {
+                let push = flow.pushes[place].as_mut();
+                let mut signal = push.and_then(|push| push.poll_signal(now, waiting));
+                if signal.is_none() {
+                    signal = flow.pulls[place].as_mut().and_then(|pull| pull.poll_signal(now, waiting));
+                }
+                let Some((round, signal)) = signal else { continue };
+                let worker = WorkerId(place as u8);
+                let preamble = Preamble { kind: Kind::Signal, job: id, generation, worker, shard };
+                let bytes = signal.packet_bytes();
+                SignalPacket { preamble, flow: flow.id, round, signal }.write(&mut train[..bytes], key);
+                return Some(Written { place, bytes, segment_bytes: bytes });
+            }
+        }
+        self.may_signal = false;
+        None
+    }
+
+    /// Writes sums of one flow to one worker, as far as its rate and the link let them leave.
+    fn write_blocks(&mut self, now: Instant, train: &mut [u8]) -> Option<Written> {
+        for priority in 0..self.sending.len() {
+            for _ in 0..self.sending[priority].len() {
+                let (id, place) = self.sending[priority].pop_front()?;
+                let run = self.write_pull(now, id, place, train);
+                if let Ok(at) = self.place_of(id)
+                    && self.flows.get(at).is_some_and(Option::is_some)
+                {
+                    self.line_up(at, place);
+                }
+                if let Some(transmit) = run.to(&[place]) {
+                    self.path = (self.path + 1) % self.config().paths;
+                    let Transmit { bytes, segment_bytes, .. } = transmit;
+                    return Some(Written { place, bytes, segment_bytes });
+                }
+            }
+        }
+        None
+    }
+
+    fn write_pull(&mut self, now: Instant, id: FlowId, place: usize, train: &mut [u8]) -> Run {
+        let preamble = self.preamble(Kind::Block, place);
+        let (config, path) = (*self.config(), self.path);
+        let mut run = Run::default();
+        let (link, is_known) = (self.link, self.addresses[place].is_some());
+        let mut link = link;
+        let Ok(Flow { start, sums, pulls, .. }) = self.flow(id) else { return run };
+        let Some(pull) = pulls[place].as_mut().filter(|_| is_known) else { return run };
+        while link.is_open(now, &config.rate) && pull.is_open(now) {
+            // Of many workers' gradients, and so all important (§3.2.1, loss bound setting).
+            let Some((block, important)) = pull.peek(|_| Some(true)) else { break };
+            let Some(contributions) = sums.contributions(block) else { break };
+            let bytes = match contributions {
+                0 => 0,
+                _ => config.bytes_of_block(&start.collective, start.elements, block),
+            };
+            let packet_bytes = block_packet_bytes(bytes);
+            if !run.takes(packet_bytes, train) {
+                break;
+            }
+            let tag = Tag { priority: start.priority, important, path };
+            let header = BlockHeader { flow: id, block, round: pull.round(), tag, contributions };
+            BlockPacket::write(run.packet(packet_bytes, train), config.key, &preamble, &header, |payload| {
+                sums.write(block, payload);
+            });
+            pull.sent(now);
+            link.sent(now, &config.rate, config.rate.line_rate_bps);
+        }
+        self.link = link;
+        self.may_signal = true;
+        run
+    }
+
+    fn write_abort(&mut self, reason: AbortReason, train: &mut [u8]) -> Option<Written> {
+        let known = |place: &u32| self.addresses.get(*place as usize).is_some_and(Option::is_some);
+        let pending = (0..u64::BITS).filter(|place| self.abort_pending >> place & 1 != 0);
+        let place = pending.into_iter().find(known)? as usize;
+        self.abort_pending &= !(1 << place);
+        let abort = Abort { preamble: self.preamble(Kind::Abort, place), reason }.to_bytes(self.config().key);
+        train[..abort.len()].copy_from_slice(&abort);
+        Some(Written { place, bytes: abort.len(), segment_bytes: abort.len() })
+    }
+
+    pub(super) fn abort(&mut self, reason: AbortReason) {
+        if self.abortion == Abortion::None {
+            self.end(Abortion::Known(reason));
+        }
+    }
+
+    fn end(&mut self, abortion: Abortion) {
+        self.abortion = abortion;
+        self.abort_pending = u64::MAX >> (64 - self.addresses.len());
+        self.flows.clear();
+        self.confirms.clear();
+        self.sending = Default::default();
+        self.due = None;
+    }
+
+    /// The reason, once, if the data path itself found that the job cannot go on.
+    pub(super) fn take_new_abort(&mut self) -> Option<AbortReason> {
+        let Abortion::New(reason) = self.abortion else { return None };
+        self.abortion = Abortion::Known(reason);
+        Some(reason)
+    }
+
+    pub(super) fn progress(&self) -> JobProgress {
+        let lacks = |place| self.flows.iter().flatten().map(|flow| flow.lacks(place)).sum();
+        JobProgress {
+            in_use: self.flows.iter().flatten().map(|flow| flow.sums.open()).sum(),
+            waiting_for: (0..self.addresses.len()).map(lacks).collect(),
+            lateness: self.lateness.clone(),
+            completed: self.completed,
+            retransmitted: self.retransmitted,
+            ..JobProgress::default()
+        }
+    }
+}

@@ -1,0 +1,242 @@
+//! What a server has of one flow: contributions side by side, who is in each sum, and the sums.
+//!
+//! A block's contributions are kept until it is decided who is in, and summed in the order of the workers: so a sum is the same bits
+//! however they came, and where nobody's is lost, the bits of SwitchML's native sums. Where some are lost, the sum of those that came is
+//! scaled by n/|in|, so that a mean is the mean of who is in (Appendix A).
+
+use alloc::boxed::Box;
+use alloc::vec;
+use alloc::vec::Vec;
+use fanin_wire::{Collective, Dtype, Op, Pattern, WireDtype, WorkerId};
+
+/// Words that a kernel sums are a multiple of this.
+const WORDS_MULTIPLE: usize = 32;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Block {
+    /// By place, each `words` long; none where nobody's has come.
+    Gathering(Option<Box<[u8]>>),
+    /// Decided: how many are in it.
+    Closed(u16),
+}
+
+#[derive(Debug)]
+pub(super) struct Sums {
+    collective: Collective,
+    workers: u16,
+    /// Of a full block, padded.
+    words: usize,
+    blocks: Vec<Block>,
+    /// Whose contributions are in, or will be.
+    inside: Vec<u64>,
+    /// The sums, block after block.
+    sums: Vec<i32>,
+    open: u32,
+    /// Buffers for other blocks.
+    spare: Vec<Box<[u8]>>,
+}
+
+impl Sums {
+    pub(super) fn new(collective: Collective, workers: u16, elements: u16, blocks: u32) -> Self {
+        let words = usize::from(elements).next_multiple_of(WORDS_MULTIPLE);
+        let blocks = blocks as usize;
+        Self {
+            collective,
+            workers,
+            words,
+            blocks: vec![Block::Gathering(None); blocks],
+            inside: vec![0; blocks],
+            sums: vec![0; blocks * words],
+            open: blocks as u32,
+            spare: Vec::new(),
+        }
+    }
+
+    /// Blocks of which is not decided yet who is in.
+    pub(super) const fn open(&self) -> u32 {
+        self.open
+    }
+
+    pub(super) fn is_closed(&self, block: u32) -> bool {
+        matches!(self.blocks[block as usize], Block::Closed(_))
+    }
+
+    /// Whose contributions are in.
+    pub(super) fn inside(&self, block: u32) -> u64 {
+        self.inside[block as usize]
+    }
+
+    /// Takes a worker's contribution to a block that is open and does not have it.
+    pub(super) fn contribute(&mut self, block: u32, worker: WorkerId, payload: &[u8]) {
+        let Block::Gathering(contributions) = &mut self.blocks[block as usize] else {
+            unreachable!("a closed block takes nothing")
+        };
+        let bytes = 4 * self.words;
+        let all = contributions.get_or_insert_with(|| {
+            let new = || vec![0; usize::from(self.workers) * bytes].into_boxed_slice();
+            self.spare.pop().unwrap_or_else(new)
+        });
+        let own = &mut all[usize::from(worker.0) * bytes..][..bytes];
+        let (values, padding) = own.split_at_mut(payload.len());
+        values.copy_from_slice(payload);
+        padding.fill(0);
+        self.inside[block as usize] |= worker.bit();
+    }
+
+    /// Decides that those are in who are, once and for all. Of `expected` contributions; a broadcast has one.
+    pub(super) fn close(&mut self, block: u32, expected: u16) {
+        let at = block as usize;
+        let inside = self.inside[at];
+        let count = inside.count_ones() as u16;
+        let Block::Gathering(contributions) = core::mem::replace(&mut self.blocks[at], Block::Closed(count))
+        else {
+            unreachable!("a block is closed once")
+        };
+        self.open -= 1;
+        let Some(mut contributions) = contributions else { return };
+        let bytes = 4 * self.words;
+        // Those who are in, in their order, side by side.
+        let mut end = 0;
+        for place in (0..usize::from(self.workers)).filter(|place| inside >> place & 1 != 0) {
+            if place * bytes != end {
+                contributions.copy_within(place * bytes..(place + 1) * bytes, end);
+            }
+            end += bytes;
+        }
+        let sum = &mut self.sums[at * self.words..][..self.words];
+        sum_up(&self.collective, &contributions[..end], u32::from(count), u32::from(expected), sum);
+        self.spare.push(contributions);
+    }
+
+    /// How many are in a closed block.
+    pub(super) fn contributions(&self, block: u32) -> Option<u16> {
+        match self.blocks[block as usize] {
+            Block::Closed(count) => Some(count),
+            Block::Gathering(_) => None,
+        }
+    }
+
+    /// Writes the sum of a closed block.
+    pub(super) fn write(&self, block: u32, payload: &mut [u8]) {
+        let sum = &self.sums[block as usize * self.words..];
+        let (whole, rest) = payload.split_at_mut(payload.len() / 4 * 4);
+        let (words, next) = sum.split_at(whole.len() / 4);
+        fanin_quant::write_le(words, whole);
+        if let Some(word) = next.first() {
+            rest.copy_from_slice(&word.to_le_bytes()[..rest.len()]);
+        }
+    }
+}
+
+/// The sum, or mean, of `count` contributions out of `expected`.
+fn sum_up(collective: &Collective, contributions: &[u8], count: u32, expected: u32, sum: &mut [i32]) {
+    let bytes = 4 * sum.len();
+    if let Pattern::Broadcast(_) = collective.pattern {
+        // Nothing is added to it, not even a NaN is made another.
+        return fanin_quant::store_le(sum, contributions);
+    }
+    let is_mean = collective.op == Op::Average;
+    let sum_of = match (collective.dtype, collective.wire_dtype) {
+        (Dtype::Float32, _) => fanin_quant::sum_f32,
+        (Dtype::Float16, _) => fanin_quant::sum_f16,
+        (Dtype::Bfloat16, _) => fanin_quant::sum_bf16,
+        (Dtype::Float64, _) => fanin_quant::sum_f64,
+        (dtype, _) => {
+            // Nothing of them may be lost.
+            assert_eq!(count, expected, "integers are all there");
+            let add = match dtype {
+                Dtype::Int32 => fanin_quant::add_le,
+                Dtype::Int64 => fanin_quant::add_i64_le,
+                _ => fanin_quant::add_i8_le,
+            };
+            for (number, contribution) in contributions.chunks_exact(bytes).enumerate() {
+                match number {
+                    0 => fanin_quant::store_le(sum, contribution),
+                    _ => add(sum, contribution),
+                }
+            }
+            match dtype {
+                // The workers divide: as with SwitchML, it travels as an int32.
+                _ if !is_mean || collective.wire_dtype == WireDtype::Int32 => {}
+                Dtype::Int64 => fanin_quant::mean_i64(sum, count),
+                Dtype::Uint8 => fanin_quant::mean_u8(sum, count),
+                _ => fanin_quant::mean_i8(sum, count),
+            }
+            return;
+        }
+    };
+    let is_scaled = !is_mean && count != expected;
+    sum_of(contributions, count, if is_mean || is_scaled { count } else { 1 }, sum);
+    if is_scaled {
+        // So many times the mean: the kernel of each type multiplies as it adds.
+        let mean: Vec<u8> = sum.iter().flat_map(|word| word.to_le_bytes()).collect();
+        sum_of(&mean.repeat(expected as usize), expected, 1, sum);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn collective(dtype: Dtype, op: Op) -> Collective {
+        let wire_dtype = WireDtype::Native.of_tensor(dtype, 1);
+        Collective { sequence: 0, dtype, op, pattern: Pattern::AllReduce, elements: 2, wire_dtype }
+    }
+
+    fn sum_of_floats(op: Op, came: &[(u8, [f32; 2])]) -> (u16, [f32; 2]) {
+        let mut sums = Sums::new(collective(Dtype::Float32, op), 4, 32, 1);
+        for (worker, values) in came {
+            sums.contribute(0, WorkerId(*worker), values.map(f32::to_le_bytes).as_flattened());
+        }
+        sums.close(0, 4);
+        let mut payload = [0; 8];
+        sums.write(0, &mut payload);
+        let value =
+            |at: usize| f32::from_bits(u32::from_le_bytes(payload[at..at + 4].try_into().expect("4 bytes")));
+        (sums.contributions(0).expect("closed"), [value(0), value(4)])
+    }
+
+    #[test]
+    fn a_mean_is_that_of_who_is_in_and_a_sum_is_as_many_times_that() {
+        let all = [(3, [1.0, 10.0]), (0, [2.0, 20.0]), (1, [3.0, 30.0]), (2, [6.0, 60.0])];
+        assert_eq!(sum_of_floats(Op::Sum, &all), (4, [12.0, 120.0]));
+        assert_eq!(sum_of_floats(Op::Average, &all), (4, [3.0, 30.0]));
+        assert_eq!(sum_of_floats(Op::Average, &all[..3]), (3, [2.0, 20.0]));
+        assert_eq!(sum_of_floats(Op::Sum, &all[..3]), (3, [8.0, 80.0]));
+    }
+
+    #[test]
+    fn what_nobody_brought_is_zero_and_says_so() {
+        assert_eq!(sum_of_floats(Op::Sum, &[]), (0, [0.0, 0.0]));
+    }
+
+    #[test]
+    fn the_order_in_which_they_came_leaves_no_trace() {
+        let values = [(0, [1e8, 0.1]), (1, [-1e8, 0.2]), (2, [1e-3, 0.3]), (3, [7.7, 0.4])];
+        let mut back = values;
+        back.reverse();
+        let bits = |came: &[_]| sum_of_floats(Op::Sum, came).1.map(f32::to_bits);
+        assert_eq!(bits(&values), bits(&back));
+    }
+
+    #[test]
+    fn bytes_that_are_no_words_are_summed_to_their_last() {
+        let mut sums = Sums::new(collective(Dtype::Int8, Op::Sum), 2, 32, 1);
+        sums.contribute(0, WorkerId(1), &[1, 2, 3, 4, 5]);
+        sums.contribute(0, WorkerId(0), &[10, 20, 30, 40, 50]);
+        sums.close(0, 2);
+        let mut payload = [0; 5];
+        sums.write(0, &mut payload);
+        assert_eq!(payload, [11, 22, 33, 44, 55]);
+    }
+
+    #[test]
+    fn buffers_are_used_again() {
+        let mut sums = Sums::new(collective(Dtype::Float32, Op::Sum), 2, 32, 3);
+        for block in 0..3 {
+            sums.contribute(block, WorkerId(1), &[0; 128]);
+            sums.close(block, 2);
+        }
+        assert_eq!((sums.spare.len(), sums.open()), (1, 0));
+    }
+}

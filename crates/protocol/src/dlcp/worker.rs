@@ -1,0 +1,533 @@
+//! The worker: cuts tensors into flows, pushes them to the server, and puts the sums that flow back in their place.
+//!
+//! Flow `f` is the same part of the same tensor on every worker, as all submit alike tensors in the same order. Its blocks are pushed from
+//! the tensor itself, and their sums replace them one by one: a sum is there only when it is decided who is in it, so nobody asks for what it
+//! replaced. The way back needs no rendezvous, as who pushes a flow waits for its sums.
+
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+use fanin_quant::{Exponent, Scale};
+use fanin_wire::{
+    AbortReason, BlockHeader, BlockPacket, CHUNK_ELEMENTS, FlowId, Generation, Kind, Operation, Preamble,
+    Signal, SignalPacket, Start, Tag, WireDtype, WorkerId, block_packet_bytes,
+};
+
+use super::clock::Clock;
+use super::config::{JobConfig, WorkerPlan};
+use super::flow::{Receiver, Sender, Waiting};
+use super::rate::Pacer;
+use super::tags;
+use crate::machine::{
+    Endpoint, Instant, Loss, Reason, Tensor, Transmit, Verdict, WorkerEvent, WorkerMachine, WorkerStatistics,
+};
+use crate::transport::{Run, Stream, WorkerCore};
+
+/// What nobody brought.
+static ZEROS: [u8; 4 * CHUNK_ELEMENTS[CHUNK_ELEMENTS.len() - 1]] = [0; _];
+
+/// One shard of one worker. `A` names the server, `T` holds a tensor's memory.
+#[derive(Debug)]
+pub struct Worker<A, T> {
+    core: WorkerCore<A, T>,
+    config: JobConfig,
+    worker: WorkerId,
+    clock: Clock,
+    /// Flows that are not complete, and complete ones behind one that is not.
+    flows: VecDeque<Flow>,
+    /// Number of the first of them.
+    first: FlowId,
+    /// Complete flows whose end the server has not confirmed.
+    finishing: VecDeque<(FlowId, Receiver)>,
+    /// Flows whose end is to be confirmed, at most as many as may be under way.
+    confirms: VecDeque<FlowId>,
+    waiting: Waiting,
+    /// The worker's own link.
+    link: Pacer,
+    path: u8,
+}
+
+/// A flow of a tensor, both ways.
+#[derive(Debug)]
+struct Flow {
+    /// The stream's chunk that is its first block.
+    first_chunk: u64,
+    blocks: u32,
+    start: Start,
+    /// What a block's mean magnitude must be above to be important.
+    median: f32,
+    /// `None` before it began.
+    push: Option<Sender>,
+    pull: Receiver,
+    /// Whether each of its blocks has its sum, or will not get one.
+    is_complete: bool,
+}
+
+impl<A: Copy, T: Tensor> Worker<A, T> {
+    /// A worker of an admitted job, which is `worker` to its server.
+    ///
+    /// # Panics
+    /// When the configuration was not checked, or the worker is not one of the job's: admission does that.
+    #[must_use]
+    pub fn new(config: JobConfig, worker: WorkerId, server: A) -> Self {
+        let config = config.check().expect("a job is checked at admission");
+        assert!(u16::from(worker.0) < config.workers, "place {} of {} workers", worker.0, config.workers);
+        let stream = Stream::new(usize::from(config.elements), Some(WireDtype::Native));
+        Self {
+            core: WorkerCore::new(stream, server, config.retransmission),
+            config,
+            worker,
+            clock: Clock::default(),
+            flows: VecDeque::new(),
+            first: FlowId(0),
+            finishing: VecDeque::new(),
+            confirms: VecDeque::new(),
+            waiting: Waiting::new(config.retransmission),
+            link: Pacer::default(),
+            path: 0,
+        }
+    }
+
+    const fn preamble(&self, kind: Kind) -> Preamble {
+        Preamble {
+            kind,
+            job: self.config.id,
+            generation: self.config.generation,
+            worker: self.worker,
+            shard: self.config.shard,
+        }
+    }
+
+    /// Cuts what was just submitted into flows.
+    fn cut(&mut self, begin: u64, mut elements: u32, priority: u8) {
+        let mut chunk = begin;
+        while chunk < self.core.stream.end() {
+            let Some(place) = self.core.stream.locate(chunk) else { unreachable!("it was just submitted") };
+            let collective = place.collective();
+            let of_flow = self.config.flow_blocks as usize * place.chunk_elements();
+            let of_flow = elements.min(u32::try_from(of_flow).unwrap_or(u32::MAX));
+            let blocks = self.config.blocks(&collective, of_flow);
+            let start = Start {
+                collective,
+                elements: of_flow,
+                bound: self.config.push_bound(&collective),
+                priority,
+                has_blocks: collective.pattern.contributes(self.worker),
+            };
+            let awaited = if collective.pattern.receives(self.worker) { blocks } else { 0 };
+            let bound = self.config.pull_bound(&collective);
+            self.flows.push_back(Flow {
+                first_chunk: chunk,
+                blocks,
+                start,
+                median: 0.0,
+                push: None,
+                pull: Receiver::new(awaited, bound, self.config.receiver()),
+                is_complete: false,
+            });
+            elements -= of_flow;
+            chunk += u64::from(blocks);
+        }
+    }
+
+    /// Begins the flows that may be under way.
+    fn begin(&mut self) {
+        let Self { core, config, flows, first, .. } = self;
+        for (number, flow) in flows.iter_mut().take(config.flows.into()).enumerate() {
+            if flow.push.is_some() {
+                continue;
+            }
+            flow.push = Some(Sender::announcing(flow.start, flow.blocks, config.rate));
+            let may_be_dropped = flow.start.bound.of_blocks(flow.blocks) > 0;
+            if let Some(mut place) = core.stream.locate(flow.first_chunk).filter(|_| may_be_dropped) {
+                let begin = place.range().start;
+                let seed = u64::from(first.0) + number as u64;
+                let range = begin..begin + flow.start.elements as usize;
+                flow.median = tags::median_magnitude(&place.elements(), range, seed);
+            }
+        }
+    }
+
+    fn receive(&mut self, now: Instant, packet: &[u8]) -> Result<Verdict, Reason> {
+        let preamble = Preamble::parse(packet)?;
+        self.core.check(&self.preamble(Kind::Block), self.config.key, &preamble, packet)?;
+        if preamble.worker != self.worker && preamble.worker != WorkerId::ALL {
+            return Err(Reason::OutOfRange);
+        }
+        match preamble.kind {
+            Kind::Block => self.take_block(now, &BlockPacket::parse(preamble, packet)?),
+            Kind::Signal => self.take_signal(now, &SignalPacket::parse(preamble, packet)?),
+            Kind::Abort => {
+                self.core.abort(preamble, packet)?;
+                Ok(Verdict::Absorb)
+            }
+            Kind::Update | Kind::Result | Kind::Restore | Kind::Gradient | Kind::Query => {
+                Err(Reason::Unexpected)
+            }
+        }
+    }
+
+    /// The place in `flows` of one that has begun.
+    fn place_of(&self, flow: FlowId) -> Result<usize, Reason> {
+        let at = flow.0.wrapping_sub(self.first.0);
+        if at > u32::MAX / 2 {
+            return Err(Reason::Stale);
+        }
+        let has_begun = self.flows.get(at as usize).is_some_and(|flow| flow.push.is_some());
+        if has_begun { Ok(at as usize) } else { Err(Reason::Ahead) }
+    }
+
+    /// A sum, in its place.
+    fn take_block(&mut self, now: Instant, packet: &BlockPacket<'_>) -> Result<Verdict, Reason> {
+        let BlockPacket { header, payload, .. } = packet;
+        let place = self.place_of(header.flow)?;
+        let flow = &mut self.flows[place];
+        let Start { collective, elements, .. } = flow.start;
+        let workers = self.config.workers;
+        let bytes = match header.contributions {
+            0 => 0,
+            _ => self.config.bytes_of_block(&collective, elements, header.block),
+        };
+        if header.block >= flow.blocks || header.contributions > workers {
+            return Err(Reason::OutOfRange);
+        }
+        if payload.len() != bytes {
+            return Err(Reason::ChunkLength);
+        }
+        if flow.is_complete {
+            return Err(Reason::Stale);
+        }
+        flow.pull.take_block(now, header.block, header.round, &self.waiting)?;
+        let is_last = flow.pull.lacks() == 0;
+        let chunk = flow.first_chunk + u64::from(header.block);
+        let mut part = self.core.stream.locate(chunk).ok_or(Reason::Unexpected)?;
+        let expected = collective.pattern.contributions(workers);
+        *part.loss() += Loss {
+            contributions: expected.into(),
+            lost: expected.saturating_sub(header.contributions).into(),
+            unsummed: (header.contributions == 0).into(),
+            kept: 0,
+            rounds: if is_last { flow.pull.round().into() } else { 0 },
+        };
+        let range = part.range();
+        let zeros = &ZEROS[..range.len() * JobConfig::element_bytes(&collective)];
+        let sum = if header.contributions == 0 { zeros } else { payload };
+        if collective.wire_dtype == WireDtype::Native {
+            part.elements().copy_from(range, sum);
+        } else {
+            let (scale, op) = (Scale::new(Exponent::ZERO, workers.into()), collective.op);
+            part.elements().dequantize(range, sum, &scale, workers.into(), op);
+        }
+        let finished = part.finish_chunk(now);
+        self.core.finished(finished);
+        self.complete(now, place);
+        Ok(Verdict::Absorb)
+    }
+
+    fn take_signal(&mut self, now: Instant, packet: &SignalPacket<'_>) -> Result<Verdict, Reason> {
+        let SignalPacket { flow, round, signal, .. } = *packet;
+        // The end of what is complete here.
+        if let Signal::Confirm | Signal::Stop = signal
+            && let Some(at) = self.finishing.iter().position(|(other, _)| *other == flow)
+        {
+            let (_, pull) = &mut self.finishing[at];
+            if signal == Signal::Confirm {
+                pull.take_confirm(now, &mut self.waiting)?;
+                self.finishing.remove(at);
+            } else {
+                pull.take_stop(now, round, &mut self.waiting)?;
+            }
+            return Ok(Verdict::Absorb);
+        }
+        if signal == Signal::Finish && self.place_of(flow) == Err(Reason::Stale) {
+            // It is over here, so that its sender is not needed any more.
+            return self.confirm(flow);
+        }
+        let place = self.place_of(flow)?;
+        let Flow { push: Some(push), pull, .. } = &mut self.flows[place] else { return Err(Reason::Ahead) };
+        match signal {
+            Signal::Report(report) => push.take_report(now, report, &mut self.waiting)?,
+            Signal::Request { part, missing } => {
+                push.take_request(now, round, part, missing, &mut self.waiting)?;
+            }
+            Signal::Finish => {
+                push.take_finish(now, &mut self.waiting);
+                self.complete(now, place);
+                return self.confirm(flow);
+            }
+            Signal::Stop => {
+                pull.take_stop(now, round, &mut self.waiting)?;
+                self.complete(now, place);
+            }
+            Signal::Confirm => pull.take_confirm(now, &mut self.waiting)?,
+            Signal::Start(_) => return Err(Reason::Unexpected),
+        }
+        Ok(Verdict::Absorb)
+    }
+
+    fn confirm(&mut self, flow: FlowId) -> Result<Verdict, Reason> {
+        if self.confirms.contains(&flow) {
+            return Err(Reason::Duplicate);
+        }
+        if self.confirms.len() >= 2 * usize::from(self.config.flows) {
+            return Err(Reason::OutboxFull);
+        }
+        self.confirms.push_back(flow);
+        Ok(Verdict::Absorb)
+    }
+
+    /// Ends a flow whose sums are there, as far as its bound asks for them, and begins others in its place.
+    fn complete(&mut self, now: Instant, place: usize) {
+        let flow = &mut self.flows[place];
+        let receives = flow.start.collective.pattern.receives(self.worker);
+        let is_pushed = flow.push.as_ref().is_some_and(Sender::is_finished);
+        if flow.is_complete || !flow.pull.is_finished() || !receives && !is_pushed {
+            return;
+        }
+        flow.is_complete = true;
+        let mut rounds = u32::from(flow.pull.round());
+        for block in (0..flow.blocks).filter(|block| !receives || !flow.pull.has(*block)) {
+            let Some(mut part) = self.core.stream.locate(flow.first_chunk + u64::from(block)) else { break };
+            if receives {
+                // The own gradient stays (Appendix A).
+                let contributions = self.config.workers.into();
+                let rounds = core::mem::take(&mut rounds);
+                *part.loss() += Loss { contributions, kept: 1, rounds, ..Loss::default() };
+            }
+            let finished = part.finish_chunk(now);
+            self.core.finished(finished);
+        }
+        while self.flows.front().is_some_and(|flow| flow.is_complete) {
+            let Some(flow) = self.flows.pop_front() else { break };
+            if self.receives(&flow) && !flow.pull.is_confirmed() {
+                self.finishing.push_back((self.first, flow.pull));
+            }
+            self.first = FlowId(self.first.0.wrapping_add(1));
+        }
+        self.begin();
+    }
+
+    fn receives(&self, flow: &Flow) -> bool {
+        flow.start.collective.pattern.receives(self.worker)
+    }
+
+    /// Writes the next signal that is due.
+    fn write_signal(&mut self, now: Instant, train: &mut [u8]) -> Option<usize> {
+        let preamble = self.preamble(Kind::Signal);
+        let (key, worker, waiting) = (self.config.key, self.worker, &self.waiting);
+        let write = |flow, (round, signal): (u16, Signal<'_>), train: &mut [u8]| {
+            let packet = SignalPacket { preamble, flow, round, signal };
+            let bytes = signal.packet_bytes();
+            packet.write(&mut train[..bytes], key);
+            bytes
+        };
+        if let Some(flow) = self.confirms.pop_front() {
+            return Some(write(flow, (0, Signal::Confirm), train));
+        }
+        for (number, flow) in self.flows.iter_mut().enumerate() {
+            let Some(push) = &mut flow.push else { break };
+            let id = FlowId(self.first.0.wrapping_add(number as u32));
+            if !flow.is_complete
+                && let Some(signal) = push.poll_signal(now, waiting)
+            {
+                return Some(write(id, signal, train));
+            }
+            if flow.start.collective.pattern.receives(worker)
+                && let Some(signal) = flow.pull.poll_signal(now, waiting)
+            {
+                return Some(write(id, signal, train));
+            }
+        }
+        for (id, pull) in &mut self.finishing {
+            if let Some(signal) = pull.poll_signal(now, waiting) {
+                return Some(write(*id, signal, train));
+            }
+        }
+        None
+    }
+
+    /// Writes blocks of one flow, all to be treated alike, as far as its rate and the link let them leave.
+    fn write_blocks(&mut self, now: Instant, train: &mut [u8]) -> Run {
+        let preamble = self.preamble(Kind::Block);
+        let Self { core, config, worker, flows, first, link, path, .. } = self;
+        let mut run = Run::default();
+        // Front layers first; of one priority, in the order of submission.
+        let mut order: Vec<_> = (0..flows.len()).filter(|at| flows[*at].has_blocks()).collect();
+        order.sort_by_key(|at| flows[*at].start.priority);
+        for at in order {
+            let id = FlowId(first.0.wrapping_add(at as u32));
+            let Flow { first_chunk, blocks, start, median, push: Some(push), pull, .. } = &mut flows[at]
+            else {
+                continue;
+            };
+            let may_be_dropped = start.bound.of_blocks(*blocks) > 0;
+            let receives = start.collective.pattern.receives(*worker);
+            let mut treatment = None;
+            while link.is_open(now, &config.rate) && push.is_open(now) {
+                let next = push.peek(|block| {
+                    // What has its sum is not needed any more.
+                    let is_needed = !receives || !pull.has(block);
+                    let mut part =
+                        core.stream.locate(*first_chunk + u64::from(block)).filter(|_| is_needed)?;
+                    let range = part.range();
+                    Some(!may_be_dropped || tags::mean_magnitude(&part.elements(), range) > *median)
+                });
+                let Some((block, important)) = next else { break };
+                let tag = Tag { priority: start.priority, important, path: *path };
+                let bytes = config.bytes_of_block(&start.collective, start.elements, block);
+                let packet_bytes = block_packet_bytes(bytes);
+                if treatment.is_some_and(|of_train| of_train != tag) || !run.takes(packet_bytes, train) {
+                    break;
+                }
+                treatment = Some(tag);
+                let Some(mut part) = core.stream.locate(*first_chunk + u64::from(block)) else { break };
+                part.sent(now);
+                let header = BlockHeader { flow: id, block, round: push.round(), tag, contributions: 1 };
+                let range = part.range();
+                BlockPacket::write(
+                    run.packet(packet_bytes, train),
+                    config.key,
+                    &preamble,
+                    &header,
+                    |payload| match start.collective.wire_dtype {
+                        WireDtype::Native => part.elements().copy_to(range, payload),
+                        _ => part.elements().quantize(range, &Scale::new(Exponent::ZERO, 1), payload),
+                    },
+                );
+                core.statistics.packets_sent += 1;
+                core.statistics.retransmissions += u64::from(push.round() > 0);
+                push.sent(now);
+                link.sent(now, &config.rate, config.rate.line_rate_bps);
+            }
+            if !run.is_empty() {
+                // The next train takes the next path: blocks may overtake each other (§3.2.3).
+                *path = (*path + 1) % config.paths;
+                break;
+            }
+        }
+        run
+    }
+}
+
+impl Flow {
+    /// Whether it has blocks to push.
+    fn has_blocks(&self) -> bool {
+        !self.is_complete && self.push.as_ref().is_some_and(Sender::has_blocks)
+    }
+}
+
+impl<A: Copy, T: Tensor> Endpoint for Worker<A, T> {
+    type Address = A;
+    type Event = WorkerEvent<T>;
+
+    fn handle_packet(&mut self, now: Instant, _from: A, packet: &[u8]) -> Verdict {
+        let now = self.clock.read(now);
+        let outcome = self.receive(now, packet);
+        self.core.count(outcome)
+    }
+
+    fn handle_timeout(&mut self, now: Instant) {
+        let now = self.clock.read(now);
+        // From the last: flows that are complete leave the front.
+        for place in (0..self.flows.len()).rev() {
+            if self.flows[place].push.is_some() {
+                self.flows[place].pull.handle_timeout(now);
+                self.complete(now, place);
+            }
+        }
+    }
+
+    fn poll_transmit(&mut self, now: Instant, train: &mut [u8]) -> Option<Transmit<'_, A>> {
+        let now = self.clock.read(now);
+        if !self.core.is_running() {
+            return None;
+        }
+        if let Some(bytes) = self.write_signal(now, train) {
+            self.core.statistics.packets_sent += 1;
+            return Some(Transmit { to: self.core.peer(), bytes, segment_bytes: bytes });
+        }
+        let run = self.write_blocks(now, train);
+        if run.is_empty() {
+            // The last of a round may have been what nobody needs any more: then its stop is due.
+            let bytes = self.write_signal(now, train)?;
+            return Some(Transmit { to: self.core.peer(), bytes, segment_bytes: bytes });
+        }
+        run.to(self.core.peer())
+    }
+
+    fn poll_event(&mut self) -> Option<WorkerEvent<T>> {
+        self.core.poll_event()
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        if !self.core.is_running() {
+            return None;
+        }
+        let flows = self.flows.iter().filter_map(|flow| {
+            let push = flow.push.as_ref()?;
+            let pull = if self.receives(flow) { flow.pull.poll_timeout() } else { None };
+            let blocks = flow.has_blocks().then(|| push.opens_at().max(self.link.opens_at()));
+            let signals = if flow.is_complete { None } else { push.poll_timeout() };
+            [pull, blocks, signals].into_iter().flatten().min()
+        });
+        let finishing = self.finishing.iter().filter_map(|(_, pull)| pull.poll_timeout());
+        flows.chain(finishing).min().map(|due| self.clock.due(due))
+    }
+}
+
+impl<A: Copy, T: Tensor> WorkerMachine for Worker<A, T> {
+    type Tensor = T;
+    type Plan = WorkerPlan<A>;
+    type Memory = ();
+
+    fn submit(&mut self, tensor: T, operation: impl Into<Operation>) {
+        let begin = self.core.stream.end();
+        let mut tensor = tensor;
+        let (elements, priority) = (tensor.elements().count() as u32, tags::priority(tensor.layer()));
+        self.core.submit(tensor, operation.into());
+        self.cut(begin, elements, priority);
+        if self.core.is_running() {
+            self.begin();
+        }
+    }
+
+    fn suspend(&mut self) {
+        self.core.suspend();
+    }
+
+    /// Flows that have begun are lost with the server's memory: sums that replaced what they were made of cannot be made again. A worker that
+    /// has such ends; others go on with what has not begun.
+    fn resume(&mut self, _now: Instant, plan: WorkerPlan<A>) {
+        if !self.core.resume(plan.server) {
+            return;
+        }
+        let JobConfig { id, key, generation, shard, .. } = plan.config;
+        self.config = JobConfig { id, key, generation, shard, ..self.config };
+        self.worker = plan.place;
+        if self.flows.iter().any(|flow| flow.push.is_some()) {
+            self.core.end(AbortReason::SwitchStopped);
+            return;
+        }
+        self.first = FlowId(0);
+        self.finishing.clear();
+        self.confirms.clear();
+        self.waiting = Waiting::new(self.config.retransmission);
+        self.begin();
+    }
+
+    fn abandon(&mut self) -> impl Iterator<Item = T> {
+        self.flows.clear();
+        self.core.abandon()
+    }
+
+    fn generation(&self) -> Generation {
+        self.config.generation
+    }
+
+    fn outstanding(&self) -> usize {
+        self.core.stream.outstanding()
+    }
+
+    fn statistics(&self) -> WorkerStatistics {
+        WorkerStatistics { smoothed_rtt: self.waiting.smoothed(), ..self.core.statistics() }
+    }
+}

@@ -1,0 +1,156 @@
+//! What is played: a job, its tensors, and how bad the network is.
+
+use std::time::Duration;
+
+use fanin_protocol::RetransmissionConfig;
+use fanin_protocol::dlcp::{JobConfig, RateConfig};
+use fanin_wire::{Dtype, Generation, JobId, Key, LossBound, Op, ShardId};
+
+/// Words of a block.
+pub const ELEMENTS: usize = 32;
+pub const KEY: Key = Key(77);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    None,
+    /// One worker dies at some time.
+    Death,
+    /// The last worker has another bound.
+    OtherBound,
+    /// Each machine's clock jumps once.
+    Clock {
+        jump_ns: i64,
+    },
+}
+
+#[derive(Clone, Debug)]
+pub struct Case {
+    pub seed: u64,
+    pub workers: usize,
+    pub tensors: Vec<(usize, Op)>,
+    pub dtype: Dtype,
+    pub bound: LossBound,
+    pub pull_bound: LossBound,
+    pub flow_blocks: u32,
+    pub flows: u16,
+    pub paths: u8,
+    /// Of a thousand packets.
+    pub data_loss: u64,
+    pub signal_loss: u64,
+    pub doubled: u64,
+    /// Whether all blocks are dropped that may be.
+    pub drops_unimportant: bool,
+    /// Each packet is under way for 5 us, and up to as many more.
+    pub jitter_us: u64,
+    /// Workers begin within so long.
+    pub late_us: u64,
+    pub fault: Fault,
+}
+
+/// Numbers by chance: SplitMix64.
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let x = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        x ^ (x >> 31)
+    }
+
+    pub fn below(&mut self, end: u64) -> u64 {
+        self.next() % end
+    }
+
+    pub fn one_of<T: Copy>(&mut self, choices: &[T]) -> T {
+        choices[self.below(choices.len() as u64) as usize]
+    }
+}
+
+impl Case {
+    /// Four workers, two tensors, and nothing in the way.
+    pub fn plain() -> Self {
+        Self {
+            seed: 1,
+            workers: 4,
+            tensors: vec![(3000, Op::Sum), (1500, Op::Average)],
+            dtype: Dtype::Float32,
+            bound: LossBound::RELIABLE,
+            pull_bound: LossBound::RELIABLE,
+            flow_blocks: 50,
+            flows: 4,
+            paths: 1,
+            data_loss: 0,
+            signal_loss: 0,
+            doubled: 0,
+            drops_unimportant: false,
+            jitter_us: 0,
+            late_us: 0,
+            fault: Fault::None,
+        }
+    }
+
+    pub fn from_seed(seed: u64) -> Self {
+        let mut random = Random(seed);
+        let bound = |random: &mut Random| {
+            LossBound::from_millionths(random.one_of(&[0, 0, 10_000, 100_000, 300_000, 600_000]))
+                .expect("below one")
+        };
+        let op = |random: &mut Random| random.one_of(&[Op::Sum, Op::Average]);
+        let tensors =
+            (0..1 + random.below(4)).map(|_| (random.below(3000) as usize, op(&mut random))).collect();
+        let (push, pull) = (bound(&mut random), bound(&mut random));
+        let floats = [Dtype::Float32, Dtype::Float64, Dtype::Bfloat16];
+        let dtype = match random.below(5) {
+            0 => random.one_of(&[Dtype::Int32, Dtype::Int64, Dtype::Int8]),
+            _ => random.one_of(&floats),
+        };
+        // The digits of a bfloat16 tell the sums of three apart.
+        let most = if dtype == Dtype::Bfloat16 { 3 } else { 5 };
+        Self {
+            seed,
+            workers: 1 + random.below(most) as usize,
+            tensors,
+            dtype,
+            bound: push,
+            pull_bound: if random.below(5) == 0 { pull } else { LossBound::RELIABLE },
+            flow_blocks: random.one_of(&[1, 7, 64, 200]),
+            flows: random.one_of(&[1, 2, 5]),
+            paths: random.one_of(&[1, 3]),
+            data_loss: random.one_of(&[0, 5, 50, 300]),
+            signal_loss: random.one_of(&[0, 5, 50, 300]),
+            doubled: random.one_of(&[0, 50, 300]),
+            drops_unimportant: random.below(8) == 0,
+            jitter_us: random.one_of(&[0, 20, 500]),
+            late_us: random.one_of(&[0, 100, 5000]),
+            fault: match random.below(8) {
+                0 => Fault::Clock {
+                    jump_ns: random.one_of(&[3_600_000_000_000, -3_600_000_000_000, -200_000]),
+                },
+                _ => Fault::None,
+            },
+        }
+    }
+
+    pub fn config(&self) -> JobConfig {
+        JobConfig {
+            id: JobId(3),
+            key: KEY,
+            generation: Generation(0),
+            workers: self.workers as u16,
+            shard: ShardId(0),
+            elements: ELEMENTS as u16,
+            push_bound: self.bound,
+            pull_bound: self.pull_bound,
+            flow_blocks: self.flow_blocks,
+            flows: self.flows,
+            rate: RateConfig::of_link(1_000_000_000, 200),
+            quiet: Duration::from_micros(100),
+            retransmission: RetransmissionConfig {
+                floor: Duration::from_millis(1),
+                ceiling: Duration::from_millis(50),
+            },
+            paths: self.paths,
+        }
+    }
+}

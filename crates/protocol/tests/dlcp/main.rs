@@ -1,0 +1,139 @@
+//! Workers and a server of DLCP joined by a bad network: all ranks get the same bits, and no bound is broken.
+//!
+//! A case is made from one number, which a failure prints; `FANIN_SEED=n` plays that one alone.
+
+mod case;
+mod numbers;
+mod packets;
+mod reliable;
+mod world;
+
+use std::time::Duration;
+
+use case::{Case, Fault};
+use fanin_wire::{AbortReason, LossBound, Op, Rank};
+use world::World;
+
+/// Seeds that each run plays.
+const SEEDS: u64 = 4000;
+
+fn play(case: Case) -> World {
+    let mut world = World::new(case);
+    world.run();
+    world.check();
+    world
+}
+
+fn percent(percent: u32) -> LossBound {
+    LossBound::from_millionths(percent * 10_000).expect("below one")
+}
+
+#[test]
+fn every_seed_keeps_every_rule() {
+    if let Ok(seed) = std::env::var("FANIN_SEED") {
+        play(Case::from_seed(seed.parse().expect("FANIN_SEED is a number")));
+        return;
+    }
+    let (mut lost, mut requested, mut kept, mut unsummed) = (0, 0, 0, 0);
+    for seed in 0..SEEDS {
+        let world = std::panic::catch_unwind(|| play(Case::from_seed(seed)));
+        let world = world.unwrap_or_else(|_| panic!("replay with FANIN_SEED={seed}"));
+        let loss = world.loss();
+        lost += usize::from(loss.lost > 0);
+        requested += usize::from(loss.rounds > 0);
+        kept += usize::from(loss.kept > 0);
+        unsummed += usize::from(loss.unsummed > 0);
+    }
+    // Seeds that lose nothing would keep every rule.
+    assert!(
+        lost > 500 && requested > 1000 && kept > 20 && unsummed > 5,
+        "{lost} {requested} {kept} {unsummed}"
+    );
+}
+
+#[test]
+fn without_loss_nothing_is_sent_twice_and_nothing_is_missing() {
+    let world = play(Case { bound: percent(10), ..Case::plain() });
+    let loss = world.loss();
+    assert_eq!((loss.lost, loss.unsummed, loss.kept, loss.rounds), (0, 0, 0, 0));
+    assert_eq!(world.retransmissions(), 0);
+    assert!(loss.contributions > 0);
+}
+
+#[test]
+fn a_bound_spares_most_retransmissions() {
+    let lossy =
+        Case { data_loss: 20, tensors: vec![(20_000, Op::Average); 4], flow_blocks: 256, ..Case::plain() };
+    let reliable = play(lossy.clone());
+    let bounded = play(Case { bound: percent(10), ..lossy });
+    assert_eq!(reliable.loss().lost, 0);
+    assert!(bounded.loss().lost > 50, "{:?}", bounded.loss());
+    // What comes back is reliable in both.
+    assert!(
+        bounded.pushed_again() * 4 < reliable.pushed_again(),
+        "{} {}",
+        bounded.pushed_again(),
+        reliable.pushed_again()
+    );
+}
+
+#[test]
+fn where_every_packet_that_may_be_dropped_is_the_bound_holds() {
+    for seed in 0..50 {
+        let case = Case { seed, bound: percent(10), drops_unimportant: true, ..Case::plain() };
+        let loss = play(case).loss();
+        assert!(loss.lost > 0, "{loss:?}");
+    }
+}
+
+#[test]
+fn a_worker_that_dies_midway_is_named_and_the_others_are_told() {
+    let mut midway = 0;
+    for seed in 0..60 {
+        let mut world = World::new(Case { seed, data_loss: 100, fault: Fault::Death, ..Case::plain() });
+        world.run();
+        let dead = world.dead().expect("one dies");
+        match world.aborted() {
+            Some(reason) => {
+                assert_eq!(reason, AbortReason::Expelled(Rank(dead)));
+                midway += 1;
+            }
+            // It died between two flows, or had nothing more to say: then the server waits for it, and says for whom.
+            None => assert!(world.waits_for_nobody_but(dead), "seed {seed}"),
+        }
+    }
+    assert!(midway > 20, "{midway}");
+}
+
+#[test]
+fn ranks_with_different_bounds_are_refused_by_name() {
+    let case = Case { fault: Fault::OtherBound, bound: percent(5), ..Case::plain() };
+    let mut world = World::new(case);
+    world.run();
+    let AbortReason::LossBounds { first, second } = world.aborted().expect("refused") else {
+        panic!("{:?}", world.aborted())
+    };
+    let last = Rank(Case::plain().workers as u16 - 1);
+    assert!(first.0 == last || second.0 == last, "{first:?} {second:?}");
+    assert_ne!(first.1, second.1);
+    assert!(world.workers_were_told());
+}
+
+#[test]
+fn a_clock_that_jumps_stops_nobody() {
+    for (seed, jump_ns) in [(1, 86_400_000_000_000), (2, -3_000_000), (3, -86_400_000_000_000)] {
+        let case =
+            Case { seed, data_loss: 100, signal_loss: 50, fault: Fault::Clock { jump_ns }, ..Case::plain() };
+        let world = play(case);
+        assert!(world.now() < Duration::from_secs(20), "{:?}", world.now());
+    }
+}
+
+#[test]
+fn blocks_take_all_paths_and_signals_one() {
+    let world = play(Case { paths: 4, tensors: vec![(20_000, Op::Sum); 3], ..Case::plain() });
+    let by_path = world.blocks_by_path();
+    let most = by_path.iter().max().expect("paths");
+    assert_eq!(by_path.len(), 4);
+    assert!(by_path.iter().all(|count| count * 2 > *most), "{by_path:?}");
+}

@@ -1,0 +1,303 @@
+//! Packets that are not what they should be: dropped with their reason, counted, and without effect.
+
+use fanin_protocol::dlcp::{ConfigError, JobConfig, Server, ServerJob, Worker};
+use fanin_protocol::{Endpoint, Instant, Layer, Reason, Summer, Verdict, WorkerEvent, WorkerMachine};
+use fanin_wire::{
+    AbortReason, BlockHeader, BlockPacket, Collective, Dtype, FlowId, Generation, JobId, Key, Kind,
+    LossBound, Op, Pattern, Preamble, Rank, ShardId, Signal, SignalPacket, Start, Tag, WireDtype, WorkerId,
+    block_packet_bytes,
+};
+
+use crate::case::{Case, KEY};
+use crate::numbers::{Numbered, Values};
+
+/// Two workers, and flows of two blocks of 32 elements.
+fn config() -> JobConfig {
+    Case { workers: 2, flow_blocks: 2, flows: 2, bound: crate::percent(50), ..Case::plain() }.config()
+}
+
+fn server() -> Server<u16> {
+    let mut server = Server::new(ShardId(0));
+    server.add_job(ServerJob::from(config())).expect("within its limits");
+    server
+}
+
+fn preamble(kind: Kind, worker: u8) -> Preamble {
+    Preamble { kind, job: JobId(3), generation: Generation(0), worker: WorkerId(worker), shard: ShardId(0) }
+}
+
+fn collective(elements: u32) -> Collective {
+    Collective {
+        sequence: 0,
+        dtype: Dtype::Float32,
+        op: Op::Sum,
+        pattern: Pattern::AllReduce,
+        elements,
+        wire_dtype: WireDtype::Native,
+    }
+}
+
+fn start(elements: u32) -> Start {
+    Start {
+        collective: collective(elements),
+        elements,
+        bound: crate::percent(50),
+        priority: 1,
+        has_blocks: true,
+    }
+}
+
+fn signal(worker: u8, flow: u32, round: u16, signal: Signal<'_>) -> Vec<u8> {
+    let packet = SignalPacket { preamble: preamble(Kind::Signal, worker), flow: FlowId(flow), round, signal };
+    let mut bytes = vec![0; signal.packet_bytes()];
+    packet.write(&mut bytes, KEY);
+    bytes
+}
+
+fn block(worker: u8, flow: u32, block: u32, elements: usize) -> Vec<u8> {
+    let tag = Tag { priority: 1, important: false, path: 0 };
+    let header = BlockHeader { flow: FlowId(flow), block, round: 0, tag, contributions: 1 };
+    let mut bytes = vec![0; block_packet_bytes(4 * elements)];
+    BlockPacket::write(&mut bytes, KEY, &preamble(Kind::Block, worker), &header, |payload| payload.fill(0));
+    bytes
+}
+
+/// Hands packets over in turn, and sees what comes of each.
+fn take(server: &mut Server<u16>, packets: &[(Vec<u8>, Verdict)]) {
+    for (number, (packet, verdict)) in packets.iter().enumerate() {
+        assert_eq!(server.handle_packet(Instant(0), 9, packet), *verdict, "packet {number}");
+    }
+}
+
+/// The packets that it answers with.
+fn answers(server: &mut Server<u16>) -> Vec<Vec<u8>> {
+    let mut train = vec![0; 65536];
+    let mut packets = vec![];
+    while let Some(sent) = server.poll_transmit(Instant(0), &mut train) {
+        let (bytes, segment_bytes) = (sent.bytes, sent.segment_bytes);
+        packets.extend(train[..bytes].chunks(segment_bytes).map(<[u8]>::to_vec));
+    }
+    packets
+}
+
+const fn dropped(reason: Reason) -> Verdict {
+    Verdict::Drop(reason)
+}
+
+#[test]
+fn what_comes_before_its_rendezvous_is_dropped_and_counted() {
+    let mut server = server();
+    take(
+        &mut server,
+        &[
+            (block(0, 0, 0, 32), dropped(Reason::Unannounced)),
+            (signal(0, 1, 0, Signal::Stop), dropped(Reason::Unannounced)),
+            (signal(0, 0, 0, Signal::Confirm), dropped(Reason::Unannounced)),
+        ],
+    );
+    assert_eq!(server.received().dropped[Reason::Unannounced as usize], 3);
+    assert!(answers(&mut server).is_empty());
+    take(
+        &mut server,
+        &[
+            (signal(0, 0, 0, Signal::Start(start(64))), Verdict::Absorb),
+            (block(0, 0, 0, 32), Verdict::Absorb),
+            (signal(0, 0, 0, Signal::Start(start(64))), dropped(Reason::Duplicate)),
+            (block(0, 0, 0, 32), dropped(Reason::Duplicate)),
+            // Another one's is still not announced.
+            (block(1, 0, 0, 32), dropped(Reason::Unannounced)),
+            (signal(1, 0, 0, Signal::Stop), dropped(Reason::Unannounced)),
+        ],
+    );
+}
+
+#[test]
+fn a_tensor_that_is_larger_than_announced_is_refused() {
+    let mut server = server();
+    take(
+        &mut server,
+        &[
+            // More than a flow may have.
+            (signal(0, 0, 0, Signal::Start(start(65))), dropped(Reason::OutOfRange)),
+            (signal(0, 0, 0, Signal::Start(start(u32::MAX))), dropped(Reason::OutOfRange)),
+            (signal(0, 0, 0, Signal::Start(start(40))), Verdict::Absorb),
+            (block(0, 0, 2, 32), dropped(Reason::OutOfRange)),
+            (block(0, 0, 1, 32), dropped(Reason::ChunkLength)),
+            (block(0, 0, 1, 8), Verdict::Absorb),
+            (block(0, 0, 0, 31), dropped(Reason::ChunkLength)),
+        ],
+    );
+}
+
+#[test]
+fn flows_that_nobody_can_have_begun_are_ahead() {
+    let mut server = server();
+    take(
+        &mut server,
+        &[
+            (signal(0, 4, 0, Signal::Start(start(64))), dropped(Reason::Ahead)),
+            (signal(0, 3, 0, Signal::Start(start(64))), Verdict::Absorb),
+            (block(0, u32::MAX, 0, 32), dropped(Reason::Stale)),
+            (signal(0, u32::MAX, 0, Signal::Stop), dropped(Reason::Stale)),
+            // Who lost the confirmation of what is long over gets it again, once an answer.
+            (signal(0, u32::MAX, 0, Signal::Finish), Verdict::ReplyUnicast),
+            (signal(0, u32::MAX, 0, Signal::Finish), dropped(Reason::Duplicate)),
+        ],
+    );
+    let confirms = answers(&mut server);
+    let of =
+        |packet: &Vec<u8>| SignalPacket::parse(Preamble::parse(packet)?, packet).map(|packet| packet.flow);
+    assert!(confirms.iter().any(|packet| of(packet) == Ok(FlowId(u32::MAX))));
+}
+
+#[test]
+fn signals_that_fit_nothing_have_no_effect() {
+    let mut server = server();
+    take(
+        &mut server,
+        &[
+            (signal(0, 0, 0, Signal::Start(start(64))), Verdict::Absorb),
+            (
+                signal(0, 0, 0, Signal::Start(Start { has_blocks: false, ..start(64) })),
+                dropped(Reason::Unexpected),
+            ),
+            (signal(0, 0, 0, Signal::Confirm), dropped(Reason::Unexpected)),
+            // There is no sum yet.
+            (signal(0, 0, 0, Signal::Finish), dropped(Reason::Unexpected)),
+            (signal(0, 0, 1, Signal::Request { part: 0, missing: &[3] }), dropped(Reason::Stale)),
+            (signal(0, 0, 7, Signal::Stop), dropped(Reason::Stale)),
+        ],
+    );
+}
+
+#[test]
+fn strangers_and_the_dead_change_nothing() {
+    let mut server = server();
+    let with = |change: fn(&mut Preamble)| {
+        let mut preamble = preamble(Kind::Signal, 0);
+        change(&mut preamble);
+        let packet = SignalPacket { preamble, flow: FlowId(0), round: 0, signal: Signal::Start(start(64)) };
+        let mut bytes = vec![0; packet.signal.packet_bytes()];
+        packet.write(&mut bytes, KEY);
+        bytes
+    };
+    let mut forged = signal(0, 0, 0, Signal::Start(start(64)));
+    Key(1).seal(&mut forged);
+    let mut changed = signal(0, 0, 0, Signal::Start(start(64)));
+    changed[20] ^= 1;
+    let mut foreign_block = block(0, 0, 0, 32);
+    Key(1).seal(&mut foreign_block);
+    take(
+        &mut server,
+        &[
+            (forged, dropped(Reason::Forged)),
+            (changed, dropped(Reason::Forged)),
+            (foreign_block, dropped(Reason::Forged)),
+            (with(|preamble| preamble.job = JobId(4)), dropped(Reason::UnknownJob)),
+            (with(|preamble| preamble.generation = Generation(1)), dropped(Reason::Generation)),
+            (with(|preamble| preamble.shard = ShardId(1)), dropped(Reason::OutOfRange)),
+            (with(|preamble| preamble.worker = WorkerId(2)), dropped(Reason::OutOfRange)),
+            (vec![1, 2, 3], dropped(Reason::Malformed)),
+        ],
+    );
+    assert!(answers(&mut server).is_empty());
+    server.abort_job(JobId(3), AbortReason::SwitchStopped);
+    take(&mut server, &[(signal(0, 0, 0, Signal::Start(start(64))), dropped(Reason::Aborted))]);
+}
+
+#[test]
+fn unlike_tensors_end_the_job_and_name_both_ranks() {
+    let mut server = server();
+    take(
+        &mut server,
+        &[
+            (signal(1, 0, 0, Signal::Start(start(64))), Verdict::Absorb),
+            (signal(0, 0, 0, Signal::Start(start(63))), Verdict::Multicast),
+        ],
+    );
+    let event = server.poll_event().expect("told");
+    let (first, second) = ((Rank(1), collective(64)), (Rank(0), collective(63)));
+    assert_eq!(event.reason, AbortReason::Mismatch { first, second });
+}
+
+#[test]
+fn numbers_outside_their_limits_are_refused() {
+    for fraction in [-0.1, 1.0, 1.5, f64::NAN, f64::INFINITY] {
+        assert_eq!(LossBound::new(fraction), None, "{fraction}");
+    }
+    let bounds =
+        [0.0, 0.01, 0.29, 0.999_999_9].map(|fraction| LossBound::new(fraction).map(LossBound::millionths));
+    assert_eq!(bounds, [0, 10_000, 290_000, 999_999].map(Some));
+    let good = config();
+    let rate = |rate| JobConfig { rate, ..good };
+    let cases = [
+        (JobConfig { workers: 0, ..good }, ConfigError::Workers(0)),
+        (JobConfig { workers: 65, ..good }, ConfigError::Workers(65)),
+        (JobConfig { elements: 33, ..good }, ConfigError::Elements(33)),
+        (JobConfig { flow_blocks: 0, ..good }, ConfigError::FlowBlocks(0)),
+        (JobConfig { flow_blocks: 300_000, ..good }, ConfigError::FlowBlocks(300_000)),
+        (JobConfig { flows: 0, ..good }, ConfigError::Flows(0)),
+        (JobConfig { paths: 0, ..good }, ConfigError::Paths),
+        (rate(fanin_protocol::dlcp::RateConfig { delta: 0.5, ..good.rate }), ConfigError::Rate),
+        (rate(fanin_protocol::dlcp::RateConfig { line_rate_bps: 0, ..good.rate }), ConfigError::Rate),
+    ];
+    for (config, error) in cases {
+        assert_eq!(Server::<u16>::new(ShardId(0)).add_job(ServerJob::from(config)), Err(error));
+        assert!(error.to_string().len() > 20, "{error}");
+    }
+    let few = ServerJob { ranks: vec![Rank(0)], ..ServerJob::from(good) };
+    assert_eq!(Server::<u16>::new(ShardId(0)).add_job(few), Err(ConfigError::Ranks(1)));
+}
+
+fn worker() -> Worker<u16, Numbered> {
+    Worker::new(config(), WorkerId(0), 9)
+}
+
+fn tensor(elements: usize) -> Numbered {
+    Numbered { number: 0, layer: Layer::default(), values: Values::of_worker(Dtype::Float32, 0, elements) }
+}
+
+#[test]
+fn a_worker_takes_the_sums_of_its_flows_alone() {
+    let mut worker = worker();
+    assert_eq!(worker.handle_packet(Instant(0), 9, &block(0, 0, 0, 32)), dropped(Reason::Ahead));
+    worker.submit(tensor(64), Op::Sum);
+    for (packet, verdict) in [
+        (block(1, 0, 0, 32), dropped(Reason::OutOfRange)),
+        (block(0, 0, 2, 32), dropped(Reason::OutOfRange)),
+        (block(0, 0, 0, 31), dropped(Reason::ChunkLength)),
+        (block(0, 0, 0, 32), Verdict::Absorb),
+        (block(0, 0, 0, 32), dropped(Reason::Duplicate)),
+        (signal(0, 0, 0, Signal::Start(start(64))), dropped(Reason::Unexpected)),
+        (block(0, 0, 1, 32), Verdict::Absorb),
+        (block(0, 0, 1, 32), dropped(Reason::Stale)),
+    ] {
+        assert_eq!(worker.handle_packet(Instant(0), 9, &packet), verdict);
+    }
+    assert!(matches!(worker.poll_event(), Some(WorkerEvent::Completed(..))));
+}
+
+#[test]
+fn a_worker_whose_server_forgot_goes_on_with_what_had_not_begun() {
+    let plan = fanin_protocol::dlcp::WorkerPlan {
+        config: JobConfig { generation: Generation(1), ..config() },
+        place: WorkerId(0),
+        server: 8,
+    };
+    let mut idle = worker();
+    idle.suspend();
+    idle.submit(tensor(64), Op::Sum);
+    assert!(idle.poll_transmit(Instant(0), &mut vec![0; 65536]).is_none());
+    idle.resume(Instant(0), plan);
+    assert_eq!(idle.generation(), Generation(1));
+    let mut train = vec![0; 65536];
+    let sent = idle.poll_transmit(Instant(0), &mut train).expect("it begins");
+    assert_eq!(sent.to, [8]);
+    // Of a flow under way some sums may have replaced what they were made of.
+    let mut midway = worker();
+    midway.submit(tensor(64), Op::Sum);
+    midway.suspend();
+    midway.resume(Instant(0), plan);
+    assert!(matches!(midway.poll_event(), Some(WorkerEvent::Aborted(AbortReason::SwitchStopped))));
+    assert_eq!(midway.abandon().count(), 1);
+}

@@ -1,0 +1,139 @@
+//! The DLCP data packet: one block of a tensor, with its address in it (DLCP §3.2.3, Figure 9), and how a network may treat it (§3.2.2).
+
+use crate::preamble::PREAMBLE_BYTES;
+use crate::{FlowId, Key, Kind, Preamble, TAG_BYTES, WireError, bytes_at};
+
+/// Preamble, block header and tag together, in bytes; the payload follows.
+pub const BLOCK_HEADER_BYTES: usize = 36;
+const TAG_OFFSET: usize = BLOCK_HEADER_BYTES - TAG_BYTES;
+/// Where the packet says how it may be treated.
+const TREATMENT_OFFSET: usize = 22;
+
+/// Queues of a port that packets are put into: the first is reserved for signals (DLCP §4.2).
+pub const PRIORITIES: u8 = 8;
+
+/// Length of the UDP payload that carries so many bytes of a block.
+#[must_use]
+pub const fn block_packet_bytes(payload_bytes: usize) -> usize {
+    BLOCK_HEADER_BYTES + payload_bytes
+}
+
+/// How a network may treat a packet. Drivers make a DSCP, an ECN-capable bit and a source port of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tag {
+    /// Which queue: 0 is for signals and goes first, then front layers before back layers. Below [`PRIORITIES`].
+    pub priority: u8,
+    /// Whether it is marked at a queue's threshold and not dropped there: what is ECN-capable.
+    pub important: bool,
+    /// Which of the job's paths it takes: a source port.
+    pub path: u8,
+}
+
+impl Tag {
+    /// Of every signal, and of an abort. All of them take the first path: where they come from is their sender's address.
+    pub const SIGNAL: Self = Self { priority: 0, important: true, path: 0 };
+    const IMPORTANT: u8 = 0x80;
+
+    /// How a packet of DLCP may be treated; all of a train are treated alike.
+    #[must_use]
+    pub fn of_packet(packet: &[u8]) -> Self {
+        const BLOCK: u8 = Kind::Block as u8;
+        match (packet.get(Kind::OFFSET), bytes_at(packet, TREATMENT_OFFSET)) {
+            (Some(&BLOCK), Some(bytes)) => Self::parse(*bytes).unwrap_or(Self::SIGNAL),
+            _ => Self::SIGNAL,
+        }
+    }
+
+    fn parse([byte, path]: [u8; 2]) -> Result<Self, WireError> {
+        let priority = byte & !Self::IMPORTANT;
+        if priority >= PRIORITIES {
+            return Err(WireError::Field("priority"));
+        }
+        Ok(Self { priority, important: byte & Self::IMPORTANT != 0, path })
+    }
+
+    const fn to_bytes(self) -> [u8; 2] {
+        [self.priority | if self.important { Self::IMPORTANT } else { 0 }, self.path]
+    }
+}
+
+/// Which block of which flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockHeader {
+    /// The flow.
+    pub flow: FlowId,
+    /// Number of the block within its flow.
+    pub block: u32,
+    /// How often its sender had been asked for missing blocks; wraps.
+    pub round: u16,
+    /// How it may be treated.
+    pub tag: Tag,
+    /// How many contributions the payload is the sum of: 1 of a worker's own; 0 where nobody's came, and there is no payload.
+    pub contributions: u16,
+}
+
+/// A checked block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockPacket<'a> {
+    /// Sender and job.
+    pub preamble: Preamble,
+    /// Which block.
+    pub header: BlockHeader,
+    /// Its elements, little-endian, as many as the block has. Whether that is their length only who knows the flow can say.
+    pub payload: &'a [u8],
+}
+
+impl<'a> BlockPacket<'a> {
+    /// Reads what follows the preamble of a block. Its tag is the reader's to check.
+    #[inline]
+    pub fn parse(preamble: Preamble, packet: &'a [u8]) -> Result<Self, WireError> {
+        if preamble.kind != Kind::Block {
+            return Err(WireError::Kind(preamble.kind as u8));
+        }
+        let truncated = WireError::Truncated { need: BLOCK_HEADER_BYTES, have: packet.len() };
+        let head: &[u8; TAG_OFFSET - PREAMBLE_BYTES] = bytes_at(packet, PREAMBLE_BYTES).ok_or(truncated)?;
+        let &[f0, f1, f2, f3, b0, b1, b2, b3, r0, r1, treatment, path, c0, c1, z0, z1] = head;
+        let payload = packet.get(BLOCK_HEADER_BYTES..).ok_or(truncated)?;
+        if [z0, z1] != [0; 2] {
+            return Err(WireError::Field("zero"));
+        }
+        let contributions = u16::from_le_bytes([c0, c1]);
+        if contributions == 0 && !payload.is_empty() {
+            return Err(WireError::PayloadLength(payload.len()));
+        }
+        Ok(Self {
+            preamble,
+            header: BlockHeader {
+                flow: FlowId(u32::from_le_bytes([f0, f1, f2, f3])),
+                block: u32::from_le_bytes([b0, b1, b2, b3]),
+                round: u16::from_le_bytes([r0, r1]),
+                tag: Tag::parse([treatment, path])?,
+                contributions,
+            },
+            payload,
+        })
+    }
+
+    /// Writes a packet of the job that has `key` into `out`, which is as long as it: its payload through `fill`.
+    ///
+    /// # Panics
+    /// When `out` is shorter than a header.
+    #[inline]
+    pub fn write(
+        out: &mut [u8],
+        key: Key,
+        preamble: &Preamble,
+        header: &BlockHeader,
+        fill: impl FnOnce(&mut [u8]),
+    ) {
+        out[..PREAMBLE_BYTES].copy_from_slice(&preamble.to_bytes());
+        out[12..16].copy_from_slice(&header.flow.0.to_le_bytes());
+        out[16..20].copy_from_slice(&header.block.to_le_bytes());
+        out[20..22].copy_from_slice(&header.round.to_le_bytes());
+        out[TREATMENT_OFFSET..24].copy_from_slice(&header.tag.to_bytes());
+        out[24..26].copy_from_slice(&header.contributions.to_le_bytes());
+        out[26..TAG_OFFSET].fill(0);
+        key.seal(out);
+        fill(&mut out[BLOCK_HEADER_BYTES..]);
+    }
+}
