@@ -17,7 +17,7 @@ const TOO_LATE: u64 = 600_000_000_000;
 const TOO_MANY: u64 = 20_000_000;
 
 enum Machine {
-    Server(Server<usize>),
+    Server(Box<Server<usize>>),
     Worker(Box<Worker<usize, Numbered>>),
 }
 
@@ -45,6 +45,7 @@ pub struct World {
     dead: Option<usize>,
     by_path: Vec<usize>,
     pushed_again: u64,
+    train: Vec<u8>,
     /// The only tensor of each worker, where it is not a numbered one.
     values: Vec<Values>,
 }
@@ -68,7 +69,7 @@ impl World {
             .collect();
         let mut server = Server::new(ShardId(0));
         server.add_job(ServerJob::from(config)).expect("a case is sound");
-        machines.push(Machine::Server(server));
+        machines.push(Machine::Server(Box::new(server)));
         let begins: Vec<_> = (0..case.workers)
             .map(|node| (random.below(1000 * case.late_us + 1), Event::Begin { node }))
             .collect();
@@ -88,6 +89,7 @@ impl World {
             dead: None,
             by_path: vec![0; case.paths.into()],
             pushed_again: 0,
+            train: vec![0; 65536],
             values: vec![],
             machines,
             case,
@@ -178,7 +180,8 @@ impl World {
             return;
         }
         let now = self.clock(self.now);
-        let mut train = vec![0; 65536];
+        // Not a new one each time: to clear it would take most of the time.
+        let mut train = std::mem::take(&mut self.train);
         loop {
             let sent = match &mut self.machines[node] {
                 Machine::Server(machine) => machine.poll_transmit(now, &mut train),
@@ -195,6 +198,7 @@ impl World {
                 packets.iter().for_each(|packet| self.send(node, recipient, packet));
             }
         }
+        self.train = train;
         self.take_events(node);
         let due = match &self.machines[node] {
             Machine::Server(machine) => machine.poll_timeout(),
