@@ -133,7 +133,7 @@ class AllReduceTimeout(_MissingRanks):
 
 
 class CollectiveMismatch(FaninError):
-    """The ranks disagree about an all-reduce: its length, its dtype, its loss bound, or its place in the order."""
+    """The ranks disagree about an all-reduce: length, dtype, loss bound, or place in the order."""
 
 
 class _OneRank(FaninError):

@@ -185,5 +185,6 @@ def test_dlcp_packets_are_as_documented() -> None:
     }
     for name, (number, code, body) in signals.items():
         assert PREAMBLE.unpack_from(golden[name])[2:] == (8, 0xDEADBEEF, 0x0102, 3, 1), name
-        assert SIGNAL.unpack_from(golden[name], PREAMBLE.size) == (0x01020304, number, code, 0), name
+        header = SIGNAL.unpack_from(golden[name], PREAMBLE.size)
+        assert header == (0x01020304, number, code, 0), name
         assert golden[name][PREAMBLE.size + SIGNAL.size : -TAG.size] == body, name
