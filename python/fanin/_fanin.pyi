@@ -236,6 +236,13 @@ def check_scenario(name: str, text: str) -> None:
     Raises `ValueError` with the first mistake; its text begins with `name`, line and column.
     """
 
+def whole_scenario(name: str, text: str) -> str:
+    """Return a scenario file's text as JSON, with the nodes and links of a file that it names.
+
+    That file is looked for from the folder of `name`. Raises `ValueError` with what keeps either
+    from being read; its text begins with the file, line and column.
+    """
+
 def system_keys(system: str) -> list[str]:
     """Return the keys of the table `[job.SYSTEM]` that a simulated system has for itself.
 

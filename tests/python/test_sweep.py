@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -14,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import fanin
 import psutil
 import pytest
 from fanin.sweep import SweepError, cluster
@@ -263,6 +266,42 @@ def test_seeds_alone_play_the_file_as_it_is(small: Path, tmp_path: Path) -> None
     assert (out / "sweep.png").read_bytes().startswith(SIGNATURE)
 
 
+def test_nodes_and_links_of_a_file_go_where_the_scenario_is_played(tmp_path: Path) -> None:
+    rack = """
+[[node]]
+kind = "switch"
+name = "s0"
+[[node]]
+kind = "host"
+name = "h"
+count = COUNT
+[[link]]
+link = ["h*", "s0"]
+"""
+    for name, count in (("four", 4), ("six", 6)):
+        (tmp_path / f"{name}.toml").write_text(rack.replace("COUNT", str(count)))
+    file = tmp_path / "small.toml"
+    inside = SMALL.replace('topology = "rack"\nhosts = 4', 'topology = "own"\nfile = "four.toml"')
+    assert "four.toml" in inside
+    file.write_text(inside)
+    out = tmp_path / "out"
+    ended = sim(file, "--sweep", "network.file=four.toml,six.toml", "--out", out)
+    assert ended.returncode == 0, ended.stderr
+    hosts = {
+        len({link["from"] for link in json.loads(found)["result"]["links"]}) - 1
+        for found in results(out).values()
+    }
+    assert hosts == {4, 6}
+    for scenario in (out / "scenarios").glob("*.toml"):
+        assert sim(scenario).returncode == 0, "it needs no file beside it"
+    ended = sim(file, "--seeds", "2", "--out", tmp_path / "seeds")
+    assert ended.returncode == 0, ended.stderr
+    lost = sim(file, "--sweep", "network.file=fuor.toml", "--out", out)
+    assert lost.returncode == 1
+    assert "cannot read" in lost.stderr
+    assert "fuor.toml" in lost.stderr
+
+
 def test_flows_have_rows_as_jobs_have(tmp_path: Path) -> None:
     file = tmp_path / "flows.toml"
     flow = 'from = "h0"\nto = "h1"\nkind = "tcp"\nsize = "50kB"\ncount = 3\nevery = "20us"\n'
@@ -417,6 +456,26 @@ def test_what_fails_on_a_cluster_is_named_as_it_is_here(
     assert ended.returncode == 1
     assert "1 runs failed" in ended.stderr
     assert "until=20us seed 1: the run ended at 0.000020 s with unfinished jobs" in ended.stderr
+
+
+def test_a_node_with_another_build_is_refused(
+    small: Path, tmp_path: Path, two_nodes: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    another = tmp_path / "another"
+    here = Path(fanin.__file__).parent
+    shutil.copytree(here, another / "fanin", ignore=shutil.ignore_patterns("__pycache__"))
+    (binding,) = (another / "fanin").glob("_fanin*.so")
+    with binding.open("ab") as file:
+        file.write(b"another")
+    # The nodes, which run already, keep what is installed.
+    monkeypatch.setenv("PYTHONPATH", str(another))
+    out = tmp_path / "out"
+    ended = sim(small, "--seeds", "2", "--out", out, "--ray", two_nodes)
+    assert ended.returncode == 1, ended.stdout
+    name = re.escape(socket.gethostname())
+    assert re.search(rf"{name}/[0-9a-f]{{8}} has another build of fanin; install", ended.stderr)
+    assert "every node needs the same fanin as this machine" in ended.stderr
+    assert not results(out)
 
 
 def test_an_address_where_no_cluster_answers_is_told_in_bounded_time(

@@ -100,7 +100,7 @@ impl Many {
 #[derive(Serialize)]
 struct Document<'a> {
     fanin: Program,
-    /// As it was read.
+    /// As it was read, with what stood in a file beside it.
     scenario: serde_json::Value,
     seed: u64,
     result: &'a Report,
@@ -140,7 +140,8 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if let Some(path) = &arguments.json {
         let document = Document {
             fanin: Program { version: env!("CARGO_PKG_VERSION"), commit: env!("BUILD_COMMIT") },
-            scenario: toml::from_str(&text).context("the scenario as JSON")?,
+            scenario: serde_json::to_value(scenario_file::whole(&file, &text)?)
+                .context("the scenario as JSON")?,
             seed: arguments.seed,
             result: &report,
         };
@@ -241,7 +242,7 @@ fn table(report: &Report) -> String {
                     switch.aggregators.to_string(),
                     switch.in_use_max.to_string(),
                     switch.aggregations.to_string(),
-                    switch.collisions.to_string(),
+                    counted(switch.collisions),
                 ]
             }),
         ));

@@ -41,7 +41,7 @@ mod _fanin {
     #[pymodule_export]
     use crate::plan::{cut_off, interface_address, plan, route_to, switch_rate};
     #[pymodule_export]
-    use crate::scenario::{check_scenario, system_keys};
+    use crate::scenario::{check_scenario, system_keys, whole_scenario};
     #[pymodule_export]
     use crate::simulation::simulated_sum;
     #[pymodule_export]

@@ -12,6 +12,16 @@ pub(crate) fn check_scenario(name: &str, text: &str) -> PyResult<()> {
     scenario_file::parse(name, text).map(drop).map_err(|error| PyValueError::new_err(error.to_string()))
 }
 
+/// A scenario file's text as JSON, with the nodes and links in it that stand in a file of their own.
+///
+/// Raises `ValueError` with what keeps either file from being read.
+#[pyfunction]
+pub(crate) fn whole_scenario(name: &str, text: &str) -> PyResult<String> {
+    let scenario =
+        scenario_file::whole(name, text).map_err(|error| PyValueError::new_err(error.to_string()))?;
+    Ok(serde_json::to_string(&scenario).expect("a table has names as keys"))
+}
+
 /// The keys of the table `[job.SYSTEM]` that a simulated system has for itself.
 ///
 /// Raises `ValueError` where there is no such system.

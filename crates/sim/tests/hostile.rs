@@ -56,7 +56,7 @@ fn every_seed_keeps_every_rule() {
                     add(&collisions, jobs().filter_map(|job| job.switch_collisions).sum());
                     add(&resent, jobs().filter_map(|job| job.retransmissions).sum());
                     add(&overflows, jobs().filter_map(|job| job.overflows).sum());
-                    add(&stale, report.switches.iter().map(|switch| switch.freed_stale).sum());
+                    add(&stale, report.switches.iter().filter_map(|switch| switch.freed_stale).sum());
                     add(&hops, report.packet_hops);
                 }
             });

@@ -255,6 +255,14 @@ fn a_system_from_outside_sums_for_two_jobs_at_one_server() {
     assert_eq!(report.servers[0].received_packets, 2 * 3 * 5 * 10);
 }
 
+/// What its decisions depend on nobody has said.
+#[test]
+fn a_sample_of_the_payload_is_refused_for_it() {
+    let text = "payload = \"sample\"\n[network]\ntopology = \"rack\"\nhosts = 3\n[[job]]\nsystem = \"toy\"\nworkers = 2\ntensor = \"1kB\"\n[job.toy]\nserver = \"h2\"\n";
+    let refused = parse_with(&[TOY], "toy.toml", text).map(drop).expect_err("refused").to_string();
+    assert!(refused.contains("what toy decides depends on all of a tensor"), "{refused}");
+}
+
 #[test]
 fn what_it_leaves_out_is_found() {
     match play("leaves_out = 100\n") {

@@ -118,7 +118,7 @@ def _to_play(
         raise SweepError(f"cannot read the scenario {file}: {error}") from None
     if not parameters:
         _check(str(file), text)
-        return [(Point({}, {}), text)]
+        return [(Point({}, {}), _alone(file, text))]
     try:
         scenario = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -127,7 +127,7 @@ def _to_play(
     found = []
     for point in points(scenario, parameters):
         try:
-            written = toml(point.scenario)
+            written = _alone(file, toml(point.scenario))
         except TypeError as error:
             raise SweepError(f"{file}: a value that no scenario has: {error}") from None
         # Written down, so that the line of a mistake can be looked at.
@@ -137,6 +137,16 @@ def _to_play(
         _check(str(kept), written)
         found.append((point, written))
     return found
+
+
+def _alone(file: Path, text: str) -> str:
+    """Return a scenario that needs no file beside it, to be played elsewhere."""
+    if "file" not in tomllib.loads(text).get("network", {}):
+        return text
+    try:
+        return toml(json.loads(_fanin.whole_scenario(str(file), text)))
+    except ValueError as error:
+        raise SweepError(str(error)) from None
 
 
 def _check(name: str, text: str) -> None:

@@ -235,3 +235,41 @@ impl Packets {
         self.records.len() - self.free.len()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::net::{Actor, Context, LinkConfig, Network, NetworkConfig, NodeId, Parts, Topology};
+    use std::time::Duration;
+
+    struct Sink;
+
+    impl Actor for Sink {
+        fn packet(&mut self, _context: &mut Context<'_>, _packet: &Packet<'_>) {}
+    }
+
+    #[test]
+    fn a_multicast_has_one_payload_until_a_mark_makes_one_its_own() {
+        let parts = Parts::uniform(LinkConfig::new(100_000_000_000, Duration::from_micros(1)));
+        let topology = Topology::one_rack(9, &parts).expect("a rack");
+        let hosts: Vec<NodeId> = topology.hosts().collect();
+        let mut network = Network::new(topology, NetworkConfig::default()).expect("a network");
+        let sender = network.add_actor(hosts[0], 1, Sink);
+        let receivers: Vec<SimAddress> = hosts[1..].iter().map(|host| SimAddress::new(*host, 1)).collect();
+        network.with_actor(sender, |_: &mut Sink, context| {
+            context.send_to_all(&receivers, Class::default(), b"a sum", 0);
+            let packets = &mut context.core.packets;
+            assert_eq!((packets.alive(), packets.buffers.len(), packets.buffers[0].users), (8, 1, 8));
+            packets.payload_mut(PacketId(3)).expect("bytes")[0] = b'A';
+            assert_eq!(
+                (packets.buffers.len(), packets.buffers[0].users, packets.buffers[1].users),
+                (2, 7, 1)
+            );
+            let read = |id: u32| match packets.view(PacketId(id)).body {
+                Body::Bytes(bytes) => bytes.to_vec(),
+                _ => panic!("bytes"),
+            };
+            assert_eq!((read(2), read(3)), (b"a sum".to_vec(), b"A sum".to_vec()));
+        });
+    }
+}

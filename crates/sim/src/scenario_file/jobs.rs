@@ -75,7 +75,7 @@ fn sampled(file: &File, job: &Job, system: &dyn System) -> Result<bool, Mistake>
     if *file.payload.get_ref() == PayloadName::Full {
         return Ok(false);
     }
-    if !system.takes_samples() {
+    if system.sample_elements().is_none() {
         let message = format!(
             "what {} decides depends on all of a tensor, and not on a sample: it needs `payload = \"full\"`",
             system.name()

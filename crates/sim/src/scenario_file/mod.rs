@@ -3,6 +3,7 @@
 //! A file is read whole and checked whole before anything runs: a name that is none is answered with the nearest one, and
 //! whatever cannot be (a rate, a window, a fan-in) with the line that it stands in.
 
+mod beside;
 mod entry;
 mod error;
 mod jobs;
@@ -30,6 +31,7 @@ use crate::systems;
 use crate::workload::{
     BackgroundPlan, Fault, FaultPlan, JobPlan, LossPlan, Scenario, SwitchPlan, TCP_KINDS, Target, Which,
 };
+use beside::Texts;
 use entry::{OwnTable, own_tables};
 use lookup::{class, host, link, node};
 use schema::{Background, BackgroundKind, FaultKind, File, RoutingName};
@@ -45,7 +47,7 @@ const STALL_SHARE: u32 = 4;
 const STALL_TIMEOUTS: u32 = 4;
 const STALL_MAX: Duration = Duration::from_secs(2);
 
-/// Reads and checks a scenario. `name` is the file's, for messages.
+/// Reads and checks a scenario. `name` is the file's, for messages and for what lies beside it.
 ///
 /// # Errors
 /// The first mistake, with its place.
@@ -58,14 +60,25 @@ pub fn parse(name: &str, text: &str) -> Result<Scenario, FileError> {
 /// # Errors
 /// The first mistake, with its place.
 pub fn parse_with(kinds: &[Kind], name: &str, text: &str) -> Result<Scenario, FileError> {
-    read(kinds, text).map_err(|mistake| FileError::new(name, text, mistake.span, mistake.message))
+    let mut texts = Texts::new(name, text);
+    read(kinds, text, &mut texts).map_err(|mistake| texts.locate(mistake))
 }
 
-fn read(kinds: &[Kind], text: &str) -> Result<Scenario, Mistake> {
+/// A scenario as a table, with the nodes and links of the file that it may name in place of that name: one file says all.
+///
+/// # Errors
+/// What keeps it from being read; whether it can be played, [`parse`] says.
+pub fn whole(name: &str, text: &str) -> Result<toml::Table, FileError> {
+    let mut texts = Texts::new(name, text);
+    texts.merged().map_err(|mistake| texts.locate(mistake))
+}
+
+fn read(kinds: &[Kind], text: &str, texts: &mut Texts<'_>) -> Result<Scenario, Mistake> {
     let of_toml = |error| Mistake::of_toml(&error);
     let mut document = DeTable::parse(text).map_err(of_toml)?;
     let tables = own_tables(document.get_mut(), kinds)?;
-    let file = File::deserialize(Deserializer::from(document)).map_err(of_toml)?;
+    let mut file = File::deserialize(Deserializer::from(document)).map_err(of_toml)?;
+    texts.read_beside(&mut file)?;
     resolve(&file, &tables)
 }
 

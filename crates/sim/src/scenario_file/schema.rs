@@ -44,6 +44,16 @@ pub(super) struct File {
     pub(super) fault: Vec<Spanned<Fault>>,
 }
 
+/// A file of nodes and links alone.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct TopologyFile {
+    #[serde(default)]
+    pub(super) node: Vec<Spanned<Node>>,
+    #[serde(default)]
+    pub(super) link: Vec<Spanned<Link>>,
+}
+
 /// What packets carry.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "kebab-case")]
@@ -72,6 +82,8 @@ pub(super) enum TopologyName {
 #[serde(deny_unknown_fields)]
 pub(super) struct Network {
     pub(super) topology: Spanned<TopologyName>,
+    /// Where more `[[node]]` and `[[link]]` tables are, before those of this file.
+    pub(super) file: Option<Spanned<String>>,
     /// Hosts: of the rack, at each side of the dumbbell, at each leaf or edge switch.
     pub(super) hosts: Option<Spanned<usize>>,
     pub(super) leaves: Option<Spanned<usize>>,

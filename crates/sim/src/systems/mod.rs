@@ -53,10 +53,10 @@ pub trait System: Debug + Send + Sync {
         Duration::from_millis(1)
     }
 
-    /// Whether a scenario may have packets carry the first few of their elements only, and the others in length alone: no decision
-    /// depends on those, or on how many elements there are of a tensor.
-    fn takes_samples(&self) -> bool {
-        false
+    /// How many of its elements, the first, a packet carries where a scenario wants a sample, and the others in length alone: no
+    /// decision depends on those. None where nobody has made sure of that.
+    fn sample_elements(&self) -> Option<usize> {
+        None
     }
 
     /// How long a worker waits for the same thing at most, when each time nothing has come: so long a job may stand still where most
@@ -154,6 +154,8 @@ pub struct Counters {
     pub switch_aggregations: Option<u64>,
     /// Packets that found no room at a switch.
     pub switch_collisions: Option<u64>,
+    /// Contributions that came again to a sum that a switch had, and were answered with it.
+    pub answered_again: Option<u64>,
     /// Packets that servers added: whole sums, partial ones and single contributions.
     pub server_aggregations: Option<u64>,
     /// Packets that workers sent.
@@ -166,7 +168,7 @@ pub struct Counters {
     pub proactive: Option<u64>,
 }
 
-/// What a switch's memory was used for, by all jobs.
+/// What a switch's memory was used for, by all jobs; what cannot be with a system is none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Table {
     /// Its size.
@@ -176,13 +178,13 @@ pub struct Table {
     /// Packets added.
     pub aggregations: u64,
     /// Packets that found no room.
-    pub collisions: u64,
+    pub collisions: Option<u64>,
     /// Freed by parameters.
-    pub freed_by_parameters: u64,
+    pub freed_by_parameters: Option<u64>,
     /// Freed by packets sent again.
-    pub freed_by_resend: u64,
+    pub freed_by_resend: Option<u64>,
     /// Freed because they were left behind.
-    pub freed_stale: u64,
+    pub freed_stale: Option<u64>,
 }
 
 /// What machines counted that may lose their memory.
@@ -193,13 +195,11 @@ pub(crate) trait Counted: Copy {
 
 impl Counted for Counters {
     fn with(self, other: Self, of: impl Fn(u64, u64) -> u64) -> Self {
-        let of = |one: Option<u64>, other: Option<u64>| match (one, other) {
-            (None, None) => None,
-            _ => Some(of(one.unwrap_or(0), other.unwrap_or(0))),
-        };
+        let of = |one, other| of_both(one, other, &of);
         Self {
             switch_aggregations: of(self.switch_aggregations, other.switch_aggregations),
             switch_collisions: of(self.switch_collisions, other.switch_collisions),
+            answered_again: of(self.answered_again, other.answered_again),
             server_aggregations: of(self.server_aggregations, other.server_aggregations),
             packets_sent: of(self.packets_sent, other.packets_sent),
             retransmissions: of(self.retransmissions, other.retransmissions),
@@ -212,14 +212,23 @@ impl Counted for Counters {
 impl Counted for Table {
     /// Sizes and what is in use now are no counts: they stay as they are.
     fn with(self, other: Self, of: impl Fn(u64, u64) -> u64) -> Self {
+        let of_both = |one, other| of_both(one, other, &of);
         Self {
             aggregations: of(self.aggregations, other.aggregations),
-            collisions: of(self.collisions, other.collisions),
-            freed_by_parameters: of(self.freed_by_parameters, other.freed_by_parameters),
-            freed_by_resend: of(self.freed_by_resend, other.freed_by_resend),
-            freed_stale: of(self.freed_stale, other.freed_stale),
+            collisions: of_both(self.collisions, other.collisions),
+            freed_by_parameters: of_both(self.freed_by_parameters, other.freed_by_parameters),
+            freed_by_resend: of_both(self.freed_by_resend, other.freed_by_resend),
+            freed_stale: of_both(self.freed_stale, other.freed_stale),
             ..self
         }
+    }
+}
+
+/// None where neither counts.
+fn of_both(one: Option<u64>, other: Option<u64>, of: impl Fn(u64, u64) -> u64) -> Option<u64> {
+    match (one, other) {
+        (None, None) => None,
+        _ => Some(of(one.unwrap_or(0), other.unwrap_or(0))),
     }
 }
 

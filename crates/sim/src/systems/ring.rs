@@ -60,8 +60,8 @@ impl System for Ring {
         "ring"
     }
 
-    fn takes_samples(&self) -> bool {
-        true
+    fn sample_elements(&self) -> Option<usize> {
+        Some(fanin_wire::SAMPLE_ELEMENTS)
     }
 
     fn timeout_max(&self) -> Duration {

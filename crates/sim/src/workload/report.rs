@@ -205,25 +205,25 @@ pub struct ServerReport {
     pub received_gbps: Vec<f64>,
 }
 
-/// A switch with aggregators.
+/// A switch that sums. What cannot be with its jobs' system is none.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct SwitchReport {
     /// The switch.
     pub name: String,
     /// Its aggregators.
     pub aggregators: u32,
-    /// Most that were in use when a sample was taken.
+    /// Most that were in use when a sample was taken; of SwitchML's slots, those that gathered.
     pub in_use_max: u32,
-    /// Fragments added.
+    /// Packets added.
     pub aggregations: u64,
-    /// Fragments that found no aggregator.
-    pub collisions: u64,
+    /// Packets that found no aggregator.
+    pub collisions: Option<u64>,
     /// Aggregators freed by parameters, by fragments sent again, and because they were left behind.
-    pub freed_by_parameters: u64,
+    pub freed_by_parameters: Option<u64>,
     /// See above.
-    pub freed_by_resend: u64,
+    pub freed_by_resend: Option<u64>,
     /// See above.
-    pub freed_stale: u64,
+    pub freed_stale: Option<u64>,
 }
 
 /// A background flow.

@@ -4,8 +4,6 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fanin_wire::SAMPLE_ELEMENTS;
-
 use super::models::Model;
 use crate::net::{Class, LinkId, Multipath, NodeId, PortId, Topology};
 use crate::systems::System;
@@ -107,7 +105,7 @@ impl JobPlan {
     /// Elements of a packet, and how many of them, the first, are there.
     pub(crate) fn packet(&self) -> (usize, usize) {
         let elements = self.system.packet_elements();
-        (elements, if self.sampled { SAMPLE_ELEMENTS } else { elements })
+        (elements, self.system.sample_elements().filter(|_| self.sampled).unwrap_or(elements))
     }
 }
 

@@ -67,7 +67,11 @@ fn played_and_traced(text: &str) -> (Report, String) {
 fn a_sample_of_the_payload_takes_the_same_decisions_at_the_same_times() {
     let network = "until = \"2s\"\n[network]\ntopology = \"leaf-spine\"\nleaves = 4\nspines = 2\nhosts = 6\nqueue = \"80kB\"\necn = \"20kB\"\nhost_packet_cost = \"17.5ns\"\nhost_byte_cost = \"0.076ns\"\n[switch]\naggregators = 150\n[[loss]]\nloss = \"0.2%\"\nduplication = \"0.1%\"\n";
     let atp = "[[job]]\nsystem = \"atp\"\nworkers = 7\ntensor = \"200kB\"\ntensors = 3\n";
+    let switchml = "[[job]]\nsystem = \"switchml\"\nworkers = 7\ntensors = 3\n";
     let jobs = [
+        // Tensors that travel as blocks, ones so short that they travel as they are, and racks.
+        format!("{switchml}tensor = \"200kB\"\n[[job]]\nsystem = \"switchml\"\nworkers = 5\ntensor = \"10kB\"\ntensors = 9\n[job.switchml]\nelements = 64\nslots = 30\n"),
+        format!("{switchml}tensor = \"100kB\"\ndtype = \"int32\"\n[[job]]\nsystem = \"switchml\"\nworkers = 4\nmodel = \"resnet50\"\nscale = 1000\niterations = 2\n[job.switchml]\ntimeouts_only = true\n"),
         format!("{atp}[job.atp]\nscaling = \"dynamic\"\n[[job]]\nsystem = \"atp\"\nworkers = 5\ntensor = \"100kB\"\ntensors = 4\n[job.atp]\nelements = 64\n"),
         format!("{atp}dtype = \"int32\"\n[[job]]\nsystem = \"ring\"\nworkers = 4\ntensor = \"100kB\"\ntensors = 3\n"),
         "[[job]]\nsystem = \"ps-n-to-n\"\nworkers = 4\nmodel = \"resnet50\"\nscale = 1000\niterations = 2\njitter = \"5%\"\n".to_string(),
@@ -106,7 +110,6 @@ fn a_sample_that_would_decide_otherwise_is_refused() {
         let text = format!("payload = \"sample\"\n{RACK}{job}");
         parse("test.toml", &text).expect_err("refused").to_string()
     };
-    assert!(refused(&job("switchml")).contains("depends on all of a tensor"));
     assert!(
         refused(&format!("{}large_values = \"5%\"\n", job("atp"))).contains("most overflows would be in")
     );
@@ -295,7 +298,7 @@ fn a_job_that_dies_leaves_its_aggregators_to_others_in_time() {
     assert!(report.jobs[1].finished);
     assert_eq!(report.jobs[1].died_s, None);
     assert!(report.jobs[1].finished_s < Some(report.ended_s));
-    assert!(report.switches[0].freed_stale > 0);
+    assert!(report.switches[0].freed_stale > Some(0));
 }
 
 /// Of two switches that aggregate for a job one forgets, and the other's counts hide that its are smaller.
@@ -331,8 +334,8 @@ fn what_was_counted_before_a_machine_lost_its_memory_is_counted_once() {
         assert_eq!(sum(&series.server_aggregations), counters.server_aggregations);
         let at_switches = switches.iter().map(|switch| switch.aggregations).sum::<u64>();
         assert_eq!(Some(at_switches), counters.switch_aggregations);
-        let collisions = switches.iter().map(|switch| switch.collisions).sum::<u64>();
-        assert_eq!(Some(collisions), counters.switch_collisions);
+        let collisions = switches.iter().map(|switch| switch.collisions).sum::<Option<u64>>();
+        assert_eq!(collisions, counters.switch_collisions);
     }
 }
 
@@ -346,8 +349,9 @@ fn what_a_system_does_not_count_is_no_zero() {
     assert_eq!((ring.switch_aggregations, ring.server_aggregations, ring.overflows), (None, None, None));
     assert!(ring.retransmissions > Some(0) && ring.packets_sent > ring.retransmissions, "{ring:?}");
     let switchml = counters("switchml");
-    assert_eq!((switchml.switch_aggregations, switchml.server_aggregations), (None, None));
+    assert_eq!((switchml.switch_collisions, switchml.server_aggregations), (None, None));
     assert!(switchml.retransmissions > Some(0), "{switchml:?}");
+    assert_eq!(counters("atp").answered_again, None);
     let alone = counters("ps");
     assert_eq!(alone.switch_aggregations, None);
     assert!(alone.server_aggregations > Some(0), "{alone:?}");

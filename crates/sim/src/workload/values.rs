@@ -61,6 +61,8 @@ pub struct Gradient {
     /// Its number in the job.
     pub tensor: u64,
     numbers: Numbers,
+    /// Elements of the tensor, also those that are there in length alone.
+    whole: usize,
 }
 
 /// The elements of a tensor, or some of them.
@@ -95,12 +97,16 @@ impl Tensor for Gradient {
             Numbers::Int32(x) => Elements::Int32(x),
         }
     }
+
+    fn whole_elements(&mut self) -> usize {
+        self.whole
+    }
 }
 
 impl Gradient {
     /// A copy of some of its elements.
     pub(crate) fn part(&self, range: std::ops::Range<usize>) -> Self {
-        Self { tensor: self.tensor, numbers: self.numbers.part(range) }
+        Self { tensor: self.tensor, numbers: self.numbers.part(range), whole: self.whole }
     }
 
     /// Adds `part` to the elements from `from` on.
@@ -232,7 +238,7 @@ impl Source {
             }
             Numbers::Float32(numbers)
         };
-        Gradient { tensor, numbers }
+        Gradient { tensor, numbers, whole: elements }
     }
 
     /// Which element of a tensor is number `at` of those that are there, of the part that begins with element `from`.
@@ -442,7 +448,7 @@ mod tests {
                 let Numbers::Int32(numbers) = &part.numbers else { panic!("integers") };
                 total.iter_mut().zip(numbers).for_each(|(sum, x)| *sum = sum.wrapping_add(*x));
             }
-            return Gradient { tensor: 3, numbers: Numbers::Int32(total) };
+            return Gradient { tensor: 3, numbers: Numbers::Int32(total), whole: ELEMENTS };
         }
         let floats: Vec<&[f32]> = parts
             .iter()
@@ -457,7 +463,7 @@ mod tests {
             let packets: Vec<&[f32]> = floats.iter().map(|numbers| &numbers[range.clone()]).collect();
             total.extend(sum_packet(summer, source.workers, &packets));
         }
-        Gradient { tensor: 3, numbers: Numbers::Float32(total) }
+        Gradient { tensor: 3, numbers: Numbers::Float32(total), whole: ELEMENTS }
     }
 
     fn sum_packet(summer: Summer, workers: u32, packets: &[&[f32]]) -> Vec<f32> {

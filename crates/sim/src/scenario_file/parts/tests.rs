@@ -2,6 +2,7 @@ use std::time::Duration;
 
 use super::super::tests::{JOB, RACK, ok, refused};
 use crate::net::{Buffer, Cost, NodeConfig, NodeId, Time, Topology};
+use crate::scenario_file::{parse, whole};
 use crate::workload::{Options, run};
 
 fn node(topology: &Topology, name: &str) -> NodeId {
@@ -136,6 +137,89 @@ fn an_own_topology_is_its_nodes_and_links_and_jobs_run_on_it() {
     let report = run(&scenario, Options::default()).expect("right sums");
     assert!(report.jobs[0].finished);
     assert_eq!(report.jobs[0].counters.retransmissions, Some(0));
+}
+
+/// A scenario in a folder of its own, and nodes and links beside it; removed when it is dropped.
+struct Beside(std::path::PathBuf);
+
+impl Beside {
+    fn new(name: &str) -> Self {
+        let folder = std::env::temp_dir().join(format!("fanin-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).expect("a folder");
+        Self(folder)
+    }
+
+    /// The scenario's name, after the file beside it was written.
+    fn scenario(&self, nodes: &str) -> String {
+        std::fs::write(self.0.join("rack.toml"), nodes).expect("a file");
+        self.0.join("scenario.toml").display().to_string()
+    }
+}
+
+impl Drop for Beside {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+const NAMES_IT: &str =
+    "[network]\ntopology = \"own\"\nfile = \"rack.toml\"\nrate = \"10Gbit\"\ncore_rate = \"40Gbit\"\n";
+
+fn own_entries() -> &'static str {
+    &OWN[OWN.find("[[node]]").expect("a node")..]
+}
+
+#[test]
+fn nodes_and_links_in_a_file_of_their_own_are_those_of_the_scenario() {
+    let beside = Beside::new("nodes-and-links");
+    let job = "[[job]]\nsystem = \"atp\"\nworkers = [\"l0\", \"l1\", \"l2\"]\ntensor = \"100kB\"\ntensors = 3\n[job.atp]\nserver = \"server\"\n";
+    let name = beside.scenario(own_entries());
+    let digest = |scenario| run(&scenario, Options::default()).expect("right sums").digest;
+    let there = parse(&name, &format!("{NAMES_IT}{job}")).unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(digest(there), digest(ok(&format!("{OWN}{job}"))));
+    // The scenario's own come after them, and change them.
+    let slow = "[[link]]\nlink = [\"l2\", \"left\"]\nrate = \"1Gbit\"\n";
+    let there = parse(&name, &format!("{NAMES_IT}{slow}{job}")).unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(link(&there.topology, "l2", "left").0, 1_000_000_000);
+    assert_eq!(link(&there.topology, "l1", "left").0, 10_000_000_000);
+    let whole = whole(&name, &format!("{NAMES_IT}{slow}{job}")).expect("a table");
+    let whole = toml::to_string(&whole).expect("TOML");
+    assert!(!whole.contains("rack.toml"));
+    assert_eq!(digest(ok(&whole)), digest(there));
+}
+
+#[test]
+fn mistakes_in_a_file_of_nodes_and_links_are_named_with_it_its_line_and_the_nearest_name() {
+    let beside = Beside::new("mistakes");
+    let refused = |scenario: &str, nodes: &str, file: &str, words: &[&str]| {
+        let name = beside.scenario(nodes);
+        let Err(error) = parse(&name, scenario) else { panic!("this was taken: {nodes}") };
+        let error = error.to_string();
+        let begin = format!("{}{file}", beside.0.join("").display());
+        assert!(error.starts_with(&begin), "{error}");
+        words.iter().for_each(|word| assert!(error.contains(word), "{word} in {error}"));
+    };
+    let scenario = format!("{NAMES_IT}{JOB}");
+    let entry = |more: &str| format!("{}{more}", own_entries());
+    let lines = own_entries().lines().count();
+    let at = |line: usize, column: usize| format!("rack.toml:{}:{column}: ", lines + line);
+    refused(
+        &scenario,
+        &entry("[[link]]\nlink = [\"lft\", \"root\"]\n"),
+        &at(2, 8),
+        &["unknown node `lft`; did you mean `left`?", "| link = [\"lft\", \"root\"]"],
+    );
+    refused(&scenario, &entry("[[node]]\nnmae = \"x\"\n"), &at(2, 1), &["unknown key `nmae`", "`name`"]);
+    refused(&scenario, &entry("[[job]]\n"), &at(1, 3), &["unknown key `job`; known: node, link"]);
+    refused(&scenario, "[[node]\n", "rack.toml:1:", &[]);
+    refused(
+        &format!("{scenario}[[node]]\nname = \"lft\"\n"),
+        own_entries(),
+        "scenario.toml:11:8: ",
+        &["`left`"],
+    );
+    let lost = scenario.replace("rack.toml", "rak.toml");
+    refused(&lost, "", "scenario.toml:3:8: ", &["cannot read", "rak.toml", "from the scenario's folder"]);
 }
 
 #[test]

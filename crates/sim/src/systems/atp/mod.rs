@@ -88,8 +88,8 @@ impl System for Atp {
         self.timeout
     }
 
-    fn takes_samples(&self) -> bool {
-        true
+    fn sample_elements(&self) -> Option<usize> {
+        Some(SAMPLE_ELEMENTS)
     }
 
     fn packet_kinds(&self) -> &'static [&'static str] {
@@ -277,6 +277,7 @@ impl Machines for Job {
         Counters {
             switch_aggregations: aggregates.then_some(switch_aggregations),
             switch_collisions: aggregates.then_some(switch_collisions),
+            answered_again: None,
             server_aggregations: Some(server_aggregations),
             packets_sent: Some(packets_sent),
             retransmissions: Some(retransmissions),

@@ -81,10 +81,10 @@ impl Station for Switch {
             aggregators: self.aggregators,
             in_use: statistics.in_use,
             aggregations: statistics.aggregations,
-            collisions: statistics.collisions,
-            freed_by_parameters: statistics.freed_by_parameters,
-            freed_by_resend: statistics.freed_by_resend,
-            freed_stale: statistics.freed_stale,
+            collisions: Some(statistics.collisions),
+            freed_by_parameters: Some(statistics.freed_by_parameters),
+            freed_by_resend: Some(statistics.freed_by_resend),
+            freed_stale: Some(statistics.freed_stale),
         })
     }
 }

@@ -1,30 +1,33 @@
 //! SwitchML: a pool of slots on the workers' switch, or on the switches of their racks and a root.
 
 mod placement;
+mod pools;
 
 use std::cell::{Cell, RefCell};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fanin_protocol::switchml::{JobConfig, SLOTS_MAX, Switch, SwitchJob, Upstream, Worker};
-use fanin_protocol::{JobAborted, RetransmissionConfig, Summer, WorkerMachine};
+use fanin_protocol::switchml::{JobConfig, SLOTS_MAX, SwitchJob, Upstream, Worker};
+use fanin_protocol::{RetransmissionConfig, WorkerMachine};
 use fanin_wire::{
-    CHUNK_ELEMENTS, Kind as PacketKind, Preamble, RANKS_MAX, ShardId, WireDtype, WorkerId,
-    chunk_elements_for_mtu, chunk_packet_bytes,
+    CHUNK_ELEMENTS, Kind as PacketKind, Preamble, RANKS_MAX, WireDtype, WorkerId, chunk_elements_for_mtu,
+    chunk_packet_bytes,
 };
 use serde::Deserialize;
 use toml::Spanned;
 
 use super::keys::{PacketLengths, timeout};
 use super::worker::{WorkerOwner, retransmission};
-use super::{Classify, Counters, Machines, Process, Role, Site, Station, System, Tenant};
-use crate::net::{ActorId, Context, Machine, Network, NodeId, Owner, SimAddress};
+use super::{Counters, Declare, Machines, Process, Site, System, Tenant};
+use crate::net::{ActorId, Machine, Network, NodeId, SimAddress};
 use crate::scenario_file::{Entry, Kind, Mistake, Time, at, keys};
 use crate::workload::Gradient;
 use placement::Pool;
+use pools::{POOL_PORT, Pools};
 
-/// UDP port.
-const POOL_PORT: u16 = 4801;
+/// The shortest chunk: the switch sums what travels as it is in so many words at once.
+const SAMPLE_ELEMENTS: usize = CHUNK_ELEMENTS[0];
 
 /// Kinds of packets: a worker's or a rack's contribution, and a sum.
 const UPDATE: &str = "update";
@@ -109,6 +112,10 @@ impl System for SwitchMl {
         self.timeout
     }
 
+    fn sample_elements(&self) -> Option<usize> {
+        Some(SAMPLE_ELEMENTS)
+    }
+
     fn packet_kinds(&self) -> &'static [&'static str] {
         &[UPDATE, RESULT]
     }
@@ -136,57 +143,29 @@ impl System for SwitchMl {
             .place(site.topology(), &tenant.plan().workers, (tenant.id(0), tenant.key(0)))
             .expect("a scenario's placements are checked when it is read");
         let config = placement.admission.job_config();
+        let elements = if tenant.plan().sampled { SAMPLE_ELEMENTS as u16 } else { config.elements };
+        let config = JobConfig { elements, ..config };
+        let declare = site.declare(chunk_packet_bytes(SAMPLE_ELEMENTS, WireDtype::Int32));
+        let mut pools = Vec::new();
         for Pool { switch, contributions, upstream } in placement.switches {
             let upstream =
                 upstream.map(|(node, place)| Upstream { address: SimAddress::new(node, POOL_PORT), place });
-            let classify = site.classify();
+            let (classify, declare, aggregators) =
+                (site.classify(), declare.clone(), site.switch().aggregators);
             let station = site.station(switch, POOL_PORT, || Pools {
                 node: switch,
+                aggregators,
                 classify,
+                declare,
                 actor: Cell::new(ActorId(u32::MAX)),
                 jobs: RefCell::default(),
+                counted: Rc::default(),
             });
             station.jobs.borrow_mut().push(SwitchJob { config, contributions, upstream });
+            pools.push(station);
         }
-        Box::new(Job { system: self.clone(), config, workers: placement.workers, tenant })
+        Box::new(Job { system: self.clone(), config, workers: placement.workers, tenant, pools, declare })
     }
-}
-
-/// All jobs' pools on one switch.
-struct Pools {
-    node: NodeId,
-    classify: Classify,
-    actor: Cell<ActorId>,
-    jobs: RefCell<Vec<SwitchJob<SimAddress>>>,
-}
-
-impl Station for Pools {
-    fn role(&self) -> Role {
-        Role::Switch
-    }
-
-    fn place(&self, network: &mut Network) {
-        let mut switch = Switch::new(ShardId(0));
-        for job in self.jobs.borrow().iter() {
-            switch.add_job(job.clone()).expect("a scenario's jobs are checked when it is read");
-        }
-        let classify = self.classify.clone();
-        let machine = Machine::new(switch, NoOwner).classified(move |_, packet| classify(packet));
-        self.actor.set(network.add_actor(self.node, POOL_PORT, machine));
-    }
-
-    fn actor(&self) -> ActorId {
-        self.actor.get()
-    }
-
-    /// Pools stay as they are: how jobs are admitted again is the fault world's to try.
-    fn forget(&self, _network: &mut Network) {}
-}
-
-struct NoOwner;
-
-impl Owner<Switch<SimAddress>> for NoOwner {
-    fn event(&mut self, _machine: &mut Switch<SimAddress>, _event: JobAborted, _context: &mut Context<'_>) {}
 }
 
 /// A job in a run.
@@ -196,6 +175,9 @@ struct Job {
     /// By rank: the switch that it sends to, and its place there.
     workers: Vec<(NodeId, WorkerId)>,
     tenant: Tenant,
+    /// On the switches that sum for it.
+    pools: Vec<Rc<Pools>>,
+    declare: Declare,
 }
 
 impl Machines for Job {
@@ -210,7 +192,10 @@ impl Machines for Job {
             worker(retransmission(timeout))
         };
         let (node, port, class) = (process.node(), process.port(), self.tenant.plan().class);
-        let machine = Machine::new(worker, WorkerOwner::new(process)).classified(move |_, _| class);
+        let declare = self.declare.clone();
+        let machine = Machine::new(worker, WorkerOwner::new(process))
+            .classified(move |_, _| class)
+            .declaring(move |packet| declare(packet));
         network.add_actor(node, port, machine)
     }
 
@@ -222,7 +207,12 @@ impl Machines for Job {
                 retransmissions += worker.machine.statistics().retransmissions;
             }
         }
+        let at_switches = self.pools.iter().map(|pools| pools.counted(self.config.id));
+        let (aggregations, answered_again) = at_switches
+            .fold((0, 0), |sum, counted| (sum.0 + counted.aggregations, sum.1 + counted.answered_again));
         Counters {
+            switch_aggregations: Some(aggregations),
+            answered_again: Some(answered_again),
             packets_sent: Some(packets_sent),
             retransmissions: Some(retransmissions),
             ..Counters::default()

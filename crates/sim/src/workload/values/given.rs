@@ -28,7 +28,7 @@ impl Origin {
             Self::Drawn(source) => source.contribution(old, tensor, worker, from, elements),
             Self::Given(given) => {
                 let numbers = given.contributions[worker as usize].part(from..from + elements);
-                Gradient { tensor, numbers }
+                Gradient { tensor, numbers, whole: elements }
             }
         }
     }

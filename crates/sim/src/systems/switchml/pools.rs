@@ -1,0 +1,155 @@
+//! All jobs' pools of slots on one switch, and what is counted there.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use fanin_protocol::switchml::{Switch, SwitchJob};
+use fanin_protocol::{JobAborted, Summer, Verdict};
+use fanin_wire::{JobId, Kind, Preamble, SLOT_HEADER_BYTES, ShardId};
+
+use super::super::{Classify, Declare, Role, Station, Table};
+use crate::net::{ActorId, Body, Context, Machine, Network, NodeId, Owner, Packet, SimAddress};
+
+/// UDP port.
+pub(super) const POOL_PORT: u16 = 4801;
+
+type SwitchMachine = Machine<Switch<SimAddress>, PoolsOwner>;
+
+/// What a switch did for a job.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Counted {
+    /// Contributions that it added. One that only asks for an exponent has nothing to add.
+    pub(super) aggregations: u64,
+    /// Contributions that came again to a sum that was there, and were answered with it (SwitchML Algorithm 3).
+    pub(super) answered_again: u64,
+}
+
+type OfJobs = Rc<RefCell<BTreeMap<JobId, Counted>>>;
+
+/// All jobs' pools on one switch.
+pub(super) struct Pools {
+    pub(super) node: NodeId,
+    /// All of the switch's memory: a slot takes two.
+    pub(super) aggregators: u32,
+    pub(super) classify: Classify,
+    pub(super) declare: Declare,
+    pub(super) actor: Cell<ActorId>,
+    pub(super) jobs: RefCell<Vec<SwitchJob<SimAddress>>>,
+    pub(super) counted: OfJobs,
+}
+
+impl Pools {
+    pub(super) fn counted(&self, job: JobId) -> Counted {
+        self.counted.borrow().get(&job).copied().unwrap_or_default()
+    }
+}
+
+impl Station for Pools {
+    fn role(&self) -> Role {
+        Role::Switch
+    }
+
+    fn place(&self, network: &mut Network) {
+        let mut switch = Switch::new(ShardId(0));
+        for job in self.jobs.borrow().iter() {
+            switch.add_job(job.clone()).expect("a scenario's jobs are checked when it is read");
+        }
+        let (classify, declare) = (self.classify.clone(), self.declare.clone());
+        let machine = Machine::new(switch, PoolsOwner(self.counted.clone()))
+            .classified(move |_, packet| classify(packet))
+            .declaring(move |packet| declare(packet));
+        self.actor.set(network.add_actor(self.node, POOL_PORT, machine));
+    }
+
+    fn actor(&self) -> ActorId {
+        self.actor.get()
+    }
+
+    /// Pools stay as they are: how jobs are admitted again is the fault world's to try.
+    fn forget(&self, _network: &mut Network) {}
+
+    /// What gathers does so in one of its slot's two aggregators. Nobody else can take a slot, so nothing collides or is freed.
+    fn table(&self, network: &Network) -> Option<Table> {
+        let machine = &network.actor::<SwitchMachine>(self.actor.get())?.machine;
+        let jobs = self.jobs.borrow();
+        let gathering = jobs.iter().filter_map(|job| machine.job_progress(job.config.id));
+        Some(Table {
+            aggregators: self.aggregators,
+            in_use: gathering.map(|progress| progress.in_use).sum(),
+            aggregations: self.counted.borrow().values().map(|counted| counted.aggregations).sum(),
+            ..Table::default()
+        })
+    }
+}
+
+/// Counts what the machine made of each packet.
+struct PoolsOwner(OfJobs);
+
+impl Owner<Switch<SimAddress>> for PoolsOwner {
+    fn event(&mut self, _machine: &mut Switch<SimAddress>, _event: JobAborted, _context: &mut Context<'_>) {
+        // The workers hear of an abort, and their owners judge it.
+    }
+
+    fn handled(&mut self, packet: &Packet<'_>, verdict: Verdict, _context: &mut Context<'_>) {
+        let Body::Bytes(bytes) = packet.body else { return };
+        let Ok(Preamble { kind: Kind::Update, job, .. }) = Preamble::parse(bytes) else { return };
+        let mut counted = self.0.borrow_mut();
+        let counted = counted.entry(job);
+        match verdict {
+            // Into a sum that still gathers, that is complete, or that a rack passes on.
+            Verdict::Absorb | Verdict::Multicast | Verdict::Forward if bytes.len() > SLOT_HEADER_BYTES => {
+                counted.or_default().aggregations += 1;
+            }
+            Verdict::ReplyUnicast => counted.or_default().answered_again += 1,
+            _ => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::scenario_file::parse;
+    use crate::workload::{Options, Report, run};
+
+    const JOB: &str = "[[job]]\nsystem = \"switchml\"\nworkers = 4\ntensor = \"200kB\"\ntensors = 6\n";
+
+    fn play(text: &str) -> Report {
+        let scenario = parse("test.toml", text).unwrap_or_else(|error| panic!("{error}"));
+        run(&scenario, Options { seed: 1, ..Options::default() }).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// 4 workers, 6 tensors of 50,000 elements in packets of 352, without a probe: int32 has no exponents.
+    #[test]
+    fn switches_count_what_they_add_for_switchml_and_what_they_answer_again() {
+        let job = format!("{JOB}dtype = \"int32\"\n[job.switchml]\nslots = 64\n");
+        let counted = |more: &str| {
+            let report = play(&format!(
+                "until = \"1s\"\ninterval = \"5us\"\n[network]\ntopology = \"rack\"\nhosts = 5\n{job}{more}"
+            ));
+            let (counters, switch) = (report.jobs[0].counters, report.switches[0].clone());
+            assert_eq!(counters.switch_aggregations, Some(4 * 6 * 143), "each contribution once: {more}");
+            assert_eq!(Some(switch.aggregations), counters.switch_aggregations);
+            assert_eq!((switch.aggregators, switch.collisions, switch.freed_by_resend), (8192, None, None));
+            assert!((1..=64).contains(&switch.in_use_max), "{}", switch.in_use_max);
+            let series = report.jobs[0].series.switch_aggregations.as_ref().map(|of| of.iter().sum::<u64>());
+            assert_eq!(series, counters.switch_aggregations);
+            counters.answered_again
+        };
+        assert_eq!(counted(""), Some(0));
+        // A lost result is asked for once more, a lost contribution is not.
+        let lost = |kind: &str| {
+            counted(&format!("[[loss]]\nlink = [\"h1\", \"s0\"]\nonly = \"{kind}\"\nnth = [9]\n"))
+        };
+        assert_eq!((lost("result"), lost("update")), (Some(1), Some(0)));
+    }
+
+    #[test]
+    fn a_rack_and_the_root_count_their_own_contributions() {
+        let network = "[network]\ntopology = \"leaf-spine\"\nleaves = 2\nspines = 1\nhosts = 2\n";
+        let report = play(&format!("{network}{JOB}dtype = \"int32\"\n"));
+        let of_each: Vec<_> =
+            report.switches.iter().map(|switch| (switch.name.as_str(), switch.aggregations)).collect();
+        assert_eq!(of_each, [("leaf0", 2 * 6 * 143), ("leaf1", 2 * 6 * 143), ("spine0", 2 * 6 * 143)]);
+    }
+}
