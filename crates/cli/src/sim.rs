@@ -158,11 +158,15 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
 
 /// A job that had so much to do and did not is a failure, though nothing was wrong with what it did.
 fn unfinished(report: &Report) -> anyhow::Result<()> {
-    let late: Vec<String> = report
+    let jobs = report
         .jobs
         .iter()
-        .filter_map(|job| job.unfinished.as_ref().map(|waits| format!("{}: {waits}", job.name)))
-        .collect();
+        .filter_map(|job| job.unfinished.as_ref().map(|waits| format!("{}: {waits}", job.name)));
+    let servers = report.parameter_servers.iter().filter_map(|job| {
+        let flows = job.flow_times.unfinished + job.unopened;
+        (flows > 0).then(|| format!("{}: {flows} flows have not arrived", job.name))
+    });
+    let late: Vec<String> = jobs.chain(servers).collect();
     if late.is_empty() {
         return Ok(());
     }
@@ -247,6 +251,23 @@ fn table(report: &Report) -> String {
             }),
         ));
     }
+    if !report.parameter_servers.is_empty() {
+        let header = ["FLOWS OF", "WORKERS", "SERVERS", "MB", "sent again", "timeouts", "last arrived"];
+        lines.push(rows(
+            &header,
+            report.parameter_servers.iter().map(|job| {
+                vec![
+                    job.name.clone(),
+                    job.workers.to_string(),
+                    job.servers.to_string(),
+                    format!("{:.1}", job.delivered_bytes as f64 / 1e6),
+                    job.retransmissions.to_string(),
+                    job.timeouts.to_string(),
+                    format!("{:.6} s", job.last_arrived_s),
+                ]
+            }),
+        ));
+    }
     if !report.background.is_empty() {
         let header = ["flow", "MB", "sent again"];
         lines.push(rows(
@@ -275,13 +296,16 @@ fn table(report: &Report) -> String {
 /// How long tensors and flows took.
 fn times(report: &Report) -> Option<String> {
     let tensors = report.jobs.iter().map(|job| (format!("tensors of {}", job.name), job.tensor_times));
+    let pushes = report.parameter_servers.iter();
+    let pushes = pushes.map(|job| (format!("flows of {}", job.name), job.flow_times));
     let flows = report.background.iter().filter_map(|flow| {
         let times = flow.times?;
         Some((format!("{} of {} flows, {} to {}", times.count, flow.flows, flow.from, flow.to), times))
     });
     let several = report.background.iter().filter(|flow| flow.times.is_some()).count() > 1;
     let all = report.flow_times.filter(|_| several).map(|times| ("all flows".to_owned(), times));
-    let rows_of: Vec<_> = tensors.chain(flows).chain(all).filter(|(_, times)| times.count > 0).collect();
+    let rows_of: Vec<_> =
+        tensors.chain(pushes).chain(flows).chain(all).filter(|(_, times)| times.count > 0).collect();
     let header = ["time of", "ended", "not ended", "mean", "95 %", "99 %", "99.9 %", "longest"];
     let table = || {
         rows(

@@ -23,7 +23,7 @@ COLUMNS = {
 
 @dataclass(frozen=True)
 class Row:
-    """A job in a run, or the background flows of one entry."""
+    """A job in a run, the flows of parameter servers, or the background flows of one entry."""
 
     name: str
     figures: Mapping[str, float]
@@ -53,10 +53,11 @@ def figures_of(run: Run) -> Played:
 
 
 def rows(report: Report) -> list[Row]:
-    """Return the figures of each job, then those of each entry of background flows."""
+    """Return the figures of each job, of parameter servers, and of each entry of background flows."""
     dropped = sum(drop["count"] for drop in report["drops"])
     return [
         *(_of_job(job, dropped) for job in report["jobs"]),
+        *(_of_servers(job, dropped) for job in report["parameter_servers"]),
         *(_of_flows(flows, dropped, report["ended_s"]) for flows in report["background"]),
     ]
 
@@ -86,6 +87,14 @@ def _of_job(job: Mapping[str, Any], dropped: int) -> Row:
     # What a system does not count is none, and no zero.
     known = {key: figure for key, figure in figures.items() if figure is not None}
     return Row(job["name"], known, job["measurement"]["enough"])
+
+
+def _of_servers(job: Mapping[str, Any], dropped: int) -> Row:
+    last_s = job["last_arrived_s"]
+    figures = {"gbps": 8e-9 * job["delivered_bytes"] / last_s if last_s else 0.0}
+    figures |= _times(job["flow_times"])
+    figures |= {"sent_again": job["retransmissions"], "dropped": dropped, "ended_ms": 1e3 * last_s}
+    return Row(job["name"], figures, enough=True)
 
 
 def _of_flows(flows: Mapping[str, Any], dropped: int, ended_s: float) -> Row:

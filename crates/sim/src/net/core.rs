@@ -249,8 +249,9 @@ impl Core {
     ) {
         let datagram_bytes = payload.len() as u32 + declared_bytes + UDP_HEADER_BYTES;
         let buffer = self.packets.keep(payload);
+        let ecn = if class.unimportant { Ecn::NotCapable } else { Ecn::Capable };
         for to in to {
-            let record = outgoing(from, *to, class, datagram_bytes, Content::Bytes(buffer), Ecn::Capable);
+            let record = outgoing(from, *to, class, datagram_bytes, Content::Bytes(buffer), ecn);
             let packet = self.packets.add(record);
             self.send(packet);
         }
@@ -340,7 +341,7 @@ impl Core {
     }
 
     pub(crate) fn forward(&mut self, packet: PacketId, here: NodeId) {
-        let Record { from, to, .. } = *self.packets.get(packet);
+        let Record { from, to, class, .. } = *self.packets.get(packet);
         let destination = NodeId(to.node);
         if destination.index() >= self.nodes.len() {
             return self.drop_at_node(packet, here, DropReason::NoRoute);
@@ -350,8 +351,8 @@ impl Core {
         }
         let works = |nic: PortId| self.ports[nic.index()].up;
         let port = self.routes.port(here, destination, works, |count| match self.config.multipath {
-            Multipath::PerFlow => flow_choice(self.salt, from, to, here, count),
-            Multipath::PerPacket => self.dice.rand_range(0..u64::from(count)) as u32,
+            Multipath::PerFlow if !class.sprayed => flow_choice(self.salt, from, to, here, count),
+            _ => self.dice.rand_range(0..u64::from(count)) as u32,
         });
         match port {
             Some(port) => self.enqueue(packet, port),
@@ -421,5 +422,6 @@ pub(crate) const fn outgoing(
         class,
         ecn,
         hops: 0,
+        remaining: 0,
     }
 }

@@ -3,7 +3,7 @@
 use super::core::{Core, Event};
 use super::ids::PortId;
 use super::packets::{Ecn, PacketId};
-use super::queue::Buffer;
+use super::queue::{Buffer, Order};
 use super::statistics::DropReason;
 use super::time::Time;
 
@@ -27,16 +27,20 @@ impl Core {
         }
         record.port = id;
         record.epoch = port.epoch;
-        if port.backlog == 0 && self.now >= port.busy_until {
+        // A queue that gave way to a packet that did not fit either is empty, and will be looked at nevertheless.
+        if port.backlog == 0 && !port.wakes && self.now >= port.busy_until {
             return self.transmit(packet, id);
         }
         let node = &mut self.nodes[port.node.index()];
         let config = &self.queue_configs[port.config as usize][priority];
         let length = self.queues.get(id, priority).bytes + bytes;
         let above = |threshold: Option<u64>| threshold.is_some_and(|threshold| length > threshold);
+        let unmarkable = record.ecn == Ecn::NotCapable;
         let refused = if length > config.limit_bytes {
             Some(DropReason::Tail)
-        } else if above(config.drop_thresholds_bytes[usize::from(record.class.drop_class)]) {
+        } else if above(config.drop_thresholds_bytes[usize::from(record.class.drop_class)])
+            || (config.drops_unmarkable && unmarkable && above(config.ecn_threshold_bytes))
+        {
             Some(DropReason::Selective)
         } else {
             let is_full = match node.buffer {
@@ -49,26 +53,35 @@ impl Core {
             };
             is_full.then_some(DropReason::Buffer)
         };
+        let by_arrival = config.order == Order::Arrival;
         if let Some(reason) = refused {
+            let remaining = record.remaining;
+            if !by_arrival && self.give_way(remaining, id, priority, reason) {
+                return self.enqueue(packet, id);
+            }
             self.seldom[id.index()].count_at_queue(priority, reason);
             return self.packets.release(packet);
         }
         let queue = self.queues.get_mut(id, priority);
-        let marks = above(config.ecn_threshold_bytes) && record.ecn != Ecn::NotCapable;
+        let marks = above(config.ecn_threshold_bytes) && !unmarkable;
         if marks {
             queue.marked += 1;
             record.ecn = Ecn::Marked;
         }
         record.next = PacketId::NONE;
-        let last = std::mem::replace(&mut queue.tail, packet);
         queue.grow(self.now, bytes);
         node.buffered_bytes += bytes;
         node.statistics.buffer_bytes_max = node.statistics.buffer_bytes_max.max(node.buffered_bytes);
-        if last == PacketId::NONE {
-            queue.head = packet;
-            port.backlog |= 1 << priority;
+        port.backlog |= 1 << priority;
+        if !by_arrival {
+            self.seldom[id.index()].least_remaining(priority).add(packet, record);
         } else {
-            self.packets.get_mut(last).next = packet;
+            let last = std::mem::replace(&mut queue.tail, packet);
+            if last == PacketId::NONE {
+                queue.head = packet;
+            } else {
+                self.packets.get_mut(last).next = packet;
+            }
         }
         if !port.wakes {
             port.wakes = true;
@@ -84,8 +97,13 @@ impl Core {
 
     /// A port's link is free: its most urgent packet goes. Returns when to look again, if packets are left.
     pub(crate) fn wakes(&mut self, id: PortId, epoch: u32) -> Option<Time> {
-        if self.ports[id.index()].epoch != epoch {
+        let port = &mut self.ports[id.index()];
+        if port.epoch != epoch {
             return None; // It went down meanwhile, and what waited is lost.
+        }
+        if port.backlog == 0 {
+            port.wakes = false;
+            return None; // What waited gave way.
         }
         let packet = self.dequeue(id);
         self.transmit(packet, id);
@@ -100,6 +118,9 @@ impl Core {
         let port = &mut self.ports[id.index()];
         let priority = port.backlog.trailing_zeros() as usize;
         let queue = self.queues.get_mut(id, priority);
+        if queue.head == PacketId::NONE {
+            return self.dequeue_least_remaining(id, priority);
+        }
         let packet = queue.head;
         let record = self.packets.get(packet);
         let bytes = u64::from(record.wire_bytes());
@@ -116,7 +137,7 @@ impl Core {
         packet
     }
 
-    fn trace_queue(&mut self, id: PortId) {
+    pub(crate) fn trace_queue(&mut self, id: PortId) {
         if self.seldom[id.index()].traced
             && let Some(trace) = &mut self.trace
         {

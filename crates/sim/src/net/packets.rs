@@ -90,7 +90,11 @@ pub(crate) struct Record {
     pub(crate) class: Class,
     pub(crate) ecn: Ecn,
     pub(crate) hops: u8,
+    /// What its flow had left when it was sent, in segments, for queues that send such first; 0 of others.
+    pub(crate) remaining: u16,
 }
+
+const _: () = assert!(size_of::<Record>() == 64);
 
 impl Record {
     pub(crate) const fn wire_bytes(&self) -> u32 {

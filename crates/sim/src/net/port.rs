@@ -5,6 +5,7 @@
 
 use super::ids::{NodeId, PortId};
 use super::impairment::Faults;
+use super::least_remaining::LeastRemaining;
 use super::packets::PacketId;
 use super::queue::{PRIORITIES, QueueConfig};
 use super::rate::Rate;
@@ -12,7 +13,7 @@ use super::statistics::{DropReason, Drops, QueueStatistics};
 use super::time::Time;
 use super::topology::LinkConfig;
 
-/// A list through the slab.
+/// A list through the slab; of a queue in another order than that of arrival the list is empty ([`Seldom::least_remaining`]).
 #[derive(Clone, Debug)]
 #[repr(align(64))]
 pub(crate) struct Queue {
@@ -188,6 +189,8 @@ pub(crate) struct Seldom {
     pub(crate) faults: Option<Box<Faults>>,
     /// Of its queues; most never drop anything.
     of_queues: Option<Box<[Drops; PRIORITIES]>>,
+    /// What waits in queues that are not in the order of arrival.
+    least_remaining: Option<Box<[LeastRemaining; PRIORITIES]>>,
 }
 
 impl Seldom {
@@ -201,11 +204,16 @@ impl Seldom {
             drops: Drops::default(),
             faults: None,
             of_queues: None,
+            least_remaining: None,
         }
     }
 
     pub(crate) fn count_at_queue(&mut self, priority: usize, reason: DropReason) {
         self.of_queues.get_or_insert_default()[priority].count(reason);
+    }
+
+    pub(crate) fn least_remaining(&mut self, priority: usize) -> &mut LeastRemaining {
+        &mut self.least_remaining.get_or_insert_default()[priority]
     }
 
     pub(crate) fn queue_drops(&self, priority: usize) -> Drops {

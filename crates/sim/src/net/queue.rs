@@ -5,16 +5,38 @@ pub const PRIORITIES: usize = 8;
 /// Classes of packets by how willingly they are dropped; 0 is dropped last.
 pub const DROP_CLASSES: usize = 8;
 
-/// How a packet is treated in queues.
+/// How a packet is treated on its way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Class {
     /// Which queue of a port: 0 goes first. Less than [`PRIORITIES`].
     pub priority: u8,
     /// Which of [`QueueConfig::drop_thresholds_bytes`] holds for it. Less than [`DROP_CLASSES`].
     pub drop_class: u8,
+    /// It is not ECN-capable, although its sender understands marks: a queue that [`QueueConfig::drops_unmarkable`] drops it where
+    /// others are marked (DLCP §4.2).
+    pub unimportant: bool,
+    /// It takes a path of its own, whatever others of its flow take.
+    pub sprayed: bool,
 }
 
-/// One queue: first in, first out. All lengths are bytes on the link, framing included, of packets that wait; the
+impl Class {
+    /// The first queue, dropped last, important, on its flow's path.
+    pub const DEFAULT: Self = Self { priority: 0, drop_class: 0, unimportant: false, sprayed: false };
+}
+
+/// Which packet of a queue is the next one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Order {
+    /// The one that came first.
+    #[default]
+    Arrival,
+    /// pFabric's (Alizadeh et al., SIGCOMM 2013, 4.1): of the flow whose packet says that least is left, the one that came first,
+    /// so that none of a flow's waits for ever behind its own. When the queue is full, the packet that says that most is left
+    /// gives way, which may be the new one. Packets that say nothing are urgent.
+    LeastRemaining,
+}
+
+/// One queue. All lengths are bytes on the link, framing included, of packets that wait; the
 /// packet that is being sent has left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueConfig {
@@ -24,13 +46,43 @@ pub struct QueueConfig {
     pub ecn_threshold_bytes: Option<u64>,
     /// A packet of a drop class that would make it longer than the class's threshold is dropped (selective dropping).
     pub drop_thresholds_bytes: [Option<u64>; DROP_CLASSES],
+    /// A packet that cannot be marked is dropped where it would be marked, as RED with ECN does it.
+    pub drops_unmarkable: bool,
+    /// Which packet goes next.
+    pub order: Order,
 }
 
 impl QueueConfig {
     /// A FIFO that drops at its tail, and nothing else.
     #[must_use]
     pub const fn tail_drop(limit_bytes: u64) -> Self {
-        Self { limit_bytes, ecn_threshold_bytes: None, drop_thresholds_bytes: [None; DROP_CLASSES] }
+        Self {
+            limit_bytes,
+            ecn_threshold_bytes: None,
+            drop_thresholds_bytes: [None; DROP_CLASSES],
+            drops_unmarkable: false,
+            order: Order::Arrival,
+        }
+    }
+
+    /// pFabric's queue.
+    #[must_use]
+    pub const fn least_remaining(limit_bytes: u64) -> Self {
+        Self { order: Order::LeastRemaining, ..Self::tail_drop(limit_bytes) }
+    }
+
+    /// A port's queues for DLCP (§4.2): the first is for signals and drops nothing before it is full; in the others, of layers
+    /// from front to back, what is not important is dropped above `threshold_bytes` times 1, 1 + `step`, .., 1 + 6 `step`,
+    /// and what is important is marked.
+    #[must_use]
+    pub fn dlcp(limit_bytes: u64, threshold_bytes: u64, step: f64) -> [Self; PRIORITIES] {
+        std::array::from_fn(|queue| match queue.checked_sub(1) {
+            None => Self::tail_drop(limit_bytes),
+            Some(nth) => {
+                let threshold = threshold_bytes as f64 * (1.0 + nth as f64 * step);
+                Self { drops_unmarkable: true, ..Self::tail_drop(limit_bytes).with_ecn(threshold as u64) }
+            }
+        })
     }
 
     /// The same, with an ECN threshold.

@@ -21,10 +21,10 @@ pub(super) fn resolve(
     tables: &[OwnTable<'_>],
     topology: &Topology,
 ) -> Result<Vec<JobPlan>, Mistake> {
-    if file.job.is_empty() && file.background.is_empty() {
+    if file.job.is_empty() && file.background.is_empty() && file.parameter_server.is_empty() {
         return Err(Mistake {
             span: None,
-            message: "nothing to simulate: no [[job]], no [[background]]".into(),
+            message: "nothing to simulate: no [[job]], no [[parameter_server]], no [[background]]".into(),
         });
     }
     let mut taken = BTreeSet::new();
@@ -60,7 +60,7 @@ fn resolve_one(
         name: job.name.clone().unwrap_or_else(|| format!("job{number}")),
         system,
         workers,
-        class: class(&job.priority, &job.drop_class)?,
+        class: class(&job.priority, &job.drop_class, job.spray)?,
         start,
         stop,
         workload: workload(job)?,
@@ -155,19 +155,8 @@ fn training(job: &Job, name: &Spanned<String>) -> Result<Workload, Mistake> {
     const TENSORS: &str = "tensors of one size, and this job trains; it would need a `tensor`";
     refuse(&job.in_flight, "in_flight", TENSORS)?;
     refuse(&job.tensors, "tensors", TENSORS)?;
-    let wanted = name.get_ref().to_lowercase();
-    let model = Model::ALL.into_iter().find(|model| model.name() == wanted).ok_or_else(|| {
-        at(name, error::unknown("model", name.get_ref(), Model::ALL.iter().map(|model| model.name())))
-    })?;
-    let number = |value: &Option<Spanned<f64>>, unless: f64, least: f64, what: &str| match value {
-        Some(value) if !(least..=1e18).contains(value.get_ref()) => Err(at(value, what)),
-        Some(value) => Ok(*value.get_ref()),
-        None => Ok(unless),
-    };
-    let batch = job.batch.as_ref().map_or(32, |batch| *batch.get_ref());
-    if let Some(place) = job.batch.as_ref().filter(|_| batch == 0) {
-        return Err(at(place, "at least one sample"));
-    }
+    let model = model(name)?;
+    let batch = batch(&job.batch)?;
     if let Some(place) = job.iterations.as_ref().filter(|count| *count.get_ref() == 0) {
         return Err(at(place, "at least one iteration"));
     }
@@ -187,13 +176,43 @@ fn training(job: &Job, name: &Spanned<String>) -> Result<Workload, Mistake> {
         batch,
         iterations: job.iterations.as_ref().map(|count| *count.get_ref()),
         scale: number(&job.scale, 1.0, 1.0, "`scale` divides; from 1 upwards")?,
-        flops_per_s: number(&job.flops, FLOPS_PER_S, 1.0, "`flops` is operations a second, more than none")?,
+        flops_per_s: number(&job.flops, FLOPS_PER_S, 1.0, FLOPS_MEANING)?,
         jitter: job.jitter.as_ref().map_or(0.0, |jitter| jitter.get_ref().0),
         pause,
     })
 }
 
+pub(super) const FLOPS_MEANING: &str = "`flops` is operations a second, more than none";
+
+pub(super) fn model(name: &Spanned<String>) -> Result<Model, Mistake> {
+    let wanted = name.get_ref().to_lowercase();
+    Model::ALL.into_iter().find(|model| model.name() == wanted).ok_or_else(|| {
+        at(name, error::unknown("model", name.get_ref(), Model::ALL.iter().map(|model| model.name())))
+    })
+}
+
+/// Samples of a worker in an iteration.
+pub(super) fn batch(given: &Option<Spanned<u32>>) -> Result<u32, Mistake> {
+    match given {
+        Some(place) if *place.get_ref() == 0 => Err(at(place, "at least one sample")),
+        given => Ok(given.as_ref().map_or(32, |batch| *batch.get_ref())),
+    }
+}
+
+pub(super) fn number(
+    value: &Option<Spanned<f64>>,
+    unless: f64,
+    least: f64,
+    what: &str,
+) -> Result<f64, Mistake> {
+    match value {
+        Some(value) if !(least..=1e18).contains(value.get_ref()) => Err(at(value, what)),
+        Some(value) => Ok(*value.get_ref()),
+        None => Ok(unless),
+    }
+}
+
 /// A key of the other workload.
-fn refuse<T>(value: &Option<Spanned<T>>, key: &str, what: &str) -> Result<(), Mistake> {
+pub(super) fn refuse<T>(value: &Option<Spanned<T>>, key: &str, what: &str) -> Result<(), Mistake> {
     value.as_ref().map_or(Ok(()), |value| Err(at(value, format!("`{key}` is about {what}"))))
 }

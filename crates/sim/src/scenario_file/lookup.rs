@@ -46,9 +46,12 @@ pub(super) fn number_below(
 pub(super) fn class(
     priority: &Option<Spanned<u8>>,
     drop_class: &Option<Spanned<u8>>,
+    sprayed: bool,
 ) -> Result<Class, Mistake> {
     Ok(Class {
         priority: number_below(priority, PRIORITIES, "priority")?.unwrap_or(0),
         drop_class: number_below(drop_class, DROP_CLASSES, "drop_class")?.unwrap_or(0),
+        unimportant: false,
+        sprayed,
     })
 }

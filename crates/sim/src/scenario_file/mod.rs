@@ -6,9 +6,11 @@
 mod beside;
 mod entry;
 mod error;
+mod flows;
 mod jobs;
 mod lookup;
 mod network;
+mod parameter_server;
 mod parts;
 mod schema;
 #[cfg(test)]
@@ -26,20 +28,16 @@ pub use entry::{Entry, Kind, keys};
 pub use error::{FileError, Mistake, at};
 pub use unit::{Rate, Share, Size, Time};
 
-use crate::net::{Cost, LinkId, Multipath, Topology};
+use crate::net::{LinkId, Multipath, Topology};
 use crate::systems;
-use crate::workload::{
-    BackgroundPlan, Fault, FaultPlan, JobPlan, LossPlan, Scenario, SwitchPlan, TCP_KINDS, Target, Which,
-};
+use crate::workload::{Fault, FaultPlan, JobPlan, LossPlan, Scenario, SwitchPlan, TCP_KINDS, Target, Which};
 use beside::Texts;
 use entry::{OwnTable, own_tables};
-use lookup::{class, host, link, node};
-use schema::{Background, BackgroundKind, FaultKind, File, RoutingName};
+use lookup::{link, node};
+use schema::{FaultKind, File, RoutingName};
 
 /// Intervals of a time series: beyond this nobody looks at them, and they fill the memory.
 const INTERVALS_MAX: u128 = 1_000_000;
-/// Flows of one entry: each is remembered, and looked at in every interval.
-const FLOWS_MAX: u32 = 100_000;
 
 /// For how long a job may stand still unless the file says otherwise: for a part of the run, or so many of its timeouts, which
 /// grow while nothing comes.
@@ -98,9 +96,8 @@ fn resolve(file: &File, tables: &[OwnTable<'_>]) -> Result<Scenario, Mistake> {
         return Err(at(&file.interval, message));
     }
     let jobs = jobs::resolve(file, tables, &topology)?;
-    let mtu = *file.network.mtu.get_ref();
-    let background =
-        file.background.iter().map(|flow| background(&topology, mtu, flow)).collect::<Result<_, _>>()?;
+    let parameter_servers = parameter_server::resolve(file, &topology)?;
+    let background = flows::resolve(file, &topology)?;
     let mut losses = Vec::new();
     for loss in &file.loss {
         losses.extend(losses_of(&topology, &jobs, loss)?);
@@ -125,80 +122,10 @@ fn resolve(file: &File, tables: &[OwnTable<'_>]) -> Result<Scenario, Mistake> {
         },
         switch: switch_plan(file),
         jobs,
+        parameter_servers,
         background,
         losses,
         faults,
-    })
-}
-
-/// Bits a second, framing included, that a node's cores handle of packets as long as the MTU.
-fn host_rate_bps(cost: &Cost, mtu: u32) -> f64 {
-    let (frame_bytes, wire_bytes) = (mtu + 14, mtu + 38);
-    f64::from(cost.cores) * f64::from(wire_bytes) * 8.0 / cost.of(frame_bytes).as_secs_f64()
-}
-
-fn background(topology: &Topology, mtu: u32, flow: &Spanned<Background>) -> Result<BackgroundPlan, Mistake> {
-    let plan = flow.get_ref();
-    let from = host(topology, plan.from.get_ref(), &plan.from)?;
-    let to = host(topology, plan.to.get_ref(), &plan.to)?;
-    if from == to {
-        return Err(at(&plan.to, "a flow needs two hosts"));
-    }
-    let rate_bps = match (plan.kind.get_ref(), &plan.rate) {
-        (BackgroundKind::Constant, Some(rate)) => Some(rate.get_ref().0),
-        (BackgroundKind::Constant, None) => return Err(at(&plan.kind, "a constant flow needs a `rate`")),
-        (BackgroundKind::Tcp, None) => None,
-        (BackgroundKind::Tcp, Some(rate)) => {
-            return Err(at(rate, "a tcp flow finds its rate itself; `rate` is for constant ones"));
-        }
-    };
-    if let (Some(rate), Some((_, link))) = (&plan.rate, topology.neighbours(from).next())
-        && rate.get_ref().0 > topology.links()[link.0 as usize].config.rate_bps
-    {
-        return Err(at(rate, "an impossible rate: the sender's link is slower"));
-    }
-    if let Some(rate) = &plan.rate {
-        let most = host_rate_bps(&topology.get(from).config.sends, mtu);
-        if rate.get_ref().0 as f64 > most {
-            let message = format!("an impossible rate: the sender's cores handle {:.3} Gbit/s", most / 1e9);
-            return Err(at(rate, message));
-        }
-    }
-    let (start, stop) = (plan.start.0, plan.stop.map(|stop| stop.0));
-    if stop.is_some_and(|stop| stop <= start) {
-        return Err(at(flow, "this flow stops before it starts"));
-    }
-    let ecn = plan.ecn.unwrap_or(rate_bps.is_none());
-    let class = class(&plan.priority, &plan.drop_class)?;
-    let size = match &plan.size {
-        Some(size) if rate_bps.is_some() => return Err(at(size, "`size` is of tcp flows")),
-        Some(size) if size.get_ref().0 == 0 => return Err(at(size, "a flow of at least one byte")),
-        size => size.as_ref().map(|size| size.get_ref().0),
-    };
-    let (count, every) = match (&plan.count, &plan.every) {
-        (Some(count), _) if size.is_none() => {
-            return Err(at(count, "flows that follow each other need a `size`"));
-        }
-        (Some(count), _) if !(1..=FLOWS_MAX).contains(count.get_ref()) => {
-            return Err(at(count, format!("from 1 to {FLOWS_MAX} flows")));
-        }
-        (Some(count), Some(every)) => (*count.get_ref(), every.get_ref().0),
-        (None, None) => (1, Duration::ZERO),
-        (Some(count), None) => return Err(at(count, "`count` needs `every`: how long after the one before")),
-        (None, Some(every)) => return Err(at(every, "`every` needs `count`: how many flows")),
-    };
-    Ok(BackgroundPlan {
-        from,
-        to,
-        rate_bps,
-        ecn,
-        class,
-        start,
-        stop,
-        size,
-        count,
-        every,
-        spread: plan.spread.0,
     })
 }
 

@@ -7,11 +7,11 @@ use toml::Spanned;
 use super::error::{Mistake, at, unknown};
 use super::lookup::number_below;
 use super::parts;
-use super::schema::{File, Queue, SwitchTable, TopologyName, WhichSwitches};
+use super::schema::{File, OrderName, Queue, SelectiveDropping, SwitchTable, TopologyName, WhichSwitches};
 use super::unit::Size;
 use crate::net::{
-    Buffer, Cost, DROP_CLASSES, LinkConfig, NodeConfig, PRIORITIES, Parts, Programmable, QueueConfig, Time,
-    Topology, TopologyError,
+    Buffer, Cost, DROP_CLASSES, LinkConfig, NodeConfig, Order, PRIORITIES, Parts, Programmable, QueueConfig,
+    Time, Topology, TopologyError,
 };
 
 /// Cores of a host: more than any machine has.
@@ -29,7 +29,13 @@ pub(super) fn resolve(file: &File) -> Result<Topology, Mistake> {
         }
         queue = queue.with_ecn(threshold.get_ref().0);
     }
+    if network.order == OrderName::LeastRemaining {
+        queue.order = Order::LeastRemaining;
+    }
     let mut node = NodeConfig::new(queue);
+    if let Some(place) = &network.selective_dropping {
+        node.queues = selective_dropping(place, &queue)?;
+    }
     node.receives = Cost::of_packet(switch.processing.0.into());
     for queue in &file.queue {
         set_queues(mtu, &mut node, queue)?;
@@ -39,8 +45,9 @@ pub(super) fn resolve(file: &File) -> Result<Topology, Mistake> {
     }
     let delay = network.delay.0;
     let mut host = NodeConfig::host();
-    for nic in host.queues.iter_mut().filter(|_| network.nic_ecn) {
-        nic.ecn_threshold_bytes = queue.ecn_threshold_bytes;
+    for nic in &mut host.queues {
+        nic.order = queue.order;
+        nic.ecn_threshold_bytes = queue.ecn_threshold_bytes.filter(|_| network.nic_ecn);
     }
     let (packet, byte) = (Time(network.host_packet_cost.0), Time(network.host_byte_cost.0));
     host.sends = Cost { packet, byte, cores: cores(&network.host_cores)? };
@@ -113,6 +120,33 @@ pub(super) fn holds_a_packet(bytes: &Spanned<Size>, mtu: u32) -> Result<u64, Mis
         bytes if bytes >= mtu.into() => Ok(bytes),
         _ => Err(at(bytes, "this holds not even one packet: make it longer than the MTU")),
     }
+}
+
+/// DLCP's queues of a port.
+fn selective_dropping(
+    place: &Spanned<SelectiveDropping>,
+    queue: &QueueConfig,
+) -> Result<[QueueConfig; PRIORITIES], Mistake> {
+    let SelectiveDropping { threshold, step } = place.get_ref();
+    if *queue != QueueConfig::tail_drop(queue.limit_bytes) {
+        return Err(at(
+            place,
+            "`selective_dropping` marks by its own thresholds, in the order of arrival: no `ecn`, no `order`",
+        ));
+    }
+    if !(step.is_finite() && *step >= 0.0) || threshold.0 == 0 {
+        return Err(at(place, "a `threshold` of at least one byte, and a `step` that is not negative"));
+    }
+    let queues = QueueConfig::dlcp(queue.limit_bytes, threshold.0, *step);
+    let highest = queues[PRIORITIES - 1].ecn_threshold_bytes.unwrap_or(0);
+    if highest >= queue.limit_bytes {
+        let message = format!(
+            "the threshold of the last queue is {highest} bytes, and a queue holds {}: nothing would be dropped selectively",
+            queue.limit_bytes
+        );
+        return Err(at(place, message));
+    }
+    Ok(queues)
 }
 
 /// One entry's queues of every switch.

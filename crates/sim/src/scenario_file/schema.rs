@@ -37,6 +37,8 @@ pub(super) struct File {
     #[serde(default)]
     pub(super) job: Vec<Spanned<Job>>,
     #[serde(default)]
+    pub(super) parameter_server: Vec<Spanned<ParameterServer>>,
+    #[serde(default)]
     pub(super) background: Vec<Spanned<Background>>,
     #[serde(default)]
     pub(super) loss: Vec<Spanned<Loss>>,
@@ -118,6 +120,11 @@ pub(super) struct Network {
     pub(super) alpha: Spanned<f64>,
     #[serde(default)]
     pub(super) routing: RoutingName,
+    /// Which packet of a queue goes next, at switches and NICs.
+    #[serde(default)]
+    pub(super) order: OrderName,
+    /// DLCP's queues at switches.
+    pub(super) selective_dropping: Option<Spanned<SelectiveDropping>>,
     /// What a packet that a host sends or receives costs one of its cores ..
     #[serde(default)]
     pub(super) host_packet_cost: CoreTime,
@@ -203,6 +210,91 @@ pub(super) enum RoutingName {
     Packet,
 }
 
+/// Which packet of a queue goes next.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum OrderName {
+    /// The one that came first.
+    #[default]
+    Arrival,
+    /// pFabric's.
+    LeastRemaining,
+}
+
+/// `selective_dropping` of `[network]`: of the queues 1 to 7, the queue 0 is for signals.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct SelectiveDropping {
+    /// Of queue 1: the length from which unimportant packets are dropped and others marked.
+    pub(super) threshold: Size,
+    /// By how many times that it grows with every further queue.
+    pub(super) step: f64,
+}
+
+/// `transport` of flows.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct TransportTable {
+    #[serde(default)]
+    pub(super) kind: TransportName,
+    /// Window at the start; ten segments unless given.
+    pub(super) initial_window: Option<Spanned<Size>>,
+    /// Bytes on the way at most.
+    pub(super) receive_window: Option<Spanned<Size>>,
+    /// Shortest retransmission timeout; of pFabric, the timeout.
+    pub(super) rto_min: Option<Spanned<Time>>,
+    /// Duplicate acknowledgements that mean a loss.
+    pub(super) duplicates: Option<Spanned<u32>>,
+    /// PIAS: the bytes after which a flow's packets go one queue further down.
+    pub(super) demotion: Option<Spanned<Vec<Size>>>,
+}
+
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum TransportName {
+    #[default]
+    Newreno,
+    Dctcp,
+    Pias,
+    Pfabric,
+}
+
+/// `[[parameter_server]]`: the flows of one iteration of training.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ParameterServer {
+    /// For reports; `servers0` and so on unless given.
+    pub(super) name: Option<String>,
+    /// Hosts by name, or how many, evenly spread over all.
+    pub(super) workers: Spanned<Hosts>,
+    /// The same, of the workers' hosts unless named; as many as workers unless given.
+    pub(super) servers: Option<Spanned<Hosts>>,
+    /// One tensor of this size ..
+    pub(super) tensor: Option<Spanned<Size>>,
+    /// .. or those of a model.
+    pub(super) model: Option<Spanned<String>>,
+    /// Samples of a worker in an iteration of the model.
+    pub(super) batch: Option<Spanned<u32>>,
+    /// Floating-point operations a second that a worker does, 1e13 unless given.
+    pub(super) flops: Option<Spanned<f64>>,
+    /// What sizes are divided by.
+    pub(super) compression: Option<Spanned<f64>>,
+    /// A tensor that is larger is divided among all servers.
+    #[serde(default = "defaults::divide_above")]
+    pub(super) divide_above: Size,
+    /// By how much a worker's times vary, at most.
+    pub(super) jitter: Option<Share>,
+    #[serde(default = "defaults::zero")]
+    pub(super) start: Time,
+    #[serde(default)]
+    pub(super) transport: TransportTable,
+    pub(super) ecn: Option<bool>,
+    pub(super) priority: Option<Spanned<u8>>,
+    pub(super) drop_class: Option<Spanned<u8>>,
+    #[serde(default)]
+    pub(super) spray: bool,
+}
+
 /// `[switch]`: the programmable ones.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -277,6 +369,9 @@ pub(super) struct Job {
     pub(super) priority: Option<Spanned<u8>>,
     /// Which drop threshold holds for them.
     pub(super) drop_class: Option<Spanned<u8>>,
+    /// Each packet takes a path of its own.
+    #[serde(default)]
+    pub(super) spray: bool,
 
     /// Micro-benchmark: bytes of each tensor.
     pub(super) tensor: Option<Spanned<Size>>,
@@ -348,10 +443,14 @@ pub(super) struct Background {
     pub(super) kind: Spanned<BackgroundKind>,
     /// Of a constant flow.
     pub(super) rate: Option<Spanned<Rate>>,
+    /// Of a TCP-like one.
+    pub(super) transport: Option<Spanned<TransportTable>>,
     /// Whether its packets may be marked; those of a TCP-like flow unless told otherwise.
     pub(super) ecn: Option<bool>,
     pub(super) priority: Option<Spanned<u8>>,
     pub(super) drop_class: Option<Spanned<u8>>,
+    #[serde(default)]
+    pub(super) spray: bool,
     #[serde(default = "defaults::zero")]
     pub(super) start: Time,
     pub(super) stop: Option<Time>,
@@ -478,6 +577,11 @@ mod defaults {
 
     pub(super) fn queue() -> Spanned<Size> {
         nowhere(Size(1_000_000))
+    }
+
+    /// DLCP §5.2.1.
+    pub(super) const fn divide_above() -> Size {
+        Size(4_000_000)
     }
 
     pub(super) fn alpha() -> Spanned<f64> {

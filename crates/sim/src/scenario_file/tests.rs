@@ -1,5 +1,5 @@
 use super::*;
-use crate::net::Time;
+use crate::net::{Cost, Time};
 use crate::workload::models::Model;
 use crate::workload::{JobPlan, Workload};
 

@@ -8,7 +8,8 @@ use oorandom::Rand64;
 
 use super::report::Durations;
 use super::scenario::BackgroundPlan;
-use crate::net::{ConstantRateConfig, FlowId, FlowStatistics, Network, NodeId, TcpConfig, Time};
+use super::transport::mtu;
+use crate::net::{ConstantRateConfig, FlowId, FlowStatistics, Network, Time};
 
 /// By entry of the scenario, each flow with the time at which it was opened.
 type Opened = Rc<RefCell<Vec<Vec<(Time, FlowId)>>>>;
@@ -97,27 +98,18 @@ fn open_in_time(
 }
 
 fn open(network: &mut Network, plan: &BackgroundPlan) -> FlowId {
-    let mtu = |node: NodeId| {
-        let (_, link) = network.topology().neighbours(node).next()?;
-        Some(network.topology().links()[link.0 as usize].config.mtu)
-    };
-    let mtu = mtu(plan.from).unwrap_or(1500);
     match plan.rate_bps {
         Some(rate_bps) => network.start_constant_rate(ConstantRateConfig {
             from: plan.from,
             to: plan.to,
             class: plan.class,
             rate_bps,
-            datagram_bytes: mtu,
-            ecn: plan.ecn,
+            datagram_bytes: mtu(network, plan.from),
+            ecn: plan.transport.ecn,
         }),
         None => {
-            let flow = network.open_tcp(TcpConfig {
-                segment_bytes: mtu - 40,
-                ecn: plan.ecn,
-                class: plan.class,
-                ..TcpConfig::new(plan.from, plan.to)
-            });
+            let config = plan.transport.connection(network, plan.from, plan.to, plan.class);
+            let flow = network.open_tcp(config);
             match plan.size {
                 Some(bytes) => network.write(flow, bytes, None),
                 None => network.fill(flow),

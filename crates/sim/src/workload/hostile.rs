@@ -12,9 +12,10 @@ use super::scenario::{
     BackgroundPlan, Fault, FaultPlan, JobPlan, LossPlan, Scenario, SwitchPlan, TCP_KINDS, Target, Which,
     Workload,
 };
+use super::transport::TransportPlan;
 use crate::net::{
     Buffer, Class, Cost, LinkConfig, LinkId, Multipath, NodeConfig, NodeId, PRIORITIES, Parts, Programmable,
-    QueueConfig, Time, Topology,
+    QueueConfig, Time, Topology, Transport,
 };
 use crate::systems::System;
 use crate::systems::atp::{Atp, Help};
@@ -67,6 +68,7 @@ pub fn hostile(seed: u64) -> Scenario {
             stale: dice.time(Duration::from_micros(500), Duration::from_millis(20)),
         },
         jobs,
+        parameter_servers: Vec::new(),
         background,
         losses,
         faults,
@@ -336,8 +338,8 @@ fn job(dice: &mut Dice, topology: &Topology, aggregators: u32, index: u64) -> Jo
         system,
         workers,
         class: match dice.range(0, 4) {
-            0 => Class { priority: dice.range(0, PRIORITIES as u64) as u8, drop_class: 0 },
-            1 => Class { priority: 0, drop_class: 1 },
+            0 => Class { priority: dice.range(0, PRIORITIES as u64) as u8, ..Class::DEFAULT },
+            1 => Class { drop_class: 1, ..Class::DEFAULT },
             _ => Class::default(),
         },
         start,
@@ -374,6 +376,14 @@ fn workload(dice: &mut Dice, packet: usize) -> Workload {
     }
 }
 
+/// What flows beside the jobs do about congestion.
+const TRANSPORTS: [Transport; 4] = [
+    Transport::NewReno,
+    Transport::Dctcp,
+    Transport::Pias { thresholds_bytes: [2_000, 4_000, 8_000, 16_000, 32_000, 64_000, 128_000] },
+    Transport::Pfabric,
+];
+
 /// Up to two flows between any two hosts: slow ones that nothing slows down, and short ones that give way.
 fn background(dice: &mut Dice, topology: &Topology) -> Vec<BackgroundPlan> {
     let hosts: Vec<NodeId> = topology.hosts().collect();
@@ -387,8 +397,13 @@ fn background(dice: &mut Dice, topology: &Topology) -> Vec<BackgroundPlan> {
             from: hosts[from],
             to: hosts[to],
             rate_bps,
-            ecn: dice.one_in(2),
-            class: Class { priority: dice.range(0, PRIORITIES as u64) as u8, drop_class: 0 },
+            transport: TransportPlan {
+                // From nothing but who they are, so that what else is drawn stays as it was.
+                transport: TRANSPORTS[(from + to) % TRANSPORTS.len()],
+                ecn: dice.one_in(2),
+                ..TransportPlan::default()
+            },
+            class: Class { priority: dice.range(0, PRIORITIES as u64) as u8, ..Class::DEFAULT },
             start,
             stop: Some(start + dice.time(Duration::from_nanos(1), TROUBLE)),
             size: rate_bps.is_none().then_some(sizes),
@@ -485,7 +500,8 @@ mod tests {
                 }
             }
             for flow in &scenario.background {
-                note(if flow.size.is_some() { "tcp" } else { "constant" });
+                let transport = format!("{:?}", flow.transport.transport);
+                note(flow.size.map_or("constant", |_| transport.split(' ').next().expect("a name")));
             }
             for target in scenario.losses.iter().filter_map(|plan| plan.target.as_ref()) {
                 note(&format!("lost {}", target.kind.as_deref().unwrap_or("packets")));

@@ -15,6 +15,7 @@ mod job;
 mod loads;
 mod meter;
 pub mod models;
+mod parameter_server;
 mod program;
 mod report;
 mod scenario;
@@ -22,14 +23,16 @@ mod simulation;
 mod tenant;
 #[cfg(test)]
 mod tests;
+mod transport;
 mod values;
 
 pub use checker::Violation;
 pub(crate) use checker::first;
 pub use hostile::{hostile, shrink};
+pub use parameter_server::{ParameterServerPlan, Push, TensorPlan};
 pub use report::{
-    Count, Durations, FlowReport, JobReport, JobSeries, LinkReport, Measurement, Report, ServerReport,
-    SwitchReport, TrainingReport,
+    Count, Durations, FlowReport, JobReport, JobSeries, LinkReport, Measurement, ParameterServerReport,
+    Report, ServerReport, SwitchReport, TrainingReport,
 };
 pub(crate) use scenario::TCP_KINDS;
 pub use scenario::{
@@ -37,5 +40,6 @@ pub use scenario::{
 };
 pub use simulation::{Options, RunError, run, sum};
 pub use tenant::{Process, Tenant};
+pub use transport::TransportPlan;
 pub(crate) use values::WORKERS_MAX;
 pub use values::{Gradient, Numbers};

@@ -22,6 +22,8 @@ pub struct Layer {
     pub multiply_adds: u64,
     /// Whether it belongs to an auxiliary classifier, which only training has.
     pub auxiliary: bool,
+    /// How many of the parameters' tensors are vectors (biases, a normalisation's scale and shift), and how long each is.
+    pub vectors: (u64, u64),
 }
 
 /// A model by its name.
@@ -120,6 +122,13 @@ impl Model {
 }
 
 impl Layer {
+    /// The parameters of each of its tensors: the weights, if it has any, and the vectors.
+    pub fn tensors(&self) -> impl Iterator<Item = u64> {
+        let (count, length) = self.vectors;
+        let weights = self.parameters - count * length;
+        (weights > 0).then_some(weights).into_iter().chain((0..count).map(move |_| length))
+    }
+
     /// How long its forward pass takes.
     #[must_use]
     pub fn forward(&self, batch: u32, flops_per_s: f64) -> Duration {
@@ -150,8 +159,9 @@ impl Images {
         Self { layers: Vec::new(), channels: 3, height: size, width: size, auxiliary: false }
     }
 
-    fn push(&mut self, parameters: u64, multiply_adds: u64) {
-        self.layers.push(Layer { parameters, multiply_adds, auxiliary: self.auxiliary });
+    fn push(&mut self, weights: u64, vectors: (u64, u64), multiply_adds: u64) {
+        let parameters = weights + vectors.0 * vectors.1;
+        self.layers.push(Layer { parameters, multiply_adds, auxiliary: self.auxiliary, vectors });
     }
 
     /// A convolution; `extra` parameters a channel: 1 for a bias, 2 for a batch normalisation behind it.
@@ -159,7 +169,7 @@ impl Images {
         self.height = (self.height + 2 * ph - kh) / stride + 1;
         self.width = (self.width + 2 * pw - kw) / stride + 1;
         let weights = self.channels * out * kh * kw;
-        self.push(weights + extra * out, weights * self.height * self.width);
+        self.push(weights, (extra, out), weights * self.height * self.width);
         self.channels = out;
     }
 
@@ -188,7 +198,7 @@ impl Images {
     /// A fully connected layer over all that there is.
     fn connect(&mut self, out: u64) {
         let inputs = self.channels * self.height * self.width;
-        self.push(inputs * out + out, inputs * out);
+        self.push(inputs * out, (1, out), inputs * out);
         (self.channels, self.height, self.width) = (out, 1, 1);
     }
 
@@ -453,22 +463,23 @@ impl Tokens {
         Self { layers: Vec::new(), width, length }
     }
 
-    fn push(&mut self, parameters: u64, multiply_adds: u64) {
-        self.layers.push(Layer { parameters, multiply_adds, auxiliary: false });
+    fn push(&mut self, weights: u64, vectors: (u64, u64), multiply_adds: u64) {
+        let parameters = weights + vectors.0 * vectors.1;
+        self.layers.push(Layer { parameters, multiply_adds, auxiliary: false, vectors });
     }
 
     /// Tables that are looked up, of as many entries in all; `normalised` where a layer norm follows.
     fn embed(&mut self, entries: u64, normalised: bool) {
-        let norm = if normalised { 2 * self.width } else { 0 };
-        self.push(entries * self.width + norm, 0);
+        let norm = if normalised { 2 } else { 0 };
+        self.push(entries * self.width, (norm, self.width), 0);
     }
 
     fn project(&mut self, inputs: u64, outputs: u64) {
-        self.push(inputs * outputs + outputs, inputs * outputs * self.length);
+        self.push(inputs * outputs, (1, outputs), inputs * outputs * self.length);
     }
 
     fn normalise(&mut self) {
-        self.push(2 * self.width, 0);
+        self.push(0, (2, self.width), 0);
     }
 
     /// Query, key and value in one, the attention itself, the output, a layer norm.
@@ -476,7 +487,7 @@ impl Tokens {
         let width = self.width;
         let scores = 2 * self.length * self.length * width;
         let projections = 3 * width * width;
-        self.push(projections + 3 * width, projections * self.length + scores);
+        self.push(projections, (1, 3 * width), projections * self.length + scores);
         self.project(width, width);
         self.normalise();
     }
@@ -490,7 +501,7 @@ impl Tokens {
 
     /// The projection onto a vocabulary whose table is the embedding's: work, but no parameters of its own.
     fn tied_output(&mut self, vocabulary: u64) {
-        self.push(0, vocabulary * self.width * self.length);
+        self.push(0, (0, 0), vocabulary * self.width * self.length);
     }
 }
 
@@ -502,7 +513,7 @@ fn bert(depth: usize, width: u64) -> Vec<Layer> {
         net.attend();
         net.feed_forward();
     }
-    net.push(width * width + width, width * width);
+    net.push(width * width, (1, width), width * width);
     net.layers
 }
 
@@ -547,6 +558,27 @@ mod tests {
     fn parameters(model: Model, auxiliary: bool) -> u64 {
         let layers = model.layers();
         layers.iter().filter(|layer| auxiliary || !layer.auxiliary).map(|layer| layer.parameters).sum()
+    }
+
+    #[test]
+    fn a_models_tensors_are_as_many_as_torchvision_lists_and_have_all_its_parameters() {
+        // len(list(model.parameters())) in torchvision.
+        let listed = [
+            (Model::AlexNet, 16),
+            (Model::Vgg16, 32),
+            (Model::ResNet18, 62),
+            (Model::ResNet50, 161),
+            (Model::InceptionV3, 292),
+        ];
+        for (model, tensors) in listed {
+            let layers = model.layers();
+            assert_eq!(layers.iter().flat_map(Layer::tensors).count(), tensors, "{}", model.name());
+        }
+        for model in Model::ALL {
+            let layers = model.layers();
+            let all: u64 = layers.iter().flat_map(Layer::tensors).sum();
+            assert_eq!(all, layers.iter().map(|layer| layer.parameters).sum::<u64>(), "{}", model.name());
+        }
     }
 
     #[test]
@@ -605,7 +637,7 @@ mod tests {
 
     #[test]
     fn backward_takes_twice_as_long_as_forward() {
-        let layer = Layer { parameters: 1, multiply_adds: 1_000_000, auxiliary: false };
+        let layer = Layer { parameters: 1, multiply_adds: 1_000_000, auxiliary: false, vectors: (0, 0) };
         assert_eq!(layer.forward(32, 1e12), Duration::from_micros(64));
         assert_eq!(layer.backward(32, 1e12), Duration::from_micros(128));
     }

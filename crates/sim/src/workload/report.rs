@@ -30,6 +30,8 @@ pub struct Report {
     pub drops: Vec<Count>,
     /// The jobs, in the scenario's order.
     pub jobs: Vec<JobReport>,
+    /// Flows of training with parameter servers, in the scenario's order.
+    pub parameter_servers: Vec<ParameterServerReport>,
     /// Hosts with parameter servers.
     pub servers: Vec<ServerReport>,
     /// Switches with aggregators.
@@ -192,6 +194,31 @@ pub struct JobSeries {
     pub server_aggregations: Option<Vec<u64>>,
 }
 
+/// Flows of one job with parameter servers.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ParameterServerReport {
+    /// Its name.
+    pub name: String,
+    /// Number of workers.
+    pub workers: usize,
+    /// Number of servers.
+    pub servers: usize,
+    /// Of each flow, from when its tensor was there to when its last byte was at the server.
+    pub flow_times: Durations,
+    /// Flows whose time had not come when the run ended.
+    pub unopened: usize,
+    /// From the beginning of the backward passes to the end of the last flow that ended.
+    pub last_arrived_s: f64,
+    /// Bytes that arrived.
+    pub delivered_bytes: u64,
+    /// Packets sent, acknowledgements and retransmissions included.
+    pub sent_packets: u64,
+    /// Segments sent again.
+    pub retransmissions: u64,
+    /// Retransmission timeouts.
+    pub timeouts: u64,
+}
+
 /// A host with a parameter server.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ServerReport {
@@ -241,6 +268,8 @@ pub struct FlowReport {
     pub delivered_bytes: u64,
     /// Segments sent again.
     pub retransmissions: u64,
+    /// Retransmission timeouts.
+    pub timeouts: u64,
     /// Arrived, by interval, in Gbit/s.
     pub delivered_gbps: Vec<f64>,
 }

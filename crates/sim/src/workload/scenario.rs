@@ -5,6 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::models::Model;
+use super::parameter_server::ParameterServerPlan;
+use super::transport::TransportPlan;
 use crate::net::{Class, LinkId, Multipath, NodeId, PortId, Topology};
 use crate::systems::System;
 
@@ -29,6 +31,8 @@ pub struct Scenario {
     pub switch: SwitchPlan,
     /// The jobs.
     pub jobs: Vec<JobPlan>,
+    /// Flows of training with parameter servers.
+    pub parameter_servers: Vec<ParameterServerPlan>,
     /// Flows that are no job's.
     pub background: Vec<BackgroundPlan>,
     /// What single links do to packets.
@@ -60,6 +64,7 @@ impl fmt::Debug for Scenario {
             .field("multipath", &self.multipath)
             .field("switch", &self.switch)
             .field("jobs", &self.jobs)
+            .field("parameter_servers", &self.parameter_servers)
             .field("background", &self.background)
             .field("losses", &format_args!("{:?}", self.losses))
             .field("faults", &self.faults)
@@ -149,9 +154,9 @@ pub struct BackgroundPlan {
     pub to: NodeId,
     /// Bits a second of a constant flow; none is TCP-like.
     pub rate_bps: Option<u64>,
-    /// Whether its packets may be marked.
-    pub ecn: bool,
-    /// How queues treat them.
+    /// How it is sent; of a constant flow only whether its packets may be marked.
+    pub transport: TransportPlan,
+    /// How queues treat its packets.
     pub class: Class,
     /// When it begins.
     pub start: Duration,

@@ -15,6 +15,7 @@ use super::checker::Violation;
 use super::faults;
 use super::job::{Job, Measures, WorkerState};
 use super::loads::Loads;
+use super::parameter_server::ParameterServers;
 use super::report::{
     Count, Durations, FlowReport, JobReport, JobSeries, Measurement, Report, ServerReport, SwitchReport,
     TrainingReport,
@@ -199,6 +200,7 @@ fn play(
         network.impair(port, impairment);
     }
     let flows = Flows::schedule(&mut network, &scenario.background, options.seed);
+    let servers = ParameterServers::schedule(&mut network, &scenario.parameter_servers, options.seed);
     let outages = Rc::default();
     for plan in &scenario.faults {
         faults::schedule(&mut network, &layout, &outages, *plan);
@@ -216,7 +218,7 @@ fn play(
     sample(&network, &layout, &flows, &mut samples.borrow_mut());
     samples.borrow_mut().loads.sample(&network, true);
     network.finish().map_err(RunError::Output)?;
-    let report = report(&network, &layout, &flows, &samples.borrow(), options.seed);
+    let report = report(&network, &layout, &flows, &servers, &samples.borrow(), options.seed);
     let sums = layout.jobs.first().and_then(|place| place.job.borrow().sums());
     Ok((report, sums))
 }
@@ -330,7 +332,14 @@ fn sample(network: &Network, layout: &Layout, flows: &Flows, samples: &mut Sampl
     }
 }
 
-fn report(network: &Network, layout: &Layout, flows: &Flows, samples: &Samples, seed: u64) -> Report {
+fn report(
+    network: &Network,
+    layout: &Layout,
+    flows: &Flows,
+    servers: &ParameterServers,
+    samples: &Samples,
+    seed: u64,
+) -> Report {
     let scenario = &layout.scenario;
     let name = |node: NodeId| network.topology().get(node).name.clone();
     let progress = network.progress();
@@ -355,6 +364,7 @@ fn report(network: &Network, layout: &Layout, flows: &Flows, samples: &Samples, 
                 job_report(network, layout, place, &samples.jobs[index], samples.last_interval)
             })
             .collect(),
+        parameter_servers: servers.report(network, &scenario.parameter_servers),
         servers: stations
             .clone()
             .filter(|(place, _)| place.station.role() == Role::Server)
@@ -393,6 +403,7 @@ fn report(network: &Network, layout: &Layout, flows: &Flows, samples: &Samples, 
                     times: sized.then(|| flows.durations(network, index..index + 1)),
                     delivered_bytes: flows.sum(network, index, |flow| flow.delivered_bytes),
                     retransmissions: flows.sum(network, index, |flow| flow.retransmissions),
+                    timeouts: flows.sum(network, index, |flow| flow.timeouts),
                     delivered_gbps: samples.flows[index].gbps(scenario.interval, samples.last_interval, 1),
                 }
             })

@@ -61,7 +61,8 @@ fn traffic(network: &mut Network, dice: &mut Rand64) {
         if from == to {
             continue;
         }
-        let class = Class { priority: one_of(dice, &[0, 3, 7]), drop_class: one_of(dice, &[0, 1]) };
+        let class =
+            Class { priority: one_of(dice, &[0, 3, 7]), drop_class: one_of(dice, &[0, 1]), ..Class::DEFAULT };
         let flow = if dice.rand_float() < 0.5 {
             let flow = network.open_tcp(TcpConfig { class, ecn: true, ..TcpConfig::new(from, to) });
             network.fill(flow);

@@ -2,6 +2,8 @@
 
 mod captures;
 mod conservation;
+mod dctcp;
+mod disciplines;
 mod failures;
 mod flows;
 mod hosts;

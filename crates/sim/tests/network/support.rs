@@ -45,7 +45,7 @@ impl Shot {
     }
 
     pub fn with_class(mut self, priority: u8, drop_class: u8) -> Self {
-        self.class = Class { priority, drop_class };
+        self.class = Class { priority, drop_class, ..Class::DEFAULT };
         self
     }
 }

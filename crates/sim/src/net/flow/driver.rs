@@ -1,8 +1,9 @@
 //! Flows in the network: their packets, timers and notices.
 
 use super::receiver::Receiver;
-use super::sender::{Piece, Sender};
-use super::{ConstantRateConfig, Flow, FlowKind, FlowStatistics, Notice, Tcp, TcpConfig};
+use super::sender::Piece;
+use super::sending::Sending;
+use super::{ConstantRateConfig, Flow, FlowKind, FlowStatistics, Notice, Tcp, TcpConfig, Transport};
 use crate::net::core::{Core, Event, outgoing};
 use crate::net::ids::{FlowId, NodeId, SimAddress};
 use crate::net::packets::{Content, Ecn, PacketId, TCP_HEADER_BYTES, UDP_HEADER_BYTES, wire_bytes};
@@ -12,9 +13,17 @@ use crate::net::rate::Rate;
 impl Core {
     pub(crate) fn open_tcp(&mut self, config: TcpConfig) -> FlowId {
         assert!(config.segment_bytes > 0 && config.segment_bytes < 1 << 16, "a segment has bytes");
-        let tcp = Tcp { sender: Sender::new(&config), receiver: Receiver::default(), timer: None };
+        assert!(config.duplicates > 0, "a duplicate of what was there once");
+        let transport = config.transport;
+        let tcp = Tcp {
+            transport,
+            segment_bytes: config.segment_bytes,
+            sender: Sending::new(&config),
+            receiver: Receiver::default(),
+            timer: None,
+        };
         let kind = FlowKind::Tcp(Box::new(tcp));
-        self.add_flow([config.from, config.to], config.class, config.ecn, kind)
+        self.add_flow([config.from, config.to], config.class, config.takes_marks(), kind)
     }
 
     pub(crate) fn start_constant_rate(&mut self, config: ConstantRateConfig) -> FlowId {
@@ -110,7 +119,24 @@ impl Core {
         let is_ack = matches!(content, Content::Segment { is_ack: true, .. });
         let ecn = if flow.ecn && !is_ack { Ecn::Capable } else { Ecn::NotCapable };
         let (from, to) = (flow.ends[end], flow.ends[1 - end]);
-        let packet = self.packets.add(outgoing(from, to, flow.class, datagram_bytes, content, ecn));
+        let mut record = outgoing(from, to, flow.class, datagram_bytes, content, ecn);
+        if let (FlowKind::Tcp(tcp), Content::Segment { sequence, .. }) = (&flow.kind, content) {
+            match tcp.transport {
+                Transport::NewReno | Transport::Dctcp => {}
+                Transport::Pias { .. } if is_ack => record.class.priority = 0,
+                Transport::Pias { thresholds_bytes } => {
+                    let passed = thresholds_bytes.iter().filter(|threshold| **threshold <= sequence);
+                    record.class.priority = passed.count() as u8;
+                }
+                // An acknowledgement has nothing left behind it.
+                Transport::Pfabric if is_ack => {}
+                Transport::Pfabric => {
+                    let segments = tcp.sender.remaining().div_ceil(tcp.segment_bytes.into());
+                    record.remaining = u16::try_from(segments).unwrap_or(u16::MAX);
+                }
+            }
+        }
+        let packet = self.packets.add(record);
         self.send(packet);
     }
 
@@ -165,7 +191,8 @@ impl Core {
                     self.agenda.at(now, Event::Notice { actor: notice.actor, token: notice.token });
                 }
                 let echo = record.ecn == Ecn::Marked;
-                let content = Content::Segment { flow: id, sequence: expected, is_ack: true, echo };
+                let answer = tcp.sender.answer(sequence, bytes, expected);
+                let content = Content::Segment { flow: id, sequence: answer, is_ack: true, echo };
                 self.send_of_flow(id, 1, TCP_HEADER_BYTES, content);
             }
             Content::Bytes(_) | Content::Blank { .. } => {}

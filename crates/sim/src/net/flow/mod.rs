@@ -1,15 +1,18 @@
 //! Traffic that is not a protocol's own: what fills links beside it, and what the baselines are made of.
 
+mod dctcp;
 mod driver;
+mod pfabric;
 mod receiver;
 mod sender;
+mod sending;
 
 use std::time::Duration;
 
 use self::receiver::Receiver;
-use self::sender::Sender;
+use self::sending::Sending;
 use super::ids::{ActorId, NodeId, SimAddress};
-use super::queue::Class;
+use super::queue::{Class, PRIORITIES};
 use super::rate::Rate;
 use super::time::Time;
 
@@ -22,9 +25,30 @@ pub struct Notice {
     pub token: u64,
 }
 
-/// A TCP-like connection (Reno with `NewReno`'s recovery, RFC 5681 and 6582): slow start, additive increase and
-/// multiplicative decrease, fast retransmit on three duplicate acknowledgements, retransmission timeout (RFC 6298);
-/// ECN as in RFC 3168. It is open from the start, in one direction, and acknowledges every segment.
+/// What a connection does about congestion, and what its packets tell queues.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Transport {
+    /// Reno with `NewReno`'s recovery (RFC 5681 and 6582); where it takes marks, a mark halves the window (RFC 3168).
+    #[default]
+    NewReno,
+    /// DCTCP (RFC 8257): marks shorten the window by half of the share of bytes that are marked. Losses are `NewReno`'s.
+    Dctcp,
+    /// PIAS (Bai et al., NSDI 2015): DCTCP whose segments are in queue 0 at first, and one further down from each of these
+    /// numbers of bytes on, which ascend: the bytes that lie before the segment. Acknowledgements are in queue 0.
+    Pias {
+        /// Where the queues 1 to 7 begin; `u64::MAX` for one that is not used.
+        thresholds_bytes: [u64; PRIORITIES - 1],
+    },
+    /// pFabric's minimal transport (Alizadeh et al., SIGCOMM 2013, 4.2): `window_initial_bytes` is the path's
+    /// bandwidth-delay product, `rto_min` all timeouts' length, duplicates say nothing, each segment is acknowledged for
+    /// itself, and after five timeouts in a row probes go. Packets say how much their flow has left
+    /// ([`Order::LeastRemaining`](super::Order::LeastRemaining)).
+    Pfabric,
+}
+
+/// A TCP-like connection: unless its transport says otherwise slow start, additive increase and multiplicative decrease,
+/// fast retransmit on duplicate acknowledgements, retransmission timeout (RFC 6298). It is open from the start, in one
+/// direction, and acknowledges every segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TcpConfig {
     /// The sender.
@@ -33,10 +57,14 @@ pub struct TcpConfig {
     pub to: NodeId,
     /// How queues treat its segments and acknowledgements.
     pub class: Class,
+    /// What it does about congestion.
+    pub transport: Transport,
     /// Bytes of a full segment, without its 40 bytes of headers.
     pub segment_bytes: u32,
-    /// Marks instead of drops.
+    /// Marks instead of drops; DCTCP and PIAS take them in any case.
     pub ecn: bool,
+    /// After so many duplicate acknowledgements a segment is sent again.
+    pub duplicates: u32,
     /// Window at the start.
     pub window_initial_bytes: u64,
     /// The receiver's window: no more is ever on the way.
@@ -49,19 +77,28 @@ impl TcpConfig {
     /// Longest retransmission timeout: it doubles while nothing comes (RFC 6298).
     pub const RTO_MAX: Duration = Duration::from_secs(60);
 
-    /// Ethernet's 1460 bytes a segment, ten segments at the start (RFC 6928), 4 MiB of window, 10 ms, no ECN.
+    /// `NewReno` with Ethernet's 1460 bytes a segment, ten segments at the start (RFC 6928), 4 MiB of window, three
+    /// duplicates, 10 ms, no ECN.
     #[must_use]
     pub const fn new(from: NodeId, to: NodeId) -> Self {
         Self {
             from,
             to,
-            class: Class { priority: 0, drop_class: 0 },
+            class: Class::DEFAULT,
+            transport: Transport::NewReno,
             segment_bytes: 1460,
             ecn: false,
+            duplicates: 3,
             window_initial_bytes: 14_600,
             window_max_bytes: 4 << 20,
             rto_min: Duration::from_millis(10),
         }
+    }
+
+    /// Whether its segments may be marked.
+    #[must_use]
+    pub const fn takes_marks(&self) -> bool {
+        self.ecn || matches!(self.transport, Transport::Dctcp | Transport::Pias { .. })
     }
 }
 
@@ -93,7 +130,7 @@ pub struct FlowStatistics {
     pub retransmissions: u64,
     /// Retransmission timeouts.
     pub timeouts: u64,
-    /// Reductions of the window because of ECN.
+    /// Reductions of the window because of marks.
     pub ecn_reductions: u64,
     /// When the last byte that was written had arrived; none while bytes are outstanding.
     pub completed: Option<Time>,
@@ -127,7 +164,9 @@ enum FlowKind {
 }
 
 struct Tcp {
-    sender: Sender,
+    transport: Transport,
+    segment_bytes: u32,
+    sender: Sending,
     receiver: Receiver,
     /// The earliest timer that is on the agenda.
     timer: Option<Time>,

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use super::{FlowStatistics, TcpConfig};
+use super::dctcp::Dctcp;
+use super::{FlowStatistics, TcpConfig, Transport};
 use crate::net::time::Time;
 
 /// A segment to send.
@@ -12,13 +13,15 @@ pub(crate) struct Piece {
     pub(crate) bytes: u32,
 }
 
-const DUPLICATES: u32 = 3;
-
 #[derive(Debug)]
 pub(crate) struct Sender {
     segment: u64,
     window_max: u64,
     ecn: bool,
+    /// Instead of halving the window for a mark.
+    dctcp: Option<Dctcp>,
+    /// So many duplicate acknowledgements mean a loss.
+    duplicates_max: u32,
     rto_min: Time,
     /// Bytes written.
     end: u64,
@@ -56,7 +59,9 @@ impl Sender {
         Self {
             segment: config.segment_bytes.into(),
             window_max: config.window_max_bytes.max(config.segment_bytes.into()),
-            ecn: config.ecn,
+            ecn: config.takes_marks(),
+            dctcp: matches!(config.transport, Transport::Dctcp | Transport::Pias { .. }).then(Dctcp::new),
+            duplicates_max: config.duplicates,
             rto_min,
             end: 0,
             unacknowledged: 0,
@@ -130,8 +135,15 @@ impl Sender {
         if to > self.furthest || to < self.unacknowledged {
             return;
         }
+        if let Some(dctcp) = &mut self.dctcp {
+            dctcp.acknowledged(to, to - self.unacknowledged, echo, self.next);
+        }
         if echo && self.ecn && !self.recovering && to > self.reduced {
             self.reduce();
+            if let Some(dctcp) = &self.dctcp {
+                let window = self.window.min(self.window_max);
+                self.threshold = dctcp.reduced(window).max(2 * self.segment);
+            }
             self.window = self.threshold;
             self.reduced = self.furthest;
             statistics.ecn_reductions += 1;
@@ -188,9 +200,9 @@ impl Sender {
         }
         self.duplicates += 1;
         // After a timeout, what was sent before it makes duplicates too (RFC 6582, 3.2, step 1).
-        if self.duplicates == DUPLICATES && self.unacknowledged >= self.recover {
+        if self.duplicates == self.duplicates_max && self.unacknowledged >= self.recover {
             self.reduce();
-            self.window = self.threshold + u64::from(DUPLICATES) * self.segment;
+            self.window = self.threshold + u64::from(self.duplicates_max) * self.segment;
             self.recovering = true;
             self.recover = self.furthest;
             self.resend = true;

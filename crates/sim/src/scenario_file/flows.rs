@@ -1,0 +1,160 @@
+//! `[[background]]`, and the `transport` of flows.
+
+use std::time::Duration;
+
+use toml::Spanned;
+
+use super::error::{Mistake, at};
+use super::lookup::{class, host};
+use super::schema::{Background, BackgroundKind, File, TransportName, TransportTable};
+use crate::net::{Cost, PRIORITIES, Topology, Transport};
+use crate::workload::{BackgroundPlan, TransportPlan};
+
+/// Flows of one entry: each is remembered, and looked at in every interval.
+const FLOWS_MAX: u32 = 100_000;
+/// Duplicate acknowledgements that somebody could wait for.
+const DUPLICATES_MAX: u32 = 1_000_000;
+
+pub(super) fn resolve(file: &File, topology: &Topology) -> Result<Vec<BackgroundPlan>, Mistake> {
+    let mtu = *file.network.mtu.get_ref();
+    file.background.iter().map(|flow| background(topology, mtu, flow)).collect()
+}
+
+/// How flows are sent.
+pub(super) fn transport(table: &TransportTable, ecn: bool) -> Result<TransportPlan, Mistake> {
+    let usual = TransportPlan::default();
+    if let (Some(demotion), TransportName::Newreno | TransportName::Dctcp | TransportName::Pfabric) =
+        (&table.demotion, table.kind)
+    {
+        return Err(at(demotion, "`demotion` is of `kind = \"pias\"`"));
+    }
+    if let (Some(duplicates), TransportName::Pfabric) = (&table.duplicates, table.kind) {
+        return Err(at(duplicates, "pfabric does not look at duplicate acknowledgements"));
+    }
+    let transport = match table.kind {
+        TransportName::Newreno => Transport::NewReno,
+        TransportName::Dctcp => Transport::Dctcp,
+        TransportName::Pfabric => Transport::Pfabric,
+        TransportName::Pias => Transport::Pias { thresholds_bytes: demotion(table)? },
+    };
+    let not_zero = |given: &Option<Spanned<super::unit::Size>>, key: &str| match given {
+        Some(size) if size.get_ref().0 == 0 => Err(at(size, format!("`{key}` of at least one byte"))),
+        size => Ok(size.as_ref().map(|size| size.get_ref().0)),
+    };
+    let rto_min = match &table.rto_min {
+        Some(time) if time.get_ref().0.is_zero() => return Err(at(time, "`rto_min` of more than no time")),
+        time => time.as_ref().map(|time| time.get_ref().0),
+    };
+    let duplicates = match &table.duplicates {
+        Some(count) if !(1..=DUPLICATES_MAX).contains(count.get_ref()) => {
+            return Err(at(count, format!("from 1 to {DUPLICATES_MAX} duplicates")));
+        }
+        count => count.as_ref().map(|count| *count.get_ref()),
+    };
+    Ok(TransportPlan {
+        transport,
+        ecn,
+        window_initial_bytes: not_zero(&table.initial_window, "initial_window")?,
+        window_max_bytes: not_zero(&table.receive_window, "receive_window")?
+            .unwrap_or(usual.window_max_bytes),
+        rto_min: rto_min.unwrap_or(usual.rto_min),
+        duplicates: duplicates.unwrap_or(usual.duplicates),
+    })
+}
+
+/// PIAS's thresholds: they ascend, and queues that have none are not used.
+fn demotion(table: &TransportTable) -> Result<[u64; PRIORITIES - 1], Mistake> {
+    let mut thresholds = [u64::MAX; PRIORITIES - 1];
+    let Some(given) = &table.demotion else {
+        return Err(Mistake {
+            span: None,
+            message: "a transport of `kind = \"pias\"` needs `demotion`: bytes after which a flow goes one queue down, as in [\"67kB\", \"1.6MB\"]".into(),
+        });
+    };
+    let sizes = given.get_ref();
+    if sizes.is_empty() || sizes.len() > thresholds.len() {
+        return Err(at(given, format!("from 1 to {} numbers of bytes", thresholds.len())));
+    }
+    if sizes.windows(2).any(|pair| pair[0].0 >= pair[1].0) {
+        return Err(at(given, "`demotion` ascends: a flow never goes up again"));
+    }
+    for (threshold, size) in thresholds.iter_mut().zip(sizes) {
+        *threshold = size.0;
+    }
+    Ok(thresholds)
+}
+
+/// Bits a second, framing included, that a node's cores handle of packets as long as the MTU.
+fn host_rate_bps(cost: &Cost, mtu: u32) -> f64 {
+    let (frame_bytes, wire_bytes) = (mtu + 14, mtu + 38);
+    f64::from(cost.cores) * f64::from(wire_bytes) * 8.0 / cost.of(frame_bytes).as_secs_f64()
+}
+
+fn background(topology: &Topology, mtu: u32, flow: &Spanned<Background>) -> Result<BackgroundPlan, Mistake> {
+    let plan = flow.get_ref();
+    let from = host(topology, plan.from.get_ref(), &plan.from)?;
+    let to = host(topology, plan.to.get_ref(), &plan.to)?;
+    if from == to {
+        return Err(at(&plan.to, "a flow needs two hosts"));
+    }
+    let rate_bps = match (plan.kind.get_ref(), &plan.rate) {
+        (BackgroundKind::Constant, Some(rate)) => Some(rate.get_ref().0),
+        (BackgroundKind::Constant, None) => return Err(at(&plan.kind, "a constant flow needs a `rate`")),
+        (BackgroundKind::Tcp, None) => None,
+        (BackgroundKind::Tcp, Some(rate)) => {
+            return Err(at(rate, "a tcp flow finds its rate itself; `rate` is for constant ones"));
+        }
+    };
+    if let (Some(rate), Some((_, link))) = (&plan.rate, topology.neighbours(from).next())
+        && rate.get_ref().0 > topology.links()[link.0 as usize].config.rate_bps
+    {
+        return Err(at(rate, "an impossible rate: the sender's link is slower"));
+    }
+    if let Some(rate) = &plan.rate {
+        let most = host_rate_bps(&topology.get(from).config.sends, mtu);
+        if rate.get_ref().0 as f64 > most {
+            let message = format!("an impossible rate: the sender's cores handle {:.3} Gbit/s", most / 1e9);
+            return Err(at(rate, message));
+        }
+    }
+    let (start, stop) = (plan.start.0, plan.stop.map(|stop| stop.0));
+    if stop.is_some_and(|stop| stop <= start) {
+        return Err(at(flow, "this flow stops before it starts"));
+    }
+    let given = match &plan.transport {
+        Some(table) if rate_bps.is_some() => return Err(at(table, "`transport` is of tcp flows")),
+        table => table.as_ref().map(|table| table.get_ref().clone()).unwrap_or_default(),
+    };
+    let transport = transport(&given, plan.ecn.unwrap_or(rate_bps.is_none()))?;
+    let class = class(&plan.priority, &plan.drop_class, plan.spray)?;
+    let size = match &plan.size {
+        Some(size) if rate_bps.is_some() => return Err(at(size, "`size` is of tcp flows")),
+        Some(size) if size.get_ref().0 == 0 => return Err(at(size, "a flow of at least one byte")),
+        size => size.as_ref().map(|size| size.get_ref().0),
+    };
+    let (count, every) = match (&plan.count, &plan.every) {
+        (Some(count), _) if size.is_none() => {
+            return Err(at(count, "flows that follow each other need a `size`"));
+        }
+        (Some(count), _) if !(1..=FLOWS_MAX).contains(count.get_ref()) => {
+            return Err(at(count, format!("from 1 to {FLOWS_MAX} flows")));
+        }
+        (Some(count), Some(every)) => (*count.get_ref(), every.get_ref().0),
+        (None, None) => (1, Duration::ZERO),
+        (Some(count), None) => return Err(at(count, "`count` needs `every`: how long after the one before")),
+        (None, Some(every)) => return Err(at(every, "`every` needs `count`: how many flows")),
+    };
+    Ok(BackgroundPlan {
+        from,
+        to,
+        rate_bps,
+        transport,
+        class,
+        start,
+        stop,
+        size,
+        count,
+        every,
+        spread: plan.spread.0,
+    })
+}

@@ -1,0 +1,112 @@
+//! `[[parameter_server]]`: hosts found, tensors listed.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use toml::Spanned;
+
+use super::error::{Mistake, at};
+use super::flows::transport;
+use super::jobs;
+use super::lookup::{class, host};
+use super::schema::{File, Hosts, ParameterServer};
+use crate::net::{NodeId, Topology};
+use crate::workload::models::{FLOPS_PER_S, Layer};
+use crate::workload::{ParameterServerPlan, TensorPlan};
+
+const ELEMENT_BYTES: u64 = 4;
+/// Flows of one entry.
+const FLOWS_MAX: usize = 1 << 22;
+
+pub(super) fn resolve(file: &File, topology: &Topology) -> Result<Vec<ParameterServerPlan>, Mistake> {
+    let entries = file.parameter_server.iter().enumerate();
+    entries.map(|(number, entry)| resolve_one(topology, number, entry)).collect()
+}
+
+fn resolve_one(
+    topology: &Topology,
+    number: usize,
+    place: &Spanned<ParameterServer>,
+) -> Result<ParameterServerPlan, Mistake> {
+    let entry = place.get_ref();
+    let all: Vec<NodeId> = topology.hosts().collect();
+    let workers = hosts(topology, &all, &entry.workers)?;
+    let servers = match &entry.servers {
+        Some(given) => hosts(topology, &workers, given)?,
+        None => workers.clone(),
+    };
+    let tensors = tensors(entry)?;
+    if workers.len().saturating_mul(tensors.len()).saturating_mul(servers.len()) > FLOWS_MAX {
+        return Err(at(place, format!("this could be more than {FLOWS_MAX} flows")));
+    }
+    if servers == workers && workers.len() == 1 {
+        return Err(at(&entry.workers, "the only worker is beside the only server: nothing would be sent"));
+    }
+    Ok(ParameterServerPlan {
+        name: entry.name.clone().unwrap_or_else(|| format!("servers{number}")),
+        workers,
+        servers,
+        tensors,
+        divide_above_bytes: entry.divide_above.0,
+        jitter: entry.jitter.map_or(0.0, |jitter| jitter.0),
+        start: entry.start.0,
+        class: class(&entry.priority, &entry.drop_class, entry.spray)?,
+        transport: transport(&entry.transport, entry.ecn.unwrap_or(false))?,
+    })
+}
+
+/// Those named, or so many of `among`, evenly spread.
+fn hosts(topology: &Topology, among: &[NodeId], given: &Spanned<Hosts>) -> Result<Vec<NodeId>, Mistake> {
+    let found: Vec<NodeId> = match given.get_ref() {
+        Hosts::Count(count) if !(1..=among.len()).contains(count) => {
+            return Err(at(given, format!("from 1 to {} hosts", among.len())));
+        }
+        Hosts::Count(count) => (0..*count).map(|nth| among[nth * among.len() / count]).collect(),
+        Hosts::Names(names) => {
+            names.iter().map(|name| host(topology, name, given)).collect::<Result<_, _>>()?
+        }
+    };
+    if found.is_empty() || found.iter().collect::<BTreeSet<_>>().len() < found.len() {
+        return Err(at(given, "at least one host, and each once"));
+    }
+    Ok(found)
+}
+
+fn tensors(entry: &ParameterServer) -> Result<Vec<TensorPlan>, Mistake> {
+    let divided = match &entry.compression {
+        Some(place) if !(1.0..=1e6).contains(place.get_ref()) => {
+            return Err(at(place, "`compression` divides; from 1 to 1e6"));
+        }
+        given => given.as_ref().map_or(1.0, |given| *given.get_ref()),
+    };
+    let compressed = |bytes: u64| ((bytes as f64 / divided).ceil() as u64).max(1);
+    match (&entry.tensor, &entry.model) {
+        (Some(tensor), None) => {
+            jobs::refuse(&entry.batch, "batch", "a `model`")?;
+            jobs::refuse(&entry.flops, "flops", "a `model`")?;
+            let bytes = tensor.get_ref().0;
+            if !(1..=1 << 40).contains(&bytes) {
+                return Err(at(tensor, "a tensor has from 1 byte to 1 TiB"));
+            }
+            Ok(vec![TensorPlan { bytes: compressed(bytes), ready: Duration::ZERO }])
+        }
+        (None, Some(name)) => {
+            let model = jobs::model(name)?;
+            let batch = jobs::batch(&entry.batch)?;
+            let flops = jobs::number(&entry.flops, FLOPS_PER_S, 1.0, jobs::FLOPS_MEANING)?;
+            let mut ready = Duration::ZERO;
+            let mut tensors = Vec::new();
+            let layers: Vec<Layer> = model.layers();
+            for layer in layers.iter().rev() {
+                ready += layer.backward(batch, flops);
+                let of_layer = layer.tensors().map(|parameters| parameters * ELEMENT_BYTES);
+                tensors.extend(of_layer.map(|bytes| TensorPlan { bytes: compressed(bytes), ready }));
+            }
+            Ok(tensors)
+        }
+        (Some(tensor), Some(_)) => Err(at(tensor, "either a `tensor` or a `model`")),
+        (None, None) => {
+            Err(at(&entry.workers, "nothing to send: give a `tensor` (a size) or a `model` (a name)"))
+        }
+    }
+}

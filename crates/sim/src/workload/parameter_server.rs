@@ -1,0 +1,242 @@
+//! The flows of training with parameter servers, without what is in them (DLCP §5.2.1): each worker sends each tensor's gradient to
+//! a server as soon as its backward pass has it.
+
+use std::cell::RefCell;
+use std::cmp::Reverse;
+use std::rc::Rc;
+use std::time::Duration;
+
+use oorandom::Rand64;
+
+use super::report::{Durations, ParameterServerReport};
+use super::transport::TransportPlan;
+use crate::net::{Class, FlowId, FlowStatistics, Network, NodeId, Time};
+
+/// One job's flows in one iteration.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ParameterServerPlan {
+    /// For reports.
+    pub name: String,
+    /// Hosts by rank.
+    pub workers: Vec<NodeId>,
+    /// Hosts of the servers, which may be workers' too.
+    pub servers: Vec<NodeId>,
+    /// What each worker sends.
+    pub tensors: Vec<TensorPlan>,
+    /// A tensor that is larger is divided evenly among all servers; a smaller one is at one of them, which is drawn.
+    pub divide_above_bytes: u64,
+    /// By how much a worker's times vary: all of them take up to this share longer or shorter.
+    pub jitter: f64,
+    /// When the backward passes begin.
+    pub start: Duration,
+    /// How queues treat its packets.
+    pub class: Class,
+    /// How they are sent.
+    pub transport: TransportPlan,
+}
+
+/// A tensor's gradient.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TensorPlan {
+    /// As it travels.
+    pub bytes: u64,
+    /// How long after the backward pass began it is there.
+    pub ready: Duration,
+}
+
+/// What goes from a worker to a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Push {
+    /// When.
+    pub at: Time,
+    /// The worker's host.
+    pub from: NodeId,
+    /// The server's, which is another.
+    pub to: NodeId,
+    /// How much.
+    pub bytes: u64,
+}
+
+impl ParameterServerPlan {
+    /// All of an iteration's, the first one last. Which server has a tensor is the same for all workers, and what stays on a
+    /// worker's own host is no flow.
+    #[must_use]
+    pub fn pushes(&self, seed: u64, index: usize) -> Vec<Push> {
+        let mut dice = Rand64::new(u128::from(seed) << 64 | 0x5e72_7e72_0000_0000 | index as u128);
+        let servers = self.servers.len() as u64;
+        let parts: Vec<Vec<(NodeId, u64)>> = self
+            .tensors
+            .iter()
+            .map(|tensor| {
+                if tensor.bytes <= self.divide_above_bytes {
+                    return vec![(self.servers[dice.rand_range(0..servers) as usize], tensor.bytes)];
+                }
+                // As even as whole bytes are.
+                let end = |server: u64| {
+                    (u128::from(tensor.bytes) * u128::from(server) / u128::from(servers)) as u64
+                };
+                let part = |server: u64| (self.servers[server as usize], end(server + 1) - end(server));
+                (0..servers).map(part).collect()
+            })
+            .collect();
+        let mut pushes = Vec::new();
+        for worker in &self.workers {
+            let pace = 1.0 + self.jitter * (2.0 * dice.rand_float() - 1.0);
+            for (tensor, parts) in self.tensors.iter().zip(&parts) {
+                let at = Time::from(self.start + tensor.ready.mul_f64(pace));
+                let other = parts.iter().filter(|(server, bytes)| server != worker && *bytes > 0);
+                pushes.extend(other.map(|(to, bytes)| Push { at, from: *worker, to: *to, bytes: *bytes }));
+            }
+        }
+        pushes.sort_by_key(|push| Reverse(push.at));
+        pushes
+    }
+}
+
+/// Each flow of an entry with the time at which it was opened.
+type Opened = Rc<RefCell<Vec<(Time, FlowId)>>>;
+
+/// The parameter servers of a run, by entry of the scenario: how many flows it has, and those that were opened.
+pub(crate) struct ParameterServers(Vec<(usize, Opened)>);
+
+impl ParameterServers {
+    /// Sees to it that each flow is opened in time.
+    pub(crate) fn schedule(network: &mut Network, plans: &[ParameterServerPlan], seed: u64) -> Self {
+        let schedule = |(index, plan): (usize, &ParameterServerPlan)| {
+            let (opened, pushes) = (Opened::default(), plan.pushes(seed, index));
+            let flows = pushes.len();
+            open_in_time(network, opened.clone(), (plan.class, plan.transport), pushes);
+            (flows, opened)
+        };
+        Self(plans.iter().enumerate().map(schedule).collect())
+    }
+
+    pub(crate) fn report(
+        &self,
+        network: &Network,
+        plans: &[ParameterServerPlan],
+    ) -> Vec<ParameterServerReport> {
+        let entries = plans.iter().zip(&self.0);
+        entries.map(|(plan, (flows, opened))| report(network, plan, *flows, &opened.borrow())).collect()
+    }
+}
+
+/// One flow after the other; only the next one is on the agenda.
+fn open_in_time(network: &mut Network, opened: Opened, sends: (Class, TransportPlan), mut pushes: Vec<Push>) {
+    if let Some(Push { at, from, to, bytes }) = pushes.pop() {
+        network.at(at, move |network| {
+            let (class, transport) = sends;
+            let flow = network.open_tcp(transport.connection(network, from, to, class));
+            network.write(flow, bytes, None);
+            opened.borrow_mut().push((network.time(), flow));
+            open_in_time(network, opened, sends, pushes);
+        });
+    }
+}
+
+fn report(
+    network: &Network,
+    plan: &ParameterServerPlan,
+    flows: usize,
+    opened: &[(Time, FlowId)],
+) -> ParameterServerReport {
+    let ended = |(begin, flow): &(Time, FlowId)| Some((*begin, network.flow(*flow).completed?));
+    let ended: Vec<(Time, Time)> = opened.iter().filter_map(ended).collect();
+    let times: Vec<Time> = ended.iter().map(|(begin, end)| end.since(*begin)).collect();
+    let last = ended.iter().map(|(_, end)| *end).max().unwrap_or_default();
+    let sum = |of: fn(FlowStatistics) -> u64| -> u64 {
+        opened.iter().map(|(_, flow)| of(network.flow(*flow))).sum()
+    };
+    ParameterServerReport {
+        name: plan.name.clone(),
+        workers: plan.workers.len(),
+        servers: plan.servers.len(),
+        flow_times: Durations::of(times, opened.len() - ended.len()),
+        unopened: flows - opened.len(),
+        last_arrived_s: last.since(plan.start.into()).as_secs_f64(),
+        delivered_bytes: sum(|flow| flow.delivered_bytes),
+        sent_packets: sum(|flow| flow.sent_packets),
+        retransmissions: sum(|flow| flow.retransmissions),
+        timeouts: sum(|flow| flow.timeouts),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::net::{NodeId, Time};
+    use crate::scenario_file::parse;
+    use crate::workload::{Options, ParameterServerReport, Push, Scenario, run};
+
+    const RACK: &str = "until = \"1s\"\n[network]\ntopology = \"rack\"\nhosts = 8\n";
+
+    fn scenario(entry: &str) -> Scenario {
+        let text = format!("{RACK}[[parameter_server]]\n{entry}");
+        parse("test.toml", &text).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    fn played(scenario: &Scenario) -> ParameterServerReport {
+        let report = run(scenario, Options::default()).unwrap_or_else(|error| panic!("{error}"));
+        report.parameter_servers[0].clone()
+    }
+
+    fn pushes(scenario: &Scenario, seed: u64) -> Vec<Push> {
+        scenario.parameter_servers[0].pushes(seed, 0)
+    }
+
+    #[test]
+    fn large_tensors_are_divided_among_all_servers_and_small_ones_are_at_one() {
+        let divided = scenario("workers = 8\ntensor = \"1MB\"\ndivide_above = \"0B\"\ncompression = 4.0\n");
+        let all = pushes(&divided, 1);
+        // Each to all but the one on its own host.
+        assert_eq!(all.len(), 8 * 7);
+        assert!(all.iter().all(|push| push.from != push.to && push.bytes == 31_250 && push.at == Time::ZERO));
+        let report = played(&divided);
+        assert_eq!((report.flow_times.count, report.delivered_bytes), (56, 56 * 31_250));
+        // Seven of these on one link at 100 Gbit/s, and everybody's at the same time.
+        let least = 7.0 * 31_250.0 * 80e-12;
+        assert!(report.last_arrived_s > least && report.last_arrived_s < 2.0 * least, "{report:?}");
+
+        let small = scenario("workers = 8\nservers = 2\ntensor = \"1MB\"\n");
+        for seed in 0..20 {
+            let at_one = pushes(&small, seed);
+            assert_eq!(at_one.len(), 7, "seed {seed}: the server's own host has a worker too");
+            assert!(at_one.iter().all(|push| push.to == at_one[0].to && push.bytes == 1_000_000));
+        }
+        let servers: Vec<NodeId> = (0..20).map(|seed| pushes(&small, seed)[0].to).collect();
+        assert!(servers.iter().any(|server| *server != servers[0]), "seeds draw servers");
+    }
+
+    #[test]
+    fn a_models_tensors_go_when_the_backward_pass_has_them_the_last_layers_first() {
+        let model = scenario("workers = 4\nservers = 2\nmodel = \"resnet50\"\njitter = \"10%\"\n");
+        let plan = &model.parameter_servers[0];
+        // Four of eight hosts, and two of these, evenly.
+        assert_eq!(plan.workers, [0, 2, 4, 6].map(|host| model.topology.hosts().nth(host).unwrap()));
+        assert_eq!(plan.servers, [plan.workers[0], plan.workers[2]]);
+        assert_eq!(plan.tensors.len(), 161);
+        assert_eq!(plan.tensors.iter().map(|tensor| tensor.bytes).sum::<u64>(), 4 * 25_557_032);
+        assert!(plan.tensors.is_sorted_by_key(|tensor| tensor.ready));
+        let all = pushes(&model, 3);
+        // Each of 161 is for two workers at the server's own host or at none; three or four send it. One is larger than 4 MB.
+        let to_one = 160 * 4 - 160;
+        assert_eq!(all.len(), to_one + 4 * 2 - 2, "one is divided between both servers");
+        let of = |worker: usize| all.iter().filter(move |push| push.from == plan.workers[worker]);
+        let last = |worker| of(worker).map(|push| push.at).max().unwrap().as_secs_f64();
+        let ready = plan.tensors.last().unwrap().ready.as_secs_f64();
+        for worker in 0..4 {
+            assert!((last(worker) / ready - 1.0).abs() <= 0.1 + 1e-9, "{} {ready}", last(worker));
+        }
+        assert_ne!(last(1), last(3), "paces differ");
+        assert_eq!(all, pushes(&model, 3));
+    }
+
+    #[test]
+    fn flows_that_the_end_cuts_off_are_told() {
+        let mut model = scenario("workers = 4\nmodel = \"googlenet\"\n");
+        let all = pushes(&model, Options::default().seed).len();
+        model.until = std::time::Duration::from_millis(20);
+        let report = played(&model);
+        assert!(report.unopened > 0, "{report:?}");
+        assert_eq!(report.flow_times.count + report.flow_times.unfinished + report.unopened, all);
+    }
+}

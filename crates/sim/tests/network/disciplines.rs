@@ -1,0 +1,249 @@
+//! DLCP's and pFabric's queues, and packets that each take a path of their own.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::time::Duration;
+
+use fanin_sim::net::{
+    Actor, Buffer, Class, Context, DropReason, Network, NodeConfig, NodeId, PRIORITIES, Packet, Parts,
+    QueueConfig, SimAddress, TcpConfig, Time, Topology, Transport,
+};
+use oorandom::Rand64;
+
+use crate::support::*;
+
+/// A packet of so many bytes, whose number is in its first four.
+#[derive(Clone, Copy)]
+struct Sent {
+    at: Time,
+    class: Class,
+    bytes: usize,
+}
+
+/// Sends packets that can be marked, unless they are unimportant.
+struct Sender {
+    to: NodeId,
+    /// With their numbers.
+    sent: Vec<(u32, Sent)>,
+}
+
+impl Actor for Sender {
+    fn start(&mut self, context: &mut Context<'_>) {
+        for (token, (_, sent)) in self.sent.iter().enumerate() {
+            context.wake_at(sent.at, token as u64);
+        }
+    }
+
+    fn timer(&mut self, context: &mut Context<'_>, token: u64) {
+        let (number, Sent { class, bytes, .. }) = self.sent[token as usize];
+        let mut payload = vec![0; bytes];
+        payload[..4].copy_from_slice(&number.to_le_bytes());
+        context.send(SimAddress::new(self.to, PORT), class, &payload);
+    }
+
+    fn packet(&mut self, _: &mut Context<'_>, _: &Packet<'_>) {}
+}
+
+/// The numbers that arrived, and which of them are marked.
+type Arrived = Rc<RefCell<Vec<(u32, bool)>>>;
+
+struct Receiver(Arrived);
+
+impl Actor for Receiver {
+    fn packet(&mut self, _: &mut Context<'_>, packet: &Packet<'_>) {
+        let fanin_sim::net::Body::Bytes(bytes) = packet.body else { panic!("bytes were sent") };
+        let number = u32::from_le_bytes(bytes[..4].try_into().unwrap());
+        self.0.borrow_mut().push((number, packet.ecn_marked));
+    }
+}
+
+const LAYERS_THRESHOLD: u64 = 4_000;
+const STEP: f64 = 0.5;
+
+/// Four hosts send to a fifth over DLCP's queues, whose port has so much memory. Returns what was sent and what arrived.
+fn layers(seed: u64, memory: u64) -> (Network, Vec<Sent>, Vec<(u32, bool)>) {
+    let mut dice = Rand64::new(seed.into());
+    let mut parts = Parts::uniform(byte_a_nano());
+    parts.switch.queues = QueueConfig::dlcp(u64::MAX, LAYERS_THRESHOLD, STEP);
+    parts.switch.buffer = Buffer::PerPort { bytes: memory };
+    let mut network = network(Topology::one_rack(5, &parts).unwrap(), seed);
+    let to = node(&network, "h4");
+    let arrived = Arrived::default();
+    network.add_actor(to, PORT, Receiver(arrived.clone()));
+    let sent: Vec<Sent> = (0..400)
+        .map(|_| Sent {
+            at: Time::from_nanos(dice.rand_range(0..100_000)),
+            class: Class {
+                priority: dice.rand_range(0..PRIORITIES as u64) as u8,
+                unimportant: dice.rand_float() < 0.5,
+                ..Class::DEFAULT
+            },
+            bytes: dice.rand_range(4..1400) as usize,
+        })
+        .collect();
+    for host in 0..4 {
+        let own = (0..).zip(&sent).filter(|(number, _)| number % 4 == host);
+        let own = own.map(|(number, sent)| (number, *sent)).collect();
+        let from = node(&network, &format!("h{host}"));
+        network.add_actor(from, PORT, Sender { to, sent: own });
+    }
+    network.run_until(Time::from_millis(100));
+    let arrived = arrived.borrow().clone();
+    (network, sent, arrived)
+}
+
+#[test]
+fn only_what_is_unimportant_is_dropped_before_the_memory_is_full() {
+    let (mut selectively, mut marked) = (0, 0);
+    for seed in 0..100 {
+        let (network, sent, arrived) = layers(seed, 1 << 20);
+        let port = switch_port(&network);
+        let drops = network.port(port).drops;
+        let missing: Vec<&Sent> = (0..)
+            .zip(&sent)
+            .filter(|(number, _)| !arrived.iter().any(|(arrived, _)| arrived == number))
+            .map(|(_, sent)| sent)
+            .collect();
+        assert_eq!(missing.len() as u64, drops.of(DropReason::Selective), "seed {seed}");
+        assert_eq!(drops.total(), drops.of(DropReason::Selective), "seed {seed}");
+        // Signals are never among them, whatever they are.
+        assert!(missing.iter().all(|sent| sent.class.unimportant && sent.class.priority > 0), "seed {seed}");
+        for (number, is_marked) in &arrived {
+            let class = sent[*number as usize].class;
+            assert!(!is_marked || !class.unimportant && class.priority > 0, "seed {seed}");
+        }
+        for priority in 1..PRIORITIES {
+            let queue = network.queue(port, priority);
+            let threshold = LAYERS_THRESHOLD as f64 * (1.0 + (priority - 1) as f64 * STEP);
+            // Whoever is dropped or marked in it was above the queue's own threshold.
+            let met = queue.drops.total() + queue.marked;
+            assert!(met == 0 || queue.bytes_max as f64 > threshold - 1500.0, "seed {seed}, queue {priority}");
+            assert!(met > 0 || queue.bytes_max as f64 <= threshold, "seed {seed}, queue {priority}");
+        }
+        selectively += drops.of(DropReason::Selective);
+        marked += arrived.iter().filter(|(_, marked)| *marked).count();
+    }
+    assert!(selectively > 1000 && marked > 1000, "{selectively} {marked}: the seeds say something");
+}
+
+#[test]
+fn front_layers_are_dropped_earlier_than_back_layers_of_the_same_length() {
+    // The same burst into one queue at a time.
+    let dropped = |priority: u8| {
+        let mut parts = Parts::uniform(byte_a_nano());
+        parts.switch.queues = QueueConfig::dlcp(u64::MAX, LAYERS_THRESHOLD, STEP);
+        let mut network = network(Topology::one_rack(3, &parts).unwrap(), 1);
+        let to = node(&network, "h2");
+        network.add_actor(to, PORT, Receiver(Arrived::default()));
+        let class = Class { priority, unimportant: true, ..Class::DEFAULT };
+        for host in ["h0", "h1"] {
+            let sent = vec![(0, Sent { at: Time::ZERO, class, bytes: 1000 }); 40];
+            network.add_actor(node(&network, host), PORT, Sender { to, sent });
+        }
+        network.run_until(Time::from_millis(1));
+        let link = network.topology().link_between(network.topology().node("s0").unwrap(), to).unwrap();
+        network
+            .port(network.topology().port(network.topology().node("s0").unwrap(), link).unwrap())
+            .drops
+            .total()
+    };
+    let by_queue: Vec<u64> = (0..8).map(dropped).collect();
+    assert_eq!(by_queue[0], 0, "signals");
+    assert!(by_queue[1..].windows(2).all(|pair| pair[0] > pair[1]), "{by_queue:?}");
+}
+
+#[test]
+fn with_a_full_memory_no_packet_is_lost_uncounted_and_queues_keep_their_order() {
+    let mut full = 0;
+    for seed in 0..100 {
+        let (network, sent, arrived) = layers(seed, 12_000);
+        let drops = network.port(switch_port(&network)).drops;
+        assert_eq!(arrived.len() as u64 + drops.total(), sent.len() as u64, "seed {seed}");
+        full += drops.of(DropReason::Buffer);
+        // Of one sender and one queue nobody overtakes another. A NIC's queues are strict too: later ones of other queues do.
+        for (host, priority) in (0..4).flat_map(|host| (0..8).map(move |priority| (host, priority))) {
+            let own = arrived.iter().map(|(number, _)| *number);
+            let own =
+                own.filter(|number| number % 4 == host && sent[*number as usize].class.priority == priority);
+            let times: Vec<Time> = own.map(|number| sent[number as usize].at).collect();
+            assert!(times.is_sorted(), "seed {seed}: {times:?}");
+        }
+    }
+    assert!(full > 1000, "{full}: the memory was full");
+}
+
+/// To the last host.
+fn switch_port(network: &Network) -> fanin_sim::net::PortId {
+    let (switch, to) = (node(network, "s0"), node(network, "h4"));
+    network.topology().port(switch, network.topology().link_between(switch, to).unwrap()).unwrap()
+}
+
+/// One switch with small queues of pFabric's.
+fn pfabric_rack(hosts: usize, limit_bytes: u64) -> Network {
+    let mut parts = Parts::uniform(byte_a_nano());
+    parts.switch = NodeConfig::new(QueueConfig::least_remaining(limit_bytes));
+    for nic in &mut parts.host.queues {
+        *nic = QueueConfig::least_remaining(nic.limit_bytes);
+    }
+    network(Topology::one_rack(hosts, &parts).unwrap(), 1)
+}
+
+fn pfabric(from: NodeId, to: NodeId) -> TcpConfig {
+    TcpConfig {
+        transport: Transport::Pfabric,
+        // A round trip is some 7 us, at a byte a nanosecond.
+        window_initial_bytes: 10 * 1460,
+        rto_min: Duration::from_micros(25),
+        ..TcpConfig::new(from, to)
+    }
+}
+
+#[test]
+fn a_short_flow_of_pfabric_takes_no_notice_of_long_ones_and_all_end() {
+    let mut network = pfabric_rack(6, 20 * 1538);
+    let to = node(&network, "h5");
+    let open = |network: &mut Network, host: usize, at, bytes| {
+        let flow = network.open_tcp(pfabric(node(network, &format!("h{host}")), to));
+        network.at(at, move |network| network.write(flow, bytes, None));
+        flow
+    };
+    let long: Vec<_> = (0..4).map(|host| open(&mut network, host, Time::ZERO, 2_000_000)).collect();
+    let short = open(&mut network, 4, Time::from_micros(300), 8 * 1460);
+    network.run_until(Time::from_millis(100));
+    let took = network.flow(short).completed.expect("it ended").since(Time::from_micros(300));
+    // Eight segments one after the other, one on the second link, two links; and at most one of another flow in front of it.
+    let alone = Time::from_nanos(9 * 1538 + 2000);
+    assert!(took >= alone && took <= alone + Time::from_nanos(1538), "{took} and alone {alone}");
+    assert_eq!(network.flow(short).retransmissions, 0);
+    for flow in &long {
+        assert_eq!(network.flow(*flow).delivered_bytes, 2_000_000);
+    }
+    assert!(long.iter().any(|flow| network.flow(*flow).timeouts > 0), "the queue was too small for all");
+    // The link was never idle for long: all four together need 2 ms a piece and some.
+    let last = long.iter().map(|flow| network.flow(*flow).completed.unwrap()).max().unwrap();
+    let ideal = Time::from_nanos(4 * 2_000_000 / 1460 * 1538);
+    assert!(last < ideal + Time::from_micros(800), "{last} and at best {ideal}");
+    assert_eq!(network.progress().packets, 0, "every packet left its queue");
+}
+
+#[test]
+fn packets_of_a_sprayed_flow_take_all_paths_and_of_others_one() {
+    let used = |sprayed| {
+        let topology = Topology::leaf_spine(2, 4, 1, &Parts::uniform(byte_a_nano())).unwrap();
+        let mut network = network(topology, 3);
+        let (from, to) = (node(&network, "h0"), node(&network, "h1"));
+        let class = Class { sprayed, ..Class::DEFAULT };
+        let flow = network.open_tcp(TcpConfig { class, ..pfabric(from, to) });
+        network.write(flow, 400 * 1460, None);
+        network.run_until(Time::from_millis(10));
+        assert_eq!(network.flow(flow).delivered_bytes, 400 * 1460);
+        let leaf = node(&network, "leaf0");
+        let spines = (0..4).map(|at| node(&network, &format!("spine{at}")));
+        let links = spines.map(|spine| network.topology().link_between(leaf, spine).unwrap());
+        let sent = links.map(|link| network.port(network.topology().port(leaf, link).unwrap()).sent_packets);
+        sent.collect::<Vec<u64>>()
+    };
+    let (alone, spread) = (used(false), used(true));
+    assert_eq!(alone.iter().filter(|sent| **sent > 0).count(), 1, "{alone:?}");
+    assert!(spread.iter().all(|sent| (60..140).contains(sent)), "{spread:?}");
+}
