@@ -21,8 +21,13 @@ pub(super) fn resolve(file: &File, topology: &Topology) -> Result<Vec<Background
 }
 
 /// How flows are sent.
-pub(super) fn transport(table: &TransportTable, ecn: bool) -> Result<TransportPlan, Mistake> {
+pub(super) fn transport(
+    given: &Option<Spanned<TransportTable>>,
+    ecn: bool,
+) -> Result<TransportPlan, Mistake> {
     let usual = TransportPlan::default();
+    let Some(place) = given else { return Ok(TransportPlan { ecn, ..usual }) };
+    let table = place.get_ref();
     if let (Some(demotion), TransportName::Newreno | TransportName::Dctcp | TransportName::Pfabric) =
         (&table.demotion, table.kind)
     {
@@ -35,7 +40,7 @@ pub(super) fn transport(table: &TransportTable, ecn: bool) -> Result<TransportPl
         TransportName::Newreno => Transport::NewReno,
         TransportName::Dctcp => Transport::Dctcp,
         TransportName::Pfabric => Transport::Pfabric,
-        TransportName::Pias => Transport::Pias { thresholds_bytes: demotion(table)? },
+        TransportName::Pias => Transport::Pias { thresholds_bytes: demotion(place)? },
     };
     let not_zero = |given: &Option<Spanned<super::unit::Size>>, key: &str| match given {
         Some(size) if size.get_ref().0 == 0 => Err(at(size, format!("`{key}` of at least one byte"))),
@@ -63,13 +68,11 @@ pub(super) fn transport(table: &TransportTable, ecn: bool) -> Result<TransportPl
 }
 
 /// PIAS's thresholds: they ascend, and queues that have none are not used.
-fn demotion(table: &TransportTable) -> Result<[u64; PRIORITIES - 1], Mistake> {
+fn demotion(place: &Spanned<TransportTable>) -> Result<[u64; PRIORITIES - 1], Mistake> {
     let mut thresholds = [u64::MAX; PRIORITIES - 1];
-    let Some(given) = &table.demotion else {
-        return Err(Mistake {
-            span: None,
-            message: "a transport of `kind = \"pias\"` needs `demotion`: bytes after which a flow goes one queue down, as in [\"67kB\", \"1.6MB\"]".into(),
-        });
+    let Some(given) = &place.get_ref().demotion else {
+        let message = "pias needs `demotion`: bytes after which a flow goes one queue down, as in [\"67kB\", \"1.6MB\"]";
+        return Err(at(place, message));
     };
     let sizes = given.get_ref();
     if sizes.is_empty() || sizes.len() > thresholds.len() {
@@ -121,11 +124,10 @@ fn background(topology: &Topology, mtu: u32, flow: &Spanned<Background>) -> Resu
     if stop.is_some_and(|stop| stop <= start) {
         return Err(at(flow, "this flow stops before it starts"));
     }
-    let given = match &plan.transport {
-        Some(table) if rate_bps.is_some() => return Err(at(table, "`transport` is of tcp flows")),
-        table => table.as_ref().map(|table| table.get_ref().clone()).unwrap_or_default(),
-    };
-    let transport = transport(&given, plan.ecn.unwrap_or(rate_bps.is_none()))?;
+    if let (Some(table), Some(_)) = (&plan.transport, rate_bps) {
+        return Err(at(table, "`transport` is of tcp flows"));
+    }
+    let transport = transport(&plan.transport, plan.ecn.unwrap_or(rate_bps.is_none()))?;
     let class = class(&plan.priority, &plan.drop_class, plan.spray)?;
     let size = match &plan.size {
         Some(size) if rate_bps.is_some() => return Err(at(size, "`size` is of tcp flows")),
@@ -157,4 +159,60 @@ fn background(topology: &Topology, mtu: u32, flow: &Spanned<Background>) -> Resu
         every,
         spread: plan.spread.0,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{RACK, ok, wrong};
+    use super::*;
+    use crate::net::Class;
+
+    fn flow(transport: &str) -> String {
+        format!("{RACK}[[background]]\nfrom = \"h0\"\nto = \"h1\"\nkind = \"tcp\"\nspray = true\n{transport}")
+    }
+
+    #[test]
+    fn transports_have_their_keys_and_defaults() {
+        let of = |text: &str| ok(&flow(text)).background[0];
+        let usual = TransportPlan { ecn: true, ..TransportPlan::default() };
+        assert_eq!(of("").transport, usual);
+        assert_eq!(of("").class, Class { sprayed: true, ..Class::DEFAULT });
+        let all = of(
+            "transport = { kind = \"dctcp\", initial_window = \"30kB\", receive_window = \"1MB\", rto_min = \"5ms\", duplicates = 5 }\n",
+        );
+        let expected = TransportPlan {
+            transport: Transport::Dctcp,
+            window_initial_bytes: Some(30_000),
+            window_max_bytes: 1_000_000,
+            rto_min: Duration::from_millis(5),
+            duplicates: 5,
+            ..usual
+        };
+        assert_eq!(all.transport, expected);
+        let pias = of("transport = { kind = \"pias\", demotion = [\"1kB\", \"9kB\"] }\n").transport.transport;
+        let rest = u64::MAX;
+        assert_eq!(pias, Transport::Pias { thresholds_bytes: [1000, 9000, rest, rest, rest, rest, rest] });
+        assert_eq!(of("transport = { kind = \"pfabric\" }\n").transport.transport, Transport::Pfabric);
+    }
+
+    #[test]
+    fn transports_that_cannot_be_are_refused_with_the_cure() {
+        for (transport, words) in [
+            ("{ kind = \"dctpc\" }", "did you mean `dctcp`?"),
+            ("{ kind = \"dctcp\", rto = \"1ms\" }", "did you mean `rto_min`?"),
+            ("{ kind = \"pias\" }", "needs `demotion`"),
+            ("{ kind = \"pias\", demotion = [\"9kB\", \"1kB\"] }", "ascends"),
+            ("{ kind = \"pias\", demotion = [] }", "from 1 to 7"),
+            ("{ kind = \"dctcp\", demotion = [\"9kB\"] }", "`kind = \"pias\"`"),
+            ("{ kind = \"pfabric\", duplicates = 3 }", "does not look at duplicate"),
+            ("{ duplicates = 0 }", "from 1 to"),
+            ("{ rto_min = \"0ms\" }", "more than no time"),
+            ("{ initial_window = \"0B\" }", "`initial_window` of at least one byte"),
+        ] {
+            let message = wrong(&flow(&format!("transport = {transport}\n")));
+            assert!(message.contains(words), "{transport}: {message}");
+        }
+        let constant = flow("rate = \"1Gbit\"\ntransport = {}\n").replace("\"tcp\"", "\"constant\"");
+        assert!(wrong(&constant).contains("`transport` is of tcp flows"));
+    }
 }

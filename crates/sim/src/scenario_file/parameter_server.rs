@@ -110,3 +110,42 @@ fn tensors(entry: &ParameterServer) -> Result<Vec<TensorPlan>, Mistake> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{RACK, ok, wrong};
+    use super::*;
+    use crate::net::Class;
+
+    #[test]
+    fn parameter_servers_have_their_keys_and_mistakes() {
+        let entry = |keys: &str| format!("{RACK}[[parameter_server]]\n{keys}");
+        let plan = ok(&entry("workers = [\"h1\", \"h2\"]\nservers = [\"h3\"]\ntensor = \"3MB\"\ncompression = 2.0\nstart = \"1ms\"\nname = \"push\"\nspray = true\npriority = 2\necn = true\n"))
+            .parameter_servers[0]
+            .clone();
+        assert_eq!(plan.tensors, [TensorPlan { bytes: 1_500_000, ready: Duration::ZERO }]);
+        assert_eq!(
+            (plan.name.as_str(), plan.start, plan.divide_above_bytes),
+            ("push", Duration::from_millis(1), 4_000_000)
+        );
+        assert_eq!(plan.class, Class { priority: 2, sprayed: true, ..Class::DEFAULT });
+        assert!(plan.transport.ecn && plan.workers.len() == 2 && plan.servers.len() == 1);
+        for (keys, words) in [
+            ("workers = 4\n", "give a `tensor`"),
+            ("workers = 4\ntensor = \"1MB\"\nmodel = \"vgg16\"\n", "either a `tensor` or a `model`"),
+            ("workers = 4\nmodel = \"resnet5\"\n", "did you mean `resnet50`?"),
+            ("workers = 4\ntensor = \"1MB\"\nbatch = 3\n", "`batch` is about a `model`"),
+            ("workers = 10\ntensor = \"1MB\"\n", "from 1 to 9 hosts"),
+            ("workers = 3\nservers = 4\ntensor = \"1MB\"\n", "from 1 to 3 hosts"),
+            ("workers = [\"h1\", \"h1\"]\ntensor = \"1MB\"\n", "each once"),
+            ("workers = [\"g1\"]\ntensor = \"1MB\"\n", "unknown host `g1`"),
+            ("workers = 1\ntensor = \"1MB\"\n", "nothing would be sent"),
+            ("workers = 4\ntensor = \"0B\"\n", "from 1 byte"),
+            ("workers = 4\ntensor = \"1MB\"\ncompression = 0.5\n", "from 1 to 1e6"),
+            ("workers = 4\ntensor = \"1MB\"\nsplit = \"1MB\"\n", "unknown key `split`"),
+        ] {
+            let message = wrong(&entry(keys));
+            assert!(message.contains(words), "{keys}: {message}");
+        }
+    }
+}

@@ -232,7 +232,7 @@ pub(super) struct SelectiveDropping {
 }
 
 /// `transport` of flows.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct TransportTable {
     #[serde(default)]
@@ -286,8 +286,7 @@ pub(super) struct ParameterServer {
     pub(super) jitter: Option<Share>,
     #[serde(default = "defaults::zero")]
     pub(super) start: Time,
-    #[serde(default)]
-    pub(super) transport: TransportTable,
+    pub(super) transport: Option<Spanned<TransportTable>>,
     pub(super) ecn: Option<bool>,
     pub(super) priority: Option<Spanned<u8>>,
     pub(super) drop_class: Option<Spanned<u8>>,

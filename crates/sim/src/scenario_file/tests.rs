@@ -1,5 +1,5 @@
 use super::*;
-use crate::net::{Cost, Time};
+use crate::net::{Cost, Order, QueueConfig, Time};
 use crate::workload::models::Model;
 use crate::workload::{JobPlan, Workload};
 
@@ -32,6 +32,15 @@ pub(super) fn refused(text: &str, line: usize, words: &[&str]) {
         assert!(message.contains(word), "{word:?} is not in: {message}");
     }
 }
+
+/// Why the file is refused.
+#[track_caller]
+pub(super) fn wrong(text: &str) -> String {
+    let Err(error) = parse("test.toml", text) else { panic!("this was taken:\n{text}") };
+    error.to_string()
+}
+
+const FLOW: &str = "[[background]]\nfrom = \"h0\"\nto = \"h1\"\nkind = \"tcp\"\n";
 
 #[test]
 fn a_short_file_has_sensible_defaults() {
@@ -428,4 +437,39 @@ fn losses_are_chances_or_named_packets() {
     refused(&loss("every = 0"), 9, &["at least 1"]);
     refused(&loss("nth = [1]\nevery = 2"), 9, &["either `nth` or `every`"]);
     refused(&loss("loss_between = \"1%\""), 9, &["needs bursts"]);
+}
+
+#[test]
+fn queues_of_dlcp_and_pfabric_are_made() {
+    let network = |keys: &str| {
+        let text = RACK.replace("hosts = 9", &format!("hosts = 9\nqueue = \"500kB\"\n{keys}"));
+        let scenario = ok(&format!("{text}{FLOW}"));
+        let topology = &scenario.topology;
+        let config = |node| topology.get(node).config.queues;
+        (config(topology.switches().next().unwrap()), config(topology.hosts().next().unwrap()))
+    };
+    let (switch, nic) = network("order = \"least-remaining\"");
+    assert!(switch.iter().chain(&nic).all(|queue| queue.order == Order::LeastRemaining));
+    assert_eq!(switch[3], QueueConfig::least_remaining(500_000));
+    let (switch, nic) = network("selective_dropping = { threshold = \"50kB\", step = 0.5 }");
+    assert_eq!(switch, QueueConfig::dlcp(500_000, 50_000, 0.5));
+    assert!(switch[0].ecn_threshold_bytes.is_none() && !switch[0].drops_unmarkable, "signals");
+    let thresholds: Vec<u64> = switch[1..].iter().map(|queue| queue.ecn_threshold_bytes.unwrap()).collect();
+    assert_eq!(thresholds, [50_000, 75_000, 100_000, 125_000, 150_000, 175_000, 200_000]);
+    assert!(nic.iter().all(|queue| !queue.drops_unmarkable));
+}
+
+#[test]
+fn queues_that_cannot_be_are_refused() {
+    let refused = |keys: &str, words: &str| {
+        let text = RACK.replace("hosts = 9", &format!("hosts = 9\nqueue = \"100kB\"\n{keys}"));
+        let message = wrong(&format!("{text}{FLOW}"));
+        assert!(message.contains(words), "{keys}: {message}");
+    };
+    refused("order = \"least-remainin\"", "did you mean `least-remaining`?");
+    refused("selective_dropping = { threshold = \"50kB\", step = 0.5 }", "the last queue is 200000 bytes");
+    refused("selective_dropping = { threshold = \"5kB\", step = -1.0 }", "not negative");
+    refused("selective_dropping = { threshold = \"0B\", step = 1.0 }", "at least one byte");
+    refused("ecn = \"9kB\"\nselective_dropping = { threshold = \"5kB\", step = 1.0 }", "no `ecn`");
+    refused("selective_dropping = { treshold = \"5kB\", step = 1.0 }", "did you mean `threshold`?");
 }

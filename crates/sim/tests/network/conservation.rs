@@ -5,6 +5,7 @@ use std::time::Duration;
 use fanin_sim::net::{
     Buffer, Class, ConstantRateConfig, Cost, DropReason, Drops, Impairment, LinkId, Loss, Multipath, Network,
     NetworkConfig, NodeConfig, NodeId, Outcome, PRIORITIES, Parts, QueueConfig, TcpConfig, Time, Topology,
+    Transport,
 };
 use oorandom::Rand64;
 
@@ -30,6 +31,11 @@ fn troubled(seed: u64, dice: &mut Rand64) -> Network {
         Cost { byte: Time(one_of(dice, &[0, 500])), ..Cost::of_packet(Time(one_of(dice, &[0, 700_000]))) };
     parts.host.sends = Cost { cores: 2, ..Cost::of_packet(Time(one_of(dice, &[0, 300_000]))) };
     parts.switch = NodeConfig::new(queue);
+    if dice.rand_float() < 0.3 {
+        parts.switch = NodeConfig::new(QueueConfig::least_remaining(20_000));
+    } else if dice.rand_float() < 0.3 {
+        parts.switch.queues = QueueConfig::dlcp(20_000, 3_000, 0.5);
+    }
     parts.switch.buffer = one_of(
         dice,
         &[Buffer::PerQueue, Buffer::PerPort { bytes: MEMORY }, Buffer::Shared { bytes: MEMORY, alpha: 2.0 }],
@@ -61,10 +67,15 @@ fn traffic(network: &mut Network, dice: &mut Rand64) {
         if from == to {
             continue;
         }
-        let class =
-            Class { priority: one_of(dice, &[0, 3, 7]), drop_class: one_of(dice, &[0, 1]), ..Class::DEFAULT };
+        let (priority, drop_class) = (one_of(dice, &[0, 3, 7]), one_of(dice, &[0, 1]));
+        let sprayed = dice.rand_float() < 0.2;
+        let class = Class { priority, drop_class, sprayed, ..Class::DEFAULT };
         let flow = if dice.rand_float() < 0.5 {
-            let flow = network.open_tcp(TcpConfig { class, ecn: true, ..TcpConfig::new(from, to) });
+            let pias =
+                Transport::Pias { thresholds_bytes: [1_000, 2_000, 4_000, 8_000, 16_000, 32_000, 64_000] };
+            let transport = one_of(dice, &[Transport::NewReno, Transport::Dctcp, pias, Transport::Pfabric]);
+            let flow =
+                network.open_tcp(TcpConfig { class, transport, ecn: true, ..TcpConfig::new(from, to) });
             network.fill(flow);
             flow
         } else {

@@ -112,9 +112,9 @@ fn only_what_is_unimportant_is_dropped_before_the_memory_is_full() {
             let class = sent[*number as usize].class;
             assert!(!is_marked || !class.unimportant && class.priority > 0, "seed {seed}");
         }
-        for priority in 1..PRIORITIES {
+        for priority in 1..PRIORITIES as u8 {
             let queue = network.queue(port, priority);
-            let threshold = LAYERS_THRESHOLD as f64 * (1.0 + (priority - 1) as f64 * STEP);
+            let threshold = LAYERS_THRESHOLD as f64 * (1.0 + f64::from(priority - 1) * STEP);
             // Whoever is dropped or marked in it was above the queue's own threshold.
             let met = queue.drops.total() + queue.marked;
             assert!(met == 0 || queue.bytes_max as f64 > threshold - 1500.0, "seed {seed}, queue {priority}");
