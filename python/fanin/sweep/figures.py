@@ -53,7 +53,7 @@ def figures_of(run: Run) -> Played:
 
 
 def rows(report: Report) -> list[Row]:
-    """Return the figures of each job, of parameter servers, and of each entry of background flows."""
+    """Return the figures of each job, of parameter servers, and of each entry of flows."""
     dropped = sum(drop["count"] for drop in report["drops"])
     return [
         *(_of_job(job, dropped) for job in report["jobs"]),

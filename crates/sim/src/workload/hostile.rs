@@ -534,10 +534,10 @@ mod tests {
                 }
             }
         }
-        let expected = "1 cores, 2 cores, 3 cores, LinkId, LinkId twice, NodeId, NodeId twice, atp, constant, drop class, float32, int32, \
+        let expected = "1 cores, 2 cores, 3 cores, Dctcp, LinkId, LinkId twice, NewReno, NodeId, NodeId twice, Pfabric, Pias, atp, constant, drop class, float32, int32, \
             links differ, lost acknowledgement, lost gradient, lost packets, lost parameters, lost result, lost segment, lost update, \
             partition, ports, priority, ps, ps-n-to-n, queues, ring, rss, server, server twice, shared buffer, small NIC, stop, \
-            switchml, tcp, training by ps, training by ps-n-to-n, training by ring, training by rss, training by switchml, worker, \
+            switchml, training by ps, training by ps-n-to-n, training by ring, training by rss, training by switchml, worker, \
             worker twice";
         assert_eq!(drawn.into_iter().collect::<Vec<_>>().join(", "), expected);
     }

@@ -219,10 +219,10 @@ fn a_short_flow_of_pfabric_takes_no_notice_of_long_ones_and_all_end() {
         assert_eq!(network.flow(*flow).delivered_bytes, 2_000_000);
     }
     assert!(long.iter().any(|flow| network.flow(*flow).timeouts > 0), "the queue was too small for all");
-    // The link was never idle for long: all four together need 2 ms a piece and some.
+    // A full queue takes longer than a timeout: some of the link goes into segments that were late and not lost.
     let last = long.iter().map(|flow| network.flow(*flow).completed.unwrap()).max().unwrap();
     let ideal = Time::from_nanos(4 * 2_000_000 / 1460 * 1538);
-    assert!(last < ideal + Time::from_micros(800), "{last} and at best {ideal}");
+    assert!(last.as_secs_f64() < 1.25 * ideal.as_secs_f64(), "{last} and at best {ideal}");
     assert_eq!(network.progress().packets, 0, "every packet left its queue");
 }
 

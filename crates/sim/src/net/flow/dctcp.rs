@@ -60,6 +60,6 @@ mod tests {
         assert!((dctcp.alpha - (15.0 / 16.0 + 0.3 / 16.0)).abs() < 1e-12, "{}", dctcp.alpha);
         (0..400).for_each(|_| window(&mut dctcp));
         assert!((dctcp.alpha - 0.3).abs() < 1e-9, "{}", dctcp.alpha);
-        assert_eq!(dctcp.reduced(100_000), 85_000);
+        assert!((84_999..=85_000).contains(&dctcp.reduced(100_000)));
     }
 }

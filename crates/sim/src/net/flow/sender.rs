@@ -182,6 +182,9 @@ impl Sender {
                 self.resend = true;
                 self.window = self.window.saturating_sub(fresh).max(self.segment) + self.segment;
             }
+        } else if self.dctcp.is_some() && to <= self.reduced {
+            // A window that has just been shortened does not grow before it is acknowledged, as in Linux and ns-3: with it each
+            // flow would have half a segment more in the queue.
         } else if self.window < self.threshold {
             self.window = (self.window + fresh.min(self.segment)).min(self.window_max);
         } else {
