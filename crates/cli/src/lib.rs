@@ -1,7 +1,7 @@
 //! The `fanin` command: one file a subcommand.
 //!
 //! It stands outside the way of a gradient: it starts a switch, asks one, or simulates a network of them. The Python package
-//! calls [`main`] as well, for all but `fanin run`, `bench`, `netlab`, `reproduce` and `sim --sweep`, which it does itself.
+//! calls [`main`] as well, for all but `fanin run`, `bench`, `netlab`, `profile`, `reproduce` and `sim --sweep`, which it does itself.
 //!
 //! Deliberately absent: anything that decides.
 #![forbid(unsafe_code)]
@@ -16,6 +16,7 @@ pub mod machine;
 mod netlab;
 mod output;
 mod plan;
+mod profile;
 mod reproduce;
 mod run;
 mod server;
@@ -64,6 +65,7 @@ enum Command {
     Bench(bench::Arguments),
     Netlab(netlab::Arguments),
     Plan(plan::Arguments),
+    Profile(profile::Arguments),
     Sim(sim::Arguments),
     Reproduce(reproduce::Arguments),
     Version(version::Arguments),
@@ -94,6 +96,7 @@ pub fn exit_status(args: impl IntoIterator<Item = OsString>) -> u8 {
         Command::Bench(arguments) => bench::run(&arguments),
         Command::Netlab(arguments) => netlab::run(&arguments),
         Command::Plan(arguments) => plan::run(&arguments),
+        Command::Profile(arguments) => profile::run(&arguments),
         Command::Sim(arguments) => sim::run(&arguments),
         Command::Reproduce(arguments) => reproduce::run(&arguments),
         Command::Version(arguments) => version::run(&arguments),
@@ -124,6 +127,7 @@ mod tests {
             "torchrun plus an embedded switch",
             "beside Gloo",
             "network namespaces",
+            "loss of gradients",
             "figures of a paper",
             "Examples:",
             "fanin status --switch",
