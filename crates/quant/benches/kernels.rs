@@ -41,6 +41,7 @@ fn main() {
                     bfloat16_on_wire(&mut bench, kernels, 2 * block);
                     native(&mut bench, kernels, block);
                 }
+                rotation(&mut bench, kernels);
             }
             None => println!("{isa:?}: not on this machine"),
         }
@@ -50,6 +51,17 @@ fn main() {
     // A test run measures nothing worth printing.
     if !std::env::args().any(|argument| argument == "--test") {
         bench.print_shares();
+    }
+}
+
+/// There and back, which is twice the gradient, and so half of the bandwidth of either.
+fn rotation(bench: &mut Bench, kernels: &'static Kernels) {
+    for block in [1024, 4096] {
+        let mut gradient = gradient();
+        bench.measure(format!("{:?}/rotate_and_back/{block}", kernels.isa()), || {
+            kernels.rotate_f32(black_box(&mut gradient), block, 1);
+            kernels.rotate_back_f32(black_box(&mut gradient), block, 1);
+        });
     }
 }
 

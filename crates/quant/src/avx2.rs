@@ -251,6 +251,16 @@ pub(crate) fn sum_f64(payloads: &[u8], divisor: Option<f64>, sum: &mut [i32]) {
     scalar::sum_f64(payloads, divisor, sum);
 }
 
+#[target_feature(enable = "avx2,f16c")]
+pub(crate) fn rotate_f32(values: &mut [f32], block: usize, seed: u64) {
+    scalar::rotate_f32(values, block, seed);
+}
+
+#[target_feature(enable = "avx2,f16c")]
+pub(crate) fn rotate_back_f32(values: &mut [f32], block: usize, seed: u64) {
+    scalar::rotate_back_f32(values, block, seed);
+}
+
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
 fn quantize<T>(

@@ -235,6 +235,16 @@ pub(crate) fn sum_f64(payloads: &[u8], divisor: Option<f64>, sum: &mut [i32]) {
     scalar::sum_f64(payloads, divisor, sum);
 }
 
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+pub(crate) fn rotate_f32(values: &mut [f32], block: usize, seed: u64) {
+    scalar::rotate_f32(values, block, seed);
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+pub(crate) fn rotate_back_f32(values: &mut [f32], block: usize, seed: u64) {
+    scalar::rotate_back_f32(values, block, seed);
+}
+
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 fn quantize<T>(

@@ -7,6 +7,7 @@ use crate::exponent::Exponent;
 use crate::float16::{bf16_from_f32, f16_from_f32, f32_from_bf16, f32_from_f16};
 use crate::integer::{assert_bf16_lengths, assert_lengths};
 use crate::native::assert_payloads;
+use crate::rotation::assert_block;
 use crate::scale::{Divisor, Finite, Kind, Scale};
 
 /// An instruction set that the kernels are written for, worst first.
@@ -106,9 +107,12 @@ pub struct Kernels {
     sum_f16: Sum,
     sum_bf16: Sum,
     sum_f64: Sum,
+    rotate_f32: Rotation,
+    rotate_back_f32: Rotation,
 }
 
 type Sum = unsafe fn(&[u8], Option<f64>, &mut [i32]);
+type Rotation = unsafe fn(&mut [f32], usize, u64);
 
 macro_rules! table {
     ($isa:ident, $module:ident) => {
@@ -142,6 +146,8 @@ macro_rules! table {
             sum_f16: crate::$module::sum_f16,
             sum_bf16: crate::$module::sum_bf16,
             sum_f64: crate::$module::sum_f64,
+            rotate_f32: crate::$module::rotate_f32,
+            rotate_back_f32: crate::$module::rotate_back_f32,
         }
     };
 }
@@ -405,6 +411,20 @@ impl Kernels {
         let divisor = assert_payloads(payloads.len(), count, divisor, sum.len());
         // SAFETY: a table is only handed out where its instruction set is available.
         unsafe { (self.sum_f64)(payloads, divisor, sum) }
+    }
+
+    /// See [`crate::rotate_f32`].
+    pub fn rotate_f32(&self, values: &mut [f32], block: usize, seed: u64) {
+        assert_block(block);
+        // SAFETY: a table is only handed out where its instruction set is available.
+        unsafe { (self.rotate_f32)(values, block, seed) }
+    }
+
+    /// See [`crate::rotate_back_f32`].
+    pub fn rotate_back_f32(&self, values: &mut [f32], block: usize, seed: u64) {
+        assert_block(block);
+        // SAFETY: a table is only handed out where its instruction set is available.
+        unsafe { (self.rotate_back_f32)(values, block, seed) }
     }
 }
 

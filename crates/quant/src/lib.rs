@@ -24,10 +24,13 @@
 //! In ATP (§3.8) the caller chooses the factor ([`Scale::of_factor`]); a switch adds with saturation ([`add_saturating_le`]), the server divides, and parameters travel as `f32` ([`narrow_f32`]), as do the
 //! original values where a sum overflowed ([`widen_f32`]).
 //!
+//! What may be lost on its way is rotated before, and its sum rotated back ([`rotate_f32`], [`rotate_back_f32`]).
+//!
 //! Map: `exponent` (the shared exponent), `scale` (what a block's exponent makes of its elements), `class` (blocks with
 //! a NaN or an infinity), `float16` (conversions of f16 and bf16), `scalar` (**the specification** of every kernel),
 //! `avx2` and `avx512` (equal to it bit for bit, which the property tests hold), `kernels` (the choice between them, made
-//! once at run time), `integer` (the kernels on `i32`), `native` (sums in the tensor's own type).
+//! once at run time), `integer` (the kernels on `i32`), `native` (sums in the tensor's own type), `rotation`
+//! (the randomised Hadamard rotation).
 //!
 //! Like all of Rust, the kernels assume the default floating-point environment: a thread that flushes subnormals to zero
 //! must not run them.
@@ -47,6 +50,7 @@ mod float16;
 mod integer;
 mod kernels;
 mod native;
+mod rotation;
 mod scalar;
 mod scale;
 
@@ -300,4 +304,23 @@ pub fn sum_bf16(payloads: &[u8], count: u32, divisor: u32, sum: &mut [i32]) {
 /// As [`sum_f32`].
 pub fn sum_f64(payloads: &[u8], count: u32, divisor: u32, sum: &mut [i32]) {
     Kernels::detected().sum_f64(payloads, count, divisor, sum);
+}
+
+/// Rotates values in blocks of `block` elements, a power of two, and the rest in blocks of smaller ones: the signs that `seed` and
+/// an element's place give, then the Hadamard matrix over the root of its size. Norms of blocks stay, but for rounding.
+///
+/// Not finite in a block, whether it was so or became it, spreads: all of the block is then one NaN, also when rotated back.
+///
+/// # Panics
+/// If `block` is no power of two.
+pub fn rotate_f32(values: &mut [f32], block: usize, seed: u64) {
+    Kernels::detected().rotate_f32(values, block, seed);
+}
+
+/// Turns back what [`rotate_f32`] has rotated with the same block and seed.
+///
+/// # Panics
+/// If `block` is no power of two.
+pub fn rotate_back_f32(values: &mut [f32], block: usize, seed: u64) {
+    Kernels::detected().rotate_back_f32(values, block, seed);
 }
