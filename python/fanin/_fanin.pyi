@@ -251,6 +251,15 @@ def simulated_sum(scenario: str, seed: int, contributions: bytes) -> tuple[bytes
     or numbers that are not its job's, and `RuntimeError` where a rule was broken.
     """
 
+def rotated(values: bytes, block: int, seed: int, back: bool) -> bytes:
+    """Return float32 values, in this machine's byte order, rotated by chance, or rotated `back`.
+
+    In blocks of `block` of them (and what is left over in smaller ones): signs that `seed` and a
+    value's place give, then the Hadamard matrix over the root of its size. A NaN or an infinity
+    spreads to all of its block, as NaN. Raises `ValueError` for a block that is no power of two,
+    and bytes that are no whole number of values.
+    """
+
 def machine_id() -> str:
     """Name the machine: equal where kernel, network namespace, /dev/shm and user are."""
 

@@ -12,9 +12,11 @@ from typing import Any, cast
 
 import pytest
 import torch
+from fanin.profiler.drops import Losses
 from fanin.reproduce import ReproduceError, command, training
 from fanin.reproduce.atp import PAPER, setting
 from fanin.reproduce.byteps import equations, goodput
+from fanin.reproduce.dlcp import trained
 from fanin.reproduce.finding import (
     LESS,
     MORE,
@@ -269,6 +271,25 @@ def test_losses_cost_epochs_as_in_dlcp(tmp_path: Path, monkeypatch: pytest.Monke
     for name in found:
         assert f"({name}.png)" in page
         assert (tmp_path / f"{name}.png").read_bytes().startswith(SIGNATURE)
+
+
+def test_what_is_rotated_is_lost_thinly_and_turned_back() -> None:
+    import numpy as np
+
+    gradients = np.zeros((1, 5000), np.float32)
+    gradients[0, 7] = 8.0
+
+    def summed(probability: float, rotated: bool) -> training.Array:
+        losses = Losses("all", probability)
+        setting = trained.Setting("any", losses, workers=1, rotated=rotated)
+        return trained._summed(setting, [2500, 2500], seed=1)(gradients)
+
+    assert summed(1e-9, rotated=True) == pytest.approx(gradients[0], abs=1e-5)
+    assert set(summed(0.5, rotated=False)) <= {0.0, 8.0}
+    # Of the twelve packets that the block is in, some come, and each has as much of the value.
+    thinned = summed(0.5, rotated=True)
+    assert 1 < thinned[7] < 7
+    assert 0 < np.abs(np.delete(thinned, 7)).max() < 1
 
 
 def test_the_same_networks_learn_from_other_data() -> None:

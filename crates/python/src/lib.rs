@@ -17,6 +17,7 @@ mod meeting;
 mod membership;
 mod pending;
 mod plan;
+mod rotation;
 mod scenario;
 mod simulation;
 mod switch;
@@ -40,6 +41,8 @@ mod _fanin {
     use crate::pending::Pending;
     #[pymodule_export]
     use crate::plan::{cut_off, interface_address, plan, route_to, switch_rate};
+    #[pymodule_export]
+    use crate::rotation::rotated;
     #[pymodule_export]
     use crate::scenario::{check_scenario, system_keys};
     #[pymodule_export]

@@ -17,7 +17,7 @@ const ALLOWED: [(&str, &[&str]); 11] = [
     ("local", &["udp", "quant", "wire"]),
     ("controller", &["plan", "protocol", "wire", "udp", "local"]),
     ("cli", &["plan", "protocol", "wire", "udp", "controller", "sim"]),
-    ("python", &["plan", "protocol", "wire", "udp", "controller", "cli", "sim"]),
+    ("python", &["plan", "protocol", "wire", "quant", "udp", "controller", "cli", "sim"]),
     ("rooms", &[]),
 ];
 

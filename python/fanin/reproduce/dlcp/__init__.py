@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from fanin.reproduce.dlcp import accuracy, gradients, tolerance
+from fanin.reproduce.dlcp import accuracy, gradients, rotation, tolerance
 from fanin.reproduce.finding import Paper
 
 PAPER = Paper(
-    [module.EXPERIMENT for module in (tolerance, gradients, accuracy)],
+    [module.EXPERIMENT for module in (tolerance, gradients, accuracy, rotation)],
     repeated="seeds",
     repetitions=6,
     missing=[

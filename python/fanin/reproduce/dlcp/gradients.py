@@ -47,7 +47,7 @@ def run(lab: Lab) -> Outcome:
             f"{task}: epochs with {100 * PROBABILITY:g} % of {_WORDS[worse]} lost, over those with "
             f"as much of {_WORDS[better]}",
             "more",
-            _ratio(found, settings[task, worse], settings[task, better]),
+            ratio(found, settings[task, worse], settings[task, better]),
             holds=MORE,
             unit="x",
         )
@@ -80,7 +80,8 @@ _CLAIMS: Sequence[tuple[str, Among, Among]] = (
 """Which losses cost more epochs than which."""
 
 
-def _ratio(found: Curves, one: Setting, other: Setting) -> Spread:
+def ratio(found: Curves, one: Setting, other: Setting) -> Spread:
+    """Return how many times the epochs to its aim one setting takes of the other's, by seed."""
     aim = training.tasks()[one.task].aim
     return Spread.of(
         [

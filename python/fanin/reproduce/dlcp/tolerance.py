@@ -18,7 +18,7 @@ from fanin.reproduce.plot import finish
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-PROBABILITIES = (0.01, 0.1, 0.3, 0.5)
+PROBABILITIES = (0.01, 0.1, 0.3, 0.5, 0.8)
 WORKERS = (training.WORKERS, 1)
 """The paper does not say how many lose their packets: of one alone there is nothing else."""
 SWEPT = "8 workers and 1"

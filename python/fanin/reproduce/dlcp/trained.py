@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from fanin import _fanin
 from fanin.profiler.drops import Losses, Packets, mean_of_received
 from fanin.profiler.tolerance import cost, epochs_to
 from fanin.reproduce import training
@@ -17,6 +19,8 @@ PATIENCE = 3
 SAME = 5.0
 """How many per cent more epochs are none: the margin of `fanin profile`."""
 
+BLOCK = 4096
+"""Gradients that are rotated together: the contents of twelve packets."""
 NONE = Losses()
 """Lost."""
 
@@ -30,11 +34,13 @@ class Setting:
     workers: int = training.WORKERS
     """Who share the samples of an iteration; with 1, what is lost is lost."""
     data: Literal["its own", "other"] = "its own"
+    rotated: bool = False
+    """Whether what travels is rotated, in blocks of `BLOCK`."""
 
     @property
     def without_loss(self) -> Setting:
-        """The same, and nothing is lost."""
-        return replace(self, losses=NONE)
+        """The same, and nothing is lost, which needs no rotation."""
+        return replace(self, losses=NONE, rotated=False)
 
 
 Curves = dict[Setting, list[list[float]]]
@@ -86,21 +92,33 @@ def in_percent(part: Spread) -> Spread:
 
 
 def _summed(setting: Setting, sizes: Sequence[int], seed: int) -> training.Summed:
+    import numpy as np
     import torch
 
     if not setting.losses.probability:
         return training.plain
-    packets = Packets(sizes, range(len(sizes)))
+    # What is rotated has no tensors.
+    cut = [sum(sizes)] if setting.rotated else sizes
+    packets = Packets(cut, range(len(cut)))
     # The same for all probabilities: what is lost at a low one is lost at a higher one, too.
     dice = torch.Generator().manual_seed(seed)
+    steps = itertools.count()
 
     def summed(gradients: training.Array) -> training.Array:
-        rows = torch.from_numpy(gradients)
+        turn = (seed << 32) + next(steps)
+        sent = np.stack([_turned(row, turn) for row in gradients]) if setting.rotated else gradients
+        rows = torch.from_numpy(sent)
         received = [packets.received(row, setting.losses, len(sizes), dice) for row in rows]
         comes = torch.stack(received)[:, packets.of_element]
         total = rows.masked_fill(~comes, 0).sum(dim=0)
         mean = mean_of_received(total, comes.sum(dim=0))
         summed: training.Array = (mean * setting.workers).numpy()
-        return summed
+        return _turned(summed, turn, back=True) if setting.rotated else summed
 
     return summed
+
+
+def _turned(values: training.Array, seed: int, *, back: bool = False) -> training.Array:
+    import numpy as np
+
+    return np.frombuffer(_fanin.rotated(values.tobytes(), BLOCK, seed, back), values.dtype).copy()
