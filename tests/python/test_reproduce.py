@@ -289,7 +289,8 @@ def test_what_is_rotated_is_lost_thinly_and_turned_back() -> None:
     # Of the twelve packets that the block is in, some come, and each has as much of the value.
     thinned = summed(0.5, rotated=True)
     assert 1 < thinned[7] < 7
-    assert 0 < np.abs(np.delete(thinned, 7)).max() < 1
+    # To no other place goes more than what is missing in this one.
+    assert 0 < np.abs(np.delete(thinned, 7)).max() <= 8 - thinned[7] + 1e-5
 
 
 def test_the_same_networks_learn_from_other_data() -> None:

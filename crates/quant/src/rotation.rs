@@ -1,5 +1,8 @@
 //! A randomised Hadamard rotation: what a lost packet takes with it is a little of each element, and not all of some.
 //!
+//! The places of a packet are neighbours, whose parts of an element may agree in sign: what an element then gets of another is
+//! at most that other times the part of the block that is lost.
+//!
 //! Signs by chance, then the Hadamard matrix of the block's length, divided by its root: orthogonal, so that norms stay and the
 //! rotation back is the transpose. Sums and means of blocks that were rotated alike are the rotated sums and means.
 //!
