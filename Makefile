@@ -152,7 +152,7 @@ reproduction: build
 	  out=target/reproduction/$$paper; \
 	  rm -f $$out/*.png; \
 	  $(BIN)/fanin reproduce $$paper --why --out $$out || exit 1; \
-	  rm -f docs/reproduction/$$paper/*.png && cp $$out/README.md $$out/*.png docs/reproduction/$$paper/ || exit 1; \
+	  mkdir -p docs/reproduction/$$paper && rm -f docs/reproduction/$$paper/*.png && cp $$out/README.md $$out/*.png docs/reproduction/$$paper/ || exit 1; \
 	done
 
 # The same of BytePS, some of which is measured on shaped links: that needs root, and nothing beside it (5 minutes).
