@@ -253,7 +253,7 @@ def test_a_profile_finds_what_costs_and_says_the_setting(tmp_path: Path) -> None
     lost = [one["lost"] / one["sent"] for one in of_all["losses"][1]["trainings"]]
     assert all(0.5 < part < 0.7 for part in lost)
     page = (tmp_path / "out" / "README.md").read_text()
-    assert f"fanin.torch.Options(loss_bound={of_all['bound'][0]:g})" in page
+    assert f"The loss bound to use: {of_all['bound'][0]:g}" in page
     assert page in ended.stdout
     assert (tmp_path / "out" / "profile.png").read_bytes().startswith(b"\x89PNG")
 

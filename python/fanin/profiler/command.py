@@ -321,7 +321,7 @@ def _bounds(found: Profile) -> str:
 
 
 def _setting(tolerated: float, costly: float) -> str:
-    text = f"\nThe setting to use: `fanin.torch.Options(loss_bound={tolerated:g})`\n"
+    text = f"\nThe loss bound to use: {tolerated:g}\n"
     if tolerated == 0 and math.isinf(costly):
         return text + "(no loss was shown to cost nothing, nor to cost epochs: take more --seeds)\n"
     if tolerated == 0:
