@@ -90,10 +90,7 @@ impl JobConfig {
 
     /// What may be lost of a worker's part of a tensor. An integer is not a gradient, and what is broadcast has no second contribution.
     pub(super) const fn push_bound(&self, collective: &Collective) -> LossBound {
-        match (collective.pattern, is_float(collective.dtype)) {
-            (Pattern::AllReduce | Pattern::Reduce(_), true) => self.push_bound,
-            _ => LossBound::RELIABLE,
-        }
+        if may_lose(collective) { self.push_bound } else { LossBound::RELIABLE }
     }
 
     /// What may be lost of its sum: one's own gradient takes the place of a mean, and of nothing else.
@@ -123,6 +120,11 @@ impl JobConfig {
         let bytes = elements as usize * Self::element_bytes(collective);
         bytes.saturating_sub(block as usize * self.block_bytes()).min(self.block_bytes())
     }
+}
+
+/// Whether anything of a worker's part may be lost, whatever the bound.
+pub(super) const fn may_lose(collective: &Collective) -> bool {
+    matches!(collective.pattern, Pattern::AllReduce | Pattern::Reduce(_)) && is_float(collective.dtype)
 }
 
 const fn is_float(dtype: Dtype) -> bool {

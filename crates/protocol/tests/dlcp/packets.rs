@@ -129,6 +129,19 @@ fn a_tensor_that_is_larger_than_announced_is_refused() {
     );
 }
 
+/// Else its contributions could be lost, and integers are summed when all are there.
+#[test]
+fn a_bound_for_what_may_lose_nothing_is_refused() {
+    let mut server = server();
+    for (dtype, pattern) in
+        [(Dtype::Int64, Pattern::AllReduce), (Dtype::Float32, Pattern::Broadcast(WorkerId(0)))]
+    {
+        let start = Start { collective: Collective { dtype, pattern, ..collective(32) }, ..start(32) };
+        let refused = Verdict::Drop(Reason::OutOfRange);
+        take(&mut server, &[(signal(0, 0, 0, Signal::Start(start)), refused)]);
+    }
+}
+
 #[test]
 fn flows_that_nobody_can_have_begun_are_ahead() {
     let mut server = server();

@@ -5,12 +5,12 @@ use alloc::vec;
 use alloc::vec::Vec;
 use core::time::Duration;
 use fanin_wire::{
-    Abort, AbortReason, BlockHeader, BlockPacket, FlowId, Kind, PRIORITIES, Preamble, Signal, SignalPacket,
-    Start, Tag, WorkerId, block_packet_bytes,
+    Abort, AbortReason, BlockHeader, BlockPacket, FlowId, Kind, LossBound, PRIORITIES, Preamble, Signal,
+    SignalPacket, Start, Tag, WorkerId, block_packet_bytes,
 };
 
 use super::flow::Flow;
-use crate::dlcp::config::{JobConfig, ServerJob};
+use crate::dlcp::config::{JobConfig, ServerJob, may_lose};
 use crate::dlcp::flow::{Sender, Waiting};
 use crate::dlcp::rate::Pacer;
 use crate::dlcp::rendezvous::Unlike;
@@ -246,6 +246,10 @@ impl<A: Copy> Job<A> {
         let at = self.place_of(id)?;
         let config = *self.config();
         if config.blocks(&start.collective, start.elements) > config.flow_blocks {
+            return Err(Reason::OutOfRange);
+        }
+        // Integers are all there when they are summed: a bound for them is no member's to say.
+        if start.bound != LossBound::RELIABLE && !may_lose(&start.collective) {
             return Err(Reason::OutOfRange);
         }
         if start.has_blocks != start.collective.pattern.contributes(worker) {
