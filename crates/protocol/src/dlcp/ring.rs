@@ -276,7 +276,7 @@ impl<A: Copy, T: Tensor> Ring<A, T> {
         let Self { core, config, parts, first, steps, link, path, .. } = self;
         let mut run = Run::default();
         for (place, part) in parts.iter_mut().enumerate().take(window) {
-            let Some((shape, senders)) = part.to_send() else { continue };
+            let Some((shape, senders)) = part.sending() else { continue };
             for (step, push) in senders {
                 let flow = Self::flow_of(*first, *steps, place, step);
                 let segment = steps.segment(shape.blocks, steps.sends(step));

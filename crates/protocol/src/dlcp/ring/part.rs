@@ -155,7 +155,7 @@ impl Part {
     }
 
     /// The flows that have blocks to send.
-    pub(super) fn to_send(&mut self) -> Option<(&Shape, impl Iterator<Item = (u32, &mut Sender)>)> {
+    pub(super) fn sending(&mut self) -> Option<(&Shape, impl Iterator<Item = (u32, &mut Sender)>)> {
         let senders = (0..).zip(&mut self.pushes).filter_map(|(step, push)| Some((step, push.as_mut()?)));
         Some((self.shape.as_ref()?, senders.filter(|(_, push)| push.has_blocks())))
     }
