@@ -158,6 +158,17 @@ pub struct WorkerPlan<A> {
     pub server: A,
 }
 
+/// What a rank of a ring must be told to go on between other neighbours.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RingPlan<A> {
+    /// The job; of its numbers only the id, the key, the generation and the shard may be others than before.
+    pub config: JobConfig,
+    /// Who sends to this rank.
+    pub left: A,
+    /// To whom it sends.
+    pub right: A,
+}
+
 /// Which number is outside its limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConfigError {

@@ -1,4 +1,4 @@
-//! What a server has of one flow: contributions side by side, who is in each sum, and the sums.
+//! Sums: what a server has of one flow, which is contributions side by side, who is in each sum, and the sums; and what a ring adds up.
 //!
 //! A block's contributions are kept until it is decided who is in, and summed in the order of the workers: so a sum is the same bits
 //! however they came, and where nobody's is lost, the bits of SwitchML's native sums. Where some are lost, the sum of those that came is
@@ -118,59 +118,117 @@ impl Sums {
 
     /// Writes the sum of a closed block.
     pub(super) fn write(&self, block: u32, payload: &mut [u8]) {
-        let sum = &self.sums[block as usize * self.words..];
-        let (whole, rest) = payload.split_at_mut(payload.len() / 4 * 4);
-        let (words, next) = sum.split_at(whole.len() / 4);
-        fanin_quant::write_le(words, whole);
-        if let Some(word) = next.first() {
-            rest.copy_from_slice(&word.to_le_bytes()[..rest.len()]);
-        }
+        write_words(&self.sums[block as usize * self.words..][..self.words], payload);
+    }
+}
+
+/// Sums payloads that stand one after the other, divides, and rounds once to the type.
+type Kernel = fn(&[u8], u32, u32, &mut [i32]);
+
+/// That of a float type.
+const fn kernel(dtype: Dtype) -> Option<Kernel> {
+    match dtype {
+        Dtype::Float32 => Some(fanin_quant::sum_f32),
+        Dtype::Float16 => Some(fanin_quant::sum_f16),
+        Dtype::Bfloat16 => Some(fanin_quant::sum_bf16),
+        Dtype::Float64 => Some(fanin_quant::sum_f64),
+        Dtype::Int32 | Dtype::Int64 | Dtype::Uint8 | Dtype::Int8 => None,
     }
 }
 
 /// The sum, or mean, of `count` contributions out of `expected`.
 fn sum_up(collective: &Collective, contributions: &[u8], count: u32, expected: u32, sum: &mut [i32]) {
-    let bytes = 4 * sum.len();
     if let Pattern::Broadcast(_) = collective.pattern {
         // Nothing is added to it, not even a NaN is made another.
         return fanin_quant::store_le(sum, contributions);
     }
-    let is_mean = collective.op == Op::Average;
-    let sum_of = match (collective.dtype, collective.wire_dtype) {
-        (Dtype::Float32, _) => fanin_quant::sum_f32,
-        (Dtype::Float16, _) => fanin_quant::sum_f16,
-        (Dtype::Bfloat16, _) => fanin_quant::sum_bf16,
-        (Dtype::Float64, _) => fanin_quant::sum_f64,
-        (dtype, _) => {
-            // Nothing of them may be lost.
-            assert_eq!(count, expected, "integers are all there");
-            let add = match dtype {
-                Dtype::Int32 => fanin_quant::add_le,
-                Dtype::Int64 => fanin_quant::add_i64_le,
-                _ => fanin_quant::add_i8_le,
-            };
-            for (number, contribution) in contributions.chunks_exact(bytes).enumerate() {
-                match number {
-                    0 => fanin_quant::store_le(sum, contribution),
-                    _ => add(sum, contribution),
-                }
-            }
-            match dtype {
-                // The workers divide: as with SwitchML, it travels as an int32.
-                _ if !is_mean || collective.wire_dtype == WireDtype::Int32 => {}
-                Dtype::Int64 => fanin_quant::mean_i64(sum, count),
-                Dtype::Uint8 => fanin_quant::mean_u8(sum, count),
-                _ => fanin_quant::mean_i8(sum, count),
-            }
-            return;
-        }
+    let Some(kernel) = kernel(collective.dtype) else {
+        // Nothing of them may be lost.
+        assert_eq!(count, expected, "integers are all there");
+        add_integers(collective.dtype, contributions, sum);
+        return divide_integers(collective, count, sum);
     };
-    let is_scaled = !is_mean && count != expected;
-    sum_of(contributions, count, if is_mean || is_scaled { count } else { 1 }, sum);
+    let is_scaled = collective.op == Op::Sum && count != expected;
+    kernel(contributions, count, if is_scaled || collective.op == Op::Average { count } else { 1 }, sum);
     if is_scaled {
-        // So many times the mean: the kernel of each type multiplies as it adds.
-        let mean: Vec<u8> = sum.iter().flat_map(|word| word.to_le_bytes()).collect();
-        sum_of(&mean.repeat(expected as usize), expected, 1, sum);
+        multiply(kernel, sum, expected);
+    }
+}
+
+/// As many times what is there, by the kernel that multiplies as it adds.
+fn multiply(kernel: Kernel, sum: &mut [i32], times: u32) {
+    let one: Vec<u8> = sum.iter().flat_map(|word| word.to_le_bytes()).collect();
+    kernel(&one.repeat(times as usize), times, 1, sum);
+}
+
+fn add_integers(dtype: Dtype, contributions: &[u8], sum: &mut [i32]) {
+    let add = match dtype {
+        Dtype::Int32 => fanin_quant::add_le,
+        Dtype::Int64 => fanin_quant::add_i64_le,
+        _ => fanin_quant::add_i8_le,
+    };
+    for (number, contribution) in contributions.chunks_exact(4 * sum.len()).enumerate() {
+        match number {
+            0 => fanin_quant::store_le(sum, contribution),
+            _ => add(sum, contribution),
+        }
+    }
+}
+
+/// What travels as an int32 the workers divide, as with SwitchML.
+fn divide_integers(collective: &Collective, count: u32, sum: &mut [i32]) {
+    match collective.dtype {
+        _ if collective.op == Op::Sum || collective.wire_dtype == WireDtype::Int32 => {}
+        Dtype::Int64 => fanin_quant::mean_i64(sum, count),
+        Dtype::Uint8 => fanin_quant::mean_u8(sum, count),
+        _ => fanin_quant::mean_i8(sum, count),
+    }
+}
+
+/// Adds what came to what is here, rounded to the tensor's type.
+pub(super) fn add(collective: &Collective, other: &[u8], own: &mut [u8]) {
+    let words = words_of(own.len());
+    let mut both = vec![0; 8 * words];
+    both[..other.len()].copy_from_slice(other);
+    both[4 * words..][..own.len()].copy_from_slice(own);
+    let mut sum = vec![0; words];
+    sum_up(&Collective { op: Op::Sum, ..*collective }, &both, 2, 2, &mut sum);
+    write_words(&sum, own);
+}
+
+/// Makes the sum of `count` contributions out of `expected` what their operation asks for: their mean, or as many times that.
+pub(super) fn scale(collective: &Collective, sum: &mut [u8], count: u32, expected: u32) {
+    let mut payload = vec![0; 4 * words_of(sum.len())];
+    payload[..sum.len()].copy_from_slice(sum);
+    let mut words = vec![0; payload.len() / 4];
+    match kernel(collective.dtype) {
+        None => {
+            fanin_quant::store_le(&mut words, &payload);
+            divide_integers(collective, count, &mut words);
+        }
+        Some(_) if collective.op == Op::Sum && count == expected => return,
+        Some(kernel) => {
+            kernel(&payload, 1, count, &mut words);
+            if collective.op == Op::Sum {
+                multiply(kernel, &mut words, expected);
+            }
+        }
+    }
+    write_words(&words, sum);
+}
+
+/// Words that so many bytes take, padded.
+const fn words_of(bytes: usize) -> usize {
+    bytes.div_ceil(4).next_multiple_of(WORDS_MULTIPLE)
+}
+
+/// Writes as many of the words' bytes as there is room for.
+fn write_words(words: &[i32], payload: &mut [u8]) {
+    let (whole, rest) = payload.split_at_mut(payload.len() / 4 * 4);
+    let (words, next) = words.split_at(whole.len() / 4);
+    fanin_quant::write_le(words, whole);
+    if let Some(word) = next.first() {
+        rest.copy_from_slice(&word.to_le_bytes()[..rest.len()]);
     }
 }
 
@@ -238,5 +296,27 @@ mod tests {
             sums.close(block, 2);
         }
         assert_eq!((sums.spare.len(), sums.open()), (1, 0));
+    }
+
+    #[test]
+    fn what_a_ring_adds_hop_by_hop_becomes_a_mean_or_a_sum_of_all() {
+        let bytes = |values: [f32; 2]| values.map(f32::to_le_bytes).as_flattened().to_vec();
+        for (op, count, expected) in [
+            (Op::Sum, 3, [9.0, 90.0]),
+            (Op::Sum, 2, [13.5, 135.0]),
+            (Op::Average, 3, [3.0, 30.0]),
+            (Op::Average, 2, [4.5, 45.0]),
+        ] {
+            let collective = collective(Dtype::Float32, op);
+            let mut sum = bytes([4.0, 40.0]);
+            add(&collective, &bytes([5.0, 50.0]), &mut sum);
+            scale(&collective, &mut sum, count, 3);
+            assert_eq!(sum, bytes(expected), "{op:?} of {count}");
+        }
+        let mut sum = vec![100, 200, 7];
+        let collective = collective(Dtype::Uint8, Op::Average);
+        add(&collective, &[3, 100, 7], &mut sum);
+        scale(&collective, &mut sum, 2, 2);
+        assert_eq!(sum, [51, 22, 7], "bytes wrap");
     }
 }

@@ -26,6 +26,8 @@ pub enum Fault {
 #[derive(Clone, Debug)]
 pub struct Case {
     pub seed: u64,
+    /// Whether ranks sum in a ring, without a server.
+    pub ring: bool,
     pub workers: usize,
     pub tensors: Vec<(usize, Op)>,
     pub dtype: Dtype,
@@ -72,6 +74,7 @@ impl Case {
     pub fn plain() -> Self {
         Self {
             seed: 1,
+            ring: false,
             workers: 4,
             tensors: vec![(3000, Op::Sum), (1500, Op::Average)],
             dtype: Dtype::Float32,
@@ -109,6 +112,7 @@ impl Case {
         let most = if dtype == Dtype::Bfloat16 { 3 } else { 5 };
         Self {
             seed,
+            ring: false,
             workers: 1 + random.below(most) as usize,
             tensors,
             dtype,

@@ -137,3 +137,57 @@ fn blocks_take_all_paths_and_signals_one() {
     assert_eq!(by_path.len(), 4);
     assert!(by_path.iter().all(|count| count * 2 > *most), "{by_path:?}");
 }
+
+#[test]
+fn every_seed_keeps_every_rule_in_a_ring() {
+    let (mut lost, mut requested) = (0, 0);
+    let one = std::env::var("FANIN_SEED").map(|seed| seed.parse().expect("FANIN_SEED is a number"));
+    let seeds = one.as_ref().map_or(0..SEEDS, |seed| *seed..seed + 1);
+    for seed in seeds {
+        let case = Case { ring: true, pull_bound: LossBound::RELIABLE, ..Case::from_seed(seed) };
+        let world = std::panic::catch_unwind(|| play(case));
+        let loss = world.unwrap_or_else(|_| panic!("replay with FANIN_SEED={seed}")).loss();
+        lost += usize::from(loss.lost > 0);
+        requested += usize::from(loss.rounds > 0);
+    }
+    assert!(one.is_ok() || lost > 300 && requested > 1000, "{lost} {requested}");
+}
+
+#[test]
+fn a_block_that_is_lost_in_a_ring_begins_anew_and_a_mean_is_that_of_who_is_in() {
+    let case = Case { ring: true, data_loss: 50, bound: percent(30), ..Case::plain() };
+    let loss = play(case).loss();
+    assert!(loss.lost > 0 && loss.lost < loss.contributions / 2, "{loss:?}");
+    assert_eq!((loss.unsummed, loss.kept), (0, 0));
+}
+
+#[test]
+fn a_rank_that_dies_is_named_by_its_left_neighbour() {
+    let mut midway = 0;
+    for seed in 0..30 {
+        let mut world =
+            World::new(Case { seed, ring: true, data_loss: 50, fault: Fault::Death, ..Case::plain() });
+        world.run();
+        let dead = world.dead().expect("one dies");
+        let ranks = Case::plain().workers as u16;
+        let left = usize::from((dead + ranks - 1) % ranks);
+        for (rank, told) in world.told().iter().enumerate() {
+            let named = (rank, *told) == (left, Some(AbortReason::Expelled(Rank(dead))));
+            assert!(told.is_none() || named, "seed {seed}: rank {rank} says {told:?}");
+        }
+        midway += usize::from(world.told()[left].is_some());
+    }
+    assert!(midway > 10, "{midway}");
+}
+
+#[test]
+fn ranks_of_a_ring_with_different_bounds_are_refused_by_name() {
+    let mut world =
+        World::new(Case { ring: true, fault: Fault::OtherBound, bound: percent(5), ..Case::plain() });
+    world.run();
+    let last = Rank(Case::plain().workers as u16 - 1);
+    let named = world.told().iter().flatten().any(|reason| {
+        matches!(reason, AbortReason::LossBounds { first, second } if first.0 == last || second.0 == last)
+    });
+    assert!(named, "{:?}", world.told());
+}

@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::time::Duration;
 
-use fanin_protocol::dlcp::{Server, ServerJob, Worker};
+use fanin_protocol::dlcp::{JobConfig, Ring, Server, ServerJob, Worker};
 use fanin_protocol::{Endpoint, Instant, Layer, Loss, Summer, WorkerEvent, WorkerMachine};
 use fanin_wire::{AbortReason, JobId, Kind, LossBound, Op, Preamble, ShardId, Tag, WorkerId};
 
@@ -19,6 +19,7 @@ const TOO_MANY: u64 = 20_000_000;
 enum Machine {
     Server(Box<Server<usize>>),
     Worker(Box<Worker<usize, Numbered>>),
+    Ring(Box<Ring<usize, Numbered>>),
 }
 
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
@@ -63,13 +64,20 @@ impl World {
             .map(|worker| {
                 let other = case.fault == Fault::OtherBound && worker + 1 == case.workers;
                 let push_bound = if other { LossBound::RELIABLE } else { config.push_bound };
-                let config = fanin_protocol::dlcp::JobConfig { push_bound, ..config };
+                let config = JobConfig { push_bound, ..config };
+                if case.ring {
+                    let (left, right) =
+                        ((worker + case.workers - 1) % case.workers, (worker + 1) % case.workers);
+                    return Machine::Ring(Box::new(Ring::new(config, WorkerId(worker as u8), left, right)));
+                }
                 Machine::Worker(Box::new(Worker::new(config, WorkerId(worker as u8), case.workers)))
             })
             .collect();
-        let mut server = Server::new(ShardId(0));
-        server.add_job(ServerJob::from(config)).expect("a case is sound");
-        machines.push(Machine::Server(Box::new(server)));
+        if !case.ring {
+            let mut server = Server::new(ShardId(0));
+            server.add_job(ServerJob::from(config)).expect("a case is sound");
+            machines.push(Machine::Server(Box::new(server)));
+        }
         let begins: Vec<_> = (0..case.workers)
             .map(|node| (random.below(1000 * case.late_us + 1), Event::Begin { node }))
             .collect();
@@ -127,6 +135,7 @@ impl World {
                     match &mut self.machines[to] {
                         Machine::Server(machine) => machine.handle_packet(now, from, &bytes),
                         Machine::Worker(machine) => machine.handle_packet(now, from, &bytes),
+                        Machine::Ring(machine) => machine.handle_packet(now, from, &bytes),
                     };
                     self.drain(to);
                 }
@@ -139,6 +148,7 @@ impl World {
                     match &mut self.machines[node] {
                         Machine::Server(machine) => machine.handle_timeout(now),
                         Machine::Worker(machine) => machine.handle_timeout(now),
+                        Machine::Ring(machine) => machine.handle_timeout(now),
                     }
                     self.drain(node);
                 }
@@ -149,11 +159,19 @@ impl World {
                 return;
             }
         }
-        assert!(self.dead.is_some() || self.aborted.is_some(), "all sleep: {}", self.standing());
+        assert!(
+            self.dead.is_some() || self.aborted.is_some() || self.told.iter().any(Option::is_some),
+            "all sleep: {}",
+            self.standing()
+        );
     }
 
     /// Whether nothing more is to be learned.
     fn is_over(&self) -> bool {
+        // Of a ring, the owners tell all what one was told.
+        if self.case.ring && self.told.iter().any(Option::is_some) {
+            return true;
+        }
         let is_done = |done: &Vec<Option<_>>| done.iter().all(Option::is_some);
         let has_died = self.case.fault == Fault::Death && (self.dead.is_none() || self.now < 60_000_000_000);
         !has_died && self.done.iter().all(is_done) || self.dead.is_some() && self.now > 120_000_000_000
@@ -167,10 +185,12 @@ impl World {
             let layer = Layer { index: count - 1 - number as u16, count };
             let own = self.values.get(node).cloned();
             let values = own.unwrap_or_else(|| Values::of_worker(self.case.dtype, node, elements));
-            let Machine::Worker(worker) = &mut self.machines[node] else {
-                unreachable!("only workers begin")
-            };
-            worker.submit(Numbered { number, layer, values }, op);
+            let tensor = Numbered { number, layer, values };
+            match &mut self.machines[node] {
+                Machine::Server(_) => unreachable!("only workers begin"),
+                Machine::Worker(worker) => worker.submit(tensor, op),
+                Machine::Ring(rank) => rank.submit(tensor, op),
+            }
         }
         self.drain(node);
     }
@@ -186,6 +206,7 @@ impl World {
             let sent = match &mut self.machines[node] {
                 Machine::Server(machine) => machine.poll_transmit(now, &mut train),
                 Machine::Worker(machine) => machine.poll_transmit(now, &mut train),
+                Machine::Ring(machine) => machine.poll_transmit(now, &mut train),
             };
             let Some(sent) = sent else { break };
             let (to, bytes, segment_bytes) = (sent.to.to_vec(), sent.bytes, sent.segment_bytes);
@@ -203,6 +224,7 @@ impl World {
         let due = match &self.machines[node] {
             Machine::Server(machine) => machine.poll_timeout(),
             Machine::Worker(machine) => machine.poll_timeout(),
+            Machine::Ring(machine) => machine.poll_timeout(),
         };
         // A driver sleeps at least for a moment; and a clock that jumps brings the timer's time with it.
         let due = due.map(|due| self.now + due.0.saturating_sub(now.0).max(100));
@@ -249,16 +271,25 @@ impl World {
                 assert!(progress.in_use <= most, "{} blocks gather, where {most} may", progress.in_use);
             }
             Machine::Worker(machine) => {
-                while let Some(event) = machine.poll_event() {
-                    match event {
-                        WorkerEvent::Completed(tensor, times) => {
-                            let loss = times.map_or(Loss::default(), |times| times.loss);
-                            let place = &mut self.done[node][tensor.number];
-                            assert!(place.replace((tensor.values, loss)).is_none(), "completed twice");
-                        }
-                        WorkerEvent::Aborted(reason) => self.told[node] = Some(reason),
-                    }
+                let events: Vec<_> = std::iter::from_fn(|| machine.poll_event()).collect();
+                self.tell(node, events);
+            }
+            Machine::Ring(machine) => {
+                let events: Vec<_> = std::iter::from_fn(|| machine.poll_event()).collect();
+                self.tell(node, events);
+            }
+        }
+    }
+
+    fn tell(&mut self, node: usize, events: Vec<WorkerEvent<Numbered>>) {
+        for event in events {
+            match event {
+                WorkerEvent::Completed(tensor, times) => {
+                    let loss = times.map_or(Loss::default(), |times| times.loss);
+                    let place = &mut self.done[node][tensor.number];
+                    assert!(place.replace((tensor.values, loss)).is_none(), "completed twice");
                 }
+                WorkerEvent::Aborted(reason) => self.told[node] = Some(reason),
             }
         }
     }
@@ -266,7 +297,7 @@ impl World {
     /// The rules.
     pub fn check(&self) {
         assert_eq!(self.aborted, None);
-        let Case { workers, bound, pull_bound, .. } = self.case;
+        let Case { workers, pull_bound, .. } = self.case;
         for (number, (elements, op)) in self.case.tensors.iter().enumerate() {
             let results: Vec<&(Values, Loss)> =
                 self.done.iter().map(|done| done[number].as_ref().expect("all are done")).collect();
@@ -306,7 +337,7 @@ impl World {
                         told.contributions += workers as u64;
                     }
                     let blocks = flow.len() as u32;
-                    let allowed = if is_float { bound.of_blocks(blocks) } else { 0 };
+                    let allowed = if is_float { self.allowed(blocks) } else { 0 };
                     assert!(
                         missing.iter().all(|lost| *lost <= allowed),
                         "{missing:?} of {blocks} lost, {allowed} allowed"
@@ -319,6 +350,17 @@ impl World {
                 assert_eq!(told, *loss, "tensor {number} at worker {worker}: what was lost is told");
             }
         }
+    }
+
+    /// How many of a flow's blocks may lack a worker's contribution: in a ring, so many of each segment at each of its hops.
+    fn allowed(&self, blocks: u32) -> u32 {
+        let Case { workers, bound, ring, .. } = self.case;
+        if !ring {
+            return bound.of_blocks(blocks);
+        }
+        let ranks = workers as u32;
+        let begin = |segment: u32| blocks * segment / ranks;
+        (0..ranks).map(|segment| (ranks - 1) * bound.of_blocks(begin(segment + 1) - begin(segment))).sum()
     }
 
     /// Over all tensors, as the first worker was told.
@@ -339,6 +381,7 @@ impl World {
     pub fn retransmissions(&self) -> u64 {
         let of = |machine: &Machine| match machine {
             Machine::Worker(worker) => worker.statistics().retransmissions,
+            Machine::Ring(rank) => rank.statistics().retransmissions,
             Machine::Server(_) => 0,
         };
         self.machines.iter().map(of).sum()
@@ -361,6 +404,11 @@ impl World {
         self.aborted
     }
 
+    /// What each rank was told, where it was told anything.
+    pub fn told(&self) -> &[Option<AbortReason>] {
+        &self.told
+    }
+
     pub fn workers_were_told(&self) -> bool {
         self.told.iter().all(|told| *told == self.aborted)
     }
@@ -379,6 +427,7 @@ impl World {
     fn standing(&self) -> String {
         let of = |machine: &Machine| match machine {
             Machine::Worker(worker) => format!("{} outstanding", worker.outstanding()),
+            Machine::Ring(rank) => format!("{} outstanding, {:?}", rank.outstanding(), rank.statistics()),
             Machine::Server(server) => format!("{:?} {:?}", server.job_progress(JobId(3)), server.received()),
         };
         format!(

@@ -101,6 +101,11 @@ impl Receiver {
         !is_set(&self.missing, block)
     }
 
+    /// Blocks of the flow.
+    pub(in crate::dlcp) const fn blocks(&self) -> u32 {
+        self.blocks
+    }
+
     /// Blocks that have not come.
     pub(in crate::dlcp) const fn lacks(&self) -> u32 {
         self.lacks
