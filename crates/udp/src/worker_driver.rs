@@ -456,6 +456,7 @@ fn add_statistics(mut sum: WorkerStatistics, shard: WorkerStatistics) -> WorkerS
     sum.retransmissions += shard.retransmissions;
     sum.smoothed_rtt = sum.smoothed_rtt.max(shard.smoothed_rtt);
     sum.completed = sum.completed.min(shard.completed);
+    sum.loss += shard.loss;
     sum
 }
 
