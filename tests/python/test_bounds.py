@@ -51,8 +51,8 @@ def test_an_array_tells_its_loss_and_integers_lose_nothing(launch: Launch) -> No
         assert got["loss"] == ranks[0]["loss"]
         told = got["statistics"]
         assert told["lost"] <= BOUND * told["contributions"]
-        # 352 words a block, in both arrays.
-        assert told["contributions"] == 2 * 4 * -(-ELEMENTS // 352)
+        # Loopback carries blocks of 2,048 words; both arrays count.
+        assert told["contributions"] == 2 * 4 * -(-ELEMENTS // 2048)
         np.testing.assert_array_equal(
             got["whole"], 4 * np.arange(ELEMENTS, dtype=np.int32) + sum(range(4))
         )
@@ -76,7 +76,7 @@ def test_a_group_of_torch_takes_a_bound_and_its_timeline_has_the_loss(
         assert unequal <= 4 * BOUND
     events = json.loads((tmp_path / "trace.0.json").read_text())
     told = [event["args"]["loss"] for event in events if "loss" in event.get("args", {})]
-    assert sum(part["contributions"] for part in told) >= 4 * ELEMENTS // 352
+    assert sum(part["contributions"] for part in told) >= 4 * ELEMENTS // 2048
     assert all(part["lost"] <= BOUND * part["contributions"] for part in told)
 
 
