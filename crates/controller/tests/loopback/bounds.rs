@@ -144,7 +144,10 @@ fn a_job_with_a_bound_ends_with_its_switch_and_says_how_it_goes_on() {
         let error = submit(session, gradients(0, 10_000), Op::Sum).wait().expect_err("it began anew");
         let message = error.to_string();
         assert!(matches!(error, SessionError::SwitchLost { .. }), "{message}");
-        assert!(message.contains("loss bound: start all ranks again") || message.contains("shut down"), "{message}");
+        assert!(
+            message.contains("loss bound: start all ranks again") || message.contains("shut down"),
+            "{message}"
+        );
     }
 }
 
