@@ -2,7 +2,7 @@
 
 use core::time::Duration;
 
-use fanin_wire::{Generation, JobId, Key, LossBound, ShardId};
+use fanin_wire::{Generation, JobId, Key, LossBound, ShardId, block_packet_bytes};
 
 use super::pool_size::UNIT_ELEMENTS;
 use crate::dlcp::{JobConfig, RateConfig};
@@ -81,7 +81,7 @@ impl FlowPlan {
             pull_bound: LossBound::RELIABLE,
             flow_blocks: self.flow_blocks,
             flows: self.flows,
-            rate: self.rate(4 * u32::from(elements) + FRAMING_BYTES),
+            rate: self.rate(block_packet_bytes(4 * usize::from(elements)) as u32 + FRAMING_BYTES),
             quiet: QUIET,
             retransmission: RetransmissionConfig::default(),
             paths: 1,
