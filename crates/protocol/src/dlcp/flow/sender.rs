@@ -100,6 +100,11 @@ impl Sender {
         self.stop.is_vain() || self.start.is_some_and(|(_, retry)| retry.is_vain())
     }
 
+    /// Its receiver is alive, and perhaps has not come to this flow.
+    pub(in crate::dlcp) fn excuse(&mut self) {
+        self.stop.excuse();
+    }
+
     /// The next signal that is due.
     pub(in crate::dlcp) fn poll_signal(
         &mut self,

@@ -129,6 +129,16 @@ impl Flow {
         })
     }
 
+    /// These workers were heard of, if not in this flow. A worker announces its flows together and sends one after the other, so that one of
+    /// them may say nothing for long.
+    pub(super) fn excuse(&mut self, heard: u64) {
+        let is_heard = |place: &usize| heard >> place & 1 != 0;
+        for place in (0..self.pushes.len()).filter(is_heard) {
+            self.pushes[place].iter_mut().for_each(Receiver::excuse);
+            self.pulls[place].iter_mut().for_each(Sender::excuse);
+        }
+    }
+
     /// How many of a worker's blocks are waited for.
     pub(super) fn lacks(&self, place: usize) -> u32 {
         match &self.pushes[place] {

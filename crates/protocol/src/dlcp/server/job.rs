@@ -42,6 +42,8 @@ pub(super) struct Job<A> {
     first: FlowId,
     /// By place: where its last signal came from. Blocks come from other ports, too.
     addresses: Vec<Option<A>>,
+    /// Places that were heard of since that was looked at.
+    heard: u64,
     /// By place.
     waiting: Vec<Waiting>,
     /// Flows whose end is to be confirmed, by place.
@@ -71,6 +73,7 @@ impl<A: Copy> Job<A> {
             flows: VecDeque::new(),
             first: FlowId(0),
             addresses: vec![None; workers],
+            heard: 0,
             waiting: (0..workers).map(|_| Waiting::new(job.config.retransmission)).collect(),
             confirms: VecDeque::new(),
             sending: Default::default(),
@@ -103,6 +106,7 @@ impl<A: Copy> Job<A> {
         if !self.config().key.authenticates(packet) {
             return Err(Reason::Forged);
         }
+        self.heard |= preamble.worker.bit();
         if self.abortion != Abortion::None {
             self.abort_pending |= preamble.worker.bit();
             return Err(Reason::Aborted);
@@ -299,8 +303,10 @@ impl<A: Copy> Job<A> {
         if self.due.is_none_or(|due| due > now) {
             return;
         }
+        let heard = core::mem::take(&mut self.heard);
         for at in 0..self.flows.len() {
             let Some(flow) = &mut self.flows[at] else { continue };
+            flow.excuse(heard);
             let open = flow.sums.open();
             for place in 0..flow.pushes.len() {
                 if let Some(push) = &mut flow.pushes[place] {
