@@ -219,8 +219,9 @@ fn strangers_and_the_dead_change_nothing() {
 }
 
 #[test]
-fn unlike_tensors_end_the_job_and_name_both_ranks() {
-    let mut server = server();
+fn unlike_tensors_end_the_job_and_name_both_ranks_to_all() {
+    let mut server = Server::new(ShardId(0));
+    server.add_job(ServerJob::from(JobConfig { workers: 3, ..config() })).expect("within its limits");
     take(
         &mut server,
         &[
@@ -231,6 +232,15 @@ fn unlike_tensors_end_the_job_and_name_both_ranks() {
     let event = server.poll_event().expect("told");
     let (first, second) = ((Rank(1), collective(64)), (Rank(0), collective(63)));
     assert_eq!(event.reason, AbortReason::Mismatch { first, second });
+    let told = |server: &mut Server<u16>| {
+        let of = |packet: Vec<u8>| Preamble::parse(&packet).expect("ours");
+        let aborts = answers(server).into_iter().map(of).filter(|preamble| preamble.kind == Kind::Abort);
+        aborts.map(|preamble| preamble.worker.0).collect::<Vec<_>>()
+    };
+    assert_eq!(told(&mut server), [0, 1]);
+    // Who comes after that is told when it comes.
+    take(&mut server, &[(signal(2, 0, 0, Signal::Start(start(64))), dropped(Reason::Aborted))]);
+    assert_eq!(told(&mut server), [2]);
 }
 
 #[test]

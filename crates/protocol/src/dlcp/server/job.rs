@@ -96,7 +96,7 @@ impl<A: Copy> Job<A> {
     }
 
     /// Whether a packet is of a member of the job, and of this generation.
-    pub(super) fn authenticate(&mut self, preamble: &Preamble, packet: &[u8]) -> Result<(), Reason> {
+    pub(super) fn authenticate(&mut self, from: A, preamble: &Preamble, packet: &[u8]) -> Result<(), Reason> {
         if preamble.generation != self.config().generation {
             return Err(Reason::Generation);
         }
@@ -108,6 +108,10 @@ impl<A: Copy> Job<A> {
         }
         self.heard |= preamble.worker.bit();
         if self.abortion != Abortion::None {
+            // Who comes after the end is told of it, too.
+            if preamble.kind == Kind::Signal {
+                self.addresses[usize::from(preamble.worker.0)] = Some(from);
+            }
             self.abort_pending |= preamble.worker.bit();
             return Err(Reason::Aborted);
         }
