@@ -351,15 +351,16 @@ impl<A: Copy, T: Tensor> Endpoint for Ring<A, T> {
 
     fn handle_timeout(&mut self, now: Instant) {
         let now = self.clock.read(now);
+        if !self.core.is_running() {
+            return;
+        }
         let window = self.window();
         for part in self.parts.iter_mut().take(window) {
             part.receivers().for_each(|(_, pull)| pull.handle_timeout(now));
             part.go_on(&mut self.core.stream);
         }
         // A left neighbour may be silent because its own is; a right one that answers nothing is gone.
-        if self.core.is_running()
-            && self.parts.iter_mut().take(window).any(|part| part.senders().any(|(_, push)| push.is_silent()))
-        {
+        if self.parts.iter_mut().take(window).any(|part| part.senders().any(|(_, push)| push.is_silent())) {
             self.core.end(AbortReason::Expelled(Rank(self.steps.right() as u16)));
         }
         self.end_parts(now);
@@ -439,15 +440,18 @@ impl<A: Copy, T: Tensor> WorkerMachine for Ring<A, T> {
         self.left = [plan.left];
         let JobConfig { id, key, generation, shard, .. } = plan.config;
         self.config = JobConfig { id, key, generation, shard, ..self.config };
-        if !self.parts.is_empty() {
+        if self.parts.iter().any(Part::is_under_way) {
             self.core.end(AbortReason::SwitchStopped);
             return;
         }
-        (self.first, self.submitted) = (0, 0);
+        let submitted = self.submitted.wrapping_sub(self.first);
+        self.parts.truncate(submitted as usize);
+        (self.first, self.submitted) = (0, submitted);
         self.confirms.clear();
         self.finishes.clear();
         self.to_left = Waiting::new(self.config.retransmission);
         self.to_right = Waiting::new(self.config.retransmission);
+        self.begin();
     }
 
     fn abandon(&mut self) -> impl Iterator<Item = T> {
