@@ -22,6 +22,8 @@ pub(super) struct Flow {
     /// By place; `None` for who gets nothing.
     pub(super) pulls: Vec<Option<Sender>>,
     pub(super) sums: Sums,
+    /// Whose pull is in the server's line.
+    pub(super) lined_up: u64,
     /// Whose push is at its end: nothing more is waited for from there.
     finished: u64,
 }
@@ -40,6 +42,7 @@ impl Flow {
             pushes: places().map(|_| None).collect(),
             pulls: places().map(pull).collect(),
             sums: Sums::new(start.collective, config.workers, config.elements, blocks),
+            lined_up: 0,
             finished: 0,
         }
     }

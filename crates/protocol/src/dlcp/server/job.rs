@@ -179,11 +179,11 @@ impl<A: Copy> Job<A> {
 
     /// Puts a pull that has blocks to send into its line, if it is not there.
     fn line_up(&mut self, at: usize, place: usize) {
-        let Some(flow) = &self.flows[at] else { return };
-        let line = &mut self.sending[usize::from(flow.start.priority)];
+        let Some(flow) = &mut self.flows[at] else { return };
         let has_blocks = flow.pulls[place].as_ref().is_some_and(Sender::has_blocks);
-        if has_blocks && !line.contains(&(flow.id, place)) {
-            line.push_back((flow.id, place));
+        if has_blocks && flow.lined_up & 1 << place == 0 {
+            flow.lined_up |= 1 << place;
+            self.sending[usize::from(flow.start.priority)].push_back((flow.id, place));
         }
     }
 
@@ -415,13 +415,16 @@ impl<A: Copy> Job<A> {
 
     /// Writes sums of one flow to one worker, as far as its rate and the link let them leave.
     fn write_blocks(&mut self, now: Instant, train: &mut [u8]) -> Option<Written> {
+        if self.sending.iter().all(VecDeque::is_empty) || !self.link.is_open(now, &self.job.config.rate) {
+            return None;
+        }
         for priority in 0..self.sending.len() {
             for _ in 0..self.sending[priority].len() {
                 let (id, place) = self.sending[priority].pop_front()?;
                 let run = self.write_pull(now, id, place, train);
-                if let Ok(at) = self.place_of(id)
-                    && self.flows.get(at).is_some_and(Option::is_some)
-                {
+                if let Ok(flow) = self.flow(id) {
+                    flow.lined_up &= !(1 << place);
+                    let at = self.place_of(id).ok()?;
                     self.line_up(at, place);
                 }
                 if let Some(transmit) = run.to(&[place]) {
@@ -463,7 +466,8 @@ impl<A: Copy> Job<A> {
             link.sent(now, &config.rate, config.rate.line_rate_bps);
         }
         self.link = link;
-        self.may_signal = true;
+        // The last of a round is followed by a stop. Every sum in line is wanted, so that none is left without having been sent.
+        self.may_signal |= !run.is_empty();
         run
     }
 
