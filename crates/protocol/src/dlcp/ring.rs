@@ -176,7 +176,9 @@ impl<A: Copy, T: Tensor> Ring<A, T> {
             }
             Signal::Stop => part.incoming(step)?.take_stop(now, round, &mut self.to_left)?,
             Signal::Confirm => part.incoming(step)?.take_confirm(now, &mut self.to_left)?,
-            Signal::Report(report) => part.outgoing(step)?.take_report(now, report, &mut self.to_right)?,
+            Signal::Report(report) => {
+                part.outgoing(step)?.take_report(now, round, report, &mut self.to_right)?;
+            }
             Signal::Request { part: number, missing } => {
                 part.outgoing(step)?.take_request(now, round, number, missing, &mut self.to_right)?;
             }

@@ -245,7 +245,7 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
         let place = self.place_of(flow)?;
         let Flow { push: Some(push), pull, .. } = &mut self.flows[place] else { return Err(Reason::Ahead) };
         match signal {
-            Signal::Report(report) => push.take_report(now, report, &mut self.waiting)?,
+            Signal::Report(report) => push.take_report(now, round, report, &mut self.waiting)?,
             Signal::Request { part, missing } => {
                 push.take_request(now, round, part, missing, &mut self.waiting)?;
             }

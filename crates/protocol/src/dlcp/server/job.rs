@@ -223,7 +223,7 @@ impl<A: Copy> Job<A> {
                 self.forget_what_is_over();
             }
             Signal::Report(report) => {
-                flow.pulls[place].as_mut().ok_or_else(nothing)?.take_report(now, report, waiting)?;
+                flow.pulls[place].as_mut().ok_or_else(nothing)?.take_report(now, round, report, waiting)?;
             }
             Signal::Request { part, missing } => {
                 let pull = flow.pulls[place].as_mut().ok_or_else(nothing)?;
