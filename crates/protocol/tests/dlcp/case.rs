@@ -36,6 +36,8 @@ pub struct Case {
     pub flow_blocks: u32,
     pub flows: u16,
     pub paths: u8,
+    /// Of each machine's link.
+    pub line_rate_bps: u64,
     /// Of a thousand packets.
     pub data_loss: u64,
     pub signal_loss: u64,
@@ -83,6 +85,7 @@ impl Case {
             flow_blocks: 50,
             flows: 4,
             paths: 1,
+            line_rate_bps: 1_000_000_000,
             data_loss: 0,
             signal_loss: 0,
             doubled: 0,
@@ -121,6 +124,7 @@ impl Case {
             flow_blocks: random.one_of(&[1, 7, 64, 200]),
             flows: random.one_of(&[1, 2, 5]),
             paths: random.one_of(&[1, 3]),
+            line_rate_bps: 1_000_000_000,
             data_loss: random.one_of(&[0, 5, 50, 300]),
             signal_loss: random.one_of(&[0, 5, 50, 300]),
             doubled: random.one_of(&[0, 50, 300]),
@@ -148,7 +152,7 @@ impl Case {
             pull_bound: self.pull_bound,
             flow_blocks: self.flow_blocks,
             flows: self.flows,
-            rate: RateConfig::of_link(1_000_000_000, 200),
+            rate: RateConfig::of_link(self.line_rate_bps, 200),
             quiet: Duration::from_micros(100),
             retransmission: RetransmissionConfig {
                 floor: Duration::from_millis(1),

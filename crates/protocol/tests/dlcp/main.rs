@@ -10,7 +10,7 @@ mod world;
 
 use std::time::Duration;
 
-use case::{Case, Fault};
+use case::{Case, ELEMENTS, Fault};
 use fanin_wire::{AbortReason, LossBound, Op, Rank};
 use world::World;
 
@@ -103,6 +103,24 @@ fn a_worker_that_dies_midway_is_named_and_the_others_are_told() {
         }
     }
     assert!(midway > 20, "{midway}");
+}
+
+/// It announces its flows together, and sends one after the other. What comes to no flow for 2.3 s is silent by that flow's count.
+#[test]
+fn a_worker_that_takes_long_to_come_to_a_flow_is_not_silent() {
+    for data_loss in [0, 100] {
+        // Four flows of 200 blocks, which are 1,600 bits each: a second a flow.
+        let case = Case {
+            workers: 2,
+            tensors: vec![(4 * 200 * ELEMENTS, Op::Sum)],
+            flow_blocks: 200,
+            line_rate_bps: 320_000,
+            data_loss,
+            ..Case::plain()
+        };
+        let world = play(case);
+        assert!(world.now() > Duration::from_secs(4), "{:?}", world.now());
+    }
 }
 
 #[test]

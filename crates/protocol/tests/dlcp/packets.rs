@@ -1,6 +1,6 @@
 //! Packets that are not what they should be: dropped with their reason, counted, and without effect.
 
-use fanin_protocol::dlcp::{ConfigError, JobConfig, Server, ServerJob, Worker};
+use fanin_protocol::dlcp::{ConfigError, JobConfig, Ring, RingPlan, Server, ServerJob, Worker};
 use fanin_protocol::{Endpoint, Instant, Layer, Reason, Summer, Verdict, WorkerEvent, WorkerMachine};
 use fanin_wire::{
     AbortReason, BlockHeader, BlockPacket, Collective, Dtype, FlowId, Generation, JobId, Key, Kind,
@@ -219,8 +219,9 @@ fn strangers_and_the_dead_change_nothing() {
 }
 
 #[test]
-fn unlike_tensors_end_the_job_and_name_both_ranks() {
-    let mut server = server();
+fn unlike_tensors_end_the_job_and_name_both_ranks_to_all() {
+    let mut server = Server::new(ShardId(0));
+    server.add_job(ServerJob::from(JobConfig { workers: 3, ..config() })).expect("within its limits");
     take(
         &mut server,
         &[
@@ -231,6 +232,15 @@ fn unlike_tensors_end_the_job_and_name_both_ranks() {
     let event = server.poll_event().expect("told");
     let (first, second) = ((Rank(1), collective(64)), (Rank(0), collective(63)));
     assert_eq!(event.reason, AbortReason::Mismatch { first, second });
+    let told = |server: &mut Server<u16>| {
+        let of = |packet: Vec<u8>| Preamble::parse(&packet).expect("ours");
+        let aborts = answers(server).into_iter().map(of).filter(|preamble| preamble.kind == Kind::Abort);
+        aborts.map(|preamble| preamble.worker.0).collect::<Vec<_>>()
+    };
+    assert_eq!(told(&mut server), [0, 1]);
+    // Who comes after that is told when it comes.
+    take(&mut server, &[(signal(2, 0, 0, Signal::Start(start(64))), dropped(Reason::Aborted))]);
+    assert_eq!(told(&mut server), [2]);
 }
 
 #[test]
@@ -313,4 +323,29 @@ fn a_worker_whose_server_forgot_goes_on_with_what_had_not_begun() {
     midway.resume(Instant(0), plan);
     assert!(matches!(midway.poll_event(), Some(WorkerEvent::Aborted(AbortReason::SwitchStopped))));
     assert_eq!(midway.abandon().count(), 1);
+}
+
+#[test]
+fn a_rank_between_other_neighbours_goes_on_with_what_had_not_begun() {
+    let plan =
+        RingPlan { config: JobConfig { generation: Generation(1), ..config() }, left: 7_u16, right: 8_u16 };
+    let mut train = vec![0; 65536];
+    let mut idle: Ring<u16, Numbered> = Ring::new(config(), WorkerId(0), 5, 6);
+    idle.suspend();
+    idle.submit(tensor(64), Op::Sum);
+    idle.handle_timeout(Instant(0));
+    assert!(idle.poll_transmit(Instant(0), &mut train).is_none());
+    idle.resume(Instant(0), plan);
+    assert!(idle.poll_event().is_none());
+    assert_eq!(idle.generation(), Generation(1));
+    let sent = idle.poll_transmit(Instant(0), &mut train).expect("it begins");
+    assert_eq!(sent.to, [8]);
+    // What is under way is lost with a neighbour.
+    let mut midway: Ring<u16, Numbered> = Ring::new(config(), WorkerId(0), 5, 6);
+    midway.submit(tensor(64), Op::Sum);
+    midway.suspend();
+    midway.resume(Instant(0), plan);
+    assert!(matches!(midway.poll_event(), Some(WorkerEvent::Aborted(AbortReason::SwitchStopped))));
+    assert_eq!(midway.abandon().count(), 1);
+    assert_eq!(midway.outstanding(), 0);
 }

@@ -8,6 +8,8 @@ use crate::transport::{RetransmissionConfig, RoundTrip};
 /// So often a signal is sent in vain before its peer counts as silent: with the usual ceiling of 250 ms that takes ten seconds. They are
 /// counted and not timed: after a clock has jumped, one try is due and not all.
 const TRIES_MAX: u32 = 40;
+/// After so many it is not sent more seldom: a timeout of 1 ms has come to the ceiling.
+const SELDOM: u32 = 10;
 
 /// What is known of the way to a peer.
 #[derive(Debug)]
@@ -76,6 +78,11 @@ impl Retry {
             self.tries = 2;
             self.due = Some(now + waiting.timeout(1));
         }
+    }
+
+    /// Its peer is alive, and perhaps has not come to it: it is sent as seldom as before, and counts as few times.
+    pub(in crate::dlcp) fn excuse(&mut self) {
+        self.tries = self.tries.min(SELDOM);
     }
 
     /// Whether it was sent in vain for too long.
