@@ -40,7 +40,7 @@ pub struct JobConfig {
     pub pull_bound: LossBound,
     /// Blocks of a flow, 1 to [`FLOW_BLOCKS_MAX`]: longer tensors are several flows.
     pub flow_blocks: u32,
-    /// Flows that a worker has under way, 1 to [`FLOWS_MAX`]. The server has room for twice as many: workers may be as far apart.
+    /// Flows that a worker has under way, 1 to [`FLOWS_MAX`]. The server has room for twice as many: what is further ahead waits.
     pub flows: u16,
     /// How fast a flow is sent.
     pub rate: RateConfig,
