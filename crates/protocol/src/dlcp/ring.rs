@@ -289,7 +289,7 @@ impl<A: Copy, T: Tensor> Ring<A, T> {
                     let next = push.peek(|block| {
                         let mut chunk = core.stream.locate(shape.chunk(segment.start + block))?;
                         let range = chunk.range();
-                        Some(!may_be_dropped || tags::mean_magnitude(&chunk.elements(), range) > shape.median)
+                        Some(!may_be_dropped || tags::is_important(&chunk.elements(), range, shape.median))
                     });
                     let Some((block, important)) = next else { break };
                     let of_part = segment.start + block;

@@ -370,7 +370,7 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
                     let mut part =
                         core.stream.locate(*first_chunk + u64::from(block)).filter(|_| is_needed)?;
                     let range = part.range();
-                    Some(!may_be_dropped || tags::mean_magnitude(&part.elements(), range) > *median)
+                    Some(!may_be_dropped || tags::is_important(&part.elements(), range, *median))
                 });
                 let Some((block, important)) = next else { break };
                 let tag = Tag { priority: start.priority, important, path: *path };

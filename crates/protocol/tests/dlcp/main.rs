@@ -107,6 +107,16 @@ fn a_worker_that_dies_midway_is_named_and_the_others_are_told() {
     assert!(midway > 20, "{midway}");
 }
 
+/// As where a path carries signals, and no packet of full length.
+#[test]
+fn a_worker_of_which_only_signals_come_is_named() {
+    let mut world =
+        World::new(Case { workers: 1, tensors: vec![(100, Op::Sum)], data_loss: 1000, ..Case::plain() });
+    world.run();
+    assert_eq!(world.aborted(), Some(AbortReason::Expelled(Rank(0))));
+    assert!(world.workers_were_told());
+}
+
 /// It announces its flows together, and sends one after the other. What comes to no flow for 2.3 s is silent by that flow's count.
 #[test]
 fn a_worker_that_takes_long_to_come_to_a_flow_is_not_silent() {

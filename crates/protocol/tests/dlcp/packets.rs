@@ -1,7 +1,11 @@
 //! Packets that are not what they should be: dropped with their reason, counted, and without effect.
 
 use fanin_protocol::dlcp::{ConfigError, JobConfig, Ring, RingPlan, Server, ServerJob, Worker};
-use fanin_protocol::{Endpoint, Instant, Layer, Reason, Summer, Verdict, WorkerEvent, WorkerMachine};
+use std::time::Duration;
+
+use fanin_protocol::{
+    Endpoint, Instant, Layer, Reason, RetransmissionConfig, Summer, Verdict, WorkerEvent, WorkerMachine,
+};
 use fanin_wire::{
     AbortReason, BlockHeader, BlockPacket, Collective, Dtype, FlowId, Generation, JobId, Key, Kind,
     LossBound, Op, Pattern, Preamble, Rank, ShardId, Signal, SignalPacket, Start, Tag, WireDtype, WorkerId,
@@ -261,6 +265,13 @@ fn numbers_outside_their_limits_are_refused() {
         (JobConfig { flow_blocks: 300_000, ..good }, ConfigError::FlowBlocks(300_000)),
         (JobConfig { flows: 0, ..good }, ConfigError::Flows(0)),
         (JobConfig { paths: 0, ..good }, ConfigError::Paths),
+        (
+            JobConfig {
+                retransmission: RetransmissionConfig { ceiling: Duration::ZERO, ..good.retransmission },
+                ..good
+            },
+            ConfigError::Ceiling,
+        ),
         (rate(fanin_protocol::dlcp::RateConfig { delta: 0.5, ..good.rate }), ConfigError::Rate),
         (rate(fanin_protocol::dlcp::RateConfig { line_rate_bps: 0, ..good.rate }), ConfigError::Rate),
     ];

@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 use core::time::Duration;
 use fanin_wire::{LossBound, REQUEST_BLOCKS, Report, Signal};
 
-use super::retry::{Retry, Waiting};
+use super::retry::{ROUNDS_MAX, Retry, Waiting};
 use super::sender::{is_set, part_bytes, parts};
 use crate::machine::{Instant, Reason};
 
@@ -118,9 +118,12 @@ impl Receiver {
         self.round
     }
 
-    /// Whether its sender said nothing for too long.
+    /// Whether its sender said nothing for too long, or only what never comes.
     pub(in crate::dlcp) const fn is_silent(&self) -> bool {
-        self.request.is_vain() || self.finish.is_vain() || self.silent_reports > SILENT_REPORTS_MAX
+        self.request.is_vain()
+            || self.finish.is_vain()
+            || self.silent_reports > SILENT_REPORTS_MAX
+            || self.round == ROUNDS_MAX
     }
 
     /// Its sender is alive, and perhaps has not come to this flow.
@@ -227,7 +230,7 @@ impl Receiver {
             self.request = Retry::default();
             self.finish.want();
         } else if self.is_quiet(now) {
-            self.round = self.round.wrapping_add(1);
+            self.round = self.round.saturating_add(1);
             self.stopped = None;
             self.next_part = 0;
             self.request.want();

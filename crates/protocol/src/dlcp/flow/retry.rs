@@ -8,6 +8,9 @@ use crate::transport::{RetransmissionConfig, RoundTrip};
 /// So often a signal is sent in vain before its peer counts as silent: with the usual ceiling of 250 ms that takes ten seconds. They are
 /// counted and not timed: after a clock has jumped, one try is due and not all.
 const TRIES_MAX: u32 = 40;
+/// In so many rounds all that was missing has come, or none of it ever will: signals pass, and data never does. Fewer do not show that: what
+/// waits in a queue behind others' is asked for every moment, too.
+pub(super) const ROUNDS_MAX: u16 = u16::MAX;
 /// After so many it is not sent more seldom: a timeout of 1 ms has come to the ceiling.
 const SELDOM: u32 = 10;
 

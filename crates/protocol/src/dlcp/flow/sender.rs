@@ -3,7 +3,7 @@
 use alloc::collections::VecDeque;
 use fanin_wire::{REQUEST_BLOCKS, Report, Signal, Start};
 
-use super::retry::{Retry, Waiting};
+use super::retry::{ROUNDS_MAX, Retry, Waiting};
 use crate::dlcp::rate::{Pacer, Rate, RateConfig};
 use crate::machine::{Instant, Reason};
 
@@ -104,9 +104,9 @@ impl Sender {
         self.round
     }
 
-    /// Whether its receiver said nothing for too long.
+    /// Whether its receiver said nothing for too long, or nothing else than that it lacks something.
     pub(in crate::dlcp) fn is_silent(&self) -> bool {
-        self.stop.is_vain() || self.start.is_some_and(|(_, retry)| retry.is_vain())
+        self.stop.is_vain() || self.start.is_some_and(|(_, retry)| retry.is_vain()) || self.round == ROUNDS_MAX
     }
 
     /// Its receiver is alive, and perhaps has not come to this flow.
@@ -232,7 +232,7 @@ impl Sender {
         missing: &[u8],
         waiting: &mut Waiting,
     ) -> Result<(), Reason> {
-        let begins = round == self.round.wrapping_add(1) && self.stopped;
+        let begins = self.round.checked_add(1) == Some(round) && self.stopped;
         if self.finished || !begins && round != self.round || round == 0 {
             return Err(Reason::Stale);
         }

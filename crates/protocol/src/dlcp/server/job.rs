@@ -121,8 +121,8 @@ impl<A: Copy> Job<A> {
         Ok(())
     }
 
-    /// Flows that there may be: workers are as far apart as one that waits for the sums of its first flow, and one that has those of all that
-    /// it may have under way.
+    /// Flows that there may be. Workers that wait for all sums are as far apart as one that waits for those of its first flow, and one that has
+    /// those of all that it may have under way; who is further ahead waits.
     fn flows_max(&self) -> usize {
         2 * usize::from(self.config().flows)
     }
