@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import fanin
+import fanin.torch
 import numpy as np
 import pytest
 import torch
@@ -65,6 +65,9 @@ def over_torch(me: Me, trace: str) -> float:
     other = torch.full((10,), float(me.rank))
     dist.broadcast(other, 1)
     assert torch.equal(other, torch.ones(10))
+    lost, contributions = fanin.torch.lost()
+    assert 0 <= lost <= BOUND * contributions
+    assert contributions > 0
     return float((tensor != 10).double().mean())
 
 

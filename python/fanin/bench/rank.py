@@ -23,6 +23,7 @@ from fanin import netlab
 from fanin._settings import Said, variable
 from fanin.bench.message import BOUNDED, Failed, Place, Round, Timing, Verdict
 from fanin.torch import channel
+from fanin.torch import lost as lost_of
 from fanin.torch.options import Options
 
 _PERIOD = 97
@@ -206,8 +207,8 @@ def _statistics(group: Any) -> dict[str, int]:
 def _loss(group: Any, backend: str) -> tuple[int, int]:
     if backend != BOUNDED:
         return 0, 0
-    found = _statistics(group)
-    return found["contributions"], found["lost"]
+    lost, contributions = lost_of(group)
+    return contributions, lost
 
 
 def _retransmissions(group: Any, backend: str) -> int:
