@@ -171,6 +171,7 @@ impl Dlcp {
                 packet_bytes: (block_packet_bytes(4 * usize::from(self.elements)) + FRAMING_BYTES) as u32,
                 period: self.period,
                 delta: self.delta,
+                ahead: self.period / 10,
             },
             quiet: self.quiet,
             retransmission: retransmission(self.timeout),
