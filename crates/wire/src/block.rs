@@ -48,7 +48,8 @@ impl Tag {
     #[must_use]
     pub fn is_ecn_capable(packet: &[u8]) -> bool {
         const OF_DLCP: [u8; 2] = [Kind::Block as u8, Kind::Signal as u8];
-        packet.get(Kind::OFFSET).is_some_and(|kind| OF_DLCP.contains(kind)) && Self::of_packet(packet).important
+        packet.get(Kind::OFFSET).is_some_and(|kind| OF_DLCP.contains(kind))
+            && Self::of_packet(packet).important
     }
 
     fn parse([byte, path]: [u8; 2]) -> Result<Self, WireError> {

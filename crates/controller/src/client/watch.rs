@@ -246,7 +246,8 @@ impl Watch {
     }
 
     fn lost_for_good(&self, cause: &str) -> SessionError {
-        let cause = format!("{cause}, and no other goes on with a job that has a loss bound: start all ranks again");
+        let cause =
+            format!("{cause}, and no other goes on with a job that has a loss bound: start all ranks again");
         SessionError::SwitchLost { switch: self.member().switch.clone(), cause }
     }
 

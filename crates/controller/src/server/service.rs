@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fanin_protocol::control::{
-    Admission, Denied, Detached, FlowPlan, HeartbeatReply, Hierarchy, Hop, JobState, JoinRequest, PORTION_WHOLE,
-    Protocol, Resume,
+    Admission, Denied, Detached, FlowPlan, HeartbeatReply, Hierarchy, Hop, JobState, JoinRequest,
+    PORTION_WHOLE, Protocol, Resume,
 };
 use fanin_wire::{Generation, JobId, Rank, VERSION};
 use prost::Message;

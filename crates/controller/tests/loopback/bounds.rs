@@ -78,7 +78,11 @@ fn integers_and_what_is_only_moved_lose_nothing() {
         // SAFETY: the tensors stay where they are, untouched, until all are done.
         let raw = unsafe { RawTensor::new(tensor.as_mut_ptr().cast(), tensor.len(), Dtype::Float32) };
         let broadcast = Submission::broadcast(raw.expect("a tensor"), WorkerId(2));
-        session.submit(broadcast, move |result, _| drop(sender.send(result.is_ok()))).expect("open");
+        session
+            .submit(broadcast, move |result, _| {
+                let _ = sender.send(result.is_ok()); // who waited may be gone
+            })
+            .expect("open");
     }
     let is_done = |_| done.recv_timeout(HANG) == Ok(true);
     if !(0..WORKERS).all(is_done) {
@@ -144,7 +148,10 @@ fn a_job_with_a_bound_ends_with_its_switch_and_says_how_it_goes_on() {
         let error = submit(session, gradients(0, 10_000), Op::Sum).wait().expect_err("it began anew");
         let message = error.to_string();
         assert!(matches!(error, SessionError::SwitchLost { .. }), "{message}");
-        assert!(message.contains("loss bound: start all ranks again") || message.contains("shut down"), "{message}");
+        assert!(
+            message.contains("loss bound: start all ranks again") || message.contains("shut down"),
+            "{message}"
+        );
     }
 }
 

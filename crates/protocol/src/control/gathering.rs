@@ -6,16 +6,17 @@ use core::net::IpAddr;
 use core::time::Duration;
 
 use fanin_wire::{
-    CHUNK_ELEMENTS, FRAGMENT_ELEMENTS, Generation, IP_UDP_BYTES, LEVELS_MAX, LossBound, RANKS_MAX, Rank, VERSION,
-    WireDtype, chunk_elements_for_mtu, chunk_packet_bytes, fragment_elements_for_mtu, fragment_packet_bytes,
+    CHUNK_ELEMENTS, FRAGMENT_ELEMENTS, Generation, IP_UDP_BYTES, LEVELS_MAX, LossBound, RANKS_MAX, Rank,
+    VERSION, WireDtype, chunk_elements_for_mtu, chunk_packet_bytes, fragment_elements_for_mtu,
+    fragment_packet_bytes,
 };
 
 use super::hierarchy::{Hierarchy, Racks, hierarchy, racks};
 use super::pool_size::RATE_DEFAULT_BPS;
 use super::restore::restorers;
 use super::{
-    FlowPlan, HOPS_MAX, Hop, JOB_NAME_BYTES_MAX, JoinRequest, Path, Protocol, Ranks, Refusal, Resume, ResumeField,
-    Ticket, pool_slots,
+    FlowPlan, HOPS_MAX, Hop, JOB_NAME_BYTES_MAX, JoinRequest, Path, Protocol, Ranks, Refusal, Resume,
+    ResumeField, Ticket, pool_slots,
 };
 use crate::atp::{ATP_WORKERS_MAX, WINDOW_ELEMENTS_MAX};
 use crate::dlcp;

@@ -146,7 +146,8 @@ impl Ledger {
             if let Some(inside) = self.tensors[at].inside.get_mut(block as usize) {
                 // As many as it says, those next to each other that it came from last, and the own.
                 let before = |back: u32| 1 << ((rank as u32 + ranks - back % ranks) % ranks);
-                *inside = (0..=u32::from(header.contributions)).map(before).fold(0, |all: u64, bit| all | bit);
+                *inside =
+                    (0..=u32::from(header.contributions)).map(before).fold(0, |all: u64, bit| all | bit);
             }
         }
     }

@@ -22,11 +22,17 @@ const PACKETS: u64 = 5 * 711;
 
 #[test]
 fn without_loss_nothing_is_lost_and_sums_are_whole() {
-    for (way, more) in [("server", ""), ("ring", ""), ("server", "payload = \"sample\"\n"), ("ring", "dtype = \"int32\"\n")] {
+    for (way, more) in
+        [("server", ""), ("ring", ""), ("server", "payload = \"sample\"\n"), ("ring", "dtype = \"int32\"\n")]
+    {
         let found = job(&format!("{RACK}{JOB}{more}[job.dlcp]\nway = \"{way}\"\n"));
         let counters = found.counters;
         assert_eq!(counters.contributions, Some(4 * 4 * PACKETS), "{way}: told to each of four workers");
-        assert_eq!((counters.contributions_lost, counters.retransmission_rounds), (Some(0), Some(0)), "{way}");
+        assert_eq!(
+            (counters.contributions_lost, counters.retransmission_rounds),
+            (Some(0), Some(0)),
+            "{way}"
+        );
         assert_eq!(counters.server_aggregations, (way == "server").then_some(4 * PACKETS));
         assert_eq!(counters.retransmissions, Some(0));
     }
@@ -36,7 +42,8 @@ fn without_loss_nothing_is_lost_and_sums_are_whole() {
 fn what_the_bound_forgives_is_lost_and_the_rest_is_sent_again() {
     for (way, more) in [("server", ""), ("ring", ""), ("server", "payload = \"sample\"\n")] {
         let at = |bound: &str| {
-            job(&format!("{RACK}{JOB}{more}[job.dlcp]\nway = \"{way}\"\nloss_bound = \"{bound}\"\n{LOSS}")).counters
+            job(&format!("{RACK}{JOB}{more}[job.dlcp]\nway = \"{way}\"\nloss_bound = \"{bound}\"\n{LOSS}"))
+                .counters
         };
         let (forgiving, strict) = (at("20%"), at("0%"));
         let share = |counters: crate::systems::Counters| {

@@ -58,7 +58,10 @@ fn ranks_that_disagree_on_the_loss_bound_are_all_told_the_same() {
         };
         assert_eq!(tickets.len(), 2);
         let message = reason.to_string();
-        assert!(message.starts_with(&format!("rank 1 lets {said} of a tensor be lost, rank 2 1 %")), "{message}");
+        assert!(
+            message.starts_with(&format!("rank 1 lets {said} of a tensor be lost, rank 2 1 %")),
+            "{message}"
+        );
         assert!(message.contains("FANIN_LOSS_BOUND"), "{message}");
     }
 }
