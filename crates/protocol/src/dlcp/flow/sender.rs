@@ -106,7 +106,9 @@ impl Sender {
 
     /// Whether its receiver said nothing for too long, or nothing else than that it lacks something.
     pub(in crate::dlcp) fn is_silent(&self) -> bool {
-        self.stop.is_vain() || self.start.is_some_and(|(_, retry)| retry.is_vain()) || self.round == ROUNDS_MAX
+        self.stop.is_vain()
+            || self.start.is_some_and(|(_, retry)| retry.is_vain())
+            || self.round == ROUNDS_MAX
     }
 
     /// Its receiver is alive, and perhaps has not come to this flow.
