@@ -68,6 +68,7 @@ def join(
         local=local,
         hosted=hosted,
         meeting=meeting,
+        loss_bound=settings.loss_bound,
     )
 
 

@@ -8,7 +8,7 @@ mod job;
 
 use self::job::Job;
 use super::clock::Clock;
-use super::config::{ConfigError, ServerJob};
+use super::config::{ConfigError, JobConfig, ServerJob};
 use crate::machine::{
     Endpoint, Instant, JobAborted, JobProgress, Reason, Received, Summer, Transmit, Verdict,
 };
@@ -114,7 +114,9 @@ impl<A: Copy> Summer for Server<A> {
     type Error = ConfigError;
 
     fn add_job(&mut self, job: ServerJob) -> Result<(), ConfigError> {
-        let config = job.config.check()?;
+        // As all its shards are told of it: each puts its own number in.
+        let config = JobConfig { shard: self.shard, ..job.config }.check()?;
+        let job = ServerJob { config, ..job };
         if job.ranks.len() != usize::from(config.workers) {
             return Err(ConfigError::Ranks(job.ranks.len()));
         }

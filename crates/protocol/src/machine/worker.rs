@@ -99,4 +99,6 @@ pub struct WorkerStatistics {
     pub smoothed_rtt: Duration,
     /// Tensors completed.
     pub completed: u64,
+    /// What the sums of those lack.
+    pub loss: Loss,
 }

@@ -195,6 +195,9 @@ fn a_start_or_a_stop_that_is_lost_is_sent_again() {
     assert_eq!(ends.sender_says(us(0)), ["start"]);
     ends.sends(us(0));
     assert_eq!(ends.sender_says(us(0)), ["stop 0"]);
+    // Once more, long before the timeout.
+    assert_eq!(ends.sender_says(us(999)), Vec::<String>::new());
+    assert_eq!(ends.sender_says(us(1000)), ["start", "stop 0"]);
     // 50 ms, as nothing is known of the way yet; and then ever longer, up to 250.
     assert_eq!(ends.sender_says(us(49_999)), Vec::<String>::new());
     assert_eq!(ends.sender_says(us(50_000)), ["start", "stop 0"]);

@@ -62,6 +62,8 @@ pub(super) struct Job<A> {
     /// Places to be told of it.
     abort_pending: u64,
     completed: u64,
+    /// Contributions that are not in the sums of flows that are over.
+    lost: u64,
     retransmitted: u64,
     lateness: Vec<Duration>,
 }
@@ -85,6 +87,7 @@ impl<A: Copy> Job<A> {
             abortion: Abortion::None,
             abort_pending: 0,
             completed: 0,
+            lost: 0,
             retransmitted: 0,
             lateness: vec![Duration::ZERO; workers],
             job,
@@ -298,7 +301,8 @@ impl<A: Copy> Job<A> {
 
     fn forget_what_is_over(&mut self) {
         while self.flows.front().is_some_and(|flow| flow.as_ref().is_some_and(Flow::is_over)) {
-            self.flows.pop_front();
+            let over = self.flows.pop_front().flatten();
+            self.lost += over.map_or(0, |flow| flow.sums.lost());
             self.first = FlowId(self.first.0.wrapping_add(1));
         }
     }
@@ -510,6 +514,7 @@ impl<A: Copy> Job<A> {
             waiting_for: (0..self.addresses.len()).map(lacks).collect(),
             lateness: self.lateness.clone(),
             completed: self.completed,
+            lost: self.lost + self.flows.iter().flatten().map(|flow| flow.sums.lost()).sum::<u64>(),
             retransmitted: self.retransmitted,
             ..JobProgress::default()
         }
