@@ -171,7 +171,7 @@ fn half(value: f64) -> u16 {
     let mantissa = (value.abs() / exponent.exp2() * 1024.0).round_ties_even() as u16;
     // A mantissa that was rounded up to 2,048 carries into the exponent.
     let bits = ((exponent + 15.0) as u16) << 10;
-    bits + (mantissa - 1024) | u16::from(value < 0.0) << 15
+    (bits + (mantissa - 1024)) | (u16::from(value < 0.0) << 15)
 }
 
 fn of_half(bits: u16) -> f64 {
