@@ -66,7 +66,10 @@ trait Admitted: Sized {
 impl Admitted for RootJob {
     fn of(admission: &Admission) -> io::Result<Self> {
         Ok(match admission.flow_config() {
-            Some(config) => Self::Flows(dlcp::ServerJob::from(config)),
+            // Who sends faster than this machine's link is held back by its kernel.
+            Some(config) => {
+                Self::Flows(dlcp::ServerJob { link_rate_bps: u64::MAX, ..dlcp::ServerJob::from(config) })
+            }
             None => Self::Slots(admission.root_job()),
         })
     }

@@ -31,7 +31,7 @@ pub struct FlowPlan {
     pub flow_blocks: u32,
     /// Flows that a worker has under way.
     pub flows: u16,
-    /// The rate of the slowest rank's link.
+    /// What a shard has of the slowest rank's link.
     pub line_rate_bps: u64,
 }
 

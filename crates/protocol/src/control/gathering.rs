@@ -342,7 +342,9 @@ impl Gathering {
         // `join` let no rank in that asks for another.
         let bound = self.waiting.values().next().map(|waiting| waiting.loss_bound).unwrap_or_default();
         let loses = bound != LossBound::RELIABLE;
-        let flows = loses.then(|| FlowPlan::new(bound, self.world_size, elements, rate_bps));
+        // Shards share the link.
+        let of_shard = rate_bps / u64::from(shards.max(1));
+        let flows = loses.then(|| FlowPlan::new(bound, self.world_size, elements, of_shard.max(1)));
         let path = Path {
             rate_bps,
             rtt: self.waiting.values().map(|waiting| waiting.rtt).max().unwrap_or_default(),

@@ -141,12 +141,15 @@ pub struct ServerJob {
     pub config: JobConfig,
     /// Of each place the rank: whom messages name.
     pub ranks: Vec<Rank>,
+    /// The rate of the server's own link, in bits a second. To each worker it sends no faster than the job's line rate.
+    pub link_rate_bps: u64,
 }
 
-/// The ranks' numbers are their places.
+/// The ranks' numbers are their places, and the server's link is as fast as theirs.
 impl From<JobConfig> for ServerJob {
     fn from(config: JobConfig) -> Self {
-        Self { config, ranks: (0..config.workers).map(Rank).collect() }
+        let link_rate_bps = config.rate.line_rate_bps;
+        Self { config, ranks: (0..config.workers).map(Rank).collect(), link_rate_bps }
     }
 }
 

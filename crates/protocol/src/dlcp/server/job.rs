@@ -52,6 +52,8 @@ pub(super) struct Job<A> {
     sending: [VecDeque<(FlowId, usize)>; PRIORITIES as usize],
     /// The server's own link.
     link: Pacer,
+    /// By place: the worker's link, which all flows to it share.
+    to: Vec<Pacer>,
     path: u8,
     /// Whether a signal may be due.
     may_signal: bool,
@@ -80,6 +82,7 @@ impl<A: Copy> Job<A> {
             confirms: VecDeque::new(),
             sending: Default::default(),
             link: Pacer::default(),
+            to: vec![Pacer::default(); workers],
             path: 0,
             may_signal: false,
             due: None,
@@ -339,7 +342,7 @@ impl<A: Copy> Job<A> {
         let blocks = self.sending.iter().flatten().filter_map(|(id, place)| {
             let at = self.place_of(*id).ok()?;
             let pull = self.flows.get(at)?.as_ref()?.pulls[*place].as_ref()?;
-            Some(pull.opens_at().max(self.link.opens_at()))
+            Some(pull.opens_at().max(self.link.opens_at()).max(self.to[*place].opens_at()))
         });
         self.due = signals.into_iter().chain(blocks.min()).min();
         self.may_be_due = false;
@@ -417,7 +420,7 @@ impl<A: Copy> Job<A> {
         None
     }
 
-    /// Writes sums of one flow to one worker, as far as its rate and the link let them leave.
+    /// Writes sums of one flow to one worker, as far as its rate and both links let them leave.
     fn write_blocks(&mut self, now: Instant, train: &mut [u8]) -> Option<Written> {
         if self.sending.iter().all(VecDeque::is_empty) || !self.link.is_open(now, &self.job.config.rate) {
             return None;
@@ -445,11 +448,11 @@ impl<A: Copy> Job<A> {
         let preamble = self.preamble(Kind::Block, place);
         let (config, path) = (*self.config(), self.path);
         let mut run = Run::default();
-        let (link, is_known) = (self.link, self.addresses[place].is_some());
-        let mut link = link;
+        let (mut link, mut to, is_known) = (self.link, self.to[place], self.addresses[place].is_some());
+        let link_rate_bps = self.job.link_rate_bps;
         let Ok(Flow { start, sums, pulls, .. }) = self.flow(id) else { return run };
         let Some(pull) = pulls[place].as_mut().filter(|_| is_known) else { return run };
-        while link.is_open(now, &config.rate) && pull.is_open(now) {
+        while link.is_open(now, &config.rate) && to.is_open(now, &config.rate) && pull.is_open(now) {
             // Of many workers' gradients, and so all important (§3.2.1, loss bound setting).
             let Some((block, important)) = pull.peek(|_| Some(true)) else { break };
             let Some(contributions) = sums.contributions(block) else { break };
@@ -467,9 +470,10 @@ impl<A: Copy> Job<A> {
                 sums.write(block, payload);
             });
             pull.sent(now);
-            link.sent(now, &config.rate, config.rate.line_rate_bps);
+            link.sent(now, &config.rate, link_rate_bps);
+            to.sent(now, &config.rate, config.rate.line_rate_bps);
         }
-        self.link = link;
+        (self.link, self.to[place]) = (link, to);
         // The last of a round is followed by a stop. Every sum in line is wanted, so that none is left without having been sent.
         self.may_signal |= !run.is_empty();
         run
