@@ -12,7 +12,7 @@ use super::lookup::{class, host};
 use super::schema::{File, Hosts, ParameterServer};
 use crate::net::{NodeId, Topology};
 use crate::workload::models::{FLOPS_PER_S, Layer};
-use crate::workload::{ParameterServerPlan, TensorPlan};
+use crate::workload::{ParameterServerPlan, Sends, TensorPlan};
 
 const ELEMENT_BYTES: u64 = 4;
 /// Flows of one entry.
@@ -58,8 +58,29 @@ fn resolve_one(
         jitter: entry.jitter.as_ref().map_or(0.0, |jitter| jitter.get_ref().0),
         start: entry.start.0,
         class: class(&entry.priority, &entry.drop_class, entry.spray)?,
-        transport: transport(&entry.transport, &entry.ecn, false, &entry.priority)?,
+        sends: sends(entry)?,
     })
+}
+
+/// Connections, unless it says DLCP.
+fn sends(entry: &ParameterServer) -> Result<Sends, Mistake> {
+    let Some(dlcp) = &entry.dlcp else {
+        return Ok(Sends::Connections(transport(&entry.transport, &entry.ecn, false, &entry.priority)?));
+    };
+    if let Some(place) = &entry.transport {
+        return Err(at(place, "flows are sent either by a `transport` or by `dlcp`"));
+    }
+    jobs::refuse(
+        &entry.ecn,
+        "ecn",
+        "connections, and `dlcp`'s packets say by themselves whether they are marked",
+    )?;
+    jobs::refuse(
+        &entry.priority,
+        "priority",
+        "connections, and `dlcp`'s packets say by themselves which queue they are for",
+    )?;
+    Ok(Sends::Dlcp(dlcp.resolve()?))
 }
 
 /// Those named, or so many of `among`, evenly spread.
@@ -137,7 +158,8 @@ mod tests {
             ("push", Duration::from_millis(1), 4_000_000)
         );
         assert_eq!(plan.class, Class { priority: 2, sprayed: true, ..Class::DEFAULT });
-        assert!(plan.transport.ecn && plan.workers.len() == 2 && plan.servers.len() == 1);
+        let Sends::Connections(connections) = plan.sends else { panic!("they are connections") };
+        assert!(connections.ecn && plan.workers.len() == 2 && plan.servers.len() == 1);
         for (keys, words) in [
             ("workers = 4\n", "give a `tensor`"),
             ("workers = 4\ntensor = \"1MB\"\nmodel = \"vgg16\"\n", "either a `tensor` or a `model`"),
@@ -153,6 +175,14 @@ mod tests {
             ("workers = 4\ntensor = \"1MB\"\njitter = \"10%\"\n", "`jitter` is about a `model`"),
             ("workers = 4\nmodel = \"vgg16\"\nbatch = 4294967295\n", "from 1 to 1000000 samples"),
             ("workers = 4\ntensor = \"1MB\"\nsplit = \"1MB\"\n", "unknown key `split`"),
+            ("workers = 4\ntensor = \"1MB\"\ndlcp = { bound = \"1%\" }\n", "`bound`"),
+            ("workers = 4\ntensor = \"1MB\"\ndlcp = { loss_bound = \"100%\" }\n", "less than 100%"),
+            (
+                "workers = 4\ntensor = \"1MB\"\ndlcp = {}\ntransport = {}\n",
+                "either by a `transport` or by `dlcp`",
+            ),
+            ("workers = 4\ntensor = \"1MB\"\ndlcp = {}\npriority = 1\n", "which queue they are for"),
+            ("workers = 4\ntensor = \"1MB\"\ndlcp = {}\necn = true\n", "whether they are marked"),
         ] {
             let message = wrong(&entry(keys));
             assert!(message.contains(words), "{keys}: {message}");

@@ -4,6 +4,7 @@ use serde::{Deserialize, Deserializer};
 use toml::Spanned;
 
 use super::unit::{CoreTime, Rate, Share, Size, Time};
+use crate::systems::dlcp::PushKeys;
 
 /// A whole file.
 #[derive(Clone, Debug, Deserialize)]
@@ -290,6 +291,8 @@ pub(super) struct ParameterServer {
     #[serde(default = "defaults::zero")]
     pub(super) start: Time,
     pub(super) transport: Option<Spanned<TransportTable>>,
+    /// Flows of DLCP in place of connections.
+    pub(super) dlcp: Option<PushKeys>,
     pub(super) ecn: Option<Spanned<bool>>,
     pub(super) priority: Option<Spanned<u8>>,
     pub(super) drop_class: Option<Spanned<u8>>,

@@ -10,7 +10,7 @@ use toml::Spanned;
 
 use super::super::System;
 use super::super::keys::{PacketLengths, timeout};
-use super::{Dlcp, Way};
+use super::{Dlcp, PushPlan, Way};
 use crate::scenario_file::{Entry, Kind, Mistake, Share, Time, at, keys};
 
 pub(crate) const KIND: Kind = Kind { name: "dlcp", keys: keys::<Keys>, resolve };
@@ -44,12 +44,23 @@ struct Keys {
     way: Option<Spanned<WayName>>,
     /// The server's host; the last that no job before has, unless given.
     server: Option<Spanned<String>>,
-    /// What each flow to the server, or at each hop of a ring, may lose of its packets; 10 % unless given.
-    loss_bound: Option<Spanned<Share>>,
     /// What the flows back may; nothing unless given. Above that workers keep their own gradients where they lack means, and sums are means.
     pull_bound: Option<Spanned<Share>>,
     /// Elements of a packet; the most that the MTU takes unless given.
     elements: Option<Spanned<u16>>,
+    loss_bound: Option<Spanned<Share>>,
+    period: Option<Spanned<Time>>,
+    delta: Option<Spanned<f64>>,
+    quiet: Option<Spanned<Time>>,
+    timeout: Option<Spanned<Time>>,
+}
+
+/// How flows are sent, in `[job.dlcp]` and as `dlcp` of a `[[parameter_server]]`.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct PushKeys {
+    /// What each flow to the server, or at each hop of a ring, may lose of its packets; 10 % unless given.
+    loss_bound: Option<Spanned<Share>>,
     /// How often receivers report; 200 us unless given.
     period: Option<Spanned<Time>>,
     /// How many times as much as arrives is sent when that is congestion; 2 unless given.
@@ -92,36 +103,53 @@ fn resolve(entry: &mut Entry<'_>) -> Result<Arc<dyn System>, Mistake> {
             entry.at_system("no host is left for the server; name one with `server`, a worker's if need be, or say `way = \"ring\"`")
         })?),
     };
-    let period = match &keys.period {
-        Some(period) if period.get_ref().0 < Duration::from_micros(1) => {
-            return Err(at(period, "`period` must be 1us at least"));
-        }
-        Some(period) => period.get_ref().0,
-        None => RateConfig::of_link(1, 1).period,
-    };
-    let delta = match &keys.delta {
-        Some(delta) if !(1.0..=1e6).contains(delta.get_ref()) => {
-            return Err(at(delta, "`delta` must be 1 at least: what is sent, divided by what arrives"));
-        }
-        Some(delta) => *delta.get_ref(),
-        None => RateConfig::of_link(1, 1).delta,
-    };
+    let Keys { loss_bound, period, delta, quiet, timeout, .. } = keys;
+    let sends = PushKeys { loss_bound, period, delta, quiet, timeout }.resolve()?;
     Ok(Arc::new(Dlcp {
         way,
-        loss_bound: bound(keys.loss_bound.as_ref(), "loss_bound", LOSS_BOUND)?,
+        loss_bound: sends.loss_bound,
         pull_bound: bound(keys.pull_bound.as_ref(), "pull_bound", 0.0)?,
         elements: LENGTHS.of(entry, keys.elements.as_ref())?,
         flow_blocks: FLOW_BLOCKS,
         flows: FLOWS,
-        period,
-        delta,
-        quiet: keys.quiet.map_or(QUIET, |quiet| quiet.get_ref().0),
-        timeout: timeout(keys.timeout.as_ref())?,
+        period: sends.period,
+        delta: sends.delta,
+        quiet: sends.quiet,
+        timeout: sends.timeout,
     }))
 }
 
+impl PushKeys {
+    /// # Errors
+    /// The number that cannot be.
+    pub(crate) fn resolve(&self) -> Result<PushPlan, Mistake> {
+        let usual = RateConfig::of_link(1, 1);
+        let period = match &self.period {
+            Some(period) if period.get_ref().0 < Duration::from_micros(1) => {
+                return Err(at(period, "`period` must be 1us at least"));
+            }
+            Some(period) => period.get_ref().0,
+            None => usual.period,
+        };
+        let delta = match &self.delta {
+            Some(delta) if !(1.0..=1e6).contains(delta.get_ref()) => {
+                return Err(at(delta, "`delta` must be 1 at least: what is sent, divided by what arrives"));
+            }
+            Some(delta) => *delta.get_ref(),
+            None => usual.delta,
+        };
+        Ok(PushPlan {
+            loss_bound: bound(self.loss_bound.as_ref(), "loss_bound", LOSS_BOUND)?,
+            period,
+            delta,
+            quiet: self.quiet.as_ref().map_or(QUIET, |quiet| quiet.get_ref().0),
+            timeout: timeout(self.timeout.as_ref())?,
+        })
+    }
+}
+
 /// A share that may be lost.
-pub(crate) fn bound(given: Option<&Spanned<Share>>, key: &str, unless: f64) -> Result<LossBound, Mistake> {
+fn bound(given: Option<&Spanned<Share>>, key: &str, unless: f64) -> Result<LossBound, Mistake> {
     let Some(place) = given else { return Ok(LossBound::new(unless).unwrap_or(LossBound::RELIABLE)) };
     let too_much = || at(place, format!("`{key}` must be less than 100%: something has to arrive"));
     LossBound::new(place.get_ref().0).ok_or_else(too_much)

@@ -3,6 +3,7 @@
 
 mod keys;
 mod ledger;
+mod pushes;
 mod server;
 #[cfg(test)]
 mod tests;
@@ -27,7 +28,9 @@ use crate::workload::Gradient;
 use ledger::{Ledger, Terms};
 use server::{SERVER_PORT, Served, Server};
 
-pub(crate) use keys::KIND;
+pub(crate) use keys::{KIND, PushKeys};
+pub use pushes::PushPlan;
+pub(crate) use pushes::Pushes;
 
 /// Kinds of packets: gradients on their way to the server or round a ring, and sums; what is said of flows.
 const BLOCK: &str = "block";

@@ -12,7 +12,8 @@ fn job(text: &str) -> JobReport {
     report.jobs[0].clone()
 }
 
-const RACK: &str = "until = \"10s\"\n[network]\ntopology = \"rack\"\nhosts = 6\n";
+/// Where four workers send to one link at once, nothing is lost for want of memory.
+const RACK: &str = "until = \"10s\"\n[network]\ntopology = \"rack\"\nhosts = 6\nqueue = \"64MB\"\n";
 const JOB: &str = "[[job]]\nsystem = \"dlcp\"\nworkers = 4\ntensor = \"1MB\"\ntensors = 5\n";
 /// Of each worker's packets to its switch.
 const LOSS: &str = "[[loss]]\nlink = [\"h1\", \"s0\"]\nloss = \"5%\"\n";
@@ -22,10 +23,11 @@ const PACKETS: u64 = 5 * 711;
 
 #[test]
 fn without_loss_nothing_is_lost_and_sums_are_whole() {
-    for (way, more) in
-        [("server", ""), ("ring", ""), ("server", "payload = \"sample\"\n"), ("ring", "dtype = \"int32\"\n")]
+    const SAMPLE: &str = "payload = \"sample\"\n";
+    for (way, all, more) in
+        [("server", "", ""), ("ring", "", ""), ("server", SAMPLE, ""), ("ring", "", "dtype = \"int32\"\n")]
     {
-        let found = job(&format!("{RACK}{JOB}{more}[job.dlcp]\nway = \"{way}\"\n"));
+        let found = job(&format!("{all}{RACK}{JOB}{more}[job.dlcp]\nquiet = \"2ms\"\nway = \"{way}\"\n"));
         let counters = found.counters;
         assert_eq!(counters.contributions, Some(4 * 4 * PACKETS), "{way}: told to each of four workers");
         assert_eq!(
@@ -42,15 +44,16 @@ fn without_loss_nothing_is_lost_and_sums_are_whole() {
 fn what_the_bound_forgives_is_lost_and_the_rest_is_sent_again() {
     for (way, more) in [("server", ""), ("ring", ""), ("server", "payload = \"sample\"\n")] {
         let at = |bound: &str| {
-            job(&format!("{RACK}{JOB}{more}[job.dlcp]\nway = \"{way}\"\nloss_bound = \"{bound}\"\n{LOSS}"))
-                .counters
+            job(&format!("{more}{RACK}{JOB}[job.dlcp]\nquiet = \"2ms\"\nway = \"{way}\"\nloss_bound = \"{bound}\"\n{LOSS}")).counters
         };
         let (forgiving, strict) = (at("20%"), at("0%"));
         let share = |counters: crate::systems::Counters| {
             counters.contributions_lost.unwrap() as f64 / counters.contributions.unwrap() as f64
         };
         assert!((0.005..0.05).contains(&share(forgiving)), "{way} {}", share(forgiving));
-        assert_eq!(forgiving.retransmissions, Some(0), "{way}");
+        // A ring's all-gather forgives nothing.
+        assert!(way == "ring" || forgiving.retransmissions == Some(0), "{forgiving:?}");
+        assert!(forgiving.retransmission_rounds < strict.retransmission_rounds, "{forgiving:?} {strict:?}");
         assert_eq!(strict.contributions_lost, Some(0), "{way}");
         assert!(strict.retransmissions > Some(50) && strict.retransmission_rounds > Some(0), "{way}");
     }
@@ -60,7 +63,7 @@ fn what_the_bound_forgives_is_lost_and_the_rest_is_sent_again() {
 fn a_worker_keeps_its_gradient_where_the_pull_bound_forgives_that_it_lacks_a_mean() {
     let at = |pull: &str| {
         let loss = "[[loss]]\nlink = [\"s0\", \"h2\"]\nloss = \"5%\"\n";
-        job(&format!("{RACK}{JOB}[job.dlcp]\npull_bound = \"{pull}\"\n{loss}")).counters
+        job(&format!("{RACK}{JOB}[job.dlcp]\nquiet = \"2ms\"\npull_bound = \"{pull}\"\n{loss}")).counters
     };
     assert_eq!(at("20%").retransmission_rounds, Some(0));
     assert!(at("0%").retransmission_rounds > Some(0));
@@ -68,9 +71,8 @@ fn a_worker_keeps_its_gradient_where_the_pull_bound_forgives_that_it_lacks_a_mea
 
 #[test]
 fn queues_drop_what_is_not_important_where_workers_meet() {
-    let queues = "selective_dropping = { threshold = \"20kB\", step = 0.5 }\nqueue = \"1MB\"\nbuffer = \"per-port\"\nmemory = \"1MB\"\n";
-    let text = format!("{RACK}{queues}{JOB}[job.dlcp]\n").replace("memory = \"1MB\"\n", "");
-    let text = text.replace("buffer = \"per-port\"\n", "");
+    let queues = "selective_dropping = { threshold = \"20kB\", step = 0.5 }\n";
+    let text = format!("{RACK}{queues}{JOB}[job.dlcp]\n");
     let report = played(&text, 1).unwrap_or_else(|error| panic!("{error}"));
     let selective = report.drops.iter().find(|drop| drop.name == "selective").map_or(0, |drop| drop.count);
     let tail = report.drops.iter().find(|drop| drop.name == "tail").map_or(0, |drop| drop.count);
@@ -108,4 +110,15 @@ fn what_cannot_be_is_refused_with_line_and_key() {
     assert!(of_all.contains("no host is left for the server"), "{of_all}");
     let queue = refused(&format!("{JOB}priority = 3\n[job.dlcp]\n"));
     assert!(queue.contains("say by themselves which queue"), "{queue}");
+}
+
+/// Signals overtake what waits in queues: a receiver that gives up sooner than those drain asks for what is on its way.
+#[test]
+fn a_receiver_that_is_impatient_beside_its_queues_asks_for_what_comes_anyway() {
+    let sent_again = |quiet: &str| {
+        let text = format!("{RACK}{JOB}[job.dlcp]\nloss_bound = \"0%\"\nquiet = \"{quiet}\"\n");
+        job(&text).counters.retransmissions.unwrap()
+    };
+    assert_eq!(sent_again("2ms"), 0);
+    assert!(sent_again("100us") > 1000);
 }
