@@ -255,7 +255,7 @@ impl Drop for SwitchServer {
 mod tests {
     use std::io::{Read, Write};
 
-    use fanin_udp::{SwitchConfig, SwitchDriver};
+    use fanin_udp::{RootDriver, SwitchConfig};
 
     use super::*;
     use crate::proto::{HeartbeatRequest, JoinRequest, control_client::ControlClient, join_reply::Outcome};
@@ -273,7 +273,7 @@ mod tests {
     #[test]
     fn a_thread_that_panics_is_named_to_who_asks_for_health_and_to_the_ranks() {
         let config = SwitchServerConfig::new(([127, 0, 0, 1], 0).into());
-        let bind = |listen| SwitchDriver::bind(SwitchConfig { listen, shards: 1 }).map(Arc::new);
+        let bind = |listen| RootDriver::bind(SwitchConfig { listen, shards: 1 }).map(Arc::new);
         let (listener, driver) = http::bind(config.listen, bind).expect("a free port");
         let data_path = Arc::clone(&driver) as Arc<dyn DataPath>;
         let server = SwitchServer::serve(config, 1, listener, data_path).expect("it starts");

@@ -17,8 +17,14 @@ const WORDS_UNDER_WAY: u32 = 16_384;
 const FLOWS_UNDER_WAY: [u32; 2] = [2, 16];
 /// How long nothing more must have come after a stop: about as long as two processes that share a core wait for it.
 const QUIET: Duration = Duration::from_millis(1);
-/// How much leaves at once: at 1 Gbit/s as much as a train carries. Shorter ones cost a sleep and a system call each: a tenth of it three times the processor's time.
+/// How much leaves at once: at 1 Gbit/s as much as a train carries. Shorter ones cost a sleep and a system call each.
 const AHEAD: Duration = Duration::from_micros(500);
+/// And so many packets at least.
+const PACKETS_AHEAD: u32 = 8;
+/// Packets that a receiver reports on at least: reports every 200 us (footnote 3) would be a fifth of what a link of 20 Mbit/s carries.
+const PACKETS_REPORTED: u32 = 32;
+/// However slow a link is.
+const PERIOD_MAX: Duration = Duration::from_millis(250);
 /// A packet's headers below UDP's payload, on an Ethernet: preamble, frame, IP and UDP.
 const FRAMING_BYTES: u32 = 66;
 
@@ -75,13 +81,24 @@ impl FlowPlan {
             pull_bound: LossBound::RELIABLE,
             flow_blocks: self.flow_blocks,
             flows: self.flows,
-            rate: RateConfig {
-                ahead: AHEAD,
-                ..RateConfig::of_link(self.line_rate_bps, 4 * u32::from(elements) + FRAMING_BYTES)
-            },
+            rate: self.rate(4 * u32::from(elements) + FRAMING_BYTES),
             quiet: QUIET,
             retransmission: RetransmissionConfig::default(),
             paths: 1,
+        }
+    }
+}
+
+impl FlowPlan {
+    /// How fast a flow of packets of that length is sent.
+    fn rate(&self, packet_bytes: u32) -> RateConfig {
+        let of_link = RateConfig::of_link(self.line_rate_bps, packet_bytes);
+        let packet_ns = 8_000_000_000 * u64::from(packet_bytes) / self.line_rate_bps.max(1);
+        let packet = Duration::from_nanos(packet_ns).min(PERIOD_MAX);
+        RateConfig {
+            period: of_link.period.max(PACKETS_REPORTED * packet).min(PERIOD_MAX),
+            ahead: AHEAD.max(PACKETS_AHEAD * packet).min(PERIOD_MAX),
+            ..of_link
         }
     }
 }
@@ -116,6 +133,19 @@ mod tests {
     fn a_bound_of_a_fifth_of_a_percent_forgives_a_block_of_a_flow() {
         let bound = LossBound::new(0.002).expect("a fraction");
         assert_eq!(bound.of_blocks(FLOW_BLOCKS), 1);
+    }
+
+    #[test]
+    fn reports_are_as_seldom_and_trains_as_long_as_a_slow_link_asks_for() {
+        let of = |line_rate_bps| {
+            let rate = FlowPlan { line_rate_bps, ..plan(8, 352) }.rate(1250);
+            (rate.period.as_micros(), rate.ahead.as_micros())
+        };
+        // A packet of 10,000 bits takes 500, 10 and 1 us.
+        assert_eq!(of(20_000_000), (16_000, 4_000));
+        assert_eq!(of(1_000_000_000), (320, 500));
+        assert_eq!(of(10_000_000_000), (200, 500));
+        assert_eq!(of(1), (250_000, 250_000), "not longer than anybody waits");
     }
 
     #[test]

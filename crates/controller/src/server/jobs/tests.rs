@@ -28,6 +28,7 @@ fn request(job: &str) -> JoinRequest {
         rate_bps: None,
         rtt: Duration::ZERO,
         wire_dtype: fanin_wire::WireDtype::Int32,
+        loss_bound: fanin_wire::LossBound::RELIABLE,
         protocol: Protocol::SwitchMl,
         hops: Vec::new(),
         patience: Duration::from_secs(1),
