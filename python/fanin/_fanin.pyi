@@ -101,6 +101,7 @@ class Client:
         local: LocalRanks | None = None,
         hosted: Switch | None = None,
         meeting: Meeting | None = None,
+        loss_bound: float = 0.0,
     ) -> Client: ...
     @property
     def switch(self) -> str: ...
@@ -171,6 +172,12 @@ class Pending:
         """Blocks, without the GIL; raises the typed error of `fanin.errors`."""
 
     def done(self) -> bool: ...
+    def loss(self) -> tuple[int, int, int, int] | None:
+        """Contributions that the sum would have, those that it lacks, blocks of nobody, rounds.
+
+        All zero without a loss bound; None while it is under way.
+        """
+
     def exception(self) -> Exception | None: ...
 
 class Switch:

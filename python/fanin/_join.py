@@ -50,6 +50,10 @@ def join(
         if settings.switch is None:
             raise SwitchUnreachable(no_switch())
         services = [(switch, 1.0, None, None) for switch in settings.switch.split(",")]
+    if settings.loss_bound:
+        # It sends as fast as the link is, and not as fast as answers come: what a virtual link is
+        # said to carry has to be known.
+        services = [(at, share, bps or settings.rate, host) for at, share, bps, host in services]
     return _fanin.Client(
         services,
         job,
@@ -68,6 +72,7 @@ def join(
         local=local,
         hosted=hosted,
         meeting=meeting,
+        loss_bound=settings.loss_bound,
     )
 
 

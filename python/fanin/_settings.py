@@ -37,6 +37,7 @@ class Said(TypedDict, total=False):
     wire_dtype: WireDtype | None
     protocol: Protocol | None
     exact: bool | None
+    loss_bound: float | None
     congestion_control: bool | None
     trace: str | os.PathLike[str] | None
     own_services: bool | None
@@ -95,6 +96,16 @@ def _rate(text: str) -> int:
         raise ValueError("it must be a rate as tc writes it: 500mbit, 1gbit") from None
 
 
+def _fraction(text: str) -> float:
+    try:
+        fraction = float(text)
+    except ValueError:
+        fraction = -1.0
+    if not 0 <= fraction < 1:
+        raise ValueError("it must be a fraction of at least 0 and below 1, such as 0.01")
+    return fraction
+
+
 def _file(text: str) -> str:
     if not text or text.endswith("/") or not Path(text).name or Path(text).is_dir():
         raise ValueError("it must name a file, such as trace.json")
@@ -150,6 +161,13 @@ class Settings:
         False,
         "0|1",
         "large tensors as right as small ones: each element to its own magnitude, at a cost",
+    )
+    loss_bound: float = _row(
+        _fraction,
+        0.0,
+        "0..1",
+        "what each rank's part of a float tensor may lose on a network that loses; 0: nothing",
+        "switchml",
     )
     congestion_control: bool = _row(
         _yes,

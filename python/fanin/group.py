@@ -48,6 +48,17 @@ class Handle:
                 self._staged = None
         return self._array
 
+    def loss(self) -> float:
+        """Which part of the ranks' contributions is not in the sum: 0.0 without `loss_bound`.
+
+        The same on every rank. Raises `RuntimeError` before the all-reduce is done.
+        """
+        told = self._pending.loss()
+        if told is None:
+            raise RuntimeError("the all-reduce is under way: call wait() first")
+        contributions, lost, _, _ = told
+        return lost / contributions if contributions else 0.0
+
     def done(self) -> bool:
         """Whether `wait` would return (or raise) at once."""
         return self._pending.done()
@@ -157,8 +168,8 @@ def connect(
 
     `timeout` (seconds) bounds the joining and, later, every all-reduce (see
     `fanin.errors.AllReduceTimeout`). The others are settings: `switch` ("HOST:PORT"), `job`,
-    `slots`, `window`, `wire_dtype`, `protocol`, `exact`, `congestion_control`, `trace`,
-    `own_services`, `plan`, `rate`, `machine`. What is not given, the environment says
+    `slots`, `window`, `wire_dtype`, `protocol`, `exact`, `loss_bound`, `congestion_control`,
+    `trace`, `own_services`, `plan`, `rate`, `machine`. What is not given, the environment says
     (FANIN_SWITCH, FANIN_JOB, ...): docs/settings.md lists them. A switch and a job must be said.
     All ranks say the same, but for the switch's address.
 
@@ -184,6 +195,12 @@ def connect(
     server itself (``fanin server``), floats travel as int32, and a sum is rounded once, to float32,
     from integers that are each off by half of 10^-8, or of what keeps the largest sum in 31 bits
     (docs/operations.md).
+
+    `loss_bound`: the fraction of each rank's part of a float array that may be lost on the way to
+    the switch, at least 0 and below 1 (docs/protocols/dlcp.md). Above 0 a network's losses are not
+    waited for as far as the bound forgives them; a sum is then the mean of what came times the
+    ranks, all ranks get the same bits, and `Handle.loss` says what is missing. Floats travel as
+    they are. Integers lose nothing.
 
     Raises `ValueError` for what is no such setting, and the errors of `fanin.errors`.
     """

@@ -234,11 +234,13 @@ def test_figures_follow_from_the_samples() -> None:
             retransmissions=3,
             error_max=0.0,
             digest="",
+            lost_share=0.01,
         )
         for time_s in (0.1, 0.4, 0.2)
     ]
     found = figures(setting, samples)
-    assert (found.median_s, found.min_s, found.max_s) == (0.2, 0.1, 0.4)
+    assert (found.median_s, found.min_s, found.p99_s, found.max_s) == (0.2, 0.1, 0.4, 0.4)
+    assert found.lost_share == pytest.approx(0.01)
     assert found.elements_per_s == pytest.approx(250_000 / 0.2)
     assert found.bound_share == pytest.approx(0.08 / 0.2)
     assert found.ranks_cpu_s_per_gb == pytest.approx(1.0)

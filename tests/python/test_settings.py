@@ -39,6 +39,7 @@ OTHER: dict[str, Any] = {
     "wire_dtype": "bfloat16",
     "protocol": "atp",
     "exact": True,
+    "loss_bound": 0.01,
     "congestion_control": False,
     "trace": "trace.json",
     "own_services": False,
@@ -55,6 +56,7 @@ WRONG: dict[str, Any] = {
     "wire_dtype": "fp8",
     "protocol": "tcp",
     "exact": "yes",
+    "loss_bound": "1",
     "congestion_control": "off",
     "trace": "/",
     "own_services": "no",
@@ -67,6 +69,7 @@ WRONG: dict[str, Any] = {
 # The settings that only one protocol knows.
 OF = {
     "slots": "switchml",
+    "loss_bound": "switchml",
     "window": "atp",
     "congestion_control": "atp",
     "own_services": "switchml",

@@ -5,12 +5,13 @@ use std::sync::Once;
 use crate::output;
 
 /// All of them. The settings among them are Python's (`fanin._settings`); a test there holds this list to them.
-pub const VARIABLES: [&str; 15] = [
+pub const VARIABLES: [&str; 16] = [
     "FANIN_AS",
     "FANIN_CONGESTION_CONTROL",
     "FANIN_EXACT",
     "FANIN_JOB",
     crate::logging::VARIABLE,
+    "FANIN_LOSS_BOUND",
     "FANIN_MACHINE",
     "FANIN_OWN_SERVICES",
     "FANIN_PLAN",

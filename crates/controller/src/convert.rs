@@ -34,6 +34,11 @@ pub(crate) fn rank(rank: u32) -> Result<Rank, Malformed> {
     if u32::from(rank.0) < RANKS_MAX { Ok(rank) } else { Err(Malformed("rank")) }
 }
 
+/// A loss bound as it came.
+pub(crate) fn loss_bound(millionths: u32) -> Result<LossBound, Malformed> {
+    LossBound::from_millionths(millionths).ok_or(Malformed("loss_bound_millionths"))
+}
+
 /// A set of ranks as it came.
 pub(crate) fn ranks(words: &[u64], field: &'static str) -> Result<Ranks, Malformed> {
     Ranks::from_words(words).ok_or(Malformed(field))
@@ -208,6 +213,18 @@ impl Field for Ranks {
 
     fn from_message(message: Vec<u64>, name: &'static str) -> Result<Self, Malformed> {
         ranks(&message, name)
+    }
+}
+
+impl Field for LossBound {
+    type Message = u32;
+
+    fn to_message(self) -> u32 {
+        self.millionths()
+    }
+
+    fn from_message(message: u32, name: &'static str) -> Result<Self, Malformed> {
+        Self::from_millionths(message).ok_or(Malformed(name))
     }
 }
 
@@ -469,6 +486,13 @@ mod tests {
             Refusal::PathsDisagree { rank: 1, other_rank: 0, switch: ([10, 0, 0, 9], 4800).into() },
             Refusal::BeganAnew { rank: 1 },
             Refusal::WordsTooLong { of_rank: 16, of_job: 32 },
+            Refusal::BoundMismatch {
+                rank: 1,
+                asked: LossBound::RELIABLE,
+                other_rank: 0,
+                job_has: LossBound::from_millionths(10_000).unwrap(),
+            },
+            Refusal::BoundUnserved { asked: LossBound::from_millionths(10_000).unwrap() },
         ];
         for refusal in refusals {
             let refused = Refused::try_from(proto::Refusal::from(refusal.clone()));

@@ -13,7 +13,7 @@ use fanin_controller::{Job, Prediction, ServiceConfig, SessionConfig, SessionErr
 use fanin_protocol::Reason;
 use fanin_protocol::control::Protocol;
 use fanin_udp::{CollectiveKind, RawTensor, Submission};
-use fanin_wire::{Dtype, Op, WireDtype, WorkerId};
+use fanin_wire::{Dtype, LossBound, Op, WireDtype, WorkerId};
 use pyo3::exceptions::{PyOverflowError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -35,7 +35,7 @@ const TIMEOUT_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
 /// "atp": the same on all ranks. Without `congestion_control`, ATP's window does not shrink when packets are lost. `trace` is the file of a timeline and the rank that this
 /// process has in it. `prediction` is what the plan of the shares takes, in seconds a byte, and what takes that long, and `machine` names this machine: both are told by
 /// `fanin status`. With `local` this machine's ranks sum among themselves first, and `services` may be empty where there is no other machine. What is said to `hosted`, a switch
-/// of this process, if it is one of `services`, touches no socket. The ranks of `meeting` found each other there, and are told by `BeganAnew` when one is started again before
+/// of this process, if it is one of `services`, touches no socket. Of each rank's part of a float tensor a fraction of `loss_bound` may be lost: above 0, DLCP sums what travels as it is. The ranks of `meeting` found each other there, and are told by `BeganAnew` when one is started again before
 /// all have joined. Raises the errors of `fanin.errors`, and `ValueError` for another wire dtype or protocol.
 #[pyclass(frozen, module = "fanin._fanin")]
 pub(crate) struct Client {
@@ -52,7 +52,7 @@ impl Client {
     #[pyo3(signature = (
         services, job, rank, world_size, *, timeout=300.0, slots=None, window=None, wire_dtype="int32",
         protocol="switchml", exact=false, congestion_control=true, trace=None, prediction=None, machine=None, local=None,
-        hosted=None, meeting=None
+        hosted=None, meeting=None, loss_bound=0.0
     ))]
     #[expect(clippy::too_many_arguments, reason = "the signature is Python's")]
     fn new(
@@ -74,7 +74,11 @@ impl Client {
         local: Option<&LocalRanks>,
         hosted: Option<&Switch>,
         meeting: Option<&Meeting>,
+        loss_bound: f64,
     ) -> PyResult<Self> {
+        let loss_bound = LossBound::new(loss_bound).ok_or_else(|| {
+            PyValueError::new_err(format!("loss_bound {loss_bound}: a fraction of at least 0 and below 1"))
+        })?;
         let wire_dtype = match (wire_dtype.parse(), exact) {
             (Ok(WireDtype::Int32), true) => WireDtype::Native,
             (Ok(WireDtype::Bfloat16), true) => {
@@ -89,6 +93,17 @@ impl Client {
                 return Err(PyValueError::new_err(message));
             }
         };
+        // DLCP's blocks carry floats as they are, in no slots.
+        let wire_dtype = match (wire_dtype, slots) {
+            _ if loss_bound == LossBound::RELIABLE => wire_dtype,
+            (WireDtype::Int32 | WireDtype::Native, None) => WireDtype::Native,
+            _ => {
+                return Err(PyValueError::new_err(
+                    "with a loss bound floats travel as they are, and through no slots: unset loss_bound \
+                     (FANIN_LOSS_BOUND), or wire_dtype (FANIN_WIRE_DTYPE) and slots (FANIN_SLOTS)",
+                ));
+            }
+        };
         let protocol = protocol_of(protocol)?;
         let (rank, world_size) = ranks(rank, world_size)?;
         let limit = limit(timeout)?;
@@ -99,6 +114,7 @@ impl Client {
             slots,
             window,
             wire_dtype,
+            loss_bound,
             protocol,
             congestion_control,
             host: hosted.and_then(Switch::threads),
@@ -251,7 +267,8 @@ impl Client {
     }
 
     /// Counters of this membership: packets sent, received and sent again, packets without effect by reason, the smoothed
-    /// round trip in nanoseconds, all-reduces and other collectives completed, and outstanding.
+    /// round trip in nanoseconds, all-reduces and other collectives completed, and outstanding. With a loss bound, of the sums that came: the `contributions` that
+    /// their blocks would have, those `lost`, the blocks that are `unsummed` because they have nobody's, and how often some were asked for again (`loss_rounds`).
     fn statistics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let (statistics, others, io, outstanding) = py.detach(|| {
             self.membership
@@ -268,6 +285,10 @@ impl Client {
         counters.set_item("smoothed_rtt_ns", statistics.smoothed_rtt.as_nanos())?;
         counters.set_item("completed", statistics.completed)?;
         counters.set_item("others_completed", others)?;
+        counters.set_item("contributions", statistics.loss.contributions)?;
+        counters.set_item("lost", statistics.loss.lost)?;
+        counters.set_item("unsummed", statistics.loss.unsummed)?;
+        counters.set_item("loss_rounds", statistics.loss.rounds)?;
         counters.set_item("trains_sent", io.trains_sent)?;
         counters.set_item("trains_received", io.trains_received)?;
         counters.set_item("packets_given_up", io.packets_given_up)?;

@@ -140,7 +140,9 @@ fn refused(reason: Refusal, fields: &Bound<'_, PyDict>) -> PyResult<&'static str
             "BeganAnew"
         }
         // No class of their own.
-        Refusal::JobName { .. }
+        Refusal::BoundMismatch { .. }
+        | Refusal::BoundUnserved { .. }
+        | Refusal::JobName { .. }
         | Refusal::TooManyJobs { .. }
         | Refusal::JobRunning { .. }
         | Refusal::InFlightOutOfRange { .. }

@@ -6,9 +6,10 @@
 use crate::interruptible::{self, lock};
 use crate::pending::Pending;
 use fanin_controller::HandOver;
+use fanin_protocol::Loss;
 use pyo3::prelude::*;
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Condvar, Mutex};
+use std::sync::{Condvar, Mutex, OnceLock};
 use std::time::Duration;
 
 /// What became of an all-reduce.
@@ -20,11 +21,14 @@ pub(crate) struct Completion {
     outcome: Mutex<Option<Outcome>>,
     /// Taken by the first Python thread that has the outcome.
     hand_over: Mutex<Option<HandOver>>,
+    loss: OnceLock<Loss>,
     changed: Condvar,
 }
 
 impl Completion {
     pub(crate) fn set(&self, outcome: Outcome, hand_over: HandOver) {
+        // It is done once.
+        let _ = self.loss.set(hand_over.loss);
         *lock(&self.hand_over) = Some(hand_over);
         *lock(&self.outcome) = Some(outcome);
         self.changed.notify_all();
@@ -35,6 +39,11 @@ impl Completion {
         if let Some(hand_over) = lock(&self.hand_over).take() {
             hand_over.taken();
         }
+    }
+
+    /// What the sum lacks; `None` before it is done.
+    pub(crate) fn loss(&self) -> Option<Loss> {
+        self.loss.get().copied()
     }
 
     pub(crate) fn outcome(&self) -> Option<Outcome> {

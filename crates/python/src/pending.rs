@@ -5,6 +5,7 @@ use crate::interruptible::{duration, lock};
 use crate::ledger::{Completion, Ticket};
 use crate::membership::Membership;
 use fanin_controller::{SessionError, Tensor};
+use fanin_protocol::Loss;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
@@ -77,6 +78,13 @@ impl Pending {
     /// Whether `wait` would return, or raise the error of the all-reduce, at once.
     fn done(&self) -> bool {
         self.membership.is_forked() || self.completion.outcome().is_some()
+    }
+
+    /// What the sum lacks where the job has a loss bound: how many contributions its blocks would have, how many of these are not in it, how many blocks have nobody's and
+    /// are zero, and how often some were asked for again. All zero elsewhere; None while it is under way.
+    fn loss(&self) -> Option<(u64, u64, u64, u32)> {
+        let Loss { contributions, lost, unsummed, rounds, .. } = self.completion.loss()?;
+        Some((contributions, lost, unsummed, rounds))
     }
 
     /// Why the all-reduce failed; None if it did not, or is still under way.

@@ -53,6 +53,7 @@ impl AllReduce {
             Some(PartTimes { times: whole, .. }) => {
                 whole.first_sent = whole.first_sent.min(times.first_sent);
                 whole.last_result = whole.last_result.max(times.last_result);
+                whole.loss += times.loss;
             }
             None => all.push(PartTimes { lane, times }),
         }

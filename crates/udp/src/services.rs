@@ -1,7 +1,8 @@
-//! The machines that sum, on real sockets: SwitchML's switch, ATP's switch and its server.
+//! The machines that sum, on real sockets: the root of SwitchML's and DLCP's jobs, SwitchML's rack, ATP's switch and its server.
 
 use crate::failure::invalid;
 use crate::host::{Host, HostShard, stopped};
+use crate::root::Root;
 use crate::socket::check_shards;
 use crate::train_socket::Peer;
 use crate::{IoStatistics, Offload};
@@ -14,6 +15,8 @@ use std::net::{IpAddr, SocketAddr};
 
 /// A running switch of SwitchML, the root or a rack.
 pub type SwitchDriver = Host<Switch<Peer>>;
+/// A running root: a switch of SwitchML that sums jobs with a loss bound, too.
+pub type RootDriver = Host<Root>;
 /// A running server of ATP.
 pub type AtpServerDriver = Host<AtpServer<Peer>>;
 /// A running switch of ATP.
@@ -64,6 +67,26 @@ impl SwitchDriver {
         self.add_job(SwitchJob { config, contributions, upstream: upstream.transpose()? })?;
         self.register(config.id, above);
         Ok(())
+    }
+}
+
+impl RootDriver {
+    /// Binds the sockets and starts the threads. The root serves no job yet.
+    ///
+    /// # Errors
+    /// As [`SwitchDriver::bind`].
+    pub fn bind(config: SwitchConfig) -> io::Result<Self> {
+        Self::bind_with_offload(config, Offload::Detect)
+    }
+
+    /// As [`Self::bind`], saying whether the kernel may cut and join trains.
+    ///
+    /// # Errors
+    /// As [`Self::bind`].
+    pub fn bind_with_offload(config: SwitchConfig, offload: Offload) -> io::Result<Self> {
+        check_shards(config.shards)?;
+        let machines = (0u8..).map(ShardId).map(Root::new).take(config.shards);
+        Self::start(config.listen, "fanin-switch", machines, offload)
     }
 }
 

@@ -2,7 +2,8 @@
 
 use crate::IoStatistics;
 use crate::socket::set_int_option;
-use quinn_udp::{BATCH_SIZE, RecvMeta, UdpSocketState};
+use fanin_wire::Tag;
+use quinn_udp::{BATCH_SIZE, EcnCodepoint, RecvMeta, UdpSocketState};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io::{self, ErrorKind, IoSliceMut};
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -196,7 +197,7 @@ impl TrainSocket {
     ) -> Sent {
         let transmit = quinn_udp::Transmit {
             destination,
-            ecn: None,
+            ecn: ecn_of(train),
             contents: train,
             segment_size: Some(segment_bytes),
             src_ip,
@@ -239,6 +240,12 @@ impl TrainSocket {
         }
         news
     }
+}
+
+/// Of packets of DLCP those that matter are marked by a full queue, and not dropped (§4.2), where routers know of ECN. Nobody answers a mark: rates
+/// follow from what arrives.
+fn ecn_of(train: &[u8]) -> Option<EcnCodepoint> {
+    Tag::is_ecn_capable(train).then_some(EcnCodepoint::Ect0)
 }
 
 enum Sent {

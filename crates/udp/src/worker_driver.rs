@@ -10,6 +10,7 @@ use crate::worker_shard::{AnyCommand, Command, Intake, LaneId, LanePart, Posts, 
 use crate::{CollectiveKind, Failure, IoStatistics, Offload, RawTensor, Submission, WorkerJob};
 use fanin_plan::Placement;
 use fanin_protocol::atp::AtpWorker;
+use fanin_protocol::dlcp;
 use fanin_protocol::switchml::{JobConfig, Worker};
 use fanin_protocol::{Lane, Lanes, RetransmissionConfig, WorkerMachine, WorkerStatistics};
 use fanin_wire::{Pattern, ShardId, SlotIndex, WorkerId};
@@ -86,7 +87,7 @@ impl WorkerDriver {
         let host = host.filter(|host| services.iter().any(|service| service.switch == host.address));
         let atp = services.iter().find_map(|service| match service.job {
             WorkerJob::Atp { config, directions } => Some((config, directions)),
-            WorkerJob::SwitchMl { .. } => None,
+            WorkerJob::SwitchMl { .. } | WorkerJob::Dlcp { .. } => None,
         });
         if let Some((job, directions)) = atp {
             let lane = |service: &Service, _| {
@@ -94,12 +95,22 @@ impl WorkerDriver {
             };
             return Self::launch(services, host.as_ref(), offload, Posts::Atp, lane);
         }
+        if services.iter().any(|service| matches!(service.job, WorkerJob::Dlcp { .. })) {
+            let lane = |service: &Service, shard| match service.job {
+                WorkerJob::Dlcp { config, place } => {
+                    let config = dlcp::JobConfig { shard, retransmission, ..config };
+                    Some(dlcp::Worker::new(config, place, service.switch.into()))
+                }
+                WorkerJob::SwitchMl { .. } | WorkerJob::Atp { .. } => None,
+            };
+            return Self::launch(services, host.as_ref(), offload, Posts::Dlcp, lane);
+        }
         Self::launch(services, host.as_ref(), offload, Posts::SwitchMl, |service, shard| match service.job {
             WorkerJob::SwitchMl { config, place, .. } => {
                 let config = JobConfig { shard, ..config };
                 Some(Worker::new(config, place, service.switch.into(), retransmission))
             }
-            WorkerJob::Atp { .. } => None,
+            WorkerJob::Atp { .. } | WorkerJob::Dlcp { .. } => None,
         })
     }
 
@@ -445,6 +456,7 @@ fn add_statistics(mut sum: WorkerStatistics, shard: WorkerStatistics) -> WorkerS
     sum.retransmissions += shard.retransmissions;
     sum.smoothed_rtt = sum.smoothed_rtt.max(shard.smoothed_rtt);
     sum.completed = sum.completed.min(shard.completed);
+    sum.loss += shard.loss;
     sum
 }
 

@@ -1,13 +1,14 @@
-//! The job of a worker, of either protocol.
+//! The job of a worker, of any protocol.
 
 use crate::failure::invalid;
 use fanin_protocol::atp::AtpJobConfig;
+use fanin_protocol::dlcp;
 use fanin_protocol::switchml::JobConfig;
 use fanin_wire::{Directions, Dtype, Generation, JobId, Key, WorkerId};
 use std::io;
 
 /// A job as one of its workers was admitted to it: what is summed how.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum WorkerJob {
     /// In the slots of a switch.
     SwitchMl {
@@ -24,6 +25,13 @@ pub enum WorkerJob {
         config: AtpJobConfig,
         /// Of this worker's packets.
         directions: Directions,
+    },
+    /// In flows that may lose a bounded part.
+    Dlcp {
+        /// The job. The `shard` is the driver's to fill in.
+        config: dlcp::JobConfig,
+        /// This worker's place at its switch: its rank.
+        place: WorkerId,
     },
 }
 
@@ -55,6 +63,10 @@ impl WorkerJob {
                 config: AtpJobConfig { id, key, generation, workers, window_max, elements, .. },
                 ..
             } => Common { id, key, generation, workers, in_flight: window_max, elements },
+            Self::Dlcp {
+                config: dlcp::JobConfig { id, key, generation, workers, flows, elements, .. },
+                ..
+            } => Common { id, key, generation, workers, in_flight: flows, elements },
         }
     }
 
@@ -82,7 +94,7 @@ impl WorkerJob {
         self.common().generation
     }
 
-    /// Packets of a worker that may be in flight, in a shard: slots, or ATP's window.
+    /// Packets of a worker that may be in flight, in a shard: slots, or ATP's window; of DLCP the flows.
     #[must_use]
     pub const fn in_flight(&self) -> u16 {
         self.common().in_flight
@@ -99,13 +111,15 @@ impl WorkerJob {
         match self {
             Self::SwitchMl { config, .. } => config.chunk_elements(dtype, elements),
             Self::Atp { config, .. } => config.elements as usize,
+            // They travel as they are.
+            Self::Dlcp { config, .. } => 4 * config.elements as usize / dtype.element_bytes(),
         }
     }
 
     /// Whether it has other collectives than all-reduces. A rack would not know behind which of its places a root is.
     #[must_use]
     pub const fn has_roots(&self) -> bool {
-        matches!(self, Self::SwitchMl { has_racks: false, .. })
+        matches!(self, Self::SwitchMl { has_racks: false, .. } | Self::Dlcp { .. })
     }
 
     /// Whether every number is within its limit.
@@ -119,6 +133,13 @@ impl WorkerJob {
                 Ok(())
             }
             Self::Atp { config, .. } => config.check().map(drop).map_err(invalid),
+            Self::Dlcp { config, place } => {
+                let config = config.check().map_err(invalid)?;
+                if u16::from(place.0) >= config.workers {
+                    return Err(invalid(format!("place {} in a job of {} workers", place.0, config.workers)));
+                }
+                Ok(())
+            }
         }
     }
 
@@ -128,6 +149,7 @@ impl WorkerJob {
         let (in_flight, how) = match self {
             Self::SwitchMl { config, .. } => (format!("{in_flight} slots"), config.wire_dtype.name()),
             Self::Atp { .. } => (format!("a window of {in_flight} fragments"), "ATP"),
+            Self::Dlcp { .. } => (format!("{in_flight} flows with blocks"), "DLCP"),
         };
         format!("{workers} workers, {in_flight} of {elements} elements ({how})")
     }

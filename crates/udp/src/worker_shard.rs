@@ -10,6 +10,7 @@ use crate::statistics::IoStatistics;
 use crate::train_socket::{Peer, TrainSocket};
 use fanin_plan::Placement;
 use fanin_protocol::atp::{AtpJobConfig, AtpWorker, AtpWorkerPlan};
+use fanin_protocol::dlcp;
 use fanin_protocol::switchml::{JobConfig, Worker, WorkerPlan};
 use fanin_protocol::{Lanes, WorkerEvent, WorkerMachine, WorkerStatistics};
 use fanin_wire::{JobId, Operation, ShardId, SlotIndex};
@@ -42,6 +43,7 @@ pub(crate) struct Intake {
 pub(crate) enum Posts {
     SwitchMl(Vec<Post<Command<Worker<Peer, Part>>>>),
     Atp(Vec<Post<Command<AtpWorker<Peer, Part>>>>),
+    Dlcp(Vec<Post<Command<dlcp::Worker<Peer, Part>>>>),
 }
 
 /// A lane: which thread drives it, and its place among the lanes of that thread. Both are functions of service and shard.
@@ -88,6 +90,7 @@ impl Posts {
         match self {
             Self::SwitchMl(posts) => posts.len(),
             Self::Atp(posts) => posts.len(),
+            Self::Dlcp(posts) => posts.len(),
         }
     }
 
@@ -100,16 +103,23 @@ impl Posts {
             Self::Atp(posts) => {
                 posts[thread].send(Command::Any(command)).map_err(|refused| Box::new(refused) as _)
             }
+            Self::Dlcp(posts) => {
+                posts[thread].send(Command::Any(command)).map_err(|refused| Box::new(refused) as _)
+            }
         }
     }
 
-    /// The lane stops sending and taking. Returns how many exchanges each slot has completed: ATP has no slots.
+    /// The lane stops sending and taking. Returns how many exchanges each slot has completed: ATP and DLCP have no slots.
     pub(crate) fn suspend(&self, LaneId { thread, place }: LaneId) -> Vec<u32> {
         match self {
             Self::SwitchMl(posts) => {
                 posts[thread].ask(|reply| Command::Suspend { place, reply }).unwrap_or_default()
             }
             Self::Atp(posts) => posts[thread]
+                .ask(|reply| Command::Suspend { place, reply })
+                .map(|()| Vec::new())
+                .unwrap_or_default(),
+            Self::Dlcp(posts) => posts[thread]
                 .ask(|reply| Command::Suspend { place, reply })
                 .map(|()| Vec::new())
                 .unwrap_or_default(),
@@ -136,6 +146,11 @@ impl Posts {
             (Self::Atp(posts), WorkerJob::Atp { config, directions }) => {
                 let AtpJobConfig { id, key, generation, .. } = config;
                 let plan = AtpWorkerPlan { id, key, generation, directions, upstream: switch };
+                posts[thread].ask(|reply| Command::Resume { place, plan, at, socket, reply })
+            }
+            (Self::Dlcp(posts), WorkerJob::Dlcp { config, place: worker }) => {
+                let config = dlcp::JobConfig { shard, ..config };
+                let plan = dlcp::WorkerPlan { config, place: worker, server: switch };
                 posts[thread].ask(|reply| Command::Resume { place, plan, at, socket, reply })
             }
             _ => return Err(invalid("a worker goes on in no job of another protocol")),

@@ -44,6 +44,14 @@ impl Tag {
         }
     }
 
+    /// Whether a queue may mark a packet where it would drop others: those of DLCP that matter. No other protocol's is.
+    #[must_use]
+    pub fn is_ecn_capable(packet: &[u8]) -> bool {
+        const OF_DLCP: [u8; 2] = [Kind::Block as u8, Kind::Signal as u8];
+        packet.get(Kind::OFFSET).is_some_and(|kind| OF_DLCP.contains(kind))
+            && Self::of_packet(packet).important
+    }
+
     fn parse([byte, path]: [u8; 2]) -> Result<Self, WireError> {
         let priority = byte & !Self::IMPORTANT;
         if priority >= PRIORITIES {

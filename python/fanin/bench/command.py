@@ -32,7 +32,8 @@ DESCRIPTION = """\
 Collectives through the PyTorch backend. With --rate, --loss, --mtu or --racks the ranks run in a
 laboratory of network namespaces (see fanin netlab; needs root), else on this machine's loopback.
 
-fanin and Gloo are two groups of the same ranks, and take turns, round by round. A round begins at a
+fanin and Gloo are two groups of the same ranks, and take turns, round by round; with --loss-bound
+a third, "bounded", is fanin that may lose so much, beside fanin that may not. A round begins at a
 moment that all ranks are told beforehand, on the clock that they share; its time ends when the last
 rank has its sums. Every sum is checked: against the exact one, within the stated error, and for
 equal bits on all ranks. Of reduce and broadcast rank 0 is the root; of reducescatter and allgather
@@ -45,6 +46,7 @@ examples:
   fanin bench allreduce --workers 4 --size 25MB --repeat 20
   sudo fanin bench allreduce --workers 8 --rate 1gbit --size 25MB --json result.json
   sudo fanin bench allreduce --workers 4 --rate 1gbit --loss 1% --size 25MB
+  sudo fanin bench allreduce --workers 8 --rate 1gbit --loss 1% --size 4MB --loss-bound 0.02
   fanin bench allreduce --protocol atp --size 4MB
   sudo fanin bench allreduce --protocol atp --racks 2 --rate 1gbit
   sudo fanin bench allreduce --sweep --rate 1gbit --plot tat.png
@@ -83,7 +85,7 @@ def parser(name: str = "allreduce") -> argparse.ArgumentParser:
         help="tensors of S/B bytes, in flight at once",
     )
     made.add_argument("--dtype", choices=list(DTYPES), default="float32")
-    add_flags(made, "wire_dtype", "protocol", "own_services", "plan")
+    add_flags(made, "wire_dtype", "protocol", "loss_bound", "own_services", "plan")
     made.add_argument(
         "--repeat",
         type=_units.positive_number,

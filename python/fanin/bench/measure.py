@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from fanin._settings import Settings
 from fanin.bench import DTYPES, BenchError
-from fanin.bench.message import PATTERN_MAX, Round
+from fanin.bench.message import BOUNDED, PATTERN_MAX, Round
 from fanin.bench.progress import Advance
 from fanin.bench.report import title
 from fanin.bench.result import Run, Setting, error_allowed, figures
@@ -51,6 +51,7 @@ def measure(
                     ranks_per_machine=grouped,
                     with_switch=with_switch,
                     own_services=settings.own_services,
+                    loss_bound=settings.loss_bound,
                     collective=args.collective,
                 )
                 plan = ready.plan(setting.payload_bytes, settings.plan)
@@ -104,7 +105,8 @@ def links_of(args: argparse.Namespace) -> Links | None:
 
 def backends(args: argparse.Namespace) -> tuple[str, ...]:
     """Return who takes turns."""
-    return ("fanin",) if args.baseline == "none" else ("fanin", "gloo")
+    bounded = (BOUNDED,) if args.settings.loss_bound else ()
+    return ("fanin", *bounded, *(("gloo",) if args.baseline == "gloo" else ()))
 
 
 def _take_turns(ready: Stage, setting: Setting, args: argparse.Namespace, advance: Advance) -> Run:
@@ -130,6 +132,14 @@ def _take_turns(ready: Stage, setting: Setting, args: argparse.Namespace, advanc
 
 
 def _check(backend: str, setting: Setting, sample: Sample) -> None:
+    if backend == BOUNDED and DTYPES[setting.dtype][1]:
+        # Its sums are those of what came, which only fanin itself knows; equal bits were checked.
+        if not sample.lost_share <= setting.loss_bound:
+            raise BenchError(
+                f"{backend}: {sample.lost_share:.3%} of the contributions are lost, and "
+                f"{setting.loss_bound:.3%} is allowed: {title(setting)}"
+            )
+        return
     _, epsilon = DTYPES[setting.dtype]
     allowed = error_allowed(backend, epsilon, setting.workers, PATTERN_MAX, setting.wire_dtype)
     if not sample.error_max <= allowed:  # true of a NaN, too

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from fanin._settings import Settings
 
+BOUNDED = "bounded"
+"""fanin with a loss bound, beside fanin without one."""
+
 PATTERN_MAX = 127
 """The elements are whole numbers up to this, so that their sum is known exactly."""
 
@@ -55,6 +58,10 @@ class Timing:
     ended: float
     cpu_s: float
     retransmissions: int
+    contributions: int = 0
+    """That the sums of a job with a loss bound would have."""
+    lost: int = 0
+    """Those that are not in them."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 from fanin._units import shown_size
 from fanin.bench.result import Run
 
-_STYLES = {"fanin": ("-", "o"), "gloo": ("--", "s")}
+_STYLES = {"fanin": ("-", "o"), "bounded": (":", "^"), "gloo": ("--", "s")}
 
 
 def draw(runs: Sequence[Run], path: Path) -> None:

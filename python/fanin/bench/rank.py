@@ -20,9 +20,10 @@ import torch
 import torch.distributed as dist
 
 from fanin import netlab
-from fanin._settings import variable
-from fanin.bench.message import Failed, Place, Round, Timing, Verdict
+from fanin._settings import Said, variable
+from fanin.bench.message import BOUNDED, Failed, Place, Round, Timing, Verdict
 from fanin.torch import channel
+from fanin.torch import lost as lost_of
 from fanin.torch.options import Options
 
 _PERIOD = 97
@@ -61,18 +62,21 @@ def _play(place: Place, parent: Connection) -> None:
     if "fanin" in place.backends:
         os.environ.pop(variable("switch"), None)  # the user's: here sums only what was started here
         said = place.settings
-        options = Options(
-            switch=place.switch,
-            wire_dtype=said.wire_dtype,
-            protocol=said.protocol,
-            congestion_control=said.congestion_control,
-            own_services=said.own_services,
-            plan=said.plan,
-            rate=place.rate_bps,
-        )
+        alike: Said = {
+            "protocol": said.protocol,
+            "congestion_control": said.congestion_control,
+            "own_services": said.own_services,
+            "plan": said.plan,
+            "rate": place.rate_bps,
+        }
         # What the services do is measured, also where the backend would take Gloo for it.
         channel.ALL_GATHER_BYTES_MAX = sys.maxsize
-        groups["fanin"] = dist.new_group(backend="fanin", timeout=timeout, pg_options=options)
+        made: dict[str, Said] = {"fanin": {**alike, "wire_dtype": said.wire_dtype}}
+        if BOUNDED in place.backends:
+            made[BOUNDED] = {**alike, "loss_bound": said.loss_bound}
+        for name, own in made.items():
+            options = Options(switch=place.switch, **own)
+            groups[name] = dist.new_group(backend="fanin", timeout=timeout, pg_options=options)
     parent.send("joined")
     inputs: Inputs | None = None
     while True:
@@ -88,6 +92,7 @@ def _play(place: Place, parent: Connection) -> None:
 
 def _measure(inputs: Inputs, group: Any, round_: Round, begin: float) -> Timing:
     retransmissions = _retransmissions(group, round_.backend)
+    contributions, lost = _loss(group, round_.backend)
     # The barrier: a moment that all ranks were told, on the clock that they share. A barrier of
     # messages would let the first rank go long before the last.
     time.sleep(max(0.0, begin - time.monotonic()))
@@ -101,7 +106,9 @@ def _measure(inputs: Inputs, group: Any, round_: Round, begin: float) -> Timing:
                 work.wait()
     ended = time.monotonic()
     cpu = time.process_time() - cpu
-    return Timing(began, ended, cpu, _retransmissions(group, round_.backend) - retransmissions)
+    again = _retransmissions(group, round_.backend) - retransmissions
+    of_all, lost_of_all = _loss(group, round_.backend)
+    return Timing(began, ended, cpu, again, of_all - contributions, lost_of_all - lost)
 
 
 class Inputs:
@@ -190,11 +197,23 @@ def _offset(number: int, tensor: int) -> int:
     return (5 * number + 3 * tensor) % 73
 
 
+def _statistics(group: Any) -> dict[str, int]:
+    # What torch hands out for a Python backend is the object itself.
+    channel = group._get_backend(torch.device("cpu"))._channel
+    found: dict[str, int] = channel._client.statistics()
+    return found
+
+
+def _loss(group: Any, backend: str) -> tuple[int, int]:
+    if backend != BOUNDED:
+        return 0, 0
+    lost, contributions = lost_of(group)
+    return contributions, lost
+
+
 def _retransmissions(group: Any, backend: str) -> int:
-    if backend == "fanin":
-        # What torch hands out for a Python backend is the object itself.
-        channel = group._get_backend(torch.device("cpu"))._channel
-        return int(channel._client.statistics()["retransmissions"])
+    if backend in ("fanin", BOUNDED):
+        return _statistics(group)["retransmissions"]
     # Of the network namespace; on loopback, of the machine.
     head, values = [
         line.split()

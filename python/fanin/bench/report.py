@@ -8,7 +8,8 @@ from fanin._units import shown_size, shown_time
 from fanin.bench.plan import Plan
 from fanin.bench.result import Figures, Run, Setting
 
-_HEAD = ("", "median", "min", "max", "elements/s", "of bound", "ranks", "switch", "resent", "error")
+_TIMES = ("median", "min", "p99", "max")
+_HEAD = ("", *_TIMES, "elements/s", "of bound", "ranks", "switch", "resent", "lost", "error")
 
 
 def title(setting: Setting) -> str:
@@ -24,6 +25,7 @@ def title(setting: Setting) -> str:
     tensors = f" in {setting.buckets} tensors" if setting.buckets > 1 else ""
     wire = f" sent as {setting.wire_dtype}" if setting.wire_dtype != "int32" else ""
     wire += f" by {setting.protocol}" if setting.protocol != "switchml" else ""
+    wire += f", bounded may lose {100 * setting.loss_bound:g} %" if setting.loss_bound else ""
     what = "" if setting.collective == "all_reduce" else f"{setting.collective} of "
     calls = f", {setting.calls} calls a round" if setting.calls > 1 else ""
     return (
@@ -57,7 +59,8 @@ def table(run: Run) -> str:
 LEGEND = """\
 times: of one collective, on the slowest rank; bound: what the links take at least for the payload,
 summed where the plan says; ranks, switch: CPU seconds a gigabyte, all ranks together, and all that
-only sums; resent: packets in all rounds; error: the largest absolute one in any sum."""
+only sums; resent: packets in all rounds; lost: of the contributions, with a loss bound; error: the
+largest absolute one in any sum."""
 
 
 def _plan(plan: Plan) -> str:
@@ -75,11 +78,13 @@ def _row(name: str, figures: Figures) -> tuple[str, ...]:
         name,
         shown_time(figures.median_s),
         shown_time(figures.min_s),
+        shown_time(figures.p99_s),
         shown_time(figures.max_s),
         f"{figures.elements_per_s:.3g}",
         "-" if figures.bound_share is None else f"{100 * figures.bound_share:.1f} %",
         f"{figures.ranks_cpu_s_per_gb:.2f}",
-        f"{figures.switch_cpu_s_per_gb:.2f}" if name == "fanin" else "-",
+        f"{figures.switch_cpu_s_per_gb:.2f}" if name != "gloo" else "-",
         str(figures.retransmissions),
+        f"{100 * figures.lost_share:.2f} %" if figures.lost_share else "0",
         f"{figures.error_max:.1e}" if figures.error_max else "0",
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -40,6 +41,8 @@ class Setting:
     """Whether the ranks' machines may sum, too."""
     collective: str = "all_reduce"
     """By torch's name."""
+    loss_bound: float = 0.0
+    """Of the backend "bounded"; 0: there is none."""
     plan: Plan | None = None
     """None: the planner does not know the links."""
 
@@ -90,6 +93,10 @@ class Figures:
     switch_cpu_s_per_gb: float
     retransmissions: int
     error_max: float
+    p99_s: float
+    """The 99th percentile of the samples, the nearest rank: of fewer than 100 the longest."""
+    lost_share: float
+    """Which part of the contributions is not in the sums: the mean over the samples."""
 
 
 @dataclass(frozen=True)
@@ -138,6 +145,8 @@ def figures(setting: Setting, samples: Sequence[Sample]) -> Figures:
         switch_cpu_s_per_gb=sum(sample.switch_cpu_s for sample in samples) / gigabytes,
         retransmissions=sum(sample.retransmissions for sample in samples),
         error_max=max(sample.error_max for sample in samples),
+        p99_s=sorted(times)[math.ceil(0.99 * len(times)) - 1],
+        lost_share=statistics.fmean(sample.lost_share for sample in samples),
     )
 
 

@@ -75,6 +75,8 @@ class Sample:
     error_max: float
     digest: str
     """Of the sums, equal on all ranks. What a round's inputs are depends on its number alone."""
+    lost_share: float = 0.0
+    """Which part of the contributions is not in the sums, by fanin's own account."""
 
 
 class Stage:
@@ -128,6 +130,7 @@ class Stage:
             retransmissions=self._tcp_s(resent) if wanted.backend == "gloo" else sum(resent),
             error_max=max(verdict.error_max for verdict in verdicts),
             digest=verdicts[0].digest,
+            lost_share=timings[0].lost / max(1, timings[0].contributions),
         )
 
     def plan(self, size_bytes: int, asked: _settings.Plan) -> Plan | None:

@@ -50,12 +50,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Backend, _DistributedBackendOptions
 
+    from fanin.torch.backend import lost as lost
     from fanin.torch.backend import plan as plan
     from fanin.torch.hook import HookState as HookState
     from fanin.torch.hook import allreduce_hook as allreduce_hook
     from fanin.torch.options import Options as Options
 
-__all__ = ["HookState", "Options", "allreduce_hook", "plan"]
+__all__ = ["HookState", "Options", "allreduce_hook", "lost", "plan"]
 
 BACKEND = "fanin"
 
@@ -100,10 +101,10 @@ def __getattr__(name: str) -> object:
         from fanin.torch.options import Options
 
         return Options
-    if name == "plan":
-        from fanin.torch.backend import plan
+    if name in ("lost", "plan"):
+        from fanin.torch import backend
 
-        return plan
+        return getattr(backend, name)
     if name in __all__:
         from fanin.torch import hook
 

@@ -73,13 +73,29 @@ def plan(group: ProcessGroup | None = None) -> _fanin.JobPlan | None:
 
     Without `group` it is the default group's. Raises `ValueError` for a group that is not fanin's.
     """
+    return _backend_of(group).plan
+
+
+def lost(group: ProcessGroup | None = None) -> tuple[int, int]:
+    """Return how much is missing in a group's sums since it was made.
+
+    How many contributions are not in them, and how many would be: one of each rank for each block,
+    the same on every rank. Both are 0 where nothing may be lost (`Options(loss_bound=...)` may),
+    and for a destroyed group. What one step lost is the difference of two calls.
+
+    Without `group` it is the default group's. Raises `ValueError` for a group that is not fanin's.
+    """
+    return _backend_of(group).lost()
+
+
+def _backend_of(group: ProcessGroup | None) -> FaninBackend:
     chosen: ProcessGroup | None = group or distributed.group.WORLD
     if chosen is None:
         raise ValueError("there is no group: call init_process_group first")
     backend = chosen._get_backend(torch.device("cpu"))
     if not isinstance(backend, FaninBackend):
         raise ValueError(f"the group's backend is {chosen.name()}, and not fanin")
-    return backend.plan
+    return backend
 
 
 _Method = TypeVar("_Method", bound=Callable[..., Work])
@@ -308,6 +324,10 @@ class FaninBackend(DelegatingBackend):
     def plan(self) -> _fanin.JobPlan | None:
         """See `fanin.torch.plan`."""
         return self._channel.plan
+
+    def lost(self) -> tuple[int, int]:
+        """See `fanin.torch.lost`."""
+        return self._channel.lost()
 
     def _under_way(self) -> list[Work]:
         return [*self._channel.under_way(), *super()._under_way()]

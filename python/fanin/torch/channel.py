@@ -97,6 +97,13 @@ class Channel:
         """How the job is shared among its services."""
         return None if self._client is None else self._client.plan
 
+    def lost(self) -> tuple[int, int]:
+        """Contributions that are not in the sums so far, and those that would be."""
+        if self._client is None:
+            return 0, 0
+        counted = self._client.statistics()
+        return counted["lost"], counted["contributions"]
+
     def has(self, tensors: Sequence[torch.Tensor], *, adds: bool) -> bool:
         """Whether the switch has other collectives for such tensors: alike on every rank."""
         if not self._has_roots or not tensors:

@@ -28,7 +28,7 @@ const ALLOWED_IN_PROTOCOL: [(&str, &[&str]); 6] = [
     ("switchml", &["machine", "transport"]),
     ("atp", &["machine", "transport"]),
     ("dlcp", &["machine", "transport"]),
-    ("control", &["machine", "switchml", "atp"]),
+    ("control", &["machine", "transport", "switchml", "atp", "dlcp"]),
 ];
 
 fn root() -> &'static Path {

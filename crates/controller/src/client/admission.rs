@@ -3,11 +3,11 @@
 use std::time::{Duration, Instant};
 
 use fanin_protocol::atp::Hashing;
-use fanin_protocol::control::{Protocol, Ranks, Refusal};
+use fanin_protocol::control::{FlowPlan, Protocol, Ranks, Refusal};
 use fanin_protocol::switchml::JobConfig;
 use fanin_udp::WorkerJob;
 use fanin_wire::{
-    Directions, Generation, JobId, Key, LEVELS_MAX, Rank, ShardId, SlotIndex, VERSION, WorkerId,
+    Directions, Generation, JobId, Key, LEVELS_MAX, LossBound, Rank, ShardId, SlotIndex, VERSION, WorkerId,
 };
 
 use super::config::{ServiceConfig, SessionConfig};
@@ -15,7 +15,7 @@ use super::connection::{Connection, explain};
 use super::split::{Split, place};
 use super::status::{JobStatusState, SwitchStatus};
 use crate::SessionError;
-use crate::convert::{Malformed, Refused, atp_job, key, narrow, wire_dtype};
+use crate::convert::{Malformed, Refused, atp_job, key, loss_bound, narrow, wire_dtype};
 use crate::proto;
 
 /// How much longer a rank waits that has run out of patience, for what the switch has to say to it.
@@ -49,15 +49,20 @@ impl From<&Memory> for proto::Resume {
             lineage: memory.job.key().lineage(),
             generation: memory.job.generation().0.into(),
             elements: memory.job.elements().into(),
-            protocol: Some(match memory.job {
+            protocol: match memory.job {
                 WorkerJob::SwitchMl { .. } => {
                     let completed = memory.completed.iter().map(counts).collect();
-                    proto::resume::Protocol::Switchml(proto::resume::SwitchMl { slots: in_flight, completed })
+                    Some(proto::resume::Protocol::Switchml(proto::resume::SwitchMl {
+                        slots: in_flight,
+                        completed,
+                    }))
                 }
                 WorkerJob::Atp { .. } => {
-                    proto::resume::Protocol::Atp(proto::resume::Atp { window: in_flight })
+                    Some(proto::resume::Protocol::Atp(proto::resume::Atp { window: in_flight }))
                 }
-            }),
+                // It begins anew: nobody asks.
+                WorkerJob::Dlcp { .. } => None,
+            },
         }
     }
 }
@@ -90,6 +95,7 @@ pub(super) async fn join(
         split: Some(Split::of(config).told(here.unwrap_or_default())),
         place: Some(place(config, connection)),
         host: super::path::host(connection.address),
+        loss_bound_millionths: config.loss_bound.millionths(),
         protocol: Some(match config.protocol {
             Protocol::SwitchMl => {
                 let slots = config.slots.map(u32::from);
@@ -181,11 +187,16 @@ fn taken(
         job.congestion_control = config.congestion_control; // nobody else need know
     }
     let of = |job: &WorkerJob| match job {
-        WorkerJob::SwitchMl { .. } => Protocol::SwitchMl,
+        WorkerJob::SwitchMl { .. } | WorkerJob::Dlcp { .. } => Protocol::SwitchMl,
         WorkerJob::Atp { .. } => Protocol::Atp,
+    };
+    let bound_of = |job: &WorkerJob| match job {
+        WorkerJob::Dlcp { config, .. } => config.push_bound,
+        WorkerJob::SwitchMl { .. } | WorkerJob::Atp { .. } => LossBound::RELIABLE,
     };
     let unknown = match admitted.job {
         job if of(&job) != config.protocol => format!("protocol {}", config.protocol.name()),
+        job if bound_of(&job) != config.loss_bound => format!("a loss bound of {}", config.loss_bound),
         WorkerJob::SwitchMl { config: job, .. } if job.wire_dtype != config.wire_dtype => {
             format!("wire dtype {}", config.wire_dtype.name())
         }
@@ -240,6 +251,7 @@ impl Admitted {
             Some(proto::admission::Protocol::Atp(own)) => {
                 (atp_admission(&admission, own)?, 1, vec![Vec::new()])
             }
+            Some(proto::admission::Protocol::Dlcp(own)) => dlcp_admission(&admission, own, rank)?,
             None => return Err(Malformed("protocol")),
         };
         Ok(Self { job, shards, restore, heartbeat_timeout, switch_instance })
@@ -286,6 +298,30 @@ fn switch_ml_admission(
     };
     let job = WorkerJob::SwitchMl { config, place, has_racks: admission.route.is_some() };
     Ok((job, shards.into(), restore))
+}
+
+/// What a job with a loss bound is for the worker that was admitted to it, its shards, and for each that it hands nothing back.
+fn dlcp_admission(
+    admission: &proto::Admission,
+    own: &proto::admission::Dlcp,
+    rank: Rank,
+) -> Result<(WorkerJob, usize, Vec<Vec<SlotIndex>>), Malformed> {
+    let flows = FlowPlan {
+        loss_bound: loss_bound(own.loss_bound_millionths)?,
+        flow_blocks: own.flow_blocks,
+        flows: narrow(own.flows, "flows")?,
+        line_rate_bps: own.line_rate_bps,
+    };
+    let generation = Generation(narrow(admission.generation, "generation")?);
+    let config = flows.job_config(
+        (JobId(admission.job_id), key(&admission.key)?, generation),
+        narrow(admission.world_size, "world_size")?,
+        narrow(own.elements, "elements")?,
+    );
+    let config = config.check().map_err(|_| Malformed("job"))?;
+    let shards = usize::from(narrow::<u8>(own.shards, "shards")?);
+    let place = WorkerId(narrow(rank.0.into(), "rank")?);
+    Ok((WorkerJob::Dlcp { config, place }, shards, vec![Vec::new(); shards]))
 }
 
 /// What an ATP job is for the worker that was admitted to it.

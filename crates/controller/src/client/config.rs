@@ -5,7 +5,7 @@ use std::time::Duration;
 use fanin_protocol::RetransmissionConfig;
 use fanin_protocol::control::{Protocol, Ranks};
 use fanin_udp::HostThreads;
-use fanin_wire::{Rank, WireDtype};
+use fanin_wire::{LossBound, Rank, WireDtype};
 
 use super::split::Prediction;
 use super::trace::TraceConfig;
@@ -88,6 +88,8 @@ pub struct SessionConfig {
     pub protocol: Protocol,
     /// How the elements of float tensors travel; the same on every rank.
     pub wire_dtype: WireDtype,
+    /// What each rank's part of a float tensor may lose; the same on every rank. Above nothing, DLCP sums the tensors, which then travel as they are.
+    pub loss_bound: LossBound,
     /// ATP: whether this rank's window shrinks when packets are lost (§3.7). Off where links lose packets without being full.
     pub congestion_control: bool,
     /// How long one all-reduce may take, from its submission or from the end of the one before it.
@@ -138,6 +140,7 @@ impl SessionConfig {
             window: None,
             protocol: Protocol::SwitchMl,
             wire_dtype: WireDtype::Int32,
+            loss_bound: LossBound::RELIABLE,
             congestion_control: true,
             timeout: Duration::from_secs(300),
             join_timeout: Duration::from_secs(300),

@@ -57,7 +57,7 @@ pub enum ProbeSum {
 }
 
 /// What was seen of a job of one rank.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct ProbeReport {
     /// The job, as it was admitted.
     pub job: WorkerJob,

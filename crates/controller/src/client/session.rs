@@ -236,7 +236,10 @@ impl Session {
                 switch,
                 waited: submitted.elapsed(),
             });
-            let Some((trace, submitted)) = trace else { return done(result.map(drop), HandOver::default()) };
+            let Some((trace, submitted)) = trace else {
+                let hand_over = HandOver::untraced(&result);
+                return done(result.map(drop), hand_over);
+            };
             let times =
                 result.as_ref().map_or_else(|error| Err(error.cause.to_string()), |times| Ok(times.clone()));
             let hand_over = trace.done(name, submitted, times);

@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use fanin_protocol::Instant;
+use fanin_protocol::{Instant, Loss};
 use fanin_udp::{Clock, PartTimes};
 use fanin_wire::Op;
 use serde::Serialize;
@@ -92,14 +92,23 @@ pub(super) struct SessionTrace {
 }
 
 /// The way of a result from the data path to the program, which [`Self::taken`] ends: what is measured where there is a
-/// trace, and nothing elsewhere.
+/// trace.
 #[derive(Debug, Default)]
-pub struct HandOver(Option<(SessionTrace, u64, Instant)>);
+pub struct HandOver {
+    way: Option<(SessionTrace, u64, Instant)>,
+    /// What the sum lacks, which is told everywhere.
+    pub loss: Loss,
+}
 
 impl HandOver {
+    /// Of what came of a collective, where there is no trace.
+    pub(super) fn untraced<E>(outcome: &Result<Vec<PartTimes>, E>) -> Self {
+        Self { way: None, loss: loss_of(outcome) }
+    }
+
     /// The program has the result.
     pub fn taken(self) {
-        if let Some((session, number, done)) = self.0 {
+        if let Some((session, number, done)) = self.way {
             let taken = Taken { number, done, taken: Clock.now() };
             session.send(RowKind::Program, |row| Message::Taken(row, taken));
         }
@@ -134,6 +143,7 @@ impl SessionTrace {
         submitted: Instant,
         outcome: Result<Vec<PartTimes>, String>,
     ) -> HandOver {
+        let loss = loss_of(&outcome);
         let done = Clock.now();
         let event = |part| Done { all_reduce, submitted, part, done };
         match outcome {
@@ -144,7 +154,7 @@ impl SessionTrace {
             }
             Err(error) => self.send(RowKind::Failed, |row| Message::Done(row, event(Err(error)))),
         }
-        HandOver(Some((self.clone(), all_reduce.number, done)))
+        HandOver { way: Some((self.clone(), all_reduce.number, done)), loss }
     }
 
     fn send(&self, kind: RowKind, message: impl FnOnce(Row) -> Message) {
@@ -241,6 +251,31 @@ struct AllReduceArguments<'a> {
     shard: Option<usize>,
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    loss: Option<LossArguments>,
+}
+
+/// What the sum of a part lacks, as `protocol::Loss` has it.
+#[derive(Serialize)]
+struct LossArguments {
+    contributions: u64,
+    lost: u64,
+    unsummed: u64,
+    rounds: u32,
+}
+
+impl LossArguments {
+    /// `None` where nothing can be lost.
+    fn of(Loss { contributions, lost, unsummed, rounds, .. }: Loss) -> Option<Self> {
+        (contributions > 0).then_some(Self { contributions, lost, unsummed, rounds })
+    }
+}
+
+/// What the sum of a tensor lacks, over its parts.
+fn loss_of<E>(outcome: &Result<Vec<PartTimes>, E>) -> Loss {
+    let mut sum = Loss::default();
+    outcome.iter().flatten().for_each(|part| sum += part.times.loss);
+    sum
 }
 
 #[derive(Serialize)]
@@ -323,6 +358,7 @@ impl Writer {
             },
             shard: part.as_ref().ok().map(|part| part.lane),
             error: part.as_ref().err().map(String::as_str),
+            loss: part.as_ref().ok().and_then(|part| LossArguments::of(part.times.loss)),
         };
         self.slice(thread, &name, (*submitted, *done), arguments);
         if let Ok(PartTimes { times, .. }) = part {
@@ -402,7 +438,7 @@ fn micros(time: Instant) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fanin_protocol::{Loss, TensorTimes};
+    use fanin_protocol::TensorTimes;
     use fanin_udp::CollectiveKind;
     use fanin_wire::Dtype;
     use serde_json::Value;

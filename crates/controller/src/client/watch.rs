@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fanin_protocol::control::{Protocol, Ranks, Refusal};
+use fanin_udp::WorkerJob;
 use fanin_wire::{AbortReason, Rank};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
@@ -163,6 +164,7 @@ impl Watch {
             Pulse::Forgotten { switch_instance } if switch_instance == self.switch_instance => {
                 Err(self.member().expelled())
             }
+            Pulse::Forgotten { .. } if self.begins_anew() => Err(self.lost_for_good("it restarted")),
             Pulse::Forgotten { .. } => self.rejoin().await,
             Pulse::Unreachable(cause) => {
                 let since = self.silent_since();
@@ -173,6 +175,9 @@ impl Watch {
                 // The data path goes on meanwhile: it may be only the control connection that suffers.
                 self.shared.lane(self.service).silent = Some((since, cause.clone()));
                 if self.is_dead && self.may_be_taken_over() && gone >= TAKE_OVER {
+                    if self.begins_anew() {
+                        return Err(self.lost_for_good(&cause));
+                    }
                     // Who left does not join anywhere again.
                     if let Some(rank) = self.left() {
                         return match self.shared.pending.oldest() {
@@ -233,6 +238,17 @@ impl Watch {
 
     fn lost(&self, gone: Duration, cause: &str) -> SessionError {
         lost(&self.member().switch, gone, cause)
+    }
+
+    /// Whether nobody else can go on with what a service had under way: its sums have replaced what they were made of (DLCP).
+    fn begins_anew(&self) -> bool {
+        matches!(self.shared.job(self.service), WorkerJob::Dlcp { .. })
+    }
+
+    fn lost_for_good(&self, cause: &str) -> SessionError {
+        let cause =
+            format!("{cause}, and no other goes on with a job that has a loss bound: start all ranks again");
+        SessionError::SwitchLost { switch: self.member().switch.clone(), cause }
     }
 
     /// Joins the job again under a switch that restarted, and goes on where it stopped.

@@ -1,4 +1,4 @@
-//! What sums: the slots of a switch, or the server of ATP, behind one set of questions.
+//! What sums: the root of SwitchML's and DLCP's jobs, or the server of ATP, behind one set of questions.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -8,10 +8,10 @@ use std::sync::mpsc::Receiver;
 
 use fanin_protocol::atp::{Hashing, ServerJob};
 use fanin_protocol::control::{Admission, Protocol};
-use fanin_protocol::switchml::SwitchJob;
+use fanin_protocol::dlcp;
 use fanin_protocol::{JobAborted, JobProgress, Received, Summer};
 use fanin_udp::{
-    AtpServerDriver, Host, HostThreads, IoStatistics, Peer, SwitchConfig, SwitchDriver, ThreadEnded,
+    AtpServerDriver, Host, HostThreads, IoStatistics, Peer, RootDriver, RootJob, SwitchConfig, ThreadEnded,
 };
 use fanin_wire::{AbortReason, JobId};
 use tonic::Status;
@@ -53,7 +53,7 @@ pub(super) struct Figures {
 /// Binds the data path of a protocol.
 pub(super) fn bind(listen: SocketAddr, protocol: Protocol, shards: usize) -> io::Result<Arc<dyn DataPath>> {
     Ok(match protocol {
-        Protocol::SwitchMl => Arc::new(SwitchDriver::bind(SwitchConfig { listen, shards })?),
+        Protocol::SwitchMl => Arc::new(RootDriver::bind(SwitchConfig { listen, shards })?),
         Protocol::Atp => Arc::new(AtpServerDriver::bind(listen)?),
     })
 }
@@ -63,9 +63,15 @@ trait Admitted: Sized {
     fn of(admission: &Admission) -> io::Result<Self>;
 }
 
-impl Admitted for SwitchJob<Peer> {
+impl Admitted for RootJob {
     fn of(admission: &Admission) -> io::Result<Self> {
-        Ok(admission.root_job())
+        Ok(match admission.flow_config() {
+            // Who sends faster than this machine's link is held back by its kernel.
+            Some(config) => {
+                Self::Flows(dlcp::ServerJob { link_rate_bps: u64::MAX, ..dlcp::ServerJob::from(config) })
+            }
+            None => Self::Slots(admission.root_job()),
+        })
     }
 }
 

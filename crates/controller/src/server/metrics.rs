@@ -140,7 +140,11 @@ fn of_jobs(
         progress.retransmitted
     })?;
     if protocol == Protocol::SwitchMl {
-        return Ok(());
+        return counter(
+            "fanin_job_lost",
+            "Contributions that are not in the job's sums, which has a loss bound (DLCP)",
+            |progress| progress.lost,
+        );
     }
     counter("fanin_job_aggregations", "Packets of the job that were added here (ATP)", |progress| {
         progress.aggregations

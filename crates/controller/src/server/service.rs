@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fanin_protocol::control::{
-    Admission, Denied, Detached, HeartbeatReply, Hierarchy, Hop, JobState, JoinRequest, PORTION_WHOLE,
-    Protocol, Resume,
+    Admission, Denied, Detached, FlowPlan, HeartbeatReply, Hierarchy, Hop, JobState, JoinRequest,
+    PORTION_WHOLE, Protocol, Resume,
 };
 use fanin_wire::{Generation, JobId, Rank, VERSION};
 use prost::Message;
@@ -23,7 +23,7 @@ use super::jobs::{Attending, JobSnapshot, Jobs, Joined, NotAdmitted, Stays};
 use super::meetings::{NotHeard, Pieces};
 use super::told::{Measured, Word};
 use crate::client::path::{mtu_at, rate_bps_at};
-use crate::convert::{Malformed, narrow, wire_dtype};
+use crate::convert::{Malformed, loss_bound, narrow, wire_dtype};
 use crate::proto::{self, control_server::Control};
 
 /// What the ranks that meet said, in pieces.
@@ -373,6 +373,7 @@ fn join_request(message: proto::JoinRequest, portion: u16) -> Result<JoinRequest
         patience: Duration::from_millis(message.patience_ms),
         wire_version: narrow(message.wire_version, "wire_version")?,
         wire_dtype: wire_dtype(message.wire_dtype)?,
+        loss_bound: loss_bound(message.loss_bound_millionths)?,
         plan: message.plan,
         portion,
         protocol,
@@ -390,9 +391,10 @@ fn admission_for(
     switch_instance: u64,
 ) -> proto::Admission {
     let rank = rank as usize;
-    let protocol = match &admission.hierarchy {
-        Some(hierarchy) => proto::admission::Protocol::Atp(of_atp(admission, hierarchy, rank)),
-        None => proto::admission::Protocol::Switchml(of_switch_ml(admission, rank)),
+    let protocol = match (&admission.hierarchy, &admission.flows) {
+        (Some(hierarchy), _) => proto::admission::Protocol::Atp(of_atp(admission, hierarchy, rank)),
+        (None, Some(flows)) => proto::admission::Protocol::Dlcp(of_dlcp(admission, flows)),
+        (None, None) => proto::admission::Protocol::Switchml(of_switch_ml(admission, rank)),
     };
     proto::Admission {
         job_id: admission.job.0,
@@ -417,6 +419,17 @@ fn of_switch_ml(admission: &Admission, rank: usize) -> proto::admission::SwitchM
         shards: admission.shards.into(),
         wire_dtype: proto::WireDtype::from(admission.wire_dtype).into(),
         restore: admission.restore.get(rank).map(|own| own.iter().map(slots).collect()).unwrap_or_default(),
+    }
+}
+
+fn of_dlcp(admission: &Admission, flows: &FlowPlan) -> proto::admission::Dlcp {
+    proto::admission::Dlcp {
+        loss_bound_millionths: flows.loss_bound.millionths(),
+        elements: admission.elements.into(),
+        shards: admission.shards.into(),
+        flow_blocks: flows.flow_blocks,
+        flows: flows.flows.into(),
+        line_rate_bps: flows.line_rate_bps,
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod admission;
 mod atp;
+mod bounds;
 mod faults;
 mod http;
 mod meetings;

@@ -6,18 +6,20 @@ use core::net::IpAddr;
 use core::time::Duration;
 
 use fanin_wire::{
-    CHUNK_ELEMENTS, FRAGMENT_ELEMENTS, Generation, IP_UDP_BYTES, LEVELS_MAX, RANKS_MAX, Rank, VERSION,
-    WireDtype, chunk_elements_for_mtu, chunk_packet_bytes, fragment_elements_for_mtu, fragment_packet_bytes,
+    CHUNK_ELEMENTS, FRAGMENT_ELEMENTS, Generation, IP_UDP_BYTES, LEVELS_MAX, LossBound, RANKS_MAX, Rank,
+    VERSION, WireDtype, chunk_elements_for_mtu, chunk_packet_bytes, fragment_elements_for_mtu,
+    fragment_packet_bytes,
 };
 
 use super::hierarchy::{Hierarchy, Racks, hierarchy, racks};
 use super::pool_size::RATE_DEFAULT_BPS;
 use super::restore::restorers;
 use super::{
-    HOPS_MAX, Hop, JOB_NAME_BYTES_MAX, JoinRequest, Path, Protocol, Ranks, Refusal, Resume, ResumeField,
-    Ticket, pool_slots,
+    FlowPlan, HOPS_MAX, Hop, JOB_NAME_BYTES_MAX, JoinRequest, Path, Protocol, Ranks, Refusal, Resume,
+    ResumeField, Ticket, pool_slots,
 };
 use crate::atp::{ATP_WORKERS_MAX, WINDOW_ELEMENTS_MAX};
+use crate::dlcp;
 use crate::machine::Instant;
 use crate::switchml::SLOTS_MAX;
 
@@ -28,6 +30,7 @@ struct Waiting {
     in_flight: Option<u16>,
     elements: u16,
     wire_dtype: WireDtype,
+    loss_bound: LossBound,
     plan: u64,
     portion: u16,
     rate_bps: u64,
@@ -57,6 +60,7 @@ pub(super) struct Plan {
     pub wire_dtype: WireDtype,
     pub resumed: bool,
     pub hierarchy: Option<Hierarchy>,
+    pub flows: Option<FlowPlan>,
     pub racks: Racks,
     pub restore: Vec<Vec<Vec<fanin_wire::SlotIndex>>>,
 }
@@ -70,7 +74,12 @@ pub(super) fn check(request: &JoinRequest, served: Protocol, shards: u8) -> Resu
         return Err(Refusal::ProtocolMismatch { asked: request.protocol, served });
     }
     // Before anything is made of them, or kept: they are as many as whoever asks likes.
+    let loses = request.loss_bound != LossBound::RELIABLE;
+    if loses && (served != Protocol::SwitchMl || !request.hops.is_empty() || request.resume.is_some()) {
+        return Err(Refusal::BoundUnserved { asked: request.loss_bound });
+    }
     let (hops_max, ranks_max) = match served {
+        Protocol::SwitchMl if loses => (0, dlcp::WORKERS_MAX.into()),
         Protocol::SwitchMl => (HOPS_MAX, RANKS_MAX),
         Protocol::Atp => (LEVELS_MAX, ATP_WORKERS_MAX.into()),
     };
@@ -199,6 +208,14 @@ impl Gathering {
             return Err(Refusal::InFlightMismatch { rank: asked_by, asked, job_has });
         }
         if let Some((other_rank, other)) = self.waiting.iter().next() {
+            if request.loss_bound != other.loss_bound {
+                return Err(Refusal::BoundMismatch {
+                    rank: asked_by,
+                    asked: request.loss_bound,
+                    other_rank: other_rank.0.into(),
+                    job_has: other.loss_bound,
+                });
+            }
             if request.wire_dtype != other.wire_dtype {
                 return Err(Refusal::WireDtypeMismatch {
                     rank: asked_by,
@@ -229,6 +246,7 @@ impl Gathering {
                 in_flight: request.in_flight,
                 elements,
                 wire_dtype: request.wire_dtype,
+                loss_bound: request.loss_bound,
                 plan: request.plan,
                 portion: request.portion,
                 rate_bps: request.rate_bps.filter(|rate| *rate > 0).unwrap_or(RATE_DEFAULT_BPS),
@@ -308,6 +326,8 @@ impl Gathering {
                 wire_dtype,
                 resumed: true,
                 hierarchy,
+                // `check` let none in that resumes a job with a loss bound.
+                flows: None,
                 racks,
                 restore: restorers(&completed)?,
             });
@@ -318,8 +338,15 @@ impl Gathering {
         // `check` let no rank in whose path cannot carry the smallest chunk.
         let elements = fold(u16::MAX.into(), |waiting| waiting.elements.into(), u64::min) as u16;
         let of_racks = paths.iter().copied().flatten().map(|hop| hop.receive_buffer_bytes);
+        let rate_bps = fold(u64::MAX, |waiting| waiting.rate_bps, u64::min);
+        // `join` let no rank in that asks for another.
+        let bound = self.waiting.values().next().map(|waiting| waiting.loss_bound).unwrap_or_default();
+        let loses = bound != LossBound::RELIABLE;
+        // Shards share the link.
+        let of_shard = rate_bps / u64::from(shards.max(1));
+        let flows = loses.then(|| FlowPlan::new(bound, self.world_size, elements, of_shard.max(1)));
         let path = Path {
-            rate_bps: fold(u64::MAX, |waiting| waiting.rate_bps, u64::min),
+            rate_bps,
             rtt: self.waiting.values().map(|waiting| waiting.rtt).max().unwrap_or_default(),
             senders: if atp { self.world_size } else { racks.widest().into() },
             elements,
@@ -338,8 +365,20 @@ impl Gathering {
             // The server holds a window's sums.
             in_flight = in_flight.min((WINDOW_ELEMENTS_MAX / usize::from(elements.max(1))) as u16);
         }
-        let (generation, restore) = (Generation(0), Vec::new());
-        Ok(Plan { generation, in_flight, elements, wire_dtype, resumed: false, hierarchy, racks, restore })
+        if let Some(flows) = flows {
+            in_flight = flows.flows;
+        }
+        Ok(Plan {
+            generation: Generation(0),
+            in_flight,
+            elements,
+            wire_dtype: if loses { WireDtype::Native } else { wire_dtype },
+            resumed: false,
+            hierarchy,
+            flows,
+            racks,
+            restore: Vec::new(),
+        })
     }
 }
 

@@ -6,6 +6,7 @@
 //!
 //! Deliberately absent: sockets, a clock, and any packet. The data path never asks the registry.
 
+mod flow_plan;
 mod gathering;
 mod hierarchy;
 mod pool_size;
@@ -15,6 +16,7 @@ mod registry;
 mod request;
 mod restore;
 
+pub use flow_plan::FlowPlan;
 pub use hierarchy::{Hierarchy, Rack, Racks};
 pub use pool_size::{
     HOST_PROCESSING, PORTION_WHOLE, Path, RATE_DEFAULT_BPS, SLOTS_AUTOMATIC_MAX, SLOTS_AUTOMATIC_MIN,

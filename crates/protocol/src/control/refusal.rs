@@ -5,7 +5,7 @@
 
 use core::net::SocketAddr;
 
-use fanin_wire::{CHILDREN_MAX, LEVELS_MAX, PLACES_MAX, Rank, WireDtype};
+use fanin_wire::{CHILDREN_MAX, LEVELS_MAX, LossBound, PLACES_MAX, Rank, WireDtype};
 
 use super::{HOPS_MAX, JOB_NAME_BYTES_MAX, Protocol, Ranks};
 use crate::switchml::SLOTS_MAX;
@@ -144,6 +144,34 @@ macro_rules! for_each_refusal {
                      FANIN_WIRE_DTYPE; exact, or FANIN_EXACT, is native), or for none",
                     asked.name(),
                     job_has.name()
+                );
+
+            /// The ranks let different parts of their tensors be lost.
+            BoundMismatch = "bound_mismatch" {
+                /// The rank that came last.
+                rank: u32,
+                /// The loss bound that it asked for.
+                asked: LossBound,
+                /// A rank that waited for it.
+                other_rank: u32,
+                /// The loss bound that the waiting ranks asked for.
+                job_has: LossBound,
+            }
+                |f| write!(
+                    f,
+                    "rank {rank} lets {asked} of a tensor be lost, rank {other_rank} {job_has}; set the same for all ranks \
+                     (loss_bound, or FANIN_LOSS_BOUND), or for none"
+                );
+
+            /// A loss bound where nothing can be lost.
+            BoundUnserved = "bound_unserved" {
+                /// The loss bound that the rank asked for.
+                asked: LossBound,
+            }
+                |f| write!(
+                    f,
+                    "a loss bound of {asked} is for a job that one switch of SwitchML sums, without racks before it, and that \
+                     begins there: use a switch without --upstream and --protocol, or unset FANIN_LOSS_BOUND (loss_bound)"
                 );
 
             /// The ranks would cut tensors differently among the job's services.

@@ -303,7 +303,11 @@ impl Registry {
         // An empty gathering agrees with anyone, so a refusal never leaves one behind.
         match gathering.join(now, rank, ticket, request) {
             // All are of one program, started differently: those that wait would wait in vain.
-            Err(reason @ (Refusal::WireDtypeMismatch { .. } | Refusal::PlanMismatch { .. })) => {
+            Err(
+                reason @ (Refusal::WireDtypeMismatch { .. }
+                | Refusal::PlanMismatch { .. }
+                | Refusal::BoundMismatch { .. }),
+            ) => {
                 self.next_ticket += 1;
                 let mut tickets = gathering.tickets();
                 tickets.push(ticket);
@@ -333,7 +337,10 @@ impl Registry {
             // Its server sums originals one by one.
             Protocol::Atp => 0,
         };
-        let asked = pool_units(plan.in_flight, plan.elements, plan.wire_dtype, gathering);
+        let asked = match plan.flows {
+            Some(flows) => flows.pool_units(world_size, plan.elements),
+            None => pool_units(plan.in_flight, plan.elements, plan.wire_dtype, gathering),
+        };
         let free = self.free_for(origin);
         if asked > free {
             return Err(Refusal::PoolExhausted { asked, free });
@@ -352,6 +359,7 @@ impl Registry {
             shards: self.config.shards,
             resumed: plan.resumed,
             hierarchy: plan.hierarchy,
+            flows: plan.flows,
             racks: plan.racks,
             restore: plan.restore,
         };

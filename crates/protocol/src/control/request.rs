@@ -5,9 +5,10 @@ use alloc::vec::Vec;
 use core::net::{IpAddr, SocketAddr};
 use core::time::Duration;
 
-use fanin_wire::{Dtype, Generation, JobId, Key, ShardId, SlotIndex, WireDtype};
+use fanin_wire::{Dtype, Generation, JobId, Key, LossBound, ShardId, SlotIndex, WireDtype};
 
-use super::{Hierarchy, Racks, Ranks};
+use super::{FlowPlan, Hierarchy, Racks, Ranks};
+use crate::dlcp;
 use crate::switchml::{JobConfig, SwitchJob};
 
 /// Longest job name in bytes.
@@ -90,6 +91,8 @@ pub struct JoinRequest {
     pub rtt: Duration,
     /// How the elements of the job's large float tensors travel, as the asking rank wishes.
     pub wire_dtype: WireDtype,
+    /// What it believes that each rank's part of a tensor may lose; above nothing the job is summed by DLCP.
+    pub loss_bound: LossBound,
     /// How it believes that tensors are cut among the job's services, and which of them this one is: a fingerprint.
     pub plan: u64,
     /// What part this service's share is of the largest one's, in parts of [`PORTION_WHOLE`](super::PORTION_WHOLE).
@@ -167,6 +170,8 @@ pub struct Admission {
     pub resumed: bool,
     /// How the packets come together; of ATP jobs alone.
     pub hierarchy: Option<Hierarchy>,
+    /// How tensors become flows; of jobs with a loss bound alone.
+    pub flows: Option<FlowPlan>,
     /// What the switch gets, and the racks before it; of SwitchML jobs alone.
     pub racks: Racks,
     /// For each rank and shard the slots whose last result that rank hands back. Empty unless resumed.
@@ -194,6 +199,13 @@ impl Admission {
             shard: ShardId(0),
             resumed: self.resumed,
         }
+    }
+
+    /// The job as DLCP's machines are told of it, in the first shard; `None` for one without a loss bound.
+    #[must_use]
+    pub fn flow_config(&self) -> Option<dlcp::JobConfig> {
+        let who = (self.job, self.key, self.generation);
+        self.flows.map(|flows| flows.job_config(who, self.world_size, self.elements))
     }
 
     /// The job as the switch at the root is told of it.

@@ -6,8 +6,8 @@ use crate::machine::Instant;
 
 /// What is added to the rate in a period without congestion, of the link's (§3.2.1).
 const INCREASE_PERCENT: u64 = 5;
-/// A packet may be sent so much of a period before its time, so that packets gather into trains.
-const TRAINS_IN_PERIOD: u32 = 10;
+/// How much of a period packets may leave before their time, where nobody says otherwise.
+const TRAINS_IN_PERIOD: u64 = 10;
 
 /// How fast a flow may be sent.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -18,6 +18,8 @@ pub struct RateConfig {
     pub packet_bytes: u32,
     /// How often a receiver reports (footnote 3: 200 us).
     pub period: Duration,
+    /// How long before its time a packet may leave, so that packets gather into trains: what is sent in that leaves at once.
+    pub ahead: Duration,
     /// How many times as much as arrives is sent when that is congestion (footnote 3: 2).
     pub delta: f64,
 }
@@ -26,7 +28,10 @@ impl RateConfig {
     /// The paper's period and delta.
     #[must_use]
     pub const fn of_link(line_rate_bps: u64, packet_bytes: u32) -> Self {
-        Self { line_rate_bps, packet_bytes, period: Duration::from_micros(200), delta: 2.0 }
+        let period = Duration::from_micros(200);
+        // A constant of whole microseconds.
+        let ahead = Duration::from_micros(period.as_micros() as u64 / TRAINS_IN_PERIOD);
+        Self { line_rate_bps, packet_bytes, period, ahead, delta: 2.0 }
     }
 
     pub(super) fn check(self) -> Result<Self, ()> {
@@ -87,7 +92,8 @@ impl Rate {
             // Of what was sent: a sender that had less to send than it might is not congested by what it might.
             self.bps = (self.bps.min(sending_bps) / 2).max(self.config.least_bps());
         } else if self.state == State::CongestionAvoidance {
-            self.bps = (self.bps + line_rate_bps * INCREASE_PERCENT / 100).min(line_rate_bps);
+            let increase = line_rate_bps.saturating_mul(INCREASE_PERCENT) / 100;
+            self.bps = self.bps.saturating_add(increase).min(line_rate_bps);
         }
     }
 
@@ -109,7 +115,7 @@ pub(super) struct Pacer {
 impl Pacer {
     /// Whether a packet may leave.
     pub(super) fn is_open(&mut self, now: Instant, config: &RateConfig) -> bool {
-        let ahead = if self.waits { Duration::ZERO } else { config.period / TRAINS_IN_PERIOD };
+        let ahead = if self.waits { Duration::ZERO } else { config.ahead };
         self.waits = self.free_at > now + ahead;
         !self.waits
     }
@@ -165,6 +171,15 @@ mod tests {
         assert_eq!(rate.bps(), GIGABIT);
         (0..100).for_each(|_| rate.reported(rate.bps(), 0));
         assert_eq!(rate.bps(), 60_000_000, "a packet of 1,500 bytes in 200 us");
+    }
+
+    #[test]
+    fn a_link_of_any_rate_adds_to_it() {
+        let mut rate = Rate::new(RateConfig::of_link(u64::MAX, 1500));
+        rate.reported(u64::MAX, 0);
+        let halved = rate.bps();
+        rate.reported(halved, halved);
+        assert!(rate.bps() > halved && halved == u64::MAX / 2);
     }
 
     #[test]

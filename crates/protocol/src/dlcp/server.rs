@@ -8,7 +8,7 @@ mod job;
 
 use self::job::Job;
 use super::clock::Clock;
-use super::config::{ConfigError, ServerJob};
+use super::config::{ConfigError, JobConfig, ServerJob};
 use crate::machine::{
     Endpoint, Instant, JobAborted, JobProgress, Reason, Received, Summer, Transmit, Verdict,
 };
@@ -48,12 +48,12 @@ impl<A: Copy> Server<A> {
         let verdict = match preamble.kind {
             Kind::Block => {
                 let block = BlockPacket::parse(preamble, packet)?;
-                job.authenticate(&preamble, packet)?;
+                job.authenticate(from, &preamble, packet)?;
                 job.take_block(now, &block)
             }
             Kind::Signal => {
                 let signal = SignalPacket::parse(preamble, packet)?;
-                job.authenticate(&preamble, packet)?;
+                job.authenticate(from, &preamble, packet)?;
                 job.take_signal(now, from, &signal)
             }
             _ => return Err(Reason::Unexpected),
@@ -114,7 +114,9 @@ impl<A: Copy> Summer for Server<A> {
     type Error = ConfigError;
 
     fn add_job(&mut self, job: ServerJob) -> Result<(), ConfigError> {
-        let config = job.config.check()?;
+        // As all its shards are told of it: each puts its own number in.
+        let config = JobConfig { shard: self.shard, ..job.config }.check()?;
+        let job = ServerJob { config, ..job };
         if job.ranks.len() != usize::from(config.workers) {
             return Err(ConfigError::Ranks(job.ranks.len()));
         }

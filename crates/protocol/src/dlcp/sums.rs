@@ -32,6 +32,7 @@ pub(super) struct Sums {
     /// The sums, block after block.
     sums: Vec<i32>,
     open: u32,
+    lost: u64,
     /// Buffers for other blocks.
     spare: Vec<Box<[u8]>>,
 }
@@ -48,8 +49,14 @@ impl Sums {
             inside: vec![0; blocks],
             sums: vec![0; blocks * words],
             open: blocks as u32,
+            lost: 0,
             spare: Vec::new(),
         }
+    }
+
+    /// Contributions that are not in closed blocks.
+    pub(super) const fn lost(&self) -> u64 {
+        self.lost
     }
 
     /// Blocks of which is not decided yet who is in.
@@ -93,6 +100,7 @@ impl Sums {
             unreachable!("a block is closed once")
         };
         self.open -= 1;
+        self.lost += u64::from(expected.saturating_sub(count));
         let Some(mut contributions) = contributions else { return };
         let bytes = 4 * self.words;
         // Those who are in, in their order, side by side.

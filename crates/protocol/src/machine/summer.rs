@@ -57,6 +57,8 @@ pub struct JobProgress {
     pub completed: u64,
     /// Contributions that came again.
     pub retransmitted: u64,
+    /// DLCP: contributions that are not in the sums of blocks that were decided.
+    pub lost: u64,
     /// ATP: packets that were added here.
     pub aggregations: u64,
     /// ATP: fragments that found an aggregator taken.
@@ -70,6 +72,7 @@ impl core::ops::AddAssign for JobProgress {
         add_each(&mut self.lateness, other.lateness);
         self.completed += other.completed;
         self.retransmitted += other.retransmitted;
+        self.lost += other.lost;
         self.aggregations += other.aggregations;
         self.collisions += other.collisions;
     }
@@ -95,6 +98,7 @@ mod tests {
             lateness: vec![Duration::from_nanos(number.into()), Duration::ZERO],
             completed: 10 * u64::from(number),
             retransmitted: 100 * u64::from(number),
+            lost: 5 * u64::from(number),
             aggregations: 1000 * u64::from(number),
             collisions: 10_000 * u64::from(number),
         };

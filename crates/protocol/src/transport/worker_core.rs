@@ -64,6 +64,7 @@ impl<A, T: Tensor> WorkerCore<A, T> {
     #[inline]
     pub(crate) fn finished(&mut self, finished: Option<(T, TensorTimes)>) {
         if let Some((tensor, times)) = finished {
+            self.statistics.loss += times.loss;
             self.complete(tensor, Some(times));
         }
     }

@@ -36,8 +36,15 @@ fn resolve_one(
         None => workers.clone(),
     };
     let tensors = tensors(entry)?;
-    if workers.len().saturating_mul(tensors.len()).saturating_mul(servers.len()) > FLOWS_MAX {
-        return Err(at(place, format!("this could be more than {FLOWS_MAX} flows")));
+    let divides = |tensor: &&TensorPlan| tensor.bytes > entry.divide_above.0;
+    let divided = tensors.iter().filter(divides).count();
+    let parts = tensors.len() - divided + divided.saturating_mul(servers.len());
+    let flows = workers.len().saturating_mul(parts);
+    if flows > FLOWS_MAX {
+        let message = format!(
+            "{flows} flows, at most {FLOWS_MAX}: fewer workers or servers, or a larger `divide_above`"
+        );
+        return Err(at(place, message));
     }
     if servers == workers && workers.len() == 1 {
         return Err(at(&entry.workers, "the only worker is beside the only server: nothing would be sent"));
@@ -48,10 +55,10 @@ fn resolve_one(
         servers,
         tensors,
         divide_above_bytes: entry.divide_above.0,
-        jitter: entry.jitter.map_or(0.0, |jitter| jitter.0),
+        jitter: entry.jitter.as_ref().map_or(0.0, |jitter| jitter.get_ref().0),
         start: entry.start.0,
         class: class(&entry.priority, &entry.drop_class, entry.spray)?,
-        transport: transport(&entry.transport, entry.ecn.unwrap_or(false))?,
+        transport: transport(&entry.transport, &entry.ecn, false, &entry.priority)?,
     })
 }
 
@@ -84,6 +91,7 @@ fn tensors(entry: &ParameterServer) -> Result<Vec<TensorPlan>, Mistake> {
         (Some(tensor), None) => {
             jobs::refuse(&entry.batch, "batch", "a `model`")?;
             jobs::refuse(&entry.flops, "flops", "a `model`")?;
+            jobs::refuse(&entry.jitter, "jitter", "a `model`")?;
             let bytes = tensor.get_ref().0;
             if !(1..=1 << 40).contains(&bytes) {
                 return Err(at(tensor, "a tensor has from 1 byte to 1 TiB"));
@@ -142,6 +150,8 @@ mod tests {
             ("workers = 1\ntensor = \"1MB\"\n", "nothing would be sent"),
             ("workers = 4\ntensor = \"0B\"\n", "from 1 byte"),
             ("workers = 4\ntensor = \"1MB\"\ncompression = 0.5\n", "from 1 to 1e6"),
+            ("workers = 4\ntensor = \"1MB\"\njitter = \"10%\"\n", "`jitter` is about a `model`"),
+            ("workers = 4\nmodel = \"vgg16\"\nbatch = 4294967295\n", "from 1 to 1000000 samples"),
             ("workers = 4\ntensor = \"1MB\"\nsplit = \"1MB\"\n", "unknown key `split`"),
         ] {
             let message = wrong(&entry(keys));

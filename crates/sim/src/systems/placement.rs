@@ -10,7 +10,7 @@ use fanin_protocol::Instant;
 use fanin_protocol::control::{
     Admission, Hop, JoinDecision, JoinRequest, PORTION_WHOLE, Protocol, Refusal, Registry, RegistryConfig,
 };
-use fanin_wire::{CHILDREN_MAX, IP_UDP_BYTES, JobId, Key, PLACES_MAX, VERSION, WireDtype};
+use fanin_wire::{CHILDREN_MAX, IP_UDP_BYTES, JobId, Key, LossBound, PLACES_MAX, VERSION, WireDtype};
 
 use crate::net::{NodeId, NodeKind, Topology};
 
@@ -100,6 +100,7 @@ pub(super) fn admit(topology: &Topology, request: &Request) -> Result<Admission,
                 rate_bps: None,
                 rtt: Duration::ZERO,
                 wire_dtype: WireDtype::Int32,
+                loss_bound: LossBound::RELIABLE,
                 plan: 0,
                 portion: PORTION_WHOLE,
                 protocol: request.protocol,

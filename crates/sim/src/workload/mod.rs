@@ -42,4 +42,4 @@ pub use simulation::{Options, RunError, run, sum};
 pub use tenant::{Process, Tenant};
 pub use transport::TransportPlan;
 pub(crate) use values::WORKERS_MAX;
-pub use values::{Gradient, Numbers};
+pub use values::{Gradient, Inside, Numbers};

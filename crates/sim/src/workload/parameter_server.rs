@@ -233,6 +233,16 @@ mod tests {
     }
 
     #[test]
+    fn a_job_that_ends_earlier_ends_no_flow_of_theirs() {
+        let job = "[[job]]\nsystem = \"ring\"\nworkers = 2\ntensor = \"1kB\"\nin_flight = 1\ntensors = 1\n";
+        let both = scenario(&format!("workers = 8\nservers = 2\ntensor = \"10MB\"\n{job}"));
+        let report = run(&both, Options::default()).unwrap_or_else(|error| panic!("{error}"));
+        let flows = &report.parameter_servers[0].flow_times;
+        assert!(report.jobs[0].finished && flows.count > 0, "{flows:?}");
+        assert_eq!((flows.unfinished, report.parameter_servers[0].unopened), (0, 0));
+    }
+
+    #[test]
     fn flows_that_the_end_cuts_off_are_told() {
         let mut model = scenario("workers = 4\nmodel = \"googlenet\"\n");
         let all = pushes(&model, Options::default().seed).len();

@@ -9,7 +9,7 @@ use fanin_protocol::control::{
 };
 use fanin_protocol::switchml::{Switch, SwitchJob, Upstream, WorkerPlan};
 use fanin_protocol::{Instant, Lane, Lanes, RetransmissionConfig, Summer, WorkerMachine};
-use fanin_wire::{AbortReason, Generation, JobId, Key, Rank, ShardId};
+use fanin_wire::{AbortReason, Generation, JobId, Key, LossBound, Rank, ShardId};
 use oorandom::Rand64;
 
 use super::{CHUNK_ELEMENTS, Event, HEARTBEAT, HEARTBEAT_TIMEOUT, Machine, Node, Place, World};
@@ -247,6 +247,7 @@ impl World<'_> {
                     hops,
                     wire_version: fanin_wire::VERSION,
                     wire_dtype: self.scenario.wire_dtype,
+                    loss_bound: LossBound::RELIABLE,
                     resume,
                     origin: None,
                 };

@@ -5,12 +5,13 @@ use alloc::string::ToString;
 use alloc::vec;
 use core::time::Duration;
 
-use fanin_wire::{SlotIndex, VERSION};
+use fanin_wire::{LossBound, SlotIndex, VERSION};
 
 use super::*;
 use crate::control::{Hop, PORTION_WHOLE, Resume, ResumeField};
 
 mod any_order;
+mod bounds;
 mod resuming;
 mod streams;
 
@@ -46,6 +47,7 @@ fn ask(job: &str, rank: u32, world_size: u32) -> JoinRequest {
         hops: Vec::new(),
         wire_version: VERSION,
         wire_dtype: WireDtype::Int32,
+        loss_bound: LossBound::RELIABLE,
         resume: None,
         origin: None,
     }
@@ -228,6 +230,7 @@ fn ranks_wait_until_the_last_one_comes_and_all_get_the_same_admission() {
         shards: 1,
         resumed: false,
         hierarchy: None,
+        flows: None,
         racks: crate::control::hierarchy::racks(&[&[], &[], &[]]).expect("no racks"),
         restore: vec![],
     };

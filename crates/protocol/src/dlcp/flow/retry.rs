@@ -8,6 +8,17 @@ use crate::transport::{RetransmissionConfig, RoundTrip};
 /// So often a signal is sent in vain before its peer counts as silent: with the usual ceiling of 250 ms that takes ten seconds. They are
 /// counted and not timed: after a clock has jumped, one try is due and not all.
 const TRIES_MAX: u32 = 40;
+/// In so many rounds all that was missing has come, or none of it ever will: signals pass, and data never does. Fewer do not show that: what
+/// waits in a queue behind others' is asked for every moment, too.
+pub(super) const ROUNDS_MAX: u16 = u16::MAX;
+/// After so many it is not sent more seldom: a timeout of 1 ms has come to the ceiling.
+const SELDOM: u32 = 10;
+
+/// A signal that is not answered within this is said once more, without a word about round trips: a timeout is for who is gone, and is much longer than a
+/// flow takes whose start, stop or end one lost packet would hold up.
+const ECHO: Duration = Duration::from_millis(1);
+/// Where a timeout is no more than so many times as long, it is soon enough.
+const ECHOES_IN_TIMEOUT: u32 = 4;
 
 /// What is known of the way to a peer.
 #[derive(Debug)]
@@ -42,6 +53,8 @@ pub(in crate::dlcp) struct Retry {
     /// When it was sent last.
     sent: Instant,
     tries: u32,
+    /// Whether the first try was said once more.
+    is_echoed: bool,
 }
 
 impl Retry {
@@ -56,12 +69,20 @@ impl Retry {
 
     /// It leaves.
     pub(in crate::dlcp) fn sent(&mut self, now: Instant, waiting: &Waiting) {
+        if self.tries == 1 && !self.is_echoed {
+            self.is_echoed = true;
+            self.due = Some(self.sent + waiting.timeout(1));
+            return;
+        }
         self.tries += 1;
         self.sent = now;
-        self.due = Some(now + waiting.timeout(self.tries));
+        let timeout = waiting.timeout(self.tries);
+        self.is_echoed |= timeout <= ECHOES_IN_TIMEOUT * ECHO;
+        self.due = Some(now + if self.is_echoed { timeout } else { ECHO });
     }
 
-    /// It is answered. A round trip is measured by an answer that `counts` as an immediate one, to a signal that was sent once.
+    /// It is answered. A round trip is measured by an answer that `counts` as an immediate one, to a signal that was sent once, or echoed: most answers are to
+    /// the first.
     pub(in crate::dlcp) fn answered(&mut self, now: Instant, counts: bool, waiting: &mut Waiting) {
         if self.is_wanted && self.tries == 1 && counts {
             waiting.round_trip.measure(now.since(self.sent));
@@ -73,9 +94,14 @@ impl Retry {
     pub(in crate::dlcp) fn postpone(&mut self, now: Instant, waiting: &Waiting) {
         if self.is_wanted && self.tries > 0 {
             // No answer to it measures a round trip any more.
-            self.tries = 2;
+            (self.tries, self.is_echoed) = (2, true);
             self.due = Some(now + waiting.timeout(1));
         }
+    }
+
+    /// Its peer is alive, and perhaps has not come to it: it is sent as seldom as before, and counts as few times.
+    pub(in crate::dlcp) fn excuse(&mut self) {
+        self.tries = self.tries.min(SELDOM);
     }
 
     /// Whether it was sent in vain for too long.

@@ -42,6 +42,8 @@ pub(super) struct Job<A> {
     first: FlowId,
     /// By place: where its last signal came from. Blocks come from other ports, too.
     addresses: Vec<Option<A>>,
+    /// Places that were heard of since that was looked at.
+    heard: u64,
     /// By place.
     waiting: Vec<Waiting>,
     /// Flows whose end is to be confirmed, by place.
@@ -50,6 +52,8 @@ pub(super) struct Job<A> {
     sending: [VecDeque<(FlowId, usize)>; PRIORITIES as usize],
     /// The server's own link.
     link: Pacer,
+    /// By place: the worker's link, which all flows to it share.
+    to: Vec<Pacer>,
     path: u8,
     /// Whether a signal may be due.
     may_signal: bool,
@@ -60,6 +64,8 @@ pub(super) struct Job<A> {
     /// Places to be told of it.
     abort_pending: u64,
     completed: u64,
+    /// Contributions that are not in the sums of flows that are over.
+    lost: u64,
     retransmitted: u64,
     lateness: Vec<Duration>,
 }
@@ -71,10 +77,12 @@ impl<A: Copy> Job<A> {
             flows: VecDeque::new(),
             first: FlowId(0),
             addresses: vec![None; workers],
+            heard: 0,
             waiting: (0..workers).map(|_| Waiting::new(job.config.retransmission)).collect(),
             confirms: VecDeque::new(),
             sending: Default::default(),
             link: Pacer::default(),
+            to: vec![Pacer::default(); workers],
             path: 0,
             may_signal: false,
             due: None,
@@ -82,6 +90,7 @@ impl<A: Copy> Job<A> {
             abortion: Abortion::None,
             abort_pending: 0,
             completed: 0,
+            lost: 0,
             retransmitted: 0,
             lateness: vec![Duration::ZERO; workers],
             job,
@@ -93,7 +102,7 @@ impl<A: Copy> Job<A> {
     }
 
     /// Whether a packet is of a member of the job, and of this generation.
-    pub(super) fn authenticate(&mut self, preamble: &Preamble, packet: &[u8]) -> Result<(), Reason> {
+    pub(super) fn authenticate(&mut self, from: A, preamble: &Preamble, packet: &[u8]) -> Result<(), Reason> {
         if preamble.generation != self.config().generation {
             return Err(Reason::Generation);
         }
@@ -103,15 +112,20 @@ impl<A: Copy> Job<A> {
         if !self.config().key.authenticates(packet) {
             return Err(Reason::Forged);
         }
+        self.heard |= preamble.worker.bit();
         if self.abortion != Abortion::None {
+            // Who comes after the end is told of it, too.
+            if preamble.kind == Kind::Signal {
+                self.addresses[usize::from(preamble.worker.0)] = Some(from);
+            }
             self.abort_pending |= preamble.worker.bit();
             return Err(Reason::Aborted);
         }
         Ok(())
     }
 
-    /// Flows that there may be: workers are as far apart as one that waits for the sums of its first flow, and one that has those of all that
-    /// it may have under way.
+    /// Flows that there may be. Workers that wait for all sums are as far apart as one that waits for those of its first flow, and one that has
+    /// those of all that it may have under way; who is further ahead waits.
     fn flows_max(&self) -> usize {
         2 * usize::from(self.config().flows)
     }
@@ -171,11 +185,11 @@ impl<A: Copy> Job<A> {
 
     /// Puts a pull that has blocks to send into its line, if it is not there.
     fn line_up(&mut self, at: usize, place: usize) {
-        let Some(flow) = &self.flows[at] else { return };
-        let line = &mut self.sending[usize::from(flow.start.priority)];
+        let Some(flow) = &mut self.flows[at] else { return };
         let has_blocks = flow.pulls[place].as_ref().is_some_and(Sender::has_blocks);
-        if has_blocks && !line.contains(&(flow.id, place)) {
-            line.push_back((flow.id, place));
+        if has_blocks && flow.lined_up & 1 << place == 0 {
+            flow.lined_up |= 1 << place;
+            self.sending[usize::from(flow.start.priority)].push_back((flow.id, place));
         }
     }
 
@@ -215,7 +229,7 @@ impl<A: Copy> Job<A> {
                 self.forget_what_is_over();
             }
             Signal::Report(report) => {
-                flow.pulls[place].as_mut().ok_or_else(nothing)?.take_report(now, report, waiting)?;
+                flow.pulls[place].as_mut().ok_or_else(nothing)?.take_report(now, round, report, waiting)?;
             }
             Signal::Request { part, missing } => {
                 let pull = flow.pulls[place].as_mut().ok_or_else(nothing)?;
@@ -290,7 +304,8 @@ impl<A: Copy> Job<A> {
 
     fn forget_what_is_over(&mut self) {
         while self.flows.front().is_some_and(|flow| flow.as_ref().is_some_and(Flow::is_over)) {
-            self.flows.pop_front();
+            let over = self.flows.pop_front().flatten();
+            self.lost += over.map_or(0, |flow| flow.sums.lost());
             self.first = FlowId(self.first.0.wrapping_add(1));
         }
     }
@@ -299,8 +314,10 @@ impl<A: Copy> Job<A> {
         if self.due.is_none_or(|due| due > now) {
             return;
         }
+        let heard = core::mem::take(&mut self.heard);
         for at in 0..self.flows.len() {
             let Some(flow) = &mut self.flows[at] else { continue };
+            flow.excuse(heard);
             let open = flow.sums.open();
             for place in 0..flow.pushes.len() {
                 if let Some(push) = &mut flow.pushes[place] {
@@ -325,7 +342,7 @@ impl<A: Copy> Job<A> {
         let blocks = self.sending.iter().flatten().filter_map(|(id, place)| {
             let at = self.place_of(*id).ok()?;
             let pull = self.flows.get(at)?.as_ref()?.pulls[*place].as_ref()?;
-            Some(pull.opens_at().max(self.link.opens_at()))
+            Some(pull.opens_at().max(self.link.opens_at()).max(self.to[*place].opens_at()))
         });
         self.due = signals.into_iter().chain(blocks.min()).min();
         self.may_be_due = false;
@@ -403,15 +420,18 @@ impl<A: Copy> Job<A> {
         None
     }
 
-    /// Writes sums of one flow to one worker, as far as its rate and the link let them leave.
+    /// Writes sums of one flow to one worker, as far as its rate and both links let them leave.
     fn write_blocks(&mut self, now: Instant, train: &mut [u8]) -> Option<Written> {
+        if self.sending.iter().all(VecDeque::is_empty) || !self.link.is_open(now, &self.job.config.rate) {
+            return None;
+        }
         for priority in 0..self.sending.len() {
             for _ in 0..self.sending[priority].len() {
                 let (id, place) = self.sending[priority].pop_front()?;
                 let run = self.write_pull(now, id, place, train);
-                if let Ok(at) = self.place_of(id)
-                    && self.flows.get(at).is_some_and(Option::is_some)
-                {
+                if let Ok(flow) = self.flow(id) {
+                    flow.lined_up &= !(1 << place);
+                    let at = self.place_of(id).ok()?;
                     self.line_up(at, place);
                 }
                 if let Some(transmit) = run.to(&[place]) {
@@ -428,11 +448,11 @@ impl<A: Copy> Job<A> {
         let preamble = self.preamble(Kind::Block, place);
         let (config, path) = (*self.config(), self.path);
         let mut run = Run::default();
-        let (link, is_known) = (self.link, self.addresses[place].is_some());
-        let mut link = link;
+        let (mut link, mut to, is_known) = (self.link, self.to[place], self.addresses[place].is_some());
+        let link_rate_bps = self.job.link_rate_bps;
         let Ok(Flow { start, sums, pulls, .. }) = self.flow(id) else { return run };
         let Some(pull) = pulls[place].as_mut().filter(|_| is_known) else { return run };
-        while link.is_open(now, &config.rate) && pull.is_open(now) {
+        while link.is_open(now, &config.rate) && to.is_open(now, &config.rate) && pull.is_open(now) {
             // Of many workers' gradients, and so all important (§3.2.1, loss bound setting).
             let Some((block, important)) = pull.peek(|_| Some(true)) else { break };
             let Some(contributions) = sums.contributions(block) else { break };
@@ -450,10 +470,12 @@ impl<A: Copy> Job<A> {
                 sums.write(block, payload);
             });
             pull.sent(now);
-            link.sent(now, &config.rate, config.rate.line_rate_bps);
+            link.sent(now, &config.rate, link_rate_bps);
+            to.sent(now, &config.rate, config.rate.line_rate_bps);
         }
-        self.link = link;
-        self.may_signal = true;
+        (self.link, self.to[place]) = (link, to);
+        // The last of a round is followed by a stop. Every sum in line is wanted, so that none is left without having been sent.
+        self.may_signal |= !run.is_empty();
         run
     }
 
@@ -496,6 +518,7 @@ impl<A: Copy> Job<A> {
             waiting_for: (0..self.addresses.len()).map(lacks).collect(),
             lateness: self.lateness.clone(),
             completed: self.completed,
+            lost: self.lost + self.flows.iter().flatten().map(|flow| flow.sums.lost()).sum::<u64>(),
             retransmitted: self.retransmitted,
             ..JobProgress::default()
         }

@@ -1,0 +1,175 @@
+//! Jobs with a loss bound, which DLCP sums.
+
+use fanin_controller::{RackServer, RackServerConfig, ServiceConfig};
+use fanin_protocol::control::Refusal;
+use fanin_wire::{Generation, LossBound, Rank, WorkerId};
+
+use super::atp::again;
+use super::*;
+
+/// So small that it forgives no block of any flow here.
+const NEARLY_NONE: u32 = 1;
+const WORKERS: u32 = 4;
+
+fn losing(config: &mut SessionConfig, millionths: u32) {
+    config.loss_bound = LossBound::from_millionths(millionths).expect("below one");
+    config.wire_dtype = WireDtype::Native;
+}
+
+/// What a rank contributes: such that the order of additions shows in the bits.
+fn gradients(rank: usize, length: usize) -> Vec<f32> {
+    (0..length).map(|i| ((i * 31 + rank * 17) % 1009) as f32 / 7.0 - 60.0).collect()
+}
+
+/// The bits that each rank gets.
+fn summed(sessions: &[Session], length: usize, op: Op) -> Vec<Vec<u32>> {
+    let submitted: Vec<_> = sessions
+        .iter()
+        .enumerate()
+        .map(|(rank, session)| submit(session, gradients(rank, length), op))
+        .collect();
+    let bits = |sum: UnderWay<f32>| sum.wait().expect("a sum").iter().map(|x| x.to_bits()).collect();
+    submitted.into_iter().map(bits).collect()
+}
+
+#[test]
+fn all_ranks_get_the_same_bits_and_no_more_is_lost_than_the_bound_allows() {
+    for shards in [1, 2] {
+        let switch = switch_with(|config| config.shards = shards);
+        let sessions = connect_all(&switch, "bound", WORKERS, |config| losing(config, 20_000));
+        assert!(sessions.iter().all(|session| matches!(session.job(), Some(WorkerJob::Dlcp { .. }))));
+        let reliable = connect_all(&switch, "none", WORKERS, |config| config.wire_dtype = WireDtype::Native);
+        for length in [0, 1, 2049, 300_000] {
+            for op in [Op::Sum, Op::Average] {
+                let sums = summed(&sessions, length, op);
+                assert!(sums.iter().all(|bits| *bits == sums[0]), "{length} elements, {shards} shards");
+                let exact = summed(&reliable, length, op);
+                let other = sums[0].iter().zip(&exact[0]).filter(|(sum, exact)| sum != exact).count();
+                // A block lacks one rank's contribution or more: of each rank no more may be missing than the bound says.
+                assert!(other <= length / 50 * WORKERS as usize, "{other} of {length} are not whole sums");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_bound_that_forgives_nothing_has_the_bits_of_reliable_sums() {
+    let switch = switch_with(|config| config.shards = 2);
+    let bounded = connect_all(&switch, "bound", WORKERS, |config| losing(config, NEARLY_NONE));
+    let reliable = connect_all(&switch, "none", WORKERS, |config| config.wire_dtype = WireDtype::Native);
+    for length in [100, 200_001] {
+        for op in [Op::Sum, Op::Average] {
+            assert!(summed(&bounded, length, op) == summed(&reliable, length, op), "{length} elements");
+        }
+    }
+}
+
+#[test]
+fn integers_and_what_is_only_moved_lose_nothing() {
+    let switch = switch();
+    let sessions = connect_all(&switch, "whole", WORKERS, |config| losing(config, 500_000));
+    let under_way: Vec<_> =
+        (1..).zip(&sessions).map(|(rank, session)| submit(session, vec![rank; 200_000], Op::Sum)).collect();
+    assert!(under_way.into_iter().all(|sum| sum.wait() == Ok(vec![10; 200_000])));
+    let (sender, done) = mpsc::channel();
+    let mut tensors: Vec<Vec<f32>> = (0..WORKERS).map(|rank| vec![rank as f32; 200_000]).collect();
+    for (session, tensor) in sessions.iter().zip(&mut tensors) {
+        let sender = sender.clone();
+        // SAFETY: the tensors stay where they are, untouched, until all are done.
+        let raw = unsafe { RawTensor::new(tensor.as_mut_ptr().cast(), tensor.len(), Dtype::Float32) };
+        let broadcast = Submission::broadcast(raw.expect("a tensor"), WorkerId(2));
+        session
+            .submit(broadcast, move |result, _| {
+                let _ = sender.send(result.is_ok()); // who waited may be gone
+            })
+            .expect("open");
+    }
+    let is_done = |_| done.recv_timeout(HANG) == Ok(true);
+    if !(0..WORKERS).all(is_done) {
+        // The sessions may still write to them.
+        std::mem::forget(tensors);
+        panic!("a broadcast failed, or hangs");
+    }
+    assert!(tensors.iter().all(|tensor| *tensor == [2.0; 200_000]));
+}
+
+#[test]
+fn two_services_share_a_job_with_a_bound() {
+    let switches = [switch(), switch()];
+    let services = switches.each_ref().map(|switch| (switch.address().to_string(), 0.5, None, None));
+    let services = ServiceConfig::all(services.to_vec());
+    let bounded = connect_all(&switches[0], "two", WORKERS, |config| {
+        losing(config, NEARLY_NONE);
+        config.services = services.clone();
+    });
+    let reliable = connect_all(&switches[0], "one", WORKERS, |config| config.wire_dtype = WireDtype::Native);
+    assert!(summed(&bounded, 200_000, Op::Sum) == summed(&reliable, 200_000, Op::Sum));
+}
+
+#[test]
+fn ranks_with_different_bounds_are_all_told() {
+    let switch = switch();
+    let connecting = [10_000, 0].map(|millionths| {
+        let mut config = config(&switch, "apart", u32::from(millionths == 0), 2);
+        losing(&mut config, millionths);
+        thread::spawn(move || Session::connect(config).expect_err("they disagree").to_string())
+    });
+    for rank in connecting {
+        let message = rank.join().expect("no panic");
+        assert!(message.contains("1 %") && message.contains("FANIN_LOSS_BOUND"), "{message}");
+    }
+}
+
+#[test]
+fn a_bound_behind_a_rack_is_refused_with_the_cure() {
+    let root = switch();
+    let rack = RackServerConfig::switch_ml(([127, 0, 0, 1], 0).into(), root.address().to_string());
+    let rack = RackServer::start(rack).expect("a free port");
+    let mut config = SessionConfig::new(rack.address().to_string(), "behind", 0, 1);
+    losing(&mut config, 10_000);
+    let error = Session::connect(config).expect_err("a rack has slots alone");
+    let asked = LossBound::from_millionths(10_000).expect("below one");
+    assert!(
+        matches!(&error, SessionError::JoinRefused { reason: Refusal::BoundUnserved { asked: told }, .. } if *told == asked),
+        "{error}"
+    );
+    assert!(error.to_string().contains("--upstream"), "{error}");
+}
+
+#[test]
+fn a_job_with_a_bound_ends_with_its_switch_and_says_how_it_goes_on() {
+    let first = switch();
+    let address = first.address();
+    let sessions = connect_all(&first, "restarts", 2, |config| losing(config, 10_000));
+    assert_eq!(summed(&sessions, 10_000, Op::Sum).len(), 2);
+    drop(first);
+    let _second = again(|| SwitchServer::start(SwitchServerConfig::new(address)));
+    for session in &sessions {
+        let error = submit(session, gradients(0, 10_000), Op::Sum).wait().expect_err("it began anew");
+        let message = error.to_string();
+        assert!(matches!(error, SessionError::SwitchLost { .. }), "{message}");
+        assert!(
+            message.contains("loss bound: start all ranks again") || message.contains("shut down"),
+            "{message}"
+        );
+    }
+}
+
+#[test]
+fn a_rank_that_dies_is_named_to_the_others() {
+    let switch = switch();
+    let job = "dies";
+    let loss_bound_millionths = 10_000;
+    let wire_dtype = fanin_controller::proto::WireDtype::Native.into();
+    let asks = JoinRequest { loss_bound_millionths, wire_dtype, ..request(job, 1, 2, HANG) };
+    let address = switch.address();
+    let dies = thread::spawn(move || drop(super::faults::Process::join(address, asks)));
+    let mut config = config(&switch, job, 0, 2);
+    losing(&mut config, 10_000);
+    let session = Session::connect(config).expect("admitted");
+    dies.join().expect("it joined");
+    let error = submit(&session, gradients(0, 100_000), Op::Sum).wait().expect_err("one is dead");
+    assert_eq!(error, SessionError::RankLost { rank: Rank(1) });
+    let Some(WorkerJob::Dlcp { config, .. }) = session.job() else { panic!("another protocol") };
+    assert_eq!(config.generation, Generation(0));
+}

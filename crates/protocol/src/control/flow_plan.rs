@@ -1,0 +1,128 @@
+//! How a job with a loss bound is cut into flows (DLCP), and what they cost a switch's memory.
+
+use core::time::Duration;
+
+use fanin_wire::{Generation, JobId, Key, LossBound, ShardId};
+
+use super::pool_size::UNIT_ELEMENTS;
+use crate::dlcp::{JobConfig, RateConfig};
+use crate::transport::RetransmissionConfig;
+
+/// Blocks of a flow. The bound holds for each flow and is rounded down to blocks: with 512 of them one of 0.2 % is not nothing yet.
+const FLOW_BLOCKS: u32 = 512;
+/// Words of four bytes that the contributions and sums of one block of each flow under way have, about: it decides how many flows that are.
+/// With 8 workers and blocks of 1,408 bytes there are 5, which are 3.6 MB of a worker's tensors, and at most 63 MB at the switch.
+const WORDS_UNDER_WAY: u32 = 16_384;
+/// Flows that a worker has under way at least, so that one begins while another ends, and at most.
+const FLOWS_UNDER_WAY: [u32; 2] = [2, 16];
+/// How long nothing more must have come after a stop: about as long as two processes that share a core wait for it.
+const QUIET: Duration = Duration::from_millis(1);
+/// How much leaves at once: at 1 Gbit/s as much as a train carries. Shorter ones cost a sleep and a system call each: a tenth of it three times the processor's time.
+const AHEAD: Duration = Duration::from_micros(500);
+/// A packet's headers below UDP's payload, on an Ethernet: preamble, frame, IP and UDP.
+const FRAMING_BYTES: u32 = 66;
+
+/// The flows of a job that has a loss bound.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FlowPlan {
+    /// What each worker's part of a flow may lose on its way to the switch.
+    pub loss_bound: LossBound,
+    /// Blocks of a flow.
+    pub flow_blocks: u32,
+    /// Flows that a worker has under way.
+    pub flows: u16,
+    /// What a shard has of the slowest rank's link.
+    pub line_rate_bps: u64,
+}
+
+impl FlowPlan {
+    /// The flows of a job of so many workers, whose blocks have so many words of four bytes.
+    #[must_use]
+    pub fn new(loss_bound: LossBound, workers: u16, elements: u16, line_rate_bps: u64) -> Self {
+        let [least, most] = FLOWS_UNDER_WAY;
+        let of_block = words_of_block(workers, elements).max(1);
+        let flows = (WORDS_UNDER_WAY / of_block).clamp(least, most) as u16;
+        Self { loss_bound, flow_blocks: FLOW_BLOCKS, flows, line_rate_bps }
+    }
+
+    /// What they take of a shard's pool at most, in units of 256 elements: of each block of all flows that there may be at the switch, a sum and
+    /// each worker's contribution.
+    #[must_use]
+    pub fn pool_units(&self, workers: u16, elements: u16) -> u32 {
+        // Workers may be as far apart as they have flows under way.
+        let blocks = 2 * u64::from(self.flows) * u64::from(self.flow_blocks);
+        let words = blocks * u64::from(words_of_block(workers, elements));
+        u32::try_from(words.div_ceil(2 * u64::from(UNIT_ELEMENTS))).unwrap_or(u32::MAX)
+    }
+
+    /// The job as its machines are told of it, in the first shard. What nobody chooses is chosen here.
+    #[must_use]
+    pub fn job_config(
+        &self,
+        (id, key, generation): (JobId, Key, Generation),
+        workers: u16,
+        elements: u16,
+    ) -> JobConfig {
+        JobConfig {
+            id,
+            key,
+            generation,
+            workers,
+            shard: ShardId(0),
+            elements,
+            push_bound: self.loss_bound,
+            // All ranks get the same bits.
+            pull_bound: LossBound::RELIABLE,
+            flow_blocks: self.flow_blocks,
+            flows: self.flows,
+            rate: RateConfig {
+                ahead: AHEAD,
+                ..RateConfig::of_link(self.line_rate_bps, 4 * u32::from(elements) + FRAMING_BYTES)
+            },
+            quiet: QUIET,
+            retransmission: RetransmissionConfig::default(),
+            paths: 1,
+        }
+    }
+}
+
+fn words_of_block(workers: u16, elements: u16) -> u32 {
+    (1 + u32::from(workers)) * u32::from(elements)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan(workers: u16, elements: u16) -> FlowPlan {
+        let bound = LossBound::new(0.01).expect("a fraction");
+        FlowPlan::new(bound, workers, elements, 1_000_000_000)
+    }
+
+    #[test]
+    fn few_workers_have_more_flows_under_way_than_many_and_all_have_two() {
+        let flows = |workers, elements| plan(workers, elements).flows;
+        assert_eq!([flows(1, 32), flows(2, 352), flows(8, 352), flows(64, 2048)], [16, 15, 5, 2]);
+    }
+
+    #[test]
+    fn what_gathers_at_a_switch_is_counted_against_its_pool() {
+        // 10 flows of 512 blocks, each 9 times 352 words, in units of 512 words.
+        assert_eq!(plan(8, 352).pool_units(8, 352), 31_680);
+        assert_eq!(plan(64, 352).pool_units(64, 352), 91_520);
+    }
+
+    #[test]
+    fn a_bound_of_a_fifth_of_a_percent_forgives_a_block_of_a_flow() {
+        let bound = LossBound::new(0.002).expect("a fraction");
+        assert_eq!(bound.of_blocks(FLOW_BLOCKS), 1);
+    }
+
+    #[test]
+    fn machines_take_what_is_planned() {
+        let who = (JobId(1), Key(1), Generation(0));
+        for (workers, elements) in [(1, 32), (8, 352), (64, 2048)] {
+            assert!(plan(workers, elements).job_config(who, workers, elements).check().is_ok());
+        }
+    }
+}

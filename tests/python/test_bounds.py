@@ -1,0 +1,161 @@
+"""Jobs with a loss bound: what NumPy and torch see of them, and links that lose packets."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import fanin.torch
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from conftest import Launch, SwitchProcess
+from fanin import errors, netlab
+from fanin.netlab import SWITCH, SWITCH_ADDRESS, Netlab
+from fanin.torch.options import Options
+from ranks import DEADLINE, Failure, Me
+from test_netlab import NAME, needs_lab
+from torch._C._distributed_c10d import FileStore
+
+BOUND = 0.02
+ELEMENTS = 400_000
+
+
+def gradient(rank: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+    return ((np.arange(ELEMENTS) * 31 + rank * 17) % 1009).astype(np.float32) / 7
+
+
+def over_numpy(me: Me) -> dict[str, Any]:
+    with fanin.connect(
+        me.switch, job="bounds", rank=me.rank, world_size=me.world_size, loss_bound=BOUND
+    ) as group:
+        handle = group.all_reduce_async(gradient(me.rank))
+        total = handle.wait()
+        whole = group.all_reduce(np.arange(ELEMENTS, dtype=np.int32) + me.rank)
+        return {
+            "sum": total,
+            "loss": handle.loss(),
+            "whole": whole,
+            "statistics": group.statistics(),
+        }
+
+
+def test_an_array_tells_its_loss_and_integers_lose_nothing(launch: Launch) -> None:
+    ranks = launch(over_numpy, 4).results()
+    for got in ranks:
+        assert got["sum"].tobytes() == ranks[0]["sum"].tobytes(), "the same bits on all ranks"
+        assert 0 <= got["loss"] <= BOUND
+        assert got["loss"] == ranks[0]["loss"]
+        told = got["statistics"]
+        assert told["lost"] <= BOUND * told["contributions"]
+        # Loopback carries blocks of 2,048 words; both arrays count.
+        assert told["contributions"] == 2 * 4 * -(-ELEMENTS // 2048)
+        np.testing.assert_array_equal(
+            got["whole"], 4 * np.arange(ELEMENTS, dtype=np.int32) + sum(range(4))
+        )
+
+
+def over_torch(me: Me, trace: str) -> float:
+    me.init(pg_options=Options(loss_bound=BOUND, trace=trace))
+    tensor = torch.full((ELEMENTS,), float(me.rank + 1))
+    dist.all_reduce(tensor)
+    other = torch.full((10,), float(me.rank))
+    dist.broadcast(other, 1)
+    assert torch.equal(other, torch.ones(10))
+    lost, contributions = fanin.torch.lost()
+    assert 0 <= lost <= BOUND * contributions
+    assert contributions > 0
+    return float((tensor != 10).double().mean())
+
+
+def test_a_group_of_torch_takes_a_bound_and_its_timeline_has_the_loss(
+    launch: Launch, tmp_path: Path
+) -> None:
+    trace = tmp_path / "trace.json"
+    for unequal in launch(over_torch, 4, str(trace)).results():
+        assert unequal <= 4 * BOUND
+    events = json.loads((tmp_path / "trace.0.json").read_text())
+    told = [event["args"]["loss"] for event in events if "loss" in event.get("args", {})]
+    assert sum(part["contributions"] for part in told) >= 4 * ELEMENTS // 2048
+    assert all(part["lost"] <= BOUND * part["contributions"] for part in told)
+
+
+@pytest.mark.parametrize("said", [{"wire_dtype": "bfloat16"}, {"slots": 64}])
+def test_what_a_job_with_a_bound_does_not_have_is_refused(switch: str, said: Any) -> None:
+    with pytest.raises(ValueError, match="FANIN_LOSS_BOUND"):
+        fanin.connect(switch, job="both", rank=0, world_size=1, loss_bound=BOUND, **said)
+
+
+def test_ranks_with_different_bounds_are_told_so(launch: Launch) -> None:
+    for outcome in (launch(with_own_bound, 2).outcome(rank) for rank in range(2)):
+        assert outcome.kind == "JoinRefused"
+        assert "FANIN_LOSS_BOUND" in outcome.message
+
+
+def with_own_bound(me: Me) -> None:
+    bound = 0.01 * (1 + me.rank)
+    fanin.connect(me.switch, job="unlike", rank=me.rank, world_size=2, loss_bound=bound)
+
+
+def over_the_laboratory(me: Me, namespaces: list[str], meeting: str) -> list[tuple[bytes, int]]:
+    netlab.enter(namespaces[me.rank])
+    store = FileStore(meeting, me.world_size)
+    options = Options(loss_bound=BOUND, plan="switch")
+    me.init("fanin", store=store, rank=me.rank, world_size=me.world_size, pg_options=options)
+    found = []
+    for step in range(5):
+        tensor = torch.from_numpy(gradient(me.rank + step))
+        dist.all_reduce(tensor)
+        exact = sum(gradient(rank + step).astype(np.float64) for rank in range(me.world_size))
+        unlike = int((np.abs(tensor.numpy() - exact) > 1e-3).sum())
+        found.append((tensor.numpy().tobytes(), unlike))
+    return found
+
+
+@needs_lab
+def test_over_links_that_lose_a_hundredth_all_ranks_have_the_same_bits_within_the_bound(
+    launch: Launch, tmp_path: Path
+) -> None:
+    with Netlab(4, loss=0.01, name=NAME) as lab:
+        listen = f"{SWITCH_ADDRESS}:4800"
+        with SwitchProcess(listen=listen, popen=partial(lab.popen, SWITCH)):
+            spaces = [lab.namespace(f"w{i}") for i in range(4)]
+            ranks = launch(over_the_laboratory, 4, spaces, str(tmp_path / "store"), at=listen)
+            found = ranks.results()
+        assert netlab.describe(NAME)["packets_lost"] > 0
+    assert all(got == found[0] for got in found)
+    unlike = [count for _, count in found[0]]
+    assert max(unlike) <= 4 * BOUND * ELEMENTS
+    assert max(unlike) > 0, "what is lost is not sent again"
+
+
+def until_it_fails(me: Me, namespaces: list[str]) -> None:
+    netlab.enter(namespaces[me.rank])
+    group = fanin.connect(
+        me.switch, job="dies", rank=me.rank, world_size=me.world_size, loss_bound=BOUND
+    )
+    while True:
+        group.all_reduce(gradient(me.rank))
+        me.say("summed")
+
+
+@needs_lab
+def test_a_rank_that_is_killed_on_links_that_lose_is_named(launch: Launch) -> None:
+    with Netlab(3, loss=0.01, name=NAME) as lab:
+        listen = f"{SWITCH_ADDRESS}:4800"
+        with SwitchProcess(listen=listen, popen=partial(lab.popen, SWITCH)):
+            spaces = [lab.namespace(f"w{i}") for i in range(3)]
+            ranks = launch(until_it_fails, 3, spaces, at=listen)
+            for rank in range(3):
+                assert ranks.hear(rank) == "summed"
+            ranks.kill(1)
+            for rank in (0, 2):
+                while (told := ranks.next(rank, DEADLINE))[0] == "said":
+                    pass
+                failure = told[1]
+                assert isinstance(failure, Failure)
+                assert failure.kind == errors.RankLost.__name__
+                assert "rank 1" in failure.message
