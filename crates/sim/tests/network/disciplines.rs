@@ -220,6 +220,7 @@ fn a_short_flow_of_pfabric_takes_no_notice_of_long_ones_and_all_end() {
     }
     assert!(long.iter().any(|flow| network.flow(*flow).timeouts > 0), "the queue was too small for all");
     // A full queue takes longer than a timeout: some of the link goes into segments that were late and not lost.
+    // How much, no theory says: the quarter is chosen. That the link never rests for long and no flow starves is what it holds.
     let last = long.iter().map(|flow| network.flow(*flow).completed.unwrap()).max().unwrap();
     let ideal = Time::from_nanos(4 * 2_000_000 / 1460 * 1538);
     assert!(last.as_secs_f64() < 1.25 * ideal.as_secs_f64(), "{last} and at best {ideal}");
