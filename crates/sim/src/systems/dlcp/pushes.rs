@@ -123,6 +123,7 @@ impl Pushes {
                 packet_bytes: (block_packet_bytes(4 * elements) + FRAMING_BYTES) as u32,
                 period: self.plan.period,
                 delta: self.plan.delta,
+                ahead: self.plan.period / 10,
             },
             quiet: self.plan.quiet,
             retransmission: retransmission(self.plan.timeout),
