@@ -147,6 +147,9 @@ pub enum Role {
     Switch,
     /// On a host: restarts when a job's server does.
     Server,
+    /// A server that does not: what it has lost cannot be brought back, so that its jobs name no
+    /// [`System::server`].
+    Lasting,
 }
 
 /// What a job's machines counted, for reports: a system leaves out what it does not have, or does not count.

@@ -241,3 +241,117 @@ impl Ledger {
         None
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use fanin_wire::{FlowId, Tag};
+
+    use super::*;
+
+    /// Two workers whose tensors are two flows, of ten blocks and of four.
+    fn ledger(is_ring: bool, pull: f64) -> Ledger {
+        let bound = |share| LossBound::new(share).expect("below one");
+        Ledger::new(Terms {
+            job: "job".into(),
+            workers: 2,
+            is_ring,
+            flow_blocks: 10,
+            push_bound: bound(0.2),
+            pull_bound: bound(pull),
+        })
+    }
+
+    fn blocks_of(_: u64) -> u32 {
+        14
+    }
+
+    fn header(flow: u32, block: u32) -> BlockHeader {
+        BlockHeader { flow: FlowId(flow), block, round: 0, tag: Tag::SIGNAL, contributions: 1 }
+    }
+
+    /// All blocks of the second tensor from both workers, but these of the second worker's.
+    fn without(missing: &[(u32, u32)]) -> Ledger {
+        let mut ledger = ledger(false, 0.0);
+        for (flow, block) in (0..10).map(|block| (2, block)).chain((0..4).map(|block| (3, block))) {
+            ledger.contributed(0, &header(flow, block), blocks_of);
+            if !missing.contains(&(flow, block)) {
+                ledger.contributed(1, &header(flow, block), blocks_of);
+            }
+        }
+        ledger
+    }
+
+    const fn told(lost: u64) -> Option<Loss> {
+        Some(Loss { contributions: 28, lost, unsummed: 0, kept: 0, rounds: 7 })
+    }
+
+    #[test]
+    fn who_is_in_is_whose_blocks_were_taken() {
+        let inside = without(&[(2, 3), (2, 9)]).completed((0, 1), told(2), blocks_of).expect("all is well");
+        let mut packets = vec![3; 14];
+        (packets[3], packets[9]) = (1, 1);
+        assert_eq!(inside, Inside { packets, is_mean: false, may_differ: false });
+    }
+
+    #[test]
+    fn what_is_lost_beyond_the_bound_or_told_wrong_is_seen() {
+        let more = |missing: &[(u32, u32)], lost, allowed| {
+            let found = without(missing).completed((0, 1), told(missing.len() as u64), blocks_of);
+            assert_eq!(
+                found,
+                Err(Violation::LostMore { job: "job".into(), rank: 1, tensor: 1, lost, allowed }),
+                "{missing:?}"
+            );
+        };
+        more(&[(2, 0), (2, 1), (2, 2)], 3, 2);
+        // The bound holds for each flow: of four blocks none may be missing.
+        more(&[(3, 1)], 1, 0);
+        for wrong in [told(0), told(2), None, Some(Loss { kept: 1, ..told(1).expect("it is one") })] {
+            let found = without(&[(2, 5)]).completed((1, 1), wrong, blocks_of);
+            assert_eq!(found, Err(Violation::LossMistold { job: "job".into(), rank: 1, tensor: 1 }), "{wrong:?}");
+        }
+        assert!(without(&[(2, 5)]).completed((1, 1), told(1), blocks_of).is_ok());
+    }
+
+    #[test]
+    fn a_mean_that_did_not_come_leaves_the_own_gradient_as_far_as_the_bound_goes() {
+        let pulled = |missing: &[u32]| {
+            let mut ledger = ledger(false, 0.1);
+            for (flow, block) in (0..10).map(|block| (0, block)).chain((0..4).map(|block| (1, block))) {
+                (0..2).for_each(|rank| ledger.contributed(rank, &header(flow, block), blocks_of));
+                if flow == 1 || !missing.contains(&block) {
+                    ledger.came(1, &header(flow, block), blocks_of);
+                }
+            }
+            let kept = missing.len() as u64;
+            let told = Loss { contributions: 28, lost: 0, unsummed: 0, kept, rounds: 0 };
+            ledger.completed((1, 0), Some(told), blocks_of)
+        };
+        let inside = pulled(&[4]).expect("one of ten may be missing");
+        assert_eq!((inside.packets[4], inside.packets[5], inside.is_mean), (2, 3, true));
+        assert!(matches!(pulled(&[4, 5]), Err(Violation::LostMore { rank: 1, lost: 2, allowed: 1, .. })));
+    }
+
+    #[test]
+    fn a_block_that_is_lost_in_a_ring_is_of_the_rank_where_it_began_anew() {
+        let round = |missing: &[u32]| {
+            let mut ledger = ledger(true, 0.0);
+            // Of the ten blocks, five go from rank 0 to 1 and five the other way; of the four, two.
+            for (flow, blocks) in [(0, 5), (2, 2)] {
+                for block in 0..blocks {
+                    ledger.came(1, &header(flow, block), blocks_of);
+                    if flow == 2 || !missing.contains(&block) {
+                        ledger.came(0, &header(flow, block), blocks_of);
+                    }
+                }
+            }
+            let told = Loss { contributions: 28, lost: missing.len() as u64, ..Loss::default() };
+            ledger.completed((1, 0), Some(told), blocks_of)
+        };
+        let inside = round(&[2]).expect("one of five may be missing");
+        let alone: Vec<usize> = (0..14).filter(|block| inside.packets[*block] != 3).collect();
+        assert_eq!(alone, [7], "the third of the segment that ends at rank 0");
+        assert_eq!(inside.packets[7], 1);
+        assert!(matches!(round(&[2, 3]), Err(Violation::LostMore { rank: 0, lost: 2, allowed: 1, .. })));
+    }
+}

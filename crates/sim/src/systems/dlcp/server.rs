@@ -60,7 +60,7 @@ impl Server {
 
 impl Station for Server {
     fn role(&self) -> Role {
-        Role::Server
+        Role::Lasting
     }
 
     fn place(&self, network: &mut Network) {
@@ -86,7 +86,7 @@ impl Station for Server {
         self.actor.get()
     }
 
-    /// Nobody may ask for it: a job has no [`System::server`](super::super::System::server) that could lose its memory.
+    /// A lasting server is never asked to.
     fn forget(&self, _network: &mut Network) {}
 }
 
