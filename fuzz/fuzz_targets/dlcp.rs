@@ -1,10 +1,10 @@
-//! Any sequence of packets at a DLCP server and a worker: nothing panics, and what waits stays bounded.
+//! Any sequence of packets at a DLCP server, a worker and a rank of a ring: nothing panics, and what waits stays bounded.
 #![no_main]
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use fanin_protocol::dlcp::{JobConfig, RateConfig, Server, ServerJob, Worker};
+use fanin_protocol::dlcp::{JobConfig, RateConfig, Ring, Server, ServerJob, Worker};
 use fanin_protocol::{Elements, Endpoint, Instant, RetransmissionConfig, Summer, Tensor, Verdict, WorkerMachine};
 use fanin_wire::{
     AbortReason, BlockHeader, BlockPacket, Collective, Dtype, FlowId, Generation, JobId, Key, Kind, LossBound,
@@ -138,6 +138,8 @@ fuzz_target!(|bytes: &[u8]| {
     let mut server: Server<u8> = Server::new(ShardId(0));
     server.add_job(ServerJob::from(config())).expect("within its limits");
     let mut worker = Worker::new(config(), WorkerId(0), 9_u8);
+    // Between worker 2, to its left, and worker 1.
+    let mut ring = Ring::new(config(), WorkerId(0), 8_u8, 7);
     let mut train = vec![0; 65536];
     let mut now = Instant(0);
     for operation in bytes.as_chunks::<OPERATION>().0 {
@@ -145,7 +147,8 @@ fuzz_target!(|bytes: &[u8]| {
         now = if operation[7] == 254 { Instant(now.0.saturating_sub(step)) } else { Instant(now.0 + step) };
         let packet = packet(operation);
         let verdict = match operation[7] & 3 {
-            0 => worker.handle_packet(now, 9, &packet),
+            0 if operation[7] & 4 == 0 => worker.handle_packet(now, 9, &packet),
+            0 => ring.handle_packet(now, 8, &packet),
             1 if operation[7] == 253 => {
                 server.abort_job(JobId(1), AbortReason::SwitchStopped);
                 server.add_job(ServerJob::from(config())).expect("within its limits");
@@ -154,6 +157,7 @@ fuzz_target!(|bytes: &[u8]| {
             2 if operation[7] > 230 => {
                 let operation = Operation::from(if operation[6] & 8 == 0 { Op::Sum } else { Op::Average });
                 worker.submit(Floats(vec![1.0; 96]), operation);
+                ring.submit(Floats(vec![1.0; 96]), operation);
                 Verdict::Absorb
             }
             _ => server.handle_packet(now, operation[1], &packet),
@@ -163,8 +167,10 @@ fuzz_target!(|bytes: &[u8]| {
         }
         server.handle_timeout(now);
         worker.handle_timeout(now);
+        ring.handle_timeout(now);
         drain(&mut server, now, &mut train);
         drain(&mut worker, now, &mut train);
+        drain(&mut ring, now, &mut train);
         let progress = server.job_progress(JobId(1)).expect("it is there");
         assert!(progress.in_use <= 2 * u32::from(FLOWS) * FLOW_BLOCKS);
     }

@@ -167,6 +167,7 @@ def test_a_key_that_is_none_is_told_as_the_scenario_file_tells_it(
         (["--seeds", "2", "--json", "x"], "--json is of a single run"),
         (["--seeds", "2", "--pcap=x"], "--pcap is of a single run"),
         (["--sweep", "until=1s", "--plots"], "--plots"),
+        (["--seeds", "2", "--ray", ""], "--ray needs the address of a cluster"),
     ],
 )
 def test_options_that_do_not_fit_together_are_refused(
@@ -202,7 +203,8 @@ def test_what_is_not_counted_or_not_over_is_no_figure() -> None:
         "finished_s": None,
     }
     over = {**job, "retransmissions": 4, "finished": True, "finished_s": 0.5}
-    report = {"jobs": [job, over], "background": [], "drops": [{"count": 3}, {"count": 4}]}
+    drops = [{"count": 3}, {"count": 4}]
+    report = {"jobs": [job, over], "parameter_servers": [], "background": [], "drops": drops}
     first, second = rows(report)
     same = {"gbps": 9.0, "time_mean_ms": 2.0, "time_p99_ms": 3.0, "dropped": 7}
     assert first.figures == same
@@ -287,11 +289,12 @@ link = ["h*", "s0"]
     out = tmp_path / "out"
     ended = sim(file, "--sweep", "network.file=four.toml,six.toml", "--out", out)
     assert ended.returncode == 0, ended.stderr
+    # Links are told of that carried anything; ATP's server is the last host.
     hosts = {
-        len({link["from"] for link in json.loads(found)["result"]["links"]}) - 1
+        frozenset(link["from"] for link in json.loads(found)["result"]["links"]) - {"s0"}
         for found in results(out).values()
     }
-    assert hosts == {4, 6}
+    assert hosts == {frozenset({"h0", "h1", "h3"}), frozenset({"h0", "h1", "h5"})}
     for scenario in (out / "scenarios").glob("*.toml"):
         assert sim(scenario).returncode == 0, "it needs no file beside it"
     ended = sim(file, "--seeds", "2", "--out", tmp_path / "seeds")
@@ -396,11 +399,13 @@ def test_a_sweep_that_is_stopped_ends_its_processes(
 # On a cluster.
 
 NODES = """
-import sys, tempfile
-from ray.cluster_utils import Cluster
+import os, sys, tempfile
 # Its sockets lie there, whose names must be short.
 with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
-    head = {"include_dashboard": False, "temp_dir": folder, "num_cpus": 1}
+    # temp_dir is not enough: Ray writes the address to /tmp/ray then, and ends where that is not.
+    os.environ["RAY_TMPDIR"] = folder
+    from ray.cluster_utils import Cluster
+    head = {"include_dashboard": False, "num_cpus": 1}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     cluster.add_node(num_cpus=1)
     print(cluster.address, flush=True)
@@ -421,15 +426,15 @@ def two_nodes() -> Iterator[str]:
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
     ) as nodes:
         assert nodes.stdout is not None
-        yield nodes.stdout.readline().strip()
+        address = nodes.stdout.readline().strip()
+        assert address, "the cluster did not start"
+        yield address
         belonging = psutil.Process(nodes.pid).children(recursive=True)
         nodes.communicate(timeout=DEADLINE)
         _, alive = psutil.wait_procs(belonging, timeout=DEADLINE)
         assert not alive, "something of the cluster is left"
 
 
-# Not in CI: on an idle machine the second node was given nothing to play. Why is not known.
-@pytest.mark.long
 def test_a_cluster_of_two_nodes_finds_the_same(small: Path, tmp_path: Path, two_nodes: str) -> None:
     # What is over before the second node has started a process is all played by the first.
     for tensors in (5_000, 20_000, 80_000):

@@ -262,7 +262,7 @@ fn table(report: &Report) -> String {
                     job.servers.to_string(),
                     format!("{:.1}", job.delivered_bytes as f64 / 1e6),
                     job.retransmissions.to_string(),
-                    job.timeouts.to_string(),
+                    counted(job.timeouts),
                     format!("{:.6} s", job.last_arrived_s),
                 ]
             }),

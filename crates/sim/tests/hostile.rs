@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use fanin_sim::workload::{Fault, Options, Report, RunError, Scenario, hostile, run, shrink};
 
 /// Seeds 0 to this; the same in CI and at the desk.
-const SEEDS: u64 = 20_000;
+const SEEDS: u64 = 25_000;
 
 /// Why a run is not as it should be.
 fn fault(scenario: &Scenario, seed: u64) -> Result<Report, String> {

@@ -156,6 +156,11 @@ def _refuse_unfinished(name: str, report: Report) -> None:
         if job["unfinished"] is not None:
             text = f"{name}: {job['name']} has not finished: {job['unfinished']}"
             raise ReproduceError(f"{text}; give it a later `until`, or less to do")
+    for servers in report["parameter_servers"]:
+        late = servers["flow_times"]["unfinished"] + servers["unopened"]
+        if late:
+            text = f"{name}: {late} flows of {servers['name']} have not arrived"
+            raise ReproduceError(f"{text}; give it a later `until`, or less to do")
 
 
 def doubts(report: Report) -> list[str]:

@@ -61,6 +61,8 @@ def main(argv: list[str]) -> int:
         options.error(
             f"--{given[0]} is of a single run; --out has the scenario and result of each of many"
         )
+    if args.ray == "":  # Ray would start a cluster of its own
+        options.error("--ray needs the address of a cluster, as 10.0.0.9:6379")
     try:
         return _run(args, shlex.join(["fanin", "sim", *argv]))
     except FaninError as error:

@@ -90,11 +90,14 @@ def _of_job(job: Mapping[str, Any], dropped: int) -> Row:
 
 
 def _of_servers(job: Mapping[str, Any], dropped: int) -> Row:
-    last_s = job["last_arrived_s"]
-    figures = {"gbps": 8e-9 * job["delivered_bytes"] / last_s if last_s else 0.0}
-    figures |= _times(job["flow_times"])
-    figures |= {"sent_again": job["retransmissions"], "dropped": dropped, "ended_ms": 1e3 * last_s}
-    return Row(job["name"], figures, enough=True)
+    last_s, times = job["last_arrived_s"], job["flow_times"]
+    # What the end cut off has a part in the bytes, and none in the time.
+    ended = last_s > 0 and not times["unfinished"] and not job["unopened"]
+    figures = _times(times)
+    figures |= {"sent_again": job["retransmissions"], "dropped": dropped}
+    if ended:
+        figures["gbps"] = 8e-9 * job["delivered_bytes"] / last_s / job["workers"]
+    return Row(job["name"], figures, enough=ended)
 
 
 def _of_flows(flows: Mapping[str, Any], dropped: int, ended_s: float) -> Row:

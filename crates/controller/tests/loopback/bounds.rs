@@ -78,7 +78,11 @@ fn integers_and_what_is_only_moved_lose_nothing() {
         // SAFETY: the tensors stay where they are, untouched, until all are done.
         let raw = unsafe { RawTensor::new(tensor.as_mut_ptr().cast(), tensor.len(), Dtype::Float32) };
         let broadcast = Submission::broadcast(raw.expect("a tensor"), WorkerId(2));
-        session.submit(broadcast, move |result, _| drop(sender.send(result.is_ok()))).expect("open");
+        session
+            .submit(broadcast, move |result, _| {
+                let _ = sender.send(result.is_ok()); // who waited may be gone
+            })
+            .expect("open");
     }
     let is_done = |_| done.recv_timeout(HANG) == Ok(true);
     if !(0..WORKERS).all(is_done) {

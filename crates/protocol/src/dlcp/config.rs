@@ -40,7 +40,7 @@ pub struct JobConfig {
     pub pull_bound: LossBound,
     /// Blocks of a flow, 1 to [`FLOW_BLOCKS_MAX`]: longer tensors are several flows.
     pub flow_blocks: u32,
-    /// Flows that a worker has under way, 1 to [`FLOWS_MAX`]. The server has room for twice as many: workers may be as far apart.
+    /// Flows that a worker has under way, 1 to [`FLOWS_MAX`]. The server has room for twice as many: what is further ahead waits.
     pub flows: u16,
     /// How fast a flow is sent.
     pub rate: RateConfig,
@@ -75,6 +75,9 @@ impl JobConfig {
             return Err(ConfigError::Paths);
         }
         self.rate.check().map_err(|()| ConfigError::Rate)?;
+        if self.retransmission.ceiling.is_zero() {
+            return Err(ConfigError::Ceiling);
+        }
         Ok(self)
     }
 
@@ -189,6 +192,8 @@ pub enum ConfigError {
     Paths,
     /// A link without a rate, packets without a length, a period of nothing, or a delta below 1.
     Rate,
+    /// Signals would be sent again without a pause, and nobody could answer before he counts as silent.
+    Ceiling,
 }
 
 impl core::fmt::Display for ConfigError {
@@ -206,6 +211,9 @@ impl core::fmt::Display for ConfigError {
             }
             Self::Flows(flows) => write!(f, "{flows} flows under way: choose 1 to {FLOWS_MAX}"),
             Self::Paths => f.write_str("no path: packets take at least one"),
+            Self::Ceiling => {
+                f.write_str("signals wait no time for an answer: choose a retransmission ceiling above 0")
+            }
             Self::Rate => f.write_str(
                 "the rate control needs a link's rate, a packet's length, a period, and a delta of 1 or more",
             ),

@@ -92,7 +92,8 @@ impl Rate {
             // Of what was sent: a sender that had less to send than it might is not congested by what it might.
             self.bps = (self.bps.min(sending_bps) / 2).max(self.config.least_bps());
         } else if self.state == State::CongestionAvoidance {
-            self.bps = (self.bps + line_rate_bps * INCREASE_PERCENT / 100).min(line_rate_bps);
+            let increase = line_rate_bps.saturating_mul(INCREASE_PERCENT) / 100;
+            self.bps = self.bps.saturating_add(increase).min(line_rate_bps);
         }
     }
 
@@ -170,6 +171,15 @@ mod tests {
         assert_eq!(rate.bps(), GIGABIT);
         (0..100).for_each(|_| rate.reported(rate.bps(), 0));
         assert_eq!(rate.bps(), 60_000_000, "a packet of 1,500 bytes in 200 us");
+    }
+
+    #[test]
+    fn a_link_of_any_rate_adds_to_it() {
+        let mut rate = Rate::new(RateConfig::of_link(u64::MAX, 1500));
+        rate.reported(u64::MAX, 0);
+        let halved = rate.bps();
+        rate.reported(halved, halved);
+        assert!(rate.bps() > halved && halved == u64::MAX / 2);
     }
 
     #[test]

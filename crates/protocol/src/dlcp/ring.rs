@@ -176,7 +176,9 @@ impl<A: Copy, T: Tensor> Ring<A, T> {
             }
             Signal::Stop => part.incoming(step)?.take_stop(now, round, &mut self.to_left)?,
             Signal::Confirm => part.incoming(step)?.take_confirm(now, &mut self.to_left)?,
-            Signal::Report(report) => part.outgoing(step)?.take_report(now, report, &mut self.to_right)?,
+            Signal::Report(report) => {
+                part.outgoing(step)?.take_report(now, round, report, &mut self.to_right)?;
+            }
             Signal::Request { part: number, missing } => {
                 part.outgoing(step)?.take_request(now, round, number, missing, &mut self.to_right)?;
             }
@@ -287,7 +289,7 @@ impl<A: Copy, T: Tensor> Ring<A, T> {
                     let next = push.peek(|block| {
                         let mut chunk = core.stream.locate(shape.chunk(segment.start + block))?;
                         let range = chunk.range();
-                        Some(!may_be_dropped || tags::mean_magnitude(&chunk.elements(), range) > shape.median)
+                        Some(!may_be_dropped || tags::is_important(&chunk.elements(), range, shape.median))
                     });
                     let Some((block, important)) = next else { break };
                     let of_part = segment.start + block;
@@ -351,15 +353,16 @@ impl<A: Copy, T: Tensor> Endpoint for Ring<A, T> {
 
     fn handle_timeout(&mut self, now: Instant) {
         let now = self.clock.read(now);
+        if !self.core.is_running() {
+            return;
+        }
         let window = self.window();
         for part in self.parts.iter_mut().take(window) {
             part.receivers().for_each(|(_, pull)| pull.handle_timeout(now));
             part.go_on(&mut self.core.stream);
         }
         // A left neighbour may be silent because its own is; a right one that answers nothing is gone.
-        if self.core.is_running()
-            && self.parts.iter_mut().take(window).any(|part| part.senders().any(|(_, push)| push.is_silent()))
-        {
+        if self.parts.iter_mut().take(window).any(|part| part.senders().any(|(_, push)| push.is_silent())) {
             self.core.end(AbortReason::Expelled(Rank(self.steps.right() as u16)));
         }
         self.end_parts(now);
@@ -439,15 +442,18 @@ impl<A: Copy, T: Tensor> WorkerMachine for Ring<A, T> {
         self.left = [plan.left];
         let JobConfig { id, key, generation, shard, .. } = plan.config;
         self.config = JobConfig { id, key, generation, shard, ..self.config };
-        if !self.parts.is_empty() {
+        if self.parts.iter().any(Part::is_under_way) {
             self.core.end(AbortReason::SwitchStopped);
             return;
         }
-        (self.first, self.submitted) = (0, 0);
+        let submitted = self.submitted.wrapping_sub(self.first);
+        self.parts.truncate(submitted as usize);
+        (self.first, self.submitted) = (0, submitted);
         self.confirms.clear();
         self.finishes.clear();
         self.to_left = Waiting::new(self.config.retransmission);
         self.to_right = Waiting::new(self.config.retransmission);
+        self.begin();
     }
 
     fn abandon(&mut self) -> impl Iterator<Item = T> {

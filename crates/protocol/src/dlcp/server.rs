@@ -48,12 +48,12 @@ impl<A: Copy> Server<A> {
         let verdict = match preamble.kind {
             Kind::Block => {
                 let block = BlockPacket::parse(preamble, packet)?;
-                job.authenticate(&preamble, packet)?;
+                job.authenticate(from, &preamble, packet)?;
                 job.take_block(now, &block)
             }
             Kind::Signal => {
                 let signal = SignalPacket::parse(preamble, packet)?;
-                job.authenticate(&preamble, packet)?;
+                job.authenticate(from, &preamble, packet)?;
                 job.take_signal(now, from, &signal)
             }
             _ => return Err(Reason::Unexpected),

@@ -1,6 +1,7 @@
 //! How much a packet matters: its tensor's layer decides the queue, its gradients' magnitude whether it may be dropped (DLCP §3.2.2).
 
 use alloc::vec::Vec;
+use core::cmp::Ordering;
 use core::ops::Range;
 use fanin_wire::PRIORITIES;
 
@@ -36,8 +37,13 @@ pub(super) fn median_magnitude(elements: &Elements<'_>, range: Range<usize>, see
     *median
 }
 
+/// Whether the elements in `range` are more than the median. Where either is no number, that is for their reader to see: they are.
+pub(super) fn is_important(elements: &Elements<'_>, range: Range<usize>, median: f32) -> bool {
+    mean_magnitude(elements, range).partial_cmp(&median).is_none_or(Ordering::is_gt)
+}
+
 /// The mean magnitude of the elements in `range`. That of integers, of which none may be lost, is infinite.
-pub(super) fn mean_magnitude(elements: &Elements<'_>, range: Range<usize>) -> f32 {
+fn mean_magnitude(elements: &Elements<'_>, range: Range<usize>) -> f32 {
     let count = range.len().max(1) as f32;
     let sum = match elements {
         Elements::Float32(x) => sum_of_magnitudes(&x[range]),
@@ -105,16 +111,34 @@ mod tests {
             .map(|i| (mix(i) % 10_000) as f32 / 10_000.0 * if i % 2 == 0 { 1.0 } else { -1.0 })
             .collect();
         let mut doubles: Vec<f64> = floats.iter().map(|x| f64::from(*x)).collect();
-        let mut halves: Vec<u16> = floats.iter().map(|x| (x.to_bits() >> 16) as u16).collect();
+        let mut brains: Vec<u16> = floats.iter().map(|x| (x.to_bits() >> 16) as u16).collect();
+        // A float16 has another exponent, and three more bits behind it.
+        let to_half = |x: &f32| match x.to_bits() {
+            bits if x.abs() < 0.000_061 => (bits >> 16 & 0x8000) as u16,
+            bits => (bits >> 16 & 0x8000) as u16 | ((bits >> 13 & 0x3_ffff) - (112 << 10)) as u16,
+        };
+        let mut halves: Vec<u16> = floats.iter().map(to_half).collect();
         let all = 0..floats.len();
-        for elements in
-            [Elements::Float32(&mut floats), Elements::Float64(&mut doubles), Elements::Bfloat16(&mut halves)]
-        {
+        for elements in [
+            Elements::Float32(&mut floats),
+            Elements::Float64(&mut doubles),
+            Elements::Float16(&mut halves),
+            Elements::Bfloat16(&mut brains),
+        ] {
             let median = median_magnitude(&elements, all.clone(), 7);
             assert!((median - 0.5).abs() < 0.05, "{median}");
             assert_eq!(median.to_bits(), median_magnitude(&elements, all.clone(), 7).to_bits());
             assert!((mean_magnitude(&elements, 0..100_003) - 0.5).abs() < 0.01);
         }
+    }
+
+    #[test]
+    fn what_is_no_number_is_important() {
+        let mut values = [vec![1.0_f32; 32], vec![3.0; 31], vec![-f32::NAN]].concat();
+        let elements = Elements::Float32(&mut values);
+        let of_median = |median| [0..32, 32..63, 32..64].map(|range| is_important(&elements, range, median));
+        assert_eq!(of_median(2.0), [false, true, true]);
+        assert_eq!(of_median(f32::NAN), [true; 3]);
     }
 
     #[test]

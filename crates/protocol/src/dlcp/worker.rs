@@ -245,7 +245,7 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
         let place = self.place_of(flow)?;
         let Flow { push: Some(push), pull, .. } = &mut self.flows[place] else { return Err(Reason::Ahead) };
         match signal {
-            Signal::Report(report) => push.take_report(now, report, &mut self.waiting)?,
+            Signal::Report(report) => push.take_report(now, round, report, &mut self.waiting)?,
             Signal::Request { part, missing } => {
                 push.take_request(now, round, part, missing, &mut self.waiting)?;
             }
@@ -351,7 +351,8 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
         let Self { core, config, worker, flows, first, link, path, .. } = self;
         let mut run = Run::default();
         // Front layers first; of one priority, in the order of submission.
-        let mut order: Vec<_> = (0..flows.len()).filter(|at| flows[*at].has_blocks()).collect();
+        let under_way = flows.len().min(config.flows.into());
+        let mut order: Vec<_> = (0..under_way).filter(|at| flows[*at].has_blocks()).collect();
         order.sort_by_key(|at| flows[*at].start.priority);
         for at in order {
             let id = FlowId(first.0.wrapping_add(at as u32));
@@ -369,7 +370,7 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
                     let mut part =
                         core.stream.locate(*first_chunk + u64::from(block)).filter(|_| is_needed)?;
                     let range = part.range();
-                    Some(!may_be_dropped || tags::mean_magnitude(&part.elements(), range) > *median)
+                    Some(!may_be_dropped || tags::is_important(&part.elements(), range, *median))
                 });
                 let Some((block, important)) = next else { break };
                 let tag = Tag { priority: start.priority, important, path: *path };
@@ -428,7 +429,7 @@ impl<A: Copy, T: Tensor> Endpoint for Worker<A, T> {
     fn handle_timeout(&mut self, now: Instant) {
         let now = self.clock.read(now);
         // From the last: flows that are complete leave the front.
-        for place in (0..self.flows.len()).rev() {
+        for place in (0..self.flows.len().min(self.config.flows.into())).rev() {
             if self.flows[place].push.is_some() {
                 self.flows[place].pull.handle_timeout(now);
                 self.complete(now, place);
@@ -462,7 +463,7 @@ impl<A: Copy, T: Tensor> Endpoint for Worker<A, T> {
         if !self.core.is_running() {
             return None;
         }
-        let flows = self.flows.iter().filter_map(|flow| {
+        let flows = self.flows.iter().take(self.config.flows.into()).filter_map(|flow| {
             let push = flow.push.as_ref()?;
             let pull = if self.receives(flow) { flow.pull.poll_timeout() } else { None };
             let blocks = flow.has_blocks().then(|| push.opens_at().max(self.link.opens_at()));

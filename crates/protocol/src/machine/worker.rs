@@ -56,9 +56,9 @@ pub struct TensorTimes {
 pub struct Loss {
     /// Contributions that its blocks would have if nothing had been lost.
     pub contributions: u64,
-    /// Those that are not in their sums: the same on every rank.
+    /// Those that are not in their sums: the same on every rank that got all sums.
     pub lost: u64,
-    /// Blocks that have nobody's contribution, and are zero: the same on every rank.
+    /// Blocks that have nobody's contribution, and are zero: the same on every rank that got all sums.
     pub unsummed: u64,
     /// Blocks whose mean did not come here, and which hold this rank's own gradient.
     pub kept: u64,

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use fanin_protocol::RetransmissionConfig;
 use fanin_protocol::dlcp::{JobConfig, RateConfig};
-use fanin_wire::{Dtype, Generation, JobId, Key, LossBound, Op, ShardId};
+use fanin_wire::{Dtype, Generation, JobId, Key, LossBound, Op, Pattern, ShardId, WorkerId};
 
 /// Words of a block.
 pub const ELEMENTS: usize = 32;
@@ -30,12 +30,16 @@ pub struct Case {
     pub ring: bool,
     pub workers: usize,
     pub tensors: Vec<(usize, Op)>,
+    /// Of each tensor; where none is said, an all-reduce.
+    pub patterns: Vec<Pattern>,
     pub dtype: Dtype,
     pub bound: LossBound,
     pub pull_bound: LossBound,
     pub flow_blocks: u32,
     pub flows: u16,
     pub paths: u8,
+    /// Of each machine's link.
+    pub line_rate_bps: u64,
     /// Of a thousand packets.
     pub data_loss: u64,
     pub signal_loss: u64,
@@ -77,12 +81,14 @@ impl Case {
             ring: false,
             workers: 4,
             tensors: vec![(3000, Op::Sum), (1500, Op::Average)],
+            patterns: vec![],
             dtype: Dtype::Float32,
             bound: LossBound::RELIABLE,
             pull_bound: LossBound::RELIABLE,
             flow_blocks: 50,
             flows: 4,
             paths: 1,
+            line_rate_bps: 1_000_000_000,
             data_loss: 0,
             signal_loss: 0,
             doubled: 0,
@@ -100,27 +106,31 @@ impl Case {
                 .expect("below one")
         };
         let op = |random: &mut Random| random.one_of(&[Op::Sum, Op::Average]);
-        let tensors =
+        let tensors: Vec<_> =
             (0..1 + random.below(4)).map(|_| (random.below(3000) as usize, op(&mut random))).collect();
         let (push, pull) = (bound(&mut random), bound(&mut random));
-        let floats = [Dtype::Float32, Dtype::Float64, Dtype::Bfloat16];
+        let floats = [Dtype::Float32, Dtype::Float64, Dtype::Float16, Dtype::Bfloat16];
         let dtype = match random.below(5) {
-            0 => random.one_of(&[Dtype::Int32, Dtype::Int64, Dtype::Int8]),
+            0 => random.one_of(&[Dtype::Int32, Dtype::Int64, Dtype::Int8, Dtype::Uint8]),
             _ => random.one_of(&floats),
         };
         // The digits of a bfloat16 tell the sums of three apart.
         let most = if dtype == Dtype::Bfloat16 { 3 } else { 5 };
+        let workers = 1 + random.below(most) as usize;
+        let patterns = (0..tensors.len()).map(|_| pattern(&mut random, dtype, workers)).collect();
         Self {
             seed,
             ring: false,
-            workers: 1 + random.below(most) as usize,
+            workers,
             tensors,
+            patterns,
             dtype,
             bound: push,
             pull_bound: if random.below(5) == 0 { pull } else { LossBound::RELIABLE },
             flow_blocks: random.one_of(&[1, 7, 64, 200]),
             flows: random.one_of(&[1, 2, 5]),
             paths: random.one_of(&[1, 3]),
+            line_rate_bps: 1_000_000_000,
             data_loss: random.one_of(&[0, 5, 50, 300]),
             signal_loss: random.one_of(&[0, 5, 50, 300]),
             doubled: random.one_of(&[0, 50, 300]),
@@ -136,6 +146,10 @@ impl Case {
         }
     }
 
+    pub fn pattern(&self, tensor: usize) -> Pattern {
+        self.patterns.get(tensor).copied().unwrap_or(Pattern::AllReduce)
+    }
+
     pub fn config(&self) -> JobConfig {
         JobConfig {
             id: JobId(3),
@@ -148,7 +162,7 @@ impl Case {
             pull_bound: self.pull_bound,
             flow_blocks: self.flow_blocks,
             flows: self.flows,
-            rate: RateConfig::of_link(1_000_000_000, 200),
+            rate: RateConfig::of_link(self.line_rate_bps, 200),
             quiet: Duration::from_micros(100),
             retransmission: RetransmissionConfig {
                 floor: Duration::from_millis(1),
@@ -156,5 +170,15 @@ impl Case {
             },
             paths: self.paths,
         }
+    }
+}
+
+/// Half of them are all-reduces. An int32 is not broadcast: its owner says what bytes it has.
+fn pattern(random: &mut Random, dtype: Dtype, workers: usize) -> Pattern {
+    let root = WorkerId(random.below(workers as u64) as u8);
+    match random.below(4) {
+        0 => Pattern::Reduce(root),
+        1 if dtype != Dtype::Int32 => Pattern::Broadcast(root),
+        _ => Pattern::AllReduce,
     }
 }

@@ -10,8 +10,8 @@ mod world;
 
 use std::time::Duration;
 
-use case::{Case, Fault};
-use fanin_wire::{AbortReason, LossBound, Op, Rank};
+use case::{Case, ELEMENTS, Fault};
+use fanin_wire::{AbortReason, LossBound, Op, Pattern, Rank};
 use world::World;
 
 /// Seeds that each run plays.
@@ -96,6 +96,8 @@ fn a_worker_that_dies_midway_is_named_and_the_others_are_told() {
         match world.aborted() {
             Some(reason) => {
                 assert_eq!(reason, AbortReason::Expelled(Rank(dead)));
+                let others = (0..).zip(world.told()).filter(|(rank, _)| *rank != dead);
+                others.for_each(|(rank, told)| assert_eq!(*told, Some(reason), "seed {seed}: rank {rank}"));
                 midway += 1;
             }
             // It died between two flows, or had nothing more to say: then the server waits for it, and says for whom.
@@ -103,6 +105,34 @@ fn a_worker_that_dies_midway_is_named_and_the_others_are_told() {
         }
     }
     assert!(midway > 20, "{midway}");
+}
+
+/// As where a path carries signals, and no packet of full length.
+#[test]
+fn a_worker_of_which_only_signals_come_is_named() {
+    let mut world =
+        World::new(Case { workers: 1, tensors: vec![(100, Op::Sum)], data_loss: 1000, ..Case::plain() });
+    world.run();
+    assert_eq!(world.aborted(), Some(AbortReason::Expelled(Rank(0))));
+    assert!(world.workers_were_told());
+}
+
+/// It announces its flows together, and sends one after the other. What comes to no flow for 2.3 s is silent by that flow's count.
+#[test]
+fn a_worker_that_takes_long_to_come_to_a_flow_is_not_silent() {
+    for data_loss in [0, 100] {
+        // Four flows of 200 blocks, which are 1,600 bits each: a second a flow.
+        let case = Case {
+            workers: 2,
+            tensors: vec![(4 * 200 * ELEMENTS, Op::Sum)],
+            flow_blocks: 200,
+            line_rate_bps: 320_000,
+            data_loss,
+            ..Case::plain()
+        };
+        let world = play(case);
+        assert!(world.now() > Duration::from_secs(4), "{:?}", world.now());
+    }
 }
 
 #[test]
@@ -130,7 +160,7 @@ fn a_clock_that_jumps_stops_nobody() {
 }
 
 #[test]
-fn blocks_take_all_paths_and_signals_one() {
+fn blocks_take_all_paths() {
     let world = play(Case { paths: 4, tensors: vec![(20_000, Op::Sum); 3], ..Case::plain() });
     let by_path = world.blocks_by_path();
     let most = by_path.iter().max().expect("paths");
@@ -144,7 +174,9 @@ fn every_seed_keeps_every_rule_in_a_ring() {
     let one = std::env::var("FANIN_SEED").map(|seed| seed.parse().expect("FANIN_SEED is a number"));
     let seeds = one.as_ref().map_or(0..SEEDS, |seed| *seed..seed + 1);
     for seed in seeds {
-        let case = Case { ring: true, pull_bound: LossBound::RELIABLE, ..Case::from_seed(seed) };
+        let case = Case::from_seed(seed);
+        let patterns = vec![Pattern::AllReduce; case.tensors.len()];
+        let case = Case { ring: true, patterns, pull_bound: LossBound::RELIABLE, ..case };
         let world = std::panic::catch_unwind(|| play(case));
         let loss = world.unwrap_or_else(|_| panic!("replay with FANIN_SEED={seed}")).loss();
         lost += usize::from(loss.lost > 0);

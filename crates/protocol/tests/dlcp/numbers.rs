@@ -15,10 +15,12 @@ pub struct Numbered {
 pub enum Values {
     Float32(Vec<f32>),
     Float64(Vec<f64>),
+    Float16(Vec<u16>),
     Bfloat16(Vec<u16>),
     Int32(Vec<i32>),
     Int64(Vec<i64>),
     Int8(Vec<i8>),
+    Uint8(Vec<u8>),
 }
 
 impl Tensor for Numbered {
@@ -26,10 +28,12 @@ impl Tensor for Numbered {
         match &mut self.values {
             Values::Float32(x) => Elements::Float32(x),
             Values::Float64(x) => Elements::Float64(x),
+            Values::Float16(x) => Elements::Float16(x),
             Values::Bfloat16(x) => Elements::Bfloat16(x),
             Values::Int32(x) => Elements::Int32(x),
             Values::Int64(x) => Elements::Int64(x),
             Values::Int8(x) => Elements::Int8(x),
+            Values::Uint8(x) => Elements::Uint8(x),
         }
     }
 
@@ -49,8 +53,9 @@ impl Values {
             Dtype::Bfloat16 => Self::Bfloat16(all.map(|x| ((x as f32).to_bits() >> 16) as u16).collect()),
             Dtype::Int32 => Self::Int32(all.map(|x| x as i32).collect()),
             Dtype::Int64 => Self::Int64(all.map(|x| x as i64).collect()),
+            Dtype::Float16 => Self::Float16(all.map(half).collect()),
             Dtype::Int8 => Self::Int8(all.map(|x| x as i8).collect()),
-            other => unreachable!("no case has {}", other.name()),
+            Dtype::Uint8 => Self::Uint8(all.map(|x| x.abs() as u8).collect()),
         }
     }
 
@@ -58,10 +63,11 @@ impl Values {
         match self {
             Self::Float32(x) => x.len(),
             Self::Float64(x) => x.len(),
-            Self::Bfloat16(x) => x.len(),
+            Self::Float16(x) | Self::Bfloat16(x) => x.len(),
             Self::Int32(x) => x.len(),
             Self::Int64(x) => x.len(),
             Self::Int8(x) => x.len(),
+            Self::Uint8(x) => x.len(),
         }
     }
 
@@ -69,8 +75,8 @@ impl Values {
         match self {
             Self::Float64(_) | Self::Int64(_) => 8,
             Self::Float32(_) | Self::Int32(_) => 4,
-            Self::Bfloat16(_) => 2,
-            Self::Int8(_) => 1,
+            Self::Float16(_) | Self::Bfloat16(_) => 2,
+            Self::Int8(_) | Self::Uint8(_) => 1,
         }
     }
 
@@ -79,10 +85,11 @@ impl Values {
         match self {
             Self::Float32(x) => x.iter().map(|x| x.to_bits().into()).collect(),
             Self::Float64(x) => x.iter().map(|x| x.to_bits()).collect(),
-            Self::Bfloat16(x) => x.iter().map(|x| (*x).into()).collect(),
+            Self::Float16(x) | Self::Bfloat16(x) => x.iter().map(|x| (*x).into()).collect(),
             Self::Int32(x) => x.iter().map(|x| *x as u64).collect(),
             Self::Int64(x) => x.iter().map(|x| *x as u64).collect(),
             Self::Int8(x) => x.iter().map(|x| *x as u64).collect(),
+            Self::Uint8(x) => x.iter().map(|x| (*x).into()).collect(),
         }
     }
 
@@ -91,38 +98,42 @@ impl Values {
         let value = match self {
             Self::Float32(x) => x[at].into(),
             Self::Float64(x) => x[at],
+            Self::Float16(x) => of_half(x[at]),
             Self::Bfloat16(x) => f32::from_bits(u32::from(x[at]) << 16).into(),
             Self::Int32(x) => x[at].into(),
             Self::Int64(x) => x[at] as f64,
             Self::Int8(x) => x[at].into(),
+            Self::Uint8(x) => return x[at].into(),
         };
         value * sign(at)
     }
 
     /// Whose contributions the block `range` of this result is the sum of, all of its elements alike; `None` if it is no such sum.
-    pub fn inside(&self, range: std::ops::Range<usize>, op: Op, workers: usize) -> Option<u64> {
-        let everyone = (1_u64 << workers) - 1;
+    pub fn inside(&self, range: std::ops::Range<usize>, op: Op, contributors: &[usize]) -> Option<u64> {
+        let everyone = contributors.iter().map(|worker| 1_u64 << worker).sum();
         let is_sum_of = |inside: &u64| {
-            let expected = self.sum_of(*inside, op, workers);
+            let expected = self.sum_of(*inside, op, contributors.len());
             range.clone().all(|at| self.at(at) == expected)
         };
         // Of integers nothing may be missing, and a quotient says less.
         let least = if self.is_float() { 0 } else { everyone };
-        let found: Vec<u64> = (least..=everyone).filter(is_sum_of).collect();
+        let of_these = (least..=everyone).filter(|inside| inside & !everyone == 0);
+        let found: Vec<u64> = of_these.filter(is_sum_of).collect();
         assert!(found.len() <= 1, "sums that cannot be told apart: {found:?}");
         found.first().copied()
     }
 
     pub const fn is_float(&self) -> bool {
-        matches!(self, Self::Float32(_) | Self::Float64(_) | Self::Bfloat16(_))
+        matches!(self, Self::Float32(_) | Self::Float64(_) | Self::Float16(_) | Self::Bfloat16(_))
     }
 
     /// To the nearest of its type; integers are divided towards zero.
     fn rounded(&self, value: f64) -> f64 {
         match self {
-            Self::Int32(_) | Self::Int64(_) | Self::Int8(_) => value.trunc(),
+            Self::Int32(_) | Self::Int64(_) | Self::Int8(_) | Self::Uint8(_) => value.trunc(),
             Self::Float32(_) => f64::from(value as f32),
             Self::Float64(_) => value,
+            Self::Float16(_) => of_half(half(value)),
             Self::Bfloat16(_) => {
                 let bits = (value as f32).to_bits();
                 f64::from(f32::from_bits((bits + 0x7fff + (bits >> 16 & 1)) & 0xffff_0000))
@@ -133,7 +144,7 @@ impl Values {
     /// The sum that these workers' contributions are: where some are missing, as many times their mean as there are workers.
     fn sum_of(&self, inside: u64, op: Op, workers: usize) -> f64 {
         let count = inside.count_ones() as usize;
-        let sum: f64 = (0..workers).filter(|worker| inside >> worker & 1 != 0).map(weight).sum();
+        let sum: f64 = (0..64).filter(|worker| inside >> worker & 1 != 0).map(weight).sum();
         match op {
             _ if inside == 0 => 0.0,
             Op::Sum if count == workers => self.rounded(sum),
@@ -148,5 +159,26 @@ const fn sign(at: usize) -> f64 {
 }
 
 fn weight(worker: usize) -> f64 {
-    f64::from(1 << worker)
+    (1_u64 << worker) as f64
+}
+
+/// The nearest float16 of a number that is none of its least or largest.
+fn half(value: f64) -> u16 {
+    if value == 0.0 {
+        return 0;
+    }
+    let exponent = value.abs().log2().floor();
+    let mantissa = (value.abs() / exponent.exp2() * 1024.0).round_ties_even() as u16;
+    // A mantissa that was rounded up to 2,048 carries into the exponent.
+    let bits = ((exponent + 15.0) as u16) << 10;
+    (bits + (mantissa - 1024)) | (u16::from(value < 0.0) << 15)
+}
+
+fn of_half(bits: u16) -> f64 {
+    let (exponent, mantissa) = (bits >> 10 & 31, bits & 1023);
+    let value = match exponent {
+        0 => f64::from(mantissa) / 1024.0 / 16384.0,
+        _ => (1.0 + f64::from(mantissa) / 1024.0) * (f64::from(exponent) - 15.0).exp2(),
+    };
+    if bits >> 15 == 0 { value } else { -value }
 }

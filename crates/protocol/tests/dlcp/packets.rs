@@ -1,11 +1,15 @@
 //! Packets that are not what they should be: dropped with their reason, counted, and without effect.
 
-use fanin_protocol::dlcp::{ConfigError, JobConfig, Server, ServerJob, Worker};
-use fanin_protocol::{Endpoint, Instant, Layer, Reason, Summer, Verdict, WorkerEvent, WorkerMachine};
+use fanin_protocol::dlcp::{ConfigError, JobConfig, Ring, RingPlan, Server, ServerJob, Worker};
+use std::time::Duration;
+
+use fanin_protocol::{
+    Endpoint, Instant, Layer, Reason, RetransmissionConfig, Summer, Verdict, WorkerEvent, WorkerMachine,
+};
 use fanin_wire::{
     AbortReason, BlockHeader, BlockPacket, Collective, Dtype, FlowId, Generation, JobId, Key, Kind,
-    LossBound, Op, Pattern, Preamble, Rank, ShardId, Signal, SignalPacket, Start, Tag, WireDtype, WorkerId,
-    block_packet_bytes,
+    LossBound, Op, Pattern, Preamble, Rank, Report, ShardId, Signal, SignalPacket, Start, Tag, WireDtype,
+    WorkerId, block_packet_bytes,
 };
 
 use crate::case::{Case, KEY};
@@ -219,8 +223,9 @@ fn strangers_and_the_dead_change_nothing() {
 }
 
 #[test]
-fn unlike_tensors_end_the_job_and_name_both_ranks() {
-    let mut server = server();
+fn unlike_tensors_end_the_job_and_name_both_ranks_to_all() {
+    let mut server = Server::new(ShardId(0));
+    server.add_job(ServerJob::from(JobConfig { workers: 3, ..config() })).expect("within its limits");
     take(
         &mut server,
         &[
@@ -231,6 +236,15 @@ fn unlike_tensors_end_the_job_and_name_both_ranks() {
     let event = server.poll_event().expect("told");
     let (first, second) = ((Rank(1), collective(64)), (Rank(0), collective(63)));
     assert_eq!(event.reason, AbortReason::Mismatch { first, second });
+    let told = |server: &mut Server<u16>| {
+        let of = |packet: Vec<u8>| Preamble::parse(&packet).expect("ours");
+        let aborts = answers(server).into_iter().map(of).filter(|preamble| preamble.kind == Kind::Abort);
+        aborts.map(|preamble| preamble.worker.0).collect::<Vec<_>>()
+    };
+    assert_eq!(told(&mut server), [0, 1]);
+    // Who comes after that is told when it comes.
+    take(&mut server, &[(signal(2, 0, 0, Signal::Start(start(64))), dropped(Reason::Aborted))]);
+    assert_eq!(told(&mut server), [2]);
 }
 
 #[test]
@@ -251,6 +265,13 @@ fn numbers_outside_their_limits_are_refused() {
         (JobConfig { flow_blocks: 300_000, ..good }, ConfigError::FlowBlocks(300_000)),
         (JobConfig { flows: 0, ..good }, ConfigError::Flows(0)),
         (JobConfig { paths: 0, ..good }, ConfigError::Paths),
+        (
+            JobConfig {
+                retransmission: RetransmissionConfig { ceiling: Duration::ZERO, ..good.retransmission },
+                ..good
+            },
+            ConfigError::Ceiling,
+        ),
         (rate(fanin_protocol::dlcp::RateConfig { delta: 0.5, ..good.rate }), ConfigError::Rate),
         (rate(fanin_protocol::dlcp::RateConfig { line_rate_bps: 0, ..good.rate }), ConfigError::Rate),
     ];
@@ -313,4 +334,111 @@ fn a_worker_whose_server_forgot_goes_on_with_what_had_not_begun() {
     midway.resume(Instant(0), plan);
     assert!(matches!(midway.poll_event(), Some(WorkerEvent::Aborted(AbortReason::SwitchStopped))));
     assert_eq!(midway.abandon().count(), 1);
+}
+
+#[test]
+fn a_rank_between_other_neighbours_goes_on_with_what_had_not_begun() {
+    let plan =
+        RingPlan { config: JobConfig { generation: Generation(1), ..config() }, left: 7_u16, right: 8_u16 };
+    let mut train = vec![0; 65536];
+    let mut idle: Ring<u16, Numbered> = Ring::new(config(), WorkerId(0), 5, 6);
+    idle.suspend();
+    idle.submit(tensor(64), Op::Sum);
+    idle.handle_timeout(Instant(0));
+    assert!(idle.poll_transmit(Instant(0), &mut train).is_none());
+    idle.resume(Instant(0), plan);
+    assert!(idle.poll_event().is_none());
+    assert_eq!(idle.generation(), Generation(1));
+    let sent = idle.poll_transmit(Instant(0), &mut train).expect("it begins");
+    assert_eq!(sent.to, [8]);
+    // What is under way is lost with a neighbour.
+    let mut midway: Ring<u16, Numbered> = Ring::new(config(), WorkerId(0), 5, 6);
+    midway.submit(tensor(64), Op::Sum);
+    midway.suspend();
+    midway.resume(Instant(0), plan);
+    assert!(matches!(midway.poll_event(), Some(WorkerEvent::Aborted(AbortReason::SwitchStopped))));
+    assert_eq!(midway.abandon().count(), 1);
+    assert_eq!(midway.outstanding(), 0);
+}
+
+/// Rank 0 of three: 2 is to its left, 1 to its right. Parts are of six blocks, two a segment, and four flows.
+fn ring() -> Ring<u16, Numbered> {
+    let config = Case { workers: 3, flow_blocks: 6, flows: 2, bound: crate::percent(50), ..Case::plain() };
+    Ring::new(config.config(), WorkerId(0), 5, 6)
+}
+
+fn hand_over(ring: &mut Ring<u16, Numbered>, packets: &[(Vec<u8>, Verdict)]) {
+    for (number, (packet, verdict)) in packets.iter().enumerate() {
+        assert_eq!(ring.handle_packet(Instant(0), 9, packet), *verdict, "packet {number}");
+    }
+}
+
+#[test]
+fn a_rank_of_a_ring_takes_from_each_neighbour_what_that_one_may_say() {
+    let mut ring = ring();
+    let of = |contributions: u16| {
+        let tag = Tag { priority: 1, important: false, path: 0 };
+        let header = BlockHeader { flow: FlowId(0), block: 0, round: 0, tag, contributions };
+        let mut bytes = vec![0; block_packet_bytes(if contributions == 0 { 0 } else { 128 })];
+        let preamble = preamble(Kind::Block, 2);
+        BlockPacket::write(&mut bytes, KEY, &preamble, &header, |payload| payload.fill(0));
+        bytes
+    };
+    let report = Signal::Report(Report { number: 1, packets: 0, period_us: 200 });
+    let mut forged = signal(2, 0, 0, Signal::Start(start(192)));
+    Key(1).seal(&mut forged);
+    hand_over(
+        &mut ring,
+        &[
+            (forged, dropped(Reason::Forged)),
+            (vec![1, 2, 3], dropped(Reason::Malformed)),
+            // Before its rendezvous, or from the wrong side.
+            (block(2, 0, 0, 32), dropped(Reason::Unannounced)),
+            (signal(2, 0, 0, Signal::Stop), dropped(Reason::Unannounced)),
+            (block(1, 0, 0, 32), dropped(Reason::OutOfRange)),
+            (block(7, 0, 0, 32), dropped(Reason::OutOfRange)),
+            (signal(1, 0, 0, Signal::Start(start(192))), dropped(Reason::OutOfRange)),
+            (signal(2, 0, 0, Signal::Finish), dropped(Reason::OutOfRange)),
+            // Too long, too far ahead, and long over, which is answered once.
+            (signal(2, 0, 0, Signal::Start(start(193))), dropped(Reason::OutOfRange)),
+            (signal(2, 16, 0, Signal::Start(start(192))), dropped(Reason::Ahead)),
+            (block(2, u32::MAX, 0, 32), dropped(Reason::Stale)),
+            (signal(2, u32::MAX, 0, Signal::Stop), Verdict::Absorb),
+            (signal(2, u32::MAX, 0, Signal::Stop), dropped(Reason::Duplicate)),
+            // What is announced, and what of it fits nothing.
+            (signal(2, 0, 0, Signal::Start(start(192))), Verdict::Absorb),
+            (block(2, 0, 2, 32), dropped(Reason::OutOfRange)),
+            (block(2, 0, 0, 31), dropped(Reason::ChunkLength)),
+            (of(0), dropped(Reason::OutOfRange)),
+            (of(2), dropped(Reason::OutOfRange)),
+            (of(1), Verdict::Absorb),
+            (of(1), dropped(Reason::Duplicate)),
+            (signal(2, 0, 7, Signal::Stop), dropped(Reason::Stale)),
+            (signal(2, 0, 0, Signal::Confirm), dropped(Reason::Unexpected)),
+            // Nothing was sent to the right yet.
+            (signal(1, 0, 0, report), dropped(Reason::Unexpected)),
+            (signal(1, 0, 0, Signal::Finish), dropped(Reason::Unexpected)),
+        ],
+    );
+    ring.submit(tensor(192), Op::Sum);
+    let mut train = vec![0; 65536];
+    while ring.poll_transmit(Instant(0), &mut train).is_some() {}
+    hand_over(
+        &mut ring,
+        &[
+            (signal(1, 0, 3, Signal::Request { part: 0, missing: &[3] }), dropped(Reason::Stale)),
+            (signal(1, 0, 1, Signal::Request { part: 1, missing: &[3] }), dropped(Reason::OutOfRange)),
+            (signal(1, 0, 1, Signal::Request { part: 0, missing: &[3, 3] }), dropped(Reason::OutOfRange)),
+            (signal(1, 0, 1, Signal::Request { part: 0, missing: &[3] }), Verdict::Absorb),
+            (signal(1, 0, 0, report), dropped(Reason::Stale)),
+        ],
+    );
+    assert!(ring.poll_event().is_none());
+    // Another tensor than its own.
+    hand_over(&mut ring, &[(signal(2, 1, 0, Signal::Start(start(191))), Verdict::Absorb)]);
+    let Some(WorkerEvent::Aborted(AbortReason::Mismatch { first, second })) = ring.poll_event() else {
+        panic!("it goes on");
+    };
+    assert_eq!((first, second), ((Rank(2), collective(191)), (Rank(0), collective(192))));
+    hand_over(&mut ring, &[(block(2, 0, 1, 32), dropped(Reason::Aborted))]);
 }

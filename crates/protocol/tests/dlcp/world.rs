@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use fanin_protocol::dlcp::{JobConfig, Ring, Server, ServerJob, Worker};
 use fanin_protocol::{Endpoint, Instant, Layer, Loss, Summer, WorkerEvent, WorkerMachine};
-use fanin_wire::{AbortReason, JobId, Kind, LossBound, Op, Preamble, ShardId, Tag, WorkerId};
+use fanin_wire::{
+    AbortReason, JobId, Kind, LossBound, Op, Operation, Pattern, Preamble, ShardId, Tag, WorkerId,
+};
 
 use crate::case::{Case, ELEMENTS, Fault, Random};
 use crate::numbers::{Numbered, Values};
@@ -159,22 +161,25 @@ impl World {
                 return;
             }
         }
+        // All sleep: then all is done, and nobody waits for a confirmation.
+        let is_done = |done: &Vec<Option<_>>| done.iter().all(Option::is_some);
+        let has_ended = self.aborted.is_some() || self.told.iter().any(Option::is_some);
         assert!(
-            self.dead.is_some() || self.aborted.is_some() || self.told.iter().any(Option::is_some),
+            self.dead.is_some() || has_ended || self.done.iter().all(is_done),
             "all sleep: {}",
             self.standing()
         );
+        if let (None, Some(Machine::Server(server))) = (self.dead, self.machines.last()) {
+            let progress = server.job_progress(JobId(3)).expect("it is there");
+            assert_eq!(progress.in_use, 0, "{}", self.standing());
+        }
     }
 
-    /// Whether nothing more is to be learned.
+    /// Whether nothing more is to be learned, though not all sleep.
     fn is_over(&self) -> bool {
         // Of a ring, the owners tell all what one was told.
-        if self.case.ring && self.told.iter().any(Option::is_some) {
-            return true;
-        }
-        let is_done = |done: &Vec<Option<_>>| done.iter().all(Option::is_some);
-        let has_died = self.case.fault == Fault::Death && (self.dead.is_none() || self.now < 60_000_000_000);
-        !has_died && self.done.iter().all(is_done) || self.dead.is_some() && self.now > 120_000_000_000
+        self.case.ring && self.told.iter().any(Option::is_some)
+            || self.dead.is_some() && self.now > 120_000_000_000
     }
 
     fn begin(&mut self, node: usize) {
@@ -183,13 +188,17 @@ impl World {
         for (number, (elements, op)) in tensors.into_iter().enumerate() {
             // As a backward pass has it: the last layer first.
             let layer = Layer { index: count - 1 - number as u16, count };
+            let pattern = self.case.pattern(number);
+            // A broadcast has one contribution, which is no mean.
+            let op = if let Pattern::Broadcast(_) = pattern { Op::Sum } else { op };
+            let operation = Operation { op, pattern };
             let own = self.values.get(node).cloned();
             let values = own.unwrap_or_else(|| Values::of_worker(self.case.dtype, node, elements));
             let tensor = Numbered { number, layer, values };
             match &mut self.machines[node] {
                 Machine::Server(_) => unreachable!("only workers begin"),
-                Machine::Worker(worker) => worker.submit(tensor, op),
-                Machine::Ring(rank) => rank.submit(tensor, op),
+                Machine::Worker(worker) => worker.submit(tensor, operation),
+                Machine::Ring(rank) => rank.submit(tensor, operation),
             }
         }
         self.drain(node);
@@ -244,10 +253,7 @@ impl World {
                 self.pushed_again += u64::from(from < self.case.workers && round > 0);
                 if self.case.drops_unimportant && !tag.important { 1000 } else { self.case.data_loss }
             }
-            _ => {
-                assert_eq!(tag, Tag::SIGNAL);
-                self.case.signal_loss
-            }
+            _ => self.case.signal_loss,
         };
         let copies = 1 + u64::from(self.random.below(1000) < self.case.doubled);
         for _ in 0..copies {
@@ -301,20 +307,33 @@ impl World {
         for (number, (elements, op)) in self.case.tensors.iter().enumerate() {
             let results: Vec<&(Values, Loss)> =
                 self.done.iter().map(|done| done[number].as_ref().expect("all are done")).collect();
-            let (values, loss) = results[0];
+            let (values, _) = results[0];
             let of_block = 4 * ELEMENTS / values.element_bytes();
             let blocks = elements.div_ceil(of_block);
             let is_float = values.is_float();
-            let may_keep = is_float && *op == Op::Average;
+            let pattern = self.case.pattern(number);
+            let may_keep = is_float && *op == Op::Average && pattern == Pattern::AllReduce;
+            // Whose elements are in the sum, and who gets it.
+            let contributors: Vec<usize> =
+                (0..workers).filter(|worker| pattern.contributes(WorkerId(*worker as u8))).collect();
+            let receivers: Vec<usize> =
+                (0..workers).filter(|worker| pattern.receives(WorkerId(*worker as u8))).collect();
+            for worker in (0..workers).filter(|worker| !receivers.contains(worker)) {
+                let own = Values::of_worker(self.case.dtype, worker, *elements);
+                let (values, loss) = results[worker];
+                assert_eq!((values.bits(), *loss), (own.bits(), Loss::default()), "what was submitted");
+            }
+            let (values, loss) = results[receivers[0]];
+            let results: Vec<_> = receivers.iter().map(|worker| (*worker, results[*worker])).collect();
             if pull_bound == LossBound::RELIABLE || !may_keep {
-                for (other, other_loss) in &results {
+                for (_, (other, other_loss)) in &results {
                     assert_eq!(other.bits(), values.bits(), "tensor {number}: all ranks get the same bits");
                     let shared = |loss: &Loss| (loss.contributions, loss.lost, loss.unsummed, loss.kept);
                     assert_eq!(shared(other_loss), shared(loss), "and are told the same");
                 }
                 assert_eq!(loss.kept, 0);
             }
-            for (worker, (values, loss)) in results.iter().enumerate() {
+            for (worker, (values, loss)) in &results {
                 assert_eq!(values.len(), *elements);
                 let mut told = Loss { rounds: loss.rounds, kept: loss.kept, ..Loss::default() };
                 // An own gradient that was kept looks like a mean of one alone.
@@ -323,21 +342,23 @@ impl World {
                     let mut missing = vec![0_u32; workers];
                     for block in flow {
                         let range = block * of_block..((block + 1) * of_block).min(*elements);
-                        let inside = values.inside(range, *op, workers);
+                        let inside = values.inside(range, *op, &contributors);
                         let inside =
                             inside.unwrap_or_else(|| panic!("tensor {number}, block {block}: no sum"));
                         if loss.kept > 0 && inside == 1 << worker {
                             alone += 1;
                         } else {
-                            told.lost += u64::from(workers as u32 - inside.count_ones());
+                            told.lost += contributors.len() as u64 - u64::from(inside.count_ones());
                             told.unsummed += u64::from(inside == 0);
-                            (0..workers)
-                                .for_each(|other| missing[other] += u32::from(inside >> other & 1 == 0));
+                            for other in &contributors {
+                                missing[*other] += u32::from(inside >> other & 1 == 0);
+                            }
                         }
-                        told.contributions += workers as u64;
+                        told.contributions += contributors.len() as u64;
                     }
                     let blocks = flow.len() as u32;
-                    let allowed = if is_float { self.allowed(blocks) } else { 0 };
+                    let is_bounded = is_float && contributors.len() == workers;
+                    let allowed = if is_bounded { self.allowed(blocks) } else { 0 };
                     assert!(
                         missing.iter().all(|lost| *lost <= allowed),
                         "{missing:?} of {blocks} lost, {allowed} allowed"

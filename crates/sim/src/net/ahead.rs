@@ -10,8 +10,9 @@ use super::ids::PortId;
 use super::packets::{Content, PacketId};
 use super::queue::PRIORITIES;
 
-/// With fewer events in a span the network is small, and in the caches as it is.
-const EVENTS_MIN: usize = 128;
+/// With fewer events in a span the network is small, and in the caches as it is. Measured: with 16 a network of 64 hosts is slower by
+/// some 7 %, with 128 one of 1,024 hosts by as much, many of whose spans have fewer.
+const EVENTS_MIN: usize = 48;
 
 /// One event's way through memory.
 #[derive(Debug)]

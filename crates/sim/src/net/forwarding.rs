@@ -35,11 +35,18 @@ impl Core {
         let config = &self.queue_configs[port.config as usize][priority];
         let length = self.queues.get(id, priority).bytes + bytes;
         let above = |threshold: Option<u64>| threshold.is_some_and(|threshold| length > threshold);
+        let marks_from = match config.ecn_threshold_bytes {
+            // As much as the other queues hold counts.
+            Some(threshold) if config.ecn_by_port => {
+                Some(threshold.saturating_sub(self.queues.bytes(id) + bytes - length))
+            }
+            threshold => threshold,
+        };
         let unmarkable = record.ecn == Ecn::NotCapable;
         let refused = if length > config.limit_bytes {
             Some(DropReason::Tail)
         } else if above(config.drop_thresholds_bytes[usize::from(record.class.drop_class)])
-            || (config.drops_unmarkable && unmarkable && above(config.ecn_threshold_bytes))
+            || (config.drops_unmarkable && unmarkable && above(marks_from))
         {
             Some(DropReason::Selective)
         } else {
@@ -56,14 +63,16 @@ impl Core {
         let by_arrival = config.order == Order::Arrival;
         if let Some(reason) = refused {
             let remaining = record.remaining;
-            if !by_arrival && self.give_way(remaining, id, priority, reason) {
+            // What has a threshold of its own is no reason for others to go.
+            let may_push_out = !by_arrival && reason != DropReason::Selective;
+            if may_push_out && self.give_way(remaining, id, priority, reason) {
                 return self.enqueue(packet, id);
             }
             self.seldom[id.index()].count_at_queue(priority, reason);
             return self.packets.release(packet);
         }
         let queue = self.queues.get_mut(id, priority);
-        let marks = above(config.ecn_threshold_bytes) && !unmarkable;
+        let marks = above(marks_from) && !unmarkable;
         if marks {
             queue.marked += 1;
             record.ecn = Ecn::Marked;

@@ -44,6 +44,8 @@ pub struct QueueConfig {
     pub limit_bytes: u64,
     /// A packet that makes it longer than this is marked, if its sender understands the mark.
     pub ecn_threshold_bytes: Option<u64>,
+    /// It is the length of all queues of the port that decides about marks, as PIAS has it.
+    pub ecn_by_port: bool,
     /// A packet of a drop class that would make it longer than the class's threshold is dropped (selective dropping).
     pub drop_thresholds_bytes: [Option<u64>; DROP_CLASSES],
     /// A packet that cannot be marked is dropped where it would be marked, as RED with ECN does it.
@@ -59,6 +61,7 @@ impl QueueConfig {
         Self {
             limit_bytes,
             ecn_threshold_bytes: None,
+            ecn_by_port: false,
             drop_thresholds_bytes: [None; DROP_CLASSES],
             drops_unmarkable: false,
             order: Order::Arrival,

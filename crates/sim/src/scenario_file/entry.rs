@@ -223,6 +223,12 @@ impl Entry<'_> {
         at(&self.file.network.mtu, message)
     }
 
+    /// Which queue the job's packets are for, where the file says that.
+    #[must_use]
+    pub fn priority(&self) -> Option<&Spanned<u8>> {
+        self.job().priority.as_ref()
+    }
+
     fn job(&self) -> &Job {
         self.file.job[self.number].get_ref()
     }

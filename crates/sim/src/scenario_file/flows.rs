@@ -12,6 +12,8 @@ use crate::workload::{BackgroundPlan, TransportPlan};
 
 /// Flows of one entry: each is remembered, and looked at in every interval.
 const FLOWS_MAX: u32 = 100_000;
+/// The largest window that TCP can say (RFC 7323, 2.3).
+const WINDOW_MAX_BYTES: u64 = 1 << 30;
 /// Duplicate acknowledgements that somebody could wait for.
 const DUPLICATES_MAX: u32 = 1_000_000;
 
@@ -20,14 +22,35 @@ pub(super) fn resolve(file: &File, topology: &Topology) -> Result<Vec<Background
     file.background.iter().map(|flow| background(topology, mtu, flow)).collect()
 }
 
-/// How flows are sent.
+/// How flows are sent; whether they take marks where the file does not say it, and their `priority`, is their table's.
 pub(super) fn transport(
     given: &Option<Spanned<TransportTable>>,
-    ecn: bool,
+    ecn: &Option<Spanned<bool>>,
+    usually_marked: bool,
+    priority: &Option<Spanned<u8>>,
 ) -> Result<TransportPlan, Mistake> {
     let usual = TransportPlan::default();
-    let Some(place) = given else { return Ok(TransportPlan { ecn, ..usual }) };
+    let said = ecn.as_ref().map(|ecn| *ecn.get_ref());
+    let Some(place) = given else {
+        return Ok(TransportPlan { ecn: said.unwrap_or(usually_marked), ..usual });
+    };
     let table = place.get_ref();
+    match (table.kind, ecn, said, priority) {
+        (TransportName::Pias, _, _, Some(priority)) => {
+            return Err(at(
+                priority,
+                "pias gives each segment its queue, by `demotion`; leave `priority` out",
+            ));
+        }
+        (TransportName::Dctcp | TransportName::Pias, Some(ecn), Some(false), _) => {
+            return Err(at(ecn, "dctcp and pias live by marks; leave `ecn = false` out, or take `newreno`"));
+        }
+        (TransportName::Pfabric, Some(ecn), Some(true), _) => {
+            return Err(at(ecn, "pfabric takes no notice of marks; leave `ecn = true` out"));
+        }
+        _ => {}
+    }
+    let ecn = said.unwrap_or(usually_marked) && table.kind != TransportName::Pfabric;
     if let (Some(demotion), TransportName::Newreno | TransportName::Dctcp | TransportName::Pfabric) =
         (&table.demotion, table.kind)
     {
@@ -42,8 +65,10 @@ pub(super) fn transport(
         TransportName::Pfabric => Transport::Pfabric,
         TransportName::Pias => Transport::Pias { thresholds_bytes: demotion(place)? },
     };
-    let not_zero = |given: &Option<Spanned<super::unit::Size>>, key: &str| match given {
-        Some(size) if size.get_ref().0 == 0 => Err(at(size, format!("`{key}` of at least one byte"))),
+    let window = |given: &Option<Spanned<super::unit::Size>>, key: &str| match given {
+        Some(size) if !(1..=WINDOW_MAX_BYTES).contains(&size.get_ref().0) => {
+            Err(at(size, format!("`{key}` from 1 byte to 1 GiB")))
+        }
         size => Ok(size.as_ref().map(|size| size.get_ref().0)),
     };
     let rto_min = match &table.rto_min {
@@ -59,9 +84,8 @@ pub(super) fn transport(
     Ok(TransportPlan {
         transport,
         ecn,
-        window_initial_bytes: not_zero(&table.initial_window, "initial_window")?,
-        window_max_bytes: not_zero(&table.receive_window, "receive_window")?
-            .unwrap_or(usual.window_max_bytes),
+        window_initial_bytes: window(&table.initial_window, "initial_window")?,
+        window_max_bytes: window(&table.receive_window, "receive_window")?.unwrap_or(usual.window_max_bytes),
         rto_min: rto_min.unwrap_or(usual.rto_min),
         duplicates: duplicates.unwrap_or(usual.duplicates),
     })
@@ -127,7 +151,7 @@ fn background(topology: &Topology, mtu: u32, flow: &Spanned<Background>) -> Resu
     if let (Some(table), Some(_)) = (&plan.transport, rate_bps) {
         return Err(at(table, "`transport` is of tcp flows"));
     }
-    let transport = transport(&plan.transport, plan.ecn.unwrap_or(rate_bps.is_none()))?;
+    let transport = transport(&plan.transport, &plan.ecn, rate_bps.is_none(), &plan.priority)?;
     let class = class(&plan.priority, &plan.drop_class, plan.spray)?;
     let size = match &plan.size {
         Some(size) if rate_bps.is_some() => return Err(at(size, "`size` is of tcp flows")),
@@ -192,7 +216,8 @@ mod tests {
         let pias = of("transport = { kind = \"pias\", demotion = [\"1kB\", \"9kB\"] }\n").transport.transport;
         let rest = u64::MAX;
         assert_eq!(pias, Transport::Pias { thresholds_bytes: [1000, 9000, rest, rest, rest, rest, rest] });
-        assert_eq!(of("transport = { kind = \"pfabric\" }\n").transport.transport, Transport::Pfabric);
+        let pfabric = of("transport = { kind = \"pfabric\" }\n").transport;
+        assert_eq!((pfabric.transport, pfabric.ecn), (Transport::Pfabric, false));
     }
 
     #[test]
@@ -207,7 +232,12 @@ mod tests {
             ("{ kind = \"pfabric\", duplicates = 3 }", "does not look at duplicate"),
             ("{ duplicates = 0 }", "from 1 to"),
             ("{ rto_min = \"0ms\" }", "more than no time"),
-            ("{ initial_window = \"0B\" }", "`initial_window` of at least one byte"),
+            ("{ initial_window = \"0B\" }", "`initial_window` from 1 byte to 1 GiB"),
+            ("{ receive_window = \"1000000GB\" }", "`receive_window` from 1 byte to 1 GiB"),
+            ("{ kind = \"pias\", demotion = [\"9kB\"] }\npriority = 3", "leave `priority` out"),
+            ("{ kind = \"pias\", demotion = [\"9kB\"] }\necn = false", "live by marks"),
+            ("{ kind = \"dctcp\" }\necn = false", "live by marks"),
+            ("{ kind = \"pfabric\" }\necn = true", "no notice of marks"),
         ] {
             let message = wrong(&flow(&format!("transport = {transport}\n")));
             assert!(message.contains(words), "{transport}: {message}");

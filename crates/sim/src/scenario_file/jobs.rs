@@ -191,10 +191,15 @@ pub(super) fn model(name: &Spanned<String>) -> Result<Model, Mistake> {
     })
 }
 
+/// Samples of a worker in an iteration, as far as one machine could have any.
+const BATCH_MAX: u32 = 1_000_000;
+
 /// Samples of a worker in an iteration.
 pub(super) fn batch(given: &Option<Spanned<u32>>) -> Result<u32, Mistake> {
     match given {
-        Some(place) if *place.get_ref() == 0 => Err(at(place, "at least one sample")),
+        Some(place) if !(1..=BATCH_MAX).contains(place.get_ref()) => {
+            Err(at(place, format!("from 1 to {BATCH_MAX} samples")))
+        }
         given => Ok(given.as_ref().map_or(32, |batch| *batch.get_ref())),
     }
 }

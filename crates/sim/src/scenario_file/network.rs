@@ -29,6 +29,7 @@ pub(super) fn resolve(file: &File) -> Result<Topology, Mistake> {
         }
         queue = queue.with_ecn(threshold.get_ref().0);
     }
+    queue.ecn_by_port = network.ecn_by_port;
     if network.order == OrderName::LeastRemaining {
         queue.order = Order::LeastRemaining;
     }

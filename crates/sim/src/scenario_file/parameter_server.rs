@@ -12,7 +12,7 @@ use super::lookup::{class, host};
 use super::schema::{File, Hosts, ParameterServer};
 use crate::net::{NodeId, Topology};
 use crate::workload::models::{FLOPS_PER_S, Layer};
-use crate::workload::{ParameterServerPlan, TensorPlan};
+use crate::workload::{ParameterServerPlan, Sends, TensorPlan};
 
 const ELEMENT_BYTES: u64 = 4;
 /// Flows of one entry.
@@ -36,8 +36,15 @@ fn resolve_one(
         None => workers.clone(),
     };
     let tensors = tensors(entry)?;
-    if workers.len().saturating_mul(tensors.len()).saturating_mul(servers.len()) > FLOWS_MAX {
-        return Err(at(place, format!("this could be more than {FLOWS_MAX} flows")));
+    let divides = |tensor: &&TensorPlan| tensor.bytes > entry.divide_above.0;
+    let divided = tensors.iter().filter(divides).count();
+    let parts = tensors.len() - divided + divided.saturating_mul(servers.len());
+    let flows = workers.len().saturating_mul(parts);
+    if flows > FLOWS_MAX {
+        let message = format!(
+            "{flows} flows, at most {FLOWS_MAX}: fewer workers or servers, or a larger `divide_above`"
+        );
+        return Err(at(place, message));
     }
     if servers == workers && workers.len() == 1 {
         return Err(at(&entry.workers, "the only worker is beside the only server: nothing would be sent"));
@@ -48,11 +55,32 @@ fn resolve_one(
         servers,
         tensors,
         divide_above_bytes: entry.divide_above.0,
-        jitter: entry.jitter.map_or(0.0, |jitter| jitter.0),
+        jitter: entry.jitter.as_ref().map_or(0.0, |jitter| jitter.get_ref().0),
         start: entry.start.0,
         class: class(&entry.priority, &entry.drop_class, entry.spray)?,
-        transport: transport(&entry.transport, entry.ecn.unwrap_or(false))?,
+        sends: sends(entry)?,
     })
+}
+
+/// Connections, unless it says DLCP.
+fn sends(entry: &ParameterServer) -> Result<Sends, Mistake> {
+    let Some(dlcp) = &entry.dlcp else {
+        return Ok(Sends::Connections(transport(&entry.transport, &entry.ecn, false, &entry.priority)?));
+    };
+    if let Some(place) = &entry.transport {
+        return Err(at(place, "flows are sent either by a `transport` or by `dlcp`"));
+    }
+    jobs::refuse(
+        &entry.ecn,
+        "ecn",
+        "connections, and `dlcp`'s packets say by themselves whether they are marked",
+    )?;
+    jobs::refuse(
+        &entry.priority,
+        "priority",
+        "connections, and `dlcp`'s packets say by themselves which queue they are for",
+    )?;
+    Ok(Sends::Dlcp(dlcp.resolve()?))
 }
 
 /// Those named, or so many of `among`, evenly spread.
@@ -84,6 +112,7 @@ fn tensors(entry: &ParameterServer) -> Result<Vec<TensorPlan>, Mistake> {
         (Some(tensor), None) => {
             jobs::refuse(&entry.batch, "batch", "a `model`")?;
             jobs::refuse(&entry.flops, "flops", "a `model`")?;
+            jobs::refuse(&entry.jitter, "jitter", "a `model`")?;
             let bytes = tensor.get_ref().0;
             if !(1..=1 << 40).contains(&bytes) {
                 return Err(at(tensor, "a tensor has from 1 byte to 1 TiB"));
@@ -129,7 +158,8 @@ mod tests {
             ("push", Duration::from_millis(1), 4_000_000)
         );
         assert_eq!(plan.class, Class { priority: 2, sprayed: true, ..Class::DEFAULT });
-        assert!(plan.transport.ecn && plan.workers.len() == 2 && plan.servers.len() == 1);
+        let Sends::Connections(connections) = plan.sends else { panic!("they are connections") };
+        assert!(connections.ecn && plan.workers.len() == 2 && plan.servers.len() == 1);
         for (keys, words) in [
             ("workers = 4\n", "give a `tensor`"),
             ("workers = 4\ntensor = \"1MB\"\nmodel = \"vgg16\"\n", "either a `tensor` or a `model`"),
@@ -142,7 +172,17 @@ mod tests {
             ("workers = 1\ntensor = \"1MB\"\n", "nothing would be sent"),
             ("workers = 4\ntensor = \"0B\"\n", "from 1 byte"),
             ("workers = 4\ntensor = \"1MB\"\ncompression = 0.5\n", "from 1 to 1e6"),
+            ("workers = 4\ntensor = \"1MB\"\njitter = \"10%\"\n", "`jitter` is about a `model`"),
+            ("workers = 4\nmodel = \"vgg16\"\nbatch = 4294967295\n", "from 1 to 1000000 samples"),
             ("workers = 4\ntensor = \"1MB\"\nsplit = \"1MB\"\n", "unknown key `split`"),
+            ("workers = 4\ntensor = \"1MB\"\ndlcp = { bound = \"1%\" }\n", "`bound`"),
+            ("workers = 4\ntensor = \"1MB\"\ndlcp = { loss_bound = \"100%\" }\n", "less than 100%"),
+            (
+                "workers = 4\ntensor = \"1MB\"\ndlcp = {}\ntransport = {}\n",
+                "either by a `transport` or by `dlcp`",
+            ),
+            ("workers = 4\ntensor = \"1MB\"\ndlcp = {}\npriority = 1\n", "which queue they are for"),
+            ("workers = 4\ntensor = \"1MB\"\ndlcp = {}\necn = true\n", "whether they are marked"),
         ] {
             let message = wrong(&entry(keys));
             assert!(message.contains(words), "{keys}: {message}");

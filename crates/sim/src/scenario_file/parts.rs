@@ -125,6 +125,7 @@ fn change_node(
             queue.limit_bytes = holds_a_packet(limit, mtu)?;
         }
         if let Some(ecn) = &node.ecn {
+            marks_by_length(ecn, queue)?;
             queue.ecn_threshold_bytes = Some(ecn.get_ref().0);
         }
         sound(entry, queue)?;
@@ -150,6 +151,17 @@ fn change_node(
         }
     }
     Ok(())
+}
+
+/// A threshold of marks takes the place of another one, and of no drops.
+fn marks_by_length(ecn: &Spanned<super::unit::Size>, queue: &QueueConfig) -> Result<(), Mistake> {
+    match queue.drops_unmarkable {
+        true => Err(at(
+            ecn,
+            "`selective_dropping` has thresholds of its own, by which it also drops; leave `ecn` out",
+        )),
+        false => Ok(()),
+    }
 }
 
 /// Thresholds that a queue reaches.
@@ -240,6 +252,7 @@ fn change_link(entry: &Spanned<Link>, mtu: u32, id: LinkId, topology: &mut Topol
                 queue.limit_bytes = holds_a_packet(limit, mtu)?;
             }
             if let Some(ecn) = &link.ecn {
+                marks_by_length(ecn, queue)?;
                 queue.ecn_threshold_bytes = Some(ecn.get_ref().0);
             }
             sound(entry, queue)?;

@@ -4,6 +4,7 @@ use serde::{Deserialize, Deserializer};
 use toml::Spanned;
 
 use super::unit::{CoreTime, Rate, Share, Size, Time};
+use crate::systems::dlcp::PushKeys;
 
 /// A whole file.
 #[derive(Clone, Debug, Deserialize)]
@@ -108,6 +109,9 @@ pub(super) struct Network {
     pub(super) queue: Spanned<Size>,
     /// Queue length from which a switch marks, and a host's NIC.
     pub(super) ecn: Option<Spanned<Size>>,
+    /// Whether a port marks by all that waits at it, and not by the packet's own queue.
+    #[serde(default)]
+    pub(super) ecn_by_port: bool,
     /// Whether NICs mark. A worker that begins hands its NIC a window at once, which is no congestion.
     #[serde(default = "defaults::yes")]
     pub(super) nic_ecn: bool,
@@ -283,11 +287,13 @@ pub(super) struct ParameterServer {
     #[serde(default = "defaults::divide_above")]
     pub(super) divide_above: Size,
     /// By how much a worker's times vary, at most.
-    pub(super) jitter: Option<Share>,
+    pub(super) jitter: Option<Spanned<Share>>,
     #[serde(default = "defaults::zero")]
     pub(super) start: Time,
     pub(super) transport: Option<Spanned<TransportTable>>,
-    pub(super) ecn: Option<bool>,
+    /// Flows of DLCP in place of connections.
+    pub(super) dlcp: Option<PushKeys>,
+    pub(super) ecn: Option<Spanned<bool>>,
     pub(super) priority: Option<Spanned<u8>>,
     pub(super) drop_class: Option<Spanned<u8>>,
     #[serde(default)]
@@ -445,7 +451,7 @@ pub(super) struct Background {
     /// Of a TCP-like one.
     pub(super) transport: Option<Spanned<TransportTable>>,
     /// Whether its packets may be marked; those of a TCP-like flow unless told otherwise.
-    pub(super) ecn: Option<bool>,
+    pub(super) ecn: Option<Spanned<bool>>,
     pub(super) priority: Option<Spanned<u8>>,
     pub(super) drop_class: Option<Spanned<u8>>,
     #[serde(default)]

@@ -23,6 +23,7 @@ use crate::scenario_file::Kind;
 use crate::workload::{JobPlan, Process, SwitchPlan, Tenant};
 
 pub mod atp;
+pub mod dlcp;
 mod keys;
 pub(crate) mod placement;
 pub mod ring;
@@ -30,7 +31,8 @@ pub mod switchml;
 mod worker;
 
 /// The systems that this crate has.
-pub const ALL: [Kind; 6] = [atp::ATP, atp::RSS, atp::PS, atp::PS_N_TO_N, switchml::KIND, ring::KIND];
+pub const ALL: [Kind; 7] =
+    [atp::ATP, atp::RSS, atp::PS, atp::PS_N_TO_N, switchml::KIND, ring::KIND, dlcp::KIND];
 
 /// One job's system, as its table in the scenario file configures it. Everything in it has been checked.
 pub trait System: Debug + Send + Sync {
@@ -145,6 +147,9 @@ pub enum Role {
     Switch,
     /// On a host: restarts when a job's server does.
     Server,
+    /// A server that does not: what it has lost cannot be brought back, so that its jobs name no
+    /// [`System::server`].
+    Lasting,
 }
 
 /// What a job's machines counted, for reports: a system leaves out what it does not have, or does not count.
@@ -166,6 +171,12 @@ pub struct Counters {
     pub overflows: Option<u64>,
     /// Workers' packets that went past the switches as original values, since their sum could overflow (ATP §B.2).
     pub proactive: Option<u64>,
+    /// Contributions of packets that the sums would have if nothing had been lost, over the tensors that came back (DLCP).
+    pub contributions: Option<u64>,
+    /// Of these, not in the sums.
+    pub contributions_lost: Option<u64>,
+    /// How often packets of a flow were asked for again, both ways.
+    pub retransmission_rounds: Option<u64>,
 }
 
 /// What a switch's memory was used for, by all jobs; what cannot be with a system is none.
@@ -205,6 +216,9 @@ impl Counted for Counters {
             retransmissions: of(self.retransmissions, other.retransmissions),
             overflows: of(self.overflows, other.overflows),
             proactive: of(self.proactive, other.proactive),
+            contributions: of(self.contributions, other.contributions),
+            contributions_lost: of(self.contributions_lost, other.contributions_lost),
+            retransmission_rounds: of(self.retransmission_rounds, other.retransmission_rounds),
         }
     }
 }

@@ -52,7 +52,9 @@ impl Layout {
     /// Adds all machines of a scenario to a network that has none.
     pub(crate) fn build(scenario: &Rc<Scenario>, seed: u64, network: &mut Network) -> Self {
         let referee = Rc::new(Referee::default());
-        let (ports, open) = (Rc::new(Ports::default()), Rc::new(Cell::new(0)));
+        // Flows of parameter servers are to end, too: no job's end is the run's.
+        let waits = usize::from(!scenario.parameter_servers.is_empty());
+        let (ports, open) = (Rc::new(Ports::default()), Rc::new(Cell::new(waits)));
         let mut site = Site::new(&scenario.topology, scenario.switch);
         let mut jobs = Vec::new();
         for (index, plan) in scenario.jobs.iter().enumerate() {

@@ -38,6 +38,28 @@ pub enum Violation {
         /// Which tensor.
         tensor: u64,
     },
+    /// Of one worker's flow more is missing from the sums than its loss bound allows.
+    LostMore {
+        /// The job.
+        job: String,
+        /// Whose contributions are missing, or in a ring who did not get them.
+        rank: usize,
+        /// Of which tensor.
+        tensor: u64,
+        /// Packets.
+        lost: u32,
+        /// As many may be.
+        allowed: u32,
+    },
+    /// A worker was told another loss of a tensor than there was.
+    LossMistold {
+        /// The job.
+        job: String,
+        /// The worker.
+        rank: usize,
+        /// Which tensor.
+        tensor: u64,
+    },
     /// A place of the window went to a later fragment while a worker lacked what was there before.
     ReusedEarly {
         /// The job.
@@ -78,6 +100,13 @@ impl std::fmt::Display for Violation {
             }
             Self::CompletedTwice { job, rank, tensor } => {
                 write!(f, "{job}: worker {rank} got tensor {tensor}, which was not under way")
+            }
+            Self::LostMore { job, rank, tensor, lost, allowed } => write!(
+                f,
+                "{job}: {lost} packets of worker {rank}'s flow of tensor {tensor} are in no sum, where {allowed} may be missing"
+            ),
+            Self::LossMistold { job, rank, tensor } => {
+                write!(f, "{job}: worker {rank} was told another loss of tensor {tensor} than there was")
             }
             Self::ReusedEarly { job, rank, lacks, sequence } => write!(
                 f,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fanin_protocol::atp::{Hashing, Overflow, Scaling};
-use fanin_wire::{CHUNK_ELEMENTS, FRAGMENT_ELEMENTS};
+use fanin_wire::{CHUNK_ELEMENTS, FRAGMENT_ELEMENTS, LossBound};
 use oorandom::Rand64;
 
 use super::models::Model;
@@ -19,6 +19,7 @@ use crate::net::{
 };
 use crate::systems::System;
 use crate::systems::atp::{Atp, Help};
+use crate::systems::dlcp::{Dlcp, Way};
 use crate::systems::ring::Ring;
 use crate::systems::switchml::SwitchMl;
 
@@ -45,8 +46,15 @@ pub fn hostile(seed: u64) -> Scenario {
     let mut dice = Dice(Rand64::new(u128::from(seed) ^ 0xa7b0_0000_0000));
     let topology = topology(&mut dice);
     let aggregators = dice.among(&[0, 1, 3, 16, 64, 512]);
-    let jobs: Vec<JobPlan> =
+    let mut jobs: Vec<JobPlan> =
         (0..dice.range(1, 4)).map(|index| job(&mut dice, &topology, aggregators, index)).collect();
+    // From dice of their own, so that what else is drawn stays as it was.
+    let mut dlcp_dice = Dice(Rand64::new(u128::from(seed) ^ 0xd1c9_0000_0000));
+    jobs.iter_mut().for_each(|job| {
+        if dlcp_dice.one_in(5) {
+            job.system = Arc::new(dlcp(&mut dlcp_dice, &topology, job));
+        }
+    });
     let background = background(&mut dice, &topology);
     let perfect = dice.one_in(8);
     let losses = if perfect { Vec::new() } else { losses(&mut dice, &topology, &jobs) };
@@ -231,6 +239,8 @@ fn topology(dice: &mut Dice) -> Topology {
     let mut queue = QueueConfig::tail_drop(dice.among(&[20_000, 50_000, 1_000_000]));
     if dice.one_in(2) {
         queue = queue.with_ecn(dice.range(500, 3_000));
+        // Of jobs, DLCP's alone have packets that cannot be marked.
+        queue.drops_unmarkable = queue.ecn_threshold_bytes.is_some_and(|threshold| threshold % 2 == 0);
     }
     let drop_class = dice.among(&[0, 0, 1]);
     if drop_class > 0 {
@@ -347,6 +357,27 @@ fn job(dice: &mut Dice, topology: &Topology, aggregators: u32, index: u64) -> Jo
         integers: dice.one_in(4),
         large_values: dice.among(&[0.0, 0.0, 0.02, 0.3]),
         sampled: false,
+    }
+}
+
+/// DLCP in the place of a job's system.
+fn dlcp(dice: &mut Dice, topology: &Topology, job: &JobPlan) -> Dlcp {
+    let hosts: Vec<NodeId> = topology.hosts().collect();
+    let is_ring = job.workers.len() > 1 && dice.one_in(3);
+    let mut bound = |shares: &[f64]| LossBound::new(dice.among(shares)).expect("below one");
+    let (loss_bound, pull_bound) = (bound(&[0.0, 0.01, 0.1, 0.4]), bound(&[0.0, 0.0, 0.2]));
+    let time = |dice: &mut Dice, us: &[u64]| Duration::from_micros(dice.among(us));
+    Dlcp {
+        way: if is_ring { Way::Ring } else { Way::Server(dice.among(&hosts)) },
+        loss_bound,
+        pull_bound: if is_ring { LossBound::RELIABLE } else { pull_bound },
+        elements: dice.among(&[CHUNK_ELEMENTS[0], CHUNK_ELEMENTS[1], CHUNK_ELEMENTS[2]]) as u16,
+        flow_blocks: dice.among(&[3, 16, 4096]),
+        flows: dice.among(&[1, 2, 8]),
+        period: time(dice, &[50, 200, 1000]),
+        delta: dice.among(&[1.0, 2.0]),
+        quiet: time(dice, &[20, 100, 1000]),
+        timeout: time(dice, &[300, 1000, 5000]),
     }
 }
 
@@ -482,6 +513,9 @@ mod tests {
             let mut note = |what: &str| drawn.insert(what.to_owned());
             for job in &scenario.jobs {
                 note(job.system.name());
+                if let Some(way) = format!("{:?}", job.system).strip_prefix("Dlcp { way: ") {
+                    note(if way.starts_with("Ring") { "dlcp in a ring" } else { "dlcp with a server" });
+                }
                 note(if job.integers { "int32" } else { "float32" });
                 if job.system.name() != "atp" && matches!(job.workload, Workload::Training { .. }) {
                     note(&format!("training by {}", job.system.name()));
@@ -534,10 +568,10 @@ mod tests {
                 }
             }
         }
-        let expected = "1 cores, 2 cores, 3 cores, Dctcp, LinkId, LinkId twice, NewReno, NodeId, NodeId twice, Pfabric, Pias, atp, constant, drop class, float32, int32, \
-            links differ, lost acknowledgement, lost gradient, lost packets, lost parameters, lost result, lost segment, lost update, \
+        let expected = "1 cores, 2 cores, 3 cores, Dctcp, LinkId, LinkId twice, NewReno, NodeId, NodeId twice, Pfabric, Pias, atp, constant, dlcp, dlcp in a ring, dlcp with a server, drop class, float32, int32, \
+            links differ, lost acknowledgement, lost block, lost gradient, lost packets, lost parameters, lost result, lost segment, lost signal, lost update, \
             partition, ports, priority, ps, ps-n-to-n, queues, ring, rss, server, server twice, shared buffer, small NIC, stop, \
-            switchml, training by ps, training by ps-n-to-n, training by ring, training by rss, training by switchml, worker, \
+            switchml, training by dlcp, training by ps, training by ps-n-to-n, training by ring, training by rss, training by switchml, worker, \
             worker twice";
         assert_eq!(drawn.into_iter().collect::<Vec<_>>().join(", "), expected);
     }

@@ -11,7 +11,7 @@ use super::checker::{Referee, Violation, first};
 use super::meter::{Meter, Reading};
 use super::program::{Program, Schedule, Step};
 use super::scenario::{JobPlan, Workload};
-use super::values::{Given, Gradient, Numbers, Origin, Source, mix};
+use super::values::{Given, Gradient, Inside, Numbers, Origin, Source, mix};
 use crate::net::{ActorId, Context, Time};
 
 /// Tokens of timers and notices that belong to the job and not to a machine.
@@ -184,20 +184,30 @@ impl Job {
         (elements * shard / shards, elements * (shard + 1) / shards)
     }
 
-    /// A part came back.
-    pub(crate) fn completed(&mut self, context: &mut Context<'_>, rank: usize, shard: usize, part: Gradient) {
+    /// A part came back; of a system that may lose some, with who is in it.
+    pub(crate) fn completed(
+        &mut self,
+        context: &mut Context<'_>,
+        (rank, shard): (usize, usize),
+        part: Gradient,
+        inside: Option<&Inside>,
+    ) {
         let now = context.now();
         let tensor = part.tensor;
         let (from, to) = self.range(tensor, shard);
         let lost = self.workers[rank].lost.take_if(|(lost, _)| *lost == tensor).map(|(_, elements)| elements);
-        match self.source.check(&part, from, lost.unwrap_or(0)) {
+        let checked = match inside {
+            Some(inside) => self.source.check_inside(&part, inside),
+            None => self.source.check(&part, from, lost.unwrap_or(0)),
+        };
+        match checked {
             Err(element) => {
                 let element = self.source.element(from, element);
                 let violation = Violation::WrongSum { job: self.plan.name.clone(), rank, tensor, element };
                 return self.referee.stop(context, violation);
             }
-            // Bits that it lacks cannot be compared.
-            Ok(_) if lost.is_some() => {}
+            // Bits that it lacks cannot be compared, nor those that each worker may have for itself.
+            Ok(_) if lost.is_some() || inside.is_some_and(|inside| inside.may_differ) => {}
             Ok(digest) => {
                 let least = || self.workers.iter().map(WorkerState::least).min().unwrap_or(0);
                 if !self.results.agree((tensor, shard), digest, least) {
@@ -269,6 +279,7 @@ impl Job {
             let (from, to) = self.range(tensor, shard);
             let old = self.workers[rank].spare.pop();
             let part = self.source.contribution(old, tensor, rank as u32, from, to - from);
+            let part = part.of_layer(self.schedule.layer(tensor));
             let worker = &mut self.workers[rank];
             worker.waiting[shard].push_back(part);
             context.notify(worker.actors[shard], token::SUBMIT);

@@ -29,7 +29,7 @@ mod values;
 pub use checker::Violation;
 pub(crate) use checker::first;
 pub use hostile::{hostile, shrink};
-pub use parameter_server::{ParameterServerPlan, Push, TensorPlan};
+pub use parameter_server::{ParameterServerPlan, Push, Sends, TensorPlan};
 pub use report::{
     Count, Durations, FlowReport, JobReport, JobSeries, LinkReport, Measurement, ParameterServerReport,
     Report, ServerReport, SwitchReport, TrainingReport,
@@ -41,5 +41,6 @@ pub use scenario::{
 pub use simulation::{Options, RunError, run, sum};
 pub use tenant::{Process, Tenant};
 pub use transport::TransportPlan;
+pub(crate) use transport::mtu;
 pub(crate) use values::WORKERS_MAX;
-pub use values::{Gradient, Numbers};
+pub use values::{Gradient, Inside, Numbers};

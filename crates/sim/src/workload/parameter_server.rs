@@ -6,11 +6,13 @@ use std::cmp::Reverse;
 use std::rc::Rc;
 use std::time::Duration;
 
+use fanin_protocol::Layer;
 use oorandom::Rand64;
 
 use super::report::{Durations, ParameterServerReport};
 use super::transport::TransportPlan;
 use crate::net::{Class, FlowId, FlowStatistics, Network, NodeId, Time};
+use crate::systems::dlcp::{PushPlan, Pushes};
 
 /// One job's flows in one iteration.
 #[derive(Clone, Debug, PartialEq)]
@@ -32,7 +34,16 @@ pub struct ParameterServerPlan {
     /// How queues treat its packets.
     pub class: Class,
     /// How they are sent.
-    pub transport: TransportPlan,
+    pub sends: Sends,
+}
+
+/// What carries flows.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Sends {
+    /// Connections.
+    Connections(TransportPlan),
+    /// DLCP's machines.
+    Dlcp(PushPlan),
 }
 
 /// A tensor's gradient.
@@ -55,6 +66,8 @@ pub struct Push {
     pub to: NodeId,
     /// How much.
     pub bytes: u64,
+    /// Of which layer; each tensor counts as one, as back-propagation has the last first.
+    pub layer: Layer,
 }
 
 impl ParameterServerPlan {
@@ -82,10 +95,19 @@ impl ParameterServerPlan {
         let mut pushes = Vec::new();
         for worker in &self.workers {
             let pace = 1.0 + self.jitter * (2.0 * dice.rand_float() - 1.0);
-            for (tensor, parts) in self.tensors.iter().zip(&parts) {
+            let count = self.tensors.len();
+            for (number, (tensor, parts)) in self.tensors.iter().zip(&parts).enumerate() {
+                let within = |number: usize| u16::try_from(number).unwrap_or(u16::MAX);
+                let layer = Layer { index: within(count - 1 - number), count: within(count) };
                 let at = Time::from(self.start + tensor.ready.mul_f64(pace));
                 let other = parts.iter().filter(|(server, bytes)| server != worker && *bytes > 0);
-                pushes.extend(other.map(|(to, bytes)| Push { at, from: *worker, to: *to, bytes: *bytes }));
+                pushes.extend(other.map(|(to, bytes)| Push {
+                    at,
+                    from: *worker,
+                    to: *to,
+                    bytes: *bytes,
+                    layer,
+                }));
             }
         }
         pushes.sort_by_key(|push| Reverse(push.at));
@@ -96,17 +118,38 @@ impl ParameterServerPlan {
 /// Each flow of an entry with the time at which it was opened.
 type Opened = Rc<RefCell<Vec<(Time, FlowId)>>>;
 
+/// An entry's flows.
+enum Flows {
+    Connections(Opened),
+    Dlcp(Rc<RefCell<Pushes>>),
+}
+
 /// The parameter servers of a run, by entry of the scenario: how many flows it has, and those that were opened.
-pub(crate) struct ParameterServers(Vec<(usize, Opened)>);
+pub(crate) struct ParameterServers(Vec<(usize, Flows)>);
 
 impl ParameterServers {
     /// Sees to it that each flow is opened in time.
     pub(crate) fn schedule(network: &mut Network, plans: &[ParameterServerPlan], seed: u64) -> Self {
+        let ports = Rc::default();
         let schedule = |(index, plan): (usize, &ParameterServerPlan)| {
-            let (opened, pushes) = (Opened::default(), plan.pushes(seed, index));
-            let flows = pushes.len();
-            open_in_time(network, opened.clone(), (plan.class, plan.transport), pushes);
-            (flows, opened)
+            let pushes = plan.pushes(seed, index);
+            let count = pushes.len();
+            let flows = match plan.sends {
+                Sends::Connections(transport) => {
+                    let opened = Opened::default();
+                    open_in_time(network, (opened.clone(), plan.class, transport), open_connection, pushes);
+                    Flows::Connections(opened)
+                }
+                Sends::Dlcp(sends) => {
+                    let flows = Rc::new(RefCell::new(Pushes::new(sends, plan.class, Rc::clone(&ports))));
+                    let open = |flows: &Rc<RefCell<Pushes>>, network: &mut Network, push: &Push| {
+                        flows.borrow_mut().open(network, push);
+                    };
+                    open_in_time(network, flows.clone(), open, pushes);
+                    Flows::Dlcp(flows)
+                }
+            };
+            (count, flows)
         };
         Self(plans.iter().enumerate().map(schedule).collect())
     }
@@ -117,47 +160,92 @@ impl ParameterServers {
         plans: &[ParameterServerPlan],
     ) -> Vec<ParameterServerReport> {
         let entries = plans.iter().zip(&self.0);
-        entries.map(|(plan, (flows, opened))| report(network, plan, *flows, &opened.borrow())).collect()
+        let report = |(plan, (count, flows)): (&ParameterServerPlan, &(usize, Flows))| match flows {
+            Flows::Connections(opened) => report_connections(network, plan, *count, &opened.borrow()),
+            Flows::Dlcp(flows) => report_pushes(network, plan, *count, &flows.borrow()),
+        };
+        entries.map(report).collect()
     }
 }
 
-/// One flow after the other; only the next one is on the agenda.
-fn open_in_time(network: &mut Network, opened: Opened, sends: (Class, TransportPlan), mut pushes: Vec<Push>) {
-    if let Some(Push { at, from, to, bytes }) = pushes.pop() {
-        network.at(at, move |network| {
-            let (class, transport) = sends;
-            let flow = network.open_tcp(transport.connection(network, from, to, class));
-            network.write(flow, bytes, None);
-            opened.borrow_mut().push((network.time(), flow));
-            open_in_time(network, opened, sends, pushes);
+/// One flow after the other, by `open`; only the next one is on the agenda.
+fn open_in_time<T: 'static>(
+    network: &mut Network,
+    with: T,
+    open: fn(&T, &mut Network, &Push),
+    mut pushes: Vec<Push>,
+) {
+    if let Some(push) = pushes.pop() {
+        network.at(push.at, move |network| {
+            open(&with, network, &push);
+            open_in_time(network, with, open, pushes);
         });
     }
 }
 
-fn report(
+fn open_connection(with: &(Opened, Class, TransportPlan), network: &mut Network, push: &Push) {
+    let (opened, class, transport) = with;
+    let flow = network.open_tcp(transport.connection(network, push.from, push.to, *class));
+    network.write(flow, push.bytes, None);
+    opened.borrow_mut().push((network.time(), flow));
+}
+
+fn report_connections(
     network: &Network,
     plan: &ParameterServerPlan,
     flows: usize,
     opened: &[(Time, FlowId)],
 ) -> ParameterServerReport {
-    let ended = |(begin, flow): &(Time, FlowId)| Some((*begin, network.flow(*flow).completed?));
-    let ended: Vec<(Time, Time)> = opened.iter().filter_map(ended).collect();
-    let times: Vec<Time> = ended.iter().map(|(begin, end)| end.since(*begin)).collect();
-    let last = ended.iter().map(|(_, end)| *end).max().unwrap_or_default();
+    let times: Vec<_> = opened.iter().map(|(begin, flow)| (*begin, network.flow(*flow).completed)).collect();
     let sum = |of: fn(FlowStatistics) -> u64| -> u64 {
         opened.iter().map(|(_, flow)| of(network.flow(*flow))).sum()
     };
     ParameterServerReport {
-        name: plan.name.clone(),
-        workers: plan.workers.len(),
-        servers: plan.servers.len(),
-        flow_times: Durations::of(times, opened.len() - ended.len()),
-        unopened: flows - opened.len(),
-        last_arrived_s: last.since(plan.start.into()).as_secs_f64(),
         delivered_bytes: sum(|flow| flow.delivered_bytes),
         sent_packets: sum(|flow| flow.sent_packets),
         retransmissions: sum(|flow| flow.retransmissions),
-        timeouts: sum(|flow| flow.timeouts),
+        timeouts: Some(sum(|flow| flow.timeouts)),
+        ..report_times(plan, flows, &times)
+    }
+}
+
+fn report_pushes(
+    network: &Network,
+    plan: &ParameterServerPlan,
+    flows: usize,
+    pushes: &Pushes,
+) -> ParameterServerReport {
+    let (books, (sent_packets, retransmissions)) = (pushes.books(), pushes.sent(network));
+    let report = report_times(plan, flows, &books.times);
+    let are_over = report.flow_times.unfinished == 0;
+    ParameterServerReport {
+        delivered_bytes: books.delivered_bytes,
+        sent_packets,
+        retransmissions,
+        packets: Some(books.packets),
+        packets_lost: are_over.then(|| books.packets - books.packets_arrived),
+        retransmission_rounds: Some(books.retransmission_rounds),
+        ..report
+    }
+}
+
+/// What follows from when flows began and ended.
+fn report_times(
+    plan: &ParameterServerPlan,
+    flows: usize,
+    all: &[(Time, Option<Time>)],
+) -> ParameterServerReport {
+    let times: Vec<Time> = all.iter().filter_map(|(begin, end)| Some(end.as_ref()?.since(*begin))).collect();
+    let last = all.iter().filter_map(|(_, end)| *end).max().unwrap_or_default();
+    let unfinished = all.len() - times.len();
+    ParameterServerReport {
+        name: plan.name.clone(),
+        workers: plan.workers.len(),
+        servers: plan.servers.len(),
+        flow_times: Durations::of(times, unfinished),
+        unopened: flows - all.len(),
+        last_arrived_s: last.since(plan.start.into()).as_secs_f64(),
+        ..ParameterServerReport::default()
     }
 }
 
@@ -230,6 +318,16 @@ mod tests {
         }
         assert_ne!(last(1), last(3), "paces differ");
         assert_eq!(all, pushes(&model, 3));
+    }
+
+    #[test]
+    fn a_job_that_ends_earlier_ends_no_flow_of_theirs() {
+        let job = "[[job]]\nsystem = \"ring\"\nworkers = 2\ntensor = \"1kB\"\nin_flight = 1\ntensors = 1\n";
+        let both = scenario(&format!("workers = 8\nservers = 2\ntensor = \"10MB\"\n{job}"));
+        let report = run(&both, Options::default()).unwrap_or_else(|error| panic!("{error}"));
+        let flows = &report.parameter_servers[0].flow_times;
+        assert!(report.jobs[0].finished && flows.count > 0, "{flows:?}");
+        assert_eq!((flows.unfinished, report.parameter_servers[0].unopened), (0, 0));
     }
 
     #[test]

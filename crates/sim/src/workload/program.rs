@@ -80,6 +80,19 @@ impl Schedule {
         }
     }
 
+    /// The layer of a tensor: of training each gradient's is one, and back-propagation begins with the last.
+    pub(crate) fn layer(&self, tensor: u64) -> fanin_protocol::Layer {
+        match self {
+            Self::AllReduce { .. } => fanin_protocol::Layer::default(),
+            Self::Training(training) => {
+                let count = training.gradients.len();
+                let index = count - 1 - (tensor % count as u64) as usize;
+                let within = |number: usize| u16::try_from(number).unwrap_or(u16::MAX);
+                fanin_protocol::Layer { index: within(index), count: within(count) }
+            }
+        }
+    }
+
     /// Elements of a tensor.
     pub(crate) fn elements(&self, tensor: u64) -> usize {
         match self {

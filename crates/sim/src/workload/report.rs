@@ -194,8 +194,8 @@ pub struct JobSeries {
     pub server_aggregations: Option<Vec<u64>>,
 }
 
-/// Flows of one job with parameter servers.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+/// Flows of one job with parameter servers. What cannot be with what carries them is none.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct ParameterServerReport {
     /// Its name.
     pub name: String,
@@ -203,7 +203,8 @@ pub struct ParameterServerReport {
     pub workers: usize,
     /// Number of servers.
     pub servers: usize,
-    /// Of each flow, from when its tensor was there to when its last byte was at the server.
+    /// Of each flow, from when its tensor was there to when its last byte was at the server; of DLCP's, to when its sender heard that enough
+    /// of it was there.
     pub flow_times: Durations,
     /// Flows whose time had not come when the run ended.
     pub unopened: usize,
@@ -216,7 +217,13 @@ pub struct ParameterServerReport {
     /// Segments sent again.
     pub retransmissions: u64,
     /// Retransmission timeouts.
-    pub timeouts: u64,
+    pub timeouts: Option<u64>,
+    /// Of DLCP: packets that all flows consist of.
+    pub packets: Option<u64>,
+    /// Of these, those that never arrived, once all flows have ended.
+    pub packets_lost: Option<u64>,
+    /// How often packets of a flow were asked for again.
+    pub retransmission_rounds: Option<u64>,
 }
 
 /// A host with a parameter server.

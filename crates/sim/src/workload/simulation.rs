@@ -367,7 +367,7 @@ fn report(
         parameter_servers: servers.report(network, &scenario.parameter_servers),
         servers: stations
             .clone()
-            .filter(|(place, _)| place.station.role() == Role::Server)
+            .filter(|(place, _)| place.station.role() != Role::Switch)
             .map(|(place, samples_of)| ServerReport {
                 host: name(place.node),
                 received_packets: network.node(place.node).received_packets,

@@ -9,7 +9,7 @@ use fanin_wire::{AbortReason, JobId, Key};
 use super::checker::{Referee, Violation};
 use super::job::{Job, token};
 use super::scenario::{JobPlan, Scenario};
-use super::values::{Gradient, mix};
+use super::values::{Gradient, Inside, mix};
 use crate::net::{ActorId, Context, NodeId};
 
 const FIRST_WORKER_PORT: u16 = 5000;
@@ -182,7 +182,12 @@ impl Process {
 
     /// A sum is there, in place of what was to be summed. It is checked here.
     pub fn completed(&self, context: &mut Context<'_>, sum: Gradient) {
-        self.tenant.job.borrow_mut().completed(context, self.rank, self.part, sum);
+        self.tenant.job.borrow_mut().completed(context, (self.rank, self.part), sum, None);
+    }
+
+    /// The same of a sum that may lack contributions: it is checked to be that of who is said to be in.
+    pub fn completed_inside(&self, context: &mut Context<'_>, sum: Gradient, inside: &Inside) {
+        self.tenant.job.borrow_mut().completed(context, (self.rank, self.part), sum, Some(inside));
     }
 
     /// Something came that the worker lacked: without that for long, the job has stalled.

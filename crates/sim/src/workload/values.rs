@@ -11,11 +11,13 @@
 //! dynamic scaling find one factor for: the bound of the one does not cover what is wrong in the next.
 
 mod given;
+mod inside;
 
-use fanin_protocol::{Elements, Tensor};
+use fanin_protocol::{Elements, Layer, Tensor};
 
 use super::scenario::JobPlan;
 pub(crate) use given::{Given, Origin};
+pub use inside::Inside;
 
 /// How much larger the numbers of an overflowing packet are, as a power of two.
 const LARGE_SHIFT: i32 = 12;
@@ -63,6 +65,8 @@ pub struct Gradient {
     numbers: Numbers,
     /// Elements of the tensor, also those that are there in length alone.
     whole: usize,
+    /// Whose gradient it is.
+    layer: Layer,
 }
 
 /// The elements of a tensor, or some of them.
@@ -101,12 +105,22 @@ impl Tensor for Gradient {
     fn whole_elements(&mut self) -> usize {
         self.whole
     }
+
+    fn layer(&self) -> Layer {
+        self.layer
+    }
 }
 
 impl Gradient {
     /// A copy of some of its elements.
     pub(crate) fn part(&self, range: std::ops::Range<usize>) -> Self {
-        Self { tensor: self.tensor, numbers: self.numbers.part(range), whole: self.whole }
+        Self { numbers: self.numbers.part(range), ..*self }
+    }
+
+    /// The same, of this layer.
+    pub(crate) const fn of_layer(mut self, layer: Layer) -> Self {
+        self.layer = layer;
+        self
     }
 
     /// Adds `part` to the elements from `from` on.
@@ -238,7 +252,7 @@ impl Source {
             }
             Numbers::Float32(numbers)
         };
-        Gradient { tensor, numbers, whole: elements }
+        Gradient { tensor, numbers, whole: elements, layer: Layer::default() }
     }
 
     /// Which element of a tensor is number `at` of those that are there, of the part that begins with element `from`.
@@ -448,7 +462,12 @@ mod tests {
                 let Numbers::Int32(numbers) = &part.numbers else { panic!("integers") };
                 total.iter_mut().zip(numbers).for_each(|(sum, x)| *sum = sum.wrapping_add(*x));
             }
-            return Gradient { tensor: 3, numbers: Numbers::Int32(total), whole: ELEMENTS };
+            return Gradient {
+                tensor: 3,
+                numbers: Numbers::Int32(total),
+                whole: ELEMENTS,
+                layer: Layer::default(),
+            };
         }
         let floats: Vec<&[f32]> = parts
             .iter()
@@ -463,7 +482,7 @@ mod tests {
             let packets: Vec<&[f32]> = floats.iter().map(|numbers| &numbers[range.clone()]).collect();
             total.extend(sum_packet(summer, source.workers, &packets));
         }
-        Gradient { tensor: 3, numbers: Numbers::Float32(total), whole: ELEMENTS }
+        Gradient { tensor: 3, numbers: Numbers::Float32(total), whole: ELEMENTS, layer: Layer::default() }
     }
 
     fn sum_packet(summer: Summer, workers: u32, packets: &[&[f32]]) -> Vec<f32> {

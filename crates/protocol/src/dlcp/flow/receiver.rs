@@ -5,12 +5,14 @@ use alloc::vec::Vec;
 use core::time::Duration;
 use fanin_wire::{LossBound, REQUEST_BLOCKS, Report, Signal};
 
-use super::retry::{Retry, Waiting};
+use super::retry::{ROUNDS_MAX, Retry, Waiting};
 use super::sender::{is_set, part_bytes, parts};
 use crate::machine::{Instant, Reason};
 
 /// Reports on nothing after which a sender that has not stopped counts as silent. They soon come as seldom as `ceiling` says.
 const SILENT_REPORTS_MAX: u32 = 50;
+/// After so many they come no more seldom.
+const SELDOM: u32 = 16;
 
 /// What all receivers of a job have in common.
 #[derive(Clone, Copy, Debug)]
@@ -116,9 +118,19 @@ impl Receiver {
         self.round
     }
 
-    /// Whether its sender said nothing for too long.
+    /// Whether its sender said nothing for too long, or only what never comes.
     pub(in crate::dlcp) const fn is_silent(&self) -> bool {
-        self.request.is_vain() || self.finish.is_vain() || self.silent_reports > SILENT_REPORTS_MAX
+        self.request.is_vain()
+            || self.finish.is_vain()
+            || self.silent_reports > SILENT_REPORTS_MAX
+            || self.round == ROUNDS_MAX
+    }
+
+    /// Its sender is alive, and perhaps has not come to this flow.
+    pub(in crate::dlcp) fn excuse(&mut self) {
+        self.silent_reports = self.silent_reports.min(SELDOM);
+        self.request.excuse();
+        self.finish.excuse();
     }
 
     /// The rendezvous came, or came once more: it is answered with a report, of nothing.
@@ -218,7 +230,7 @@ impl Receiver {
             self.request = Retry::default();
             self.finish.want();
         } else if self.is_quiet(now) {
-            self.round = self.round.wrapping_add(1);
+            self.round = self.round.saturating_add(1);
             self.stopped = None;
             self.next_part = 0;
             self.request.want();
@@ -285,7 +297,7 @@ impl Receiver {
     /// When to report next. What is over is not measured.
     fn report_at(&self) -> Option<Instant> {
         let is_coming = self.state == State::Receiving && self.stopped.is_none();
-        let interval = self.config.period.saturating_mul(1 << self.silent_reports.min(16));
+        let interval = self.config.period.saturating_mul(1 << self.silent_reports.min(SELDOM));
         let interval = interval.min(self.config.ceiling.max(self.config.period));
         self.reported.filter(|_| is_coming).map(|reported| reported + interval)
     }

@@ -8,6 +8,11 @@ use crate::transport::{RetransmissionConfig, RoundTrip};
 /// So often a signal is sent in vain before its peer counts as silent: with the usual ceiling of 250 ms that takes ten seconds. They are
 /// counted and not timed: after a clock has jumped, one try is due and not all.
 const TRIES_MAX: u32 = 40;
+/// In so many rounds all that was missing has come, or none of it ever will: signals pass, and data never does. Fewer do not show that: what
+/// waits in a queue behind others' is asked for every moment, too.
+pub(super) const ROUNDS_MAX: u16 = u16::MAX;
+/// After so many it is not sent more seldom: a timeout of 1 ms has come to the ceiling.
+const SELDOM: u32 = 10;
 
 /// A signal that is not answered within this is said once more, without a word about round trips: a timeout is for who is gone, and is much longer than a
 /// flow takes whose start, stop or end one lost packet would hold up.
@@ -92,6 +97,11 @@ impl Retry {
             (self.tries, self.is_echoed) = (2, true);
             self.due = Some(now + waiting.timeout(1));
         }
+    }
+
+    /// Its peer is alive, and perhaps has not come to it: it is sent as seldom as before, and counts as few times.
+    pub(in crate::dlcp) fn excuse(&mut self) {
+        self.tries = self.tries.min(SELDOM);
     }
 
     /// Whether it was sent in vain for too long.

@@ -3,7 +3,7 @@
 use alloc::collections::VecDeque;
 use fanin_wire::{REQUEST_BLOCKS, Report, Signal, Start};
 
-use super::retry::{Retry, Waiting};
+use super::retry::{ROUNDS_MAX, Retry, Waiting};
 use crate::dlcp::rate::{Pacer, Rate, RateConfig};
 use crate::machine::{Instant, Reason};
 
@@ -34,6 +34,8 @@ pub(in crate::dlcp) struct Sender {
     /// Packets since `measured_since`.
     sent: u32,
     measured_since: Option<Instant>,
+    /// Whether no report of this round was believed yet.
+    is_first: bool,
     /// Number of the last report.
     report: u32,
 }
@@ -71,6 +73,7 @@ impl Sender {
             pacer: Pacer::default(),
             sent: 0,
             measured_since: None,
+            is_first: true,
             report: 0,
         }
     }
@@ -90,14 +93,27 @@ impl Sender {
         self.finished
     }
 
+    /// How fast it may send now.
+    #[cfg(test)]
+    pub(in crate::dlcp) const fn bps(&self) -> u64 {
+        self.rate.bps()
+    }
+
     /// How often blocks were asked for again.
     pub(in crate::dlcp) const fn round(&self) -> u16 {
         self.round
     }
 
-    /// Whether its receiver said nothing for too long.
+    /// Whether its receiver said nothing for too long, or nothing else than that it lacks something.
     pub(in crate::dlcp) fn is_silent(&self) -> bool {
-        self.stop.is_vain() || self.start.is_some_and(|(_, retry)| retry.is_vain())
+        self.stop.is_vain()
+            || self.start.is_some_and(|(_, retry)| retry.is_vain())
+            || self.round == ROUNDS_MAX
+    }
+
+    /// Its receiver is alive, and perhaps has not come to this flow.
+    pub(in crate::dlcp) fn excuse(&mut self) {
+        self.stop.excuse();
     }
 
     /// The next signal that is due.
@@ -179,21 +195,29 @@ impl Sender {
         }
     }
 
+    /// What came in a period of this round, or the answer to the start.
     pub(in crate::dlcp) fn take_report(
         &mut self,
         now: Instant,
+        round: u16,
         report: Report,
         waiting: &mut Waiting,
     ) -> Result<(), Reason> {
         let is_answer = report.period_us == 0;
         self.started(now, is_answer, waiting);
-        if report.number <= self.report && !is_answer {
+        if !is_answer && (round != self.round || report.number <= self.report) {
             return Err(Reason::Stale);
         }
-        self.report = report.number;
+        self.report = self.report.max(report.number);
         let Some(since) = self.measured_since.filter(|_| self.sent > 0 && !is_answer) else { return Ok(()) };
         let config = self.rate.config();
-        let sending = config.bps(self.sent, now.since(since));
+        if self.is_first && now.since(since) < config.period + waiting.smoothed() {
+            // It was measured from before the first block can have come: that is no congestion.
+            return Ok(());
+        }
+        self.is_first = false;
+        // Packets that leave together may all be in a short period; on average they keep to the rate.
+        let sending = config.bps(self.sent, now.since(since)).min(self.rate.bps());
         let period = core::time::Duration::from_micros(report.period_us.into());
         let receiving = config.bps(report.packets, period);
         self.rate.reported(sending, receiving);
@@ -210,7 +234,7 @@ impl Sender {
         missing: &[u8],
         waiting: &mut Waiting,
     ) -> Result<(), Reason> {
-        let begins = round == self.round.wrapping_add(1) && self.stopped;
+        let begins = self.round.checked_add(1) == Some(round) && self.stopped;
         if self.finished || !begins && round != self.round || round == 0 {
             return Err(Reason::Stale);
         }
@@ -223,7 +247,7 @@ impl Sender {
             self.stop.answered(now, false, waiting);
             (self.round, self.parts, self.is_sealed, self.stopped) = (round, 0, false, false);
             self.rate.restart();
-            (self.sent, self.measured_since) = (0, None);
+            (self.sent, self.measured_since, self.is_first) = (0, None, true);
         }
         if self.parts & 1 << part != 0 {
             return Err(Reason::Duplicate);

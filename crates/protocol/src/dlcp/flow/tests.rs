@@ -309,10 +309,42 @@ fn reports_halve_the_rate_and_a_retransmission_restores_it() {
     ends.sends(us(0));
     let report = |number, packets| fanin_wire::Report { number, packets, period_us: 200 };
     // 10 packets were sent in 200 us, and 4 of them came.
-    ends.sender.take_report(us(200), report(1, 4), &mut ends.of_sender).expect("a report");
-    assert_eq!(ends.sender.take_report(us(201), report(1, 0), &mut ends.of_sender), Err(Reason::Stale));
+    ends.sender.take_report(us(200), 0, report(1, 4), &mut ends.of_sender).expect("a report");
+    assert_eq!(ends.sender.take_report(us(201), 0, report(1, 0), &mut ends.of_sender), Err(Reason::Stale));
     ends.request(us(300), 1, &[0, 1, 2, 3, 4, 5]).expect("the first");
     assert_eq!(ends.sends(us(300)).len(), 6, "at line rate");
+}
+
+/// Of what a report says in the first place, a part was measured before the first block could come.
+#[test]
+fn the_first_report_of_a_round_halves_nothing_before_a_round_trip_is_over() {
+    // The answer to the start: a round trip takes 500 us.
+    let report = |number, packets, period_us| fanin_wire::Report { number, packets, period_us };
+    let mut ends = Ends::new(0);
+    ends.sender_says(us(0));
+    ends.sender.take_report(us(500), 0, report(0, 0, 0), &mut ends.of_sender).expect("an answer");
+    let line = ends.sender.bps();
+    ends.sends(us(500));
+    ends.sender.take_report(us(700), 0, report(1, 0, 200), &mut ends.of_sender).expect("a report");
+    assert_eq!(ends.sender.bps(), line, "the first block was not there yet");
+    ends.sender.take_report(us(1200), 0, report(2, 2, 400), &mut ends.of_sender).expect("a report");
+    let halved = ends.sender.bps();
+    assert!(halved < line / 2, "{halved}: of 10 in 700 us came 2 in 400: congestion");
+    // Of the round before: it says nothing of this one.
+    ends.request(us(1300), 1, &[0, 1, 2, 3, 4, 5]).expect("the first");
+    assert_eq!(ends.sender.bps(), line);
+    assert_eq!(ends.sends(us(1300)).len(), 6);
+    let late = ends.sender.take_report(us(1400), 0, report(3, 0, 200), &mut ends.of_sender);
+    assert_eq!((late, ends.sender.bps()), (Err(Reason::Stale), line));
+    // Nor does a round's first, where it comes before a round trip and a period are over.
+    ends.sender.take_report(us(1500), 1, report(4, 0, 200), &mut ends.of_sender).expect("a report");
+    assert_eq!(ends.sender.bps(), line);
+    // The answer to a start that came twice is numbered as what was reported last then, and takes nothing back.
+    ends.sender.take_report(us(1600), 1, report(1, 0, 0), &mut ends.of_sender).expect("an answer");
+    let again = ends.sender.take_report(us(1700), 1, report(4, 0, 200), &mut ends.of_sender);
+    assert_eq!(again, Err(Reason::Stale));
+    ends.sender.take_report(us(2100), 1, report(5, 0, 200), &mut ends.of_sender).expect("a report");
+    assert!(ends.sender.bps() < line);
 }
 
 #[test]

@@ -338,6 +338,11 @@ impl Part {
         }
     }
 
+    /// Whether anything of it has been sent, or announced from the left.
+    pub(super) fn is_under_way(&self) -> bool {
+        self.has_begun || self.pulls.iter().any(Option::is_some)
+    }
+
     /// Whether the tensor has what all have, and the right neighbour has all that it needs of it.
     pub(super) fn is_over(&self) -> bool {
         let Some(shape) = self.shape.as_ref().filter(|shape| self.has_begun && shape.lacks == 0) else {

@@ -22,6 +22,8 @@ pub(super) struct Flow {
     /// By place; `None` for who gets nothing.
     pub(super) pulls: Vec<Option<Sender>>,
     pub(super) sums: Sums,
+    /// Whose pull is in the server's line.
+    pub(super) lined_up: u64,
     /// Whose push is at its end: nothing more is waited for from there.
     finished: u64,
 }
@@ -40,6 +42,7 @@ impl Flow {
             pushes: places().map(|_| None).collect(),
             pulls: places().map(pull).collect(),
             sums: Sums::new(start.collective, config.workers, config.elements, blocks),
+            lined_up: 0,
             finished: 0,
         }
     }
@@ -127,6 +130,16 @@ impl Flow {
         self.pushes.iter().zip(&self.pulls).position(|(push, pull)| {
             push.as_ref().is_some_and(Receiver::is_silent) || pull.as_ref().is_some_and(Sender::is_silent)
         })
+    }
+
+    /// These workers were heard of, if not in this flow. A worker announces its flows together and sends one after the other, so that one of
+    /// them may say nothing for long.
+    pub(super) fn excuse(&mut self, heard: u64) {
+        let is_heard = |place: &usize| heard >> place & 1 != 0;
+        for place in (0..self.pushes.len()).filter(is_heard) {
+            self.pushes[place].iter_mut().for_each(Receiver::excuse);
+            self.pulls[place].iter_mut().for_each(Sender::excuse);
+        }
     }
 
     /// How many of a worker's blocks are waited for.

@@ -42,6 +42,8 @@ pub(super) struct Job<A> {
     first: FlowId,
     /// By place: where its last signal came from. Blocks come from other ports, too.
     addresses: Vec<Option<A>>,
+    /// Places that were heard of since that was looked at.
+    heard: u64,
     /// By place.
     waiting: Vec<Waiting>,
     /// Flows whose end is to be confirmed, by place.
@@ -75,6 +77,7 @@ impl<A: Copy> Job<A> {
             flows: VecDeque::new(),
             first: FlowId(0),
             addresses: vec![None; workers],
+            heard: 0,
             waiting: (0..workers).map(|_| Waiting::new(job.config.retransmission)).collect(),
             confirms: VecDeque::new(),
             sending: Default::default(),
@@ -99,7 +102,7 @@ impl<A: Copy> Job<A> {
     }
 
     /// Whether a packet is of a member of the job, and of this generation.
-    pub(super) fn authenticate(&mut self, preamble: &Preamble, packet: &[u8]) -> Result<(), Reason> {
+    pub(super) fn authenticate(&mut self, from: A, preamble: &Preamble, packet: &[u8]) -> Result<(), Reason> {
         if preamble.generation != self.config().generation {
             return Err(Reason::Generation);
         }
@@ -109,15 +112,20 @@ impl<A: Copy> Job<A> {
         if !self.config().key.authenticates(packet) {
             return Err(Reason::Forged);
         }
+        self.heard |= preamble.worker.bit();
         if self.abortion != Abortion::None {
+            // Who comes after the end is told of it, too.
+            if preamble.kind == Kind::Signal {
+                self.addresses[usize::from(preamble.worker.0)] = Some(from);
+            }
             self.abort_pending |= preamble.worker.bit();
             return Err(Reason::Aborted);
         }
         Ok(())
     }
 
-    /// Flows that there may be: workers are as far apart as one that waits for the sums of its first flow, and one that has those of all that
-    /// it may have under way.
+    /// Flows that there may be. Workers that wait for all sums are as far apart as one that waits for those of its first flow, and one that has
+    /// those of all that it may have under way; who is further ahead waits.
     fn flows_max(&self) -> usize {
         2 * usize::from(self.config().flows)
     }
@@ -177,11 +185,11 @@ impl<A: Copy> Job<A> {
 
     /// Puts a pull that has blocks to send into its line, if it is not there.
     fn line_up(&mut self, at: usize, place: usize) {
-        let Some(flow) = &self.flows[at] else { return };
-        let line = &mut self.sending[usize::from(flow.start.priority)];
+        let Some(flow) = &mut self.flows[at] else { return };
         let has_blocks = flow.pulls[place].as_ref().is_some_and(Sender::has_blocks);
-        if has_blocks && !line.contains(&(flow.id, place)) {
-            line.push_back((flow.id, place));
+        if has_blocks && flow.lined_up & 1 << place == 0 {
+            flow.lined_up |= 1 << place;
+            self.sending[usize::from(flow.start.priority)].push_back((flow.id, place));
         }
     }
 
@@ -221,7 +229,7 @@ impl<A: Copy> Job<A> {
                 self.forget_what_is_over();
             }
             Signal::Report(report) => {
-                flow.pulls[place].as_mut().ok_or_else(nothing)?.take_report(now, report, waiting)?;
+                flow.pulls[place].as_mut().ok_or_else(nothing)?.take_report(now, round, report, waiting)?;
             }
             Signal::Request { part, missing } => {
                 let pull = flow.pulls[place].as_mut().ok_or_else(nothing)?;
@@ -306,8 +314,10 @@ impl<A: Copy> Job<A> {
         if self.due.is_none_or(|due| due > now) {
             return;
         }
+        let heard = core::mem::take(&mut self.heard);
         for at in 0..self.flows.len() {
             let Some(flow) = &mut self.flows[at] else { continue };
+            flow.excuse(heard);
             let open = flow.sums.open();
             for place in 0..flow.pushes.len() {
                 if let Some(push) = &mut flow.pushes[place] {
@@ -412,13 +422,16 @@ impl<A: Copy> Job<A> {
 
     /// Writes sums of one flow to one worker, as far as its rate and both links let them leave.
     fn write_blocks(&mut self, now: Instant, train: &mut [u8]) -> Option<Written> {
+        if self.sending.iter().all(VecDeque::is_empty) || !self.link.is_open(now, &self.job.config.rate) {
+            return None;
+        }
         for priority in 0..self.sending.len() {
             for _ in 0..self.sending[priority].len() {
                 let (id, place) = self.sending[priority].pop_front()?;
                 let run = self.write_pull(now, id, place, train);
-                if let Ok(at) = self.place_of(id)
-                    && self.flows.get(at).is_some_and(Option::is_some)
-                {
+                if let Ok(flow) = self.flow(id) {
+                    flow.lined_up &= !(1 << place);
+                    let at = self.place_of(id).ok()?;
                     self.line_up(at, place);
                 }
                 if let Some(transmit) = run.to(&[place]) {
@@ -461,7 +474,8 @@ impl<A: Copy> Job<A> {
             to.sent(now, &config.rate, config.rate.line_rate_bps);
         }
         (self.link, self.to[place]) = (link, to);
-        self.may_signal = true;
+        // The last of a round is followed by a stop. Every sum in line is wanted, so that none is left without having been sent.
+        self.may_signal |= !run.is_empty();
         run
     }
 

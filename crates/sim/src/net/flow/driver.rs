@@ -45,7 +45,7 @@ impl Core {
             "a flow of a node that is not there"
         );
         let id = FlowId(self.flows.len() as u32);
-        // For ECMP and captures only: packets carry the flow's number.
+        // For ECMP, captures and pFabric's queues: packets carry the flow's number.
         let ports = u32::from(u16::MAX - SimAddress::FLOW_PORTS) + 1;
         let port = SimAddress::FLOW_PORTS + (id.0 % ports) as u16;
         let ends = nodes.map(|node| SimAddress::new(node, port));

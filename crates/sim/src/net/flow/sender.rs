@@ -182,11 +182,11 @@ impl Sender {
                 self.resend = true;
                 self.window = self.window.saturating_sub(fresh).max(self.segment) + self.segment;
             }
-        } else if self.dctcp.is_some() && to <= self.reduced {
-            // A window that has just been shortened does not grow before it is acknowledged, as in Linux and ns-3: with it each
-            // flow would have half a segment more in the queue.
         } else if self.window < self.threshold {
             self.window = (self.window + fresh.min(self.segment)).min(self.window_max);
+        } else if self.dctcp.is_some() && to <= self.reduced {
+            // A window that has just been shortened does not grow before it is acknowledged, as in Linux and ns-3: with it each
+            // flow would have half a segment more in the queue. After a timeout it is below the threshold, and grows.
         } else {
             self.credit += fresh;
             if self.credit >= self.window {
@@ -298,6 +298,38 @@ mod tests {
         let expected: Vec<_> = (0..10).map(|at| Piece { sequence: 1000 * at, bytes: 1000 }).collect();
         assert_eq!(sent, expected);
         (sender, statistics)
+    }
+
+    /// Else sixty lost segments would take sixty round trips.
+    #[test]
+    fn after_a_timeout_a_window_that_a_mark_shortened_starts_slowly_and_does_not_rest() {
+        let config = TcpConfig {
+            segment_bytes: 1000,
+            window_initial_bytes: 10_000,
+            transport: Transport::Dctcp,
+            ..TcpConfig::new(NodeId(0), NodeId(1))
+        };
+        let (mut sender, mut statistics) = (Sender::new(&config), FlowStatistics::default());
+        let polled = |sender: &mut Sender| {
+            std::iter::from_fn(|| sender.poll(Time::ZERO, &mut FlowStatistics::default())).count()
+        };
+        sender.write(10_000);
+        assert_eq!(polled(&mut sender), 10);
+        sender.acknowledged(Time::ZERO, 1000, true, &mut statistics);
+        assert_eq!(statistics.ecn_reductions, 1);
+        let late = sender.deadline().expect("nine are on the way");
+        sender.timeout(late, &mut statistics);
+        assert_eq!(statistics.timeouts, 1);
+        let mut sent = vec![polled(&mut sender)];
+        let mut acknowledged = 1000;
+        for _ in 0..2 {
+            for _ in 0..sent[sent.len() - 1] {
+                acknowledged += 1000;
+                sender.acknowledged(Time::ZERO, acknowledged, false, &mut statistics);
+            }
+            sent.push(polled(&mut sender));
+        }
+        assert_eq!(sent, [1, 2, 4], "segments a round trip");
     }
 
     #[test]

@@ -277,12 +277,12 @@ impl Machines for Job {
         Counters {
             switch_aggregations: aggregates.then_some(switch_aggregations),
             switch_collisions: aggregates.then_some(switch_collisions),
-            answered_again: None,
             server_aggregations: Some(server_aggregations),
             packets_sent: Some(packets_sent),
             retransmissions: Some(retransmissions),
             overflows: Some(overflows),
             proactive: Some(proactive),
+            ..Counters::default()
         }
     }
 

@@ -4,7 +4,9 @@
 
 use std::sync::Arc;
 
-use super::{Digest, Gradient, Numbers, Source, floor_log2, power_of_two};
+use fanin_protocol::Layer;
+
+use super::{Digest, Gradient, Inside, Numbers, Source, floor_log2, power_of_two};
 use crate::systems::System;
 use crate::workload::{JobPlan, Workload};
 
@@ -28,7 +30,7 @@ impl Origin {
             Self::Drawn(source) => source.contribution(old, tensor, worker, from, elements),
             Self::Given(given) => {
                 let numbers = given.contributions[worker as usize].part(from..from + elements);
-                Gradient { tensor, numbers, whole: elements }
+                Gradient { tensor, numbers, whole: elements, layer: Layer::default() }
             }
         }
     }
@@ -135,6 +137,56 @@ impl Given {
                         digest.add(sum.to_bits());
                         sums[range.start + i] = *sum;
                     }
+                }
+            }
+            _ => unreachable!("the tensors of a job have one type"),
+        }
+        Ok(digest.0)
+    }
+
+    /// [`Source::check_inside`].
+    pub(super) fn check_inside(&mut self, result: &Numbers, inside: &Inside) -> Result<u64, usize> {
+        let (mut digest, workers) = (Digest::default(), self.contributions.len());
+        let packet_elements = self.system.packet_elements();
+        let is_in = |at: usize, rank: usize| {
+            inside.packets.get(at / packet_elements).is_some_and(|packet| packet >> rank & 1 != 0)
+        };
+        match (result, &mut self.sums) {
+            (Numbers::Int32(result), Numbers::Int32(sums)) => {
+                for (at, sum) in result.iter().enumerate() {
+                    let all = self.contributions.iter().enumerate().map(|(rank, numbers)| match numbers {
+                        Numbers::Int32(x) if is_in(at, rank) => x[at],
+                        _ => 0,
+                    });
+                    if *sum != all.fold(0_i32, i32::wrapping_add) {
+                        return Err(at);
+                    }
+                    digest.add(sum.cast_unsigned());
+                    sums[at] = *sum;
+                }
+            }
+            (Numbers::Float32(result), Numbers::Float32(sums)) => {
+                for (at, sum) in result.iter().enumerate() {
+                    let Some(packet) = inside.packets.get(at / packet_elements) else { return Err(at) };
+                    let (mut exact, mut largest) = (0.0, 0.0_f64);
+                    for (rank, numbers) in self.contributions.iter().enumerate() {
+                        if let Numbers::Float32(x) = numbers
+                            && is_in(at, rank)
+                        {
+                            exact += f64::from(x[at]);
+                            largest = largest.max(f64::from(x[at].abs()));
+                        }
+                    }
+                    let factor = inside.factor(*packet, workers);
+                    // Hop by hop in a ring, each rounded; and the two roundings of a mean and of what is multiplied by it.
+                    let hops = (workers * workers) as f64 * largest * factor + 2.0 * (exact * factor).abs();
+                    let bound = f64::from(f32::EPSILON) / 2.0 * (hops + f64::from(f32::MIN_POSITIVE));
+                    let error = (f64::from(*sum) - exact * factor).abs();
+                    if error.is_nan() || error > bound {
+                        return Err(at);
+                    }
+                    digest.add(sum.to_bits());
+                    sums[at] = *sum;
                 }
             }
             _ => unreachable!("the tensors of a job have one type"),

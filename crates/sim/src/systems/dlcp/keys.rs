@@ -1,0 +1,156 @@
+//! `[job.dlcp]`.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use fanin_protocol::dlcp::{RateConfig, WORKERS_MAX};
+use fanin_wire::{CHUNK_ELEMENTS, LossBound, block_packet_bytes};
+use serde::Deserialize;
+use toml::Spanned;
+
+use super::super::System;
+use super::super::keys::{PacketLengths, timeout};
+use super::{Dlcp, PushPlan, Way};
+use crate::scenario_file::{Entry, Kind, Mistake, Share, Time, at, keys};
+
+pub(crate) const KIND: Kind = Kind { name: "dlcp", keys: keys::<Keys>, resolve };
+
+/// Packets of a flow: 6 MB.
+pub(crate) const FLOW_BLOCKS: u32 = 4096;
+/// As many as a model of many small tensors has ready at once.
+pub(crate) const FLOWS: u16 = 256;
+/// Longer than a packet waits in the queues that a signal does not wait in.
+pub(crate) const QUIET: Duration = Duration::from_micros(100);
+/// §5.1.1.
+const LOSS_BOUND: f64 = 0.1;
+
+const LENGTHS: PacketLengths = PacketLengths {
+    elements: &CHUNK_ELEMENTS,
+    for_mtu: elements_for_mtu,
+    packet_bytes: |elements| block_packet_bytes(4 * elements),
+};
+
+/// The most elements that an IP packet of so many bytes carries.
+pub(crate) fn elements_for_mtu(mtu: usize) -> Option<usize> {
+    const IP_UDP_BYTES: usize = 28;
+    let fits = |elements: &usize| block_packet_bytes(4 * elements) + IP_UDP_BYTES <= mtu;
+    CHUNK_ELEMENTS.into_iter().rev().find(fits)
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct Keys {
+    /// Who sums: a server, or the workers in a ring.
+    way: Option<Spanned<WayName>>,
+    /// The server's host; the last that no job before has, unless given.
+    server: Option<Spanned<String>>,
+    /// What the flows back may; nothing unless given. Above that workers keep their own gradients where they lack means, and sums are means.
+    pull_bound: Option<Spanned<Share>>,
+    /// Elements of a packet; the most that the MTU takes unless given.
+    elements: Option<Spanned<u16>>,
+    loss_bound: Option<Spanned<Share>>,
+    period: Option<Spanned<Time>>,
+    delta: Option<Spanned<f64>>,
+    quiet: Option<Spanned<Time>>,
+    timeout: Option<Spanned<Time>>,
+}
+
+/// How flows are sent, in `[job.dlcp]` and as `dlcp` of a `[[parameter_server]]`.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct PushKeys {
+    /// What each flow to the server, or at each hop of a ring, may lose of its packets; 10 % unless given.
+    loss_bound: Option<Spanned<Share>>,
+    /// How often receivers report; 200 us unless given.
+    period: Option<Spanned<Time>>,
+    /// How many times as much as arrives is sent when that is congestion; 2 unless given.
+    delta: Option<Spanned<f64>>,
+    /// How long nothing more must have come after a stop before what is missing is asked for; 100 us unless given.
+    quiet: Option<Spanned<Time>>,
+    /// Shortest wait for an answer to a signal; 1 ms unless given.
+    timeout: Option<Spanned<Time>>,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+enum WayName {
+    Server,
+    Ring,
+}
+
+fn resolve(entry: &mut Entry<'_>) -> Result<Arc<dyn System>, Mistake> {
+    let keys: Keys = entry.table()?;
+    let is_ring = keys.way.as_ref().is_some_and(|way| *way.get_ref() == WayName::Ring);
+    entry.workers_between(if is_ring { 2 } else { 1 }, WORKERS_MAX.into())?;
+    if let Some(priority) = entry.priority() {
+        return Err(at(priority, "packets of dlcp say by themselves which queue they are for"));
+    }
+    if is_ring {
+        if let Some(server) = &keys.server {
+            return Err(at(server, "`server` is about `way = \"server\"`: a ring has none"));
+        }
+        if let Some(bound) = &keys.pull_bound {
+            return Err(at(
+                bound,
+                "`pull_bound` is about `way = \"server\"`: a ring's all-gather loses nothing",
+            ));
+        }
+    }
+    let way = match &keys.server {
+        _ if is_ring => Way::Ring,
+        Some(name) => Way::Server(entry.host(name)?),
+        None => Way::Server(entry.free_host().ok_or_else(|| {
+            entry.at_system("no host is left for the server; name one with `server`, a worker's if need be, or say `way = \"ring\"`")
+        })?),
+    };
+    let Keys { loss_bound, period, delta, quiet, timeout, .. } = keys;
+    let sends = PushKeys { loss_bound, period, delta, quiet, timeout }.resolve()?;
+    Ok(Arc::new(Dlcp {
+        way,
+        loss_bound: sends.loss_bound,
+        pull_bound: bound(keys.pull_bound.as_ref(), "pull_bound", 0.0)?,
+        elements: LENGTHS.of(entry, keys.elements.as_ref())?,
+        flow_blocks: FLOW_BLOCKS,
+        flows: FLOWS,
+        period: sends.period,
+        delta: sends.delta,
+        quiet: sends.quiet,
+        timeout: sends.timeout,
+    }))
+}
+
+impl PushKeys {
+    /// # Errors
+    /// The number that cannot be.
+    pub(crate) fn resolve(&self) -> Result<PushPlan, Mistake> {
+        let usual = RateConfig::of_link(1, 1);
+        let period = match &self.period {
+            Some(period) if period.get_ref().0 < Duration::from_micros(1) => {
+                return Err(at(period, "`period` must be 1us at least"));
+            }
+            Some(period) => period.get_ref().0,
+            None => usual.period,
+        };
+        let delta = match &self.delta {
+            Some(delta) if !(1.0..=1e6).contains(delta.get_ref()) => {
+                return Err(at(delta, "`delta` must be 1 at least: what is sent, divided by what arrives"));
+            }
+            Some(delta) => *delta.get_ref(),
+            None => usual.delta,
+        };
+        Ok(PushPlan {
+            loss_bound: bound(self.loss_bound.as_ref(), "loss_bound", LOSS_BOUND)?,
+            period,
+            delta,
+            quiet: self.quiet.as_ref().map_or(QUIET, |quiet| quiet.get_ref().0),
+            timeout: timeout(self.timeout.as_ref())?,
+        })
+    }
+}
+
+/// A share that may be lost.
+fn bound(given: Option<&Spanned<Share>>, key: &str, unless: f64) -> Result<LossBound, Mistake> {
+    let Some(place) = given else { return Ok(LossBound::new(unless).unwrap_or(LossBound::RELIABLE)) };
+    let too_much = || at(place, format!("`{key}` must be less than 100%: something has to arrive"));
+    LossBound::new(place.get_ref().0).ok_or_else(too_much)
+}

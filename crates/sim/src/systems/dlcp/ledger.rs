@@ -1,0 +1,357 @@
+//! What a job's machines took in, block by block, as somebody who looks over their shoulders notes it: who must be in each sum, and how
+//! much each flow may lack. It rests on packets and verdicts, and not on what machines say of themselves.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use fanin_protocol::Loss;
+use fanin_wire::{BlockHeader, LossBound};
+
+use crate::workload::{Inside, Violation};
+
+/// A job, as far as its books go.
+#[derive(Clone, Debug)]
+pub(super) struct Terms {
+    pub(super) job: String,
+    pub(super) workers: usize,
+    pub(super) is_ring: bool,
+    pub(super) flow_blocks: u32,
+    /// What may be lost of a flow to the server, or at a hop of a ring; nothing of integers.
+    pub(super) push_bound: LossBound,
+    /// What may be lost on the way back; above 0 sums are means.
+    pub(super) pull_bound: LossBound,
+}
+
+/// The books of a job.
+#[derive(Debug)]
+pub(super) struct Ledger {
+    terms: Terms,
+    /// From the first tensor that some worker lacks.
+    tensors: VecDeque<Entry>,
+    first: u64,
+    /// The flow, or part of a ring, that the tensor behind the last begins with.
+    next: u32,
+}
+
+/// One tensor.
+#[derive(Debug)]
+struct Entry {
+    /// Its first flow, or part.
+    flow: u32,
+    blocks: u32,
+    /// By block: whose contributions went into its sum.
+    inside: Vec<u64>,
+    /// By rank: blocks whose means came there; empty where none may be missing.
+    pulled: Vec<Vec<bool>>,
+    /// Of a ring: blocks that came to a rank in a step of a part's reduce-scatter.
+    came: BTreeMap<(usize, u32), u32>,
+    /// Ranks that have it.
+    done: u64,
+}
+
+impl Ledger {
+    pub(super) const fn new(terms: Terms) -> Self {
+        Self { terms, tensors: VecDeque::new(), first: 0, next: 0 }
+    }
+
+    const fn ranks(&self) -> u32 {
+        self.terms.workers as u32
+    }
+
+    const fn everyone(&self) -> u64 {
+        u64::MAX >> (64 - self.terms.workers)
+    }
+
+    /// The next tensor has so many blocks.
+    fn append(&mut self, blocks: u32) {
+        let Terms { workers, flow_blocks, is_ring, pull_bound, .. } = self.terms;
+        // Of a ring each block is at least of the rank where its sum is complete.
+        let last = |block: u32| if is_ring { 1 << self.completes_at(blocks, block) } else { 0 };
+        let pulled = if pull_bound == LossBound::RELIABLE { 0 } else { workers };
+        self.tensors.push_back(Entry {
+            flow: self.next,
+            blocks,
+            inside: (0..blocks).map(last).collect(),
+            pulled: vec![vec![false; blocks as usize]; pulled],
+            came: BTreeMap::new(),
+            done: 0,
+        });
+        self.next += blocks.div_ceil(flow_blocks);
+    }
+
+    /// The blocks of a part of a tensor that has so many.
+    fn part(&self, blocks: u32, part: u32) -> std::ops::Range<u32> {
+        let begin = part * self.terms.flow_blocks;
+        begin..blocks.min(begin + self.terms.flow_blocks)
+    }
+
+    /// A segment of so many blocks of a ring.
+    const fn segment(&self, blocks: u32, segment: u32) -> std::ops::Range<u32> {
+        let (blocks, ranks) = (blocks as u64, self.ranks() as u64);
+        (blocks * segment as u64 / ranks) as u32..(blocks * (segment as u64 + 1) / ranks) as u32
+    }
+
+    /// The rank where a block's sum is complete: that which is left of the rank whose segment it is.
+    fn completes_at(&self, blocks: u32, block: u32) -> u32 {
+        let part = self.part(blocks, block / self.terms.flow_blocks);
+        let (at, of) = (block - part.start, part.end - part.start);
+        let segment = (0..self.ranks()).find(|segment| self.segment(of, *segment).contains(&at)).unwrap_or(0);
+        (segment + self.ranks() - 1) % self.ranks()
+    }
+
+    /// The tensor of a flow or part, and which of its it is. `blocks_of` knows all tensors.
+    fn find(&mut self, flow: u32, blocks_of: impl Fn(u64) -> u32) -> Option<(usize, u32)> {
+        while flow >= self.next {
+            let tensor = self.first + self.tensors.len() as u64;
+            self.append(blocks_of(tensor));
+        }
+        let at = self.tensors.partition_point(|entry| entry.flow <= flow).checked_sub(1)?;
+        Some((at, flow - self.tensors[at].flow))
+    }
+
+    /// The server took a worker's block.
+    pub(super) fn contributed(&mut self, rank: usize, header: &BlockHeader, blocks_of: impl Fn(u64) -> u32) {
+        let Some((at, flow)) = self.find(header.flow.0, blocks_of) else { return };
+        let block = flow * self.terms.flow_blocks + header.block;
+        if let Some(inside) = self.tensors[at].inside.get_mut(block as usize) {
+            *inside |= 1 << rank;
+        }
+    }
+
+    /// A worker took a block from its server, or from its left neighbour.
+    pub(super) fn came(&mut self, rank: usize, header: &BlockHeader, blocks_of: impl Fn(u64) -> u32) {
+        if self.terms.is_ring {
+            return self.came_round(rank, header, blocks_of);
+        }
+        let Some((at, flow)) = self.find(header.flow.0, blocks_of) else { return };
+        let block = flow * self.terms.flow_blocks + header.block;
+        let pulled = self.tensors[at].pulled.get_mut(rank).and_then(|all| all.get_mut(block as usize));
+        if let Some(pulled) = pulled {
+            *pulled = true;
+        }
+    }
+
+    fn came_round(&mut self, rank: usize, header: &BlockHeader, blocks_of: impl Fn(u64) -> u32) {
+        let ranks = self.ranks();
+        let steps = if ranks == 1 { 1 } else { 2 * (ranks - 1) };
+        let Some((at, part)) = self.find(header.flow.0 / steps, blocks_of) else { return };
+        let step = header.flow.0 % steps;
+        if step + 1 >= ranks {
+            return; // The all-gather changes no sum.
+        }
+        *self.tensors[at].came.entry((rank, part * steps + step)).or_default() += 1;
+        if step + 2 == ranks {
+            let blocks = self.part(self.tensors[at].blocks, part);
+            let segment = self.segment(blocks.end - blocks.start, (rank as u32 + 1) % ranks);
+            let block = blocks.start + segment.start + header.block;
+            if let Some(inside) = self.tensors[at].inside.get_mut(block as usize) {
+                // As many as it says, those next to each other that it came from last, and the own.
+                let before = |back: u32| 1 << ((rank as u32 + ranks - back % ranks) % ranks);
+                *inside =
+                    (0..=u32::from(header.contributions)).map(before).fold(0, |all: u64, bit| all | bit);
+            }
+        }
+    }
+
+    /// A rank has a tensor's sum, and was told that so much is lost: who must be in it, or the rule that is broken already.
+    pub(super) fn completed(
+        &mut self,
+        (rank, tensor): (usize, u64),
+        told: Option<Loss>,
+        blocks_of: impl Fn(u64) -> u32,
+    ) -> Result<Inside, Violation> {
+        while tensor >= self.first + self.tensors.len() as u64 {
+            let next = self.first + self.tensors.len() as u64;
+            self.append(blocks_of(next));
+        }
+        let at = (tensor.saturating_sub(self.first)) as usize;
+        let entry = &self.tensors[at];
+        if let Some((rank, lost, allowed)) = self.too_much(entry, rank) {
+            let job = self.terms.job.clone();
+            return Err(Violation::LostMore { job, rank, tensor, lost, allowed });
+        }
+        let is_mean = self.terms.pull_bound != LossBound::RELIABLE;
+        let packets: Vec<u64> = (0..entry.blocks as usize)
+            .map(|block| match entry.pulled.get(rank) {
+                // Its own gradient stays.
+                Some(pulled) if !pulled[block] => 1 << rank,
+                _ => entry.inside[block],
+            })
+            .collect();
+        let kept = entry.pulled.get(rank).map_or(0, |all| all.iter().filter(|pulled| !**pulled).count());
+        let missing = |block: usize| match entry.pulled.get(rank) {
+            Some(pulled) if !pulled[block] => 0,
+            _ => u64::from(self.ranks() - entry.inside[block].count_ones()),
+        };
+        let lost = Loss {
+            contributions: u64::from(entry.blocks) * u64::from(self.ranks()),
+            lost: (0..entry.blocks as usize).map(missing).sum(),
+            unsummed: packets.iter().filter(|packet| **packet == 0).count() as u64,
+            kept: kept as u64,
+            rounds: told.map_or(0, |told| told.rounds),
+        };
+        if told != Some(lost) {
+            return Err(Violation::LossMistold { job: self.terms.job.clone(), rank, tensor });
+        }
+        self.tensors[at].done |= 1 << rank;
+        let everyone = self.everyone();
+        while self.tensors.front().is_some_and(|entry| entry.done == everyone) {
+            self.tensors.pop_front();
+            self.first += 1;
+        }
+        Ok(Inside { packets, is_mean, may_differ: is_mean })
+    }
+
+    /// Of which rank's flow more is missing than may be: how much, and how much may.
+    fn too_much(&self, entry: &Entry, rank: usize) -> Option<(usize, u32, u32)> {
+        let Terms { workers, flow_blocks, push_bound, pull_bound, is_ring, .. } = self.terms;
+        for part in 0..entry.blocks.div_ceil(flow_blocks) {
+            let range = self.part(entry.blocks, part);
+            let of_part = range.end - range.start;
+            let blocks = range.start as usize..range.end as usize;
+            if let Some(pulled) = entry.pulled.get(rank) {
+                let kept = pulled[blocks.clone()].iter().filter(|pulled| !**pulled).count() as u32;
+                let allowed = pull_bound.of_blocks(of_part);
+                if kept > allowed {
+                    return Some((rank, kept, allowed));
+                }
+            }
+            if is_ring {
+                let ranks = self.ranks();
+                let steps = if ranks == 1 { 1 } else { 2 * (ranks - 1) };
+                for (rank, step) in (0..ranks).flat_map(|rank| (0..ranks - 1).map(move |step| (rank, step))) {
+                    let sent = self.segment(of_part, (rank + 2 * ranks - 1 - step) % ranks);
+                    let sent = sent.end - sent.start;
+                    let came = entry.came.get(&(rank as usize, part * steps + step)).copied().unwrap_or(0);
+                    let (lost, allowed) = (sent.saturating_sub(came), push_bound.of_blocks(sent));
+                    if lost > allowed || came > sent {
+                        return Some((rank as usize, lost, allowed));
+                    }
+                }
+                continue;
+            }
+            let allowed = push_bound.of_blocks(of_part);
+            for rank in 0..workers {
+                let inside = &entry.inside[blocks.clone()];
+                let lost = inside.iter().filter(|inside| **inside >> rank & 1 == 0).count() as u32;
+                if lost > allowed {
+                    return Some((rank, lost, allowed));
+                }
+            }
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fanin_wire::{FlowId, Tag};
+
+    use super::*;
+
+    /// Two workers whose tensors are two flows, of ten blocks and of four.
+    fn ledger(is_ring: bool, pull: f64) -> Ledger {
+        let bound = |share| LossBound::new(share).expect("below one");
+        Ledger::new(Terms {
+            job: "job".into(),
+            workers: 2,
+            is_ring,
+            flow_blocks: 10,
+            push_bound: bound(0.2),
+            pull_bound: bound(pull),
+        })
+    }
+
+    fn blocks_of(_: u64) -> u32 {
+        14
+    }
+
+    fn header(flow: u32, block: u32) -> BlockHeader {
+        BlockHeader { flow: FlowId(flow), block, round: 0, tag: Tag::SIGNAL, contributions: 1 }
+    }
+
+    /// All blocks of the second tensor from both workers, but these of the second worker's.
+    fn without(missing: &[(u32, u32)]) -> Ledger {
+        let mut ledger = ledger(false, 0.0);
+        for (flow, block) in (0..10).map(|block| (2, block)).chain((0..4).map(|block| (3, block))) {
+            ledger.contributed(0, &header(flow, block), blocks_of);
+            if !missing.contains(&(flow, block)) {
+                ledger.contributed(1, &header(flow, block), blocks_of);
+            }
+        }
+        ledger
+    }
+
+    const fn told(lost: u64) -> Option<Loss> {
+        Some(Loss { contributions: 28, lost, unsummed: 0, kept: 0, rounds: 7 })
+    }
+
+    #[test]
+    fn who_is_in_is_whose_blocks_were_taken() {
+        let inside = without(&[(2, 3), (2, 9)]).completed((0, 1), told(2), blocks_of).expect("all is well");
+        let mut packets = vec![3; 14];
+        (packets[3], packets[9]) = (1, 1);
+        assert_eq!(inside, Inside { packets, is_mean: false, may_differ: false });
+    }
+
+    #[test]
+    fn what_is_lost_beyond_the_bound_or_told_wrong_is_seen() {
+        let more = |missing: &[(u32, u32)], lost, allowed| {
+            let found = without(missing).completed((0, 1), told(missing.len() as u64), blocks_of);
+            assert_eq!(
+                found,
+                Err(Violation::LostMore { job: "job".into(), rank: 1, tensor: 1, lost, allowed }),
+                "{missing:?}"
+            );
+        };
+        more(&[(2, 0), (2, 1), (2, 2)], 3, 2);
+        // The bound holds for each flow: of four blocks none may be missing.
+        more(&[(3, 1)], 1, 0);
+        for wrong in [told(0), told(2), None, Some(Loss { kept: 1, ..told(1).expect("it is one") })] {
+            let found = without(&[(2, 5)]).completed((1, 1), wrong, blocks_of);
+            assert_eq!(found, Err(Violation::LossMistold { job: "job".into(), rank: 1, tensor: 1 }), "{wrong:?}");
+        }
+        assert!(without(&[(2, 5)]).completed((1, 1), told(1), blocks_of).is_ok());
+    }
+
+    #[test]
+    fn a_mean_that_did_not_come_leaves_the_own_gradient_as_far_as_the_bound_goes() {
+        let pulled = |missing: &[u32]| {
+            let mut ledger = ledger(false, 0.1);
+            for (flow, block) in (0..10).map(|block| (0, block)).chain((0..4).map(|block| (1, block))) {
+                (0..2).for_each(|rank| ledger.contributed(rank, &header(flow, block), blocks_of));
+                if flow == 1 || !missing.contains(&block) {
+                    ledger.came(1, &header(flow, block), blocks_of);
+                }
+            }
+            let kept = missing.len() as u64;
+            let told = Loss { contributions: 28, lost: 0, unsummed: 0, kept, rounds: 0 };
+            ledger.completed((1, 0), Some(told), blocks_of)
+        };
+        let inside = pulled(&[4]).expect("one of ten may be missing");
+        assert_eq!((inside.packets[4], inside.packets[5], inside.is_mean), (2, 3, true));
+        assert!(matches!(pulled(&[4, 5]), Err(Violation::LostMore { rank: 1, lost: 2, allowed: 1, .. })));
+    }
+
+    #[test]
+    fn a_block_that_is_lost_in_a_ring_is_of_the_rank_where_it_began_anew() {
+        let round = |missing: &[u32]| {
+            let mut ledger = ledger(true, 0.0);
+            // Of the ten blocks, five go from rank 0 to 1 and five the other way; of the four, two.
+            for (flow, blocks) in [(0, 5), (2, 2)] {
+                for block in 0..blocks {
+                    ledger.came(1, &header(flow, block), blocks_of);
+                    if flow == 2 || !missing.contains(&block) {
+                        ledger.came(0, &header(flow, block), blocks_of);
+                    }
+                }
+            }
+            let told = Loss { contributions: 28, lost: missing.len() as u64, ..Loss::default() };
+            ledger.completed((1, 0), Some(told), blocks_of)
+        };
+        let inside = round(&[2]).expect("one of five may be missing");
+        let alone: Vec<usize> = (0..14).filter(|block| inside.packets[*block] != 3).collect();
+        assert_eq!(alone, [7], "the third of the segment that ends at rank 0");
+        assert_eq!(inside.packets[7], 1);
+        assert!(matches!(round(&[2, 3]), Err(Violation::LostMore { rank: 0, lost: 2, allowed: 1, .. })));
+    }
+}

@@ -1,0 +1,387 @@
+//! DLCP: a server, or a ring of the workers, that sums tensors of which a bounded part may be lost on the way, in packets that say to
+//! queues how much they matter (Wang et al., 2020).
+
+mod keys;
+mod ledger;
+mod pushes;
+mod server;
+#[cfg(test)]
+mod tests;
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::time::Duration;
+
+use fanin_protocol::dlcp::{JobConfig, RateConfig, Ring, Worker};
+use fanin_protocol::{Loss, Verdict, WorkerEvent, WorkerMachine};
+use fanin_wire::{
+    BlockPacket, Generation, Kind, LossBound, Op, Preamble, SAMPLE_ELEMENTS, ShardId, Signal, SignalPacket,
+    Tag, WorkerId, block_packet_bytes,
+};
+
+use super::worker::{BACK_OFF, retransmission};
+use super::{Counters, Machines, Process, Site, System, Tenant};
+use crate::net::{
+    ActorId, Body, Class, Context, Machine, Network, NodeId, Owner, Packet, SimAddress, Topology,
+};
+use crate::workload::Gradient;
+use ledger::{Ledger, Terms};
+use server::{SERVER_PORT, Served, Server};
+
+pub(crate) use keys::{KIND, PushKeys};
+pub use pushes::PushPlan;
+pub(crate) use pushes::Pushes;
+
+/// Kinds of packets: gradients on their way to the server or round a ring, and sums; what is said of flows.
+const BLOCK: &str = "block";
+const SIGNAL: &str = "signal";
+
+/// Ethernet with preamble, checksum and gap, IPv4 and UDP: what a link carries besides a UDP payload.
+pub(crate) const FRAMING_BYTES: usize = 66;
+
+/// Of the first job's ranks, where they are in a ring; the next job's have the next.
+const RING_PORT: u16 = 6000;
+
+/// DLCP's configuration for a job.
+#[derive(Clone, Debug)]
+pub struct Dlcp {
+    /// Who sums.
+    pub way: Way,
+    /// What each flow to the server, or at each hop of a ring, may lose of its packets (§3.2.1).
+    pub loss_bound: LossBound,
+    /// What the flows back may; above 0 a worker keeps its own gradient where it lacks a mean.
+    pub pull_bound: LossBound,
+    /// Elements of a packet.
+    pub elements: u16,
+    /// Packets of a flow: longer tensors are several.
+    pub flow_blocks: u32,
+    /// Flows that a worker has under way.
+    pub flows: u16,
+    /// How often receivers report (footnote 3).
+    pub period: Duration,
+    /// How many times as much as arrives is sent when that is congestion (footnote 3).
+    pub delta: f64,
+    /// How long nothing more must have come after a stop.
+    pub quiet: Duration,
+    /// Shortest wait for an answer to a signal.
+    pub timeout: Duration,
+}
+
+/// Who sums.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// The server on this host.
+    Server(NodeId),
+    /// The workers, in the order of their ranks.
+    Ring,
+}
+
+impl System for Dlcp {
+    fn name(&self) -> &'static str {
+        "dlcp"
+    }
+
+    fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
+    fn timeout_max(&self) -> Duration {
+        self.timeout * BACK_OFF
+    }
+
+    /// How much a packet matters is decided by its sample: both are as large in the mean.
+    fn sample_elements(&self) -> Option<usize> {
+        Some(SAMPLE_ELEMENTS)
+    }
+
+    fn packet_kinds(&self) -> &'static [&'static str] {
+        &[BLOCK, SIGNAL]
+    }
+
+    fn kind_of(&self, packet: &[u8]) -> Option<&'static str> {
+        match Preamble::parse(packet).ok()?.kind {
+            Kind::Block => Some(BLOCK),
+            Kind::Signal => Some(SIGNAL),
+            _ => None,
+        }
+    }
+
+    /// Workers' numbers are such that floats sum to the very number. What lacks some is checked by
+    /// [`completed_inside`](Process::completed_inside).
+    fn bound(&self, _workers: usize, _largest: f64) -> f64 {
+        0.0
+    }
+
+    fn packet_elements(&self) -> usize {
+        self.elements.into()
+    }
+
+    fn plan(&self, tenant: Tenant, site: &mut Site<'_>) -> Box<dyn Machines> {
+        let plan = tenant.plan();
+        let config = self.job_config(&tenant, site.topology());
+        let treatment = Treatment {
+            class: plan.class,
+            declared: if plan.sampled { 4 * u32::from(self.elements - config.elements) } else { 0 },
+            block_bytes: block_packet_bytes(4 * usize::from(config.elements)),
+        };
+        let ledger = Rc::new(RefCell::new(Ledger::new(Terms {
+            job: plan.name.clone(),
+            workers: plan.workers.len(),
+            is_ring: self.way == Way::Ring,
+            flow_blocks: self.flow_blocks,
+            push_bound: if plan.integers { LossBound::RELIABLE } else { self.loss_bound },
+            pull_bound: if self.may_keep(plan.integers) { self.pull_bound } else { LossBound::RELIABLE },
+        })));
+        let server = match self.way {
+            Way::Ring => None,
+            Way::Server(node) => {
+                let new = || Server { node, actor: Cell::new(ActorId(u32::MAX)), jobs: RefCell::default() };
+                let server = site.station(node, SERVER_PORT, new);
+                let (ledger, tenant) = (ledger.clone(), tenant.clone());
+                server.jobs.borrow_mut().push(Served { config, tenant, ledger, treatment });
+                Some(server)
+            }
+        };
+        let lost = Rc::default();
+        Box::new(Job { system: self.clone(), config, tenant, server, ledger, treatment, lost })
+    }
+}
+
+impl Dlcp {
+    /// Whether a worker may keep its own gradient.
+    fn may_keep(&self, integers: bool) -> bool {
+        self.pull_bound != LossBound::RELIABLE && self.way != Way::Ring && !integers
+    }
+
+    fn job_config(&self, tenant: &Tenant, topology: &Topology) -> JobConfig {
+        let plan = tenant.plan();
+        let server = match self.way {
+            Way::Server(node) => Some(node),
+            Way::Ring => None,
+        };
+        let hosts = plan.workers.iter().copied().chain(server);
+        let config = JobConfig {
+            id: tenant.id(0),
+            key: tenant.key(0),
+            generation: Generation(0),
+            workers: plan.workers.len() as u16,
+            shard: ShardId(0),
+            elements: if plan.sampled { SAMPLE_ELEMENTS as u16 } else { self.elements },
+            push_bound: self.loss_bound,
+            pull_bound: self.pull_bound,
+            flow_blocks: self.flow_blocks,
+            flows: self.flows,
+            rate: RateConfig {
+                line_rate_bps: line_rate(topology, hosts),
+                packet_bytes: (block_packet_bytes(4 * usize::from(self.elements)) + FRAMING_BYTES) as u32,
+                period: self.period,
+                delta: self.delta,
+                ahead: self.period / 10,
+            },
+            quiet: self.quiet,
+            retransmission: retransmission(self.timeout),
+            paths: 1,
+        };
+        config.check().expect("a scenario's numbers are checked when it is read")
+    }
+}
+
+/// The slowest of the hosts' first links: all machines of a job have one rate.
+pub(crate) fn line_rate(topology: &Topology, hosts: impl Iterator<Item = NodeId>) -> u64 {
+    let first = hosts.filter_map(|host| topology.neighbours(host).next());
+    first.map(|(_, link)| topology.links()[link.0 as usize].config.rate_bps).min().unwrap_or(1)
+}
+
+/// What becomes of a job's packets on the network.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Treatment {
+    /// The job's; priority and importance are each packet's own.
+    pub(crate) class: Class,
+    /// By how many bytes a full block is longer than its sample ..
+    pub(crate) declared: u32,
+    /// .. which has so many.
+    pub(crate) block_bytes: usize,
+}
+
+impl Treatment {
+    /// As the packet's tag says (§3.2.2, §4.2).
+    pub(crate) fn class(&self, packet: &[u8]) -> Class {
+        let tag = Tag::of_packet(packet);
+        Class { priority: tag.priority, unimportant: !tag.important, ..self.class }
+    }
+
+    pub(crate) fn declared(&self, packet: &[u8]) -> u32 {
+        let is_full = packet.len() == self.block_bytes
+            && Preamble::parse(packet).is_ok_and(|preamble| preamble.kind == Kind::Block);
+        if is_full { self.declared } else { 0 }
+    }
+}
+
+fn block<'a>(packet: &Packet<'a>) -> Option<BlockPacket<'a>> {
+    let Body::Bytes(bytes) = packet.body else { return None };
+    let preamble = Preamble::parse(bytes).ok().filter(|preamble| preamble.kind == Kind::Block)?;
+    BlockPacket::parse(preamble, bytes).ok()
+}
+
+/// Whether a signal says that something got on: that packets came, or enough of them.
+fn gets_on(packet: &Packet<'_>) -> bool {
+    let Body::Bytes(bytes) = packet.body else { return false };
+    let Ok(preamble) = Preamble::parse(bytes) else { return false };
+    match SignalPacket::parse(preamble, bytes).map(|packet| packet.signal) {
+        Ok(Signal::Report(report)) => report.packets > 0,
+        Ok(Signal::Finish) => true,
+        _ => false,
+    }
+}
+
+/// Of each tensor of a job.
+fn blocks_of(tenant: &Tenant) -> impl Fn(u64) -> u32 + '_ {
+    let elements = tenant.plan().system.packet_elements();
+    move |tensor| tenant.elements(tensor).div_ceil(elements) as u32
+}
+
+/// A job in a run.
+struct Job {
+    system: Dlcp,
+    config: JobConfig,
+    tenant: Tenant,
+    server: Option<Rc<Server>>,
+    ledger: Rc<RefCell<Ledger>>,
+    treatment: Treatment,
+    /// What workers were told of the tensors that came back.
+    lost: Rc<Cell<Loss>>,
+}
+
+type WorkerActor = Machine<Worker<SimAddress, Gradient>, Overseen>;
+type RingActor = Machine<Ring<SimAddress, Gradient>, Overseen>;
+
+impl Job {
+    fn machine<E>(&self, machine: E, process: Process) -> Machine<E, Overseen>
+    where
+        E: WorkerMachine<Address = SimAddress, Tensor = Gradient> + 'static,
+    {
+        let op = if self.system.may_keep(self.tenant.plan().integers) { Op::Average } else { Op::Sum };
+        let owner = Overseen { process, ledger: self.ledger.clone(), lost: self.lost.clone(), op };
+        let treatment = self.treatment;
+        Machine::new(machine, owner)
+            .classified(move |_, packet| treatment.class(packet))
+            .declaring(move |packet| treatment.declared(packet))
+    }
+}
+
+impl Machines for Job {
+    fn add_worker(&self, network: &mut Network, process: Process) -> ActorId {
+        let (node, rank) = (process.node(), process.rank());
+        let place = WorkerId(rank as u8);
+        if let Some(server) = &self.server {
+            let (port, server) = (process.port(), SimAddress::new(server.node, SERVER_PORT));
+            return network.add_actor(
+                node,
+                port,
+                self.machine(Worker::new(self.config, place, server), process),
+            );
+        }
+        // A rank has to know where the next one will be.
+        let port = RING_PORT + self.tenant.index as u16;
+        let workers = &self.tenant.plan().workers;
+        let neighbour = |rank: usize| SimAddress::new(workers[rank % workers.len()], port);
+        let (left, right) = (neighbour(rank + workers.len() - 1), neighbour(rank + 1));
+        network.add_actor(node, port, self.machine(Ring::new(self.config, place, left, right), process))
+    }
+
+    fn counters(&self, network: &Network) -> Counters {
+        let (mut packets_sent, mut retransmissions) = (0, 0);
+        for actor in self.tenant.machines() {
+            let worker = network.actor::<WorkerActor>(actor).map(|actor| actor.machine.statistics());
+            let rank = || network.actor::<RingActor>(actor).map(|actor| actor.machine.statistics());
+            if let Some(statistics) = worker.or_else(rank) {
+                packets_sent += statistics.packets_sent;
+                retransmissions += statistics.retransmissions;
+            }
+        }
+        let lost = self.lost.get();
+        Counters {
+            server_aggregations: self.server.as_ref().map(|it| it.aggregations(network, self.config.id)),
+            packets_sent: Some(packets_sent),
+            retransmissions: Some(retransmissions),
+            contributions: Some(lost.contributions),
+            contributions_lost: Some(lost.lost),
+            retransmission_rounds: Some(lost.rounds.into()),
+            ..Counters::default()
+        }
+    }
+
+    fn standing(&self, network: &Network) -> String {
+        let server = self.server.as_ref().and_then(|server| server.standing(network, self.config.id));
+        server.map_or(String::new(), |progress| format!("; its server: {progress}"))
+    }
+
+    fn die(&self, network: &mut Network) {
+        if let Some(server) = &self.server {
+            server.remove(network, self.config.id);
+        }
+    }
+}
+
+/// Owner of a worker's machine: notes what it takes, and has each sum checked against that.
+struct Overseen {
+    process: Process,
+    ledger: Rc<RefCell<Ledger>>,
+    lost: Rc<Cell<Loss>>,
+    op: Op,
+}
+
+impl Overseen {
+    fn completed(&self, context: &mut Context<'_>, sum: Gradient, told: Option<Loss>) {
+        let of = (self.process.rank(), sum.tensor);
+        let tenant = self.process.tenant();
+        let inside = self.ledger.borrow_mut().completed(of, told, blocks_of(tenant));
+        let mut all = self.lost.get();
+        all += told.unwrap_or_default();
+        self.lost.set(all);
+        match inside {
+            Ok(inside) => self.process.completed_inside(context, sum, &inside),
+            Err(violation) => tenant.violated(context, violation),
+        }
+    }
+}
+
+impl<E: WorkerMachine<Address = SimAddress, Tensor = Gradient> + 'static> Owner<E> for Overseen {
+    fn start(&mut self, _machine: &mut E, context: &mut Context<'_>) {
+        self.process.started(context);
+    }
+
+    fn event(&mut self, _machine: &mut E, event: WorkerEvent<Gradient>, context: &mut Context<'_>) {
+        match event {
+            WorkerEvent::Completed(sum, times) => {
+                self.completed(context, sum, times.map(|times| times.loss));
+            }
+            WorkerEvent::Aborted(reason) => self.process.aborted(context, reason),
+        }
+    }
+
+    fn timer(&mut self, _machine: &mut E, timer: u64, context: &mut Context<'_>) {
+        self.process.timer(context, timer);
+    }
+
+    fn notice(&mut self, machine: &mut E, notice: u64, _context: &mut Context<'_>) {
+        while notice == Process::SUBMIT
+            && let Some(part) = self.process.next()
+        {
+            machine.submit(part, self.op);
+        }
+    }
+
+    fn handled(&mut self, packet: &Packet<'_>, verdict: Verdict, context: &mut Context<'_>) {
+        if verdict != Verdict::Absorb {
+            return;
+        }
+        if let Some(block) = block(packet) {
+            let of = blocks_of(self.process.tenant());
+            self.ledger.borrow_mut().came(self.process.rank(), &block.header, of);
+            self.process.progressed(context);
+        } else if gets_on(packet) {
+            self.process.progressed(context);
+        }
+    }
+}

@@ -1,0 +1,124 @@
+use crate::scenario_file::parse;
+use crate::workload::{JobReport, Options, Report, run};
+
+fn played(text: &str, seed: u64) -> Result<Report, String> {
+    let scenario = parse("test.toml", text).map_err(|error| error.to_string())?;
+    run(&scenario, Options { seed, ..Options::default() }).map_err(|error| format!("{error:?}"))
+}
+
+fn job(text: &str) -> JobReport {
+    let report = played(text, 1).unwrap_or_else(|error| panic!("{text}: {error}"));
+    assert!(report.jobs[0].finished, "{:?}", report.jobs[0]);
+    report.jobs[0].clone()
+}
+
+/// Where four workers send to one link at once, nothing is lost for want of memory.
+const RACK: &str = "until = \"10s\"\n[network]\ntopology = \"rack\"\nhosts = 6\nqueue = \"64MB\"\n";
+const JOB: &str = "[[job]]\nsystem = \"dlcp\"\nworkers = 4\ntensor = \"1MB\"\ntensors = 5\n";
+/// Of each worker's packets to its switch.
+const LOSS: &str = "[[loss]]\nlink = [\"h1\", \"s0\"]\nloss = \"5%\"\n";
+
+/// 5 tensors of 250,000 elements in packets of 352.
+const PACKETS: u64 = 5 * 711;
+
+#[test]
+fn without_loss_nothing_is_lost_and_sums_are_whole() {
+    const SAMPLE: &str = "payload = \"sample\"\n";
+    for (way, all, more) in
+        [("server", "", ""), ("ring", "", ""), ("server", SAMPLE, ""), ("ring", "", "dtype = \"int32\"\n")]
+    {
+        let found = job(&format!("{all}{RACK}{JOB}{more}[job.dlcp]\nquiet = \"2ms\"\nway = \"{way}\"\n"));
+        let counters = found.counters;
+        assert_eq!(counters.contributions, Some(4 * 4 * PACKETS), "{way}: told to each of four workers");
+        assert_eq!(
+            (counters.contributions_lost, counters.retransmission_rounds),
+            (Some(0), Some(0)),
+            "{way}"
+        );
+        assert_eq!(counters.server_aggregations, (way == "server").then_some(4 * PACKETS));
+        assert_eq!(counters.retransmissions, Some(0));
+    }
+}
+
+#[test]
+fn what_the_bound_forgives_is_lost_and_the_rest_is_sent_again() {
+    for (way, more) in [("server", ""), ("ring", ""), ("server", "payload = \"sample\"\n")] {
+        let at = |bound: &str| {
+            job(&format!("{more}{RACK}{JOB}[job.dlcp]\nquiet = \"2ms\"\nway = \"{way}\"\nloss_bound = \"{bound}\"\n{LOSS}")).counters
+        };
+        let (forgiving, strict) = (at("20%"), at("0%"));
+        let share = |counters: crate::systems::Counters| {
+            counters.contributions_lost.unwrap() as f64 / counters.contributions.unwrap() as f64
+        };
+        assert!((0.005..0.05).contains(&share(forgiving)), "{way} {}", share(forgiving));
+        // A ring's all-gather forgives nothing.
+        assert!(way == "ring" || forgiving.retransmissions == Some(0), "{forgiving:?}");
+        assert!(forgiving.retransmission_rounds < strict.retransmission_rounds, "{forgiving:?} {strict:?}");
+        assert_eq!(strict.contributions_lost, Some(0), "{way}");
+        assert!(strict.retransmissions > Some(50) && strict.retransmission_rounds > Some(0), "{way}");
+    }
+}
+
+#[test]
+fn a_worker_keeps_its_gradient_where_the_pull_bound_forgives_that_it_lacks_a_mean() {
+    let at = |pull: &str| {
+        let loss = "[[loss]]\nlink = [\"s0\", \"h2\"]\nloss = \"5%\"\n";
+        job(&format!("{RACK}{JOB}[job.dlcp]\nquiet = \"2ms\"\npull_bound = \"{pull}\"\n{loss}")).counters
+    };
+    assert_eq!(at("20%").retransmission_rounds, Some(0));
+    assert!(at("0%").retransmission_rounds > Some(0));
+}
+
+#[test]
+fn queues_drop_what_is_not_important_where_workers_meet() {
+    let queues = "selective_dropping = { threshold = \"20kB\", step = 0.5 }\n";
+    let text = format!("{RACK}{queues}{JOB}[job.dlcp]\n");
+    let report = played(&text, 1).unwrap_or_else(|error| panic!("{error}"));
+    let selective = report.drops.iter().find(|drop| drop.name == "selective").map_or(0, |drop| drop.count);
+    let tail = report.drops.iter().find(|drop| drop.name == "tail").map_or(0, |drop| drop.count);
+    assert!(selective > 100 && tail == 0, "{:?}", report.drops);
+    let lost = report.jobs[0].counters.contributions_lost.unwrap() / 4;
+    assert!((100..=4 * PACKETS / 10).contains(&lost), "{lost} of {}", 4 * PACKETS);
+}
+
+#[test]
+fn the_same_seed_plays_the_same_way() {
+    for way in ["server", "ring"] {
+        let text = format!("{RACK}{JOB}[job.dlcp]\nway = \"{way}\"\n{LOSS}");
+        let digests: Vec<_> = [1, 1, 2].map(|seed| played(&text, seed).unwrap().digest).into();
+        assert!(digests[0] == digests[1] && digests[1] != digests[2]);
+    }
+}
+
+#[test]
+fn what_cannot_be_is_refused_with_line_and_key() {
+    let refused = |job: &str| played(&format!("{RACK}{job}"), 1).unwrap_err();
+    for (table, says) in [
+        ("loss_bound = \"100%\"", "`loss_bound` must be less than 100%"),
+        ("pull_bound = \"100%\"", "`pull_bound` must be less than 100%"),
+        ("way = \"ring\"\nserver = \"h5\"", "a ring has none"),
+        ("way = \"ring\"\npull_bound = \"1%\"", "all-gather loses nothing"),
+        ("period = \"0us\"", "`period` must be 1us"),
+        ("delta = 0.5", "`delta` must be 1 at least"),
+        ("elements = 100", "a packet carries"),
+        ("loss_bond = \"1%\"", "loss_bound"),
+    ] {
+        let message = refused(&format!("{JOB}[job.dlcp]\n{table}\n"));
+        assert!(message.contains(says) && message.contains("test.toml:"), "{table}: {message}");
+    }
+    let of_all = refused(&format!("{}[job.dlcp]\n", JOB.replace("workers = 4", "workers = 6")));
+    assert!(of_all.contains("no host is left for the server"), "{of_all}");
+    let queue = refused(&format!("{JOB}priority = 3\n[job.dlcp]\n"));
+    assert!(queue.contains("say by themselves which queue"), "{queue}");
+}
+
+/// Signals overtake what waits in queues: a receiver that gives up sooner than those drain asks for what is on its way.
+#[test]
+fn a_receiver_that_is_impatient_beside_its_queues_asks_for_what_comes_anyway() {
+    let sent_again = |quiet: &str| {
+        let text = format!("{RACK}{JOB}[job.dlcp]\nloss_bound = \"0%\"\nquiet = \"{quiet}\"\n");
+        job(&text).counters.retransmissions.unwrap()
+    };
+    assert_eq!(sent_again("2ms"), 0);
+    assert!(sent_again("100us") > 1000);
+}
