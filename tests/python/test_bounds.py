@@ -68,6 +68,7 @@ def over_torch(me: Me, trace: str) -> float:
     lost, contributions = fanin.torch.lost()
     assert 0 <= lost <= BOUND * contributions
     assert contributions > 0
+    dist.destroy_process_group()  # what the timeline waits for
     return float((tensor != 10).double().mean())
 
 
