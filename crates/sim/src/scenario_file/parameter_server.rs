@@ -70,8 +70,16 @@ fn sends(entry: &ParameterServer) -> Result<Sends, Mistake> {
     if let Some(place) = &entry.transport {
         return Err(at(place, "flows are sent either by a `transport` or by `dlcp`"));
     }
-    jobs::refuse(&entry.ecn, "ecn", "connections, and `dlcp`'s packets say by themselves whether they are marked")?;
-    jobs::refuse(&entry.priority, "priority", "connections, and `dlcp`'s packets say by themselves which queue they are for")?;
+    jobs::refuse(
+        &entry.ecn,
+        "ecn",
+        "connections, and `dlcp`'s packets say by themselves whether they are marked",
+    )?;
+    jobs::refuse(
+        &entry.priority,
+        "priority",
+        "connections, and `dlcp`'s packets say by themselves which queue they are for",
+    )?;
     Ok(Sends::Dlcp(dlcp.resolve()?))
 }
 
@@ -169,7 +177,10 @@ mod tests {
             ("workers = 4\ntensor = \"1MB\"\nsplit = \"1MB\"\n", "unknown key `split`"),
             ("workers = 4\ntensor = \"1MB\"\ndlcp = { bound = \"1%\" }\n", "`bound`"),
             ("workers = 4\ntensor = \"1MB\"\ndlcp = { loss_bound = \"100%\" }\n", "less than 100%"),
-            ("workers = 4\ntensor = \"1MB\"\ndlcp = {}\ntransport = {}\n", "either by a `transport` or by `dlcp`"),
+            (
+                "workers = 4\ntensor = \"1MB\"\ndlcp = {}\ntransport = {}\n",
+                "either by a `transport` or by `dlcp`",
+            ),
             ("workers = 4\ntensor = \"1MB\"\ndlcp = {}\npriority = 1\n", "which queue they are for"),
             ("workers = 4\ntensor = \"1MB\"\ndlcp = {}\necn = true\n", "whether they are marked"),
         ] {

@@ -462,7 +462,12 @@ mod tests {
                 let Numbers::Int32(numbers) = &part.numbers else { panic!("integers") };
                 total.iter_mut().zip(numbers).for_each(|(sum, x)| *sum = sum.wrapping_add(*x));
             }
-            return Gradient { tensor: 3, numbers: Numbers::Int32(total), whole: ELEMENTS, layer: Layer::default() };
+            return Gradient {
+                tensor: 3,
+                numbers: Numbers::Int32(total),
+                whole: ELEMENTS,
+                layer: Layer::default(),
+            };
         }
         let floats: Vec<&[f32]> = parts
             .iter()

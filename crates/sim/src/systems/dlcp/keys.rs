@@ -90,7 +90,10 @@ fn resolve(entry: &mut Entry<'_>) -> Result<Arc<dyn System>, Mistake> {
             return Err(at(server, "`server` is about `way = \"server\"`: a ring has none"));
         }
         if let Some(bound) = &keys.pull_bound {
-            return Err(at(bound, "`pull_bound` is about `way = \"server\"`: a ring's all-gather loses nothing"));
+            return Err(at(
+                bound,
+                "`pull_bound` is about `way = \"server\"`: a ring's all-gather loses nothing",
+            ));
         }
     }
     let way = match &keys.server {

@@ -146,7 +146,8 @@ impl Ledger {
             if let Some(inside) = self.tensors[at].inside.get_mut(block as usize) {
                 // As many as it says, those next to each other that it came from last, and the own.
                 let before = |back: u32| 1 << ((rank as u32 + ranks - back % ranks) % ranks);
-                *inside = (0..=u32::from(header.contributions)).map(before).fold(0, |all: u64, bit| all | bit);
+                *inside =
+                    (0..=u32::from(header.contributions)).map(before).fold(0, |all: u64, bit| all | bit);
             }
         }
     }
@@ -307,7 +308,11 @@ mod tests {
         more(&[(3, 1)], 1, 0);
         for wrong in [told(0), told(2), None, Some(Loss { kept: 1, ..told(1).expect("it is one") })] {
             let found = without(&[(2, 5)]).completed((1, 1), wrong, blocks_of);
-            assert_eq!(found, Err(Violation::LossMistold { job: "job".into(), rank: 1, tensor: 1 }), "{wrong:?}");
+            assert_eq!(
+                found,
+                Err(Violation::LossMistold { job: "job".into(), rank: 1, tensor: 1 }),
+                "{wrong:?}"
+            );
         }
         assert!(without(&[(2, 5)]).completed((1, 1), told(1), blocks_of).is_ok());
     }

@@ -21,7 +21,9 @@ use fanin_wire::{
 
 use super::worker::{BACK_OFF, retransmission};
 use super::{Counters, Machines, Process, Site, System, Tenant};
-use crate::net::{ActorId, Body, Class, Context, Machine, Network, NodeId, Owner, Packet, SimAddress, Topology};
+use crate::net::{
+    ActorId, Body, Class, Context, Machine, Network, NodeId, Owner, Packet, SimAddress, Topology,
+};
 use crate::workload::Gradient;
 use ledger::{Ledger, Terms};
 use server::{SERVER_PORT, Served, Server};
@@ -272,7 +274,11 @@ impl Machines for Job {
         let place = WorkerId(rank as u8);
         if let Some(server) = &self.server {
             let (port, server) = (process.port(), SimAddress::new(server.node, SERVER_PORT));
-            return network.add_actor(node, port, self.machine(Worker::new(self.config, place, server), process));
+            return network.add_actor(
+                node,
+                port,
+                self.machine(Worker::new(self.config, place, server), process),
+            );
         }
         // A rank has to know where the next one will be.
         let port = RING_PORT + self.tenant.index as u16;

@@ -17,9 +17,7 @@ use fanin_wire::{
 use super::super::worker::retransmission;
 use super::keys::{FLOW_BLOCKS, FLOWS, elements_for_mtu};
 use super::{FRAMING_BYTES, Treatment, block, line_rate};
-use crate::net::{
-    ActorId, Body, Class, Context, Machine, Network, NodeId, Owner, Packet, SimAddress, Time,
-};
+use crate::net::{ActorId, Body, Class, Context, Machine, Network, NodeId, Owner, Packet, SimAddress, Time};
 use crate::workload::{Push, mtu};
 
 /// The first UDP port of such machines, on each host.
@@ -77,9 +75,9 @@ impl Pushes {
     /// Packets sent by workers, and those of them that were sent again.
     pub(crate) fn sent(&self, network: &Network) -> (u64, u64) {
         let machines = self.senders.values().filter_map(|actor| network.actor::<SenderActor>(*actor));
-        machines.map(|actor| actor.machine.statistics()).fold((0, 0), |sum, of| {
-            (sum.0 + of.packets_sent, sum.1 + of.retransmissions)
-        })
+        machines
+            .map(|actor| actor.machine.statistics())
+            .fold((0, 0), |sum, of| (sum.0 + of.packets_sent, sum.1 + of.retransmissions))
     }
 
     /// A worker has a tensor for a server, now.
@@ -238,8 +236,7 @@ impl Owner<Server<SimAddress>> for Receiver {
         if matches!(verdict, Verdict::Absorb | Verdict::Multicast) {
             let mut books = self.books.borrow_mut();
             books.packets_arrived += 1;
-            books.delivered_bytes +=
-                block.payload.len() as u64 + u64::from(self.treatment.declared(bytes));
+            books.delivered_bytes += block.payload.len() as u64 + u64::from(self.treatment.declared(bytes));
         }
     }
 }

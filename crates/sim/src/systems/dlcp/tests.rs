@@ -30,7 +30,11 @@ fn without_loss_nothing_is_lost_and_sums_are_whole() {
         let found = job(&format!("{all}{RACK}{JOB}{more}[job.dlcp]\nquiet = \"2ms\"\nway = \"{way}\"\n"));
         let counters = found.counters;
         assert_eq!(counters.contributions, Some(4 * 4 * PACKETS), "{way}: told to each of four workers");
-        assert_eq!((counters.contributions_lost, counters.retransmission_rounds), (Some(0), Some(0)), "{way}");
+        assert_eq!(
+            (counters.contributions_lost, counters.retransmission_rounds),
+            (Some(0), Some(0)),
+            "{way}"
+        );
         assert_eq!(counters.server_aggregations, (way == "server").then_some(4 * PACKETS));
         assert_eq!(counters.retransmissions, Some(0));
     }
@@ -49,7 +53,9 @@ fn what_the_bound_forgives_is_lost_and_the_rest_is_sent_again() {
         assert!((0.005..0.05).contains(&share(forgiving)), "{way} {}", share(forgiving));
         // A ring's all-gather forgives nothing.
         assert!(way == "ring" || forgiving.retransmissions == Some(0), "{forgiving:?}");
-        assert!(forgiving.retransmission_rounds < strict.retransmission_rounds, "{forgiving:?} {strict:?}");
+        let rounds = |counters: crate::systems::Counters| counters.retransmission_rounds;
+        // Those to a server are its own, and not told.
+        assert!(way == "server" || rounds(forgiving) < rounds(strict), "{forgiving:?} {strict:?}");
         assert_eq!(strict.contributions_lost, Some(0), "{way}");
         assert!(strict.retransmissions > Some(50) && strict.retransmission_rounds > Some(0), "{way}");
     }

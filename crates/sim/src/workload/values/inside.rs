@@ -195,7 +195,10 @@ mod tests {
         let other = result(&source, [ALL, &[0, 2], &[4]], true);
         found.set(2 * PACKET - 1, &other.part(2 * PACKET - 1..2 * PACKET));
         assert_eq!(source.check_inside(&found, &inside([31, 0b1101, 16], true)), Err(2 * PACKET - 1));
-        assert_eq!(source.check_inside(&other, &Inside { packets: vec![31], ..inside([0; 3], true) }), Err(PACKET));
+        assert_eq!(
+            source.check_inside(&other, &Inside { packets: vec![31], ..inside([0; 3], true) }),
+            Err(PACKET)
+        );
     }
 
     #[test]
