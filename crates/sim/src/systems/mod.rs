@@ -175,7 +175,7 @@ pub struct Counters {
     pub contributions: Option<u64>,
     /// Of these, not in the sums.
     pub contributions_lost: Option<u64>,
-    /// How often packets of a flow were asked for again, both ways.
+    /// How often workers asked again for packets of a flow: for sums of a server's, for all in a ring.
     pub retransmission_rounds: Option<u64>,
 }
 

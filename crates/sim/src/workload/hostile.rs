@@ -51,7 +51,7 @@ pub fn hostile(seed: u64) -> Scenario {
     // From dice of their own, so that what else is drawn stays as it was.
     let mut dlcp_dice = Dice(Rand64::new(u128::from(seed) ^ 0xd1c9_0000_0000));
     jobs.iter_mut().for_each(|job| {
-        if dlcp_dice.one_in(5) {
+        if dlcp_dice.one_in(8) {
             job.system = Arc::new(dlcp(&mut dlcp_dice, &topology, job));
         }
     });

@@ -339,4 +339,24 @@ mod tests {
         assert!(report.unopened > 0, "{report:?}");
         assert_eq!(report.flow_times.count + report.flow_times.unfinished + report.unopened, all);
     }
+
+    #[test]
+    fn flows_of_dlcp_take_the_place_of_connections_and_lose_what_their_bound_forgives() {
+        let entry = "workers = 8\nservers = 1\ntensor = \"1MB\"\n";
+        let queues = "selective_dropping = { threshold = \"30kB\", step = 0.5 }\n[[parameter_server]]\n";
+        let with = |dlcp: &str| {
+            let text = format!("{RACK}{queues}{entry}dlcp = {{ quiet = \"1ms\"{dlcp} }}\n");
+            played(&parse("test.toml", &text).unwrap_or_else(|error| panic!("{error}")))
+        };
+        let (forgiving, strict) = (with(", loss_bound = \"60%\""), with(", loss_bound = \"0%\""));
+        for report in [&forgiving, &strict] {
+            assert_eq!((report.flow_times.count, report.flow_times.unfinished), (7, 0));
+            // Of 352 elements each.
+            assert_eq!((report.packets, report.timeouts), (Some(7 * 711), None));
+        }
+        let lost = forgiving.packets_lost.expect("all have ended");
+        assert!((100..=7 * 711 * 6 / 10).contains(&lost), "{lost}");
+        assert_eq!((strict.packets_lost, strict.delivered_bytes), (Some(0), 7 * 1_000_000));
+        assert!(strict.retransmissions > 0 && strict.flow_times.max_s > forgiving.flow_times.max_s);
+    }
 }

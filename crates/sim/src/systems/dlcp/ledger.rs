@@ -308,7 +308,11 @@ mod tests {
         more(&[(3, 1)], 1, 0);
         for wrong in [told(0), told(2), None, Some(Loss { kept: 1, ..told(1).expect("it is one") })] {
             let found = without(&[(2, 5)]).completed((1, 1), wrong, blocks_of);
-            assert_eq!(found, Err(Violation::LossMistold { job: "job".into(), rank: 1, tensor: 1 }), "{wrong:?}");
+            assert_eq!(
+                found,
+                Err(Violation::LossMistold { job: "job".into(), rank: 1, tensor: 1 }),
+                "{wrong:?}"
+            );
         }
         assert!(without(&[(2, 5)]).completed((1, 1), told(1), blocks_of).is_ok());
     }

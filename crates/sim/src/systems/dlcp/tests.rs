@@ -53,7 +53,9 @@ fn what_the_bound_forgives_is_lost_and_the_rest_is_sent_again() {
         assert!((0.005..0.05).contains(&share(forgiving)), "{way} {}", share(forgiving));
         // A ring's all-gather forgives nothing.
         assert!(way == "ring" || forgiving.retransmissions == Some(0), "{forgiving:?}");
-        assert!(forgiving.retransmission_rounds < strict.retransmission_rounds, "{forgiving:?} {strict:?}");
+        let rounds = |counters: crate::systems::Counters| counters.retransmission_rounds;
+        // Those to a server are its own, and not told.
+        assert!(way == "server" || rounds(forgiving) < rounds(strict), "{forgiving:?} {strict:?}");
         assert_eq!(strict.contributions_lost, Some(0), "{way}");
         assert!(strict.retransmissions > Some(50) && strict.retransmission_rounds > Some(0), "{way}");
     }
