@@ -25,7 +25,7 @@ ELEMENTS = 400_000
 
 
 def gradient(rank: int) -> np.ndarray[Any, np.dtype[np.float32]]:
-    return ((np.arange(ELEMENTS) * 31 + rank * 17) % 1009).astype(np.float32) / 7
+    return ((np.arange(ELEMENTS) * 31 + rank * 17) % 1009).astype(np.float32) / np.float32(7)
 
 
 def over_numpy(me: Me) -> dict[str, Any]:
