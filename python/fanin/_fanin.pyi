@@ -175,7 +175,7 @@ class Pending:
     def loss(self) -> tuple[int, int, int, int] | None:
         """Contributions that the sum would have, those that it lacks, blocks of nobody, rounds.
 
-        All zero without a loss bound; None while it is under way.
+        All zero without a loss bound; None while there is no sum.
         """
 
     def exception(self) -> Exception | None: ...

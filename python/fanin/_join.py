@@ -38,13 +38,15 @@ def join(
     local: _fanin.LocalRanks | None = None,
     hosted: _fanin.Switch | None = None,
     meeting: _fanin.Meeting | None = None,
+    link: tuple[int | None, int] = (None, 1),
 ) -> _fanin.Client:
     """Join `job`; blocks until all ranks have, `timeout` seconds at most.
 
     Without `services` the switches of the settings sum, each as much as any other. `prediction` is
     what the plan of the shares takes. With `local` the ranks of this machine sum among themselves
     first. `hosted` is this process's service, if it is one of them. The ranks met at `meeting`, and
-    `BeganAnew` is raised when one of them is started again. Raises the errors of `fanin.errors`.
+    `BeganAnew` is raised when one of them is started again. Of this machine's `link`, whose bits a
+    second may be known, so many ranks send at once. Raises the errors of `fanin.errors`.
     """
     if services is None:
         if settings.switch is None:
@@ -53,7 +55,12 @@ def join(
     if settings.loss_bound:
         # It sends as fast as the link is, and not as fast as answers come: what a virtual link is
         # said to carry has to be known.
-        services = [(at, share, bps or settings.rate, host) for at, share, bps, host in services]
+        rate, crowd = link
+        known = [bps or settings.rate or rate for _, _, bps, _ in services]
+        services = [
+            (at, share, None if bps is None else max(bps // crowd, 1), host)
+            for (at, share, _, host), bps in zip(services, known, strict=True)
+        ]
     return _fanin.Client(
         services,
         job,

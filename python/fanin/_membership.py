@@ -85,6 +85,9 @@ class Ranks:
         hosted: Hosted | None = None
         local = self._share_memory(local_machines(places), gather)
 
+        # Where ranks of a machine do not sum among themselves, they share its link.
+        crowd = 1 if local is not None else max(of_rank.count(machine) for machine in of_rank)
+
         def enter(
             services: Sequence[Service],
             prediction: tuple[float, str] | None = None,
@@ -101,6 +104,7 @@ class Ranks:
                 local,
                 hosted,
                 self.meeting,
+                (here.rate_bps, crowd),
             )
             client.set_timeout(timeout)
             return client

@@ -96,6 +96,10 @@ def _rate(text: str) -> int:
         raise ValueError("it must be a rate as tc writes it: 500mbit, 1gbit") from None
 
 
+LOSS_BOUND_LEAST = 0.002
+"""One packet of the 512 that a flow has (`control/flow_plan.rs`)."""
+
+
 def _fraction(text: str) -> float:
     try:
         fraction = float(text)
@@ -103,6 +107,11 @@ def _fraction(text: str) -> float:
         fraction = -1.0
     if not 0 <= fraction < 1:
         raise ValueError("it must be a fraction of at least 0 and below 1, such as 0.01")
+    if 0 < fraction < LOSS_BOUND_LEAST:
+        raise ValueError(
+            f"below {LOSS_BOUND_LEAST} it forgives nothing, as it holds for each 512 packets: "
+            f"it must be 0, or {LOSS_BOUND_LEAST} and more"
+        )
     return fraction
 
 

@@ -51,11 +51,11 @@ class Handle:
     def loss(self) -> float:
         """Which part of the ranks' contributions is not in the sum: 0.0 without `loss_bound`.
 
-        The same on every rank. Raises `RuntimeError` before the all-reduce is done.
+        The same on every rank. Raises `RuntimeError` where there is no sum (yet).
         """
         told = self._pending.loss()
         if told is None:
-            raise RuntimeError("the all-reduce is under way: call wait() first")
+            raise RuntimeError("the all-reduce is under way, or failed: call wait() first")
         contributions, lost, _, _ = told
         return lost / contributions if contributions else 0.0
 

@@ -27,8 +27,9 @@ pub(crate) struct Completion {
 
 impl Completion {
     pub(crate) fn set(&self, outcome: Outcome, hand_over: HandOver) {
-        // It is done once.
-        let _ = self.loss.set(hand_over.loss);
+        if outcome.is_ok() {
+            let _ = self.loss.set(hand_over.loss); // it is done once
+        }
         *lock(&self.hand_over) = Some(hand_over);
         *lock(&self.outcome) = Some(outcome);
         self.changed.notify_all();
@@ -41,7 +42,7 @@ impl Completion {
         }
     }
 
-    /// What the sum lacks; `None` before it is done.
+    /// What the sum lacks; `None` before it is there.
     pub(crate) fn loss(&self) -> Option<Loss> {
         self.loss.get().copied()
     }

@@ -81,7 +81,7 @@ impl Pending {
     }
 
     /// What the sum lacks where the job has a loss bound: how many contributions its blocks would have, how many of these are not in it, how many blocks have nobody's and
-    /// are zero, and how often some were asked for again. All zero elsewhere; None while it is under way.
+    /// are zero, and how often some were asked for again. All zero elsewhere; None while there is no sum.
     fn loss(&self) -> Option<(u64, u64, u64, u32)> {
         let Loss { contributions, lost, unsummed, rounds, .. } = self.completion.loss()?;
         Some((contributions, lost, unsummed, rounds))

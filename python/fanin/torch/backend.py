@@ -80,7 +80,8 @@ def lost(group: ProcessGroup | None = None) -> tuple[int, int]:
     """Return how much is missing in a group's sums since it was made.
 
     How many contributions are not in them, and how many would be: one of each rank for each block,
-    the same on every rank. Both are 0 where nothing may be lost (`Options(loss_bound=...)` may),
+    the same on every rank, but of what was reduced to one rank or scattered: that rank alone
+    counts. Both are 0 where nothing may be lost (`Options(loss_bound=...)` may),
     and for a destroyed group. What one step lost is the difference of two calls.
 
     Without `group` it is the default group's. Raises `ValueError` for a group that is not fanin's.

@@ -175,9 +175,6 @@ impl Watch {
                 // The data path goes on meanwhile: it may be only the control connection that suffers.
                 self.shared.lane(self.service).silent = Some((since, cause.clone()));
                 if self.is_dead && self.may_be_taken_over() && gone >= TAKE_OVER {
-                    if self.begins_anew() {
-                        return Err(self.lost_for_good(&cause));
-                    }
                     // Who left does not join anywhere again.
                     if let Some(rank) = self.left() {
                         return match self.shared.pending.oldest() {
@@ -190,6 +187,9 @@ impl Watch {
                             }
                             None => Ok(()),
                         };
+                    }
+                    if self.begins_anew() {
+                        return Err(self.lost_for_good(&cause));
                     }
                     let memory = self.suspended();
                     let taken_over = self.take_over(since, &memory).await;

@@ -51,6 +51,11 @@ impl FlowPlan {
         Self { loss_bound, flow_blocks: FLOW_BLOCKS, flows, line_rate_bps }
     }
 
+    /// Whether blocks of so many words are short enough for so many workers: two flows of them are half of a usual pool.
+    pub(super) fn fits(workers: u16, elements: u16) -> bool {
+        words_of_block(workers, elements) <= 2 * WORDS_UNDER_WAY
+    }
+
     /// What they take of a shard's pool at most, in units of 256 elements: of each block of all flows that there may be at the switch, a sum and
     /// each worker's contribution.
     #[must_use]

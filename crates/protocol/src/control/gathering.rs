@@ -344,6 +344,10 @@ impl Gathering {
         let loses = bound != LossBound::RELIABLE;
         // Shards share the link.
         let of_shard = rate_bps / u64::from(shards.max(1));
+        // Blocks of a flow wait for all workers side by side: those of many workers are shorter, so that their flows fit into a pool.
+        let words = CHUNK_ELEMENTS.into_iter().rev().map(|words| words as u16);
+        let fits = |words: &u16| *words <= elements && FlowPlan::fits(self.world_size, *words);
+        let elements = if loses { words.into_iter().find(fits).unwrap_or(elements) } else { elements };
         let flows = loses.then(|| FlowPlan::new(bound, self.world_size, elements, of_shard.max(1)));
         let path = Path {
             rate_bps,

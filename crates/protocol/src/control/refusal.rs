@@ -62,7 +62,7 @@ macro_rules! for_each_refusal {
                 /// The most that the protocol has.
                 max: u32,
             }
-                |f| write!(f, "a world of {asked} ranks, where a job has at most {max}; use fewer ranks a job");
+                |f| write!(f, "a world of {asked} ranks, where a job has at most {max}; use fewer ranks a job (with a loss bound, FANIN_LOSS_BOUND, it has 64)");
 
             /// The ranks disagree on the number of ranks.
             WorldSizeMismatch = "world_size_mismatch" {
@@ -213,7 +213,7 @@ macro_rules! for_each_refusal {
                 |f| write!(
                     f,
                     "the job needs {asked} units of memory, and {free} are free (units of 256 elements, each shard; jobs \
-                     of one machine have half of them all at most); ask for fewer slots or a smaller window, wait until a job ends, or start the switch with more (--pool-units)"
+                     of one machine have half of them all at most); ask for fewer slots or a smaller window, or for no loss bound, wait until a job ends, or start the switch with more (--pool-units)"
                 );
 
             /// The rank and its job (or the switch) disagree on the job that is to be resumed.
