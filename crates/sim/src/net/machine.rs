@@ -1,5 +1,9 @@
 //! A protocol's own state machine as an actor.
 
+use std::cell::Cell;
+use std::rc::Rc;
+use std::time::Duration;
+
 use fanin_protocol::{Endpoint, Instant, Verdict};
 
 use super::actor::Actor;
@@ -35,11 +39,42 @@ where
 }
 
 const OWN_TIMER: u64 = u64::MAX;
+/// Ethernet with preamble, checksum and gap, IPv4 and UDP.
+const FRAMING_BYTES: u64 = 66;
 
 /// How a machine's packet is treated in queues.
 type Classify<E> = Box<dyn Fn(&E, &[u8]) -> Class>;
 /// By how many bytes a packet is longer than what the machine wrote.
 type Declare = Box<dyn Fn(&[u8]) -> u32>;
+
+/// What a host's NIC takes, no faster than it sends: its machines wait for it, and no packet for them all.
+#[derive(Debug)]
+pub struct Nic {
+    rate_bps: u64,
+    /// When it has sent all that it was given.
+    free_at: Cell<Instant>,
+}
+
+impl Nic {
+    /// How much it holds, in time.
+    const HOLDS: Duration = Duration::from_micros(2);
+
+    /// A NIC that sends so many bits a second.
+    #[must_use]
+    pub fn new(rate_bps: u64) -> Rc<Self> {
+        Rc::new(Self { rate_bps, free_at: Cell::new(Instant(0)) })
+    }
+
+    /// From when on it takes more, if it takes nothing now.
+    fn takes_from(&self, now: Instant) -> Option<Instant> {
+        (self.free_at.get() > now + Self::HOLDS).then(|| self.free_at.get())
+    }
+
+    fn takes(&self, now: Instant, bytes: u64) {
+        let sent = Duration::from_nanos(8_000_000_000 * bytes / self.rate_bps.max(1));
+        self.free_at.set(self.free_at.get().max(now) + sent);
+    }
+}
 
 /// A machine and its owner.
 pub struct Machine<E, O> {
@@ -50,6 +85,7 @@ pub struct Machine<E, O> {
     pub owner: O,
     classify: Classify<E>,
     declare: Declare,
+    nic: Option<Rc<Nic>>,
     /// Whom the train is for that is being sent.
     recipients: Vec<SimAddress>,
     /// The earliest timer that is set.
@@ -64,7 +100,7 @@ where
     /// All packets in the default class.
     pub fn new(machine: E, owner: O) -> Self {
         let (classify, declare) = (Box::new(|_: &E, _: &[u8]| Class::default()), Box::new(|_: &[u8]| 0_u32));
-        Self { machine, owner, classify, declare, recipients: Vec::new(), timer: None }
+        Self { machine, owner, classify, declare, nic: None, recipients: Vec::new(), timer: None }
     }
 
     /// How each of the machine's packets is treated in queues, by the packet or by what the machine knows of it.
@@ -81,18 +117,35 @@ where
         self
     }
 
+    /// The NIC that it shares with others of its host.
+    #[must_use]
+    pub fn behind(mut self, nic: Rc<Nic>) -> Self {
+        self.nic = Some(nic);
+        self
+    }
+
+    /// When the NIC takes something again, if it takes nothing now.
+    fn waits_for_nic(&self, now: Instant) -> Option<Instant> {
+        self.nic.as_ref().and_then(|nic| nic.takes_from(now))
+    }
+
     /// Sends what the machine has to send, tells its owner what it has to tell, until nothing is left, and sets its timer.
     pub fn drain(&mut self, context: &mut Context<'_>) {
         let now = context.now();
         let mut train = std::mem::take(&mut context.core.train);
         loop {
-            while let Some(transmit) = self.machine.poll_transmit(now, &mut train) {
+            while self.waits_for_nic(now).is_none()
+                && let Some(transmit) = self.machine.poll_transmit(now, &mut train)
+            {
                 let (bytes, segment_bytes) = (transmit.bytes, transmit.segment_bytes);
                 self.recipients.clear();
                 self.recipients.extend_from_slice(transmit.to);
                 for packet in train[..bytes].chunks(segment_bytes) {
                     let class = (self.classify)(&self.machine, packet);
                     let declared = (self.declare)(packet);
+                    if let Some(nic) = &self.nic {
+                        nic.takes(now, packet.len() as u64 + u64::from(declared) + FRAMING_BYTES);
+                    }
                     context.send_to_all(&self.recipients, class, packet, declared);
                 }
             }
@@ -100,7 +153,11 @@ where
             self.owner.event(&mut self.machine, event, context);
         }
         context.core.train = train;
-        if let Some(due) = self.machine.poll_timeout()
+        let due = match (self.machine.poll_timeout(), self.waits_for_nic(now)) {
+            (Some(_), Some(taken)) => Some(taken),
+            (due, _) => due,
+        };
+        if let Some(due) = due
             && self.timer.is_none_or(|timer| due < timer)
         {
             self.timer = Some(due.max(now));

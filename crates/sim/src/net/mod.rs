@@ -40,7 +40,7 @@ pub use context::Context;
 pub use flow::{ConstantRateConfig, FlowStatistics, Notice, TcpConfig, Transport};
 pub use ids::{ActorId, FlowId, LinkId, NodeId, PortId, SimAddress};
 pub use impairment::{Impairment, Loss, Predicate};
-pub use machine::{Machine, Owner};
+pub use machine::{Machine, Nic, Owner};
 pub use network::{Network, Outcome, Ports, Progress};
 pub use packet::{Body, Packet, Segment};
 pub use queue::{Buffer, Class, DROP_CLASSES, Order, PRIORITIES, QueueConfig};

@@ -360,4 +360,19 @@ mod tests {
         assert_eq!((strict.packets_lost, strict.delivered_bytes), (Some(0), 7 * 711 * 4 * 352));
         assert!(strict.retransmissions > 0);
     }
+
+    /// Else each pair of hosts would send at the link's rate, and what waits at the NIC would be asked for again.
+    #[test]
+    fn flows_of_dlcp_from_one_host_share_its_nic() {
+        let entry = "workers = [\"h0\"]\nservers = [\"h1\", \"h2\", \"h3\", \"h4\"]\ntensor = \"8MB\"\ndivide_above = \"1MB\"\ndlcp = {}\n";
+        let report = played(&scenario(entry));
+        assert_eq!((report.flow_times.count, report.flow_times.unfinished), (4, 0));
+        assert_eq!((report.retransmissions, report.packets_lost), (0, Some(0)));
+        let alone = 8e6 * 8.0 / 100e9;
+        assert!(
+            (alone..1.3 * alone).contains(&report.last_arrived_s),
+            "{} and {alone}",
+            report.last_arrived_s
+        );
+    }
 }

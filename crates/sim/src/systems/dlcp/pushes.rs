@@ -17,7 +17,9 @@ use fanin_wire::{
 use super::super::worker::retransmission;
 use super::keys::{FLOW_BLOCKS, FLOWS, elements_for_mtu};
 use super::{FRAMING_BYTES, Treatment, block, line_rate};
-use crate::net::{ActorId, Body, Class, Context, Machine, Network, NodeId, Owner, Packet, SimAddress, Time};
+use crate::net::{
+    ActorId, Body, Class, Context, Machine, Network, Nic, NodeId, Owner, Packet, SimAddress, Time,
+};
 use crate::workload::{Push, mtu};
 
 /// The first UDP port of such machines, on each host.
@@ -57,6 +59,7 @@ pub(crate) struct Pushes {
     /// By worker's and server's host: the sender.
     senders: BTreeMap<(NodeId, NodeId), ActorId>,
     ports: Rc<RefCell<BTreeMap<NodeId, u16>>>,
+    nics: BTreeMap<NodeId, Rc<Nic>>,
     books: Rc<RefCell<Books>>,
 }
 
@@ -65,7 +68,7 @@ type SenderActor = Machine<Worker<SimAddress, Part>, Sender>;
 impl Pushes {
     /// `ports` are those that all entries' machines have taken.
     pub(crate) fn new(plan: PushPlan, class: Class, ports: Rc<RefCell<BTreeMap<NodeId, u16>>>) -> Self {
-        Self { plan, class, senders: BTreeMap::new(), ports, books: Rc::default() }
+        Self { plan, class, senders: BTreeMap::new(), ports, nics: BTreeMap::new(), books: Rc::default() }
     }
 
     pub(crate) fn books(&self) -> std::cell::Ref<'_, Books> {
@@ -143,7 +146,9 @@ impl Pushes {
             .declaring(move |packet| treatment.declared(packet));
         network.add_actor(push.to, port, server);
         let worker = Worker::new(config, WorkerId(0), SimAddress::new(push.to, port));
+        let nic = self.nics.entry(push.from).or_insert_with(|| Nic::new(config.rate.line_rate_bps));
         let worker = Machine::new(worker, Sender(self.books.clone()))
+            .behind(nic.clone())
             .classified(move |_, packet| treatment.class(packet))
             .declaring(move |packet| treatment.declared(packet));
         let sender = network.add_actor(push.from, of_worker, worker);
