@@ -26,8 +26,8 @@ fn every_system_sums_in_one_rack() {
             let job = &report.jobs[0];
             assert!(job.finished, "{system}");
             assert_eq!(job.tensors, 6.0, "{system}");
-            // 100 Gbit/s, of which headers and framing take 6 to 9 %; a server alone has it all from everybody.
-            let least = if system == "ps" { 10.0 } else { 25.0 };
+            // 100 Gbit/s, of which headers and framing take 6 to 9 %; one server has it all from everybody: a quarter of them is the most.
+            let least = if ["ps", "dlcp"].contains(&system) { 10.0 } else { 25.0 };
             assert!((least..94.0).contains(&job.aggregation_gbps), "{system}: {}", job.aggregation_gbps);
         }
     }
