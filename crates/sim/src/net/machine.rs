@@ -51,6 +51,8 @@ type Declare = Box<dyn Fn(&[u8]) -> u32>;
 #[derive(Debug)]
 pub struct Nic {
     rate_bps: u64,
+    /// What a machine writes for it at a time. Of packets that declare most of their bytes, a train that fills a buffer is a MB on the link.
+    train_bytes: usize,
     /// When it has sent all that it was given.
     free_at: Cell<Instant>,
 }
@@ -59,10 +61,10 @@ impl Nic {
     /// How much it holds, in time.
     const HOLDS: Duration = Duration::from_micros(2);
 
-    /// A NIC that sends so many bits a second.
+    /// A NIC that sends so many bits a second, of machines that write so many bytes at a time, no packet of which is longer.
     #[must_use]
-    pub fn new(rate_bps: u64) -> Rc<Self> {
-        Rc::new(Self { rate_bps, free_at: Cell::new(Instant(0)) })
+    pub fn new(rate_bps: u64, train_bytes: usize) -> Rc<Self> {
+        Rc::new(Self { rate_bps, train_bytes, free_at: Cell::new(Instant(0)) })
     }
 
     /// From when on it takes more, if it takes nothing now.
@@ -133,9 +135,10 @@ where
     pub fn drain(&mut self, context: &mut Context<'_>) {
         let now = context.now();
         let mut train = std::mem::take(&mut context.core.train);
+        let at_a_time = self.nic.as_ref().map_or(train.len(), |nic| nic.train_bytes);
         loop {
             while self.waits_for_nic(now).is_none()
-                && let Some(transmit) = self.machine.poll_transmit(now, &mut train)
+                && let Some(transmit) = self.machine.poll_transmit(now, &mut train[..at_a_time])
             {
                 let (bytes, segment_bytes) = (transmit.bytes, transmit.segment_bytes);
                 self.recipients.clear();

@@ -55,6 +55,7 @@ fn resolve_one(
         servers,
         tensors,
         divide_above_bytes: entry.divide_above.0,
+        draw: entry.draw,
         jitter: entry.jitter.as_ref().map_or(0.0, |jitter| jitter.get_ref().0),
         start: entry.start.0,
         class: class(&entry.priority, &entry.drop_class, entry.spray)?,

@@ -5,6 +5,7 @@ use toml::Spanned;
 
 use super::unit::{CoreTime, Rate, Share, Size, Time};
 use crate::systems::dlcp::PushKeys;
+use crate::workload::Draw;
 
 /// A whole file.
 #[derive(Clone, Debug, Deserialize)]
@@ -286,6 +287,9 @@ pub(super) struct ParameterServer {
     /// A tensor that is larger is divided among all servers.
     #[serde(default = "defaults::divide_above")]
     pub(super) divide_above: Size,
+    /// For whom the server of a smaller one is drawn.
+    #[serde(default)]
+    pub(super) draw: Draw,
     /// By how much a worker's times vary, at most.
     pub(super) jitter: Option<Spanned<Share>>,
     #[serde(default = "defaults::zero")]

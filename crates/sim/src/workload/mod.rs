@@ -29,7 +29,7 @@ mod values;
 pub use checker::Violation;
 pub(crate) use checker::first;
 pub use hostile::{hostile, shrink};
-pub use parameter_server::{ParameterServerPlan, Push, Sends, TensorPlan};
+pub use parameter_server::{Draw, ParameterServerPlan, Push, Sends, TensorPlan};
 pub use report::{
     Count, Durations, FlowReport, JobReport, JobSeries, LinkReport, Measurement, ParameterServerReport,
     Report, ServerReport, SwitchReport, TrainingReport,

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use fanin_protocol::Layer;
 use oorandom::Rand64;
+use serde::Deserialize;
 
 use super::report::{Durations, ParameterServerReport};
 use super::transport::TransportPlan;
@@ -27,6 +28,8 @@ pub struct ParameterServerPlan {
     pub tensors: Vec<TensorPlan>,
     /// A tensor that is larger is divided evenly among all servers; a smaller one is at one of them, which is drawn.
     pub divide_above_bytes: u64,
+    /// Who draws a smaller one's.
+    pub draw: Draw,
     /// By how much a worker's times vary: all of them take up to this share longer or shorter.
     pub jitter: f64,
     /// When the backward passes begin.
@@ -35,6 +38,17 @@ pub struct ParameterServerPlan {
     pub class: Class,
     /// How they are sent.
     pub sends: Sends,
+}
+
+/// For whom a tensor's server is drawn.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub enum Draw {
+    /// For all workers, so that it can sum what they bring.
+    #[default]
+    Once,
+    /// For each of them: traffic that is as much, and that nobody could sum.
+    EachWorker,
 }
 
 /// What carries flows.
@@ -71,18 +85,18 @@ pub struct Push {
 }
 
 impl ParameterServerPlan {
-    /// All of an iteration's, the first one last. Which server has a tensor is the same for all workers, and what stays on a
-    /// worker's own host is no flow.
+    /// All of an iteration's, the first one last. What stays on a worker's own host is no flow.
     #[must_use]
     pub fn pushes(&self, seed: u64, index: usize) -> Vec<Push> {
         let mut dice = Rand64::new(u128::from(seed) << 64 | 0x5e72_7e72_0000_0000 | index as u128);
         let servers = self.servers.len() as u64;
+        let drawn = |dice: &mut Rand64| self.servers[dice.rand_range(0..servers) as usize];
         let parts: Vec<Vec<(NodeId, u64)>> = self
             .tensors
             .iter()
             .map(|tensor| {
                 if tensor.bytes <= self.divide_above_bytes {
-                    return vec![(self.servers[dice.rand_range(0..servers) as usize], tensor.bytes)];
+                    return vec![(drawn(&mut dice), tensor.bytes)];
                 }
                 // As even as whole bytes are.
                 let end = |server: u64| {
@@ -100,14 +114,16 @@ impl ParameterServerPlan {
                 let within = |number: usize| u16::try_from(number).unwrap_or(u16::MAX);
                 let layer = Layer { index: within(count - 1 - number), count: within(count) };
                 let at = Time::from(self.start + tensor.ready.mul_f64(pace));
-                let other = parts.iter().filter(|(server, bytes)| server != worker && *bytes > 0);
-                pushes.extend(other.map(|(to, bytes)| Push {
-                    at,
-                    from: *worker,
-                    to: *to,
-                    bytes: *bytes,
-                    layer,
-                }));
+                let is_divided = tensor.bytes > self.divide_above_bytes;
+                for (server, bytes) in parts.iter().filter(|(_, bytes)| *bytes > 0) {
+                    let to = match self.draw {
+                        Draw::EachWorker if !is_divided => drawn(&mut dice),
+                        _ => *server,
+                    };
+                    if to != *worker {
+                        pushes.push(Push { at, from: *worker, to, bytes: *bytes, layer });
+                    }
+                }
             }
         }
         pushes.sort_by_key(|push| Reverse(push.at));
@@ -251,6 +267,8 @@ fn report_times(
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use crate::net::{NodeId, Time};
     use crate::scenario_file::parse;
     use crate::workload::{Options, ParameterServerReport, Push, Scenario, run};
@@ -292,6 +310,14 @@ mod tests {
         }
         let servers: Vec<NodeId> = (0..20).map(|seed| pushes(&small, seed)[0].to).collect();
         assert!(servers.iter().any(|server| *server != servers[0]), "seeds draw servers");
+
+        // Each worker draws its own, of a small tensor alone.
+        let apart = "workers = 8\ndraw = \"each-worker\"\ntensor = \"1MB\"\n";
+        let all = pushes(&scenario(apart), 1);
+        let servers: BTreeSet<NodeId> = all.iter().map(|push| push.to).collect();
+        assert!(servers.len() > 1 && all.len() <= 8, "{all:?}");
+        let divided = pushes(&scenario(&format!("{apart}divide_above = \"1kB\"\n")), 1);
+        assert_eq!(divided, pushes(&scenario("workers = 8\ntensor = \"1MB\"\ndivide_above = \"1kB\"\n"), 1));
     }
 
     #[test]
@@ -365,9 +391,12 @@ mod tests {
     #[test]
     fn flows_of_dlcp_from_one_host_share_its_nic() {
         let entry = "workers = [\"h0\"]\nservers = [\"h1\", \"h2\", \"h3\", \"h4\"]\ntensor = \"8MB\"\ndivide_above = \"1MB\"\ndlcp = {}\n";
-        let report = played(&scenario(entry));
+        let whole = run(&scenario(entry), Options::default()).unwrap_or_else(|error| panic!("{error}"));
+        let report = &whole.parameter_servers[0];
         assert_eq!((report.flow_times.count, report.flow_times.unfinished), (4, 0));
         assert_eq!((report.retransmissions, report.packets_lost), (0, Some(0)));
+        let queue = whole.links.iter().map(|link| link.queue_max_bytes).max();
+        assert!(queue < Some(100_000), "{queue:?} bytes waited, of machines that should");
         let alone = 8e6 * 8.0 / 100e9;
         assert!(
             (alone..1.3 * alone).contains(&report.last_arrived_s),

@@ -25,6 +25,8 @@ use crate::workload::{Push, mtu};
 /// The first UDP port of such machines, on each host.
 const FIRST_PORT: u16 = 20_000;
 const ELEMENT_BYTES: u64 = 4;
+/// Thirty samples, or the longest signal.
+const TRAIN_BYTES: usize = 2048;
 
 /// How flows are sent.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -146,7 +148,8 @@ impl Pushes {
             .declaring(move |packet| treatment.declared(packet));
         network.add_actor(push.to, port, server);
         let worker = Worker::new(config, WorkerId(0), SimAddress::new(push.to, port));
-        let nic = self.nics.entry(push.from).or_insert_with(|| Nic::new(config.rate.line_rate_bps));
+        let nic =
+            self.nics.entry(push.from).or_insert_with(|| Nic::new(config.rate.line_rate_bps, TRAIN_BYTES));
         let worker = Machine::new(worker, Sender(self.books.clone()))
             .behind(nic.clone())
             .classified(move |_, packet| treatment.class(packet))
