@@ -396,8 +396,8 @@ impl<A: Copy, T: Tensor> Endpoint for Ring<A, T> {
         if !self.core.is_running() {
             return None;
         }
-        if self.parts.front().is_some_and(Part::is_over) {
-            // Of a rank that is alone: nothing comes that would end it.
+        // A confirm leaves at once; and of a rank that is alone nothing comes that would end a part.
+        if !self.confirms.is_empty() || self.parts.front().is_some_and(Part::is_over) {
             return Some(Instant(0));
         }
         let due = self

@@ -471,7 +471,8 @@ impl<A: Copy, T: Tensor> Endpoint for Worker<A, T> {
             [pull, blocks, signals].into_iter().flatten().min()
         });
         let finishing = self.finishing.iter().filter_map(|(_, pull)| pull.poll_timeout());
-        flows.chain(finishing).min().map(|due| self.clock.due(due))
+        let confirms = (!self.confirms.is_empty()).then_some(Instant(0));
+        flows.chain(finishing).chain(confirms).min().map(|due| self.clock.due(due))
     }
 }
 

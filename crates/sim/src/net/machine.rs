@@ -1,6 +1,7 @@
 //! A protocol's own state machine as an actor.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -8,7 +9,7 @@ use fanin_protocol::{Endpoint, Instant, Verdict};
 
 use super::actor::Actor;
 use super::context::Context;
-use super::ids::SimAddress;
+use super::ids::{ActorId, SimAddress};
 use super::packet::{Body, Packet};
 use super::queue::Class;
 
@@ -20,7 +21,7 @@ pub trait Owner<E: Endpoint<Address = SimAddress>> {
     fn start(&mut self, _machine: &mut E, _context: &mut Context<'_>) {}
     /// The machine told this.
     fn event(&mut self, machine: &mut E, event: E::Event, context: &mut Context<'_>);
-    /// A timer that the owner set. `u64::MAX` is the machine's own token.
+    /// A timer that the owner set. `u64::MAX` and the one before are the machine's own tokens.
     fn timer(&mut self, _machine: &mut E, _token: u64, _context: &mut Context<'_>) {}
     /// As [`Actor::notice`].
     fn notice(&mut self, _machine: &mut E, _token: u64, _context: &mut Context<'_>) {}
@@ -39,6 +40,7 @@ where
 }
 
 const OWN_TIMER: u64 = u64::MAX;
+const NIC_TIMER: u64 = OWN_TIMER - 1;
 /// Ethernet with preamble, checksum and gap, IPv4 and UDP.
 const FRAMING_BYTES: u64 = 66;
 
@@ -47,7 +49,7 @@ type Classify<E> = Box<dyn Fn(&E, &[u8]) -> Class>;
 /// By how many bytes a packet is longer than what the machine wrote.
 type Declare = Box<dyn Fn(&[u8]) -> u32>;
 
-/// What a host's NIC takes, no faster than it sends: its machines wait for it, and no packet for them all.
+/// What a host's NIC takes, no faster than it sends: its machines wait for it in turn, and no packet for them all.
 #[derive(Debug)]
 pub struct Nic {
     rate_bps: u64,
@@ -55,6 +57,10 @@ pub struct Nic {
     train_bytes: usize,
     /// When it has sent all that it was given.
     free_at: Cell<Instant>,
+    /// Machines that have something for it.
+    waiting: RefCell<VecDeque<ActorId>>,
+    /// Whether the first of them will be called.
+    is_called: Cell<bool>,
 }
 
 impl Nic {
@@ -64,17 +70,42 @@ impl Nic {
     /// A NIC that sends so many bits a second, of machines that write so many bytes at a time, no packet of which is longer.
     #[must_use]
     pub fn new(rate_bps: u64, train_bytes: usize) -> Rc<Self> {
-        Rc::new(Self { rate_bps, train_bytes, free_at: Cell::new(Instant(0)) })
+        let (free_at, waiting, is_called) = Default::default();
+        Rc::new(Self { rate_bps, train_bytes, free_at, waiting, is_called })
     }
 
-    /// From when on it takes more, if it takes nothing now.
-    fn takes_from(&self, now: Instant) -> Option<Instant> {
-        (self.free_at.get() > now + Self::HOLDS).then(|| self.free_at.get())
+    /// Whether it takes something from a machine whose turn it is not.
+    fn is_free(&self, now: Instant) -> bool {
+        self.free_at.get() <= now + Self::HOLDS && self.waiting.borrow().is_empty()
     }
 
     fn takes(&self, now: Instant, bytes: u64) {
-        let sent = Duration::from_nanos(8_000_000_000 * bytes / self.rate_bps.max(1));
+        let sent = Duration::from_nanos((8_000_000_000 * bytes).div_ceil(self.rate_bps.max(1)));
         self.free_at.set(self.free_at.get().max(now) + sent);
+    }
+
+    /// A machine's turn comes after those that wait.
+    fn enrol(&self, actor: ActorId) {
+        let mut waiting = self.waiting.borrow_mut();
+        if !waiting.contains(&actor) {
+            waiting.push_back(actor);
+        }
+    }
+
+    /// It is the turn of the first: it is called no more.
+    fn begin_turn(&self) {
+        self.waiting.borrow_mut().pop_front();
+        self.is_called.set(false);
+    }
+
+    /// Calls the next one for when all is sent.
+    fn call_next(&self, context: &mut Context<'_>) {
+        if let Some(next) = self.waiting.borrow().front()
+            && !self.is_called.replace(true)
+        {
+            let at = self.free_at.get().max(context.now());
+            context.core.wake_at(*next, at.into(), NIC_TIMER);
+        }
     }
 }
 
@@ -126,18 +157,18 @@ where
         self
     }
 
-    /// When the NIC takes something again, if it takes nothing now.
-    fn waits_for_nic(&self, now: Instant) -> Option<Instant> {
-        self.nic.as_ref().and_then(|nic| nic.takes_from(now))
-    }
-
     /// Sends what the machine has to send, tells its owner what it has to tell, until nothing is left, and sets its timer.
     pub fn drain(&mut self, context: &mut Context<'_>) {
+        self.drain_in_turn(context, false);
+    }
+
+    /// The same, where the NIC takes one train from it in any case if it is its turn.
+    fn drain_in_turn(&mut self, context: &mut Context<'_>, mut is_its_turn: bool) {
         let now = context.now();
         let mut train = std::mem::take(&mut context.core.train);
         let at_a_time = self.nic.as_ref().map_or(train.len(), |nic| nic.train_bytes);
         loop {
-            while self.waits_for_nic(now).is_none()
+            while self.nic.as_ref().is_none_or(|nic| std::mem::take(&mut is_its_turn) || nic.is_free(now))
                 && let Some(transmit) = self.machine.poll_transmit(now, &mut train[..at_a_time])
             {
                 let (bytes, segment_bytes) = (transmit.bytes, transmit.segment_bytes);
@@ -156,15 +187,26 @@ where
             self.owner.event(&mut self.machine, event, context);
         }
         context.core.train = train;
-        let due = match (self.machine.poll_timeout(), self.waits_for_nic(now)) {
-            (Some(_), Some(taken)) => Some(taken),
-            (due, _) => due,
-        };
+        let mut due = self.machine.poll_timeout();
+        if let Some(nic) = &self.nic {
+            // What is due now waits for its turn.
+            if due.is_some_and(|due| due <= now) && !nic.is_free(now) {
+                nic.enrol(context.actor());
+                due = None;
+            }
+            nic.call_next(context);
+        }
         if let Some(due) = due
             && self.timer.is_none_or(|timer| due < timer)
         {
             self.timer = Some(due.max(now));
             context.wake_at(due, OWN_TIMER);
+        }
+    }
+
+    fn act_on_time(&mut self, now: Instant) {
+        if self.machine.poll_timeout().is_some_and(|due| due <= now) {
+            self.machine.handle_timeout(now);
         }
     }
 }
@@ -188,18 +230,23 @@ where
     }
 
     fn timer(&mut self, context: &mut Context<'_>, token: u64) {
+        let now = context.now();
+        if token == NIC_TIMER
+            && let Some(nic) = &self.nic
+        {
+            nic.begin_turn();
+            self.act_on_time(now);
+            return self.drain_in_turn(context, true);
+        }
         if token != OWN_TIMER {
             self.owner.timer(&mut self.machine, token, context);
             return self.drain(context);
         }
-        let now = context.now();
         if self.timer.is_none_or(|timer| timer > now) {
             return; // An earlier one took its place.
         }
         self.timer = None;
-        if self.machine.poll_timeout().is_some_and(|due| due <= now) {
-            self.machine.handle_timeout(now);
-        }
+        self.act_on_time(now);
         self.drain(context);
     }
 

@@ -180,10 +180,11 @@ struct Part {
 }
 
 impl Part {
-    /// Of magnitudes that are evenly distributed, so that half of the packets are important.
+    /// Of packets whose magnitudes are evenly distributed, so that about half of them are important.
     fn new(number: usize, whole: usize, count: usize, layer: Layer) -> Self {
         let of = |at: usize| {
-            let hash = (at as u32).wrapping_mul(0x9e37_79b1) ^ (number as u32).wrapping_mul(0x85eb_ca6b);
+            let hash = (at as u32 / SAMPLE_ELEMENTS as u32).wrapping_mul(0x9e37_79b1)
+                ^ (number as u32).wrapping_mul(0x85eb_ca6b);
             let hash = (hash ^ hash >> 15).wrapping_mul(0xc2b2_ae35);
             (hash >> 8) as f32
         };
