@@ -42,8 +42,9 @@ struct Entry {
     inside: Vec<u64>,
     /// By rank: blocks whose means came there; empty where none may be missing.
     pulled: Vec<Vec<bool>>,
-    /// Of a ring: blocks that came to a rank in a step of a part's reduce-scatter.
-    came: BTreeMap<(usize, u32), u32>,
+    /// Of a ring: to which rank in which step of a part's reduce-scatter, and by block of the segment that goes there: how many
+    /// contributions were in it when it came, as those before it came; 0 where it did not come.
+    came: BTreeMap<(usize, u32), Vec<u16>>,
     /// Ranks that have it.
     done: u64,
 }
@@ -90,6 +91,16 @@ impl Ledger {
         (blocks * segment as u64 / ranks) as u32..(blocks * (segment as u64 + 1) / ranks) as u32
     }
 
+    /// Flows of a part of a ring to each rank.
+    const fn steps(&self) -> u32 {
+        if self.terms.workers == 1 { 1 } else { 2 * (self.ranks() - 1) }
+    }
+
+    /// The segment that comes to a rank in a step of the reduce-scatter.
+    const fn comes(&self, rank: u32, step: u32) -> u32 {
+        (rank + 2 * self.ranks() - 1 - step) % self.ranks()
+    }
+
     /// The rank where a block's sum is complete: that which is left of the rank whose segment it is.
     fn completes_at(&self, blocks: u32, block: u32) -> u32 {
         let part = self.part(blocks, block / self.terms.flow_blocks);
@@ -118,38 +129,63 @@ impl Ledger {
     }
 
     /// A worker took a block from its server, or from its left neighbour.
-    pub(super) fn came(&mut self, rank: usize, header: &BlockHeader, blocks_of: impl Fn(u64) -> u32) {
+    ///
+    /// # Errors
+    /// It says that others are in it than are.
+    pub(super) fn came(
+        &mut self,
+        rank: usize,
+        header: &BlockHeader,
+        blocks_of: impl Fn(u64) -> u32,
+    ) -> Result<(), Violation> {
         if self.terms.is_ring {
             return self.came_round(rank, header, blocks_of);
         }
-        let Some((at, flow)) = self.find(header.flow.0, blocks_of) else { return };
+        let Some((at, flow)) = self.find(header.flow.0, blocks_of) else { return Ok(()) };
         let block = flow * self.terms.flow_blocks + header.block;
         let pulled = self.tensors[at].pulled.get_mut(rank).and_then(|all| all.get_mut(block as usize));
         if let Some(pulled) = pulled {
             *pulled = true;
         }
+        Ok(())
     }
 
-    fn came_round(&mut self, rank: usize, header: &BlockHeader, blocks_of: impl Fn(u64) -> u32) {
-        let ranks = self.ranks();
-        let steps = if ranks == 1 { 1 } else { 2 * (ranks - 1) };
-        let Some((at, part)) = self.find(header.flow.0 / steps, blocks_of) else { return };
+    /// In it are the sender's contribution and those of the unbroken run of ranks before that, each of which took it from the one before.
+    fn came_round(
+        &mut self,
+        rank: usize,
+        header: &BlockHeader,
+        blocks_of: impl Fn(u64) -> u32,
+    ) -> Result<(), Violation> {
+        let (ranks, steps) = (self.ranks(), self.steps());
+        let Some((at, part)) = self.find(header.flow.0 / steps, blocks_of) else { return Ok(()) };
         let step = header.flow.0 % steps;
         if step + 1 >= ranks {
-            return; // The all-gather changes no sum.
+            return Ok(()); // The all-gather changes no sum.
         }
-        *self.tensors[at].came.entry((rank, part * steps + step)).or_default() += 1;
-        if step + 2 == ranks {
-            let blocks = self.part(self.tensors[at].blocks, part);
-            let segment = self.segment(blocks.end - blocks.start, (rank as u32 + 1) % ranks);
-            let block = blocks.start + segment.start + header.block;
-            if let Some(inside) = self.tensors[at].inside.get_mut(block as usize) {
-                // As many as it says, those next to each other that it came from last, and the own.
-                let before = |back: u32| 1 << ((rank as u32 + ranks - back % ranks) % ranks);
-                *inside =
-                    (0..=u32::from(header.contributions)).map(before).fold(0, |all: u64, bit| all | bit);
-            }
+        let blocks = self.part(self.tensors[at].blocks, part);
+        let segment = self.segment(blocks.end - blocks.start, self.comes(rank as u32, step));
+        let left = (rank + self.terms.workers - 1) % self.terms.workers;
+        let entry = &mut self.tensors[at];
+        let (flow, block) = (part * steps + step, header.block as usize);
+        let before = step.checked_sub(1).and_then(|_| entry.came.get(&(left, flow - 1))?.get(block));
+        let inside = before.copied().unwrap_or(0) + 1;
+        if header.contributions != inside {
+            let (job, tensor, said) = (self.terms.job.clone(), self.first + at as u64, header.contributions);
+            return Err(Violation::Miscounted { job, rank, tensor, said, inside });
         }
+        let all = entry.came.entry((rank, flow)).or_insert_with(|| vec![0; segment.len()]);
+        if let Some(came) = all.get_mut(block) {
+            *came = inside;
+        }
+        let block = blocks.start + segment.start + header.block;
+        if step + 2 == ranks
+            && let Some(all) = entry.inside.get_mut(block as usize)
+        {
+            let before = |back: u32| 1 << ((rank as u32 + ranks - back) % ranks);
+            *all = (0..=u32::from(inside)).map(before).fold(0, |all: u64, bit| all | bit);
+        }
+        Ok(())
     }
 
     /// A rank has a tensor's sum, and was told that so much is lost: who must be in it, or the rule that is broken already.
@@ -216,14 +252,13 @@ impl Ledger {
                 }
             }
             if is_ring {
-                let ranks = self.ranks();
-                let steps = if ranks == 1 { 1 } else { 2 * (ranks - 1) };
+                let (ranks, steps) = (self.ranks(), self.steps());
                 for (rank, step) in (0..ranks).flat_map(|rank| (0..ranks - 1).map(move |step| (rank, step))) {
-                    let sent = self.segment(of_part, (rank + 2 * ranks - 1 - step) % ranks);
-                    let sent = sent.end - sent.start;
-                    let came = entry.came.get(&(rank as usize, part * steps + step)).copied().unwrap_or(0);
-                    let (lost, allowed) = (sent.saturating_sub(came), push_bound.of_blocks(sent));
-                    if lost > allowed || came > sent {
+                    let sent = self.segment(of_part, self.comes(rank, step)).len() as u32;
+                    let came = entry.came.get(&(rank as usize, part * steps + step));
+                    let lost = came.map_or(sent, |all| all.iter().filter(|came| **came == 0).count() as u32);
+                    let allowed = push_bound.of_blocks(sent);
+                    if lost > allowed {
                         return Some((rank as usize, lost, allowed));
                     }
                 }
@@ -324,7 +359,7 @@ mod tests {
             for (flow, block) in (0..10).map(|block| (0, block)).chain((0..4).map(|block| (1, block))) {
                 (0..2).for_each(|rank| ledger.contributed(rank, &header(flow, block), blocks_of));
                 if flow == 1 || !missing.contains(&block) {
-                    ledger.came(1, &header(flow, block), blocks_of);
+                    ledger.came(1, &header(flow, block), blocks_of).expect("the server is right");
                 }
             }
             let kept = missing.len() as u64;
@@ -343,9 +378,9 @@ mod tests {
             // Of the ten blocks, five go from rank 0 to 1 and five the other way; of the four, two.
             for (flow, blocks) in [(0, 5), (2, 2)] {
                 for block in 0..blocks {
-                    ledger.came(1, &header(flow, block), blocks_of);
+                    ledger.came(1, &header(flow, block), blocks_of).expect("of its left neighbour alone");
                     if flow == 2 || !missing.contains(&block) {
-                        ledger.came(0, &header(flow, block), blocks_of);
+                        ledger.came(0, &header(flow, block), blocks_of).expect("of its left neighbour alone");
                     }
                 }
             }
@@ -357,5 +392,72 @@ mod tests {
         assert_eq!(alone, [7], "the third of the segment that ends at rank 0");
         assert_eq!(inside.packets[7], 1);
         assert!(matches!(round(&[2, 3]), Err(Violation::LostMore { rank: 0, lost: 2, allowed: 1, .. })));
+    }
+
+    const RANKS: usize = 4;
+    /// Ten a segment.
+    const OF_FOUR: u32 = 40;
+
+    /// What somebody who adds up in a ring has of each block, by rank and block: a bit a rank.
+    type Held = [[u64; OF_FOUR as usize]; RANKS];
+
+    /// A tensor on its way round a ring of four whose packets are lost as `is_lost` says of rank, step and block, and say of what their
+    /// sender has what `says` does. Returns who is in each block, as the ring had it.
+    fn round(
+        ledger: &mut Ledger,
+        is_lost: impl Fn(usize, u32, u32) -> bool,
+        says: impl Fn(u64) -> u32,
+    ) -> Result<Vec<u64>, Violation> {
+        let mut held: Held = std::array::from_fn(|rank| [1 << rank; OF_FOUR as usize]);
+        for step in 0..3 {
+            let before = held;
+            for rank in 0..RANKS {
+                let left = (rank + 3) % RANKS;
+                // Its own segment goes on a step after the other.
+                let segment = (left + RANKS - step as usize) % RANKS;
+                for block in (0..10).filter(|block| !is_lost(rank, step, *block)) {
+                    let at = 10 * segment + block as usize;
+                    let contributions = says(before[left][at]) as u16;
+                    ledger.came(rank, &BlockHeader { contributions, ..header(step, block) }, |_| OF_FOUR)?;
+                    held[rank][at] |= before[left][at];
+                }
+            }
+        }
+        Ok((0..OF_FOUR as usize).map(|block| held[(block / 10 + 3) % RANKS][block]).collect())
+    }
+
+    fn ring_of_four() -> Ledger {
+        let mut ledger = ledger(true, 0.0);
+        (ledger.terms.workers, ledger.terms.flow_blocks) = (RANKS, OF_FOUR);
+        ledger
+    }
+
+    #[test]
+    fn who_is_in_a_rings_sum_is_the_unbroken_row_of_hops_at_which_it_came() {
+        // Two of ten at each hop, others at each.
+        let is_lost = |rank: usize, step: u32, block: u32| (3 * rank as u32 + step + 7 * block) % 10 < 2;
+        let mut ledger = ring_of_four();
+        let held = round(&mut ledger, is_lost, u64::count_ones).expect("it says what is so");
+        let lost = held.iter().map(|inside| 4 - u64::from(inside.count_ones())).sum();
+        let told = Loss { contributions: 160, lost, ..Loss::default() };
+        assert!(lost > 24 && held.contains(&15), "{held:?}: more than the packets themselves");
+        let inside = ledger.completed((2, 0), Some(told), |_| OF_FOUR).expect("all is well");
+        assert_eq!(inside.packets, held);
+    }
+
+    #[test]
+    fn a_ring_that_begins_anew_with_what_came_is_seen() {
+        // Every packet comes, and each rank passes on its own contribution alone: each sum is of two.
+        let found = round(&mut ring_of_four(), |_, _, _| false, |_| 1);
+        let wrong = Violation::Miscounted { job: "job".into(), rank: 0, tensor: 0, said: 1, inside: 2 };
+        assert_eq!(found, Err(wrong));
+        // The same, and it says that all are in: its sums are not those.
+        let mut ledger = ring_of_four();
+        round(&mut ledger, |_, _, _| false, u64::count_ones).expect("it says what should be so");
+        let told = |lost| Some(Loss { contributions: 160, lost, ..Loss::default() });
+        let mistold = Violation::LossMistold { job: "job".into(), rank: 1, tensor: 0 };
+        assert_eq!(ledger.completed((1, 0), told(80), |_| OF_FOUR), Err(mistold));
+        let whole = Inside { packets: vec![15; 40], is_mean: false, may_differ: false };
+        assert_eq!(ledger.completed((1, 0), told(0), |_| OF_FOUR), Ok(whole));
     }
 }

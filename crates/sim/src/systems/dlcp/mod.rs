@@ -377,8 +377,11 @@ impl<E: WorkerMachine<Address = SimAddress, Tensor = Gradient> + 'static> Owner<
             return;
         }
         if let Some(block) = block(packet) {
-            let of = blocks_of(self.process.tenant());
-            self.ledger.borrow_mut().came(self.process.rank(), &block.header, of);
+            let tenant = self.process.tenant();
+            let came = self.ledger.borrow_mut().came(self.process.rank(), &block.header, blocks_of(tenant));
+            if let Err(violation) = came {
+                tenant.violated(context, violation);
+            }
             self.process.progressed(context);
         } else if gets_on(packet) {
             self.process.progressed(context);
