@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use fanin_protocol::Loss;
-use fanin_wire::{BlockHeader, LossBound};
+use fanin_wire::{BlockHeader, FlowId, LossBound};
 
 use crate::workload::{Inside, Violation};
 
@@ -45,6 +45,8 @@ struct Entry {
     /// Of a ring: to which rank in which step of a part's reduce-scatter, and by block of the segment that goes there: how many
     /// contributions were in it when it came, as those before it came; 0 where it did not come.
     came: BTreeMap<(usize, u32), Vec<u16>>,
+    /// By rank and flow of the tensor: the last round of which the rank asked its sender for what is missing.
+    asked: BTreeMap<(usize, u32), u16>,
     /// Ranks that have it.
     done: u64,
 }
@@ -74,6 +76,7 @@ impl Ledger {
             inside: (0..blocks).map(last).collect(),
             pulled: vec![vec![false; blocks as usize]; pulled],
             came: BTreeMap::new(),
+            asked: BTreeMap::new(),
             done: 0,
         });
         self.next += blocks.div_ceil(flow_blocks);
@@ -188,6 +191,15 @@ impl Ledger {
         Ok(())
     }
 
+    /// A rank sends a request for what it lacks of a flow that comes to it. What is lost of these on the way is a round nevertheless.
+    pub(super) fn asked(&mut self, rank: usize, flow: FlowId, round: u16, blocks_of: impl Fn(u64) -> u32) {
+        let steps = if self.terms.is_ring { self.steps() } else { 1 };
+        if let Some((at, of_tensor)) = self.find(flow.0 / steps, blocks_of) {
+            let last = self.tensors[at].asked.entry((rank, of_tensor * steps + flow.0 % steps)).or_default();
+            *last = round.max(*last);
+        }
+    }
+
     /// A rank has a tensor's sum, and was told that so much is lost: who must be in it, or the rule that is broken already.
     pub(super) fn completed(
         &mut self,
@@ -223,7 +235,12 @@ impl Ledger {
             lost: (0..entry.blocks as usize).map(missing).sum(),
             unsummed: packets.iter().filter(|packet| **packet == 0).count() as u64,
             kept: kept as u64,
-            rounds: told.map_or(0, |told| told.rounds),
+            rounds: entry
+                .asked
+                .iter()
+                .filter(|((of, _), _)| *of == rank)
+                .map(|(_, round)| u32::from(*round))
+                .sum(),
         };
         if told != Some(lost) {
             return Err(Violation::LossMistold { job: self.terms.job.clone(), rank, tensor });
@@ -279,7 +296,7 @@ impl Ledger {
 
 #[cfg(test)]
 mod tests {
-    use fanin_wire::{FlowId, Tag};
+    use fanin_wire::Tag;
 
     use super::*;
 
@@ -313,11 +330,16 @@ mod tests {
                 ledger.contributed(1, &header(flow, block), blocks_of);
             }
         }
+        // Of each worker, for the sums: seven rounds of one flow and one of another, whose request was lost once.
+        for rank in 0..2 {
+            (1..=7).for_each(|round| ledger.asked(rank, FlowId(2), round, blocks_of));
+            (0..2).for_each(|_| ledger.asked(rank, FlowId(3), 1, blocks_of));
+        }
         ledger
     }
 
     const fn told(lost: u64) -> Option<Loss> {
-        Some(Loss { contributions: 28, lost, unsummed: 0, kept: 0, rounds: 7 })
+        Some(Loss { contributions: 28, lost, unsummed: 0, kept: 0, rounds: 8 })
     }
 
     #[test]
@@ -341,7 +363,9 @@ mod tests {
         more(&[(2, 0), (2, 1), (2, 2)], 3, 2);
         // The bound holds for each flow: of four blocks none may be missing.
         more(&[(3, 1)], 1, 0);
-        for wrong in [told(0), told(2), None, Some(Loss { kept: 1, ..told(1).expect("it is one") })] {
+        let right = told(1).expect("it is one");
+        let others = [Loss { kept: 1, ..right }, Loss { rounds: 7, ..right }, Loss { rounds: 9, ..right }];
+        for wrong in others.map(Some).into_iter().chain([told(0), told(2), None]) {
             let found = without(&[(2, 5)]).completed((1, 1), wrong, blocks_of);
             assert_eq!(
                 found,
@@ -384,7 +408,11 @@ mod tests {
                     }
                 }
             }
-            let told = Loss { contributions: 28, lost: missing.len() as u64, ..Loss::default() };
+            // Of the first part's reduce-scatter, and of the second's all-gather.
+            ledger.asked(1, FlowId(0), 2, blocks_of);
+            ledger.asked(1, FlowId(3), 1, blocks_of);
+            ledger.asked(0, FlowId(1), 1, blocks_of);
+            let told = Loss { contributions: 28, lost: missing.len() as u64, rounds: 3, ..Loss::default() };
             ledger.completed((1, 0), Some(told), blocks_of)
         };
         let inside = round(&[2]).expect("one of five may be missing");
