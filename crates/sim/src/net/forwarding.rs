@@ -51,6 +51,7 @@ impl Core {
             Some(DropReason::Selective)
         } else {
             let is_full = match node.buffer {
+                _ if config.reserved => false,
                 Buffer::PerQueue => false,
                 Buffer::PerPort { bytes: memory } => self.queues.bytes(id) + bytes > memory,
                 Buffer::Shared { bytes: memory, alpha } => {

@@ -52,6 +52,9 @@ pub struct QueueConfig {
     pub drops_unmarkable: bool,
     /// Which packet goes next.
     pub order: Order,
+    /// Its packets are let in however full the node's [`Buffer`] is: [`Self::limit_bytes`] alone counts. To the other queues what waits here
+    /// counts as what waits there.
+    pub reserved: bool,
 }
 
 impl QueueConfig {
@@ -65,6 +68,7 @@ impl QueueConfig {
             drop_thresholds_bytes: [None; DROP_CLASSES],
             drops_unmarkable: false,
             order: Order::Arrival,
+            reserved: false,
         }
     }
 
@@ -74,13 +78,13 @@ impl QueueConfig {
         Self { order: Order::LeastRemaining, ..Self::tail_drop(limit_bytes) }
     }
 
-    /// A port's queues for DLCP (§4.2): the first is for signals and drops nothing before it is full; in the others, of layers
+    /// A port's queues for DLCP (§4.2): the first is reserved for signals (§4.1) and drops nothing before it is full; in the others, of layers
     /// from front to back, what is not important is dropped above `threshold_bytes` times 1, 1 + `step`, .., 1 + 6 `step`,
     /// and what is important is marked.
     #[must_use]
     pub fn dlcp(limit_bytes: u64, threshold_bytes: u64, step: f64) -> [Self; PRIORITIES] {
         std::array::from_fn(|queue| match queue.checked_sub(1) {
-            None => Self::tail_drop(limit_bytes),
+            None => Self { reserved: true, ..Self::tail_drop(limit_bytes) },
             Some(nth) => {
                 let threshold = threshold_bytes as f64 * (1.0 + nth as f64 * step);
                 Self { drops_unmarkable: true, ..Self::tail_drop(limit_bytes).with_ecn(threshold as u64) }
@@ -106,7 +110,7 @@ impl QueueConfig {
     }
 }
 
-/// Where a node's queues have their bytes from.
+/// Where a node's queues have their bytes from. It is no limit to one that is [`QueueConfig::reserved`].
 #[derive(Clone, Copy, Debug, PartialEq, Default)]
 pub enum Buffer {
     /// Each queue has its own: [`QueueConfig::limit_bytes`] alone counts.

@@ -454,6 +454,10 @@ fn queues_of_dlcp_and_pfabric_are_made() {
     let (switch, nic) = network("selective_dropping = { threshold = \"50kB\", step = 0.5 }");
     assert_eq!(switch, QueueConfig::dlcp(500_000, 50_000, 0.5));
     assert!(switch[0].ecn_threshold_bytes.is_none() && !switch[0].drops_unmarkable, "signals");
+    assert!(
+        switch[0].reserved && switch[1..].iter().chain(&nic).all(|queue| !queue.reserved),
+        "signals alone"
+    );
     let thresholds: Vec<u64> = switch[1..].iter().map(|queue| queue.ecn_threshold_bytes.unwrap()).collect();
     assert_eq!(thresholds, [50_000, 75_000, 100_000, 125_000, 150_000, 175_000, 200_000]);
     assert!(nic.iter().all(|queue| !queue.drops_unmarkable));

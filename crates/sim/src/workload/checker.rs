@@ -60,6 +60,19 @@ pub enum Violation {
         /// Which tensor.
         tensor: u64,
     },
+    /// A packet that came to a worker says that another number of contributions are in it than are.
+    Miscounted {
+        /// The job.
+        job: String,
+        /// The worker.
+        rank: usize,
+        /// Of which tensor.
+        tensor: u64,
+        /// What it says.
+        said: u16,
+        /// Those that it passed in an unbroken row.
+        inside: u16,
+    },
     /// A place of the window went to a later fragment while a worker lacked what was there before.
     ReusedEarly {
         /// The job.
@@ -108,6 +121,10 @@ impl std::fmt::Display for Violation {
             Self::LossMistold { job, rank, tensor } => {
                 write!(f, "{job}: worker {rank} was told another loss of tensor {tensor} than there was")
             }
+            Self::Miscounted { job, rank, tensor, said, inside } => write!(
+                f,
+                "{job}: a packet of tensor {tensor} came to worker {rank} and says {said} contributions, and {inside} are in it"
+            ),
             Self::ReusedEarly { job, rank, lacks, sequence } => write!(
                 f,
                 "{job}: fragment {sequence} took the place of {lacks}, which worker {rank} still lacks"

@@ -126,6 +126,46 @@ fn only_what_is_unimportant_is_dropped_before_the_memory_is_full() {
     assert!(selectively > 1000 && marked > 1000, "{selectively} {marked}: the seeds say something");
 }
 
+/// Where the memory is full to the byte, as with packets of one length, not even a signal is left room in it.
+#[test]
+fn signals_are_let_in_where_data_has_filled_the_ports_memory_up_to_their_own_limit() {
+    const DATA: u64 = 1066;
+    const SIGNAL: u64 = 84;
+    let play = |buffer, limit_bytes, gap| {
+        let mut parts = Parts::uniform(byte_a_nano());
+        parts.switch.queues = QueueConfig::dlcp(u64::MAX, 1 << 20, STEP);
+        parts.switch.queues[0].limit_bytes = limit_bytes;
+        parts.switch.buffer = buffer;
+        let mut network = network(Topology::one_rack(5, &parts).unwrap(), 1);
+        let to = node(&network, "h4");
+        network.add_actor(to, PORT, Receiver(Arrived::default()));
+        let data = Sent { at: Time::ZERO, class: Class { priority: 1, ..Class::DEFAULT }, bytes: 1000 };
+        for host in ["h0", "h1"] {
+            network.add_actor(node(&network, host), PORT, Sender { to, sent: vec![(0, data); 100] });
+        }
+        for host in ["h2", "h3"] {
+            // When the memory has been full for long.
+            let at = |nth: u64| Time::from_nanos(30_000 + nth * gap);
+            let sent = (0..40).map(|nth| (0, Sent { at: at(nth), class: Class::DEFAULT, bytes: 18 }));
+            network.add_actor(node(&network, host), PORT, Sender { to, sent: sent.collect() });
+        }
+        network.run_until(Time::from_millis(1));
+        let queues = [0, 1].map(|priority| network.queue(switch_port(&network), priority));
+        assert!(queues[1].drops.of(DropReason::Buffer) > 50 && queues[1].bytes_max <= 10 * DATA);
+        queues[0]
+    };
+    for buffer in [Buffer::PerPort { bytes: 10 * DATA }, Buffer::Shared { bytes: 10 * DATA, alpha: 64.0 }] {
+        let seldom = play(buffer, u64::MAX, 1000);
+        assert_eq!(seldom.drops.total(), 0, "{buffer:?}");
+        assert!(seldom.bytes_max > 0, "they waited, beside data that filled the memory");
+        // All at once they are more than their own queue takes.
+        let burst = play(buffer, 10 * SIGNAL, 0);
+        assert_eq!(burst.bytes_max, 10 * SIGNAL);
+        assert!(burst.drops.of(DropReason::Tail) > 10, "{:?}", burst.drops);
+        assert_eq!(burst.drops.total(), burst.drops.of(DropReason::Tail));
+    }
+}
+
 #[test]
 fn front_layers_are_dropped_earlier_than_back_layers_of_the_same_length() {
     // The same burst into one queue at a time.

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use fanin_protocol::Loss;
-use fanin_wire::{BlockHeader, LossBound};
+use fanin_wire::{BlockHeader, FlowId, LossBound};
 
 use crate::workload::{Inside, Violation};
 
@@ -42,8 +42,11 @@ struct Entry {
     inside: Vec<u64>,
     /// By rank: blocks whose means came there; empty where none may be missing.
     pulled: Vec<Vec<bool>>,
-    /// Of a ring: blocks that came to a rank in a step of a part's reduce-scatter.
-    came: BTreeMap<(usize, u32), u32>,
+    /// Of a ring: to which rank in which step of a part's reduce-scatter, and by block of the segment that goes there: how many
+    /// contributions were in it when it came, as those before it came; 0 where it did not come.
+    came: BTreeMap<(usize, u32), Vec<u16>>,
+    /// By rank and flow of the tensor: the last round of which the rank asked its sender for what is missing.
+    asked: BTreeMap<(usize, u32), u16>,
     /// Ranks that have it.
     done: u64,
 }
@@ -73,6 +76,7 @@ impl Ledger {
             inside: (0..blocks).map(last).collect(),
             pulled: vec![vec![false; blocks as usize]; pulled],
             came: BTreeMap::new(),
+            asked: BTreeMap::new(),
             done: 0,
         });
         self.next += blocks.div_ceil(flow_blocks);
@@ -88,6 +92,16 @@ impl Ledger {
     const fn segment(&self, blocks: u32, segment: u32) -> std::ops::Range<u32> {
         let (blocks, ranks) = (blocks as u64, self.ranks() as u64);
         (blocks * segment as u64 / ranks) as u32..(blocks * (segment as u64 + 1) / ranks) as u32
+    }
+
+    /// Flows of a part of a ring to each rank.
+    const fn steps(&self) -> u32 {
+        if self.terms.workers == 1 { 1 } else { 2 * (self.ranks() - 1) }
+    }
+
+    /// The segment that comes to a rank in a step of the reduce-scatter.
+    const fn comes(&self, rank: u32, step: u32) -> u32 {
+        (rank + 2 * self.ranks() - 1 - step) % self.ranks()
     }
 
     /// The rank where a block's sum is complete: that which is left of the rank whose segment it is.
@@ -118,37 +132,71 @@ impl Ledger {
     }
 
     /// A worker took a block from its server, or from its left neighbour.
-    pub(super) fn came(&mut self, rank: usize, header: &BlockHeader, blocks_of: impl Fn(u64) -> u32) {
+    ///
+    /// # Errors
+    /// It says that others are in it than are.
+    pub(super) fn came(
+        &mut self,
+        rank: usize,
+        header: &BlockHeader,
+        blocks_of: impl Fn(u64) -> u32,
+    ) -> Result<(), Violation> {
         if self.terms.is_ring {
             return self.came_round(rank, header, blocks_of);
         }
-        let Some((at, flow)) = self.find(header.flow.0, blocks_of) else { return };
+        let Some((at, flow)) = self.find(header.flow.0, blocks_of) else { return Ok(()) };
         let block = flow * self.terms.flow_blocks + header.block;
         let pulled = self.tensors[at].pulled.get_mut(rank).and_then(|all| all.get_mut(block as usize));
         if let Some(pulled) = pulled {
             *pulled = true;
         }
+        Ok(())
     }
 
-    fn came_round(&mut self, rank: usize, header: &BlockHeader, blocks_of: impl Fn(u64) -> u32) {
-        let ranks = self.ranks();
-        let steps = if ranks == 1 { 1 } else { 2 * (ranks - 1) };
-        let Some((at, part)) = self.find(header.flow.0 / steps, blocks_of) else { return };
+    /// In it are the sender's contribution and those of the unbroken run of ranks before that, each of which took it from the one before.
+    fn came_round(
+        &mut self,
+        rank: usize,
+        header: &BlockHeader,
+        blocks_of: impl Fn(u64) -> u32,
+    ) -> Result<(), Violation> {
+        let (ranks, steps) = (self.ranks(), self.steps());
+        let Some((at, part)) = self.find(header.flow.0 / steps, blocks_of) else { return Ok(()) };
         let step = header.flow.0 % steps;
         if step + 1 >= ranks {
-            return; // The all-gather changes no sum.
+            return Ok(()); // The all-gather changes no sum.
         }
-        *self.tensors[at].came.entry((rank, part * steps + step)).or_default() += 1;
-        if step + 2 == ranks {
-            let blocks = self.part(self.tensors[at].blocks, part);
-            let segment = self.segment(blocks.end - blocks.start, (rank as u32 + 1) % ranks);
-            let block = blocks.start + segment.start + header.block;
-            if let Some(inside) = self.tensors[at].inside.get_mut(block as usize) {
-                // As many as it says, those next to each other that it came from last, and the own.
-                let before = |back: u32| 1 << ((rank as u32 + ranks - back % ranks) % ranks);
-                *inside =
-                    (0..=u32::from(header.contributions)).map(before).fold(0, |all: u64, bit| all | bit);
-            }
+        let blocks = self.part(self.tensors[at].blocks, part);
+        let segment = self.segment(blocks.end - blocks.start, self.comes(rank as u32, step));
+        let left = (rank + self.terms.workers - 1) % self.terms.workers;
+        let entry = &mut self.tensors[at];
+        let (flow, block) = (part * steps + step, header.block as usize);
+        let before = step.checked_sub(1).and_then(|_| entry.came.get(&(left, flow - 1))?.get(block));
+        let inside = before.copied().unwrap_or(0) + 1;
+        if header.contributions != inside {
+            let (job, tensor, said) = (self.terms.job.clone(), self.first + at as u64, header.contributions);
+            return Err(Violation::Miscounted { job, rank, tensor, said, inside });
+        }
+        let all = entry.came.entry((rank, flow)).or_insert_with(|| vec![0; segment.len()]);
+        if let Some(came) = all.get_mut(block) {
+            *came = inside;
+        }
+        let block = blocks.start + segment.start + header.block;
+        if step + 2 == ranks
+            && let Some(all) = entry.inside.get_mut(block as usize)
+        {
+            let before = |back: u32| 1 << ((rank as u32 + ranks - back) % ranks);
+            *all = (0..=u32::from(inside)).map(before).fold(0, |all: u64, bit| all | bit);
+        }
+        Ok(())
+    }
+
+    /// A rank sends a request for what it lacks of a flow that comes to it. What is lost of these on the way is a round nevertheless.
+    pub(super) fn asked(&mut self, rank: usize, flow: FlowId, round: u16, blocks_of: impl Fn(u64) -> u32) {
+        let steps = if self.terms.is_ring { self.steps() } else { 1 };
+        if let Some((at, of_tensor)) = self.find(flow.0 / steps, blocks_of) {
+            let last = self.tensors[at].asked.entry((rank, of_tensor * steps + flow.0 % steps)).or_default();
+            *last = round.max(*last);
         }
     }
 
@@ -187,7 +235,12 @@ impl Ledger {
             lost: (0..entry.blocks as usize).map(missing).sum(),
             unsummed: packets.iter().filter(|packet| **packet == 0).count() as u64,
             kept: kept as u64,
-            rounds: told.map_or(0, |told| told.rounds),
+            rounds: entry
+                .asked
+                .iter()
+                .filter(|((of, _), _)| *of == rank)
+                .map(|(_, round)| u32::from(*round))
+                .sum(),
         };
         if told != Some(lost) {
             return Err(Violation::LossMistold { job: self.terms.job.clone(), rank, tensor });
@@ -216,14 +269,13 @@ impl Ledger {
                 }
             }
             if is_ring {
-                let ranks = self.ranks();
-                let steps = if ranks == 1 { 1 } else { 2 * (ranks - 1) };
+                let (ranks, steps) = (self.ranks(), self.steps());
                 for (rank, step) in (0..ranks).flat_map(|rank| (0..ranks - 1).map(move |step| (rank, step))) {
-                    let sent = self.segment(of_part, (rank + 2 * ranks - 1 - step) % ranks);
-                    let sent = sent.end - sent.start;
-                    let came = entry.came.get(&(rank as usize, part * steps + step)).copied().unwrap_or(0);
-                    let (lost, allowed) = (sent.saturating_sub(came), push_bound.of_blocks(sent));
-                    if lost > allowed || came > sent {
+                    let sent = self.segment(of_part, self.comes(rank, step)).len() as u32;
+                    let came = entry.came.get(&(rank as usize, part * steps + step));
+                    let lost = came.map_or(sent, |all| all.iter().filter(|came| **came == 0).count() as u32);
+                    let allowed = push_bound.of_blocks(sent);
+                    if lost > allowed {
                         return Some((rank as usize, lost, allowed));
                     }
                 }
@@ -244,7 +296,7 @@ impl Ledger {
 
 #[cfg(test)]
 mod tests {
-    use fanin_wire::{FlowId, Tag};
+    use fanin_wire::Tag;
 
     use super::*;
 
@@ -278,11 +330,16 @@ mod tests {
                 ledger.contributed(1, &header(flow, block), blocks_of);
             }
         }
+        // Of each worker, for the sums: seven rounds of one flow and one of another, whose request was lost once.
+        for rank in 0..2 {
+            (1..=7).for_each(|round| ledger.asked(rank, FlowId(2), round, blocks_of));
+            (0..2).for_each(|_| ledger.asked(rank, FlowId(3), 1, blocks_of));
+        }
         ledger
     }
 
     const fn told(lost: u64) -> Option<Loss> {
-        Some(Loss { contributions: 28, lost, unsummed: 0, kept: 0, rounds: 7 })
+        Some(Loss { contributions: 28, lost, unsummed: 0, kept: 0, rounds: 8 })
     }
 
     #[test]
@@ -306,7 +363,9 @@ mod tests {
         more(&[(2, 0), (2, 1), (2, 2)], 3, 2);
         // The bound holds for each flow: of four blocks none may be missing.
         more(&[(3, 1)], 1, 0);
-        for wrong in [told(0), told(2), None, Some(Loss { kept: 1, ..told(1).expect("it is one") })] {
+        let right = told(1).expect("it is one");
+        let others = [Loss { kept: 1, ..right }, Loss { rounds: 7, ..right }, Loss { rounds: 9, ..right }];
+        for wrong in others.map(Some).into_iter().chain([told(0), told(2), None]) {
             let found = without(&[(2, 5)]).completed((1, 1), wrong, blocks_of);
             assert_eq!(
                 found,
@@ -324,7 +383,7 @@ mod tests {
             for (flow, block) in (0..10).map(|block| (0, block)).chain((0..4).map(|block| (1, block))) {
                 (0..2).for_each(|rank| ledger.contributed(rank, &header(flow, block), blocks_of));
                 if flow == 1 || !missing.contains(&block) {
-                    ledger.came(1, &header(flow, block), blocks_of);
+                    ledger.came(1, &header(flow, block), blocks_of).expect("the server is right");
                 }
             }
             let kept = missing.len() as u64;
@@ -343,13 +402,17 @@ mod tests {
             // Of the ten blocks, five go from rank 0 to 1 and five the other way; of the four, two.
             for (flow, blocks) in [(0, 5), (2, 2)] {
                 for block in 0..blocks {
-                    ledger.came(1, &header(flow, block), blocks_of);
+                    ledger.came(1, &header(flow, block), blocks_of).expect("of its left neighbour alone");
                     if flow == 2 || !missing.contains(&block) {
-                        ledger.came(0, &header(flow, block), blocks_of);
+                        ledger.came(0, &header(flow, block), blocks_of).expect("of its left neighbour alone");
                     }
                 }
             }
-            let told = Loss { contributions: 28, lost: missing.len() as u64, ..Loss::default() };
+            // Of the first part's reduce-scatter, and of the second's all-gather.
+            ledger.asked(1, FlowId(0), 2, blocks_of);
+            ledger.asked(1, FlowId(3), 1, blocks_of);
+            ledger.asked(0, FlowId(1), 1, blocks_of);
+            let told = Loss { contributions: 28, lost: missing.len() as u64, rounds: 3, ..Loss::default() };
             ledger.completed((1, 0), Some(told), blocks_of)
         };
         let inside = round(&[2]).expect("one of five may be missing");
@@ -357,5 +420,72 @@ mod tests {
         assert_eq!(alone, [7], "the third of the segment that ends at rank 0");
         assert_eq!(inside.packets[7], 1);
         assert!(matches!(round(&[2, 3]), Err(Violation::LostMore { rank: 0, lost: 2, allowed: 1, .. })));
+    }
+
+    const RANKS: usize = 4;
+    /// Ten a segment.
+    const OF_FOUR: u32 = 40;
+
+    /// What somebody who adds up in a ring has of each block, by rank and block: a bit a rank.
+    type Held = [[u64; OF_FOUR as usize]; RANKS];
+
+    /// A tensor on its way round a ring of four whose packets are lost as `is_lost` says of rank, step and block, and say of what their
+    /// sender has what `says` does. Returns who is in each block, as the ring had it.
+    fn round(
+        ledger: &mut Ledger,
+        is_lost: impl Fn(usize, u32, u32) -> bool,
+        says: impl Fn(u64) -> u32,
+    ) -> Result<Vec<u64>, Violation> {
+        let mut held: Held = std::array::from_fn(|rank| [1 << rank; OF_FOUR as usize]);
+        for step in 0..3 {
+            let before = held;
+            for rank in 0..RANKS {
+                let left = (rank + 3) % RANKS;
+                // Its own segment goes on a step after the other.
+                let segment = (left + RANKS - step as usize) % RANKS;
+                for block in (0..10).filter(|block| !is_lost(rank, step, *block)) {
+                    let at = 10 * segment + block as usize;
+                    let contributions = says(before[left][at]) as u16;
+                    ledger.came(rank, &BlockHeader { contributions, ..header(step, block) }, |_| OF_FOUR)?;
+                    held[rank][at] |= before[left][at];
+                }
+            }
+        }
+        Ok((0..OF_FOUR as usize).map(|block| held[(block / 10 + 3) % RANKS][block]).collect())
+    }
+
+    fn ring_of_four() -> Ledger {
+        let mut ledger = ledger(true, 0.0);
+        (ledger.terms.workers, ledger.terms.flow_blocks) = (RANKS, OF_FOUR);
+        ledger
+    }
+
+    #[test]
+    fn who_is_in_a_rings_sum_is_the_unbroken_row_of_hops_at_which_it_came() {
+        // Two of ten at each hop, others at each.
+        let is_lost = |rank: usize, step: u32, block: u32| (3 * rank as u32 + step + 7 * block) % 10 < 2;
+        let mut ledger = ring_of_four();
+        let held = round(&mut ledger, is_lost, u64::count_ones).expect("it says what is so");
+        let lost = held.iter().map(|inside| 4 - u64::from(inside.count_ones())).sum();
+        let told = Loss { contributions: 160, lost, ..Loss::default() };
+        assert!(lost > 24 && held.contains(&15), "{held:?}: more than the packets themselves");
+        let inside = ledger.completed((2, 0), Some(told), |_| OF_FOUR).expect("all is well");
+        assert_eq!(inside.packets, held);
+    }
+
+    #[test]
+    fn a_ring_that_begins_anew_with_what_came_is_seen() {
+        // Every packet comes, and each rank passes on its own contribution alone: each sum is of two.
+        let found = round(&mut ring_of_four(), |_, _, _| false, |_| 1);
+        let wrong = Violation::Miscounted { job: "job".into(), rank: 0, tensor: 0, said: 1, inside: 2 };
+        assert_eq!(found, Err(wrong));
+        // The same, and it says that all are in: its sums are not those.
+        let mut ledger = ring_of_four();
+        round(&mut ledger, |_, _, _| false, u64::count_ones).expect("it says what should be so");
+        let told = |lost| Some(Loss { contributions: 160, lost, ..Loss::default() });
+        let mistold = Violation::LossMistold { job: "job".into(), rank: 1, tensor: 0 };
+        assert_eq!(ledger.completed((1, 0), told(80), |_| OF_FOUR), Err(mistold));
+        let whole = Inside { packets: vec![15; 40], is_mean: false, may_differ: false };
+        assert_eq!(ledger.completed((1, 0), told(0), |_| OF_FOUR), Ok(whole));
     }
 }

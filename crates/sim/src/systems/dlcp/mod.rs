@@ -223,13 +223,17 @@ fn block<'a>(packet: &Packet<'a>) -> Option<BlockPacket<'a>> {
     BlockPacket::parse(preamble, bytes).ok()
 }
 
+fn signal(packet: &[u8]) -> Option<SignalPacket<'_>> {
+    let preamble = Preamble::parse(packet).ok().filter(|preamble| preamble.kind == Kind::Signal)?;
+    SignalPacket::parse(preamble, packet).ok()
+}
+
 /// Whether a signal says that something got on: that packets came, or enough of them.
 fn gets_on(packet: &Packet<'_>) -> bool {
     let Body::Bytes(bytes) = packet.body else { return false };
-    let Ok(preamble) = Preamble::parse(bytes) else { return false };
-    match SignalPacket::parse(preamble, bytes).map(|packet| packet.signal) {
-        Ok(Signal::Report(report)) => report.packets > 0,
-        Ok(Signal::Finish) => true,
+    match signal(bytes).map(|packet| packet.signal) {
+        Some(Signal::Report(report)) => report.packets > 0,
+        Some(Signal::Finish) => true,
         _ => false,
     }
 }
@@ -261,10 +265,18 @@ impl Job {
         E: WorkerMachine<Address = SimAddress, Tensor = Gradient> + 'static,
     {
         let op = if self.system.may_keep(self.tenant.plan().integers) { Op::Average } else { Op::Sum };
+        let (rank, ledger, tenant) = (process.rank(), self.ledger.clone(), self.tenant.clone());
         let owner = Overseen { process, ledger: self.ledger.clone(), lost: self.lost.clone(), op };
         let treatment = self.treatment;
         Machine::new(machine, owner)
-            .classified(move |_, packet| treatment.class(packet))
+            .classified(move |_, packet| {
+                // All that leaves the machine passes here, also what is lost then.
+                if let Some(SignalPacket { flow, round, signal: Signal::Request { .. }, .. }) = signal(packet)
+                {
+                    ledger.borrow_mut().asked(rank, flow, round, blocks_of(&tenant));
+                }
+                treatment.class(packet)
+            })
             .declaring(move |packet| treatment.declared(packet))
     }
 }
@@ -377,8 +389,11 @@ impl<E: WorkerMachine<Address = SimAddress, Tensor = Gradient> + 'static> Owner<
             return;
         }
         if let Some(block) = block(packet) {
-            let of = blocks_of(self.process.tenant());
-            self.ledger.borrow_mut().came(self.process.rank(), &block.header, of);
+            let tenant = self.process.tenant();
+            let came = self.ledger.borrow_mut().came(self.process.rank(), &block.header, blocks_of(tenant));
+            if let Err(violation) = came {
+                tenant.violated(context, violation);
+            }
             self.process.progressed(context);
         } else if gets_on(packet) {
             self.process.progressed(context);
