@@ -439,7 +439,7 @@ mod tests {
         let mut held: Held = std::array::from_fn(|rank| [1 << rank; OF_FOUR as usize]);
         for step in 0..3 {
             let before = held;
-            for rank in 0..RANKS {
+            for (rank, here) in held.iter_mut().enumerate() {
                 let left = (rank + 3) % RANKS;
                 // Its own segment goes on a step after the other.
                 let segment = (left + RANKS - step as usize) % RANKS;
@@ -447,7 +447,7 @@ mod tests {
                     let at = 10 * segment + block as usize;
                     let contributions = says(before[left][at]) as u16;
                     ledger.came(rank, &BlockHeader { contributions, ..header(step, block) }, |_| OF_FOUR)?;
-                    held[rank][at] |= before[left][at];
+                    here[at] |= before[left][at];
                 }
             }
         }
