@@ -3,11 +3,12 @@
 use crate::IoStatistics;
 use crate::socket::set_int_option;
 use fanin_wire::Tag;
-use quinn_udp::{BATCH_SIZE, EcnCodepoint, RecvMeta, UdpSocketState};
+use nix::sys::socket::{ControlMessage, MsgFlags, SockaddrStorage, sendmsg};
+use quinn_udp::{BATCH_SIZE, RecvMeta, UdpSocketState};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use std::io::{self, ErrorKind, IoSliceMut};
+use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
 use std::net::{IpAddr, SocketAddr, UdpSocket};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 /// Bytes of the buffer for one train: no UDP datagram, and no train that the kernel joins, is longer.
 pub(crate) const TRAIN_BYTES: usize = 1 << 16;
@@ -197,14 +198,14 @@ impl TrainSocket {
     ) -> Sent {
         let transmit = quinn_udp::Transmit {
             destination,
-            ecn: ecn_of(train),
+            ecn: None,
             contents: train,
             segment_size: Some(segment_bytes),
             src_ip,
         };
         for _ in 0..SEND_ATTEMPTS {
             let segments_before = self.state.max_gso_segments();
-            let Err(error) = self.state.try_send((&self.socket).into(), &transmit) else {
+            let Err(error) = self.try_send(&transmit, segment_bytes) else {
                 return Sent::Yes;
             };
             if error.kind() == ErrorKind::WouldBlock {
@@ -226,6 +227,18 @@ impl TrainSocket {
         Sent::No
     }
 
+    /// Of packets of DLCP, how routers may treat them goes into their headers (§4.2): the queue, and that those which matter are marked by a
+    /// full one and not dropped. Nobody answers a mark: rates follow from what arrives.
+    fn try_send(&self, transmit: &quinn_udp::Transmit<'_>, segment_bytes: usize) -> io::Result<()> {
+        let plainly = || self.state.try_send((&self.socket).into(), transmit);
+        let Some(tag) = Tag::of_any(transmit.contents) else { return plainly() };
+        match send_treated(&self.socket, transmit, segment_bytes, tag.traffic_class()) {
+            // What the kernel refuses, a driver that cannot segment or a treatment, is tried without one; quinn-udp takes note.
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EIO | libc::EINVAL)) => plainly(),
+            result => result,
+        }
+    }
+
     /// Counts an error, and says whether it was only news of an earlier packet (ICMP).
     fn count_error(&mut self, error: &io::Error) -> bool {
         // Whether anybody is there is for the control plane to judge.
@@ -242,10 +255,57 @@ impl TrainSocket {
     }
 }
 
-/// Of packets of DLCP those that matter are marked by a full queue, and not dropped (§4.2), where routers know of ECN. Nobody answers a mark: rates
-/// follow from what arrives.
-fn ecn_of(train: &[u8]) -> Option<EcnCodepoint> {
-    Tag::is_ecn_capable(train).then_some(EcnCodepoint::Ect0)
+/// Sends a train whose IP headers have this traffic class, which quinn-udp sets to that of ECN alone.
+fn send_treated(
+    socket: &UdpSocket,
+    transmit: &quinn_udp::Transmit<'_>,
+    segment_bytes: usize,
+    traffic_class: u8,
+) -> io::Result<()> {
+    let wide = i32::from(traffic_class);
+    let from = transmit.src_ip.map(PacketInfo::new);
+    let mut control = vec![match transmit.destination {
+        SocketAddr::V4(_) => ControlMessage::Ipv4Tos(&traffic_class),
+        SocketAddr::V6(_) => ControlMessage::Ipv6TClass(&wide),
+    }];
+    control.extend(from.as_ref().map(PacketInfo::message));
+    let segment = segment_bytes as u16;
+    if transmit.contents.len() > segment_bytes {
+        control.push(ControlMessage::UdpGsoSegments(&segment));
+    }
+    let contents = [IoSlice::new(transmit.contents)];
+    let to = SockaddrStorage::from(transmit.destination);
+    sendmsg(socket.as_raw_fd(), &contents, &control, MsgFlags::empty(), Some(&to))?;
+    Ok(())
+}
+
+/// Our address that a packet is to come from.
+enum PacketInfo {
+    V4(libc::in_pktinfo),
+    V6(libc::in6_pktinfo),
+}
+
+impl PacketInfo {
+    fn new(ours: IpAddr) -> Self {
+        match ours {
+            IpAddr::V4(ours) => Self::V4(libc::in_pktinfo {
+                ipi_ifindex: 0,
+                ipi_spec_dst: libc::in_addr { s_addr: u32::from_ne_bytes(ours.octets()) },
+                ipi_addr: libc::in_addr { s_addr: 0 },
+            }),
+            IpAddr::V6(ours) => Self::V6(libc::in6_pktinfo {
+                ipi6_ifindex: 0,
+                ipi6_addr: libc::in6_addr { s6_addr: ours.octets() },
+            }),
+        }
+    }
+
+    fn message(&self) -> ControlMessage<'_> {
+        match self {
+            Self::V4(info) => ControlMessage::Ipv4PacketInfo(info),
+            Self::V6(info) => ControlMessage::Ipv6PacketInfo(info),
+        }
+    }
 }
 
 enum Sent {
@@ -259,7 +319,9 @@ enum Sent {
 mod tests {
     use super::*;
     use crate::socket::{bind, connect};
-    use std::net::Ipv4Addr;
+    use fanin_wire::Kind;
+    use nix::sys::socket::{ControlMessageOwned, recvmsg};
+    use std::net::{Ipv4Addr, Ipv6Addr};
 
     fn pair(listen: Ipv4Addr, offload: Offload) -> (TrainSocket, TrainSocket, SocketAddr) {
         let (mut sockets, mut address) = bind(SocketAddr::from((listen, 0)), 1).unwrap();
@@ -320,6 +382,74 @@ mod tests {
         server.send(peer, b"answer", 6);
         // The client is connected: it hears `address` alone.
         assert_eq!(packets(&mut client, 1)[0].1, b"answer");
+    }
+
+    /// The traffic classes of the packets that come until there are `bytes`.
+    fn traffic_classes(socket: &TrainSocket, bytes: usize) -> Vec<i32> {
+        let (mut memory, mut control) = (vec![0; TRAIN_BYTES], nix::cmsg_space!([u64; 32]));
+        let (mut classes, mut received) = (Vec::new(), 0);
+        while received < bytes {
+            let mut fds = [PollFd::from_borrowed_fd(socket.socket.as_fd(), PollFlags::IN)];
+            poll(&mut fds, None).unwrap();
+            let mut into = [IoSliceMut::new(&mut memory)];
+            let fd = socket.socket.as_raw_fd();
+            let train =
+                recvmsg::<SockaddrStorage>(fd, &mut into, Some(&mut control), MsgFlags::empty()).unwrap();
+            received += train.bytes;
+            classes.extend(train.cmsgs().unwrap().filter_map(|message| match message {
+                ControlMessageOwned::Ipv4Tos(class) => Some(i32::from(class)),
+                ControlMessageOwned::Ipv6TClass(class) => Some(class),
+                _ => None,
+            }));
+        }
+        assert_eq!(received, bytes);
+        classes
+    }
+
+    #[test]
+    fn packets_of_dlcp_say_to_routers_how_they_may_be_treated_and_no_others() {
+        const BYTES: usize = 1000;
+        let [block, gradient] = [Kind::Block, Kind::Gradient].map(|kind| kind as u8);
+        let of = |kind: u8, treatment: u8| {
+            let mut packet = vec![0; BYTES];
+            (packet[3], packet[22]) = (kind, treatment);
+            packet
+        };
+        for (listen, shown) in [
+            (IpAddr::from(Ipv4Addr::LOCALHOST), IpAddr::from(Ipv4Addr::LOCALHOST)),
+            (Ipv4Addr::UNSPECIFIED.into(), Ipv4Addr::new(127, 0, 0, 2).into()),
+            (Ipv6Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()),
+            (Ipv6Addr::UNSPECIFIED.into(), Ipv6Addr::LOCALHOST.into()),
+        ] {
+            for offload in [Offload::Detect, Offload::Never] {
+                let (mut sockets, mut address) = bind(SocketAddr::from((listen, 0)), 1).unwrap();
+                address.set_ip(shown);
+                let mut server = TrainSocket::new(sockets.remove(0), offload).unwrap();
+                let mut client = TrainSocket::new(connect(address).unwrap(), offload).unwrap();
+                client.send(address.into(), b"hello", 5);
+                let (peer, _) = packets(&mut server, 1).remove(0);
+                // (a packet, the class selector of its queue, whether it is ECN-capable)
+                for (packet, queue, capable) in [
+                    (of(block, 0x83), 4, 2),
+                    (of(block, 7), 0, 0),
+                    (of(block, 0x80), 7, 2),
+                    (of(gradient, 0x83), 0, 0),
+                ] {
+                    let train = packet.repeat(3);
+                    client.send(address.into(), &train, BYTES);
+                    server.send(peer, &train, BYTES);
+                    for socket in [&server, &client] {
+                        let classes = traffic_classes(socket, train.len());
+                        assert!(!classes.is_empty());
+                        let expected = queue << 5 | capable;
+                        assert!(
+                            classes.iter().all(|class| *class == expected),
+                            "{listen}: {classes:?} for {expected}"
+                        );
+                    }
+                }
+            }
+        }
     }
 
     #[test]

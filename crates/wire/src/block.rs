@@ -44,12 +44,19 @@ impl Tag {
         }
     }
 
-    /// Whether a queue may mark a packet where it would drop others: those of DLCP that matter. No other protocol's is.
+    /// The same, of what may be a packet of another protocol, which has none.
     #[must_use]
-    pub fn is_ecn_capable(packet: &[u8]) -> bool {
+    pub fn of_any(packet: &[u8]) -> Option<Self> {
         const OF_DLCP: [u8; 2] = [Kind::Block as u8, Kind::Signal as u8];
-        packet.get(Kind::OFFSET).is_some_and(|kind| OF_DLCP.contains(kind))
-            && Self::of_packet(packet).important
+        packet.get(Kind::OFFSET).filter(|kind| OF_DLCP.contains(kind)).map(|_| Self::of_packet(packet))
+    }
+
+    /// The byte of an IP header that asks for this treatment: the class selector of its queue (RFC 2474, §4.2.2), of which the highest goes
+    /// first, and whether the transport is ECN-capable (RFC 3168).
+    #[must_use]
+    pub const fn traffic_class(self) -> u8 {
+        const ECT0: u8 = 0b10;
+        (PRIORITIES - 1 - self.priority) << 5 | if self.important { ECT0 } else { 0 }
     }
 
     fn parse([byte, path]: [u8; 2]) -> Result<Self, WireError> {
