@@ -50,7 +50,8 @@ DESCRIPTION = """\
 The figures of a paper, again, beside what the paper says. atp and switchml: in the simulator;
 scenarios are written, and each is played with several seeds; a run that was stopped goes on where
 it was. byteps: by the planner, and measured in several rounds on shaped links of this machine,
-which needs root. dlcp: by training small networks here, with packets of their gradients lost. In
+which needs root. dlcp: by training small networks here, with packets of their gradients lost, and
+in the simulator. In
 the folder of --out: README.md (the table), results.json, a plot for each figure, and the scenarios
 and results of all runs; fanin sim plays a scenario again."""
 

@@ -118,7 +118,7 @@ impl Case {
         let most = if dtype == Dtype::Bfloat16 { 3 } else { 5 };
         let workers = 1 + random.below(most) as usize;
         let patterns = (0..tensors.len()).map(|_| pattern(&mut random, dtype, workers)).collect();
-        Self {
+        let case = Self {
             seed,
             ring: false,
             workers,
@@ -143,7 +143,14 @@ impl Case {
                 },
                 _ => Fault::None,
             },
-        }
+        };
+        // Some are so long that what is lost early is let go before a flow ends.
+        if random.below(6) == 0 { case.longer() } else { case }
+    }
+
+    fn longer(mut self) -> Self {
+        self.tensors[0].0 += 9000;
+        Self { flow_blocks: 400, ..self }
     }
 
     pub fn pattern(&self, tensor: usize) -> Pattern {

@@ -75,9 +75,13 @@ fn take(server: &mut Server<u16>, packets: &[(Vec<u8>, Verdict)]) {
 
 /// The packets that it answers with.
 fn answers(server: &mut Server<u16>) -> Vec<Vec<u8>> {
+    answers_at(Instant(0), server)
+}
+
+fn answers_at(now: Instant, server: &mut Server<u16>) -> Vec<Vec<u8>> {
     let mut train = vec![0; 65536];
     let mut packets = vec![];
-    while let Some(sent) = server.poll_transmit(Instant(0), &mut train) {
+    while let Some(sent) = server.poll_transmit(now, &mut train) {
         let (bytes, segment_bytes) = (sent.bytes, sent.segment_bytes);
         packets.extend(train[..bytes].chunks(segment_bytes).map(<[u8]>::to_vec));
     }
@@ -113,6 +117,45 @@ fn what_comes_before_its_rendezvous_is_dropped_and_counted() {
             (signal(1, 0, 0, Signal::Stop), dropped(Reason::Unannounced)),
         ],
     );
+}
+
+#[test]
+fn what_was_lost_early_holds_no_sum_up_until_its_flow_ends() {
+    let config =
+        Case { workers: 2, flow_blocks: 200, flows: 2, bound: crate::percent(1), ..Case::plain() }.config();
+    let mut server: Server<u16> = Server::new(ShardId(0));
+    server.add_job(ServerJob::from(config)).expect("within its limits");
+    let start = Start { bound: crate::percent(1), ..start(200 * 32) };
+    for worker in 0..2 {
+        take(&mut server, &[(signal(worker, 0, 0, Signal::Start(start)), Verdict::Absorb)]);
+    }
+    answers(&mut server);
+    let mut now = Instant(0);
+    // The sums that came back, and how many are in each.
+    let mut sums = vec![None; 200];
+    for number in 0..=128 {
+        // Of the three that one worker lost, two may be missing.
+        let lost = |worker: u8| worker == 1 && [3, 5, 7].contains(&number);
+        for worker in (0..2).filter(|worker| !lost(*worker)) {
+            server.handle_packet(now, worker.into(), &block(worker, 0, number, 32));
+        }
+        assert!(number == 128 || sums[3].is_none() && sums[5].is_none(), "not before two stretches passed");
+        now = Instant(now.0 + 1_000_000);
+        server.handle_timeout(now);
+        for packet in answers_at(now, &mut server) {
+            if let Ok(preamble) = Preamble::parse(&packet)
+                && let Ok(sum) = BlockPacket::parse(preamble, &packet)
+            {
+                sums[sum.header.block as usize] = Some(sum.header.contributions);
+            }
+        }
+    }
+    assert_eq!(
+        [2, 3, 4, 5, 6, 7].map(|block| sums[block]),
+        [Some(2), Some(1), Some(2), Some(1), Some(2), None]
+    );
+    // What is let go is lost, also where it comes after all.
+    take(&mut server, &[(block(1, 0, 3, 32), dropped(Reason::Stale))]);
 }
 
 #[test]

@@ -2,11 +2,12 @@
 
 use alloc::vec;
 use alloc::vec::Vec;
+use core::ops::Range;
 use core::time::Duration;
 use fanin_wire::{LossBound, REQUEST_BLOCKS, Report, Signal};
 
 use super::retry::{ROUNDS_MAX, Retry, Waiting};
-use super::sender::{is_set, part_bytes, parts};
+use super::sender::{SORTED, is_set, part_bytes, parts};
 use crate::machine::{Instant, Reason};
 
 /// Reports on nothing after which a sender that has not stopped counts as silent. They soon come as seldom as `ceiling` says.
@@ -38,11 +39,15 @@ enum State {
 pub(in crate::dlcp) struct Receiver {
     config: ReceiverConfig,
     blocks: u32,
-    /// A bit for each block that has not come.
+    /// A bit for each block that has not come and was not let go.
     missing: Vec<u8>,
     lacks: u32,
     /// How many may be missing.
     allowed: u32,
+    /// How many of these were let go before the end.
+    let_go: u32,
+    /// Blocks before this one were looked at for that.
+    passed: u32,
     state: State,
     round: u16,
     /// When this round's stop came.
@@ -73,6 +78,8 @@ impl Receiver {
             missing,
             lacks: blocks,
             allowed: bound.of_blocks(blocks),
+            let_go: 0,
+            passed: 0,
             state: State::Receiving,
             round: 0,
             stopped: None,
@@ -99,6 +106,7 @@ impl Receiver {
         self.state == State::Confirmed
     }
 
+    /// Whether a block came, or was let go.
     pub(in crate::dlcp) fn has(&self, block: u32) -> bool {
         !is_set(&self.missing, block)
     }
@@ -167,10 +175,34 @@ impl Receiver {
         if self.has(block) {
             return Err(Reason::Duplicate);
         }
-        self.missing[block as usize / 8] &= !(1 << (block % 8));
+        self.strike_off(block);
         self.lacks -= 1;
         self.judge(now);
         Ok(())
+    }
+
+    /// Lets blocks go, as far as the bound allows, that a sender sends long before `block`, which came, and that did not come: they were lost, and
+    /// need not be waited for until the flow ends. Returns the blocks that were looked at.
+    pub(in crate::dlcp) fn let_go_before(&mut self, now: Instant, block: u32) -> Range<u32> {
+        let sorted = SORTED as u32;
+        // A sender mixes blocks within a stretch, and a network those that are on their way.
+        let looked = self.passed..(block / sorted).saturating_sub(1) * sorted;
+        if self.state != State::Receiving || self.round > 0 || looked.is_empty() {
+            return 0..0;
+        }
+        self.passed = looked.end;
+        for block in looked.clone().filter(|block| is_set(&self.missing, *block)).collect::<Vec<_>>() {
+            if self.let_go < self.allowed {
+                self.strike_off(block);
+                self.let_go += 1;
+            }
+        }
+        self.judge(now);
+        looked
+    }
+
+    fn strike_off(&mut self, block: u32) {
+        self.missing[block as usize / 8] &= !(1 << (block % 8));
     }
 
     /// All of this round was sent.
@@ -225,7 +257,7 @@ impl Receiver {
         let is_met = self.lacks <= self.allowed;
         // What is asked for again is worth no moment longer than the bound asks for. The first time all may come, and is waited for:
         // else the last of each tensor would be lost each time (docs/protocols/dlcp.md).
-        if self.lacks == 0 || is_met && (self.round > 0 || self.is_quiet(now)) {
+        if self.lacks == self.let_go || is_met && (self.round > 0 || self.is_quiet(now)) {
             self.state = State::Finishing;
             self.request = Retry::default();
             self.finish.want();

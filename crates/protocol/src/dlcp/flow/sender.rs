@@ -9,7 +9,7 @@ use crate::machine::{Instant, Reason};
 
 /// Blocks that are told apart by their magnitude at a time. Those of them that are important go first, so that trains, which are treated
 /// alike as a whole, are not of a packet or two.
-const SORTED: usize = 64;
+pub(super) const SORTED: usize = 64;
 
 /// One flow as its sender has it.
 #[derive(Debug)]

@@ -72,16 +72,23 @@ impl Flow {
     ) -> Result<(), Reason> {
         let push = self.pushes[usize::from(worker.0)].as_mut().ok_or(Reason::Unannounced)?;
         let was_finished = push.is_finished();
-        push.take_block(now, block, round, waiting)?;
-        if self.sums.is_closed(block) {
-            // It was on its way when its sender was let off it, and the sum without it may be with others already.
+        let is_inside = self.sums.inside(block) & worker.bit() != 0;
+        // What was let go, or was on its way when its sender was let off it: the sum without it may be with others already.
+        let is_late = !is_inside && (self.sums.is_closed(block) || push.has(block));
+        push.take_block(now, block, round, waiting).map_err(|reason| match reason {
+            Reason::Duplicate if is_late => Reason::Stale,
+            reason => reason,
+        })?;
+        if is_late {
             return Err(Reason::Stale);
         }
         self.sums.contribute(block, worker, payload);
+        let looked = push.let_go_before(now, block);
         if push.is_finished() && !was_finished {
             self.close_what_is_decided(worker);
         } else {
             self.close_if_decided(block);
+            looked.for_each(|block| self.close_if_decided(block));
         }
         Ok(())
     }
@@ -98,8 +105,17 @@ impl Flow {
     /// A block is decided when of each worker it is there or will not come, once and for all.
     fn close_if_decided(&mut self, block: u32) {
         let everyone = u64::MAX >> (64 - self.pushes.len());
-        if self.sums.is_closed(block) || self.sums.inside(block) | self.finished != everyone {
+        if self.sums.is_closed(block) {
             return;
+        }
+        let mut lacking = everyone & !(self.sums.inside(block) | self.finished);
+        while lacking != 0 {
+            let push = &self.pushes[lacking.trailing_zeros() as usize];
+            if !push.as_ref().is_some_and(|push| push.has(block)) {
+                return;
+            }
+            // It was let go.
+            lacking &= lacking - 1;
         }
         let workers = self.pushes.len() as u16;
         self.sums.close(block, self.start.collective.pattern.contributions(workers));
