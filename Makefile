@@ -19,7 +19,7 @@ help:
 	@echo 'make test-frameworks  docs/frameworks.md: unchanged programs of frameworks, on fanin and on Gloo (installs them)'
 	@echo 'make bench   docs/performance.md: fanin beside Gloo, the kernels beside memcpy; as root, else rows are skipped (40 minutes)'
 	@echo 'make bench-atp   docs/reproduction-sockets.md: two of the ATP paper'\''s experiments on real sockets; needs root (5 minutes)'
-	@echo 'make reproduction   docs/reproduction: the figures of the ATP and SwitchML papers, in the simulator, and of DLCP, by training (an hour or more)'
+	@echo 'make reproduction   docs/reproduction: the figures of the ATP, SwitchML and DLCP papers, in the simulator and by training (an hour and a half)'
 	@echo 'make reproduction-byteps   docs/reproduction/byteps: the figures of the BytePS paper, some on shaped links; needs root (5 minutes)'
 	@echo 'make fuzz    the fuzz targets, briefly'
 	@echo 'make clean   remove what was built'
