@@ -212,7 +212,7 @@ pub struct ParameterServerReport {
     pub last_arrived_s: f64,
     /// Bytes that arrived.
     pub delivered_bytes: u64,
-    /// Packets sent, acknowledgements and retransmissions included.
+    /// Packets sent, acknowledgements and retransmissions included; of DLCP those of senders alone.
     pub sent_packets: u64,
     /// Segments sent again.
     pub retransmissions: u64,
