@@ -51,9 +51,8 @@ The figures of a paper, again, beside what the paper says. atp and switchml: in 
 scenarios are written, and each is played with several seeds; a run that was stopped goes on where
 it was. byteps: by the planner, and measured in several rounds on shaped links of this machine,
 which needs root. dlcp: by training small networks here, with packets of their gradients lost, and
-in the simulator. In
-the folder of --out: README.md (the table), results.json, a plot for each figure, and the scenarios
-and results of all runs; fanin sim plays a scenario again."""
+in the simulator. In the folder of --out: README.md (the table), results.json, a plot for each
+figure, and the scenarios and results of all runs; fanin sim plays a scenario again."""
 
 EXAMPLES = """\
 examples:
@@ -63,7 +62,7 @@ examples:
   fanin reproduce atp --only loss sharing --out /tmp/atp
   sudo fanin reproduce byteps --quick
   fanin reproduce byteps --only theorem acceleration     what needs no links, and no root
-  fanin reproduce dlcp                    what a training forgives, in some minutes
+  fanin reproduce dlcp                    what a training forgives, and completion times
 """
 
 
