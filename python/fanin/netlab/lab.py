@@ -52,9 +52,12 @@ _RUN = Path("/run/netns")
 _BRIDGE_FILTERS = Path("/proc/sys/net/bridge")  # each namespace has its own
 # nftables draws an integer below this: the loss in millionths.
 _LOSS_UNIT = 1_000_000
-# How much may go at the machine's rate, and how long the rest may wait before it is dropped, where
-# nobody says how much of it may.
-_BURST = "burst 128k"
+# How many bytes may go at the machine's rate: as many as a timer of it may be late for, and a few
+# frames. On a slow link more would be a good part of what is measured.
+_BURST_MAX = 128 << 10
+_BURST_S = 0.004
+_BURST_FRAMES = 4
+# How long the rest may wait before it is dropped, where nobody says how much of it may.
 _LATENCY = "latency 50ms"
 # How long processes in a laboratory that is removed have to end after SIGTERM, in seconds.
 _TERMINATION = 2.0
@@ -224,11 +227,16 @@ class Netlab:
         if filters := sorted(map(str, _BRIDGE_FILTERS.glob("bridge-nf-call-*"))):
             run(inside(namespace, ["tee", *filters]), "0")
 
+    def _burst(self, rate_bps: int) -> int:
+        late = min(_BURST_MAX, int(rate_bps / 8 * _BURST_S))
+        return max(late, _BURST_FRAMES * (self.mtu + _ETHERNET_HEADER))
+
     def _impair(self, namespace: str, rates: Mapping[str, int | None]) -> None:
         """Shape what the interfaces send, each to its rate, and lose some of what they receive."""
         queue = _LATENCY if self.queue_bytes is None else f"limit {self.queue_bytes}"
         shape = [
-            f"qdisc add dev {interface} root tbf rate {rate_bps}bit {_BURST} {queue}"
+            f"qdisc add dev {interface} root tbf rate {rate_bps}bit "
+            f"burst {self._burst(rate_bps)} {queue}"
             for interface, rate_bps in rates.items()
             if rate_bps is not None
         ]

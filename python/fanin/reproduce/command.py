@@ -56,7 +56,7 @@ figure, and the scenarios and results of all runs; fanin sim plays a scenario ag
 
 EXAMPLES = """\
 examples:
-  fanin reproduce atp                     all figures, in some minutes
+  fanin reproduce atp                     all figures, in an hour
   fanin reproduce atp --quick             coarser, in a minute
   fanin reproduce atp --why               and the scenarios that explain where ours differs
   fanin reproduce atp --only loss sharing --out /tmp/atp
@@ -233,7 +233,9 @@ def _page(
     seeds = document["seeds"]
     page = (
         f"`{document['command']}`, commit {document['commit']}, {paper.repeated} {seeds[0]} to "
-        f"{seeds[-1]}; medians, {in_brackets(len(seeds))} in brackets. {HOW_TO_READ}\n\n"
+        f"{seeds[-1]}, fewer where a row is over settings or its runs are long; medians, "
+        f"{in_brackets(len(seeds))} in brackets, of rows over settings the spread of all. "
+        f"{HOW_TO_READ}\n\n"
         f"{summary(findings, reasons)}\n\n{table(findings, reasons)}\n"
     )
     if reasons_of is not None:

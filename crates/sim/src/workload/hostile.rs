@@ -39,7 +39,7 @@ const PORTS_ON_THE_WAY: u32 = 8;
 /// Switches' ports have their own memory or share it, links differ, hosts' cores and NICs are slow and small; what has failed may fail
 /// again before it is back.
 ///
-/// One thing it leaves out: a server does not lose its memory in a run in which a worker is started again. Parameters that
+/// Among what it leaves out (docs/simulator.md): a server does not lose its memory in a run in which a worker is started again. Parameters that
 /// only the dead worker had got would be in nobody's memory, and no protocol could tell what they were.
 #[must_use]
 pub fn hostile(seed: u64) -> Scenario {

@@ -75,6 +75,7 @@ fn a_sample_of_the_payload_takes_the_same_decisions_at_the_same_times() {
         format!("{atp}[job.atp]\nscaling = \"dynamic\"\n[[job]]\nsystem = \"atp\"\nworkers = 5\ntensor = \"100kB\"\ntensors = 4\n[job.atp]\nelements = 64\n"),
         format!("{atp}dtype = \"int32\"\n[[job]]\nsystem = \"ring\"\nworkers = 4\ntensor = \"100kB\"\ntensors = 3\n"),
         "[[job]]\nsystem = \"ps-n-to-n\"\nworkers = 4\nmodel = \"resnet50\"\nscale = 1000\niterations = 2\njitter = \"5%\"\n".to_string(),
+        "[[job]]\nsystem = \"rss\"\nworkers = 7\ntensor = \"100kB\"\ntensors = 3\n[[job]]\nsystem = \"ps\"\nworkers = 5\ntensor = \"100kB\"\ntensors = 3\n".to_string(),
         format!("{atp}[[fault]]\nat = \"20us\"\nkind = \"worker-respawns\"\njob = \"job0\"\nrank = 2\ndown = \"3ms\"\n"),
     ];
     for jobs in jobs {
@@ -90,12 +91,13 @@ fn a_sample_of_the_payload_takes_the_same_decisions_at_the_same_times() {
     }
 }
 
-/// With `hash`, fragments of a job meet others of it, each in all racks at once, and come to the server from every worker.
+/// A job's hash sends no two of its fragments to one aggregator: what met another would do so in all racks at once, and come to the server from
+/// every worker.
 #[test]
 fn a_job_over_eight_racks_takes_little_longer_than_its_bytes_on_one_link() {
     let network = "payload = \"sample\"\n[network]\ntopology = \"leaf-spine\"\nleaves = 9\nspines = 8\nhosts = 8\ncore_rate = \"400Gbit\"\necn = \"100kB\"\n";
     let report = play(&format!(
-        "{network}[[job]]\nsystem = \"atp\"\nworkers = 64\ntensor = \"2MB\"\ntensors = 1\nin_flight = 1\n[job.atp]\nhashing = \"linear\"\n"
+        "{network}[[job]]\nsystem = \"atp\"\nworkers = 64\ntensor = \"2MB\"\ntensors = 1\nin_flight = 1\n"
     ));
     assert_eq!((report.jobs[0].counters.switch_collisions, report.drops.len()), (Some(0), 0));
     // 1,344 of the 1,482 bytes of a packet on a link of 100 Gbit/s are elements.

@@ -92,6 +92,7 @@ def run(lab: Lab) -> Outcome:
                 PAPER_MOST,
                 by(goodputs["atp", 64], goodputs["switchml", 32]),
                 unit="x",
+                cannot_fail=FITTED,
             ),
         ],
         draw,
