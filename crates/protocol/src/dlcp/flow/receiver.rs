@@ -48,6 +48,8 @@ pub(in crate::dlcp) struct Receiver {
     let_go: u32,
     /// Blocks before this one were looked at for that.
     passed: u32,
+    /// Blocks before this one are to be looked at next, and since when.
+    passing: Option<(u32, Instant)>,
     state: State,
     round: u16,
     /// When this round's stop came.
@@ -80,6 +82,7 @@ impl Receiver {
             allowed: bound.of_blocks(blocks),
             let_go: 0,
             passed: 0,
+            passing: None,
             state: State::Receiving,
             round: 0,
             stopped: None,
@@ -181,18 +184,25 @@ impl Receiver {
         Ok(())
     }
 
-    /// Lets blocks go, as far as the bound allows, that a sender sends long before `block`, which came, and that did not come: they were lost, and
-    /// need not be waited for until the flow ends. Returns the blocks that were looked at.
+    /// Lets blocks go, as far as the bound allows, that a sender sends long before `block`, which came, and that did not come, nor in the time in
+    /// which what is on its way comes: they were lost, and need not be waited for until the flow ends. Returns the blocks that were looked at.
     pub(in crate::dlcp) fn let_go_before(&mut self, now: Instant, block: u32) -> Range<u32> {
         let sorted = SORTED as u32;
-        // A sender mixes blocks within a stretch, and a network those that are on their way.
-        let looked = self.passed..(block / sorted).saturating_sub(1) * sorted;
-        if self.state != State::Receiving || self.round > 0 || looked.is_empty() {
+        // A sender mixes blocks within a stretch.
+        let sent_before = (block / sorted).saturating_sub(1) * sorted;
+        if self.state != State::Receiving || self.round > 0 {
             return 0..0;
         }
-        self.passed = looked.end;
-        for block in looked.clone().filter(|block| is_set(&self.missing, *block)).collect::<Vec<_>>() {
-            if self.let_go < self.allowed {
+        if self.passing.is_none() && sent_before > self.passed {
+            self.passing = Some((sent_before, now));
+        }
+        let Some((end, _)) = self.passing.take_if(|(_, since)| *since + self.config.quiet <= now) else {
+            return 0..0;
+        };
+        let looked = self.passed..end;
+        self.passed = end;
+        for block in looked.clone() {
+            if self.let_go < self.allowed && is_set(&self.missing, block) {
                 self.strike_off(block);
                 self.let_go += 1;
             }

@@ -414,11 +414,16 @@ fn receiver_without(missing: &[u32], bound: LossBound) -> Receiver {
     let waiting = Waiting::new(RETRANSMISSION);
     receiver.take_start(us(0));
     for block in (0..300).filter(|block| !missing.contains(block)) {
-        receiver.take_block(us(1), block, 0, &waiting).expect("it is the first of it");
-        let looked = receiver.let_go_before(us(1), block);
-        // A stretch behind the one that the block is in.
-        let expected = if block >= 128 && block % 64 == 0 { block - 128..block - 64 } else { 0..0 };
-        assert!(looked == expected || looked.is_empty() && expected.is_empty(), "{block}: {looked:?}");
+        let now = us(block.into());
+        receiver.take_block(now, block, 0, &waiting).expect("it is the first of it");
+        let looked = receiver.let_go_before(now, block);
+        // A stretch behind the one that began 50 us ago.
+        let expected = match block {
+            178 => 0..64,
+            242 => 64..128,
+            _ => 0..0,
+        };
+        assert_eq!(looked, expected, "{block}");
     }
     receiver
 }
@@ -431,23 +436,23 @@ fn what_was_sent_long_before_others_and_is_missing_is_let_go_within_the_bound() 
     let mut receiver = receiver_without(&[3, 70], percent(1));
     assert!(receiver.has(3) && receiver.has(70) && receiver.is_finished());
     assert_eq!(receiver.lacks(), 2);
-    assert_eq!(receiver.take_block(us(2), 3, 0, &waiting), Err(Reason::Duplicate), "it is lost for good");
+    assert_eq!(receiver.take_block(us(400), 3, 0, &waiting), Err(Reason::Duplicate), "it is lost for good");
     assert_eq!(receiver.lacks(), 2);
 
     // Of five, one is in the last stretches, and three may be missing.
     let mut receiver = receiver_without(&[3, 4, 5, 6, 290], percent(1));
     assert_eq!([3, 5, 6, 290].map(|block| receiver.has(block)), [true, true, false, false]);
     assert!(!receiver.is_finished());
-    receiver.take_stop(us(3), 0, &mut waiting).expect("it is the first");
-    receiver.handle_timeout(us(100));
+    receiver.take_stop(us(400), 0, &mut waiting).expect("it is the first");
+    receiver.handle_timeout(us(500));
     let mut said = vec![];
-    while let Some((round, signal)) = receiver.poll_signal(us(100), &waiting) {
+    while let Some((round, signal)) = receiver.poll_signal(us(500), &waiting) {
         said.push(word(round, &signal));
     }
     assert!(said.contains(&"request 1 of [6, 290]".to_string()), "{said:?}");
-    receiver.take_block(us(101), 6, 1, &waiting).expect("it was asked for");
+    receiver.take_block(us(501), 6, 1, &waiting).expect("it was asked for");
     assert!(!receiver.is_finished(), "four of three");
-    receiver.take_block(us(101), 290, 1, &waiting).expect("it was asked for");
+    receiver.take_block(us(501), 290, 1, &waiting).expect("it was asked for");
     assert!(receiver.is_finished());
     assert_eq!(receiver.lacks(), 3);
 
