@@ -121,6 +121,7 @@ fuzz_target!(|bytes: &[u8]| {
     let switch_config = AtpSwitchConfig {
         aggregators: AGGREGATORS,
         elements: 64,
+        ways: 2,
         stale: Duration::from_nanos(3),
         ecn_threshold_packets: Some(2),
     };

@@ -5,8 +5,8 @@ use std::cell::Cell;
 use std::time::Duration;
 
 use fanin_protocol::atp::{
-    AtpJobConfig, AtpServer, AtpSwitch, AtpSwitchConfig, AtpWorker, Hashing, Overflow, Scaling, ServerJob,
-    SwitchRoute,
+    AtpJobConfig, AtpServer, AtpSwitch, AtpSwitchConfig, AtpWorker, DEFAULT_WAYS, Hashing, Overflow, Scaling,
+    ServerJob, SwitchRoute,
 };
 use fanin_protocol::{
     Elements, Endpoint, Instant, RetransmissionConfig, Summer, Tensor, WorkerEvent, WorkerMachine,
@@ -104,6 +104,7 @@ impl Rack {
         let mut switch = AtpSwitch::new(AtpSwitchConfig {
             aggregators: CONFIG.aggregators,
             elements: CONFIG.elements,
+            ways: DEFAULT_WAYS,
             stale: Duration::from_secs(1),
             ecn_threshold_packets: None,
         });

@@ -165,6 +165,7 @@ impl World {
         let mut switch = AtpSwitch::new(AtpSwitchConfig {
             aggregators: self.scope.aggregators,
             elements: ELEMENTS as u16,
+            ways: 2,
             stale: Duration::from_millis(20),
             ecn_threshold_packets: None,
         });

@@ -1,5 +1,8 @@
 //! A switch's aggregators: one table that all jobs share, first come, first served (ATP §3.3, Figure 6; §3.5, Figure 7; §A.1,
 //! Figure 17). No packets are read or written here.
+//!
+//! The paper's fragment has one aggregator, that of its index. Here the table is set-associative, as caches are: a fragment takes any that
+//! is free of a few neighbours. With one way it is the paper's.
 
 use alloc::vec;
 use alloc::vec::Vec;
@@ -62,7 +65,7 @@ pub(super) enum Outcome {
     Duplicate,
     /// It was the last one. The sum stays until the parameters come: [`AggregatorTable::sum`].
     Complete,
-    /// Its aggregator serves another fragment, or there is none.
+    /// Its aggregators serve other fragments, or there is none.
     Collision,
     /// Its aggregator holds something under the same number that is not to be added to it.
     Unlike,
@@ -98,14 +101,31 @@ pub(super) struct AggregatorTable {
     /// The values, `elements` for each aggregator.
     values: Vec<i32>,
     elements: usize,
+    ways: u8,
     in_use: u32,
 }
 
 impl AggregatorTable {
-    /// `count` aggregators for fragments of up to `elements`.
-    pub(super) fn new(count: u32, elements: u16) -> Self {
+    /// `count` aggregators for fragments of up to `elements`, each of which finds a place in one of `ways`.
+    pub(super) fn new(count: u32, elements: u16, ways: u8) -> Self {
         let (count, elements) = (count as usize, usize::from(elements));
-        Self { aggregators: vec![None; count], values: vec![0; count * elements], elements, in_use: 0 }
+        Self { aggregators: vec![None; count], values: vec![0; count * elements], elements, ways, in_use: 0 }
+    }
+
+    /// The aggregators of an index, its own first. All fragments of a number have the same ones, whoever of them is free.
+    fn set(&self, index: u32) -> impl Iterator<Item = usize> + use<> {
+        let count = self.aggregators.len();
+        (0..u32::from(self.ways)).map(move |way| (index ^ way) as usize).filter(move |at| *at < count)
+    }
+
+    /// The aggregator of the set that serves this fragment. There is one at most, as none begins while there is one.
+    fn serving(&self, index: u32, identifier: &Identifier) -> Option<usize> {
+        self.set(index).find(|at| self.aggregators[*at].is_some_and(|one| one.identifier == *identifier))
+    }
+
+    fn free(&mut self, at: usize) {
+        self.aggregators[at] = None;
+        self.in_use -= 1;
     }
 
     pub(super) const fn in_use(&self) -> u32 {
@@ -115,16 +135,19 @@ impl AggregatorTable {
     /// Takes a fragment that is sent for the first time; `level` is this switch's. Its bitmap there has one bit.
     pub(super) fn aggregate(&mut self, now: Instant, level: usize, packet: &GradientPacket<'_>) -> Outcome {
         let GradientPacket { header, payload, .. } = packet;
-        let index = header.aggregator_index as usize;
-        let identifier = Identifier::of(&packet.preamble, &packet.header);
+        let identifier = Identifier::of(&packet.preamble, header);
         let likeness = likeness(level, packet);
         let bit = header.directions.bitmaps[level];
         let fits = payload.len() <= self.elements * 4;
-        let Some(place) = self.aggregators.get_mut(index).filter(|_| fits) else { return Outcome::Collision };
-        let value = &mut self.values[index * self.elements..][..payload.len() / 4];
-        let aggregator = match place {
+        // Figure 7, boxes 1 and 2: other fragments' do not count.
+        let place = self
+            .serving(header.aggregator_index, &identifier)
+            .or_else(|| self.set(header.aggregator_index).find(|at| self.aggregators[*at].is_none()));
+        let Some(at) = place.filter(|_| fits) else { return Outcome::Collision };
+        let value = &mut self.values[at * self.elements..][..payload.len() / 4];
+        let aggregator = match &mut self.aggregators[at] {
             // "If the identifier field in the aggregator is empty": it is reserved (§3.5, aggregator allocation).
-            None => {
+            place @ None => {
                 self.in_use += 1;
                 fanin_quant::store_le(value, payload);
                 place.insert(Aggregator {
@@ -137,8 +160,6 @@ impl AggregatorTable {
                     timestamp: now,
                 })
             }
-            // Figure 7, box 1: another fragment's.
-            Some(aggregator) if aggregator.identifier != identifier => return Outcome::Collision,
             Some(aggregator) if aggregator.likeness != likeness => return Outcome::Unlike,
             Some(aggregator) => {
                 // Box 7: the packet may be dropped, what it tells of congestion may not.
@@ -159,12 +180,9 @@ impl AggregatorTable {
 
     /// What an aggregator that is complete holds, unless it serves another fragment by now, or none.
     pub(super) fn sum(&self, index: u32, identifier: &Identifier) -> Option<Aggregate<'_>> {
-        let index = index as usize;
-        let aggregator = self.aggregators.get(index)?.as_ref()?;
-        if aggregator.identifier != *identifier || !aggregator.is_complete() {
-            return None;
-        }
-        let value = &self.values[index * self.elements..][..aggregator.likeness.payload_bytes / 4];
+        let at = self.serving(index, identifier)?;
+        let aggregator = self.aggregators[at].as_ref().filter(|aggregator| aggregator.is_complete())?;
+        let value = &self.values[at * self.elements..][..aggregator.likeness.payload_bytes / 4];
         Some(aggregator.aggregate(value))
     }
 
@@ -175,18 +193,15 @@ impl AggregatorTable {
         level: usize,
         packet: &GradientPacket<'_>,
     ) -> ResendOutcome<'_> {
-        let index = packet.header.aggregator_index as usize;
-        let Some(place) = self.aggregators.get_mut(index) else { return ResendOutcome::Pass };
+        let identifier = Identifier::of(&packet.preamble, &packet.header);
         // Box 1: a matching aggregator? One that holds something unlike is left for its own resends.
-        let Some(mut aggregator) = place
-            .filter(|aggregator| aggregator.identifier == Identifier::of(&packet.preamble, &packet.header))
-            .filter(|aggregator| aggregator.likeness == likeness(level, packet))
-        else {
-            return ResendOutcome::Pass;
-        };
-        *place = None;
-        self.in_use -= 1;
-        let value = &mut self.values[index * self.elements..][..packet.payload.len() / 4];
+        let matching = self.serving(packet.header.aggregator_index, &identifier).and_then(|at| {
+            let aggregator = self.aggregators[at].filter(|one| one.likeness == likeness(level, packet))?;
+            Some((at, aggregator))
+        });
+        let Some((at, mut aggregator)) = matching else { return ResendOutcome::Pass };
+        self.free(at);
+        let value = &mut self.values[at * self.elements..][..packet.payload.len() / 4];
         aggregator.ecn |= packet.header.flags.ecn;
         let bit = packet.header.directions.bitmaps[level];
         let stalled = aggregator.bitmap & bit != 0 && !aggregator.is_complete();
@@ -201,17 +216,14 @@ impl AggregatorTable {
 
     /// Frees the fragment's aggregator: at higher levels when it is sent again (Figure 17, box 3). Whether there was one.
     pub(super) fn discard(&mut self, index: u32, identifier: &Identifier) -> bool {
-        match self.aggregators.get_mut(index as usize) {
-            Some(place) if place.is_some_and(|aggregator| aggregator.identifier == *identifier) => {
-                *place = None;
-                self.in_use -= 1;
-                true
-            }
-            _ => false,
+        let serving = self.serving(index, identifier);
+        if let Some(at) = serving {
+            self.free(at);
         }
+        serving.is_some()
     }
 
-    /// Frees what a parameter packet frees: its fragment's aggregator (Figure 7, box 8), or one in its place that nothing was
+    /// Frees what a parameter packet frees: its fragment's aggregator (Figure 7, box 8), or one of its set that nothing was
     /// added to for longer than `stale` (§3.7, memory leaks).
     pub(super) fn release(
         &mut self,
@@ -223,14 +235,10 @@ impl AggregatorTable {
         if self.discard(index, identifier) {
             return Freed::Own;
         }
-        match self.aggregators.get_mut(index as usize) {
-            Some(place) if place.is_some_and(|aggregator| now.since(aggregator.timestamp) > stale) => {
-                *place = None;
-                self.in_use -= 1;
-                Freed::Stale
-            }
-            _ => Freed::None,
-        }
+        let is_stale = |at: &usize| self.aggregators[*at].is_some_and(|one| now.since(one.timestamp) > stale);
+        let Some(at) = self.set(index).find(is_stale) else { return Freed::None };
+        self.free(at);
+        Freed::Stale
     }
 
     /// Frees everything of a job.

@@ -14,6 +14,10 @@ pub const WINDOW_ELEMENTS_MAX: usize = 1 << 20;
 pub const AGGREGATORS_MAX: u32 = 1 << 24;
 /// Most elements in all aggregators of a switch: 4 GiB.
 pub(super) const AGGREGATOR_ELEMENTS_MAX: u64 = 1 << 30;
+/// In how many aggregators a fragment looks for a place, unless somebody says otherwise.
+pub const DEFAULT_WAYS: u8 = 8;
+/// Most of these.
+pub const WAYS_MAX: u8 = 64;
 /// Most jobs that a switch or a server holds.
 pub const ATP_JOBS_MAX: usize = 1024;
 /// The fixed scaling factor (ATP §3.8).
@@ -233,6 +237,8 @@ pub enum AtpConfigError {
     },
     /// No switch has so many aggregators.
     Aggregators(u32),
+    /// No fragment has so many aggregators, or none.
+    Ways(u8),
     /// The job's part of the table would end beyond it.
     Partition {
         /// Its first aggregator.
@@ -271,6 +277,7 @@ impl core::fmt::Display for AtpConfigError {
                 "a window of {fragments} fragments of {elements} elements: 1 to {WINDOW_ELEMENTS_MAX} elements in all"
             ),
             Self::Aggregators(n) => write!(f, "{n} aggregators: a switch has at most {AGGREGATORS_MAX}"),
+            Self::Ways(n) => write!(f, "{n} ways: a fragment has 1 to {WAYS_MAX} aggregators"),
             Self::Partition { first, fragments } => {
                 write!(f, "a part of {fragments} aggregators from {first} on: the table ends before")
             }

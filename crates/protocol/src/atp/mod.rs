@@ -29,8 +29,8 @@ mod worker;
 
 use config::AGGREGATOR_ELEMENTS_MAX;
 pub use config::{
-    AGGREGATORS_MAX, ATP_JOBS_MAX, ATP_WORKERS_MAX, AtpConfigError, AtpJobConfig, AtpWorkerPlan, Hashing,
-    Overflow, Scaling, WINDOW_ELEMENTS_MAX,
+    AGGREGATORS_MAX, ATP_JOBS_MAX, ATP_WORKERS_MAX, AtpConfigError, AtpJobConfig, AtpWorkerPlan,
+    DEFAULT_WAYS, Hashing, Overflow, Scaling, WAYS_MAX, WINDOW_ELEMENTS_MAX,
 };
 use fanin_wire::GradientHeader;
 pub use server::{AtpServer, AtpServerProgress, ServerJob};

@@ -11,7 +11,7 @@ use fanin_wire::{
 use super::aggregator_table::{Aggregate, AggregatorTable, Freed, Identifier, Outcome, ResendOutcome};
 use super::children::Children;
 use super::passing::{Passing, PassingPacket};
-use super::{AGGREGATOR_ELEMENTS_MAX, AGGREGATORS_MAX, ATP_JOBS_MAX, AtpConfigError};
+use super::{AGGREGATOR_ELEMENTS_MAX, AGGREGATORS_MAX, ATP_JOBS_MAX, AtpConfigError, WAYS_MAX};
 use crate::machine::{
     Endpoint, Instant, JobAborted, JobProgress, Reason, Received, Summer, Transmit, Verdict,
 };
@@ -24,6 +24,9 @@ pub struct AtpSwitchConfig {
     pub aggregators: u32,
     /// Elements of the longest fragment that an aggregator holds, as [`is_fragment`] allows; longer ones are forwarded.
     pub elements: u16,
+    /// In how many aggregators a fragment looks for a place, from 1, the paper's, to [`WAYS_MAX`]: that of its index, and those whose numbers
+    /// differ from it in the last bits. Of jobs that share a table more is summed here (docs/protocols/atp.md).
+    pub ways: u8,
     /// How long after its last contribution an aggregator counts as left behind (§3.7).
     pub stale: Duration,
     /// Packets that wait in one of the switch's own queues before it marks congestion; `None` leaves that to the network.
@@ -123,7 +126,7 @@ impl<A: Copy + PartialEq> AtpSwitch<A> {
         let config = config.check().expect("a switch is checked by who starts it");
         Self {
             config,
-            table: AggregatorTable::new(config.aggregators, config.elements),
+            table: AggregatorTable::new(config.aggregators, config.elements, config.ways),
             passing: Passing::default(),
             jobs: BTreeMap::new(),
             turns: Turns::default(),
@@ -319,6 +322,9 @@ impl AtpSwitchConfig {
         }
         if self.aggregators > Self::aggregators_max(self.elements) {
             return Err(AtpConfigError::Aggregators(self.aggregators));
+        }
+        if !(1..=WAYS_MAX).contains(&self.ways) {
+            return Err(AtpConfigError::Ways(self.ways));
         }
         Ok(self)
     }

@@ -1,6 +1,6 @@
 //! What is summed by whom over which network: made from one number.
 
-use fanin_protocol::atp::{AtpJobConfig, Hashing, Overflow, Scaling};
+use fanin_protocol::atp::{AtpJobConfig, DEFAULT_WAYS, Hashing, Overflow, Scaling};
 use fanin_protocol::{Elements, Tensor};
 use fanin_wire::{Directions, Generation, JobId, Key, Op};
 
@@ -126,6 +126,8 @@ pub struct Case {
     /// Until the last worker begins, at most.
     pub late_us: u64,
     pub fault: Fault,
+    /// In how many aggregators a fragment looks for a place.
+    pub ways: u8,
 }
 
 impl Case {
@@ -150,6 +152,7 @@ impl Case {
             delay_us: random.pick(&[5, 10, 200]),
             late_us: random.pick(&[0, 100, 30_000]),
             fault: random.pick(&[Fault::None, Fault::None, Fault::Server, Fault::Switches, Fault::Worker]),
+            ways: random.pick(&[1, 2, DEFAULT_WAYS]),
         }
     }
 

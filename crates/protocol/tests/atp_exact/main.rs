@@ -42,6 +42,7 @@ fn plain() -> Case {
         delay_us: 5,
         late_us: 0,
         fault: Fault::None,
+        ways: 1,
     }
 }
 

@@ -112,6 +112,7 @@ impl World {
         Machine::Switch(AtpSwitch::new(AtpSwitchConfig {
             aggregators: case.aggregators,
             elements: ELEMENTS as u16,
+            ways: case.ways,
             stale: Duration::from_millis(5),
             ecn_threshold_packets: Some(20),
         }))

@@ -20,6 +20,7 @@ mod unit;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use fanin_protocol::atp::WAYS_MAX;
 use serde::Deserialize;
 use toml::Spanned;
 use toml::de::{DeTable, Deserializer};
@@ -34,7 +35,7 @@ use crate::workload::{Fault, FaultPlan, JobPlan, LossPlan, Scenario, SwitchPlan,
 use beside::Texts;
 use entry::{OwnTable, own_tables};
 use lookup::{link, node};
-use schema::{FaultKind, File, RoutingName};
+use schema::{FaultKind, File, RoutingName, SwitchTable};
 
 /// Intervals of a time series: beyond this nobody looks at them, and they fill the memory.
 const INTERVALS_MAX: u128 = 1_000_000;
@@ -80,12 +81,20 @@ fn read(kinds: &[Kind], text: &str, texts: &mut Texts<'_>) -> Result<Scenario, M
     resolve(&file, &tables)
 }
 
+/// `[switch]` as jobs see it. What is wrong with it is said by [`resolve`].
 fn switch_plan(file: &File) -> SwitchPlan {
-    SwitchPlan { aggregators: *file.switch.aggregators.get_ref(), stale: file.switch.stale.0 }
+    let SwitchTable { aggregators, ways, stale, .. } = &file.switch;
+    SwitchPlan { aggregators: *aggregators.get_ref(), ways: *ways.get_ref(), stale: stale.0 }
 }
 
 fn resolve(file: &File, tables: &[OwnTable<'_>]) -> Result<Scenario, Mistake> {
     let topology = network::resolve(file)?;
+    if !(1..=WAYS_MAX).contains(file.switch.ways.get_ref()) {
+        return Err(at(
+            &file.switch.ways,
+            format!("a fragment has 1 to {WAYS_MAX} aggregators to choose from"),
+        ));
+    }
     let (until, interval) = (file.until.get_ref().0, file.interval.get_ref().0);
     if until.is_zero() {
         return Err(at(&file.until, "`until` must be later than the start"));

@@ -312,6 +312,8 @@ pub(super) struct SwitchTable {
     pub(super) programmable: Option<Spanned<WhichSwitches>>,
     /// Aggregators of each; SwitchML's jobs share them out as slots.
     pub(super) aggregators: Spanned<u32>,
+    /// In how many of them a fragment of ATP's looks for a place: 1 is the paper's.
+    pub(super) ways: Spanned<u8>,
     /// After how long an aggregator that nobody asks for is free again.
     pub(super) stale: Time,
     /// Time that it takes to handle a packet.
@@ -323,6 +325,7 @@ impl Default for SwitchTable {
         Self {
             programmable: None,
             aggregators: Spanned::new(0..0, 8192),
+            ways: Spanned::new(0..0, fanin_protocol::atp::DEFAULT_WAYS),
             stale: Time(std::time::Duration::from_millis(100)),
             processing: defaults::zero(),
         }

@@ -275,6 +275,8 @@ fn no_aggregators_are_fine_for_atp_and_no_slots_are_not_for_switchml() {
     let none = "[switch]\naggregators = 0\n";
     assert_eq!(ok(&format!("{RACK}{none}{JOB}")).switch.aggregators, 0);
     refused(&format!("{RACK}{none}{}", JOB.replace("atp", "switchml")), 7, &["0 aggregators", "two"]);
+    refused(&format!("{RACK}[switch]\nways = 0\n{JOB}"), 5, &["1 to 64 aggregators"]);
+    assert_eq!(ok(&format!("{RACK}[switch]\nways = 1\n{JOB}")).switch.ways, 1);
     let jobs = "[[job]]\nsystem = \"switchml\"\nworkers = 2\ntensor = \"4kB\"\n".repeat(3);
     let scenario = ok(&format!("{RACK}[switch]\naggregators = 60\n{jobs}"));
     scenario.jobs.iter().for_each(|job| says(job, &["slots: 10"])); // Two aggregators a slot, three jobs.

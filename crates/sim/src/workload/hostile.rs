@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use fanin_protocol::atp::{Hashing, Overflow, Scaling};
+use fanin_protocol::atp::{DEFAULT_WAYS, Hashing, Overflow, Scaling};
 use fanin_wire::{CHUNK_ELEMENTS, FRAGMENT_ELEMENTS, LossBound};
 use oorandom::Rand64;
 
@@ -55,6 +55,7 @@ pub fn hostile(seed: u64) -> Scenario {
             job.system = Arc::new(dlcp(&mut dlcp_dice, &topology, job));
         }
     });
+    let mut way_dice = Dice(Rand64::new(u128::from(seed) ^ 0x3a75_0000_0000));
     let background = background(&mut dice, &topology);
     let perfect = dice.one_in(8);
     let losses = if perfect { Vec::new() } else { losses(&mut dice, &topology, &jobs) };
@@ -73,6 +74,7 @@ pub fn hostile(seed: u64) -> Scenario {
         multipath: dice.among(&[Multipath::PerFlow, Multipath::PerPacket]),
         switch: SwitchPlan {
             aggregators,
+            ways: way_dice.among(&[1, 2, DEFAULT_WAYS]),
             stale: dice.time(Duration::from_micros(500), Duration::from_millis(20)),
         },
         jobs,

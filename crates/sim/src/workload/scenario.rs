@@ -77,6 +77,8 @@ impl fmt::Debug for Scenario {
 pub struct SwitchPlan {
     /// Aggregators.
     pub aggregators: u32,
+    /// In how many of them a fragment of ATP's looks for a place.
+    pub ways: u8,
     /// After how long an aggregator that nobody asks for is free again.
     pub stale: Duration,
 }

@@ -159,7 +159,7 @@ def _scenario(work: str, more: Mapping[str, Any], *, beside: bool = True) -> dic
         ),
         # The worker's own NIC is where its job and the flow meet: it marks, or neither hears of it.
         "node": [{"name": "h0", "ecn": of["ecn"]}] if beside else [],
-        "switch": {"aggregators": 4096},
+        "switch": setting.switch(4096),
         "job": [{**job, "server": "h6", "start": start}],
         "background": [flow] if beside else [],
     }

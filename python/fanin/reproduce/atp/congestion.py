@@ -175,7 +175,7 @@ def _scenario(case: str, more: Mapping[str, Any]) -> dict[str, Any]:
         "payload": "sample",
         "network": setting.rack(9, delay=of["delay"], queue=of["queue"], ecn=of["ecn"]),
         # What peak throughput needs with all of it aggregated in the switch: what fills a host.
-        "switch": {"aggregators": of.get("aggregators", fills // 2)},
+        "switch": setting.switch(of.get("aggregators", fills // 2)),
         "node": [{"name": "h8", "queue": of["nic"]}],
         "job": [{**work, "server": "h8"}],
     }

@@ -178,7 +178,7 @@ def _scenario(system: str, more: Values, cost: Mapping[str, Any] | None) -> dict
         "warm_up": setting.ms(1000 * TIME_S / 4 / scale),
         "payload": "sample",
         "network": network,
-        "switch": {"aggregators": values["aggregators"]},
+        "switch": setting.switch(values["aggregators"]),
         "job": [job(hosts) for hosts in JOBS],
     }
 

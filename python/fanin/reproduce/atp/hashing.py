@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fanin.reproduce.atp import setting
-from fanin.reproduce.finding import Experiment, Finding, Outcome, at_least
+from fanin.reproduce.finding import Experiment, Finding, Outcome, Reason, at_least
 from fanin.reproduce.lab import Between, Lab, Report, Runs, Spread
 from fanin.reproduce.plot import finish
 
@@ -33,6 +33,11 @@ aggregators" (§5.4.2): then windows are an eighth of the table at most."""
 SEEDS = 3
 """Of those that there are, with every setting but the first."""
 OVER = "jobs of 2 or 4 workers, windows of 247, 660 or 1,980 packets"
+
+
+STATIC = "8 jobs: throughput by hash, by that of static parts"
+LINEAR = "8 jobs: throughput by hash, by that in sequence"
+WAYS_TAG = "-ways"
 
 
 def run(lab: Lab) -> Outcome:
@@ -86,7 +91,7 @@ def run(lab: Lab) -> Outcome:
         [
             Finding(
                 "Fig. 14",
-                "8 jobs: throughput by hash, by that of static parts",
+                STATIC,
                 1.0,
                 by("hash", "partition"),
                 unit="x",
@@ -94,7 +99,7 @@ def run(lab: Lab) -> Outcome:
             ),
             Finding(
                 "Fig. 14",
-                "8 jobs: throughput by hash, by that in sequence",
+                LINEAR,
                 "greatly more than 1",
                 by("hash", "linear"),
                 holds=at_least(1.2),
@@ -112,6 +117,31 @@ def run(lab: Lab) -> Outcome:
     )
 
 
+def why(lab: Lab) -> Sequence[Reason]:
+    """Let a fragment take any free aggregator of a few neighbours, as fanin's own switches do."""
+    swept = [USUAL] if lab.quick else SWEPT
+    most = (JOBS_QUICK if lab.quick else JOBS)[-1]
+    few = lab.with_seeds(lab.seeds[:SEEDS])
+    scenarios = {
+        _name(s, most, values): _scenario(s, most, values) for s in SCHEMES for values in swept
+    }
+    own = {
+        name + WAYS_TAG: setting.with_ways(scenario)
+        for name, scenario in scenarios.items()
+        if scenario["job"][0]["hashing"] == "hash"
+    }
+    runs = few.play(scenarios | own)
+    return [
+        Reason(
+            what,
+            setting.WITH_WAYS,
+            Spread.over([_by(runs, "hash", other, most, values, WAYS_TAG) for values in swept]),
+            setting.ONE_WAY,
+        )
+        for what, other in ((STATIC, "partition"), (LINEAR, "linear"))
+    ]
+
+
 def _scenario(scheme: str, count: int, values: Values) -> dict[str, Any]:
     workers, window = values
     server = f"h{count * workers}"
@@ -121,7 +151,7 @@ def _scenario(scheme: str, count: int, values: Values) -> dict[str, Any]:
         "warm_up": setting.ms(WARM_UP_MS),
         "payload": "sample",
         "network": setting.rack(count * workers + 1, delay=setting.PAPER_DELAY),
-        "switch": {"aggregators": setting.PAPER_PTA},
+        "switch": setting.switch(setting.PAPER_PTA),
         "job": [
             setting.job(
                 workers=workers,
@@ -147,9 +177,15 @@ def _mean(report: Report) -> float:
     return sum(setting.goodput_gbps(report, job) for job in jobs) / len(jobs)
 
 
-def _by(runs: Mapping[str, Runs], scheme: str, other: str, count: int, values: Values) -> Spread:
-    pairs = (runs[_name(one, count, values)].samples(_mean) for one in (scheme, other))
-    return Spread.of([one / two for one, two in zip(*pairs, strict=True)])
+def _by(
+    runs: Mapping[str, Runs], scheme: str, other: str, count: int, values: Values, tag: str = ""
+) -> Spread:
+    """Return the first scheme's throughput, in scenarios of the tag, by the other's."""
+    ours = runs[_name(scheme, count, values) + tag].samples(_mean)
+    theirs = runs[_name(other, count, values)].samples(_mean)
+    return Spread.of([one / two for one, two in zip(ours, theirs, strict=True)])
 
 
-EXPERIMENT = Experiment("hashing", "One to eight micro-benchmarks on one switch (Figure 14)", run)
+EXPERIMENT = Experiment(
+    "hashing", "One to eight micro-benchmarks on one switch (Figure 14)", run, why
+)

@@ -129,7 +129,7 @@ def _scenario(work: str, system: str, loss: float, window: int) -> dict[str, Any
         # SwitchML cuts short tensors in another way than long ones.
         "payload": "sample" if system == "atp" else "full",
         "network": setting.rack(9, HOSTS[system]),
-        "switch": {"aggregators": 8192},
+        "switch": setting.switch(8192),
         "job": [setting.job(**more)],
         "loss": [{"link": ["h0", "s0"], "from": "h0", "loss": loss}],
     }

@@ -110,6 +110,7 @@ def _scenario(system: str, elements: int) -> dict[str, Any]:
         "until": "2ms",
         "warm_up": "0.5ms",
         "network": setting.rack(9, HOSTS[system]),
+        "switch": setting.switch(),
         "job": [setting.job(system, elements=elements, tensor="250kB", in_flight=8)],
     }
 

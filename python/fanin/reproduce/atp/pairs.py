@@ -169,7 +169,7 @@ def _scenario(title: str, jobs: list[tuple[str, int]], more: Values) -> dict[str
         "network": setting.rack(
             count + max(places) + 1, delay=setting.delay("rack", round_trip_us)
         ),
-        "switch": {"aggregators": values["aggregators"]},
+        "switch": setting.switch(values["aggregators"]),
         "job": setting.sharing([(*job, more) for job, more in zip(jobs, own, strict=True)], scale),
     }
 

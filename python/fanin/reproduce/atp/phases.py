@@ -29,6 +29,7 @@ def run(lab: Lab) -> Outcome:
                 "until": setting.ms(1000 * TIME_S / SCALE),
                 "interval": setting.ms(1000 * INTERVAL_S / SCALE),
                 "network": setting.rack(2),
+                "switch": setting.switch(),
                 "job": [setting.training("vgg16", SCALE, system="ps", workers=1)],
             }
         },

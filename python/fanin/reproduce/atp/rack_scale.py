@@ -26,6 +26,7 @@ def run(lab: Lab) -> Outcome:
             f"rack-scale-{system}": {
                 "title": f"Figure 9: {name}",
                 "network": setting.network("figure9"),
+                "switch": setting.switch(),
                 "job": [
                     setting.job(
                         system,

@@ -62,6 +62,11 @@ CONTENDED_SWEPT: list[dict[str, Any]] = [
 ]
 CONTENDED_QUICK: list[dict[str, Any]] = [{"scale": 200.0}]
 CONTENDED_OVER = "round trips of 24 us, or of 80 us with 8,192 or 1,980 aggregators"
+WAYS = 8
+"""The aggregators in which a fragment looks for a place, in fanin's own switches."""
+WITH_WAYS = f"a fragment looks for a place in {WAYS} aggregators, as in fanin's own switches"
+ONE_WAY = "§3.5: one, by a hash"
+"""What the paper says of that."""
 RDMA_PACKETS = {"1,344": (336, 1500), "4,096": (1024, 4500)}
 """By their bytes, which the paper does not give: elements, and the MTU that takes them."""
 RDMA_ON_THE_WAY = 500_000
@@ -100,6 +105,16 @@ def network(topology: str, cost: Mapping[str, Any] = HOSTS, **more: Any) -> dict
 def rack(hosts: int, cost: Mapping[str, Any] = HOSTS, **more: Any) -> dict[str, Any]:
     """Return the network of the paper's testbed: hosts h0, h1, .. on one switch, s0."""
     return network("rack", cost, hosts=hosts, **more)
+
+
+def switch(aggregators: int = 8192) -> dict[str, Any]:
+    """Return the paper's switches: a fragment has one aggregator, and no others (§3.5)."""
+    return {"aggregators": aggregators, "ways": 1}
+
+
+def with_ways(scenario: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the scenario with fanin's own switches."""
+    return {**scenario, "switch": {**scenario["switch"], "ways": WAYS}}
 
 
 def delay(topology: str, round_trip_us: float) -> str:

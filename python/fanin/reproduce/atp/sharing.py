@@ -21,6 +21,7 @@ from fanin.reproduce.lab import Lab, Report, Runs, Spread
 from fanin.reproduce.plot import finish
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 JOBS = 3
@@ -39,7 +40,6 @@ SWEPT: list[Setting] = [
 """More workers send more packets: they are scaled down further."""
 SWEPT_QUICK: list[Setting] = [{"scale": 200.0}]
 SEEDS = 3
-"""Of the usual setting, and one of each other: runs at these scales are long."""
 CANDIDATES = [495, 990, 1485, 1980, 2640]
 CANDIDATES_QUICK = [990, 1980]
 PEAK = 0.95
@@ -55,6 +55,8 @@ TIME_S = 5.0
 """Of the unscaled time; the first quarter is warm-up."""
 OFF_JOB = 2
 INTERVAL_S = 0.1
+OFF_PHASE = "sharing-off-phase"
+WAYS_TAG = "-ways"
 SERVED = 16
 """By how much more a server takes, where that is changed: more than all workers send."""
 OVER = "jobs of 2, 4 or 8 workers, marks from 100 or 300 kB on"
@@ -69,23 +71,13 @@ def run(lab: Lab) -> Outcome:
     settings = SWEPT_QUICK if lab.quick else SWEPT
     usual = settings[0]
     candidates = CANDIDATES_QUICK if lab.quick else CANDIDATES
-    scenarios = _pairs(lab, settings[:1])
+    scenarios = _pairs(lab, settings) | {OFF_PHASE: _off_phase(usual)}
     once = {
         f"sharing-static-{n}": _scenario("partition", 100, usual, aggregators=n) for n in candidates
     }
-    off = _scenario("hash", 33, usual)
-    pause = setting.ms(1500 / {**USUAL, **usual}["scale"])
-    off["job"][OFF_JOB].update({"pause_every": 6, "pause": pause})
-    scenarios["sharing-off-phase"] = off
-    # Settings differ by more than seeds do.
-    runs = lab.play(scenarios) | lab.play(once | _pairs(lab, settings[1:]), once=True)
+    runs = lab.play(scenarios) | lab.play(once, once=True)
 
     searched = {n: runs[f"sharing-static-{n}"].spread(_images) for n in candidates}
-    enough = PEAK * Spread.over(list(searched.values())).most
-    peak = min((n for n, spread in searched.items() if spread.median >= enough), default=math.nan)
-    shares = _shares(lab, usual)
-    over = OVER if len(settings) > 1 else ""
-    gains = {share: _gains(lab, runs, share, settings) for share in shares}
     throughput = {
         (hashing, _label(more)): {
             share: runs[_name(hashing, share, more)].spread(_images) for share in _shares(lab, more)
@@ -93,50 +85,83 @@ def run(lab: Lab) -> Outcome:
         for hashing in ("hash", "partition")
         for more in settings
     }
-    converged = runs[_name("hash", 100, usual)]
-    at_server = [_at_server(report) for report in converged.reports]
-    left = converged.spread(_share_at_server)
-    rises = runs["sharing-off-phase"].spread(_rise)
 
     def draw(figure: Figure) -> None:
         figure.set_size_inches(14, 4.8)
         one, two, three = figure.subplots(1, 3)
-        for at, more in enumerate(settings):
-            for hashing, style, name in (("hash", "o-", "dynamic"), ("partition", "s:", "static")):
-                found = throughput[hashing, _label(more)]
-                spreads = list(found.values())
-                medians = [s.median for s in spreads]
-                errors = [
-                    [s.median - s.least for s in spreads],
-                    [s.most - s.median for s in spreads],
-                ]
-                colour, label = f"C{at}", f"{name}, {_label(more)}"
-                one.errorbar(
-                    list(found),
-                    medians,
-                    yerr=errors,
-                    fmt=style,
-                    color=colour,
-                    capsize=3,
-                    label=label,
-                )
-        reached = PAPER_GAIN * throughput["partition", _label(usual)][33].median
-        label = "paper: 1.38 times static"
-        one.plot(shares[-1], reached, "k*", markersize=12, zorder=5, label=label)
-        one.set_ylim(0)
-        one.invert_xaxis()
-        finish(one, f"aggregators (% of {setting.PAPER_PTA})", "images/s and worker", "13a")
-        for job, series in enumerate(at_server[0]):
+        _draw_throughput(one, throughput, settings)
+        converged = runs[_name("hash", 100, usual)].reports[0]
+        for job, series in enumerate(_at_server(converged)):
             two.plot(*_coarse(series), label=f"job {job + 1}")
         two.set_ylim(0)
         finish(two, "time (s, unscaled)", "aggregated at the server in 0.5 s", "13b: 100 %")
-        for job, of_job in enumerate(runs["sharing-off-phase"].reports[0]["jobs"]):
+        for job, of_job in enumerate(runs[OFF_PHASE].reports[0]["jobs"]):
             counted = of_job["series"]["switch_aggregations"]
             three.plot(*_coarse(counted), label=f"job {job + 1}")
         three.set_ylim(0)
         title = "13c: 33 %, job 3 pauses now and then"
         finish(three, "time (s, unscaled)", "aggregated in the switch in 0.5 s", title)
 
+    return Outcome(
+        _findings(lab, runs, settings, searched),
+        draw,
+        {
+            "static_images_per_s": {n: spread.median for n, spread in searched.items()},
+            "shares": _shares(lab, usual),
+            "images_per_s": {
+                f"{hashing}, {label}": {
+                    share: [s.median, s.least, s.most] for share, s in spreads.items()
+                }
+                for (hashing, label), spreads in throughput.items()
+            },
+        },
+    )
+
+
+def _draw_throughput(
+    axes: Axes,
+    throughput: Mapping[tuple[str, str], Mapping[int, Spread]],
+    settings: Sequence[Setting],
+) -> None:
+    """Draw Figure 13a: images a second by share, for each (hashing, label of a setting)."""
+    for at, more in enumerate(settings):
+        for hashing, style, name in (("hash", "o-", "dynamic"), ("partition", "s:", "static")):
+            found = throughput[hashing, _label(more)]
+            spreads = list(found.values())
+            axes.errorbar(
+                list(found),
+                [s.median for s in spreads],
+                yerr=[
+                    [s.median - s.least for s in spreads],
+                    [s.most - s.median for s in spreads],
+                ],
+                fmt=style,
+                color=f"C{at}",
+                capsize=3,
+                label=f"{name}, {_label(more)}",
+            )
+    static = throughput["partition", _label(settings[0])]
+    least = min(static)
+    reached = PAPER_GAIN * static[least].median
+    axes.plot(least, reached, "k*", markersize=12, zorder=5, label="paper: 1.38 times static")
+    axes.set_ylim(0)
+    axes.invert_xaxis()
+    finish(axes, f"aggregators (% of {setting.PAPER_PTA})", "images/s and worker", "13a")
+
+
+def _findings(
+    lab: Lab,
+    runs: Mapping[str, Runs],
+    settings: Sequence[Setting],
+    searched: Mapping[int, Spread],
+) -> list[Finding]:
+    """Compare; ``searched`` has the static throughput by the number of aggregators."""
+    usual = settings[0]
+    over = OVER if len(settings) > 1 else ""
+    shares = _shares(lab, usual)
+    gains = {share: _gains(lab, runs, share, settings) for share in shares}
+    enough = PEAK * Spread.over(list(searched.values())).most
+    peak = min((n for n, spread in searched.items() if spread.median >= enough), default=math.nan)
     findings = [
         Finding(
             "§5.4.1",
@@ -164,7 +189,7 @@ def run(lab: Lab) -> Outcome:
             "Fig. 13b",
             NONE_LEFT,
             "falls to none: less than 2 %",
-            left,
+            runs[_name("hash", 100, usual)].spread(_share_at_server),
             holds=at_most(2),
             unit="%",
         ),
@@ -172,69 +197,92 @@ def run(lab: Lab) -> Outcome:
             "Fig. 13c",
             "33 %: in-network aggregations of the others while one job pauses, by before and after",
             "more than 1",
-            rises,
+            runs[OFF_PHASE].spread(_rise),
             holds=MORE,
             unit="x",
         ),
     ]
     if 50 in shares:
-        lost = Spread.over([_lost(runs, more) for more in settings])
         findings.append(
             Finding(
                 "abstract",
                 HALF,
                 "5 to 10 %",
-                lost,
+                Spread.over([_lost(runs, more) for more in settings]),
                 holds=Range(5, 10),
                 unit="%",
                 swept=over,
             )
         )
-    return Outcome(
-        findings,
-        draw,
-        {
-            "static_images_per_s": {n: spread.median for n, spread in searched.items()},
-            "shares": shares,
-            "images_per_s": {
-                f"{hashing}, {label}": {
-                    share: [s.median, s.least, s.most] for share, s in spreads.items()
-                }
-                for (hashing, label), spreads in throughput.items()
-            },
-        },
-    )
+    return findings
 
 
 def why(lab: Lab) -> Sequence[Reason]:
-    """Play jobs of two workers alone; and let the servers take more than a link brings.
+    """Play jobs of two workers alone; fanin's own switches; servers that take more than a link."""
+    settings = SWEPT_QUICK if lab.quick else SWEPT
+    shares = _shares(lab, settings[0])
+    lab = lab.with_seeds(lab.seeds[:SEEDS])
+    two = [more for more in settings if "workers" not in more]
+    runs = lab.play(_pairs(lab, two))
+    change = "jobs of 2 workers only"
+    reasons = [Reason(WHAT.format(n), change, _gains(lab, runs, n, two)) for n in shares]
+    if 50 in shares:
+        reasons.append(Reason(HALF, change, Spread.over([_lost(runs, more) for more in two])))
+        reasons.append(_served(lab, settings))
+    return [*reasons, *_with_ways(lab, settings)]
+
+
+def _with_ways(lab: Lab, settings: Sequence[Setting]) -> list[Reason]:
+    """Let a fragment take any free aggregator of a few neighbours, as fanin's own switches do.
+
+    With one aggregator a fragment, much of the table is free while others collide.
+    """
+    pairs = _pairs(lab, settings)
+    own = {
+        name + WAYS_TAG: setting.with_ways(scenario)
+        for name, scenario in pairs.items()
+        if "hash" in name
+    }
+    runs = lab.play(pairs | own)
+    gains = {
+        share: _gains(lab, runs, share, settings, WAYS_TAG) for share in _shares(lab, settings[0])
+    }
+    reasons = [
+        Reason(WHAT.format(n), setting.WITH_WAYS, gain, setting.ONE_WAY)
+        for n, gain in gains.items()
+    ]
+    if 50 in gains:
+        lost = Spread.over([_lost(runs, more, WAYS_TAG) for more in settings])
+        reasons.append(Reason(HALF, setting.WITH_WAYS, lost, setting.ONE_WAY))
+    return reasons
+
+
+def _served(lab: Lab, settings: Sequence[Setting]) -> Reason:
+    """Let the servers take more than a link brings.
 
     A fragment that collides comes to the server once from each worker.
     """
-    settings = SWEPT_QUICK if lab.quick else SWEPT
-    usual = settings[0]
-    shares = _shares(lab, usual)
-    lab = lab.with_seeds(lab.seeds[:SEEDS])
-    two = [more for more in settings if "workers" not in more]
-    runs = lab.play(_pairs(lab, two[:1])) | lab.play(_pairs(lab, two[1:]), once=True)
-    change = "jobs of 2 workers only"
-    reasons = [Reason(WHAT.format(n), change, _gains(lab, runs, n, two)) for n in shares]
-    if 50 not in shares:
-        return reasons
-    reasons.append(Reason(HALF, change, Spread.over([_lost(runs, more) for more in two])))
     served = {
-        _name(hashing, 50, more) + "-served": _served(_scenario(hashing, 50, more))
+        _name(hashing, 50, more) + "-served": _with_room(_scenario(hashing, 50, more))
         for more in settings
         for hashing in ("hash", "partition")
     }
-    # Each of eight workers is a minute of one core, and what contradicts the paper is no reason.
+    # What contradicts the paper is no reason: once is enough.
     runs = lab.play(served, once=True)
-    ours = Spread.over([_gain(runs, 50, more, "-served") for more in settings])
+    ours = Spread.over([_gain(runs, 50, more, "-served", "-served") for more in settings])
     change = f"a server that takes {SERVED} times as much, over a link {SERVED} times as fast"
-    return [*reasons, Reason(WHAT.format(50), change, ours, "§5.1: links of 100 Gbit/s")]
+    return Reason(WHAT.format(50), change, ours, "§5.1: links of 100 Gbit/s")
 
 
-def _served(scenario: dict[str, Any]) -> dict[str, Any]:
+def _off_phase(usual: Setting) -> dict[str, Any]:
+    """Return the scenario of Figure 13c: a job pauses now and then."""
+    scenario = _scenario("hash", 33, usual)
+    pause = setting.ms(1500 / {**USUAL, **usual}["scale"])
+    scenario["job"][OFF_JOB].update({"pause_every": 6, "pause": pause})
+    return scenario
+
+
+def _with_room(scenario: dict[str, Any]) -> dict[str, Any]:
     """Return the scenario with more room on the way to its server."""
     server = f"h{scenario['network']['hosts'] - 1}"
     costs = {
@@ -258,9 +306,11 @@ def _pairs(lab: Lab, settings: Sequence[Setting]) -> dict[str, dict[str, Any]]:
     }
 
 
-def _gains(lab: Lab, runs: Mapping[str, Runs], share: int, settings: Sequence[Setting]) -> Spread:
+def _gains(
+    lab: Lab, runs: Mapping[str, Runs], share: int, settings: Sequence[Setting], tag: str = ""
+) -> Spread:
     return Spread.over(
-        [_gain(runs, share, more) for more in settings if share in _shares(lab, more)]
+        [_gain(runs, share, more, tag) for more in settings if share in _shares(lab, more)]
     )
 
 
@@ -288,7 +338,7 @@ def _scenario(
         "interval": setting.ms(1000 * INTERVAL_S / scale),
         "payload": "sample",
         "network": setting.rack(JOBS * workers + 1, delay=setting.PAPER_DELAY, ecn=of["ecn"]),
-        "switch": {"aggregators": aggregators * share // 100},
+        "switch": setting.switch(aggregators * share // 100),
         "job": setting.sharing([job] * JOBS, scale),
     }
 
@@ -298,19 +348,21 @@ def _name(hashing: str, share: int, more: Setting) -> str:
     return f"sharing-{hashing}-{share}%" + (f"-{tag}" if tag else "")
 
 
-def _gain(runs: Mapping[str, Runs], share: int, more: Setting, tag: str = "") -> Spread:
+def _gain(
+    runs: Mapping[str, Runs], share: int, more: Setting, tag: str = "", static_tag: str = ""
+) -> Spread:
     pairs = zip(
         runs[_name("hash", share, more) + tag].reports,
-        runs[_name("partition", share, more) + tag].reports,
+        runs[_name("partition", share, more) + static_tag].reports,
         strict=True,
     )
     return Spread.of([_images(dynamic) / _images(static) for dynamic, static in pairs])
 
 
-def _lost(runs: Mapping[str, Runs], more: Setting) -> Spread:
+def _lost(runs: Mapping[str, Runs], more: Setting, tag: str = "") -> Spread:
     pairs = zip(
-        runs[_name("hash", 50, more)].reports,
-        runs[_name("hash", 100, more)].reports,
+        runs[_name("hash", 50, more) + tag].reports,
+        runs[_name("hash", 100, more) + tag].reports,
         strict=True,
     )
     return Spread.of([100 * (1 - _images(half) / _images(whole)) for half, whole in pairs])

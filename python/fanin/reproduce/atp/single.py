@@ -30,15 +30,19 @@ PAPER_BY_MODEL = {"resnet50": 1.02, "resnet101": 1.01, "vgg16": 1.25, "vgg19": 1
 MOST = "ATP by {}, the most of all models"
 COMPUTES = "at the published speed it computes for longer than it sends, on any system"
 OF_MODEL = "ATP by a server beside each worker: {}"
-Setting = tuple[float, str]
-"""Scale, and the bytes of an RDMA packet."""
+Setting = tuple[float, str, int]
+"""Scale, the bytes of an RDMA packet, and the samples of a worker in an iteration."""
+BATCHES = [16, 64]
+"""Besides the usual one: the paper gives none."""
+SEEDS = 3
 
 
 def run(lab: Lab) -> Outcome:
     """Train every model on every system."""
     models = MODELS_QUICK if lab.quick else MODELS
     settings = _settings(lab)
-    runs = lab.play(_scenarios(models, settings), once=True)
+    lab = lab.with_seeds(lab.seeds[:SEEDS])
+    runs = lab.play(_scenarios(models, settings))
     swept = _swept(settings)
 
     def draw(figure: Figure) -> None:
@@ -46,11 +50,12 @@ def run(lab: Lab) -> Outcome:
         width = 0.8 / len(SYSTEMS)
         for at, (system, name) in enumerate(SYSTEMS.items()):
             places = [model + (at - 1.5) * width for model in range(len(models))]
-            images = [_images(runs, model, system, settings[0]) for model in models]
+            images = [_images(runs, model, system, settings[0]).median for model in models]
             axes.bar(places, images, width, label=name)
         axes.set_xticks(range(len(models)), models)
-        scale, packet = settings[0]
-        finish(axes, "", "images/s and worker", f"scale {scale:g}, RDMA packets of {packet} bytes")
+        scale, packet, batch = settings[0]
+        title = f"scale {scale:g}, RDMA packets of {packet} bytes, batches of {batch}"
+        finish(axes, "", "images/s and worker", title)
 
     def of_model(model: str) -> list[Spread]:
         return [_gain(runs, model, "ps-n-to-n", setting) for setting in settings]
@@ -86,11 +91,11 @@ def run(lab: Lab) -> Outcome:
         {
             "models": models,
             "images_per_s": {
-                f"{system}, scale {scale:g}, {packet}": [
-                    _images(runs, model, system, (scale, packet)) for model in models
+                f"{system}, scale {scale:g}, {packet}, batch {batch}": [
+                    _images(runs, model, system, (scale, packet, batch)).median for model in models
                 ]
                 for system in SYSTEMS
-                for scale, packet in settings
+                for scale, packet, batch in settings
             },
         },
     )
@@ -100,6 +105,7 @@ def why(lab: Lab) -> Sequence[Reason]:
     """Let each transport cost its hosts what another's does."""
     models = MODELS_QUICK if lab.quick else ["alexnet", "vgg16"]
     settings = _settings(lab)
+    lab = lab.with_seeds(lab.seeds[:SEEDS])
     reasons = []
     for system, change, cost in (
         ("switchml", "hosts that count bytes alone", LINKS_ALONE),
@@ -107,7 +113,7 @@ def why(lab: Lab) -> Sequence[Reason]:
         ("ps-n-to-n", "hosts that RDMA costs as ATP's packets do", setting.HOSTS),
     ):
         changed = _scenarios(models, settings, {system: cost}, "-why")
-        runs = lab.play(changed, once=True)
+        runs = lab.play(changed)
         most = _most(runs, models, system, settings, "-why")
         reasons.append(Reason(MOST.format(SYSTEMS[system]), change, most))
         if system == "ps-n-to-n":
@@ -124,15 +130,22 @@ LINKS_ALONE = {"host_byte_cost": "0.114ns"}
 def _settings(lab: Lab) -> list[Setting]:
     scales = SCALES_QUICK if lab.quick else SCALES
     packets = list(setting.RDMA_PACKETS)[: 1 if lab.quick else None]
-    return [(scales[0], packet) for packet in packets] + [(s, packets[0]) for s in scales[1:]]
+    batches = [] if lab.quick else BATCHES
+    return [
+        *((scales[0], packet, setting.BATCH) for packet in packets),
+        *((scale, packets[0], setting.BATCH) for scale in scales[1:]),
+        *((scales[0], packets[0], batch) for batch in batches),
+    ]
 
 
 def _swept(settings: Sequence[Setting]) -> str:
     if len(settings) == 1:
         return ""
-    scales = sorted({scale for scale, _ in settings})
-    packets = " or ".join(setting.RDMA_PACKETS)
-    return f"scales of {scales[0]:g} or {scales[-1]:g}, RDMA packets of {packets} bytes"
+    scales, packets, batches = (sorted(set(of)) for of in zip(*settings, strict=True))
+    return (
+        f"scales of {scales[0]:g} or {scales[-1]:g}, RDMA packets of {' or '.join(packets)} bytes, "
+        f"batches of {batches[0]} to {batches[-1]}"
+    )
 
 
 def _most(
@@ -142,19 +155,30 @@ def _most(
     settings: Sequence[Setting],
     tag: str = "",
 ) -> Spread:
-    of_all = [[_gain(runs, m, system, one, tag).median for m in models] for one in settings]
-    # Not by max(), which loses a NaN: what was not measured.
-    return Spread.over([Spread.of([Spread.of(gains).most]) for gains in of_all])
+    def of_setting(of: Setting) -> Spread:
+        by_model = [_gains(runs, model, system, of, tag) for model in models]
+        # Not by max(), which loses a NaN: what was not measured.
+        return Spread.of([Spread.of(of_seed).most for of_seed in zip(*by_model, strict=True)])
+
+    return Spread.over([of_setting(of) for of in settings])
+
+
+def _gains(
+    runs: Mapping[str, Runs], model: str, system: str, of: Setting, tag: str = ""
+) -> list[float]:
+    """Return ATP's images a second by the system's, for each seed."""
+    ours, theirs = (
+        runs[_name(model, one, of) + tag].samples(setting.images_per_s) for one in ("atp", system)
+    )
+    return [one / other for one, other in zip(ours, theirs, strict=True)]
 
 
 def _gain(runs: Mapping[str, Runs], model: str, system: str, of: Setting, tag: str = "") -> Spread:
-    ours, theirs = (_images(runs, model, one, of, tag) for one in ("atp", system))
-    return Spread.of([ours / theirs])
+    return Spread.of(_gains(runs, model, system, of, tag))
 
 
-def _images(runs: Mapping[str, Runs], model: str, system: str, of: Setting, tag: str = "") -> float:
-    (report,) = runs[_name(model, system, of) + tag].reports
-    return setting.images_per_s(report)
+def _images(runs: Mapping[str, Runs], model: str, system: str, of: Setting) -> Spread:
+    return runs[_name(model, system, of)].spread(setting.images_per_s)
 
 
 def _scenarios(
@@ -177,29 +201,31 @@ def _scenarios(
 def _scenario(
     model: str, system: str, of: Setting, cost: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    scale, packet = of
-    more = {"system": system}
+    scale, packet, batch = of
+    more: dict[str, Any] = {"system": system, "batch": batch}
     if system in RDMA:
         network = setting.rdma("rack", packet, hosts=9, **(cost or setting.HOSTS_FREE))
-        more = setting.rdma_keys(system, packet)
+        more |= setting.rdma_keys(system, packet)
     else:
         usual = setting.HOSTS_OF_SWITCHML if system == "switchml" else setting.HOSTS
         network = setting.rack(9, usual if cost is None else cost)
     return {
         "title": f"Figure 8: {model}, {SYSTEMS[system]}",
-        "until": setting.ms(2_000 / scale),
-        "warm_up": setting.ms(300 / scale),
+        "until": setting.ms(2_000 * batch / setting.BATCH / scale),
+        "warm_up": setting.ms(300 * batch / setting.BATCH / scale),
         # SwitchML cuts short tensors in another way than long ones.
         "payload": "full" if system == "switchml" else "sample",
         "network": network,
+        "switch": setting.switch(),
         "job": [setting.training(model, scale, **more)],
     }
 
 
 def _name(model: str, system: str, of: Setting) -> str:
     # Packets are RDMA's alone, so other systems are played once for all of them.
-    scale, packet = of
-    return f"single-{model}-{system}-{scale:g}" + (f"-{packet}" if system in RDMA else "")
+    scale, packet, batch = of
+    name = f"single-{model}-{system}-{scale:g}-{batch}"
+    return name + (f"-{packet}" if system in RDMA else "")
 
 
 EXPERIMENT = Experiment("single", "One job of 8 workers (Figure 8)", run, why)

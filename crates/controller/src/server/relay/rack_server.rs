@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use fanin_protocol::atp::AtpSwitchConfig;
+use fanin_protocol::atp::{AtpSwitchConfig, DEFAULT_WAYS};
 use fanin_protocol::control::{Protocol, RegistryConfig};
 use fanin_udp::{AtpSwitchDriver, SHARDS_MAX, SwitchConfig, SwitchDriver};
 use tokio::sync::watch;
@@ -114,6 +114,7 @@ impl RackServer {
                     AtpSwitchConfig {
                         aggregators,
                         elements: ELEMENTS,
+                        ways: DEFAULT_WAYS,
                         stale: STALE,
                         // Its queues are the sockets' buffers, which tell by loss.
                         ecn_threshold_packets: None,

@@ -172,6 +172,7 @@ impl Network {
         let switch_config = AtpSwitchConfig {
             aggregators: table,
             elements: ELEMENTS as u16,
+            ways: [1, 8][seed as usize / 2 % 2],
             stale: Duration::from_millis(50),
             ecn_threshold_packets: Some(64),
         };

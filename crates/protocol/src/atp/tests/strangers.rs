@@ -39,6 +39,7 @@ fn switch() -> AtpSwitch<u16> {
     let mut switch = AtpSwitch::new(AtpSwitchConfig {
         aggregators: 16,
         elements: ELEMENTS as u16,
+        ways: 1,
         stale: Duration::from_nanos(1000),
         ecn_threshold_packets: None,
     });

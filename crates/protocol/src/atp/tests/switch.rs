@@ -13,6 +13,7 @@ fn config(aggregators: u32) -> AtpSwitchConfig {
     AtpSwitchConfig {
         aggregators,
         elements: ELEMENTS as u16,
+        ways: 1,
         stale: Duration::from_nanos(1000),
         ecn_threshold_packets: None,
     }
@@ -220,6 +221,56 @@ fn a_job_that_died_leaves_its_aggregator_to_who_comes_after_the_timeout() {
     assert_eq!(fragment(0, 16, 1).to_at(&mut switch, 1, 1002), Verdict::Absorb);
 }
 
+/// Fragments 0, 1 and 2 of the same index, and a set of two aggregators.
+#[test]
+fn with_two_ways_a_fragment_takes_the_neighbour_and_all_of_its_workers_meet_there() {
+    let mut switch = AtpSwitch::new(AtpSwitchConfig { ways: 2, ..config(16) });
+    switch.add_job(route(3, 0)).unwrap();
+    let at = |bit, sequence, value| fragment(bit, sequence, value).at(7);
+    assert_eq!(at(0, 0, 1).to(&mut switch, 1), Verdict::Absorb);
+    assert_eq!(at(0, 1, 10).to(&mut switch, 1), Verdict::Absorb);
+    assert_eq!(at(0, 2, 100).to(&mut switch, 1), Verdict::Forward);
+    assert_eq!(sent(&mut switch), ["[100] #2 L1 1/1 resend collision: 100"]);
+    // Aggregator 7 becomes free: what is in 6 stays there, and is found.
+    assert_eq!(at(1, 0, 2).to(&mut switch, 2), Verdict::Forward);
+    assert_eq!(sent(&mut switch), ["[100] #0 L1 11/1: 3"]);
+    assert_eq!(at(0, 0, 0).answer().to(&mut switch, UP), Verdict::Multicast);
+    assert_eq!(sent(&mut switch), ["[1, 2] #0 parameters: 0"]);
+    assert_eq!(at(1, 1, 20).to(&mut switch, 2), Verdict::Forward);
+    assert_eq!(sent(&mut switch), ["[100] #1 L1 11/1: 30"]);
+    assert_eq!(at(1, 1, 20).to(&mut switch, 2), DUPLICATE);
+    assert_eq!(at(0, 1, 0).answer().to(&mut switch, UP), Verdict::Multicast);
+    let statistics = switch.statistics();
+    assert_eq!((statistics.in_use, statistics.freed_by_parameters, statistics.collisions), (0, 2, 1));
+}
+
+#[test]
+fn resends_and_old_age_free_the_neighbour_too() {
+    let mut switch = AtpSwitch::new(AtpSwitchConfig { ways: 2, ..config(16) });
+    switch.add_job(route(3, 0)).unwrap();
+    switch.add_job(route(1, 0)).unwrap();
+    let dead = |sequence| Packet { job: 1, ..fragment(0, sequence, 1000) }.at(7);
+    dead(0).to_at(&mut switch, 50, 0);
+    fragment(0, 1, 1).at(7).to_at(&mut switch, 1, 1);
+    assert_eq!(fragment(1, 1, 2).at(7).resent().to_at(&mut switch, 2, 2), Verdict::Forward);
+    assert_eq!(sent(&mut switch), ["[100] #1 L1 11/1 resend: 3"]);
+    assert_eq!((switch.statistics().in_use, switch.statistics().freed_by_resend), (1, 1));
+    // What is left behind in 6 is freed by parameters of 7.
+    dead(16).to_at(&mut switch, 50, 3);
+    fragment(0, 1, 0).at(7).answer().to_at(&mut switch, UP, 1001);
+    fragment(0, 1, 0).at(7).answer().to_at(&mut switch, UP, 1004);
+    assert_eq!((switch.statistics().in_use, switch.statistics().freed_stale), (0, 2));
+}
+
+/// The last set is not whole: 14 with 12 and 13.
+#[test]
+fn a_set_ends_with_the_table() {
+    let mut switch = AtpSwitch::new(AtpSwitchConfig { ways: 4, ..config(15) });
+    switch.add_job(route(3, 0)).unwrap();
+    let verdicts = [0, 1, 2, 3].map(|sequence| fragment(0, sequence, 1).at(14).to(&mut switch, 1));
+    assert_eq!(verdicts, [Verdict::Absorb, Verdict::Absorb, Verdict::Absorb, Verdict::Forward]);
+}
+
 #[test]
 fn a_switch_that_was_started_again_learns_its_children_from_what_they_send() {
     let mut switch = switch();
@@ -423,6 +474,8 @@ fn a_switch_holds_4_gib_of_aggregators_at_most() {
     let with = |aggregators, elements| AtpSwitchConfig { aggregators, elements, ..config(0) }.check().is_ok();
     assert!(with(1 << 24, 64) && with(1 << 19, 2048) && with(0, 336));
     assert!(!with((1 << 24) + 1, 64) && !with((1 << 19) + 1, 2048) && !with(16, 65));
+    let ways = |ways| AtpSwitchConfig { ways, ..config(16) }.check().is_ok();
+    assert!(ways(1) && ways(64) && !ways(0) && !ways(65));
 }
 
 #[test]

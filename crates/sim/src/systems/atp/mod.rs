@@ -160,6 +160,7 @@ impl Atp {
             let station = site.station(hop.switch, SWITCH_PORT, || Switch {
                 node: hop.switch,
                 aggregators: switch.aggregators,
+                ways: switch.ways,
                 stale: switch.stale,
                 classify,
                 declare,

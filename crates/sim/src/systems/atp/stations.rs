@@ -26,6 +26,7 @@ type ServerMachine = Machine<AtpServer<SimAddress>, ServerOwner>;
 pub(super) struct Switch {
     pub(super) node: NodeId,
     pub(super) aggregators: u32,
+    pub(super) ways: u8,
     pub(super) stale: Duration,
     pub(super) classify: Classify,
     pub(super) declare: Declare,
@@ -41,6 +42,7 @@ impl Switch {
         let mut switch = AtpSwitch::new(AtpSwitchConfig {
             aggregators: self.aggregators,
             elements: self.elements.get(),
+            ways: self.ways,
             stale: self.stale,
             ecn_threshold_packets: None,
         });
