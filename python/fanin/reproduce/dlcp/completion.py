@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fanin.reproduce.finding import Experiment, Finding, Outcome, Reason, at_least
@@ -34,6 +34,7 @@ LOWER_BY_RTO = {
 """The same of the tail, by the shortest timeout in ms, at most (§5.3)."""
 AIM = 80.0
 """What the tail is to be lower by than the best of the others, in percent."""
+SEEDS = 3
 BATCH, FLOPS = 128, 1e13
 """Of a V100; the paper has the times from its testbed."""
 Setting = Mapping[str, Any]
@@ -70,10 +71,11 @@ def run(lab: Lab) -> Outcome:
     times = _Times(lab, models, wanted)
 
     def tail_below_all(model: str) -> Spread:
-        lowest = [
-            min(times.lower(kind, model, "p99_s", workers) for kind in RIVALS) for workers in scales
+        of_scales = [
+            _each(min, [times.lower(kind, model, "p99_s", workers) for kind in RIVALS])
+            for workers in scales
         ]
-        return Spread.of([max(lowest)])
+        return Spread.of(_each(max, of_scales))
 
     findings = [
         Finding(
@@ -106,7 +108,10 @@ def run(lab: Lab) -> Outcome:
             f"({percent} % lower)",
             _ratio(percent),
             Spread.of(
-                [max(times.ratio(kind, model, "p99_s", at, {"rto": f"{rto}ms"}) for kind in RIVALS)]
+                _each(
+                    max,
+                    [times.ratio(kind, model, "p99_s", at, {"rto": f"{rto}ms"}) for kind in RIVALS],
+                )
             ),
             unit="x",
         )
@@ -121,8 +126,18 @@ def run(lab: Lab) -> Outcome:
         for row, model in zip(rows, models, strict=True):
             for axes, of in zip(row, TIMES, strict=True):
                 for kind in KINDS:
-                    ms = [1e3 * times.of(kind, model, of, one) for one in scales]
-                    axes.plot(scales, ms, "o-", label=RIVALS.get(kind, "DLCP"))
+                    found = [Spread.of(times.of(kind, model, of, one)) for one in scales]
+                    axes.errorbar(
+                        scales,
+                        [1e3 * s.median for s in found],
+                        yerr=[
+                            [1e3 * (s.median - s.least) for s in found],
+                            [1e3 * (s.most - s.median) for s in found],
+                        ],
+                        fmt="o-",
+                        capsize=3,
+                        label=RIVALS.get(kind, "DLCP"),
+                    )
                 axes.set_ylim(0)
                 finish(axes, "workers", "completion time (ms)", f"{MODELS[model]}, {TIMES[of]}")
 
@@ -142,9 +157,8 @@ def why(lab: Lab) -> list[Reason]:
     times = _Times(lab, models, [("dlcp", at, {}), ("pfabric", at, SHORT)])
 
     def found(model: str, of: str) -> Spread:
-        return Spread.of(
-            [times.of("pfabric", model, of, at, SHORT) / times.of("dlcp", model, of, at)]
-        )
+        theirs, ours = times.of("pfabric", model, of, at, SHORT), times.of("dlcp", model, of, at)
+        return Spread.of([one / other for one, other in zip(theirs, ours, strict=True)])
 
     return [
         Reason(
@@ -159,37 +173,37 @@ def why(lab: Lab) -> list[Reason]:
 
 
 class _Times:
-    """How long flows took."""
+    """How long flows took: lists, an entry a seed."""
 
     def __init__(self, lab: Lab, models: list[str], wanted: list[Wanted]) -> None:
         # The longest first, so that none is alone at the end.
         wanted = sorted(wanted, key=lambda one: -one[1])
-        self._runs = lab.play(
+        self._runs = lab.with_seeds(lab.seeds[:SEEDS]).play(
             {
                 _name(kind, model, workers, more): _scenario(lab, kind, model, workers, more)
                 for kind, workers, more in wanted
                 for model in models
             },
-            once=True,
             throughputs=False,
         )
 
     def of(
         self, kind: str, model: str, of: str, workers: int, more: Setting | None = None
-    ) -> float:
-        """Return a time in seconds."""
-        return _time(self._runs[_name(kind, model, workers, more or {})], of)
+    ) -> list[float]:
+        """Return times in seconds."""
+        return _times(self._runs[_name(kind, model, workers, more or {})], of)
 
     def ratio(
         self, kind: str, model: str, of: str, workers: int, more: Setting | None = None
-    ) -> float:
+    ) -> list[float]:
         """Return a rival's by DLCP's, each with what of a setting is about it."""
         theirs = self.of(kind, model, of, workers, _of(kind, more or {}))
-        return theirs / self.of("dlcp", model, of, workers, _of("dlcp", more or {}))
+        ours = self.of("dlcp", model, of, workers, _of("dlcp", more or {}))
+        return [one / other for one, other in zip(theirs, ours, strict=True)]
 
-    def lower(self, kind: str, model: str, of: str, workers: int) -> float:
+    def lower(self, kind: str, model: str, of: str, workers: int) -> list[float]:
         """Return by how many percent DLCP's is below a rival's."""
-        return 100 * (1 - 1 / self.ratio(kind, model, of, workers))
+        return [100 * (1 - 1 / ratio) for ratio in self.ratio(kind, model, of, workers)]
 
     def most(
         self,
@@ -201,9 +215,9 @@ class _Times:
         settings: list[Setting],
     ) -> Spread:
         """Return the largest ratio of any scale, as the paper says it; over what is swept."""
-        best = max(self.ratio(kind, model, of, workers) for workers in scales)
+        best = _each(max, [self.ratio(kind, model, of, workers) for workers in scales])
         others = [self.ratio(kind, model, of, at, more) for more in settings]
-        return Spread.over([Spread.of([one]) for one in [best, *others]])
+        return Spread.over([Spread.of(one) for one in [best, *others]])
 
 
 def _of(kind: str, more: Setting) -> Setting:
@@ -270,12 +284,17 @@ def _plain(value: Any) -> str:
     return "-".join(value) if isinstance(value, list) else str(value)
 
 
-def _time(runs: Runs, of: str) -> float:
+def _each(choose: Callable[[Sequence[float]], float], lists: Sequence[list[float]]) -> list[float]:
+    """Return what is chosen from all of the lists, for each seed."""
+    return [choose(of_seed) for of_seed in zip(*lists, strict=True)]
+
+
+def _times(runs: Runs, of: str) -> list[float]:
     def of_flows(report: Report) -> float:
         (entry,) = report["parameter_servers"]
         return float(entry["flow_times"][of])
 
-    return runs.spread(of_flows).median
+    return runs.samples(of_flows)
 
 
 def _what(model: str, of: str, kind: str, percent: float) -> str:
