@@ -61,6 +61,8 @@ pub struct Nic {
     waiting: RefCell<VecDeque<ActorId>>,
     /// Whether the first of them will be called.
     is_called: Cell<bool>,
+    /// How often its host had failed when that was so.
+    epoch: Cell<u32>,
 }
 
 impl Nic {
@@ -70,8 +72,16 @@ impl Nic {
     /// A NIC that sends so many bits a second, of machines that write so many bytes at a time, no packet of which is longer.
     #[must_use]
     pub fn new(rate_bps: u64, train_bytes: usize) -> Rc<Self> {
-        let (free_at, waiting, is_called) = Default::default();
-        Rc::new(Self { rate_bps, train_bytes, free_at, waiting, is_called })
+        let (free_at, waiting, is_called, epoch) = Default::default();
+        Rc::new(Self { rate_bps, train_bytes, free_at, waiting, is_called, epoch })
+    }
+
+    /// A host that fails takes with it whom its NIC would have called: all its machines begin anew when it is back.
+    fn begin(&self, epoch: u32) {
+        if self.epoch.replace(epoch) != epoch {
+            self.waiting.borrow_mut().clear();
+            self.is_called.set(false);
+        }
     }
 
     /// Whether it takes something from a machine whose turn it is not.
@@ -218,6 +228,9 @@ where
 {
     fn start(&mut self, context: &mut Context<'_>) {
         self.timer = None;
+        if let Some(nic) = &self.nic {
+            nic.begin(context.core.nodes[context.node().index()].epoch);
+        }
         self.owner.start(&mut self.machine, context);
         self.drain(context);
     }

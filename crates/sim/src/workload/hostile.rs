@@ -1,5 +1,8 @@
 //! Scenarios that a seed draws: small jobs of every system in networks where everything goes wrong that can.
 
+#[cfg(test)]
+mod tests;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,18 +11,19 @@ use fanin_wire::{CHUNK_ELEMENTS, FRAGMENT_ELEMENTS, LossBound};
 use oorandom::Rand64;
 
 use super::models::Model;
+use super::parameter_server::{Draw, ParameterServerPlan, Sends, TensorPlan};
 use super::scenario::{
     BackgroundPlan, Fault, FaultPlan, JobPlan, LossPlan, Scenario, SwitchPlan, TCP_KINDS, Target, Which,
     Workload,
 };
 use super::transport::TransportPlan;
 use crate::net::{
-    Buffer, Class, Cost, LinkConfig, LinkId, Multipath, NodeConfig, NodeId, PRIORITIES, Parts, Programmable,
-    QueueConfig, Time, Topology, Transport,
+    Buffer, Class, Cost, LinkConfig, LinkId, Multipath, NodeConfig, NodeId, Order, PRIORITIES, Parts,
+    Programmable, QueueConfig, Time, Topology, TopologyError, Transport,
 };
 use crate::systems::System;
 use crate::systems::atp::{Atp, Help};
-use crate::systems::dlcp::{Dlcp, Way};
+use crate::systems::dlcp::{Dlcp, PushPlan, Way};
 use crate::systems::ring::Ring;
 use crate::systems::switchml::SwitchMl;
 
@@ -34,28 +38,34 @@ const PATIENCE: u32 = 100;
 /// From a worker to its server and back, in the largest of these networks.
 const PORTS_ON_THE_WAY: u32 = 8;
 
-/// Draws a scenario: one to three jobs, of which most are ATP's, in a rack, in Figure 9's network or in a leaf-spine, in
-/// which an eighth of the switches cannot aggregate. Some train, some have priorities, some stop early; other flows are beside them.
-/// Switches' ports have their own memory or share it, links differ, hosts' cores and NICs are slow and small; what has failed may fail
-/// again before it is back.
+/// Draws a scenario: one to three jobs, of which most are ATP's, in a rack, in Figure 9's network, in a leaf-spine, a fat tree or a dumbbell, in
+/// which an eighth of the switches cannot aggregate. Some train, some have priorities, some are sprayed or sampled, some stop early; other flows are
+/// beside them, also to parameter servers. Switches' ports have their own memory or share it, and queues in the order of arrival, pFabric's or
+/// DLCP's; links differ, hosts' cores and NICs are slow and small; what has failed may fail again before it is back.
 ///
 /// Among what it leaves out (docs/simulator.md): a server does not lose its memory in a run in which a worker is started again. Parameters that
 /// only the dead worker had got would be in nobody's memory, and no protocol could tell what they were.
 #[must_use]
 pub fn hostile(seed: u64) -> Scenario {
     let mut dice = Dice(Rand64::new(u128::from(seed) ^ 0xa7b0_0000_0000));
-    let topology = topology(&mut dice);
+    // From dice of their own, so that what else is drawn stays as it was.
+    let [mut dlcp_dice, mut more_dice] =
+        [0xd1c9_0000_0000, 0x3a75_0000_0000].map(|which| Dice(Rand64::new(u128::from(seed) ^ which)));
+    let topology = topology(&mut dice, &mut more_dice);
     let aggregators = dice.among(&[0, 1, 3, 16, 64, 512]);
     let mut jobs: Vec<JobPlan> =
         (0..dice.range(1, 4)).map(|index| job(&mut dice, &topology, aggregators, index)).collect();
-    // From dice of their own, so that what else is drawn stays as it was.
-    let mut dlcp_dice = Dice(Rand64::new(u128::from(seed) ^ 0xd1c9_0000_0000));
     jobs.iter_mut().for_each(|job| {
         if dlcp_dice.one_in(8) {
             job.system = Arc::new(dlcp(&mut dlcp_dice, &topology, job));
         }
+        job.class.sprayed = more_dice.one_in(8);
+        // Overflows would be in elements that a sample leaves out.
+        let may_be = job.system.sample_elements().is_some() && job.large_values == 0.0;
+        job.sampled = may_be && more_dice.one_in(4);
     });
-    let mut way_dice = Dice(Rand64::new(u128::from(seed) ^ 0x3a75_0000_0000));
+    let parameter_servers =
+        if more_dice.one_in(6) { vec![parameter_server(&mut more_dice, &topology)] } else { Vec::new() };
     let background = background(&mut dice, &topology);
     let perfect = dice.one_in(8);
     let losses = if perfect { Vec::new() } else { losses(&mut dice, &topology, &jobs) };
@@ -74,11 +84,11 @@ pub fn hostile(seed: u64) -> Scenario {
         multipath: dice.among(&[Multipath::PerFlow, Multipath::PerPacket]),
         switch: SwitchPlan {
             aggregators,
-            ways: way_dice.among(&[1, 2, DEFAULT_WAYS]),
+            ways: more_dice.among(&[1, 2, DEFAULT_WAYS]),
             stale: dice.time(Duration::from_micros(500), Duration::from_millis(20)),
         },
         jobs,
-        parameter_servers: Vec::new(),
+        parameter_servers,
         background,
         losses,
         faults,
@@ -148,6 +158,7 @@ fn simpler(scenario: &Scenario) -> Vec<Scenario> {
     };
     with(&|scenario| scenario.losses.clear());
     with(&|scenario| scenario.background.clear());
+    with(&|scenario| scenario.parameter_servers.clear());
     for index in 0..scenario.faults.len() {
         with(&|scenario| {
             scenario.faults.remove(index);
@@ -196,6 +207,7 @@ fn simpler(scenario: &Scenario) -> Vec<Scenario> {
         });
         with(&|scenario| scenario.jobs[index].class = Class::default());
         with(&|scenario| scenario.jobs[index].large_values = 0.0);
+        with(&|scenario| scenario.jobs[index].sampled = false);
         with(&|scenario| scenario.jobs[index].start = Duration::ZERO);
         with(&|scenario| scenario.jobs[index].stop = None);
     }
@@ -234,7 +246,7 @@ fn link(dice: &mut Dice) -> LinkConfig {
     )
 }
 
-fn topology(dice: &mut Dice) -> Topology {
+fn topology(dice: &mut Dice, more_dice: &mut Dice) -> Topology {
     let mut parts = Parts::uniform(link(dice));
     // The shortest holds one multicast to as many children as there may be: a switch makes all copies at once and in one order,
     // so that a shorter queue would lose the last child's copy every time.
@@ -248,7 +260,13 @@ fn topology(dice: &mut Dice) -> Topology {
     if drop_class > 0 {
         queue = queue.with_drop_threshold(drop_class, 20_000);
     }
+    if more_dice.one_in(8) {
+        queue.order = Order::LeastRemaining;
+    }
     parts.switch = NodeConfig::new(queue);
+    if more_dice.one_in(8) {
+        parts.switch.queues = QueueConfig::dlcp(queue.limit_bytes, 3_000, 0.5);
+    }
     parts.switch.buffer = match dice.range(0, 4) {
         0 => Buffer::PerPort { bytes: dice.among(&[20_000, 60_000]) },
         1 => Buffer::Shared { bytes: 200_000, alpha: dice.among(&[0.5, 1.0, 8.0]) },
@@ -265,13 +283,10 @@ fn topology(dice: &mut Dice) -> Topology {
         // A NIC that loses what its own machines send at once; and its node's cores hold no more.
         parts.host.queues = [QueueConfig::tail_drop(dice.among(&[20_000, 60_000, 200_000])); PRIORITIES];
     }
-    let built = match dice.range(0, 3) {
-        0 => Topology::one_rack(dice.range(2, 10) as usize, &parts),
-        1 => Ok(Topology::figure9(&parts)),
-        _ => {
-            let (leaves, spines, hosts) = (dice.range(1, 5), dice.range(1, 3), dice.range(2, 5));
-            Topology::leaf_spine(leaves as usize, spines as usize, hosts as usize, &parts)
-        }
+    let built = match more_dice.range(0, 12) {
+        0 => Topology::fat_tree(4, more_dice.range(1, 3) as usize, &parts),
+        1 => Topology::dumbbell(more_dice.range(1, 5) as usize, more_dice.range(1, 5) as usize, &parts),
+        _ => usual_topology(dice, &parts),
     };
     let mut topology = built.expect("the numbers are not zero");
     if dice.one_in(3) {
@@ -289,6 +304,57 @@ fn topology(dice: &mut Dice) -> Topology {
         .collect();
     topology.set_programmable(&Programmable::Names(chosen)).expect("these are names of switches");
     topology
+}
+
+fn usual_topology(dice: &mut Dice, parts: &Parts) -> Result<Topology, TopologyError> {
+    match dice.range(0, 3) {
+        0 => Topology::one_rack(dice.range(2, 10) as usize, parts),
+        1 => Ok(Topology::figure9(parts)),
+        _ => {
+            let (leaves, spines, hosts) = (dice.range(1, 5), dice.range(1, 3), dice.range(2, 5));
+            Topology::leaf_spine(leaves as usize, spines as usize, hosts as usize, parts)
+        }
+    }
+}
+
+/// One iteration's flows, which need no sums.
+fn parameter_server(dice: &mut Dice, topology: &Topology) -> ParameterServerPlan {
+    let hosts: Vec<NodeId> = topology.hosts().collect();
+    let first = dice.range(0, hosts.len() as u64) as usize;
+    let count = dice.range(1, hosts.len() as u64) as usize;
+    let others: Vec<NodeId> = hosts.iter().cycle().skip(first).take(hosts.len()).copied().collect();
+    let (workers, servers) = others.split_at(count);
+    let mut ready = Duration::ZERO;
+    let tensors = (0..dice.range(1, 6)).map(|_| {
+        ready += dice.time(Duration::ZERO, TROUBLE / 8);
+        TensorPlan { bytes: dice.among(&[1, 1_500, 40_000, 250_000]), ready }
+    });
+    let tensors = tensors.collect();
+    let time = |dice: &mut Dice, us: &[u64]| Duration::from_micros(dice.among(us));
+    let sends = if dice.one_in(2) {
+        Sends::Dlcp(PushPlan {
+            loss_bound: LossBound::new(dice.among(&[0.0, 0.01, 0.3])).expect("below one"),
+            period: time(dice, &[50, 200, 1000]),
+            delta: dice.among(&[1.0, 2.0]),
+            quiet: time(dice, &[20, 100, 1000]),
+            timeout: time(dice, &[300, 1000, 5000]),
+        })
+    } else {
+        let (transport, ecn) = (TRANSPORTS[dice.range(0, 4) as usize], dice.one_in(2));
+        Sends::Connections(TransportPlan { transport, ecn, ..TransportPlan::default() })
+    };
+    ParameterServerPlan {
+        name: "push".into(),
+        workers: workers.to_vec(),
+        servers: servers[..servers.len().min(3)].to_vec(),
+        tensors,
+        divide_above_bytes: 100_000,
+        draw: if dice.one_in(2) { Draw::Once } else { Draw::EachWorker },
+        jitter: dice.among(&[0.0, 0.1]),
+        start: dice.time(Duration::ZERO, TROUBLE / 4),
+        class: Class { sprayed: dice.one_in(2), ..Class::DEFAULT },
+        sends,
+    }
 }
 
 fn job(dice: &mut Dice, topology: &Topology, aggregators: u32, index: u64) -> JobPlan {
@@ -488,108 +554,4 @@ fn losses(dice: &mut Dice, topology: &Topology, jobs: &[JobPlan]) -> Vec<LossPla
             held_back,
         })
         .collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use std::collections::BTreeSet;
-
-    use super::*;
-
-    /// What fails, from when to when.
-    fn outage(plan: &FaultPlan) -> Option<(String, Duration, Duration)> {
-        let (what, down) = match plan.fault {
-            Fault::LinkFails(link, down) => (format!("{link:?}"), down),
-            Fault::NodeFails(node, down) => (format!("{node:?}"), down),
-            Fault::ServerRestarts(job, down) => (format!("server of {job}"), down),
-            Fault::WorkerRespawns(job, rank, down) => (format!("worker {rank} of {job}"), down),
-            Fault::SwitchForgets(_) | Fault::JobDies(_) => return None,
-        };
-        Some((what, plan.at, plan.at + down))
-    }
-
-    #[test]
-    fn every_system_workload_class_buffer_and_fault_is_drawn() {
-        let mut drawn = BTreeSet::new();
-        for scenario in (0..2000).map(hostile) {
-            let mut note = |what: &str| drawn.insert(what.to_owned());
-            for job in &scenario.jobs {
-                note(job.system.name());
-                if let Some(way) = format!("{:?}", job.system).strip_prefix("Dlcp { way: ") {
-                    note(if way.starts_with("Ring") { "dlcp in a ring" } else { "dlcp with a server" });
-                }
-                note(if job.integers { "int32" } else { "float32" });
-                if job.system.name() != "atp" && matches!(job.workload, Workload::Training { .. }) {
-                    note(&format!("training by {}", job.system.name()));
-                }
-                if job.class.priority > 0 {
-                    note("priority");
-                }
-                if job.class.drop_class > 0 {
-                    note("drop class");
-                }
-                if job.stop.is_some() {
-                    note("stop");
-                }
-                if format!("{:?}", job.system).contains("Partition") {
-                    note("partition");
-                }
-            }
-            for flow in &scenario.background {
-                let transport = format!("{:?}", flow.transport.transport);
-                note(flow.size.map_or("constant", |_| transport.split(' ').next().expect("a name")));
-            }
-            for target in scenario.losses.iter().filter_map(|plan| plan.target.as_ref()) {
-                note(&format!("lost {}", target.kind.as_deref().unwrap_or("packets")));
-            }
-            let host = scenario.topology.hosts().next().expect("a host");
-            let host = scenario.topology.get(host).config;
-            if host.queues[0].limit_bytes < 1 << 20 {
-                note("small NIC");
-            }
-            if host.sends != Cost::NOTHING {
-                note(&format!("{} cores", host.sends.cores));
-            }
-            if scenario.topology.links().iter().any(|link| link.config != scenario.topology.links()[0].config)
-            {
-                note("links differ");
-            }
-            let switch = scenario.topology.switches().next().expect("a switch");
-            note(match scenario.topology.get(switch).config.buffer {
-                Buffer::PerQueue => "queues",
-                Buffer::PerPort { .. } => "ports",
-                Buffer::Shared { .. } => "shared buffer",
-            });
-            let outages: Vec<_> = scenario.faults.iter().filter_map(outage).collect();
-            for (at, (what, begin, end)) in outages.iter().enumerate() {
-                note(what.split(['(', ' ']).next().expect("a word"));
-                let overlaps =
-                    |(other, from, to): &&(String, _, _)| other == what && from < end && begin < to;
-                if outages[at + 1..].iter().any(|other| overlaps(&other)) {
-                    note(&format!("{} twice", what.split(['(', ' ']).next().expect("a word")));
-                }
-            }
-        }
-        let expected = "1 cores, 2 cores, 3 cores, Dctcp, LinkId, LinkId twice, NewReno, NodeId, NodeId twice, Pfabric, Pias, atp, constant, dlcp, dlcp in a ring, dlcp with a server, drop class, float32, int32, \
-            links differ, lost acknowledgement, lost block, lost gradient, lost packets, lost parameters, lost result, lost segment, lost signal, lost update, \
-            partition, ports, priority, ps, ps-n-to-n, queues, ring, rss, server, server twice, shared buffer, small NIC, stop, \
-            switchml, training by dlcp, training by ps, training by ps-n-to-n, training by ring, training by rss, training by switchml, worker, \
-            worker twice";
-        assert_eq!(drawn.into_iter().collect::<Vec<_>>().join(", "), expected);
-    }
-
-    #[test]
-    fn shrinking_leaves_what_is_needed_to_fail() {
-        let scenario = (0..100)
-            .map(hostile)
-            .find(|scenario| {
-                scenario.faults.len() > 2 && !scenario.losses.is_empty() && scenario.jobs.len() > 1
-            })
-            .expect("most seeds are hostile");
-        let needed = scenario.faults[1];
-        let small = shrink(&scenario, |scenario| scenario.faults.contains(&needed));
-        assert_eq!(small.faults, [needed]);
-        assert!(small.losses.iter().all(|plan| plan.loss == 0.0 && plan.duplication == 0.0));
-        assert!(small.jobs.iter().all(|job| job.large_values == 0.0));
-    }
 }
