@@ -124,3 +124,14 @@ fn a_receiver_that_is_impatient_beside_its_queues_asks_for_what_comes_anyway() {
     assert_eq!(sent_again("2ms"), 0);
     assert!(sent_again("100us") > 1000);
 }
+
+/// What the NIC had called when its host failed is called no more: who waits begins anew.
+#[test]
+fn flows_of_a_host_that_fails_while_its_nic_is_full_end_when_it_is_back() {
+    let pushes = "[[parameter_server]]\nworkers = [\"h0\"]\nservers = [\"h1\", \"h2\", \"h3\"]\ntensor = \"6MB\"\ndlcp = {}\n";
+    let fault = "[[fault]]\nat = \"100us\"\nkind = \"node-fails\"\nnode = \"h0\"\ndown = \"5ms\"\n";
+    let report = played(&format!("{RACK}{pushes}{fault}"), 1).unwrap();
+    let entry = &report.parameter_servers[0];
+    assert_eq!((entry.flow_times.count, entry.flow_times.unfinished), (3, 0));
+    assert!(entry.flow_times.max_s > 0.005, "they were under way: {}", entry.flow_times.max_s);
+}
