@@ -20,8 +20,9 @@ const WORKERS: u16 = 3;
 const FLOWS: u16 = 2;
 const FLOW_BLOCKS: u32 = 3;
 
-/// Inputs, and packets that had an effect: a driver whose packets are all dropped would test nothing.
-static INPUTS: AtomicU64 = AtomicU64::new(0);
+/// Packets, and those that had an effect: a driver whose packets are all dropped would test nothing. Inputs do not count: the fuzzer begins with
+/// such as are shorter than an operation.
+static PACKETS: AtomicU64 = AtomicU64::new(0);
 static COUNTED: AtomicU64 = AtomicU64::new(0);
 
 struct Floats(Vec<f32>);
@@ -162,9 +163,8 @@ fuzz_target!(|bytes: &[u8]| {
             }
             _ => server.handle_packet(now, operation[1], &packet),
         };
-        if !matches!(verdict, Verdict::Drop(_)) {
-            COUNTED.fetch_add(1, Ordering::Relaxed);
-        }
+        PACKETS.fetch_add(1, Ordering::Relaxed);
+        COUNTED.fetch_add(u64::from(!matches!(verdict, Verdict::Drop(_))), Ordering::Relaxed);
         server.handle_timeout(now);
         worker.handle_timeout(now);
         ring.handle_timeout(now);
@@ -174,6 +174,7 @@ fuzz_target!(|bytes: &[u8]| {
         let progress = server.job_progress(JobId(1)).expect("it is there");
         assert!(progress.in_use <= 2 * u32::from(FLOWS) * FLOW_BLOCKS);
     }
-    let inputs = INPUTS.fetch_add(1, Ordering::Relaxed) + 1;
-    assert!(inputs < 10_000 || COUNTED.load(Ordering::Relaxed) > inputs / 10, "no packet has an effect");
+    // Of what the fuzzer makes up, a tenth to a fifth has.
+    let packets = PACKETS.load(Ordering::Relaxed);
+    assert!(packets < 10_000 || COUNTED.load(Ordering::Relaxed) > packets / 50, "no packet has an effect");
 });
