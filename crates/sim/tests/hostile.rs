@@ -90,6 +90,12 @@ fn campaign(seeds: Range<u64>) {
     }
 }
 
+/// SwitchML's workers timed out together for ever, and the root's cores had room for the packets of the same ones every time.
+#[test]
+fn a_seed_that_once_stood_still_goes_on() {
+    play(76_514);
+}
+
 #[test]
 fn the_same_seed_plays_the_same_way() {
     for seed in 0..30 {

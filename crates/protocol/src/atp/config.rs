@@ -5,6 +5,8 @@ use fanin_wire::{
     is_fragment,
 };
 
+use crate::transport::mix;
+
 /// Most workers of an ATP job: two levels of 32 (ATP §3.4).
 pub const ATP_WORKERS_MAX: u16 = (CHILDREN_MAX * CHILDREN_MAX) as u16;
 /// Most elements that a worker may have sent and not got back: window times elements of a fragment. The server holds this
@@ -212,14 +214,6 @@ fn permuted(at: u64, below: u64, job: JobId) -> u64 {
 
 /// Four of them, with a good hash, are a permutation that cannot be told from a random one (Luby and Rackoff, 1988).
 const FEISTEL_ROUNDS: u64 = 4;
-
-/// A hash that every bit of the input reaches every bit of (the finalizer of SplitMix64).
-pub(super) const fn mix(mut x: u64) -> u64 {
-    x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ x >> 31
-}
 
 /// A number outside its limit, or directions that do not fit together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

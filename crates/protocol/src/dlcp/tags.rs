@@ -6,6 +6,7 @@ use core::ops::Range;
 use fanin_wire::PRIORITIES;
 
 use crate::machine::{Elements, Layer};
+use crate::transport::mix;
 
 /// A median is estimated from one element in so many, and from so many at least.
 const SAMPLED: usize = 1000;
@@ -77,14 +78,6 @@ fn sum_widened(block: &[u16], widen: fn(&[u16], &mut [u8])) -> f32 {
         sum += wide.as_chunks().0.iter().map(|x| f32::from_le_bytes(*x).abs()).sum::<f32>();
     }
     sum
-}
-
-/// A number that looks like chance: SplitMix64 (Steele, Lea and Flood 2014).
-const fn mix(seed: u64) -> u64 {
-    let x = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
 }
 
 #[cfg(test)]

@@ -471,7 +471,8 @@ impl<A: Copy, T: Tensor> Endpoint for Worker<A, T> {
         let stalled = pause && !self.timeouts_only;
         self.core.round_trip.back_off(now);
         if stalled {
-            self.stalled_until = Some(now + self.core.round_trip.timeout());
+            let spread = self.core.round_trip.spread(self.unsummed << 8 | u64::from(self.worker.0));
+            self.stalled_until = Some(now + self.core.round_trip.timeout() + spread);
             if self.window.paused_again() {
                 self.explain(now, Cause::Loss);
             } else if self.window.paused(self.in_flight.count(), self.in_flight.next_number()) {

@@ -15,3 +15,11 @@ pub(crate) use run::Run;
 pub(crate) use stream::{Chunk, Stream};
 pub(crate) use turns::{Sender, Turns};
 pub(crate) use worker_core::WorkerCore;
+
+/// A hash that every bit of the input reaches every bit of: the finalizer of SplitMix64 (Steele, Lea and Flood, 2014).
+pub(crate) const fn mix(mut x: u64) -> u64 {
+    x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ x >> 31
+}

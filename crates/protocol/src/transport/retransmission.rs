@@ -2,6 +2,7 @@
 
 use core::time::Duration;
 
+use super::mix;
 use crate::machine::Instant;
 
 /// When a worker sends again what was not answered.
@@ -86,9 +87,17 @@ impl RoundTrip {
         timeout.min(self.config.ceiling.max(self.config.floor))
     }
 
-    /// How often the timeout was doubled.
-    pub(crate) const fn backoff(&self) -> u32 {
-        self.backoff
+    /// How much longer than the timeout it waits who times out together with others: from the second time on by up to half, and by
+    /// another part of that every time. `own` is a number that the others do not have.
+    ///
+    /// Results come to all workers at once, so all would send again at once; a queue that is too short for one packet of each drops those of
+    /// the same workers every time, and the job stands still.
+    pub(crate) fn spread(&self, own: u64) -> Duration {
+        if self.backoff == 0 {
+            return Duration::ZERO;
+        }
+        let part = mix(own ^ u64::from(self.backoff)) % 1024;
+        self.timeout() * part as u32 / 2048
     }
 
     /// Doubles the timeout, once in a timeout: the packets of one window run out one after the other.
@@ -147,5 +156,21 @@ mod tests {
         assert_eq!(rtt.timeout(), doubled * 2);
         rtt.measure(ms(8));
         assert!(rtt.timeout() < ms(11));
+    }
+
+    #[test]
+    fn those_who_time_out_together_wait_differently_long_from_the_second_time_on() {
+        let mut rtt = RoundTrip::new(RetransmissionConfig { floor: ms(2), ceiling: ms(100) });
+        rtt.measure(ms(8));
+        assert_eq!(rtt.spread(1), Duration::ZERO);
+        let mut before = [Duration::ZERO; 3];
+        for at in [1, 2, 3] {
+            rtt.back_off(Instant(at * 1_000_000_000));
+            let spread = [0, 1, 2].map(|own| rtt.spread(own));
+            assert!(spread.iter().all(|wait| *wait < rtt.timeout() / 2), "{spread:?}");
+            assert!(spread[0] != spread[1] && spread[1] != spread[2] && spread[0] != spread[2], "{spread:?}");
+            assert!(spread.iter().zip(before).all(|(wait, before)| *wait != before), "{spread:?} {before:?}");
+            before = spread;
+        }
     }
 }

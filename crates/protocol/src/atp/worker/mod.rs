@@ -19,12 +19,12 @@ use fanin_wire::{
     WorkerId, fragment_packet_bytes,
 };
 
-use super::config::{AtpJobConfig, AtpWorkerPlan, Hashing, Overflow, Scaling, mix};
+use super::config::{AtpJobConfig, AtpWorkerPlan, Hashing, Overflow, Scaling};
 use super::{EXPONENT_UNKNOWN, next_aggregator_index};
 use crate::machine::{
     Endpoint, Instant, Reason, Tensor, Transmit, Verdict, WorkerEvent, WorkerMachine, WorkerStatistics,
 };
-use crate::transport::{CongestionWindow, RetransmissionConfig, Run, Stream, WorkerCore};
+use crate::transport::{CongestionWindow, RetransmissionConfig, Run, Stream, WorkerCore, mix};
 use window::{Standing, Window};
 
 /// Fragments that a timeout sends again at once. Nothing came for a while, so mostly somebody is late: a few packets find out when he
@@ -276,21 +276,11 @@ impl<A: Copy + PartialEq, T: Tensor> AtpWorker<A, T> {
         Ok(Verdict::Absorb)
     }
 
-    /// Parameters come to all workers at once, so all would time out at once; and resends are not aggregated. A queue that
-    /// is too short for one of each drops those of the same workers every time, and the job stands still. So from the second
-    /// time on each worker waits longer, by up to half, and by another part of that every time.
+    /// How much longer than its timeout it waits; resends are not aggregated, so that fewer of them fit into a queue.
     fn spread(&self) -> Duration {
-        let backoff = self.core.round_trip.backoff();
-        if backoff == 0 {
-            return Duration::ZERO;
-        }
-        let own = self
-            .directions
-            .bitmaps
-            .iter()
-            .fold(self.window.expected(), |own, bits| mix(own ^ u64::from(*bits)));
-        let part = mix(own ^ u64::from(backoff)) % 1024;
-        self.core.round_trip.timeout() * part as u32 / 2048
+        let bitmaps = self.directions.bitmaps.iter();
+        let own = bitmaps.fold(self.window.expected(), |own, bits| mix(own ^ u64::from(*bits)));
+        self.core.round_trip.spread(own)
     }
 
     /// Queues a fragment that is on the way once more.
