@@ -264,9 +264,10 @@ fn send_treated(
 ) -> io::Result<()> {
     let wide = i32::from(traffic_class);
     let from = transmit.src_ip.map(PacketInfo::new);
-    let mut control = vec![match transmit.destination {
-        SocketAddr::V4(_) => ControlMessage::Ipv4Tos(&traffic_class),
-        SocketAddr::V6(_) => ControlMessage::Ipv6TClass(&wide),
+    // The kernel sends to an IPv4 address in an IPv6 one as IPv4, and then takes no IPv6 traffic class.
+    let mut control = vec![match transmit.destination.ip().to_canonical() {
+        IpAddr::V4(_) => ControlMessage::Ipv4Tos(&traffic_class),
+        IpAddr::V6(_) => ControlMessage::Ipv6TClass(&wide),
     }];
     control.extend(from.as_ref().map(PacketInfo::message));
     let segment = segment_bytes as u16;
@@ -420,6 +421,7 @@ mod tests {
             (Ipv4Addr::UNSPECIFIED.into(), Ipv4Addr::new(127, 0, 0, 2).into()),
             (Ipv6Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()),
             (Ipv6Addr::UNSPECIFIED.into(), Ipv6Addr::LOCALHOST.into()),
+            (Ipv6Addr::UNSPECIFIED.into(), Ipv4Addr::LOCALHOST.into()),
         ] {
             for offload in [Offload::Detect, Offload::Never] {
                 let (mut sockets, mut address) = bind(SocketAddr::from((listen, 0)), 1).unwrap();
