@@ -90,10 +90,12 @@ fn campaign(seeds: Range<u64>) {
     }
 }
 
-/// SwitchML's workers timed out together for ever, and the root's cores had room for the packets of the same ones every time.
+/// Workers timed out together for ever, and a queue had room for the packets of the same ones every time: SwitchML's at
+/// the cores of the root, and the machines of one rank of an ATP job (`ps-n-to-n`) at their parameter server.
 #[test]
-fn a_seed_that_once_stood_still_goes_on() {
+fn seeds_that_once_stood_still_go_on() {
     play(76_514);
+    play(197_186);
 }
 
 #[test]

@@ -278,8 +278,9 @@ impl<A: Copy + PartialEq, T: Tensor> AtpWorker<A, T> {
 
     /// How much longer than its timeout it waits; resends are not aggregated, so that fewer of them fit into a queue.
     fn spread(&self) -> Duration {
-        let bitmaps = self.directions.bitmaps.iter();
-        let own = bitmaps.fold(self.window.expected(), |own, bits| mix(own ^ u64::from(*bits)));
+        // Of a job on its own machines each worker has one machine for each part, all with the same place.
+        let begin = mix(self.config.id.0.into()) ^ self.window.expected();
+        let own = self.directions.bitmaps.iter().fold(begin, |own, bits| mix(own ^ u64::from(*bits)));
         self.core.round_trip.spread(own)
     }
 
