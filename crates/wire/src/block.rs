@@ -30,7 +30,8 @@ pub struct Tag {
 }
 
 impl Tag {
-    /// Of every signal, and of an abort. All of them take the first path: where they come from is their sender's address.
+    /// Of every signal. All of them take the first path: where they come from is their sender's address. An abort is not DLCP's alone: on
+    /// sockets it has none.
     pub const SIGNAL: Self = Self { priority: 0, important: true, path: 0 };
     const IMPORTANT: u8 = 0x80;
 

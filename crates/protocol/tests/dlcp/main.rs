@@ -11,7 +11,7 @@ mod world;
 use std::time::Duration;
 
 use case::{Case, ELEMENTS, Fault};
-use fanin_wire::{AbortReason, LossBound, Op, Pattern, Rank};
+use fanin_wire::{AbortReason, LossBound, Op, Pattern, Rank, WorkerId};
 use world::World;
 
 /// Seeds that each run plays.
@@ -75,6 +75,17 @@ fn a_bound_spares_most_retransmissions() {
         bounded.pushed_again(),
         reliable.pushed_again()
     );
+}
+
+#[test]
+fn what_is_lost_early_is_let_go_before_its_flow_ends_and_within_the_bound() {
+    // One gets the sums, so that they leave as fast as contributions come.
+    let patterns = vec![Pattern::Reduce(WorkerId(0))];
+    let case = Case { tensors: vec![(12_000, Op::Sum)], patterns, flow_blocks: 400, ..Case::plain() };
+    let early = |bound, data_loss| play(Case { bound, data_loss, ..case.clone() }).early_sums();
+    assert!(early(percent(10), 20) > 5);
+    assert_eq!(early(percent(10), 0), 0);
+    assert_eq!(early(LossBound::RELIABLE, 20), 0);
 }
 
 #[test]

@@ -1,13 +1,14 @@
 //! The machines, and a network that loses, doubles, delays and reorders.
 
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BinaryHeap, HashSet};
 use std::time::Duration;
 
 use fanin_protocol::dlcp::{JobConfig, Ring, Server, ServerJob, Worker};
 use fanin_protocol::{Endpoint, Instant, Layer, Loss, Summer, WorkerEvent, WorkerMachine};
 use fanin_wire::{
-    AbortReason, JobId, Kind, LossBound, Op, Operation, Pattern, Preamble, ShardId, Tag, WorkerId,
+    AbortReason, BlockPacket, FlowId, JobId, Kind, LossBound, Op, Operation, Pattern, Preamble, ShardId,
+    Signal, SignalPacket, Tag, WorkerId,
 };
 
 use crate::case::{Case, ELEMENTS, Fault, Random};
@@ -48,6 +49,9 @@ pub struct World {
     dead: Option<usize>,
     by_path: Vec<usize>,
     pushed_again: u64,
+    /// Flows that some worker has sent to their end.
+    stopped: HashSet<FlowId>,
+    early_sums: u64,
     train: Vec<u8>,
     /// The only tensor of each worker, where it is not a numbered one.
     values: Vec<Values>,
@@ -99,6 +103,8 @@ impl World {
             dead: None,
             by_path: vec![0; case.paths.into()],
             pushed_again: 0,
+            stopped: HashSet::new(),
+            early_sums: 0,
             train: vec![0; 65536],
             values: vec![],
             machines,
@@ -249,9 +255,21 @@ impl World {
         let loss = match preamble.kind {
             Kind::Block => {
                 self.by_path[usize::from(tag.path)] += 1;
-                let round = u16::from_le_bytes([packet[20], packet[21]]);
-                self.pushed_again += u64::from(from < self.case.workers && round > 0);
+                let header = BlockPacket::parse(preamble, packet).expect("ours").header;
+                if from < self.case.workers {
+                    self.pushed_again += u64::from(header.round > 0);
+                } else {
+                    let lacks = usize::from(header.contributions) < self.case.workers;
+                    self.early_sums += u64::from(lacks && !self.stopped.contains(&header.flow));
+                }
                 if self.case.drops_unimportant && !tag.important { 1000 } else { self.case.data_loss }
+            }
+            Kind::Signal => {
+                let packet = SignalPacket::parse(preamble, packet).expect("ours");
+                if from < self.case.workers && packet.signal == Signal::Stop {
+                    self.stopped.insert(packet.flow);
+                }
+                self.case.signal_loss
             }
             _ => self.case.signal_loss,
         };
@@ -411,6 +429,11 @@ impl World {
     /// Blocks that workers sent again.
     pub fn pushed_again(&self) -> u64 {
         self.pushed_again
+    }
+
+    /// Sums that lack something and went to workers before any of these had stopped: what they lack was let go. Of no broadcasts.
+    pub fn early_sums(&self) -> u64 {
+        self.early_sums
     }
 
     pub fn blocks_by_path(&self) -> &[usize] {

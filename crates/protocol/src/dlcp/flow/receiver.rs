@@ -124,6 +124,11 @@ impl Receiver {
         self.lacks
     }
 
+    /// Blocks that may still come: of what has not come, those that were not let go.
+    pub(in crate::dlcp) const fn waits_for(&self) -> u32 {
+        self.lacks - self.let_go
+    }
+
     /// How often it asked again.
     pub(in crate::dlcp) const fn round(&self) -> u16 {
         self.round
@@ -267,7 +272,7 @@ impl Receiver {
         let is_met = self.lacks <= self.allowed;
         // What is asked for again is worth no moment longer than the bound asks for. The first time all may come, and is waited for:
         // else the last of each tensor would be lost each time (docs/protocols/dlcp.md).
-        if self.lacks == self.let_go || is_met && (self.round > 0 || self.is_quiet(now)) {
+        if self.waits_for() == 0 || is_met && (self.round > 0 || self.is_quiet(now)) {
             self.state = State::Finishing;
             self.request = Retry::default();
             self.finish.want();

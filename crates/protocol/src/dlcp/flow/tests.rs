@@ -441,6 +441,7 @@ fn what_was_sent_long_before_others_and_is_missing_is_let_go_within_the_bound() 
 
     // Of five, one is in the last stretches, and three may be missing.
     let mut receiver = receiver_without(&[3, 4, 5, 6, 290], percent(1));
+    assert_eq!((receiver.lacks(), receiver.waits_for()), (5, 2));
     assert_eq!([3, 5, 6, 290].map(|block| receiver.has(block)), [true, true, false, false]);
     assert!(!receiver.is_finished());
     receiver.take_stop(us(400), 0, &mut waiting).expect("it is the first");

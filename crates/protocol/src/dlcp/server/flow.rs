@@ -163,7 +163,7 @@ impl Flow {
         match &self.pushes[place] {
             None => self.blocks,
             Some(push) if push.is_finished() => 0,
-            Some(push) => push.lacks(),
+            Some(push) => push.waits_for(),
         }
     }
 
