@@ -286,7 +286,7 @@ fn indices_are(hashing: Hashing, expected: fn(u64) -> u64) {
 }
 
 #[test]
-fn a_request_is_answered_with_original_values_until_the_parameters_come() {
+fn a_request_is_answered_once_with_original_values_and_then_by_timeouts() {
     let mut line = Line::new(config(100));
     // 64 fragments of one window, the second saturates.
     let values: Vec<f32> =
@@ -296,8 +296,10 @@ fn a_request_is_answered_with_original_values_until_the_parameters_come() {
     let quantised = line.payloads[&1].as_chunks().0[6];
     assert_eq!(i32::from_le_bytes(quantised), i32::MAX);
     assert_eq!(line.request(1), ABSORB);
-    assert_eq!(line.request(1), ABSORB);
-    assert_eq!(line.sent(), "1o", "once for both");
+    assert_eq!(line.request(1), Verdict::Drop(Reason::Duplicate));
+    assert_eq!(line.sent(), "1o");
+    assert_eq!(line.request(1), Verdict::Drop(Reason::Duplicate));
+    assert_eq!(line.sent(), "", "all would answer at once, again");
     let floats: Vec<f32> =
         line.payloads[&1].as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
     assert_eq!(floats, values[ELEMENTS..2 * ELEMENTS]);
