@@ -61,10 +61,18 @@ pub(super) fn run(path: &Path, json: bool) -> anyhow::Result<()> {
     let name = path.display();
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read the port {name}"))?;
     let file: File = toml::from_str(&text).with_context(|| format!("in {name}"))?;
+    let load = file.load;
     let best = port(file).and_then(|port| Ok(port.best()?)).with_context(|| format!("in {name}"))?;
     let report = report(&best);
     let text = if json { serde_json::to_string(&report)? } else { shown(&report) };
-    Ok(output::line(&text)?)
+    output::line(&text)?;
+    if load >= 1.0 {
+        output::warning(
+            "a link that carries less than what comes loses most in its last queue, and there the model is wrong: to drop \
+             small gradients sooner costs less (docs/protocols/dlcp.md)",
+        );
+    }
+    Ok(())
 }
 
 fn port(file: File) -> anyhow::Result<DroppingPort> {

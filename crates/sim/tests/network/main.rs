@@ -14,4 +14,5 @@ mod queueing_theory;
 mod queues;
 mod routes;
 mod support;
+mod thresholds;
 mod topologies;
