@@ -163,7 +163,7 @@ fn thresholds_share_the_buffer_among_the_queues() {
 #[test]
 fn thresholds_of_a_link_that_carries_less_than_comes_are_warned_of() {
     for (load, is_warned) in [("1.2", true), ("0.9", false)] {
-        let port = Cluster::new("port", &PORT.replace("load = 1.2", &format!("load = {load}")));
+        let port = Cluster::new("link", &PORT.replace("load = 1.2", &format!("load = {load}")));
         let output = plan(&["--thresholds", port.path()]);
         assert_eq!(text(&output.stderr).contains("the model is wrong"), is_warned, "load {load}");
     }
