@@ -14,7 +14,7 @@ help:
 	@echo 'make wheel   what pip installs, into target/wheels: fanin for every Python from 3.11 on, and fanin-lab'
 	@echo 'make demo    train a small GPT with 4 workers, a switch summing their gradients, beside Gloo (2 minutes)'
 	@echo 'make test    everything that CI runs'
-	@echo 'make test-long   200,000 hostile networks in the simulator; fifty ranks killed at random moments, and started again (twenty minutes)'
+	@echo 'make test-long   200,000 hostile networks in the simulator; fifty ranks killed at random moments, and started again (half an hour)'
 	@echo 'make test-torch  PyTorch'"'"'s own distributed tests, on fanin and on Gloo'
 	@echo 'make test-frameworks  docs/frameworks.md: unchanged programs of frameworks, on fanin and on Gloo (installs them)'
 	@echo 'make bench   docs/performance.md: fanin beside Gloo, the kernels beside memcpy; as root, else rows are skipped (40 minutes)'
@@ -94,7 +94,7 @@ test-rust: test-tools
 test-python: build
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
-# Hostile networks in the simulator, eight times as many as in `make test`; and ranks killed at random moments, under torchrun. Ten minutes each. A
+# Hostile networks in the simulator, eight times as many as in `make test`; and ranks killed at random moments, under torchrun. A quarter of an hour, and ten minutes. A
 # seed of the latter alone: LONG="-k 'moments and 3'".
 LONG ?=
 test-long: build

@@ -51,7 +51,7 @@ fn every_seed_keeps_every_rule() {
 }
 
 #[test]
-#[ignore = "ten minutes: make test-long"]
+#[ignore = "a quarter of an hour: make test-long"]
 fn every_seed_of_a_long_campaign_keeps_every_rule() {
     campaign(SEEDS..LONG_SEEDS);
 }
