@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from test_netlab import needs_lab
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
@@ -36,3 +38,15 @@ def test_digits_learns() -> None:
 def test_compare_finds_that_the_curves_of_gpt_agree() -> None:
     printed = output_of(str(EXAMPLES / "compare.py"), "--ranks", "2", "--steps", "5")
     assert "the curves agree" in printed
+
+
+@needs_lab
+def test_lossy_trains_with_and_without_a_bound_and_draws_both(tmp_path: Path) -> None:
+    plot = tmp_path / "lossy.png"
+    links = ["--ranks", "2", "--steps", "12", "--loss", "0.05", "--bound", "0.1"]
+    printed = output_of(str(EXAMPLES / "lossy.py"), *links, "--plot", str(plot))
+    lost = dict(re.findall(r"bound (\S+): accuracy \S+, (\S+) % of the gradients lost", printed))
+    assert lost.keys() == {"0", "0.1"}, printed
+    assert float(lost["0"]) == 0
+    assert 0 < float(lost["0.1"]) <= 10
+    assert plot.read_bytes().startswith(b"\x89PNG")

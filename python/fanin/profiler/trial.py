@@ -147,7 +147,14 @@ def main(argv: list[str]) -> None:
     sys.argv = argv[1:]
     # As `python SCRIPT`: modules that lie beside it are found.
     sys.path.insert(0, str(Path(argv[1]).resolve().parent))
-    runpy.run_path(argv[1], run_name="__main__")
+    try:
+        runpy.run_path(argv[1], run_name="__main__")
+    except SystemExit as ended:
+        if ended.code:
+            raise
+    # Now and then PyTorch aborts a process that ends with a group (its issue 190489).
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":

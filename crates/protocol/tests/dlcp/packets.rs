@@ -158,6 +158,38 @@ fn what_was_lost_early_holds_no_sum_up_until_its_flow_ends() {
     take(&mut server, &[(block(1, 0, 3, 32), dropped(Reason::Stale))]);
 }
 
+/// The egress of a switch that sums is its server: its queues are those of §4.2, without a threshold, as all sums are important.
+#[test]
+fn sums_of_front_layers_leave_before_those_that_were_there_first() {
+    let mut server = server();
+    let layers = [(0, 6), (1, 1)];
+    for worker in 0..2 {
+        for (flow, priority) in layers {
+            let collective = Collective { sequence: flow as u16, ..collective(64) };
+            let start = Start { collective, priority, ..start(64) };
+            take(&mut server, &[(signal(worker, flow, 0, Signal::Start(start)), Verdict::Absorb)]);
+        }
+    }
+    for (flow, _) in layers {
+        for number in 0..2 {
+            for worker in 0..2 {
+                take(&mut server, &[(block(worker, flow, number, 32), Verdict::Absorb)]);
+            }
+        }
+    }
+    let mut sums = vec![];
+    for ns in (0..1_000_000).step_by(1000) {
+        server.handle_timeout(Instant(ns));
+        for packet in answers_at(Instant(ns), &mut server) {
+            let preamble = Preamble::parse(&packet).expect("it is ours");
+            if let Ok(sum) = BlockPacket::parse(preamble, &packet) {
+                sums.push((sum.header.flow.0, sum.header.tag.priority));
+            }
+        }
+    }
+    assert_eq!(sums, [[(1, 1); 4], [(0, 6); 4]].concat(), "two blocks to each of two workers");
+}
+
 #[test]
 fn a_tensor_that_is_larger_than_announced_is_refused() {
     let mut server = server();

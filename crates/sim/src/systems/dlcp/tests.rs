@@ -135,3 +135,19 @@ fn flows_of_a_host_that_fails_while_its_nic_is_full_end_when_it_is_back() {
     assert_eq!((entry.flow_times.count, entry.flow_times.unfinished), (3, 0));
     assert!(entry.flow_times.max_s > 0.005, "they were under way: {}", entry.flow_times.max_s);
 }
+
+/// A NIC takes from each in turn.
+#[test]
+fn two_flows_of_one_host_take_twice_as_long_as_one_and_end_together() {
+    let times = |servers: &str, tensor: &str| {
+        let pushes = format!("[[parameter_server]]\nworkers = [\"h0\"]\nservers = [{servers}]\ntensor = \"{tensor}\"\ndlcp = {{}}\n");
+        let times = played(&format!("{RACK}{pushes}"), 1).unwrap().parameter_servers[0].flow_times;
+        println!("{times:?}");
+        times
+    };
+    let (one, two) = (times("\"h1\"", "6MB"), times("\"h1\", \"h2\"", "12MB"));
+    assert_eq!((one.count, two.count), (1, 2));
+    for time in [two.mean_s, two.max_s] {
+        assert!((1.9..2.1).contains(&(time / one.max_s)), "{time} beside {}", one.max_s);
+    }
+}
