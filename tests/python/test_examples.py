@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from test_netlab import needs_lab
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -40,6 +41,7 @@ def test_compare_finds_that_the_curves_of_gpt_agree() -> None:
     assert "the curves agree" in printed
 
 
+@pytest.mark.long
 @needs_lab
 def test_lossy_trains_with_and_without_a_bound_and_draws_both(tmp_path: Path) -> None:
     plot = tmp_path / "lossy.png"

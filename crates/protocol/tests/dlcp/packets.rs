@@ -172,8 +172,8 @@ fn sums_of_front_layers_leave_before_those_that_were_there_first() {
     }
     for (flow, _) in layers {
         for number in 0..2 {
-            for worker in 0..2 {
-                take(&mut server, &[(block(worker, flow, number, 32), Verdict::Absorb)]);
+            for (worker, verdict) in [(0, Verdict::Absorb), (1, Verdict::Multicast)] {
+                take(&mut server, &[(block(worker, flow, number, 32), verdict)]);
             }
         }
     }

@@ -140,7 +140,9 @@ fn flows_of_a_host_that_fails_while_its_nic_is_full_end_when_it_is_back() {
 #[test]
 fn two_flows_of_one_host_take_twice_as_long_as_one_and_end_together() {
     let times = |servers: &str, tensor: &str| {
-        let pushes = format!("[[parameter_server]]\nworkers = [\"h0\"]\nservers = [{servers}]\ntensor = \"{tensor}\"\ndlcp = {{}}\n");
+        let pushes = format!(
+            "[[parameter_server]]\nworkers = [\"h0\"]\nservers = [{servers}]\ntensor = \"{tensor}\"\ndlcp = {{}}\n"
+        );
         let times = played(&format!("{RACK}{pushes}"), 1).unwrap().parameter_servers[0].flow_times;
         println!("{times:?}");
         times
