@@ -223,8 +223,8 @@ impl AggregatorTable {
         serving.is_some()
     }
 
-    /// Frees what a parameter packet frees: its fragment's aggregator (Figure 7, box 8), or one of its set that nothing was
-    /// added to for longer than `stale` (§3.7, memory leaks).
+    /// Frees what a parameter packet frees: its fragment's aggregator (Figure 7, box 8), or, where its set has no free
+    /// one, one of that which nothing was added to for longer than `stale` (§3.7, memory leaks).
     pub(super) fn release(
         &mut self,
         now: Instant,
@@ -235,8 +235,9 @@ impl AggregatorTable {
         if self.discard(index, identifier) {
             return Freed::Own;
         }
+        let has_room = self.set(index).any(|at| self.aggregators[at].is_none());
         let is_stale = |at: &usize| self.aggregators[*at].is_some_and(|one| now.since(one.timestamp) > stale);
-        let Some(at) = self.set(index).find(is_stale) else { return Freed::None };
+        let Some(at) = self.set(index).find(is_stale).filter(|_| !has_room) else { return Freed::None };
         self.free(at);
         Freed::Stale
     }

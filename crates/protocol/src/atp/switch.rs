@@ -558,7 +558,7 @@ impl<A: Copy + PartialEq> Endpoint for AtpSwitch<A> {
         self.events.pop_front()
     }
 
-    /// Never: aggregators that were left behind are found when their place is needed (§3.7).
+    /// Never: aggregators that were left behind are found by parameters whose set has no room (§3.7).
     fn poll_timeout(&self) -> Option<Instant> {
         None
     }

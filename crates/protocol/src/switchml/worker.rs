@@ -28,7 +28,7 @@ use super::window::{ANEW, Answered, Cause, Window};
 use crate::machine::{
     Endpoint, Instant, Reason, Tensor, Transmit, Verdict, WorkerEvent, WorkerMachine, WorkerStatistics,
 };
-use crate::transport::{Chunk, RetransmissionConfig, Run, Stream, WorkerCore};
+use crate::transport::{Chunk, RetransmissionConfig, Run, Stream, WorkerCore, mix};
 
 /// Slots that are sent again at a time while no result comes at all: somebody is late, and a packet or two will find
 /// out when he is there; the whole window would only load the switch.
@@ -471,7 +471,11 @@ impl<A: Copy, T: Tensor> Endpoint for Worker<A, T> {
         let stalled = pause && !self.timeouts_only;
         self.core.round_trip.back_off(now);
         if stalled {
-            let spread = self.core.round_trip.spread(self.unsummed << 8 | u64::from(self.worker.0));
+            // Places are the same behind like switches, and clocks are not, nor are shards.
+            let JobConfig { id, shard, .. } = self.config;
+            let own = [self.unsummed, id.0.into(), shard.0.into(), self.worker.0.into(), now.0];
+            let own = own.into_iter().fold(0, |own, number| mix(own ^ number));
+            let spread = self.core.round_trip.spread(own);
             self.stalled_until = Some(now + self.core.round_trip.timeout() + spread);
             if self.window.paused_again() {
                 self.explain(now, Cause::Loss);

@@ -10,7 +10,7 @@ use crate::machine::Instant;
 pub struct RetransmissionConfig {
     /// No sooner than this after the mean round trip.
     pub floor: Duration,
-    /// Never later than this, however often it was in vain.
+    /// Never later than this, however often it was in vain, and half as much where others wait, too ([`RoundTrip::spread`]).
     pub ceiling: Duration,
 }
 
@@ -18,7 +18,7 @@ impl Default for RetransmissionConfig {
     fn default() -> Self {
         // SwitchML §6.3 uses 1 ms on hosts that poll with cores to spare. Where workers share cores, a scheduler's time slices
         // are longer than that, and every wait for one would look like a loss.
-        // Who waits in vain sends few packets at a time, so it may ask often: a late worker is noticed within the ceiling.
+        // Who waits in vain sends few packets at a time, so it may ask often: a late worker is noticed soon.
         Self { floor: Duration::from_millis(10), ceiling: Duration::from_millis(250) }
     }
 }
@@ -88,7 +88,7 @@ impl RoundTrip {
     }
 
     /// How much longer than the timeout it waits who times out together with others: from the second time on by up to half, and by
-    /// another part of that every time. `own` is a number that the others do not have.
+    /// another part of that every time. `own` is a number that the others do not have, as far as it is known here.
     ///
     /// Results come to all workers at once, so all would send again at once; a queue that is too short for one packet of each drops those of
     /// the same workers every time, and the job stands still.

@@ -255,11 +255,16 @@ fn resends_and_old_age_free_the_neighbour_too() {
     assert_eq!(fragment(1, 1, 2).at(7).resent().to_at(&mut switch, 2, 2), Verdict::Forward);
     assert_eq!(sent(&mut switch), ["[100] #1 L1 11/1 resend: 3"]);
     assert_eq!((switch.statistics().in_use, switch.statistics().freed_by_resend), (1, 1));
-    // What is left behind in 6 is freed by parameters of 7.
+    // What is left behind in 7 and 6 is freed by parameters of 7, where there is no other room.
     dead(16).to_at(&mut switch, 50, 3);
-    fragment(0, 1, 0).at(7).answer().to_at(&mut switch, UP, 1001);
+    let counted = |switch: &AtpSwitch<u16>| (switch.statistics().in_use, switch.statistics().freed_stale);
+    for ms in [1001, 1004] {
+        fragment(0, 1, 0).at(7).answer().to_at(&mut switch, UP, ms);
+        assert_eq!(counted(&switch), (1, 1));
+    }
+    fragment(0, 2, 1).at(7).to_at(&mut switch, 1, 1004);
     fragment(0, 1, 0).at(7).answer().to_at(&mut switch, UP, 1004);
-    assert_eq!((switch.statistics().in_use, switch.statistics().freed_stale), (0, 2));
+    assert_eq!(counted(&switch), (1, 2));
 }
 
 /// The last set is not whole: 14 with 12 and 13.

@@ -264,7 +264,9 @@ impl<A: Copy + PartialEq, T: Tensor> AtpWorker<A, T> {
             Standing::Finished => Outgoing::Restore(sequence),
             // Its timeout sends it again, not at the same time as the others' do: what all answer at once may be too much for a queue,
             // which loses the same packets each time.
-            Standing::Sent { .. } if self.window.originals(sequence) => return Err(Reason::Duplicate),
+            Standing::Sent { since: None } if self.window.originals(sequence) => {
+                return Err(Reason::Duplicate);
+            }
             Standing::Sent { .. } => {
                 self.window.set_originals(sequence);
                 self.last_progress = now;

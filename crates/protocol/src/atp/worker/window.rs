@@ -186,10 +186,17 @@ impl Window {
     /// Puts a fragment at the end of those on the way.
     fn leave(&mut self, sequence: u64, now: Instant, sent_again: bool) {
         self.packets += 1;
-        let (packet, latest, place) = (self.packets, self.latest, self.place(sequence) as u32);
+        let packet = self.packets;
         let fragment = self.fragment_mut(sequence);
         (fragment.sent, fragment.packet, fragment.sent_again) = (now, packet, sent_again);
-        (fragment.queued, fragment.before, fragment.after) = (false, latest, NONE);
+        fragment.queued = false;
+        self.link(sequence);
+    }
+
+    fn link(&mut self, sequence: u64) {
+        let (latest, place) = (self.latest, self.place(sequence) as u32);
+        let fragment = self.fragment_mut(sequence);
+        (fragment.before, fragment.after) = (latest, NONE);
         match latest {
             NONE => self.oldest = place,
             latest => self.places[latest as usize].after = place,
@@ -281,10 +288,47 @@ impl Window {
         None
     }
 
-    /// Forgets what waits to be sent again.
+    /// Forgets what waits to be sent again: it is on the way, as it was before.
     pub(super) fn forget_queue(&mut self) {
         for fragment in &mut self.places {
             fragment.queued = false;
         }
+        let is_on_the_way = |sequence: &u64| self.fragment(*sequence).finished != Some(*sequence);
+        let mut on_the_way: Vec<u64> = (self.expected..self.next).filter(is_on_the_way).collect();
+        on_the_way.sort_unstable_by_key(|sequence| self.fragment(*sequence).packet);
+        (self.oldest, self.latest) = (NONE, NONE);
+        on_the_way.into_iter().for_each(|sequence| self.link(sequence));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_queued_and_forgotten_is_overtaken_as_before() {
+        let mut window = Window::new(8);
+        (0..8).for_each(|_| window.send_next(Instant(0)));
+        for sequence in [3, 0, 7] {
+            assert!(window.queue(sequence));
+        }
+        window.forget_queue();
+        for sequence in [1, 2, 4] {
+            window.finish(sequence, false);
+        }
+        assert_eq!(window.overtaken(), Some(0));
+        window.queue(0);
+        window.send_again(0, Instant(1));
+        assert_eq!(window.overtaken(), None, "two have overtaken 3");
+        for sequence in [5, 6] {
+            window.finish(sequence, false);
+        }
+        assert_eq!(window.overtaken(), Some(3));
+        window.queue(3);
+        assert_eq!(window.overtaken(), None, "nobody has overtaken 7");
+        for sequence in [3, 7, 0] {
+            window.finish(sequence, true);
+        }
+        assert_eq!((window.expected(), window.in_flight(), window.overtaken()), (8, 0, None));
     }
 }
