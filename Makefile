@@ -65,8 +65,8 @@ demo: build
 
 test: test-tools
 	# Side by side: pip and the linker of a release are one core's work, for minutes.
-	$(MAKE) --no-print-directory -j 2 build test-rust
-	$(MAKE) --no-print-directory lint test-python
+	$(MAKE) --no-print-directory -j 2 build compile-rust
+	$(MAKE) --no-print-directory lint test-rust test-python
 
 compile-rust: test-tools
 	cargo clippy --workspace --all-targets --quiet -- -D warnings
@@ -85,7 +85,7 @@ test-tools: tools
 	  { echo "missing: rustfmt or clippy. Install them with: rustup component add rustfmt clippy" >&2; exit 1; }
 	@command -v c++ >/dev/null || { echo "missing: c++. Install it with: sudo apt-get install -y g++" >&2; exit 1; }
 
-test-rust: compile-rust
+test-rust: test-tools
 	cargo test --workspace --quiet
 	cargo test --package fanin-quant --package fanin-sim --package fanin-local --benches --quiet -- --test
 	$(MAKE) --no-print-directory fuzz
