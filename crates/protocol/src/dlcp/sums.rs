@@ -20,6 +20,14 @@ enum Block {
     Closed(u16),
 }
 
+/// Buffers of sums that are over, for others: fresh ones cost a page fault for each 4 kB.
+#[derive(Debug, Default)]
+pub(super) struct Memory {
+    sums: Vec<i32>,
+    /// Each for the contributions to a block.
+    contributions: Vec<Box<[u8]>>,
+}
+
 #[derive(Debug)]
 pub(super) struct Sums {
     collective: Collective,
@@ -29,29 +37,39 @@ pub(super) struct Sums {
     blocks: Vec<Block>,
     /// Whose contributions are in, or will be.
     inside: Vec<u64>,
-    /// The sums, block after block.
-    sums: Vec<i32>,
     open: u32,
     lost: u64,
-    /// Buffers for other blocks.
-    spare: Vec<Box<[u8]>>,
+    /// The sums, block after block, where they are closed; and buffers for other blocks.
+    memory: Memory,
 }
 
 impl Sums {
-    pub(super) fn new(collective: Collective, workers: u16, elements: u16, blocks: u32) -> Self {
+    /// With the memory of others of the same job.
+    pub(super) fn new(
+        collective: Collective,
+        workers: u16,
+        elements: u16,
+        blocks: u32,
+        mut memory: Memory,
+    ) -> Self {
         let words = usize::from(elements).next_multiple_of(WORDS_MULTIPLE);
         let blocks = blocks as usize;
+        memory.sums.resize(blocks * words, 0);
         Self {
             collective,
             workers,
             words,
             blocks: vec![Block::Gathering(None); blocks],
             inside: vec![0; blocks],
-            sums: vec![0; blocks * words],
             open: blocks as u32,
             lost: 0,
-            spare: Vec::new(),
+            memory,
         }
+    }
+
+    /// Its memory, once nobody needs the sums any more.
+    pub(super) fn into_memory(self) -> Memory {
+        self.memory
     }
 
     /// Contributions that are not in closed blocks.
@@ -81,7 +99,7 @@ impl Sums {
         let bytes = 4 * self.words;
         let all = contributions.get_or_insert_with(|| {
             let new = || vec![0; usize::from(self.workers) * bytes].into_boxed_slice();
-            self.spare.pop().unwrap_or_else(new)
+            self.memory.contributions.pop().unwrap_or_else(new)
         });
         let own = &mut all[usize::from(worker.0) * bytes..][..bytes];
         let (values, padding) = own.split_at_mut(payload.len());
@@ -111,9 +129,9 @@ impl Sums {
             }
             end += bytes;
         }
-        let sum = &mut self.sums[at * self.words..][..self.words];
+        let sum = &mut self.memory.sums[at * self.words..][..self.words];
         sum_up(&self.collective, &contributions[..end], u32::from(count), u32::from(expected), sum);
-        self.spare.push(contributions);
+        self.memory.contributions.push(contributions);
     }
 
     /// How many are in a closed block.
@@ -126,7 +144,7 @@ impl Sums {
 
     /// Writes the sum of a closed block.
     pub(super) fn write(&self, block: u32, payload: &mut [u8]) {
-        write_words(&self.sums[block as usize * self.words..][..self.words], payload);
+        write_words(&self.memory.sums[block as usize * self.words..][..self.words], payload);
     }
 }
 
@@ -250,7 +268,7 @@ mod tests {
     }
 
     fn sum_of_floats(op: Op, came: &[(u8, [f32; 2])]) -> (u16, [f32; 2]) {
-        let mut sums = Sums::new(collective(Dtype::Float32, op), 4, 32, 1);
+        let mut sums = Sums::new(collective(Dtype::Float32, op), 4, 32, 1, Memory::default());
         for (worker, values) in came {
             sums.contribute(0, WorkerId(*worker), values.map(f32::to_le_bytes).as_flattened());
         }
@@ -287,7 +305,7 @@ mod tests {
 
     #[test]
     fn bytes_that_are_no_words_are_summed_to_their_last() {
-        let mut sums = Sums::new(collective(Dtype::Int8, Op::Sum), 2, 32, 1);
+        let mut sums = Sums::new(collective(Dtype::Int8, Op::Sum), 2, 32, 1, Memory::default());
         sums.contribute(0, WorkerId(1), &[1, 2, 3, 4, 5]);
         sums.contribute(0, WorkerId(0), &[10, 20, 30, 40, 50]);
         sums.close(0, 2);
@@ -297,13 +315,26 @@ mod tests {
     }
 
     #[test]
-    fn buffers_are_used_again() {
-        let mut sums = Sums::new(collective(Dtype::Float32, Op::Sum), 2, 32, 3);
+    fn buffers_are_used_again_and_nothing_of_who_had_them_is_seen() {
+        let collective = collective(Dtype::Float32, Op::Sum);
+        let mut sums = Sums::new(collective, 2, 32, 3, Memory::default());
         for block in 0..3 {
-            sums.contribute(block, WorkerId(1), &[0; 128]);
+            sums.contribute(block, WorkerId(1), &[0xff; 128]);
             sums.close(block, 2);
         }
-        assert_eq!((sums.spare.len(), sums.open()), (1, 0));
+        let memory = sums.into_memory();
+        assert_eq!((memory.contributions.len(), memory.sums.len()), (1, 96));
+        // Of fewer elements, and another block.
+        let mut sums = Sums::new(collective, 2, 32, 2, memory);
+        sums.contribute(1, WorkerId(0), &1.5_f32.to_le_bytes());
+        sums.close(1, 2);
+        sums.close(0, 2);
+        let mut payload = [1; 128];
+        sums.write(1, &mut payload);
+        assert_eq!(payload[..4], 3.0_f32.to_le_bytes());
+        assert_eq!(payload[4..], [0; 124]);
+        assert_eq!((sums.contributions(0), sums.contributions(1)), (Some(0), Some(1)));
+        assert_eq!(sums.into_memory().contributions.len(), 1);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use fanin_wire::{FlowId, Start, WorkerId};
 
 use crate::dlcp::config::JobConfig;
 use crate::dlcp::flow::{Receiver, ReceiverConfig, Sender, Waiting};
-use crate::dlcp::sums::Sums;
+use crate::dlcp::sums::{Memory, Sums};
 use crate::machine::{Instant, Reason};
 
 /// One flow under way.
@@ -29,7 +29,13 @@ pub(super) struct Flow {
 }
 
 impl Flow {
-    pub(super) fn new(id: FlowId, start: Start, first: (WorkerId, Instant), config: &JobConfig) -> Self {
+    pub(super) fn new(
+        id: FlowId,
+        start: Start,
+        first: (WorkerId, Instant),
+        config: &JobConfig,
+        memory: Memory,
+    ) -> Self {
         let blocks = config.blocks(&start.collective, start.elements);
         let places = || (0..config.workers).map(|place| WorkerId(place as u8));
         let receives = |worker| start.collective.pattern.receives(worker);
@@ -41,7 +47,7 @@ impl Flow {
             blocks,
             pushes: places().map(|_| None).collect(),
             pulls: places().map(pull).collect(),
-            sums: Sums::new(start.collective, config.workers, config.elements, blocks),
+            sums: Sums::new(start.collective, config.workers, config.elements, blocks, memory),
             lined_up: 0,
             finished: 0,
         }

@@ -14,6 +14,7 @@ use crate::dlcp::config::{JobConfig, ServerJob, may_lose};
 use crate::dlcp::flow::{Sender, Waiting};
 use crate::dlcp::rate::Pacer;
 use crate::dlcp::rendezvous::Unlike;
+use crate::dlcp::sums::Memory;
 use crate::machine::{Instant, JobProgress, Reason, Transmit, Verdict};
 use crate::transport::Run;
 
@@ -40,6 +41,8 @@ pub(super) struct Job<A> {
     flows: VecDeque<Option<Flow>>,
     /// Number of the first of them.
     first: FlowId,
+    /// Of flows that are over.
+    spare: Vec<Memory>,
     /// By place: where its last signal came from. Blocks come from other ports, too.
     addresses: Vec<Option<A>>,
     /// Places that were heard of since that was looked at.
@@ -76,6 +79,7 @@ impl<A: Copy> Job<A> {
         Self {
             flows: VecDeque::new(),
             first: FlowId(0),
+            spare: Vec::new(),
             addresses: vec![None; workers],
             heard: 0,
             waiting: (0..workers).map(|_| Waiting::new(job.config.retransmission)).collect(),
@@ -272,7 +276,9 @@ impl<A: Copy> Job<A> {
         if self.flows.len() <= at {
             self.flows.resize_with(at + 1, || None);
         }
-        let flow = self.flows[at].get_or_insert_with(|| Flow::new(id, *start, (worker, now), &config));
+        let flow = self.flows[at].get_or_insert_with(|| {
+            Flow::new(id, *start, (worker, now), &config, self.spare.pop().unwrap_or_default())
+        });
         let (first, since) = flow.first;
         let rank = |worker: WorkerId| self.job.ranks[usize::from(worker.0)];
         if let Some(unlike) = Unlike::of(&flow.start, start) {
@@ -304,8 +310,10 @@ impl<A: Copy> Job<A> {
 
     fn forget_what_is_over(&mut self) {
         while self.flows.front().is_some_and(|flow| flow.as_ref().is_some_and(Flow::is_over)) {
-            let over = self.flows.pop_front().flatten();
-            self.lost += over.map_or(0, |flow| flow.sums.lost());
+            if let Some(over) = self.flows.pop_front().flatten() {
+                self.lost += over.sums.lost();
+                self.spare.push(over.sums.into_memory());
+            }
             self.first = FlowId(self.first.0.wrapping_add(1));
         }
     }
@@ -499,6 +507,7 @@ impl<A: Copy> Job<A> {
         self.abortion = abortion;
         self.abort_pending = u64::MAX >> (64 - self.addresses.len());
         self.flows.clear();
+        self.spare.clear();
         self.confirms.clear();
         self.sending = Default::default();
         self.due = None;
