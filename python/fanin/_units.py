@@ -79,6 +79,7 @@ def shown_links(
     spare_bps: int | None = None,
     rates: Mapping[str, int] | None = None,
     queue: int | None = None,
+    background: int | None = None,
 ) -> str:
     """Return the links of a laboratory in words; ``rates`` are of machines that have another."""
     others = [f"{machine} {shown_rate(rate)}" for machine, rate in (rates or {}).items()]
@@ -89,6 +90,7 @@ def shown_links(
     text += f", MTU {mtu}"
     text += "" if queue is None else f", queues of {shown_size(queue)}"
     text += "" if loss is None else f", loss {100 * loss:g} %"
+    text += "" if background is None else f", {shown_rate(background)} of others' traffic to w0"
     text += f", {racks} racks" if racks > 1 else ""
     return text + (f", {spares} spare machine{'s' if spares > 1 else ''}" if spares else "")
 

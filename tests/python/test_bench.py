@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import subprocess
 import sys
+import time
 from argparse import ArgumentTypeError
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -17,7 +19,8 @@ from fanin._settings import Settings
 from fanin.bench import BenchError, message, rank
 from fanin.bench.plan import Machine, planned
 from fanin.bench.result import Setting, error_allowed, figures
-from fanin.bench.stage import Links, Sample
+from fanin.bench.stage import Links, Sample, background
+from fanin.netlab import INTERFACE, Netlab
 from ranks import DEADLINE
 from test_netlab import needs_lab
 
@@ -116,6 +119,34 @@ def test_a_bench_in_the_laboratory_knows_its_links(tmp_path: Path) -> None:
     assert run["switch_peak_bytes"] > 1_000_000
     assert set(run["backends"]) == {"fanin"}
     assert run["ratio_to_gloo"] is None
+
+
+@needs_lab
+def test_others_traffic_goes_through_the_switchs_end_of_a_link(tmp_path: Path) -> None:
+    def frames() -> tuple[int, int]:
+        cat = lab.popen("w0", ["cat", "/proc/self/net/dev"], stdout=subprocess.PIPE, text=True)
+        told, _ = cat.communicate(timeout=60)
+        (line,) = (line for line in told.splitlines() if line.strip().startswith(INTERFACE))
+        length, packets, *_ = line.split(":")[1].split()
+        return int(packets), int(length)
+
+    with Netlab(2, rate_bps=20_000_000, mtu=1400, name=f"test{os.getpid()}") as lab:
+        before, began = frames(), time.monotonic()
+        with background(lab, 15_000_000):
+            while frames()[0] < before[0] + 500:
+                assert time.monotonic() < began + 60
+                time.sleep(0.05)
+            packets, length = (now - then for now, then in zip(frames(), before, strict=True))
+            most = 15_000_000 / 8 * (time.monotonic() - began) + 100 * 1414
+        assert 1350 < length / packets <= 1414
+        assert length < most
+    shown, written = bench(
+        tmp_path,
+        *("--workers", "2", "--rate", "20mbit", "--background", "5mbit", "--size", "50KB"),
+        *("--repeat", "1", "--warmup", "0", "--baseline", "none"),
+    )
+    assert "5mbit of others' traffic to w0" in shown
+    assert written["runs"][0]["links"]["background_bps"] == 5_000_000
 
 
 @needs_lab

@@ -129,6 +129,13 @@ def parser(name: str = "allreduce") -> argparse.ArgumentParser:
         "(default: 1)",
     )
     links.add_argument(
+        "--background",
+        type=_units.rate_bps,
+        metavar="R",
+        help="what others send to w0 all the time, through the switch's end of its link "
+        "(default: nothing)",
+    )
+    links.add_argument(
         "--ranks-per-machine",
         type=_units.positive_number,
         default=1,

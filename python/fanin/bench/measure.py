@@ -99,6 +99,7 @@ def links_of(args: argparse.Namespace) -> Links | None:
         spare_rate_bps=args.spare_rate,
         rates=dict(args.rate_of),
         queue_bytes=args.queue,
+        background_bps=args.background,
     )
     return links if links != Links() or args.mtu is not None else None
 

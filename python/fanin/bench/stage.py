@@ -56,6 +56,8 @@ class Links:
     """Of machines whose link has another rate, in bits a second."""
     queue_bytes: int | None = None
     """What may wait at each end of a link; None: 50 ms of its rate."""
+    background_bps: int | None = None
+    """What others send to `w0` all the time, through the switch's end of its link."""
 
     def shown(self) -> str:
         """Return them in words."""
@@ -208,6 +210,8 @@ def stage(
             _sweep()
             lab = stack.enter_context(laboratory(workers // ranks_per_machine, links))
         services = stack.enter_context(_services(lab, settings, with_switch))
+        if lab and links and links.background_bps:
+            stack.enter_context(background(lab, links.background_bps))
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fanin-bench-")))
         places = []
         for rank in range(workers):
@@ -347,13 +351,39 @@ def _serve(
         "text": True,
         "preexec_fn": _end_with_parent,
     }
-    process = lab.popen(member, command, **pipe) if lab else subprocess.Popen(command, **pipe)
-    try:
+    with _ended(
+        lab.popen(member, command, **pipe) if lab else subprocess.Popen(command, **pipe)
+    ) as process:
         assert process.stdout is not None
         line = process.stdout.readline()
         if not line:
             raise BenchError(f"the {what} ended with status {process.wait()}: {' '.join(command)}")
         yield process.pid, json.loads(line)["address"]
+
+
+@contextlib.contextmanager
+def background(lab: Netlab, rate_bps: int) -> Iterator[None]:
+    """Let others send to ``w0`` at a constant rate, from its switch.
+
+    Raises `BenchError`.
+    """
+    module = [sys.executable, "-m", "fanin.bench.background"]
+    worker = "w0"
+    keywords: dict[str, Any] = {"preexec_fn": _end_with_parent}
+    holds = [*module, "sink", address(worker)]
+    with _ended(lab.popen(worker, holds, stdout=subprocess.PIPE, **keywords)) as sink:
+        assert sink.stdout is not None
+        if not sink.stdout.readline():
+            raise BenchError(f"background traffic found no port at {worker}")
+        sends = [*module, "send", address(worker), str(rate_bps), str(lab.mtu)]
+        with _ended(lab.popen(lab.switch_of(0), sends, **keywords)):
+            yield
+
+
+@contextlib.contextmanager
+def _ended(process: subprocess.Popen[Any]) -> Iterator[subprocess.Popen[Any]]:
+    try:
+        yield process
     finally:
         process.terminate()
         try:
