@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -152,6 +154,11 @@ def test_a_rank_that_is_killed_on_links_that_lose_is_named(launch: Launch) -> No
             ranks = launch(until_it_fails, 3, spaces, at=listen)
             for rank in range(3):
                 assert ranks.hear(rank) == "summed"
+            command = [sys.executable, "-m", "fanin", "status", "--switch", listen, "--json"]
+            status = lab.popen(SWITCH, command, stdout=subprocess.PIPE)
+            (job,) = json.loads(status.communicate(timeout=DEADLINE)[0])["jobs"]
+            assert (job["state"], job["loss"]["bound"]) == ("running", BOUND)
+            assert job["loss"]["contributions"] > 0, "what is lost is not sent again"
             ranks.kill(1)
             for rank in (0, 2):
                 while (told := ranks.next(rank, DEADLINE))[0] == "said":

@@ -46,9 +46,12 @@ def test_compare_finds_that_the_curves_of_gpt_agree() -> None:
 def test_lossy_trains_with_and_without_a_bound_and_draws_both(tmp_path: Path) -> None:
     plot = tmp_path / "lossy.png"
     links = ["--ranks", "2", "--steps", "12", "--loss", "0.05", "--bound", "0.1"]
-    printed = output_of(str(EXAMPLES / "lossy.py"), *links, "--plot", str(plot))
-    lost = dict(re.findall(r"bound (\S+): accuracy \S+, (\S+) % of the gradients lost", printed))
-    assert lost.keys() == {"0", "0.1"}, printed
-    assert float(lost["0"]) == 0
-    assert 0 < float(lost["0.1"]) <= 10
+    more = ["--gloo", "--seeds", "2", "--target", "0", "--plot", str(plot)]
+    printed = output_of(str(EXAMPLES / "lossy.py"), *links, *more)
+    of_both = r"[\d.]+ \([\d.]+ to [\d.]+\)"
+    told = rf"^(.+): accuracy {of_both}, {of_both} s to 0; (\S+) % of the gradients lost"
+    lost = {name: float(lost) for name, lost in re.findall(told, printed, re.MULTILINE)}
+    assert lost.keys() == {"nothing lost", "at most 10 % lost", "Gloo"}, printed
+    assert lost["nothing lost"] == lost["Gloo"] == 0
+    assert 0 < lost["at most 10 % lost"] <= 10
     assert plot.read_bytes().startswith(b"\x89PNG")

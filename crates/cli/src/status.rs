@@ -9,7 +9,7 @@ use fanin_controller::{
     JobStatus, JobStatusState, MemberStatus, RelayJob, RelayStatus, Split, SwitchStatus, switch_status,
 };
 use fanin_protocol::control::Protocol;
-use fanin_wire::{AbortReason, Rank};
+use fanin_wire::{AbortReason, LossBound, Rank};
 use serde::Serialize;
 
 use self::table::table;
@@ -112,15 +112,24 @@ enum State {
         /// ATP: at the server.
         aggregations: u64,
         collisions: u64,
+        /// What may be lost of each rank's contributions, and how many were; none where nothing may.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        loss: Option<Loss>,
         /// How it is shared among its services; as its ranks told it, as what follows.
         #[serde(skip_serializing_if = "Option::is_none")]
-        plan: Option<JobPlan>,
+        plan: Option<Box<JobPlan>>,
         members: Vec<Member>,
     },
     Aborted {
         id: u32,
         reason: String,
     },
+}
+
+#[derive(Serialize)]
+struct Loss {
+    bound: f64,
+    contributions: u64,
 }
 
 /// Times are seconds for a byte as it travels.
@@ -255,6 +264,8 @@ fn state(job: &JobStatus, protocol: Protocol) -> State {
             left,
             aggregations,
             collisions,
+            loss_bound,
+            lost,
             split,
             members,
         } => State::Running {
@@ -274,7 +285,9 @@ fn state(job: &JobStatus, protocol: Protocol) -> State {
             retransmitted: *retransmitted,
             aggregations: *aggregations,
             collisions: *collisions,
-            plan: split.as_ref().map(|(split, here)| plan(split, *here, members)),
+            loss: (*loss_bound != LossBound::RELIABLE)
+                .then(|| Loss { bound: f64::from(loss_bound.millionths()) / 1e6, contributions: *lost }),
+            plan: split.as_ref().map(|(split, here)| Box::new(plan(split, *here, members))),
             members: members.iter().map(member).collect(),
         },
         JobStatusState::Aborted { job, reason } => State::Aborted { id: job.0, reason: explain(reason) },
@@ -339,7 +352,7 @@ mod tests {
     use super::*;
     use fanin_controller::{Place, Prediction, Share};
     use fanin_protocol::control::Ranks;
-    use fanin_wire::{Generation, JobId, Rank, WireDtype};
+    use fanin_wire::{Generation, JobId, WireDtype};
 
     fn status() -> SwitchStatus {
         let job = |name: &str, state| JobStatus { name: name.into(), world_size: 3, state };
@@ -356,6 +369,8 @@ mod tests {
             left: Ranks::default(),
             aggregations: 0,
             collisions: 0,
+            loss_bound: LossBound::RELIABLE,
+            lost: 0,
             split: None,
             members: vec![],
         };
@@ -386,6 +401,23 @@ mod tests {
         );
         assert!(lines[2].contains("running  bfloat16") && lines[2].ends_with("rank 2 (12 slots)"), "{text}");
         assert!(lines[3].contains("joining") && lines[3].ends_with("rank 1"), "{text}");
+    }
+
+    #[test]
+    fn the_table_says_what_a_job_may_lose_and_has_lost() {
+        let mut status = status();
+        assert!(!table(&report("box:4800", &status)).contains("may lose"));
+        let JobStatusState::Running { loss_bound, lost, .. } = &mut status.jobs[0].state else { panic!() };
+        (*loss_bound, *lost) = (LossBound::from_millionths(12_500).unwrap(), 77);
+        let report = report("box:4800", &status);
+        let text = table(&report);
+        assert!(
+            text.contains("\n\njob gpt: each rank may lose 1.25 %; 77 contributions were lost"),
+            "{text}"
+        );
+        assert!(
+            serde_json::to_string(&report).unwrap().contains(r#""loss":{"bound":0.0125,"contributions":77}"#)
+        );
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 
 use comfy_table::{Cell, CellAlignment, Table, presets};
 
-use super::{Job, Member, Pool, Report, Service, State, Waiting};
+use super::{Job, Loss, Member, Pool, Report, Service, State, Waiting};
 
 pub(super) fn table(report: &Report<'_>) -> String {
     let Pool { units, free } = report.pool;
@@ -68,8 +68,16 @@ pub(super) fn table(report: &Report<'_>) -> String {
         }
         table.add_row(row);
     }
+    let losses: String = report.jobs.iter().filter_map(loss).collect();
     let plans: String = report.jobs.iter().filter_map(plan_table).collect();
-    format!("{head}\n{}{plans}{tail}", table.trim_fmt())
+    format!("{head}\n{}{losses}{plans}{tail}", table.trim_fmt())
+}
+
+/// What a job may lose, and has lost here.
+fn loss(job: &Job<'_>) -> Option<String> {
+    let State::Running { loss: Some(Loss { bound, contributions }), .. } = job.state else { return None };
+    let (name, percent) = (job.job, 100.0 * bound);
+    Some(format!("\n\njob {name}: each rank may lose {percent} %; {contributions} contributions were lost"))
 }
 
 /// Who sums what of a job, and which of its ranks are where.

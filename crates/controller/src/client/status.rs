@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use fanin_protocol::control::{Protocol, Ranks};
-use fanin_wire::{AbortReason, Generation, JobId, RANKS_MAX, Rank, WireDtype};
+use fanin_wire::{AbortReason, Generation, JobId, LossBound, RANKS_MAX, Rank, WireDtype};
 
 use super::connection::{Connection, no_status};
 use super::split::{MemberStatus, Split};
 use crate::SessionError;
-use crate::convert::{Malformed, narrow, protocol, ranks, wire_dtype};
+use crate::convert::{Malformed, loss_bound, narrow, protocol, ranks, wire_dtype};
 use crate::proto;
 
 /// What a switch does.
@@ -105,6 +105,10 @@ pub enum JobStatusState {
         aggregations: u64,
         /// ATP: fragments that found an aggregator taken, on their whole way.
         collisions: u64,
+        /// DLCP: which part of what each rank sends to this service may be lost.
+        loss_bound: LossBound,
+        /// DLCP: contributions that are not in its sums.
+        lost: u64,
         /// How it is shared, and which of its services this one is, as its ranks say.
         split: Option<(Split, usize)>,
         /// Its ranks, as they say.
@@ -201,6 +205,8 @@ impl TryFrom<proto::Job> for JobStatus {
                 left: ranks(&running.left, "left")?,
                 aggregations: running.aggregations,
                 collisions: running.collisions,
+                loss_bound: loss_bound(running.loss_bound_millionths)?,
+                lost: running.lost,
                 split: running.split.map(|told| {
                     let here = told.here as usize;
                     (told.into(), here)

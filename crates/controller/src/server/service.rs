@@ -452,7 +452,7 @@ fn describe(jobs: &Jobs, figures: &Figures, job: JobSnapshot) -> proto::Job {
     use proto::job::{Aborted, Gathering, Running, State};
     let state = match job.state {
         JobState::Gathering { present } => State::Gathering(Gathering { present: present.words().to_vec() }),
-        JobState::Running { job: id, generation, in_flight, elements, wire_dtype, left } => {
+        JobState::Running { job: id, generation, in_flight, elements, wire_dtype, loss_bound, left } => {
             let progress = figures.jobs.get(&id).cloned().unwrap_or_default();
             let told = jobs.told(id);
             State::Running(Running {
@@ -470,6 +470,8 @@ fn describe(jobs: &Jobs, figures: &Figures, job: JobSnapshot) -> proto::Job {
                 collisions: progress.collisions,
                 members: told.described(),
                 split: told.split,
+                loss_bound_millionths: loss_bound.millionths(),
+                lost: progress.lost,
             })
         }
         JobState::Aborted { job: id, reason } => {

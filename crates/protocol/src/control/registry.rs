@@ -6,7 +6,7 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use core::net::IpAddr;
 
-use fanin_wire::{AbortReason, Generation, JobId, Key, Rank, ShardId, WireDtype, WorkerId};
+use fanin_wire::{AbortReason, Generation, JobId, Key, LossBound, Rank, ShardId, WireDtype, WorkerId};
 
 use super::gathering::{Gathering, check};
 use super::pool_size::pool_units;
@@ -173,6 +173,8 @@ pub enum JobState {
         elements: u16,
         /// How the elements of float tensors travel.
         wire_dtype: WireDtype,
+        /// Which part of a rank's contributions may be lost.
+        loss_bound: LossBound,
         /// Ranks that left it.
         left: Ranks,
     },
@@ -374,6 +376,7 @@ impl Registry {
                 in_flight: plan.in_flight,
                 elements: plan.elements,
                 wire_dtype: plan.wire_dtype,
+                loss_bound: plan.flows.map(|flows| flows.loss_bound).unwrap_or_default(),
                 pool_units: asked,
                 origin,
                 levels: admission.hierarchy.as_ref().map_or(0, |hierarchy| hierarchy.levels),
@@ -658,6 +661,7 @@ impl Registry {
                     in_flight: job.in_flight,
                     elements: job.elements,
                     wire_dtype: job.wire_dtype,
+                    loss_bound: job.loss_bound,
                     left: job.left.clone(),
                 },
                 Life::Aborted { reason, .. } => JobState::Aborted { job: *id, reason },

@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 use core::net::IpAddr;
 use core::time::Duration;
 
-use fanin_wire::{AbortReason, Generation, Key, Rank, WireDtype};
+use fanin_wire::{AbortReason, Generation, Key, LossBound, Rank, WireDtype};
 
 use super::super::{Admission, Hierarchy, JoinRequest, Racks, Ranks};
 use super::{Denied, RegistryConfig};
@@ -34,6 +34,7 @@ pub(super) struct Job {
     pub in_flight: u16,
     pub elements: u16,
     pub wire_dtype: WireDtype,
+    pub loss_bound: LossBound,
     /// What it takes of a shard's pool.
     pub pool_units: u32,
     /// From where all of its ranks asked, if that is one machine.
