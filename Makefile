@@ -71,6 +71,7 @@ test: test-tools
 compile-rust: test-tools
 	cargo clippy --workspace --all-targets --quiet -- -D warnings
 	cargo test --workspace --no-run --quiet
+	cargo test --workspace --no-run --quiet --bench '*'
 
 lint: test-tools build
 	cargo fmt --all --check
@@ -87,7 +88,8 @@ test-tools: tools
 
 test-rust: test-tools
 	cargo test --workspace --quiet
-	cargo test --package fanin-quant --package fanin-sim --package fanin-local --benches --quiet -- --test
+	# Each benchmark once. Of the whole workspace, as the tests are, so that nothing is built with other features again.
+	cargo test --workspace --quiet --bench '*'
 	$(MAKE) --no-print-directory fuzz
 
 # A file is one worker's, as its tests may share what is slow to make. Most tests wait: two at a time take little more than half as long.

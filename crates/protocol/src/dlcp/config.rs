@@ -81,9 +81,9 @@ impl JobConfig {
         Ok(self)
     }
 
-    pub(super) const fn receiver(&self) -> ReceiverConfig {
+    pub(super) fn receiver(&self) -> ReceiverConfig {
         let (period, ceiling) = (self.rate.period, self.retransmission.ceiling);
-        ReceiverConfig { period, ceiling, quiet: self.quiet }
+        ReceiverConfig { period, ceiling, quiet: self.quiet, stretch: self.rate.stretch() }
     }
 
     /// Bytes of a full block.

@@ -9,6 +9,9 @@ const INCREASE_PERCENT: u64 = 5;
 /// How much of a period packets may leave before their time, where nobody says otherwise.
 const TRAINS_IN_PERIOD: u64 = 10;
 
+/// Blocks of a stretch, at least and at most.
+const STRETCH: [u32; 2] = [16, 64];
+
 /// How fast a flow may be sent.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RateConfig {
@@ -48,6 +51,17 @@ impl RateConfig {
         let bits = u128::from(packets) * u128::from(self.packet_bytes) * 8;
         let ns = time.as_nanos().max(1);
         u64::try_from(bits * 1_000_000_000 / ns).unwrap_or(u64::MAX)
+    }
+
+    /// Blocks that a sender tells apart by their magnitude at a time. Those of them that are important go first, so that trains, which are
+    /// treated alike as a whole, are not of a packet or two. Two trains are enough: workers find other blocks important, and a sum waits for
+    /// who sends its block last.
+    pub(super) fn stretch(&self) -> u32 {
+        let [least, most] = STRETCH;
+        let trains_ns = 2 * self.ahead.as_nanos();
+        let bits = trains_ns.saturating_mul(self.line_rate_bps.into()) / 1_000_000_000;
+        let packets = bits / (8 * u128::from(self.packet_bytes).max(1));
+        u32::try_from(packets).unwrap_or(most).clamp(least, most)
     }
 
     /// One packet a period: below that there is nothing to measure.
@@ -161,6 +175,17 @@ mod tests {
     fn congestion_halves_and_what_arrives_adds_a_twentieth_of_the_link() {
         let rows = [(100, 40, 50), (50, 40, 55), (55, 55, 60), (60, 20, 30), (30, 10, 15), (15, 15, 20)];
         plays(&mut rate(), &rows);
+    }
+
+    #[test]
+    fn a_stretch_is_two_trains_within_its_limits() {
+        let of = |line_rate_bps, ahead_us| {
+            RateConfig { ahead: Duration::from_micros(ahead_us), ..RateConfig::of_link(line_rate_bps, 1250) }
+                .stretch()
+        };
+        // A packet of 10,000 bits takes 10 us at a gigabit: 25 of them leave at once.
+        assert_eq!([of(GIGABIT, 250), of(GIGABIT, 80), of(GIGABIT, 10), of(GIGABIT, 0)], [50, 16, 16, 16]);
+        assert_eq!([of(100 * GIGABIT, 20), of(u64::MAX, u64::MAX / 1000), of(1, 500)], [64, 64, 16]);
     }
 
     #[test]

@@ -7,7 +7,7 @@ use core::time::Duration;
 use fanin_wire::{LossBound, REQUEST_BLOCKS, Report, Signal};
 
 use super::retry::{ROUNDS_MAX, Retry, Waiting};
-use super::sender::{SORTED, is_set, part_bytes, parts};
+use super::sender::{is_set, part_bytes, parts};
 use crate::machine::{Instant, Reason};
 
 /// Reports on nothing after which a sender that has not stopped counts as silent. They soon come as seldom as `ceiling` says.
@@ -24,6 +24,8 @@ pub(in crate::dlcp) struct ReceiverConfig {
     pub(in crate::dlcp) ceiling: Duration,
     /// How long nothing more must have come before a stop is believed.
     pub(in crate::dlcp) quiet: Duration,
+    /// Blocks that a sender sorts at a time.
+    pub(in crate::dlcp) stretch: u32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -192,9 +194,9 @@ impl Receiver {
     /// Lets blocks go, as far as the bound allows, that a sender sends long before `block`, which came, and that did not come, nor in the time in
     /// which what is on its way comes: they were lost, and need not be waited for until the flow ends. Returns the blocks that were looked at.
     pub(in crate::dlcp) fn let_go_before(&mut self, now: Instant, block: u32) -> Range<u32> {
-        let sorted = SORTED as u32;
         // A sender mixes blocks within a stretch.
-        let sent_before = (block / sorted).saturating_sub(1) * sorted;
+        let stretch = self.config.stretch;
+        let sent_before = (block / stretch).saturating_sub(1) * stretch;
         if self.state != State::Receiving || self.round > 0 {
             return 0..0;
         }

@@ -7,10 +7,6 @@ use super::retry::{ROUNDS_MAX, Retry, Waiting};
 use crate::dlcp::rate::{Pacer, Rate, RateConfig};
 use crate::machine::{Instant, Reason};
 
-/// Blocks that are told apart by their magnitude at a time. Those of them that are important go first, so that trains, which are treated
-/// alike as a whole, are not of a packet or two.
-pub(super) const SORTED: usize = 64;
-
 /// One flow as its sender has it.
 #[derive(Debug)]
 pub(in crate::dlcp) struct Sender {
@@ -148,7 +144,7 @@ impl Sender {
     ) -> Option<(u32, bool)> {
         while self.lined_up.is_empty() && !self.to_send.is_empty() {
             let mut others = VecDeque::new();
-            for _ in 0..SORTED.min(self.to_send.len()) {
+            for _ in 0..self.rate.config().stretch().min(self.to_send.len() as u32) {
                 let Some(block) = self.to_send.pop_front() else { break };
                 match importance(block) {
                     // What is asked for again is what the bound does not forgive.

@@ -18,6 +18,7 @@ const RECEIVER: ReceiverConfig = ReceiverConfig {
     period: Duration::from_micros(200),
     ceiling: Duration::from_millis(250),
     quiet: Duration::from_micros(50),
+    stretch: 64,
 };
 
 fn start(bound: LossBound, has_blocks: bool) -> Start {
