@@ -14,9 +14,10 @@ pub(super) const ROUNDS_MAX: u16 = u16::MAX;
 /// After so many it is not sent more seldom: a timeout of 1 ms has come to the ceiling.
 const SELDOM: u32 = 10;
 
-/// A signal that is not answered within this is said once more, without a word about round trips: a timeout is for who is gone, and is much longer than a
-/// flow takes whose start, stop or end one lost packet would hold up.
-const ECHO: Duration = Duration::from_millis(1);
+/// A signal that is not answered within these, one after the other, is said once more, without a word about round trips: a timeout is for who is gone, and is
+/// much longer than a flow takes whose start, stop or end lost packets would hold up. One echo is too few: on links that lose 2 % one signal in 600 is lost
+/// twice with its answers, and a sum of eight ranks has some fifty.
+const ECHOES: [Duration; 3] = [Duration::from_millis(1), Duration::from_millis(2), Duration::from_millis(4)];
 /// Where a timeout is no more than so many times as long, it is soon enough.
 const ECHOES_IN_TIMEOUT: u32 = 4;
 
@@ -53,8 +54,9 @@ pub(in crate::dlcp) struct Retry {
     /// When it was sent last.
     sent: Instant,
     tries: u32,
-    /// Whether the first try was said once more.
-    is_echoed: bool,
+    /// How often the first try was said once more, and whether it is to be the next time.
+    echoes: u8,
+    is_echo: bool,
 }
 
 impl Retry {
@@ -69,16 +71,17 @@ impl Retry {
 
     /// It leaves.
     pub(in crate::dlcp) fn sent(&mut self, now: Instant, waiting: &Waiting) {
-        if self.tries == 1 && !self.is_echoed {
-            self.is_echoed = true;
-            self.due = Some(self.sent + waiting.timeout(1));
-            return;
+        if self.is_echo {
+            self.echoes += 1;
+        } else {
+            self.tries += 1;
+            self.sent = now;
         }
-        self.tries += 1;
-        self.sent = now;
         let timeout = waiting.timeout(self.tries);
-        self.is_echoed |= timeout <= ECHOES_IN_TIMEOUT * ECHO;
-        self.due = Some(now + if self.is_echoed { timeout } else { ECHO });
+        let echo = ECHOES.get(usize::from(self.echoes)).filter(|_| self.tries == 1);
+        let echo = echo.filter(|echo| **echo * ECHOES_IN_TIMEOUT < timeout);
+        self.is_echo = echo.is_some();
+        self.due = Some(now + *echo.unwrap_or(&timeout));
     }
 
     /// It is answered. A round trip is measured by an answer that `counts` as an immediate one, to a signal that was sent once, or echoed: most answers are to
@@ -94,7 +97,7 @@ impl Retry {
     pub(in crate::dlcp) fn postpone(&mut self, now: Instant, waiting: &Waiting) {
         if self.is_wanted && self.tries > 0 {
             // No answer to it measures a round trip any more.
-            (self.tries, self.is_echoed) = (2, true);
+            (self.tries, self.is_echo) = (2, false);
             self.due = Some(now + waiting.timeout(1));
         }
     }
