@@ -56,7 +56,7 @@ pub struct RelayJob {
     pub job: JobId,
     /// Fragments, or slots' exchanges, of which it got all contributions.
     pub aggregations: u64,
-    /// ATP: fragments that found their aggregator taken.
+    /// ATP: fragments that found no aggregator free.
     pub collisions: u64,
 }
 
@@ -103,7 +103,7 @@ pub enum JobStatusState {
         left: Ranks,
         /// ATP: packets that the server added up itself.
         aggregations: u64,
-        /// ATP: fragments that found an aggregator taken, on their whole way.
+        /// ATP: fragments that found no aggregator free, on their whole way.
         collisions: u64,
         /// DLCP: which part of what each rank sends to this service may be lost.
         loss_bound: LossBound,

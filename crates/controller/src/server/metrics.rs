@@ -149,7 +149,7 @@ fn of_jobs(
     counter("fanin_job_aggregations", "Packets of the job that were added here (ATP)", |progress| {
         progress.aggregations
     })?;
-    counter("fanin_job_collisions", "Fragments of the job that found an aggregator taken (ATP)", |progress| {
+    counter("fanin_job_collisions", "Fragments of the job that found no aggregator free (ATP)", |progress| {
         progress.collisions
     })
 }

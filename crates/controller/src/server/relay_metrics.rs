@@ -70,7 +70,7 @@ fn of_aggregators(
 fn of_atp_jobs(encoder: &mut DescriptorEncoder<'_>, figures: &Figures) -> Result<(), Error> {
     let help = "Packets of the job that were added here (ATP)";
     of_jobs(encoder, figures, ("fanin_job_aggregations", help), |progress| progress.aggregations)?;
-    let help = "Fragments of the job that found an aggregator taken (ATP)";
+    let help = "Fragments of the job that found no aggregator free (ATP)";
     of_jobs(encoder, figures, ("fanin_job_collisions", help), |progress| progress.collisions)
 }
 

@@ -61,7 +61,7 @@ pub struct JobProgress {
     pub lost: u64,
     /// ATP: packets that were added here.
     pub aggregations: u64,
-    /// ATP: fragments that found an aggregator taken.
+    /// ATP: fragments that found no aggregator free.
     pub collisions: u64,
 }
 
