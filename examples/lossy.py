@@ -67,7 +67,9 @@ def train(
         dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=args.ranks)
     else:
         switch = f"{SWITCH_ADDRESS}:4800"
-        options = fanin.torch.Options(switch=switch, plan="switch", loss_bound=bound)
+        # A virtual interface does not tell what its link carries.
+        rate = f"{args.rate}bit"
+        options = fanin.torch.Options(switch=switch, plan="switch", rate=rate, loss_bound=bound)
         dist.init_process_group(
             "fanin",
             init_method=meeting,

@@ -28,8 +28,8 @@ pub(super) fn packets_lost(rank: u16, switch: &str, statistics: &WorkerStatistic
     if let Some(percent) = sent_again_percent(statistics.packets_sent, statistics.retransmissions) {
         let text = || {
             format!(
-                "{percent} % of the packets to switch {switch} were sent again: they are lost on the way, or a rank is often \
-                 late (fanin doctor, fanin status)"
+                "{percent} % of the packets to switch {switch} were sent again: they are lost on the way, a rank is often late, \
+                 or a link carries less than its interface tells (FANIN_RATE; fanin doctor, fanin status)"
             )
         };
         ONCE.call_once(|| say(rank, &text()));

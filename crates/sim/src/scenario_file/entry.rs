@@ -8,11 +8,12 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue, ValueDeserializer};
 
 use super::error::{Mistake, at, unknown};
-use super::lookup::host;
-use super::schema::{File, Job};
+use super::flows::transport;
+use super::lookup::{host, hosts};
+use super::schema::{File, Hosts, Job, TransportTable};
 use crate::net::{NodeId, Topology};
 use crate::systems::System;
-use crate::workload::SwitchPlan;
+use crate::workload::{SwitchPlan, TransportPlan};
 
 /// A system, to scenario files.
 #[derive(Clone, Copy)]
@@ -174,6 +175,27 @@ impl Entry<'_> {
         let found = host(self.topology, name.get_ref(), name)?;
         self.taken.insert(found);
         Ok(found)
+    }
+
+    /// Hosts of servers: those named, which are then no more among those that are free, or so many of the workers', evenly spread.
+    ///
+    /// # Errors
+    /// There are none such, or one of them twice.
+    pub(crate) fn servers(&mut self, given: &Spanned<Hosts>) -> Result<Vec<NodeId>, Mistake> {
+        let found = hosts(self.topology, self.workers, given)?;
+        self.taken.extend(&found);
+        Ok(found)
+    }
+
+    /// How a job's connections are sent.
+    ///
+    /// # Errors
+    /// What cannot be.
+    pub(crate) fn transport(
+        &self,
+        given: &Option<Spanned<TransportTable>>,
+    ) -> Result<TransportPlan, Mistake> {
+        transport(given, &None, false, &self.job().priority)
     }
 
     /// The last host that is free.

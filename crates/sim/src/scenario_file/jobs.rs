@@ -137,6 +137,7 @@ fn all_reduce(job: &Job, bytes: u64, place: &Spanned<super::unit::Size>) -> Resu
     refuse(&job.jitter, "jitter", TRAINING)?;
     refuse(&job.pause_every, "pause_every", TRAINING)?;
     refuse(&job.pause, "pause", TRAINING)?;
+    refuse(&job.overlap, "overlap", TRAINING)?;
     if !(ELEMENT_BYTES..=1 << 30).contains(&bytes) {
         return Err(at(place, "a tensor has from 4 bytes to 1 GiB"));
     }
@@ -171,6 +172,13 @@ fn training(job: &Job, name: &Spanned<String>) -> Result<Workload, Mistake> {
             return Err(at(pause, "`pause` needs `pause_every`: after how many iterations"));
         }
     };
+    let overlap = job.overlap.as_ref().is_some_and(|overlap| *overlap.get_ref());
+    if let (true, Some(place)) = (overlap, &job.pause_every) {
+        return Err(at(
+            place,
+            "where passes `overlap` there is no moment between two iterations for an off phase",
+        ));
+    }
     Ok(Workload::Training {
         model,
         batch,
@@ -179,6 +187,7 @@ fn training(job: &Job, name: &Spanned<String>) -> Result<Workload, Mistake> {
         flops_per_s: number(&job.flops, FLOPS_PER_S, 1.0, FLOPS_MEANING)?,
         jitter: job.jitter.as_ref().map_or(0.0, |jitter| jitter.get_ref().0),
         pause,
+        overlap,
     })
 }
 

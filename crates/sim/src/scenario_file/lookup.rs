@@ -1,8 +1,11 @@
 //! What stands in several tables: hosts, nodes and links by their names, and classes.
 
+use std::collections::BTreeSet;
+
 use toml::Spanned;
 
 use super::error::{Mistake, at, unknown};
+use super::schema::Hosts;
 use crate::net::{Class, DROP_CLASSES, LinkId, NodeId, PRIORITIES, Topology};
 
 pub(super) fn host(topology: &Topology, name: &str, place: &Spanned<impl Sized>) -> Result<NodeId, Mistake> {
@@ -11,6 +14,27 @@ pub(super) fn host(topology: &Topology, name: &str, place: &Spanned<impl Sized>)
         let known = topology.hosts().map(|node| topology.get(node).name.as_str());
         at(place, unknown("host", name, known))
     })
+}
+
+/// Those named, or so many of `among`, evenly spread.
+pub(super) fn hosts(
+    topology: &Topology,
+    among: &[NodeId],
+    given: &Spanned<Hosts>,
+) -> Result<Vec<NodeId>, Mistake> {
+    let found: Vec<NodeId> = match given.get_ref() {
+        Hosts::Count(count) if !(1..=among.len()).contains(count) => {
+            return Err(at(given, format!("from 1 to {} hosts", among.len())));
+        }
+        Hosts::Count(count) => (0..*count).map(|nth| among[nth * among.len() / count]).collect(),
+        Hosts::Names(names) => {
+            names.iter().map(|name| host(topology, name, given)).collect::<Result<_, _>>()?
+        }
+    };
+    if found.is_empty() || found.iter().collect::<BTreeSet<_>>().len() < found.len() {
+        return Err(at(given, "at least one host, and each once"));
+    }
+    Ok(found)
 }
 
 pub(super) fn node(topology: &Topology, name: &Spanned<String>) -> Result<NodeId, Mistake> {

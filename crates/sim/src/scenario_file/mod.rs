@@ -27,6 +27,7 @@ use toml::de::{DeTable, Deserializer};
 
 pub use entry::{Entry, Kind, keys};
 pub use error::{FileError, Mistake, at};
+pub(crate) use schema::{Hosts, TransportTable};
 pub use unit::{Rate, Share, Size, Time};
 
 use crate::net::{LinkId, Multipath, Topology};

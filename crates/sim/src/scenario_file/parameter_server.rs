@@ -1,6 +1,5 @@
 //! `[[parameter_server]]`: hosts found, tensors listed.
 
-use std::collections::BTreeSet;
 use std::time::Duration;
 
 use toml::Spanned;
@@ -8,8 +7,8 @@ use toml::Spanned;
 use super::error::{Mistake, at};
 use super::flows::transport;
 use super::jobs;
-use super::lookup::{class, host};
-use super::schema::{File, Hosts, ParameterServer};
+use super::lookup::{class, hosts};
+use super::schema::{File, ParameterServer};
 use crate::net::{NodeId, Topology};
 use crate::workload::models::{FLOPS_PER_S, Layer};
 use crate::workload::{ParameterServerPlan, Sends, TensorPlan};
@@ -82,23 +81,6 @@ fn sends(entry: &ParameterServer) -> Result<Sends, Mistake> {
         "connections, and `dlcp`'s packets say by themselves which queue they are for",
     )?;
     Ok(Sends::Dlcp(dlcp.resolve()?))
-}
-
-/// Those named, or so many of `among`, evenly spread.
-fn hosts(topology: &Topology, among: &[NodeId], given: &Spanned<Hosts>) -> Result<Vec<NodeId>, Mistake> {
-    let found: Vec<NodeId> = match given.get_ref() {
-        Hosts::Count(count) if !(1..=among.len()).contains(count) => {
-            return Err(at(given, format!("from 1 to {} hosts", among.len())));
-        }
-        Hosts::Count(count) => (0..*count).map(|nth| among[nth * among.len() / count]).collect(),
-        Hosts::Names(names) => {
-            names.iter().map(|name| host(topology, name, given)).collect::<Result<_, _>>()?
-        }
-    };
-    if found.is_empty() || found.iter().collect::<BTreeSet<_>>().len() < found.len() {
-        return Err(at(given, "at least one host, and each once"));
-    }
-    Ok(found)
 }
 
 fn tensors(entry: &ParameterServer) -> Result<Vec<TensorPlan>, Mistake> {

@@ -239,7 +239,7 @@ pub(super) struct SelectiveDropping {
 /// `transport` of flows.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct TransportTable {
+pub(crate) struct TransportTable {
     #[serde(default)]
     pub(super) kind: TransportName,
     /// Window at the start; ten segments unless given.
@@ -408,6 +408,8 @@ pub(super) struct Job {
     pub(super) pause_every: Option<Spanned<u64>>,
     /// Training: how long it is.
     pub(super) pause: Option<Spanned<Time>>,
+    /// Training: whether the forward pass of a layer waits for its own parameters alone.
+    pub(super) overlap: Option<Spanned<bool>>,
 
     #[serde(default)]
     pub(super) dtype: DtypeName,
@@ -416,7 +418,7 @@ pub(super) struct Job {
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Hosts {
+pub(crate) enum Hosts {
     Count(usize),
     Names(Vec<String>),
 }

@@ -12,6 +12,7 @@ use std::any::Any;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fmt::Debug;
+use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -28,11 +29,12 @@ mod keys;
 pub(crate) mod placement;
 pub mod ring;
 pub mod switchml;
+pub mod tcp_ps;
 mod worker;
 
 /// The systems that this crate has.
-pub const ALL: [Kind; 7] =
-    [atp::ATP, atp::RSS, atp::PS, atp::PS_N_TO_N, switchml::KIND, ring::KIND, dlcp::KIND];
+pub const ALL: [Kind; 8] =
+    [atp::ATP, atp::RSS, atp::PS, atp::PS_N_TO_N, switchml::KIND, ring::KIND, tcp_ps::KIND, dlcp::KIND];
 
 /// One job's system, as its table in the scenario file configures it. Everything in it has been checked.
 pub trait System: Debug + Send + Sync {
@@ -42,6 +44,12 @@ pub trait System: Debug + Send + Sync {
     /// Parts that each tensor is cut into: a worker has a machine for each.
     fn parts(&self, _workers: usize) -> usize {
         1
+    }
+
+    /// Which elements of a tensor are one part's, of so many; none where the tensor is whole in others. `variable` is which of the model's it
+    /// is the gradient of ([`Tenant::variable`]).
+    fn range(&self, _variable: u64, elements: usize, part: usize, parts: usize) -> Range<usize> {
+        elements * part / parts..elements * (part + 1) / parts
     }
 
     /// The host of the server that can be restarted, and that knows where the job stands when another process takes a worker's

@@ -16,7 +16,7 @@ use toml::Spanned;
 use super::{Counters, Machines, Process, Site, System, Tenant};
 use crate::net::{Actor, ActorId, Context, FlowId, Network, Notice, Packet, TcpConfig};
 use crate::scenario_file::{Entry, Kind, Mistake, Size, at, keys};
-use crate::workload::Gradient;
+use crate::workload::{Gradient, mtu};
 
 /// A message's header: which tensor, which step.
 const HEADER_BYTES: u64 = 16;
@@ -78,10 +78,7 @@ impl System for Ring {
         let topology = site.topology();
         let connection = |rank: usize| {
             let (from, to) = (workers[rank], workers[(rank + 1) % workers.len()]);
-            let mtu = topology
-                .neighbours(from)
-                .next()
-                .map_or(1500, |(_, link)| topology.links()[link.0 as usize].config.mtu);
+            let mtu = mtu(topology, from);
             let class = tenant.plan().class;
             let usual = TcpConfig::new(from, to);
             let window_max_bytes = self.receive_window_bytes.unwrap_or(usual.window_max_bytes);

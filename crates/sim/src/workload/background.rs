@@ -104,11 +104,11 @@ fn open(network: &mut Network, plan: &BackgroundPlan) -> FlowId {
             to: plan.to,
             class: plan.class,
             rate_bps,
-            datagram_bytes: mtu(network, plan.from),
+            datagram_bytes: mtu(network.topology(), plan.from),
             ecn: plan.transport.ecn,
         }),
         None => {
-            let config = plan.transport.connection(network, plan.from, plan.to, plan.class);
+            let config = plan.transport.connection(network.topology(), plan.from, plan.to, plan.class);
             let flow = network.open_tcp(config);
             match plan.size {
                 Some(bytes) => network.write(flow, bytes, None),

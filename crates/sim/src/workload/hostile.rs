@@ -26,6 +26,7 @@ use crate::systems::atp::{Atp, Help};
 use crate::systems::dlcp::{Dlcp, PushPlan, Way};
 use crate::systems::ring::Ring;
 use crate::systems::switchml::SwitchMl;
+use crate::systems::tcp_ps::TcpPs;
 
 /// How long faults keep coming.
 const TROUBLE: Duration = Duration::from_millis(20);
@@ -53,15 +54,24 @@ const PACKET_BITS: u64 = 8 * 1_500;
 pub fn hostile(seed: u64) -> Scenario {
     let mut dice = Dice(Rand64::new(u128::from(seed) ^ 0xa7b0_0000_0000));
     // From dice of their own, so that what else is drawn stays as it was.
-    let [mut dlcp_dice, mut more_dice] =
-        [0xd1c9_0000_0000, 0x3a75_0000_0000].map(|which| Dice(Rand64::new(u128::from(seed) ^ which)));
+    let [mut dlcp_dice, mut more_dice, mut ps_dice] = [0xd1c9_0000_0000, 0x3a75_0000_0000, 0x7c95_0000_0000]
+        .map(|which| Dice(Rand64::new(u128::from(seed) ^ which)));
     let topology = topology(&mut dice, &mut more_dice);
     let aggregators = dice.among(&[0, 1, 3, 16, 64, 512]);
     let mut jobs: Vec<JobPlan> =
         (0..dice.range(1, 4)).map(|index| job(&mut dice, &topology, aggregators, index)).collect();
     jobs.iter_mut().for_each(|job| {
         if dlcp_dice.one_in(8) {
-            job.system = Arc::new(dlcp(&mut dlcp_dice, &topology, job));
+            let mut system = dlcp(&mut dlcp_dice, &topology, job);
+            if let (Way::Servers(at), true) = (&mut system.way, ps_dice.one_in(2)) {
+                *at = servers(&mut ps_dice, &topology);
+            }
+            job.system = Arc::new(system);
+        } else if job.system.name() == "ring" && ps_dice.one_in(2) {
+            job.system = Arc::new(tcp_ps(&mut ps_dice, &topology));
+        }
+        if let Workload::Training { pause: None, overlap, .. } = &mut job.workload {
+            *overlap = ps_dice.one_in(2);
         }
         job.class.sprayed = more_dice.one_in(8);
         // Overflows would be in elements that a sample leaves out.
@@ -444,7 +454,8 @@ fn dlcp(dice: &mut Dice, topology: &Topology, job: &JobPlan) -> Dlcp {
     let (loss_bound, pull_bound) = (bound(&[0.0, 0.01, 0.1, 0.4]), bound(&[0.0, 0.0, 0.2]));
     let time = |dice: &mut Dice, us: &[u64]| Duration::from_micros(dice.among(us));
     Dlcp {
-        way: if is_ring { Way::Ring } else { Way::Server(dice.among(&hosts)) },
+        way: if is_ring { Way::Ring } else { Way::Servers(vec![dice.among(&hosts)]) },
+        divide_above_bytes: 10_000,
         loss_bound,
         pull_bound: if is_ring { LossBound::RELIABLE } else { pull_bound },
         elements: dice.among(&[CHUNK_ELEMENTS[0], CHUNK_ELEMENTS[1], CHUNK_ELEMENTS[2]]) as u16,
@@ -454,6 +465,24 @@ fn dlcp(dice: &mut Dice, topology: &Topology, job: &JobPlan) -> Dlcp {
         delta: dice.among(&[1.0, 2.0]),
         quiet: time(dice, &[20, 100, 1000]),
         timeout: time(dice, &[300, 1000, 5000]),
+    }
+}
+
+/// Up to three hosts in a row.
+fn servers(dice: &mut Dice, topology: &Topology) -> Vec<NodeId> {
+    let hosts: Vec<NodeId> = topology.hosts().collect();
+    let (first, count) = (dice.range(0, hosts.len() as u64) as usize, dice.range(1, 4) as usize);
+    (first..first + count.min(hosts.len())).map(|at| hosts[at % hosts.len()]).collect()
+}
+
+/// Connections to servers in the place of a ring's.
+fn tcp_ps(dice: &mut Dice, topology: &Topology) -> TcpPs {
+    let bytes = |dice: &mut Dice| dice.one_in(2).then(|| dice.among(&[4, 1_000, 20_000]));
+    TcpPs {
+        servers: servers(dice, topology),
+        partition_bytes: bytes(dice),
+        credit_bytes: bytes(dice),
+        transport: TransportPlan { transport: dice.among(&TRANSPORTS), ..TransportPlan::default() },
     }
 }
 
@@ -470,6 +499,7 @@ fn workload(dice: &mut Dice, packet: usize) -> Workload {
             flops_per_s: 1e14 / scale * dice.among(&[1.0, 10.0]),
             jitter: dice.among(&[0.0, 0.1, 0.9]),
             pause: dice.one_in(3).then(|| (dice.range(1, 3), dice.time(Duration::ZERO, TROUBLE / 4))),
+            overlap: false,
         };
     }
     Workload::AllReduce {

@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -177,11 +178,15 @@ impl Job {
         self.schedule.elements(tensor)
     }
 
+    /// Which of the model's variables a tensor is the gradient of.
+    pub(crate) fn variable(&self, tensor: u64) -> u64 {
+        self.schedule.variable(tensor)
+    }
+
     /// Which elements of a tensor are machine `shard`'s.
-    fn range(&self, tensor: u64, shard: usize) -> (usize, usize) {
-        let elements = self.schedule.elements(tensor);
-        let shards = self.workers[0].waiting.len();
-        (elements * shard / shards, elements * (shard + 1) / shards)
+    pub(crate) fn range(&self, tensor: u64, shard: usize) -> Range<usize> {
+        let (elements, shards) = (self.schedule.elements(tensor), self.workers[0].waiting.len());
+        self.plan.system.range(self.schedule.variable(tensor), elements, shard, shards)
     }
 
     /// A part came back; of a system that may lose some, with who is in it.
@@ -194,10 +199,11 @@ impl Job {
     ) {
         let now = context.now();
         let tensor = part.tensor;
-        let (from, to) = self.range(tensor, shard);
+        let range = self.range(tensor, shard);
+        let from = range.start;
         let lost = self.workers[rank].lost.take_if(|(lost, _)| *lost == tensor).map(|(_, elements)| elements);
         let checked = match inside {
-            Some(inside) => self.source.check_inside(&part, inside),
+            Some(inside) => self.source.check_inside(&part, from, inside),
             None => self.source.check(&part, from, lost.unwrap_or(0)),
         };
         match checked {
@@ -219,7 +225,7 @@ impl Job {
         let worker = &mut self.workers[rank];
         worker.spare.push(part);
         let measures = &mut worker.measures;
-        measures.bytes += 4 * (to - from) as u64;
+        measures.bytes += 4 * range.len() as u64;
         let left = worker.parts.get_mut(&tensor).map(|left| {
             *left -= 1;
             *left
@@ -273,12 +279,13 @@ impl Job {
     fn submit(&mut self, context: &mut Context<'_>, rank: usize, tensor: u64, elements: usize) {
         debug_assert_eq!(elements, self.schedule.elements(tensor));
         let shards = self.workers[rank].waiting.len();
-        self.workers[rank].parts.insert(tensor, shards);
+        let parts = (0..shards).map(|shard| (shard, self.range(tensor, shard)));
+        let parts: Vec<_> = parts.filter(|(_, range)| !range.is_empty()).collect();
+        self.workers[rank].parts.insert(tensor, parts.len());
         self.workers[rank].submitted.insert(tensor, context.now());
-        for shard in 0..shards {
-            let (from, to) = self.range(tensor, shard);
+        for (shard, range) in parts {
             let old = self.workers[rank].spare.pop();
-            let part = self.source.contribution(old, tensor, rank as u32, from, to - from);
+            let part = self.source.contribution(old, tensor, rank as u32, range.start, range.len());
             let part = part.of_layer(self.schedule.layer(tensor));
             let worker = &mut self.workers[rank];
             worker.waiting[shard].push_back(part);

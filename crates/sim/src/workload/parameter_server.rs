@@ -201,7 +201,7 @@ fn open_in_time<T: 'static>(
 
 fn open_connection(with: &(Opened, Class, TransportPlan), network: &mut Network, push: &Push) {
     let (opened, class, transport) = with;
-    let flow = network.open_tcp(transport.connection(network, push.from, push.to, *class));
+    let flow = network.open_tcp(transport.connection(network.topology(), push.from, push.to, *class));
     network.write(flow, push.bytes, None);
     opened.borrow_mut().push((network.time(), flow));
 }

@@ -36,12 +36,25 @@ pub(crate) enum Schedule {
 /// An iteration, laid out.
 #[derive(Clone, Debug)]
 pub(crate) struct Training {
+    /// A whole forward pass.
     forward: Duration,
-    /// By gradient, in the order of back-propagation: how long it takes to compute, and its elements.
-    gradients: Vec<(Duration, usize)>,
+    /// In the order of back-propagation.
+    gradients: Vec<Phases>,
+    /// Whether a layer's forward pass waits for its own parameters alone, and not for those of all.
+    overlap: bool,
     iterations: Option<u64>,
     jitter: f64,
     pause: Option<(u64, Duration)>,
+}
+
+/// A gradient, with what is computed for it.
+#[derive(Clone, Copy, Debug, Default)]
+struct Phases {
+    /// How long the forward pass of its layers takes ..
+    forward: Duration,
+    /// .. and the backward pass.
+    backward: Duration,
+    elements: usize,
 }
 
 impl Schedule {
@@ -50,10 +63,10 @@ impl Schedule {
             Workload::AllReduce { elements, in_flight, count } => {
                 Self::AllReduce { elements, in_flight, count }
             }
-            Workload::Training { model, batch, iterations, scale, flops_per_s, jitter, pause } => {
+            Workload::Training { model, batch, iterations, scale, flops_per_s, jitter, pause, overlap } => {
                 let scaled = Scaled { batch, scale, flops_per_s };
                 let (forward, gradients) = scaled.iteration(&model.layers());
-                Self::Training(Training { forward, gradients, iterations, jitter, pause })
+                Self::Training(Training { forward, gradients, overlap, iterations, jitter, pause })
             }
         }
     }
@@ -76,7 +89,18 @@ impl Schedule {
     pub(crate) fn elements_counted(&self) -> usize {
         match self {
             Self::AllReduce { elements, .. } => *elements,
-            Self::Training(training) => training.gradients.iter().map(|(_, elements)| elements).sum(),
+            Self::Training(training) => training.gradients.iter().map(|of| of.elements).sum(),
+        }
+    }
+
+    /// Which of the model's variables a tensor is the gradient of, counted from the front; without a model each is another.
+    pub(crate) fn variable(&self, tensor: u64) -> u64 {
+        match self {
+            Self::AllReduce { .. } => tensor,
+            Self::Training(training) => {
+                let count = training.gradients.len() as u64;
+                count - 1 - tensor % count
+            }
         }
     }
 
@@ -85,10 +109,9 @@ impl Schedule {
         match self {
             Self::AllReduce { .. } => fanin_protocol::Layer::default(),
             Self::Training(training) => {
-                let count = training.gradients.len();
-                let index = count - 1 - (tensor % count as u64) as usize;
-                let within = |number: usize| u16::try_from(number).unwrap_or(u16::MAX);
-                fanin_protocol::Layer { index: within(index), count: within(count) }
+                let within = |number: u64| u16::try_from(number).unwrap_or(u16::MAX);
+                let count = training.gradients.len() as u64;
+                fanin_protocol::Layer { index: within(self.variable(tensor)), count: within(count) }
             }
         }
     }
@@ -98,7 +121,7 @@ impl Schedule {
         match self {
             Self::AllReduce { elements, .. } => *elements,
             Self::Training(training) => {
-                training.gradients[(tensor % training.gradients.len() as u64) as usize].1
+                training.gradients[(tensor % training.gradients.len() as u64) as usize].elements
             }
         }
     }
@@ -113,22 +136,25 @@ struct Scaled {
 impl Scaled {
     /// Forward time, and the gradients. What the scale leaves of all layers together is rounded, not of each; a layer of
     /// which nothing is left goes with the next.
-    fn iteration(&self, layers: &[Layer]) -> (Duration, Vec<(Duration, usize)>) {
-        let forward: Duration =
-            layers.iter().map(|layer| layer.forward(self.batch, self.flops_per_s)).sum::<Duration>();
-        let mut gradients = Vec::new();
-        let (mut parameters, mut elements_before, mut waiting) = (0, 0, Duration::ZERO);
+    fn iteration(&self, layers: &[Layer]) -> (Duration, Vec<Phases>) {
+        let of = |layer: &Layer| layer.forward(self.batch, self.flops_per_s);
+        let forward: Duration = layers.iter().map(of).sum();
+        let mut gradients: Vec<Phases> = Vec::new();
+        let (mut parameters, mut elements_before, mut waiting) = (0, 0, Phases::default());
         for layer in layers.iter().rev() {
             parameters += layer.parameters;
-            waiting += layer.backward(self.batch, self.flops_per_s).div_f64(self.scale);
+            waiting.forward += of(layer).div_f64(self.scale);
+            waiting.backward += layer.backward(self.batch, self.flops_per_s).div_f64(self.scale);
             let elements_here = (parameters as f64 / self.scale).round() as usize;
             if elements_here > elements_before {
-                gradients.push((waiting, elements_here - elements_before));
-                (elements_before, waiting) = (elements_here, Duration::ZERO);
+                gradients.push(Phases { elements: elements_here - elements_before, ..waiting });
+                (elements_before, waiting) = (elements_here, Phases::default());
             }
         }
-        if gradients.is_empty() {
-            gradients.push((waiting, 1));
+        match gradients.last_mut() {
+            // Nothing waits for what is in front of the first gradient.
+            Some(front) => front.forward += waiting.forward,
+            None => gradients.push(Phases { elements: 1, ..waiting }),
         }
         (forward.div_f64(self.scale), gradients)
     }
@@ -141,8 +167,10 @@ pub(crate) struct Program {
     /// The next tensor that it submits.
     next: u64,
     outstanding: BTreeSet<u64>,
-    /// Training: iterations completed.
+    /// Training: iterations completed ..
     iteration: u64,
+    /// .. and those whose forward pass, or the pause before it, has begun.
+    begun: u64,
     /// Training: how this phase's times differ from the model's.
     pace: f64,
     state: State,
@@ -155,6 +183,10 @@ enum State {
     Idle,
     Paused,
     Forward,
+    /// Of the layers of a gradient, as passes overlap.
+    ForwardOf(usize),
+    /// The same, and its parameters are not there.
+    WaitsFor(usize),
     Backward,
     Finished,
 }
@@ -167,6 +199,7 @@ impl Program {
             next: 0,
             outstanding: BTreeSet::new(),
             iteration: 0,
+            begun: 0,
             pace: 1.0,
             state: State::Idle,
             end: None,
@@ -193,10 +226,8 @@ impl Program {
     /// The first tensor that it does not submit if nobody makes it begin more: those of an iteration are one.
     pub(crate) fn committed(&self) -> u64 {
         match (&*self.schedule, self.state) {
-            (Schedule::Training(training), State::Paused | State::Forward | State::Backward) => {
-                (self.iteration + 1) * training.gradients.len() as u64
-            }
-            _ => self.next,
+            (Schedule::AllReduce { .. }, _) | (_, State::Idle | State::Finished) => self.next,
+            (Schedule::Training(training), _) => self.begun * training.gradients.len() as u64,
         }
     }
 
@@ -218,19 +249,23 @@ impl Program {
         let Schedule::Training(training) = &*schedule else { return };
         match self.state {
             State::Paused => self.forward(training, steps),
-            State::Forward => {
+            State::Forward | State::ForwardOf(0) => {
                 self.state = State::Backward;
                 self.pace = self.draw(training.jitter);
                 self.wait_for_gradient(training, 0, steps);
             }
+            State::ForwardOf(index) => self.forward_of(training, index - 1, steps),
             State::Backward => {
                 let index = (self.next % training.gradients.len() as u64) as usize;
-                self.submit(training.gradients[index].1, steps);
+                self.submit(training.gradients[index].elements, steps);
                 if index + 1 < training.gradients.len() {
                     self.wait_for_gradient(training, index + 1, steps);
+                } else if training.overlap && !self.is_last(training) {
+                    self.begun += 1;
+                    self.forward(training, steps);
                 }
             }
-            State::Idle | State::Finished => {}
+            State::Idle | State::WaitsFor(_) | State::Finished => {}
         }
     }
 
@@ -242,13 +277,19 @@ impl Program {
         match &*self.schedule.clone() {
             Schedule::AllReduce { .. } => self.submit_next(steps),
             Schedule::Training(training) => {
-                // The barrier: parameters are updated when every gradient is there.
+                // The barrier: parameters are updated when every gradient is there. Where passes overlap each layer has one of its
+                // own, so that no gradient of the next iteration is there before all of this one's.
                 if self.outstanding.is_empty()
                     && self.next == (self.iteration + 1) * training.gradients.len() as u64
                 {
                     self.iteration += 1;
                     steps.push(Step::Iterated);
-                    self.begin_iteration(training, steps);
+                    if self.begun == self.iteration {
+                        self.begin_iteration(training, steps);
+                    }
+                }
+                if let State::WaitsFor(index) = self.state {
+                    self.forward_of(training, index, steps);
                 }
             }
         }
@@ -275,9 +316,17 @@ impl Program {
                     steps.push(Step::Iterated);
                 }
                 match self.state {
-                    State::Backward => self.wait_for_gradient(training, (from % gradients) as usize, steps),
                     State::Finished => {}
-                    _ => self.begin_iteration(training, steps),
+                    State::Idle | State::Paused | State::Forward => self.begin_iteration(training, steps),
+                    State::Backward => self.wait_for_gradient(training, (from % gradients) as usize, steps),
+                    // What it takes back is of the iteration before, whose gradients are there.
+                    State::ForwardOf(_) | State::WaitsFor(_) if from < (self.begun - 1) * gradients => {
+                        (self.begun, self.state) = (self.begun - 1, State::Backward);
+                        self.wait_for_gradient(training, (from % gradients) as usize, steps);
+                    }
+                    State::ForwardOf(index) | State::WaitsFor(index) => {
+                        self.forward_of(training, index, steps);
+                    }
                 }
             }
         }
@@ -288,20 +337,28 @@ impl Program {
         let Schedule::Training(training) = &*self.schedule.clone() else { return };
         match self.state {
             State::Paused | State::Forward => self.forward(training, steps),
+            State::ForwardOf(index) => self.forward_of(training, index, steps),
             State::Backward if self.next < (self.iteration + 1) * training.gradients.len() as u64 => {
                 let index = (self.next % training.gradients.len() as u64) as usize;
                 self.wait_for_gradient(training, index, steps);
             }
-            State::Backward | State::Idle | State::Finished => {}
+            State::Backward | State::Idle | State::WaitsFor(_) | State::Finished => {}
         }
     }
 
+    /// Whether no iteration follows those that have begun.
+    fn is_last(&self, training: &Training) -> bool {
+        self.is_over() || training.iterations.is_some_and(|most| self.begun >= most)
+    }
+
     fn begin_iteration(&mut self, training: &Training, steps: &mut Vec<Step>) {
-        if self.is_over() || training.iterations.is_some_and(|most| self.iteration >= most) {
+        self.begun = self.iteration;
+        if self.is_last(training) {
             self.state = State::Finished;
             steps.push(Step::Finished);
             return;
         }
+        self.begun += 1;
         match training.pause {
             Some((every, length)) if self.iteration > 0 && self.iteration.is_multiple_of(every) => {
                 self.state = State::Paused;
@@ -312,13 +369,28 @@ impl Program {
     }
 
     fn forward(&mut self, training: &Training, steps: &mut Vec<Step>) {
-        self.state = State::Forward;
         let pace = self.draw(training.jitter);
+        if training.overlap {
+            self.pace = pace;
+            return self.forward_of(training, training.gradients.len() - 1, steps);
+        }
+        self.state = State::Forward;
         steps.push(Step::Wait(training.forward.mul_f64(pace)));
     }
 
+    /// The pass of a gradient's layers, or first their parameters.
+    fn forward_of(&mut self, training: &Training, index: usize, steps: &mut Vec<Step>) {
+        let before = (self.begun - 1).checked_sub(1).map(|before| before * training.gradients.len() as u64);
+        if before.is_some_and(|before| self.outstanding.contains(&(before + index as u64))) {
+            self.state = State::WaitsFor(index);
+            return;
+        }
+        self.state = State::ForwardOf(index);
+        steps.push(Step::Wait(training.gradients[index].forward.mul_f64(self.pace)));
+    }
+
     fn wait_for_gradient(&self, training: &Training, index: usize, steps: &mut Vec<Step>) {
-        steps.push(Step::Wait(training.gradients[index].0.mul_f64(self.pace)));
+        steps.push(Step::Wait(training.gradients[index].backward.mul_f64(self.pace)));
     }
 
     fn draw(&mut self, jitter: f64) -> f64 {
@@ -366,6 +438,98 @@ mod tests {
             flops_per_s: 1e13,
             jitter,
             pause,
+            overlap: false,
+        }
+    }
+
+    fn overlapping() -> Workload {
+        let mut workload = training(100.0, 0.0, 2, None);
+        if let Workload::Training { overlap, .. } = &mut workload {
+            *overlap = true;
+        }
+        workload
+    }
+
+    #[test]
+    fn where_passes_overlap_a_layer_waits_for_its_own_parameters_alone() {
+        let mut program = program(&overlapping());
+        let Schedule::Training(layers) = &*program.schedule.clone() else { panic!("it trains") };
+        let count = layers.gradients.len() as u64;
+        let mut steps = Vec::new();
+        // Until it waits for parameters: how long, and how often.
+        let run = |program: &mut Program, steps: &mut Vec<Step>| {
+            let (mut time, mut waits) = (Duration::ZERO, 0);
+            while let Some(Step::Wait(length)) =
+                steps.iter().find(|step| matches!(step, Step::Wait(_))).copied()
+            {
+                steps.clear();
+                time += length;
+                waits += 1;
+                program.timer(steps);
+            }
+            (time, waits)
+        };
+        program.start(&mut steps);
+        // Nothing of the first iteration comes back.
+        let (_, waits) = run(&mut program, &mut steps);
+        assert_eq!((waits, program.next_tensor(), program.committed()), (2 * count, count, 2 * count));
+        assert_eq!(program.state, State::WaitsFor(count as usize - 1), "the front layer's");
+        // All but the front layers' are of no use ..
+        (0..count - 2).for_each(|tensor| assert!(program.completed(tensor, &mut steps)));
+        assert_eq!(run(&mut program, &mut steps).1, 0);
+        // .. and with the first of these comes the pass of its layers.
+        program.completed(count - 1, &mut steps);
+        let (time, waits) = run(&mut program, &mut steps);
+        assert_eq!((time, waits), (layers.gradients[count as usize - 1].forward, 1));
+        program.completed(count - 2, &mut steps);
+        assert!(steps.contains(&Step::Iterated));
+        run(&mut program, &mut steps);
+        assert_eq!(program.next_tensor(), 2 * count, "no third iteration begins");
+        (count..2 * count).for_each(|tensor| assert!(program.completed(tensor, &mut steps)));
+        assert_eq!(steps.iter().filter(|step| **step == Step::Finished).count(), 1);
+        // What is computed is the same.
+        let both = [training(100.0, 0.0, 2, None), overlapping()];
+        let times = both.map(|workload| play(&mut super::tests::program(&workload)).0);
+        assert!(times[0].abs_diff(times[1]) < Duration::from_micros(1), "{times:?}");
+    }
+
+    #[test]
+    fn a_worker_that_was_away_between_two_iterations_that_overlap_does_the_rest() {
+        let mut program = program(&overlapping());
+        let Schedule::Training(layers) = &*program.schedule.clone() else { panic!("it trains") };
+        let count = layers.gradients.len() as u64;
+        for (from, passes) in [(count - 3, 3 + 2 * count), (count, 2 * count)] {
+            let mut steps = Vec::new();
+            program = Program::new(program.schedule.clone(), 1);
+            program.start(&mut steps);
+            while steps.iter().any(|step| matches!(step, Step::Wait(_))) {
+                steps.clear();
+                program.timer(&mut steps);
+            }
+            steps.clear();
+            // A restart brings no parameters; another process has those that the others have.
+            program.restarted(&mut steps);
+            assert!(steps.is_empty());
+            program.go_on_from(from, &mut steps);
+            let (mut waits, mut submitted) = (0, Vec::new());
+            while !steps.contains(&Step::Finished) {
+                for step in std::mem::take(&mut steps) {
+                    match step {
+                        Step::Submit { tensor, .. } => submitted.push(tensor),
+                        Step::Wait(_) => {
+                            waits += 1;
+                            program.timer(&mut steps);
+                        }
+                        _ => {}
+                    }
+                }
+                if steps.is_empty() {
+                    let tensor =
+                        submitted.iter().copied().find(|tensor| program.outstanding.contains(tensor));
+                    program.completed(tensor.expect("it waits for something"), &mut steps);
+                }
+            }
+            assert_eq!((waits, submitted), (passes, (from..2 * count).collect()));
         }
     }
 

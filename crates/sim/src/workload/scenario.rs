@@ -144,6 +144,8 @@ pub enum Workload {
         jitter: f64,
         /// An off phase after so many iterations, and its length.
         pause: Option<(u64, Duration)>,
+        /// Whether the forward pass of a layer waits for its own parameters alone, and not for those of all.
+        overlap: bool,
     },
 }
 

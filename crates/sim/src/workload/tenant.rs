@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::rc::Rc;
 
 use fanin_wire::{AbortReason, JobId, Key};
@@ -81,6 +82,18 @@ impl Tenant {
     #[must_use]
     pub fn elements(&self, tensor: u64) -> usize {
         self.job.borrow().elements(tensor)
+    }
+
+    /// Which of the model's variables a tensor is the gradient of, counted from the front; without a model each is another.
+    #[must_use]
+    pub fn variable(&self, tensor: u64) -> u64 {
+        self.job.borrow().variable(tensor)
+    }
+
+    /// Which elements of a tensor are one part's.
+    #[must_use]
+    pub fn range(&self, tensor: u64, part: usize) -> Range<usize> {
+        self.job.borrow().range(tensor, part)
     }
 
     pub(crate) fn parts(&self) -> usize {

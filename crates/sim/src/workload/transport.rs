@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::net::{Class, Network, NodeId, TcpConfig, Transport};
+use crate::net::{Class, NodeId, TcpConfig, Topology, Transport};
 
 /// What a scenario says of its connections: a [`TcpConfig`] but for who sends to whom.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,8 +42,14 @@ impl TransportPlan {
     const HEADER_BYTES: u32 = 40;
 
     /// A connection of it, whose segments are as long as the sender's link takes them.
-    pub(crate) fn connection(&self, network: &Network, from: NodeId, to: NodeId, class: Class) -> TcpConfig {
-        let segment_bytes = mtu(network, from) - Self::HEADER_BYTES;
+    pub(crate) fn connection(
+        &self,
+        topology: &Topology,
+        from: NodeId,
+        to: NodeId,
+        class: Class,
+    ) -> TcpConfig {
+        let segment_bytes = mtu(topology, from) - Self::HEADER_BYTES;
         TcpConfig {
             class,
             transport: self.transport,
@@ -62,7 +68,7 @@ impl TransportPlan {
 }
 
 /// Longest IP packet of a host's first link.
-pub(crate) fn mtu(network: &Network, host: NodeId) -> u32 {
-    let first = network.topology().neighbours(host).next();
-    first.map_or(1500, |(_, link)| network.topology().links()[link.0 as usize].config.mtu)
+pub(crate) fn mtu(topology: &Topology, host: NodeId) -> u32 {
+    let first = topology.neighbours(host).next();
+    first.map_or(1500, |(_, link)| topology.links()[link.0 as usize].config.mtu)
 }

@@ -11,7 +11,7 @@ use toml::Spanned;
 use super::super::System;
 use super::super::keys::{PacketLengths, timeout};
 use super::{Dlcp, PushPlan, Way};
-use crate::scenario_file::{Entry, Kind, Mistake, Share, Time, at, keys};
+use crate::scenario_file::{Entry, Hosts, Kind, Mistake, Share, Size, Time, at, keys};
 
 pub(crate) const KIND: Kind = Kind { name: "dlcp", keys: keys::<Keys>, resolve };
 
@@ -21,6 +21,8 @@ pub(crate) const FLOW_BLOCKS: u32 = 4096;
 pub(crate) const FLOWS: u16 = 256;
 /// Longer than a packet waits in the queues that a signal does not wait in.
 pub(crate) const QUIET: Duration = Duration::from_micros(100);
+/// §5.2.1.
+const DIVIDE_ABOVE_BYTES: u64 = 4_000_000;
 /// §5.1.1.
 const LOSS_BOUND: f64 = 0.1;
 
@@ -42,8 +44,10 @@ pub(crate) fn elements_for_mtu(mtu: usize) -> Option<usize> {
 struct Keys {
     /// Who sums: a server, or the workers in a ring.
     way: Option<Spanned<WayName>>,
-    /// The server's host; the last that no job before has, unless given.
-    server: Option<Spanned<String>>,
+    /// The servers' hosts by name, or how many of the workers'; unless given one, the last host that no job before has.
+    servers: Option<Spanned<Hosts>>,
+    /// A tensor that is larger is divided evenly among all servers, a smaller one is at one of them; 4 MB unless given.
+    divide_above: Option<Spanned<Size>>,
     /// What the flows back may; nothing unless given. Above that workers keep their own gradients where they lack means, and sums are means.
     pull_bound: Option<Spanned<Share>>,
     /// Elements of a packet; the most that the MTU takes unless given.
@@ -86,8 +90,11 @@ fn resolve(entry: &mut Entry<'_>) -> Result<Arc<dyn System>, Mistake> {
         return Err(at(priority, "packets of dlcp say by themselves which queue they are for"));
     }
     if is_ring {
-        if let Some(server) = &keys.server {
-            return Err(at(server, "`server` is about `way = \"server\"`: a ring has none"));
+        if let Some(servers) = &keys.servers {
+            return Err(at(servers, "`servers` is about `way = \"server\"`: a ring has none"));
+        }
+        if let Some(size) = &keys.divide_above {
+            return Err(at(size, "`divide_above` is about `servers`: a ring has none"));
         }
         if let Some(bound) = &keys.pull_bound {
             return Err(at(
@@ -96,17 +103,18 @@ fn resolve(entry: &mut Entry<'_>) -> Result<Arc<dyn System>, Mistake> {
             ));
         }
     }
-    let way = match &keys.server {
+    let way = match &keys.servers {
         _ if is_ring => Way::Ring,
-        Some(name) => Way::Server(entry.host(name)?),
-        None => Way::Server(entry.free_host().ok_or_else(|| {
-            entry.at_system("no host is left for the server; name one with `server`, a worker's if need be, or say `way = \"ring\"`")
-        })?),
+        Some(given) => Way::Servers(entry.servers(given)?),
+        None => Way::Servers(vec![entry.free_host().ok_or_else(|| {
+            entry.at_system("no host is left for the server; name one with `servers`, a worker's if need be, or say `way = \"ring\"`")
+        })?]),
     };
     let Keys { loss_bound, period, delta, quiet, timeout, .. } = keys;
     let sends = PushKeys { loss_bound, period, delta, quiet, timeout }.resolve()?;
     Ok(Arc::new(Dlcp {
         way,
+        divide_above_bytes: keys.divide_above.map_or(DIVIDE_ABOVE_BYTES, |size| size.get_ref().0),
         loss_bound: sends.loss_bound,
         pull_bound: bound(keys.pull_bound.as_ref(), "pull_bound", 0.0)?,
         elements: LENGTHS.of(entry, keys.elements.as_ref())?,

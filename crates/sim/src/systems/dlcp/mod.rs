@@ -9,6 +9,8 @@ mod server;
 mod tests;
 
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -22,7 +24,7 @@ use fanin_wire::{
 use super::worker::{BACK_OFF, retransmission};
 use super::{Counters, Machines, Process, Site, System, Tenant};
 use crate::net::{
-    ActorId, Body, Class, Context, Machine, Network, NodeId, Owner, Packet, SimAddress, Topology,
+    ActorId, Body, Class, Context, Machine, Network, Nic, NodeId, Owner, Packet, SimAddress, Topology,
 };
 use crate::workload::Gradient;
 use ledger::{Ledger, Terms};
@@ -31,6 +33,7 @@ use server::{SERVER_PORT, Served, Server};
 pub(crate) use keys::{KIND, PushKeys};
 pub use pushes::PushPlan;
 pub(crate) use pushes::Pushes;
+use pushes::TRAIN_BYTES;
 
 /// Kinds of packets: gradients on their way to the server or round a ring, and sums; what is said of flows.
 const BLOCK: &str = "block";
@@ -38,6 +41,8 @@ const SIGNAL: &str = "signal";
 
 /// Ethernet with preamble, checksum and gap, IPv4 and UDP: what a link carries besides a UDP payload.
 pub(crate) const FRAMING_BYTES: usize = 66;
+
+const ELEMENT_BYTES: u64 = 4;
 
 /// Of the first job's ranks, where they are in a ring; the next job's have the next.
 const RING_PORT: u16 = 6000;
@@ -47,6 +52,8 @@ const RING_PORT: u16 = 6000;
 pub struct Dlcp {
     /// Who sums.
     pub way: Way,
+    /// A tensor that is larger is divided evenly among all servers; a smaller one is at one of them.
+    pub divide_above_bytes: u64,
     /// What each flow to the server, or at each hop of a ring, may lose of its packets (§3.2.1).
     pub loss_bound: LossBound,
     /// What the flows back may; above 0 a worker keeps its own gradient where it lacks a mean.
@@ -68,10 +75,10 @@ pub struct Dlcp {
 }
 
 /// Who sums.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Way {
-    /// The server on this host.
-    Server(NodeId),
+    /// The servers on these hosts.
+    Servers(Vec<NodeId>),
     /// The workers, in the order of their ranks.
     Ring,
 }
@@ -79,6 +86,21 @@ pub enum Way {
 impl System for Dlcp {
     fn name(&self) -> &'static str {
         "dlcp"
+    }
+
+    fn parts(&self, _workers: usize) -> usize {
+        self.servers().len().max(1)
+    }
+
+    fn range(&self, variable: u64, elements: usize, part: usize, parts: usize) -> Range<usize> {
+        let is_divided = ELEMENT_BYTES * elements as u64 > self.divide_above_bytes;
+        if is_divided || parts == 1 {
+            elements * part / parts..elements * (part + 1) / parts
+        } else if part as u64 == variable % parts as u64 {
+            0..elements
+        } else {
+            0..0
+        }
     }
 
     fn timeout(&self) -> Duration {
@@ -124,30 +146,48 @@ impl System for Dlcp {
             declared: if plan.sampled { 4 * u32::from(self.elements - config.elements) } else { 0 },
             block_bytes: block_packet_bytes(4 * usize::from(config.elements)),
         };
-        let ledger = Rc::new(RefCell::new(Ledger::new(Terms {
-            job: plan.name.clone(),
-            workers: plan.workers.len(),
-            is_ring: self.way == Way::Ring,
-            flow_blocks: self.flow_blocks,
-            push_bound: if plan.integers { LossBound::RELIABLE } else { self.loss_bound },
-            pull_bound: if self.may_keep(plan.integers) { self.pull_bound } else { LossBound::RELIABLE },
-        })));
-        let server = match self.way {
-            Way::Ring => None,
-            Way::Server(node) => {
-                let new = || Server { node, actor: Cell::new(ActorId(u32::MAX)), jobs: RefCell::default() };
+        // One machine has the link's rate; of several none knows what the others send.
+        let hosts = plan.workers.iter().chain(self.servers()).copied().filter(|_| self.servers().len() > 1);
+        let nics: BTreeMap<_, _> =
+            hosts.map(|host| (host, Nic::new(config.rate.line_rate_bps, TRAIN_BYTES))).collect();
+        let part = |part: usize| {
+            let config = JobConfig { id: tenant.id(part), key: tenant.key(part), ..config };
+            let ledger = Rc::new(RefCell::new(Ledger::new(Terms {
+                job: plan.name.clone(),
+                workers: plan.workers.len(),
+                is_ring: self.way == Way::Ring,
+                flow_blocks: self.flow_blocks,
+                push_bound: if plan.integers { LossBound::RELIABLE } else { self.loss_bound },
+                pull_bound: if self.may_keep(plan.integers) { self.pull_bound } else { LossBound::RELIABLE },
+                shares_nic: !nics.is_empty(),
+            })));
+            let server = self.servers().get(part).map(|node| {
+                let (node, actor) = (*node, Cell::new(ActorId(u32::MAX)));
+                let new = || Server { node, actor, nic: RefCell::default(), jobs: RefCell::default() };
                 let server = site.station(node, SERVER_PORT, new);
+                if let Some(nic) = nics.get(&node) {
+                    server.nic.borrow_mut().get_or_insert_with(|| nic.clone());
+                }
                 let (ledger, tenant) = (ledger.clone(), tenant.clone());
-                server.jobs.borrow_mut().push(Served { config, tenant, ledger, treatment });
-                Some(server)
-            }
+                server.jobs.borrow_mut().push(Served { config, tenant, part, ledger, treatment });
+                server
+            });
+            Part { config, server, ledger }
         };
+        let parts = (0..self.parts(plan.workers.len())).map(part).collect();
         let lost = Rc::default();
-        Box::new(Job { system: self.clone(), config, tenant, server, ledger, treatment, lost })
+        Box::new(Job { system: self.clone(), parts, tenant: tenant.clone(), nics, treatment, lost })
     }
 }
 
 impl Dlcp {
+    fn servers(&self) -> &[NodeId] {
+        match &self.way {
+            Way::Servers(servers) => servers,
+            Way::Ring => &[],
+        }
+    }
+
     /// Whether a worker may keep its own gradient.
     fn may_keep(&self, integers: bool) -> bool {
         self.pull_bound != LossBound::RELIABLE && self.way != Way::Ring && !integers
@@ -155,11 +195,7 @@ impl Dlcp {
 
     fn job_config(&self, tenant: &Tenant, topology: &Topology) -> JobConfig {
         let plan = tenant.plan();
-        let server = match self.way {
-            Way::Server(node) => Some(node),
-            Way::Ring => None,
-        };
-        let hosts = plan.workers.iter().copied().chain(server);
+        let hosts = plan.workers.iter().chain(self.servers()).copied();
         let config = JobConfig {
             id: tenant.id(0),
             key: tenant.key(0),
@@ -238,22 +274,30 @@ fn gets_on(packet: &Packet<'_>) -> bool {
     }
 }
 
-/// Of each tensor of a job.
-fn blocks_of(tenant: &Tenant) -> impl Fn(u64) -> u32 + '_ {
+/// Of one part of each tensor of a job.
+fn blocks_of(tenant: &Tenant, part: usize) -> impl Fn(u64) -> u32 + '_ {
     let elements = tenant.plan().system.packet_elements();
-    move |tensor| tenant.elements(tensor).div_ceil(elements) as u32
+    move |tensor| tenant.range(tensor, part).len().div_ceil(elements) as u32
 }
 
 /// A job in a run.
 struct Job {
     system: Dlcp,
-    config: JobConfig,
     tenant: Tenant,
-    server: Option<Rc<Server>>,
-    ledger: Rc<RefCell<Ledger>>,
+    /// Of each tensor.
+    parts: Vec<Part>,
+    /// By host, where several machines of one share it.
+    nics: BTreeMap<NodeId, Rc<Nic>>,
     treatment: Treatment,
     /// What workers were told of the tensors that came back.
     lost: Rc<Cell<Loss>>,
+}
+
+/// What a server sums, or the ring.
+struct Part {
+    config: JobConfig,
+    server: Option<Rc<Server>>,
+    ledger: Rc<RefCell<Ledger>>,
 }
 
 type WorkerActor = Machine<Worker<SimAddress, Gradient>, Overseen>;
@@ -265,40 +309,43 @@ impl Job {
         E: WorkerMachine<Address = SimAddress, Tensor = Gradient> + 'static,
     {
         let op = if self.system.may_keep(self.tenant.plan().integers) { Op::Average } else { Op::Sum };
-        let (rank, ledger, tenant) = (process.rank(), self.ledger.clone(), self.tenant.clone());
-        let owner = Overseen { process, ledger: self.ledger.clone(), lost: self.lost.clone(), op };
+        let (rank, part, tenant) = (process.rank(), process.part(), self.tenant.clone());
+        let nic = self.nics.get(&process.node());
+        let ledger = self.parts[part].ledger.clone();
+        let owner = Overseen { process, ledger: ledger.clone(), lost: self.lost.clone(), op };
         let treatment = self.treatment;
-        Machine::new(machine, owner)
+        let machine = Machine::new(machine, owner)
             .classified(move |_, packet| {
                 // All that leaves the machine passes here, also what is lost then.
                 if let Some(SignalPacket { flow, round, signal: Signal::Request { .. }, .. }) = signal(packet)
                 {
-                    ledger.borrow_mut().asked(rank, flow, round, blocks_of(&tenant));
+                    ledger.borrow_mut().asked(rank, flow, round, blocks_of(&tenant, part));
                 }
                 treatment.class(packet)
             })
-            .declaring(move |packet| treatment.declared(packet))
+            .declaring(move |packet| treatment.declared(packet));
+        match nic {
+            Some(nic) => machine.behind(nic.clone()),
+            None => machine,
+        }
     }
 }
 
 impl Machines for Job {
     fn add_worker(&self, network: &mut Network, process: Process) -> ActorId {
         let (node, rank) = (process.node(), process.rank());
-        let place = WorkerId(rank as u8);
-        if let Some(server) = &self.server {
+        let (place, part) = (WorkerId(rank as u8), &self.parts[process.part()]);
+        if let Some(server) = &part.server {
             let (port, server) = (process.port(), SimAddress::new(server.node, SERVER_PORT));
-            return network.add_actor(
-                node,
-                port,
-                self.machine(Worker::new(self.config, place, server), process),
-            );
+            let worker = Worker::new(part.config, place, server);
+            return network.add_actor(node, port, self.machine(worker, process));
         }
         // A rank has to know where the next one will be.
         let port = RING_PORT + self.tenant.index as u16;
         let workers = &self.tenant.plan().workers;
         let neighbour = |rank: usize| SimAddress::new(workers[rank % workers.len()], port);
         let (left, right) = (neighbour(rank + workers.len() - 1), neighbour(rank + 1));
-        network.add_actor(node, port, self.machine(Ring::new(self.config, place, left, right), process))
+        network.add_actor(node, port, self.machine(Ring::new(part.config, place, left, right), process))
     }
 
     fn counters(&self, network: &Network) -> Counters {
@@ -312,8 +359,9 @@ impl Machines for Job {
             }
         }
         let lost = self.lost.get();
+        let added = |part: &Part| Some(part.server.as_ref()?.aggregations(network, part.config.id));
         Counters {
-            server_aggregations: self.server.as_ref().map(|it| it.aggregations(network, self.config.id)),
+            server_aggregations: self.parts.iter().map(added).sum(),
             packets_sent: Some(packets_sent),
             retransmissions: Some(retransmissions),
             contributions: Some(lost.contributions),
@@ -324,13 +372,16 @@ impl Machines for Job {
     }
 
     fn standing(&self, network: &Network) -> String {
-        let server = self.server.as_ref().and_then(|server| server.standing(network, self.config.id));
-        server.map_or(String::new(), |progress| format!("; its server: {progress}"))
+        let of = |part: &Part| part.server.as_ref()?.standing(network, part.config.id);
+        let progress = self.parts.iter().filter_map(of);
+        progress.map(|progress| format!("; its server: {progress}")).collect()
     }
 
     fn die(&self, network: &mut Network) {
-        if let Some(server) = &self.server {
-            server.remove(network, self.config.id);
+        for part in &self.parts {
+            if let Some(server) = &part.server {
+                server.remove(network, part.config.id);
+            }
         }
     }
 }
@@ -347,7 +398,8 @@ impl Overseen {
     fn completed(&self, context: &mut Context<'_>, sum: Gradient, told: Option<Loss>) {
         let of = (self.process.rank(), sum.tensor);
         let tenant = self.process.tenant();
-        let inside = self.ledger.borrow_mut().completed(of, told, blocks_of(tenant));
+        let blocks = blocks_of(tenant, self.process.part());
+        let inside = self.ledger.borrow_mut().completed(of, told, blocks);
         let mut all = self.lost.get();
         all += told.unwrap_or_default();
         self.lost.set(all);
@@ -390,7 +442,8 @@ impl<E: WorkerMachine<Address = SimAddress, Tensor = Gradient> + 'static> Owner<
         }
         if let Some(block) = block(packet) {
             let tenant = self.process.tenant();
-            let came = self.ledger.borrow_mut().came(self.process.rank(), &block.header, blocks_of(tenant));
+            let blocks = blocks_of(tenant, self.process.part());
+            let came = self.ledger.borrow_mut().came(self.process.rank(), &block.header, blocks);
             if let Err(violation) = came {
                 tenant.violated(context, violation);
             }

@@ -26,7 +26,7 @@ use crate::workload::{Push, mtu};
 const FIRST_PORT: u16 = 20_000;
 const ELEMENT_BYTES: u64 = 4;
 /// Thirty samples, or the longest signal.
-const TRAIN_BYTES: usize = 2048;
+pub(super) const TRAIN_BYTES: usize = 2048;
 
 /// How flows are sent.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -87,7 +87,8 @@ impl Pushes {
 
     /// A worker has a tensor for a server, now.
     pub(crate) fn open(&mut self, network: &mut Network, push: &Push) {
-        let elements = elements_for_mtu(mtu(network, push.from) as usize).unwrap_or(SAMPLE_ELEMENTS);
+        let elements =
+            elements_for_mtu(mtu(network.topology(), push.from) as usize).unwrap_or(SAMPLE_ELEMENTS);
         let whole = push.bytes.div_ceil(ELEMENT_BYTES) as usize;
         let packets = whole.div_ceil(elements);
         let sender = match self.senders.get(&(push.from, push.to)) {

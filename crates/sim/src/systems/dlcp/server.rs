@@ -10,7 +10,7 @@ use fanin_wire::{JobId, ShardId};
 use super::super::{Role, Station, Tenant};
 use super::ledger::Ledger;
 use super::{Treatment, block, blocks_of};
-use crate::net::{ActorId, Context, Machine, Network, NodeId, Owner, Packet, SimAddress};
+use crate::net::{ActorId, Context, Machine, Network, Nic, NodeId, Owner, Packet, SimAddress};
 
 /// UDP port.
 pub(super) const SERVER_PORT: u16 = 4803;
@@ -21,6 +21,8 @@ type ServerActor = Machine<ServerMachine<SimAddress>, Overseer>;
 pub(super) struct Server {
     pub(super) node: NodeId,
     pub(super) actor: Cell<ActorId>,
+    /// Where workers' machines are on its host, too.
+    pub(super) nic: RefCell<Option<Rc<Nic>>>,
     pub(super) jobs: RefCell<Vec<Served>>,
 }
 
@@ -29,6 +31,8 @@ pub(super) struct Server {
 pub(super) struct Served {
     pub(super) config: JobConfig,
     pub(super) tenant: Tenant,
+    /// Of each of its tensors.
+    pub(super) part: usize,
     pub(super) ledger: Rc<RefCell<Ledger>>,
     pub(super) treatment: Treatment,
 }
@@ -76,9 +80,12 @@ impl Station for Server {
         };
         let declare = of.clone();
         let owner = Overseer { aggregations: vec![0; jobs.len()], jobs };
-        let machine = Machine::new(server, owner)
+        let mut machine = Machine::new(server, owner)
             .classified(move |_, packet| of(packet).class(packet))
             .declaring(move |packet| declare(packet).declared(packet));
+        if let Some(nic) = &*self.nic.borrow() {
+            machine = machine.behind(nic.clone());
+        }
         self.actor.set(network.add_actor(self.node, SERVER_PORT, machine));
     }
 
@@ -116,6 +123,6 @@ impl Owner<ServerMachine<SimAddress>> for Overseer {
         let served = &self.jobs[at];
         self.aggregations[at] += 1;
         let rank = block.preamble.worker.0.into();
-        served.ledger.borrow_mut().contributed(rank, &block.header, blocks_of(&served.tenant));
+        served.ledger.borrow_mut().contributed(rank, &block.header, blocks_of(&served.tenant, served.part));
     }
 }

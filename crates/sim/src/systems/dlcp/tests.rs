@@ -41,6 +41,32 @@ fn without_loss_nothing_is_lost_and_sums_are_whole() {
 }
 
 #[test]
+fn servers_have_a_part_of_each_large_tensor_and_small_ones_whole() {
+    for (keys, packets) in [
+        ("servers = [\"h4\", \"h5\"]\n", 5 * 711),
+        ("servers = [\"h4\", \"h5\"]\ndivide_above = \"100kB\"\n", 5 * 2 * 356),
+        ("servers = 4\ndivide_above = \"100kB\"\n", 5 * 4 * 178),
+        ("servers = [\"h0\", \"h1\", \"h5\"]\n", 5 * 711),
+    ] {
+        let found = job(&format!("{RACK}{JOB}[job.dlcp]\nquiet = \"2ms\"\n{keys}")).counters;
+        assert_eq!(found.contributions, Some(4 * 4 * packets), "{keys}");
+        assert_eq!(found.server_aggregations, Some(4 * packets), "{keys}");
+        assert_eq!((found.contributions_lost, found.retransmission_rounds), (Some(0), Some(0)), "{keys}");
+    }
+}
+
+#[test]
+fn training_with_several_servers_ends_whatever_is_lost() {
+    let training = "[[job]]\nsystem = \"dlcp\"\nworkers = 4\nmodel = \"resnet18\"\nscale = 50.0\niterations = 3\noverlap = true\nspray = true\n";
+    let found = job(&format!(
+        "{RACK}{training}[job.dlcp]\nquiet = \"1ms\"\nservers = 4\ndivide_above = \"20kB\"\n{LOSS}"
+    ))
+    .counters;
+    let share = found.contributions_lost.unwrap() as f64 / found.contributions.unwrap() as f64;
+    assert!((0.0..0.05).contains(&share) && found.server_aggregations > Some(0), "{found:?}");
+}
+
+#[test]
 fn what_the_bound_forgives_is_lost_and_the_rest_is_sent_again() {
     for (way, more) in [("server", ""), ("ring", ""), ("server", "payload = \"sample\"\n")] {
         let at = |bound: &str| {
@@ -98,7 +124,10 @@ fn what_cannot_be_is_refused_with_line_and_key() {
     for (table, says) in [
         ("loss_bound = \"100%\"", "`loss_bound` must be less than 100%"),
         ("pull_bound = \"100%\"", "`pull_bound` must be less than 100%"),
-        ("way = \"ring\"\nserver = \"h5\"", "a ring has none"),
+        ("way = \"ring\"\nservers = [\"h5\"]", "a ring has none"),
+        ("way = \"ring\"\ndivide_above = \"1MB\"", "a ring has none"),
+        ("servers = 5", "from 1 to 4 hosts"),
+        ("servers = [\"h5\", \"h5\"]", "each once"),
         ("way = \"ring\"\npull_bound = \"1%\"", "all-gather loses nothing"),
         ("period = \"0us\"", "`period` must be 1us"),
         ("delta = 0.5", "`delta` must be 1 at least"),

@@ -24,11 +24,19 @@ fn every_system_workload_class_buffer_and_fault_is_drawn() {
         for job in &scenario.jobs {
             note(job.system.name());
             if let Some(way) = format!("{:?}", job.system).strip_prefix("Dlcp { way: ") {
-                note(if way.starts_with("Ring") { "dlcp in a ring" } else { "dlcp with a server" });
+                let servers = way.split(']').next().expect("a list").matches("NodeId").count();
+                note(match (way.starts_with("Ring"), servers) {
+                    (true, _) => "dlcp in a ring",
+                    (false, 1) => "dlcp with a server",
+                    (false, _) => "dlcp with servers",
+                });
             }
             note(if job.integers { "int32" } else { "float32" });
             if job.system.name() != "atp" && matches!(job.workload, Workload::Training { .. }) {
                 note(&format!("training by {}", job.system.name()));
+            }
+            if matches!(job.workload, Workload::Training { overlap: true, .. }) {
+                note("overlap");
             }
             if job.class.priority > 0 {
                 note("priority");
@@ -102,10 +110,10 @@ fn every_system_workload_class_buffer_and_fault_is_drawn() {
         }
     }
     let expected = "1 cores, 1 ways, 2 cores, 2 ways, 3 cores, 8 ways, Dctcp, LinkId, LinkId twice, NewReno, NodeId, NodeId twice, Pfabric, Pias, atp, constant, dlcp, \
-        dlcp in a ring, dlcp with a server, drop class, dumbbell, fat tree, float32, int32, leaf-spine, least remaining, links differ, lost acknowledgement, lost block, lost gradient, \
-        lost packets, lost parameters, lost result, lost segment, lost signal, lost update, partition, ports, priority, ps, ps-n-to-n, pushes by connections, pushes by dlcp, queues, \
-        reserved, ring, rss, sampled atp, sampled dlcp, sampled ps, sampled ps-n-to-n, sampled ring, sampled rss, sampled switchml, server, server twice, shared buffer, small NIC, sprayed, \
-        stop, switchml, training by dlcp, training by ps, training by ps-n-to-n, training by ring, training by rss, training by switchml, worker, worker twice";
+        dlcp in a ring, dlcp with a server, dlcp with servers, drop class, dumbbell, fat tree, float32, int32, leaf-spine, least remaining, links differ, lost acknowledgement, lost block, lost gradient, \
+        lost packets, lost parameters, lost result, lost segment, lost signal, lost update, overlap, partition, ports, priority, ps, ps-n-to-n, pushes by connections, pushes by dlcp, queues, \
+        reserved, ring, rss, sampled atp, sampled dlcp, sampled ps, sampled ps-n-to-n, sampled ring, sampled rss, sampled switchml, sampled tcp-ps, server, server twice, shared buffer, small NIC, sprayed, \
+        stop, switchml, tcp-ps, training by dlcp, training by ps, training by ps-n-to-n, training by ring, training by rss, training by switchml, training by tcp-ps, worker, worker twice";
     assert_eq!(drawn.into_iter().collect::<Vec<_>>().join(", "), expected);
 }
 

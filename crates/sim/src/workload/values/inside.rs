@@ -23,19 +23,24 @@ impl Inside {
 
 impl Origin {
     /// [`Source::check_inside`].
-    pub(crate) fn check_inside(&mut self, result: &Gradient, inside: &Inside) -> Result<u64, usize> {
+    pub(crate) fn check_inside(
+        &mut self,
+        result: &Gradient,
+        from: usize,
+        inside: &Inside,
+    ) -> Result<u64, usize> {
         match self {
-            Self::Drawn(source) => source.check_inside(result, inside),
+            Self::Drawn(source) => source.check_inside(result, from, inside),
             Self::Given(given) => given.check_inside(&result.numbers, inside),
         }
     }
 }
 
 impl Source {
-    /// Digest of a whole result's bits, or its first element that is not the sum of who is in, by its number among those that are
-    /// there. What lacks somebody is scaled, so that it is rounded twice: together an eighth of what a contribution changes at least, as no
+    /// Digest of a result's bits, of the part of a tensor that begins with element `from`, or its first element that is not the sum of who
+    /// is in, by its number among those that are there. What lacks somebody is scaled, so that it is rounded twice: together an eighth of what a contribution changes at least, as no
     /// sum is above 2^21 units. Integers lack nobody.
-    pub(crate) fn check_inside(&self, result: &Gradient, inside: &Inside) -> Result<u64, usize> {
+    pub(crate) fn check_inside(&self, result: &Gradient, from: usize, inside: &Inside) -> Result<u64, usize> {
         let (key, workers) = (self.key(result.tensor), self.workers as usize);
         let ranks: Vec<_> = (0..self.workers).map(|worker| self.rank(worker)).collect();
         let exact = |i: usize, inside: u64| -> i64 {
@@ -49,7 +54,7 @@ impl Source {
         let mut digest = Digest::default();
         for (index, packet) in inside.packets.iter().enumerate() {
             let begin = index * self.carried;
-            let first = index * self.packet;
+            let first = from + index * self.packet;
             let is_whole = packet.count_ones() == self.workers;
             match &result.numbers {
                 Numbers::Int32(sums) => {
@@ -63,7 +68,7 @@ impl Source {
                 }
                 Numbers::Float32(sums) => {
                     let Some(sums) = sums.get(begin..) else { return Err(begin) };
-                    let large = if self.is_large(key, 0, index) { power_of_two(LARGE_SHIFT) } else { 1.0 };
+                    let large = if self.is_large(key, from, index) { power_of_two(LARGE_SHIFT) } else { 1.0 };
                     let times = self.unit * large * inside.factor(*packet, workers);
                     for (i, sum) in sums.iter().take(self.carried).enumerate() {
                         let expected = exact(first + i, *packet) as f64 * times;
@@ -152,9 +157,9 @@ mod tests {
         let source = source(false);
         for is_mean in [false, true] {
             let found = result(&source, [ALL, &[0, 2, 3], &[4]], is_mean);
-            assert!(source.check_inside(&found, &inside([31, 0b1101, 16], is_mean)).is_ok());
+            assert!(source.check_inside(&found, 0, &inside([31, 0b1101, 16], is_mean)).is_ok());
             let nobody = result(&source, [ALL, &[], &[1, 2]], is_mean);
-            assert!(source.check_inside(&nobody, &inside([31, 0, 0b110], is_mean)).is_ok());
+            assert!(source.check_inside(&nobody, 0, &inside([31, 0, 0b110], is_mean)).is_ok());
         }
     }
 
@@ -176,7 +181,7 @@ mod tests {
                 ([ALL, &[0, 2, 3], &[3, 3, 4]], 2 * PACKET),
                 ([ALL, &[0, 2, 3], &[2, 4]], 2 * PACKET),
             ] {
-                let found = source.check_inside(&result(&source, wrong, is_mean), &inside(said, is_mean));
+                let found = source.check_inside(&result(&source, wrong, is_mean), 0, &inside(said, is_mean));
                 assert_eq!(found, Err(first), "{wrong:?}");
             }
         }
@@ -189,14 +194,14 @@ mod tests {
         let whole = found.clone();
         let Numbers::Float32(x) = &mut found.numbers else { panic!("floats") };
         x[PACKET..2 * PACKET].iter_mut().for_each(|x| *x *= 3.0 / 4.0);
-        assert_eq!(source.check_inside(&found, &inside([31, 0b1101, 16], true)), Err(PACKET));
+        assert_eq!(source.check_inside(&found, 0, &inside([31, 0b1101, 16], true)), Err(PACKET));
         // The last element of a packet is of others than the rest.
         let mut found = whole;
         let other = result(&source, [ALL, &[0, 2], &[4]], true);
         found.set(2 * PACKET - 1, &other.part(2 * PACKET - 1..2 * PACKET));
-        assert_eq!(source.check_inside(&found, &inside([31, 0b1101, 16], true)), Err(2 * PACKET - 1));
+        assert_eq!(source.check_inside(&found, 0, &inside([31, 0b1101, 16], true)), Err(2 * PACKET - 1));
         assert_eq!(
-            source.check_inside(&other, &Inside { packets: vec![31], ..inside([0; 3], true) }),
+            source.check_inside(&other, 0, &Inside { packets: vec![31], ..inside([0; 3], true) }),
             Err(PACKET)
         );
     }
@@ -205,9 +210,9 @@ mod tests {
     fn integers_lack_nobody() {
         let source = source(true);
         let whole = result(&source, [ALL, ALL, ALL], false);
-        assert!(source.check_inside(&whole, &inside([31; 3], false)).is_ok());
-        assert_eq!(source.check_inside(&whole, &inside([31, 30, 31], false)), Err(PACKET));
+        assert!(source.check_inside(&whole, 0, &inside([31; 3], false)).is_ok());
+        assert_eq!(source.check_inside(&whole, 0, &inside([31, 30, 31], false)), Err(PACKET));
         let lacks = result(&source, [ALL, ALL, &[0, 1, 2, 3]], false);
-        assert_eq!(source.check_inside(&lacks, &inside([31; 3], false)), Err(2 * PACKET));
+        assert_eq!(source.check_inside(&lacks, 0, &inside([31; 3], false)), Err(2 * PACKET));
     }
 }

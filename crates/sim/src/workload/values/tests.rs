@@ -66,6 +66,7 @@ fn system(summer: Summer) -> Arc<dyn System> {
         Summer::Ring => Arc::new(Ring::default()),
         Summer::Dlcp => Arc::new(Dlcp {
             way: Way::Ring,
+            divide_above_bytes: 0,
             loss_bound: LossBound::RELIABLE,
             pull_bound: LossBound::RELIABLE,
             elements: PACKET as u16,
