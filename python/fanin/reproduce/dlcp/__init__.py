@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
-from fanin.reproduce.dlcp import accuracy, completion, compression, gradients, rotation, tolerance
+from fanin.reproduce.dlcp import (
+    accuracy,
+    completion,
+    compression,
+    gradients,
+    rotation,
+    speed,
+    tolerance,
+)
 from fanin.reproduce.finding import Paper
 
 PAPER = Paper(
     [
         module.EXPERIMENT
-        for module in (tolerance, gradients, accuracy, compression, completion, rotation)
+        for module in (
+            tolerance,
+            gradients,
+            accuracy,
+            compression,
+            completion,
+            speed,
+            rotation,
+        )
     ],
     repeated="seeds",
     repetitions=6,
@@ -19,6 +35,6 @@ PAPER = Paper(
         "Figure 5, the bounds (1.1 % of the front layers, 0.4 % of the back, 1.6 % of small "
         "gradients, 0.1 % of large): our models forgive so much more that only the order is "
         "compared, at a loss that costs them something.",
-        "Figures 11 to 13 and 15(b): training by the clock, beside ByteScheduler.",
+        "Figure 12: what else PyTorch and MXNet cost is not in a simulator.",
     ],
 )
