@@ -264,6 +264,9 @@ def test_losses_cost_epochs_as_in_dlcp(tmp_path: Path, monkeypatch: pytest.Monke
         ours(found, "gradients", "largest packets lost, over those with as much of the smal") > 1.1
     )
     assert abs(ours(found, "accuracy", "last epoch with a bound of 10 %")) <= 1
+    assert ours(found, "speed", "gain over ByteScheduler is larger with 10 workers") > 1.05
+    assert ours(found, "speed", "10 % or 30 % that is slowest, by ByteScheduler's") > 1.05
+    assert 0.1 < ours(found, "speed", "packets that queues drop of ByteScheduler's") < 5
     document = json.loads((tmp_path / "results.json").read_text())
     curves = document["experiments"]["accuracy"]["series"]["accuracy"]["digits"]
     assert curves["without loss"] != curves["1 % lost"] != curves["10 % lost"]

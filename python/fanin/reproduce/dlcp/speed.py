@@ -225,8 +225,8 @@ class _Speeds:
         """Return what queues dropped, in percent of what hosts sent."""
 
         def share(report: Report) -> float:
-            dropped = sum(sum(link["dropped"].values()) for link in report["links"])
-            return 100 * dropped / float(report["jobs"][0]["counters"]["packets_sent"])
+            dropped = sum(drop["count"] for drop in report["drops"])
+            return 100 * dropped / float(report["jobs"][0]["packets_sent"])
 
         return self._runs[_name(kind, model, MANY, {})].spread(share)
 
