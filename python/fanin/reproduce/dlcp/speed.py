@@ -54,7 +54,7 @@ ONLY = {
 """Whom a setting says something about, where not all."""
 QUIET = "1600us"
 """As long as a queue that has half of a switch's memory takes to drain: signals overtake it."""
-LOSS = "packets that queues drop of ByteScheduler's, ResNet-50, 10 workers"
+LOSS = "packets that queues drop of ByteScheduler's, of all it sends, ResNet-50, 10 workers"
 GAIN = "{}, {} workers: DLCP's speed by {}'s"
 Wanted = tuple[str, str, int, Setting]
 """A kind, a model, workers, and what is not as usual."""
@@ -161,7 +161,7 @@ def run(lab: Lab) -> Outcome:
 
     def draw(figure: Figure) -> None:
         panels = figure.subplots(1, len(models), squeeze=False)[0]
-        figure.set_size_inches(3.4 * len(models) + 1, 4.2)
+        figure.set_size_inches(3.4 * len(models) + 2.6, 4.2)
         for axes, model in zip(panels, models, strict=True):
             for kind, label in KINDS.items():
                 found = [Spread.of(speeds.of(kind, model, workers, {})) for workers in (FEW, MANY)]
@@ -225,8 +225,8 @@ class _Speeds:
         """Return what queues dropped, in percent of what hosts sent."""
 
         def share(report: Report) -> float:
-            dropped = sum(drop["count"] for drop in report["drops"])
-            return 100 * dropped / float(report["jobs"][0]["packets_sent"])
+            dropped = sum(int(drop["count"]) for drop in report["drops"])
+            return 100 * dropped / int(report["jobs"][0]["packets_sent"])
 
         return self._runs[_name(kind, model, MANY, {})].spread(share)
 
@@ -300,6 +300,4 @@ def _name(kind: str, model: str, workers: int, more: Setting) -> str:
     return "-".join(["speed", kind, model, str(workers), *changed])
 
 
-EXPERIMENT = Experiment(
-    "speed", "Training speed beside ByteScheduler (Figures 11, 13 and 15(b))", run
-)
+EXPERIMENT = Experiment("speed", "Training speed (Figures 11, 13 and 15(b))", run)
