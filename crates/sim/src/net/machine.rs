@@ -184,11 +184,14 @@ where
                 let (bytes, segment_bytes) = (transmit.bytes, transmit.segment_bytes);
                 self.recipients.clear();
                 self.recipients.extend_from_slice(transmit.to);
+                // What is for its own host does not pass the NIC.
+                let own = context.address().node;
+                let leaving = self.recipients.iter().filter(|to| to.node != own).count() as u64;
                 for packet in train[..bytes].chunks(segment_bytes) {
                     let class = (self.classify)(&self.machine, packet);
                     let declared = (self.declare)(packet);
                     if let Some(nic) = &self.nic {
-                        nic.takes(now, packet.len() as u64 + u64::from(declared) + FRAMING_BYTES);
+                        nic.takes(now, leaving * (packet.len() as u64 + u64::from(declared) + FRAMING_BYTES));
                     }
                     context.send_to_all(&self.recipients, class, packet, declared);
                 }

@@ -55,6 +55,21 @@ fn servers_have_a_part_of_each_large_tensor_and_small_ones_whole() {
     }
 }
 
+/// Two workers that are each other's servers send half of a tensor out of their hosts, and half to themselves.
+#[test]
+fn what_stays_on_a_host_does_not_pass_its_nic() {
+    let time = |servers: &str| {
+        let keys = format!("servers = {servers}\ndivide_above = \"100kB\"\n");
+        let text = "[[job]]\nsystem = \"dlcp\"\nworkers = 2\ntensor = \"20MB\"\ntensors = 4\n[job.dlcp]\nquiet = \"2ms\"\n";
+        job(&format!("{RACK}{text}{keys}")).finished_s.expect("it is finished")
+    };
+    let [beside, apart] = [time("2"), time("[\"h4\", \"h5\"]")];
+    // 80 MB at 100 Gbit/s, out of a worker's host and into it at once: pushes, and beside a server its sums as well.
+    let all = 80e6 * 8.0 / 100e9;
+    assert!((all..1.5 * all).contains(&beside), "{beside} s for {all}");
+    assert!((all..1.5 * all).contains(&apart), "{apart} s for {all}");
+}
+
 #[test]
 fn training_with_several_servers_ends_whatever_is_lost() {
     let training = "[[job]]\nsystem = \"dlcp\"\nworkers = 4\nmodel = \"resnet18\"\nscale = 50.0\niterations = 3\noverlap = true\nspray = true\n";
