@@ -15,6 +15,8 @@ pub enum Fault {
     None,
     /// One worker dies at some time.
     Death,
+    /// The first worker that says that it has sent all of a flow dies with that, before the end is confirmed.
+    DeathAfterStop,
     /// The last worker has another bound.
     OtherBound,
     /// Each machine's clock jumps once.
@@ -46,6 +48,8 @@ pub struct Case {
     pub doubled: u64,
     /// Whether all blocks are dropped that may be.
     pub drops_unimportant: bool,
+    /// The queue of a layer of which nothing arrives that workers send for the first time.
+    pub loses_queue: Option<u8>,
     /// Each packet is under way for 5 us, and up to as many more.
     pub jitter_us: u64,
     /// Workers begin within so long.
@@ -93,6 +97,7 @@ impl Case {
             signal_loss: 0,
             doubled: 0,
             drops_unimportant: false,
+            loses_queue: None,
             jitter_us: 0,
             late_us: 0,
             fault: Fault::None,
@@ -135,6 +140,7 @@ impl Case {
             signal_loss: random.one_of(&[0, 5, 50, 300]),
             doubled: random.one_of(&[0, 50, 300]),
             drops_unimportant: random.below(8) == 0,
+            loses_queue: None,
             jitter_us: random.one_of(&[0, 20, 500]),
             late_us: random.one_of(&[0, 100, 5000]),
             fault: match random.below(8) {

@@ -98,6 +98,42 @@ fn where_every_packet_that_may_be_dropped_is_the_bound_holds() {
 }
 
 #[test]
+fn a_layer_of_which_every_packet_is_dropped_is_asked_for_and_the_bound_holds() {
+    let lost = |loses_queue| {
+        let world = play(Case { bound: percent(10), loses_queue, ..Case::plain() });
+        (world.loss(), world.pushed_again())
+    };
+    let (plain, again) = lost(None);
+    assert_eq!((plain.lost, plain.rounds, again), (0, 0, 0));
+    // Of two layers, those in the first queue behind the signals, and in the middle one.
+    for queue in [1, 4] {
+        let (loss, again) = lost(Some(queue));
+        assert!(loss.lost > 0 && again > 0, "queue {queue}: {loss:?}, {again}");
+    }
+}
+
+/// All that it had to send may be there, and yet nobody knows that it has heard so.
+#[test]
+fn a_worker_that_dies_between_its_stop_and_the_end_of_its_flow_is_named() {
+    let mut named = 0;
+    for seed in 0..60 {
+        let case = Case { seed, data_loss: 50, fault: Fault::DeathAfterStop, ..Case::plain() };
+        let mut world = World::new(case);
+        world.run();
+        let dead = world.dead().expect("one dies");
+        if let Some(reason) = world.aborted() {
+            assert_eq!(reason, AbortReason::Expelled(Rank(dead)));
+            let others = (0..).zip(world.told()).filter(|(rank, _)| *rank != dead);
+            others.for_each(|(rank, told)| assert_eq!(*told, Some(reason), "seed {seed}: rank {rank}"));
+            named += 1;
+        } else {
+            assert!(world.waits_for_nobody_but(dead), "seed {seed}");
+        }
+    }
+    assert!(named > 50, "{named}");
+}
+
+#[test]
 fn a_worker_that_dies_midway_is_named_and_the_others_are_told() {
     let mut midway = 0;
     for seed in 0..60 {

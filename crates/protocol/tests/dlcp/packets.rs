@@ -259,6 +259,9 @@ fn signals_that_fit_nothing_have_no_effect() {
             (signal(0, 0, 0, Signal::Finish), dropped(Reason::Unexpected)),
             (signal(0, 0, 1, Signal::Request { part: 0, missing: &[3] }), dropped(Reason::Stale)),
             (signal(0, 0, 7, Signal::Stop), dropped(Reason::Stale)),
+            // What was not announced from there, or by anybody.
+            (signal(1, 0, 0, Signal::Stop), dropped(Reason::Unannounced)),
+            (signal(0, 1, 0, Signal::Stop), dropped(Reason::Unannounced)),
         ],
     );
 }

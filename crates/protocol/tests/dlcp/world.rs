@@ -256,18 +256,24 @@ impl World {
             Kind::Block => {
                 self.by_path[usize::from(tag.path)] += 1;
                 let header = BlockPacket::parse(preamble, packet).expect("ours").header;
+                let mut is_lost = self.case.drops_unimportant && !tag.important;
                 if from < self.case.workers {
                     self.pushed_again += u64::from(header.round > 0);
+                    is_lost |= header.round == 0 && self.case.loses_queue == Some(tag.priority);
                 } else {
                     let lacks = usize::from(header.contributions) < self.case.workers;
                     self.early_sums += u64::from(lacks && !self.stopped.contains(&header.flow));
                 }
-                if self.case.drops_unimportant && !tag.important { 1000 } else { self.case.data_loss }
+                if is_lost { 1000 } else { self.case.data_loss }
             }
             Kind::Signal => {
                 let packet = SignalPacket::parse(preamble, packet).expect("ours");
                 if from < self.case.workers && packet.signal == Signal::Stop {
                     self.stopped.insert(packet.flow);
+                    if self.case.fault == Fault::DeathAfterStop && self.dead.is_none() {
+                        // What it has written leaves, and it hears nothing more.
+                        self.schedule(self.now, Event::Death { node: from });
+                    }
                 }
                 self.case.signal_loss
             }
