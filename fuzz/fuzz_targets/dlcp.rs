@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use fanin_protocol::dlcp::{JobConfig, RateConfig, Ring, Server, ServerJob, Worker};
+use fanin_protocol::dlcp::{Finish, JobConfig, RateConfig, Ring, Server, ServerJob, Worker};
 use fanin_protocol::{Elements, Endpoint, Instant, RetransmissionConfig, Summer, Tensor, Verdict, WorkerMachine};
 use fanin_wire::{
     AbortReason, BlockHeader, BlockPacket, Collective, Dtype, FlowId, Generation, JobId, Key, Kind, LossBound,
@@ -46,6 +46,7 @@ fn config() -> JobConfig {
         flow_blocks: FLOW_BLOCKS,
         flows: FLOWS,
         rate: RateConfig::of_link(1_000_000_000, 200),
+        finish: Finish::Stopped,
         quiet: Duration::from_micros(100),
         retransmission: RetransmissionConfig {
             floor: Duration::from_millis(1),

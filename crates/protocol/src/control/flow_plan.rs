@@ -5,7 +5,7 @@ use core::time::Duration;
 use fanin_wire::{Generation, JobId, Key, LossBound, ShardId, block_packet_bytes};
 
 use super::pool_size::UNIT_ELEMENTS;
-use crate::dlcp::{JobConfig, RateConfig};
+use crate::dlcp::{Finish, JobConfig, RateConfig};
 use crate::transport::RetransmissionConfig;
 
 /// Blocks of a flow. The bound holds for each flow and is rounded down to blocks: with 512 of them one of 0.2 % is not nothing yet.
@@ -87,6 +87,7 @@ impl FlowPlan {
             flow_blocks: self.flow_blocks,
             flows: self.flows,
             rate: self.rate(block_packet_bytes(4 * usize::from(elements)) as u32 + FRAMING_BYTES),
+            finish: Finish::Stopped,
             quiet: QUIET,
             retransmission: RetransmissionConfig::default(),
             paths: 1,

@@ -18,6 +18,17 @@ pub const FLOWS_MAX: u16 = 256;
 /// Most blocks of a flow: 64 requests speak of all.
 pub const FLOW_BLOCKS_MAX: u32 = 64 * fanin_wire::REQUEST_BLOCKS;
 
+/// When the receiver of a flow says that it has enough.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Finish {
+    /// When its sender has stopped and nothing more comes, so that nothing is missing but what was lost. From the first request on, when the
+    /// bound is met.
+    #[default]
+    Stopped,
+    /// The moment the bound is met, as in the paper (§3.2.1). Without any loss the last part of each flow is missing then.
+    BoundMet,
+}
+
 /// One job as one shard sees it: the same at its server and at every worker.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct JobConfig {
@@ -44,6 +55,8 @@ pub struct JobConfig {
     pub flows: u16,
     /// How fast a flow is sent.
     pub rate: RateConfig,
+    /// When the receiver of a flow of contributions has enough.
+    pub finish: Finish,
     /// How long nothing more must have come after a stop before its receiver asks for what is missing: signals overtake data in queues.
     pub quiet: Duration,
     /// When a signal that was not answered is sent again.
@@ -81,9 +94,17 @@ impl JobConfig {
         Ok(self)
     }
 
+    /// Of a flow of contributions.
     pub(super) fn receiver(&self) -> ReceiverConfig {
         let (period, ceiling) = (self.rate.period, self.retransmission.ceiling);
-        ReceiverConfig { period, ceiling, quiet: self.quiet, stretch: self.rate.stretch() }
+        let (finish, quiet, stretch) = (self.finish, self.quiet, self.rate.stretch());
+        ReceiverConfig { period, ceiling, finish, quiet, stretch }
+    }
+
+    /// Of a flow of sums. It stops when all of them are made, and nobody may end it before: a worker that did would give its tensor back while
+    /// the server still asks for it.
+    pub(super) fn receiver_of_sums(&self) -> ReceiverConfig {
+        ReceiverConfig { finish: Finish::Stopped, ..self.receiver() }
     }
 
     /// Bytes of a full block.

@@ -17,7 +17,7 @@ mod tags;
 mod worker;
 
 pub use config::{
-    ConfigError, FLOW_BLOCKS_MAX, FLOWS_MAX, JobConfig, RingPlan, ServerJob, WORKERS_MAX, WorkerPlan,
+    ConfigError, FLOW_BLOCKS_MAX, FLOWS_MAX, Finish, JobConfig, RingPlan, ServerJob, WORKERS_MAX, WorkerPlan,
 };
 pub use rate::RateConfig;
 pub use ring::Ring;

@@ -121,7 +121,7 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
                 start,
                 median: 0.0,
                 push: None,
-                pull: Receiver::new(awaited, bound, self.config.receiver()),
+                pull: Receiver::new(awaited, bound, self.config.receiver_of_sums()),
                 is_complete: false,
             });
             elements -= of_flow;

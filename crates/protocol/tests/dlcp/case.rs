@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use fanin_protocol::RetransmissionConfig;
-use fanin_protocol::dlcp::{JobConfig, RateConfig};
+use fanin_protocol::dlcp::{Finish, JobConfig, RateConfig};
 use fanin_wire::{Dtype, Generation, JobId, Key, LossBound, Op, Pattern, ShardId, WorkerId};
 
 /// Words of a block.
@@ -37,6 +37,7 @@ pub struct Case {
     pub dtype: Dtype,
     pub bound: LossBound,
     pub pull_bound: LossBound,
+    pub finish: Finish,
     pub flow_blocks: u32,
     pub flows: u16,
     pub paths: u8,
@@ -89,6 +90,7 @@ impl Case {
             dtype: Dtype::Float32,
             bound: LossBound::RELIABLE,
             pull_bound: LossBound::RELIABLE,
+            finish: Finish::Stopped,
             flow_blocks: 50,
             flows: 4,
             paths: 1,
@@ -132,6 +134,8 @@ impl Case {
             dtype,
             bound: push,
             pull_bound: if random.below(5) == 0 { pull } else { LossBound::RELIABLE },
+            // Drawn last, so that seeds are otherwise what they were.
+            finish: Finish::Stopped,
             flow_blocks: random.one_of(&[1, 7, 64, 200]),
             flows: random.one_of(&[1, 2, 5]),
             paths: random.one_of(&[1, 3]),
@@ -151,7 +155,9 @@ impl Case {
             },
         };
         // Some are so long that what is lost early is let go before a flow ends.
-        if random.below(6) == 0 { case.longer() } else { case }
+        let case = if random.below(6) == 0 { case.longer() } else { case };
+        let finish = random.one_of(&[Finish::Stopped, Finish::Stopped, Finish::Stopped, Finish::BoundMet]);
+        Self { finish, ..case }
     }
 
     fn longer(mut self) -> Self {
@@ -176,6 +182,7 @@ impl Case {
             flow_blocks: self.flow_blocks,
             flows: self.flows,
             rate: RateConfig::of_link(self.line_rate_bps, 200),
+            finish: self.finish,
             quiet: Duration::from_micros(100),
             retransmission: RetransmissionConfig {
                 floor: Duration::from_millis(1),

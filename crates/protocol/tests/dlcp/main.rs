@@ -11,6 +11,7 @@ mod world;
 use std::time::Duration;
 
 use case::{Case, ELEMENTS, Fault};
+use fanin_protocol::dlcp::Finish;
 use fanin_wire::{AbortReason, LossBound, Op, Pattern, Rank, WorkerId};
 use world::World;
 
@@ -86,6 +87,30 @@ fn what_is_lost_early_is_let_go_before_its_flow_ends_and_within_the_bound() {
     assert!(early(percent(10), 20) > 5);
     assert_eq!(early(percent(10), 0), 0);
     assert_eq!(early(LossBound::RELIABLE, 20), 0);
+}
+
+/// §3.2.1 as it is written: what the bound forgives is not waited for, also where nothing is lost.
+#[test]
+fn a_flow_that_ends_when_its_bound_is_met_lacks_its_last_part_also_without_loss() {
+    let case = Case {
+        bound: percent(10),
+        tensors: vec![(20_000, Op::Average); 4],
+        flow_blocks: 1000,
+        ..Case::plain()
+    };
+    let took = |finish| {
+        let world = play(Case { finish, ..case.clone() });
+        (world.loss(), world.pushed_again())
+    };
+    let (loss, again) = took(Finish::BoundMet);
+    // Packets that are on their way while the sender hears of it come all the same, where their block is not decided.
+    let share = loss.lost as f64 / loss.contributions as f64;
+    assert!((0.05..=0.1).contains(&share) && again == 0, "{loss:?}, {again}");
+    assert_eq!(took(Finish::Stopped).0.lost, 0);
+    // Nothing is forgiven where there is no bound.
+    let world =
+        play(Case { finish: Finish::BoundMet, bound: LossBound::RELIABLE, data_loss: 20, ..case.clone() });
+    assert_eq!(world.loss().lost, 0);
 }
 
 #[test]

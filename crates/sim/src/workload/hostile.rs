@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fanin_protocol::atp::{DEFAULT_WAYS, Hashing, Overflow, Scaling};
+use fanin_protocol::dlcp::Finish;
 use fanin_wire::{CHUNK_ELEMENTS, FRAGMENT_ELEMENTS, LossBound};
 use oorandom::Rand64;
 
@@ -350,6 +351,7 @@ fn parameter_server(dice: &mut Dice, topology: &Topology) -> ParameterServerPlan
             loss_bound: LossBound::new(dice.among(&[0.0, 0.01, 0.3])).expect("below one"),
             period: time(dice, &[50, 200, 1000]),
             delta: dice.among(&[1.0, 2.0]),
+            finish: dice.among(&[Finish::Stopped, Finish::BoundMet]),
             quiet: time(dice, &[20, 100, 1000]),
             timeout: time(dice, &[300, 1000, 5000]),
         })
@@ -456,15 +458,18 @@ fn dlcp(dice: &mut Dice, topology: &Topology, job: &JobPlan) -> Dlcp {
     Dlcp {
         way: if is_ring { Way::Ring } else { Way::Servers(vec![dice.among(&hosts)]) },
         divide_above_bytes: 10_000,
-        loss_bound,
         pull_bound: if is_ring { LossBound::RELIABLE } else { pull_bound },
         elements: dice.among(&[CHUNK_ELEMENTS[0], CHUNK_ELEMENTS[1], CHUNK_ELEMENTS[2]]) as u16,
         flow_blocks: dice.among(&[3, 16, 4096]),
         flows: dice.among(&[1, 2, 8]),
-        period: time(dice, &[50, 200, 1000]),
-        delta: dice.among(&[1.0, 2.0]),
-        quiet: time(dice, &[20, 100, 1000]),
-        timeout: time(dice, &[300, 1000, 5000]),
+        sends: PushPlan {
+            loss_bound,
+            period: time(dice, &[50, 200, 1000]),
+            delta: dice.among(&[1.0, 2.0]),
+            finish: dice.among(&[Finish::Stopped, Finish::Stopped, Finish::BoundMet]),
+            quiet: time(dice, &[20, 100, 1000]),
+            timeout: time(dice, &[300, 1000, 5000]),
+        },
     }
 }
 

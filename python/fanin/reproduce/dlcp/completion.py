@@ -251,7 +251,7 @@ def _scenario(lab: Lab, kind: str, model: str, workers: int, more: Setting) -> d
     if kind == "dlcp":
         network["selective_dropping"] = {"threshold": more.get("threshold", "30kB"), "step": 0.5}
         # 10 % as on the testbed (§5.1.1).
-        entry |= {"dlcp": {"loss_bound": "10%"}, "spray": True}
+        entry |= {"dlcp": {"loss_bound": "10%", "finish": "bound-met"}, "spray": True}
     elif kind == "pfabric":
         network["order"] = "least-remaining"
         if window := more.get("initial_window"):

@@ -273,7 +273,7 @@ def _scenario(lab: Lab, kind: str, model: str, workers: int, more: Setting) -> d
         case _:
             way = {"way": "ring"} if kind == "dlcp-ring" else {"servers": workers}
             job |= {"system": "dlcp", "overlap": True, "spray": True, "quiet": QUIET, **way}
-            job["loss_bound"] = more.get("loss_bound", "10%")
+            job |= {"loss_bound": more.get("loss_bound", "10%"), "finish": "bound-met"}
             if divide_above := more.get("divide_above"):
                 job["divide_above"] = divide_above
             network["selective_dropping"] = {

@@ -8,6 +8,7 @@ use fanin_wire::{LossBound, REQUEST_BLOCKS, Report, Signal};
 
 use super::retry::{ROUNDS_MAX, Retry, Waiting};
 use super::sender::{is_set, part_bytes, parts};
+use crate::dlcp::config::Finish;
 use crate::machine::{Instant, Reason};
 
 /// Reports on nothing after which a sender that has not stopped counts as silent. They soon come as seldom as `ceiling` says.
@@ -22,6 +23,7 @@ pub(in crate::dlcp) struct ReceiverConfig {
     pub(in crate::dlcp) period: Duration,
     /// Reports on nothing are twice as far apart each time, up to this.
     pub(in crate::dlcp) ceiling: Duration,
+    pub(in crate::dlcp) finish: Finish,
     /// How long nothing more must have come before a stop is believed.
     pub(in crate::dlcp) quiet: Duration,
     /// Blocks that a sender sorts at a time.
@@ -274,7 +276,8 @@ impl Receiver {
         let is_met = self.lacks <= self.allowed;
         // What is asked for again is worth no moment longer than the bound asks for. The first time all may come, and is waited for:
         // else the last of each tensor would be lost each time (docs/protocols/dlcp.md).
-        if self.waits_for() == 0 || is_met && (self.round > 0 || self.is_quiet(now)) {
+        let is_enough = self.round > 0 || self.config.finish == Finish::BoundMet || self.is_quiet(now);
+        if self.waits_for() == 0 || is_met && is_enough {
             self.state = State::Finishing;
             self.request = Retry::default();
             self.finish.want();

@@ -8,6 +8,7 @@ use core::time::Duration;
 use fanin_wire::{Collective, Dtype, LossBound, Op, Pattern, Signal, Start, WireDtype};
 
 use super::{Receiver, ReceiverConfig, Sender, Waiting};
+use crate::dlcp::config::Finish;
 use crate::dlcp::rate::RateConfig;
 use crate::machine::{Instant, Reason};
 use crate::transport::RetransmissionConfig;
@@ -17,6 +18,7 @@ const RETRANSMISSION: RetransmissionConfig =
 const RECEIVER: ReceiverConfig = ReceiverConfig {
     period: Duration::from_micros(200),
     ceiling: Duration::from_millis(250),
+    finish: Finish::Stopped,
     quiet: Duration::from_micros(50),
     stretch: 64,
 };

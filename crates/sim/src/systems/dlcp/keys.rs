@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use fanin_protocol::dlcp::{RateConfig, WORKERS_MAX};
+use fanin_protocol::dlcp::{Finish, RateConfig, WORKERS_MAX};
 use fanin_wire::{CHUNK_ELEMENTS, LossBound, block_packet_bytes};
 use serde::Deserialize;
 use toml::Spanned;
@@ -55,6 +55,7 @@ struct Keys {
     loss_bound: Option<Spanned<Share>>,
     period: Option<Spanned<Time>>,
     delta: Option<Spanned<f64>>,
+    finish: Option<FinishName>,
     quiet: Option<Spanned<Time>>,
     timeout: Option<Spanned<Time>>,
 }
@@ -69,6 +70,8 @@ pub(crate) struct PushKeys {
     period: Option<Spanned<Time>>,
     /// How many times as much as arrives is sent when that is congestion; 2 unless given.
     delta: Option<Spanned<f64>>,
+    /// When a receiver has enough; when its sender has stopped and nothing more comes unless given.
+    finish: Option<FinishName>,
     /// How long nothing more must have come after a stop before what is missing is asked for; 100 us unless given.
     quiet: Option<Spanned<Time>>,
     /// Shortest wait for an answer to a signal; 1 ms unless given.
@@ -80,6 +83,13 @@ pub(crate) struct PushKeys {
 enum WayName {
     Server,
     Ring,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum FinishName {
+    Stopped,
+    BoundMet,
 }
 
 fn resolve(entry: &mut Entry<'_>) -> Result<Arc<dyn System>, Mistake> {
@@ -110,20 +120,16 @@ fn resolve(entry: &mut Entry<'_>) -> Result<Arc<dyn System>, Mistake> {
             entry.at_system("no host is left for the server; name one with `servers`, a worker's if need be, or say `way = \"ring\"`")
         })?]),
     };
-    let Keys { loss_bound, period, delta, quiet, timeout, .. } = keys;
-    let sends = PushKeys { loss_bound, period, delta, quiet, timeout }.resolve()?;
+    let Keys { loss_bound, period, delta, finish, quiet, timeout, .. } = keys;
+    let sends = PushKeys { loss_bound, period, delta, finish, quiet, timeout }.resolve()?;
     Ok(Arc::new(Dlcp {
         way,
         divide_above_bytes: keys.divide_above.map_or(DIVIDE_ABOVE_BYTES, |size| size.get_ref().0),
-        loss_bound: sends.loss_bound,
         pull_bound: bound(keys.pull_bound.as_ref(), "pull_bound", 0.0)?,
         elements: LENGTHS.of(entry, keys.elements.as_ref())?,
         flow_blocks: FLOW_BLOCKS,
         flows: FLOWS,
-        period: sends.period,
-        delta: sends.delta,
-        quiet: sends.quiet,
-        timeout: sends.timeout,
+        sends,
     }))
 }
 
@@ -150,6 +156,10 @@ impl PushKeys {
             loss_bound: bound(self.loss_bound.as_ref(), "loss_bound", LOSS_BOUND)?,
             period,
             delta,
+            finish: match self.finish {
+                None | Some(FinishName::Stopped) => Finish::Stopped,
+                Some(FinishName::BoundMet) => Finish::BoundMet,
+            },
             quiet: self.quiet.as_ref().map_or(QUIET, |quiet| quiet.get_ref().0),
             timeout: timeout(self.timeout.as_ref())?,
         })

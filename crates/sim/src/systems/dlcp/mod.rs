@@ -54,8 +54,6 @@ pub struct Dlcp {
     pub way: Way,
     /// A tensor that is larger is divided evenly among all servers; a smaller one is at one of them.
     pub divide_above_bytes: u64,
-    /// What each flow to the server, or at each hop of a ring, may lose of its packets (§3.2.1).
-    pub loss_bound: LossBound,
     /// What the flows back may; above 0 a worker keeps its own gradient where it lacks a mean.
     pub pull_bound: LossBound,
     /// Elements of a packet.
@@ -64,14 +62,8 @@ pub struct Dlcp {
     pub flow_blocks: u32,
     /// Flows that a worker has under way.
     pub flows: u16,
-    /// How often receivers report (footnote 3).
-    pub period: Duration,
-    /// How many times as much as arrives is sent when that is congestion (footnote 3).
-    pub delta: f64,
-    /// How long nothing more must have come after a stop.
-    pub quiet: Duration,
-    /// Shortest wait for an answer to a signal.
-    pub timeout: Duration,
+    /// How its flows are sent: to the server, or at each hop of a ring.
+    pub sends: PushPlan,
 }
 
 /// Who sums.
@@ -104,11 +96,11 @@ impl System for Dlcp {
     }
 
     fn timeout(&self) -> Duration {
-        self.timeout
+        self.sends.timeout
     }
 
     fn timeout_max(&self) -> Duration {
-        self.timeout * BACK_OFF
+        self.sends.timeout * BACK_OFF
     }
 
     /// How much a packet matters is decided by its sample: both are as large in the mean.
@@ -157,7 +149,7 @@ impl System for Dlcp {
                 workers: plan.workers.len(),
                 is_ring: self.way == Way::Ring,
                 flow_blocks: self.flow_blocks,
-                push_bound: if plan.integers { LossBound::RELIABLE } else { self.loss_bound },
+                push_bound: if plan.integers { LossBound::RELIABLE } else { self.sends.loss_bound },
                 pull_bound: if self.may_keep(plan.integers) { self.pull_bound } else { LossBound::RELIABLE },
                 shares_nic: !nics.is_empty(),
             })));
@@ -203,19 +195,20 @@ impl Dlcp {
             workers: plan.workers.len() as u16,
             shard: ShardId(0),
             elements: if plan.sampled { SAMPLE_ELEMENTS as u16 } else { self.elements },
-            push_bound: self.loss_bound,
+            push_bound: self.sends.loss_bound,
             pull_bound: self.pull_bound,
             flow_blocks: self.flow_blocks,
             flows: self.flows,
             rate: RateConfig {
                 line_rate_bps: line_rate(topology, hosts),
                 packet_bytes: (block_packet_bytes(4 * usize::from(self.elements)) + FRAMING_BYTES) as u32,
-                period: self.period,
-                delta: self.delta,
-                ahead: self.period / 10,
+                period: self.sends.period,
+                delta: self.sends.delta,
+                ahead: self.sends.period / 10,
             },
-            quiet: self.quiet,
-            retransmission: retransmission(self.timeout),
+            finish: self.sends.finish,
+            quiet: self.sends.quiet,
+            retransmission: retransmission(self.sends.timeout),
             paths: 1,
         };
         config.check().expect("a scenario's numbers are checked when it is read")

@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use fanin_protocol::dlcp::{JobConfig, RateConfig, Server, Worker};
+use fanin_protocol::dlcp::{Finish, JobConfig, RateConfig, Server, Worker};
 use fanin_protocol::{
     Elements, Instant, JobAborted, Layer, Summer, Tensor, Verdict, WorkerEvent, WorkerMachine,
 };
@@ -37,6 +37,8 @@ pub struct PushPlan {
     pub period: std::time::Duration,
     /// How many times as much as arrives is sent when that is congestion.
     pub delta: f64,
+    /// When a receiver has enough.
+    pub finish: Finish,
     /// How long nothing more must have come after a stop.
     pub quiet: std::time::Duration,
     /// Shortest wait for an answer to a signal.
@@ -131,6 +133,7 @@ impl Pushes {
                 delta: self.plan.delta,
                 ahead: self.plan.period / 10,
             },
+            finish: self.plan.finish,
             quiet: self.plan.quiet,
             retransmission: retransmission(self.plan.timeout),
             paths: 1,

@@ -103,6 +103,17 @@ fn what_the_bound_forgives_is_lost_and_the_rest_is_sent_again() {
 }
 
 #[test]
+fn a_flow_may_end_when_its_bound_is_met_as_in_the_paper() {
+    let share = |finish: &str| {
+        let keys = format!("quiet = \"2ms\"\nloss_bound = \"10%\"\nfinish = \"{finish}\"\n");
+        let found = job(&format!("{RACK}{JOB}[job.dlcp]\n{keys}")).counters;
+        found.contributions_lost.unwrap() as f64 / found.contributions.unwrap() as f64
+    };
+    assert!((0.02..0.1).contains(&share("bound-met")), "{}", share("bound-met"));
+    assert_eq!(share("stopped"), 0.0);
+}
+
+#[test]
 fn a_worker_keeps_its_gradient_where_the_pull_bound_forgives_that_it_lacks_a_mean() {
     let at = |pull: &str| {
         let loss = "[[loss]]\nlink = [\"s0\", \"h2\"]\nloss = \"5%\"\n";

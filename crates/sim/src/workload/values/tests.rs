@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fanin_protocol::atp::{Hashing, Overflow, Scaling};
+use fanin_protocol::dlcp::Finish;
 use fanin_quant::{Divisor, Scale, dequantize_f32, exponent_f32, quantize_f32};
 use fanin_wire::LossBound;
 
@@ -11,7 +12,7 @@ use super::*;
 use crate::net::{Class, NodeId};
 use crate::systems::System;
 use crate::systems::atp::{Atp, Help};
-use crate::systems::dlcp::{Dlcp, Way};
+use crate::systems::dlcp::{Dlcp, PushPlan, Way};
 use crate::systems::ring::Ring;
 use crate::systems::switchml::SwitchMl;
 use crate::workload::Workload;
@@ -67,15 +68,18 @@ fn system(summer: Summer) -> Arc<dyn System> {
         Summer::Dlcp => Arc::new(Dlcp {
             way: Way::Ring,
             divide_above_bytes: 0,
-            loss_bound: LossBound::RELIABLE,
             pull_bound: LossBound::RELIABLE,
             elements: PACKET as u16,
             flow_blocks: 1,
             flows: 1,
-            period: Duration::from_micros(200),
-            delta: 2.0,
-            quiet: Duration::from_millis(1),
-            timeout: Duration::from_millis(1),
+            sends: PushPlan {
+                loss_bound: LossBound::RELIABLE,
+                period: Duration::from_micros(200),
+                delta: 2.0,
+                finish: Finish::Stopped,
+                quiet: Duration::from_millis(1),
+                timeout: Duration::from_millis(1),
+            },
         }),
     }
 }
