@@ -34,7 +34,8 @@ LOWER_BY_RTO = {
 """The same of the tail, by the shortest timeout in ms, at most (§5.3)."""
 AIM = 80.0
 """What the tail is to be lower by than the best of the others, in percent."""
-SEEDS = 3
+SEEDS = 1
+"""A run has up to 73,000 flows: the tails of three seeds of DLCP at 72 workers differ by 2 %."""
 BATCH, FLOPS = 128, 1e13
 """Of a V100; the paper has the times from its testbed."""
 Setting = Mapping[str, Any]
