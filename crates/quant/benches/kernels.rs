@@ -222,13 +222,14 @@ fn bfloat16_on_wire(bench: &mut Bench, kernels: &Kernels, block: usize) {
 /// gradient.
 fn native(bench: &mut Bench, kernels: &Kernels, words: usize) {
     let source = gradient();
-    type Sum = fn(&Kernels, &[u8], u32, u32, &mut [i32]);
+    type Sum = fn(&Kernels, &[&[u8]], u32, &mut [i32]);
     let mut sums = |name: &str, sum: Sum, contributions: &[u8]| {
         let elements = words * 4 * ELEMENTS / contributions.len();
         let mut slot = vec![0i32; words];
+        let payloads: Vec<_> = contributions.chunks_exact(4 * words).collect();
         bench.measure(format!("{:?}/{name}/{elements}", kernels.isa()), || {
-            for payloads in black_box(contributions).chunks_exact(WORKERS as usize * 4 * words) {
-                sum(kernels, payloads, WORKERS, 1, &mut slot);
+            for payloads in black_box(&payloads).chunks_exact(WORKERS as usize) {
+                sum(kernels, payloads, 1, &mut slot);
                 black_box(&mut slot);
             }
         });

@@ -216,22 +216,22 @@ pub(crate) fn write_bf16(acc: &[i32], inverse: f64, out: &mut [u8]) {
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-pub(crate) fn sum_f32(payloads: &[u8], divisor: Option<f64>, sum: &mut [i32]) {
+pub(crate) fn sum_f32(payloads: &[&[u8]], divisor: Option<f64>, sum: &mut [i32]) {
     scalar::sum_f32(payloads, divisor, sum);
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-pub(crate) fn sum_f16(payloads: &[u8], divisor: Option<f64>, sum: &mut [i32]) {
+pub(crate) fn sum_f16(payloads: &[&[u8]], divisor: Option<f64>, sum: &mut [i32]) {
     scalar::sum_f16(payloads, divisor, sum);
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-pub(crate) fn sum_bf16(payloads: &[u8], divisor: Option<f64>, sum: &mut [i32]) {
+pub(crate) fn sum_bf16(payloads: &[&[u8]], divisor: Option<f64>, sum: &mut [i32]) {
     scalar::sum_bf16(payloads, divisor, sum);
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-pub(crate) fn sum_f64(payloads: &[u8], divisor: Option<f64>, sum: &mut [i32]) {
+pub(crate) fn sum_f64(payloads: &[&[u8]], divisor: Option<f64>, sum: &mut [i32]) {
     scalar::sum_f64(payloads, divisor, sum);
 }
 

@@ -111,7 +111,7 @@ pub struct Kernels {
     rotate_back_f32: Rotation,
 }
 
-type Sum = unsafe fn(&[u8], Option<f64>, &mut [i32]);
+type Sum = unsafe fn(&[&[u8]], Option<f64>, &mut [i32]);
 type Rotation = unsafe fn(&mut [f32], usize, u64);
 
 macro_rules! table {
@@ -386,29 +386,29 @@ impl Kernels {
     }
 
     /// See [`crate::sum_f32`].
-    pub fn sum_f32(&self, payloads: &[u8], count: u32, divisor: u32, sum: &mut [i32]) {
-        let divisor = assert_payloads(payloads.len(), count, divisor, sum.len());
+    pub fn sum_f32(&self, payloads: &[&[u8]], divisor: u32, sum: &mut [i32]) {
+        let divisor = assert_payloads(payloads, divisor, sum.len());
         // SAFETY: a table is only handed out where its instruction set is available.
         unsafe { (self.sum_f32)(payloads, divisor, sum) }
     }
 
     /// See [`crate::sum_f16`].
-    pub fn sum_f16(&self, payloads: &[u8], count: u32, divisor: u32, sum: &mut [i32]) {
-        let divisor = assert_payloads(payloads.len(), count, divisor, sum.len());
+    pub fn sum_f16(&self, payloads: &[&[u8]], divisor: u32, sum: &mut [i32]) {
+        let divisor = assert_payloads(payloads, divisor, sum.len());
         // SAFETY: a table is only handed out where its instruction set is available.
         unsafe { (self.sum_f16)(payloads, divisor, sum) }
     }
 
     /// See [`crate::sum_bf16`].
-    pub fn sum_bf16(&self, payloads: &[u8], count: u32, divisor: u32, sum: &mut [i32]) {
-        let divisor = assert_payloads(payloads.len(), count, divisor, sum.len());
+    pub fn sum_bf16(&self, payloads: &[&[u8]], divisor: u32, sum: &mut [i32]) {
+        let divisor = assert_payloads(payloads, divisor, sum.len());
         // SAFETY: a table is only handed out where its instruction set is available.
         unsafe { (self.sum_bf16)(payloads, divisor, sum) }
     }
 
     /// See [`crate::sum_f64`].
-    pub fn sum_f64(&self, payloads: &[u8], count: u32, divisor: u32, sum: &mut [i32]) {
-        let divisor = assert_payloads(payloads.len(), count, divisor, sum.len());
+    pub fn sum_f64(&self, payloads: &[&[u8]], divisor: u32, sum: &mut [i32]) {
+        let divisor = assert_payloads(payloads, divisor, sum.len());
         // SAFETY: a table is only handed out where its instruction set is available.
         unsafe { (self.sum_f64)(payloads, divisor, sum) }
     }

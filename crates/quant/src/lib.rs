@@ -270,31 +270,30 @@ pub fn narrow_bf16(values: &[u8], out: &mut [u16]) {
     Kernels::detected().narrow_bf16(values, out);
 }
 
-/// Sums `count` payloads, which stand one after the other in `payloads`, in that order: in `f64`, divided there by `divisor`, and
-/// rounded once to `f32`. They are those of all workers, and a mean is divided by their number; or of some of them, as in a rack. A
+/// Sums `payloads` in their order: in `f64`, divided there by `divisor`, and rounded once to `f32`. They are those of all workers, and a mean is divided by their number; or of some of them, as in a rack. A
 /// sum without a value is one NaN, whatever the NaNs were.
 ///
 /// # Panics
-/// If `payloads` is not `count` times as long as `sum`, `sum` is no multiple of 32 words, or `count` or `divisor` is not in
+/// If one of `payloads` is not as long as `sum`, `sum` is no multiple of 32 words, or their number or `divisor` is not in
 /// `1..=`[`WORKERS_MAX`].
-pub fn sum_f32(payloads: &[u8], count: u32, divisor: u32, sum: &mut [i32]) {
-    Kernels::detected().sum_f32(payloads, count, divisor, sum);
+pub fn sum_f32(payloads: &[&[u8]], divisor: u32, sum: &mut [i32]) {
+    Kernels::detected().sum_f32(payloads, divisor, sum);
 }
 
 /// [`sum_f32`] for IEEE half-precision elements, rounded once to their type.
 ///
 /// # Panics
 /// As [`sum_f32`].
-pub fn sum_f16(payloads: &[u8], count: u32, divisor: u32, sum: &mut [i32]) {
-    Kernels::detected().sum_f16(payloads, count, divisor, sum);
+pub fn sum_f16(payloads: &[&[u8]], divisor: u32, sum: &mut [i32]) {
+    Kernels::detected().sum_f16(payloads, divisor, sum);
 }
 
 /// [`sum_f32`] for bfloat16 elements, rounded once to their type.
 ///
 /// # Panics
 /// As [`sum_f32`].
-pub fn sum_bf16(payloads: &[u8], count: u32, divisor: u32, sum: &mut [i32]) {
-    Kernels::detected().sum_bf16(payloads, count, divisor, sum);
+pub fn sum_bf16(payloads: &[&[u8]], divisor: u32, sum: &mut [i32]) {
+    Kernels::detected().sum_bf16(payloads, divisor, sum);
 }
 
 /// [`sum_f32`] for `f64`, with the errors of the additions carried along (Ogita, Rump and Oishi 2005, Sum2): as if summed with
@@ -302,8 +301,8 @@ pub fn sum_bf16(payloads: &[u8], count: u32, divisor: u32, sum: &mut [i32]) {
 ///
 /// # Panics
 /// As [`sum_f32`].
-pub fn sum_f64(payloads: &[u8], count: u32, divisor: u32, sum: &mut [i32]) {
-    Kernels::detected().sum_f64(payloads, count, divisor, sum);
+pub fn sum_f64(payloads: &[&[u8]], divisor: u32, sum: &mut [i32]) {
+    Kernels::detected().sum_f64(payloads, divisor, sum);
 }
 
 /// Rotates values in blocks of `block` elements, a power of two, and the rest in blocks of smaller ones: the signs that `seed` and

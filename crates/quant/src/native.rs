@@ -81,23 +81,23 @@ pub fn mean_i8(acc: &mut [i32], workers: u32) {
     }
 }
 
-/// The sums of `f32`: see [`crate::sum_f32`]. `payloads` is some times as long as `sum`, one payload for each worker.
+/// The sums of `f32`: see [`crate::sum_f32`]. Each of `payloads`, one of each worker, is as long as `sum`.
 #[inline(always)] // for each instruction set anew, here and below
-pub(crate) fn sum_f32(payloads: &[u8], divisor: Option<f64>, sum: &mut [i32]) {
+pub(crate) fn sum_f32(payloads: &[&[u8]], divisor: Option<f64>, sum: &mut [i32]) {
     let widen = |x: [u8; 4]| f64::from(f32::from_le_bytes(x));
     let narrow = |x: f64| (x as f32).to_le_bytes();
     sum_as_f64(payloads, divisor, sum, widen, narrow);
 }
 
 #[inline(always)]
-pub(crate) fn sum_f16(payloads: &[u8], divisor: Option<f64>, sum: &mut [i32]) {
+pub(crate) fn sum_f16(payloads: &[&[u8]], divisor: Option<f64>, sum: &mut [i32]) {
     let widen = |x: [u8; 2]| f64::from(f32_from_f16(u16::from_le_bytes(x)));
     let narrow = |x: f64| f16_from_f32(to_odd(x)).to_le_bytes();
     sum_as_f64(payloads, divisor, sum, widen, narrow);
 }
 
 #[inline(always)]
-pub(crate) fn sum_bf16(payloads: &[u8], divisor: Option<f64>, sum: &mut [i32]) {
+pub(crate) fn sum_bf16(payloads: &[&[u8]], divisor: Option<f64>, sum: &mut [i32]) {
     let widen = |x: [u8; 2]| f64::from(f32_from_bf16(u16::from_le_bytes(x)));
     let narrow = |x: f64| bf16_from_f32(to_odd(x)).to_le_bytes();
     sum_as_f64(payloads, divisor, sum, widen, narrow);
@@ -105,8 +105,8 @@ pub(crate) fn sum_bf16(payloads: &[u8], divisor: Option<f64>, sum: &mut [i32]) {
 
 /// The errors of the additions are carried along (Ogita, Rump and Oishi 2005, Sum2).
 #[inline(always)]
-pub(crate) fn sum_f64(payloads: &[u8], divisor: Option<f64>, sum: &mut [i32]) {
-    let (first, others) = payloads.split_at(4 * sum.len());
+pub(crate) fn sum_f64(payloads: &[&[u8]], divisor: Option<f64>, sum: &mut [i32]) {
+    let Some((first, others)) = payloads.split_first() else { return };
     let mut totals = [0.0; BLOCK];
     let mut errors = [0.0; BLOCK];
     let mut out = [[0; 8]; BLOCK];
@@ -116,7 +116,7 @@ pub(crate) fn sum_f64(payloads: &[u8], divisor: Option<f64>, sum: &mut [i32]) {
         for ((total, error), x) in totals.iter_mut().zip(&mut *errors).zip(elements(first, block, count)) {
             (*total, *error) = (f64::from_le_bytes(*x), 0.0);
         }
-        for part in others.chunks_exact(first.len()) {
+        for part in others {
             let part = elements(part, block, count);
             for ((total, error), x) in totals.iter_mut().zip(&mut *errors).zip(part) {
                 let (a, x) = (*total, f64::from_le_bytes(*x));
@@ -138,13 +138,13 @@ pub(crate) fn sum_f64(payloads: &[u8], divisor: Option<f64>, sum: &mut [i32]) {
 
 #[inline(always)]
 fn sum_as_f64<const N: usize>(
-    payloads: &[u8],
+    payloads: &[&[u8]],
     divisor: Option<f64>,
     sum: &mut [i32],
     widen: impl Fn([u8; N]) -> f64,
     narrow: impl Fn(f64) -> [u8; N],
 ) {
-    let (first, others) = payloads.split_at(4 * sum.len());
+    let Some((first, others)) = payloads.split_first() else { return };
     let mut totals = [0.0; BLOCK];
     let mut out = [[0; N]; BLOCK];
     for (block, sum) in sum.chunks_mut(BLOCK * N / 4).enumerate() {
@@ -154,7 +154,7 @@ fn sum_as_f64<const N: usize>(
         for (total, x) in totals.iter_mut().zip(elements(first, block, count)) {
             *total = widen(*x);
         }
-        for part in others.chunks_exact(first.len()) {
+        for part in others {
             for (total, x) in totals.iter_mut().zip(elements(part, block, count)) {
                 *total += widen(*x);
             }
@@ -192,13 +192,14 @@ fn finish<const N: usize>(
 ///
 /// # Panics
 /// As [`crate::sum_f32`].
-pub(crate) fn assert_payloads(payload_bytes: usize, count: u32, divisor: u32, words: usize) -> Option<f64> {
-    assert_workers(count);
+pub(crate) fn assert_payloads(payloads: &[&[u8]], divisor: u32, words: usize) -> Option<f64> {
+    assert_workers(u32::try_from(payloads.len()).unwrap_or(u32::MAX));
     assert_workers(divisor);
-    assert!(
-        words > 0 && words.is_multiple_of(WORDS_MULTIPLE) && payload_bytes == count as usize * 4 * words,
-        "{payload_bytes} bytes of {count} payloads for {words} words"
-    );
+    assert!(words > 0 && words.is_multiple_of(WORDS_MULTIPLE), "{words} words");
+    for (number, payload) in payloads.iter().enumerate() {
+        let bytes = payload.len();
+        assert!(bytes == 4 * words, "{bytes} bytes of payload {number} for {words} words");
+    }
     (divisor > 1).then(|| f64::from(divisor))
 }
 

@@ -279,11 +279,13 @@ proptest! {
     fn sums_of_what_travels_as_it_is_are_equal((workers, words, payloads) in payloads(), divisor in 1..=WORKERS_MAX, offset in 0..ALIGNMENTS) {
         let mut bytes = vec![0; offset];
         bytes.extend(payloads);
-        type Sum = fn(&Kernels, &[u8], u32, u32, &mut [i32]);
+        let parts: Vec<_> = bytes[offset..].chunks_exact(4 * words).collect();
+        prop_assert_eq!(parts.len(), workers as usize);
+        type Sum = fn(&Kernels, &[&[u8]], u32, &mut [i32]);
         for sum in [Kernels::sum_f32 as Sum, Kernels::sum_f16, Kernels::sum_bf16, Kernels::sum_f64] {
             let sum = |kernels: &Kernels| {
                 let mut words = vec![1; words];
-                sum(kernels, &bytes[offset..], workers, divisor, &mut words);
+                sum(kernels, &parts, divisor, &mut words);
                 words
             };
             for kernels in others() {

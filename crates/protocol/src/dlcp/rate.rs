@@ -136,9 +136,23 @@ impl Pacer {
 
     /// A packet leaves.
     pub(super) fn sent(&mut self, now: Instant, config: &RateConfig, bps: u64) {
-        let ns = u128::from(config.packet_bytes) * 8_000_000_000 / u128::from(bps.max(1));
+        let ns = u64::from(config.packet_bytes).saturating_mul(8_000_000_000) / bps.max(1);
         let from = self.free_at.max(now);
-        self.free_at = from + Duration::from_nanos(u64::try_from(ns).unwrap_or(u64::MAX));
+        self.free_at = from + Duration::from_nanos(ns);
+    }
+
+    /// So many packets leave, if all of them may; whether they do.
+    pub(super) fn send_all(&mut self, now: Instant, config: &RateConfig, bps: u64, packets: usize) -> bool {
+        let mut after = *self;
+        let leave = (0..packets).all(|_| {
+            let is_open = after.is_open(now, config);
+            after.sent(now, config, bps);
+            is_open
+        });
+        if leave {
+            *self = after;
+        }
+        leave
     }
 
     /// When the next packet may leave, after [`Self::is_open`] said that none may now.
@@ -218,6 +232,19 @@ mod tests {
         plays(&mut rate, &[(100, 10, 50)]);
         rate.restart();
         plays(&mut rate, &[(100, 60, 100)]);
+    }
+
+    #[test]
+    fn a_pacer_lets_all_of_a_train_leave_or_none_of_it() {
+        // A packet takes 12 us; a tenth of a period is 20: two leave at once.
+        let config = RateConfig::of_link(GIGABIT, 1500);
+        let mut pacer = Pacer::default();
+        assert!(!pacer.send_all(Instant(0), &config, GIGABIT, 3));
+        assert!(pacer.send_all(Instant(0), &config, GIGABIT, 2));
+        let mut one_by_one = Pacer::default();
+        (0..2).for_each(|_| one_by_one.sent(Instant(0), &config, GIGABIT));
+        assert_eq!(pacer.opens_at(), one_by_one.opens_at());
+        assert!(!pacer.is_open(Instant(3_000), &config));
     }
 
     #[test]

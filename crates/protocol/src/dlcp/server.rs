@@ -93,7 +93,7 @@ impl<A: Copy> Endpoint for Server<A> {
             self.turn = JobId(id.0.wrapping_add(1));
             let written = self.jobs.get_mut(&id)?.write(now, train);
             if let Some(written) = written {
-                return self.jobs.get(&id)?.transmit(written);
+                return self.jobs.get_mut(&id)?.transmit(written);
             }
         }
         None

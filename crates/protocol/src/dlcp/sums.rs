@@ -7,7 +7,7 @@
 use alloc::boxed::Box;
 use alloc::vec;
 use alloc::vec::Vec;
-use fanin_wire::{Collective, Dtype, Op, Pattern, WireDtype, WorkerId};
+use fanin_wire::{Collective, Dtype, Op, PLACES_MAX, Pattern, WireDtype, WorkerId};
 
 /// Words that a kernel sums are a multiple of this.
 const WORDS_MULTIPLE: usize = 32;
@@ -108,9 +108,18 @@ impl Sums {
         self.inside[block as usize] |= worker.bit();
     }
 
-    /// Decides that those are in who are, once and for all. Of `expected` contributions; a broadcast has one.
-    pub(super) fn close(&mut self, block: u32, expected: u16) {
-        let at = block as usize;
+    /// Decides that those are in who are, and who brings the `last` contribution now, once and for all. Of `expected` contributions; a
+    /// broadcast has one.
+    pub(super) fn close(&mut self, block: u32, expected: u16, last: Option<(WorkerId, &[u8])>) {
+        let (at, bytes) = (block as usize, 4 * self.words);
+        if let Some((worker, payload)) = last {
+            if payload.len() < bytes {
+                // It is padded beside the others.
+                self.contribute(block, worker, payload);
+                return self.close(block, expected, None);
+            }
+            self.inside[at] |= worker.bit();
+        }
         let inside = self.inside[at];
         let count = inside.count_ones() as u16;
         let Block::Gathering(contributions) = core::mem::replace(&mut self.blocks[at], Block::Closed(count))
@@ -119,19 +128,22 @@ impl Sums {
         };
         self.open -= 1;
         self.lost += u64::from(expected.saturating_sub(count));
-        let Some(mut contributions) = contributions else { return };
-        let bytes = 4 * self.words;
-        // Those who are in, in their order, side by side.
-        let mut end = 0;
-        for place in (0..usize::from(self.workers)).filter(|place| inside >> place & 1 != 0) {
-            if place * bytes != end {
-                contributions.copy_within(place * bytes..(place + 1) * bytes, end);
-            }
-            end += bytes;
+        if count == 0 {
+            return;
+        }
+        // Those who are in, in their order.
+        let mut payloads = [&[][..]; PLACES_MAX as usize];
+        let places = (0..usize::from(self.workers)).filter(|place| inside >> place & 1 != 0);
+        for (payload, place) in payloads.iter_mut().zip(places) {
+            *payload = match (last, &contributions) {
+                (Some((worker, last)), _) if usize::from(worker.0) == place => last,
+                (_, Some(kept)) => &kept[place * bytes..][..bytes],
+                (_, None) => unreachable!("who is in was kept, or comes last"),
+            };
         }
         let sum = &mut self.memory.sums[at * self.words..][..self.words];
-        sum_up(&self.collective, &contributions[..end], u32::from(count), u32::from(expected), sum);
-        self.memory.contributions.push(contributions);
+        sum_up(&self.collective, &payloads[..usize::from(count)], expected.into(), sum);
+        self.memory.contributions.extend(contributions);
     }
 
     /// How many are in a closed block.
@@ -148,8 +160,8 @@ impl Sums {
     }
 }
 
-/// Sums payloads that stand one after the other, divides, and rounds once to the type.
-type Kernel = fn(&[u8], u32, u32, &mut [i32]);
+/// Sums payloads in their order, divides, and rounds once to the type.
+type Kernel = fn(&[&[u8]], u32, &mut [i32]);
 
 /// That of a float type.
 const fn kernel(dtype: Dtype) -> Option<Kernel> {
@@ -162,12 +174,13 @@ const fn kernel(dtype: Dtype) -> Option<Kernel> {
     }
 }
 
-/// The sum, or mean, of `count` contributions out of `expected`.
-fn sum_up(collective: &Collective, contributions: &[u8], count: u32, expected: u32, sum: &mut [i32]) {
-    if let Pattern::Broadcast(_) = collective.pattern {
+/// The sum, or mean, of contributions, out of `expected`.
+fn sum_up(collective: &Collective, contributions: &[&[u8]], expected: u32, sum: &mut [i32]) {
+    if let (Pattern::Broadcast(_), [moved]) = (collective.pattern, contributions) {
         // Nothing is added to it, not even a NaN is made another.
-        return fanin_quant::store_le(sum, contributions);
+        return fanin_quant::store_le(sum, moved);
     }
+    let count = contributions.len() as u32;
     let Some(kernel) = kernel(collective.dtype) else {
         // Nothing of them may be lost.
         assert_eq!(count, expected, "integers are all there");
@@ -175,7 +188,7 @@ fn sum_up(collective: &Collective, contributions: &[u8], count: u32, expected: u
         return divide_integers(collective, count, sum);
     };
     let is_scaled = collective.op == Op::Sum && count != expected;
-    kernel(contributions, count, if is_scaled || collective.op == Op::Average { count } else { 1 }, sum);
+    kernel(contributions, if is_scaled || collective.op == Op::Average { count } else { 1 }, sum);
     if is_scaled {
         multiply(kernel, sum, expected);
     }
@@ -184,16 +197,16 @@ fn sum_up(collective: &Collective, contributions: &[u8], count: u32, expected: u
 /// As many times what is there, by the kernel that multiplies as it adds.
 fn multiply(kernel: Kernel, sum: &mut [i32], times: u32) {
     let one: Vec<u8> = sum.iter().flat_map(|word| word.to_le_bytes()).collect();
-    kernel(&one.repeat(times as usize), times, 1, sum);
+    kernel(&vec![&one[..]; times as usize], 1, sum);
 }
 
-fn add_integers(dtype: Dtype, contributions: &[u8], sum: &mut [i32]) {
+fn add_integers(dtype: Dtype, contributions: &[&[u8]], sum: &mut [i32]) {
     let add = match dtype {
         Dtype::Int32 => fanin_quant::add_le,
         Dtype::Int64 => fanin_quant::add_i64_le,
         _ => fanin_quant::add_i8_le,
     };
-    for (number, contribution) in contributions.chunks_exact(4 * sum.len()).enumerate() {
+    for (number, contribution) in contributions.iter().enumerate() {
         match number {
             0 => fanin_quant::store_le(sum, contribution),
             _ => add(sum, contribution),
@@ -215,10 +228,11 @@ fn divide_integers(collective: &Collective, count: u32, sum: &mut [i32]) {
 pub(super) fn add(collective: &Collective, other: &[u8], own: &mut [u8]) {
     let words = words_of(own.len());
     let mut both = vec![0; 8 * words];
-    both[..other.len()].copy_from_slice(other);
-    both[4 * words..][..own.len()].copy_from_slice(own);
+    let (others, owns) = both.split_at_mut(4 * words);
+    others[..other.len()].copy_from_slice(other);
+    owns[..own.len()].copy_from_slice(own);
     let mut sum = vec![0; words];
-    sum_up(&Collective { op: Op::Sum, ..*collective }, &both, 2, 2, &mut sum);
+    sum_up(&Collective { op: Op::Sum, ..*collective }, &[others, owns], 2, &mut sum);
     write_words(&sum, own);
 }
 
@@ -234,7 +248,7 @@ pub(super) fn scale(collective: &Collective, sum: &mut [u8], count: u32, expecte
         }
         Some(_) if collective.op == Op::Sum && count == expected => return,
         Some(kernel) => {
-            kernel(&payload, 1, count, &mut words);
+            kernel(&[&payload], count, &mut words);
             if collective.op == Op::Sum {
                 multiply(kernel, &mut words, expected);
             }
@@ -272,7 +286,7 @@ mod tests {
         for (worker, values) in came {
             sums.contribute(0, WorkerId(*worker), values.map(f32::to_le_bytes).as_flattened());
         }
-        sums.close(0, 4);
+        sums.close(0, 4, None);
         let mut payload = [0; 8];
         sums.write(0, &mut payload);
         let value =
@@ -304,11 +318,36 @@ mod tests {
     }
 
     #[test]
+    fn who_comes_last_is_summed_in_its_place_as_if_it_had_been_kept() {
+        let values: Vec<[f32; 32]> = (0..4).map(|x| [[1e8, -1e8, 1e-3, 7.7][x] / 3.0; 32]).collect();
+        let of = |worker: u8| values[usize::from(worker)].map(f32::to_le_bytes);
+        let sum = |others: &[u8], last: Option<u8>| {
+            let mut sums = Sums::new(collective(Dtype::Float32, Op::Sum), 4, 32, 1, Memory::default());
+            for worker in others {
+                sums.contribute(0, WorkerId(*worker), of(*worker).as_flattened());
+            }
+            let payload = last.map(of);
+            let last = last.zip(payload.as_ref()).map(|(worker, of)| (WorkerId(worker), of.as_flattened()));
+            sums.close(0, 4, last);
+            let mut payload = [0; 128];
+            sums.write(0, &mut payload);
+            (sums.contributions(0), sums.inside(0), payload)
+        };
+        let kept = sum(&[0, 1, 2, 3], None);
+        for last in 0..4 {
+            let others: Vec<u8> = (0..4).filter(|worker| *worker != last).collect();
+            assert_eq!(sum(&others, Some(last)), kept, "{last} came last");
+            assert_eq!(sum(&others[1..], Some(last)).0, Some(3));
+        }
+        assert_eq!(sum(&[], Some(2)), sum(&[2], None), "nobody else is in");
+    }
+
+    #[test]
     fn bytes_that_are_no_words_are_summed_to_their_last() {
         let mut sums = Sums::new(collective(Dtype::Int8, Op::Sum), 2, 32, 1, Memory::default());
         sums.contribute(0, WorkerId(1), &[1, 2, 3, 4, 5]);
         sums.contribute(0, WorkerId(0), &[10, 20, 30, 40, 50]);
-        sums.close(0, 2);
+        sums.close(0, 2, None);
         let mut payload = [0; 5];
         sums.write(0, &mut payload);
         assert_eq!(payload, [11, 22, 33, 44, 55]);
@@ -320,15 +359,15 @@ mod tests {
         let mut sums = Sums::new(collective, 2, 32, 3, Memory::default());
         for block in 0..3 {
             sums.contribute(block, WorkerId(1), &[0xff; 128]);
-            sums.close(block, 2);
+            sums.close(block, 2, None);
         }
         let memory = sums.into_memory();
         assert_eq!((memory.contributions.len(), memory.sums.len()), (1, 96));
         // Of fewer elements, and another block.
         let mut sums = Sums::new(collective, 2, 32, 2, memory);
         sums.contribute(1, WorkerId(0), &1.5_f32.to_le_bytes());
-        sums.close(1, 2);
-        sums.close(0, 2);
+        sums.close(1, 2, None);
+        sums.close(0, 2, None);
         let mut payload = [1; 128];
         sums.write(1, &mut payload);
         assert_eq!(payload[..4], 3.0_f32.to_le_bytes());

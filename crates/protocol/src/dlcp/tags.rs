@@ -56,12 +56,13 @@ fn mean_magnitude(elements: &Elements<'_>, range: Range<usize>) -> f32 {
     sum / count
 }
 
-/// In eight lanes, which a compiler makes one instruction of.
+/// In so many lanes that no addition waits for the one before it.
 fn sum_of_magnitudes(block: &[f32]) -> f32 {
-    let mut lanes = [0.0_f32; 8];
-    let (eights, rest) = block.as_chunks::<8>();
-    for eight in eights {
-        for (lane, x) in lanes.iter_mut().zip(eight) {
+    const LANES: usize = 32;
+    let mut lanes = [0.0_f32; LANES];
+    let (pieces, rest) = block.as_chunks::<LANES>();
+    for piece in pieces {
+        for (lane, x) in lanes.iter_mut().zip(piece) {
             *lane += x.abs();
         }
     }

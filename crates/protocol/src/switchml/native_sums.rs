@@ -11,7 +11,7 @@
 use alloc::boxed::Box;
 use alloc::vec;
 use alloc::vec::Vec;
-use fanin_wire::{Collective, Dtype, Op, SlotIndex, WorkerId};
+use fanin_wire::{Collective, Dtype, Op, PLACES_MAX, SlotIndex, WorkerId};
 
 use super::config::SwitchJob;
 
@@ -78,10 +78,12 @@ impl NativeSums {
                 return;
             }
         };
-        let count = u32::from(self.count);
+        let (count, bytes) = (usize::from(self.count), self.payload_bytes);
         let contributions = self.keep(slot, worker, payload);
         if last {
-            sum_of(contributions, count, divisor, sum);
+            let mut payloads = [&[][..]; PLACES_MAX as usize];
+            payloads.iter_mut().zip(contributions.chunks_exact(bytes)).for_each(|(to, from)| *to = from);
+            sum_of(&payloads[..count], divisor, sum);
             self.release(slot);
         }
     }

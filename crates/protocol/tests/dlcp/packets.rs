@@ -82,8 +82,8 @@ fn answers_at(now: Instant, server: &mut Server<u16>) -> Vec<Vec<u8>> {
     let mut train = vec![0; 65536];
     let mut packets = vec![];
     while let Some(sent) = server.poll_transmit(now, &mut train) {
-        let (bytes, segment_bytes) = (sent.bytes, sent.segment_bytes);
-        packets.extend(train[..bytes].chunks(segment_bytes).map(<[u8]>::to_vec));
+        let (to, bytes, segment_bytes) = (sent.to.len(), sent.bytes, sent.segment_bytes);
+        packets.extend(train[..bytes].chunks(segment_bytes).flat_map(|packet| vec![packet.to_vec(); to]));
     }
     packets
 }
@@ -157,6 +157,48 @@ fn what_was_lost_early_holds_no_sum_up_until_its_flow_ends() {
     );
     // What is let go is lost, also where it comes after all.
     take(&mut server, &[(block(1, 0, 3, 32), dropped(Reason::Stale))]);
+}
+
+#[test]
+fn sums_leave_in_one_train_for_all_who_get_the_same_next() {
+    let case = Case { workers: 3, flow_blocks: 4, flows: 2, ..Case::plain() };
+    let mut server: Server<u16> = Server::new(ShardId(0));
+    server.add_job(ServerJob::from(case.config())).expect("within its limits");
+    let from = |worker: u8| 100 + u16::from(worker);
+    for worker in 0..3 {
+        let start = Start { bound: LossBound::RELIABLE, ..start(4 * 32) };
+        let packet = signal(worker, 0, 0, Signal::Start(start));
+        assert_eq!(server.handle_packet(Instant(0), from(worker), &packet), Verdict::Absorb);
+        for number in 0..4 {
+            server.handle_packet(Instant(0), from(worker), &block(worker, 0, number, 32));
+        }
+    }
+    // Trains of sums at a time: for whom, and which blocks.
+    let sums = |server: &mut Server<u16>, now| {
+        let (mut train, mut sums) = (vec![0; 65536], vec![]);
+        while let Some(sent) = server.poll_transmit(now, &mut train) {
+            let (to, bytes, segment_bytes) = (sent.to.to_vec(), sent.bytes, sent.segment_bytes);
+            let blocks = train[..bytes].chunks(segment_bytes).filter_map(|packet| {
+                let preamble = Preamble::parse(packet).ok()?;
+                let header = BlockPacket::parse(preamble, packet).ok()?.header;
+                assert_eq!(preamble.worker, WorkerId::ALL);
+                Some(header.block)
+            });
+            let blocks: Vec<_> = blocks.collect();
+            if !blocks.is_empty() {
+                sums.push((to, blocks));
+            }
+        }
+        sums
+    };
+    assert_eq!(sums(&mut server, Instant(0)), [(vec![100, 101, 102], vec![0, 1, 2, 3])]);
+    // Two lack the same two, and one lacks another.
+    for (worker, missing) in [(0, 6), (1, 8), (2, 6)] {
+        let request = signal(worker, 0, 1, Signal::Request { part: 0, missing: &[missing] });
+        assert_eq!(server.handle_packet(Instant(0), from(worker), &request), Verdict::Absorb);
+    }
+    let again = sums(&mut server, Instant(1_000_000));
+    assert_eq!(again, [(vec![100, 102], vec![1, 2]), (vec![101], vec![3])]);
 }
 
 /// The egress of a switch that sums is its server: its queues are those of §4.2, without a threshold, as all sums are important.

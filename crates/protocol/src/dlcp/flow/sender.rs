@@ -176,8 +176,29 @@ impl Sender {
 
     /// The block that [`Self::peek`] showed leaves.
     pub(in crate::dlcp) fn sent(&mut self, now: Instant) {
-        self.lined_up.pop_front();
         self.pacer.sent(now, self.rate.config(), self.rate.bps());
+        self.left(now);
+    }
+
+    /// Blocks that leave to another receiver in this round leave to this one with them, if they are what would go next, and now, and all of it is
+    /// important; whether they do.
+    pub(in crate::dlcp) fn send_along(&mut self, now: Instant, round: u16, blocks: &[u32]) -> bool {
+        let next = self.lined_up.iter().map(|(block, _)| block).chain(&self.to_send);
+        if self.round != round || !next.take(blocks.len()).eq(blocks) {
+            return false;
+        }
+        if !self.pacer.send_all(now, self.rate.config(), self.rate.bps(), blocks.len()) {
+            return false;
+        }
+        for _ in blocks {
+            self.peek(|_| Some(true));
+            self.left(now);
+        }
+        true
+    }
+
+    fn left(&mut self, now: Instant) {
+        self.lined_up.pop_front();
         self.sent = self.sent.saturating_add(1);
         self.measured_since.get_or_insert(now);
         self.stop_if_all_is_sent();

@@ -88,12 +88,16 @@ impl Flow {
         if is_late {
             return Err(Reason::Stale);
         }
-        self.sums.contribute(block, worker, payload);
         let looked = push.let_go_before(now, block);
-        if push.is_finished() && !was_finished {
+        let is_at_its_end = push.is_finished() && !was_finished;
+        if self.is_decided(block, worker.bit()) {
+            self.close(block, Some((worker, payload)));
+        } else {
+            self.sums.contribute(block, worker, payload);
+        }
+        if is_at_its_end {
             self.close_what_is_decided(worker);
         } else {
-            self.close_if_decided(block);
             looked.for_each(|block| self.close_if_decided(block));
         }
         Ok(())
@@ -108,23 +112,31 @@ impl Flow {
         }
     }
 
-    /// A block is decided when of each worker it is there or will not come, once and for all.
     fn close_if_decided(&mut self, block: u32) {
-        let everyone = u64::MAX >> (64 - self.pushes.len());
-        if self.sums.is_closed(block) {
-            return;
+        if !self.sums.is_closed(block) && self.is_decided(block, 0) {
+            self.close(block, None);
         }
-        let mut lacking = everyone & !(self.sums.inside(block) | self.finished);
+    }
+
+    /// A block is decided when of each worker it is there, as those of `coming` are now, or will not come.
+    fn is_decided(&self, block: u32, coming: u64) -> bool {
+        let everyone = u64::MAX >> (64 - self.pushes.len());
+        let mut lacking = everyone & !(self.sums.inside(block) | coming | self.finished);
         while lacking != 0 {
             let push = &self.pushes[lacking.trailing_zeros() as usize];
             if !push.as_ref().is_some_and(|push| push.has(block)) {
-                return;
+                return false;
             }
             // It was let go.
             lacking &= lacking - 1;
         }
+        true
+    }
+
+    /// Decides once and for all who is in a block's sum.
+    fn close(&mut self, block: u32, last: Option<(WorkerId, &[u8])>) {
         let workers = self.pushes.len() as u16;
-        self.sums.close(block, self.start.collective.pattern.contributions(workers));
+        self.sums.close(block, self.start.collective.pattern.contributions(workers), last);
         for pull in self.pulls.iter_mut().flatten() {
             pull.push(block);
             if self.sums.open() == 0 {

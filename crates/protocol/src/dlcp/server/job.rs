@@ -18,10 +18,10 @@ use crate::dlcp::sums::Memory;
 use crate::machine::{Instant, JobProgress, Reason, Transmit, Verdict};
 use crate::transport::Run;
 
-/// A train that was written: whom it is for, by place, and its lengths.
+/// A train that was written: the places that it is for, and its lengths.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Written {
-    place: usize,
+    places: u64,
     bytes: usize,
     segment_bytes: usize,
 }
@@ -53,6 +53,10 @@ pub(super) struct Job<A> {
     confirms: VecDeque<(usize, FlowId)>,
     /// By priority: who has blocks to send of which flow.
     sending: [VecDeque<(FlowId, usize)>; PRIORITIES as usize],
+    /// Blocks of the train that is being written.
+    blocks: Vec<u32>,
+    /// Whom the last train was for.
+    recipients: Vec<A>,
     /// The server's own link.
     link: Pacer,
     /// By place: the worker's link, which all flows to it share.
@@ -85,6 +89,8 @@ impl<A: Copy> Job<A> {
             waiting: (0..workers).map(|_| Waiting::new(job.config.retransmission)).collect(),
             confirms: VecDeque::new(),
             sending: Default::default(),
+            blocks: Vec::new(),
+            recipients: Vec::with_capacity(workers),
             link: Pacer::default(),
             to: vec![Pacer::default(); workers],
             path: 0,
@@ -380,20 +386,22 @@ impl<A: Copy> Job<A> {
     }
 
     /// Whom a train is for.
-    pub(super) fn transmit(&self, written: Written) -> Option<Transmit<'_, A>> {
-        let Written { place, bytes, segment_bytes } = written;
-        let to = self.addresses[place].as_ref().map(core::slice::from_ref)?;
-        Some(Transmit { to, bytes, segment_bytes })
+    pub(super) fn transmit(&mut self, written: Written) -> Option<Transmit<'_, A>> {
+        let Written { places, bytes, segment_bytes } = written;
+        self.recipients.clear();
+        let addresses = self.addresses.iter().enumerate().filter(|(place, _)| places >> place & 1 != 0);
+        self.recipients.extend(addresses.filter_map(|(_, address)| *address));
+        (!self.recipients.is_empty()).then_some(Transmit { to: &self.recipients, bytes, segment_bytes })
     }
 
-    fn preamble(&self, kind: Kind, place: usize) -> Preamble {
+    fn preamble(&self, kind: Kind, worker: WorkerId) -> Preamble {
         let JobConfig { id, generation, shard, .. } = *self.config();
-        Preamble { kind, job: id, generation, worker: WorkerId(place as u8), shard }
+        Preamble { kind, job: id, generation, worker, shard }
     }
 
     fn write_confirm(&mut self, train: &mut [u8]) -> Option<Written> {
         let (place, flow) = self.confirms.pop_front()?;
-        let preamble = self.preamble(Kind::Signal, place);
+        let preamble = self.preamble(Kind::Signal, WorkerId(place as u8));
         let packet = SignalPacket { preamble, flow, round: 0, signal: Signal::Confirm };
         Some(self.write_one(place, &packet, train))
     }
@@ -401,7 +409,7 @@ impl<A: Copy> Job<A> {
     fn write_one(&self, place: usize, packet: &SignalPacket<'_>, train: &mut [u8]) -> Written {
         let bytes = packet.signal.packet_bytes();
         packet.write(&mut train[..bytes], self.config().key);
-        Written { place, bytes, segment_bytes: bytes }
+        Written { places: 1 << place, bytes, segment_bytes: bytes }
     }
 
     fn write_signal(&mut self, now: Instant, train: &mut [u8]) -> Option<Written> {
@@ -421,14 +429,14 @@ impl<A: Copy> Job<A> {
                 let preamble = Preamble { kind: Kind::Signal, job: id, generation, worker, shard };
                 let bytes = signal.packet_bytes();
                 SignalPacket { preamble, flow: flow.id, round, signal }.write(&mut train[..bytes], key);
-                return Some(Written { place, bytes, segment_bytes: bytes });
+                return Some(Written { places: 1 << place, bytes, segment_bytes: bytes });
             }
         }
         self.may_signal = false;
         None
     }
 
-    /// Writes sums of one flow to one worker, as far as its rate and both links let them leave.
+    /// Writes sums of one flow, as far as rates and links let them leave: to one worker, and to those who would get the same ones next.
     fn write_blocks(&mut self, now: Instant, train: &mut [u8]) -> Option<Written> {
         if self.sending.iter().all(VecDeque::is_empty) || !self.link.is_open(now, &self.job.config.rate) {
             return None;
@@ -437,6 +445,7 @@ impl<A: Copy> Job<A> {
             for _ in 0..self.sending[priority].len() {
                 let (id, place) = self.sending[priority].pop_front()?;
                 let run = self.write_pull(now, id, place, train);
+                let places = 1 << place | self.send_along(now, id, place);
                 if let Ok(flow) = self.flow(id) {
                     flow.lined_up &= !(1 << place);
                     let at = self.place_of(id).ok()?;
@@ -445,7 +454,7 @@ impl<A: Copy> Job<A> {
                 if let Some(transmit) = run.to(&[place]) {
                     self.path = (self.path + 1) % self.config().paths;
                     let Transmit { bytes, segment_bytes, .. } = transmit;
-                    return Some(Written { place, bytes, segment_bytes });
+                    return Some(Written { places, bytes, segment_bytes });
                 }
             }
         }
@@ -453,12 +462,18 @@ impl<A: Copy> Job<A> {
     }
 
     fn write_pull(&mut self, now: Instant, id: FlowId, place: usize, train: &mut [u8]) -> Run {
-        let preamble = self.preamble(Kind::Block, place);
+        // A sum is the same for all.
+        let preamble = self.preamble(Kind::Block, WorkerId::ALL);
         let (config, path) = (*self.config(), self.path);
         let mut run = Run::default();
+        self.blocks.clear();
         let (mut link, mut to, is_known) = (self.link, self.to[place], self.addresses[place].is_some());
         let link_rate_bps = self.job.link_rate_bps;
-        let Ok(Flow { start, sums, pulls, .. }) = self.flow(id) else { return run };
+        let Ok(at) = self.place_of(id) else { return run };
+        let Self { flows, blocks, .. } = self;
+        let Some(Flow { start, sums, pulls, .. }) = flows.get_mut(at).and_then(Option::as_mut) else {
+            return run;
+        };
         let Some(pull) = pulls[place].as_mut().filter(|_| is_known) else { return run };
         while link.is_open(now, &config.rate) && to.is_open(now, &config.rate) && pull.is_open(now) {
             // Of many workers' gradients, and so all important (§3.2.1, loss bound setting).
@@ -477,6 +492,7 @@ impl<A: Copy> Job<A> {
             BlockPacket::write(run.packet(packet_bytes, train), config.key, &preamble, &header, |payload| {
                 sums.write(block, payload);
             });
+            blocks.push(block);
             pull.sent(now);
             link.sent(now, &config.rate, link_rate_bps);
             to.sent(now, &config.rate, config.rate.line_rate_bps);
@@ -487,14 +503,42 @@ impl<A: Copy> Job<A> {
         run
     }
 
+    /// Whom the train that was just written to `place` reaches as well: who would get just that next, and now. Each worker's link is paced as if it
+    /// had been written for it.
+    fn send_along(&mut self, now: Instant, id: FlowId, place: usize) -> u64 {
+        let Ok(at) = self.place_of(id) else { return 0 };
+        let Self { job: ServerJob { config, link_rate_bps, .. }, flows, addresses, link, to, blocks, .. } =
+            self;
+        let Some(pulls) = flows.get_mut(at).and_then(Option::as_mut).map(|flow| &mut flow.pulls) else {
+            return 0;
+        };
+        let Some(round) = pulls[place].as_ref().map(Sender::round).filter(|_| !blocks.is_empty()) else {
+            return 0;
+        };
+        let (rate, packets, mut places) = (&config.rate, blocks.len(), 0);
+        for (other, pull) in pulls.iter_mut().enumerate().filter(|(other, _)| *other != place) {
+            let (mut ours, mut theirs) = (*link, to[other]);
+            if let Some(pull) = pull.as_mut().filter(|_| addresses[other].is_some())
+                && ours.send_all(now, rate, *link_rate_bps, packets)
+                && theirs.send_all(now, rate, rate.line_rate_bps, packets)
+                && pull.send_along(now, round, blocks)
+            {
+                (*link, to[other]) = (ours, theirs);
+                places |= 1 << other;
+            }
+        }
+        places
+    }
+
     fn write_abort(&mut self, reason: AbortReason, train: &mut [u8]) -> Option<Written> {
         let known = |place: &u32| self.addresses.get(*place as usize).is_some_and(Option::is_some);
         let pending = (0..u64::BITS).filter(|place| self.abort_pending >> place & 1 != 0);
         let place = pending.into_iter().find(known)? as usize;
         self.abort_pending &= !(1 << place);
-        let abort = Abort { preamble: self.preamble(Kind::Abort, place), reason }.to_bytes(self.config().key);
+        let abort = Abort { preamble: self.preamble(Kind::Abort, WorkerId(place as u8)), reason }
+            .to_bytes(self.config().key);
         train[..abort.len()].copy_from_slice(&abort);
-        Some(Written { place, bytes: abort.len(), segment_bytes: abort.len() })
+        Some(Written { places: 1 << place, bytes: abort.len(), segment_bytes: abort.len() })
     }
 
     pub(super) fn abort(&mut self, reason: AbortReason) {
