@@ -43,7 +43,10 @@ pub struct Worker<A, T> {
     waiting: Waiting,
     /// The worker's own link.
     link: Pacer,
+    /// The path of the next train of blocks (§3.2.3), and of the next signal: each has its own turn, so that neither of two that follow each
+    /// other again and again is always on the same path, which may be dead.
     path: u8,
+    signal_path: u8,
 }
 
 /// A flow of a tensor, both ways.
@@ -84,6 +87,7 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
             waiting: Waiting::new(config.retransmission),
             link: Pacer::default(),
             path: 0,
+            signal_path: 0,
         }
     }
 
@@ -314,8 +318,10 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
     fn write_signal(&mut self, now: Instant, train: &mut [u8]) -> Option<usize> {
         let preamble = self.preamble(Kind::Signal);
         let (key, worker, waiting) = (self.config.key, self.worker, &self.waiting);
-        let write = |flow, (round, signal): (u16, Signal<'_>), train: &mut [u8]| {
-            let packet = SignalPacket { preamble, flow, round, signal };
+        let (path, next) = (self.signal_path, &mut self.signal_path);
+        let mut write = |flow, (round, signal): (u16, Signal<'_>), train: &mut [u8]| {
+            *next = (path + 1) % self.config.paths;
+            let packet = SignalPacket { preamble, flow, round, path, signal };
             let bytes = signal.packet_bytes();
             packet.write(&mut train[..bytes], key);
             bytes

@@ -52,7 +52,8 @@ fn start(elements: u32) -> Start {
 }
 
 fn signal(worker: u8, flow: u32, round: u16, signal: Signal<'_>) -> Vec<u8> {
-    let packet = SignalPacket { preamble: preamble(Kind::Signal, worker), flow: FlowId(flow), round, signal };
+    let packet =
+        SignalPacket { preamble: preamble(Kind::Signal, worker), flow: FlowId(flow), round, path: 0, signal };
     let mut bytes = vec![0; signal.packet_bytes()];
     packet.write(&mut bytes, KEY);
     bytes
@@ -269,7 +270,8 @@ fn strangers_and_the_dead_change_nothing() {
     let with = |change: fn(&mut Preamble)| {
         let mut preamble = preamble(Kind::Signal, 0);
         change(&mut preamble);
-        let packet = SignalPacket { preamble, flow: FlowId(0), round: 0, signal: Signal::Start(start(64)) };
+        let packet =
+            SignalPacket { preamble, flow: FlowId(0), round: 0, path: 0, signal: Signal::Start(start(64)) };
         let mut bytes = vec![0; packet.signal.packet_bytes()];
         packet.write(&mut bytes, KEY);
         bytes
@@ -340,7 +342,8 @@ fn numbers_outside_their_limits_are_refused() {
         (JobConfig { flow_blocks: 0, ..good }, ConfigError::FlowBlocks(0)),
         (JobConfig { flow_blocks: 300_000, ..good }, ConfigError::FlowBlocks(300_000)),
         (JobConfig { flows: 0, ..good }, ConfigError::Flows(0)),
-        (JobConfig { paths: 0, ..good }, ConfigError::Paths),
+        (JobConfig { paths: 0, ..good }, ConfigError::Paths(0)),
+        (JobConfig { paths: 17, ..good }, ConfigError::Paths(17)),
         (
             JobConfig {
                 retransmission: RetransmissionConfig { ceiling: Duration::ZERO, ..good.retransmission },

@@ -19,6 +19,7 @@ const RECEIVER: ReceiverConfig = ReceiverConfig {
     ceiling: Duration::from_millis(250),
     quiet: Duration::from_micros(50),
     stretch: 64,
+    paths: 1,
 };
 
 fn start(bound: LossBound, has_blocks: bool) -> Start {
@@ -414,7 +415,7 @@ fn receiver_without(missing: &[u32], bound: LossBound) -> Receiver {
     for block in (0..300).filter(|block| !missing.contains(block)) {
         let now = us(block.into());
         receiver.take_block(now, block, 0, &waiting).expect("it is the first of it");
-        let looked = receiver.let_go_before(now, block);
+        let looked = receiver.let_go_before(now, block, 0);
         // A stretch behind the one that began 50 us ago.
         let expected = match block {
             178 => 0..64,

@@ -1,7 +1,7 @@
 //! One flow of all workers at the server: what comes from each, the sums, and what goes back to each.
 
 use alloc::vec::Vec;
-use fanin_wire::{FlowId, Start, WorkerId};
+use fanin_wire::{BlockHeader, FlowId, Start, WorkerId};
 
 use crate::dlcp::config::JobConfig;
 use crate::dlcp::flow::{Receiver, ReceiverConfig, Sender, Waiting};
@@ -72,7 +72,7 @@ impl Flow {
         &mut self,
         now: Instant,
         worker: WorkerId,
-        (block, round): (u32, u16),
+        &BlockHeader { block, round, tag, .. }: &BlockHeader,
         payload: &[u8],
         waiting: &Waiting,
     ) -> Result<(), Reason> {
@@ -89,7 +89,7 @@ impl Flow {
             return Err(Reason::Stale);
         }
         self.sums.contribute(block, worker, payload);
-        let looked = push.let_go_before(now, block);
+        let looked = push.let_go_before(now, block, tag.path);
         if push.is_finished() && !was_finished {
             self.close_what_is_decided(worker);
         } else {

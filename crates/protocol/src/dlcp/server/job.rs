@@ -9,6 +9,7 @@ use fanin_wire::{
     SignalPacket, Start, Tag, WorkerId, block_packet_bytes,
 };
 
+use super::addresses::Addresses;
 use super::flow::Flow;
 use crate::dlcp::config::{JobConfig, ServerJob, may_lose};
 use crate::dlcp::flow::{Sender, Waiting};
@@ -43,8 +44,8 @@ pub(super) struct Job<A> {
     first: FlowId,
     /// Of flows that are over.
     spare: Vec<Memory>,
-    /// By place: where its last signal came from. Blocks come from other ports, too.
-    addresses: Vec<Option<A>>,
+    /// By place.
+    addresses: Vec<Addresses<A>>,
     /// Places that were heard of since that was looked at.
     heard: u64,
     /// By place.
@@ -57,7 +58,6 @@ pub(super) struct Job<A> {
     link: Pacer,
     /// By place: the worker's link, which all flows to it share.
     to: Vec<Pacer>,
-    path: u8,
     /// Whether a signal may be due.
     may_signal: bool,
     /// Not later than anything is due, once it was looked for since `may_be_due`.
@@ -80,14 +80,13 @@ impl<A: Copy> Job<A> {
             flows: VecDeque::new(),
             first: FlowId(0),
             spare: Vec::new(),
-            addresses: vec![None; workers],
+            addresses: (0..workers).map(|_| Addresses::new(job.config.paths)).collect(),
             heard: 0,
             waiting: (0..workers).map(|_| Waiting::new(job.config.retransmission)).collect(),
             confirms: VecDeque::new(),
             sending: Default::default(),
             link: Pacer::default(),
             to: vec![Pacer::default(); workers],
-            path: 0,
             may_signal: false,
             due: None,
             may_be_due: false,
@@ -120,7 +119,7 @@ impl<A: Copy> Job<A> {
         if self.abortion != Abortion::None {
             // Who comes after the end is told of it, too.
             if preamble.kind == Kind::Signal {
-                self.addresses[usize::from(preamble.worker.0)] = Some(from);
+                self.addresses[usize::from(preamble.worker.0)].heard(from);
             }
             self.abort_pending |= preamble.worker.bit();
             return Err(Reason::Aborted);
@@ -149,10 +148,15 @@ impl<A: Copy> Job<A> {
         self.flows.get_mut(at).and_then(Option::as_mut).ok_or(Reason::Unannounced)
     }
 
-    pub(super) fn take_block(&mut self, now: Instant, packet: &BlockPacket<'_>) -> Result<Verdict, Reason> {
+    pub(super) fn take_block(
+        &mut self,
+        now: Instant,
+        from: A,
+        packet: &BlockPacket<'_>,
+    ) -> Result<Verdict, Reason> {
         let BlockPacket { preamble: Preamble { worker, .. }, header, payload } = *packet;
         let at = self.place_of(header.flow)?;
-        let Self { job: ServerJob { config, .. }, flows, waiting, .. } = self;
+        let Self { job: ServerJob { config, .. }, flows, waiting, addresses, .. } = self;
         let flow = flows.get_mut(at).and_then(Option::as_mut).ok_or(Reason::Unannounced)?;
         if header.block >= flow.blocks || header.contributions != 1 {
             return Err(Reason::OutOfRange);
@@ -163,7 +167,10 @@ impl<A: Copy> Job<A> {
         }
         let open = flow.sums.open();
         let waiting = &waiting[usize::from(worker.0)];
-        let outcome = flow.take_block(now, worker, (header.block, header.round), payload, waiting);
+        let outcome = flow.take_block(now, worker, &header, payload, waiting);
+        if outcome.is_ok() && config.paths > 1 {
+            addresses[usize::from(worker.0)].learn(now, header.tag.path, from);
+        }
         let decided = open - flow.sums.open();
         // A receiver looks at what came no sooner than that, but for its end.
         let due = now + config.rate.period.min(config.quiet);
@@ -203,9 +210,21 @@ impl<A: Copy> Job<A> {
         from: A,
         packet: &SignalPacket<'_>,
     ) -> Result<Verdict, Reason> {
-        let SignalPacket { preamble: Preamble { worker, .. }, flow: id, round, signal } = *packet;
+        let place = usize::from(packet.preamble.worker.0);
+        // Also one that comes again may have to be answered where it is from.
+        self.addresses[place].heard(from);
+        let is_over = self.place_of(packet.flow) == Err(Reason::Stale);
+        let outcome = self.act_on(now, packet);
+        if outcome.is_ok() && !is_over {
+            self.addresses[place].learn(now, packet.path, from);
+        }
+        outcome
+    }
+
+    /// Does what a signal says; an error where that is nothing new.
+    fn act_on(&mut self, now: Instant, packet: &SignalPacket<'_>) -> Result<Verdict, Reason> {
+        let SignalPacket { preamble: Preamble { worker, .. }, flow: id, round, signal, .. } = *packet;
         let place = usize::from(worker.0);
-        self.addresses[place] = Some(from);
         self.may_signal = true;
         self.may_be_due = true;
         if signal == Signal::Finish && self.place_of(id) == Err(Reason::Stale) {
@@ -364,9 +383,9 @@ impl<A: Copy> Job<A> {
     /// Writes the next train.
     pub(super) fn write(&mut self, now: Instant, train: &mut [u8]) -> Option<Written> {
         if let Abortion::New(reason) | Abortion::Known(reason) = self.abortion {
-            return self.write_abort(reason, train);
+            return self.write_abort(now, reason, train);
         }
-        let written = self.write_confirm(train);
+        let written = self.write_confirm(now, train);
         let written =
             written.or_else(|| self.write_signal(now, train)).or_else(|| self.write_blocks(now, train));
         // The last of a round may have been all that a stop waited for.
@@ -382,7 +401,7 @@ impl<A: Copy> Job<A> {
     /// Whom a train is for.
     pub(super) fn transmit(&self, written: Written) -> Option<Transmit<'_, A>> {
         let Written { place, bytes, segment_bytes } = written;
-        let to = self.addresses[place].as_ref().map(core::slice::from_ref)?;
+        let to = self.addresses[place].to().map(core::slice::from_ref)?;
         Some(Transmit { to, bytes, segment_bytes })
     }
 
@@ -391,17 +410,14 @@ impl<A: Copy> Job<A> {
         Preamble { kind, job: id, generation, worker: WorkerId(place as u8), shard }
     }
 
-    fn write_confirm(&mut self, train: &mut [u8]) -> Option<Written> {
+    fn write_confirm(&mut self, now: Instant, train: &mut [u8]) -> Option<Written> {
         let (place, flow) = self.confirms.pop_front()?;
         let preamble = self.preamble(Kind::Signal, place);
-        let packet = SignalPacket { preamble, flow, round: 0, signal: Signal::Confirm };
-        Some(self.write_one(place, &packet, train))
-    }
-
-    fn write_one(&self, place: usize, packet: &SignalPacket<'_>, train: &mut [u8]) -> Written {
+        let packet = SignalPacket { preamble, flow, round: 0, path: 0, signal: Signal::Confirm };
         let bytes = packet.signal.packet_bytes();
         packet.write(&mut train[..bytes], self.config().key);
-        Written { place, bytes, segment_bytes: bytes }
+        self.addresses[place].send_signal(now);
+        Some(Written { place, bytes, segment_bytes: bytes })
     }
 
     fn write_signal(&mut self, now: Instant, train: &mut [u8]) -> Option<Written> {
@@ -420,7 +436,10 @@ impl<A: Copy> Job<A> {
                 let worker = WorkerId(place as u8);
                 let preamble = Preamble { kind: Kind::Signal, job: id, generation, worker, shard };
                 let bytes = signal.packet_bytes();
-                SignalPacket { preamble, flow: flow.id, round, signal }.write(&mut train[..bytes], key);
+                // A worker learns nothing from the path of a server, which has one port.
+                let packet = SignalPacket { preamble, flow: flow.id, round, path: 0, signal };
+                packet.write(&mut train[..bytes], key);
+                self.addresses[place].send_signal(now);
                 return Some(Written { place, bytes, segment_bytes: bytes });
             }
         }
@@ -443,7 +462,7 @@ impl<A: Copy> Job<A> {
                     self.line_up(at, place);
                 }
                 if let Some(transmit) = run.to(&[place]) {
-                    self.path = (self.path + 1) % self.config().paths;
+                    self.addresses[place].send_blocks(now);
                     let Transmit { bytes, segment_bytes, .. } = transmit;
                     return Some(Written { place, bytes, segment_bytes });
                 }
@@ -454,9 +473,9 @@ impl<A: Copy> Job<A> {
 
     fn write_pull(&mut self, now: Instant, id: FlowId, place: usize, train: &mut [u8]) -> Run {
         let preamble = self.preamble(Kind::Block, place);
-        let (config, path) = (*self.config(), self.path);
+        let (config, path) = (*self.config(), self.addresses[place].path());
         let mut run = Run::default();
-        let (mut link, mut to, is_known) = (self.link, self.to[place], self.addresses[place].is_some());
+        let (mut link, mut to, is_known) = (self.link, self.to[place], self.addresses[place].is_known());
         let link_rate_bps = self.job.link_rate_bps;
         let Ok(Flow { start, sums, pulls, .. }) = self.flow(id) else { return run };
         let Some(pull) = pulls[place].as_mut().filter(|_| is_known) else { return run };
@@ -487,13 +506,14 @@ impl<A: Copy> Job<A> {
         run
     }
 
-    fn write_abort(&mut self, reason: AbortReason, train: &mut [u8]) -> Option<Written> {
-        let known = |place: &u32| self.addresses.get(*place as usize).is_some_and(Option::is_some);
+    fn write_abort(&mut self, now: Instant, reason: AbortReason, train: &mut [u8]) -> Option<Written> {
+        let known = |place: &u32| self.addresses.get(*place as usize).is_some_and(Addresses::is_known);
         let pending = (0..u64::BITS).filter(|place| self.abort_pending >> place & 1 != 0);
         let place = pending.into_iter().find(known)? as usize;
         self.abort_pending &= !(1 << place);
         let abort = Abort { preamble: self.preamble(Kind::Abort, place), reason }.to_bytes(self.config().key);
         train[..abort.len()].copy_from_slice(&abort);
+        self.addresses[place].send_signal(now);
         Some(Written { place, bytes: abort.len(), segment_bytes: abort.len() })
     }
 
