@@ -428,6 +428,33 @@ fn receiver_without(missing: &[u32], bound: LossBound) -> Receiver {
 }
 
 #[test]
+fn what_waits_on_a_path_by_which_nothing_later_came_is_not_let_go() {
+    let bound = LossBound::from_millionths(100_000).expect("below one");
+    let mut receiver = Receiver::new(512, bound, ReceiverConfig { paths: 2, ..RECEIVER });
+    let waiting = Waiting::new(RETRANSMISSION);
+    receiver.take_start(us(0));
+    // Trains of 16 take the paths in turn. The second path is slow; the first lost block 5.
+    let path = |block: u32| (block / 16 % 2) as u8;
+    let fast = (0..512).filter(|block| path(*block) == 0 && *block != 5);
+    let slow = (0..512).filter(|block| path(*block) == 1);
+    let mut now = us(0);
+    let mut take = |block: u32, receiver: &mut Receiver| {
+        now = now + Duration::from_micros(10);
+        receiver.take_block(now, block, 0, &waiting).expect("it is the first of it");
+        receiver.let_go_before(now, block, path(block))
+    };
+    for block in fast {
+        assert_eq!(take(block, &mut receiver), 0..0, "{block}");
+    }
+    assert!(!receiver.has(5));
+    let looked: Vec<_> =
+        slow.map(|block| take(block, &mut receiver)).filter(|looked| !looked.is_empty()).collect();
+    assert_eq!(looked[0], 0..64, "once both came to the third stretch");
+    assert!(receiver.has(5));
+    assert_eq!((receiver.lacks(), receiver.waits_for()), (1, 0), "all else came, however late");
+}
+
+#[test]
 fn what_was_sent_long_before_others_and_is_missing_is_let_go_within_the_bound() {
     let percent = |percent: u32| LossBound::from_millionths(percent * 10_000).expect("below one");
     let mut waiting = Waiting::new(RETRANSMISSION);

@@ -8,6 +8,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 use core::time::Duration;
 
+use crate::dlcp::turns::Turns;
 use crate::machine::Instant;
 
 /// How long an address is used after something new came from there. A worker that waits for sums reports on them far more often.
@@ -19,17 +20,17 @@ pub(super) struct Addresses<A> {
     paths: Vec<Option<(A, Instant)>>,
     /// From where the last signal came, new or not.
     last: Option<A>,
-    /// The path of the next train of blocks, and of the next signal. Each has its own turn: else of a block and a signal that follow each
-    /// other again and again, one would always be on the same of two paths, which may be dead.
-    blocks: usize,
-    signals: usize,
+    /// The paths of trains of blocks, and of signals.
+    blocks: Turns,
+    signals: Turns,
     /// Where what was written last is to go.
     to: Option<A>,
 }
 
 impl<A: Copy> Addresses<A> {
     pub(super) fn new(paths: u8) -> Self {
-        Self { paths: vec![None; paths.into()], last: None, blocks: 0, signals: 0, to: None }
+        let turns = Turns::new(paths);
+        Self { paths: vec![None; paths.into()], last: None, blocks: turns, signals: turns, to: None }
     }
 
     /// Whether the worker was heard of.
@@ -51,27 +52,26 @@ impl<A: Copy> Addresses<A> {
 
     /// The path of the next train of blocks.
     pub(super) const fn path(&self) -> u8 {
-        self.blocks as u8
+        self.blocks.path()
     }
 
     /// A train of blocks was written.
     pub(super) fn send_blocks(&mut self, now: Instant) {
-        self.blocks = self.send(now, self.blocks);
+        self.to = Self::next(&self.paths, &mut self.blocks, now).or(self.last);
     }
 
     /// A signal was written.
     pub(super) fn send_signal(&mut self, now: Instant) {
-        self.signals = self.send(now, self.signals);
+        self.to = Self::next(&self.paths, &mut self.signals, now).or(self.last);
     }
 
-    /// Takes the first path from that one on which is known; returns the one after it.
-    fn send(&mut self, now: Instant, turn: usize) -> usize {
-        let count = self.paths.len();
-        let known = |path: usize| self.paths[path].filter(|(_, heard)| now.since(*heard) < KNOWN_FOR);
-        let next = (turn..turn + count).map(|path| path % count).find(|path| known(*path).is_some());
-        let path = next.unwrap_or(turn);
-        self.to = known(path).map(|(address, _)| address).or(self.last);
-        (path + 1) % count
+    /// The address of the next path that has one; each has its turn in the rest of this round and the next.
+    fn next(paths: &[Option<(A, Instant)>], turns: &mut Turns, now: Instant) -> Option<A> {
+        (0..2 * paths.len()).find_map(|_| {
+            let known = paths[usize::from(turns.path())];
+            turns.pass();
+            known.filter(|(_, heard)| now.since(*heard) < KNOWN_FOR).map(|(address, _)| address)
+        })
     }
 
     /// Where that goes.
@@ -103,12 +103,15 @@ mod tests {
         for (path, port) in [(0, 80), (1, 81), (3, 83)] {
             addresses.learn(Instant(0), path, port);
         }
-        assert_eq!(addresses.path(), 3);
-        assert_eq!(trains(&mut addresses, Instant(0), 7), [83, 80, 81, 83, 80, 81, 83]);
+        addresses.learn(Instant(0), 4, 84); // no path of the job
+        let mut counts = [80, 81, 83].map(|port| (port, 0));
+        for port in trains(&mut addresses, Instant(0), 30) {
+            counts.iter_mut().find(|(known, _)| *known == port).expect("it is known").1 += 1;
+        }
+        assert_eq!(counts, [(80, 10), (81, 10), (83, 10)]);
+        let next = addresses.path();
         addresses.send_signal(Instant(0));
-        assert_eq!(addresses.to(), Some(&80), "signals have a turn of their own");
-        addresses.learn(Instant(0), 4, 84);
-        assert_eq!(trains(&mut addresses, Instant(0), 4), [80, 81, 83, 80], "no more paths than the job has");
+        assert_eq!(addresses.path(), next, "signals have turns of their own");
     }
 
     #[test]
@@ -118,10 +121,15 @@ mod tests {
         addresses.learn(Instant(0), 1, 81);
         // A signal that is not new, from another port.
         addresses.heard(99);
-        assert_eq!(trains(&mut addresses, Instant(500 * MS), 3), [80, 81, 80]);
+        let both = |mut ports: Vec<u16>| {
+            ports.sort_unstable();
+            ports.dedup();
+            ports
+        };
+        assert_eq!(both(trains(&mut addresses, Instant(500 * MS), 4)), [80, 81]);
         // One port was changed, and the next new packet says so.
         addresses.learn(Instant(600 * MS), 1, 91);
-        assert_eq!(trains(&mut addresses, Instant(700 * MS), 3), [91, 80, 91]);
+        assert_eq!(both(trains(&mut addresses, Instant(700 * MS), 4)), [80, 91]);
         // From the other nothing new has come for long.
         assert_eq!(trains(&mut addresses, Instant(1500 * MS), 3), [91, 91, 91]);
         // From none: all that is said comes again, as nothing of what answers it arrives.
