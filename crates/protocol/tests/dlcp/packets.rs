@@ -279,17 +279,14 @@ fn sums_go_to_the_ports_that_something_new_came_from_and_what_comes_again_divert
         BlockPacket::write(&mut bytes, KEY, &preamble, &header, |payload| payload.fill(0));
         bytes
     };
-    let mut hand = |server: &mut Server<u16>, port: u16, packet: &[u8], reason: Option<Reason>| {
+    let hand = |server: &mut Server<u16>, port: u16, packet: &[u8], reason: Option<Reason>| {
         let verdict = server.handle_packet(Instant(0), port, packet);
         let dropped = if let Verdict::Drop(reason) = verdict { Some(reason) } else { None };
         assert_eq!(dropped, reason);
     };
     let announced = signal(0, 0, 0, Signal::Start(begin));
     hand(&mut server, 10, &announced, None);
-    // A copy of it, from another port of that host.
-    hand(&mut server, 99, &announced, Some(Reason::Duplicate));
     hand(&mut server, 11, &on_path(1, 0), None);
-    hand(&mut server, 99, &on_path(1, 0), Some(Reason::Duplicate));
     let mut forged = on_path(1, 1);
     Key(1).seal(&mut forged);
     hand(&mut server, 98, &forged, Some(Reason::Forged));
@@ -298,6 +295,10 @@ fn sums_go_to_the_ports_that_something_new_came_from_and_what_comes_again_divert
     (2..16).for_each(|block| {
         hand(&mut server, 10 + (block % 2) as u16, &on_path((block % 2) as u8, block), None)
     });
+    // Copies, from another port of that host.
+    for packet in [announced, on_path(1, 0), on_path(0, 2)] {
+        hand(&mut server, 99, &packet, Some(Reason::Duplicate));
+    }
     let (mut train, mut blocks) = (vec![0; 4 * block_packet_bytes(128)], [0, 0]);
     let mut now = 0;
     while blocks.iter().sum::<usize>() < 16 {
