@@ -105,7 +105,9 @@ class Routed:
 
     def _build(self) -> None:
         hosts = {"near": self.ranks[: self._near], "far": ["switch", *self.ranks[self._near :]]}
-        create = [f"netns add {self.namespace(member)}" for member in (*hosts, "switch", *self.ranks)]
+        create = [
+            f"netns add {self.namespace(member)}" for member in (*hosts, "switch", *self.ranks)
+        ]
         for router, members in hosts.items():
             create += [self._link(member, "eth0", router, member) for member in members]
         create += [self._link("near", f"link{i}", "far", f"link{i}") for i in range(self.links)]
@@ -126,10 +128,19 @@ class Routed:
             commands.append(f"rule add to {there} ipproto tcp table {_OWN_TABLE}")
             settings = ["ip_forward=1", "fib_multipath_hash_policy=1", "conf.all.rp_filter=0"]
             settings.append("conf.default.rp_filter=0")
-            run(inside(self.namespace(router), ["sysctl", "-q", "-w", *(f"net.ipv4.{s}" for s in settings)]))
+            run(
+                inside(
+                    self.namespace(router),
+                    ["sysctl", "-q", "-w", *(f"net.ipv4.{s}" for s in settings)],
+                )
+            )
             batch(["ip", "-n", self.namespace(router)], commands)
             for host, member in enumerate(members, 1):
-                own = [f"addr add 10.78.{number}.{host}/24 dev eth0", "link set lo up", "link set eth0 up"]
+                own = [
+                    f"addr add 10.78.{number}.{host}/24 dev eth0",
+                    "link set lo up",
+                    "link set eth0 up",
+                ]
                 own.append(f"route add default via 10.78.{number}.254")
                 batch(["ip", "-n", self.namespace(member)], own)
                 if member != "switch":
@@ -157,7 +168,7 @@ class Routed:
 
 
 def _between(link: int, router: str) -> str:
-    """The address of a router at one of the links."""
+    """Return the address of a router at one of the links."""
     return f"10.78.{100 + link}.{1 if router == 'near' else 2}"
 
 
@@ -185,7 +196,9 @@ def main() -> int:
             for job in range(args.jobs):
                 for paths in args.paths:
                     found = _played(lab, f"job{job}", paths, args)
-                    slowest = [max(each) for each in zip(*(of["times"] for of in found), strict=True)]
+                    slowest = [
+                        max(each) for each in zip(*(of["times"] for of in found), strict=True)
+                    ]
                     times[paths] += slowest
                     lost[paths].append(found[0]["lost"])
         finally:
@@ -201,8 +214,15 @@ def main() -> int:
 
 
 def _played(lab: Routed, job: str, paths: int, args: argparse.Namespace) -> list[Any]:
-    """What each rank says of a job."""
-    common = [job, str(len(lab.ranks)), str(paths), str(args.rate_bps), str(args.bytes), str(args.sums)]
+    """Return what each rank says of a job."""
+    common = [
+        job,
+        str(len(lab.ranks)),
+        str(paths),
+        str(args.rate_bps),
+        str(args.bytes),
+        str(args.sums),
+    ]
     ranks = [
         lab.popen(
             member,
@@ -218,7 +238,9 @@ def _played(lab: Routed, job: str, paths: int, args: argparse.Namespace) -> list
     return [json.loads(text.splitlines()[-1]) for text in said]
 
 
-def rank_of(rank: int, job: str, world_size: int, paths: int, rate: int, size: int, sums: int) -> None:
+def rank_of(
+    rank: int, job: str, world_size: int, paths: int, rate: int, size: int, sums: int
+) -> None:
     """Sum as one rank, and print how long each time took."""
     said: dict[str, Any] = {"loss_bound": BOUND, "paths": paths, "rate": rate, "plan": "switch"}
     array = np.ones(size // 4, dtype=np.float32)

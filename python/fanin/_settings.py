@@ -153,10 +153,18 @@ class Settings:
         _name, None, "NAME", "the job's name, as status, metrics and logs show it"
     )
     slots: int | None = _row(
-        _up_to(SLOTS_MAX), None, f"1..{SLOTS_MAX}", "slots in each of the switch's shards", "switchml"
+        _up_to(SLOTS_MAX),
+        None,
+        f"1..{SLOTS_MAX}",
+        "slots in each of the switch's shards",
+        "switchml",
     )
     window: int | None = _row(
-        _up_to(SLOTS_MAX), None, f"1..{SLOTS_MAX}", "fragments that a rank may have in flight", "atp"
+        _up_to(SLOTS_MAX),
+        None,
+        f"1..{SLOTS_MAX}",
+        "fragments that a rank may have in flight",
+        "atp",
     )
     wire_dtype: WireDtype = _row(
         _one_of("int32", "bfloat16"),

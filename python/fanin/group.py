@@ -170,8 +170,8 @@ def connect(
     `fanin.errors.AllReduceTimeout`). The others are settings: `switch` ("HOST:PORT"), `job`,
     `slots`, `window`, `wire_dtype`, `protocol`, `exact`, `loss_bound`, `paths`,
     `congestion_control`, `trace`, `own_services`, `plan`, `rate`, `machine`. What is not given, the
-    environment says (FANIN_SWITCH, FANIN_JOB, ...): docs/settings.md lists them. A switch and a job must be said.
-    All ranks say the same, but for the switch's address.
+    environment says (FANIN_SWITCH, FANIN_JOB, ...): docs/settings.md lists them. A switch and a job
+    must be said. All ranks say the same, but for the switch's address.
 
     `job` names the job on the switch: ranks that give the same name find each other, at the first
     switch that rank 0 names. Where they are on several machines, the ranks of each sum among

@@ -1,4 +1,4 @@
-"""Jobs with a loss bound whose ranks have several source ports, behind routers with several paths."""
+"""Jobs with a loss bound whose ranks have several ports, behind routers with several paths."""
 
 from __future__ import annotations
 
