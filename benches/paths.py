@@ -188,7 +188,9 @@ def main() -> int:
     times: dict[int, list[float]] = {paths: [] for paths in args.paths}
     lost: dict[int, list[float]] = {paths: [] for paths in args.paths}
     with Routed(args.near, args.far, args.links, rates, name=f"b{os.getpid()}") as lab:
-        command = [sys.executable, "-m", "fanin", "switch", "--listen", LISTEN, "--json"]
+        # Each shard would have ports of its own.
+        command = [sys.executable, "-m", "fanin", "switch", "--listen", LISTEN, "--shards", "1"]
+        command += ["--json", "--log", "warn"]
         switch = lab.popen("switch", command, stdout=subprocess.PIPE, text=True)
         assert switch.stdout is not None
         switch.stdout.readline()

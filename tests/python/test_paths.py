@@ -66,7 +66,8 @@ def played(launch: Launch, lab: Routed, paths: int, dies: range = range(0)) -> i
     given = 0
     popen = partial(lab.popen, "switch")
     world_size = len(lab.ranks)
-    with SwitchProcess(listen=LISTEN, popen=popen):
+    # Each shard would have ports of its own.
+    with SwitchProcess("--shards", "1", listen=LISTEN, popen=popen):
         spaces = [lab.namespace(member) for member in lab.ranks]
         ranks = launch(over_routers, world_size, spaces, paths, at=LISTEN)
         for step in range(STEPS):
