@@ -113,7 +113,7 @@ fn packet(operation: &[u8; OPERATION]) -> Vec<u8> {
                 _ => Signal::Finish,
             };
             let length = signal.packet_bytes();
-            SignalPacket { preamble, flow, round, signal }.write(&mut bytes[..length], KEY);
+            SignalPacket { preamble, flow, round, path: value % 3, signal }.write(&mut bytes[..length], KEY);
             length
         }
     };

@@ -102,6 +102,7 @@ class Client:
         hosted: Switch | None = None,
         meeting: Meeting | None = None,
         loss_bound: float = 0.0,
+        paths: int = 1,
     ) -> Client: ...
     @property
     def switch(self) -> str: ...

@@ -80,6 +80,7 @@ def join(
         hosted=hosted,
         meeting=meeting,
         loss_bound=settings.loss_bound,
+        paths=settings.paths,
     )
 
 

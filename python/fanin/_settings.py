@@ -23,6 +23,7 @@ Protocol: TypeAlias = Literal["switchml", "atp"]
 Plan: TypeAlias = Literal["auto", "switch", "own"]
 
 SLOTS_MAX = 16384
+PATHS_MAX = 16
 
 # No setting of a job: it is looked at before there is one.
 AS_VARIABLE = "FANIN_AS"
@@ -38,6 +39,7 @@ class Said(TypedDict, total=False):
     protocol: Protocol | None
     exact: bool | None
     loss_bound: float | None
+    paths: int | None
     congestion_control: bool | None
     trace: str | os.PathLike[str] | None
     own_services: bool | None
@@ -64,10 +66,13 @@ def _one_of(*names: str) -> Callable[[str], str]:
     return parse
 
 
-def _packets(text: str) -> int:
-    if not (text.isdecimal() and 1 <= int(text) <= SLOTS_MAX):
-        raise ValueError(f"it must be a number from 1 to {SLOTS_MAX}")
-    return int(text)
+def _up_to(most: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if not (text.isdecimal() and 1 <= int(text) <= most):
+            raise ValueError(f"it must be a number from 1 to {most}")
+        return int(text)
+
+    return parse
 
 
 def _yes(text: str) -> bool:
@@ -138,7 +143,7 @@ def _row(
 class Settings:
     """What holds for one membership.
 
-    Ranks of one job agree on all but `switch`, `trace`, `rate` and `machine`.
+    Ranks of one job agree on all but `switch`, `trace`, `rate`, `machine` and `paths`.
     """
 
     switch: str | None = _row(
@@ -148,10 +153,18 @@ class Settings:
         _name, None, "NAME", "the job's name, as status, metrics and logs show it"
     )
     slots: int | None = _row(
-        _packets, None, f"1..{SLOTS_MAX}", "slots in each of the switch's shards", "switchml"
+        _up_to(SLOTS_MAX),
+        None,
+        f"1..{SLOTS_MAX}",
+        "slots in each of the switch's shards",
+        "switchml",
     )
     window: int | None = _row(
-        _packets, None, f"1..{SLOTS_MAX}", "fragments that a rank may have in flight", "atp"
+        _up_to(SLOTS_MAX),
+        None,
+        f"1..{SLOTS_MAX}",
+        "fragments that a rank may have in flight",
+        "atp",
     )
     wire_dtype: WireDtype = _row(
         _one_of("int32", "bfloat16"),
@@ -176,6 +189,14 @@ class Settings:
         0.0,
         "0..1",
         "what each rank's part of a float tensor may lose on a network that loses; 0: nothing",
+        "switchml",
+    )
+    paths: int = _row(
+        _up_to(PATHS_MAX),
+        1,
+        f"1..{PATHS_MAX}",
+        "with a loss bound: source ports that a rank's packets take in turn, for routers with "
+        "several equal paths",
         "switchml",
     )
     congestion_control: bool = _row(

@@ -168,10 +168,10 @@ def connect(
 
     `timeout` (seconds) bounds the joining and, later, every all-reduce (see
     `fanin.errors.AllReduceTimeout`). The others are settings: `switch` ("HOST:PORT"), `job`,
-    `slots`, `window`, `wire_dtype`, `protocol`, `exact`, `loss_bound`, `congestion_control`,
-    `trace`, `own_services`, `plan`, `rate`, `machine`. What is not given, the environment says
-    (FANIN_SWITCH, FANIN_JOB, ...): docs/settings.md lists them. A switch and a job must be said.
-    All ranks say the same, but for the switch's address.
+    `slots`, `window`, `wire_dtype`, `protocol`, `exact`, `loss_bound`, `paths`,
+    `congestion_control`, `trace`, `own_services`, `plan`, `rate`, `machine`. What is not given, the
+    environment says (FANIN_SWITCH, FANIN_JOB, ...): docs/settings.md lists them. A switch and a job
+    must be said. All ranks say the same, but for the switch's address.
 
     `job` names the job on the switch: ranks that give the same name find each other, at the first
     switch that rank 0 names. Where they are on several machines, the ranks of each sum among
@@ -200,7 +200,8 @@ def connect(
     the switch, at least 0 and below 1 (docs/protocols/dlcp.md). Above 0 a network's losses are not
     waited for as far as the bound forgives them; a sum is then the mean of what came times the
     ranks, all ranks get the same bits, and `Handle.loss` says what is missing. Floats travel as
-    they are. Integers lose nothing.
+    they are. Integers lose nothing. With `paths` above 1 the packets of a rank come from so many
+    ports in turn, so that routers spread them over all paths that they have (docs/operations.md).
 
     Raises `ValueError` for what is no such setting, and the errors of `fanin.errors`.
     """

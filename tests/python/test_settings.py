@@ -40,6 +40,7 @@ OTHER: dict[str, Any] = {
     "protocol": "atp",
     "exact": True,
     "loss_bound": 0.01,
+    "paths": 8,
     "congestion_control": False,
     "trace": "trace.json",
     "own_services": False,
@@ -57,6 +58,7 @@ WRONG: dict[str, Any] = {
     "protocol": "tcp",
     "exact": "yes",
     "loss_bound": "1",
+    "paths": "17",
     "congestion_control": "off",
     "trace": "/",
     "own_services": "no",
@@ -70,6 +72,7 @@ WRONG: dict[str, Any] = {
 OF = {
     "slots": "switchml",
     "loss_bound": "switchml",
+    "paths": "switchml",
     "window": "atp",
     "congestion_control": "atp",
     "own_services": "switchml",

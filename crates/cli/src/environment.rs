@@ -5,7 +5,7 @@ use std::sync::Once;
 use crate::output;
 
 /// All of them. The settings among them are Python's (`fanin._settings`); a test there holds this list to them.
-pub const VARIABLES: [&str; 16] = [
+pub const VARIABLES: [&str; 17] = [
     "FANIN_AS",
     "FANIN_CONGESTION_CONTROL",
     "FANIN_EXACT",
@@ -14,6 +14,7 @@ pub const VARIABLES: [&str; 16] = [
     "FANIN_LOSS_BOUND",
     "FANIN_MACHINE",
     "FANIN_OWN_SERVICES",
+    "FANIN_PATHS",
     "FANIN_PLAN",
     "FANIN_PROTOCOL",
     "FANIN_RATE",

@@ -13,7 +13,7 @@ use fanin_controller::{Job, Prediction, ServiceConfig, SessionConfig, SessionErr
 use fanin_protocol::Reason;
 use fanin_protocol::control::Protocol;
 use fanin_udp::{CollectiveKind, RawTensor, Submission};
-use fanin_wire::{Dtype, LossBound, Op, WireDtype, WorkerId};
+use fanin_wire::{Dtype, LossBound, Op, PATHS_MAX, WireDtype, WorkerId};
 use pyo3::exceptions::{PyOverflowError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -35,7 +35,7 @@ const TIMEOUT_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
 /// "atp": the same on all ranks. Without `congestion_control`, ATP's window does not shrink when packets are lost. `trace` is the file of a timeline and the rank that this
 /// process has in it. `prediction` is what the plan of the shares takes, in seconds a byte, and what takes that long, and `machine` names this machine: both are told by
 /// `fanin status`. With `local` this machine's ranks sum among themselves first, and `services` may be empty where there is no other machine. What is said to `hosted`, a switch
-/// of this process, if it is one of `services`, touches no socket. Of each rank's part of a float tensor a fraction of `loss_bound` may be lost: above 0, DLCP sums what travels as it is. The ranks of `meeting` found each other there, and are told by `BeganAnew` when one is started again before
+/// of this process, if it is one of `services`, touches no socket. Of each rank's part of a float tensor a fraction of `loss_bound` may be lost: above 0, DLCP sums what travels as it is, and packets take `paths` source ports in turn. The ranks of `meeting` found each other there, and are told by `BeganAnew` when one is started again before
 /// all have joined. Raises the errors of `fanin.errors`, and `ValueError` for another wire dtype or protocol.
 #[pyclass(frozen, module = "fanin._fanin")]
 pub(crate) struct Client {
@@ -52,7 +52,7 @@ impl Client {
     #[pyo3(signature = (
         services, job, rank, world_size, *, timeout=300.0, slots=None, window=None, wire_dtype="int32",
         protocol="switchml", exact=false, congestion_control=true, trace=None, prediction=None, machine=None, local=None,
-        hosted=None, meeting=None, loss_bound=0.0
+        hosted=None, meeting=None, loss_bound=0.0, paths=1
     ))]
     #[expect(clippy::too_many_arguments, reason = "the signature is Python's")]
     fn new(
@@ -75,10 +75,20 @@ impl Client {
         hosted: Option<&Switch>,
         meeting: Option<&Meeting>,
         loss_bound: f64,
+        paths: u8,
     ) -> PyResult<Self> {
         let loss_bound = LossBound::new(loss_bound).ok_or_else(|| {
             PyValueError::new_err(format!("loss_bound {loss_bound}: a fraction of at least 0 and below 1"))
         })?;
+        if !(1..=PATHS_MAX).contains(&paths) {
+            return Err(PyValueError::new_err(format!("paths {paths}: choose 1 to {PATHS_MAX}")));
+        }
+        if paths > 1 && loss_bound == LossBound::RELIABLE {
+            return Err(PyValueError::new_err(format!(
+                "{paths} paths are for a job that may lose something: unset paths (FANIN_PATHS), or set a loss bound \
+                 (loss_bound, or FANIN_LOSS_BOUND)"
+            )));
+        }
         let wire_dtype = match (wire_dtype.parse(), exact) {
             (Ok(WireDtype::Int32), true) => WireDtype::Native,
             (Ok(WireDtype::Bfloat16), true) => {
@@ -115,6 +125,7 @@ impl Client {
             window,
             wire_dtype,
             loss_bound,
+            paths,
             protocol,
             congestion_control,
             host: hosted.and_then(Switch::threads),

@@ -3,6 +3,7 @@
 use crate::io_loop::Shard;
 use crate::io_thread::{HostThreads, Lease, Room};
 use crate::mailbox::Post;
+use crate::ports::Ports;
 use crate::registered::Registered;
 use crate::socket::{bind, receive_buffer_bytes};
 use crate::train_socket::{Peer, TrainSocket};
@@ -61,7 +62,8 @@ where
             let room = Room::new()?;
             let (post, mailbox) = room.mailbox();
             let shard = HostShard { machine, registered: Registered::default(), events: events.clone() };
-            let lease = room.move_in(shard, socket, mailbox, Some(address), format!("{name}-{index}"))?;
+            let lease =
+                room.move_in(shard, socket.into(), mailbox, Some(address), format!("{name}-{index}"))?;
             host.shards.push(Running { post, lease });
         }
         Ok(host)
@@ -178,9 +180,9 @@ impl<M: Endpoint<Address = Peer>> Shard for HostShard<M> {
         self.registered.takes(from, packet)
     }
 
-    fn command(&mut self, command: Command<M>, socket: &mut TrainSocket) -> ControlFlow<()> {
+    fn command(&mut self, command: Command<M>, ports: &mut Ports) -> ControlFlow<()> {
         match command {
-            Command::Ask(question) => question(self, socket.statistics),
+            Command::Ask(question) => question(self, ports.statistics()),
             Command::Stop => return ControlFlow::Break(()),
         }
         ControlFlow::Continue(())

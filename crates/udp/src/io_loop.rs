@@ -1,4 +1,4 @@
-//! The loop of an I/O thread: it runs the machines that live on it, each on a socket of its own.
+//! The loop of an I/O thread: it runs the machines that live on it, each on sockets of its own.
 //!
 //! There is one machine on most threads. On the threads of a service that a process hosts for its own ranks their lanes are guests
 //! (`io_thread`): what lane and service say to each other is handed over between two machines of one thread. It touches no socket and no
@@ -6,18 +6,19 @@
 
 use crate::clock::Clock;
 use crate::mailbox::{Bell, Mailbox};
+use crate::ports::Ports;
 use crate::train_socket::{Peer, ReceiveBuffers, TRAIN_BYTES, TrainSocket};
 use fanin_protocol::{Endpoint, Instant, Verdict};
+use fanin_wire::PATHS_MAX;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use std::cell::Cell;
 use std::convert::Infallible;
 use std::ops::ControlFlow;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::AsFd;
 use std::sync::mpsc::Sender;
 
 /// Bytes that are handled before the machine may answer: sixteen trains, or as much in single packets. More of them gather
 /// more answers into one train; but a worker whose answer waits has its window closed meanwhile.
-const ROUND_BYTES: usize = 16 * TRAIN_BYTES;
+pub(crate) const ROUND_BYTES: usize = 16 * TRAIN_BYTES;
 
 /// What a packet counts at least in a round. An empty datagram costs as much time as a full one: a stranger who sends them as
 /// fast as they are read would else keep the thread from its answers, its timers and its commands.
@@ -33,8 +34,8 @@ const LOOK_ROUNDS: usize = 8;
 /// cores with a switch and two workers, 8 spins cost a tenth of the rate and a quarter more latency, 128 half of the rate.
 const SPIN_CORES_MIN: usize = 8;
 
-/// Up to so many tenants, less one, a sleep allocates nothing.
-const FEW: usize = 4;
+/// Up to so many sockets, less one, a sleep allocates nothing: of a worker of many paths beside a service.
+const FEW: usize = 4 + PATHS_MAX as usize;
 
 /// What a driver puts around a machine.
 pub(crate) trait Shard {
@@ -47,7 +48,7 @@ pub(crate) trait Shard {
         true
     }
     /// Carries out a command; `Break` ends the machine.
-    fn command(&mut self, command: Self::Command, socket: &mut TrainSocket) -> ControlFlow<()>;
+    fn command(&mut self, command: Self::Command, ports: &mut Ports) -> ControlFlow<()>;
     fn event(&mut self, event: <Self::Machine as Endpoint>::Event);
     /// Told after a round in which so many packets counted.
     fn progress(&mut self, _packets: u64) {}
@@ -56,12 +57,10 @@ pub(crate) trait Shard {
 /// A machine on its thread, with all that it has there.
 pub(crate) struct Seat<S: Shard> {
     pub(crate) shard: S,
-    pub(crate) socket: TrainSocket,
+    pub(crate) ports: Ports,
     pub(crate) mailbox: Mailbox<S::Command>,
     /// Who it is to the others on the thread.
     pub(crate) peer: Peer,
-    /// Whether the socket may have packets.
-    pub(crate) may_have: Cell<bool>,
     /// Dropped last: the machine is gone.
     pub(crate) _ends: Sender<Infallible>,
 }
@@ -69,12 +68,10 @@ pub(crate) struct Seat<S: Shard> {
 /// A [`Seat`], whatever its machine is. Calls are by round or by train, not by packet.
 pub(crate) trait Tenant: Send {
     fn peer(&self) -> Peer;
-    fn socket(&self) -> BorrowedFd<'_>;
+    fn ports(&self) -> &Ports;
     /// Carries out what it is told; whether it was told anything, or `Break` when it is to end.
     fn obey(&mut self) -> ControlFlow<(), bool>;
-    /// The socket may have packets again.
-    fn look_again(&self);
-    /// Hands the machine what the socket has, up to the bound of a round, if it may have something.
+    /// Hands the machine what its sockets have, up to the bound of a round, if they may have something.
     fn receive(&mut self, buffers: &mut ReceiveBuffers, clock: Clock) -> bool;
     /// Hands the machine a train of another one on this thread.
     fn take(&mut self, now: Instant, from: Peer, train: &[u8], segment_bytes: usize);
@@ -97,29 +94,24 @@ where
         self.peer
     }
 
-    fn socket(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
+    fn ports(&self) -> &Ports {
+        &self.ports
     }
 
     fn obey(&mut self) -> ControlFlow<(), bool> {
         let mut any = false;
         while let Some(command) = self.mailbox.take() {
             any = true;
-            self.shard.command(command, &mut self.socket)?;
+            self.shard.command(command, &mut self.ports)?;
         }
         ControlFlow::Continue(any)
     }
 
-    fn look_again(&self) {
-        self.may_have.set(true);
-    }
-
     fn receive(&mut self, buffers: &mut ReceiveBuffers, clock: Clock) -> bool {
-        let before = self.socket.statistics.trains_received;
-        if self.may_have.get() {
-            self.may_have.set(receive(&mut self.shard, &mut self.socket, buffers, clock));
-        }
-        self.socket.statistics.trains_received > before
+        let Self { shard, ports, .. } = self;
+        let before = ports.trains_received();
+        ports.receive(ROUND_BYTES, |socket, limit_bytes| receive(shard, socket, limit_bytes, buffers, clock));
+        ports.trains_received() > before
     }
 
     fn take(&mut self, now: Instant, from: Peer, train: &[u8], segment_bytes: usize) {
@@ -139,7 +131,7 @@ where
                 match others.iter_mut().flat_map(|others| others.iter_mut()).find(|other| other.peer() == to)
                 {
                     Some(other) => other.take(now, self.peer, bytes, segment_bytes),
-                    None => self.socket.send(to, bytes, segment_bytes),
+                    None => self.ports.send(to, bytes, segment_bytes),
                 }
             }
         }
@@ -164,7 +156,7 @@ where
     }
 
     fn slept(&mut self) {
-        self.socket.statistics.sleeps += 1;
+        self.ports.slept();
     }
 }
 
@@ -214,11 +206,11 @@ pub(crate) fn run(bell: &Bell, mut newcomers: impl FnMut(&mut Vec<Box<dyn Tenant
             // Whoever keeps two machines of this thread busy does not keep it from its sockets, and no socket the others from theirs.
             rounds += 1;
             if !received || rounds % LOOK_ROUNDS == 0 {
-                tenants.iter().for_each(|tenant| tenant.look_again());
+                tenants.iter().for_each(|tenant| tenant.ports().look_again());
             }
         } else if idle_rounds < spins {
             idle_rounds += 1;
-            tenants.iter().for_each(|tenant| tenant.look_again());
+            tenants.iter().for_each(|tenant| tenant.ports().look_again());
             std::hint::spin_loop();
         } else {
             idle_rounds = 0;
@@ -233,15 +225,16 @@ fn transmit(tenants: &mut [Box<dyn Tenant>], index: usize, now: Instant, train: 
     tenant.transmit(now, train, [before, after])
 }
 
-/// Hands the machine what the socket has, up to the bound of a round; whether there may be more.
+/// Hands the machine what the socket has, up to a limit; whether there may be more.
 fn receive<S: Shard>(
     shard: &mut S,
     socket: &mut TrainSocket,
+    limit_bytes: usize,
     buffers: &mut ReceiveBuffers,
     clock: Clock,
 ) -> bool {
     let (mut more, mut bytes, mut counted) = (true, 0, 0);
-    while more && bytes < ROUND_BYTES {
+    while more && bytes < limit_bytes {
         let now = clock.now();
         more = socket.receive(buffers, |peer, packet| {
             bytes += packet.len().max(PACKET_BYTES_MIN);
@@ -266,27 +259,30 @@ fn sleep(tenants: &mut [Box<dyn Tenant>], bell: &Bell, clock: Clock) {
     let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
     tenants.iter_mut().for_each(|tenant| tenant.slept());
     // The bell after all sockets.
-    let fd_of = |place: usize| {
-        let socket = tenants.get(place).map_or_else(|| bell.as_fd(), |tenant| tenant.socket());
-        PollFd::from_borrowed_fd(socket, PollFlags::IN)
-    };
-    let mut few: [_; FEW] = std::array::from_fn(fd_of);
-    let mut many = Vec::new();
-    let fds = if let Some(fds) = few.get_mut(..=tenants.len()) {
-        fds
+    let sockets = || tenants.iter().flat_map(|tenant| tenant.ports().fds());
+    let count = tenants.iter().map(|tenant| tenant.ports().count()).sum();
+    let mut fds = sockets().chain(std::iter::repeat(bell.as_fd()));
+    let mut next = || PollFd::from_borrowed_fd(fds.next().unwrap_or(bell.as_fd()), PollFlags::IN);
+    let mut few: [_; FEW];
+    let mut many: Vec<_>;
+    let fds = if count < FEW {
+        few = std::array::from_fn(|_| next());
+        &mut few[..=count]
     } else {
-        many.extend((0..=tenants.len()).map(fd_of));
+        many = (0..=count).map(|_| next()).collect();
         &mut many[..]
     };
     // An interrupted sleep is a short sleep, after which there may be anything.
     let woken = poll(fds, timeout.as_ref());
     let is_ready = |fd: &PollFd<'_>| woken.is_err() || !fd.revents().is_empty();
-    for (tenant, fd) in tenants.iter().zip(&*fds) {
+    let numbers =
+        tenants.iter().flat_map(|tenant| (0..tenant.ports().count()).map(move |number| (tenant, number)));
+    for ((tenant, number), fd) in numbers.zip(&*fds) {
         if is_ready(fd) {
-            tenant.look_again();
+            tenant.ports().look_at(number);
         }
     }
-    if is_ready(&fds[tenants.len()]) {
+    if is_ready(&fds[count]) {
         bell.silence();
     }
 }
@@ -329,7 +325,7 @@ mod tests {
         fn machine(&mut self) -> &mut Self {
             self
         }
-        fn command(&mut self, (): (), _: &mut TrainSocket) -> ControlFlow<()> {
+        fn command(&mut self, (): (), _: &mut Ports) -> ControlFlow<()> {
             ControlFlow::Continue(())
         }
         fn event(&mut self, (): ()) {}
@@ -340,10 +336,10 @@ mod tests {
         const SENT: usize = 4 * ROUND_BYTES / PACKET_BYTES_MIN;
         let (mut sockets, address) = bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), 1).unwrap();
         let mut server = TrainSocket::new(sockets.remove(0), Offload::Detect).unwrap();
-        let mut client = TrainSocket::new(connect(address).unwrap(), Offload::Detect).unwrap();
+        let mut client = TrainSocket::new(connect(address, 1).unwrap(), Offload::Detect).unwrap();
         client.send(address.into(), &[0; SENT], 1);
         let (mut counter, mut buffers) = (Counter(0), ReceiveBuffers::new());
-        assert!(receive(&mut counter, &mut server, &mut buffers, Clock), "there are more");
+        assert!(receive(&mut counter, &mut server, ROUND_BYTES, &mut buffers, Clock), "there are more");
         // A round ends between two system calls, of which each takes a few trains of at most 128 packets.
         assert!((1..SENT / 2).contains(&counter.0), "{} of {SENT} packets in one round", counter.0);
     }

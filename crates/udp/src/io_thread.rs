@@ -3,8 +3,8 @@
 use crate::ThreadEnded;
 use crate::io_loop::{self, Seat, Shard, Tenant};
 use crate::mailbox::{Bell, Mailbox, Post, mailbox};
-use crate::train_socket::{Peer, TrainSocket};
-use std::cell::Cell;
+use crate::ports::Ports;
+use crate::train_socket::Peer;
 use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
@@ -87,7 +87,7 @@ impl Room {
     pub(crate) fn move_in<S>(
         self,
         shard: S,
-        socket: TrainSocket,
+        ports: Ports,
         mailbox: Mailbox<S::Command>,
         address: Option<SocketAddr>,
         name: String,
@@ -99,8 +99,7 @@ impl Room {
         let Self { bell, thread } = self;
         let peer = address.map_or_else(|| Peer::Guest(GUESTS.fetch_add(1, Ordering::Relaxed)), Peer::from);
         let (ends, ended) = channel();
-        let mut tenant: Box<dyn Tenant> =
-            Box::new(Seat { shard, socket, mailbox, peer, may_have: Cell::new(true), _ends: ends });
+        let mut tenant: Box<dyn Tenant> = Box::new(Seat { shard, ports, mailbox, peer, _ends: ends });
         let ended = Mutex::new(ended);
         if let Some(thread) = thread {
             match thread.door.admit(tenant) {

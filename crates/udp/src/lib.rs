@@ -17,6 +17,7 @@ mod io_loop;
 mod io_thread;
 mod mailbox;
 mod part;
+mod ports;
 mod probe;
 mod raw_tensor;
 mod registered;

@@ -33,7 +33,7 @@ pub struct SocketProbe {
 /// # Errors
 /// When there is no route to `switch`, or the kernel gives no socket.
 pub fn probe_socket(switch: SocketAddr) -> io::Result<SocketProbe> {
-    let socket = connect(switch)?;
+    let socket = connect(switch, 1)?;
     let state = UdpSocketState::new((&socket).into())?;
     Ok(SocketProbe {
         local: socket.local_addr()?,

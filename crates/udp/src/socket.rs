@@ -21,7 +21,7 @@ const SO_ATTACH_REUSEPORT_CBPF: libc::c_int = 51;
 /// The sockets of a switch, one a shard, all on the same port, and the address that they got.
 pub(crate) fn bind(listen: SocketAddr, shards: usize) -> io::Result<(Vec<UdpSocket>, SocketAddr)> {
     check_shards(shards)?;
-    let first = new_socket(listen)?;
+    let first = new_socket(listen, 1)?;
     // Without SO_REUSEPORT: another switch on this port is an error, not half of its packets.
     first.bind(&listen.into()).map_err(|error| {
         io::Error::new(
@@ -35,7 +35,7 @@ pub(crate) fn bind(listen: SocketAddr, shards: usize) -> io::Result<(Vec<UdpSock
         sockets[0].set_reuse_port(true)?;
         for _ in 1..shards {
             // The kernel numbers the sockets of a port in the order of binding; the filter returns such a number.
-            let socket = new_socket(address)?;
+            let socket = new_socket(address, 1)?;
             socket.set_reuse_port(true)?;
             socket.bind(&address.into())?;
             sockets.push(socket);
@@ -48,23 +48,23 @@ pub(crate) fn bind(listen: SocketAddr, shards: usize) -> io::Result<(Vec<UdpSock
     Ok((sockets.into_iter().map(UdpSocket::from).collect(), address))
 }
 
-/// A worker's socket: it hears `switch` alone.
-pub(crate) fn connect(switch: SocketAddr) -> io::Result<UdpSocket> {
-    let socket = new_socket(switch)?;
+/// A worker's socket, one of so many, which share what is asked of the kernel: it hears `switch` alone.
+pub(crate) fn connect(switch: SocketAddr, of: usize) -> io::Result<UdpSocket> {
+    let socket = new_socket(switch, of)?;
     socket.bind(&unspecified(switch).into())?;
     socket.connect(&switch.into())?;
     Ok(socket.into())
 }
 
 /// A worker's socket for several switches: it hears everybody, and its machines take what comes from theirs.
-pub(crate) fn open(switches: &[SocketAddr]) -> io::Result<UdpSocket> {
+pub(crate) fn open(switches: &[SocketAddr], of: usize) -> io::Result<UdpSocket> {
     let Some(first) = switches.first() else { return Err(invalid("a worker without a switch")) };
     if let Some(other) = switches.iter().find(|switch| switch.is_ipv4() != first.is_ipv4()) {
         return Err(invalid(format!(
             "{first} and {other}: name the switches of a job all by IPv4, or all by IPv6"
         )));
     }
-    let socket = new_socket(*first)?;
+    let socket = new_socket(*first, of)?;
     socket.bind(&unspecified(*first).into())?;
     Ok(socket.into())
 }
@@ -133,14 +133,15 @@ pub(crate) fn check_shards(shards: usize) -> io::Result<()> {
     Ok(())
 }
 
-fn new_socket(peer: SocketAddr) -> io::Result<Socket> {
+fn new_socket(peer: SocketAddr, of: usize) -> io::Result<Socket> {
     let socket = Socket::new(Domain::for_address(peer), Type::DGRAM, Some(Protocol::UDP))?;
+    let bytes = BUFFER_BYTES / of.max(1);
     // What the kernel grants less is no error: the owner reads it back and sizes its windows by it.
-    if sockopt::set_socket_recv_buffer_size_force(&socket, BUFFER_BYTES).is_err() {
-        socket.set_recv_buffer_size(BUFFER_BYTES)?;
+    if sockopt::set_socket_recv_buffer_size_force(&socket, bytes).is_err() {
+        socket.set_recv_buffer_size(bytes)?;
     }
-    if set_int_option(&socket, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, BUFFER_BYTES as libc::c_int).is_err() {
-        socket.set_send_buffer_size(BUFFER_BYTES)?;
+    if set_int_option(&socket, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, bytes as libc::c_int).is_err() {
+        socket.set_send_buffer_size(bytes)?;
     }
     Ok(socket)
 }
@@ -195,7 +196,7 @@ mod tests {
     #[test]
     fn datagrams_go_to_the_socket_that_their_shard_byte_numbers() {
         let (sockets, address) = bind(LOOPBACK, 3).unwrap();
-        let sender = connect(address).unwrap();
+        let sender = connect(address, 1).unwrap();
         let of_shard = |shard: u8| {
             let mut datagram = [0xa5; SHARD_OFFSET + 1];
             datagram[SHARD_OFFSET] = shard;

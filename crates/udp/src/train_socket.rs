@@ -338,7 +338,7 @@ mod tests {
             address.set_ip(Ipv4Addr::new(127, 0, 0, 2).into());
         }
         let server = TrainSocket::new(sockets.remove(0), offload).unwrap();
-        let client = TrainSocket::new(connect(address).unwrap(), offload).unwrap();
+        let client = TrainSocket::new(connect(address, 1).unwrap(), offload).unwrap();
         (server, client, address)
     }
 
@@ -439,7 +439,7 @@ mod tests {
                 let (mut sockets, mut address) = bound.unwrap();
                 address.set_ip(shown);
                 let mut server = TrainSocket::new(sockets.remove(0), offload).unwrap();
-                let mut client = TrainSocket::new(connect(address).unwrap(), offload).unwrap();
+                let mut client = TrainSocket::new(connect(address, 1).unwrap(), offload).unwrap();
                 client.send(address.into(), b"hello", 5);
                 let (peer, _) = packets(&mut server, 1).remove(0);
                 // (a packet, the class selector of its queue, whether it is ECN-capable)

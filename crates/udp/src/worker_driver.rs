@@ -1,9 +1,10 @@
-//! A worker on real sockets: its job's lanes, a thread and a socket for those of a shard number.
+//! A worker on real sockets: its job's lanes, a thread and a socket for those of a shard number, or a socket a path.
 
 use crate::failure::invalid;
 use crate::io_thread::{HostThreads, Lease, Room};
 use crate::mailbox::{self, Post};
 use crate::part::{AllReduce, Part, PartTimes};
+use crate::ports::Ports;
 use crate::socket::{check_shards, connect, open};
 use crate::train_socket::{Peer, TrainSocket};
 use crate::worker_shard::{AnyCommand, Command, Intake, LaneId, LanePart, Posts, Shared, WorkerShard};
@@ -150,15 +151,31 @@ impl WorkerDriver {
             let services: Vec<usize> = theirs.into_iter().map(|(service, _)| service).collect();
             let peers: Vec<SocketAddr> =
                 services.iter().map(|service| driver.services[*service].switch).collect();
-            // Connected where it can be: the kernel then drops what others send, and tells of a switch that is gone.
-            let socket = if let [peer] = peers[..] { connect(peer)? } else { open(&peers)? };
-            let socket = TrainSocket::new(socket, offload)?;
+            // What is handed over on the thread takes no path.
+            let elsewhere = services.iter().map(|service| &driver.services[*service]);
+            let elsewhere =
+                elsewhere.filter(|service| host.is_none_or(|host| host.address != service.switch));
+            let paths = elsewhere.map(|service| service.job.paths()).max().unwrap_or(1);
+            let ports = driver.ports(&peers, paths)?;
             let shard =
                 WorkerShard { lanes: Lanes::new(lanes), services, shared: Arc::clone(&driver.shared) };
-            let lease = room.move_in(shard, socket, mailbox, None, format!("fanin-worker-{thread}"))?;
+            let lease = room.move_in(shard, ports, mailbox, None, format!("fanin-worker-{thread}"))?;
             driver.threads().push(lease);
         }
         Ok(driver)
+    }
+
+    /// A socket for each path to these switches.
+    fn ports(&self, switches: &[SocketAddr], paths: u8) -> io::Result<Ports> {
+        let paths = usize::from(paths);
+        // Connected where it can be: the kernel then drops what others send, and tells of a switch that is gone.
+        let socket = |_| {
+            let socket =
+                if let [switch] = switches { connect(*switch, paths) } else { open(switches, paths) };
+            TrainSocket::new(socket?, self.offload)
+        };
+        let others = (1..paths).map(socket).collect::<io::Result<Vec<_>>>()?;
+        Ok(Ports::from(socket(0)?).and(others))
     }
 
     /// Starts a collective operation over all workers, in place. All workers must submit alike ones in the same order.
@@ -300,8 +317,8 @@ impl WorkerDriver {
         for (shard, restore) in restore.iter().enumerate() {
             let lane = self.lane(service, shard);
             let is_alone = self.lanes_of(lane.thread).len() == 1;
-            let socket = is_alone.then(|| TrainSocket::new(connect(switch)?, self.offload)).transpose()?;
-            self.shared.posts.resume(lane, job, ShardId(shard as u8), switch.into(), socket, restore)?;
+            let ports = is_alone.then(|| self.ports(&[switch], job.paths())).transpose()?;
+            self.shared.posts.resume(lane, job, ShardId(shard as u8), switch.into(), ports, restore)?;
         }
         // It may have failed meanwhile; the shards stay as that left them.
         self.failure().map_or(Ok(()), |failure| Err(io::Error::other(failure)))

@@ -106,6 +106,15 @@ impl WorkerJob {
         self.common().elements
     }
 
+    /// Paths that its packets take: source ports.
+    pub(crate) const fn paths(&self) -> u8 {
+        match self {
+            // A switch knows a worker by one address.
+            Self::SwitchMl { .. } | Self::Atp { .. } => 1,
+            Self::Dlcp { config, .. } => config.paths,
+        }
+    }
+
     /// Elements that one packet carries, of a tensor of `elements` elements.
     pub(crate) const fn packet_elements(&self, dtype: Dtype, elements: usize) -> usize {
         match self {

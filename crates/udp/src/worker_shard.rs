@@ -6,8 +6,9 @@ use crate::failure::{Failure, invalid};
 use crate::io_loop::Shard;
 use crate::mailbox::Post;
 use crate::part::{Counts, Part};
+use crate::ports::Ports;
 use crate::statistics::IoStatistics;
-use crate::train_socket::{Peer, TrainSocket};
+use crate::train_socket::Peer;
 use fanin_plan::Placement;
 use fanin_protocol::atp::{AtpJobConfig, AtpWorker, AtpWorkerPlan};
 use fanin_protocol::dlcp;
@@ -56,17 +57,8 @@ pub(crate) struct LaneId {
 /// What a thread is told that runs lanes of `M`.
 pub(crate) enum Command<M: WorkerMachine> {
     Any(AnyCommand),
-    Suspend {
-        place: usize,
-        reply: SyncSender<M::Memory>,
-    },
-    Resume {
-        place: usize,
-        plan: M::Plan,
-        at: (Peer, JobId),
-        socket: Option<TrainSocket>,
-        reply: SyncSender<()>,
-    },
+    Suspend { place: usize, reply: SyncSender<M::Memory> },
+    Resume { place: usize, plan: M::Plan, at: (Peer, JobId), ports: Option<Ports>, reply: SyncSender<()> },
 }
 
 /// What a thread is told whatever it runs.
@@ -126,14 +118,14 @@ impl Posts {
         }
     }
 
-    /// The lane goes on, through another socket if one is given.
+    /// The lane goes on, through other sockets if they are given.
     pub(crate) fn resume(
         &self,
         LaneId { thread, place }: LaneId,
         job: WorkerJob,
         shard: ShardId,
         switch: Peer,
-        socket: Option<TrainSocket>,
+        ports: Option<Ports>,
         restore: &[SlotIndex],
     ) -> io::Result<()> {
         let at = (switch, job.id());
@@ -141,17 +133,17 @@ impl Posts {
             (Self::SwitchMl(posts), WorkerJob::SwitchMl { config, place: worker, .. }) => {
                 let config = JobConfig { shard, ..config };
                 let plan = WorkerPlan { config, switch, place: worker, restore: restore.to_vec() };
-                posts[thread].ask(|reply| Command::Resume { place, plan, at, socket, reply })
+                posts[thread].ask(|reply| Command::Resume { place, plan, at, ports, reply })
             }
             (Self::Atp(posts), WorkerJob::Atp { config, directions }) => {
                 let AtpJobConfig { id, key, generation, .. } = config;
                 let plan = AtpWorkerPlan { id, key, generation, directions, upstream: switch };
-                posts[thread].ask(|reply| Command::Resume { place, plan, at, socket, reply })
+                posts[thread].ask(|reply| Command::Resume { place, plan, at, ports, reply })
             }
             (Self::Dlcp(posts), WorkerJob::Dlcp { config, place: worker }) => {
                 let config = dlcp::JobConfig { shard, ..config };
                 let plan = dlcp::WorkerPlan { config, place: worker, server: switch };
-                posts[thread].ask(|reply| Command::Resume { place, plan, at, socket, reply })
+                posts[thread].ask(|reply| Command::Resume { place, plan, at, ports, reply })
             }
             _ => return Err(invalid("a worker goes on in no job of another protocol")),
         };
@@ -202,7 +194,7 @@ impl<M: WorkerMachine<Address = Peer, Tensor = Part>> Shard for WorkerShard<M> {
     }
 
     /// A reply fails when nobody waits for it any more; that is no concern of ours.
-    fn command(&mut self, command: Command<M>, socket: &mut TrainSocket) -> ControlFlow<()> {
+    fn command(&mut self, command: Command<M>, ports: &mut Ports) -> ControlFlow<()> {
         match command {
             Command::Any(AnyCommand::Submit(parts)) => {
                 for LanePart { place, part, operation } in parts {
@@ -220,7 +212,7 @@ impl<M: WorkerMachine<Address = Peer, Tensor = Part>> Shard for WorkerShard<M> {
             }
             Command::Any(AnyCommand::Statistics(reply)) => {
                 let lanes = self.lanes.iter_mut().map(|lane| lane.machine.statistics()).collect();
-                let _ = reply.send((lanes, socket.statistics));
+                let _ = reply.send((lanes, ports.statistics()));
             }
             Command::Any(AnyCommand::Stop) => return ControlFlow::Break(()),
             Command::Suspend { place, reply } => {
@@ -228,10 +220,10 @@ impl<M: WorkerMachine<Address = Peer, Tensor = Part>> Shard for WorkerShard<M> {
                     let _ = reply.send(lane.machine.suspend());
                 }
             }
-            Command::Resume { place, plan, at, socket: new, reply } => {
+            Command::Resume { place, plan, at, ports: new, reply } => {
                 if let Some(mut new) = new {
-                    new.statistics = socket.statistics;
-                    *socket = new;
+                    new.take_over(ports.statistics());
+                    *ports = new;
                 }
                 if let Some(lane) = self.lanes.lane(place) {
                     (lane.peer, lane.job) = at;

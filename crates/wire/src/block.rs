@@ -1,6 +1,7 @@
 //! The DLCP data packet: one block of a tensor, with its address in it (DLCP §3.2.3, Figure 9), and how a network may treat it (§3.2.2).
 
 use crate::preamble::PREAMBLE_BYTES;
+use crate::signal::SIGNAL_PATH_OFFSET;
 use crate::{FlowId, Key, Kind, Preamble, TAG_BYTES, WireError, bytes_at};
 
 /// Preamble, block header and tag together, in bytes; the payload follows.
@@ -11,6 +12,8 @@ const TREATMENT_OFFSET: usize = 22;
 
 /// Queues of a port that packets are put into: the first is reserved for signals (DLCP §4.2).
 pub const PRIORITIES: u8 = 8;
+/// Most paths of a job: source ports of a rank, in each shard.
+pub const PATHS_MAX: u8 = 16;
 
 /// Length of the UDP payload that carries so many bytes of a block.
 #[must_use]
@@ -25,13 +28,12 @@ pub struct Tag {
     pub priority: u8,
     /// Whether it is marked at a queue's threshold and not dropped there: what is ECN-capable.
     pub important: bool,
-    /// Which of the job's paths it takes: a source port.
+    /// Which of the job's paths it takes: a source port. Below [`PATHS_MAX`].
     pub path: u8,
 }
 
 impl Tag {
-    /// Of every signal. All of them take the first path: where they come from is their sender's address. An abort is not DLCP's alone: on
-    /// sockets it has none.
+    /// Of a signal on the first path. An abort is not DLCP's alone: on sockets it has none.
     pub const SIGNAL: Self = Self { priority: 0, important: true, path: 0 };
     const IMPORTANT: u8 = 0x80;
 
@@ -39,8 +41,10 @@ impl Tag {
     #[must_use]
     pub fn of_packet(packet: &[u8]) -> Self {
         const BLOCK: u8 = Kind::Block as u8;
-        match (packet.get(Kind::OFFSET), bytes_at(packet, TREATMENT_OFFSET)) {
-            (Some(&BLOCK), Some(bytes)) => Self::parse(*bytes).unwrap_or(Self::SIGNAL),
+        const SIGNAL: u8 = Kind::Signal as u8;
+        match (packet.get(Kind::OFFSET), bytes_at(packet, TREATMENT_OFFSET), packet.get(SIGNAL_PATH_OFFSET)) {
+            (Some(&BLOCK), Some(bytes), _) => Self::parse(*bytes).unwrap_or(Self::SIGNAL),
+            (Some(&SIGNAL), _, Some(path)) => Self { path: *path, ..Self::SIGNAL },
             _ => Self::SIGNAL,
         }
     }
@@ -64,6 +68,9 @@ impl Tag {
         let priority = byte & !Self::IMPORTANT;
         if priority >= PRIORITIES {
             return Err(WireError::Field("priority"));
+        }
+        if path >= PATHS_MAX {
+            return Err(WireError::Field("path"));
         }
         Ok(Self { priority, important: byte & Self::IMPORTANT != 0, path })
     }

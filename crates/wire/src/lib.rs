@@ -21,7 +21,9 @@ mod slot;
 mod wire_dtype;
 
 pub use abort::{ABORT_BYTES, Abort, AbortReason};
-pub use block::{BLOCK_HEADER_BYTES, BlockHeader, BlockPacket, PRIORITIES, Tag, block_packet_bytes};
+pub use block::{
+    BLOCK_HEADER_BYTES, BlockHeader, BlockPacket, PATHS_MAX, PRIORITIES, Tag, block_packet_bytes,
+};
 pub use gradient::{
     CHILDREN_MAX, Directions, FRAGMENT_ELEMENTS, Flags, GRADIENT_HEADER_BYTES, GradientHeader,
     GradientPacket, LEVELS_MAX, SAMPLE_ELEMENTS, fragment_elements_for_mtu, fragment_packet_bytes,

@@ -4,10 +4,14 @@
 //! two flows of the same number it is.
 
 use crate::preamble::PREAMBLE_BYTES;
-use crate::{Collective, FlowId, Key, Kind, LossBound, PRIORITIES, Preamble, TAG_BYTES, WireError, bytes_at};
+use crate::{
+    Collective, FlowId, Key, Kind, LossBound, PATHS_MAX, PRIORITIES, Preamble, TAG_BYTES, WireError, bytes_at,
+};
 
 /// What precedes a signal's own fields.
 const HEADER_BYTES: usize = PREAMBLE_BYTES + 8;
+/// Where the packet says which path it takes.
+pub(crate) const SIGNAL_PATH_OFFSET: usize = HEADER_BYTES - 1;
 /// The longest signal, a full request.
 pub const SIGNAL_BYTES_MAX: usize = HEADER_BYTES + 4 + REQUEST_BYTES + TAG_BYTES;
 /// Blocks that one request speaks of, a bit each; part `i` begins with block `i * REQUEST_BLOCKS`.
@@ -99,6 +103,8 @@ pub struct SignalPacket<'a> {
     pub flow: FlowId,
     /// The round that it is about; wraps.
     pub round: u16,
+    /// Which of the job's paths it takes, as a block's tag says. Below [`PATHS_MAX`].
+    pub path: u8,
     /// What it says.
     pub signal: Signal<'a>,
 }
@@ -111,11 +117,11 @@ impl<'a> SignalPacket<'a> {
         }
         let truncated = |need| WireError::Truncated { need, have: packet.len() };
         let short = truncated(HEADER_BYTES + TAG_BYTES);
-        let &[f0, f1, f2, f3, r0, r1, code, zero] = bytes_at(packet, PREAMBLE_BYTES).ok_or(short)?;
+        let &[f0, f1, f2, f3, r0, r1, code, path] = bytes_at(packet, PREAMBLE_BYTES).ok_or(short)?;
         let end = packet.len().checked_sub(TAG_BYTES).ok_or(short)?;
         let body = packet.get(HEADER_BYTES..end).ok_or(short)?;
-        if zero != 0 {
-            return Err(WireError::Field("zero"));
+        if path >= PATHS_MAX {
+            return Err(WireError::Field("path"));
         }
         let signal = match code {
             1 => Signal::Start(parse_start(fixed(body)?)?),
@@ -148,6 +154,7 @@ impl<'a> SignalPacket<'a> {
             preamble,
             flow: FlowId(u32::from_le_bytes([f0, f1, f2, f3])),
             round: u16::from_le_bytes([r0, r1]),
+            path,
             signal,
         })
     }
@@ -161,7 +168,7 @@ impl<'a> SignalPacket<'a> {
         out[..PREAMBLE_BYTES].copy_from_slice(&self.preamble.to_bytes());
         out[12..16].copy_from_slice(&self.flow.0.to_le_bytes());
         out[16..18].copy_from_slice(&self.round.to_le_bytes());
-        out[18..HEADER_BYTES].copy_from_slice(&[self.signal.code(), 0]);
+        out[18..HEADER_BYTES].copy_from_slice(&[self.signal.code(), self.path]);
         let end = out.len() - TAG_BYTES;
         let body = &mut out[HEADER_BYTES..end];
         match &self.signal {

@@ -318,12 +318,16 @@ fn signals_are_the_golden_bytes_both_ways() {
         ("signal_finish", 5, Signal::Finish),
     ] {
         let preamble = preamble(Kind::Signal, WorkerId(3));
-        let packet = SignalPacket { preamble, flow: FlowId(0x0102_0304), round, signal };
+        let packet = SignalPacket { preamble, flow: FlowId(0x0102_0304), round, path: 0, signal };
         let mut out = vec![0xa5; signal.packet_bytes()];
         packet.write(&mut out, KEY);
         assert_eq!(out, golden()[name], "{name}");
         assert_eq!(SignalPacket::parse(Preamble::parse(&out).unwrap(), &out), Ok(packet), "{name}");
         assert_eq!((Tag::of_packet(&out), Tag::of_any(&out)), (Tag::SIGNAL, Some(Tag::SIGNAL)), "{name}");
+        let on_path = SignalPacket { path: PATHS_MAX - 1, ..packet };
+        on_path.write(&mut out, KEY);
+        assert_eq!(SignalPacket::parse(Preamble::parse(&out).unwrap(), &out), Ok(on_path), "{name}");
+        assert_eq!(Tag::of_packet(&out), Tag { path: PATHS_MAX - 1, ..Tag::SIGNAL }, "{name}");
         for length in 0..out.len() {
             // A request may be shorter, and then has the wrong tag.
             let shorter = SignalPacket::parse(preamble, &out[..length]);
@@ -341,6 +345,7 @@ fn a_block_or_a_signal_with_an_impossible_field_is_malformed() {
     };
     assert_eq!(block("block_push", 22, 0x80), Ok(()));
     assert_eq!(block("block_push", 22, 8), Err(WireError::Field("priority")));
+    assert_eq!(block("block_push", 23, PATHS_MAX), Err(WireError::Field("path")));
     assert_eq!(block("block_push", 26, 1), Err(WireError::Field("zero")));
     assert_eq!(block("block_push", 27, 1), Err(WireError::Field("zero")));
     let mut unsummed = golden()["block_unsummed"].clone();
@@ -358,7 +363,7 @@ fn a_block_or_a_signal_with_an_impossible_field_is_malformed() {
     for (name, changes, field) in [
         ("signal_stop", &[(18, 7)][..], "signal"),
         ("signal_stop", &[(18, 0)], "signal"),
-        ("signal_stop", &[(19, 1)], "zero"),
+        ("signal_stop", &[(19, PATHS_MAX)], "path"),
         ("signal_start", &[(22, 9)], "dtype"),
         ("signal_start", &[(28, 0), (29, 0), (30, 0)], "elements"),
         // 16,000,000 millionths and more

@@ -72,10 +72,11 @@ def _play(place: Place, parent: Connection) -> None:
         # What the services do is measured, also where the backend would take Gloo for it.
         channel.ALL_GATHER_BYTES_MAX = sys.maxsize
         made: dict[str, Said] = {
-            "fanin": {**alike, "wire_dtype": said.wire_dtype, "loss_bound": 0.0}
+            "fanin": {**alike, "wire_dtype": said.wire_dtype, "loss_bound": 0.0, "paths": 1}
         }
         if BOUNDED in place.backends:
-            made[BOUNDED] = {**alike, "wire_dtype": "int32", "loss_bound": said.loss_bound}
+            bounded: Said = {"loss_bound": said.loss_bound, "paths": said.paths}
+            made[BOUNDED] = {**alike, "wire_dtype": "int32", **bounded}
         for name, own in made.items():
             options = Options(switch=place.switch, **own)
             groups[name] = dist.new_group(backend="fanin", timeout=timeout, pg_options=options)

@@ -96,6 +96,7 @@ pub(super) async fn join(
         place: Some(place(config, connection)),
         host: super::path::host(connection.address),
         loss_bound_millionths: config.loss_bound.millionths(),
+        paths: config.paths.into(),
         protocol: Some(match config.protocol {
             Protocol::SwitchMl => {
                 let slots = config.slots.map(u32::from);
@@ -197,6 +198,7 @@ fn taken(
     let unknown = match admitted.job {
         job if of(&job) != config.protocol => format!("protocol {}", config.protocol.name()),
         job if bound_of(&job) != config.loss_bound => format!("a loss bound of {}", config.loss_bound),
+        WorkerJob::Dlcp { config: job, .. } if job.paths < config.paths => format!("{} paths", config.paths),
         WorkerJob::SwitchMl { config: job, .. } if job.wire_dtype != config.wire_dtype => {
             format!("wire dtype {}", config.wire_dtype.name())
         }
@@ -311,6 +313,7 @@ fn dlcp_admission(
         flow_blocks: own.flow_blocks,
         flows: narrow(own.flows, "flows")?,
         line_rate_bps: own.line_rate_bps,
+        paths: narrow(own.paths, "paths")?,
     };
     let generation = Generation(narrow(admission.generation, "generation")?);
     let config = flows.job_config(

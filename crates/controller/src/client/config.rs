@@ -90,6 +90,9 @@ pub struct SessionConfig {
     pub wire_dtype: WireDtype,
     /// What each rank's part of a float tensor may lose; the same on every rank. Above nothing, DLCP sums the tensors, which then travel as they are.
     pub loss_bound: LossBound,
+    /// With a loss bound: source ports in each shard that this rank's packets take in turn, at most [`PATHS_MAX`](fanin_wire::PATHS_MAX). All ranks of a
+    /// job have as many as the one that asks for most.
+    pub paths: u8,
     /// ATP: whether this rank's window shrinks when packets are lost (§3.7). Off where links lose packets without being full.
     pub congestion_control: bool,
     /// How long one all-reduce may take, from its submission or from the end of the one before it.
@@ -141,6 +144,7 @@ impl SessionConfig {
             protocol: Protocol::SwitchMl,
             wire_dtype: WireDtype::Int32,
             loss_bound: LossBound::RELIABLE,
+            paths: 1,
             congestion_control: true,
             timeout: Duration::from_secs(300),
             join_timeout: Duration::from_secs(300),

@@ -374,6 +374,7 @@ fn join_request(message: proto::JoinRequest, portion: u16) -> Result<JoinRequest
         wire_version: narrow(message.wire_version, "wire_version")?,
         wire_dtype: wire_dtype(message.wire_dtype)?,
         loss_bound: loss_bound(message.loss_bound_millionths)?,
+        paths: message.paths,
         plan: message.plan,
         portion,
         protocol,
@@ -430,6 +431,7 @@ fn of_dlcp(admission: &Admission, flows: &FlowPlan) -> proto::admission::Dlcp {
         flow_blocks: flows.flow_blocks,
         flows: flows.flows.into(),
         line_rate_bps: flows.line_rate_bps,
+        paths: flows.paths.into(),
     }
 }
 

@@ -34,10 +34,17 @@ fn summed(sessions: &[Session], length: usize, op: Op) -> Vec<Vec<u32>> {
 
 #[test]
 fn all_ranks_get_the_same_bits_and_no_more_is_lost_than_the_bound_allows() {
-    for shards in [1, 2] {
+    for (shards, paths) in [(1, 1), (2, 1), (2, 4)] {
         let switch = switch_with(|config| config.shards = shards);
-        let sessions = connect_all(&switch, "bound", WORKERS, |config| losing(config, 20_000));
-        assert!(sessions.iter().all(|session| matches!(session.job(), Some(WorkerJob::Dlcp { .. }))));
+        let sessions = connect_all(&switch, "bound", WORKERS, |config| {
+            losing(config, 20_000);
+            // One of the ranks asks for more than the others.
+            config.paths = if config.rank == 1 { paths } else { 1 };
+        });
+        for session in &sessions {
+            let Some(WorkerJob::Dlcp { config, .. }) = session.job() else { panic!("{:?}", session.job()) };
+            assert_eq!(config.paths, paths);
+        }
         let reliable = connect_all(&switch, "none", WORKERS, |config| config.wire_dtype = WireDtype::Native);
         for length in [0, 1, 2049, 300_000] {
             for op in [Op::Sum, Op::Average] {

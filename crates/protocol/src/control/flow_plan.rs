@@ -2,7 +2,7 @@
 
 use core::time::Duration;
 
-use fanin_wire::{Generation, JobId, Key, LossBound, ShardId, block_packet_bytes};
+use fanin_wire::{Generation, JobId, Key, LossBound, PATHS_MAX, ShardId, block_packet_bytes};
 
 use super::pool_size::UNIT_ELEMENTS;
 use crate::dlcp::{Finish, JobConfig, RateConfig};
@@ -43,6 +43,8 @@ pub struct FlowPlan {
     pub flows: u16,
     /// What a shard has of the slowest rank's link.
     pub line_rate_bps: u64,
+    /// Source ports that a rank's packets are spread over.
+    pub paths: u8,
 }
 
 impl FlowPlan {
@@ -52,7 +54,13 @@ impl FlowPlan {
         let [least, most] = FLOWS_UNDER_WAY;
         let of_block = words_of_block(workers, elements).max(1);
         let flows = (WORDS_UNDER_WAY / of_block).clamp(least, most) as u16;
-        Self { loss_bound, flow_blocks: FLOW_BLOCKS, flows, line_rate_bps }
+        Self { loss_bound, flow_blocks: FLOW_BLOCKS, flows, line_rate_bps, paths: 1 }
+    }
+
+    /// The same over so many paths, 1 to [`PATHS_MAX`].
+    #[must_use]
+    pub fn over(self, paths: u32) -> Self {
+        Self { paths: paths.clamp(1, PATHS_MAX.into()) as u8, ..self }
     }
 
     /// Whether blocks of so many words are short enough for so many workers: two flows of them are half of a usual pool.
@@ -78,6 +86,7 @@ impl FlowPlan {
         workers: u16,
         elements: u16,
     ) -> JobConfig {
+        let packet_bytes = block_packet_bytes(4 * usize::from(elements)) as u32 + FRAMING_BYTES;
         JobConfig {
             id,
             key,
@@ -90,11 +99,11 @@ impl FlowPlan {
             pull_bound: LossBound::RELIABLE,
             flow_blocks: self.flow_blocks,
             flows: self.flows,
-            rate: self.rate(block_packet_bytes(4 * usize::from(elements)) as u32 + FRAMING_BYTES),
+            rate: self.rate(packet_bytes),
             finish: Finish::Stopped,
-            quiet: QUIET,
+            quiet: self.quiet(packet_bytes),
             retransmission: RetransmissionConfig::default(),
-            paths: 1,
+            paths: self.paths,
         }
     }
 }
@@ -103,11 +112,24 @@ impl FlowPlan {
     /// How fast a flow of packets of that length is sent.
     fn rate(&self, packet_bytes: u32) -> RateConfig {
         let of_link = RateConfig::of_link(self.line_rate_bps, packet_bytes);
-        let packet_ns = 8_000_000_000 * u64::from(packet_bytes) / self.line_rate_bps.max(1);
-        let packet = Duration::from_nanos(packet_ns).min(PERIOD_MAX);
+        let packet = self.packet(packet_bytes);
         let ahead = AHEAD.max(PACKETS_AHEAD * packet).min(PERIOD_MAX);
         let period = (AHEADS_REPORTED * ahead).max(PACKETS_REPORTED * packet).min(PERIOD_MAX);
         RateConfig { period, ahead, ..of_link }
+    }
+
+    /// How long nothing more must have come: what waits on the last of several paths comes no faster than that one's part of the rate.
+    fn quiet(&self, packet_bytes: u32) -> Duration {
+        match self.paths {
+            1 => QUIET,
+            paths => (QUIET + u32::from(paths) * self.packet(packet_bytes)).min(PERIOD_MAX),
+        }
+    }
+
+    /// How long a packet of that length takes.
+    fn packet(&self, packet_bytes: u32) -> Duration {
+        let ns = 8_000_000_000 * u64::from(packet_bytes) / self.line_rate_bps.max(1);
+        Duration::from_nanos(ns).min(PERIOD_MAX)
     }
 }
 
@@ -157,10 +179,21 @@ mod tests {
     }
 
     #[test]
+    fn what_waits_on_a_slow_path_is_waited_for() {
+        let of = |line_rate_bps, paths| {
+            FlowPlan { line_rate_bps, ..plan(8, 352) }.over(paths).quiet(1250).as_micros()
+        };
+        // A packet of 10,000 bits takes 500 and 1 us; 0 is what who knows of no paths says.
+        assert_eq!([of(20_000_000, 0), of(20_000_000, 1), of(20_000_000, 8)], [1_000, 1_000, 5_000]);
+        assert_eq!([of(10_000_000_000, 8), of(1, 2)], [1_008, 250_000]);
+    }
+
+    #[test]
     fn machines_take_what_is_planned() {
         let who = (JobId(1), Key(1), Generation(0));
-        for (workers, elements) in [(1, 32), (8, 352), (64, 2048)] {
-            assert!(plan(workers, elements).job_config(who, workers, elements).check().is_ok());
+        for (workers, elements, paths) in [(1, 32, 0), (8, 352, 8), (64, 2048, u32::MAX)] {
+            let config = plan(workers, elements).over(paths).job_config(who, workers, elements);
+            assert!(config.check().is_ok());
         }
     }
 }

@@ -31,6 +31,7 @@ struct Waiting {
     elements: u16,
     wire_dtype: WireDtype,
     loss_bound: LossBound,
+    paths: u32,
     plan: u64,
     portion: u16,
     rate_bps: u64,
@@ -247,6 +248,7 @@ impl Gathering {
                 elements,
                 wire_dtype: request.wire_dtype,
                 loss_bound: request.loss_bound,
+                paths: request.paths,
                 plan: request.plan,
                 portion: request.portion,
                 rate_bps: request.rate_bps.filter(|rate| *rate > 0).unwrap_or(RATE_DEFAULT_BPS),
@@ -348,7 +350,9 @@ impl Gathering {
         let words = CHUNK_ELEMENTS.into_iter().rev().map(|words| words as u16);
         let fits = |words: &u16| *words <= elements && FlowPlan::fits(self.world_size, *words);
         let elements = if loses { words.into_iter().find(fits).unwrap_or(elements) } else { elements };
-        let flows = loses.then(|| FlowPlan::new(bound, self.world_size, elements, of_shard.max(1)));
+        let most_paths = fold(1, |waiting| waiting.paths.into(), u64::max) as u32;
+        let flows = FlowPlan::new(bound, self.world_size, elements, of_shard.max(1)).over(most_paths);
+        let flows = loses.then_some(flows);
         let path = Path {
             rate_bps,
             rtt: self.waiting.values().map(|waiting| waiting.rtt).max().unwrap_or_default(),

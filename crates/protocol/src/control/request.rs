@@ -93,6 +93,8 @@ pub struct JoinRequest {
     pub wire_dtype: WireDtype,
     /// What it believes that each rank's part of a tensor may lose; above nothing the job is summed by DLCP.
     pub loss_bound: LossBound,
+    /// Source ports that its packets are to be spread over, where something may be lost; a job has as many as the rank that asks for most.
+    pub paths: u32,
     /// How it believes that tensors are cut among the job's services, and which of them this one is: a fingerprint.
     pub plan: u64,
     /// What part this service's share is of the largest one's, in parts of [`PORTION_WHOLE`](super::PORTION_WHOLE).

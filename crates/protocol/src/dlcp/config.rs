@@ -3,8 +3,8 @@
 use alloc::vec::Vec;
 use core::time::Duration;
 use fanin_wire::{
-    CHUNK_ELEMENTS, Collective, Dtype, Generation, JobId, Key, LossBound, Op, PLACES_MAX, Pattern, Rank,
-    SAMPLE_ELEMENTS, ShardId, WireDtype, WorkerId,
+    CHUNK_ELEMENTS, Collective, Dtype, Generation, JobId, Key, LossBound, Op, PATHS_MAX, PLACES_MAX, Pattern,
+    Rank, SAMPLE_ELEMENTS, ShardId, WireDtype, WorkerId,
 };
 
 use super::flow::ReceiverConfig;
@@ -61,7 +61,7 @@ pub struct JobConfig {
     pub quiet: Duration,
     /// When a signal that was not answered is sent again.
     pub retransmission: RetransmissionConfig,
-    /// Source ports that packets are spread over (§3.2.3), at least 1.
+    /// Source ports of a worker that packets are spread over (§3.2.3), 1 to [`PATHS_MAX`].
     pub paths: u8,
 }
 
@@ -84,8 +84,8 @@ impl JobConfig {
         if self.flows == 0 || self.flows > FLOWS_MAX {
             return Err(ConfigError::Flows(self.flows));
         }
-        if self.paths == 0 {
-            return Err(ConfigError::Paths);
+        if self.paths == 0 || self.paths > PATHS_MAX {
+            return Err(ConfigError::Paths(self.paths));
         }
         self.rate.check().map_err(|()| ConfigError::Rate)?;
         if self.retransmission.ceiling.is_zero() {
@@ -98,7 +98,7 @@ impl JobConfig {
     pub(super) fn receiver(&self) -> ReceiverConfig {
         let (period, ceiling) = (self.rate.period, self.retransmission.ceiling);
         let (finish, quiet, stretch) = (self.finish, self.quiet, self.rate.stretch());
-        ReceiverConfig { period, ceiling, finish, quiet, stretch }
+        ReceiverConfig { period, ceiling, finish, quiet, stretch, paths: self.paths }
     }
 
     /// Of a flow of sums. It stops when all of them are made, and nobody may end it before: a worker that did would give its tensor back while
@@ -209,8 +209,8 @@ pub enum ConfigError {
     FlowBlocks(u32),
     /// Flows under way.
     Flows(u16),
-    /// No path.
-    Paths,
+    /// Paths of a worker.
+    Paths(u8),
     /// A link without a rate, packets without a length, a period of nothing, or a delta below 1.
     Rate,
     /// Signals would be sent again without a pause, and nobody could answer before he counts as silent.
@@ -231,7 +231,7 @@ impl core::fmt::Display for ConfigError {
                 write!(f, "flows of {blocks} blocks: choose 1 to {FLOW_BLOCKS_MAX}")
             }
             Self::Flows(flows) => write!(f, "{flows} flows under way: choose 1 to {FLOWS_MAX}"),
-            Self::Paths => f.write_str("no path: packets take at least one"),
+            Self::Paths(paths) => write!(f, "{paths} paths: choose 1 to {PATHS_MAX}"),
             Self::Ceiling => {
                 f.write_str("signals wait no time for an answer: choose a retransmission ceiling above 0")
             }

@@ -14,6 +14,7 @@ mod ring;
 mod server;
 mod sums;
 mod tags;
+mod turns;
 mod worker;
 
 pub use config::{

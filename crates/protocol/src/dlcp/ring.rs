@@ -239,7 +239,7 @@ impl<A: Copy, T: Tensor> Ring<A, T> {
         let (preamble, key) = (self.preamble(Kind::Signal), self.config.key);
         let write = |flow, (round, signal): (u16, Signal<'_>), train: &mut [u8]| {
             let bytes = signal.packet_bytes();
-            SignalPacket { preamble, flow, round, signal }.write(&mut train[..bytes], key);
+            SignalPacket { preamble, flow, round, path: 0, signal }.write(&mut train[..bytes], key);
             bytes
         };
         if let Some(flow) = self.confirms.pop_front() {

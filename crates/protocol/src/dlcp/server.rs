@@ -3,6 +3,7 @@
 use alloc::collections::{BTreeMap, VecDeque};
 use fanin_wire::{AbortReason, BlockPacket, JobId, Kind, Preamble, ShardId, SignalPacket};
 
+mod addresses;
 mod flow;
 mod job;
 
@@ -49,7 +50,7 @@ impl<A: Copy> Server<A> {
             Kind::Block => {
                 let block = BlockPacket::parse(preamble, packet)?;
                 job.authenticate(from, &preamble, packet)?;
-                job.take_block(now, &block)
+                job.take_block(now, from, &block)
             }
             Kind::Signal => {
                 let signal = SignalPacket::parse(preamble, packet)?;

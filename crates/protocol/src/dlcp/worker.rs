@@ -17,6 +17,7 @@ use super::config::{JobConfig, WorkerPlan};
 use super::flow::{Receiver, Sender, Waiting};
 use super::rate::Pacer;
 use super::tags;
+use super::turns::Turns;
 use crate::machine::{
     Endpoint, Instant, Loss, Reason, Tensor, Transmit, Verdict, WorkerEvent, WorkerMachine, WorkerStatistics,
 };
@@ -43,7 +44,9 @@ pub struct Worker<A, T> {
     waiting: Waiting,
     /// The worker's own link.
     link: Pacer,
-    path: u8,
+    /// The paths of trains of blocks (§3.2.3), and of signals.
+    of_blocks: Turns,
+    of_signals: Turns,
 }
 
 /// A flow of a tensor, both ways.
@@ -60,6 +63,8 @@ struct Flow {
     pull: Receiver,
     /// Whether each of its blocks has its sum, or will not get one.
     is_complete: bool,
+    /// Which way its start went last.
+    start_path: u8,
 }
 
 impl<A: Copy, T: Tensor> Worker<A, T> {
@@ -83,7 +88,8 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
             confirms: VecDeque::new(),
             waiting: Waiting::new(config.retransmission),
             link: Pacer::default(),
-            path: 0,
+            of_blocks: Turns::new(config.paths),
+            of_signals: Turns::new(config.paths),
         }
     }
 
@@ -123,6 +129,7 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
                 push: None,
                 pull: Receiver::new(awaited, bound, self.config.receiver_of_sums()),
                 is_complete: false,
+                start_path: 0,
             });
             elements -= of_flow;
             chunk += u64::from(blocks);
@@ -314,8 +321,10 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
     fn write_signal(&mut self, now: Instant, train: &mut [u8]) -> Option<usize> {
         let preamble = self.preamble(Kind::Signal);
         let (key, worker, waiting) = (self.config.key, self.worker, &self.waiting);
-        let write = |flow, (round, signal): (u16, Signal<'_>), train: &mut [u8]| {
-            let packet = SignalPacket { preamble, flow, round, signal };
+        let (path, turns) = (self.of_signals.path(), &mut self.of_signals);
+        let mut write = |flow, (round, signal): (u16, Signal<'_>), train: &mut [u8]| {
+            turns.pass();
+            let packet = SignalPacket { preamble, flow, round, path, signal };
             let bytes = signal.packet_bytes();
             packet.write(&mut train[..bytes], key);
             bytes
@@ -329,6 +338,9 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
             if !flow.is_complete
                 && let Some(signal) = push.poll_signal(now, waiting)
             {
+                if let Signal::Start(_) = signal.1 {
+                    flow.start_path = path;
+                }
                 return Some(write(id, signal, train));
             }
             if flow.start.collective.pattern.receives(worker)
@@ -348,7 +360,7 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
     /// Writes blocks of one flow, all to be treated alike, as far as its rate and the link let them leave.
     fn write_blocks(&mut self, now: Instant, train: &mut [u8]) -> Run {
         let preamble = self.preamble(Kind::Block);
-        let Self { core, config, worker, flows, first, link, path, .. } = self;
+        let Self { core, config, worker, flows, first, link, of_blocks, .. } = self;
         let mut run = Run::default();
         // Front layers first; of one priority, in the order of submission.
         let under_way = flows.len().min(config.flows.into());
@@ -356,10 +368,13 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
         order.sort_by_key(|at| flows[*at].start.priority);
         for at in order {
             let id = FlowId(first.0.wrapping_add(at as u32));
-            let Flow { first_chunk, blocks, start, median, push: Some(push), pull, .. } = &mut flows[at]
+            let Flow { first_chunk, blocks, start, median, push: Some(push), pull, start_path, .. } =
+                &mut flows[at]
             else {
                 continue;
             };
+            // A block that overtook its flow's start would be dropped: until that is answered, blocks follow it.
+            let path = if push.is_announcing() { *start_path } else { of_blocks.path() };
             let may_be_dropped = start.bound.of_blocks(*blocks) > 0;
             let receives = start.collective.pattern.receives(*worker);
             let mut treatment = None;
@@ -373,7 +388,7 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
                     Some(!may_be_dropped || tags::is_important(&part.elements(), range, *median))
                 });
                 let Some((block, important)) = next else { break };
-                let tag = Tag { priority: start.priority, important, path: *path };
+                let tag = Tag { priority: start.priority, important, path };
                 let bytes = config.bytes_of_block(&start.collective, start.elements, block);
                 let packet_bytes = block_packet_bytes(bytes);
                 if treatment.is_some_and(|of_train| of_train != tag) || !run.takes(packet_bytes, train) {
@@ -401,7 +416,7 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
             }
             if !run.is_empty() {
                 // The next train takes the next path: blocks may overtake each other (§3.2.3).
-                *path = (*path + 1) % config.paths;
+                of_blocks.pass();
                 break;
             }
         }

@@ -23,6 +23,15 @@ pub enum Fault {
     Clock {
         jump_ns: i64,
     },
+    /// From some time on the first path loses all that goes up by it, and this one all that goes down.
+    DeadPath {
+        from_ns: u64,
+        down: usize,
+    },
+    /// What goes by the first path, either way, is under way for so long.
+    SlowPath {
+        us: u64,
+    },
 }
 
 #[derive(Clone, Debug)]

@@ -240,6 +240,43 @@ fn blocks_take_all_paths() {
     assert!(by_path.iter().all(|count| count * 2 > *most), "{by_path:?}");
 }
 
+/// What is asked for again takes another path, and so does a signal that is not answered.
+#[test]
+fn a_path_that_is_dead_holds_nobody_up() {
+    let mut requested = 0;
+    for seed in 0..40 {
+        let case = Case {
+            seed,
+            bound: percent([0, 10][seed as usize % 2]),
+            paths: [2, 3, 8][seed as usize % 3],
+            data_loss: [0, 20][seed as usize / 20],
+            signal_loss: [0, 20][seed as usize / 20],
+            // A server knows of the paths by which something comes: one of them has to be alive both ways.
+            fault: Fault::DeadPath {
+                from_ns: [0, 100_000][seed as usize / 4 % 2],
+                down: [0, 1, 1][seed as usize % 3],
+            },
+            ..Case::plain()
+        };
+        let world = play(case);
+        assert!(world.now() < Duration::from_secs(2), "seed {seed}: {:?}", world.now());
+        requested += world.pushed_again();
+    }
+    assert!(requested > 0, "what a path lost is sent again");
+}
+
+#[test]
+fn what_waits_on_a_slow_path_is_not_let_go_before_its_flow_ends() {
+    let patterns = vec![Pattern::Reduce(WorkerId(0))];
+    let tensors = vec![(12_000, Op::Sum)];
+    let case = Case { tensors, patterns, flow_blocks: 400, paths: 3, bound: percent(10), ..Case::plain() };
+    let case = Case { line_rate_bps: 200_000_000, ..case };
+    let early = |fault, data_loss| play(Case { fault, data_loss, ..case.clone() }).early_sums();
+    // A flow takes 3 ms: what is missing is waited for 100 us, with something later from each path.
+    assert_eq!(early(Fault::SlowPath { us: 1000 }, 0), 0);
+    assert!(early(Fault::None, 20) > 0, "what is lost is");
+}
+
 #[test]
 fn every_seed_keeps_every_rule_in_a_ring() {
     let (mut lost, mut requested) = (0, 0);

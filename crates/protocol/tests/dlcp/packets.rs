@@ -52,7 +52,8 @@ fn start(elements: u32) -> Start {
 }
 
 fn signal(worker: u8, flow: u32, round: u16, signal: Signal<'_>) -> Vec<u8> {
-    let packet = SignalPacket { preamble: preamble(Kind::Signal, worker), flow: FlowId(flow), round, signal };
+    let packet =
+        SignalPacket { preamble: preamble(Kind::Signal, worker), flow: FlowId(flow), round, path: 0, signal };
     let mut bytes = vec![0; signal.packet_bytes()];
     packet.write(&mut bytes, KEY);
     bytes
@@ -309,12 +310,65 @@ fn signals_that_fit_nothing_have_no_effect() {
 }
 
 #[test]
+fn sums_go_to_the_ports_that_something_new_came_from_and_what_comes_again_diverts_none() {
+    let config = JobConfig { paths: 2, workers: 1, flow_blocks: 16, ..config() };
+    let mut server = Server::new(ShardId(0));
+    server.add_job(ServerJob::from(config)).expect("within its limits");
+    let mut begin = start(512);
+    begin.bound = LossBound::RELIABLE;
+    let on_path = |path: u8, block: u32| {
+        let tag = Tag { priority: 1, important: true, path };
+        let header = BlockHeader { flow: FlowId(0), block, round: 0, tag, contributions: 1 };
+        let mut bytes = vec![0; block_packet_bytes(128)];
+        let preamble = preamble(Kind::Block, 0);
+        BlockPacket::write(&mut bytes, KEY, &preamble, &header, |payload| payload.fill(0));
+        bytes
+    };
+    let hand = |server: &mut Server<u16>, port: u16, packet: &[u8], reason: Option<Reason>| {
+        let verdict = server.handle_packet(Instant(0), port, packet);
+        let dropped = if let Verdict::Drop(reason) = verdict { Some(reason) } else { None };
+        assert_eq!(dropped, reason);
+    };
+    let announced = signal(0, 0, 0, Signal::Start(begin));
+    hand(&mut server, 10, &announced, None);
+    hand(&mut server, 11, &on_path(1, 0), None);
+    let mut forged = on_path(1, 1);
+    Key(1).seal(&mut forged);
+    hand(&mut server, 98, &forged, Some(Reason::Forged));
+    // A path that the job has not.
+    hand(&mut server, 97, &on_path(7, 1), None);
+    (2..16).for_each(|block| {
+        hand(&mut server, 10 + (block % 2) as u16, &on_path((block % 2) as u8, block), None)
+    });
+    // Copies, from another port of that host.
+    for packet in [announced, on_path(1, 0), on_path(0, 2)] {
+        hand(&mut server, 99, &packet, Some(Reason::Duplicate));
+    }
+    let (mut train, mut blocks) = (vec![0; 4 * block_packet_bytes(128)], [0, 0]);
+    let mut now = 0;
+    while blocks.iter().sum::<usize>() < 16 {
+        now += 1_000_000;
+        while let Some(sent) = server.poll_transmit(Instant(now), &mut train) {
+            let &[to] = sent.to else { panic!("to one port") };
+            assert!([10, 11].contains(&to), "{to}");
+            let (bytes, segment_bytes) = (sent.bytes, sent.segment_bytes);
+            let kinds = train[..bytes]
+                .chunks(segment_bytes)
+                .map(|packet| Preamble::parse(packet).expect("ours").kind);
+            blocks[usize::from(to - 10)] += kinds.filter(|kind| *kind == Kind::Block).count();
+        }
+    }
+    assert!(blocks[0] >= 4 && blocks[1] >= 4, "{blocks:?}");
+}
+
+#[test]
 fn strangers_and_the_dead_change_nothing() {
     let mut server = server();
     let with = |change: fn(&mut Preamble)| {
         let mut preamble = preamble(Kind::Signal, 0);
         change(&mut preamble);
-        let packet = SignalPacket { preamble, flow: FlowId(0), round: 0, signal: Signal::Start(start(64)) };
+        let packet =
+            SignalPacket { preamble, flow: FlowId(0), round: 0, path: 0, signal: Signal::Start(start(64)) };
         let mut bytes = vec![0; packet.signal.packet_bytes()];
         packet.write(&mut bytes, KEY);
         bytes
@@ -385,7 +439,8 @@ fn numbers_outside_their_limits_are_refused() {
         (JobConfig { flow_blocks: 0, ..good }, ConfigError::FlowBlocks(0)),
         (JobConfig { flow_blocks: 300_000, ..good }, ConfigError::FlowBlocks(300_000)),
         (JobConfig { flows: 0, ..good }, ConfigError::Flows(0)),
-        (JobConfig { paths: 0, ..good }, ConfigError::Paths),
+        (JobConfig { paths: 0, ..good }, ConfigError::Paths(0)),
+        (JobConfig { paths: 17, ..good }, ConfigError::Paths(17)),
         (
             JobConfig {
                 retransmission: RetransmissionConfig { ceiling: Duration::ZERO, ..good.retransmission },

@@ -16,6 +16,8 @@ use crate::numbers::{Numbered, Values};
 
 /// Nothing takes longer than this unless it hangs.
 const TOO_LATE: u64 = 600_000_000_000;
+/// A worker's ports: one a path, so far apart.
+const NODES: usize = 64;
 /// So many happenings are a machine that never sleeps.
 const TOO_MANY: u64 = 20_000_000;
 
@@ -249,8 +251,18 @@ impl World {
         }
     }
 
+    /// Whether the network loses all that goes up, or down, by a path.
+    fn is_dead(&self, path: usize, is_up: bool) -> bool {
+        let Fault::DeadPath { from_ns, down } = self.case.fault else { return false };
+        self.now >= from_ns && path == if is_up { 0 } else { down }
+    }
+
+    /// `to` is a port.
     fn send(&mut self, from: usize, to: usize, packet: &[u8]) {
         let tag = Tag::of_packet(packet);
+        let is_up = from < self.case.workers;
+        let path = if is_up { usize::from(tag.path) } else { to / NODES };
+        let (from_port, to) = if is_up { (from + NODES * path, to) } else { (from, to % NODES) };
         let preamble = Preamble::parse(packet).expect("ours");
         let loss = match preamble.kind {
             Kind::Block => {
@@ -279,13 +291,20 @@ impl World {
             }
             _ => self.case.signal_loss,
         };
+        if self.is_dead(path, is_up) {
+            return;
+        }
+        let slow_us = match self.case.fault {
+            Fault::SlowPath { us } if path == 0 => us,
+            _ => 0,
+        };
         let copies = 1 + u64::from(self.random.below(1000) < self.case.doubled);
         for _ in 0..copies {
             if self.random.below(1000) < loss {
                 continue;
             }
-            let at = self.now + 5_000 + self.random.below(1000 * self.case.jitter_us + 1);
-            self.schedule(at, Event::Packet { to, from, bytes: packet.to_vec() });
+            let at = self.now + 5_000 + 1000 * slow_us + self.random.below(1000 * self.case.jitter_us + 1);
+            self.schedule(at, Event::Packet { to, from: from_port, bytes: packet.to_vec() });
         }
     }
 

@@ -248,6 +248,7 @@ impl World<'_> {
                     wire_version: fanin_wire::VERSION,
                     wire_dtype: self.scenario.wire_dtype,
                     loss_bound: LossBound::RELIABLE,
+                    paths: 1,
                     resume,
                     origin: None,
                 };

@@ -29,6 +29,7 @@ fn request(job: &str) -> JoinRequest {
         rtt: Duration::ZERO,
         wire_dtype: fanin_wire::WireDtype::Int32,
         loss_bound: fanin_wire::LossBound::RELIABLE,
+        paths: 1,
         protocol: Protocol::SwitchMl,
         hops: Vec::new(),
         patience: Duration::from_secs(1),

@@ -48,6 +48,7 @@ fn ask(job: &str, rank: u32, world_size: u32) -> JoinRequest {
         wire_version: VERSION,
         wire_dtype: WireDtype::Int32,
         loss_bound: LossBound::RELIABLE,
+        paths: 1,
         resume: None,
         origin: None,
     }

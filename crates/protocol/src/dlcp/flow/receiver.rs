@@ -4,7 +4,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 use core::ops::Range;
 use core::time::Duration;
-use fanin_wire::{LossBound, REQUEST_BLOCKS, Report, Signal};
+use fanin_wire::{LossBound, PATHS_MAX, REQUEST_BLOCKS, Report, Signal};
 
 use super::retry::{ROUNDS_MAX, Retry, Waiting};
 use super::sender::{is_set, part_bytes, parts};
@@ -28,6 +28,8 @@ pub(in crate::dlcp) struct ReceiverConfig {
     pub(in crate::dlcp) quiet: Duration,
     /// Blocks that a sender sorts at a time.
     pub(in crate::dlcp) stretch: u32,
+    /// Paths that it spreads trains over.
+    pub(in crate::dlcp) paths: u8,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,6 +52,8 @@ pub(in crate::dlcp) struct Receiver {
     allowed: u32,
     /// How many of these were let go before the end.
     let_go: u32,
+    /// By path: the last stretch of which something came by it.
+    stretches: [u32; PATHS_MAX as usize],
     /// Blocks before this one were looked at for that.
     passed: u32,
     /// Blocks before this one are to be looked at next, and since when.
@@ -85,6 +89,7 @@ impl Receiver {
             lacks: blocks,
             allowed: bound.of_blocks(blocks),
             let_go: 0,
+            stretches: [0; _],
             passed: 0,
             passing: None,
             state: State::Receiving,
@@ -193,12 +198,17 @@ impl Receiver {
         Ok(())
     }
 
-    /// Lets blocks go, as far as the bound allows, that a sender sends long before `block`, which came, and that did not come, nor in the time in
-    /// which what is on its way comes: they were lost, and need not be waited for until the flow ends. Returns the blocks that were looked at.
-    pub(in crate::dlcp) fn let_go_before(&mut self, now: Instant, block: u32) -> Range<u32> {
+    /// Lets blocks go, as far as the bound allows, that a sender sends long before `block`, which came by a path, and than others that came by
+    /// each other path, and that did not come, nor in the time in which what is on its way comes: they were lost, and need not be waited for until
+    /// the flow ends. What waits on a path where more waits than on others was not. Returns the blocks that were looked at.
+    pub(in crate::dlcp) fn let_go_before(&mut self, now: Instant, block: u32, path: u8) -> Range<u32> {
         // A sender mixes blocks within a stretch.
         let stretch = self.config.stretch;
-        let sent_before = (block / stretch).saturating_sub(1) * stretch;
+        let stretches = &mut self.stretches[..self.config.paths.into()];
+        let Some(of_path) = stretches.get_mut(usize::from(path)) else { return 0..0 };
+        *of_path = (block / stretch).max(*of_path);
+        let everywhere = stretches.iter().copied().min().unwrap_or_default();
+        let sent_before = everywhere.saturating_sub(1) * stretch;
         if self.state != State::Receiving || self.round > 0 {
             return 0..0;
         }

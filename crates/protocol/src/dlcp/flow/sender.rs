@@ -95,6 +95,11 @@ impl Sender {
         self.rate.bps()
     }
 
+    /// Whether its start was said and not answered.
+    pub(in crate::dlcp) fn is_announcing(&self) -> bool {
+        self.start.is_some_and(|(_, retry)| retry != Retry::default())
+    }
+
     /// How often blocks were asked for again.
     pub(in crate::dlcp) const fn round(&self) -> u16 {
         self.round

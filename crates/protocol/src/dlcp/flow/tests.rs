@@ -21,6 +21,7 @@ const RECEIVER: ReceiverConfig = ReceiverConfig {
     finish: Finish::Stopped,
     quiet: Duration::from_micros(50),
     stretch: 64,
+    paths: 1,
 };
 
 fn start(bound: LossBound, has_blocks: bool) -> Start {
@@ -416,7 +417,7 @@ fn receiver_without(missing: &[u32], bound: LossBound) -> Receiver {
     for block in (0..300).filter(|block| !missing.contains(block)) {
         let now = us(block.into());
         receiver.take_block(now, block, 0, &waiting).expect("it is the first of it");
-        let looked = receiver.let_go_before(now, block);
+        let looked = receiver.let_go_before(now, block, 0);
         // A stretch behind the one that began 50 us ago.
         let expected = match block {
             178 => 0..64,
@@ -426,6 +427,33 @@ fn receiver_without(missing: &[u32], bound: LossBound) -> Receiver {
         assert_eq!(looked, expected, "{block}");
     }
     receiver
+}
+
+#[test]
+fn what_waits_on_a_path_by_which_nothing_later_came_is_not_let_go() {
+    let bound = LossBound::from_millionths(100_000).expect("below one");
+    let mut receiver = Receiver::new(512, bound, ReceiverConfig { paths: 2, ..RECEIVER });
+    let waiting = Waiting::new(RETRANSMISSION);
+    receiver.take_start(us(0));
+    // Trains of 16 take the paths in turn. The second path is slow; the first lost block 5.
+    let path = |block: u32| (block / 16 % 2) as u8;
+    let fast = (0..512).filter(|block| path(*block) == 0 && *block != 5);
+    let slow = (0..512).filter(|block| path(*block) == 1);
+    let mut now = us(0);
+    let mut take = |block: u32, receiver: &mut Receiver| {
+        now = now + Duration::from_micros(10);
+        receiver.take_block(now, block, 0, &waiting).expect("it is the first of it");
+        receiver.let_go_before(now, block, path(block))
+    };
+    for block in fast {
+        assert_eq!(take(block, &mut receiver), 0..0, "{block}");
+    }
+    assert!(!receiver.has(5));
+    let looked: Vec<_> =
+        slow.map(|block| take(block, &mut receiver)).filter(|looked| !looked.is_empty()).collect();
+    assert_eq!(looked[0], 0..64, "once both came to the third stretch");
+    assert!(receiver.has(5));
+    assert_eq!((receiver.lacks(), receiver.waits_for()), (1, 0), "all else came, however late");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! One flow of all workers at the server: what comes from each, the sums, and what goes back to each.
 
 use alloc::vec::Vec;
-use fanin_wire::{FlowId, Start, WorkerId};
+use fanin_wire::{BlockHeader, FlowId, Start, WorkerId};
 
 use crate::dlcp::config::JobConfig;
 use crate::dlcp::flow::{Receiver, ReceiverConfig, Sender, Waiting};
@@ -72,7 +72,7 @@ impl Flow {
         &mut self,
         now: Instant,
         worker: WorkerId,
-        (block, round): (u32, u16),
+        &BlockHeader { block, round, tag, .. }: &BlockHeader,
         payload: &[u8],
         waiting: &Waiting,
     ) -> Result<(), Reason> {
@@ -88,7 +88,7 @@ impl Flow {
         if is_late {
             return Err(Reason::Stale);
         }
-        let looked = push.let_go_before(now, block);
+        let looked = push.let_go_before(now, block, tag.path);
         let is_at_its_end = push.is_finished() && !was_finished;
         if self.is_decided(block, worker.bit()) {
             self.close(block, Some((worker, payload)));

@@ -9,6 +9,7 @@ use fanin_wire::{
     SignalPacket, Start, Tag, WorkerId, block_packet_bytes,
 };
 
+use super::addresses::Addresses;
 use super::flow::Flow;
 use crate::dlcp::config::{JobConfig, ServerJob, may_lose};
 use crate::dlcp::flow::{Sender, Waiting};
@@ -43,8 +44,8 @@ pub(super) struct Job<A> {
     first: FlowId,
     /// Of flows that are over.
     spare: Vec<Memory>,
-    /// By place: where its last signal came from. Blocks come from other ports, too.
-    addresses: Vec<Option<A>>,
+    /// By place.
+    addresses: Vec<Addresses<A>>,
     /// Places that were heard of since that was looked at.
     heard: u64,
     /// By place.
@@ -61,7 +62,6 @@ pub(super) struct Job<A> {
     link: Pacer,
     /// By place: the worker's link, which all flows to it share.
     to: Vec<Pacer>,
-    path: u8,
     /// Whether a signal may be due.
     may_signal: bool,
     /// Not later than anything is due, once it was looked for since `may_be_due`.
@@ -84,7 +84,7 @@ impl<A: Copy> Job<A> {
             flows: VecDeque::new(),
             first: FlowId(0),
             spare: Vec::new(),
-            addresses: vec![None; workers],
+            addresses: (0..workers).map(|_| Addresses::new(job.config.paths)).collect(),
             heard: 0,
             waiting: (0..workers).map(|_| Waiting::new(job.config.retransmission)).collect(),
             confirms: VecDeque::new(),
@@ -93,7 +93,6 @@ impl<A: Copy> Job<A> {
             recipients: Vec::with_capacity(workers),
             link: Pacer::default(),
             to: vec![Pacer::default(); workers],
-            path: 0,
             may_signal: false,
             due: None,
             may_be_due: false,
@@ -126,7 +125,7 @@ impl<A: Copy> Job<A> {
         if self.abortion != Abortion::None {
             // Who comes after the end is told of it, too.
             if preamble.kind == Kind::Signal {
-                self.addresses[usize::from(preamble.worker.0)] = Some(from);
+                self.addresses[usize::from(preamble.worker.0)].heard(from);
             }
             self.abort_pending |= preamble.worker.bit();
             return Err(Reason::Aborted);
@@ -155,10 +154,15 @@ impl<A: Copy> Job<A> {
         self.flows.get_mut(at).and_then(Option::as_mut).ok_or(Reason::Unannounced)
     }
 
-    pub(super) fn take_block(&mut self, now: Instant, packet: &BlockPacket<'_>) -> Result<Verdict, Reason> {
+    pub(super) fn take_block(
+        &mut self,
+        now: Instant,
+        from: A,
+        packet: &BlockPacket<'_>,
+    ) -> Result<Verdict, Reason> {
         let BlockPacket { preamble: Preamble { worker, .. }, header, payload } = *packet;
         let at = self.place_of(header.flow)?;
-        let Self { job: ServerJob { config, .. }, flows, waiting, .. } = self;
+        let Self { job: ServerJob { config, .. }, flows, waiting, addresses, .. } = self;
         let flow = flows.get_mut(at).and_then(Option::as_mut).ok_or(Reason::Unannounced)?;
         if header.block >= flow.blocks || header.contributions != 1 {
             return Err(Reason::OutOfRange);
@@ -169,7 +173,10 @@ impl<A: Copy> Job<A> {
         }
         let open = flow.sums.open();
         let waiting = &waiting[usize::from(worker.0)];
-        let outcome = flow.take_block(now, worker, (header.block, header.round), payload, waiting);
+        let outcome = flow.take_block(now, worker, &header, payload, waiting);
+        if outcome.is_ok() && config.paths > 1 {
+            addresses[usize::from(worker.0)].learn(now, header.tag.path, from);
+        }
         let decided = open - flow.sums.open();
         // A receiver looks at what came no sooner than that, but for its end.
         let due = now + config.rate.period.min(config.quiet);
@@ -209,9 +216,21 @@ impl<A: Copy> Job<A> {
         from: A,
         packet: &SignalPacket<'_>,
     ) -> Result<Verdict, Reason> {
-        let SignalPacket { preamble: Preamble { worker, .. }, flow: id, round, signal } = *packet;
+        let place = usize::from(packet.preamble.worker.0);
+        // Also one that comes again may have to be answered where it is from.
+        self.addresses[place].heard(from);
+        let is_over = self.place_of(packet.flow) == Err(Reason::Stale);
+        let outcome = self.act_on(now, packet);
+        if outcome.is_ok() && !is_over {
+            self.addresses[place].learn(now, packet.path, from);
+        }
+        outcome
+    }
+
+    /// Does what a signal says; an error where that is nothing new.
+    fn act_on(&mut self, now: Instant, packet: &SignalPacket<'_>) -> Result<Verdict, Reason> {
+        let SignalPacket { preamble: Preamble { worker, .. }, flow: id, round, signal, .. } = *packet;
         let place = usize::from(worker.0);
-        self.addresses[place] = Some(from);
         self.may_signal = true;
         self.may_be_due = true;
         if signal == Signal::Finish && self.place_of(id) == Err(Reason::Stale) {
@@ -370,9 +389,9 @@ impl<A: Copy> Job<A> {
     /// Writes the next train.
     pub(super) fn write(&mut self, now: Instant, train: &mut [u8]) -> Option<Written> {
         if let Abortion::New(reason) | Abortion::Known(reason) = self.abortion {
-            return self.write_abort(reason, train);
+            return self.write_abort(now, reason, train);
         }
-        let written = self.write_confirm(train);
+        let written = self.write_confirm(now, train);
         let written =
             written.or_else(|| self.write_signal(now, train)).or_else(|| self.write_blocks(now, train));
         // The last of a round may have been all that a stop waited for.
@@ -390,7 +409,7 @@ impl<A: Copy> Job<A> {
         let Written { places, bytes, segment_bytes } = written;
         self.recipients.clear();
         let addresses = self.addresses.iter().enumerate().filter(|(place, _)| places >> place & 1 != 0);
-        self.recipients.extend(addresses.filter_map(|(_, address)| *address));
+        self.recipients.extend(addresses.filter_map(|(_, addresses)| addresses.to()));
         (!self.recipients.is_empty()).then_some(Transmit { to: &self.recipients, bytes, segment_bytes })
     }
 
@@ -399,17 +418,14 @@ impl<A: Copy> Job<A> {
         Preamble { kind, job: id, generation, worker, shard }
     }
 
-    fn write_confirm(&mut self, train: &mut [u8]) -> Option<Written> {
+    fn write_confirm(&mut self, now: Instant, train: &mut [u8]) -> Option<Written> {
         let (place, flow) = self.confirms.pop_front()?;
         let preamble = self.preamble(Kind::Signal, WorkerId(place as u8));
-        let packet = SignalPacket { preamble, flow, round: 0, signal: Signal::Confirm };
-        Some(self.write_one(place, &packet, train))
-    }
-
-    fn write_one(&self, place: usize, packet: &SignalPacket<'_>, train: &mut [u8]) -> Written {
+        let packet = SignalPacket { preamble, flow, round: 0, path: 0, signal: Signal::Confirm };
         let bytes = packet.signal.packet_bytes();
         packet.write(&mut train[..bytes], self.config().key);
-        Written { places: 1 << place, bytes, segment_bytes: bytes }
+        self.addresses[place].send_signal(now);
+        Some(Written { places: 1 << place, bytes, segment_bytes: bytes })
     }
 
     fn write_signal(&mut self, now: Instant, train: &mut [u8]) -> Option<Written> {
@@ -428,7 +444,10 @@ impl<A: Copy> Job<A> {
                 let worker = WorkerId(place as u8);
                 let preamble = Preamble { kind: Kind::Signal, job: id, generation, worker, shard };
                 let bytes = signal.packet_bytes();
-                SignalPacket { preamble, flow: flow.id, round, signal }.write(&mut train[..bytes], key);
+                // A worker learns nothing from the path of a server, which has one port.
+                let packet = SignalPacket { preamble, flow: flow.id, round, path: 0, signal };
+                packet.write(&mut train[..bytes], key);
+                self.addresses[place].send_signal(now);
                 return Some(Written { places: 1 << place, bytes, segment_bytes: bytes });
             }
         }
@@ -452,7 +471,8 @@ impl<A: Copy> Job<A> {
                     self.line_up(at, place);
                 }
                 if let Some(transmit) = run.to(&[place]) {
-                    self.path = (self.path + 1) % self.config().paths;
+                    let to = self.addresses.iter_mut().enumerate().filter(|(to, _)| places >> to & 1 != 0);
+                    to.for_each(|(_, addresses)| addresses.send_blocks(now));
                     let Transmit { bytes, segment_bytes, .. } = transmit;
                     return Some(Written { places, bytes, segment_bytes });
                 }
@@ -464,10 +484,10 @@ impl<A: Copy> Job<A> {
     fn write_pull(&mut self, now: Instant, id: FlowId, place: usize, train: &mut [u8]) -> Run {
         // A sum is the same for all.
         let preamble = self.preamble(Kind::Block, WorkerId::ALL);
-        let (config, path) = (*self.config(), self.path);
+        let (config, path) = (*self.config(), self.addresses[place].path());
         let mut run = Run::default();
         self.blocks.clear();
-        let (mut link, mut to, is_known) = (self.link, self.to[place], self.addresses[place].is_some());
+        let (mut link, mut to, is_known) = (self.link, self.to[place], self.addresses[place].is_known());
         let link_rate_bps = self.job.link_rate_bps;
         let Ok(at) = self.place_of(id) else { return run };
         let Self { flows, blocks, .. } = self;
@@ -518,7 +538,7 @@ impl<A: Copy> Job<A> {
         let (rate, packets, mut places) = (&config.rate, blocks.len(), 0);
         for (other, pull) in pulls.iter_mut().enumerate().filter(|(other, _)| *other != place) {
             let (mut ours, mut theirs) = (*link, to[other]);
-            if let Some(pull) = pull.as_mut().filter(|_| addresses[other].is_some())
+            if let Some(pull) = pull.as_mut().filter(|_| addresses[other].is_known())
                 && ours.send_all(now, rate, *link_rate_bps, packets)
                 && theirs.send_all(now, rate, rate.line_rate_bps, packets)
                 && pull.send_along(now, round, blocks)
@@ -530,14 +550,15 @@ impl<A: Copy> Job<A> {
         places
     }
 
-    fn write_abort(&mut self, reason: AbortReason, train: &mut [u8]) -> Option<Written> {
-        let known = |place: &u32| self.addresses.get(*place as usize).is_some_and(Option::is_some);
+    fn write_abort(&mut self, now: Instant, reason: AbortReason, train: &mut [u8]) -> Option<Written> {
+        let known = |place: &u32| self.addresses.get(*place as usize).is_some_and(Addresses::is_known);
         let pending = (0..u64::BITS).filter(|place| self.abort_pending >> place & 1 != 0);
         let place = pending.into_iter().find(known)? as usize;
         self.abort_pending &= !(1 << place);
         let abort = Abort { preamble: self.preamble(Kind::Abort, WorkerId(place as u8)), reason }
             .to_bytes(self.config().key);
         train[..abort.len()].copy_from_slice(&abort);
+        self.addresses[place].send_signal(now);
         Some(Written { places: 1 << place, bytes: abort.len(), segment_bytes: abort.len() })
     }
 

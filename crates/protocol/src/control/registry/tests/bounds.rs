@@ -20,11 +20,12 @@ fn a_job_with_a_loss_bound_is_admitted_with_its_flows_and_pays_for_their_memory(
     let mut registry = Registry::new(config, Box::new(|| 41)).expect("valid limits");
     let slow = JoinRequest { rate_bps: Some(1_000_000_000), ..losing(1, 0, 2) };
     assert!(matches!(registry.join(at(0), slow), JoinDecision::Waiting(_)));
-    let JoinDecision::Complete { outcome: Ok(admission), .. } = registry.join(at(0), losing(1, 1, 2)) else {
+    let spread = JoinRequest { paths: 8, ..losing(1, 1, 2) };
+    let JoinDecision::Complete { outcome: Ok(admission), .. } = registry.join(at(0), spread) else {
         panic!("refused")
     };
-    let flows = FlowPlan::new(bound(1), 2, 352, 1_000_000_000);
-    assert_eq!(admission.flows, Some(flows), "as fast as the slowest link");
+    let flows = FlowPlan::new(bound(1), 2, 352, 1_000_000_000).over(8);
+    assert_eq!(admission.flows, Some(flows), "as fast as the slowest link, and over the most paths");
     assert_eq!((admission.in_flight, admission.wire_dtype), (flows.flows, WireDtype::Native));
     let job = admission.flow_config().expect("it has a bound").check().expect("a sound job");
     assert_eq!((job.push_bound, job.pull_bound), (bound(1), LossBound::RELIABLE));

@@ -1,0 +1,140 @@
+//! Where one worker is: an address for each of its source ports, over which its packets come and go in turn (DLCP §3.2.3).
+//!
+//! Only what is new teaches an address: a packet that was caught on its way and comes again, from wherever, changes nothing. A worker whose
+//! ports have all changed (a NAT) may have nothing new to say, as it waits for what went astray: then the address of its last signal does,
+//! once nothing new has come from the others for a while.
+
+use alloc::vec;
+use alloc::vec::Vec;
+use core::time::Duration;
+
+use crate::dlcp::turns::Turns;
+use crate::machine::Instant;
+
+/// How long an address is used after something new came from there. A worker that waits for sums reports on them far more often.
+const KNOWN_FOR: Duration = Duration::from_secs(1);
+
+#[derive(Debug)]
+pub(super) struct Addresses<A> {
+    /// By path: from where something new came last, and when.
+    paths: Vec<Option<(A, Instant)>>,
+    /// From where the last signal came, new or not.
+    last: Option<A>,
+    /// The paths of trains of blocks, and of signals.
+    blocks: Turns,
+    signals: Turns,
+    /// Where what was written last is to go.
+    to: Option<A>,
+}
+
+impl<A: Copy> Addresses<A> {
+    pub(super) fn new(paths: u8) -> Self {
+        let turns = Turns::new(paths);
+        Self { paths: vec![None; paths.into()], last: None, blocks: turns, signals: turns, to: None }
+    }
+
+    /// Whether the worker was heard of.
+    pub(super) const fn is_known(&self) -> bool {
+        self.last.is_some()
+    }
+
+    /// A signal came from here.
+    pub(super) const fn heard(&mut self, from: A) {
+        self.last = Some(from);
+    }
+
+    /// Something new came by a path, from here.
+    pub(super) fn learn(&mut self, now: Instant, path: u8, from: A) {
+        if let Some(known) = self.paths.get_mut(usize::from(path)) {
+            *known = Some((from, now));
+        }
+    }
+
+    /// The path of the next train of blocks.
+    pub(super) const fn path(&self) -> u8 {
+        self.blocks.path()
+    }
+
+    /// A train of blocks was written.
+    pub(super) fn send_blocks(&mut self, now: Instant) {
+        self.to = Self::next(&self.paths, &mut self.blocks, now).or(self.last);
+    }
+
+    /// A signal was written.
+    pub(super) fn send_signal(&mut self, now: Instant) {
+        self.to = Self::next(&self.paths, &mut self.signals, now).or(self.last);
+    }
+
+    /// The address of the next path that has one; each has its turn in the rest of this round and the next.
+    fn next(paths: &[Option<(A, Instant)>], turns: &mut Turns, now: Instant) -> Option<A> {
+        (0..2 * paths.len()).find_map(|_| {
+            let known = paths[usize::from(turns.path())];
+            turns.pass();
+            known.filter(|(_, heard)| now.since(*heard) < KNOWN_FOR).map(|(address, _)| address)
+        })
+    }
+
+    /// Where that goes.
+    pub(super) const fn to(&self) -> Option<&A> {
+        self.to.as_ref()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    /// Where so many trains go.
+    fn trains(addresses: &mut Addresses<u16>, now: Instant, count: usize) -> Vec<u16> {
+        let train = |_| {
+            addresses.send_blocks(now);
+            *addresses.to().expect("it was heard of")
+        };
+        (0..count).map(train).collect()
+    }
+
+    #[test]
+    fn packets_go_in_turn_to_where_something_new_came_from() {
+        let mut addresses = Addresses::new(4);
+        addresses.heard(70);
+        assert_eq!(trains(&mut addresses, Instant(0), 3), [70, 70, 70], "its last signal's");
+        for (path, port) in [(0, 80), (1, 81), (3, 83)] {
+            addresses.learn(Instant(0), path, port);
+        }
+        addresses.learn(Instant(0), 4, 84); // no path of the job
+        let mut counts = [80, 81, 83].map(|port| (port, 0));
+        for port in trains(&mut addresses, Instant(0), 30) {
+            counts.iter_mut().find(|(known, _)| *known == port).expect("it is known").1 += 1;
+        }
+        assert_eq!(counts, [(80, 10), (81, 10), (83, 10)]);
+        let next = addresses.path();
+        addresses.send_signal(Instant(0));
+        assert_eq!(addresses.path(), next, "signals have turns of their own");
+    }
+
+    #[test]
+    fn what_comes_again_diverts_nothing_and_what_a_nat_changed_is_found() {
+        let mut addresses = Addresses::new(2);
+        addresses.learn(Instant(0), 0, 80);
+        addresses.learn(Instant(0), 1, 81);
+        // A signal that is not new, from another port.
+        addresses.heard(99);
+        let both = |mut ports: Vec<u16>| {
+            ports.sort_unstable();
+            ports.dedup();
+            ports
+        };
+        assert_eq!(both(trains(&mut addresses, Instant(500 * MS), 4)), [80, 81]);
+        // One port was changed, and the next new packet says so.
+        addresses.learn(Instant(600 * MS), 1, 91);
+        assert_eq!(both(trains(&mut addresses, Instant(700 * MS), 4)), [80, 91]);
+        // From the other nothing new has come for long.
+        assert_eq!(trains(&mut addresses, Instant(1500 * MS), 3), [91, 91, 91]);
+        // From none: all that is said comes again, as nothing of what answers it arrives.
+        assert_eq!(trains(&mut addresses, Instant(1700 * MS), 3), [99, 99, 99]);
+        addresses.learn(Instant(1800 * MS), 0, 90);
+        assert_eq!(trains(&mut addresses, Instant(1900 * MS), 3), [90, 90, 90]);
+    }
+}
