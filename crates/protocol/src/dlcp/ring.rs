@@ -250,7 +250,8 @@ impl<A: Copy, T: Tensor> Ring<A, T> {
         }
         let window = self.window();
         let Self { parts, first, steps, to_left, to_right, .. } = self;
-        for (place, part) in parts.iter_mut().enumerate().take(window) {
+        let parts = parts.iter_mut().enumerate().take(window);
+        for (place, part) in parts.filter(|(_, part)| part.has_signals(now)) {
             for (step, push) in part.senders() {
                 if let Some(signal) = push.poll_signal(now, to_right) {
                     return Some((
@@ -277,7 +278,11 @@ impl<A: Copy, T: Tensor> Ring<A, T> {
         let window = self.window();
         let Self { core, config, parts, first, steps, link, path, .. } = self;
         let mut run = Run::default();
-        for (place, part) in parts.iter_mut().enumerate().take(window) {
+        let parts = parts.iter_mut().enumerate().take(window);
+        for (place, part) in parts.filter(|(_, part)| part.due().blocks.is_some()) {
+            if !link.is_open(now, &config.rate) {
+                break;
+            }
             let Some((shape, senders)) = part.sending() else { continue };
             for (step, push) in senders {
                 let flow = Self::flow_of(*first, *steps, place, step);
@@ -357,12 +362,14 @@ impl<A: Copy, T: Tensor> Endpoint for Ring<A, T> {
             return;
         }
         let window = self.window();
-        for part in self.parts.iter_mut().take(window) {
+        let mut is_silent = false;
+        for part in self.parts.iter_mut().take(window).filter(|part| part.has_signals(now)) {
             part.receivers().for_each(|(_, pull)| pull.handle_timeout(now));
             part.go_on(&mut self.core.stream);
+            is_silent |= part.senders().any(|(_, push)| push.is_silent());
         }
         // A left neighbour may be silent because its own is; a right one that answers nothing is gone.
-        if self.parts.iter_mut().take(window).any(|part| part.senders().any(|(_, push)| push.is_silent())) {
+        if is_silent {
             self.core.end(AbortReason::Expelled(Rank(self.steps.right() as u16)));
         }
         self.end_parts(now);

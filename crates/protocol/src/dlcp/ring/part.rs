@@ -3,6 +3,7 @@
 use alloc::boxed::Box;
 use alloc::vec;
 use alloc::vec::Vec;
+use core::cell::Cell;
 use core::ops::Range;
 use fanin_quant::{Exponent, Scale};
 use fanin_wire::{BlockHeader, BlockPacket, Collective, LossBound, Op, Start, WireDtype};
@@ -116,6 +117,15 @@ pub(super) struct Part {
     /// By step.
     pushes: Vec<Option<Sender>>,
     early: Vec<Early>,
+    /// When something of it is due, once that was looked for since anything of it changed.
+    due: Cell<Option<Due>>,
+}
+
+/// When a part has something to say, and when it may send blocks.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Due {
+    pub(super) signals: Option<Instant>,
+    pub(super) blocks: Option<Instant>,
 }
 
 /// What a rank says of a part, in each step.
@@ -135,27 +145,33 @@ impl Part {
             decided: vec![false; steps.count() as usize],
             pushes: flows().map(|_| None).collect(),
             early: Vec::new(),
+            due: Cell::new(None),
         }
     }
 
     pub(super) fn incoming(&mut self, step: u32) -> Result<&mut Receiver, Reason> {
+        self.due.set(None);
         self.pulls[step as usize].as_mut().ok_or(Reason::Unannounced)
     }
 
     pub(super) fn outgoing(&mut self, step: u32) -> Result<&mut Sender, Reason> {
+        self.due.set(None);
         self.pushes[step as usize].as_mut().ok_or(Reason::Unexpected)
     }
 
     pub(super) fn senders(&mut self) -> impl Iterator<Item = (u32, &mut Sender)> {
+        self.due.set(None);
         (0..).zip(&mut self.pushes).filter_map(|(step, push)| Some((step, push.as_mut()?)))
     }
 
     pub(super) fn receivers(&mut self) -> impl Iterator<Item = (u32, &mut Receiver)> {
+        self.due.set(None);
         (0..).zip(&mut self.pulls).filter_map(|(step, pull)| Some((step, pull.as_mut()?)))
     }
 
     /// The flows that have blocks to send.
     pub(super) fn sending(&mut self) -> Option<(&Shape, impl Iterator<Item = (u32, &mut Sender)>)> {
+        self.due.set(None);
         let senders = (0..).zip(&mut self.pushes).filter_map(|(step, push)| Some((step, push.as_mut()?)));
         Some((self.shape.as_ref()?, senders.filter(|(_, push)| push.has_blocks())))
     }
@@ -176,6 +192,7 @@ impl Part {
         if segment.is_empty() || self.steps.ranks == 1 {
             return Err(Reason::Unexpected);
         }
+        self.due.set(None);
         self.start.get_or_insert(*start);
         let bound = self.steps.bound(start, step);
         let new = || Receiver::new(segment.end - segment.start, bound, config.receiver());
@@ -192,6 +209,7 @@ impl Part {
         waiting: &Waiting,
         stream: &mut Stream<T>,
     ) -> Result<(), Reason> {
+        self.due.set(None);
         let BlockPacket { header: BlockHeader { block, round, contributions, .. }, payload, .. } = *packet;
         let pull = self.pulls[step as usize].as_mut().ok_or(Reason::Unannounced)?;
         let Some(Start { collective, elements, .. }) = self.start else { return Err(Reason::Unannounced) };
@@ -281,6 +299,7 @@ impl Part {
                 continue;
             }
             self.decided[at] = true;
+            self.due.set(None);
             let missing: Vec<u32> = (0..pull.blocks()).filter(|block| !pull.has(*block)).collect();
             for block in missing {
                 let Some(shape) = &self.shape else { return };
@@ -306,6 +325,7 @@ impl Part {
             return Err(unlike);
         }
         self.start = Some(start);
+        self.due.set(None);
         let blocks = config.blocks(&start.collective, start.elements);
         let mut median = 0.0;
         if let Some(mut chunk) = stream.locate(first_chunk).filter(|_| start.bound.of_blocks(blocks) > 0) {
@@ -327,6 +347,7 @@ impl Part {
     pub(super) fn begin(&mut self) {
         let Some(shape) = self.shape.as_mut().filter(|_| !self.has_begun) else { return };
         self.has_begun = true;
+        self.due.set(None);
         if self.steps.ranks == 1 {
             shape.lacks = 0;
             return;
@@ -374,11 +395,25 @@ impl Part {
     }
 
     pub(super) fn poll_timeout(&self, link_opens: Instant) -> Option<Instant> {
-        let pulls = self.pulls.iter().flatten().filter_map(Receiver::poll_timeout);
-        let signals = self.pushes.iter().flatten().filter_map(Sender::poll_timeout);
-        let sending = self.pushes.iter().flatten().filter(|push| push.has_blocks());
-        let blocks = sending.map(|push| push.opens_at().max(link_opens));
-        pulls.chain(signals).chain(blocks).min()
+        let Due { signals, blocks } = self.due();
+        signals.into_iter().chain(blocks.map(|opens| opens.max(link_opens))).min()
+    }
+
+    /// When something of it is due. All parts are asked with each packet that leaves, and a packet changes one of them.
+    pub(super) fn due(&self) -> Due {
+        let found = self.due.get().unwrap_or_else(|| {
+            let pulls = self.pulls.iter().flatten().filter_map(Receiver::poll_timeout);
+            let pushes = self.pushes.iter().flatten();
+            let signals = pulls.chain(pushes.clone().filter_map(Sender::poll_timeout)).min();
+            Due { signals, blocks: pushes.filter(|push| push.has_blocks()).map(Sender::opens_at).min() }
+        });
+        self.due.set(Some(found));
+        found
+    }
+
+    /// Whether it has something to say, or to act on.
+    pub(super) fn has_signals(&self, now: Instant) -> bool {
+        self.due().signals.is_some_and(|due| due <= now)
     }
 }
 
