@@ -90,7 +90,7 @@ def played(launch: Launch, lab: Routed, paths: int, dies: range = range(0)) -> i
 def test_the_packets_of_a_rank_with_several_ports_take_all_paths(
     launch: Launch, lab: Routed
 ) -> None:
-    # One by chance in 600,000 that fewer than 4 of 32 ports take one of two ways.
+    # Fewer than 4 of 32 ports take one of two ways once in 390,000 times.
     played(launch, lab, 8)
     for way in zip(*lab.carried(), strict=True):
         assert min(way) > max(way) / 10, way

@@ -3,7 +3,8 @@
 //! A machine learns the address of a worker from its packets, for only they show which port a NAT gave it, and when it gives it another. But a
 //! packet that was caught on its way can be sent again by anybody, and would have results go to him: so those of a job are taken from the
 //! hosts alone that its members registered over the control connection. From there any of them may teach a port, also one that came again:
-//! all that a worker has to say may be such packets, when the results were lost that it waits for.
+//! all that a worker has to say may be such packets, when the results were lost that it waits for. (DLCP's server prefers ports from which
+//! something new came.)
 
 use crate::train_socket::Peer;
 use fanin_wire::{JobId, Preamble, RANKS_MAX};

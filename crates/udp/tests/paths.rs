@@ -86,9 +86,11 @@ fn serve(socket: &UdpSocket, job: ServerJob, is_done: impl Fn() -> bool) -> Vec<
             for to in to {
                 for packet in train[..bytes].chunks(segment_bytes) {
                     socket.send_to(packet, to).unwrap();
-                    let Preamble { kind, worker, .. } = Preamble::parse(packet).unwrap();
+                    let Preamble { kind, .. } = Preamble::parse(packet).unwrap();
                     if kind == Kind::Block {
-                        *seen[usize::from(worker.0)].to.entry(to.port()).or_default() += 1;
+                        // A sum is for all, and each has ports of its own.
+                        let whose = seen.iter_mut().find(|seen| seen.from.contains_key(&to.port())).unwrap();
+                        *whose.to.entry(to.port()).or_default() += 1;
                     }
                 }
             }

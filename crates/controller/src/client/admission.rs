@@ -313,7 +313,8 @@ fn dlcp_admission(
         flow_blocks: own.flow_blocks,
         flows: narrow(own.flows, "flows")?,
         line_rate_bps: own.line_rate_bps,
-        paths: narrow(own.paths, "paths")?,
+        // A switch of before there were paths says none.
+        paths: narrow::<u8>(own.paths, "paths")?.max(1),
     };
     let generation = Generation(narrow(admission.generation, "generation")?);
     let config = flows.job_config(

@@ -18,7 +18,7 @@ const FLOWS_UNDER_WAY: [u32; 2] = [2, 16];
 /// How long nothing more must have come after a stop: about as long as two processes that share a core wait for it.
 const QUIET: Duration = Duration::from_millis(1);
 /// How much leaves at once: at 1 Gbit/s as much as two trains carry. Shorter ones cost a sleep and a system call each: with 500 us at 10 Gbit/s ranks that
-/// share cores cost a twentieth more of them.
+/// share cores took a twentieth more CPU time.
 const AHEAD: Duration = Duration::from_millis(1);
 /// And so many packets at least.
 const PACKETS_AHEAD: u32 = 8;

@@ -157,7 +157,9 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
     fn receive(&mut self, now: Instant, packet: &[u8]) -> Result<Verdict, Reason> {
         let preamble = Preamble::parse(packet)?;
         self.core.check(&self.preamble(Kind::Block), self.config.key, &preamble, packet)?;
-        if preamble.worker != self.worker && preamble.worker != WorkerId::ALL {
+        // A sum is for all. What this worker says itself is no sum, should it come back.
+        let whose = if preamble.kind == Kind::Block { WorkerId::ALL } else { self.worker };
+        if preamble.worker != whose {
             return Err(Reason::OutOfRange);
         }
         match preamble.kind {

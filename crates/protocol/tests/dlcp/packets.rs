@@ -361,6 +361,29 @@ fn sums_go_to_the_ports_that_something_new_came_from_and_what_comes_again_divert
     assert!(blocks[0] >= 4 && blocks[1] >= 4, "{blocks:?}");
 }
 
+/// The other worker still lacks the sum, so that the flow is there.
+#[test]
+fn a_finish_that_comes_again_is_confirmed_and_is_nothing_new() {
+    let mut server = server();
+    let begin = || Signal::Start(start(32));
+    let first = [signal(0, 0, 0, begin()), signal(1, 0, 0, begin()), block(0, 0, 0, 32)];
+    take(&mut server, &first.map(|packet| (packet, Verdict::Absorb)));
+    take(&mut server, &[(block(1, 0, 0, 32), Verdict::Multicast)]);
+    answers(&mut server);
+    let finish = signal(0, 0, 0, Signal::Finish);
+    take(&mut server, &[(finish.clone(), Verdict::ReplyUnicast)]);
+    let confirms = |server: &mut Server<u16>| {
+        let answers = answers(server);
+        let of = |packet: &Vec<u8>| {
+            SignalPacket::parse(Preamble::parse(packet)?, packet).map(|it| it.signal == Signal::Confirm)
+        };
+        answers.iter().filter(|packet| of(packet) == Ok(true)).count()
+    };
+    assert_eq!(confirms(&mut server), 1);
+    take(&mut server, &[(finish, dropped(Reason::Duplicate))]);
+    assert_eq!(confirms(&mut server), 1);
+}
+
 #[test]
 fn strangers_and_the_dead_change_nothing() {
     let mut server = server();
@@ -470,17 +493,20 @@ fn tensor(elements: usize) -> Numbered {
 #[test]
 fn a_worker_takes_the_sums_of_its_flows_alone() {
     let mut worker = worker();
-    assert_eq!(worker.handle_packet(Instant(0), 9, &block(0, 0, 0, 32)), dropped(Reason::Ahead));
+    let sum = |flow, number, elements| block(WorkerId::ALL.0, flow, number, elements);
+    assert_eq!(worker.handle_packet(Instant(0), 9, &sum(0, 0, 32)), dropped(Reason::Ahead));
     worker.submit(tensor(64), Op::Sum);
     for (packet, verdict) in [
         (block(1, 0, 0, 32), dropped(Reason::OutOfRange)),
-        (block(0, 0, 2, 32), dropped(Reason::OutOfRange)),
-        (block(0, 0, 0, 31), dropped(Reason::ChunkLength)),
-        (block(0, 0, 0, 32), Verdict::Absorb),
-        (block(0, 0, 0, 32), dropped(Reason::Duplicate)),
+        // Its own contribution, sent back.
+        (block(0, 0, 0, 32), dropped(Reason::OutOfRange)),
+        (sum(0, 2, 32), dropped(Reason::OutOfRange)),
+        (sum(0, 0, 31), dropped(Reason::ChunkLength)),
+        (sum(0, 0, 32), Verdict::Absorb),
+        (sum(0, 0, 32), dropped(Reason::Duplicate)),
         (signal(0, 0, 0, Signal::Start(start(64))), dropped(Reason::Unexpected)),
-        (block(0, 0, 1, 32), Verdict::Absorb),
-        (block(0, 0, 1, 32), dropped(Reason::Stale)),
+        (sum(0, 1, 32), Verdict::Absorb),
+        (sum(0, 1, 32), dropped(Reason::Stale)),
     ] {
         assert_eq!(worker.handle_packet(Instant(0), 9, &packet), verdict);
     }

@@ -1,8 +1,8 @@
 //! Where one worker is: an address for each of its source ports, over which its packets come and go in turn (DLCP §3.2.3).
 //!
-//! Only what is new teaches an address: a packet that was caught on its way and comes again, from wherever, changes nothing. A worker whose
-//! ports have all changed (a NAT) may have nothing new to say, as it waits for what went astray: then the address of its last signal does,
-//! once nothing new has come from the others for a while.
+//! Only what is new teaches an address: a packet that was caught on its way and comes again, from wherever, changes nothing. Where nothing new
+//! has come for a while, a worker waits for others, and is where it was; or its ports have all changed (a NAT), and what it has to say is what
+//! it said before. So every second train goes to the address of its last signal then, and the others to those that were known.
 
 use alloc::vec;
 use alloc::vec::Vec;
@@ -11,7 +11,7 @@ use core::time::Duration;
 use crate::dlcp::turns::Turns;
 use crate::machine::Instant;
 
-/// How long an address is used after something new came from there. A worker that waits for sums reports on them far more often.
+/// How long the addresses from which something new came are used alone.
 const KNOWN_FOR: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
@@ -23,6 +23,8 @@ pub(super) struct Addresses<A> {
     /// The paths of trains of blocks, and of signals.
     blocks: Turns,
     signals: Turns,
+    /// Whether what goes to a worker of which nothing new came for long goes to the address of its last signal next.
+    to_last: bool,
     /// Where what was written last is to go.
     to: Option<A>,
 }
@@ -30,7 +32,14 @@ pub(super) struct Addresses<A> {
 impl<A: Copy> Addresses<A> {
     pub(super) fn new(paths: u8) -> Self {
         let turns = Turns::new(paths);
-        Self { paths: vec![None; paths.into()], last: None, blocks: turns, signals: turns, to: None }
+        Self {
+            paths: vec![None; paths.into()],
+            last: None,
+            blocks: turns,
+            signals: turns,
+            to_last: true,
+            to: None,
+        }
     }
 
     /// Whether the worker was heard of.
@@ -57,20 +66,33 @@ impl<A: Copy> Addresses<A> {
 
     /// A train of blocks was written.
     pub(super) fn send_blocks(&mut self, now: Instant) {
-        self.to = Self::next(&self.paths, &mut self.blocks, now).or(self.last);
+        let mut turns = self.blocks;
+        self.to = self.next(&mut turns, now);
+        self.blocks = turns;
     }
 
     /// A signal was written.
     pub(super) fn send_signal(&mut self, now: Instant) {
-        self.to = Self::next(&self.paths, &mut self.signals, now).or(self.last);
+        let mut turns = self.signals;
+        self.to = self.next(&mut turns, now);
+        self.signals = turns;
     }
 
-    /// The address of the next path that has one; each has its turn in the rest of this round and the next.
-    fn next(paths: &[Option<(A, Instant)>], turns: &mut Turns, now: Instant) -> Option<A> {
-        (0..2 * paths.len()).find_map(|_| {
-            let known = paths[usize::from(turns.path())];
+    fn next(&mut self, turns: &mut Turns, now: Instant) -> Option<A> {
+        let fresh = self.in_turn(turns, |heard| now.since(heard) < KNOWN_FOR);
+        fresh.or_else(|| {
+            self.to_last = !self.to_last;
+            let known = if self.to_last { None } else { self.in_turn(turns, |_| true) };
+            known.or(self.last)
+        })
+    }
+
+    /// The address of the next path that has such a one; each has its turn in the rest of this round and the next.
+    fn in_turn(&self, turns: &mut Turns, is_meant: impl Fn(Instant) -> bool) -> Option<A> {
+        (0..2 * self.paths.len()).find_map(|_| {
+            let known = self.paths[usize::from(turns.path())];
             turns.pass();
-            known.filter(|(_, heard)| now.since(*heard) < KNOWN_FOR).map(|(address, _)| address)
+            known.filter(|(_, heard)| is_meant(*heard)).map(|(address, _)| address)
         })
     }
 
@@ -132,8 +154,8 @@ mod tests {
         assert_eq!(both(trains(&mut addresses, Instant(700 * MS), 4)), [80, 91]);
         // From the other nothing new has come for long.
         assert_eq!(trains(&mut addresses, Instant(1500 * MS), 3), [91, 91, 91]);
-        // From none: all that is said comes again, as nothing of what answers it arrives.
-        assert_eq!(trains(&mut addresses, Instant(1700 * MS), 3), [99, 99, 99]);
+        // From none: it waits for others, or all of its ports were changed, and what it says comes again.
+        assert_eq!(both(trains(&mut addresses, Instant(1700 * MS), 12)), [80, 91, 99]);
         addresses.learn(Instant(1800 * MS), 0, 90);
         assert_eq!(trains(&mut addresses, Instant(1900 * MS), 3), [90, 90, 90]);
     }

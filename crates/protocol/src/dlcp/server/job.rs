@@ -270,9 +270,11 @@ impl<A: Copy> Job<A> {
                 if flow.sums.open() > 0 {
                     return Err(Reason::Unexpected);
                 }
+                let is_new = !pull.is_finished();
                 pull.take_finish(now, waiting);
                 self.forget_what_is_over();
-                return self.confirm(place, id);
+                let confirmed = self.confirm(place, id)?;
+                return if is_new { Ok(confirmed) } else { Err(Reason::Duplicate) };
             }
         }
         Ok(Verdict::Absorb)
