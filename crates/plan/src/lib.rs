@@ -6,11 +6,18 @@
 #![forbid(unsafe_code)]
 
 mod cluster;
+mod gradient_schedule;
 mod load_split;
 mod placement;
+mod sub_models;
 mod thresholds;
+pub mod topologies;
+mod topology;
 
 pub use cluster::{Cluster, ClusterError, Machine};
+pub use gradient_schedule::{GradientSchedule, JobSchedule, Residence, ScheduleError, SlowestLink, Traffic};
 pub use load_split::{Bound, LoadSplit, lower_bound, one_switch, ring};
 pub use placement::{Placement, SHARE_WHOLE};
+pub use sub_models::{CELLS_MAX, Job, SubModel, Workload, WorkloadError};
 pub use thresholds::{DroppingPort, ImpactCurve, LayerQueue, Threshold, ThresholdError, Thresholds};
+pub use topology::{Link, NODES_MAX, Node, NodeId, NodeKind, Topology, TopologyError};
