@@ -7,8 +7,13 @@
 
 mod cluster;
 mod gradient_schedule;
+mod krgs;
+mod layout;
 mod load_split;
 mod placement;
+#[cfg(test)]
+mod random_workloads;
+mod relaxation;
 mod sub_models;
 mod thresholds;
 pub mod topologies;
@@ -16,6 +21,7 @@ mod topology;
 
 pub use cluster::{Cluster, ClusterError, Machine};
 pub use gradient_schedule::{GradientSchedule, JobSchedule, Residence, ScheduleError, SlowestLink, Traffic};
+pub use krgs::{Krgs, Objective, krgs};
 pub use load_split::{Bound, LoadSplit, lower_bound, one_switch, ring};
 pub use placement::{Placement, SHARE_WHOLE};
 pub use sub_models::{CELLS_MAX, Job, SubModel, Workload, WorkloadError};
