@@ -93,6 +93,22 @@ impl JobSchedule {
         self.aggregation_nodes[sub_model * workers + worker] = node;
     }
 
+    /// Lets another server finish a sub-model's sum. Who sent its part to the one before, does so still.
+    pub fn finish(&mut self, sub_model: usize, root: NodeId) {
+        self.roots[sub_model] = root;
+    }
+
+    /// A sub-model's root and aggregation nodes.
+    pub(crate) fn clone_of(&self, sub_model: usize) -> (NodeId, Vec<NodeId>) {
+        (self.root(sub_model), self.aggregation_nodes(sub_model).to_vec())
+    }
+
+    pub(crate) fn replace(&mut self, sub_model: usize, (root, nodes): &(NodeId, Vec<NodeId>)) {
+        let workers = self.workers();
+        self.roots[sub_model] = *root;
+        self.aggregation_nodes[sub_model * workers..(sub_model + 1) * workers].copy_from_slice(nodes);
+    }
+
     /// `S(g)`: who sums a sub-model before its root does, each with the number of its workers.
     #[must_use]
     pub fn fan_in(&self, sub_model: usize) -> BTreeMap<NodeId, usize> {

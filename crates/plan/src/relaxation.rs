@@ -293,11 +293,11 @@ fn add_job(
             row.push((sent[class][switch], 1.0));
             problem.add_constraint(&row[..], ComparisonOp::Le, 0.0);
             if links_count {
-                rows.carry(sent[class][switch], &of_class(topology, workers, host, *to), bytes);
+                rows.carry(sent[class][switch], &links_of_class(topology, workers, host, *to), bytes);
             }
         }
         for (root, to) in roots.iter().enumerate().filter(|_| links_count) {
-            rows.carry(direct[class][root], &of_class(topology, workers, host, *to), bytes);
+            rows.carry(direct[class][root], &links_of_class(topology, workers, host, *to), bytes);
         }
     }
     if roots.len() > 1 && !switches.is_empty() {
@@ -325,7 +325,12 @@ fn add_job(
 }
 
 /// What all of a class make links carry.
-fn of_class(topology: &Topology, job: &[NodeId], class: &Class, to: NodeId) -> Vec<(usize, f64)> {
+pub(crate) fn links_of_class(
+    topology: &Topology,
+    job: &[NodeId],
+    class: &Class,
+    to: NodeId,
+) -> Vec<(usize, f64)> {
     let mut carried: BTreeMap<usize, f64> = BTreeMap::new();
     for (link, part) in topology.spread(class.host, to) {
         match topology.neighbours(class.host).iter().position(|(_, own)| *own == link) {
