@@ -15,7 +15,7 @@ use oorandom::Rand64;
 
 use crate::gradient_schedule::{GradientSchedule, JobSchedule, Residence};
 use crate::layout::stretches;
-use crate::relaxation::{Class, Goal, relaxed};
+use crate::relaxation::{Class, Goal, JobShares, relaxed};
 use crate::sub_models::{Job, Workload};
 use crate::topology::{NodeId, Topology};
 
@@ -68,8 +68,7 @@ pub fn krgs(workload: &Workload, objective: Objective, seed: u64) -> Krgs {
     let mut random = Rand64::new(u128::from(seed));
     let mut rounded = Vec::new();
     for ((job, shares), bytes) in workload.jobs().iter().zip(&solution.jobs).zip(&bytes) {
-        let fractional =
-            Fractional::of(job, &shares.classes, &shares.switches, &stretches(shares), *bytes, &fits);
+        let fractional = Fractional::of(job, shares, *bytes, &fits);
         rounded.push(fractional.rounded(job, &mut random));
     }
     let mut room = Room::new(workload, rounded);
@@ -130,14 +129,9 @@ pub(crate) struct Fractional {
 
 impl Fractional {
     /// Sub-models lie on the stretches one after the other, as the job has them.
-    fn of(
-        job: &Job,
-        classes: &[Class],
-        switches: &[NodeId],
-        stretches: &[crate::layout::Stretch],
-        bytes: u64,
-        fits: &impl Fn(u64) -> bool,
-    ) -> Self {
+    fn of(job: &Job, shares: &JobShares, bytes: u64, fits: &impl Fn(u64) -> bool) -> Self {
+        let (switches, classes) = (shares.bundles[0].switches.clone(), shares.classes.clone());
+        let stretches = stretches(shares);
         let mut x = Vec::new();
         let mut y = Vec::new();
         let mut begin = 0;
@@ -149,7 +143,7 @@ impl Fractional {
                 let (from, to) = (of_all(begin), of_all(begin + part.bytes));
                 begin += part.bytes;
                 let mut reached = 0.0;
-                for stretch in stretches {
+                for stretch in &stretches {
                     let share = (to.min(reached + stretch.share) - from.max(reached)).max(0.0) / (to - from);
                     reached += stretch.share;
                     for (switch, node) in switches.iter().enumerate() {
@@ -168,7 +162,7 @@ impl Fractional {
             x.push(its_x);
             y.push(its_y);
         }
-        Self { switches: switches.to_vec(), classes: classes.to_vec(), x, y }
+        Self { switches, classes, x, y }
     }
 
     /// Algorithm 1, steps 2 and 3.

@@ -4,6 +4,8 @@
 //! no more is summed than its `x`. Here it is decided: the bytes are cut into stretches, in each of which a class has one node and few switches sum, so that most
 //! sub-models are in one stretch and are whole where they are summed.
 
+use std::cmp::Reverse;
+
 use crate::relaxation::{JobShares, SHARE_MIN};
 use crate::topology::NodeId;
 
@@ -22,18 +24,19 @@ pub(crate) struct Stretch {
 pub(crate) fn stretches(shares: &JobShares) -> Vec<Stretch> {
     let mut left = shares.clone();
     let mut whole = 1.0;
-    let mut all = Vec::new();
+    let mut all: Vec<Stretch> = Vec::new();
     while whole > SHARE_MIN {
-        let root = largest(&left.finished);
-        let chosen = choose(&left, root);
-        // At least one of what is left is used up by each stretch, so there are not more than variables.
-        let used = uses(&left, root, &chosen);
-        let share = used.iter().copied().filter(|used| *used > SHARE_MIN).fold(whole, f64::min);
-        spend(&mut left, root, &chosen, share);
+        let bundle = largest(&left.finished);
+        let chosen = choose(&left, bundle);
+        // Each stretch uses something up, so there are not more of them than variables.
+        let used = uses(&left, bundle, &chosen);
+        let share = used.into_iter().filter(|used| *used > SHARE_MIN).fold(whole, f64::min);
+        spend(&mut left, bundle, &chosen, share);
         whole -= share;
+        let its = &shares.bundles[bundle];
         let nodes =
-            chosen.iter().map(|choice| choice.map_or(shares.roots[root], |switch| shares.switches[switch]));
-        all.push(Stretch { share, root: shares.roots[root], nodes: nodes.collect() });
+            chosen.iter().map(|choice| choice.map_or(its.root, |switch| its.switches[switch])).collect();
+        all.push(Stretch { share, root: its.root, nodes });
     }
     if let Some(last) = all.last_mut() {
         last.share += whole;
@@ -47,60 +50,56 @@ fn largest(values: &[f64]) -> usize {
 }
 
 /// A switch for each class, or none where it sends to the root: as few switches as sum for all, of those that have something left.
-fn choose(left: &JobShares, root: usize) -> Vec<Option<usize>> {
-    let classes = left.classes.len();
+fn choose(left: &JobShares, bundle: usize) -> Vec<Option<usize>> {
+    let its = &left.bundles[bundle];
     let may = |class: usize, switch: usize| {
-        left.sent[class][switch] > SHARE_MIN && left.summed[switch][root] > SHARE_MIN
+        let summed = its.whole || left.summed[bundle][switch] > SHARE_MIN;
+        summed && left.sent[bundle][class][switch] > SHARE_MIN
     };
-    let mut chosen: Vec<Option<usize>> = vec![None; classes];
-    let mut open: Vec<usize> = (0..classes).collect();
-    loop {
+    let mut chosen: Vec<Option<usize>> = vec![None; left.classes.len()];
+    let mut open: Vec<usize> = (0..chosen.len()).collect();
+    while !open.is_empty() {
         let covers = |switch: usize| open.iter().filter(|class| may(**class, switch)).count();
-        let best =
-            (0..left.switches.len()).max_by_key(|switch| (covers(*switch), std::cmp::Reverse(*switch)));
-        let Some(switch) = best.filter(|switch| covers(*switch) > 0) else { return chosen };
-        // A class that has as much to send straight as to send there keeps the switches few.
-        open.retain(|class| {
-            let takes = may(*class, switch);
-            if takes {
-                chosen[*class] = Some(switch);
-            }
-            !takes
-        });
-        if open.is_empty() {
-            return chosen;
+        let best = (0..its.switches.len()).max_by_key(|switch| (covers(*switch), Reverse(*switch)));
+        let Some(switch) = best.filter(|switch| covers(*switch) > 0) else { break };
+        for class in open.extract_if(.., |class| may(*class, switch)) {
+            chosen[class] = Some(switch);
         }
     }
+    chosen
 }
 
 /// What is left of everything that a choice uses.
-fn uses(left: &JobShares, root: usize, chosen: &[Option<usize>]) -> Vec<f64> {
-    let mut used = vec![left.finished[root]];
+fn uses(left: &JobShares, bundle: usize, chosen: &[Option<usize>]) -> Vec<f64> {
+    let mut used = vec![left.finished[bundle]];
     for (class, choice) in chosen.iter().enumerate() {
-        used.push(match choice {
-            Some(switch) => left.sent[class][*switch].min(left.summed[*switch][root]),
-            None => left.direct[class][root],
-        });
+        match choice {
+            Some(switch) => {
+                used.push(left.sent[bundle][class][*switch]);
+                if !left.bundles[bundle].whole {
+                    used.push(left.summed[bundle][*switch]);
+                }
+            }
+            None => used.push(left.direct[bundle][class]),
+        }
     }
     used
 }
 
-fn spend(left: &mut JobShares, root: usize, chosen: &[Option<usize>], share: f64) {
+fn spend(left: &mut JobShares, bundle: usize, chosen: &[Option<usize>], share: f64) {
     let less = |value: &mut f64| *value = (*value - share).max(0.0);
-    less(&mut left.finished[root]);
-    let mut summing = vec![false; left.switches.len()];
+    less(&mut left.finished[bundle]);
+    let mut summing = vec![false; left.bundles[bundle].switches.len()];
     for (class, choice) in chosen.iter().enumerate() {
         match choice {
             Some(switch) => {
-                less(&mut left.sent[class][*switch]);
+                less(&mut left.sent[bundle][class][*switch]);
                 summing[*switch] = true;
             }
-            None => less(&mut left.direct[class][root]),
+            None => less(&mut left.direct[bundle][class]),
         }
     }
-    for (switch, summing) in summing.into_iter().enumerate() {
-        if summing {
-            less(&mut left.summed[switch][root]);
-        }
+    for (switch, _) in summing.into_iter().enumerate().filter(|(_, summing)| *summing) {
+        less(&mut left.summed[bundle][switch]);
     }
 }

@@ -15,6 +15,11 @@ use crate::topology::{NodeId, Topology};
 /// What is below this share of a job is the solver's rounding.
 pub(crate) const SHARE_MIN: f64 = 1e-7;
 
+/// How much the second goal weighs where the first one leaves a choice.
+const TIE_BREAK: f64 = 1e-3;
+/// Of one job, for which each set of switches is looked at by itself.
+const VARIABLES_MAX: usize = 2_000;
+
 /// What a program is to make small or large.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Goal {
@@ -36,20 +41,27 @@ pub(crate) struct Class {
     pub(crate) host: NodeId,
 }
 
-/// What the program makes of one job. Shares of its bytes, by class, switch and root.
+/// Switches that may sum before a root.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Bundle {
+    pub(crate) root: NodeId,
+    pub(crate) switches: Vec<NodeId>,
+    /// Whether each of them sums all that the root finishes here.
+    pub(crate) whole: bool,
+}
+
+/// What the program makes of one job: shares of its bytes. They are divided among bundles; in each a class sends to its switches or to its root.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct JobShares {
     pub(crate) classes: Vec<Class>,
-    /// Switches that may sum for it.
-    pub(crate) switches: Vec<NodeId>,
-    pub(crate) roots: Vec<NodeId>,
-    /// What each root finishes.
+    pub(crate) bundles: Vec<Bundle>,
+    /// What the root of each bundle finishes.
     pub(crate) finished: Vec<f64>,
-    /// What each class sends to each switch: `y`.
-    pub(crate) sent: Vec<Vec<f64>>,
-    /// What each class sends to each root.
+    /// Of that, what each class sends to each switch: `y`.
+    pub(crate) sent: Vec<Vec<Vec<f64>>>,
+    /// Of that, what each class sends to the root.
     pub(crate) direct: Vec<Vec<f64>>,
-    /// What each switch sends to each root; all of it is its `x`.
+    /// Of that, what each switch sums; for all bundles it is its `x`.
     pub(crate) summed: Vec<Vec<f64>>,
 }
 
@@ -63,7 +75,7 @@ pub(crate) struct Relaxed {
 
 struct JobVariables {
     finished: Vec<Variable>,
-    sent: Vec<Vec<Variable>>,
+    sent: Vec<Vec<Vec<Variable>>>,
     direct: Vec<Vec<Variable>>,
     summed: Vec<Vec<Variable>>,
 }
@@ -102,7 +114,7 @@ pub(crate) fn relaxed(workload: &Workload, bytes: &[u64], goal: Goal) -> Relaxed
     let table = |table: &[Vec<Variable>]| table.iter().map(|row| row.iter().map(value).collect()).collect();
     for (shares, its) in jobs.iter_mut().zip(&variables) {
         shares.finished = its.finished.iter().map(value).collect();
-        shares.sent = table(&its.sent);
+        shares.sent = its.sent.iter().map(|of_root| table(of_root)).collect();
         shares.direct = table(&its.direct);
         shares.summed = table(&its.summed);
     }
@@ -130,7 +142,8 @@ impl Rows {
         };
         for (switch, row) in self.memory {
             let bytes = topology.memory_bytes(switch).expect("it sums") as f64;
-            let mut row: Vec<_> = row.into_iter().map(|(variable, held)| (variable, held / bytes)).collect();
+            let mut row: Vec<_> =
+                merged(row).into_iter().map(|(variable, held)| (variable, held / bytes)).collect();
             let room = match (memory_per_s, seconds) {
                 (Some(per_s), Some(seconds)) => {
                     row.push((seconds, -per_s));
@@ -178,19 +191,42 @@ fn places(workload: &Workload, job: usize, goal: Goal) -> JobShares {
         _ => vec![its.server()],
     };
     let reached = |switch: &NodeId| {
-        let by = its.workers.iter().chain(&roots);
-        !roots.contains(switch) && by.clone().all(|node| topology.distance(*node, *switch).is_some())
+        let mut by = its.workers.iter().chain(&roots);
+        !roots.contains(switch) && by.all(|node| topology.distance(*node, *switch).is_some())
     };
     let switches: Vec<_> = topology.programmable().filter(reached).collect();
+    let classes = classes(topology, &its.workers, &switches, &roots, goal);
+    let divided = matches!(goal, Goal::SlowestLink { .. });
+    let bundles = if divided && variables(switches.len(), classes.len(), roots.len()) <= VARIABLES_MAX {
+        // Who opens a switch for a half only has no half of a switch: each set of switches by itself, the program has no solution that plans have not.
+        let sets = (0..1_u64 << switches.len()).map(|set| {
+            let chosen = switches.iter().enumerate().filter(|(place, _)| set >> place & 1 == 1);
+            chosen.map(|(_, switch)| *switch).collect::<Vec<_>>()
+        });
+        let of_set = |switches: Vec<NodeId>| {
+            roots.iter().map(move |root| Bundle { root: *root, switches: switches.clone(), whole: true })
+        };
+        sets.flat_map(of_set).collect()
+    } else {
+        let of_root = |root: &NodeId| Bundle { root: *root, switches: switches.clone(), whole: false };
+        roots.iter().map(of_root).collect()
+    };
     JobShares {
-        classes: classes(topology, &its.workers, &switches, &roots, goal),
-        switches,
-        roots,
+        classes,
+        bundles,
         finished: Vec::new(),
         sent: Vec::new(),
         direct: Vec::new(),
         summed: Vec::new(),
     }
+}
+
+/// How many variables all sets of switches would make.
+fn variables(switches: usize, classes: usize, roots: usize) -> usize {
+    if switches > 12 {
+        return usize::MAX;
+    }
+    (classes * roots << switches).saturating_mul(switches / 2 + 1)
 }
 
 fn classes(
@@ -233,16 +269,17 @@ fn add_job(
     bytes: f64,
     goal: Goal,
 ) -> JobVariables {
-    let JobShares { classes, switches, roots, .. } = shares;
+    let JobShares { classes, bundles, .. } = shares;
     let far = |from: NodeId, to: NodeId| f64::from(topology.distance(from, to).expect("checked"));
     let links_count = matches!(goal, Goal::SlowestLink { .. });
     // What a share costs, or saves, in bytes times links.
-    let cost_sent = |class: &Class, to: NodeId| match goal {
+    let cost_sent = |class: &Class, to: NodeId, root: NodeId| match goal {
         Goal::Reduction { tie_break } => {
-            let saved = workers.len() as f64 * far(to, roots[0]);
-            // Smaller than one link's difference, for all workers together.
-            let way = if tie_break { 1e-3 * far(class.host, to) } else { 0.0 };
-            (saved - way) * bytes
+            let saved = workers.len() as f64 * far(to, root);
+            let ways = class.members.iter().map(|member| far(workers[*member], to)).sum::<f64>();
+            // In the mean over the workers smaller than one link's difference to one of them.
+            let ways = if tie_break { TIE_BREAK * ways / workers.len() as f64 } else { 0.0 };
+            (saved - ways) * bytes
         }
         Goal::Overhead => class.members.len() as f64 * far(class.host, to) * bytes,
         Goal::SlowestLink { .. } => 0.0,
@@ -257,69 +294,55 @@ fn add_job(
         Goal::SlowestLink { .. } => 0.0,
     };
     let share = (0.0, 1.0);
-    let finished: Vec<_> = roots.iter().map(|_| problem.add_var(0.0, share)).collect();
-    let sent: Vec<Vec<_>> = classes
-        .iter()
-        .map(|class| switches.iter().map(|to| problem.add_var(cost_sent(class, *to), share)).collect())
-        .collect();
-    let direct: Vec<Vec<_>> = classes
-        .iter()
-        .map(|class| {
-            // Without switches a class sends each root what the root finishes.
-            let add = |(root, to): (usize, &NodeId)| {
-                if switches.is_empty() {
-                    finished[root]
-                } else {
-                    problem.add_var(cost_direct(class, *to), share)
-                }
-            };
-            roots.iter().enumerate().map(add).collect()
-        })
-        .collect();
-    let summed: Vec<Vec<_>> = switches
-        .iter()
-        .map(|from| roots.iter().map(|to| problem.add_var(cost_summed(*from, *to), share)).collect())
-        .collect();
+    let finished: Vec<_> = bundles.iter().map(|_| problem.add_var(0.0, share)).collect();
     let whole: Vec<_> = finished.iter().map(|variable| (*variable, 1.0)).collect();
     problem.add_constraint(&whole[..], ComparisonOp::Eq, 1.0);
-    for (class, host) in classes.iter().enumerate() {
-        let all = sent[class].iter().chain(&direct[class]).map(|variable| (*variable, 1.0));
-        if !switches.is_empty() {
-            problem.add_constraint(&all.collect::<Vec<_>>()[..], ComparisonOp::Eq, 1.0);
-        }
-        for (switch, to) in switches.iter().enumerate() {
-            // y ≤ x.
-            let mut row: Vec<_> = summed[switch].iter().map(|variable| (*variable, -1.0)).collect();
-            row.push((sent[class][switch], 1.0));
-            problem.add_constraint(&row[..], ComparisonOp::Le, 0.0);
+    let (mut sent, mut direct, mut summed) = (Vec::new(), Vec::new(), Vec::new());
+    for (Bundle { root, switches, whole }, finished) in bundles.iter().zip(&finished) {
+        let summed_by = |from: &NodeId| {
+            if *whole { *finished } else { problem.add_var(cost_summed(*from, *root), share) }
+        };
+        let its_summed: Vec<_> = switches.iter().map(summed_by).collect();
+        let mut its_sent = Vec::new();
+        let mut its_direct = Vec::new();
+        for class in classes {
+            let to_switches: Vec<_> =
+                switches.iter().map(|to| problem.add_var(cost_sent(class, *to, *root), share)).collect();
+            // Without switches a class sends a root all that the root finishes.
+            let to_root = if switches.is_empty() {
+                *finished
+            } else {
+                problem.add_var(cost_direct(class, *root), share)
+            };
+            if !switches.is_empty() {
+                let all = to_switches.iter().chain([&to_root]).map(|variable| (*variable, 1.0));
+                let row: Vec<_> = all.chain([(*finished, -1.0)]).collect();
+                problem.add_constraint(&row[..], ComparisonOp::Eq, 0.0);
+            }
+            // y ≤ x, which goes without saying where x is the whole.
+            for (y, x) in to_switches.iter().zip(&its_summed).filter(|_| !whole) {
+                problem.add_constraint([(*y, 1.0), (*x, -1.0)], ComparisonOp::Le, 0.0);
+            }
             if links_count {
-                rows.carry(sent[class][switch], &links_of_class(topology, workers, host, *to), bytes);
+                for (variable, to) in to_switches.iter().zip(switches).chain([(&to_root, root)]) {
+                    rows.carry(*variable, &links_of_class(topology, workers, class, *to), bytes);
+                }
             }
+            its_sent.push(to_switches);
+            its_direct.push(to_root);
         }
-        for (root, to) in roots.iter().enumerate().filter(|_| links_count) {
-            rows.carry(direct[class][root], &links_of_class(topology, workers, host, *to), bytes);
-        }
-    }
-    if roots.len() > 1 && !switches.is_empty() {
-        for (root, finished) in finished.iter().enumerate() {
-            let passing = summed.iter().chain(&direct).map(|row| row[root]);
-            for variable in passing {
-                problem.add_constraint([(variable, 1.0), (*finished, -1.0)], ComparisonOp::Le, 0.0);
-            }
-        }
-    }
-    for (switch, from) in switches.iter().enumerate() {
-        for (root, to) in roots.iter().enumerate() {
-            rows.memory.entry(*from).or_default().push((summed[switch][root], bytes));
+        for (variable, from) in its_summed.iter().zip(switches) {
+            rows.memory.entry(*from).or_default().push((*variable, bytes));
             if links_count {
-                rows.carry(summed[switch][root], &topology.spread(*from, *to), bytes);
+                rows.carry(*variable, &topology.spread(*from, *root), bytes);
             }
         }
-    }
-    for (root, node) in roots.iter().enumerate() {
-        if !topology.is_host(*node) {
-            rows.memory.entry(*node).or_default().push((finished[root], bytes));
+        if !topology.is_host(*root) {
+            rows.memory.entry(*root).or_default().push((*finished, bytes));
         }
+        sent.push(its_sent);
+        direct.push(its_direct);
+        summed.push(its_summed);
     }
     JobVariables { finished, sent, direct, summed }
 }

@@ -16,14 +16,14 @@ use crate::baselines::{byteps, first_switches};
 use crate::gradient_schedule::{GradientSchedule, JobSchedule, Residence};
 use crate::krgs::{Objective, krgs};
 use crate::layout::stretches;
-use crate::relaxation::{Class, Goal, JobShares, Relaxed, links_of_class, relaxed};
+use crate::relaxation::{Class, Goal, Relaxed, links_of_class, relaxed};
 use crate::sub_models::Workload;
 use crate::topology::NodeId;
 
-/// How much more a slow link counts than a fast one.
-const POWER: i32 = 24;
-/// The search ends sooner where nothing gets better.
-const PASSES_MAX: usize = 60;
+/// How much more a slow link counts than a fast one, one after the other.
+const POWERS: [i32; 4] = [6, 12, 24, 48];
+/// With each of them. It ends sooner where nothing gets better.
+const PASSES_MAX: usize = 15;
 /// What is not better by this part is not better.
 const GAIN_MIN: f64 = 1e-9;
 /// A plan stays where a new one is not better by more than this part.
@@ -63,15 +63,18 @@ pub fn slowest_link(workload: &Workload, residence: Residence, seed: u64) -> Slo
         first_switches(workload, residence, solution.value),
     ];
     candidates.extend(byteps(workload, residence));
-    for index in 0..candidates.len() {
-        let start = candidates[index].jobs().to_vec();
-        candidates.push(search.improved(start));
-    }
-    let start = search.of_shares(&solution);
-    candidates.push(search.improved(start));
     let seconds = |plan: &GradientSchedule| plan.slowest(workload).seconds;
-    let least = candidates.into_iter().min_by(|a, b| seconds(a).total_cmp(&seconds(b)));
-    SlowestLinkPlan::new(workload, least.expect("some"), solution.value)
+    let least = |plans: &[GradientSchedule]| {
+        let least = plans.iter().min_by(|a, b| seconds(a).total_cmp(&seconds(b)));
+        least.expect("there is KRGS' plan").clone()
+    };
+    let of_shares = search.of_shares(&solution);
+    let of_shares = GradientSchedule::new(workload, of_shares, residence).expect("it kept to the memories");
+    for start in [least(&candidates), of_shares] {
+        candidates.push(search.improved(start.jobs().to_vec()));
+        candidates.push(start);
+    }
+    SlowestLinkPlan::new(workload, least(&candidates), solution.value)
 }
 
 /// Plans again, after a change. `before` is a plan for the same jobs, of which some nodes may be gone: what can stand stands, and the search goes on from there. Only where that is
@@ -168,7 +171,12 @@ impl<'a> Search<'a> {
     fn new(workload: &'a Workload, residence: Residence, solution: &Relaxed) -> Self {
         let topology = workload.topology();
         let places = workload.jobs().iter().zip(&solution.jobs).map(|(job, shares)| {
-            let JobShares { classes, switches, roots, .. } = shares;
+            let classes = &shares.classes;
+            let mut switches: Vec<_> =
+                shares.bundles.iter().flat_map(|bundle| bundle.switches.iter().copied()).collect();
+            switches.sort_unstable();
+            switches.dedup();
+            let roots = &job.servers;
             let from_class = classes.iter().map(|class| {
                 let ends = switches.iter().chain(roots);
                 ends.map(|end| links_of_class(topology, &job.workers, class, *end)).collect()
@@ -180,8 +188,8 @@ impl<'a> Search<'a> {
                 from_class: from_class.collect(),
                 from_switch: from_switch.collect(),
                 classes: classes.clone(),
-                switches: switches.clone(),
                 roots: roots.clone(),
+                switches,
             }
         });
         let part = residence.part(solution.value);
@@ -253,14 +261,16 @@ impl<'a> Search<'a> {
         for (job, sub_model) in &items {
             self.put(*job, *sub_model, 1.0);
         }
-        for _ in 0..PASSES_MAX {
-            let slowest = self.load.iter().copied().fold(0.0, f64::max);
-            let mut better = false;
-            for (job, sub_model) in &items {
-                better |= self.moved(*job, *sub_model, slowest);
-            }
-            if !better {
-                break;
+        for power in POWERS {
+            for _ in 0..PASSES_MAX {
+                let slowest = self.load.iter().copied().fold(0.0, f64::max);
+                let mut better = false;
+                for (job, sub_model) in &items {
+                    better |= self.moved(*job, *sub_model, slowest, power);
+                }
+                if !better {
+                    break;
+                }
             }
         }
         let schedules = std::mem::take(&mut self.schedules);
@@ -274,23 +284,22 @@ impl<'a> Search<'a> {
         self.spreads.entry((from, to)).or_insert_with(|| topology.spread(from, to))
     }
 
-    /// Adds what a sub-model carries and holds, or with -1 takes it away; what it carries, by link.
-    fn put(&mut self, job: usize, sub_model: usize, sign: f64) -> BTreeMap<usize, f64> {
+    /// Adds what a sub-model carries and holds, or with -1 takes it away; the seconds that are its part of each link's.
+    fn put(&mut self, job: usize, sub_model: usize, sign: f64) -> Vec<f64> {
         let its = &self.workload.jobs()[job];
         let bytes = its.sub_models[sub_model].bytes as f64;
-        let root = self.schedules[job].root(sub_model);
-        let nodes = self.schedules[job].aggregation_nodes(sub_model).to_vec();
+        let (root, nodes) = self.schedules[job].clone_of(sub_model);
         let fan_in = self.schedules[job].fan_in(sub_model);
-        let mut carried = BTreeMap::new();
+        let mut carried = vec![0.0; self.load.len()];
         let ways = its.workers.iter().copied().zip(nodes).chain(fan_in.keys().map(|node| (*node, root)));
         for (from, to) in ways {
             for (link, part) in self.spread(from, to) {
-                *carried.entry(*link).or_insert(0.0) += part * bytes;
+                carried[*link] += part * bytes;
             }
         }
-        for (link, bytes) in &mut carried {
-            *bytes *= self.seconds_per_byte[*link];
-            self.load[*link] += sign * *bytes;
+        for (link, carried) in carried.iter_mut().enumerate() {
+            *carried *= self.seconds_per_byte[link];
+            self.load[link] += sign * *carried;
         }
         for node in fan_in.into_keys().chain([root]) {
             self.room[node.index()] -= sign * bytes;
@@ -299,24 +308,23 @@ impl<'a> Search<'a> {
     }
 
     /// Takes a sub-model out and puts it where it loads slow links least. Whether that is somewhere better.
-    fn moved(&mut self, job: usize, sub_model: usize, slowest: f64) -> bool {
+    fn moved(&mut self, job: usize, sub_model: usize, slowest: f64, power: i32) -> bool {
         let before = self.schedules[job].clone_of(sub_model);
         let old = self.put(job, sub_model, -1.0);
-        let after = self.cheapest(job, sub_model, slowest);
+        let after = self.cheapest(job, sub_model, slowest, power);
         if after == before {
             self.put(job, sub_model, 1.0);
             return false;
         }
         self.schedules[job].replace(sub_model, &after);
         let new = self.put(job, sub_model, 1.0);
-        let power = |seconds: f64| (seconds / slowest).powi(POWER);
-        let mut change = 0.0;
-        let mut size = 0.0;
-        for link in old.keys().chain(new.keys().filter(|link| !old.contains_key(link))) {
-            let now = self.load[*link];
-            let was = now - new.get(link).unwrap_or(&0.0) + old.get(link).unwrap_or(&0.0);
-            change += power(now) - power(was);
-            size += power(was);
+        let weight = |seconds: f64| (seconds / slowest).powi(power);
+        // Of the links that it is about alone: the others' sum would swallow the change.
+        let (mut change, mut size) = (0.0, 0.0);
+        for (link, now) in self.load.iter().enumerate().filter(|(link, _)| old[*link] != new[*link]) {
+            let was = weight(now - new[link] + old[link]);
+            change += weight(*now) - was;
+            size += was;
         }
         if change < -GAIN_MIN * size {
             return true;
@@ -328,14 +336,14 @@ impl<'a> Search<'a> {
     }
 
     /// The root and the nodes that cost least, at a price of each link that is what its time weighs.
-    fn cheapest(&self, job: usize, sub_model: usize, slowest: f64) -> (NodeId, Vec<NodeId>) {
+    fn cheapest(&self, job: usize, sub_model: usize, slowest: f64, power: i32) -> (NodeId, Vec<NodeId>) {
         let (its, places) = (&self.workload.jobs()[job], &self.places[job]);
         let bytes = its.sub_models[sub_model].bytes as f64;
         let prices: Vec<f64> = self
             .load
             .iter()
             .zip(&self.seconds_per_byte)
-            .map(|(load, per_byte)| ((load + bytes * per_byte) / slowest).powi(POWER - 1) * per_byte)
+            .map(|(load, per_byte)| ((load + bytes * per_byte) / slowest).powi(power - 1) * per_byte)
             .collect();
         let price = |carried: &Carried| carried.iter().map(|(link, part)| part * prices[*link]).sum::<f64>();
         let from_class: Vec<Vec<f64>> =
