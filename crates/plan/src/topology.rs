@@ -232,7 +232,7 @@ impl Topology {
     }
 
     /// The nodes after `from` and the links to them that packets of one flow pass, `to` being the last; nothing where there is no way. Of equal next
-    /// hops a hash of `flow` and of the node decides, as ECMP does.
+    /// hops a hash of `flow`, of the end and of the node decides, as ECMP does. So the ways of one flow number to one end are a tree.
     #[must_use]
     pub fn route(&self, from: NodeId, to: NodeId, flow: u64) -> Vec<(NodeId, usize)> {
         let mut way = Vec::new();
@@ -242,8 +242,8 @@ impl Topology {
             if equal.is_empty() {
                 return Vec::new();
             }
-            let ends = u64::from(from.0) << 48 | u64::from(to.0) << 32 | u64::from(node.0);
-            let chosen = equal[(mixed(mixed(flow) ^ ends) % equal.len() as u64) as usize];
+            let place = u64::from(to.0) << 16 | u64::from(node.0);
+            let chosen = equal[(mixed(mixed(flow) ^ place) % equal.len() as u64) as usize];
             way.push(chosen);
             node = chosen.0;
         }
