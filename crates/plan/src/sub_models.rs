@@ -224,6 +224,23 @@ pub enum WorkloadError {
     },
 }
 
+impl WorkloadError {
+    /// The job that cannot be planned for.
+    #[must_use]
+    pub fn job(&self) -> &str {
+        match self {
+            Self::DuplicateJob(job)
+            | Self::Nothing { job, .. }
+            | Self::NoNode { job, .. }
+            | Self::NotAHost { job, .. }
+            | Self::Twice { job, .. }
+            | Self::Empty { job, .. }
+            | Self::Disconnected { job, .. }
+            | Self::TooManyCells { job, .. } => job,
+        }
+    }
+}
+
 impl fmt::Display for WorkloadError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -187,16 +187,11 @@ fn resolve(network: &net::Topology, file: File) -> Result<Asked, Mistake> {
     if let (Residence::Seconds(0.0), Some(stay)) = (residence, &file.stay) {
         return Err(at(stay, "a fragment stays for a round trip at least"));
     }
-    let place = file.job.first();
     let workload = Workload::new(topology, jobs).map_err(|error| {
-        let named = file
-            .job
-            .iter()
-            .find(|job| error.to_string().contains(&format!("job {}", job.get_ref().name.get_ref())));
-        match named.or(place) {
-            Some(job) => at(&job.get_ref().name, error),
-            None => at(&file.memory, error),
-        }
+        // Of two jobs of one name the second.
+        let names = file.job.iter().rev().map(|job| &job.get_ref().name);
+        let place = names.clone().find(|name| name.get_ref() == error.job());
+        at(place.expect("it is one of the file's"), error)
     })?;
     Ok(Asked { workload, residence, seed: file.seed })
 }

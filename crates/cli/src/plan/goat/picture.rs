@@ -15,12 +15,14 @@ const ROW: f64 = 130.0;
 const HEAD: f64 = 70.0;
 /// Below the last one: the legend.
 const FOOT: f64 = 120.0;
-const WIDTH_MIN: f64 = 900.0;
+const WIDTH_MIN: f64 = 960.0;
 const WIDTH_MAX: f64 = 2400.0;
 /// A switch's box.
 const BOX: (f64, f64) = (64.0, 26.0);
 /// A host's place, at best.
-const HOST: f64 = 46.0;
+const HOST: f64 = 30.0;
+/// Of a letter.
+const LETTER: f64 = 6.5;
 
 /// Where nodes are drawn.
 struct Places {
@@ -80,7 +82,8 @@ pub(super) fn svg(workload: &Workload, schedule: &GradientSchedule, planner: &st
     for node in topology.ids() {
         let at = places.of[node.index()];
         if topology.is_host(node) {
-            host(&mut out, workload, node, at, places.pitch);
+            let above = topology.neighbours(node).iter().any(|(other, _)| places.of[other.index()].1 > at.1);
+            host(&mut out, workload, node, at, places.pitch, above);
         } else {
             switch(&mut out, topology, node, at, held.get(&node).copied());
         }
@@ -135,37 +138,38 @@ fn places(topology: &Topology) -> Places {
     Places { of, width, height, pitch }
 }
 
-/// Hosts 0, their switches 1, and so on.
+/// Hosts 0, their switches 1, and so on up. A switch that has few hosts beside those that have most is no leaf, and its hosts are above it.
 fn levels(topology: &Topology) -> Vec<usize> {
-    let mut level = vec![usize::MAX; topology.nodes().len()];
-    let mut queue: VecDeque<NodeId> = topology.hosts().collect();
-    // Few hosts at a switch do not make it a leaf: those that have half as many as most have.
     let hosts_at =
         |node: NodeId| topology.neighbours(node).iter().filter(|(other, _)| topology.is_host(*other)).count();
     let most = topology.switches().map(hosts_at).max().unwrap_or(0);
-    for host in &queue {
-        level[host.index()] = 0;
-    }
-    let mut leaves: VecDeque<NodeId> =
+    let mut level: Vec<Option<usize>> = vec![None; topology.nodes().len()];
+    let mut queue: VecDeque<NodeId> =
         topology.switches().filter(|node| hosts_at(*node) > 0 && hosts_at(*node) * 2 >= most).collect();
-    for leaf in &leaves {
-        level[leaf.index()] = 1;
+    for leaf in &queue {
+        level[leaf.index()] = Some(1);
     }
-    queue.clear();
-    queue.append(&mut leaves);
     while let Some(node) = queue.pop_front() {
+        let above = level[node.index()].map(|level| level + 1);
         for (other, _) in topology.neighbours(node) {
-            if level[other.index()] == usize::MAX {
-                level[other.index()] = level[node.index()] + 1;
+            if level[other.index()].is_none() && !topology.is_host(*other) {
+                level[other.index()] = above;
                 queue.push_back(*other);
             }
         }
     }
-    // What nothing joins to the rest.
-    level.into_iter().map(|level| if level == usize::MAX { 1 } else { level }).collect()
+    let of = |node: NodeId| match topology.neighbours(node).first() {
+        Some((switch, _)) if topology.is_host(node) => match level[switch.index()] {
+            Some(level) if level > 1 => level + 1,
+            _ => 0,
+        },
+        // What nothing joins to the rest.
+        _ => level[node.index()].unwrap_or(usize::from(!topology.is_host(node))),
+    };
+    topology.ids().map(of).collect()
 }
 
-fn host(out: &mut String, workload: &Workload, node: NodeId, (x, y): (f64, f64), pitch: f64) {
+fn host(out: &mut String, workload: &Workload, node: NodeId, (x, y): (f64, f64), pitch: f64, above: bool) {
     let serves = workload.jobs().iter().any(|job| job.servers.contains(&node));
     let trains = workload.jobs().iter().any(|job| job.workers.contains(&node));
     let (fill, stroke) = match (serves, trains) {
@@ -179,9 +183,13 @@ fn host(out: &mut String, workload: &Workload, node: NodeId, (x, y): (f64, f64),
         "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"{radius:.1}\" fill=\"{fill}\" stroke=\"{stroke}\"/>"
     );
     // Names that would lie on each other are written upwards.
-    let name = escaped(workload.topology().name(node));
+    let name = workload.topology().name(node);
+    let fits = LETTER * name.chars().count() as f64 <= pitch;
+    let name = escaped(name);
     let low = y + radius + 5.0;
-    if pitch >= 34.0 {
+    if above {
+        let _ = writeln!(out, "<text x=\"{:.1}\" y=\"{:.1}\">{name}</text>", x + radius + 5.0, y + 4.0);
+    } else if fits {
         let _ =
             writeln!(out, "<text x=\"{x:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{name}</text>", low + 9.0);
     } else if pitch >= 10.0 || serves {
@@ -264,7 +272,7 @@ fn legend(out: &mut String, height: f64, slowest_s: f64) {
     }
     let _ = writeln!(
         out,
-        "<rect x=\"{:.1}\" y=\"{:.1}\" width=\"16\" height=\"11\" rx=\"3\" fill=\"#a9dcc0\" stroke=\"#1f7a4d\" stroke-width=\"2\"/><text x=\"{:.1}\" y=\"{y:.1}\">a switch that sums: what of the model, by its memory</text>",
+        "<rect x=\"{:.1}\" y=\"{:.1}\" width=\"16\" height=\"11\" rx=\"3\" fill=\"#a9dcc0\" stroke=\"#1f7a4d\" stroke-width=\"2\"/><text x=\"{:.1}\" y=\"{y:.1}\">a switch that sums, by its memory: how much in a step</text>",
         x + 235.0,
         y - 10.0,
         x + 257.0
