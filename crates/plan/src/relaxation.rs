@@ -226,7 +226,7 @@ fn variables(switches: usize, classes: usize, roots: usize) -> usize {
     if switches > 12 {
         return usize::MAX;
     }
-    (classes * roots << switches).saturating_mul(switches / 2 + 1)
+    ((classes * roots) << switches).saturating_mul(switches / 2 + 1)
 }
 
 fn classes(
