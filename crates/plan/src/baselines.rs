@@ -15,7 +15,7 @@ pub fn at_servers(workload: &Workload) -> GradientSchedule {
 }
 
 /// ATP's placement, as GOAT §VII-A has it: a worker's gradients go to the first server by a shortest way, and are summed in the first programmable switch on it
-/// that has room for the sub-model; each worker is a flow. A switch that finishes sums is a server, and no other. `step_s` is how long a step takes at least, of which the room depends where fragments do not stay
+/// that has room for the sub-model; each worker is a flow. `step_s` is how long a step takes at least, of which the room depends where fragments do not stay
 /// for all of it.
 #[must_use]
 pub fn first_switches(workload: &Workload, residence: Residence, step_s: f64) -> GradientSchedule {
@@ -34,13 +34,10 @@ pub fn first_switches(workload: &Workload, residence: Residence, step_s: f64) ->
             .collect();
         for (sub_model, its) in job.sub_models.iter().enumerate() {
             let bytes = its.bytes as f64;
-            if topology.memory_bytes(job.server()).is_some() {
-                left[job.server().index()] -= bytes;
-            }
             for (worker, way) in ways.iter().enumerate() {
                 let holders = schedule.fan_in(sub_model);
                 let first = way.iter().map(|(node, _)| *node).find(|node| {
-                    let sums = topology.memory_bytes(*node).is_some() && *node != job.server();
+                    let sums = topology.memory_bytes(*node).is_some();
                     sums && (holders.contains_key(node) || left[node.index()] >= bytes)
                 });
                 if let Some(node) = first {

@@ -32,6 +32,6 @@ pub use memory_sharing::{SharedMemory, Sharing, arrivals, worker_rates};
 pub use participation::{Convergence, Participation, ParticipationError};
 pub use placement::{Placement, SHARE_WHOLE};
 pub use slowest_link::{SlowestLinkPlan, slowest_link, slowest_link_after};
-pub use sub_models::{CELLS_MAX, Job, SubModel, Workload, WorkloadError};
+pub use sub_models::{CELLS_MAX, Job, SubModel, WAYS_MAX, Workload, WorkloadError};
 pub use thresholds::{DroppingPort, ImpactCurve, LayerQueue, Threshold, ThresholdError, Thresholds};
 pub use topology::{Link, NODES_MAX, Node, NodeId, NodeKind, Topology, TopologyError};

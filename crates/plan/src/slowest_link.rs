@@ -7,7 +7,7 @@
 //! The bound is the linear program's (`relaxation.rs`), where sub-models may be divided. The plan is a local search. It begins with the program's solution, cut into
 //! stretches that whole sub-models are given to, and with what others would do (KRGS, ATP's placement, BytePS' split); of all of them the best is kept, so that
 //! it is no worse than any. A sub-model is taken out and put where links are least loaded, again and again: what it makes less is the sum over all links of
-//! their time to the power of [`POWER`], which is a maximum that also sees the second slowest link, and each job's, so that a job that does not use the slowest link is not
+//! their time to a high power ([`POWERS`]), which is a maximum that also sees the second slowest link, and each job's, so that a job that does not use the slowest link is not
 //! planned carelessly.
 
 use std::collections::BTreeMap;

@@ -9,6 +9,9 @@ use crate::topology::{NodeId, Topology};
 /// More workers or sub-models of a job than this are a mistake: a schedule has a cell for each pair.
 pub const CELLS_MAX: usize = 1 << 22;
 
+/// More ways than this from a worker by a programmable switch to one of several servers are not planned.
+pub const WAYS_MAX: usize = 6_000;
+
 /// A part of a model that is summed as a whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SubModel {
@@ -40,7 +43,7 @@ pub struct Job {
     /// `W`: hosts, in the order of the ranks.
     pub workers: Vec<NodeId>,
     /// Who may finish a sum. GOAT has one, the parameter server `α`, which planners that know one alone take to be the first. Several are BytePS' summation
-    /// services; a programmable switch among them finishes sums as SwitchML's does.
+    /// services; a programmable switch among them finishes sums as SwitchML's does. The first is a host, which has room for whatever switches have none for.
     pub servers: Vec<NodeId>,
     /// `G`.
     pub sub_models: Vec<SubModel>,
@@ -142,6 +145,14 @@ fn check(topology: &Topology, job: &Job) -> Result<(), WorkloadError> {
             }
         }
     }
+    if !topology.is_host(job.server()) {
+        return Err(WorkloadError::FirstServer { job: name(), node: topology.name(job.server()).to_owned() });
+    }
+    // A variable for each, in the program of the slowest link.
+    let ways = job.servers.len().saturating_mul(job.workers.len() * topology.programmable().count());
+    if job.servers.len() > 1 && ways > WAYS_MAX {
+        return Err(WorkloadError::TooManyWays { job: name(), ways });
+    }
     let mut seen = BTreeSet::new();
     for sub_model in &job.sub_models {
         if sub_model.bytes == 0 {
@@ -215,6 +226,20 @@ pub enum WorkloadError {
         /// The server.
         server: String,
     },
+    /// A switch is first of those who finish sums.
+    FirstServer {
+        /// Of this job.
+        job: String,
+        /// The switch.
+        node: String,
+    },
+    /// Servers times workers times programmable switches are more than [`WAYS_MAX`].
+    TooManyWays {
+        /// Of this job.
+        job: String,
+        /// So many.
+        ways: usize,
+    },
     /// Workers times sub-models are more than [`CELLS_MAX`].
     TooManyCells {
         /// Of this job.
@@ -236,6 +261,8 @@ impl WorkloadError {
             | Self::Twice { job, .. }
             | Self::Empty { job, .. }
             | Self::Disconnected { job, .. }
+            | Self::FirstServer { job, .. }
+            | Self::TooManyWays { job, .. }
             | Self::TooManyCells { job, .. } => job,
         }
     }
@@ -273,6 +300,14 @@ impl fmt::Display for WorkloadError {
                 f,
                 "job {job}: no way leads from worker {worker} to server {server}: a link is missing, or a switch between them is gone"
             ),
+            Self::FirstServer { job, node } => write!(
+                f,
+                "job {job}: its first server {node} is a switch: name a host first, for what switches have no room for"
+            ),
+            Self::TooManyWays { job, ways } => write!(
+                f,
+                "job {job}: servers times workers times programmable switches are {ways}, and {WAYS_MAX} at most are planned: name fewer servers, or give fewer switches memory"
+            ),
             Self::TooManyCells { job, cells } => write!(
                 f,
                 "job {job}: workers times sub-models are {cells}, and {CELLS_MAX} at most are planned: cut the model into fewer sub-models"
@@ -286,7 +321,7 @@ impl Error for WorkloadError {}
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::topologies::testbed;
+    use crate::topologies::{Rates, make_programmable, paper_fat_tree, testbed};
 
     fn job(topology: &Topology) -> Job {
         let node = |name: &str| topology.node(name).expect("a node");
@@ -328,10 +363,29 @@ mod tests {
         assert!(alike.expect_err("refused").to_string().contains("two jobs are called a"));
         let mut plain = topology.clone();
         plain.set_memory_bytes(s1, None);
-        let server = Job { servers: vec![s1], ..job(&topology) };
-        let refused = Workload::new(plain, vec![server.clone()]).expect_err("refused").to_string();
-        assert!(refused.contains("server s1 is a switch without memory"), "{refused}");
-        Workload::new(topology, vec![server]).expect("a switch with memory finishes sums");
+        let server = Job { servers: vec![job(&topology).server(), s1], ..job(&topology) };
+        let unarmed = Workload::new(plain, vec![server.clone()]).expect_err("refused").to_string();
+        assert!(unarmed.contains("server s1 is a switch without memory"), "{unarmed}");
+        Workload::new(topology.clone(), vec![server]).expect("a switch with memory finishes sums");
+        assert!(refused(&|job| job.servers = vec![s1]).contains("name a host first"));
+    }
+
+    #[test]
+    fn more_ways_than_a_program_can_have_are_refused() {
+        let mut tree = paper_fat_tree(Rates::alike(1e9));
+        let hosts: Vec<_> = tree.hosts().collect();
+        let own = Job {
+            name: "own".into(),
+            workers: hosts.clone(),
+            servers: hosts.clone(),
+            sub_models: SubModel::divided(100, 10),
+        };
+        Workload::new(tree.clone(), vec![own.clone()]).expect("no switch sums");
+        make_programmable(&mut tree, 0.2, 1000, 0);
+        let refused = Workload::new(tree.clone(), vec![own.clone()]).expect_err("too many").to_string();
+        assert!(refused.contains("name fewer servers"), "{refused}");
+        let one = Job { servers: hosts[..1].into(), ..own };
+        Workload::new(tree, vec![one]).expect("one server");
     }
 
     #[test]
@@ -339,15 +393,15 @@ mod tests {
         let topology = testbed();
         let node = |name: &str| topology.node(name).expect("a node");
         let mut job = job(&topology);
-        job.servers.push(node("s3"));
+        job.servers.push(node("w8"));
         let whole = Workload::new(topology.clone(), vec![job]).expect("a workload");
-        let left = whole.without(&[node("s2")]).expect_err("w8 is behind it").to_string();
-        assert!(left.contains("worker w8") && left.contains("a switch between them is gone"), "{left}");
-        let left = whole.without(&[node("ps")]).expect("the switch finishes sums");
-        assert_eq!(left.jobs()[0].servers, [node("s3")]);
+        let left = whole.without(&[node("s1")]).expect_err("w1 is behind it").to_string();
+        assert!(left.contains("worker w1") && left.contains("a switch between them is gone"), "{left}");
+        let left = whole.without(&[node("ps")]).expect("the other server is left");
+        assert_eq!(left.jobs()[0].servers, [node("w8")]);
         assert!(
             whole
-                .without(&[node("ps"), node("s3")])
+                .without(&[node("ps"), node("w8")])
                 .expect_err("none left")
                 .to_string()
                 .contains("no servers")

@@ -107,12 +107,11 @@ fn a_plan_of_something_else_is_refused_with_its_name() {
     assert!(refused(vec![plan.clone()]).contains("w1 cannot sum sub-model g2"));
     plan.assign(3, 2, NodeId(1000));
     assert!(refused(vec![plan]).contains("node 1000 cannot sum"));
+    // s3 no longer sums.
+    let mut topology = workload.topology().clone();
+    topology.set_memory_bytes(node(&workload, "s3"), None);
+    let left = Workload::new(topology, workload.jobs().to_vec()).expect("a workload");
     let plan = collaborative(&workload);
-    let left = workload.topology().without(&[node(&workload, "s3")]);
-    let mut job = workload.jobs()[0].clone();
-    job.servers = vec![node(&workload, "s1")];
-    let left = Workload::new(left, vec![job]).expect("s1 finishes");
-    let roots = JobSchedule::new(vec![node(&workload, "s1"); 3], plan.aggregation_nodes.clone());
-    let refused = GradientSchedule::new(&left, vec![roots], Residence::Step).expect_err("gone").to_string();
+    let refused = GradientSchedule::new(&left, vec![plan], Residence::Step).expect_err("gone").to_string();
     assert!(refused.contains("s3 cannot sum"), "{refused}");
 }
