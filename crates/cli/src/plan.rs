@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::output;
 
+mod goat;
 mod thresholds;
 
 /// Spare machines more that are looked at.
@@ -52,13 +53,30 @@ const GAIN_MIN: f64 = 0.01;
     [[queue]]             # the first layers; served first\n  \
     size = \"10MB\"\n  \
     small = [[0, 0], [0.016, 0], [0.05, 6]]  # loss, rounds that it costs (fanin profile)\n  \
-    large = [[0, 0], [0.001, 0], [0.05, 30]]")]
+    large = [[0, 0], [0.001, 0], [0.05, 30]]\n\n\
+    Jobs on a topology, as a file for --goat (network, switch, node and link as in scenarios of fanin sim):\n  \
+    memory = \"64MB\"       # of each programmable switch\n  \
+    stay = \"1ms\"          # of a fragment in a switch; without it the whole step\n  \
+    [network]\n  \
+    topology = \"leaf-spine\"\n  \
+    leaves = 10\n  \
+    spines = 10\n  \
+    hosts = 5\n  \
+    rate = \"10gbit\"\n  \
+    [switch]\n  \
+    programmable = [\"leaf0\", \"spine1\"]\n  \
+    [[job]]\n  \
+    name = \"alexnet\"\n  \
+    workers = 35\n  \
+    servers = [\"h0\"]      # who finishes sums; several are BytePS' services\n  \
+    size = \"221MB\"\n  \
+    sub_model = \"2MB\"     # at most; or sub_models = [\"1MB\", ..]")]
 pub(crate) struct Arguments {
     /// Machines that train
-    #[arg(long, value_name = "N", required_unless_present_any = ["cluster", "thresholds"], conflicts_with = "cluster")]
+    #[arg(long, value_name = "N", required_unless_present_any = ["cluster", "thresholds", "goat"], conflicts_with = "cluster")]
     machines: Option<usize>,
     /// What the link of each carries in each direction
-    #[arg(long, required_unless_present_any = ["cluster", "thresholds"], conflicts_with = "cluster")]
+    #[arg(long, required_unless_present_any = ["cluster", "thresholds", "goat"], conflicts_with = "cluster")]
     rate: Option<Rate>,
     /// Machines more that only sum
     #[arg(long, value_name = "K", default_value_t = 0, conflicts_with = "cluster")]
@@ -75,6 +93,15 @@ pub(crate) struct Arguments {
     /// Instead: at which lengths the queues of a port drop gradients (DLCP Appendix B), as TOML
     #[arg(long, value_name = "FILE", conflicts_with_all = ["machines", "rate", "cluster", "size"])]
     thresholds: Option<PathBuf>,
+    /// Instead: which switch sums which sub-model (GOAT), for jobs on a topology, as TOML
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["machines", "rate", "cluster", "size", "thresholds"])]
+    goat: Option<PathBuf>,
+    /// Of --goat: the plan that is told in detail and drawn; all are compared
+    #[arg(long, value_enum, default_value = "slowest", requires = "goat")]
+    planner: goat::Planner,
+    /// Of --goat: where to draw the topology, its links coloured by load
+    #[arg(long, value_name = "FILE", requires = "goat")]
+    svg: Option<PathBuf>,
     /// Bytes of the tensor
     #[arg(long, default_value = "25MB")]
     size: Size,
@@ -157,6 +184,9 @@ struct Purchase {
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if let Some(path) = &arguments.thresholds {
         return thresholds::run(path, arguments.json);
+    }
+    if let Some(path) = &arguments.goat {
+        return goat::run(path, arguments.planner, arguments.svg.as_ref(), arguments.json);
     }
     let cluster = Cluster::new(machines(arguments)?)?;
     let report = report(&cluster, arguments.size.0);

@@ -189,3 +189,87 @@ fn plan_of(arguments: &[&str]) -> String {
     assert!(output.status.success(), "{}", text(&output.stderr));
     text(&output.stdout).to_owned()
 }
+
+const TESTBED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/plan/testbed.toml");
+
+fn plan_named<'a>(report: &'a serde_json::Value, name: &str) -> &'a serde_json::Value {
+    let plans = report["plans"].as_array().expect("a list");
+    plans
+        .iter()
+        .find(|plan| plan["name"].as_str().is_some_and(|its| its.contains(name)))
+        .expect("a plan of this name")
+}
+
+/// GOAT's testbed: with KRGS the server gets the model once, without it from each of 8 workers; the other planner's slowest link is the fastest, and within 5 % of its bound.
+#[test]
+fn goats_testbed_is_planned_in_several_ways() {
+    let report = json(&["--goat", TESTBED]);
+    let slowest = |name| plan_named(&report, name)["slowest_link_s"].as_f64().expect("a number");
+    assert_eq!(plan_named(&report, "Geryon")["server_bytes"], 352_000_000);
+    assert_eq!(plan_named(&report, "Eq. 4")["server_bytes"], 44_000_000);
+    for other in ["Geryon", "ATP", "BytePS", "Eq. 4", "Eq. 1"] {
+        assert!(slowest("fanin") <= slowest(other), "{other}");
+    }
+    let bound = report["slowest_link_bound_s"].as_f64().expect("a number");
+    assert!(slowest("fanin") <= 1.05 * bound && slowest("fanin") >= bound * 0.999);
+    let sub_models = report["jobs"][0]["sub_models"].as_array().expect("a list");
+    assert_eq!(sub_models.len(), 44);
+    assert_eq!(sub_models[0]["aggregation_nodes"].as_array().expect("a list").len(), 8);
+    let krgs = json(&["--goat", TESTBED, "--planner", "krgs"]);
+    let nodes = krgs["jobs"][0]["sub_models"][0]["aggregation_nodes"].as_array().expect("a list");
+    assert!(nodes.iter().all(|node| *node == nodes[0]), "{nodes:?}");
+    let table = plan_of(&["--goat", TESTBED]);
+    for part in
+        ["KRGS, Eq. 4 (GOAT)", "the slowest link (fanin)", "SUMS IN A STEP", "job resnet18: 8 workers"]
+    {
+        assert!(table.contains(part), "{table}");
+    }
+}
+
+#[test]
+fn a_plan_is_drawn_with_every_node_and_link() {
+    let picture = Cluster::new("goat-picture", "");
+    plan_of(&["--goat", TESTBED, "--svg", picture.path()]);
+    let drawn = std::fs::read_to_string(picture.path()).expect("a picture");
+    assert!(drawn.starts_with("<svg") && drawn.trim_end().ends_with("</svg>"));
+    for node in ["s0", "s1", "s2", "ps", "w0", "w7"] {
+        assert!(drawn.contains(&format!(">{node}</text>")), "{node}");
+    }
+    assert_eq!(drawn.matches("<line ").count(), 12);
+}
+
+#[test]
+fn mistakes_in_a_topology_have_their_line_and_the_nearest_name() {
+    let good = std::fs::read_to_string(TESTBED).expect("the example");
+    for (from, to, line, message) in [
+        ("servers = [\"ps\"]", "servers = [\"p\"]", "servers", "did you mean `ps`?"),
+        ("sub_model = ", "submodel = ", "submodel", "did you mean `sub_model`?"),
+        ("workers = 8", "workers = 9", "workers", "from 1 to 8 workers"),
+        ("workers = 8", "workers = [\"w0\", \"w1\", \"w0\"]", "name", "has w0 twice"),
+        ("servers = [\"ps\"]", "servers = []", "name", "has no servers"),
+        ("memory = \"20MB\"", "memory = \"0MB\"", "memory", "without memory"),
+        ("size = \"44MB\"", "", "name", "needs `size`"),
+        ("link = [\"w7\", \"s1\"]", "link = [\"w7\", \"w6\"]", "topology", "no way from w0 to w7"),
+        ("rate = \"100Gbit\"", "rate = \"100Gb\"", "rate", "is no rate"),
+    ] {
+        let file = Cluster::new("goat-mistake", &good.replace(from, to));
+        let output = plan(&["--goat", file.path()]);
+        let error = text(&output.stderr);
+        assert!(!output.status.success() && error.contains(message), "{from}: {error}");
+        let shown = error.lines().find(|shown| shown.contains(" | ") && shown.contains(line));
+        assert!(shown.is_some(), "{from}: {error}");
+    }
+    let both = plan(&["--goat", TESTBED, "--machines", "3"]);
+    assert!(text(&both.stderr).contains("cannot be used with"));
+}
+
+#[test]
+fn the_example_topologies_are_planned() {
+    for name in ["leaf-spine", "two-jobs"] {
+        let path = format!("{}/../../examples/plan/{name}.toml", env!("CARGO_MANIFEST_DIR"));
+        let report = json(&["--goat", &path]);
+        let gap = plan_named(&report, "fanin")["slowest_link_s"].as_f64().expect("a number")
+            / report["slowest_link_bound_s"].as_f64().expect("a number");
+        assert!(gap <= 1.05, "{name}: {gap}");
+    }
+}

@@ -76,7 +76,7 @@ impl Mistake {
 const NAMES_SHOWN: usize = 40;
 
 /// The message for a name that is none, with the nearest of those that are.
-pub(super) fn unknown<'a>(what: &str, given: &str, known: impl Iterator<Item = &'a str>) -> String {
+pub fn unknown<'a>(what: &str, given: &str, known: impl Iterator<Item = &'a str>) -> String {
     let known: Vec<&str> = known.collect();
     if known.is_empty() {
         return format!("unknown {what} `{given}`: there is none");

@@ -26,7 +26,7 @@ use toml::Spanned;
 use toml::de::{DeTable, Deserializer};
 
 pub use entry::{Entry, Kind, keys};
-pub use error::{FileError, Mistake, at};
+pub use error::{FileError, Mistake, at, unknown};
 pub(crate) use schema::{Hosts, TransportTable};
 pub use unit::{Rate, Share, Size, Time};
 
@@ -47,6 +47,9 @@ const STALL_SHARE: u32 = 4;
 const STALL_TIMEOUTS: u32 = 4;
 const STALL_MAX: Duration = Duration::from_secs(2);
 
+/// The tables that describe a network.
+const OF_NETWORK: [&str; 5] = ["network", "switch", "queue", "node", "link"];
+
 /// Reads and checks a scenario. `name` is the file's, for messages and for what lies beside it.
 ///
 /// # Errors
@@ -62,6 +65,38 @@ pub fn parse(name: &str, text: &str) -> Result<Scenario, FileError> {
 pub fn parse_with(kinds: &[Kind], name: &str, text: &str) -> Result<Scenario, FileError> {
     let mut texts = Texts::new(name, text);
     read(kinds, text, &mut texts).map_err(|mistake| texts.locate(mistake))
+}
+
+/// Reads a file of another purpose that describes a network as scenarios do: `[network]`, `[switch]`, `[[queue]]`, `[[node]]` and `[[link]]`. Its other
+/// tables are read as `T`, and `resolve` says what they come to on that network.
+///
+/// # Errors
+/// The first mistake, with its place.
+pub fn parse_on_network<T: serde::de::DeserializeOwned, R>(
+    name: &str,
+    text: &str,
+    resolve: impl FnOnce(&Topology, T) -> Result<R, Mistake>,
+) -> Result<R, FileError> {
+    let of_toml = |error| Mistake::of_toml(&error);
+    let mut texts = Texts::new(name, text);
+    let read = || {
+        let mut document = DeTable::parse(text).map_err(of_toml)?;
+        let table = document.get_mut();
+        let mut others = DeTable::new();
+        let keys: Vec<_> =
+            table.keys().filter(|key| !OF_NETWORK.contains(&key.get_ref().as_ref())).cloned().collect();
+        for key in keys {
+            if let Some(value) = table.remove(&key) {
+                others.insert(key, value);
+            }
+        }
+        let mut file = File::deserialize(Deserializer::from(document)).map_err(of_toml)?;
+        texts.read_beside(&mut file)?;
+        let topology = network::resolve(&file)?;
+        let others = Deserializer::from(Spanned::new(0..text.len(), others));
+        resolve(&topology, T::deserialize(others).map_err(of_toml)?)
+    };
+    read().map_err(|mistake| texts.locate(mistake))
 }
 
 /// A scenario as a table, with the nodes and links of the file that it may name in place of that name: one file says all.
