@@ -94,7 +94,7 @@ pub struct Case {
     pub delay_us: u64,
     /// Until the last worker begins, at most.
     pub late_us: u64,
-    /// Between packets of a worker, if it is slow.
+    /// The shortest wait for an answer.
     pub retransmission_us: u64,
     pub fault: Fault,
 }
@@ -136,7 +136,7 @@ impl Case {
             double_per_mille: random.pick(&[0, 20, 100]),
             delay_us: random.pick(&[5, 10, 200]),
             late_us: random.pick(&[0, 100, 30_000]),
-            retransmission_us: random.pick(&[500, 500, 50_000]),
+            retransmission_us: random.pick(&[500, 500, 5_000]),
             fault: random.pick(&[
                 Fault::None,
                 Fault::SwitchForgets,
