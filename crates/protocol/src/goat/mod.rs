@@ -7,7 +7,7 @@
 //!
 //! The machines are those of [`aggregation`](crate::aggregation); here is what a plan tells them. A plan has a generation, the job's: where
 //! it changes, all machines are told, and packets of another generation are dropped. Under one generation a label that the plan does
-//! not have is refused by the server ([`Reason::Unplanned`](crate::Reason::Unplanned)).
+//! not have is refused by the server ([`Reason::Unplanned`](crate::machine::Reason::Unplanned)).
 
 mod plan;
 mod server;
