@@ -13,7 +13,7 @@
 
 extern crate alloc;
 
-mod aggregation;
+pub mod aggregation;
 pub mod atp;
 pub mod control;
 pub mod dlcp;

@@ -179,10 +179,8 @@ impl<B: Bits> AggregatorTable<B> {
         let likeness = likeness(part, packet);
         let fits = payload.len() <= self.elements * 4;
         // Figure 7, boxes 1 and 2: other fragments' do not count.
-        let place = self
-            .serving(part.index, &identifier)
-            .or_else(|| self.set(part.index).find(|at| self.aggregators[*at].is_none()))
-            .or_else(|| self.succeed(part, &identifier));
+        let serving = self.serving(part.index, &identifier);
+        let place = serving.or_else(|| self.reserve(part, &identifier));
         let Some(at) = place.filter(|_| fits) else {
             return if self.is_succeeded(part, &identifier) {
                 Outcome::Succeeded
@@ -224,13 +222,16 @@ impl<B: Bits> AggregatorTable<B> {
         if aggregator.is_complete() { Outcome::Complete } else { Outcome::Held }
     }
 
-    /// Frees an aggregator of the set that serves so early a fragment of the same job that all workers have its parameters.
-    fn succeed(&mut self, part: &Part<B>, identifier: &Identifier) -> Option<usize> {
-        let window = part.window?;
-        let at = self.set(part.index).find(|at| {
-            self.aggregators[*at].is_some_and(|one| one.identifier.precedes(identifier, window))
-        })?;
-        self.free(at);
+    /// The first aggregator of the set that is free, or serves so early a fragment of the same job that all workers have its parameters:
+    /// then it is freed. What is a job's own is so taken by its next turn, and not a neighbour's.
+    fn reserve(&mut self, part: &Part<B>, identifier: &Identifier) -> Option<usize> {
+        let is_over = |one: Aggregator<B>| {
+            part.window.is_some_and(|window| one.identifier.precedes(identifier, window))
+        };
+        let at = self.set(part.index).find(|at| self.aggregators[*at].is_none_or(is_over))?;
+        if self.aggregators[at].is_some() {
+            self.free(at);
+        }
         Some(at)
     }
 

@@ -195,6 +195,13 @@ impl<A: Copy + PartialEq, R: Route<A>> Switch<A, R> {
         self.jobs.get(&job).map(|job| SwitchProgress { children: children(job), ..job.progress })
     }
 
+    /// Control says that a child of a job, counted as the route counts them, is elsewhere from now on.
+    pub fn child_moved(&mut self, job: JobId, child: usize, to: A) {
+        if let Some(job) = self.jobs.get_mut(&job) {
+            job.children.learn(child, to);
+        }
+    }
+
     fn receive(&mut self, now: Instant, from: A, bytes: &[u8]) -> Result<Verdict, Reason> {
         let preamble = Preamble::parse(bytes)?;
         let verdict = self.receive_parsed(now, from, preamble, bytes);

@@ -38,7 +38,7 @@ pub use crate::aggregation::{
 use crate::aggregation::{Server, Switch, Way, Worker, WorkerPlan};
 use crate::transport::mix;
 pub use switch::SwitchRoute;
-use tree::Tree;
+pub use tree::Tree;
 
 /// One worker of an ATP job. `A` names the rack's switch (or the server where there is none), `T` holds a tensor's memory.
 pub type AtpWorker<A, T> = Worker<A, T, Directions>;

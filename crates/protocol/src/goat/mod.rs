@@ -21,9 +21,10 @@ pub use crate::aggregation::{
     SwitchProgress as GoatSwitchProgress, SwitchStatistics as GoatSwitchStatistics,
     WorkerProgress as GoatWorkerProgress,
 };
+pub use crate::aggregation::{Overflow, SUB_MODELS_MAX, Scaling};
 use crate::aggregation::{Server, Switch, Worker, WorkerPlan};
 pub use plan::{Assignment, GoatJobConfig, SubModels};
-use server::Groups;
+pub use server::Groups;
 pub use server::{GoatServerJob, ServerPlan};
 pub use switch::{GoatRoute, PlannedSum};
 

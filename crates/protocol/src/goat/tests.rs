@@ -148,10 +148,14 @@ fn route(generation: u16) -> GoatRoute<u16> {
 }
 
 fn switch() -> GoatSwitch<u16> {
+    switch_of_ways(1)
+}
+
+fn switch_of_ways(ways: u8) -> GoatSwitch<u16> {
     let mut switch = GoatSwitch::new(GoatSwitchConfig {
         aggregators: 3,
         elements: ELEMENTS as u16,
-        ways: 1,
+        ways,
         stale: Duration::ZERO,
         ecn_threshold_packets: None,
     });
@@ -233,6 +237,14 @@ fn the_next_turn_of_the_model_takes_an_aggregator_over_and_the_one_before_does_n
     fragment(S1, 0b100, 4, 8).to(&mut switch, 10);
     assert_eq!(sent(&mut switch), ["[100] #4 S1 111 passed: 21"]);
     assert_eq!(switch.statistics().collisions, 0);
+}
+
+#[test]
+fn a_fragments_own_aggregator_is_taken_over_before_a_free_neighbour() {
+    let mut switch = switch_of_ways(8);
+    fragment(S1, 1, 0, 5).to(&mut switch, 10);
+    fragment(S1, 1, 4, 6).to(&mut switch, 10);
+    assert_eq!(switch.statistics().in_use, 1);
 }
 
 #[test]

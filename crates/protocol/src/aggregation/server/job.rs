@@ -177,6 +177,10 @@ impl<A: Copy + PartialEq, R: Roster<A>> Job<A, R> {
         verdict
     }
 
+    pub(super) fn child_moved(&mut self, child: usize, to: A) {
+        self.children.learn(child, to);
+    }
+
     fn learn(&mut self, sender: &Coverage, from: A) {
         if sender.teaches {
             self.children.learn(sender.child.into(), from);

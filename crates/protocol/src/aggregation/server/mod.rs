@@ -100,6 +100,13 @@ impl<A: Copy + PartialEq, R: Roster<A>> Server<A, R> {
         self.jobs.get(&job).map(Job::progress)
     }
 
+    /// Control says that a child of a job, counted as the job's roster counts them, is elsewhere from now on.
+    pub fn child_moved(&mut self, job: JobId, child: usize, to: A) {
+        if let Some(job) = self.jobs.get_mut(&job) {
+            job.child_moved(child, to);
+        }
+    }
+
     fn receive(&mut self, now: Instant, from: A, bytes: &[u8]) -> Result<Verdict, Reason> {
         let preamble = Preamble::parse(bytes)?;
         if preamble.shard != ShardId(0) {
