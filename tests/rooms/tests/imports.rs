@@ -22,13 +22,11 @@ const ALLOWED: [(&str, &[&str]); 11] = [
 ];
 
 /// Room of `protocol`, and the rooms there that it may import. Protocols are siblings: none reaches into another.
-const ALLOWED_IN_PROTOCOL: [(&str, &[&str]); 8] = [
+const ALLOWED_IN_PROTOCOL: [(&str, &[&str]); 6] = [
     ("machine", &[]),
     ("transport", &["machine"]),
     ("switchml", &["machine", "transport"]),
-    ("aggregation", &["machine", "transport"]),
-    ("atp", &["machine", "transport", "aggregation"]),
-    ("goat", &["machine", "transport", "aggregation"]),
+    ("atp", &["machine", "transport"]),
     ("dlcp", &["machine", "transport"]),
     ("control", &["machine", "transport", "switchml", "atp", "dlcp"]),
 ];

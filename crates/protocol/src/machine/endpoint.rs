@@ -95,13 +95,11 @@ pub enum Reason {
     Forged,
     /// Of a flow that was not announced: its rendezvous comes later, or never.
     Unannounced,
-    /// Labelled by another plan than the job's (GOAT): of another planner, or for workers that were told unlike ones.
-    Unplanned,
 }
 
 impl Reason {
     /// All reasons, in order: one counter each.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 17] = [
         Self::Malformed,
         Self::Version,
         Self::UnknownJob,
@@ -119,7 +117,6 @@ impl Reason {
         Self::OutboxFull,
         Self::Forged,
         Self::Unannounced,
-        Self::Unplanned,
     ];
 
     /// Its name in metrics.
@@ -143,7 +140,6 @@ impl Reason {
             Self::OutboxFull => "outbox_full",
             Self::Forged => "forged",
             Self::Unannounced => "unannounced",
-            Self::Unplanned => "unplanned",
         }
     }
 }

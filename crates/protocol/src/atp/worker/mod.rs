@@ -15,12 +15,12 @@ use alloc::vec::Vec;
 use core::time::Duration;
 use fanin_quant::{Exponent, Scale};
 use fanin_wire::{
-    Dtype, Flags, FragmentHeader, FragmentPacket, Generation, GradientHeader, Kind, Label, Operation,
-    Preamble, ShardId, WorkerId, fragment_packet_bytes,
+    Directions, Dtype, Flags, Generation, GradientHeader, GradientPacket, Kind, Operation, Preamble, ShardId,
+    WorkerId, fragment_packet_bytes,
 };
 
-use super::EXPONENT_UNKNOWN;
-use super::config::{Hashing, JobConfig, Overflow, Scaling, WorkerPlan};
+use super::config::{AtpJobConfig, AtpWorkerPlan, Hashing, Overflow, Scaling};
+use super::{EXPONENT_UNKNOWN, next_aggregator_index};
 use crate::machine::{
     Endpoint, Instant, Reason, Tensor, Transmit, Verdict, WorkerEvent, WorkerMachine, WorkerStatistics,
 };
@@ -31,40 +31,15 @@ use window::{Standing, Window};
 /// is there, and every further one would be lost to aggregation on the way.
 const STALLED_RETRANSMISSIONS: usize = 8;
 
-/// Where a worker's fragments are summed, as its protocol has it.
-pub trait Way<A>: core::fmt::Debug {
-    /// What the fragments are labelled with.
-    type Label: Label;
-
-    /// The label of a fragment, and its index; `agreed` is the one that all workers agreed on for its place.
-    fn label(&self, sequence: u64, agreed: u32) -> (Self::Label, u32);
-
-    /// The index that the place of a fragment uses from now on, by its parameters.
-    fn next_aggregator_index(parameters: &FragmentHeader<Self::Label>) -> u32;
-
-    /// `begin`, and what tells the worker from the job's others.
-    fn mixed(&self, begin: u64) -> u64;
-
-    /// Which address a fragment goes to first, if not where parameters come from.
-    fn first_hop(&self, _sequence: u64) -> Option<usize> {
-        None
-    }
-
-    /// That address.
-    fn address(&self, _hop: usize) -> &[A] {
-        &[]
-    }
-}
-
-/// One worker of a job. `A` names the rack's switch (or the server where there is none), `T` holds a tensor's memory.
+/// One worker of an ATP job. `A` names the rack's switch (or the server where there is none), `T` holds a tensor's memory.
 #[derive(Debug)]
-pub struct Worker<A, T, D: Way<A>> {
+pub struct AtpWorker<A, T> {
     core: WorkerCore<A, T>,
-    config: JobConfig,
-    directions: D,
+    config: AtpJobConfig,
+    directions: Directions,
     window: Window,
     congestion: CongestionWindow,
-    places: Vec<Place<D::Label>>,
+    places: Vec<Place>,
     /// The parameters of each place's last finished fragment: the tensor may long be in other hands when a server that lost
     /// its memory asks.
     last_payloads: Vec<u8>,
@@ -75,21 +50,21 @@ pub struct Worker<A, T, D: Way<A>> {
     unheard: bool,
     /// When something came last that the server had not said before, or the worker (again) began.
     last_progress: Instant,
-    progress: WorkerProgress,
+    progress: AtpWorkerProgress,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Place<L> {
+struct Place {
     /// Aggregator and exponent of the fragment that is on the way or comes next.
     aggregator_index: u32,
     exponent: i16,
     /// Header of the last parameters.
-    last: Option<FragmentHeader<L>>,
+    last: Option<GradientHeader>,
 }
 
 /// Where a worker stands in its job's stream.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct WorkerProgress {
+pub struct AtpWorkerProgress {
     /// The first fragment whose parameters are missing.
     pub expected: u64,
     /// The first that was not sent.
@@ -108,19 +83,19 @@ pub struct WorkerProgress {
     pub restores_sent: u64,
 }
 
-impl<A: Copy + PartialEq, T: Tensor, D: Way<A>> Worker<A, T, D> {
+impl<A: Copy + PartialEq, T: Tensor> AtpWorker<A, T> {
     /// A worker of an admitted job: where it stands is in its directions.
     ///
     /// # Panics
     /// When the configuration was not checked: admission does that.
     #[must_use]
     pub fn new(
-        config: impl Into<JobConfig>,
-        directions: D,
+        config: AtpJobConfig,
+        directions: Directions,
         upstream: A,
         retransmission: RetransmissionConfig,
     ) -> Self {
-        let config = config.into().check().expect("a job is checked at admission");
+        let config = config.check().expect("a job is checked at admission");
         let place = |place| Place {
             aggregator_index: config.aggregator_index(place),
             exponent: GradientHeader::STATIC_FACTOR,
@@ -142,7 +117,7 @@ impl<A: Copy + PartialEq, T: Tensor, D: Way<A>> Worker<A, T, D> {
             again: VecDeque::with_capacity(config.window_max.into()),
             unheard: false,
             last_progress: Instant(0),
-            progress: WorkerProgress::default(),
+            progress: AtpWorkerProgress::default(),
         }
     }
 
@@ -150,7 +125,7 @@ impl<A: Copy + PartialEq, T: Tensor, D: Way<A>> Worker<A, T, D> {
     /// has sent nothing yet is told.
     #[must_use]
     pub fn with_packet_bytes(mut self, bytes: usize) -> Self {
-        let JobConfig { window_max, congestion_control, .. } = self.config;
+        let AtpJobConfig { window_max, congestion_control, .. } = self.config;
         self.congestion = CongestionWindow::new(bytes, window_max.into(), congestion_control);
         self
     }
@@ -180,8 +155,8 @@ impl<A: Copy + PartialEq, T: Tensor, D: Way<A>> Worker<A, T, D> {
 
     /// Where it stands.
     #[must_use]
-    pub fn progress(&self) -> WorkerProgress {
-        WorkerProgress {
+    pub fn progress(&self) -> AtpWorkerProgress {
+        AtpWorkerProgress {
             expected: self.window.expected(),
             next: self.window.next(),
             in_flight: self.window.in_flight(),
@@ -205,8 +180,8 @@ impl<A: Copy + PartialEq, T: Tensor, D: Way<A>> Worker<A, T, D> {
         }
         self.unheard = false;
         match preamble.kind {
-            kind if kind == D::Label::KIND => {
-                let packet = FragmentPacket::parse(preamble, bytes)?;
+            Kind::Gradient => {
+                let packet = GradientPacket::parse(preamble, bytes)?;
                 let Flags { is_ack, overflow, .. } = packet.header.flags;
                 match (is_ack, overflow) {
                     (false, _) => Err(Reason::Unexpected),
@@ -219,17 +194,15 @@ impl<A: Copy + PartialEq, T: Tensor, D: Way<A>> Worker<A, T, D> {
                 self.stop();
                 Ok(Verdict::Absorb)
             }
-            _ => Err(Reason::Unexpected),
+            Kind::Update | Kind::Result | Kind::Restore | Kind::Query | Kind::Block | Kind::Signal => {
+                Err(Reason::Unexpected)
+            }
         }
     }
 
     /// Parameters slide the window, in order or not (ATP §3.6, "Worker Receiving Parameters").
-    fn take_parameters(
-        &mut self,
-        now: Instant,
-        packet: &FragmentPacket<'_, D::Label>,
-    ) -> Result<Verdict, Reason> {
-        let FragmentPacket { header, payload, .. } = packet;
+    fn take_parameters(&mut self, now: Instant, packet: &GradientPacket<'_>) -> Result<Verdict, Reason> {
+        let GradientPacket { header, payload, .. } = packet;
         let sequence = header.sequence;
         let since = match self.window.standing(sequence) {
             Standing::Sent { since } => since,
@@ -255,7 +228,7 @@ impl<A: Copy + PartialEq, T: Tensor, D: Way<A>> Worker<A, T, D> {
         let place = &mut self.places[index];
         place.last = Some(*header);
         place.aggregator_index = match self.config.hashing {
-            Hashing::Hash => D::next_aggregator_index(header),
+            Hashing::Hash => next_aggregator_index(header),
             Hashing::Linear | Hashing::Partition { .. } => {
                 self.config.aggregator_index(sequence + u64::from(self.config.window_max))
             }
@@ -282,11 +255,7 @@ impl<A: Copy + PartialEq, T: Tensor, D: Way<A>> Worker<A, T, D> {
     }
 
     /// The server needs original values (§3.8), or lost its memory: who has the parameters hands them back.
-    fn answer_request(
-        &mut self,
-        now: Instant,
-        packet: &FragmentPacket<'_, D::Label>,
-    ) -> Result<Verdict, Reason> {
+    fn answer_request(&mut self, now: Instant, packet: &GradientPacket<'_>) -> Result<Verdict, Reason> {
         if !packet.payload.is_empty() {
             return Err(Reason::ChunkLength);
         }
@@ -316,7 +285,8 @@ impl<A: Copy + PartialEq, T: Tensor, D: Way<A>> Worker<A, T, D> {
     fn spread(&self) -> Duration {
         // Of a job on its own machines each worker has one machine for each part, all with the same place.
         let begin = mix(self.config.id.0.into()) ^ self.window.expected();
-        self.core.round_trip.spread(self.directions.mixed(begin))
+        let own = self.directions.bitmaps.iter().fold(begin, |own, bits| mix(own ^ u64::from(*bits)));
+        self.core.round_trip.spread(own)
     }
 
     /// Queues a fragment that is on the way once more.
@@ -380,9 +350,9 @@ impl<A: Copy + PartialEq, T: Tensor, D: Way<A>> Worker<A, T, D> {
         }
     }
 
-    fn preamble(&self) -> Preamble {
+    const fn preamble(&self) -> Preamble {
         Preamble {
-            kind: D::Label::KIND,
+            kind: Kind::Gradient,
             job: self.config.id,
             generation: self.config.generation,
             worker: WorkerId::ALL,
@@ -405,12 +375,11 @@ impl<A: Copy + PartialEq, T: Tensor, D: Way<A>> Worker<A, T, D> {
         let mut fragment = self.core.stream.locate(sequence).expect("what is on the way is in the stream");
         fragment.sent(now);
         let collective = fragment.collective();
-        let (directions, aggregator_index) = self.directions.label(sequence, place.aggregator_index);
-        let mut header = FragmentHeader {
+        let mut header = GradientHeader {
             flags: Flags { resend, ..Flags::default() },
-            directions,
+            directions: self.directions,
             sequence,
-            aggregator_index,
+            aggregator_index: place.aggregator_index,
             fragment: fragment.chunk(),
             collective,
             exponent: place.exponent,
@@ -424,7 +393,7 @@ impl<A: Copy + PartialEq, T: Tensor, D: Way<A>> Worker<A, T, D> {
             let scale = Scale::of_factor(self.config.factor(place.exponent));
             let proactive = self.config.overflow == Overflow::Proactive && collective.dtype != Dtype::Int32;
             let mut risky = false;
-            FragmentPacket::write(out, key, &preamble, &header, elements, |payload| {
+            GradientPacket::write(out, key, &preamble, &header, elements, |payload| {
                 fragment.elements().quantize(range.clone(), &scale, payload);
                 risky = proactive && may_overflow(payload, self.config.workers);
             });
@@ -436,7 +405,7 @@ impl<A: Copy + PartialEq, T: Tensor, D: Way<A>> Worker<A, T, D> {
         }
         self.progress.originals_sent += 1;
         header.flags = Flags { resend: true, overflow: true, ..Flags::default() };
-        FragmentPacket::write(out, key, &preamble, &header, elements, |payload| {
+        GradientPacket::write(out, key, &preamble, &header, elements, |payload| {
             fragment.elements().widen(range, payload);
         });
     }
@@ -447,18 +416,16 @@ impl<A: Copy + PartialEq, T: Tensor, D: Way<A>> Worker<A, T, D> {
         let index = self.window.place(sequence);
         let place = self.places[index];
         let last = place.last.expect("a finished fragment has parameters");
-        let next = D::next_aggregator_index(&last);
-        let (directions, aggregator_index) = self.directions.label(sequence, next);
-        let header = FragmentHeader {
+        let header = GradientHeader {
             flags: Flags { resend: true, restore: true, ..Flags::default() },
-            directions,
-            aggregator_index,
+            directions: self.directions,
+            aggregator_index: next_aggregator_index(&last),
             ..last
         };
         let at = index * self.config.payload_bytes();
         let parameters = &self.last_payloads[at..at + self.config.payload_bytes()];
         let (key, elements) = (self.config.key, usize::from(self.config.elements));
-        FragmentPacket::write(out, key, &self.preamble(), &header, elements, |payload| {
+        GradientPacket::write(out, key, &self.preamble(), &header, elements, |payload| {
             payload.copy_from_slice(parameters);
         });
     }
@@ -471,7 +438,7 @@ fn may_overflow(payload: &[u8], workers: u16) -> bool {
     payload.as_chunks().0.iter().any(|value| i64::from(i32::from_le_bytes(*value)).abs() > bound)
 }
 
-impl<A: Copy + PartialEq, T: Tensor, D: Way<A>> Endpoint for Worker<A, T, D> {
+impl<A: Copy + PartialEq, T: Tensor> Endpoint for AtpWorker<A, T> {
     type Address = A;
     type Event = WorkerEvent<T>;
 
@@ -501,22 +468,13 @@ impl<A: Copy + PartialEq, T: Tensor, D: Way<A>> Endpoint for Worker<A, T, D> {
             return None;
         }
         let mut run = Run::default();
-        let mut to = None;
         let bytes = fragment_packet_bytes(usize::from(self.config.elements));
         while run.takes(bytes, train)
             && let Some(outgoing) = self.next_packet()
         {
-            let hop = self.directions.first_hop(outgoing.sequence());
-            if !run.is_empty() && hop != to {
-                break;
-            }
-            to = hop;
             self.send(now, outgoing, run.packet(bytes, train));
         }
-        run.to(match to {
-            Some(hop) => self.directions.address(hop),
-            None => self.core.peer(),
-        })
+        run.to(self.core.peer())
     }
 
     fn poll_event(&mut self) -> Option<WorkerEvent<T>> {
@@ -533,9 +491,9 @@ impl<A: Copy + PartialEq, T: Tensor, D: Way<A>> Endpoint for Worker<A, T, D> {
     }
 }
 
-impl<A: Copy + PartialEq, T: Tensor, D: Way<A>> WorkerMachine for Worker<A, T, D> {
+impl<A: Copy + PartialEq, T: Tensor> WorkerMachine for AtpWorker<A, T> {
     type Tensor = T;
-    type Plan = WorkerPlan<A, D>;
+    type Plan = AtpWorkerPlan<A>;
     /// Nothing: server and switches ask for what they need.
     type Memory = ();
 
@@ -549,12 +507,12 @@ impl<A: Copy + PartialEq, T: Tensor, D: Way<A>> WorkerMachine for Worker<A, T, D
     }
 
     /// What is on the way is sent again, since nobody may have it any more.
-    fn resume(&mut self, now: Instant, plan: WorkerPlan<A, D>) {
+    fn resume(&mut self, now: Instant, plan: AtpWorkerPlan<A>) {
         if !self.core.resume(plan.upstream) {
             return;
         }
         self.stop();
-        self.config = JobConfig { id: plan.id, key: plan.key, generation: plan.generation, ..self.config };
+        self.config = AtpJobConfig { id: plan.id, key: plan.key, generation: plan.generation, ..self.config };
         self.directions = plan.directions;
         self.last_progress = now;
         let first = self.window.expected();
@@ -592,12 +550,4 @@ enum Outgoing {
     Again(u64),
     /// Parameters that are handed back.
     Restore(u64),
-}
-
-impl Outgoing {
-    const fn sequence(self) -> u64 {
-        match self {
-            Self::First(sequence) | Self::Again(sequence) | Self::Restore(sequence) => sequence,
-        }
-    }
 }

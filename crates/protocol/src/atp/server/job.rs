@@ -5,14 +5,15 @@ use alloc::vec;
 use alloc::vec::Vec;
 use core::time::Duration;
 use fanin_wire::{
-    Abort, AbortReason, Flags, FragmentHeader, FragmentPacket, Generation, GradientHeader, Kind, Label,
-    Preamble, Rank, ShardId, WorkerId, fragment_packet_bytes,
+    Abort, AbortReason, Directions, Flags, Generation, GradientHeader, GradientPacket, Kind, Preamble, Rank,
+    ShardId, WorkerId, fragment_packet_bytes,
 };
 
 use super::fragment::{ExactSums, Finished, Subject, Unfinished, is_sent_again};
-use super::{Admitted, Coverage, GoOn, Roster, ServerProgress};
-use crate::aggregation::children::Children;
-use crate::aggregation::{ConfigError, Hashing, JobConfig, Scaling};
+use super::tree::{Coverage, Tree};
+use super::{AtpServerProgress, ServerJob};
+use crate::atp::children::Children;
+use crate::atp::{AtpConfigError, AtpJobConfig, Hashing, Scaling};
 use crate::machine::{Instant, JobProgress, Reason, Transmit, Verdict};
 use crate::transport::Sender;
 
@@ -37,7 +38,7 @@ enum To {
 }
 
 #[derive(Debug)]
-struct Place<L> {
+struct Place {
     gathering: Unfinished,
     finished: Option<Finished>,
     /// Whether it is certain which fragment is next: not so after a restart, until one is finished here.
@@ -46,7 +47,7 @@ struct Place<L> {
     /// To whom the finished parameters went last because they were asked for, and when.
     answered: Option<(To, Instant)>,
     /// What is asked for, until it is sent.
-    request: Option<FragmentHeader<L>>,
+    request: Option<GradientHeader>,
     /// When the fragment before the one that is gathered was last asked for.
     requested_before: Option<Instant>,
 }
@@ -66,10 +67,10 @@ enum Abortion {
 }
 
 #[derive(Debug)]
-pub(super) struct Job<A, R: Roster<A>> {
-    config: JobConfig,
-    roster: R,
-    places: Vec<Place<R::Label>>,
+pub(super) struct Job<A> {
+    config: AtpJobConfig,
+    tree: Tree,
+    places: Vec<Place>,
     /// Sums of what is gathered, `elements` for each place.
     sums: Vec<i64>,
     /// Sums of original floats that no fragment needs now.
@@ -86,38 +87,43 @@ pub(super) struct Job<A, R: Roster<A>> {
     in_line: bool,
     /// Fragments and overflows of this period, and overflows of the one before.
     period: (u32, u32, u32),
-    progress: ServerProgress,
+    progress: AtpServerProgress,
 }
 
-impl<A: Copy + PartialEq, R: Roster<A>> Job<A, R> {
-    pub(super) fn new(admitted: Admitted<R, A>) -> Self {
-        let Admitted { config, roster, restored, children } = admitted;
+impl<A: Copy + PartialEq> Job<A> {
+    pub(super) fn new(job: ServerJob) -> Result<Self, AtpConfigError> {
+        let config = job.config.check()?;
+        let workers = usize::from(config.workers);
+        if job.workers.len() != workers {
+            return Err(AtpConfigError::Directions(job.workers.len()));
+        }
+        let tree = Tree::new(&job.workers, job.level)?;
         let (window, elements) = (usize::from(config.window_max), usize::from(config.elements));
         let place = |sequence| Place {
             gathering: Unfinished::new(sequence),
             finished: None,
-            anchored: !restored,
+            anchored: !job.restored,
             parameters_to: To::Nobody,
             answered: None,
             request: None,
             requested_before: None,
         };
-        Self {
+        Ok(Self {
             config,
-            children: Children::known(roster.workers(), &children),
-            roster,
+            tree,
             places: (0..u64::from(config.window_max)).map(place).collect(),
             sums: vec![0; window * elements],
             spare: Vec::new(),
             parameters: vec![0; window * elements * 4],
+            children: Children::new(workers),
             outgoing: VecDeque::with_capacity(2 * window),
             newest: None,
             abortion: Abortion::None,
             abort_pending: false,
             in_line: false,
             period: (0, 0, 0),
-            progress: ServerProgress::default(),
-        }
+            progress: AtpServerProgress::default(),
+        })
     }
 
     /// Whether a packet was written by a member of the job, of this generation.
@@ -134,19 +140,19 @@ impl<A: Copy + PartialEq, R: Roster<A>> Job<A, R> {
         &mut self,
         now: Instant,
         from: A,
-        packet: &FragmentPacket<'_, R::Label>,
+        packet: &GradientPacket<'_>,
     ) -> Result<Verdict, Reason> {
-        let FragmentPacket { header, payload, .. } = packet;
+        let GradientPacket { header, payload, .. } = packet;
         if header.flags.is_ack {
             return Err(Reason::Unexpected);
         }
-        let sender = self.roster.coverage(header)?;
+        let sender = self.tree.coverage(&header.directions).ok_or(Reason::OutOfRange)?;
         if payload.len() != self.config.payload_bytes() {
             return Err(Reason::ChunkLength);
         }
         self.progress.bytes_received += (fanin_wire::GRADIENT_HEADER_BYTES + payload.len()) as u64;
         if !matches!(self.abortion, Abortion::None) {
-            self.learn(&sender, from);
+            self.children.learn(sender.child.into(), from);
             self.abort_pending = true;
             return Err(Reason::Aborted);
         }
@@ -172,19 +178,9 @@ impl<A: Copy + PartialEq, R: Roster<A>> Job<A, R> {
         }
         // A copy that the network held back says where its child was, and not where it is.
         if !matches!(verdict, Err(Reason::Stale | Reason::Ahead)) {
-            self.learn(&sender, from);
-        }
-        verdict
-    }
-
-    pub(super) fn child_moved(&mut self, child: usize, to: A) {
-        self.children.learn(child, to);
-    }
-
-    fn learn(&mut self, sender: &Coverage, from: A) {
-        if sender.teaches {
             self.children.learn(sender.child.into(), from);
         }
+        verdict
     }
 
     /// A packet of the fragment that its place gathers.
@@ -192,10 +188,10 @@ impl<A: Copy + PartialEq, R: Roster<A>> Job<A, R> {
         &mut self,
         now: Instant,
         at: usize,
-        packet: &FragmentPacket<'_, R::Label>,
+        packet: &GradientPacket<'_>,
         sender: &Coverage,
     ) -> Result<Verdict, Reason> {
-        let FragmentPacket { header, payload, .. } = packet;
+        let GradientPacket { header, payload, .. } = packet;
         let elements = usize::from(self.config.elements);
         let sums = &mut self.sums[at * elements..][..elements];
         let place = &mut self.places[at];
@@ -224,7 +220,7 @@ impl<A: Copy + PartialEq, R: Roster<A>> Job<A, R> {
         // Congestion and collisions are news even when the values are not (Figure 7, box 7).
         gathering.ecn |= header.flags.ecn;
         gathering.collision |= header.flags.collision;
-        let workers = self.roster.workers() as u32;
+        let workers = self.tree.workers() as u32;
         if let Err(reason) = added {
             // A worker that sends scaled values again has not heard that the original ones are wanted; and whatever is sent again to
             // a server that forgot, somebody may not have heard that he has the parameters.
@@ -239,14 +235,13 @@ impl<A: Copy + PartialEq, R: Roster<A>> Job<A, R> {
         self.progress.aggregations += 1;
         self.progress.complete += u64::from(sender.count == workers);
         self.progress.partial += u64::from(sender.count > 1 && sender.count < workers);
-        if gathering.gathered() < workers {
+        if gathering.count < workers {
             // Perhaps the others have this fragment behind them, and only this server forgot.
             if is_sent_again(header.flags) && !place.anchored {
                 self.request(now, at, header);
             }
             return Ok(Verdict::Absorb);
         }
-        gathering.add_aside(sums);
         if gathering.saturated {
             gathering.await_originals();
             self.progress.overflows += 1;
@@ -284,10 +279,10 @@ impl<A: Copy + PartialEq, R: Roster<A>> Job<A, R> {
         &mut self,
         now: Instant,
         at: usize,
-        packet: &FragmentPacket<'_, R::Label>,
+        packet: &GradientPacket<'_>,
         sender: &Coverage,
     ) -> Result<Verdict, Reason> {
-        let FragmentPacket { header, .. } = packet;
+        let GradientPacket { header, .. } = packet;
         let place = &mut self.places[at];
         let previous = header.sequence + u64::from(self.config.window_max) == place.gathering.sequence;
         let has_parameters = place.finished.is_some_and(|finished| finished.sequence == header.sequence);
@@ -318,7 +313,7 @@ impl<A: Copy + PartialEq, R: Roster<A>> Job<A, R> {
     }
 
     /// All workers are in: the sums become parameters.
-    fn finish(&mut self, at: usize, header: &FragmentHeader<R::Label>) {
+    fn finish(&mut self, at: usize, header: &GradientHeader) {
         let elements = usize::from(self.config.elements);
         let gathering = &self.places[at].gathering;
         gathering.write_parameters(
@@ -378,7 +373,7 @@ impl<A: Copy + PartialEq, R: Roster<A>> Job<A, R> {
     }
 
     /// A worker hands back the parameters of the fragment that a place gathers.
-    fn restore(&mut self, at: usize, packet: &FragmentPacket<'_, R::Label>) {
+    fn restore(&mut self, at: usize, packet: &GradientPacket<'_>) {
         let bytes = self.config.payload_bytes();
         self.parameters[at * bytes..][..bytes].copy_from_slice(packet.payload);
         self.finished(at, finished_by_hand(&packet.header));
@@ -423,7 +418,7 @@ impl<A: Copy + PartialEq, R: Roster<A>> Job<A, R> {
     }
 
     /// Asks all workers for what they have of a fragment: parameters, or original values. Not if it did a moment ago.
-    fn request(&mut self, now: Instant, at: usize, header: &FragmentHeader<R::Label>) -> bool {
+    fn request(&mut self, now: Instant, at: usize, header: &GradientHeader) -> bool {
         let place = &mut self.places[at];
         let Unfinished { sequence, requested, .. } = &mut place.gathering;
         let requested = if header.sequence == *sequence { requested } else { &mut place.requested_before };
@@ -446,7 +441,7 @@ impl<A: Copy + PartialEq, R: Roster<A>> Job<A, R> {
 
     /// Two workers do not reduce the same.
     fn disagree(&mut self, first: Subject, second: Subject) {
-        let named = |subject: Subject| (Rank(self.roster.rank(subject.first.into())), subject.collective);
+        let named = |subject: Subject| (Rank(self.tree.rank(subject.first.into())), subject.collective);
         let reason = AbortReason::Mismatch { first: named(first), second: named(second) };
         self.stop(Abortion::New(reason));
     }
@@ -475,32 +470,31 @@ impl<A: Copy + PartialEq, R: Roster<A>> Job<A, R> {
         Some(reason)
     }
 
-    pub(super) fn go_on(
+    pub(super) fn set_up_again(
         &mut self,
         generation: Generation,
-        of: impl FnOnce(&R) -> Result<GoOn<R, A>, ConfigError>,
-    ) -> Result<u64, ConfigError> {
-        let GoOn { roster: after, children, keeps } = of(&self.roster)?;
-        let workers = self.roster.workers();
-        let mut positions = vec![0; workers];
-        for position in 0..workers {
+        workers: &[Directions],
+        level: u8,
+    ) -> Result<u64, AtpConfigError> {
+        if workers.len() != self.tree.workers() {
+            return Err(AtpConfigError::Directions(workers.len()));
+        }
+        let after = Tree::new(workers, level)?;
+        let mut positions = vec![0; workers.len()];
+        for position in 0..workers.len() {
             positions[usize::from(after.rank(position))] = position;
         }
         for place in &mut self.places {
-            let renamed = |position| positions[usize::from(self.roster.rank(position))];
-            if keeps {
-                place.gathering.rename(renamed, workers);
-            } else {
-                place.gathering.begin(place.gathering.sequence, &mut self.spare);
-            }
+            let renamed = |position| positions[usize::from(self.tree.rank(position))];
+            place.gathering.rename(renamed, workers.len());
             place.parameters_to = To::Nobody;
             place.answered = None;
             place.request = None;
         }
-        self.roster = after;
+        self.tree = after;
         self.config.generation = generation;
         self.outgoing.clear();
-        self.children = Children::known(workers, &children);
+        self.children.forget();
         Ok(self.earliest())
     }
 
@@ -510,31 +504,30 @@ impl<A: Copy + PartialEq, R: Roster<A>> Job<A, R> {
 
     pub(super) fn job_progress(&self) -> JobProgress {
         let mut progress = JobProgress {
-            waiting_for: vec![0; self.roster.workers()],
+            waiting_for: vec![0; self.tree.workers()],
             completed: self.progress.completed,
             retransmitted: self.progress.duplicates,
             aggregations: self.progress.aggregations,
             collisions: self.progress.collisions,
             ..JobProgress::default()
         };
-        for gathering in self.places.iter().map(|place| &place.gathering).filter(|found| found.gathered() > 0)
-        {
+        for gathering in self.places.iter().map(|place| &place.gathering).filter(|found| found.count > 0) {
             progress.in_use += 1;
-            for position in 0..self.roster.workers() {
-                let rank = usize::from(self.roster.rank(position));
-                progress.waiting_for[rank] += u32::from(!gathering.has(position));
+            for position in 0..self.tree.workers() {
+                let rank = usize::from(self.tree.rank(position));
+                progress.waiting_for[rank] += u32::from(!gathering.contributed.contains(position));
             }
         }
         progress
     }
 
-    pub(super) fn progress(&self) -> ServerProgress {
-        ServerProgress { earliest: self.earliest(), ..self.progress }
+    pub(super) fn progress(&self) -> AtpServerProgress {
+        AtpServerProgress { earliest: self.earliest(), ..self.progress }
     }
 
     pub(super) fn poll_transmit(&mut self, train: &mut [u8]) -> Option<Transmit<'_, A>> {
         let preamble = Preamble {
-            kind: R::Label::KIND,
+            kind: Kind::Gradient,
             job: self.config.id,
             generation: self.config.generation,
             worker: WorkerId::ALL,
@@ -554,14 +547,10 @@ impl<A: Copy + PartialEq, R: Roster<A>> Job<A, R> {
         while let Some(&(at, what)) = self.outgoing.front() {
             let place = &mut self.places[at];
             let (to, header, payload) = match (what, place.request, place.finished) {
-                (Outgoing::Request, Some(request), _) => {
-                    let directions = self.roster.answer(request.sequence, 0);
-                    (To::All, request_header(request, directions), &[][..])
-                }
+                (Outgoing::Request, Some(request), _) => (To::All, request_header(&request), &[][..]),
                 (Outgoing::Parameters, _, Some(finished)) => {
                     let payload = &self.parameters[at * payload_bytes..][..payload_bytes];
-                    let directions = self.roster.answer(finished.sequence, finished.next_aggregator_index);
-                    (place.parameters_to, finished.header(directions), payload)
+                    (place.parameters_to, finished.header(), payload)
                 }
                 // What was to be asked for has come in the meantime, and its parameters stand behind.
                 _ => {
@@ -577,7 +566,7 @@ impl<A: Copy + PartialEq, R: Roster<A>> Job<A, R> {
             }
             let elements = payload.len() / 4;
             let out = &mut train[bytes..];
-            bytes += FragmentPacket::write(out, self.config.key, &preamble, &header, elements, |out| {
+            bytes += GradientPacket::write(out, self.config.key, &preamble, &header, elements, |out| {
                 out.copy_from_slice(payload);
             });
             match what {
@@ -595,7 +584,7 @@ impl<A: Copy + PartialEq, R: Roster<A>> Job<A, R> {
     }
 }
 
-impl<A: Copy + PartialEq, R: Roster<A>> Sender for Job<A, R> {
+impl<A: Copy + PartialEq> Sender for Job<A> {
     fn in_line(&mut self) -> &mut bool {
         &mut self.in_line
     }
@@ -606,8 +595,10 @@ impl<A: Copy + PartialEq, R: Roster<A>> Sender for Job<A, R> {
 }
 
 impl Finished {
-    fn header<L>(&self, directions: L) -> FragmentHeader<L> {
-        FragmentHeader {
+    fn header(&self) -> GradientHeader {
+        let mut directions = Directions::default();
+        directions.bitmaps[0] = self.next_aggregator_index;
+        GradientHeader {
             flags: Flags { is_ack: true, ecn: self.ecn, resend: self.lost, ..Flags::default() },
             directions,
             sequence: self.sequence,
@@ -621,7 +612,7 @@ impl Finished {
 }
 
 /// Parameters that a worker hands back: it knows the index that its place uses from now on.
-const fn finished_by_hand<L>(header: &FragmentHeader<L>) -> Finished {
+const fn finished_by_hand(header: &GradientHeader) -> Finished {
     Finished {
         sequence: header.sequence,
         collective: header.collective,
@@ -635,10 +626,10 @@ const fn finished_by_hand<L>(header: &FragmentHeader<L>) -> Finished {
 }
 
 /// The request for whatever a worker has of a fragment, which also frees its aggregators.
-fn request_header<L>(fragment: FragmentHeader<L>, directions: L) -> FragmentHeader<L> {
-    FragmentHeader {
+fn request_header(fragment: &GradientHeader) -> GradientHeader {
+    GradientHeader {
         flags: Flags { is_ack: true, overflow: true, ..Flags::default() },
-        directions,
-        ..fragment
+        directions: Directions::default(),
+        ..*fragment
     }
 }
