@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 RUST_SOURCES := $(shell find crates -name '*.rs' -o -name '*.toml' -o -name '*.proto') Cargo.toml Cargo.lock
 PYTHON_SOURCES := $(shell find python -name '*.py' -o -name '*.pyi') pyproject.toml
 
-.PHONY: help build wheel demo test lint compile-rust test-rust test-python test-torch test-frameworks test-long fuzz bench bench-atp reproduction reproduction-byteps clean tools test-tools
+.PHONY: help build wheel demo test lint compile-rust compile-fuzz test-rust test-python test-torch test-frameworks test-long fuzz bench bench-atp reproduction reproduction-byteps clean tools test-tools
 .DELETE_ON_ERROR:
 
 help:
@@ -66,9 +66,12 @@ demo: build
 test: test-tools
 	# Side by side: pip and the linker of a release are one core's work, for minutes.
 	$(MAKE) --no-print-directory -j 2 build compile-rust
-	$(MAKE) --no-print-directory lint test-rust test-python
+	# And these, as Python's tests wait most of their time, while Rust's keep every core busy.
+	$(MAKE) --no-print-directory -j 3 lint test-rust test-python
+	# By itself, as it runs for a time and not to an end.
+	$(MAKE) --no-print-directory fuzz
 
-compile-rust: test-tools
+compile-rust: compile-fuzz
 	cargo clippy --workspace --all-targets --quiet -- -D warnings
 	cargo test --workspace --no-run --quiet
 	cargo test --workspace --no-run --quiet --bench '*'
@@ -90,11 +93,10 @@ test-rust: test-tools
 	cargo test --workspace --quiet
 	# Each benchmark once. Of the whole workspace, as the tests are, so that nothing is built with other features again.
 	cargo test --workspace --quiet --bench '*'
-	$(MAKE) --no-print-directory fuzz
 
-# A file is one worker's, as its tests may share what is slow to make. Most tests wait: two at a time take little more than half as long.
+# A file is one worker's, as its tests may share what is slow to make. Most tests wait: three at a time keep two cores busy.
 test-python: build
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 3 --dist loadfile
 
 # Hostile networks in the simulator, eight times as many as in `make test`; and ranks killed at random moments, under torchrun. A quarter of an hour, and ten minutes. A
 # seed of the latter alone: LONG="-k 'moments and 3'".
@@ -142,14 +144,19 @@ FUZZ_TARGET := $(shell rustc -vV 2>/dev/null | sed -n 's/host: //p')
 FUZZ_FLAGS := --cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
   -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
   -Cllvm-args=-sanitizer-coverage-trace-compares -Ccodegen-units=1
-fuzz: test-tools
+FUZZ_PROGRAMS := parse switch atp dlcp
+compile-fuzz: test-tools
 	cd fuzz && RUSTFLAGS="$(FUZZ_FLAGS)" cargo build --quiet --release --target $(FUZZ_TARGET) --target-dir ../target/fuzz
-	@for target in parse switch atp dlcp; do \
-	  echo "fuzz $$target, $(FUZZ_SECONDS) s"; \
-	  target/fuzz/$(FUZZ_TARGET)/release/$$target -max_total_time=$(FUZZ_SECONDS) -max_len=2000 \
-	    -artifact_prefix=target/fuzz/ 2>target/fuzz/$$target.log || { tail -30 target/fuzz/$$target.log; exit 1; }; \
-	  tail -1 target/fuzz/$$target.log; \
-	done
+
+# Two at a time: each has one thread.
+fuzz: compile-fuzz
+	@$(MAKE) --no-print-directory -j 2 $(FUZZ_PROGRAMS:%=fuzz-%)
+
+$(FUZZ_PROGRAMS:%=fuzz-%): fuzz-%:
+	@echo "fuzz $*, $(FUZZ_SECONDS) s"; \
+	target/fuzz/$(FUZZ_TARGET)/release/$* -max_total_time=$(FUZZ_SECONDS) -max_len=2000 \
+	  -artifact_prefix=target/fuzz/ 2>target/fuzz/$*.log || { tail -30 target/fuzz/$*.log; exit 1; }; \
+	echo "fuzz $*: `tail -1 target/fuzz/$*.log`"
 
 # Also `$(BIN)/python benches/performance.py --only TEXT` for some rows, and `--quick` to see that all run. Was it faster
 # before? `$(BIN)/python benches/against.py ../before` lets two built checkouts take turns.
