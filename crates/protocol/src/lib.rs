@@ -4,8 +4,8 @@
 //! train of packets; a switch adds the chunks of all workers and answers with the sum, which the worker turns back into floats
 //! in place. Simulator and socket driver run the very same code through [`Endpoint`].
 //!
-//! A protocol is a room of its own, [`switchml`], [`atp`] or [`dlcp`], and knows no other. What they share is below them: the contract of
-//! all machines (`machine`), and what a sender has (`transport`). Above them is what knows several: [`control`].
+//! A protocol is a room of its own, [`switchml`], [`atp`], [`goat`] or [`dlcp`], and knows no other. What they share is below them: the
+//! contract of all machines (`machine`), what a sender has (`transport`), and how switches help a server (`aggregation`). Above them is what knows several: [`control`].
 //!
 //! Deliberately absent: input and output, time, threads, unsafe code. The crate builds without an operating system.
 #![no_std]
@@ -13,9 +13,11 @@
 
 extern crate alloc;
 
+pub mod aggregation;
 pub mod atp;
 pub mod control;
 pub mod dlcp;
+pub mod goat;
 mod machine;
 pub mod switchml;
 mod transport;

@@ -1,8 +1,8 @@
-//! The ATP packet: one fragment of a gradient on its way to the parameter server, or the parameters on their way back
-//! (ATP §3.3, Figure 5).
+//! The packet of ATP and GOAT: one fragment of a gradient on its way to the parameter server, or the parameters on their way back
+//! (ATP §3.3, Figure 5; GOAT §III-D). The two differ in their [`Label`]: what it says of where a fragment is summed, and who is in it.
 
 use crate::preamble::PREAMBLE_BYTES;
-use crate::{Collective, Key, Kind, Pattern, Preamble, WireError, bytes_at};
+use crate::{AggregationNode, Collective, Key, Kind, Pattern, Preamble, SubModel, WireError, bytes_at};
 
 /// Preamble, gradient header and tag together, in bytes; the payload follows.
 pub const GRADIENT_HEADER_BYTES: usize = 72;
@@ -49,6 +49,90 @@ pub struct Directions {
     pub bitmaps: [u32; LEVELS_MAX],
     /// At each level, how many contributions the switch waits for.
     pub fan_in_degrees: [u8; LEVELS_MAX],
+}
+
+impl Label for Directions {
+    const KIND: Kind = Kind::Gradient;
+
+    fn read(head: &[u8; GRADIENT_HEADER_BYTES]) -> Result<Self, WireError> {
+        let word = |at: usize| u32::from_le_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
+        let level = head[12];
+        if usize::from(level) > LEVELS_MAX {
+            return Err(WireError::Field("level"));
+        }
+        let fan_in_degrees = [head[56], head[57], head[58], head[59]];
+        if fan_in_degrees.iter().any(|degree| usize::from(*degree) > CHILDREN_MAX) {
+            return Err(WireError::Field("fan_in_degrees"));
+        }
+        Ok(Self { level, bitmaps: [word(40), word(44), word(48), word(52)], fan_in_degrees })
+    }
+
+    fn write(&self, out: &mut [u8]) {
+        out[12] = self.level;
+        for (level, bitmap) in self.bitmaps.iter().enumerate() {
+            out[40 + 4 * level..44 + 4 * level].copy_from_slice(&bitmap.to_le_bytes());
+        }
+        out[56..60].copy_from_slice(&self.fan_in_degrees);
+    }
+}
+
+/// Most workers of a GOAT job: a packet names them in one word of 128 bits.
+pub const PLANNED_WORKERS_MAX: usize = 128;
+
+/// Which switch sums a fragment by the plan, and of which workers it is: GOAT's identifier <aggregation node, sub-model, fragment> (§III-D),
+/// whose third part is [`FragmentHeader::aggregator_index`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct PlannedDirections {
+    /// It has left its aggregation node, or does not go there: it is on its way to the server.
+    pub passed: bool,
+    /// Where it is summed.
+    pub aggregation_node: AggregationNode,
+    /// The part of the model that it is of.
+    pub sub_model: SubModel,
+    /// Whose contributions are in it, a bit for each rank; nobody's in parameters.
+    pub workers: u128,
+}
+
+impl Label for PlannedDirections {
+    const KIND: Kind = Kind::Planned;
+
+    fn read(head: &[u8; GRADIENT_HEADER_BYTES]) -> Result<Self, WireError> {
+        let passed = match head[12] {
+            0 => false,
+            1 => true,
+            _ => return Err(WireError::Field("passed")),
+        };
+        let mut workers = [0; 16];
+        workers.copy_from_slice(&head[40..56]);
+        Ok(Self {
+            passed,
+            aggregation_node: AggregationNode(u16::from_le_bytes([head[56], head[57]])),
+            sub_model: SubModel(u16::from_le_bytes([head[58], head[59]])),
+            workers: u128::from_le_bytes(workers),
+        })
+    }
+
+    fn write(&self, out: &mut [u8]) {
+        out[12] = self.passed.into();
+        out[40..56].copy_from_slice(&self.workers.to_le_bytes());
+        out[56..58].copy_from_slice(&self.aggregation_node.0.to_le_bytes());
+        out[58..60].copy_from_slice(&self.sub_model.0.to_le_bytes());
+    }
+}
+
+/// What a fragment is labelled with on its way: where it is summed, and who is in it. It has the bytes 12 and 40 to 59 of the header.
+pub trait Label: Copy + core::fmt::Debug + PartialEq + Eq + Default {
+    /// The kind of packets that have such a label.
+    const KIND: Kind;
+
+    /// Reads it from a header.
+    ///
+    /// # Errors
+    /// When a field is outside its range.
+    fn read(head: &[u8; GRADIENT_HEADER_BYTES]) -> Result<Self, WireError>;
+
+    /// Writes it to where it stands in a header.
+    fn write(&self, out: &mut [u8]);
 }
 
 /// The single bits of a gradient packet (ATP §3.3).
@@ -111,17 +195,26 @@ impl Flags {
     }
 }
 
-/// What a gradient packet says of its fragment.
+/// What an ATP packet says of its fragment.
+pub type GradientHeader = FragmentHeader<Directions>;
+/// A checked ATP packet.
+pub type GradientPacket<'a> = FragmentPacket<'a, Directions>;
+/// What a GOAT packet says of its fragment.
+pub type PlannedHeader = FragmentHeader<PlannedDirections>;
+/// A checked GOAT packet.
+pub type PlannedPacket<'a> = FragmentPacket<'a, PlannedDirections>;
+
+/// What a packet says of its fragment, which is labelled with `L`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct GradientHeader {
+pub struct FragmentHeader<L> {
     /// What becomes of it on the way.
     pub flags: Flags,
-    /// Who is in it, and how far up the hierarchy.
-    pub directions: Directions,
+    /// Who is in it, and where it is summed.
+    pub directions: L,
     /// Number of the fragment in the job's stream of all tensors. It does not wrap.
     pub sequence: u64,
-    /// Aggregator that it uses on every switch; in parameters the same, which they free. Parameters carry in their first bitmap
-    /// the index to use when the turn of this place in the window comes again (§3.6).
+    /// ATP: the aggregator that it uses on every switch; in parameters the same, which they free. Parameters carry in their first bitmap
+    /// the index to use when the turn of this place in the window comes again (§3.6). GOAT: its number within its sub-model.
     pub aggregator_index: u32,
     /// Number of the fragment within its tensor.
     pub fragment: u32,
@@ -134,55 +227,51 @@ pub struct GradientHeader {
     pub next_exponent: i16,
 }
 
-impl GradientHeader {
+impl<L> FragmentHeader<L> {
     /// The exponent that stands for the fixed scaling factor.
     pub const STATIC_FACTOR: i16 = i16::MIN;
     /// Where the flags stand: a queue that marks needs no more of the packet.
     pub const FLAGS_OFFSET: usize = 13;
+}
 
-    /// Sets the ECN flag of a gradient packet as it is, as a switch's queue does; other packets stay as they are. No tag depends on
-    /// the flag.
+impl GradientHeader {
+    /// Sets the ECN flag of a gradient packet, ATP's or GOAT's, as a switch's queue does; other packets stay as they are. No tag depends
+    /// on the flag.
     pub fn mark_ecn(packet: &mut [u8]) {
         if packet.len() >= GRADIENT_HEADER_BYTES
-            && Preamble::parse(packet).is_ok_and(|preamble| preamble.kind == Kind::Gradient)
+            && Preamble::parse(packet)
+                .is_ok_and(|preamble| matches!(preamble.kind, Kind::Gradient | Kind::Planned))
         {
             packet[Self::FLAGS_OFFSET] |= Flags::ECN;
         }
     }
 }
 
-/// A checked gradient packet.
+/// A checked packet of a fragment that is labelled with `L`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct GradientPacket<'a> {
+pub struct FragmentPacket<'a, L> {
     /// The job. Sender and addressee are in the directions: [`Preamble::worker`] is [`crate::WorkerId::ALL`].
     pub preamble: Preamble,
     /// Everything else.
-    pub header: GradientHeader,
+    pub header: FragmentHeader<L>,
     /// Little-endian elements of four bytes: none, or as many as [`is_fragment`] allows.
     pub payload: &'a [u8],
 }
 
-impl<'a> GradientPacket<'a> {
+impl<'a, L: Label> FragmentPacket<'a, L> {
     /// Reads what follows the preamble of a gradient packet. Its tag is the reader's to check.
     ///
     /// # Errors
     /// When it is shorter than its header, a field is outside its range, or its payload has an impossible length.
     pub fn parse(preamble: Preamble, packet: &'a [u8]) -> Result<Self, WireError> {
-        if preamble.kind != Kind::Gradient {
+        if preamble.kind != L::KIND {
             return Err(WireError::Kind(preamble.kind as u8));
         }
         let truncated = WireError::Truncated { need: GRADIENT_HEADER_BYTES, have: packet.len() };
         let head: &[u8; GRADIENT_HEADER_BYTES] = bytes_at(packet, 0).ok_or(truncated)?;
         let payload = packet.get(GRADIENT_HEADER_BYTES..).ok_or(truncated)?;
         let word = |at: usize| u32::from_le_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
-        let level = head[12];
-        if usize::from(level) > LEVELS_MAX {
-            return Err(WireError::Field("level"));
-        }
-        let fan_in_degrees = [head[56], head[57], head[58], head[59]];
-        if fan_in_degrees.iter().any(|degree| usize::from(*degree) > CHILDREN_MAX) {
-            return Err(WireError::Field("fan_in_degrees"));
-        }
+        let directions = L::read(head)?;
         if head[62] != 0 || head[63] != 0 {
             return Err(WireError::Field("zero"));
         }
@@ -196,13 +285,9 @@ impl<'a> GradientPacket<'a> {
         }
         Ok(Self {
             preamble,
-            header: GradientHeader {
+            header: FragmentHeader {
                 flags: Flags::from_bits(head[13])?,
-                directions: Directions {
-                    level,
-                    bitmaps: [word(40), word(44), word(48), word(52)],
-                    fan_in_degrees,
-                },
+                directions,
                 sequence: u64::from(word(16)) | u64::from(word(20)) << 32,
                 aggregator_index: word(24),
                 fragment: word(28),
@@ -223,25 +308,21 @@ impl<'a> GradientPacket<'a> {
         out: &mut [u8],
         key: Key,
         preamble: &Preamble,
-        header: &GradientHeader,
+        header: &FragmentHeader<L>,
         elements: usize,
         fill: impl FnOnce(&mut [u8]),
     ) -> usize {
         let bytes = fragment_packet_bytes(elements);
         let out = &mut out[..bytes];
-        let GradientHeader { flags, directions, .. } = header;
+        let FragmentHeader { flags, directions, .. } = header;
         out[..PREAMBLE_BYTES].copy_from_slice(&preamble.to_bytes());
-        out[12] = directions.level;
+        directions.write(out);
         out[13] = flags.bits();
         out[14..16].copy_from_slice(&header.next_exponent.to_le_bytes());
         out[16..24].copy_from_slice(&header.sequence.to_le_bytes());
         out[24..28].copy_from_slice(&header.aggregator_index.to_le_bytes());
         out[28..32].copy_from_slice(&header.fragment.to_le_bytes());
         out[32..40].copy_from_slice(&header.collective.to_bytes());
-        for (level, bitmap) in directions.bitmaps.iter().enumerate() {
-            out[40 + 4 * level..44 + 4 * level].copy_from_slice(&bitmap.to_le_bytes());
-        }
-        out[56..60].copy_from_slice(&directions.fan_in_degrees);
         out[60..62].copy_from_slice(&header.exponent.to_le_bytes());
         out[62..64].fill(0);
         key.seal(out);

@@ -49,6 +49,19 @@ impl SlotIndex {
     }
 }
 
+/// Who sums fragments in a plan (GOAT §III-D): a programmable switch by its number in the job's plan, or the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct AggregationNode(pub u16);
+
+impl AggregationNode {
+    /// The server, which is in every plan.
+    pub const SERVER: Self = Self(0);
+}
+
+/// A part of a model whose gradients a plan gives to aggregation nodes as a whole (GOAT §III-D).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct SubModel(pub u16);
+
 /// A flow of a job (DLCP): a tensor, or a part of a long one. Its blocks come to a server under the number under which their sums go back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct FlowId(pub u32);

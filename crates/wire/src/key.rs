@@ -69,11 +69,12 @@ impl Key {
     #[inline]
     fn tag_of(self, packet: &[u8]) -> Option<(usize, u64)> {
         const GRADIENT: u8 = Kind::Gradient as u8;
+        const PLANNED: u8 = Kind::Planned as u8;
         const ABORT: u8 = Kind::Abort as u8;
         const BLOCK: u8 = Kind::Block as u8;
         const SIGNAL: u8 = Kind::Signal as u8;
         match *packet.get(Kind::OFFSET)? {
-            GRADIENT => {
+            GRADIENT | PLANNED => {
                 const AT: usize = GRADIENT_HEADER_BYTES - TAG_BYTES;
                 let mut header: [u8; AT] = *packet.first_chunk()?;
                 // The one bit that a queue on the way may set (ATP §3.7).

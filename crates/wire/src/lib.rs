@@ -25,12 +25,14 @@ pub use block::{
     BLOCK_HEADER_BYTES, BlockHeader, BlockPacket, PATHS_MAX, PRIORITIES, Tag, block_packet_bytes,
 };
 pub use gradient::{
-    CHILDREN_MAX, Directions, FRAGMENT_ELEMENTS, Flags, GRADIENT_HEADER_BYTES, GradientHeader,
-    GradientPacket, LEVELS_MAX, SAMPLE_ELEMENTS, fragment_elements_for_mtu, fragment_packet_bytes,
-    is_fragment,
+    CHILDREN_MAX, Directions, FRAGMENT_ELEMENTS, Flags, FragmentHeader, FragmentPacket,
+    GRADIENT_HEADER_BYTES, GradientHeader, GradientPacket, LEVELS_MAX, Label, PLANNED_WORKERS_MAX,
+    PlannedDirections, PlannedHeader, PlannedPacket, SAMPLE_ELEMENTS, fragment_elements_for_mtu,
+    fragment_packet_bytes, is_fragment,
 };
 pub use ids::{
-    FlowId, Generation, JobId, LossBound, PLACES_MAX, RANKS_MAX, Rank, ShardId, SlotIndex, WorkerId,
+    AggregationNode, FlowId, Generation, JobId, LossBound, PLACES_MAX, RANKS_MAX, Rank, ShardId, SlotIndex,
+    SubModel, WorkerId,
 };
 pub use key::{Key, TAG_BYTES};
 pub use preamble::{Kind, MAGIC, PREAMBLE_BYTES, Preamble, SHARD_OFFSET, VERSION};

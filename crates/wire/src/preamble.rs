@@ -31,6 +31,8 @@ pub enum Kind {
     Block = 7,
     /// DLCP, both ways: what is said of a flow, which may not be lost.
     Signal = 8,
+    /// GOAT, both ways: a fragment of a gradient that a plan says where to sum, or the parameters that it became.
+    Planned = 9,
 }
 
 impl Kind {
@@ -48,6 +50,7 @@ impl Kind {
             6 => Self::Query,
             7 => Self::Block,
             8 => Self::Signal,
+            9 => Self::Planned,
             other => return Err(WireError::Kind(other)),
         })
     }

@@ -507,6 +507,72 @@ fn gradient_packets_are_the_golden_bytes_both_ways() {
 }
 
 #[test]
+fn planned_packets_are_the_golden_bytes_both_ways() {
+    let none = Flags::default();
+    let up = PlannedHeader {
+        flags: none,
+        directions: PlannedDirections {
+            passed: false,
+            aggregation_node: AggregationNode(0x0102),
+            sub_model: SubModel(0x0304),
+            workers: 1 << 100,
+        },
+        sequence: 0x1_2345_6789,
+        aggregator_index: 0x00ab_cdef,
+        fragment: 0x0a0b_0c0d,
+        collective: header().collective,
+        exponent: 3,
+        next_exponent: -5,
+    };
+    let directions = up.directions;
+    let whole = PlannedDirections { passed: true, workers: 1 << 100 | 0b1011, ..directions };
+    let down =
+        PlannedDirections { passed: true, sub_model: SubModel(0x0304), ..PlannedDirections::default() };
+    let is_ack = Flags { is_ack: true, ..none };
+    for (name, elements, header) in [
+        ("planned_64", 64, up),
+        ("planned_sum_64", 64, PlannedHeader { directions: whole, ..up }),
+        (
+            "planned_shown_64",
+            64,
+            PlannedHeader { flags: Flags { resend: true, stalled: true, ..none }, directions: whole, ..up },
+        ),
+        (
+            "planned_parameters_64",
+            64,
+            PlannedHeader { flags: is_ack, directions: down, exponent: PlannedHeader::STATIC_FACTOR, ..up },
+        ),
+        (
+            "planned_request",
+            0,
+            PlannedHeader { flags: Flags { overflow: true, ..is_ack }, directions: down, ..up },
+        ),
+    ] {
+        let preamble = Preamble { shard: ShardId(0), ..preamble(Kind::Planned, WorkerId::ALL) };
+        let mut out = vec![0xa5; fragment_packet_bytes(elements)];
+        PlannedPacket::write(&mut out, KEY, &preamble, &header, elements, |payload| {
+            for (value, out) in (-1i32..).zip(payload.chunks_exact_mut(4)) {
+                out.copy_from_slice(&value.to_le_bytes());
+            }
+        });
+        assert_eq!(out[..GRADIENT_HEADER_BYTES], golden()[name], "{name}");
+        let parsed = PlannedPacket::parse(Preamble::parse(&out).unwrap(), &out).unwrap();
+        assert_eq!((parsed.preamble, parsed.header), (preamble, header), "{name}");
+        assert_eq!(parsed.payload.len(), elements * 4);
+        GradientHeader::mark_ecn(&mut out);
+        let marked = PlannedPacket::parse(preamble, &out).unwrap().header;
+        assert_eq!(marked.flags, Flags { ecn: true, ..header.flags });
+        assert!(KEY.authenticates(&out));
+        // The two kinds are not taken for each other.
+        assert!(matches!(GradientPacket::parse(preamble, &out), Err(WireError::Kind(9))));
+    }
+    let mut bad = golden()["planned_64"].clone();
+    bad[12] = 2;
+    let preamble = Preamble::parse(&bad).unwrap();
+    assert_eq!(PlannedPacket::parse(preamble, &bad).map(|_| ()), Err(WireError::Field("passed")));
+}
+
+#[test]
 fn a_gradient_packet_with_an_impossible_field_is_malformed() {
     let parse = |bytes: &[u8]| GradientPacket::parse(Preamble::parse(bytes).unwrap(), bytes).map(|_| ());
     let mut good = golden()["fragment_64"].clone();
@@ -546,11 +612,12 @@ fn only_the_key_of_its_job_makes_a_header_authentic() {
     for (name, packet) in golden() {
         assert!(KEY.authenticates(&packet), "{name}");
         const GRADIENT: u8 = Kind::Gradient as u8;
+        const PLANNED: u8 = Kind::Planned as u8;
         const ABORT: u8 = Kind::Abort as u8;
         const BLOCK: u8 = Kind::Block as u8;
         const SIGNAL: u8 = Kind::Signal as u8;
         let header = match packet[3] {
-            GRADIENT => GRADIENT_HEADER_BYTES,
+            GRADIENT | PLANNED => GRADIENT_HEADER_BYTES,
             ABORT => ABORT_BYTES,
             BLOCK => BLOCK_HEADER_BYTES,
             SIGNAL => packet.len(),
@@ -564,7 +631,8 @@ fn only_the_key_of_its_job_makes_a_header_authentic() {
             let mut forged = packet.clone();
             forged[bit / 8] ^= 1 << (bit % 8);
             // A queue on the way may set the one; with another kind the tag stands elsewhere.
-            let is_ecn = packet[3] == GRADIENT && bit == 8 * GradientHeader::FLAGS_OFFSET + 2;
+            let is_ecn =
+                [GRADIENT, PLANNED].contains(&packet[3]) && bit == 8 * GradientHeader::FLAGS_OFFSET + 2;
             assert_eq!(KEY.authenticates(&forged), is_ecn, "{name}: bit {bit}");
         }
         let other = Key(KEY.0 ^ 1 << 127);
@@ -612,6 +680,7 @@ mod any_bytes {
                 let _ = SlotPacket::parse(preamble, &bytes);
                 let _ = Abort::parse(preamble, &bytes);
                 let _ = GradientPacket::parse(preamble, &bytes);
+                let _ = PlannedPacket::parse(preamble, &bytes);
                 let _ = BlockPacket::parse(preamble, &bytes);
                 let _ = SignalPacket::parse(preamble, &bytes);
             }

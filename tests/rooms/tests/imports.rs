@@ -22,11 +22,13 @@ const ALLOWED: [(&str, &[&str]); 11] = [
 ];
 
 /// Room of `protocol`, and the rooms there that it may import. Protocols are siblings: none reaches into another.
-const ALLOWED_IN_PROTOCOL: [(&str, &[&str]); 6] = [
+const ALLOWED_IN_PROTOCOL: [(&str, &[&str]); 8] = [
     ("machine", &[]),
     ("transport", &["machine"]),
     ("switchml", &["machine", "transport"]),
-    ("atp", &["machine", "transport"]),
+    ("aggregation", &["machine", "transport"]),
+    ("atp", &["machine", "transport", "aggregation"]),
+    ("goat", &["machine", "transport", "aggregation"]),
     ("dlcp", &["machine", "transport"]),
     ("control", &["machine", "transport", "switchml", "atp", "dlcp"]),
 ];

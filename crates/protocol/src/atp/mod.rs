@@ -17,31 +17,91 @@
 //!   fragment's place uses from now on (in the first bitmap) and the exponent of that next fragment (`next_exponent`).
 //!   A worker that hands parameters back (`restore`) puts both, as it got them, where they were.
 
-mod aggregator_table;
-mod children;
-mod config;
-mod passing;
-mod server;
+//!
+//! The machines are those of [`aggregation`](crate::aggregation); here is what ATP tells them: the hierarchy that directions describe.
+
 mod switch;
 #[cfg(test)]
 mod tests;
-mod worker;
+mod tree;
 
-use config::AGGREGATOR_ELEMENTS_MAX;
-pub use config::{
-    AGGREGATORS_MAX, ATP_JOBS_MAX, ATP_WORKERS_MAX, AtpConfigError, AtpJobConfig, AtpWorkerPlan,
-    DEFAULT_WAYS, Hashing, Overflow, Scaling, WAYS_MAX, WINDOW_ELEMENTS_MAX,
+use alloc::vec::Vec;
+use fanin_wire::{Directions, Generation, GradientHeader, JobId};
+
+pub use crate::aggregation::{
+    AGGREGATORS_MAX, ConfigError as AtpConfigError, DEFAULT_WAYS, Hashing, JOBS_MAX as ATP_JOBS_MAX,
+    JobConfig as AtpJobConfig, Overflow, Scaling, ServerProgress as AtpServerProgress,
+    SwitchConfig as AtpSwitchConfig, SwitchProgress as AtpSwitchProgress,
+    SwitchStatistics as AtpSwitchStatistics, WAYS_MAX, WINDOW_ELEMENTS_MAX, WORKERS_MAX as ATP_WORKERS_MAX,
+    WorkerProgress as AtpWorkerProgress,
 };
-use fanin_wire::GradientHeader;
-pub use server::{AtpServer, AtpServerProgress, ServerJob};
-pub use switch::{AtpSwitch, AtpSwitchConfig, AtpSwitchProgress, AtpSwitchStatistics, SwitchRoute};
-pub use worker::{AtpWorker, AtpWorkerProgress};
+use crate::aggregation::{Server, Switch, Way, Worker, WorkerPlan};
+use crate::transport::mix;
+pub use switch::SwitchRoute;
+pub use tree::Tree;
 
-/// The exponent of a fragment that its worker does not have yet (§B.3).
-pub(crate) const EXPONENT_UNKNOWN: i16 = i16::MAX;
+/// One worker of an ATP job. `A` names the rack's switch (or the server where there is none), `T` holds a tensor's memory.
+pub type AtpWorker<A, T> = Worker<A, T, Directions>;
+/// How it goes on in another generation.
+pub type AtpWorkerPlan<A> = WorkerPlan<A, Directions>;
+/// A switch: a table of aggregators, and for each job the way up and down. `A` names a peer's address.
+pub type AtpSwitch<A> = Switch<A, SwitchRoute<A>>;
+/// A parameter server of any number of jobs. `A` names a peer's address.
+pub type AtpServer<A> = Server<A, Tree>;
+
+/// A job as its server is told of it.
+#[derive(Clone, Debug)]
+pub struct ServerJob {
+    /// The same as at the workers.
+    pub config: AtpJobConfig,
+    /// What each worker sends its fragments with, by rank.
+    pub workers: Vec<Directions>,
+    /// The level that packets have when they come here: one more than that of the last switch on their way. Directions of this
+    /// level and above, with one bit each, tell the server's own children apart where it has several.
+    pub level: u8,
+    /// Whether the job is under way: the server lost its memory, and workers hand back what they have.
+    pub restored: bool,
+}
+
+impl<A: Copy + PartialEq> AtpServer<A> {
+    /// Sets the job up again after a worker moved (ATP §A.3): a new generation, and everybody's new directions. What the
+    /// server has aggregated stays. Returns the earliest sequence number that it has not; `None` when it has no such job.
+    ///
+    /// A new generation, because packets with the old fan-in degrees must not meet those with the new in a switch: it would
+    /// take a rack for complete that is not.
+    ///
+    /// # Errors
+    /// When the directions do not form a tree of as many workers as the job has; the job is then as before.
+    pub fn set_up_again(
+        &mut self,
+        job: JobId,
+        generation: Generation,
+        workers: &[Directions],
+        level: u8,
+    ) -> Result<Option<u64>, AtpConfigError> {
+        self.go_on(job, generation, |before| before.set_up_again(workers, level))
+    }
+}
+
+/// The same directions for all fragments: the switches on the way sum whatever they have room for.
+impl<A> Way<A> for Directions {
+    type Label = Self;
+
+    fn label(&self, _sequence: u64, agreed: u32) -> (Self, u32) {
+        (*self, agreed)
+    }
+
+    fn next_aggregator_index(parameters: &GradientHeader) -> u32 {
+        next_aggregator_index(parameters)
+    }
+
+    fn mixed(&self, begin: u64) -> u64 {
+        self.bitmaps.iter().fold(begin, |own, bits| mix(own ^ u64::from(*bits)))
+    }
+}
 
 /// The aggregator that the place of these parameters uses from now on: it travels in the bitmap, which parameters do not
 /// need (ATP §3.6).
-pub(crate) const fn next_aggregator_index(parameters: &GradientHeader) -> u32 {
+const fn next_aggregator_index(parameters: &GradientHeader) -> u32 {
     parameters.directions.bitmaps[0]
 }

@@ -169,7 +169,7 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
                 self.core.abort(preamble, packet)?;
                 Ok(Verdict::Absorb)
             }
-            Kind::Update | Kind::Result | Kind::Restore | Kind::Gradient | Kind::Query => {
+            Kind::Update | Kind::Result | Kind::Restore | Kind::Gradient | Kind::Query | Kind::Planned => {
                 Err(Reason::Unexpected)
             }
         }

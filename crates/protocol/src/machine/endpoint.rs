@@ -95,11 +95,13 @@ pub enum Reason {
     Forged,
     /// Of a flow that was not announced: its rendezvous comes later, or never.
     Unannounced,
+    /// Labelled by another plan than the job's (GOAT): of another planner, or for workers that were told unlike ones.
+    Unplanned,
 }
 
 impl Reason {
     /// All reasons, in order: one counter each.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 18] = [
         Self::Malformed,
         Self::Version,
         Self::UnknownJob,
@@ -117,6 +119,7 @@ impl Reason {
         Self::OutboxFull,
         Self::Forged,
         Self::Unannounced,
+        Self::Unplanned,
     ];
 
     /// Its name in metrics.
@@ -140,6 +143,7 @@ impl Reason {
             Self::OutboxFull => "outbox_full",
             Self::Forged => "forged",
             Self::Unannounced => "unannounced",
+            Self::Unplanned => "unplanned",
         }
     }
 }

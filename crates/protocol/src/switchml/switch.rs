@@ -60,7 +60,7 @@ impl<A: Copy + PartialEq> Switch<A> {
                 pool.authenticate(preamble.generation, packet)?;
                 pool.take_abort(*from, &abort)
             }
-            Kind::Result | Kind::Abort | Kind::Gradient | Kind::Block | Kind::Signal => {
+            Kind::Result | Kind::Abort | Kind::Gradient | Kind::Block | Kind::Signal | Kind::Planned => {
                 return Err(Reason::Unexpected);
             }
         };

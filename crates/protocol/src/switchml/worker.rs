@@ -212,9 +212,13 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
                 self.stop();
                 Ok(Verdict::Absorb)
             }
-            Kind::Update | Kind::Restore | Kind::Query | Kind::Gradient | Kind::Block | Kind::Signal => {
-                Err(Reason::Unexpected)
-            }
+            Kind::Update
+            | Kind::Restore
+            | Kind::Query
+            | Kind::Gradient
+            | Kind::Block
+            | Kind::Signal
+            | Kind::Planned => Err(Reason::Unexpected),
         }
     }
 

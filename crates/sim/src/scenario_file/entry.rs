@@ -9,11 +9,12 @@ use toml::de::{DeTable, DeValue, ValueDeserializer};
 
 use super::error::{Mistake, at, unknown};
 use super::flows::transport;
+use super::jobs::workload;
 use super::lookup::{host, hosts};
 use super::schema::{File, Hosts, Job, TransportTable};
 use crate::net::{NodeId, Topology};
 use crate::systems::System;
-use crate::workload::{SwitchPlan, TransportPlan};
+use crate::workload::{SwitchPlan, TransportPlan, Workload};
 
 /// A system, to scenario files.
 #[derive(Clone, Copy)]
@@ -243,6 +244,14 @@ impl Entry<'_> {
     /// A mistake in the network's `mtu`.
     pub fn at_mtu(&self, message: impl std::fmt::Display) -> Mistake {
         at(&self.file.network.mtu, message)
+    }
+
+    /// What the workers sum.
+    ///
+    /// # Errors
+    /// What cannot be.
+    pub(crate) fn workload(&self) -> Result<Workload, Mistake> {
+        workload(self.job())
     }
 
     /// Which queue the job's packets are for, where the file says that.

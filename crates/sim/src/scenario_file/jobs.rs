@@ -116,7 +116,7 @@ fn workers(topology: &Topology, job: &Job, taken: &mut BTreeSet<NodeId>) -> Resu
     Ok(found)
 }
 
-fn workload(job: &Job) -> Result<Workload, Mistake> {
+pub(super) fn workload(job: &Job) -> Result<Workload, Mistake> {
     match (&job.tensor, &job.model) {
         (Some(tensor), None) => all_reduce(job, tensor.get_ref().0, tensor),
         (None, Some(model)) => training(job, model),

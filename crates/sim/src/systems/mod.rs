@@ -23,8 +23,10 @@ use crate::net::{ActorId, Class, Network, NodeId, Topology};
 use crate::scenario_file::Kind;
 use crate::workload::{JobPlan, Process, SwitchPlan, Tenant};
 
+mod aggregation;
 pub mod atp;
 pub mod dlcp;
+pub mod goat;
 mod keys;
 pub(crate) mod placement;
 pub mod ring;
@@ -33,8 +35,17 @@ pub mod tcp_ps;
 mod worker;
 
 /// The systems that this crate has.
-pub const ALL: [Kind; 8] =
-    [atp::ATP, atp::RSS, atp::PS, atp::PS_N_TO_N, switchml::KIND, ring::KIND, tcp_ps::KIND, dlcp::KIND];
+pub const ALL: [Kind; 9] = [
+    atp::ATP,
+    atp::RSS,
+    atp::PS,
+    atp::PS_N_TO_N,
+    goat::KIND,
+    switchml::KIND,
+    ring::KIND,
+    tcp_ps::KIND,
+    dlcp::KIND,
+];
 
 /// One job's system, as its table in the scenario file configures it. Everything in it has been checked.
 pub trait System: Debug + Send + Sync {

@@ -25,6 +25,7 @@ use crate::net::{
 use crate::systems::System;
 use crate::systems::atp::{Atp, Help};
 use crate::systems::dlcp::{Dlcp, PushPlan, Way};
+use crate::systems::goat::Goat;
 use crate::systems::ring::Ring;
 use crate::systems::switchml::SwitchMl;
 use crate::systems::tcp_ps::TcpPs;
@@ -55,8 +56,9 @@ const PACKET_BITS: u64 = 8 * 1_500;
 pub fn hostile(seed: u64) -> Scenario {
     let mut dice = Dice(Rand64::new(u128::from(seed) ^ 0xa7b0_0000_0000));
     // From dice of their own, so that what else is drawn stays as it was.
-    let [mut dlcp_dice, mut more_dice, mut ps_dice] = [0xd1c9_0000_0000, 0x3a75_0000_0000, 0x7c95_0000_0000]
-        .map(|which| Dice(Rand64::new(u128::from(seed) ^ which)));
+    let [mut dlcp_dice, mut more_dice, mut ps_dice, mut goat_dice] =
+        [0xd1c9_0000_0000, 0x3a75_0000_0000, 0x7c95_0000_0000, 0x60a7_0000_0000]
+            .map(|which| Dice(Rand64::new(u128::from(seed) ^ which)));
     let topology = topology(&mut dice, &mut more_dice);
     let aggregators = dice.among(&[0, 1, 3, 16, 64, 512]);
     let mut jobs: Vec<JobPlan> =
@@ -70,6 +72,8 @@ pub fn hostile(seed: u64) -> Scenario {
             job.system = Arc::new(system);
         } else if job.system.name() == "ring" && ps_dice.one_in(2) {
             job.system = Arc::new(tcp_ps(&mut ps_dice, &topology));
+        } else if job.system.name() == "atp" && goat_dice.one_in(3) {
+            job.system = Arc::new(goat(&mut goat_dice, &topology, job));
         }
         if let Workload::Training { pause: None, overlap, .. } = &mut job.workload {
             *overlap = ps_dice.one_in(2);
@@ -445,6 +449,37 @@ fn job(dice: &mut Dice, topology: &Topology, aggregators: u32, index: u64) -> Jo
         integers: dice.one_in(4),
         large_values: dice.among(&[0.0, 0.0, 0.02, 0.3]),
         sampled: false,
+    }
+}
+
+/// GOAT in the place of ATP, with a plan that nobody thought about: its parts need not be the model's, nor fit the switches' memory.
+fn goat(dice: &mut Dice, topology: &Topology, job: &JobPlan) -> Goat {
+    let switches: Vec<NodeId> = topology.programmable().collect();
+    let sub_models: Vec<u32> = (0..dice.range(1, 6)).map(|_| dice.among(&[1, 2, 7, 30, 100])).collect();
+    let mut nodes = vec![Vec::new(); job.workers.len()];
+    for _ in &sub_models {
+        let any = |dice: &mut Dice| (!switches.is_empty()).then(|| dice.among(&switches));
+        let (of_all, several) = (any(dice), dice.one_in(2));
+        for assigned in &mut nodes {
+            assigned.push(match dice.range(0, 8) {
+                0 => None,
+                1 | 2 if several => any(dice),
+                _ => of_all,
+            });
+        }
+    }
+    let packets: u32 = sub_models.iter().sum();
+    Goat {
+        server: job.system.server().expect("ATP has one"),
+        elements: job.system.packet_elements() as u16,
+        window: dice.among(&[1, 5, 64]).min(packets as u16),
+        sub_models,
+        nodes,
+        first_aggregator: dice.among(&[0, 0, 50]),
+        scaling: dice.among(&[Scaling::Static, Scaling::Static, Scaling::Dynamic]),
+        overflow: dice.among(&[Overflow::Reactive, Overflow::Reactive, Overflow::Proactive]),
+        congestion_control: !dice.one_in(4),
+        timeout: job.system.timeout(),
     }
 }
 

@@ -93,6 +93,14 @@ impl Schedule {
         }
     }
 
+    /// Elements of each tensor of an iteration; without a model of the one that comes again and again.
+    pub(crate) fn iteration(&self) -> Vec<usize> {
+        match self {
+            Self::AllReduce { elements, .. } => vec![*elements],
+            Self::Training(training) => training.gradients.iter().map(|of| of.elements).collect(),
+        }
+    }
+
     /// Which of the model's variables a tensor is the gradient of, counted from the front; without a model each is another.
     pub(crate) fn variable(&self, tensor: u64) -> u64 {
         match self {

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::models::Model;
 use super::parameter_server::ParameterServerPlan;
+use super::program::Schedule;
 use super::transport::TransportPlan;
 use crate::net::{Class, LinkId, Multipath, NodeId, PortId, Topology};
 use crate::systems::System;
@@ -147,6 +148,14 @@ pub enum Workload {
         /// Whether the forward pass of a layer waits for its own parameters alone, and not for those of all.
         overlap: bool,
     },
+}
+
+impl Workload {
+    /// Packets of so many elements that an iteration has, or a tensor of the micro-benchmark: the model, again and again.
+    pub(crate) fn packets(&self, elements: usize) -> u64 {
+        let tensors = Schedule::new(self).iteration();
+        tensors.into_iter().map(|tensor| tensor.div_ceil(elements) as u64).sum()
+    }
 }
 
 /// A flow beside the jobs.

@@ -2,15 +2,14 @@
 
 use std::sync::Arc;
 
-use fanin_protocol::atp::{ATP_WORKERS_MAX, Hashing, Overflow, Scaling, WINDOW_ELEMENTS_MAX};
-use fanin_wire::{FRAGMENT_ELEMENTS, fragment_elements_for_mtu, fragment_packet_bytes};
+use fanin_protocol::atp::{ATP_WORKERS_MAX, Hashing};
 use serde::Deserialize;
 use toml::Spanned;
 
 use super::super::System;
-use super::super::keys::{PacketLengths, timeout};
+use super::super::aggregation::{FRAGMENTS, OverflowName, ScalingName, server, window};
+use super::super::keys::timeout;
 use super::{Atp, Help};
-use crate::net::NodeId;
 use crate::scenario_file::{Entry, Kind, Mistake, Time, at, keys};
 
 pub(crate) const ATP: Kind = kind("atp", |entry| resolve(entry, Help::Way, true));
@@ -21,15 +20,6 @@ pub(crate) const PS_N_TO_N: Kind = kind("ps-n-to-n", |entry| resolve(entry, Help
 const fn kind(name: &'static str, resolve: fn(&mut Entry<'_>) -> Result<Arc<dyn System>, Mistake>) -> Kind {
     Kind { name, keys: keys::<Keys>, resolve }
 }
-
-/// In packets: beyond what a network of short delays needs.
-const WINDOW: u16 = 1024;
-
-const LENGTHS: PacketLengths = PacketLengths {
-    elements: &FRAGMENT_ELEMENTS,
-    for_mtu: fragment_elements_for_mtu,
-    packet_bytes: fragment_packet_bytes,
-};
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -72,20 +62,6 @@ enum HashingName {
     Partition,
 }
 
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
-#[serde(rename_all = "kebab-case")]
-enum ScalingName {
-    Static,
-    Dynamic,
-}
-
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
-#[serde(rename_all = "kebab-case")]
-enum OverflowName {
-    Reactive,
-    Proactive,
-}
-
 fn resolve(entry: &mut Entry<'_>, help: Help, has_server: bool) -> Result<Arc<dyn System>, Mistake> {
     let keys: Keys = entry.table()?;
     entry.workers_between(1, ATP_WORKERS_MAX.into())?;
@@ -93,15 +69,8 @@ fn resolve(entry: &mut Entry<'_>, help: Help, has_server: bool) -> Result<Arc<dy
     if let (Some(place), None) = (&keys.server, server) {
         return Err(at(place, "this system has no server of its own"));
     }
-    let elements = LENGTHS.of(entry, keys.elements.as_ref())?;
-    let most = (WINDOW_ELEMENTS_MAX / usize::from(elements)).min(usize::from(u16::MAX)) as u16;
-    let window = match &keys.window {
-        Some(window) if !(1..=most).contains(window.get_ref()) => {
-            return Err(at(window, format!("a window of packets of {elements} elements: 1 to {most}")));
-        }
-        Some(window) => *window.get_ref(),
-        None => WINDOW.min(most),
-    };
+    let elements = FRAGMENTS.of(entry, keys.elements.as_ref())?;
+    let window = window(elements, keys.window.as_ref())?;
     if let (Some(place), Help::None) = (&keys.hashing, help) {
         return Err(at(place, "`hashing` is about aggregators of switches, of which this system uses none"));
     }
@@ -112,28 +81,13 @@ fn resolve(entry: &mut Entry<'_>, help: Help, has_server: bool) -> Result<Arc<dy
         elements,
         window,
         hashing,
-        scaling: match keys.scaling {
-            ScalingName::Static => Scaling::Static,
-            ScalingName::Dynamic => Scaling::Dynamic,
-        },
-        overflow: match keys.overflow {
-            OverflowName::Reactive => Overflow::Reactive,
-            OverflowName::Proactive => Overflow::Proactive,
-        },
+        scaling: keys.scaling.into(),
+        overflow: keys.overflow.into(),
         congestion_control: keys.congestion_control,
         timeout: timeout(keys.timeout.as_ref())?,
     };
     system.fits(entry.topology(), entry.workers()).map_err(|error| entry.at_workers(error))?;
     Ok(Arc::new(system))
-}
-
-fn server(entry: &mut Entry<'_>, name: Option<&Spanned<String>>) -> Result<NodeId, Mistake> {
-    match name {
-        Some(name) => entry.host(name),
-        None => entry.free_host().ok_or_else(|| {
-            entry.at_system("no host is left for the server; name one with `server`, a worker's if need be")
-        }),
-    }
 }
 
 /// How a job's fragments find their aggregators; a job with a part of the table for itself has a window no longer than that.

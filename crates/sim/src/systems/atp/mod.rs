@@ -3,34 +3,23 @@
 
 mod keys;
 mod placement;
-mod stations;
-mod window;
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::Duration;
 
-use fanin_protocol::WorkerMachine;
-use fanin_protocol::atp::{
-    AtpJobConfig, AtpWorker, AtpWorkerPlan, Hashing, Overflow, Scaling, ServerJob, SwitchRoute,
-};
-use fanin_wire::{Directions, GradientPacket, Kind, Preamble, SAMPLE_ELEMENTS, fragment_packet_bytes};
+use fanin_protocol::atp::{AtpJobConfig, Hashing, Overflow, Scaling, ServerJob, SwitchRoute, Tree};
+use fanin_wire::{Directions, SAMPLE_ELEMENTS, fragment_packet_bytes};
 
-use super::worker::{WorkerOwner, retransmission};
-use super::{Counters, Declare, Machines, Process, Site, System, Tenant};
-use crate::net::{ActorId, Machine, Network, NodeId, SimAddress};
-use crate::workload::{Gradient, first};
-use placement::Placement;
-use stations::{SERVER_PORT, SWITCH_PORT, Served, Server, Switch, gradient};
-use window::Window;
+use super::aggregation::{Job, PACKET_KINDS, Part, Served, Server, Switch, Window, kind_of};
+use super::{Machines, Site, System, Tenant};
+use crate::net::{NodeId, SimAddress};
 
 pub(crate) use keys::{ATP, PS, PS_N_TO_N, RSS};
 
-/// Kinds of packets: a fragment on its way up, a sum on its way down.
-const GRADIENT: &str = "gradient";
-const PARAMETERS: &str = "parameters";
-
-type WorkerActor = Machine<AtpWorker<SimAddress, Gradient>, WorkerOwner>;
+/// UDP ports.
+const SWITCH_PORT: u16 = 4800;
+const SERVER_PORT: u16 = 4802;
 
 /// ATP's machines in one of their configurations.
 #[derive(Clone, Debug)]
@@ -93,25 +82,15 @@ impl System for Atp {
     }
 
     fn packet_kinds(&self) -> &'static [&'static str] {
-        &[GRADIENT, PARAMETERS]
+        &PACKET_KINDS
     }
 
     fn kind_of(&self, packet: &[u8]) -> Option<&'static str> {
-        let preamble = Preamble::parse(packet).ok().filter(|preamble| preamble.kind == Kind::Gradient)?;
-        let gradient = GradientPacket::parse(preamble, packet).ok()?;
-        Some(if gradient.header.flags.is_ack { PARAMETERS } else { GRADIENT })
+        kind_of::<Directions>(packet)
     }
 
     fn bound(&self, workers: usize, largest: f64) -> f64 {
-        let workers = workers as f64;
-        // Each contribution is rounded once, to a multiple of the factor (ATP §3.8): n halves of a unit.
-        let fixed = workers / 2.0 / 1e8;
-        // A factor of its own has the whole range of an int32, less n, for n times its largest value (§B.3).
-        let own = match self.scaling {
-            Scaling::Static => 0.0,
-            Scaling::Dynamic => workers / 2.0 * workers * largest / (f64::from(i32::MAX) - workers),
-        };
-        fixed.max(own) * (1.0 + 1e-6)
+        super::aggregation::bound(self.scaling, workers, largest)
     }
 
     fn packet_elements(&self) -> usize {
@@ -126,12 +105,24 @@ impl System for Atp {
         let parts =
             servers.into_iter().enumerate().map(|(part, server)| self.part(&tenant, part, server, site));
         let parts = parts.collect();
-        Box::new(Job { config: self.clone(), tenant, parts })
+        Box::new(Job {
+            tenant,
+            timeout: self.timeout,
+            elements: self.elements,
+            switches_sum: self.help != Help::None,
+            parts,
+        })
     }
 }
 
 impl Atp {
-    fn part(&self, tenant: &Tenant, part: usize, server: NodeId, site: &mut Site<'_>) -> Part {
+    fn part(
+        &self,
+        tenant: &Tenant,
+        part: usize,
+        server: NodeId,
+        site: &mut Site<'_>,
+    ) -> Part<Directions, SwitchRoute<SimAddress>, Tree> {
         let plan = tenant.plan();
         let identity = (tenant.id(part), tenant.key(part));
         let placement = self
@@ -153,21 +144,10 @@ impl Atp {
         };
         let config = config.check().expect("a scenario's numbers are checked when it is read");
         let window = Rc::new(RefCell::new(Window::new(self.window, plan.workers.len())));
-        let (classify, declare) = (site.classify(), site.declare(fragment_packet_bytes(SAMPLE_ELEMENTS)));
+        let declare = site.declare(fragment_packet_bytes(SAMPLE_ELEMENTS));
         let mut switches = Vec::new();
         for hop in &placement.switches {
-            let (switch, classify, declare) = (site.switch(), classify.clone(), declare.clone());
-            let station = site.station(hop.switch, SWITCH_PORT, || Switch {
-                node: hop.switch,
-                aggregators: switch.aggregators,
-                ways: switch.ways,
-                stale: switch.stale,
-                classify,
-                declare,
-                actor: Cell::new(ActorId(u32::MAX)),
-                routes: RefCell::default(),
-                elements: Cell::new(0),
-            });
+            let station = Switch::on(site, hop.switch, SWITCH_PORT, &declare);
             let port = if hop.upstream == server { SERVER_PORT } else { SWITCH_PORT };
             station.routes.borrow_mut().push(SwitchRoute {
                 id: config.id,
@@ -181,163 +161,19 @@ impl Atp {
         }
         let workers = placement.workers.iter().map(|(directions, _)| *directions).collect();
         let job = ServerJob { config, workers, level: placement.server_level, restored: false };
-        let server = site.station(server, SERVER_PORT, || Server {
-            node: server,
-            classify,
-            declare: declare.clone(),
-            actor: Cell::new(ActorId(u32::MAX)),
-            jobs: RefCell::default(),
+        let station = Server::on(site, server, SERVER_PORT, &declare);
+        station.jobs.borrow_mut().push(Served {
+            id: config.id,
+            job,
+            restored: |job| ServerJob { restored: true, ..job },
+            tenant: tenant.clone(),
+            window: window.clone(),
         });
-        server.jobs.borrow_mut().push(Served { job, tenant: tenant.clone(), window: window.clone() });
-        Part { config, placement, switches, server, window, declare }
-    }
-}
-
-/// A job in a run.
-struct Job {
-    config: Atp,
-    tenant: Tenant,
-    /// One for each server: all of them are one to the user.
-    parts: Vec<Part>,
-}
-
-/// One server's part of a job.
-struct Part {
-    config: AtpJobConfig,
-    placement: Placement,
-    switches: Vec<Rc<Switch>>,
-    server: Rc<Server>,
-    window: Rc<RefCell<Window>>,
-    declare: Declare,
-}
-
-impl Part {
-    /// What a worker's packets say, and where they go first.
-    fn way_up(&self, rank: usize) -> (Directions, SimAddress) {
-        let (directions, upstream) = self.placement.workers[rank];
-        let port = if upstream == self.server.node { SERVER_PORT } else { SWITCH_PORT };
-        (directions, SimAddress::new(upstream, port))
-    }
-
-    fn depends_on(&self, node: NodeId) -> bool {
-        self.server.node == node || self.switches.iter().any(|switch| switch.node == node)
-    }
-}
-
-impl Job {
-    fn worker(&self, process: Process) -> WorkerActor {
-        let (rank, part) = (process.rank(), &self.parts[process.part()]);
-        let (directions, upstream) = part.way_up(rank);
-        let timeout = retransmission(self.config.timeout);
-        let worker = AtpWorker::new(part.config, directions, upstream, timeout)
-            .with_packet_bytes(fragment_packet_bytes(self.config.elements.into()));
-        let declare = part.declare.clone();
-        let (class, window) = (self.tenant.plan().class, part.window.clone());
-        let owner = WorkerOwner::watched(process, move |packet| {
-            let parameters = gradient(packet)
-                .filter(|gradient| gradient.header.flags.is_ack && !gradient.payload.is_empty());
-            // Without, the server asks for something again: nothing has come.
-            let Some(parameters) = parameters else { return false };
-            window.borrow_mut().received(rank, parameters.header.sequence);
-            true
-        });
-        Machine::new(worker, owner).classified(move |_, _| class).declaring(move |packet| declare(packet))
-    }
-}
-
-impl Machines for Job {
-    fn add_worker(&self, network: &mut Network, process: Process) -> ActorId {
-        let (node, port) = (process.node(), process.port());
-        network.add_actor(node, port, self.worker(process))
-    }
-
-    fn counters(&self, network: &Network) -> Counters {
-        let (mut switch_aggregations, mut switch_collisions) = (0, 0);
-        let (mut server_aggregations, mut overflows) = (0, 0);
-        for part in &self.parts {
-            for switch in &part.switches {
-                if let Some(progress) = switch.progress(network, part.config.id) {
-                    switch_aggregations += progress.aggregations;
-                    switch_collisions += progress.collisions;
-                }
-            }
-            if let Some(progress) = part.server.progress(network, part.config.id) {
-                server_aggregations += progress.aggregations;
-                overflows += progress.overflows;
-            }
-        }
-        let (mut packets_sent, mut retransmissions, mut proactive) = (0, 0, 0);
-        for actor in self.tenant.machines() {
-            if let Some(worker) = network.actor::<WorkerActor>(actor) {
-                packets_sent += worker.machine.statistics().packets_sent;
-                retransmissions += worker.machine.statistics().retransmissions;
-                proactive += worker.machine.progress().proactive;
-            }
-        }
-        let aggregates = self.config.help != Help::None;
-        Counters {
-            switch_aggregations: aggregates.then_some(switch_aggregations),
-            switch_collisions: aggregates.then_some(switch_collisions),
-            server_aggregations: Some(server_aggregations),
-            packets_sent: Some(packets_sent),
-            retransmissions: Some(retransmissions),
-            overflows: Some(overflows),
-            proactive: Some(proactive),
-            ..Counters::default()
-        }
-    }
-
-    fn standing(&self, network: &Network) -> String {
-        let workers = self.tenant.machines().into_iter().filter_map(|actor| {
-            let progress = network.actor::<WorkerActor>(actor)?.machine.progress();
-            Some(format!("expects {} sends {}", progress.expected, progress.next))
-        });
-        let servers = self.parts.iter().filter_map(|part| {
-            let progress = part.server.progress(network, part.config.id)?;
-            Some(format!("gathers {}", progress.earliest))
-        });
-        let (workers, servers): (Vec<_>, Vec<_>) = (workers.collect(), servers.collect());
-        format!("; workers: {}; server: {}", first(&workers), first(&servers))
-    }
-
-    /// The controller tells the workers of all jobs that use a switch or server that it is back. They would find out by
-    /// themselves, but for one who has nothing to send: a server that forgot as well may need what only he has.
-    fn resume(&self, network: &mut Network, node: NodeId) {
-        for (number, part) in self.parts.iter().enumerate().filter(|(_, part)| part.depends_on(node)) {
-            for rank in 0..self.tenant.plan().workers.len() {
-                let actor = self.tenant.machine(rank, number);
-                if network.actor::<WorkerActor>(actor).is_none() {
-                    continue;
-                }
-                let (directions, upstream) = part.way_up(rank);
-                network.with_actor(actor, |worker: &mut WorkerActor, context| {
-                    let (id, key, generation) =
-                        (part.config.id, part.config.key, worker.machine.generation());
-                    let plan = AtpWorkerPlan { id, key, generation, directions, upstream };
-                    worker.machine.resume(context.now(), plan);
-                    worker.drain(context);
-                });
-            }
-        }
-    }
-
-    /// On the same host but at another port (ATP §A.3). It begins where the server says that the job stands; the parameters of
-    /// before it would copy from another worker.
-    fn respawn(&self, network: &mut Network, mut process: Process) -> Option<ActorId> {
-        let part = &self.parts[process.part()];
-        let earliest = part.server.progress(network, part.config.id)?.earliest;
-        let (tensor, fragment) = self.tenant.locate(earliest, self.config.elements.into());
-        process.in_place_of_another(tensor, fragment as usize * usize::from(part.config.elements));
-        part.window.borrow_mut().begins_at(process.rank(), earliest);
-        let (node, port) = (process.node(), process.port());
-        let mut worker = self.worker(process);
-        worker.machine.begin_at(earliest, tensor as u16, fragment);
-        Some(network.add_actor(node, port, worker))
-    }
-
-    fn die(&self, network: &mut Network) {
-        for part in &self.parts {
-            part.server.remove(network, part.config.id);
-        }
+        let way_up = |(directions, upstream): &(Directions, NodeId)| {
+            let port = if *upstream == server { SERVER_PORT } else { SWITCH_PORT };
+            (*directions, SimAddress::new(*upstream, port))
+        };
+        let workers = placement.workers.iter().map(way_up).collect();
+        Part { config, workers, switches, server: station, window, declare, moved: None }
     }
 }

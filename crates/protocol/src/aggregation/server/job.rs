@@ -5,15 +5,14 @@ use alloc::vec;
 use alloc::vec::Vec;
 use core::time::Duration;
 use fanin_wire::{
-    Abort, AbortReason, Directions, Flags, Generation, GradientHeader, GradientPacket, Kind, Preamble, Rank,
-    ShardId, WorkerId, fragment_packet_bytes,
+    Abort, AbortReason, Flags, FragmentHeader, FragmentPacket, Generation, GradientHeader, Kind, Label,
+    Preamble, Rank, ShardId, WorkerId, fragment_packet_bytes,
 };
 
 use super::fragment::{ExactSums, Finished, Subject, Unfinished, is_sent_again};
-use super::tree::{Coverage, Tree};
-use super::{AtpServerProgress, ServerJob};
-use crate::atp::children::Children;
-use crate::atp::{AtpConfigError, AtpJobConfig, Hashing, Scaling};
+use super::{Admitted, Coverage, GoOn, Roster, ServerProgress};
+use crate::aggregation::children::Children;
+use crate::aggregation::{ConfigError, Hashing, JobConfig, Scaling};
 use crate::machine::{Instant, JobProgress, Reason, Transmit, Verdict};
 use crate::transport::Sender;
 
@@ -38,7 +37,7 @@ enum To {
 }
 
 #[derive(Debug)]
-struct Place {
+struct Place<L> {
     gathering: Unfinished,
     finished: Option<Finished>,
     /// Whether it is certain which fragment is next: not so after a restart, until one is finished here.
@@ -47,7 +46,7 @@ struct Place {
     /// To whom the finished parameters went last because they were asked for, and when.
     answered: Option<(To, Instant)>,
     /// What is asked for, until it is sent.
-    request: Option<GradientHeader>,
+    request: Option<FragmentHeader<L>>,
     /// When the fragment before the one that is gathered was last asked for.
     requested_before: Option<Instant>,
 }
@@ -67,10 +66,10 @@ enum Abortion {
 }
 
 #[derive(Debug)]
-pub(super) struct Job<A> {
-    config: AtpJobConfig,
-    tree: Tree,
-    places: Vec<Place>,
+pub(super) struct Job<A, R: Roster<A>> {
+    config: JobConfig,
+    roster: R,
+    places: Vec<Place<R::Label>>,
     /// Sums of what is gathered, `elements` for each place.
     sums: Vec<i64>,
     /// Sums of original floats that no fragment needs now.
@@ -87,43 +86,38 @@ pub(super) struct Job<A> {
     in_line: bool,
     /// Fragments and overflows of this period, and overflows of the one before.
     period: (u32, u32, u32),
-    progress: AtpServerProgress,
+    progress: ServerProgress,
 }
 
-impl<A: Copy + PartialEq> Job<A> {
-    pub(super) fn new(job: ServerJob) -> Result<Self, AtpConfigError> {
-        let config = job.config.check()?;
-        let workers = usize::from(config.workers);
-        if job.workers.len() != workers {
-            return Err(AtpConfigError::Directions(job.workers.len()));
-        }
-        let tree = Tree::new(&job.workers, job.level)?;
+impl<A: Copy + PartialEq, R: Roster<A>> Job<A, R> {
+    pub(super) fn new(admitted: Admitted<R, A>) -> Self {
+        let Admitted { config, roster, restored, children } = admitted;
         let (window, elements) = (usize::from(config.window_max), usize::from(config.elements));
         let place = |sequence| Place {
             gathering: Unfinished::new(sequence),
             finished: None,
-            anchored: !job.restored,
+            anchored: !restored,
             parameters_to: To::Nobody,
             answered: None,
             request: None,
             requested_before: None,
         };
-        Ok(Self {
+        Self {
             config,
-            tree,
+            children: Children::known(roster.workers(), &children),
+            roster,
             places: (0..u64::from(config.window_max)).map(place).collect(),
             sums: vec![0; window * elements],
             spare: Vec::new(),
             parameters: vec![0; window * elements * 4],
-            children: Children::new(workers),
             outgoing: VecDeque::with_capacity(2 * window),
             newest: None,
             abortion: Abortion::None,
             abort_pending: false,
             in_line: false,
             period: (0, 0, 0),
-            progress: AtpServerProgress::default(),
-        })
+            progress: ServerProgress::default(),
+        }
     }
 
     /// Whether a packet was written by a member of the job, of this generation.
@@ -140,19 +134,19 @@ impl<A: Copy + PartialEq> Job<A> {
         &mut self,
         now: Instant,
         from: A,
-        packet: &GradientPacket<'_>,
+        packet: &FragmentPacket<'_, R::Label>,
     ) -> Result<Verdict, Reason> {
-        let GradientPacket { header, payload, .. } = packet;
+        let FragmentPacket { header, payload, .. } = packet;
         if header.flags.is_ack {
             return Err(Reason::Unexpected);
         }
-        let sender = self.tree.coverage(&header.directions).ok_or(Reason::OutOfRange)?;
+        let sender = self.roster.coverage(header)?;
         if payload.len() != self.config.payload_bytes() {
             return Err(Reason::ChunkLength);
         }
         self.progress.bytes_received += (fanin_wire::GRADIENT_HEADER_BYTES + payload.len()) as u64;
         if !matches!(self.abortion, Abortion::None) {
-            self.children.learn(sender.child.into(), from);
+            self.learn(&sender, from);
             self.abort_pending = true;
             return Err(Reason::Aborted);
         }
@@ -178,9 +172,19 @@ impl<A: Copy + PartialEq> Job<A> {
         }
         // A copy that the network held back says where its child was, and not where it is.
         if !matches!(verdict, Err(Reason::Stale | Reason::Ahead)) {
-            self.children.learn(sender.child.into(), from);
+            self.learn(&sender, from);
         }
         verdict
+    }
+
+    pub(super) fn child_moved(&mut self, child: usize, to: A) {
+        self.children.learn(child, to);
+    }
+
+    fn learn(&mut self, sender: &Coverage, from: A) {
+        if sender.teaches {
+            self.children.learn(sender.child.into(), from);
+        }
     }
 
     /// A packet of the fragment that its place gathers.
@@ -188,10 +192,10 @@ impl<A: Copy + PartialEq> Job<A> {
         &mut self,
         now: Instant,
         at: usize,
-        packet: &GradientPacket<'_>,
+        packet: &FragmentPacket<'_, R::Label>,
         sender: &Coverage,
     ) -> Result<Verdict, Reason> {
-        let GradientPacket { header, payload, .. } = packet;
+        let FragmentPacket { header, payload, .. } = packet;
         let elements = usize::from(self.config.elements);
         let sums = &mut self.sums[at * elements..][..elements];
         let place = &mut self.places[at];
@@ -220,7 +224,7 @@ impl<A: Copy + PartialEq> Job<A> {
         // Congestion and collisions are news even when the values are not (Figure 7, box 7).
         gathering.ecn |= header.flags.ecn;
         gathering.collision |= header.flags.collision;
-        let workers = self.tree.workers() as u32;
+        let workers = self.roster.workers() as u32;
         if let Err(reason) = added {
             // A worker that sends scaled values again has not heard that the original ones are wanted; and whatever is sent again to
             // a server that forgot, somebody may not have heard that he has the parameters.
@@ -235,13 +239,14 @@ impl<A: Copy + PartialEq> Job<A> {
         self.progress.aggregations += 1;
         self.progress.complete += u64::from(sender.count == workers);
         self.progress.partial += u64::from(sender.count > 1 && sender.count < workers);
-        if gathering.count < workers {
+        if gathering.gathered() < workers {
             // Perhaps the others have this fragment behind them, and only this server forgot.
             if is_sent_again(header.flags) && !place.anchored {
                 self.request(now, at, header);
             }
             return Ok(Verdict::Absorb);
         }
+        gathering.add_aside(sums);
         if gathering.saturated {
             gathering.await_originals();
             self.progress.overflows += 1;
@@ -279,10 +284,10 @@ impl<A: Copy + PartialEq> Job<A> {
         &mut self,
         now: Instant,
         at: usize,
-        packet: &GradientPacket<'_>,
+        packet: &FragmentPacket<'_, R::Label>,
         sender: &Coverage,
     ) -> Result<Verdict, Reason> {
-        let GradientPacket { header, .. } = packet;
+        let FragmentPacket { header, .. } = packet;
         let place = &mut self.places[at];
         let previous = header.sequence + u64::from(self.config.window_max) == place.gathering.sequence;
         let has_parameters = place.finished.is_some_and(|finished| finished.sequence == header.sequence);
@@ -313,7 +318,7 @@ impl<A: Copy + PartialEq> Job<A> {
     }
 
     /// All workers are in: the sums become parameters.
-    fn finish(&mut self, at: usize, header: &GradientHeader) {
+    fn finish(&mut self, at: usize, header: &FragmentHeader<R::Label>) {
         let elements = usize::from(self.config.elements);
         let gathering = &self.places[at].gathering;
         gathering.write_parameters(
@@ -373,7 +378,7 @@ impl<A: Copy + PartialEq> Job<A> {
     }
 
     /// A worker hands back the parameters of the fragment that a place gathers.
-    fn restore(&mut self, at: usize, packet: &GradientPacket<'_>) {
+    fn restore(&mut self, at: usize, packet: &FragmentPacket<'_, R::Label>) {
         let bytes = self.config.payload_bytes();
         self.parameters[at * bytes..][..bytes].copy_from_slice(packet.payload);
         self.finished(at, finished_by_hand(&packet.header));
@@ -418,7 +423,7 @@ impl<A: Copy + PartialEq> Job<A> {
     }
 
     /// Asks all workers for what they have of a fragment: parameters, or original values. Not if it did a moment ago.
-    fn request(&mut self, now: Instant, at: usize, header: &GradientHeader) -> bool {
+    fn request(&mut self, now: Instant, at: usize, header: &FragmentHeader<R::Label>) -> bool {
         let place = &mut self.places[at];
         let Unfinished { sequence, requested, .. } = &mut place.gathering;
         let requested = if header.sequence == *sequence { requested } else { &mut place.requested_before };
@@ -441,7 +446,7 @@ impl<A: Copy + PartialEq> Job<A> {
 
     /// Two workers do not reduce the same.
     fn disagree(&mut self, first: Subject, second: Subject) {
-        let named = |subject: Subject| (Rank(self.tree.rank(subject.first.into())), subject.collective);
+        let named = |subject: Subject| (Rank(self.roster.rank(subject.first.into())), subject.collective);
         let reason = AbortReason::Mismatch { first: named(first), second: named(second) };
         self.stop(Abortion::New(reason));
     }
@@ -470,31 +475,32 @@ impl<A: Copy + PartialEq> Job<A> {
         Some(reason)
     }
 
-    pub(super) fn set_up_again(
+    pub(super) fn go_on(
         &mut self,
         generation: Generation,
-        workers: &[Directions],
-        level: u8,
-    ) -> Result<u64, AtpConfigError> {
-        if workers.len() != self.tree.workers() {
-            return Err(AtpConfigError::Directions(workers.len()));
-        }
-        let after = Tree::new(workers, level)?;
-        let mut positions = vec![0; workers.len()];
-        for position in 0..workers.len() {
+        of: impl FnOnce(&R) -> Result<GoOn<R, A>, ConfigError>,
+    ) -> Result<u64, ConfigError> {
+        let GoOn { roster: after, children, keeps } = of(&self.roster)?;
+        let workers = self.roster.workers();
+        let mut positions = vec![0; workers];
+        for position in 0..workers {
             positions[usize::from(after.rank(position))] = position;
         }
         for place in &mut self.places {
-            let renamed = |position| positions[usize::from(self.tree.rank(position))];
-            place.gathering.rename(renamed, workers.len());
+            let renamed = |position| positions[usize::from(self.roster.rank(position))];
+            if keeps {
+                place.gathering.rename(renamed, workers);
+            } else {
+                place.gathering.begin(place.gathering.sequence, &mut self.spare);
+            }
             place.parameters_to = To::Nobody;
             place.answered = None;
             place.request = None;
         }
-        self.tree = after;
+        self.roster = after;
         self.config.generation = generation;
         self.outgoing.clear();
-        self.children.forget();
+        self.children = Children::known(workers, &children);
         Ok(self.earliest())
     }
 
@@ -504,30 +510,31 @@ impl<A: Copy + PartialEq> Job<A> {
 
     pub(super) fn job_progress(&self) -> JobProgress {
         let mut progress = JobProgress {
-            waiting_for: vec![0; self.tree.workers()],
+            waiting_for: vec![0; self.roster.workers()],
             completed: self.progress.completed,
             retransmitted: self.progress.duplicates,
             aggregations: self.progress.aggregations,
             collisions: self.progress.collisions,
             ..JobProgress::default()
         };
-        for gathering in self.places.iter().map(|place| &place.gathering).filter(|found| found.count > 0) {
+        for gathering in self.places.iter().map(|place| &place.gathering).filter(|found| found.gathered() > 0)
+        {
             progress.in_use += 1;
-            for position in 0..self.tree.workers() {
-                let rank = usize::from(self.tree.rank(position));
-                progress.waiting_for[rank] += u32::from(!gathering.contributed.contains(position));
+            for position in 0..self.roster.workers() {
+                let rank = usize::from(self.roster.rank(position));
+                progress.waiting_for[rank] += u32::from(!gathering.has(position));
             }
         }
         progress
     }
 
-    pub(super) fn progress(&self) -> AtpServerProgress {
-        AtpServerProgress { earliest: self.earliest(), ..self.progress }
+    pub(super) fn progress(&self) -> ServerProgress {
+        ServerProgress { earliest: self.earliest(), ..self.progress }
     }
 
     pub(super) fn poll_transmit(&mut self, train: &mut [u8]) -> Option<Transmit<'_, A>> {
         let preamble = Preamble {
-            kind: Kind::Gradient,
+            kind: R::Label::KIND,
             job: self.config.id,
             generation: self.config.generation,
             worker: WorkerId::ALL,
@@ -547,10 +554,14 @@ impl<A: Copy + PartialEq> Job<A> {
         while let Some(&(at, what)) = self.outgoing.front() {
             let place = &mut self.places[at];
             let (to, header, payload) = match (what, place.request, place.finished) {
-                (Outgoing::Request, Some(request), _) => (To::All, request_header(&request), &[][..]),
+                (Outgoing::Request, Some(request), _) => {
+                    let directions = self.roster.answer(request.sequence, 0);
+                    (To::All, request_header(request, directions), &[][..])
+                }
                 (Outgoing::Parameters, _, Some(finished)) => {
                     let payload = &self.parameters[at * payload_bytes..][..payload_bytes];
-                    (place.parameters_to, finished.header(), payload)
+                    let directions = self.roster.answer(finished.sequence, finished.next_aggregator_index);
+                    (place.parameters_to, finished.header(directions), payload)
                 }
                 // What was to be asked for has come in the meantime, and its parameters stand behind.
                 _ => {
@@ -566,7 +577,7 @@ impl<A: Copy + PartialEq> Job<A> {
             }
             let elements = payload.len() / 4;
             let out = &mut train[bytes..];
-            bytes += GradientPacket::write(out, self.config.key, &preamble, &header, elements, |out| {
+            bytes += FragmentPacket::write(out, self.config.key, &preamble, &header, elements, |out| {
                 out.copy_from_slice(payload);
             });
             match what {
@@ -584,7 +595,7 @@ impl<A: Copy + PartialEq> Job<A> {
     }
 }
 
-impl<A: Copy + PartialEq> Sender for Job<A> {
+impl<A: Copy + PartialEq, R: Roster<A>> Sender for Job<A, R> {
     fn in_line(&mut self) -> &mut bool {
         &mut self.in_line
     }
@@ -595,10 +606,8 @@ impl<A: Copy + PartialEq> Sender for Job<A> {
 }
 
 impl Finished {
-    fn header(&self) -> GradientHeader {
-        let mut directions = Directions::default();
-        directions.bitmaps[0] = self.next_aggregator_index;
-        GradientHeader {
+    fn header<L>(&self, directions: L) -> FragmentHeader<L> {
+        FragmentHeader {
             flags: Flags { is_ack: true, ecn: self.ecn, resend: self.lost, ..Flags::default() },
             directions,
             sequence: self.sequence,
@@ -612,7 +621,7 @@ impl Finished {
 }
 
 /// Parameters that a worker hands back: it knows the index that its place uses from now on.
-const fn finished_by_hand(header: &GradientHeader) -> Finished {
+const fn finished_by_hand<L>(header: &FragmentHeader<L>) -> Finished {
     Finished {
         sequence: header.sequence,
         collective: header.collective,
@@ -626,10 +635,10 @@ const fn finished_by_hand(header: &GradientHeader) -> Finished {
 }
 
 /// The request for whatever a worker has of a fragment, which also frees its aggregators.
-fn request_header(fragment: &GradientHeader) -> GradientHeader {
-    GradientHeader {
+fn request_header<L>(fragment: FragmentHeader<L>, directions: L) -> FragmentHeader<L> {
+    FragmentHeader {
         flags: Flags { is_ack: true, overflow: true, ..Flags::default() },
-        directions: Directions::default(),
-        ..*fragment
+        directions,
+        ..fragment
     }
 }

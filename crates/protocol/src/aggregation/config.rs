@@ -1,14 +1,14 @@
-//! What the machines of an ATP job are told at their construction, checked there, and a worker when it goes on.
+//! What the machines of a job are told at their construction, checked there, and a worker when it goes on.
 
 use fanin_wire::{
-    CHILDREN_MAX, Directions, FRAGMENT_ELEMENTS, Generation, GradientHeader, JobId, Key, LEVELS_MAX,
+    CHILDREN_MAX, FRAGMENT_ELEMENTS, Generation, GradientHeader, JobId, Key, LEVELS_MAX, PLANNED_WORKERS_MAX,
     is_fragment,
 };
 
 use crate::transport::mix;
 
-/// Most workers of an ATP job: two levels of 32 (ATP §3.4).
-pub const ATP_WORKERS_MAX: u16 = (CHILDREN_MAX * CHILDREN_MAX) as u16;
+/// Most workers of a job: two levels of 32 (ATP §3.4).
+pub const WORKERS_MAX: u16 = (CHILDREN_MAX * CHILDREN_MAX) as u16;
 /// Most elements that a worker may have sent and not got back: window times elements of a fragment. The server holds this
 /// many sums and parameters of each job.
 pub const WINDOW_ELEMENTS_MAX: usize = 1 << 20;
@@ -21,7 +21,9 @@ pub const DEFAULT_WAYS: u8 = 8;
 /// Most of these.
 pub const WAYS_MAX: u8 = 64;
 /// Most jobs that a switch or a server holds.
-pub const ATP_JOBS_MAX: usize = 1024;
+pub const JOBS_MAX: usize = 1024;
+/// Most parts of a model: their number has 16 bits.
+pub const SUB_MODELS_MAX: usize = 1 << 16;
 /// The fixed scaling factor (ATP §3.8).
 const STATIC_FACTOR: f64 = 1e8;
 
@@ -62,14 +64,14 @@ pub enum Overflow {
 
 /// One job as its workers and its server see it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct AtpJobConfig {
+pub struct JobConfig {
     /// The job's id.
     pub id: JobId,
     /// What its packets are tagged with.
     pub key: Key,
     /// How often the job was set up again.
     pub generation: Generation,
-    /// Number of workers, 1 to [`ATP_WORKERS_MAX`].
+    /// Number of workers, 1 to [`WORKERS_MAX`].
     pub workers: u16,
     /// Elements of a fragment, one of [`FRAGMENT_ELEMENTS`]; in a simulation perhaps [`SAMPLE_ELEMENTS`](fanin_wire::SAMPLE_ELEMENTS).
     pub elements: u16,
@@ -90,29 +92,29 @@ pub struct AtpJobConfig {
     pub originals_elements_max: u32,
 }
 
-impl AtpJobConfig {
+impl JobConfig {
     /// The configuration, if every number is within its limit.
     ///
     /// # Errors
     /// The first number that is not.
-    pub fn check(self) -> Result<Self, AtpConfigError> {
-        if self.workers == 0 || self.workers > ATP_WORKERS_MAX {
-            return Err(AtpConfigError::Workers(self.workers));
+    pub fn check(self) -> Result<Self, ConfigError> {
+        if self.workers == 0 || self.workers > WORKERS_MAX {
+            return Err(ConfigError::Workers(self.workers));
         }
         if !is_fragment(self.elements.into()) {
-            return Err(AtpConfigError::Elements(self.elements));
+            return Err(ConfigError::Elements(self.elements));
         }
         let window_elements = usize::from(self.window_max) * usize::from(self.elements);
         if window_elements == 0 || window_elements > WINDOW_ELEMENTS_MAX {
-            return Err(AtpConfigError::Window { fragments: self.window_max, elements: self.elements });
+            return Err(ConfigError::Window { fragments: self.window_max, elements: self.elements });
         }
         if self.aggregators > AGGREGATORS_MAX {
-            return Err(AtpConfigError::Aggregators(self.aggregators));
+            return Err(ConfigError::Aggregators(self.aggregators));
         }
         if let Hashing::Partition { first } = self.hashing
             && u64::from(first) + u64::from(self.window_max) > u64::from(self.aggregators)
         {
-            return Err(AtpConfigError::Partition { first, fragments: self.window_max });
+            return Err(ConfigError::Partition { first, fragments: self.window_max });
         }
         Ok(self)
     }
@@ -176,15 +178,15 @@ impl AtpJobConfig {
 
 /// How a worker goes on in another generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct AtpWorkerPlan<A> {
+pub struct WorkerPlan<A, D> {
     /// The job's id: another one where a server that lost its memory admitted it anew.
     pub id: JobId,
     /// What its packets are tagged with, the id's own.
     pub key: Key,
     /// The generation.
     pub generation: Generation,
-    /// Of the worker's packets: its place in the hierarchy may be another now.
-    pub directions: Directions,
+    /// Of the worker's packets: where they are summed may be another place now.
+    pub directions: D,
     /// The rack's switch, or the server where there is none.
     pub upstream: A,
 }
@@ -217,7 +219,7 @@ const FEISTEL_ROUNDS: u64 = 4;
 
 /// A number outside its limit, or directions that do not fit together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AtpConfigError {
+pub enum ConfigError {
     /// No job has so many workers.
     Workers(u16),
     /// No packet carries so many elements.
@@ -244,6 +246,28 @@ pub enum AtpConfigError {
     Level(u8),
     /// The machine holds as many jobs as it can.
     Jobs,
+    /// No model has such parts: none, too many, or one without fragments.
+    SubModels(usize),
+    /// A job with a plan has more fragments on the way than the plan says where to sum.
+    PlannedWindow {
+        /// Fragments of the window.
+        window: u16,
+        /// Fragments of the plan.
+        planned: u32,
+    },
+    /// More workers than a plan's packets can name.
+    PlannedWorkers(u16),
+    /// The assignment of the worker of this rank is not one of the job's sub-models.
+    Assignment {
+        /// The worker.
+        rank: usize,
+        /// Sub-models that it says a node for.
+        said: usize,
+        /// How many there are.
+        is: usize,
+    },
+    /// The server was told the assignments, or the ways down, of so many workers of a job with another number.
+    Assignments(usize),
     /// The server was told the place of so many workers of a job with another number.
     Directions(usize),
     /// The worker of this rank stands in no place of its own: no bit where it needs one, several, or another's.
@@ -261,10 +285,10 @@ pub enum AtpConfigError {
     },
 }
 
-impl core::fmt::Display for AtpConfigError {
+impl core::fmt::Display for ConfigError {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self {
-            Self::Workers(n) => write!(f, "{n} workers: a job has 1 to {ATP_WORKERS_MAX}"),
+            Self::Workers(n) => write!(f, "{n} workers: a job has 1 to {WORKERS_MAX}"),
             Self::Elements(n) => write!(f, "{n} elements a fragment: one of {FRAGMENT_ELEMENTS:?}"),
             Self::Window { fragments, elements } => write!(
                 f,
@@ -276,7 +300,22 @@ impl core::fmt::Display for AtpConfigError {
                 write!(f, "a part of {fragments} aggregators from {first} on: the table ends before")
             }
             Self::Level(level) => write!(f, "level {level}: a hierarchy has {LEVELS_MAX}, counted from 0"),
-            Self::Jobs => write!(f, "no more than {ATP_JOBS_MAX} jobs at one machine"),
+            Self::Jobs => write!(f, "no more than {JOBS_MAX} jobs at one machine"),
+            Self::SubModels(n) => {
+                write!(f, "{n} sub-models: 1 to {SUB_MODELS_MAX}, each of at least one fragment")
+            }
+            Self::PlannedWindow { window, planned } => {
+                write!(f, "a window of {window} fragments: no more than the {planned} of the plan")
+            }
+            Self::PlannedWorkers(n) => {
+                write!(f, "{n} workers: a job with a plan has 1 to {PLANNED_WORKERS_MAX}")
+            }
+            Self::Assignment { rank, said, is } => {
+                write!(f, "worker {rank} is told where {said} sub-models are summed; there are {is}")
+            }
+            Self::Assignments(n) => {
+                write!(f, "assignments of {n} workers, which is not the number of workers")
+            }
             Self::Directions(n) => write!(f, "directions of {n} workers, which is not the number of workers"),
             Self::Place(rank) => write!(f, "worker {rank} has no place of its own in the hierarchy"),
             Self::FanIn { rank, level, said, is } => {
@@ -289,4 +328,4 @@ impl core::fmt::Display for AtpConfigError {
     }
 }
 
-impl core::error::Error for AtpConfigError {}
+impl core::error::Error for ConfigError {}

@@ -2,8 +2,8 @@
 
 use std::collections::VecDeque;
 
-/// Which fragments each worker of an ATP job has, to see that none is forgotten while one lacks it.
-pub(super) struct Window {
+/// Which fragments each worker of a job has, to see that none is forgotten while one lacks it.
+pub(crate) struct Window {
     length: u64,
     workers: Vec<Received>,
     /// Not above any worker's lowest.
@@ -19,11 +19,11 @@ struct Received {
 }
 
 impl Window {
-    pub(super) fn new(length: u16, workers: usize) -> Self {
+    pub(crate) fn new(length: u16, workers: usize) -> Self {
         Self { length: length.into(), workers: vec![Received::default(); workers], least: 0 }
     }
 
-    pub(super) fn received(&mut self, rank: usize, sequence: u64) {
+    pub(crate) fn received(&mut self, rank: usize, sequence: u64) {
         let worker = &mut self.workers[rank];
         // A fragment beyond the window cannot be taken; its own rule is the server's.
         let Some(at) = sequence.checked_sub(worker.lowest).filter(|at| *at < 4 * self.length) else { return };
@@ -39,7 +39,7 @@ impl Window {
     }
 
     /// Another worker takes a rank; it needs nothing below `sequence`.
-    pub(super) fn begins_at(&mut self, rank: usize, sequence: u64) {
+    pub(crate) fn begins_at(&mut self, rank: usize, sequence: u64) {
         self.workers[rank] = Received { lowest: sequence, ahead: VecDeque::new() };
     }
 
@@ -57,7 +57,7 @@ impl Window {
     ///
     /// The server keeps one sum that gathers and one that is done for each place of the window. A fragment that begins to
     /// gather takes the place of what was done two windows before; one that is complete that of the last window.
-    pub(super) fn at_server(&mut self, sequence: u64, complete: bool) -> Option<(usize, u64)> {
+    pub(crate) fn at_server(&mut self, sequence: u64, complete: bool) -> Option<(usize, u64)> {
         let windows = if complete { 1 } else { 2 };
         let overwritten = sequence.checked_sub(windows * self.length)?;
         self.lacks(overwritten + 1)

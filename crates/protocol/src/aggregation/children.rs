@@ -10,7 +10,7 @@ use alloc::vec::Vec;
 /// from the old address that comes late sends one round astray, until the child sends again. Nothing proves that a packet is
 /// the child's; that is so with SwitchML too.
 #[derive(Debug)]
-pub(super) struct Children<A> {
+pub struct Children<A> {
     known: Vec<Option<A>>,
     /// The known addresses in a row, each once: several children may be at one.
     addresses: Vec<A>,
@@ -18,8 +18,15 @@ pub(super) struct Children<A> {
 
 impl<A: Copy + PartialEq> Children<A> {
     /// Nobody was heard of yet, of so many.
-    pub(super) fn new(count: usize) -> Self {
+    pub(crate) fn new(count: usize) -> Self {
         Self { known: vec![None; count], addresses: Vec::with_capacity(count) }
+    }
+
+    /// So many, of whom the first are where it is said.
+    pub(crate) fn known(count: usize, first: &[A]) -> Self {
+        let mut children = Self::new(count.max(first.len()));
+        first.iter().enumerate().for_each(|(child, address)| children.learn(child, *address));
+        children
     }
 
     /// A packet of this child came from here.
@@ -46,11 +53,5 @@ impl<A: Copy + PartialEq> Children<A> {
     /// Where they are.
     pub(super) fn addresses(&self) -> &[A] {
         &self.addresses
-    }
-
-    /// They have other places from now on.
-    pub(super) fn forget(&mut self) {
-        self.known.fill(None);
-        self.addresses.clear();
     }
 }

@@ -15,12 +15,12 @@ use alloc::vec::Vec;
 use core::time::Duration;
 use fanin_quant::{Exponent, Scale};
 use fanin_wire::{
-    Directions, Dtype, Flags, Generation, GradientHeader, GradientPacket, Kind, Operation, Preamble, ShardId,
-    WorkerId, fragment_packet_bytes,
+    Dtype, Flags, FragmentHeader, FragmentPacket, Generation, GradientHeader, Kind, Label, Operation,
+    Preamble, ShardId, WorkerId, fragment_packet_bytes,
 };
 
-use super::config::{AtpJobConfig, AtpWorkerPlan, Hashing, Overflow, Scaling};
-use super::{EXPONENT_UNKNOWN, next_aggregator_index};
+use super::EXPONENT_UNKNOWN;
+use super::config::{Hashing, JobConfig, Overflow, Scaling, WorkerPlan};
 use crate::machine::{
     Endpoint, Instant, Reason, Tensor, Transmit, Verdict, WorkerEvent, WorkerMachine, WorkerStatistics,
 };
@@ -31,15 +31,40 @@ use window::{Standing, Window};
 /// is there, and every further one would be lost to aggregation on the way.
 const STALLED_RETRANSMISSIONS: usize = 8;
 
-/// One worker of an ATP job. `A` names the rack's switch (or the server where there is none), `T` holds a tensor's memory.
+/// Where a worker's fragments are summed, as its protocol has it.
+pub trait Way<A>: core::fmt::Debug {
+    /// What the fragments are labelled with.
+    type Label: Label;
+
+    /// The label of a fragment, and its index; `agreed` is the one that all workers agreed on for its place.
+    fn label(&self, sequence: u64, agreed: u32) -> (Self::Label, u32);
+
+    /// The index that the place of a fragment uses from now on, by its parameters.
+    fn next_aggregator_index(parameters: &FragmentHeader<Self::Label>) -> u32;
+
+    /// `begin`, and what tells the worker from the job's others.
+    fn mixed(&self, begin: u64) -> u64;
+
+    /// Which address a fragment goes to first, if not where parameters come from.
+    fn first_hop(&self, _sequence: u64) -> Option<usize> {
+        None
+    }
+
+    /// That address.
+    fn address(&self, _hop: usize) -> &[A] {
+        &[]
+    }
+}
+
+/// One worker of a job. `A` names the rack's switch (or the server where there is none), `T` holds a tensor's memory.
 #[derive(Debug)]
-pub struct AtpWorker<A, T> {
+pub struct Worker<A, T, D: Way<A>> {
     core: WorkerCore<A, T>,
-    config: AtpJobConfig,
-    directions: Directions,
+    config: JobConfig,
+    directions: D,
     window: Window,
     congestion: CongestionWindow,
-    places: Vec<Place>,
+    places: Vec<Place<D::Label>>,
     /// The parameters of each place's last finished fragment: the tensor may long be in other hands when a server that lost
     /// its memory asks.
     last_payloads: Vec<u8>,
@@ -50,21 +75,21 @@ pub struct AtpWorker<A, T> {
     unheard: bool,
     /// When something came last that the server had not said before, or the worker (again) began.
     last_progress: Instant,
-    progress: AtpWorkerProgress,
+    progress: WorkerProgress,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Place {
+struct Place<L> {
     /// Aggregator and exponent of the fragment that is on the way or comes next.
     aggregator_index: u32,
     exponent: i16,
     /// Header of the last parameters.
-    last: Option<GradientHeader>,
+    last: Option<FragmentHeader<L>>,
 }
 
 /// Where a worker stands in its job's stream.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct AtpWorkerProgress {
+pub struct WorkerProgress {
     /// The first fragment whose parameters are missing.
     pub expected: u64,
     /// The first that was not sent.
@@ -83,19 +108,19 @@ pub struct AtpWorkerProgress {
     pub restores_sent: u64,
 }
 
-impl<A: Copy + PartialEq, T: Tensor> AtpWorker<A, T> {
+impl<A: Copy + PartialEq, T: Tensor, D: Way<A>> Worker<A, T, D> {
     /// A worker of an admitted job: where it stands is in its directions.
     ///
     /// # Panics
     /// When the configuration was not checked: admission does that.
     #[must_use]
     pub fn new(
-        config: AtpJobConfig,
-        directions: Directions,
+        config: impl Into<JobConfig>,
+        directions: D,
         upstream: A,
         retransmission: RetransmissionConfig,
     ) -> Self {
-        let config = config.check().expect("a job is checked at admission");
+        let config = config.into().check().expect("a job is checked at admission");
         let place = |place| Place {
             aggregator_index: config.aggregator_index(place),
             exponent: GradientHeader::STATIC_FACTOR,
@@ -117,7 +142,7 @@ impl<A: Copy + PartialEq, T: Tensor> AtpWorker<A, T> {
             again: VecDeque::with_capacity(config.window_max.into()),
             unheard: false,
             last_progress: Instant(0),
-            progress: AtpWorkerProgress::default(),
+            progress: WorkerProgress::default(),
         }
     }
 
@@ -125,7 +150,7 @@ impl<A: Copy + PartialEq, T: Tensor> AtpWorker<A, T> {
     /// has sent nothing yet is told.
     #[must_use]
     pub fn with_packet_bytes(mut self, bytes: usize) -> Self {
-        let AtpJobConfig { window_max, congestion_control, .. } = self.config;
+        let JobConfig { window_max, congestion_control, .. } = self.config;
         self.congestion = CongestionWindow::new(bytes, window_max.into(), congestion_control);
         self
     }
@@ -155,8 +180,8 @@ impl<A: Copy + PartialEq, T: Tensor> AtpWorker<A, T> {
 
     /// Where it stands.
     #[must_use]
-    pub fn progress(&self) -> AtpWorkerProgress {
-        AtpWorkerProgress {
+    pub fn progress(&self) -> WorkerProgress {
+        WorkerProgress {
             expected: self.window.expected(),
             next: self.window.next(),
             in_flight: self.window.in_flight(),
@@ -180,8 +205,8 @@ impl<A: Copy + PartialEq, T: Tensor> AtpWorker<A, T> {
         }
         self.unheard = false;
         match preamble.kind {
-            Kind::Gradient => {
-                let packet = GradientPacket::parse(preamble, bytes)?;
+            kind if kind == D::Label::KIND => {
+                let packet = FragmentPacket::parse(preamble, bytes)?;
                 let Flags { is_ack, overflow, .. } = packet.header.flags;
                 match (is_ack, overflow) {
                     (false, _) => Err(Reason::Unexpected),
@@ -194,15 +219,17 @@ impl<A: Copy + PartialEq, T: Tensor> AtpWorker<A, T> {
                 self.stop();
                 Ok(Verdict::Absorb)
             }
-            Kind::Update | Kind::Result | Kind::Restore | Kind::Query | Kind::Block | Kind::Signal => {
-                Err(Reason::Unexpected)
-            }
+            _ => Err(Reason::Unexpected),
         }
     }
 
     /// Parameters slide the window, in order or not (ATP §3.6, "Worker Receiving Parameters").
-    fn take_parameters(&mut self, now: Instant, packet: &GradientPacket<'_>) -> Result<Verdict, Reason> {
-        let GradientPacket { header, payload, .. } = packet;
+    fn take_parameters(
+        &mut self,
+        now: Instant,
+        packet: &FragmentPacket<'_, D::Label>,
+    ) -> Result<Verdict, Reason> {
+        let FragmentPacket { header, payload, .. } = packet;
         let sequence = header.sequence;
         let since = match self.window.standing(sequence) {
             Standing::Sent { since } => since,
@@ -228,7 +255,7 @@ impl<A: Copy + PartialEq, T: Tensor> AtpWorker<A, T> {
         let place = &mut self.places[index];
         place.last = Some(*header);
         place.aggregator_index = match self.config.hashing {
-            Hashing::Hash => next_aggregator_index(header),
+            Hashing::Hash => D::next_aggregator_index(header),
             Hashing::Linear | Hashing::Partition { .. } => {
                 self.config.aggregator_index(sequence + u64::from(self.config.window_max))
             }
@@ -255,7 +282,11 @@ impl<A: Copy + PartialEq, T: Tensor> AtpWorker<A, T> {
     }
 
     /// The server needs original values (§3.8), or lost its memory: who has the parameters hands them back.
-    fn answer_request(&mut self, now: Instant, packet: &GradientPacket<'_>) -> Result<Verdict, Reason> {
+    fn answer_request(
+        &mut self,
+        now: Instant,
+        packet: &FragmentPacket<'_, D::Label>,
+    ) -> Result<Verdict, Reason> {
         if !packet.payload.is_empty() {
             return Err(Reason::ChunkLength);
         }
@@ -285,8 +316,7 @@ impl<A: Copy + PartialEq, T: Tensor> AtpWorker<A, T> {
     fn spread(&self) -> Duration {
         // Of a job on its own machines each worker has one machine for each part, all with the same place.
         let begin = mix(self.config.id.0.into()) ^ self.window.expected();
-        let own = self.directions.bitmaps.iter().fold(begin, |own, bits| mix(own ^ u64::from(*bits)));
-        self.core.round_trip.spread(own)
+        self.core.round_trip.spread(self.directions.mixed(begin))
     }
 
     /// Queues a fragment that is on the way once more.
@@ -350,9 +380,9 @@ impl<A: Copy + PartialEq, T: Tensor> AtpWorker<A, T> {
         }
     }
 
-    const fn preamble(&self) -> Preamble {
+    fn preamble(&self) -> Preamble {
         Preamble {
-            kind: Kind::Gradient,
+            kind: D::Label::KIND,
             job: self.config.id,
             generation: self.config.generation,
             worker: WorkerId::ALL,
@@ -375,11 +405,12 @@ impl<A: Copy + PartialEq, T: Tensor> AtpWorker<A, T> {
         let mut fragment = self.core.stream.locate(sequence).expect("what is on the way is in the stream");
         fragment.sent(now);
         let collective = fragment.collective();
-        let mut header = GradientHeader {
+        let (directions, aggregator_index) = self.directions.label(sequence, place.aggregator_index);
+        let mut header = FragmentHeader {
             flags: Flags { resend, ..Flags::default() },
-            directions: self.directions,
+            directions,
             sequence,
-            aggregator_index: place.aggregator_index,
+            aggregator_index,
             fragment: fragment.chunk(),
             collective,
             exponent: place.exponent,
@@ -393,7 +424,7 @@ impl<A: Copy + PartialEq, T: Tensor> AtpWorker<A, T> {
             let scale = Scale::of_factor(self.config.factor(place.exponent));
             let proactive = self.config.overflow == Overflow::Proactive && collective.dtype != Dtype::Int32;
             let mut risky = false;
-            GradientPacket::write(out, key, &preamble, &header, elements, |payload| {
+            FragmentPacket::write(out, key, &preamble, &header, elements, |payload| {
                 fragment.elements().quantize(range.clone(), &scale, payload);
                 risky = proactive && may_overflow(payload, self.config.workers);
             });
@@ -405,7 +436,7 @@ impl<A: Copy + PartialEq, T: Tensor> AtpWorker<A, T> {
         }
         self.progress.originals_sent += 1;
         header.flags = Flags { resend: true, overflow: true, ..Flags::default() };
-        GradientPacket::write(out, key, &preamble, &header, elements, |payload| {
+        FragmentPacket::write(out, key, &preamble, &header, elements, |payload| {
             fragment.elements().widen(range, payload);
         });
     }
@@ -416,16 +447,18 @@ impl<A: Copy + PartialEq, T: Tensor> AtpWorker<A, T> {
         let index = self.window.place(sequence);
         let place = self.places[index];
         let last = place.last.expect("a finished fragment has parameters");
-        let header = GradientHeader {
+        let next = D::next_aggregator_index(&last);
+        let (directions, aggregator_index) = self.directions.label(sequence, next);
+        let header = FragmentHeader {
             flags: Flags { resend: true, restore: true, ..Flags::default() },
-            directions: self.directions,
-            aggregator_index: next_aggregator_index(&last),
+            directions,
+            aggregator_index,
             ..last
         };
         let at = index * self.config.payload_bytes();
         let parameters = &self.last_payloads[at..at + self.config.payload_bytes()];
         let (key, elements) = (self.config.key, usize::from(self.config.elements));
-        GradientPacket::write(out, key, &self.preamble(), &header, elements, |payload| {
+        FragmentPacket::write(out, key, &self.preamble(), &header, elements, |payload| {
             payload.copy_from_slice(parameters);
         });
     }
@@ -438,7 +471,7 @@ fn may_overflow(payload: &[u8], workers: u16) -> bool {
     payload.as_chunks().0.iter().any(|value| i64::from(i32::from_le_bytes(*value)).abs() > bound)
 }
 
-impl<A: Copy + PartialEq, T: Tensor> Endpoint for AtpWorker<A, T> {
+impl<A: Copy + PartialEq, T: Tensor, D: Way<A>> Endpoint for Worker<A, T, D> {
     type Address = A;
     type Event = WorkerEvent<T>;
 
@@ -468,13 +501,22 @@ impl<A: Copy + PartialEq, T: Tensor> Endpoint for AtpWorker<A, T> {
             return None;
         }
         let mut run = Run::default();
+        let mut to = None;
         let bytes = fragment_packet_bytes(usize::from(self.config.elements));
         while run.takes(bytes, train)
             && let Some(outgoing) = self.next_packet()
         {
+            let hop = self.directions.first_hop(outgoing.sequence());
+            if !run.is_empty() && hop != to {
+                break;
+            }
+            to = hop;
             self.send(now, outgoing, run.packet(bytes, train));
         }
-        run.to(self.core.peer())
+        run.to(match to {
+            Some(hop) => self.directions.address(hop),
+            None => self.core.peer(),
+        })
     }
 
     fn poll_event(&mut self) -> Option<WorkerEvent<T>> {
@@ -491,9 +533,9 @@ impl<A: Copy + PartialEq, T: Tensor> Endpoint for AtpWorker<A, T> {
     }
 }
 
-impl<A: Copy + PartialEq, T: Tensor> WorkerMachine for AtpWorker<A, T> {
+impl<A: Copy + PartialEq, T: Tensor, D: Way<A>> WorkerMachine for Worker<A, T, D> {
     type Tensor = T;
-    type Plan = AtpWorkerPlan<A>;
+    type Plan = WorkerPlan<A, D>;
     /// Nothing: server and switches ask for what they need.
     type Memory = ();
 
@@ -507,12 +549,12 @@ impl<A: Copy + PartialEq, T: Tensor> WorkerMachine for AtpWorker<A, T> {
     }
 
     /// What is on the way is sent again, since nobody may have it any more.
-    fn resume(&mut self, now: Instant, plan: AtpWorkerPlan<A>) {
+    fn resume(&mut self, now: Instant, plan: WorkerPlan<A, D>) {
         if !self.core.resume(plan.upstream) {
             return;
         }
         self.stop();
-        self.config = AtpJobConfig { id: plan.id, key: plan.key, generation: plan.generation, ..self.config };
+        self.config = JobConfig { id: plan.id, key: plan.key, generation: plan.generation, ..self.config };
         self.directions = plan.directions;
         self.last_progress = now;
         let first = self.window.expected();
@@ -550,4 +592,12 @@ enum Outgoing {
     Again(u64),
     /// Parameters that are handed back.
     Restore(u64),
+}
+
+impl Outgoing {
+    const fn sequence(self) -> u64 {
+        match self {
+            Self::First(sequence) | Self::Again(sequence) | Self::Restore(sequence) => sequence,
+        }
+    }
 }

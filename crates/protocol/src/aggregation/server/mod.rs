@@ -1,38 +1,25 @@
 //! The parameter server: it aggregates whatever the switches did not, and answers with the parameters (ATP §3.6).
 
+mod coverage;
 mod exact_sum;
 mod fragment;
 mod job;
-mod tree;
 
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
-use fanin_wire::{AbortReason, Directions, Generation, GradientPacket, JobId, Kind, Preamble, ShardId};
+use fanin_wire::{AbortReason, FragmentPacket, Generation, JobId, Label, Preamble, ShardId};
 
+pub use self::coverage::{Admitted, Coverage, Roster, Workers};
 use self::job::Job;
-use super::{ATP_JOBS_MAX, AtpConfigError, AtpJobConfig};
+use super::{ConfigError, JOBS_MAX};
 use crate::machine::{
     Endpoint, Instant, JobAborted, JobProgress, Reason, Received, Summer, Transmit, Verdict,
 };
 use crate::transport::Turns;
 
-/// A job as its server is told of it.
-#[derive(Clone, Debug)]
-pub struct ServerJob {
-    /// The same as at the workers.
-    pub config: AtpJobConfig,
-    /// What each worker sends its fragments with, by rank.
-    pub workers: Vec<Directions>,
-    /// The level that packets have when they come here: one more than that of the last switch on their way. Directions of this
-    /// level and above, with one bit each, tell the server's own children apart where it has several.
-    pub level: u8,
-    /// Whether the job is under way: the server lost its memory, and workers hand back what they have.
-    pub restored: bool,
-}
-
 /// How far a job is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct AtpServerProgress {
+pub struct ServerProgress {
     /// Fragments whose parameters were sent, or handed back.
     pub completed: u64,
     /// The earliest sequence number that is not aggregated: a worker that starts again goes on there (ATP §A.3).
@@ -59,22 +46,32 @@ pub struct AtpServerProgress {
     pub bytes_received: u64,
 }
 
-/// A parameter server of any number of jobs. `A` names a peer's address.
+/// A parameter server of any number of jobs. `A` names a peer's address; `R` knows a job's workers.
 #[derive(Debug)]
-pub struct AtpServer<A> {
-    jobs: BTreeMap<JobId, Job<A>>,
+pub struct Server<A, R: Roster<A>> {
+    jobs: BTreeMap<JobId, Job<A, R>>,
     turns: Turns,
     events: VecDeque<JobAborted>,
     received: Received,
 }
 
-impl<A: Copy + PartialEq> Default for AtpServer<A> {
+/// How a job goes on in another generation.
+pub(crate) struct GoOn<R, A> {
+    /// The workers, as many as before.
+    pub(crate) roster: R,
+    /// Where the first children are, if it is known before they send.
+    pub(crate) children: Vec<A>,
+    /// Whether what was gathered of unfinished fragments stays: workers that are still there do not send it again.
+    pub(crate) keeps: bool,
+}
+
+impl<A: Copy + PartialEq, R: Roster<A>> Default for Server<A, R> {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl<A: Copy + PartialEq> AtpServer<A> {
+impl<A: Copy + PartialEq, R: Roster<A>> Server<A, R> {
     /// A server without jobs.
     #[must_use]
     pub fn new() -> Self {
@@ -86,28 +83,28 @@ impl<A: Copy + PartialEq> AtpServer<A> {
         }
     }
 
-    /// Sets the job up again after a worker moved (ATP §A.3): a new generation, and everybody's new directions. What the
-    /// server has aggregated stays. Returns the earliest sequence number that it has not; `None` when it has no such job.
-    ///
-    /// A new generation, because packets with the old fan-in degrees must not meet those with the new in a switch: it would
-    /// take a rack for complete that is not.
-    ///
-    /// # Errors
-    /// When the directions do not form a tree of as many workers as the job has; the job is then as before.
-    pub fn set_up_again(
+    /// Sets the job up again in a new generation, in which its workers are `after`, where `of` a job may tell that. Returns the earliest
+    /// sequence number that is not aggregated; `None` when there is no such job.
+    pub(crate) fn go_on(
         &mut self,
         job: JobId,
         generation: Generation,
-        workers: &[Directions],
-        level: u8,
-    ) -> Result<Option<u64>, AtpConfigError> {
-        self.jobs.get_mut(&job).map(|job| job.set_up_again(generation, workers, level)).transpose()
+        of: impl FnOnce(&R) -> Result<GoOn<R, A>, ConfigError>,
+    ) -> Result<Option<u64>, ConfigError> {
+        self.jobs.get_mut(&job).map(|job| job.go_on(generation, of)).transpose()
     }
 
     /// How far a job is.
     #[must_use]
-    pub fn progress(&self, job: JobId) -> Option<AtpServerProgress> {
+    pub fn progress(&self, job: JobId) -> Option<ServerProgress> {
         self.jobs.get(&job).map(Job::progress)
+    }
+
+    /// Control says that a child of a job, counted as the job's roster counts them, is elsewhere from now on.
+    pub fn child_moved(&mut self, job: JobId, child: usize, to: A) {
+        if let Some(job) = self.jobs.get_mut(&job) {
+            job.child_moved(child, to);
+        }
     }
 
     fn receive(&mut self, now: Instant, from: A, bytes: &[u8]) -> Result<Verdict, Reason> {
@@ -116,10 +113,10 @@ impl<A: Copy + PartialEq> AtpServer<A> {
             return Err(Reason::OutOfRange);
         }
         let job = self.jobs.get_mut(&preamble.job).ok_or(Reason::UnknownJob)?;
-        if preamble.kind != Kind::Gradient {
+        if preamble.kind != R::Label::KIND {
             return Err(Reason::Unexpected);
         }
-        let packet = GradientPacket::parse(preamble, bytes)?;
+        let packet = FragmentPacket::parse(preamble, bytes)?;
         job.authenticate(preamble.generation, bytes)?;
         let verdict = job.receive(now, from, &packet);
         self.turns.line_up(preamble.job, job);
@@ -130,7 +127,7 @@ impl<A: Copy + PartialEq> AtpServer<A> {
     }
 }
 
-impl<A: Copy + PartialEq> Endpoint for AtpServer<A> {
+impl<A: Copy + PartialEq, R: Roster<A>> Endpoint for Server<A, R> {
     type Address = A;
     type Event = JobAborted;
 
@@ -155,17 +152,18 @@ impl<A: Copy + PartialEq> Endpoint for AtpServer<A> {
     }
 }
 
-impl<A: Copy + PartialEq> Summer for AtpServer<A> {
-    type Job = ServerJob;
-    type Error = AtpConfigError;
+impl<A: Copy + PartialEq, R: Roster<A>> Summer for Server<A, R> {
+    type Job = R::Job;
+    type Error = ConfigError;
 
-    /// The directions must form a tree whose switches have the children that they say. What overflows need is not taken yet.
-    fn add_job(&mut self, job: ServerJob) -> Result<(), AtpConfigError> {
-        let id = job.config.id;
-        if self.jobs.len() >= ATP_JOBS_MAX && !self.jobs.contains_key(&id) {
-            return Err(AtpConfigError::Jobs);
+    /// What overflows need is not taken yet.
+    fn add_job(&mut self, job: R::Job) -> Result<(), ConfigError> {
+        let admitted = R::admit(job)?;
+        let id = admitted.config.id;
+        if self.jobs.len() >= JOBS_MAX && !self.jobs.contains_key(&id) {
+            return Err(ConfigError::Jobs);
         }
-        self.jobs.insert(id, Job::new(job)?);
+        self.jobs.insert(id, Job::new(admitted));
         self.turns.remove(id);
         Ok(())
     }

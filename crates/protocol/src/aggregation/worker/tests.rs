@@ -8,7 +8,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 use core::fmt::Write;
 use core::time::Duration;
-use fanin_wire::{Abort, AbortReason, GRADIENT_HEADER_BYTES, JobId, Key, Op};
+use fanin_wire::{Abort, AbortReason, Directions, GRADIENT_HEADER_BYTES, GradientPacket, JobId, Key, Op};
 
 use super::*;
 use crate::machine::{Elements, Instant};
@@ -38,8 +38,8 @@ impl Tensor for Numbers {
     }
 }
 
-fn config(window_max: u16) -> AtpJobConfig {
-    AtpJobConfig {
+fn config(window_max: u16) -> JobConfig {
+    JobConfig {
         id: JobId(5),
         key: KEY,
         generation: Generation(2),
@@ -57,8 +57,8 @@ fn config(window_max: u16) -> AtpJobConfig {
 
 /// The worker and what it sent last of each fragment.
 struct Line {
-    worker: AtpWorker<u8, Numbers>,
-    config: AtpJobConfig,
+    worker: Worker<u8, Numbers, Directions>,
+    config: JobConfig,
     now: Instant,
     headers: BTreeMap<u64, GradientHeader>,
     payloads: BTreeMap<u64, Vec<u8>>,
@@ -75,18 +75,18 @@ struct Answer {
 }
 
 impl Line {
-    fn new(config: AtpJobConfig) -> Self {
+    fn new(config: JobConfig) -> Self {
         let directions = Directions { level: 0, bitmaps: [2, 1, 0, 0], fan_in_degrees: [2, 1, 0, 0] };
         let retransmission = RetransmissionConfig {
             floor: Duration::from_millis(2),
             ceiling: Duration::from_millis(TIMEOUT_MS),
         };
-        let worker = AtpWorker::new(config, directions, UPSTREAM, retransmission);
+        let worker = Worker::new(config, directions, UPSTREAM, retransmission);
         Self { worker, config, now: Instant(0), headers: BTreeMap::new(), payloads: BTreeMap::new() }
     }
 
     /// With a tensor of so many fragments of ones.
-    fn with_fragments(config: AtpJobConfig, fragments: usize) -> Self {
+    fn with_fragments(config: JobConfig, fragments: usize) -> Self {
         let mut line = Self::new(config);
         line.worker.submit(Numbers::Float(vec![1.0; fragments * ELEMENTS]), Op::Sum);
         line
@@ -94,8 +94,7 @@ impl Line {
 
     fn resume(&mut self, generation: Generation) {
         let (id, directions) = (self.config.id, self.worker.directions);
-        self.worker
-            .resume(self.now, AtpWorkerPlan { id, key: KEY, generation, directions, upstream: UPSTREAM });
+        self.worker.resume(self.now, WorkerPlan { id, key: KEY, generation, directions, upstream: UPSTREAM });
     }
 
     fn at_ms(&mut self, ms: u64) -> &mut Self {
@@ -266,7 +265,7 @@ fn in_a_partition_the_index_is_the_place_in_the_window_from_its_first_aggregator
 
 /// With a window of 4 and 5 aggregators, whatever the server says.
 fn indices_are(hashing: Hashing, expected: fn(u64) -> u64) {
-    let config = AtpJobConfig { hashing, aggregators: 5, ..config(4) };
+    let config = JobConfig { hashing, aggregators: 5, ..config(4) };
     let mut line = Line::with_fragments(config, 12);
     while !line.sent().is_empty() {
         let window: Vec<u64> = core::mem::take(&mut line.headers)
@@ -460,7 +459,7 @@ fn the_payload_of_a_short_fragment_is_padded_with_zeros() {
 
 #[test]
 fn a_dynamic_exponent_is_announced_a_window_ahead_and_used_when_the_server_says_so() {
-    let config = AtpJobConfig { scaling: Scaling::Dynamic, ..config(2) };
+    let config = JobConfig { scaling: Scaling::Dynamic, ..config(2) };
     let mut line = Line::new(config);
     // Three windows of a fragment each two: 8, 8, 1000, 1000, 3, 3.
     let values = [8.0, 8.0, 1000.0, 1000.0, 3.0, 3.0].iter().flat_map(|x| [*x; ELEMENTS]).collect();
@@ -492,7 +491,7 @@ fn a_dynamic_exponent_is_announced_a_window_ahead_and_used_when_the_server_says_
 
 #[test]
 fn a_proactive_worker_sends_original_values_where_a_sum_could_overflow() {
-    let config = AtpJobConfig { overflow: Overflow::Proactive, ..config(8) };
+    let config = JobConfig { overflow: Overflow::Proactive, ..config(8) };
     let mut line = Line::new(config);
     // B = (2^31 - n) / (n s) = 10.73741823 for two workers (ATP §B.2).
     let values = [10.73, 10.74, -10.73, -10.74].iter().flat_map(|x| [*x; ELEMENTS]).collect();
@@ -503,7 +502,7 @@ fn a_proactive_worker_sends_original_values_where_a_sum_could_overflow() {
 
 #[test]
 fn original_values_of_short_float_tensors_go_at_once() {
-    let config = AtpJobConfig { originals_elements_max: 2 * ELEMENTS as u32, ..config(8) };
+    let config = JobConfig { originals_elements_max: 2 * ELEMENTS as u32, ..config(8) };
     let mut line = Line::new(config);
     line.worker.submit(Numbers::Float(vec![f32::NAN; 2 * ELEMENTS]), Op::Sum);
     line.worker.submit(Numbers::Float(vec![1.0; 2 * ELEMENTS + 1]), Op::Sum);

@@ -4,11 +4,11 @@
 use alloc::boxed::Box;
 use alloc::vec;
 use alloc::vec::Vec;
-use fanin_wire::{Collective, Dtype, Flags, GradientHeader, Op};
+use fanin_wire::{Collective, Dtype, Flags, FragmentHeader, GradientHeader, Op};
 
 use super::exact_sum::ExactSum;
-use super::tree::{Coverage, Workers};
-use crate::atp::AtpJobConfig;
+use super::{Coverage, Workers};
+use crate::aggregation::JobConfig;
 use crate::machine::{Instant, Reason};
 
 /// What is being reduced: the same from all workers.
@@ -49,6 +49,18 @@ pub(super) struct Unfinished {
     pub(super) requested: Option<Instant>,
     /// Sums of original float values; none are needed for integers, whose sum always fits in `sums`.
     exact: Option<ExactSums>,
+    /// Parts of groups whose whole sums may still come.
+    aside: Vec<Aside>,
+}
+
+/// Some of a group of workers that a switch sums, without the others: it counts until the whole sum takes its place.
+#[derive(Debug)]
+struct Aside {
+    group: u16,
+    workers: Workers,
+    count: u32,
+    saturated: bool,
+    sums: Vec<i64>,
 }
 
 /// A fragment whose parameters are known.
@@ -84,6 +96,7 @@ impl Unfinished {
             originals_only: false,
             requested: None,
             exact: None,
+            aside: Vec::new(),
         }
     }
 
@@ -100,6 +113,7 @@ impl Unfinished {
         self.count = 0;
         self.saturated = false;
         self.originals_only = true;
+        self.aside.clear();
         if let Some(exact) = &mut self.exact {
             exact.fill(ExactSum::default());
         }
@@ -114,9 +128,9 @@ impl Unfinished {
     }
 
     /// Adds a packet of scaled values (ATP §3.6, "PS updating parameters").
-    pub(super) fn add_scaled(
+    pub(super) fn add_scaled<L>(
         &mut self,
-        header: &GradientHeader,
+        header: &FragmentHeader<L>,
         from: &Coverage,
         payload: &[u8],
         sums: &mut [i64],
@@ -127,9 +141,14 @@ impl Unfinished {
         if self.count > 0 && from.workers.is_subset(&self.contributed) {
             return Err(Reason::Duplicate);
         }
-        let any_scaled = self.scaled != Workers::default();
+        let any_scaled = self.scaled != Workers::default() || !self.aside.is_empty();
         if any_scaled && header.exponent != self.exponent {
             return Err(Reason::Exponent);
+        }
+        if let Some(group) = from.part_of {
+            self.set_aside(group, from, payload)?;
+            self.exponent = header.exponent;
+            return Ok(());
         }
         if from.workers.is_disjoint(&self.contributed) {
             self.count += from.count;
@@ -154,7 +173,66 @@ impl Unfinished {
         self.saturated |= saturated;
         self.contributed.extend(&from.workers);
         self.scaled.extend(&from.workers);
+        self.drop_aside(&from.workers);
         Ok(())
+    }
+
+    /// Keeps a part of a group. What a switch shows of it grows, so that a later part may have all that is here in it once more.
+    fn set_aside(&mut self, group: u16, from: &Coverage, payload: &[u8]) -> Result<(), Reason> {
+        if !from.workers.is_disjoint(&self.contributed) {
+            return Err(Reason::Overlap);
+        }
+        let at = self.aside.iter().position(|aside| aside.group == group).unwrap_or_else(|| {
+            let (workers, sums) = (Workers::default(), vec![0; payload.len() / 4]);
+            self.aside.push(Aside { group, workers, count: 0, saturated: false, sums });
+            self.aside.len() - 1
+        });
+        let aside = &mut self.aside[at];
+        let replace = aside.workers.is_subset(&from.workers);
+        if aside.count > 0 && from.workers.is_subset(&aside.workers) {
+            return Err(Reason::Duplicate);
+        }
+        if !replace && !from.workers.is_disjoint(&aside.workers) {
+            return Err(Reason::Overlap);
+        }
+        aside.saturated &= !replace;
+        aside.count = from.count + if replace { 0 } else { aside.count };
+        aside.workers.extend(&from.workers);
+        for (sum, term) in aside.sums.iter_mut().zip(payload.as_chunks().0) {
+            let term = i32::from_le_bytes(*term);
+            aside.saturated |= term == i32::MAX || term == i32::MIN;
+            *sum = i64::from(term) + if replace { 0 } else { *sum };
+        }
+        Ok(())
+    }
+
+    /// Forgets what is set aside of these workers: it came otherwise.
+    fn drop_aside(&mut self, workers: &Workers) {
+        self.aside.retain(|aside| aside.workers.is_disjoint(workers));
+    }
+
+    /// How many workers are in, with those of parts.
+    pub(super) fn gathered(&self) -> u32 {
+        self.count + self.aside.iter().map(|aside| aside.count).sum::<u32>()
+    }
+
+    /// Whether a worker is in.
+    pub(super) fn has(&self, position: usize) -> bool {
+        self.contributed.contains(position) || self.aside.iter().any(|aside| aside.workers.contains(position))
+    }
+
+    /// Adds the parts: all workers are in, and no whole sum is needed any more.
+    pub(super) fn add_aside(&mut self, sums: &mut [i64]) {
+        if self.count == 0 {
+            sums.fill(0);
+        }
+        for aside in core::mem::take(&mut self.aside) {
+            sums.iter_mut().zip(&aside.sums).for_each(|(sum, part)| *sum += part);
+            self.count += aside.count;
+            self.saturated |= aside.saturated;
+            self.contributed.extend(&aside.workers);
+            self.scaled.extend(&aside.workers);
+        }
     }
 
     /// Adds one worker's original values (ATP §3.8).
@@ -193,13 +271,14 @@ impl Unfinished {
         }
         self.contributed.extend(&from.workers);
         self.count += 1;
+        self.drop_aside(&from.workers);
         Ok(())
     }
 
     /// Writes the parameters: the sum, or the mean, rounded once (ATP §3.8: "dividing by the scaling factor").
     pub(super) fn write_parameters(
         &self,
-        config: &AtpJobConfig,
+        config: &JobConfig,
         collective: Collective,
         sums: &[i64],
         parameters: &mut [u8],

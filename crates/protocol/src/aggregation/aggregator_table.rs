@@ -1,15 +1,41 @@
 //! A switch's aggregators: one table that all jobs share, first come, first served (ATP §3.3, Figure 6; §3.5, Figure 7; §A.1,
-//! Figure 17). No packets are read or written here.
+//! Figure 17). No packets are read or written here. `B` is a set of contributors.
 //!
 //! The paper's fragment has one aggregator, that of its index. Here the table is set-associative, as caches are: a fragment takes any that
 //! is free of a few neighbours. With one way it is the paper's.
 
 use alloc::vec;
 use alloc::vec::Vec;
+use core::ops::{BitAnd, BitOr};
 use core::time::Duration;
-use fanin_wire::{Collective, Generation, GradientHeader, GradientPacket, JobId, Preamble};
+use fanin_wire::{Collective, FragmentHeader, FragmentPacket, Generation, JobId, Preamble};
 
 use crate::machine::Instant;
+
+/// A set of contributors to a sum.
+pub trait Bits:
+    Copy + PartialEq + Default + core::fmt::Debug + BitAnd<Output = Self> + BitOr<Output = Self>
+{
+}
+
+impl<B> Bits for B where
+    B: Copy + PartialEq + Default + core::fmt::Debug + BitAnd<Output = Self> + BitOr<Output = Self>
+{
+}
+
+/// A fragment's part in the sum of an aggregator, as the switch's protocol has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part<B> {
+    /// The aggregator that it hashes to.
+    pub(crate) index: u32,
+    /// Whose contribution it is: one bit.
+    pub(crate) bit: B,
+    /// How many the sum waits for.
+    pub(crate) fan_in_degree: u8,
+    /// Fragments of a job that are so far apart are never on the way at once: where aggregators are a job's own, the later one takes the
+    /// earlier one's. None where what is in an aggregator stays there until it is freed.
+    pub(crate) window: Option<u64>,
+}
 
 /// What an aggregator serves: ATP's identifier fields.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,8 +46,15 @@ pub(super) struct Identifier {
 }
 
 impl Identifier {
-    pub(super) const fn of(preamble: &Preamble, header: &GradientHeader) -> Self {
+    pub(super) const fn of<L>(preamble: &Preamble, header: &FragmentHeader<L>) -> Self {
         Self { job: preamble.job, generation: preamble.generation, sequence: header.sequence }
+    }
+
+    /// Whether it is a window before another fragment of its job, or further.
+    const fn precedes(&self, other: &Self, window: u64) -> bool {
+        self.job.0 == other.job.0
+            && self.generation.0 == other.generation.0
+            && self.sequence.saturating_add(window) <= other.sequence
     }
 }
 
@@ -37,10 +70,10 @@ struct Likeness {
 
 /// One aggregator without its value (Figure 6).
 #[derive(Clone, Copy, Debug)]
-struct Aggregator {
+struct Aggregator<B> {
     identifier: Identifier,
     likeness: Likeness,
-    bitmap: u32,
+    bitmap: B,
     counter: u8,
     ecn: bool,
     next_exponent: i16,
@@ -49,8 +82,8 @@ struct Aggregator {
 
 /// An aggregator's sum, as it is sent on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Aggregate<'a> {
-    pub(super) bitmap: u32,
+pub(super) struct Aggregate<'a, B> {
+    pub(super) bitmap: B,
     pub(super) ecn: bool,
     pub(super) next_exponent: i16,
     pub(super) value: &'a [i32],
@@ -69,16 +102,18 @@ pub(super) enum Outcome {
     Collision,
     /// Its aggregator holds something under the same number that is not to be added to it.
     Unlike,
+    /// Its aggregator serves a later fragment: all workers have this one's parameters, or will be told by the server.
+    Succeeded,
 }
 
 /// What became of a fragment that was sent again.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum ResendOutcome<'a> {
+pub(super) enum ResendOutcome<'a, B> {
     /// No aggregator has any of it.
     Pass,
     /// This is what there was, with the fragment in it; the aggregator is free.
     Flush {
-        sum: Aggregate<'a>,
+        sum: Aggregate<'a, B>,
         /// The fragment was in it, and others were not: it was not lost, and no sum of it either.
         stalled: bool,
     },
@@ -96,8 +131,8 @@ pub(super) enum Freed {
 
 /// The table.
 #[derive(Debug)]
-pub(super) struct AggregatorTable {
-    aggregators: Vec<Option<Aggregator>>,
+pub(super) struct AggregatorTable<B> {
+    aggregators: Vec<Option<Aggregator<B>>>,
     /// The values, `elements` for each aggregator.
     values: Vec<i32>,
     elements: usize,
@@ -105,7 +140,7 @@ pub(super) struct AggregatorTable {
     in_use: u32,
 }
 
-impl AggregatorTable {
+impl<B: Bits> AggregatorTable<B> {
     /// `count` aggregators for fragments of up to `elements`, each of which finds a place in one of `ways`.
     pub(super) fn new(count: u32, elements: u16, ways: u8) -> Self {
         let (count, elements) = (count as usize, usize::from(elements));
@@ -113,7 +148,7 @@ impl AggregatorTable {
     }
 
     /// The aggregators of an index, its own first. All fragments of a number have the same ones, whoever of them is free.
-    fn set(&self, index: u32) -> impl Iterator<Item = usize> + use<> {
+    fn set(&self, index: u32) -> impl Iterator<Item = usize> + use<B> {
         let count = self.aggregators.len();
         (0..u32::from(self.ways)).map(move |way| (index ^ way) as usize).filter(move |at| *at < count)
     }
@@ -132,18 +167,27 @@ impl AggregatorTable {
         self.in_use
     }
 
-    /// Takes a fragment that is sent for the first time; `level` is this switch's. Its bitmap there has one bit.
-    pub(super) fn aggregate(&mut self, now: Instant, level: usize, packet: &GradientPacket<'_>) -> Outcome {
-        let GradientPacket { header, payload, .. } = packet;
+    /// Takes a fragment whose part in a sum is `part`.
+    pub(super) fn aggregate<L>(
+        &mut self,
+        now: Instant,
+        part: &Part<B>,
+        packet: &FragmentPacket<'_, L>,
+    ) -> Outcome {
+        let FragmentPacket { header, payload, .. } = packet;
         let identifier = Identifier::of(&packet.preamble, header);
-        let likeness = likeness(level, packet);
-        let bit = header.directions.bitmaps[level];
+        let likeness = likeness(part, packet);
         let fits = payload.len() <= self.elements * 4;
         // Figure 7, boxes 1 and 2: other fragments' do not count.
-        let place = self
-            .serving(header.aggregator_index, &identifier)
-            .or_else(|| self.set(header.aggregator_index).find(|at| self.aggregators[*at].is_none()));
-        let Some(at) = place.filter(|_| fits) else { return Outcome::Collision };
+        let serving = self.serving(part.index, &identifier);
+        let place = serving.or_else(|| self.reserve(part, &identifier));
+        let Some(at) = place.filter(|_| fits) else {
+            return if self.is_succeeded(part, &identifier) {
+                Outcome::Succeeded
+            } else {
+                Outcome::Collision
+            };
+        };
         let value = &mut self.values[at * self.elements..][..payload.len() / 4];
         let aggregator = match &mut self.aggregators[at] {
             // "If the identifier field in the aggregator is empty": it is reserved (§3.5, aggregator allocation).
@@ -153,7 +197,7 @@ impl AggregatorTable {
                 place.insert(Aggregator {
                     identifier,
                     likeness,
-                    bitmap: bit,
+                    bitmap: part.bit,
                     counter: 1,
                     ecn: header.flags.ecn,
                     next_exponent: header.next_exponent,
@@ -165,11 +209,11 @@ impl AggregatorTable {
                 // Box 7: the packet may be dropped, what it tells of congestion may not.
                 aggregator.ecn |= header.flags.ecn;
                 // Box 4: is it in already? And nothing is added to what is complete.
-                if aggregator.bitmap & bit != 0 || aggregator.is_complete() {
+                if aggregator.has(part.bit) || aggregator.is_complete() {
                     return Outcome::Duplicate;
                 }
                 // Box 5.
-                aggregator.add(now, packet, bit);
+                aggregator.add(now, part.bit, header.next_exponent);
                 fanin_quant::add_saturating_le(value, payload);
                 aggregator
             }
@@ -178,36 +222,62 @@ impl AggregatorTable {
         if aggregator.is_complete() { Outcome::Complete } else { Outcome::Held }
     }
 
-    /// What an aggregator that is complete holds, unless it serves another fragment by now, or none.
-    pub(super) fn sum(&self, index: u32, identifier: &Identifier) -> Option<Aggregate<'_>> {
+    /// The first aggregator of the set that is free, or serves so early a fragment of the same job that all workers have its parameters:
+    /// then it is freed. What is a job's own is so taken by its next turn, and not a neighbour's.
+    fn reserve(&mut self, part: &Part<B>, identifier: &Identifier) -> Option<usize> {
+        let is_over = |one: Aggregator<B>| {
+            part.window.is_some_and(|window| one.identifier.precedes(identifier, window))
+        };
+        let at = self.set(part.index).find(|at| self.aggregators[*at].is_none_or(is_over))?;
+        if self.aggregators[at].is_some() {
+            self.free(at);
+        }
+        Some(at)
+    }
+
+    /// Whether an aggregator of the set serves so late a fragment of the same job.
+    fn is_succeeded(&self, part: &Part<B>, identifier: &Identifier) -> bool {
+        part.window.is_some_and(|window| {
+            let mut serving = self.set(part.index).filter_map(|at| self.aggregators[at]);
+            serving.any(|one| identifier.precedes(&one.identifier, window))
+        })
+    }
+
+    /// What the aggregator of a fragment holds by now, and whether that is all.
+    pub(super) fn held(&self, index: u32, identifier: &Identifier) -> Option<(Aggregate<'_, B>, bool)> {
         let at = self.serving(index, identifier)?;
-        let aggregator = self.aggregators[at].as_ref().filter(|aggregator| aggregator.is_complete())?;
+        let aggregator = self.aggregators[at].as_ref()?;
         let value = &self.values[at * self.elements..][..aggregator.likeness.payload_bytes / 4];
-        Some(aggregator.aggregate(value))
+        Some((aggregator.aggregate(value), aggregator.is_complete()))
+    }
+
+    /// What an aggregator that is complete holds, unless it serves another fragment by now, or none.
+    pub(super) fn sum(&self, index: u32, identifier: &Identifier) -> Option<Aggregate<'_, B>> {
+        self.held(index, identifier).and_then(|(sum, is_complete)| is_complete.then_some(sum))
     }
 
     /// Takes a fragment that is sent again, at the first level (Figure 17, boxes 1, 5 to 7).
-    pub(super) fn merge_resent(
+    pub(super) fn merge_resent<L>(
         &mut self,
         now: Instant,
-        level: usize,
-        packet: &GradientPacket<'_>,
-    ) -> ResendOutcome<'_> {
+        part: &Part<B>,
+        packet: &FragmentPacket<'_, L>,
+    ) -> ResendOutcome<'_, B> {
         let identifier = Identifier::of(&packet.preamble, &packet.header);
         // Box 1: a matching aggregator? One that holds something unlike is left for its own resends.
-        let matching = self.serving(packet.header.aggregator_index, &identifier).and_then(|at| {
-            let aggregator = self.aggregators[at].filter(|one| one.likeness == likeness(level, packet))?;
+        let matching = self.serving(part.index, &identifier).and_then(|at| {
+            let aggregator = self.aggregators[at].filter(|one| one.likeness == likeness(part, packet))?;
             Some((at, aggregator))
         });
         let Some((at, mut aggregator)) = matching else { return ResendOutcome::Pass };
         self.free(at);
         let value = &mut self.values[at * self.elements..][..packet.payload.len() / 4];
         aggregator.ecn |= packet.header.flags.ecn;
-        let bit = packet.header.directions.bitmaps[level];
-        let stalled = aggregator.bitmap & bit != 0 && !aggregator.is_complete();
+        let is_in = aggregator.has(part.bit);
+        let stalled = is_in && !aggregator.is_complete();
         // Box 5: not in it yet? Box 6: add it.
-        if aggregator.bitmap & bit == 0 {
-            aggregator.add(now, packet, bit);
+        if !is_in {
+            aggregator.add(now, part.bit, packet.header.next_exponent);
             fanin_quant::add_saturating_le(value, packet.payload);
         }
         // Box 7.
@@ -224,17 +294,18 @@ impl AggregatorTable {
     }
 
     /// Frees what a parameter packet frees: its fragment's aggregator (Figure 7, box 8), or, where its set has no free
-    /// one, one of that which nothing was added to for longer than `stale` (§3.7, memory leaks).
+    /// one, one of that which nothing was added to for longer than `stale`, if that is said (§3.7, memory leaks).
     pub(super) fn release(
         &mut self,
         now: Instant,
-        stale: Duration,
+        stale: Option<Duration>,
         index: u32,
         identifier: &Identifier,
     ) -> Freed {
         if self.discard(index, identifier) {
             return Freed::Own;
         }
+        let Some(stale) = stale else { return Freed::None };
         let has_room = self.set(index).any(|at| self.aggregators[at].is_none());
         let is_stale = |at: &usize| self.aggregators[*at].is_some_and(|one| now.since(one.timestamp) > stale);
         let Some(at) = self.set(index).find(is_stale).filter(|_| !has_room) else { return Freed::None };
@@ -253,11 +324,15 @@ impl AggregatorTable {
     }
 }
 
-impl Aggregator {
-    fn add(&mut self, now: Instant, packet: &GradientPacket<'_>, bit: u32) {
-        self.bitmap |= bit;
+impl<B: Bits> Aggregator<B> {
+    fn has(&self, bit: B) -> bool {
+        self.bitmap & bit != B::default()
+    }
+
+    fn add(&mut self, now: Instant, bit: B, next_exponent: i16) {
+        self.bitmap = self.bitmap | bit;
         self.counter += 1;
-        self.next_exponent = self.next_exponent.max(packet.header.next_exponent);
+        self.next_exponent = self.next_exponent.max(next_exponent);
         self.timestamp = now;
     }
 
@@ -265,18 +340,18 @@ impl Aggregator {
         self.counter == self.likeness.fan_in_degree
     }
 
-    const fn aggregate<'a>(&self, value: &'a [i32]) -> Aggregate<'a> {
+    const fn aggregate<'a>(&self, value: &'a [i32]) -> Aggregate<'a, B> {
         Aggregate { bitmap: self.bitmap, ecn: self.ecn, next_exponent: self.next_exponent, value }
     }
 }
 
-fn likeness(level: usize, packet: &GradientPacket<'_>) -> Likeness {
-    let GradientPacket { header, payload, .. } = packet;
+fn likeness<B, L>(part: &Part<B>, packet: &FragmentPacket<'_, L>) -> Likeness {
+    let FragmentPacket { header, payload, .. } = packet;
     Likeness {
         collective: header.collective,
         fragment: header.fragment,
         exponent: header.exponent,
-        fan_in_degree: header.directions.fan_in_degrees[level],
+        fan_in_degree: part.fan_in_degree,
         payload_bytes: payload.len(),
     }
 }

@@ -6,64 +6,12 @@
 use alloc::vec;
 use alloc::vec::Vec;
 use core::ops::Range;
-use fanin_wire::{CHILDREN_MAX, Directions, LEVELS_MAX};
+use fanin_wire::{CHILDREN_MAX, Directions, GradientHeader, LEVELS_MAX};
 
-use crate::atp::{ATP_WORKERS_MAX, AtpConfigError};
-
-const WORDS: usize = ATP_WORKERS_MAX as usize / 64;
-
-/// A set of workers, by position.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub(super) struct Workers([u64; WORDS]);
-
-impl Workers {
-    pub(super) fn count(&self) -> u32 {
-        self.0.iter().map(|word| word.count_ones()).sum()
-    }
-
-    pub(super) fn contains(&self, position: usize) -> bool {
-        self.0[position / 64] >> (position % 64) & 1 != 0
-    }
-
-    pub(super) fn insert(&mut self, position: usize) {
-        self.0[position / 64] |= 1 << (position % 64);
-    }
-
-    pub(super) fn is_disjoint(&self, other: &Self) -> bool {
-        self.0.iter().zip(&other.0).all(|(a, b)| a & b == 0)
-    }
-
-    pub(super) fn is_subset(&self, other: &Self) -> bool {
-        self.0.iter().zip(&other.0).all(|(a, b)| a & !b == 0)
-    }
-
-    pub(super) fn extend(&mut self, other: &Self) {
-        self.0.iter_mut().zip(&other.0).for_each(|(a, b)| *a |= b);
-    }
-
-    fn insert_range(&mut self, range: &Range<u16>) {
-        let (start, end) = (usize::from(range.start), usize::from(range.end));
-        for (i, word) in self.0.iter_mut().enumerate() {
-            let (from, to) = (start.max(i * 64), end.min(i * 64 + 64));
-            if from < to {
-                *word |= u64::MAX >> (64 - (to - from)) << (from % 64);
-            }
-        }
-    }
-}
-
-/// Who is in a packet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Coverage {
-    pub(super) workers: Workers,
-    pub(super) count: u32,
-    /// A position in it.
-    pub(super) first: u16,
-    /// The server's child that it came through, as an index below the number of workers.
-    pub(super) child: u16,
-    /// Whether there are several workers below that child.
-    pub(super) shared: bool,
-}
+use super::AtpConfigError;
+use super::ServerJob;
+use crate::aggregation::{Admitted, Coverage, GoOn, Roster, Workers};
+use crate::machine::Reason;
 
 /// What stands at one bit of a switch's bitmap.
 #[derive(Clone, Debug)]
@@ -84,7 +32,7 @@ struct Switch {
 
 /// The tree of a job.
 #[derive(Clone, Debug)]
-pub(super) struct Tree {
+pub struct Tree {
     /// The root is the first.
     switches: Vec<Switch>,
     /// The level that packets have when they come to the server. From here up nobody aggregates.
@@ -130,6 +78,18 @@ impl Tree {
         Ok(tree)
     }
 
+    /// The tree of as many workers with other directions.
+    pub(super) fn set_up_again<A>(
+        &self,
+        workers: &[Directions],
+        level: u8,
+    ) -> Result<GoOn<Self, A>, AtpConfigError> {
+        if workers.len() != self.ranks.len() {
+            return Err(AtpConfigError::Directions(workers.len()));
+        }
+        Ok(GoOn { roster: Self::new(workers, level)?, children: Vec::new(), keeps: true })
+    }
+
     fn insert(&mut self, position: u16, worker: &Directions) -> Option<()> {
         let mut at = 0;
         loop {
@@ -172,26 +132,17 @@ impl Tree {
         Ok(())
     }
 
-    pub(super) const fn workers(&self) -> usize {
-        self.ranks.len()
-    }
-
-    /// The rank at a position.
-    pub(super) fn rank(&self, position: usize) -> u16 {
-        self.ranks[position]
-    }
-
     /// Who is in a packet with these directions; `None` when nobody of this job sends such ones.
     ///
     /// From the top down, levels with one bit lead to a switch. The first level with several bits says which of its children are
     /// in, and those are in with all that is below them: above the first level only complete sums are added. What the packet
     /// says of the levels further down is that of the child that came last.
-    pub(super) fn coverage(&self, directions: &Directions) -> Option<Coverage> {
+    fn covered(&self, directions: &Directions) -> Option<Coverage> {
         if usize::from(directions.level) != self.server_level {
             return None;
         }
         let mut switch = &self.switches[0];
-        let (mut child, mut shared) = (0, self.workers() > 1);
+        let (mut child, mut shared) = (0, self.ranks.len() > 1);
         loop {
             let bitmap = directions.bitmaps[switch.level];
             let unaggregated = switch.level >= self.server_level;
@@ -212,10 +163,41 @@ impl Tree {
                 None => {
                     let mut workers = Workers::default();
                     workers.insert(next.below.start.into());
-                    return Some(Coverage { workers, count: 1, first: next.below.start, child, shared });
+                    return Some(Coverage { child, shared, ..Coverage::of(workers, next.below.start) });
                 }
             }
         }
+    }
+}
+
+impl<A> Roster<A> for Tree {
+    type Label = Directions;
+    type Job = ServerJob;
+
+    fn admit(job: ServerJob) -> Result<Admitted<Self, A>, AtpConfigError> {
+        let config = job.config.check()?;
+        if job.workers.len() != usize::from(config.workers) {
+            return Err(AtpConfigError::Directions(job.workers.len()));
+        }
+        let roster = Self::new(&job.workers, job.level)?;
+        Ok(Admitted { config, roster, restored: job.restored, children: Vec::new() })
+    }
+
+    fn workers(&self) -> usize {
+        self.ranks.len()
+    }
+
+    fn rank(&self, position: usize) -> u16 {
+        self.ranks[position]
+    }
+
+    fn coverage(&self, header: &GradientHeader) -> Result<Coverage, Reason> {
+        self.covered(&header.directions).ok_or(Reason::OutOfRange)
+    }
+
+    /// The aggregator that the place uses from now on travels in the bitmap, which parameters do not need (ATP §3.6).
+    fn answer(&self, _sequence: u64, next_aggregator_index: u32) -> Directions {
+        Directions { bitmaps: [next_aggregator_index, 0, 0, 0], ..Directions::default() }
     }
 }
 
@@ -237,6 +219,6 @@ impl Switch {
             workers.insert_range(&self.child(bitmap)?.below);
             bitmap &= bitmap - 1;
         }
-        Some(Coverage { workers, count: workers.count(), first, child, shared })
+        Some(Coverage { child, shared, ..Coverage::of(workers, first) })
     }
 }

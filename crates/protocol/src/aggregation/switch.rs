@@ -1,0 +1,729 @@
+//! The programmable switch of a rack, or of a higher level: a table of aggregators, and for each job the way up and down.
+
+use alloc::collections::{BTreeMap, VecDeque};
+use core::time::Duration;
+use fanin_wire::{
+    ABORT_BYTES, Abort, AbortReason, Flags, FragmentHeader, FragmentPacket, Generation, GradientHeader,
+    JobId, Key, Kind, Label, Preamble, ShardId, WorkerId, fragment_packet_bytes, is_fragment,
+};
+
+use super::aggregator_table::{
+    Aggregate, AggregatorTable, Bits, Freed, Identifier, Outcome, Part, ResendOutcome,
+};
+use super::children::Children;
+use super::config::AGGREGATOR_ELEMENTS_MAX;
+use super::passing::{Passing, PassingPacket};
+use super::{AGGREGATORS_MAX, ConfigError, JOBS_MAX, WAYS_MAX};
+use crate::machine::{
+    Endpoint, Instant, JobAborted, JobProgress, Reason, Received, Summer, Transmit, Verdict,
+};
+use crate::transport::{Run, Sender, Turns};
+
+/// What a switch is told when it starts; jobs change none of it (ATP §3.2, static infrastructure setup).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SwitchConfig {
+    /// Number of aggregators, up to [`AGGREGATORS_MAX`] and as many as 4 GiB hold; with none, the switch only forwards.
+    pub aggregators: u32,
+    /// Elements of the longest fragment that an aggregator holds, as [`is_fragment`] allows; longer ones are forwarded.
+    pub elements: u16,
+    /// In how many aggregators a fragment looks for a place, from 1, the paper's, to [`WAYS_MAX`]: that of its index, and those whose numbers
+    /// differ from it in the last bits. Of jobs that share a table more is summed here (docs/protocols/atp.md).
+    pub ways: u8,
+    /// How long after its last contribution an aggregator counts as left behind (§3.7).
+    pub stale: Duration,
+    /// Packets that wait in one of the switch's own queues before it marks congestion; `None` leaves that to the network.
+    pub ecn_threshold_packets: Option<usize>,
+}
+
+/// A job at one switch, as its protocol has it: where its packets go, and which are summed here.
+pub trait Route<A>: Clone + core::fmt::Debug {
+    /// What fragments are labelled with.
+    type Label: Label;
+    /// Who is in a sum.
+    type Bits: Bits;
+    /// Whether parameters may free an aggregator that was left behind by others (§3.7).
+    const FREES_STALE: bool;
+
+    /// Whether a switch can have it.
+    fn check(&self) -> Result<(), ConfigError>;
+
+    /// The job, as its packets say it.
+    fn job(&self) -> (JobId, Key, Generation);
+
+    /// The next machine towards the server.
+    fn upstream(&self) -> &A;
+
+    /// Another neighbour by its number.
+    fn neighbour(&self, _number: u16) -> &[A] {
+        &[]
+    }
+
+    /// Where its children are, as far as that is known before they send.
+    fn children(&self) -> Children<A>;
+
+    /// The child whose address a fragment teaches, if it does; or why it is not meant for this switch.
+    fn sender(&self, from: A, label: &Self::Label) -> Result<Option<usize>, Reason>;
+
+    /// What becomes of a fragment.
+    fn treatment(&self, header: &FragmentHeader<Self::Label>) -> Treatment<Self::Bits>;
+
+    /// The aggregator of the fragment that parameters are of.
+    fn freed_by(&self, parameters: &FragmentHeader<Self::Label>) -> Option<u32>;
+
+    /// The label of what goes on from here towards the server.
+    fn onward(&self, label: Self::Label) -> Self::Label;
+
+    /// The label of a sum of these.
+    fn of_sum(&self, label: Self::Label, bits: Self::Bits) -> Self::Label;
+}
+
+/// What becomes of a fragment at a switch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Treatment<B> {
+    /// It goes on as it is to a neighbour, or towards the server: it is not summed here.
+    Relay(Option<u16>),
+    /// It goes on towards the server.
+    Forward,
+    /// The same, and what this aggregator has of it is given up.
+    Discard(u32),
+    /// It is added, and sent on when all are in.
+    Add(Part<B>),
+    /// It was sent again: what there is of it goes on with it, and is given up here (ATP Figure 17).
+    Flush(Part<B>),
+    /// It was sent again: it is added if it is not in, and what there is by now is shown to the server, but stays here.
+    Show(Part<B>),
+}
+
+/// What happened at a switch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SwitchStatistics {
+    /// Packets that came. Those that were absorbed wait, or waited, in an aggregator.
+    pub received: Received,
+    /// Fragments that were added in an aggregator, or began one.
+    pub aggregations: u64,
+    /// Aggregators that became complete.
+    pub completed: u64,
+    /// Fragments that found no aggregator.
+    pub collisions: u64,
+    /// Aggregators freed by the parameters of their fragment.
+    pub freed_by_parameters: u64,
+    /// Aggregators freed because their fragment was sent again.
+    pub freed_by_resend: u64,
+    /// Aggregators freed because they were left behind.
+    pub freed_stale: u64,
+    /// Aggregators in use now.
+    pub in_use: u32,
+}
+
+/// How a job fares at one switch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SwitchProgress {
+    /// Children that were heard of.
+    pub children: u32,
+    /// Fragments that were added in an aggregator, or began one.
+    pub aggregations: u64,
+    /// Fragments that found no aggregator.
+    pub collisions: u64,
+    /// Packets that went on towards the server.
+    pub forwards: u64,
+}
+
+/// What waits to go on towards the server, or to a neighbour.
+#[derive(Debug)]
+enum Upward<L> {
+    /// The sum of a fragment, which is in its aggregator, under the header of the packet that came last.
+    Sum(u32, FragmentHeader<L>),
+    Passing(PassingPacket),
+    Relayed(u16, PassingPacket),
+}
+
+#[derive(Debug)]
+struct Job<A, R: Route<A>> {
+    route: R,
+    /// By bit.
+    children: Children<A>,
+    up: VecDeque<Upward<R::Label>>,
+    down: VecDeque<PassingPacket>,
+    aborted: Option<AbortReason>,
+    /// Whether the children are to be told so: one packet between two drains is enough.
+    abort_pending: bool,
+    in_line: bool,
+    progress: SwitchProgress,
+}
+
+/// A switch. `A` names a peer's address; `R` is a job's route.
+#[derive(Debug)]
+pub struct Switch<A, R: Route<A>> {
+    config: SwitchConfig,
+    table: AggregatorTable<R::Bits>,
+    passing: Passing,
+    jobs: BTreeMap<JobId, Job<A, R>>,
+    turns: Turns,
+    events: VecDeque<JobAborted>,
+    statistics: SwitchStatistics,
+}
+
+impl<A: Copy + PartialEq, R: Route<A>> Switch<A, R> {
+    /// A switch without jobs. All its aggregators' memory is taken here.
+    ///
+    /// # Panics
+    /// When the configuration was not checked: the command line does that.
+    #[must_use]
+    pub fn new(config: SwitchConfig) -> Self {
+        let config = config.check().expect("a switch is checked by who starts it");
+        Self {
+            config,
+            table: AggregatorTable::new(config.aggregators, config.elements, config.ways),
+            passing: Passing::default(),
+            jobs: BTreeMap::new(),
+            turns: Turns::default(),
+            events: VecDeque::new(),
+            statistics: SwitchStatistics::default(),
+        }
+    }
+
+    /// What happened since the start.
+    #[must_use]
+    pub const fn statistics(&self) -> SwitchStatistics {
+        SwitchStatistics { in_use: self.table.in_use(), ..self.statistics }
+    }
+
+    /// How a job fares here.
+    #[must_use]
+    pub fn progress(&self, job: JobId) -> Option<SwitchProgress> {
+        let children = |job: &Job<A, R>| job.children.addresses().len() as u32;
+        self.jobs.get(&job).map(|job| SwitchProgress { children: children(job), ..job.progress })
+    }
+
+    /// Control says that a child of a job, counted as the route counts them, is elsewhere from now on.
+    pub fn child_moved(&mut self, job: JobId, child: usize, to: A) {
+        if let Some(job) = self.jobs.get_mut(&job) {
+            job.children.learn(child, to);
+        }
+    }
+
+    fn receive(&mut self, now: Instant, from: A, bytes: &[u8]) -> Result<Verdict, Reason> {
+        let preamble = Preamble::parse(bytes)?;
+        let verdict = self.receive_parsed(now, from, preamble, bytes);
+        if let Some(job) = self.jobs.get_mut(&preamble.job) {
+            self.turns.line_up(preamble.job, job);
+        }
+        verdict
+    }
+
+    fn receive_parsed(
+        &mut self,
+        now: Instant,
+        from: A,
+        preamble: Preamble,
+        bytes: &[u8],
+    ) -> Result<Verdict, Reason> {
+        if preamble.shard != ShardId(0) {
+            return Err(Reason::OutOfRange);
+        }
+        let job = self.jobs.get_mut(&preamble.job).ok_or(Reason::UnknownJob)?;
+        match preamble.kind {
+            kind if kind == R::Label::KIND => {}
+            Kind::Abort => {
+                let abort = Abort::parse(preamble, bytes)?;
+                job.authenticate(preamble, bytes)?;
+                if from != *job.route.upstream() {
+                    return Err(Reason::Foreign);
+                }
+                if job.aborted.is_some() {
+                    return Err(Reason::Aborted);
+                }
+                job.abort(abort.reason, &mut self.passing);
+                self.table.forget(preamble.job);
+                self.events.push_back(JobAborted { job: preamble.job, reason: abort.reason });
+                return Ok(Verdict::Multicast);
+            }
+            _ => return Err(Reason::Unexpected),
+        }
+        let packet = FragmentPacket::parse(preamble, bytes)?;
+        job.authenticate(preamble, bytes)?;
+        if packet.header.flags.is_ack {
+            return self.parameters(now, from, &packet, bytes);
+        }
+        // Only a server's request has no payload.
+        if packet.payload.is_empty() {
+            return Err(Reason::ChunkLength);
+        }
+        if let Some(child) = job.route.sender(from, &packet.header.directions)? {
+            job.children.learn(child, from);
+        }
+        if job.aborted.is_some() {
+            job.abort_pending = true;
+            return Err(Reason::Aborted);
+        }
+        self.fragment(now, &packet)
+    }
+
+    /// Parameters, or a request for original values: down to the children, and the aggregator is free (Figure 7, box 8).
+    fn parameters(
+        &mut self,
+        now: Instant,
+        from: A,
+        packet: &FragmentPacket<'_, R::Label>,
+        bytes: &[u8],
+    ) -> Result<Verdict, Reason> {
+        let job = self.jobs.get_mut(&packet.preamble.job).ok_or(Reason::UnknownJob)?;
+        if from != *job.route.upstream() {
+            return Err(Reason::Foreign);
+        }
+        if job.aborted.is_some() {
+            return Err(Reason::Aborted);
+        }
+        if let Some(index) = job.route.freed_by(&packet.header) {
+            let stale = R::FREES_STALE.then_some(self.config.stale);
+            match self.table.release(now, stale, index, &Identifier::of(&packet.preamble, &packet.header)) {
+                Freed::None => {}
+                Freed::Own => self.statistics.freed_by_parameters += 1,
+                Freed::Stale => self.statistics.freed_stale += 1,
+            }
+        }
+        // A switch that lost its memory knows no children: they send again, and ask the server.
+        if job.children.addresses().is_empty() {
+            return Err(Reason::Unexpected);
+        }
+        let mark = self.config.is_congested(job.down.len());
+        let waiting = self.passing.push(bytes.len(), |out| {
+            out.copy_from_slice(bytes);
+            if mark {
+                GradientHeader::mark_ecn(out);
+            }
+        });
+        job.down.push_back(waiting.ok_or(Reason::OutboxFull)?);
+        Ok(Verdict::Multicast)
+    }
+
+    /// A fragment, or a sum of some, on its way up.
+    fn fragment(&mut self, now: Instant, packet: &FragmentPacket<'_, R::Label>) -> Result<Verdict, Reason> {
+        let FragmentPacket { preamble, header, .. } = packet;
+        let job = self.jobs.get_mut(&preamble.job).ok_or(Reason::UnknownJob)?;
+        let identifier = Identifier::of(preamble, header);
+        let (part, shows) = match job.route.treatment(header) {
+            Treatment::Relay(to) => return job.relay(&self.config, &mut self.passing, packet, to),
+            Treatment::Forward => {
+                return job.forward(&self.config, &mut self.passing, packet, Flags::default());
+            }
+            // Figure 17, box 3: above the first level a bit does not say which workers are in a sum, so nothing is merged. Original
+            // values and parameters that are handed back are not for adding anywhere.
+            Treatment::Discard(index) => {
+                if self.table.discard(index, &identifier) {
+                    self.statistics.freed_by_resend += 1;
+                }
+                return job.forward(&self.config, &mut self.passing, packet, Flags::default());
+            }
+            Treatment::Flush(part) => {
+                return match self.table.merge_resent(now, &part, packet) {
+                    ResendOutcome::Pass => {
+                        job.forward(&self.config, &mut self.passing, packet, Flags::default())
+                    }
+                    ResendOutcome::Flush { sum, stalled } => {
+                        self.statistics.freed_by_resend += 1;
+                        job.forward_partial(&self.config, &mut self.passing, packet, &sum, stalled)
+                    }
+                };
+            }
+            Treatment::Add(part) => (part, false),
+            Treatment::Show(part) => (part, true),
+        };
+        let outcome = self.table.aggregate(now, &part, packet);
+        if matches!(outcome, Outcome::Held | Outcome::Complete) {
+            self.statistics.aggregations += 1;
+            self.statistics.completed += u64::from(outcome == Outcome::Complete);
+            job.progress.aggregations += 1;
+        }
+        match outcome {
+            Outcome::Held | Outcome::Duplicate if shows => {
+                let Some((sum, is_complete)) = self.table.held(part.index, &identifier) else {
+                    return Err(Reason::Duplicate);
+                };
+                let stalled = outcome == Outcome::Duplicate && !is_complete;
+                job.forward_partial(&self.config, &mut self.passing, packet, &sum, stalled)
+            }
+            Outcome::Held => Ok(Verdict::Absorb),
+            Outcome::Complete => Ok(job.forward_sum(&self.config, part.index, header)),
+            Outcome::Duplicate => Err(Reason::Duplicate),
+            // Its worker lacks the parameters, and only the server has them.
+            Outcome::Succeeded if shows => {
+                job.forward(&self.config, &mut self.passing, packet, Flags::default())
+            }
+            Outcome::Succeeded => Err(Reason::Stale),
+            // Figure 7, box 2. The flags keep switches further on from aggregating it and tell the server.
+            Outcome::Collision => {
+                self.statistics.collisions += 1;
+                job.progress.collisions += 1;
+                let collision = !shows;
+                let flags = Flags { resend: true, collision, ..Flags::default() };
+                job.forward(&self.config, &mut self.passing, packet, flags)
+            }
+            // The server finds out who disagrees; another index would not help.
+            Outcome::Unlike => job.forward(
+                &self.config,
+                &mut self.passing,
+                packet,
+                Flags { resend: true, ..Flags::default() },
+            ),
+        }
+    }
+}
+
+impl SwitchConfig {
+    /// Most aggregators of a switch whose aggregators hold so many elements: [`AGGREGATORS_MAX`], or as many as 4 GiB hold.
+    #[must_use]
+    pub const fn aggregators_max(elements: u16) -> u32 {
+        let by_memory = AGGREGATOR_ELEMENTS_MAX / if elements == 0 { 1 } else { elements as u64 };
+        if by_memory < AGGREGATORS_MAX as u64 { by_memory as u32 } else { AGGREGATORS_MAX }
+    }
+
+    /// The configuration, if every number is within its limit.
+    ///
+    /// # Errors
+    /// The first number that is not.
+    pub fn check(self) -> Result<Self, ConfigError> {
+        if !is_fragment(self.elements.into()) {
+            return Err(ConfigError::Elements(self.elements));
+        }
+        if self.aggregators > Self::aggregators_max(self.elements) {
+            return Err(ConfigError::Aggregators(self.aggregators));
+        }
+        if !(1..=WAYS_MAX).contains(&self.ways) {
+            return Err(ConfigError::Ways(self.ways));
+        }
+        Ok(self)
+    }
+
+    fn is_congested(&self, waiting: usize) -> bool {
+        self.ecn_threshold_packets.is_some_and(|threshold| waiting >= threshold)
+    }
+}
+
+impl<A: Copy + PartialEq, R: Route<A>> Job<A, R> {
+    /// Whether a packet was written by a member of the job, of this generation.
+    #[inline]
+    fn authenticate(&self, preamble: Preamble, packet: &[u8]) -> Result<(), Reason> {
+        let (_, key, generation) = self.route.job();
+        if preamble.generation != generation {
+            return Err(Reason::Generation);
+        }
+        if key.authenticates(packet) { Ok(()) } else { Err(Reason::Forged) }
+    }
+
+    /// Sends a fragment on as it came, to a neighbour or towards the server.
+    fn relay(
+        &mut self,
+        config: &SwitchConfig,
+        passing: &mut Passing,
+        packet: &FragmentPacket<'_, R::Label>,
+        to: Option<u16>,
+    ) -> Result<Verdict, Reason> {
+        let waiting = self.write(config, passing, packet.header, packet.payload.len() / 4, |out| {
+            out.copy_from_slice(packet.payload);
+        })?;
+        self.up.push_back(match to {
+            Some(neighbour) => Upward::Relayed(neighbour, waiting),
+            None => Upward::Passing(waiting),
+        });
+        Ok(Verdict::Forward)
+    }
+
+    /// Sends a fragment on as it is, but for its level and for what `more` flags it has.
+    fn forward(
+        &mut self,
+        config: &SwitchConfig,
+        passing: &mut Passing,
+        packet: &FragmentPacket<'_, R::Label>,
+        more: Flags,
+    ) -> Result<Verdict, Reason> {
+        let mut header = packet.header;
+        header.flags.resend |= more.resend;
+        header.flags.collision |= more.collision;
+        self.pass(config, passing, header, packet.payload.len() / 4, |out| {
+            out.copy_from_slice(packet.payload);
+        })
+    }
+
+    /// Sends what an aggregator held, which is free again, in place of the packet's own value and bitmap (Figure 17, box 7).
+    fn forward_partial(
+        &mut self,
+        config: &SwitchConfig,
+        passing: &mut Passing,
+        packet: &FragmentPacket<'_, R::Label>,
+        sum: &Aggregate<'_, R::Bits>,
+        stalled: bool,
+    ) -> Result<Verdict, Reason> {
+        let mut header = self.header_of_sum(packet.header, sum);
+        header.flags.stalled = stalled;
+        self.pass(config, passing, header, sum.value.len(), |out| fanin_quant::write_le(sum.value, out))
+    }
+
+    /// Sends what the fragment's aggregator holds in place of its own value and bitmap (Figure 7, box 6).
+    fn forward_sum(
+        &mut self,
+        config: &SwitchConfig,
+        index: u32,
+        header: &FragmentHeader<R::Label>,
+    ) -> Verdict {
+        let header = self.marked(config, self.onward(*header));
+        self.up.push_back(Upward::Sum(index, header));
+        self.progress.forwards += 1;
+        Verdict::Forward
+    }
+
+    fn pass(
+        &mut self,
+        config: &SwitchConfig,
+        passing: &mut Passing,
+        header: FragmentHeader<R::Label>,
+        elements: usize,
+        fill: impl FnOnce(&mut [u8]),
+    ) -> Result<Verdict, Reason> {
+        let waiting = self.write(config, passing, self.onward(header), elements, fill)?;
+        self.up.push_back(Upward::Passing(waiting));
+        Ok(Verdict::Forward)
+    }
+
+    fn write(
+        &mut self,
+        config: &SwitchConfig,
+        passing: &mut Passing,
+        header: FragmentHeader<R::Label>,
+        elements: usize,
+        fill: impl FnOnce(&mut [u8]),
+    ) -> Result<PassingPacket, Reason> {
+        let ((_, key, _), preamble) = (self.route.job(), self.preamble(R::Label::KIND));
+        let header = self.marked(config, header);
+        let waiting = passing.push(fragment_packet_bytes(elements), |out| {
+            FragmentPacket::write(out, key, &preamble, &header, elements, fill);
+        });
+        self.progress.forwards += u64::from(waiting.is_some());
+        waiting.ok_or(Reason::OutboxFull)
+    }
+
+    fn header_of_sum(
+        &self,
+        mut header: FragmentHeader<R::Label>,
+        sum: &Aggregate<'_, R::Bits>,
+    ) -> FragmentHeader<R::Label> {
+        header.directions = self.route.of_sum(header.directions, sum.bitmap);
+        header.flags.ecn |= sum.ecn;
+        header.next_exponent = sum.next_exponent;
+        header
+    }
+
+    fn onward(&self, header: FragmentHeader<R::Label>) -> FragmentHeader<R::Label> {
+        FragmentHeader { directions: self.route.onward(header.directions), ..header }
+    }
+
+    /// With the mark of a queue that is too long.
+    fn marked(
+        &self,
+        config: &SwitchConfig,
+        mut header: FragmentHeader<R::Label>,
+    ) -> FragmentHeader<R::Label> {
+        header.flags.ecn |= config.is_congested(self.up.len());
+        header
+    }
+
+    fn preamble(&self, kind: Kind) -> Preamble {
+        let (job, _, generation) = self.route.job();
+        Preamble { kind, job, generation, worker: WorkerId::ALL, shard: ShardId(0) }
+    }
+
+    fn abort(&mut self, reason: AbortReason, passing: &mut Passing) {
+        self.aborted = Some(reason);
+        self.abort_pending = true;
+        self.forget_waiting(passing);
+    }
+
+    fn forget_waiting(&mut self, passing: &mut Passing) {
+        for waiting in self.up.drain(..) {
+            if let Upward::Passing(packet) | Upward::Relayed(_, packet) = waiting {
+                passing.take(packet);
+            }
+        }
+        for packet in self.down.drain(..) {
+            passing.take(packet);
+        }
+    }
+
+    /// Writes what goes to the children next into `train`, as long as it has one size.
+    fn write_down(&mut self, passing: &mut Passing, train: &mut [u8]) -> Run {
+        let mut run = Run::default();
+        if let Some(reason) = self.aborted {
+            let abort = Abort { preamble: self.preamble(Kind::Abort), reason };
+            run.packet(ABORT_BYTES, train).copy_from_slice(&abort.to_bytes(self.route.job().1));
+            self.abort_pending = false;
+            return run;
+        }
+        while self.down.front().is_some_and(|packet| run.takes(packet.len(), train))
+            && let Some(packet) = self.down.pop_front()
+        {
+            run.packet(packet.len(), train).copy_from_slice(passing.take(packet));
+        }
+        run
+    }
+
+    /// Writes what goes up next into `train`, as long as it has one size and one way: sums straight from their aggregators. Says which
+    /// neighbour it goes to, if it does not go towards the server.
+    fn write_up(
+        &mut self,
+        table: &AggregatorTable<R::Bits>,
+        passing: &mut Passing,
+        train: &mut [u8],
+    ) -> (Run, Option<u16>) {
+        let mut run = Run::default();
+        let preamble = self.preamble(R::Label::KIND);
+        let key = self.route.job().1;
+        let mut to = None;
+        while let Some(next) = self.up.front() {
+            let way = if let Upward::Relayed(neighbour, _) = next { Some(*neighbour) } else { None };
+            if !run.is_empty() && way != to {
+                break;
+            }
+            to = way;
+            match next {
+                Upward::Sum(index, header) => {
+                    let identifier = Identifier::of(&preamble, header);
+                    // Freed meanwhile, by a resend that took the sum along, or by parameters that made it worthless.
+                    if let Some(sum) = table.sum(*index, &identifier) {
+                        let elements = sum.value.len();
+                        let bytes = fragment_packet_bytes(elements);
+                        if !run.takes(bytes, train) {
+                            break;
+                        }
+                        let header = self.header_of_sum(*header, &sum);
+                        let out = run.packet(bytes, train);
+                        FragmentPacket::write(out, key, &preamble, &header, elements, |out| {
+                            fanin_quant::write_le(sum.value, out);
+                        });
+                    }
+                    self.up.pop_front();
+                }
+                Upward::Passing(packet) | Upward::Relayed(_, packet) => {
+                    if !run.takes(packet.len(), train) {
+                        break;
+                    }
+                    if let Some(Upward::Passing(packet) | Upward::Relayed(_, packet)) = self.up.pop_front() {
+                        run.packet(packet.len(), train).copy_from_slice(passing.take(packet));
+                    }
+                }
+            }
+        }
+        (run, to)
+    }
+}
+
+impl<A: Copy + PartialEq, R: Route<A>> Sender for Job<A, R> {
+    fn in_line(&mut self) -> &mut bool {
+        &mut self.in_line
+    }
+
+    fn has_pending(&mut self) -> bool {
+        !self.up.is_empty()
+            || !self.down.is_empty()
+            || self.abort_pending && !self.children.addresses().is_empty()
+    }
+}
+
+impl<A: Copy + PartialEq, R: Route<A>> Endpoint for Switch<A, R> {
+    type Address = A;
+    type Event = JobAborted;
+
+    fn handle_packet(&mut self, now: Instant, from: A, packet: &[u8]) -> Verdict {
+        let verdict = self.receive(now, from, packet).unwrap_or_else(Verdict::Drop);
+        self.statistics.received.count(verdict)
+    }
+
+    fn handle_timeout(&mut self, _now: Instant) {}
+
+    fn poll_transmit(&mut self, _now: Instant, train: &mut [u8]) -> Option<Transmit<'_, A>> {
+        loop {
+            let job = self.turns.next(&mut self.jobs)?;
+            let id = job.route.job().0;
+            // Parameters first: they free workers, and aggregators further down.
+            let goes_down = job.abort_pending || !job.down.is_empty();
+            let (run, neighbour) = if goes_down {
+                (job.write_down(&mut self.passing, train), None)
+            } else {
+                job.write_up(&self.table, &mut self.passing, train)
+            };
+            if run.is_empty() && !job.has_pending() {
+                continue; // None of its sums was still there.
+            }
+            let job = self.jobs.get(&id)?;
+            return run.to(match neighbour {
+                _ if goes_down => job.children.addresses(),
+                Some(neighbour) => job.route.neighbour(neighbour),
+                None => core::slice::from_ref(job.route.upstream()),
+            });
+        }
+    }
+
+    fn poll_event(&mut self) -> Option<JobAborted> {
+        self.events.pop_front()
+    }
+
+    /// Never: aggregators that were left behind are found by parameters whose set has no room (§3.7).
+    fn poll_timeout(&self) -> Option<Instant> {
+        None
+    }
+}
+
+impl<A: Copy + PartialEq, R: Route<A>> Summer for Switch<A, R> {
+    type Job = R;
+    type Error = ConfigError;
+
+    fn add_job(&mut self, route: R) -> Result<(), ConfigError> {
+        route.check()?;
+        let id = route.job().0;
+        if self.jobs.len() >= JOBS_MAX && !self.jobs.contains_key(&id) {
+            return Err(ConfigError::Jobs);
+        }
+        self.remove_job(id);
+        self.jobs.insert(
+            id,
+            Job {
+                children: route.children(),
+                route,
+                up: VecDeque::new(),
+                down: VecDeque::new(),
+                aborted: None,
+                abort_pending: false,
+                in_line: false,
+                progress: SwitchProgress::default(),
+            },
+        );
+        Ok(())
+    }
+
+    /// Its aggregators are free.
+    fn remove_job(&mut self, job: JobId) {
+        if let Some(mut removed) = self.jobs.remove(&job) {
+            removed.forget_waiting(&mut self.passing);
+            self.table.forget(job);
+            self.turns.remove(job);
+        }
+    }
+
+    fn abort_job(&mut self, id: JobId, reason: AbortReason) {
+        if let Some(job) = self.jobs.get_mut(&id)
+            && job.aborted.is_none()
+        {
+            job.abort(reason, &mut self.passing);
+            self.table.forget(id);
+            self.turns.line_up(id, job);
+        }
+    }
+
+    fn job_progress(&self, job: JobId) -> Option<JobProgress> {
+        let SwitchProgress { aggregations, collisions, .. } = self.progress(job)?;
+        Some(JobProgress { aggregations, collisions, ..JobProgress::default() })
+    }
+
+    fn received(&self) -> Received {
+        self.statistics.received
+    }
+}

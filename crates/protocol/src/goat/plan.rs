@@ -1,0 +1,180 @@
+//! What the machines of a job are told of its plan: which part of the model each fragment is of, and where the fragments of each part are
+//! summed. The plan is plain data here; who makes it knows the network (GOAT §IV).
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use fanin_wire::{AggregationNode, Generation, JobId, Key, PLANNED_WORKERS_MAX, SubModel};
+
+use crate::aggregation::{ConfigError, Hashing, JobConfig, Overflow, SUB_MODELS_MAX, Scaling};
+
+/// The parts of a model whose gradients are summed independently (GOAT §III-D, model partition), by the fragments that each has.
+///
+/// The job's stream goes through the model again and again: fragment `s` of the stream is fragment `s mod n` of the n that the model
+/// has. A stream that has other tensors in it is summed as exactly, under the labels of whatever stands at these places.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SubModels {
+    /// Behind the last fragment of each.
+    ends: Arc<[u32]>,
+}
+
+impl SubModels {
+    /// Parts of so many fragments.
+    ///
+    /// # Errors
+    /// When there are none, or more than [`SUB_MODELS_MAX`], or one is empty, or together they are more than `u32::MAX`.
+    pub fn new(fragments: &[u32]) -> Result<Self, ConfigError> {
+        let wrong = ConfigError::SubModels(fragments.len());
+        if fragments.is_empty() || fragments.len() > SUB_MODELS_MAX || fragments.contains(&0) {
+            return Err(wrong);
+        }
+        let mut end = 0u32;
+        let ends: Option<Vec<u32>> = fragments
+            .iter()
+            .map(|count| {
+                end = end.checked_add(*count)?;
+                Some(end)
+            })
+            .collect();
+        Ok(Self { ends: ends.ok_or(wrong)?.into() })
+    }
+
+    /// How many there are.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// Fragments of the whole model.
+    #[must_use]
+    pub fn fragments(&self) -> u32 {
+        self.ends[self.ends.len() - 1]
+    }
+
+    /// Fragments of one of them; none of one that there is not.
+    #[must_use]
+    pub fn fragments_of(&self, sub_model: SubModel) -> u32 {
+        let at = usize::from(sub_model.0);
+        self.ends.get(at).map_or(0, |end| end - self.begin(at))
+    }
+
+    fn begin(&self, sub_model: usize) -> u32 {
+        sub_model.checked_sub(1).map_or(0, |before| self.ends[before])
+    }
+
+    /// Which sub-model a fragment of the stream is of, and its number there.
+    pub(super) fn locate(&self, sequence: u64) -> (SubModel, u32) {
+        let at = (sequence % u64::from(self.fragments())) as u32;
+        let sub_model = self.ends.partition_point(|end| *end <= at);
+        (SubModel(sub_model as u16), at - self.begin(sub_model))
+    }
+}
+
+/// One job as its workers and its server see it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GoatJobConfig {
+    /// The job's id.
+    pub id: JobId,
+    /// What its packets are tagged with.
+    pub key: Key,
+    /// The plan's generation: each plan of a job has its own.
+    pub generation: Generation,
+    /// Number of workers, 1 to [`PLANNED_WORKERS_MAX`].
+    pub workers: u16,
+    /// Elements of a fragment, as in ATP.
+    pub elements: u16,
+    /// Most fragments that a worker has sent and not got back, no more than the plan has: how far a worker may be before another one.
+    pub window_max: u16,
+    /// What floats are multiplied by.
+    pub scaling: Scaling,
+    /// What happens where a sum does not fit.
+    pub overflow: Overflow,
+    /// Whether workers adjust their windows.
+    pub congestion_control: bool,
+    /// Most elements of a float tensor whose original values go to the server at once, which sums them exactly.
+    pub originals_elements_max: u32,
+}
+
+impl From<GoatJobConfig> for JobConfig {
+    fn from(config: GoatJobConfig) -> Self {
+        Self {
+            id: config.id,
+            key: config.key,
+            generation: config.generation,
+            workers: config.workers,
+            elements: config.elements,
+            window_max: config.window_max,
+            // No aggregator is agreed on: the plan names it.
+            aggregators: 0,
+            hashing: Hashing::Linear,
+            scaling: config.scaling,
+            overflow: config.overflow,
+            congestion_control: config.congestion_control,
+            originals_elements_max: config.originals_elements_max,
+        }
+    }
+}
+
+impl GoatJobConfig {
+    /// The configuration of the machines, if every number is within its limit and fits the plan.
+    ///
+    /// # Errors
+    /// The first number that is not.
+    pub fn check(self, sub_models: &SubModels) -> Result<(), ConfigError> {
+        if usize::from(self.workers) > PLANNED_WORKERS_MAX {
+            return Err(ConfigError::PlannedWorkers(self.workers));
+        }
+        if u32::from(self.window_max) > sub_models.fragments() {
+            let (window, planned) = (self.window_max, sub_models.fragments());
+            return Err(ConfigError::PlannedWindow { window, planned });
+        }
+        JobConfig::from(self).check().map(drop)
+    }
+}
+
+/// What a worker is told: where its fragments of each sub-model are summed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Assignment<A> {
+    /// The worker's rank.
+    pub rank: u16,
+    /// The parts of the model.
+    pub sub_models: SubModels,
+    /// For each of them who sums the worker's fragments.
+    pub nodes: Vec<AggregationNode>,
+    /// Where fragments for a node go first, if not to the switch, or server, that parameters come from.
+    pub first_hops: Vec<(AggregationNode, A)>,
+}
+
+impl<A> Assignment<A> {
+    /// The assignment, if it says a node for each sub-model.
+    ///
+    /// # Errors
+    /// When it does not, or no worker has such a rank.
+    pub fn check(self) -> Result<Self, ConfigError> {
+        let (rank, said, is) = (usize::from(self.rank), self.nodes.len(), self.sub_models.count());
+        if said != is || rank >= PLANNED_WORKERS_MAX {
+            return Err(ConfigError::Assignment { rank, said, is });
+        }
+        Ok(self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stream_goes_through_the_model_again_and_again() {
+        let sub_models = SubModels::new(&[2, 1, 3]).unwrap();
+        let at: Vec<(u16, u32)> = (0..8).map(|s| sub_models.locate(s)).map(|(m, f)| (m.0, f)).collect();
+        assert_eq!(at, [(0, 0), (0, 1), (1, 0), (2, 0), (2, 1), (2, 2), (0, 0), (0, 1)]);
+        let of = |sub_model| sub_models.fragments_of(SubModel(sub_model));
+        assert_eq!(([of(0), of(1), of(2), of(3)], sub_models.fragments()), ([2, 1, 3, 0], 6));
+    }
+
+    #[test]
+    fn impossible_parts_are_refused() {
+        for fragments in [&[][..], &[1, 0], &[u32::MAX, 1]] {
+            assert_eq!(SubModels::new(fragments), Err(ConfigError::SubModels(fragments.len())));
+        }
+    }
+}

@@ -1,0 +1,139 @@
+//! Whom the server's fragments are from (GOAT §III-D, step 5): it sums what switches have summed and what workers send it directly, and
+//! refuses what is labelled by another plan.
+
+use alloc::vec::Vec;
+use fanin_wire::{AggregationNode, Generation, JobId, PlannedDirections, PlannedHeader};
+
+use super::GoatServer;
+use super::plan::{GoatJobConfig, SubModels};
+use crate::aggregation::{Admitted, ConfigError, Coverage, GoOn, Roster, Workers};
+use crate::machine::Reason;
+
+/// A job as its server is told of it.
+#[derive(Clone, Debug)]
+pub struct GoatServerJob<A> {
+    /// The same as at the workers.
+    pub config: GoatJobConfig,
+    /// The plan.
+    pub plan: ServerPlan<A>,
+    /// Whether the job is under way: the server lost its memory, and workers hand back what they have.
+    pub restored: bool,
+}
+
+/// A job's plan as its server has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServerPlan<A> {
+    /// The parts of the model.
+    pub sub_models: SubModels,
+    /// Of each worker, by rank, where its fragments of each part are summed.
+    pub nodes: Vec<Vec<AggregationNode>>,
+    /// The switches and workers that get the parameters from the server.
+    pub children: Vec<A>,
+    /// By rank: through which of these a worker gets them.
+    pub ways: Vec<u16>,
+}
+
+/// Who is summed where.
+#[derive(Debug)]
+pub struct Groups {
+    sub_models: SubModels,
+    /// Of each sub-model, the nodes and their workers.
+    groups: Vec<Vec<(AggregationNode, u128)>>,
+    ways: Vec<u16>,
+}
+
+impl Groups {
+    fn new<A>(plan: &ServerPlan<A>, workers: usize) -> Result<Self, ConfigError> {
+        let ServerPlan { sub_models, nodes, children, ways } = plan;
+        if nodes.len() != workers || ways.len() != workers {
+            return Err(ConfigError::Assignments(nodes.len().min(ways.len())));
+        }
+        let mut groups: Vec<Vec<(AggregationNode, u128)>> = alloc::vec![Vec::new(); sub_models.count()];
+        for (rank, assigned) in nodes.iter().enumerate() {
+            let (said, is) = (assigned.len(), sub_models.count());
+            if said != is || usize::from(ways[rank]) >= children.len() {
+                return Err(ConfigError::Assignment { rank, said, is });
+            }
+            for (group, node) in groups.iter_mut().zip(assigned) {
+                match group.iter_mut().find(|(other, _)| other == node) {
+                    Some((_, workers)) => *workers |= 1 << rank,
+                    None => group.push((*node, 1 << rank)),
+                }
+            }
+        }
+        Ok(Self { sub_models: sub_models.clone(), groups, ways: ways.clone() })
+    }
+}
+
+impl<A: Copy> Roster<A> for Groups {
+    type Label = PlannedDirections;
+    type Job = GoatServerJob<A>;
+
+    fn admit(job: GoatServerJob<A>) -> Result<Admitted<Self, A>, ConfigError> {
+        job.config.check(&job.plan.sub_models)?;
+        let roster = Self::new(&job.plan, job.config.workers.into())?;
+        let children = job.plan.children;
+        Ok(Admitted { config: job.config.into(), roster, restored: job.restored, children })
+    }
+
+    fn workers(&self) -> usize {
+        self.ways.len()
+    }
+
+    fn rank(&self, position: usize) -> u16 {
+        position as u16
+    }
+
+    fn coverage(&self, header: &PlannedHeader) -> Result<Coverage, Reason> {
+        let PlannedDirections { aggregation_node, sub_model, workers, .. } = header.directions;
+        let (planned, fragment) = self.sub_models.locate(header.sequence);
+        if (planned, fragment) != (sub_model, header.aggregator_index) {
+            return Err(Reason::Unplanned);
+        }
+        if workers == 0 {
+            return Err(Reason::OutOfRange);
+        }
+        let groups = &self.groups[usize::from(sub_model.0)];
+        let group = groups.iter().position(|(node, _)| *node == aggregation_node).ok_or(Reason::Unplanned)?;
+        let all = groups[group].1;
+        if workers & !all != 0 {
+            return Err(Reason::Unplanned);
+        }
+        let mut set = Workers::default();
+        (0..self.ways.len()).filter(|rank| workers >> rank & 1 != 0).for_each(|rank| set.insert(rank));
+        let first = workers.trailing_zeros() as u16;
+        let child = self.ways[usize::from(first)];
+        let is_part = workers != all && aggregation_node != AggregationNode::SERVER;
+        Ok(Coverage {
+            child,
+            shared: self.ways.iter().filter(|way| **way == child).count() > 1,
+            teaches: false,
+            part_of: is_part.then_some(group as u16),
+            ..Coverage::of(set, first)
+        })
+    }
+
+    fn answer(&self, sequence: u64, _next_aggregator_index: u32) -> PlannedDirections {
+        let (sub_model, _) = self.sub_models.locate(sequence);
+        PlannedDirections { passed: true, sub_model, ..PlannedDirections::default() }
+    }
+}
+
+impl<A: Copy + PartialEq> GoatServer<A> {
+    /// Goes on with another plan, in its generation. What was gathered of unfinished fragments is forgotten: their workers send it again
+    /// when they are told the plan. Returns the earliest sequence number that is not aggregated; `None` without such a job.
+    ///
+    /// # Errors
+    /// When the plan is not one of the job's workers; the job is then as before.
+    pub fn go_on_with(
+        &mut self,
+        job: JobId,
+        generation: Generation,
+        plan: &ServerPlan<A>,
+    ) -> Result<Option<u64>, ConfigError> {
+        self.go_on(job, generation, |before| {
+            let roster = Groups::new(plan, before.ways.len())?;
+            Ok(GoOn { roster, children: plan.children.clone(), keeps: false })
+        })
+    }
+}

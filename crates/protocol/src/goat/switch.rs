@@ -1,0 +1,148 @@
+//! What a switch makes of a job's fragments: it sums those that are labelled with its own node, and sends the others on by its table
+//! (GOAT §III-D, steps 3 and 4).
+//!
+//! The paper allocates by `HASH(<node, sub-model, fragment>) mod memory size`, and its plan gives no switch more than fits. A random hash would
+//! send two fragments of such a plan to one aggregator all the same: of 1,024 that draw from 8,192, one in sixteen. So the plan says where
+//! the aggregators of each sub-model begin, and the hash is its fragments' numbers from there on, which is the paper's own example
+//! (Figure 1: "fragment i will be hashed to memory unit i % N").
+//!
+//! An aggregator is its fragment's alone, until the job's stream comes to the same place of the model again. So nothing is evicted: a
+//! fragment that is sent again is added if it was lost, and what there is by then is shown to the server, but stays; and the fragment
+//! of the model's next turn takes the aggregator over, since a worker that sends it has the parameters of this one. Parameters that
+//! come by free it, too.
+
+use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
+use fanin_wire::{
+    AggregationNode, Flags, Generation, JobId, Key, PlannedDirections, PlannedHeader, SubModel,
+};
+
+use super::plan::SubModels;
+use crate::aggregation::{Children, ConfigError, Part, Route, Treatment};
+use crate::machine::Reason;
+
+/// A job at one switch: what the plan says of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GoatRoute<A> {
+    /// The job.
+    pub id: JobId,
+    /// What its packets are tagged with.
+    pub key: Key,
+    /// The plan's generation: packets of another one are dropped, and counted.
+    pub generation: Generation,
+    /// This switch in the plan.
+    pub node: AggregationNode,
+    /// The next switch towards the server, or the server.
+    pub upstream: A,
+    /// The forwarding table: the next switch towards other nodes. Fragments for a node that is not in it go to the server.
+    pub next_hops: Vec<(AggregationNode, A)>,
+    /// The switches and workers that get the parameters from this switch.
+    pub below: Vec<A>,
+    /// The parts of the model.
+    pub sub_models: SubModels,
+    /// Those that are summed here.
+    pub sums: BTreeMap<SubModel, PlannedSum>,
+    /// The job's window.
+    pub window_max: u16,
+    /// The switch's memory: its aggregators, of all jobs.
+    pub aggregators: u32,
+}
+
+/// A sub-model that a switch sums.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PlannedSum {
+    /// The workers that the plan assigns to it here, a bit for each rank: exactly these are waited for.
+    pub workers: u128,
+    /// The aggregator of its first fragment; the others follow, and go on from the beginning behind the last one.
+    pub first_aggregator: u32,
+}
+
+impl<A> GoatRoute<A> {
+    /// The aggregator of a fragment that is summed here.
+    fn aggregator(&self, header: &PlannedHeader) -> Option<(u32, u128)> {
+        let PlannedDirections { sub_model, .. } = header.directions;
+        let sum = self.sums.get(&sub_model)?;
+        let fragment = header.aggregator_index;
+        if fragment >= self.sub_models.fragments_of(sub_model) {
+            return None;
+        }
+        let index =
+            (u64::from(sum.first_aggregator) + u64::from(fragment)) % u64::from(self.aggregators.max(1));
+        Some((index as u32, sum.workers))
+    }
+}
+
+impl<A: Copy + PartialEq + core::fmt::Debug> Route<A> for GoatRoute<A> {
+    type Label = PlannedDirections;
+    type Bits = u128;
+    const FREES_STALE: bool = false;
+
+    fn check(&self) -> Result<(), ConfigError> {
+        let (window, planned) = (self.window_max, self.sub_models.fragments());
+        if u32::from(window) > planned {
+            return Err(ConfigError::PlannedWindow { window, planned });
+        }
+        Ok(())
+    }
+
+    fn job(&self) -> (JobId, Key, Generation) {
+        (self.id, self.key, self.generation)
+    }
+
+    fn upstream(&self) -> &A {
+        &self.upstream
+    }
+
+    fn neighbour(&self, number: u16) -> &[A] {
+        core::slice::from_ref(&self.next_hops[usize::from(number)].1)
+    }
+
+    fn children(&self) -> Children<A> {
+        Children::known(self.below.len(), &self.below)
+    }
+
+    /// Control says where everybody is; no packet does.
+    fn sender(&self, _from: A, _directions: &PlannedDirections) -> Result<Option<usize>, Reason> {
+        Ok(None)
+    }
+
+    fn treatment(&self, header: &PlannedHeader) -> Treatment<u128> {
+        let PlannedDirections { passed, aggregation_node, workers, .. } = header.directions;
+        if passed || aggregation_node == AggregationNode::SERVER {
+            return Treatment::Relay(None);
+        }
+        if aggregation_node != self.node {
+            // Where nobody knows the way the server sums: a table further on might send it back here.
+            let hop = self.next_hops.iter().position(|(node, _)| *node == aggregation_node);
+            return hop.map_or(Treatment::Forward, |hop| Treatment::Relay(Some(hop as u16)));
+        }
+        let Some((index, planned)) = self.aggregator(header) else { return Treatment::Forward };
+        let Flags { resend, overflow, restore, .. } = header.flags;
+        // Whom the plan does not have here the server refuses.
+        if !workers.is_power_of_two() || workers & planned == 0 {
+            return Treatment::Forward;
+        }
+        if overflow || restore {
+            return Treatment::Discard(index);
+        }
+        let part = Part {
+            index,
+            bit: workers,
+            fan_in_degree: planned.count_ones() as u8,
+            window: Some(self.window_max.into()),
+        };
+        if resend { Treatment::Show(part) } else { Treatment::Add(part) }
+    }
+
+    fn freed_by(&self, parameters: &PlannedHeader) -> Option<u32> {
+        self.aggregator(parameters).map(|(index, _)| index)
+    }
+
+    fn onward(&self, directions: PlannedDirections) -> PlannedDirections {
+        PlannedDirections { passed: true, ..directions }
+    }
+
+    fn of_sum(&self, directions: PlannedDirections, workers: u128) -> PlannedDirections {
+        PlannedDirections { workers, ..directions }
+    }
+}

@@ -1,0 +1,403 @@
+//! Switch and server on their own, as timelines. Whole networks with real workers are in `tests/goat`.
+
+use alloc::collections::BTreeMap;
+use alloc::format;
+use alloc::string::String;
+use alloc::vec;
+use alloc::vec::Vec;
+use core::time::Duration;
+use fanin_wire::*;
+
+use super::*;
+use crate::aggregation::{Overflow, Scaling};
+use crate::machine::{Endpoint, Instant, Reason, Summer, Verdict};
+
+const ELEMENTS: usize = 64;
+const KEY: Key = Key(0x0123_4567_89ab_cdef_0011_2233_4455_6677);
+/// Of the switch S1: towards the server, and towards S2.
+const UP: u16 = 100;
+const TO_S2: u16 = 102;
+const SERVER: AggregationNode = AggregationNode::SERVER;
+const S1: AggregationNode = AggregationNode(1);
+const S2: AggregationNode = AggregationNode(2);
+const S3: AggregationNode = AggregationNode(3);
+
+const SUM: Collective = Collective {
+    sequence: 0,
+    dtype: Dtype::Int32,
+    op: Op::Sum,
+    pattern: Pattern::AllReduce,
+    elements: 10_000,
+    wire_dtype: WireDtype::Int32,
+};
+
+/// Two sub-models of two fragments.
+fn sub_models() -> SubModels {
+    SubModels::new(&[2, 2]).unwrap()
+}
+
+/// A fragment of these workers with one value in every element.
+#[derive(Clone, Copy)]
+struct Packet {
+    generation: u16,
+    header: PlannedHeader,
+    value: i32,
+}
+
+fn fragment(node: AggregationNode, workers: u128, sequence: u64, value: i32) -> Packet {
+    let (sub_model, fragment) = sub_models().locate(sequence);
+    let header = PlannedHeader {
+        flags: Flags::default(),
+        directions: PlannedDirections { passed: false, aggregation_node: node, sub_model, workers },
+        sequence,
+        aggregator_index: fragment,
+        fragment: sequence as u32,
+        collective: SUM,
+        exponent: GradientHeader::STATIC_FACTOR,
+        next_exponent: GradientHeader::STATIC_FACTOR,
+    };
+    Packet { generation: 4, header, value }
+}
+
+impl Packet {
+    fn with(mut self, change: impl FnOnce(&mut PlannedHeader)) -> Self {
+        change(&mut self.header);
+        self
+    }
+
+    fn resent(self) -> Self {
+        self.with(|header| header.flags.resend = true)
+    }
+
+    fn passed(self) -> Self {
+        self.with(|header| header.directions.passed = true)
+    }
+
+    fn parameters(self) -> Self {
+        self.with(|header| {
+            header.flags.is_ack = true;
+            header.directions.workers = 0;
+            header.directions.aggregation_node = SERVER;
+        })
+    }
+
+    fn to<E: Endpoint<Address = u16>>(self, machine: &mut E, from: u16) -> Verdict {
+        let preamble = Preamble {
+            kind: Kind::Planned,
+            job: JobId(3),
+            generation: Generation(self.generation),
+            worker: WorkerId::ALL,
+            shard: ShardId(0),
+        };
+        let mut packet = vec![0; fragment_packet_bytes(ELEMENTS)];
+        PlannedPacket::write(&mut packet, KEY, &preamble, &self.header, ELEMENTS, |payload| {
+            payload.as_chunks_mut().0.fill(self.value.to_le_bytes());
+        });
+        machine.handle_packet(Instant(0), from, &packet)
+    }
+}
+
+/// All that a machine sends, a line each: to whom, number, node, workers, flags, the first value.
+fn sent<E: Endpoint<Address = u16>>(machine: &mut E) -> Vec<String> {
+    let mut lines = Vec::new();
+    let mut train = vec![0; 65536];
+    while let Some(transmit) = machine.poll_transmit(Instant(0), &mut train) {
+        let (to, bytes, segment_bytes) = (transmit.to.to_vec(), transmit.bytes, transmit.segment_bytes);
+        for packet in train[..bytes].chunks(segment_bytes) {
+            let parsed = PlannedPacket::parse(Preamble::parse(packet).unwrap(), packet).unwrap();
+            let PlannedHeader { flags, directions, sequence, .. } = parsed.header;
+            let value = parsed.payload.first_chunk().map_or(0, |bytes| i32::from_le_bytes(*bytes));
+            let what = match flags.is_ack {
+                true => format!("parameters: {value}"),
+                false => {
+                    let node = directions.aggregation_node.0;
+                    let passed = if directions.passed { " passed" } else { "" };
+                    let mut flag = String::new();
+                    for (set, name) in [
+                        (flags.resend, " resend"),
+                        (flags.collision, " collision"),
+                        (flags.stalled, " stalled"),
+                        (flags.overflow, " overflow"),
+                    ] {
+                        flag.push_str(if set { name } else { "" });
+                    }
+                    format!("S{node} {:b}{passed}{flag}: {value}", directions.workers)
+                }
+            };
+            lines.push(format!("{to:?} #{sequence} {what}"));
+        }
+    }
+    lines
+}
+
+/// S1, which sums the first sub-model of workers 0 to 2 in its aggregators 1 and 2, and knows the way to S2.
+fn route(generation: u16) -> GoatRoute<u16> {
+    GoatRoute {
+        id: JobId(3),
+        key: KEY,
+        generation: Generation(generation),
+        node: S1,
+        upstream: UP,
+        next_hops: vec![(S2, TO_S2)],
+        below: vec![10, 11],
+        sub_models: sub_models(),
+        sums: BTreeMap::from([(SubModel(0), PlannedSum { workers: 0b111, first_aggregator: 1 })]),
+        window_max: 4,
+        aggregators: 3,
+    }
+}
+
+fn switch() -> GoatSwitch<u16> {
+    switch_of_ways(1)
+}
+
+fn switch_of_ways(ways: u8) -> GoatSwitch<u16> {
+    let mut switch = GoatSwitch::new(GoatSwitchConfig {
+        aggregators: 3,
+        elements: ELEMENTS as u16,
+        ways,
+        stale: Duration::ZERO,
+        ecn_threshold_packets: None,
+    });
+    switch.add_job(route(4)).unwrap();
+    switch
+}
+
+#[test]
+fn what_is_labelled_with_another_node_goes_on_by_the_table() {
+    let mut switch = switch();
+    fragment(S2, 1, 0, 5).to(&mut switch, 10);
+    fragment(SERVER, 1, 1, 6).to(&mut switch, 10);
+    fragment(S1, 1, 2, 7).passed().to(&mut switch, TO_S2);
+    // Nobody here knows the way: the server sums it, and nobody further on sends it back.
+    fragment(S3, 1, 3, 8).to(&mut switch, 10);
+    assert_eq!(
+        sent(&mut switch),
+        ["[102] #0 S2 1: 5", "[100] #1 S0 1: 6", "[100] #2 S1 1 passed: 7", "[100] #3 S3 1 passed: 8"]
+    );
+    assert_eq!(switch.statistics().aggregations, 0);
+}
+
+#[test]
+fn exactly_the_planned_workers_are_waited_for() {
+    let mut switch = switch();
+    assert_eq!(fragment(S1, 1, 0, 5).to(&mut switch, 10), Verdict::Absorb);
+    assert_eq!(fragment(S1, 0b100, 0, 7).to(&mut switch, TO_S2), Verdict::Absorb);
+    assert_eq!(fragment(S1, 1, 0, 5).to(&mut switch, 10), Verdict::Drop(Reason::Duplicate));
+    // Worker 3 has another plan: the server is to see that.
+    assert_eq!(fragment(S1, 0b1000, 0, 9).to(&mut switch, 11), Verdict::Forward);
+    // The other sub-model is not summed here.
+    assert_eq!(fragment(S1, 1, 2, 9).to(&mut switch, 10), Verdict::Forward);
+    assert_eq!(sent(&mut switch), ["[100] #0 S1 1000 passed: 9", "[100] #2 S1 1 passed: 9"]);
+    assert_eq!(fragment(S1, 0b10, 0, 6).to(&mut switch, 11), Verdict::Forward);
+    assert_eq!(sent(&mut switch), ["[100] #0 S1 111 passed: 18"]);
+}
+
+#[test]
+fn a_fragment_that_is_sent_again_shows_what_there_is_and_evicts_nothing() {
+    let mut switch = switch();
+    fragment(S1, 1, 0, 5).to(&mut switch, 10);
+    fragment(S1, 1, 0, 5).resent().to(&mut switch, 10);
+    // This one was lost.
+    fragment(S1, 0b10, 0, 6).resent().to(&mut switch, 11);
+    assert_eq!(
+        sent(&mut switch),
+        ["[100] #0 S1 1 passed resend stalled: 5", "[100] #0 S1 11 passed resend: 11"]
+    );
+    // The last comes late, and completes it.
+    assert_eq!(fragment(S1, 0b100, 0, 7).to(&mut switch, 11), Verdict::Forward);
+    assert_eq!(sent(&mut switch), ["[100] #0 S1 111 passed: 18"]);
+    // The sum was lost.
+    fragment(S1, 1, 0, 5).resent().to(&mut switch, 10);
+    assert_eq!(sent(&mut switch), ["[100] #0 S1 111 passed resend: 18"]);
+    assert_eq!(switch.statistics().freed_by_resend, 0);
+}
+
+#[test]
+fn parameters_free_an_aggregator_and_go_to_all_below() {
+    let mut switch = switch();
+    fragment(S1, 1, 0, 5).to(&mut switch, 10);
+    assert_eq!(switch.statistics().in_use, 1);
+    assert_eq!(fragment(S1, 0, 0, 18).parameters().to(&mut switch, TO_S2), Verdict::Drop(Reason::Foreign));
+    assert_eq!(fragment(S1, 0, 0, 18).parameters().to(&mut switch, UP), Verdict::Multicast);
+    assert_eq!(sent(&mut switch), ["[10, 11] #0 parameters: 18"]);
+    assert_eq!(switch.statistics().in_use, 0);
+}
+
+#[test]
+fn the_next_turn_of_the_model_takes_an_aggregator_over_and_the_one_before_does_not_come_back() {
+    let mut switch = switch();
+    fragment(S1, 1, 0, 5).to(&mut switch, 10);
+    // Its worker has the parameters of fragment 0: the window has four places.
+    assert_eq!(fragment(S1, 0b10, 4, 6).to(&mut switch, 11), Verdict::Absorb);
+    assert_eq!(fragment(S1, 0b10, 0, 5).to(&mut switch, 11), Verdict::Drop(Reason::Stale));
+    assert_eq!(fragment(S1, 1, 0, 5).resent().to(&mut switch, 10), Verdict::Forward);
+    assert_eq!(sent(&mut switch), ["[100] #0 S1 1 passed resend: 5"], "the server has its parameters");
+    fragment(S1, 1, 4, 7).to(&mut switch, 10);
+    fragment(S1, 0b100, 4, 8).to(&mut switch, 10);
+    assert_eq!(sent(&mut switch), ["[100] #4 S1 111 passed: 21"]);
+    assert_eq!(switch.statistics().collisions, 0);
+}
+
+#[test]
+fn a_fragments_own_aggregator_is_taken_over_before_a_free_neighbour() {
+    let mut switch = switch_of_ways(8);
+    fragment(S1, 1, 0, 5).to(&mut switch, 10);
+    fragment(S1, 1, 4, 6).to(&mut switch, 10);
+    assert_eq!(switch.statistics().in_use, 1);
+}
+
+#[test]
+fn where_two_fragments_share_an_aggregator_the_second_goes_to_the_server() {
+    let mut switch = switch();
+    let mut wrapped = route(4);
+    wrapped.aggregators = 1;
+    switch.add_job(wrapped).unwrap();
+    fragment(S1, 1, 0, 5).to(&mut switch, 10);
+    assert_eq!(fragment(S1, 1, 1, 6).to(&mut switch, 10), Verdict::Forward);
+    assert_eq!(sent(&mut switch), ["[100] #1 S1 1 passed resend collision: 6"]);
+}
+
+#[test]
+fn original_values_are_not_added_and_take_the_place_of_what_was() {
+    let mut switch = switch();
+    fragment(S1, 1, 0, 5).to(&mut switch, 10);
+    let originals = fragment(S1, 1, 0, 5).resent().with(|header| header.flags.overflow = true);
+    assert_eq!(originals.to(&mut switch, 10), Verdict::Forward);
+    assert_eq!(sent(&mut switch), ["[100] #0 S1 1 passed resend overflow: 5"]);
+    assert_eq!(switch.statistics().in_use, 0);
+}
+
+#[test]
+fn packets_of_an_older_plan_are_dropped_and_counted() {
+    let mut switch = switch();
+    fragment(S1, 1, 0, 5).to(&mut switch, 10);
+    switch.add_job(route(5)).unwrap();
+    assert_eq!(switch.statistics().in_use, 0, "what the older plan had summed is forgotten");
+    assert_eq!(fragment(S1, 0b10, 0, 6).to(&mut switch, 11), Verdict::Drop(Reason::Generation));
+    let mut server = server();
+    server.go_on_with(JobId(3), Generation(5), &plan()).unwrap();
+    assert_eq!(fragment(SERVER, 1, 2, 6).to(&mut server, 10), Verdict::Drop(Reason::Generation));
+    let dropped = [switch.received(), server.received()].map(|it| it.dropped[Reason::Generation as usize]);
+    assert_eq!(dropped, [1, 1]);
+}
+
+fn config() -> GoatJobConfig {
+    GoatJobConfig {
+        id: JobId(3),
+        key: KEY,
+        generation: Generation(4),
+        workers: 5,
+        elements: ELEMENTS as u16,
+        window_max: 4,
+        scaling: Scaling::Static,
+        overflow: Overflow::Reactive,
+        congestion_control: true,
+        originals_elements_max: 0,
+    }
+}
+
+/// Of the first sub-model workers 0 and 1 are summed at S1, 2 and 3 at S2, 4 at the server; of the other one all at the server.
+fn plan() -> ServerPlan<u16> {
+    let first = [S1, S1, S2, S2, SERVER];
+    ServerPlan {
+        sub_models: sub_models(),
+        nodes: first.iter().map(|node| vec![*node, SERVER]).collect(),
+        children: vec![10, 14],
+        ways: vec![0, 0, 0, 0, 1],
+    }
+}
+
+fn server() -> GoatServer<u16> {
+    let mut server = GoatServer::new();
+    server.add_job(GoatServerJob { config: config(), plan: plan(), restored: false }).unwrap();
+    server
+}
+
+#[test]
+fn the_server_adds_what_switches_and_workers_send_and_answers_all() {
+    let mut server = server();
+    fragment(S1, 0b11, 0, 3).passed().to(&mut server, 10);
+    fragment(SERVER, 0b10000, 0, 16).to(&mut server, 14);
+    assert_eq!(fragment(S2, 0b1100, 0, 12).passed().to(&mut server, 10), Verdict::Multicast);
+    assert_eq!(sent(&mut server), ["[10, 14] #0 parameters: 31"]);
+    assert_eq!(server.progress(JobId(3)).unwrap().aggregations, 3);
+}
+
+#[test]
+fn a_part_of_a_group_counts_until_the_whole_takes_its_place() {
+    for whole_comes in [true, false] {
+        let mut server = server();
+        fragment(S1, 0b1, 0, 1).passed().resent().to(&mut server, 10);
+        fragment(S2, 0b1000, 0, 8).passed().resent().to(&mut server, 10);
+        fragment(SERVER, 0b10000, 0, 16).to(&mut server, 14);
+        // What a switch shows grows.
+        fragment(S2, 0b1100, 0, 12).passed().to(&mut server, 10);
+        assert_eq!(
+            fragment(S2, 0b100, 0, 4).passed().resent().to(&mut server, 10),
+            Verdict::Drop(Reason::Duplicate)
+        );
+        let last = if whole_comes { fragment(S1, 0b11, 0, 3) } else { fragment(S1, 0b10, 0, 2) };
+        assert_eq!(last.passed().resent().to(&mut server, 10), Verdict::Multicast);
+        assert_eq!(sent(&mut server), ["[10, 14] #0 parameters: 31"], "{whole_comes}");
+    }
+}
+
+#[test]
+fn what_another_plan_says_is_refused() {
+    let mut server = server();
+    for wrong in [
+        // Worker 2 at S1, and at the server; a node that the plan has not; another sub-model; another fragment of it.
+        fragment(S1, 0b100, 0, 1),
+        fragment(SERVER, 0b100, 0, 1),
+        fragment(S3, 0b1, 0, 1),
+        fragment(S1, 0b1, 0, 1).with(|header| header.directions.sub_model = SubModel(1)),
+        fragment(S1, 0b1, 0, 1).with(|header| header.aggregator_index = 1),
+        // A sum of workers of two groups.
+        fragment(S1, 0b111, 0, 1).passed(),
+    ] {
+        assert_eq!(wrong.to(&mut server, 10), Verdict::Drop(Reason::Unplanned));
+    }
+    assert_eq!(server.received().dropped[Reason::Unplanned as usize], 6);
+    assert_eq!(fragment(S1, 0, 0, 1).to(&mut server, 10), Verdict::Drop(Reason::OutOfRange));
+}
+
+#[test]
+fn who_lacks_parameters_gets_them_by_its_own_way() {
+    let mut server = server();
+    for (node, workers) in [(S1, 0b11), (S2, 0b1100), (SERVER, 0b10000)] {
+        fragment(node, workers, 0, 1).to(&mut server, 10);
+    }
+    sent(&mut server);
+    // From S1 it came, and worker 4 is elsewhere.
+    fragment(SERVER, 0b10000, 0, 1).resent().to(&mut server, 10);
+    assert_eq!(sent(&mut server), ["[14] #0 parameters: 3"]);
+    fragment(S2, 0b100, 0, 1).resent().to(&mut server, 99);
+    assert_eq!(sent(&mut server), ["[10] #0 parameters: 3"]);
+}
+
+#[test]
+fn plans_that_do_not_fit_their_job_are_refused() {
+    let with = |change: fn(&mut GoatServerJob<u16>)| {
+        let mut job = GoatServerJob { config: config(), plan: plan(), restored: false };
+        change(&mut job);
+        GoatServer::new().add_job(job)
+    };
+    assert_eq!(with(|_| {}), Ok(()));
+    assert_eq!(
+        with(|job| job.config.window_max = 5),
+        Err(GoatConfigError::PlannedWindow { window: 5, planned: 4 })
+    );
+    assert_eq!(with(|job| job.config.workers = 129), Err(GoatConfigError::PlannedWorkers(129)));
+    assert_eq!(with(|job| job.plan.nodes.truncate(4)), Err(GoatConfigError::Assignments(4)));
+    assert_eq!(
+        with(|job| job.plan.nodes[1].truncate(1)),
+        Err(GoatConfigError::Assignment { rank: 1, said: 1, is: 2 })
+    );
+    let mut wide = route(4);
+    wide.window_max = 5;
+    assert_eq!(switch().add_job(wide), Err(GoatConfigError::PlannedWindow { window: 5, planned: 4 }));
+    let short =
+        Assignment { rank: 0, sub_models: sub_models(), nodes: vec![S1], first_hops: vec![(S1, 9u16)] };
+    assert_eq!(short.check(), Err(GoatConfigError::Assignment { rank: 0, said: 1, is: 2 }));
+}

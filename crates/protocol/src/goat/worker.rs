@@ -1,0 +1,42 @@
+//! The worker labels the fragments of each sub-model with the node that its assignment names (GOAT §III-D, steps 1 and 2).
+
+use fanin_wire::{PlannedDirections, PlannedHeader};
+
+use super::plan::Assignment;
+use crate::aggregation::Way;
+use crate::transport::mix;
+
+impl<A: core::fmt::Debug> Way<A> for Assignment<A> {
+    type Label = PlannedDirections;
+
+    /// The index is the fragment's number within its sub-model.
+    fn label(&self, sequence: u64, _agreed: u32) -> (PlannedDirections, u32) {
+        let (sub_model, fragment) = self.sub_models.locate(sequence);
+        let directions = PlannedDirections {
+            passed: false,
+            aggregation_node: self.nodes[usize::from(sub_model.0)],
+            sub_model,
+            workers: 1 << self.rank,
+        };
+        (directions, fragment)
+    }
+
+    /// None is agreed on: each fragment has its own aggregator.
+    fn next_aggregator_index(_parameters: &PlannedHeader) -> u32 {
+        0
+    }
+
+    fn mixed(&self, begin: u64) -> u64 {
+        mix(begin ^ u64::from(self.rank))
+    }
+
+    fn first_hop(&self, sequence: u64) -> Option<usize> {
+        let (sub_model, _) = self.sub_models.locate(sequence);
+        let node = self.nodes[usize::from(sub_model.0)];
+        self.first_hops.iter().position(|(other, _)| *other == node)
+    }
+
+    fn address(&self, hop: usize) -> &[A] {
+        core::slice::from_ref(&self.first_hops[hop].1)
+    }
+}

@@ -1,0 +1,322 @@
+//! What is summed by whom over which network, by which plan: made from one number.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use fanin_protocol::atp::{Overflow, Scaling};
+use fanin_protocol::goat::{Assignment, GoatJobConfig, GoatRoute, PlannedSum, ServerPlan, SubModels};
+use fanin_protocol::{Elements, Tensor};
+use fanin_wire::{AggregationNode, Generation, JobId, Key, SubModel};
+
+pub const ELEMENTS: usize = 64;
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum Numbers {
+    Float(Vec<f32>),
+    Int(Vec<i32>),
+}
+
+/// A tensor that knows which one it is.
+#[derive(Debug)]
+pub struct Numbered {
+    pub which: usize,
+    pub numbers: Numbers,
+}
+
+impl Tensor for Numbered {
+    fn elements(&mut self) -> Elements<'_> {
+        match &mut self.numbers {
+            Numbers::Float(x) => Elements::Float32(x),
+            Numbers::Int(x) => Elements::Int32(x),
+        }
+    }
+}
+
+/// SplitMix64.
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut x = self.0;
+        x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        x ^ x >> 31
+    }
+
+    pub fn below(&mut self, n: u64) -> u64 {
+        self.next() % n
+    }
+
+    pub fn pick<T: Copy>(&mut self, from: &[T]) -> T {
+        from[self.below(from.len() as u64) as usize]
+    }
+}
+
+/// What breaks, once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    None,
+    /// A switch forgets what it had summed.
+    SwitchForgets,
+    /// A switch is gone: the others send on what was for it, and a moment later a plan without it is there.
+    SwitchDies,
+    /// The server forgets everything; the job goes on in another generation.
+    ServerForgets,
+    /// Another plan takes over.
+    Replanned,
+}
+
+/// Addresses: the server, then the switches, then the workers.
+pub const SERVER: usize = 0;
+
+#[derive(Clone, Debug)]
+pub struct Case {
+    pub seed: u64,
+    /// Pairs of switches with a link between them; the server is at the first switch.
+    pub links: Vec<(usize, usize)>,
+    pub switches: usize,
+    /// Of each worker its switch.
+    pub attached: Vec<usize>,
+    /// Fragments of each part of the model.
+    pub sub_models: Vec<u32>,
+    /// Of each worker, for each of them, the switch that sums it, or the server.
+    pub plan: Vec<Vec<Option<usize>>>,
+    pub aggregators: u32,
+    pub ways: u8,
+    pub window_max: u16,
+    pub scaling: Scaling,
+    pub large: bool,
+    /// Elements of each tensor.
+    pub tensors: Vec<usize>,
+    pub loss_per_mille: u64,
+    pub double_per_mille: u64,
+    /// Largest delay of a packet; the smallest is 5.
+    pub delay_us: u64,
+    /// Until the last worker begins, at most.
+    pub late_us: u64,
+    /// The shortest wait for an answer.
+    pub retransmission_us: u64,
+    pub fault: Fault,
+}
+
+impl Case {
+    pub fn from_seed(seed: u64) -> Self {
+        let mut random = Random(seed);
+        let switches = 1 + random.below(5) as usize;
+        // A tree, and some links besides.
+        let mut links: Vec<(usize, usize)> =
+            (1..switches).map(|at| (random.below(at as u64) as usize, at)).collect();
+        for _ in 0..random.below(3) {
+            let (a, b) = (random.below(switches as u64) as usize, random.below(switches as u64) as usize);
+            if a != b {
+                links.push((a, b));
+            }
+        }
+        let workers = random.pick(&[1, 2, 3, 4, 7, 40]);
+        let attached = (0..workers).map(|_| random.below(switches as u64) as usize).collect();
+        let sub_models: Vec<u32> = (0..1 + random.below(5)).map(|_| 1 + random.below(12) as u32).collect();
+        let model: u32 = sub_models.iter().sum();
+        let mut case = Self {
+            seed,
+            links,
+            switches,
+            attached,
+            plan: Vec::new(),
+            aggregators: random.pick(&[0, 1, 3, 16, 200, 200]),
+            ways: random.pick(&[1, 1, 8]),
+            window_max: random.pick(&[1, 3, u16::MAX]).min(model as u16),
+            sub_models,
+            scaling: random.pick(&[Scaling::Static, Scaling::Static, Scaling::Dynamic]),
+            large: random.below(3) == 0,
+            // Whole models, and other streams.
+            tensors: (0..1 + random.below(4))
+                .map(|_| random.pick(&[0, 1, 64, 65, model as usize * ELEMENTS, 64 * 40 + 3]))
+                .collect(),
+            loss_per_mille: random.pick(&[0, 0, 10, 50, 150]),
+            double_per_mille: random.pick(&[0, 20, 100]),
+            delay_us: random.pick(&[5, 10, 200]),
+            late_us: random.pick(&[0, 100, 30_000]),
+            retransmission_us: random.pick(&[500, 500, 5_000]),
+            fault: random.pick(&[
+                Fault::None,
+                Fault::SwitchForgets,
+                Fault::SwitchDies,
+                Fault::ServerForgets,
+                Fault::Replanned,
+            ]),
+        };
+        case.plan = case.any_plan(&mut random);
+        case
+    }
+
+    /// One switch for a sub-model and all workers, or a few, or the server, for whom it may be.
+    pub fn any_plan(&self, random: &mut Random) -> Vec<Vec<Option<usize>>> {
+        let several = random.below(2) == 0;
+        let mut plan = vec![Vec::new(); self.attached.len()];
+        for _ in &self.sub_models {
+            let one = random.below(self.switches as u64) as usize;
+            for assigned in &mut plan {
+                assigned.push(match random.below(8) {
+                    0 => None,
+                    1..=3 if several => Some(random.below(self.switches as u64) as usize),
+                    _ => Some(one),
+                });
+            }
+        }
+        plan
+    }
+
+    pub fn workers(&self) -> usize {
+        self.attached.len()
+    }
+
+    pub fn address(&self, switch: usize) -> usize {
+        1 + switch
+    }
+
+    pub fn worker(&self, rank: usize) -> usize {
+        1 + self.switches + rank
+    }
+
+    fn node(switch: Option<usize>) -> AggregationNode {
+        switch.map_or(AggregationNode::SERVER, |switch| AggregationNode(1 + switch as u16))
+    }
+
+    /// The next switch from each to `to`.
+    fn hops(&self, to: usize) -> Vec<Option<usize>> {
+        let mut hops = vec![None; self.switches];
+        let mut next = VecDeque::from([to]);
+        let mut seen = vec![false; self.switches];
+        seen[to] = true;
+        while let Some(at) = next.pop_front() {
+            for (a, b) in &self.links {
+                for (here, there) in [(*a, *b), (*b, *a)] {
+                    if here == at && !seen[there] {
+                        seen[there] = true;
+                        hops[there] = Some(at);
+                        next.push_back(there);
+                    }
+                }
+            }
+        }
+        hops
+    }
+
+    pub fn sub_models(&self) -> SubModels {
+        SubModels::new(&self.sub_models).expect("parts with fragments")
+    }
+
+    pub fn config(&self, generation: u16) -> GoatJobConfig {
+        GoatJobConfig {
+            id: JobId(100),
+            key: Key(100),
+            generation: Generation(generation),
+            workers: self.workers() as u16,
+            elements: ELEMENTS as u16,
+            window_max: self.window_max,
+            scaling: self.scaling,
+            overflow: Overflow::Reactive,
+            congestion_control: true,
+            originals_elements_max: 0,
+        }
+    }
+
+    pub fn assignment(&self, rank: usize) -> Assignment<usize> {
+        Assignment {
+            rank: rank as u16,
+            sub_models: self.sub_models(),
+            nodes: self.plan[rank].iter().map(|switch| Self::node(*switch)).collect(),
+            first_hops: Vec::new(),
+        }
+    }
+
+    /// Where a switch's packets for the server go.
+    fn upstream(&self, switch: usize) -> usize {
+        self.hops(0)[switch].map_or(SERVER, |hop| self.address(hop))
+    }
+
+    pub fn route(&self, switch: usize, generation: u16) -> GoatRoute<usize> {
+        let config = self.config(generation);
+        let mut next_hops = Vec::new();
+        let mut below = Vec::new();
+        for other in (0..self.switches).filter(|other| *other != switch) {
+            if let Some(hop) = self.hops(other)[switch] {
+                next_hops.push((Self::node(Some(other)), self.address(hop)));
+            }
+            if self.upstream(other) == self.address(switch) {
+                below.push(self.address(other));
+            }
+        }
+        let own = (0..self.workers()).filter(|rank| self.attached[*rank] == switch);
+        below.extend(own.map(|rank| self.worker(rank)));
+        let mut sums = BTreeMap::new();
+        let mut first_aggregator = 0;
+        for (sub_model, fragments) in self.sub_models.iter().enumerate() {
+            let assigned = |rank: &usize| self.plan[*rank][sub_model] == Some(switch);
+            let workers = (0..self.workers()).filter(assigned).fold(0, |all, rank| all | 1 << rank);
+            if workers != 0 {
+                sums.insert(SubModel(sub_model as u16), PlannedSum { workers, first_aggregator });
+                first_aggregator += fragments;
+            }
+        }
+        GoatRoute {
+            id: config.id,
+            key: config.key,
+            generation: config.generation,
+            node: Self::node(Some(switch)),
+            upstream: self.upstream(switch),
+            next_hops,
+            below,
+            sub_models: self.sub_models(),
+            sums,
+            window_max: self.window_max,
+            aggregators: self.aggregators,
+        }
+    }
+
+    pub fn server_plan(&self) -> ServerPlan<usize> {
+        ServerPlan {
+            sub_models: self.sub_models(),
+            nodes: (0..self.workers()).map(|rank| self.assignment(rank).nodes).collect(),
+            children: vec![self.address(0)],
+            ways: vec![0; self.workers()],
+        }
+    }
+
+    /// Float32 and int32 in turn: multiples of 1/128, which are exact under the fixed factor, some too large for it.
+    pub fn tensor(&self, rank: usize, which: usize) -> Numbers {
+        let mut random = Random(self.seed ^ (rank << 20 | which) as u64);
+        let mut value = || {
+            let x = random.below(256) as i32 - 128;
+            if self.large && random.below(100) == 0 { x + 20 * 128 } else { x }
+        };
+        let values: Vec<i32> = (0..self.tensors[which]).map(|_| value()).collect();
+        let shift = if self.large { 20 } else { 0 };
+        match which % 2 {
+            0 => Numbers::Float(values.iter().map(|x| *x as f32 / 128.0).collect()),
+            _ => Numbers::Int(values.iter().map(|x| x << shift).collect()),
+        }
+    }
+
+    /// Whether a sum is what it should be. A factor of a fragment's own rounds.
+    pub fn is_sum(&self, which: usize, got: &Numbers) -> bool {
+        let parts: Vec<Numbers> = (0..self.workers()).map(|rank| self.tensor(rank, which)).collect();
+        match got {
+            Numbers::Float(got) => got.iter().enumerate().all(|(i, got)| {
+                let of = |part: &Numbers| if let Numbers::Float(part) = part { part[i] } else { f32::NAN };
+                let sum: f32 = parts.iter().map(of).sum();
+                let tolerance = if self.scaling == Scaling::Static { 0.0 } else { 1e-4 };
+                (got - sum).abs() <= tolerance
+            }),
+            Numbers::Int(got) => got.iter().enumerate().all(|(i, got)| {
+                let of = |part: &Numbers| if let Numbers::Int(part) = part { part[i] } else { 0 };
+                *got == parts.iter().map(of).fold(0, i32::wrapping_add)
+            }),
+        }
+    }
+
+    /// Fragments of all tensors.
+    pub fn fragments(&self) -> u64 {
+        self.tensors.iter().map(|elements| elements.div_ceil(ELEMENTS) as u64).sum()
+    }
+}

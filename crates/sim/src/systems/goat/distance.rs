@@ -1,0 +1,43 @@
+//! Shortest paths between nodes, over switches alone.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use crate::net::{NodeId, Topology};
+
+/// Links between a node and each of those that can be reached.
+pub(super) fn distances(topology: &Topology, from: NodeId) -> BTreeMap<NodeId, u64> {
+    let mut distance = BTreeMap::from([(from, 0)]);
+    let mut next = VecDeque::from([from]);
+    while let Some(at) = next.pop_front() {
+        // Hosts pass nothing on.
+        if at != from && topology.layer(at).is_none() {
+            continue;
+        }
+        let further = distance[&at] + 1;
+        for (other, _) in topology.neighbours(at) {
+            distance.entry(other).or_insert_with(|| {
+                next.push_back(other);
+                further
+            });
+        }
+    }
+    distance
+}
+
+/// The first programmable switch on a shortest path between two nodes, of several paths one on which there is one early; `to` where there
+/// is none, and nothing where there is no path.
+pub(super) fn first_hop(topology: &Topology, from: NodeId, to: NodeId) -> Option<NodeId> {
+    let distance = distances(topology, to);
+    let mut at = from;
+    while at != to {
+        let left = *distance.get(&at)?;
+        let nearer = |node: &NodeId| distance.get(node).is_some_and(|distance| distance + 1 == left);
+        let on_the_way: Vec<NodeId> = topology.neighbours(at).map(|(node, _)| node).filter(nearer).collect();
+        let sums = |node: &NodeId| topology.programmable().any(|other| other == *node);
+        if let Some(switch) = on_the_way.iter().copied().filter(sums).min() {
+            return Some(switch);
+        }
+        at = on_the_way.into_iter().filter(|node| *node == to || topology.layer(*node).is_some()).min()?;
+    }
+    Some(to)
+}

@@ -1,0 +1,174 @@
+//! `[job.goat]`.
+
+use std::sync::Arc;
+
+use fanin_protocol::goat::SUB_MODELS_MAX;
+use fanin_wire::PLANNED_WORKERS_MAX;
+use serde::Deserialize;
+use toml::Spanned;
+
+use super::super::System;
+use super::super::aggregation::{FRAGMENTS, OverflowName, ScalingName, server, window, window_max};
+use super::super::keys::timeout;
+use super::Goat;
+use super::assignment::{Room, nearest};
+use crate::net::{NodeId, Topology};
+use crate::scenario_file::{Entry, Kind, Mistake, Time, at, keys};
+
+pub(crate) const KIND: Kind = Kind { name: "goat", keys: keys::<Keys>, resolve };
+
+/// What stands for the server among the names of switches.
+const SERVER: &str = "server";
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct Keys {
+    /// The parameter server's host; the last that no job before has, unless given.
+    server: Option<Spanned<String>>,
+    /// Elements of a packet; the most that the MTU takes unless given.
+    elements: Option<Spanned<u16>>,
+    /// Packets that a worker has under way at most; a whole model unless given.
+    window: Option<Spanned<u16>>,
+    /// Into how many parts the model is cut.
+    sub_models: Option<Spanned<usize>>,
+    /// For each of them who sums it.
+    nodes: Option<Spanned<Vec<Names>>>,
+    scaling: ScalingName,
+    overflow: OverflowName,
+    congestion_control: bool,
+    /// Shortest wait for an answer before a packet is sent again.
+    timeout: Option<Spanned<Time>>,
+}
+
+impl Default for Keys {
+    fn default() -> Self {
+        Self {
+            server: None,
+            elements: None,
+            window: None,
+            sub_models: None,
+            nodes: None,
+            scaling: ScalingName::Static,
+            overflow: OverflowName::Reactive,
+            congestion_control: true,
+            timeout: None,
+        }
+    }
+}
+
+/// A switch, or the server, for all workers, or one for each.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Names {
+    OfAll(String),
+    OfEach(Vec<String>),
+}
+
+fn resolve(entry: &mut Entry<'_>) -> Result<Arc<dyn System>, Mistake> {
+    let keys: Keys = entry.table()?;
+    entry.workers_between(1, PLANNED_WORKERS_MAX)?;
+    let server = server(entry, keys.server.as_ref())?;
+    let elements = FRAGMENTS.of(entry, keys.elements.as_ref())?;
+    let packets = entry.workload()?.packets(elements.into());
+    let packets =
+        u32::try_from(packets).map_err(|_| entry.at_system("a model has fewer than 2^32 packets"))?;
+    let whole = u16::try_from(packets).unwrap_or(u16::MAX).min(window_max(elements));
+    let window = match &keys.window {
+        Some(given) => window(elements, Some(given))?.min(whole),
+        None => whole,
+    };
+    let sub_models = sub_models(entry, &keys, packets)?;
+    let topology = entry.topology();
+    let (before, sharing) = entry.among(|name, _| name == KIND.name);
+    let share = entry.switch().aggregators / sharing as u32;
+    let mut room = Room::new(share);
+    let nodes = match &keys.nodes {
+        Some(given) => given_nodes(topology, entry.workers().len(), given, &sub_models, &mut room)?,
+        None => nearest(topology, entry.workers(), server, &sub_models, &mut room),
+    };
+    Ok(Arc::new(Goat {
+        server,
+        elements,
+        window,
+        sub_models,
+        nodes,
+        first_aggregator: share * before as u32,
+        scaling: keys.scaling.into(),
+        overflow: keys.overflow.into(),
+        congestion_control: keys.congestion_control,
+        timeout: timeout(keys.timeout.as_ref())?,
+    }))
+}
+
+/// Packets of each part: as many parts as said, or as there are switches that may sum, as equal as can be.
+fn sub_models(entry: &Entry<'_>, keys: &Keys, packets: u32) -> Result<Vec<u32>, Mistake> {
+    let most = SUB_MODELS_MAX.min(packets as usize);
+    let count = match (&keys.sub_models, &keys.nodes) {
+        (Some(given), _) if !(1..=most).contains(given.get_ref()) => {
+            return Err(at(given, format!("a model of {packets} packets has 1 to {most} parts")));
+        }
+        (Some(given), Some(nodes)) if *given.get_ref() != nodes.get_ref().len() => {
+            let (said, is) = (nodes.get_ref().len(), given.get_ref());
+            return Err(at(nodes, format!("`nodes` says who sums {said} sub-models; there are {is}")));
+        }
+        (Some(given), _) => *given.get_ref(),
+        (None, Some(nodes)) if !(1..=most).contains(&nodes.get_ref().len()) => {
+            return Err(at(nodes, format!("a model of {packets} packets has 1 to {most} parts")));
+        }
+        (None, Some(nodes)) => nodes.get_ref().len(),
+        (None, None) => entry.topology().programmable().count().clamp(1, most),
+    };
+    let (packets, count) = (u64::from(packets), count as u64);
+    let end = |part: u64| packets * part / count;
+    Ok((0..count).map(|part| (end(part + 1) - end(part)) as u32).collect())
+}
+
+/// The switches that the file names, by rank and part.
+fn given_nodes(
+    topology: &Topology,
+    workers: usize,
+    given: &Spanned<Vec<Names>>,
+    sub_models: &[u32],
+    room: &mut Room,
+) -> Result<Vec<Vec<Option<NodeId>>>, Mistake> {
+    let mut nodes = vec![Vec::new(); workers];
+    for (names, packets) in given.get_ref().iter().zip(sub_models) {
+        let of = |rank: usize| match names {
+            Names::OfAll(name) => name,
+            Names::OfEach(names) => &names[rank],
+        };
+        if let Names::OfEach(names) = names
+            && names.len() != workers
+        {
+            let message =
+                format!("a sub-model has one node for all workers, or one for each of the {workers}");
+            return Err(at(given, message));
+        }
+        let mut used = Vec::new();
+        for (rank, assigned) in nodes.iter_mut().enumerate() {
+            let node = if of(rank) == SERVER { None } else { Some(switch(topology, of(rank), given)?) };
+            assigned.push(node);
+            used.extend(node.filter(|node| !used.contains(node)));
+        }
+        for node in used {
+            if !room.take(node, *packets) {
+                let name = &topology.get(node).name;
+                let (needs, has) = (room.taken(node) + u64::from(*packets), room.share());
+                return Err(at(
+                    given,
+                    format!(
+                        "{name} has {has} aggregators for this job, and its sub-models need {needs}; give it fewer, or raise `aggregators`"
+                    ),
+                ));
+            }
+        }
+    }
+    Ok(nodes)
+}
+
+fn switch(topology: &Topology, name: &str, given: &Spanned<Vec<Names>>) -> Result<NodeId, Mistake> {
+    let found = topology.node(name).filter(|node| topology.programmable().any(|other| other == *node));
+    found.ok_or_else(|| {
+        at(given, format!("`{name}` is no programmable switch of this network, nor \"{SERVER}\""))
+    })
+}

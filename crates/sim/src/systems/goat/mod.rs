@@ -1,0 +1,256 @@
+//! GOAT: switches that sum the parts of a model that a plan gives them, however late workers are, and a server behind them.
+
+mod assignment;
+mod distance;
+mod keys;
+mod placement;
+#[cfg(test)]
+mod tests;
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::time::Duration;
+
+use fanin_protocol::goat::{
+    Assignment, GoatJobConfig, GoatRoute, GoatServerJob, Groups, Overflow, PlannedSum, Scaling, ServerPlan,
+    SubModels,
+};
+use fanin_wire::{
+    AggregationNode, Generation, PlannedDirections, SAMPLE_ELEMENTS, SubModel, fragment_packet_bytes,
+};
+
+use super::aggregation::{Job, PACKET_KINDS, Part, Served, Server, Switch, Window, kind_of};
+use super::{Machines, Site, System, Tenant};
+use crate::net::{NodeId, SimAddress};
+use placement::{Placement, number};
+
+pub(crate) use keys::KIND;
+
+/// UDP ports.
+const SWITCH_PORT: u16 = 4810;
+const SERVER_PORT: u16 = 4812;
+
+/// GOAT's machines, and the plan that they follow.
+#[derive(Clone, Debug)]
+pub struct Goat {
+    /// The server's host.
+    pub server: NodeId,
+    /// Elements of a packet.
+    pub elements: u16,
+    /// Packets of a worker under way, at most; no more than the plan has.
+    pub window: u16,
+    /// Packets of each part of the model.
+    pub sub_models: Vec<u32>,
+    /// By rank, for each of them, the switch that sums it, or the server.
+    pub nodes: Vec<Vec<Option<NodeId>>>,
+    /// Where the job's aggregators begin at each switch.
+    pub first_aggregator: u32,
+    /// The factor.
+    pub scaling: Scaling,
+    /// What happens with overflows.
+    pub overflow: Overflow,
+    /// Whether workers adjust their windows.
+    pub congestion_control: bool,
+    /// Shortest wait for an answer.
+    pub timeout: Duration,
+}
+
+impl System for Goat {
+    fn name(&self) -> &'static str {
+        KIND.name
+    }
+
+    fn server(&self) -> Option<NodeId> {
+        Some(self.server)
+    }
+
+    fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
+    fn sample_elements(&self) -> Option<usize> {
+        Some(SAMPLE_ELEMENTS)
+    }
+
+    fn packet_kinds(&self) -> &'static [&'static str] {
+        &PACKET_KINDS
+    }
+
+    fn kind_of(&self, packet: &[u8]) -> Option<&'static str> {
+        kind_of::<PlannedDirections>(packet)
+    }
+
+    fn bound(&self, workers: usize, largest: f64) -> f64 {
+        super::aggregation::bound(self.scaling, workers, largest)
+    }
+
+    fn packet_elements(&self) -> usize {
+        self.elements.into()
+    }
+
+    fn plan(&self, tenant: Tenant, site: &mut Site<'_>) -> Box<dyn Machines> {
+        let part = self.part(&tenant, site);
+        let (timeout, elements) = (self.timeout, self.elements);
+        Box::new(Job { tenant, timeout, elements, switches_sum: true, parts: vec![part] })
+    }
+}
+
+/// Where a child of a machine stands in its list.
+struct ChildOf<M> {
+    machine: Rc<M>,
+    child: usize,
+}
+
+impl Goat {
+    fn part(
+        &self,
+        tenant: &Tenant,
+        site: &mut Site<'_>,
+    ) -> Part<Assignment<SimAddress>, GoatRoute<SimAddress>, Groups> {
+        let plan = tenant.plan();
+        let topology = site.topology();
+        let placement = self.place(topology, &plan.workers);
+        let sub_models =
+            SubModels::new(&self.sub_models).expect("a scenario's plan is checked when it is read");
+        let config = GoatJobConfig {
+            id: tenant.id(0),
+            key: tenant.key(0),
+            generation: Generation(0),
+            workers: plan.workers.len() as u16,
+            elements: if plan.sampled { SAMPLE_ELEMENTS as u16 } else { self.elements },
+            window_max: self.window,
+            scaling: self.scaling,
+            overflow: self.overflow,
+            congestion_control: self.congestion_control,
+            originals_elements_max: 0,
+        };
+        let address =
+            |node: NodeId| SimAddress::new(node, if node == self.server { SERVER_PORT } else { SWITCH_PORT });
+        let nodes: Vec<Vec<AggregationNode>> = self
+            .nodes
+            .iter()
+            .map(|assigned| assigned.iter().map(|node| number(topology, *node)).collect())
+            .collect();
+        let hops = |hops: &[(AggregationNode, NodeId)]| -> Vec<(AggregationNode, SimAddress)> {
+            hops.iter().map(|(node, hop)| (*node, address(*hop))).collect()
+        };
+        let declare = site.declare(fragment_packet_bytes(SAMPLE_ELEMENTS));
+        let workers = (0..plan.workers.len())
+            .map(|rank| {
+                let assignment = Assignment {
+                    rank: rank as u16,
+                    sub_models: sub_models.clone(),
+                    nodes: nodes[rank].clone(),
+                    first_hops: hops(&placement.first_hops[rank]),
+                };
+                (assignment, address(placement.upstream[rank]))
+            })
+            .collect();
+        let mut switches = Vec::new();
+        let mut at_switches: BTreeMap<usize, ChildOf<Switch<GoatRoute<SimAddress>>>> = BTreeMap::new();
+        for (node, hop) in &placement.switches {
+            let station = Switch::on(site, *node, SWITCH_PORT, &declare);
+            let (mut below, own) = children(&placement, *node, address);
+            for rank in own {
+                at_switches.insert(rank, ChildOf { machine: station.clone(), child: below.len() });
+                // It has a port when it is added.
+                below.push(SimAddress::new(plan.workers[rank], 0));
+            }
+            station.routes.borrow_mut().push(GoatRoute {
+                id: config.id,
+                key: config.key,
+                generation: config.generation,
+                node: number(site.topology(), Some(*node)),
+                upstream: address(hop.upstream),
+                next_hops: hops(&hop.next_hops),
+                below,
+                sub_models: sub_models.clone(),
+                sums: self.sums(*node),
+                window_max: self.window,
+                aggregators: site.switch().aggregators,
+            });
+            station.elements.set(station.elements.get().max(config.elements));
+            switches.push(station);
+        }
+        let server = Server::on(site, self.server, SERVER_PORT, &declare);
+        let (mut of_server, own) = children(&placement, self.server, address);
+        let mut ways = vec![0; plan.workers.len()];
+        let mut at_server: BTreeMap<usize, ChildOf<Server<Groups>>> = BTreeMap::new();
+        for rank in own {
+            ways[rank] = of_server.len() as u16;
+            at_server.insert(rank, ChildOf { machine: server.clone(), child: of_server.len() });
+            of_server.push(SimAddress::new(plan.workers[rank], 0));
+        }
+        for (rank, first) in placement.upstream.iter().enumerate().filter(|(_, first)| **first != self.server)
+        {
+            let mut last = *first;
+            while placement.switches[&last].upstream != self.server {
+                last = placement.switches[&last].upstream;
+            }
+            let way = of_server.iter().position(|child| *child == address(last));
+            ways[rank] = way.expect("the server has all switches that are next to it") as u16;
+        }
+        let window = Rc::new(RefCell::new(Window::new(self.window, plan.workers.len())));
+        let server_plan = ServerPlan { sub_models, nodes, children: of_server, ways };
+        server.jobs.borrow_mut().push(Served {
+            id: config.id,
+            job: GoatServerJob { config, plan: server_plan, restored: false },
+            restored: |job| GoatServerJob { restored: true, ..job },
+            tenant: tenant.clone(),
+            window: window.clone(),
+        });
+        let id = config.id;
+        let moved = move |network: &mut _, rank: usize, to| {
+            if let Some(ChildOf { machine, child }) = at_switches.get(&rank) {
+                if let Some(route) = machine.routes.borrow_mut().iter_mut().find(|route| route.id == id) {
+                    route.below[*child] = to;
+                }
+                machine.child_moved(network, id, *child, to);
+            }
+            if let Some(ChildOf { machine, child }) = at_server.get(&rank) {
+                if let Some(served) = machine.jobs.borrow_mut().iter_mut().find(|served| served.id == id) {
+                    served.job.plan.children[*child] = to;
+                }
+                machine.child_moved(network, id, *child, to);
+            }
+        };
+        Part {
+            config: config.into(),
+            workers,
+            switches,
+            server,
+            window,
+            declare,
+            moved: Some(Box::new(moved)),
+        }
+    }
+
+    /// What a switch sums, and in which of its aggregators.
+    fn sums(&self, node: NodeId) -> BTreeMap<SubModel, PlannedSum> {
+        let mut first_aggregator = self.first_aggregator;
+        let mut sums = BTreeMap::new();
+        for (part, packets) in self.sub_models.iter().enumerate() {
+            let assigned = |(_, nodes): &(usize, &Vec<Option<NodeId>>)| nodes[part] == Some(node);
+            let ranks = self.nodes.iter().enumerate().filter(assigned);
+            let workers = ranks.fold(0, |all, (rank, _)| all | 1 << rank);
+            if workers != 0 {
+                sums.insert(SubModel(part as u16), PlannedSum { workers, first_aggregator });
+                first_aggregator += packets;
+            }
+        }
+        sums
+    }
+}
+
+/// The switches that get parameters from a machine, and the ranks of the workers.
+fn children(
+    placement: &Placement,
+    of: NodeId,
+    address: impl Fn(NodeId) -> SimAddress,
+) -> (Vec<SimAddress>, Vec<usize>) {
+    let below = |(_, hop): &(&NodeId, &placement::Hop)| hop.upstream == of && hop.has_workers;
+    let switches = placement.switches.iter().filter(below).map(|(node, _)| address(*node));
+    let own = placement.upstream.iter().enumerate().filter(|(_, upstream)| **upstream == of);
+    (switches.collect(), own.map(|(rank, _)| rank).collect())
+}
