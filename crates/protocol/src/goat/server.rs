@@ -103,10 +103,12 @@ impl<A: Copy> Roster<A> for Groups {
         (0..self.ways.len()).filter(|rank| workers >> rank & 1 != 0).for_each(|rank| set.insert(rank));
         let first = workers.trailing_zeros() as u16;
         let child = self.ways[usize::from(first)];
+        let several_ways = (0..).zip(&self.ways).any(|(rank, way)| workers >> rank & 1 != 0 && *way != child);
         let is_part = workers != all && aggregation_node != AggregationNode::SERVER;
         Ok(Coverage {
             child,
-            shared: self.ways.iter().filter(|way| **way == child).count() > 1,
+            several_ways,
+            shared: several_ways || self.ways.iter().filter(|way| **way == child).count() > 1,
             teaches: false,
             part_of: is_part.then_some(group as u16),
             ..Coverage::of(set, first)

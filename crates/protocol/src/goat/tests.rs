@@ -376,6 +376,20 @@ fn who_lacks_parameters_gets_them_by_its_own_way() {
     assert_eq!(sent(&mut server), ["[10] #0 parameters: 3"]);
 }
 
+/// The switch that sums for both shows the whole sum again, whoever of them lacks what came of it.
+#[test]
+fn who_lacks_parameters_gets_them_where_its_group_has_several_ways() {
+    let mut server = GoatServer::new();
+    let nodes = [S1, S2, S2, S2, S1].iter().map(|node| vec![*node, SERVER]).collect();
+    let plan = ServerPlan { nodes, ..plan() };
+    server.add_job(GoatServerJob { config: config(), plan, restored: false }).unwrap();
+    fragment(S2, 0b1110, 0, 1).passed().to(&mut server, 10);
+    fragment(S1, 0b10001, 0, 1).passed().to(&mut server, 10);
+    assert_eq!(sent(&mut server), ["[10, 14] #0 parameters: 2"]);
+    fragment(S1, 0b10001, 0, 1).passed().resent().to(&mut server, 10);
+    assert_eq!(sent(&mut server), ["[10, 14] #0 parameters: 2"]);
+}
+
 #[test]
 fn plans_that_do_not_fit_their_job_are_refused() {
     let with = |change: fn(&mut GoatServerJob<u16>)| {

@@ -61,6 +61,8 @@ pub struct Coverage {
     pub(crate) first: u16,
     /// The server's child that it came through, as an index below the number of workers.
     pub(crate) child: u16,
+    /// Whether some of them are below another child. What they lack goes to all then, as which of them lacks it does not show.
+    pub(crate) several_ways: bool,
     /// Whether there are several workers below that child.
     pub(crate) shared: bool,
     /// Whether that child is where the packet came from: its address is learned then.
@@ -73,7 +75,8 @@ impl Coverage {
     /// These workers, of whom `first` is one, alone at a child that is theirs.
     pub(crate) fn of(workers: Workers, first: u16) -> Self {
         let count = workers.count();
-        Self { workers, count, first, child: first, shared: false, teaches: true, part_of: None }
+        let (child, shared) = (first, false);
+        Self { workers, count, first, child, several_ways: false, shared, teaches: true, part_of: None }
     }
 }
 

@@ -36,6 +36,13 @@ enum To {
     All,
 }
 
+impl To {
+    /// Where somebody is who sent something again.
+    const fn who_lacks(sender: &Coverage) -> Self {
+        if sender.several_ways { Self::All } else { Self::Child(sender.child) }
+    }
+}
+
 #[derive(Debug)]
 struct Place<L> {
     gathering: Unfinished,
@@ -262,7 +269,7 @@ impl<A: Copy + PartialEq, R: Roster<A>> Job<A, R> {
     /// Sends finished parameters to a child below which they were lost, unless another worker there was just answered.
     fn answer(&mut self, now: Instant, at: usize, sender: &Coverage) -> Result<Verdict, Reason> {
         let answered = &mut self.places[at].answered;
-        let to = To::Child(sender.child);
+        let to = To::who_lacks(sender);
         let just_now = answered.is_some_and(|(last, when)| {
             (last == To::All || last == to) && now.since(when) < REQUEST_INTERVAL
         });
@@ -313,7 +320,7 @@ impl<A: Copy + PartialEq, R: Roster<A>> Job<A, R> {
         }
         // A worker that was started again and knows nothing: the newest parameters tell it where the job is (ATP §A.3).
         let newest = self.newest.ok_or(Reason::Stale)?;
-        self.send_parameters(self.config.place(newest), To::Child(sender.child));
+        self.send_parameters(self.config.place(newest), To::who_lacks(sender));
         Ok(Verdict::ReplyUnicast)
     }
 
