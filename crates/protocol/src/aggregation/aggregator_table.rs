@@ -98,12 +98,10 @@ pub(super) enum Outcome {
     Duplicate,
     /// It was the last one. The sum stays until the parameters come: [`AggregatorTable::sum`].
     Complete,
-    /// Its aggregators serve other fragments, or there is none.
+    /// Its aggregators serve other fragments, perhaps later ones of its own job, or there is none.
     Collision,
     /// Its aggregator holds something under the same number that is not to be added to it.
     Unlike,
-    /// Its aggregator serves a later fragment: all workers have this one's parameters, or will be told by the server.
-    Succeeded,
 }
 
 /// What became of a fragment that was sent again.
@@ -182,11 +180,7 @@ impl<B: Bits> AggregatorTable<B> {
         let serving = self.serving(part.index, &identifier);
         let place = serving.or_else(|| self.reserve(part, &identifier));
         let Some(at) = place.filter(|_| fits) else {
-            return if self.is_succeeded(part, &identifier) {
-                Outcome::Succeeded
-            } else {
-                Outcome::Collision
-            };
+            return Outcome::Collision;
         };
         let value = &mut self.values[at * self.elements..][..payload.len() / 4];
         let aggregator = match &mut self.aggregators[at] {
@@ -222,8 +216,9 @@ impl<B: Bits> AggregatorTable<B> {
         if aggregator.is_complete() { Outcome::Complete } else { Outcome::Held }
     }
 
-    /// The first aggregator of the set that is free, or serves so early a fragment of the same job that all workers have its parameters:
-    /// then it is freed. What is a job's own is so taken by its next turn, and not a neighbour's.
+    /// The first aggregator of the set that is free, or holds what is left of the job's fragment a window before or earlier, which is freed
+    /// then: whoever sends this one has the parameters of that one. They are asked in order, so that what is left in a fragment's
+    /// own aggregator is cleared before a free neighbour is taken.
     fn reserve(&mut self, part: &Part<B>, identifier: &Identifier) -> Option<usize> {
         let is_over = |one: Aggregator<B>| {
             part.window.is_some_and(|window| one.identifier.precedes(identifier, window))
@@ -233,14 +228,6 @@ impl<B: Bits> AggregatorTable<B> {
             self.free(at);
         }
         Some(at)
-    }
-
-    /// Whether an aggregator of the set serves so late a fragment of the same job.
-    fn is_succeeded(&self, part: &Part<B>, identifier: &Identifier) -> bool {
-        part.window.is_some_and(|window| {
-            let mut serving = self.set(part.index).filter_map(|at| self.aggregators[at]);
-            serving.any(|one| identifier.precedes(&one.identifier, window))
-        })
     }
 
     /// What the aggregator of a fragment holds by now, and whether that is all.

@@ -62,7 +62,9 @@ impl<R: Route<SimAddress> + 'static> Switch<R> {
             ecn_threshold_packets: None,
         });
         for route in self.routes.borrow().iter() {
-            switch.add_job(route.clone()).expect("levels are those of a placement");
+            switch
+                .add_job(route.clone())
+                .expect("routes are made from a plan that was checked when its file was read");
         }
         let (classify, declare) = (self.classify.clone(), self.declare.clone());
         Machine::new(switch, NoOwner)

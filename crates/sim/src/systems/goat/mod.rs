@@ -138,12 +138,10 @@ impl Goat {
         let declare = site.declare(fragment_packet_bytes(SAMPLE_ELEMENTS));
         let workers = (0..plan.workers.len())
             .map(|rank| {
-                let assignment = Assignment {
-                    rank: rank as u16,
-                    sub_models: sub_models.clone(),
-                    nodes: nodes[rank].clone(),
-                    first_hops: hops(&placement.first_hops[rank]),
-                };
+                let first_hops = hops(&placement.first_hops[rank]);
+                let assignment =
+                    Assignment::new(rank as u16, sub_models.clone(), nodes[rank].clone(), first_hops)
+                        .expect("a scenario's plan is checked when it is read");
                 (assignment, address(placement.upstream[rank]))
             })
             .collect();
