@@ -1,6 +1,6 @@
 """The Rust binding: sockets, protocol and threads. It knows no torch and no NumPy, only memory."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, TypedDict
 
 from fanin.errors import FaninError
@@ -197,6 +197,73 @@ class Switch:
     def address(self) -> str: ...
     def stop(self, linger: float = 0.0) -> None:
         """End it, once nobody is in any job, after `linger` seconds at the latest. Idempotent."""
+
+class Traffic(TypedDict):
+    """What the contributions of one step make of a network."""
+
+    server_bytes: int
+    """That reach the server."""
+    in_network_bytes: int
+    """That workers send, and that do not reach it."""
+    hop_bytes: int
+    """Bytes times the links that they pass."""
+
+class Schedule(Traffic):
+    """Where gradients are summed."""
+
+    direct_bytes: int
+    """Of `server_bytes`, those that no switch has summed."""
+    slowest_s: float
+    """How long the slowest link takes."""
+    nodes: list[list[str]]
+    """For each sub-model the name of each worker's aggregation node."""
+
+class Workload:
+    """A training on one of GOAT's topologies, whose gradients can be planned for.
+
+    `triangle` (workers w1 and on, server ps, switches s1 to s3), `leaf-spine` or `fat-tree`, with
+    links of `rate_bps`. `memory` names the switches that sum, each with its bytes. A model of
+    `size` bytes is cut into sub-models of at most `sub_model` bytes. Raises `ValueError` for what
+    is not there, or cannot be planned for.
+    """
+
+    def __new__(
+        cls,
+        topology: str,
+        memory: Mapping[str, int],
+        workers: Sequence[str],
+        server: str,
+        size: int,
+        sub_model: int,
+        rate_bps: float,
+    ) -> Workload: ...
+    def plan(self, planner: str, seed: int) -> Schedule:
+        """Plan: krgs (Eq. 4), krgs-overhead (Eq. 1), slowest, first-switches or at-server."""
+
+    def shared_memory(
+        self,
+        arrivals: Sequence[tuple[int, int]],
+        fragment_bytes: int,
+        priorities: Sequence[int] | None,
+        ways: Literal["tree", "each"],
+        drawn: int,
+    ) -> Traffic:
+        """Count what goes where if switches share their memory among fragments (ATP and ESA).
+
+        Contributions come in the order of `arrivals`, as (worker, fragment). Without `priorities`
+        who comes first keeps a unit; with one for each fragment, who is more important takes it.
+        All workers are one flow, a `tree`, or `each` is its own; `drawn` chooses of equal ways.
+        """
+
+def participation(
+    intervals: Sequence[float], rounds: int, loss: float, variance: float, square: float
+) -> list[int]:
+    """Return the workers that the next epoch waits for, by GOAT's Algorithm 2.
+
+    From the seconds that each worker took last; epochs are played for so many `rounds`. `loss` is
+    how far the training is above its least, `variance` that of a worker's gradient, `square` the
+    mean square of the gradient that is to be reached. Raises `ValueError` if nobody can be.
+    """
 
 def main(argv: list[str]) -> int:
     """Run the commands that are not Python's: switch, server, status, doctor, sim, version.

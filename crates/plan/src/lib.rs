@@ -28,7 +28,7 @@ pub use cluster::{Cluster, ClusterError, Machine};
 pub use gradient_schedule::{GradientSchedule, JobSchedule, Residence, ScheduleError, SlowestLink, Traffic};
 pub use krgs::{Krgs, Objective, krgs};
 pub use load_split::{Bound, LoadSplit, lower_bound, one_switch, ring};
-pub use memory_sharing::{SharedMemory, Sharing, arrivals, worker_rates};
+pub use memory_sharing::{SharedMemory, Sharing, Ways, arrivals, worker_rates};
 pub use participation::{Convergence, Participation, ParticipationError};
 pub use placement::{Placement, SHARE_WHOLE};
 pub use slowest_link::{SlowestLinkPlan, slowest_link, slowest_link_after};

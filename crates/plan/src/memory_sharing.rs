@@ -29,8 +29,27 @@ pub struct SharedMemory<'a> {
     pub fragment_bytes: u64,
     /// Who gets a unit.
     pub sharing: Sharing<'a>,
-    /// Which of equal ways the job takes ([`crate::Topology::route`]); all workers' ways are a tree.
-    pub flow: u64,
+    /// Which of equal ways the job takes.
+    pub ways: Ways,
+}
+
+/// Who takes which of equal ways ([`crate::Topology::route`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ways {
+    /// All take those of one flow, which are a tree.
+    Tree(u64),
+    /// Each worker is a flow of its own, and what leaves a switch that sums is that switch's. A number draws them.
+    Each(u64),
+}
+
+impl Ways {
+    /// The flow of what this node sends.
+    fn of(self, sender: NodeId) -> u64 {
+        match self {
+            Self::Tree(flow) => flow,
+            Self::Each(drawn) => drawn << 16 | u64::from(sender.0),
+        }
+    }
 }
 
 /// A sum on its way: how many workers are in it.
@@ -38,6 +57,15 @@ pub struct SharedMemory<'a> {
 struct Partial {
     fragment: usize,
     workers: usize,
+}
+
+/// Something on its way.
+struct Moving {
+    /// Where it is.
+    at: NodeId,
+    /// Who sent it last: a worker, or a switch that sums.
+    sender: NodeId,
+    partial: Partial,
 }
 
 /// Units of one switch.
@@ -93,47 +121,56 @@ impl SharedMemory<'_> {
     pub fn traffic(&self, workload: &Workload, job: usize, arrivals: &[(usize, usize)]) -> Traffic {
         let (topology, its) = (workload.topology(), &workload.jobs()[job]);
         let fragments = arrivals.iter().map(|(_, fragment)| fragment + 1).max().unwrap_or(0);
-        let way = |from: NodeId| topology.route(from, its.server(), self.flow);
+        let units = |node: NodeId| topology.memory_bytes(node).map_or(0, |bytes| bytes / self.fragment_bytes);
+        let sums = |node: NodeId| node != its.server() && units(node) > 0;
+        let onward = |at: NodeId, sender: NodeId| {
+            topology.route(at, its.server(), self.ways.of(sender)).first().map(|(next, _)| *next)
+        };
+        // By where something is and who sent it.
+        let mut next: BTreeMap<(NodeId, NodeId), Option<NodeId>> = BTreeMap::new();
         let mut switches: BTreeMap<NodeId, Units> = BTreeMap::new();
         for worker in &its.workers {
-            for (node, _) in way(*worker) {
-                let count = topology.memory_bytes(node).map_or(0, |bytes| bytes / self.fragment_bytes);
-                if count > 0 && node != its.server() {
-                    let units = switches.entry(node).or_insert_with(|| Units {
-                        count,
-                        passed: vec![false; fragments],
-                        ..Units::default()
-                    });
-                    units.fan_in += 1;
+            let (mut at, mut sender) = (*worker, *worker);
+            while let Some(then) = *next.entry((at, sender)).or_insert_with(|| onward(at, sender)) {
+                at = then;
+                if sums(at) {
+                    sender = at;
+                    let fresh =
+                        || Units { count: units(at), passed: vec![false; fragments], ..Units::default() };
+                    switches.entry(at).or_insert_with(fresh).fan_in += 1;
                 }
             }
         }
         let (mut hops, mut reached) = (0, 0);
-        // What is on its way, and where it is.
-        let mut moving: Vec<(NodeId, Partial)> = Vec::new();
-        let mut drain = |switches: &mut BTreeMap<NodeId, Units>, moving: &mut Vec<(NodeId, Partial)>| {
-            while let Some((from, partial)) = moving.pop() {
-                let Some((next, _)) = way(from).first().copied() else {
+        let mut drain = |switches: &mut BTreeMap<NodeId, Units>, moving: &mut Vec<Moving>| {
+            while let Some(Moving { at, sender, partial }) = moving.pop() {
+                let Some(at) = next[&(at, sender)] else {
                     reached += 1;
                     continue;
                 };
                 hops += 1;
-                let on = switches
-                    .get_mut(&next)
-                    .map_or_else(|| vec![partial], |its| its.take_in(partial, self.sharing));
-                moving.extend(on.into_iter().map(|partial| (next, partial)));
+                match switches.get_mut(&at) {
+                    Some(its) => {
+                        let on = its.take_in(partial, self.sharing).into_iter();
+                        moving.extend(on.map(|partial| Moving { at, sender: at, partial }));
+                    }
+                    None => moving.push(Moving { at, sender, partial }),
+                }
             }
         };
+        let mut moving = Vec::new();
         for (worker, fragment) in arrivals {
-            moving.push((its.workers[*worker], Partial { fragment: *fragment, workers: 1 }));
+            let worker = its.workers[*worker];
+            let partial = Partial { fragment: *fragment, workers: 1 };
+            moving.push(Moving { at: worker, sender: worker, partial });
             drain(&mut switches, &mut moving);
         }
         // The farthest first: what they send on may complete a sum.
         let mut order: Vec<_> = switches.keys().copied().collect();
         order.sort_by_key(|switch| std::cmp::Reverse(topology.distance(*switch, its.server())));
-        for switch in order {
-            let left = std::mem::take(&mut switches.get_mut(&switch).expect("it is one of them").taken);
-            moving.extend(left.into_values().map(|partial| (switch, partial)));
+        for at in order {
+            let left = std::mem::take(&mut switches.get_mut(&at).expect("it is one of them").taken);
+            moving.extend(left.into_values().map(|partial| Moving { at, sender: at, partial }));
             drain(&mut switches, &mut moving);
         }
         // A worker that is the server sends nothing.
@@ -185,7 +222,9 @@ mod tests {
     use crate::krgs::{Objective, krgs};
     use crate::random_workloads;
     use crate::sub_models::{Job, SubModel};
-    use crate::topologies::{Rates, SWITCH_MEMORY_BYTES, make_programmable, paper_leaf_spine, triangle};
+    use crate::topologies::{
+        Rates, SWITCH_MEMORY_BYTES, leaf_spine, make_programmable, paper_leaf_spine, triangle,
+    };
     use proptest::prelude::*;
 
     fn figure_2() -> Workload {
@@ -201,7 +240,7 @@ mod tests {
     }
 
     const ATP: SharedMemory<'static> =
-        SharedMemory { fragment_bytes: 1, sharing: Sharing::FirstCome, flow: 0 };
+        SharedMemory { fragment_bytes: 1, sharing: Sharing::FirstCome, ways: Ways::Tree(0) };
 
     /// GOAT §III-B, Figure 2(b): `A1, B1, C1, A2, B2, C2` come to one switch and `A3, B3, C3, A4, B4, C4` to the other. 7 fragments reach the server, and switches send 17.
     #[test]
@@ -221,6 +260,29 @@ mod tests {
     fn fragments_that_come_together_are_summed_on_the_way() {
         let traffic = ATP.traffic(&figure_2(), 0, &arrivals(&[1.0; 4], 3));
         assert_eq!(traffic, Traffic { server_bytes: 3, in_network_bytes: 9, hop_bytes: 12 + 6 + 3 });
+    }
+
+    /// Behind one leaf, which does not sum: a tree has one spine for both, where they are summed; as flows of their own they meet in one case of eight.
+    #[test]
+    fn workers_with_ways_of_their_own_are_summed_only_where_these_meet() {
+        let mut topology = leaf_spine(3, 8, 6, Rates::alike(1e9)).expect("a topology");
+        for spine in 0..8 {
+            let spine = topology.node(&format!("spine{spine}")).expect("a node");
+            topology.set_memory_bytes(spine, Some(1));
+        }
+        let host = |name| topology.node(name).expect("a node");
+        let job = Job {
+            name: "two".into(),
+            workers: vec![host("h0"), host("h1")],
+            servers: vec![host("h5")],
+            sub_models: SubModel::divided(1, 1),
+        };
+        let workload = Workload::new(topology, vec![job]).expect("a workload");
+        let reached =
+            |ways| SharedMemory { ways, ..ATP }.traffic(&workload, 0, &[(0, 0), (1, 0)]).server_bytes;
+        let apart = |ways: fn(u64) -> Ways| (0..32).filter(|drawn| reached(ways(*drawn)) == 2).count();
+        assert_eq!(apart(Ways::Tree), 0);
+        assert!((20..32).contains(&apart(Ways::Each)), "{}", apart(Ways::Each));
     }
 
     /// A late fragment of a high priority takes the place of one that waits, whose sum so far goes on.
@@ -253,7 +315,7 @@ mod tests {
         let workload = Workload::new(topology, vec![job]).expect("a workload");
         let priorities: Vec<u64> = (0..221).collect();
         let of = |sharing, deviation| {
-            let shared = SharedMemory { fragment_bytes: 1_000_000, sharing, flow: 0 };
+            let shared = SharedMemory { fragment_bytes: 1_000_000, sharing, ways: Ways::Tree(0) };
             shared.traffic(&workload, 0, &arrivals(&worker_rates(35, 10e9, deviation, 1), 221))
         };
         let geryon = at_servers(&workload).traffic(&workload, 0);
@@ -281,14 +343,17 @@ mod tests {
     proptest! {
         /// Every contribution is in what reaches the server or in a sum that does, and none passes more links than without sums.
         #[test]
-        fn shared_memory_makes_no_more_traffic_than_none(seed in 0..10_000_u64, deviation in 0.0..0.5_f64, preemptive in any::<bool>()) {
+        fn shared_memory_makes_no_more_traffic_than_none(
+            seed in 0..10_000_u64, deviation in 0.0..0.5_f64, preemptive in any::<bool>(), each in any::<bool>(),
+        ) {
             let workload = random_workloads::workload(seed, 1, 1, 0.2);
             let job = &workload.jobs()[0];
             let bytes = 1_000_000;
             let fragments = (job.bytes() / bytes) as usize;
             let priorities: Vec<u64> = (0..fragments as u64).collect();
             let sharing = if preemptive { Sharing::Preemptive(&priorities) } else { Sharing::FirstCome };
-            let shared = SharedMemory { fragment_bytes: bytes, sharing, flow: seed };
+            let ways = if each { Ways::Each(seed) } else { Ways::Tree(seed) };
+            let shared = SharedMemory { fragment_bytes: bytes, sharing, ways };
             let order = arrivals(&worker_rates(job.workers.len(), 1e10, deviation, seed), fragments);
             let traffic = shared.traffic(&workload, 0, &order);
             let far: u32 = job.workers.iter().filter_map(|worker| workload.topology().distance(*worker, job.server())).sum();

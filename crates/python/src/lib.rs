@@ -21,6 +21,7 @@ mod rotation;
 mod scenario;
 mod simulation;
 mod switch;
+mod workload;
 
 /// The Rust binding: sockets, protocol and threads. It knows no torch and no NumPy, only memory.
 #[pyo3::pymodule]
@@ -49,6 +50,8 @@ mod _fanin {
     use crate::simulation::simulated_sum;
     #[pymodule_export]
     use crate::switch::Switch;
+    #[pymodule_export]
+    use crate::workload::{Workload, participation};
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {

@@ -18,7 +18,7 @@ from typing import Any
 
 from fanin import _signals, _units
 from fanin.errors import FaninError
-from fanin.reproduce import ReproduceError, atp, byteps, dlcp, plot, switchml
+from fanin.reproduce import ReproduceError, atp, byteps, dlcp, goat, plot, switchml
 from fanin.reproduce.finding import (
     Experiment,
     Outcome,
@@ -38,7 +38,13 @@ FORMAT = 3
 SEEDS_OF_REASONS = 3
 """As many scenarios again, and more, are played for reasons; three seeds show what seeds do."""
 
-PAPERS = {"atp": atp.PAPER, "switchml": switchml.PAPER, "byteps": byteps.PAPER, "dlcp": dlcp.PAPER}
+PAPERS = {
+    "atp": atp.PAPER,
+    "switchml": switchml.PAPER,
+    "byteps": byteps.PAPER,
+    "dlcp": dlcp.PAPER,
+    "goat": goat.PAPER,
+}
 
 HOW_TO_READ = (
     "A figure agrees when all of its interval is where the table says: within a fifth of the "
@@ -51,8 +57,9 @@ The figures of a paper, again, beside what the paper says. atp and switchml: in 
 scenarios are written, and each is played with several seeds; a run that was stopped goes on where
 it was. byteps: by the planner, and measured in several rounds on shaped links of this machine,
 which needs root. dlcp: by training small networks here, with packets of their gradients lost, and
-in the simulator. In the folder of --out: README.md (the table), results.json, a plot for each
-figure, and the scenarios and results of all runs; fanin sim plays a scenario again."""
+in the simulator. goat: by the planner, by training, and in the simulator. In the folder of --out:
+README.md (the table), results.json, a plot for each figure, and the scenarios and results of all
+runs; fanin sim plays a scenario again."""
 
 EXAMPLES = """\
 examples:
@@ -63,6 +70,7 @@ examples:
   sudo fanin reproduce byteps --quick
   fanin reproduce byteps --only theorem acceleration     what needs no links, and no root
   fanin reproduce dlcp                    what a training forgives, and completion times
+  fanin reproduce goat                    who sums what, and whom a training waits for
 """
 
 

@@ -181,22 +181,9 @@ def train(
     With ``only_to_aim`` there is none after the one that reaches the task's aim.
     """
     import torch
-    from torch.func import functional_call, grad, vmap
-    from torch.nn.functional import cross_entropy
 
-    torch.set_num_threads(1)
-    dice = torch.Generator().manual_seed(seed)
-    with _SEEDED:
-        torch.manual_seed(seed)
-        learner = task.begin(dice)
-    parameters = dict(learner.network.named_parameters())
-    values = {name: parameter.detach() for name, parameter in parameters.items()}
-
-    def loss(values: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        scores = functional_call(learner.network, values, (x,))
-        return cross_entropy(scores.flatten(0, -2), y.flatten())
-
-    gradients_of = vmap(grad(loss), in_dims=(None, 0, 0))
+    learner, dice = begun(task, seed)
+    steps = Steps(learner)
     shape = workers, batch or task.batch
     curve = []
     for _ in range(epochs):
@@ -204,20 +191,68 @@ def train(
         for part in torch.split(order, math.prod(shape)):
             if len(part) < math.prod(shape):
                 break
-            found = gradients_of(values, *learner.draw(part.view(shape)))
-            rows = torch.cat([found[name].reshape(workers, -1) for name in parameters], dim=1)
-            mean = torch.from_numpy(summed(rows.numpy()) / workers)
-            parts = torch.split(mean, [parameter.numel() for parameter in parameters.values()])
-            for parameter, gradient in zip(parameters.values(), parts, strict=True):
-                parameter.grad = gradient.view_as(parameter)
-            learner.optimizer.step()
-        with torch.no_grad():
-            x, y = learner.held_back
-            right = learner.network(x).argmax(dim=-1) == y
-        curve.append(float(right.double().mean()))
+            rows = steps.gradients(part.view(shape))
+            steps.step(torch.from_numpy(summed(rows.numpy()) / workers))
+        curve.append(steps.right())
         if only_to_aim and curve[-1] >= task.aim:
             break
     return curve
+
+
+def begun(task: Task, seed: int) -> tuple[Learner, Generator]:
+    """Return what learns, before its first step, and the dice for all that comes after."""
+    import torch
+
+    torch.set_num_threads(1)
+    dice = torch.Generator().manual_seed(seed)
+    with _SEEDED:
+        torch.manual_seed(seed)
+        return task.begin(dice), dice
+
+
+class Steps:
+    """What a learner's workers compute, and what becomes of it."""
+
+    def __init__(self, learner: Learner) -> None:
+        """Take one that has not begun."""
+        from torch.func import functional_call, grad, vmap
+        from torch.nn.functional import cross_entropy
+
+        self._learner = learner
+        self._parameters = dict(learner.network.named_parameters())
+        self._values = {name: each.detach() for name, each in self._parameters.items()}
+
+        def loss(values: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+            scores = functional_call(learner.network, values, (x,))
+            return cross_entropy(scores.flatten(0, -2), y.flatten())
+
+        self._of = vmap(grad(loss), in_dims=(None, 0, 0))
+
+    def gradients(self, numbers: Tensor) -> Tensor:
+        """Return the gradients of the model as it is: a row for each row of samples' numbers."""
+        import torch
+
+        found = self._of(self._values, *self._learner.draw(numbers))
+        rows = [found[name].reshape(len(numbers), -1) for name in self._parameters]
+        return torch.cat(rows, dim=1)
+
+    def step(self, mean: Tensor) -> None:
+        """Change the model by a gradient."""
+        import torch
+
+        parts = torch.split(mean, [parameter.numel() for parameter in self._parameters.values()])
+        for parameter, gradient in zip(self._parameters.values(), parts, strict=True):
+            parameter.grad = gradient.view_as(parameter)
+        self._learner.optimizer.step()
+
+    def right(self) -> float:
+        """Return the share of right answers on what was held back."""
+        import torch
+
+        with torch.no_grad():
+            x, y = self._learner.held_back
+            right = self._learner.network(x).argmax(dim=-1) == y
+        return float(right.double().mean())
 
 
 def sizes(task: Task) -> list[int]:
