@@ -220,18 +220,6 @@ def plan(machines: Sequence[tuple[str, bool, bool, float, float]]) -> Planned:
     and into it in bits a second. Raises `ValueError` for what cannot be planned for.
     """
 
-def participants(
-    intervals: Sequence[float],
-    rounds: int,
-    loss_above_least: float,
-    gradient_variance: float,
-    gradient_square: float,
-) -> int | None:
-    """Return how many workers an epoch waits for (GOAT's Algorithm 2), by their seconds.
-
-    None where all are too few for what is to be reached. Raises `ValueError` for impossible numbers.
-    """
-
 def route_to(address: str) -> tuple[str, str | None, int | None] | None:
     """Return this machine's address towards "host:port", the interface, and its bits a second."""
 

@@ -2,10 +2,7 @@
 
 use crate::error::to_python;
 use fanin_controller::{route, switch_status};
-use fanin_plan::{
-    Bound as Limit, Cluster, Convergence, LoadSplit, Machine, Participation, ParticipationError, lower_bound,
-    ring,
-};
+use fanin_plan::{Bound as Limit, Cluster, LoadSplit, Machine, lower_bound, ring};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -47,27 +44,6 @@ pub(crate) fn plan<'py>(
     answer.set_item("ring", ring(&cluster))?;
     answer.set_item("lower_bound", lower_bound(&cluster))?;
     Ok(answer)
-}
-
-/// How many workers an epoch waits for (GOAT §V, Algorithm 2), by how long each took in seconds; None where all of them are too few for what is to be reached.
-///
-/// Plays so many `rounds`. What is known of the loss: by how much it is above its least, the variance of one worker's gradient, and the mean square of the gradient that is to be reached.
-///
-/// Raises `ValueError` for what are no such numbers.
-#[pyfunction]
-pub(crate) fn participants(
-    intervals: Vec<f64>,
-    rounds: usize,
-    loss_above_least: f64,
-    gradient_variance: f64,
-    gradient_square: f64,
-) -> PyResult<Option<usize>> {
-    let convergence = Convergence { loss_above_least, gradient_variance, gradient_square };
-    match Participation::of(&intervals, rounds, &convergence) {
-        Ok(participation) => Ok(Some(participation.workers.len())),
-        Err(ParticipationError::TooFew { .. }) => Ok(None),
-        Err(error) => Err(PyValueError::new_err(error.to_string())),
-    }
 }
 
 /// How this machine would send to `address`, host:port: its own address, the interface, and the bits a second of that where it

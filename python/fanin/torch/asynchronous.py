@@ -463,7 +463,10 @@ class _Noise:
         if not square > 0.0:
             return len(took)
         # By how much the loss is above its least is a factor of all numbers of epochs alike.
-        return _fanin.participants(took, len(took), 1.0, variance, square) or len(took)
+        try:
+            return len(_fanin.participation(took, len(took), 1.0, variance, square))
+        except ValueError:  # the noise of all together is above what is to be reached
+            return len(took)
 
 
 def _alike(parameters: list[Tensor]) -> list[list[Tensor]]:
