@@ -134,7 +134,8 @@ def be_rank(
     if system != "gloo":
         import fanin.torch
 
-        own["pg_options"] = fanin.torch.Options(switch=switch, protocol=system)
+        said: Any = {"protocol": system}
+        own["pg_options"] = fanin.torch.Options(switch=switch, **said)
     backend = "gloo" if system == "gloo" else "fanin"
     dist.init_process_group(
         backend, init_method=f"file://{meeting}", rank=rank, world_size=workers, **own
@@ -155,6 +156,7 @@ def be_rank(
 if __name__ == "__main__":
     if sys.argv[1:2] == ["rank"]:
         of, at, meet = sys.argv[2:5]
-        be_rank(of, at, meet, *map(int, sys.argv[5:9]), float(sys.argv[9]), int(sys.argv[10]))
+        rank, workers, size, steps = map(int, sys.argv[5:9])
+        be_rank(of, at, meet, rank, workers, size, steps, float(sys.argv[9]), int(sys.argv[10]))
     else:
         sys.exit(main())

@@ -134,14 +134,15 @@ def of_two_dtypes(me: Me) -> dict[str, Any]:
     inner = optim.SGD(model.parameters(), lr=1.0, weight_decay=0.0)
     optimizer = AsynchronousOptimizer(inner, wait_for=2)
 
-    def loss() -> torch.Tensor:
+    def closure() -> torch.Tensor:
         optimizer.zero_grad()
         value = model["in_float32"].sum() + model["in_float64"].sum() * (me.rank + 1)
-        value.backward()  # type: ignore[no-untyped-call]
-        return value.detach()
+        value.backward()
+        loss: torch.Tensor = value.detach()
+        return loss
 
-    first = optimizer.step(loss)
-    second = optimizer.step(loss)
+    first = optimizer.step(closure)
+    second = optimizer.step(closure)
     optimizer.close()
     return {"losses": (float(first), float(second)), "state": dict(model.state_dict())}
 

@@ -33,6 +33,8 @@ PULSE = 1.0
 """Seconds after which an epoch of nobody shows that all ranks are still there."""
 SMOOTHING = 0.9
 """Of what is measured of gradients, which part of the earlier epochs' is kept."""
+ENOUGH = 0.25
+"""Of all workers, which part could just reach what is to be reached, where nobody says what is."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +72,8 @@ class AsynchronousOptimizer:
     `wait_for` is the number of workers that an epoch waits for, at least; None lets GOAT's
     Algorithm 2 choose it before each, by how long each worker took last. It needs the variance of
     the workers' gradients, which is measured, and the mean square of the gradient that is to be
-    reached, `gradient_square`: None takes that of the gradient as it is now, which the paper does
-    not. The first epoch waits for all.
+    reached, `gradient_square`: None takes what the gradients of a quarter of the workers could
+    just reach, which is our choice. The first epoch waits for all.
 
     Gradients are averaged over those that took part. A gradient may be of a model some epochs old,
     as with every asynchronous training: a learning rate that is just small enough for all workers
@@ -305,7 +307,7 @@ class _Flat:
         """What is summed: the copies' gradients, one behind the other."""
         self._parameters = parameters
         self._copies = [parameter.detach().clone() for parameter in parameters]
-        pieces = self.values.split([parameter.numel() for parameter in parameters])
+        pieces = torch.split(self.values, [parameter.numel() for parameter in parameters])
         for copy, piece in zip(self._copies, pieces, strict=True):
             copy.grad = piece.view(copy.shape)
 
@@ -432,36 +434,28 @@ class _Coordinator:
 
 
 class _Noise:
-    """How far the workers' gradients are apart: σ² and ε of GOAT's Eq. 36, measured."""
+    """How far the workers' gradients are apart: σ² of GOAT's Eq. 36, measured."""
 
     def __init__(self, gradient_square: float | None) -> None:
         self._aim = gradient_square
-        self._variance = 0.0
-        self._square = 0.0
-        self._weight = 0.0
+        self._variance: float | None = None
 
     def add(self, squares: list[float], mean_squares: float) -> None:
         """Take the squares of an epoch's gradients and of their mean; one alone says nothing."""
         n = len(squares)
         if n < 2:
             return
-        variance = (sum(squares) - n * mean_squares) / (n - 1)
-        of_both = (variance, mean_squares - variance / n)
-        self._variance, self._square, self._weight = (
-            SMOOTHING * old + (1 - SMOOTHING) * new
-            for old, new in zip(
-                (self._variance, self._square, self._weight), (*of_both, 1.0), strict=True
-            )
-        )
+        now = max(0.0, (sum(squares) - n * mean_squares) / (n - 1))
+        before = now if self._variance is None else self._variance
+        self._variance = SMOOTHING * before + (1 - SMOOTHING) * now
 
     def participants(self, took: list[float]) -> int:
         """Return `K` of Algorithm 2 by the workers' seconds; all of them if none is enough."""
-        if self._weight == 0.0:
-            return len(took)
-        square = self._aim or self._square / self._weight
-        variance = max(0.0, self._variance / self._weight)
-        if not square > 0.0:
-            return len(took)
+        variance, square = ENOUGH * len(took), 1.0
+        if self._aim is not None:
+            if self._variance is None:
+                return len(took)
+            variance, square = self._variance, self._aim
         # By how much the loss is above its least is a factor of all numbers of epochs alike.
         try:
             return len(_fanin.participation(took, len(took), 1.0, variance, square))
