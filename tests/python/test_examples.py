@@ -41,6 +41,15 @@ def test_compare_finds_that_the_curves_of_gpt_agree() -> None:
     assert "the curves agree" in printed
 
 
+def test_asynchronous_trains_both_ways_and_draws_them(tmp_path: Path) -> None:
+    plot = tmp_path / "asynchronous.png"
+    launcher = ["-m", "fanin", "run", "--nproc-per-node", "3", str(EXAMPLES / "asynchronous.py")]
+    printed = output_of(*launcher, "--changes", "20", "--seconds", "0.01", "--plot", str(plot))
+    names = re.findall(r"^(\w+): 20 changes in [\d.]+ s, accuracy 0\.\d+$", printed, re.MULTILINE)
+    assert names == ["synchronous", "asynchronous"]
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
 @pytest.mark.long
 @needs_lab
 def test_lossy_trains_with_and_without_a_bound_and_draws_both(tmp_path: Path) -> None:

@@ -50,13 +50,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Backend, _DistributedBackendOptions
 
+    from fanin.torch.asynchronous import AsynchronousOptimizer as AsynchronousOptimizer
     from fanin.torch.backend import lost as lost
     from fanin.torch.backend import plan as plan
     from fanin.torch.hook import HookState as HookState
     from fanin.torch.hook import allreduce_hook as allreduce_hook
     from fanin.torch.options import Options as Options
 
-__all__ = ["HookState", "Options", "allreduce_hook", "lost", "plan"]
+__all__ = ["AsynchronousOptimizer", "HookState", "Options", "allreduce_hook", "lost", "plan"]
 
 BACKEND = "fanin"
 
@@ -101,6 +102,10 @@ def __getattr__(name: str) -> object:
         from fanin.torch.options import Options
 
         return Options
+    if name == "AsynchronousOptimizer":
+        from fanin.torch.asynchronous import AsynchronousOptimizer
+
+        return AsynchronousOptimizer
     if name in ("lost", "plan"):
         from fanin.torch import backend
 

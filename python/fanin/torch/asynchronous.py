@@ -1,0 +1,518 @@
+"""Training that does not wait for the last worker (GOAT §V).
+
+A worker's `step` ends as soon as its gradient is in the model, whoever else was slower. An *epoch*
+sums the gradients of those who were ready first; a late gradient counts in the epoch in which it
+arrives, and its worker gets the model then. Algorithm 2 chooses how many an epoch waits for.
+
+The paper's server has the model and the optimizer. Here each rank has both, in a thread that takes
+part in every epoch, with zeros where its worker is not ready. All add the same sum to the same
+parameters, so that all copies are equal, and no machine has a server's load. Who takes part, rank 0
+decides: it hears who is ready, and tells all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, cast
+
+import torch
+from torch import Tensor, distributed
+
+from fanin import _fanin
+from fanin.errors import FaninError
+from fanin.torch.channel import LOSS_TIMEOUT
+
+PULSE = 1.0
+"""Seconds after which an epoch of nobody shows that all ranks are still there."""
+SMOOTHING = 0.9
+"""Of what is measured of gradients, which part of the earlier epochs' is kept."""
+ENOUGH = 0.25
+"""Of all workers, which part could just reach what is to be reached, where nobody says what is."""
+
+
+@dataclass(frozen=True)
+class _Said:
+    """A worker's word to rank 0: its gradient's squares are there, or it has left."""
+
+    rank: int
+    squares: float | None
+
+
+@dataclass(frozen=True)
+class _Epoch:
+    """Rank 0's word to all: whose gradients count, and how the optimizer is set."""
+
+    participants: frozenset[int] | None
+    """None: all have left."""
+    settings: list[dict[str, Any]]
+
+
+class AsynchronousOptimizer:
+    """Steps an optimizer with the gradients of whoever is ready, and not of all ranks.
+
+        model = Net()  # not in DistributedDataParallel
+        optimizer = AsynchronousOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        while optimizer.epoch < 1000:
+            optimizer.zero_grad()
+            loss(model).backward()
+            optimizer.step()
+        optimizer.close()
+
+    Collective: all ranks of `process_group` (None: the default group) make one, with an optimizer
+    of the same parameters, and close it. They begin with rank 0's parameters, and have the same
+    ones, to the bit, after `close`. Ranks may do different numbers of steps.
+
+    `wait_for` is the number of workers that an epoch waits for, at least; None lets GOAT's
+    Algorithm 2 choose it before each, by how long each worker took last. It needs the variance of
+    the workers' gradients, which is measured, and the mean square of the gradient that is to be
+    reached, `gradient_square`: None takes what the gradients of a quarter of the workers could
+    just reach, which is our choice. The first epoch waits for all.
+
+    Gradients are averaged over those that took part. A gradient may be of a model some epochs old,
+    as with every asynchronous training: a learning rate that is just small enough for all workers
+    together may be too large. The optimizer is rank 0's: what a scheduler sets there holds on all
+    ranks. Buffers (running means of BatchNorm) stay each rank's own.
+
+    Raises `ValueError` for ranks whose parameters differ in shape, sparse parameters, a `wait_for`
+    that is not 1 to the number of ranks; and from `step` and `close` the errors of `fanin.errors`
+    once a rank is gone: the training ends then, on all ranks.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        process_group: distributed.ProcessGroup | None = None,
+        *,
+        wait_for: int | None = None,
+        gradient_square: float | None = None,
+    ) -> None:
+        group = process_group or distributed.group.WORLD
+        if group is None:
+            raise ValueError("there is no group: call init_process_group first")
+        size = group.size()
+        if wait_for is not None and not 1 <= wait_for <= size:
+            raise ValueError(f"wait_for is {wait_for}, and there are {size} ranks: 1 to {size}")
+        if gradient_square is not None and not gradient_square > 0:
+            raise ValueError(f"gradient_square is {gradient_square}, and must be above 0")
+        self._rank = group.rank()
+        self._parameters = [
+            p for each in optimizer.param_groups for p in each["params"] if p.requires_grad
+        ]
+        ranks = distributed.get_process_group_ranks(group)
+        self._first = ranks[0]
+        # Groups of their own: the program's collectives go on beside them, in their own order.
+        self._words = cast(
+            distributed.ProcessGroup,
+            distributed.new_group(ranks, backend="gloo", use_local_synchronization=True),
+        )
+        _agree([tuple(p.shape) for p in self._parameters], size, self._words)
+        self._sums = cast(
+            distributed.ProcessGroup, distributed.split_group(group, [list(range(size))])
+        )
+        self._flats = [_Flat(of) for of in _alike(self._parameters)]
+        self._set = optimizer
+        self._optimizer = _on_copies(optimizer, self._flats)
+        self._coordinator = (
+            _Coordinator(size, self._words, wait_for, gradient_square) if self._rank == 0 else None
+        )
+        self._changed = threading.Condition()
+        self._epoch = 0
+        self._steps = 0
+        self._waiting = False
+        self._closed = False
+        self._over = False
+        self._error: Exception | None = None
+        for flat in self._flats:
+            flat.begin(self._sums)
+        self._thread = threading.Thread(target=self._follow, name="fanin-epochs", daemon=True)
+        self._thread.start()
+
+    @property
+    def epoch(self) -> int:
+        """How often the model has changed, as far as this rank has seen it."""
+        return self._epoch
+
+    @property
+    def steps(self) -> int:
+        """How many gradients of this rank are in the model."""
+        return self._steps
+
+    def zero_grad(self) -> None:
+        """Forget the gradients of the parameters."""
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Give the parameters' gradients, and return once they are in, with the model as it is.
+
+        Returns what `closure` did, which computes them anew if there is one.
+        """
+        if self._closed:
+            raise ValueError("the optimizer is closed")
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        squares = 0.0
+        for parameter in self._parameters:
+            if parameter.grad is None:
+                continue
+            if parameter.grad.layout != torch.strided:
+                raise ValueError(
+                    "a gradient is sparse, and an epoch adds dense ones: make the layer with "
+                    "sparse=False"
+                )
+            squares += float(parameter.grad.detach().double().square().sum())
+        self._take_part(squares)
+        self._steps += 1
+        # What schedulers look at, to warn who steps them first.
+        self._set._opt_called = True  # type: ignore[attr-defined]
+        return loss
+
+    def close(self) -> None:
+        """Take part until all ranks have closed, and return with the model that all have then."""
+        if self._closed:
+            return
+        self._closed = True
+        self._take_part(None)
+        self._thread.join()
+        self._leave()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the optimizer, which is the same on all ranks after `close`."""
+        return self._optimizer.state_dict()
+
+    def _take_part(self, squares: float | None) -> None:
+        """Say what there is to rank 0, and wait until it is in: a gradient, or the end."""
+        with self._changed:
+            if self._error is not None:
+                raise self._error
+            self._waiting = True
+        said = _Said(self._rank, squares)
+        with self._telling():
+            if self._coordinator is not None:
+                self._coordinator.hear(said)
+            else:
+                _send(said, self._words, self._first)
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._error is not None or self._over or not self._waiting
+            )
+            if self._error is not None:
+                raise self._error
+
+    @contextlib.contextmanager
+    def _telling(self) -> Any:
+        """Let the thread that follows say why a connection is gone."""
+        try:
+            yield
+        except (RuntimeError, ValueError):  # of a connection, or of a group that is left
+            self._thread.join()
+            if self._error is None:
+                raise
+
+    def _leave(self) -> None:
+        if self._coordinator is not None:
+            self._coordinator.close()
+        for group in (self._sums, self._words):
+            with contextlib.suppress(ValueError):  # destroyed with all others
+                distributed.destroy_process_group(group)
+
+    def _follow(self) -> None:
+        """Take part in all epochs."""
+        try:
+            while self._play(self._next()):
+                pass
+        except Exception as error:
+            with self._changed:
+                self._error = self._explained(error)
+                self._changed.notify_all()
+            # The others would wait for this one.
+            self._leave()
+
+    def _next(self) -> _Epoch:
+        said: list[Any] = [None]
+        if self._coordinator is not None:
+            participants = self._coordinator.next()
+            said = [_Epoch(participants, [_settings(each) for each in self._set.param_groups])]
+        distributed.broadcast_object_list(said, group_src=0, group=self._words)
+        return cast(_Epoch, said[0])
+
+    def _play(self, epoch: _Epoch) -> bool:
+        """Add an epoch's gradients to this rank's copy; false after the last one."""
+        if epoch.participants is None:
+            with self._changed:
+                for flat in self._flats:
+                    flat.give()
+                self._over = True
+                self._changed.notify_all()
+            return False
+        taken = self._rank in epoch.participants
+        if not epoch.participants:
+            distributed.all_reduce(torch.zeros(1), group=self._sums)
+            return True
+        squares = 0.0
+        for flat in self._flats:
+            if taken:
+                flat.gather()
+            else:
+                flat.values.zero_()
+            distributed.all_reduce(flat.values, group=self._sums)
+            flat.values /= len(epoch.participants)
+            if self._coordinator is not None:
+                squares += float(flat.values.double().square().sum())
+        for each, values in zip(self._optimizer.param_groups, epoch.settings, strict=True):
+            each.update(values)
+        self._optimizer.step()
+        if self._coordinator is not None:
+            self._coordinator.measure(epoch.participants, squares)
+        with self._changed:
+            self._epoch += 1
+            if taken:
+                for flat in self._flats:
+                    flat.give()
+                self._waiting = False
+                self._changed.notify_all()
+        return True
+
+    def _explained(self, error: Exception) -> Exception:
+        """Return why, as the ranks' job knows it: Gloo tells of a connection alone."""
+        if isinstance(error, FaninError) or not isinstance(error, RuntimeError):
+            return error
+        try:
+            work = distributed.all_reduce(torch.zeros(1), group=self._sums, async_op=True)
+            assert work is not None
+            work.wait(timedelta(seconds=LOSS_TIMEOUT))
+        except FaninError as cause:
+            return cause
+        except RuntimeError:
+            return error
+        return error
+
+
+class _Flat:
+    """Parameters of one dtype and device: what is summed in one piece, copies for the optimizer."""
+
+    def __init__(self, parameters: list[Tensor]) -> None:
+        first = parameters[0]
+        elements = sum(parameter.numel() for parameter in parameters)
+        self.values = torch.zeros(elements, dtype=first.dtype, device=first.device)
+        """What is summed: the copies' gradients, one behind the other."""
+        self._parameters = parameters
+        self._copies = [parameter.detach().clone() for parameter in parameters]
+        pieces = torch.split(self.values, [parameter.numel() for parameter in parameters])
+        for copy, piece in zip(self._copies, pieces, strict=True):
+            copy.grad = piece.view(copy.shape)
+
+    def pairs(self) -> Iterable[tuple[Tensor, Tensor]]:
+        """Return each parameter with its copy."""
+        return zip(self._parameters, self._copies, strict=True)
+
+    def gather(self) -> None:
+        """Put the parameters' gradients in; zero where there is none."""
+        for parameter, copy in self.pairs():
+            assert copy.grad is not None
+            if parameter.grad is None:
+                copy.grad.zero_()
+            else:
+                copy.grad.copy_(parameter.grad)
+
+    def begin(self, group: distributed.ProcessGroup) -> None:
+        """Make the copies, and with them the parameters, what rank 0's are."""
+        for copy in self._copies:
+            assert copy.grad is not None
+            copy.grad.copy_(copy)
+        distributed.broadcast(self.values, group_src=0, group=group)
+        for copy in self._copies:
+            assert copy.grad is not None
+            copy.copy_(copy.grad)
+        self.give()
+
+    def give(self) -> None:
+        """Make the parameters what the copies are."""
+        with torch.no_grad():
+            for parameter, copy in self.pairs():
+                parameter.copy_(copy)
+
+
+class _Coordinator:
+    """Decides on rank 0 whose gradients count: of those who are ready, when there are enough."""
+
+    def __init__(
+        self,
+        size: int,
+        words: distributed.ProcessGroup,
+        wait_for: int | None,
+        gradient_square: float | None,
+    ) -> None:
+        self._size = size
+        self._wait_for = wait_for
+        self._noise = _Noise(gradient_square)
+        self._said: queue.Queue[_Said | Exception] = queue.Queue()
+        self._ready: dict[int, float] = {}
+        self._left: set[int] = set()
+        # Since when each worker has had its model, and how long it took last.
+        self._given = dict.fromkeys(range(size), time.monotonic())
+        self._took: dict[int, float] = {}
+        self._closed = False
+        self._thread = threading.Thread(
+            target=self._listen, args=(words,), name="fanin-words", daemon=True
+        )
+        self._thread.start()
+
+    def hear(self, said: _Said | Exception) -> None:
+        """Take a worker's word."""
+        self._said.put(said)
+
+    def next(self) -> frozenset[int] | None:
+        """Wait until an epoch can begin, and return whose it is; None once all have left."""
+        while len(self._left) < self._size:
+            enough = self._enough()
+            try:
+                said = self._said.get(block=not enough, timeout=PULSE)
+            except queue.Empty:
+                return frozenset(self._ready) if enough else frozenset()
+            if isinstance(said, Exception):
+                raise said
+            self._note(said)
+        return None
+
+    def measure(self, participants: frozenset[int], mean_squares: float) -> None:
+        """Learn from an epoch that is over, by the squares of its mean gradient."""
+        squares = [self._ready.pop(rank) for rank in participants]
+        self._noise.add(squares, mean_squares)
+        now = time.monotonic()
+        for rank in participants:
+            self._given[rank] = now
+
+    def close(self) -> None:
+        """Hear nobody any more."""
+        self._closed = True
+
+    def _note(self, said: _Said) -> None:
+        if said.squares is None:
+            self._left.add(said.rank)
+        else:
+            self._ready[said.rank] = said.squares
+            self._took[said.rank] = time.monotonic() - self._given[said.rank]
+
+    def _enough(self) -> bool:
+        """Whether as many are ready as an epoch waits for, or all who are still there."""
+        there = self._size - len(self._left)
+        return len(self._ready) >= min(max(1, self._needed()), there) > 0
+
+    def _needed(self) -> int:
+        if self._wait_for is not None:
+            return self._wait_for
+        now = time.monotonic()
+        there = [rank for rank in range(self._size) if rank not in self._left]
+        if any(rank not in self._took for rank in there):
+            return self._size
+        # Who is late already takes that long at least.
+        late = {rank: now - self._given[rank] for rank in there if rank not in self._ready}
+        took = [max(self._took[rank], late.get(rank, 0.0), 1e-9) for rank in there]
+        return self._noise.participants(took)
+
+    def _listen(self, words: distributed.ProcessGroup) -> None:
+        """Hear all other ranks."""
+        left = 0
+        try:
+            while left < self._size - 1:
+                said = _receive(words)
+                left += said.squares is None
+                self.hear(said)
+        except Exception as error:  # a rank is gone
+            if not self._closed:
+                self.hear(error)
+
+
+class _Noise:
+    """How far the workers' gradients are apart: σ² of GOAT's Eq. 36, measured."""
+
+    def __init__(self, gradient_square: float | None) -> None:
+        self._aim = gradient_square
+        self._variance: float | None = None
+
+    def add(self, squares: list[float], mean_squares: float) -> None:
+        """Take the squares of an epoch's gradients and of their mean; one alone says nothing."""
+        n = len(squares)
+        if n < 2:
+            return
+        now = max(0.0, (sum(squares) - n * mean_squares) / (n - 1))
+        before = now if self._variance is None else self._variance
+        self._variance = SMOOTHING * before + (1 - SMOOTHING) * now
+
+    def participants(self, took: list[float]) -> int:
+        """Return `K` of Algorithm 2 by the workers' seconds; all of them if none is enough."""
+        variance, square = ENOUGH * len(took), 1.0
+        if self._aim is not None:
+            if self._variance is None:
+                return len(took)
+            variance, square = self._variance, self._aim
+        # By how much the loss is above its least is a factor of all numbers of epochs alike.
+        try:
+            return len(_fanin.participation(took, len(took), 1.0, variance, square))
+        except ValueError:  # the noise of all together is above what is to be reached
+            return len(took)
+
+
+def _alike(parameters: list[Tensor]) -> list[list[Tensor]]:
+    """Return those of one dtype and device together."""
+    found: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    for parameter in parameters:
+        found.setdefault((parameter.dtype, parameter.device), []).append(parameter)
+    return list(found.values())
+
+
+def _on_copies(optimizer: torch.optim.Optimizer, flats: list[_Flat]) -> torch.optim.Optimizer:
+    """Return an optimizer like this one that steps the copies, and has settings of its own."""
+    copies = {parameter: copy for flat in flats for parameter, copy in flat.pairs()}
+    other: torch.optim.Optimizer = object.__new__(type(optimizer))
+    # But for `step`, which a scheduler has put there to count the calls.
+    vars(other).update((name, value) for name, value in vars(optimizer).items() if name != "step")
+    other.param_groups = [
+        {**each, "params": [copies.get(parameter, parameter) for parameter in each["params"]]}
+        for each in optimizer.param_groups
+    ]
+    other.state = defaultdict(dict)
+    for parameter, state in optimizer.state.items():
+        other.state[copies.get(parameter, parameter)] = state
+    return other
+
+
+def _settings(group: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in group.items() if name != "params"}
+
+
+def _agree(shapes: list[tuple[int, ...]], size: int, words: distributed.ProcessGroup) -> None:
+    """Raise where another rank has other parameters."""
+    of_all: list[Any] = [None] * size
+    distributed.all_gather_object(of_all, shapes, group=words)
+    for rank, theirs in enumerate(of_all):
+        if theirs != of_all[0]:
+            raise ValueError(
+                f"rank {rank} has {len(theirs)} parameters, and rank 0 {len(of_all[0])}, or of "
+                "other shapes: all ranks need the same model"
+            )
+
+
+# Words are two numbers: the rank, and the squares or what is below zero.
+
+
+def _send(said: _Said, words: distributed.ProcessGroup, to: int) -> None:
+    squares = -1.0 if said.squares is None else said.squares
+    distributed.send(torch.tensor([said.rank, squares], dtype=torch.float64), to, group=words)
+
+
+def _receive(words: distributed.ProcessGroup) -> _Said:
+    word = torch.zeros(2, dtype=torch.float64)
+    distributed.recv(word, group=words)
+    rank, squares = word.tolist()
+    return _Said(int(rank), None if squares < 0 else squares)

@@ -1,0 +1,268 @@
+"""Training that does not wait for the last worker: whose gradients count, and what all end with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from conftest import Launch
+from fanin import errors
+from fanin.torch import AsynchronousOptimizer
+from ranks import Failure, Me, sums_on_switch
+from torch import nn, optim
+
+
+def layer(seed: int) -> nn.Linear:
+    torch.manual_seed(seed)
+    return nn.Linear(3, 2)
+
+
+def flat(model: nn.Module) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def give(model: nn.Module, value: float) -> None:
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, value)
+
+
+def in_step(me: Me) -> dict[str, Any]:
+    me.init()
+    model = layer(me.rank)
+    inner = optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+    optimizer = AsynchronousOptimizer(inner, wait_for=me.world_size)
+    begun = flat(model)
+    for step in range(3):
+        give(model, float(me.rank + step))
+        optimizer.step()
+    optimizer.close()
+    return {"begun": begun, "ended": flat(model), "epoch": optimizer.epoch}
+
+
+def test_waiting_for_all_is_synchronous_training(launch: Launch) -> None:
+    ranks = launch(in_step, 4).results()
+    alone = layer(0)
+    inner = optim.SGD(alone.parameters(), lr=0.5, momentum=0.9)
+    begun = flat(alone)
+    for step in range(3):
+        give(alone, 1.5 + step)
+        inner.step()
+    for got in ranks:
+        assert torch.equal(got["begun"], begun), "all begin with rank 0's"
+        assert got["epoch"] == 3
+        assert torch.equal(got["ended"], ranks[0]["ended"])
+        torch.testing.assert_close(got["ended"], flat(alone))
+
+
+def one_late(me: Me, steps: int) -> dict[str, Any]:
+    me.init()
+    model = layer(0)
+    optimizer = AsynchronousOptimizer(optim.SGD(model.parameters(), lr=1.0), wait_for=2)
+    late = me.rank == 2
+    if late:
+        me.hear()
+    for _ in range(1 if late else steps):
+        optimizer.zero_grad()
+        give(model, 100.0 if late else 1.0)
+        optimizer.step()
+    me.say((optimizer.epoch, flat(model)))
+    if not late:
+        me.hear()
+    summed = sums_on_switch(optimizer._sums)
+    optimizer.close()
+    return {"ended": flat(model), "steps": optimizer.steps, "summed": summed}
+
+
+def test_nobody_waits_for_who_is_late_and_its_gradient_counts_when_it_comes(launch: Launch) -> None:
+    ranks = launch(one_late, 3, 5)
+    begun = flat(layer(0))
+    for rank in (0, 1):
+        epoch, model = ranks.hear(rank)
+        assert epoch == 5
+        torch.testing.assert_close(model, begun - 5.0)
+    ranks.tell(0, "close")  # one is left beside the late one: both are waited for
+    ranks.tell(2, "give")
+    ranks.tell(1, "close")
+    epoch, model = ranks.hear(2)
+    assert epoch == 6
+    torch.testing.assert_close(model, begun - 105.0)
+    results = ranks.results()
+    for got in results:
+        assert torch.equal(got["ended"], results[0]["ended"])
+    assert [got["steps"] for got in results] == [5, 5, 1]
+    assert all(got["summed"] >= 5 for got in results), [got["summed"] for got in results]
+
+
+def by_history(me: Me) -> dict[str, Any]:
+    me.init()
+    model = layer(0)
+    # No noise: Algorithm 2 needs no second gradient, and waits for as few as is fastest.
+    optimizer = AsynchronousOptimizer(optim.SGD(model.parameters(), lr=0.01))
+    give(model, 1.0)
+    optimizer.step()
+    if me.rank == 0:
+        for _ in range(4):
+            give(model, 1.0)
+            optimizer.step()
+        me.say(optimizer.epoch)
+    else:
+        me.hear()
+    optimizer.close()
+    return {"ended": flat(model), "epoch": optimizer.epoch}
+
+
+def test_algorithm_2_does_not_wait_for_who_brings_nothing(launch: Launch) -> None:
+    ranks = launch(by_history, 2)
+    assert ranks.hear(0) == 5
+    ranks.tell(1, "close")
+    results = ranks.results()
+    assert torch.equal(results[0]["ended"], results[1]["ended"])
+    assert results[1]["epoch"] == 5
+
+
+def of_two_dtypes(me: Me) -> dict[str, Any]:
+    me.init()
+    model = nn.ParameterDict(
+        {
+            "in_float32": nn.Parameter(torch.zeros(5)),
+            "in_float64": nn.Parameter(torch.zeros(3, dtype=torch.float64)),
+            "unused": nn.Parameter(torch.ones(2)),
+            "frozen": nn.Parameter(torch.ones(2), requires_grad=False),
+        }
+    )
+    inner = optim.SGD(model.parameters(), lr=1.0, weight_decay=0.0)
+    optimizer = AsynchronousOptimizer(inner, wait_for=2)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        value = model["in_float32"].sum() + model["in_float64"].sum() * (me.rank + 1)
+        value.backward()
+        loss: torch.Tensor = value.detach()
+        return loss
+
+    first = optimizer.step(closure)
+    second = optimizer.step(closure)
+    optimizer.close()
+    return {"losses": (float(first), float(second)), "state": dict(model.state_dict())}
+
+
+def test_dtypes_closures_and_parameters_without_gradients(launch: Launch) -> None:
+    for rank, got in enumerate(launch(of_two_dtypes, 2).results()):
+        assert got["losses"] == (0.0, -5.0 - 4.5 * (rank + 1))
+        assert torch.equal(got["state"]["in_float32"], torch.full((5,), -2.0))
+        assert torch.equal(got["state"]["in_float64"], torch.full((3,), -3.0, dtype=torch.float64))
+        assert torch.equal(got["state"]["unused"], torch.ones(2))
+        assert torch.equal(got["state"]["frozen"], torch.ones(2))
+
+
+def scheduled(me: Me) -> torch.Tensor:
+    me.init()
+    model = layer(0)
+    inner = optim.SGD(model.parameters(), lr=1.0 if me.rank == 0 else 7.0)
+    schedule = optim.lr_scheduler.ExponentialLR(inner, 0.5)
+    optimizer = AsynchronousOptimizer(inner, wait_for=2)
+    for _ in range(2):
+        give(model, 1.0)
+        optimizer.step()
+        if me.rank == 0:
+            schedule.step()
+        torch.distributed.barrier()
+    optimizer.close()
+    return flat(model)
+
+
+def test_the_settings_of_rank_0_hold_on_all(launch: Launch) -> None:
+    for ended in launch(scheduled, 2).results():
+        torch.testing.assert_close(ended, flat(layer(0)) - 1.5)
+
+
+def killed(me: Me) -> str:
+    me.init()
+    model = layer(0)
+    optimizer = AsynchronousOptimizer(optim.SGD(model.parameters(), lr=1.0), wait_for=3)
+    give(model, 1.0)
+    optimizer.step()
+    me.say("one step")
+    if me.rank == me.world_size - 1:
+        me.hear()
+    try:
+        optimizer.step()
+    except errors.FaninError as error:
+        with pytest.raises(type(error)):
+            optimizer.close()
+        return type(error).__name__
+    return "nothing"
+
+
+@pytest.mark.parametrize("gone", [0, 2])
+def test_a_rank_that_is_killed_ends_the_training_of_all(launch: Launch, gone: int) -> None:
+    ranks = launch(killed, 3)
+    for rank in range(3):
+        ranks.hear(rank)
+    ranks.kill(gone)
+    for rank in {0, 1, 2} - {gone}:
+        if rank == 2:
+            ranks.tell(rank, "step")
+        assert ranks.result(rank) in ("RankLost",)
+
+
+class Failing(optim.SGD):
+    def step(self, _: Any = None) -> Any:
+        raise KeyError("a hook")
+
+
+def with_a_failing_optimizer(me: Me, failing: int) -> str:
+    me.init()
+    model = layer(0)
+    kind = Failing if me.rank == failing else optim.SGD
+    optimizer = AsynchronousOptimizer(kind(model.parameters(), lr=1.0), wait_for=3)
+    try:
+        for _ in range(2):
+            give(model, 1.0)
+            optimizer.step()
+    except (KeyError, errors.FaninError) as error:
+        return type(error).__name__
+    return "nothing"
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_an_optimizer_that_raises_ends_the_training_of_all(launch: Launch, failing: int) -> None:
+    ranks = launch(with_a_failing_optimizer, 3, failing).results()
+    assert ranks[failing] == "KeyError"
+    assert {ranks[rank] for rank in range(3) if rank != failing} <= {"RankLost", "RankLeft"}
+
+
+def wrong(me: Me) -> list[Any]:
+    me.init()
+    model = layer(0)
+    found: list[Any] = []
+    for keywords in ({"wait_for": 0}, {"wait_for": 3}, {"gradient_square": 0.0}):
+        with pytest.raises(ValueError, match=r"must be above 0|1 to 2") as caught:
+            AsynchronousOptimizer(optim.SGD(model.parameters(), lr=1.0), **keywords)
+        found.append(str(caught.value))
+    table = nn.Embedding(4, 2, sparse=True)
+    optimizer = AsynchronousOptimizer(optim.SGD(table.parameters(), lr=1.0), wait_for=1)
+    table(torch.tensor([1])).sum().backward()
+    with pytest.raises(ValueError, match="sparse"):
+        optimizer.step()
+    optimizer.close()
+    optimizer.close()
+    with pytest.raises(ValueError, match="closed"):
+        optimizer.step()
+    AsynchronousOptimizer(optim.SGD(nn.Linear(1 + me.rank, 2).parameters(), lr=1.0))
+    return found
+
+
+def test_what_cannot_be_is_said(launch: Launch) -> None:
+    outcomes = launch(wrong, 2)
+    for rank in range(2):
+        got = outcomes.outcome(rank)
+        assert isinstance(got, Failure)
+        assert got.kind == "ValueError", got.text
+        assert "rank 1 has 2 parameters" in got.message
+
+
+def test_without_a_group() -> None:
+    with pytest.raises(ValueError, match="init_process_group"):
+        AsynchronousOptimizer(optim.SGD(layer(0).parameters(), lr=1.0))
