@@ -98,10 +98,13 @@ pub(super) enum Outcome {
     Duplicate,
     /// It was the last one. The sum stays until the parameters come: [`AggregatorTable::sum`].
     Complete,
-    /// Its aggregators serve other fragments, perhaps later ones of its own job, or there is none.
+    /// Its aggregators serve other fragments, or there is none.
     Collision,
     /// Its aggregator holds something under the same number that is not to be added to it.
     Unlike,
+    /// An aggregator of its set serves the fragment of its place a window later: all workers have this one's parameters, or will be told by
+    /// the server. What is sent again often meets the next turn so; there is room for it, and counted as a collision it would say that there is not.
+    Succeeded,
 }
 
 /// What became of a fragment that was sent again.
@@ -180,7 +183,11 @@ impl<B: Bits> AggregatorTable<B> {
         let serving = self.serving(part.index, &identifier);
         let place = serving.or_else(|| self.reserve(part, &identifier));
         let Some(at) = place.filter(|_| fits) else {
-            return Outcome::Collision;
+            return if self.is_succeeded(part, &identifier) {
+                Outcome::Succeeded
+            } else {
+                Outcome::Collision
+            };
         };
         let value = &mut self.values[at * self.elements..][..payload.len() / 4];
         let aggregator = match &mut self.aggregators[at] {
@@ -228,6 +235,14 @@ impl<B: Bits> AggregatorTable<B> {
             self.free(at);
         }
         Some(at)
+    }
+
+    /// Whether an aggregator of the set serves so late a fragment of the same job.
+    fn is_succeeded(&self, part: &Part<B>, identifier: &Identifier) -> bool {
+        part.window.is_some_and(|window| {
+            let mut serving = self.set(part.index).filter_map(|at| self.aggregators[at]);
+            serving.any(|one| identifier.precedes(&one.identifier, window))
+        })
     }
 
     /// What the aggregator of a fragment holds by now, and whether that is all.

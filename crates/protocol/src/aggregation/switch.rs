@@ -351,6 +351,11 @@ impl<A: Copy + PartialEq, R: Route<A>> Switch<A, R> {
             Outcome::Held => Ok(Verdict::Absorb),
             Outcome::Complete => Ok(job.forward_sum(&self.config, part.index, header)),
             Outcome::Duplicate => Err(Reason::Duplicate),
+            // Its worker lacks the parameters, and only the server has them.
+            Outcome::Succeeded if shows => {
+                job.forward(&self.config, &mut self.passing, packet, Flags::default())
+            }
+            Outcome::Succeeded => Err(Reason::Stale),
             // Figure 7, box 2. The flags keep switches further on from aggregating it and tell the server.
             Outcome::Collision => {
                 self.statistics.collisions += 1;

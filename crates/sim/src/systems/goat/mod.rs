@@ -1,9 +1,9 @@
 //! GOAT: switches that sum the parts of a model that a plan gives them, however late workers are, and a server behind them.
 
-mod assignment;
 mod distance;
 mod keys;
 mod placement;
+mod planners;
 #[cfg(test)]
 mod tests;
 
@@ -25,7 +25,8 @@ use super::{Machines, Site, System, Tenant};
 use crate::net::{NodeId, SimAddress};
 use placement::{Placement, number};
 
-pub(crate) use keys::KIND;
+pub use keys::{KIND, resolve_with};
+pub use planners::{Asked, Nodes, Planner};
 
 /// UDP ports.
 const SWITCH_PORT: u16 = 4810;
