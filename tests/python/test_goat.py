@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any
 
 import fanin
@@ -167,7 +168,7 @@ def test_sums_are_exact_across_a_restart(
 
 
 def gone(me: Me) -> str:
-    me.init(timeout=4)
+    me.init(timeout=timedelta(seconds=4))
     me.say("running")
     try:
         while True:

@@ -471,6 +471,7 @@ mod tests {
             aggregators: 0,
             in_use: 3,
             jobs: vec![RelayJob { job: JobId(9), aggregations: 500, collisions: 0 }],
+            outdated: 0,
         };
         let relays = vec![rack("10.0.0.9:4800", "10.0.0.8:4800"), rack("10.0.1.9:4800", "10.0.0.9:4800")];
         let status = SwitchStatus { relays, ..status() };
