@@ -8,7 +8,7 @@ from fanin.errors import FaninError
 Collective = Literal["all_reduce", "reduce", "broadcast", "reduce_scatter", "all_gather"]
 DType = Literal["float32", "float16", "bfloat16", "int32", "float64", "int64", "uint8", "int8"]
 WireDtype = Literal["int32", "bfloat16"]
-Protocol = Literal["switchml", "atp"]
+Protocol = Literal["switchml", "atp", "goat"]
 
 version: str
 variables: list[str]
@@ -103,6 +103,7 @@ class Client:
         meeting: Meeting | None = None,
         loss_bound: float = 0.0,
         paths: int = 1,
+        sub_models: Sequence[int] = (),
     ) -> Client: ...
     @property
     def switch(self) -> str: ...
@@ -114,7 +115,7 @@ class Client:
     def world_size(self) -> int: ...
     @property
     def dtypes(self) -> list[DType]:
-        """The dtypes that the job sums, the same on all ranks: by ATP not all of them."""
+        """The dtypes that the job sums, the same on all ranks: by ATP and GOAT not all of them."""
 
     @property
     def has_roots(self) -> bool:

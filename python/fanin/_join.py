@@ -69,6 +69,7 @@ def join(
         timeout=timeout,
         slots=settings.slots,
         window=settings.window,
+        sub_models=[int(part) for part in (settings.sub_models or "").split(",") if part],
         wire_dtype=settings.wire_dtype,
         protocol=settings.protocol,
         exact=settings.exact,

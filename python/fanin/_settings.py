@@ -19,10 +19,12 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict, Unpack
 
 WireDtype: TypeAlias = Literal["int32", "bfloat16"]
-Protocol: TypeAlias = Literal["switchml", "atp"]
+Protocol: TypeAlias = Literal["switchml", "atp", "goat"]
 Plan: TypeAlias = Literal["auto", "switch", "own"]
 
 SLOTS_MAX = 16384
+SUB_MODELS_MAX = 256
+SUB_MODEL_ELEMENTS_MAX = 2**29
 PATHS_MAX = 16
 
 # No setting of a job: it is looked at before there is one.
@@ -35,6 +37,7 @@ class Said(TypedDict, total=False):
     job: str | None
     slots: int | None
     window: int | None
+    sub_models: str | None
     wire_dtype: WireDtype | None
     protocol: Protocol | None
     exact: bool | None
@@ -90,6 +93,17 @@ def _addresses(text: str) -> str:
     return ",".join(addresses)
 
 
+def _sub_models(text: str) -> str:
+    parts = [part.strip() for part in text.split(",")]
+    sizes = [int(part) if part.isdecimal() else 0 for part in parts]
+    if len(sizes) > SUB_MODELS_MAX or not all(0 < n <= SUB_MODEL_ELEMENTS_MAX for n in sizes):
+        raise ValueError(
+            f"it must be the elements of at most {SUB_MODELS_MAX} parts of the model, each "
+            "1..2^29, such as 250000,250000 (fanin.torch.sub_models makes them)"
+        )
+    return ",".join(map(str, sizes))
+
+
 def _rate(text: str) -> int:
     from fanin import _units
 
@@ -131,10 +145,10 @@ def _row(
     default: object,
     form: str,
     meaning: str,
-    only: Protocol | None = None,
+    *only: Protocol,
 ) -> Any:
-    if only is not None:
-        meaning = f"{only}: {meaning}"
+    if only:
+        meaning = f"{', '.join(only)}: {meaning}"
     told = {"parse": parse, "form": form, "meaning": meaning, "only": only}
     return field(default=default, metadata=told)
 
@@ -165,6 +179,14 @@ class Settings:
         f"1..{SLOTS_MAX}",
         "fragments that a rank may have in flight",
         "atp",
+        "goat",
+    )
+    sub_models: str | None = _row(
+        _sub_models,
+        None,
+        "N[,..]",
+        "elements of each part of the model that is planned by itself",
+        "goat",
     )
     wire_dtype: WireDtype = _row(
         _one_of("int32", "bfloat16"),
@@ -173,10 +195,11 @@ class Settings:
         "how floats travel: bfloat16 is half the bytes, and eight significant bits",
     )
     protocol: Protocol = _row(
-        _one_of("switchml", "atp"),
+        _one_of("switchml", "atp", "goat"),
         "switchml",
-        "switchml|atp",
-        "how gradients are summed: in one switch, or with atp on the way to a server",
+        "switchml|atp|goat",
+        "how gradients are summed: in one switch, with atp on the way to a server, or with goat "
+        "there by a plan",
     )
     exact: bool = _row(
         _yes,
@@ -205,6 +228,7 @@ class Settings:
         "0|1",
         "send less when packets are lost; 0 where links lose them without being full",
         "atp",
+        "goat",
     )
     trace: str | None = _row(
         _file, None, "FILE", "a timeline of each rank, FILE with the rank before its suffix"
@@ -370,13 +394,14 @@ def _held_to(protocol: Protocol | None, choice: Choice) -> Any:
     """Parse, and refuse what would be without effect. None: the protocol is not known."""
     value = _parsed(choice)
     only = {row.name: row.metadata["only"] for row in fields(Settings)}
-    if None in (protocol, only[choice.name]) or only[choice.name] == protocol:
+    if protocol is None or not only[choice.name] or protocol in only[choice.name]:
         return value
     if value == getattr(Settings(), choice.name):
         return value
-    own = ", ".join(name for name in only if only[name] == protocol)
+    own = ", ".join(name for name in only if protocol in only[name])
+    others = " and ".join(only[choice.name])
     raise ValueError(
-        f"{choice.source} is {choice.text!r}: it is a setting of {only[choice.name]}, and the "
+        f"{choice.source} is {choice.text!r}: it is a setting of {others}, and the "
         f"protocol is {protocol}, which has {own}: leave it out"
     )
 

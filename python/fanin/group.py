@@ -91,10 +91,10 @@ class Group:
         """Sum (or average) the array over all ranks, in place, and returns it.
 
         All ranks call with the same length, dtype and op, in the same order. float64, float32,
-        float16 (and bfloat16 of ml_dtypes), int64, int32, int8, uint8 (by ATP float32, float16,
-        bfloat16 and int32); any shape; writable. The bits are the same on all ranks. Integers wrap
-        as NumPy's do, and "avg" of them rounds towards zero; how far a sum of floats may be off,
-        `connect` says.
+        float16 (and bfloat16 of ml_dtypes), int64, int32, int8, uint8 (by ATP and GOAT float32,
+        float16, bfloat16 and int32); any shape; writable. The bits are the same on all ranks.
+        Integers wrap as NumPy's do, and "avg" of them rounds towards zero; how far a sum of floats
+        may be off, `connect` says.
 
         Raises `TypeError` (dtype), `ValueError` (op, read-only array), or `fanin.errors`. After a
         `KeyboardInterrupt` the sum is still under way and writes into the array: leave the array
@@ -168,7 +168,7 @@ def connect(
 
     `timeout` (seconds) bounds the joining and, later, every all-reduce (see
     `fanin.errors.AllReduceTimeout`). The others are settings: `switch` ("HOST:PORT"), `job`,
-    `slots`, `window`, `wire_dtype`, `protocol`, `exact`, `loss_bound`, `paths`,
+    `slots`, `window`, `sub_models`, `wire_dtype`, `protocol`, `exact`, `loss_bound`, `paths`,
     `congestion_control`, `trace`, `own_services`, `plan`, `rate`, `machine`. What is not given, the
     environment says (FANIN_SWITCH, FANIN_JOB, ...): docs/settings.md lists them. A switch and a job
     must be said. All ranks say the same, but for the switch's address.
@@ -194,7 +194,10 @@ def connect(
     to a server: `switch` is the rack's (``fanin switch --protocol atp --upstream ...``) or the
     server itself (``fanin server``), floats travel as int32, and a sum is rounded once, to float32,
     from integers that are each off by half of 10^-8, or of what keeps the largest sum in 31 bits
-    (docs/operations.md).
+    (docs/operations.md). With "goat" it is the same, by switches that a root
+    (``fanin switch --protocol goat``) gives a plan; `sub_models` are the elements of the parts of
+    the model that it plans by themselves, if the equal ones that it cuts are not to be
+    (docs/protocols/goat.md).
 
     `loss_bound`: the fraction of each rank's part of a float array that may be lost on the way to
     the switch, at least 0 and below 1 (docs/protocols/dlcp.md). Above 0 a network's losses are not
@@ -216,8 +219,8 @@ def connect(
 
 def joined(settings: Settings, job: str, rank: int, world_size: int, timeout: float) -> Group:
     """Join `job` with the other ranks, who are found at the first switch that rank 0 names."""
-    if world_size == 1 or settings.protocol == "atp":
-        # There is nothing to agree on: ATP's sums are where its switches are.
+    if world_size == 1 or settings.protocol != "switchml":
+        # There is nothing to agree on: sums are where the switches are.
         return Group(Connected(join(settings, job, rank, world_size, timeout), None))
     if settings.switch is None:
         raise SwitchUnreachable(no_switch())

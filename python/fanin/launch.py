@@ -49,7 +49,7 @@ def parser() -> argparse.ArgumentParser:
     ours = made.add_argument_group(
         "fanin",
         "Settings of the ranks (docs/settings.md). Without --switch the launcher starts a switch, "
-        "which serves this machine only; with --protocol atp its server, too.",
+        "which serves this machine only; with --protocol atp or goat its server, too.",
     )
     add_flags(ours)
     ours.add_argument(

@@ -50,7 +50,7 @@ def clean_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name != "FANIN_SWITCH"}
 
 
-@pytest.mark.parametrize("protocol", ["switchml", "atp"])
+@pytest.mark.parametrize("protocol", ["switchml", "atp", "goat"])
 def test_a_program_runs_with_a_switch_in_the_launcher(tmp_path: Path, protocol: str) -> None:
     spoken = f"assert os.environ['FANIN_PROTOCOL'] == {protocol!r}"
     (tmp_path / "sum.py").write_text(f"import os\n{spoken}\n{SUM}")

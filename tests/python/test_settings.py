@@ -36,6 +36,7 @@ OTHER: dict[str, Any] = {
     "job": "gpt",
     "slots": 17,
     "window": 40,
+    "sub_models": "1000,250000",
     "wire_dtype": "bfloat16",
     "protocol": "atp",
     "exact": True,
@@ -54,6 +55,7 @@ WRONG: dict[str, Any] = {
     "job": "a\nb",
     "slots": "many",
     "window": "0",
+    "sub_models": "1000,0",
     "wire_dtype": "fp8",
     "protocol": "tcp",
     "exact": "yes",
@@ -68,22 +70,23 @@ WRONG: dict[str, Any] = {
 }
 
 
-# The settings that only one protocol knows.
+# The settings that not every protocol knows.
 OF = {
-    "slots": "switchml",
-    "loss_bound": "switchml",
-    "paths": "switchml",
-    "window": "atp",
-    "congestion_control": "atp",
-    "own_services": "switchml",
-    "plan": "switchml",
+    "slots": ("switchml",),
+    "loss_bound": ("switchml",),
+    "paths": ("switchml",),
+    "window": ("atp", "goat"),
+    "sub_models": ("goat",),
+    "congestion_control": ("atp", "goat"),
+    "own_services": ("switchml",),
+    "plan": ("switchml",),
 }
-PROTOCOLS = ("switchml", "atp")
+PROTOCOLS = ("switchml", "atp", "goat")
 
 
 def others(protocol: str) -> dict[str, Any]:
     """Of each setting that the protocol knows a value, which is not its default."""
-    known = {name: value for name, value in OTHER.items() if OF.get(name, protocol) == protocol}
+    known = {name: value for name, value in OTHER.items() if protocol in OF.get(name, PROTOCOLS)}
     return known | {"protocol": protocol}
 
 
@@ -102,7 +105,7 @@ def test_an_argument_goes_before_the_environment_and_that_before_the_default(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if name in OF:
-        monkeypatch.setenv("FANIN_PROTOCOL", OF[name])
+        monkeypatch.setenv("FANIN_PROTOCOL", OF[name][0])
     default = getattr(Settings(), name)
     assert getattr(Settings.of(), name) == default
     for blank in ("", "  "):
@@ -133,10 +136,11 @@ def test_what_is_wrong_is_refused_with_where_it_was_said(
 def test_a_setting_that_the_protocol_does_not_know_is_refused(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (other,) = set(PROTOCOLS) - {OF[name]}
+    other = next(protocol for protocol in PROTOCOLS if protocol not in OF[name])
     monkeypatch.setenv("FANIN_PROTOCOL", other)
-    own = ", ".join(each for each in OF if OF[each] == other)
-    said = f"is '{text(OTHER[name])}': it is a setting of {OF[name]}, and the protocol is {other}"
+    own = ", ".join(each for each in OF if other in OF[each])
+    of = " and ".join(OF[name])
+    said = f"is '{text(OTHER[name])}': it is a setting of {of}, and the protocol is {other}"
     with pytest.raises(ValueError, match=f"^{name} {said}, which has {own}: leave it out$"):
         Settings.of(**{name: OTHER[name]})
     monkeypatch.setenv(variable(name), text(OTHER[name]))

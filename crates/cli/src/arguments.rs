@@ -17,7 +17,7 @@ pub(crate) fn seconds(text: &str) -> Result<Duration, String> {
 
 /// How gradients are summed.
 pub(crate) fn protocol(text: &str) -> Result<Protocol, String> {
-    text.parse().map_err(|()| format!("{text:?}: one of switchml and atp"))
+    text.parse().map_err(|()| format!("{text:?}: one of switchml, atp and goat"))
 }
 
 /// An address of this machine, and a port.
@@ -46,7 +46,7 @@ mod tests {
     fn protocols_are_called_by_their_names() {
         assert_eq!(protocol("switchml"), Ok(Protocol::SwitchMl));
         assert_eq!(protocol("atp"), Ok(Protocol::Atp));
-        assert_eq!(protocol("ATP"), Err("\"ATP\": one of switchml and atp".into()));
+        assert_eq!(protocol("ATP"), Err("\"ATP\": one of switchml, atp and goat".into()));
     }
 
     #[test]

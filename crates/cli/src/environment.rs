@@ -5,7 +5,7 @@ use std::sync::Once;
 use crate::output;
 
 /// All of them. The settings among them are Python's (`fanin._settings`); a test there holds this list to them.
-pub const VARIABLES: [&str; 17] = [
+pub const VARIABLES: [&str; 18] = [
     "FANIN_AS",
     "FANIN_CONGESTION_CONTROL",
     "FANIN_EXACT",
@@ -19,6 +19,7 @@ pub const VARIABLES: [&str; 17] = [
     "FANIN_PROTOCOL",
     "FANIN_RATE",
     "FANIN_SLOTS",
+    "FANIN_SUB_MODELS",
     "FANIN_SWITCH",
     "FANIN_TRACE",
     "FANIN_WINDOW",

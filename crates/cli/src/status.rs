@@ -6,7 +6,8 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use fanin_controller::{
-    JobStatus, JobStatusState, MemberStatus, RelayJob, RelayStatus, Split, SwitchStatus, switch_status,
+    JobStatus, JobStatusState, MemberStatus, PlannedShare, RelayJob, RelayStatus, Split, SwitchStatus,
+    switch_status,
 };
 use fanin_protocol::control::Protocol;
 use fanin_wire::{AbortReason, LossBound, Rank};
@@ -49,17 +50,32 @@ struct Report<'a> {
     jobs: Vec<Job<'a>>,
     /// The switches on the way to the root (ATP: the server), its neighbour first.
     switches: Vec<Switch<'a>>,
+    /// GOAT: packets that the root dropped.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    dropped: Option<Dropped>,
+}
+
+/// Packets that are of no plan that is in force.
+#[derive(Serialize)]
+struct Dropped {
+    /// Of another generation's.
+    outdated: u64,
+    /// Of this generation's, which does not have them.
+    unplanned: u64,
 }
 
 #[derive(Serialize)]
 struct Switch<'a> {
     address: &'a str,
     upstream: &'a str,
-    /// ATP's.
+    /// ATP's and GOAT's.
     aggregators: u32,
     /// Aggregators or slots that gather.
     in_use: u32,
     jobs: Vec<SwitchJob>,
+    /// GOAT: packets that it dropped as they are of another generation's plan.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    outdated: Option<u64>,
 }
 
 /// What a switch did for the job of this id.
@@ -83,12 +99,12 @@ struct Job<'a> {
     job: &'a str,
     world_size: u16,
     #[serde(flatten)]
-    state: State,
+    state: State<'a>,
 }
 
 #[derive(Serialize)]
 #[serde(tag = "state", rename_all = "snake_case")]
-enum State {
+enum State<'a> {
     Gathering {
         joined: Vec<u16>,
         missing: Vec<u16>,
@@ -99,7 +115,7 @@ enum State {
         /// SwitchML.
         #[serde(skip_serializing_if = "Option::is_none")]
         slots: Option<u16>,
-        /// ATP.
+        /// ATP and GOAT.
         #[serde(skip_serializing_if = "Option::is_none")]
         window: Option<u16>,
         elements: u16,
@@ -109,12 +125,15 @@ enum State {
         left: Vec<u16>,
         completed: u64,
         retransmitted: u64,
-        /// ATP: at the server.
+        /// ATP and GOAT: at the server.
         aggregations: u64,
         collisions: u64,
         /// What may be lost of each rank's contributions, and how many were; none where nothing may.
         #[serde(skip_serializing_if = "Option::is_none")]
         loss: Option<Loss>,
+        /// GOAT: what each switch sums; the rest is the server's.
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        planned: Vec<Planned<'a>>,
         /// How it is shared among its services; as its ranks told it, as what follows.
         #[serde(skip_serializing_if = "Option::is_none")]
         plan: Option<Box<JobPlan>>,
@@ -124,6 +143,15 @@ enum State {
         id: u32,
         reason: String,
     },
+}
+
+#[derive(Serialize)]
+struct Planned<'a> {
+    switch: &'a str,
+    /// Of all ranks' fragments.
+    share: f64,
+    /// That the job has.
+    aggregators: u32,
 }
 
 #[derive(Serialize)]
@@ -225,11 +253,13 @@ fn report<'a>(switch: &'a str, status: &'a SwitchStatus) -> Report<'a> {
             .iter()
             .map(|job| Job { job: &job.name, world_size: job.world_size, state: state(job, status.protocol) })
             .collect(),
-        switches: status.relays.iter().map(switch_report).collect(),
+        switches: status.relays.iter().map(|relay| switch_report(relay, status.protocol)).collect(),
+        dropped: (status.protocol == Protocol::Goat)
+            .then_some(Dropped { outdated: status.outdated, unplanned: status.unplanned }),
     }
 }
 
-fn switch_report(switch: &RelayStatus) -> Switch<'_> {
+fn switch_report(switch: &RelayStatus, protocol: Protocol) -> Switch<'_> {
     let job = |job: &RelayJob| SwitchJob {
         id: job.job.0,
         aggregations: job.aggregations,
@@ -241,10 +271,11 @@ fn switch_report(switch: &RelayStatus) -> Switch<'_> {
         aggregators: switch.aggregators,
         in_use: switch.in_use,
         jobs: switch.jobs.iter().map(job).collect(),
+        outdated: (protocol == Protocol::Goat).then_some(switch.outdated),
     }
 }
 
-fn state(job: &JobStatus, protocol: Protocol) -> State {
+fn state(job: &JobStatus, protocol: Protocol) -> State<'_> {
     match &job.state {
         JobStatusState::Gathering { present } => {
             let is_here = |rank: &u16| present.contains(Rank(*rank));
@@ -266,13 +297,14 @@ fn state(job: &JobStatus, protocol: Protocol) -> State {
             collisions,
             loss_bound,
             lost,
+            planned,
             split,
             members,
         } => State::Running {
             id: job.0,
             generation: generation.0,
             slots: (protocol == Protocol::SwitchMl).then_some(*in_flight),
-            window: (protocol == Protocol::Atp).then_some(*in_flight),
+            window: protocol.has_fragments().then_some(*in_flight),
             elements: *elements,
             wire_dtype: wire_dtype.name(),
             in_use: *in_use,
@@ -287,6 +319,14 @@ fn state(job: &JobStatus, protocol: Protocol) -> State {
             collisions: *collisions,
             loss: (*loss_bound != LossBound::RELIABLE)
                 .then(|| Loss { bound: f64::from(loss_bound.millionths()) / 1e6, contributions: *lost }),
+            planned: planned
+                .iter()
+                .map(|PlannedShare { switch, share, aggregators }| Planned {
+                    switch,
+                    share: *share,
+                    aggregators: *aggregators,
+                })
+                .collect(),
             plan: split.as_ref().map(|(split, here)| Box::new(plan(split, *here, members))),
             members: members.iter().map(member).collect(),
         },
@@ -371,6 +411,7 @@ mod tests {
             collisions: 0,
             loss_bound: LossBound::RELIABLE,
             lost: 0,
+            planned: vec![],
             split: None,
             members: vec![],
         };
@@ -387,6 +428,8 @@ mod tests {
             ],
             protocol: Protocol::SwitchMl,
             relays: vec![],
+            outdated: 0,
+            unplanned: 0,
         }
     }
 
@@ -428,6 +471,7 @@ mod tests {
             aggregators: 0,
             in_use: 3,
             jobs: vec![RelayJob { job: JobId(9), aggregations: 500, collisions: 0 }],
+            outdated: 0,
         };
         let relays = vec![rack("10.0.0.9:4800", "10.0.0.8:4800"), rack("10.0.1.9:4800", "10.0.0.9:4800")];
         let status = SwitchStatus { relays, ..status() };
@@ -553,6 +597,7 @@ mod tests {
             aggregators: 4096,
             in_use: 3,
             jobs: vec![of_switch],
+            outdated: 0,
         };
         let mut status = SwitchStatus { protocol: Protocol::Atp, relays: vec![switch], ..status() };
         if let JobStatusState::Running { aggregations, collisions, .. } = &mut status.jobs[0].state {
@@ -568,6 +613,44 @@ mod tests {
         let rows: Vec<Vec<String>> = text.lines().rev().take(2).map(cells).collect();
         assert_eq!(rows[1], ["switch", "10.0.1.9:4800", "4096", "3", "gpt", "500", "7"]);
         assert_eq!(rows[0], ["server", "gpt", "200", "8"]);
+    }
+
+    #[test]
+    fn the_table_says_which_switch_sums_which_share_by_a_plan() {
+        let switch = RelayStatus {
+            address: "10.0.1.9:4800".into(),
+            upstream: "10.0.0.8:4800".into(),
+            aggregators: 4096,
+            in_use: 3,
+            jobs: vec![RelayJob { job: JobId(9), aggregations: 500, collisions: 0 }],
+            outdated: 2,
+        };
+        let mut status = SwitchStatus {
+            protocol: Protocol::Goat,
+            relays: vec![switch],
+            outdated: 4,
+            unplanned: 1,
+            ..status()
+        };
+        if let JobStatusState::Running { planned, aggregations, .. } = &mut status.jobs[0].state {
+            let share = PlannedShare { switch: "10.0.1.9:4800".into(), share: 0.75, aggregators: 64 };
+            (*planned, *aggregations) = (vec![share], 200);
+        }
+        let text = table(&report("box:4800", &status));
+        assert!(text.starts_with("switch box:4800: GOAT, fanin 0.1.0"), "{text}");
+        let rows: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
+        for row in [
+            &["switch", "10.0.1.9:4800", "4096", "3", "gpt", "500", "0"][..],
+            &["server", "gpt", "200", "0"],
+            &["gpt", "10.0.1.9:4800", "75.0", "%", "64"],
+            &["gpt", "server", "25.0", "%"],
+        ] {
+            assert!(rows.iter().any(|other| other == row), "{row:?} in {text}");
+        }
+        assert!(text.ends_with("dropped as not of the plan: at the server 4 of an older one and 1 of none, at 10.0.1.9:4800 2 of an older one"), "{text}");
+        let json = serde_json::to_value(report("box:4800", &status)).expect("serialisable");
+        assert_eq!(json["jobs"][0]["planned"][0]["share"], 0.75);
+        assert_eq!((&json["dropped"]["outdated"], &json["switches"][0]["outdated"]), (&4.into(), &2.into()));
     }
 
     #[test]

@@ -24,6 +24,8 @@ use crate::{logging, output};
 ///
 /// With --protocol atp it is a switch on the way to a server (fanin server): it sums what it has aggregators for and sends the
 /// rest on. Its jobs wait for one that ends until it is back.
+///
+/// With --protocol goat it is a root, which plans for each job who sums what, and sums what the switches do not; with --upstream it is one of those switches.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
     fanin switch                                        for workers on this machine\n  \
@@ -31,19 +33,22 @@ use crate::{logging, output};
     fanin switch --listen 127.0.0.1:0 --json            on a free port, told as JSON\n  \
     fanin switch --listen 0.0.0.0:4800 --protocol atp --upstream 10.0.0.8:4800\n  \
     \u{20}                                                  a rack's switch, whose server is 10.0.0.8\n  \
+    fanin switch --listen 0.0.0.0:4800 --protocol goat  on 10.0.0.8, the root\n  \
+    fanin switch --listen 0.0.0.0:4800 --protocol goat --upstream 10.0.0.8:4800\n  \
+    \u{20}                                                  a rack's switch below it\n  \
     fanin switch --listen 0.0.0.0:4800 --upstream 10.0.0.8:4800 --shards 4\n  \
     \u{20}                                                  a rack, whose root (fanin switch --shards 4) is 10.0.0.8")]
 pub(crate) struct Arguments {
     /// Address and port, TCP and UDP; port 0 takes a free one
     #[arg(long, value_name = "ADDR:PORT", default_value = SWITCH_DEFAULT, value_parser = listen)]
     listen: SocketAddr,
-    /// How gradients are summed: switchml (in slots) or atp (on the way to a server)
+    /// How gradients are summed: switchml (in slots), atp (on the way to a server) or goat (on the way to a root, by a plan)
     #[arg(long, value_name = "PROTOCOL", default_value = "switchml", value_parser = protocol)]
     protocol: Protocol,
     /// The next switch towards the root, or the root (ATP: the server): this one sums for its own workers, and sends the sum on
     #[arg(long, value_name = "HOST:PORT")]
     upstream: Option<String>,
-    /// ATP: aggregators for all jobs together; with 0 it only forwards [default: 4096]
+    /// ATP, and GOAT with --upstream: aggregators for all jobs together; with 0 it only forwards [default: 4096]
     #[arg(long, value_name = "N")]
     aggregators: Option<u32>,
     /// Cores that sum [default: one in four, at least 2 and at most 8]
@@ -85,10 +90,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let mut signals = Signals::new([SIGTERM, SIGINT]).context("cannot handle signals")?;
     if let Some(upstream) = &arguments.upstream {
         let config = rack(arguments, upstream);
-        let shards = match config.memory {
-            RackMemory::Aggregators(_) => 1,
-            RackMemory::Slots { shards, .. } => shards,
-        };
+        let shards = config.memory.shards();
         let switch = RackServer::start(config)?;
         announce("switch", switch.address(), shards, arguments.json)?;
         wait(&mut signals);
@@ -97,7 +99,11 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     }
     let defaults = SwitchServerConfig::new(arguments.listen);
     let config = SwitchServerConfig {
-        shards: arguments.shards.unwrap_or_else(SwitchServerConfig::automatic_shards),
+        protocol: arguments.protocol,
+        shards: match arguments.protocol {
+            Protocol::Goat => 1,
+            _ => arguments.shards.unwrap_or_else(SwitchServerConfig::automatic_shards),
+        },
         pool_units: arguments.pool_units.unwrap_or(defaults.pool_units),
         heartbeat_timeout: arguments.heartbeat_timeout.unwrap_or(defaults.heartbeat_timeout),
         join_timeout_max: arguments.join_timeout_max.unwrap_or(defaults.join_timeout_max),
@@ -116,9 +122,11 @@ fn rack(arguments: &Arguments, upstream: &str) -> RackServerConfig {
     let defaults = match arguments.protocol {
         Protocol::SwitchMl => RackServerConfig::switch_ml(arguments.listen, upstream),
         Protocol::Atp => RackServerConfig::atp(arguments.listen, upstream),
+        Protocol::Goat => RackServerConfig::goat(arguments.listen, upstream),
     };
     let memory = match defaults.memory {
         RackMemory::Aggregators(usual) => RackMemory::Aggregators(arguments.aggregators.unwrap_or(usual)),
+        RackMemory::Planned(usual) => RackMemory::Planned(arguments.aggregators.unwrap_or(usual)),
         RackMemory::Slots { pool_units, .. } => RackMemory::Slots {
             shards: arguments.shards.unwrap_or_else(SwitchServerConfig::automatic_shards),
             pool_units: arguments.pool_units.unwrap_or(pool_units),
@@ -136,6 +144,7 @@ fn check(arguments: &Arguments) -> anyhow::Result<()> {
         ("--join-timeout-max", arguments.join_timeout_max.is_some()),
     ];
     let of_atp = [("--aggregators", arguments.aggregators.is_some())];
+    let of_cores = [("--shards", arguments.shards.is_some())];
     let of_root = [
         ("--heartbeat-timeout", arguments.heartbeat_timeout.is_some()),
         ("--join-timeout-max", arguments.join_timeout_max.is_some()),
@@ -145,7 +154,9 @@ fn check(arguments: &Arguments) -> anyhow::Result<()> {
         |options: &[(&'static str, bool)]| options.iter().find(|(_, given)| *given).map(|(name, _)| *name);
     match arguments.protocol {
         Protocol::SwitchMl => match given(&of_atp) {
-            Some(option) => bail!("{option} is for ATP; add --protocol atp, or leave it out"),
+            Some(option) => {
+                bail!("{option} is for ATP and GOAT; add --protocol atp or goat, or leave it out")
+            }
             None => match given(&of_root).filter(|_| arguments.upstream.is_some()) {
                 Some(option) => {
                     bail!("{option} is not for a rack, whose upstream decides that; leave it out")
@@ -156,6 +167,20 @@ fn check(arguments: &Arguments) -> anyhow::Result<()> {
         Protocol::Atp if arguments.upstream.is_none() => {
             bail!("--protocol atp needs --upstream HOST:PORT: the next switch, or the server (fanin server)")
         }
+        Protocol::Goat if arguments.upstream.is_none() => match given(&of_atp).or_else(|| given(&of_cores)) {
+            Some(option) => {
+                bail!(
+                    "{option} is not for a root of GOAT, which has one shard and no aggregators; leave it out"
+                )
+            }
+            None => Ok(()),
+        },
+        Protocol::Goat => match given(&of_switch_ml).or_else(|| given(&of_root)) {
+            Some(option) => {
+                bail!("{option} is not for a switch of GOAT, whose root decides that; leave it out")
+            }
+            None => Ok(()),
+        },
         Protocol::Atp => match given(&of_switch_ml) {
             Some(option) => {
                 bail!(

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 
 use fanin_protocol::atp::{AtpJobConfig, Hashing, Overflow, Scaling};
 use fanin_protocol::control::{Protocol, Ranks, Refusal, ResumeField};
+use fanin_protocol::goat::GoatJobConfig;
 use fanin_wire::{
     AbortReason, Collective, Generation, JobId, Key, LossBound, NATIVE_ELEMENTS_MAX, Op, Pattern, RANKS_MAX,
     Rank, WireDtype, WorkerId,
@@ -68,6 +69,7 @@ impl From<Protocol> for proto::Protocol {
         match protocol {
             Protocol::SwitchMl => Self::Switchml,
             Protocol::Atp => Self::Atp,
+            Protocol::Goat => Self::Goat,
         }
     }
 }
@@ -77,6 +79,7 @@ pub(crate) fn protocol(number: i32) -> Result<Protocol, Malformed> {
     match proto::Protocol::try_from(number).map_err(|_| Malformed("protocol"))? {
         proto::Protocol::Switchml => Ok(Protocol::SwitchMl),
         proto::Protocol::Atp => Ok(Protocol::Atp),
+        proto::Protocol::Goat => Ok(Protocol::Goat),
     }
 }
 
@@ -102,6 +105,26 @@ pub(crate) const fn atp_job(
         overflow: Overflow::Reactive,
         congestion_control: true,
         // As with SwitchML: a vector of metrics has elements of any size, and a NaN beside them.
+        originals_elements_max: NATIVE_ELEMENTS_MAX as u32,
+    }
+}
+
+/// A GOAT job as it was admitted, to its server and to its workers alike: the same choices as for ATP.
+pub(crate) const fn goat_job(
+    (id, key, generation): (JobId, Key, Generation),
+    workers: u16,
+    (window_max, elements): (u16, u16),
+) -> GoatJobConfig {
+    GoatJobConfig {
+        id,
+        key,
+        generation,
+        workers,
+        elements,
+        window_max,
+        scaling: Scaling::Dynamic,
+        overflow: Overflow::Reactive,
+        congestion_control: true,
         originals_elements_max: NATIVE_ELEMENTS_MAX as u32,
     }
 }
@@ -493,6 +516,9 @@ mod tests {
                 job_has: LossBound::from_millionths(10_000).unwrap(),
             },
             Refusal::BoundUnserved { asked: LossBound::from_millionths(10_000).unwrap() },
+            Refusal::SubModelsMismatch { rank: 1, other_rank: 0 },
+            Refusal::SubModels { count: 257 },
+            Refusal::ProtocolMismatch { asked: Protocol::Goat, served: Protocol::Atp },
         ];
         for refusal in refusals {
             let refused = Refused::try_from(proto::Refusal::from(refusal.clone()));

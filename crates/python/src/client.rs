@@ -30,9 +30,9 @@ const TIMEOUT_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
 /// it are to speak, or as fast as the interface is where it is None, and it is in that rank's process, or in none's. They are the same, in the same order, on all ranks.
 ///
 /// The constructor blocks, without the interpreter's lock, until all ranks have joined; `timeout` (seconds) bounds that, and
-/// later each all-reduce. `slots` is the number of slots a shard, `window` that of ATP's fragments in flight: each is computed from the path where it is None. `wire_dtype` says how
-/// large float tensors travel, "int32" or "bfloat16", or with `exact` as they are, and `protocol` how they are summed, "switchml" or
-/// "atp": the same on all ranks. Without `congestion_control`, ATP's window does not shrink when packets are lost. `trace` is the file of a timeline and the rank that this
+/// later each all-reduce. `slots` is the number of slots a shard, `window` that of the fragments of ATP and GOAT in flight: each is computed from the path where it is None. `wire_dtype` says how
+/// large float tensors travel, "int32" or "bfloat16", or with `exact` as they are, and `protocol` how they are summed, "switchml", "atp" or
+/// "goat": the same on all ranks; of the last, `sub_models` are the elements of the parts of the model that are planned by themselves, if it is to be cut so. Without `congestion_control`, the window of ATP and GOAT does not shrink when packets are lost. `trace` is the file of a timeline and the rank that this
 /// process has in it. `prediction` is what the plan of the shares takes, in seconds a byte, and what takes that long, and `machine` names this machine: both are told by
 /// `fanin status`. With `local` this machine's ranks sum among themselves first, and `services` may be empty where there is no other machine. What is said to `hosted`, a switch
 /// of this process, if it is one of `services`, touches no socket. Of each rank's part of a float tensor a fraction of `loss_bound` may be lost: above 0, DLCP sums what travels as it is, and packets take `paths` source ports in turn. The ranks of `meeting` found each other there, and are told by `BeganAnew` when one is started again before
@@ -52,7 +52,7 @@ impl Client {
     #[pyo3(signature = (
         services, job, rank, world_size, *, timeout=300.0, slots=None, window=None, wire_dtype="int32",
         protocol="switchml", exact=false, congestion_control=true, trace=None, prediction=None, machine=None, local=None,
-        hosted=None, meeting=None, loss_bound=0.0, paths=1
+        hosted=None, meeting=None, loss_bound=0.0, paths=1, sub_models=Vec::new()
     ))]
     #[expect(clippy::too_many_arguments, reason = "the signature is Python's")]
     fn new(
@@ -76,6 +76,7 @@ impl Client {
         meeting: Option<&Meeting>,
         loss_bound: f64,
         paths: u8,
+        sub_models: Vec<u64>,
     ) -> PyResult<Self> {
         let loss_bound = LossBound::new(loss_bound).ok_or_else(|| {
             PyValueError::new_err(format!("loss_bound {loss_bound}: a fraction of at least 0 and below 1"))
@@ -123,6 +124,7 @@ impl Client {
             services: ServiceConfig::all(services),
             slots,
             window,
+            sub_models,
             wire_dtype,
             loss_bound,
             paths,
@@ -410,7 +412,8 @@ impl Drop for Client {
 
 /// A protocol by its name.
 pub(crate) fn protocol_of(name: &str) -> PyResult<Protocol> {
-    name.parse().map_err(|()| PyValueError::new_err(format!("protocol {name:?}: one of switchml and atp")))
+    name.parse()
+        .map_err(|()| PyValueError::new_err(format!("protocol {name:?}: one of switchml, atp and goat")))
 }
 
 /// A timeout in seconds as a duration from which a deadline can be computed.

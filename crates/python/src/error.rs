@@ -155,6 +155,8 @@ fn refused(reason: Refusal, fields: &Bound<'_, PyDict>) -> PyResult<&'static str
         | Refusal::TooManyChildren { .. }
         | Refusal::PathsDisagree { .. }
         | Refusal::PlanMismatch { .. }
+        | Refusal::SubModelsMismatch { .. }
+        | Refusal::SubModels { .. }
         | Refusal::WordsTooLong { .. } => "JoinRefused",
     })
 }

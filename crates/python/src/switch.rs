@@ -24,7 +24,7 @@ const LINGER_MAX: Duration = Duration::from_secs(3600);
 ///
 /// `listen` is host:port for TCP and UDP; port 0 takes a free one, and `address` tells which. `pool_units` is the memory
 /// for all jobs together, in units of 256 elements; a rank whose machine does not answer for `heartbeat_timeout` seconds is expelled. With the
-/// `protocol` "atp" it is a switch of ATP and its server, which listens on this machine's loopback alone.
+/// `protocol` "atp" or "goat" it is a switch of that and its server, which listens on this machine's loopback alone.
 ///
 /// Raises `OSError` when the address cannot be listened on, and `ValueError` for a number out of its range.
 #[pyclass(frozen, module = "fanin._fanin")]
@@ -37,7 +37,7 @@ pub(crate) struct Switch {
 
 enum Running {
     SwitchMl(SwitchServer),
-    Atp { switch: RackServer, server: SwitchServer },
+    BeforeServer { switch: RackServer, server: SwitchServer },
 }
 
 impl Running {
@@ -47,27 +47,31 @@ impl Running {
                 let server = SwitchServer::start(config)?;
                 Ok((server.address(), Self::SwitchMl(server)))
             }
-            Protocol::Atp => {
+            protocol @ (Protocol::Atp | Protocol::Goat) => {
                 let hidden = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
                 let server = SwitchServer::start(SwitchServerConfig { listen: hidden, shards: 1, ..config })?;
                 let upstream = server.address().to_string();
-                let switch = RackServer::start(RackServerConfig::atp(config.listen, upstream))?;
-                Ok((switch.address(), Self::Atp { switch, server }))
+                let of_switch = match protocol {
+                    Protocol::Goat => RackServerConfig::goat(config.listen, upstream),
+                    _ => RackServerConfig::atp(config.listen, upstream),
+                };
+                let switch = RackServer::start(of_switch)?;
+                Ok((switch.address(), Self::BeforeServer { switch, server }))
             }
         }
     }
 
-    /// ATP's ranks speak to the switch, and the server, which is hidden, to nobody else.
+    /// The ranks of ATP and GOAT speak to the switch, and the server, which is hidden, to nobody else.
     fn threads(&self) -> Option<HostThreads> {
         match self {
             Self::SwitchMl(server) => Some(server.threads()),
-            Self::Atp { .. } => None,
+            Self::BeforeServer { .. } => None,
         }
     }
 
     fn is_idle(&self) -> bool {
         match self {
-            Self::SwitchMl(server) | Self::Atp { server, .. } => server.is_idle(),
+            Self::SwitchMl(server) | Self::BeforeServer { server, .. } => server.is_idle(),
         }
     }
 
@@ -75,7 +79,7 @@ impl Running {
         match self {
             Self::SwitchMl(server) => server.stop(),
             // The ranks hear of it through the switch.
-            Self::Atp { switch, server } => {
+            Self::BeforeServer { switch, server } => {
                 server.stop();
                 switch.stop();
             }

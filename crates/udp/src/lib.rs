@@ -40,7 +40,10 @@ pub use part::PartTimes;
 pub use probe::{SocketProbe, probe_socket};
 pub use raw_tensor::{RawTensor, RawTensorError};
 pub use root::{Root, RootError, RootJob};
-pub use services::{AtpServerDriver, AtpSwitchDriver, RootDriver, SwitchConfig, SwitchDriver};
+pub use services::{
+    AtpServerDriver, AtpSwitchDriver, GoatServerDriver, GoatSwitchDriver, RootDriver, SwitchConfig,
+    SwitchDriver,
+};
 pub use socket::{SHARDS_MAX, handshake_round_trip, path_mtu};
 pub use statistics::IoStatistics;
 pub use submission::{CollectiveKind, Submission};

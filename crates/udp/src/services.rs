@@ -1,4 +1,4 @@
-//! The machines that sum, on real sockets: the root of SwitchML's and DLCP's jobs, SwitchML's rack, ATP's switch and its server.
+//! The machines that sum, on real sockets: the root of SwitchML's and DLCP's jobs, SwitchML's rack, the switches and servers of ATP and GOAT.
 
 use crate::failure::invalid;
 use crate::host::{Host, HostShard, stopped};
@@ -7,8 +7,9 @@ use crate::socket::check_shards;
 use crate::train_socket::Peer;
 use crate::{IoStatistics, Offload};
 use fanin_protocol::atp::{AtpServer, AtpSwitch, AtpSwitchConfig, SwitchRoute};
+use fanin_protocol::goat::{GoatRoute, GoatServer, GoatSwitch, GoatSwitchConfig};
 use fanin_protocol::switchml::{Switch, SwitchJob, Upstream};
-use fanin_protocol::{JobProgress, Reason, Received, Summer};
+use fanin_protocol::{Endpoint, JobProgress, Reason, Received, Summer};
 use fanin_wire::{AbortReason, JobId, ShardId};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -21,6 +22,10 @@ pub type RootDriver = Host<Root>;
 pub type AtpServerDriver = Host<AtpServer<Peer>>;
 /// A running switch of ATP.
 pub type AtpSwitchDriver = Host<AtpSwitch<Peer>>;
+/// A running server of GOAT.
+pub type GoatServerDriver = Host<GoatServer<Peer>>;
+/// A running switch of GOAT.
+pub type GoatSwitchDriver = Host<GoatSwitch<Peer>>;
 
 /// Where a switch listens, and on how many cores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,7 +66,7 @@ impl SwitchDriver {
         let SwitchJob { config, contributions, upstream } = job;
         let above = upstream.map(|Upstream { address, .. }| address.ip());
         let upstream = upstream.map(|Upstream { address, place }| {
-            let address = Peer::from(reachable(self.local_addr(), address)?);
+            let address = self.peer(address)?;
             Ok::<_, io::Error>(Upstream { address, place })
         });
         self.add_job(SwitchJob { config, contributions, upstream: upstream.transpose()? })?;
@@ -115,11 +120,72 @@ impl AtpSwitchDriver {
     /// When the switch can serve no such job, cannot send to its upstream, or has stopped.
     pub fn add_route(&self, route: SwitchRoute<SocketAddr>) -> io::Result<()> {
         let above = route.upstream.ip();
-        let upstream = Peer::from(reachable(self.local_addr(), route.upstream)?);
+        let upstream = self.peer(route.upstream)?;
         let SwitchRoute { id, key, generation, level, .. } = route;
         self.add_job(SwitchRoute { id, key, generation, upstream, level })?;
         self.register(id, [above]);
         Ok(())
+    }
+}
+
+impl GoatServerDriver {
+    /// Binds the socket and starts the thread. The server has no job yet.
+    ///
+    /// # Errors
+    /// When the address cannot be bound.
+    pub fn bind(listen: SocketAddr) -> io::Result<Self> {
+        Self::start(listen, "fanin-goat-server", [GoatServer::new()], Offload::Detect)
+    }
+}
+
+impl GoatSwitchDriver {
+    /// Binds the socket and starts the thread. The switch serves no job yet.
+    ///
+    /// # Errors
+    /// When the address cannot be bound.
+    pub fn bind(listen: SocketAddr, config: GoatSwitchConfig) -> io::Result<Self> {
+        Self::start(listen, "fanin-goat-switch", [GoatSwitch::new(config)], Offload::Detect)
+    }
+
+    /// Takes a job's plan. When this returns its packets are taken, and those of an older plan are not. A job of the same id is forgotten.
+    ///
+    /// # Errors
+    /// When the switch can serve no such job, cannot send to one of its neighbours, or has stopped.
+    pub fn add_route(&self, route: GoatRoute<SocketAddr>) -> io::Result<()> {
+        let (job, above) = (route.id, route.upstream.ip());
+        let neighbours = route.below.iter().map(SocketAddr::ip).collect::<Vec<_>>();
+        let upstream = self.peer(route.upstream)?;
+        let next_hops = route.next_hops.into_iter().map(|(node, hop)| Ok((node, self.peer(hop)?)));
+        let below = route.below.into_iter().map(|child| self.peer(child));
+        self.add_job(GoatRoute {
+            upstream,
+            next_hops: next_hops.collect::<io::Result<_>>()?,
+            below: below.collect::<io::Result<_>>()?,
+            id: route.id,
+            key: route.key,
+            generation: route.generation,
+            node: route.node,
+            own: route.own,
+            sub_models: route.sub_models,
+            sums: route.sums,
+            window_max: route.window_max,
+            aggregators: route.aggregators,
+        })?;
+        self.register(job, neighbours.into_iter().chain([above]));
+        Ok(())
+    }
+}
+
+impl<M> Host<M>
+where
+    M: Endpoint<Address = Peer, Event: Send + 'static> + Send + 'static,
+{
+    /// Somebody's address as packets from there have it.
+    ///
+    /// # Errors
+    /// When the host's sockets cannot send there.
+    pub fn peer(&self, address: SocketAddr) -> io::Result<Peer> {
+        reachable(self.local_addr(), address).map(Peer::from)
     }
 }
 

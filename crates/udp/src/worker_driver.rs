@@ -12,6 +12,7 @@ use crate::{CollectiveKind, Failure, IoStatistics, Offload, RawTensor, Submissio
 use fanin_plan::Placement;
 use fanin_protocol::atp::AtpWorker;
 use fanin_protocol::dlcp;
+use fanin_protocol::goat::GoatWorker;
 use fanin_protocol::switchml::{JobConfig, Worker};
 use fanin_protocol::{Lane, Lanes, RetransmissionConfig, WorkerMachine, WorkerStatistics};
 use fanin_wire::{Pattern, ShardId, SlotIndex, WorkerId};
@@ -43,13 +44,13 @@ pub struct WorkerConfig {
 }
 
 /// One service of a job: a switch, or whatever else sums as one does.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Service {
     /// The job, as this worker was admitted to it there.
     pub job: WorkerJob,
     /// Where it is.
     pub switch: SocketAddr,
-    /// Its shards, 1 to [`crate::SHARDS_MAX`]; one with ATP.
+    /// Its shards, 1 to [`crate::SHARDS_MAX`]; one with ATP and GOAT.
     pub shards: usize,
     /// Which part of all tensors it sums; what all services have together is the whole.
     pub share: f64,
@@ -88,7 +89,7 @@ impl WorkerDriver {
         let host = host.filter(|host| services.iter().any(|service| service.switch == host.address));
         let atp = services.iter().find_map(|service| match service.job {
             WorkerJob::Atp { config, directions } => Some((config, directions)),
-            WorkerJob::SwitchMl { .. } | WorkerJob::Dlcp { .. } => None,
+            _ => None,
         });
         if let Some((job, directions)) = atp {
             let lane = |service: &Service, _| {
@@ -96,13 +97,22 @@ impl WorkerDriver {
             };
             return Self::launch(services, host.as_ref(), offload, Posts::Atp, lane);
         }
+        if services.iter().any(|service| matches!(service.job, WorkerJob::Goat { .. })) {
+            let lane = |service: &Service, _| match &service.job {
+                WorkerJob::Goat { config, assignment } => {
+                    Some(GoatWorker::new(*config, assignment.clone(), service.switch.into(), retransmission))
+                }
+                _ => None,
+            };
+            return Self::launch(services, host.as_ref(), offload, Posts::Goat, lane);
+        }
         if services.iter().any(|service| matches!(service.job, WorkerJob::Dlcp { .. })) {
             let lane = |service: &Service, shard| match service.job {
                 WorkerJob::Dlcp { config, place } => {
                     let config = dlcp::JobConfig { shard, retransmission, ..config };
                     Some(dlcp::Worker::new(config, place, service.switch.into()))
                 }
-                WorkerJob::SwitchMl { .. } | WorkerJob::Atp { .. } => None,
+                _ => None,
             };
             return Self::launch(services, host.as_ref(), offload, Posts::Dlcp, lane);
         }
@@ -111,7 +121,7 @@ impl WorkerDriver {
                 let config = JobConfig { shard, ..config };
                 Some(Worker::new(config, place, service.switch.into(), retransmission))
             }
-            WorkerJob::Atp { .. } | WorkerJob::Dlcp { .. } => None,
+            _ => None,
         })
     }
 
@@ -187,8 +197,13 @@ impl WorkerDriver {
     pub fn submit(&self, submission: Submission, done: Done) {
         let kind = submission.kind();
         let all_reduce = AllReduce::new(kind, done, Arc::clone(&self.shared.counts));
-        if kind != CollectiveKind::AllReduce && matches!(self.shared.posts, Posts::Atp(_)) {
-            let message = format!("ATP has no {}: SwitchML has", kind.name());
+        let protocol = match self.shared.posts {
+            Posts::Atp(_) => Some("ATP"),
+            Posts::Goat(_) => Some("GOAT"),
+            Posts::SwitchMl(_) | Posts::Dlcp(_) => None,
+        };
+        if let (Some(protocol), true) = (protocol, kind != CollectiveKind::AllReduce) {
+            let message = format!("{protocol} has no {}: SwitchML has", kind.name());
             return all_reduce.fail(Failure::Because(Arc::new(invalid(message))));
         }
         let mut intake = self.shared.intake();
@@ -304,9 +319,9 @@ impl WorkerDriver {
         restore: &[Vec<SlotIndex>],
     ) -> io::Result<()> {
         job.check()?;
-        let Service { job: was, shards, .. } = self.services[service];
+        let Service { job: was, shards, .. } = &self.services[service];
         let (was, is) = (was.shape(), job.shape());
-        if (&was, shards) != (&is, restore.len()) {
+        if (&was, *shards) != (&is, restore.len()) {
             let message =
                 format!("a job of {was} in {shards} shards cannot go on as one of {is} in {}", restore.len());
             return Err(invalid(message));
@@ -318,7 +333,14 @@ impl WorkerDriver {
             let lane = self.lane(service, shard);
             let is_alone = self.lanes_of(lane.thread).len() == 1;
             let ports = is_alone.then(|| self.ports(&[switch], job.paths())).transpose()?;
-            self.shared.posts.resume(lane, job, ShardId(shard as u8), switch.into(), ports, restore)?;
+            self.shared.posts.resume(
+                lane,
+                job.clone(),
+                ShardId(shard as u8),
+                switch.into(),
+                ports,
+                restore,
+            )?;
         }
         // It may have failed meanwhile; the shards stay as that left them.
         self.failure().map_or(Ok(()), |failure| Err(io::Error::other(failure)))
@@ -426,11 +448,12 @@ fn check(services: &[Service]) -> io::Result<()> {
     for Service { job, shards, share, .. } in services {
         job.check()?;
         check_shards(*shards)?;
-        if *shards != 1 && matches!(job, WorkerJob::Atp { .. }) {
-            return Err(invalid(format!("an ATP job in {shards} shards: it has one")));
+        if *shards != 1 && job.has_one_lane() {
+            return Err(invalid(format!("a job of {} in {shards} shards: it has one", job.shape())));
         }
-        if services.len() > 1 && matches!(job, WorkerJob::Atp { .. }) {
-            return Err(invalid(format!("an ATP job with {} switches: a worker has one", services.len())));
+        if services.len() > 1 && job.has_one_lane() {
+            let (shape, count) = (job.shape(), services.len());
+            return Err(invalid(format!("a job of {shape} with {count} switches: a worker has one")));
         }
         if !(0.0..=f64::MAX).contains(share) {
             return Err(invalid(format!("a share of {share}: zero or more")));

@@ -1,14 +1,16 @@
 //! The job of a worker, of any protocol.
 
 use crate::failure::invalid;
+use crate::train_socket::Peer;
 use fanin_protocol::atp::AtpJobConfig;
 use fanin_protocol::dlcp;
+use fanin_protocol::goat::{Assignment, GoatJobConfig};
 use fanin_protocol::switchml::JobConfig;
 use fanin_wire::{Directions, Dtype, Generation, JobId, Key, WorkerId};
 use std::io;
 
 /// A job as one of its workers was admitted to it: what is summed how.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum WorkerJob {
     /// In the slots of a switch.
     SwitchMl {
@@ -25,6 +27,13 @@ pub enum WorkerJob {
         config: AtpJobConfig,
         /// Of this worker's packets.
         directions: Directions,
+    },
+    /// Where a plan says, on the way to a server, in one shard.
+    Goat {
+        /// The job.
+        config: GoatJobConfig,
+        /// This worker's part of the plan.
+        assignment: Assignment<Peer>,
     },
     /// In flows that may lose a bounded part.
     Dlcp {
@@ -63,6 +72,10 @@ impl WorkerJob {
                 config: AtpJobConfig { id, key, generation, workers, window_max, elements, .. },
                 ..
             } => Common { id, key, generation, workers, in_flight: window_max, elements },
+            Self::Goat {
+                config: GoatJobConfig { id, key, generation, workers, window_max, elements, .. },
+                ..
+            } => Common { id, key, generation, workers, in_flight: window_max, elements },
             Self::Dlcp {
                 config: dlcp::JobConfig { id, key, generation, workers, flows, elements, .. },
                 ..
@@ -94,7 +107,7 @@ impl WorkerJob {
         self.common().generation
     }
 
-    /// Packets of a worker that may be in flight, in a shard: slots, or ATP's window; of DLCP the flows.
+    /// Packets of a worker that may be in flight, in a shard: slots, or the window of ATP and GOAT; of DLCP the flows.
     #[must_use]
     pub const fn in_flight(&self) -> u16 {
         self.common().in_flight
@@ -110,7 +123,7 @@ impl WorkerJob {
     pub(crate) const fn paths(&self) -> u8 {
         match self {
             // A switch knows a worker by one address.
-            Self::SwitchMl { .. } | Self::Atp { .. } => 1,
+            Self::SwitchMl { .. } | Self::Atp { .. } | Self::Goat { .. } => 1,
             Self::Dlcp { config, .. } => config.paths,
         }
     }
@@ -120,6 +133,7 @@ impl WorkerJob {
         match self {
             Self::SwitchMl { config, .. } => config.chunk_elements(dtype, elements),
             Self::Atp { config, .. } => config.elements as usize,
+            Self::Goat { config, .. } => config.elements as usize,
             // They travel as they are.
             Self::Dlcp { config, .. } => 4 * config.elements as usize / dtype.element_bytes(),
         }
@@ -129,6 +143,11 @@ impl WorkerJob {
     #[must_use]
     pub const fn has_roots(&self) -> bool {
         matches!(self, Self::SwitchMl { has_racks: false, .. } | Self::Dlcp { .. })
+    }
+
+    /// Whether one switch or server gets all of its packets, in one shard.
+    pub(crate) const fn has_one_lane(&self) -> bool {
+        matches!(self, Self::Atp { .. } | Self::Goat { .. })
     }
 
     /// Whether every number is within its limit.
@@ -142,6 +161,10 @@ impl WorkerJob {
                 Ok(())
             }
             Self::Atp { config, .. } => config.check().map(drop).map_err(invalid),
+            Self::Goat { config, assignment } => {
+                let checked = assignment.clone().check().and_then(|own| config.check(&own.sub_models));
+                checked.map_err(invalid)
+            }
             Self::Dlcp { config, place } => {
                 let config = config.check().map_err(invalid)?;
                 if u16::from(place.0) >= config.workers {
@@ -158,6 +181,7 @@ impl WorkerJob {
         let (in_flight, how) = match self {
             Self::SwitchMl { config, .. } => (format!("{in_flight} slots"), config.wire_dtype.name()),
             Self::Atp { .. } => (format!("a window of {in_flight} fragments"), "ATP"),
+            Self::Goat { .. } => (format!("a window of {in_flight} fragments"), "GOAT"),
             Self::Dlcp { .. } => (format!("{in_flight} flows with blocks"), "DLCP"),
         };
         format!("{workers} workers, {in_flight} of {elements} elements ({how})")

@@ -12,6 +12,7 @@ use crate::train_socket::Peer;
 use fanin_plan::Placement;
 use fanin_protocol::atp::{AtpJobConfig, AtpWorker, AtpWorkerPlan};
 use fanin_protocol::dlcp;
+use fanin_protocol::goat::{GoatJobConfig, GoatWorker, GoatWorkerPlan};
 use fanin_protocol::switchml::{JobConfig, Worker, WorkerPlan};
 use fanin_protocol::{Lanes, WorkerEvent, WorkerMachine, WorkerStatistics};
 use fanin_wire::{JobId, Operation, ShardId, SlotIndex};
@@ -44,6 +45,7 @@ pub(crate) struct Intake {
 pub(crate) enum Posts {
     SwitchMl(Vec<Post<Command<Worker<Peer, Part>>>>),
     Atp(Vec<Post<Command<AtpWorker<Peer, Part>>>>),
+    Goat(Vec<Post<Command<GoatWorker<Peer, Part>>>>),
     Dlcp(Vec<Post<Command<dlcp::Worker<Peer, Part>>>>),
 }
 
@@ -82,6 +84,7 @@ impl Posts {
         match self {
             Self::SwitchMl(posts) => posts.len(),
             Self::Atp(posts) => posts.len(),
+            Self::Goat(posts) => posts.len(),
             Self::Dlcp(posts) => posts.len(),
         }
     }
@@ -95,19 +98,26 @@ impl Posts {
             Self::Atp(posts) => {
                 posts[thread].send(Command::Any(command)).map_err(|refused| Box::new(refused) as _)
             }
+            Self::Goat(posts) => {
+                posts[thread].send(Command::Any(command)).map_err(|refused| Box::new(refused) as _)
+            }
             Self::Dlcp(posts) => {
                 posts[thread].send(Command::Any(command)).map_err(|refused| Box::new(refused) as _)
             }
         }
     }
 
-    /// The lane stops sending and taking. Returns how many exchanges each slot has completed: ATP and DLCP have no slots.
+    /// The lane stops sending and taking. Returns how many exchanges each slot has completed: the others have no slots.
     pub(crate) fn suspend(&self, LaneId { thread, place }: LaneId) -> Vec<u32> {
         match self {
             Self::SwitchMl(posts) => {
                 posts[thread].ask(|reply| Command::Suspend { place, reply }).unwrap_or_default()
             }
             Self::Atp(posts) => posts[thread]
+                .ask(|reply| Command::Suspend { place, reply })
+                .map(|()| Vec::new())
+                .unwrap_or_default(),
+            Self::Goat(posts) => posts[thread]
                 .ask(|reply| Command::Suspend { place, reply })
                 .map(|()| Vec::new())
                 .unwrap_or_default(),
@@ -138,6 +148,11 @@ impl Posts {
             (Self::Atp(posts), WorkerJob::Atp { config, directions }) => {
                 let AtpJobConfig { id, key, generation, .. } = config;
                 let plan = AtpWorkerPlan { id, key, generation, directions, upstream: switch };
+                posts[thread].ask(|reply| Command::Resume { place, plan, at, ports, reply })
+            }
+            (Self::Goat(posts), WorkerJob::Goat { config, assignment }) => {
+                let GoatJobConfig { id, key, generation, .. } = config;
+                let plan = GoatWorkerPlan { id, key, generation, directions: assignment, upstream: switch };
                 posts[thread].ask(|reply| Command::Resume { place, plan, at, ports, reply })
             }
             (Self::Dlcp(posts), WorkerJob::Dlcp { config, place: worker }) => {

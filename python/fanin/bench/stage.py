@@ -303,7 +303,7 @@ class _Services:
 def _services(lab: Netlab | None, settings: Settings, with_switch: bool) -> Iterator[_Services]:
     """Start what sums.
 
-    Above several racks stands SwitchML's only switch, or ATP's server.
+    Above several racks stands SwitchML's only switch, ATP's server or GOAT's root.
     """
     machines = lab.workers if lab else 1
     racks = list(dict.fromkeys(map(lab.switch_of, range(machines)))) if lab else [SWITCH]
@@ -322,8 +322,13 @@ def _services(lab: Netlab | None, settings: Settings, with_switch: bool) -> Iter
             return serve(member, "switch", SWITCH_PORT, *rate)
 
         addresses: Mapping[str, str] = {}
-        if settings.protocol == "atp":
-            upstream = ["--protocol", "atp", "--upstream", serve(top, "server", SERVER_PORT)]
+        if settings.protocol in ("atp", "goat"):
+            spoken = ["--protocol", settings.protocol]
+            if settings.protocol == "atp":
+                root = serve(top, "server", SERVER_PORT)
+            else:
+                root = serve(top, "switch", SERVER_PORT, *spoken)
+            upstream = [*spoken, "--upstream", root]
             addresses = {rack: serve(rack, "switch", SWITCH_PORT, *upstream) for rack in racks}
         elif with_switch:
             addresses = dict.fromkeys(racks, switch(top, _switch_bps(lab) if lab else None))

@@ -10,15 +10,16 @@ Programs that have "gloo" written in them run unchanged with FANIN_AS=gloo, or
 ``fanin run --as gloo`` (see `fanin.torch.stand_in`).
 
 With ``pg_options=fanin.torch.Options(wire_dtype="bfloat16")`` gradients travel in half the bytes,
-with ``protocol="atp"`` (FANIN_PROTOCOL) they are summed on the way to a server.
+with ``protocol="atp"`` (FANIN_PROTOCOL) they are summed on the way to a server, with ``"goat"``
+by a plan (`sub_models` cuts a model into the parts that it is made for).
 
 All-reduces, reduces and reduce_scatters (SUM, AVG) of float32, float16, bfloat16 and int32 tensors,
 on the CPU or on CUDA devices, are summed by the switch, and of float64, int64, uint8 and int8
-tensors, too; broadcast and all_gather move bits of any dtype. ATP has all-reduces alone, of the
-first four, racks have no other collective either, and an all_gather of more than 1 MB in all is
-faster on Gloo where some machine has a single rank. All that is not served so is served by a
-Gloo group over the same store. The choice is each rank's own: where the ranks' dtypes or ops differ
-such that some go to Gloo, the collective ends with `fanin.errors.AllReduceTimeout`.
+tensors, too; broadcast and all_gather move bits of any dtype. ATP and GOAT have all-reduces
+alone, of the first four, racks have no other collective either, and an all_gather of more than 1 MB
+in all is faster on Gloo where some machine has a single rank. All that is not served so is served
+by a Gloo group over the same store. The choice is each rank's own: where the ranks' dtypes or ops
+differ such that some go to Gloo, the collective ends with `fanin.errors.AllReduceTimeout`.
 
 CUDA tensors pass through pinned host memory, in segments of 4 MiB, copied while others are on the
 network. A collective comes after what the current stream was given before it. `Work.wait()` blocks
@@ -56,8 +57,17 @@ if TYPE_CHECKING:
     from fanin.torch.hook import HookState as HookState
     from fanin.torch.hook import allreduce_hook as allreduce_hook
     from fanin.torch.options import Options as Options
+    from fanin.torch.partition import sub_models as sub_models
 
-__all__ = ["AsynchronousOptimizer", "HookState", "Options", "allreduce_hook", "lost", "plan"]
+__all__ = [
+    "AsynchronousOptimizer",
+    "HookState",
+    "Options",
+    "allreduce_hook",
+    "lost",
+    "plan",
+    "sub_models",
+]
 
 BACKEND = "fanin"
 
@@ -106,6 +116,10 @@ def __getattr__(name: str) -> object:
         from fanin.torch.asynchronous import AsynchronousOptimizer
 
         return AsynchronousOptimizer
+    if name == "sub_models":
+        from fanin.torch.partition import sub_models
+
+        return sub_models
     if name in ("lost", "plan"):
         from fanin.torch import backend
 

@@ -116,11 +116,11 @@ fn not_admitted(error: &SessionError) -> Finding {
     }
 }
 
-/// The longest chunk, or ATP's longest fragment, that passes a path.
+/// The longest chunk, or the longest fragment of ATP and GOAT, that passes a path.
 fn longest(protocol: Protocol, mtu: usize) -> Option<usize> {
     match protocol {
         Protocol::SwitchMl => chunk_elements_for_mtu(mtu, WireDtype::Int32),
-        Protocol::Atp => fragment_elements_for_mtu(mtu),
+        Protocol::Atp | Protocol::Goat => fragment_elements_for_mtu(mtu),
     }
 }
 
@@ -128,7 +128,7 @@ fn longest(protocol: Protocol, mtu: usize) -> Option<usize> {
 fn bytes(protocol: Protocol, elements: usize) -> usize {
     match protocol {
         Protocol::SwitchMl => packet_bytes(elements),
-        Protocol::Atp => fragment_packet_bytes(elements),
+        Protocol::Atp | Protocol::Goat => fragment_packet_bytes(elements),
     }
 }
 
@@ -150,7 +150,7 @@ pub(super) fn mtu(
 ) -> Finding {
     let (what, shortest) = match protocol {
         Protocol::SwitchMl => ("chunk", CHUNK_ELEMENTS[0]),
-        Protocol::Atp => ("fragment", FRAGMENT_ELEMENTS[0]),
+        Protocol::Atp | Protocol::Goat => ("fragment", FRAGMENT_ELEMENTS[0]),
     };
     let mtu = match mtu {
         Ok(mtu) => *mtu,

@@ -78,6 +78,8 @@ mod tests {
             jobs: states.into_iter().map(job).collect(),
             protocol: Protocol::SwitchMl,
             relays: vec![],
+            outdated: 0,
+            unplanned: 0,
         }
     }
 

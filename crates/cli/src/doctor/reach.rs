@@ -258,6 +258,8 @@ mod tests {
             jobs: vec![],
             protocol: fanin_protocol::control::Protocol::SwitchMl,
             relays: vec![],
+            outdated: 0,
+            unplanned: 0,
         };
         assert_eq!(version(&status("999.0.0")).verdict, Verdict::Warning);
         assert_eq!(version(&status(OURS)).verdict, Verdict::Ok);

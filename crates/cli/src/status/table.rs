@@ -4,27 +4,33 @@ use std::collections::{BTreeSet, HashMap};
 
 use comfy_table::{Cell, CellAlignment, Table, presets};
 
-use super::{Job, Loss, Member, Pool, Report, Service, State, Waiting};
+use super::{Dropped, Job, Loss, Member, Planned, Pool, Report, Service, State, Waiting};
 
 pub(super) fn table(report: &Report<'_>) -> String {
     let Pool { units, free } = report.pool;
     let head = format!(
         "switch {}: {}fanin {}, wire version {}, {} shard{}, {} of {units} units of memory in use",
         report.switch,
-        if report.protocol == "atp" { "ATP, " } else { "" },
+        match report.protocol {
+            "atp" => "ATP, ",
+            "goat" => "GOAT, ",
+            _ => "",
+        },
         report.version,
         report.wire_version,
         report.shards,
         if report.shards == 1 { "" } else { "s" },
         units.saturating_sub(free),
     );
-    let tail = if report.protocol == "atp" { atp_table(report) } else { rack_table(report) };
+    let has_fragments = matches!(report.protocol, "atp" | "goat");
+    let tail =
+        if has_fragments { fragments_table(report) } else { rack_table(report) } + &planned_table(report);
     if report.jobs.is_empty() {
         return format!("{head}\nno jobs{tail}");
     }
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
-    let (bound, unit) = if report.protocol == "atp" { ("WINDOW", "fragments") } else { ("SLOTS", "slots") };
+    let (bound, unit) = if has_fragments { ("WINDOW", "fragments") } else { ("SLOTS", "slots") };
     table.set_header(["JOB", "RANKS", "STATE", "WIRE", bound, "IN USE", "SUMS", "RESENT", "WAITS FOR"]);
     for job in &report.jobs {
         let number = |number: u64| Cell::new(number).set_alignment(CellAlignment::Right);
@@ -200,11 +206,12 @@ fn name_of(report: &Report<'_>, id: u32) -> String {
     report.jobs.iter().find(is_it).map_or_else(|| id.to_string(), |job| job.job.to_owned())
 }
 
-/// Where ATP's fragments are added: at each switch on the way from whom was asked, and at the server.
-fn atp_table(report: &Report<'_>) -> String {
+/// Where fragments are added: at each switch on the way from whom was asked, and at the server.
+fn fragments_table(report: &Report<'_>) -> String {
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
-    table.set_header(["ATP", "AGGREGATORS", "IN USE", "JOB", "ADDED", "COLLISIONS"]);
+    let protocol = report.protocol.to_uppercase();
+    table.set_header([&*protocol, "AGGREGATORS", "IN USE", "JOB", "ADDED", "COLLISIONS"]);
     let number = |number: u64| Cell::new(number).set_alignment(CellAlignment::Right);
     for switch in report.switches.iter().rev() {
         let whole = vec![
@@ -228,6 +235,38 @@ fn atp_table(report: &Report<'_>) -> String {
         }
     }
     if table.is_empty() { String::new() } else { format!("\n\n{}", table.trim_fmt()) }
+}
+
+/// Which switch sums which share of each job, as GOAT plans it, and what came that is of no such plan.
+fn planned_table(report: &Report<'_>) -> String {
+    let Some(Dropped { outdated, unplanned }) = report.dropped else { return String::new() };
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    table.set_header(["PLANNED", "SUMMED AT", "SHARE", "AGGREGATORS"]);
+    let number = |text: String| Cell::new(text).set_alignment(CellAlignment::Right);
+    let percent = |share: f64| number(format!("{:.1} %", 100.0 * share));
+    for job in &report.jobs {
+        let State::Running { planned, .. } = &job.state else { continue };
+        for Planned { switch, share, aggregators } in planned {
+            table.add_row([
+                Cell::new(job.job),
+                Cell::new(switch),
+                percent(*share),
+                number(aggregators.to_string()),
+            ]);
+        }
+        let left = 1.0 - planned.iter().map(|planned| planned.share).sum::<f64>();
+        table.add_row([Cell::new(job.job), Cell::new("server"), percent(left.max(0.0)), Cell::new("")]);
+    }
+    let of_switches = report.switches.iter().rev().filter_map(|switch| {
+        let outdated = switch.outdated?;
+        Some(format!(", at {} {outdated} of an older one", switch.address))
+    });
+    let of_switches: String = of_switches.collect();
+    let shares = if table.is_empty() { String::new() } else { format!("\n\n{}", table.trim_fmt()) };
+    format!(
+        "{shares}\n\ndropped as not of the plan: at the server {outdated} of an older one and {unplanned} of none{of_switches}"
+    )
 }
 
 fn ranks(count: usize, named: String) -> String {

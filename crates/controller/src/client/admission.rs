@@ -4,10 +4,12 @@ use std::time::{Duration, Instant};
 
 use fanin_protocol::atp::Hashing;
 use fanin_protocol::control::{FlowPlan, Protocol, Ranks, Refusal};
+use fanin_protocol::goat::{Assignment, SubModels};
 use fanin_protocol::switchml::JobConfig;
 use fanin_udp::WorkerJob;
 use fanin_wire::{
-    Directions, Generation, JobId, Key, LEVELS_MAX, LossBound, Rank, ShardId, SlotIndex, VERSION, WorkerId,
+    AggregationNode, Directions, Generation, JobId, Key, LEVELS_MAX, LossBound, Rank, ShardId, SlotIndex,
+    VERSION, WorkerId,
 };
 
 use super::config::{ServiceConfig, SessionConfig};
@@ -15,7 +17,7 @@ use super::connection::{Connection, explain};
 use super::split::{Split, place};
 use super::status::{JobStatusState, SwitchStatus};
 use crate::SessionError;
-use crate::convert::{Malformed, Refused, atp_job, key, loss_bound, narrow, wire_dtype};
+use crate::convert::{Malformed, Refused, atp_job, goat_job, key, loss_bound, narrow, wire_dtype};
 use crate::proto;
 
 /// How much longer a rank waits that has run out of patience, for what the switch has to say to it.
@@ -59,6 +61,9 @@ impl From<&Memory> for proto::Resume {
                 }
                 WorkerJob::Atp { .. } => {
                     Some(proto::resume::Protocol::Atp(proto::resume::Atp { window: in_flight }))
+                }
+                WorkerJob::Goat { .. } => {
+                    Some(proto::resume::Protocol::Goat(proto::resume::Atp { window: in_flight }))
                 }
                 // It begins anew: nobody asks.
                 WorkerJob::Dlcp { .. } => None,
@@ -105,6 +110,10 @@ pub(super) async fn join(
             Protocol::Atp => {
                 let window = config.window.map(u32::from);
                 proto::join_request::Protocol::Atp(proto::join_request::Atp { window })
+            }
+            Protocol::Goat => {
+                let (window, sub_models) = (config.window.map(u32::from), config.sub_models.clone());
+                proto::join_request::Protocol::Goat(proto::join_request::Goat { window, sub_models })
             }
         }),
     };
@@ -184,20 +193,24 @@ fn taken(
 ) -> Result<Admitted, SessionError> {
     let mut admitted = Admitted::new(admission, Rank(config.rank as u16))
         .map_err(|malformed: Malformed| not_a_switch(switch, malformed.to_string()))?;
-    if let WorkerJob::Atp { config: job, .. } = &mut admitted.job {
-        job.congestion_control = config.congestion_control; // nobody else need know
+    match &mut admitted.job {
+        // Nobody else need know.
+        WorkerJob::Atp { config: job, .. } => job.congestion_control = config.congestion_control,
+        WorkerJob::Goat { config: job, .. } => job.congestion_control = config.congestion_control,
+        WorkerJob::SwitchMl { .. } | WorkerJob::Dlcp { .. } => {}
     }
     let of = |job: &WorkerJob| match job {
         WorkerJob::SwitchMl { .. } | WorkerJob::Dlcp { .. } => Protocol::SwitchMl,
         WorkerJob::Atp { .. } => Protocol::Atp,
+        WorkerJob::Goat { .. } => Protocol::Goat,
     };
     let bound_of = |job: &WorkerJob| match job {
         WorkerJob::Dlcp { config, .. } => config.push_bound,
-        WorkerJob::SwitchMl { .. } | WorkerJob::Atp { .. } => LossBound::RELIABLE,
+        WorkerJob::SwitchMl { .. } | WorkerJob::Atp { .. } | WorkerJob::Goat { .. } => LossBound::RELIABLE,
     };
-    let unknown = match admitted.job {
-        job if of(&job) != config.protocol => format!("protocol {}", config.protocol.name()),
-        job if bound_of(&job) != config.loss_bound => format!("a loss bound of {}", config.loss_bound),
+    let unknown = match &admitted.job {
+        job if of(job) != config.protocol => format!("protocol {}", config.protocol.name()),
+        job if bound_of(job) != config.loss_bound => format!("a loss bound of {}", config.loss_bound),
         WorkerJob::Dlcp { config: job, .. } if job.paths < config.paths => format!("{} paths", config.paths),
         WorkerJob::SwitchMl { config: job, .. } if job.wire_dtype != config.wire_dtype => {
             format!("wire dtype {}", config.wire_dtype.name())
@@ -252,6 +265,9 @@ impl Admitted {
             Some(proto::admission::Protocol::Switchml(own)) => switch_ml_admission(&admission, own, rank)?,
             Some(proto::admission::Protocol::Atp(own)) => {
                 (atp_admission(&admission, own)?, 1, vec![Vec::new()])
+            }
+            Some(proto::admission::Protocol::Goat(own)) => {
+                (goat_admission(&admission, own, rank)?, 1, vec![Vec::new()])
             }
             Some(proto::admission::Protocol::Dlcp(own)) => dlcp_admission(&admission, own, rank)?,
             None => return Err(Malformed("protocol")),
@@ -360,4 +376,38 @@ fn atp_admission(admission: &proto::Admission, own: &proto::admission::Atp) -> R
         _ => return Err(Malformed("route")),
     }
     Ok(WorkerJob::Atp { config, directions })
+}
+
+/// What a GOAT job is for the worker that was admitted to it.
+fn goat_admission(
+    admission: &proto::Admission,
+    own: &proto::admission::Goat,
+    rank: Rank,
+) -> Result<WorkerJob, Malformed> {
+    let config = goat_job(
+        (
+            JobId(admission.job_id),
+            key(&admission.key)?,
+            Generation(narrow(admission.generation, "generation")?),
+        ),
+        narrow(admission.world_size, "world_size")?,
+        (narrow(own.window, "window")?, narrow(own.elements, "elements")?),
+    );
+    let sub_models = SubModels::new(&own.sub_models).map_err(|_| Malformed("sub_models"))?;
+    config.check(&sub_models).map_err(|_| Malformed("job"))?;
+    let node = |node: &u32| narrow(*node, "nodes").map(AggregationNode);
+    let assignment = Assignment {
+        rank: rank.0,
+        sub_models,
+        nodes: own.nodes.iter().map(node).collect::<Result<_, _>>()?,
+        // All goes to its switch, or to the server, which knows the way.
+        first_hops: Vec::new(),
+    };
+    let assignment = assignment.check().map_err(|_| Malformed("nodes"))?;
+    // Every switch on the way took itself off.
+    match admission.route.as_ref().and_then(|route| route.protocol.as_ref()) {
+        Some(proto::route::Protocol::Goat(route)) if route.switches.is_empty() => {}
+        _ => return Err(Malformed("route")),
+    }
+    Ok(WorkerJob::Goat { config, assignment })
 }

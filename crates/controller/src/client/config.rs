@@ -64,7 +64,7 @@ impl ServiceConfig {
 /// What a session is told at its start.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SessionConfig {
-    /// The services that sum, in the same order on every rank. One with ATP.
+    /// The services that sum, in the same order on every rank. One with ATP and GOAT.
     pub services: Vec<ServiceConfig>,
     /// What they take, if that was planned: for people.
     pub prediction: Option<Prediction>,
@@ -82,8 +82,10 @@ pub struct SessionConfig {
     pub world_size: u32,
     /// SwitchML: slots a shard; computed from the path where it is `None`.
     pub slots: Option<u16>,
-    /// ATP: fragments that may be in flight; computed from the path where it is `None`.
+    /// ATP and GOAT: fragments that may be in flight; computed from the path, and the plan, where it is `None`.
     pub window: Option<u16>,
+    /// GOAT: elements of each part of the model that is to be planned by itself; with none, the stream is cut into equal parts. The same on every rank.
+    pub sub_models: Vec<u64>,
     /// How the job's gradients are summed; the same on every rank.
     pub protocol: Protocol,
     /// How the elements of float tensors travel; the same on every rank.
@@ -93,7 +95,7 @@ pub struct SessionConfig {
     /// With a loss bound: source ports in each shard that this rank's packets take in turn, at most [`PATHS_MAX`](fanin_wire::PATHS_MAX). All ranks of a
     /// job have as many as the one that asks for most.
     pub paths: u8,
-    /// ATP: whether this rank's window shrinks when packets are lost (§3.7). Off where links lose packets without being full.
+    /// ATP and GOAT: whether this rank's window shrinks when packets are lost (§3.7). Off where links lose packets without being full.
     pub congestion_control: bool,
     /// How long one all-reduce may take, from its submission or from the end of the one before it.
     pub timeout: Duration,
@@ -141,6 +143,7 @@ impl SessionConfig {
             world_size,
             slots: None,
             window: None,
+            sub_models: Vec::new(),
             protocol: Protocol::SwitchMl,
             wire_dtype: WireDtype::Int32,
             loss_bound: LossBound::RELIABLE,

@@ -27,6 +27,8 @@ pub use path::{InterfaceError, Route, interface_address, interface_of, interface
 pub use probe::{Probe, ProbeReport, ProbeSum, cut_off, resolve_switch};
 pub use session::{Cancel, Session};
 pub use split::{MemberStatus, Place, Prediction, Share, Split};
-pub use status::{JobStatus, JobStatusState, RelayJob, RelayStatus, SwitchStatus, switch_status};
+pub use status::{
+    JobStatus, JobStatusState, PlannedShare, RelayJob, RelayStatus, SwitchStatus, switch_status,
+};
 pub use trace::{HandOver, TraceConfig};
 pub use watch::HEARTBEATS_PER_TIMEOUT;

@@ -37,7 +37,7 @@ pub(super) async fn attend(
         let job = shared.job(service);
         // Another service may have taken over.
         let connection = shared.lane(service).connection.clone();
-        let broke = match open(connection, job, shared.rank).await {
+        let broke = match open(connection, &job, shared.rank).await {
             Ok(mut replies) => loop {
                 let reply = match replies.message().await {
                     Ok(Some(reply)) => reply,
@@ -46,7 +46,7 @@ pub(super) async fn attend(
                 };
                 answered(Ok(()));
                 let ends = matches!(reply.state, Some(State::Aborted(_)));
-                if news.send((job, reply)).await.is_err() || ends {
+                if news.send((job.clone(), reply)).await.is_err() || ends {
                     return;
                 }
             },
@@ -69,7 +69,7 @@ pub(super) async fn attend(
 /// Keeps the stream of a rank open that one service has admitted and others have not yet. Returns when that one says that a rank of the job is lost.
 pub(super) async fn attend_meanwhile(connection: Connection, job: WorkerJob, member: Member) -> SessionError {
     loop {
-        if let Ok(mut replies) = open(connection.clone(), job, member.rank).await {
+        if let Ok(mut replies) = open(connection.clone(), &job, member.rank).await {
             while let Ok(Some(reply)) = replies.message().await {
                 // A service that stops may be that of a rank which knows more: the others will say.
                 if let Some(State::Aborted(reason)) = reply.state
@@ -85,7 +85,7 @@ pub(super) async fn attend_meanwhile(connection: Connection, job: WorkerJob, mem
 
 async fn open(
     mut connection: Connection,
-    job: WorkerJob,
+    job: &WorkerJob,
     rank: Rank,
 ) -> Result<Streaming<HeartbeatReply>, Status> {
     let who = AttendRequest {

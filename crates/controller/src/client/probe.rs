@@ -217,7 +217,7 @@ async fn sum(
     patience: Duration,
 ) -> Result<ProbeReport, SessionError> {
     let service = Service {
-        job: admitted.job,
+        job: admitted.job.clone(),
         switch: connection.address,
         shards: admitted.shards,
         share: 1.0,
@@ -239,7 +239,7 @@ async fn sum(
         let _ = sender.send(result.map(|sums| (sums, began.elapsed())));
     });
     let interval = admitted.heartbeat_timeout / HEARTBEATS_PER_TIMEOUT;
-    let mut pulse = Pulse { job: admitted.job, trips: Vec::new(), lost: 0, patience };
+    let mut pulse = Pulse { job: admitted.job.clone(), trips: Vec::new(), lost: 0, patience };
     let outcome = tokio::select! {
         outcome = timeout(patience, receiver) => outcome,
         // Never ends: it keeps the job alive where the heartbeat timeout is shorter than our patience.
@@ -267,7 +267,7 @@ async fn sum(
     let _ = timeout(patience, pulse.fill(connection)).await;
     pulse.trips.sort_unstable();
     Ok(ProbeReport {
-        job: admitted.job,
+        job: admitted.job.clone(),
         sum,
         io: driver.io_statistics(),
         worker: driver.statistics(),

@@ -4,7 +4,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use fanin_protocol::WorkerStatistics;
-use fanin_protocol::control::{Protocol, Refusal};
+use fanin_protocol::control::Refusal;
 use fanin_udp::{
     Clock, CollectiveKind, Failure, IoStatistics, PartTimes, Service, Submission, WorkerConfig, WorkerDriver,
     WorkerJob,
@@ -167,7 +167,7 @@ impl Session {
         // The services admitted the rank, so that it fits.
         let rank = Rank(config.rank as u16);
         let services = joined.iter().zip(&config.services).map(|((connection, admitted), service)| Service {
-            job: admitted.job,
+            job: admitted.job.clone(),
             switch: connection.address,
             shards: admitted.shards,
             share: service.share,
@@ -377,11 +377,11 @@ async fn admissions(
     if config.services.is_empty() {
         return Err(SessionError::Address { switch: String::new(), cause: "no switch is named".into() });
     }
-    if config.protocol == Protocol::Atp && config.services.len() > 1 {
+    if config.protocol.has_fragments() && config.services.len() > 1 {
         let switch = names(config.services.iter().map(|service| service.switch.as_str()));
         return Err(SessionError::Address {
             switch,
-            cause: "several, and a rank of ATP has one switch".into(),
+            cause: format!("several, and a rank of {} has one switch", config.protocol.name()),
         });
     }
     let mut joining = JoinSet::new();
@@ -398,7 +398,7 @@ async fn admissions(
                     if !joining.is_empty() {
                         // Every service admitted it, so that it fits.
                         let member = member(&admitted, Rank(config.rank as u16));
-                        let (connection, job) = (admitted.0.clone(), admitted.1.job);
+                        let (connection, job) = (admitted.0.clone(), admitted.1.job.clone());
                         meanwhile.spawn(attend_meanwhile(connection, job, member));
                     }
                     joined.push((index, admitted));

@@ -120,7 +120,7 @@ impl Shared {
     }
 
     pub fn job(&self, service: usize) -> WorkerJob {
-        self.lane(service).job
+        self.lane(service).job.clone()
     }
 
     /// The services, with commas between.

@@ -32,6 +32,10 @@ pub struct SwitchStatus {
     pub relays: Vec<RelayStatus>,
     /// What its link carries, in bits a second, where it is known.
     pub rate_bps: Option<u64>,
+    /// GOAT: packets that the server dropped because they are of another generation's plan.
+    pub outdated: u64,
+    /// GOAT: packets that the server dropped because its plan does not have them.
+    pub unplanned: u64,
 }
 
 /// What a switch with an upstream does, of either protocol.
@@ -41,12 +45,25 @@ pub struct RelayStatus {
     pub address: String,
     /// Whom it asks, and sends to.
     pub upstream: String,
-    /// ATP: aggregators for all jobs together.
+    /// ATP and GOAT: aggregators for all jobs together.
     pub aggregators: u32,
     /// Those, or SwitchML's slots, that gather now.
     pub in_use: u32,
     /// What it does for each job that it serves.
     pub jobs: Vec<RelayJob>,
+    /// GOAT: packets that it dropped because they are of another generation's plan.
+    pub outdated: u64,
+}
+
+/// What the plan of a GOAT job gives a switch.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PlannedShare {
+    /// Its data port, as its upstream sees it.
+    pub switch: String,
+    /// Of all ranks' fragments.
+    pub share: f64,
+    /// Those of its aggregators that the job has.
+    pub aggregators: u32,
 }
 
 /// What a switch with an upstream does for a job.
@@ -101,7 +118,7 @@ pub enum JobStatusState {
         retransmitted: u64,
         /// Ranks that left.
         left: Ranks,
-        /// ATP: packets that the server added up itself.
+        /// ATP and GOAT: packets that the server added up itself.
         aggregations: u64,
         /// ATP: fragments that found no aggregator free, on their whole way.
         collisions: u64,
@@ -109,6 +126,8 @@ pub enum JobStatusState {
         loss_bound: LossBound,
         /// DLCP: contributions that are not in its sums.
         lost: u64,
+        /// GOAT: what each switch sums; the rest is the server's.
+        planned: Vec<PlannedShare>,
         /// How it is shared, and which of its services this one is, as its ranks say.
         split: Option<(Split, usize)>,
         /// Its ranks, as they say.
@@ -158,6 +177,8 @@ impl TryFrom<proto::StatusReply> for SwitchStatus {
             protocol: protocol(reply.protocol)?,
             relays: reply.relays.into_iter().map(RelayStatus::from).collect(),
             rate_bps: reply.rate_bps,
+            outdated: reply.outdated,
+            unplanned: reply.unplanned,
         })
     }
 }
@@ -175,6 +196,7 @@ impl From<proto::Relay> for RelayStatus {
             aggregators: switch.aggregators,
             in_use: switch.in_use,
             jobs: switch.jobs.into_iter().map(job).collect(),
+            outdated: switch.outdated,
         }
     }
 }
@@ -207,6 +229,15 @@ impl TryFrom<proto::Job> for JobStatus {
                 collisions: running.collisions,
                 loss_bound: loss_bound(running.loss_bound_millionths)?,
                 lost: running.lost,
+                planned: running
+                    .planned
+                    .into_iter()
+                    .map(|proto::PlannedShare { switch, share, aggregators }| PlannedShare {
+                        switch,
+                        share,
+                        aggregators,
+                    })
+                    .collect(),
                 split: running.split.map(|told| {
                     let here = told.here as usize;
                     (told.into(), here)

@@ -123,7 +123,7 @@ impl Watch {
                 self.is_dead = false;
                 let beyond = match self.shared.config.protocol {
                     Protocol::SwitchMl => "",
-                    Protocol::Atp => ", from it or from its upstream",
+                    Protocol::Atp | Protocol::Goat => ", from it or from its upstream",
                 };
                 return Pulse::Unreachable(format!("no answer to heartbeats{beyond}"));
             }
@@ -382,15 +382,19 @@ impl Watch {
         (admitted, name, mut connection): (Admitted, String, Connection),
         since: Instant,
     ) -> Result<(), SessionError> {
-        let resumed =
-            self.shared.driver.resume(self.service, admitted.job, connection.address, &admitted.restore);
+        let resumed = self.shared.driver.resume(
+            self.service,
+            admitted.job.clone(),
+            connection.address,
+            &admitted.restore,
+        );
         if let Err(error) = resumed {
             // The place is this rank's now, and the others would wait for it.
             leave(&mut connection, admitted.job.identity(), self.shared.rank).await;
             return Err(self.lost(since.elapsed(), &error.to_string()));
         }
         let mut lane = self.shared.lane(self.service);
-        (lane.job, lane.name, lane.connection) = (admitted.job, name, connection);
+        (lane.job, lane.name, lane.connection) = (admitted.job.clone(), name, connection);
         (lane.silent, lane.left) = (None, Ranks::default());
         self.switch_instance = admitted.switch_instance;
         self.interval = admitted.heartbeat_timeout / HEARTBEATS_PER_TIMEOUT;

@@ -1,4 +1,4 @@
-//! What sums: the root of SwitchML's and DLCP's jobs, or the server of ATP, behind one set of questions.
+//! What sums: the root of SwitchML's and DLCP's jobs, or the server of ATP or GOAT, behind one set of questions.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -7,15 +7,18 @@ use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 
 use fanin_protocol::atp::{Hashing, ServerJob};
-use fanin_protocol::control::{Admission, Protocol};
+use fanin_protocol::control::Protocol;
 use fanin_protocol::dlcp;
+use fanin_protocol::goat::GoatServerJob;
 use fanin_protocol::{JobAborted, JobProgress, Received, Summer};
 use fanin_udp::{
-    AtpServerDriver, Host, HostThreads, IoStatistics, Peer, RootDriver, RootJob, SwitchConfig, ThreadEnded,
+    AtpServerDriver, GoatServerDriver, Host, HostThreads, IoStatistics, Peer, RootDriver, RootJob,
+    SwitchConfig, ThreadEnded,
 };
 use fanin_wire::{AbortReason, JobId};
 use tonic::Status;
 
+use super::jobs::Agreed;
 use crate::convert::atp_job;
 
 /// The host of a machine that sums, whatever the protocol. See [`Host`].
@@ -25,7 +28,7 @@ pub(super) trait DataPath: std::fmt::Debug + Send + Sync {
     fn receive_buffer_bytes(&self) -> usize;
     fn events(&self) -> Option<Receiver<JobAborted>>;
     /// Makes room for an admitted job.
-    fn add_job(&self, admission: &Admission) -> io::Result<()>;
+    fn add_job(&self, agreed: &Agreed) -> io::Result<()>;
     /// Has a job's packets taken from these hosts of its members, too.
     fn register(&self, job: JobId, hosts: &[IpAddr]);
     fn remove_job(&self, job: JobId);
@@ -55,16 +58,20 @@ pub(super) fn bind(listen: SocketAddr, protocol: Protocol, shards: usize) -> io:
     Ok(match protocol {
         Protocol::SwitchMl => Arc::new(RootDriver::bind(SwitchConfig { listen, shards })?),
         Protocol::Atp => Arc::new(AtpServerDriver::bind(listen)?),
+        Protocol::Goat => Arc::new(GoatServerDriver::bind(listen)?),
     })
 }
 
+/// How a host names whom it sends to before they send.
+type Names<'a> = &'a dyn Fn(SocketAddr) -> io::Result<Peer>;
+
 /// A job as its machine is told of it.
 trait Admitted: Sized {
-    fn of(admission: &Admission) -> io::Result<Self>;
+    fn of(agreed: &Agreed, peer: Names<'_>) -> io::Result<Self>;
 }
 
 impl Admitted for RootJob {
-    fn of(admission: &Admission) -> io::Result<Self> {
+    fn of(Agreed { admission, .. }: &Agreed, _: Names<'_>) -> io::Result<Self> {
         Ok(match admission.flow_config() {
             // Who sends faster than this machine's link is held back by its kernel.
             Some(config) => {
@@ -76,7 +83,7 @@ impl Admitted for RootJob {
 }
 
 impl Admitted for ServerJob {
-    fn of(admission: &Admission) -> io::Result<Self> {
+    fn of(Agreed { admission, .. }: &Agreed, _: Names<'_>) -> io::Result<Self> {
         let hierarchy = admission.hierarchy.as_ref().ok_or(io::ErrorKind::InvalidInput)?;
         let config = atp_job(
             (admission.job, admission.key, admission.generation),
@@ -91,6 +98,12 @@ impl Admitted for ServerJob {
             level: hierarchy.levels,
             restored: admission.resumed,
         })
+    }
+}
+
+impl Admitted for GoatServerJob<Peer> {
+    fn of(agreed: &Agreed, peer: Names<'_>) -> io::Result<Self> {
+        agreed.plan.as_ref().ok_or(io::ErrorKind::InvalidInput)?.server_job(peer)
     }
 }
 
@@ -114,8 +127,8 @@ where
         Self::events(self)
     }
 
-    fn add_job(&self, admission: &Admission) -> io::Result<()> {
-        Self::add_job(self, M::Job::of(admission)?)
+    fn add_job(&self, agreed: &Agreed) -> io::Result<()> {
+        Self::add_job(self, M::Job::of(agreed, &|address| self.peer(address))?)
     }
 
     fn register(&self, job: JobId, hosts: &[IpAddr]) {

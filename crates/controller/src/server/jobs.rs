@@ -22,6 +22,7 @@ use crate::proto;
 use super::crowd::{Crowd, Place};
 use super::data_path::{DataPath, Figures};
 use super::errands::Errands;
+use super::goat_plan::{Aggregators, GoatPlan};
 use super::meetings::{Meetings, NotHeard, Present};
 use super::snapshots::Snapshots;
 use super::told::{Measured, Told, Word};
@@ -33,7 +34,15 @@ mod tests;
 const OF_ONE_ADDRESS: u32 = 2;
 
 /// What a waiting rank is told.
-pub(super) type Outcome = Result<Arc<Admission>, NotAdmitted>;
+pub(super) type Outcome = Result<Arc<Agreed>, NotAdmitted>;
+
+/// A job that runs from now on.
+#[derive(Debug)]
+pub(super) struct Agreed {
+    pub admission: Admission,
+    /// Who sums what, of GOAT jobs alone.
+    pub plan: Option<Arc<GoatPlan>>,
+}
 
 /// Why a rank is not admitted.
 #[derive(Clone, Debug)]
@@ -111,6 +120,8 @@ pub(super) struct Jobs {
     waiting: Crowd,
     /// Ranks that have still to find each other.
     meetings: Meetings,
+    /// GOAT: what jobs have of their switches' memory. Not locked with the registry: plans take their time.
+    aggregators: Arc<Mutex<Aggregators>>,
 }
 
 struct State {
@@ -123,6 +134,8 @@ struct State {
     refusals: HashMap<&'static str, u64>,
     /// Calls in a rank's name without its secret.
     denied: u64,
+    /// Of running jobs that have one.
+    plans: HashMap<JobId, Arc<GoatPlan>>,
     /// What the ranks of running jobs tell; an entry goes with its job.
     told: HashMap<JobId, Told>,
     /// How each running job is, for the streams of its ranks.
@@ -149,6 +162,7 @@ impl Jobs {
             without_room: Vec::new(),
             refusals: HashMap::new(),
             denied: 0,
+            plans: HashMap::new(),
             told: HashMap::new(),
             news: HashMap::new(),
             hosts: HashMap::new(),
@@ -164,7 +178,8 @@ impl Jobs {
         let jobs_max = lock(&state).registry.config().jobs_max;
         let waiting = Crowd::new(usize::MAX, (jobs_max / OF_ONE_ADDRESS).max(1) as usize);
         let (origin, meetings) = (Instant::now(), Meetings::default());
-        Ok(Self { state, driver, errands, figures, origin, waiting, meetings })
+        let aggregators = Arc::default();
+        Ok(Self { state, driver, errands, figures, origin, waiting, meetings, aggregators })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -238,7 +253,11 @@ impl Jobs {
                 state.waiting.insert(ticket, sender);
                 // After the job itself: the data path may not know it yet.
                 let state = Arc::clone(&self.state);
-                self.errands.send(move |_| lock(&state).answer(ticket, Ok(Arc::new(admission))));
+                self.errands.send(move |_| {
+                    let mut state = lock(&state);
+                    let plan = state.plans.get(&admission.job).cloned();
+                    state.answer(ticket, Ok(Arc::new(Agreed { admission, plan })));
+                });
                 Joined::Waiting(Seat { jobs: self, ticket, outcome })
             }
             JoinDecision::Refused { reason } => {
@@ -249,12 +268,21 @@ impl Jobs {
         }
     }
 
-    /// Makes room for an admitted job in the data path, and then tells the ranks that wait for it.
+    /// Makes an admitted job's plan and room for it in the data path, and then tells the ranks that wait for it.
     fn make_room(&self, name: String, admission: Admission, tickets: Vec<Ticket>) {
-        let state = Arc::clone(&self.state);
+        let (state, aggregators) = (Arc::clone(&self.state), Arc::clone(&self.aggregators));
         self.errands.send(move |driver| {
-            let outcome = match driver.add_job(&admission) {
-                Ok(()) => {
+            let planned = admission.switches.as_ref().map(|switches| {
+                let plan = GoatPlan::new(&admission, switches, &mut lock(&aggregators))?;
+                Ok::<_, io::Error>(Arc::new(plan))
+            });
+            let agreed = planned.transpose().and_then(|plan| {
+                let agreed = Agreed { admission: admission.clone(), plan };
+                driver.add_job(&agreed)?;
+                Ok(agreed)
+            });
+            let outcome = match agreed {
+                Ok(agreed) => {
                     tracing::info!(
                         job = name,
                         id = admission.job.0,
@@ -265,13 +293,15 @@ impl Jobs {
                         wire_dtype = admission.wire_dtype.name(),
                         "a job runs"
                     );
+                    lock(&state).plans.extend(agreed.plan.clone().map(|plan| (admission.job, plan)));
                     // What is in it grows with the ranks, and each of them waits for an answer.
-                    Ok(Arc::new(admission))
+                    Ok(Arc::new(agreed))
                 }
                 Err(error) => {
                     tracing::warn!(job = name, %error, "the data path has no room for a job");
                     // Some of its shards may have had it.
                     driver.remove_job(admission.job);
+                    lock(&aggregators).forget(admission.job);
                     lock(&state).without_room.push(admission.job);
                     Err(NotAdmitted::DataPath(error.to_string()))
                 }
@@ -369,6 +399,10 @@ impl Jobs {
                 let own = proto::route::Atp { levels: levels.into(), elements: elements.into() };
                 (key, proto::route::Protocol::Atp(own))
             }
+            Protocol::Goat => {
+                let (_, _, key) = state.registry.levels(job)?;
+                (key, proto::route::Protocol::Goat(state.plans.get(&job)?.route(rank)))
+            }
             Protocol::SwitchMl => {
                 let (config, place, racks) = state.registry.racks(job, rank)?;
                 let rack = |rack: &Rack| proto::Rack {
@@ -394,6 +428,12 @@ impl Jobs {
             heartbeat_timeout_ms: u64::try_from(limits.heartbeat_timeout.as_millis()).unwrap_or(u64::MAX),
             protocol: Some(protocol),
         })
+    }
+
+    /// Which part of a job's fragments each switch sums, where there is a plan.
+    pub fn shares(&self, job: JobId) -> Vec<proto::PlannedShare> {
+        let plan = self.lock().plans.get(&job).cloned();
+        plan.map(|plan| plan.shares()).unwrap_or_default()
     }
 
     /// What a job's ranks have told.
@@ -427,6 +467,7 @@ impl Jobs {
             tracing::warn!(id = job.0, ?reason, "the data path aborts a job");
             // One shard found out; the others must hear of it.
             self.errands.send(move |driver| driver.abort_job(job, reason));
+            self.give_back(job);
             state.tell(job, HeartbeatReply::Aborted(reason));
             let command = state.registry.aborted(now, job, reason);
             self.carry_out(&mut state, command);
@@ -453,8 +494,10 @@ impl Jobs {
                     tracing::warn!(id = job.0, ?reason, "a job is aborted");
                     state.tell(job, HeartbeatReply::Aborted(reason));
                     self.errands.send(move |driver| driver.abort_job(job, reason));
+                    self.give_back(job);
                 }
                 Command::Remove { job } => {
+                    self.give_back(job);
                     state.told.remove(&job);
                     state.news.remove(&job);
                     state.streams.remove(&job);
@@ -471,6 +514,16 @@ impl Jobs {
                 }
             }
         }
+    }
+
+    /// A job's part of the switches' memory is another's from now on.
+    fn give_back(&self, job: JobId) {
+        let (state, aggregators) = (Arc::clone(&self.state), Arc::clone(&self.aggregators));
+        // After the errand that makes the plan.
+        self.errands.send(move |_| {
+            lock(&state).plans.remove(&job);
+            lock(&aggregators).forget(job);
+        });
     }
 
     /// Whether the data path works, and is told what is decided.
@@ -535,7 +588,7 @@ pub(super) fn for_log(name: &str) -> String {
     name.chars().take(JOB_NAME_BYTES_MAX).collect()
 }
 
-fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
+fn lock<T>(state: &Mutex<T>) -> MutexGuard<'_, T> {
     // A panic in one call must not end all others: the registry's own methods leave it consistent.
     state.lock().unwrap_or_else(PoisonError::into_inner)
 }

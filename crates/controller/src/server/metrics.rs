@@ -146,12 +146,16 @@ fn of_jobs(
             |progress| progress.lost,
         );
     }
-    counter("fanin_job_aggregations", "Packets of the job that were added here (ATP)", |progress| {
-        progress.aggregations
-    })?;
-    counter("fanin_job_collisions", "Fragments of the job that found no aggregator free (ATP)", |progress| {
-        progress.collisions
-    })
+    counter(
+        "fanin_job_aggregations",
+        "Packets of the job that were added here (ATP and GOAT)",
+        |progress| progress.aggregations,
+    )?;
+    counter(
+        "fanin_job_collisions",
+        "Fragments of the job that found no aggregator free (ATP and GOAT)",
+        |progress| progress.collisions,
+    )
 }
 
 /// What the ranks of jobs tell of their plans.

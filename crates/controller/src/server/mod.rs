@@ -1,9 +1,10 @@
-//! A switch, or the server of ATP: the data path and its control connection under one port number.
+//! A switch, or the server of ATP or GOAT: the data path and its control connection under one port number.
 
 mod calls;
 mod crowd;
 mod data_path;
 mod errands;
+mod goat_plan;
 mod guests;
 mod http;
 mod jobs;
@@ -53,7 +54,7 @@ const SHARDS_AUTOMATIC_MAX: usize = 8;
 pub struct SwitchServerConfig {
     /// Address, and the port for TCP and UDP; 0 takes one that is free for both.
     pub listen: SocketAddr,
-    /// How jobs are summed: in the slots of this switch, or, as the server of ATP, with the switches on the way.
+    /// How jobs are summed: in the slots of this switch, or, as the server of ATP or GOAT, with the switches on the way.
     pub protocol: Protocol,
     /// Cores that sum, each with a socket and slots of its own.
     pub shards: usize,
@@ -117,7 +118,7 @@ pub enum ServerError {
         cause: io::Error,
     },
     /// A switch of so many shards cannot be.
-    #[error("{0} shards: a switch has 1 to {SHARDS_MAX}, the server of ATP has one")]
+    #[error("{0} shards: a switch has 1 to {SHARDS_MAX}, the server of ATP or GOAT has one")]
     Shards(usize),
     /// A switch of so many aggregators cannot be.
     #[error("{asked} aggregators: a switch has at most {max}, which take 4 GiB")]

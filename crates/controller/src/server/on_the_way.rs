@@ -1,12 +1,13 @@
-//! What sums on the way to the root: ATP's aggregators, or a rack's slots, behind one set of questions.
+//! What sums on the way to the root: aggregators of ATP or GOAT, or a rack's slots, behind one set of questions.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::mpsc::Receiver;
 
 use fanin_protocol::atp::AtpSwitchStatistics;
+use fanin_protocol::goat::GoatSwitch;
 use fanin_protocol::{JobAborted, JobProgress, Received};
-use fanin_udp::{AtpSwitchDriver, IoStatistics, SwitchDriver, ThreadEnded};
+use fanin_udp::{AtpSwitchDriver, GoatSwitchDriver, IoStatistics, Peer, SwitchDriver, ThreadEnded};
 use fanin_wire::JobId;
 
 use super::routes::Route;
@@ -33,7 +34,7 @@ pub(super) trait OnTheWay: std::fmt::Debug + Send + Sync {
 #[derive(Debug)]
 pub(super) struct Figures {
     pub received: Received,
-    /// Of ATP's aggregators; nothing when their thread has ended.
+    /// Of the aggregators of ATP or GOAT; nothing when their thread has ended.
     pub aggregators: Option<AtpSwitchStatistics>,
     pub io: IoStatistics,
     /// By id, each with its name.
@@ -75,6 +76,53 @@ impl OnTheWay for AtpSwitchDriver {
 
     fn figures(&self, names: Vec<(JobId, String)>) -> Figures {
         let statistics = self.ask_all(|machine, _| machine.statistics()).pop().flatten();
+        let progress = |(job, name)| Some((job, name, self.job_progress(job)?));
+        Figures {
+            received: self.received(),
+            aggregators: Some(statistics.unwrap_or_default()),
+            io: self.io_statistics(),
+            jobs: names.into_iter().filter_map(progress).collect(),
+        }
+    }
+
+    fn health(&self) -> Result<(), ThreadEnded> {
+        Self::health(self)
+    }
+
+    #[cfg(test)]
+    fn occupy(&self, with: std::sync::Arc<dyn Fn() + Send + Sync>) {
+        self.ask_all(move |_, _| with());
+    }
+}
+
+impl OnTheWay for GoatSwitchDriver {
+    fn local_addr(&self) -> SocketAddr {
+        Self::local_addr(self)
+    }
+
+    fn receive_buffer_bytes(&self) -> usize {
+        Self::receive_buffer_bytes(self)
+    }
+
+    fn events(&self) -> Option<Receiver<JobAborted>> {
+        Self::events(self)
+    }
+
+    fn add(&self, _: JobId, route: &Route) -> io::Result<()> {
+        self.add_route(route.planned().ok_or(io::ErrorKind::InvalidInput)?)
+    }
+
+    fn register(&self, job: JobId, hosts: &[IpAddr]) {
+        Self::register(self, job, hosts.iter().copied());
+    }
+
+    fn remove_job(&self, job: JobId) {
+        Self::remove_job(self, job);
+    }
+
+    fn figures(&self, names: Vec<(JobId, String)>) -> Figures {
+        let statistics =
+            self.ask_all(|machine: &mut GoatSwitch<Peer>, _| machine.statistics()).pop().flatten();
         let progress = |(job, name)| Some((job, name, self.job_progress(job)?));
         Figures {
             received: self.received(),

@@ -1,4 +1,4 @@
-//! A switch with an upstream, a rack of SwitchML or a switch of ATP: what it sums with, and the control connection that it passes on
+//! A switch with an upstream, a rack of SwitchML or a switch of ATP or GOAT: what it sums with, and the control connection that it passes on
 //! towards the root.
 //!
 //! A worker knows its own switch alone, and a switch its upstream alone. Each asks the next one what it was asked, adds itself
@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use fanin_protocol::control::{HOPS_MAX, Protocol, Refusal};
-use fanin_protocol::{JobAborted, JobProgress};
+use fanin_protocol::{JobAborted, JobProgress, Reason};
 use fanin_udp::ThreadEnded;
 use fanin_wire::{FRAGMENT_ELEMENTS, Generation, JobId, Rank, VERSION};
 use tokio::sync::{mpsc, oneshot, watch};
@@ -26,7 +26,7 @@ use super::errands::Errands;
 use super::jobs::for_log;
 use super::on_the_way::{Figures, OnTheWay};
 use super::routes::{Route, Routes};
-use super::service::{Replies, Told, asked, crowded, hosts, refused, seen_from, told};
+use super::service::{Replies, Told, asked, crowded, dropped, hosts, refused, seen_from, told};
 use super::snapshots::Snapshots;
 use crate::client::connection::{Connection, explain};
 use crate::client::path;
@@ -92,9 +92,10 @@ impl Relay {
             error => self.unreachable(&error.to_string(), false),
         })?;
         if connection.protocol != self.protocol {
-            let cause = match self.protocol {
-                Protocol::Atp => "it is a switch of SwitchML",
-                Protocol::SwitchMl => "it is of ATP",
+            let cause = match connection.protocol {
+                Protocol::SwitchMl => "it is a switch of SwitchML",
+                Protocol::Atp => "it is of ATP",
+                Protocol::Goat => "it is of GOAT",
             };
             return Err(self.unreachable(cause, false));
         }
@@ -167,6 +168,18 @@ impl Relay {
                 let route = self.atp_route(member, connection, message, &own)?;
                 own.levels -= 1;
                 message.protocol = Some(Own::Atp(own));
+                route
+            }
+            (Some(Own::Goat(mut own)), RackMemory::Planned(aggregators)) => {
+                if own.switches.is_empty() {
+                    return Err(self.mismatch("it counts too few switches on the way".into()));
+                }
+                let planned = own.switches.remove(0);
+                let (id, generation, _) = member;
+                let (upstream, own_part) = (connection.address, (&planned, aggregators));
+                let route = Route::goat((id, generation), upstream, message, &own, own_part)
+                    .map_err(|malformed| self.mismatch(malformed.to_string()))?;
+                message.protocol = Some(Own::Goat(own));
                 route
             }
             (Some(Own::Switchml(mut own)), RackMemory::Slots { pool_units, .. }) => {
@@ -279,10 +292,8 @@ impl Relay {
         Ok(proto::Relay {
             address: self.name(),
             upstream: self.upstream.clone(),
-            aggregators: match self.memory {
-                RackMemory::Aggregators(aggregators) => aggregators,
-                RackMemory::Slots { .. } => 0,
-            },
+            aggregators: self.memory.aggregators().unwrap_or_default(),
+            outdated: dropped(&figures.received, Reason::Generation),
             in_use: figures.in_use(),
             jobs: figures.jobs.iter().map(job).collect(),
         })
@@ -316,8 +327,12 @@ impl Relay {
                 RackMemory::Aggregators(aggregators) => {
                     proto::hop::Protocol::Atp(proto::hop::Atp { aggregators, elements: ELEMENTS.into() })
                 }
+                RackMemory::Planned(aggregators) => {
+                    proto::hop::Protocol::Goat(proto::hop::Atp { aggregators, elements: ELEMENTS.into() })
+                }
                 RackMemory::Slots { .. } => proto::hop::Protocol::Switchml(proto::hop::SwitchMl {}),
             }),
+            rate_bps: path::rate_bps(connection.address),
         });
         request.host = self.host(&connection);
         let rtt_ns = u64::try_from(connection.rtt.as_nanos()).unwrap_or(u64::MAX);

@@ -27,7 +27,7 @@ struct Scrape {
 impl Collector for Scrape {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), Error> {
         let received = &self.figures.received;
-        if let (RackMemory::Aggregators(all), Some(switch)) = (self.memory, &self.figures.aggregators) {
+        if let (Some(all), Some(switch)) = (self.memory.aggregators(), &self.figures.aggregators) {
             of_aggregators(&mut encoder, all, switch)?;
         }
         let mut verdicts = vec![
@@ -44,7 +44,7 @@ impl Collector for Scrape {
         counters(&mut encoder, "fanin_packets_dropped", "Packets without effect", "reason", &dropped)?;
         of_io(&mut encoder, &self.figures.io)?;
         match self.memory {
-            RackMemory::Aggregators(_) => of_atp_jobs(&mut encoder, &self.figures),
+            RackMemory::Aggregators(_) | RackMemory::Planned(_) => of_atp_jobs(&mut encoder, &self.figures),
             RackMemory::Slots { .. } => of_rack_jobs(&mut encoder, &self.figures),
         }
     }
@@ -56,7 +56,7 @@ fn of_aggregators(
     switch: &AtpSwitchStatistics,
 ) -> Result<(), Error> {
     let aggregators = [("free", all.saturating_sub(switch.in_use).into()), ("in_use", switch.in_use.into())];
-    gauges(encoder, "fanin_aggregators", "Aggregators of the ATP switch", "state", &aggregators)?;
+    gauges(encoder, "fanin_aggregators", "Aggregators of the switch of ATP or GOAT", "state", &aggregators)?;
     let freed = [
         ("parameters", switch.freed_by_parameters),
         ("resend", switch.freed_by_resend),
@@ -68,9 +68,9 @@ fn of_aggregators(
 }
 
 fn of_atp_jobs(encoder: &mut DescriptorEncoder<'_>, figures: &Figures) -> Result<(), Error> {
-    let help = "Packets of the job that were added here (ATP)";
+    let help = "Packets of the job that were added here (ATP and GOAT)";
     of_jobs(encoder, figures, ("fanin_job_aggregations", help), |progress| progress.aggregations)?;
-    let help = "Fragments of the job that found no aggregator free (ATP)";
+    let help = "Fragments of the job that found no aggregator free (ATP and GOAT)";
     of_jobs(encoder, figures, ("fanin_job_collisions", help), |progress| progress.collisions)
 }
 

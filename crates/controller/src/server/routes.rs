@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 
 use fanin_protocol::atp::SwitchRoute;
 use fanin_protocol::control::{Denied, Ranks, pool_units};
+use fanin_protocol::goat::{GoatRoute, PlannedSum, SubModels};
 use fanin_protocol::switchml::{Contributions, JobConfig, SwitchJob, Upstream};
-use fanin_wire::{Generation, JobId, Key, RANKS_MAX, Rank, ShardId, WorkerId};
+use fanin_wire::{AggregationNode, Generation, JobId, Key, RANKS_MAX, Rank, ShardId, SubModel, WorkerId};
 
 use crate::convert::{Malformed, key, narrow, wire_dtype};
 use crate::proto;
@@ -31,6 +32,8 @@ pub(super) enum Way {
         level: u8,
         elements: u16,
     },
+    /// As the plan has it.
+    Goat(GoatRoute<SocketAddr>),
     SwitchMl {
         config: JobConfig,
         shards: u8,
@@ -93,19 +96,69 @@ impl Route {
         Ok(Self { generation, key, upstream, name: message.job.clone(), heartbeat_timeout, way })
     }
 
+    /// The route that the upstream of a switch of GOAT tells, whose own part of the plan is `planned`.
+    pub fn goat(
+        (id, generation): (JobId, Generation),
+        upstream: SocketAddr,
+        message: &proto::Route,
+        own: &proto::route::Goat,
+        (planned, aggregators): (&proto::PlannedSwitch, u32),
+    ) -> Result<Self, Malformed> {
+        let key = key(&message.key)?;
+        let address = |text: &str| text.parse::<SocketAddr>().map_err(|_| Malformed("address"));
+        let next_hop = |hop: &proto::NextHop| {
+            let to = if hop.to.is_empty() { upstream } else { address(&hop.to)? };
+            Ok((AggregationNode(narrow(hop.node, "node")?), to))
+        };
+        let sub_models = SubModels::new(&own.sub_models).map_err(|_| Malformed("sub_models"))?;
+        let sum = |sum: &proto::PlannedSum| {
+            let sub_model = SubModel(narrow(sum.sub_model, "sub_model")?);
+            if sub_models.fragments_of(sub_model) == 0 || sum.first_aggregator >= aggregators {
+                return Err(Malformed("sums"));
+            }
+            let (workers, first_aggregator) = (workers(&sum.workers)?, sum.first_aggregator);
+            Ok((sub_model, PlannedSum { workers, first_aggregator }))
+        };
+        let route = GoatRoute {
+            id,
+            key,
+            generation,
+            node: AggregationNode(narrow(planned.node, "node")?),
+            upstream,
+            next_hops: planned.next_hops.iter().map(next_hop).collect::<Result<_, Malformed>>()?,
+            below: planned.below.iter().map(|child| address(child)).collect::<Result<_, _>>()?,
+            own: workers(&planned.own)?,
+            sums: planned.sums.iter().map(sum).collect::<Result<_, _>>()?,
+            window_max: narrow(own.window, "window")?,
+            sub_models,
+            aggregators,
+        };
+        let heartbeat_timeout = Duration::from_millis(message.heartbeat_timeout_ms);
+        let name = message.job.clone();
+        Ok(Self { generation, key, upstream, name, heartbeat_timeout, way: Way::Goat(route) })
+    }
+
+    /// The job as a switch of GOAT is told of it.
+    pub fn planned(&self) -> Option<GoatRoute<SocketAddr>> {
+        match &self.way {
+            Way::Goat(route) => Some(route.clone()),
+            Way::Atp { .. } | Way::SwitchMl { .. } => None,
+        }
+    }
+
     /// The job as a switch of ATP is told of it.
     pub const fn switch_route(&self, id: JobId) -> Option<SwitchRoute<SocketAddr>> {
         let Self { generation, key, upstream, .. } = *self;
         match self.way {
             Way::Atp { level, .. } => Some(SwitchRoute { id, key, generation, upstream, level }),
-            Way::SwitchMl { .. } => None,
+            Way::Goat(_) | Way::SwitchMl { .. } => None,
         }
     }
 
     /// The job as a rack of SwitchML is told of it.
     pub fn rack_job(&self) -> Option<SwitchJob<SocketAddr>> {
         match &self.way {
-            Way::Atp { .. } => None,
+            Way::Atp { .. } | Way::Goat(_) => None,
             Way::SwitchMl { config, contributions, place, .. } => Some(SwitchJob {
                 config: *config,
                 contributions: contributions.clone(),
@@ -117,12 +170,17 @@ impl Route {
     /// Memory that it takes of each shard of a rack, in units of 256 elements.
     pub fn pool_units(&self) -> u32 {
         match &self.way {
-            Way::Atp { .. } => 0,
+            Way::Atp { .. } | Way::Goat(_) => 0,
             Way::SwitchMl { config, contributions, .. } => {
                 pool_units(config.slots, config.elements, config.wire_dtype, contributions.count())
             }
         }
     }
+}
+
+/// A bitmap of ranks as it came.
+fn workers(bytes: &[u8]) -> Result<u128, Malformed> {
+    bytes.try_into().map(u128::from_le_bytes).map_err(|_| Malformed("workers"))
 }
 
 #[derive(Debug)]
@@ -156,6 +214,9 @@ impl Routes {
             {
                 (Way::Atp { level: was, .. }, Way::Atp { level, .. }) if was != level => {
                     Err(format!("it was at level {was} here, and is at {level}"))
+                }
+                (was, is @ Way::Goat(_)) if was != is => {
+                    Err("it has another plan here, of the same generation: start its ranks again".into())
                 }
                 (was, is @ Way::SwitchMl { .. }) if was != is => {
                     Err("it has another place here, or other ranks, than it had".into())

@@ -10,6 +10,7 @@ use fanin_protocol::control::{
     Admission, Denied, Detached, FlowPlan, HeartbeatReply, Hierarchy, Hop, JobState, JoinRequest,
     PORTION_WHOLE, Protocol, Resume,
 };
+use fanin_protocol::{Reason, Received};
 use fanin_wire::{Generation, JobId, Rank, VERSION};
 use prost::Message;
 use tokio::sync::mpsc;
@@ -19,7 +20,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 use super::data_path::{Figures, unhealthy};
 use super::http::REQUEST_BYTES_MAX;
-use super::jobs::{Attending, JobSnapshot, Jobs, Joined, NotAdmitted, Stays};
+use super::jobs::{Agreed, Attending, JobSnapshot, Jobs, Joined, NotAdmitted, Stays};
 use super::meetings::{NotHeard, Pieces};
 use super::told::{Measured, Word};
 use crate::client::path::{mtu_at, rate_bps_at};
@@ -105,12 +106,13 @@ impl Control for ControlService {
             Joined::Done(outcome) => outcome,
         };
         let outcome = match outcome {
-            Ok(admission) => {
+            Ok(agreed) => {
+                let admission = &agreed.admission;
                 let worker = Rank(rank as u16);
                 self.jobs.register(admission.job, worker, hosts).await;
                 self.jobs.tell(admission.job, rank, word);
                 let timeout = self.jobs.config().heartbeat_timeout;
-                let mut admitted = admission_for(&admission, rank, timeout, self.instance);
+                let mut admitted = admission_for(&agreed, rank, timeout, self.instance);
                 admitted.route = self.jobs.route(admission.job, worker).map(Box::new);
                 proto::join_reply::Outcome::Admission(admitted)
             }
@@ -197,8 +199,15 @@ impl Control for ControlService {
             protocol: proto::Protocol::from(config.protocol).into(),
             relays: Vec::new(),
             rate_bps: self.rate_bps.or_else(|| rate_bps_at(asked_at?.ip().to_canonical())),
+            outdated: dropped(&figures.received, Reason::Generation),
+            unplanned: dropped(&figures.received, Reason::Unplanned),
         }))
     }
+}
+
+/// Packets of a data path that were dropped for this reason.
+pub(super) fn dropped(received: &Received, reason: Reason) -> u64 {
+    received.dropped[reason as usize]
 }
 
 impl ControlService {
@@ -310,7 +319,9 @@ fn hop(message: &proto::Hop) -> Result<Hop, Malformed> {
     let ip: IpAddr = message.address.parse().map_err(|_| Malformed("address"))?;
     let (aggregators, elements) = match message.protocol.as_ref().ok_or(Malformed("protocol"))? {
         proto::hop::Protocol::Switchml(_) => (0, 0),
-        proto::hop::Protocol::Atp(own) => (own.aggregators, narrow(own.elements, "elements")?),
+        proto::hop::Protocol::Atp(own) | proto::hop::Protocol::Goat(own) => {
+            (own.aggregators, narrow(own.elements, "elements")?)
+        }
     };
     Ok(Hop {
         instance: message.instance,
@@ -319,6 +330,7 @@ fn hop(message: &proto::Hop) -> Result<Hop, Malformed> {
         elements,
         receive_buffer_bytes: usize::try_from(message.receive_buffer_bytes).unwrap_or(usize::MAX),
         mtu: narrow(message.mtu_bytes, "mtu_bytes")?,
+        rate_bps: message.rate_bps,
     })
 }
 
@@ -328,6 +340,7 @@ pub(super) fn asked(message: &proto::JoinRequest) -> Result<(Protocol, Option<u3
     match &message.protocol {
         Some(Asked::Switchml(own)) => Ok((Protocol::SwitchMl, own.slots)),
         Some(Asked::Atp(own)) => Ok((Protocol::Atp, own.window)),
+        Some(Asked::Goat(own)) => Ok((Protocol::Goat, own.window)),
         // Another version of the messages: for that it is refused.
         None if message.wire_version != u32::from(VERSION) => Ok((Protocol::default(), None)),
         None => Err(Malformed("protocol")),
@@ -338,7 +351,9 @@ fn resume(message: proto::Resume, protocol: Protocol) -> Result<Resume, Malforme
     use proto::resume::Protocol as Own;
     let (in_flight, completed) = match (message.protocol, protocol) {
         (Some(Own::Switchml(own)), Protocol::SwitchMl) => (own.slots, own.completed),
-        (Some(Own::Atp(own)), Protocol::Atp) => (own.window, Vec::new()),
+        (Some(Own::Atp(own)), Protocol::Atp) | (Some(Own::Goat(own)), Protocol::Goat) => {
+            (own.window, Vec::new())
+        }
         _ => return Err(Malformed("protocol")),
     };
     Ok(Resume {
@@ -362,6 +377,10 @@ fn portion(split: &proto::Split) -> u16 {
 
 fn join_request(message: proto::JoinRequest, portion: u16) -> Result<JoinRequest, Malformed> {
     let (protocol, asked) = asked(&message)?;
+    let sub_models = match message.protocol {
+        Some(proto::join_request::Protocol::Goat(own)) => own.sub_models,
+        _ => Vec::new(),
+    };
     Ok(JoinRequest {
         job: message.job,
         rank: message.rank,
@@ -378,6 +397,7 @@ fn join_request(message: proto::JoinRequest, portion: u16) -> Result<JoinRequest
         plan: message.plan,
         portion,
         protocol,
+        sub_models,
         hops: message.hops.iter().map(hop).collect::<Result<_, _>>()?,
         resume: message.resume.map(|message| resume(message, protocol)).transpose()?,
         origin: None,
@@ -386,16 +406,17 @@ fn join_request(message: proto::JoinRequest, portion: u16) -> Result<JoinRequest
 
 /// What one rank is told of its job; the route is the caller's to fill in.
 fn admission_for(
-    admission: &Admission,
+    agreed: &Agreed,
     rank: u32,
     heartbeat_timeout: Duration,
     switch_instance: u64,
 ) -> proto::Admission {
-    let rank = rank as usize;
-    let protocol = match (&admission.hierarchy, &admission.flows) {
-        (Some(hierarchy), _) => proto::admission::Protocol::Atp(of_atp(admission, hierarchy, rank)),
-        (None, Some(flows)) => proto::admission::Protocol::Dlcp(of_dlcp(admission, flows)),
-        (None, None) => proto::admission::Protocol::Switchml(of_switch_ml(admission, rank)),
+    let (rank, admission) = (rank as usize, &agreed.admission);
+    let protocol = match (&agreed.plan, &admission.hierarchy, &admission.flows) {
+        (Some(plan), _, _) => proto::admission::Protocol::Goat(plan.assignment(rank)),
+        (None, Some(hierarchy), _) => proto::admission::Protocol::Atp(of_atp(admission, hierarchy, rank)),
+        (None, None, Some(flows)) => proto::admission::Protocol::Dlcp(of_dlcp(admission, flows)),
+        (None, None, None) => proto::admission::Protocol::Switchml(of_switch_ml(admission, rank)),
     };
     proto::Admission {
         job_id: admission.job.0,
@@ -474,6 +495,7 @@ fn describe(jobs: &Jobs, figures: &Figures, job: JobSnapshot) -> proto::Job {
                 split: told.split,
                 loss_bound_millionths: loss_bound.millionths(),
                 lost: progress.lost,
+                planned: jobs.shares(id),
             })
         }
         JobState::Aborted { job: id, reason } => {

@@ -4,6 +4,7 @@ mod admission;
 mod atp;
 mod bounds;
 mod faults;
+mod goat;
 mod http;
 mod meetings;
 mod racks;

@@ -6,22 +6,25 @@ use core::net::IpAddr;
 use core::time::Duration;
 
 use fanin_wire::{
-    CHUNK_ELEMENTS, FRAGMENT_ELEMENTS, Generation, IP_UDP_BYTES, LEVELS_MAX, LossBound, RANKS_MAX, Rank,
-    VERSION, WireDtype, chunk_elements_for_mtu, chunk_packet_bytes, fragment_elements_for_mtu,
-    fragment_packet_bytes,
+    CHUNK_ELEMENTS, FRAGMENT_ELEMENTS, Generation, IP_UDP_BYTES, LEVELS_MAX, LossBound, PLANNED_WORKERS_MAX,
+    RANKS_MAX, Rank, VERSION, WireDtype, chunk_elements_for_mtu, chunk_packet_bytes,
+    fragment_elements_for_mtu, fragment_packet_bytes,
 };
 
 use super::hierarchy::{Hierarchy, Racks, hierarchy, racks};
 use super::pool_size::RATE_DEFAULT_BPS;
 use super::restore::restorers;
 use super::{
-    FlowPlan, HOPS_MAX, Hop, JOB_NAME_BYTES_MAX, JoinRequest, Path, Protocol, Ranks, Refusal, Resume,
-    ResumeField, Ticket, pool_slots,
+    FlowPlan, HOPS_MAX, Hop, JOB_NAME_BYTES_MAX, JoinRequest, NAMED_SUB_MODELS_MAX, Path, Protocol, Ranks,
+    Refusal, Resume, ResumeField, SwitchTree, Ticket, pool_slots,
 };
 use crate::atp::{ATP_WORKERS_MAX, WINDOW_ELEMENTS_MAX};
 use crate::dlcp;
 use crate::machine::Instant;
 use crate::switchml::SLOTS_MAX;
+
+/// Most elements of one part of a model: all of them have fewer fragments than a number of 32 bits counts.
+const SUB_MODEL_MAX: u64 = 1 << 29;
 
 /// What a checked request leaves to remember.
 #[derive(Debug)]
@@ -34,9 +37,11 @@ struct Waiting {
     paths: u32,
     plan: u64,
     portion: u16,
-    rate_bps: u64,
+    /// Where it is known.
+    rate_bps: Option<u64>,
     rtt: Duration,
     protocol: Protocol,
+    sub_models: Vec<u64>,
     hops: Vec<Hop>,
     resume: Option<Resume>,
     origin: Option<IpAddr>,
@@ -61,6 +66,8 @@ pub(super) struct Plan {
     pub wire_dtype: WireDtype,
     pub resumed: bool,
     pub hierarchy: Option<Hierarchy>,
+    pub switches: Option<SwitchTree>,
+    pub sub_models: Vec<u64>,
     pub flows: Option<FlowPlan>,
     pub racks: Racks,
     pub restore: Vec<Vec<Vec<fanin_wire::SlotIndex>>>,
@@ -83,13 +90,18 @@ pub(super) fn check(request: &JoinRequest, served: Protocol, shards: u8) -> Resu
         Protocol::SwitchMl if loses => (0, dlcp::WORKERS_MAX.into()),
         Protocol::SwitchMl => (HOPS_MAX, RANKS_MAX),
         Protocol::Atp => (LEVELS_MAX, ATP_WORKERS_MAX.into()),
+        Protocol::Goat => (HOPS_MAX, PLANNED_WORKERS_MAX as u32),
     };
     if request.hops.len() > hops_max {
         let levels = u32::try_from(request.hops.len()).unwrap_or(u32::MAX);
         return Err(Refusal::TooManyLevels { levels });
     }
-    if served == Protocol::Atp && request.wire_dtype != WireDtype::Int32 {
+    if served.has_fragments() && request.wire_dtype != WireDtype::Int32 {
         return Err(Refusal::WireDtypeOfAtp { asked: request.wire_dtype });
+    }
+    let (named, named_max) = (&request.sub_models, NAMED_SUB_MODELS_MAX);
+    if named.len() > named_max || named.iter().any(|elements| *elements == 0 || *elements > SUB_MODEL_MAX) {
+        return Err(Refusal::SubModels { count: u32::try_from(named.len()).unwrap_or(u32::MAX) });
     }
     let name = &request.job;
     if name.is_empty() || name.len() > JOB_NAME_BYTES_MAX || name.chars().any(char::is_control) {
@@ -106,7 +118,7 @@ pub(super) fn check(request: &JoinRequest, served: Protocol, shards: u8) -> Resu
     }
     let need = |elements: usize| match served {
         Protocol::SwitchMl => chunk_packet_bytes(elements, request.wire_dtype) + IP_UDP_BYTES,
-        Protocol::Atp => fragment_packet_bytes(elements) + IP_UDP_BYTES,
+        Protocol::Atp | Protocol::Goat => fragment_packet_bytes(elements) + IP_UDP_BYTES,
     };
     let mtu = path_mtu(request);
     let too_small = |need: usize| Refusal::MtuTooSmall {
@@ -116,7 +128,7 @@ pub(super) fn check(request: &JoinRequest, served: Protocol, shards: u8) -> Resu
     if elements_for(request).is_none() {
         return Err(too_small(need(match served {
             Protocol::SwitchMl => CHUNK_ELEMENTS[0],
-            Protocol::Atp => FRAGMENT_ELEMENTS[0],
+            Protocol::Atp | Protocol::Goat => FRAGMENT_ELEMENTS[0],
         })));
     }
     if let Some(resume) = &request.resume {
@@ -138,7 +150,7 @@ fn elements_for(request: &JoinRequest) -> Option<usize> {
     let mtu = path_mtu(request);
     match request.protocol {
         Protocol::SwitchMl => chunk_elements_for_mtu(mtu, request.wire_dtype),
-        Protocol::Atp => {
+        Protocol::Atp | Protocol::Goat => {
             let most = fragment_elements_for_mtu(mtu)?;
             let held = request.hops.iter().map(|hop| usize::from(hop.elements)).fold(most, usize::min);
             FRAGMENT_ELEMENTS.into_iter().rev().find(|elements| *elements <= held)
@@ -154,7 +166,7 @@ fn check_resume(rank: u32, resume: &Resume, served: Protocol, shards: u8) -> Res
     let shards = match served {
         Protocol::SwitchMl => shards,
         // Its workers hold no counts: they answer the server's resend requests.
-        Protocol::Atp => 0,
+        Protocol::Atp | Protocol::Goat => 0,
     };
     if resume.shards != shards {
         return Err(mismatch(ResumeField::Shards, resume.shards.into(), shards.into()));
@@ -164,7 +176,7 @@ fn check_resume(rank: u32, resume: &Resume, served: Protocol, shards: u8) -> Res
     }
     let lengths = match served {
         Protocol::SwitchMl => &CHUNK_ELEMENTS[..],
-        Protocol::Atp => &FRAGMENT_ELEMENTS[..],
+        Protocol::Atp | Protocol::Goat => &FRAGMENT_ELEMENTS[..],
     };
     if !lengths.contains(&usize::from(resume.elements)) {
         return Err(mismatch(ResumeField::Elements, resume.elements.into(), saturate(lengths[0])));
@@ -233,6 +245,10 @@ impl Gathering {
                     job_has: other.plan,
                 });
             }
+            if request.sub_models != other.sub_models {
+                let (rank, other_rank) = (asked_by, other_rank.0.into());
+                return Err(Refusal::SubModelsMismatch { rank, other_rank });
+            }
             // Who resumes and who begins are never in one gathering.
             if let (Some(asked), Some(other)) = (&request.resume, &other.resume) {
                 agree_on_resume(asked_by, asked, other)?;
@@ -251,9 +267,10 @@ impl Gathering {
                 paths: request.paths,
                 plan: request.plan,
                 portion: request.portion,
-                rate_bps: request.rate_bps.filter(|rate| *rate > 0).unwrap_or(RATE_DEFAULT_BPS),
+                rate_bps: request.rate_bps.filter(|rate| *rate > 0),
                 rtt: request.rtt,
                 protocol: request.protocol,
+                sub_models: request.sub_models,
                 hops: request.hops,
                 resume: request.resume,
                 origin: request.origin,
@@ -311,10 +328,17 @@ impl Gathering {
         // `join` let no rank in that asks for another.
         let wire_dtype = self.waiting.values().next().map(|waiting| waiting.wire_dtype).unwrap_or_default();
         // `check` let no rank in that asks for another protocol.
-        let atp = self.waiting.values().any(|waiting| waiting.protocol == Protocol::Atp);
+        let protocol = self.waiting.values().next().map(|waiting| waiting.protocol).unwrap_or_default();
         let paths: Vec<&[Hop]> = self.waiting.values().map(|waiting| waiting.hops.as_slice()).collect();
-        let (hierarchy, racks) =
-            if atp { (Some(hierarchy(&paths)?), Racks::default()) } else { (None, racks(&paths)?) };
+        let rates = self.waiting.values().map(|waiting| waiting.rate_bps);
+        let (hierarchy, switches, racks) = match protocol {
+            Protocol::SwitchMl => (None, None, racks(&paths)?),
+            Protocol::Atp => (Some(hierarchy(&paths)?), None, Racks::default()),
+            Protocol::Goat => (None, Some(SwitchTree::of(&paths, rates)?), Racks::default()),
+        };
+        // `join` let no rank in that named others.
+        let sub_models =
+            self.waiting.values().next().map(|waiting| waiting.sub_models.clone()).unwrap_or_default();
         let resumes: Vec<&Resume> =
             self.waiting.values().filter_map(|waiting| waiting.resume.as_ref()).collect();
         if let Some(first) = resumes.first() {
@@ -328,6 +352,8 @@ impl Gathering {
                 wire_dtype,
                 resumed: true,
                 hierarchy,
+                switches,
+                sub_models,
                 // `check` let none in that resumes a job with a loss bound.
                 flows: None,
                 racks,
@@ -340,7 +366,7 @@ impl Gathering {
         // `check` let no rank in whose path cannot carry the smallest chunk.
         let elements = fold(u16::MAX.into(), |waiting| waiting.elements.into(), u64::min) as u16;
         let of_racks = paths.iter().copied().flatten().map(|hop| hop.receive_buffer_bytes);
-        let rate_bps = fold(u64::MAX, |waiting| waiting.rate_bps, u64::min);
+        let rate_bps = fold(u64::MAX, |waiting| waiting.rate_bps.unwrap_or(RATE_DEFAULT_BPS), u64::min);
         // `join` let no rank in that asks for another.
         let bound = self.waiting.values().next().map(|waiting| waiting.loss_bound).unwrap_or_default();
         let loses = bound != LossBound::RELIABLE;
@@ -356,11 +382,13 @@ impl Gathering {
         let path = Path {
             rate_bps,
             rtt: self.waiting.values().map(|waiting| waiting.rtt).max().unwrap_or_default(),
-            senders: if atp { self.world_size } else { racks.widest().into() },
+            senders: if protocol.has_fragments() { self.world_size } else { racks.widest().into() },
             elements,
             wire_dtype,
             shards,
-            receive_buffer_bytes: of_racks.filter(|_| !atp).fold(receive_buffer_bytes, usize::min),
+            receive_buffer_bytes: of_racks
+                .filter(|_| !protocol.has_fragments())
+                .fold(receive_buffer_bytes, usize::min),
             portion: self
                 .waiting
                 .values()
@@ -368,10 +396,20 @@ impl Gathering {
                 .map(|waiting| waiting.portion)
                 .max(),
         };
-        let mut in_flight = self.in_flight_asked().unwrap_or_else(|| pool_slots(&path));
-        if atp {
+        let planned = switches.as_ref().map(|switches| planned(switches, &sub_models, elements));
+        let chosen = || {
+            // How far a rank may be ahead of a late one: as far as there is a plan, and room where all send at once.
+            let endless = Path { rate_bps: u64::MAX, rtt: Duration::MAX, ..path };
+            let ahead = planned.map_or(0, |planned| planned.min(pool_slots(&endless).into()));
+            pool_slots(&path).max(ahead as u16)
+        };
+        let mut in_flight = self.in_flight_asked().unwrap_or_else(chosen);
+        if protocol.has_fragments() {
             // The server holds a window's sums.
             in_flight = in_flight.min((WINDOW_ELEMENTS_MAX / usize::from(elements.max(1))) as u16);
+        }
+        if let (Some(planned), false) = (planned, sub_models.is_empty()) {
+            in_flight = in_flight.min(u16::try_from(planned).unwrap_or(u16::MAX));
         }
         if let Some(flows) = flows {
             in_flight = flows.flows;
@@ -383,11 +421,22 @@ impl Gathering {
             wire_dtype: if loses { WireDtype::Native } else { wire_dtype },
             resumed: false,
             hierarchy,
+            switches,
+            sub_models,
             flows,
             racks,
             restore: Vec::new(),
         })
     }
+}
+
+/// Fragments that a plan says where to sum: those of the model, or as many as switches hold of an endless one.
+fn planned(switches: &SwitchTree, sub_models: &[u64], elements: u16) -> u32 {
+    if sub_models.is_empty() {
+        return switches.held(|switch| switch.hop.aggregators);
+    }
+    let fragments = sub_models.iter().map(|part| part.div_ceil(elements.max(1).into()));
+    u32::try_from(fragments.sum::<u64>()).unwrap_or(u32::MAX)
 }
 
 /// Whether two ranks that were in the same job remember the same of it.

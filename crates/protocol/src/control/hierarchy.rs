@@ -163,6 +163,11 @@ pub(super) fn hierarchy(paths: &[&[Hop]]) -> Result<Hierarchy, Refusal> {
     })
 }
 
+/// Whether each switch on these ways has one upstream, whatever is below it.
+pub(super) fn tree_of_any(paths: &[&[Hop]]) -> Result<(), Refusal> {
+    Tree::of(paths, usize::MAX).map(drop)
+}
+
 /// The racks of a SwitchML job: none where all ranks are at the root.
 pub(super) fn racks(paths: &[&[Hop]]) -> Result<Racks, Refusal> {
     let tree = Tree::of(paths, PLACES_MAX as usize)?;
@@ -209,6 +214,7 @@ mod tests {
             elements: 2048,
             receive_buffer_bytes: 16 << 20,
             mtu: 1500,
+            rate_bps: None,
         }
     }
 

@@ -15,6 +15,7 @@ mod refusal;
 mod registry;
 mod request;
 mod restore;
+mod switch_tree;
 
 pub use flow_plan::FlowPlan;
 pub use hierarchy::{Hierarchy, Rack, Racks};
@@ -28,4 +29,7 @@ pub use registry::{
     Attendance, Command, ConfigError, Denied, Detached, HeartbeatReply, JobState, JobView, JoinDecision,
     Pool, Registry, RegistryConfig,
 };
-pub use request::{Admission, HOPS_MAX, Hop, JOB_NAME_BYTES_MAX, JoinRequest, Protocol, Resume, Ticket};
+pub use request::{
+    Admission, HOPS_MAX, Hop, JOB_NAME_BYTES_MAX, JoinRequest, NAMED_SUB_MODELS_MAX, Protocol, Resume, Ticket,
+};
+pub use switch_tree::{SwitchTree, TreeRank, TreeSwitch};

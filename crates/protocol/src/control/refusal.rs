@@ -7,7 +7,7 @@ use core::net::SocketAddr;
 
 use fanin_wire::{CHILDREN_MAX, LEVELS_MAX, LossBound, PLACES_MAX, Rank, WireDtype};
 
-use super::{HOPS_MAX, JOB_NAME_BYTES_MAX, Protocol, Ranks};
+use super::{HOPS_MAX, JOB_NAME_BYTES_MAX, NAMED_SUB_MODELS_MAX, Protocol, Ranks};
 use crate::switchml::SLOTS_MAX;
 
 /// Hands the table of all refusals to the macro `$with`: for each what it means, its name in metrics and logs, its fields, and how
@@ -62,7 +62,7 @@ macro_rules! for_each_refusal {
                 /// The most that the protocol has.
                 max: u32,
             }
-                |f| write!(f, "a world of {asked} ranks, where a job has at most {max}; use fewer ranks a job (with a loss bound, FANIN_LOSS_BOUND, it has 64)");
+                |f| write!(f, "a world of {asked} ranks, where a job has at most {max}; use fewer ranks a job (with a loss bound, FANIN_LOSS_BOUND, it has 64, with GOAT 128)");
 
             /// The ranks disagree on the number of ranks.
             WorldSizeMismatch = "world_size_mismatch" {
@@ -191,6 +191,30 @@ macro_rules! for_each_refusal {
                      the same order (switch, or FANIN_SWITCH)"
                 );
 
+            /// The ranks named different parts of the model, which cannot be of one plan.
+            SubModelsMismatch = "sub_models_mismatch" {
+                /// The rank that came last.
+                rank: u32,
+                /// A rank that waited for it.
+                other_rank: u32,
+            }
+                |f| write!(
+                    f,
+                    "ranks {rank} and {other_rank} name different sub-models, and there is one plan a job; give all ranks those of the same \
+                     model (sub_models, or FANIN_SUB_MODELS), or none"
+                );
+
+            /// No plan has such parts of a model.
+            SubModels = "sub_models" {
+                /// How many were named.
+                count: u32,
+            }
+                |f| write!(
+                    f,
+                    "{count} sub-models: name at most {NAMED_SUB_MODELS_MAX} (sub_models, or FANIN_SUB_MODELS), each of 1 to 2^29 elements; \
+                     fanin.torch.sub_models merges a model's layers"
+                );
+
             /// Not even the smallest chunk passes the rank's path.
             MtuTooSmall = "mtu_too_small" {
                 /// The path's MTU in bytes.
@@ -274,6 +298,18 @@ macro_rules! for_each_refusal {
                 served: Protocol,
             }
                 |f| f.write_str(match (asked, served) {
+                    (Protocol::Goat, Protocol::SwitchMl) => {
+                        "this process speaks GOAT, the switch SwitchML; unset FANIN_PROTOCOL (protocol), or start the switch with \
+                         --protocol goat"
+                    }
+                    (Protocol::Goat, _) => {
+                        "this process speaks GOAT, the switch ATP; set FANIN_PROTOCOL=atp (protocol=\"atp\") on every rank, or start \
+                         all switches, and the root in place of the server, with --protocol goat"
+                    }
+                    (_, Protocol::Goat) => {
+                        "the switch speaks GOAT, this process does not; set FANIN_PROTOCOL=goat (protocol=\"goat\") on every rank, or \
+                         use a switch without --protocol goat"
+                    }
                     (Protocol::Atp, _) => {
                         "this process speaks ATP, the switch SwitchML; unset FANIN_PROTOCOL (protocol), or start the switch with \
                          --protocol atp --upstream HOST:PORT and a server (fanin server)"
@@ -284,14 +320,14 @@ macro_rules! for_each_refusal {
                     }
                 });
 
-            /// ATP carries floats as integers alone.
+            /// ATP and GOAT carry floats as integers alone.
             WireDtypeOfAtp = "wire_dtype_of_atp" {
                 /// What the rank asked for.
                 asked: WireDtype,
             }
                 |f| write!(
                     f,
-                    "ATP sums large floats as int32, not as {}; unset FANIN_WIRE_DTYPE (wire_dtype) and FANIN_EXACT (exact), or \
+                    "ATP and GOAT sum large floats as int32, not as {}; unset FANIN_WIRE_DTYPE (wire_dtype) and FANIN_EXACT (exact), or \
                      use SwitchML",
                     asked.name()
                 );

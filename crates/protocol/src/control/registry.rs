@@ -308,6 +308,7 @@ impl Registry {
             Err(
                 reason @ (Refusal::WireDtypeMismatch { .. }
                 | Refusal::PlanMismatch { .. }
+                | Refusal::SubModelsMismatch { .. }
                 | Refusal::BoundMismatch { .. }),
             ) => {
                 self.next_ticket += 1;
@@ -337,7 +338,7 @@ impl Registry {
         let gathering = match self.config.protocol {
             Protocol::SwitchMl => plan.racks.root.count(),
             // Its server sums originals one by one.
-            Protocol::Atp => 0,
+            Protocol::Atp | Protocol::Goat => 0,
         };
         let asked = match plan.flows {
             Some(flows) => flows.pool_units(world_size, plan.elements),
@@ -361,6 +362,8 @@ impl Registry {
             shards: self.config.shards,
             resumed: plan.resumed,
             hierarchy: plan.hierarchy,
+            switches: plan.switches,
+            sub_models: plan.sub_models,
             flows: plan.flows,
             racks: plan.racks,
             restore: plan.restore,

@@ -7,9 +7,12 @@ use core::time::Duration;
 
 use fanin_wire::{Dtype, Generation, JobId, Key, LossBound, ShardId, SlotIndex, WireDtype};
 
-use super::{FlowPlan, Hierarchy, Racks, Ranks};
+use super::{FlowPlan, Hierarchy, Racks, Ranks, SwitchTree};
 use crate::dlcp;
 use crate::switchml::{JobConfig, SwitchJob};
+
+/// Most parts of a model that ranks may name when they join a job of GOAT.
+pub const NAMED_SUB_MODELS_MAX: usize = 256;
 
 /// Longest job name in bytes.
 pub const JOB_NAME_BYTES_MAX: usize = 128;
@@ -25,16 +28,26 @@ pub enum Protocol {
     SwitchMl,
     /// In aggregators of the switches on the way to a server, as far as there are any (ATP).
     Atp,
+    /// In aggregators of switches that a plan gives each part of the stream, and at a server (GOAT).
+    Goat,
 }
 
 impl Protocol {
-    /// Whether tensors of a type are summed so. ATP's packets have floats and 32-bit integers alone.
+    /// Whether tensors of a type are summed so. Fragments have floats and 32-bit integers alone.
     #[must_use]
     pub const fn sums(self, dtype: Dtype) -> bool {
         match self {
             Self::SwitchMl => true,
-            Self::Atp => matches!(dtype, Dtype::Float32 | Dtype::Float16 | Dtype::Bfloat16 | Dtype::Int32),
+            Self::Atp | Self::Goat => {
+                matches!(dtype, Dtype::Float32 | Dtype::Float16 | Dtype::Bfloat16 | Dtype::Int32)
+            }
         }
+    }
+
+    /// Whether its packets are fragments, which switches help to sum and a server finishes.
+    #[must_use]
+    pub const fn has_fragments(self) -> bool {
+        matches!(self, Self::Atp | Self::Goat)
     }
 
     /// Its name on command lines and in messages.
@@ -43,6 +56,7 @@ impl Protocol {
         match self {
             Self::SwitchMl => "switchml",
             Self::Atp => "atp",
+            Self::Goat => "goat",
         }
     }
 }
@@ -51,7 +65,7 @@ impl core::str::FromStr for Protocol {
     type Err = ();
 
     fn from_str(name: &str) -> Result<Self, ()> {
-        [Self::SwitchMl, Self::Atp].into_iter().find(|protocol| protocol.name() == name).ok_or(())
+        [Self::SwitchMl, Self::Atp, Self::Goat].into_iter().find(|protocol| protocol.name() == name).ok_or(())
     }
 }
 
@@ -62,14 +76,16 @@ pub struct Hop {
     pub instance: u64,
     /// Its data port, as whom it asked sees it: for messages.
     pub address: SocketAddr,
-    /// ATP: aggregators that all jobs share.
+    /// ATP and GOAT: aggregators that all jobs share.
     pub aggregators: u32,
-    /// ATP: elements of the longest fragment that an aggregator holds.
+    /// ATP and GOAT: elements of the longest fragment that an aggregator holds.
     pub elements: u16,
     /// What the kernel granted to each of its sockets.
     pub receive_buffer_bytes: usize,
     /// MTU of its path to whom it asked.
     pub mtu: usize,
+    /// What its link to whom it asked carries, where it is known.
+    pub rate_bps: Option<u64>,
 }
 
 /// A rank's wish to join a job, as it came from the network: nothing in it is trusted.
@@ -81,7 +97,7 @@ pub struct JoinRequest {
     pub rank: u32,
     /// Ranks of the job, as the asking rank believes.
     pub world_size: u32,
-    /// Packets of a rank that may be in flight in a shard (slots, or ATP's window), where the user overrides what is computed.
+    /// Packets of a rank that may be in flight in a shard (slots, or the window of ATP and GOAT), where the user overrides what is computed.
     pub in_flight: Option<u16>,
     /// MTU of the rank's path to the switch in bytes.
     pub mtu: usize,
@@ -101,6 +117,8 @@ pub struct JoinRequest {
     pub portion: u16,
     /// How it believes that the job is summed.
     pub protocol: Protocol,
+    /// GOAT: elements of each part of the model that it wants planned by itself; with none, the stream is cut into equal parts.
+    pub sub_models: Vec<u64>,
     /// The switches that passed the request on, the rank's own first.
     pub hops: Vec<Hop>,
     /// How long the rank will wait for the others.
@@ -172,6 +190,10 @@ pub struct Admission {
     pub resumed: bool,
     /// How the packets come together; of ATP jobs alone.
     pub hierarchy: Option<Hierarchy>,
+    /// The switches that a plan is made for; of GOAT jobs alone.
+    pub switches: Option<SwitchTree>,
+    /// Elements of each part of the model that the ranks named; none where the stream is cut into equal parts.
+    pub sub_models: Vec<u64>,
     /// How tensors become flows; of jobs with a loss bound alone.
     pub flows: Option<FlowPlan>,
     /// What the switch gets, and the racks before it; of SwitchML jobs alone.

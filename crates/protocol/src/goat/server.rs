@@ -27,9 +27,9 @@ pub struct ServerPlan<A> {
     pub sub_models: SubModels,
     /// Of each worker, by rank, where its fragments of each part are summed.
     pub nodes: Vec<Vec<AggregationNode>>,
-    /// The switches and workers that get the parameters from the server.
+    /// The switches and workers that get the parameters from the server, as far as it is known where they are.
     pub children: Vec<A>,
-    /// By rank: through which of these a worker gets them.
+    /// By rank: through which of these a worker gets them. One behind the last of them is a worker's own, whose packets say where it is.
     pub ways: Vec<u16>,
 }
 
@@ -42,6 +42,8 @@ pub struct Groups {
     ways: Vec<u16>,
     /// The job's, which no plan of it changes.
     window_max: u16,
+    /// Children of which it is known where they are.
+    known: usize,
 }
 
 impl Groups {
@@ -54,7 +56,7 @@ impl Groups {
         let mut groups: Vec<Vec<(AggregationNode, u128)>> = alloc::vec![Vec::new(); sub_models.count()];
         for (rank, assigned) in nodes.iter().enumerate() {
             let (said, is) = (assigned.len(), sub_models.count());
-            if said != is || usize::from(ways[rank]) >= children.len() {
+            if said != is || usize::from(ways[rank]) >= children.len().max(workers) {
                 return Err(ConfigError::Assignment { rank, said, is });
             }
             for (group, node) in groups.iter_mut().zip(assigned) {
@@ -64,7 +66,7 @@ impl Groups {
                 }
             }
         }
-        Ok(Self { sub_models: sub_models.clone(), groups, ways: ways.clone(), window_max })
+        Ok(Self { sub_models: sub_models.clone(), groups, ways: ways.clone(), window_max, known: children.len() })
     }
 }
 
@@ -107,12 +109,14 @@ impl<A: Copy> Roster<A> for Groups {
         let first = workers.trailing_zeros() as u16;
         let child = self.ways[usize::from(first)];
         let several_ways = (0..).zip(&self.ways).any(|(rank, way)| workers >> rank & 1 != 0 && *way != child);
+        // What comes from a switch is for its node by then, or summed.
+        let is_own = workers.is_power_of_two() && usize::from(child) >= self.known;
         let is_part = workers != all && aggregation_node != AggregationNode::SERVER;
         Ok(Coverage {
             child,
             several_ways,
             shared: several_ways || self.ways.iter().filter(|way| **way == child).count() > 1,
-            teaches: false,
+            teaches: is_own,
             part_of: is_part.then_some(group as u16),
             ..Coverage::of(set, first)
         })

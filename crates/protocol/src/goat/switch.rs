@@ -36,8 +36,11 @@ pub struct GoatRoute<A> {
     pub upstream: A,
     /// The forwarding table: the next switch towards other nodes. Fragments for a node that is not in it go to the server.
     pub next_hops: Vec<(AggregationNode, A)>,
-    /// The switches and workers that get the parameters from this switch.
+    /// The switches and workers that get the parameters from this switch, as far as it is known where they are.
     pub below: Vec<A>,
+    /// Workers that send to this switch first, a bit for each rank, and are not among those in `below`: their packets say where they are, and
+    /// they are children behind the others, in order of rank.
+    pub own: u128,
     /// The parts of the model.
     pub sub_models: SubModels,
     /// Those that are summed here.
@@ -94,12 +97,16 @@ impl<A: Copy + PartialEq + core::fmt::Debug> Route<A> for GoatRoute<A> {
     }
 
     fn children(&self) -> Children<A> {
-        Children::known(self.below.len(), &self.below)
+        Children::known(self.below.len() + self.own.count_ones() as usize, &self.below)
     }
 
-    /// Control says where everybody is; no packet does.
-    fn sender(&self, _from: A, _directions: &PlannedDirections) -> Result<Option<usize>, Reason> {
-        Ok(None)
+    /// A fragment of a worker next to it, which nobody passes on to the switch but the worker.
+    fn sender(&self, from: A, directions: &PlannedDirections) -> Result<Option<usize>, Reason> {
+        let worker = directions.workers;
+        let is_from_it =
+            worker.is_power_of_two() && worker & self.own != 0 && !directions.passed && from != self.upstream;
+        let before = (self.own & worker.wrapping_sub(1)).count_ones() as usize;
+        Ok(is_from_it.then_some(self.below.len() + before))
     }
 
     fn treatment(&self, header: &PlannedHeader) -> Treatment<u128> {

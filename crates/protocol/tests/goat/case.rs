@@ -294,6 +294,7 @@ impl Case {
             upstream: self.upstream(switch),
             next_hops,
             below,
+            own: 0,
             sub_models: self.sub_models(),
             sums,
             window_max: self.window_max,

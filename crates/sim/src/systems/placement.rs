@@ -86,6 +86,7 @@ pub(super) fn admit(topology: &Topology, request: &Request) -> Result<Admission,
         elements: request.elements,
         receive_buffer_bytes: config.receive_buffer_bytes,
         mtu: usize::MAX,
+        rate_bps: None,
     };
     for (rank, way) in request.ways.iter().enumerate() {
         let decision = registry.join(
@@ -105,6 +106,7 @@ pub(super) fn admit(topology: &Topology, request: &Request) -> Result<Admission,
                 plan: 0,
                 portion: PORTION_WHOLE,
                 protocol: request.protocol,
+                sub_models: Vec::new(),
                 hops: way.iter().map(hop).collect(),
                 patience: Duration::from_secs(1),
                 wire_version: VERSION,
@@ -136,6 +138,8 @@ fn refused(topology: &Topology, request: &Request, refusal: Refusal) -> Placemen
     let most = match request.protocol {
         Protocol::Atp => CHILDREN_MAX,
         Protocol::SwitchMl => PLACES_MAX as usize,
+        // Its tree has no such limit.
+        Protocol::Goat => usize::MAX,
     };
     PlacementError::Children { node: topology.get(node).name.clone(), children, most }
 }

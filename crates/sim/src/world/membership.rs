@@ -208,6 +208,7 @@ impl World<'_> {
             elements: 0,
             receive_buffer_bytes: 16 << 20,
             mtu: super::MTU,
+            rate_bps: None,
         };
         let hops = way.iter().map(hop).collect();
         let takes_over = self.takes_over();
@@ -244,6 +245,7 @@ impl World<'_> {
                     rtt: Duration::ZERO,
                     patience,
                     protocol: Protocol::SwitchMl,
+                    sub_models: Vec::new(),
                     hops,
                     wire_version: fanin_wire::VERSION,
                     wire_dtype: self.scenario.wire_dtype,

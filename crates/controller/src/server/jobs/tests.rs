@@ -31,6 +31,7 @@ fn request(job: &str) -> JoinRequest {
         loss_bound: fanin_wire::LossBound::RELIABLE,
         paths: 1,
         protocol: Protocol::SwitchMl,
+        sub_models: Vec::new(),
         hops: Vec::new(),
         patience: Duration::from_secs(1),
         wire_version: fanin_wire::VERSION,
@@ -55,7 +56,7 @@ fn jobs(driver: Arc<dyn DataPath>) -> Jobs {
 #[tokio::test]
 async fn a_round_trip_is_kept_for_a_rank_of_a_job_and_goes_with_the_job() {
     let jobs = jobs(data_path::bind(([127, 0, 0, 1], 0).into(), Protocol::SwitchMl, 1).unwrap());
-    let Admission { job, key, generation, .. } = *admitted(&jobs, "job").await.expect("admitted");
+    let Admission { job, key, generation, .. } = admitted(&jobs, "job").await.expect("admitted").admission;
     let trip = Measured { round_trip: Some(Duration::from_micros(50)), ..Measured::default() };
     for (job, rank) in [(job, 0), (job, 1), (JobId(8), 0)] {
         let _ = jobs.heartbeat(job, Rank(rank), generation, key.secret_of(Rank(rank)), trip, vec![]);
@@ -116,7 +117,7 @@ impl DataPath for Gated {
     fn events(&self) -> Option<Receiver<JobAborted>> {
         None
     }
-    fn add_job(&self, _: &Admission) -> io::Result<()> {
+    fn add_job(&self, _: &Agreed) -> io::Result<()> {
         self.pass("add");
         if self.state.lock().unwrap().refuses { Err(io::ErrorKind::OutOfMemory.into()) } else { Ok(()) }
     }
@@ -158,7 +159,8 @@ fn heartbeats_are_answered_while_the_data_path_answers_nobody() {
     let callers = tokio::runtime::Runtime::new().unwrap();
     callers.block_on(async {
         let client = ControlClient::connect(format!("http://{address}")).await.unwrap();
-        let Admission { job, key, generation, .. } = *admitted(&jobs, "runs").await.expect("admitted");
+        let Admission { job, key, generation, .. } =
+            admitted(&jobs, "runs").await.expect("admitted").admission;
         gated.close(true);
         let mut flood = tokio::task::JoinSet::new();
         for _ in 0..50 {
@@ -211,7 +213,7 @@ fn heartbeats_are_answered_while_the_data_path_answers_nobody() {
 #[tokio::test]
 async fn a_stream_ends_when_its_rank_opens_another() {
     let jobs = jobs(Arc::new(Gated::default()));
-    let Admission { job, key, generation, .. } = *admitted(&jobs, "job").await.expect("admitted");
+    let Admission { job, key, generation, .. } = admitted(&jobs, "job").await.expect("admitted").admission;
     let secret = key.secret_of(Rank(0));
     let attend = || jobs.attend(job, Rank(0), generation, secret);
     let attend = || attend().expect("its own").stays.expect("it runs");
@@ -226,7 +228,7 @@ async fn a_stream_ends_when_its_rank_opens_another() {
 async fn from_where_a_rank_sends_is_told_to_the_data_path_when_it_changes() {
     let gated = Arc::new(Gated::default());
     let jobs = jobs(Arc::clone(&gated) as Arc<dyn DataPath>);
-    let Admission { job, key, generation, .. } = *admitted(&jobs, "job").await.expect("admitted");
+    let Admission { job, key, generation, .. } = admitted(&jobs, "job").await.expect("admitted").admission;
     let (rank, secret) = (Rank(0), key.secret_of(Rank(0)));
     let [one, other] = [1, 2].map(|last| vec![IpAddr::from([10, 0, 0, last])]);
     jobs.register(job, rank, one.clone()).await;
@@ -260,14 +262,14 @@ async fn a_rank_is_told_again_of_its_job_after_the_data_path_knows_it() {
     });
     gated.close(false);
     let told = first.outcome().await.expect("admitted");
-    assert_eq!(again.outcome().await.expect("told again"), told);
+    assert_eq!(again.outcome().await.expect("told again").admission, told.admission);
 }
 
 #[tokio::test]
 async fn what_was_decided_is_carried_out_in_that_order_and_a_job_without_room_ends() {
     let gated = Arc::new(Gated::default());
     let jobs = jobs(Arc::clone(&gated) as Arc<dyn DataPath>);
-    let Admission { job, key, .. } = *admitted(&jobs, "first").await.expect("admitted");
+    let Admission { job, key, .. } = admitted(&jobs, "first").await.expect("admitted").admission;
     gated.close(true);
     gated.state.lock().unwrap().refuses = true;
     jobs.leave(job, Rank(0), key.secret_of(Rank(0))).expect("its own");

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use fanin_protocol::atp::{AtpSwitchConfig, DEFAULT_WAYS};
 use fanin_protocol::control::{Protocol, RegistryConfig};
-use fanin_udp::{AtpSwitchDriver, SHARDS_MAX, SwitchConfig, SwitchDriver};
+use fanin_udp::{AtpSwitchDriver, GoatSwitchDriver, SHARDS_MAX, SwitchConfig, SwitchDriver};
 use tokio::sync::watch;
 
 use super::super::ServerError;
@@ -48,6 +48,8 @@ pub struct RackServerConfig {
 pub enum RackMemory {
     /// ATP.
     Aggregators(u32),
+    /// GOAT.
+    Planned(u32),
     /// SwitchML.
     Slots {
         /// Cores that sum, each with a socket and slots of its own: as many as the root has.
@@ -57,11 +59,37 @@ pub enum RackMemory {
     },
 }
 
+impl RackMemory {
+    /// Cores that sum.
+    #[must_use]
+    pub const fn shards(self) -> usize {
+        match self {
+            Self::Aggregators(_) | Self::Planned(_) => 1,
+            Self::Slots { shards, .. } => shards,
+        }
+    }
+
+    /// Aggregators, if it has some and not slots.
+    #[must_use]
+    pub const fn aggregators(self) -> Option<u32> {
+        match self {
+            Self::Aggregators(aggregators) | Self::Planned(aggregators) => Some(aggregators),
+            Self::Slots { .. } => None,
+        }
+    }
+}
+
 impl RackServerConfig {
     /// A switch of ATP with the usual number of aggregators. With none, it only forwards.
     #[must_use]
     pub fn atp(listen: SocketAddr, upstream: impl Into<String>) -> Self {
         Self { listen, upstream: upstream.into(), memory: RackMemory::Aggregators(AGGREGATORS_DEFAULT) }
+    }
+
+    /// A switch of GOAT with as many aggregators as one of ATP has.
+    #[must_use]
+    pub fn goat(listen: SocketAddr, upstream: impl Into<String>) -> Self {
+        Self { listen, upstream: upstream.into(), memory: RackMemory::Planned(AGGREGATORS_DEFAULT) }
     }
 
     /// A rack of SwitchML with the usual memory, and one shard.
@@ -74,6 +102,7 @@ impl RackServerConfig {
     const fn protocol(&self) -> Protocol {
         match self.memory {
             RackMemory::Aggregators(_) => Protocol::Atp,
+            RackMemory::Planned(_) => Protocol::Goat,
             RackMemory::Slots { .. } => Protocol::SwitchMl,
         }
     }
@@ -94,32 +123,33 @@ impl RackServer {
     /// When the port is taken, the address is not ours, the upstream's is none, or a limit is out of range.
     pub fn start(config: RackServerConfig) -> Result<Self, ServerError> {
         let protocol = config.protocol();
-        let shards = match config.memory {
-            RackMemory::Aggregators(_) => 1,
-            RackMemory::Slots { shards, .. } => shards,
-        };
+        let shards = config.memory.shards();
         let of_shards = u8::try_from(shards).ok().filter(|_| (1..=SHARDS_MAX).contains(&shards));
         let of_shards = of_shards.ok_or(ServerError::Shards(shards))?;
-        if let RackMemory::Aggregators(asked) = config.memory {
+        if let Some(asked) = config.memory.aggregators() {
             let max = AtpSwitchConfig::aggregators_max(ELEMENTS);
             if asked > max {
                 return Err(ServerError::Aggregators { asked, max });
             }
         }
         let (upstream, _) = with_port(&config.upstream).map_err(ServerError::Upstream)?;
+        let table = |aggregators, ways| AtpSwitchConfig {
+            aggregators,
+            elements: ELEMENTS,
+            ways,
+            stale: STALE,
+            // Its queues are the sockets' buffers, which tell by loss.
+            ecn_threshold_packets: None,
+        };
         let bind = |listen| -> io::Result<Arc<dyn OnTheWay>> {
             Ok(match config.memory {
-                RackMemory::Aggregators(aggregators) => Arc::new(AtpSwitchDriver::bind(
-                    listen,
-                    AtpSwitchConfig {
-                        aggregators,
-                        elements: ELEMENTS,
-                        ways: DEFAULT_WAYS,
-                        stale: STALE,
-                        // Its queues are the sockets' buffers, which tell by loss.
-                        ecn_threshold_packets: None,
-                    },
-                )?),
+                RackMemory::Aggregators(aggregators) => {
+                    Arc::new(AtpSwitchDriver::bind(listen, table(aggregators, DEFAULT_WAYS))?)
+                }
+                // Each fragment's is its own.
+                RackMemory::Planned(aggregators) => {
+                    Arc::new(GoatSwitchDriver::bind(listen, table(aggregators, 1))?)
+                }
                 RackMemory::Slots { shards, .. } => {
                     Arc::new(SwitchDriver::bind(SwitchConfig { listen, shards })?)
                 }

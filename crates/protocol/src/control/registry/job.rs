@@ -80,12 +80,13 @@ impl Job {
             let levels = hierarchy.directions.get(usize::from(rank.0)).map(|directions| directions.level);
             levels.map_or(0, |level| usize::from(hierarchy.levels - level))
         };
-        let of_switch_ml = || admission.racks.way(rank).len();
+        let of_racks = || admission.racks.way(rank).len();
+        let of_others = || admission.switches.as_ref().map_or_else(of_racks, |tree| tree.way(rank).len());
         let is_it = unheard.contains(rank)
             && request.world_size == u32::from(admission.world_size)
             && resume.generation.0.wrapping_add(1) == admission.generation.0
             && (resume.in_flight, resume.elements) == (admission.in_flight, admission.elements)
-            && admission.hierarchy.as_ref().map_or_else(of_switch_ml, of_atp) == request.hops.len();
+            && admission.hierarchy.as_ref().map_or_else(of_others, of_atp) == request.hops.len();
         let Life::Running { presences } = &mut self.life else { return None };
         if !is_it {
             return None;

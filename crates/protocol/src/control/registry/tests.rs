@@ -12,6 +12,7 @@ use crate::control::{Hop, PORTION_WHOLE, Resume, ResumeField};
 
 mod any_order;
 mod bounds;
+mod planned;
 mod resuming;
 mod streams;
 
@@ -44,6 +45,7 @@ fn ask(job: &str, rank: u32, world_size: u32) -> JoinRequest {
         rtt: Duration::from_micros(50),
         patience: SECOND * 120,
         protocol: Protocol::SwitchMl,
+        sub_models: Vec::new(),
         hops: Vec::new(),
         wire_version: VERSION,
         wire_dtype: WireDtype::Int32,
@@ -120,7 +122,15 @@ fn server() -> Registry {
 
 fn through(instance: u64, rank: u32, world_size: u32) -> JoinRequest {
     let address = ([10, 0, 0, instance as u8], 4800).into();
-    let hop = Hop { instance, address, aggregators: 512, elements: 2048, receive_buffer_bytes: 0, mtu: 1500 };
+    let hop = Hop {
+        instance,
+        address,
+        aggregators: 512,
+        elements: 2048,
+        receive_buffer_bytes: 0,
+        mtu: 1500,
+        rate_bps: None,
+    };
     JoinRequest { protocol: Protocol::Atp, mtu: 9000, hops: vec![hop], ..ask("a", rank, world_size) }
 }
 
@@ -231,6 +241,8 @@ fn ranks_wait_until_the_last_one_comes_and_all_get_the_same_admission() {
         shards: 1,
         resumed: false,
         hierarchy: None,
+        switches: None,
+        sub_models: vec![],
         flows: None,
         racks: crate::control::hierarchy::racks(&[&[], &[], &[]]).expect("no racks"),
         restore: vec![],

@@ -146,6 +146,7 @@ fn route(generation: u16) -> GoatRoute<u16> {
         upstream: UP,
         next_hops: vec![(S2, TO_S2)],
         below: vec![10, 11],
+        own: 0,
         sub_models: sub_models(),
         sums: BTreeMap::from([(SubModel(0), PlannedSum { workers: 0b111, first_aggregator: 1 })]),
         window_max: 4,
@@ -288,6 +289,37 @@ fn packets_of_an_older_plan_are_dropped_and_counted() {
     assert_eq!(dropped, [1, 1]);
 }
 
+#[test]
+fn a_workers_own_fragments_say_where_it_is_and_those_that_neighbours_pass_on_do_not() {
+    let mut switch = switch();
+    // Workers 1 and 3 are next to it, and where 10 is is known.
+    switch.add_job(GoatRoute { below: vec![10], own: 0b1010, ..route(4) }).unwrap();
+    let parameters = |switch: &mut GoatSwitch<u16>, sequence| {
+        fragment(S1, 0, sequence, 5).parameters().to(switch, UP);
+        sent(switch)
+    };
+    assert_eq!(parameters(&mut switch, 0), ["[10] #0 parameters: 5"]);
+    // For another node as well as for this one.
+    fragment(S2, 0b1000, 2, 1).to(&mut switch, 33);
+    fragment(S1, 0b10, 0, 1).to(&mut switch, 31);
+    sent(&mut switch);
+    assert_eq!(parameters(&mut switch, 1), ["[10, 33, 31] #1 parameters: 5"]);
+    for elsewhere in [
+        (fragment(S1, 0b1, 0, 1), 77),
+        (fragment(S1, 0b11, 0, 1), 77),
+        (fragment(S1, 0b10, 0, 1).passed(), 77),
+        (fragment(S1, 0b10, 0, 1), UP),
+    ] {
+        elsewhere.0.to(&mut switch, elsewhere.1);
+    }
+    sent(&mut switch);
+    assert_eq!(parameters(&mut switch, 2), ["[10, 33, 31] #2 parameters: 5"]);
+    // It has another address now.
+    fragment(S2, 0b1000, 3, 1).to(&mut switch, 34);
+    sent(&mut switch);
+    assert_eq!(parameters(&mut switch, 3), ["[10, 31, 34] #3 parameters: 5"]);
+}
+
 fn config() -> GoatJobConfig {
     GoatJobConfig {
         id: JobId(3),
@@ -328,6 +360,33 @@ fn the_server_adds_what_switches_and_workers_send_and_answers_all() {
     assert_eq!(fragment(S2, 0b1100, 0, 12).passed().to(&mut server, 10), Verdict::Multicast);
     assert_eq!(sent(&mut server), ["[10, 14] #0 parameters: 31"]);
     assert_eq!(server.progress(JobId(3)).unwrap().aggregations, 3);
+}
+
+#[test]
+fn a_workers_own_way_to_the_server_is_learned_from_its_packets() {
+    let mut server = GoatServer::new();
+    // Of worker 4 it is not said where it is.
+    let job = GoatServerJob {
+        config: config(),
+        plan: ServerPlan { children: vec![10], ..plan() },
+        restored: false,
+    };
+    server.add_job(job).unwrap();
+    fragment(S1, 0b11, 0, 3).passed().to(&mut server, 10);
+    fragment(S2, 0b1100, 0, 12).passed().to(&mut server, 10);
+    fragment(SERVER, 0b10000, 0, 16).to(&mut server, 44);
+    assert_eq!(sent(&mut server), ["[10, 44] #0 parameters: 31"]);
+    // What others show of theirs says nothing of it.
+    fragment(S1, 0b1, 1, 3).passed().to(&mut server, 77);
+    fragment(SERVER, 0b10000, 0, 1).resent().to(&mut server, 45);
+    assert_eq!(sent(&mut server), ["[45] #0 parameters: 31"], "it moved");
+    let far = GoatServerJob {
+        config: config(),
+        plan: ServerPlan { ways: vec![0, 0, 0, 0, 5], ..plan() },
+        restored: false,
+    };
+    let wrong = GoatConfigError::Assignment { rank: 4, said: 2, is: 2 };
+    assert_eq!(GoatServer::new().add_job(far), Err(wrong), "a child behind the last that there can be");
 }
 
 #[test]

@@ -164,6 +164,7 @@ impl Goat {
                 upstream: address(hop.upstream),
                 next_hops: hops(&hop.next_hops),
                 below,
+                own: 0,
                 sub_models: sub_models.clone(),
                 sums: self.sums(*node),
                 window_max: self.window,

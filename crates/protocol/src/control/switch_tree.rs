@@ -1,0 +1,131 @@
+//! From each rank's way to the root to the tree of switches that a plan is made for (GOAT §IV-A).
+
+use alloc::vec::Vec;
+use fanin_wire::Rank;
+
+use super::hierarchy::tree_of_any;
+use super::{Hop, Refusal};
+
+/// The switches of a job, and who is below whom.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SwitchTree {
+    /// In the order in which the ranks' ways name them, from the ranks' side.
+    pub switches: Vec<TreeSwitch>,
+    /// Of each rank, in order.
+    pub ranks: Vec<TreeRank>,
+}
+
+/// A switch of a tree.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TreeSwitch {
+    /// As it introduced itself.
+    pub hop: Hop,
+    /// The switch above it, by its place among all; `None` where that is the root.
+    pub upstream: Option<usize>,
+}
+
+/// A rank of a tree.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TreeRank {
+    /// The switch that it sends to, by its place among all; `None` where that is the root.
+    pub switch: Option<usize>,
+    /// The slowest link on its way, where it is known.
+    pub rate_bps: Option<u64>,
+}
+
+impl SwitchTree {
+    /// The tree that these ways form, each the rank's own switch first, with the ranks' rates.
+    pub(super) fn of(paths: &[&[Hop]], rates: impl Iterator<Item = Option<u64>>) -> Result<Self, Refusal> {
+        // Each switch has one upstream, and none is met twice.
+        tree_of_any(paths)?;
+        let mut tree = Self { switches: Vec::new(), ranks: Vec::new() };
+        for (path, rate_bps) in paths.iter().zip(rates) {
+            let mut upstream = None;
+            for hop in path.iter().rev() {
+                let known = tree.switches.iter().position(|other| other.hop.instance == hop.instance);
+                upstream = Some(known.unwrap_or_else(|| {
+                    tree.switches.push(TreeSwitch { hop: *hop, upstream });
+                    tree.switches.len() - 1
+                }));
+            }
+            tree.ranks.push(TreeRank { switch: upstream, rate_bps });
+        }
+        Ok(tree)
+    }
+
+    /// The switches that a rank's packets go through, the root's neighbour first.
+    #[must_use]
+    pub fn way(&self, rank: Rank) -> Vec<usize> {
+        let own = self.ranks.get(usize::from(rank.0)).and_then(|rank| rank.switch);
+        let mut way: Vec<usize> =
+            core::iter::successors(own, |switch| self.switches[*switch].upstream).collect();
+        way.reverse();
+        way
+    }
+
+    /// Fragments of each worker that switches can sum, where `aggregators` says what each switch has: its own, and what all below it have
+    /// in common. Nobody sums for ranks at the root itself, but the root.
+    #[must_use]
+    pub fn held(&self, aggregators: impl Fn(&TreeSwitch) -> u32) -> u32 {
+        // Switches stand behind those above them.
+        let mut below: Vec<Option<u32>> = alloc::vec![None; self.switches.len()];
+        for rank in &self.ranks {
+            if let Some(switch) = rank.switch {
+                below[switch] = Some(0);
+            }
+        }
+        let mut of_all: Option<u32> = None;
+        for (at, switch) in self.switches.iter().enumerate().rev() {
+            let held = below[at].unwrap_or(0).saturating_add(aggregators(switch));
+            let above = switch.upstream.map_or(&mut of_all, |upstream| &mut below[upstream]);
+            *above = Some(above.map_or(held, |least| least.min(held)));
+        }
+        of_all.unwrap_or(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tree(paths: &[&[u64]]) -> Result<SwitchTree, Refusal> {
+        let hop = |instance: &u64| Hop {
+            instance: *instance,
+            address: ([10, 0, 0, *instance as u8], 4800).into(),
+            aggregators: *instance as u32,
+            elements: 2048,
+            receive_buffer_bytes: 16 << 20,
+            mtu: 1500,
+            rate_bps: None,
+        };
+        let hops: Vec<Vec<Hop>> = paths.iter().map(|path| path.iter().map(hop).collect()).collect();
+        let ways: Vec<&[Hop]> = hops.iter().map(Vec::as_slice).collect();
+        SwitchTree::of(&ways, paths.iter().map(|_| None))
+    }
+
+    #[test]
+    fn switches_stand_behind_those_above_them_and_know_their_upstream() {
+        let tree = tree(&[&[7, 9], &[8, 9], &[9], &[]]).unwrap();
+        let switches: Vec<_> =
+            tree.switches.iter().map(|switch| (switch.hop.instance, switch.upstream)).collect();
+        assert_eq!(switches, [(9, None), (7, Some(0)), (8, Some(0))]);
+        let ways: Vec<_> = (0..4).map(|rank| tree.way(Rank(rank))).collect();
+        assert_eq!(ways, [&[0, 1][..], &[0, 2], &[0], &[]]);
+    }
+
+    #[test]
+    fn what_a_tree_holds_is_what_each_worker_finds_on_its_way() {
+        let held = |paths: &[&[u64]]| tree(paths).unwrap().held(|switch| switch.hop.aggregators);
+        assert_eq!(held(&[&[7], &[7]]), 7);
+        assert_eq!(held(&[&[7], &[8]]), 7, "the smaller rack's");
+        assert_eq!(held(&[&[7, 9], &[8, 9]]), 16);
+        assert_eq!(held(&[&[7, 9], &[9]]), 9, "one rank has the upper one alone");
+        assert_eq!(held(&[&[7], &[]]), 7, "who is at the root needs no switch");
+        assert_eq!(held(&[&[], &[]]), 0);
+    }
+
+    #[test]
+    fn a_switch_that_leads_two_ways_is_refused() {
+        assert!(matches!(tree(&[&[7, 9], &[7]]), Err(Refusal::PathsDisagree { rank: 1, other_rank: 0, .. })));
+    }
+}
