@@ -144,7 +144,7 @@ FUZZ_TARGET := $(shell rustc -vV 2>/dev/null | sed -n 's/host: //p')
 FUZZ_FLAGS := --cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
   -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
   -Cllvm-args=-sanitizer-coverage-trace-compares -Ccodegen-units=1
-FUZZ_PROGRAMS := parse switch atp dlcp
+FUZZ_PROGRAMS := parse switch atp goat dlcp
 compile-fuzz: test-tools
 	cd fuzz && RUSTFLAGS="$(FUZZ_FLAGS)" cargo build --quiet --release --target $(FUZZ_TARGET) --target-dir ../target/fuzz
 

@@ -1,7 +1,10 @@
 //! Any bytes: parsing returns, and what it accepts it writes back the same.
 #![no_main]
 
-use fanin_wire::{Abort, BlockPacket, GradientPacket, Key, MAGIC, Preamble, SignalPacket, SlotPacket, VERSION};
+use fanin_wire::{
+    Abort, BlockPacket, FragmentPacket, GradientPacket, Key, Label, MAGIC, PlannedPacket, Preamble, SignalPacket,
+    SlotPacket, VERSION,
+};
 use libfuzzer_sys::fuzz_target;
 
 const KEY: Key = Key(1);
@@ -20,12 +23,10 @@ fn parse(bytes: &[u8]) {
         assert_eq!(&out[..written], bytes);
     }
     if let Ok(packet) = GradientPacket::parse(preamble, bytes) {
-        let mut out = vec![0; bytes.len()];
-        let elements = packet.payload.len() / 4;
-        let written = GradientPacket::write(&mut out, KEY, &preamble, &packet.header, elements, |payload| {
-            payload.copy_from_slice(packet.payload);
-        });
-        assert_eq!(&out[..written], bytes);
+        write_again(&packet, bytes);
+    }
+    if let Ok(packet) = PlannedPacket::parse(preamble, bytes) {
+        write_again(&packet, bytes);
     }
     if let Ok(packet) = BlockPacket::parse(preamble, bytes) {
         let mut out = vec![0; bytes.len()];
@@ -44,6 +45,15 @@ fn parse(bytes: &[u8]) {
         assert!(KEY.authenticates(&again));
         assert_eq!(Abort::parse(preamble, &again), Ok(abort));
     }
+}
+
+fn write_again<L: Label>(packet: &FragmentPacket<'_, L>, bytes: &[u8]) {
+    let mut out = vec![0; bytes.len()];
+    let elements = packet.payload.len() / 4;
+    let written = FragmentPacket::write(&mut out, KEY, &packet.preamble, &packet.header, elements, |payload| {
+        payload.copy_from_slice(packet.payload);
+    });
+    assert_eq!(&out[..written], bytes);
 }
 
 fuzz_target!(|bytes: &[u8]| {

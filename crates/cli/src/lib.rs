@@ -19,6 +19,7 @@ mod plan;
 mod profile;
 mod reproduce;
 mod run;
+pub mod scenario;
 mod server;
 mod sim;
 mod status;

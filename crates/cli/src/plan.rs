@@ -15,6 +15,8 @@ use crate::output;
 mod goat;
 mod thresholds;
 
+pub(crate) use goat::topology;
+
 /// Spare machines more that are looked at.
 const MORE: [usize; 4] = [1, 2, 4, 8];
 /// How much faster a link is that one might buy.

@@ -12,7 +12,7 @@ use fanin_sim::scenario_file;
 use fanin_sim::workload::{JobReport, Measurement, Options, Report, RunError, Scenario, run as simulate};
 use serde::Serialize;
 
-use crate::output;
+use crate::{output, scenario};
 
 /// Before this, a run is over sooner than its progress is read.
 const QUIET: Duration = Duration::from_secs(2);
@@ -119,7 +119,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let file = arguments.file.display().to_string();
     let text = std::fs::read_to_string(&arguments.file)
         .with_context(|| format!("cannot read the scenario {file}"))?;
-    let scenario = scenario_file::parse(&file, &text)?;
+    let scenario = scenario::parse(&file, &text)?;
     let writer = |path: &Option<PathBuf>| path.as_deref().map(create).transpose();
     let options = Options {
         seed: arguments.seed,

@@ -1,5 +1,6 @@
 //! What Python asks about scenario files.
 
+use fanin_cli::scenario;
 use fanin_sim::{scenario_file, systems};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -9,7 +10,7 @@ use pyo3::prelude::*;
 /// Raises `ValueError` with the first mistake; its text begins with `name`, line and column.
 #[pyfunction]
 pub(crate) fn check_scenario(name: &str, text: &str) -> PyResult<()> {
-    scenario_file::parse(name, text).map(drop).map_err(|error| PyValueError::new_err(error.to_string()))
+    scenario::parse(name, text).map(drop).map_err(|error| PyValueError::new_err(error.to_string()))
 }
 
 /// A scenario file's text as JSON, with the nodes and links in it that stand in a file of their own.

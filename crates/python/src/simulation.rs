@@ -1,6 +1,6 @@
 //! `simulated_sum`: numbers from Python through the simulator's network and machines.
 
-use fanin_sim::scenario_file;
+use fanin_cli::scenario;
 use fanin_sim::workload::{Numbers, RunError, sum};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
@@ -20,8 +20,8 @@ pub(crate) fn simulated_sum<'py>(
     seed: u64,
     contributions: &[u8],
 ) -> PyResult<(Bound<'py, PyBytes>, String)> {
-    let scenario = scenario_file::parse("scenario", scenario)
-        .map_err(|error| PyValueError::new_err(error.to_string()))?;
+    let scenario =
+        scenario::parse("scenario", scenario).map_err(|error| PyValueError::new_err(error.to_string()))?;
     let Some(job) = scenario.jobs.first() else {
         return Err(PyValueError::new_err("the scenario has no job"));
     };

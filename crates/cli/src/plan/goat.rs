@@ -196,8 +196,8 @@ fn resolve(network: &net::Topology, file: File) -> Result<Asked, Mistake> {
     Ok(Asked { workload, residence, seed: file.seed })
 }
 
-/// The simulator's topology, as the planner sees it.
-fn topology(network: &net::Topology, memory_bytes: u64) -> Result<Topology, String> {
+/// The simulator's topology, as planners see it: each node has the same number. Switches without memory do not sum.
+pub(crate) fn topology(network: &net::Topology, memory_bytes: u64) -> Result<Topology, String> {
     let programmable: Vec<_> = network.programmable().collect();
     let nodes = network.nodes().iter().enumerate().map(|(index, node)| Node {
         name: node.name.clone(),

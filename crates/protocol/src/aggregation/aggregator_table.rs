@@ -102,7 +102,8 @@ pub(super) enum Outcome {
     Collision,
     /// Its aggregator holds something under the same number that is not to be added to it.
     Unlike,
-    /// Its aggregator serves a later fragment: all workers have this one's parameters, or will be told by the server.
+    /// An aggregator of its set serves the fragment of its place a window later: all workers have this one's parameters, or will be told by
+    /// the server. What is sent again often meets the next turn so; there is room for it, and counted as a collision it would say that there is not.
     Succeeded,
 }
 
@@ -222,8 +223,9 @@ impl<B: Bits> AggregatorTable<B> {
         if aggregator.is_complete() { Outcome::Complete } else { Outcome::Held }
     }
 
-    /// The first aggregator of the set that is free, or serves so early a fragment of the same job that all workers have its parameters:
-    /// then it is freed. What is a job's own is so taken by its next turn, and not a neighbour's.
+    /// The first aggregator of the set that is free, or holds what is left of the job's fragment a window before or earlier, which is freed
+    /// then: whoever sends this one has the parameters of that one. They are asked in order, so that what is left in a fragment's
+    /// own aggregator is cleared before a free neighbour is taken.
     fn reserve(&mut self, part: &Part<B>, identifier: &Identifier) -> Option<usize> {
         let is_over = |one: Aggregator<B>| {
             part.window.is_some_and(|window| one.identifier.precedes(identifier, window))

@@ -5,10 +5,11 @@ use alloc::vec::Vec;
 
 /// The addresses of the switches and workers whose packets come to a machine.
 ///
-/// A child is known by its place in the directions of a packet, and its last packet says where it is: an address may change
+/// ATP's child is known by its place in the directions of a packet, and its last packet says where it is: an address may change
 /// under a worker (NAT, DHCP, another route, another process in its place), and then its next packet mends everything. A copy
-/// from the old address that comes late sends one round astray, until the child sends again. Nothing proves that a packet is
-/// the child's; that is so with SwitchML too.
+/// from the old address that comes late sends one round astray, until the child sends again. The tag proves that a packet is of a member
+/// of the job, and nothing which one; that is so with SwitchML too. GOAT's packets come from neighbours that need not be children: control says
+/// where the children are, and when one is elsewhere.
 #[derive(Debug)]
 pub struct Children<A> {
     known: Vec<Option<A>>,

@@ -80,8 +80,8 @@ pub trait Route<A>: Clone + core::fmt::Debug {
 /// What becomes of a fragment at a switch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Treatment<B> {
-    /// It goes on as it is to a neighbour, or towards the server: it is not summed here.
-    Relay(Option<u16>),
+    /// It goes on as it is to a neighbour: it is summed further on.
+    Relay(u16),
     /// It goes on towards the server.
     Forward,
     /// The same, and what this aggregator has of it is given up.
@@ -256,7 +256,7 @@ impl<A: Copy + PartialEq, R: Route<A>> Switch<A, R> {
             job.abort_pending = true;
             return Err(Reason::Aborted);
         }
-        self.fragment(now, &packet)
+        self.fragment(now, &packet, bytes)
     }
 
     /// Parameters, or a request for original values: down to the children, and the aggregator is free (Figure 7, box 8).
@@ -298,12 +298,17 @@ impl<A: Copy + PartialEq, R: Route<A>> Switch<A, R> {
     }
 
     /// A fragment, or a sum of some, on its way up.
-    fn fragment(&mut self, now: Instant, packet: &FragmentPacket<'_, R::Label>) -> Result<Verdict, Reason> {
+    fn fragment(
+        &mut self,
+        now: Instant,
+        packet: &FragmentPacket<'_, R::Label>,
+        bytes: &[u8],
+    ) -> Result<Verdict, Reason> {
         let FragmentPacket { preamble, header, .. } = packet;
         let job = self.jobs.get_mut(&preamble.job).ok_or(Reason::UnknownJob)?;
         let identifier = Identifier::of(preamble, header);
         let (part, shows) = match job.route.treatment(header) {
-            Treatment::Relay(to) => return job.relay(&self.config, &mut self.passing, packet, to),
+            Treatment::Relay(to) => return job.relay(&self.config, &mut self.passing, bytes, to),
             Treatment::Forward => {
                 return job.forward(&self.config, &mut self.passing, packet, Flags::default());
             }
@@ -411,21 +416,23 @@ impl<A: Copy + PartialEq, R: Route<A>> Job<A, R> {
         if key.authenticates(packet) { Ok(()) } else { Err(Reason::Forged) }
     }
 
-    /// Sends a fragment on as it came, to a neighbour or towards the server.
+    /// Sends a fragment on to a neighbour as it came, but for the mark of a queue that is too long.
     fn relay(
         &mut self,
         config: &SwitchConfig,
         passing: &mut Passing,
-        packet: &FragmentPacket<'_, R::Label>,
-        to: Option<u16>,
+        bytes: &[u8],
+        to: u16,
     ) -> Result<Verdict, Reason> {
-        let waiting = self.write(config, passing, packet.header, packet.payload.len() / 4, |out| {
-            out.copy_from_slice(packet.payload);
-        })?;
-        self.up.push_back(match to {
-            Some(neighbour) => Upward::Relayed(neighbour, waiting),
-            None => Upward::Passing(waiting),
+        let mark = config.is_congested(self.up.len());
+        let waiting = passing.push(bytes.len(), |out| {
+            out.copy_from_slice(bytes);
+            if mark {
+                GradientHeader::mark_ecn(out);
+            }
         });
+        self.up.push_back(Upward::Relayed(to, waiting.ok_or(Reason::OutboxFull)?));
+        self.progress.forwards += 1;
         Ok(Verdict::Forward)
     }
 
@@ -480,26 +487,14 @@ impl<A: Copy + PartialEq, R: Route<A>> Job<A, R> {
         elements: usize,
         fill: impl FnOnce(&mut [u8]),
     ) -> Result<Verdict, Reason> {
-        let waiting = self.write(config, passing, self.onward(header), elements, fill)?;
-        self.up.push_back(Upward::Passing(waiting));
-        Ok(Verdict::Forward)
-    }
-
-    fn write(
-        &mut self,
-        config: &SwitchConfig,
-        passing: &mut Passing,
-        header: FragmentHeader<R::Label>,
-        elements: usize,
-        fill: impl FnOnce(&mut [u8]),
-    ) -> Result<PassingPacket, Reason> {
         let ((_, key, _), preamble) = (self.route.job(), self.preamble(R::Label::KIND));
-        let header = self.marked(config, header);
+        let header = self.marked(config, self.onward(header));
         let waiting = passing.push(fragment_packet_bytes(elements), |out| {
             FragmentPacket::write(out, key, &preamble, &header, elements, fill);
         });
-        self.progress.forwards += u64::from(waiting.is_some());
-        waiting.ok_or(Reason::OutboxFull)
+        self.up.push_back(Upward::Passing(waiting.ok_or(Reason::OutboxFull)?));
+        self.progress.forwards += 1;
+        Ok(Verdict::Forward)
     }
 
     fn header_of_sum(

@@ -16,7 +16,6 @@
 //! - A parameter packet names the aggregator that its fragment used, which the switches free, and besides the one that the
 //!   fragment's place uses from now on (in the first bitmap) and the exponent of that next fragment (`next_exponent`).
 //!   A worker that hands parameters back (`restore`) puts both, as it got them, where they were.
-
 //!
 //! The machines are those of [`aggregation`](crate::aggregation); here is what ATP tells them: the hierarchy that directions describe.
 

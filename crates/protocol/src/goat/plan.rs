@@ -61,6 +61,15 @@ impl SubModels {
         sub_model.checked_sub(1).map_or(0, |before| self.ends[before])
     }
 
+    /// Whether no more fragments are on the way than the model has: two under one label would be in one aggregator.
+    pub(super) fn check_window(&self, window: u16) -> Result<(), ConfigError> {
+        let planned = self.fragments();
+        if u32::from(window) > planned {
+            return Err(ConfigError::PlannedWindow { window, planned });
+        }
+        Ok(())
+    }
+
     /// Which sub-model a fragment of the stream is of, and its number there.
     pub(super) fn locate(&self, sequence: u64) -> (SubModel, u32) {
         let at = (sequence % u64::from(self.fragments())) as u32;
@@ -115,17 +124,10 @@ impl From<GoatJobConfig> for JobConfig {
 }
 
 impl GoatJobConfig {
-    /// The configuration of the machines, if every number is within its limit and fits the plan.
-    ///
-    /// # Errors
-    /// The first number that is not.
-    pub fn check(self, sub_models: &SubModels) -> Result<(), ConfigError> {
+    /// Whether every number is within its limit.
+    pub(super) fn check(self) -> Result<(), ConfigError> {
         if usize::from(self.workers) > PLANNED_WORKERS_MAX {
             return Err(ConfigError::PlannedWorkers(self.workers));
-        }
-        if u32::from(self.window_max) > sub_models.fragments() {
-            let (window, planned) = (self.window_max, sub_models.fragments());
-            return Err(ConfigError::PlannedWindow { window, planned });
         }
         JobConfig::from(self).check().map(drop)
     }
@@ -134,27 +136,49 @@ impl GoatJobConfig {
 /// What a worker is told: where its fragments of each sub-model are summed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Assignment<A> {
-    /// The worker's rank.
-    pub rank: u16,
-    /// The parts of the model.
-    pub sub_models: SubModels,
-    /// For each of them who sums the worker's fragments.
-    pub nodes: Vec<AggregationNode>,
-    /// Where fragments for a node go first, if not to the switch, or server, that parameters come from.
-    pub first_hops: Vec<(AggregationNode, A)>,
+    rank: u16,
+    sub_models: SubModels,
+    nodes: Vec<AggregationNode>,
+    first_hops: Vec<(AggregationNode, A)>,
 }
 
 impl<A> Assignment<A> {
-    /// The assignment, if it says a node for each sub-model.
+    /// The assignment of the worker of this rank: for each sub-model who sums its fragments, and where fragments for a node go first,
+    /// if not to the switch, or server, that parameters come from.
     ///
     /// # Errors
-    /// When it does not, or no worker has such a rank.
-    pub fn check(self) -> Result<Self, ConfigError> {
-        let (rank, said, is) = (usize::from(self.rank), self.nodes.len(), self.sub_models.count());
-        if said != is || rank >= PLANNED_WORKERS_MAX {
-            return Err(ConfigError::Assignment { rank, said, is });
+    /// When it has not one node for each sub-model, or no worker has such a rank.
+    pub fn new(
+        rank: u16,
+        sub_models: SubModels,
+        nodes: Vec<AggregationNode>,
+        first_hops: Vec<(AggregationNode, A)>,
+    ) -> Result<Self, ConfigError> {
+        let (said, is) = (nodes.len(), sub_models.count());
+        if said != is || usize::from(rank) >= PLANNED_WORKERS_MAX {
+            return Err(ConfigError::Assignment { rank: rank.into(), said, is });
         }
-        Ok(self)
+        Ok(Self { rank, sub_models, nodes, first_hops })
+    }
+
+    /// The bit of the worker.
+    pub(super) const fn bit(&self) -> u128 {
+        1 << self.rank
+    }
+
+    pub(super) const fn rank(&self) -> u16 {
+        self.rank
+    }
+
+    /// Which sub-model a fragment of the stream is of, its number there, and who sums it.
+    pub(super) fn locate(&self, sequence: u64) -> (SubModel, u32, AggregationNode) {
+        let (sub_model, fragment) = self.sub_models.locate(sequence);
+        (sub_model, fragment, self.nodes[usize::from(sub_model.0)])
+    }
+
+    /// Where fragments for some nodes go first.
+    pub(super) fn first_hops(&self) -> &[(AggregationNode, A)] {
+        &self.first_hops
     }
 }
 

@@ -40,11 +40,14 @@ pub struct Groups {
     /// Of each sub-model, the nodes and their workers.
     groups: Vec<Vec<(AggregationNode, u128)>>,
     ways: Vec<u16>,
+    /// The job's, which no plan of it changes.
+    window_max: u16,
 }
 
 impl Groups {
-    fn new<A>(plan: &ServerPlan<A>, workers: usize) -> Result<Self, ConfigError> {
+    fn new<A>(plan: &ServerPlan<A>, workers: usize, window_max: u16) -> Result<Self, ConfigError> {
         let ServerPlan { sub_models, nodes, children, ways } = plan;
+        sub_models.check_window(window_max)?;
         if nodes.len() != workers || ways.len() != workers {
             return Err(ConfigError::Assignments(nodes.len().min(ways.len())));
         }
@@ -61,7 +64,7 @@ impl Groups {
                 }
             }
         }
-        Ok(Self { sub_models: sub_models.clone(), groups, ways: ways.clone() })
+        Ok(Self { sub_models: sub_models.clone(), groups, ways: ways.clone(), window_max })
     }
 }
 
@@ -70,8 +73,8 @@ impl<A: Copy> Roster<A> for Groups {
     type Job = GoatServerJob<A>;
 
     fn admit(job: GoatServerJob<A>) -> Result<Admitted<Self, A>, ConfigError> {
-        job.config.check(&job.plan.sub_models)?;
-        let roster = Self::new(&job.plan, job.config.workers.into())?;
+        job.config.check()?;
+        let roster = Self::new(&job.plan, job.config.workers.into(), job.config.window_max)?;
         let children = job.plan.children;
         Ok(Admitted { config: job.config.into(), roster, restored: job.restored, children })
     }
@@ -126,7 +129,7 @@ impl<A: Copy + PartialEq> GoatServer<A> {
     /// when they are told the plan. Returns the earliest sequence number that is not aggregated; `None` without such a job.
     ///
     /// # Errors
-    /// When the plan is not one of the job's workers; the job is then as before.
+    /// When the plan is not one of the job's workers, or smaller than its window; the job is then as before.
     pub fn go_on_with(
         &mut self,
         job: JobId,
@@ -134,7 +137,7 @@ impl<A: Copy + PartialEq> GoatServer<A> {
         plan: &ServerPlan<A>,
     ) -> Result<Option<u64>, ConfigError> {
         self.go_on(job, generation, |before| {
-            let roster = Groups::new(plan, before.ways.len())?;
+            let roster = Groups::new(plan, before.ways.len(), before.window_max)?;
             Ok(GoOn { roster, children: plan.children.clone(), keeps: false })
         })
     }

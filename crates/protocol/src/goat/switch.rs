@@ -78,11 +78,7 @@ impl<A: Copy + PartialEq + core::fmt::Debug> Route<A> for GoatRoute<A> {
     const FREES_STALE: bool = false;
 
     fn check(&self) -> Result<(), ConfigError> {
-        let (window, planned) = (self.window_max, self.sub_models.fragments());
-        if u32::from(window) > planned {
-            return Err(ConfigError::PlannedWindow { window, planned });
-        }
-        Ok(())
+        self.sub_models.check_window(self.window_max)
     }
 
     fn job(&self) -> (JobId, Key, Generation) {
@@ -109,12 +105,12 @@ impl<A: Copy + PartialEq + core::fmt::Debug> Route<A> for GoatRoute<A> {
     fn treatment(&self, header: &PlannedHeader) -> Treatment<u128> {
         let PlannedDirections { passed, aggregation_node, workers, .. } = header.directions;
         if passed || aggregation_node == AggregationNode::SERVER {
-            return Treatment::Relay(None);
+            return Treatment::Forward;
         }
         if aggregation_node != self.node {
             // Where nobody knows the way the server sums: a table further on might send it back here.
             let hop = self.next_hops.iter().position(|(node, _)| *node == aggregation_node);
-            return hop.map_or(Treatment::Forward, |hop| Treatment::Relay(Some(hop as u16)));
+            return hop.map_or(Treatment::Forward, |hop| Treatment::Relay(hop as u16));
         }
         let Some((index, planned)) = self.aggregator(header) else { return Treatment::Forward };
         let Flags { resend, overflow, restore, .. } = header.flags;

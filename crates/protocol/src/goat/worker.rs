@@ -11,13 +11,9 @@ impl<A: core::fmt::Debug> Way<A> for Assignment<A> {
 
     /// The index is the fragment's number within its sub-model.
     fn label(&self, sequence: u64, _agreed: u32) -> (PlannedDirections, u32) {
-        let (sub_model, fragment) = self.sub_models.locate(sequence);
-        let directions = PlannedDirections {
-            passed: false,
-            aggregation_node: self.nodes[usize::from(sub_model.0)],
-            sub_model,
-            workers: 1 << self.rank,
-        };
+        let (sub_model, fragment, aggregation_node) = self.locate(sequence);
+        let directions =
+            PlannedDirections { passed: false, aggregation_node, sub_model, workers: self.bit() };
         (directions, fragment)
     }
 
@@ -27,16 +23,15 @@ impl<A: core::fmt::Debug> Way<A> for Assignment<A> {
     }
 
     fn mixed(&self, begin: u64) -> u64 {
-        mix(begin ^ u64::from(self.rank))
+        mix(begin ^ u64::from(self.rank()))
     }
 
     fn first_hop(&self, sequence: u64) -> Option<usize> {
-        let (sub_model, _) = self.sub_models.locate(sequence);
-        let node = self.nodes[usize::from(sub_model.0)];
-        self.first_hops.iter().position(|(other, _)| *other == node)
+        let (_, _, node) = self.locate(sequence);
+        self.first_hops().iter().position(|(other, _)| *other == node)
     }
 
     fn address(&self, hop: usize) -> &[A] {
-        core::slice::from_ref(&self.first_hops[hop].1)
+        core::slice::from_ref(&self.first_hops()[hop].1)
     }
 }

@@ -97,11 +97,13 @@ pub enum Reason {
     Unannounced,
     /// Labelled by another plan than the job's (GOAT): of another planner, or for workers that were told unlike ones.
     Unplanned,
+    /// A part of a sum for which the server has no memory: it comes again.
+    NoRoom,
 }
 
 impl Reason {
     /// All reasons, in order: one counter each.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 19] = [
         Self::Malformed,
         Self::Version,
         Self::UnknownJob,
@@ -120,6 +122,7 @@ impl Reason {
         Self::Forged,
         Self::Unannounced,
         Self::Unplanned,
+        Self::NoRoom,
     ];
 
     /// Its name in metrics.
@@ -144,6 +147,7 @@ impl Reason {
             Self::Forged => "forged",
             Self::Unannounced => "unannounced",
             Self::Unplanned => "unplanned",
+            Self::NoRoom => "no_room",
         }
     }
 }

@@ -72,11 +72,15 @@ pub const SERVER: usize = 0;
 #[derive(Clone, Debug)]
 pub struct Case {
     pub seed: u64,
-    /// Pairs of switches with a link between them; the server is at the first switch.
+    /// Pairs of switches with a link between them.
     pub links: Vec<(usize, usize)>,
     pub switches: usize,
-    /// Of each worker its switch.
-    pub attached: Vec<usize>,
+    /// The switches next to the server; the first is.
+    pub at_server: Vec<usize>,
+    /// Of each worker the switch that its parameters come from, or the server.
+    pub attached: Vec<Option<usize>>,
+    /// Of each worker another switch, to which it sends what is summed nearer to that one.
+    pub beside: Vec<Option<usize>>,
     /// Fragments of each part of the model.
     pub sub_models: Vec<u32>,
     /// Of each worker, for each of them, the switch that sums it, or the server.
@@ -113,14 +117,16 @@ impl Case {
             }
         }
         let workers = random.pick(&[1, 2, 3, 4, 7, 40]);
-        let attached = (0..workers).map(|_| random.below(switches as u64) as usize).collect();
+        let attached = (0..workers).map(|_| Some(random.below(switches as u64) as usize)).collect();
         let sub_models: Vec<u32> = (0..1 + random.below(5)).map(|_| 1 + random.below(12) as u32).collect();
         let model: u32 = sub_models.iter().sum();
         let mut case = Self {
             seed,
             links,
             switches,
+            at_server: vec![0],
             attached,
+            beside: vec![None; workers],
             plan: Vec::new(),
             aggregators: random.pick(&[0, 1, 3, 16, 200, 200]),
             ways: random.pick(&[1, 1, 8]),
@@ -146,6 +152,18 @@ impl Case {
             ]),
         };
         case.plan = case.any_plan(&mut random);
+        // The server may have several children, and workers several ways.
+        let any = |random: &mut Random| random.below(switches as u64) as usize;
+        for switch in 1..switches {
+            if random.below(4) == 0 {
+                case.at_server.push(switch);
+            }
+        }
+        let (at_server, two_ways) = (random.below(3) == 0, random.below(2) == 0);
+        for (attached, beside) in case.attached.iter_mut().zip(&mut case.beside) {
+            *attached = attached.filter(|_| !(at_server && random.below(4) == 0));
+            *beside = two_ways.then(|| any(&mut random)).filter(|switch| Some(*switch) != *attached);
+        }
         case
     }
 
@@ -182,24 +200,23 @@ impl Case {
         switch.map_or(AggregationNode::SERVER, |switch| AggregationNode(1 + switch as u16))
     }
 
-    /// The next switch from each to `to`.
-    fn hops(&self, to: usize) -> Vec<Option<usize>> {
+    /// From each switch the next one on a shortest way to one of these, and how far that is.
+    fn hops(&self, to: &[usize]) -> Vec<(Option<usize>, usize)> {
         let mut hops = vec![None; self.switches];
-        let mut next = VecDeque::from([to]);
-        let mut seen = vec![false; self.switches];
-        seen[to] = true;
+        to.iter().for_each(|to| hops[*to] = Some((None, 0)));
+        let mut next = VecDeque::from(to.to_vec());
         while let Some(at) = next.pop_front() {
+            let further = 1 + hops[at].map_or(0, |(_, distance)| distance);
             for (a, b) in &self.links {
                 for (here, there) in [(*a, *b), (*b, *a)] {
-                    if here == at && !seen[there] {
-                        seen[there] = true;
-                        hops[there] = Some(at);
+                    if here == at && hops[there].is_none() {
+                        hops[there] = Some((Some(at), further));
                         next.push_back(there);
                     }
                 }
             }
         }
-        hops
+        hops.into_iter().map(|hop| hop.expect("a tree at least")).collect()
     }
 
     pub fn sub_models(&self) -> SubModels {
@@ -222,17 +239,27 @@ impl Case {
     }
 
     pub fn assignment(&self, rank: usize) -> Assignment<usize> {
-        Assignment {
-            rank: rank as u16,
-            sub_models: self.sub_models(),
-            nodes: self.plan[rank].iter().map(|switch| Self::node(*switch)).collect(),
-            first_hops: Vec::new(),
-        }
+        let nodes = self.plan[rank].iter().map(|switch| Self::node(*switch)).collect();
+        let is_nearer = |to: &usize, beside: usize| {
+            let hops = self.hops(&[*to]);
+            self.attached[rank].is_none_or(|attached| hops[beside].1 < hops[attached].1)
+        };
+        let beside = self.beside[rank].into_iter();
+        let first_hops = beside.flat_map(|beside| {
+            let nearer = (0..self.switches).filter(move |to| is_nearer(to, beside));
+            nearer.map(move |to| (Self::node(Some(to)), self.address(beside)))
+        });
+        Assignment::new(rank as u16, self.sub_models(), nodes, first_hops.collect()).expect("a node for each")
     }
 
     /// Where a switch's packets for the server go.
     fn upstream(&self, switch: usize) -> usize {
-        self.hops(0)[switch].map_or(SERVER, |hop| self.address(hop))
+        self.hops(&self.at_server)[switch].0.map_or(SERVER, |hop| self.address(hop))
+    }
+
+    /// Where a worker's parameters come from.
+    pub fn upstream_of(&self, rank: usize) -> usize {
+        self.attached[rank].map_or(SERVER, |switch| self.address(switch))
     }
 
     pub fn route(&self, switch: usize, generation: u16) -> GoatRoute<usize> {
@@ -240,14 +267,14 @@ impl Case {
         let mut next_hops = Vec::new();
         let mut below = Vec::new();
         for other in (0..self.switches).filter(|other| *other != switch) {
-            if let Some(hop) = self.hops(other)[switch] {
+            if let (Some(hop), _) = self.hops(&[other])[switch] {
                 next_hops.push((Self::node(Some(other)), self.address(hop)));
             }
             if self.upstream(other) == self.address(switch) {
                 below.push(self.address(other));
             }
         }
-        let own = (0..self.workers()).filter(|rank| self.attached[*rank] == switch);
+        let own = (0..self.workers()).filter(|rank| self.attached[*rank] == Some(switch));
         below.extend(own.map(|rank| self.worker(rank)));
         let mut sums = BTreeMap::new();
         let mut first_aggregator = 0;
@@ -275,12 +302,21 @@ impl Case {
     }
 
     pub fn server_plan(&self) -> ServerPlan<usize> {
-        ServerPlan {
-            sub_models: self.sub_models(),
-            nodes: (0..self.workers()).map(|rank| self.assignment(rank).nodes).collect(),
-            children: vec![self.address(0)],
-            ways: vec![0; self.workers()],
-        }
+        let mut children: Vec<usize> = self.at_server.iter().map(|switch| self.address(*switch)).collect();
+        let own = (0..self.workers()).filter(|rank| self.attached[*rank].is_none());
+        children.extend(own.map(|rank| self.worker(rank)));
+        let hops = self.hops(&self.at_server);
+        let way = |rank: usize| {
+            let Some(mut at) = self.attached[rank] else { return self.worker(rank) };
+            while let (Some(hop), _) = hops[at] {
+                at = hop;
+            }
+            self.address(at)
+        };
+        let child = |address: usize| children.iter().position(|child| *child == address);
+        let ways = (0..self.workers()).map(|rank| child(way(rank)).expect("next to the server") as u16);
+        let nodes = self.plan.iter().map(|assigned| assigned.iter().map(|it| Self::node(*it)).collect());
+        ServerPlan { sub_models: self.sub_models(), nodes: nodes.collect(), ways: ways.collect(), children }
     }
 
     /// Float32 and int32 in turn: multiples of 1/128, which are exact under the fixed factor, some too large for it.

@@ -103,9 +103,8 @@ impl World {
     fn new_worker(case: &Case, rank: usize) -> Box<GoatWorker<usize, Numbered>> {
         let floor = Duration::from_micros(case.retransmission_us);
         let retransmission = RetransmissionConfig { floor, ceiling: floor * 40 };
-        let upstream = case.address(case.attached[rank]);
-        let assignment = case.assignment(rank).check().expect("a node for each");
-        Box::new(GoatWorker::new(case.config(0), assignment, upstream, retransmission))
+        let upstream = case.upstream_of(rank);
+        Box::new(GoatWorker::new(case.config(0), case.assignment(rank), upstream, retransmission))
     }
 
     fn admit_server(&mut self, restored: bool) {
@@ -193,7 +192,11 @@ impl World {
             }
             Fault::SwitchDies => {
                 // Nobody but it could pass on what its workers say, nor be the server's: so it is one without workers, or none.
-                let other = |at: &usize| *at != 0 && !self.case.attached.contains(at);
+                let (case, at) = (&self.case, |at: &usize| Some(*at));
+                let other = |it: &usize| {
+                    let is_first = case.attached.contains(&at(it)) || case.beside.contains(&at(it));
+                    !case.at_server.contains(it) && !is_first
+                };
                 let leaf =
                     |at: &usize| self.case.links.iter().filter(|(a, b)| a == at || b == at).count() == 1;
                 self.dead = (0..self.case.switches).filter(other).find(leaf);
@@ -235,7 +238,7 @@ impl World {
             key: config.key,
             generation: Generation(self.generation),
             directions: self.case.assignment(rank),
-            upstream: self.case.address(self.case.attached[rank]),
+            upstream: self.case.upstream_of(rank),
         };
         if let Machine::Worker(worker) = &mut self.machines[node] {
             worker.suspend();

@@ -12,6 +12,10 @@ pub struct Packet<'a> {
     pub to: SimAddress,
     /// How queues treated it.
     pub class: Class,
+    /// Bytes of the IP packet, whose payload may have more of them than are there.
+    pub datagram_bytes: u32,
+    /// Links that it has passed.
+    pub hops: u8,
     /// A queue on the way was longer than its threshold. In the header of a gradient packet, this stands as well.
     pub ecn_marked: bool,
     /// What is in it.

@@ -115,7 +115,8 @@ impl Record {
             }
         };
         let ecn_marked = self.ecn == Ecn::Marked;
-        Packet { from: self.from, to: self.to, class: self.class, ecn_marked, body }
+        let Self { from, to, class, datagram_bytes, hops, .. } = *self;
+        Packet { from, to, class, datagram_bytes, hops, ecn_marked, body }
     }
 }
 

@@ -7,11 +7,11 @@ use toml::Spanned;
 use super::entry::{Entry, OwnTable};
 use super::error::{self, Mistake, at};
 use super::lookup::{class, host};
-use super::schema::{DtypeName, File, Hosts, Job, PayloadName};
-use crate::net::{NodeId, Topology};
+use super::schema::{DtypeName, File, Hosts, Job, LateTable, PayloadName, RatesTable};
+use crate::net::{Cost, NodeId, Topology};
 use crate::systems::System;
 use crate::workload::models::{FLOPS_PER_S, Model};
-use crate::workload::{JobPlan, WORKERS_MAX, Workload};
+use crate::workload::{JobPlan, Lateness, Rates, WORKERS_MAX, Workload};
 
 /// Of a float32 as of an int32.
 const ELEMENT_BYTES: u64 = 4;
@@ -52,6 +52,7 @@ fn resolve_one(
     let mut entry = Entry { file, topology, number, workers: &workers, taken, tables };
     let system = (tables[number].kind.resolve)(&mut entry)?;
     let sampled = sampled(file, job, &*system)?;
+    let rates = rates(topology, job, &workers)?;
     let (start, stop) = (job.start.0, job.stop.map(|stop| stop.0));
     if stop.is_some_and(|stop| stop <= start) {
         return Err(at(place, "this job stops before it starts"));
@@ -64,10 +65,32 @@ fn resolve_one(
         start,
         stop,
         workload: workload(job)?,
+        rates,
+        lateness: match job.late.as_ref().map(Spanned::get_ref) {
+            None => Lateness::None,
+            Some(LateTable::Uniform(most)) => Lateness::Uniform(most.0),
+            Some(LateTable::Normal(it)) => Lateness::Normal { most: it.most.0, deviation: it.deviation.0 },
+        },
         integers: job.dtype == DtypeName::Int32,
         large_values: job.large_values.as_ref().map_or(0.0, |share| share.get_ref().0),
         sampled,
     })
+}
+
+/// How fast workers' hosts send: a core of theirs keeps to it, so that none may have other work.
+fn rates(topology: &Topology, job: &Job, workers: &[NodeId]) -> Result<Rates, Mistake> {
+    let Some(given) = &job.rates else { return Ok(Rates::OfLinks) };
+    if workers.iter().any(|worker| topology.get(*worker).config.sends != Cost::NOTHING) {
+        let message = "`rates` are kept by a host's core, which has no time that `packet_cost` and `byte_cost` take: give the one or the other";
+        return Err(at(given, message));
+    }
+    match given.get_ref() {
+        RatesTable::Given(rates) if rates.len() != workers.len() => {
+            Err(at(given, format!("{} rates of {} workers", rates.len(), workers.len())))
+        }
+        RatesTable::Given(rates) => Ok(Rates::Given(rates.iter().map(|rate| rate.0).collect())),
+        RatesTable::Drawn(it) => Ok(Rates::Drawn { most_bps: it.most.0, deviation: it.deviation.0 }),
+    }
 }
 
 /// Whether packets carry a sample of their elements.

@@ -377,6 +377,11 @@ pub(super) struct Job {
     /// When it submits nothing more.
     pub(super) stop: Option<Time>,
 
+    /// How fast workers' hosts send; as their links unless given.
+    pub(super) rates: Option<Spanned<RatesTable>>,
+    /// How long each worker waits before it sends the first tensor of a step; not at all unless given.
+    pub(super) late: Option<Spanned<LateTable>>,
+
     /// Which queue of a port its packets wait in.
     pub(super) priority: Option<Spanned<u8>>,
     /// Which drop threshold holds for them.
@@ -415,6 +420,39 @@ pub(super) struct Job {
     pub(super) dtype: DtypeName,
     /// Share of packets whose sum overflows the static factor.
     pub(super) large_values: Option<Spanned<Share>>,
+}
+
+/// `rates` of a job.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(
+    untagged,
+    expecting = "rates: a list with one for each worker, or as in { most = \"10Gbit\", deviation = 0.2 }"
+)]
+pub(super) enum RatesTable {
+    Given(Vec<Rate>),
+    Drawn(DrawnRates),
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct DrawnRates {
+    pub(super) most: Rate,
+    pub(super) deviation: Share,
+}
+
+/// `late` of a job.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(untagged, expecting = "late: at most so long, as in \"50ms\" or { most = \"1s\", deviation = 0.2 }")]
+pub(super) enum LateTable {
+    Uniform(Time),
+    Normal(DrawnLateness),
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct DrawnLateness {
+    pub(super) most: Time,
+    pub(super) deviation: Share,
 }
 
 #[derive(Clone, Debug, PartialEq)]

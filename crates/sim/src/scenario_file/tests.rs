@@ -232,6 +232,25 @@ fn impossible_rates_and_times_are_refused() {
 }
 
 #[test]
+fn impossible_rates_and_lateness_of_workers_are_refused() {
+    refused(&format!("{RACK}{JOB}rates = [\"1Gbit\"]\n"), 8, &["1 rates of"]);
+    refused(&format!("{RACK}{JOB}rates = \"fast\"\n"), 8, &["rates: a list", "deviation"]);
+    refused(&format!("{RACK}{JOB}rates = {{ most = \"1Gbit\" }}\n"), 8, &["rates: a list", "deviation"]);
+    refused(&format!("{RACK}{JOB}late = \"slow\"\n"), 8, &["late: at most so long"]);
+    refused(
+        &format!("{RACK}{JOB}late = {{ most = \"1s\", deviation = 2 }}\n"),
+        8,
+        &["late: at most so long"],
+    );
+    let busy = RACK.replace("hosts = ", "host_byte_cost = \"1ns\"\nhosts = ");
+    refused(
+        &format!("{busy}{JOB}rates = {{ most = \"1Gbit\", deviation = 0.1 }}\n"),
+        9,
+        &["`packet_cost`", "the one or the other"],
+    );
+}
+
+#[test]
 fn more_workers_than_there_are_or_than_bitmaps_hold_are_refused() {
     refused(&format!("{RACK}[[job]]\nsystem = \"ring\"\nworkers = 10\n"), 6, &["10 workers", "only 9 hosts"]);
     let rack = |hosts: usize| format!("[network]\ntopology = \"rack\"\nhosts = {hosts}\n");

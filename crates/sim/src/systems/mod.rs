@@ -182,6 +182,11 @@ pub struct Counters {
     pub answered_again: Option<u64>,
     /// Packets that servers added: whole sums, partial ones and single contributions.
     pub server_aggregations: Option<u64>,
+    /// Bytes of gradients that came to servers, as IP packets.
+    pub server_bytes: Option<u64>,
+    /// Bytes of gradients on their way to servers times the links that they passed, of those that came to where they were sent: parameters,
+    /// which come back, are not in it.
+    pub gradient_hop_bytes: Option<u64>,
     /// Packets that workers sent.
     pub packets_sent: Option<u64>,
     /// Of these, sent again.
@@ -231,6 +236,8 @@ impl Counted for Counters {
             switch_collisions: of(self.switch_collisions, other.switch_collisions),
             answered_again: of(self.answered_again, other.answered_again),
             server_aggregations: of(self.server_aggregations, other.server_aggregations),
+            server_bytes: of(self.server_bytes, other.server_bytes),
+            gradient_hop_bytes: of(self.gradient_hop_bytes, other.gradient_hop_bytes),
             packets_sent: of(self.packets_sent, other.packets_sent),
             retransmissions: of(self.retransmissions, other.retransmissions),
             overflows: of(self.overflows, other.overflows),

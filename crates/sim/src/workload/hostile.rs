@@ -18,6 +18,7 @@ use super::scenario::{
     Workload,
 };
 use super::transport::TransportPlan;
+use super::unlike::{Lateness, Rates};
 use crate::net::{
     Buffer, Class, Cost, LinkConfig, LinkId, Multipath, NodeConfig, NodeId, Order, PRIORITIES, Parts,
     Programmable, QueueConfig, Time, Topology, TopologyError, Transport,
@@ -56,8 +57,8 @@ const PACKET_BITS: u64 = 8 * 1_500;
 pub fn hostile(seed: u64) -> Scenario {
     let mut dice = Dice(Rand64::new(u128::from(seed) ^ 0xa7b0_0000_0000));
     // From dice of their own, so that what else is drawn stays as it was.
-    let [mut dlcp_dice, mut more_dice, mut ps_dice, mut goat_dice] =
-        [0xd1c9_0000_0000, 0x3a75_0000_0000, 0x7c95_0000_0000, 0x60a7_0000_0000]
+    let [mut dlcp_dice, mut more_dice, mut ps_dice, mut goat_dice, mut unlike_dice] =
+        [0xd1c9_0000_0000, 0x3a75_0000_0000, 0x7c95_0000_0000, 0x60a7_0000_0000, 0x1a7e_0000_0000]
             .map(|which| Dice(Rand64::new(u128::from(seed) ^ which)));
     let topology = topology(&mut dice, &mut more_dice);
     let aggregators = dice.among(&[0, 1, 3, 16, 64, 512]);
@@ -78,6 +79,7 @@ pub fn hostile(seed: u64) -> Scenario {
         if let Workload::Training { pause: None, overlap, .. } = &mut job.workload {
             *overlap = ps_dice.one_in(2);
         }
+        (job.rates, job.lateness) = unlike(&mut unlike_dice, &topology, job);
         job.class.sprayed = more_dice.one_in(8);
         // Overflows would be in elements that a sample leaves out.
         let may_be = job.system.sample_elements().is_some() && job.large_values == 0.0;
@@ -225,6 +227,8 @@ fn simpler(scenario: &Scenario) -> Vec<Scenario> {
             }
         });
         with(&|scenario| scenario.jobs[index].class = Class::default());
+        with(&|scenario| scenario.jobs[index].rates = Rates::OfLinks);
+        with(&|scenario| scenario.jobs[index].lateness = Lateness::None);
         with(&|scenario| scenario.jobs[index].large_values = 0.0);
         with(&|scenario| scenario.jobs[index].sampled = false);
         with(&|scenario| scenario.jobs[index].start = Duration::ZERO);
@@ -437,6 +441,8 @@ fn job(dice: &mut Dice, topology: &Topology, aggregators: u32, index: u64) -> Jo
     JobPlan {
         name: format!("job{index}"),
         workload: workload(dice, system.packet_elements()),
+        rates: Rates::OfLinks,
+        lateness: Lateness::None,
         system,
         workers,
         class: match dice.range(0, 4) {
@@ -450,6 +456,24 @@ fn job(dice: &mut Dice, topology: &Topology, aggregators: u32, index: u64) -> Jo
         large_values: dice.among(&[0.0, 0.0, 0.02, 0.3]),
         sampled: false,
     }
+}
+
+/// How fast workers send, where nothing else costs their hosts time, and how late each is.
+fn unlike(dice: &mut Dice, topology: &Topology, job: &JobPlan) -> (Rates, Lateness) {
+    let may_be = job.workers.iter().all(|worker| topology.get(*worker).config.sends == Cost::NOTHING);
+    let rate = |dice: &mut Dice| dice.among(&[1_000_000_000, 3_000_000_000, 10_000_000_000]);
+    let rates = match dice.range(0, 8) {
+        0 if may_be => Rates::Given(job.workers.iter().map(|_| rate(dice)).collect()),
+        1 if may_be => Rates::Drawn { most_bps: rate(dice), deviation: dice.among(&[0.0, 0.2]) },
+        _ => Rates::OfLinks,
+    };
+    let most = dice.time(Duration::from_micros(1), TROUBLE / 4);
+    let lateness = match dice.range(0, 8) {
+        0 => Lateness::Uniform(most),
+        1 => Lateness::Normal { most, deviation: dice.among(&[0.1, 0.5]) },
+        _ => Lateness::None,
+    };
+    (rates, lateness)
 }
 
 /// GOAT in the place of ATP, with a plan that nobody thought about: its parts need not be the model's, nor fit the switches' memory.

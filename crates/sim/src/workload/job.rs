@@ -7,6 +7,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use fanin_protocol::Instant;
+use oorandom::Rand64;
 
 use super::checker::{Referee, Violation, first};
 use super::meter::{Meter, Reading};
@@ -25,6 +26,8 @@ pub(crate) mod token {
     pub(crate) const PROGRAM: u64 = 3;
     /// Parts of tensors wait for this machine.
     pub(crate) const SUBMIT: u64 = 4;
+    /// A worker has been late for as long as it is.
+    pub(crate) const LATE: u64 = 5;
 }
 
 /// A job, shared by the actors of all its workers.
@@ -51,6 +54,12 @@ pub(crate) struct Job {
 
 pub(crate) struct WorkerState {
     program: Program,
+    /// Draws how late it is.
+    dice: Rand64,
+    /// Tensors that are ready, in order: when each is submitted, and its elements.
+    late: VecDeque<(Instant, u64, usize)>,
+    /// When the last of them is.
+    late_until: Instant,
     /// One a machine: a job of several servers has a machine for each.
     pub(crate) actors: Vec<ActorId>,
     /// Parts of tensors that a machine is to take next.
@@ -100,6 +109,9 @@ impl Job {
         let shards = plan.system.parts(workers);
         let worker = |rank: usize| WorkerState {
             program: Program::new(schedule.clone(), mix(seed ^ rank as u64)),
+            dice: Rand64::new(mix(seed ^ rank as u64 ^ 1 << 40).into()),
+            late: VecDeque::new(),
+            late_until: Instant(0),
             actors: Vec::new(),
             waiting: vec![VecDeque::new(); shards],
             parts: BTreeMap::new(),
@@ -150,6 +162,7 @@ impl Job {
             }
             token::STOP => return self.stop(context),
             token::PROGRAM => self.workers[rank].program.timer(&mut steps),
+            token::LATE => return self.submit_late(context, rank),
             _ => {}
         }
         self.take(context, rank, steps);
@@ -255,7 +268,7 @@ impl Job {
         let now = context.now();
         for step in steps {
             match step {
-                Step::Submit { tensor, elements } => self.submit(context, rank, tensor, elements),
+                Step::Submit { tensor, elements } => self.ready(context, rank, tensor, elements),
                 Step::Wait(length) => {
                     self.busy_until = self.busy_until.max(now + length);
                     context.wake_after(length, token::PROGRAM);
@@ -273,6 +286,30 @@ impl Job {
                     }
                 }
             }
+        }
+    }
+
+    /// A tensor is submitted when its worker's lateness with the step is over, and that of those before it.
+    fn ready(&mut self, context: &mut Context<'_>, rank: usize, tensor: u64, elements: usize) {
+        let worker = &mut self.workers[rank];
+        if self.schedule.begins_step(tensor) {
+            let late = self.plan.lateness.drawn(&mut worker.dice);
+            worker.late_until = worker.late_until.max(context.now() + late);
+        }
+        let at = worker.late_until.max(context.now());
+        worker.late.push_back((at, tensor, elements));
+        self.submit_late(context, rank);
+    }
+
+    /// Submits whatever is ready, and comes back for the rest.
+    fn submit_late(&mut self, context: &mut Context<'_>, rank: usize) {
+        while let Some((at, tensor, elements)) = self.workers[rank].late.pop_front() {
+            if at > context.now() {
+                self.workers[rank].late.push_front((at, tensor, elements));
+                self.busy_until = self.busy_until.max(at);
+                return context.wake_at(at, token::LATE);
+            }
+            self.submit(context, rank, tensor, elements);
         }
     }
 
@@ -384,6 +421,7 @@ impl Job {
         if !self.workers[rank].measures.began {
             return self.schedule_start(context);
         }
+        self.submit_late(context, rank);
         let mut steps = Vec::new();
         self.workers[rank].program.restarted(&mut steps);
         if let Some(stop) = self.plan.stop {
@@ -411,6 +449,7 @@ impl Job {
         worker.parts.clear();
         worker.submitted.clear();
         worker.waiting.iter_mut().for_each(VecDeque::clear);
+        worker.late.clear();
         worker.away = false;
         worker.lost = (lost > 0).then_some((tensor, lost));
         if !worker.measures.began {
@@ -433,7 +472,8 @@ impl WorkerState {
 
     /// The first tensor that it does not have.
     fn least(&self) -> u64 {
-        self.parts.keys().next().copied().unwrap_or_else(|| self.program.next_tensor())
+        let late = self.late.front().map(|(_, tensor, _)| *tensor);
+        self.parts.keys().next().copied().or(late).unwrap_or_else(|| self.program.next_tensor())
     }
 }
 

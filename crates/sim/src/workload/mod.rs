@@ -24,6 +24,7 @@ mod tenant;
 #[cfg(test)]
 mod tests;
 mod transport;
+mod unlike;
 mod values;
 
 pub use checker::Violation;
@@ -42,5 +43,6 @@ pub use simulation::{Options, RunError, run, sum};
 pub use tenant::{Process, Tenant};
 pub use transport::TransportPlan;
 pub(crate) use transport::mtu;
+pub use unlike::{Lateness, Rates};
 pub(crate) use values::WORKERS_MAX;
 pub use values::{Gradient, Inside, Numbers};

@@ -101,6 +101,14 @@ impl Schedule {
         }
     }
 
+    /// Whether a tensor is the first of its step: an iteration's first gradient, or without a model any.
+    pub(crate) fn begins_step(&self, tensor: u64) -> bool {
+        match self {
+            Self::AllReduce { .. } => true,
+            Self::Training(training) => tensor.is_multiple_of(training.gradients.len() as u64),
+        }
+    }
+
     /// Which of the model's variables a tensor is the gradient of, counted from the front; without a model each is another.
     pub(crate) fn variable(&self, tensor: u64) -> u64 {
         match self {

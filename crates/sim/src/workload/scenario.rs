@@ -8,6 +8,7 @@ use super::models::Model;
 use super::parameter_server::ParameterServerPlan;
 use super::program::Schedule;
 use super::transport::TransportPlan;
+use super::unlike::{Lateness, Rates};
 use crate::net::{Class, LinkId, Multipath, NodeId, PortId, Topology};
 use crate::systems::System;
 
@@ -101,6 +102,10 @@ pub struct JobPlan {
     pub stop: Option<Duration>,
     /// What they do.
     pub workload: Workload,
+    /// How fast their hosts send.
+    pub rates: Rates,
+    /// How late each is with every step: a tensor of the micro-benchmark, or an iteration.
+    pub lateness: Lateness,
     /// Whether tensors are int32 instead of float32.
     pub integers: bool,
     /// Share of packets whose sum overflows ATP's static factor.

@@ -175,7 +175,11 @@ fn play(
 ) -> Result<(Report, Option<Numbers>), RunError> {
     let scenario = Rc::new(scenario.clone());
     let config = NetworkConfig { seed: options.seed, multipath: scenario.multipath };
-    let mut network = Network::new(scenario.topology.clone(), config).map_err(RunError::Topology)?;
+    let mut topology = scenario.topology.clone();
+    for (index, job) in scenario.jobs.iter().enumerate() {
+        job.rates.apply(&mut topology, &job.workers, options.seed ^ (index as u64) << 48);
+    }
+    let mut network = Network::new(topology, config).map_err(RunError::Topology)?;
     if let Some(out) = options.pcap {
         network.capture(&Ports::All, out);
     }

@@ -646,3 +646,61 @@ fn both_states_of_a_link_with_bursts_have_their_loss() {
         assert!((expected - 0.04..expected + 0.04).contains(&found), "{states}: {found}");
     }
 }
+
+/// One worker's host sends a tenth of what the others' do: 1.25 MB take it 10 ms, whatever sums, and a fifth of that otherwise at most.
+#[test]
+fn a_worker_that_sends_slowly_is_waited_for_in_every_system() {
+    for Kind { name: system, .. } in crate::systems::ALL {
+        let job = format!(
+            "[[job]]\nsystem = \"{system}\"\nworkers = 4\ntensor = \"1250kB\"\ntensors = 2\nin_flight = 1\n"
+        );
+        let alike = play(&format!("{RACK}{job}rates = [\"20Gbit\", \"20Gbit\", \"20Gbit\", \"20Gbit\"]\n"));
+        let unlike = play(&format!("{RACK}{job}rates = [\"20Gbit\", \"1Gbit\", \"20Gbit\", \"20Gbit\"]\n"));
+        let times = [alike, unlike].map(|report| report.jobs[0].tensor_times.mean_s);
+        assert!(times[0] < 0.004 && times[1] > 0.01, "{system}: {times:?}");
+    }
+}
+
+/// A step takes as long as the latest of its workers is late, at least, and what nobody is late with as long as ever.
+#[test]
+fn late_workers_make_steps_longer_in_every_system() {
+    for Kind { name: system, .. } in crate::systems::ALL {
+        let of = |late: &str| {
+            let report = play(&format!("{RACK}{}in_flight = 1\n{late}", job(system)));
+            assert!(report.jobs[0].finished);
+            report.ended_s
+        };
+        // Six steps of four workers: in the mean the latest is late by four fifths.
+        let (never, late) = (of(""), of("late = \"10ms\"\n"));
+        assert!(late > never + 0.030 && late < never + 0.065, "{system}: {never} {late}");
+        let normal = of("late = { most = \"10ms\", deviation = 0.2 }\n");
+        assert!(normal > never + 0.004 && normal < late, "{system}: {never} {normal} {late}");
+    }
+}
+
+#[test]
+fn rates_and_lateness_are_by_seed() {
+    let text =
+        format!("{RACK}{}rates = {{ most = \"10Gbit\", deviation = 0.2 }}\nlate = \"1ms\"\n", job("atp"));
+    let scenario = parse("test.toml", &text).expect("a scenario");
+    let digest = |seed| run(&scenario, Options { seed, ..Options::default() }).expect("a run").digest;
+    assert_eq!(digest(1), digest(1));
+    assert_ne!(digest(1), digest(2));
+}
+
+/// Workers wait for each other's iterations; passes, lateness and gradients come one after the other.
+#[test]
+fn an_iteration_begins_late_and_no_gradient_overtakes_another() {
+    let train = "[[job]]\nsystem = \"atp\"\nworkers = 4\nmodel = \"resnet18\"\nscale = 1000\niterations = 3\nflops = 1e15\n";
+    let of = |late: &str| play(&format!("{RACK}{train}{late}")).ended_s;
+    let (never, late) = (of(""), of("late = \"10ms\"\n"));
+    assert!(late > never + 0.012 && late < never + 0.031, "{never} {late}");
+}
+
+/// A host of a late worker fails while the worker is late; another worker dies so, and another process takes its rank.
+#[test]
+fn who_is_late_and_fails_submits_what_it_has_once() {
+    let faults = "[[fault]]\nat = \"2ms\"\nkind = \"node-fails\"\nnode = \"h0\"\ndown = \"1ms\"\n[[fault]]\nat = \"3ms\"\nkind = \"worker-respawns\"\njob = \"job0\"\nrank = 1\ndown = \"5ms\"\n";
+    let report = play(&format!("{RACK}{faults}{}late = \"10ms\"\n", job("atp")));
+    assert!(report.jobs[0].finished);
+}

@@ -6,6 +6,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 use fanin_wire::{Collective, Dtype, Flags, FragmentHeader, GradientHeader, Op};
 
+use super::aside::{Aside, AsideRoom};
 use super::exact_sum::ExactSum;
 use super::{Coverage, Workers};
 use crate::aggregation::JobConfig;
@@ -22,7 +23,26 @@ pub(super) struct Subject {
 
 /// Sums of original float values, one for each element. They are large and seldom needed, so a job has only as many as
 /// overflowed at one time, and hands them on from fragment to fragment.
-pub(super) type ExactSums = Box<[ExactSum]>;
+type ExactSums = Box<[ExactSum]>;
+
+/// What few fragments need besides their sums: it is handed on from one to another, and never given back.
+#[derive(Debug, Default)]
+pub(super) struct Spare {
+    exact: Vec<ExactSums>,
+    aside: AsideRoom,
+}
+
+impl Spare {
+    /// Of a job with so many workers and places.
+    pub(super) fn new(workers: usize, window: usize) -> Self {
+        Self { exact: Vec::new(), aside: AsideRoom::new(workers, window) }
+    }
+
+    /// Whether what is left is for the earliest fragment alone.
+    pub(super) const fn is_short(&self) -> bool {
+        self.aside.is_short()
+    }
+}
 
 /// The fragment that a place gathers.
 #[derive(Debug)]
@@ -51,16 +71,6 @@ pub(super) struct Unfinished {
     exact: Option<ExactSums>,
     /// Parts of groups whose whole sums may still come.
     aside: Vec<Aside>,
-}
-
-/// Some of a group of workers that a switch sums, without the others: it counts until the whole sum takes its place.
-#[derive(Debug)]
-struct Aside {
-    group: u16,
-    workers: Workers,
-    count: u32,
-    saturated: bool,
-    sums: Vec<i64>,
 }
 
 /// A fragment whose parameters are known.
@@ -100,30 +110,36 @@ impl Unfinished {
         }
     }
 
-    /// Goes on to another fragment, and puts what only an overflow needs to the spare ones.
-    pub(super) fn begin(&mut self, sequence: u64, spare: &mut Vec<ExactSums>) {
-        spare.extend(self.exact.take());
-        *self = Self::new(sequence);
+    /// Goes on to another fragment, and puts what it needed besides its sums to the spare ones.
+    pub(super) fn begin(&mut self, sequence: u64, spare: &mut Spare) {
+        spare.exact.extend(self.exact.take());
+        self.aside.drain(..).for_each(|aside| spare.aside.give_back(aside));
+        *self = Self { aside: core::mem::take(&mut self.aside), ..Self::new(sequence) };
     }
 
     /// Forgets all contributions, because the sum did not fit, and waits for the original values.
-    pub(super) fn await_originals(&mut self) {
+    pub(super) fn await_originals(&mut self, spare: &mut Spare) {
         self.contributed = Workers::default();
         self.scaled = Workers::default();
         self.count = 0;
         self.saturated = false;
         self.originals_only = true;
-        self.aside.clear();
+        self.aside.drain(..).for_each(|aside| spare.aside.give_back(aside));
         if let Some(exact) = &mut self.exact {
             exact.fill(ExactSum::default());
         }
     }
 
     /// Notes of whom a packet is, and whether a loss was mended with it: who sent again, and is not known to have stalled, and of whom
-    /// nothing came before, lost what was sent first. Original values go to the server under the same flags the first time.
+    /// nothing came before, lost what was sent first. A part of a group has those in it again who were in the part before, so that one
+    /// who is new is enough. Original values go to the server under the same flags the first time.
     pub(super) fn hear(&mut self, flags: Flags, from: &Coverage) {
         let sent_again = is_sent_again(flags) && !flags.overflow && !flags.restore;
-        self.lost |= sent_again && !flags.stalled && from.workers.is_disjoint(&self.heard);
+        let is_new = match from.part_of {
+            Some(_) => !from.workers.is_subset(&self.heard),
+            None => from.workers.is_disjoint(&self.heard),
+        };
+        self.lost |= sent_again && !flags.stalled && is_new;
         self.heard.extend(&from.workers);
     }
 
@@ -134,6 +150,8 @@ impl Unfinished {
         from: &Coverage,
         payload: &[u8],
         sums: &mut [i64],
+        spare: &mut Spare,
+        is_earliest: bool,
     ) -> Result<(), Reason> {
         if self.originals_only {
             return Err(Reason::Unexpected);
@@ -146,7 +164,7 @@ impl Unfinished {
             return Err(Reason::Exponent);
         }
         if let Some(group) = from.part_of {
-            self.set_aside(group, from, payload)?;
+            self.set_aside(group, from, payload, &mut spare.aside, is_earliest)?;
             self.exponent = header.exponent;
             return Ok(());
         }
@@ -173,42 +191,37 @@ impl Unfinished {
         self.saturated |= saturated;
         self.contributed.extend(&from.workers);
         self.scaled.extend(&from.workers);
-        self.drop_aside(&from.workers);
+        self.drop_aside(&from.workers, &mut spare.aside);
         Ok(())
     }
 
     /// Keeps a part of a group. What a switch shows of it grows, so that a later part may have all that is here in it once more.
-    fn set_aside(&mut self, group: u16, from: &Coverage, payload: &[u8]) -> Result<(), Reason> {
+    fn set_aside(
+        &mut self,
+        group: u16,
+        from: &Coverage,
+        payload: &[u8],
+        room: &mut AsideRoom,
+        is_earliest: bool,
+    ) -> Result<(), Reason> {
         if !from.workers.is_disjoint(&self.contributed) {
             return Err(Reason::Overlap);
         }
-        let at = self.aside.iter().position(|aside| aside.group == group).unwrap_or_else(|| {
-            let (workers, sums) = (Workers::default(), vec![0; payload.len() / 4]);
-            self.aside.push(Aside { group, workers, count: 0, saturated: false, sums });
-            self.aside.len() - 1
-        });
-        let aside = &mut self.aside[at];
-        let replace = aside.workers.is_subset(&from.workers);
-        if aside.count > 0 && from.workers.is_subset(&aside.workers) {
-            return Err(Reason::Duplicate);
+        match self.aside.iter_mut().find(|aside| aside.group == group) {
+            Some(aside) => aside.add(from, payload),
+            None => {
+                let mut aside = room.take(group, payload.len() / 4, is_earliest).ok_or(Reason::NoRoom)?;
+                aside.add(from, payload)?;
+                self.aside.push(aside);
+                Ok(())
+            }
         }
-        if !replace && !from.workers.is_disjoint(&aside.workers) {
-            return Err(Reason::Overlap);
-        }
-        aside.saturated &= !replace;
-        aside.count = from.count + if replace { 0 } else { aside.count };
-        aside.workers.extend(&from.workers);
-        for (sum, term) in aside.sums.iter_mut().zip(payload.as_chunks().0) {
-            let term = i32::from_le_bytes(*term);
-            aside.saturated |= term == i32::MAX || term == i32::MIN;
-            *sum = i64::from(term) + if replace { 0 } else { *sum };
-        }
-        Ok(())
     }
 
     /// Forgets what is set aside of these workers: it came otherwise.
-    fn drop_aside(&mut self, workers: &Workers) {
-        self.aside.retain(|aside| aside.workers.is_disjoint(workers));
+    fn drop_aside(&mut self, workers: &Workers, room: &mut AsideRoom) {
+        let gone = self.aside.extract_if(.., |aside| !aside.workers.is_disjoint(workers));
+        gone.for_each(|aside| room.give_back(aside));
     }
 
     /// How many workers are in, with those of parts.
@@ -222,16 +235,17 @@ impl Unfinished {
     }
 
     /// Adds the parts: all workers are in, and no whole sum is needed any more.
-    pub(super) fn add_aside(&mut self, sums: &mut [i64]) {
+    pub(super) fn add_aside(&mut self, sums: &mut [i64], spare: &mut Spare) {
         if self.count == 0 {
             sums.fill(0);
         }
-        for aside in core::mem::take(&mut self.aside) {
+        for aside in self.aside.drain(..) {
             sums.iter_mut().zip(&aside.sums).for_each(|(sum, part)| *sum += part);
             self.count += aside.count;
             self.saturated |= aside.saturated;
             self.contributed.extend(&aside.workers);
             self.scaled.extend(&aside.workers);
+            spare.aside.give_back(aside);
         }
     }
 
@@ -242,7 +256,7 @@ impl Unfinished {
         from: &Coverage,
         payload: &[u8],
         sums: &mut [i64],
-        spare: &mut Vec<ExactSums>,
+        spare: &mut Spare,
     ) -> Result<(), Reason> {
         if from.count != 1 {
             return Err(Reason::OutOfRange);
@@ -258,7 +272,7 @@ impl Unfinished {
                 *sum += i64::from(i32::from_le_bytes(*term));
             }
         } else {
-            let exact = self.exact.get_or_insert_with(|| match spare.pop() {
+            let exact = self.exact.get_or_insert_with(|| match spare.exact.pop() {
                 Some(mut used) => {
                     used.fill(ExactSum::default());
                     used
@@ -271,7 +285,7 @@ impl Unfinished {
         }
         self.contributed.extend(&from.workers);
         self.count += 1;
-        self.drop_aside(&from.workers);
+        self.drop_aside(&from.workers, &mut spare.aside);
         Ok(())
     }
 

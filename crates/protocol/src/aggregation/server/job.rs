@@ -9,7 +9,7 @@ use fanin_wire::{
     Preamble, Rank, ShardId, WorkerId, fragment_packet_bytes,
 };
 
-use super::fragment::{ExactSums, Finished, Subject, Unfinished, is_sent_again};
+use super::fragment::{Finished, Spare, Subject, Unfinished, is_sent_again};
 use super::{Admitted, Coverage, GoOn, Roster, ServerProgress};
 use crate::aggregation::children::Children;
 use crate::aggregation::{ConfigError, Hashing, JobConfig, Scaling};
@@ -79,8 +79,8 @@ pub(super) struct Job<A, R: Roster<A>> {
     places: Vec<Place<R::Label>>,
     /// Sums of what is gathered, `elements` for each place.
     sums: Vec<i64>,
-    /// Sums of original floats that no fragment needs now.
-    spare: Vec<ExactSums>,
+    /// What no fragment needs now.
+    spare: Spare,
     /// The finished parameters as they travel, `elements` of four bytes for each place.
     parameters: Vec<u8>,
     children: Children<A>,
@@ -112,10 +112,10 @@ impl<A: Copy + PartialEq, R: Roster<A>> Job<A, R> {
         Self {
             config,
             children: Children::known(roster.workers(), &children),
+            spare: Spare::new(roster.workers(), window),
             roster,
             places: (0..u64::from(config.window_max)).map(place).collect(),
             sums: vec![0; window * elements],
-            spare: Vec::new(),
             parameters: vec![0; window * elements * 4],
             outgoing: VecDeque::with_capacity(2 * window),
             newest: None,
@@ -204,6 +204,7 @@ impl<A: Copy + PartialEq, R: Roster<A>> Job<A, R> {
     ) -> Result<Verdict, Reason> {
         let FragmentPacket { header, payload, .. } = packet;
         let elements = usize::from(self.config.elements);
+        let is_earliest = self.spare.is_short() && self.earliest() == header.sequence;
         let sums = &mut self.sums[at * elements..][..elements];
         let place = &mut self.places[at];
         let gathering = &mut place.gathering;
@@ -226,7 +227,7 @@ impl<A: Copy + PartialEq, R: Roster<A>> Job<A, R> {
         let added = if header.flags.overflow {
             gathering.add_original(header.collective.dtype, sender, payload, sums, &mut self.spare)
         } else {
-            gathering.add_scaled(header, sender, payload, sums)
+            gathering.add_scaled(header, sender, payload, sums, &mut self.spare, is_earliest)
         };
         // Congestion and collisions are news even when the values are not (Figure 7, box 7).
         gathering.ecn |= header.flags.ecn;
@@ -253,9 +254,9 @@ impl<A: Copy + PartialEq, R: Roster<A>> Job<A, R> {
             }
             return Ok(Verdict::Absorb);
         }
-        gathering.add_aside(sums);
+        gathering.add_aside(sums, &mut self.spare);
         if gathering.saturated {
-            gathering.await_originals();
+            gathering.await_originals(&mut self.spare);
             self.progress.overflows += 1;
             self.request(now, at, header);
             return Ok(Verdict::Absorb);
@@ -472,7 +473,7 @@ impl<A: Copy + PartialEq, R: Roster<A>> Job<A, R> {
         self.sums = Vec::new();
         self.parameters = Vec::new();
         self.outgoing = VecDeque::new();
-        self.spare = Vec::new();
+        self.spare = Spare::default();
     }
 
     /// An abort that was found here and not yet told.

@@ -1,5 +1,6 @@
 //! The parameter server: it aggregates whatever the switches did not, and answers with the parameters (ATP §3.6).
 
+mod aside;
 mod coverage;
 mod exact_sum;
 mod fragment;

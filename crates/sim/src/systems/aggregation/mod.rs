@@ -127,8 +127,13 @@ where
     fn counters(&self, network: &Network) -> Counters {
         let (mut switch_aggregations, mut switch_collisions) = (0, 0);
         let (mut server_aggregations, mut overflows) = (0, 0);
+        let (mut server_bytes, mut gradient_hop_bytes) = (0, 0);
         for part in &self.parts {
+            let at_server = part.server.came.of(part.config.id);
+            server_bytes += at_server.bytes;
+            gradient_hop_bytes += at_server.hop_bytes;
             for switch in &part.switches {
+                gradient_hop_bytes += switch.came.of(part.config.id).hop_bytes;
                 if let Some(progress) = switch.progress(network, part.config.id) {
                     switch_aggregations += progress.aggregations;
                     switch_collisions += progress.collisions;
@@ -151,6 +156,8 @@ where
             switch_aggregations: self.switches_sum.then_some(switch_aggregations),
             switch_collisions: self.switches_sum.then_some(switch_collisions),
             server_aggregations: Some(server_aggregations),
+            server_bytes: Some(server_bytes),
+            gradient_hop_bytes: Some(gradient_hop_bytes),
             packets_sent: Some(packets_sent),
             retransmissions: Some(retransmissions),
             overflows: Some(overflows),

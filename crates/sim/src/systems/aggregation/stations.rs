@@ -1,6 +1,7 @@
 //! What jobs share: the aggregators of a switch, and the server of a host.
 
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -16,8 +17,34 @@ use super::window::Window;
 use crate::net::{ActorId, Body, Context, Machine, Network, NodeId, Owner, Packet, SimAddress};
 use crate::workload::Violation;
 
-type SwitchActor<R> = Machine<SwitchMachine<SimAddress, R>, NoOwner>;
+type SwitchActor<R> = Machine<SwitchMachine<SimAddress, R>, SwitchOwner>;
 type ServerActor<R> = Machine<ServerMachine<SimAddress, R>, ServerOwner<R>>;
+
+/// Gradients of each job that came to a station, on their way to the server. A station that loses its memory counts on.
+#[derive(Clone, Default)]
+pub(crate) struct Came(Rc<RefCell<BTreeMap<JobId, CameOfJob>>>);
+
+#[derive(Clone, Copy, Default)]
+pub(crate) struct CameOfJob {
+    pub(crate) bytes: u64,
+    /// Times the links that they passed since they were sent.
+    pub(crate) hop_bytes: u64,
+}
+
+impl Came {
+    pub(crate) fn of(&self, job: JobId) -> CameOfJob {
+        self.0.borrow().get(&job).copied().unwrap_or_default()
+    }
+
+    fn count<L: Label>(&self, packet: &Packet<'_>, fragment: &FragmentPacket<'_, L>) {
+        if !fragment.header.flags.is_ack {
+            let mut jobs = self.0.borrow_mut();
+            let job = jobs.entry(fragment.preamble.job).or_default();
+            job.bytes += u64::from(packet.datagram_bytes);
+            job.hop_bytes += u64::from(packet.datagram_bytes) * u64::from(packet.hops);
+        }
+    }
+}
 
 /// A programmable switch.
 pub(crate) struct Switch<R> {
@@ -32,6 +59,7 @@ pub(crate) struct Switch<R> {
     pub(crate) routes: RefCell<Vec<R>>,
     /// Of the longest fragment.
     pub(crate) elements: Cell<u16>,
+    pub(crate) came: Came,
 }
 
 impl<R: Route<SimAddress> + 'static> Switch<R> {
@@ -49,6 +77,7 @@ impl<R: Route<SimAddress> + 'static> Switch<R> {
             actor: Cell::new(ActorId(u32::MAX)),
             routes: RefCell::default(),
             elements: Cell::new(0),
+            came: Came::default(),
         })
     }
 
@@ -62,10 +91,12 @@ impl<R: Route<SimAddress> + 'static> Switch<R> {
             ecn_threshold_packets: None,
         });
         for route in self.routes.borrow().iter() {
-            switch.add_job(route.clone()).expect("levels are those of a placement");
+            switch
+                .add_job(route.clone())
+                .expect("routes are made from a plan that was checked when its file was read");
         }
         let (classify, declare) = (self.classify.clone(), self.declare.clone());
-        Machine::new(switch, NoOwner)
+        Machine::new(switch, SwitchOwner(self.came.clone()))
             .classified(move |_, packet| classify(packet))
             .declaring(move |packet| declare(packet))
     }
@@ -115,9 +146,9 @@ impl<R: Route<SimAddress> + 'static> Station for Switch<R> {
     }
 }
 
-struct NoOwner;
+struct SwitchOwner(Came);
 
-impl<R: Route<SimAddress> + 'static> Owner<SwitchMachine<SimAddress, R>> for NoOwner {
+impl<R: Route<SimAddress> + 'static> Owner<SwitchMachine<SimAddress, R>> for SwitchOwner {
     fn event(
         &mut self,
         _machine: &mut SwitchMachine<SimAddress, R>,
@@ -125,6 +156,12 @@ impl<R: Route<SimAddress> + 'static> Owner<SwitchMachine<SimAddress, R>> for NoO
         _context: &mut Context<'_>,
     ) {
         // The workers hear of an abort, and their owners judge it.
+    }
+
+    fn handled(&mut self, packet: &Packet<'_>, _verdict: Verdict, _context: &mut Context<'_>) {
+        if let Some(fragment) = fragment::<R::Label>(packet) {
+            self.0.count(packet, &fragment);
+        }
     }
 }
 
@@ -136,6 +173,7 @@ pub(crate) struct Server<R: Roster<SimAddress>> {
     declare: Declare,
     actor: Cell<ActorId>,
     pub(crate) jobs: RefCell<Vec<Served<R>>>,
+    pub(crate) came: Came,
 }
 
 /// One job, or one part of it.
@@ -172,6 +210,7 @@ impl<R: Roster<SimAddress> + 'static> Server<R> {
             declare,
             actor: Cell::new(ActorId(u32::MAX)),
             jobs: RefCell::default(),
+            came: Came::default(),
         })
     }
 
@@ -186,7 +225,7 @@ impl<R: Roster<SimAddress> + 'static> Server<R> {
             jobs.push(served.clone());
         }
         let (classify, declare) = (self.classify.clone(), self.declare.clone());
-        Machine::new(server, ServerOwner(jobs))
+        Machine::new(server, ServerOwner(jobs, self.came.clone()))
             .classified(move |_, packet| classify(packet))
             .declaring(move |packet| declare(packet))
     }
@@ -233,7 +272,7 @@ impl<R: Roster<SimAddress> + 'static> Station for Server<R> {
     }
 }
 
-struct ServerOwner<R: Roster<SimAddress>>(Vec<Served<R>>);
+struct ServerOwner<R: Roster<SimAddress>>(Vec<Served<R>>, Came);
 
 impl<R: Roster<SimAddress> + 'static> Owner<ServerMachine<SimAddress, R>> for ServerOwner<R> {
     fn event(
@@ -246,10 +285,11 @@ impl<R: Roster<SimAddress> + 'static> Owner<ServerMachine<SimAddress, R>> for Se
     }
 
     fn handled(&mut self, packet: &Packet<'_>, verdict: Verdict, context: &mut Context<'_>) {
+        let Some(fragment) = fragment::<R::Label>(packet) else { return };
+        self.1.count(packet, &fragment);
         if !matches!(verdict, Verdict::Absorb | Verdict::Multicast) {
             return;
         }
-        let Some(fragment) = fragment::<R::Label>(packet) else { return };
         let Some(served) = self.0.iter().find(|served| served.id == fragment.preamble.job) else {
             return;
         };

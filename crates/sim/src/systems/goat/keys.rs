@@ -11,11 +11,12 @@ use super::super::System;
 use super::super::aggregation::{FRAGMENTS, OverflowName, ScalingName, server, window, window_max};
 use super::super::keys::timeout;
 use super::Goat;
-use super::assignment::{Room, nearest};
+use super::planners::{Asked, Nodes, PLANNERS, Planner, nearest};
 use crate::net::{NodeId, Topology};
-use crate::scenario_file::{Entry, Kind, Mistake, Time, at, keys};
+use crate::scenario_file::{Entry, Kind, Mistake, Time, at, keys, unknown};
 
-pub(crate) const KIND: Kind = Kind { name: "goat", keys: keys::<Keys>, resolve };
+/// The system, with this crate's planners.
+pub const KIND: Kind = Kind { name: "goat", keys: keys::<Keys>, resolve: |entry| resolve(entry, &PLANNERS) };
 
 /// What stands for the server among the names of switches.
 const SERVER: &str = "server";
@@ -31,8 +32,10 @@ struct Keys {
     window: Option<Spanned<u16>>,
     /// Into how many parts the model is cut.
     sub_models: Option<Spanned<usize>>,
-    /// For each of them who sums it.
+    /// For each of them who sums it ..
     nodes: Option<Spanned<Vec<Names>>>,
+    /// .. or who decides that.
+    planner: Option<Spanned<String>>,
     scaling: ScalingName,
     overflow: OverflowName,
     congestion_control: bool,
@@ -48,6 +51,7 @@ impl Default for Keys {
             window: None,
             sub_models: None,
             nodes: None,
+            planner: None,
             scaling: ScalingName::Static,
             overflow: OverflowName::Reactive,
             congestion_control: true,
@@ -64,7 +68,15 @@ enum Names {
     OfEach(Vec<String>),
 }
 
-fn resolve(entry: &mut Entry<'_>) -> Result<Arc<dyn System>, Mistake> {
+/// GOAT of a file that may name other planners, besides this crate's.
+///
+/// # Errors
+/// What cannot be.
+pub fn resolve_with(entry: &mut Entry<'_>, planners: &[Planner]) -> Result<Arc<dyn System>, Mistake> {
+    resolve(entry, &[planners, &PLANNERS].concat())
+}
+
+fn resolve(entry: &mut Entry<'_>, planners: &[Planner]) -> Result<Arc<dyn System>, Mistake> {
     let keys: Keys = entry.table()?;
     entry.workers_between(1, PLANNED_WORKERS_MAX)?;
     let server = server(entry, keys.server.as_ref())?;
@@ -78,14 +90,39 @@ fn resolve(entry: &mut Entry<'_>) -> Result<Arc<dyn System>, Mistake> {
         None => whole,
     };
     let sub_models = sub_models(entry, &keys, packets)?;
-    let topology = entry.topology();
     let (before, sharing) = entry.among(|name, _| name == KIND.name);
     let share = entry.switch().aggregators / sharing as u32;
-    let mut room = Room::new(share);
-    let nodes = match &keys.nodes {
-        Some(given) => given_nodes(topology, entry.workers().len(), given, &sub_models, &mut room)?,
-        None => nearest(topology, entry.workers(), server, &sub_models, &mut room),
+    let asked = Asked {
+        topology: entry.topology(),
+        workers: entry.workers(),
+        server,
+        sub_models: &sub_models,
+        packet_bytes: 4 * u64::from(elements),
+        aggregators: share,
     };
+    let nodes = match (&keys.nodes, &keys.planner) {
+        (Some(_), Some(planner)) => return Err(at(planner, "either `nodes` or a `planner`")),
+        (Some(given), None) => given_nodes(&asked, given)?,
+        (None, Some(name)) => {
+            let planner = planners.iter().find(|planner| planner.name == name.get_ref());
+            let planner = planner.ok_or_else(|| {
+                at(name, unknown("planner", name.get_ref(), planners.iter().map(|planner| planner.name)))
+            })?;
+            (planner.plan)(&asked).map_err(|message| at(name, message))?
+        }
+        (None, None) => nearest(&asked),
+    };
+    if let Some((switch, needs)) = asked.too_full(&nodes) {
+        let (name, has) = (&asked.topology.get(switch).name, asked.aggregators);
+        let message = format!(
+            "{name} has {has} aggregators for this job, and its sub-models need {needs}; give it fewer, or raise `aggregators`"
+        );
+        return Err(match (&keys.nodes, &keys.planner) {
+            (Some(given), _) => at(given, message),
+            (None, Some(planner)) => at(planner, message),
+            (None, None) => entry.at_system(message),
+        });
+    }
     Ok(Arc::new(Goat {
         server,
         elements,
@@ -124,19 +161,10 @@ fn sub_models(entry: &Entry<'_>, keys: &Keys, packets: u32) -> Result<Vec<u32>, 
 }
 
 /// The switches that the file names, by rank and part.
-fn given_nodes(
-    topology: &Topology,
-    workers: usize,
-    given: &Spanned<Vec<Names>>,
-    sub_models: &[u32],
-    room: &mut Room,
-) -> Result<Vec<Vec<Option<NodeId>>>, Mistake> {
+fn given_nodes(asked: &Asked<'_>, given: &Spanned<Vec<Names>>) -> Result<Nodes, Mistake> {
+    let workers = asked.workers.len();
     let mut nodes = vec![Vec::new(); workers];
-    for (names, packets) in given.get_ref().iter().zip(sub_models) {
-        let of = |rank: usize| match names {
-            Names::OfAll(name) => name,
-            Names::OfEach(names) => &names[rank],
-        };
+    for names in given.get_ref() {
         if let Names::OfEach(names) = names
             && names.len() != workers
         {
@@ -144,23 +172,12 @@ fn given_nodes(
                 format!("a sub-model has one node for all workers, or one for each of the {workers}");
             return Err(at(given, message));
         }
-        let mut used = Vec::new();
         for (rank, assigned) in nodes.iter_mut().enumerate() {
-            let node = if of(rank) == SERVER { None } else { Some(switch(topology, of(rank), given)?) };
-            assigned.push(node);
-            used.extend(node.filter(|node| !used.contains(node)));
-        }
-        for node in used {
-            if !room.take(node, *packets) {
-                let name = &topology.get(node).name;
-                let (needs, has) = (room.taken(node) + u64::from(*packets), room.share());
-                return Err(at(
-                    given,
-                    format!(
-                        "{name} has {has} aggregators for this job, and its sub-models need {needs}; give it fewer, or raise `aggregators`"
-                    ),
-                ));
-            }
+            let name = match names {
+                Names::OfAll(name) => name,
+                Names::OfEach(names) => &names[rank],
+            };
+            assigned.push(if name == SERVER { None } else { Some(switch(asked.topology, name, given)?) });
         }
     }
     Ok(nodes)

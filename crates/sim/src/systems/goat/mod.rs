@@ -1,9 +1,9 @@
 //! GOAT: switches that sum the parts of a model that a plan gives them, however late workers are, and a server behind them.
 
-mod assignment;
 mod distance;
 mod keys;
 mod placement;
+mod planners;
 #[cfg(test)]
 mod tests;
 
@@ -25,7 +25,8 @@ use super::{Machines, Site, System, Tenant};
 use crate::net::{NodeId, SimAddress};
 use placement::{Placement, number};
 
-pub(crate) use keys::KIND;
+pub use keys::{KIND, resolve_with};
+pub use planners::{Asked, Nodes, Planner};
 
 /// UDP ports.
 const SWITCH_PORT: u16 = 4810;
@@ -138,12 +139,10 @@ impl Goat {
         let declare = site.declare(fragment_packet_bytes(SAMPLE_ELEMENTS));
         let workers = (0..plan.workers.len())
             .map(|rank| {
-                let assignment = Assignment {
-                    rank: rank as u16,
-                    sub_models: sub_models.clone(),
-                    nodes: nodes[rank].clone(),
-                    first_hops: hops(&placement.first_hops[rank]),
-                };
+                let first_hops = hops(&placement.first_hops[rank]);
+                let assignment =
+                    Assignment::new(rank as u16, sub_models.clone(), nodes[rank].clone(), first_hops)
+                        .expect("a scenario's plan is checked when it is read");
                 (assignment, address(placement.upstream[rank]))
             })
             .collect();

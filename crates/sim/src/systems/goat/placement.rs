@@ -39,17 +39,20 @@ pub(super) fn number(topology: &Topology, switch: Option<NodeId>) -> Aggregation
 }
 
 impl Goat {
-    /// Where everything goes. Nodes that cannot be reached are the server's.
+    /// Where everything goes. Who cannot reach a node is told no way to it: its fragments go on towards the server. A server that cannot
+    /// be reached is sent to all the same, and the job stands still.
     pub(super) fn place(&self, topology: &Topology, workers: &[NodeId]) -> Placement {
-        let hop = |from: NodeId, to: NodeId| first_hop(topology, from, to).unwrap_or(to);
+        let to_server = |from: NodeId| first_hop(topology, from, self.server).unwrap_or(self.server);
         let mut sums: Vec<NodeId> = self.nodes.iter().flatten().copied().flatten().collect();
         sums.sort_unstable();
         sums.dedup();
         let towards = |from: NodeId| -> Vec<(AggregationNode, NodeId)> {
             let others = sums.iter().filter(|node| **node != from);
-            others.map(|node| (number(topology, Some(*node)), hop(from, *node))).collect()
+            let way =
+                |node: &NodeId| Some((number(topology, Some(*node)), first_hop(topology, from, *node)?));
+            others.filter_map(way).collect()
         };
-        let upstream: Vec<NodeId> = workers.iter().map(|worker| hop(*worker, self.server)).collect();
+        let upstream: Vec<NodeId> = workers.iter().map(|worker| to_server(*worker)).collect();
         let mut first_hops: Vec<_> = workers.iter().map(|worker| towards(*worker)).collect();
         for (hops, upstream) in first_hops.iter_mut().zip(&upstream) {
             hops.retain(|(_, hop)| hop != upstream);
@@ -61,8 +64,7 @@ impl Goat {
             if switch == self.server || switches.contains_key(&switch) {
                 continue;
             }
-            let found =
-                Hop { upstream: hop(switch, self.server), next_hops: towards(switch), has_workers: false };
+            let found = Hop { upstream: to_server(switch), next_hops: towards(switch), has_workers: false };
             next.push(found.upstream);
             next.extend(found.next_hops.iter().map(|(_, hop)| *hop));
             switches.insert(switch, found);

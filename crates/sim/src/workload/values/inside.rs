@@ -111,6 +111,8 @@ mod tests {
             start: Duration::ZERO,
             stop: None,
             workload: Workload::AllReduce { elements: ELEMENTS, in_flight: 1, count: None },
+            rates: crate::workload::Rates::OfLinks,
+            lateness: crate::workload::Lateness::None,
             integers,
             large_values: 0.5,
             sampled: false,

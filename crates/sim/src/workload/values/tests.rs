@@ -93,6 +93,8 @@ fn source(summer: Summer, workers: usize, large: f64) -> Source {
         start: Duration::ZERO,
         stop: None,
         workload: Workload::AllReduce { elements: ELEMENTS, in_flight: 1, count: None },
+        rates: crate::workload::Rates::OfLinks,
+        lateness: crate::workload::Lateness::None,
         integers: summer == Summer::Integers,
         large_values: large,
         sampled: false,

@@ -1,5 +1,7 @@
 //! Switch and server on their own, as timelines. Whole networks with real workers are in `tests/goat`.
 
+mod strangers;
+
 use alloc::collections::BTreeMap;
 use alloc::format;
 use alloc::string::String;
@@ -81,7 +83,7 @@ impl Packet {
         })
     }
 
-    fn to<E: Endpoint<Address = u16>>(self, machine: &mut E, from: u16) -> Verdict {
+    fn bytes(self, key: Key) -> Vec<u8> {
         let preamble = Preamble {
             kind: Kind::Planned,
             job: JobId(3),
@@ -90,10 +92,14 @@ impl Packet {
             shard: ShardId(0),
         };
         let mut packet = vec![0; fragment_packet_bytes(ELEMENTS)];
-        PlannedPacket::write(&mut packet, KEY, &preamble, &self.header, ELEMENTS, |payload| {
+        PlannedPacket::write(&mut packet, key, &preamble, &self.header, ELEMENTS, |payload| {
             payload.as_chunks_mut().0.fill(self.value.to_le_bytes());
         });
-        machine.handle_packet(Instant(0), from, &packet)
+        packet
+    }
+
+    fn to<E: Endpoint<Address = u16>>(self, machine: &mut E, from: u16) -> Verdict {
+        machine.handle_packet(Instant(0), from, &self.bytes(KEY))
     }
 }
 
@@ -108,7 +114,7 @@ fn sent<E: Endpoint<Address = u16>>(machine: &mut E) -> Vec<String> {
             let PlannedHeader { flags, directions, sequence, .. } = parsed.header;
             let value = parsed.payload.first_chunk().map_or(0, |bytes| i32::from_le_bytes(*bytes));
             let what = match flags.is_ack {
-                true => format!("parameters: {value}"),
+                true => format!("parameters{}: {value}", if flags.resend { " lost" } else { "" }),
                 false => {
                     let node = directions.aggregation_node.0;
                     let passed = if directions.passed { " passed" } else { "" };
@@ -173,7 +179,7 @@ fn what_is_labelled_with_another_node_goes_on_by_the_table() {
     fragment(S3, 1, 3, 8).to(&mut switch, 10);
     assert_eq!(
         sent(&mut switch),
-        ["[102] #0 S2 1: 5", "[100] #1 S0 1: 6", "[100] #2 S1 1 passed: 7", "[100] #3 S3 1 passed: 8"]
+        ["[102] #0 S2 1: 5", "[100] #1 S0 1 passed: 6", "[100] #2 S1 1 passed: 7", "[100] #3 S3 1 passed: 8"]
     );
     assert_eq!(switch.statistics().aggregations, 0);
 }
@@ -339,8 +345,67 @@ fn a_part_of_a_group_counts_until_the_whole_takes_its_place() {
         );
         let last = if whole_comes { fragment(S1, 0b11, 0, 3) } else { fragment(S1, 0b10, 0, 2) };
         assert_eq!(last.passed().resent().to(&mut server, 10), Verdict::Multicast);
-        assert_eq!(sent(&mut server), ["[10, 14] #0 parameters: 31"], "{whole_comes}");
+        assert_eq!(sent(&mut server), ["[10, 14] #0 parameters lost: 31"], "{whole_comes}");
     }
+}
+
+/// Worker 0 has no way to S1 any more and sends to the server, which has it together with what S1 shows first: what S1 shows later has some
+/// of that in it, and not all.
+#[test]
+fn a_part_that_overlaps_takes_the_place_of_what_is_there() {
+    let mut server = server();
+    let nodes = vec![vec![S1, SERVER]; 5];
+    server.go_on_with(JobId(3), Generation(4), &ServerPlan { nodes, ..plan() }).unwrap();
+    let mut part = |workers, value| fragment(S1, workers, 0, value).passed().resent().to(&mut server, 10);
+    assert_eq!([part(0b1, 1), part(0b10, 2)], [Verdict::Absorb; 2]);
+    assert_eq!(part(0b110, 6), Verdict::Absorb, "worker 0 is not in any more");
+    assert_eq!([part(0b10, 2), part(0b110, 6)], [Verdict::Drop(Reason::Duplicate); 2]);
+    assert_eq!([part(0b1, 1), part(0b11110, 30)], [Verdict::Absorb; 2]);
+    assert_eq!(part(0b1, 1), Verdict::Multicast);
+    assert_eq!(sent(&mut server), ["[10, 14] #0 parameters lost: 31"]);
+}
+
+/// Worker 0 is in the first part, and waits for the others. The second part has it again, and a worker of whom the first packet was lost.
+#[test]
+fn a_loss_shows_in_a_part_that_has_an_earlier_one_in_it_again() {
+    for is_lost in [true, false] {
+        let mut server = server();
+        let nodes = vec![vec![S1, SERVER]; 5];
+        server.go_on_with(JobId(3), Generation(4), &ServerPlan { nodes, ..plan() }).unwrap();
+        let stalled = |packet: Packet| packet.with(|header| header.flags.stalled = true);
+        stalled(fragment(S1, 0b1, 0, 1).passed().resent()).to(&mut server, 10);
+        let second = fragment(S1, 0b11, 0, 3).passed().resent();
+        if is_lost { second } else { stalled(second) }.to(&mut server, 10);
+        assert_eq!(fragment(S1, 0b11111, 0, 31).passed().to(&mut server, 10), Verdict::Multicast);
+        let lost = if is_lost { " lost" } else { "" };
+        assert_eq!(sent(&mut server), [format!("[10, 14] #0 parameters{lost}: 31")]);
+    }
+}
+
+/// The window has four fragments, and no fragment more than two groups of which parts can come.
+#[test]
+fn parts_have_room_for_a_window_and_the_earliest_fragment_always_for_its_own() {
+    let mut server = server();
+    let nodes = [S1, S1, S2, S2, SERVER].iter().map(|node| vec![*node; 2]).collect();
+    server.go_on_with(JobId(3), Generation(4), &ServerPlan { nodes, ..plan() }).unwrap();
+    let mut part =
+        |node, workers, sequence| fragment(node, workers, sequence, 1).passed().resent().to(&mut server, 10);
+    for sequence in [1, 2] {
+        assert_eq!(part(S1, 0b1, sequence), Verdict::Absorb);
+        assert_eq!(part(S2, 0b100, sequence), Verdict::Absorb);
+    }
+    assert_eq!(part(S1, 0b1, 3), Verdict::Drop(Reason::NoRoom));
+    assert_eq!(part(S1, 0b10, 1), Verdict::Absorb, "it has its room");
+    assert_eq!([part(S1, 0b1, 0), part(S2, 0b100, 0)], [Verdict::Absorb; 2]);
+    assert_eq!(part(S2, 0b100, 3), Verdict::Drop(Reason::NoRoom));
+    assert_eq!([part(S1, 0b10, 0), part(S2, 0b1000, 0)], [Verdict::Absorb; 2]);
+    assert_eq!(fragment(SERVER, 0b10000, 0, 1).to(&mut server, 14), Verdict::Multicast);
+    // The room of fragment 0 is for the next earliest, and what came of another whole is free again.
+    let mut part =
+        |node, workers, sequence| fragment(node, workers, sequence, 1).passed().resent().to(&mut server, 10);
+    assert_eq!(part(S1, 0b1, 3), Verdict::Drop(Reason::NoRoom));
+    assert_eq!(part(S1, 0b11, 2), Verdict::Absorb);
+    assert_eq!(part(S1, 0b1, 3), Verdict::Absorb);
 }
 
 #[test]
@@ -371,9 +436,9 @@ fn who_lacks_parameters_gets_them_by_its_own_way() {
     sent(&mut server);
     // From S1 it came, and worker 4 is elsewhere.
     fragment(SERVER, 0b10000, 0, 1).resent().to(&mut server, 10);
-    assert_eq!(sent(&mut server), ["[14] #0 parameters: 3"]);
+    assert_eq!(sent(&mut server), ["[14] #0 parameters lost: 3"]);
     fragment(S2, 0b100, 0, 1).resent().to(&mut server, 99);
-    assert_eq!(sent(&mut server), ["[10] #0 parameters: 3"]);
+    assert_eq!(sent(&mut server), ["[10] #0 parameters lost: 3"]);
 }
 
 /// The switch that sums for both shows the whole sum again, whoever of them lacks what came of it.
@@ -387,7 +452,7 @@ fn who_lacks_parameters_gets_them_where_its_group_has_several_ways() {
     fragment(S1, 0b10001, 0, 1).passed().to(&mut server, 10);
     assert_eq!(sent(&mut server), ["[10, 14] #0 parameters: 2"]);
     fragment(S1, 0b10001, 0, 1).passed().resent().to(&mut server, 10);
-    assert_eq!(sent(&mut server), ["[10, 14] #0 parameters: 2"]);
+    assert_eq!(sent(&mut server), ["[10, 14] #0 parameters lost: 2"]);
 }
 
 #[test]
@@ -411,7 +476,13 @@ fn plans_that_do_not_fit_their_job_are_refused() {
     let mut wide = route(4);
     wide.window_max = 5;
     assert_eq!(switch().add_job(wide), Err(GoatConfigError::PlannedWindow { window: 5, planned: 4 }));
-    let short =
-        Assignment { rank: 0, sub_models: sub_models(), nodes: vec![S1], first_hops: vec![(S1, 9u16)] };
-    assert_eq!(short.check(), Err(GoatConfigError::Assignment { rank: 0, said: 1, is: 2 }));
+    for (rank, nodes) in [(0, vec![S1]), (128, vec![S1, S2])] {
+        let (said, wrong) = (nodes.len(), Assignment::new(rank, sub_models(), nodes, vec![(S1, 9u16)]));
+        assert_eq!(wrong, Err(GoatConfigError::Assignment { rank: rank.into(), said, is: 2 }));
+    }
+    let mut server = server();
+    let small = SubModels::new(&[2, 1]).unwrap();
+    let again = server.go_on_with(JobId(3), Generation(5), &ServerPlan { sub_models: small, ..plan() });
+    assert_eq!(again, Err(GoatConfigError::PlannedWindow { window: 4, planned: 3 }));
+    assert_eq!(fragment(SERVER, 1, 2, 6).to(&mut server, 10), Verdict::Absorb, "the job is as before");
 }
