@@ -9,6 +9,7 @@ from fanin.reproduce.goat import (
     deviation,
     example,
     overhead,
+    packets,
     testbed,
     throughput,
     times,
@@ -26,6 +27,7 @@ PAPER = Paper(
             aggregation,
             overhead,
             deviation,
+            packets,
         )
     ],
     repeated="seeds",
