@@ -161,10 +161,7 @@ impl WorkerJob {
                 Ok(())
             }
             Self::Atp { config, .. } => config.check().map(drop).map_err(invalid),
-            Self::Goat { config, assignment } => {
-                let checked = assignment.clone().check().and_then(|own| config.check(&own.sub_models));
-                checked.map_err(invalid)
-            }
+            Self::Goat { config, assignment } => config.check(assignment.sub_models()).map_err(invalid),
             Self::Dlcp { config, place } => {
                 let config = config.check().map_err(invalid)?;
                 if u16::from(place.0) >= config.workers {

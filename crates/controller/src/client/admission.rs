@@ -396,14 +396,10 @@ fn goat_admission(
     let sub_models = SubModels::new(&own.sub_models).map_err(|_| Malformed("sub_models"))?;
     config.check(&sub_models).map_err(|_| Malformed("job"))?;
     let node = |node: &u32| narrow(*node, "nodes").map(AggregationNode);
-    let assignment = Assignment {
-        rank: rank.0,
-        sub_models,
-        nodes: own.nodes.iter().map(node).collect::<Result<_, _>>()?,
-        // All goes to its switch, or to the server, which knows the way.
-        first_hops: Vec::new(),
-    };
-    let assignment = assignment.check().map_err(|_| Malformed("nodes"))?;
+    let nodes = own.nodes.iter().map(node).collect::<Result<_, _>>()?;
+    // All goes to its switch, or to the server, which knows the way.
+    let assignment =
+        Assignment::new(rank.0, sub_models, nodes, Vec::new()).map_err(|_| Malformed("nodes"))?;
     // Every switch on the way took itself off.
     match admission.route.as_ref().and_then(|route| route.protocol.as_ref()) {
         Some(proto::route::Protocol::Goat(route)) if route.switches.is_empty() => {}

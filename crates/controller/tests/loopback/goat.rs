@@ -220,7 +220,7 @@ fn packets_of_an_older_plan_and_of_none_are_dropped_and_counted() {
     let sessions = ranks("old", &[rack.address(); 2]);
     sums_are_exact(&sessions, 1);
     let Some(WorkerJob::Goat { config, assignment }) = sessions[0].job() else { panic!("another protocol") };
-    assert_eq!(assignment.nodes[0], AggregationNode(1), "the rack sums it");
+    assert_eq!(assignment.nodes()[0], AggregationNode(1), "the rack sums it");
     let label = PlannedDirections {
         passed: false,
         aggregation_node: AggregationNode(1),
@@ -295,7 +295,7 @@ fn named_sub_models_are_planned_one_by_one() {
     }
     let Some(WorkerJob::Goat { assignment, config }) = sessions[1].job() else { panic!("another protocol") };
     let fragments = |elements: u64| elements.div_ceil(config.elements.into()) as u32;
-    let planned: Vec<u32> = (0..3).map(|part| assignment.sub_models.fragments_of(SubModel(part))).collect();
+    let planned: Vec<u32> = (0..3).map(|part| assignment.sub_models().fragments_of(SubModel(part))).collect();
     assert_eq!(planned, sub_models.iter().map(|part| fragments(*part)).collect::<Vec<_>>());
 }
 

@@ -124,11 +124,15 @@ impl From<GoatJobConfig> for JobConfig {
 }
 
 impl GoatJobConfig {
-    /// Whether every number is within its limit.
-    pub(super) fn check(self) -> Result<(), ConfigError> {
+    /// Whether every number is within its limit, and fits the plan.
+    ///
+    /// # Errors
+    /// The first number that is not.
+    pub fn check(self, sub_models: &SubModels) -> Result<(), ConfigError> {
         if usize::from(self.workers) > PLANNED_WORKERS_MAX {
             return Err(ConfigError::PlannedWorkers(self.workers));
         }
+        sub_models.check_window(self.window_max)?;
         JobConfig::from(self).check().map(drop)
     }
 }
@@ -159,6 +163,18 @@ impl<A> Assignment<A> {
             return Err(ConfigError::Assignment { rank: rank.into(), said, is });
         }
         Ok(Self { rank, sub_models, nodes, first_hops })
+    }
+
+    /// The parts of the model.
+    #[must_use]
+    pub const fn sub_models(&self) -> &SubModels {
+        &self.sub_models
+    }
+
+    /// For each of them who sums the worker's fragments.
+    #[must_use]
+    pub fn nodes(&self) -> &[AggregationNode] {
+        &self.nodes
     }
 
     /// The bit of the worker.

@@ -66,7 +66,13 @@ impl Groups {
                 }
             }
         }
-        Ok(Self { sub_models: sub_models.clone(), groups, ways: ways.clone(), window_max, known: children.len() })
+        Ok(Self {
+            sub_models: sub_models.clone(),
+            groups,
+            ways: ways.clone(),
+            window_max,
+            known: children.len(),
+        })
     }
 }
 
@@ -75,7 +81,7 @@ impl<A: Copy> Roster<A> for Groups {
     type Job = GoatServerJob<A>;
 
     fn admit(job: GoatServerJob<A>) -> Result<Admitted<Self, A>, ConfigError> {
-        job.config.check()?;
+        job.config.check(&job.plan.sub_models)?;
         let roster = Self::new(&job.plan, job.config.workers.into(), job.config.window_max)?;
         let children = job.plan.children;
         Ok(Admitted { config: job.config.into(), roster, restored: job.restored, children })
