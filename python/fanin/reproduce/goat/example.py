@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fanin import _fanin
 from fanin.reproduce.finding import Experiment, Finding, Outcome, Range
@@ -27,8 +27,56 @@ EXAMPLES = {"ATP, workers together": 3, "ATP, one after the other": 7, "GOAT": 3
 HOPS = {"ATP, one after the other": 17, "GOAT": 13}
 
 
+LATE = ("w2", "w4")
+RETURNING = 7
+"""Links that the parameters of a fragment pass."""
+
+
+def scenario(system: str) -> dict[str, Any]:
+    """Return the example, two workers of which have a longer link."""
+    workers = {"w1": "s1", "w2": "s1", "w3": "s2", "w4": "s2"}
+    own = {"nodes": ["s1", "s2", "s3"]} if system == "goat" else {"window": FRAGMENTS}
+    links: list[dict[str, Any]] = [
+        {"link": [host, switch], **({"delay": "1ms"} if host in LATE else {})}
+        for host, switch in {**workers, "ps": "s3"}.items()
+    ]
+    links += [{"link": list(ends)} for ends in (("s1", "s2"), ("s1", "s3"), ("s2", "s3"))]
+    return {
+        "title": f"Figure 2, packet by packet: {system}",
+        "network": {"topology": "own", "rate": "10Gbit"},
+        "switch": {"aggregators": 1, "ways": 1},
+        "node": [
+            *({"kind": "switch", "name": switch} for switch in ("s1", "s2", "s3")),
+            *({"kind": "host", "name": host} for host in [*workers, "ps"]),
+        ],
+        "link": links,
+        "job": [
+            {
+                "system": system,
+                "workers": list(workers),
+                "tensor": f"{256 * FRAGMENTS}B",
+                "tensors": 1,
+                "in_flight": 1,
+                "server": "ps",
+                "elements": 64,
+                "timeout": "100ms",
+                **own,
+            }
+        ],
+    }
+
+
 def run(lab: Lab) -> Outcome:
-    """Count fragments by the rules of the example."""
+    """Count fragments by the rules of the example, and play it."""
+    runs = lab.play(
+        {f"example-{system}": scenario(system) for system in ("atp", "goat")},
+        once=True,
+        throughputs=False,
+    )
+    reports = {system: runs[f"example-{system}"].reports[0] for system in ("atp", "goat")}
+    played = {s: report["jobs"][0]["server_aggregations"] for s, report in reports.items()}
+    own = WORKERS * FRAGMENTS + FRAGMENTS * RETURNING
+    passed = {system: report["packet_hops"] - own for system, report in reports.items()}
     workload = _fanin.Workload(
         "triangle",
         dict.fromkeys(("s1", "s2", "s3"), 1),
@@ -38,14 +86,14 @@ def run(lab: Lab) -> Outcome:
         1,
         1e9,
     )
-    found: dict[str, _fanin.Traffic] = {
+    counted: dict[str, _fanin.Traffic] = {
         "ATP, workers together": workload.shared_memory(TOGETHER, 1, None, "tree", 0),
         "ATP, one after the other": workload.shared_memory(IN_TURN, 1, None, "tree", 0),
         "GOAT": workload.plan("krgs", lab.seeds[0]),
     }
-    server = {name: traffic["server_bytes"] for name, traffic in found.items()}
+    server = {name: traffic["server_bytes"] for name, traffic in counted.items()}
     # The figure counts what switches send, and not what comes to them from workers.
-    hops = {name: found[name]["hop_bytes"] - WORKERS * FRAGMENTS for name in found}
+    hops = {name: each["hop_bytes"] - WORKERS * FRAGMENTS for name, each in counted.items()}
 
     def exactly(what: str, paper: int, ours: int, unit: str) -> Finding:
         holds = Range(paper, paper)
@@ -53,14 +101,16 @@ def run(lab: Lab) -> Outcome:
 
     def draw(figure: Figure) -> None:
         left, right = figure.subplots(1, 2)
-        for axes, counted, paper, title in (
-            (left, server, EXAMPLES, "fragments at the server"),
-            (right, hops, HOPS, "links that fragments of switches pass"),
+        for axes, ours, paper, packets, title in (
+            (left, server, EXAMPLES, played, "fragments at the server"),
+            (right, hops, HOPS, passed, "links that fragments of switches pass"),
         ):
-            names = list(counted)
-            axes.bar(names, list(counted.values()), color=["C1", "C1", "C0"], label="ours")
+            names = list(ours)
+            axes.bar(names, list(ours.values()), color=["C1", "C1", "C0"], label="ours, counted")
             at = [names.index(name) for name in paper]
             axes.plot(at, list(paper.values()), "kx", markersize=12, label="paper")
+            both = [packets["atp"], packets["goat"]]
+            axes.plot([1, 2], both, "o", color="black", fillstyle="none", label="ours, played")
             axes.set_xticks(range(len(names)), [name.replace(", ", ",\n") for name in names])
             finish(axes, "", "fragments", title)
 
@@ -74,9 +124,17 @@ def run(lab: Lab) -> Outcome:
                 exactly(f"{name}: links passed, workers' own left out", paper, hops[name], "links")
                 for name, paper in HOPS.items()
             ),
+            *(
+                exactly(f"{name}, packet by packet: {what}", of[name], found[system], unit)
+                for system, name in (("atp", "ATP, one after the other"), ("goat", "GOAT"))
+                for what, of, found, unit in (
+                    ("fragments at the server", EXAMPLES, played, "fragments"),
+                    ("links passed, workers' own left out", HOPS, passed, "links"),
+                )
+            ),
         ],
         draw,
-        {"server": server, "hops": hops},
+        {"server": server, "hops": hops, "played": played, "hops played": passed},
     )
 
 
