@@ -42,7 +42,6 @@ ROOM = MEMORY // SUB_MODEL * PART
 """Packets of a switch with 64 MB."""
 WORKERS = 30
 """A bitmap of ATP's has 32 children, and the first switch that sums may be next to the server."""
-PLAYED = ("goat", "atp", "geryon")
 SEEDS = 3
 ENTRY: dict[str, Any] = {
     "tensors": 1,
@@ -69,7 +68,7 @@ def _systems(nodes: Sequence[Sequence[str]] | None) -> Mapping[str, dict[str, An
     }
 
 
-def scenario(setting: Setting, drawing: int, scheme: str) -> dict[str, Any]:
+def scenario(setting: Setting, drawing: int, scheme: str, window: int) -> dict[str, Any]:
     """Return what is drawn of §VII-D, as a scenario, with KRGS's plan."""
     job = drawn(setting, drawing)
     network: dict[str, Any] = {"rate": f"{RATE_BPS / 1e9:g}Gbit", "queue": "64MB"}
@@ -94,7 +93,7 @@ def scenario(setting: Setting, drawing: int, scheme: str) -> dict[str, Any]:
                 "workers": job.workers,
                 "server": job.server,
                 "tensor": f"{PACKETS * PACKET}B",
-                "window": PACKETS,
+                "window": window or PACKETS,
                 "rates": [f"{rate / 1e6:.3f}Mbit" for rate in job.rates_bps],
                 **_systems(nodes)[scheme],
             }
@@ -102,7 +101,7 @@ def scenario(setting: Setting, drawing: int, scheme: str) -> dict[str, Any]:
     }
 
 
-def on_the_testbed(lateness: float, scheme: str) -> dict[str, Any]:
+def on_the_testbed(lateness: float, scheme: str, window: int) -> dict[str, Any]:
     """Return Exp 3 as a scenario; workers are late by so much of what a gradient takes."""
     workers = [f"w{worker}" for worker in range(1, BED_WORKERS + 1)]
     halves = zip(workers, ["s1"] * (BED_WORKERS // 2) + ["s2"] * (BED_WORKERS // 2), strict=True)
@@ -127,7 +126,7 @@ def on_the_testbed(lateness: float, scheme: str) -> dict[str, Any]:
                 "workers": workers,
                 "server": "ps",
                 "tensor": f"{BED_PACKETS * PACKET}B",
-                "window": BED_PACKETS,
+                "window": window or BED_PACKETS,
                 "late": {"most": f"{1e6 * most_s:.3f}us", "deviation": DEVIATION},
                 **_systems(None)[scheme],
                 **(plan if scheme == "goat" else {}),
@@ -142,54 +141,32 @@ def run(lab: Lab) -> Outcome:
     topologies = ["leaf-spine"] if lab.quick else ["leaf-spine", "fat-tree"]
     workers = 10 if lab.quick else WORKERS
     settings = [Setting(t, workers, deviation) for t in topologies for deviation in (0.2, 0.0)]
-    lateness = testbed.LATENESS[2:3] if lab.quick else testbed.LATENESS
+    lateness = testbed.LATENESS[3:4] if lab.quick else testbed.LATENESS
+    played = _played(lab, settings, lateness)
     found = counts(lab, settings)
-    asked = [(s, seed, scheme) for s in settings for seed in lab.seeds for scheme in PLAYED]
-    bed = [(late, scheme) for late in lateness for scheme in PLAYED]
-    runs = lab.play(
-        {_name(*one): scenario(one[0], DRAWINGS * one[1], one[2]) for one in asked},
-        once=True,
-        throughputs=False,
-    )
-    late_runs = lab.play({_bed_name(*one): on_the_testbed(*one) for one in bed}, throughputs=False)
-    played = {one: Played.of(runs[_name(*one)].reports[0]) for one in asked}
-    late_played = {
-        (*one, seed): Played.of(report)
-        for one in bed
-        for seed, report in zip(lab.seeds, late_runs[_bed_name(*one)].reports, strict=True)
-    }
 
-    def share(scheme: str, setting: Setting) -> list[float]:
+    def share(scheme: str, of: Of, window: int) -> list[float]:
         return [
-            100 * played[setting, seed, scheme].server / played[setting, seed, "geryon"].server
+            100 * played[of, seed, scheme, window].server / played[of, seed, "geryon", 0].server
             for seed in lab.seeds
         ]
 
-    def counted(scheme: str, setting: Setting) -> list[float]:
-        each = found[setting][:: 1 if lab.quick else DRAWINGS]
-        return [100 * one[scheme].server / (setting.workers * SIZE) for one in each]
+    def hops(one: str, other: str, setting: Setting) -> Spread:
+        def ratio(seed: int, window: int) -> float:
+            windows = [0 if scheme == "geryon" else window for scheme in (one, other)]
+            ours, theirs = (
+                played[setting, seed, scheme, each].hops
+                for scheme, each in zip((one, other), windows, strict=True)
+            )
+            return ours / theirs
 
-    def hops(scheme: str, by: str, setting: Setting) -> Spread:
-        return Spread.of(
-            [
-                played[setting, seed, scheme].hops / played[setting, seed, by].hops
-                for seed in lab.seeds
-            ]
+        return Spread.over(
+            [Spread.of([ratio(seed, window) for seed in lab.seeds]) for window in WINDOWS]
         )
 
-    def late_share(scheme: str) -> Spread:
+    def shares(scheme: str, each: Sequence[Of]) -> Spread:
         return Spread.over(
-            [
-                Spread.of(
-                    [
-                        100
-                        * late_played[late, scheme, seed].server
-                        / late_played[late, "geryon", seed].server
-                        for seed in lab.seeds
-                    ]
-                )
-                for late in lateness
-            ]
+            [Spread.of(share(scheme, of, window)) for of in each for window in WINDOWS]
         )
 
     findings = [
@@ -198,50 +175,15 @@ def run(lab: Lab) -> Outcome:
             f"testbed, 16 workers, packet by packet: {SCHEMES[scheme]}'s bytes at the server, of "
             "Geryon's",
             round(100 * testbed.SERVER_MB[scheme] / testbed.SERVER_MB["geryon"], 2),
-            late_share(scheme),
+            shares(scheme, lateness),
             unit="%",
-            swept="how late workers are",
+            swept=f"how late workers are, {OVER}",
         )
-        for scheme in ("goat", "atp")
+        for scheme in SHARING
     ]
     for setting in settings:
         where = f"{setting.topology}, {setting.workers} workers, packet by packet"
-        if setting.deviation:
-            findings += [
-                Finding(
-                    "Figs. 13, 14",
-                    f"{where}: {SCHEMES[scheme]}'s bytes at the server, of Geryon's",
-                    paper,
-                    Spread.of(share(scheme, setting)),
-                    unit="%",
-                )
-                for scheme, paper in PARTS[setting.topology].items()
-                if scheme in PLAYED
-            ]
-            findings += [
-                Finding(
-                    "Fig. 15",
-                    f"{where}: bytes times links, {SCHEMES[scheme]}'s by GOAT's ({LOWER[scheme]} % "
-                    "lower)",
-                    round(1 / (1 - LOWER[scheme] / 100), 2),
-                    hops(scheme, "goat", setting),
-                    unit="x",
-                )
-                for scheme in ("atp", "geryon")
-            ]
-            again = [100 * played[setting, seed, "goat"].again for seed in lab.seeds]
-            findings.append(
-                Finding(
-                    "none",
-                    f"{where}: packets that GOAT's workers send again, of all that they send",
-                    "(not the paper's) none, as nothing is lost",
-                    Spread.of(again),
-                    holds=at_most(1),
-                    unit="%",
-                    cannot_fail="not the paper's",
-                )
-            )
-        else:
+        if not setting.deviation:
             findings.append(
                 Finding(
                     "Fig. 16",
@@ -250,58 +192,147 @@ def run(lab: Lab) -> Outcome:
                     hops("goat", "atp", setting),
                     holds=MORE,
                     unit="x",
+                    swept=OVER,
                 )
             )
+            continue
+        findings += [
+            Finding(
+                "Figs. 13, 14",
+                f"{where}: {SCHEMES[scheme]}'s bytes at the server, of Geryon's",
+                PARTS[setting.topology][scheme],
+                shares(scheme, [setting]),
+                unit="%",
+                swept=OVER,
+            )
+            for scheme in SHARING
+            if scheme in PARTS[setting.topology]
+        ]
+        findings += [
+            Finding(
+                "Fig. 15",
+                f"{where}: bytes times links, {SCHEMES[scheme]}'s by GOAT's ({LOWER[scheme]} % "
+                "lower)",
+                round(1 / (1 - LOWER[scheme] / 100), 2),
+                hops(scheme, "goat", setting),
+                unit="x",
+                swept=OVER,
+            )
+            for scheme in ("atp", "geryon")
+        ]
+        again = {
+            window: [100 * played[setting, seed, "goat", window].again for seed in lab.seeds]
+            for window in WINDOWS
+        }
+        findings += [
+            Finding(
+                "none",
+                f"{where}, {NAMES[window]}: packets that GOAT's workers send again, of all they "
+                "send",
+                "(not the paper's) none, as nothing is lost",
+                Spread.of(
+                    [100 * played[setting, seed, "goat", window].again for seed in lab.seeds]
+                ),
+                holds=at_most(1),
+                unit="%",
+                cannot_fail="not the paper's",
+            )
+            for window in WINDOWS
+        ]
 
     def draw(figure: Figure) -> None:
         shown = [setting for setting in settings if setting.deviation]
         *row, last = figure.subplots(1, len(shown) + 1)
-        figure.set_size_inches(4.6 * (len(shown) + 1), 4.8)
+        figure.set_size_inches(4.8 * (len(shown) + 1), 4.8)
         for axes, setting in zip(row, shown, strict=True):
-            for at, scheme in enumerate(PLAYED):
-                for place, values, alpha in (
-                    (at - 0.2, counted(scheme, setting), 0.45),
-                    (at + 0.2, share(scheme, setting), 1.0),
-                ):
+            for at, scheme in enumerate(SHARING):
+                each = found[setting][:: 1 if lab.quick else DRAWINGS]
+                of_all = setting.workers * SIZE
+                bars = [
+                    [100 * one[scheme].server / of_all for one in each],
+                    *(share(scheme, setting, window) for window in WINDOWS),
+                ]
+                for place, (values, alpha) in enumerate(zip(bars, ALPHAS, strict=True)):
                     spread = Spread.of(values)
                     axes.bar(
-                        [place],
+                        [at + 0.26 * (place - 1)],
                         [spread.median],
-                        0.38,
+                        0.25,
                         yerr=[[spread.median - spread.least], [spread.most - spread.median]],
                         capsize=3,
                         color=COLOURS[scheme],
                         alpha=alpha,
                     )
-            for scheme, paper in PARTS[setting.topology].items():
-                if scheme in PLAYED:
-                    axes.plot([PLAYED.index(scheme)], [paper], "kx", markersize=11)
-            axes.bar([0], [0], color="grey", alpha=0.45, label="counted by the planner")
-            axes.bar([0], [0], color="grey", label="played packet by packet")
+                if scheme in PARTS[setting.topology]:
+                    axes.plot([at - 0.26], PARTS[setting.topology][scheme], "kx", markersize=11)
+            kinds = ["counted by the planner", *(f"played, {name}" for name in NAMES.values())]
+            for kind, alpha in zip(kinds, ALPHAS, strict=True):
+                axes.bar([0], [0], color="grey", alpha=alpha, label=kind)
             axes.plot([], [], "kx", label="paper, counted")
-            axes.set_xticks(range(len(PLAYED)), [SCHEMES[scheme] for scheme in PLAYED])
+            axes.set_xticks(range(len(SHARING)), [SCHEMES[scheme] for scheme in SHARING])
             title = f"{setting.topology}, {setting.workers} workers"
             finish(axes, "", "at the server, % of Geryon's", title)
-        for scheme in PLAYED:
-            values = [
-                Spread.of([late_played[late, scheme, seed].server for seed in lab.seeds]).median
-                * BED_SCALE
-                / testbed.MB
-                for late in lateness
-            ]
-            last.plot(lateness, values, "o-", color=COLOURS[scheme], label=SCHEMES[scheme])
+        for scheme in SHARING:
+            for window, style in zip(WINDOWS, ("o-", "s:"), strict=True):
+                values = [Spread.of(share(scheme, late, window)).median for late in lateness]
+                label = f"{SCHEMES[scheme]}, {NAMES[window]}"
+                last.plot(lateness, values, style, color=COLOURS[scheme], label=label)
+            paper = 100 * testbed.SERVER_MB[scheme] / testbed.SERVER_MB["geryon"]
+            last.axhline(paper, color=COLOURS[scheme], linestyle="--", linewidth=0.8)
         last.set_xscale("log")
         last.set_ylim(0)
-        finish(last, "lateness by a gradient's time", "at the server (MB)", "testbed, 16 workers")
+        title = "testbed, 16 workers (dashed: the paper)"
+        finish(last, "lateness by a gradient's time", "at the server, % of Geryon's", title)
 
     series = {
-        **{_name(*one): vars(each) for one, each in played.items()},
-        **{
-            f"{_bed_name(late, scheme)}, seed {seed}": vars(each)
-            for (late, scheme, seed), each in late_played.items()
-        },
+        f"{of}, seed {seed}, {SCHEMES[scheme]}, {NAMES[window]}": vars(each)
+        for (of, seed, scheme, window), each in played.items()
     }
     return Outcome(findings, draw, series)
+
+
+WINDOWS = (0, 64)
+"""Packets that a worker has on its way, or 0: the whole model."""
+NAMES = {0: "windows of the model", 64: "windows of 64 packets"}
+OVER = "windows of the model or of 64 packets"
+ALPHAS = (0.3, 1.0, 0.65)
+SHARING = ("goat", "atp")
+Of = Setting | float
+"""What is played: a drawn setting, or the testbed with workers that are so late."""
+
+
+def _played(
+    lab: Lab, settings: Sequence[Setting], lateness: Sequence[float]
+) -> dict[tuple[Of, int, str, int], Played]:
+    kinds = [*((scheme, window) for scheme in SHARING for window in WINDOWS), ("geryon", 0)]
+    # Each drawing is a scenario of its own, and on the testbed the seed draws.
+    drawings = {
+        (setting, seed, *kind): scenario(setting, DRAWINGS * seed, *kind)
+        for setting in settings
+        for seed in lab.seeds
+        for kind in kinds
+    }
+    beds = {(late, *kind): on_the_testbed(late, *kind) for late in lateness for kind in kinds}
+
+    def name(*parts: object) -> str:
+        return "-".join(["packets", *(str(part) for part in parts)])
+
+    def of_setting(setting: Setting, seed: int, scheme: str, window: int) -> str:
+        where = (setting.topology, setting.workers, f"{setting.deviation:g}")
+        return name(*where, scheme, window, seed)
+
+    runs = lab.play(
+        {of_setting(*one): each for one, each in drawings.items()}, once=True, throughputs=False
+    )
+    late = lab.play({name("testbed", *one): each for one, each in beds.items()}, throughputs=False)
+    found: dict[tuple[Of, int, str, int], Played] = {
+        one: Played.of(runs[of_setting(*one)].reports[0]) for one in drawings
+    }
+    for one in beds:
+        reports = late[name("testbed", *one)].reports
+        for seed, report in zip(lab.seeds, reports, strict=True):
+            found[one[0], seed, one[1], one[2]] = Played.of(report)
+    return found
 
 
 @dataclass(frozen=True)
@@ -321,15 +352,6 @@ class Played:
         (job,) = report["jobs"]
         again = job["retransmissions"] / job["packets_sent"]
         return cls(job["server_bytes"], job["gradient_hop_bytes"], again)
-
-
-def _name(setting: Setting, seed: int, scheme: str) -> str:
-    alike = "" if setting.deviation else "-alike"
-    return f"packets-{setting.topology}-{setting.workers}{alike}-{scheme}-{seed}"
-
-
-def _bed_name(lateness: float, scheme: str) -> str:
-    return f"packets-testbed-{lateness:g}-{scheme}"
 
 
 EXPERIMENT = Experiment("packets", "Packet by packet (Figures 13 to 16)", run)
