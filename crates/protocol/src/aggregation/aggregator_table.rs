@@ -149,14 +149,19 @@ impl<B: Bits> AggregatorTable<B> {
     }
 
     /// The aggregators of an index, its own first. All fragments of a number have the same ones, whoever of them is free.
-    fn set(&self, index: u32) -> impl Iterator<Item = usize> + use<B> {
+    pub(super) fn set(&self, index: u32) -> impl Iterator<Item = usize> + use<B> {
         let count = self.aggregators.len();
         (0..u32::from(self.ways)).map(move |way| (index ^ way) as usize).filter(move |at| *at < count)
     }
 
     /// The aggregator of the set that serves this fragment. There is one at most, as none begins while there is one.
-    fn serving(&self, index: u32, identifier: &Identifier) -> Option<usize> {
+    pub(super) fn serving(&self, index: u32, identifier: &Identifier) -> Option<usize> {
         self.set(index).find(|at| self.aggregators[*at].is_some_and(|one| one.identifier == *identifier))
+    }
+
+    /// What an aggregator serves.
+    pub(super) fn serves(&self, at: usize) -> Option<Identifier> {
+        self.aggregators[at].map(|one| one.identifier)
     }
 
     fn free(&mut self, at: usize) {

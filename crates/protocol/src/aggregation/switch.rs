@@ -67,6 +67,11 @@ pub trait Route<A>: Clone + core::fmt::Debug {
     /// What becomes of a fragment.
     fn treatment(&self, header: &FragmentHeader<Self::Label>) -> Treatment<Self::Bits>;
 
+    /// How important a fragment is, where a more important one takes the aggregator of one that waits. None where who has it keeps it.
+    fn priority(&self, _header: &FragmentHeader<Self::Label>) -> Option<u64> {
+        None
+    }
+
     /// The aggregator of the fragment that parameters are of.
     fn freed_by(&self, parameters: &FragmentHeader<Self::Label>) -> Option<u32>;
 
@@ -111,6 +116,8 @@ pub struct SwitchStatistics {
     pub freed_by_resend: u64,
     /// Aggregators freed because they were left behind.
     pub freed_stale: u64,
+    /// Aggregators that a more important fragment took from one that waited.
+    pub evicted: u64,
     /// Aggregators in use now.
     pub in_use: u32,
 }
@@ -137,6 +144,15 @@ enum Upward<L> {
     Relayed(u16, PassingPacket),
 }
 
+/// What waits in an aggregator that may be taken from it.
+#[derive(Clone, Copy, Debug)]
+struct Occupant<L> {
+    identifier: Identifier,
+    priority: u64,
+    /// Of the packet that came last.
+    header: FragmentHeader<L>,
+}
+
 #[derive(Debug)]
 struct Job<A, R: Route<A>> {
     route: R,
@@ -156,6 +172,8 @@ struct Job<A, R: Route<A>> {
 pub struct Switch<A, R: Route<A>> {
     config: SwitchConfig,
     table: AggregatorTable<R::Bits>,
+    /// By aggregator: only of those that fragments with a priority wait in, or waited.
+    occupants: BTreeMap<usize, Occupant<R::Label>>,
     passing: Passing,
     jobs: BTreeMap<JobId, Job<A, R>>,
     turns: Turns,
@@ -174,6 +192,7 @@ impl<A: Copy + PartialEq, R: Route<A>> Switch<A, R> {
         Self {
             config,
             table: AggregatorTable::new(config.aggregators, config.elements, config.ways),
+            occupants: BTreeMap::new(),
             passing: Passing::default(),
             jobs: BTreeMap::new(),
             turns: Turns::default(),
@@ -297,6 +316,28 @@ impl<A: Copy + PartialEq, R: Route<A>> Switch<A, R> {
         Ok(Verdict::Multicast)
     }
 
+    /// Frees an aggregator of a set that something less important than `priority` waits in, the least important: what there is of it goes on
+    /// to the server, as what finds no room does. Whether there was one.
+    fn evict(&mut self, index: u32, priority: u64) -> bool {
+        let waits = |at: usize| {
+            let occupant = self.occupants.get(&at)?;
+            (self.table.serves(at) == Some(occupant.identifier)).then_some((occupant.priority, at))
+        };
+        let least = self.table.set(index).filter_map(waits).min();
+        let Some((_, at)) = least.filter(|(least, _)| *least < priority) else { return false };
+        let Some(Occupant { identifier, mut header, .. }) = self.occupants.remove(&at) else { return false };
+        let Some(job) = self.jobs.get_mut(&identifier.job) else { return false };
+        (header.flags.resend, header.flags.collision) = (true, true);
+        if let Some((sum, _)) = self.table.held(at as u32, &identifier) {
+            // Without room to pass it on it is lost, as a packet is.
+            let _ = job.forward_partial(&self.config, &mut self.passing, header, &sum, false);
+        }
+        self.table.discard(at as u32, &identifier);
+        self.turns.line_up(identifier.job, job);
+        self.statistics.evicted += 1;
+        true
+    }
+
     /// A fragment, or a sum of some, on its way up.
     fn fragment(
         &mut self,
@@ -305,7 +346,7 @@ impl<A: Copy + PartialEq, R: Route<A>> Switch<A, R> {
         bytes: &[u8],
     ) -> Result<Verdict, Reason> {
         let FragmentPacket { preamble, header, .. } = packet;
-        let job = self.jobs.get_mut(&preamble.job).ok_or(Reason::UnknownJob)?;
+        let mut job = self.jobs.get_mut(&preamble.job).ok_or(Reason::UnknownJob)?;
         let identifier = Identifier::of(preamble, header);
         let (part, shows) = match job.route.treatment(header) {
             Treatment::Relay(to) => return job.relay(&self.config, &mut self.passing, bytes, to),
@@ -327,14 +368,29 @@ impl<A: Copy + PartialEq, R: Route<A>> Switch<A, R> {
                     }
                     ResendOutcome::Flush { sum, stalled } => {
                         self.statistics.freed_by_resend += 1;
-                        job.forward_partial(&self.config, &mut self.passing, packet, &sum, stalled)
+                        job.forward_partial(&self.config, &mut self.passing, *header, &sum, stalled)
                     }
                 };
             }
             Treatment::Add(part) => (part, false),
             Treatment::Show(part) => (part, true),
         };
-        let outcome = self.table.aggregate(now, &part, packet);
+        let mut outcome = self.table.aggregate(now, &part, packet);
+        if let Some(priority) = job.route.priority(header) {
+            if outcome == Outcome::Collision && !shows && self.evict(part.index, priority) {
+                outcome = self.table.aggregate(now, &part, packet);
+            }
+            if let Some(at) = self.table.serving(part.index, &identifier) {
+                match outcome {
+                    Outcome::Held => {
+                        self.occupants.insert(at, Occupant { identifier, priority, header: *header });
+                    }
+                    // It leaves by itself.
+                    _ => drop(self.occupants.remove(&at)),
+                }
+            }
+            job = self.jobs.get_mut(&preamble.job).ok_or(Reason::UnknownJob)?;
+        }
         if matches!(outcome, Outcome::Held | Outcome::Complete) {
             self.statistics.aggregations += 1;
             self.statistics.completed += u64::from(outcome == Outcome::Complete);
@@ -346,7 +402,7 @@ impl<A: Copy + PartialEq, R: Route<A>> Switch<A, R> {
                     return Err(Reason::Duplicate);
                 };
                 let stalled = outcome == Outcome::Duplicate && !is_complete;
-                job.forward_partial(&self.config, &mut self.passing, packet, &sum, stalled)
+                job.forward_partial(&self.config, &mut self.passing, *header, &sum, stalled)
             }
             Outcome::Held => Ok(Verdict::Absorb),
             Outcome::Complete => Ok(job.forward_sum(&self.config, part.index, header)),
@@ -452,16 +508,16 @@ impl<A: Copy + PartialEq, R: Route<A>> Job<A, R> {
         })
     }
 
-    /// Sends what an aggregator held, which is free again, in place of the packet's own value and bitmap (Figure 17, box 7).
+    /// Sends what an aggregator holds by now in place of a packet's own value and bitmap (Figure 17, box 7).
     fn forward_partial(
         &mut self,
         config: &SwitchConfig,
         passing: &mut Passing,
-        packet: &FragmentPacket<'_, R::Label>,
+        header: FragmentHeader<R::Label>,
         sum: &Aggregate<'_, R::Bits>,
         stalled: bool,
     ) -> Result<Verdict, Reason> {
-        let mut header = self.header_of_sum(packet.header, sum);
+        let mut header = self.header_of_sum(header, sum);
         header.flags.stalled = stalled;
         self.pass(config, passing, header, sum.value.len(), |out| fanin_quant::write_le(sum.value, out))
     }

@@ -35,8 +35,9 @@ pub mod tcp_ps;
 mod worker;
 
 /// The systems that this crate has.
-pub const ALL: [Kind; 9] = [
+pub const ALL: [Kind; 10] = [
     atp::ATP,
+    atp::ESA,
     atp::RSS,
     atp::PS,
     atp::PS_N_TO_N,

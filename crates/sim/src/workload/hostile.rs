@@ -57,13 +57,20 @@ const PACKET_BITS: u64 = 8 * 1_500;
 pub fn hostile(seed: u64) -> Scenario {
     let mut dice = Dice(Rand64::new(u128::from(seed) ^ 0xa7b0_0000_0000));
     // From dice of their own, so that what else is drawn stays as it was.
-    let [mut dlcp_dice, mut more_dice, mut ps_dice, mut goat_dice, mut unlike_dice] =
-        [0xd1c9_0000_0000, 0x3a75_0000_0000, 0x7c95_0000_0000, 0x60a7_0000_0000, 0x1a7e_0000_0000]
-            .map(|which| Dice(Rand64::new(u128::from(seed) ^ which)));
+    let [mut dlcp_dice, mut more_dice, mut ps_dice, mut goat_dice, mut unlike_dice, mut esa_dice] = [
+        0xd1c9_0000_0000,
+        0x3a75_0000_0000,
+        0x7c95_0000_0000,
+        0x60a7_0000_0000,
+        0x1a7e_0000_0000,
+        0xe5a0_0000_0000,
+    ]
+    .map(|which| Dice(Rand64::new(u128::from(seed) ^ which)));
     let topology = topology(&mut dice, &mut more_dice);
     let aggregators = dice.among(&[0, 1, 3, 16, 64, 512]);
-    let mut jobs: Vec<JobPlan> =
-        (0..dice.range(1, 4)).map(|index| job(&mut dice, &topology, aggregators, index)).collect();
+    let mut jobs: Vec<JobPlan> = (0..dice.range(1, 4))
+        .map(|index| job(&mut dice, &topology, aggregators, index, esa_dice.one_in(6)))
+        .collect();
     jobs.iter_mut().for_each(|job| {
         if dlcp_dice.one_in(8) {
             let mut system = dlcp(&mut dlcp_dice, &topology, job);
@@ -381,7 +388,8 @@ fn parameter_server(dice: &mut Dice, topology: &Topology) -> ParameterServerPlan
     }
 }
 
-fn job(dice: &mut Dice, topology: &Topology, aggregators: u32, index: u64) -> JobPlan {
+/// A job; where it is ATP's, perhaps ESA's in its place.
+fn job(dice: &mut Dice, topology: &Topology, aggregators: u32, index: u64, esa: bool) -> JobPlan {
     let mut hosts: Vec<NodeId> = topology.hosts().collect();
     for at in (1..hosts.len()).rev() {
         hosts.swap(at, dice.range(0, at as u64 + 1) as usize);
@@ -411,6 +419,7 @@ fn job(dice: &mut Dice, topology: &Topology, aggregators: u32, index: u64) -> Jo
                 3 => (Help::None, None),
                 4 => (Help::None, Some(server)),
                 5 => (Help::Racks, Some(server)),
+                _ if esa => (Help::Preemptive, Some(server)),
                 _ => (Help::Way, Some(server)),
             };
             // A part of the aggregators for each of as many jobs as there may be, and one for nobody.

@@ -1,4 +1,4 @@
-//! `[job.atp]`, `[job.rss]`, `[job.ps]` and `[job.ps-n-to-n]`.
+//! `[job.atp]`, `[job.esa]`, `[job.rss]`, `[job.ps]` and `[job.ps-n-to-n]`.
 
 use std::sync::Arc;
 
@@ -13,6 +13,7 @@ use super::{Atp, Help};
 use crate::scenario_file::{Entry, Kind, Mistake, Time, at, keys};
 
 pub(crate) const ATP: Kind = kind("atp", |entry| resolve(entry, Help::Way, true));
+pub(crate) const ESA: Kind = kind("esa", |entry| resolve(entry, Help::Preemptive, true));
 pub(crate) const RSS: Kind = kind("rss", |entry| resolve(entry, Help::Racks, true));
 pub(crate) const PS: Kind = kind("ps", |entry| resolve(entry, Help::None, true));
 pub(crate) const PS_N_TO_N: Kind = kind("ps-n-to-n", |entry| resolve(entry, Help::None, false));

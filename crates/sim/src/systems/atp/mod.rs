@@ -1,6 +1,8 @@
 //! ATP: switches on the way with memory that all jobs share, and a server behind them; and what its paper compares it with, in
-//! which the same machines have less help: a rack-scale service, a server alone, a server beside each worker.
+//! which the same machines have less help: a rack-scale service, a server alone, a server beside each worker. And ESA, whose switches give what is
+//! more important an aggregator that something else waits in.
 
+mod esa;
 mod keys;
 mod placement;
 
@@ -8,18 +10,22 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::Duration;
 
+use fanin_protocol::aggregation::Route;
 use fanin_protocol::atp::{AtpJobConfig, Hashing, Overflow, Scaling, ServerJob, SwitchRoute, Tree};
 use fanin_wire::{Directions, SAMPLE_ELEMENTS, fragment_packet_bytes};
 
 use super::aggregation::{Job, PACKET_KINDS, Part, Served, Server, Switch, Window, kind_of};
 use super::{Machines, Site, System, Tenant};
 use crate::net::{NodeId, SimAddress};
+use esa::Esa;
 
-pub(crate) use keys::{ATP, PS, PS_N_TO_N, RSS};
+pub(crate) use keys::{ATP, ESA, PS, PS_N_TO_N, RSS};
 
 /// UDP ports.
 const SWITCH_PORT: u16 = 4800;
 const SERVER_PORT: u16 = 4802;
+/// Of ESA's switches, which have a memory of their own.
+const ESA_PORT: u16 = 4804;
 
 /// ATP's machines in one of their configurations.
 #[derive(Clone, Debug)]
@@ -49,6 +55,8 @@ pub struct Atp {
 pub enum Help {
     /// All on the way: ATP.
     Way,
+    /// The same, and what is more important takes the place of what waits: ESA.
+    Preemptive,
     /// The workers', each for itself: ATP §5.2.2's rack-scale service.
     Racks,
     /// None.
@@ -59,6 +67,7 @@ impl System for Atp {
     fn name(&self) -> &'static str {
         match (self.help, self.server) {
             (Help::Way, _) => "atp",
+            (Help::Preemptive, _) => "esa",
             (Help::Racks, _) => "rss",
             (Help::None, Some(_)) => "ps",
             (Help::None, None) => "ps-n-to-n",
@@ -98,12 +107,29 @@ impl System for Atp {
     }
 
     fn plan(&self, tenant: Tenant, site: &mut Site<'_>) -> Box<dyn Machines> {
+        if self.help != Help::Preemptive {
+            return self.machines(tenant, site, SWITCH_PORT, |route| route);
+        }
+        let packets = tenant.plan().workload.packets(self.elements.into());
+        self.machines(tenant, site, ESA_PORT, move |route| Esa { route, packets })
+    }
+}
+
+impl Atp {
+    /// With switches at this port, whose routes are made of ATP's.
+    fn machines<R: Route<SimAddress> + 'static>(
+        &self,
+        tenant: Tenant,
+        site: &mut Site<'_>,
+        port: u16,
+        route: impl Fn(SwitchRoute<SimAddress>) -> R,
+    ) -> Box<dyn Machines> {
         let servers = match self.server {
             Some(server) => vec![server],
             None => tenant.plan().workers.clone(),
         };
-        let parts =
-            servers.into_iter().enumerate().map(|(part, server)| self.part(&tenant, part, server, site));
+        let parts = servers.into_iter().enumerate();
+        let parts = parts.map(|(part, server)| self.part(&tenant, part, server, site, (port, &route)));
         let parts = parts.collect();
         Box::new(Job {
             tenant,
@@ -113,16 +139,15 @@ impl System for Atp {
             parts,
         })
     }
-}
 
-impl Atp {
-    fn part(
+    fn part<R: Route<SimAddress> + 'static>(
         &self,
         tenant: &Tenant,
         part: usize,
         server: NodeId,
         site: &mut Site<'_>,
-    ) -> Part<Directions, SwitchRoute<SimAddress>, Tree> {
+        (switch_port, route): (u16, &impl Fn(SwitchRoute<SimAddress>) -> R),
+    ) -> Part<Directions, R, Tree> {
         let plan = tenant.plan();
         let identity = (tenant.id(part), tenant.key(part));
         let placement = self
@@ -147,15 +172,15 @@ impl Atp {
         let declare = site.declare(fragment_packet_bytes(SAMPLE_ELEMENTS));
         let mut switches = Vec::new();
         for hop in &placement.switches {
-            let station = Switch::on(site, hop.switch, SWITCH_PORT, &declare);
-            let port = if hop.upstream == server { SERVER_PORT } else { SWITCH_PORT };
-            station.routes.borrow_mut().push(SwitchRoute {
+            let station = Switch::on(site, hop.switch, switch_port, &declare);
+            let port = if hop.upstream == server { SERVER_PORT } else { switch_port };
+            station.routes.borrow_mut().push(route(SwitchRoute {
                 id: config.id,
                 key: config.key,
                 generation: config.generation,
                 upstream: SimAddress::new(hop.upstream, port),
                 level: hop.level,
-            });
+            }));
             station.elements.set(station.elements.get().max(config.elements));
             switches.push(station);
         }
@@ -170,7 +195,7 @@ impl Atp {
             window: window.clone(),
         });
         let way_up = |(directions, upstream): &(Directions, NodeId)| {
-            let port = if *upstream == server { SERVER_PORT } else { SWITCH_PORT };
+            let port = if *upstream == server { SERVER_PORT } else { switch_port };
             (*directions, SimAddress::new(*upstream, port))
         };
         let workers = placement.workers.iter().map(way_up).collect();

@@ -52,7 +52,8 @@ impl Atp {
         (id, key): (JobId, Key),
     ) -> Result<Placement, PlacementError> {
         let aggregates = |switch: &NodeId| self.help != Help::None && programmable(topology, *switch);
-        let root = Some(rack(topology, server)?).filter(|root| self.help == Help::Way && aggregates(root));
+        let root = Some(rack(topology, server)?)
+            .filter(|root| matches!(self.help, Help::Way | Help::Preemptive) && aggregates(root));
         let way = |worker: &NodeId| -> Result<Vec<NodeId>, PlacementError> {
             let own = Some(rack(topology, *worker)?).filter(|own| aggregates(own) && Some(*own) != root);
             Ok(own.into_iter().chain(root).collect())

@@ -53,6 +53,16 @@ fn every_system_workload_class_buffer_and_fault_is_drawn() {
             if job.class.sprayed {
                 note("sprayed");
             }
+            match job.rates {
+                Rates::OfLinks => {}
+                Rates::Given(_) => drop(note("given rates")),
+                Rates::Drawn { .. } => drop(note("drawn rates")),
+            }
+            match job.lateness {
+                Lateness::None => {}
+                Lateness::Uniform(_) => drop(note("late uniformly")),
+                Lateness::Normal { .. } => drop(note("late normally")),
+            }
             if format!("{:?}", job.system).contains("Partition") {
                 note("partition");
             }
@@ -110,10 +120,10 @@ fn every_system_workload_class_buffer_and_fault_is_drawn() {
         }
     }
     let expected = "1 cores, 1 ways, 2 cores, 2 ways, 3 cores, 8 ways, Dctcp, LinkId, LinkId twice, NewReno, NodeId, NodeId twice, Pfabric, Pias, atp, constant, dlcp, \
-        dlcp in a ring, dlcp with a server, dlcp with servers, drop class, dumbbell, fat tree, float32, goat, int32, leaf-spine, least remaining, links differ, lost acknowledgement, lost block, lost gradient, \
+        dlcp in a ring, dlcp with a server, dlcp with servers, drawn rates, drop class, dumbbell, esa, fat tree, float32, given rates, goat, int32, late normally, late uniformly, leaf-spine, least remaining, links differ, lost acknowledgement, lost block, lost gradient, \
         lost packets, lost parameters, lost result, lost segment, lost signal, lost update, overlap, partition, ports, priority, ps, ps-n-to-n, pushes by connections, pushes by dlcp, queues, \
-        reserved, ring, rss, sampled atp, sampled dlcp, sampled goat, sampled ps, sampled ps-n-to-n, sampled ring, sampled rss, sampled switchml, sampled tcp-ps, server, server twice, shared buffer, small NIC, sprayed, \
-        stop, switchml, tcp-ps, training by dlcp, training by goat, training by ps, training by ps-n-to-n, training by ring, training by rss, training by switchml, training by tcp-ps, worker, worker twice";
+        reserved, ring, rss, sampled atp, sampled dlcp, sampled esa, sampled goat, sampled ps, sampled ps-n-to-n, sampled ring, sampled rss, sampled switchml, sampled tcp-ps, server, server twice, shared buffer, small NIC, sprayed, \
+        stop, switchml, tcp-ps, training by dlcp, training by esa, training by goat, training by ps, training by ps-n-to-n, training by ring, training by rss, training by switchml, training by tcp-ps, worker, worker twice";
     assert_eq!(drawn.into_iter().collect::<Vec<_>>().join(", "), expected);
 }
 
