@@ -19,7 +19,7 @@ help:
 	@echo 'make test-frameworks  docs/frameworks.md: unchanged programs of frameworks, on fanin and on Gloo (installs them)'
 	@echo 'make bench   docs/performance.md: fanin beside Gloo, the kernels beside memcpy; as root, else rows are skipped (40 minutes)'
 	@echo 'make bench-atp   docs/reproduction-sockets.md: two of the ATP paper'\''s experiments on real sockets; needs root (5 minutes)'
-	@echo 'make reproduction   docs/reproduction: the figures of the ATP, SwitchML and DLCP papers, in the simulator and by training (an hour and a half)'
+	@echo 'make reproduction   docs/reproduction: the figures of the ATP, SwitchML, DLCP and GOAT papers, in the simulator and by training (an hour and a half)'
 	@echo 'make reproduction-byteps   docs/reproduction/byteps: the figures of the BytePS paper, some on shaped links; needs root (5 minutes)'
 	@echo 'make fuzz    the fuzz targets, briefly'
 	@echo 'make clean   remove what was built'
@@ -166,7 +166,7 @@ bench: build
 
 # docs/reproduction: what stands there is what these two commands write.
 reproduction: build
-	for paper in atp switchml dlcp; do \
+	for paper in atp switchml dlcp goat; do \
 	  out=target/reproduction/$$paper; \
 	  rm -f $$out/*.png; \
 	  $(BIN)/fanin reproduce $$paper --why --out $$out || exit 1; \

@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 import torch
 from fanin.profiler.drops import Losses
-from fanin.reproduce import ReproduceError, command, training
+from fanin.reproduce import ReproduceError, command, goat, training
 from fanin.reproduce.atp import PAPER, setting
 from fanin.reproduce.byteps import equations, goodput
 from fanin.reproduce.dlcp import trained
@@ -32,6 +32,7 @@ from fanin.reproduce.finding import (
     table,
     table_of_reasons,
 )
+from fanin.reproduce.goat import accuracy, epochs
 from fanin.reproduce.lab import (
     Between,
     Lab,
@@ -312,6 +313,125 @@ def test_the_same_networks_learn_from_other_data() -> None:
         assert name == "digits" or not torch.equal(x, y)
     digits, half = (each["digits"].begin(torch.Generator()) for each in (training.tasks(), other))
     assert half.samples == digits.samples // 2
+
+
+# The figures are those of the GOAT paper (IEEE/ACM Transactions on Networking, 2024).
+
+
+@pytest.fixture(scope="module")
+def goat_quick(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("goat")
+    ended = reproduce("goat", "--quick", "--out", str(out))
+    assert ended.returncode == 0, ended.stderr
+    return out
+
+
+def test_figures_of_goat_are_made_and_some_are_the_papers(goat_quick: Path) -> None:
+    found = findings_of(goat_quick)
+    page = (goat_quick / "README.md").read_text()
+    assert set(found) == {experiment.name for experiment in goat.PAPER.experiments}
+    for name in found:
+        assert f"({name}.png)" in page
+        assert (goat_quick / f"{name}.png").read_bytes().startswith(SIGNATURE)
+    # Figure 2.
+    assert ours(found, "example", "ATP, one after the other: fragments") == 7
+    assert ours(found, "example", "ATP, one after the other: links") == 17
+    assert ours(found, "example", "GOAT: fragments at the server") == 3
+    assert ours(found, "example", "GOAT, packet by packet: links") == 13
+    # Exp 3 and 6: a model comes to the server once, and not once from each worker.
+    assert ours(found, "testbed", "GOAT's bytes at the server") == 44
+    assert ours(found, "testbed", "Geryon's by GOAT's") == 16
+    assert ours(found, "aggregation", "leaf-spine: bytes at the server of the best") > 1.05
+    assert ours(found, "packets", "10 workers, packet by packet: GOAT's bytes") < 100
+    # Exp 4 and 5.
+    assert ours(found, "throughput", "time of 200 epochs, GOAT's by K-SGD's") > 1
+    assert ours(found, "accuracy", "workers: accuracy when GOAT-Async's 200 epochs") > 0
+
+
+def test_a_finding_of_goat_can_fail(goat_quick: Path) -> None:
+    # ATP's switches sum nothing that has collided before: 9 fragments, where the paper counts 7.
+    [differs] = [
+        one
+        for one in findings_of(goat_quick)["example"]
+        if "ATP, one after the other, packet by packet: fragments" in one["what"]
+    ]
+    assert (differs["ours"]["median"], differs["verdict"]) == (9, "reasons not played")
+    # Nor does the model come to the server in fewer bytes than it has.
+    found = findings_of(goat_quick)
+    assert ours(found, "times", "Geryon's communication time") < 0.1
+
+
+def test_the_same_seed_gives_the_same_findings_of_goat(tmp_path: Path, goat_quick: Path) -> None:
+    names = ("aggregation", "example", "throughput")
+    assert reproduce("goat", "--quick", "--only", *names, "--out", str(tmp_path)).returncode == 0
+    first, again = (
+        json.loads((out / "results.json").read_text())["experiments"]
+        for out in (goat_quick, tmp_path)
+    )
+    assert again == {name: first[name] for name in names}
+    other = ("--seed", "2", "--only", "aggregation", "--out", str(tmp_path))
+    assert reproduce("goat", "--quick", *other).returncode == 0
+    document = json.loads((tmp_path / "results.json").read_text())
+    assert document["experiments"]["aggregation"] != first["aggregation"]
+
+
+def test_epochs_wait_for_whom_their_scheme_says() -> None:
+    timing, workers = epochs.Timing(0.1, 0.0), 8
+    all_of_them = list(range(workers))
+    for at, one in enumerate(epochs.played(epochs.Scheme("goat"), workers, timing, 1)):
+        assert sorted(one.counted) == [(worker, at) for worker in all_of_them]
+    for at, one in enumerate(epochs.played(epochs.Scheme("k-sgd", 0.5), workers, timing, 1)):
+        assert [model for _, model in one.counted] == [at] * 4
+    late = epochs.played(epochs.Scheme("goat-async", 0.1), workers, timing, 1)
+    # The first waits for all, as nobody has a history.
+    assert sorted(late[0].counted) == [(worker, 0) for worker in all_of_them]
+    counted = [each for epoch in late for each in epoch.counted]
+    assert len(counted) == len(set(counted)) < workers * len(late)
+    # A worker's next gradient is of the model of the epoch in which its last one counted.
+    models = dict.fromkeys(all_of_them, 0)
+    for number, epoch in enumerate(late):
+        for worker, model in epoch.counted:
+            assert model == models[worker]
+            models[worker] = number + 1
+    assert any(model < number for number, epoch in enumerate(late) for _, model in epoch.counted)
+    assert sorted(epoch.ends_s for epoch in late) == [epoch.ends_s for epoch in late]
+
+
+def test_late_gradients_are_of_the_models_that_their_workers_had() -> None:
+    # Two workers take turns: each gradient is of the model before the last.
+    turns = ((0, 0), (1, 0)), *(((each % 2, max(each - 1, 1)),) for each in range(1, 6))
+    together = tuple(((0, each), (1, each)) for each in range(6))
+    late, again, in_time = (accuracy.learned(1, 0.0, each) for each in (turns, turns, together))
+    assert late == again
+    assert late != in_time
+    assert accuracy.learned(2, 0.0, turns) != late
+
+
+def test_a_workload_that_cannot_be_is_refused() -> None:
+    from fanin import _fanin
+
+    def workload(topology: str = "triangle", switch: str = "s1") -> _fanin.Workload:
+        return _fanin.Workload(topology, {switch: 8}, ["w1", "w2"], "ps", 8, 4, 1e9)
+
+    with pytest.raises(ValueError, match="triangle, leaf-spine or fat-tree"):
+        workload("ring")
+    with pytest.raises(ValueError, match="no switch s4"):
+        workload(switch="s4")
+    with pytest.raises(ValueError, match="no node w1"):
+        workload("leaf-spine", "leaf0")
+    with pytest.raises(ValueError, match="krgs-overhead"):
+        workload().plan("best", 1)
+    with pytest.raises(ValueError, match="not there"):
+        workload().shared_memory([(2, 0)], 4, None, "tree", 0)
+    with pytest.raises(ValueError, match="not there"):
+        workload().shared_memory([(0, 1)], 4, [1], "tree", 0)
+    with pytest.raises(ValueError, match="0 bytes"):
+        workload().shared_memory([(0, 0)], 0, None, "tree", 0)
+    with pytest.raises(ValueError, match="tree or each"):
+        workload().shared_memory([(0, 0)], 4, None, "all", 0)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="nobody to wait for"):
+        _fanin.participation([], 1, 1.0, 1.0, 1.0)
+    assert _fanin.participation([1.0, 1.0, 40.0], 3, 1.0, 0.1, 1.0) == [0, 1]
 
 
 def test_without_root_figure_12_is_refused_with_what_can_be_had(

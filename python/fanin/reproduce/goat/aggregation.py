@@ -7,7 +7,17 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from fanin.reproduce.finding import MORE, Experiment, Finding, Outcome
-from fanin.reproduce.goat.drawn import GB, OVER, SCHEMES, SIZE, Setting, Traffic, counts, swept
+from fanin.reproduce.goat.drawn import (
+    COLOURS,
+    GB,
+    OVER,
+    SCHEMES,
+    SIZE,
+    Setting,
+    Traffic,
+    counts,
+    swept,
+)
 from fanin.reproduce.lab import Lab, Spread
 from fanin.reproduce.plot import finish
 
@@ -163,9 +173,6 @@ def lines(
             label=SCHEMES[scheme],
         )
     axes.set_ylim(0)
-
-
-COLOURS = {"goat": "C0", "esa": "C2", "atp": "C1", "geryon": "C3"}
 
 
 def mark(axes: Axes, paper: Mapping[str, float], workers: int) -> None:

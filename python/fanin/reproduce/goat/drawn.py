@@ -33,6 +33,7 @@ GB = 1e9
 DRAWINGS = 4
 """Of switches, hosts and rates, for each seed."""
 SCHEMES = {"goat": "GOAT", "esa": "ESA", "atp": "ATP", "geryon": "Geryon"}
+COLOURS = {"goat": "C0", "esa": "C2", "atp": "C1", "geryon": "C3"}
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,9 @@ class Setting:
     fragment: int = 1_000_000
     priorities: Literal["late", "early", "drawn"] = "late"
     """ESA's: whether what a worker sends late is more important, as front layers are."""
-    sums: Literal["any", "near", "far"] = "any"
-    """Whether switches are drawn from all, from those next to hosts, or from the others."""
+    sums: Literal["any", "near", "far", "all near"] = "any"
+    """Whether switches are drawn from all, from those next to hosts, or from the others; or all
+    next to hosts, which are more than a fifth."""
     sub_model: int = 2_000_000
     planner: Literal["krgs", "krgs-overhead"] = "krgs"
     """KRGS on Eq. 4, as it is printed, or on Eq. 1."""
@@ -146,8 +148,8 @@ def drawn(setting: Setting, drawing: int) -> Job:
     count = round(SHARE * len(names))
     near = next(iter(layers))
     if setting.sums != "any":
-        names = [name for name in names if name.startswith(near) == (setting.sums == "near")]
-    switches = dice.sample(names, count)
+        names = [name for name in names if name.startswith(near) == (setting.sums != "far")]
+    switches = names if setting.sums == "all near" else dice.sample(names, count)
     hosts = dice.sample(range(HOSTS[setting.topology]), setting.workers + 1)
     server, *workers = (f"h{host}" for host in hosts)
     rates_bps = [RATE_BPS * ratio(dice, setting.around, setting.deviation) for _ in workers]

@@ -31,7 +31,13 @@ class Timing:
     compute_s: float | None
     """For a batch; None where epochs that wait for 16 workers take the paper's 2.1 s."""
     around: float
-    """What the seconds by which a worker is late, from 0 to 1, are normally distributed around."""
+    """What the ratios by which a worker is late, from 0 to 1, are normally distributed around."""
+    most_s: float = 1.0
+    """How late a worker is at most, of which that is a ratio; 1 s in the paper."""
+
+    def late_s(self, dice: random.Random) -> float:
+        """Draw by how much a worker is late."""
+        return self.most_s * ratio(dice, self.around, DEVIATION)
 
 
 @dataclass(frozen=True)
@@ -60,7 +66,7 @@ def played(scheme: Scheme, workers: int, timing: Timing, seed: int) -> Sequence[
     dice = [random.Random(f"{seed} {worker}") for worker in range(workers)]
 
     def takes_s(worker: int) -> float:
-        return compute_s + ratio(dice[worker], timing.around, DEVIATION)
+        return compute_s + timing.late_s(dice[worker])
 
     epochs = list[Epoch]()
     began = [(0.0, 0)] * workers
@@ -94,10 +100,7 @@ def _waited_for(scheme: Scheme, workers: int, history_s: Mapping[int, float]) ->
 def computing(timing: Timing) -> float:
     """Return the seconds of a batch with which an epoch takes as long as the paper's."""
     dice = random.Random(0)
-    latest = [
-        max(ratio(dice, timing.around, DEVIATION) for _ in range(BOUNDED_WORKERS))
-        for _ in range(1000)
-    ]
+    latest = [max(timing.late_s(dice) for _ in range(BOUNDED_WORKERS)) for _ in range(1000)]
     return GOAT_S - sum(latest) / len(latest)
 
 

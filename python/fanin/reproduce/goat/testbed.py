@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from fanin import _fanin
 from fanin.reproduce.finding import MORE, Experiment, Finding, Outcome
-from fanin.reproduce.goat.drawn import DRAWINGS, SCHEMES, arrivals
+from fanin.reproduce.goat.drawn import COLOURS, DRAWINGS, SCHEMES, arrivals
 from fanin.reproduce.lab import Lab, Spread
 from fanin.reproduce.plot import finish
 
@@ -183,7 +183,7 @@ def run(lab: Lab) -> Outcome:
                 heights = [top - bottom for top, bottom in zip(tops, bottoms, strict=True)]
                 # A bar from the least to the most over what is swept; at least a line.
                 least = [max(height, 0.004 * SIZES[model] * WORKERS[-1] / MB) for height in heights]
-                axes.bar(places, least, 0.6, bottoms, color=f"C{at}", label=name)
+                axes.bar(places, least, 0.6, bottoms, color=COLOURS[scheme], label=name)
             if model == "ResNet-18":
                 axes.plot(
                     [most + 0.6 * (at - 1.5) for at in range(4)],

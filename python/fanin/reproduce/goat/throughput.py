@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from fanin.reproduce.finding import MORE, Experiment, Finding, Outcome
+from fanin.reproduce.finding import MORE, Experiment, Finding, Outcome, Reason
 from fanin.reproduce.goat.epochs import Epoch, Scheme, Timing, played, throughput
 from fanin.reproduce.lab import Lab, Spread
 from fanin.reproduce.plot import finish
@@ -29,97 +30,73 @@ OVER_BOUND = f"{LATE}, variances of 0.1 to 0.5"
 OVER = f"batches of 0.1, 0.3 or 1 s, {OVER_BOUND}"
 K = "K of 50, 75 or 90 % of the workers"
 MOST = WORKERS[-1]
+IMAGES_A_SECOND = (512, 668, 766)
+"""GOAT's, K-SGD's and GOAT-Async's, of 16 workers (Figure 11(b))."""
 Figures = Callable[[Sequence[Epoch]], float]
 
 
 def run(lab: Lab) -> Outcome:
     """Play the epochs of all schemes."""
-
-    def by(
-        figure: Figures,
-        ones: Sequence[Scheme],
-        others: Sequence[Scheme],
-        timings: Sequence[Timing],
-    ) -> Spread:
-        return Spread.over(
-            [
-                Spread.of(
-                    [
-                        figure(played(one, MOST, timing, seed))
-                        / figure(played(other, MOST, timing, seed))
-                        for seed in lab.seeds
-                    ]
-                )
-                for one in ones
-                for other in others
-                for timing in timings
-            ]
-        )
-
-    def seconds(epochs: Sequence[Epoch]) -> float:
-        return epochs[-1].ends_s
-
     figures: list[tuple[str, str, float, Spread, str]] = [
         (
             "Fig. 11(b)",
             "throughput, GOAT-Async's by GOAT's",
             1.497,
-            by(throughput, ASYNC, [GOAT], TIMINGS),
+            _by(lab, throughput, ASYNC, [GOAT], TIMINGS),
             OVER,
         ),
         (
             "Fig. 11(b)",
             "throughput, GOAT-Async's by K-SGD's",
             1.147,
-            by(throughput, ASYNC, K_SGD, TIMINGS),
+            _by(lab, throughput, ASYNC, K_SGD, TIMINGS),
             f"{OVER}, {K}",
         ),
         (
             "Fig. 11(b)",
             "throughput, K-SGD's by GOAT's",
-            round(668 / 512, 2),
-            by(throughput, K_SGD, [GOAT], TIMINGS),
+            round(IMAGES_A_SECOND[1] / IMAGES_A_SECOND[0], 2),
+            _by(lab, throughput, K_SGD, [GOAT], TIMINGS),
             f"batches of 0.1, 0.3 or 1 s, {LATE}, {K}",
         ),
         (
             "Fig. 12(a)",
             "time of 200 epochs, GOAT's by GOAT-Async's",
             2.02,
-            by(seconds, [GOAT], ASYNC, TIMINGS),
+            _by(lab, _seconds, [GOAT], ASYNC, TIMINGS),
             OVER,
         ),
         (
             "Fig. 12(a)",
             "time of 200 epochs, K-SGD's by GOAT-Async's",
             round(324 / 207.7, 2),
-            by(seconds, K_SGD, ASYNC, TIMINGS),
+            _by(lab, _seconds, K_SGD, ASYNC, TIMINGS),
             f"{OVER}, {K}",
         ),
         (
             "Fig. 12(a)",
             "time of 200 epochs, GOAT's by K-SGD's",
             round(420.4 / 324, 2),
-            by(seconds, [GOAT], K_SGD, TIMINGS),
+            _by(lab, _seconds, [GOAT], K_SGD, TIMINGS),
             f"batches of 0.1, 0.3 or 1 s, {LATE}, {K}",
         ),
         (
             "Figs. 11, 12",
-            "throughput, GOAT-Async's by GOAT's, where an epoch of GOAT's takes the paper's 2.1 s",
+            BOUND_THROUGHPUT,
             1.497,
-            by(throughput, ASYNC, [GOAT], BOUND),
+            _by(lab, throughput, ASYNC, [GOAT], BOUND),
             OVER_BOUND,
         ),
         (
             "Figs. 11, 12",
-            "time of 200 epochs, GOAT's by GOAT-Async's, where an epoch of GOAT's takes the "
-            "paper's 2.1 s",
+            BOUND_TIME,
             2.02,
-            by(seconds, [GOAT], ASYNC, BOUND),
+            _by(lab, _seconds, [GOAT], ASYNC, BOUND),
             OVER_BOUND,
         ),
     ]
     findings = [
-        Finding(figure, f"16 workers: {what}", paper, ours, unit="x", swept=swept)
+        Finding(figure, OF_16.format(what), paper, ours, unit="x", swept=swept)
         for figure, what, paper, ours, swept in figures
     ]
     findings.append(
@@ -162,7 +139,9 @@ def run(lab: Lab) -> Outcome:
                 else:
                     axes.plot(WORKERS, low, f"C{at}o-", label=name)
             if timing.compute_s is None:
-                axes.plot([16] * 3, [512, 668, 766], "kx", label="paper (ResNet-50)")
+                for at, paper in enumerate(IMAGES_A_SECOND):
+                    axes.plot([MOST], [paper], "x", color=f"C{at}", markersize=11)
+                axes.plot([], [], "kx", label="paper")
             axes.set_xticks(WORKERS)
             axes.set_ylim(0)
             title = "a batch takes 0.1 s" if timing.compute_s else "an epoch of GOAT's takes 2.1 s"
@@ -178,11 +157,58 @@ def run(lab: Lab) -> Outcome:
     return Outcome(findings, draw, {"workers": WORKERS, "images a second": series})
 
 
+def why(lab: Lab) -> Sequence[Reason]:
+    """Let workers be as late as on the testbed elsewhere."""
+    later = [replace(timing, most_s=1.83) for timing in BOUND]
+    return [
+        Reason(OF_16.format(what), CHANGE, spread, CONTRADICTS)
+        for what, spread in (
+            (BOUND_THROUGHPUT, _by(lab, throughput, ASYNC, [GOAT], later)),
+            (BOUND_TIME, _by(lab, _seconds, [GOAT], ASYNC, later)),
+        )
+    ]
+
+
+OF_16 = "16 workers: {}"
+BOUND_THROUGHPUT = (
+    "throughput, GOAT-Async's by GOAT's, where an epoch of GOAT's takes the paper's 2.1 s"
+)
+BOUND_TIME = (
+    "time of 200 epochs, GOAT's by GOAT-Async's, where an epoch of GOAT's takes the paper's 2.1 s"
+)
+CHANGE = "workers late by up to 1.83 s, the asynchronicity of Exp 3"
+CONTRADICTS = '§VII-C: "ratio in [0, 1] seconds"'
 NAMED: dict[str, Sequence[Scheme]] = {
     "GOAT": [GOAT],
     "K-SGD, K of 50 to 90 %": K_SGD,
     "GOAT-Async, variance of 0.1 to 0.5": ASYNC,
 }
+
+
+def _by(
+    lab: Lab,
+    figure: Figures,
+    ones: Sequence[Scheme],
+    others: Sequence[Scheme],
+    timings: Sequence[Timing],
+) -> Spread:
+    """Return the ratios of a figure of 16 workers, of each pair of schemes."""
+
+    def ratio(one: Scheme, other: Scheme, timing: Timing, seed: int) -> float:
+        return figure(played(one, MOST, timing, seed)) / figure(played(other, MOST, timing, seed))
+
+    return Spread.over(
+        [
+            Spread.of([ratio(one, other, timing, seed) for seed in lab.seeds])
+            for one in ones
+            for other in others
+            for timing in timings
+        ]
+    )
+
+
+def _seconds(epochs: Sequence[Epoch]) -> float:
+    return epochs[-1].ends_s
 
 
 def _ahead(scheme: Scheme, timing: Timing, seed: int) -> float:
@@ -194,5 +220,5 @@ def _ahead(scheme: Scheme, timing: Timing, seed: int) -> float:
 
 
 EXPERIMENT = Experiment(
-    "throughput", "Training that does not wait for the last (Figures 11 and 12)", run
+    "throughput", "Training that does not wait for the last (Figures 11 and 12)", run, why
 )

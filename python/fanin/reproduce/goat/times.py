@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fanin.reproduce.finding import Experiment, Finding, Outcome
-from fanin.reproduce.goat.drawn import SCHEMES
+from fanin.reproduce.goat.drawn import COLOURS, SCHEMES
 from fanin.reproduce.goat.testbed import MB, OVER, RATE_BPS, counts, settings
 from fanin.reproduce.lab import Lab, Spread
 from fanin.reproduce.plot import finish
@@ -68,13 +68,13 @@ def run(lab: Lab) -> Outcome:
 
     def draw(figure: Figure) -> None:
         for axes, (kind, times) in zip(figure.subplots(1, 2), KINDS.items(), strict=True):
-            for at, (scheme, name) in enumerate(SCHEMES.items()):
+            for scheme, name in SCHEMES.items():
                 reach = [
                     Spread.of([each[scheme] / MB for each in found[setting]]).median
                     for setting in asked
                 ]
-                axes.plot([min(reach), max(reach)], [times[scheme]] * 2, f"C{at}", linewidth=5)
-                axes.plot([], [], f"C{at}", linewidth=5, label=name)
+                ends, of_paper = [min(reach), max(reach)], [times[scheme]] * 2
+                axes.plot(ends, of_paper, "o-", color=COLOURS[scheme], linewidth=5, label=name)
             axes.plot([44, 704], [times["goat"], times["geryon"]], "k--", label="the line")
             axes.set_ylim(0)
             finish(
