@@ -17,8 +17,8 @@ use crate::case::{Case, ELEMENTS, Fault, Numbered, Numbers, Random};
 const TOO_LATE: u64 = 600_000_000_000;
 
 enum Machine {
-    Server(AtpServer<usize>),
-    Switch(AtpSwitch<usize>),
+    Server(Box<AtpServer<usize>>),
+    Switch(Box<AtpSwitch<usize>>),
     Worker(Box<AtpWorker<usize, Numbered>>),
 }
 
@@ -75,7 +75,7 @@ pub struct World {
 impl World {
     pub fn new(case: Case) -> Self {
         let mut random = Random(case.seed ^ 0x5eed);
-        let mut machines = vec![Machine::Server(AtpServer::new())];
+        let mut machines = vec![Machine::Server(Box::default())];
         machines.extend((0..case.switches()).map(|_| Self::switch(&case)));
         let mut begins = Vec::new();
         for job in 0..case.jobs {
@@ -109,13 +109,13 @@ impl World {
     }
 
     fn switch(case: &Case) -> Machine {
-        Machine::Switch(AtpSwitch::new(AtpSwitchConfig {
+        Machine::Switch(Box::new(AtpSwitch::new(AtpSwitchConfig {
             aggregators: case.aggregators,
             elements: ELEMENTS as u16,
             ways: case.ways,
             stale: Duration::from_millis(5),
             ecn_threshold_packets: Some(20),
-        }))
+        })))
     }
 
     fn worker(case: &Case, job: usize, rank: usize, generation: u16) -> Box<AtpWorker<usize, Numbered>> {
@@ -221,7 +221,7 @@ impl World {
             }
             Fault::Server => {
                 self.generation += 1;
-                self.machines[0] = Machine::Server(AtpServer::new());
+                self.machines[0] = Machine::Server(Box::default());
                 self.admit(true);
                 (self.first_worker()..self.machines.len()).for_each(|node| self.resume(node));
             }
@@ -231,7 +231,7 @@ impl World {
 
     /// The routes come back, the server keeps what it has.
     fn admit_keeping_the_server(&mut self) {
-        let server = core::mem::replace(&mut self.machines[0], Machine::Server(AtpServer::new()));
+        let server = core::mem::replace(&mut self.machines[0], Machine::Server(Box::default()));
         self.admit(false);
         self.machines[0] = server;
     }

@@ -17,8 +17,8 @@ use crate::case::{Case, ELEMENTS, Fault, Numbered, Numbers, Random, SERVER};
 const TOO_LATE: u64 = 600_000_000_000;
 
 enum Machine {
-    Server(GoatServer<usize>),
-    Switch(GoatSwitch<usize>),
+    Server(Box<GoatServer<usize>>),
+    Switch(Box<GoatSwitch<usize>>),
     Worker(Box<GoatWorker<usize, Numbered>>),
 }
 
@@ -48,7 +48,7 @@ pub struct World {
 impl World {
     pub fn new(case: Case) -> Self {
         let mut random = Random(case.seed ^ 0x5eed);
-        let mut machines = vec![Machine::Server(GoatServer::new())];
+        let mut machines = vec![Machine::Server(Box::default())];
         machines.extend((0..case.switches).map(|_| Self::switch(&case)));
         let mut begins = Vec::new();
         for rank in 0..case.workers() {
@@ -91,13 +91,13 @@ impl World {
     }
 
     fn switch(case: &Case) -> Machine {
-        Machine::Switch(GoatSwitch::new(GoatSwitchConfig {
+        Machine::Switch(Box::new(GoatSwitch::new(GoatSwitchConfig {
             aggregators: case.aggregators,
             elements: ELEMENTS as u16,
             ways: case.ways,
             stale: Duration::ZERO,
             ecn_threshold_packets: Some(20),
-        }))
+        })))
     }
 
     fn new_worker(case: &Case, rank: usize) -> Box<GoatWorker<usize, Numbered>> {
@@ -206,7 +206,7 @@ impl World {
             }
             Fault::ServerForgets => {
                 self.generation += 1;
-                self.machines[SERVER] = Machine::Server(GoatServer::new());
+                self.machines[SERVER] = Machine::Server(Box::default());
                 self.admit_server(true);
                 self.admit_switches();
                 (0..self.case.workers()).for_each(|rank| self.resume(rank));
