@@ -51,7 +51,7 @@ impl Aggregators {
             self.0.get(&switch).into_iter().flatten().map(|(_, range)| range.clone()).collect();
         taken.sort_unstable_by_key(|range| range.start);
         let (mut free, mut begin) = (Vec::new(), 0);
-        for range in taken.into_iter().chain([all..all]) {
+        for range in taken.into_iter().chain(std::iter::once(all..all)) {
             if begin < range.start.min(all) {
                 free.push(begin..range.start.min(all));
             }
