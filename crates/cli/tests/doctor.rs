@@ -165,6 +165,19 @@ fn a_switch_of_atp_is_examined_with_its_own_packets() {
 }
 
 #[test]
+fn a_switch_of_goat_and_its_root_are_examined_with_their_own_packets() {
+    let root = switch_with(|config| config.protocol = Protocol::Goat);
+    let rack = RackServerConfig::goat(([127, 0, 0, 1], 0).into(), root.address().to_string());
+    let rack = RackServer::start(rack).expect("a free port");
+    for address in [rack.address(), root.address()] {
+        let diagnosis = Diagnosis::of(address);
+        let (verdict, mtu, _) = diagnosis.finding("mtu");
+        assert!(verdict == "ok" && mtu.contains("fragments of 2048"), "{mtu}");
+        assert_eq!(diagnosis.finding("udp").0, "ok", "{}", diagnosis.report);
+    }
+}
+
+#[test]
 fn the_json_has_one_shape() {
     let switch = switch_with(|_| {});
     let diagnosis = Diagnosis::of(switch.address());

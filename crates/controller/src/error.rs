@@ -181,13 +181,13 @@ pub enum SessionError {
     Closed,
 }
 
-/// Why an ATP switch could not pass a rank's question on to its server. Addresses are as that switch sees them.
+/// Why a switch with an upstream could not pass a rank's question on. Addresses are as that switch sees them.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ChainError {
     /// Its upstream does not answer.
     #[error(
         "the upstream {upstream} of switch {switch} leads to no server ({cause}); does fanin server, or fanin switch --protocol \
-         atp, run there, and is its UDP+TCP port open?"
+         atp or goat, run there, and is its UDP+TCP port open?"
     )]
     UpstreamUnreachable {
         /// The switch.

@@ -16,7 +16,7 @@ use super::pool_size::RATE_DEFAULT_BPS;
 use super::restore::restorers;
 use super::{
     FlowPlan, HOPS_MAX, Hop, JOB_NAME_BYTES_MAX, JoinRequest, NAMED_SUB_MODELS_MAX, Path, Protocol, Ranks,
-    Refusal, Resume, ResumeField, SwitchTree, Ticket, pool_slots,
+    Refusal, Resume, ResumeField, SLOTS_AUTOMATIC_MIN, SwitchTree, Ticket, pool_slots,
 };
 use crate::atp::{ATP_WORKERS_MAX, WINDOW_ELEMENTS_MAX};
 use crate::dlcp;
@@ -398,10 +398,11 @@ impl Gathering {
         };
         let planned = switches.as_ref().map(|switches| planned(switches, &sub_models, elements));
         let chosen = || {
-            // How far a rank may be ahead of a late one: as far as there is a plan, and room where all send at once.
+            let Some(planned) = planned.filter(|planned| *planned > 0) else { return pool_slots(&path) };
+            // As far ahead of a late rank as there is room where all send at once, and no further than switches sum: what is on the way
+            // beyond that would come to the root once from every rank.
             let endless = Path { rate_bps: u64::MAX, rtt: Duration::MAX, ..path };
-            let ahead = planned.map_or(0, |planned| planned.min(pool_slots(&endless).into()));
-            pool_slots(&path).max(ahead as u16)
+            planned.max(SLOTS_AUTOMATIC_MIN.into()).min(pool_slots(&endless).into()) as u16
         };
         let mut in_flight = self.in_flight_asked().unwrap_or_else(chosen);
         if protocol.has_fragments() {
@@ -430,10 +431,10 @@ impl Gathering {
     }
 }
 
-/// Fragments that a plan says where to sum: those of the model, or as many as switches hold of an endless one.
+/// Fragments that a plan says where to sum: those of the model, or as many as a switch holds of an endless one.
 fn planned(switches: &SwitchTree, sub_models: &[u64], elements: u16) -> u32 {
     if sub_models.is_empty() {
-        return switches.held(|switch| switch.hop.aggregators);
+        return switches.held();
     }
     let fragments = sub_models.iter().map(|part| part.div_ceil(elements.max(1).into()));
     u32::try_from(fragments.sum::<u64>()).unwrap_or(u32::MAX)

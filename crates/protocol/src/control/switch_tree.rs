@@ -63,24 +63,15 @@ impl SwitchTree {
         way
     }
 
-    /// Fragments of each worker that switches can sum, where `aggregators` says what each switch has: its own, and what all below it have
-    /// in common. Nobody sums for ranks at the root itself, but the root.
+    /// Fragments that one switch can hold for each rank, wherever a plan puts them: of the rank that finds least on its way the most that a
+    /// switch there has. More would have to be spread over several whatever that makes links carry. Ranks at the root need no switch.
     #[must_use]
-    pub fn held(&self, aggregators: impl Fn(&TreeSwitch) -> u32) -> u32 {
-        // Switches stand behind those above them.
-        let mut below: Vec<Option<u32>> = alloc::vec![None; self.switches.len()];
-        for rank in &self.ranks {
-            if let Some(switch) = rank.switch {
-                below[switch] = Some(0);
-            }
-        }
-        let mut of_all: Option<u32> = None;
-        for (at, switch) in self.switches.iter().enumerate().rev() {
-            let held = below[at].unwrap_or(0).saturating_add(aggregators(switch));
-            let above = switch.upstream.map_or(&mut of_all, |upstream| &mut below[upstream]);
-            *above = Some(above.map_or(held, |least| least.min(held)));
-        }
-        of_all.unwrap_or(0)
+    pub fn held(&self) -> u32 {
+        let of_way = |own| {
+            let way = core::iter::successors(Some(own), |switch: &usize| self.switches[*switch].upstream);
+            way.map(|switch| self.switches[switch].hop.aggregators).max()
+        };
+        self.ranks.iter().filter_map(|rank| of_way(rank.switch?)).min().unwrap_or(0)
     }
 }
 
@@ -114,12 +105,12 @@ mod tests {
     }
 
     #[test]
-    fn what_a_tree_holds_is_what_each_worker_finds_on_its_way() {
-        let held = |paths: &[&[u64]]| tree(paths).unwrap().held(|switch| switch.hop.aggregators);
+    fn what_a_tree_holds_is_the_most_that_each_rank_finds_at_one_switch() {
+        let held = |paths: &[&[u64]]| tree(paths).unwrap().held();
         assert_eq!(held(&[&[7], &[7]]), 7);
         assert_eq!(held(&[&[7], &[8]]), 7, "the smaller rack's");
-        assert_eq!(held(&[&[7, 9], &[8, 9]]), 16);
-        assert_eq!(held(&[&[7, 9], &[9]]), 9, "one rank has the upper one alone");
+        assert_eq!(held(&[&[7, 9], &[8, 9]]), 9, "the upper one's");
+        assert_eq!(held(&[&[9, 7], &[8, 7]]), 8, "the smaller rack's, as the upper one is smaller still");
         assert_eq!(held(&[&[7], &[]]), 7, "who is at the root needs no switch");
         assert_eq!(held(&[&[], &[]]), 0);
     }

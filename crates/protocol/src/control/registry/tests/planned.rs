@@ -33,7 +33,11 @@ fn ranks_may_be_as_far_apart_as_switches_hold_their_fragments() {
         request.hops[0].aggregators = 3;
         request
     };
-    assert_eq!(admitted([few(0), few(1)]).in_flight, 64, "what the link needs");
+    assert_eq!(admitted([few(0), few(1)]).in_flight, 64, "no less");
+    let fast = |rank| JoinRequest { rate_bps: Some(100_000_000_000), ..planned(rank, 2) };
+    assert_eq!(admitted([fast(0), fast(1)]).in_flight, 512, "more would not be summed on the way");
+    let none = |rank| JoinRequest { hops: vec![], ..fast(rank) };
+    assert!(admitted([none(0), none(1)]).in_flight > 512, "what the link needs");
     let asked = |rank| JoinRequest { in_flight: Some(40), ..slow(rank) };
     assert_eq!(admitted([asked(0), asked(1)]).in_flight, 40);
 }
