@@ -64,6 +64,7 @@ def _systems(nodes: Sequence[Sequence[str]] | None) -> Mapping[str, dict[str, An
     # Geryon is GOAT's machines with a plan by which the server sums all.
     return {
         "goat": {"system": "goat", "nodes": nodes} if nodes else {"system": "goat"},
+        "esa": {"system": "esa"},
         "atp": {"system": "atp"},
         "geryon": {"system": "goat", "planner": "server"},
     }
@@ -219,7 +220,7 @@ def run(lab: Lab) -> Outcome:
                 unit="x",
                 swept=OVER,
             )
-            for scheme in ("atp", "geryon")
+            for scheme in LOWER
         ]
         again = {
             window: [100 * played[setting, seed, "goat", window].again for seed in lab.seeds]
@@ -295,7 +296,7 @@ WINDOWS = (0, 64)
 NAMES = {0: "windows of the model", 64: "windows of 64 packets"}
 OVER = "windows of the model or of 64 packets"
 ALPHAS = (0.3, 1.0, 0.65)
-SHARING = ("goat", "atp")
+SHARING = ("goat", "esa", "atp")
 Of = Setting | float
 """What is played: a drawn setting, or the testbed with workers that are so late."""
 
