@@ -29,6 +29,8 @@ STALL_SECONDS: Final = 60.0
 """After which it is said who has not asked for what others wait for."""
 
 _FUSED: Final = {Kind.ALLREDUCE, Kind.ALLGATHER, Kind.BROADCAST, Kind.REDUCESCATTER}
+# What is cut or joined at its first dimension.
+_CUT: Final = {Kind.ALLGATHER, Kind.ALLTOALL, Kind.REDUCESCATTER}
 # What a rank that has joined can take part in, with zeros.
 _SUMS: Final = {ReduceOp.Sum, ReduceOp.Average}
 
@@ -135,9 +137,8 @@ class Coordinator:
             return self._no_set(one.ranks)
         if one.kind is Kind.REMOVE_PROCESS_SET and self._number(one.ranks) is None:
             return f"there is no process set of {_named(list(one.ranks))}"
-        if one.kind in (Kind.ALLGATHER, Kind.ALLTOALL, Kind.REDUCESCATTER):
-            if any(not form.shape for form in one.tensors):
-                return "a tensor has no dimension, and the first one is cut or joined"
+        if one.kind in _CUT and any(not form.shape for form in one.tensors):
+            return "a tensor has no dimension, and the first one is cut or joined"
         return None
 
     def _no_set(self, ranks: tuple[int, ...]) -> str | None:

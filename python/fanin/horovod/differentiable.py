@@ -31,7 +31,7 @@ class _Allreduce(Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        return None, None, *_Allreduce.apply(ctx.options, None, *gradients)  # type: ignore[no-untyped-call]
+        return None, None, *_Allreduce.apply(ctx.options, None, *gradients)
 
 
 class _Allgather(Function):
@@ -46,7 +46,7 @@ class _Allgather(Function):
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         # All ranks' losses are of all rows: each gets the mean of what they say of its own.
         options = (Average, 1.0, 1.0, ctx.process_set)
-        reduced = _Allreduce.apply(options, None, *gradients)  # type: ignore[no-untyped-call]
+        reduced = _Allreduce.apply(options, None, *gradients)
         place = ctx.process_set.rank()
         lengths = allgather(torch.tensor([ctx.lengths]), process_set=ctx.process_set)
         begins = lengths[:place].sum(0).tolist()
@@ -112,7 +112,7 @@ class _Reducescatter(Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         of_parts = [gradient * ctx.factor for gradient in gradients]
-        return None, None, *_Allgather.apply(ctx.process_set, None, *of_parts)  # type: ignore[no-untyped-call]
+        return None, None, *_Allgather.apply(ctx.process_set, None, *of_parts)
 
 
 def allreduce(
@@ -163,7 +163,7 @@ def grouped_allgather(
     process_set: ProcessSet = global_process_set,
 ) -> list[Tensor]:
     """Return several tensors joined with those of all ranks. See `allgather`."""
-    return list(_Allgather.apply(process_set, name, *tensors))  # type: ignore[no-untyped-call]
+    return list(_Allgather.apply(process_set, name, *tensors))
 
 
 def broadcast(
@@ -173,7 +173,7 @@ def broadcast(
     process_set: ProcessSet = global_process_set,
 ) -> Tensor:
     """Return the tensor of one rank, which is counted among all, also in a process set."""
-    result: Tensor = _Broadcast.apply(tensor, root_rank, name, process_set)  # type: ignore[no-untyped-call]
+    result: Tensor = _Broadcast.apply(tensor, root_rank, name, process_set)
     return result
 
 
@@ -188,7 +188,7 @@ def alltoall(
     `splits` says how many rows each rank gets; the result is a pair then, of the rows that came and
     of how many came from each rank. Without it all get as many.
     """
-    output, received = _Alltoall.apply(tensor, splits, name, process_set)  # type: ignore[no-untyped-call]
+    output, received = _Alltoall.apply(tensor, splits, name, process_set)
     return output if splits is None else (output, received)
 
 
@@ -224,11 +224,11 @@ def grouped_reducescatter(
 
 
 def _reduced(options: tuple[Any, ...], name: str | None, tensors: list[Tensor]) -> Any:
-    return _Allreduce.apply(options, name, *tensors)  # type: ignore[no-untyped-call]
+    return _Allreduce.apply(options, name, *tensors)
 
 
 def _scattered(options: tuple[Any, ...], name: str | None, tensors: list[Tensor]) -> Any:
-    return _Reducescatter.apply(options, name, *tensors)  # type: ignore[no-untyped-call]
+    return _Reducescatter.apply(options, name, *tensors)
 
 
 def _compressed(tensors: Sequence[Tensor], compression: Compressor, call: Any) -> list[Tensor]:

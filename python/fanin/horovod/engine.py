@@ -221,6 +221,8 @@ class Engine:
                 case Joined(last):
                     handle = self._taken((0, Kind.JOIN, ""))
                     assert handle is not None
+                    with self._lock:
+                        self._unnamed = {}  # whoever joined early has fewer
                     handle.complete(last)
                 case Over(reason, cause):
                     if cause is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class HorovodInternalError(RuntimeError):
-    """A collective failed on all ranks; `__cause__` is fanin's error where a rank or a switch is gone.
+    """A collective failed on all ranks; `__cause__` is fanin's error where somebody is gone.
 
     `fanin.horovod.elastic.run` restores the last commit and goes on with the ranks that are left.
     """

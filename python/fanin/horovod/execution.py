@@ -150,7 +150,7 @@ def _allreduce(operations: Sequence[Operation], mine: Sequence[Own | None], grou
             flat = torch.cat([piece.scaled().reshape(-1) for piece in pieces])
         summed = flat.to(_ADDED_AS.get(dtype, dtype))
         distributed.all_reduce(summed, op=_OPS[request.op], group=group)
-        parts = summed.split([piece.tensor.numel() for piece in pieces])
+        parts = torch.split(summed, [piece.tensor.numel() for piece in pieces])
         for piece, part in zip(pieces, parts, strict=True):
             result = _after(part, piece, size).to(dtype).view(piece.form.shape)
             # Not a view of what all others are in.
@@ -186,14 +186,14 @@ def _adasum(pieces: list[_Piece], group: ProcessGroup, size: int) -> None:
     flat = torch.cat([piece.scaled().reshape(-1) for piece in pieces])
     lengths = [piece.tensor.numel() for piece in pieces]
     gathered = _gathered(_bytes(flat), group, size)
-    of_ranks = [row.view(flat.dtype).split(lengths) for row in gathered]
+    of_ranks = [torch.split(row.view(flat.dtype), lengths) for row in gathered]
     for position, piece in enumerate(pieces):
         result = adasum([each[position] for each in of_ranks])
         piece.give(scaled(result, piece.request.scales[1]).view(piece.form.shape))
 
 
 def _allgather(operations: Sequence[Operation], mine: Sequence[Own | None], groups: Groups) -> None:
-    group, rank, size = groups.of(operations[0].request.process_set)
+    group, _, size = groups.of(operations[0].request.process_set)
     # Of each tensor, the bytes of each rank.
     lengths = [
         [of_rank[position] * form.row_bytes for of_rank in operation.of_all]
@@ -241,7 +241,7 @@ def _broadcast(operations: Sequence[Operation], mine: Sequence[Own | None], grou
         )
     if flat.numel():
         distributed.broadcast(flat, group_src=root, group=group)
-    parts = iter(flat.split([tensor.nbytes for tensor in inputs]))
+    parts = iter(torch.split(flat, [tensor.nbytes for tensor in inputs]))
     for operation, own in zip(operations, owns, strict=True):
         for position, form in enumerate(operation.request.tensors):
             own.give(position, next(parts).clone().view(form.dtype).view(form.shape))
@@ -268,7 +268,7 @@ def _reducescatter(
     group, rank, size = groups.of(request.process_set)
     for dtype, pieces in _pieces(operations, mine):
         # What goes to each rank, in one piece; the first ranks get a row more, the others zeros.
-        cuts = [piece.scaled().split(rows(piece.form, size)) for piece in pieces]
+        cuts = [torch.split(piece.scaled(), rows(piece.form, size)) for piece in pieces]
         columns = [torch.cat([cut[place].reshape(-1) for cut in cuts]) for place in range(size)]
         longest = columns[0].numel()
         source = columns[0].new_zeros(size, longest, dtype=_ADDED_AS.get(dtype, dtype))
@@ -280,7 +280,7 @@ def _reducescatter(
                 summed, source.view(-1), op=distributed.ReduceOp.SUM, group=group
             )
         lengths = [cut[rank].numel() for cut in cuts]
-        parts = summed[: sum(lengths)].split(lengths)
+        parts = torch.split(summed[: sum(lengths)], lengths)
         for piece, part, cut in zip(pieces, parts, cuts, strict=True):
             result = _after(part, piece, size).to(dtype).view(cut[rank].shape)
             piece.give(result.clone() if len(pieces) > 1 else result)

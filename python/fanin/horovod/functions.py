@@ -100,7 +100,7 @@ def allgather_object(
     of_words = allgather_async(words, name and f"{name}.bytes", process_set)
     lengths = synchronize(of_lengths).tolist()
     assert len(lengths) == len(set_ranks(process_set))
-    return [_unpickled(each) for each in synchronize(of_words).split(lengths)]
+    return [_unpickled(each) for each in torch.split(synchronize(of_words), lengths)]
 
 
 def _pickled(obj: Any) -> Tensor:

@@ -202,7 +202,7 @@ class ReducedSteps(torch.optim.Optimizer):
 
     @contextlib.contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Let `step` not wait, as `synchronize` was called before, to clip gradients for example."""
+        """Let `step` not wait, as `synchronize` was called before: to clip gradients, say."""
         self._synchronizes = False
         try:
             yield

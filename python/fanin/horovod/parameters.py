@@ -70,7 +70,7 @@ class Passes:
 def with_steps(optimizer: torch.optim.Optimizer, steps: type[Any]) -> Any:
     """Return an optimizer with the given one's state and settings, and other steps before its."""
     made_of = type(type(optimizer).__name__, (steps, type(optimizer)), {})
-    made = object.__new__(made_of)
+    made: Any = object.__new__(made_of)
     # But for `step`, which a scheduler has put there to count the calls.
     vars(made).update((name, value) for name, value in vars(optimizer).items() if name != "step")
     return made

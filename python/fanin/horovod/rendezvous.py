@@ -11,7 +11,7 @@ import time
 from typing import Final
 
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store
-from torch.distributed import rendezvous
+from torch.distributed.rendezvous import rendezvous
 
 from fanin.horovod.errors import HorovodInternalError
 

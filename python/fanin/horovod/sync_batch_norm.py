@@ -29,9 +29,7 @@ class SyncBatchNorm(_BatchNorm):
             return self._alone(input, batch)
         if self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
-        output, mean, variance, count = _Normalised.apply(  # type: ignore[no-untyped-call]
-            input, self.weight, self.bias, self.eps
-        )
+        output, mean, variance, count = _Normalised.apply(input, self.weight, self.bias, self.eps)
         if self.running_mean is not None and self.running_var is not None:
             momentum = self.momentum
             if momentum is None:

@@ -57,7 +57,7 @@ class Followers:
         address = own_address(store)
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         with socket.create_server((address, 0), family=family, backlog=size) as server:
-            store.set("words", pickle.dumps((family, server.getsockname()[:2], key)))
+            store.set("words", pickle.dumps((family, server.getsockname()[:2], key)).hex())
             server.settimeout(MEET_SECONDS)
             while len(self._connections) < size - 1:
                 self._meet(server, key, size)
@@ -145,7 +145,7 @@ class Leader:
     """The end of a rank other than 0."""
 
     def __init__(self, store: Store, rank: int) -> None:
-        family, address, key = pickle.loads(store.get("words"))
+        family, address, key = pickle.loads(bytes.fromhex(store.get("words").decode()))
         with socket.socket(family) as connected:
             connected.settimeout(MEET_SECONDS)
             connected.connect(address)

@@ -1,4 +1,4 @@
-"""This process's job: its rank and those of its machine, its engine, its groups."""
+"""The job of this process: its rank and those of its machine, its engine, its groups."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class World:
             distributed.init_process_group(
                 "fanin", store=PrefixStore("world", store), rank=rank, world_size=size
             )
-            group = distributed.group.WORLD
+            group: object = distributed.group.WORLD
         else:
             store, _ = meeting.meet()
             rank, size = distributed.get_rank(), distributed.get_world_size()
