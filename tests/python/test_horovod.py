@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -235,8 +236,8 @@ def test_names_in_any_order_and_every_collective(launch: Launch, n: int) -> None
             assert torch.equal(summed, expected), number
         assert got["gathered"].tolist() == [[r, r] for r in range(n) for _ in range(r)]
         begin = rank * (rank + 1) // 2
-        expected = [100 * r + begin + i for r in range(n) for i in range(rank + 1)]
-        assert got["exchanged"].tolist() == expected
+        exchanged = [100 * r + begin + i for r in range(n) for i in range(rank + 1)]
+        assert got["exchanged"].tolist() == exchanged
         assert got["received"].tolist() == [rank + 1] * n
         assert torch.equal(got["transposed"], torch.full((4, 3), float(n)))
         assert got["bools"].item()
@@ -254,14 +255,15 @@ def with_mistakes(me: Me) -> list[str]:
     hvd.init()
     odd = me.rank % 2
     told = []
-    for name, call in {
+    calls: dict[str, Callable[[], object]] = {
         "dtype": lambda: hvd.allreduce(torch.ones(3, dtype=[torch.int32, torch.float32][odd])),
         "shape": lambda: hvd.allreduce(torch.ones(3 + odd)),
         "op": lambda: hvd.allreduce(torch.ones(3), op=[hvd.Min, hvd.Max][odd]),
         "root": lambda: hvd.broadcast(torch.ones(3), odd),
         "columns": lambda: hvd.allgather(torch.ones(3, 1 + odd)),
         "nowhere": lambda: hvd.broadcast(torch.ones(3), 17),
-    }.items():
+    }
+    for name, call in calls.items():
         with pytest.raises(hvd.HorovodInternalError) as caught:
             call()
         told.append(f"{name}: {caught.value}")
@@ -647,7 +649,7 @@ def test_some_of_the_ranks_alone(launch: Launch) -> None:
 
 
 def test_everything_that_horovod_torch_exports_is_there() -> None:
-    for name in """
+    exported = """
         init shutdown is_initialized rank size local_rank local_size cross_rank cross_size
         allreduce allreduce_ allreduce_async allreduce_async_ sparse_allreduce_async
         grouped_allreduce grouped_allreduce_ grouped_allreduce_async grouped_allreduce_async_
@@ -661,6 +663,7 @@ def test_everything_that_horovod_torch_exports_is_there() -> None:
         Average Sum Adasum Min Max Product
         mpi_threads_supported mpi_enabled mpi_built gloo_enabled gloo_built nccl_built ddl_built
         ccl_built cuda_built rocm_built
-        """.split():
+        """
+    for name in exported.split():
         assert getattr(hvd, name) is not None
     assert set(hvd.elastic.__all__) >= {"ElasticSampler", "ObjectState", "State", "TorchState"}

@@ -6,7 +6,7 @@ import copy
 import queue
 from collections.abc import Callable
 from enum import IntFlag
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -38,6 +38,11 @@ class State:
         self._updates: queue.Queue[tuple[float, HostUpdateResult]] = queue.Queue()
         self._updated = 0.0
         self._reset_callbacks: list[Callable[[], Any]] = []
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Return what the program has put into the state."""
 
     def register_reset_callbacks(self, callbacks: list[Callable[[], Any]]) -> None:
         """Call these after the ranks have met anew: to scale a learning rate, for example."""
