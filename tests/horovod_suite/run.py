@@ -65,9 +65,12 @@ def load(horovod: Path) -> Case:
 
 def play(case: Case, name: str, world_size: int, limit: float) -> tuple[Outcome, str]:
     """One test on all its ranks, and what they printed if it failed."""
-    from torch._C._distributed_c10d import TCPStore
-
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    # In a process of its own: it has threads, and this one is forked.
+    told, theirs = _context.Pipe(duplex=False)
+    store = _context.Process(target=_store, args=(theirs,))
+    store.start()
+    theirs.close()
+    port = told.recv()
     pipes: list[Connection] = []
     processes = []
     logs: list[IO[str]] = []
@@ -81,7 +84,7 @@ def play(case: Case, name: str, world_size: int, limit: float) -> tuple[Outcome,
             "HOROVOD_RANK": str(rank),  # as the tests ask for it
             "HOROVOD_SIZE": str(world_size),
             "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(store.port),
+            "MASTER_PORT": str(port),
             "TORCHELASTIC_USE_AGENT_STORE": "True",
         }
         process = _context.Process(target=_rank, args=(case, name, environment, logs[-1], theirs))
@@ -94,12 +97,23 @@ def play(case: Case, name: str, world_size: int, limit: float) -> tuple[Outcome,
         process.join(0.5 if all(o.outcome != "failed" for o in outcomes) else 0)
         process.kill()
         process.join()
+    store.kill()
+    store.join()
+    told.close()
     text = ""
     for rank, log in enumerate(logs):
         log.seek(0)
         text += f"--- rank {rank}\n{log.read()[-OUTPUT_MAX:]}\n"
         log.close()
     return _of_all(outcomes), text
+
+
+def _store(told: Connection) -> None:
+    from torch._C._distributed_c10d import TCPStore
+
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    told.send(store.port)
+    signal.pause()
 
 
 def _outcomes(pipes: list[Connection], end: float, limit: float) -> list[Outcome]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import fanin.horovod as hvd
 import pytest
 import torch
-from conftest import Launch
+from conftest import Launch, free_address
 from fanin import errors
 from fanin.horovod.adasum import adasum
 from fanin.horovod.coordinator import FUSED_BYTES_MAX, STALL_SECONDS, Coordinator
@@ -341,9 +342,9 @@ def test_process_sets(launch: Launch) -> None:
     assert results[3] == {"low": False, "odd": [1, 2, 1010.0, 10.0]}
 
 
-def network(seed: int) -> nn.Module:
+def network(seed: int, width: int = 32) -> nn.Module:
     torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(6, 32), nn.Tanh(), nn.Linear(32, 3))
+    return nn.Sequential(nn.Linear(6, width), nn.Tanh(), nn.Linear(width, 3))
 
 
 def batch(rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -357,9 +358,12 @@ def flat(model: nn.Module) -> torch.Tensor:
 
 
 def beside_ddp(me: Me) -> tuple[torch.Tensor, torch.Tensor]:
+    # Else large tensors share exponents with their neighbours, which are others in DDP's buckets.
+    os.environ["FANIN_EXACT"] = "1"
     me.init()
     hvd.init()
-    ours, theirs = network(me.rank), network(0)
+    # Of more elements than cross the network as they are in any case.
+    ours, theirs = network(me.rank, 2000), network(0, 2000)
     hvd.broadcast_parameters(ours.state_dict(), 0)
     optimizer = hvd.DistributedOptimizer(
         optim.SGD(ours.parameters(), lr=0.1, momentum=0.9), ours.named_parameters()
@@ -536,6 +540,30 @@ def test_a_killed_rank_is_an_error_on_all_others(launch: Launch, gone: int) -> N
         kind, text = ranks.result(rank)
         assert kind == "RankLost", (kind, text)
         assert issubclass(getattr(errors, kind), errors.FaninError)
+
+
+def with_the_store_of_rank_0(me: Me, port: str) -> str:
+    os.environ["MASTER_PORT"] = port
+    del os.environ["TORCHELASTIC_USE_AGENT_STORE"]
+    hvd.init()
+    me.say("there")
+    if me.rank == 0:
+        me.hear()
+    with pytest.raises(hvd.HorovodInternalError):
+        hvd.allreduce(torch.ones(3))
+    hvd.shutdown()
+    with pytest.raises(hvd.HorovodInternalError) as caught:
+        hvd.init()
+    return str(caught.value)
+
+
+def test_nobody_meets_anew_where_the_store_was_of_the_killed_rank(launch: Launch) -> None:
+    ranks = launch(with_the_store_of_rank_0, 3, free_address().rpartition(":")[2])
+    for rank in range(3):
+        ranks.hear(rank)
+    ranks.kill(0)
+    for rank in (1, 2):
+        assert "it must be the launcher's" in ranks.result(rank)
 
 
 def elastic(me: Me) -> dict[str, Any]:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, distributed
 from torch._C._distributed_c10d import ProcessGroup
 
-from fanin.errors import FaninError, RankLost
+from fanin.errors import AllReduceTimeout, FaninError, RankLost
 from fanin.horovod.coordinator import Coordinator
 from fanin.horovod.errors import HorovodInternalError
 from fanin.horovod.execution import Groups, Own, execute
@@ -303,6 +303,8 @@ class Engine:
                 work = distributed.all_reduce(torch.zeros(1), group=self._world, async_op=True)
                 assert work is not None
                 work.wait(timedelta(seconds=LOSS_TIMEOUT))
+            except AllReduceTimeout:
+                pass  # fanin does not know either
             except FaninError as cause:
                 error = cause
             except (RuntimeError, ValueError):

@@ -6,11 +6,13 @@ ranks of the job are counted anew.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from typing import Final
 
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store
+from torch.distributed import DistError
 from torch.distributed.rendezvous import rendezvous
 
 from fanin.horovod.errors import HorovodInternalError
@@ -40,12 +42,19 @@ class Rendezvous:
         """Say, once an engine has failed, that this process is still there."""
         self.failed = True
         self.lost.update(self.places[rank] for rank in lost)
-        self._store().set(f"survives/{self.place}", "yes")
+        with contextlib.suppress(RuntimeError):  # gone, too: `meet` says so
+            self._store().set(f"survives/{self.place}", "yes")
 
     def meet(self) -> tuple[Store, list[int]]:
         """Return a store for the next job, and the places in it: one for each rank."""
         if self.failed:
-            self.places = self._survivors()
+            try:
+                self.places = self._survivors()
+            except DistError as error:
+                raise HorovodInternalError(
+                    "the store where ranks meet is gone with the process that had it: to go on "
+                    "without any rank, it must be the launcher's (docs/horovod.md, Elastic)"
+                ) from error
             self.failed = False
             self.lost = set()
         self._generation += 1
