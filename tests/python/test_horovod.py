@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
+import socket
 from collections.abc import Callable
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import fanin.horovod as hvd
@@ -13,12 +16,14 @@ import pytest
 import torch
 from conftest import Launch, free_address
 from fanin import errors
+from fanin.horovod import words
 from fanin.horovod.adasum import adasum
 from fanin.horovod.coordinator import FUSED_BYTES_MAX, STALL_SECONDS, Coordinator
 from fanin.horovod.requests import Batch, Form, Joined, Kind, Over, ReduceOp, Refused, Request
 from fanin.horovod.world import Position, world
-from ranks import Me, sums_on_switch
+from ranks import DEADLINE, Me, sums_on_switch
 from torch import nn, optim
+from torch._C._distributed_c10d import HashStore
 from torch.nn.parallel import DistributedDataParallel
 
 
@@ -186,6 +191,44 @@ def test_before_init_everything_says_what_to_call(monkeypatch: pytest.MonkeyPatc
         hvd.allreduce(torch.ones(1))
     assert not hvd.is_initialized()
     hvd.shutdown()
+
+
+class Engines(Thread):
+    """Rank 0's connections, which wait for the others' in a thread."""
+
+    def __init__(self, store: HashStore, size: int) -> None:
+        super().__init__(daemon=True)
+        self._store = store
+        self._size = size
+        self.followers: words.Followers | None = None
+        self.start()
+
+    def run(self) -> None:
+        self.followers = words.Followers(self._store, self._size)
+
+    def all(self) -> words.Followers:
+        self.join(DEADLINE)
+        assert self.followers is not None
+        return self.followers
+
+
+def test_a_stranger_is_no_rank() -> None:
+    store = HashStore()
+    engines = Engines(store, 2)
+    family, address, _ = pickle.loads(bytes.fromhex(store.get("words").decode()))
+    with socket.socket(family) as stranger:
+        stranger.connect(address)
+        stranger.sendall(bytes(1000))
+    leader = words.Leader(store, 1)
+    followers = engines.all()
+    leader.say("hello")
+    assert list(followers.hear(DEADLINE)) == ["hello"]
+    followers.tell("and you")
+    assert leader.hear() == "and you"
+    leader.close()
+    with pytest.raises(words.Gone, match="rank 1"):
+        list(followers.hear(DEADLINE))
+    followers.close()
 
 
 # Several.
@@ -432,6 +475,50 @@ def test_passes_are_added_up_before_they_are_reduced(
     for got in results:
         torch.testing.assert_close(got["model"], flat(model), atol=tolerance, rtol=tolerance)
         assert torch.equal(got["model"], results[0]["model"])
+
+
+def with_an_embedding(me: Me, as_dense: bool) -> torch.Tensor:
+    hvd.init()
+    table = nn.Embedding(6, 2, sparse=True)
+    nn.init.zeros_(table.weight)
+    optimizer = hvd.DistributedOptimizer(
+        optim.SGD(table.parameters(), lr=1.0), sparse_as_dense=as_dense, op=hvd.Sum
+    )
+    table(torch.tensor([me.rank, 4, 4])).sum().backward()
+    optimizer.step()
+    hvd.shutdown()
+    return table.weight.detach()[:, 0]
+
+
+@pytest.mark.parametrize("as_dense", [False, True])
+def test_sparse_gradients_are_summed(launch: Launch, as_dense: bool) -> None:
+    for column in launch(with_an_embedding, 2, as_dense).results():
+        assert column.tolist() == [-1.0, -1.0, 0.0, 0.0, -4.0, 0.0]
+
+
+def with_a_closure(me: Me) -> list[torch.Tensor]:
+    hvd.init()
+    one, two, unused = (nn.Parameter(torch.zeros(1)) for _ in range(3))
+    optimizer = hvd.DistributedOptimizer(optim.SGD([one, unused], lr=1.0))
+    schedule = optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    optimizer.add_param_group({"params": [two]})
+
+    def loss() -> torch.Tensor:
+        optimizer.zero_grad()
+        value = (one + two) * (me.rank + 1)
+        value.backward()  # type: ignore[no-untyped-call]
+        return value
+
+    for _ in range(2):
+        optimizer.step(loss)
+        schedule.step()
+    hvd.shutdown()
+    return [parameter.detach() for parameter in (one, two, unused)]
+
+
+def test_closures_schedules_and_parameters_that_are_unused_or_added(launch: Launch) -> None:
+    for one, two, unused in launch(with_a_closure, 2).results():
+        assert (one.item(), two.item(), unused.item()) == (-2.25, -2.25, 0.0)
 
 
 def by_adasum(me: Me) -> tuple[torch.Tensor, torch.Tensor]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from fanin.horovod import operations
 from fanin.horovod.compression import Compressor
 from fanin.horovod.operations import Adasum, synchronize
-from fanin.horovod.parameters import Passes
+from fanin.horovod.parameters import Passes, name_added
 
 
 class AdasumSteps(torch.optim.Optimizer):
@@ -27,11 +27,14 @@ class AdasumSteps(torch.optim.Optimizer):
         self._compression = compression
         self._under_way: dict[Tensor, tuple[Any, Any]] = {}
         self._required: list[Tensor] = []
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.requires_grad:
-                    self._required.append(parameter)
-                    parameter.register_post_accumulate_grad_hook(self._gradient_is_there)
+        self._watch([parameter for each in self.param_groups for parameter in each["params"]])
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters, as all ranks do; they are named by their place."""
+        super().add_param_group(param_group)
+        added = name_added(self, self._names)
+        self._passes.add(added)
+        self._watch(added)
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Add up another number of passes from now on."""
@@ -71,6 +74,12 @@ class AdasumSteps(torch.optim.Optimizer):
                 "reduced: call it before backward()"
             )
         super().zero_grad(*args, **keywords)
+
+    def _watch(self, parameters: list[Tensor]) -> None:
+        for parameter in parameters:
+            if parameter.requires_grad:
+                self._required.append(parameter)
+                parameter.register_post_accumulate_grad_hook(self._gradient_is_there)
 
     def _gradient_is_there(self, parameter: Tensor) -> None:
         if self._passes.ready(parameter):

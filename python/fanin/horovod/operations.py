@@ -154,8 +154,9 @@ def sparse_allreduce_async(
 
     Returns a function that waits for the result, which is not coalesced, and returns it.
     """
+    op = ReduceOp(op)
     if op not in (Sum, Average):
-        raise ValueError(f"sparse tensors are summed or averaged, and op is {op!r}")
+        raise ValueError(f"sparse tensors are summed or averaged, and op is {op.name}")
     parts = [tensor._indices().t().contiguous(), tensor._values()]
     handle = grouped_allgather_async(parts, name and f"{name}.sparse", process_set)
 
@@ -323,8 +324,9 @@ def _scatter(
     scales: tuple[float, float],
     result: Callable[[Own, Any], Any],
 ) -> Handle:
+    op = ReduceOp(op)
     if op not in (Sum, Average):
-        raise NotImplementedError(f"reducescatter is for op Sum and Average, and not for {op!r}")
+        raise NotImplementedError(f"reducescatter is for op Sum and Average, and not {op.name}")
     return _submit(Kind.REDUCESCATTER, tensors, name, process_set, result, op=op, scales=scales)
 
 

@@ -16,7 +16,7 @@ from fanin.horovod.adasum_optimizer import AdasumSteps
 from fanin.horovod.compression import Compression, Compressor
 from fanin.horovod.functions import broadcast_object
 from fanin.horovod.operations import Adasum, Average, synchronize
-from fanin.horovod.parameters import Passes, named, with_steps
+from fanin.horovod.parameters import Passes, name_added, named, with_steps
 from fanin.horovod.process_sets import ProcessSet, global_process_set
 from fanin.horovod.requests import ReduceOp
 from fanin.horovod.world import size
@@ -50,6 +50,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 
     `op=hvd.Adasum` steps first, and reduces what the steps change by Adasum.
     """
+    op = ReduceOp(op)
     if gradient_predivide_factor != 1.0 and op is not Average:
         raise ValueError("gradient_predivide_factor is a part of the average: op must be Average")
     if backward_passes_per_step <= 0:
@@ -166,11 +167,17 @@ class ReducedSteps(torch.optim.Optimizer):
         if not reduction.process_set.included():
             return
         parameters = [p for each in self.param_groups for p in each["params"] if p.requires_grad]
-        self._required = set(parameters)
         if groups is not None:
             self._groups = _grouped(parameters, groups, reduction)
-        for parameter in parameters:
-            parameter.register_post_accumulate_grad_hook(self._gradient_is_there)
+        self._watch(parameters)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters, as all ranks do; they are named by their place."""
+        super().add_param_group(param_group)
+        added = name_added(self, self._reduction.names)
+        self._reduction.passes.add(added)
+        if self._reduction.process_set.included():
+            self._watch([parameter for parameter in added if parameter.requires_grad])
 
     @property
     def backward_passes_per_step(self) -> int:
@@ -232,6 +239,11 @@ class ReducedSteps(torch.optim.Optimizer):
                 "reduced: call it before backward()"
             )
         super().zero_grad(*args, **keywords)
+
+    def _watch(self, parameters: list[Tensor]) -> None:
+        self._required.update(parameters)
+        for parameter in parameters:
+            parameter.register_post_accumulate_grad_hook(self._gradient_is_there)
 
     def _reducing(self, closure: Any) -> Any:
         def reduced() -> Any:

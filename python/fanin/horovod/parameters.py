@@ -39,6 +39,14 @@ def named(
     return names
 
 
+def name_added(optimizer: torch.optim.Optimizer, names: dict[Tensor, str]) -> list[Tensor]:
+    """Name the parameters of an optimizer's last group, and return them: it was added later."""
+    number = len(optimizer.param_groups) - 1
+    parameters: list[Tensor] = optimizer.param_groups[-1]["params"]
+    names.update((each, f"added.{number}.{place}") for place, each in enumerate(parameters))
+    return parameters
+
+
 class Passes:
     """How many backward passes each parameter's gradient still waits for."""
 
@@ -51,6 +59,11 @@ class Passes:
     def begin(self, parameters: Iterable[Tensor]) -> None:
         """Wait for all passes again."""
         self._left.update(dict.fromkeys(parameters, self.each))
+
+    def add(self, parameters: list[Tensor]) -> None:
+        """Count the passes of further parameters, too."""
+        self.of += parameters
+        self.begin(parameters)
 
     def ready(self, parameter: Tensor) -> bool:
         """Count a pass, and return whether it was the last one."""

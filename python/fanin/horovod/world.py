@@ -14,6 +14,7 @@ from torch._C._distributed_c10d import PrefixStore, ProcessGroup, Store
 import fanin.torch  # noqa: F401 - makes its backend known to torch
 from fanin.horovod import words
 from fanin.horovod.engine import Engine
+from fanin.horovod.errors import HorovodInternalError
 from fanin.horovod.rendezvous import Rendezvous
 from fanin.horovod.timeline import Timeline
 
@@ -58,6 +59,11 @@ class World:
     def __init__(self, meeting: Rendezvous, ranks: Sequence[int]) -> None:
         if ranks and distributed.is_initialized():
             raise ValueError("init(comm) names ranks, and there is a group already: leave it out")
+        if meeting.failed and distributed.is_initialized():
+            raise HorovodInternalError(
+                "a rank of the program's own group is gone: to go on without it, leave "
+                "init_process_group to hvd.init(), or call destroy_process_group() first"
+            )
         self._ours = not distributed.is_initialized()
         self._meeting = meeting
         if self._ours:
