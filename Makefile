@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 RUST_SOURCES := $(shell find crates -name '*.rs' -o -name '*.toml' -o -name '*.proto') Cargo.toml Cargo.lock
 PYTHON_SOURCES := $(shell find python -name '*.py' -o -name '*.pyi') pyproject.toml
 
-.PHONY: help build wheel demo test lint compile-rust compile-fuzz test-rust test-python test-torch test-frameworks test-long fuzz bench bench-atp reproduction reproduction-byteps clean tools test-tools
+.PHONY: help build wheel demo test lint compile-rust compile-fuzz test-rust test-python test-torch test-horovod test-frameworks test-long fuzz bench bench-atp reproduction reproduction-byteps clean tools test-tools
 .DELETE_ON_ERROR:
 
 help:
@@ -120,6 +120,11 @@ test-torch: build
 	  $(BIN)/python tests/torch_suite/compare.py target/torch_suite/fanin-$$size.json \
 	    target/torch_suite/gloo-$$size.json || status=1; \
 	done; exit $$status
+
+# Horovod's own tests for PyTorch, from a copy of it: make test-horovod HOROVOD=folder. Five minutes.
+test-horovod: build
+	@[ -f "$(HOROVOD)/test/parallel/test_torch.py" ] || { echo "git clone https://github.com/horovod/horovod; make test-horovod HOROVOD=horovod"; exit 2; }
+	for size in 2 4; do $(BIN)/python tests/horovod_suite/run.py --horovod $(HOROVOD) --world-size $$size || exit 1; done
 
 # Programs of frameworks beside Gloo, in an environment of their own: what they bring is large.
 FRAMEWORKS := .venv-frameworks

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import socket
 import sys
 
 from fanin import _fanin
@@ -34,6 +35,8 @@ examples:
         --rdzv-backend c10d --rdzv-endpoint 10.0.0.1:29500 train.py
   a program that has "gloo" written in it, unchanged:
     fanin run --as gloo --nproc-per-node 4 train.py
+  as horovodrun is called, on this machine:
+    fanin run -np 4 python train.py
 """
 
 
@@ -68,6 +71,20 @@ def parser() -> argparse.ArgumentParser:
         help=f'"gloo": a program that asks for gloo gets fanin (default: ${AS_VARIABLE}, else it '
         "gets what it asks for)",
     )
+    ours.add_argument(
+        "-np",
+        dest="ranks",
+        type=int,
+        metavar="N",
+        help="ranks on this machine, as horovodrun has it: what follows is a command, with its "
+        '"python", or a script',
+    )
+    ours.add_argument(
+        "-H",
+        dest="hosts",
+        metavar="HOST:SLOTS,...",
+        help="with -np: where, as horovodrun has it; this machine alone, by any of its names",
+    )
     return made
 
 
@@ -81,6 +98,7 @@ def run(argv: list[str]) -> int:
     parsed = parser()
     args = parsed.parse_args(argv)
     try:
+        _as_horovodrun(args)
         settings = Settings.of_flags(args)
         stands_in = as_backend(args.stands_in)
     except ValueError as error:
@@ -124,6 +142,36 @@ def run(argv: list[str]) -> int:
         return _launch(args)
     finally:
         switch.stop()
+
+
+def _as_horovodrun(args: argparse.Namespace) -> None:
+    """Make of -np and -H what torchrun knows; raises `ValueError` for what cannot be."""
+    if args.ranks is None:
+        if args.hosts is not None:
+            raise ValueError("-H is for -np: say how many ranks")
+        return
+    slots = _slots(args.hosts) if args.hosts is not None else args.ranks
+    if not 0 < args.ranks <= slots:
+        raise ValueError(f"-np is {args.ranks}, and must be from 1 to the {max(slots, 1)} slots")
+    args.nproc_per_node = str(args.ranks)
+    args.no_python = not args.training_script.endswith(".py")
+
+
+def _slots(hosts: str) -> int:
+    """Return how many slots this machine has by horovodrun's list of hosts."""
+    here = {"localhost", "127.0.0.1", "::1", socket.gethostname(), socket.getfqdn()}
+    slots = 0
+    for host in hosts.split(","):
+        name, _, count = host.rpartition(":") if ":" in host else (host, "", "1")
+        if not count.isdecimal():
+            raise ValueError(f"-H has {host!r}: HOST:SLOTS, with commas between")
+        if name not in here:
+            raise ValueError(
+                f"-H has {name!r}, which is not this machine: start the ranks of each machine "
+                "there, with `fanin run --nnodes ... --rdzv-endpoint ...`"
+            )
+        slots += int(count)
+    return slots
 
 
 def _seconds(text: str) -> float:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from fanin import launch
 from ranks import DEADLINE, wait_until
 
 LOOP = """
@@ -74,6 +75,46 @@ def test_a_failing_program_gives_a_failing_status(tmp_path: Path) -> None:
     assert "Root Cause" in done.stderr
     assert "fail.py FAILED" in done.stderr
     assert re.search(r"exitcode\s*: 3\b", done.stderr)
+
+
+HOROVOD = """
+import sys
+import torch
+import fanin.horovod as hvd
+
+hvd.init()
+total = hvd.allreduce(torch.ones(1), op=hvd.Sum).item()
+assert (hvd.size(), hvd.local_size(), hvd.cross_size(), total) == (2, 2, 1, 2.0)
+assert sys.argv[1:] == ["--epochs", "3"]
+"""
+
+
+@pytest.mark.parametrize("python", [[sys.executable], []])
+def test_a_program_is_started_as_by_horovodrun(tmp_path: Path, python: list[str]) -> None:
+    (tmp_path / "train.py").write_text(HOROVOD)
+    program = [*python, str(tmp_path / "train.py"), "--epochs", "3"]
+    command = fanin("run", "-np", "2", "-H", "localhost:2", *program)
+    done = subprocess.run(command, env=clean_environment(), timeout=DEADLINE, check=False)
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "error"),
+    [
+        (["-np", "2", "-H", "elsewhere:2"], "'elsewhere', which is not this machine"),
+        (["-np", "3", "-H", "localhost:2"], "from 1 to the 2 slots"),
+        (["-np", "0"], "-np is 0"),
+        (["-np", "1", "-H", "localhost:x"], "HOST:SLOTS"),
+        (["-H", "localhost:2"], "-H is for -np"),
+    ],
+)
+def test_hosts_and_slots_that_cannot_be_are_told(
+    flags: list[str], error: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        launch.run([*flags, "train.py"])
+    assert ended.value.code == 2
+    assert error in capsys.readouterr().err
 
 
 STATUS = """

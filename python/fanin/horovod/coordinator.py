@@ -1,0 +1,241 @@
+"""What rank 0 decides: which operations all ranks have asked for, and which cannot be.
+
+Ranks ask in any order; each operation is executed by all in the one order that is decided here.
+A state machine: it is told what ranks said, and says what is to be done; it knows no network.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from fanin.horovod.requests import (
+    Batch,
+    Decision,
+    Joined,
+    Key,
+    Kind,
+    Operation,
+    Over,
+    ReduceOp,
+    Refused,
+    Request,
+)
+
+FUSED_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Tensors that are ready together are fused up to so many bytes; a larger one goes alone."""
+STALL_SECONDS: Final = 60.0
+"""After which it is said who has not asked for what others wait for."""
+
+_FUSED: Final = {Kind.ALLREDUCE, Kind.ALLGATHER, Kind.BROADCAST, Kind.REDUCESCATTER}
+# What is cut or joined at its first dimension.
+_CUT: Final = {Kind.ALLGATHER, Kind.ALLTOALL, Kind.REDUCESCATTER}
+# What a rank that has joined can take part in, with zeros.
+_SUMS: Final = {ReduceOp.Sum, ReduceOp.Average}
+
+
+class Coordinator:
+    """Hears requests, and decides. Process sets are known here by number and ranks."""
+
+    def __init__(self, size: int, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._sets: dict[int, tuple[int, ...]] = {0: tuple(range(size))}
+        self._sets_made = 0
+        self._asked: dict[Key, dict[int, Request]] = {}
+        self._since: dict[Key, float] = {}
+        self._joined: list[int] = []
+        self._ready: list[Operation] = []
+        self._decided: list[Decision] = []
+
+    @property
+    def waiting(self) -> bool:
+        """Whether some ranks have asked for what others have not."""
+        return bool(self._asked)
+
+    @property
+    def ready(self) -> bool:
+        """Whether there is something to decide."""
+        return bool(self._ready or self._decided)
+
+    def hear(self, request: Request) -> None:
+        """Take what a rank asks for."""
+        if request.kind is Kind.JOIN:
+            self._join(request.rank)
+        elif request.kind is Kind.SHUTDOWN:
+            self._decided += self._fused()
+            self._decided.append(Over(f"rank {request.rank} has called shutdown, or has ended"))
+        elif request.process_set not in self._sets:
+            reason = f"process set {request.process_set} is not there any more"
+            self._decided.append(Refused(request.key, reason))
+        else:
+            asked = self._asked.setdefault(request.key, {})
+            asked[request.rank] = request
+            self._since.setdefault(request.key, self._now())
+            self._judge(request.key)
+
+    def decide(self) -> list[Decision]:
+        """Return what was decided since the last call, in the order that all ranks keep."""
+        decided = [*self._decided, *self._fused()]
+        self._decided = []
+        return decided
+
+    def stalled(self) -> list[str]:
+        """Say which operations some ranks have waited for, and for whom; each once."""
+        told = []
+        for key, asked in self._asked.items():
+            since = self._since.get(key)
+            if since is not None and self._now() - since > STALL_SECONDS:
+                del self._since[key]
+                absent = self._absent(key)
+                told.append(
+                    f"{_called(key)} waits for {_named(absent)}: {_named(sorted(asked))} asked "
+                    f"for it more than {STALL_SECONDS:g} s ago. Does every rank call it?"
+                )
+        return told
+
+    def _join(self, rank: int) -> None:
+        self._joined.append(rank)
+        for key in list(self._asked):
+            self._judge(key)
+        if len(self._joined) == len(self._sets[0]):
+            self._decided += self._fused()
+            self._decided.append(Joined(rank))
+            self._joined = []
+
+    def _absent(self, key: Key) -> list[int]:
+        asked = self._asked[key]
+        return [r for r in self._sets[key[0]] if r not in asked and r not in self._joined]
+
+    def _judge(self, key: Key) -> None:
+        """Decide about an operation, if all ranks of its process set have asked or joined."""
+        if self._absent(key):
+            return
+        asked = self._asked.pop(key)
+        ranks = self._sets[key[0]]
+        requests = [asked[rank] for rank in ranks if rank in asked]
+        since = self._since.pop(key, self._now())
+        reason = disagreement(requests) or self._objection(requests)
+        if reason is not None:
+            self._decided.append(Refused(key, f"{_called(key)}: {reason}"))
+            return
+        self._ready.append(self._operation(requests, since))
+
+    def _objection(self, requests: list[Request]) -> str | None:
+        """Say what is wrong with an operation that all ranks ask for alike."""
+        one = requests[0]
+        ranks = self._sets[one.process_set]
+        if len(requests) < len(ranks):
+            joined = _named([rank for rank in ranks if rank in self._joined])
+            if one.kind is Kind.ALLREDUCE and one.op not in _SUMS:
+                return f"{joined} joined, and has no tensor: that is zeros in sums and averages"
+            if one.kind not in (Kind.ALLREDUCE, Kind.BARRIER):
+                return f"{joined} joined, and takes part in allreduce and barrier only"
+        if one.kind is Kind.BROADCAST and one.root not in ranks:
+            return f"the root is rank {one.root}, which is not among {_named(list(ranks))}"
+        if one.kind is Kind.ADD_PROCESS_SET:
+            return self._no_set(one.ranks)
+        if one.kind is Kind.REMOVE_PROCESS_SET and self._number(one.ranks) is None:
+            return f"there is no process set of {_named(list(one.ranks))}"
+        if one.kind in _CUT and any(not form.shape for form in one.tensors):
+            return "a tensor has no dimension, and the first one is cut or joined"
+        return None
+
+    def _no_set(self, ranks: tuple[int, ...]) -> str | None:
+        world = self._sets[0]
+        if not ranks or len(set(ranks)) < len(ranks) or not set(ranks) <= set(world):
+            return f"{list(ranks)} are not distinct ranks below {len(world)}, one at least"
+        if ranks in self._sets.values():
+            return f"there is a process set of {_named(list(ranks))} already"
+        return None
+
+    def _operation(self, requests: list[Request], since: float) -> Operation:
+        one = requests[0]
+        if one.kind is Kind.ALLGATHER:
+            dimensions = (tuple(form.shape[0] for form in each.tensors) for each in requests)
+            return Operation(one, since, of_all=tuple(dimensions))
+        if one.kind is Kind.ALLTOALL:
+            return Operation(one, since, of_all=tuple(each.splits for each in requests))
+        if one.kind is Kind.ADD_PROCESS_SET:
+            self._sets_made += 1
+            self._sets[self._sets_made] = one.ranks
+            return Operation(one, since, number=self._sets_made)
+        if one.kind is Kind.REMOVE_PROCESS_SET:
+            number = self._number(one.ranks)
+            assert number is not None
+            del self._sets[number]
+            return Operation(one, since, number=number)
+        return Operation(one, since)
+
+    def _number(self, ranks: tuple[int, ...]) -> int | None:
+        """Return the number of a process set that can be removed; None if there is none."""
+        return next((n for n, of in self._sets.items() if of == ranks and n), None)
+
+    def _fused(self) -> list[Batch]:
+        batches = fuse(self._ready)
+        self._ready = []
+        return batches
+
+
+def fuse(operations: Iterable[Operation]) -> list[Batch]:
+    """Put together what can be one collective, in the order of the first of each."""
+    open_batches: dict[object, list[Operation]] = {}
+    sizes: dict[object, int] = {}
+    batches: list[list[Operation]] = []
+    for operation in operations:
+        one = operation.request
+        size = sum(form.size_bytes for form in one.tensors)
+        devices = frozenset(form.device for form in one.tensors)
+        kind = (one.kind, one.process_set, one.op, one.root, devices)
+        fits = kind in open_batches and sizes[kind] + size <= FUSED_BYTES_MAX
+        if one.kind in _FUSED and fits:
+            open_batches[kind].append(operation)
+            sizes[kind] += size
+        else:
+            batches.append([operation])
+            open_batches[kind], sizes[kind] = batches[-1], size
+    return [Batch(tuple(batch)) for batch in batches]
+
+
+def disagreement(requests: list[Request]) -> str | None:
+    """Say in what two ranks differ that ask for one operation; None if they agree."""
+    one = requests[0]
+    # Gathered and exchanged tensors may differ in their first dimension.
+    cut = 1 if one.kind in (Kind.ALLGATHER, Kind.ALLTOALL) else 0
+    aspects: list[tuple[str, Callable[[Request], object]]] = [
+        ("number of tensors", lambda each: len(each.tensors)),
+        ("dtype", lambda each: [str(form.dtype) for form in each.tensors]),
+        ("device", lambda each: [form.device for form in each.tensors]),
+        ("number of dimensions", lambda each: [len(form.shape) for form in each.tensors]),
+        ("shape", lambda each: [form.shape[cut:] for form in each.tensors]),
+        ("op", lambda each: each.op.name),
+        ("factors before and after the sum", lambda each: each.scales),
+        ("root rank", lambda each: each.root),
+        ("ranks of the process set", lambda each: list(each.ranks)),
+    ]
+    for aspect, value in aspects:
+        for other in requests[1:]:
+            if value(other) != value(one):
+                return (
+                    f"ranks disagree about the {aspect}: rank {one.rank} has {_said(value(one))}, "
+                    f"and rank {other.rank} {_said(value(other))}"
+                )
+    return None
+
+
+def _said(value: object) -> str:
+    if isinstance(value, list) and len(value) == 1:
+        value = value[0]
+    return str(value)
+
+
+def _called(key: Key) -> str:
+    number, kind, name = key
+    where = f" of process set {number}" if number else ""
+    return f"{kind.value} {name!r}{where}"
+
+
+def _named(ranks: list[int]) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}" if ranks else "no rank"

@@ -1,0 +1,22 @@
+"""Training that goes on with the ranks that are left when others are gone.
+
+    @hvd.elastic.run
+    def train(state):
+        while state.epoch < 10:
+            ...
+            state.epoch += 1
+            state.commit()
+
+    train(hvd.elastic.TorchState(model, optimizer, epoch=0))
+
+Under a launcher that ends all ranks with the first that fails, as torchrun's does, nobody is left:
+there a training begins anew, from what it wrote to a disk.
+"""
+
+from __future__ import annotations
+
+from fanin.horovod.elastic.running import run
+from fanin.horovod.elastic.sampler import ElasticSampler
+from fanin.horovod.elastic.state import HostUpdateResult, ObjectState, State, TorchState
+
+__all__ = ["ElasticSampler", "HostUpdateResult", "ObjectState", "State", "TorchState", "run"]

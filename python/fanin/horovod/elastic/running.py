@@ -1,0 +1,41 @@
+"""`run`: from one state that all ranks have to the next."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from fanin.horovod.elastic.state import State
+from fanin.horovod.errors import HorovodInternalError, HostsUpdatedInterrupt
+from fanin.horovod.starting import init
+from fanin.horovod.world import shutdown
+
+
+def run(func: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate a training function, whose first argument is a `State`.
+
+    Each call of it begins with the state of rank 0. A `HorovodInternalError` that it raises undoes
+    what came after the last `State.commit`; a `HostsUpdatedInterrupt` does not. Then the ranks that
+    are there meet anew, and it is called once more. It calls no collective before the state is
+    used, as ranks may come from different places.
+    """
+
+    @functools.wraps(func)
+    def training(state: State, *args: Any, **keywords: Any) -> Any:
+        synchronised = False
+        while True:
+            try:
+                if not synchronised:
+                    state.sync()
+                return func(state, *args, **keywords)
+            except HorovodInternalError:
+                state.restore()
+                synchronised = False
+            except HostsUpdatedInterrupt as interrupt:
+                synchronised = interrupt.skip_sync
+            shutdown()
+            init()
+            state.on_reset()
+
+    return training

@@ -1,0 +1,320 @@
+"""The thread that executes a rank's operations, in the order on which all ranks agree.
+
+A program submits operations under names, in whatever order. Rank 0 hears of all and decides what
+is next (`coordinator`); each rank's engine follows. An engine that cannot go on ends, and with it
+those of all ranks: whoever waits gets a `HorovodInternalError`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor, distributed
+from torch._C._distributed_c10d import ProcessGroup
+
+from fanin.errors import AllReduceTimeout, FaninError, RankLost
+from fanin.horovod.coordinator import Coordinator
+from fanin.horovod.errors import HorovodInternalError
+from fanin.horovod.execution import Groups, Own, execute
+from fanin.horovod.requests import (
+    Batch,
+    Decision,
+    Form,
+    Joined,
+    Key,
+    Kind,
+    Operation,
+    Over,
+    Refused,
+    Request,
+)
+from fanin.horovod.timeline import Timeline
+from fanin.horovod.words import Followers, Gone, Leader
+from fanin.torch.channel import LOSS_TIMEOUT
+
+PULSE = 1.0
+"""Seconds without an operation after which a sum of nothing shows that all ranks are there."""
+CYCLE = 0.001
+"""How long rank 0 waits for more, once something is to be done: what is ready then is fused."""
+
+_logger = logging.getLogger(__name__)
+
+
+class Handle:
+    """An operation that was submitted; `fanin.horovod.synchronize` returns its result."""
+
+    def __init__(self, request: Request, own: Own, result: Callable[[Own, Any], Any]) -> None:
+        self.request = request
+        self.own = own
+        self._result = result
+        self._done = threading.Event()
+        self._said: Any = None
+        self._error: Exception | None = None
+        # What the program has queued on the device comes before.
+        self._queued = [
+            torch.cuda.current_stream(tensor.device).record_event()
+            for tensor in own.inputs
+            if tensor.is_cuda
+        ]
+
+    def begin(self) -> None:
+        """Wait for what the program has queued on devices before it submitted."""
+        for event in self._queued:
+            event.synchronize()
+
+    def complete(self, said: Any = None) -> None:
+        """Let who waits have the result."""
+        self._said = said
+        self._done.set()
+
+    def fail(self, error: Exception) -> None:
+        """Let who waits have an error."""
+        self._error = error
+        self._done.set()
+
+    def done(self) -> bool:
+        """Whether `wait` returns at once."""
+        return self._done.is_set()
+
+    def wait(self) -> Any:
+        """Return the result once it is there; raises `HorovodInternalError`."""
+        self._done.wait()
+        if self._error is not None:
+            raise HorovodInternalError(str(self._error)) from self._error.__cause__
+        return self._result(self.own, self._said)
+
+
+class Engine:
+    """One rank's engine; made by all ranks of `world`, with connected `words`."""
+
+    def __init__(
+        self,
+        world: ProcessGroup,
+        words: Followers | Leader,
+        rank: int,
+        size: int,
+        timeline: Timeline,
+        failed: Callable[[list[int]], None],
+    ) -> None:
+        self._rank = rank
+        self._world = world
+        self._words = words
+        self._failed = failed
+        self.timeline = timeline
+        self._groups = Groups(world, rank, size)
+        self._coordinator = Coordinator(size) if rank == 0 else None
+        self._lock = threading.Lock()
+        self._handles: dict[Key, Handle] = {}
+        self._unnamed: dict[tuple[int, Kind], Iterator[int]] = {}
+        self._over: HorovodInternalError | None = None
+        self._thread = threading.Thread(target=self._run, name="fanin-horovod", daemon=True)
+        self._thread.start()
+
+    def name(self, process_set: int, kind: Kind) -> str:
+        """Return the name of an operation that has none: its number, as it is on all ranks."""
+        with self._lock:
+            numbers = self._unnamed.setdefault((process_set, kind), itertools.count())
+            return f"noname.{next(numbers)}"
+
+    def submit(
+        self,
+        request: Request,
+        inputs: Sequence[Tensor] = (),
+        *,
+        in_place: bool = False,
+        result: Callable[[Own, Any], Any] = lambda _own, said: said,
+    ) -> Handle:
+        """Let all ranks know that this one is ready for an operation, and return.
+
+        Raises `ValueError` if one of the same kind and name is under way, and
+        `HorovodInternalError` once the engine is over.
+        """
+        request = replace(request, rank=self._rank, tensors=tuple(map(Form.of, inputs)))
+        handle = Handle(request, Own(inputs, in_place), result)
+        with self._lock:
+            if self._over is not None:
+                raise HorovodInternalError(str(self._over)) from self._over.__cause__
+            if request.key in self._handles:
+                raise ValueError(
+                    f"{request.kind.value} {request.name!r} is under way already: wait for it "
+                    "with synchronize(), or give this one another name"
+                )
+            self._handles[request.key] = handle
+            if isinstance(self._words, Followers):
+                assert self._coordinator is not None
+                self._coordinator.hear(request)
+                self._words.wake()
+        # Not under the lock: it may wait until rank 0 reads.
+        if isinstance(self._words, Leader):
+            # That rank 0 is gone, the engine sees, too.
+            with contextlib.suppress(Gone):
+                self._words.say(request)
+        return handle
+
+    def stop(self) -> None:
+        """End the engines of all ranks, and return once this one has."""
+        with contextlib.suppress(HorovodInternalError, ValueError):
+            self.submit(Request(self._rank, Kind.SHUTDOWN))
+        self._thread.join()
+
+    def _run(self) -> None:
+        turn = self._lead if isinstance(self._words, Followers) else self._follow
+        try:
+            while turn():
+                pass
+        except Exception as error:
+            self._end(*self._explained(error))
+
+    def _lead(self) -> bool:
+        """Decide what is next, tell it, and do it; false once it was the last."""
+        words, coordinator = self._words, self._coordinator
+        assert isinstance(words, Followers)
+        assert coordinator is not None
+        end = time.monotonic() + PULSE
+        self._hear(words, PULSE)
+        while not self._ready() and time.monotonic() < end:
+            self._hear(words, max(0.0, end - time.monotonic()))
+        if self._ready() and coordinator.waiting:
+            self._hear(words, CYCLE)
+        with self._lock:
+            decisions = coordinator.decide()
+            for text in coordinator.stalled():
+                _logger.warning("%s", text)
+        self.timeline.cycle()
+        words.tell(decisions)
+        return self._do(decisions)
+
+    def _ready(self) -> bool:
+        assert self._coordinator is not None
+        return self._coordinator.ready
+
+    def _hear(self, words: Followers, seconds: float) -> None:
+        assert self._coordinator is not None
+        for request in words.hear(seconds):
+            with self._lock:
+                self._coordinator.hear(request)
+
+    def _follow(self) -> bool:
+        assert isinstance(self._words, Leader)
+        return self._do(self._words.hear())
+
+    def _do(self, decisions: list[Decision]) -> bool:
+        if not decisions:
+            distributed.all_reduce(torch.zeros(1), group=self._world)
+        for decision in decisions:
+            match decision:
+                case Batch():
+                    self._execute(decision)
+                case Refused(key, reason):
+                    handle = self._taken(key)
+                    if handle is not None:
+                        handle.fail(HorovodInternalError(reason))
+                case Joined(last):
+                    handle = self._taken((0, Kind.JOIN, ""))
+                    assert handle is not None
+                    with self._lock:
+                        self._unnamed = {}  # whoever joined early has fewer
+                    handle.complete(last)
+                case Over(reason, cause):
+                    if cause is None:
+                        self._words.part()
+                    self._end(reason, cause)
+                    return False
+        return True
+
+    def _taken(self, key: Key) -> Handle | None:
+        with self._lock:
+            return self._handles.pop(key, None)
+
+    def _execute(self, batch: Batch) -> None:
+        one = batch.operations[0].request
+        if not self._groups.has(one.process_set):
+            return
+        handles = [self._taken(operation.request.key) for operation in batch.operations]
+        try:
+            self._play(batch, handles)
+        except Exception as error:
+            reason, cause = self._explained(error)
+            for handle in handles:
+                if handle is not None:
+                    handle.fail(_internal(reason, cause))
+            raise
+        for operation, handle in zip(batch.operations, handles, strict=True):
+            if handle is not None:
+                handle.complete(operation.number)
+
+    def _play(self, batch: Batch, handles: list[Handle | None]) -> None:
+        self._sets(batch.operations[0])
+        began = time.monotonic()
+        for handle in handles:
+            if handle is not None:
+                handle.begin()
+        execute(batch, [None if h is None else h.own for h in handles], self._groups)
+        inputs = [
+            tensor for handle in handles if handle is not None for tensor in handle.own.inputs
+        ]
+        for device in {tensor.device for tensor in inputs if tensor.is_cuda}:
+            torch.cuda.current_stream(device).synchronize()
+        if self._coordinator is not None:
+            for operation in batch.operations:
+                self.timeline.add(operation.request.key, operation.since, began)
+
+    def _sets(self, operation: Operation) -> None:
+        """Make or leave the group of a process set, if that is what was agreed on."""
+        match operation.request.kind:
+            case Kind.ADD_PROCESS_SET:
+                self._groups.add(operation.number, operation.request.ranks)
+            case Kind.REMOVE_PROCESS_SET:
+                self._groups.remove(operation.number)
+
+    def _end(self, reason: str, cause: Exception | None) -> None:
+        """Fail whatever waits, let all ranks know, and leave the groups: others wait there."""
+        error = _internal(reason, cause)
+        if cause is not None:
+            self._failed([cause.rank] if isinstance(cause, RankLost) else [])
+        if isinstance(self._words, Followers) and cause is not None:
+            with contextlib.suppress(Gone):
+                self._words.tell([Over(reason, cause)])
+        with self._lock:
+            self._over = error
+            handles, self._handles = self._handles, {}
+            if isinstance(self._words, Followers):
+                self._words.close()
+        if isinstance(self._words, Leader):
+            self._words.close()
+        for handle in handles.values():
+            handle.fail(error)
+        with contextlib.suppress(ValueError):  # the program has destroyed them
+            self._groups.close(world=cause is not None)
+
+    def _explained(self, error: Exception) -> tuple[str, Exception]:
+        """Return what happened and why, as fanin knows it: a connection alone says little."""
+        if isinstance(error, Gone):
+            try:
+                work = distributed.all_reduce(torch.zeros(1), group=self._world, async_op=True)
+                assert work is not None
+                work.wait(timedelta(seconds=LOSS_TIMEOUT))
+            except AllReduceTimeout:
+                pass  # fanin does not know either
+            except FaninError as cause:
+                error = cause
+            except (RuntimeError, ValueError):
+                pass
+        if isinstance(error, Gone):
+            error = RankLost(f"rank {error.rank} has ended, or its engine has", rank=error.rank)
+        return str(error) or type(error).__name__, error
+
+
+def _internal(reason: str, cause: Exception | None) -> HorovodInternalError:
+    error = HorovodInternalError(reason)
+    error.__cause__ = cause
+    return error

@@ -1,0 +1,18 @@
+"""What elastic training recovers from; their names are Horovod's."""
+
+from __future__ import annotations
+
+
+class HorovodInternalError(RuntimeError):
+    """A collective failed on all ranks; `__cause__` is fanin's error where somebody is gone.
+
+    `fanin.horovod.elastic.run` restores the last commit and goes on with the ranks that are left.
+    """
+
+
+class HostsUpdatedInterrupt(RuntimeError):  # noqa: N818 - Horovod's name
+    """The machines of a job changed: no state is lost, and the ranks meet anew."""
+
+    def __init__(self, skip_sync: bool) -> None:
+        super().__init__("the machines of the job changed")
+        self.skip_sync = skip_sync

@@ -1,0 +1,314 @@
+"""Executes what all ranks have agreed on, on torch's groups of fanin's backend.
+
+Sums and averages are fanin's; what moves bytes, and other reductions, is as the backend serves it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+import torch
+from torch import Tensor, distributed
+from torch._C._distributed_c10d import ProcessGroup
+
+from fanin.horovod.adasum import adasum
+from fanin.horovod.requests import Batch, Form, Kind, Operation, ReduceOp
+
+# What Gloo and fanin cannot add is added as what has room for it.
+_ADDED_AS: Final = {torch.bool: torch.uint8, torch.int16: torch.int32}
+_OPS: Final = {
+    ReduceOp.Average: distributed.ReduceOp.SUM,
+    ReduceOp.Sum: distributed.ReduceOp.SUM,
+    ReduceOp.Min: distributed.ReduceOp.MIN,
+    ReduceOp.Max: distributed.ReduceOp.MAX,
+    ReduceOp.Product: distributed.ReduceOp.PRODUCT,
+}
+
+
+class Own:
+    """What this rank has for an operation: its tensors, and where results go."""
+
+    def __init__(self, inputs: Sequence[Tensor], in_place: bool) -> None:
+        self.inputs = [tensor.detach() for tensor in inputs]
+        self.in_place = in_place
+        self.results: list[Tensor] = []
+        self.received: tuple[int, ...] = ()
+        """Of an alltoall: the rows that came from each rank."""
+
+    def give(self, position: int, values: Tensor) -> None:
+        """Take the values of one result, which may be in a memory that others share."""
+        if self.in_place:
+            target = self.inputs[position]
+            if target.data_ptr() != values.data_ptr():
+                target.copy_(values.reshape(target.shape))
+            self.results.append(target)
+        else:
+            self.results.append(values)
+
+
+class Groups:
+    """The groups of the process sets that this rank is in."""
+
+    def __init__(self, world: ProcessGroup, rank: int, size: int) -> None:
+        self._rank = rank
+        self._groups: dict[int, tuple[tuple[int, ...], ProcessGroup]] = {
+            0: (tuple(range(size)), world)
+        }
+
+    def has(self, process_set: int) -> bool:
+        """Whether this rank is in it."""
+        return process_set in self._groups
+
+    def of(self, process_set: int) -> tuple[ProcessGroup, int, int]:
+        """Return a set's group, the place of this rank in it, and its size."""
+        ranks, group = self._groups[process_set]
+        return group, ranks.index(self._rank), len(ranks)
+
+    def place(self, process_set: int, rank: int) -> int:
+        """Return the place of a rank in a set."""
+        return self._groups[process_set][0].index(rank)
+
+    def add(self, process_set: int, ranks: tuple[int, ...]) -> None:
+        """Make a set's group; all ranks of the world call it."""
+        world, _, _ = self.of(0)
+        of_world = distributed.get_process_group_ranks(world)
+        members = [of_world[rank] for rank in ranks]
+        group = distributed.new_group(members, backend="fanin")
+        if self._rank in ranks:
+            assert isinstance(group, ProcessGroup)
+            self._groups[process_set] = ranks, group
+
+    def remove(self, process_set: int) -> None:
+        """Leave a set's group."""
+        kept = self._groups.pop(process_set, None)
+        if kept is not None:
+            distributed.destroy_process_group(kept[1])
+
+    def close(self, *, world: bool) -> None:
+        """Leave all of them, but for the world's unless asked."""
+        for number in [*self._groups]:
+            if number or world:
+                _, group = self._groups.pop(number)
+                distributed.destroy_process_group(group)
+
+
+def execute(batch: Batch, mine: Sequence[Own | None], groups: Groups) -> None:
+    """Execute operations of one kind; of one that this rank has joined past, `mine` has None."""
+    kind = batch.operations[0].request.kind
+    execution = _EXECUTIONS.get(kind)
+    if execution is not None:
+        with torch.no_grad():
+            execution(batch.operations, mine, groups)
+
+
+_Execution = Callable[[Sequence[Operation], Sequence[Own | None], Groups], None]
+
+
+class _Piece:
+    """One tensor of a batch, and whose it is."""
+
+    def __init__(self, operation: Operation, own: Own | None, position: int) -> None:
+        self.request = operation.request
+        self.form = operation.request.tensors[position]
+        self.own = own
+        self.position = position
+        self.tensor = own.inputs[position] if own is not None else _zeros(self.form)
+
+    def scaled(self) -> Tensor:
+        return scaled(self.tensor, self.request.scales[0])
+
+    def give(self, values: Tensor) -> None:
+        if self.own is not None:
+            self.own.give(self.position, values)
+
+
+def _pieces(
+    operations: Sequence[Operation], mine: Sequence[Own | None]
+) -> Iterable[tuple[torch.dtype, list[_Piece]]]:
+    """Return the tensors of operations, those of one dtype together, on all ranks alike."""
+    alike: dict[torch.dtype, list[_Piece]] = {}
+    for operation, own in zip(operations, mine, strict=True):
+        for position, form in enumerate(operation.request.tensors):
+            alike.setdefault(form.dtype, []).append(_Piece(operation, own, position))
+    return alike.items()
+
+
+def _allreduce(operations: Sequence[Operation], mine: Sequence[Own | None], groups: Groups) -> None:
+    request = operations[0].request
+    group, _, size = groups.of(request.process_set)
+    for dtype, pieces in _pieces(operations, mine):
+        if request.op is ReduceOp.Adasum:
+            _adasum(pieces, group, size)
+            continue
+        # A tensor that is alone, and its own result, is summed where it is.
+        alone = pieces[0].own if len(pieces) == 1 else None
+        in_place = alone is not None and alone.in_place and pieces[0].tensor.is_contiguous()
+        if in_place and request.scales[0] == 1.0:
+            flat = pieces[0].tensor.view(-1)
+        else:
+            flat = torch.cat([piece.scaled().reshape(-1) for piece in pieces])
+        summed = flat.to(_ADDED_AS.get(dtype, dtype))
+        distributed.all_reduce(summed, op=_OPS[request.op], group=group)
+        parts = torch.split(summed, [piece.tensor.numel() for piece in pieces])
+        for piece, part in zip(pieces, parts, strict=True):
+            result = _after(part, piece, size).to(dtype).view(piece.form.shape)
+            # Not a view of what all others are in.
+            shared = len(pieces) > 1 and result.data_ptr() == part.data_ptr()
+            piece.give(result.clone() if shared else result)
+
+
+def _after(summed: Tensor, piece: _Piece, size: int) -> Tensor:
+    """Return the average of a sum, if that is asked for, times the factor after it."""
+    factor = piece.request.scales[1]
+    if piece.request.op is ReduceOp.Average:
+        if not summed.is_floating_point() and not summed.is_complex():
+            summed = summed.div(size, rounding_mode="trunc")
+        elif factor == 1.0:
+            return summed.div_(size)
+        else:
+            factor /= size
+    return scaled(summed, factor)
+
+
+def scaled(tensor: Tensor, factor: float) -> Tensor:
+    """Return a tensor times a factor: in float64 for integers, float32 for halves."""
+    if factor == 1.0:
+        return tensor
+    if not tensor.is_floating_point() and not tensor.is_complex():
+        return (tensor.double() * factor).to(tensor.dtype)
+    if tensor.dtype.itemsize < 4:
+        return (tensor.float() * factor).to(tensor.dtype)
+    return tensor * factor
+
+
+def _adasum(pieces: list[_Piece], group: ProcessGroup, size: int) -> None:
+    flat = torch.cat([piece.scaled().reshape(-1) for piece in pieces])
+    lengths = [piece.tensor.numel() for piece in pieces]
+    gathered = _gathered(_bytes(flat), group, size)
+    of_ranks = [torch.split(row.view(flat.dtype), lengths) for row in gathered]
+    for position, piece in enumerate(pieces):
+        result = adasum([each[position] for each in of_ranks])
+        piece.give(scaled(result, piece.request.scales[1]).view(piece.form.shape))
+
+
+def _allgather(operations: Sequence[Operation], mine: Sequence[Own | None], groups: Groups) -> None:
+    group, _, size = groups.of(operations[0].request.process_set)
+    # Of each tensor, the bytes of each rank.
+    lengths = [
+        [of_rank[position] * form.row_bytes for of_rank in operation.of_all]
+        for operation in operations
+        for position, form in enumerate(operation.request.tensors)
+    ]
+    owns = [own for own in mine if own is not None]
+    ours = torch.cat([_bytes(tensor) for own in owns for tensor in own.inputs])
+    longest = max(sum(length[place] for length in lengths) for place in range(size))
+    padded = ours.new_zeros(longest)
+    padded[: ours.numel()] = ours
+    rows = _gathered(padded, group, size)
+    begins = [0] * size
+    of_tensors = iter(lengths)
+    for operation, own in zip(operations, owns, strict=True):
+        for position, form in enumerate(operation.request.tensors):
+            length = next(of_tensors)
+            parts = [
+                row[begin : begin + n] for row, begin, n in zip(rows, begins, length, strict=True)
+            ]
+            begins = [begin + n for begin, n in zip(begins, length, strict=True)]
+            total = sum(of_rank[position] for of_rank in operation.of_all)
+            own.give(position, _values(torch.cat(parts), form, total))
+
+
+def _gathered(ours: Tensor, group: ProcessGroup, size: int) -> list[Tensor]:
+    """Return each rank's bytes, of which all have as many."""
+    out = ours.new_empty(size * ours.numel())
+    if out.numel():
+        distributed.all_gather_into_tensor(out, ours, group=group)
+    return list(out.view(size, -1)) if out.numel() else [ours] * size
+
+
+def _broadcast(operations: Sequence[Operation], mine: Sequence[Own | None], groups: Groups) -> None:
+    request = operations[0].request
+    group, rank, _ = groups.of(request.process_set)
+    root = groups.place(request.process_set, request.root)
+    owns = [own for own in mine if own is not None]
+    inputs = [tensor for own in owns for tensor in own.inputs]
+    if rank == root:
+        flat = torch.cat([_bytes(tensor) for tensor in inputs])
+    else:
+        flat = torch.empty(
+            sum(tensor.nbytes for tensor in inputs), dtype=torch.uint8, device=inputs[0].device
+        )
+    if flat.numel():
+        distributed.broadcast(flat, group_src=root, group=group)
+    parts = iter(torch.split(flat, [tensor.nbytes for tensor in inputs]))
+    for operation, own in zip(operations, owns, strict=True):
+        for position, form in enumerate(operation.request.tensors):
+            own.give(position, next(parts).clone().view(form.dtype).view(form.shape))
+
+
+def _alltoall(operations: Sequence[Operation], mine: Sequence[Own | None], groups: Groups) -> None:
+    for operation, own in zip(operations, mine, strict=True):
+        assert own is not None
+        group, rank, _ = groups.of(operation.request.process_set)
+        form = operation.request.tensors[0]
+        own.received = tuple(splits[rank] for splits in operation.of_all)
+        sent = [rows * form.row_bytes for rows in operation.of_all[rank]]
+        got = [rows * form.row_bytes for rows in own.received]
+        source = _bytes(own.inputs[0])[: sum(sent)]
+        out = source.new_empty(sum(got))
+        distributed.all_to_all_single(out, source, got, sent, group=group)
+        own.give(0, _values(out, form, sum(own.received)))
+
+
+def _reducescatter(
+    operations: Sequence[Operation], mine: Sequence[Own | None], groups: Groups
+) -> None:
+    request = operations[0].request
+    group, rank, size = groups.of(request.process_set)
+    for dtype, pieces in _pieces(operations, mine):
+        # What goes to each rank, in one piece; the first ranks get a row more, the others zeros.
+        cuts = [torch.split(piece.scaled(), rows(piece.form, size)) for piece in pieces]
+        columns = [torch.cat([cut[place].reshape(-1) for cut in cuts]) for place in range(size)]
+        longest = columns[0].numel()
+        source = columns[0].new_zeros(size, longest, dtype=_ADDED_AS.get(dtype, dtype))
+        for row, column in zip(source, columns, strict=True):
+            row[: column.numel()] = column
+        summed = source.new_empty(longest)
+        if longest:
+            distributed.reduce_scatter_tensor(
+                summed, source.view(-1), op=distributed.ReduceOp.SUM, group=group
+            )
+        lengths = [cut[rank].numel() for cut in cuts]
+        parts = torch.split(summed[: sum(lengths)], lengths)
+        for piece, part, cut in zip(pieces, parts, cuts, strict=True):
+            result = _after(part, piece, size).to(dtype).view(cut[rank].shape)
+            piece.give(result.clone() if len(pieces) > 1 else result)
+
+
+def rows(form: Form, size: int) -> list[int]:
+    """Return how many rows of a tensor each rank gets."""
+    least, more = divmod(form.shape[0], size)
+    return [least + 1] * more + [least] * (size - more)
+
+
+def _zeros(form: Form) -> Tensor:
+    return torch.zeros(form.shape, dtype=form.dtype, device=form.device)
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.contiguous().view(-1).view(torch.uint8)
+
+
+def _values(flat: Tensor, form: Form, first: int) -> Tensor:
+    """Return bytes as what they are of, with another first dimension."""
+    return flat.view(form.dtype).view(first, *form.shape[1:])
+
+
+_EXECUTIONS: Final[dict[Kind, _Execution]] = {
+    Kind.ALLREDUCE: _allreduce,
+    Kind.ALLGATHER: _allgather,
+    Kind.BROADCAST: _broadcast,
+    Kind.ALLTOALL: _alltoall,
+    Kind.REDUCESCATTER: _reducescatter,
+}

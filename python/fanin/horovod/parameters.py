@@ -1,0 +1,89 @@
+"""What distributed optimizers share: names of parameters, passes, and the class that is made."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def named(
+    optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, Tensor]] | None
+) -> dict[Tensor, str]:
+    """Return the name of each parameter; raises `ValueError` if one has none, or a name is twice.
+
+    Names that are not given are the places in the optimizer's groups.
+    """
+    parameters = [
+        (f"parameter.{number}.{place}", parameter)
+        for number, group in enumerate(optimizer.param_groups)
+        for place, parameter in enumerate(group["params"])
+    ]
+    if named_parameters is None:
+        return {parameter: name for name, parameter in parameters}
+    pairs = list(named_parameters)
+    if not all(isinstance(pair, tuple) for pair in pairs):
+        raise ValueError("named_parameters are pairs, as model.named_parameters() gives them")
+    twice = [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]
+    if twice:
+        raise ValueError(f"named_parameters has names twice: {', '.join(sorted(twice))}")
+    names = {parameter: name for name, parameter in pairs}
+    unnamed = sum(parameter not in names for _, parameter in parameters)
+    if unnamed:
+        raise ValueError(
+            f"{unnamed} of the optimizer's {len(parameters)} parameters are not in named_parameters"
+        )
+    return names
+
+
+def name_added(optimizer: torch.optim.Optimizer, names: dict[Tensor, str]) -> list[Tensor]:
+    """Name the parameters of an optimizer's last group, and return them: it was added later."""
+    number = len(optimizer.param_groups) - 1
+    parameters: list[Tensor] = optimizer.param_groups[-1]["params"]
+    names.update((each, f"added.{number}.{place}") for place, each in enumerate(parameters))
+    return parameters
+
+
+class Passes:
+    """How many backward passes each parameter's gradient still waits for."""
+
+    def __init__(self, of: Iterable[Tensor], each: int) -> None:
+        self.each = each
+        self.of = list(of)
+        self._left: dict[Tensor, int] = {}
+        self.begin(self.of)
+
+    def begin(self, parameters: Iterable[Tensor]) -> None:
+        """Wait for all passes again."""
+        self._left.update(dict.fromkeys(parameters, self.each))
+
+    def add(self, parameters: list[Tensor]) -> None:
+        """Count the passes of further parameters, too."""
+        self.of += parameters
+        self.begin(parameters)
+
+    def ready(self, parameter: Tensor) -> bool:
+        """Count a pass, and return whether it was the last one."""
+        if self._left[parameter] == 0:
+            raise AssertionError(
+                f"a gradient was computed more than backward_passes_per_step ({self.each}) times "
+                "before step(): give a larger backward_passes_per_step to add gradients up"
+            )
+        self._left[parameter] -= 1
+        return self.is_ready(parameter)
+
+    def is_ready(self, parameter: Tensor) -> bool:
+        """Whether all passes have been counted."""
+        return self._left[parameter] == 0
+
+
+def with_steps(optimizer: torch.optim.Optimizer, steps: type[Any]) -> Any:
+    """Return an optimizer with the given one's state and settings, and other steps before its."""
+    made_of = type(type(optimizer).__name__, (steps, type(optimizer)), {})
+    made: Any = object.__new__(made_of)
+    # But for `step`, which a scheduler has put there to count the calls.
+    vars(made).update((name, value) for name, value in vars(optimizer).items() if name != "step")
+    return made

@@ -1,0 +1,82 @@
+"""Which processes make a job: those that a launcher started, later those that are left of them.
+
+A *place* is the rank that the launcher gave a process. It stays, also when others are gone and the
+ranks of the job are counted anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from typing import Final
+
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store
+from torch.distributed import DistError
+from torch.distributed.rendezvous import rendezvous
+
+from fanin.horovod.errors import HorovodInternalError
+
+SURVIVORS_SECONDS: Final = 10.0
+"""How long the survivors of a failure wait for one that no error has named as lost."""
+_PAUSE: Final = 0.01
+_PREFIX: Final = "fanin/horovod"
+
+
+class Rendezvous:
+    """Where the processes of a job meet, as often as they begin anew."""
+
+    def __init__(self) -> None:
+        self._generation = 0
+        self.lost: set[int] = set()
+        """Places that an error named since the last meeting."""
+        self.failed = False
+        """Whether the last job ended by an error."""
+        if "RANK" in os.environ or "WORLD_SIZE" in os.environ:
+            self._base, self.place, size = next(iter(rendezvous("env://")))
+        else:
+            self._base, self.place, size = HashStore(), 0, 1
+        self.places = list(range(size))
+
+    def announce(self, lost: list[int]) -> None:
+        """Say, once an engine has failed, that this process is still there."""
+        self.failed = True
+        self.lost.update(self.places[rank] for rank in lost)
+        with contextlib.suppress(RuntimeError):  # gone, too: `meet` says so
+            self._store().set(f"survives/{self.place}", "yes")
+
+    def meet(self) -> tuple[Store, list[int]]:
+        """Return a store for the next job, and the places in it: one for each rank."""
+        if self.failed:
+            try:
+                self.places = self._survivors()
+            except DistError as error:
+                raise HorovodInternalError(
+                    "the store where ranks meet is gone with the process that had it: to go on "
+                    "without any rank, it must be the launcher's (docs/horovod.md, Elastic)"
+                ) from error
+            self.failed = False
+            self.lost = set()
+        self._generation += 1
+        return self._store(), self.places
+
+    def _store(self) -> Store:
+        return PrefixStore(f"{_PREFIX}/{self._generation}", self._base)
+
+    def _survivors(self) -> list[int]:
+        """Agree on who is left. The first who has heard of all, or waited long enough, says it."""
+        store = self._store()
+        end = time.monotonic() + SURVIVORS_SECONDS
+        while not store.check(["survivors"]):
+            here = [p for p in self.places if store.check([f"survives/{p}"])]
+            if set(self.places) - self.lost <= set(here) or time.monotonic() > end:
+                store.compare_set("survivors", "", ",".join(map(str, here)))
+            else:
+                time.sleep(_PAUSE)
+        places = [int(place) for place in store.get("survivors").decode().split(",")]
+        if self.place not in places:
+            raise HorovodInternalError(
+                f"the other processes went on without this one, which came back more than "
+                f"{SURVIVORS_SECONDS:g} s after them: {places} of {self.places}"
+            )
+        return places

@@ -1,0 +1,135 @@
+"""What ranks ask for, and what rank 0 answers: the words between engines."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import Enum, IntEnum
+
+import torch
+
+
+class ReduceOp(IntEnum):
+    """How tensors of several ranks become one; the numbers are Horovod's."""
+
+    Average = 0
+    Sum = 1
+    Adasum = 2
+    Min = 3
+    Max = 4
+    Product = 5
+
+
+class Kind(Enum):
+    """What a request asks for; a name is of one operation at a time for each kind."""
+
+    ALLREDUCE = "allreduce"
+    ALLGATHER = "allgather"
+    BROADCAST = "broadcast"
+    ALLTOALL = "alltoall"
+    REDUCESCATTER = "reducescatter"
+    BARRIER = "barrier"
+    JOIN = "join"
+    ADD_PROCESS_SET = "add_process_set"
+    REMOVE_PROCESS_SET = "remove_process_set"
+    SHUTDOWN = "shutdown"
+
+
+@dataclass(frozen=True)
+class Form:
+    """What is known of a tensor without its values."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: str
+    """Its type: "cpu" or "cuda"."""
+
+    @staticmethod
+    def of(tensor: torch.Tensor) -> Form:
+        """Return a tensor's form."""
+        return Form(tuple(tensor.shape), tensor.dtype, tensor.device.type)
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all its elements."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def row_bytes(self) -> int:
+        """Of what has one index in the first dimension."""
+        return math.prod(self.shape[1:]) * self.dtype.itemsize
+
+
+Key = tuple[int, Kind, str]
+
+
+@dataclass(frozen=True)
+class Request:
+    """One operation, as one rank asks for it."""
+
+    rank: int
+    kind: Kind
+    name: str = ""
+    process_set: int = 0
+    tensors: tuple[Form, ...] = ()
+    """Several if it is grouped: they are summed together or not at all."""
+    op: ReduceOp = ReduceOp.Sum
+    scales: tuple[float, float] = (1.0, 1.0)
+    """Factors before and after the sum."""
+    root: int = 0
+    splits: tuple[int, ...] = ()
+    """Of an alltoall: how many rows each rank of the process set gets."""
+    ranks: tuple[int, ...] = ()
+    """Of a new process set."""
+
+    @property
+    def key(self) -> Key:
+        """What it has in common with the same operation's requests of other ranks."""
+        return self.process_set, self.kind, self.name
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One operation on which all ranks agree."""
+
+    request: Request
+    """Of the first rank of them; the others' are like it, but for what `of_all` has."""
+    since: float
+    """When the first rank asked, by rank 0's clock."""
+    of_all: tuple[tuple[int, ...], ...] = ()
+    """Of each rank of the process set: first dimensions (allgather), or splits (alltoall)."""
+    number: int = 0
+    """Of a process set that is made."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Operations of one kind that all ranks execute together, and next."""
+
+    operations: tuple[Operation, ...]
+
+
+@dataclass(frozen=True)
+class Refused:
+    """An operation that cannot be, because of what its ranks asked for."""
+
+    key: Key
+    reason: str
+
+
+@dataclass(frozen=True)
+class Joined:
+    """All ranks have joined."""
+
+    last: int
+
+
+@dataclass(frozen=True)
+class Over:
+    """The last word: nothing is executed any more."""
+
+    reason: str
+    cause: Exception | None = None
+
+
+Decision = Batch | Refused | Joined | Over

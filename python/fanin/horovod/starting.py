@@ -1,0 +1,41 @@
+"""`init`."""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections.abc import Iterable, Sequence
+
+from fanin.horovod import process_sets as sets
+from fanin.horovod import world
+
+TIMELINE_VARIABLE = "HOROVOD_TIMELINE"
+
+
+def init(
+    comm: Sequence[int] | None = None,
+    process_sets: Iterable[sets.ProcessSet] | str | None = None,
+) -> None:
+    """Join the job of all ranks, and return once all have; nothing if this process is in it.
+
+    Ranks are what the launcher says (`fanin run`, torchrun: RANK, WORLD_SIZE, MASTER_ADDR,
+    MASTER_PORT). A process that nobody launched is a job of one. Where the program has called
+    `torch.distributed.init_process_group`, the ranks are that group's.
+
+    `comm` are ranks of the launcher's: those alone make the job, counted anew in that order.
+    `process_sets` are added; "dynamic" is accepted, and says nothing, as sets can always be added.
+    """
+    listed = list(process_sets) if not isinstance(process_sets, str | None) else []
+    if isinstance(process_sets, str) and process_sets.lower() != sets.DYNAMIC:
+        raise ValueError(f'process_sets is {process_sets!r}: a list of them, or "{sets.DYNAMIC}"')
+    if comm is not None and not isinstance(comm, Sequence):
+        raise ValueError(f"comm is {comm!r}: a list of ranks, as there is no MPI")
+    if not world.begin(comm or []):
+        return
+    atexit.unregister(world.shutdown)  # from an earlier one
+    atexit.register(world.shutdown)
+    path = os.environ.get(TIMELINE_VARIABLE, "")
+    if path and path.lower() != sets.DYNAMIC:
+        world.start_timeline(path)
+    for each in listed:
+        sets.add_process_set(each)

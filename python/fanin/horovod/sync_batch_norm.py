@@ -1,0 +1,109 @@
+"""Batch normalisation by the statistics of all ranks' batches."""
+
+# `forward` and `backward` are torch's.
+# ruff: noqa: D102
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fanin.horovod.operations import Sum, allgather_async, allreduce_async, synchronize
+from fanin.horovod.world import size
+
+
+class SyncBatchNorm(_BatchNorm):
+    """`torch.nn.BatchNorm*d` whose means and variances are those of all ranks' batches together.
+
+    Of tensors on CPUs and GPUs, of shape (N, C, ...). All ranks run it in training, as often.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name
+        self._check_input_dim(input)
+        batch = self.training or self.running_mean is None
+        if not batch or size() == 1:
+            return self._alone(input, batch)
+        if self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+        output, mean, variance, count = _Normalised.apply(input, self.weight, self.bias, self.eps)
+        if self.running_mean is not None and self.running_var is not None:
+            momentum = self.momentum
+            if momentum is None:
+                assert self.num_batches_tracked is not None
+                momentum = 1.0 / float(self.num_batches_tracked)
+            unbiased = variance * (count / (count - 1.0).clamp_min(1.0))
+            self.running_mean.lerp_(mean.to(self.running_mean.dtype), momentum)
+            self.running_var.lerp_(unbiased.to(self.running_var.dtype), momentum)
+        return output  # type: ignore[no-any-return]
+
+    def _alone(self, batch_input: Tensor, batch: bool) -> Tensor:
+        momentum = self.momentum or 0.0
+        if self.training and self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+            if self.momentum is None:
+                momentum = 1.0 / float(self.num_batches_tracked)
+        return torch.nn.functional.batch_norm(
+            batch_input,
+            self.running_mean,
+            self.running_var,
+            self.weight,
+            self.bias,
+            batch,
+            momentum,
+            self.eps,
+        )
+
+    def _check_input_dim(self, input: Tensor) -> None:  # noqa: A002 - torch's name
+        if input.dim() < 2:
+            raise ValueError(f"a batch is of shape (N, C, ...), and not {tuple(input.shape)}")
+
+
+class _Normalised(Function):
+    @staticmethod
+    def forward(
+        ctx: Any, batch: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+    ) -> Any:
+        axes = [axis for axis in range(batch.dim()) if axis != 1]
+        variance, mean = torch.var_mean(batch, axes, correction=0)
+        count = mean.new_full((1, mean.numel()), batch.numel() / batch.shape[1])
+        own = torch.cat([count, mean[None], variance[None]]).double()
+        of_all = synchronize(allgather_async(own[None]))
+        counts, means, variances = of_all.unbind(1)
+        total = counts.sum(0)
+        mean = (counts * means).sum(0) / total
+        variance = (counts * (variances + (means - mean).square())).sum(0) / total
+        inverse = (variance + eps).rsqrt()
+        normal = ((batch - _wide(mean, batch)) * _wide(inverse, batch)).to(batch.dtype)
+        ctx.save_for_backward(normal, inverse, weight, total)
+        output = normal
+        if weight is not None:
+            output = output * _wide(weight, batch)
+        if bias is not None:
+            output = output + _wide(bias, batch)
+        ctx.mark_non_differentiable(mean, variance, total)
+        return (output.clone() if output is normal else output), mean, variance, total
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> Any:
+        normal, inverse, weight, total = ctx.saved_tensors
+        axes = [axis for axis in range(gradient.dim()) if axis != 1]
+        of_bias = gradient.sum(axes)
+        of_weight = (gradient * normal).sum(axes)
+        sums = synchronize(allreduce_async(torch.stack([of_bias, of_weight]).double(), op=Sum))
+        mean, along = (sums / total).unbind(0)
+        scale = inverse if weight is None else inverse * weight
+        centred = gradient - _wide(mean, gradient) - normal * _wide(along, gradient)
+        of_batch = (centred * _wide(scale, gradient)).to(gradient.dtype)
+        if weight is None:
+            return of_batch, None, None, None
+        return of_batch, of_weight, of_bias, None
+
+
+def _wide(of_channels: Tensor, batch: Tensor) -> Tensor:
+    """Return one value for each channel in the shape and the dtype that a batch is used in."""
+    shape = [1, -1] + [1] * (batch.dim() - 2)
+    return of_channels.view(shape).to(batch.dtype)

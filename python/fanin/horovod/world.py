@@ -1,0 +1,204 @@
+"""The job of this process: its rank and those of its machine, its engine, its groups."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import distributed
+from torch._C._distributed_c10d import PrefixStore, ProcessGroup, Store
+
+import fanin.torch  # noqa: F401 - makes its backend known to torch
+from fanin.horovod import words
+from fanin.horovod.engine import Engine
+from fanin.horovod.errors import HorovodInternalError
+from fanin.horovod.rendezvous import Rendezvous
+from fanin.horovod.timeline import Timeline
+
+# Where a launcher says which of its machines this is: hosts may share a name.
+_MACHINE = "GROUP_RANK"
+
+
+@dataclass(frozen=True)
+class Position:
+    """A rank among all, on its machine, and among those with its place on other machines."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    cross_rank: int
+    cross_size: int
+    homogeneous: bool
+    """Whether all machines have as many ranks."""
+
+    @staticmethod
+    def of(rank: int, machines: Sequence[str]) -> Position:
+        """Return the position of a rank, given the machine of each."""
+        ours = machines[rank]
+        local_rank = machines[:rank].count(ours)
+        names = list(dict.fromkeys(machines))
+        peers = [name for name in names if machines.count(name) > local_rank]
+        return Position(
+            rank=rank,
+            size=len(machines),
+            local_rank=local_rank,
+            local_size=machines.count(ours),
+            cross_rank=peers.index(ours),
+            cross_size=len(peers),
+            homogeneous=len({machines.count(name) for name in names}) == 1,
+        )
+
+
+class World:
+    """One `init` of this process. Made by all of them; blocks until all are there."""
+
+    def __init__(self, meeting: Rendezvous, ranks: Sequence[int]) -> None:
+        if ranks and distributed.is_initialized():
+            raise ValueError("init(comm) names ranks, and there is a group already: leave it out")
+        if meeting.failed and distributed.is_initialized():
+            raise HorovodInternalError(
+                "a rank of the program's own group is gone: to go on without it, leave "
+                "init_process_group to hvd.init(), or call destroy_process_group() first"
+            )
+        self._ours = not distributed.is_initialized()
+        self._meeting = meeting
+        if self._ours:
+            store, rank, size = _seat(meeting, ranks)
+            distributed.init_process_group(
+                "fanin", store=PrefixStore("world", store), rank=rank, world_size=size
+            )
+            group: object = distributed.group.WORLD
+        else:
+            store, _ = meeting.meet()
+            rank, size = distributed.get_rank(), distributed.get_world_size()
+            group = distributed.new_group(backend="fanin")
+        assert isinstance(group, ProcessGroup)
+        self._group = group
+        machines: list[str] = [""] * size
+        machine = os.environ.get(_MACHINE, "") + "/" + socket.gethostname()
+        distributed.all_gather_object(machines, machine, group=group)
+        self.position = Position.of(rank, machines)
+        self.timeline = Timeline()
+        self.engine = Engine(
+            group,
+            words.connect(PrefixStore("engine", store), rank, size),
+            rank,
+            size,
+            self.timeline,
+            meeting.announce,
+        )
+
+    def close(self) -> None:
+        """Let all ranks end, and leave the groups."""
+        self.engine.stop()
+        self.timeline.stop()
+        with contextlib.suppress(ValueError, AssertionError):  # left, as the engine had failed
+            distributed.destroy_process_group(None if self._ours else self._group)
+
+
+def _seat(meeting: Rendezvous, ranks: Sequence[int]) -> tuple[Store, int, int]:
+    """Return where this process and others meet, its rank there, and how many they are."""
+    store, places = meeting.meet()
+    if not ranks:
+        return store, places.index(meeting.place), len(places)
+    if meeting.place not in ranks or not set(ranks) <= set(places):
+        raise ValueError(
+            f"init(comm={list(ranks)}) is for processes that are in it, and of those that there "
+            f"are; this is rank {meeting.place} of {len(places)}"
+        )
+    name = ",".join(map(str, ranks))
+    return PrefixStore(f"of/{name}", store), list(ranks).index(meeting.place), len(ranks)
+
+
+_world: World | None = None
+_meeting: Rendezvous | None = None
+
+
+def world() -> World:
+    """Return this process's job; raises `ValueError` before `init`."""
+    if _world is None:
+        raise ValueError("fanin.horovod is not initialized: call hvd.init() first")
+    return _world
+
+
+def begin(ranks: Sequence[int]) -> bool:
+    """Make this process's job; false if there is one."""
+    global _world, _meeting
+    if _world is not None:
+        return False
+    if _meeting is None:
+        _meeting = Rendezvous()
+    _world = World(_meeting, ranks)
+    return True
+
+
+def shutdown() -> None:
+    """End this process's part, and with it the job of all ranks; nothing before `init`.
+
+    What other ranks still wait for fails there with a `HorovodInternalError`. Runs by itself when
+    the interpreter ends. `init` may follow.
+    """
+    global _world
+    if _world is not None:
+        ending, _world = _world, None
+        ending.close()
+
+
+def is_initialized() -> bool:
+    """Whether there was an `init`, and no `shutdown` since."""
+    return _world is not None
+
+
+def is_current(one: World) -> bool:
+    """Whether a job is the one that this process is in."""
+    return one is _world
+
+
+def rank() -> int:
+    """Return this process's rank."""
+    return world().position.rank
+
+
+def size() -> int:
+    """Return the number of ranks."""
+    return world().position.size
+
+
+def local_rank() -> int:
+    """Return this process's place among the ranks of its machine: the GPU to take."""
+    return world().position.local_rank
+
+
+def local_size() -> int:
+    """Return the number of ranks on this machine."""
+    return world().position.local_size
+
+
+def cross_rank() -> int:
+    """Return this machine's place among those that have a rank of this `local_rank`."""
+    return world().position.cross_rank
+
+
+def cross_size() -> int:
+    """Return the number of machines that have a rank of this `local_rank`."""
+    return world().position.cross_size
+
+
+def is_homogeneous() -> bool:
+    """Whether all machines have as many ranks."""
+    return world().position.homogeneous
+
+
+def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
+    """Write a timeline of all operations to a file of rank 0's, in place of one that it writes."""
+    if rank() == 0:
+        world().timeline.start(file_path, mark_cycles)
+
+
+def stop_timeline() -> None:
+    """End the timeline's file."""
+    world().timeline.stop()

@@ -1,0 +1,220 @@
+"""Runs Horovod's own tests for PyTorch against fanin.horovod, from a fetched copy of Horovod.
+
+    git clone https://github.com/horovod/horovod
+    python tests/horovod_suite/run.py --horovod horovod --world-size 2
+
+They import `horovod.torch`, and `shim/` gives them fanin's. Each test has processes of its own, one
+for each rank, which are killed when the test's time is up; it passes if it does on all of them.
+Ends with status 1 if a test fails that `exceptions.toml` does not name with its reason, and if one
+is named there that passes: the file says what is, not what was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fnmatch
+import importlib
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
+import time
+import tomllib
+import traceback
+import unittest
+from collections import Counter
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import IO, Any
+
+HERE = Path(__file__).parent
+FILE = Path("test/parallel/test_torch.py")
+EXCEPTIONS = HERE / "exceptions.toml"
+OUTPUT_MAX = 4000
+# Optimizers that torch has got since, and that do not take the parameters that the tests give to
+# all of torch's: they are kept from being one of those.
+SINCE = ("Muon",)
+
+_context = multiprocessing.get_context("fork")
+
+Case = type[unittest.TestCase]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a test, or of one rank of it: "passed", "failed" or "skipped", and why."""
+
+    outcome: str
+    reason: str = ""
+
+
+def load(horovod: Path) -> Case:
+    """The tests' class. The process is left without further threads, so that it can be forked."""
+    sys.path.insert(0, str(HERE / "shim"))
+    sys.path.insert(0, str((horovod / FILE).parent))
+    importlib.import_module("torch._dynamo")  # optimizers import it when they step
+    optimizers: Any = importlib.import_module("torch.optim")
+    for name in SINCE:
+        getattr(optimizers, name).__module__ = "since"
+    case: Case = importlib.import_module(FILE.stem).TorchTests
+    return case
+
+
+def play(case: Case, name: str, world_size: int, limit: float) -> tuple[Outcome, str]:
+    """One test on all its ranks, and what they printed if it failed."""
+    # In a process of its own: it has threads, and this one is forked.
+    told, theirs = _context.Pipe(duplex=False)
+    store = _context.Process(target=_store, args=(theirs,))
+    store.start()
+    theirs.close()
+    port = told.recv()
+    pipes: list[Connection] = []
+    processes = []
+    logs: list[IO[str]] = []
+    for rank in range(world_size):
+        ours, theirs = _context.Pipe(duplex=False)
+        # Open for as long as the test runs.
+        logs.append(tempfile.TemporaryFile("w+", errors="replace"))  # noqa: SIM115
+        environment = {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(world_size),
+            "HOROVOD_RANK": str(rank),  # as the tests ask for it
+            "HOROVOD_SIZE": str(world_size),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+        }
+        process = _context.Process(target=_rank, args=(case, name, environment, logs[-1], theirs))
+        process.start()
+        theirs.close()
+        pipes.append(ours)
+        processes.append(process)
+    outcomes = _outcomes(pipes, time.monotonic() + limit, limit)
+    for process in processes:
+        process.join(0.5 if all(o.outcome != "failed" for o in outcomes) else 0)
+        process.kill()
+        process.join()
+    store.kill()
+    store.join()
+    told.close()
+    text = ""
+    for rank, log in enumerate(logs):
+        log.seek(0)
+        text += f"--- rank {rank}\n{log.read()[-OUTPUT_MAX:]}\n"
+        log.close()
+    return _of_all(outcomes), text
+
+
+def _store(told: Connection) -> None:
+    from torch._C._distributed_c10d import TCPStore
+
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    told.send(store.port)
+    signal.pause()
+
+
+def _outcomes(pipes: list[Connection], end: float, limit: float) -> list[Outcome]:
+    hung = Outcome("failed", f"hung: not done within {limit:.0f} s")
+    outcomes = dict.fromkeys(pipes, hung)
+    waiting = list(pipes)
+    while waiting and (left := end - time.monotonic()) > 0:
+        for pipe in wait(waiting, left):
+            assert isinstance(pipe, Connection)
+            outcomes[pipe] = Outcome("failed", "the process died")
+            with contextlib.suppress(EOFError):
+                outcomes[pipe] = pipe.recv()
+            waiting.remove(pipe)
+            if outcomes[pipe].outcome == "failed":
+                end = min(end, time.monotonic() + 10.0)  # the others may wait for it
+    return [outcomes[pipe] for pipe in pipes]
+
+
+def _of_all(outcomes: list[Outcome]) -> Outcome:
+    """That of the rank for which it is worst; a hang is worth less than what led to it."""
+    rank = {"failed": 0, "passed": 1, "skipped": 2}
+    return min(outcomes, key=lambda o: (rank[o.outcome], o.reason.startswith("hung")))
+
+
+def _rank(
+    case: Case, name: str, environment: dict[str, str], log: IO[str], verdict: Connection
+) -> None:
+    os.environ.update(environment)
+    os.dup2(log.fileno(), sys.stdout.fileno())
+    os.dup2(log.fileno(), sys.stderr.fileno())
+    import torch
+
+    torch.set_num_threads(1)
+    result = unittest.TestResult()
+    try:
+        if getattr(getattr(case, name), "pytestmark", None):
+            # `pytest.mark.skip` is pytest's: played all the same.
+            print("marked:", getattr(case, name).pytestmark)
+        case(name).run(result)
+    except BaseException:
+        traceback.print_exc()
+    problems = [text for _, text in result.failures + result.errors]
+    print(*problems, sep="\n", flush=True)
+    if problems or not result.testsRun:
+        last = problems[0].strip().splitlines()[-1] if problems else "it did not run"
+        verdict.send(Outcome("failed", last))
+    elif result.skipped:
+        verdict.send(Outcome("skipped", result.skipped[0][1]))
+    else:
+        verdict.send(Outcome("passed"))
+    # The job's end is a part of the test.
+    sys.modules["fanin.horovod"].shutdown()
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--horovod", type=Path, required=True, metavar="FOLDER")
+    parser.add_argument("--world-size", type=int, default=2)
+    parser.add_argument(
+        "--only", action="append", metavar="PATTERN", help="of names, as in a shell; repeatable"
+    )
+    parser.add_argument("--timeout", type=float, default=120.0, help="seconds for each test")
+    return parser.parse_args()
+
+
+def main() -> int:
+    given = arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    case = load(given.horovod)
+    names = [
+        name
+        for name in unittest.defaultTestLoader.getTestCaseNames(case)
+        if any(fnmatch.fnmatchcase(name, pattern) for pattern in given.only or ["*"])
+    ]
+    if not names:
+        print(f"no test has a name like {' or '.join(given.only)}", file=sys.stderr)
+        return 2
+    known: dict[str, Any] = tomllib.loads(EXCEPTIONS.read_text())
+    outcomes: dict[str, Outcome] = {}
+    for number, name in enumerate(names, 1):
+        began = time.monotonic()
+        outcome, text = play(case, name, given.world_size, given.timeout)
+        outcomes[name] = outcome
+        seconds = time.monotonic() - began
+        say = f"{number:4}/{len(names)} {outcome.outcome:7} {seconds:6.1f} s  {name}"
+        print(f"{say}  {outcome.reason}".rstrip(), flush=True)
+        if outcome.outcome == "failed" and name not in known:
+            print(text, file=sys.stderr, flush=True)
+    counts = Counter(outcome.outcome for outcome in outcomes.values())
+    print(
+        f"{given.world_size} ranks: "
+        + ", ".join(f"{counts[kind]} {kind}" for kind in ("passed", "failed", "skipped"))
+    )
+    failed = {name for name, outcome in outcomes.items() if outcome.outcome == "failed"}
+    for name in sorted(failed - known.keys()):
+        print(f"failed, and no exception: {name}")
+    stale = [name for name in known if name in outcomes and name not in failed]
+    for name in stale:
+        print(f"named in exceptions.toml, and did not fail: {name}")
+    return 1 if failed - known.keys() or stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

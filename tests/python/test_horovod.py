@@ -1,0 +1,784 @@
+"""Horovod's interface: names in any order, what ranks disagree about, and ranks that are gone."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import fanin.horovod as hvd
+import pytest
+import torch
+from conftest import Launch, free_address
+from fanin import errors
+from fanin.horovod import words
+from fanin.horovod.adasum import adasum
+from fanin.horovod.coordinator import FUSED_BYTES_MAX, STALL_SECONDS, Coordinator
+from fanin.horovod.requests import Batch, Form, Joined, Kind, Over, ReduceOp, Refused, Request
+from fanin.horovod.world import Position, world
+from ranks import DEADLINE, Me, sums_on_switch
+from torch import nn, optim
+from torch._C._distributed_c10d import HashStore
+from torch.nn.parallel import DistributedDataParallel
+
+
+def form(*shape: int, dtype: torch.dtype = torch.float32) -> Form:
+    return Form(shape, dtype, "cpu")
+
+
+def asks(rank: int, name: str, *shape: int, **fields: Any) -> Request:
+    kind = fields.pop("kind", Kind.ALLREDUCE)
+    dtype = fields.pop("dtype", torch.float32)
+    return Request(rank, kind, name, tensors=(form(*shape, dtype=dtype),), **fields)
+
+
+def names(batch: object) -> list[str]:
+    assert isinstance(batch, Batch)
+    return [operation.request.name for operation in batch.operations]
+
+
+# What rank 0 decides.
+
+
+def test_what_all_ranks_have_asked_for_is_decided_in_the_order_in_which_it_is_complete() -> None:
+    coordinator = Coordinator(2)
+    for name in ("a", "b", "c"):
+        coordinator.hear(asks(0, name, 4, root=ord(name), kind=Kind.BROADCAST))
+    assert coordinator.decide() == []
+    for name in ("c", "a"):
+        coordinator.hear(asks(1, name, 4, root=ord(name), kind=Kind.BROADCAST))
+    refused = coordinator.decide()
+    assert [each.key[2] for each in refused if isinstance(each, Refused)] == ["c", "a"]
+    for rank, order in enumerate(("xyz", "zxy")):
+        for name in order:
+            coordinator.hear(asks(rank, name, 4))
+    (batch,) = coordinator.decide()
+    assert names(batch) == ["z", "x", "y"]
+
+
+def test_what_is_alike_is_fused_up_to_a_size() -> None:
+    coordinator = Coordinator(1)
+    half = FUSED_BYTES_MAX // 8
+    for name, elements in (("a", 3), ("b", half), ("c", half), ("d", 1)):
+        coordinator.hear(asks(0, name, elements))
+    coordinator.hear(asks(0, "min", 3, op=ReduceOp.Min))
+    coordinator.hear(Request(0, Kind.BARRIER, "barrier"))
+    assert list(map(names, coordinator.decide())) == [["a", "b"], ["c", "d"], ["min"], ["barrier"]]
+
+
+@pytest.mark.parametrize(
+    ("theirs", "aspect"),
+    [
+        (asks(1, "x", 4, dtype=torch.float64), "dtype"),
+        (asks(1, "x", 5), "shape"),
+        (asks(1, "x", 2, 2), "number of dimensions"),
+        (asks(1, "x", 4, op=ReduceOp.Max), "op"),
+        (asks(1, "x", 4, scales=(2.0, 1.0)), "factors"),
+        (Request(1, Kind.ALLREDUCE, "x", tensors=(form(4), form(4))), "number of tensors"),
+        (Request(1, Kind.ALLREDUCE, "x", tensors=(Form((4,), torch.float32, "cuda"),)), "device"),
+    ],
+)
+def test_a_disagreement_names_the_ranks_and_what_they_have(theirs: Request, aspect: str) -> None:
+    coordinator = Coordinator(2)
+    coordinator.hear(asks(0, "x", 4))
+    coordinator.hear(theirs)
+    (refused,) = coordinator.decide()
+    assert isinstance(refused, Refused)
+    assert f"allreduce 'x': ranks disagree about the {aspect}" in refused.reason
+    assert "rank 0 has" in refused.reason
+    assert "rank 1" in refused.reason
+    coordinator.hear(asks(0, "x", 4))
+    coordinator.hear(asks(1, "x", 4))
+    assert names(coordinator.decide()[0]) == ["x"], "the name can be used again"
+
+
+def test_who_joined_is_not_waited_for_and_the_last_one_is_told() -> None:
+    coordinator = Coordinator(3)
+    coordinator.hear(asks(0, "x", 4))
+    coordinator.hear(asks(1, "x", 4))
+    coordinator.hear(Request(2, Kind.JOIN))
+    assert names(coordinator.decide()[0]) == ["x"]
+    for kind, op in ((Kind.ALLGATHER, ReduceOp.Sum), (Kind.ALLREDUCE, ReduceOp.Min)):
+        for rank in (0, 1):
+            coordinator.hear(asks(rank, "y", 4, kind=kind, op=op))
+        (refused,) = coordinator.decide()
+        assert isinstance(refused, Refused)
+        assert "rank 2 joined" in refused.reason
+    coordinator.hear(Request(1, Kind.JOIN))
+    coordinator.hear(Request(0, Kind.JOIN))
+    assert coordinator.decide() == [Joined(0)]
+    coordinator.hear(asks(0, "z", 4))
+    coordinator.hear(asks(1, "z", 4))
+    assert coordinator.decide() == [], "it is waited for again"
+
+
+def test_process_sets_are_known_by_their_ranks() -> None:
+    coordinator = Coordinator(3)
+
+    def all_ask(kind: Kind, ranks: tuple[int, ...], name: str) -> Any:
+        for rank in range(3):
+            coordinator.hear(Request(rank, kind, name, ranks=ranks))
+        (decision,) = coordinator.decide()
+        return decision
+
+    made = all_ask(Kind.ADD_PROCESS_SET, (0, 2), "1")
+    assert made.operations[0].number == 1
+    for wrong in ((), (0, 3), (1, 1), (0, 2)):
+        assert isinstance(all_ask(Kind.ADD_PROCESS_SET, wrong, "2"), Refused), wrong
+    coordinator.hear(asks(2, "x", 4, process_set=1))
+    coordinator.hear(asks(0, "x", 4, process_set=1))
+    assert names(coordinator.decide()[0]) == ["x"], "rank 1 is not waited for"
+    all_ask(Kind.REMOVE_PROCESS_SET, (0, 2), "3")
+    coordinator.hear(asks(2, "x", 4, process_set=1))
+    (refused,) = coordinator.decide()
+    assert isinstance(refused, Refused)
+    assert isinstance(all_ask(Kind.REMOVE_PROCESS_SET, (0, 2), "4"), Refused)
+
+
+def test_who_is_waited_for_long_is_named_once() -> None:
+    now = 0.0
+    coordinator = Coordinator(3, lambda: now)
+    coordinator.hear(asks(1, "x", 4))
+    now = STALL_SECONDS + 1.0
+    (told,) = coordinator.stalled()
+    assert "allreduce 'x' waits for ranks 0 and 2" in told
+    assert "rank 1 asked" in told
+    assert coordinator.stalled() == []
+
+
+def test_the_end_comes_after_what_all_have_asked_for() -> None:
+    coordinator = Coordinator(1)
+    coordinator.hear(asks(0, "x", 4))
+    coordinator.hear(Request(0, Kind.SHUTDOWN))
+    batch, over = coordinator.decide()
+    assert names(batch) == ["x"]
+    assert isinstance(over, Over)
+
+
+def test_ranks_are_counted_on_machines_and_across_them() -> None:
+    machines = ["a", "b", "a", "b", "b"]
+    positions = [Position.of(rank, machines) for rank in range(5)]
+    assert [p.local_rank for p in positions] == [0, 0, 1, 1, 2]
+    assert [p.local_size for p in positions] == [2, 3, 2, 3, 3]
+    assert [p.cross_rank for p in positions] == [0, 1, 0, 1, 0]
+    assert [p.cross_size for p in positions] == [2, 2, 2, 2, 1]
+    assert not positions[0].homogeneous
+
+
+def test_adasum_averages_what_is_parallel_and_adds_what_is_not() -> None:
+    x, y = torch.tensor([2.0, 0.0]), torch.tensor([0.0, 4.0])
+    torch.testing.assert_close(adasum([x, x]), x)
+    torch.testing.assert_close(adasum([x, y]), x + y)
+    torch.testing.assert_close(adasum([x, x, y, y]), x + y)
+    torch.testing.assert_close(adasum([x, torch.zeros(2)]), x)
+
+
+# One process.
+
+
+def test_before_init_everything_says_what_to_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for call in (hvd.rank, hvd.size, hvd.local_rank, hvd.join, hvd.barrier):
+        with pytest.raises(ValueError, match=r"call hvd\.init\(\)"):
+            call()
+    with pytest.raises(ValueError, match=r"call hvd\.init\(\)"):
+        hvd.allreduce(torch.ones(1))
+    assert not hvd.is_initialized()
+    hvd.shutdown()
+
+
+class Engines(Thread):
+    """Rank 0's connections, which wait for the others' in a thread."""
+
+    def __init__(self, store: HashStore, size: int) -> None:
+        super().__init__(daemon=True)
+        self._store = store
+        self._size = size
+        self.followers: words.Followers | None = None
+        self.start()
+
+    def run(self) -> None:
+        self.followers = words.Followers(self._store, self._size)
+
+    def all(self) -> words.Followers:
+        self.join(DEADLINE)
+        assert self.followers is not None
+        return self.followers
+
+
+def test_a_stranger_is_no_rank() -> None:
+    store = HashStore()
+    engines = Engines(store, 2)
+    family, address, _ = pickle.loads(bytes.fromhex(store.get("words").decode()))
+    with socket.socket(family) as stranger:
+        stranger.connect(address)
+        stranger.sendall(bytes(1000))
+    leader = words.Leader(store, 1)
+    followers = engines.all()
+    leader.say("hello")
+    assert list(followers.hear(DEADLINE)) == ["hello"]
+    followers.tell("and you")
+    assert leader.hear() == "and you"
+    leader.close()
+    with pytest.raises(words.Gone, match="rank 1"):
+        list(followers.hear(DEADLINE))
+    followers.close()
+
+
+# Several.
+
+
+def in_any_order(me: Me) -> dict[str, Any]:
+    hvd.init()
+    order = list(range(40))
+    if me.rank % 2:
+        order.reverse()
+    handles = {
+        n: hvd.allreduce_async(torch.full((n + 1,), float(n + me.rank)), name=str(n), op=hvd.Sum)
+        for n in order
+    }
+    sums = {n: hvd.synchronize(handle) for n, handle in handles.items()}
+    gathered = hvd.allgather(torch.full((me.rank, 2), me.rank))
+    splits = torch.tensor([r + 1 for r in range(me.world_size)])
+    sent = torch.arange(int(splits.sum())) + 100 * me.rank
+    exchanged, received = hvd.alltoall(sent, splits)
+    scattered = hvd.reducescatter(torch.arange(10.0).view(5, 2), op=hvd.Sum)
+    odd = torch.ones(3, 4).t()
+    hvd.allreduce_(odd, op=hvd.Sum)
+    result = {
+        "sums": sums,
+        "gathered": gathered,
+        "exchanged": exchanged,
+        "received": received,
+        "scattered": scattered,
+        "transposed": odd,
+        "bools": hvd.broadcast(torch.tensor([me.rank == 1]), 1),
+        "average": hvd.allreduce(torch.tensor([-3 * me.rank])),
+        "least": hvd.allreduce(torch.tensor([5 - me.rank], dtype=torch.int16), op=hvd.Min),
+        "short": hvd.allreduce(torch.tensor([me.rank], dtype=torch.int16), op=hvd.Sum),
+        "object": hvd.broadcast_object({"rank": me.rank}, me.world_size - 1),
+        "objects": hvd.allgather_object("x" * me.rank),
+        "on the switch": sums_on_switch(world()._group),
+    }
+    hvd.shutdown()
+    return result
+
+
+@pytest.mark.parametrize("n", [2, 4])
+def test_names_in_any_order_and_every_collective(launch: Launch, n: int) -> None:
+    results = launch(in_any_order, n).results()
+    ranks = sum(range(n))
+    for rank, got in enumerate(results):
+        for number, summed in got["sums"].items():
+            expected = torch.full((number + 1,), float(n * number + ranks))
+            assert torch.equal(summed, expected), number
+        assert got["gathered"].tolist() == [[r, r] for r in range(n) for _ in range(r)]
+        begin = rank * (rank + 1) // 2
+        exchanged = [100 * r + begin + i for r in range(n) for i in range(rank + 1)]
+        assert got["exchanged"].tolist() == exchanged
+        assert got["received"].tolist() == [rank + 1] * n
+        assert torch.equal(got["transposed"], torch.full((4, 3), float(n)))
+        assert got["bools"].item()
+        assert got["on the switch"] > 3
+        assert got["average"].item() == -(3 * ranks // n), "truncated, as Horovod does"
+        assert got["least"].item() == 5 - (n - 1)
+        assert got["short"].item() == ranks
+        assert got["object"] == {"rank": n - 1}
+        assert got["objects"] == ["x" * r for r in range(n)]
+    rows = torch.cat([got["scattered"] for got in results])
+    assert torch.equal(rows, n * torch.arange(10.0).view(5, 2))
+
+
+def with_mistakes(me: Me) -> list[str]:
+    hvd.init()
+    odd = me.rank % 2
+    told = []
+    calls: dict[str, Callable[[], object]] = {
+        "dtype": lambda: hvd.allreduce(torch.ones(3, dtype=[torch.int32, torch.float32][odd])),
+        "shape": lambda: hvd.allreduce(torch.ones(3 + odd)),
+        "op": lambda: hvd.allreduce(torch.ones(3), op=[hvd.Min, hvd.Max][odd]),
+        "root": lambda: hvd.broadcast(torch.ones(3), odd),
+        "columns": lambda: hvd.allgather(torch.ones(3, 1 + odd)),
+        "nowhere": lambda: hvd.broadcast(torch.ones(3), 17),
+    }
+    for name, call in calls.items():
+        with pytest.raises(hvd.HorovodInternalError) as caught:
+            call()
+        told.append(f"{name}: {caught.value}")
+        assert caught.value.__cause__ is None
+    # Of a name that the other rank does not use: it stays under way.
+    hvd.allreduce_async(torch.ones(3), name=f"of rank {me.rank}")
+    with pytest.raises(ValueError, match="under way already"):
+        hvd.allreduce_async(torch.ones(3), name=f"of rank {me.rank}")
+    for splits in ([5] * me.world_size, [1], [-1] * me.world_size, torch.ones(me.world_size)):
+        with pytest.raises(ValueError, match="splits"):
+            hvd.alltoall(torch.ones(4), splits)
+    assert hvd.allreduce(torch.ones(3), op=hvd.Sum)[0] == me.world_size, "all go on"
+    hvd.shutdown()
+    return told
+
+
+def test_mistakes_are_told_to_all_ranks_and_all_go_on(launch: Launch) -> None:
+    results = launch(with_mistakes, 2).results()
+    assert results[0] == results[1]
+    assert "ranks disagree about the dtype: rank 0 has torch.int32, and rank 1" in results[0][0]
+
+
+def joining(me: Me) -> dict[str, Any]:
+    hvd.init()
+    sums = [
+        hvd.allreduce(torch.ones(2), name=f"step {step}", op=hvd.Sum)[0].item()
+        for step in range(me.rank + 1)
+    ]
+    last = hvd.join()
+    after = hvd.allreduce(torch.ones(2), op=hvd.Average)[0].item()
+    hvd.shutdown()
+    return {"sums": sums, "last": last, "after": after}
+
+
+def test_who_has_joined_adds_zeros(launch: Launch) -> None:
+    results = launch(joining, 4).results()
+    for rank, got in enumerate(results):
+        assert got["sums"] == [4.0, 3.0, 2.0, 1.0][: rank + 1]
+        assert got["last"] == 3
+        assert got["after"] == 1.0
+
+
+def in_sets(me: Me) -> dict[str, Any]:
+    low = hvd.ProcessSet([1, 0])
+    hvd.init(process_sets=[low])
+    odd = hvd.add_process_set([1, 3])
+    with pytest.raises(ValueError, match="already"):
+        hvd.add_process_set([3, 1])
+    got: dict[str, Any] = {"low": low.included(), "odd": odd.included()}
+    for name, process_set in (("low", low), ("odd", odd)):
+        if process_set.included():
+            number = torch.tensor([10.0**me.rank])
+            got[name] = [
+                process_set.rank(),
+                process_set.size(),
+                hvd.allreduce(number, op=hvd.Sum, process_set=process_set).item(),
+                hvd.broadcast(number, 1, process_set=process_set).item(),
+            ]
+        else:
+            with pytest.raises(ValueError, match="not in"):
+                hvd.allreduce(torch.ones(1), process_set=process_set)
+    assert hvd.remove_process_set(odd)
+    assert not hvd.remove_process_set(odd)
+    assert odd.process_set_id is None
+    hvd.shutdown()
+    assert low.process_set_id is None, "it was of that job"
+    return got
+
+
+def test_process_sets(launch: Launch) -> None:
+    results = launch(in_sets, 4).results()
+    assert results[0] == {"low": [0, 2, 11.0, 10.0], "odd": False}
+    assert results[1] == {"low": [1, 2, 11.0, 10.0], "odd": [0, 2, 1010.0, 10.0]}
+    assert results[2] == {"low": False, "odd": False}
+    assert results[3] == {"low": False, "odd": [1, 2, 1010.0, 10.0]}
+
+
+def network(seed: int, width: int = 32) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(6, width), nn.Tanh(), nn.Linear(width, 3))
+
+
+def batch(rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(100 * rank + step)
+    x = torch.randn(5, 6, generator=generator)
+    return x, torch.randn(5, 3, generator=generator)
+
+
+def flat(model: nn.Module) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def beside_ddp(me: Me) -> tuple[torch.Tensor, torch.Tensor]:
+    # Else large tensors share exponents with their neighbours, which are others in DDP's buckets.
+    os.environ["FANIN_EXACT"] = "1"
+    me.init()
+    hvd.init()
+    # Of more elements than cross the network as they are in any case.
+    ours, theirs = network(me.rank, 2000), network(0, 2000)
+    hvd.broadcast_parameters(ours.state_dict(), 0)
+    optimizer = hvd.DistributedOptimizer(
+        optim.SGD(ours.parameters(), lr=0.1, momentum=0.9), ours.named_parameters()
+    )
+    replicated = DistributedDataParallel(theirs)
+    beside = optim.SGD(replicated.parameters(), lr=0.1, momentum=0.9)
+    for step in range(5):
+        x, y = batch(me.rank, step)
+        for model, each in ((ours, optimizer), (replicated, beside)):
+            each.zero_grad()
+            nn.functional.mse_loss(model(x), y).backward()  # type: ignore[no-untyped-call]
+            each.step()
+    hvd.shutdown()
+    return flat(ours), flat(theirs)
+
+
+@pytest.mark.parametrize("n", [2, 4])
+def test_a_distributed_optimizer_is_ddp_bit_for_bit(launch: Launch, n: int) -> None:
+    results = launch(beside_ddp, n).results()
+    for ours, theirs in results:
+        assert torch.equal(ours, theirs)
+        assert torch.equal(ours, results[0][0])
+
+
+def in_passes(me: Me, groups: int | None, compression: str) -> dict[str, Any]:
+    hvd.init()
+    model = network(0)
+    optimizer = hvd.DistributedOptimizer(
+        optim.SGD(model.parameters(), lr=0.1),
+        model.named_parameters(),
+        backward_passes_per_step=2,
+        gradient_predivide_factor=2.0,
+        groups=groups,
+        compression=getattr(hvd.Compression, compression),
+    )
+    for step in range(3):
+        optimizer.zero_grad()
+        for part in range(2):
+            x, y = batch(me.rank, 2 * step + part)
+            nn.functional.mse_loss(model(x), y).backward()  # type: ignore[no-untyped-call]
+        with pytest.raises(AssertionError, match="zero_grad"):
+            optimizer.zero_grad()
+        optimizer.step()
+    hvd.shutdown()
+    return {"model": flat(model)}
+
+
+@pytest.mark.parametrize(
+    ("groups", "compression", "tolerance"),
+    [(None, "none", 1e-6), (2, "none", 1e-6), (None, "fp16", 1e-2)],
+)
+def test_passes_are_added_up_before_they_are_reduced(
+    launch: Launch, groups: int | None, compression: str, tolerance: float
+) -> None:
+    results = launch(in_passes, 2, groups, compression).results()
+    model = network(0)
+    alone = optim.SGD(model.parameters(), lr=0.1)
+    for step in range(3):
+        alone.zero_grad()
+        for rank in range(2):
+            for part in range(2):
+                x, y = batch(rank, 2 * step + part)
+                loss = nn.functional.mse_loss(model(x), y) / 2
+                loss.backward()  # type: ignore[no-untyped-call]
+        alone.step()
+    for got in results:
+        torch.testing.assert_close(got["model"], flat(model), atol=tolerance, rtol=tolerance)
+        assert torch.equal(got["model"], results[0]["model"])
+
+
+def with_an_embedding(me: Me, as_dense: bool) -> torch.Tensor:
+    hvd.init()
+    table = nn.Embedding(6, 2, sparse=True)
+    nn.init.zeros_(table.weight)
+    optimizer = hvd.DistributedOptimizer(
+        optim.SGD(table.parameters(), lr=1.0), sparse_as_dense=as_dense, op=hvd.Sum
+    )
+    table(torch.tensor([me.rank, 4, 4])).sum().backward()
+    optimizer.step()
+    hvd.shutdown()
+    return table.weight.detach()[:, 0]
+
+
+@pytest.mark.parametrize("as_dense", [False, True])
+def test_sparse_gradients_are_summed(launch: Launch, as_dense: bool) -> None:
+    for column in launch(with_an_embedding, 2, as_dense).results():
+        assert column.tolist() == [-1.0, -1.0, 0.0, 0.0, -4.0, 0.0]
+
+
+def with_a_closure(me: Me) -> list[torch.Tensor]:
+    hvd.init()
+    one, two, unused = (nn.Parameter(torch.zeros(1)) for _ in range(3))
+    optimizer = hvd.DistributedOptimizer(optim.SGD([one, unused], lr=1.0))
+    schedule = optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    optimizer.add_param_group({"params": [two]})
+
+    def loss() -> torch.Tensor:
+        optimizer.zero_grad()
+        value = (one + two) * (me.rank + 1)
+        value.backward()  # type: ignore[no-untyped-call]
+        return value
+
+    for _ in range(2):
+        optimizer.step(loss)
+        schedule.step()
+    hvd.shutdown()
+    return [parameter.detach() for parameter in (one, two, unused)]
+
+
+def test_closures_schedules_and_parameters_that_are_unused_or_added(launch: Launch) -> None:
+    for one, two, unused in launch(with_a_closure, 2).results():
+        assert (one.item(), two.item(), unused.item()) == (-2.25, -2.25, 0.0)
+
+
+def by_adasum(me: Me) -> tuple[torch.Tensor, torch.Tensor]:
+    hvd.init()
+    model = nn.Linear(2, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    optimizer = hvd.DistributedOptimizer(
+        optim.SGD(model.parameters(), lr=1.0), model.named_parameters(), op=hvd.Adasum
+    )
+    # Of two ranks alike, then of two at right angles.
+    for x in (torch.tensor([1.0, 0.0]), torch.eye(2)[me.rank]):
+        optimizer.zero_grad()
+        (-model(x)).sum().backward()
+        optimizer.step()
+    hvd.shutdown()
+    return model.weight.detach(), torch.tensor(0)
+
+
+def test_adasum_steps_first(launch: Launch) -> None:
+    for weight, _ in launch(by_adasum, 2).results():
+        torch.testing.assert_close(weight, torch.tensor([[2.0, 1.0]]))
+
+
+def normalised(me: Me) -> dict[str, torch.Tensor]:
+    hvd.init()
+    layer = hvd.SyncBatchNorm(3)
+    x = batch_of(me.rank).requires_grad_()
+    y = layer(x)
+    (y * weights_of(me.rank)).sum().backward()
+    hvd.shutdown()
+    assert x.grad is not None
+    assert layer.running_mean is not None
+    assert layer.running_var is not None
+    return {
+        "y": y.detach(),
+        "gradient": x.grad,
+        "mean": layer.running_mean,
+        "variance": layer.running_var,
+    }
+
+
+def batch_of(rank: int) -> torch.Tensor:
+    return torch.randn(2 + rank, 3, 4, generator=torch.Generator().manual_seed(rank))
+
+
+def weights_of(rank: int) -> torch.Tensor:
+    return torch.randn(2 + rank, 3, 4, generator=torch.Generator().manual_seed(10 + rank))
+
+
+def test_batches_of_all_ranks_are_normalised_as_one(launch: Launch) -> None:
+    results = launch(normalised, 2).results()
+    layer = nn.BatchNorm1d(3)
+    x = torch.cat([batch_of(0), batch_of(1)]).requires_grad_()
+    y = layer(x)
+    (y * torch.cat([weights_of(0), weights_of(1)])).sum().backward()
+    assert x.grad is not None
+    torch.testing.assert_close(torch.cat([got["y"] for got in results]), y.detach())
+    torch.testing.assert_close(torch.cat([got["gradient"] for got in results]), x.grad)
+    for got in results:
+        torch.testing.assert_close(got["mean"], layer.running_mean)
+        torch.testing.assert_close(got["variance"], layer.running_var)
+
+
+def with_a_timeline(_: Me, path: str) -> None:
+    hvd.init()
+    hvd.start_timeline(path, mark_cycles=True)
+    hvd.allreduce(torch.ones(3), name="gradients")
+    hvd.stop_timeline()
+    hvd.shutdown()
+
+
+def test_a_timeline_shows_how_long_ranks_were_waited_for(launch: Launch, tmp_path: Path) -> None:
+    path = tmp_path / "timeline.json"
+    launch(with_a_timeline, 2, str(path)).results()
+    events = json.loads(path.read_text())
+    seen = {event["name"] for event in events}
+    assert {"NEGOTIATE_ALLREDUCE", "ALLREDUCE", "CYCLE_START"} <= seen
+    assert any(event.get("args", {}).get("name") == "allreduce.gradients" for event in events)
+
+
+def killed(me: Me) -> tuple[str, str]:
+    hvd.init()
+    hvd.allreduce(torch.ones(3))
+    me.say("there")
+    if me.rank == 1:
+        me.hear()
+    try:
+        while True:
+            hvd.allreduce(torch.ones(3))
+    except hvd.HorovodInternalError as error:
+        with pytest.raises(hvd.HorovodInternalError):
+            hvd.barrier()
+        hvd.shutdown()
+        return type(error.__cause__).__name__, str(error)
+
+
+@pytest.mark.parametrize("gone", [0, 1])
+def test_a_killed_rank_is_an_error_on_all_others(launch: Launch, gone: int) -> None:
+    ranks = launch(killed, 3)
+    for rank in range(3):
+        ranks.hear(rank)
+    ranks.kill(gone)
+    for rank in {0, 1, 2} - {gone}:
+        if rank == 1:
+            ranks.tell(rank, "go on")
+        kind, text = ranks.result(rank)
+        assert kind == "RankLost", (kind, text)
+        assert issubclass(getattr(errors, kind), errors.FaninError)
+
+
+def with_the_store_of_rank_0(me: Me, port: str) -> str:
+    os.environ["MASTER_PORT"] = port
+    del os.environ["TORCHELASTIC_USE_AGENT_STORE"]
+    hvd.init()
+    me.say("there")
+    if me.rank == 0:
+        me.hear()
+    with pytest.raises(hvd.HorovodInternalError):
+        hvd.allreduce(torch.ones(3))
+    hvd.shutdown()
+    with pytest.raises(hvd.HorovodInternalError) as caught:
+        hvd.init()
+    return str(caught.value)
+
+
+def test_nobody_meets_anew_where_the_store_was_of_the_killed_rank(launch: Launch) -> None:
+    ranks = launch(with_the_store_of_rank_0, 3, free_address().rpartition(":")[2])
+    for rank in range(3):
+        ranks.hear(rank)
+    ranks.kill(0)
+    for rank in (1, 2):
+        assert "it must be the launcher's" in ranks.result(rank)
+
+
+def elastic(me: Me) -> dict[str, Any]:
+    hvd.init()
+    model = network(me.rank)
+    sampler = hvd.elastic.ElasticSampler(range(12), shuffle=False)
+    state = hvd.elastic.TorchState(
+        model, optim.SGD(model.parameters(), lr=0.1), sampler=sampler, step=0, sizes=[]
+    )
+    resets: list[int] = []
+    state.register_reset_callbacks([lambda: resets.append(hvd.size())])
+
+    @hvd.elastic.run
+    def train(state: Any) -> None:
+        while state.step < 4:
+            total = hvd.allreduce(torch.ones(1), op=hvd.Sum, name="total").item()
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.add_(1.0)
+            if state.step == 2 and me.rank == 1 and hvd.size() == 3:
+                me.say("dies")
+                me.hear()
+            if state.step == 2:
+                hvd.barrier()
+            state.sizes = [*state.sizes, int(total)]
+            state.step += 1
+            if state.step == 1:
+                state.sampler.record_batch(0, 1)
+            state.commit()
+
+    train(state)
+    result = {
+        "rank": hvd.rank(),
+        "sizes": state.sizes,
+        "resets": resets,
+        "model": flat(model),
+        "left": list(state.sampler),
+    }
+    hvd.shutdown()
+    return result
+
+
+def test_a_training_goes_on_without_a_killed_rank_from_its_last_commit(launch: Launch) -> None:
+    ranks = launch(elastic, 3)
+    assert ranks.hear(1) == "dies"
+    ranks.kill(1)
+    first, second = ranks.result(0), ranks.result(2)
+    assert (first["rank"], second["rank"]) == (0, 1)
+    for got in (first, second):
+        assert got["sizes"] == [3, 3, 2, 2]
+        assert got["resets"] == [2]
+        # Rank 0's parameters, four steps later: the one that failed counts once.
+        torch.testing.assert_close(got["model"], flat(network(0)) + 4.0)
+    assert first["left"] == [3, 5, 7, 9, 11]
+    assert second["left"] == [4, 6, 8, 10, 3], "what three ranks had is not given again"
+
+
+def told_of_hosts(me: Me) -> list[int]:
+    hvd.init()
+    state = hvd.elastic.ObjectState(began=0, step=0)
+
+    @hvd.elastic.run
+    def train(state: Any) -> None:
+        state.began += 1
+        while state.step < 3:
+            state.step += 1
+            if state.step == 2 and me.rank == 0 and state.began == 1:
+                state.on_hosts_updated(1.0, hvd.elastic.HostUpdateResult.added)
+            state.commit()
+
+    train(state)
+    hvd.shutdown()
+    return [state.began, state.step]
+
+
+def test_new_hosts_interrupt_at_a_commit_and_nothing_is_lost(launch: Launch) -> None:
+    assert launch(told_of_hosts, 2).results() == [[2, 3], [2, 3]]
+
+
+def ending(me: Me) -> tuple[bool, float]:
+    hvd.init()
+    if me.rank == 1:
+        with pytest.raises(hvd.HorovodInternalError, match="rank 0 has called shutdown") as caught:
+            hvd.allreduce(torch.ones(3))
+        assert caught.value.__cause__ is None
+    hvd.shutdown()
+    hvd.init()
+    total = hvd.allreduce(torch.ones(1), op=hvd.Sum).item()
+    hvd.shutdown()
+    return hvd.is_initialized(), total
+
+
+def test_a_shutdown_is_told_to_who_still_waits_and_all_can_begin_anew(launch: Launch) -> None:
+    assert launch(ending, 2).results() == [(False, 2.0)] * 2
+
+
+def some(me: Me) -> tuple[int, int] | str:
+    if me.rank == 1:
+        with pytest.raises(ValueError, match="this is rank 1"):
+            hvd.init(comm=[0, 2])
+        return "not in it"
+    hvd.init(comm=[2, 0])
+    total = hvd.allreduce(torch.tensor([me.rank]), op=hvd.Sum)
+    result = hvd.rank(), int(total)
+    hvd.shutdown()
+    return result
+
+
+def test_some_of_the_ranks_alone(launch: Launch) -> None:
+    assert launch(some, 3).results() == [(1, 2), "not in it", (0, 2)]
+
+
+def test_everything_that_horovod_torch_exports_is_there() -> None:
+    exported = """
+        init shutdown is_initialized rank size local_rank local_size cross_rank cross_size
+        allreduce allreduce_ allreduce_async allreduce_async_ sparse_allreduce_async
+        grouped_allreduce grouped_allreduce_ grouped_allreduce_async grouped_allreduce_async_
+        allgather allgather_async grouped_allgather grouped_allgather_async
+        broadcast broadcast_ broadcast_async broadcast_async_ alltoall alltoall_async
+        reducescatter reducescatter_async grouped_reducescatter grouped_reducescatter_async
+        join barrier poll synchronize start_timeline stop_timeline
+        broadcast_parameters broadcast_optimizer_state broadcast_object allgather_object
+        DistributedOptimizer SyncBatchNorm Compression HorovodInternalError elastic
+        ProcessSet global_process_set add_process_set remove_process_set
+        Average Sum Adasum Min Max Product
+        mpi_threads_supported mpi_enabled mpi_built gloo_enabled gloo_built nccl_built ddl_built
+        ccl_built cuda_built rocm_built
+        """
+    for name in exported.split():
+        assert getattr(hvd, name) is not None
+    assert set(hvd.elastic.__all__) >= {"ElasticSampler", "ObjectState", "State", "TorchState"}
