@@ -187,7 +187,8 @@ def test_the_protocol_is_taken_from_the_argument_then_the_environment(
     monkeypatch.setenv("FANIN_PROTOCOL", "")
     assert fanin.torch.Options().settings.protocol == "switchml"
     monkeypatch.setenv("FANIN_PROTOCOL", "tcp")
-    with pytest.raises(ValueError, match=r"^FANIN_PROTOCOL is 'tcp'.*\"switchml\" or \"atp\"$"):
+    named = r"\"switchml\" or \"atp\" or \"goat\""
+    with pytest.raises(ValueError, match=rf"^FANIN_PROTOCOL is 'tcp'.*{named}$"):
         connect(switch)
 
 
