@@ -270,6 +270,8 @@ def run(lab: Lab) -> Outcome:
                 axes.bar([0], [0], color="grey", alpha=alpha, label=kind)
             axes.plot([], [], "kx", label="paper, counted")
             axes.set_xticks(range(len(SHARING)), [SCHEMES[scheme] for scheme in SHARING])
+            # The legend is above the bars.
+            axes.set_ylim(0, 170)
             title = f"{setting.topology}, {setting.workers} workers"
             finish(axes, "", "at the server, % of Geryon's", title)
         for scheme in SHARING:
