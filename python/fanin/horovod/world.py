@@ -78,10 +78,10 @@ class World:
             group = distributed.new_group(backend="fanin")
         assert isinstance(group, ProcessGroup)
         self._group = group
-        machines: list[str] = [""] * size
-        machine = os.environ.get(_MACHINE, "") + "/" + socket.gethostname()
-        distributed.all_gather_object(machines, machine, group=group)
-        self.position = Position.of(rank, machines)
+        machines = PrefixStore("machines", store)
+        machines.set(f"{rank}", f"{os.environ.get(_MACHINE, '')}/{socket.gethostname()}")
+        named = [machines.get(f"{other}").decode() for other in range(size)]
+        self.position = Position.of(rank, named)
         self.timeline = Timeline()
         self.engine = Engine(
             group,
