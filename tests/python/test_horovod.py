@@ -20,7 +20,7 @@ from fanin.horovod import words
 from fanin.horovod.adasum import adasum
 from fanin.horovod.coordinator import FUSED_BYTES_MAX, STALL_SECONDS, Coordinator
 from fanin.horovod.requests import Batch, Form, Joined, Kind, Over, ReduceOp, Refused, Request
-from fanin.horovod.world import Position, world
+from fanin.horovod.world import Position, end, world
 from ranks import DEADLINE, Me, sums_on_switch
 from torch import nn, optim
 from torch._C._distributed_c10d import HashStore
@@ -706,6 +706,29 @@ def test_a_training_goes_on_without_a_killed_rank_from_its_last_commit(launch: L
         torch.testing.assert_close(got["model"], flat(network(0)) + 4.0)
     assert first["left"] == [3, 5, 7, 9, 11]
     assert second["left"] == [4, 6, 8, 10, 3], "what three ranks had is not given again"
+
+
+def ended(me: Me) -> list[int]:
+    hvd.init()
+    state = hvd.elastic.ObjectState(sizes=[])
+
+    @hvd.elastic.run
+    def train(state: Any) -> None:
+        while len(state.sizes) < 3:
+            if state.sizes and me.rank == 1:
+                end()  # as a process does that ends, by an exception for example
+                return
+            total = hvd.allreduce(torch.ones(1), op=hvd.Sum).item()
+            state.sizes = [*state.sizes, int(total)]
+            state.commit()
+
+    train(state)
+    hvd.shutdown()
+    return list(state.sizes)
+
+
+def test_a_training_goes_on_without_a_rank_that_ended(launch: Launch) -> None:
+    assert launch(ended, 3).results() == [[3, 2, 2], [3], [3, 2, 2]]
 
 
 def told_of_hosts(me: Me) -> list[int]:

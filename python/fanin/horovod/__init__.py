@@ -7,6 +7,7 @@ backend. `engine.py` is where that begins.
 
 from __future__ import annotations
 
+import fanin.torch  # noqa: F401 - it says what to install where there is no torch
 from fanin.horovod import elastic
 from fanin.horovod.built import (
     ccl_built,

@@ -12,7 +12,7 @@ from torch import Tensor
 from fanin.horovod import operations
 from fanin.horovod.compression import Compressor
 from fanin.horovod.operations import Adasum, synchronize
-from fanin.horovod.parameters import Passes, name_added
+from fanin.horovod.parameters import Passes, name_added, when_ready
 
 
 class AdasumSteps(torch.optim.Optimizer):
@@ -79,7 +79,7 @@ class AdasumSteps(torch.optim.Optimizer):
         for parameter in parameters:
             if parameter.requires_grad:
                 self._required.append(parameter)
-                parameter.register_post_accumulate_grad_hook(self._gradient_is_there)
+                when_ready(parameter, self._gradient_is_there)
 
     def _gradient_is_there(self, parameter: Tensor) -> None:
         if self._passes.ready(parameter):

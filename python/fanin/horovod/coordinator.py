@@ -64,7 +64,10 @@ class Coordinator:
             self._join(request.rank)
         elif request.kind is Kind.SHUTDOWN:
             self._decided += self._fused()
-            self._decided.append(Over(f"rank {request.rank} has called shutdown, or has ended"))
+            self._decided.append(Over(f"rank {request.rank} has called shutdown"))
+        elif request.kind is Kind.END:
+            self._decided += self._fused()
+            self._decided.append(Over(f"rank {request.rank} has ended", ended=request.rank))
         elif request.process_set not in self._sets:
             reason = f"process set {request.process_set} is not there any more"
             self._decided.append(Refused(request.key, reason))

@@ -160,10 +160,10 @@ class Engine:
                 self._words.say(request)
         return handle
 
-    def stop(self) -> None:
-        """End the engines of all ranks, and return once this one has."""
+    def stop(self, *, ends: bool) -> None:
+        """End the engines of all ranks, and return once this one has; the process `ends`, too."""
         with contextlib.suppress(HorovodInternalError, ValueError):
-            self.submit(Request(self._rank, Kind.SHUTDOWN))
+            self.submit(Request(self._rank, Kind.END if ends else Kind.SHUTDOWN))
         self._thread.join()
 
     def _run(self) -> None:
@@ -224,9 +224,11 @@ class Engine:
                     with self._lock:
                         self._unnamed = {}  # whoever joined early has fewer
                     handle.complete(last)
-                case Over(reason, cause):
+                case Over(reason, cause, ended):
                     if cause is None:
                         self._words.part()
+                    if ended is not None and ended != self._rank:
+                        self._failed([ended])
                     self._end(reason, cause)
                     return False
         return True

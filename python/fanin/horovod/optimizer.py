@@ -16,7 +16,7 @@ from fanin.horovod.adasum_optimizer import AdasumSteps
 from fanin.horovod.compression import Compression, Compressor
 from fanin.horovod.functions import broadcast_object
 from fanin.horovod.operations import Adasum, Average, synchronize
-from fanin.horovod.parameters import Passes, name_added, named, with_steps
+from fanin.horovod.parameters import Passes, name_added, named, when_ready, with_steps
 from fanin.horovod.process_sets import ProcessSet, global_process_set
 from fanin.horovod.requests import ReduceOp
 from fanin.horovod.world import size
@@ -243,7 +243,7 @@ class ReducedSteps(torch.optim.Optimizer):
     def _watch(self, parameters: list[Tensor]) -> None:
         self._required.update(parameters)
         for parameter in parameters:
-            parameter.register_post_accumulate_grad_hook(self._gradient_is_there)
+            when_ready(parameter, self._gradient_is_there)
 
     def _reducing(self, closure: Any) -> Any:
         def reduced() -> Any:

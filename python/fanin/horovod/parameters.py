@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -45,6 +45,12 @@ def name_added(optimizer: torch.optim.Optimizer, names: dict[Tensor, str]) -> li
     parameters: list[Tensor] = optimizer.param_groups[-1]["params"]
     names.update((each, f"added.{number}.{place}") for place, each in enumerate(parameters))
     return parameters
+
+
+def when_ready(parameter: Tensor, call: Callable[[Tensor], None]) -> None:
+    """Call something each time that a parameter's gradient has been computed."""
+    register: Any = parameter.register_post_accumulate_grad_hook
+    register(call)
 
 
 class Passes:

@@ -33,6 +33,8 @@ class Kind(Enum):
     ADD_PROCESS_SET = "add_process_set"
     REMOVE_PROCESS_SET = "remove_process_set"
     SHUTDOWN = "shutdown"
+    END = "end"
+    """A shutdown of a process that ends: it will not begin anew with the others."""
 
 
 @dataclass(frozen=True)
@@ -130,6 +132,8 @@ class Over:
 
     reason: str
     cause: Exception | None = None
+    ended: int | None = None
+    """The rank whose process ends."""
 
 
 Decision = Batch | Refused | Joined | Over

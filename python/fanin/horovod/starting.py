@@ -32,8 +32,8 @@ def init(
         raise ValueError(f"comm is {comm!r}: a list of ranks, as there is no MPI")
     if not world.begin(comm or []):
         return
-    atexit.unregister(world.shutdown)  # from an earlier one
-    atexit.register(world.shutdown)
+    atexit.unregister(world.end)  # from an earlier one
+    atexit.register(world.end)
     path = os.environ.get(TIMELINE_VARIABLE, "")
     if path and path.lower() != sets.DYNAMIC:
         world.start_timeline(path)

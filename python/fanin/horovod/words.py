@@ -74,6 +74,7 @@ class Followers:
                 waited=MEET_SECONDS,
             ) from None
         _limit(accepted, HANDSHAKE_SECONDS)
+        _at_once(accepted)
         connection = Connection(accepted.detach())
         try:
             deliver_challenge(connection, key)
@@ -92,7 +93,7 @@ class Followers:
             os.write(self._wake, b".")
 
     def hear(self, seconds: float) -> Iterator[Any]:
-        """Yield what ranks have said, after waiting for it; nothing if `wake` was called."""
+        """Yield all that ranks have said, after waiting for it; nothing if `wake` was called."""
         for ready in wait([*self._connections, self._wakes], seconds):
             if not isinstance(ready, Connection):
                 with contextlib.suppress(BlockingIOError):
@@ -100,7 +101,8 @@ class Followers:
                 continue
             rank = self._connections[ready]
             try:
-                yield pickle.loads(ready.recv_bytes())
+                while ready.poll():
+                    yield pickle.loads(ready.recv_bytes())
             except (EOFError, OSError):
                 raise Gone(rank) from None
 
@@ -150,6 +152,7 @@ class Leader:
             connected.settimeout(MEET_SECONDS)
             connected.connect(address)
             connected.settimeout(None)
+            _at_once(connected)
             self._connection = Connection(connected.detach())
         answer_challenge(self._connection, key)
         deliver_challenge(self._connection, key)
@@ -188,6 +191,11 @@ class Leader:
 def connect(store: Store, rank: int, size: int) -> Followers | Leader:
     """Connect this rank; blocks until all others have come, too."""
     return Followers(store, size) if rank == 0 else Leader(store, rank)
+
+
+def _at_once(connected: socket.socket) -> None:
+    """Send each word when it is said, and not with the next one: who hears it may not answer."""
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
 def _limit(connected: socket.socket, seconds: float) -> None:

@@ -78,10 +78,10 @@ class World:
             group = distributed.new_group(backend="fanin")
         assert isinstance(group, ProcessGroup)
         self._group = group
-        machines: list[str] = [""] * size
-        machine = os.environ.get(_MACHINE, "") + "/" + socket.gethostname()
-        distributed.all_gather_object(machines, machine, group=group)
-        self.position = Position.of(rank, machines)
+        machines = PrefixStore("machines", store)
+        machines.set(f"{rank}", f"{os.environ.get(_MACHINE, '')}/{socket.gethostname()}")
+        named = [machines.get(f"{other}").decode() for other in range(size)]
+        self.position = Position.of(rank, named)
         self.timeline = Timeline()
         self.engine = Engine(
             group,
@@ -92,9 +92,9 @@ class World:
             meeting.announce,
         )
 
-    def close(self) -> None:
+    def close(self, *, ends: bool) -> None:
         """Let all ranks end, and leave the groups."""
-        self.engine.stop()
+        self.engine.stop(ends=ends)
         self.timeline.stop()
         with contextlib.suppress(ValueError, AssertionError):  # left, as the engine had failed
             distributed.destroy_process_group(None if self._ours else self._group)
@@ -139,13 +139,22 @@ def begin(ranks: Sequence[int]) -> bool:
 def shutdown() -> None:
     """End this process's part, and with it the job of all ranks; nothing before `init`.
 
-    What other ranks still wait for fails there with a `HorovodInternalError`. Runs by itself when
-    the interpreter ends. `init` may follow.
+    What other ranks still wait for fails there with a `HorovodInternalError`. It comes by itself
+    when the interpreter ends. `init` may follow.
     """
+    _close(ends=False)
+
+
+def end() -> None:
+    """End this process's part for good: what elastic training goes on with, it does without it."""
+    _close(ends=True)
+
+
+def _close(*, ends: bool) -> None:
     global _world
     if _world is not None:
-        ending, _world = _world, None
-        ending.close()
+        closing, _world = _world, None
+        closing.close(ends=ends)
 
 
 def is_initialized() -> bool:
