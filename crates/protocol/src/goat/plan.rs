@@ -144,6 +144,8 @@ pub struct Assignment<A> {
     sub_models: SubModels,
     nodes: Vec<AggregationNode>,
     first_hops: Vec<(AggregationNode, A)>,
+    /// Of each sub-model: the fragments that go to one node are a lane.
+    lanes: Vec<u16>,
 }
 
 impl<A> Assignment<A> {
@@ -162,7 +164,12 @@ impl<A> Assignment<A> {
         if said != is || usize::from(rank) >= PLANNED_WORKERS_MAX {
             return Err(ConfigError::Assignment { rank: rank.into(), said, is });
         }
-        Ok(Self { rank, sub_models, nodes, first_hops })
+        let mut distinct = nodes.clone();
+        distinct.sort_unstable();
+        distinct.dedup();
+        let lane = |node| distinct.partition_point(|other| other < node) as u16;
+        let lanes = nodes.iter().map(lane).collect();
+        Ok(Self { rank, sub_models, nodes, first_hops, lanes })
     }
 
     /// The parts of the model.
@@ -193,6 +200,11 @@ impl<A> Assignment<A> {
     }
 
     /// Where fragments for some nodes go first.
+    /// Those of the sub-models.
+    pub(super) fn lanes_of_sub_models(&self) -> &[u16] {
+        &self.lanes
+    }
+
     pub(super) fn first_hops(&self) -> &[(AggregationNode, A)] {
         &self.first_hops
     }

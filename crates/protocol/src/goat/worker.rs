@@ -26,6 +26,16 @@ impl<A: core::fmt::Debug> Way<A> for Assignment<A> {
         mix(begin ^ u64::from(self.rank()))
     }
 
+    /// One for each node: what several sum comes back in any order.
+    fn lanes(&self) -> usize {
+        self.lanes_of_sub_models().iter().max().map_or(1, |last| usize::from(*last) + 1)
+    }
+
+    fn lane(&self, sequence: u64) -> u16 {
+        let (sub_model, ..) = self.locate(sequence);
+        self.lanes_of_sub_models()[usize::from(sub_model.0)]
+    }
+
     fn first_hop(&self, sequence: u64) -> Option<usize> {
         let (_, _, node) = self.locate(sequence);
         self.first_hops().iter().position(|(other, _)| *other == node)

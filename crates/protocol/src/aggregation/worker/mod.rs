@@ -45,6 +45,16 @@ pub trait Way<A>: core::fmt::Debug {
     /// `begin`, and what tells the worker from the job's others.
     fn mixed(&self, begin: u64) -> u64;
 
+    /// How many lanes there are. What comes back on one lane in another order than it was sent counts as lost, and on several does not.
+    fn lanes(&self) -> usize {
+        1
+    }
+
+    /// The lane that a fragment takes.
+    fn lane(&self, _sequence: u64) -> u16 {
+        0
+    }
+
     /// Which address a fragment goes to first, if not where parameters come from.
     fn first_hop(&self, _sequence: u64) -> Option<usize> {
         None
@@ -130,8 +140,8 @@ impl<A: Copy + PartialEq, T: Tensor, D: Way<A>> Worker<A, T, D> {
         Self {
             core: WorkerCore::new(stream, upstream, retransmission),
             config,
+            window: Window::new(config.window_max, directions.lanes()),
             directions,
-            window: Window::new(config.window_max),
             congestion: CongestionWindow::new(
                 fragment_packet_bytes(usize::from(config.elements)),
                 config.window_max.into(),
@@ -276,7 +286,7 @@ impl<A: Copy + PartialEq, T: Tensor, D: Way<A>> Worker<A, T, D> {
         if header.flags.ecn || lost && was_overtaken {
             self.congestion.congested(sequence, self.window.next());
         }
-        self.recover(lost);
+        self.recover(sequence, lost);
         self.core.finished(finished);
         Ok(Verdict::Absorb)
     }
@@ -327,12 +337,12 @@ impl<A: Copy + PartialEq, T: Tensor, D: Way<A>> Worker<A, T, D> {
         }
     }
 
-    /// Sends again what was overtaken: a fragment for each that came, so that a queue which lost some gets no more than leaves it, and
+    /// Sends again what was overtaken by this one and others: a fragment for each that came, so that a queue which lost some gets no more than leaves it, and
     /// two for one that was `mended` by sending it again. These go on with what was on the way at the last timeout, twice as much each
     /// round trip, as in a slow start after TCP's timeout (RFC 5681 §3.1).
-    fn recover(&mut self, mended: bool) {
+    fn recover(&mut self, sequence: u64, mended: bool) {
         for _ in 0..1 + u32::from(mended) {
-            if let Some(lost) = self.window.overtaken() {
+            if let Some(lost) = self.window.overtaken(sequence) {
                 self.send_again(lost);
             } else if mended && let Some(unanswered) = self.window.still_unanswered() {
                 self.send_again(unanswered);
@@ -363,7 +373,7 @@ impl<A: Copy + PartialEq, T: Tensor, D: Way<A>> Worker<A, T, D> {
         self.core.statistics.packets_sent += 1;
         match outgoing {
             Outgoing::First(sequence) => {
-                self.window.send_next(now);
+                self.window.send_next(now, self.directions.lane(sequence));
                 self.write_fragment(now, sequence, false, out);
             }
             Outgoing::Again(sequence) => {
@@ -556,6 +566,7 @@ impl<A: Copy + PartialEq, T: Tensor, D: Way<A>> WorkerMachine for Worker<A, T, D
         self.stop();
         self.config = JobConfig { id: plan.id, key: plan.key, generation: plan.generation, ..self.config };
         self.directions = plan.directions;
+        self.window.take_lanes(self.directions.lanes(), |sequence| self.directions.lane(sequence));
         self.last_progress = now;
         let first = self.window.expected();
         for sequence in first..self.window.next() {

@@ -2,6 +2,8 @@
 //!
 //! Sequence number `s` has the place `s mod window_max`. A fragment is sent only when the window has room for it from the
 //! first one that is missing on, so a place never has two fragments on the way.
+//!
+//! Fragments of one *lane* take the same way, so that one which comes back overtakes those of its lane alone that were sent before it.
 
 use alloc::vec::Vec;
 use core::ops::Range;
@@ -11,6 +13,20 @@ use crate::machine::Instant;
 /// Parameters that must overtake a fragment for it to count as lost (ATP §3.7: "three consecutive parameter packets other than
 /// the expected").
 const OVERTAKING: usize = 3;
+
+/// What takes the same way.
+#[derive(Clone, Copy, Debug)]
+struct Lane {
+    /// The last packets that were answered, in ascending order; 0 is none.
+    newest: [u64; OVERTAKING],
+    /// The places of the fragments that were sent first and last of those on the way that do not wait to be sent again.
+    oldest: u32,
+    latest: u32,
+}
+
+impl Lane {
+    const EMPTY: Self = Self { newest: [0; OVERTAKING], oldest: NONE, latest: NONE };
+}
 
 /// One fragment on the way, or not yet; when it is back, the next of its place is not sent yet.
 #[derive(Clone, Copy, Debug)]
@@ -26,7 +42,8 @@ struct Fragment {
     queued: bool,
     /// It goes with its original values.
     originals: bool,
-    /// Its neighbours among those on the way that do not wait to be sent again, by `packet`.
+    lane: u16,
+    /// Its neighbours among those of its lane on the way that do not wait to be sent again, by `packet`.
     before: u32,
     after: u32,
 }
@@ -62,19 +79,15 @@ pub(super) struct Window {
     in_flight: u32,
     /// Packets sent so far.
     packets: u64,
-    /// The last packets that were answered, in ascending order; 0 is none.
-    newest: [u64; OVERTAKING],
+    lanes: Vec<Lane>,
     /// How many on the way were overtaken: lost, or not.
     doubtful: u32,
-    /// The places of the fragments that were sent first and last of those on the way that do not wait to be sent again.
-    oldest: u32,
-    latest: u32,
     /// What was on the way at the last timeout and was not looked at since.
     going_back: Range<u64>,
 }
 
 impl Window {
-    pub(super) fn new(window_max: u16) -> Self {
+    pub(super) fn new(window_max: u16, lanes: usize) -> Self {
         let idle = Fragment {
             finished: None,
             sent: Instant(0),
@@ -83,6 +96,7 @@ impl Window {
             overtaken: false,
             queued: false,
             originals: false,
+            lane: 0,
             before: NONE,
             after: NONE,
         };
@@ -92,10 +106,8 @@ impl Window {
             next: 0,
             in_flight: 0,
             packets: 0,
-            newest: [0; OVERTAKING],
+            lanes: alloc::vec![Lane::EMPTY; lanes],
             doubtful: 0,
-            oldest: NONE,
-            latest: NONE,
             going_back: 0..0,
         }
     }
@@ -152,8 +164,9 @@ impl Window {
         self.in_flight < congestion_window && self.next - self.expected < self.places.len() as u64
     }
 
-    /// Counts the next fragment as sent.
-    pub(super) fn send_next(&mut self, now: Instant) {
+    /// Counts the next fragment as sent, on a lane.
+    pub(super) fn send_next(&mut self, now: Instant, lane: u16) {
+        self.fragment_mut(self.next).lane = lane;
         self.leave(self.next, now, false);
         self.next += 1;
         self.in_flight += 1;
@@ -194,25 +207,27 @@ impl Window {
     }
 
     fn link(&mut self, sequence: u64) {
-        let (latest, place) = (self.latest, self.place(sequence) as u32);
-        let fragment = self.fragment_mut(sequence);
-        (fragment.before, fragment.after) = (latest, NONE);
-        match latest {
-            NONE => self.oldest = place,
-            latest => self.places[latest as usize].after = place,
+        let place = self.place(sequence);
+        let lane = &mut self.lanes[usize::from(self.places[place].lane)];
+        let latest = core::mem::replace(&mut lane.latest, place as u32);
+        if latest == NONE {
+            lane.oldest = place as u32;
+        } else {
+            self.places[latest as usize].after = place as u32;
         }
-        self.latest = place;
+        (self.places[place].before, self.places[place].after) = (latest, NONE);
     }
 
     /// Takes a fragment out of those on the way.
     fn unlink(&mut self, sequence: u64) {
-        let Fragment { before, after, .. } = *self.fragment(sequence);
+        let Fragment { lane, before, after, .. } = *self.fragment(sequence);
+        let lane = &mut self.lanes[usize::from(lane)];
         match before {
-            NONE => self.oldest = after,
+            NONE => lane.oldest = after,
             before => self.places[before as usize].after = after,
         }
         match after {
-            NONE => self.latest = before,
+            NONE => lane.latest = before,
             after => self.places[after as usize].before = before,
         }
     }
@@ -227,7 +242,7 @@ impl Window {
     pub(super) fn finish(&mut self, sequence: u64, mended: bool) -> bool {
         let fragment = self.fragment_mut(sequence);
         let overtaken = core::mem::take(&mut fragment.overtaken);
-        let (queued, packet) = (fragment.queued, fragment.packet);
+        let (queued, packet, lane) = (fragment.queued, fragment.packet, usize::from(fragment.lane));
         // Of a fragment that was sent again for nothing, the first packet was answered, which is of no use here any more.
         let answered = !fragment.sent_again || mended;
         fragment.finished = Some(sequence);
@@ -238,9 +253,10 @@ impl Window {
         }
         self.doubtful -= u32::from(overtaken);
         self.in_flight -= 1;
-        if answered && packet > self.newest[0] {
-            self.newest[0] = packet;
-            self.newest.sort_unstable();
+        let newest = &mut self.lanes[lane].newest;
+        if answered && packet > newest[0] {
+            newest[0] = packet;
+            newest.sort_unstable();
         }
         while self.expected < self.next && self.fragment(self.expected).finished == Some(self.expected) {
             self.expected += 1;
@@ -253,16 +269,18 @@ impl Window {
         self.doubtful > 0
     }
 
-    /// The next fragment that three have overtaken which were sent after it was sent last. It must be queued then.
-    pub(super) fn overtaken(&mut self) -> Option<u64> {
-        let oldest = self.places.get_mut(self.oldest as usize)?;
-        if oldest.packet >= self.newest[0] {
+    /// The next fragment that three have overtaken of the lane that this one is on, which were sent after it was sent last. It must be
+    /// queued then.
+    pub(super) fn overtaken(&mut self, sequence: u64) -> Option<u64> {
+        let lane = self.lanes[usize::from(self.fragment(sequence).lane)];
+        let oldest = self.places.get_mut(lane.oldest as usize)?;
+        if oldest.packet >= lane.newest[0] {
             return None;
         }
         self.doubtful += u32::from(!core::mem::replace(&mut oldest.overtaken, true));
         // The fragment of a place that is on the way is the only one between `expected` and a window further on.
         let places = self.places.len() as u64;
-        let behind = (u64::from(self.oldest) + places - self.expected % places) % places;
+        let behind = (u64::from(lane.oldest) + places - self.expected % places) % places;
         Some(self.expected + behind)
     }
 
@@ -293,11 +311,28 @@ impl Window {
         for fragment in &mut self.places {
             fragment.queued = false;
         }
+        for lane in &mut self.lanes {
+            (lane.oldest, lane.latest) = (NONE, NONE);
+        }
+        self.on_the_way().into_iter().for_each(|sequence| self.link(sequence));
+    }
+
+    /// Goes on with other lanes, of which `lane` says each fragment's.
+    pub(super) fn take_lanes(&mut self, lanes: usize, lane: impl Fn(u64) -> u16) {
+        self.lanes.clear();
+        self.lanes.resize(lanes, Lane::EMPTY);
+        for sequence in self.on_the_way() {
+            self.fragment_mut(sequence).lane = lane(sequence);
+        }
+        self.forget_queue();
+    }
+
+    /// By packet.
+    fn on_the_way(&self) -> Vec<u64> {
         let is_on_the_way = |sequence: &u64| self.fragment(*sequence).finished != Some(*sequence);
         let mut on_the_way: Vec<u64> = (self.expected..self.next).filter(is_on_the_way).collect();
         on_the_way.sort_unstable_by_key(|sequence| self.fragment(*sequence).packet);
-        (self.oldest, self.latest) = (NONE, NONE);
-        on_the_way.into_iter().for_each(|sequence| self.link(sequence));
+        on_the_way
     }
 }
 
@@ -307,8 +342,8 @@ mod tests {
 
     #[test]
     fn what_was_queued_and_forgotten_is_overtaken_as_before() {
-        let mut window = Window::new(8);
-        (0..8).for_each(|_| window.send_next(Instant(0)));
+        let mut window = Window::new(8, 1);
+        (0..8).for_each(|_| window.send_next(Instant(0), 0));
         for sequence in [3, 0, 7] {
             assert!(window.queue(sequence));
         }
@@ -316,19 +351,46 @@ mod tests {
         for sequence in [1, 2, 4] {
             window.finish(sequence, false);
         }
-        assert_eq!(window.overtaken(), Some(0));
+        assert_eq!(window.overtaken(0), Some(0));
         window.queue(0);
         window.send_again(0, Instant(1));
-        assert_eq!(window.overtaken(), None, "two have overtaken 3");
+        assert_eq!(window.overtaken(0), None, "two have overtaken 3");
         for sequence in [5, 6] {
             window.finish(sequence, false);
         }
-        assert_eq!(window.overtaken(), Some(3));
+        assert_eq!(window.overtaken(0), Some(3));
         window.queue(3);
-        assert_eq!(window.overtaken(), None, "nobody has overtaken 7");
+        assert_eq!(window.overtaken(0), None, "nobody has overtaken 7");
         for sequence in [3, 7, 0] {
             window.finish(sequence, true);
         }
-        assert_eq!((window.expected(), window.in_flight(), window.overtaken()), (8, 0, None));
+        assert_eq!((window.expected(), window.in_flight(), window.overtaken(0)), (8, 0, None));
+    }
+
+    #[test]
+    fn what_comes_on_one_lane_overtakes_nothing_on_another() {
+        let mut window = Window::new(12, 2);
+        (0..12).for_each(|sequence| window.send_next(Instant(0), sequence % 2));
+        // The odd ones' way is the shorter one.
+        for sequence in [3, 5, 7, 9, 11] {
+            window.finish(sequence, false);
+            assert_eq!(window.overtaken(0), None);
+        }
+        assert_eq!(window.overtaken(3), Some(1), "three have overtaken it");
+        window.queue(1);
+        for sequence in [2, 4, 6] {
+            window.finish(sequence, false);
+        }
+        assert_eq!(window.overtaken(3), None);
+        assert_eq!(window.overtaken(2), Some(0));
+        window.take_lanes(1, |_| 0);
+        for sequence in [8, 10] {
+            window.finish(sequence, false);
+        }
+        assert_eq!(window.overtaken(0), None, "under another plan all is sent again");
+        for sequence in [0, 1] {
+            window.finish(sequence, true);
+        }
+        assert_eq!((window.expected(), window.in_flight()), (12, 0));
     }
 }

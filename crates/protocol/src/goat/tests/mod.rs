@@ -379,7 +379,7 @@ fn a_workers_own_way_to_the_server_is_learned_from_its_packets() {
     // What others show of theirs says nothing of it.
     fragment(S1, 0b1, 1, 3).passed().to(&mut server, 77);
     fragment(SERVER, 0b10000, 0, 1).resent().to(&mut server, 45);
-    assert_eq!(sent(&mut server), ["[45] #0 parameters: 31"], "it moved");
+    assert_eq!(sent(&mut server), ["[45] #0 parameters lost: 31"], "it moved");
     let far = GoatServerJob {
         config: config(),
         plan: ServerPlan { ways: vec![0, 0, 0, 0, 5], ..plan() },
