@@ -23,7 +23,6 @@ from torch import nn, optim
 from torch._C._distributed_c10d import HashStore
 from torch.nn.parallel import DistributedDataParallel
 
-
 # One process.
 
 
