@@ -55,6 +55,15 @@ class Groups:
         self._groups: dict[int, tuple[tuple[int, ...], ProcessGroup]] = {
             0: (tuple(range(size)), world)
         }
+        self._rooms: dict[tuple[torch.dtype, torch.device], Tensor] = {}
+
+    def room(self, like: Tensor, elements: int) -> Tensor:
+        """Return memory that is used again and again: what is new, the kernel fills with zeros."""
+        kept = self._rooms.get((like.dtype, like.device))
+        if kept is None or kept.numel() < elements:
+            kept = like.new_empty(elements)
+            self._rooms[like.dtype, like.device] = kept
+        return kept[:elements]
 
     def has(self, process_set: int) -> bool:
         """Whether this rank is in it."""
@@ -147,7 +156,7 @@ def _allreduce(operations: Sequence[Operation], mine: Sequence[Own | None], grou
         if in_place and request.scales[0] == 1.0:
             flat = pieces[0].tensor.view(-1)
         else:
-            flat = torch.cat([piece.scaled().reshape(-1) for piece in pieces])
+            flat = _joined([piece.scaled().reshape(-1) for piece in pieces], groups)
         summed = flat.to(_ADDED_AS.get(dtype, dtype))
         distributed.all_reduce(summed, op=_OPS[request.op], group=group)
         parts = torch.split(summed, [piece.tensor.numel() for piece in pieces])
@@ -156,6 +165,14 @@ def _allreduce(operations: Sequence[Operation], mine: Sequence[Own | None], grou
             # Not a view of what all others are in.
             shared = len(pieces) > 1 and result.data_ptr() == part.data_ptr()
             piece.give(result.clone() if shared else result)
+
+
+def _joined(parts: list[Tensor], groups: Groups) -> Tensor:
+    """Return tensors in one; several in the memory where the last ones were."""
+    if len(parts) == 1:
+        return parts[0].clone()  # it will be the result
+    room = groups.room(parts[0], sum(part.numel() for part in parts))
+    return torch.cat(parts, out=room)
 
 
 def _after(summed: Tensor, piece: _Piece, size: int) -> Tensor:

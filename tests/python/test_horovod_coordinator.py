@@ -1,0 +1,160 @@
+"""What rank 0 decides for Horovod's interface, without any process; and plain arithmetic."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from fanin.horovod.adasum import adasum
+from fanin.horovod.coordinator import FUSED_BYTES_MAX, STALL_SECONDS, Coordinator
+from fanin.horovod.requests import Batch, Form, Joined, Kind, Over, ReduceOp, Refused, Request
+from fanin.horovod.world import Position
+
+
+def form(*shape: int, dtype: torch.dtype = torch.float32) -> Form:
+    return Form(shape, dtype, "cpu")
+
+
+def asks(rank: int, name: str, *shape: int, **fields: Any) -> Request:
+    kind = fields.pop("kind", Kind.ALLREDUCE)
+    dtype = fields.pop("dtype", torch.float32)
+    return Request(rank, kind, name, tensors=(form(*shape, dtype=dtype),), **fields)
+
+
+def names(batch: object) -> list[str]:
+    assert isinstance(batch, Batch)
+    return [operation.request.name for operation in batch.operations]
+
+
+def test_what_all_ranks_have_asked_for_is_decided_in_the_order_in_which_it_is_complete() -> None:
+    coordinator = Coordinator(2)
+    for name in ("a", "b", "c"):
+        coordinator.hear(asks(0, name, 4, root=ord(name), kind=Kind.BROADCAST))
+    assert coordinator.decide() == []
+    for name in ("c", "a"):
+        coordinator.hear(asks(1, name, 4, root=ord(name), kind=Kind.BROADCAST))
+    refused = coordinator.decide()
+    assert [each.key[2] for each in refused if isinstance(each, Refused)] == ["c", "a"]
+    for rank, order in enumerate(("xyz", "zxy")):
+        for name in order:
+            coordinator.hear(asks(rank, name, 4))
+    (batch,) = coordinator.decide()
+    assert names(batch) == ["z", "x", "y"]
+
+
+def test_what_is_alike_is_fused_up_to_a_size() -> None:
+    coordinator = Coordinator(1)
+    half = FUSED_BYTES_MAX // 8
+    for name, elements in (("a", 3), ("b", half), ("c", half), ("d", 1)):
+        coordinator.hear(asks(0, name, elements))
+    coordinator.hear(asks(0, "min", 3, op=ReduceOp.Min))
+    coordinator.hear(Request(0, Kind.BARRIER, "barrier"))
+    assert list(map(names, coordinator.decide())) == [["a", "b"], ["c", "d"], ["min"], ["barrier"]]
+
+
+@pytest.mark.parametrize(
+    ("theirs", "aspect"),
+    [
+        (asks(1, "x", 4, dtype=torch.float64), "dtype"),
+        (asks(1, "x", 5), "shape"),
+        (asks(1, "x", 2, 2), "number of dimensions"),
+        (asks(1, "x", 4, op=ReduceOp.Max), "op"),
+        (asks(1, "x", 4, scales=(2.0, 1.0)), "factors"),
+        (Request(1, Kind.ALLREDUCE, "x", tensors=(form(4), form(4))), "number of tensors"),
+        (Request(1, Kind.ALLREDUCE, "x", tensors=(Form((4,), torch.float32, "cuda"),)), "device"),
+    ],
+)
+def test_a_disagreement_names_the_ranks_and_what_they_have(theirs: Request, aspect: str) -> None:
+    coordinator = Coordinator(2)
+    coordinator.hear(asks(0, "x", 4))
+    coordinator.hear(theirs)
+    (refused,) = coordinator.decide()
+    assert isinstance(refused, Refused)
+    assert f"allreduce 'x': ranks disagree about the {aspect}" in refused.reason
+    assert "rank 0 has" in refused.reason
+    assert "rank 1" in refused.reason
+    coordinator.hear(asks(0, "x", 4))
+    coordinator.hear(asks(1, "x", 4))
+    assert names(coordinator.decide()[0]) == ["x"], "the name can be used again"
+
+
+def test_who_joined_is_not_waited_for_and_the_last_one_is_told() -> None:
+    coordinator = Coordinator(3)
+    coordinator.hear(asks(0, "x", 4))
+    coordinator.hear(asks(1, "x", 4))
+    coordinator.hear(Request(2, Kind.JOIN))
+    assert names(coordinator.decide()[0]) == ["x"]
+    for kind, op in ((Kind.ALLGATHER, ReduceOp.Sum), (Kind.ALLREDUCE, ReduceOp.Min)):
+        for rank in (0, 1):
+            coordinator.hear(asks(rank, "y", 4, kind=kind, op=op))
+        (refused,) = coordinator.decide()
+        assert isinstance(refused, Refused)
+        assert "rank 2 joined" in refused.reason
+    coordinator.hear(Request(1, Kind.JOIN))
+    coordinator.hear(Request(0, Kind.JOIN))
+    assert coordinator.decide() == [Joined(0)]
+    coordinator.hear(asks(0, "z", 4))
+    coordinator.hear(asks(1, "z", 4))
+    assert coordinator.decide() == [], "it is waited for again"
+
+
+def test_process_sets_are_known_by_their_ranks() -> None:
+    coordinator = Coordinator(3)
+
+    def all_ask(kind: Kind, ranks: tuple[int, ...], name: str) -> Any:
+        for rank in range(3):
+            coordinator.hear(Request(rank, kind, name, ranks=ranks))
+        (decision,) = coordinator.decide()
+        return decision
+
+    made = all_ask(Kind.ADD_PROCESS_SET, (0, 2), "1")
+    assert made.operations[0].number == 1
+    for wrong in ((), (0, 3), (1, 1), (0, 2)):
+        assert isinstance(all_ask(Kind.ADD_PROCESS_SET, wrong, "2"), Refused), wrong
+    coordinator.hear(asks(2, "x", 4, process_set=1))
+    coordinator.hear(asks(0, "x", 4, process_set=1))
+    assert names(coordinator.decide()[0]) == ["x"], "rank 1 is not waited for"
+    all_ask(Kind.REMOVE_PROCESS_SET, (0, 2), "3")
+    coordinator.hear(asks(2, "x", 4, process_set=1))
+    (refused,) = coordinator.decide()
+    assert isinstance(refused, Refused)
+    assert isinstance(all_ask(Kind.REMOVE_PROCESS_SET, (0, 2), "4"), Refused)
+
+
+def test_who_is_waited_for_long_is_named_once() -> None:
+    now = 0.0
+    coordinator = Coordinator(3, lambda: now)
+    coordinator.hear(asks(1, "x", 4))
+    now = STALL_SECONDS + 1.0
+    (told,) = coordinator.stalled()
+    assert "allreduce 'x' waits for ranks 0 and 2" in told
+    assert "rank 1 asked" in told
+    assert coordinator.stalled() == []
+
+
+def test_the_end_comes_after_what_all_have_asked_for() -> None:
+    coordinator = Coordinator(1)
+    coordinator.hear(asks(0, "x", 4))
+    coordinator.hear(Request(0, Kind.SHUTDOWN))
+    batch, over = coordinator.decide()
+    assert names(batch) == ["x"]
+    assert isinstance(over, Over)
+
+
+def test_ranks_are_counted_on_machines_and_across_them() -> None:
+    machines = ["a", "b", "a", "b", "b"]
+    positions = [Position.of(rank, machines) for rank in range(5)]
+    assert [p.local_rank for p in positions] == [0, 0, 1, 1, 2]
+    assert [p.local_size for p in positions] == [2, 3, 2, 3, 3]
+    assert [p.cross_rank for p in positions] == [0, 1, 0, 1, 0]
+    assert [p.cross_size for p in positions] == [2, 2, 2, 2, 1]
+    assert not positions[0].homogeneous
+
+
+def test_adasum_averages_what_is_parallel_and_adds_what_is_not() -> None:
+    x, y = torch.tensor([2.0, 0.0]), torch.tensor([0.0, 4.0])
+    torch.testing.assert_close(adasum([x, x]), x)
+    torch.testing.assert_close(adasum([x, y]), x + y)
+    torch.testing.assert_close(adasum([x, x, y, y]), x + y)
+    torch.testing.assert_close(adasum([x, torch.zeros(2)]), x)
