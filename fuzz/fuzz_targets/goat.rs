@@ -60,7 +60,9 @@ fn route(id: u32, switch: u16, plan: u8) -> GoatRoute<u8> {
         node,
         upstream: UP,
         next_hops: vec![(AggregationNode(2 - switch), 100)],
-        below: (0..CHILDREN as u8).collect(),
+        below: (0..CHILDREN as u8 - 1).collect(),
+        // Where this worker is, its own packets say.
+        own: 1,
         sub_models: sub_models(),
         sums,
         window_max: 4,
