@@ -9,6 +9,7 @@ import torch
 from conftest import Launch
 from fanin import errors
 from fanin.torch import AsynchronousOptimizer
+from fanin.torch.asynchronous import _Noise
 from ranks import Failure, Me, sums_on_switch
 from torch import nn, optim
 
@@ -156,6 +157,40 @@ def test_dtypes_closures_and_parameters_without_gradients(launch: Launch) -> Non
         assert torch.equal(got["state"]["frozen"], torch.ones(2))
 
 
+def from_a_checkpoint(me: Me) -> torch.Tensor:
+    me.init()
+    model = layer(0)
+    inner = optim.SGD(model.parameters(), lr=1.0, momentum=0.5)
+    if me.rank == 0:
+        give(model, 1.0)
+        inner.step()
+    optimizer = AsynchronousOptimizer(inner, wait_for=2)
+    give(model, 1.0)
+    optimizer.step()
+    optimizer.close()
+    return flat(model)
+
+
+def test_all_begin_with_the_state_of_rank_0s_optimizer(launch: Launch) -> None:
+    for ended in launch(from_a_checkpoint, 2).results():
+        torch.testing.assert_close(ended, flat(layer(0)) - 1.0 - 1.5)
+
+
+def test_the_variance_of_gradients_is_measured() -> None:
+    # Two gradients of 4 elements, 3 and 1: their mean is 2, and each is 4 off it, in squares.
+    noise = _Noise(gradient_square=2.0)
+    assert noise.participants([1.0, 1.0, 9.0]) == 3, "nothing is known yet"
+    noise.add([36.0], 36.0)
+    noise.add([36.0, float("inf")], float("nan"))
+    assert noise.participants([1.0, 1.0, 9.0]) == 3, "one says nothing, nor what is not finite"
+    noise.add([36.0, 4.0], 16.0)
+    # 8 by 2: no three reach it. By 16 one alone does.
+    assert noise.participants([1.0, 1.0, 9.0]) == 3
+    of_more = _Noise(gradient_square=16.0)
+    of_more.add([36.0, 4.0], 16.0)
+    assert of_more.participants([1.0, 1.0, 9.0]) < 3
+
+
 def scheduled(me: Me) -> torch.Tensor:
     me.init()
     model = layer(0)
@@ -222,15 +257,19 @@ def with_a_failing_optimizer(me: Me, failing: int) -> str:
             give(model, 1.0)
             optimizer.step()
     except (KeyError, errors.FaninError) as error:
-        return type(error).__name__
-    return "nothing"
+        me.say(type(error).__name__)
+        me.hear()  # the process lives on
+    return "over"
 
 
 @pytest.mark.parametrize("failing", [0, 1])
 def test_an_optimizer_that_raises_ends_the_training_of_all(launch: Launch, failing: int) -> None:
-    ranks = launch(with_a_failing_optimizer, 3, failing).results()
-    assert ranks[failing] == "KeyError"
-    assert {ranks[rank] for rank in range(3) if rank != failing} <= {"RankLost", "RankLeft"}
+    ranks = launch(with_a_failing_optimizer, 3, failing)
+    said = [ranks.hear(rank) for rank in range(3)]
+    assert said[failing] == "KeyError"
+    assert {said[rank] for rank in range(3) if rank != failing} <= {"RankLost", "RankLeft"}
+    for rank in range(3):
+        ranks.tell(rank, "end")
 
 
 def wrong(me: Me) -> list[Any]:
@@ -241,6 +280,8 @@ def wrong(me: Me) -> list[Any]:
         with pytest.raises(ValueError, match=r"must be above 0|1 to 2") as caught:
             AsynchronousOptimizer(optim.SGD(model.parameters(), lr=1.0), **keywords)
         found.append(str(caught.value))
+    with pytest.raises(ValueError, match="LBFGS"):
+        AsynchronousOptimizer(optim.LBFGS(model.parameters()))
     table = nn.Embedding(4, 2, sparse=True)
     optimizer = AsynchronousOptimizer(optim.SGD(table.parameters(), lr=1.0), wait_for=1)
     table(torch.tensor([1])).sum().backward()

@@ -13,6 +13,7 @@ decides: it hears who is ready, and tells all.
 from __future__ import annotations
 
 import contextlib
+import math
 import queue
 import threading
 import time
@@ -24,9 +25,12 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, distributed
+from torch._C._distributed_c10d import PrefixStore
+from torch.distributed.distributed_c10d import _get_default_store
 
 from fanin import _fanin
 from fanin.errors import FaninError
+from fanin.horovod.words import Followers, Gone, Leader, connect
 from fanin.torch.channel import LOSS_TIMEOUT
 
 PULSE = 1.0
@@ -66,8 +70,9 @@ class AsynchronousOptimizer:
         optimizer.close()
 
     Collective: all ranks of `process_group` (None: the default group) make one, with an optimizer
-    of the same parameters, and close it. They begin with rank 0's parameters, and have the same
-    ones, to the bit, after `close`. Ranks may do different numbers of steps.
+    of the same parameters, and close it. They begin with rank 0's parameters and its optimizer's
+    state, and have the same ones, to the bit, after `close`. Ranks may do different numbers of
+    steps. A parameter that has no gradient is stepped with zeros.
 
     `wait_for` is the number of workers that an epoch waits for, at least; None lets GOAT's
     Algorithm 2 choose it before each, by how long each worker took last. It needs the variance of
@@ -80,8 +85,9 @@ class AsynchronousOptimizer:
     together may be too large. The optimizer is rank 0's: what a scheduler sets there holds on all
     ranks. Buffers (running means of BatchNorm) stay each rank's own.
 
-    Raises `ValueError` for ranks whose parameters differ in shape, sparse parameters, a `wait_for`
-    that is not 1 to the number of ranks; and from `step` and `close` the errors of `fanin.errors`
+    Raises `ValueError` for ranks whose parameters differ in shape or dtype, sparse gradients, an
+    optimizer that computes gradients itself (LBFGS), a `wait_for` that is not 1 to the number of
+    ranks; and from `step` and `close` the errors of `fanin.errors`
     once a rank is gone: the training ends then, on all ranks.
     """
 
@@ -101,26 +107,32 @@ class AsynchronousOptimizer:
             raise ValueError(f"wait_for is {wait_for}, and there are {size} ranks: 1 to {size}")
         if gradient_square is not None and not gradient_square > 0:
             raise ValueError(f"gradient_square is {gradient_square}, and must be above 0")
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise ValueError(
+                "LBFGS computes gradients several times a step, and here they come from all ranks: "
+                "take another optimizer"
+            )
         self._rank = group.rank()
         self._parameters = [
             p for each in optimizer.param_groups for p in each["params"] if p.requires_grad
         ]
-        ranks = distributed.get_process_group_ranks(group)
-        self._first = ranks[0]
-        # Groups of their own: the program's collectives go on beside them, in their own order.
-        self._words = cast(
-            distributed.ProcessGroup,
-            distributed.new_group(ranks, backend="gloo", use_local_synchronization=True),
-        )
-        _agree([tuple(p.shape) for p in self._parameters], size, self._words)
+        # Of its own: the program's collectives go on beside it, in their own order.
         self._sums = cast(
             distributed.ProcessGroup, distributed.split_group(group, [list(range(size))])
         )
+        _agree([(tuple(p.shape), p.dtype) for p in self._parameters], size, self._sums)
         self._flats = [_Flat(of) for of in _alike(self._parameters)]
         self._set = optimizer
         self._optimizer = _on_copies(optimizer, self._flats)
-        self._coordinator = (
-            _Coordinator(size, self._words, wait_for, gradient_square) if self._rank == 0 else None
+        state: list[Any] = [self._optimizer.state_dict() if self._rank == 0 else None]
+        distributed.broadcast_object_list(state, group_src=0, group=self._sums)
+        self._optimizer.load_state_dict(state[0])
+        name = f"epochs/{self._sums.group_name}"
+        words = connect(PrefixStore(name, _get_default_store()), self._rank, size)
+        self._words: _Coordinator | Leader = (
+            _Coordinator(size, words, wait_for, gradient_square)
+            if isinstance(words, Followers)
+            else words
         )
         self._changed = threading.Condition()
         self._epoch = 0
@@ -183,7 +195,6 @@ class AsynchronousOptimizer:
         self._closed = True
         self._take_part(None)
         self._thread.join()
-        self._leave()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the optimizer, which is the same on all ranks after `close`."""
@@ -195,12 +206,10 @@ class AsynchronousOptimizer:
             if self._error is not None:
                 raise self._error
             self._waiting = True
-        said = _Said(self._rank, squares)
-        with self._telling():
-            if self._coordinator is not None:
-                self._coordinator.hear(said)
-            else:
-                _send(said, self._words, self._first)
+        try:
+            self._words.say(_Said(self._rank, squares))
+        except (Gone, OSError):  # the thread that follows says why
+            self._thread.join()
         with self._changed:
             self._changed.wait_for(
                 lambda: self._error is not None or self._over or not self._waiting
@@ -208,22 +217,12 @@ class AsynchronousOptimizer:
             if self._error is not None:
                 raise self._error
 
-    @contextlib.contextmanager
-    def _telling(self) -> Any:
-        """Let the thread that follows say why a connection is gone."""
-        try:
-            yield
-        except (RuntimeError, ValueError):  # of a connection, or of a group that is left
-            self._thread.join()
-            if self._error is None:
-                raise
-
     def _leave(self) -> None:
-        if self._coordinator is not None:
-            self._coordinator.close()
-        for group in (self._sums, self._words):
-            with contextlib.suppress(ValueError):  # destroyed with all others
-                distributed.destroy_process_group(group)
+        """Close all connections, so that nobody waits for this rank. Once."""
+        self._words.close()
+        with contextlib.suppress(ValueError):  # destroyed with all others
+            distributed.destroy_process_group(self._sums)
+        del self._sums  # Gloo's connections last as long as somebody has the group
 
     def _follow(self) -> None:
         """Take part in all epochs."""
@@ -231,19 +230,16 @@ class AsynchronousOptimizer:
             while self._play(self._next()):
                 pass
         except Exception as error:
+            explained = self._explained(error)
             with self._changed:
-                self._error = self._explained(error)
+                self._error = explained
                 self._changed.notify_all()
-            # The others would wait for this one.
-            self._leave()
+        self._leave()
 
     def _next(self) -> _Epoch:
-        said: list[Any] = [None]
-        if self._coordinator is not None:
-            participants = self._coordinator.next()
-            said = [_Epoch(participants, [_settings(each) for each in self._set.param_groups])]
-        distributed.broadcast_object_list(said, group_src=0, group=self._words)
-        return cast(_Epoch, said[0])
+        if isinstance(self._words, _Coordinator):
+            return self._words.begin(self._set)
+        return cast(_Epoch, self._words.hear())
 
     def _play(self, epoch: _Epoch) -> bool:
         """Add an epoch's gradients to this rank's copy; false after the last one."""
@@ -266,13 +262,13 @@ class AsynchronousOptimizer:
                 flat.values.zero_()
             distributed.all_reduce(flat.values, group=self._sums)
             flat.values /= len(epoch.participants)
-            if self._coordinator is not None:
+            if isinstance(self._words, _Coordinator):
                 squares += float(flat.values.double().square().sum())
         for each, values in zip(self._optimizer.param_groups, epoch.settings, strict=True):
             each.update(values)
         self._optimizer.step()
-        if self._coordinator is not None:
-            self._coordinator.measure(epoch.participants, squares)
+        if isinstance(self._words, _Coordinator):
+            self._words.measure(epoch.participants, squares)
         with self._changed:
             self._epoch += 1
             if taken:
@@ -283,8 +279,8 @@ class AsynchronousOptimizer:
         return True
 
     def _explained(self, error: Exception) -> Exception:
-        """Return why, as the ranks' job knows it: Gloo tells of a connection alone."""
-        if isinstance(error, FaninError) or not isinstance(error, RuntimeError):
+        """Return why, as the ranks' job knows it, where a connection of its own is gone."""
+        if isinstance(error, FaninError) or not isinstance(error, (Gone, RuntimeError)):
             return error
         try:
             work = distributed.all_reduce(torch.zeros(1), group=self._sums, async_op=True)
@@ -293,8 +289,8 @@ class AsynchronousOptimizer:
         except FaninError as cause:
             return cause
         except RuntimeError:
-            return error
-        return error
+            pass
+        return RuntimeError(str(error))
 
 
 class _Flat:
@@ -340,49 +336,57 @@ class _Flat:
         with torch.no_grad():
             for parameter, copy in self.pairs():
                 parameter.copy_(copy)
+        if self.values.is_cuda:  # whoever reads them has another stream
+            torch.cuda.current_stream(self.values.device).synchronize()
 
 
 class _Coordinator:
     """Decides on rank 0 whose gradients count: of those who are ready, when there are enough."""
 
     def __init__(
-        self,
-        size: int,
-        words: distributed.ProcessGroup,
-        wait_for: int | None,
-        gradient_square: float | None,
+        self, size: int, words: Followers, wait_for: int | None, gradient_square: float | None
     ) -> None:
         self._size = size
+        self._words = words
         self._wait_for = wait_for
         self._noise = _Noise(gradient_square)
-        self._said: queue.Queue[_Said | Exception] = queue.Queue()
+        self._own: queue.SimpleQueue[_Said] = queue.SimpleQueue()
         self._ready: dict[int, float] = {}
         self._left: set[int] = set()
         # Since when each worker has had its model, and how long it took last.
         self._given = dict.fromkeys(range(size), time.monotonic())
         self._took: dict[int, float] = {}
-        self._closed = False
-        self._thread = threading.Thread(
-            target=self._listen, args=(words,), name="fanin-words", daemon=True
-        )
-        self._thread.start()
 
-    def hear(self, said: _Said | Exception) -> None:
-        """Take a worker's word."""
-        self._said.put(said)
+    def say(self, said: _Said) -> None:
+        """Take rank 0's own word, from its trainer's thread."""
+        self._own.put(said)
+        self._words.wake()
 
-    def next(self) -> frozenset[int] | None:
-        """Wait until an epoch can begin, and return whose it is; None once all have left."""
+    def begin(self, optimizer: torch.optim.Optimizer) -> _Epoch:
+        """Wait until an epoch can begin, and tell all ranks of it."""
+        participants = self._next()
+        epoch = _Epoch(participants, [_settings(each) for each in optimizer.param_groups])
+        self._words.tell(epoch)
+        return epoch
+
+    def close(self) -> None:
+        """Let go of all connections."""
+        self._words.close()
+
+    def _next(self) -> frozenset[int] | None:
+        """Return whose epoch begins: nobody's to see that all are there; None once all left."""
         while len(self._left) < self._size:
             enough = self._enough()
-            try:
-                said = self._said.get(block=not enough, timeout=PULSE)
-            except queue.Empty:
+            heard = [*self._words.hear(0.0 if enough else PULSE), *self._said()]
+            if not heard:
                 return frozenset(self._ready) if enough else frozenset()
-            if isinstance(said, Exception):
-                raise said
-            self._note(said)
+            for said in heard:
+                self._note(said)
         return None
+
+    def _said(self) -> Iterable[_Said]:
+        while not self._own.empty():
+            yield self._own.get()
 
     def measure(self, participants: frozenset[int], mean_squares: float) -> None:
         """Learn from an epoch that is over, by the squares of its mean gradient."""
@@ -391,10 +395,6 @@ class _Coordinator:
         now = time.monotonic()
         for rank in participants:
             self._given[rank] = now
-
-    def close(self) -> None:
-        """Hear nobody any more."""
-        self._closed = True
 
     def _note(self, said: _Said) -> None:
         if said.squares is None:
@@ -420,18 +420,6 @@ class _Coordinator:
         took = [max(self._took[rank], late.get(rank, 0.0), 1e-9) for rank in there]
         return self._noise.participants(took)
 
-    def _listen(self, words: distributed.ProcessGroup) -> None:
-        """Hear all other ranks."""
-        left = 0
-        try:
-            while left < self._size - 1:
-                said = _receive(words)
-                left += said.squares is None
-                self.hear(said)
-        except Exception as error:  # a rank is gone
-            if not self._closed:
-                self.hear(error)
-
 
 class _Noise:
     """How far the workers' gradients are apart: σ² of GOAT's Eq. 36, measured."""
@@ -443,7 +431,7 @@ class _Noise:
     def add(self, squares: list[float], mean_squares: float) -> None:
         """Take the squares of an epoch's gradients and of their mean; one alone says nothing."""
         n = len(squares)
-        if n < 2:
+        if n < 2 or not math.isfinite(sum(squares) + mean_squares):
             return
         now = max(0.0, (sum(squares) - n * mean_squares) / (n - 1))
         before = now if self._variance is None else self._variance
@@ -491,28 +479,15 @@ def _settings(group: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in group.items() if name != "params"}
 
 
-def _agree(shapes: list[tuple[int, ...]], size: int, words: distributed.ProcessGroup) -> None:
+def _agree(
+    shapes: list[tuple[tuple[int, ...], torch.dtype]], size: int, group: distributed.ProcessGroup
+) -> None:
     """Raise where another rank has other parameters."""
     of_all: list[Any] = [None] * size
-    distributed.all_gather_object(of_all, shapes, group=words)
+    distributed.all_gather_object(of_all, shapes, group=group)
     for rank, theirs in enumerate(of_all):
         if theirs != of_all[0]:
             raise ValueError(
                 f"rank {rank} has {len(theirs)} parameters, and rank 0 {len(of_all[0])}, or of "
-                "other shapes: all ranks need the same model"
+                "other shapes or dtypes: all ranks need the same model"
             )
-
-
-# Words are two numbers: the rank, and the squares or what is below zero.
-
-
-def _send(said: _Said, words: distributed.ProcessGroup, to: int) -> None:
-    squares = -1.0 if said.squares is None else said.squares
-    distributed.send(torch.tensor([said.rank, squares], dtype=torch.float64), to, group=words)
-
-
-def _receive(words: distributed.ProcessGroup) -> _Said:
-    word = torch.zeros(2, dtype=torch.float64)
-    distributed.recv(word, group=words)
-    rank, squares = word.tolist()
-    return _Said(int(rank), None if squares < 0 else squares)
