@@ -200,6 +200,8 @@ async fn all_reduce(connection: &mut Connection, patience: Duration) -> Result<P
     let name = format!("fanin-doctor-{:016x}", rand::random::<u64>());
     let config = SessionConfig {
         slots: Some(SLOTS),
+        // Else the probe of a switch of GOAT takes all the memory that there is.
+        window: Some(SLOTS),
         protocol: connection.protocol,
         ..SessionConfig::new(connection.switch.clone(), name, 0, 1)
     };

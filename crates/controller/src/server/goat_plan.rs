@@ -22,6 +22,8 @@ use crate::proto;
 
 /// Equal parts that an endless stream is cut into, where it has as many fragments: fine enough to balance links by.
 const EQUAL_PARTS: u32 = 32;
+/// What links are planned to carry, whatever a rank says: numbers further apart are more than a solver can work with.
+const RATES_BPS: (u64, u64) = (1_000_000, 10_000_000_000_000);
 /// Its draws decide between plans that are as good.
 const SEED: u64 = 0;
 
@@ -268,7 +270,7 @@ fn workload(
     let end = |switch: Option<usize>| switch.map_or(server, |switch| NodeId(switch as u16));
     let link = |of: NodeId, to: Option<usize>, rate_bps: Option<u64>| Link {
         ends: [of, end(to)],
-        rate_bps: rate_bps.filter(|rate| *rate > 0).unwrap_or(RATE_DEFAULT_BPS) as f64,
+        rate_bps: rate_bps.unwrap_or(RATE_DEFAULT_BPS).clamp(RATES_BPS.0, RATES_BPS.1) as f64,
     };
     let of_switches = (0..).zip(&tree.switches);
     let of_switches = of_switches.map(|(at, of)| link(NodeId(at), of.upstream, of.hop.rate_bps));

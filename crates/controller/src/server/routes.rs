@@ -96,6 +96,14 @@ impl Route {
         Ok(Self { generation, key, upstream, name: message.job.clone(), heartbeat_timeout, way })
     }
 
+    /// Whether ranks that are not next to this switch are summed here.
+    fn sums_for_others(&self) -> bool {
+        match &self.way {
+            Way::Goat(route) => route.sums.values().any(|sum| sum.workers & !route.own != 0),
+            _ => false,
+        }
+    }
+
     /// The route that the upstream of a switch of GOAT tells, whose own part of the plan is `planned`.
     pub fn goat(
         (id, generation): (JobId, Generation),
@@ -113,11 +121,14 @@ impl Route {
         let sub_models = SubModels::new(&own.sub_models).map_err(|_| Malformed("sub_models"))?;
         let sum = |sum: &proto::PlannedSum| {
             let sub_model = SubModel(narrow(sum.sub_model, "sub_model")?);
-            if sub_models.fragments_of(sub_model) == 0 || sum.first_aggregator >= aggregators {
+            let fragments = sub_models.fragments_of(sub_model);
+            if fragments == 0 {
                 return Err(Malformed("sums"));
             }
             let (workers, first_aggregator) = (workers(&sum.workers)?, sum.first_aggregator);
-            Ok((sub_model, PlannedSum { workers, first_aggregator }))
+            // A switch that was started again with less memory sends on what it was planned to sum.
+            let fits = first_aggregator.checked_add(fragments).is_some_and(|end| end <= aggregators);
+            Ok(fits.then_some((sub_model, PlannedSum { workers, first_aggregator })))
         };
         let route = GoatRoute {
             id,
@@ -128,7 +139,11 @@ impl Route {
             next_hops: planned.next_hops.iter().map(next_hop).collect::<Result<_, Malformed>>()?,
             below: planned.below.iter().map(|child| address(child)).collect::<Result<_, _>>()?,
             own: workers(&planned.own)?,
-            sums: planned.sums.iter().map(sum).collect::<Result<_, _>>()?,
+            sums: planned
+                .sums
+                .iter()
+                .filter_map(|planned| sum(planned).transpose())
+                .collect::<Result<_, _>>()?,
             window_max: narrow(own.window, "window")?,
             sub_models,
             aggregators,
@@ -215,7 +230,7 @@ impl Routes {
                 (Way::Atp { level: was, .. }, Way::Atp { level, .. }) if was != level => {
                     Err(format!("it was at level {was} here, and is at {level}"))
                 }
-                (was, is @ Way::Goat(_)) if was != is => {
+                (Way::Goat(was), Way::Goat(is)) if !is_same_plan(was, is) => {
                     Err("it has another plan here, of the same generation: start its ranks again".into())
                 }
                 (was, is @ Way::SwitchMl { .. }) if was != is => {
@@ -262,14 +277,17 @@ impl Routes {
         }
     }
 
-    /// A rank left; true when it was the last one here, and the job is forgotten.
+    /// A rank left; true when it was the last one here, and the job is forgotten. One that is summed here for ranks elsewhere is kept until
+    /// it is overdue.
     pub fn leave(&mut self, job: JobId, rank: Rank) -> bool {
         let Some(entry) = self.0.get_mut(&job) else { return false };
         let is_last = entry.ranks.remove(rank) && entry.ranks.is_empty();
-        if is_last {
+        // Who is elsewhere, and is summed here, may lack what came last.
+        let is_over = is_last && !entry.route.sums_for_others();
+        if is_over {
             self.0.remove(&job);
         }
-        is_last
+        is_over
     }
 
     /// Forgets the jobs of which no rank was heard for long. Most are over; one whose ranks here were stopped for a while, as in a
@@ -293,6 +311,12 @@ impl Routes {
     pub fn names(&self) -> Vec<(JobId, String)> {
         self.0.iter().map(|(job, entry)| (*job, entry.route.name.clone())).collect()
     }
+}
+
+/// Whatever the addresses of its neighbours are.
+fn is_same_plan(was: &GoatRoute<SocketAddr>, is: &GoatRoute<SocketAddr>) -> bool {
+    let of = |route: &GoatRoute<SocketAddr>| (route.node, route.own, route.window_max);
+    of(was) == of(is) && was.sums == is.sums && was.sub_models == is.sub_models
 }
 
 #[cfg(test)]
@@ -382,5 +406,65 @@ mod tests {
         assert_eq!(routes.overdue(now + Duration::from_secs(2)), []);
         assert_eq!(routes.overdue(now + Duration::from_millis(2001)), [JOB]);
         assert_eq!(routes.names(), []);
+    }
+
+    /// A switch with 8 aggregators next to ranks 0 and 1, which sums two sub-models of 4 fragments.
+    fn planned(upstream: u16, sums: [(u128, u32); 2]) -> Route {
+        let message = proto::Route {
+            job: "a".into(),
+            heartbeat_timeout_ms: 1000,
+            key: KEY.to_bytes().into(),
+            protocol: None,
+        };
+        let bits = |workers: u128| workers.to_le_bytes().to_vec();
+        let sum = |(sub_model, (workers, first_aggregator)): (u32, (u128, u32))| proto::PlannedSum {
+            sub_model,
+            workers: bits(workers),
+            first_aggregator,
+        };
+        let switch = proto::PlannedSwitch {
+            node: 1,
+            own: bits(0b11),
+            sums: (0..).zip(sums).map(sum).collect(),
+            ..proto::PlannedSwitch::default()
+        };
+        let own = proto::route::Goat {
+            window: 8,
+            elements: 64,
+            sub_models: vec![4, 4],
+            ..proto::route::Goat::default()
+        };
+        let upstream = ([10, 0, 0, 9], upstream).into();
+        Route::goat((JOB, Generation(0)), upstream, &message, &own, (&switch, 8)).expect("a route")
+    }
+
+    #[test]
+    fn a_job_that_is_summed_for_ranks_elsewhere_outlives_the_ranks_here() {
+        for (workers, is_over) in [(0b11, true), (0b110, false)] {
+            let (mut routes, now) = (Routes::default(), Instant::now());
+            learn(&mut routes, JOB, 0, planned(1, [(0b11, 0), (workers, 4)]), now).expect("new");
+            assert_eq!(routes.leave(JOB, Rank(0)), is_over);
+            assert_eq!(routes.names().is_empty(), is_over);
+            routes.overdue(now + Duration::from_millis(2001));
+            assert_eq!(routes.names(), []);
+        }
+    }
+
+    #[test]
+    fn another_plan_of_the_same_generation_is_refused_and_another_address_is_not() {
+        let (mut routes, now) = (Routes::default(), Instant::now());
+        let mut told = |upstream, workers| {
+            learn(&mut routes, JOB, 0, planned(upstream, [(0b11, 0), (workers, 4)]), now).map(|told| told.0)
+        };
+        assert_eq!([told(1, 0b11), told(1, 0b11), told(2, 0b11)], [Ok(true), Ok(false), Ok(true)]);
+        assert!(told(2, 0b111).is_err_and(|error| error.contains("another plan")));
+    }
+
+    #[test]
+    fn what_does_not_fit_into_a_switch_that_has_less_memory_now_is_sent_on() {
+        for (first, count) in [(4, 2), (5, 1), (8, 1), (u32::MAX, 1)] {
+            let Way::Goat(route) = planned(1, [(0b11, 0), (0b11, first)]).way else { panic!("GOAT's") };
+            assert_eq!(route.sums.len(), count);
+        }
     }
 }

@@ -204,7 +204,7 @@ impl<A: Copy + PartialEq, R: Roster<A>> Job<A, R> {
     ) -> Result<Verdict, Reason> {
         let FragmentPacket { header, payload, .. } = packet;
         let elements = usize::from(self.config.elements);
-        let is_earliest = self.spare.is_short() && self.earliest() == header.sequence;
+        let is_earliest = self.spare.is_short() && self.earliest_gathering() == Some(header.sequence);
         let sums = &mut self.sums[at * elements..][..elements];
         let place = &mut self.places[at];
         let gathering = &mut place.gathering;
@@ -510,6 +510,12 @@ impl<A: Copy + PartialEq, R: Roster<A>> Job<A, R> {
         self.outgoing.clear();
         self.children = Children::known(workers, &children);
         Ok(self.earliest())
+    }
+
+    /// What a place begins with after a restart may long be over.
+    fn earliest_gathering(&self) -> Option<u64> {
+        let known = self.places.iter().filter(|place| place.anchored || place.gathering.subject.is_some());
+        known.map(|place| place.gathering.sequence).min()
     }
 
     fn earliest(&self) -> u64 {

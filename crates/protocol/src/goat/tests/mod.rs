@@ -467,6 +467,22 @@ fn parts_have_room_for_a_window_and_the_earliest_fragment_always_for_its_own() {
     assert_eq!(part(S1, 0b1, 3), Verdict::Absorb);
 }
 
+/// The server lost its memory, and of what it begins with nobody needs the first fragment any more.
+#[test]
+fn after_a_restart_the_earliest_fragment_is_the_first_that_is_heard_of() {
+    let mut server = GoatServer::new();
+    let nodes = [S1, S1, S2, S2, SERVER].iter().map(|node| vec![*node; 2]).collect();
+    let job = GoatServerJob { config: config(), plan: ServerPlan { nodes, ..plan() }, restored: true };
+    server.add_job(job).unwrap();
+    let mut part =
+        |node, workers, sequence| fragment(node, workers, sequence, 1).passed().to(&mut server, 10);
+    for sequence in [6, 7] {
+        assert_eq!([part(S1, 0b1, sequence), part(S2, 0b100, sequence)], [Verdict::Absorb; 2]);
+    }
+    assert_eq!(part(S1, 0b1, 5), Verdict::Drop(Reason::NoRoom), "its place has not heard of it yet");
+    assert_eq!([part(S1, 0b1, 5), part(S2, 0b100, 5)], [Verdict::Absorb; 2]);
+}
+
 #[test]
 fn what_another_plan_says_is_refused() {
     let mut server = server();
