@@ -328,7 +328,13 @@ fn every_reason_to_drop_a_packet_is_counted_and_changes_no_sum() {
     send(bfloat16(preamble, 1));
     send_and_see(Reason::Exponent, bfloat16(other, 2));
     send_and_see(Reason::Aborted, packet(other, SlotHeader { chunk: 1, ..header }, 0));
-    let of_others =
-        [Reason::Foreign, Reason::Overlap, Reason::OutboxFull, Reason::Unannounced, Reason::Unplanned];
+    let of_others = [
+        Reason::Foreign,
+        Reason::NoRoom,
+        Reason::Overlap,
+        Reason::OutboxFull,
+        Reason::Unannounced,
+        Reason::Unplanned,
+    ];
     assert!(Reason::ALL.iter().all(|reason| dropped(*reason) > 0 || of_others.contains(reason)));
 }
