@@ -10,6 +10,10 @@ class HorovodInternalError(RuntimeError):
     """
 
 
+class Apart(HorovodInternalError):  # noqa: N818 - what happened
+    """The ranks cannot meet anew, however often they try: `elastic.run` raises it."""
+
+
 class HostsUpdatedInterrupt(RuntimeError):  # noqa: N818 - Horovod's name
     """The machines of a job changed: no state is lost, and the ranks meet anew."""
 

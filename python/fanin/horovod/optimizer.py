@@ -223,8 +223,8 @@ class ReducedSteps(torch.optim.Optimizer):
         if self._synchronizes:
             if self._synchronized:
                 warnings.warn(
-                    "optimizer.step() called without optimizer.skip_synchronize() context after "
-                    "optimizer.synchronize(): gradients are reduced twice",
+                    "optimizer.step() called without optimizer.skip_synchronize(): the gradients, "
+                    "which synchronize() has reduced, are reduced a second time",
                     stacklevel=2,
                 )
             self.synchronize()

@@ -75,8 +75,8 @@ class Passes:
         """Count a pass, and return whether it was the last one."""
         if self._left[parameter] == 0:
             raise AssertionError(
-                f"a gradient was computed more than backward_passes_per_step ({self.each}) times "
-                "before step(): give a larger backward_passes_per_step to add gradients up"
+                f"one backward() too many: {self.each} of them make a step by "
+                "backward_passes_per_step, so call step(), or set that higher"
             )
         self._left[parameter] -= 1
         return self.is_ready(parameter)

@@ -11,11 +11,13 @@ import os
 import time
 from typing import Final
 
+from torch import distributed
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 from torch.distributed import DistError
+from torch.distributed.distributed_c10d import _get_default_store
 from torch.distributed.rendezvous import rendezvous
 
-from fanin.horovod.errors import HorovodInternalError
+from fanin.horovod.errors import Apart
 
 SURVIVORS_SECONDS: Final = 10.0
 """How long the survivors of a failure wait for one that no error has named as lost."""
@@ -32,7 +34,11 @@ class Rendezvous:
         """Places that an error named since the last meeting."""
         self.failed = False
         """Whether the last job ended by an error."""
-        if "RANK" in os.environ or "WORLD_SIZE" in os.environ:
+        if distributed.is_initialized():
+            # The program's own: what it was made by, the environment need not say.
+            self._base: Store = _get_default_store()
+            self.place, size = distributed.get_rank(), distributed.get_world_size()
+        elif "RANK" in os.environ or "WORLD_SIZE" in os.environ:
             self._base, self.place, size = next(iter(rendezvous("env://")))
         else:
             self._base, self.place, size = HashStore(), 0, 1
@@ -51,7 +57,7 @@ class Rendezvous:
             try:
                 self.places = self._survivors()
             except DistError as error:
-                raise HorovodInternalError(
+                raise Apart(
                     "the store where ranks meet is gone with the process that had it: to go on "
                     "without any rank, it must be the launcher's (docs/horovod.md, Elastic)"
                 ) from error
@@ -75,7 +81,7 @@ class Rendezvous:
                 time.sleep(_PAUSE)
         places = [int(place) for place in store.get("survivors").decode().split(",")]
         if self.place not in places:
-            raise HorovodInternalError(
+            raise Apart(
                 f"the other processes went on without this one, which came back more than "
                 f"{SURVIVORS_SECONDS:g} s after them: {places} of {self.places}"
             )

@@ -30,8 +30,17 @@ def init(
         raise ValueError(f'process_sets is {process_sets!r}: a list of them, or "{sets.DYNAMIC}"')
     if comm is not None and not isinstance(comm, Sequence):
         raise ValueError(f"comm is {comm!r}: a list of ranks, as there is no MPI")
-    if not world.begin(comm or []):
-        return
+    if world.begin(comm or []):
+        _begun(listed)
+
+
+def init_again() -> None:
+    """Join the job of those that are left of an `init`: with the same `comm`, but for the lost."""
+    if world.begin_again():
+        _begun([])
+
+
+def _begun(listed: Iterable[sets.ProcessSet]) -> None:
     atexit.unregister(world.end)  # from an earlier one
     atexit.register(world.end)
     path = os.environ.get(TIMELINE_VARIABLE, "")
