@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +16,7 @@ import torch
 from conftest import Launch, free_address
 from fanin import errors
 from fanin.horovod import words
+from fanin.horovod.errors import HostsUpdatedInterrupt
 from fanin.horovod.world import end, world
 from ranks import DEADLINE, Me, sums_on_switch
 from torch import nn, optim
@@ -60,9 +60,9 @@ class Engines(Thread):
 def test_a_stranger_is_no_rank() -> None:
     store = HashStore()
     engines = Engines(store, 2)
-    family, address, _ = pickle.loads(bytes.fromhex(store.get("words").decode()))
+    family, address, port, _ = json.loads(store.get("words"))
     with socket.socket(family) as stranger:
-        stranger.connect(address)
+        stranger.connect((address, port))
         stranger.sendall(bytes(1000))
     leader = words.Leader(store, 1)
     followers = engines.all()
@@ -70,13 +70,125 @@ def test_a_stranger_is_no_rank() -> None:
     assert list(followers.hear(DEADLINE)) == ["hello"]
     followers.tell("and you")
     assert leader.hear() == "and you"
+    # Who vanishes with its machine says no last word: the kernels ask.
+    for connection in (leader._connection, *followers._connections):
+        with socket.socket(fileno=os.dup(connection.fileno())) as same:
+            assert same.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            assert same.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) < words.SILENT_SECONDS
+            milliseconds = same.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+            assert milliseconds == words.SILENT_SECONDS * 1000
     leader.close()
     with pytest.raises(words.Gone, match="rank 1"):
         list(followers.hear(DEADLINE))
     followers.close()
 
 
+def test_an_init_that_fails_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+
+    def refuse(*_: Any) -> None:
+        raise OSError("no route to rank 0")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(words, "connect", refuse)
+        with pytest.raises(hvd.HorovodInternalError, match="no route to rank 0"):
+            hvd.init()
+    assert not torch.distributed.is_initialized()
+    assert not hvd.is_initialized()
+    hvd.init()
+    assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == 1.0
+    hvd.shutdown()
+    assert not torch.distributed.is_initialized()
+
+
+def test_samples_that_are_done_come_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    hvd.init()
+    sampler = hvd.elastic.ElasticSampler(range(10), seed=3)
+    order = list(sampler)
+    assert sorted(order) == list(range(10))
+    sampler.record_batch(0, 2)
+    sampler.record_indices(order[5:6])
+    done = {*order[:2], order[5]}
+    assert sampler.processed_indices == sorted(done)
+    assert list(sampler) == order, "until it is shared anew"
+    other = hvd.elastic.ElasticSampler(range(10), seed=3)
+    other.load_state_dict(sampler.state_dict())
+    assert list(other) == [sample for sample in order if sample not in done]
+    assert len(other) == 7
+    other.set_epoch(1)
+    assert sorted(other) == list(range(10))
+    assert list(other) != order
+    hvd.shutdown()
+
+
+def test_a_state_goes_back_to_what_was_saved() -> None:
+    model = nn.Linear(2, 1)
+    optimizer = optim.SGD(model.parameters(), lr=0.5, momentum=0.5)
+    state = hvd.elastic.TorchState(model, optimizer, step=1)
+    saved = flat(model)
+    state.step = 2
+    state.optimizer.param_groups[0]["lr"] = 0.1
+    model(torch.ones(2)).sum().backward()
+    optimizer.step()
+    state.model = nn.Linear(3, 3)
+    state.restore()
+    assert state.model is model
+    torch.testing.assert_close(flat(model), saved)
+    assert (state.step, optimizer.param_groups[0]["lr"]) == (1, 0.5)
+    state.step = 3
+    state.save()
+    state.step = 4
+    state.restore()
+    assert state.step == 3
+
+
+def test_hosts_interrupt_once_and_only_lost_ones_need_no_sync() -> None:
+    told = hvd.elastic.HostUpdateResult
+    state = hvd.elastic.ObjectState(bcast_object=lambda value: value, get_rank=lambda: 0, x=1)
+    state.commit()
+    for at, changes, alone in (
+        (1.0, [told.removed], True),
+        (2.0, [told.removed, told.added], False),
+        (3.0, [told.added], False),
+    ):
+        for change in changes:
+            state.on_hosts_updated(at, change)
+        with pytest.raises(HostsUpdatedInterrupt) as caught:
+            state.commit()
+        assert caught.value.skip_sync is alone
+        state.commit()
+    state.on_hosts_updated(4.0, told.added)
+    state.on_reset()
+    state.commit()
+
+
 # Several.
+
+
+def with_a_group_of_its_own(me: Me, address: str) -> float:
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        del os.environ[name]
+    del os.environ["TORCHELASTIC_USE_AGENT_STORE"]
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"tcp://{address}", rank=me.rank, world_size=me.world_size
+    )
+    total = 0.0
+    for _ in range(2):
+        hvd.init()
+        assert (hvd.rank(), hvd.size()) == (me.rank, me.world_size)
+        total += hvd.allreduce(torch.ones(1), op=hvd.Sum).item()
+        hvd.shutdown()
+    assert torch.distributed.is_initialized(), "it is the program's"
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+    return total
+
+
+def test_ranks_of_a_group_that_no_launcher_made(launch: Launch) -> None:
+    assert launch(with_a_group_of_its_own, 2, free_address()).results() == [4.0, 4.0]
 
 
 def in_any_order(me: Me) -> dict[str, Any]:

@@ -116,10 +116,29 @@ def test_process_sets_are_known_by_their_ranks() -> None:
     coordinator.hear(asks(0, "x", 4, process_set=1))
     assert names(coordinator.decide()[0]) == ["x"], "rank 1 is not waited for"
     all_ask(Kind.REMOVE_PROCESS_SET, (0, 2), "3")
+    assert isinstance(all_ask(Kind.REMOVE_PROCESS_SET, (0, 2), "4"), Refused)
     coordinator.hear(asks(2, "x", 4, process_set=1))
     (refused,) = coordinator.decide()
     assert isinstance(refused, Refused)
-    assert isinstance(all_ask(Kind.REMOVE_PROCESS_SET, (0, 2), "4"), Refused)
+
+
+def test_what_waits_for_a_process_set_is_refused_when_the_set_is_removed() -> None:
+    now = 0.0
+    coordinator = Coordinator(3, lambda: now)
+    for rank in range(3):
+        coordinator.hear(Request(rank, Kind.ADD_PROCESS_SET, "1", ranks=(0, 2)))
+    coordinator.decide()
+    coordinator.hear(asks(2, "x", 4, process_set=1))
+    for rank in range(3):
+        coordinator.hear(Request(rank, Kind.REMOVE_PROCESS_SET, "2", ranks=(0, 2)))
+    refused, removed = coordinator.decide()
+    assert isinstance(refused, Refused)
+    assert refused.key == (1, Kind.ALLREDUCE, "x")
+    assert "process set 1 is not there any more" in refused.reason
+    assert isinstance(removed, Batch)
+    now = STALL_SECONDS + 1.0
+    assert coordinator.stalled() == []
+    assert not coordinator.waiting
 
 
 def test_who_is_waited_for_long_is_named_once() -> None:
