@@ -287,6 +287,29 @@ def test_mistakes_are_told_to_all_ranks_and_all_go_on(launch: Launch) -> None:
     assert "ranks disagree about the dtype: rank 0 has torch.int32, and rank 1" in results[0][0]
 
 
+def with_gradients_of_other_shapes(me: Me) -> list[str]:
+    hvd.init()
+    model = nn.Linear(2 + me.rank, 3)
+    optimizer = hvd.DistributedOptimizer(
+        optim.SGD(model.parameters(), lr=1.0), model.named_parameters()
+    )
+    told = []
+    for _ in range(2):
+        model(torch.ones(2 + me.rank)).sum().backward()
+        with pytest.raises(hvd.HorovodInternalError) as caught:
+            optimizer.step()
+        told.append(str(caught.value))
+        optimizer.zero_grad()
+    hvd.shutdown()
+    return told
+
+
+def test_a_step_that_is_refused_can_be_tried_again(launch: Launch) -> None:
+    for told in launch(with_gradients_of_other_shapes, 2).results():
+        assert len(told) == 2
+        assert all("allreduce 'weight': ranks disagree about the shape" in text for text in told)
+
+
 def joining(me: Me) -> dict[str, Any]:
     hvd.init()
     sums = [
@@ -525,6 +548,38 @@ def weights_of(rank: int) -> torch.Tensor:
     return torch.randn(2 + rank, 3, 4, generator=torch.Generator().manual_seed(10 + rank))
 
 
+def normalised_in_halves(me: Me) -> dict[str, torch.Tensor]:
+    hvd.init()
+    layer = hvd.SyncBatchNorm(1).to(torch.bfloat16)
+    x = far_batch_of(me.rank).requires_grad_()
+    y = layer(x)
+    (y * y.detach().sign()).sum().backward()
+    hvd.shutdown()
+    assert x.grad is not None
+    assert layer.weight.grad is not None
+    return {"y": y.detach(), "of weight": layer.weight.grad}
+
+
+def far_batch_of(rank: int) -> torch.Tensor:
+    values = torch.randn(4000, 1, generator=torch.Generator().manual_seed(rank))
+    return (values + 16.0).bfloat16()
+
+
+def test_statistics_of_halves_are_summed_in_float32(launch: Launch) -> None:
+    results = launch(normalised_in_halves, 2).results()
+    x = torch.cat([far_batch_of(0), far_batch_of(1)])
+    expected = nn.BatchNorm1d(1)(x.float())
+    got = torch.cat([each["y"] for each in results])
+    assert got.dtype == torch.bfloat16
+    # No more than the one rounding at the end.
+    torch.testing.assert_close(got.float(), expected.detach(), rtol=2.0**-8, atol=1e-4)
+    for each, own in zip(results, expected.split(4000), strict=True):
+        assert each["of weight"].dtype == torch.bfloat16
+        torch.testing.assert_close(
+            each["of weight"].float(), own.detach().abs().sum()[None], rtol=2.0**-7, atol=0.0
+        )
+
+
 def test_batches_of_all_ranks_are_normalised_as_one(launch: Launch) -> None:
     results = launch(normalised, 2).results()
     layer = nn.BatchNorm1d(3)
@@ -725,6 +780,48 @@ def ending(me: Me) -> tuple[bool, float]:
 
 def test_a_shutdown_is_told_to_who_still_waits_and_all_can_begin_anew(launch: Launch) -> None:
     assert launch(ending, 2).results() == [(False, 2.0)] * 2
+
+
+def parted(me: Me) -> str:
+    hvd.init()
+    text = ""
+    if me.rank == 1:
+        with pytest.raises(hvd.HorovodInternalError) as caught:
+            hvd.add_process_set([0, 1])
+        text = str(caught.value)
+    hvd.shutdown()
+    return text
+
+
+def test_a_process_set_that_others_do_not_wait_for_is_no_wrong_set(launch: Launch) -> None:
+    assert launch(parted, 2).results() == ["", "rank 0 has called shutdown"]
+
+
+def some_go_on(me: Me) -> tuple[list[int], int] | str:
+    if me.rank == 1:
+        return "not in it"
+    hvd.init(comm=[3, 2, 0])
+    state = hvd.elastic.ObjectState(sizes=[])
+
+    @hvd.elastic.run
+    def train(state: Any) -> None:
+        while len(state.sizes) < 3:
+            if state.sizes and me.rank == 3:
+                end()
+                return
+            total = hvd.allreduce(torch.ones(1), op=hvd.Sum).item()
+            state.sizes = [*state.sizes, int(total)]
+            state.commit()
+
+    train(state)
+    rank = hvd.rank() if hvd.is_initialized() else -1
+    hvd.shutdown()
+    return list(state.sizes), rank
+
+
+def test_some_of_the_ranks_go_on_without_one_of_them(launch: Launch) -> None:
+    results = launch(some_go_on, 4).results()
+    assert results == [([3, 2, 2], 1), "not in it", ([3, 2, 2], 0), ([3], -1)]
 
 
 def some(me: Me) -> tuple[int, int] | str:

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from fanin.horovod.adasum import adasum
 from fanin.horovod.coordinator import FUSED_BYTES_MAX, STALL_SECONDS, Coordinator
+from fanin.horovod.execution import Groups
 from fanin.horovod.requests import Batch, Form, Joined, Kind, Over, ReduceOp, Refused, Request
 from fanin.horovod.world import Position
 
@@ -177,3 +179,12 @@ def test_adasum_averages_what_is_parallel_and_adds_what_is_not() -> None:
     torch.testing.assert_close(adasum([x, y]), x + y)
     torch.testing.assert_close(adasum([x, x, y, y]), x + y)
     torch.testing.assert_close(adasum([x, torch.zeros(2)]), x)
+
+
+def test_who_joined_adds_zeros_on_the_device_that_it_named() -> None:
+    groups = Groups(dist.ProcessGroup(0, 1), 0, 1)
+    theirs = Form((2,), torch.float32, "cuda")
+    assert groups.device_of(theirs) == torch.device("cuda")
+    groups.joined_on = 1
+    assert groups.device_of(theirs) == torch.device("cuda", 1)
+    assert groups.zeros(form(2)).device == torch.device("cpu")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 from fanin.horovod import operations
 from fanin.horovod.compression import Compressor
 from fanin.horovod.operations import Adasum, synchronize
-from fanin.horovod.parameters import Passes, name_added, when_ready
+from fanin.horovod.parameters import Passes, all_of, name_added, when_ready
 
 
 class AdasumSteps(torch.optim.Optimizer):
@@ -62,15 +63,17 @@ class AdasumSteps(torch.optim.Optimizer):
                 if parameter.grad is None:  # others may have it
                     parameter.grad = torch.zeros_like(parameter)
             super().step()
-            under_way = []
+            finishing = []
             for parameter, was in zip(self._watched, before, strict=True):
                 sent, context = self._compression.compress(parameter - was)
                 parameter.copy_(was)
                 handle = operations.allreduce_async_(sent, name=self._names[parameter], op=Adasum)
-                under_way.append((parameter, handle, context))
-            for parameter, handle, context in under_way:
-                parameter.add_(self._compression.decompress(synchronize(handle), context))
+                finishing.append(partial(self._change, parameter, handle, context))
+            all_of(finishing)
         return loss
+
+    def _change(self, parameter: Tensor, handle: Any, context: Any) -> None:
+        parameter.add_(self._compression.decompress(synchronize(handle), context))
 
     def _watch(self, parameters: list[Tensor]) -> None:
         for parameter in parameters:

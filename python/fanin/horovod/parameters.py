@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fanin.horovod.errors import HorovodInternalError
+
 
 def named(
     optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, Tensor]] | None
@@ -51,6 +53,18 @@ def when_ready(parameter: Tensor, call: Callable[[Tensor], None]) -> None:
     """Call something each time that a parameter's gradient has been computed."""
     register: Any = parameter.register_post_accumulate_grad_hook
     register(call)
+
+
+def all_of(calls: Iterable[Callable[[], None]]) -> None:
+    """Make all calls, also after one that fails, and raise the first failure at the end."""
+    failures = []
+    for call in calls:
+        try:
+            call()
+        except HorovodInternalError as error:
+            failures.append(error)
+    if failures:
+        raise failures[0]
 
 
 class Passes:

@@ -43,11 +43,13 @@ class Rendezvous:
         else:
             self._base, self.place, size = HashStore(), 0, 1
         self.places = list(range(size))
+        self.job = self.places
+        """The place of each rank of the last job: of all, unless `init(comm)` named some."""
 
     def announce(self, lost: list[int]) -> None:
         """Say, once an engine has failed, that this process is still there."""
         self.failed = True
-        self.lost.update(self.places[rank] for rank in lost)
+        self.lost.update(self.job[rank] for rank in lost)
         with contextlib.suppress(RuntimeError):  # gone, too: `meet` says so
             self._store().set(f"survives/{self.place}", "yes")
 
@@ -55,12 +57,14 @@ class Rendezvous:
         """Return a store for the next job, and the places in it: one for each rank."""
         if self.failed:
             try:
-                self.places = self._survivors()
+                left = self._survivors()
             except DistError as error:
                 raise Apart(
                     "the store where ranks meet is gone with the process that had it: to go on "
                     "without any rank, it must be the launcher's (docs/horovod.md, Elastic)"
                 ) from error
+            gone = set(self.job) - set(left)
+            self.places = [place for place in self.places if place not in gone]
             self.failed = False
             self.lost = set()
         self._generation += 1
@@ -71,11 +75,12 @@ class Rendezvous:
 
     def _survivors(self) -> list[int]:
         """Agree on who is left. The first who has heard of all, or waited long enough, says it."""
-        store = self._store()
+        # Other processes of the launcher's may have a job of their own.
+        store = PrefixStore(f"of/{self.job}", self._store())
         end = time.monotonic() + SURVIVORS_SECONDS
         while not store.check(["survivors"]):
-            here = [p for p in self.places if store.check([f"survives/{p}"])]
-            if set(self.places) - self.lost <= set(here) or time.monotonic() > end:
+            here = [place for place in self.job if self._store().check([f"survives/{place}"])]
+            if set(self.job) - self.lost <= set(here) or time.monotonic() > end:
                 store.compare_set("survivors", "", ",".join(map(str, here)))
             else:
                 time.sleep(_PAUSE)
@@ -83,6 +88,6 @@ class Rendezvous:
         if self.place not in places:
             raise Apart(
                 f"the other processes went on without this one, which came back more than "
-                f"{SURVIVORS_SECONDS:g} s after them: {places} of {self.places}"
+                f"{SURVIVORS_SECONDS:g} s after them: {places} of {self.job}"
             )
         return places

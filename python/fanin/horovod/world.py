@@ -127,12 +127,14 @@ def _seat(meeting: Rendezvous, ranks: Sequence[int], *, again: bool) -> tuple[St
     if again:
         ranks = [rank for rank in ranks if rank in places]
     if not ranks:
+        meeting.job = places
         return store, places.index(meeting.place), len(places)
     if meeting.place not in ranks or not set(ranks) <= set(places):
         raise ValueError(
             f"init(comm={list(ranks)}) is for processes that are in it, and of those that there "
             f"are; this is rank {meeting.place} of {len(places)}"
         )
+    meeting.job = list(ranks)
     name = ",".join(map(str, ranks))
     return PrefixStore(f"of/{name}", store), list(ranks).index(meeting.place), len(ranks)
 
