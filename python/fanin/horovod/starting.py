@@ -22,6 +22,9 @@ def init(
     MASTER_PORT). A process that nobody launched is a job of one. Where the program has called
     `torch.distributed.init_process_group`, the ranks are that group's.
 
+    Raises `HorovodInternalError` if a rank is gone or does not come
+    (`__cause__` says which). What was made until then is undone, and `init` may be called again.
+
     `comm` are ranks of the launcher's: those alone make the job, counted anew in that order.
     `process_sets` are added; "dynamic" is accepted, and says nothing, as sets can always be added.
     """

@@ -44,6 +44,9 @@ class State:
         def __getattr__(self, name: str) -> Any:
             """Return what the program has put into the state."""
 
+        def __setattr__(self, name: str, value: Any) -> None:
+            """Take what the program puts there."""
+
     def save(self) -> None:
         """Keep the state in memory."""
         raise NotImplementedError
