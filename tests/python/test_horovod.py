@@ -165,6 +165,42 @@ def test_hosts_interrupt_once_and_only_lost_ones_need_no_sync() -> None:
     state.commit()
 
 
+def test_a_meeting_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    hvd.init()
+    connect, met = words.connect, [OSError("a rank went while all met"), None, None]
+
+    def meet(*given: Any) -> Any:
+        failure = met.pop(0)
+        if failure is not None:
+            raise failure
+        return connect(*given)
+
+    monkeypatch.setattr(words, "connect", meet)
+    state = hvd.elastic.ObjectState(steps=0)
+    resets = [hvd.HorovodInternalError("while it adapted"), None]
+
+    def adapt() -> None:
+        failure = resets.pop(0)
+        if failure is not None:
+            raise failure
+
+    state.register_reset_callbacks([adapt])
+
+    @hvd.elastic.run
+    def train(state: Any) -> int:
+        state.steps += 1
+        if state.steps == 1:
+            state.commit()
+            raise hvd.HorovodInternalError("somebody is gone")
+        return int(state.steps)
+
+    assert train(state) == 2
+    assert (met, resets) == ([], [])
+    hvd.shutdown()
+
+
 # Several.
 
 
