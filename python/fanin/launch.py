@@ -154,7 +154,7 @@ def _as_horovodrun(args: argparse.Namespace) -> None:
     if not 0 < args.ranks <= slots:
         raise ValueError(f"-np is {args.ranks}, and must be from 1 to the {max(slots, 1)} slots")
     args.nproc_per_node = str(args.ranks)
-    args.no_python = not args.training_script.endswith(".py")
+    args.no_python |= not args.module and not args.training_script.endswith(".py")
 
 
 def _slots(hosts: str) -> int:

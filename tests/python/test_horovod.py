@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +16,7 @@ import torch
 from conftest import Launch, free_address
 from fanin import errors
 from fanin.horovod import words
-from fanin.horovod.world import end, world
+from fanin.horovod.world import world
 from ranks import DEADLINE, Me, sums_on_switch
 from torch import nn, optim
 from torch._C._distributed_c10d import HashStore
@@ -60,9 +59,9 @@ class Engines(Thread):
 def test_a_stranger_is_no_rank() -> None:
     store = HashStore()
     engines = Engines(store, 2)
-    family, address, _ = pickle.loads(bytes.fromhex(store.get("words").decode()))
+    family, address, port, _ = json.loads(store.get("words"))
     with socket.socket(family) as stranger:
-        stranger.connect(address)
+        stranger.connect((address, port))
         stranger.sendall(bytes(1000))
     leader = words.Leader(store, 1)
     followers = engines.all()
@@ -70,13 +69,62 @@ def test_a_stranger_is_no_rank() -> None:
     assert list(followers.hear(DEADLINE)) == ["hello"]
     followers.tell("and you")
     assert leader.hear() == "and you"
+    # Who vanishes with its machine says no last word: the kernels ask.
+    for connection in (leader._connection, *followers._connections):
+        with socket.socket(fileno=os.dup(connection.fileno())) as same:
+            assert same.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            assert same.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) < words.SILENT_SECONDS
+            milliseconds = same.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+            assert milliseconds == words.SILENT_SECONDS * 1000
     leader.close()
     with pytest.raises(words.Gone, match="rank 1"):
         list(followers.hear(DEADLINE))
     followers.close()
 
 
+def test_an_init_that_fails_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+
+    def refuse(*_: Any) -> None:
+        raise OSError("no route to rank 0")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(words, "connect", refuse)
+        with pytest.raises(hvd.HorovodInternalError, match="no route to rank 0"):
+            hvd.init()
+    assert not torch.distributed.is_initialized()
+    assert not hvd.is_initialized()
+    hvd.init()
+    assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == 1.0
+    hvd.shutdown()
+    assert not torch.distributed.is_initialized()
+
+
 # Several.
+
+
+def with_a_group_of_its_own(me: Me, address: str) -> float:
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        del os.environ[name]
+    del os.environ["TORCHELASTIC_USE_AGENT_STORE"]
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"tcp://{address}", rank=me.rank, world_size=me.world_size
+    )
+    total = 0.0
+    for _ in range(2):
+        hvd.init()
+        assert (hvd.rank(), hvd.size()) == (me.rank, me.world_size)
+        total += hvd.allreduce(torch.ones(1), op=hvd.Sum).item()
+        hvd.shutdown()
+    assert torch.distributed.is_initialized(), "it is the program's"
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+    return total
+
+
+def test_ranks_of_a_group_that_no_launcher_made(launch: Launch) -> None:
+    assert launch(with_a_group_of_its_own, 2, free_address()).results() == [4.0, 4.0]
 
 
 def in_any_order(me: Me) -> dict[str, Any]:
@@ -173,6 +221,29 @@ def test_mistakes_are_told_to_all_ranks_and_all_go_on(launch: Launch) -> None:
     results = launch(with_mistakes, 2).results()
     assert results[0] == results[1]
     assert "ranks disagree about the dtype: rank 0 has torch.int32, and rank 1" in results[0][0]
+
+
+def with_gradients_of_other_shapes(me: Me) -> list[str]:
+    hvd.init()
+    model = nn.Linear(2 + me.rank, 3)
+    optimizer = hvd.DistributedOptimizer(
+        optim.SGD(model.parameters(), lr=1.0), model.named_parameters()
+    )
+    told = []
+    for _ in range(2):
+        model(torch.ones(2 + me.rank)).sum().backward()
+        with pytest.raises(hvd.HorovodInternalError) as caught:
+            optimizer.step()
+        told.append(str(caught.value))
+        optimizer.zero_grad()
+    hvd.shutdown()
+    return told
+
+
+def test_a_step_that_is_refused_can_be_tried_again(launch: Launch) -> None:
+    for told in launch(with_gradients_of_other_shapes, 2).results():
+        assert len(told) == 2
+        assert all("allreduce 'weight': ranks disagree about the shape" in text for text in told)
 
 
 def joining(me: Me) -> dict[str, Any]:
@@ -413,6 +484,38 @@ def weights_of(rank: int) -> torch.Tensor:
     return torch.randn(2 + rank, 3, 4, generator=torch.Generator().manual_seed(10 + rank))
 
 
+def normalised_in_halves(me: Me) -> dict[str, torch.Tensor]:
+    hvd.init()
+    layer = hvd.SyncBatchNorm(1).to(torch.bfloat16)
+    x = far_batch_of(me.rank).requires_grad_()
+    y = layer(x)
+    (y * y.detach().sign()).sum().backward()
+    hvd.shutdown()
+    assert x.grad is not None
+    assert layer.weight.grad is not None
+    return {"y": y.detach(), "of weight": layer.weight.grad}
+
+
+def far_batch_of(rank: int) -> torch.Tensor:
+    values = torch.randn(4000, 1, generator=torch.Generator().manual_seed(rank))
+    return (values + 16.0).bfloat16()
+
+
+def test_statistics_of_halves_are_summed_in_float32(launch: Launch) -> None:
+    results = launch(normalised_in_halves, 2).results()
+    x = torch.cat([far_batch_of(0), far_batch_of(1)])
+    expected = nn.BatchNorm1d(1)(x.float())
+    got = torch.cat([each["y"] for each in results])
+    assert got.dtype == torch.bfloat16
+    # No more than the one rounding at the end.
+    torch.testing.assert_close(got.float(), expected.detach(), rtol=2.0**-8, atol=1e-4)
+    for each, own in zip(results, expected.split(4000), strict=True):
+        assert each["of weight"].dtype == torch.bfloat16
+        torch.testing.assert_close(
+            each["of weight"].float(), own.detach().abs().sum()[None], rtol=2.0**-7, atol=0.0
+        )
+
+
 def test_batches_of_all_ranks_are_normalised_as_one(launch: Launch) -> None:
     results = launch(normalised, 2).results()
     layer = nn.BatchNorm1d(3)
@@ -474,130 +577,6 @@ def test_a_killed_rank_is_an_error_on_all_others(launch: Launch, gone: int) -> N
         assert issubclass(getattr(errors, kind), errors.FaninError)
 
 
-def with_the_store_of_rank_0(me: Me, port: str) -> str:
-    os.environ["MASTER_PORT"] = port
-    del os.environ["TORCHELASTIC_USE_AGENT_STORE"]
-    hvd.init()
-    me.say("there")
-    if me.rank == 0:
-        me.hear()
-    with pytest.raises(hvd.HorovodInternalError):
-        hvd.allreduce(torch.ones(3))
-    hvd.shutdown()
-    with pytest.raises(hvd.HorovodInternalError) as caught:
-        hvd.init()
-    return str(caught.value)
-
-
-def test_nobody_meets_anew_where_the_store_was_of_the_killed_rank(launch: Launch) -> None:
-    ranks = launch(with_the_store_of_rank_0, 3, free_address().rpartition(":")[2])
-    for rank in range(3):
-        ranks.hear(rank)
-    ranks.kill(0)
-    for rank in (1, 2):
-        assert "it must be the launcher's" in ranks.result(rank)
-
-
-def elastic(me: Me) -> dict[str, Any]:
-    hvd.init()
-    model = network(me.rank)
-    sampler = hvd.elastic.ElasticSampler(range(12), shuffle=False)
-    state = hvd.elastic.TorchState(
-        model, optim.SGD(model.parameters(), lr=0.1), sampler=sampler, step=0, sizes=[]
-    )
-    resets: list[int] = []
-    state.register_reset_callbacks([lambda: resets.append(hvd.size())])
-
-    @hvd.elastic.run
-    def train(state: Any) -> None:
-        while state.step < 4:
-            total = hvd.allreduce(torch.ones(1), op=hvd.Sum, name="total").item()
-            with torch.no_grad():
-                for parameter in model.parameters():
-                    parameter.add_(1.0)
-            if state.step == 2 and me.rank == 1 and hvd.size() == 3:
-                me.say("dies")
-                me.hear()
-            if state.step == 2:
-                hvd.barrier()
-            state.sizes = [*state.sizes, int(total)]
-            state.step += 1
-            if state.step == 1:
-                state.sampler.record_batch(0, 1)
-            state.commit()
-
-    train(state)
-    result = {
-        "rank": hvd.rank(),
-        "sizes": state.sizes,
-        "resets": resets,
-        "model": flat(model),
-        "left": list(state.sampler),
-    }
-    hvd.shutdown()
-    return result
-
-
-def test_a_training_goes_on_without_a_killed_rank_from_its_last_commit(launch: Launch) -> None:
-    ranks = launch(elastic, 3)
-    assert ranks.hear(1) == "dies"
-    ranks.kill(1)
-    first, second = ranks.result(0), ranks.result(2)
-    assert (first["rank"], second["rank"]) == (0, 1)
-    for got in (first, second):
-        assert got["sizes"] == [3, 3, 2, 2]
-        assert got["resets"] == [2]
-        # Rank 0's parameters, four steps later: the one that failed counts once.
-        torch.testing.assert_close(got["model"], flat(network(0)) + 4.0)
-    assert first["left"] == [3, 5, 7, 9, 11]
-    assert second["left"] == [4, 6, 8, 10, 3], "what three ranks had is not given again"
-
-
-def ended(me: Me) -> list[int]:
-    hvd.init()
-    state = hvd.elastic.ObjectState(sizes=[])
-
-    @hvd.elastic.run
-    def train(state: Any) -> None:
-        while len(state.sizes) < 3:
-            if state.sizes and me.rank == 1:
-                end()  # as a process does that ends, by an exception for example
-                return
-            total = hvd.allreduce(torch.ones(1), op=hvd.Sum).item()
-            state.sizes = [*state.sizes, int(total)]
-            state.commit()
-
-    train(state)
-    hvd.shutdown()
-    return list(state.sizes)
-
-
-def test_a_training_goes_on_without_a_rank_that_ended(launch: Launch) -> None:
-    assert launch(ended, 3).results() == [[3, 2, 2], [3], [3, 2, 2]]
-
-
-def told_of_hosts(me: Me) -> list[int]:
-    hvd.init()
-    state = hvd.elastic.ObjectState(began=0, step=0)
-
-    @hvd.elastic.run
-    def train(state: Any) -> None:
-        state.began += 1
-        while state.step < 3:
-            state.step += 1
-            if state.step == 2 and me.rank == 0 and state.began == 1:
-                state.on_hosts_updated(1.0, hvd.elastic.HostUpdateResult.added)
-            state.commit()
-
-    train(state)
-    hvd.shutdown()
-    return [state.began, state.step]
-
-
-def test_new_hosts_interrupt_at_a_commit_and_nothing_is_lost(launch: Launch) -> None:
-    assert launch(told_of_hosts, 2).results() == [[2, 3], [2, 3]]
-
-
 def ending(me: Me) -> tuple[bool, float]:
     hvd.init()
     if me.rank == 1:
@@ -613,6 +592,21 @@ def ending(me: Me) -> tuple[bool, float]:
 
 def test_a_shutdown_is_told_to_who_still_waits_and_all_can_begin_anew(launch: Launch) -> None:
     assert launch(ending, 2).results() == [(False, 2.0)] * 2
+
+
+def parted(me: Me) -> str:
+    hvd.init()
+    text = ""
+    if me.rank == 1:
+        with pytest.raises(hvd.HorovodInternalError) as caught:
+            hvd.add_process_set([0, 1])
+        text = str(caught.value)
+    hvd.shutdown()
+    return text
+
+
+def test_a_process_set_that_others_do_not_wait_for_is_no_wrong_set(launch: Launch) -> None:
+    assert launch(parted, 2).results() == ["", "rank 0 has called shutdown"]
 
 
 def some(me: Me) -> tuple[int, int] | str:

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from fanin.horovod.adasum import adasum
 from fanin.horovod.coordinator import FUSED_BYTES_MAX, STALL_SECONDS, Coordinator
+from fanin.horovod.execution import Groups
 from fanin.horovod.requests import Batch, Form, Joined, Kind, Over, ReduceOp, Refused, Request
 from fanin.horovod.world import Position
 
@@ -116,10 +118,29 @@ def test_process_sets_are_known_by_their_ranks() -> None:
     coordinator.hear(asks(0, "x", 4, process_set=1))
     assert names(coordinator.decide()[0]) == ["x"], "rank 1 is not waited for"
     all_ask(Kind.REMOVE_PROCESS_SET, (0, 2), "3")
+    assert isinstance(all_ask(Kind.REMOVE_PROCESS_SET, (0, 2), "4"), Refused)
     coordinator.hear(asks(2, "x", 4, process_set=1))
     (refused,) = coordinator.decide()
     assert isinstance(refused, Refused)
-    assert isinstance(all_ask(Kind.REMOVE_PROCESS_SET, (0, 2), "4"), Refused)
+
+
+def test_what_waits_for_a_process_set_is_refused_when_the_set_is_removed() -> None:
+    now = 0.0
+    coordinator = Coordinator(3, lambda: now)
+    for rank in range(3):
+        coordinator.hear(Request(rank, Kind.ADD_PROCESS_SET, "1", ranks=(0, 2)))
+    coordinator.decide()
+    coordinator.hear(asks(2, "x", 4, process_set=1))
+    for rank in range(3):
+        coordinator.hear(Request(rank, Kind.REMOVE_PROCESS_SET, "2", ranks=(0, 2)))
+    refused, removed = coordinator.decide()
+    assert isinstance(refused, Refused)
+    assert refused.key == (1, Kind.ALLREDUCE, "x")
+    assert "process set 1 is not there any more" in refused.reason
+    assert isinstance(removed, Batch)
+    now = STALL_SECONDS + 1.0
+    assert coordinator.stalled() == []
+    assert not coordinator.waiting
 
 
 def test_who_is_waited_for_long_is_named_once() -> None:
@@ -158,3 +179,12 @@ def test_adasum_averages_what_is_parallel_and_adds_what_is_not() -> None:
     torch.testing.assert_close(adasum([x, y]), x + y)
     torch.testing.assert_close(adasum([x, x, y, y]), x + y)
     torch.testing.assert_close(adasum([x, torch.zeros(2)]), x)
+
+
+def test_who_joined_adds_zeros_on_the_device_that_it_named() -> None:
+    groups = Groups(dist.ProcessGroup(0, 1), 0, 1)
+    theirs = Form((2,), torch.float32, "cuda")
+    assert groups.device_of(theirs) == torch.device("cuda")
+    groups.joined_on = 1
+    assert groups.device_of(theirs) == torch.device("cuda", 1)
+    assert groups.zeros(form(2)).device == torch.device("cpu")

@@ -98,6 +98,16 @@ def test_a_program_is_started_as_by_horovodrun(tmp_path: Path, python: list[str]
     assert done.returncode == 0
 
 
+def test_a_module_is_started_as_by_horovodrun(tmp_path: Path) -> None:
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "train.py").write_text(HOROVOD)
+    command = fanin("run", "-np", "2", "-m", "package.train", "--epochs", "3")
+    done = subprocess.run(
+        command, env=clean_environment(), cwd=tmp_path, timeout=DEADLINE, check=False
+    )
+    assert done.returncode == 0
+
+
 @pytest.mark.parametrize(
     ("flags", "error"),
     [

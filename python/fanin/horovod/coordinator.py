@@ -69,8 +69,7 @@ class Coordinator:
             self._decided += self._fused()
             self._decided.append(Over(f"rank {request.rank} has ended", ended=request.rank))
         elif request.process_set not in self._sets:
-            reason = f"process set {request.process_set} is not there any more"
-            self._decided.append(Refused(request.key, reason))
+            self._decided.append(Refused(request.key, _removed(request.process_set)))
         else:
             asked = self._asked.setdefault(request.key, {})
             asked[request.rank] = request
@@ -167,8 +166,16 @@ class Coordinator:
             number = self._number(one.ranks)
             assert number is not None
             del self._sets[number]
+            self._refuse_all(number)
             return Operation(one, since, number=number)
         return Operation(one, since)
+
+    def _refuse_all(self, number: int) -> None:
+        """Refuse what some ranks of a process set that was removed have asked for."""
+        for key in [key for key in self._asked if key[0] == number]:
+            del self._asked[key]
+            self._since.pop(key, None)
+            self._decided.append(Refused(key, _removed(number)))
 
     def _number(self, ranks: tuple[int, ...]) -> int | None:
         """Return the number of a process set that can be removed; None if there is none."""
@@ -236,6 +243,10 @@ def _called(key: Key) -> str:
     number, kind, name = key
     where = f" of process set {number}" if number else ""
     return f"{kind.value} {name!r}{where}"
+
+
+def _removed(number: int) -> str:
+    return f"process set {number} is not there any more"
 
 
 def _named(ranks: list[int]) -> str:

@@ -23,7 +23,7 @@ from torch._C._distributed_c10d import ProcessGroup
 
 from fanin.errors import AllReduceTimeout, FaninError, RankLost
 from fanin.horovod.coordinator import Coordinator
-from fanin.horovod.errors import HorovodInternalError
+from fanin.horovod.errors import Disagreement, HorovodInternalError
 from fanin.horovod.execution import Groups, Own, execute
 from fanin.horovod.requests import (
     Batch,
@@ -58,7 +58,7 @@ class Handle:
         self._result = result
         self._done = threading.Event()
         self._said: Any = None
-        self._error: Exception | None = None
+        self._error: HorovodInternalError | None = None
         # What the program has queued on the device comes before.
         self._queued = [
             torch.cuda.current_stream(tensor.device).record_event()
@@ -76,7 +76,7 @@ class Handle:
         self._said = said
         self._done.set()
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: HorovodInternalError) -> None:
         """Let who waits have an error."""
         self._error = error
         self._done.set()
@@ -89,7 +89,7 @@ class Handle:
         """Return the result once it is there; raises `HorovodInternalError`."""
         self._done.wait()
         if self._error is not None:
-            raise HorovodInternalError(str(self._error)) from self._error.__cause__
+            raise type(self._error)(str(self._error)) from self._error.__cause__
         return self._result(self.own, self._said)
 
 
@@ -160,6 +160,11 @@ class Engine:
                 self._words.say(request)
         return handle
 
+    def join(self, device: int) -> Handle:
+        """Submit a join; zeros for the others' CUDA tensors are on that device, -1 is any."""
+        self._groups.joined_on = device
+        return self.submit(Request(self._rank, Kind.JOIN))
+
     def stop(self, *, ends: bool) -> None:
         """End the engines of all ranks, and return once this one has; the process `ends`, too."""
         with contextlib.suppress(HorovodInternalError, ValueError):
@@ -217,7 +222,7 @@ class Engine:
                 case Refused(key, reason):
                     handle = self._taken(key)
                     if handle is not None:
-                        handle.fail(HorovodInternalError(reason))
+                        handle.fail(Disagreement(reason))
                 case Joined(last):
                     handle = self._taken((0, Kind.JOIN, ""))
                     assert handle is not None

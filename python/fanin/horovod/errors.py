@@ -10,6 +10,14 @@ class HorovodInternalError(RuntimeError):
     """
 
 
+class Disagreement(HorovodInternalError):  # noqa: N818 - what happened
+    """What ranks asked for cannot be; nobody is gone, and all can go on."""
+
+
+class Apart(HorovodInternalError):  # noqa: N818 - what happened
+    """The ranks cannot meet anew, however often they try: `elastic.run` raises it."""
+
+
 class HostsUpdatedInterrupt(RuntimeError):  # noqa: N818 - Horovod's name
     """The machines of a job changed: no state is lost, and the ranks meet anew."""
 

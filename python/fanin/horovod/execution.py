@@ -55,6 +55,8 @@ class Groups:
         self._groups: dict[int, tuple[tuple[int, ...], ProcessGroup]] = {
             0: (tuple(range(size)), world)
         }
+        self.joined_on = -1
+        """The number of the CUDA device where a rank that has joined adds zeros."""
         self._rooms: dict[tuple[torch.dtype, torch.device], Tensor] = {}
 
     def room(self, like: Tensor, elements: int) -> Tensor:
@@ -64,6 +66,16 @@ class Groups:
             kept = like.new_empty(elements)
             self._rooms[like.dtype, like.device] = kept
         return kept[:elements]
+
+    def zeros(self, form: Form) -> Tensor:
+        """Return what a rank that has joined adds."""
+        return torch.zeros(form.shape, dtype=form.dtype, device=self.device_of(form))
+
+    def device_of(self, form: Form) -> torch.device:
+        """Return where this rank has tensors of its own for others' of a form."""
+        if form.device == "cpu" or self.joined_on < 0:
+            return torch.device(form.device)
+        return torch.device(form.device, self.joined_on)
 
     def has(self, process_set: int) -> bool:
         """Whether this rank is in it."""
@@ -117,12 +129,14 @@ _Execution = Callable[[Sequence[Operation], Sequence[Own | None], Groups], None]
 class _Piece:
     """One tensor of a batch, and whose it is."""
 
-    def __init__(self, operation: Operation, own: Own | None, position: int) -> None:
+    def __init__(
+        self, operation: Operation, own: Own | None, position: int, groups: Groups
+    ) -> None:
         self.request = operation.request
         self.form = operation.request.tensors[position]
         self.own = own
         self.position = position
-        self.tensor = own.inputs[position] if own is not None else _zeros(self.form)
+        self.tensor = own.inputs[position] if own is not None else groups.zeros(self.form)
 
     def scaled(self) -> Tensor:
         return scaled(self.tensor, self.request.scales[0])
@@ -133,20 +147,20 @@ class _Piece:
 
 
 def _pieces(
-    operations: Sequence[Operation], mine: Sequence[Own | None]
+    operations: Sequence[Operation], mine: Sequence[Own | None], groups: Groups
 ) -> Iterable[tuple[torch.dtype, list[_Piece]]]:
     """Return the tensors of operations, those of one dtype together, on all ranks alike."""
     alike: dict[torch.dtype, list[_Piece]] = {}
     for operation, own in zip(operations, mine, strict=True):
         for position, form in enumerate(operation.request.tensors):
-            alike.setdefault(form.dtype, []).append(_Piece(operation, own, position))
+            alike.setdefault(form.dtype, []).append(_Piece(operation, own, position, groups))
     return alike.items()
 
 
 def _allreduce(operations: Sequence[Operation], mine: Sequence[Own | None], groups: Groups) -> None:
     request = operations[0].request
     group, _, size = groups.of(request.process_set)
-    for dtype, pieces in _pieces(operations, mine):
+    for dtype, pieces in _pieces(operations, mine, groups):
         if request.op is ReduceOp.Adasum:
             _adasum(pieces, group, size)
             continue
@@ -283,7 +297,7 @@ def _reducescatter(
 ) -> None:
     request = operations[0].request
     group, rank, size = groups.of(request.process_set)
-    for dtype, pieces in _pieces(operations, mine):
+    for dtype, pieces in _pieces(operations, mine, groups):
         # What goes to each rank, in one piece; the first ranks get a row more, the others zeros.
         cuts = [torch.split(piece.scaled(), rows(piece.form, size)) for piece in pieces]
         columns = [torch.cat([cut[place].reshape(-1) for cut in cuts]) for place in range(size)]
@@ -307,10 +321,6 @@ def rows(form: Form, size: int) -> list[int]:
     """Return how many rows of a tensor each rank gets."""
     least, more = divmod(form.shape[0], size)
     return [least + 1] * more + [least] * (size - more)
-
-
-def _zeros(form: Form) -> Tensor:
-    return torch.zeros(form.shape, dtype=form.dtype, device=form.device)
 
 
 def _bytes(tensor: Tensor) -> Tensor:

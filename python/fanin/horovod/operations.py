@@ -265,14 +265,15 @@ def grouped_reducescatter_async(
     return _scatter(tensors, name, op, process_set, scales, _all)
 
 
-def join(device: int = -1) -> int:  # noqa: ARG001 - zeros are made where the others' tensors are
+def join(device: int = -1) -> int:
     """Say that this rank has no more data, and wait until all ranks have said so.
 
-    It adds zeros to the others' sums and averages meanwhile, which count it. Returns the rank that
-    joined last.
+    It adds zeros to the others' sums and averages meanwhile, which count it: for CUDA tensors on
+    the CUDA device of that number, the current one if it is -1. Returns the rank that joined last.
     """
-    engine = world().engine
-    last: int = synchronize(engine.submit(Request(0, Kind.JOIN)))
+    if device < 0 and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        device = torch.cuda.current_device()  # of this thread: the engine's has its own
+    last: int = synchronize(world().engine.join(device))
     return last
 
 

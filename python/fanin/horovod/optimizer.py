@@ -6,6 +6,7 @@ import contextlib
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from fanin.horovod.adasum_optimizer import AdasumSteps
 from fanin.horovod.compression import Compression, Compressor
 from fanin.horovod.functions import broadcast_object
 from fanin.horovod.operations import Adasum, Average, synchronize
-from fanin.horovod.parameters import Passes, name_added, named, when_ready, with_steps
+from fanin.horovod.parameters import Passes, all_of, name_added, named, when_ready, with_steps
 from fanin.horovod.process_sets import ProcessSet, global_process_set
 from fanin.horovod.requests import ReduceOp
 from fanin.horovod.world import size
@@ -135,15 +136,19 @@ class Reduction:
 
     def finish(self) -> None:
         """Wait for all gradients, and put them into their parameters."""
-        for parameters, (handle, contexts) in self._under_way.items():
-            if callable(handle):
-                parameters[0].grad = handle()
-                continue
-            results = zip(parameters, synchronize(handle), contexts, strict=True)
-            for parameter, result, context in results:
-                _put(parameter, self._compression.decompress(result, context))
-        self._under_way = {}
-        self.passes.begin(self.passes.of)
+        under_way = self._under_way
+        self.forget()
+        # All, as the names of those that are not waited for could not be used again.
+        all_of(partial(self._put, parameters, *sent) for parameters, sent in under_way.items())
+
+    def _put(self, parameters: tuple[Tensor, ...], handle: Any, contexts: list[Any]) -> None:
+        if callable(handle):
+            parameters[0].grad = handle()
+            return
+        for parameter, result, context in zip(
+            parameters, synchronize(handle), contexts, strict=True
+        ):
+            _put(parameter, self._compression.decompress(result, context))
 
     def _gradient(self, parameter: Tensor) -> Tensor:
         if parameter.grad is None:
@@ -223,8 +228,8 @@ class ReducedSteps(torch.optim.Optimizer):
         if self._synchronizes:
             if self._synchronized:
                 warnings.warn(
-                    "optimizer.step() called without optimizer.skip_synchronize() context after "
-                    "optimizer.synchronize(): gradients are reduced twice",
+                    "optimizer.step() called without optimizer.skip_synchronize(): the gradients, "
+                    "which synchronize() has reduced, are reduced a second time",
                     stacklevel=2,
                 )
             self.synchronize()

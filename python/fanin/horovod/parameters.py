@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fanin.horovod.errors import HorovodInternalError
+
 
 def named(
     optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, Tensor]] | None
@@ -53,6 +55,18 @@ def when_ready(parameter: Tensor, call: Callable[[Tensor], None]) -> None:
     register(call)
 
 
+def all_of(calls: Iterable[Callable[[], None]]) -> None:
+    """Make all calls, also after one that fails, and raise the first failure at the end."""
+    failures = []
+    for call in calls:
+        try:
+            call()
+        except HorovodInternalError as error:
+            failures.append(error)
+    if failures:
+        raise failures[0]
+
+
 class Passes:
     """How many backward passes each parameter's gradient still waits for."""
 
@@ -75,8 +89,8 @@ class Passes:
         """Count a pass, and return whether it was the last one."""
         if self._left[parameter] == 0:
             raise AssertionError(
-                f"a gradient was computed more than backward_passes_per_step ({self.each}) times "
-                "before step(): give a larger backward_passes_per_step to add gradients up"
+                f"one backward() too many: {self.each} of them make a step by "
+                "backward_passes_per_step, so call step(), or set that higher"
             )
         self._left[parameter] -= 1
         return self.is_ready(parameter)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from fanin.horovod.errors import HorovodInternalError
+from fanin.horovod.errors import Disagreement
 from fanin.horovod.requests import Kind, Request
 from fanin.horovod.world import World, is_current, world
 
@@ -111,9 +111,7 @@ def _agree(kind: Kind, process_set: ProcessSet) -> int:
     handle = engine.submit(Request(0, kind, engine.name(0, kind), ranks=ranks))
     try:
         number = handle.wait()
-    except HorovodInternalError as error:
-        if error.__cause__ is not None:
-            raise
+    except Disagreement as error:
         raise ValueError(str(error)) from None
     assert isinstance(number, int)
     return number

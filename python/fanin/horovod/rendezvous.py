@@ -11,11 +11,13 @@ import os
 import time
 from typing import Final
 
+from torch import distributed
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 from torch.distributed import DistError
+from torch.distributed.distributed_c10d import _get_default_store
 from torch.distributed.rendezvous import rendezvous
 
-from fanin.horovod.errors import HorovodInternalError
+from fanin.horovod.errors import Apart
 
 SURVIVORS_SECONDS: Final = 10.0
 """How long the survivors of a failure wait for one that no error has named as lost."""
@@ -32,16 +34,22 @@ class Rendezvous:
         """Places that an error named since the last meeting."""
         self.failed = False
         """Whether the last job ended by an error."""
-        if "RANK" in os.environ or "WORLD_SIZE" in os.environ:
+        if distributed.is_initialized():
+            # The program's own: what it was made by, the environment need not say.
+            self._base: Store = _get_default_store()
+            self.place, size = distributed.get_rank(), distributed.get_world_size()
+        elif "RANK" in os.environ or "WORLD_SIZE" in os.environ:
             self._base, self.place, size = next(iter(rendezvous("env://")))
         else:
             self._base, self.place, size = HashStore(), 0, 1
         self.places = list(range(size))
+        self.job = self.places
+        """The place of each rank of the last job: of all, unless `init(comm)` named some."""
 
     def announce(self, lost: list[int]) -> None:
         """Say, once an engine has failed, that this process is still there."""
         self.failed = True
-        self.lost.update(self.places[rank] for rank in lost)
+        self.lost.update(self.job[rank] for rank in lost)
         with contextlib.suppress(RuntimeError):  # gone, too: `meet` says so
             self._store().set(f"survives/{self.place}", "yes")
 
@@ -49,12 +57,14 @@ class Rendezvous:
         """Return a store for the next job, and the places in it: one for each rank."""
         if self.failed:
             try:
-                self.places = self._survivors()
+                left = self._survivors()
             except DistError as error:
-                raise HorovodInternalError(
+                raise Apart(
                     "the store where ranks meet is gone with the process that had it: to go on "
                     "without any rank, it must be the launcher's (docs/horovod.md, Elastic)"
                 ) from error
+            gone = set(self.job) - set(left)
+            self.places = [place for place in self.places if place not in gone]
             self.failed = False
             self.lost = set()
         self._generation += 1
@@ -65,18 +75,19 @@ class Rendezvous:
 
     def _survivors(self) -> list[int]:
         """Agree on who is left. The first who has heard of all, or waited long enough, says it."""
-        store = self._store()
+        # Other processes of the launcher's may have a job of their own.
+        store = PrefixStore(f"of/{self.job}", self._store())
         end = time.monotonic() + SURVIVORS_SECONDS
         while not store.check(["survivors"]):
-            here = [p for p in self.places if store.check([f"survives/{p}"])]
-            if set(self.places) - self.lost <= set(here) or time.monotonic() > end:
+            here = [place for place in self.job if self._store().check([f"survives/{place}"])]
+            if set(self.job) - self.lost <= set(here) or time.monotonic() > end:
                 store.compare_set("survivors", "", ",".join(map(str, here)))
             else:
                 time.sleep(_PAUSE)
         places = [int(place) for place in store.get("survivors").decode().split(",")]
         if self.place not in places:
-            raise HorovodInternalError(
+            raise Apart(
                 f"the other processes went on without this one, which came back more than "
-                f"{SURVIVORS_SECONDS:g} s after them: {places} of {self.places}"
+                f"{SURVIVORS_SECONDS:g} s after them: {places} of {self.job}"
             )
         return places

@@ -22,6 +22,9 @@ def init(
     MASTER_PORT). A process that nobody launched is a job of one. Where the program has called
     `torch.distributed.init_process_group`, the ranks are that group's.
 
+    Raises `HorovodInternalError` if a rank is gone or does not come
+    (`__cause__` says which). What was made until then is undone, and `init` may be called again.
+
     `comm` are ranks of the launcher's: those alone make the job, counted anew in that order.
     `process_sets` are added; "dynamic" is accepted, and says nothing, as sets can always be added.
     """
@@ -30,8 +33,17 @@ def init(
         raise ValueError(f'process_sets is {process_sets!r}: a list of them, or "{sets.DYNAMIC}"')
     if comm is not None and not isinstance(comm, Sequence):
         raise ValueError(f"comm is {comm!r}: a list of ranks, as there is no MPI")
-    if not world.begin(comm or []):
-        return
+    if world.begin(comm or []):
+        _begun(listed)
+
+
+def init_again() -> None:
+    """Join the job of those that are left of an `init`: with the same `comm`, but for the lost."""
+    if world.begin_again():
+        _begun([])
+
+
+def _begun(listed: Iterable[sets.ProcessSet]) -> None:
     atexit.unregister(world.end)  # from an earlier one
     atexit.register(world.end)
     path = os.environ.get(TIMELINE_VARIABLE, "")

@@ -68,7 +68,8 @@ class _Normalised(Function):
         ctx: Any, batch: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
     ) -> Any:
         axes = [axis for axis in range(batch.dim()) if axis != 1]
-        variance, mean = torch.var_mean(batch, axes, correction=0)
+        values = _precise(batch)
+        variance, mean = torch.var_mean(values, axes, correction=0)
         count = mean.new_full((1, mean.numel()), batch.numel() / batch.shape[1])
         own = torch.cat([count, mean[None], variance[None]]).double()
         of_all = synchronize(allgather_async(own[None]))
@@ -77,30 +78,38 @@ class _Normalised(Function):
         mean = (counts * means).sum(0) / total
         variance = (counts * (variances + (means - mean).square())).sum(0) / total
         inverse = (variance + eps).rsqrt()
-        normal = ((batch - _wide(mean, batch)) * _wide(inverse, batch)).to(batch.dtype)
-        ctx.save_for_backward(normal, inverse, weight, total)
+        normal = (values - _wide(mean, values)) * _wide(inverse, values)
+        kept = normal.to(batch.dtype)
+        ctx.save_for_backward(kept, inverse, weight, total)
         output = normal
         if weight is not None:
-            output = output * _wide(weight, batch)
+            output = output * _wide(weight, values)
         if bias is not None:
-            output = output + _wide(bias, batch)
+            output = output + _wide(bias, values)
+        output = output.to(batch.dtype)
         ctx.mark_non_differentiable(mean, variance, total)
-        return (output.clone() if output is normal else output), mean, variance, total
+        return (output.clone() if output is kept else output), mean, variance, total
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> Any:
         normal, inverse, weight, total = ctx.saved_tensors
         axes = [axis for axis in range(gradient.dim()) if axis != 1]
+        dtype, gradient, normal = gradient.dtype, _precise(gradient), _precise(normal)
         of_bias = gradient.sum(axes)
         of_weight = (gradient * normal).sum(axes)
         sums = synchronize(allreduce_async(torch.stack([of_bias, of_weight]).double(), op=Sum))
         mean, along = (sums / total).unbind(0)
         scale = inverse if weight is None else inverse * weight
         centred = gradient - _wide(mean, gradient) - normal * _wide(along, gradient)
-        of_batch = (centred * _wide(scale, gradient)).to(gradient.dtype)
+        of_batch = (centred * _wide(scale, gradient)).to(dtype)
         if weight is None:
             return of_batch, None, None, None
-        return of_batch, of_weight, of_bias, None
+        return of_batch, of_weight.to(weight.dtype), of_bias.to(weight.dtype), None
+
+
+def _precise(values: Tensor) -> Tensor:
+    """Return values in a dtype whose sums can be trusted: float32 for bfloat16 and float16."""
+    return values.float() if values.dtype.itemsize < 4 else values
 
 
 def _wide(of_channels: Tensor, batch: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ say, and rank 0 sees at once whose process has ended.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import pickle
 import secrets
@@ -32,6 +33,13 @@ HANDSHAKE_SECONDS = 5.0
 PART_SECONDS = 10.0
 """How long rank 0 waits until all have done what was decided last."""
 _PARTED = "parted"
+SILENT_SECONDS = 30
+"""After which a machine that answers nothing is gone, whether or not it was sent something."""
+_KEPT_ALIVE = {
+    socket.TCP_KEEPIDLE: 5,
+    socket.TCP_KEEPINTVL: 5,
+    socket.TCP_USER_TIMEOUT: SILENT_SECONDS * 1000,
+}
 
 
 class Gone(Exception):  # noqa: N818 - what happened
@@ -57,10 +65,15 @@ class Followers:
         address = own_address(store)
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         with socket.create_server((address, 0), family=family, backlog=size) as server:
-            store.set("words", pickle.dumps((family, server.getsockname()[:2], key)).hex())
+            port = server.getsockname()[1]
+            store.set("words", json.dumps([int(family), address, port, key.hex()]))
             server.settimeout(MEET_SECONDS)
-            while len(self._connections) < size - 1:
-                self._meet(server, key, size)
+            try:
+                while len(self._connections) < size - 1:
+                    self._meet(server, key, size)
+            except BaseException:
+                self.close()
+                raise
 
     def _meet(self, server: socket.socket, key: bytes, size: int) -> None:
         """Take the next rank that connects; whoever does not know the key is let go."""
@@ -74,7 +87,7 @@ class Followers:
                 waited=MEET_SECONDS,
             ) from None
         _limit(accepted, HANDSHAKE_SECONDS)
-        _at_once(accepted)
+        _tune(accepted)
         connection = Connection(accepted.detach())
         try:
             deliver_challenge(connection, key)
@@ -147,17 +160,22 @@ class Leader:
     """The end of a rank other than 0."""
 
     def __init__(self, store: Store, rank: int) -> None:
-        family, address, key = pickle.loads(bytes.fromhex(store.get("words").decode()))
+        # No pickle before the key is known on both ends.
+        family, address, port, key = json.loads(store.get("words"))
         with socket.socket(family) as connected:
             connected.settimeout(MEET_SECONDS)
-            connected.connect(address)
+            connected.connect((address, port))
             connected.settimeout(None)
-            _at_once(connected)
+            _tune(connected)
             self._connection = Connection(connected.detach())
-        answer_challenge(self._connection, key)
-        deliver_challenge(self._connection, key)
-        self._connection.send_bytes(rank.to_bytes(4))
         self._sending = threading.Lock()
+        try:
+            answer_challenge(self._connection, bytes.fromhex(key))
+            deliver_challenge(self._connection, bytes.fromhex(key))
+            self._connection.send_bytes(rank.to_bytes(4))
+        except BaseException:
+            self.close()
+            raise
 
     def say(self, what: Any) -> None:
         """Say something to rank 0, from any thread."""
@@ -193,9 +211,13 @@ def connect(store: Store, rank: int, size: int) -> Followers | Leader:
     return Followers(store, size) if rank == 0 else Leader(store, rank)
 
 
-def _at_once(connected: socket.socket) -> None:
-    """Send each word when it is said, and not with the next one: who hears it may not answer."""
+def _tune(connected: socket.socket) -> None:
+    """Send each word when it is said, and end when the other's machine is gone without one."""
+    # Not with the next one: who hears it may not answer.
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _KEPT_ALIVE.items():
+        connected.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def _limit(connected: socket.socket, seconds: float) -> None:

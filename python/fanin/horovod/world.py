@@ -10,11 +10,14 @@ from dataclasses import dataclass
 
 from torch import distributed
 from torch._C._distributed_c10d import PrefixStore, ProcessGroup, Store
+from torch.distributed import DistError
+from torch.distributed.distributed_c10d import _get_default_store
 
 import fanin.torch  # noqa: F401 - makes its backend known to torch
+from fanin.errors import JoinTimeout, RankLost
 from fanin.horovod import words
 from fanin.horovod.engine import Engine
-from fanin.horovod.errors import HorovodInternalError
+from fanin.horovod.errors import Apart, HorovodInternalError
 from fanin.horovod.rendezvous import Rendezvous
 from fanin.horovod.timeline import Timeline
 
@@ -56,18 +59,43 @@ class Position:
 class World:
     """One `init` of this process. Made by all of them; blocks until all are there."""
 
-    def __init__(self, meeting: Rendezvous, ranks: Sequence[int]) -> None:
+    engine: Engine
+
+    def __init__(self, meeting: Rendezvous, ranks: Sequence[int], *, again: bool) -> None:
         if ranks and distributed.is_initialized():
             raise ValueError("init(comm) names ranks, and there is a group already: leave it out")
         if meeting.failed and distributed.is_initialized():
-            raise HorovodInternalError(
+            raise Apart(
                 "a rank of the program's own group is gone: to go on without it, leave "
                 "init_process_group to hvd.init(), or call destroy_process_group() first"
             )
         self._ours = not distributed.is_initialized()
-        self._meeting = meeting
+        self._group: ProcessGroup | None = None
+        connected: words.Followers | words.Leader | None = None
+        try:
+            store, rank, size = self._join(meeting, ranks, again=again)
+            machines = PrefixStore("machines", store)
+            machines.set(f"{rank}", f"{os.environ.get(_MACHINE, '')}/{socket.gethostname()}")
+            named = [machines.get(f"{other}").decode() for other in range(size)]
+            self.position = Position.of(rank, named)
+            self.timeline = Timeline()
+            connected = words.connect(PrefixStore("engine", store), rank, size)
+            assert self._group is not None
+            self.engine = Engine(
+                self._group, connected, rank, size, self.timeline, meeting.announce
+            )
+        except BaseException:
+            if connected is not None:
+                connected.close()
+            self._leave()
+            raise
+
+    def _join(
+        self, meeting: Rendezvous, ranks: Sequence[int], *, again: bool
+    ) -> tuple[Store, int, int]:
+        """Make the group of all; return its store, this rank and the number of ranks."""
         if self._ours:
-            store, rank, size = _seat(meeting, ranks)
+            store, rank, size = _seat(meeting, ranks, again=again)
             distributed.init_process_group(
                 "fanin", store=PrefixStore("world", store), rank=rank, world_size=size
             )
@@ -78,44 +106,45 @@ class World:
             group = distributed.new_group(backend="fanin")
         assert isinstance(group, ProcessGroup)
         self._group = group
-        machines = PrefixStore("machines", store)
-        machines.set(f"{rank}", f"{os.environ.get(_MACHINE, '')}/{socket.gethostname()}")
-        named = [machines.get(f"{other}").decode() for other in range(size)]
-        self.position = Position.of(rank, named)
-        self.timeline = Timeline()
-        self.engine = Engine(
-            group,
-            words.connect(PrefixStore("engine", store), rank, size),
-            rank,
-            size,
-            self.timeline,
-            meeting.announce,
-        )
+        return store, rank, size
 
     def close(self, *, ends: bool) -> None:
         """Let all ranks end, and leave the groups."""
         self.engine.stop(ends=ends)
         self.timeline.stop()
-        with contextlib.suppress(ValueError, AssertionError):  # left, as the engine had failed
-            distributed.destroy_process_group(None if self._ours else self._group)
+        self._leave()
+
+    def _leave(self) -> None:
+        if self._ours or self._group is not None:
+            # Left already, if the engine had failed.
+            with contextlib.suppress(ValueError, AssertionError):
+                distributed.destroy_process_group(None if self._ours else self._group)
 
 
-def _seat(meeting: Rendezvous, ranks: Sequence[int]) -> tuple[Store, int, int]:
+def _seat(meeting: Rendezvous, ranks: Sequence[int], *, again: bool) -> tuple[Store, int, int]:
     """Return where this process and others meet, its rank there, and how many they are."""
     store, places = meeting.meet()
+    if again:
+        ranks = [rank for rank in ranks if rank in places]
     if not ranks:
+        meeting.job = places
         return store, places.index(meeting.place), len(places)
     if meeting.place not in ranks or not set(ranks) <= set(places):
         raise ValueError(
             f"init(comm={list(ranks)}) is for processes that are in it, and of those that there "
             f"are; this is rank {meeting.place} of {len(places)}"
         )
+    meeting.job = list(ranks)
     name = ",".join(map(str, ranks))
     return PrefixStore(f"of/{name}", store), list(ranks).index(meeting.place), len(ranks)
 
 
 _world: World | None = None
-_meeting: Rendezvous | None = None
+_comm: list[int] = []
+# By the store of the program's own group, or None where the launcher's is used.
+_meetings: dict[Store | None, Rendezvous] = {}
+_LOST = (JoinTimeout, RankLost, words.Gone, DistError, OSError, EOFError)
+"""What `init` fails with when a rank is gone, or does not come."""
 
 
 def world() -> World:
@@ -127,12 +156,28 @@ def world() -> World:
 
 def begin(ranks: Sequence[int]) -> bool:
     """Make this process's job; false if there is one."""
-    global _world, _meeting
+    return _begin(list(ranks), again=False)
+
+
+def begin_again() -> bool:
+    """Make the job of the same ranks as before, but for those that are lost."""
+    return _begin(_comm, again=True)
+
+
+def _begin(comm: list[int], *, again: bool) -> bool:
+    global _world, _comm
     if _world is not None:
         return False
-    if _meeting is None:
-        _meeting = Rendezvous()
-    _world = World(_meeting, ranks)
+    of_group = _get_default_store() if distributed.is_initialized() else None
+    if of_group not in _meetings:
+        _meetings[of_group] = Rendezvous()
+    meeting = _meetings[of_group]
+    try:
+        _world = World(meeting, comm, again=again)
+    except _LOST as error:
+        meeting.announce([])
+        raise HorovodInternalError(f"hvd.init(): {error}") from error
+    _comm = comm
     return True
 
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from fanin.horovod.elastic.state import State
-from fanin.horovod.errors import HorovodInternalError, HostsUpdatedInterrupt
-from fanin.horovod.starting import init
+from fanin.horovod.errors import Apart, HorovodInternalError, HostsUpdatedInterrupt
+from fanin.horovod.starting import init_again
 from fanin.horovod.world import shutdown
 
 
@@ -23,19 +23,20 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(func)
     def training(state: State, *args: Any, **keywords: Any) -> Any:
-        synchronised = False
+        before: list[Callable[[], None]] = [state.sync]
         while True:
             try:
-                if not synchronised:
-                    state.sync()
+                while before:
+                    before[0]()
+                    del before[0]
                 return func(state, *args, **keywords)
+            except Apart:
+                raise
             except HorovodInternalError:
-                state.restore()
-                synchronised = False
+                before = [state.restore, shutdown, init_again, state.on_reset, state.sync]
             except HostsUpdatedInterrupt as interrupt:
-                synchronised = interrupt.skip_sync
-            shutdown()
-            init()
-            state.on_reset()
+                before = [shutdown, init_again, state.on_reset]
+                if not interrupt.skip_sync:
+                    before.append(state.sync)
 
     return training
