@@ -15,8 +15,8 @@ import pytest
 import torch
 from conftest import Launch, free_address
 from fanin import errors
-from fanin.horovod import words
 from fanin.horovod.world import world
+from fanin.torch import words
 from ranks import DEADLINE, Me, sums_on_switch
 from torch import nn, optim
 from torch._C._distributed_c10d import HashStore

@@ -9,9 +9,9 @@ import fanin.horovod as hvd
 import pytest
 import torch
 from conftest import Launch, free_address
-from fanin.horovod import words
 from fanin.horovod.errors import HostsUpdatedInterrupt
 from fanin.horovod.world import end
+from fanin.torch import words
 from ranks import Me
 from test_horovod import flat, network
 from torch import nn, optim

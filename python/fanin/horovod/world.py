@@ -15,11 +15,11 @@ from torch.distributed.distributed_c10d import _get_default_store
 
 import fanin.torch  # noqa: F401 - makes its backend known to torch
 from fanin.errors import JoinTimeout, RankLost
-from fanin.horovod import words
 from fanin.horovod.engine import Engine
 from fanin.horovod.errors import Apart, HorovodInternalError
 from fanin.horovod.rendezvous import Rendezvous
 from fanin.horovod.timeline import Timeline
+from fanin.torch import words
 
 # Where a launcher says which of its machines this is: hosts may share a name.
 _MACHINE = "GROUP_RANK"

@@ -30,8 +30,8 @@ from torch.distributed.distributed_c10d import _get_default_store
 
 from fanin import _fanin
 from fanin.errors import FaninError
-from fanin.horovod.words import Followers, Gone, Leader, connect
 from fanin.torch.channel import LOSS_TIMEOUT
+from fanin.torch.words import Followers, Gone, Leader, connect
 
 PULSE = 1.0
 """Seconds after which an epoch of nobody shows that all ranks are still there."""

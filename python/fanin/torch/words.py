@@ -1,4 +1,4 @@
-"""The connections of rank 0 to all other ranks, on which requests and decisions travel.
+"""Connections of rank 0 to all other ranks, on which words and decisions travel.
 
 Beside torch's groups, as those serve collectives: here a rank speaks when it has something to
 say, and rank 0 sees at once whose process has ended.
@@ -82,7 +82,7 @@ class Followers:
         except TimeoutError:
             absent = sorted(set(range(1, size)) - set(self._connections.values()))
             raise JoinTimeout(
-                f"hvd.init(): ranks {absent} did not connect to rank 0 within {MEET_SECONDS:g} s",
+                f"ranks {absent} did not connect to rank 0 within {MEET_SECONDS:g} s",
                 missing_ranks=absent,
                 waited=MEET_SECONDS,
             ) from None
