@@ -66,8 +66,8 @@ demo: build
 test: test-tools
 	# Side by side: pip and the linker of a release are one core's work, for minutes.
 	$(MAKE) --no-print-directory -j 2 build compile-rust
-	# And these, as Python's tests wait most of their time, while Rust's keep every core busy.
-	$(MAKE) --no-print-directory -j 3 lint test-rust test-python
+	# One after the other: Python's have limits, which they would come near to beside Rust's.
+	$(MAKE) --no-print-directory lint test-rust test-python
 	# By itself, as it runs for a time and not to an end.
 	$(MAKE) --no-print-directory fuzz
 
@@ -94,9 +94,9 @@ test-rust: test-tools
 	# Each benchmark once. Of the whole workspace, as the tests are, so that nothing is built with other features again.
 	cargo test --workspace --quiet --bench '*'
 
-# A file is one worker's, as its tests may share what is slow to make. Most tests wait: three at a time keep two cores busy.
+# A file is one worker's, as its tests may share what is slow to make. Most tests wait: two at a time take little more than half as long.
 test-python: build
-	$(BIN)/python -m pytest -n 3 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 # Hostile networks in the simulator, eight times as many as in `make test`; and ranks killed at random moments, under torchrun. A quarter of an hour, and ten minutes. A
 # seed of the latter alone: LONG="-k 'moments and 3'".
