@@ -22,6 +22,7 @@ from fanin.horovod.errors import Apart
 SURVIVORS_SECONDS: Final = 10.0
 """How long the survivors of a failure wait for one that no error has named as lost."""
 _PAUSE: Final = 0.01
+"""Between two looks at the store, which waits for all of several keys, and not for one of them."""
 _PREFIX: Final = "fanin/horovod"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from enum import IntFlag
 from typing import TYPE_CHECKING, Any
@@ -29,7 +30,7 @@ class HostUpdateResult(IntFlag):
     mixed = 3
 
 
-class State:
+class State(ABC):
     """What a training function is given by `run`; subclasses say what it consists of."""
 
     def __init__(self, bcast_object: Callable[[Any], Any], get_rank: Callable[[], int]) -> None:
@@ -47,19 +48,19 @@ class State:
         def __setattr__(self, name: str, value: Any) -> None:
             """Take what the program puts there."""
 
+    @abstractmethod
     def save(self) -> None:
         """Keep the state in memory."""
-        raise NotImplementedError
 
+    @abstractmethod
     def restore(self) -> None:
         """Go back to what was saved last."""
-        raise NotImplementedError
 
+    @abstractmethod
     def sync(self) -> None:
         """Take rank 0's state."""
-        raise NotImplementedError
 
-    def reset(self) -> None:
+    def reset(self) -> None:  # noqa: B027 - a subclass may leave it out
         """Adapt to other ranks; nothing unless a subclass says what."""
 
     def commit(self) -> None:
