@@ -11,14 +11,18 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import tomllib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import fanin
 import psutil
 import pytest
+from fanin._simulation import StoppedError
 from fanin.sweep import SweepError, cluster
 from fanin.sweep.figures import rows
 from fanin.sweep.parameter import Parameter, points
@@ -499,6 +503,39 @@ def test_an_address_where_no_cluster_answers_is_told_in_bounded_time(
         monkeypatch.setattr(cluster, "ANSWER_S", 2.0)
         with pytest.raises(SweepError, match=r"answers at .* \(waited 2 s\)"):
             cluster.Cluster(address)
+
+
+def test_a_cluster_is_left_once_nobody_waits_for_what_never_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waits, seen = threading.Event(), []
+
+    def wait(tasks: list[object], timeout: float) -> tuple[list[object], list[object]]:
+        waits.set()
+        threading.Event().wait(timeout)
+        seen.append("waited")
+        return [], tasks
+
+    task = SimpleNamespace(remote=lambda *_: object(), options=lambda **_: task)
+    ray = SimpleNamespace(
+        init=lambda *_, **__: None,
+        remote=lambda _: task,
+        wait=wait,
+        cancel=lambda *_, **__: None,
+        exceptions=SimpleNamespace(RayError=OSError),
+        shutdown=lambda: seen.append("shut down"),
+    )
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.setattr(cluster, "_answers", lambda _: None)
+    place = cluster.Cluster("127.0.0.1:6379")
+    with ThreadPoolExecutor() as pool:
+        simulated = pool.submit(place.simulate, "small", SMALL, 1)
+        assert waits.wait(DEADLINE)
+        place.stop()
+        with pytest.raises(StoppedError):
+            simulated.result(DEADLINE)
+    assert seen[-1] == "shut down"
+    assert seen.count("shut down") == 1
 
 
 def test_without_ray_a_cluster_is_refused_with_the_cure(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,8 @@ from fanin.sweep import SweepError
 
 ANSWER_S = 30.0
 """How long a cluster may take to answer: Ray waits for minutes, and cannot be interrupted."""
+_LOOK_S = 0.5
+"""How often who waits for a task looks whether all was stopped."""
 _HOST_PORT = re.compile(r"([\w.-]+):(\d+)")
 # In a process of its own, which can be ended while Ray waits.
 _TRY = "import sys, ray; ray.init(sys.argv[1], log_to_driver=False, logging_level=40)"
@@ -33,7 +35,7 @@ class Cluster:
         ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
         # Else tasks go to this machine's node until half of it is busy.
         self._task = ray.remote(simulate_on_node).options(scheduling_strategy="SPREAD")
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
         self._running: set[Any] = set()
         self._stopped = False
         self.nodes: Counter[str] = Counter()
@@ -52,6 +54,10 @@ class Cluster:
             task = self._task.remote(program(), name, text, seed)
             self._running.add(task)
         try:
+            # What is cancelled need not become ready: a node may be gone.
+            while not self._ray.wait([task], timeout=_LOOK_S)[0]:
+                if self._stopped:
+                    raise StoppedError
             found, wrong, node = self._ray.get(task)
         except self._ray.exceptions.RayError as error:
             if self._stopped:
@@ -63,6 +69,7 @@ class Cluster:
         finally:
             with self._lock:
                 self._running.discard(task)
+                self._lock.notify_all()
         with self._lock:
             self.nodes[node] += 1
         return found, wrong
@@ -74,6 +81,9 @@ class Cluster:
             running = list(self._running)
         for task in running:
             self._ray.cancel(task, force=True)
+        with self._lock:
+            # Ray never returns to a thread that waits for a task when it is shut down.
+            self._lock.wait_for(lambda: not self._running)
         self._ray.shutdown()
 
 
