@@ -516,7 +516,7 @@ def test_a_cluster_is_left_once_nobody_waits_for_what_never_ends(
         seen.append("waited")
         return [], tasks
 
-    task = SimpleNamespace(remote=lambda *_: object(), options=lambda **_: task)
+    task: Any = SimpleNamespace(remote=lambda *_: object(), options=lambda **_: task)
     ray = SimpleNamespace(
         init=lambda *_, **__: None,
         remote=lambda _: task,
