@@ -14,7 +14,7 @@ import argparse
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict, Unpack
 
@@ -270,6 +270,11 @@ class Settings:
         choices = list(_choices(said, called))
         protocol = _protocol(choices)
         return cls(**{c.name: _held_to(protocol, c) for c in choices if c.text is not None})
+
+    def at(self, switch: str | None) -> Settings:
+        """Return these settings with another switch, or none; raises `ValueError` as `of`."""
+        named = None if switch is None else _parsed(Choice("switch", switch, "switch"))
+        return replace(self, switch=named)
 
     def encode(self) -> str:
         """Return a text from which `decode` makes these settings again, on any machine."""

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from fanin.torch.asynchronous import AsynchronousOptimizer as AsynchronousOptimizer
     from fanin.torch.backend import lost as lost
     from fanin.torch.backend import plan as plan
+    from fanin.torch.backend import replan as replan
     from fanin.torch.hook import HookState as HookState
     from fanin.torch.hook import allreduce_hook as allreduce_hook
     from fanin.torch.options import Options as Options
@@ -66,6 +67,7 @@ __all__ = [
     "allreduce_hook",
     "lost",
     "plan",
+    "replan",
     "sub_models",
 ]
 
@@ -120,7 +122,7 @@ def __getattr__(name: str) -> object:
         from fanin.torch.partition import sub_models
 
         return sub_models
-    if name in ("lost", "plan"):
+    if name in ("lost", "plan", "replan"):
         from fanin.torch import backend
 
         return getattr(backend, name)

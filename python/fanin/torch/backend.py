@@ -20,12 +20,14 @@ from torch._C._distributed_c10d import PrefixStore, ProcessGroup, ReduceOp, Stor
 from torch._compile import _disable_dynamo
 
 from fanin import _fanin
+from fanin._membership import Connected
 from fanin._settings import Settings
-from fanin.torch import collectives, handles, splitting
+from fanin.errors import FaninError
+from fanin.torch import collectives, handles, handshake, splitting
 from fanin.torch.channel import Channel
 from fanin.torch.delegating import DelegatingBackend, TensorLists
 from fanin.torch.interface import gloo_address
-from fanin.torch.membership import agree
+from fanin.torch.membership import agree, naming_absent
 from fanin.torch.options import Options, settings_of
 from fanin.torch.work import Part, seconds
 
@@ -89,6 +91,30 @@ def lost(group: ProcessGroup | None = None) -> tuple[int, int]:
     return _backend_of(group).lost()
 
 
+def replan(switch: str | None = None, group: ProcessGroup | None = None) -> None:
+    """Have a group's sums shared anew, by other services: between two steps, on all its ranks.
+
+        for step, batch in enumerate(batches):
+            if step % 100 == 0:
+                fanin.torch.replan(Path("switches").read_text().strip())  # who serves from now on
+            ...
+
+    Spare machines (`fanin switch`) come and go so while a job runs. `switch` ("HOST:PORT[,..]")
+    names them in place of those before; where it is None, as rank 0 names them; and where it is
+    None there, too, the ranks' machines sum alone. What was begun is done first, by those who began
+    it. Then the ranks say anew what their links carry, and join the services that the new plan
+    gives a share to; `plan` and `fanin status` show it. A service that is no longer named may be
+    stopped then.
+
+    Where that cannot be, all ranks are told why, and the group goes on as it was: the errors of
+    `fanin.errors`. Both jobs are on the services for a moment: one whose memory is full has no room
+    (`PoolExhausted`). Costs what `init_process_group` does. Other groups keep their services.
+
+    Raises `ValueError` for a group that is not fanin's.
+    """
+    _backend_of(group).replan(switch)
+
+
 def _backend_of(group: ProcessGroup | None) -> FaninBackend:
     chosen: ProcessGroup | None = group or distributed.group.WORLD
     if chosen is None:
@@ -99,6 +125,7 @@ def _backend_of(group: ProcessGroup | None) -> FaninBackend:
     return backend
 
 
+_Made = TypeVar("_Made")
 _Method = TypeVar("_Method", bound=Callable[..., Work])
 
 
@@ -143,15 +170,14 @@ class FaninBackend(DelegatingBackend):
             if connected is not None:
                 connected.close()
             raise
-        if connected is None:
-            self._channel = Channel(None)
-        else:
-            hosted = connected.hosted
-            self._channel = Channel(connected.client, hosted.release if hosted else None)
+        self._channel = Channel(None) if connected is None else _channel(connected)
+        self._store = store
+        self._replanned = 0
         self._timeout = timeout
         self._group = group
         self.settings = settings
         self._on_switch = 0
+        self._lost_before = (0, 0)
         handles.install()
         splitting.install(FaninBackend)
 
@@ -328,7 +354,53 @@ class FaninBackend(DelegatingBackend):
 
     def lost(self) -> tuple[int, int]:
         """See `fanin.torch.lost`."""
-        return self._channel.lost()
+        before, now = self._lost_before, self._channel.lost()
+        return before[0] + now[0], before[1] + now[1]
+
+    def replan(self, switch: str | None) -> None:
+        """See `fanin.torch.replan`."""
+        # After all that is under way, on every rank.
+        self.barrier(c10d.BarrierOptions()).wait()
+        if self.size() == 1:
+            return
+        self._replanned += 1
+        rank, size, waits = self.rank(), self.size(), self._timeout.total_seconds()
+        store = PrefixStore(f"replan-{self._replanned}/", self._store)
+        # What cannot be, all ranks are told, before one joins and waits for the others, and after.
+        settings = self._agreed(store, "names", lambda: self.settings.at(switch), lambda _: None)
+        membership = agree(store, rank, size, self._group, self._timeout, settings)
+        connected = self._agreed(
+            membership.store,
+            "joined",
+            lambda: membership.connect(settings, rank, size, waits),
+            Connected.close,
+        )
+        before = self._channel
+        self._lost_before = self.lost()
+        self._channel = _channel(connected)
+        self.settings = settings
+        before.close()
+
+    def _agreed(
+        self, store: Store, name: str, make: Callable[[], _Made], undo: Callable[[_Made], None]
+    ) -> _Made:
+        """Return what `make` does, if no rank fails to make its own; raise on all if one does."""
+        made, error, waits = None, None, self._timeout.total_seconds()
+        try:
+            made = make()
+        except (FaninError, ValueError) as cause:
+            error = cause
+        with naming_absent(self._group, waits):
+            said = "" if error is None else str(error)
+            told = handshake.gather(store, self.rank(), self.size(), name, said, waits)
+        if error is not None:
+            raise error
+        assert made is not None
+        wrong = [f"rank {rank}: {text}" for rank, text in enumerate(told) if text]
+        if wrong:
+            undo(made)
+            raise FaninError(f"{wrong[0]}; the group goes on as it was")
+        return made
 
     def _under_way(self) -> list[Work]:
         return [*self._channel.under_way(), *super()._under_way()]
@@ -394,6 +466,11 @@ class FaninBackend(DelegatingBackend):
     def abort(self) -> None:
         self._channel.close()
         super().abort()
+
+
+def _channel(connected: Connected) -> Channel:
+    hosted = connected.hosted
+    return Channel(connected.client, hosted.release if hosted else None)
 
 
 def _average(op: ReduceOp | ReduceOp.RedOpType) -> bool | None:

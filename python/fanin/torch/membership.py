@@ -45,7 +45,7 @@ class Membership:
         """Join the job; blocks until all ranks have. Raises the errors of `fanin.errors`."""
 
         def gather(name: str, text: str, left: float) -> list[str]:
-            with self.naming_absent(timeout):
+            with naming_absent(self.group, timeout):
                 return handshake.gather(self.store, rank, world_size, name, text, left)
 
         ranks = Ranks(
@@ -62,18 +62,19 @@ class Membership:
         own = replace(settings, switch=settings.switch or self.switch)
         return ranks.connect(own, timeout, time.monotonic() + timeout)
 
-    @contextlib.contextmanager
-    def naming_absent(self, waited: float) -> Iterator[None]:
-        """Turn what the store lacks into an error that names the ranks."""
-        try:
-            yield
-        except handshake.Absent as absent:
-            raise JoinTimeout(
-                f"group {self.group!r}: {_named(absent.ranks)} did not say within {waited:g} s "
-                "where they are; did they end?",
-                missing_ranks=absent.ranks,
-                waited=waited,
-            ) from None
+
+@contextlib.contextmanager
+def naming_absent(group: str, waited: float) -> Iterator[None]:
+    """Turn what the store lacks into an error that names the ranks of a group."""
+    try:
+        yield
+    except handshake.Absent as absent:
+        raise JoinTimeout(
+            f"group {group!r}: {_named(absent.ranks)} did not say within {waited:g} s "
+            "where they are; did they end?",
+            missing_ranks=absent.ranks,
+            waited=waited,
+        ) from None
 
 
 def new_job(job: str | None, group: str) -> str:
