@@ -238,7 +238,7 @@ class _Flat:
 
     def restore(self) -> None:
         """Make the parameters what the services' were last."""
-        pieces = self._latest.split([parameter.numel() for parameter in self._parameters])
+        pieces = torch.split(self._latest, [each.numel() for each in self._parameters])
         with torch.no_grad():
             for parameter, piece in zip(self._parameters, pieces, strict=True):
                 parameter.copy_(piece.view(parameter.shape))
