@@ -26,6 +26,39 @@ class LocalRanks:
     def close(self) -> None:
         """Give the memory back, if no client has taken it."""
 
+class Parameters:
+    """A worker's parameters at services (`fanin parameters`) that share them in equal parts.
+
+    `services` are host:port, in an order that is the same for all workers; `key` is 16 bytes that
+    the workers of this training have alone. Every call waits for a service that is away, `timeout`
+    seconds at most, and then raises `SwitchUnreachable`; `ParametersRefused` where one does not
+    serve this training. Bytes of parameters are little-endian.
+    """
+
+    def __new__(
+        cls,
+        services: Sequence[str],
+        key: bytes,
+        worker: int,
+        workers: int,
+        dtype: Literal["float32", "float64"],
+        elements: int,
+        *,
+        timeout: float,
+    ) -> Parameters: ...
+    def create(self, first: bytes) -> None:
+        """Make the model of these first parameters. One worker does, before others ask for it."""
+
+    def exchange(self, delta: bytes | None) -> tuple[bytes, int]:
+        """Add a delta; return the latest parameters, and how many of this worker's were lost.
+
+        Those are deltas before this one, which a service that was started again does not have.
+        Without a delta, asks alone.
+        """
+
+    def leave(self) -> None:
+        """Be done. Once all are, the services forget the model."""
+
 class Meeting:
     """The ranks of a job at the first of the switches that rank 0 names, before they join.
 

@@ -162,6 +162,10 @@ class SwitchLost(FaninError):
     """The switch stopped answering, and did not come back in time."""
 
 
+class ParametersRefused(FaninError):
+    """A parameter service does not serve this training: it lost it, or has no room for it."""
+
+
 class Closed(FaninError):
     """The group was closed, here, before this all-reduce was done (or started)."""
 
@@ -176,6 +180,7 @@ __all__ = [
     "JoinRefused",
     "JoinTimeout",
     "NotASwitch",
+    "ParametersRefused",
     "PoolExhausted",
     "ProtocolMismatch",
     "ProtocolVersionMismatch",

@@ -15,6 +15,7 @@ pub mod logging;
 pub mod machine;
 mod netlab;
 mod output;
+mod parameters;
 mod plan;
 mod profile;
 mod reproduce;
@@ -61,6 +62,7 @@ enum Command {
     Run(run::Arguments),
     Switch(switch::Arguments),
     Server(server::Arguments),
+    Parameters(parameters::Arguments),
     Status(status::Arguments),
     Doctor(doctor::Arguments),
     Bench(bench::Arguments),
@@ -92,6 +94,7 @@ pub fn exit_status(args: impl IntoIterator<Item = OsString>) -> u8 {
         Command::Run(arguments) => run::run(&arguments),
         Command::Switch(arguments) => switch::run(&arguments),
         Command::Server(arguments) => server::run(&arguments),
+        Command::Parameters(arguments) => parameters::run(&arguments),
         Command::Status(arguments) => status::run(&arguments),
         Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments),

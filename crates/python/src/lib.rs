@@ -15,6 +15,7 @@ mod ledger;
 mod local;
 mod meeting;
 mod membership;
+mod parameters;
 mod pending;
 mod plan;
 mod rotation;
@@ -38,6 +39,8 @@ mod _fanin {
     use crate::local::{LocalRanks, machine_id};
     #[pymodule_export]
     use crate::meeting::Meeting;
+    #[pymodule_export]
+    use crate::parameters::Parameters;
     #[pymodule_export]
     use crate::pending::Pending;
     #[pymodule_export]

@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from fanin.torch.backend import lost as lost
     from fanin.torch.backend import plan as plan
     from fanin.torch.backend import replan as replan
+    from fanin.torch.delta import DeltaOptimizer as DeltaOptimizer
     from fanin.torch.hook import HookState as HookState
     from fanin.torch.hook import allreduce_hook as allreduce_hook
     from fanin.torch.options import Options as Options
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AsynchronousOptimizer",
+    "DeltaOptimizer",
     "HookState",
     "Options",
     "allreduce_hook",
@@ -118,6 +120,10 @@ def __getattr__(name: str) -> object:
         from fanin.torch.asynchronous import AsynchronousOptimizer
 
         return AsynchronousOptimizer
+    if name == "DeltaOptimizer":
+        from fanin.torch.delta import DeltaOptimizer
+
+        return DeltaOptimizer
     if name == "sub_models":
         from fanin.torch.partition import sub_models
 

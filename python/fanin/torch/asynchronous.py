@@ -120,8 +120,8 @@ class AsynchronousOptimizer:
         self._sums = cast(
             distributed.ProcessGroup, distributed.split_group(group, [list(range(size))])
         )
-        _agree([(tuple(p.shape), p.dtype) for p in self._parameters], size, self._sums)
-        self._flats = [_Flat(of) for of in _alike(self._parameters)]
+        agree([(tuple(p.shape), p.dtype) for p in self._parameters], size, self._sums)
+        self._flats = [_Flat(of) for of in alike(self._parameters)]
         self._set = optimizer
         self._optimizer = _on_copies(optimizer, self._flats)
         state: list[Any] = [self._optimizer.state_dict() if self._rank == 0 else None]
@@ -451,7 +451,7 @@ class _Noise:
             return len(took)
 
 
-def _alike(parameters: list[Tensor]) -> list[list[Tensor]]:
+def alike(parameters: list[Tensor]) -> list[list[Tensor]]:
     """Return those of one dtype and device together."""
     found: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     for parameter in parameters:
@@ -479,7 +479,7 @@ def _settings(group: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in group.items() if name != "params"}
 
 
-def _agree(
+def agree(
     shapes: list[tuple[tuple[int, ...], torch.dtype]], size: int, group: distributed.ProcessGroup
 ) -> None:
     """Raise where another rank has other parameters."""

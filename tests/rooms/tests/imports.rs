@@ -7,7 +7,7 @@ use std::process::Command;
 use cargo_metadata::{DependencyKind, MetadataCommand};
 
 /// Room, and the rooms that it may import.
-const ALLOWED: [(&str, &[&str]); 11] = [
+const ALLOWED: [(&str, &[&str]); 12] = [
     ("wire", &[]),
     ("quant", &[]),
     ("plan", &[]),
@@ -16,8 +16,9 @@ const ALLOWED: [(&str, &[&str]); 11] = [
     ("udp", &["plan", "protocol", "wire"]),
     ("local", &["udp", "quant", "wire"]),
     ("controller", &["plan", "protocol", "wire", "udp", "local"]),
-    ("cli", &["plan", "protocol", "wire", "udp", "controller", "sim"]),
-    ("python", &["plan", "protocol", "wire", "quant", "udp", "controller", "cli", "sim"]),
+    ("parameters", &[]),
+    ("cli", &["parameters", "plan", "protocol", "wire", "udp", "controller", "sim"]),
+    ("python", &["parameters", "plan", "protocol", "wire", "quant", "udp", "controller", "cli", "sim"]),
     ("rooms", &[]),
 ];
 

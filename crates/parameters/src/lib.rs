@@ -1,0 +1,36 @@
+//! Asynchronous training with a service that only adds (BytePS §5, Figure 11b).
+//!
+//! A worker steps its own optimizer and sends by how much its parameters changed, the *delta*. The [`Server`] adds it to the latest
+//! parameters, and answers with those. Nobody waits for anybody. With the same order of exchanges the parameters are those of a
+//! parameter server that runs the optimizer (Theorem 2).
+//!
+//! A [`store`] holds models in pieces. A piece is the unit of everything: of order between workers, of what is added once
+//! whatever is sent again, and of what a [`snapshot`] keeps with its checksum. Parameters travel by TCP, in order and whole: there
+//! is nothing here to be summed on the way.
+//!
+//! Deliberately absent: collectives, jobs, Python.
+#![forbid(unsafe_code)]
+
+mod client;
+mod server;
+mod snapshot;
+mod store;
+
+/// The messages, generated from `proto/parameters.proto`.
+mod proto {
+    #![allow(missing_docs, reason = "the protocol file is the documentation")]
+    tonic::include_proto!("fanin.parameters.v1");
+}
+
+pub use client::{Exchanged, Parameters, ParametersConfig, ParametersError};
+pub use proto::Dtype;
+pub use server::{Server, ServerConfig, ServerError};
+pub use snapshot::SnapshotError;
+
+/// Elements of a piece: a megabyte of float32.
+const PIECE_ELEMENTS: usize = 1 << 18;
+/// Workers that a model may have.
+const WORKERS_MAX: u32 = 4096;
+
+/// What the workers of one training have alone: who knows it is one of them.
+pub type Key = [u8; 16];

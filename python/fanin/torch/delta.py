@@ -1,0 +1,254 @@
+"""Asynchronous training at services that only add (BytePS §5, Figure 11b).
+
+A worker steps its own optimizer, sends by how much that changed its parameters, and goes on with
+the latest ones. Nobody waits for anybody, and a worker that dies is missed by none. What comes of
+it is what a parameter server would have that runs the optimizer, with the same order of exchanges
+(Theorem 2), as far as a step is a function of gradients and of what the worker remembers of them.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, distributed
+
+from fanin import _fanin
+from fanin.errors import Closed
+from fanin.torch.asynchronous import agree, alike
+
+KEY_BYTES = 16
+_DTYPES: dict[torch.dtype, Literal["float32", "float64"]] = {
+    torch.float32: "float32",
+    torch.float64: "float64",
+}
+
+
+class Deltas:
+    """Steps an optimizer, and exchanges what that changed with the services; knows no group."""
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        services: str,
+        key: bytes,
+        worker: int,
+        workers: int,
+        timeout: float,
+    ) -> None:
+        self.optimizer = optimizer
+        self.parameters = parameters_of(optimizer)
+        named = [service.strip() for service in services.split(",")]
+        self._flats = [
+            _Flat(
+                of,
+                _fanin.Parameters(
+                    named,
+                    # Another model for each dtype, of the same training.
+                    bytes([*key[:-1], key[-1] ^ number]),
+                    worker,
+                    workers,
+                    _DTYPES[of[0].dtype],
+                    sum(parameter.numel() for parameter in of),
+                    timeout=timeout,
+                ),
+            )
+            for number, of in enumerate(alike(self.parameters))
+        ]
+        self.lost = 0
+        self._ended = False
+
+    def create(self) -> None:
+        """Make the services' parameters what this worker's are."""
+        for flat in self._flats:
+            flat.create()
+
+    def pull(self) -> None:
+        """Make this worker's parameters the latest ones."""
+        self._exchange([None] * len(self._flats))
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Step the optimizer, and take the latest parameters, with this step in them."""
+        if len(parameters_of(self.optimizer)) != len(self.parameters):
+            raise ValueError(
+                "the optimizer has got other parameters, and the services do not have those: make "
+                "a new DeltaOptimizer, on all ranks"
+            )
+        loss = self.optimizer.step() if closure is None else self.optimizer.step(closure)
+        deltas = [flat.delta() for flat in self._flats]
+        if not all(bool(delta.isfinite().all()) for delta in deltas):
+            for flat in self._flats:
+                flat.restore()
+            raise FloatingPointError(
+                "a step made NaN or infinity of parameters, which all workers would get: nothing "
+                "was sent, and the parameters are those before it; lower the learning rate, or "
+                "skip the batch (the optimizer's state may have it)"
+            )
+        self._exchange(deltas)
+        return loss
+
+    def _exchange(self, deltas: Sequence[Tensor | None]) -> None:
+        if self._ended:
+            raise Closed("an exchange with the parameter services failed before: begin anew")
+        # Where one fails nobody knows whether the services have it, and it must not be in twice.
+        self._ended = True
+        lost = [flat.exchange(delta) for flat, delta in zip(self._flats, deltas, strict=True)]
+        self._ended = False
+        self.lost += max(lost, default=0)
+
+    def leave(self) -> None:
+        """Be done; the services forget the parameters once all are."""
+        for flat in self._flats:
+            flat.services.leave()
+
+
+class DeltaOptimizer:
+    """Steps an optimizer here, and adds what it changed to parameters that all workers share.
+
+        model = Net()  # not in DistributedDataParallel
+        inner = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer = DeltaOptimizer(inner, "10.0.0.8:4801,10.0.0.9:4801")
+        for batch in batches:
+            optimizer.zero_grad()
+            loss(model, batch).backward()
+            optimizer.step()
+        optimizer.close()
+
+    `services` are where `fanin parameters` runs, the same for all ranks; several share the
+    parameters in equal parts. Collective: all ranks of `process_group` (None: the default group)
+    make one, with an optimizer of the same parameters, and close it. They begin with rank 0's
+    parameters; each has an optimizer, and its state, of its own, of any kind. Between the two no
+    rank waits for another one: ranks may do different numbers of steps, and where one dies the
+    others go on, but for `close`.
+
+    Every step sends the parameters' size and gets it back, over TCP, and changes them to the
+    latest ones. A gradient may be of parameters some steps old: a learning rate that is just small
+    enough for one worker may be too large for all together. Weight decay is of the parameters that
+    the worker had. Buffers (running means of BatchNorm) stay each rank's own.
+
+    A service that is away is waited for, `timeout` seconds at most. Started again with its
+    snapshots it goes on with what it saved last, at most some ten seconds ago; `lost` says how many
+    of this rank's steps are missing in that. Those who do not close (dead ranks) leave their
+    parameters to the services, which forget them after a day.
+
+    Raises `ValueError` for ranks whose parameters differ, and for others than float32 and float64;
+    `fanin.errors.SwitchUnreachable` where a service does not answer, and
+    `fanin.errors.ParametersRefused` where it has lost the parameters; from `step`
+    `FloatingPointError` for NaN and infinity, of which nothing is sent. From `close` the errors of
+    the group. After an error of a service no further step is possible here (`fanin.errors.Closed`),
+    as nobody knows whether the last one is in.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        services: str,
+        process_group: distributed.ProcessGroup | None = None,
+        *,
+        timeout: float = 300.0,
+    ) -> None:
+        group = process_group or distributed.group.WORLD
+        if group is None:
+            raise ValueError("there is no group: call init_process_group first")
+        self._group = group
+        size = group.size()
+        parameters = parameters_of(optimizer)
+        agree([(tuple(p.shape), p.dtype) for p in parameters], size, group)
+        for parameter in parameters:
+            if parameter.dtype not in _DTYPES:
+                raise ValueError(
+                    f"a parameter is {parameter.dtype}, in which small changes are lost: keep it "
+                    "in float32, and use torch.autocast"
+                )
+        told: list[Any] = [secrets.token_bytes(KEY_BYTES) if group.rank() == 0 else None]
+        distributed.broadcast_object_list(told, group_src=0, group=group)
+        self._deltas = Deltas(optimizer, services, told[0], group.rank(), size, timeout)
+        # What goes wrong on rank 0 all are told, who would ask for what is not there.
+        failed: list[Any] = [None]
+        if group.rank() == 0:
+            try:
+                self._deltas.create()
+            except Exception as error:
+                failed = [error]
+        distributed.broadcast_object_list(failed, group_src=0, group=group)
+        if failed[0] is not None:
+            raise failed[0]
+        self._deltas.pull()
+        self._closed = False
+
+    @property
+    def lost(self) -> int:
+        """How many steps of this rank a service has lost, as it was started again without them."""
+        return self._deltas.lost
+
+    def zero_grad(self) -> None:
+        """Forget the gradients of the parameters."""
+        for parameter in self._deltas.parameters:
+            parameter.grad = None
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Step, and return what `closure` did, with the latest parameters in the model."""
+        if self._closed:
+            raise ValueError("the optimizer is closed")
+        return self._deltas.step(closure)
+
+    def pull(self) -> None:
+        """Take the latest parameters, as before the model is tried or saved."""
+        if self._closed:
+            raise ValueError("the optimizer is closed")
+        self._deltas.pull()
+
+    def close(self) -> None:
+        """Wait until all ranks have closed, and return with the parameters that all have then."""
+        if self._closed:
+            return
+        self._closed = True
+        distributed.barrier(group=self._group)
+        self._deltas.pull()
+        distributed.barrier(group=self._group)
+        self._deltas.leave()
+
+
+class _Flat:
+    """Parameters of one dtype and device, and the services' parameters as they were last."""
+
+    def __init__(self, parameters: list[Tensor], services: _fanin.Parameters) -> None:
+        self._parameters = parameters
+        self.services = services
+        self._latest = self._now()
+
+    def _now(self) -> Tensor:
+        return torch.cat([parameter.detach().flatten() for parameter in self._parameters]).cpu()
+
+    def create(self) -> None:
+        self.services.create(_bytes(self._now()))
+
+    def delta(self) -> Tensor:
+        """By how much the parameters have changed."""
+        return self._now() - self._latest
+
+    def exchange(self, delta: Tensor | None) -> int:
+        """Take the latest parameters; returns how many steps are lost."""
+        latest, lost = self.services.exchange(None if delta is None else _bytes(delta))
+        self._latest = torch.frombuffer(bytearray(latest), dtype=self._latest.dtype)
+        self.restore()
+        return lost
+
+    def restore(self) -> None:
+        """Make the parameters what the services' were last."""
+        pieces = torch.split(self._latest, [each.numel() for each in self._parameters])
+        with torch.no_grad():
+            for parameter, piece in zip(self._parameters, pieces, strict=True):
+                parameter.copy_(piece.view(parameter.shape))
+
+
+def _bytes(values: Tensor) -> bytes:
+    data: bytes = values.numpy().tobytes()
+    return data
+
+
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """Return all parameters that an optimizer steps, in its order."""
+    return [parameter for each in optimizer.param_groups for parameter in each["params"]]

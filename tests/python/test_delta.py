@@ -1,0 +1,294 @@
+"""Asynchronous training by deltas: what services, workers and a parameter server come to."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import Launch, SwitchProcess
+from fanin import errors
+from fanin.torch import DeltaOptimizer
+from fanin.torch.delta import Deltas
+from ranks import Failure, Me, wait_until
+from torch import nn, optim
+
+Make = Callable[[list[torch.Tensor]], optim.Optimizer]
+WORKERS = 3
+
+
+@pytest.fixture
+def service() -> Iterator[SwitchProcess]:
+    """`fanin parameters`, which keeps nothing."""
+    with SwitchProcess(command="parameters") as process:
+        yield process
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Iterator[SwitchProcess]:
+    """`fanin parameters`, which can be killed and started again with what it had."""
+    with SwitchProcess("--snapshots", str(tmp_path / "kept"), command="parameters") as process:
+        yield process
+
+
+def layer(seed: int) -> nn.Linear:
+    torch.manual_seed(seed)
+    return nn.Linear(3, 2)
+
+
+def flat(model: nn.Module) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def give(model: nn.Module, value: float) -> None:
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, value)
+
+
+# Theorem 2.
+
+
+class ParameterServer:
+    """Asynchronous Parallel: it has the parameters and, for each worker, an optimizer."""
+
+    def __init__(self, parameters: torch.Tensor, make: Make) -> None:
+        self._latest = parameters.clone()
+        self._of_workers = [parameters.clone() for _ in range(WORKERS)]
+        self._optimizers = [make([own]) for own in self._of_workers]
+
+    def push(self, worker: int, gradient: torch.Tensor) -> torch.Tensor:
+        own = self._of_workers[worker]
+        own.copy_(self._latest)
+        own.grad = gradient
+        self._optimizers[worker].step()
+        self._latest = own.clone()
+        return self._latest
+
+
+def played(service: str, seed: int, make: Make) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same order of exchanges, with deltas at a service and with gradients at a server."""
+    drawing = random.Random(seed)
+    begun = torch.randn(5, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    models = [begun.clone() for _ in range(WORKERS)]
+    key = seed.to_bytes(16, "big")
+    workers = [
+        Deltas(make([model]), service, key, number, WORKERS, 60.0)
+        for number, model in enumerate(models)
+    ]
+    workers[0].create()
+    for worker in workers:
+        worker.pull()
+    server = ParameterServer(begun, make)
+    at_server = [begun] * WORKERS
+    for _ in range(40):
+        number = drawing.randrange(WORKERS)
+        # Of the parameters that the worker has, some steps old, as a loss's gradient is.
+        models[number].grad = models[number] * 0.5 + number
+        workers[number].step()
+        at_server[number] = server.push(number, at_server[number] * 0.5 + number)
+        torch.testing.assert_close(models[number], at_server[number], rtol=1e-12, atol=1e-12)
+    for worker in workers:
+        worker.leave()
+    return models[number], at_server[number]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda parameters: optim.SGD(parameters, lr=0.1),
+        lambda parameters: optim.SGD(parameters, lr=0.05, momentum=0.9),
+        lambda parameters: optim.Adam(parameters, lr=0.01),
+    ],
+    ids=["sgd", "momentum", "adam"],
+)
+def test_theorem_2_a_server_that_runs_the_optimizer_has_the_same(
+    service: SwitchProcess, make: Make
+) -> None:
+    for seed in range(10):
+        played(service.address, seed, make)
+
+
+# What ranks see.
+
+
+def unequal(me: Me, service: str) -> dict[str, Any]:
+    me.init()
+    model = layer(me.rank)
+    optimizer = DeltaOptimizer(optim.SGD(model.parameters(), lr=1.0), service)
+    begun = flat(model)
+    for _ in range(2 * me.rank + 1):
+        optimizer.zero_grad()
+        give(model, 1.0)
+        optimizer.step()
+    optimizer.close()
+    with pytest.raises(ValueError, match="closed"):
+        optimizer.step()
+    return {"begun": begun, "ended": flat(model), "lost": optimizer.lost}
+
+
+def test_ranks_do_unequal_numbers_of_steps_and_end_with_the_same(
+    launch: Launch, service: SwitchProcess
+) -> None:
+    with SwitchProcess(command="parameters") as other:
+        ranks = launch(unequal, 3, f"{service.address}, {other.address}").results()
+    begun = flat(layer(0))
+    assert torch.equal(ranks[0]["begun"], begun), "rank 0 began before it saw others"
+    for got in ranks:
+        assert torch.equal(got["ended"], ranks[0]["ended"])
+        assert got["lost"] == 0
+        torch.testing.assert_close(got["ended"], begun - 9.0)
+
+
+def while_one_dies(me: Me, service: str) -> Any:
+    me.init()
+    model = layer(0)
+    optimizer = DeltaOptimizer(optim.SGD(model.parameters(), lr=1.0), service)
+    give(model, 1.0)
+    optimizer.step()
+    if me.rank == 1:
+        me.say("in")
+        me.hear()
+    me.hear()
+    for _ in range(5):
+        optimizer.step()
+    me.say(flat(model))
+    optimizer.close()
+
+
+def test_who_dies_is_missed_by_nobody_before_the_end(
+    launch: Launch, service: SwitchProcess
+) -> None:
+    ranks = launch(while_one_dies, 2, service.address)
+    assert ranks.hear(1) == "in"
+    dead = ranks.processes[1]
+    assert dead.pid is not None
+    os.kill(dead.pid, signal.SIGKILL)
+    dead.join()
+    ranks.tell(0, "go on")
+    torch.testing.assert_close(ranks.hear(0), flat(layer(0)) - 7.0)
+    ended = ranks.outcome(0)
+    assert isinstance(ended, Failure)
+    assert ended.kind == "RankLost"
+
+
+def while_services_restart(me: Me, service: str) -> torch.Tensor:
+    me.init()
+    model = layer(0)
+    optimizer = DeltaOptimizer(optim.SGD(model.parameters(), lr=1.0), service)
+    me.say("begun")
+    me.hear()
+    give(model, 1.0)
+    optimizer.step()
+    optimizer.close()
+    return flat(model)
+
+
+def test_parameters_survive_a_service_that_is_killed(launch: Launch, kept: SwitchProcess) -> None:
+    ranks = launch(while_services_restart, 2, kept.address)
+    for rank in range(2):
+        assert ranks.hear(rank) == "begun"
+    kept.kill()
+    for rank in range(2):
+        ranks.tell(rank, "step")
+    kept.start()
+    ended = ranks.results()
+    assert torch.equal(ended[0], ended[1])
+    torch.testing.assert_close(ended[0], flat(layer(0)) - 2.0)
+    folder = Path(kept.options[1])
+    wait_until(lambda: not list(folder.glob("*.parameters")), "it is over, and forgotten")
+
+
+def test_a_service_without_its_snapshot_ends_the_training_with_the_cure(
+    launch: Launch, service: SwitchProcess
+) -> None:
+    ranks = launch(while_services_restart, 2, service.address)
+    for rank in range(2):
+        assert ranks.hear(rank) == "begun"
+    service.kill()
+    service.start()
+    for rank in range(2):
+        ranks.tell(rank, "step")
+        ended = ranks.outcome(rank)
+        assert isinstance(ended, Failure)
+        assert ended.kind == "ParametersRefused"
+        assert "--snapshots FOLDER" in ended.message
+
+
+def with_nan(me: Me, service: str) -> dict[str, Any]:
+    me.init()
+    model = layer(0)
+    optimizer = DeltaOptimizer(optim.SGD(model.parameters(), lr=1.0), service)
+    give(model, float("nan") if me.rank == 1 else 1.0)
+    before = flat(model)
+    if me.rank == 1:
+        with pytest.raises(FloatingPointError, match="nothing was sent"):
+            optimizer.step()
+        assert torch.equal(flat(model), before)
+        give(model, 2.0)
+    optimizer.step()
+    optimizer.close()
+    return {"ended": flat(model)}
+
+
+def test_nan_of_one_rank_reaches_no_other(launch: Launch, service: SwitchProcess) -> None:
+    for got in launch(with_nan, 2, service.address).results():
+        torch.testing.assert_close(got["ended"], flat(layer(0)) - 3.0)
+
+
+def refused(me: Me, address: str) -> None:
+    me.init()
+    model = layer(0)
+    inner = optim.SGD(model.parameters(), lr=1.0)
+    with pytest.raises(ValueError, match="HOST:PORT"):
+        DeltaOptimizer(inner, "")
+    with pytest.raises(errors.SwitchUnreachable, match="fanin parameters --listen"):
+        DeltaOptimizer(inner, address, timeout=0.3)
+    with pytest.raises(errors.ParametersRefused, match="it is no parameter service"):
+        DeltaOptimizer(inner, me.switch)
+    with pytest.raises(ValueError, match=r"keep it in float32"):
+        DeltaOptimizer(optim.SGD(model.bfloat16().parameters(), lr=1.0), address)
+    other = nn.Linear(3 + me.rank, 2)
+    with pytest.raises(ValueError, match="all ranks need the same model"):
+        DeltaOptimizer(optim.SGD(other.parameters(), lr=1.0), address)
+
+
+def test_what_cannot_be_is_refused_on_all_ranks(launch: Launch) -> None:
+    launch(refused, 2, "127.0.0.1:1").results()
+
+
+def of_two_dtypes(me: Me, service: str) -> list[torch.Tensor]:
+    me.init()
+    double = nn.Parameter(torch.zeros(2, dtype=torch.float64))
+    single = nn.Parameter(torch.zeros(3))
+    inner = optim.SGD([double, single], lr=1.0)
+    optimizer = DeltaOptimizer(inner, service)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = double.sum() + single.sum()
+        loss.backward()  # type: ignore[no-untyped-call]
+        found: torch.Tensor = loss.detach()
+        return found
+
+    assert float(optimizer.step(closure)) <= 0.0
+    optimizer.close()
+    more = nn.Parameter(torch.zeros(1))
+    another = DeltaOptimizer(inner, service)
+    inner.add_param_group({"params": [more]})
+    with pytest.raises(ValueError, match="make a new DeltaOptimizer"):
+        another.step()
+    return [double.detach(), single.detach()]
+
+
+def test_dtypes_have_models_of_their_own_and_parameters_stay_the_same_ones(
+    launch: Launch, service: SwitchProcess
+) -> None:
+    for double, single in launch(of_two_dtypes, 2, service.address).results():
+        assert double.dtype == torch.float64
+        assert (double == -2.0).all()
+        assert (single == -2.0).all()
