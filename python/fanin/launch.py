@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import argparse
 import os
-import socket
 import sys
 
 from fanin import _fanin
+from fanin._hosts import Host, hosts, taken
+from fanin._hosts import run as run_on
 from fanin._settings import (
     AS_VARIABLE,
     Settings,
@@ -35,8 +36,9 @@ examples:
         --rdzv-backend c10d --rdzv-endpoint 10.0.0.1:29500 train.py
   a program that has "gloo" written in it, unchanged:
     fanin run --as gloo --nproc-per-node 4 train.py
-  as horovodrun is called, on this machine:
+  as horovodrun is called, on this machine and over ssh on several:
     fanin run -np 4 python train.py
+    fanin run -np 4 -H a:2,b:2 python train.py
 """
 
 
@@ -76,14 +78,15 @@ def parser() -> argparse.ArgumentParser:
         dest="ranks",
         type=int,
         metavar="N",
-        help="ranks on this machine, as horovodrun has it: what follows is a command, with its "
-        '"python", or a script',
+        help="ranks on this machine, or on those of -H, as horovodrun has it: what follows is a "
+        'command, with its "python", or a script',
     )
     ours.add_argument(
         "-H",
         dest="hosts",
         metavar="HOST:SLOTS,...",
-        help="with -np: where, as horovodrun has it; this machine alone, by any of its names",
+        help="with -np: on which machines, as horovodrun has it; on others over ssh, which "
+        "must log in without a password, and find the same program and Python at the same paths",
     )
     return made
 
@@ -98,7 +101,7 @@ def run(argv: list[str]) -> int:
     parsed = parser()
     args = parsed.parse_args(argv)
     try:
-        _as_horovodrun(args)
+        machines = _as_horovodrun(args)
         settings = Settings.of_flags(args)
         stands_in = as_backend(args.stands_in)
     except ValueError as error:
@@ -112,19 +115,22 @@ def run(argv: list[str]) -> int:
             "TORCH_DEVICE_BACKEND_AUTOLOAD=0 switches off: unset it"
         )
     named = settings.switch
-    if not named and _nodes_max(parsed, args.nnodes) > 1:
+    of_several = len(machines) > 1 or _nodes_max(parsed, args.nnodes) > 1
+    if of_several and not named and (settings.protocol != "switchml" or settings.plan == "switch"):
         # Else the ranks say it; there will be none.
         _fanin.warn_of_unknown_variables()
         parsed.error(
             "with more than one node the ranks need a switch that all of them can reach: start one "
             "with `fanin switch --listen 0.0.0.0:4800`, and pass --switch ADDR:PORT on every node"
         )
-    if named and args.heartbeat_timeout is not None:
+    if (named or of_several or machines) and args.heartbeat_timeout is not None:
         parsed.error(
-            "--heartbeat-timeout is the switch's, and a switch is named: start that one with it "
-            "(fanin switch --heartbeat-timeout SECONDS)"
+            "--heartbeat-timeout is for the switch of this launcher, and it has none here: start "
+            "one with it (fanin switch --heartbeat-timeout SECONDS), and pass --switch"
         )
-    if named:
+    if machines:
+        return run_on(machines, _without_hosts(argv, args))
+    if named or of_several:  # where none is named the ranks' machines sum
         return _launch(args)
 
     try:
@@ -144,34 +150,36 @@ def run(argv: list[str]) -> int:
         switch.stop()
 
 
-def _as_horovodrun(args: argparse.Namespace) -> None:
-    """Make of -np and -H what torchrun knows; raises `ValueError` for what cannot be."""
+def _as_horovodrun(args: argparse.Namespace) -> list[Host]:
+    """Make of -np what torchrun knows, or return the machines of -H if some is another one.
+
+    Raises `ValueError` for what cannot be.
+    """
     if args.ranks is None:
         if args.hosts is not None:
             raise ValueError("-H is for -np: say how many ranks")
-        return
-    slots = _slots(args.hosts) if args.hosts is not None else args.ranks
+        return []
+    named = hosts(args.hosts) if args.hosts is not None else [Host("localhost", args.ranks)]
+    slots = sum(host.slots for host in named)
     if not 0 < args.ranks <= slots:
         raise ValueError(f"-np is {args.ranks}, and must be from 1 to the {max(slots, 1)} slots")
     args.nproc_per_node = str(args.ranks)
     args.no_python |= not args.module and not args.training_script.endswith(".py")
+    return [] if all(host.is_here for host in named) else taken(named, args.ranks)
 
 
-def _slots(hosts: str) -> int:
-    """Return how many slots this machine has by horovodrun's list of hosts."""
-    here = {"localhost", "127.0.0.1", "::1", socket.gethostname(), socket.getfqdn()}
-    slots = 0
-    for host in hosts.split(","):
-        name, _, count = host.rpartition(":") if ":" in host else (host, "", "1")
-        if not count.isdecimal():
-            raise ValueError(f"-H has {host!r}: HOST:SLOTS, with commas between")
-        if name not in here:
-            raise ValueError(
-                f"-H has {name!r}, which is not this machine: start the ranks of each machine "
-                "there, with `fanin run --nnodes ... --rdzv-endpoint ...`"
-            )
-        slots += int(count)
-    return slots
+def _without_hosts(argv: list[str], args: argparse.Namespace) -> list[str]:
+    """Return what each machine's `fanin run` is told: the same flags, but for which machines."""
+    ours = len(argv) - len(args.training_script_args) - 1
+    kept, flags = [], iter(argv[:ours])
+    for flag in flags:
+        if flag in ("-np", "-H"):
+            next(flags)
+        elif not flag.startswith(("-np=", "-H")):
+            kept.append(flag)
+    if args.no_python and "--no-python" not in kept and "--no_python" not in kept:
+        kept.append("--no-python")
+    return [*kept, *argv[ours:]]
 
 
 def _seconds(text: str) -> float:
