@@ -8,7 +8,6 @@ each gradient is there and how long a byte takes (BytePS §6.1; ByteScheduler, S
 from __future__ import annotations
 
 import heapq
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -69,13 +68,19 @@ def is_learned(number: int) -> bool:
 def seconds_a_byte(sent: Sequence[Sent]) -> float:
     """Return how long a byte takes, of what was sent one behind the other.
 
-    The median of those that found another on its way, if any did: what found none may have waited
-    for a rank that was late.
+    In the mean over those that found another on its way, if any did: what found none may have
+    waited for a rank that was late.
     """
-    alone, queued = [], []
+    alone, queued = (0.0, 0), (0.0, 0)
     before = float("-inf")
     for each in sent:
-        took = max(each.done - max(each.submitted, before), 0.0) / max(each.size_bytes, 1)
-        (queued if each.submitted < before else alone).append(took)
+        took = max(each.done - max(each.submitted, before), 0.0)
+        seconds, size_bytes = queued if each.submitted < before else alone
+        total = seconds + took, size_bytes + each.size_bytes
+        if each.submitted < before:
+            queued = total
+        else:
+            alone = total
         before = max(before, each.done)
-    return statistics.median(queued or alone)
+    seconds, size_bytes = queued if queued[1] else alone
+    return seconds / max(size_bytes, 1)

@@ -10,10 +10,12 @@ from torch._C._distributed_c10d import Work
 
 from fanin.torch.partition import packed
 
-PARTITION_BYTES_MAX = 1 << 20
-PARTITION_BYTES_MIN = 1 << 18
 PARTITIONS = 64
 """Of how many a model is made, if they are not too short then, or too long."""
+PARTITION_BYTES_MIN = 1 << 19
+"""As long as it takes that each of eight services sums a part of it: shorter ranges are not cut."""
+PARTITION_BYTES_MAX = 1 << 22
+"""BytePS' (§6.1)."""
 
 
 class Piece:

@@ -17,10 +17,7 @@ from torch._C._distributed_c10d import Work
 
 from fanin.torch import order
 from fanin.torch.order import Partition, Sent
-from fanin.torch.pieces import PARTITION_BYTES_MAX, Piece, pieces
-
-AHEAD_BYTES = 2 * PARTITION_BYTES_MAX
-"""Of what has been chosen, how much is on its way before more is chosen, when the order is made."""
+from fanin.torch.pieces import Piece, pieces
 
 
 class Sending:
@@ -180,7 +177,9 @@ class Sending:
         ]
         if not sent:
             return self._order
-        return order.order(partitions, order.seconds_a_byte(sent), AHEAD_BYTES)
+        # One is behind that which is being sent: the network has something to do meanwhile.
+        ahead_bytes = max(each.size_bytes for each in partitions)
+        return order.order(partitions, order.seconds_a_byte(sent), ahead_bytes)
 
 
 class _Times:
