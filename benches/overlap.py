@@ -101,7 +101,9 @@ def main() -> int:
         medians[system] = statistics.median(steps)
         spread = f"{1000 * min(steps):.0f} to {1000 * max(steps):.0f}"
         print(f"{system}: {1000 * medians[system]:.0f} ms a step ({spread})")
-    best = min((name for name in medians if name.startswith("DDP on fanin")), key=medians.__getitem__)
+    best = min(
+        (name for name in medians if name.startswith("DDP on fanin")), key=medians.__getitem__
+    )
     for system in (name for name in medians if not name.startswith("DDP on fanin")):
         print(f"{system} takes {medians[system] / medians[best]:.2f} of the time of {best}")
     return 0

@@ -143,9 +143,7 @@ class Sending:
             self._next += 1
             if self._times is not None:
                 self._times.submitted.append((number, time.monotonic()))
-            work = distributed.all_reduce(
-                piece.partitions[index], group=self._group, async_op=True
-            )
+            work = distributed.all_reduce(piece.partitions[index], group=self._group, async_op=True)
             piece.works[index] = work
             if self._times is not None and work is not None:
                 work.get_future().add_done_callback(partial(self._times.note_done, number))
