@@ -42,8 +42,8 @@ PARTS = ("overlap", "partitions", "order")
 """Each with those before it: the last is all of `DistributedOptimizer`."""
 
 
-def gpt(width: int = 100, blocks: int = 32) -> Iterator[Layer]:
-    """The shape of GPT-3 6.7B, which is 4096 wide: its table of tokens is a thirtieth of it."""
+def gpt(width: int = 141, blocks: int = 32) -> Iterator[Layer]:
+    """Return the shape of GPT-3 6.7B, which is 4096 wide: a thirtieth is its table of tokens."""
     squared = width * width
     yield [50257 * width // 4096 * width], 0.0
     for _ in range(blocks):
@@ -55,8 +55,8 @@ def gpt(width: int = 100, blocks: int = 32) -> Iterator[Layer]:
         yield [4 * squared, width], 4.0
 
 
-def vgg(part: int = 32) -> Iterator[Layer]:
-    """VGG-16's shape, with a part of its parameters: nine tenths are in the last layers."""
+def vgg(part: int = 16) -> Iterator[Layer]:
+    """Return VGG-16's shape, with a part of its parameters: nine tenths are in the last layers."""
     for before, after, work in VGG16:
         yield [9 * before * after // part, after], work
     for before, after, work in VGG16_DENSE:
@@ -74,7 +74,7 @@ def main() -> int:
     parser.add_argument("--model", choices=MODELS, default="gpt")
     parser.add_argument("--computing", type=float, default=1.0, help="for each second of sums")
     parser.add_argument("--rounds", type=int, default=3, help="turns of each system")
-    parser.add_argument("--steps", type=int, default=8, help="of a turn; the first two warm up")
+    parser.add_argument("--steps", type=int, default=8, help="of a turn; the first three warm up")
     parser.add_argument("--only", default="", help="systems with this in their names, and DDP")
     args = parser.parse_args()
     with (
@@ -120,7 +120,7 @@ def be_rank(args: argparse.Namespace) -> dict[str, Any]:
     dist.init_process_group(
         "gloo", init_method=f"file://{args.meeting}", rank=args.rank, world_size=args.workers
     )
-    group = dist.new_group(backend="fanin", pg_options=Options(rate=args.rate_bps))
+    sums: Any = dist.new_group(backend="fanin", pg_options=Options(rate=args.rate_bps))
     layers = list(MODELS[args.model]())
     elements = sum(sum(lengths) for lengths, _ in layers)
     whole = torch.ones(elements)
@@ -128,14 +128,14 @@ def be_rank(args: argparse.Namespace) -> dict[str, Any]:
     for _ in range(6):
         dist.barrier()
         began = time.monotonic()
-        dist.all_reduce(whole, group=group)
+        dist.all_reduce(whole, group=sums)
         took.append(time.monotonic() - began)
     agreed = [statistics.median(took[1:])]
     dist.broadcast_object_list(agreed)
     computing = args.computing * agreed[0]
     systems = {
         name: system
-        for name, system in _systems(torch, layers, computing, group)
+        for name, system in _systems(torch, layers, computing, sums)
         if args.only in name or name.startswith("DDP on fanin")
     }
     times: dict[str, list[float]] = {name: [] for name in systems}
@@ -145,7 +145,7 @@ def be_rank(args: argparse.Namespace) -> dict[str, Any]:
             for number in range(args.steps):
                 began = time.monotonic()
                 step()
-                if number > 1:
+                if number > 2:
                     times[name].append(time.monotonic() - began)
     dist.barrier()
     dist.destroy_process_group()
@@ -170,10 +170,14 @@ def _systems(
 
 
 def _overlapped(torch: Any, net: Any, group: Any, part: str) -> Callable[[], None]:
-    from fanin.torch import DistributedOptimizer, order, pieces
+    from fanin.torch import DistributedOptimizer
+    from fanin.torch import order as orders
+    from fanin.torch import pieces as whole
 
+    order: Any = orders
+    pieces: Any = whole
     kept = pieces.packed, pieces.PARTITION_BYTES_MIN, pieces.PARTITION_BYTES_MAX
-    if part == "overlap":
+    if part == "overlap":  # each tensor whole and by itself
         pieces.packed = lambda lengths, _: [[length] for length in lengths]
         pieces.PARTITION_BYTES_MIN = pieces.PARTITION_BYTES_MAX = 1 << 40
     plain = torch.optim.SGD(net.parameters(), lr=0.1)

@@ -26,20 +26,18 @@ class Partition:
     size_bytes: int
 
 
-def order(partitions: Sequence[Partition], seconds_a_byte: float, ahead_bytes: int) -> list[int]:
+def order(partitions: Sequence[Partition], seconds_a_byte: float) -> list[int]:
     """Return the indices of partitions in the order in which they are sent.
 
-    A partition is chosen when less than `ahead_bytes` of those before it are on their way: the
-    credit of ByteScheduler. What comes later cannot overtake these; they are what the network has
-    to do while a rank is later than it was.
+    The next one is chosen when the one before is through: of those that are there, that which is
+    needed first. A credit of one, in ByteScheduler's words, which costs no pause here: what was
+    chosen ahead is submitted while others are on their way.
     """
-    ahead = ahead_bytes * seconds_a_byte
     coming = sorted(range(len(partitions)), key=lambda i: (partitions[i].ready, i), reverse=True)
     there: list[tuple[int, int]] = []
     chosen: list[int] = []
-    now = sent = 0.0
+    now = 0.0
     while coming or there:
-        now = max(now, sent - ahead)
         if not there:
             now = max(now, partitions[coming[-1]].ready)
         while coming and partitions[coming[-1]].ready <= now:
@@ -47,7 +45,7 @@ def order(partitions: Sequence[Partition], seconds_a_byte: float, ahead_bytes: i
             heapq.heappush(there, (partitions[index].needed, index))
         _, index = heapq.heappop(there)
         chosen.append(index)
-        sent = max(sent, now) + partitions[index].size_bytes * seconds_a_byte
+        now += partitions[index].size_bytes * seconds_a_byte
     return chosen
 
 

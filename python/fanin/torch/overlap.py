@@ -216,8 +216,8 @@ class OverlappedSteps(torch.optim.Optimizer):
         assert parameter.grad is not None
         if parameter.grad.layout != torch.strided:
             raise ValueError(
-                f"the gradient of {self._name(parameter)} is sparse, and partitions are dense: make "
-                "the layer with sparse=False"
+                f"the gradient of {self._name(parameter)} is sparse, and partitions are dense: "
+                "make the layer with sparse=False"
             )
         with self._lock:
             if not self._sending.open:
@@ -226,9 +226,9 @@ class OverlappedSteps(torch.optim.Optimizer):
                 engine.queue_callback(self._sending.end)
             if self._sending.places[parameter][0] in self._unread:
                 raise RuntimeError(
-                    f"{self._name(parameter)} was used before it had stepped, as no module read it: "
-                    "use it by its module's attribute, or call synchronize() before the forward "
-                    "pass"
+                    f"{self._name(parameter)} was used before it had stepped, as no module read "
+                    "it: use it by its module's attribute, or call synchronize() before the "
+                    "forward pass"
                 )
             if self._sending.is_there(parameter):
                 raise RuntimeError(

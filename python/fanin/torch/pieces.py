@@ -25,7 +25,7 @@ class Piece:
         self.parameters = parameters
         self.partitions = flat.tensor_split(partitions)
         lengths = [parameter.numel() for parameter in parameters]
-        pieces = zip(flat.split(lengths), parameters, strict=True) if parameters else ()
+        pieces = zip(torch.split(flat, lengths), parameters, strict=True) if parameters else ()
         self.gradients = [piece.view(parameter.shape) for piece, parameter in pieces]
         """A place for each parameter's gradient."""
         self.works: list[Work | None] = [None] * partitions

@@ -29,7 +29,8 @@ class Parameters(dict[str, nn.Parameter | None]):
 
     def get(self, name: str, default: Any = None) -> Any:
         """As of any dict."""
-        return self[name] if name in self else default
+        self._wait((super().get(name),))
+        return super().get(name, default)
 
     def values(self) -> Any:
         """As of any dict."""

@@ -175,9 +175,7 @@ class Sending:
         ]
         if not sent:
             return self._order
-        # One is behind that which is being sent: the network has something to do meanwhile.
-        ahead_bytes = max(each.size_bytes for each in partitions)
-        return order.order(partitions, order.seconds_a_byte(sent), ahead_bytes)
+        return order.order(partitions, order.seconds_a_byte(sent))
 
 
 class _Times:

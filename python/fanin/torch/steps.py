@@ -1,4 +1,4 @@
-"""Optimizers made of others: with other steps before their own, or for a few of their parameters."""
+"""Optimizers made of others: with other steps before theirs, or for some of their parameters."""
 
 from __future__ import annotations
 
