@@ -72,7 +72,8 @@ def trained(me: Me, kind: str, overlapped: bool, passes: str = "one") -> Any:
     for tokens, labels, branch in batches(me):
 
         def backward(tokens: Any = tokens, labels: Any = labels, branch: int = branch) -> Any:
-            nn.functional.cross_entropy(model(tokens, branch), labels).backward()
+            loss: Any = nn.functional.cross_entropy(model(tokens, branch), labels)
+            loss.backward()
 
         optimizer.zero_grad()
         if passes == "added up":
@@ -187,7 +188,7 @@ def test_a_step_waits_for_nothing_and_a_layer_for_its_own_sum_alone(launch: Laun
     assert ranks.results() == [[True] * 3] * 2
 
 
-READINGS: dict[str, Callable[[nn.Module, Any], Any]] = {
+READINGS: dict[str, Callable[[Any, Any], Any]] = {
     "attribute": lambda net, _: net[0].weight,
     "parameters": lambda net, _: next(net.parameters()),
     "state": lambda net, _: net.state_dict()["0.weight"],
@@ -275,14 +276,14 @@ def test_parameters_may_come_later_and_be_frozen_and_not(launch: Launch) -> None
 
 def closures_and_hooks(me: Me) -> Any:
     me.init()
-    net = Layers(1)
+    net: Any = Layers(1)
     optimizer = DistributedOptimizer(plain(net), net)
 
-    def closure() -> torch.Tensor:
+    def closure() -> float:
         optimizer.zero_grad()
-        loss: torch.Tensor = net(torch.ones(1, 400)).sum()
+        loss: Any = net(torch.ones(1, 400)).sum()
         loss.backward()
-        return loss.detach()
+        return float(loss)
 
     first = optimizer.step(closure)
     second = optimizer.step(closure)
@@ -297,7 +298,7 @@ def closures_and_hooks(me: Me) -> Any:
         kept.grad = torch.ones_like(kept)
     before = kept.detach().clone()
     optimizer.step()
-    return [float(first - second), float(second - third)], calls, float((kept - before).mean())
+    return [first - second, second - third], calls, float((kept - before).mean())
 
 
 def test_closures_hooks_and_gradients_of_ones_own(launch: Launch) -> None:
@@ -341,7 +342,7 @@ def refused(me: Me) -> dict[str, str]:
 
     past = nn.Linear(2, 2, bias=False)
     optimizer = DistributedOptimizer(plain(past), past)
-    kept = past.weight
+    kept: Any = past.weight
     kept.sum().backward()
     optimizer.step()
     found["past"] = raised(RuntimeError, lambda: kept.sum().backward())
@@ -389,7 +390,7 @@ def test_without_a_group() -> None:
 
 def other_ends(me: Me, how: str) -> str:
     me.init()
-    net = Layers()
+    net: Any = Layers()
     optimizer = DistributedOptimizer(plain(net), net)
     if me.rank == 1 and how == "hook":
         net[1].weight.register_hook(fail)
@@ -436,9 +437,9 @@ def test_on_a_fast_network_gradients_go_as_they_come() -> None:
 
 
 def test_on_a_slow_network_the_first_layers_overtake() -> None:
-    # Of the last layer all is sent when the others are there; the first one goes next.
+    # When the last layer is through all others are there, and the first one goes next.
     assert order.order(BACKWARD, 0.3) == [0, 3, 2, 1]
-    # A second and a half each: the third is there when the first is through.
+    # When the second one is through, after three seconds, the last two are both there.
     assert order.order(BACKWARD, 0.15) == [0, 1, 3, 2]
 
 
