@@ -38,6 +38,8 @@ VGG16 = [
 VGG16_DENSE = [(25088, 4096, 0.103), (4096, 4096, 0.017), (4096, 1000, 0.004)]
 BUCKETS_MB = (25, 4, 1)
 """DDP's default, and what suits models that are as small as these."""
+WARM_UP = 3
+"""Steps of each turn that are not counted."""
 PARTS = ("overlap", "partitions", "order")
 """Each with those before it: the last is all of `DistributedOptimizer`."""
 
@@ -77,6 +79,8 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=8, help="of a turn; the first three warm up")
     parser.add_argument("--only", default="", help="systems with this in their names, and DDP")
     args = parser.parse_args()
+    if args.steps <= WARM_UP:
+        parser.error(f"--steps is {args.steps}: more than the {WARM_UP} that warm up")
     with (
         tempfile.TemporaryDirectory() as directory,
         Netlab(args.workers, rate_bps=args.rate_bps, name=f"ov{os.getpid()}") as lab,
@@ -145,7 +149,7 @@ def be_rank(args: argparse.Namespace) -> dict[str, Any]:
             for number in range(args.steps):
                 began = time.monotonic()
                 step()
-                if number > 2:
+                if number >= WARM_UP:
                     times[name].append(time.monotonic() - began)
     dist.barrier()
     dist.destroy_process_group()

@@ -318,7 +318,9 @@ def refused(me: Me) -> dict[str, str]:
     me.init()
     net = nn.Linear(2, 2)
     wrapped = DistributedDataParallel(net)
+    gloo: Any = dist.new_group(backend="gloo")
     found = {
+        "gloo": raised(ValueError, lambda: DistributedOptimizer(plain(net), net, gloo)),
         "ddp": raised(ValueError, lambda: DistributedOptimizer(plain(net), wrapped)),
         "lbfgs": raised(
             ValueError, lambda: DistributedOptimizer(optim.LBFGS(net.parameters()), net)
@@ -362,6 +364,7 @@ def fail(_: Any) -> None:
 
 
 REFUSED = {
+    "gloo": "backend is gloo, and not fanin",
     "ddp": "give the model itself",
     "lbfgs": "LBFGS",
     "foreign": "1 of the optimizer's parameters are not the model's",

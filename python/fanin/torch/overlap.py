@@ -23,6 +23,7 @@ from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from fanin.torch.asynchronous import agree_on_parameters
+from fanin.torch.backend import backend_of
 from fanin.torch.pieces import Piece
 from fanin.torch.reading import watch
 from fanin.torch.sending import Sending
@@ -63,15 +64,14 @@ def DistributedOptimizer(  # noqa: N802 - a class, to who calls it
     The optimizer must treat each parameter by itself, as all of torch's do but LBFGS. Where it has
     hooks on its steps, `step` waits for all.
 
-    Raises `ValueError` for a model in DDP, LBFGS, a parameter that is not the model's, and ranks
-    whose parameters differ. `backward` raises it for a sparse gradient, and `RuntimeError` where a
-    parameter was used past its module; `step` raises that for gradients that were changed without
-    `synchronize`. Once a rank is gone, `backward`, `step` or whoever reads a parameter raises the
-    errors of `fanin.errors`.
+    Raises `ValueError` for another backend's group, a model in DDP, LBFGS, a parameter that is not
+    the model's, and ranks whose parameters differ. `backward` raises it for a sparse gradient, and
+    `RuntimeError` where a parameter was used past its module; `step` raises that for gradients that
+    were changed without `synchronize`. Once a rank is gone, `backward`, `step` or whoever reads a
+    parameter raises the errors of `fanin.errors`.
     """
-    group = process_group or distributed.group.WORLD
-    if group is None:
-        raise ValueError("there is no group: call init_process_group first")
+    backend_of(process_group)  # raises where that is no group, or another backend's
+    group = cast(distributed.ProcessGroup, process_group or distributed.group.WORLD)
     if isinstance(model, DistributedDataParallel):
         raise ValueError(
             "the model is in DistributedDataParallel, which would sum its gradients, too: give the "
