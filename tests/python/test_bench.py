@@ -370,3 +370,18 @@ def test_a_step_of_fsdp_is_measured_beside_gloo() -> None:
     assert done.returncode == 0, done.stderr
     assert "times as fast as Gloo" in done.stdout
     assert "rank 0's loss went from" in done.stdout
+
+
+@needs_lab
+def test_steps_that_overlap_are_measured_beside_ddp() -> None:
+    program = Path(__file__).parents[2] / "benches" / "overlap.py"
+    few = ["--workers", "2", "--rate-bps", str(10**9), "--rounds", "1", "--steps", "4"]
+    done = subprocess.run(
+        [sys.executable, str(program), *few, "--computing", "0.1", "--only", "order"],
+        timeout=2 * DEADLINE,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "order takes" in done.stdout

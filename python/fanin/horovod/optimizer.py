@@ -17,10 +17,11 @@ from fanin.horovod.adasum_optimizer import AdasumSteps
 from fanin.horovod.compression import Compression, Compressor
 from fanin.horovod.functions import broadcast_object
 from fanin.horovod.operations import Adasum, Average, synchronize
-from fanin.horovod.parameters import Passes, all_of, name_added, named, when_ready, with_steps
+from fanin.horovod.parameters import Passes, all_of, name_added, named, when_ready
 from fanin.horovod.process_sets import ProcessSet, global_process_set
 from fanin.horovod.requests import ReduceOp
 from fanin.horovod.world import size
+from fanin.torch.steps import with_steps
 
 Groups = int | Sequence[Sequence[Tensor]]
 

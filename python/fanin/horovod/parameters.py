@@ -1,4 +1,4 @@
-"""What distributed optimizers share: names of parameters, passes, and the class that is made."""
+"""What distributed optimizers share: names of parameters, and passes."""
 
 from __future__ import annotations
 
@@ -98,12 +98,3 @@ class Passes:
     def is_ready(self, parameter: Tensor) -> bool:
         """Whether all passes have been counted."""
         return self._left[parameter] == 0
-
-
-def with_steps(optimizer: torch.optim.Optimizer, steps: type[Any]) -> Any:
-    """Return an optimizer with the given one's state and settings, and other steps before its."""
-    made_of = type(type(optimizer).__name__, (steps, type(optimizer)), {})
-    made: Any = object.__new__(made_of)
-    # But for `step`, which a scheduler has put there to count the calls.
-    vars(made).update((name, value) for name, value in vars(optimizer).items() if name != "step")
-    return made

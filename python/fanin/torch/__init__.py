@@ -1,4 +1,4 @@
-"""The backend "fanin" of torch.distributed, and a DDP communication hook.
+"""The backend "fanin" of torch.distributed, a DDP communication hook, and optimizers.
 
 Torch finds the backend by itself: `import torch` registers it through the entry-point group
 ``torch.backends``, and where that is switched off (``TORCH_DEVICE_BACKEND_AUTOLOAD=0``), the first
@@ -59,11 +59,13 @@ if TYPE_CHECKING:
     from fanin.torch.hook import HookState as HookState
     from fanin.torch.hook import allreduce_hook as allreduce_hook
     from fanin.torch.options import Options as Options
+    from fanin.torch.overlap import DistributedOptimizer as DistributedOptimizer
     from fanin.torch.partition import sub_models as sub_models
 
 __all__ = [
     "AsynchronousOptimizer",
     "DeltaOptimizer",
+    "DistributedOptimizer",
     "HookState",
     "Options",
     "allreduce_hook",
@@ -124,6 +126,10 @@ def __getattr__(name: str) -> object:
         from fanin.torch.delta import DeltaOptimizer
 
         return DeltaOptimizer
+    if name == "DistributedOptimizer":
+        from fanin.torch.overlap import DistributedOptimizer
+
+        return DistributedOptimizer
     if name == "sub_models":
         from fanin.torch.partition import sub_models
 

@@ -120,7 +120,7 @@ class AsynchronousOptimizer:
         self._sums = cast(
             distributed.ProcessGroup, distributed.split_group(group, [list(range(size))])
         )
-        agree([(tuple(p.shape), p.dtype) for p in self._parameters], size, self._sums)
+        agree_on_parameters(self._parameters, self._sums)
         self._flats = [_Flat(of) for of in alike(self._parameters)]
         self._set = optimizer
         self._optimizer = _on_copies(optimizer, self._flats)
@@ -479,11 +479,10 @@ def _settings(group: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in group.items() if name != "params"}
 
 
-def agree(
-    shapes: list[tuple[tuple[int, ...], torch.dtype]], size: int, group: distributed.ProcessGroup
-) -> None:
+def agree_on_parameters(parameters: list[Tensor], group: distributed.ProcessGroup) -> None:
     """Raise where another rank has other parameters."""
-    of_all: list[Any] = [None] * size
+    shapes = [(tuple(parameter.shape), parameter.dtype) for parameter in parameters]
+    of_all: list[Any] = [None] * group.size()
     distributed.all_gather_object(of_all, shapes, group=group)
     for rank, theirs in enumerate(of_all):
         if theirs != of_all[0]:

@@ -75,7 +75,7 @@ def plan(group: ProcessGroup | None = None) -> _fanin.JobPlan | None:
 
     Without `group` it is the default group's. Raises `ValueError` for a group that is not fanin's.
     """
-    return _backend_of(group).plan
+    return backend_of(group).plan
 
 
 def lost(group: ProcessGroup | None = None) -> tuple[int, int]:
@@ -88,7 +88,7 @@ def lost(group: ProcessGroup | None = None) -> tuple[int, int]:
 
     Without `group` it is the default group's. Raises `ValueError` for a group that is not fanin's.
     """
-    return _backend_of(group).lost()
+    return backend_of(group).lost()
 
 
 def replan(switch: str | None = None, group: ProcessGroup | None = None) -> None:
@@ -112,10 +112,11 @@ def replan(switch: str | None = None, group: ProcessGroup | None = None) -> None
 
     Raises `ValueError` for a group that is not fanin's.
     """
-    _backend_of(group).replan(switch)
+    backend_of(group).replan(switch)
 
 
-def _backend_of(group: ProcessGroup | None) -> FaninBackend:
+def backend_of(group: ProcessGroup | None) -> FaninBackend:
+    """Return this rank's backend of a group (None: the default one)."""
     chosen: ProcessGroup | None = group or distributed.group.WORLD
     if chosen is None:
         raise ValueError("there is no group: call init_process_group first")

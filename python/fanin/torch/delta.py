@@ -17,7 +17,7 @@ from torch import Tensor, distributed
 
 from fanin import _fanin
 from fanin.errors import Closed
-from fanin.torch.asynchronous import agree, alike
+from fanin.torch.asynchronous import agree_on_parameters, alike
 
 KEY_BYTES = 16
 _DTYPES: dict[torch.dtype, Literal["float32", "float64"]] = {
@@ -155,7 +155,7 @@ class DeltaOptimizer:
         self._group = group
         size = group.size()
         parameters = parameters_of(optimizer)
-        agree([(tuple(p.shape), p.dtype) for p in parameters], size, group)
+        agree_on_parameters(parameters, group)
         for parameter in parameters:
             if parameter.dtype not in _DTYPES:
                 raise ValueError(

@@ -1,4 +1,4 @@
-"""The parts of a model that a GOAT root plans one by one."""
+"""The parts of a model: those that a GOAT root plans one by one, and packs of small tensors."""
 
 from __future__ import annotations
 
@@ -29,11 +29,8 @@ def sub_models(parameters: Iterable[torch.Tensor], *, target_bytes: int = 1 << 2
     most = max(target_bytes // BYTES, 1)
     lengths = [each.numel() for each in parameters if each.requires_grad and each.numel()]
     parts: list[int] = []
-    open_ended = False  # whether the last part is of whole layers, and others may join it
-    for length in reversed(lengths):
-        if open_ended and parts[-1] + length <= most:
-            parts[-1] += length
-            continue
+    for pack in packed(reversed(lengths), most):
+        length = sum(pack)
         count = -(-length // most)
         if len(parts) + count > SUB_MODELS_MAX:
             raise ValueError(
@@ -42,7 +39,17 @@ def sub_models(parameters: Iterable[torch.Tensor], *, target_bytes: int = 1 << 2
             )
         whole, longer = divmod(length, count)
         parts += [*repeat(whole + 1, longer), *repeat(whole, count - longer)]
-        open_ended = count == 1
     if not parts:
         raise ValueError("the model has no parameter that is trained")
     return ",".join(map(str, parts))
+
+
+def packed(lengths: Iterable[int], most: int) -> list[list[int]]:
+    """Return neighbours' lengths in packs of up to `most`; what is longer is alone."""
+    packs: list[list[int]] = []
+    for length in lengths:
+        if packs and sum(packs[-1]) + length <= most:
+            packs[-1].append(length)
+        else:
+            packs.append([length])
+    return packs

@@ -1,0 +1,333 @@
+"""Training whose communication hides under the backward pass and under the next forward pass.
+
+`step` returns at once. Each parameter steps when it is read next, in the forward pass or anywhere
+else, and waits for the sum of its own gradient alone (BytePS §6.1, and what it takes from P3 and
+ByteScheduler). Gradients are sent in an order that all ranks share, in which those of the first
+layers, which come last, overtake others (`sending`, `order`).
+
+Nothing happens between the calls of the program: a partition is submitted where its gradient is
+there and those before it in the order are, and none waits for another's sum. There is no thread,
+and no credit at run time: it is in the order, which is made ahead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, cast
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from fanin.torch.asynchronous import agree_on_parameters
+from fanin.torch.backend import backend_of
+from fanin.torch.pieces import Piece
+from fanin.torch.reading import watch
+from fanin.torch.sending import Sending
+from fanin.torch.steps import Settings, StepsOfFew, settings_of, with_steps
+
+
+def DistributedOptimizer(  # noqa: N802 - a class, to who calls it
+    optimizer: torch.optim.Optimizer,
+    model: nn.Module,
+    process_group: distributed.ProcessGroup | None = None,
+) -> Any:
+    """Return an optimizer of the same class that steps with the average gradients of all ranks.
+
+        model = Net()  # not in DistributedDataParallel
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer = fanin.torch.DistributedOptimizer(optimizer, model)
+        for batch in batches:
+            optimizer.zero_grad()
+            loss(model(batch)).backward()
+            optimizer.step()
+
+    Collective: all ranks of `process_group` (None: the default group, which is fanin's) make one,
+    of the same model, and begin with rank 0's parameters and buffers. It has the given optimizer's
+    state, which is not used any more: make schedulers of what is returned.
+
+    What comes of it is what comes of `DistributedDataParallel` with `find_unused_parameters`: a
+    parameter that some rank has not used gets the average with zeros for that rank, and one that
+    nobody has used does not step. Buffers stay each rank's own.
+
+    `step` returns before the sums are there. A parameter steps when it is read next: by its module,
+    `parameters`, `state_dict`. Its `grad` stays this rank's own.
+
+    - To look at averages, or to change them (clip, unscale), call `synchronize` between `backward`
+      and `step`; such a step does not overlap.
+    - To add up gradients of several passes, take `no_sync` for all but the last.
+    - Before a parameter is used by a reference of your own, past its module, call `synchronize`.
+
+    The optimizer must treat each parameter by itself, as all of torch's do but LBFGS. Where it has
+    hooks on its steps, `step` waits for all.
+
+    Raises `ValueError` for another backend's group, a model in DDP, LBFGS, a parameter that is not
+    the model's, and ranks whose parameters differ. `backward` raises it for a sparse gradient, and
+    `RuntimeError` where a parameter was used past its module; `step` raises that for gradients that
+    were changed without `synchronize`. Once a rank is gone, `backward`, `step` or whoever reads a
+    parameter raises the errors of `fanin.errors`.
+    """
+    backend_of(process_group)  # raises where that is no group, or another backend's
+    group = cast(distributed.ProcessGroup, process_group or distributed.group.WORLD)
+    if isinstance(model, DistributedDataParallel):
+        raise ValueError(
+            "the model is in DistributedDataParallel, which would sum its gradients, too: give the "
+            "model itself (model.module)"
+        )
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ValueError(
+            "LBFGS looks at all parameters at once, and here each steps by itself: take another "
+            "optimizer, or DistributedDataParallel"
+        )
+    few = StepsOfFew(optimizer)
+    made = with_steps(optimizer, OverlappedSteps)
+    made.prepare(few, model, group)
+    return made
+
+
+class OverlappedSteps(torch.optim.Optimizer):
+    """What is put before an optimizer's class: each parameter steps when it is read next."""
+
+    def prepare(self, few: StepsOfFew, model: nn.Module, group: distributed.ProcessGroup) -> None:
+        """Send each gradient when it is there, from now on."""
+        self._few = few
+        self._model = model
+        # Of its own: the program's collectives go on beside it, in their own order.
+        ranks = list(range(group.size()))
+        self._sums = cast(distributed.ProcessGroup, distributed.split_group(group, [ranks]))
+        self._sending = Sending(self._sums)
+        self._wait = _weakly(self, OverlappedSteps._read)
+        self._lock = threading.RLock()  # gradients of several devices come in several threads
+        self._sends = True
+        self._sent = self._synchronized = False
+        # What is to step yet, by which settings; what had not been read when backward began.
+        self._pending: set[Piece] = set()
+        self._settings: list[Settings] = []
+        self._groups: dict[Tensor, int] = {}
+        self._unread: set[Piece] = set()
+        frozen = [parameter for parameter in model.parameters() if not parameter.requires_grad]
+        for tensor in [*frozen, *model.buffers()]:
+            distributed.broadcast(tensor.detach(), group_src=0, group=self._sums)
+        self._take_in()
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Let each parameter step when it is read next; returns what `closure` did."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        with self._lock:
+            self._take_in()
+            if not self._sent:
+                self._begin()
+                self._sending.end()
+            self._check()
+            if self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks:
+                self._average()
+            if self._synchronized:
+                super().step()
+            else:
+                self._settings = [settings_of(each) for each in self.param_groups]
+                self._groups = {
+                    parameter: number
+                    for number, each in enumerate(self.param_groups)
+                    for parameter in each["params"]
+                }
+                self._pending = set(self._sending.pieces)
+                self._sending.read = {}
+            self._sent = self._synchronized = False
+        # What schedulers look at, to warn who steps them first.
+        self._opt_called = True
+        return loss
+
+    # Torch puts a class's hooks round a step, once: they are round that of the class behind.
+    step.hooked = True  # type: ignore[attr-defined]
+
+    def synchronize(self) -> None:
+        """Wait for all that is under way.
+
+        Between `backward` and `step` each `grad` is the average of all ranks then; after `step`,
+        each parameter has stepped.
+        """
+        with self._lock:
+            if self._sent:
+                self._check()
+                self._average()
+            self._finish(self._sending.pieces)
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Let backward passes in here add to gradients, for a later pass that sends them."""
+        before, self._sends = self._sends, False
+        try:
+            yield
+        finally:
+            self._sends = before
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters of the model, as all ranks do."""
+        super().add_param_group(param_group)
+        with self._lock:
+            self._take_in()
+
+    def state_dict(self) -> Any:
+        """Return the state that the last step has left."""
+        self._finish(self._sending.pieces)
+        return super().state_dict()
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        """Take another state, after the last step."""
+        self._finish(self._sending.pieces)
+        super().load_state_dict(state_dict)
+
+    def _take_in(self) -> None:
+        """Send the gradients of parameters that are trained, and were not so far; all ranks do."""
+        known = self._sending.places
+        added = [
+            parameter
+            for each in self.param_groups
+            for parameter in each["params"]
+            if parameter.requires_grad and parameter not in known
+        ]
+        if not added:
+            return
+        missing = set(added) - set(watch(self._model, self._wait))
+        if missing:
+            raise ValueError(
+                f"{len(missing)} of the optimizer's parameters are not the model's: nothing would "
+                "wait until they have stepped; give the model of all of them"
+            )
+        self._finish(self._sending.pieces)
+        agree_on_parameters(added, self._sums)
+        for parameter in added:
+            distributed.broadcast(parameter.detach(), group_src=0, group=self._sums)
+            arrived: Any = _weakly(self, OverlappedSteps._gradient)
+            parameter.register_post_accumulate_grad_hook(arrived)
+        self._sending.take_in(added)
+        self._sent = False
+
+    def _gradient(self, parameter: Tensor) -> None:
+        """Send a gradient that backward has just made."""
+        if not self._sends:
+            return
+        assert parameter.grad is not None
+        if parameter.grad.layout != torch.strided:
+            raise ValueError(
+                f"the gradient of {self._name(parameter)} is sparse, and partitions are dense: "
+                "make the layer with sparse=False"
+            )
+        with self._lock:
+            if not self._sending.open:
+                self._begin()
+                engine = torch.autograd.Variable._execution_engine
+                engine.queue_callback(self._sending.end)
+            if self._sending.places[parameter][0] in self._unread:
+                raise RuntimeError(
+                    f"{self._name(parameter)} was used before it had stepped, as no module read "
+                    "it: use it by its module's attribute, or call synchronize() before the "
+                    "forward pass"
+                )
+            if self._sending.is_there(parameter):
+                raise RuntimeError(
+                    f"the gradient of {self._name(parameter)} came twice in a backward pass: "
+                    "checkpoints need use_reentrant=False, and after a backward() that has failed "
+                    "the training cannot go on"
+                )
+            self._sending.put(parameter)
+
+    def _begin(self) -> None:
+        self._unread = self._pending.copy()
+        self._finish(self._sending.pieces)
+        self._sending.begin()
+        self._sent, self._synchronized = True, False
+
+    def _average(self) -> None:
+        """Make each gradient the average of all ranks."""
+        if self._synchronized:
+            return
+        for piece in self._sending.pieces:
+            piece.wait()
+            for parameter, average in zip(piece.parameters, piece.gradients, strict=True):
+                if not self._sending.is_used(parameter):
+                    continue
+                if parameter.grad is None:
+                    parameter.grad = torch.empty_like(parameter)
+                parameter.grad.copy_(average)
+        self._synchronized = True
+
+    def _check(self) -> None:
+        """Raise where gradients are not what was sent."""
+        if self._sending.open:
+            raise RuntimeError(
+                "a backward() has failed, and other ranks wait for the rest of its gradients: the "
+                "training cannot go on"
+            )
+        if self._synchronized:
+            return
+        for parameter in self._sending.places:
+            if not self._sending.is_as_sent(parameter):
+                raise RuntimeError(
+                    f"the gradient of {self._name(parameter)} was changed after backward(), which "
+                    "has sent it: call synchronize() before gradients are clipped, unscaled or "
+                    "forgotten, so that these are the averages"
+                )
+
+    def _read(self, parameters: Iterable[Tensor | None]) -> None:
+        """Let parameters step before somebody reads them."""
+        if not self._pending:
+            return
+        with self._lock:
+            places = self._sending.places
+            read = [places[each][0] for each in parameters if each is not None and each in places]
+            for piece in read:
+                self._sending.note_read(piece)
+            self._finish(read)
+
+    @torch.no_grad()
+    def _finish(self, pieces: Iterable[Piece]) -> None:
+        """Let the parameters of pieces step, if they are still to."""
+        with self._lock:
+            for piece in dict.fromkeys(pieces):
+                if piece not in self._pending:
+                    continue
+                piece.wait()
+                self._step_of(piece)
+                self._pending.discard(piece)
+
+    def _step_of(self, piece: Piece) -> None:
+        averages = {
+            parameter: average
+            for parameter, average in zip(piece.parameters, piece.gradients, strict=True)
+            if self._sending.is_used(parameter)
+        }
+        groups: dict[int, list[Tensor]] = {}
+        for parameter in averages:
+            groups.setdefault(self._groups[parameter], []).append(parameter)
+        own = {parameter: parameter.grad for parameter in averages}
+        try:
+            for parameter, average in averages.items():
+                parameter.grad = average
+            by_settings = [(self._settings[number], of) for number, of in groups.items()]
+            self._few.step(by_settings, self.state)
+        finally:
+            for parameter, gradient in own.items():
+                parameter.grad = gradient
+
+    def _name(self, parameter: Tensor) -> str:
+        named = self._model.named_parameters()
+        return next((name for name, each in named if each is parameter), "a parameter")
+
+
+def _weakly(self: OverlappedSteps, method: Callable[..., None]) -> Callable[..., None]:
+    """Return a method for who may outlive the optimizer."""
+    reference = weakref.ref(self)
+
+    def call(argument: Any) -> None:
+        alive = reference()
+        if alive is not None:
+            method(alive, argument)
+
+    return call
