@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from conftest import Launch, SwitchProcess
 from fanin import errors
+from fanin.torch import DistributedOptimizer
 from ranks import Me, sums_on_switch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -72,6 +73,31 @@ def test_a_spare_machine_comes_and_goes_and_no_step_is_lost(
         assert all(len(each) == 3 + uses for each, uses in zip(got["services"], used, strict=True))
         # Each plan has a job of its own, which counts anew: every step's sums were its.
         assert all(summed > 0 for summed in got["summed"])
+        assert torch.equal(got["ended"], stayed[0]["ended"])
+
+
+def with_overlap(me: Me, spare: str) -> dict[str, Any]:
+    init(me)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(200, 200), nn.Linear(200, 200))
+    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    seen = []
+    for number in range(4):
+        optimizer.zero_grad()
+        model(torch.full((4, 200), 0.01 * (me.rank + 1 + number))).square().sum().backward()
+        optimizer.step()
+        if spare and number == 1:  # with sums under way
+            fanin.torch.replan(spare, optimizer.process_group)
+        seen.append(spare in services(optimizer.process_group))
+    optimizer.synchronize()
+    return {"seen": seen, "ended": torch.cat([p.detach().flatten() for p in model.parameters()])}
+
+
+def test_sums_that_hide_under_the_next_pass_move_too(launch: Launch, spare: SwitchProcess) -> None:
+    moved = launch(with_overlap, 2, spare.address, at=ALONE).results()
+    stayed = launch(with_overlap, 2, "", at=ALONE).results()
+    for got in moved:
+        assert got["seen"] == [False, True, True, True]
         assert torch.equal(got["ended"], stayed[0]["ended"])
 
 

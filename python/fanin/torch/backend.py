@@ -108,7 +108,8 @@ def replan(switch: str | None = None, group: ProcessGroup | None = None) -> None
 
     Where that cannot be, all ranks are told why, and the group goes on as it was: the errors of
     `fanin.errors`. Both jobs are on the services for a moment: one whose memory is full has no room
-    (`PoolExhausted`). Costs what `init_process_group` does. Other groups keep their services.
+    (`PoolExhausted`). Costs what `init_process_group` does. Other groups keep their services:
+    `DistributedOptimizer` has one of its own, its `process_group`.
 
     Raises `ValueError` for a group that is not fanin's.
     """

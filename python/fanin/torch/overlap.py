@@ -113,6 +113,11 @@ class OverlappedSteps(torch.optim.Optimizer):
             distributed.broadcast(tensor.detach(), group_src=0, group=self._sums)
         self._take_in()
 
+    @property
+    def process_group(self) -> distributed.ProcessGroup:
+        """The group of the gradients' sums, for `fanin.torch.replan`."""
+        return self._sums
+
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Let each parameter step when it is read next; returns what `closure` did."""
         loss = None
