@@ -219,7 +219,8 @@ impl MachineTopology {
     }
 
     /// What is at the other end of a NIC's cable, and what the cable carries.
-    pub(super) fn cable(&self, nic: PartId) -> (PartId, f64) {
+    #[must_use]
+    pub fn cable(&self, nic: PartId) -> (PartId, f64) {
         let mut near = self.neighbours[nic.index()].iter();
         let (network, link) =
             near.find(|(_, link)| self.links[*link].wire == Wire::Cable).expect("each NIC has one");

@@ -1,7 +1,7 @@
 //! What a strategy puts on each link and each memory, and how long that takes.
 
 use super::intra_machine::Copies;
-use super::{Direction, Flow, MachineTopology, Outside, PartId, PartKind, Strategy};
+use super::{Direction, Flow, Link, MachineTopology, Outside, PartId, PartKind, Strategy, Wire};
 
 /// What a strategy puts on links and memories, for each byte of the gradients of one GPU.
 #[derive(Clone, Debug, PartialEq)]
@@ -43,12 +43,13 @@ impl Traffic {
         let mut memory = vec![0.0; topology.parts().len()];
         for flow in &flows {
             let way = topology.route(flow.from, flow.to).expect("a machine is one piece");
-            let bps_max =
-                if leaves_switches(topology, flow, &way) { topology.peer_bps() } else { f64::INFINITY };
+            let leaves = leaves_switches(topology, flow, &way);
             for (link, direction) in way {
+                let Link { wire, rate_bps, .. } = topology.links()[link];
+                let slowed = leaves && wire == Wire::Pcie;
+                let bps = if slowed { rate_bps.min(topology.peer_bps()) } else { rate_bps };
                 bytes[link][direction as usize] += flow.share;
-                seconds[link][direction as usize] +=
-                    flow.share * 8.0 / topology.links()[link].rate_bps.min(bps_max);
+                seconds[link][direction as usize] += flow.share * 8.0 / bps;
             }
             memory[flow.from.index()] += flow.share;
             memory[flow.to.index()] += flow.share;
@@ -82,6 +83,20 @@ impl Traffic {
     /// All links' bytes.
     pub(super) fn link_bytes(&self) -> f64 {
         self.bytes.iter().flatten().sum()
+    }
+}
+
+impl MachineTopology {
+    /// How many times as long a flow takes as the slowest PCIe link of its way would: a copy from GPU to GPU that leaves the PCIe switches.
+    #[must_use]
+    pub fn slowed(&self, flow: &Flow) -> f64 {
+        let way = self.route(flow.from, flow.to).expect("a machine is one piece");
+        if !leaves_switches(self, flow, &way) {
+            return 1.0;
+        }
+        let links = way.iter().map(|(link, _)| self.links()[*link]).filter(|link| link.wire == Wire::Pcie);
+        let bps = links.map(|link| link.rate_bps).fold(f64::INFINITY, f64::min);
+        if bps.is_finite() { (bps / self.peer_bps()).max(1.0) } else { 1.0 }
     }
 }
 
