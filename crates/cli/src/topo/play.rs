@@ -21,8 +21,9 @@ const PARTITIONS: u64 = 16;
 /// Packets are long: their headers are a thousandth.
 const MTU: u32 = 65_535;
 const SEGMENT_BYTES: u32 = 65_000;
-/// Of each flow: several packets over a few links of a microsecond.
-const WINDOW_BYTES: u64 = 1_000_000;
+/// Of each flow. With shorter ones, flows that share a link with many others leave their own other links idle: 1 MB makes times up to a third longer than the
+/// slowest link's, 16 MB 2 %.
+const WINDOW_BYTES: u64 = 16_000_000;
 const DELAY: Duration = Duration::from_nanos(500);
 /// All windows fit.
 const QUEUE: QueueConfig = QueueConfig::tail_drop(4 << 30);
@@ -182,8 +183,7 @@ mod tests {
             for plan in planned(&machine, Outside { machines: 8, spares: 0 }) {
                 let predicted = plan.seconds_per_byte * size_bytes as f64;
                 let played = seconds(&machine, &plan.traffic.flows, size_bytes) / predicted;
-                println!("{:?} {played}", plan.strategy);
-                assert!((0.999..1.25).contains(&played), "{:?}: {played}", plan.strategy);
+                assert!((0.999..1.15).contains(&played), "{:?}: {played}", plan.strategy);
             }
         }
     }

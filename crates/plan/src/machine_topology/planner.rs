@@ -52,9 +52,12 @@ pub fn planned(topology: &MachineTopology, outside: Outside) -> Vec<Planned> {
         strategies.extend(Some(Strategy::CpuAssisted { brute_force }).filter(|_| brute_force > 0.0));
     }
     if gpus.len() > 1 && nvlink_tree(topology, first).len() + 1 == gpus.len() {
+        // With all GPUs as roots it is what frameworks do with NVLink.
         strategies.extend(root_sets(topology, &gpus).into_iter().map(Strategy::Roots));
+    } else {
+        strategies.push(Strategy::Straightforward);
     }
-    strategies.extend([Strategy::Straightforward, Strategy::Ring]);
+    strategies.push(Strategy::Ring);
     strategies.into_iter().map(|strategy| Planned::new(topology, strategy, outside)).collect()
 }
 
