@@ -150,28 +150,33 @@ impl Strategy {
         match self {
             Self::CpuAssisted { brute_force } => {
                 let assisted = 1.0 - brute_force;
-                let mut read = BTreeMap::new();
+                // Of each NUMA node: its groups, and its GPUs.
+                let mut below: BTreeMap<PartId, [f64; 2]> = BTreeMap::new();
                 for group in topology.groups() {
                     copies.ring_halves(&group, assisted);
+                    let counts = below.entry(topology.cpu_of(group[0])).or_default();
+                    counts[0] += 1.0;
+                    counts[1] += group.len() as f64;
                     for gpu in &group {
-                        let cpu = topology.cpu_of(*gpu);
                         let share = assisted / group.len() as f64 + brute_force;
-                        copies.there_and_back(Stage::ToMemory, *gpu, cpu, share);
-                        *read.entry(cpu).or_insert(0.0) += share;
+                        copies.there_and_back(Stage::ToMemory, *gpu, topology.cpu_of(*gpu), share);
                     }
                 }
-                if gpus.len() > 1 {
-                    read.iter().for_each(|(cpu, share)| copies.sums(*cpu, share + 1.0));
+                for (cpu, counts) in &below {
+                    for (count, part) in counts.iter().zip([assisted, *brute_force]) {
+                        if *count > 1.0 {
+                            copies.sums(*cpu, part * (count + 1.0));
+                        }
+                    }
                 }
                 // Every NUMA node has a sum of all the gradients of its GPUs, and each NIC's one its part of the whole.
                 let homes = homes(topology);
                 for (home, part) in &homes {
-                    for cpu in read.keys().filter(|cpu| **cpu != *home) {
+                    for cpu in below.keys().filter(|cpu| **cpu != *home) {
                         copies.there_and_back(Stage::Gather, *cpu, *home, *part);
                     }
-                    let inputs = read.len() + usize::from(!read.contains_key(home)) - 1;
-                    if inputs > 0 {
-                        copies.sums(*home, part * (inputs as f64 + 2.0));
+                    if below.len() > 1 {
+                        copies.sums(*home, part * (below.len() as f64 + 1.0));
                     }
                 }
                 network(&mut copies, topology, through_nics);

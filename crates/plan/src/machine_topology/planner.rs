@@ -73,14 +73,14 @@ pub fn best(planned: &[Planned]) -> Option<&Planned> {
     })
 }
 
-/// Each GPU by itself, all, those that are behind no switch that a NIC is behind, too, and one of each such switch.
+/// Each GPU by itself, and all; of those that are behind no switch that a NIC is behind, too: those of each switch, one of each, and all.
 fn root_sets(topology: &MachineTopology, gpus: &[PartId]) -> Vec<Vec<PartId>> {
     let of_nics: Vec<_> = topology.nics().filter_map(|nic| topology.switch_of(nic)).collect();
-    let competes = |gpu: &PartId| topology.switch_of(*gpu).is_some_and(|switch| of_nics.contains(&switch));
-    let free: Vec<_> = gpus.iter().copied().filter(|gpu| !competes(gpu)).collect();
-    let heads = topology.groups().into_iter().map(|group| group[0]).filter(|gpu| !competes(gpu)).collect();
+    let competes = |gpu: PartId| topology.switch_of(gpu).is_some_and(|switch| of_nics.contains(&switch));
+    let free: Vec<_> = topology.groups().into_iter().filter(|group| !competes(group[0])).collect();
+    let heads = free.iter().map(|group| group[0]).collect();
     let mut sets: Vec<_> = gpus.iter().map(|gpu| vec![*gpu]).collect();
-    for more in [heads, free, gpus.to_vec()] {
+    for more in free.iter().cloned().chain([heads, free.concat(), gpus.to_vec()]) {
         if !more.is_empty() && !sets.contains(&more) {
             sets.push(more);
         }

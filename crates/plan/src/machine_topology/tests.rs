@@ -308,3 +308,19 @@ fn what_cannot_be_is_refused_with_its_name() {
     let many: Vec<_> = (0..=PARTS_MAX).map(|index| cpu(&index.to_string())).collect();
     assert!(refused(&many, &[]).contains("513 parts"));
 }
+
+#[test]
+fn memory_is_read_and_written_for_copies_and_sums() {
+    let bytes = |machine: &MachineTopology, brute_force, cpu: &str| {
+        let traffic = Traffic::of(machine, &Strategy::CpuAssisted { brute_force }, Outside::ALONE);
+        let cpu = named(machine, cpu);
+        traffic.memory.iter().find(|(its, _, _)| *its == cpu).expect("a NUMA node").1
+    };
+    let machine = pcie_only(2, 4, &RATES);
+    // Each: the copies of its GPUs in and out, M. The NIC's: the other's sum in, the whole out, and both sums read, and one written.
+    assert!(close(bytes(&machine, 0.0, "cpu0"), 2.0 + 2.0 + 3.0) && close(bytes(&machine, 0.0, "cpu1"), 2.0 + 2.0));
+    // Copied whole: four times as much in and out, and four are read for a sum that is written.
+    assert!(close(bytes(&machine, 1.0, "cpu1"), 8.0 + 2.0 + 5.0));
+    // Two switches at each: their two sums are read for one.
+    assert!(close(bytes(&pcie_only(4, 4, &RATES), 0.0, "cpu1"), 4.0 + 2.0 + 3.0));
+}
