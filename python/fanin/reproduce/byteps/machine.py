@@ -1,4 +1,4 @@
-"""§4.2 and Figure 14: strategies inside a machine, counted by `fanin topo` and played packet by packet.
+"""§4.2 and Figure 14: strategies inside a machine, counted by `fanin topo` and played as packets.
 
 The paper's own machines and rates. What GPUs compute meanwhile it does not give: that is swept.
 """
@@ -110,9 +110,7 @@ def run(lab: Lab) -> Outcome:
     def by(found: Sequence[Mapping[str, Strategy]], one: str, other: str) -> Spread:
         return Spread.of([it[one].played_s / it[other].played_s for it in found])
 
-    off_equations = max(
-        _off_equations(told[f"figure-7-{p}-{n}"].strategies, n) for p, n in generic
-    )
+    off_equations = max(_off_equations(told[f"figure-7-{p}-{n}"].strategies, n) for p, n in generic)
     computed = [
         iteration(compute * it["assisted"].played_s, it["straightforward"].played_s, overlap)
         / iteration(compute * it["assisted"].played_s, it["assisted"].played_s, overlap)
