@@ -108,7 +108,7 @@ def run(lab: Lab) -> Outcome:
     size = SIZE_QUICK_GB if lab.quick else SIZE_GB
 
     def by(found: Sequence[Mapping[str, Strategy]], one: str, other: str) -> Spread:
-        return Spread.of([it[one].played_s / it[other].played_s for it in found])
+        return _over([it[one].played_s / it[other].played_s for it in found])
 
     off_equations = max(_off_equations(told[f"figure-7-{p}-{n}"].strategies, n) for p, n in generic)
     computed = [
@@ -201,7 +201,7 @@ def run(lab: Lab) -> Outcome:
                 "Fig. 14(a), §7.3",
                 "iteration with the strawman by one with the optimal strategy",
                 1.2,
-                Spread.of(computed),
+                _over(computed),
                 unit="x",
                 swept="computing for 0.25 to 1.5 times as long as optimal communication, which "
                 "it hides or not, and a NIC of 100 or 90 Gbit/s",
@@ -262,7 +262,7 @@ def run(lab: Lab) -> Outcome:
                 "§4.2, §6.1",
                 "played in a pipeline of 4 MB, by the time of the slowest link, all strategies",
                 "stages overlap, so that the slowest link decides",
-                Spread(sorted(played)[len(played) // 2], min(played), max(played), _ends(played)),
+                _over(played),
                 holds=Range(1 - EXACT, 1.2 if lab.quick else 1.05),
                 unit="x",
             ),
@@ -287,8 +287,9 @@ def iteration(compute_s: float, communication_s: float, overlap: bool) -> float:
     return compute_s + communication_s
 
 
-def _ends(samples: Sequence[float]) -> tuple[float, float]:
-    return min(samples), max(samples)
+def _over(settings: Sequence[float]) -> Spread:
+    """Return the spread over settings, each of which came to one figure: all of it counts."""
+    return Spread.over([Spread.of([one]) for one in settings])
 
 
 def _listed(generic: Mapping[tuple[int, int], Any]) -> str:
