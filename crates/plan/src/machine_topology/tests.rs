@@ -318,7 +318,10 @@ fn memory_is_read_and_written_for_copies_and_sums() {
     };
     let machine = pcie_only(2, 4, &RATES);
     // Each: the copies of its GPUs in and out, M. The NIC's: the other's sum in, the whole out, and both sums read, and one written.
-    assert!(close(bytes(&machine, 0.0, "cpu0"), 2.0 + 2.0 + 3.0) && close(bytes(&machine, 0.0, "cpu1"), 2.0 + 2.0));
+    assert!(
+        close(bytes(&machine, 0.0, "cpu0"), 2.0 + 2.0 + 3.0)
+            && close(bytes(&machine, 0.0, "cpu1"), 2.0 + 2.0)
+    );
     // Copied whole: four times as much in and out, and four are read for a sum that is written.
     assert!(close(bytes(&machine, 1.0, "cpu1"), 8.0 + 2.0 + 5.0));
     // Two switches at each: their two sums are read for one.
