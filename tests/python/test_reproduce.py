@@ -15,7 +15,7 @@ import torch
 from fanin.profiler.drops import Losses
 from fanin.reproduce import ReproduceError, command, goat, training
 from fanin.reproduce.atp import PAPER, setting
-from fanin.reproduce.byteps import equations, goodput
+from fanin.reproduce.byteps import equations, goodput, machine
 from fanin.reproduce.dlcp import trained
 from fanin.reproduce.finding import (
     LESS,
@@ -245,6 +245,26 @@ def test_the_equations_of_byteps_are_consistent_with_its_proof() -> None:
                 servers = equations.parameter_server(n, k)
                 assert equations.by_parameter_server(n, k) == pytest.approx(servers / time)
             assert equations.by_ring(n, k) == pytest.approx(equations.ring(n) / time)
+
+
+def test_machines_inside_are_as_in_byteps(tmp_path: Path) -> None:
+    ended = reproduce("byteps", "--quick", "--only", "machine", "--out", str(tmp_path))
+    assert ended.returncode == 0, ended.stderr
+    found = findings_of(tmp_path)["machine"]
+    # Whether root = all is poorer hangs on which of the paper's two rates a NIC has (100 or 90).
+    disagreeing = [one["what"] for one in found if not one["agrees"]]
+    assert [
+        what for what in disagreeing if "root = all by" not in what and "iteration" not in what
+    ] == []
+    assert ours({"machine": found}, "machine", "x* of the example") == pytest.approx(0.2, abs=1e-6)
+    assert ours({"machine": found}, "machine", "J_ca below J_ar") == pytest.approx(23.66, abs=0.01)
+    # The machines that were asked about can be asked about again.
+    assert (tmp_path / "machines" / "nvlink-100.toml").read_text().startswith("peer_rate")
+
+
+def test_an_iteration_hides_communication_or_adds_it() -> None:
+    assert machine.iteration(2.0, 3.0, overlap=True) == 3.0
+    assert machine.iteration(2.0, 3.0, overlap=False) == 5.0
 
 
 # The figures are those of the DLCP paper (arXiv, 2020).

@@ -25,6 +25,7 @@ mod server;
 mod sim;
 mod status;
 mod switch;
+mod topo;
 mod version;
 
 use std::ffi::OsString;
@@ -49,6 +50,7 @@ const USAGE: u8 = 2;
         fanin status --switch 10.0.0.9:4800        who waits for whom\n  \
         fanin doctor --switch 10.0.0.9:4800        why it is not reached, or slow\n  \
         fanin plan --machines 8 --rate 1gbit       how fast a cluster can sum, and what would help\n  \
+        fanin topo                                 this machine inside, and how its GPUs' gradients best reach the NIC\n  \
         fanin sim examples/sim/rack.toml           the same machines in a simulated network",
     disable_help_subcommand = true
 )]
@@ -71,6 +73,7 @@ enum Command {
     Profile(profile::Arguments),
     Sim(sim::Arguments),
     Reproduce(reproduce::Arguments),
+    Topo(topo::Arguments),
     Version(version::Arguments),
 }
 
@@ -103,6 +106,7 @@ pub fn exit_status(args: impl IntoIterator<Item = OsString>) -> u8 {
         Command::Profile(arguments) => profile::run(&arguments),
         Command::Sim(arguments) => sim::run(&arguments),
         Command::Reproduce(arguments) => reproduce::run(&arguments),
+        Command::Topo(arguments) => topo::run(&arguments),
         Command::Version(arguments) => version::run(&arguments),
     };
     match result {

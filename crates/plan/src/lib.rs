@@ -11,6 +11,7 @@ mod gradient_schedule;
 mod krgs;
 mod layout;
 mod load_split;
+pub mod machine_topology;
 mod memory_sharing;
 mod participation;
 mod placement;

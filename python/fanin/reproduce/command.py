@@ -55,11 +55,11 @@ HOW_TO_READ = (
 DESCRIPTION = """\
 The figures of a paper, again, beside what the paper says. atp and switchml: in the simulator;
 scenarios are written, and each is played with several seeds; a run that was stopped goes on where
-it was. byteps: by the planner, and measured in several rounds on shaped links of this machine,
-which needs root. dlcp: by training small networks here, with packets of their gradients lost, and
-in the simulator. goat: by the planner, by training, and in the simulator. In the folder of --out:
-README.md (the table), results.json, a plot for each figure, and the scenarios and results of all
-runs; fanin sim plays a scenario again."""
+it was. byteps: by the planner, in the simulator, and measured in several rounds on shaped links
+of this machine, which needs root. dlcp: by training small networks here, with packets of their
+gradients lost, and in the simulator. goat: by the planner, by training, and in the simulator. In
+the folder of --out: README.md (the table), results.json, a plot for each figure, and the scenarios
+and results of all runs; fanin sim plays a scenario again."""
 
 EXAMPLES = """\
 examples:
@@ -68,7 +68,7 @@ examples:
   fanin reproduce atp --why               and the scenarios that explain where ours differs
   fanin reproduce atp --only loss sharing --out /tmp/atp
   sudo fanin reproduce byteps --quick
-  fanin reproduce byteps --only theorem acceleration     what needs no links, and no root
+  fanin reproduce byteps --only theorem acceleration machine     what needs no links, nor root
   fanin reproduce dlcp                    what a training forgives, and completion times
   fanin reproduce goat                    who sums what, and whom a training waits for
 """

@@ -99,6 +99,19 @@ pub fn parse_on_network<T: serde::de::DeserializeOwned, R>(
     read().map_err(|mistake| texts.locate(mistake))
 }
 
+/// Reads a file of another purpose that describes no network of the simulator's. It is read as `T`, and `resolve` says what that comes to.
+///
+/// # Errors
+/// The first mistake, with its place.
+pub fn parse_file<T: serde::de::DeserializeOwned, R>(
+    name: &str,
+    text: &str,
+    resolve: impl FnOnce(T) -> Result<R, Mistake>,
+) -> Result<R, FileError> {
+    let read = toml::from_str(text).map_err(|error| Mistake::of_toml(&error));
+    read.and_then(resolve).map_err(|mistake| Texts::new(name, text).locate(mistake))
+}
+
 /// A scenario as a table, with the nodes and links of the file that it may name in place of that name: one file says all.
 ///
 /// # Errors

@@ -1,12 +1,12 @@
-"""Figures of BytePS (Jiang et al., OSDI 2020), those about what is between machines."""
+"""Figures of BytePS (Jiang et al., OSDI 2020)."""
 
 from __future__ import annotations
 
-from fanin.reproduce.byteps import acceleration, goodput, theorem
+from fanin.reproduce.byteps import acceleration, goodput, machine, theorem
 from fanin.reproduce.finding import Paper
 
 PAPER = Paper(
-    [module.EXPERIMENT for module in (theorem, acceleration, goodput)],
+    [module.EXPERIMENT for module in (theorem, acceleration, machine, goodput)],
     repeated="rounds",
     repetitions=3,
 )

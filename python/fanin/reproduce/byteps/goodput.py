@@ -41,7 +41,7 @@ def run(lab: Lab) -> Outcome:
         require_root()
         require_tools("ip", "tc")
     except NetlabError as error:
-        text = f"{error}; without Figure 12: --only theorem acceleration"
+        text = f"{error}; without Figure 12: --only theorem acceleration machine"
         raise ReproduceError(text) from None
     spares = SPARES_QUICK if lab.quick else SPARES
     split: dict[int, list[float]] = {k: [] for k in spares}

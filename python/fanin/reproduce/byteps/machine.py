@@ -1,0 +1,408 @@
+"""§4.2 and Figure 14: strategies inside a machine, counted by `fanin topo` and played as packets.
+
+The paper's own machines and rates. What GPUs compute meanwhile it does not give: that is swept.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from fanin._simulation import environment as fanin_environment
+from fanin.reproduce import ReproduceError
+from fanin.reproduce.finding import MORE, Experiment, Finding, Outcome, Range, at_least, at_most
+from fanin.reproduce.lab import Lab, Spread
+from fanin.reproduce.plot import finish
+from fanin.sweep.scenario import toml
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MACHINES, GPUS = 8, 8
+"""§7.2: GPU machines, GPUs in each; none more that only sums (§7.3)."""
+PCIE_GBPS, PEER_GBPS = 105.0, 80.0
+"""Measured: GPU to GPU within a PCIe switch, and across (§4.2.1). What links have in the model."""
+NIC_GBPS = [100.0, 90.0]
+"""Of the NIC, and what RDMA reaches (§7.1)."""
+SOCKET_GBPS = 300.0
+"""§4.2.1: "more than"."""
+PRINTED_GBPS = 13.1 * 8
+"""The same 105 Gbit/s as it stands in the example of §4.2.1."""
+MEMORY_GBPS = 8000.0
+"""So much that it is never the limit, as the example has it."""
+NVLINK_GBPS = 200.0
+NVLINKS = {
+    (0, 1): 1,
+    (0, 2): 1,
+    (0, 3): 2,
+    (0, 4): 2,
+    (1, 2): 2,
+    (1, 3): 1,
+    (1, 5): 2,
+    (2, 3): 2,
+    (2, 6): 1,
+    (3, 7): 1,
+    (4, 5): 1,
+    (4, 6): 1,
+    (4, 7): 2,
+    (5, 6): 2,
+    (5, 7): 1,
+    (6, 7): 2,
+}
+"""Six for each GPU, 1.2 Tbit/s together (§4.2.2), between the pairs of NVIDIA's DGX-1."""
+SIZE_GB, SIZE_QUICK_GB = 1.0, 0.2
+COMPUTES = [0.25, 0.5, 0.75, 1.0, 1.25, 1.5]
+"""How long GPUs compute in an iteration, by the optimal strategy's communication."""
+GENERIC, GENERIC_QUICK = [(2, 2), (2, 4), (4, 2), (4, 4), (8, 3)], [(2, 4), (4, 2)]
+"""Switches and GPUs of each, of Figure 7."""
+EXACT = 1e-6
+"""What two ways to compute the same may differ by; rates are written with so many digits."""
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """What `fanin topo` says of one."""
+
+    time_s: float
+    played_s: float
+    slowest: str
+    brute_force: float
+    bytes: Mapping[tuple[str, str], float]
+    """By direction of a link; of the gradients."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """What it says of a machine."""
+
+    strategies: Mapping[str, Strategy]
+    """By kind, and roots by "root=", their numbers, or "all"."""
+    chosen: str
+
+
+def run(lab: Lab) -> Outcome:
+    """Ask for both machines with each rate of the NIC, and for those of the example."""
+    machines = {
+        **{f"pcie-only-{nic:g}": (_pcie_only(2, 4, nic=nic), MACHINES) for nic in NIC_GBPS},
+        **{f"nvlink-{nic:g}": (_nvlink(nic), MACHINES) for nic in NIC_GBPS},
+        "example": (_pcie_only(2, 4, pcie=PRINTED_GBPS, memory=MEMORY_GBPS), 1),
+    }
+    generic = {
+        (p, n): (_pcie_only(p, n, memory=MEMORY_GBPS), 1)
+        for p, n in (GENERIC_QUICK if lab.quick else GENERIC)
+    }
+    every = {**machines, **{f"figure-7-{p}-{n}": it for (p, n), it in generic.items()}}
+
+    def ask(name: str) -> Told:
+        machine, count = every[name]
+        return _told(lab, name, machine, count)
+
+    told = dict(zip(every, lab.each("fanin topo", ask, list(every)), strict=True))
+    pcie = [told[f"pcie-only-{nic:g}"].strategies for nic in NIC_GBPS]
+    nvlink = [told[f"nvlink-{nic:g}"].strategies for nic in NIC_GBPS]
+    example = told["example"].strategies
+    size = SIZE_QUICK_GB if lab.quick else SIZE_GB
+
+    def by(found: Sequence[Mapping[str, Strategy]], one: str, other: str) -> Spread:
+        return _over([it[one].played_s / it[other].played_s for it in found])
+
+    off_equations = max(_off_equations(told[f"figure-7-{p}-{n}"].strategies, n) for p, n in generic)
+    computed = [
+        iteration(compute * it["assisted"].played_s, it["straightforward"].played_s, overlap)
+        / iteration(compute * it["assisted"].played_s, it["assisted"].played_s, overlap)
+        for it in pcie
+        for compute in COMPUTES
+        for overlap in (True, False)
+    ]
+    played = [it.played_s / it.time_s for found in (*pcie, *nvlink) for it in found.values()]
+    roots = [told[f"nvlink-{nic:g}"].chosen for nic in NIC_GBPS]
+
+    def draw(figure: Figure) -> None:
+        for at, (title, found, names) in enumerate(
+            (
+                ("PCIe-only", pcie, ["ring", "straightforward", "assisted"]),
+                ("NVLink", nvlink, ["ring", "root=0", "root=all", "root=2,3", "root=2"]),
+            )
+        ):
+            axes = figure.add_subplot(1, 2, at + 1)
+            for which, (nic, it) in enumerate(zip(NIC_GBPS, found, strict=True)):
+                places = [place + 0.4 * which for place in range(len(names))]
+                times = [1e3 * it[name].played_s / size for name in names]
+                axes.bar(places, times, 0.38, label=f"played, NIC {nic:g} Gbit/s", alpha=0.7)
+                predicted = [1e3 * it[name].time_s / size for name in names]
+                axes.plot(places, predicted, "k_", markersize=14)
+            axes.set_xticks([place + 0.2 for place in range(len(names))], names, fontsize=7)
+            finish(axes, "", "ms for 1 GB of each GPU", f"{title}; lines: the slowest link")
+
+    return Outcome(
+        [
+            Finding(
+                "Eqs. 8 and 9",
+                "what links carry, counted, for p switches of n GPUs "
+                f"({_listed(generic)}): largest difference",
+                "none",
+                Spread.of([off_equations]),
+                holds=at_most(EXACT),
+            ),
+            Finding(
+                "§4.2.1",
+                "x* of the example",
+                0.2,
+                Spread.of([example["best x"].brute_force]),
+            ),
+            Finding(
+                "§4.2.1",
+                "J(0) by J*: CPU-assisted aggregation by the optimum",
+                1.09,
+                Spread.of([example["assisted"].time_s / example["best x"].time_s]),
+                unit="x",
+            ),
+            Finding(
+                "§4.2.1",
+                "J(0), M = 1 GB",
+                0.141,
+                Spread.of([example["assisted"].time_s / size]),
+                unit="s",
+            ),
+            Finding(
+                "§4.2.1",
+                "J*, M = 1 GB",
+                0.129,
+                Spread.of([example["best x"].time_s / size]),
+                unit="s",
+            ),
+            Finding(
+                "§4.2.1",
+                "J_ca below J_ar, a ring over the GPUs of one machine",
+                23.7,
+                Spread.of([100 * (1 - example["assisted"].time_s / example["ring"].time_s)]),
+                unit="%",
+            ),
+            Finding(
+                "§4.2.1",
+                "bytes from switch to CPU, by M: a collective over eight GPUs",
+                1.75,
+                Spread.of([example["ring"].bytes["pcie0", "cpu0"]]),
+            ),
+            Finding(
+                "Fig. 14(a), §7.3",
+                "communication of the strawman by the optimal strategy's",
+                "1.2 and more: end to end it is up to 1.2",
+                by(pcie, "straightforward", "assisted"),
+                holds=at_least(1.2),
+                unit="x",
+                swept="a NIC of 100 or 90 Gbit/s",
+            ),
+            Finding(
+                "Fig. 14(a), §7.3",
+                "iteration with the strawman by one with the optimal strategy",
+                1.2,
+                _over(computed),
+                unit="x",
+                swept="computing for 0.25 to 1.5 times as long as optimal communication, which "
+                "it hides or not, and a NIC of 100 or 90 Gbit/s",
+            ),
+            Finding(
+                "Fig. 14(a), §7.3",
+                "communication of all-reduce (a ring) by the strawman's",
+                "slower: without any optimization BytePS still outperforms it",
+                by(pcie, "ring", "straightforward"),
+                holds=MORE,
+                unit="x",
+                swept="a NIC of 100 or 90 Gbit/s",
+            ),
+            Finding(
+                "Fig. 14(b), §4.2.2",
+                "GPU that the planner reduces to",
+                "2",
+                Spread.of([float(root.removeprefix("root=")) for root in roots]),
+                holds=Range(2, 2),
+            ),
+            Finding(
+                "Fig. 14(b), §7.3",
+                "communication with root = 2, 3 by that with root = 2",
+                "almost the same",
+                by(nvlink, "root=2,3", "root=2"),
+                holds=Range(0.95, 1.05),
+                unit="x",
+                swept="a NIC of 100 or 90 Gbit/s",
+            ),
+            Finding(
+                "Fig. 14(b), §7.3",
+                "communication with root = all by that with root = 2",
+                "poorer",
+                by(nvlink, "root=all", "root=2"),
+                holds=MORE,
+                unit="x",
+                swept="a NIC of 100 or 90 Gbit/s",
+            ),
+            Finding(
+                "Fig. 14(b), §7.3",
+                "communication with root = 0 by that with root = all",
+                "root = 0 is the worst",
+                by(nvlink, "root=0", "root=all"),
+                holds=MORE,
+                unit="x",
+                swept="a NIC of 100 or 90 Gbit/s",
+            ),
+            Finding(
+                "Fig. 14(b), §7.3",
+                "communication of all-reduce (a ring) by that with root = 0",
+                "slower: without any optimization BytePS still outperforms it",
+                by(nvlink, "ring", "root=0"),
+                holds=MORE,
+                unit="x",
+                swept="a NIC of 100 or 90 Gbit/s",
+            ),
+            Finding(
+                "§4.2, §6.1",
+                "played in a pipeline of 4 MB, by the time of the slowest link, all strategies",
+                "stages overlap, so that the slowest link decides",
+                _over(played),
+                holds=Range(1 - EXACT, 1.2 if lab.quick else 1.05),
+                unit="x",
+            ),
+        ],
+        draw,
+        {
+            name: {
+                "chosen": it.chosen,
+                "predicted_s": {kind: found.time_s for kind, found in it.strategies.items()},
+                "played_s": {kind: found.played_s for kind, found in it.strategies.items()},
+                "slowest": {kind: found.slowest for kind, found in it.strategies.items()},
+            }
+            for name, it in told.items()
+        },
+    )
+
+
+def iteration(compute_s: float, communication_s: float, overlap: bool) -> float:
+    """Return how long one takes where communication is all hidden behind computing, or none."""
+    if overlap:
+        return max(compute_s, communication_s)
+    return compute_s + communication_s
+
+
+def _over(settings: Sequence[float]) -> Spread:
+    """Return the spread over settings, each of which came to one figure: all of it counts."""
+    return Spread.over([Spread.of([one]) for one in settings])
+
+
+def _listed(generic: Mapping[tuple[int, int], Any]) -> str:
+    return ", ".join(f"{p} of {n}" for p, n in generic)
+
+
+def _off_equations(strategies: Mapping[str, Strategy], n: int) -> float:
+    """Return by how much counted bytes differ from Eqs. 8 and 9, at most."""
+    off = []
+    for name in ("assisted", "best x"):
+        found = strategies[name]
+        x, y = found.brute_force, 1 - found.brute_force
+        eq_8, eq_9 = n * x + y, (2 * n - 1) / n * y + x
+        for ends, equation in ((("pcie0", "cpu0"), eq_8), (("gpu0", "pcie0"), eq_9)):
+            off += [abs(found.bytes[way] - equation) for way in (ends, ends[::-1])]
+    return max(off)
+
+
+def _rate(gbps: float) -> str:
+    return f"{gbps:g}Gbit"
+
+
+def _machine(
+    switches: int, gpus: int, pcie: float, memory: float | None
+) -> dict[str, list[dict[str, Any]]]:
+    of_memory = {} if memory is None else {"memory": _rate(memory)}
+    return {
+        "cpu": [{"name": f"cpu{cpu}", **of_memory} for cpu in range(2)],
+        "socket": [{"between": ["cpu0", "cpu1"], "rate": _rate(SOCKET_GBPS)}],
+        "switch": [
+            {"name": f"pcie{at}", "under": f"cpu{2 * at // switches}", "rate": _rate(pcie)}
+            for at in range(switches)
+        ],
+        "gpu": [
+            {"name": f"gpu{at}", "under": f"pcie{at // gpus}", "rate": _rate(pcie)}
+            for at in range(switches * gpus)
+        ],
+    }
+
+
+def _nic(under: str, pcie: float, nic: float) -> dict[str, Any]:
+    table = {"name": "nic", "under": under, "rate": _rate(pcie), "network": _rate(nic)}
+    return {"nic": [table]}
+
+
+def _pcie_only(
+    switches: int,
+    gpus: int,
+    *,
+    pcie: float = PCIE_GBPS,
+    nic: float = NIC_GBPS[0],
+    memory: float | None = None,
+) -> dict[str, Any]:
+    """Return Figures 6(a) and 7."""
+    machine = _machine(switches, gpus, pcie, memory)
+    return {"peer_rate": _rate(PEER_GBPS), **machine, **_nic("cpu0", pcie, nic)}
+
+
+def _nvlink(nic: float) -> dict[str, Any]:
+    """Return Figure 8(a)."""
+    machine = _machine(4, 2, PCIE_GBPS, None)
+    links = [
+        {"between": [f"gpu{a}", f"gpu{b}"], "rate": _rate(count * NVLINK_GBPS)}
+        for (a, b), count in NVLINKS.items()
+    ]
+    others = _nic("pcie0", PCIE_GBPS, nic)
+    return {"peer_rate": _rate(PEER_GBPS), **machine, **others, "nvlink": links}
+
+
+def _told(lab: Lab, name: str, machine: Mapping[str, Any], machines: int) -> Told:
+    folder = lab.out / "machines"
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.toml"
+    path.write_text(toml(machine))
+    size = f"{SIZE_QUICK_GB if lab.quick else SIZE_GB}GB"
+    command = [sys.executable, "-m", "fanin", "topo", str(path), "--machines", str(machines)]
+    command += ["--size", size, "--play", "--json"]
+    ended = subprocess.run(command, capture_output=True, text=True, env=fanin_environment())
+    if ended.returncode:
+        raise ReproduceError(f"{name}: {ended.stderr.strip()}")
+    report = json.loads(ended.stdout)
+    (folder / f"{name}.json").write_text(ended.stdout)
+    named = [_named(strategy) for strategy in report["strategies"]]
+    strategies = {
+        its: Strategy(
+            strategy["time_s"],
+            strategy["played_s"],
+            strategy["slowest"],
+            strategy["brute_force"],
+            _bytes(report, strategy),
+        )
+        for its, strategy in zip(named, report["strategies"], strict=True)
+    }
+    return Told(strategies, named[report["chosen"]])
+
+
+def _named(strategy: Mapping[str, Any]) -> str:
+    if strategy["kind"] == "cpu-assisted":
+        return "best x" if strategy["brute_force"] else "assisted"
+    if strategy["kind"] != "roots":
+        return str(strategy["kind"])
+    if len(strategy["roots"]) == GPUS:
+        return "root=all"
+    return "root=" + ",".join(root.removeprefix("gpu") for root in strategy["roots"])
+
+
+def _bytes(report: Mapping[str, Any], strategy: Mapping[str, Any]) -> dict[tuple[str, str], float]:
+    found = {}
+    for link, load in zip(report["links"], strategy["loads"], strict=True):
+        (one, other), (forth, back) = link["ends"], load["bytes"]
+        found[one, other] = forth / report["size_bytes"]
+        found[other, one] = back / report["size_bytes"]
+    return found
+
+
+EXPERIMENT = Experiment("machine", "Inside a machine of eight GPUs (Figure 14, §4.2)", run)
