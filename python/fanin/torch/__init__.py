@@ -11,7 +11,8 @@ Programs that have "gloo" written in them run unchanged with FANIN_AS=gloo, or
 
 With ``pg_options=fanin.torch.Options(wire_dtype="bfloat16")`` gradients travel in half the bytes,
 with ``protocol="atp"`` (FANIN_PROTOCOL) they are summed on the way to a server, with ``"goat"``
-by a plan (`sub_models` cuts a model into the parts that it is made for).
+by a plan (`sub_models` cuts a model into the parts that it is made for). `compression_hook` sends
+gradients in fewer bytes still, by signs, or by the largest of them (docs/compression.md).
 
 All-reduces, reduces and reduce_scatters (SUM, AVG) of float32, float16, bfloat16 and int32 tensors,
 on the CPU or on CUDA devices, are summed by the switch, and of float64, int64, uint8 and int8
@@ -54,6 +55,8 @@ if TYPE_CHECKING:
     from fanin.torch.asynchronous import AsynchronousOptimizer as AsynchronousOptimizer
     from fanin.torch.backend import lost as lost
     from fanin.torch.backend import plan as plan
+    from fanin.torch.compression import CompressionState as CompressionState
+    from fanin.torch.compression import compression_hook as compression_hook
     from fanin.torch.hook import HookState as HookState
     from fanin.torch.hook import allreduce_hook as allreduce_hook
     from fanin.torch.options import Options as Options
@@ -61,9 +64,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AsynchronousOptimizer",
+    "CompressionState",
     "HookState",
     "Options",
     "allreduce_hook",
+    "compression_hook",
     "lost",
     "plan",
     "sub_models",
@@ -120,6 +125,10 @@ def __getattr__(name: str) -> object:
         from fanin.torch.partition import sub_models
 
         return sub_models
+    if name in ("CompressionState", "compression_hook"):
+        from fanin.torch import compression
+
+        return getattr(compression, name)
     if name in ("lost", "plan"):
         from fanin.torch import backend
 
