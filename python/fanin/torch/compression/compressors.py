@@ -236,8 +236,8 @@ class RandomK(Compressor):
         _check_elements(self.k, elements)
 
     def sent_bytes(self, cut: Cut) -> int:
-        """Return what a rank sends to the services; a ring sends up to twice as much."""
-        return count_of(self.k, cut.elements) * VALUE_BYTES
+        """Return what a rank sends where the ranks' own services sum, or a ring does."""
+        return summed_bytes(count_of(self.k, cut.elements) * VALUE_BYTES, cut.shards)
 
     def draw(self, elements: int, dice: torch.Generator) -> tuple[Tensor, Tensor]:
         """Return the indices, in order, and for how many elements each counts."""
@@ -247,6 +247,14 @@ class RandomK(Compressor):
         lengths = bounds.diff()
         chance = torch.rand(count, generator=dice, dtype=torch.float64)
         return bounds[:-1] + (chance * lengths).long(), lengths
+
+
+def summed_bytes(payload_bytes: int, ranks: int) -> int:
+    """Return what a rank sends for an all-reduce: others' shares, and the own share's sum to all.
+
+    The ranks are each other's services.
+    """
+    return 2 * (ranks - 1) * payload_bytes // ranks
 
 
 def count_of(k: int | float, elements: int) -> int:
