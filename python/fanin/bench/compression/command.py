@@ -32,7 +32,7 @@ FORMAT = 1
 RATES_BPS = [100_000_000, 1_000_000_000]
 HEADERS = 1.058
 """Bytes on Ethernet for a byte of payload, at an MTU of 1500 (docs/protocols/byteps.md)."""
-_EXCHANGE = "fanin.bench.compression.exchange"
+_EXCHANGE = str(Path(__file__).with_name("exchange.py"))
 _REPEATS = 3
 
 DESCRIPTION = """\

@@ -25,7 +25,7 @@ class Given(nn.Module):
 
     def forward(self, gradient: Tensor) -> Tensor:
         """Return what has this gradient."""
-        parts = gradient.split([parameter.numel() for parameter in self.of])
+        parts = torch.split(gradient, [parameter.numel() for parameter in self.of])
         products = [
             (parameter * part.view_as(parameter)).sum()
             for parameter, part in zip(self.of, parts, strict=True)

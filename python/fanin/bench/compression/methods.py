@@ -26,7 +26,7 @@ _WIRE: Final[Mapping[str, WireDtype]] = {
     for wire_dtype in get_args(WireDtype)
 }
 _WIRE_BYTES: Final[Mapping[str, int]] = {"int32": 4, "bfloat16": 2, "int8": 1}
-_NAMES = "onebit, topk:0.01, randomk:0.01, dithering:7, natural:7, powersgd:4"
+_NAMES = "onebit, topk:0.01, randomk:0.1, dithering:7, natural:7, powersgd:4"
 
 
 @dataclass(frozen=True)
@@ -41,15 +41,23 @@ class Method:
     """The rank of its matrices."""
 
     def register(
-        self, model: DistributedDataParallel, group: ProcessGroup, feedback: bool = True
+        self,
+        model: DistributedDataParallel,
+        group: ProcessGroup,
+        feedback: bool = True,
+        momentum: float = 0.0,
     ) -> None:
-        """Let a model's gradients be sent so; also short ones, as they are to be compared."""
+        """Let a model's gradients be sent so; also short ones, as they are to be compared.
+
+        The momentum is for those that are fanin's own: see `CompressionState`.
+        """
         if self.compressor is not None:
             from fanin.torch import CompressionState, compression_hook
 
             state = CompressionState(
                 self.compressor,
                 error_feedback=feedback,
+                momentum=momentum,
                 uncompressed_steps=UNCOMPRESSED_STEPS,
                 min_bytes=0,
                 process_group=group,

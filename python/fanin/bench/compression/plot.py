@@ -8,6 +8,9 @@ from pathlib import Path
 from fanin._units import shown_size
 from fanin.bench.compression.command import Row
 
+EXACT = 1e-8
+"""What an error of zero is drawn as."""
+
 
 def draw(rows: Sequence[Row], title: str, path: Path) -> None:
     """Write the PNG."""
@@ -21,11 +24,12 @@ def draw(rows: Sequence[Row], title: str, path: Path) -> None:
     errors, times = figure.subplots(1, 2)
     for row in rows:
         without = row.error_of_sum_without_feedback
-        before = row.error_of_sum if without is None else without
-        errors.plot([row.sent_bytes] * 2, [before, row.error_of_sum], ":", color="grey")
+        after = max(row.error_of_sum, EXACT)
+        before = after if without is None else without
+        errors.plot([row.sent_bytes] * 2, [before, after], ":", color="grey")
         errors.plot(row.sent_bytes, before, "s", color="C1", fillstyle="none")
-        errors.plot(row.sent_bytes, row.error_of_sum, "o", color="C0")
-        errors.annotate(row.method, (row.sent_bytes, row.error_of_sum), fontsize=7)
+        errors.plot(row.sent_bytes, after, "o", color="C0")
+        errors.annotate(row.method, (row.sent_bytes, after), fontsize=7)
     errors.plot([], [], "s", color="C1", fillstyle="none", label="nothing sent later")
     errors.plot([], [], "o", color="C0", label="with error feedback")
     errors.set_ylabel("relative error of all steps' sum")
@@ -48,6 +52,6 @@ def draw(rows: Sequence[Row], title: str, path: Path) -> None:
         axes.set_xlabel("sent by a rank in a step")
         axes.grid(which="major", alpha=0.3)
         axes.legend(fontsize=8)
-    errors.set_yscale("symlog", linthresh=1e-7)
+    errors.set_yscale("log")
     figure.suptitle(title, fontsize=10)
     figure.savefig(path, format="png", dpi=120)

@@ -28,9 +28,9 @@ _PAUSE_S = 0.05
 
 
 def run(
-    module: str, task: Mapping[str, Any], world_size: int, rate_bps: int | None = None
+    program: str, task: Mapping[str, Any], world_size: int, rate_bps: int | None = None
 ) -> list[Any]:
-    """Run `python -m MODULE FILE` as each rank, and return what each says in the end.
+    """Run `python PROGRAM FILE` as each rank, and return what each says in the end.
 
     The task is in the file, as JSON. With a rate each rank is a machine of a laboratory, whose
     links have it.
@@ -41,7 +41,7 @@ def run(
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fanin-bench-")))
         file = folder / "task.json"
         file.write_text(json.dumps({**task, "rendezvous": str(folder / "rendezvous")}))
-        command = [sys.executable, "-m", module, str(file)]
+        command = [sys.executable, program, str(file)]
         links = Links(rate_bps=rate_bps)
         lab = stack.enter_context(laboratory(world_size, links)) if rate_bps else None
         processes = []
