@@ -2,7 +2,7 @@
 
 Each method trains `fanin reproduce`'s networks with each seed, in ranks that are processes, each a
 machine of its own, by DDP on fanin. All else is alike: learning rates are those of float32; the
-optimizer's momentum (of digits') is where BytePS' compressors have it, before them, and Nesterov's. A
+optimizer's momentum (of digits') is CompressionState's where there is one, and then Nesterov's. A
 step's time at a rate is what the model takes to compute a step, and what the exchange of its
 gradients takes in a laboratory (fanin bench compression); time to a loss is so many steps of it.
 

@@ -56,8 +56,8 @@ examples:
 LEGEND = """\
 sent: by a rank in a step, without headers; error: of the average, relative to it (Euclidean norms),
 in the median of steps, nothing being sent later; of the sum: of all steps' averages together,
-without and with error feedback; compress: one thread, one step; predicted: what is sent at that
-rate with headers, and compress; measured: the slowest rank's median step, compressing included."""
+without and with error feedback; compress: a thread's CPU time in one step; predicted: what is sent,
+at that rate with headers, and compress; measured: the slowest rank's median step, with all of it."""
 
 
 @dataclass
@@ -229,7 +229,7 @@ def _row(given: Gradients, sending: Method, workers: int, rates_bps: Sequence[in
 
 
 def _compress_s(sending: Method, given: Gradients, workers: int) -> float | None:
-    """Return how long a rank's part of a step takes by itself: the least of some."""
+    """Return how long a rank's part of a step keeps a processor: the least of some."""
     if sending.compressor is None:
         return None
     import torch
@@ -243,7 +243,7 @@ def _compress_s(sending: Method, given: Gradients, workers: int) -> float | None
     memory = Memory(Cut.of(len(gradient), workers), 0, gradient.device, feedback=True)
     times = []
     for _ in range(_REPEATS):
-        began = time.perf_counter()
+        began = time.thread_time()
         if isinstance(sending.compressor, RandomK):
             indices, values = memory.drawn(gradient, sending.compressor, dice)
             torch.zeros_like(gradient)[indices] = values
@@ -252,7 +252,7 @@ def _compress_s(sending: Method, given: Gradients, workers: int) -> float | None
             messages = memory.messages(gradient, sending.compressor, dice)
             memory.sum_message(messages, sending.compressor, dice)
             memory.average(messages, sending.compressor)
-        times.append(time.perf_counter() - began)
+        times.append(time.thread_time() - began)
     return min(times)
 
 

@@ -21,7 +21,8 @@ class Given(nn.Module):
 
     def __init__(self, shapes: list[list[int]]) -> None:
         super().__init__()
-        self.of = nn.ParameterList(torch.zeros(shape) for shape in shapes)
+        # PowerSGD of torch takes no scalar.
+        self.of = nn.ParameterList(torch.zeros(shape or [1]) for shape in shapes)
 
     def forward(self, gradient: Tensor) -> Tensor:
         """Return what has this gradient."""
