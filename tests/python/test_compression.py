@@ -337,23 +337,21 @@ def batches(rank: int, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
         yield x, x @ truth
 
 
-def train(me: Me, compressor: Compressor | None, mode: str) -> tuple[list[Tensor], list[float]]:
+def train(me: Me, compressor: Compressor, mode: str) -> tuple[list[Tensor], list[float]]:
     me.init("gloo" if mode == "gloo" else "fanin")
     dtype = torch.bfloat16 if mode == "bfloat16" else torch.float32
     momentum = 0.5 if mode == "momentum" else 0.0
-    keywords: dict[str, Any] = {"find_unused_parameters": True} if mode == "unused" else {}
-    torch.manual_seed(3)
-    if compressor is None:
-        torch.manual_seed(3)
-        model = DistributedDataParallel(Network())
-    else:
-        state = fanin.torch.CompressionState(compressor, momentum=momentum, min_bytes=5000)
-        model = model_of(state, dtype=dtype, **keywords)
+    keywords = {
+        name: mode == name for name in ("find_unused_parameters", "gradient_as_bucket_view")
+    }
+    unused = mode == "find_unused_parameters"
+    state = fanin.torch.CompressionState(compressor, momentum=momentum, min_bytes=5000)
+    model = model_of(state, dtype=dtype, **keywords)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     losses = []
     for step, (x, y) in enumerate(batches(me.rank, 60)):
         optimizer.zero_grad()
-        out = model(x.to(dtype), mode != "unused" or step % 2 == 0)
+        out = model(x.to(dtype), not unused or step % 2 == 0)
         loss = (out - y).square().mean()
         loss.backward()
         optimizer.step()
@@ -365,8 +363,9 @@ CASES: list[tuple[Compressor, str]] = [
     *((compressor, "plain") for compressor in STEADY),
     (OneBit(), "gloo"),
     (OneBit(), "bfloat16"),
-    (TopK(0.1), "unused"),
-    (RandomK(0.1), "unused"),
+    (TopK(0.1), "find_unused_parameters"),
+    (RandomK(0.1), "find_unused_parameters"),
+    (OneBit(), "gradient_as_bucket_view"),
     (OneBit(), "momentum"),
 ]
 

@@ -57,7 +57,7 @@ LEGEND = """\
 sent: by a rank in a step, without headers; error: of the average, relative to it (Euclidean norms),
 in the median of steps, nothing being sent later; of the sum: of all steps' averages together,
 without and with error feedback; compress: a thread's CPU time in one step; predicted: what is sent,
-at that rate with headers, and compress; measured: the slowest rank's median step, with all of it."""
+at that rate with headers, and compress; measured: the slowest rank's median step, all of it."""
 
 
 @dataclass
