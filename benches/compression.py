@@ -2,7 +2,7 @@
 
 Each method trains `fanin reproduce`'s networks with each seed, in ranks that are processes, each a
 machine of its own, by DDP on fanin. All else is alike: learning rates are those of float32; the
-optimizer's momentum (of digits') is CompressionState's where there is one, and then Nesterov's. A
+optimizer's momentum (of digits') is Nesterov's, and CompressionState's where there is one. A
 step's time at a rate is what the model takes to compute a step, and what the exchange of its
 gradients takes in a laboratory (fanin bench compression); time to a loss is so many steps of it.
 
@@ -79,12 +79,13 @@ def _train(groups: Groups, sending: Method, model: str, seed: int) -> list[float
     learner, dice = begun(chosen, seed)
     group = groups.on_fanin(sending.wire_dtype)
     network = DistributedDataParallel(learner.network, process_group=group)
-    momentum = 0.0
-    if sending.compressor is not None:
+    (of_optimizer,) = learner.optimizer.param_groups
+    momentum = of_optimizer.get("momentum", 0.0)
+    if momentum and sending.compressor is not None:
         # As BytePS says: a momentum is added before gradients are compressed, and not once more.
-        for of_optimizer in learner.optimizer.param_groups:
-            momentum = of_optimizer.get("momentum", 0.0)
-            of_optimizer["momentum"] = 0.0
+        of_optimizer["momentum"] = 0.0
+    elif momentum:
+        of_optimizer["nesterov"] = True
     sending.register(network, group, momentum=momentum)
     curve = []
     for step in range(1, STEPS[model] + 1):
