@@ -170,10 +170,11 @@ class Dithering(_Coded):
             rounded = scaled.add_(noise).floor_().clamp_(-self.k, self.k)
         else:
             size = scaled.abs()
+            first, below = (size + noise).floor_(), size < 1
             # Noise below the exponent carries into it as often as the mantissa says.
-            mantissa = noise.mul(2**MANTISSA_BITS).int()
-            exponent = (size.view(torch.int32) + mantissa) >> MANTISSA_BITS
-            level = torch.where(size < 1, (size + noise).floor_(), exponent - EXPONENT_BIAS + 1)
+            exponent = size.view(torch.int32).add_(noise.mul_(2**MANTISSA_BITS).int())
+            exponent.bitwise_right_shift_(MANTISSA_BITS).sub_(EXPONENT_BIAS - 1)
+            level = torch.where(below, first, exponent)
             rounded = level.clamp_(max=self.k).copysign_(scaled)
         return rounded.add_(self.k).to(torch.uint8)
 
