@@ -141,6 +141,8 @@ def main() -> int:
     args = parser.parse_args()
     names = args.methods.split(",")
     rates = [rate_bps(each) for each in args.rates.split(",")]
+    if AS_THEY_ARE not in names:
+        parser.error(f"all is held against {AS_THEY_ARE}: name it among the methods")
     if not 2 <= args.seeds <= max(T_95):
         parser.error(f"an interval takes 2 to {max(T_95)} seeds")
     if os.geteuid() != 0:

@@ -130,6 +130,7 @@ def test_the_command_writes_a_table_a_plot_and_all_figures(
     ("arguments", "said"),
     [
         (["--workers", "1"], "one worker sends nothing"),
+        (["--steps", "1"], "--steps 2, or more"),
         (["--methods", "zip"], "'zip' is no way to send gradients"),
         (["--gradients", "absent.pt"], "absent.pt cannot be read as gradients"),
     ],

@@ -135,6 +135,8 @@ def _run(args: argparse.Namespace, command: list[str]) -> int:
 
     if args.workers < 2:
         raise BenchError("one worker sends nothing: --workers 2, or more")
+    if args.steps < 2:
+        raise BenchError("the first step also makes what later ones use: --steps 2, or more")
     try:
         methods = [method(name) for name in args.methods.split(",")]
     except argparse.ArgumentTypeError as error:
