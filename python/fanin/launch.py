@@ -106,16 +106,13 @@ def run(argv: list[str]) -> int:
         stands_in = as_backend(args.stands_in)
     except ValueError as error:
         parsed.error(str(error))
-    os.environ.update(exported(args))  # the ranks inherit it
-    if stands_in:
-        os.environ[AS_VARIABLE] = stands_in
     if stands_in and os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") != "1":
         parsed.error(
             f"--as {stands_in} works through torch's automatic loading of backends, which "
             "TORCH_DEVICE_BACKEND_AUTOLOAD=0 switches off: unset it"
         )
     named = settings.switch
-    of_several = len(machines) > 1 or _nodes_max(parsed, args.nnodes) > 1
+    of_several = bool(machines) or _nodes_max(parsed, args.nnodes) > 1
     if of_several and not named and (settings.protocol != "switchml" or settings.plan == "switch"):
         # Else the ranks say it; there will be none.
         _fanin.warn_of_unknown_variables()
@@ -123,11 +120,14 @@ def run(argv: list[str]) -> int:
             "with more than one node the ranks need a switch that all of them can reach: start one "
             "with `fanin switch --listen 0.0.0.0:4800`, and pass --switch ADDR:PORT on every node"
         )
-    if (named or of_several or machines) and args.heartbeat_timeout is not None:
+    if (named or of_several) and args.heartbeat_timeout is not None:
         parsed.error(
             "--heartbeat-timeout is for the switch of this launcher, and it has none here: start "
             "one with it (fanin switch --heartbeat-timeout SECONDS), and pass --switch"
         )
+    os.environ.update(exported(args))  # the ranks inherit it
+    if stands_in:
+        os.environ[AS_VARIABLE] = stands_in
     if machines:
         return run_on(machines, _without_hosts(argv, args))
     if named or of_several:  # where none is named the ranks' machines sum

@@ -2,13 +2,13 @@
 
 use std::ffi::OsString;
 
-/// Measure all-reduces beside Gloo, on shaped links or loopback
+/// Measure all-reduces beside Gloo, on shaped links or loopback; and what compression does
 ///
 /// Ranks and a switch as processes; fanin and Gloo take turns in one run, and every sum is checked.
 #[derive(Debug, clap::Args)]
 #[command(
     disable_help_flag = true,
-    after_help = "Examples:\n  fanin bench allreduce --workers 4 --size 25MB\n  fanin bench allreduce --workers 8 --rate 1gbit --json result.json"
+    after_help = "Examples:\n  fanin bench allreduce --workers 4 --size 25MB\n  fanin bench allreduce --workers 8 --rate 1gbit --json result.json\n  fanin bench compression --gradients gradients.pt"
 )]
 pub(crate) struct Arguments {
     /// Its own subcommands and options; see fanin bench --help

@@ -13,6 +13,11 @@ usage: fanin bench COLLECTIVE [options]
 
 Measures fanin beside Gloo; COLLECTIVE is allreduce, reduce, broadcast, reducescatter or allgather.
 See: fanin bench allreduce --help
+
+       fanin bench compression [options]
+
+Shows what sending gradients in fewer bytes makes of them, and what it saves.
+See: fanin bench compression --help
 """
 
 COLLECTIVES: Final[Mapping[str, str]] = {
@@ -43,6 +48,10 @@ def main(argv: list[str]) -> int:
         from fanin.bench.command import main as command
 
         return command(argv[0], argv[1:])
+    if argv[:1] == ["compression"]:
+        from fanin.bench.compression.command import main as compression
+
+        return compression(argv[1:])
     asked = argv[:1] in (["--help"], ["-h"])
     print(USAGE, end="", file=sys.stdout if asked else sys.stderr)
     return 0 if asked else 2

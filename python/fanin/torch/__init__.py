@@ -11,7 +11,8 @@ Programs that have "gloo" written in them run unchanged with FANIN_AS=gloo, or
 
 With ``pg_options=fanin.torch.Options(wire_dtype="bfloat16")`` gradients travel in half the bytes,
 with ``protocol="atp"`` (FANIN_PROTOCOL) they are summed on the way to a server, with ``"goat"``
-by a plan (`sub_models` cuts a model into the parts that it is made for).
+by a plan (`sub_models` cuts a model into the parts that it is made for). `compression_hook` sends
+gradients in fewer bytes still, by signs, or by the largest of them (docs/compression.md).
 
 All-reduces, reduces and reduce_scatters (SUM, AVG) of float32, float16, bfloat16 and int32 tensors,
 on the CPU or on CUDA devices, are summed by the switch, and of float64, int64, uint8 and int8
@@ -46,6 +47,7 @@ storage (`resize_`, `untyped_storage().resize_`, `set_`): the memory is held by 
 from __future__ import annotations
 
 import os
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -56,6 +58,8 @@ if TYPE_CHECKING:
     from fanin.torch.backend import plan as plan
     from fanin.torch.backend import replan as replan
     from fanin.torch.delta import DeltaOptimizer as DeltaOptimizer
+    from fanin.torch.compression import CompressionState as CompressionState
+    from fanin.torch.compression import compression_hook as compression_hook
     from fanin.torch.hook import HookState as HookState
     from fanin.torch.hook import allreduce_hook as allreduce_hook
     from fanin.torch.options import Options as Options
@@ -64,16 +68,34 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AsynchronousOptimizer",
+    "CompressionState",
     "DeltaOptimizer",
     "DistributedOptimizer",
     "HookState",
     "Options",
     "allreduce_hook",
+    "compression_hook",
     "lost",
     "plan",
     "replan",
     "sub_models",
 ]
+
+_MODULES = {
+    "AsynchronousOptimizer": "asynchronous",
+    "CompressionState": "compression",
+    "DeltaOptimizer": "delta",
+    "DistributedOptimizer": "overlap",
+    "HookState": "hook",
+    "Options": "options",
+    "allreduce_hook": "hook",
+    "compression_hook": "compression",
+    "lost": "backend",
+    "plan": "backend",
+    "replan": "backend",
+    "sub_models": "partition",
+}
+"""Where each is; loaded when it is asked for, as `import torch` imports this one."""
 
 BACKEND = "fanin"
 
@@ -114,35 +136,9 @@ def _create(options: _DistributedBackendOptions, backend_options: object | None)
 
 
 def __getattr__(name: str) -> object:
-    if name == "Options":
-        from fanin.torch.options import Options
-
-        return Options
-    if name == "AsynchronousOptimizer":
-        from fanin.torch.asynchronous import AsynchronousOptimizer
-
-        return AsynchronousOptimizer
-    if name == "DeltaOptimizer":
-        from fanin.torch.delta import DeltaOptimizer
-
-        return DeltaOptimizer
-    if name == "DistributedOptimizer":
-        from fanin.torch.overlap import DistributedOptimizer
-
-        return DistributedOptimizer
-    if name == "sub_models":
-        from fanin.torch.partition import sub_models
-
-        return sub_models
-    if name in ("lost", "plan", "replan"):
-        from fanin.torch import backend
-
-        return getattr(backend, name)
-    if name in __all__:
-        from fanin.torch import hook
-
-        return getattr(hook, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
 
 
 # After the definitions: if this is what first imports torch, torch comes back for `_register`.

@@ -1,0 +1,237 @@
+"""DDP's communication hook that compresses, and what it remembers.
+
+Ranks must start their collectives in one order, and a callback of a future runs when it likes. So
+only the hook starts any, which DDP calls for its buckets in one order: the second half of a
+bucket's exchange is started in the hook's call for the next one, or for the last bucket at once.
+"""
+
+# No postponed annotations here: DDP compares the hook's annotations with the classes themselves.
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import GradBucket, Work
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook as plain_hook
+
+from fanin.torch.compression.compressors import Compressor, RandomK, TwoWay, check_gradient
+from fanin.torch.compression.cut import Cut
+from fanin.torch.compression.memory import Memory, Momentum
+
+Averaged = torch.futures.Future[Tensor]
+
+MIN_BYTES: Final = 65536
+"""Buckets below it are sent as they are: BytePS' BYTEPS_MIN_COMPRESS_BYTES."""
+TERMS_BYTES: Final = 512
+
+
+@dataclass
+class _Halfway:
+    """A bucket whose shards are on their way to their owners."""
+
+    memory: Memory
+    work: Work
+    received: Tensor
+    buffer: Tensor
+    done: Averaged
+
+
+class CompressionState:
+    """What `compression_hook` needs: how gradients are compressed, and what is left of them.
+
+        state = CompressionState(TopK(0.01))
+        model.register_comm_hook(state, compression_hook)
+
+    One for each model, the same on all ranks of `process_group` (None: the default group).
+    `error_feedback` adds what was not sent to the next gradient. `momentum` (0: none) adds
+    Nesterov's momentum before, in place of the optimizer's, which then has to be 0. The gradients
+    of the first `uncompressed_steps` are sent as they are, at least those of one: DDP forms its
+    buckets anew after it. So are always buckets of less than `min_bytes`.
+
+    Raises `TypeError` and `ValueError` for what is no such parameter; the first backward pass
+    raises `ValueError` on all ranks if some rank's parameters are others.
+    """
+
+    def __init__(
+        self,
+        compressor: Compressor,
+        *,
+        error_feedback: bool = True,
+        momentum: float = 0.0,
+        uncompressed_steps: int = 1,
+        min_bytes: int = MIN_BYTES,
+        process_group: dist.ProcessGroup | None = None,
+    ) -> None:
+        if not isinstance(compressor, TwoWay | RandomK):
+            raise TypeError(
+                f"compressor is {compressor!r}: give one of fanin.torch.compression's, as "
+                "TopK(0.01)"
+            )
+        if not 0 <= momentum < 1:
+            raise ValueError(f"momentum is {momentum!r}: at least 0, and below 1")
+        if uncompressed_steps < 1:
+            raise ValueError(
+                f"uncompressed_steps is {uncompressed_steps!r}: at least 1, as DDP forms its "
+                "buckets anew after the first step, and what is left of a bucket would be another's"
+            )
+        if min_bytes < 0:
+            raise ValueError(f"min_bytes is {min_bytes!r}: at least 0")
+        self.compressor: TwoWay | RandomK = compressor
+        self.error_feedback = error_feedback
+        self.momentum = momentum
+        self.uncompressed_steps = uncompressed_steps
+        self.min_bytes = min_bytes
+        self.process_group = process_group
+        self._step = 0
+        self._agreed = False
+        self._memories: dict[int, Memory] = {}
+        self._momentum = Momentum(momentum) if momentum else None
+        self._dice: torch.Generator | None = None
+        self._halfway: _Halfway | None = None
+
+    def __repr__(self) -> str:
+        return (
+            f"{self.compressor}, error_feedback={self.error_feedback}, momentum={self.momentum}, "
+            f"uncompressed_steps={self.uncompressed_steps}, min_bytes={self.min_bytes}"
+        )
+
+    def average(self, bucket: GradBucket) -> Averaged:
+        """Start averaging a bucket over the ranks: `compression_hook`."""
+        buffer = bucket.buffer()
+        check_gradient(buffer)
+        if bucket.index() == 0:
+            self._step += 1
+            self._halfway = None  # of a backward pass that an error ended
+        if not self._agreed:
+            self._agree(buffer.device)
+        if self._momentum is not None:
+            self._momentum.add_to(bucket)
+        before = self._halfway
+        self._halfway = None
+        if self._step <= self.uncompressed_steps or buffer.nbytes < self.min_bytes:
+            group = self.process_group or dist.group.WORLD
+            assert group is not None  # DDP has one
+            averaged = plain_hook(group, bucket)
+        else:
+            self.compressor.check(buffer.numel())
+            memory = self._memory(bucket.index(), buffer)
+            if isinstance(self.compressor, RandomK):
+                averaged = self._start_drawn(memory, buffer, bucket.index())
+            else:
+                averaged = self._start_two_way(memory, buffer)
+        if before is not None:
+            self._go_on(before)
+        if bucket.is_last() and self._halfway is not None:
+            self._go_on(self._halfway)
+            self._halfway = None
+        return averaged
+
+    def _start_drawn(self, memory: Memory, buffer: Tensor, index: int) -> Averaged:
+        assert isinstance(self.compressor, RandomK)
+        # The same on all ranks, another one in each step and bucket.
+        dice = torch.Generator().manual_seed(_mixed(self.compressor.seed, self._step, index))
+        indices, values = memory.drawn(buffer, self.compressor, dice)
+        size = dist.get_world_size(self.process_group)
+        work = dist.all_reduce(values, group=self.process_group, async_op=True)
+
+        def place(future: torch.futures.Future[Any]) -> Tensor:
+            future.value()  # raises what it ended with
+            buffer.zero_()
+            buffer[indices] = values.div_(size).to(buffer.dtype)
+            return buffer
+
+        return _future_of(work).then(place)
+
+    def _start_two_way(self, memory: Memory, buffer: Tensor) -> Averaged:
+        assert isinstance(self.compressor, TwoWay)
+        messages = memory.messages(buffer, self.compressor, self._own_dice(buffer.device))
+        received = torch.empty_like(messages)
+        work = dist.all_to_all_single(received, messages, group=self.process_group, async_op=True)
+        assert work is not None
+        on_device = buffer.device.type != "cpu"
+        done: Averaged = torch.futures.Future(devices=[buffer.device] if on_device else None)
+        self._halfway = _Halfway(memory, work, received, buffer, done)
+        # DDP dies of an exception in a future that was made in Python, and not of one in its child.
+        return done.then(_value)
+
+    def _go_on(self, halfway: _Halfway) -> None:
+        """Sum the own shard, and start to say the sum to all."""
+        assert isinstance(self.compressor, TwoWay)
+        compressor, memory, done = self.compressor, halfway.memory, halfway.done
+        halfway.work.wait()
+        dice = self._own_dice(halfway.buffer.device)
+        message = memory.sum_message(halfway.received, compressor, dice)
+        gathered = halfway.received  # of the same shape, and read already
+        work = dist.all_gather_single(gathered, message, group=self.process_group, async_op=True)
+
+        def finish(future: torch.futures.Future[Any]) -> None:
+            try:
+                future.value()
+                halfway.buffer.copy_(memory.average(gathered, compressor))
+            except Exception as error:
+                done.set_exception(error)  # type: ignore[arg-type]  # torch's annotation is wrong
+            else:
+                done.set_result(halfway.buffer)
+
+        _future_of(work).then(finish)
+
+    def _memory(self, index: int, buffer: Tensor) -> Memory:
+        group = self.process_group
+        cut = Cut.of(buffer.numel(), dist.get_world_size(group))
+        memory = self._memories.get(index)
+        if memory is None or memory.cut != cut:
+            made = Memory(cut, dist.get_rank(group), buffer.device, self.error_feedback)
+            memory = self._memories[index] = made
+        return memory
+
+    def _own_dice(self, device: torch.device) -> torch.Generator:
+        """Return the chance of this rank alone."""
+        if self._dice is None:
+            seed = getattr(self.compressor, "seed", 0)
+            rank = dist.get_rank(self.process_group)
+            self._dice = torch.Generator(device).manual_seed(_mixed(seed, rank, 0))
+        return self._dice
+
+    def _agree(self, device: torch.device) -> None:
+        """Raise `ValueError` on all ranks unless all say the same.
+
+        By a collective, so that a rank without this hook, which sums at the same place, is told of.
+        """
+        size = dist.get_world_size(self.process_group)
+        own = repr(self).encode().ljust(TERMS_BYTES)
+        said = torch.frombuffer(bytearray(own), dtype=torch.uint8).to(device)
+        heard = torch.empty(size * TERMS_BYTES, dtype=torch.uint8, device=device)
+        dist.all_gather_single(heard, said, group=self.process_group)
+        terms = [bytes(each.tolist()).decode().strip() for each in heard.cpu().chunk(size)]
+        ranks: dict[str, list[int]] = {}
+        for rank, term in enumerate(terms):
+            ranks.setdefault(term, []).append(rank)
+        if len(ranks) > 1:
+            found = "; ".join(f"ranks {those}: {term}" for term, those in ranks.items())
+            raise ValueError(f"the ranks compress gradients differently: {found}. Make it the same")
+        self._agreed = True
+
+
+def compression_hook(state: CompressionState, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+    """Average a bucket of gradients over the ranks, in fewer bytes."""
+    return state.average(bucket)
+
+
+def _value(future: Averaged) -> Tensor:
+    return future.value()
+
+
+def _future_of(work: Work | None) -> torch.futures.Future[Any]:
+    assert work is not None  # it is asynchronous, and this rank is in the group
+    return work.get_future()
+
+
+def _mixed(*numbers: int) -> int:
+    """Make one seed of several numbers, such that no two are near each other."""
+    mixed = 0
+    for number in numbers:
+        mixed = (mixed ^ number) * 0x9E3779B97F4A7C15 % 2**64
+        mixed ^= mixed >> 31
+    return mixed % 2**63
