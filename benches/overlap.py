@@ -38,8 +38,8 @@ VGG16 = [
 VGG16_DENSE = [(25088, 4096, 0.103), (4096, 4096, 0.017), (4096, 1000, 0.004)]
 BUCKETS_MB = (25, 4, 1)
 """DDP's default, and what suits models that are as small as these."""
-WARM_UP = 3
-"""Steps of each turn that are not counted."""
+WARM_UP = 5
+"""Steps of each turn that are not counted: rank 0 learns in the first ones."""
 PARTS = ("overlap", "partitions", "order")
 """Each with those before it: the last is all of `DistributedOptimizer`."""
 
@@ -76,7 +76,7 @@ def main() -> int:
     parser.add_argument("--model", choices=MODELS, default="gpt")
     parser.add_argument("--computing", type=float, default=1.0, help="for each second of sums")
     parser.add_argument("--rounds", type=int, default=3, help="turns of each system")
-    parser.add_argument("--steps", type=int, default=8, help="of a turn; the first three warm up")
+    parser.add_argument("--steps", type=int, default=10, help="of a turn; the first five warm up")
     parser.add_argument("--only", default="", help="systems with this in their names, and DDP")
     args = parser.parse_args()
     if args.steps <= WARM_UP:

@@ -342,6 +342,12 @@ def refused(me: Me) -> dict[str, str]:
     nn.utils.clip_grad_norm_(clipped.parameters(), 0.1)
     found["clipped"] = raised(RuntimeError, optimizer.step)
 
+    scaled = nn.Linear(2, 2)
+    optimizer = DistributedOptimizer(plain(scaled), scaled)
+    scaled(torch.ones(1, 2)).sum().backward()
+    optimizer.grad_scale = torch.ones(1)
+    found["scaled"] = raised(RuntimeError, optimizer.step)
+
     past = nn.Linear(2, 2, bias=False)
     optimizer = DistributedOptimizer(plain(past), past)
     kept: Any = past.weight
@@ -371,6 +377,7 @@ REFUSED = {
     "shapes": "rank 1 has 2 parameters",
     "sparse": "gradient of weight is sparse.*sparse=False",
     "clipped": r"gradient of weight was changed.*call synchronize\(\)",
+    "scaled": r"synchronize\(\) before scaler.step",
     "past": r"weight was used before it had stepped.*synchronize\(\)",
     "hook": "a hook of the program's",
     "step": "has failed",
@@ -462,4 +469,5 @@ def test_a_bytes_time_is_measured_where_one_partition_follows_another() -> None:
 
 
 def test_the_order_is_made_anew_ever_less_often() -> None:
-    assert [n for n in range(1, 260) if order.is_learned(n)] == [2, 4, 8, 16, 32, 64, 128, 192, 256]
+    learned = [number for number in range(260) if order.is_learned(number)]
+    assert learned == [1, 2, 4, 8, 16, 32, 64, 128, 192, 256]

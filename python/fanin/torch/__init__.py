@@ -57,9 +57,9 @@ if TYPE_CHECKING:
     from fanin.torch.backend import lost as lost
     from fanin.torch.backend import plan as plan
     from fanin.torch.backend import replan as replan
-    from fanin.torch.delta import DeltaOptimizer as DeltaOptimizer
     from fanin.torch.compression import CompressionState as CompressionState
     from fanin.torch.compression import compression_hook as compression_hook
+    from fanin.torch.delta import DeltaOptimizer as DeltaOptimizer
     from fanin.torch.hook import HookState as HookState
     from fanin.torch.hook import allreduce_hook as allreduce_hook
     from fanin.torch.options import Options as Options

@@ -60,7 +60,7 @@ class Sent:
 
 def is_learned(number: int) -> bool:
     """Whether the order is made anew by a pass, of which the first is number 1: not by that one."""
-    return number > 1 and (number & (number - 1) == 0 or number % LEARNED_EVERY == 0)
+    return number > 0 and (number & (number - 1) == 0 or number % LEARNED_EVERY == 0)
 
 
 def seconds_a_byte(sent: Sequence[Sent]) -> float:

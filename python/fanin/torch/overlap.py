@@ -272,6 +272,11 @@ class OverlappedSteps(torch.optim.Optimizer):
             )
         if self._synchronized:
             return
+        if getattr(self, "grad_scale", None) is not None:  # as GradScaler sets it for fused ones
+            raise RuntimeError(
+                "a gradient scaler steps the optimizer, and has seen this rank's gradients alone: "
+                "call synchronize() before scaler.step()"
+            )
         for parameter in self._sending.places:
             if not self._sending.is_as_sent(parameter):
                 raise RuntimeError(
