@@ -124,7 +124,8 @@ fn int8_packets_are_the_golden_bytes_both_ways() {
     ] {
         // A step for each block, from 2^-7 on, and elements that count up from -127.
         let steps = (0..elements / INT8_BLOCK).map(|i| 120 + i as u8);
-        let payload: Vec<u8> = steps.chain((0..elements).map(|i| ((i % 255) as u8).wrapping_add(0x81))).collect();
+        let payload: Vec<u8> =
+            steps.chain((0..elements).map(|i| ((i % 255) as u8).wrapping_add(0x81))).collect();
         assert_eq!(payload.len(), collective.payload_bytes(elements));
         let mut expected = golden()[name].clone();
         expected.extend(&payload);

@@ -169,6 +169,16 @@ mod tests {
             assert_eq!(units(wire_dtype, 8), [320, 448, 1280, 2560], "8 contributions beside 2 sums");
         }
         assert_eq!(units(WireDtype::Bfloat16, 64)[0], 64 * (2 + 32));
+        assert_eq!(
+            units(WireDtype::Int8, 8),
+            units(WireDtype::Native, 8),
+            "one byte an element, and no more words"
+        );
+        assert_eq!(
+            pool_units(1, 32, WireDtype::Int8, 62),
+            5,
+            "33 words of the shortest chunk, which others have 32 of"
+        );
     }
 
     #[test]
