@@ -263,6 +263,8 @@ fn packed(bench: &mut Bench, kernels: &Kernels) {
             kernels.unpack_f32(p, y);
         }
     });
+    let mut residual = vec![0.0f32; ELEMENTS];
+    bench.measure(name("feed_back_f32"), || kernels.feed_back_f32(black_box(&mut target), &mut residual));
     let payloads: Vec<_> = packets.chunks_exact(PAYLOAD_BYTES).collect();
     let mut slot = vec![0i32; PAYLOAD_BYTES / 4];
     bench.measure(name("sum_packed"), || {

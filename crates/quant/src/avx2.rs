@@ -282,6 +282,21 @@ pub(crate) fn unpack_bf16(payload: &[u8], out: &mut [u16]) {
 }
 
 #[target_feature(enable = "avx2,f16c")]
+pub(crate) fn feed_back_f32(values: &mut [f32], residual: &mut [f32]) {
+    scalar::feed_back_f32(values, residual);
+}
+
+#[target_feature(enable = "avx2,f16c")]
+pub(crate) fn feed_back_f16(values: &mut [u16], residual: &mut [f32]) {
+    scalar::feed_back_f16(values, residual);
+}
+
+#[target_feature(enable = "avx2,f16c")]
+pub(crate) fn feed_back_bf16(values: &mut [u16], residual: &mut [f32]) {
+    scalar::feed_back_bf16(values, residual);
+}
+
+#[target_feature(enable = "avx2,f16c")]
 pub(crate) fn sum_packed(payloads: &[&[u8]], divisor: Option<f32>, seed: u64, sum: &mut [i32]) {
     scalar::sum_packed(payloads, divisor, seed, sum);
 }

@@ -7,7 +7,7 @@ use crate::exponent::Exponent;
 use crate::float16::{bf16_from_f32, f16_from_f32, f32_from_bf16, f32_from_f16};
 use crate::integer::{assert_bf16_lengths, assert_lengths};
 use crate::native::assert_payloads;
-use crate::packed::{assert_packed, assert_room};
+use crate::packed::{assert_packed, assert_residual, assert_room};
 use crate::rotation::assert_block;
 use crate::scale::{Divisor, Finite, Kind, Scale};
 
@@ -114,6 +114,9 @@ pub struct Kernels {
     unpack_f32: unsafe fn(&[u8], &mut [f32]),
     unpack_f16: unsafe fn(&[u8], &mut [u16]),
     unpack_bf16: unsafe fn(&[u8], &mut [u16]),
+    feed_back_f32: unsafe fn(&mut [f32], &mut [f32]),
+    feed_back_f16: unsafe fn(&mut [u16], &mut [f32]),
+    feed_back_bf16: unsafe fn(&mut [u16], &mut [f32]),
     sum_packed: unsafe fn(&[&[u8]], Option<f32>, u64, &mut [i32]),
     rotate_f32: Rotation,
     rotate_back_f32: Rotation,
@@ -160,6 +163,9 @@ macro_rules! table {
             unpack_f32: crate::$module::unpack_f32,
             unpack_f16: crate::$module::unpack_f16,
             unpack_bf16: crate::$module::unpack_bf16,
+            feed_back_f32: crate::$module::feed_back_f32,
+            feed_back_f16: crate::$module::feed_back_f16,
+            feed_back_bf16: crate::$module::feed_back_bf16,
             sum_packed: crate::$module::sum_packed,
             rotate_f32: crate::$module::rotate_f32,
             rotate_back_f32: crate::$module::rotate_back_f32,
@@ -468,6 +474,27 @@ impl Kernels {
         assert_room(out.len(), payload.len());
         // SAFETY: a table is only handed out where its instruction set is available.
         unsafe { (self.unpack_bf16)(payload, out) }
+    }
+
+    /// See [`crate::feed_back_f32`].
+    pub fn feed_back_f32(&self, values: &mut [f32], residual: &mut [f32]) {
+        assert_residual(values.len(), residual.len());
+        // SAFETY: a table is only handed out where its instruction set is available.
+        unsafe { (self.feed_back_f32)(values, residual) }
+    }
+
+    /// See [`crate::feed_back_f16`].
+    pub fn feed_back_f16(&self, values: &mut [u16], residual: &mut [f32]) {
+        assert_residual(values.len(), residual.len());
+        // SAFETY: a table is only handed out where its instruction set is available.
+        unsafe { (self.feed_back_f16)(values, residual) }
+    }
+
+    /// See [`crate::feed_back_bf16`].
+    pub fn feed_back_bf16(&self, values: &mut [u16], residual: &mut [f32]) {
+        assert_residual(values.len(), residual.len());
+        // SAFETY: a table is only handed out where its instruction set is available.
+        unsafe { (self.feed_back_bf16)(values, residual) }
     }
 
     /// See [`crate::sum_packed`].

@@ -22,7 +22,8 @@
 //! ([`add_i64_le`], [`add_i8_le`]) and floats in the order of the workers, when all are there ([`sum_f32`]).
 //!
 //! In a job whose floats travel as int8 there are no exponents to agree on: the worker rounds ([`pack_f32`]), the switch sums in
-//! the order of the workers, when all are there, and rounds the sum ([`sum_packed`]), the worker widens ([`unpack_f32`]).
+//! the order of the workers, when all are there, and rounds the sum ([`sum_packed`]), the worker widens ([`unpack_f32`]). What a worker's
+//! rounding takes may be added to its next gradient ([`feed_back_f32`]).
 //!
 //! In ATP (§3.8) the caller chooses the factor ([`Scale::of_factor`]); a switch adds with saturation ([`add_saturating_le`]), the server divides, and parameters travel as `f32` ([`narrow_f32`]), as do the
 //! original values where a sum overflowed ([`widen_f32`]).
@@ -348,7 +349,7 @@ pub fn unpack_f32(payload: &[u8], out: &mut [f32]) {
     Kernels::detected().unpack_f32(payload, out);
 }
 
-/// [`unpack_f32`], then rounded to IEEE half precision (raw bits), ties to even.
+/// [`unpack_f32`], then rounded to IEEE half precision (raw bits), ties to even: what was above 65,024 may be an infinity.
 ///
 /// # Panics
 /// As [`pack_f32`].
@@ -362,6 +363,33 @@ pub fn unpack_f16(payload: &[u8], out: &mut [u16]) {
 /// As [`pack_f32`].
 pub fn unpack_bf16(payload: &[u8], out: &mut [u16]) {
     Kernels::detected().unpack_bf16(payload, out);
+}
+
+/// Adds `residual` to the values, leaves of that in each the nearest that a payload can hold, ties to even, and in `residual` what is missing. The
+/// blocks are those of [`pack_f32`] from the first value on, which then changes nothing any more.
+///
+/// A block that is not finite (as [`pack_f32`] has it) keeps its values, and has no residual.
+///
+/// # Panics
+/// If there is not one residual for each value.
+pub fn feed_back_f32(values: &mut [f32], residual: &mut [f32]) {
+    Kernels::detected().feed_back_f32(values, residual);
+}
+
+/// [`feed_back_f32`] for IEEE half-precision elements (raw bits).
+///
+/// # Panics
+/// As [`feed_back_f32`].
+pub fn feed_back_f16(values: &mut [u16], residual: &mut [f32]) {
+    Kernels::detected().feed_back_f16(values, residual);
+}
+
+/// [`feed_back_f32`] for bfloat16 elements (raw bits).
+///
+/// # Panics
+/// As [`feed_back_f32`].
+pub fn feed_back_bf16(values: &mut [u16], residual: &mut [f32]) {
+    Kernels::detected().feed_back_bf16(values, residual);
 }
 
 /// Sums payloads of [`pack_f32`] in their order, in `f32`, divides by `divisor`, and rounds the result as [`pack_f32`] does. A block that is

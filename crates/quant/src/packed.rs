@@ -31,6 +31,9 @@ const LARGEST: u32 = 0x7f7e_0000;
 const INFINITE: i8 = 1;
 const NOT_A_NUMBER: i8 = 2;
 
+/// At 1.5 * 2^23 the last bit of an `f32` is worth 1, so that an addition rounds to nearest, ties to even, and leaves the
+/// integer, in two's complement, in the low bits.
+const INTEGERS: f32 = (3u32 << 22) as f32;
 const CANONICAL_NAN: f32 = f32::from_bits(0x7fc0_0000);
 
 type Block = [f32; INT8_BLOCK];
@@ -63,6 +66,21 @@ pub(crate) fn unpack_f16(payload: &[u8], out: &mut [u16]) {
 #[inline(always)]
 pub(crate) fn unpack_bf16(payload: &[u8], out: &mut [u16]) {
     unpack(payload, out, bf16_from_f32);
+}
+
+#[inline(always)]
+pub(crate) fn feed_back_f32(values: &mut [f32], residual: &mut [f32]) {
+    feed_back(values, residual, |x| x, |x| x);
+}
+
+#[inline(always)]
+pub(crate) fn feed_back_f16(values: &mut [u16], residual: &mut [f32]) {
+    feed_back(values, residual, f32_from_f16, f16_from_f32);
+}
+
+#[inline(always)]
+pub(crate) fn feed_back_bf16(values: &mut [u16], residual: &mut [f32]) {
+    feed_back(values, residual, f32_from_bf16, bf16_from_f32);
 }
 
 /// See [`crate::sum_packed`]: in `f32`, in the order of `payloads`.
@@ -136,6 +154,12 @@ pub(crate) fn assert_room(elements: usize, payload_bytes: usize) {
     );
 }
 
+/// # Panics
+/// When a value has no residual, or the other way round.
+pub(crate) fn assert_residual(values: usize, residual: usize) {
+    assert!(values == residual, "{residual} residuals of {values} values");
+}
+
 const fn blocks_of(payload_bytes: usize) -> usize {
     payload_bytes / (1 + INT8_BLOCK)
 }
@@ -185,20 +209,72 @@ fn unpack<T: Copy>(payload: &[u8], out: &mut [T], narrow: impl Fn(f32) -> T) {
     }
 }
 
+#[inline(always)]
+fn feed_back<T: Copy + Default>(
+    values: &mut [T],
+    residual: &mut [f32],
+    widen: impl Fn(T) -> f32,
+    narrow: impl Fn(f32) -> T,
+) {
+    let (whole, rest) = values.as_chunks_mut::<INT8_BLOCK>();
+    let (whole_residual, rest_residual) = residual.as_chunks_mut::<INT8_BLOCK>();
+    for (values, residual) in whole.iter_mut().zip(whole_residual) {
+        feed_back_block(values, residual, &widen, &narrow);
+    }
+    let (mut last, mut last_residual) = ([T::default(); INT8_BLOCK], [0.0; INT8_BLOCK]);
+    last[..rest.len()].copy_from_slice(rest);
+    last_residual[..rest.len()].copy_from_slice(rest_residual);
+    feed_back_block(&mut last, &mut last_residual, &widen, &narrow);
+    rest.copy_from_slice(&last[..rest.len()]);
+    rest_residual.copy_from_slice(&last_residual[..rest.len()]);
+}
+
+#[inline(always)]
+fn feed_back_block<T: Copy>(
+    values: &mut [T; INT8_BLOCK],
+    residual: &mut Block,
+    widen: impl Fn(T) -> f32,
+    narrow: impl Fn(f32) -> T,
+) {
+    for (value, residual) in values.iter().zip(&mut *residual) {
+        *residual += widen(*value);
+    }
+    let magnitude = magnitude_of(residual);
+    let is_finite = magnitude <= LARGEST;
+    let step = step_byte(magnitude);
+    let (inverse, step) = (f32::from_bits((254 - step) << 23), f32::from_bits(step << 23));
+    for (value, residual) in values.iter_mut().zip(residual) {
+        let total = *residual;
+        let rounded = ((total * inverse + INTEGERS) - INTEGERS) * step;
+        *value = narrow(if is_finite { rounded } else { total });
+        let missing = total - widen(*value);
+        // Of float16 the next multiple of a step may be an infinity.
+        *residual = if is_finite && missing.is_finite() { missing } else { 0.0 };
+    }
+}
+
+#[inline(always)]
+fn magnitude_of(block: &Block) -> u32 {
+    block.iter().fold(0, |max, x| (x.to_bits() & 0x7fff_ffff).max(max))
+}
+
+/// Of a block whose largest magnitude has these bits; of one that is not finite, some step.
+#[inline(always)]
+fn step_byte(magnitude: u32) -> u32 {
+    // 127 is 1.984375 * 2^6: a mantissa above that needs the next step.
+    ((magnitude + 0x0001_ffff) >> 23).saturating_sub(6).clamp(1, 254)
+}
+
 /// Rounds a block, and returns its step's byte.
 #[inline(always)]
 fn round(block: &Block, seed: u32, out: &mut [u8; INT8_BLOCK]) -> u8 {
-    /// At 1.5 * 2^23 the last bit of an `f32` is worth 1, so that the addition rounds and leaves the integer, in two's
-    /// complement, in the low bits.
-    const INTEGERS: f32 = (3u32 << 22) as f32;
     /// Random numbers are below that.
     const CHANCES: f32 = (1u32 << 24) as f32;
-    let magnitude = block.iter().fold(0, |max, x| (x.to_bits() & 0x7fff_ffff).max(max));
+    let magnitude = magnitude_of(block);
     if magnitude > LARGEST {
         return classify(block, out);
     }
-    // 127 is 1.984375 * 2^6: a mantissa above that needs the next step.
-    let step = ((magnitude + 0x0001_ffff) >> 23).saturating_sub(6).max(1);
+    let step = step_byte(magnitude);
     let inverse = f32::from_bits((254 - step) << 23);
     for (at, (x, out)) in block.iter().zip(out).enumerate() {
         let scaled = x * inverse;

@@ -130,6 +130,48 @@ proptest! {
     }
 
     #[test]
+    fn what_rounding_takes_is_left_as_the_residual_and_the_rest_travels_unchanged(
+        steps in (1..100usize).prop_flat_map(|elements| vec(vec(finite(-20.0..3.0), elements), 1..5)), seed in any::<u64>()
+    ) {
+        let mut residual = vec![0.0; steps[0].len()];
+        for gradient in &steps {
+            let total: Vec<f32> = gradient.iter().zip(&residual).map(|(x, rest)| x + rest).collect();
+            let mut values = gradient.clone();
+            feed_back_f32(&mut values, &mut residual);
+            prop_assert_eq!(bits(&rounded(&values, seed)), bits(&values));
+            for ((total, values), residual) in
+                total.chunks(INT8_BLOCK).zip(values.chunks(INT8_BLOCK)).zip(residual.chunks(INT8_BLOCK))
+            {
+                let step = step(total);
+                for ((total, value), rest) in total.iter().zip(values).zip(residual) {
+                    prop_assert!(f64::from(rest.abs()) <= step / 2.0, "the nearest");
+                    prop_assert_eq!(f64::from(*value) + f64::from(*rest), f64::from(*total), "nothing is lost");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_residual_of_a_half_counts_its_own_rounding(halves in vec(any::<u16>(), 1..100), seed in any::<u64>()) {
+        type FeedBack = fn(&mut [u16], &mut [f32]);
+        let kinds: [(FeedBack, fn(u16) -> f32); 2] =
+            [(feed_back_f16, |x| f16::from_bits(x).to_f32()), (feed_back_bf16, |x| bf16::from_bits(x).to_f32())];
+        for (feed_back, widen) in kinds {
+            let (mut values, mut residual) = (halves.clone(), vec![0.125; halves.len()]);
+            feed_back(&mut values, &mut residual);
+            let wide = |halves: &[u16]| halves.iter().map(|x| widen(*x)).collect::<Vec<_>>();
+            for ((x, y), rest) in wide(&halves).iter().zip(wide(&values)).zip(&residual) {
+                prop_assert!(rest.is_finite());
+                prop_assert!(!y.is_finite() || *rest == 0.0 || y + rest == x + 0.125, "{} is {} and {}", x, y, rest);
+            }
+            if wide(&values).iter().all(|y| y.abs() <= LARGEST) {
+                let unchanged = rounded(&wide(&values), seed);
+                prop_assert!(unchanged.iter().zip(wide(&values)).all(|(a, b)| *a == b));
+            }
+        }
+    }
+
+    #[test]
     fn a_half_is_rounded_as_the_float32_that_it_is(bits in vec(any::<u16>(), 1..200), seed in any::<u64>()) {
         type Pack = fn(&[u16], u64, &mut [u8]);
         type Unpack = fn(&[u8], &mut [u16]);
@@ -217,6 +259,17 @@ fn a_block_that_is_not_finite_is_so_for_all_and_the_next_is_not() {
     other[7] = f32::INFINITY;
     let y = unpacked(&summed(&[packed(&x, 1), packed(&other, 1)], 2, 1), x.len());
     assert_eq!((y[4], y[7]), (f32::INFINITY, f32::INFINITY));
+}
+
+#[test]
+fn a_block_that_is_not_finite_has_no_residual() {
+    let mut x = vec![1.3; 3 * INT8_BLOCK];
+    (x[3], x[INT8_BLOCK], x[2 * INT8_BLOCK]) = (f32::NAN, f32::NEG_INFINITY, 100.0);
+    let mut residual = vec![0.25; x.len()];
+    feed_back_f32(&mut x, &mut residual);
+    assert!(residual[..2 * INT8_BLOCK].iter().all(|rest| *rest == 0.0), "{residual:?}");
+    assert!(x[3].is_nan() && x[INT8_BLOCK] == f32::NEG_INFINITY && x[4] == 1.55);
+    assert_eq!((x[2 * INT8_BLOCK + 1], residual[2 * INT8_BLOCK + 1]), (2.0, -0.45000005), "by steps of 1");
 }
 
 #[test]

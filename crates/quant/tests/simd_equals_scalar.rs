@@ -325,7 +325,21 @@ proptest! {
             kernels.sum_packed(&parts, divisor, seed, &mut words);
             words
         };
+        let fed_back = |kernels: &Kernels| {
+            let mut residual: Vec<f32> = (0..block.len().max(halves.len())).map(|i| i as f32 / 7.0).collect();
+            let (mut f32, mut f16, mut bf16) = (block.to_vec(), halves.to_vec(), halves.to_vec());
+            kernels.feed_back_f32(&mut f32, &mut residual[..block.len()]);
+            kernels.feed_back_f16(&mut f16, &mut residual[..halves.len()]);
+            kernels.feed_back_bf16(&mut bf16, &mut residual[..halves.len()]);
+            // Which NaN a sum with one is, is the processor's choice.
+            let number = |x: f32| if x.is_nan() { 0 } else { x.to_bits() };
+            let wide = |bits: &u16| f32::from_bits(u32::from(*bits) << 16);
+            let f16: Vec<u16> = f16.into_iter().map(|x| if x & 0x7fff > 0x7c00 { 0x7e00 } else { x }).collect();
+            let f32: Vec<u32> = f32.into_iter().map(number).collect();
+            (f32, f16, bf16.iter().map(wide).map(number).collect::<Vec<_>>(), f32_to_bits(&residual))
+        };
         for kernels in others() {
+            prop_assert_eq!(fed_back(kernels), fed_back(scalar()), "{:?}", kernels.isa());
             prop_assert_eq!(packed(kernels), packed(scalar()), "{:?}", kernels.isa());
             prop_assert_eq!(unpacked(kernels), unpacked(scalar()), "{:?}", kernels.isa());
             prop_assert_eq!(summed(kernels), summed(scalar()), "{:?}", kernels.isa());
