@@ -192,8 +192,8 @@ class Settings:
         _one_of("int32", "bfloat16", "int8"),
         "int32",
         "int32|bfloat16|int8",
-        "how floats travel: bfloat16 is half the bytes, and eight significant bits; int8 a quarter, "
-        "and within 1/63 of the largest of 32 neighbours",
+        "how floats travel: bfloat16 is half the bytes, and eight significant bits; int8 a "
+        "quarter, and within 1/63 of the largest of 32 neighbours",
     )
     protocol: Protocol = _row(
         _one_of("switchml", "atp", "goat"),
