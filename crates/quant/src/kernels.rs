@@ -117,12 +117,13 @@ pub struct Kernels {
     feed_back_f32: unsafe fn(&mut [f32], &mut [f32]),
     feed_back_f16: unsafe fn(&mut [u16], &mut [f32]),
     feed_back_bf16: unsafe fn(&mut [u16], &mut [f32]),
-    sum_packed: unsafe fn(&[&[u8]], Option<f32>, u64, &mut [i32]),
+    sum_packed: SumPacked,
     rotate_f32: Rotation,
     rotate_back_f32: Rotation,
 }
 
 type Sum = unsafe fn(&[&[u8]], Option<f64>, &mut [i32]);
+type SumPacked = unsafe fn(&[&[u8]], Option<f32>, u64, &mut [i32]);
 type Rotation = unsafe fn(&mut [f32], usize, u64);
 
 macro_rules! table {

@@ -88,6 +88,8 @@ pub(crate) fn feed_back_bf16(values: &mut [u16], residual: &mut [f32]) {
 pub(crate) fn sum_packed(payloads: &[&[u8]], divisor: Option<f32>, seed: u64, sum: &mut [i32]) {
     let Some(bytes) = payloads.first().map(|payload| payload.len()) else { return };
     let blocks = blocks_of(bytes);
+    // A block's elements, which the compiler does not know: it makes loops of vectors of them, and not 32 additions.
+    let width = (bytes - blocks) / blocks.max(1);
     let (steps, integers) = sum.split_at_mut(blocks / GROUP);
     let mut packed = [[0; INT8_BLOCK]; GROUP];
     let groups = integers.chunks_exact_mut(GROUP * INT8_BLOCK / WORD_BYTES);
@@ -99,16 +101,13 @@ pub(crate) fn sum_packed(payloads: &[&[u8]], divisor: Option<f32>, seed: u64, su
             let mut is_finite = true;
             for payload in payloads {
                 let (steps, integers) = payload.split_at(blocks);
-                let step = steps[number];
-                let integers = &integers.as_chunks::<INT8_BLOCK>().0[number];
-                is_finite &= step != NOT_FINITE;
-                if step == NOT_FINITE {
-                    for (total, class) in total.iter_mut().zip(integers) {
-                        *total += value_of_class(class.cast_signed());
-                    }
+                let integers = &integers[number * width..][..width];
+                if steps[number] == NOT_FINITE {
+                    is_finite = false;
+                    add_classes(&mut total, integers);
                 } else {
-                    let step = step_of(step);
-                    for (total, q) in total.iter_mut().zip(integers) {
+                    let step = step_of(steps[number]);
+                    for (total, q) in total[..width].iter_mut().zip(integers) {
                         *total += f32::from(q.cast_signed()) * step;
                     }
                 }
@@ -302,6 +301,13 @@ fn classify(block: &Block, out: &mut [u8; INT8_BLOCK]) -> u8 {
         *out = class.cast_unsigned();
     }
     NOT_FINITE
+}
+
+#[cold]
+fn add_classes(total: &mut Block, classes: &[u8]) {
+    for (total, class) in total.iter_mut().zip(classes) {
+        *total += value_of_class(class.cast_signed());
+    }
 }
 
 /// What a class adds to a sum.
