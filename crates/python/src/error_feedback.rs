@@ -1,6 +1,5 @@
 //! What rounding to int8 takes of a gradient, kept for the next one.
 
-use fanin_protocol::{Elements, Tensor};
 use fanin_quant::{feed_back_bf16, feed_back_f16, feed_back_f32};
 use fanin_udp::RawTensor;
 use fanin_wire::Dtype;
@@ -20,18 +19,36 @@ pub(crate) fn feed_back(
     dtype: &str,
     residual: usize,
 ) -> PyResult<()> {
-    let tensor = |address: usize, dtype| {
-        // SAFETY: Python's side of the contract, as documented.
-        unsafe { RawTensor::new(std::ptr::with_exposed_provenance_mut(address), elements, dtype) }
-            .map_err(|error| PyValueError::new_err(error.to_string()))
-    };
     let refused = || PyValueError::new_err(format!("dtype {dtype:?}: one of float32, float16 and bfloat16"));
-    let mut values = tensor(address, dtype.parse().map_err(|_| refused())?)?;
-    let mut residual = tensor(residual, Dtype::Float32)?;
-    py.detach(|| match (values.elements(), residual.elements()) {
-        (Elements::Float32(x), Elements::Float32(residual)) => Ok(feed_back_f32(x, residual)),
-        (Elements::Float16(x), Elements::Float32(residual)) => Ok(feed_back_f16(x, residual)),
-        (Elements::Bfloat16(x), Elements::Float32(residual)) => Ok(feed_back_bf16(x, residual)),
-        _ => Err(refused()),
+    let dtype = dtype.parse().map_err(|_| refused())?;
+    for (address, dtype) in [(address, dtype), (residual, Dtype::Float32)] {
+        // SAFETY: dropped at once, and nothing is read or written by it: it says whether such a tensor could be there.
+        unsafe { RawTensor::new(std::ptr::with_exposed_provenance_mut(address), elements, dtype) }
+            .map_err(|error| PyValueError::new_err(error.to_string()))?;
+    }
+    py.detach(|| {
+        // SAFETY: as for every slice below: the address is aligned and not null, as was checked, and Python's side of the contract,
+        // as documented, is that so many elements are there, which only we use.
+        let residual = unsafe { slice(residual, elements) };
+        match dtype {
+            // SAFETY: as above.
+            Dtype::Float32 => feed_back_f32(unsafe { slice(address, elements) }, residual),
+            // SAFETY: as above; elements of half precision are their bits.
+            Dtype::Float16 => feed_back_f16(unsafe { slice(address, elements) }, residual),
+            // SAFETY: as above.
+            Dtype::Bfloat16 => feed_back_bf16(unsafe { slice(address, elements) }, residual),
+            _ => return Err(refused()),
+        }
+        Ok(())
     })
+}
+
+/// # Safety
+/// So many elements are at the address, which is aligned for them and not null, and nobody else uses them.
+unsafe fn slice<'a, T>(address: usize, elements: usize) -> &'a mut [T] {
+    if elements == 0 {
+        return &mut [];
+    }
+    // SAFETY: the caller's.
+    unsafe { std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut(address), elements) }
 }
