@@ -61,13 +61,13 @@ def feed_back(gradients: torch.Tensor, residual: torch.Tensor) -> None:
         rest.add_(gradients[part])
         blocks = rest.view(-1, BLOCK) if width > 0 else rest.view(1, -1)
         magnitude = torch.linalg.vector_norm(blocks, torch.inf, dim=1, keepdim=True)
-        step = _step(magnitude)
+        step, finite = _step(magnitude), magnitude <= _LARGEST
         # Exact but for the rounding: a step is a power of two.
-        rounded = torch.where(magnitude <= _LARGEST, (blocks / step).round_() * step, blocks)
+        rounded = torch.where(finite, (blocks / step).round_() * step, blocks)
         gradients[part].copy_(rounded.view(-1))
-        missing = rest - gradients[part]
-        # None of a block that is not finite; and of float16 the nearest may be an infinity.
-        rest.copy_(torch.where(missing.isfinite(), missing, 0.0))
+        missing = (rest - gradients[part]).view_as(blocks)
+        # Of float16 the nearest may be an infinity.
+        blocks.copy_(torch.where(finite & missing.isfinite(), missing, 0.0))
 
 
 def _step(magnitude: torch.Tensor) -> torch.Tensor:
