@@ -204,7 +204,7 @@ def test_who_speaks_another_protocol_is_told_what_to_set(switch: str, atp: str) 
                 rank=0,
                 world_size=1,
                 protocol="atp",
-                wire_dtype=wire_dtype,  # type: ignore[arg-type]
+                wire_dtype=wire_dtype,
             )
 
 

@@ -158,7 +158,7 @@ def test_what_is_missing_is_the_same_on_any_device(dtype: torch.dtype) -> None:
 def test_what_cannot_be_fed_back_is_refused() -> None:
     tensor, residual = torch.zeros(8, dtype=torch.int32), torch.zeros(8)
     with pytest.raises(ValueError, match=r"\"int32\": one of float32, float16 and bfloat16"):
-        _fanin.feed_back(tensor.data_ptr(), 8, "int32", residual.data_ptr())  # type: ignore[arg-type]
+        _fanin.feed_back(tensor.data_ptr(), 8, "int32", residual.data_ptr())
     with pytest.raises(ValueError, match=r"null address"):
         _fanin.feed_back(tensor.data_ptr(), 8, "float32", 0)
 
@@ -220,7 +220,7 @@ class Constant(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(8192))
-        self.register_buffer("gradient", torch.full((8192,), SMALL))
+        self.gradient = torch.full((8192,), SMALL)
         self.gradient[::BLOCK] = 127.0
 
     def forward(self) -> torch.Tensor:
@@ -230,7 +230,8 @@ class Constant(nn.Module):
 def descend(me: Me, feeds_back: bool) -> float:
     """How far weights are in the end from where the gradients lead."""
     me.init("gloo")
-    model = DistributedDataParallel(Constant())
+    network = Constant()
+    model = DistributedDataParallel(network)
     if feeds_back:
         state: Any = fanin.torch.HookState(wire_dtype="int8")
     else:
@@ -243,9 +244,8 @@ def descend(me: Me, feeds_back: bool) -> float:
         optimizer.zero_grad()
         model().backward()
         optimizer.step()
-    off = (model.module.weight + STEPS * model.module.gradient).abs().max().item()
     state.close()
-    return off
+    return float((network.weight + STEPS * network.gradient).abs().max())
 
 
 def test_error_feedback_keeps_weights_within_one_rounding_of_their_way(launch: Launch) -> None:
