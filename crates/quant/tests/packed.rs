@@ -154,7 +154,8 @@ proptest! {
     #[test]
     fn the_residual_of_a_half_counts_its_own_rounding(halves in vec(any::<u16>(), 1..100), seed in any::<u64>()) {
         type FeedBack = fn(&mut [u16], &mut [f32]);
-        let kinds: [(FeedBack, fn(u16) -> f32); 2] =
+        type Kind = (FeedBack, fn(u16) -> f32);
+        let kinds: [Kind; 2] =
             [(feed_back_f16, |x| f16::from_bits(x).to_f32()), (feed_back_bf16, |x| bf16::from_bits(x).to_f32())];
         for (feed_back, widen) in kinds {
             let (mut values, mut residual) = (halves.clone(), vec![0.125; halves.len()]);
@@ -179,7 +180,8 @@ proptest! {
         let widen_bf16 = |x: &u16| bf16::from_bits(*x).to_f32();
         let narrow_f16 = |x: f32| f16::from_f32(x).to_bits();
         let narrow_bf16 = |x: f32| bf16::from_f32(x).to_bits();
-        let kinds: [(Pack, Unpack, fn(&u16) -> f32, fn(f32) -> u16); 2] =
+        type Kind = (Pack, Unpack, fn(&u16) -> f32, fn(f32) -> u16);
+        let kinds: [Kind; 2] =
             [(pack_f16, unpack_f16, widen_f16, narrow_f16), (pack_bf16, unpack_bf16, widen_bf16, narrow_bf16)];
         for (pack, unpack, widen, narrow) in kinds {
             let wide: Vec<f32> = bits.iter().map(widen).collect();

@@ -18,6 +18,9 @@ use fanin_wire::{Dtype, Op, PLACES_MAX, ShardId, SlotHeader, SlotIndex, WireDtyp
 use super::config::SwitchJob;
 use super::exchange::{Rounder, rounding_seed};
 
+/// Sums payloads, and divides.
+type Sum<'a> = dyn Fn(&[&[u8]], u32, &mut [i32]) + 'a;
+
 /// What a job's slots have of such chunks besides their sums: as much memory as they ever needed at once.
 #[derive(Debug)]
 pub(super) struct NativeSums {
@@ -72,7 +75,7 @@ impl NativeSums {
             let seed = rounding_seed(rounder, shard, collective, header.chunk);
             fanin_quant::sum_packed(payloads, divisor, seed, sum);
         };
-        let sum_of: &dyn Fn(&[&[u8]], u32, &mut [i32]) = match collective.dtype {
+        let sum_of: &Sum<'_> = match collective.dtype {
             _ if collective.wire_dtype == WireDtype::Int8 => &round,
             Dtype::Float32 => &fanin_quant::sum_f32,
             Dtype::Float16 => &fanin_quant::sum_f16,
