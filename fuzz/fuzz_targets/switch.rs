@@ -1,4 +1,4 @@
-//! Any sequence of packets at a switch with a job of int32 and one of bfloat16: nothing panics, and answers stay within the pool.
+//! Any sequence of packets at a switch with a job of int32, one of bfloat16 and one of int8: nothing panics, and answers stay within the pool.
 #![no_main]
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,7 +18,9 @@ static COUNTED: AtomicU64 = AtomicU64::new(0);
 
 fuzz_target!(|bytes: &[u8]| {
     let mut switch: Switch<u8> = Switch::new(ShardId(0));
-    for (id, resumed, wire_dtype) in [(1, false, WireDtype::Int32), (2, true, WireDtype::Bfloat16)] {
+    for (id, resumed, wire_dtype) in
+        [(1, false, WireDtype::Int32), (2, true, WireDtype::Bfloat16), (3, true, WireDtype::Int8)]
+    {
         let config = JobConfig {
             id: JobId(id),
             key: KEY,
@@ -41,7 +43,8 @@ fuzz_target!(|bytes: &[u8]| {
         packet[..2].copy_from_slice(&MAGIC.to_le_bytes());
         packet[2] = VERSION;
         packet[3] = 1 + (choice & 1) * 2; // update or restore
-        packet[4..12].copy_from_slice(&[1 + (choice >> 1 & 1), 0, 0, 0, 0, 0, at(1) & 3, 0]);
+        let job = 1 + (choice >> 1 & 1) * (1 + (at(1) >> 4 & 1));
+        packet[4..12].copy_from_slice(&[job, 0, 0, 0, 0, 0, at(1) & 3, 0]);
         packet[12..16].copy_from_slice(&[at(1) >> 2 & 3, 0, at(2), at(3)]);
         packet[16..20].copy_from_slice(&(u32::from(at(4) & 15)).wrapping_sub(4).to_le_bytes());
         packet[20..24].copy_from_slice(&u32::from(at(4) >> 6).to_le_bytes());
@@ -53,7 +56,12 @@ fuzz_target!(|bytes: &[u8]| {
         key.seal(&mut packet);
         packet[40..44].copy_from_slice(&[at(5), if bfloat16 { at(3) } else { 0 }, 0, 0]);
         packet[44] = at(5);
-        let length = if choice & 8 != 0 { 40 } else { packet.len() - if bfloat16 { 0 } else { 4 } };
+        let length = match (bfloat16, native) {
+            _ if choice & 8 != 0 => 40,
+            (true, true) => 40 + 7 * 132, // int8
+            (true, false) => packet.len(),
+            (false, _) => packet.len() - 4,
+        };
         let verdict = switch.handle_packet(Instant(0), at(1) & 3, &packet[..length]);
         assert!(key == KEY || matches!(verdict, Verdict::Drop(_)), "a stranger has an effect");
         COUNTED.fetch_add(u64::from(!matches!(verdict, Verdict::Drop(_))), Ordering::Relaxed);

@@ -7,7 +7,7 @@ from fanin.errors import FaninError
 
 Collective = Literal["all_reduce", "reduce", "broadcast", "reduce_scatter", "all_gather"]
 DType = Literal["float32", "float16", "bfloat16", "int32", "float64", "int64", "uint8", "int8"]
-WireDtype = Literal["int32", "bfloat16"]
+WireDtype = Literal["int32", "bfloat16", "int8"]
 Protocol = Literal["switchml", "atp", "goat"]
 
 version: str
@@ -374,6 +374,15 @@ def rotated(values: bytes, block: int, seed: int, back: bool) -> bytes:
     value's place give, then the Hadamard matrix over the root of its size. A NaN or an infinity
     spreads to all of its block, as NaN. Raises `ValueError` for a block that is no power of two,
     and bytes that are no whole number of values.
+    """
+
+def feed_back(address: int, elements: int, dtype: DType, residual: int) -> None:
+    """Add a residual to floats, and leave of them what travels as int8 unchanged.
+
+    `residual` is the address of as many float32, in which what is missing is left: the elements
+    are the nearest multiples of their block's step. A block that is not finite keeps its elements,
+    and has no residual. Nobody else may use either memory meanwhile. Raises `ValueError` for a
+    dtype other than float32, float16 and bfloat16, and for an address of none.
     """
 
 def machine_id() -> str:

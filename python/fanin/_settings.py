@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict, Unpack
 
-WireDtype: TypeAlias = Literal["int32", "bfloat16"]
+WireDtype: TypeAlias = Literal["int32", "bfloat16", "int8"]
 Protocol: TypeAlias = Literal["switchml", "atp", "goat"]
 Plan: TypeAlias = Literal["auto", "switch", "own"]
 
@@ -189,10 +189,11 @@ class Settings:
         "goat",
     )
     wire_dtype: WireDtype = _row(
-        _one_of("int32", "bfloat16"),
+        _one_of("int32", "bfloat16", "int8"),
         "int32",
-        "int32|bfloat16",
-        "how floats travel: bfloat16 is half the bytes, and eight significant bits",
+        "int32|bfloat16|int8",
+        "how floats travel: bfloat16 is half the bytes, and eight significant bits; int8 a "
+        "quarter, and within 1/63 of the largest of 32 neighbours",
     )
     protocol: Protocol = _row(
         _one_of("switchml", "atp", "goat"),

@@ -196,8 +196,16 @@ def test_who_speaks_another_protocol_is_told_what_to_set(switch: str, atp: str) 
     for at, spoken in ((switch, "atp"), (atp, "switchml")):
         with pytest.raises(fanin.errors.ProtocolMismatch, match="FANIN_PROTOCOL"):
             fanin.connect(at, job="mismatch", rank=0, world_size=1, protocol=spoken)  # type: ignore[arg-type]
-    with pytest.raises(fanin.errors.JoinRefused, match="FANIN_WIRE_DTYPE"):
-        fanin.connect(atp, job="bf16", rank=0, world_size=1, protocol="atp", wire_dtype="bfloat16")
+    for wire_dtype in ("bfloat16", "int8"):
+        with pytest.raises(fanin.errors.JoinRefused, match="FANIN_WIRE_DTYPE"):
+            fanin.connect(
+                atp,
+                job=wire_dtype,
+                rank=0,
+                world_size=1,
+                protocol="atp",
+                wire_dtype=wire_dtype,
+            )
 
 
 def test_an_upstream_that_is_gone_is_named(chain: Chain) -> None:

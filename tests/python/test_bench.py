@@ -290,6 +290,10 @@ def test_the_error_allowed_is_the_stated_one() -> None:
     # Each contribution to 2^-8 and to 2^-k, k = 30 - 3 - 7, and the sum to 2^-8.
     expected = 8 * 127 / 256 * (2 + 1 / 256) + 8 * 2**-21
     assert error_allowed("fanin", epsilon, 8, 127, "bfloat16") == pytest.approx(expected, rel=1e-4)
+    # A step of each contribution, and one of the sum.
+    expected = 8 * 127 / 63.5 * (2 + 1 / 63.5)
+    assert error_allowed("fanin", epsilon, 8, 127, "int8") == pytest.approx(expected, rel=1e-4)
+    assert error_allowed("fanin", 0.0, 8, 127, "int8") == 0, "integers stay int32"
 
 
 def test_units_are_those_of_tc_and_of_people() -> None:

@@ -86,7 +86,9 @@ def test_a_group_of_torch_takes_a_bound_and_its_timeline_has_the_loss(
     assert all(part["lost"] <= BOUND * part["contributions"] for part in told)
 
 
-@pytest.mark.parametrize("said", [{"wire_dtype": "bfloat16"}, {"slots": 64}])
+@pytest.mark.parametrize(
+    "said", [{"wire_dtype": "bfloat16"}, {"wire_dtype": "int8"}, {"slots": 64}]
+)
 def test_what_a_job_with_a_bound_does_not_have_is_refused(switch: str, said: Any) -> None:
     with pytest.raises(ValueError, match="FANIN_LOSS_BOUND"):
         fanin.connect(switch, job="both", rank=0, world_size=1, loss_bound=BOUND, **said)

@@ -44,7 +44,7 @@ def metrics(me: Me, wire_dtype: Any) -> list[torch.Tensor]:
     return out
 
 
-@pytest.mark.parametrize("wire_dtype", ["int32", "bfloat16"])
+@pytest.mark.parametrize("wire_dtype", ["int32", "bfloat16", "int8"])
 def test_metrics_come_out_as_on_gloo(launch: Launch, wire_dtype: str) -> None:
     by_rank = launch(metrics, 8, wire_dtype).results()
     for loss_and_tokens, one_nan, *others in by_rank:
@@ -191,6 +191,7 @@ def test_ranks_that_disagree_on_exact_all_get_the_same_clear_error(launch: Launc
         assert "FANIN_EXACT" in outcome.message
 
 
-def test_exact_and_bfloat16_contradict_each_other(switch: str) -> None:
-    with pytest.raises(ValueError, match=r"unset exact .FANIN_EXACT. or wire_dtype"):
-        fanin.connect(switch, job="both", rank=0, world_size=1, exact=True, wire_dtype="bfloat16")
+@pytest.mark.parametrize("wire_dtype", ["bfloat16", "int8"])
+def test_exact_and_fewer_bytes_contradict_each_other(switch: str, wire_dtype: Any) -> None:
+    with pytest.raises(ValueError, match=rf"not as {wire_dtype}: unset exact .FANIN_EXACT. or"):
+        fanin.connect(switch, job="both", rank=0, world_size=1, exact=True, wire_dtype=wire_dtype)

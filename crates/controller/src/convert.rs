@@ -51,6 +51,7 @@ impl From<WireDtype> for proto::WireDtype {
             WireDtype::Int32 => Self::Int32,
             WireDtype::Bfloat16 => Self::Bfloat16,
             WireDtype::Native => Self::Native,
+            WireDtype::Int8 => Self::Int8,
         }
     }
 }
@@ -61,6 +62,7 @@ pub(crate) fn wire_dtype(number: i32) -> Result<WireDtype, Malformed> {
         proto::WireDtype::Int32 => Ok(WireDtype::Int32),
         proto::WireDtype::Bfloat16 => Ok(WireDtype::Bfloat16),
         proto::WireDtype::Native => Ok(WireDtype::Native),
+        proto::WireDtype::Int8 => Ok(WireDtype::Int8),
     }
 }
 

@@ -31,7 +31,7 @@ const TIMEOUT_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
 ///
 /// The constructor blocks, without the interpreter's lock, until all ranks have joined; `timeout` (seconds) bounds that, and
 /// later each all-reduce. `slots` is the number of slots a shard, `window` that of the fragments of ATP and GOAT in flight: each is computed from the path where it is None. `wire_dtype` says how
-/// large float tensors travel, "int32" or "bfloat16", or with `exact` as they are, and `protocol` how they are summed, "switchml", "atp" or
+/// large float tensors travel, "int32", "bfloat16" or "int8", or with `exact` as they are, and `protocol` how they are summed, "switchml", "atp" or
 /// "goat": the same on all ranks; of the last, `sub_models` are the elements of the parts of the model that are planned by themselves, if it is to be cut so. Without `congestion_control`, the window of ATP and GOAT does not shrink when packets are lost. `trace` is the file of a timeline and the rank that this
 /// process has in it. `prediction` is what the plan of the shares takes, in seconds a byte, and what takes that long, and `machine` names this machine: both are told by
 /// `fanin status`. With `local` this machine's ranks sum among themselves first, and `services` may be empty where there is no other machine. What is said to `hosted`, a switch
@@ -92,15 +92,16 @@ impl Client {
         }
         let wire_dtype = match (wire_dtype.parse(), exact) {
             (Ok(WireDtype::Int32), true) => WireDtype::Native,
-            (Ok(WireDtype::Bfloat16), true) => {
-                return Err(PyValueError::new_err(
-                    "exact floats travel as they are and not as bfloat16: unset exact (FANIN_EXACT) or wire_dtype \
+            (Ok(fewer @ (WireDtype::Bfloat16 | WireDtype::Int8)), true) => {
+                return Err(PyValueError::new_err(format!(
+                    "exact floats travel as they are and not as {}: unset exact (FANIN_EXACT) or wire_dtype \
                      (FANIN_WIRE_DTYPE)",
-                ));
+                    fewer.name()
+                )));
             }
-            (Ok(rounded @ (WireDtype::Int32 | WireDtype::Bfloat16)), false) => rounded,
+            (Ok(rounded @ (WireDtype::Int32 | WireDtype::Bfloat16 | WireDtype::Int8)), false) => rounded,
             (Ok(WireDtype::Native) | Err(_), _) => {
-                let message = format!("wire_dtype {wire_dtype:?}: one of int32 and bfloat16");
+                let message = format!("wire_dtype {wire_dtype:?}: one of int32, bfloat16 and int8");
                 return Err(PyValueError::new_err(message));
             }
         };

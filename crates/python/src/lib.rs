@@ -10,6 +10,7 @@ mod client;
 mod command_line;
 mod environment;
 mod error;
+mod error_feedback;
 mod interruptible;
 mod ledger;
 mod local;
@@ -35,6 +36,8 @@ mod _fanin {
     use crate::command_line::main;
     #[pymodule_export]
     use crate::environment::{switch_address, warn_of_unknown_variables};
+    #[pymodule_export]
+    use crate::error_feedback::feed_back;
     #[pymodule_export]
     use crate::local::{LocalRanks, machine_id};
     #[pymodule_export]

@@ -41,6 +41,7 @@ fn main() {
                     bfloat16_on_wire(&mut bench, kernels, 2 * block);
                     native(&mut bench, kernels, block);
                 }
+                packed(&mut bench, kernels);
                 rotation(&mut bench, kernels);
             }
             None => println!("{isa:?}: not on this machine"),
@@ -242,6 +243,36 @@ fn native(bench: &mut Bench, kernels: &Kernels, words: usize) {
     sums("sum_bf16", Kernels::sum_bf16, &bytes);
     let bytes: Vec<u8> = source.iter().flat_map(|&x| f64::from(x).to_le_bytes()).collect();
     sums("sum_f64", Kernels::sum_f64, &bytes);
+}
+
+/// One byte an element, in the payloads of an Ethernet frame of 1500 bytes.
+fn packed(bench: &mut Bench, kernels: &Kernels) {
+    const BLOCK: usize = 1280;
+    const PAYLOAD_BYTES: usize = BLOCK / 32 * 33;
+    let name = |kernel: &str| format!("{:?}/{kernel}/{BLOCK}", kernels.isa());
+    let source = gradient();
+    let mut packets = vec![0u8; ELEMENTS / BLOCK * PAYLOAD_BYTES];
+    let mut target = vec![0.0f32; ELEMENTS];
+    bench.measure(name("pack_f32"), || {
+        for (x, p) in black_box(&source).chunks_exact(BLOCK).zip(packets.chunks_exact_mut(PAYLOAD_BYTES)) {
+            kernels.pack_f32(x, 1, p);
+        }
+    });
+    bench.measure(name("unpack_f32"), || {
+        for (p, y) in black_box(&packets).chunks_exact(PAYLOAD_BYTES).zip(target.chunks_exact_mut(BLOCK)) {
+            kernels.unpack_f32(p, y);
+        }
+    });
+    let mut residual = vec![0.0f32; ELEMENTS];
+    bench.measure(name("feed_back_f32"), || kernels.feed_back_f32(black_box(&mut target), &mut residual));
+    let payloads: Vec<_> = packets.chunks_exact(PAYLOAD_BYTES).collect();
+    let mut slot = vec![0i32; PAYLOAD_BYTES / 4];
+    bench.measure(name("sum_packed"), || {
+        for payloads in black_box(&payloads).chunks_exact(WORKERS as usize) {
+            kernels.sum_packed(payloads, WORKERS, 1, &mut slot);
+            black_box(&mut slot);
+        }
+    });
 }
 
 /// A worker's way to send a gradient, into a buffer that is used from its start again when it is full.

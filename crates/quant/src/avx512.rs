@@ -236,6 +236,56 @@ pub(crate) fn sum_f64(payloads: &[&[u8]], divisor: Option<f64>, sum: &mut [i32])
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+pub(crate) fn pack_f32(values: &[f32], seed: u64, payload: &mut [u8]) {
+    scalar::pack_f32(values, seed, payload);
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+pub(crate) fn unpack_f32(payload: &[u8], out: &mut [f32]) {
+    scalar::unpack_f32(payload, out);
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+pub(crate) fn pack_f16(values: &[u16], seed: u64, payload: &mut [u8]) {
+    scalar::pack_f16(values, seed, payload);
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+pub(crate) fn unpack_f16(payload: &[u8], out: &mut [u16]) {
+    scalar::unpack_f16(payload, out);
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+pub(crate) fn pack_bf16(values: &[u16], seed: u64, payload: &mut [u8]) {
+    scalar::pack_bf16(values, seed, payload);
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+pub(crate) fn unpack_bf16(payload: &[u8], out: &mut [u16]) {
+    scalar::unpack_bf16(payload, out);
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+pub(crate) fn feed_back_f32(values: &mut [f32], residual: &mut [f32]) {
+    scalar::feed_back_f32(values, residual);
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+pub(crate) fn feed_back_f16(values: &mut [u16], residual: &mut [f32]) {
+    scalar::feed_back_f16(values, residual);
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+pub(crate) fn feed_back_bf16(values: &mut [u16], residual: &mut [f32]) {
+    scalar::feed_back_bf16(values, residual);
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+pub(crate) fn sum_packed(payloads: &[&[u8]], divisor: Option<f32>, seed: u64, sum: &mut [i32]) {
+    scalar::sum_packed(payloads, divisor, seed, sum);
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 pub(crate) fn rotate_f32(values: &mut [f32], block: usize, seed: u64) {
     scalar::rotate_f32(values, block, seed);
 }

@@ -7,6 +7,7 @@ use crate::exponent::Exponent;
 use crate::float16::{bf16_from_f32, f16_from_f32, f32_from_bf16, f32_from_f16};
 use crate::integer::{assert_bf16_lengths, assert_lengths};
 use crate::native::assert_payloads;
+use crate::packed::{assert_packed, assert_residual, assert_room};
 use crate::rotation::assert_block;
 use crate::scale::{Divisor, Finite, Kind, Scale};
 
@@ -107,11 +108,22 @@ pub struct Kernels {
     sum_f16: Sum,
     sum_bf16: Sum,
     sum_f64: Sum,
+    pack_f32: unsafe fn(&[f32], u64, &mut [u8]),
+    pack_f16: unsafe fn(&[u16], u64, &mut [u8]),
+    pack_bf16: unsafe fn(&[u16], u64, &mut [u8]),
+    unpack_f32: unsafe fn(&[u8], &mut [f32]),
+    unpack_f16: unsafe fn(&[u8], &mut [u16]),
+    unpack_bf16: unsafe fn(&[u8], &mut [u16]),
+    feed_back_f32: unsafe fn(&mut [f32], &mut [f32]),
+    feed_back_f16: unsafe fn(&mut [u16], &mut [f32]),
+    feed_back_bf16: unsafe fn(&mut [u16], &mut [f32]),
+    sum_packed: SumPacked,
     rotate_f32: Rotation,
     rotate_back_f32: Rotation,
 }
 
 type Sum = unsafe fn(&[&[u8]], Option<f64>, &mut [i32]);
+type SumPacked = unsafe fn(&[&[u8]], Option<f32>, u64, &mut [i32]);
 type Rotation = unsafe fn(&mut [f32], usize, u64);
 
 macro_rules! table {
@@ -146,6 +158,16 @@ macro_rules! table {
             sum_f16: crate::$module::sum_f16,
             sum_bf16: crate::$module::sum_bf16,
             sum_f64: crate::$module::sum_f64,
+            pack_f32: crate::$module::pack_f32,
+            pack_f16: crate::$module::pack_f16,
+            pack_bf16: crate::$module::pack_bf16,
+            unpack_f32: crate::$module::unpack_f32,
+            unpack_f16: crate::$module::unpack_f16,
+            unpack_bf16: crate::$module::unpack_bf16,
+            feed_back_f32: crate::$module::feed_back_f32,
+            feed_back_f16: crate::$module::feed_back_f16,
+            feed_back_bf16: crate::$module::feed_back_bf16,
+            sum_packed: crate::$module::sum_packed,
             rotate_f32: crate::$module::rotate_f32,
             rotate_back_f32: crate::$module::rotate_back_f32,
         }
@@ -411,6 +433,76 @@ impl Kernels {
         let divisor = assert_payloads(payloads, divisor, sum.len());
         // SAFETY: a table is only handed out where its instruction set is available.
         unsafe { (self.sum_f64)(payloads, divisor, sum) }
+    }
+
+    /// See [`crate::pack_f32`].
+    pub fn pack_f32(&self, values: &[f32], seed: u64, payload: &mut [u8]) {
+        assert_room(values.len(), payload.len());
+        // SAFETY: a table is only handed out where its instruction set is available.
+        unsafe { (self.pack_f32)(values, seed, payload) }
+    }
+
+    /// See [`crate::pack_f16`].
+    pub fn pack_f16(&self, values: &[u16], seed: u64, payload: &mut [u8]) {
+        assert_room(values.len(), payload.len());
+        // SAFETY: a table is only handed out where its instruction set is available.
+        unsafe { (self.pack_f16)(values, seed, payload) }
+    }
+
+    /// See [`crate::pack_bf16`].
+    pub fn pack_bf16(&self, values: &[u16], seed: u64, payload: &mut [u8]) {
+        assert_room(values.len(), payload.len());
+        // SAFETY: a table is only handed out where its instruction set is available.
+        unsafe { (self.pack_bf16)(values, seed, payload) }
+    }
+
+    /// See [`crate::unpack_f32`].
+    pub fn unpack_f32(&self, payload: &[u8], out: &mut [f32]) {
+        assert_room(out.len(), payload.len());
+        // SAFETY: a table is only handed out where its instruction set is available.
+        unsafe { (self.unpack_f32)(payload, out) }
+    }
+
+    /// See [`crate::unpack_f16`].
+    pub fn unpack_f16(&self, payload: &[u8], out: &mut [u16]) {
+        assert_room(out.len(), payload.len());
+        // SAFETY: a table is only handed out where its instruction set is available.
+        unsafe { (self.unpack_f16)(payload, out) }
+    }
+
+    /// See [`crate::unpack_bf16`].
+    pub fn unpack_bf16(&self, payload: &[u8], out: &mut [u16]) {
+        assert_room(out.len(), payload.len());
+        // SAFETY: a table is only handed out where its instruction set is available.
+        unsafe { (self.unpack_bf16)(payload, out) }
+    }
+
+    /// See [`crate::feed_back_f32`].
+    pub fn feed_back_f32(&self, values: &mut [f32], residual: &mut [f32]) {
+        assert_residual(values.len(), residual.len());
+        // SAFETY: a table is only handed out where its instruction set is available.
+        unsafe { (self.feed_back_f32)(values, residual) }
+    }
+
+    /// See [`crate::feed_back_f16`].
+    pub fn feed_back_f16(&self, values: &mut [u16], residual: &mut [f32]) {
+        assert_residual(values.len(), residual.len());
+        // SAFETY: a table is only handed out where its instruction set is available.
+        unsafe { (self.feed_back_f16)(values, residual) }
+    }
+
+    /// See [`crate::feed_back_bf16`].
+    pub fn feed_back_bf16(&self, values: &mut [u16], residual: &mut [f32]) {
+        assert_residual(values.len(), residual.len());
+        // SAFETY: a table is only handed out where its instruction set is available.
+        unsafe { (self.feed_back_bf16)(values, residual) }
+    }
+
+    /// See [`crate::sum_packed`].
+    pub fn sum_packed(&self, payloads: &[&[u8]], divisor: u32, seed: u64, sum: &mut [i32]) {
+        let divisor = assert_packed(payloads, divisor, sum.len());
+        // SAFETY: a table is only handed out where its instruction set is available.
+        unsafe { (self.sum_packed)(payloads, divisor, seed, sum) }
     }
 
     /// See [`crate::rotate_f32`].

@@ -21,6 +21,10 @@
 //! Tensors that travel as they are, such as small ones, have no exponent: the switch sums integers as they come
 //! ([`add_i64_le`], [`add_i8_le`]) and floats in the order of the workers, when all are there ([`sum_f32`]).
 //!
+//! In a job whose floats travel as int8 there are no exponents to agree on: the worker rounds ([`pack_f32`]), the switch sums in
+//! the order of the workers, when all are there, and rounds the sum ([`sum_packed`]), the worker widens ([`unpack_f32`]). What a worker's
+//! rounding takes may be added to its next gradient ([`feed_back_f32`]).
+//!
 //! In ATP (§3.8) the caller chooses the factor ([`Scale::of_factor`]); a switch adds with saturation ([`add_saturating_le`]), the server divides, and parameters travel as `f32` ([`narrow_f32`]), as do the
 //! original values where a sum overflowed ([`widen_f32`]).
 //!
@@ -29,7 +33,7 @@
 //! Map: `exponent` (the shared exponent), `scale` (what a block's exponent makes of its elements), `class` (blocks with
 //! a NaN or an infinity), `float16` (conversions of f16 and bf16), `scalar` (**the specification** of every kernel),
 //! `avx2` and `avx512` (equal to it bit for bit, which the property tests hold), `kernels` (the choice between them, made
-//! once at run time), `integer` (the kernels on `i32`), `native` (sums in the tensor's own type), `rotation`
+//! once at run time), `integer` (the kernels on `i32`), `native` (sums in the tensor's own type), `packed` (one byte an element), `rotation`
 //! (the randomised Hadamard rotation).
 //!
 //! Like all of Rust, the kernels assume the default floating-point environment: a thread that flushes subnormals to zero
@@ -50,6 +54,7 @@ mod float16;
 mod integer;
 mod kernels;
 mod native;
+mod packed;
 mod rotation;
 mod scalar;
 mod scale;
@@ -59,6 +64,7 @@ pub use integer::{copy_i32, read_i32, store_le, write_le};
 #[doc(hidden)]
 pub use kernels::{Isa, Kernels};
 pub use native::{add_i8_le, add_i64_le, mean_i8, mean_i64, mean_u8};
+pub use packed::INT8_BLOCK;
 pub use scale::{Divisor, Scale, WORKERS_MAX};
 
 /// The shared exponent of a block of `f32`; [`Exponent::ZERO`] for an empty one.
@@ -303,6 +309,97 @@ pub fn sum_bf16(payloads: &[&[u8]], divisor: u32, sum: &mut [i32]) {
 /// As [`sum_f32`].
 pub fn sum_f64(payloads: &[&[u8]], divisor: u32, sum: &mut [i32]) {
     Kernels::detected().sum_f64(payloads, divisor, sum);
+}
+
+/// Rounds values to blocks of [`INT8_BLOCK`] integers of eight bits that share a step, by chance to one of the two neighbours, so that the
+/// expectation is the value; what can be represented stays as it is. The error of an element is less than its block's
+/// step, at most 1/63.5 of the largest magnitude in the block, or 2^-126 where that is more. What is chance is a function of `seed` and the element's place alone. Room
+/// in the payload that is left is filled with zeros.
+///
+/// A block with a NaN, an infinity or a magnitude above 127 * 2^121 is not finite: see [`unpack_f32`].
+///
+/// # Panics
+/// If `payload` is no multiple of four blocks, of 33 bytes each, or has no room for the values.
+pub fn pack_f32(values: &[f32], seed: u64, payload: &mut [u8]) {
+    Kernels::detected().pack_f32(values, seed, payload);
+}
+
+/// [`pack_f32`] for IEEE half-precision elements (raw bits), converted exactly to `f32` first.
+///
+/// # Panics
+/// As [`pack_f32`].
+pub fn pack_f16(values: &[u16], seed: u64, payload: &mut [u8]) {
+    Kernels::detected().pack_f16(values, seed, payload);
+}
+
+/// [`pack_f32`] for bfloat16 elements (raw bits), converted exactly to `f32` first.
+///
+/// # Panics
+/// As [`pack_f32`].
+pub fn pack_bf16(values: &[u16], seed: u64, payload: &mut [u8]) {
+    Kernels::detected().pack_bf16(values, seed, payload);
+}
+
+/// Turns the first elements of a payload of [`pack_f32`] or [`sum_packed`] back into values, exactly. In a block that is not finite
+/// an infinity is one (what was too large, too), and everything else a NaN.
+///
+/// # Panics
+/// As [`pack_f32`].
+pub fn unpack_f32(payload: &[u8], out: &mut [f32]) {
+    Kernels::detected().unpack_f32(payload, out);
+}
+
+/// [`unpack_f32`], then rounded to IEEE half precision (raw bits), ties to even: what was above 65,024 may be an infinity.
+///
+/// # Panics
+/// As [`pack_f32`].
+pub fn unpack_f16(payload: &[u8], out: &mut [u16]) {
+    Kernels::detected().unpack_f16(payload, out);
+}
+
+/// [`unpack_f32`] to bfloat16 (raw bits), which have the digits for it.
+///
+/// # Panics
+/// As [`pack_f32`].
+pub fn unpack_bf16(payload: &[u8], out: &mut [u16]) {
+    Kernels::detected().unpack_bf16(payload, out);
+}
+
+/// Adds `residual` to the values, leaves of that in each the nearest that a payload can hold, ties to even, and in `residual` what is missing. The
+/// blocks are those of [`pack_f32`] from the first value on, which then changes nothing any more.
+///
+/// A block that is not finite (as [`pack_f32`] has it) keeps its values, and has no residual.
+///
+/// # Panics
+/// If there is not one residual for each value.
+pub fn feed_back_f32(values: &mut [f32], residual: &mut [f32]) {
+    Kernels::detected().feed_back_f32(values, residual);
+}
+
+/// [`feed_back_f32`] for IEEE half-precision elements (raw bits).
+///
+/// # Panics
+/// As [`feed_back_f32`].
+pub fn feed_back_f16(values: &mut [u16], residual: &mut [f32]) {
+    Kernels::detected().feed_back_f16(values, residual);
+}
+
+/// [`feed_back_f32`] for bfloat16 elements (raw bits).
+///
+/// # Panics
+/// As [`feed_back_f32`].
+pub fn feed_back_bf16(values: &mut [u16], residual: &mut [f32]) {
+    Kernels::detected().feed_back_bf16(values, residual);
+}
+
+/// Sums payloads of [`pack_f32`] in their order, in `f32`, divides by `divisor`, and rounds the result as [`pack_f32`] does. A block that is
+/// not finite in one of them, or becomes so, is not finite in the sum.
+///
+/// # Panics
+/// If one of `payloads` is not as long as `sum`, or as [`pack_f32`] has it; or if their number or `divisor` is not in
+/// `1..=`[`WORKERS_MAX`].
+pub fn sum_packed(payloads: &[&[u8]], divisor: u32, seed: u64, sum: &mut [i32]) {
+    Kernels::detected().sum_packed(payloads, divisor, seed, sum);
 }
 
 /// Rotates values in blocks of `block` elements, a power of two, and the rest in blocks of smaller ones: the signs that `seed` and

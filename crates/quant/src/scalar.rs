@@ -7,6 +7,10 @@ use crate::float16::{bf16_from_f32, f16_from_f32, f32_from_bf16, f32_from_f16};
 use crate::scale::Finite;
 
 pub(crate) use crate::native::{sum_bf16, sum_f16, sum_f32, sum_f64};
+pub(crate) use crate::packed::{
+    feed_back_bf16, feed_back_f16, feed_back_f32, pack_bf16, pack_f16, pack_f32, sum_packed, unpack_bf16,
+    unpack_f16, unpack_f32,
+};
 pub(crate) use crate::rotation::{rotate_back_f32, rotate_f32};
 
 /// The largest magnitude of a block, as the bits of an `f32` without the sign: ordered as the values are, infinities

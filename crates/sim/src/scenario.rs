@@ -182,7 +182,7 @@ impl Scenario {
     }
 
     /// Draws a scenario. One in eight has a perfect network, one in eight a worker that crashes, one in three a switch
-    /// that restarts, up to three times; in one of four large floats travel as bfloat16, in one as they are. In one of two some
+    /// that restarts, up to three times; in one of four large floats travel as bfloat16, in one as int8, in one as they are. In one of two some
     /// tensors have a root.
     #[must_use]
     pub fn from_seed(seed: u64) -> Self {
@@ -226,7 +226,7 @@ impl Scenario {
             crash,
             restarts,
             // What came later is drawn last, so that all else is as the seed always had it.
-            wire_dtype: [WireDtype::Int32, WireDtype::Int32, WireDtype::Bfloat16, WireDtype::Native]
+            wire_dtype: [WireDtype::Int32, WireDtype::Int8, WireDtype::Bfloat16, WireDtype::Native]
                 [dice.rand_range(0..4) as usize],
             racks: Racks::default(),
             services: Services::default(),

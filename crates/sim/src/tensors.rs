@@ -2,7 +2,7 @@
 
 use fanin_protocol::{Elements, Tensor};
 use fanin_quant::{Exponent, Scale};
-use fanin_wire::{Dtype, Op, WireDtype};
+use fanin_wire::{Dtype, INT8_BLOCK, Op, WireDtype};
 use half::{bf16, f16};
 use oorandom::Rand64;
 
@@ -160,7 +160,8 @@ impl Copy {
 /// Integers must be exact, and what travels as it is the very bits that `docs/protocols/switchml.md` defines: summed in the order
 /// of the workers, each rack's sum rounded to the type. Other floats must be within n/f of the exact sum (SwitchML Theorem 1), and half a unit in the last place
 /// of their type for the one rounding at the end. Floats that travelled as bfloat16 must be within the error that
-/// `docs/protocols/switchml.md` states, and besides be the very bits that it defines, whatever the order of arrival.
+/// `docs/protocols/switchml.md` states, and besides be the very bits that it defines, whatever the order of arrival. Of those that travelled as int8 the
+/// bits are chance: they must be within the error.
 pub(crate) fn wrong_element(scenario: &Scenario, result: &Copy, size_class: usize) -> Option<usize> {
     let TensorShape { dtype, op, elements, .. } = scenario.tensors[result.index];
     let n = u32::from(scenario.workers);
@@ -189,7 +190,18 @@ pub(crate) fn wrong_element(scenario: &Scenario, result: &Copy, size_class: usiz
             bits[i] != in_order(dtype, at_root.into_iter(), n)
         });
     }
-    let chunk_elements = on_wire.chunk_elements(size_class, dtype);
+    let levels = (0..scenario.workers).map(|w| scenario.racks.way(w).len()).max().unwrap_or(0);
+    // The sum of what is not finite; a finite neighbour was not carried, and must not look as if it was.
+    let is_of_specials = |i: usize| {
+        let specials = parts.iter().map(|part| part.value(i)).filter(|value| !value.is_finite());
+        let expected = specials.reduce(|a, b| a + b).unwrap_or(f64::NAN);
+        let value = result.value(i);
+        value == expected || (value.is_nan() && expected.is_nan())
+    };
+    let block_elements = match on_wire {
+        WireDtype::Int8 => INT8_BLOCK,
+        _ => on_wire.chunk_elements(size_class, dtype),
+    };
     let divisor = if op == Op::Average { f64::from(n) } else { 1.0 };
     let half_unit = match dtype {
         Dtype::Float32 => f64::from(f32::EPSILON) / 2.0,
@@ -198,20 +210,22 @@ pub(crate) fn wrong_element(scenario: &Scenario, result: &Copy, size_class: usiz
     };
     // Below this a type has no normal numbers: its spacing is absolute.
     let smallest = if dtype == Dtype::Float16 { f64::from(f16::MIN_POSITIVE_SUBNORMAL) } else { 1e-40 };
-    (0..elements).step_by(chunk_elements).find_map(|begin| {
-        let range = begin..(begin + chunk_elements).min(elements);
+    (0..elements).step_by(block_elements).find_map(|begin| {
+        let range = begin..(begin + block_elements).min(elements);
         let exponent = parts.iter().map(|part| part.block_exponent(range.clone())).max()?;
         if exponent == Exponent::NON_FINITE {
-            return range.into_iter().find(|&i| {
-                // The sum of what is not finite; a finite neighbour was not carried, and must not look as if it was.
-                let specials = parts.iter().map(|part| part.value(i)).filter(|value| !value.is_finite());
-                let expected = specials.reduce(|a, b| a + b).unwrap_or(f64::NAN);
-                let value = result.value(i);
-                !(value == expected || (value.is_nan() && expected.is_nan()))
+            return range.into_iter().find(|&i| !is_of_specials(i));
+        }
+        if on_wire == WireDtype::Int8 {
+            let largest = |part: &Copy| range.clone().map(|i| part.value(i).abs()).fold(0.0, f64::max);
+            let error = int8_error(parts.iter().map(largest).sum(), levels);
+            return range.clone().find(|&i| {
+                let exact: f64 = parts.iter().map(|part| part.value(i)).sum();
+                let bound = (error + (exact.abs() + error) * half_unit * 1.01) / divisor + smallest;
+                (result.value(i) - exact / divisor).abs() > bound
             });
         }
         if on_wire == WireDtype::Bfloat16 {
-            let levels = (0..scenario.workers).map(|w| scenario.racks.way(w).len()).max().unwrap_or(0);
             let fixed_point = FixedPoint::new(exponent, n);
             return range.into_iter().find(|&i| {
                 let exact: f64 = parts.iter().map(|part| part.value(i)).sum();
@@ -303,6 +317,15 @@ fn in_order(dtype: Dtype, mut contributions: impl Iterator<Item = f64>, divisor:
         _ if value.is_nan() => 0x7fc0_0000,
         _ => (value as f32).to_bits().into(),
     }
+}
+
+/// How far the sum of a block that travelled as int8 may be off: by a step for each rounding, of each contribution, each rack's sum
+/// and the sum of all. `sizes` is the sum of the contributions' largest magnitudes.
+fn int8_error(sizes: f64, levels: usize) -> f64 {
+    let rounding = |size: f64| size / 63.5 + 2f64.powi(-126);
+    // The contributions, the racks, the root; and at each but the first the additions in float32.
+    let roundings = levels + 2;
+    (0..roundings).fold(0.0, |error, _| error + rounding(sizes + error) + (sizes + error) * 2f64.powi(-16))
 }
 
 /// A sum that travelled as bfloat16, as its definition reads, in arithmetic that has no order: integers.

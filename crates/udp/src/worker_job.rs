@@ -113,7 +113,7 @@ impl WorkerJob {
         self.common().in_flight
     }
 
-    /// Elements of a chunk (twice as many where they travel as bfloat16) or a fragment.
+    /// Elements of a chunk (twice as many where they travel as bfloat16, up to four times as int8) or a fragment.
     #[must_use]
     pub const fn elements(&self) -> u16 {
         self.common().elements

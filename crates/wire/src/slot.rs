@@ -12,7 +12,7 @@ const TAG_OFFSET: usize = SLOT_HEADER_BYTES - TAG_BYTES;
 /// Elements a packet when nothing is known of the path (SwitchML §5).
 pub const CHUNK_ELEMENTS_DEFAULT: usize = 256;
 /// The payload lengths, in elements of four bytes. A short list, so that a bounded program can unroll each. As bfloat16
-/// a payload has twice as many elements; as they are, as many as have room.
+/// a payload has twice as many elements; as int8 up to four times as many, in whole groups of blocks; as they are, as many as have room.
 /// 32 and 64 are what a programmable switch sums in one pass (SwitchML §5); here they serve narrow paths, and the simulator.
 /// 352 fills an Ethernet frame of 1500 bytes under IPv4 and IPv6, 2048 one of 9000.
 pub const CHUNK_ELEMENTS: [usize; 6] = [32, 64, 256, 352, 1024, 2048];
@@ -245,6 +245,7 @@ impl core::fmt::Display for Collective {
         match self.wire_dtype {
             WireDtype::Int32 => {}
             WireDtype::Bfloat16 => f.write_str(" sent as bfloat16")?,
+            WireDtype::Int8 => f.write_str(" sent as int8")?,
             WireDtype::Native => f.write_str(" sent as they are")?,
         }
         match self.pattern {
@@ -263,10 +264,13 @@ impl Collective {
     /// The bit of the dtype's byte that says that the elements travel as they are.
     const NATIVE_ON_WIRE: u8 = 0x40;
 
+    /// The bits of the dtype's byte that say int8 on the wire.
+    const INT8_ON_WIRE: u8 = Self::BFLOAT16_ON_WIRE | Self::NATIVE_ON_WIRE;
+
     /// Whether the sum depends on an exponent that the workers agree on before they send a chunk.
     #[must_use]
     pub const fn has_exponents(&self) -> bool {
-        !matches!((self.dtype, self.wire_dtype), (Dtype::Int32, _) | (_, WireDtype::Native))
+        !matches!((self.dtype, self.wire_dtype), (Dtype::Int32, _) | (_, WireDtype::Int8 | WireDtype::Native))
     }
 
     /// Elements of a full payload in a job whose chunks have `size_class`.
@@ -284,13 +288,13 @@ impl Collective {
     #[inline]
     pub(crate) fn parse(bytes: [u8; Self::BYTES]) -> Result<Self, WireError> {
         let [s0, s1, dtype, op, e0, e1, e2, e3] = bytes;
-        let wire_dtype = match dtype & (Self::BFLOAT16_ON_WIRE | Self::NATIVE_ON_WIRE) {
+        let wire_dtype = match dtype & Self::INT8_ON_WIRE {
             0 => WireDtype::Int32,
             Self::BFLOAT16_ON_WIRE => WireDtype::Bfloat16,
             Self::NATIVE_ON_WIRE => WireDtype::Native,
-            _ => return Err(WireError::Field("dtype")),
+            _ => WireDtype::Int8,
         };
-        let dtype = Dtype::parse(dtype & !(Self::BFLOAT16_ON_WIRE | Self::NATIVE_ON_WIRE))?;
+        let dtype = Dtype::parse(dtype & !Self::INT8_ON_WIRE)?;
         if !wire_dtype.carries(dtype) {
             return Err(WireError::Field("dtype"));
         }
@@ -315,6 +319,7 @@ impl Collective {
         let wire_dtype = match self.wire_dtype {
             WireDtype::Int32 => 0,
             WireDtype::Bfloat16 => Self::BFLOAT16_ON_WIRE,
+            WireDtype::Int8 => Self::INT8_ON_WIRE,
             WireDtype::Native => Self::NATIVE_ON_WIRE,
         };
         let operation = Operation { op: self.op, pattern: self.pattern }.to_byte();
@@ -355,7 +360,7 @@ pub struct SlotPacket<'a> {
     /// Slot and chunk.
     pub header: SlotHeader,
     /// Little-endian elements: none, or as many as [`CHUNK_ELEMENTS`] lists; as bfloat16 twice as many, and before them
-    /// what [`bfloat16_payload`] splits off; as they are, as many as [`Collective::chunk_elements`] says.
+    /// what [`bfloat16_payload`] splits off; as int8 the steps of its blocks, a byte each, and then the elements; as they are, as many as [`Collective::chunk_elements`] says.
     pub payload: &'a [u8],
 }
 

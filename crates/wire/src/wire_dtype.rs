@@ -10,6 +10,8 @@ pub enum WireDtype {
     Int32,
     /// Two bytes an element; the payload begins with its block's exponent.
     Bfloat16,
+    /// One byte an element: blocks of [`INT8_BLOCK`] integers that share a step.
+    Int8,
     /// As they are, in the tensor's own type, and so is the sum: each element is right to its own magnitude.
     Native,
 }
@@ -20,12 +22,19 @@ pub enum WireDtype {
 /// tenth more than as a block, since the switch gathers and sums in floating point.
 pub const NATIVE_ELEMENTS_MAX: usize = 4096;
 
+/// Elements that share a step, where they travel as int8.
+pub const INT8_BLOCK: usize = 32;
+/// The blocks of an int8 payload come in fours, whose steps are a word.
+const INT8_GROUP: usize = 4 * INT8_BLOCK;
+/// A byte for each block's step, and one for each element.
+const INT8_GROUP_BYTES: usize = 4 + INT8_GROUP;
+
 /// What precedes the elements of a bfloat16 payload: the exponent, and two bytes that are zero.
 const PREFIX_BYTES: usize = 4;
 
 impl WireDtype {
     /// Every one.
-    pub const ALL: [Self; 3] = [Self::Int32, Self::Bfloat16, Self::Native];
+    pub const ALL: [Self; 4] = [Self::Int32, Self::Bfloat16, Self::Int8, Self::Native];
 
     /// Its name on command lines and in messages.
     #[must_use]
@@ -33,6 +42,7 @@ impl WireDtype {
         match self {
             Self::Int32 => "int32",
             Self::Bfloat16 => "bfloat16",
+            Self::Int8 => "int8",
             Self::Native => "native",
         }
     }
@@ -63,6 +73,7 @@ impl WireDtype {
         match self {
             Self::Int32 => size_class,
             Self::Bfloat16 => 2 * size_class,
+            Self::Int8 => INT8_GROUP * int8_groups(size_class),
             Self::Native => 4 * size_class / dtype.element_bytes(),
         }
     }
@@ -74,6 +85,7 @@ impl WireDtype {
             Self::Int32 => 4 * elements,
             Self::Bfloat16 if elements == 0 => 0,
             Self::Bfloat16 => PREFIX_BYTES + 2 * elements,
+            Self::Int8 => elements / INT8_BLOCK * (1 + INT8_BLOCK),
             Self::Native => elements * dtype.element_bytes(),
         }
     }
@@ -84,6 +96,11 @@ impl WireDtype {
         match self {
             Self::Int32 | Self::Native => 4 * size_class,
             Self::Bfloat16 => PREFIX_BYTES + 4 * size_class,
+            // Of the shortest chunks those as int8 are the longest.
+            Self::Int8 if int8_groups(size_class) * INT8_GROUP_BYTES > 4 * size_class => {
+                int8_groups(size_class) * INT8_GROUP_BYTES
+            }
+            Self::Int8 => 4 * size_class,
         }
     }
 
@@ -94,6 +111,7 @@ impl WireDtype {
         match self {
             Self::Int32 | Self::Native => size_class,
             Self::Bfloat16 => 2 * size_class,
+            Self::Int8 => self.payload_bytes_max(size_class) / 4,
         }
     }
 
@@ -102,10 +120,16 @@ impl WireDtype {
         let elements = match self {
             Self::Int32 => bytes / 4,
             Self::Bfloat16 => bytes.saturating_sub(PREFIX_BYTES) / 2,
+            Self::Int8 => bytes / (1 + INT8_BLOCK) * INT8_BLOCK,
             Self::Native => bytes / dtype.element_bytes(),
         };
         (self.payload_bytes(elements, dtype) == bytes).then_some(elements)
     }
+}
+
+/// As many groups as have room where a bfloat16 payload has.
+const fn int8_groups(size_class: usize) -> usize {
+    (PREFIX_BYTES + 4 * size_class) / INT8_GROUP_BYTES
 }
 
 impl core::str::FromStr for WireDtype {

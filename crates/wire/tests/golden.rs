@@ -114,6 +114,52 @@ fn bfloat16_packets_are_the_golden_bytes_both_ways() {
 }
 
 #[test]
+fn int8_packets_are_the_golden_bytes_both_ways() {
+    let collective = Collective { wire_dtype: WireDtype::Int8, ..header().collective };
+    let header = SlotHeader { collective, ..header() };
+    for (name, kind, worker, elements) in [
+        ("update_int8_1280", Kind::Update, WorkerId(3), 1280),
+        ("result_int8_1280", Kind::Result, WorkerId::ALL, 1280),
+        ("restore_int8_1280", Kind::Restore, WorkerId(63), 1280),
+    ] {
+        // A step for each block, from 2^-7 on, and elements that count up from -127.
+        let steps = (0..elements / INT8_BLOCK).map(|i| 120 + i as u8);
+        let payload: Vec<u8> =
+            steps.chain((0..elements).map(|i| ((i % 255) as u8).wrapping_add(0x81))).collect();
+        assert_eq!(payload.len(), collective.payload_bytes(elements));
+        let mut expected = golden()[name].clone();
+        expected.extend(&payload);
+        let mut out = vec![0xa5; expected.len()];
+        let bytes = SlotPacket::write(&mut out, KEY, &preamble(kind, worker), &header, elements, |to| {
+            to.copy_from_slice(&payload)
+        });
+        assert_eq!(bytes, out.len());
+        assert_eq!(out, expected, "{name}");
+        let parsed = SlotPacket::parse(Preamble::parse(&out).unwrap(), &out).unwrap();
+        assert_eq!((parsed.header, parsed.elements(), parsed.payload), (header, elements, &payload[..]));
+    }
+}
+
+#[test]
+fn an_int8_payload_has_four_times_the_elements_in_whole_groups_and_fits_where_bfloat16_does() {
+    let of_class = CHUNK_ELEMENTS.map(|size_class| {
+        let elements = WireDtype::Int8.chunk_elements(size_class, Dtype::Float32);
+        let bytes = WireDtype::Int8.payload_bytes(elements, Dtype::Float32);
+        assert!(bytes <= WireDtype::Int8.payload_bytes_max(size_class));
+        assert!(
+            WireDtype::Int8.payload_bytes_max(size_class)
+                <= WireDtype::Bfloat16.payload_bytes_max(size_class)
+        );
+        assert!(WireDtype::Int8.payload_bytes_max(size_class) <= 4 * WireDtype::Int8.sum_words(size_class));
+        assert!(elements.is_multiple_of(INT8_BLOCK));
+        (elements, bytes)
+    });
+    let expected = [(128, 132), (128, 132), (896, 924), (1280, 1320), (3968, 4092), (7936, 8184)];
+    assert_eq!(of_class, expected);
+    assert_eq!(chunk_elements_for_mtu(1500, WireDtype::Int8), Some(352));
+}
+
+#[test]
 fn packets_with_a_root_are_the_golden_bytes_both_ways() {
     let bytes: Vec<u8> = (0..1024).map(|i| (i as u8).wrapping_sub(1)).collect();
     let integers: Vec<u8> = (0..256i32).flat_map(|i| (i - 1).to_le_bytes()).collect();
@@ -255,8 +301,10 @@ fn a_payload_of_the_other_wire_dtype_is_malformed() {
     packet[42] = 0;
     packet[26] = 0x03; // as int32
     assert_eq!(parse(&packet), Err(WireError::PayloadLength(1028)));
-    // int32 as bfloat16 and as it is in two ways, float64 and int64 rounded, both bits, and types that are none.
-    for dtype in [0x84, 0x44, 0x05, 0x86, 0xc1, 0x40, 0x09, 0x49] {
+    packet[26] = 0xc3; // as int8
+    assert_eq!(parse(&packet), Err(WireError::PayloadLength(1028)));
+    // int32 as bfloat16, as int8 and as it is in two ways, float64 and int64 rounded, and types that are none.
+    for dtype in [0x84, 0x44, 0xc4, 0x05, 0x86, 0xc5, 0xc0, 0x40, 0x09, 0x49] {
         packet[26] = dtype;
         assert_eq!(parse(&packet), Err(WireError::Field("dtype")), "{dtype:#x}");
     }

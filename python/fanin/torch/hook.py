@@ -14,6 +14,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from fanin._settings import Said, Settings
 from fanin.group import Group, joined
 from fanin.torch.channel import Channel
+from fanin.torch.error_feedback import ErrorFeedback
 from fanin.torch.membership import new_job
 
 _channels: weakref.WeakKeyDictionary[Group, Channel] = weakref.WeakKeyDictionary()
@@ -28,6 +29,8 @@ class HookState:
 
     Collective: all ranks of `process_group` (None: the default group) make one, at the same place
     in their program. `timeout` in seconds. The others are settings, as for `fanin.torch.Options`.
+    With ``wire_dtype="int8"`` what rounding takes of this rank's gradients is added to those of its
+    next step; the residuals are in float32, as much memory again as its gradients.
     Raises the errors of `fanin.errors`.
     """
 
@@ -47,6 +50,9 @@ class HookState:
         job, root_switch = agreed[0]
         own = replace(taken, switch=taken.switch or root_switch)
         self.group = joined(own, job, rank, world_size, timeout)
+        # A rank alone sends nothing.
+        rounds = own.wire_dtype == "int8" and world_size > 1
+        self.error_feedback = ErrorFeedback() if rounds else None
 
     def close(self) -> None:
         """Leaves the job. The hook must not be called afterwards. Idempotent."""
@@ -63,12 +69,14 @@ def allreduce_hook(
 
     `state` is a `HookState`, or a `fanin.Group` with the ranks of DDP's process group. Buckets that
     the switch does not serve (float64 by ATP) are averaged by DDP's process group (a Group: the
-    default one).
+    default one). Only a `HookState` keeps what rounding to int8 takes of the gradients.
     """
     tensor = bucket.buffer()
     channel = _channel(state)
     if not channel.serves(tensor):
         return plain_hook(_process_group(state), bucket)
+    if isinstance(state, HookState) and state.error_feedback is not None:
+        state.error_feedback.round(bucket)
     work = channel.all_reduce([tensor], average=True, notify=True)
     return work.get_future().then(_first)
 

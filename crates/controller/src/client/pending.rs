@@ -87,6 +87,7 @@ pub(super) fn bytes_on_wire(tensor: &Tensor, wire_dtype: WireDtype) -> usize {
     let each = match wire_dtype.of_tensor(tensor.dtype, tensor.elements) {
         WireDtype::Int32 => 4,
         WireDtype::Bfloat16 => 2,
+        WireDtype::Int8 => 1,
         WireDtype::Native => tensor.dtype.element_bytes(),
     };
     tensor.elements.saturating_mul(each)
@@ -149,6 +150,7 @@ mod tests {
         };
         assert_eq!(bytes(Dtype::Float32, 100_000, WireDtype::Int32), 400_000);
         assert_eq!(bytes(Dtype::Float32, 100_000, WireDtype::Bfloat16), 200_000);
+        assert_eq!(bytes(Dtype::Float32, 100_000, WireDtype::Int8), 100_000);
         assert_eq!(bytes(Dtype::Float16, 100_000, WireDtype::Int32), 400_000);
         assert_eq!(bytes(Dtype::Float16, 100_000, WireDtype::Native), 200_000);
         assert_eq!(bytes(Dtype::Float64, 100_000, WireDtype::Bfloat16), 800_000);

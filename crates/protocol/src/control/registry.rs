@@ -169,7 +169,7 @@ pub enum JobState {
         generation: Generation,
         /// Packets of a rank that may be in flight in a shard: slots, or ATP's window.
         in_flight: u16,
-        /// Elements of a chunk; twice as many where they travel as bfloat16.
+        /// Elements of a chunk; twice as many where they travel as bfloat16, up to four times as int8.
         elements: u16,
         /// How the elements of float tensors travel.
         wire_dtype: WireDtype,

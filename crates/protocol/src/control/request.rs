@@ -180,7 +180,7 @@ pub struct Admission {
     pub world_size: u16,
     /// Packets of a rank that may be in flight in a shard: slots, or ATP's window.
     pub in_flight: u16,
-    /// Elements of a chunk (twice as many where they travel as bfloat16) or, with ATP, of a fragment.
+    /// Elements of a chunk (twice as many where they travel as bfloat16, up to four times as int8) or, with ATP, of a fragment.
     pub elements: u16,
     /// How the elements of float tensors travel.
     pub wire_dtype: WireDtype,

@@ -4,6 +4,7 @@ use fanin_quant::{Divisor, Exponent, Scale};
 use fanin_wire::{Dtype, Op};
 
 const _: () = assert!(fanin_quant::WORKERS_MAX == fanin_wire::RANKS_MAX);
+const _: () = assert!(fanin_quant::INT8_BLOCK == fanin_wire::INT8_BLOCK);
 
 /// A tensor's elements, contiguous. Half-precision elements are their raw bits.
 #[derive(Debug)]
@@ -99,6 +100,26 @@ impl Elements<'_> {
             Self::Float16(x) => fanin_quant::decode_f16(sums, divisor(op), workers, &mut x[range]),
             Self::Bfloat16(x) => fanin_quant::decode_bf16(sums, divisor(op), workers, &mut x[range]),
             _ => unreachable!("{} travels never as bfloat16", self.dtype().name()),
+        }
+    }
+
+    /// Writes the elements in `range` as int8, padded with zeros to the length of `payload`; rounded by chance, which `seed` decides.
+    pub(crate) fn pack(&self, range: core::ops::Range<usize>, seed: u64, payload: &mut [u8]) {
+        match self {
+            Self::Float32(x) => fanin_quant::pack_f32(&x[range], seed, payload),
+            Self::Float16(x) => fanin_quant::pack_f16(&x[range], seed, payload),
+            Self::Bfloat16(x) => fanin_quant::pack_bf16(&x[range], seed, payload),
+            _ => unreachable!("{} travels never as int8", self.dtype().name()),
+        }
+    }
+
+    /// Replaces the elements in `range` by those in `payload`, which travelled as int8.
+    pub(crate) fn unpack(&mut self, range: core::ops::Range<usize>, payload: &[u8]) {
+        match self {
+            Self::Float32(x) => fanin_quant::unpack_f32(payload, &mut x[range]),
+            Self::Float16(x) => fanin_quant::unpack_f16(payload, &mut x[range]),
+            Self::Bfloat16(x) => fanin_quant::unpack_bf16(payload, &mut x[range]),
+            _ => unreachable!("{} travels never as int8", self.dtype().name()),
         }
     }
 

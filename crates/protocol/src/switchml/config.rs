@@ -22,7 +22,7 @@ pub struct JobConfig {
     pub workers: u16,
     /// Slots of the pool in this shard, 1 to [`SLOTS_MAX`]; each has two versions.
     pub slots: u16,
-    /// Elements of a chunk, one of [`CHUNK_ELEMENTS`]; twice as many where they travel as bfloat16.
+    /// Elements of a chunk, one of [`CHUNK_ELEMENTS`]; twice as many where they travel as bfloat16, up to four times as int8.
     pub elements: u16,
     /// How the elements of large float tensors travel.
     pub wire_dtype: WireDtype,
@@ -56,6 +56,14 @@ impl JobConfig {
     /// Words of 32 bits that a slot's sum takes: an element that is rounded on its way is added as an int32.
     pub(crate) const fn sum_words(&self) -> usize {
         self.wire_dtype.sum_words(self.elements as usize)
+    }
+
+    /// The longest payload that is kept beside those of other workers: as it is, or as int8.
+    pub(crate) const fn gathered_bytes(&self) -> usize {
+        match self.wire_dtype {
+            WireDtype::Int8 => self.payload_bytes_max(),
+            _ => WireDtype::Native.payload_bytes_max(self.elements as usize),
+        }
     }
 
     /// The longest payload.

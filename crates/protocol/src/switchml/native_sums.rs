@@ -1,8 +1,10 @@
-//! Sums of what travels as it is.
+//! Sums of what travels as it is, or as int8.
 //!
 //! Integers wrap, so that they are added as they come, like those of every other chunk. A sum of floats depends on its order:
 //! their contributions are kept side by side until all are there, and summed in the order of their places. So the result is the
 //! same bits in every run, whatever was lost, came twice or overtook.
+//!
+//! What travels as int8 is summed likewise, and rounded once more; what is chance in that is a function of the place in the stream.
 //!
 //! An average is divided here, before it is rounded, and not by the workers as SwitchML has it: the average of large float16
 //! numbers is one, also where their sum is not. A rack's sum is rounded to the tensor's type as well, and is one contribution at its
@@ -11,17 +13,24 @@
 use alloc::boxed::Box;
 use alloc::vec;
 use alloc::vec::Vec;
-use fanin_wire::{Collective, Dtype, Op, PLACES_MAX, SlotIndex, WorkerId};
+use fanin_wire::{Dtype, Op, PLACES_MAX, ShardId, SlotHeader, SlotIndex, WireDtype, WorkerId};
 
 use super::config::SwitchJob;
+use super::exchange::{Rounder, rounding_seed};
+
+/// Sums payloads, and divides.
+type Sum<'a> = dyn Fn(&[&[u8]], u32, &mut [i32]) + 'a;
 
 /// What a job's slots have of such chunks besides their sums: as much memory as they ever needed at once.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct NativeSums {
     /// How many contributions there are to a chunk.
     count: u8,
     /// What the sum of an average is divided by: at the root the number of workers, in a rack one.
     divisor: u16,
+    /// As whom this rounds to int8, and in which shard.
+    rounder: (Rounder, ShardId),
+    /// The longest.
     payload_bytes: usize,
     /// The contributions to what each slot gathers, that of place `w` at `w * payload_bytes`. Of a slot's two versions one
     /// gathers at most, so this is a window of every worker, which is what the switch's receive buffer must hold anyway.
@@ -37,7 +46,11 @@ impl NativeSums {
         Self {
             count: contributions.count(),
             divisor: if upstream.is_some() { 1 } else { config.workers },
-            payload_bytes: 4 * usize::from(config.elements),
+            rounder: (
+                upstream.as_ref().map_or(Rounder::Root, |upstream| Rounder::Rack(upstream.place)),
+                config.shard,
+            ),
+            payload_bytes: config.gathered_bytes(),
             contributions: vec![None; slots],
             spare: Vec::with_capacity(slots),
         }
@@ -46,22 +59,28 @@ impl NativeSums {
     /// Takes a contribution to a chunk, of which it is the `first` or the `last` one; after the last, `sum` is the result.
     pub(super) fn contribute(
         &mut self,
-        slot: SlotIndex,
         worker: WorkerId,
-        collective: &Collective,
+        header: &SlotHeader,
         payload: &[u8],
         (first, last): (bool, bool),
         sum: &mut [i32],
     ) {
+        let SlotHeader { slot, collective, .. } = header;
         let divisor = match collective.op {
             Op::Sum => 1,
             Op::Average => u32::from(self.divisor),
         };
-        let sum_of = match collective.dtype {
-            Dtype::Float32 => fanin_quant::sum_f32,
-            Dtype::Float16 => fanin_quant::sum_f16,
-            Dtype::Bfloat16 => fanin_quant::sum_bf16,
-            Dtype::Float64 => fanin_quant::sum_f64,
+        let (rounder, shard) = self.rounder;
+        let round = |payloads: &[&[u8]], divisor, sum: &mut [i32]| {
+            let seed = rounding_seed(rounder, shard, collective, header.chunk);
+            fanin_quant::sum_packed(payloads, divisor, seed, sum);
+        };
+        let sum_of: &Sum<'_> = match collective.dtype {
+            _ if collective.wire_dtype == WireDtype::Int8 => &round,
+            Dtype::Float32 => &fanin_quant::sum_f32,
+            Dtype::Float16 => &fanin_quant::sum_f16,
+            Dtype::Bfloat16 => &fanin_quant::sum_bf16,
+            Dtype::Float64 => &fanin_quant::sum_f64,
             Dtype::Int32 => unreachable!("int32 does not travel as it is"),
             Dtype::Int64 | Dtype::Uint8 | Dtype::Int8 => {
                 match collective.dtype {
@@ -79,13 +98,22 @@ impl NativeSums {
             }
         };
         let (count, bytes) = (usize::from(self.count), self.payload_bytes);
-        let contributions = self.keep(slot, worker, payload);
+        let contributions = self.keep(*slot, worker, payload);
         if last {
             let mut payloads = [&[][..]; PLACES_MAX as usize];
-            payloads.iter_mut().zip(contributions.chunks_exact(bytes)).for_each(|(to, from)| *to = from);
+            payloads
+                .iter_mut()
+                .zip(contributions.chunks_exact(bytes))
+                .for_each(|(to, from)| *to = &from[..payload.len()]);
             sum_of(&payloads[..count], divisor, sum);
-            self.release(slot);
+            self.release(*slot);
         }
+    }
+
+    /// Forgets everything: the job is over.
+    pub(super) fn forget(&mut self) {
+        self.contributions = Vec::new();
+        self.spare = Vec::new();
     }
 
     /// Forgets what a slot gathers.

@@ -118,7 +118,7 @@ pub(super) struct SlotPool<A> {
     /// rack may have restarted while its job runs: there every slot begins so.
     restorable: Vec<bool>,
     /// The sums: of slot `i`, version `v` at `(2 i + v) * sum_words`. Those of bfloat16 are in fixed point; those of elements
-    /// that travel as they are, the words of the payload.
+    /// that travel as they are or as int8, the words of the payload.
     sums: Vec<i32>,
     native: NativeSums,
     /// Where each worker's last packet came from.
@@ -211,7 +211,7 @@ impl<A: Copy + PartialEq> SlotPool<A> {
         if header.slot.0 >= self.config.slots {
             return Err(Reason::OutOfRange);
         }
-        // Only a job of bfloat16 has room for the elements of a bfloat16 payload.
+        // Only a job of bfloat16 has room for the elements of a bfloat16 payload, and one of int8 for the shortest of those.
         let Collective { wire_dtype, pattern, .. } = header.collective;
         if let Pattern::Reduce(root) | Pattern::Broadcast(root) = pattern
             && u16::from(root.0) >= self.config.workers
@@ -222,7 +222,8 @@ impl<A: Copy + PartialEq> SlotPool<A> {
         if pattern != Pattern::AllReduce && (self.is_rack() || self.has_racks()) {
             return Err(Reason::Unexpected);
         }
-        let has_room = wire_dtype != WireDtype::Bfloat16 || wire_dtype == self.config.wire_dtype;
+        let has_room = wire_dtype == self.config.wire_dtype
+            || matches!(wire_dtype, WireDtype::Int32 | WireDtype::Native);
         let chunk_elements = header.collective.chunk_elements(self.config.elements.into());
         let is_right = packet.elements() == chunk_elements && has_room && preamble.kind != Kind::Query;
         if payload.is_empty() || is_right { Ok(()) } else { Err(Reason::ChunkLength) }
@@ -311,9 +312,8 @@ impl<A: Copy + PartialEq> SlotPool<A> {
         match (bfloat16, new) {
             _ if is_moved && payload.is_empty() => {}
             _ if is_moved => fanin_quant::store_le(sum, payload),
-            (None, _) if header.collective.wire_dtype == WireDtype::Native && !payload.is_empty() => {
-                let (slot, worker) = (header.slot, preamble.worker);
-                self.native.contribute(slot, worker, &header.collective, payload, (new, complete), sum);
+            (None, _) if is_gathered(&header.collective) && !payload.is_empty() => {
+                self.native.contribute(preamble.worker, header, payload, (new, complete), sum);
             }
             (None, true) => fanin_quant::store_le(sum, payload),
             (None, false) => fanin_quant::add_le(sum, payload),
@@ -469,7 +469,7 @@ impl<A: Copy + PartialEq> SlotPool<A> {
         self.began = Vec::new();
         self.restorable = Vec::new();
         self.sums = Vec::new();
-        self.native = NativeSums::default();
+        self.native.forget();
     }
 
     /// The reason, once, if the data path itself found that the job cannot go on.
@@ -610,6 +610,11 @@ fn versions<'a>(slots: &'a mut [[Version; 2]], header: &SlotHeader) -> (&'a mut 
     if header.pool_version() == 0 { (zero, one) } else { (one, zero) }
 }
 
+/// Whether contributions are kept until all are there.
+fn is_gathered(collective: &Collective) -> bool {
+    matches!(collective.wire_dtype, WireDtype::Int8 | WireDtype::Native)
+}
+
 /// The sum that a packet means, of as many words as a payload needs.
 fn sum_of<'a>(sums: &'a mut [i32], config: &JobConfig, header: &SlotHeader, payload: &[u8]) -> &'a mut [i32] {
     let words = words_of(&header.collective, payload);
@@ -620,7 +625,7 @@ fn sum_of<'a>(sums: &'a mut [i32], config: &JobConfig, header: &SlotHeader, payl
 /// Words of the sum of such payloads: an element of bfloat16 is added as an int32.
 fn words_of(collective: &Collective, payload: &[u8]) -> usize {
     match collective.wire_dtype {
-        WireDtype::Int32 | WireDtype::Native => payload.len() / 4,
+        WireDtype::Int32 | WireDtype::Int8 | WireDtype::Native => payload.len() / 4,
         WireDtype::Bfloat16 => bfloat16_payload(payload).map_or(0, |(_, elements)| elements.len() / 2),
     }
 }
@@ -628,7 +633,7 @@ fn words_of(collective: &Collective, payload: &[u8]) -> usize {
 /// The exponent and the elements of a payload, where it is bfloat16.
 fn bfloat16_of<'a>(packet: &SlotPacket<'a>) -> Option<(Exponent, &'a [u8])> {
     match packet.header.collective.wire_dtype {
-        WireDtype::Int32 | WireDtype::Native => None,
+        WireDtype::Int32 | WireDtype::Int8 | WireDtype::Native => None,
         WireDtype::Bfloat16 => {
             bfloat16_payload(packet.payload).map(|(bits, elements)| (Exponent::from_bits(bits), elements))
         }
@@ -659,7 +664,9 @@ fn write_sum(
     SlotPacket::write(out, config.key, &preamble, &header, elements, |payload| {
         let sum = &sums[at..at + config.sum_words()];
         match collective.wire_dtype {
-            WireDtype::Int32 | WireDtype::Native => fanin_quant::write_le(&sum[..payload.len() / 4], payload),
+            WireDtype::Int32 | WireDtype::Int8 | WireDtype::Native => {
+                fanin_quant::write_le(&sum[..payload.len() / 4], payload);
+            }
             WireDtype::Bfloat16 if payload.is_empty() => {}
             WireDtype::Bfloat16 => {
                 let elements = begin_bfloat16_payload(payload, version.exponent.bits());

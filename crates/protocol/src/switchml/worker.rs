@@ -6,7 +6,7 @@
 //!
 //! A packet carries the exponent of the block that its slot carries next (§4.6). When that block is not there yet (the
 //! tensor after this one was not submitted, or this is the first), the exponent is [`Exponent::UNKNOWN`], the maximum of
-//! all workers is so too, and they all spend one exchange without payload on agreeing: a probe. What travels as it is, and
+//! all workers is so too, and they all spend one exchange without payload on agreeing: a probe. What travels as it is or as int8, and
 //! int32, needs none.
 
 #[cfg(test)]
@@ -22,7 +22,7 @@ use fanin_wire::{
 };
 
 use super::config::{JobConfig, WorkerPlan};
-use super::exchange::{is_after, packet_bytes};
+use super::exchange::{Rounder, is_after, packet_bytes, rounding_seed};
 use super::in_flight::InFlight;
 use super::window::{ANEW, Answered, Cause, Window};
 use crate::machine::{
@@ -254,7 +254,7 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
         }
         let bfloat16 = match header.collective.wire_dtype {
             WireDtype::Bfloat16 => bfloat16_payload(payload),
-            WireDtype::Int32 | WireDtype::Native => None,
+            WireDtype::Int32 | WireDtype::Int8 | WireDtype::Native => None,
         };
         if bfloat16.is_some_and(|(exponent, _)| exponent != slot.exponent.bits()) {
             return Err(Reason::Exponent);
@@ -282,6 +282,7 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
                 match (header.collective.wire_dtype, bfloat16) {
                     _ if !is_told => {}
                     (WireDtype::Native, _) => place.elements().copy_from(range, payload),
+                    (WireDtype::Int8, _) => place.elements().unpack(range, payload),
                     (_, Some((_, sums))) => place.elements().decode(range, sums, workers, op),
                     _ => {
                         let scale = Scale::new(slot.exponent, workers);
@@ -292,7 +293,7 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
             } else {
                 let bytes = header.collective.payload_bytes(place.chunk_elements());
                 let last = &mut self.last_payloads[at..at + bytes];
-                write_contribution(&mut place, slot.exponent, workers, last);
+                write_contribution(&mut place, &self.config, self.worker, slot.exponent, last);
             }
             slot.chunk += u64::from(self.config.slots);
             let finished = place.finish_chunk(now);
@@ -422,10 +423,10 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
         let (key, preamble) = (self.config.key, self.preamble());
         let mut place = self.core.stream.locate(slot.chunk)?;
         place.sent(now);
-        let workers = u32::from(self.config.workers);
+        let (config, worker) = (&self.config, self.worker);
         SlotPacket::write(run.packet(bytes, train), key, &preamble, &header, elements_sent, |payload| {
             if !payload.is_empty() {
-                write_contribution(&mut place, slot.exponent, workers, payload);
+                write_contribution(&mut place, config, worker, slot.exponent, payload);
             }
         });
         Some(())
@@ -436,16 +437,25 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
 #[inline]
 fn write_contribution<T: Tensor>(
     place: &mut Chunk<'_, T>,
+    config: &JobConfig,
+    worker: WorkerId,
     exponent: Exponent,
-    workers: u32,
     payload: &mut [u8],
 ) {
     let range = place.range();
-    match place.collective().wire_dtype {
-        WireDtype::Int32 => place.elements().quantize(range, &Scale::new(exponent, workers), payload),
+    let (collective, chunk) = (place.collective(), place.chunk());
+    match collective.wire_dtype {
+        WireDtype::Int32 => {
+            let scale = Scale::new(exponent, config.workers.into());
+            place.elements().quantize(range, &scale, payload);
+        }
         WireDtype::Bfloat16 => {
             let elements = begin_bfloat16_payload(payload, exponent.bits());
             place.elements().encode(range, elements);
+        }
+        WireDtype::Int8 => {
+            let seed = rounding_seed(Rounder::Worker(worker), config.shard, &collective, chunk);
+            place.elements().pack(range, seed, payload);
         }
         WireDtype::Native => place.elements().copy_to(range, payload),
     }

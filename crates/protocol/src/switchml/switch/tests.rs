@@ -1,6 +1,7 @@
 //! The switch on its own, then with real workers in the paper's example execution.
 
 mod bfloat16;
+mod int8;
 mod native;
 mod strangers;
 

@@ -1,6 +1,7 @@
 //! Workers and a switch joined by hand, without loss unless a test makes it.
 
 mod bfloat16;
+mod int8;
 mod lengths;
 mod native;
 mod queues;

@@ -1,0 +1,200 @@
+//! Workers whose floats travel as int8.
+
+use super::*;
+
+/// Seven groups of four blocks.
+const CHUNK: usize = 896;
+const BLOCK: usize = 32;
+
+fn rack(workers: u8, slots: u16) -> Rack {
+    Rack::with_wire_dtype(workers, slots, WireDtype::Int8)
+}
+
+/// Of magnitudes that differ from block to block, and never a sum of few powers of two.
+fn gradient(length: usize, worker: usize) -> Vec<f32> {
+    let size = |i: usize| 10f32.powi((i / BLOCK % 7) as i32 - 3);
+    (0..length).map(|i| ((i * 37 + worker * 11) % 101) as f32 / 3.0 * size(i) - size(i)).collect()
+}
+
+fn submit(rack: &mut Rack, op: Op, tensor: impl Fn(usize) -> Numbers) {
+    for (w, worker) in rack.workers.iter_mut().enumerate() {
+        worker.submit(tensor(w), op);
+    }
+}
+
+#[test]
+fn a_sum_is_off_by_less_than_the_steps_and_the_same_bits_everywhere() {
+    const WORKERS: usize = 3;
+    let mut rack = rack(WORKERS as u8, 4);
+    let lengths = [1, CHUNK - 1, CHUNK, CHUNK + 1, CHUNK * 4 * 3 + 17];
+    for length in lengths {
+        submit(&mut rack, Op::Average, |w| Numbers::Float(gradient(length, w)));
+        submit(&mut rack, Op::Sum, |w| {
+            Numbers::Int((0..length as i32).map(|i| (i << 20) + w as i32).collect())
+        });
+    }
+    rack.settle(|_| false);
+    assert_eq!(rack.probes, 0, "there is no exponent to agree on");
+    for done in &mut rack.done {
+        done.sort_by_key(|tensor| match tensor {
+            Numbers::Int(x) => (x.len(), 1),
+            Numbers::Float(x) => (x.len(), 0),
+            _ => unreachable!(),
+        });
+        for (i, length) in lengths.into_iter().enumerate() {
+            let Numbers::Float(means) = &done[2 * i] else { panic!() };
+            let parts: Vec<_> = (0..WORKERS).map(|w| gradient(length, w)).collect();
+            for begin in (0..length).step_by(BLOCK) {
+                let range = begin..(begin + BLOCK).min(length);
+                let magnitude = |part: &[f32]| part.iter().fold(0.0f32, |max, x| max.max(x.abs()));
+                let sizes: f32 = parts.iter().map(|part| magnitude(&part[range.clone()])).sum();
+                // Of each contribution, and of the mean, whose magnitude is at most the mean of theirs and their errors.
+                let bound = (sizes / 63.5 + (sizes + sizes / 63.5) / 63.5) / WORKERS as f32;
+                for i in range {
+                    let exact: f32 = parts.iter().map(|part| part[i]).sum::<f32>() / WORKERS as f32;
+                    assert!((means[i] - exact).abs() < bound, "{i}: {} of {exact}", means[i]);
+                }
+            }
+            let sums = (0..length as i32).map(|i| (i << 20).wrapping_mul(3) + 3).collect();
+            assert_eq!(done[2 * i + 1], Numbers::Int(sums));
+        }
+    }
+    assert!(rack.done.iter().all(|done| *done == rack.done[0]));
+}
+
+#[test]
+fn a_packet_carries_seven_groups_and_there_are_no_others() {
+    let mut rack = rack(1, 8);
+    rack.workers[0].submit(Numbers::Float(vec![1.0; 8 * CHUNK]), Op::Sum);
+    let mut lengths = Vec::new();
+    rack.settle(|packet| {
+        lengths.push(packet.len());
+        false
+    });
+    assert_eq!(lengths, [fanin_wire::SLOT_HEADER_BYTES + 7 * (4 + 4 * BLOCK); 16]);
+}
+
+#[test]
+fn what_can_be_represented_arrives_unchanged() {
+    let mut rack = rack(2, 2);
+    let integers = |w: usize| (0..5000).map(|i| (i % 60) as f32 + w as f32).collect::<Vec<_>>();
+    submit(&mut rack, Op::Sum, |w| Numbers::Float(integers(w)));
+    submit(&mut rack, Op::Average, |w| Numbers::Half(vec![[0x3c00, 0x4200][w]; 50])); // 1 and 3
+    submit(&mut rack, Op::Sum, |w| Numbers::Bfloat(vec![[0x3f80, 0x4040][w]; 50]));
+    rack.settle(|_| false);
+    for done in &rack.done {
+        let sums = (0..5000).map(|i| 2.0 * (i % 60) as f32 + 1.0).collect();
+        let expected =
+            [Numbers::Float(sums), Numbers::Half(vec![0x4000; 50]), Numbers::Bfloat(vec![0x4080; 50])];
+        assert!(expected.iter().all(|tensor| done.contains(tensor)) && done.len() == 3, "{done:?}");
+    }
+}
+
+#[test]
+fn nan_and_infinity_reach_every_worker_and_no_other_block() {
+    let mut rack = rack(2, 2);
+    let mut x = vec![1.0; 4 * CHUNK];
+    rack.workers[1].submit(Numbers::Float(x.clone()), Op::Sum);
+    x[3] = f32::NAN;
+    x[BLOCK + 5] = f32::NEG_INFINITY;
+    rack.workers[0].submit(Numbers::Float(x), Op::Sum);
+    rack.settle(|_| false);
+    for done in rack.done {
+        let [Numbers::Float(x)] = &done[..] else { panic!() };
+        assert!(x[3].is_nan());
+        assert_eq!(x[BLOCK + 5], f32::NEG_INFINITY);
+        assert!(x[..2 * BLOCK].iter().all(|x| !x.is_finite()), "no silent garbage in a poisoned block");
+        assert!(x[2 * BLOCK..].iter().all(|x| *x == 2.0));
+    }
+}
+
+#[test]
+fn each_worker_and_each_tensor_is_rounded_by_chances_of_its_own() {
+    // Half way between two steps, beside what makes the step 1.
+    let x = || (0..CHUNK).map(|i| if i % BLOCK == 0 { 127.0 } else { 0.5 }).collect::<Vec<f32>>();
+    let mut rack = rack(2, 1);
+    let mut payloads = Vec::new();
+    for _ in 0..2 {
+        submit(&mut rack, Op::Sum, |_| Numbers::Float(x()));
+    }
+    rack.settle(|packet| {
+        if fanin_wire::Preamble::parse(packet).unwrap().kind == Kind::Update {
+            payloads.push(packet[fanin_wire::SLOT_HEADER_BYTES..].to_vec());
+        }
+        false
+    });
+    assert_eq!(payloads.len(), 4);
+    for (i, payload) in payloads.iter().enumerate() {
+        assert!(!payloads[..i].contains(payload), "{i}");
+    }
+}
+
+#[test]
+fn what_is_lost_is_sent_again_as_the_same_bits() {
+    let run = |lost_of: usize| {
+        let mut rack = rack(2, 8);
+        submit(&mut rack, Op::Average, |w| Numbers::Float(gradient(20 * CHUNK, w)));
+        let mut count = 0;
+        let mut lost = |_: &[u8]| {
+            count += 1;
+            count % lost_of == 0
+        };
+        rack.settle(&mut lost);
+        while rack.sleep() {
+            rack.settle(&mut lost);
+        }
+        let sent_again = rack.workers[0].statistics().retransmissions;
+        assert!(rack.done.iter().all(|done| *done == rack.done[0] && done.len() == 1));
+        (rack.done.remove(0), sent_again)
+    };
+    let (expected, sent_again) = run(usize::MAX);
+    assert_eq!(sent_again, 0);
+    for lost_of in [3, 5, 7] {
+        let (done, sent_again) = run(lost_of);
+        assert!(sent_again > 0);
+        assert!(done == expected, "one in {lost_of} lost");
+    }
+}
+
+#[test]
+fn after_the_switch_lost_its_memory_all_workers_have_the_same_bits() {
+    let tensor = |w| Numbers::Float(gradient(6 * CHUNK, w));
+    let expected = {
+        let mut rack = rack(3, 2);
+        submit(&mut rack, Op::Sum, tensor);
+        rack.settle(|_| false);
+        rack.done[0].clone()
+    };
+    let mut rack = rack(3, 2);
+    submit(&mut rack, Op::Sum, tensor);
+    // Worker 2 hears no sum: it falls one exchange behind.
+    let packet_bytes = fanin_wire::SLOT_HEADER_BYTES + 7 * (4 + 4 * BLOCK);
+    let mut train = vec![0; 65536];
+    for w in 0..3 {
+        let bytes = rack.workers[w].poll_transmit(rack.now, &mut train).unwrap().bytes;
+        for packet in train[..bytes].chunks(packet_bytes) {
+            rack.switch.handle_packet(rack.now, w, packet);
+        }
+    }
+    let bytes = rack.switch.poll_transmit(rack.now, &mut train).unwrap().bytes;
+    for w in 0..2 {
+        for packet in train[..bytes].chunks(packet_bytes) {
+            rack.workers[w].handle_packet(rack.now, (), packet);
+        }
+    }
+    let completed: Vec<_> = rack.workers.iter_mut().map(Worker::suspend).collect();
+    assert_eq!(completed, [[1, 1], [1, 1], [0, 0]]);
+    let config = JobConfig { generation: Generation(1), resumed: true, ..rack.workers[0].config };
+    rack.switch = Switch::new(ShardId(0));
+    rack.switch.add_job(config.into()).unwrap();
+    let restore = [vec![SlotIndex(0)], vec![SlotIndex(1)], vec![]];
+    for (worker, restore) in rack.workers.iter_mut().zip(restore) {
+        let place = worker.worker;
+        worker.resume(rack.now, WorkerPlan { config, switch: (), place, restore });
+    }
+    rack.settle(|_| false);
+    while rack.sleep() {
+        rack.settle(|_| false);
+    }
+    assert!(rack.done.iter().all(|done| *done == expected));
+}

@@ -1,0 +1,54 @@
+//! What rounding to int8 takes of a gradient, kept for the next one.
+
+use fanin_quant::{feed_back_bf16, feed_back_f16, feed_back_f32};
+use fanin_udp::RawTensor;
+use fanin_wire::Dtype;
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+
+/// Adds to `elements` floats of `dtype` at `address` the float32 at `residual`, one for each, leaves of that the nearest that
+/// travels as int8 unchanged, and in `residual` what is missing.
+///
+/// Nobody else may use either memory until it returns, and both must be there. Raises `ValueError` for another dtype, and for an
+/// address that is none of such elements.
+#[pyfunction]
+pub(crate) fn feed_back(
+    py: Python<'_>,
+    address: usize,
+    elements: usize,
+    dtype: &str,
+    residual: usize,
+) -> PyResult<()> {
+    let refused = || PyValueError::new_err(format!("dtype {dtype:?}: one of float32, float16 and bfloat16"));
+    let dtype = dtype.parse().map_err(|_| refused())?;
+    for (address, dtype) in [(address, dtype), (residual, Dtype::Float32)] {
+        // SAFETY: dropped at once, and nothing is read or written by it: it says whether such a tensor could be there.
+        unsafe { RawTensor::new(std::ptr::with_exposed_provenance_mut(address), elements, dtype) }
+            .map_err(|error| PyValueError::new_err(error.to_string()))?;
+    }
+    py.detach(|| {
+        // SAFETY: as for every slice below: the address is aligned and not null, as was checked, and Python's side of the contract,
+        // as documented, is that so many elements are there, which only we use.
+        let residual = unsafe { slice(residual, elements) };
+        match dtype {
+            // SAFETY: as above.
+            Dtype::Float32 => feed_back_f32(unsafe { slice(address, elements) }, residual),
+            // SAFETY: as above; elements of half precision are their bits.
+            Dtype::Float16 => feed_back_f16(unsafe { slice(address, elements) }, residual),
+            // SAFETY: as above.
+            Dtype::Bfloat16 => feed_back_bf16(unsafe { slice(address, elements) }, residual),
+            _ => return Err(refused()),
+        }
+        Ok(())
+    })
+}
+
+/// # Safety
+/// So many elements are at the address, which is aligned for them and not null, and nobody else uses them.
+unsafe fn slice<'a, T>(address: usize, elements: usize) -> &'a mut [T] {
+    if elements == 0 {
+        return &mut [];
+    }
+    // SAFETY: the caller's.
+    unsafe { std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut(address), elements) }
+}
