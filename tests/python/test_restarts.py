@@ -435,7 +435,7 @@ def test_the_switch_of_fanin_run_takes_its_heartbeat_timeout(tmp_path: Path) -> 
     (tmp_path / "nothing.py").write_text("")
     run = [sys.executable, "-m", "fanin", "run", "--heartbeat-timeout"]
     for options, said in [
-        (["3", "--switch", "box:1"], "--heartbeat-timeout is the switch's"),
+        (["3", "--switch", "box:1"], "--heartbeat-timeout is for the switch of this launcher"),
         (["0"], "no positive number of seconds"),
         (["five"], "no positive number of seconds"),
     ]:

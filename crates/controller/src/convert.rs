@@ -587,6 +587,6 @@ mod tests {
             root: None,
         };
         assert_eq!(Collective::try_from(collective("complex64", 0)), Err(Malformed("dtype")));
-        assert_eq!(Collective::try_from(collective("float32", 3)), Err(Malformed("wire_dtype")));
+        assert_eq!(Collective::try_from(collective("float32", 4)), Err(Malformed("wire_dtype")));
     }
 }
