@@ -441,7 +441,8 @@ def two_nodes() -> Iterator[str]:
 
 def test_a_cluster_of_two_nodes_finds_the_same(small: Path, tmp_path: Path, two_nodes: str) -> None:
     # What is over before the second node has started a process is all played by the first.
-    for tensors in (5_000, 20_000, 80_000):
+    # More do not end before the scenario does.
+    for tensors in (5_000, 20_000, 40_000):
         small.write_text(f'payload = "sample"\n{SMALL}'.replace("= 3\n", f"= {tensors}\n"))
         there = tmp_path / f"there-{tensors}"
         ended = sim(small, *SEEDS, "--out", there, "--ray", two_nodes)
