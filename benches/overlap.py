@@ -212,12 +212,12 @@ def _model(torch: Any, layers: list[Layer], computing: float) -> Any:
         @staticmethod
         def forward(ctx: Any, x: Any, seconds: float, *weights: Any) -> Any:
             ctx.seconds, ctx.weights = seconds, weights
-            time.sleep(seconds)
+            time.sleep(seconds)  # in place of a GPU: four ranks' computing would share two cores
             return x.clone()
 
         @staticmethod
         def backward(ctx: Any, gradient: Any) -> Any:
-            time.sleep(2 * ctx.seconds)
+            time.sleep(2 * ctx.seconds)  # as forward; the usual two thirds of a step
             return gradient, None, *(torch.full_like(each, 1e-3) for each in ctx.weights)
 
     class Waiting(torch.nn.Module):  # type: ignore[misc]

@@ -120,7 +120,7 @@ def _first_failure(running: Mapping[str, subprocess.Popen[bytes]]) -> int:
                 )
             if status:
                 return status if status > 0 else 128 - status
-        time.sleep(LOOK_S)
+        time.sleep(LOOK_S)  # there is no waiting for the first of several processes to end
     return 0
 
 

@@ -15,9 +15,10 @@ from fanin import _fanin
 from fanin.torch.collectives import DTYPES
 from fanin.torch.error_feedback import BLOCK, ErrorFeedback, feed_back
 from ranks import Failure, Me
-from test_all_reduce import FLOATS, values
+from test_all_reduce import FLOATS
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from wire_dtypes import held_to, reduce
 
 # The short ones travel as they are (tests/python/test_native.py).
 LENGTHS = [1, 4096, 4097, 8192, 8193, 100_003]
@@ -41,37 +42,12 @@ def error_bound(parts: list[torch.Tensor], divisor: int) -> torch.Tensor:
     return (off + own * (size + off)) / divisor + smallest
 
 
-def reduce(me: Me, dtype: torch.dtype, average: bool) -> list[torch.Tensor]:
-    me.init(pg_options=fanin.torch.Options(wire_dtype="int8"))
-    op = dist.ReduceOp.AVG if average else dist.ReduceOp.SUM
-    tensors = [values(dtype, length, me.rank) for length in LENGTHS]
-    for tensor in tensors:
-        dist.all_reduce(tensor, op=op)
-    return tensors
-
-
 @pytest.mark.parametrize("average", [False, True], ids=["sum", "avg"])
 @pytest.mark.parametrize("dtype", [*FLOATS, torch.int32], ids=str)
 def test_every_dtype_is_within_the_bound_and_the_same_on_all_ranks(
     launch: Launch, dtype: torch.dtype, average: bool
 ) -> None:
-    world_size = 3
-    by_rank = launch(reduce, world_size, dtype, average).results()
-    for index, length in enumerate(LENGTHS):
-        parts = [values(dtype, length, rank) for rank in range(world_size)]
-        result = by_rank[0][index]
-        for other in by_rank[1:]:
-            assert torch.equal(result, other[index])  # bit-identical
-        if dtype == torch.int32:
-            exact = torch.stack(parts).sum(0)  # in int64
-            if average:
-                exact = torch.div(exact, world_size, rounding_mode="trunc")
-            assert torch.equal(result.long(), exact)
-            continue
-        divisor = world_size if average else 1
-        exact = torch.stack(parts).double().sum(0) / divisor
-        off = (result.double() - exact).abs()
-        assert (off <= error_bound(parts, divisor)).all()
+    for length, exact, off in held_to(error_bound, launch, "int8", LENGTHS, dtype, average):
         if length > 4096:
             assert (off > 2.0**-8 * exact.abs()).any(), "it did not travel as int8"
         else:
@@ -79,7 +55,8 @@ def test_every_dtype_is_within_the_bound_and_the_same_on_all_ranks(
 
 
 def test_every_run_has_the_same_bits(launch: Launch) -> None:
-    one, other = (launch(reduce, 2, torch.float32, True).results()[0] for _ in range(2))
+    how = ("int8", LENGTHS, torch.float32, True)
+    one, other = (launch(reduce, 2, *how).results()[0] for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 

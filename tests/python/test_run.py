@@ -155,7 +155,7 @@ pathlib.Path(sys.argv[1], f"{hvd.rank()}").write_text(f"{os.getpid()}")
 if len(sys.argv) > 2:
     if hvd.rank() == 2 and sys.argv[2] == "fail":
         sys.exit(3)
-    time.sleep(600)
+    time.sleep(600)  # until it is ended: what is tried is that it is
 """
 
 

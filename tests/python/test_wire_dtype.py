@@ -16,7 +16,8 @@ import torch
 import torch.distributed as dist
 from conftest import Launch
 from ranks import Failure, Me
-from test_all_reduce import FLOATS, values
+from test_all_reduce import FLOATS
+from wire_dtypes import held_to
 
 # Elements of a chunk, by the path's MTU.
 CHUNK_MIN = 512
@@ -44,37 +45,12 @@ def error_bound(parts: list[torch.Tensor], divisor: int) -> torch.Tensor:
     return (off + own * size) / divisor + smallest
 
 
-def reduce(me: Me, dtype: torch.dtype, average: bool) -> list[torch.Tensor]:
-    me.init(pg_options=fanin.torch.Options(wire_dtype="bfloat16"))
-    op = dist.ReduceOp.AVG if average else dist.ReduceOp.SUM
-    tensors = [values(dtype, length, me.rank) for length in LENGTHS]
-    for tensor in tensors:
-        dist.all_reduce(tensor, op=op)
-    return tensors
-
-
 @pytest.mark.parametrize("average", [False, True], ids=["sum", "avg"])
 @pytest.mark.parametrize("dtype", [*FLOATS, torch.int32], ids=str)
 def test_every_dtype_is_within_the_bound_and_the_same_on_all_ranks(
     launch: Launch, dtype: torch.dtype, average: bool
 ) -> None:
-    world_size = 3
-    by_rank = launch(reduce, world_size, dtype, average).results()
-    for index, length in enumerate(LENGTHS):
-        parts = [values(dtype, length, rank) for rank in range(world_size)]
-        result = by_rank[0][index]
-        for other in by_rank[1:]:
-            assert torch.equal(result, other[index])  # bit-identical
-        if dtype == torch.int32:
-            exact = torch.stack(parts).sum(0)  # in int64
-            if average:
-                exact = torch.div(exact, world_size, rounding_mode="trunc")
-            assert torch.equal(result.long(), exact)
-            continue
-        divisor = world_size if average else 1
-        exact = torch.stack(parts).double().sum(0) / divisor
-        off = (result.double() - exact).abs()
-        assert (off <= error_bound(parts, divisor)).all()
+    for length, exact, off in held_to(error_bound, launch, "bfloat16", LENGTHS, dtype, average):
         if length > 1000 and dtype == torch.float32:
             assert (off > 2.0**-10 * exact.abs()).any(), "it did not travel as bfloat16"
 

@@ -392,16 +392,18 @@ class FaninBackend(DelegatingBackend):
             made = make()
         except (FaninError, ValueError) as cause:
             error = cause
-        with naming_absent(self._group, waits):
-            said = "" if error is None else str(error)
-            told = handshake.gather(store, self.rank(), self.size(), name, said, waits)
-        if error is not None:
-            raise error
-        assert made is not None
-        wrong = [f"rank {rank}: {text}" for rank, text in enumerate(told) if text]
-        if wrong:
-            undo(made)
-            raise FaninError(f"{wrong[0]}; the group goes on as it was")
+        try:
+            with naming_absent(self._group, waits):
+                said = "" if error is None else str(error)
+                told = handshake.gather(store, self.rank(), self.size(), name, said, waits)
+            wrong = [f"rank {rank}: {text}" for rank, text in enumerate(told) if text]
+            if error is not None or wrong:
+                raise error or FaninError(f"{wrong[0]}; the group goes on as it was")
+        except BaseException:
+            if made is not None:
+                undo(made)
+            raise
+        assert made is not None  # else there is an error
         return made
 
     def _under_way(self) -> list[Work]:

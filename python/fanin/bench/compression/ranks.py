@@ -75,7 +75,7 @@ def run(
 def _wait(processes: list[subprocess.Popen[Any]], folder: Path) -> None:
     while any(process.poll() is None for process in processes):
         _check(processes, folder)
-        time.sleep(_PAUSE_S)
+        time.sleep(_PAUSE_S)  # there is no waiting for the first of several processes to end
     _check(processes, folder)
 
 
