@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
+from math import ceil, prod
 from typing import TYPE_CHECKING, Any, Final, cast, get_args
 
 from fanin._settings import WireDtype
@@ -25,7 +25,8 @@ _WIRE: Final[Mapping[str, WireDtype]] = {
     AS_THEY_ARE if wire_dtype == "int32" else wire_dtype: wire_dtype
     for wire_dtype in get_args(WireDtype)
 }
-_WIRE_BYTES: Final[Mapping[str, int]] = {"int32": 4, "bfloat16": 2, "int8": 1}
+# Of an element. Of int8, 32 of them have a byte for their step.
+_WIRE_BYTES: Final[Mapping[str, float]] = {"int32": 4, "bfloat16": 2, "int8": 33 / 32}
 _NAMES = "onebit, topk:0.01, randomk:0.1, dithering:7, natural:7, powersgd:4"
 
 
@@ -91,7 +92,7 @@ class Method:
         if self.powersgd is not None:
             sent = sum(_factors(shape, self.powersgd) for shape in shapes)
             return summed_bytes(VALUE_BYTES * sent, ranks)
-        return summed_bytes(_WIRE_BYTES[self.wire_dtype] * elements, ranks)
+        return summed_bytes(ceil(_WIRE_BYTES[self.wire_dtype] * elements), ranks)
 
 
 def _factors(shape: Sequence[int], rank: int) -> int:
