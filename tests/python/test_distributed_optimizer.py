@@ -157,6 +157,9 @@ def plain(net: nn.Module) -> optim.Optimizer:
 class NotThere:
     """Of a sum that has not come."""
 
+    def is_completed(self) -> bool:
+        return False
+
     def wait(self) -> None:
         raise KeyError("somebody waits")
 
@@ -344,9 +347,29 @@ def refused(me: Me) -> dict[str, str]:
 
     scaled = nn.Linear(2, 2)
     optimizer = DistributedOptimizer(plain(scaled), scaled)
-    scaled(torch.ones(1, 2)).sum().backward()
-    optimizer.grad_scale = torch.ones(1)
-    found["scaled"] = raised(RuntimeError, optimizer.step)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    scaler.scale(scaled(torch.ones(1, 2)).sum()).backward()
+    found["scaled"] = raised(RuntimeError, lambda: scaler.step(optimizer))
+
+    twice = nn.Linear(2, 2)
+    optimizer = DistributedOptimizer(plain(twice), twice)
+    found["twice"] = raised(ValueError, lambda: DistributedOptimizer(optimizer, twice))
+    twice.double()
+    double = torch.ones(1, 2, dtype=torch.float64)
+    found["double"] = raised(ValueError, lambda: twice(double).sum().backward())
+
+    writing = nn.Linear(2, 2)
+    optimizer = DistributedOptimizer(Writing(writing.parameters(), lr=1.0), writing)
+    writing(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    found["writing"] = raised(RuntimeError, lambda: writing.weight)
+
+    closed = nn.Linear(2, 2)
+    optimizer = DistributedOptimizer(plain(closed), closed)
+    optimizer.close()
+    optimizer.close()
+    closed(torch.ones(1, 2)).sum().backward()
+    found["closed"] = raised(RuntimeError, optimizer.step)
 
     past = nn.Linear(2, 2, bias=False)
     optimizer = DistributedOptimizer(plain(past), past)
@@ -365,6 +388,13 @@ def refused(me: Me) -> dict[str, str]:
     return found
 
 
+class Writing(optim.SGD):
+    def step(self, closure: Any = None) -> Any:
+        super().step(closure)
+        for group in self.param_groups:
+            group["lr"] = group["lr"] / 2
+
+
 def fail(_: Any) -> None:
     raise KeyError("a hook of the program's")
 
@@ -377,7 +407,11 @@ REFUSED = {
     "shapes": "rank 1 has 2 parameters",
     "sparse": "gradient of weight is sparse.*sparse=False",
     "clipped": r"gradient of weight was changed.*call synchronize\(\)",
-    "scaled": r"synchronize\(\) before scaler.step",
+    "scaled": r"synchronize\(\) before scaler.unscale_\(\) and scaler.step",
+    "twice": "is a DistributedOptimizer already",
+    "double": r"gradient of \w+ is torch.float64 on cpu, and was to be torch.float32.*before",
+    "writing": r"Writing writes to its settings in a step \(lr\)",
+    "closed": "is closed",
     "past": r"weight was used before it had stepped.*synchronize\(\)",
     "hook": "a hook of the program's",
     "step": "has failed",

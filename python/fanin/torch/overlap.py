@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
 
@@ -25,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from fanin.torch.asynchronous import agree_on_parameters
 from fanin.torch.backend import backend_of
 from fanin.torch.pieces import Piece
-from fanin.torch.reading import watch
+from fanin.torch.reading import unwatch, watch
 from fanin.torch.sending import Sending
 from fanin.torch.steps import Settings, StepsOfFew, settings_of, with_steps
 
@@ -51,24 +52,29 @@ def DistributedOptimizer(  # noqa: N802 - a class, to who calls it
 
     What comes of it is what comes of `DistributedDataParallel` with `find_unused_parameters`: a
     parameter that some rank has not used gets the average with zeros for that rank, and one that
-    nobody has used does not step. Buffers stay each rank's own.
+    nobody has used does not step. Buffers stay each rank's own, and so do parameters of the model
+    that the optimizer does not have.
 
     `step` returns before the sums are there. A parameter steps when it is read next: by its module,
     `parameters`, `state_dict`. Its `grad` stays this rank's own.
 
-    - To look at averages, or to change them (clip, unscale), call `synchronize` between `backward`
-      and `step`; such a step does not overlap.
+    - To look at averages, or to change them (clip, a gradient scaler), call `synchronize` between
+      `backward` and what changes them; such a step does not overlap.
     - To add up gradients of several passes, take `no_sync` for all but the last.
     - Before a parameter is used by a reference of your own, past its module, call `synchronize`.
+    - Where the process trains something else afterwards, call `close`: the sums are a job of their
+      own at the services, until then or until the process group is destroyed.
 
     The optimizer must treat each parameter by itself, as all of torch's do but LBFGS. Where it has
     hooks on its steps, `step` waits for all.
 
-    Raises `ValueError` for another backend's group, a model in DDP, LBFGS, a parameter that is not
-    the model's, and ranks whose parameters differ. `backward` raises it for a sparse gradient, and
-    `RuntimeError` where a parameter was used past its module; `step` raises that for gradients that
-    were changed without `synchronize`. Once a rank is gone, `backward`, `step` or whoever reads a
-    parameter raises the errors of `fanin.errors`.
+    Raises `ValueError` for another backend's group, a model in DDP, an optimizer that is one of
+    these already, LBFGS, a parameter that is not the model's, and ranks whose parameters differ.
+    `backward` raises it for a gradient that is sparse, or of another dtype or device than its
+    parameter was, and `RuntimeError` where a parameter was used past its module; `step` raises that
+    for gradients that were changed without `synchronize`, and whoever reads a parameter where the
+    optimizer has changed its own settings in a step. Once a rank is gone, `backward`, `step` or
+    whoever reads a parameter raises the errors of `fanin.errors`.
     """
     backend_of(process_group)  # raises where that is no group, or another backend's
     group = cast(distributed.ProcessGroup, process_group or distributed.group.WORLD)
@@ -77,6 +83,8 @@ def DistributedOptimizer(  # noqa: N802 - a class, to who calls it
             "the model is in DistributedDataParallel, which would sum its gradients, too: give the "
             "model itself (model.module)"
         )
+    if isinstance(optimizer, OverlappedSteps):
+        raise ValueError("the optimizer is a DistributedOptimizer already: give the one it is of")
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError(
             "LBFGS looks at all parameters at once, and here each steps by itself: take another "
@@ -91,6 +99,9 @@ def DistributedOptimizer(  # noqa: N802 - a class, to who calls it
 class OverlappedSteps(torch.optim.Optimizer):
     """What is put before an optimizer's class: each parameter steps when it is read next."""
 
+    # To torch's gradient scaler: `step` gets its `grad_scale` and `found_inf`.
+    _step_supports_amp_scaling = True
+
     def prepare(self, few: StepsOfFew, model: nn.Module, group: distributed.ProcessGroup) -> None:
         """Send each gradient when it is there, from now on."""
         self._few = few
@@ -99,17 +110,26 @@ class OverlappedSteps(torch.optim.Optimizer):
         ranks = list(range(group.size()))
         self._sums = cast(distributed.ProcessGroup, distributed.split_group(group, [ranks]))
         self._sending = Sending(self._sums)
-        self._wait = _weakly(self, OverlappedSteps._read)
+        self._wait = Wait(self)
+        self._hooks: list[Any] = []
         self._lock = threading.RLock()  # gradients of several devices come in several threads
         self._sends = True
         self._sent = self._synchronized = False
+        self._ended: str | None = None
         # What is to step yet, by which settings; what had not been read when backward began.
         self._pending: set[Piece] = set()
+        # The same as their sums come.
+        self._coming: deque[Piece] = deque()
         self._settings: list[Settings] = []
         self._groups: dict[Tensor, int] = {}
         self._unread: set[Piece] = set()
-        frozen = [parameter for parameter in model.parameters() if not parameter.requires_grad]
-        for tensor in [*frozen, *model.buffers()]:
+        trained = {parameter for each in self.param_groups for parameter in each["params"]}
+        others = [
+            parameter
+            for parameter in model.parameters()
+            if not (parameter.requires_grad and parameter in trained)
+        ]
+        for tensor in [*others, *model.buffers()]:
             distributed.broadcast(tensor.detach(), group_src=0, group=self._sums)
         self._take_in()
 
@@ -133,7 +153,8 @@ class OverlappedSteps(torch.optim.Optimizer):
             if self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks:
                 self._average()
             if self._synchronized:
-                super().step()
+                if self._is_to_step():
+                    super().step()
             else:
                 self._settings = [settings_of(each) for each in self.param_groups]
                 self._groups = {
@@ -142,7 +163,9 @@ class OverlappedSteps(torch.optim.Optimizer):
                     for parameter in each["params"]
                 }
                 self._pending = set(self._sending.pieces)
+                self._coming = deque(self._sending.coming())
                 self._sending.read = {}
+                self._wait.held = self
             self._sent = self._synchronized = False
         # What schedulers look at, to warn who steps them first.
         self._opt_called = True
@@ -162,6 +185,17 @@ class OverlappedSteps(torch.optim.Optimizer):
                 self._check()
                 self._average()
             self._finish(self._sending.pieces)
+
+    def close(self) -> None:
+        """Wait for all that is under way, and leave the job of the sums. All ranks call it."""
+        if self._ended:
+            return
+        self.synchronize()
+        self._ended = "the optimizer is closed: make another one"
+        unwatch(self._model, self._wait)
+        for hook in self._hooks:
+            hook.remove()
+        distributed.destroy_process_group(self._sums)
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -209,8 +243,8 @@ class OverlappedSteps(torch.optim.Optimizer):
         agree_on_parameters(added, self._sums)
         for parameter in added:
             distributed.broadcast(parameter.detach(), group_src=0, group=self._sums)
-            arrived: Any = _weakly(self, OverlappedSteps._gradient)
-            parameter.register_post_accumulate_grad_hook(arrived)
+            arrived = _weakly(self, OverlappedSteps._gradient)
+            self._hooks.append(parameter.register_post_accumulate_grad_hook(arrived))
         self._sending.take_in(added)
         self._sent = False
 
@@ -223,6 +257,13 @@ class OverlappedSteps(torch.optim.Optimizer):
             raise ValueError(
                 f"the gradient of {self._name(parameter)} is sparse, and partitions are dense: "
                 "make the layer with sparse=False"
+            )
+        place = self._sending.place_of(parameter)
+        if (parameter.grad.dtype, parameter.grad.device) != (place.dtype, place.device):
+            raise ValueError(
+                f"the gradient of {self._name(parameter)} is {parameter.grad.dtype} on "
+                f"{parameter.grad.device}, and was to be {place.dtype} on {place.device}: convert "
+                "or move the model before the optimizer is made"
             )
         with self._lock:
             if not self._sending.open:
@@ -243,7 +284,25 @@ class OverlappedSteps(torch.optim.Optimizer):
                 )
             self._sending.put(parameter)
 
+    def _is_to_step(self) -> bool:
+        """Whether a gradient scaler, if there is one, lets the averages step; unscale them then."""
+        found_inf = getattr(self, "found_inf", None)
+        if found_inf is None or self._few.unscales:
+            return True
+        if found_inf.item():
+            return False
+        scale = getattr(self, "grad_scale", None)
+        if scale is not None:
+            inverse = scale.double().reciprocal().float()  # as the scaler does
+            for parameter in self._sending.places:
+                if parameter.grad is not None:
+                    parameter.grad.mul_(inverse.to(parameter.grad.device))
+        self.grad_scale = self.found_inf = None  # what is behind this takes none
+        return True
+
     def _begin(self) -> None:
+        if self._ended:
+            raise RuntimeError(self._ended)
         self._unread = self._pending.copy()
         self._finish(self._sending.pieces)
         self._sending.begin()
@@ -272,10 +331,10 @@ class OverlappedSteps(torch.optim.Optimizer):
             )
         if self._synchronized:
             return
-        if getattr(self, "grad_scale", None) is not None:  # as GradScaler sets it for fused ones
+        if getattr(self, "found_inf", None) is not None:
             raise RuntimeError(
                 "a gradient scaler steps the optimizer, and has seen this rank's gradients alone: "
-                "call synchronize() before scaler.step()"
+                "call synchronize() before scaler.unscale_() and scaler.step()"
             )
         for parameter in self._sending.places:
             if not self._sending.is_as_sent(parameter):
@@ -285,9 +344,9 @@ class OverlappedSteps(torch.optim.Optimizer):
                     "forgotten, so that these are the averages"
                 )
 
-    def _read(self, parameters: Iterable[Tensor | None]) -> None:
+    def read(self, parameters: Iterable[Tensor | None]) -> None:
         """Let parameters step before somebody reads them."""
-        if not self._pending:
+        if not self._pending and self._sending.is_read():
             return
         with self._lock:
             places = self._sending.places
@@ -296,20 +355,34 @@ class OverlappedSteps(torch.optim.Optimizer):
                 self._sending.note_read(piece)
             self._finish(read)
 
-    @torch.no_grad()
     def _finish(self, pieces: Iterable[Piece]) -> None:
         """Let the parameters of pieces step, if they are still to."""
+        if self._pending.isdisjoint(pieces):
+            return
         with self._lock:
-            for piece in dict.fromkeys(pieces):
-                if piece not in self._pending:
-                    continue
+            due = [piece for piece in dict.fromkeys(pieces) if piece in self._pending]
+            for piece in due:
                 piece.wait()
-                self._step_of(piece)
-                self._pending.discard(piece)
+            # What is there besides steps, too: one step of many is shorter than many steps.
+            while self._coming and self._coming[0].is_there():
+                piece = self._coming.popleft()
+                if piece in self._pending and piece not in due:
+                    piece.wait()
+                    due.append(piece)
+            try:
+                self._step_of(due)
+            except BaseException:
+                self._ended = "a step failed half-way, so that ranks differ: load a checkpoint"
+                raise
+            finally:
+                self._pending.difference_update(due)
+                if not self._pending:
+                    self._wait.held = None
 
-    def _step_of(self, piece: Piece) -> None:
+    def _step_of(self, pieces: list[Piece]) -> None:
         averages = {
             parameter: average
+            for piece in pieces
             for parameter, average in zip(piece.parameters, piece.gradients, strict=True)
             if self._sending.is_used(parameter)
         }
@@ -317,21 +390,44 @@ class OverlappedSteps(torch.optim.Optimizer):
         for parameter in averages:
             groups.setdefault(self._groups[parameter], []).append(parameter)
         own = {parameter: parameter.grad for parameter in averages}
-        try:
-            for parameter, average in averages.items():
-                parameter.grad = average
-            by_settings = [(self._settings[number], of) for number, of in groups.items()]
-            self._few.step(by_settings, self.state)
-        finally:
-            for parameter, gradient in own.items():
-                parameter.grad = gradient
+        # Not as who reads them computes: in inference mode, or in another precision.
+        with contextlib.ExitStack() as plainly:
+            plainly.enter_context(torch.inference_mode(False))
+            plainly.enter_context(torch.no_grad())
+            for device in {parameter.device.type for parameter in averages}:
+                plainly.enter_context(torch.autocast(device, enabled=False))
+            try:
+                for parameter, average in averages.items():
+                    parameter.grad = average
+                by_settings = [(self._settings[number], of) for number, of in groups.items()]
+                self._few.step(by_settings, self.state)
+            finally:
+                for parameter, gradient in own.items():
+                    parameter.grad = gradient
 
     def _name(self, parameter: Tensor) -> str:
         named = self._model.named_parameters()
         return next((name for name, each in named if each is parameter), "a parameter")
 
 
-def _weakly(self: OverlappedSteps, method: Callable[..., None]) -> Callable[..., None]:
+class Wait:
+    """What modules call before parameters are read.
+
+    They may outlive the optimizer; but while a step is to be done, whoever has the model has it.
+    """
+
+    def __init__(self, optimizer: OverlappedSteps) -> None:
+        self.held: OverlappedSteps | None = None
+        self._reference = weakref.ref(optimizer)
+
+    def __call__(self, parameters: Iterable[Tensor | None]) -> None:
+        """Let them step, if the optimizer lives."""
+        optimizer = self._reference()
+        if optimizer is not None:
+            optimizer.read(parameters)
+
+
+def _weakly(self: OverlappedSteps, method: Callable[..., None]) -> Any:
     """Return a method for who may outlive the optimizer."""
     reference = weakref.ref(self)
 

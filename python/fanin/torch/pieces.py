@@ -51,6 +51,10 @@ class Piece:
                 work.wait()
         self.works = [None] * len(self.works)
 
+    def is_there(self) -> bool:
+        """Whether all its sums are there, so that nobody would wait."""
+        return all(work is None or work.is_completed() for work in self.works)
+
     def begin(self) -> None:
         """Begin another pass."""
         self.wait()

@@ -73,6 +73,14 @@ def watch(model: nn.Module, wait: Wait) -> Iterator[Tensor]:
                 yield parameter
 
 
+def unwatch(model: nn.Module, wait: Wait) -> None:
+    """Let `wait` be called no more."""
+    for module in model.modules():
+        parameters = module._parameters
+        if isinstance(parameters, Parameters) and wait in parameters.waits:
+            parameters.waits.remove(wait)
+
+
 def _before_forward(module: nn.Module, _: Any) -> None:
     parameters = module._parameters
     if isinstance(parameters, Parameters):  # a copy of the module has others

@@ -96,6 +96,16 @@ class Sending:
             self._times.ready[piece] = time.monotonic()
         self._send()
 
+    def place_of(self, parameter: Tensor) -> Tensor:
+        """Return what a parameter's gradient is put into."""
+        piece, place = self.places[parameter]
+        return piece.gradients[place]
+
+    def coming(self) -> list[Piece]:
+        """Return the pieces in the order in which the last of each was sent."""
+        last = dict.fromkeys(self._partitions[number][0] for number in reversed(self._order))
+        return [piece for piece in reversed(last) if piece is not self._used]
+
     def is_there(self, parameter: Tensor) -> bool:
         """Whether a parameter's gradient was put in this pass."""
         piece, place = self.places[parameter]
@@ -128,6 +138,10 @@ class Sending:
     def note_read(self, piece: Piece) -> None:
         """Note that the next forward pass needs a piece now."""
         self.read.setdefault(piece)
+
+    def is_read(self) -> bool:
+        """Whether all pieces were read since the last step."""
+        return len(self.read) == len(self.pieces)
 
     def _put(self, piece: Piece, place: int) -> None:
         parameter = piece.parameters[place]

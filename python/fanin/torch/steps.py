@@ -31,13 +31,34 @@ class StepsOfFew:
         self._few._optimizer_step_pre_hooks = OrderedDict()
         self._few._optimizer_step_post_hooks = OrderedDict()
 
+    @property
+    def unscales(self) -> bool:
+        """Whether the optimizer itself does what a gradient scaler says, as fused ones do."""
+        return bool(getattr(self._few, "_step_supports_amp_scaling", False))
+
     def step(self, groups: Sequence[tuple[Settings, list[Tensor]]], state: Any) -> None:
-        """Step the parameters of each group by its settings; `state` is of all."""
+        """Step the parameters of each group by its settings; `state` is of all.
+
+        Raises `RuntimeError` where the optimizer writes to its settings: it would do so for some
+        of its parameters, and not for others.
+        """
         self._few.state = state
         self._few.param_groups = [
             {**settings, "params": parameters} for settings, parameters in groups
         ]
         self._few.step()
+        for group, (settings, _) in zip(self._few.param_groups, groups, strict=True):
+            written = [
+                name
+                for name, value in group.items()
+                if name != "params" and not _is_same(value, settings.get(name, _NONE))
+            ]
+            if written or len(group) != len(settings) + 1:
+                names = ", ".join(written) or "one of them"
+                raise RuntimeError(
+                    f"{type(self._few).__name__} writes to its settings in a step ({names}), and "
+                    "here each parameter steps by itself: train with DistributedDataParallel"
+                )
 
 
 def settings_of(group: dict[str, Any]) -> Settings:
@@ -47,6 +68,15 @@ def settings_of(group: dict[str, Any]) -> Settings:
         for name, value in group.items()
         if name != "params"
     }
+
+
+_NONE = object()
+
+
+def _is_same(value: Any, before: Any) -> bool:
+    if isinstance(value, Tensor) or isinstance(before, Tensor):
+        return value is before
+    return bool(value == before)
 
 
 def _all_but_step(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
