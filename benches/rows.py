@@ -170,6 +170,11 @@ OWN_BFLOAT16 = replace(
     what="8, 1 Gbit/s, own services, 25 MB, bfloat16 on the wire",
     options=f"{_OWN} --wire-dtype bfloat16",
 )
+OWN_INT8 = replace(
+    OWN,
+    what="8, 1 Gbit/s, own services, 25 MB, int8 on the wire",
+    options=f"{_OWN} --wire-dtype int8",
+)
 ONE_LINK = Command(
     "8, 1 Gbit/s, one switch behind a link such as theirs, 25 MB",
     *(8, 25 * MB, "--rate 1gbit", "--spares 1 --plan switch --warmup 1", 3),
@@ -214,6 +219,8 @@ CHECKS = [
     Check(OWN, 1.09, "bound"),
     Check(OWN, 1.0, "gloo"),
     Check(OWN_BFLOAT16, 0.55, OWN, "the time with int32 on the wire"),
+    Check(OWN_INT8, 0.3, OWN, "the time with int32 on the wire"),
+    Check(OWN_INT8, 3.0, "gloo"),
     *(Check(split, 1.08, "bound", headers=True) for split in MORE),
     Check(MORE[-1], 1.6, "gloo"),
     Check(ONE_LINK, 1.12, "bound"),
