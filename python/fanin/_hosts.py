@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import random
 import re
 import shlex
+import signal
 import socket
 import subprocess
 import sys
@@ -16,21 +19,27 @@ from pathlib import Path
 
 from fanin import _signals
 
-HERE = frozenset({"localhost", "127.0.0.1", "::1", socket.gethostname(), socket.getfqdn()})
+LOOPBACK = ("localhost", "127.0.0.1")
 PORTS = range(20_000, 30_000)
-"""Where rank 0's store may listen on another machine: below those that connections begin at."""
+"""Where rank 0's store may listen: below those that connections begin at."""
 LOOK_S = 0.1
-END_S = 10.0
-"""How long a machine's ranks may take to end, once one machine's have."""
+END_S = 15.0
+"""How long a machine's `fanin run` may take to end, once it has ended its ranks."""
 NO_LOGIN = 255
-"""ssh's status where it did not come so far as to start the command."""
-_FORWARDED = re.compile(
-    r"(FANIN|HOROVOD|TORCH|GLOO|NCCL|CUDA|OMP|MKL)_\w+|(PYTHON|LD_LIBRARY_)?PATH|VIRTUAL_ENV"
+"""ssh's own status: whatever it started, `fanin run` does not end with that."""
+SSH = (
+    *("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10"),
+    *("-o", "ServerAliveInterval=10", "-o", "ServerAliveCountMax=3"),
 )
-# Over ssh nothing tells the command that whoever started it is gone, but the end of its input.
+# Not what is true of one machine alone.
+_FORWARDED = re.compile(
+    r"(?!FANIN_(MACHINE|RATE)$)(FANIN|HOROVOD|TORCH|GLOO|NCCL|CUDA|OMP|MKL)_\w+"
+    r"|(PYTHON|LD_LIBRARY_)?PATH|VIRTUAL_ENV"
+)
+# Nothing tells the command that whoever started it is gone, but the end of its input.
 _WATCHED = (
     "exec 3<&0; {command} </dev/null 3<&- & ranks=$!; "
-    "(cat <&3 >/dev/null; kill -TERM $ranks 2>/dev/null) & watch=$!; exec 3<&-; "
+    "(cat <&3; kill -TERM $ranks) >/dev/null 2>&1 & watch=$!; exec 3<&-; "
     "wait $ranks; status=$?; kill $watch 2>/dev/null; exit $status"
 )
 
@@ -45,7 +54,12 @@ class Host:
     @property
     def is_here(self) -> bool:
         """Whether it is this machine, by one of its names."""
-        return self.name in HERE
+        return self.name in (*LOOPBACK, socket.gethostname()) or self.name == _full_name()
+
+    @property
+    def address(self) -> str:
+        """Return where other machines find it: its name, without the user that ssh logs in as."""
+        return socket.gethostname() if self.name in LOOPBACK else self.name.rpartition("@")[2]
 
 
 def hosts(text: str) -> list[Host]:
@@ -56,6 +70,11 @@ def hosts(text: str) -> list[Host]:
         # What begins with a dash ssh would take for an option.
         if not count.isdecimal() or not int(count) or not name or name.startswith("-"):
             raise ValueError(f"-H has {part!r}: HOST:SLOTS, with commas between")
+        if ":" in name or name.startswith("["):
+            raise ValueError(
+                f"-H has {part!r}, an IPv6 address: give the machine's name (HOST:SLOTS), "
+                "which ~/.ssh/config or /etc/hosts may have for it"
+            )
         if name in {host.name for host in found}:
             raise ValueError(f"-H has {name!r} twice: give its slots at once")
         found.append(Host(name, int(count)))
@@ -72,27 +91,27 @@ def taken(named: Sequence[Host], ranks: int) -> list[Host]:
     return found
 
 
-def run(machines: Sequence[Host], arguments: Sequence[str]) -> int:
+def run(machines: Sequence[Host], arguments: Sequence[str], ranks_end_s: float) -> int:
     """Run `fanin run` with these arguments on each machine; returns the first failure's status.
 
-    Where one ends before all others have, with an error or by a signal here, all are ended.
+    Where one ends before all others have, with an error or by a signal here, all are ended. Each
+    `fanin run` gives its ranks `ranks_end_s` seconds for that before it kills them.
     """
     first = machines[0]
-    master = socket.gethostname() if first.is_here else first.name
-    port = _free_port() if first.is_here else random.choice(PORTS)
+    port = free_port() if first.is_here else random.choice(PORTS)
     running: dict[str, subprocess.Popen[bytes]] = {}
     with _signals.as_exit():
         try:
             for number, host in enumerate(machines):
                 node = ["--nnodes", str(len(machines)), "--node-rank", str(number)]
                 node += ["--nproc-per-node", str(host.slots)]
-                node += ["--master-addr", master, "--master-port", str(port)]
+                node += ["--master-addr", first.address, "--master-port", str(port)]
                 command = [sys.executable, "-m", "fanin", "run", *node, *arguments]
-                if host.is_here:
-                    running[host.name] = subprocess.Popen(command, stdin=subprocess.DEVNULL)
-                else:
-                    line = _ssh(host.name, command, os.environ)
-                    running[host.name] = subprocess.Popen(line, stdin=subprocess.PIPE)
+                line = _here(command) if host.is_here else _there(host.name, command, os.environ)
+                # Ctrl-C is for this process, which ends the others.
+                running[host.name] = subprocess.Popen(
+                    line, stdin=subprocess.PIPE, start_new_session=True
+                )
             return _first_failure(running)
         except FileNotFoundError:
             print("fanin run: there is no ssh here, which -H needs", file=sys.stderr)
@@ -101,7 +120,8 @@ def run(machines: Sequence[Host], arguments: Sequence[str]) -> int:
             return 130
         finally:
             with _signals.ignored():
-                _end([process for process in running.values() if process.poll() is None])
+                left = [process for process in running.values() if process.poll() is None]
+                end(left, ranks_end_s + END_S)
 
 
 def _first_failure(running: Mapping[str, subprocess.Popen[bytes]]) -> int:
@@ -114,7 +134,8 @@ def _first_failure(running: Mapping[str, subprocess.Popen[bytes]]) -> int:
             del left[name]
             if status == NO_LOGIN:
                 print(
-                    f"fanin run: ssh to {name} failed: it must log in without a password "
+                    f"fanin run: ssh to {name} could not log in, or lost the connection, as it "
+                    "says above: it must log in without a password "
                     f"(try: ssh -o BatchMode=yes {name} true)",
                     file=sys.stderr,
                 )
@@ -124,28 +145,40 @@ def _first_failure(running: Mapping[str, subprocess.Popen[bytes]]) -> int:
     return 0
 
 
-def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+def end(processes: Sequence[subprocess.Popen[bytes]], seconds: float) -> None:
+    """Let what watches its input end, and kill what has not after so many seconds."""
     for process in processes:
-        if process.stdin is None:
-            process.terminate()
-        else:  # ssh, which ends when what it started has
-            process.stdin.close()
+        assert process.stdin is not None
+        process.stdin.close()
+    last = time.monotonic() + seconds
     for process in processes:
         try:
-            process.wait(END_S)
+            process.wait(max(0.0, last - time.monotonic()))
         except subprocess.TimeoutExpired:
-            process.kill()
+            os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
 
-def _ssh(host: str, command: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+def _here(command: Sequence[str]) -> list[str]:
+    return ["sh", "-c", _WATCHED.format(command=shlex.join(command))]
+
+
+def _there(host: str, command: Sequence[str], environment: Mapping[str, str]) -> list[str]:
     said = [f"{name}={value}" for name, value in environment.items() if _FORWARDED.fullmatch(name)]
-    line = shlex.join(["env", *said, *command])
-    watched = f"cd {shlex.quote(str(Path.cwd()))} && {{ {_WATCHED.format(command=line)}; }}"
-    return ["ssh", "-o", "BatchMode=yes", host, watched]
+    watched = _WATCHED.format(command=shlex.join(["env", *said, *command]))
+    line = f"cd {shlex.quote(str(Path.cwd()))} && {{ {watched}; }}"
+    # By a shell of its own, as the user's may be none of POSIX's.
+    return [*SSH, host, shlex.join(["sh", "-c", line])]
 
 
-def _free_port() -> int:
-    with socket.create_server(("", 0)) as found:
-        port: int = found.getsockname()[1]
-        return port
+def free_port() -> int:
+    """Return one of `PORTS` on which nobody listens here."""
+    for port in random.sample(PORTS, len(PORTS)):
+        with contextlib.suppress(OSError), socket.create_server(("", port)):
+            return port
+    raise OSError(f"all ports from {PORTS[0]} to {PORTS[-1]} are taken")
+
+
+@functools.cache
+def _full_name() -> str:
+    return socket.getfqdn()  # which may ask a name server

@@ -129,7 +129,7 @@ def run(argv: list[str]) -> int:
     if stands_in:
         os.environ[AS_VARIABLE] = stands_in
     if machines:
-        return run_on(machines, _without_hosts(argv, args))
+        return run_on(machines, _without_hosts(argv, args), _ranks_end_s(args))
     if named or of_several:  # where none is named the ranks' machines sum
         return _launch(args)
 
@@ -165,7 +165,11 @@ def _as_horovodrun(args: argparse.Namespace) -> list[Host]:
         raise ValueError(f"-np is {args.ranks}, and must be from 1 to the {max(slots, 1)} slots")
     args.nproc_per_node = str(args.ranks)
     args.no_python |= not args.module and not args.training_script.endswith(".py")
-    return [] if all(host.is_here for host in named) else taken(named, args.ranks)
+    if all(host.is_here for host in named):
+        return []
+    if args.machine is not None:
+        raise ValueError("--machine is the name of one machine, and -H has several: leave it out")
+    return taken(named, args.ranks)
 
 
 def _without_hosts(argv: list[str], args: argparse.Namespace) -> list[str]:
@@ -180,6 +184,13 @@ def _without_hosts(argv: list[str], args: argparse.Namespace) -> list[str]:
     if args.no_python and "--no-python" not in kept and "--no_python" not in kept:
         kept.append("--no-python")
     return [*kept, *argv[ours:]]
+
+
+def _ranks_end_s(args: argparse.Namespace) -> float:
+    """Return how long torchrun waits for ranks that it has sent a signal before it kills them."""
+    if args.shutdown_timeout is not None:
+        return float(args.shutdown_timeout)
+    return float(os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "30"))
 
 
 def _seconds(text: str) -> float:

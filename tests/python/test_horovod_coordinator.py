@@ -59,6 +59,7 @@ def test_what_is_alike_is_fused_up_to_a_size() -> None:
     ("theirs", "aspect"),
     [
         (asks(1, "x", 4, dtype=torch.float64), "dtype"),
+        (asks(1, "x", 4, kind=Kind.ALLGATHER, sparse=True), "layout"),
         (asks(1, "x", 5), "shape"),
         (asks(1, "x", 2, 2), "number of dimensions"),
         (asks(1, "x", 4, op=ReduceOp.Max), "op"),

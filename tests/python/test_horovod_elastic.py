@@ -116,6 +116,29 @@ def test_a_meeting_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) ->
     hvd.shutdown()
 
 
+def disagreeing(me: Me) -> tuple[int, str]:
+    hvd.init()
+    calls = 0
+
+    @hvd.elastic.run
+    def train(_: Any) -> None:
+        nonlocal calls
+        calls += 1
+        assert calls == 1, "it would come to the same"
+        hvd.allreduce(torch.ones(2 + me.rank), name="x")
+
+    with pytest.raises(hvd.HorovodInternalError) as caught:
+        train(hvd.elastic.ObjectState(steps=0))
+    hvd.shutdown()
+    return calls, str(caught.value)
+
+
+def test_a_mistake_is_not_tried_again(launch: Launch) -> None:
+    for calls, told in launch(disagreeing, 2).results():
+        assert calls == 1
+        assert "allreduce 'x': ranks disagree about the shape" in told
+
+
 def with_the_store_of_rank_0(me: Me, port: str) -> str:
     os.environ["MASTER_PORT"] = port
     del os.environ["TORCHELASTIC_USE_AGENT_STORE"]

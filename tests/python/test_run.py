@@ -12,7 +12,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-from fanin import launch
 from ranks import DEADLINE, wait_until
 
 LOOP = """
@@ -106,98 +105,6 @@ def test_a_module_is_started_as_by_horovodrun(tmp_path: Path) -> None:
         command, env=clean_environment(), cwd=tmp_path, timeout=DEADLINE, check=False
     )
     assert done.returncode == 0
-
-
-@pytest.mark.parametrize(
-    ("flags", "error"),
-    [
-        (["-np", "2", "-H", "a:1,a:1"], "-H has 'a' twice"),
-        (["-np", "2", "-H", "-oProxyCommand=x:2"], "HOST:SLOTS"),
-        (["-np", "2", "-H", "a:0,b:2"], "HOST:SLOTS"),
-        (["-np", "2", "-H", "a:2", "--protocol", "atp"], "the ranks need a switch"),
-        (["-np", "2", "-H", "a:2", "--heartbeat-timeout", "3"], "it has none here"),
-        (["-np", "3", "-H", "localhost:2"], "from 1 to the 2 slots"),
-        (["-np", "0"], "-np is 0"),
-        (["-np", "1", "-H", "localhost:x"], "HOST:SLOTS"),
-        (["-H", "localhost:2"], "-H is for -np"),
-    ],
-)
-def test_hosts_and_slots_that_cannot_be_are_told(
-    flags: list[str], error: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        launch.run([*flags, "train.py"])
-    assert ended.value.code == 2
-    assert error in capsys.readouterr().err
-
-
-# In the place of ssh: runs the command here, in a session of its own, as sshd does.
-SSH = """\
-#!/bin/sh
-while [ "${1#-}" != "$1" ]; do shift 2; done
-echo "$1" >> "$SSH_LOG"
-[ "$1" = nowhere ] && exit 255
-shift
-exec setsid --wait sh -c "$*"
-"""
-
-ON_TWO = """
-import os, pathlib, sys, time
-import torch
-import fanin.horovod as hvd
-
-hvd.init()
-total = hvd.allreduce(torch.ones(1), op=hvd.Sum).item()
-where = hvd.local_rank(), hvd.local_size(), hvd.cross_size()
-assert where == [(0, 2, 2), (1, 2, 1), (0, 1, 2)][hvd.rank()], where
-assert (hvd.size(), total) == (3, 3.0)
-pathlib.Path(sys.argv[1], f"{hvd.rank()}").write_text(f"{os.getpid()}")
-if len(sys.argv) > 2:
-    if hvd.rank() == 2 and sys.argv[2] == "fail":
-        sys.exit(3)
-    time.sleep(600)  # until it is ended: what is tried is that it is
-"""
-
-
-def over_ssh(tmp_path: Path, hosts: str, *arguments: str) -> subprocess.Popen[str]:
-    """`fanin run -H` of three ranks, with what takes ssh's place."""
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "ssh").write_text(SSH)
-    (tmp_path / "bin" / "ssh").chmod(0o755)
-    (tmp_path / "train.py").write_text(ON_TWO)
-    path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
-    environment = {**clean_environment(), "PATH": path, "SSH_LOG": str(tmp_path / "log")}
-    program = [sys.executable, str(tmp_path / "train.py"), str(tmp_path), *arguments]
-    command = fanin("run", "-np", "3", "-H", hosts, *program)
-    return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
-
-
-def test_ranks_are_started_on_several_machines_as_by_horovodrun(tmp_path: Path) -> None:
-    with over_ssh(tmp_path, "127.0.0.2:2,127.0.0.3:4") as launched:
-        _, said = launched.communicate(timeout=DEADLINE)
-    assert launched.returncode == 0, said
-    assert (tmp_path / "log").read_text().splitlines() == ["127.0.0.2", "127.0.0.3"]
-
-
-@pytest.mark.parametrize("how", ["fail", "stop", "kill"])
-def test_ranks_of_all_machines_end_together(tmp_path: Path, how: str) -> None:
-    with over_ssh(tmp_path, "127.0.0.2:2,127.0.0.3:1", how) as launched:
-        files = [tmp_path / str(rank) for rank in range(3)]
-        wait_until(lambda: all(file.exists() and file.read_text() for file in files), "all run")
-        ranks = [int(file.read_text()) for file in files]
-        if how != "fail":
-            launched.send_signal(signal.SIGTERM if how == "stop" else signal.SIGKILL)
-        _, said = launched.communicate(timeout=DEADLINE)
-    expected = {"fail": 1, "stop": 143, "kill": -signal.SIGKILL}
-    assert launched.returncode == expected[how], said
-    wait_until(lambda: not any(psutil.pid_exists(rank) for rank in ranks), "none is left")
-
-
-def test_a_machine_that_ssh_does_not_reach_is_named(tmp_path: Path) -> None:
-    with over_ssh(tmp_path, "nowhere:2,127.0.0.3:1") as launched:
-        _, said = launched.communicate(timeout=DEADLINE)
-    assert launched.returncode == 255
-    assert "ssh to nowhere failed" in said
 
 
 STATUS = """

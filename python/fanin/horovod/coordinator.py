@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Final
 
+from fanin.horovod.execution import reduces
 from fanin.horovod.requests import (
     Batch,
     Decision,
@@ -132,7 +133,11 @@ class Coordinator:
             if one.kind is Kind.ALLREDUCE and one.op not in _SUMS:
                 return f"{joined} joined, and has no tensor: that is zeros in sums and averages"
             if one.kind not in (Kind.ALLREDUCE, Kind.BARRIER):
-                return f"{joined} joined, and takes part in allreduce and barrier only"
+                return f"{joined} joined, and takes part in dense allreduce and barrier only"
+        if one.kind in (Kind.ALLREDUCE, Kind.REDUCESCATTER):
+            for form in one.tensors:
+                if not reduces(form.dtype, one.op):
+                    return f"there is no {one.op.name} of {form.dtype}: convert the tensor first"
         if one.kind is Kind.BROADCAST and one.root not in ranks:
             return f"the root is rank {one.root}, which is not among {_named(list(ranks))}"
         if one.kind is Kind.ADD_PROCESS_SET:
@@ -213,6 +218,10 @@ def disagreement(requests: list[Request]) -> str | None:
     # Gathered and exchanged tensors may differ in their first dimension.
     cut = 1 if one.kind in (Kind.ALLGATHER, Kind.ALLTOALL) else 0
     aspects: list[tuple[str, Callable[[Request], object]]] = [
+        (
+            "layout (DistributedOptimizer's sparse_as_dense=True makes all gradients dense)",
+            lambda each: "a sparse tensor" if each.sparse else "a dense one",
+        ),
         ("number of tensors", lambda each: len(each.tensors)),
         ("dtype", lambda each: [str(form.dtype) for form in each.tensors]),
         ("device", lambda each: [form.device for form in each.tensors]),

@@ -145,7 +145,7 @@ class Engine:
                 raise HorovodInternalError(str(self._over)) from self._over.__cause__
             if request.key in self._handles:
                 raise ValueError(
-                    f"{request.kind.value} {request.name!r} is under way already: wait for it "
+                    f"{request.key[1].value} {request.name!r} is under way already: wait for it "
                     "with synchronize(), or give this one another name"
                 )
             self._handles[request.key] = handle

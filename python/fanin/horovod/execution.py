@@ -14,9 +14,17 @@ from torch._C._distributed_c10d import ProcessGroup
 
 from fanin.horovod.adasum import adasum
 from fanin.horovod.requests import Batch, Form, Kind, Operation, ReduceOp
+from fanin.torch.collectives import DTYPES
 
 # What Gloo and fanin cannot add is added as what has room for it.
 _ADDED_AS: Final = {torch.bool: torch.uint8, torch.int16: torch.int32}
+_ADDED: Final = {*DTYPES, *_ADDED_AS}
+# As pairs of numbers; torch divides no complex32.
+_ADDED_IN_PAIRS: Final = {
+    torch.complex32: {ReduceOp.Sum},
+    torch.complex64: {ReduceOp.Sum, ReduceOp.Average, ReduceOp.Adasum},
+    torch.complex128: {ReduceOp.Sum, ReduceOp.Average, ReduceOp.Adasum},
+}
 _OPS: Final = {
     ReduceOp.Average: distributed.ReduceOp.SUM,
     ReduceOp.Sum: distributed.ReduceOp.SUM,
@@ -24,6 +32,11 @@ _OPS: Final = {
     ReduceOp.Max: distributed.ReduceOp.MAX,
     ReduceOp.Product: distributed.ReduceOp.PRODUCT,
 }
+
+
+def reduces(dtype: torch.dtype, op: ReduceOp) -> bool:
+    """Whether fanin's services or Gloo can make one tensor of several."""
+    return dtype in _ADDED or op in _ADDED_IN_PAIRS.get(dtype, ())
 
 
 class Own:
@@ -166,9 +179,10 @@ def _allreduce(operations: Sequence[Operation], mine: Sequence[Own | None], grou
             continue
         # A tensor that is alone, and its own result, is summed where it is.
         alone = pieces[0].own if len(pieces) == 1 else None
-        in_place = alone is not None and alone.in_place and pieces[0].tensor.is_contiguous()
-        if in_place and request.scales[0] == 1.0:
-            flat = pieces[0].tensor.view(-1)
+        tensor = pieces[0].tensor
+        in_place = alone is not None and alone.in_place and tensor.is_contiguous()
+        if in_place and request.scales[0] == 1.0 and not (tensor.is_conj() or tensor.is_neg()):
+            flat = tensor.view(-1)
         else:
             flat = _joined([piece.scaled().reshape(-1) for piece in pieces], groups)
         summed = flat.to(_ADDED_AS.get(dtype, dtype))
@@ -324,7 +338,7 @@ def rows(form: Form, size: int) -> list[int]:
 
 
 def _bytes(tensor: Tensor) -> Tensor:
-    return tensor.contiguous().view(-1).view(torch.uint8)
+    return tensor.resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
 
 
 def _values(flat: Tensor, form: Form, first: int) -> Tensor:

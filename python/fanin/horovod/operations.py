@@ -158,7 +158,8 @@ def sparse_allreduce_async(
     if op not in (Sum, Average):
         raise ValueError(f"sparse tensors are summed or averaged, and op is {op.name}")
     parts = [tensor._indices().t().contiguous(), tensor._values()]
-    handle = grouped_allgather_async(parts, name and f"{name}.sparse", process_set)
+    name = name or world().engine.name(_number(process_set), Kind.ALLREDUCE)
+    handle = _submit(Kind.ALLGATHER, parts, name, process_set, _all, sparse=True)
 
     def result() -> Tensor:
         indices, values = synchronize(handle)
@@ -342,6 +343,7 @@ def _submit(
     scales: tuple[float, float] = (1.0, 1.0),
     root: int = 0,
     splits: tuple[int, ...] = (),
+    sparse: bool = False,
     in_place: bool = False,
 ) -> Handle:
     engine = world().engine
@@ -350,12 +352,31 @@ def _submit(
     name = name or engine.name(number, kind)
     if any(tensor.layout != torch.strided for tensor in tensors):
         raise ValueError("a tensor is sparse: use sparse_allreduce_async, or to_dense() first")
+    if any(tensor.is_quantized for tensor in tensors):
+        raise ValueError("a tensor is quantized: dequantize() it first")
+    if in_place and any(map(_overlaps, tensors)):
+        raise ValueError("a tensor is expanded, and cannot be written to: clone() it first")
     if len({tensor.device for tensor in tensors}) > 1:
         raise ValueError("tensors of a group are on one device")
     if not tensors and kind is not Kind.BARRIER:
         raise ValueError("a group has one tensor at least")
-    request = Request(0, kind, name, number, op=op, scales=scales, root=int(root), splits=splits)
+    request = Request(
+        0,
+        kind,
+        name,
+        number,
+        op=op,
+        scales=scales,
+        root=int(root),
+        splits=splits,
+        sparse=sparse,
+    )
     return engine.submit(request, tensors, in_place=in_place, result=result)
+
+
+def _overlaps(tensor: Tensor) -> bool:
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    return any(size > 1 and step == 0 for size, step in steps)
 
 
 def _rows(tensor: Tensor, splits: Tensor | Sequence[int] | None, size: int) -> tuple[int, ...]:

@@ -83,11 +83,13 @@ class Request:
     """Of an alltoall: how many rows each rank of the process set gets."""
     ranks: tuple[int, ...] = ()
     """Of a new process set."""
+    sparse: bool = False
+    """Whether what is gathered is a sparse tensor: an allreduce, which others ask for as one."""
 
     @property
     def key(self) -> Key:
         """What it has in common with the same operation's requests of other ranks."""
-        return self.process_set, self.kind, self.name
+        return self.process_set, Kind.ALLREDUCE if self.sparse else self.kind, self.name
 
 
 @dataclass(frozen=True)

@@ -93,17 +93,17 @@ class World:
     def _join(
         self, meeting: Rendezvous, ranks: Sequence[int], *, again: bool
     ) -> tuple[Store, int, int]:
-        """Make the group of all; return its store, this rank and the number of ranks."""
+        """Make the engine's group; return a store of all, this rank and the number of ranks."""
         if self._ours:
             store, rank, size = _seat(meeting, ranks, again=again)
             distributed.init_process_group(
                 "fanin", store=PrefixStore("world", store), rank=rank, world_size=size
             )
-            group: object = distributed.group.WORLD
         else:
             store, _ = meeting.meet()
             rank, size = distributed.get_rank(), distributed.get_world_size()
-            group = distributed.new_group(backend="fanin")
+        # Not the default one: what the program calls there comes in no order with the engine's.
+        group = distributed.new_group(backend="fanin")
         assert isinstance(group, ProcessGroup)
         self._group = group
         return store, rank, size

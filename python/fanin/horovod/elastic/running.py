@@ -7,7 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 from fanin.horovod.elastic.state import State
-from fanin.horovod.errors import Apart, HorovodInternalError, HostsUpdatedInterrupt
+from fanin.horovod.errors import (
+    Apart,
+    Disagreement,
+    HorovodInternalError,
+    HostsUpdatedInterrupt,
+)
 from fanin.horovod.starting import init_again
 from fanin.horovod.world import shutdown
 
@@ -17,8 +22,9 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 
     Each call of it begins with the state of rank 0. A `HorovodInternalError` that it raises undoes
     what came after the last `State.commit`; a `HostsUpdatedInterrupt` does not. Then the ranks that
-    are there meet anew, and it is called once more. It calls no collective before the state is
-    used, as ranks may come from different places.
+    are there meet anew, and it is called once more; but not after an error that tells of a mistake,
+    as the same steps would come to it again. It calls no collective before the state is used, as
+    ranks may come from different places.
     """
 
     @functools.wraps(func)
@@ -30,7 +36,7 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
                     before[0]()
                     del before[0]
                 return func(state, *args, **keywords)
-            except Apart:
+            except (Apart, Disagreement):
                 raise
             except HorovodInternalError:
                 before = [state.restore, shutdown, init_again, state.on_reset, state.sync]
