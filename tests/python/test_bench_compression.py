@@ -155,4 +155,6 @@ def test_the_table_of_documents_has_intervals_and_says_who_never_came_there() ->
     assert "| float32 | 6 kB | 0.800 ± 0.000 | 70.0 ± 24.8 % | 20 | 0.20 s |" in text
     assert "| onebit | 200 B | not finite |" in text
     assert "| never, 2 of 3 never | - |" in text
-    assert "-" in table(rows)
+    of_float32, of_onebit = (line.split() for line in table(rows).splitlines()[1:])
+    assert of_float32[-3:] == ["-", "1.00", "ms"]
+    assert of_onebit[-4:] == ["1.00", "ms", "2.00", "ms"]

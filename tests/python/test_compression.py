@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from fanin import errors
 from fanin.torch.compression import Compressor, Dithering, OneBit, RandomK, TopK, TwoWay, codes
 from fanin.torch.compression.compressors import check_gradient
 from fanin.torch.compression.cut import Cut
-from fanin.torch.compression.memory import Memory, Momentum
+from fanin.torch.compression.memory import Memory, Momentum, is_finite
 from ranks import Failure, Me, sums_on_switch
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
@@ -132,6 +133,38 @@ def test_a_sign_is_worth_the_mean_magnitude_of_its_block() -> None:
         torch.testing.assert_close(half, of.sign() * of.abs().mean())
 
 
+@pytest.mark.parametrize("rest", [1, 100])
+def test_the_end_of_a_bucket_counts_as_much_as_the_rest_of_it(rest: int) -> None:
+    elements = 2 * 1024 + rest
+    for world_size in (1, 2):
+        memories = memories_of(elements, world_size, feedback=False)
+        average = exchanged(OneBit(), memories, [torch.ones(elements)] * world_size, 0)
+        torch.testing.assert_close(average, torch.ones(elements))
+
+
+@pytest.mark.parametrize("elements", [1, 9, 1000, 4097, 4810, 17_000, 70_000])
+@pytest.mark.parametrize("world_size", [1, 2, 4, 16, 64])
+def test_as_many_are_sent_as_were_asked_for_wherever_a_bucket_ends(
+    elements: int, world_size: int
+) -> None:
+    cut = Cut.of(elements, world_size)
+    filled = cut.padded - elements
+    assert 0 <= filled < world_size * 8 * (cut.length // cut.block)
+    for k in (1, 0.01, 0.3, elements):
+        asked = k if isinstance(k, int) else max(1, round(k * elements))
+        memories = memories_of(elements, world_size, feedback=False)
+        average = exchanged(TopK(k), memories, [torch.ones(elements)] * world_size, 0)
+        assert asked <= average.count_nonzero() <= asked + world_size
+
+
+@pytest.mark.parametrize("compressor", [TopK(0.1), Dithering(7), RandomK(0.1)], ids=str)
+def test_huge_gradients_that_are_finite_stay_so(compressor: Compressor) -> None:
+    gradients = [torch.full((3000,), 1e37)] * 2
+    average = exchanged(compressor, memories_of(3000, 2, feedback=True), gradients, 0)
+    assert average.isfinite().all()
+    assert average.any()
+
+
 UNBIASED: list[Compressor] = [
     Dithering(3),
     Dithering(3, partition="natural"),
@@ -187,7 +220,9 @@ def test_what_is_not_finite_stays_so_and_is_over_in_the_next_step(
         if step == 1:
             gradients[1][2500] = poison
         average = exchanged(compressor, memories, gradients, step)
-        assert bool(average.isfinite().all()) == (step != 1)
+        assert bool(is_finite(average)) == bool(average.isfinite().all()) == (step != 1)
+        if step == 1:  # as the hook does
+            memories = memories_of(5000, 3, feedback)
 
 
 @pytest.mark.parametrize("compressor", ALL, ids=str)
@@ -245,9 +280,12 @@ def test_momentum_is_nesterovs() -> None:
         parameter.grad = flat
         ours.step()
         torchs.step()
-        poisoned: Any = Bucket(torch.full((100,), torch.nan), parameter)
-        momentum.add_to(poisoned)
     torch.testing.assert_close(parameter, expected)
+    momentum.forget()
+    flat = gradient(5, 100)
+    alone: Any = Bucket(flat, parameter)
+    momentum.add_to(alone)
+    torch.testing.assert_close(flat, 1.9 * gradient(5, 100))
 
 
 @pytest.mark.parametrize("compressor", ALL, ids=str)
@@ -287,6 +325,8 @@ def test_what_cannot_be_is_refused_with_what_can() -> None:
         TopK(11).check(10)
     with pytest.raises(TypeError, match="train in float32, or without compression"):
         check_gradient(torch.zeros(1, dtype=torch.float64))
+    with pytest.raises(TypeError, match="Embedding with sparse=False does"):
+        check_gradient(torch.zeros(2, 2).to_sparse())
     with pytest.raises(TypeError, match=r"gradients of torch\.int32 are not compressed"):
         check_gradient(torch.zeros(1, dtype=torch.int32))
     given: Any = "onebit"
@@ -339,7 +379,7 @@ def batches(rank: int, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
 
 def train(me: Me, compressor: Compressor, mode: str) -> tuple[list[Tensor], list[float]]:
     me.init("gloo" if mode == "gloo" else "fanin")
-    dtype = torch.bfloat16 if mode == "bfloat16" else torch.float32
+    dtype = getattr(torch, mode) if mode in ("bfloat16", "float16") else torch.float32
     momentum = 0.5 if mode == "momentum" else 0.0
     keywords = {
         name: mode == name for name in ("find_unused_parameters", "gradient_as_bucket_view")
@@ -363,6 +403,8 @@ CASES: list[tuple[Compressor, str]] = [
     *((compressor, "plain") for compressor in STEADY),
     (OneBit(), "gloo"),
     (OneBit(), "bfloat16"),
+    (OneBit(), "float16"),
+    (RandomK(0.1), "float16"),
     (TopK(0.1), "find_unused_parameters"),
     (RandomK(0.1), "find_unused_parameters"),
     (OneBit(), "gradient_as_bucket_view"),
@@ -404,14 +446,10 @@ def test_what_can_be_added_up_is_and_the_rest_is_gathered_by_the_services(
         assert [later - sooner for sooner, later in pairwise(found[1:])] == [1, 1]
 
 
-def alone(me: Me, compressor: Compressor) -> list[Tensor]:
-    return train(me, compressor, "plain")[0]
-
-
 @pytest.mark.parametrize("compressor", [TopK(0.1), RandomK(0.1)], ids=str)
 def test_a_rank_by_itself_trains(launch: Launch, compressor: Compressor) -> None:
-    (parameters,) = launch(alone, 1, compressor).results()
-    assert all(parameter.isfinite().all() for parameter in parameters)
+    ((_, losses),) = launch(train, 1, compressor, "plain").results()
+    assert sum(losses[-10:]) < 0.5 * sum(losses[:10])
 
 
 def poisoned(me: Me, compressor: Compressor) -> list[bool]:
@@ -433,6 +471,105 @@ def poisoned(me: Me, compressor: Compressor) -> list[bool]:
 def test_one_ranks_nan_is_told_to_all_ranks(launch: Launch, compressor: Compressor) -> None:
     for found in launch(poisoned, 2, compressor).results():
         assert found == [True, True, True, False, True]
+
+
+class Given(nn.Module):
+    """Parameters whose gradients are what is handed to `forward`."""
+
+    def __init__(self, *lengths: int) -> None:
+        super().__init__()
+        self.of = nn.ParameterList(torch.zeros(length) for length in lengths)
+
+    def forward(self, *gradients: float) -> Tensor:
+        each = zip(self.of, gradients, strict=True)
+        return torch.stack([(parameter * number).sum() for parameter, number in each]).sum()
+
+
+def averages_after_a_skip(me: Me, compressor: Compressor, momentum: float) -> list[float]:
+    """The magnitude of each bucket's average, once steps are zero after one that is skipped."""
+    me.init("gloo")
+    state = fanin.torch.CompressionState(compressor, momentum=momentum, min_bytes=5000)
+    # The last one is sent as it is.
+    model = DistributedDataParallel(Given(4000, 3000, 10), bucket_cap_mb=0.01)
+    model.register_comm_hook(state, fanin.torch.compression_hook)
+    found = []
+    for step in range(6):
+        model.zero_grad()
+        one = float(step < 4)
+        poison = torch.inf if step == 3 and me.rank == 1 else one
+        model(one, poison, one).backward()
+        found += [p.grad.abs().sum().item() for p in model.parameters() if p.grad is not None]
+    assert not all(map(math.isfinite, found[9:12]))
+    assert all(map(math.isfinite, found[:9]))
+    return found[12:]
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("compressor", [TopK(0.01), OneBit(), RandomK(0.01)], ids=str)
+def test_of_a_step_that_is_skipped_nothing_comes_later(
+    launch: Launch, compressor: Compressor, momentum: float
+) -> None:
+    for found in launch(averages_after_a_skip, 2, compressor, momentum).results():
+        assert found == [0.0] * 6
+
+
+def other_models(me: Me) -> list[str]:
+    """What is said when the gradients of others come to a state."""
+    me.init("gloo")
+
+    def wrapped(network: nn.Module, state: fanin.torch.CompressionState, cap: float) -> Any:
+        model = DistributedDataParallel(network, bucket_cap_mb=cap)
+        model.register_comm_hook(state, fanin.torch.compression_hook)
+        return model
+
+    said = []
+    for steps in (1, 2, 3):
+        state = fanin.torch.CompressionState(TopK(0.1), min_bytes=0)
+        network = Given(2000, 2000)
+        model = wrapped(network, state, 25)
+        for _ in range(steps):
+            model(1.0, 1.0).backward()
+        others = [wrapped(Given(2000, 2000), state, 25)]
+        if steps == 3:
+            others.append(wrapped(network, state, 0.001))
+        for other in others:
+            with pytest.raises(ValueError, match="one DistributedDataParallel") as raised:
+                other(1.0, 1.0).backward()
+            said.append(str(raised.value))
+    return said
+
+
+def test_a_state_of_another_model_is_refused_with_what_to_do(launch: Launch) -> None:
+    for said in launch(other_models, 2).results():
+        assert len(said) == 4
+        assert all("Make one for each model, and a new one" in each for each in said)
+
+
+def without_elements(me: Me) -> float:
+    me.init()
+    model = DistributedDataParallel(Given(0))
+    state = fanin.torch.CompressionState(OneBit(), momentum=0.5, min_bytes=0)
+    model.register_comm_hook(state, fanin.torch.compression_hook)
+    for _ in range(3):
+        model(1.0).backward()
+    return float(sum(p.grad.numel() for p in model.parameters() if p.grad is not None))
+
+
+def test_a_bucket_without_elements_is_averaged(launch: Launch) -> None:
+    assert launch(without_elements, 2).results() == [0.0, 0.0]
+
+
+def sparse(me: Me) -> None:
+    me.init("gloo")
+    model = DistributedDataParallel(nn.Embedding(100, 50, sparse=True))
+    state = fanin.torch.CompressionState(OneBit(), min_bytes=0)
+    model.register_comm_hook(state, fanin.torch.compression_hook)
+    with pytest.raises(TypeError, match="make them dense"):
+        model(torch.tensor([1, 2])).sum().backward()
+
+
+def test_sparse_gradients_are_refused_in_the_first_step(launch: Launch) -> None:
+    launch(sparse, 1).results()
 
 
 def first_step(me: Me, own: Any, others: Any, dtype: torch.dtype = torch.float32) -> None:

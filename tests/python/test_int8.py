@@ -168,16 +168,24 @@ def test_a_bucket_has_its_own_residual_until_it_is_of_other_parameters() -> None
     feedback = ErrorFeedback()
     parameters = [torch.zeros(8000), torch.zeros(8000)]
 
-    def rounded(index: int, of: torch.Tensor) -> float:
+    def rounded(index: int, *of: torch.Tensor) -> float:
         buffer = torch.full((8000,), 0.3)
         buffer[::BLOCK] = 127.0
-        feedback.round(Bucket(index, buffer, [of]))  # type: ignore[arg-type]
+        feedback.round(Bucket(index, buffer, list(of)))  # type: ignore[arg-type]
         return float(buffer[1])
 
     assert [rounded(0, parameters[0]) for _ in range(4)] == [0.0, 1.0, 0.0, 0.0]
     assert [rounded(1, parameters[1]) for _ in range(2)] == [0.0, 1.0]
     assert [rounded(0, parameters[0]) for _ in range(2)] == [1.0, 0.0]
-    assert [rounded(0, parameters[1]) for _ in range(2)] == [0.0, 1.0], "begins without one"
+    # Another model's, with which it takes turns.
+    assert [rounded(0, parameters[1]) for _ in range(2)] == [0.0, 0.0]
+    assert rounded(0, parameters[0]) == 0.0
+    # DDP forms other buckets of the same parameters.
+    assert [rounded(0, *parameters) for _ in range(2)] == [0.0, 1.0], "begins without one"
+    assert len(feedback._residuals) == 1, "of the buckets before it nothing is kept"
+    del parameters[:]
+    assert rounded(0, torch.zeros(8000)) == 0.0
+    assert len(feedback._residuals) == 1, "of a model that is no more nothing is kept"
 
 
 def test_what_travels_as_it_is_is_not_rounded() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+from dataclasses import dataclass
 from typing import Final
 
 import torch
@@ -20,16 +22,33 @@ _AS_IT_IS_MAX: Final = 4096
 _ROUNDED: Final = frozenset({torch.float32, torch.float16, torch.bfloat16})
 
 
+@dataclass
+class _Residual:
+    """What is missing in the gradients of a bucket's parameters."""
+
+    parameters: list[weakref.ref[torch.Tensor]]
+    missing: torch.Tensor
+
+    def is_of(self, parameters: list[torch.Tensor]) -> bool:
+        """Return whether it is of these, in this order."""
+        return [id(each()) for each in self.parameters] == [id(each) for each in parameters]
+
+    def is_over(self, parameters: list[torch.Tensor]) -> bool:
+        """Return whether it has one of those that are in another bucket now, or that is no more."""
+        held = [each() for each in self.parameters]
+        elsewhere = {id(each) for each in parameters}
+        return any(each is None or id(each) in elsewhere for each in held)
+
+
 class ErrorFeedback:
     """The residuals of one rank's buckets, in float32: as much memory again as its gradients.
 
-    DDP may cut other buckets after the first step, or when it is made anew: a bucket of other
-    parameters begins without a residual.
+    Those of several models, whose steps may alternate. DDP may cut other buckets after the first
+    step, or when it is made anew: a bucket of other parameters begins without a residual.
     """
 
     def __init__(self) -> None:
-        # By a bucket's number: of which parameters it is, by their addresses, and what is missing.
-        self._residuals: dict[int, tuple[list[int], torch.Tensor]] = {}
+        self._residuals: list[_Residual] = []
 
     def round(self, bucket: GradBucket) -> None:
         """Add to a bucket what rounding took of it before, and round it to what int8 can say.
@@ -39,16 +58,23 @@ class ErrorFeedback:
         gradients = bucket.buffer()
         if gradients.dtype not in _ROUNDED or gradients.numel() <= _AS_IT_IS_MAX:
             return
-        layout = [parameter.data_ptr() for parameter in bucket.parameters()]
-        known, residual = self._residuals.get(bucket.index(), (None, None))
-        if residual is None or known != layout:
-            residual = torch.zeros_like(gradients, dtype=torch.float32)
-            self._residuals[bucket.index()] = layout, residual
+        residual = self._residual(bucket.parameters(), gradients)
         if gradients.device.type == "cpu":
             elements, dtype = gradients.numel(), DTYPES[gradients.dtype]
             _fanin.feed_back(gradients.data_ptr(), elements, dtype, residual.data_ptr())
         else:
             feed_back(gradients, residual)
+
+    def _residual(self, parameters: list[torch.Tensor], gradients: torch.Tensor) -> torch.Tensor:
+        found = next((each for each in self._residuals if each.is_of(parameters)), None)
+        if found is None:
+            missing = torch.zeros_like(gradients, dtype=torch.float32)
+            found = _Residual([weakref.ref(each) for each in parameters], missing)
+            self._residuals = [
+                found,
+                *(each for each in self._residuals if not each.is_over(parameters)),
+            ]
+        return found.missing
 
 
 def feed_back(gradients: torch.Tensor, residual: torch.Tensor) -> None:

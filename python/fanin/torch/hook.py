@@ -30,7 +30,8 @@ class HookState:
     Collective: all ranks of `process_group` (None: the default group) make one, at the same place
     in their program. `timeout` in seconds. The others are settings, as for `fanin.torch.Options`.
     With ``wire_dtype="int8"`` what rounding takes of this rank's gradients is added to those of its
-    next step; the residuals are in float32, as much memory again as its gradients.
+    next step, of each model by itself; the residuals are in float32, as much memory again as its
+    gradients.
     Raises the errors of `fanin.errors`.
     """
 

@@ -45,8 +45,11 @@ class TwoWay(Compressor):
     """Messages that cannot be added up: each rank sums one shard, and compresses the sum again."""
 
     @abstractmethod
-    def compress(self, rows: Tensor, cut: Cut, dice: torch.Generator) -> Tensor:
-        """Return one message of uint8 for each row of float32, of `cut.length` elements each."""
+    def compress(self, rows: Tensor, cut: Cut, dice: torch.Generator, first: int = 0) -> Tensor:
+        """Return one message of uint8 for each row of float32, of `cut.length` elements each.
+
+        The rows are shards that follow each other, from the `first` on.
+        """
 
     @abstractmethod
     def decompress(self, messages: Tensor, cut: Cut) -> Tensor:
@@ -79,7 +82,7 @@ class _Coded(TwoWay):
         return next(bits for bits in (1, 2, 4, 8) if len(self.values) <= 2**bits)
 
     @abstractmethod
-    def scales(self, blocks: Tensor) -> Tensor:
+    def scales(self, blocks: Tensor, cut: Cut, first: int) -> Tensor:
         """Return the scale of each block, as (.., 1); not finite where the block is not."""
 
     @abstractmethod
@@ -89,10 +92,10 @@ class _Coded(TwoWay):
     def message_bytes(self, cut: Cut) -> int:
         return cut.length // cut.block * SCALE_BYTES + cut.length * self.bits // BYTE
 
-    def compress(self, rows: Tensor, cut: Cut, dice: torch.Generator) -> Tensor:
+    def compress(self, rows: Tensor, cut: Cut, dice: torch.Generator, first: int = 0) -> Tensor:
         count = len(rows)
         blocks = rows.view(count, -1, cut.block)
-        scales = self.scales(blocks)
+        scales = self.scales(blocks, cut, first)
         packed = codes.pack(self.encode(blocks, scales, dice), self.bits)
         sound = scales.where(scales.isfinite(), torch.nan)
         return torch.cat([sound.view(torch.uint8).view(count, -1), packed.view(count, -1)], dim=1)
@@ -115,9 +118,14 @@ class OneBit(_Coded):
     def values(self) -> tuple[float, ...]:
         return (1.0, -1.0)
 
-    def scales(self, blocks: Tensor) -> Tensor:
+    def scales(self, blocks: Tensor, cut: Cut, first: int) -> Tensor:
         norms: Tensor = torch.linalg.vector_norm(blocks, 1, dim=-1, keepdim=True)
-        return norms / blocks.shape[-1] if self.scaling else norms.mul_(0).add_(1)
+        if not self.scaling:
+            return norms.mul_(0).add_(1)
+        # The zeros behind the last element have no part in the mean.
+        starts = torch.arange(norms.numel(), device=norms.device).view_as(norms) * cut.block
+        left = cut.elements - first * cut.length - starts
+        return norms.div_(left.clamp_(1, cut.block))
 
     def encode(self, blocks: Tensor, scales: Tensor, dice: torch.Generator) -> Tensor:  # noqa: ARG002
         return (blocks < 0).view(torch.uint8)
@@ -154,7 +162,7 @@ class Dithering(_Coded):
         positive = [each / self.k if linear else 2.0 ** (each - self.k) for each in levels]
         return (*(-value for value in reversed(positive)), 0.0, *positive)
 
-    def scales(self, blocks: Tensor) -> Tensor:
+    def scales(self, blocks: Tensor, cut: Cut, first: int) -> Tensor:  # noqa: ARG002
         order = torch.inf if self.normalize == "max" else 2
         norms: Tensor = torch.linalg.vector_norm(blocks, order, dim=-1, keepdim=True)
         return norms
@@ -183,7 +191,7 @@ class Dithering(_Coded):
 class TopK(TwoWay):
     """The `k` elements of the largest magnitude: a number a bucket, or a part of it, as 0.01.
 
-    Each shard has as many.
+    Each shard has as many, as far as it has elements.
     """
 
     k: int | float
@@ -197,7 +205,13 @@ class TopK(TwoWay):
     def message_bytes(self, cut: Cut) -> int:
         return self._kept(cut) * (INDEX_BYTES + VALUE_BYTES)
 
-    def compress(self, rows: Tensor, cut: Cut, dice: torch.Generator) -> Tensor:  # noqa: ARG002
+    def compress(
+        self,
+        rows: Tensor,
+        cut: Cut,
+        dice: torch.Generator,  # noqa: ARG002
+        first: int = 0,  # noqa: ARG002
+    ) -> Tensor:
         # NaN is larger than all numbers, here.
         indices = rows.abs().topk(self._kept(cut), dim=1, sorted=False).indices
         values = rows.gather(1, indices)
@@ -211,7 +225,11 @@ class TopK(TwoWay):
         rows.scatter_(1, self._read(messages)[0], 0.0)
 
     def _kept(self, cut: Cut) -> int:
-        return min(-(-count_of(self.k, cut.elements) // cut.shards), cut.length)
+        # The last shards may have few elements or none, and the others make up for it.
+        count = count_of(self.k, cut.elements)
+        whole, rest = divmod(cut.elements, cut.length)
+        even = -(-count // (whole + (rest > 0)))
+        return max(even, -(-(count - rest) // whole)) if whole else even
 
     def _read(self, messages: Tensor) -> tuple[Tensor, Tensor]:
         indices, values = messages.view(torch.int32).chunk(2, dim=1)
@@ -264,8 +282,13 @@ def count_of(k: int | float, elements: int) -> int:
 
 
 def check_gradient(gradient: Tensor) -> None:
-    """Raise `TypeError` unless compressors take gradients of this dtype."""
+    """Raise `TypeError` unless compressors take gradients of this dtype and layout."""
     dtype = gradient.dtype
+    if gradient.is_sparse:
+        raise TypeError(
+            "sparse gradients are not compressed, whose places would have to be said, too; make "
+            "them dense (as Embedding with sparse=False does), or train without compression"
+        )
     if dtype in (torch.float32, torch.float16, torch.bfloat16):
         return
     if dtype == torch.float64:

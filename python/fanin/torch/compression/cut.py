@@ -20,20 +20,19 @@ class Cut:
     shards: int
     length: int
     block: int
-    """Elements that share a scale; `length` is a multiple of it."""
+    """Elements that share a scale, `BLOCK_MAX` or a few less; `length` is a multiple of it."""
 
     @staticmethod
     def of(elements: int, shards: int) -> Cut:
         """Cut so many elements into so many shards."""
         least = -(-elements // shards)
-        block = min(BLOCK_MAX, _multiple(least, BYTE))
-        return Cut(elements, shards, _multiple(least, block), block)
+        # As long as each other: with a short block behind long ones, filled up, a shard would take
+        # elements from the last shards, which have none then.
+        blocks = -(-least // BLOCK_MAX)
+        block = -(-least // (blocks * BYTE)) * BYTE
+        return Cut(elements, shards, blocks * block, block)
 
     @property
     def padded(self) -> int:
         """Elements with the zeros behind them."""
         return self.shards * self.length
-
-
-def _multiple(number: int, of: int) -> int:
-    return -(-number // of) * of

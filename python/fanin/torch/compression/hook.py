@@ -7,6 +7,7 @@ bucket's exchange is started in the hook's call for the next one, or for the las
 
 # No postponed annotations here: DDP compares the hook's annotations with the classes themselves.
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,7 +19,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 
 from fanin.torch.compression.compressors import Compressor, RandomK, TwoWay, check_gradient
 from fanin.torch.compression.cut import Cut
-from fanin.torch.compression.memory import Memory, Momentum
+from fanin.torch.compression.memory import Memory, Momentum, is_finite
 
 Averaged = torch.futures.Future[Tensor]
 
@@ -44,14 +45,16 @@ class CompressionState:
         state = CompressionState(TopK(0.01))
         model.register_comm_hook(state, compression_hook)
 
-    One for each model, the same on all ranks of `process_group` (None: the default group).
-    `error_feedback` adds what was not sent to the next gradient. `momentum` (0: none) adds
-    Nesterov's momentum before, in place of the optimizer's, which then has to be 0. The gradients
-    of the first `uncompressed_steps` are sent as they are, at least those of one: DDP forms its
-    buckets anew after it. So are always buckets of less than `min_bytes`.
+    One for each `DistributedDataParallel`, the same on all ranks of `process_group` (None: the
+    default group). `error_feedback` adds what was not sent to the next gradient. `momentum` (0:
+    none) adds Nesterov's momentum before, in place of the optimizer's, which then has to be 0. The
+    gradients of the first `uncompressed_steps` are sent as they are, at least those of one: DDP
+    forms its buckets anew after it. So are always buckets of less than `min_bytes`. After a step
+    whose average is not finite somewhere, which no optimizer takes, both begin anew.
 
     Raises `TypeError` and `ValueError` for what is no such parameter; the first backward pass
-    raises `ValueError` on all ranks if some rank's parameters are others.
+    raises `ValueError` on all ranks if some rank's parameters are others, and a later one if it is
+    another model's.
     """
 
     def __init__(
@@ -86,6 +89,11 @@ class CompressionState:
         self.process_group = process_group
         self._step = 0
         self._agreed = False
+        # Those of the model, and those of each bucket once DDP has formed them anew.
+        self._parameters: set[Tensor] = set()
+        self._buckets: dict[int, list[Tensor]] = {}
+        # Whether each average of this step is finite.
+        self._sound: list[Tensor] = []
         self._memories: dict[int, Memory] = {}
         self._momentum = Momentum(momentum) if momentum else None
         self._dice: torch.Generator | None = None
@@ -102,18 +110,19 @@ class CompressionState:
         buffer = bucket.buffer()
         check_gradient(buffer)
         if bucket.index() == 0:
-            self._step += 1
-            self._halfway = None  # of a backward pass that an error ended
+            self._begin_step()
+        self._recognise(bucket)
         if not self._agreed:
             self._agree(buffer.device)
         if self._momentum is not None:
             self._momentum.add_to(bucket)
         before = self._halfway
         self._halfway = None
-        if self._step <= self.uncompressed_steps or buffer.nbytes < self.min_bytes:
+        # There is nothing to compress of parameters without elements.
+        if self._step <= self.uncompressed_steps or buffer.nbytes < max(self.min_bytes, 1):
             group = self.process_group or dist.group.WORLD
             assert group is not None  # DDP has one
-            averaged = plain_hook(group, bucket)
+            averaged = plain_hook(group, bucket).then(self._looking())
         else:
             self.compressor.check(buffer.numel())
             memory = self._memory(bucket.index(), buffer)
@@ -127,6 +136,47 @@ class CompressionState:
             self._go_on(self._halfway)
             self._halfway = None
         return averaged
+
+    def _begin_step(self) -> None:
+        self._step += 1
+        self._halfway = None  # of a backward pass that an error ended
+        sound, self._sound = self._sound, []
+        if sound and not torch.stack(sound).all():
+            # Nobody applied that step (a GradScaler skips it, and halves its scale): what was left
+            # of it, and of those before, would come late and at twice its weight. All ranks have
+            # the same averages, so all of them forget.
+            self._memories.clear()
+            if self._momentum is not None:
+                self._momentum.forget()
+
+    def _recognise(self, bucket: GradBucket) -> None:
+        """Raise `ValueError` unless a bucket is of the model whose buckets there were."""
+        parameters = bucket.parameters()
+        if self._step == 1:
+            self._parameters.update(parameters)
+        elif self._step == 2:
+            self._buckets[bucket.index()] = parameters
+        formed = self._buckets.get(bucket.index(), parameters)
+        same = list(map(id, formed)) == list(map(id, parameters))
+        if not same or not self._parameters.issuperset(parameters):
+            raise ValueError(
+                "the gradients are of other parameters than in the steps before, and what was not "
+                "sent of those would be added to these: a CompressionState is for one "
+                "DistributedDataParallel. Make one for each model, and a new one when a model is "
+                "wrapped anew"
+            )
+
+    def _looking(self) -> Callable[[Averaged], Tensor]:
+        """Return what hands an average on, and keeps in mind whether it is finite."""
+        sound = self._sound
+
+        def look(future: Averaged) -> Tensor:
+            average = future.value()
+            if average.numel():
+                sound.append(is_finite(average))
+            return average
+
+        return look
 
     def _start_drawn(self, memory: Memory, buffer: Tensor, index: int) -> Averaged:
         assert isinstance(self.compressor, RandomK)
@@ -142,7 +192,7 @@ class CompressionState:
             buffer[indices] = values.div_(size).to(buffer.dtype)
             return buffer
 
-        return _future_of(work).then(place)
+        return _future_of(work).then(place).then(self._looking())
 
     def _start_two_way(self, memory: Memory, buffer: Tensor) -> Averaged:
         assert isinstance(self.compressor, TwoWay)
@@ -154,7 +204,7 @@ class CompressionState:
         done: Averaged = torch.futures.Future(devices=[buffer.device] if on_device else None)
         self._halfway = _Halfway(memory, work, received, buffer, done)
         # DDP dies of an exception in a future that was made in Python, and not of one in its child.
-        return done.then(_value)
+        return done.then(self._looking())
 
     def _go_on(self, halfway: _Halfway) -> None:
         """Sum the own shard, and start to say the sum to all."""
@@ -217,10 +267,6 @@ class CompressionState:
 def compression_hook(state: CompressionState, bucket: GradBucket) -> torch.futures.Future[Tensor]:
     """Average a bucket of gradients over the ranks, in fewer bytes."""
     return state.average(bucket)
-
-
-def _value(future: Averaged) -> Tensor:
-    return future.value()
 
 
 def _future_of(work: Work | None) -> torch.futures.Future[Any]:

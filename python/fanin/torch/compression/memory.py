@@ -14,13 +14,13 @@ class Memory:
     """Of one bucket.
 
     Error feedback as BytePS has it ("vanilla"): what a compressor did not say of a gradient is
-    added to the next one, at the rank, and once more where a shard's sum is compressed. Where a
-    gradient is not finite, nothing is kept of it, and of what was left there before: it would never
-    end.
+    added to the next one, at the rank, and once more where a shard's sum is compressed. It is of no
+    use any more after a gradient that is not finite.
     """
 
     def __init__(self, cut: Cut, rank: int, device: torch.device, feedback: bool) -> None:
         self.cut = cut
+        self._rank = rank
         self._own = max(0, min(cut.length, cut.elements - rank * cut.length))
         self._unsent = torch.zeros(cut.padded, device=device) if feedback else None
         self._unsent_of_sum = torch.zeros(1, cut.length, device=device) if feedback else None
@@ -33,7 +33,6 @@ class Memory:
         if self._unsent is not None:
             compressor.subtract(rows, messages, self.cut)
             flat[self.cut.elements :] = 0.0
-            _forget_unsound(flat)
         return messages
 
     def sum_message(self, messages: Tensor, compressor: TwoWay, dice: torch.Generator) -> Tensor:
@@ -41,12 +40,11 @@ class Memory:
         average = compressor.decompress(messages, self.cut).mean(dim=0, keepdim=True)
         average[:, self._own :] = 0.0
         if self._unsent_of_sum is None:
-            return compressor.compress(average, self.cut, dice)
+            return compressor.compress(average, self.cut, dice, self._rank)
         unsent = self._unsent_of_sum.add_(average)
-        message = compressor.compress(unsent, self.cut, dice)
+        message = compressor.compress(unsent, self.cut, dice, self._rank)
         compressor.subtract(unsent, message, self.cut)
         unsent[:, self._own :] = 0.0
-        _forget_unsound(unsent)
         return message
 
     def average(self, messages: Tensor, compressor: TwoWay) -> Tensor:
@@ -62,13 +60,12 @@ class Memory:
             each.to(flat.device) for each in compressor.draw(self.cut.elements, dice)
         )
         values = flat[indices]
-        if not _is_finite(flat):
-            values.fill_(torch.nan)  # what is not finite need not be among what was drawn
+        # What is not finite need not be among what was drawn.
+        values.masked_fill_(~is_finite(flat), torch.nan)
         if self._unsent is None:
             values.mul_(lengths)
         else:
             flat[indices] = 0.0
-            _forget_unsound(flat)
         return indices, values
 
     def _corrected(self, gradient: Tensor) -> Tensor:
@@ -92,9 +89,7 @@ class Momentum:
         self._velocities: dict[Tensor, Tensor] = {}
 
     def add_to(self, bucket: GradBucket) -> None:
-        """Add it, once the gradients have changed it. Those that are not finite do not."""
-        if not _is_finite(bucket.buffer()):
-            return
+        """Add it, once the gradients have changed it."""
         gradients = bucket.gradients()
         for parameter, gradient in zip(bucket.parameters(), gradients, strict=True):
             velocity = self._velocities.get(parameter)
@@ -104,11 +99,13 @@ class Momentum:
             velocity.mul_(self._factor).add_(gradient)
             gradient.add_(velocity, alpha=self._factor)
 
+    def forget(self) -> None:
+        """Begin at rest."""
+        self._velocities.clear()
 
-def _is_finite(flat: Tensor) -> bool:
-    return bool(torch.linalg.vector_norm(flat, 1, dtype=torch.float32).isfinite())
 
-
-def _forget_unsound(flat: Tensor) -> None:
-    if not _is_finite(flat):
-        flat.nan_to_num_(0.0, 0.0, 0.0)
+def is_finite(flat: Tensor) -> Tensor:
+    """Return whether all of at least one element is, as one of bool on its device."""
+    # Both are NaN where one element is; and no sum is infinite of elements that are not.
+    lowest, highest = torch.aminmax(flat)
+    return lowest.isfinite() & highest.isfinite()
