@@ -286,6 +286,7 @@ def test_all_end_with_the_same_when_a_service_is_killed_between_their_last_pulls
     assert ranks.hear(0) == "pulled"
     kill_without(kept, older)
     ranks.tell(1, "pull")
+    assert ranks.hear(1) == "pulled"
     first, second = ranks.results()
     assert torch.equal(first["ended"], second["ended"])
     assert second["lost"] == 1, "its own step"

@@ -172,12 +172,14 @@ impl Store {
 
     /// Forgets the models that nobody has asked for since a while, and says which.
     pub fn forget_abandoned(&self, now: Instant) -> Vec<Key> {
-        let abandoned: Vec<Key> = {
-            let models = lock(&self.models);
-            models.by_key.values().filter(|model| model.is_abandoned(now)).map(|model| model.key).collect()
+        let mut models = lock(&self.models);
+        let Models { by_key, bytes } = &mut *models;
+        let abandoned = by_key.extract_if(|_, model| model.is_abandoned(now));
+        let forgotten = |(key, model): (Key, Arc<Model>)| {
+            *bytes -= model.shape.bytes() as usize;
+            key
         };
-        abandoned.iter().for_each(|key| self.forget(key));
-        abandoned
+        abandoned.map(forgotten).collect()
     }
 
     pub fn models(&self) -> Vec<Arc<Model>> {
