@@ -30,9 +30,10 @@ class Parameters:
     """A worker's parameters at services (`fanin parameters`) that share them in equal parts.
 
     `services` are host:port, in an order that is the same for all workers; `key` is 16 bytes that
-    the workers of this training have alone. Every call waits for a service that is away, `timeout`
-    seconds at most, and then raises `SwitchUnreachable`; `ParametersRefused` where one does not
-    serve this training. Bytes of parameters are little-endian.
+    the workers of this training have alone; each service has a key made of it and of its place in
+    the order. Every call waits for a service that is away, `timeout` seconds at most since it
+    answered last, and then raises `SwitchUnreachable`; `ParametersRefused` where one does not serve
+    this training. Bytes of parameters are little-endian.
     """
 
     def __new__(
@@ -52,8 +53,8 @@ class Parameters:
     def exchange(self, delta: bytes | None) -> tuple[bytes, int]:
         """Add a delta; return the latest parameters, and how many of this worker's were lost.
 
-        Those are deltas before this one, which a service that was started again does not have.
-        Without a delta, asks alone.
+        Those are deltas which a service that was started again does not have, and of which no call
+        has told before. Without a delta, asks alone.
         """
 
     def leave(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ import torch
 from conftest import Launch, SwitchProcess
 from fanin import errors
 from fanin.torch import DeltaOptimizer
-from fanin.torch.delta import Deltas
+from fanin.torch.delta import Deltas, by_dtype
 from ranks import Failure, Me, wait_until
 from torch import nn, optim
 
@@ -219,6 +220,113 @@ def test_a_service_without_its_snapshot_ends_the_training_with_the_cure(
         assert "--snapshots FOLDER" in ended.message
 
 
+def saved(kept: SwitchProcess) -> dict[Path, bytes]:
+    """What a service has on its disk."""
+    return {file: file.read_bytes() for file in Path(kept.options[1]).glob("*.parameters")}
+
+
+def kill_without(kept: SwitchProcess, older: dict[Path, bytes]) -> None:
+    """Kill a service (SIGKILL), and start it with what it had saved, on a slow machine too."""
+    kept.kill()
+    for file, data in older.items():
+        file.write_bytes(data)
+    kept.start()
+
+
+def test_steps_that_a_killed_service_had_not_saved_are_told_by_a_pull(kept: SwitchProcess) -> None:
+    model = layer(0)
+    inner = optim.SGD(model.parameters(), lr=1.0)
+    worker = Deltas(inner, kept.address, b"k" * 16, 0, 1, 60.0)
+    worker.create()
+    worker.pull()
+    older = saved(kept)
+    assert older
+    give(model, 1.0)
+    for _ in range(3):
+        worker.step()
+    kill_without(kept, older)
+    worker.pull()
+    assert torch.equal(flat(model), flat(layer(0)))
+    assert worker.lost == 3
+    worker.step()
+    assert worker.lost == 3, "they are counted once"
+    torch.testing.assert_close(flat(model), flat(layer(0)) - 1.0)
+
+
+def while_ranks_pull(me: Me, service: str) -> dict[str, Any]:
+    me.init()
+    model = layer(0)
+    optimizer = DeltaOptimizer(optim.SGD(model.parameters(), lr=1.0), service)
+    me.say("begun")
+    me.hear()
+    give(model, 1.0)
+    optimizer.step()
+    pull = optimizer._deltas.pull
+
+    def in_turn() -> None:
+        if me.rank == 1:
+            me.hear()
+        pull()
+        me.say("pulled")
+
+    optimizer._deltas.pull = in_turn  # type: ignore[method-assign]
+    optimizer.close()
+    return {"ended": flat(model), "lost": optimizer.lost}
+
+
+def test_all_end_with_the_same_when_a_service_is_killed_between_their_last_pulls(
+    launch: Launch, kept: SwitchProcess
+) -> None:
+    ranks = launch(while_ranks_pull, 2, kept.address)
+    for rank in range(2):
+        assert ranks.hear(rank) == "begun"
+    older = saved(kept)
+    for rank in range(2):
+        ranks.tell(rank, "step")
+    assert ranks.hear(0) == "pulled"
+    kill_without(kept, older)
+    ranks.tell(1, "pull")
+    assert ranks.hear(1) == "pulled"
+    first, second = ranks.results()
+    assert torch.equal(first["ended"], second["ended"])
+    assert second["lost"] == 1, "its own step"
+
+
+def test_a_service_that_cannot_save_at_its_end_says_so_by_its_exit_status(
+    kept: SwitchProcess,
+) -> None:
+    model = layer(0)
+    worker = Deltas(optim.SGD(model.parameters(), lr=1.0), kept.address, b"k" * 16, 0, 1, 60.0)
+    worker.create()
+    worker.pull()
+    shutil.rmtree(kept.options[1])
+    give(model, 1.0)
+    worker.step()
+    assert kept.process is not None
+    kept.process.terminate()
+    assert kept.process.wait() != 0
+
+
+def with_other_services(me: Me, services: str, other: str) -> None:
+    me.init()
+    inner = optim.SGD(layer(0).parameters(), lr=1.0)
+    mine = services if me.rank == 0 else ",".join(reversed(services.split(",")))
+    with pytest.raises(errors.ParametersRefused, match="the same order on all ranks"):
+        DeltaOptimizer(inner, mine)
+    with pytest.raises(ValueError, match="rank 1 names 1 parameter services, and rank 0 2"):
+        DeltaOptimizer(inner, services if me.rank == 0 else other)
+    with pytest.raises(ValueError, match="HOST:PORT"):
+        DeltaOptimizer(inner, other if me.rank == 0 else "nowhere")
+
+
+def test_ranks_that_name_other_services_are_all_told(
+    launch: Launch, service: SwitchProcess
+) -> None:
+    with SwitchProcess(command="parameters") as other:
+        both = f"{service.address},{other.address}"
+        launch(with_other_services, 2, both, service.address).results()
+
+
 def with_nan(me: Me, service: str) -> dict[str, Any]:
     me.init()
     model = layer(0)
@@ -292,3 +400,34 @@ def test_dtypes_have_models_of_their_own_and_parameters_stay_the_same_ones(
         assert double.dtype == torch.float64
         assert (double == -2.0).all()
         assert (single == -2.0).all()
+
+
+def of_one_double(me: Me, services: str) -> list[torch.Tensor]:
+    me.init()
+    parameters = [nn.Parameter(torch.zeros(1, dtype=torch.float64)), nn.Parameter(torch.zeros(9))]
+    optimizer = DeltaOptimizer(optim.SGD(parameters, lr=1.0), services)
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    optimizer.close()
+    return [parameter.detach() for parameter in parameters]
+
+
+def test_a_dtype_with_fewer_elements_than_services_is_at_some_of_them(
+    launch: Launch, service: SwitchProcess
+) -> None:
+    with SwitchProcess(command="parameters") as other:
+        for double, single in launch(
+            of_one_double, 2, f"{service.address},{other.address}"
+        ).results():
+            assert (double == -2.0).all()
+            assert (single == -2.0).all()
+
+
+def test_devices_make_no_other_models_as_ranks_may_have_others() -> None:
+    here, there = torch.zeros(2), torch.zeros(3, device="meta")
+    double = torch.zeros(1, dtype=torch.float64)
+    assert [[each.numel() for each in of] for of in by_dtype([here, double, there])] == [
+        [2, 3],
+        [1],
+    ]

@@ -16,9 +16,10 @@ use crate::switch::{log, wait};
 /// Keep the latest parameters of asynchronous training, and add what workers send to them
 ///
 /// For fanin.torch.DeltaOptimizer (BytePS's asynchronous training): each worker sends by how much a step changed its parameters, and
-/// gets the latest ones. Several services share the parameters of a training. Listens on TCP alone; who reaches it can use half of the machine's memory.
+/// gets the latest ones. Several services share the parameters of a training. Listens on TCP alone; who reaches it can use half of the machine's memory, or of its control group's.
 ///
-/// With --snapshots what it has is saved every 10 seconds and when it ends (SIGTERM, SIGINT), and is there again after a restart.
+/// With --snapshots what it has is saved every 10 seconds and when it ends (SIGTERM, SIGINT), and is there again after a restart. The folder is this service's
+/// alone. When the last save fails, the exit status is not 0.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
     fanin parameters                                            for workers on this machine\n  \
@@ -59,6 +60,5 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         format!("fanin parameter service {version} listens on {address} (TCP)")
     })?;
     wait(&mut signals);
-    drop(server);
-    Ok(())
+    Ok(server.stop()?)
 }

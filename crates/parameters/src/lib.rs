@@ -12,6 +12,8 @@
 #![forbid(unsafe_code)]
 
 mod client;
+mod connections;
+mod memory;
 mod server;
 mod snapshot;
 mod store;
@@ -27,8 +29,8 @@ pub use proto::Dtype;
 pub use server::{Server, ServerConfig, ServerError};
 pub use snapshot::SnapshotError;
 
-/// Elements of a piece: a megabyte of float32.
-const PIECE_ELEMENTS: usize = 1 << 18;
+/// Elements of a piece, a quarter of a megabyte of float32: what an answer has, and what a broken connection costs.
+const PIECE_ELEMENTS: usize = 1 << 16;
 /// Workers that a model may have.
 const WORKERS_MAX: u32 = 4096;
 

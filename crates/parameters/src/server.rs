@@ -2,7 +2,7 @@
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -15,6 +15,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::server::TcpIncoming;
 use tonic::{Request, Response, Status, Streaming};
 
+use crate::connections::guests;
 use crate::proto::parameters_server::{Parameters, ParametersServer};
 use crate::proto::{
     BeginReply, BeginRequest, Delta, Dtype, Latest, LeaveReply, LeaveRequest, Model as ModelMessage,
@@ -22,6 +23,7 @@ use crate::proto::{
 };
 use crate::snapshot::{SnapshotError, Snapshots};
 use crate::store::{Model, Shape, Store, Unserved};
+use crate::{Key, PIECE_ELEMENTS, memory};
 
 /// How often models are saved that have changed.
 const SAVE_EVERY: Duration = Duration::from_secs(10);
@@ -29,14 +31,23 @@ const SAVE_EVERY: Duration = Duration::from_secs(10);
 const HANG_UP: Duration = Duration::from_millis(500);
 /// A worker's machine that answers nothing for so long is gone.
 const SILENCE: Duration = Duration::from_secs(30);
-/// How much of an exchange may be on its way, or wait for its turn.
-const WINDOW_BYTES: u32 = 8 << 20;
-/// Pieces of answers that wait for a slow worker.
-const ANSWERS: usize = 4;
-/// All trainings together may take the machine's memory divided by this; what a snapshot copies is a piece.
-const MEMORY_PART: usize = 2;
-/// Where the machine does not tell how much it has.
-const MEMORY_UNKNOWN: usize = 4 << 30;
+/// How much of a connection's exchanges may wait for its turn.
+const WINDOW_BYTES: u32 = 2 << 20;
+/// Pieces of answers that wait for a slow worker, beside one that is made and one that is sent.
+const ANSWERS: usize = 1;
+/// Calls at once of a connection: a worker has one, and the rest of another that it gave up.
+const CALLS_MAX: u32 = 2;
+/// The longest piece.
+const PIECE_BYTES_MAX: usize = 8 * PIECE_ELEMENTS;
+/// What is around the values of a message.
+const MESSAGE_BYTES: usize = 1 << 10;
+/// What a connection may take: what has come, and for each call a delta and its answers.
+const CONNECTION_BYTES: usize = WINDOW_BYTES as usize + CALLS_MAX as usize * (ANSWERS + 3) * PIECE_BYTES_MAX;
+/// All trainings together may take three eighths of the memory, and all connections one: who reaches the port, half of it. What a snapshot copies is a piece.
+const MODELS: (usize, usize) = (3, 8);
+const CONNECTIONS: (usize, usize) = (1, 8);
+/// Most connections, whatever memory there is.
+const CONNECTIONS_MAX: usize = 4096;
 
 /// What a service is told at its start.
 #[derive(Clone, Debug)]
@@ -68,7 +79,7 @@ pub enum ServerError {
     Runtime(io::Error),
 }
 
-/// A running service. Dropping it stops it, after all that was added is saved.
+/// A running service. Dropping it stops it, as [`Server::stop`] does.
 #[derive(Debug)]
 pub struct Server {
     address: SocketAddr,
@@ -80,8 +91,8 @@ pub struct Server {
 #[derive(Debug)]
 struct Kept {
     store: Store,
-    /// One writes at a time: a file has one name while it is unfinished.
-    snapshots: Option<Mutex<Snapshots>>,
+    /// One writes at a time: a file has one name while it is unfinished. `None` when they are kept nowhere, or it is over.
+    snapshots: Mutex<Option<Snapshots>>,
 }
 
 impl Server {
@@ -91,7 +102,9 @@ impl Server {
     /// When the port is taken, or a snapshot is damaged.
     pub fn start(config: &ServerConfig) -> Result<Self, ServerError> {
         let snapshots = config.snapshots.as_deref().map(Snapshots::open).transpose()?;
-        let store = Store::new(memory_bytes() / MEMORY_PART);
+        let memory_bytes = memory::bytes(Path::new("/"));
+        let connections = memory_bytes / CONNECTIONS.1 * CONNECTIONS.0 / CONNECTION_BYTES;
+        let store = Store::new(memory_bytes / MODELS.1 * MODELS.0);
         for model in
             snapshots.iter().map(Snapshots::load).collect::<Result<Vec<_>, _>>()?.into_iter().flatten()
         {
@@ -102,7 +115,7 @@ impl Server {
             );
             store.restore(model);
         }
-        let kept = Arc::new(Kept { store, snapshots: snapshots.map(Mutex::new) });
+        let kept = Arc::new(Kept { store, snapshots: Mutex::new(snapshots) });
         let bind = |cause| ServerError::Bind { address: config.listen, cause };
         let listener = TcpListener::bind(config.listen).map_err(bind)?;
         listener.set_nonblocking(true).map_err(bind)?;
@@ -116,7 +129,8 @@ impl Server {
         let listener =
             runtime.block_on(async { tokio::net::TcpListener::from_std(listener) }).map_err(bind)?;
         let (hang_up, hung_up) = oneshot::channel();
-        let serving = runtime.spawn(serve(listener, Arc::clone(&kept), hung_up));
+        let serving =
+            runtime.spawn(serve(listener, Arc::clone(&kept), connections.clamp(2, CONNECTIONS_MAX), hung_up));
         let saving = Arc::clone(&kept);
         runtime.spawn(async move {
             let mut interval = tokio::time::interval(SAVE_EVERY);
@@ -136,38 +150,60 @@ impl Server {
     pub const fn address(&self) -> SocketAddr {
         self.address
     }
+
+    /// Stops it, after all that was added is saved.
+    ///
+    /// # Errors
+    /// When something could not be saved, and is lost.
+    pub fn stop(mut self) -> Result<(), SnapshotError> {
+        self.end()
+    }
+
+    fn end(&mut self) -> Result<(), SnapshotError> {
+        let Some((hang_up, serving, runtime)) = self.served.take() else { return Ok(()) };
+        drop(hang_up);
+        let _ = runtime.block_on(async { tokio::time::timeout(HANG_UP, serving).await });
+        runtime.shutdown_timeout(HANG_UP);
+        let saved = self.kept.save_changed();
+        // Who is started next may use the folder.
+        *self.kept.snapshots() = None;
+        saved
+    }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
-        let Some((hang_up, serving, runtime)) = self.served.take() else { return };
-        drop(hang_up);
-        let _ = runtime.block_on(async { tokio::time::timeout(HANG_UP, serving).await });
-        runtime.shutdown_timeout(HANG_UP);
-        self.kept.save_changed();
+        // The log has it.
+        let _ = self.end();
     }
 }
 
 impl Kept {
     fn look_after(&self, now: Instant) {
         for key in self.store.forget_abandoned(now) {
-            tracing::warn!("a training that nobody asked for since a day is forgotten");
+            tracing::warn!("a training that nobody asked for since a while is forgotten");
             self.forget(&key);
         }
-        self.save_changed();
+        // Again the next time.
+        let _ = self.save_changed();
     }
 
-    fn save_changed(&self) {
+    /// Saves all that has changed; returns what went wrong first.
+    fn save_changed(&self) -> Result<(), SnapshotError> {
+        let mut all = Ok(());
         for model in self.store.models() {
             if let Err(error) = self.save(&model) {
                 tracing::error!(%error, "parameters are not saved, and lost if this ends");
+                all = all.and(Err(error));
             }
         }
+        all
     }
 
     /// Saves a model if it has changed.
     fn save(&self, model: &Model) -> Result<(), SnapshotError> {
-        let Some(snapshots) = self.snapshots() else { return Ok(()) };
+        let snapshots = self.snapshots();
+        let Some(snapshots) = snapshots.as_ref() else { return Ok(()) };
         if !model.has_changed() {
             return Ok(());
         }
@@ -183,19 +219,46 @@ impl Kept {
         saved
     }
 
-    fn snapshots(&self) -> Option<MutexGuard<'_, Snapshots>> {
-        Some(self.snapshots.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner))
+    fn snapshots(&self) -> MutexGuard<'_, Option<Snapshots>> {
+        self.snapshots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn forget(&self, key: &crate::Key) {
-        let forgotten = self.snapshots().map(|snapshots| snapshots.forget(key));
-        if let Some(Err(error)) = forgotten {
+    /// The first parameters are in. What cannot be kept is not begun.
+    fn begin(&self, key: &[u8]) -> Result<(), Status> {
+        let model = self.store.model(key)?;
+        model.begin();
+        self.save(&model).map_err(|error| {
+            self.store.forget(&model.key);
+            self.forget(&model.key);
+            Status::failed_precondition(error.to_string())
+        })
+    }
+
+    fn leave(&self, request: &LeaveRequest) -> Result<(), Status> {
+        let key = self.store.model(&request.key)?.key;
+        if request.takes_back {
+            self.store.forget(&key);
+            self.forget(&key);
+        } else if self.store.leave(&key, request.worker)? {
+            self.forget(&key);
+        }
+        Ok(())
+    }
+
+    /// Deletes the file of a model that is forgotten.
+    fn forget(&self, key: &Key) {
+        if let Some(Err(error)) = self.snapshots().as_ref().map(|snapshots| snapshots.forget(key)) {
             tracing::error!(%error, "a snapshot that nobody needs stays");
         }
     }
 }
 
-async fn serve(listener: tokio::net::TcpListener, kept: Arc<Kept>, hung_up: oneshot::Receiver<()>) {
+async fn serve(
+    listener: tokio::net::TcpListener,
+    kept: Arc<Kept>,
+    connections_max: usize,
+    hung_up: oneshot::Receiver<()>,
+) {
     // What is accepted from a listening socket has its options (tcp(7)).
     let keepalive = socket2::TcpKeepalive::new().with_time(SILENCE / 3).with_interval(SILENCE / 6);
     if let Err(error) = socket2::SockRef::from(&listener).set_tcp_keepalive(&keepalive) {
@@ -203,11 +266,19 @@ async fn serve(listener: tokio::net::TcpListener, kept: Arc<Kept>, hung_up: ones
     }
     let served = tonic::transport::Server::builder()
         .initial_stream_window_size(WINDOW_BYTES)
-        .initial_connection_window_size(2 * WINDOW_BYTES)
-        .add_service(ParametersServer::new(Service { kept }))
-        .serve_with_incoming_shutdown(TcpIncoming::from(listener).with_nodelay(Some(true)), async {
-            let _ = hung_up.await;
-        })
+        .initial_connection_window_size(WINDOW_BYTES)
+        .max_concurrent_streams(CALLS_MAX)
+        .add_service(
+            ParametersServer::new(Service { kept })
+                .max_decoding_message_size(PIECE_BYTES_MAX + MESSAGE_BYTES)
+                .max_encoding_message_size(PIECE_BYTES_MAX + MESSAGE_BYTES),
+        )
+        .serve_with_incoming_shutdown(
+            guests(TcpIncoming::from(listener).with_nodelay(Some(true)), connections_max),
+            async {
+                let _ = hung_up.await;
+            },
+        )
         .await;
     if let Err(error) = served {
         tracing::error!(%error, "the service ended");
@@ -217,6 +288,18 @@ async fn serve(listener: tokio::net::TcpListener, kept: Arc<Kept>, hung_up: ones
 #[derive(Debug)]
 struct Service {
     kept: Arc<Kept>,
+}
+
+impl Service {
+    /// Does what a disk, or a lot of memory, is waited for on a thread of its own: who exchanges meanwhile must not wait.
+    async fn aside(
+        &self,
+        work: impl FnOnce(&Kept) -> Result<(), Status> + Send + 'static,
+    ) -> Result<(), Status> {
+        let kept = Arc::clone(&self.kept);
+        let done = tokio::task::spawn_blocking(move || work(&kept)).await;
+        done.map_err(|error| Status::unavailable(error.to_string()))?
+    }
 }
 
 #[tonic::async_trait]
@@ -233,18 +316,12 @@ impl Parameters for Service {
         };
         let key =
             message.key.as_slice().try_into().map_err(|_| Status::invalid_argument("a key has 16 bytes"))?;
-        self.kept.store.open(key, shape)?;
+        self.aside(move |kept| Ok(kept.store.open(key, shape)?)).await?;
         Ok(Response::new(OpenReply {}))
     }
 
     async fn begin(&self, request: Request<BeginRequest>) -> Result<Response<BeginReply>, Status> {
-        let model = self.kept.store.model(&request.into_inner().key)?;
-        model.begin();
-        let kept = Arc::clone(&self.kept);
-        // A disk is waited for on a thread of its own.
-        let saved = tokio::task::spawn_blocking(move || kept.save(&model)).await;
-        let saved = saved.map_err(|error| Status::failed_precondition(error.to_string()))?;
-        saved.map_err(|error| Status::failed_precondition(error.to_string()))?;
+        self.aside(move |kept| kept.begin(&request.get_ref().key)).await?;
         Ok(Response::new(BeginReply {}))
     }
 
@@ -274,12 +351,7 @@ impl Parameters for Service {
     }
 
     async fn leave(&self, request: Request<LeaveRequest>) -> Result<Response<LeaveReply>, Status> {
-        let LeaveRequest { key, worker } = request.into_inner();
-        if self.kept.store.leave(&key, worker)?
-            && let Ok(key) = key.as_slice().try_into()
-        {
-            self.kept.forget(key);
-        }
+        self.aside(move |kept| kept.leave(request.get_ref())).await?;
         Ok(Response::new(LeaveReply {}))
     }
 }
@@ -290,8 +362,8 @@ fn exchanged(store: &Store, model: &mut Option<Arc<Model>>, delta: &Delta) -> Re
         Some(model) if delta.key.is_empty() => model,
         _ => model.insert(store.model(&delta.key)?),
     };
-    let (values, lost) = of_stream.exchange(delta.worker, delta.step, delta.piece, &delta.values)?;
-    Ok(Latest { values: values.into(), lost })
+    let (values, added) = of_stream.exchange(delta.worker, delta.step, delta.piece, &delta.values)?;
+    Ok(Latest { values: values.into(), added })
 }
 
 impl From<Unserved> for Status {
@@ -306,10 +378,71 @@ impl From<Unserved> for Status {
     }
 }
 
-/// Of the machine.
-fn memory_bytes() -> usize {
-    let told = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let total = told.lines().find_map(|line| line.strip_prefix("MemTotal:"));
-    let kilobytes = total.and_then(|total| total.trim().strip_suffix(" kB")?.parse::<usize>().ok());
-    kilobytes.map_or(MEMORY_UNKNOWN, |kilobytes| kilobytes << 10)
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::TcpStream;
+
+    use super::*;
+    use crate::client::{Parameters as Worker, ParametersConfig};
+
+    fn serve(folder: Option<&Path>) -> Server {
+        let snapshots = folder.map(Path::to_path_buf);
+        Server::start(&ServerConfig { listen: ([127, 0, 0, 1], 0).into(), snapshots }).expect("it starts")
+    }
+
+    fn alone(server: &Server, key: Key) -> Worker {
+        let mut worker = Worker::new(ParametersConfig {
+            services: vec![server.address().to_string()],
+            key,
+            worker: 0,
+            workers: 1,
+            dtype: Dtype::Float32,
+            elements: 1,
+            patience: Duration::from_secs(20),
+        })
+        .expect("an address");
+        worker.create(&[0; 4]).expect("room");
+        worker
+    }
+
+    #[test]
+    fn who_leaves_during_a_save_holds_nobody_up() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let server = serve(Some(folder.path()));
+        let mut stays = alone(&server, [0; 16]);
+        let leaves = [1, 2, 3].map(|number| alone(&server, [number; 16]));
+        // As who saves a large model does.
+        let saving = server.kept.snapshots();
+        let leaving = leaves.map(|worker| std::thread::spawn(move || worker.leave()));
+        while server.kept.store.models().len() > 1 {
+            std::thread::yield_now();
+        }
+        let asked = stays.exchange(None);
+        drop(saving);
+        asked.expect("answered meanwhile");
+        for leaves in leaving {
+            leaves.join().expect("no panic").expect("left");
+        }
+    }
+
+    #[test]
+    fn a_connection_has_few_calls_and_little_room() {
+        let server = serve(None);
+        let mut stream = TcpStream::connect(server.address()).expect("it listens");
+        // The preface and empty settings (RFC 9113, sections 3.4 and 6.5).
+        stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").expect("sent");
+        let mut header = [0; 9];
+        stream.read_exact(&mut header).expect("its settings");
+        assert_eq!(header[3], 4, "SETTINGS");
+        let mut settings = vec![0; usize::from(header[2])];
+        stream.read_exact(&mut settings).expect("whole");
+        let settings: Vec<(u8, u32)> = settings
+            .as_chunks::<6>()
+            .0
+            .iter()
+            .map(|[_, id, value @ ..]| (*id, u32::from_be_bytes(*value)))
+            .collect();
+        assert!(settings.contains(&(3, CALLS_MAX)) && settings.contains(&(4, WINDOW_BYTES)), "{settings:?}");
+    }
 }

@@ -11,13 +11,25 @@ use crate::{Key, PIECE_ELEMENTS, WORKERS_MAX};
 
 /// A model that nobody has asked for so long is forgotten: its workers are gone.
 pub(crate) const ABANDONED: Duration = Duration::from_secs(24 * 60 * 60);
+/// So long there is at least to ask for one after a start of the service, or to finish what a model is made of.
+const RETURN: Duration = Duration::from_secs(60 * 60);
+/// What a model takes beside its pieces, and a piece beside its values and counters, with what an allocator adds: half of it is used.
+const MODEL_BYTES: usize = 1024;
+const PIECE_BYTES: usize = 160;
 
 /// All models of a service.
 #[derive(Debug)]
 pub(crate) struct Store {
-    models: Mutex<HashMap<Key, Arc<Model>>>,
-    /// What the parameters of all models together may take.
+    models: Mutex<Models>,
+    /// What all models together may take.
     bytes_max: usize,
+}
+
+#[derive(Debug, Default)]
+struct Models {
+    by_key: HashMap<Key, Arc<Model>>,
+    /// What they take, with those that are being made.
+    bytes: usize,
 }
 
 /// What a model is, as all its workers know it.
@@ -41,11 +53,20 @@ pub(crate) struct Model {
     changed: AtomicBool,
 }
 
-/// A part of the parameters, and how many deltas of each worker are in it.
+/// A part of the parameters, and which deltas of each worker are in it.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Piece {
     pub values: Values,
-    pub added: Vec<u64>,
+    pub added: Vec<Added>,
+}
+
+/// Deltas of a worker.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Added {
+    /// The last one: what is sent again is not above it.
+    pub step: u64,
+    /// How many: fewer than the last one's number where a service was started again without some.
+    pub count: u64,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -58,8 +79,9 @@ pub(crate) enum Values {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Unserved {
     #[error(
-        "it has no parameters of this training: it was started again without its snapshot, or the training was over; start the \
-         service with the folder that it had (fanin parameters --snapshots FOLDER), or the training anew"
+        "it has no parameters of this training: it was started again without its snapshot, the training was over, or ranks name \
+         the services in unlike orders; start the service with the folder that it had (fanin parameters --snapshots FOLDER), or the \
+         training anew with the same order on all ranks"
     )]
     Unknown,
     #[error("another training has the same key")]
@@ -85,20 +107,30 @@ impl Store {
                 format!("{elements} elements and {workers} workers, of which there are 1 to {WORKERS_MAX}");
             return Err(Unserved::Malformed(why));
         }
-        let mut models = lock(&self.models);
-        if let Some(there) = models.get(&key) {
-            return if there.shape == shape { Ok(()) } else { Err(Unserved::Taken) };
-        }
-        let used: usize = models.values().map(|model| model.shape.bytes()).sum();
         // What an honest model has fits in an address space.
-        let asked = shape.elements as u128 * shape.dtype.bytes() as u128 + shape.counter_bytes();
-        let left = self.bytes_max.saturating_sub(used);
-        if asked > left as u128 {
-            return Err(Unserved::NoRoom { asked, left, max: self.bytes_max });
+        let asked = shape.bytes();
+        {
+            let mut models = lock(&self.models);
+            if let Some(there) = models.by_key.get(&key) {
+                return there.is_of(shape);
+            }
+            let left = self.bytes_max.saturating_sub(models.bytes);
+            if asked > left as u128 {
+                return Err(Unserved::NoRoom { asked, left, max: self.bytes_max });
+            }
+            models.bytes += asked as usize;
         }
+        // Not under the lock, for which all workers of all trainings would wait.
         let pieces = shape.pieces().map(|elements| Piece::zeros(shape, elements)).collect();
         let left = vec![false; shape.workers as usize];
-        models.insert(key, Arc::new(Model::new(key, shape, left, pieces)));
+        let made = Model::new(key, shape, left, pieces, Duration::ZERO);
+        let mut models = lock(&self.models);
+        if let Some(there) = models.by_key.get(&key).cloned() {
+            // By the same call, which was sent again.
+            models.bytes -= asked as usize;
+            return there.is_of(shape);
+        }
+        models.by_key.insert(key, Arc::new(made));
         Ok(())
     }
 
@@ -106,52 +138,71 @@ impl Store {
     pub fn restore(&self, model: Model) {
         model.begin();
         let _ = model.has_changed();
-        lock(&self.models).insert(model.key, Arc::new(model));
+        let mut models = lock(&self.models);
+        models.bytes += model.shape.bytes() as usize;
+        models.by_key.insert(model.key, Arc::new(model));
     }
 
     pub fn model(&self, key: &[u8]) -> Result<Arc<Model>, Unserved> {
         let key: Key = key.try_into().map_err(|_| Unserved::Malformed("a key has 16 bytes".into()))?;
-        lock(&self.models).get(&key).cloned().ok_or(Unserved::Unknown)
+        lock(&self.models).by_key.get(&key).cloned().ok_or(Unserved::Unknown)
     }
 
     /// A worker is done; whether that was the last one, with whom the model is forgotten.
     pub fn leave(&self, key: &[u8], worker: u32) -> Result<bool, Unserved> {
         let model = self.model(key)?;
+        *lock(&model.used) = Instant::now();
         let mut left = lock(&model.left);
         *left.get_mut(worker as usize).ok_or_else(|| model.no_worker(worker))? = true;
         let all_left = left.iter().all(|left| *left);
         model.set_changed();
         if all_left {
-            lock(&self.models).remove(&model.key);
+            self.forget(&model.key);
         }
         Ok(all_left)
     }
 
+    /// Forgets a model, if it is there.
+    pub fn forget(&self, key: &Key) {
+        let mut models = lock(&self.models);
+        if let Some(model) = models.by_key.remove(key) {
+            models.bytes -= model.shape.bytes() as usize;
+        }
+    }
+
     /// Forgets the models that nobody has asked for since a while, and says which.
     pub fn forget_abandoned(&self, now: Instant) -> Vec<Key> {
-        let is_abandoned = |model: &Model| now.saturating_duration_since(*lock(&model.used)) >= ABANDONED;
-        lock(&self.models).extract_if(|_, model| is_abandoned(model)).map(|(key, _)| key).collect()
+        let mut models = lock(&self.models);
+        let Models { by_key, bytes } = &mut *models;
+        let abandoned = by_key.extract_if(|_, model| model.is_abandoned(now));
+        let forgotten = |(key, model): (Key, Arc<Model>)| {
+            *bytes -= model.shape.bytes() as usize;
+            key
+        };
+        abandoned.map(forgotten).collect()
     }
 
     pub fn models(&self) -> Vec<Arc<Model>> {
-        lock(&self.models).values().cloned().collect()
+        lock(&self.models).by_key.values().cloned().collect()
     }
 }
 
 impl Model {
-    pub fn new(key: Key, shape: Shape, left: Vec<bool>, pieces: Vec<Piece>) -> Self {
+    /// `idle` is since when nobody has asked for it.
+    pub fn new(key: Key, shape: Shape, left: Vec<bool>, pieces: Vec<Piece>, idle: Duration) -> Self {
+        let now = Instant::now();
         Self {
             key,
             shape,
             pieces: pieces.into_iter().map(Mutex::new).collect(),
             left: Mutex::new(left),
-            used: Mutex::new(Instant::now()),
+            used: Mutex::new(now.checked_sub(idle.min(ABANDONED - RETURN)).unwrap_or(now)),
             begun: AtomicBool::new(false),
             changed: AtomicBool::new(false),
         }
     }
 
-    /// Adds a worker's delta to a piece, unless it is in; returns the latest parameters, and how many of its earlier deltas are lost.
+    /// Adds a worker's delta to a piece, unless it is in; returns the latest parameters, and how many of its deltas are in them.
     pub fn exchange(
         &self,
         worker: u32,
@@ -165,19 +216,31 @@ impl Model {
         let mut piece = lock(self.pieces.get(number).ok_or_else(no_piece)?);
         let Piece { values, added } = &mut *piece;
         let added = added.get_mut(worker as usize).ok_or_else(|| self.no_worker(worker))?;
-        let mut lost = 0;
-        if !delta.is_empty() && step > *added {
+        if !delta.is_empty() && step > added.step {
             if delta.len() != values.bytes() {
                 let why = format!("{} bytes for a piece of {}", delta.len(), values.bytes());
                 return Err(Unserved::Malformed(why));
             }
             values.add(delta);
-            lost = step - *added - 1;
-            *added = step;
+            *added = Added { step, count: added.count + 1 };
             // Before the piece is let go: who saves it later has this in it, or sees that it changed.
             self.changed.store(true, Ordering::Release);
         }
-        Ok((values.to_le_bytes(), lost))
+        Ok((values.to_le_bytes(), added.count))
+    }
+
+    fn is_of(&self, shape: Shape) -> Result<(), Unserved> {
+        if self.shape == shape { Ok(()) } else { Err(Unserved::Taken) }
+    }
+
+    /// Since when nobody has asked for it.
+    pub fn idle(&self) -> Duration {
+        lock(&self.used).elapsed()
+    }
+
+    fn is_abandoned(&self, now: Instant) -> bool {
+        let limit = if self.begun.load(Ordering::Acquire) { ABANDONED } else { RETURN };
+        now.saturating_duration_since(*lock(&self.used)) >= limit
     }
 
     /// The first parameters are in.
@@ -218,13 +281,15 @@ impl Shape {
         (0..count).map(move |piece| PIECE_ELEMENTS.min(self.elements - piece * PIECE_ELEMENTS))
     }
 
-    fn bytes(self) -> usize {
-        self.elements * self.dtype.bytes() + self.counter_bytes() as usize
-    }
-
-    /// What the counters of all pieces take.
-    fn counter_bytes(self) -> u128 {
-        8 * u128::from(self.workers) * self.elements.div_ceil(PIECE_ELEMENTS) as u128
+    /// What a model of it takes.
+    fn bytes(self) -> u128 {
+        let of_piece = PIECE_BYTES as u128 + u128::from(self.workers) * size_of::<Added>() as u128;
+        let pieces = self.elements.div_ceil(PIECE_ELEMENTS) as u128;
+        let of_workers = u128::from(self.workers);
+        self.elements as u128 * self.dtype.bytes() as u128
+            + pieces * of_piece
+            + of_workers
+            + MODEL_BYTES as u128
     }
 }
 
@@ -234,7 +299,7 @@ impl Piece {
             Dtype::Float32 => Values::Float32(vec![0.0; elements]),
             Dtype::Float64 => Values::Float64(vec![0.0; elements]),
         };
-        Self { values, added: vec![0; shape.workers as usize] }
+        Self { values, added: vec![Added::default(); shape.workers as usize] }
     }
 }
 
@@ -299,4 +364,73 @@ pub(crate) fn hex(key: &Key) -> String {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KEY: Key = [7; 16];
+    const SHAPE: Shape = Shape { dtype: Dtype::Float32, elements: 1, workers: 2 };
+
+    fn value(bytes: &[u8]) -> f32 {
+        f32::from_le_bytes(bytes.try_into().expect("one element"))
+    }
+
+    #[test]
+    fn a_step_that_is_sent_again_is_added_once() {
+        let store = Store::new(1 << 20);
+        store.open(KEY, SHAPE).expect("room");
+        let model = store.model(&KEY).expect("there");
+        let send = |worker, step, delta: f32| {
+            let (latest, count) = model.exchange(worker, step, 0, &delta.to_le_bytes()).expect("added");
+            (value(&latest), count)
+        };
+        // (worker, step, delta) and the latest, how many of the worker's are in.
+        for (worker, step, delta, latest, count) in [
+            (0, 1, 2.0, 2.0, 1),
+            (0, 1, 2.0, 2.0, 1),
+            (1, 1, 8.0, 10.0, 1),
+            (0, 2, 1.0, 11.0, 2),
+            (0, 1, 2.0, 11.0, 2),
+            (0, 2, 1.0, 11.0, 2),
+            // As after a start without steps 2 to 4.
+            (1, 5, 4.0, 15.0, 2),
+            (1, 5, 4.0, 15.0, 2),
+            (1, 2, 4.0, 15.0, 2),
+        ] {
+            assert_eq!(send(worker, step, delta), (latest, count), "{worker} {step}");
+        }
+        let (latest, count) = model.exchange(1, 0, 0, &[]).expect("a question");
+        assert_eq!((value(&latest), count), (15.0, 2), "a question is told, too");
+    }
+
+    #[test]
+    fn what_models_take_is_counted_and_given_back() {
+        let store = Store::new(10 * SHAPE.bytes() as usize);
+        let key = |number: u8| [number; 16];
+        for number in 0..10 {
+            store.open(key(number), SHAPE).expect("room");
+            store.open(key(number), SHAPE).expect("it is there");
+        }
+        let full = store.open(key(10), SHAPE);
+        assert!(matches!(full, Err(Unserved::NoRoom { left: 0, .. })), "{full:?}");
+        // Of one element it is not the element that counts.
+        assert!(SHAPE.bytes() > 1000);
+        store.leave(&key(0), 0).expect("there");
+        store.leave(&key(0), 1).expect("there");
+        store.open(key(10), SHAPE).expect("the first one's room");
+        assert_eq!(store.forget_abandoned(Instant::now() + ABANDONED).len(), 10);
+        assert_eq!(lock(&store.models).bytes, 0);
+    }
+
+    #[test]
+    fn a_model_that_is_not_finished_is_forgotten_sooner() {
+        let store = Store::new(1 << 20);
+        store.open(KEY, SHAPE).expect("room");
+        store.open([8; 16], SHAPE).expect("room");
+        store.model(&KEY).expect("there").begin();
+        assert_eq!(store.forget_abandoned(Instant::now() + RETURN), [[8; 16]]);
+        assert_eq!(store.forget_abandoned(Instant::now() + ABANDONED), [KEY]);
+    }
 }

@@ -1,17 +1,20 @@
 //! Workers and services over loopback.
 
+mod proxy;
+
 use std::fs;
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use fanin_parameters::{
     Dtype, Exchanged, Parameters, ParametersConfig, ParametersError, Server, ServerConfig,
 };
 use proptest::prelude::*;
+use proxy::Proxy;
 
-/// More than a piece at each of two services.
-const ELEMENTS: usize = 2 * (1 << 18) + 11;
+/// More than four pieces at each of two services.
+const ELEMENTS: usize = 8 * (1 << 16) + 11;
 
 fn serve(listen: SocketAddr, folder: Option<&Path>) -> Server {
     let config = ServerConfig { listen, snapshots: folder.map(Path::to_path_buf) };
@@ -23,8 +26,12 @@ fn anywhere() -> SocketAddr {
 }
 
 fn config(servers: &[&Server], worker: u32, elements: usize) -> ParametersConfig {
+    config_at(&servers.iter().map(|server| server.address()).collect::<Vec<_>>(), worker, elements)
+}
+
+fn config_at(services: &[SocketAddr], worker: u32, elements: usize) -> ParametersConfig {
     ParametersConfig {
-        services: servers.iter().map(|server| server.address().to_string()).collect(),
+        services: services.iter().map(ToString::to_string).collect(),
         key: *b"sixteen bytes of",
         worker,
         workers: 3,
@@ -36,6 +43,22 @@ fn config(servers: &[&Server], worker: u32, elements: usize) -> ParametersConfig
 
 fn worker(servers: &[&Server], number: u32, elements: usize) -> Parameters {
     Parameters::new(config(servers, number, elements)).expect("addresses")
+}
+
+/// By ways that may break.
+fn worker_by(proxies: &[&Proxy], number: u32, elements: usize) -> Parameters {
+    let addresses: Vec<SocketAddr> = proxies.iter().map(|proxy| proxy.address).collect();
+    Parameters::new(config_at(&addresses, number, elements)).expect("addresses")
+}
+
+/// The only snapshot in a folder.
+fn snapshot(folder: &Path) -> PathBuf {
+    let files = fs::read_dir(folder).expect("a folder").map(|file| file.expect("readable").path());
+    let mut snapshots =
+        files.filter(|file| file.extension().is_some_and(|extension| extension == "parameters"));
+    let snapshot = snapshots.next().expect("a snapshot");
+    assert_eq!(snapshots.next(), None);
+    snapshot
 }
 
 fn bytes(values: &[f64]) -> Vec<u8> {
@@ -123,8 +146,7 @@ fn deltas_that_an_older_snapshot_does_not_have_are_told() {
     let mut worker = worker(&[&server], 0, 2);
     worker.create(&bytes(&[1.0, 1.0])).expect("room");
     drop(server);
-    let older =
-        fs::read_dir(folder.path()).expect("a folder").next().expect("a snapshot").expect("readable").path();
+    let older = snapshot(folder.path());
     let kept = fs::read(&older).expect("a snapshot");
     let server = serve(address, Some(folder.path()));
     exchange(&mut worker, &[2.0, 2.0]);
@@ -132,9 +154,132 @@ fn deltas_that_an_older_snapshot_does_not_have_are_told() {
     drop(server);
     fs::write(&older, kept).expect("written");
     let _server = serve(address, Some(folder.path()));
+    // A question is told as well, as who pulls or closes asks nothing else.
+    assert_eq!(worker.exchange(None).expect("served"), Exchanged { latest: bytes(&[1.0, 1.0]), lost: 2 });
     let told = worker.exchange(Some(&bytes(&[8.0, 8.0]))).expect("served");
-    assert_eq!(told, Exchanged { latest: bytes(&[9.0, 9.0]), lost: 2 });
-    assert_eq!(worker.exchange(Some(&bytes(&[0.0, 0.0]))).expect("served").lost, 0, "they are told once");
+    assert_eq!(told, Exchanged { latest: bytes(&[9.0, 9.0]), lost: 0 }, "they are told once");
+}
+
+#[test]
+fn what_is_lost_is_told_even_when_the_answer_that_says_so_is_lost() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let server = serve(anywhere(), Some(folder.path()));
+    let address = server.address();
+    let proxy = Proxy::to(address);
+    let mut worker = worker_by(&[&proxy], 0, 2);
+    worker.create(&bytes(&[1.0, 1.0])).expect("room");
+    let kept = fs::read(snapshot(folder.path())).expect("a snapshot");
+    exchange(&mut worker, &[2.0, 2.0]);
+    drop(server);
+    fs::write(snapshot(folder.path()), kept).expect("written");
+    let _server = serve(address, Some(folder.path()));
+    proxy.lose_an_answer();
+    let told = worker.exchange(Some(&bytes(&[8.0, 8.0]))).expect("served");
+    assert!(proxy.has_lost_it());
+    assert_eq!(told, Exchanged { latest: bytes(&[9.0, 9.0]), lost: 1 });
+}
+
+#[test]
+fn a_leave_whose_answer_is_lost_is_a_leave() {
+    let server = serve(anywhere(), None);
+    let proxy = Proxy::to(server.address());
+    let mut alone =
+        Parameters::new(ParametersConfig { workers: 1, ..config_at(&[proxy.address], 0, 2) }).expect("good");
+    alone.create(&bytes(&[1.0, 1.0])).expect("room");
+    proxy.lose_an_answer();
+    alone.leave().expect("it was the last one, and the training is over");
+    assert!(proxy.has_lost_it());
+    alone.leave().expect_err("nothing is there to be left");
+}
+
+#[test]
+fn an_exchange_goes_on_where_its_connection_broke_as_long_as_something_is_answered() {
+    let server = serve(anywhere(), None);
+    let proxy = Proxy::to(server.address());
+    let pieces = 26;
+    let elements = pieces << 16;
+    // Less than all attempts take, a fifth of a second each.
+    let patience = Duration::from_secs(5);
+    let config = ParametersConfig { patience, ..config_at(&[proxy.address], 0, elements) };
+    let mut worker = Parameters::new(config).expect("good");
+    worker.create(&bytes(&vec![1.0; elements])).expect("room");
+    let before = proxy.connections();
+    // Of a piece and a half.
+    proxy.break_after(8 * (3 << 15));
+    assert_eq!(exchange(&mut worker, &vec![2.0; elements]), bytes(&vec![3.0; elements]));
+    assert!(proxy.connections() - before >= pieces - 1, "each got one piece through");
+    proxy.break_after(8 << 10);
+    let patience = Duration::from_millis(300);
+    let config = ParametersConfig { patience, ..config_at(&[proxy.address], 1, elements) };
+    let said =
+        Parameters::new(config).expect("good").exchange(None).expect_err("nothing comes through").to_string();
+    assert!(said.contains("did not answer") && said.contains("0 of 26 pieces are exchanged"), "{said}");
+}
+
+#[test]
+fn services_in_another_order_or_with_anothers_folder_are_refused() {
+    let folders = [(); 2].map(|()| tempfile::tempdir().expect("a folder"));
+    let servers = [0, 1].map(|number: usize| serve(anywhere(), Some(folders[number].path())));
+    let addresses = [0, 1].map(|number: usize| servers[number].address());
+    let mut first = worker(&[&servers[0], &servers[1]], 0, 4);
+    first.create(&bytes(&[1.0, 2.0, 3.0, 4.0])).expect("room");
+    let said = worker(&[&servers[1], &servers[0]], 1, 4).exchange(None).expect_err("swapped").to_string();
+    assert!(said.contains("unlike orders") && said.contains("the same order on all ranks"), "{said}");
+    drop(servers);
+    let _swapped = [0, 1].map(|number: usize| serve(addresses[number], Some(folders[1 - number].path())));
+    let error = first.exchange(None).expect_err("swapped");
+    assert!(matches!(error, ParametersError::Refused { .. }), "{error}");
+}
+
+#[test]
+fn two_services_in_one_folder_are_one_too_many() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let _server = serve(anywhere(), Some(folder.path()));
+    let config = ServerConfig { listen: anywhere(), snapshots: Some(folder.path().into()) };
+    let said = Server::start(&config).expect_err("it is taken").to_string();
+    assert!(said.contains("another service uses"), "{said}");
+}
+
+#[test]
+fn a_model_that_cannot_be_made_everywhere_is_taken_back() {
+    let folders = [(); 2].map(|()| tempfile::tempdir().expect("a folder"));
+    let inside = folders.each_ref().map(|folder| folder.path().join("inside"));
+    let servers = [0, 1].map(|number: usize| serve(anywhere(), Some(&inside[number])));
+    fs::remove_dir_all(&inside[1]).expect("gone");
+    let mut first = worker(&[&servers[0], &servers[1]], 0, 2);
+    first.create(&bytes(&[1.0, 2.0])).expect_err("the second cannot keep it");
+    fs::create_dir(&inside[1]).expect("there again");
+    let error = first.exchange(None).expect_err("no service has it");
+    assert!(error.to_string().contains("no parameters of this training"), "{error}");
+    drop(servers);
+    for folder in inside {
+        let kept = fs::read_dir(folder)
+            .expect("a folder")
+            .filter(|file| file.as_ref().is_ok_and(|file| file.file_name() != "lock"));
+        assert_eq!(kept.count(), 0);
+    }
+}
+
+#[test]
+fn who_stops_and_cannot_save_says_so() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let inside = folder.path().join("inside");
+    let server = serve(anywhere(), Some(&inside));
+    let mut worker = worker(&[&server], 0, 2);
+    worker.create(&bytes(&[1.0, 2.0])).expect("room");
+    fs::remove_dir_all(&inside).expect("gone");
+    exchange(&mut worker, &[1.0, 1.0]);
+    let said = server.stop().expect_err("lost").to_string();
+    assert!(said.contains("cannot keep parameters in"), "{said}");
+}
+
+#[test]
+fn a_model_of_fewer_elements_than_services_is_at_some_of_them() {
+    let servers = [(); 3].map(|()| serve(anywhere(), None));
+    let mut worker = worker(&servers.each_ref(), 0, 1);
+    worker.create(&bytes(&[1.0])).expect("room");
+    assert_eq!(exchange(&mut worker, &[2.0]), bytes(&[3.0]));
+    worker.leave().expect("there");
 }
 
 #[test]
@@ -167,8 +312,11 @@ fn what_is_no_part_of_a_training_is_refused_with_its_reason() {
     assert!(said(more.clone(), &create).contains("another training"));
     assert!(said(ParametersConfig { worker: 3, ..good.clone() }, &ask).contains("worker 3 of 3"));
     assert!(said(ParametersConfig { key: [1; 16], ..good.clone() }, &ask).contains("no parameters"));
-    // A worker that takes the model for a longer one asks for a piece that is none.
-    assert!(said(ParametersConfig { elements: ELEMENTS, ..good.clone() }, &ask).contains("piece 1 of 1"));
+    assert!(said(ParametersConfig { elements: ELEMENTS, ..good.clone() }, &ask).contains("16 bytes there"));
+    // A worker that takes the model for a longer one sends a piece that is longer.
+    let delta = |worker: &mut Parameters| worker.exchange(Some(&vec![0; 8 * ELEMENTS])).map(drop);
+    let longer = ParametersConfig { elements: ELEMENTS, worker: 1, ..good.clone() };
+    assert!(said(longer, &delta).contains("for a piece of 16"));
     let huge = ParametersConfig { elements: 1 << 50, key: [2; 16], ..good.clone() };
     assert!(said(huge, &create).contains("more services"));
     assert!(
@@ -202,7 +350,7 @@ fn a_model_without_its_first_parameters_is_not_kept() {
     // It makes the model, and fails to send what is in it.
     assert!(matches!(wrong.create(&[0; 15]), Err(ParametersError::Malformed(_))));
     drop(server);
-    assert_eq!(fs::read_dir(folder.path()).expect("a folder").count(), 0);
+    assert_eq!(fs::read_dir(folder.path()).expect("a folder").count(), 1, "its lock");
 }
 
 #[test]
@@ -210,7 +358,7 @@ fn who_cannot_keep_the_first_parameters_says_so() {
     let folder = tempfile::tempdir().expect("a folder");
     let inside = folder.path().join("inside");
     let server = serve(anywhere(), Some(&inside));
-    fs::remove_dir(&inside).expect("empty");
+    fs::remove_dir_all(&inside).expect("gone");
     let error = worker(&[&server], 0, 2).create(&bytes(&[1.0, 2.0])).expect_err("no folder");
     assert!(error.to_string().contains("cannot keep parameters in"), "{error}");
 }
@@ -223,29 +371,75 @@ fn a_damaged_snapshot_ends_the_start_and_a_file_of_others_does_not() {
     fs::write(folder.path().join("x.unfinished"), "cut").expect("written");
     drop(Server::start(&config).expect("it starts"));
     fs::write(folder.path().join("x.parameters"), "cut").expect("written");
+    drop(Server::start(&config).expect("it starts"));
+    let name = format!("{}.parameters", "0a".repeat(16));
+    fs::write(folder.path().join(&name), "cut").expect("written");
     let said = Server::start(&config).expect_err("damaged").to_string();
-    assert!(said.contains("x.parameters") && said.contains("move it away"), "{said}");
+    assert!(said.contains(&name) && said.contains("move it away"), "{said}");
+}
+
+/// What happens with a delta.
+#[derive(Clone, Copy, Debug)]
+enum Event {
+    Nothing,
+    /// The answer is lost, so that the delta is sent again.
+    AnswerLost,
+    /// Before it, the service is stopped and started again.
+    Restart,
+    /// Before it, the service is killed, and has what it had saved last.
+    Kill,
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    prop_oneof![
+        5 => Just(Event::Nothing),
+        2 => Just(Event::AnswerLost),
+        1 => Just(Event::Restart),
+        1 => Just(Event::Kill),
+    ]
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(64))]
+    #![proptest_config(ProptestConfig::with_cases(16))]
 
-    /// Every delta is in once, whoever comes when, and whenever the service stops and is started again.
+    /// Every delta is in once, whoever comes when, whatever is sent again, and whenever the service stops and is started again; what it has not saved
+    /// is missing whole, and told.
     #[test]
-    fn each_delta_is_added_once(turns in prop::collection::vec((0_usize..3, any::<i16>(), prop::bool::weighted(0.1)), 1..40)) {
+    fn each_delta_is_added_once(turns in prop::collection::vec((0_usize..3, any::<i16>(), event()), 1..16)) {
         let folder = tempfile::tempdir().expect("a folder");
         let mut server = serve(anywhere(), Some(folder.path()));
-        let mut workers: Vec<Parameters> = (0..3).map(|number| worker(&[&server], number, 3)).collect();
+        let address = server.address();
+        let proxy = Proxy::to(address);
+        let mut workers: Vec<Parameters> = (0..3).map(|number| worker_by(&[&proxy], number, 3)).collect();
         let mut sum = 1.0;
         workers[0].create(&bytes(&[sum; 3])).expect("room");
-        for (number, given, stops) in turns {
-            if stops {
-                let address = server.address();
-                drop(server);
-                server = serve(address, Some(folder.path()));
+        let path = snapshot(folder.path());
+        // What a service that is killed has then, and what it has lost since that of each worker.
+        let mut saved = (fs::read(&path).expect("begun"), sum);
+        let (mut since, mut lost) = ([0; 3], [0; 3]);
+        for (number, given, event) in turns {
+            match event {
+                Event::Nothing => {}
+                Event::AnswerLost => proxy.lose_an_answer(),
+                Event::Restart => {
+                    drop(server);
+                    saved = (fs::read(&path).expect("stopped"), sum);
+                    since = [0; 3];
+                    server = serve(address, Some(folder.path()));
+                }
+                Event::Kill => {
+                    drop(server);
+                    fs::write(&path, &saved.0).expect("as it was");
+                    sum = saved.1;
+                    lost.iter_mut().zip(std::mem::take(&mut since)).for_each(|(lost, since)| *lost += since);
+                    server = serve(address, Some(folder.path()));
+                }
             }
             sum += f64::from(given);
-            prop_assert_eq!(exchange(&mut workers[number], &[f64::from(given); 3]), bytes(&[sum; 3]));
+            since[number] += 1;
+            let told = workers[number].exchange(Some(&bytes(&[f64::from(given); 3]))).expect("served");
+            prop_assert!(proxy.has_lost_it());
+            prop_assert_eq!(told, Exchanged { latest: bytes(&[sum; 3]), lost: std::mem::take(&mut lost[number]) });
         }
     }
 }

@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, distributed
 
 from fanin import _fanin
 from fanin.errors import Closed
-from fanin.torch.asynchronous import agree_on_parameters, alike
+from fanin.torch.asynchronous import agree_on_parameters
+
+T = TypeVar("T")
 
 KEY_BYTES = 16
 _DTYPES: dict[torch.dtype, Literal["float32", "float64"]] = {
@@ -40,12 +42,11 @@ class Deltas:
     ) -> None:
         self.optimizer = optimizer
         self.parameters = parameters_of(optimizer)
-        named = [service.strip() for service in services.split(",")]
         self._flats = [
             _Flat(
                 of,
                 _fanin.Parameters(
-                    named,
+                    _named(services),
                     # Another model for each dtype, of the same training.
                     bytes([*key[:-1], key[-1] ^ number]),
                     worker,
@@ -55,7 +56,7 @@ class Deltas:
                     timeout=timeout,
                 ),
             )
-            for number, of in enumerate(alike(self.parameters))
+            for number, of in enumerate(by_dtype(self.parameters))
         ]
         self.lost = 0
         self._ended = False
@@ -98,6 +99,11 @@ class Deltas:
         self._ended = False
         self.lost += max(lost, default=0)
 
+    def adopt(self, group: distributed.ProcessGroup) -> None:
+        """Make this rank's parameters rank 0's, to the bit."""
+        for flat in self._flats:
+            flat.adopt(group)
+
     def leave(self) -> None:
         """Be done; the services forget the parameters once all are."""
         for flat in self._flats:
@@ -116,26 +122,29 @@ class DeltaOptimizer:
             optimizer.step()
         optimizer.close()
 
-    `services` are where `fanin parameters` runs, the same for all ranks; several share the
-    parameters in equal parts. Collective: all ranks of `process_group` (None: the default group)
-    make one, with an optimizer of the same parameters, and close it. They begin with rank 0's
-    parameters; each has an optimizer, and its state, of its own, of any kind. Between the two no
-    rank waits for another one: ranks may do different numbers of steps, and where one dies the
-    others go on, but for `close`.
+    `services` are where `fanin parameters` runs: the same ones in the same order for all ranks, who
+    may know them by other names. Several share the parameters in equal parts. Collective: all ranks
+    of `process_group` (None: the default group) make one, with an optimizer of the same parameters,
+    and close it. They begin with rank 0's parameters; each has an optimizer, and its state, of its
+    own, of any kind. Between the two no rank waits for another one: ranks may do different numbers
+    of steps, and where one dies the others go on, but for `close`.
 
     Every step sends the parameters' size and gets it back, over TCP, and changes them to the
     latest ones. A gradient may be of parameters some steps old: a learning rate that is just small
     enough for one worker may be too large for all together. Weight decay is of the parameters that
     the worker had. Buffers (running means of BatchNorm) stay each rank's own.
 
-    A service that is away is waited for, `timeout` seconds at most. Started again with its
-    snapshots it goes on with what it saved last, at most some ten seconds ago; `lost` says how many
-    of this rank's steps are missing in that. Those who do not close (dead ranks) leave their
-    parameters to the services, which forget them after a day.
+    A service that is away is waited for, `timeout` seconds at most since it answered last, however
+    long a slow link takes for all parameters. Started again with its snapshots it goes on with what
+    it saved last, at most some ten seconds ago; `lost` says how many of this rank's steps are
+    missing in that, after the next `step`, `pull` or `close`. Those who do not close (dead ranks)
+    leave their parameters to the services, which forget them after a day.
 
-    Raises `ValueError` for ranks whose parameters differ, and for others than float32 and float64;
+    Raises `ValueError` for ranks whose parameters or numbers of services differ, for services that
+    are no host:port (on all ranks), and for other dtypes than float32 and float64;
     `fanin.errors.SwitchUnreachable` where a service does not answer, and
-    `fanin.errors.ParametersRefused` where it has lost the parameters; from `step`
+    `fanin.errors.ParametersRefused` where it has lost the parameters, or is named in another order
+    by other ranks; from `step`
     `FloatingPointError` for NaN and infinity, of which nothing is sent. From `close` the errors of
     the group. After an error of a service no further step is possible here (`fanin.errors.Closed`),
     as nobody knows whether the last one is in.
@@ -162,20 +171,21 @@ class DeltaOptimizer:
                     f"a parameter is {parameter.dtype}, in which small changes are lost: keep it "
                     "in float32, and use torch.autocast"
                 )
+        counts: list[Any] = [None] * size
+        distributed.all_gather_object(counts, len(_named(services)), group=group)
+        for rank, count in enumerate(counts):
+            if count != counts[0]:
+                raise ValueError(
+                    f"rank {rank} names {count} parameter services, and rank 0 {counts[0]}: all "
+                    "ranks name the same ones, in the same order"
+                )
         told: list[Any] = [secrets.token_bytes(KEY_BYTES) if group.rank() == 0 else None]
         distributed.broadcast_object_list(told, group_src=0, group=group)
-        self._deltas = Deltas(optimizer, services, told[0], group.rank(), size, timeout)
-        # What goes wrong on rank 0 all are told, who would ask for what is not there.
-        failed: list[Any] = [None]
-        if group.rank() == 0:
-            try:
-                self._deltas.create()
-            except Exception as error:
-                failed = [error]
-        distributed.broadcast_object_list(failed, group_src=0, group=group)
-        if failed[0] is not None:
-            raise failed[0]
-        self._deltas.pull()
+        self._deltas = _on_all(
+            group, lambda: Deltas(optimizer, services, told[0], group.rank(), size, timeout)
+        )
+        _on_all(group, self._deltas.create if group.rank() == 0 else lambda: None)
+        _on_all(group, self._deltas.pull)
         self._closed = False
 
     @property
@@ -206,13 +216,15 @@ class DeltaOptimizer:
             return
         self._closed = True
         distributed.barrier(group=self._group)
-        self._deltas.pull()
-        distributed.barrier(group=self._group)
+        # Each hears what it has lost.
+        _on_all(self._group, self._deltas.pull)
+        # A service that was started again between two ranks' pulls gave them unlike ones.
+        self._deltas.adopt(self._group)
         self._deltas.leave()
 
 
 class _Flat:
-    """Parameters of one dtype and device, and the services' parameters as they were last."""
+    """Parameters of one dtype, on any devices, and the services' parameters as they were last."""
 
     def __init__(self, parameters: list[Tensor], services: _fanin.Parameters) -> None:
         self._parameters = parameters
@@ -220,7 +232,7 @@ class _Flat:
         self._latest = self._now()
 
     def _now(self) -> Tensor:
-        return torch.cat([parameter.detach().flatten() for parameter in self._parameters]).cpu()
+        return torch.cat([parameter.detach().flatten().cpu() for parameter in self._parameters])
 
     def create(self) -> None:
         self.services.create(_bytes(self._now()))
@@ -236,12 +248,47 @@ class _Flat:
         self.restore()
         return lost
 
+    def adopt(self, group: distributed.ProcessGroup) -> None:
+        """Make the parameters rank 0's."""
+        values = self._latest.to(self._parameters[0].device)
+        distributed.broadcast(values, group_src=0, group=group)
+        self._latest = values.cpu()
+        self.restore()
+
     def restore(self) -> None:
         """Make the parameters what the services' were last."""
         pieces = torch.split(self._latest, [each.numel() for each in self._parameters])
         with torch.no_grad():
             for parameter, piece in zip(self._parameters, pieces, strict=True):
                 parameter.copy_(piece.view(parameter.shape))
+
+
+def _on_all(group: distributed.ProcessGroup, work: Callable[[], T]) -> T:
+    """Do something; what is raised on one rank is raised on all, who would wait for it else."""
+    told: list[Any] = [None] * group.size()
+    try:
+        done = work()
+    except Exception as raised:
+        distributed.all_gather_object(told, raised, group=group)
+        raise
+    distributed.all_gather_object(told, None, group=group)
+    for rank, error in enumerate(told):
+        if error is not None:
+            error.add_note(f"This was on rank {rank}.")
+            raise error
+    return done
+
+
+def _named(services: str) -> list[str]:
+    return [service.strip() for service in services.split(",")]
+
+
+def by_dtype(parameters: list[Tensor]) -> list[list[Tensor]]:
+    """Return those of one dtype together, on whatever devices: ranks may differ in that."""
+    found: dict[torch.dtype, list[Tensor]] = {}
+    for parameter in parameters:
+        found.setdefault(parameter.dtype, []).append(parameter)
+    return list(found.values())
 
 
 def _bytes(values: Tensor) -> bytes:
