@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from conftest import Launch, SwitchProcess
 from fanin import errors
+from fanin._join import join
 from fanin.torch import DistributedOptimizer, handshake
 from fanin.torch.backend import FaninBackend, backend_of
 from ranks import Me, sums_on_switch
@@ -168,7 +169,7 @@ def _no_memory(*_: Any, **__: Any) -> Any:
     raise MemoryError("none left")
 
 
-@pytest.mark.parametrize("where", ["fanin.torch.backend.agree"])
+@pytest.mark.parametrize("where", ["fanin.torch.backend.agree", "fanin._membership.join"])
 def test_whatever_one_rank_fails_with_the_others_are_told_at_once(
     launch: Launch, spare: SwitchProcess, where: str
 ) -> None:
@@ -183,15 +184,22 @@ def dies(me: Me, spare: str, where: str) -> int | None:
         def gather_or_die(*args: Any) -> Any:
             return os._exit(9) if args[3] == where else gather(*args)
 
+        def join_or_die(*args: Any) -> Any:
+            return os._exit(9) if where == "join" else join(*args)
+
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(handshake, "gather", gather_or_die)
+            patch.setattr("fanin._membership.join", join_or_die)
             fanin.torch.replan(spare)
-    with pytest.raises(errors.RankLost) as caught:
+    # That the dead rank's own service is gone may be seen first, where it is joined.
+    with pytest.raises(errors.FaninError if where == "join" else errors.RankLost):
         fanin.torch.replan(spare)
+    with pytest.raises(errors.RankLost) as caught:
+        dist.all_reduce(torch.full((100_000,), 1.0))
     return caught.value.rank
 
 
-@pytest.mark.parametrize("where", ["place", "ways", "joined"])
+@pytest.mark.parametrize("where", ["place", "ways", "join", "joined"])
 def test_a_rank_that_dies_meanwhile_is_named_at_once(
     launch: Launch, spare: SwitchProcess, where: str
 ) -> None:

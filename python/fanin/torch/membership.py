@@ -97,6 +97,7 @@ class Membership:
             address=own_address(self.store),
             cure=f"Set {GLOO_VARIABLE} to the interface to the others",
             gather=gather,
+            look=patience.look,
         )
         # A rank's own switch first: it may reach it by another address than rank 0.
         own = replace(settings, switch=settings.switch or self.switch)
