@@ -1,6 +1,6 @@
 """The Rust binding: sockets, protocol and threads. It knows no torch and no NumPy, only memory."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, TypedDict
 
 from fanin.errors import FaninError
@@ -135,6 +135,7 @@ class Client:
         local: LocalRanks | None = None,
         hosted: Switch | None = None,
         meeting: Meeting | None = None,
+        look: Callable[[], None] | None = None,
         loss_bound: float = 0.0,
         paths: int = 1,
         sub_models: Sequence[int] = (),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fanin import _fanin
@@ -39,6 +39,7 @@ def join(
     hosted: _fanin.Switch | None = None,
     meeting: _fanin.Meeting | None = None,
     link: tuple[int | None, int] = (None, 1),
+    look: Callable[[], None] | None = None,
 ) -> _fanin.Client:
     """Join `job`; blocks until all ranks have, `timeout` seconds at most.
 
@@ -46,7 +47,8 @@ def join(
     what the plan of the shares takes. With `local` the ranks of this machine sum among themselves
     first. `hosted` is this process's service, if it is one of them. The ranks met at `meeting`, and
     `BeganAnew` is raised when one of them is started again. Of this machine's `link`, whose bits a
-    second may be known, so many ranks send at once. Raises the errors of `fanin.errors`.
+    second may be known, so many ranks send at once. What `look` raises, which is called now and
+    then, ends the waiting. Raises the errors of `fanin.errors`.
     """
     if services is None:
         if settings.switch is None:
@@ -80,6 +82,7 @@ def join(
         local=local,
         hosted=hosted,
         meeting=meeting,
+        look=look,
         loss_bound=settings.loss_bound,
         paths=settings.paths,
     )

@@ -64,6 +64,8 @@ class Ranks:
     gather: Gather
     meeting: _fanin.Meeting | None = None
     """Where they say it, if at a switch, which tells them as long as they join who began anew."""
+    look: Callable[[], None] | None = None
+    """Called now and then while they join; what it raises ends that."""
 
     def connect(self, settings: Settings, timeout: float, deadline: float) -> Connected:
         """Join the job; blocks until all ranks have, until `deadline` (`time.monotonic`) at most.
@@ -105,6 +107,7 @@ class Ranks:
                 hosted,
                 self.meeting,
                 (here.rate_bps, crowd),
+                self.look,
             )
             client.set_timeout(timeout)
             return client

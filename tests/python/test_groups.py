@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch.distributed as dist
 from conftest import Launch
 from fanin import errors
 from fanin._settings import Settings
-from fanin.torch.membership import agree
+from fanin.torch.membership import Patience, agree
 from ranks import Me, sums_on_switch
 from torch import nn
 from torch._C._distributed_c10d import FileStore
@@ -144,7 +143,7 @@ def test_ranks_that_meet_in_a_file(launch: Launch, tmp_path: Path) -> None:
 def test_rank_0_is_named_if_it_does_not_come_to_the_file(tmp_path: Path) -> None:
     store = FileStore(str(tmp_path / "store"), 2)
     with pytest.raises(errors.JoinTimeout, match="rank 0 did not join") as caught:
-        agree(store, 1, 2, "0", timedelta(milliseconds=100), Settings())
+        agree(store, 1, 2, "0", Settings(), Patience.of(0.1))
     assert caught.value.missing_ranks == [0]
 
 

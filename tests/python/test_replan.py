@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +12,9 @@ import torch
 import torch.distributed as dist
 from conftest import Launch, SwitchProcess
 from fanin import errors
-from fanin.torch import DistributedOptimizer
+from fanin._join import join
+from fanin.torch import DistributedOptimizer, handshake
+from fanin.torch.backend import FaninBackend, backend_of
 from ranks import Me, sums_on_switch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -77,16 +80,29 @@ def test_a_spare_machine_comes_and_goes_and_no_step_is_lost(
 
 
 def with_overlap(me: Me, spare: str) -> dict[str, Any]:
+    """Rank 1 has no gradients before rank 0 is told to plan anew: its sums are under way then."""
     init(me)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(200, 200), nn.Linear(200, 200))
     optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
     seen = []
     for number in range(4):
+        replans = bool(spare) and number == 1
+        if replans and me.rank == 1:
+            me.hear()
         optimizer.zero_grad()
         model(torch.full((4, 200), 0.01 * (me.rank + 1 + number))).square().sum().backward()
         optimizer.step()
-        if spare and number == 1:  # with sums under way
+        if replans:
+            backend = backend_of(optimizer.process_group)
+            barrier = backend.barrier
+
+            def begins(opts: Any, backend: FaninBackend = backend, barrier: Any = barrier) -> Any:
+                me.say(len(backend._under_way()))
+                return barrier(opts)
+
+            if me.rank == 0:
+                backend.barrier = begins  # type: ignore[method-assign]
             fanin.torch.replan(spare, optimizer.process_group)
         seen.append(spare in services(optimizer.process_group))
     optimizer.synchronize()
@@ -94,7 +110,10 @@ def with_overlap(me: Me, spare: str) -> dict[str, Any]:
 
 
 def test_sums_that_hide_under_the_next_pass_move_too(launch: Launch, spare: SwitchProcess) -> None:
-    moved = launch(with_overlap, 2, spare.address, at=ALONE).results()
+    ranks = launch(with_overlap, 2, spare.address, at=ALONE)
+    assert ranks.hear(0) > 0
+    ranks.tell(1, "go on")
+    moved = ranks.results()
     stayed = launch(with_overlap, 2, "", at=ALONE).results()
     for got in moved:
         assert got["seen"] == [False, True, True, True]
@@ -114,7 +133,7 @@ def no_room(me: Me, small: str) -> list[str]:
         with pytest.raises(ValueError, match="names a switch twice"):
             fanin.torch.replan("a:1,a:1")
     else:
-        with pytest.raises(errors.FaninError, match=r"rank 0: .*names a switch twice"):
+        with pytest.raises(errors.FaninError, match=r"rank 0: ValueError: .*names a switch twice"):
             fanin.torch.replan()
     dist.all_reduce(tensor)
     assert (tensor == 2.0).all()
@@ -124,6 +143,111 @@ def no_room(me: Me, small: str) -> list[str]:
 def test_a_plan_that_cannot_be_is_told_to_all_and_changes_nothing(launch: Launch) -> None:
     with SwitchProcess("--pool-units", "1", "--shards", "1", "--rate", "1gbit") as small:
         launch(no_room, 2, small.address, at=ALONE).results()
+
+
+def fails_alone(me: Me, spare: str, where: str) -> None:
+    """Rank 1 fails while rank 0 waits for it; nobody waits for the timeout of half an hour."""
+    init(me)
+    before = services()
+    with pytest.MonkeyPatch.context() as patch:
+        if me.rank == 1:
+            patch.setattr(where, _no_memory)
+        with pytest.raises(MemoryError if me.rank == 1 else errors.FaninError) as caught:
+            fanin.torch.replan(spare)
+    if me.rank == 0:
+        told = "rank 1: MemoryError: none left; the group goes on as it was"
+        assert str(caught.value) == told
+    assert services() == before
+    tensor = torch.full((100_000,), 1.0)
+    dist.all_reduce(tensor)
+    assert (tensor == 2.0).all()
+    fanin.torch.replan(spare)
+    assert spare in services()
+
+
+def _no_memory(*_: Any, **__: Any) -> Any:
+    raise MemoryError("none left")
+
+
+@pytest.mark.parametrize("where", ["fanin.torch.backend.agree", "fanin._membership.join"])
+def test_whatever_one_rank_fails_with_the_others_are_told_at_once(
+    launch: Launch, spare: SwitchProcess, where: str
+) -> None:
+    launch(fails_alone, 2, spare.address, where, at=ALONE).results()
+
+
+def dies(me: Me, spare: str, where: str) -> int | None:
+    init(me)
+    if me.rank == 1:
+        gather = handshake.gather
+
+        def gather_or_die(*args: Any) -> Any:
+            return os._exit(9) if args[3] == where else gather(*args)
+
+        def join_or_die(*args: Any) -> Any:
+            return os._exit(9) if where == "join" else join(*args)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(handshake, "gather", gather_or_die)
+            patch.setattr("fanin._membership.join", join_or_die)
+            fanin.torch.replan(spare)
+    # That the dead rank's own service is gone may be seen first, where it is joined.
+    with pytest.raises(errors.FaninError if where == "join" else errors.RankLost):
+        fanin.torch.replan(spare)
+    with pytest.raises(errors.RankLost) as caught:
+        dist.all_reduce(torch.full((100_000,), 1.0))
+    return caught.value.rank
+
+
+@pytest.mark.parametrize("where", ["place", "ways", "join", "joined"])
+def test_a_rank_that_dies_meanwhile_is_named_at_once(
+    launch: Launch, spare: SwitchProcess, where: str
+) -> None:
+    # The group's timeout is half an hour.
+    assert launch(dies, 2, spare.address, where, at=ALONE).result(0) == 1
+
+
+def patiences(me: Me, spare: str) -> list[float]:
+    """How long each wait for the others may take, in their order."""
+    init(me)
+    agree, gather, given = handshake.agree, handshake.gather, []
+
+    def agreed(*args: Any) -> Any:
+        given.append(args[4])
+        return agree(*args)
+
+    def gathered(*args: Any) -> Any:
+        given.append(args[5])
+        return gather(*args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(handshake, "agree", agreed)
+        patch.setattr(handshake, "gather", gathered)
+        fanin.torch.replan(spare)
+    return given
+
+
+def test_all_waits_of_a_plan_have_the_timeout_of_one(launch: Launch, spare: SwitchProcess) -> None:
+    for given in launch(patiences, 2, spare.address, at=ALONE).results():
+        assert len(given) >= 3
+        assert given == sorted(set(given), reverse=True), "each has what those before it left"
+
+
+def read_at_another_moment(me: Me, spare: str) -> tuple[list[str], str | None]:
+    init(me)
+    fanin.torch.replan(spare if me.rank == 0 else "127.0.0.1:1")
+    tensor = torch.full((100_000,), 1.0)
+    dist.all_reduce(tensor)
+    assert (tensor == 2.0).all()
+    return services(), backend_of(None).settings.switch
+
+
+def test_rank_0s_list_counts_where_others_read_the_file_at_another_moment(
+    launch: Launch, spare: SwitchProcess
+) -> None:
+    for used, kept in launch(read_at_another_moment, 2, spare.address, at=ALONE).results():
+        assert spare.address in used
+        assert kept == spare.address, "what groups that are split off are told"
 
 
 def others(me: Me, spare: str) -> None:

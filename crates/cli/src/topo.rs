@@ -55,7 +55,7 @@ const MACHINES_MAX: usize = 100_000;
     rate = \"105Gbit\"       # of PCIe\n  \
     network = \"100Gbit\"    # of its cable\n  \
     [[nvlink]]\n  \
-    between = [\"gpu0\", \"gpu1\"]  # each with each\n  \
+    between = [\"gpu0\", \"gpu1\"]  # each with each; several links between two add up\n  \
     rate = \"200Gbit\"\n  \
     [[nvswitch]]\n  \
     name = \"nv\"\n  \

@@ -132,7 +132,8 @@ impl MachineTopology {
             rate(format!("the memory of {name}"), bps)?;
         }
         rate("a copy from GPU to GPU".into(), peer_bps)?;
-        let mut neighbours = vec![Vec::new(); parts.len()];
+        let mut neighbours: Vec<Vec<(PartId, usize)>> = vec![Vec::new(); parts.len()];
+        let mut distinct: Vec<Link> = Vec::with_capacity(links.len());
         for (index, Link { ends: [a, b], wire, rate_bps }) in links.iter().copied().enumerate() {
             if a == b || a.index().max(b.index()) >= parts.len() {
                 return Err(MachineError::Ends(index));
@@ -142,10 +143,16 @@ impl MachineTopology {
                 return Err(MachineError::Wire(wire, [one.name.clone(), other.name.clone()]));
             }
             rate(format!("the link {} - {}", one.name, other.name), rate_bps)?;
-            neighbours[a.index()].push((b, index));
-            neighbours[b.index()].push((a, index));
+            let mut beside = neighbours[a.index()].iter();
+            if let Some((_, link)) = beside.find(|(near, link)| *near == b && distinct[*link].wire == wire) {
+                distinct[*link].rate_bps += rate_bps;
+                continue;
+            }
+            neighbours[a.index()].push((b, distinct.len()));
+            neighbours[b.index()].push((a, distinct.len()));
+            distinct.push(links[index]);
         }
-        let topology = Self { parts, links, peer_bps, neighbours };
+        let topology = Self { parts, links: distinct, peer_bps, neighbours };
         for part in topology.gpus().chain(topology.nics()) {
             if topology.way_up(part).is_none() {
                 return Err(MachineError::NoCpu(topology.name(part).to_owned()));
@@ -172,7 +179,7 @@ impl MachineTopology {
         &self.parts
     }
 
-    /// All links.
+    /// All links; those between the same two parts are one, which carries what they carry together.
     #[must_use]
     pub fn links(&self) -> &[Link] {
         &self.links

@@ -36,7 +36,7 @@ const TIMEOUT_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
 /// process has in it. `prediction` is what the plan of the shares takes, in seconds a byte, and what takes that long, and `machine` names this machine: both are told by
 /// `fanin status`. With `local` this machine's ranks sum among themselves first, and `services` may be empty where there is no other machine. What is said to `hosted`, a switch
 /// of this process, if it is one of `services`, touches no socket. Of each rank's part of a float tensor a fraction of `loss_bound` may be lost: above 0, DLCP sums what travels as it is, and packets take `paths` source ports in turn. The ranks of `meeting` found each other there, and are told by `BeganAnew` when one is started again before
-/// all have joined. Raises the errors of `fanin.errors`, and `ValueError` for another wire dtype or protocol.
+/// all have joined. While it blocks, `look` is called now and then: what it raises ends that. Raises the errors of `fanin.errors`, and `ValueError` for another wire dtype or protocol.
 #[pyclass(frozen, module = "fanin._fanin")]
 pub(crate) struct Client {
     membership: Arc<Membership>,
@@ -52,7 +52,7 @@ impl Client {
     #[pyo3(signature = (
         services, job, rank, world_size, *, timeout=300.0, slots=None, window=None, wire_dtype="int32",
         protocol="switchml", exact=false, congestion_control=true, trace=None, prediction=None, machine=None, local=None,
-        hosted=None, meeting=None, loss_bound=0.0, paths=1, sub_models=Vec::new()
+        hosted=None, meeting=None, look=None, loss_bound=0.0, paths=1, sub_models=Vec::new()
     ))]
     #[expect(clippy::too_many_arguments, reason = "the signature is Python's")]
     fn new(
@@ -74,6 +74,7 @@ impl Client {
         local: Option<&LocalRanks>,
         hosted: Option<&Switch>,
         meeting: Option<&Meeting>,
+        look: Option<&Bound<'_, PyAny>>,
         loss_bound: f64,
         paths: u8,
         sub_models: Vec<u64>,
@@ -144,6 +145,7 @@ impl Client {
             config,
             local.and_then(LocalRanks::take),
             meeting.and_then(Meeting::open),
+            look,
         )?);
         Ok(Self { membership, rank, world_size, protocol, timeout: Mutex::new(timeout) })
     }

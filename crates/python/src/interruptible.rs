@@ -7,41 +7,46 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// How often the main thread looks for signals while it waits: soon enough for a finger on Ctrl-C.
-const SIGNAL_CHECK_INTERVAL: Duration = Duration::from_millis(50);
+const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Waits until `ready` finds what it looks for, woken by `changed`. `None` after `timeout`.
+/// Waits until `ready` finds what it looks for, woken by `changed`. `None` after `timeout`. On any thread `look` is called now and then, if it is given.
 ///
 /// # Errors
-/// What a signal handler raised, such as `KeyboardInterrupt`.
+/// What a signal handler raised, such as `KeyboardInterrupt`, or `look`.
 pub(crate) fn wait<T: Send, R: Send>(
     py: Python<'_>,
     state: &Mutex<T>,
     changed: &Condvar,
     timeout: Option<Duration>,
+    look: Option<&Bound<'_, PyAny>>,
     mut ready: impl FnMut(&mut T) -> Option<R> + Send,
 ) -> PyResult<Option<R>> {
     let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-    let looks_for_signals = is_main_thread();
+    let looks = is_main_thread() || look.is_some();
     loop {
-        let next_look = looks_for_signals.then(|| Instant::now() + SIGNAL_CHECK_INTERVAL);
+        let next_look = looks.then(|| Instant::now() + LOOK_INTERVAL);
         let until = deadline.into_iter().chain(next_look).min();
         if let Some(found) = py.detach(|| wait_until(state, changed, until, &mut ready)) {
             return Ok(Some(found));
         }
         py.check_signals()?;
+        if let Some(look) = look {
+            look.call0()?;
+        }
         if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
             return Ok(None);
         }
     }
 }
 
-/// Does what blocks on a thread of its own, so that this one can look for signals. When one raises, `cancel` is called, and what comes all the same is dropped there.
+/// Does what blocks on a thread of its own, so that this one can look for signals, and `look`. When one raises, `cancel` is called, and what comes all the same is dropped there.
 ///
 /// # Errors
-/// What a signal handler raised; when there is no thread to be had.
+/// What a signal handler raised, or `look`; when there is no thread to be had.
 pub(crate) fn on_a_thread<T: Send + 'static>(
     py: Python<'_>,
     name: &str,
+    look: Option<&Bound<'_, PyAny>>,
     cancel: impl FnOnce(),
     work: impl FnOnce() -> T + Send + 'static,
 ) -> PyResult<T> {
@@ -63,14 +68,15 @@ pub(crate) fn on_a_thread<T: Send + 'static>(
             drop(done);
         }
     })?;
-    let found =
-        wait(py, &meeting.0, &meeting.1, None, |state| match std::mem::replace(state, State::Waiting) {
+    let found = wait(py, &meeting.0, &meeting.1, None, look, |state| {
+        match std::mem::replace(state, State::Waiting) {
             State::Done(done) => Some(done),
             other => {
                 *state = other;
                 None
             }
-        });
+        }
+    });
     match found {
         Ok(done) => Ok(done.expect("there is no timeout")),
         Err(interrupt) => {

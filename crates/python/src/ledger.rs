@@ -53,7 +53,7 @@ impl Completion {
 
     /// `None` after `timeout`.
     pub(crate) fn wait(&self, py: Python<'_>, timeout: Option<Duration>) -> PyResult<Option<Outcome>> {
-        interruptible::wait(py, &self.outcome, &self.changed, timeout, |outcome| outcome.clone())
+        interruptible::wait(py, &self.outcome, &self.changed, timeout, None, |outcome| outcome.clone())
     }
 }
 
@@ -138,7 +138,7 @@ impl Ledger {
     /// The next finished all-reduce that was submitted with `notify`; `None` when there will be none any more.
     pub(crate) fn next(&self, py: Python<'_>) -> PyResult<Option<Py<Pending>>> {
         loop {
-            let next = interruptible::wait(py, &self.finished, &self.changed, None, |finished| {
+            let next = interruptible::wait(py, &self.finished, &self.changed, None, None, |finished| {
                 let next = finished.notify.pop_front();
                 if next.is_some() {
                     finished.owed -= 1;

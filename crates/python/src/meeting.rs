@@ -69,6 +69,6 @@ fn unless_interrupted<T: Send + 'static>(
 ) -> PyResult<T> {
     let cancel = Cancel::default();
     let cancelled = cancel.clone();
-    let done = on_a_thread(py, "fanin-meet", || cancel.cancel(), move || work(&cancelled))?;
+    let done = on_a_thread(py, "fanin-meet", None, || cancel.cancel(), move || work(&cancelled))?;
     done.map_err(|error| to_python(py, &error))
 }

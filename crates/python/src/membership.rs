@@ -28,12 +28,13 @@ pub(crate) struct Membership {
 }
 
 impl Membership {
-    /// Joins; returns when all ranks have, or a signal handler raised.
+    /// Joins; returns when all ranks have, or a signal handler or `look` raised.
     pub(crate) fn join(
         py: Python<'_>,
         config: SessionConfig,
         local: Option<LocalRanks>,
         meeting: Option<Arc<Meeting>>,
+        look: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
         let services = config.services.iter().map(|service| service.switch.clone()).collect();
         let job = config.job.clone();
@@ -43,6 +44,7 @@ impl Membership {
         let joined = on_a_thread(
             py,
             "fanin-join",
+            look,
             || cancel.cancel(),
             move || {
                 let joining = meeting.map(|meeting| meeting.joining(config.join_timeout, &cancelled));

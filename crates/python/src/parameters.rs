@@ -69,7 +69,7 @@ impl Parameters {
         work: impl FnOnce(&mut parameters::Parameters) -> Result<T, ParametersError> + Send + 'static,
     ) -> PyResult<T> {
         let parameters = Arc::clone(&self.0);
-        let done = on_a_thread(py, "fanin-delta", || {}, move || work(&mut lock(&parameters)))?;
+        let done = on_a_thread(py, "fanin-delta", None, || {}, move || work(&mut lock(&parameters)))?;
         done.map_err(|error| to_python(py, &error))
     }
 }

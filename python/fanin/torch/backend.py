@@ -22,17 +22,19 @@ from torch._compile import _disable_dynamo
 from fanin import _fanin
 from fanin._membership import Connected
 from fanin._settings import Settings
-from fanin.errors import FaninError
 from fanin.torch import collectives, handles, handshake, splitting
 from fanin.torch.channel import Channel
 from fanin.torch.delegating import DelegatingBackend, TensorLists
 from fanin.torch.interface import gloo_address
-from fanin.torch.membership import agree, naming_absent
+from fanin.torch.membership import Patience, agree, hear, naming_absent, told
 from fanin.torch.options import Options, settings_of
 from fanin.torch.work import Part, seconds
 
 # How Gloo says that another rank's end of a connection is gone.
 LOST_PEER = re.compile(r"[Cc]onnection (closed|reset)|[Bb]roken pipe|Connection refused")
+
+# What a rank says to the others in the midst of a new plan that it cannot take part in.
+WRONG = "wrong"
 
 _debugged: list[FaninBackend] = []
 
@@ -99,17 +101,18 @@ def replan(switch: str | None = None, group: ProcessGroup | None = None) -> None
                 fanin.torch.replan(Path("switches").read_text().strip())  # who serves from now on
             ...
 
-    Spare machines (`fanin switch`) come and go so while a job runs. `switch` ("HOST:PORT[,..]")
-    names them in place of those before; where it is None, as rank 0 names them; and where it is
-    None there, too, the ranks' machines sum alone. What was begun is done first, by those who began
-    it. Then the ranks say anew what their links carry, and join the services that the new plan
-    gives a share to; `plan` and `fanin status` show it. A service that is no longer named may be
-    stopped then.
+    Spare machines (`fanin switch`) come and go so while a job runs. Rank 0's `switch`
+    ("HOST:PORT[,..]") names them for all ranks, in place of those before; that of the others, who
+    may have read the file at another moment, does not count. Where it is None, the ranks' machines
+    sum alone. What was begun is done first, by those who began it. Then the ranks say anew what
+    their links carry, and join the services that the new plan gives a share to; `plan` and
+    `fanin status` show it. A service that is no longer named may be stopped then.
 
     Where that cannot be, all ranks are told why, and the group goes on as it was: the errors of
-    `fanin.errors`. Both jobs are on the services for a moment: one whose memory is full has no room
-    (`PoolExhausted`). Costs what `init_process_group` does. Other groups keep their services:
-    `DistributedOptimizer` has one of its own, its `process_group`.
+    `fanin.errors`. That takes the group's timeout at most. `RankLost` comes as soon as the group
+    knows that a rank died. Both jobs are on the services for a moment: one whose memory is full has
+    no room (`PoolExhausted`). Costs what `init_process_group` does. Other groups keep their
+    services: `DistributedOptimizer` has one of its own, its `process_group`.
 
     Raises `ValueError` for a group that is not fanin's.
     """
@@ -127,7 +130,6 @@ def backend_of(group: ProcessGroup | None) -> FaninBackend:
     return backend
 
 
-_Made = TypeVar("_Made")
 _Method = TypeVar("_Method", bound=Callable[..., Work])
 
 
@@ -161,9 +163,12 @@ class FaninBackend(DelegatingBackend):
         group: str,
         settings: Settings,
     ) -> None:
-        membership = agree(store, rank, size, group, timeout, settings)
+        waits = timeout.total_seconds()
+        membership = agree(store, rank, size, group, settings, Patience.of(waits))
         connected = (
-            membership.connect(settings, rank, size, timeout.total_seconds()) if size > 1 else None
+            membership.connect(settings, rank, size, waits, Patience.of(waits))
+            if size > 1
+            else None
         )
         try:
             address = None if connected is None else gloo_address(connected.client.switch)
@@ -173,7 +178,7 @@ class FaninBackend(DelegatingBackend):
                 connected.close()
             raise
         self._channel = Channel(None) if connected is None else _channel(connected)
-        self._store = store
+        self._store = membership.store
         self._replanned = 0
         self._timeout = timeout
         self._group = group
@@ -366,45 +371,47 @@ class FaninBackend(DelegatingBackend):
         if self.size() == 1:
             return
         self._replanned += 1
-        rank, size, waits = self.rank(), self.size(), self._timeout.total_seconds()
         store = PrefixStore(f"replan-{self._replanned}/", self._store)
-        # What cannot be, all ranks are told, before one joins and waits for the others, and after.
-        settings = self._agreed(store, "names", lambda: self.settings.at(switch), lambda _: None)
-        membership = agree(store, rank, size, self._group, self._timeout, settings)
-        connected = self._agreed(
-            membership.store,
-            "joined",
-            lambda: membership.connect(settings, rank, size, waits),
-            Connected.close,
-        )
+
+        def look() -> None:
+            # Who dies is missing in the plan before, too, which hears of it at once.
+            failure = self._channel.failure()
+            if failure is not None:
+                raise failure
+            if store.check([WRONG]):
+                raise hear(store.get(WRONG).decode())
+
+        patience = Patience.of(self._timeout.total_seconds(), look)
+        try:
+            settings, connected = self._joined(store, switch, patience)
+        except Exception as error:
+            # The others may wait for this rank; nobody joins without it.
+            if self._channel.failure() is None and not store.check([WRONG]):
+                store.set(WRONG, told(self.rank(), error))
+            raise
         before = self._channel
         self._lost_before = self.lost()
         self._channel = _channel(connected)
         self.settings = settings
         before.close()
 
-    def _agreed(
-        self, store: Store, name: str, make: Callable[[], _Made], undo: Callable[[_Made], None]
-    ) -> _Made:
-        """Return what `make` does, if no rank fails to make its own; raise on all if one does."""
-        made, error, waits = None, None, self._timeout.total_seconds()
+    def _joined(
+        self, store: Store, switch: str | None, patience: Patience
+    ) -> tuple[Settings, Connected]:
+        """Join the job of a new plan, once all ranks have; rank 0 says by which switches."""
+        rank, size = self.rank(), self.size()
+        named = self.settings.at(switch if rank == 0 else None)
+        membership = agree(store, rank, size, self._group, named, patience)
+        settings = self.settings.at(membership.switch)
+        timeout = self._timeout.total_seconds()
+        connected = membership.connect(settings, rank, size, timeout, patience)
         try:
-            made = make()
-        except (FaninError, ValueError) as cause:
-            error = cause
-        try:
-            with naming_absent(self._group, waits):
-                said = "" if error is None else str(error)
-                told = handshake.gather(store, self.rank(), self.size(), name, said, waits)
-            wrong = [f"rank {rank}: {text}" for rank, text in enumerate(told) if text]
-            if error is not None or wrong:
-                raise error or FaninError(f"{wrong[0]}; the group goes on as it was")
+            with naming_absent(self._group, patience.seconds):
+                handshake.gather(store, rank, size, "joined", "", patience.left(), patience.pause)
         except BaseException:
-            if made is not None:
-                undo(made)
+            connected.close()
             raise
-        assert made is not None  # else there is an error
-        return made
+        return settings, connected
 
     def _under_way(self) -> list[Work]:
         return [*self._channel.under_way(), *super()._under_way()]

@@ -196,6 +196,10 @@ class Channel:
         """Return the all-reduces that are not over, in the order of their start."""
         return self._under_way.works()
 
+    def failure(self) -> FaninError | None:
+        """Return why the job is over, if it is, and was not closed here."""
+        return None if self._client is None else self._client.failure()
+
     def loss(self, error: Exception) -> FaninError | None:
         """Return why another rank cannot be reached any more; None if nothing says so soon.
 

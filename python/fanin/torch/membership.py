@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import secrets
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from pathlib import Path
 
 from torch._C._distributed_c10d import PrefixStore, Store
 
+from fanin import errors
 from fanin._join import check_rank
 from fanin._membership import Connected, Ranks
 from fanin._settings import Settings
-from fanin.errors import JoinTimeout
+from fanin.errors import FaninError, JoinTimeout
 from fanin.torch import handshake
 from fanin.torch.interface import GLOO_VARIABLE, own_address
 
@@ -26,6 +27,33 @@ JOB_BYTES_MAX = 80
 GROUP_MAX = 24
 # torch's name of the default group.
 DEFAULT_GROUP = "0"
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long a rank waits for the others."""
+
+    seconds: float
+    """In all."""
+    deadline: float
+    """When they are over (`time.monotonic`)."""
+    look: Callable[[], None] | None = None
+    """Called now and then meanwhile; what it raises ends the wait."""
+
+    @classmethod
+    def of(cls, seconds: float, look: Callable[[], None] | None = None) -> Patience:
+        """Return patience that begins now."""
+        return cls(seconds, time.monotonic() + seconds, look)
+
+    def left(self) -> float:
+        """Return how many seconds are left."""
+        return self.deadline - time.monotonic()
+
+    def pause(self, seconds: float) -> None:
+        """Sleep between two looks."""
+        time.sleep(seconds)
+        if self.look is not None:
+            self.look()
 
 
 @dataclass(frozen=True)
@@ -41,12 +69,24 @@ class Membership:
     group: str
     """The group's name."""
 
-    def connect(self, settings: Settings, rank: int, world_size: int, timeout: float) -> Connected:
-        """Join the job; blocks until all ranks have. Raises the errors of `fanin.errors`."""
+    def connect(
+        self,
+        settings: Settings,
+        rank: int,
+        world_size: int,
+        timeout: float,
+        patience: Patience,
+    ) -> Connected:
+        """Join the job; blocks until all ranks have. Raises the errors of `fanin.errors`.
+
+        `timeout` is that of each all-reduce, in seconds.
+        """
 
         def gather(name: str, text: str, left: float) -> list[str]:
-            with naming_absent(self.group, timeout):
-                return handshake.gather(self.store, rank, world_size, name, text, left)
+            with naming_absent(self.group, patience.seconds):
+                return handshake.gather(
+                    self.store, rank, world_size, name, text, left, patience.pause
+                )
 
         ranks = Ranks(
             job=self.job,
@@ -57,10 +97,11 @@ class Membership:
             address=own_address(self.store),
             cure=f"Set {GLOO_VARIABLE} to the interface to the others",
             gather=gather,
+            look=patience.look,
         )
         # A rank's own switch first: it may reach it by another address than rank 0.
         own = replace(settings, switch=settings.switch or self.switch)
-        return ranks.connect(own, timeout, time.monotonic() + timeout)
+        return ranks.connect(own, timeout, patience.deadline)
 
 
 @contextlib.contextmanager
@@ -75,6 +116,21 @@ def naming_absent(group: str, waited: float) -> Iterator[None]:
             missing_ranks=absent.ranks,
             waited=waited,
         ) from None
+
+
+def told(rank: int, error: Exception) -> str:
+    """Return a text from which `hear` makes on other ranks what happened on this one."""
+    if not isinstance(error, FaninError):
+        return json.dumps(["FaninError", f"rank {rank}: {type(error).__name__}: {error}", {}])
+    fields = {name: value for name, value in vars(error).items() if name != "message"}
+    return json.dumps([type(error).__name__, f"rank {rank}: {error}", fields])
+
+
+def hear(text: str) -> FaninError:
+    """Return the error that another rank `told`, which changed nothing."""
+    kind, message, fields = json.loads(text)
+    made: FaninError = getattr(errors, kind)(f"{message}; the group goes on as it was", **fields)
+    return made
 
 
 def new_job(job: str | None, group: str) -> str:
@@ -96,7 +152,7 @@ def _program() -> str:
 
 
 def agree(
-    store: Store, rank: int, world_size: int, group: str, timeout: timedelta, settings: Settings
+    store: Store, rank: int, world_size: int, group: str, settings: Settings, patience: Patience
 ) -> Membership:
     """Rank 0 decides, all agree; returns once every rank of this attempt is there.
 
@@ -104,19 +160,18 @@ def agree(
     no switch would serve so many.
     """
     check_rank(rank, world_size)
-    waited = timeout.total_seconds()
 
     def decide() -> tuple[str, str | None]:
         return new_job(settings.job, group), settings.switch
 
     try:
-        terms = handshake.agree(store, rank, world_size, decide, waited)
+        terms = handshake.agree(store, rank, world_size, decide, patience.left(), patience.pause)
     except handshake.Absent as absent:
         raise JoinTimeout(
-            f"group {group!r}: {_named(absent.ranks)} did not join within {waited:g} s; does every "
-            "rank make the same groups, in the same order?",
+            f"group {group!r}: {_named(absent.ranks)} did not join within {patience.seconds:g} s; "
+            "does every rank make the same groups, in the same order?",
             missing_ranks=absent.ranks,
-            waited=waited,
+            waited=patience.seconds,
         ) from None
     agreed = PrefixStore(f"fanin/{terms.token}/", store)
     return Membership(terms.job, terms.switch, agreed, group)

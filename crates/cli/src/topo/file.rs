@@ -48,6 +48,19 @@ struct UnderTable {
     rate: Rate,
 }
 
+impl UnderTable {
+    /// Of all that it stands for; no more than can be.
+    fn names(&self) -> Vec<String> {
+        let name = self.name.get_ref();
+        match &self.count {
+            None => vec![name.clone()],
+            Some(count) => {
+                (0..PARTS_MAX.min(*count.get_ref())).map(|index| format!("{name}{index}")).collect()
+            }
+        }
+    }
+}
+
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct NicTable {
@@ -123,7 +136,15 @@ impl Machine {
         id.ok_or_else(|| at(place, unknown(what, name, known().map(|(_, part)| part.name.as_str()))))
     }
 
-    fn above(&self, under: &Spanned<String>) -> Result<PartId, Mistake> {
+    /// The CPU or switch that something is under; `below` are switches that are written further down.
+    fn above(&self, under: &Spanned<String>, below: &[UnderTable]) -> Result<PartId, Mistake> {
+        let name = under.get_ref();
+        if below.iter().any(|table| table.names().contains(name)) {
+            return Err(at(
+                under,
+                format!("`{name}` is written further down: put it before what is under it"),
+            ));
+        }
         let wanted = |kind| matches!(kind, PartKind::Cpu { .. } | PartKind::PcieSwitch);
         self.named(under, under.get_ref(), "CPU or PCIe switch", wanted)
     }
@@ -135,21 +156,35 @@ impl Machine {
         what: &str,
         wanted: fn(PartKind) -> bool,
     ) -> Result<(), Mistake> {
-        let names = table.between.get_ref();
-        let ends = names.iter().map(|name| self.named(&table.between, name, what, wanted));
-        let ends: Vec<_> = ends.collect::<Result<_, _>>()?;
-        if ends.len() < 2 {
-            return Err(at(&table.between, format!("`between` names at least two, each a {what}")));
-        }
+        let ends = self.several(&table.between, "between", what, wanted)?;
         for (index, one) in ends.iter().enumerate() {
             for other in &ends[..index] {
-                if one == other {
-                    return Err(at(&table.between, format!("{} is named twice", names[index])));
-                }
                 self.join([*other, *one], wire, table.rate);
             }
         }
         Ok(())
+    }
+
+    /// At least two, none twice.
+    fn several(
+        &self,
+        names: &Spanned<Vec<String>>,
+        key: &str,
+        what: &str,
+        wanted: fn(PartKind) -> bool,
+    ) -> Result<Vec<PartId>, Mistake> {
+        let mut ends = Vec::new();
+        for name in names.get_ref() {
+            let end = self.named(names, name, what, wanted)?;
+            if ends.contains(&end) {
+                return Err(at(names, format!("{name} is named twice")));
+            }
+            ends.push(end);
+        }
+        if ends.len() < 2 {
+            return Err(at(names, format!("`{key}` names at least two, each a {what}")));
+        }
+        Ok(ends)
     }
 }
 
@@ -164,23 +199,22 @@ fn resolve(file: File) -> Result<MachineTopology, Mistake> {
     }
     // A switch stands after what it is under, so that none is under itself.
     for (tables, kind) in [(&file.switch, PartKind::PcieSwitch), (&file.gpu, PartKind::Gpu)] {
-        for UnderTable { name, count, under, rate } in tables {
-            let above = machine.above(under)?;
-            let names: Vec<_> = match count {
-                None => vec![name.get_ref().clone()],
-                Some(count) if (1..=PARTS_MAX).contains(count.get_ref()) => {
-                    (0..*count.get_ref()).map(|index| format!("{}{index}", name.get_ref())).collect()
-                }
-                Some(count) => return Err(at(count, format!("from 1 to {PARTS_MAX}"))),
-            };
-            for its in names {
-                let part = machine.add(name, its, kind)?;
-                machine.join([above, part], Wire::Pcie, *rate);
+        for (index, table) in tables.iter().enumerate() {
+            if let Some(count) = &table.count
+                && !(1..=PARTS_MAX).contains(count.get_ref())
+            {
+                return Err(at(count, format!("from 1 to {PARTS_MAX}")));
+            }
+            let below = if kind == PartKind::PcieSwitch { &tables[index + 1..] } else { &[] };
+            let above = machine.above(&table.under, below)?;
+            for name in table.names() {
+                let part = machine.add(&table.name, name, kind)?;
+                machine.join([above, part], Wire::Pcie, table.rate);
             }
         }
     }
     for NicTable { name, under, rate, network } in &file.nic {
-        let above = machine.above(under)?;
+        let above = machine.above(under, &[])?;
         let nic = machine.add(name, name.get_ref().clone(), PartKind::Nic)?;
         let cable = machine.add(name, format!("network of {}", name.get_ref()), PartKind::Network)?;
         machine.join([above, nic], Wire::Pcie, *rate);
@@ -196,10 +230,7 @@ fn resolve(file: File) -> Result<MachineTopology, Mistake> {
                 let all = machine.parts.iter().enumerate().filter(|(_, part)| is_gpu(part.kind));
                 all.map(|(index, _)| PartId(index as u16)).collect()
             }
-            Some(names) => {
-                let ends = names.get_ref().iter().map(|gpu| machine.named(names, gpu, "GPU", is_gpu));
-                ends.collect::<Result<Vec<_>, _>>()?
-            }
+            Some(names) => machine.several(names, "gpus", "GPU", is_gpu)?,
         };
         let switch = machine.add(name, name.get_ref().clone(), PartKind::NvSwitch)?;
         ends.into_iter().for_each(|gpu| machine.join([switch, gpu], Wire::NvLink, *rate));
@@ -300,6 +331,9 @@ rate = "1.2Tbit"
             ("count = 3", "count = 0", 21, "from 1 to 512"),
             ("\"105Gbit\"", "\"105Gb\"", 14, "is no rate"),
             ("[\"gpu2\", \"far\"]", "[\"gpu2\", \"cpu0\"]", 38, "unknown GPU `cpu0`"),
+            ("[\"gpu2\", \"far\"]", "[\"gpu2\", \"far\", \"gpu2\"]", 38, "gpu2 is named twice"),
+            ("[\"gpu2\", \"far\"]", "[]", 38, "`gpus` names at least two, each a GPU"),
+            ("under = \"cpu0\"", "under = \"low\"", 13, "`low` is written further down: put it before"),
         ] {
             let error = read("m.toml", &MACHINE.replacen(right, wrong, 1)).expect_err(wrong);
             assert!(error.to_string().contains(words), "{error}");

@@ -25,12 +25,18 @@ struct Device {
     address: String,
     /// From the root port to the one that it is at, and itself.
     way: Vec<PathBuf>,
-    node: u32,
+    /// None where sysfs has none.
+    node: Option<u32>,
 }
 
 impl Device {
     fn path(&self) -> &Path {
         self.way.last().expect("itself")
+    }
+
+    /// Bus and device: what its functions have in common, which share a link.
+    fn card(&self) -> &str {
+        self.address.rsplit_once('.').map_or(&self.address, |(card, _)| card)
     }
 }
 
@@ -53,11 +59,18 @@ pub(super) fn read(sys: &Path) -> anyhow::Result<Found> {
         );
     }
     machine.notes.push("what memory carries is not in sysfs: it is never the limit here".into());
-    for device in devices.iter().filter(|device| is_gpu(device.path())) {
-        machine.hang(device, device.address.clone(), PartKind::Gpu);
+    let gpus: Vec<_> = devices.iter().filter(|device| is_gpu(device.path())).collect();
+    let nics = machine.nics(&devices);
+    let mut functions = BTreeMap::new();
+    for device in gpus.iter().copied().chain(nics.iter().map(|(device, _, _)| *device)) {
+        *functions.entry(device.card()).or_insert(0) += 1;
     }
-    for (device, name, bps) in machine.nics(&devices) {
-        let nic = machine.hang(device, name.clone(), PartKind::Nic);
+    let shares = |device: &Device| functions[device.card()] > 1;
+    for device in gpus {
+        machine.hang(device, device.address.clone(), PartKind::Gpu, shares(device));
+    }
+    for (device, name, bps) in nics {
+        let nic = machine.hang(device, name.clone(), PartKind::Nic, shares(device));
         let cable = machine.add(format!("network of {name}"), PartKind::Network);
         machine.join(nic, cable, Wire::Cable, bps);
     }
@@ -91,7 +104,8 @@ fn devices(sys: &Path) -> anyhow::Result<Vec<Device>> {
         let way = ancestors.into_iter().take_while(|path| !is_host_bridge(path)).map(Path::to_path_buf);
         let mut way: Vec<_> = way.collect();
         way.reverse();
-        let node = text(&path.join("numa_node")).and_then(|node| node.parse().ok()).unwrap_or(0);
+        // -1: the firmware does not say.
+        let node = text(&path.join("numa_node")).and_then(|node| node.parse().ok());
         devices.push(Device { address: file_name(&path).to_owned(), way, node });
     }
     devices.sort_by(|a, b| a.address.cmp(&b.address));
@@ -118,10 +132,9 @@ impl Machine {
     }
 
     /// A device under its switches, which are made where they are not there yet. On the way down a root port comes first, then a switch's upstream port and
-    /// one of its downstream ports, and again: a switch is what begins at an upstream port.
-    fn hang(&mut self, device: &Device, name: String, kind: PartKind) -> PartId {
-        let cpu = self.parts.iter().position(|part| part.name == format!("node{}", device.node)).unwrap_or(0);
-        let mut above = PartId(cpu as u16);
+    /// one of its downstream ports, and again: a switch is what begins at an upstream port. A function that shares its card's link is under the card, as under a switch.
+    fn hang(&mut self, device: &Device, name: String, kind: PartKind, shares: bool) -> PartId {
+        let mut above = self.node_of(device, &name);
         let (_, bridges) = device.way.split_last().expect("itself");
         for (index, upstream) in bridges.iter().enumerate().skip(1).step_by(2) {
             above = match self.switches.get(upstream) {
@@ -135,10 +148,44 @@ impl Machine {
                 }
             };
         }
+        let port = bridges.last().map(PathBuf::as_path);
+        if !shares {
+            let part = self.add(name, kind);
+            let bps = self.pcie_bps(device.path(), port);
+            self.join(above, part, Wire::Pcie, bps);
+            return part;
+        }
+        let place = device.path().with_file_name(device.card());
+        let card = match self.switches.get(&place) {
+            Some(card) => *card,
+            None => {
+                let card = self.add(format!("card {}", device.card()), PartKind::PcieSwitch);
+                let bps = self.pcie_bps(device.path(), port);
+                self.join(above, card, Wire::Pcie, bps);
+                self.switches.insert(place, card);
+                card
+            }
+        };
         let part = self.add(name, kind);
-        let bps = self.pcie_bps(device.path(), bridges.last().map(PathBuf::as_path));
-        self.join(above, part, Wire::Pcie, bps);
+        self.join(card, part, Wire::Pcie, f64::INFINITY);
         part
+    }
+
+    /// The NUMA node that a device is at.
+    fn node_of(&mut self, device: &Device, name: &str) -> PartId {
+        let named = device.node.map(|node| format!("node{node}"));
+        let nodes =
+            || self.parts.iter().enumerate().filter(|(_, it)| matches!(it.kind, PartKind::Cpu { .. }));
+        let found = nodes().find(|(_, part)| named.as_ref() == Some(&part.name));
+        if let Some((node, _)) = found {
+            return PartId(node as u16);
+        }
+        if nodes().count() > 1 {
+            let first = self.parts[0].name.clone();
+            self.notes
+                .push(format!("which NUMA node {name} is at is not in sysfs: it is counted with {first}"));
+        }
+        PartId(0)
     }
 
     /// What a link carries in each direction, after encoding. A GPU that has nothing to do lowers its link's speed, so that what both ends can do counts, and not
@@ -366,6 +413,49 @@ mod tests {
             "eno2 is left out: it is down",
         ] {
             assert!(notes.iter().any(|it| it.contains(note)), "{notes:?}");
+        }
+    }
+
+    #[test]
+    fn functions_of_one_card_share_its_link() {
+        let sys = Sys::new("functions", 1);
+        let port = "pci0000:00/0000:00:01.0";
+        sys.device(port, &PORT);
+        let nic = card("0x020000", "0x15b3", "8.0 GT/s PCIe", "0");
+        for (function, speed) in [("0", "net/p0/speed"), ("1", "net/p1/speed")] {
+            let up = speed.replace("speed", "operstate");
+            let files = [&nic[..], &[(speed, "100000"), (up.as_str(), "up")]].concat();
+            sys.device(&format!("{port}/0000:01:00.{function}"), &files);
+        }
+        // Of another card one function is a GPU, and what is none needs no share.
+        sys.device("pci0000:00/0000:00:02.0", &PORT);
+        sys.device("pci0000:00/0000:00:02.0/0000:02:00.0", &card("0x030200", "0x10de", "8.0 GT/s PCIe", "0"));
+        sys.device("pci0000:00/0000:00:02.0/0000:02:00.1", &card("0x040300", "0x10de", "8.0 GT/s PCIe", "0"));
+        let Found { topology, .. } = read(&sys.0).expect("a machine");
+        let part = |name| topology.part(name).unwrap_or_else(|| panic!("{name} of {:?}", topology.parts()));
+        let first_hop = |to| {
+            let (link, _) = topology.route(part("node0"), part(to)).expect("a way")[0];
+            (link, topology.links()[link].rate_bps.round())
+        };
+        let x16 = 126_030_769_231.0;
+        assert_eq!(first_hop("p0"), first_hop("p1"));
+        assert_eq!(first_hop("p0").1, x16);
+        assert_eq!(topology.switch_of(part("p0")), Some(part("card 0000:01:00")));
+        assert_eq!(first_hop("0000:02:00.0").1, x16);
+        assert_eq!(topology.switch_of(part("0000:02:00.0")), None);
+        assert_eq!(topology.parts().iter().filter(|part| part.kind == PartKind::PcieSwitch).count(), 1);
+    }
+
+    #[test]
+    fn a_device_at_no_known_node_is_counted_with_the_first_and_noted_where_there_are_several() {
+        for nodes in [1, 2] {
+            let sys = Sys::new(&format!("no-node-{nodes}"), nodes);
+            sys.device("pci0000:00/0000:00:02.0", &card("0x030200", "0x10de", "8.0 GT/s PCIe", "-1"));
+            let Found { topology, notes } = read(&sys.0).expect("a machine");
+            let gpu = topology.part("0000:00:02.0").expect("a GPU");
+            assert_eq!(topology.name(topology.cpu_of(gpu)), "node0");
+            let note = "which NUMA node 0000:00:02.0 is at is not in sysfs: it is counted with node0";
+            assert_eq!(notes.iter().any(|it| it == note), nodes > 1, "{notes:?}");
         }
     }
 

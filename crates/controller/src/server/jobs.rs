@@ -1,7 +1,7 @@
 //! The registry joined to the data path. Decisions are taken under one lock, and carried out in their order by a thread that
 //! holds none: no rank is told of a job before the data path knows it, and none waits for the data path with a heartbeat.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
 use std::net::IpAddr;
 use std::sync::mpsc::Receiver;
@@ -134,6 +134,8 @@ struct State {
     refusals: HashMap<&'static str, u64>,
     /// Calls in a rank's name without its secret.
     denied: u64,
+    /// Jobs of which no rank knows yet that it is admitted: a plan, and room in the data path, take their time.
+    preparing: HashSet<JobId>,
     /// Of running jobs that have one.
     plans: HashMap<JobId, Arc<GoatPlan>>,
     /// What the ranks of running jobs tell; an entry goes with its job.
@@ -162,6 +164,7 @@ impl Jobs {
             without_room: Vec::new(),
             refusals: HashMap::new(),
             denied: 0,
+            preparing: HashSet::new(),
             plans: HashMap::new(),
             told: HashMap::new(),
             news: HashMap::new(),
@@ -187,7 +190,7 @@ impl Jobs {
     }
 
     fn now(&self) -> fanin_protocol::Instant {
-        fanin_protocol::Instant::default() + self.origin.elapsed()
+        since(self.origin)
     }
 
     /// A place for a rank that waits; `None` when ranks of too many jobs wait already that ask from the same address.
@@ -235,6 +238,7 @@ impl Jobs {
                         state.waiting.insert(ticket, sender);
                         let alive = HeartbeatReply::Alive { left: Ranks::default() };
                         state.news.insert(admission.job, watch::channel(alive).0);
+                        state.preparing.insert(admission.job);
                         self.make_room(job, admission, tickets);
                         return Joined::Waiting(Seat { jobs: self, ticket, outcome });
                     }
@@ -271,6 +275,7 @@ impl Jobs {
     /// Makes an admitted job's plan and room for it in the data path, and then tells the ranks that wait for it.
     fn make_room(&self, name: String, admission: Admission, tickets: Vec<Ticket>) {
         let (state, aggregators) = (Arc::clone(&self.state), Arc::clone(&self.aggregators));
+        let (job, origin) = (admission.job, self.origin);
         self.errands.send(move |driver| {
             let planned = admission.switches.as_ref().map(|switches| {
                 let plan = GoatPlan::new(&admission, switches, &mut lock(&aggregators))?;
@@ -307,6 +312,9 @@ impl Jobs {
                 }
             };
             let mut state = lock(&state);
+            // Their silence counts from here.
+            state.preparing.remove(&job);
+            state.registry.awaits_shell(since(origin), job);
             for ticket in tickets {
                 state.answer(ticket, outcome.clone());
             }
@@ -476,7 +484,7 @@ impl Jobs {
             let command = state.registry.aborted(now, job, AbortReason::SwitchStopped);
             self.carry_out(&mut state, command);
         }
-        let commands = state.registry.tick(now);
+        let commands = state.overdue(now);
         self.carry_out(&mut state, commands);
     }
 
@@ -564,8 +572,7 @@ impl Jobs {
     /// Whether some rank of an ended job has not heard how it ended.
     pub fn has_untold(&self) -> bool {
         let mut state = self.lock();
-        let now = self.now();
-        let commands = state.registry.tick(now);
+        let commands = state.overdue(self.now());
         self.carry_out(&mut state, commands);
         state.registry.jobs().any(|view| matches!(view.state, JobState::Aborted { .. }))
     }
@@ -588,6 +595,10 @@ pub(super) fn for_log(name: &str) -> String {
     name.chars().take(JOB_NAME_BYTES_MAX).collect()
 }
 
+fn since(origin: Instant) -> fanin_protocol::Instant {
+    fanin_protocol::Instant::default() + origin.elapsed()
+}
+
 fn lock<T>(state: &Mutex<T>) -> MutexGuard<'_, T> {
     // A panic in one call must not end all others: the registry's own methods leave it consistent.
     state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -600,6 +611,14 @@ impl State {
             JobState::Gathering { .. } | JobState::Aborted { .. } => None,
         };
         self.registry.jobs().filter_map(id).collect()
+    }
+
+    /// What is to be done by now.
+    fn overdue(&mut self, now: fanin_protocol::Instant) -> Vec<Command> {
+        for job in &self.preparing {
+            self.registry.awaits_shell(now, *job);
+        }
+        self.registry.tick(now)
     }
 
     fn name_of(&self, job: JobId) -> Option<String> {

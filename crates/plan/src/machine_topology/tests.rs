@@ -281,6 +281,29 @@ fn gpus_are_grouped_by_the_topmost_switch_and_alone_at_a_root_port() {
 }
 
 #[test]
+fn links_between_the_same_parts_carry_what_they_carry_together() {
+    let parts = [
+        ("cpu", PartKind::Cpu { memory_bps: f64::INFINITY }),
+        ("g0", PartKind::Gpu),
+        ("g1", PartKind::Gpu),
+        ("g2", PartKind::Gpu),
+    ];
+    let parts = parts.map(|(name, kind)| Part { name: name.into(), kind }).to_vec();
+    let link = |a, b, wire, rate_bps| Link { ends: [PartId(a), PartId(b)], wire, rate_bps };
+    let mut links: Vec<_> = (1..=3).map(|gpu| link(0, gpu, Wire::Pcie, 1e9)).collect();
+    // The second of three is written the other way round.
+    links.extend([(1, 2), (2, 1), (1, 2), (2, 3)].map(|(a, b)| link(a, b, Wire::NvLink, 20e9)));
+    let machine = MachineTopology::new(parts, links, f64::INFINITY).expect("a machine");
+    let rates: Vec<_> = machine.links().iter().map(|link| link.rate_bps).collect();
+    assert_eq!(rates, [1e9, 1e9, 1e9, 60e9, 20e9]);
+    for ends in [[1, 2], [2, 1]].map(|ends| ends.map(PartId)) {
+        assert_eq!(machine.route(ends[0], ends[1]).expect("a way").len(), 1);
+    }
+    let rooted = Traffic::of(&machine, &roots(&machine, &["g0"]), Outside::ALONE);
+    assert!(close(rooted.seconds[3][0] * 3.0, rooted.seconds[4][0]));
+}
+
+#[test]
 fn what_cannot_be_is_refused_with_its_name() {
     let part = |name: &str, kind| Part { name: name.into(), kind };
     let cpu = |name: &str| part(name, PartKind::Cpu { memory_bps: f64::INFINITY });

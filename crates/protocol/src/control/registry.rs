@@ -559,6 +559,13 @@ impl Registry {
         aborted.iter().min().copied().map(|(_, oldest)| self.remove(oldest))
     }
 
+    /// The ranks of a job wait for the shell, which has not yet told them that they are admitted, and say nothing meanwhile.
+    pub fn awaits_shell(&mut self, now: Instant, job: JobId) {
+        if let Some(job) = self.jobs.get_mut(&job) {
+            job.hear_all(now);
+        }
+    }
+
     /// Acts on what is overdue: silent ranks, incomplete gatherings, aborts that all have heard.
     pub fn tick(&mut self, now: Instant) -> Vec<Command> {
         let mut commands = Vec::new();
@@ -598,13 +605,7 @@ impl Registry {
         self.last_tick = Some(now);
         if asleep {
             self.awake_since = Some(now);
-            for job in self.jobs.values_mut() {
-                if let Life::Running { presences } = &mut job.life {
-                    for presence in presences.iter_mut().filter(|it| !matches!(it, Presence::Attends(_))) {
-                        *presence = Presence::Heard(now);
-                    }
-                }
-            }
+            self.jobs.values_mut().for_each(|job| job.hear_all(now));
         }
     }
 

@@ -211,6 +211,26 @@ fn heartbeats_are_answered_while_the_data_path_answers_nobody() {
 }
 
 #[tokio::test]
+async fn a_job_whose_plan_and_room_take_longer_than_a_rank_may_be_silent_runs_all_the_same() {
+    let gated = Arc::new(Gated::default());
+    let patience = Duration::from_millis(20);
+    let config = RegistryConfig { heartbeat_timeout: patience, ..RegistryConfig::default() };
+    let registry = Registry::new(config, Box::new(|| 7)).unwrap();
+    let jobs = Jobs::new(registry, Arc::clone(&gated) as Arc<dyn DataPath>).unwrap();
+    gated.close(true);
+    let Joined::Waiting(mut place) = jobs.join(request("job")) else { panic!("it waits") };
+    let began = Instant::now();
+    while began.elapsed() < 3 * patience {
+        jobs.tick();
+    }
+    gated.close(false);
+    let Admission { job, key, generation, .. } = place.outcome().await.expect("admitted").admission;
+    let secret = key.secret_of(Rank(0));
+    let reply = jobs.heartbeat(job, Rank(0), generation, secret, Measured::default(), vec![]);
+    assert_eq!(reply, Ok(HeartbeatReply::Alive { left: Ranks::default() }));
+}
+
+#[tokio::test]
 async fn a_stream_ends_when_its_rank_opens_another() {
     let jobs = jobs(Arc::new(Gated::default()));
     let Admission { job, key, generation, .. } = admitted(&jobs, "job").await.expect("admitted").admission;

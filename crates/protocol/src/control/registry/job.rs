@@ -95,6 +95,15 @@ impl Job {
         Some(admission.clone())
     }
 
+    /// No rank is silent until now; those with a stream have it still.
+    pub fn hear_all(&mut self, now: Instant) {
+        if let Life::Running { presences } = &mut self.life {
+            for presence in presences.iter_mut().filter(|it| !matches!(it, Presence::Attends(_))) {
+                *presence = Presence::Heard(now);
+            }
+        }
+    }
+
     /// The rank that is dead by now, the one first if there are several.
     pub fn dead(&self, now: Instant, config: &RegistryConfig) -> Option<Rank> {
         let overdue = |presence: &Presence| match *presence {

@@ -502,6 +502,21 @@ fn a_silent_rank_is_expelled_and_every_other_hears_of_it_once() {
 }
 
 #[test]
+fn a_rank_that_was_not_told_that_it_is_admitted_is_not_silent() {
+    let mut registry = registry();
+    let job = start(&mut registry, at(0), "job", 2).job;
+    for second in 1..100 {
+        registry.awaits_shell(at(second), job);
+        assert_eq!(registry.tick(at(second)), []);
+    }
+    // From then on it is, as any other.
+    for second in 100..105 {
+        assert_eq!(registry.tick(at(second)), []);
+    }
+    assert!(matches!(registry.tick(at(105))[..], [Command::Abort { reason: AbortReason::Expelled(_), .. }]));
+}
+
+#[test]
 fn an_abort_that_nobody_asks_about_is_forgotten() {
     let mut registry = registry();
     let job = start(&mut registry, at(0), "a", 2).job;
