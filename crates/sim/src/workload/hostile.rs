@@ -551,8 +551,13 @@ fn servers(dice: &mut Dice, topology: &Topology) -> Vec<NodeId> {
 /// Connections to servers in the place of a ring's.
 fn tcp_ps(dice: &mut Dice, topology: &Topology) -> TcpPs {
     let bytes = |dice: &mut Dice| dice.one_in(2).then(|| dice.among(&[4, 1_000, 20_000]));
+    let servers = servers(dice, topology);
+    // 1 of 1, 2 of 3 and 1 of 3, and so on.
+    let whole = (servers.len() * (servers.len() + 1) / 2) as f64;
+    let shares = dice.one_in(2).then(|| (1..=servers.len()).rev().map(|part| part as f64 / whole).collect());
     TcpPs {
-        servers: servers(dice, topology),
+        servers,
+        shares,
         partition_bytes: bytes(dice),
         credit_bytes: bytes(dice),
         transport: TransportPlan { transport: dice.among(&TRANSPORTS), ..TransportPlan::default() },
