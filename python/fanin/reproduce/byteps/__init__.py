@@ -7,13 +7,27 @@ from fanin.reproduce.byteps import (
     communication,
     goodput,
     machine,
+    scalability,
+    spares,
     summation,
     theorem,
 )
 from fanin.reproduce.finding import Paper
 
 PAPER = Paper(
-    [module.EXPERIMENT for module in (theorem, acceleration, communication, machine, summation, goodput)],
+    [
+        module.EXPERIMENT
+        for module in (
+            theorem,
+            acceleration,
+            communication,
+            machine,
+            spares,
+            scalability,
+            summation,
+            goodput,
+        )
+    ],
     repeated="rounds",
     repetitions=3,
 )

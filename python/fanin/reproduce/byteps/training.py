@@ -1,0 +1,232 @@
+"""Training on the paper's machines: Figures 13, 15 and 16 (§7.2, §7.4), layer by layer.
+
+A machine has eight GPUs, which compute alike, and its gradients are one GPU's. What the paper does
+not give is swept: how fast a V100 computes, batches, whether the next forward pass waits for all
+parameters or each layer for its own, and what the inside of a machine leaves of all-reduce.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fanin.reproduce.byteps import inside
+from fanin.reproduce.byteps.cluster import (
+    NIC_GBPS,
+    PARTITION_BYTES,
+    RING,
+    Cluster,
+    finished_s,
+)
+from fanin.reproduce.byteps.plans import plans
+from fanin.reproduce.lab import Lab, Report, Scenario, Spread
+
+FLOPS = (5e12, 1e13, 2e13)
+"""Of a GPU, in a second."""
+SLOW, USUAL, FAST = COMPUTINGS = range(3)
+"""Of `FLOPS`, and of each model's batches."""
+PLAYED_MB, PLAYED_QUICK_MB = 8.0, 2.0
+"""To what a model's gradients are scaled down."""
+ITERATIONS = 2
+"""All alike, where none begins before the last has ended."""
+ITERATIONS_OVERLAPPING = 6
+"""Of which the first is longer, and the last four or five count."""
+BASELINE_GBPS = 41.0
+"""Without what §6.2 mends (Table 2), which native PS lacks (§7)."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """What the paper trains."""
+
+    key: str
+    """In the simulator."""
+    name: str
+    parameters: float
+    batches: tuple[int, int, int]
+    """Samples of a GPU, in the order of `FLOPS`: from the longest computing to the shortest."""
+    has_servers: bool = True
+    """Whether the paper has native PS for it."""
+    of_sample: float = 1.0
+    """A batch, of a sample of the simulator's."""
+
+
+MODELS = {
+    model.key: model
+    for model in (
+        Model("resnet50", "ResNet-50", 25.6e6, (256, 128, 64)),
+        Model("vgg16", "VGG-16", 138.4e6, (128, 64, 32)),
+        # §7.2: 2 images, in PyTorch, which has no PS (§7.4).
+        Model("ugatit", "UGATIT", 670.8e6, (2, 2, 2), has_servers=False),
+        # Sentences of 32 tokens, and sequences of 128.
+        Model("transformer", "Transformer", 63.1e6, (256, 128, 64)),
+        Model("bert-large", "BERT-large", 335.1e6, (64, 32, 16)),
+        # §7.2: 80 tokens; the simulator's sequence has 1,024.
+        Model("gpt2", "GPT-2", 124.4e6, (1, 1, 1), has_servers=False, of_sample=80 / 1024),
+    )
+}
+OVER_COMPUTING = (
+    f"{FLOPS[0] / 1e12:g}, {FLOPS[1] / 1e12:g} or {FLOPS[2] / 1e12:g} TFLOP/s a GPU with large to "
+    "small batches (of GPT-2 and UGATIT the paper's)"
+)
+OVER_OVERLAP = "BytePS's next forward pass waiting for all parameters or layer by layer"
+OVER_RING = "all-reduce with its links inside the machine, or its NIC alone, as the limit"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One training."""
+
+    model: str
+    system: str
+    """ "byteps", "ring" or "servers"."""
+    trains: int
+    spares: int = 0
+    gbps: float = NIC_GBPS
+    """Of a machine that trains."""
+    computing: int = USUAL
+    overlap: bool = False
+
+    @property
+    def name(self) -> str:
+        """Of its scenario."""
+        text = f"{self.model}-{self.system}-{self.trains}-{self.spares}-{self.gbps:.1f}"
+        return f"{text}-{self.computing}" + ("-overlap" if self.overlap else "")
+
+
+class Trained:
+    """How long iterations take."""
+
+    def __init__(self, lab: Lab, prefix: str, cases: Iterable[Case]):
+        self._quick = lab.quick
+        cases = list(dict.fromkeys(cases))
+        self._prefix = prefix
+        alone = {(case.model, case.computing) for case in cases}
+        # Nothing in it is random: every seed would give the same.
+        runs = lab.play(
+            {self._alone(*one): self._compute(*one) for one in sorted(alone)},
+            once=True,
+            throughputs=False,
+        )
+        self.computing_s = {
+            one: self._scale(one[0]) * Spread.of(runs[self._alone(*one)].samples(_each)).median
+            for one in alone
+        }
+        """Of an iteration, by model and computing."""
+        clusters = {(case.trains, case.spares) for case in cases if case.system == "byteps"}
+        shares = plans(lab, sorted(clusters))
+        self._shares = {
+            of: (plan.shares["w0"], plan.shares.get("s0", 0.0)) for of, plan in shares.items()
+        }
+        one_by_one = [case for case in cases if not case.overlap]
+        runs = lab.play(
+            {f"{prefix}-{case.name}": self._scenario(case) for case in one_by_one},
+            once=True,
+            throughputs=False,
+        )
+        overlapping = [case for case in cases if case.overlap]
+        runs |= lab.play(
+            {f"{prefix}-{case.name}": self._scenario(case) for case in overlapping}, once=True
+        )
+        self._times = {
+            case: runs[f"{prefix}-{case.name}"].spread(self._seconds(case)).median for case in cases
+        }
+
+    def iteration_s(self, case: Case) -> float:
+        """Return how long one takes."""
+        return self._times[case]
+
+    def efficiency(self, case: Case) -> float:
+        """Return what part of linear scaling it reaches, in percent."""
+        return 100 * self.computing_s[case.model, case.computing] / self._times[case]
+
+    def gain(self, case: Case, other: Case) -> float:
+        """Return how many times as fast as the other one it trains."""
+        return self._times[other] / self._times[case]
+
+    def _scale(self, model: str) -> float:
+        played_mb = PLAYED_QUICK_MB if self._quick else PLAYED_MB
+        return 4 * MODELS[model].parameters / (played_mb * 1e6)
+
+    def _work(self, model: str, computing: int) -> dict[str, Any]:
+        it = MODELS[model]
+        return {
+            "model": model,
+            "batch": it.batches[computing],
+            "flops": FLOPS[computing] / it.of_sample,
+            "scale": self._scale(model),
+        }
+
+    def _alone(self, model: str, computing: int) -> str:
+        return f"{self._prefix}-{model}-alone-{computing}"
+
+    def _compute(self, model: str, computing: int) -> Scenario:
+        # Of one machine nothing passes a link.
+        work = {"system": "tcp-ps", **self._work(model, computing), "iterations": ITERATIONS}
+        return Cluster(1, 1).play(f"{MODELS[model].name}, one machine", work)
+
+    def _scenario(self, case: Case) -> Scenario:
+        scale = self._scale(case.model)
+        cluster = Cluster(case.trains, case.spares, case.gbps)
+        job = self._work(case.model, case.computing)
+        if case.system == "ring":
+            job |= RING
+        else:
+            own, spare = (
+                self._shares[case.trains, case.spares]
+                if case.system == "byteps"
+                else (0.0, 1 / case.spares)
+            )
+            job |= cluster.servers(own, spare, PARTITION_BYTES / scale)
+        warm_up_s = 0.0
+        if case.overlap:
+            sent_s = 2 * 32 * MODELS[case.model].parameters / (1e9 * case.gbps)
+            computing_s = self.computing_s[case.model, case.computing]
+            warm_up_s = (computing_s + sent_s) / scale
+        job |= {
+            "overlap": case.overlap,
+            "iterations": ITERATIONS_OVERLAPPING if case.overlap else ITERATIONS,
+        }
+        title = f"{MODELS[case.model].name}: {case.system}, n = {case.trains}, k = {case.spares}"
+        return cluster.play(title, job, scale=scale, warm_up_s=warm_up_s)
+
+    def _seconds(self, case: Case) -> Callable[[Report], float]:
+        if not case.overlap:
+            scale = self._scale(case.model)
+            return lambda report: scale * _each(report)
+
+        batch = MODELS[case.model].batches[case.computing]
+        return lambda report: batch / float(report["jobs"][0]["training"]["samples_per_s"])
+
+
+def _each(report: Report) -> float:
+    return finished_s(report) / ITERATIONS
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What the inside of a machine leaves of its NIC to the network, in Gbit/s."""
+
+    byteps: float
+    ring: float
+    servers: float
+
+
+def rates(lab: Lab, kind: str, clusters: Sequence[tuple[int, int]]) -> dict[tuple[int, int], Rates]:
+    """Ask `fanin topo`, for "nvlink" or "pcie-only", and (n, k).
+
+    BytePS has the strategy that it chooses, native PS the strawman (§4.2.1) or all roots, which
+    §7.3 calls Horovod's hierarchical mode, and all-reduce a ring over all GPUs.
+    """
+    machine = inside.nvlink(NIC_GBPS) if kind == "nvlink" else inside.pcie_only(2, 4, nic=NIC_GBPS)
+    best, straightforward = (
+        ("root=2", "root=all") if kind == "nvlink" else ("assisted", "straightforward")
+    )
+
+    def ask(cluster: tuple[int, int]) -> Rates:
+        n, k = cluster
+        found = inside.told(lab, f"{kind}-{n}-{k}", machine, n, spares=k)
+        return Rates(*(found.rate_gbps(of) for of in (best, "ring", straightforward)))
+
+    return dict(zip(clusters, lab.each("fanin topo", ask, clusters), strict=True))
