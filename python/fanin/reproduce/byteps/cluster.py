@@ -26,6 +26,7 @@ PIECES_ON_THE_WAY = 2
 way at once, links are shared out alike and not by the services' shares."""
 WINDOW = "256kB"
 """On the way of a connection, from the first on: what a link carries in a round trip."""
+TRANSPORT = {"initial_window": WINDOW, "receive_window": WINDOW}
 DELAY_US = 5.0
 """Of a link."""
 
@@ -73,7 +74,19 @@ class Cluster:
             "shares": given,
             "partition": f"{partition_bytes:.0f}B",
             "credit": f"{credit:.0f}B",
-            "transport": {"initial_window": WINDOW, "receive_window": WINDOW},
+            "transport": TRANSPORT,
+        }
+
+    def whole(self) -> dict[str, Any]:
+        """Return servers, on the machines that only sum, each of which has variables as they are.
+
+        They go one after the other to the next server, all that are ready at once.
+        """
+        hosts = range(self.trains, self.trains + self.spares)
+        return {
+            "system": "tcp-ps",
+            "servers": [f"h{host}" for host in hosts],
+            "transport": TRANSPORT,
         }
 
     def play(

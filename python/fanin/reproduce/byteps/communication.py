@@ -8,7 +8,7 @@ from fanin.reproduce.byteps import equations
 from fanin.reproduce.byteps.cluster import NIC_GBPS, PAYLOAD, RING, Cluster, finished_s, listed
 from fanin.reproduce.byteps.plans import plans
 from fanin.reproduce.finding import Experiment, Finding, Outcome
-from fanin.reproduce.lab import Lab, Spread
+from fanin.reproduce.lab import Lab, Scenario, Spread
 from fanin.reproduce.plot import finish
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def run(lab: Lab) -> Outcome:
     cases += [("ring", count, 0) for count in (n, many)]
     shares = plans(lab, [(count, k) for system, count, k in cases if system == "split"])
 
-    def scenario(case: Case) -> dict[str, Any]:
+    def scenario(case: Case) -> Scenario:
         system, count, k = case
         cluster, tensor_bytes = Cluster(count, k), size_mb * 10**6
         job: dict[str, Any] = {"tensor": f"{tensor_bytes}B", "tensors": 1, "in_flight": 1}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -11,17 +12,31 @@ from fanin.reproduce.byteps.inside import GPUS
 from fanin.reproduce.byteps.training import (
     BASELINE_GBPS,
     COMPUTINGS,
+    LONG,
+    LONG_CHANGE,
+    LONG_CONTRADICTS,
     MODELS,
     OVER_COMPUTING,
     OVER_OVERLAP,
     OVER_RING,
     USUAL,
     Case,
-    Model,
+    Rates,
     Trained,
+    computing_s,
     rates,
+    unhidden_s,
 )
-from fanin.reproduce.finding import MORE, Experiment, Finding, Outcome, Range, at_least
+from fanin.reproduce.finding import (
+    MORE,
+    Experiment,
+    Finding,
+    Outcome,
+    Range,
+    Reason,
+    at_least,
+    at_most,
+)
 from fanin.reproduce.lab import Lab, Spread
 
 if TYPE_CHECKING:
@@ -30,252 +45,301 @@ if TYPE_CHECKING:
 MACHINES, MACHINES_QUICK = [2, 8, 32], [2, 8]
 MODELS_QUICK = ["vgg16", "ugatit"]
 NO_SLOWER = at_least(0.99)
-SCALES = at_least(91.6)
+LOST_MOST = at_most(100 - 91.6)
 SYSTEMS = {
     "with": "BytePS, k = n",
     "without": "BytePS, k = 0",
     "ring": "all-reduce",
     "servers": "native PS, k = n",
 }
-OVER_SERVERS = (
-    f"native PS's NIC with {BASELINE_GBPS:g} Gbit/s (Table 2's baseline) or as its GPUs leave it"
-)
-Setting = tuple[int, bool, bool]
-"""Computing, whether BytePS's passes overlap, and whether the rival is limited as the paper has it
-(all-reduce inside the machine, native PS by Table 2) or by its NIC alone."""
+OVER_SERVERS = "native PS with the 41 Gbit/s of Table 2's baseline or what GPUs leave of its NIC"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the paper does not give."""
+
+    computing: int
+    overlap: bool
+    """Of BytePS's passes."""
+    limited: bool
+    """Whether the rival is: all-reduce by the inside of machines, native PS by Table 2; else by its
+    NIC alone, or by what its GPUs leave of that."""
+
+
+SETTINGS = [Setting(*of) for of in product(COMPUTINGS, (False, True), (True, False))]
+SHOWN = Setting(USUAL, overlap=False, limited=True)
+
+
+class Cases:
+    """Who trains how, as far as NVLink machines let them."""
+
+    def __init__(self, lab: Lab, prefix: str, counts: Sequence[int]):
+        clusters = [(n, k) for n in counts for k in (0, n)]
+        self._rates: dict[tuple[int, int], Rates] = rates(lab, prefix, "nvlink", clusters)
+
+    def byteps(self, model: str, n: int, k: int, of: Setting) -> Case:
+        """Return BytePS's."""
+        gbps = self._rates[n, k].byteps
+        return Case(model, "byteps", n, k, gbps, of.computing, of.overlap)
+
+    def ring(self, model: str, n: int, of: Setting) -> Case:
+        """Return all-reduce's."""
+        gbps = self._rates[n, 0].ring if of.limited else NIC_GBPS
+        return Case(model, "ring", n, gbps=gbps, computing=of.computing)
+
+    def servers(self, model: str, n: int, of: Setting, system: str = "servers") -> Case:
+        """Return native PS's."""
+        gbps = BASELINE_GBPS if of.limited else self._rates[n, n].servers
+        return Case(model, system, n, n, gbps, of.computing)
+
+    def every(self, models: Sequence[str], counts: Sequence[int]) -> Iterator[Case]:
+        """Return all: the largest number of machines in all settings."""
+        wanted = [(counts[-1], of) for of in SETTINGS] + [(n, SHOWN) for n in counts]
+        for model in models:
+            for n, of in wanted:
+                yield self.byteps(model, n, n, of)
+                yield self.byteps(model, n, 0, of)
+                yield self.ring(model, n, of)
+                if MODELS[model].has_servers:
+                    yield self.servers(model, n, of)
 
 
 def run(lab: Lab) -> Outcome:
     """Train every model on every system."""
-    models = [MODELS[key] for key in (MODELS_QUICK if lab.quick else MODELS)]
+    models = MODELS_QUICK if lab.quick else list(MODELS)
     counts = MACHINES_QUICK if lab.quick else MACHINES
-    most = counts[-1]
-    settings: list[Setting] = list(product(COMPUTINGS, (False, True), (True, False)))
-    of_clusters = rates(lab, "nvlink", [(n, k) for n in counts for k in (0, n)])
-
-    def byteps(model: str, n: int, k: int, of: Setting) -> Case:
-        computing, overlap, _ = of
-        gbps = of_clusters[n, k].byteps
-        return Case(model, "byteps", n, k, gbps, computing, overlap)
-
-    def ring(model: str, n: int, of: Setting) -> Case:
-        computing, _, limited = of
-        gbps = of_clusters[n, 0].ring if limited else NIC_GBPS
-        return Case(model, "ring", n, gbps=gbps, computing=computing)
-
-    def servers(model: str, n: int, of: Setting) -> Case:
-        computing, _, limited = of
-        gbps = BASELINE_GBPS if limited else of_clusters[n, n].servers
-        return Case(model, "servers", n, n, gbps, computing)
-
-    def cases() -> Iterator[Case]:
-        usual = (USUAL, False, True)
-        for model in models:
-            for n, of in [(most, of) for of in settings] + [(n, usual) for n in counts]:
-                yield from (byteps(model.key, n, n, of), byteps(model.key, n, 0, of))
-                yield ring(model.key, n, of)
-                if model.has_servers:
-                    yield servers(model.key, n, of)
-
-    trained = Trained(lab, "scalability", cases())
-    with_servers = [model for model in models if model.has_servers]
-    keys = [model.key for model in models]
-
-    def over(figure: Callable[[Setting], float], of: Sequence[Setting] = settings) -> Spread:
-        return Spread.over([Spread.of([figure(setting)]) for setting in of])
+    n = counts[-1]
+    cases = Cases(lab, "scalability", counts)
+    trained = Trained(lab, "scalability", cases.every(models, counts))
 
     def gain(model: str, k: int, of: Setting) -> float:
-        return trained.gain(byteps(model, most, k, of), ring(model, most, of))
+        return trained.gain(cases.byteps(model, n, k, of), cases.ring(model, n, of))
 
-    def gain_over_servers(model: str, of: Setting) -> float:
-        return trained.gain(byteps(model, most, most, of), servers(model, most, of))
+    def by_servers(model: str, of: Setting) -> float:
+        return trained.gain(cases.byteps(model, n, n, of), cases.servers(model, n, of))
 
-    def efficiency(model: str, of: Setting) -> float:
-        return trained.efficiency(byteps(model, most, most, of))
+    def lost(model: str, of: Setting) -> float:
+        return 100 * (1 - trained.efficiency(cases.byteps(model, n, n, of)))
 
-    def growth(usual: Setting = (USUAL, False, True)) -> float:
-        first = byteps("ugatit", counts[0], counts[0], usual), ring("ugatit", counts[0], usual)
-        return gain("ugatit", most, usual) / trained.gain(*first)
+    def lost_by_ring(of: Setting) -> float:
+        return 100 * (1 - trained.efficiency(cases.ring("resnet50", n, of)))
 
-    def speeds(model: Model, usual: Setting = (USUAL, False, True)) -> dict[str, list[float]]:
-        found = {
-            "with": [trained.efficiency(byteps(model.key, n, n, usual)) for n in counts],
-            "without": [trained.efficiency(byteps(model.key, n, 0, usual)) for n in counts],
-            "ring": [trained.efficiency(ring(model.key, n, usual)) for n in counts],
-        }
-        if model.has_servers:
-            of = [trained.efficiency(servers(model.key, n, usual)) for n in counts]
-            found["servers"] = of
-        return found
+    def grows() -> float:
+        few = counts[0]
+        first = cases.byteps("ugatit", few, few, SHOWN), cases.ring("ugatit", few, SHOWN)
+        return gain("ugatit", n, SHOWN) / trained.gain(*first)
 
-    def draw(figure: Figure) -> None:
-        rows = 2 if len(models) > 3 else 1
-        for at, model in enumerate(models):
-            axes = figure.add_subplot(rows, len(models) // rows, at + 1)
-            for line, (system, percents) in enumerate(speeds(model).items()):
-                axes.plot(counts, percents, f"C{line}o-", label=None if at else SYSTEMS[system])
-            axes.set_xscale("log", base=2)
-            axes.set_xticks(counts, [str(n * GPUS) for n in counts])
-            axes.set_ylim(0, 105)
-            axes.set_title(model.name, fontsize=9)
-            if not at:
-                axes.legend(fontsize=6)
-        figure.supxlabel("GPUs", fontsize=9)
-        title = "10 TFLOP/s a GPU, % of linear scaling; passes that do not overlap"
-        figure.supylabel(title, fontsize=7)
+    with_servers = [model for model in models if MODELS[model].has_servers]
+    others = [model for model in models if model not in ("ugatit", "gpt2")]
+    byteps, ring, servers = OVER, f"{OVER}, {OVER_RING}", f"{OVER}, {OVER_SERVERS}"
+    gpus = f"{n * GPUS} GPUs"
 
-    gpus = f"{most * GPUS} GPUs: "
-    by_ring = gpus + "BytePS {} CPU machines by all-reduce, {}"
-    by_servers = gpus + "BytePS with CPU machines by native PS, {}"
-    of_scaling = gpus + "{}, of linear scaling"
-    computing, overlap = OVER_COMPUTING, OVER_OVERLAP
-    ranged = {
-        "ring": f"{computing}, {overlap}, {OVER_RING}",
-        "servers": f"{computing}, {overlap}, {OVER_SERVERS}",
-        "byteps": f"{computing}, {overlap}",
-    }
-    others = [key for key in keys if key not in ("ugatit", "gpt2")]
-    rows: list[tuple[str, str, float | str, Range | None, str, str, Spread]] = [
-        (
+    def ratio(
+        figure: str,
+        what: str,
+        paper: float | str,
+        of_setting: Callable[[Setting], float],
+        swept: str,
+        holds: Range | None = None,
+    ) -> Finding:
+        return Finding(figure, f"{gpus}: {what}", paper, _over(of_setting), holds, "x", swept)
+
+    def loss(
+        what: str,
+        paper: float | str,
+        of_setting: Callable[[Setting], float],
+        swept: str = byteps,
+        holds: Range | None = None,
+    ) -> Finding:
+        ours = _over(of_setting)
+        return Finding("§7.4", LOST.format(gpus, what), paper, ours, holds, "%", swept)
+
+    findings = [
+        ratio(
             "§7.4, abstract",
-            by_ring.format("with", "UGATIT, the paper's most"),
+            BY_RING.format("with", "UGATIT, of which the paper has the most"),
             1.84,
-            None,
-            "x",
-            "ring",
-            over(lambda of: gain("ugatit", most, of)),
+            lambda of: gain("ugatit", n, of),
+            ring,
         ),
     ]
-    for (with_, k), (least, largest) in {
-        ("with", most): (1.10, 1.84),
-        ("without", 0): (1.09, 1.53),
-    }.items():
-        for which, end, paper in (("most", max, largest), ("least", min, least)):
-            rows.append(
-                (
-                    "§7.4",
-                    by_ring.format(with_, f"the {which} of all models"),
-                    paper,
-                    None,
-                    "x",
-                    "ring",
-                    over(lambda of, k=k, end=end: end(gain(key, k, of) for key in keys)),
-                )
-            )
-    rows += [
-        (
+    for words, k, least, most in (("with", n, 1.10, 1.84), ("without", 0, 1.09, 1.53)):
+        for which, end, paper in (("most", max, most), ("least", min, least)):
+
+            def of_all(of: Setting, k: int = k, end: Callable[..., float] = end) -> float:
+                return end(gain(model, k, of) for model in models)
+
+            what = BY_RING.format(words, f"the {which} of all models")
+            findings.append(ratio("§7.4", what, paper, of_all, ring))
+    findings += [
+        ratio(
             "Figs. 15, 16",
-            gpus + "BytePS with CPU machines by BytePS without, the least of all models",
+            "BytePS with CPU machines by BytePS without, the least of all models",
             "with is always the best",
+            lambda of: min(
+                trained.gain(cases.byteps(model, n, n, of), cases.byteps(model, n, 0, of))
+                for model in models
+            ),
+            byteps,
             NO_SLOWER,
-            "x",
-            "byteps",
-            over(
-                lambda of: min(
-                    trained.gain(byteps(key, most, most, of), byteps(key, most, 0, of))
-                    for key in keys
-                )
-            ),
         ),
-        (
+        ratio(
             "Figs. 15, 16",
-            gpus + "all-reduce by native PS, the least of all models that have it",
+            "all-reduce by native PS, the least of all models that have it",
             "always a clear advantage",
-            MORE,
-            "x",
-            "servers",
-            over(
-                lambda of: min(
-                    trained.gain(ring(model.key, most, of), servers(model.key, most, of))
-                    for model in with_servers
-                )
+            lambda of: min(
+                trained.gain(cases.ring(model, n, of), cases.servers(model, n, of))
+                for model in with_servers
             ),
+            f"{OVER_COMPUTING}; {OVER_RING}, and at once {OVER_SERVERS}",
+            MORE,
         ),
-        (
+        ratio(
             "§7.4",
-            by_servers.format("VGG-16"),
+            VGG,
             1.52,
-            None,
-            "x",
-            "servers",
-            over(lambda of: gain_over_servers("vgg16", of)),
+            lambda of: by_servers("vgg16", of),
+            servers,
         ),
-        (
+        ratio(
             "abstract",
-            by_servers.format("the most of all models that have it"),
+            "BytePS with CPU machines by native PS, the most of all models that have it",
             3.45,
-            None,
-            "x",
-            "servers",
-            over(lambda of: max(gain_over_servers(model.key, of) for model in with_servers)),
+            lambda of: max(by_servers(model, of) for model in with_servers),
+            servers,
         ),
-        (
+        Finding(
             "§7.4",
-            f"UGATIT: BytePS's gain over all-reduce on {gpus[:-2]} by that on "
-            f"{counts[0] * GPUS} GPUs",
+            f"UGATIT: BytePS's gain over all-reduce on {gpus} by that on {counts[0] * GPUS}, "
+            "10 TFLOP/s a GPU",
             "the speedup becomes larger",
+            Spread.of([grows()]),
             at_least(1.0),
             "x",
-            "",
-            Spread.of([growth()]),
         ),
-        (
-            "§7.4",
-            of_scaling.format("UGATIT, BytePS with CPU machines"),
-            74.0,
-            None,
-            "%",
-            "byteps",
-            over(lambda of: efficiency("ugatit", of)),
+        loss("UGATIT, BytePS with CPU machines", 26.0, lambda of: lost("ugatit", of)),
+        loss(
+            "BytePS with CPU machines, the most of all but UGATIT and GPT-2",
+            "8.4 % at most, of all but UGATIT",
+            lambda of: max(lost(model, of) for model in others),
+            holds=LOST_MOST,
         ),
     ]
     if not lab.quick:
-        rows += [
-            (
-                "§7.4",
-                of_scaling.format("ResNet-50, BytePS with CPU machines"),
-                97.5,
-                None,
-                "%",
-                "byteps",
-                over(lambda of: efficiency("resnet50", of)),
+        findings += [
+            loss(
+                GPT2,
+                "8.4 % at most, of all but UGATIT",
+                lambda of: lost("gpt2", of),
+                holds=LOST_MOST,
             ),
-            (
-                "§7.4",
-                of_scaling.format("ResNet-50, all-reduce"),
-                88.0,
-                None,
-                "%",
-                "ring",
-                over(lambda of: trained.efficiency(ring("resnet50", most, of))),
-            ),
-            (
-                "§7.4",
-                of_scaling.format("GPT-2, BytePS with CPU machines"),
-                "at least 91.6 %, of all but UGATIT",
-                SCALES,
-                "%",
-                "byteps",
-                over(lambda of: efficiency("gpt2", of)),
-            ),
+            loss(RESNET.format("BytePS with CPU machines"), 2.5, lambda of: lost("resnet50", of)),
+            loss(RESNET.format("all-reduce"), 12.0, lost_by_ring, f"{OVER_COMPUTING}, {OVER_RING}"),
         ]
-    rows.append(
-        (
-            "§7.4",
-            of_scaling.format("BytePS with CPU machines, the least of all but UGATIT and GPT-2"),
-            "at least 91.6 %, of all but UGATIT",
-            SCALES,
-            "%",
-            "byteps",
-            over(lambda of: min(efficiency(key, of) for key in others)),
-        )
-    )
-    findings = [
-        Finding(figure, what, paper, ours, holds, unit, ranged.get(swept, ""))
-        for figure, what, paper, holds, unit, swept, ours in rows
+    shown = {
+        model: {
+            "with": [trained.efficiency(cases.byteps(model, m, m, SHOWN)) for m in counts],
+            "without": [trained.efficiency(cases.byteps(model, m, 0, SHOWN)) for m in counts],
+            "ring": [trained.efficiency(cases.ring(model, m, SHOWN)) for m in counts],
+            "servers": [trained.efficiency(cases.servers(model, m, SHOWN)) for m in counts]
+            if model in with_servers
+            else [],
+        }
+        for model in models
+    }
+
+    def draw(figure: Figure) -> None:
+        rows = 2 if len(models) > 3 else 1
+        for at, (model, lines) in enumerate(shown.items()):
+            axes = figure.add_subplot(rows, len(models) // rows, at + 1)
+            for colour, (system, parts) in enumerate(lines.items()):
+                percents = [100 * part for part in parts]
+                there = counts[: len(percents)]
+                axes.plot(there, percents, f"C{colour}o-", label=SYSTEMS[system])
+            axes.set_xscale("log", base=2)
+            axes.set_xticks(counts, [str(count * GPUS) for count in counts])
+            axes.set_ylim(0, 105)
+            axes.grid(alpha=0.3)
+            axes.set_title(MODELS[model].name, fontsize=9)
+            if not at:
+                axes.legend(fontsize=6)
+        figure.supxlabel("GPUs", fontsize=9)
+        figure.supylabel("% of linear scaling, GPUs of 10 TFLOP/s", fontsize=9)
+
+    return Outcome(findings, draw, {"machines": counts, "of_linear_scaling": shown})
+
+
+def why(lab: Lab) -> Sequence[Reason]:
+    """Let nothing of the communication be hidden, or batches and servers be others."""
+    if lab.quick:
+        return []
+    n = MACHINES[-1]
+    gpus = f"{n * GPUS} GPUs"
+    cases = Cases(lab, "scalability-why", [n])
+    alone = [(model, computing) for model in MODELS for computing in COMPUTINGS]
+    computed = computing_s(lab, "scalability-why", alone)
+
+    def unhidden(case: Case) -> float:
+        return unhidden_s(computed[case.model, case.computing], case)
+
+    def gain(model: str, k: int, of: Setting) -> float:
+        ours, theirs = cases.byteps(model, n, k, of), cases.ring(model, n, of)
+        return unhidden(theirs) / unhidden(ours)
+
+    def lost(case: Case) -> float:
+        return 100 * (1 - computed[case.model, case.computing] / unhidden(case))
+
+    def reason(what: str, of_setting: Callable[[Setting], float]) -> Reason:
+        return Reason(what, "nothing of it is hidden by computing", _over(of_setting), HIDDEN)
+
+    def least(words: str, k: int) -> Reason:
+        what = f"{gpus}: " + BY_RING.format(words, "the least of all models")
+        return reason(what, lambda of: min(gain(model, k, of) for model in MODELS))
+
+    reasons = [least("with", n), least("without", 0)]
+    reasons += [
+        reason(
+            LOST.format(gpus, RESNET.format("BytePS with CPU machines")),
+            lambda of: lost(cases.byteps("resnet50", n, n, of)),
+        ),
+        reason(
+            LOST.format(gpus, RESNET.format("all-reduce")),
+            lambda of: lost(cases.ring("resnet50", n, of)),
+        ),
     ]
-    series = {model.key: speeds(model) for model in models}
-    return Outcome(findings, draw, {"machines": counts, "percent_of_linear": series})
+    of_long = [cases.byteps(LONG, n, n, of) for of in SETTINGS]
+    of_vgg = {
+        of: (cases.byteps("vgg16", n, n, of), cases.servers("vgg16", n, of, "whole"))
+        for of in SETTINGS
+    }
+    every = [*of_long, *(case for both in of_vgg.values() for case in both)]
+    trained = Trained(lab, "scalability-why", every)
+    longer = Spread.over(
+        [Spread.of([100 * (1 - trained.efficiency(case))]) for case in dict.fromkeys(of_long)]
+    )
+    return [
+        *reasons,
+        Reason(LOST.format(gpus, GPT2), LONG_CHANGE, longer, LONG_CONTRADICTS),
+        Reason(
+            f"{gpus}: {VGG}",
+            "servers have whole variables, and three quarters of the model are one",
+            _over(lambda of: trained.gain(*of_vgg[of])),
+        ),
+    ]
 
 
-EXPERIMENT = Experiment("scalability", "Six models on up to 256 GPUs (Figures 15 and 16)", run)
+VGG = "BytePS with CPU machines by native PS, VGG-16"
+BY_RING = "BytePS {} CPU machines by all-reduce, {}"
+LOST = "{}: what is lost of linear scaling, {}"
+RESNET = "ResNet-50, {}"
+GPT2 = "GPT-2, BytePS with CPU machines"
+HIDDEN = '§7: frameworks "can overlap the DNN computation and communication"'
+OVER = f"{OVER_COMPUTING}, {OVER_OVERLAP}"
+
+
+def _over(of_setting: Callable[[Setting], float]) -> Spread:
+    return Spread.over([Spread.of([of_setting(of)]) for of in SETTINGS])
+
+
+EXPERIMENT = Experiment("scalability", "Six models on up to 256 GPUs (Figures 15 and 16)", run, why)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fanin.reproduce.byteps import inside
+from fanin.reproduce.byteps import equations, inside
 from fanin.reproduce.byteps.cluster import (
     NIC_GBPS,
     PARTITION_BYTES,
@@ -20,7 +20,7 @@ from fanin.reproduce.byteps.cluster import (
     finished_s,
 )
 from fanin.reproduce.byteps.plans import plans
-from fanin.reproduce.lab import Lab, Report, Scenario, Spread
+from fanin.reproduce.lab import Lab, Report, Scenario
 
 FLOPS = (5e12, 1e13, 2e13)
 """Of a GPU, in a second."""
@@ -40,8 +40,8 @@ BASELINE_GBPS = 41.0
 class Model:
     """What the paper trains."""
 
-    key: str
-    """In the simulator."""
+    simulated: str
+    """Which of the simulator's models it is."""
     name: str
     parameters: float
     batches: tuple[int, int, int]
@@ -53,25 +53,23 @@ class Model:
 
 
 MODELS = {
-    model.key: model
-    for model in (
-        Model("resnet50", "ResNet-50", 25.6e6, (256, 128, 64)),
-        Model("vgg16", "VGG-16", 138.4e6, (128, 64, 32)),
-        # §7.2: 2 images, in PyTorch, which has no PS (§7.4).
-        Model("ugatit", "UGATIT", 670.8e6, (2, 2, 2), has_servers=False),
-        # Sentences of 32 tokens, and sequences of 128.
-        Model("transformer", "Transformer", 63.1e6, (256, 128, 64)),
-        Model("bert-large", "BERT-large", 335.1e6, (64, 32, 16)),
-        # §7.2: 80 tokens; the simulator's sequence has 1,024.
-        Model("gpt2", "GPT-2", 124.4e6, (1, 1, 1), has_servers=False, of_sample=80 / 1024),
-    )
+    "resnet50": Model("resnet50", "ResNet-50", 25.6e6, (256, 128, 64)),
+    "vgg16": Model("vgg16", "VGG-16", 138.4e6, (128, 64, 32)),
+    # §7.2: 2 images, in PyTorch, which has no PS (§7.4).
+    "ugatit": Model("ugatit", "UGATIT", 670.8e6, (2, 2, 2), has_servers=False),
+    # Sentences of 32 tokens, and sequences of 128.
+    "transformer": Model("transformer", "Transformer", 63.1e6, (256, 128, 64)),
+    "bert-large": Model("bert-large", "BERT-large", 335.1e6, (64, 32, 16)),
+    # §7.2: 80 tokens; the simulator's sequence has 1,024.
+    "gpt2": Model("gpt2", "GPT-2", 124.4e6, (1, 1, 1), has_servers=False, of_sample=80 / 1024),
 }
-OVER_COMPUTING = (
-    f"{FLOPS[0] / 1e12:g}, {FLOPS[1] / 1e12:g} or {FLOPS[2] / 1e12:g} TFLOP/s a GPU with large to "
-    "small batches (of GPT-2 and UGATIT the paper's)"
-)
-OVER_OVERLAP = "BytePS's next forward pass waiting for all parameters or layer by layer"
-OVER_RING = "all-reduce with its links inside the machine, or its NIC alone, as the limit"
+LONG = "gpt2-long"
+PLAYED = {**MODELS, LONG: Model("gpt2", "GPT-2, long", 124.4e6, (8, 8, 8), has_servers=False)}
+LONG_CHANGE = "a batch of 8 sequences of 1,024 tokens"
+LONG_CONTRADICTS = '§7.2: "80 tokens for GPT-2"'
+OVER_COMPUTING = "GPUs of 5, 10 or 20 TFLOP/s with large to small batches"
+OVER_OVERLAP = "BytePS's passes overlapping or not"
+OVER_RING = "all-reduce limited by the inside of machines or by NICs alone"
 
 
 @dataclass(frozen=True)
@@ -80,7 +78,7 @@ class Case:
 
     model: str
     system: str
-    """ "byteps", "ring" or "servers"."""
+    """ "byteps", "ring", "servers", or "whole": servers that have whole variables."""
     trains: int
     spares: int = 0
     gbps: float = NIC_GBPS
@@ -101,19 +99,8 @@ class Trained:
     def __init__(self, lab: Lab, prefix: str, cases: Iterable[Case]):
         self._quick = lab.quick
         cases = list(dict.fromkeys(cases))
-        self._prefix = prefix
         alone = {(case.model, case.computing) for case in cases}
-        # Nothing in it is random: every seed would give the same.
-        runs = lab.play(
-            {self._alone(*one): self._compute(*one) for one in sorted(alone)},
-            once=True,
-            throughputs=False,
-        )
-        self.computing_s = {
-            one: self._scale(one[0]) * Spread.of(runs[self._alone(*one)].samples(_each)).median
-            for one in alone
-        }
-        """Of an iteration, by model and computing."""
+        self._computing_s = computing_s(lab, prefix, sorted(alone))
         clusters = {(case.trains, case.spares) for case in cases if case.system == "byteps"}
         shares = plans(lab, sorted(clusters))
         self._shares = {
@@ -138,40 +125,21 @@ class Trained:
         return self._times[case]
 
     def efficiency(self, case: Case) -> float:
-        """Return what part of linear scaling it reaches, in percent."""
-        return 100 * self.computing_s[case.model, case.computing] / self._times[case]
+        """Return what part of linear scaling it reaches."""
+        return self._computing_s[case.model, case.computing] / self._times[case]
 
     def gain(self, case: Case, other: Case) -> float:
         """Return how many times as fast as the other one it trains."""
         return self._times[other] / self._times[case]
 
-    def _scale(self, model: str) -> float:
-        played_mb = PLAYED_QUICK_MB if self._quick else PLAYED_MB
-        return 4 * MODELS[model].parameters / (played_mb * 1e6)
-
-    def _work(self, model: str, computing: int) -> dict[str, Any]:
-        it = MODELS[model]
-        return {
-            "model": model,
-            "batch": it.batches[computing],
-            "flops": FLOPS[computing] / it.of_sample,
-            "scale": self._scale(model),
-        }
-
-    def _alone(self, model: str, computing: int) -> str:
-        return f"{self._prefix}-{model}-alone-{computing}"
-
-    def _compute(self, model: str, computing: int) -> Scenario:
-        # Of one machine nothing passes a link.
-        work = {"system": "tcp-ps", **self._work(model, computing), "iterations": ITERATIONS}
-        return Cluster(1, 1).play(f"{MODELS[model].name}, one machine", work)
-
     def _scenario(self, case: Case) -> Scenario:
-        scale = self._scale(case.model)
+        scale = _scale(case.model, self._quick)
         cluster = Cluster(case.trains, case.spares, case.gbps)
-        job = self._work(case.model, case.computing)
+        job = _work(case.model, case.computing, scale)
         if case.system == "ring":
             job |= RING
+        elif case.system == "whole":
+            job |= cluster.whole()
         else:
             own, spare = (
                 self._shares[case.trains, case.spares]
@@ -181,23 +149,66 @@ class Trained:
             job |= cluster.servers(own, spare, PARTITION_BYTES / scale)
         warm_up_s = 0.0
         if case.overlap:
-            sent_s = 2 * 32 * MODELS[case.model].parameters / (1e9 * case.gbps)
-            computing_s = self.computing_s[case.model, case.computing]
-            warm_up_s = (computing_s + sent_s) / scale
+            sent_s = 2 * 32 * PLAYED[case.model].parameters / (1e9 * case.gbps)
+            computed_s = self._computing_s[case.model, case.computing]
+            warm_up_s = (computed_s + sent_s) / scale
         job |= {
             "overlap": case.overlap,
             "iterations": ITERATIONS_OVERLAPPING if case.overlap else ITERATIONS,
         }
-        title = f"{MODELS[case.model].name}: {case.system}, n = {case.trains}, k = {case.spares}"
+        title = f"{PLAYED[case.model].name}: {case.system}, n = {case.trains}, k = {case.spares}"
         return cluster.play(title, job, scale=scale, warm_up_s=warm_up_s)
 
     def _seconds(self, case: Case) -> Callable[[Report], float]:
         if not case.overlap:
-            scale = self._scale(case.model)
+            scale = _scale(case.model, self._quick)
             return lambda report: scale * _each(report)
 
-        batch = MODELS[case.model].batches[case.computing]
+        batch = PLAYED[case.model].batches[case.computing]
         return lambda report: batch / float(report["jobs"][0]["training"]["samples_per_s"])
+
+
+def computing_s(
+    lab: Lab, prefix: str, alone: Sequence[tuple[str, int]]
+) -> dict[tuple[str, int], float]:
+    """Return how long a model's iteration takes one machine, of which nothing passes a link."""
+
+    def scenario(model: str, computing: int) -> Scenario:
+        work = _work(model, computing, _scale(model, lab.quick))
+        job = {"system": "tcp-ps", **work, "iterations": ITERATIONS}
+        return Cluster(1, 1).play(f"{PLAYED[model].name}, one machine", job)
+
+    names = {
+        (model, computing): f"{prefix}-{model}-alone-{computing}" for model, computing in alone
+    }
+    # Nothing in it is random: every seed would give the same.
+    runs = lab.play({names[one]: scenario(*one) for one in alone}, once=True, throughputs=False)
+    return {
+        one: _scale(one[0], lab.quick) * runs[name].spread(_each).median
+        for one, name in names.items()
+    }
+
+
+def unhidden_s(computing_s: float, case: Case) -> float:
+    """Return how long an iteration takes whose communication begins when all is computed."""
+    ring = case.system == "ring"
+    units = equations.ring(case.trains) if ring else equations.optimal(case.trains, case.spares)
+    return computing_s + units * 32 * PLAYED[case.model].parameters / (1e9 * case.gbps)
+
+
+def _scale(model: str, quick: bool) -> float:
+    played_mb = PLAYED_QUICK_MB if quick else PLAYED_MB
+    return 4 * PLAYED[model].parameters / (played_mb * 1e6)
+
+
+def _work(model: str, computing: int, scale: float) -> dict[str, Any]:
+    it = PLAYED[model]
+    return {
+        "model": it.simulated,
+        "batch": it.batches[computing],
+        "flops": FLOPS[computing] / it.of_sample,
+        "scale": scale,
+    }
 
 
 def _each(report: Report) -> float:
@@ -213,7 +224,9 @@ class Rates:
     servers: float
 
 
-def rates(lab: Lab, kind: str, clusters: Sequence[tuple[int, int]]) -> dict[tuple[int, int], Rates]:
+def rates(
+    lab: Lab, prefix: str, kind: str, clusters: Sequence[tuple[int, int]]
+) -> dict[tuple[int, int], Rates]:
     """Ask `fanin topo`, for "nvlink" or "pcie-only", and (n, k).
 
     BytePS has the strategy that it chooses, native PS the strawman (§4.2.1) or all roots, which
@@ -226,7 +239,7 @@ def rates(lab: Lab, kind: str, clusters: Sequence[tuple[int, int]]) -> dict[tupl
 
     def ask(cluster: tuple[int, int]) -> Rates:
         n, k = cluster
-        found = inside.told(lab, f"{kind}-{n}-{k}", machine, n, spares=k)
+        found = inside.told(lab, f"{prefix}-{kind}-{n}-{k}", machine, n, spares=k)
         return Rates(*(found.rate_gbps(of) for of in (best, "ring", straightforward)))
 
     return dict(zip(clusters, lab.each("fanin topo", ask, clusters), strict=True))
