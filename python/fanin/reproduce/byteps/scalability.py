@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fanin.reproduce.byteps.cluster import NIC_GBPS
 from fanin.reproduce.byteps.inside import GPUS
@@ -46,12 +46,9 @@ MACHINES, MACHINES_QUICK = [2, 8, 32], [2, 8]
 MODELS_QUICK = ["vgg16", "ugatit"]
 NO_SLOWER = at_least(0.99)
 LOST_MOST = at_most(100 - 91.6)
-SYSTEMS = {
-    "with": "BytePS, k = n",
-    "without": "BytePS, k = 0",
-    "ring": "all-reduce",
-    "servers": "native PS, k = n",
-}
+PAPERS_PERCENT = {"resnet50": [97.5, 88.0], "ugatit": [74.0]}
+"""BytePS's with as many CPU machines, and all-reduce's, as far as §7.4 says them in words."""
+BAR: dict[str, Any] = {"linewidth": 3, "solid_capstyle": "butt"}
 OVER_SERVERS = "native PS with the 41 Gbit/s of Table 2's baseline or what GPUs leave of its NIC"
 
 
@@ -69,6 +66,17 @@ class Setting:
 
 SETTINGS = [Setting(*of) for of in product(COMPUTINGS, (False, True), (True, False))]
 SHOWN = Setting(USUAL, overlap=False, limited=True)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A system's percents of linear scaling."""
+
+    percents: Sequence[float]
+    """By the number of machines."""
+    least: float
+    """Of all settings, with most machines."""
+    most: float
 
 
 class Cases:
@@ -237,37 +245,53 @@ def run(lab: Lab) -> Outcome:
             loss(RESNET.format("BytePS with CPU machines"), 2.5, lambda of: lost("resnet50", of)),
             loss(RESNET.format("all-reduce"), 12.0, lost_by_ring, f"{OVER_COMPUTING}, {OVER_RING}"),
         ]
+    of_systems: dict[str, Callable[[str, int, Setting], Case]] = {
+        "BytePS, k = n": lambda model, m, of: cases.byteps(model, m, m, of),
+        "BytePS, k = 0": lambda model, m, of: cases.byteps(model, m, 0, of),
+        "all-reduce": cases.ring,
+        "native PS, k = n": cases.servers,
+    }
+
+    def curve(model: str, case: Callable[[str, int, Setting], Case]) -> Curve:
+        swept = [100 * trained.efficiency(case(model, n, of)) for of in SETTINGS]
+        percents = [100 * trained.efficiency(case(model, m, SHOWN)) for m in counts]
+        return Curve(percents, min(swept), max(swept))
+
     shown = {
         model: {
-            "with": [trained.efficiency(cases.byteps(model, m, m, SHOWN)) for m in counts],
-            "without": [trained.efficiency(cases.byteps(model, m, 0, SHOWN)) for m in counts],
-            "ring": [trained.efficiency(cases.ring(model, m, SHOWN)) for m in counts],
-            "servers": [trained.efficiency(cases.servers(model, m, SHOWN)) for m in counts]
-            if model in with_servers
-            else [],
+            system: curve(model, case)
+            for system, case in of_systems.items()
+            if case != cases.servers or model in with_servers
         }
         for model in models
     }
 
     def draw(figure: Figure) -> None:
         rows = 2 if len(models) > 3 else 1
-        for at, (model, lines) in enumerate(shown.items()):
+        for at, (model, curves) in enumerate(shown.items()):
             axes = figure.add_subplot(rows, len(models) // rows, at + 1)
-            for colour, (system, parts) in enumerate(lines.items()):
-                percents = [100 * part for part in parts]
-                there = counts[: len(percents)]
-                axes.plot(there, percents, f"C{colour}o-", label=SYSTEMS[system])
+            for colour, (system, of) in enumerate(curves.items()):
+                axes.plot(counts, of.percents, f"C{colour}o-", markersize=4, label=system)
+                place = n * 1.15 ** (colour + 1)
+                axes.plot([place, place], [of.least, of.most], f"C{colour}", **BAR)
+            papers = PAPERS_PERCENT.get(model, [])
+            axes.plot([n] * len(papers), papers, "kx", markersize=9)
             axes.set_xscale("log", base=2)
             axes.set_xticks(counts, [str(count * GPUS) for count in counts])
             axes.set_ylim(0, 105)
             axes.grid(alpha=0.3)
             axes.set_title(MODELS[model].name, fontsize=9)
             if not at:
+                axes.plot([], [], "kx", label="paper")
                 axes.legend(fontsize=6)
-        figure.supxlabel("GPUs", fontsize=9)
-        figure.supylabel("% of linear scaling, GPUs of 10 TFLOP/s", fontsize=9)
+        figure.supxlabel("GPUs, of 10 TFLOP/s; bars: all settings", fontsize=9)
+        figure.supylabel("% of linear scaling", fontsize=9)
 
-    return Outcome(findings, draw, {"machines": counts, "of_linear_scaling": shown})
+    series = {
+        model: {system: asdict(of) for system, of in curves.items()}
+        for model, curves in shown.items()
+    }
+    return Outcome(findings, draw, {"machines": counts, "percent_of_linear": series})
 
 
 def why(lab: Lab) -> Sequence[Reason]:
