@@ -562,12 +562,13 @@ mod tests {
         assert!((2.0..=4.2).contains(&(one / four)), "{one} s and {four} s");
     }
 
-    /// `BytePS`'s n = 4 and k = 2 (Eqs. 1, 2 and 6): pieces are short beside the tensor, and no queue drops.
+    /// `BytePS`'s n = 4 and k = 2 (Eqs. 1, 2 and 6): pieces are short beside the tensor, two for each server are on a worker's way, and no
+    /// queue drops.
     #[test]
     fn servers_of_unequal_shares_take_as_long_as_the_plan_says() {
         let units = |shares: &str| {
             let text = format!(
-                "[network]\ntopology = \"rack\"\nhosts = 6\nrate = \"10Gbit\"\nqueue = \"64MB\"\nmtu = 9000\n[[job]]\nsystem = \"tcp-ps\"\nworkers = 4\ntensor = \"20MB\"\ntensors = 1\n[job.tcp-ps]\nservers = [\"h0\", \"h1\", \"h2\", \"h3\", \"h4\", \"h5\"]\npartition = \"50kB\"\n{shares}transport = {{ receive_window = \"100kB\" }}\n"
+                "[network]\ntopology = \"rack\"\nhosts = 6\nrate = \"10Gbit\"\nqueue = \"64MB\"\nmtu = 9000\n[[job]]\nsystem = \"tcp-ps\"\nworkers = 4\ntensor = \"20MB\"\ntensors = 1\n[job.tcp-ps]\nservers = [\"h0\", \"h1\", \"h2\", \"h3\", \"h4\", \"h5\"]\npartition = \"20kB\"\ncredit = \"240kB\"\n{shares}transport = {{ initial_window = \"100kB\", receive_window = \"100kB\" }}\n"
             );
             let scenario = parse("test.toml", &text).unwrap_or_else(|error| panic!("{error}"));
             let report = run(&scenario, Options::default()).unwrap_or_else(|error| panic!("{error}"));
