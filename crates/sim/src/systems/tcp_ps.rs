@@ -99,8 +99,7 @@ fn shares(given: Option<&Spanned<Vec<f64>>>, servers: usize) -> Result<Option<Ve
         ));
     }
     let sum: f64 = shares.iter().sum();
-    // Not a number is no share, either.
-    if !shares.iter().all(|share| *share >= 0.0) || !((sum - 1.0).abs() <= SHARES_OFF_MAX) {
+    if shares.iter().any(|share| share.is_nan() || *share < 0.0) || (sum - 1.0).abs() > SHARES_OFF_MAX {
         return Err(at(place, format!("`shares` are none below 0, and 1 together: these are {sum}")));
     }
     Ok(Some(shares.clone()))

@@ -65,6 +65,7 @@ class Setting:
 
 
 SETTINGS = [Setting(*of) for of in product(COMPUTINGS, (False, True), (True, False))]
+SETTINGS_QUICK = [of for of in SETTINGS if of.computing == USUAL]
 SHOWN = Setting(USUAL, overlap=False, limited=True)
 
 
@@ -101,9 +102,11 @@ class Cases:
         gbps = BASELINE_GBPS if of.limited else self._rates[n, n].servers
         return Case(model, system, n, n, gbps, of.computing)
 
-    def every(self, models: Sequence[str], counts: Sequence[int]) -> Iterator[Case]:
+    def every(
+        self, models: Sequence[str], counts: Sequence[int], settings: Sequence[Setting]
+    ) -> Iterator[Case]:
         """Return all: the largest number of machines in all settings."""
-        wanted = [(counts[-1], of) for of in SETTINGS] + [(n, SHOWN) for n in counts]
+        wanted = [(counts[-1], of) for of in settings] + [(n, SHOWN) for n in counts]
         for model in models:
             for n, of in wanted:
                 yield self.byteps(model, n, n, of)
@@ -117,9 +120,10 @@ def run(lab: Lab) -> Outcome:
     """Train every model on every system."""
     models = MODELS_QUICK if lab.quick else list(MODELS)
     counts = MACHINES_QUICK if lab.quick else MACHINES
+    settings = SETTINGS_QUICK if lab.quick else SETTINGS
     n = counts[-1]
     cases = Cases(lab, "scalability", counts)
-    trained = Trained(lab, "scalability", cases.every(models, counts))
+    trained = Trained(lab, "scalability", cases.every(models, counts, settings))
 
     def gain(model: str, k: int, of: Setting) -> float:
         return trained.gain(cases.byteps(model, n, k, of), cases.ring(model, n, of))
@@ -140,7 +144,9 @@ def run(lab: Lab) -> Outcome:
 
     with_servers = [model for model in models if MODELS[model].has_servers]
     others = [model for model in models if model not in ("ugatit", "gpt2")]
-    byteps, ring, servers = OVER, f"{OVER}, {OVER_RING}", f"{OVER}, {OVER_SERVERS}"
+    computing = "" if lab.quick else f"{OVER_COMPUTING}, "
+    byteps = f"{computing}{OVER_OVERLAP}"
+    ring, servers = f"{byteps}, {OVER_RING}", f"{byteps}, {OVER_SERVERS}"
     gpus = f"{n * GPUS} GPUs"
 
     def ratio(
@@ -151,7 +157,8 @@ def run(lab: Lab) -> Outcome:
         swept: str,
         holds: Range | None = None,
     ) -> Finding:
-        return Finding(figure, f"{gpus}: {what}", paper, _over(of_setting), holds, "x", swept)
+        ours = _over(of_setting, settings)
+        return Finding(figure, f"{gpus}: {what}", paper, ours, holds, "x", swept)
 
     def loss(
         what: str,
@@ -160,7 +167,7 @@ def run(lab: Lab) -> Outcome:
         swept: str = byteps,
         holds: Range | None = None,
     ) -> Finding:
-        ours = _over(of_setting)
+        ours = _over(of_setting, settings)
         return Finding("§7.4", LOST.format(gpus, what), paper, ours, holds, "%", swept)
 
     findings = [
@@ -200,7 +207,7 @@ def run(lab: Lab) -> Outcome:
                 trained.gain(cases.ring(model, n, of), cases.servers(model, n, of))
                 for model in with_servers
             ),
-            f"{OVER_COMPUTING}; {OVER_RING}, and at once {OVER_SERVERS}",
+            f"{computing}{OVER_RING}, and at once {OVER_SERVERS}",
             MORE,
         ),
         ratio(
@@ -243,7 +250,7 @@ def run(lab: Lab) -> Outcome:
                 holds=LOST_MOST,
             ),
             loss(RESNET.format("BytePS with CPU machines"), 2.5, lambda of: lost("resnet50", of)),
-            loss(RESNET.format("all-reduce"), 12.0, lost_by_ring, f"{OVER_COMPUTING}, {OVER_RING}"),
+            loss(RESNET.format("all-reduce"), 12.0, lost_by_ring, f"{computing}{OVER_RING}"),
         ]
     of_systems: dict[str, Callable[[str, int, Setting], Case]] = {
         "BytePS, k = n": lambda model, m, of: cases.byteps(model, m, m, of),
@@ -253,7 +260,7 @@ def run(lab: Lab) -> Outcome:
     }
 
     def curve(model: str, case: Callable[[str, int, Setting], Case]) -> Curve:
-        swept = [100 * trained.efficiency(case(model, n, of)) for of in SETTINGS]
+        swept = [100 * trained.efficiency(case(model, n, of)) for of in settings]
         percents = [100 * trained.efficiency(case(model, m, SHOWN)) for m in counts]
         return Curve(percents, min(swept), max(swept))
 
@@ -359,11 +366,10 @@ LOST = "{}: what is lost of linear scaling, {}"
 RESNET = "ResNet-50, {}"
 GPT2 = "GPT-2, BytePS with CPU machines"
 HIDDEN = '§7: frameworks "can overlap the DNN computation and communication"'
-OVER = f"{OVER_COMPUTING}, {OVER_OVERLAP}"
 
 
-def _over(of_setting: Callable[[Setting], float]) -> Spread:
-    return Spread.over([Spread.of([of_setting(of)]) for of in SETTINGS])
+def _over(of_setting: Callable[[Setting], float], settings: Sequence[Setting] = SETTINGS) -> Spread:
+    return Spread.over([Spread.of([of_setting(of)]) for of in settings])
 
 
 EXPERIMENT = Experiment("scalability", "Six models on up to 256 GPUs (Figures 15 and 16)", run, why)

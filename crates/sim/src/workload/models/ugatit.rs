@@ -17,9 +17,9 @@ const BLOCKS: u64 = 4;
 const GLOBAL: u32 = 7;
 const LOCAL: u32 = 5;
 /// Of each of two generators: forward passes, and backward passes, which take twice as long.
-const GENERATED: u64 = 8 / 2 + 2 * 6 / 2;
+const GENERATED: u64 = (8 + 2 * 6) / 2;
 /// Of each of four discriminators: forward, backward for its own gradients, and backward only through it, which takes as long as forward.
-const JUDGED: u64 = 12 / 4 + 2 * 8 / 4 + 4 / 4;
+const JUDGED: u64 = (12 + 2 * 8 + 4) / 4;
 
 pub(super) fn ugatit() -> Vec<Layer> {
     let generators = (0..2).flat_map(|_| passed(generator(), GENERATED));
