@@ -20,7 +20,7 @@ help:
 	@echo 'make bench   docs/performance.md: fanin beside Gloo, the kernels beside memcpy; as root, else rows are skipped (40 minutes)'
 	@echo 'make bench-atp   docs/reproduction-sockets.md: two of the ATP paper'\''s experiments on real sockets; needs root (5 minutes)'
 	@echo 'make reproduction   docs/reproduction: the figures of the ATP, SwitchML, DLCP and GOAT papers, in the simulator and by training (an hour and a half)'
-	@echo 'make reproduction-byteps   docs/reproduction/byteps: the figures of the BytePS paper, some on shaped links; needs root (5 minutes)'
+	@echo 'make reproduction-byteps   docs/reproduction/byteps: the figures of the BytePS paper, some on shaped links; needs root (10 minutes)'
 	@echo 'make fuzz    the fuzz targets, briefly'
 	@echo 'make clean   remove what was built'
 
@@ -178,7 +178,7 @@ reproduction: build
 	  mkdir -p docs/reproduction/$$paper && rm -f docs/reproduction/$$paper/*.png && cp $$out/README.md $$out/*.png docs/reproduction/$$paper/ || exit 1; \
 	done
 
-# The same of BytePS, some of which is measured on shaped links: that needs root, and nothing beside it (5 minutes).
+# The same of BytePS, some of which is measured on shaped links: that needs root, and nothing beside it (10 minutes).
 reproduction-byteps: build
 	rm -f target/reproduction/byteps/*.png
 	$(BIN)/fanin reproduce byteps --why --out target/reproduction/byteps

@@ -369,6 +369,13 @@ def simulated_sum(scenario: str, seed: int, contributions: bytes) -> tuple[bytes
     or numbers that are not its job's, and `RuntimeError` where a rule was broken.
     """
 
+def summed(contributions: Sequence[bytes], dtype: DType) -> bytes:
+    """Return the sum of float32, float16 or bfloat16, as a summation service makes it.
+
+    Little-endian, packet by packet in one slot. Raises `ValueError` for another dtype, for none or
+    more than 64 contributions, and where they are not all as long, in multiples of 128 bytes.
+    """
+
 def rotated(values: bytes, block: int, seed: int, back: bool) -> bytes:
     """Return float32 values, in this machine's byte order, rotated by chance, or rotated `back`.
 

@@ -22,6 +22,7 @@ mod plan;
 mod rotation;
 mod scenario;
 mod simulation;
+mod summation;
 mod switch;
 mod workload;
 
@@ -54,6 +55,8 @@ mod _fanin {
     use crate::scenario::{check_scenario, system_keys, whole_scenario};
     #[pymodule_export]
     use crate::simulation::simulated_sum;
+    #[pymodule_export]
+    use crate::summation::summed;
     #[pymodule_export]
     use crate::switch::Switch;
     #[pymodule_export]

@@ -68,7 +68,7 @@ examples:
   fanin reproduce atp --why               and the scenarios that explain where ours differs
   fanin reproduce atp --only loss sharing --out /tmp/atp
   sudo fanin reproduce byteps --quick
-  fanin reproduce byteps --only theorem acceleration machine     what needs no links, nor root
+  fanin reproduce byteps --only communication spares scalability    Table 1, Figures 13, 15 and 16
   fanin reproduce dlcp                    what a training forgives, and completion times
   fanin reproduce goat                    who sums what, and whom a training waits for
 """

@@ -551,9 +551,15 @@ fn servers(dice: &mut Dice, topology: &Topology) -> Vec<NodeId> {
 /// Connections to servers in the place of a ring's.
 fn tcp_ps(dice: &mut Dice, topology: &Topology) -> TcpPs {
     let bytes = |dice: &mut Dice| dice.one_in(2).then(|| dice.among(&[4, 1_000, 20_000]));
+    let (servers, partition_bytes) = (servers(dice, topology), bytes(dice));
+    // 1 of 1, 2 of 3 and 1 of 3, and so on.
+    let whole = (servers.len() * (servers.len() + 1) / 2) as f64;
+    let shares = (1..=servers.len()).rev().map(|part| part as f64 / whole).collect();
     TcpPs {
-        servers: servers(dice, topology),
-        partition_bytes: bytes(dice),
+        servers,
+        partition_bytes,
+        // Not by dice, which would turn up another scenario for every seed with such servers.
+        shares: (partition_bytes == Some(1_000)).then_some(shares),
         credit_bytes: bytes(dice),
         transport: TransportPlan { transport: dice.among(&TRANSPORTS), ..TransportPlan::default() },
     }

@@ -10,6 +10,8 @@
 
 use std::time::Duration;
 
+mod ugatit;
+
 /// What an RTX 2080 Ti, the ATP paper's GPU, does on a good day: three quarters of its 13.4 TFLOP/s.
 pub const FLOPS_PER_S: f64 = 10e12;
 
@@ -45,11 +47,12 @@ pub enum Model {
     BertLarge,
     Gpt2,
     Transformer,
+    Ugatit,
 }
 
 impl Model {
     /// All of them.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::AlexNet,
         Self::Vgg11,
         Self::Vgg16,
@@ -65,6 +68,7 @@ impl Model {
         Self::BertLarge,
         Self::Gpt2,
         Self::Transformer,
+        Self::Ugatit,
     ];
 
     /// Its name in scenarios and reports.
@@ -86,6 +90,7 @@ impl Model {
             Self::BertLarge => "bert-large",
             Self::Gpt2 => "gpt2",
             Self::Transformer => "transformer",
+            Self::Ugatit => "ugatit",
         }
     }
 
@@ -117,6 +122,7 @@ impl Model {
             Self::BertLarge => bert(24, 1024),
             Self::Gpt2 => gpt2(),
             Self::Transformer => transformer(),
+            Self::Ugatit => ugatit::ugatit(),
         }
     }
 }
@@ -601,6 +607,7 @@ mod tests {
             (Model::Gpt2, 124_439_808),
             // torch's nn.Transformer() has 44,140,544; "Attention is all you need" says 65 million with its vocabulary.
             (Model::Transformer, 44_140_544 + 37_000 * 512),
+            (Model::Ugatit, 670_761_088),
         ];
         assert_eq!(published.map(|(model, _)| model), Model::ALL);
         for (model, count) in published {

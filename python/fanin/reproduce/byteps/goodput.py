@@ -31,6 +31,8 @@ PAYLOAD = 1408 / 1482
 DIFFERENCE_MAX = 0.09
 """§7.1: "1-9% difference"."""
 WORST = "goodput below the optimum, for the worst k of {}"
+WITHOUT = "theorem acceleration communication machine spares scalability summation"
+"""The other experiments."""
 ALIKE, ALIKE_QUICK = 3, 2
 """Machines more with which small shares are the smallest beside the large ones."""
 
@@ -41,7 +43,7 @@ def run(lab: Lab) -> Outcome:
         require_root()
         require_tools("ip", "tc")
     except NetlabError as error:
-        text = f"{error}; without Figure 12: --only theorem acceleration machine"
+        text = f"{error}; without Figure 12: --only {WITHOUT}"
         raise ReproduceError(text) from None
     spares = SPARES_QUICK if lab.quick else SPARES
     split: dict[int, list[float]] = {k: [] for k in spares}

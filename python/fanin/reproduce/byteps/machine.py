@@ -5,55 +5,20 @@ The paper's own machines and rates. What GPUs compute meanwhile it does not give
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fanin._simulation import environment as fanin_environment
-from fanin.reproduce import ReproduceError
+from fanin.reproduce.byteps import inside
+from fanin.reproduce.byteps.inside import NIC_GBPS, Strategy, Told
 from fanin.reproduce.finding import MORE, Experiment, Finding, Outcome, Range, at_least, at_most
 from fanin.reproduce.lab import Lab, Spread
 from fanin.reproduce.plot import finish
-from fanin.sweep.scenario import toml
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MACHINES, GPUS = 8, 8
-"""§7.2: GPU machines, GPUs in each; none more that only sums (§7.3)."""
-PCIE_GBPS, PEER_GBPS = 105.0, 80.0
-"""Measured: GPU to GPU within a PCIe switch, and across (§4.2.1). What links have in the model."""
-NIC_GBPS = [100.0, 90.0]
-"""Of the NIC, and what RDMA reaches (§7.1)."""
-SOCKET_GBPS = 300.0
-"""§4.2.1: "more than"."""
-PRINTED_GBPS = 13.1 * 8
-"""The same 105 Gbit/s as it stands in the example of §4.2.1."""
-MEMORY_GBPS = 8000.0
-"""So much that it is never the limit, as the example has it."""
-NVLINK_GBPS = 200.0
-NVLINKS = {
-    (0, 1): 1,
-    (0, 2): 1,
-    (0, 3): 2,
-    (0, 4): 2,
-    (1, 2): 2,
-    (1, 3): 1,
-    (1, 5): 2,
-    (2, 3): 2,
-    (2, 6): 1,
-    (3, 7): 1,
-    (4, 5): 1,
-    (4, 6): 1,
-    (4, 7): 2,
-    (5, 6): 2,
-    (5, 7): 1,
-    (6, 7): 2,
-}
-"""Six for each GPU, 1.2 Tbit/s together (§4.2.2), between the pairs of NVIDIA's DGX-1."""
+MACHINES = 8
+"""§7.2: GPU machines; none more that only sums (§7.3)."""
 SIZE_GB, SIZE_QUICK_GB = 1.0, 0.2
 COMPUTES = [0.25, 0.5, 0.75, 1.0, 1.25, 1.5]
 """How long GPUs compute in an iteration, by the optimal strategy's communication."""
@@ -63,49 +28,28 @@ EXACT = 1e-6
 """What two ways to compute the same may differ by; rates are written with so many digits."""
 
 
-@dataclass(frozen=True)
-class Strategy:
-    """What `fanin topo` says of one."""
-
-    time_s: float
-    played_s: float
-    slowest: str
-    brute_force: float
-    bytes: Mapping[tuple[str, str], float]
-    """By direction of a link; of the gradients."""
-
-
-@dataclass(frozen=True)
-class Told:
-    """What it says of a machine."""
-
-    strategies: Mapping[str, Strategy]
-    """By kind, and roots by "root=", their numbers, or "all"."""
-    chosen: str
-
-
 def run(lab: Lab) -> Outcome:
     """Ask for both machines with each rate of the NIC, and for those of the example."""
+    size = SIZE_QUICK_GB if lab.quick else SIZE_GB
     machines = {
-        **{f"pcie-only-{nic:g}": (_pcie_only(2, 4, nic=nic), MACHINES) for nic in NIC_GBPS},
-        **{f"nvlink-{nic:g}": (_nvlink(nic), MACHINES) for nic in NIC_GBPS},
-        "example": (_pcie_only(2, 4, pcie=PRINTED_GBPS, memory=MEMORY_GBPS), 1),
+        **{f"pcie-only-{nic:g}": (inside.pcie_only(2, 4, nic=nic), MACHINES) for nic in NIC_GBPS},
+        **{f"nvlink-{nic:g}": (inside.nvlink(nic), MACHINES) for nic in NIC_GBPS},
+        "example": (inside.pcie_only(2, 4, pcie=inside.PRINTED_GBPS, memory=inside.MEMORY_GBPS), 1),
     }
     generic = {
-        (p, n): (_pcie_only(p, n, memory=MEMORY_GBPS), 1)
+        (p, n): (inside.pcie_only(p, n, memory=inside.MEMORY_GBPS), 1)
         for p, n in (GENERIC_QUICK if lab.quick else GENERIC)
     }
     every = {**machines, **{f"figure-7-{p}-{n}": it for (p, n), it in generic.items()}}
 
     def ask(name: str) -> Told:
         machine, count = every[name]
-        return _told(lab, name, machine, count)
+        return inside.told(lab, name, machine, count, play_gb=size)
 
     told = dict(zip(every, lab.each("fanin topo", ask, list(every)), strict=True))
     pcie = [told[f"pcie-only-{nic:g}"].strategies for nic in NIC_GBPS]
     nvlink = [told[f"nvlink-{nic:g}"].strategies for nic in NIC_GBPS]
     example = told["example"].strategies
-    size = SIZE_QUICK_GB if lab.quick else SIZE_GB
 
     def by(found: Sequence[Mapping[str, Strategy]], one: str, other: str) -> Spread:
         return _over([it[one].played_s / it[other].played_s for it in found])
@@ -306,103 +250,6 @@ def _off_equations(strategies: Mapping[str, Strategy], n: int) -> float:
         for ends, equation in ((("pcie0", "cpu0"), eq_8), (("gpu0", "pcie0"), eq_9)):
             off += [abs(found.bytes[way] - equation) for way in (ends, ends[::-1])]
     return max(off)
-
-
-def _rate(gbps: float) -> str:
-    return f"{gbps:g}Gbit"
-
-
-def _machine(
-    switches: int, gpus: int, pcie: float, memory: float | None
-) -> dict[str, list[dict[str, Any]]]:
-    of_memory = {} if memory is None else {"memory": _rate(memory)}
-    return {
-        "cpu": [{"name": f"cpu{cpu}", **of_memory} for cpu in range(2)],
-        "socket": [{"between": ["cpu0", "cpu1"], "rate": _rate(SOCKET_GBPS)}],
-        "switch": [
-            {"name": f"pcie{at}", "under": f"cpu{2 * at // switches}", "rate": _rate(pcie)}
-            for at in range(switches)
-        ],
-        "gpu": [
-            {"name": f"gpu{at}", "under": f"pcie{at // gpus}", "rate": _rate(pcie)}
-            for at in range(switches * gpus)
-        ],
-    }
-
-
-def _nic(under: str, pcie: float, nic: float) -> dict[str, Any]:
-    table = {"name": "nic", "under": under, "rate": _rate(pcie), "network": _rate(nic)}
-    return {"nic": [table]}
-
-
-def _pcie_only(
-    switches: int,
-    gpus: int,
-    *,
-    pcie: float = PCIE_GBPS,
-    nic: float = NIC_GBPS[0],
-    memory: float | None = None,
-) -> dict[str, Any]:
-    """Return Figures 6(a) and 7."""
-    machine = _machine(switches, gpus, pcie, memory)
-    return {"peer_rate": _rate(PEER_GBPS), **machine, **_nic("cpu0", pcie, nic)}
-
-
-def _nvlink(nic: float) -> dict[str, Any]:
-    """Return Figure 8(a)."""
-    machine = _machine(4, 2, PCIE_GBPS, None)
-    links = [
-        {"between": [f"gpu{a}", f"gpu{b}"], "rate": _rate(count * NVLINK_GBPS)}
-        for (a, b), count in NVLINKS.items()
-    ]
-    others = _nic("pcie0", PCIE_GBPS, nic)
-    return {"peer_rate": _rate(PEER_GBPS), **machine, **others, "nvlink": links}
-
-
-def _told(lab: Lab, name: str, machine: Mapping[str, Any], machines: int) -> Told:
-    folder = lab.out / "machines"
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{name}.toml"
-    path.write_text(toml(machine))
-    size = f"{SIZE_QUICK_GB if lab.quick else SIZE_GB}GB"
-    command = [sys.executable, "-m", "fanin", "topo", str(path), "--machines", str(machines)]
-    command += ["--size", size, "--play", "--json"]
-    ended = subprocess.run(command, capture_output=True, text=True, env=fanin_environment())
-    if ended.returncode:
-        raise ReproduceError(f"{name}: {ended.stderr.strip()}")
-    report = json.loads(ended.stdout)
-    (folder / f"{name}.json").write_text(ended.stdout)
-    named = [_named(strategy) for strategy in report["strategies"]]
-    strategies = {
-        its: Strategy(
-            strategy["time_s"],
-            strategy["played_s"],
-            strategy["slowest"],
-            strategy["brute_force"],
-            _bytes(report, strategy),
-        )
-        for its, strategy in zip(named, report["strategies"], strict=True)
-    }
-    return Told(strategies, named[report["chosen"]])
-
-
-def _named(strategy: Mapping[str, Any]) -> str:
-    if strategy["kind"] == "cpu-assisted":
-        return "best x" if strategy["brute_force"] else "assisted"
-    if strategy["kind"] != "roots":
-        return str(strategy["kind"])
-    if len(strategy["roots"]) == GPUS:
-        return "root=all"
-    return "root=" + ",".join(root.removeprefix("gpu") for root in strategy["roots"])
-
-
-def _bytes(report: Mapping[str, Any], strategy: Mapping[str, Any]) -> dict[tuple[str, str], float]:
-    found = {}
-    for link, load in zip(report["links"], strategy["loads"], strict=True):
-        (one, other), (forth, back) = link["ends"], load["bytes"]
-        found[one, other] = forth / report["size_bytes"]
-        found[other, one] = back / report["size_bytes"]
-    return found
 
 
 EXPERIMENT = Experiment("machine", "Inside a machine of eight GPUs (Figure 14, §4.2)", run)
