@@ -150,6 +150,42 @@ def test_an_interrupted_step_is_not_done_twice_and_training_does_not_go_on(launc
         assert "load a checkpoint" in error
 
 
+class Gone:
+    """Of a sum that another rank will not come to."""
+
+    def is_completed(self) -> bool:
+        return True
+
+    def wait(self) -> None:
+        raise KeyError("gone")
+
+
+def counted_out(me: Me) -> tuple[list[str], float]:
+    """Reads while nobody knows who has used the parameters, and once that is known."""
+    me.init()
+    net = layers(1)
+    optimizer = DistributedOptimizer(optim.SGD(net.parameters(), lr=1.0), net)
+    nn.init.zeros_(net[0].weight)
+    passed(net)
+    optimizer.step()
+    used = optimizer._sending._used
+    works, used.works = used.works, [Gone()]
+    errors = []
+    for _ in range(2):
+        try:
+            assert net[0].weight is None
+        except KeyError as error:
+            errors.append(str(error))
+    used.works = works
+    return errors, net[0].weight[0, 0].item()
+
+
+def test_a_step_that_was_not_begun_is_not_lost(launch: Launch) -> None:
+    for errors, value in launch(counted_out, 2).results():
+        assert errors == ["'gone'"] * 2
+        assert value == -1.0
+
+
 def scaled(me: Me) -> Any:
     """With a gradient scaler, whose second step overflows on one rank."""
     me.init("fanin", pg_options=Options(exact=True))

@@ -51,6 +51,7 @@ class Patience:
 
     def pause(self, seconds: float) -> None:
         """Sleep between two looks."""
+        # A store's own wait would look at nothing else meanwhile.
         time.sleep(seconds)
         if self.look is not None:
             self.look()

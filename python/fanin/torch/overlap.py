@@ -369,8 +369,9 @@ class OverlappedSteps(torch.optim.Optimizer):
                 if piece in self._pending and piece not in due:
                     piece.wait()
                     due.append(piece)
+            averages = self._averages_of(due)
             try:
-                self._step_of(due)
+                self._step_of(averages)
             except BaseException:
                 self._ended = "a step failed half-way, so that ranks differ: load a checkpoint"
                 raise
@@ -379,13 +380,16 @@ class OverlappedSteps(torch.optim.Optimizer):
                 if not self._pending:
                     self._wait.held = None
 
-    def _step_of(self, pieces: list[Piece]) -> None:
-        averages = {
+    def _averages_of(self, pieces: list[Piece]) -> dict[Tensor, Tensor]:
+        """Return the averages of those parameters that some rank has used."""
+        return {
             parameter: average
             for piece in pieces
             for parameter, average in zip(piece.parameters, piece.gradients, strict=True)
             if self._sending.is_used(parameter)
         }
+
+    def _step_of(self, averages: dict[Tensor, Tensor]) -> None:
         groups: dict[int, list[Tensor]] = {}
         for parameter in averages:
             groups.setdefault(self._groups[parameter], []).append(parameter)
