@@ -6,6 +6,7 @@
 use core::arch::x86_64::*;
 
 use crate::integer::ELEMENT_BYTES;
+use crate::native::{sum_blocks, to_odd};
 use crate::scalar;
 use crate::scale::Finite;
 
@@ -238,7 +239,26 @@ pub(crate) fn sum_f32(payloads: &[&[u8]], divisor: Option<f64>, sum: &mut [i32])
 
 #[target_feature(enable = "avx2,f16c")]
 pub(crate) fn sum_f16(payloads: &[&[u8]], divisor: Option<f64>, sum: &mut [i32]) {
-    scalar::sum_f16(payloads, divisor, sum);
+    // Whole steps: payloads are whole multiples of 64 elements.
+    let begin = |totals: &mut [f64], part: &[[u8; 2]]| {
+        for (total, x) in totals.as_chunks_mut::<STEP>().0.iter_mut().zip(part.as_chunks::<STEP>().0) {
+            *total = load_halves(x);
+        }
+    };
+    let add = |totals: &mut [f64], part: &[[u8; 2]]| {
+        for (total, x) in totals.as_chunks_mut::<STEP>().0.iter_mut().zip(part.as_chunks::<STEP>().0) {
+            let x = load_halves(x);
+            for (total, x) in total.iter_mut().zip(x) {
+                *total += x;
+            }
+        }
+    };
+    let finish = |totals: &[f64], out: &mut [[u8; 2]]| {
+        for (total, out) in totals.as_chunks::<STEP>().0.iter().zip(out.as_chunks_mut::<STEP>().0) {
+            store_halves(total.map(to_odd), out);
+        }
+    };
+    sum_blocks(payloads, divisor, sum, begin, add, finish);
 }
 
 #[target_feature(enable = "avx2,f16c")]
@@ -386,6 +406,25 @@ fn load_16(x: &[u16; STEP]) -> __m128i {
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
 fn store_16(y: __m128i, out: &mut [u16; STEP]) {
+    // SAFETY: `out` is the 8 bytes that are written; the store needs no alignment.
+    unsafe { _mm_storel_epi64(out.as_mut_ptr().cast(), y) }
+}
+
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+fn load_halves(x: &[[u8; 2]; STEP]) -> [f64; STEP] {
+    // SAFETY: `x` is the 8 bytes that are read; the load needs no alignment.
+    let x = unsafe { _mm_loadl_epi64(x.as_ptr().cast()) };
+    let mut wide = [0.0; STEP];
+    // SAFETY: `wide` is the 32 bytes that are written; the store needs no alignment.
+    unsafe { _mm256_storeu_pd(wide.as_mut_ptr(), _mm256_cvtps_pd(_mm_cvtph_ps(x))) }
+    wide
+}
+
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+fn store_halves(x: [f32; STEP], out: &mut [[u8; 2]; STEP]) {
+    let y = _mm_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(load_f32(&x));
     // SAFETY: `out` is the 8 bytes that are written; the store needs no alignment.
     unsafe { _mm_storel_epi64(out.as_mut_ptr().cast(), y) }
 }

@@ -2,7 +2,7 @@
 
 use core::arch::x86_64::*;
 
-use crate::avx2::prefetch_ahead;
+use crate::avx2::{self, prefetch_ahead};
 use crate::integer::ELEMENT_BYTES;
 use crate::scalar;
 use crate::scale::Finite;
@@ -222,7 +222,7 @@ pub(crate) fn sum_f32(payloads: &[&[u8]], divisor: Option<f64>, sum: &mut [i32])
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 pub(crate) fn sum_f16(payloads: &[&[u8]], divisor: Option<f64>, sum: &mut [i32]) {
-    scalar::sum_f16(payloads, divisor, sum);
+    avx2::sum_f16(payloads, divisor, sum);
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]

@@ -131,7 +131,10 @@ pub(crate) fn sum_f64(payloads: &[&[u8]], divisor: Option<f64>, sum: &mut [i32])
             // Without an error the sign of a zero stays; beside an infinity the error is none.
             *total = if *error == 0.0 || corrected.is_nan() { *total } else { corrected };
         }
-        finish(totals, divisor, out, f64::to_le_bytes);
+        divide(totals, divisor);
+        for (total, out) in totals.iter().zip(&mut *out) {
+            *out = total.to_le_bytes();
+        }
         store_le(sum, out.as_flattened());
     }
 }
@@ -144,6 +147,35 @@ fn sum_as_f64<const N: usize>(
     widen: impl Fn([u8; N]) -> f64,
     narrow: impl Fn(f64) -> [u8; N],
 ) {
+    let begin = |totals: &mut [f64], part: &[[u8; N]]| {
+        for (total, x) in totals.iter_mut().zip(part) {
+            *total = widen(*x);
+        }
+    };
+    let add = |totals: &mut [f64], part: &[[u8; N]]| {
+        for (total, x) in totals.iter_mut().zip(part) {
+            *total += widen(*x);
+        }
+    };
+    let finish = |totals: &[f64], out: &mut [[u8; N]]| {
+        for (total, out) in totals.iter().zip(out) {
+            *out = narrow(*total);
+        }
+    };
+    sum_blocks(payloads, divisor, sum, begin, add, finish);
+}
+
+/// Sums a block of elements after the other: `begin` makes totals of the first payload's, `add` adds another's, and `finish` rounds
+/// the totals, in which a NaN is [`CANONICAL_NAN`].
+#[inline(always)]
+pub(crate) fn sum_blocks<const N: usize>(
+    payloads: &[&[u8]],
+    divisor: Option<f64>,
+    sum: &mut [i32],
+    begin: impl Fn(&mut [f64], &[[u8; N]]),
+    add: impl Fn(&mut [f64], &[[u8; N]]),
+    finish: impl Fn(&[f64], &mut [[u8; N]]),
+) {
     let Some((first, others)) = payloads.split_first() else { return };
     let mut totals = [0.0; BLOCK];
     let mut out = [[0; N]; BLOCK];
@@ -151,15 +183,12 @@ fn sum_as_f64<const N: usize>(
         let count = 4 * sum.len() / N;
         let (totals, out) = (&mut totals[..count], &mut out[..count]);
         // From the first one on, not from zero: a sum of negative zeros is one.
-        for (total, x) in totals.iter_mut().zip(elements(first, block, count)) {
-            *total = widen(*x);
-        }
+        begin(totals, elements(first, block, count));
         for part in others {
-            for (total, x) in totals.iter_mut().zip(elements(part, block, count)) {
-                *total += widen(*x);
-            }
+            add(totals, elements(part, block, count));
         }
-        finish(totals, divisor, out, &narrow);
+        divide(totals, divisor);
+        finish(totals, out);
         store_le(sum, out.as_flattened());
     }
 }
@@ -170,21 +199,16 @@ fn elements<const N: usize>(payload: &[u8], block: usize, count: usize) -> &[[u8
     &payload.as_chunks().0[block * BLOCK..][..count]
 }
 
-/// What becomes of the sums of some elements.
+/// Divides the sums of some elements, and makes every NaN the same one.
 #[inline(always)]
-fn finish<const N: usize>(
-    totals: &mut [f64],
-    divisor: Option<f64>,
-    out: &mut [[u8; N]],
-    narrow: impl Fn(f64) -> [u8; N],
-) {
+fn divide(totals: &mut [f64], divisor: Option<f64>) {
     if let Some(n) = divisor {
         for total in &mut *totals {
             *total /= n;
         }
     }
-    for (total, out) in totals.iter().zip(out) {
-        *out = narrow(if total.is_nan() { CANONICAL_NAN } else { *total });
+    for total in totals {
+        *total = if total.is_nan() { CANONICAL_NAN } else { *total };
     }
 }
 
@@ -206,7 +230,7 @@ pub(crate) fn assert_payloads(payloads: &[&[u8]], divisor: u32, words: usize) ->
 /// Rounds to `f32` so that a further rounding, to a type of at least two digits less, ends where one alone would have: what
 /// cannot be represented becomes the neighbour whose last bit is set ("round to odd").
 #[inline(always)]
-fn to_odd(x: f64) -> f32 {
+pub(crate) fn to_odd(x: f64) -> f32 {
     let nearest = x as f32;
     let back = f64::from(nearest);
     // A step toward zero where rounding went away from it; and the last bit, where anything was rounded.
