@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import gc
+from datetime import timedelta
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from conftest import Launch
 from fanin.torch import DistributedOptimizer, Options
+from fanin.torch.backend import backend_of
 from ranks import Me, wait_until
 from torch import nn, optim
 from torch.nn.parallel import DistributedDataParallel
@@ -238,3 +241,25 @@ def closed(me: Me) -> int:
 
 def test_a_closed_optimizer_leaves_no_job(launch: Launch) -> None:
     assert launch(closed, 2).results() == [0, 0]
+
+
+def of_its_own(me: Me, settings: dict[str, Any]) -> Any:
+    me.init(pg_options=Options(**settings), timeout=timedelta(seconds=77))
+    net = layers()
+    optimizer = DistributedOptimizer(optim.SGD(net.parameters(), lr=1.0), net)
+    sums = backend_of(optimizer.process_group)
+    optimizer.close()
+    return sums.options._timeout.total_seconds(), sums.settings.exact, sums.settings.wire_dtype
+
+
+@pytest.mark.parametrize(
+    ("settings", "as_they_are"),
+    [({}, True), ({"wire_dtype": "bfloat16"}, False), ({"loss_bound": 0.1}, False)],
+)
+def test_its_sums_are_a_job_that_agrees_on_no_exponents(
+    launch: Launch, settings: dict[str, Any], as_they_are: bool
+) -> None:
+    wire_dtype = settings.get("wire_dtype", "int32")
+    # With the timeout of the program's group: torch's default is half an hour.
+    said = (77.0, as_they_are, wire_dtype)
+    assert launch(of_its_own, 2, settings).results() == [said] * 2

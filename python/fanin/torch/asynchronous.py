@@ -117,8 +117,10 @@ class AsynchronousOptimizer:
             p for each in optimizer.param_groups for p in each["params"] if p.requires_grad
         ]
         # Of its own: the program's collectives go on beside it, in their own order.
+        timeout = group._get_backend(self._parameters[0].device).options._timeout
+        ranks = list(range(size))
         self._sums = cast(
-            distributed.ProcessGroup, distributed.split_group(group, [list(range(size))])
+            distributed.ProcessGroup, distributed.split_group(group, [ranks], timeout=timeout)
         )
         agree_on_parameters(self._parameters, self._sums)
         self._flats = [_Flat(of) for of in alike(self._parameters)]

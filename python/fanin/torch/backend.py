@@ -27,7 +27,7 @@ from fanin.torch.channel import Channel
 from fanin.torch.delegating import DelegatingBackend, TensorLists
 from fanin.torch.interface import gloo_address
 from fanin.torch.membership import Patience, agree, hear, naming_absent, told
-from fanin.torch.options import Options, settings_of
+from fanin.torch.options import Options, options_of, settings_of
 from fanin.torch.work import Part, seconds
 
 # How Gloo says that another rank's end of a connection is gone.
@@ -128,6 +128,19 @@ def backend_of(group: ProcessGroup | None) -> FaninBackend:
     if not isinstance(backend, FaninBackend):
         raise ValueError(f"the group's backend is {chosen.name()}, and not fanin")
     return backend
+
+
+def same_ranks(group: ProcessGroup, settings: Settings) -> ProcessGroup:
+    """Return another group of the same ranks and timeout, a job of its own with these settings.
+
+    The program's collectives go on beside it, in their own order. All ranks call it.
+    """
+    ranks = list(range(group.size()))
+    # Torch would take its default timeout.
+    timeout = backend_of(group).options._timeout
+    options = options_of(settings)
+    split = distributed.split_group(group, [ranks], timeout=timeout, pg_options=options)
+    return cast(ProcessGroup, split)
 
 
 _Method = TypeVar("_Method", bound=Callable[..., Work])

@@ -29,8 +29,12 @@ class Options(c10d.Backend.Options):
 
     def __init__(self, *, switch: str | None = None, **settings: Unpack[Said]) -> None:
         self.settings = Settings.of(switch, **settings)
-        # `split_group` hands on a C++ copy, which has of a Python object's own fields this one.
-        super().__init__(_PREFIX + self.settings.encode())
+        super().__init__(_name_of(self.settings))
+
+
+def options_of(settings: Settings) -> c10d.Backend.Options:
+    """Return options that say these settings, for a split of a group that has others."""
+    return c10d.Backend.Options(_name_of(settings))
 
 
 def settings_of(options: c10d.Backend.Options) -> Settings | None:
@@ -38,3 +42,8 @@ def settings_of(options: c10d.Backend.Options) -> Settings | None:
     if not options.backend.startswith(_PREFIX):
         return None
     return Settings.decode(options.backend.removeprefix(_PREFIX))
+
+
+def _name_of(settings: Settings) -> str:
+    # `split_group` hands on a C++ copy, which has of a Python object's own fields the name alone.
+    return _PREFIX + settings.encode()

@@ -17,6 +17,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -24,7 +25,7 @@ from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from fanin.torch.asynchronous import agree_on_parameters
-from fanin.torch.backend import backend_of
+from fanin.torch.backend import backend_of, same_ranks
 from fanin.torch.pieces import Piece
 from fanin.torch.reading import unwatch, watch
 from fanin.torch.sending import Sending
@@ -106,9 +107,7 @@ class OverlappedSteps(torch.optim.Optimizer):
         """Send each gradient when it is there, from now on."""
         self._few = few
         self._model = model
-        # Of its own: the program's collectives go on beside it, in their own order.
-        ranks = list(range(group.size()))
-        self._sums = cast(distributed.ProcessGroup, distributed.split_group(group, [ranks]))
+        self._sums = _group_of_sums(group)
         self._sending = Sending(self._sums)
         self._wait = Wait(self)
         self._hooks: list[Any] = []
@@ -429,6 +428,19 @@ class Wait:
         optimizer = self._reference()
         if optimizer is not None:
             optimizer.read(parameters)
+
+
+def _group_of_sums(group: distributed.ProcessGroup) -> distributed.ProcessGroup:
+    """Return a group of the same ranks in which floats travel as they are.
+
+    In blocks of int32 the ranks agree on an exponent before each
+    partition, unless the one after is submitted while it is sent, and here they come one by one.
+    """
+    settings = backend_of(group).settings
+    in_blocks = settings.protocol == "switchml" and settings.wire_dtype == "int32"
+    if in_blocks and not settings.loss_bound:
+        settings = replace(settings, exact=True)
+    return same_ranks(group, settings)
 
 
 def _weakly(self: OverlappedSteps, method: Callable[..., None]) -> Any:
