@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from datetime import timedelta
 from typing import Any
@@ -332,3 +333,33 @@ def test_a_killed_rank_fails_the_others_and_leaves_no_thread(launch: Launch) -> 
     for rank in (0, 1):
         ranks.tell(rank, "go")
     assert [ranks.result(rank) for rank in (0, 1)] == [[], []]
+
+
+def in_the_machine(me: Me, machines: str, holders: list[int] | None) -> Any:
+    device = device_of(me)
+    os.environ["FANIN_MACHINE"] = machines[me.rank]
+    me.init("nccl")
+    state = fanin.torch.MachineState(holders=holders, switch=me.switch)
+    kept = [torch.empty(length, device=device) for length in (64, 65, LENGTH)]
+    found = []
+    for step in range(2):
+        for flat in kept:
+            flat.fill_(me.rank + step)
+        for future in [state.average(flat) for flat in kept]:
+            future.wait()
+        found += [torch.unique(flat).tolist() for flat in kept]
+    dist.barrier()
+    return found
+
+
+@pytest.mark.parametrize("holders", [None, [1]], ids=["all hold", "one holds"])
+@pytest.mark.parametrize("machines", ["aa", "aabb"])
+def test_sums_in_the_machine_go_by_nccl(
+    launch: Launch, machines: str, holders: list[int] | None
+) -> None:
+    size = len(machines)
+    if torch.cuda.device_count() < size:
+        pytest.skip(f"NCCL wants a GPU for each rank, and here are {torch.cuda.device_count()}")
+    mean = (size - 1) / 2
+    for found in launch(in_the_machine, size, machines, holders).results():
+        assert found == [[mean]] * 3 + [[mean + 1]] * 3

@@ -63,6 +63,8 @@ if TYPE_CHECKING:
     from fanin.torch.delta import DeltaOptimizer as DeltaOptimizer
     from fanin.torch.hook import HookState as HookState
     from fanin.torch.hook import allreduce_hook as allreduce_hook
+    from fanin.torch.machine import MachineState as MachineState
+    from fanin.torch.machine import machine_hook as machine_hook
     from fanin.torch.options import Options as Options
     from fanin.torch.overlap import DistributedOptimizer as DistributedOptimizer
     from fanin.torch.partition import sub_models as sub_models
@@ -73,10 +75,12 @@ __all__ = [
     "DeltaOptimizer",
     "DistributedOptimizer",
     "HookState",
+    "MachineState",
     "Options",
     "allreduce_hook",
     "compression_hook",
     "lost",
+    "machine_hook",
     "plan",
     "replan",
     "sub_models",
@@ -88,10 +92,12 @@ _MODULES = {
     "DeltaOptimizer": "delta",
     "DistributedOptimizer": "overlap",
     "HookState": "hook",
+    "MachineState": "machine",
     "Options": "options",
     "allreduce_hook": "hook",
     "compression_hook": "compression",
     "lost": "backend",
+    "machine_hook": "machine",
     "plan": "backend",
     "replan": "backend",
     "sub_models": "partition",
